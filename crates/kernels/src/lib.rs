@@ -1,1 +1,48 @@
-//! placeholder
+//! Arithmetic on a device: today the CPU.
+//!
+//! Every operator of a model is a few functions here: its forward pass, the gradient of its input
+//! and the gradient of its weight, kept apart so that a schedule may run them at different times.
+//! The functions take slices and a small shape, allocate nothing themselves, start no thread and
+//! know nothing of ranks, plans or microbatches.
+//!
+//! # Conventions
+//!
+//! * Activations are row-major `[rows, width]` slices of `f32`; a row is a token.
+//! * Linear weights are `[outputs, inputs]`, as `torch.nn.Linear` stores them, so that a tied
+//!   embedding table `[vocabulary, width]` is the head's weight without a transpose.
+//! * Arguments stand in this order: shape and constants, inputs, outputs, and for weight
+//!   gradients the [`Write`] mode.
+//! * Sizes come from a validated plan, so a slice of the wrong length is an error in the caller:
+//!   it panics, naming the slice and the length its shape needs.
+//!
+//! # Determinism
+//!
+//! Equal inputs give equal bits. Sums run in an order fixed by the shape alone (the private
+//! modules `lanes` and `matmul` state it), never by the address or the alignment of a slice, the
+//! thread, or the size of a cache. Outside matrix products no operation is fused or reassociated
+//! and the elementary functions are our own, so the bits are the same on every instruction set; a
+//! matrix product fuses its multiply-adds where the processor can, so its bits may differ between
+//! processors with and without that instruction.
+
+pub mod activation;
+pub mod arena;
+pub mod attention;
+pub mod counter;
+pub mod embedding;
+pub mod linear;
+pub mod loss;
+pub mod norm;
+pub mod optimizer;
+pub mod reduce;
+pub mod rope;
+
+mod instruction_set;
+mod lanes;
+mod math;
+mod matmul;
+mod shape;
+
+#[cfg(test)]
+mod reference;
+
+pub use shape::{Rows, Write};

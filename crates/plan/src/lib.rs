@@ -4,8 +4,19 @@
 //! everywhere. `paceline-sim` times plans, `paceline-exec` runs them; neither decides anything that
 //! the plan has decided.
 
+pub mod collective;
 pub mod dtype;
+pub mod graph;
 pub mod ids;
+pub mod lower;
+pub mod mesh;
+pub mod model;
+pub mod program;
+pub mod schedule;
+pub mod spec;
+pub mod strategy;
+pub mod trace;
 pub mod units;
+pub mod validate;
 
 pub use dtype::DType;

@@ -1,0 +1,262 @@
+//! Ranks that are threads of one process.
+
+use crate::error::CommError;
+use crate::transport::{Payload, Tag, Transport};
+use paceline_plan::ids::Rank;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// A world of so many ranks: one transport for each, in order, to be moved into its thread.
+pub fn world(ranks: u32) -> Vec<ThreadTransport> {
+    let shared = Arc::new(World {
+        ranks: (0..ranks).map(|_| RankState::default()).collect(),
+        failure: OnceLock::new(),
+        spare: Mutex::new(Vec::new()),
+    });
+    (0..ranks)
+        .map(|rank| ThreadTransport { world: Arc::clone(&shared), rank: Rank(rank), seen: 0 })
+        .collect()
+}
+
+/// The end of one rank.
+///
+/// Dropping it tells the others that this rank has left; dropping it while its thread panics tells
+/// them that it has failed.
+#[derive(Debug)]
+pub struct ThreadTransport {
+    world: Arc<World>,
+    rank: Rank,
+    /// How many events of the own mailbox the last wait has seen.
+    seen: u64,
+}
+
+#[derive(Debug)]
+struct World {
+    ranks: Vec<RankState>,
+    failure: OnceLock<CommError>,
+    /// Buffers of used payloads: what one rank receives another will want to send.
+    spare: Mutex<Vec<Vec<f32>>>,
+}
+
+#[derive(Debug, Default)]
+struct RankState {
+    mail: Mutex<Mail>,
+    arrived: Condvar,
+    departed: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Mail {
+    /// By sender and channel, oldest first.
+    queues: HashMap<(Rank, u32), VecDeque<Payload>>,
+    /// Counts everything that is worth waking up for.
+    events: u64,
+}
+
+impl World {
+    fn check(&self) -> Result<(), CommError> {
+        self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
+    }
+
+    fn state(&self, rank: Rank) -> Result<&RankState, CommError> {
+        let world = self.ranks.len() as u32;
+        self.ranks.get(rank.index()).ok_or(CommError::NoSuchRank { rank, world })
+    }
+
+    fn fail(&self, rank: Rank, reason: &str) {
+        let failure = CommError::Failed { rank, reason: reason.to_owned() };
+        if self.failure.set(failure).is_ok() {
+            self.wake_all();
+        }
+    }
+
+    fn wake_all(&self) {
+        for state in &self.ranks {
+            lock(&state.mail).events += 1;
+            state.arrived.notify_all();
+        }
+    }
+
+    /// How many spare buffers are worth keeping: a few for every rank.
+    fn spare_limit(&self) -> usize {
+        4 * self.ranks.len()
+    }
+}
+
+impl Transport for ThreadTransport {
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn world(&self) -> u32 {
+        self.world.ranks.len() as u32
+    }
+
+    fn send(&mut self, to: Rank, tag: Tag, payload: Payload) -> Result<(), CommError> {
+        self.world.check()?;
+        let receiver = self.world.state(to)?;
+        if receiver.departed.load(Ordering::Acquire) {
+            return Err(CommError::Departed { rank: self.rank, peer: to });
+        }
+        let mut mail = lock(&receiver.mail);
+        mail.queues.entry((self.rank, tag.channel())).or_default().push_back(payload);
+        mail.events += 1;
+        drop(mail);
+        receiver.arrived.notify_one();
+        Ok(())
+    }
+
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<Payload>, CommError> {
+        self.world.check()?;
+        // Read before the queue: whatever the sender sent before it left is in the queue by then.
+        let departed = self.world.state(from)?.departed.load(Ordering::Acquire);
+        let mut mail = lock(&self.world.state(self.rank)?.mail);
+        match mail.queues.get_mut(&(from, tag.channel())).and_then(VecDeque::pop_front) {
+            None if departed => Err(CommError::Departed { rank: self.rank, peer: from }),
+            payload => Ok(payload),
+        }
+    }
+
+    fn wait(&mut self, at_most: Duration) -> Result<(), CommError> {
+        self.world.check()?;
+        let state = self.world.state(self.rank)?;
+        let seen = self.seen;
+        let (mail, _) = state
+            .arrived
+            .wait_timeout_while(lock(&state.mail), at_most, |mail| mail.events == seen)
+            .unwrap_or_else(PoisonError::into_inner);
+        self.seen = mail.events;
+        drop(mail);
+        self.world.check()
+    }
+
+    fn abort(&mut self, reason: &str) {
+        self.world.fail(self.rank, reason);
+    }
+
+    fn take_buffer(&mut self, elements: usize) -> Vec<f32> {
+        let mut spare = lock(&self.world.spare);
+        // The smallest that suffices, or else the largest, which then needs the least to grow.
+        let fitting = |(_, buffer): &(usize, &Vec<f32>)| {
+            let capacity = buffer.capacity();
+            if capacity >= elements { (0, capacity) } else { (1, usize::MAX - capacity) }
+        };
+        let index = spare.iter().enumerate().min_by_key(fitting).map(|(index, _)| index);
+        let mut buffer = index.map(|index| spare.swap_remove(index)).unwrap_or_default();
+        drop(spare);
+        buffer.clear();
+        buffer.reserve_exact(elements);
+        buffer
+    }
+
+    fn recycle(&mut self, buffer: Vec<f32>) {
+        let mut spare = lock(&self.world.spare);
+        if buffer.capacity() > 0 && spare.len() < self.world.spare_limit() {
+            spare.push(buffer);
+        }
+    }
+}
+
+impl Drop for ThreadTransport {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.world.fail(self.rank, "its thread panicked");
+        }
+        if let Ok(state) = self.world.state(self.rank) {
+            state.departed.store(true, Ordering::Release);
+        }
+        self.world.wake_all();
+    }
+}
+
+/// A lock whose holder panicked still guards consistent data: no panic can happen in the middle of
+/// an update here.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::{Header, Purpose};
+
+    fn message(tag: Tag, value: f32) -> Payload {
+        let header = Header { tag, purpose: Purpose::PointToPoint { elements: 1 }, round: 0 };
+        Payload { header, data: vec![value] }
+    }
+
+    fn pair() -> (ThreadTransport, ThreadTransport) {
+        let mut world = world(2).into_iter();
+        (world.next().unwrap(), world.next().unwrap())
+    }
+
+    #[test]
+    fn channels_do_not_mix_and_keep_their_order() {
+        let (mut a, mut b) = pair();
+        let (x, y) = (Tag::new(1, 0), Tag::new(2, 0));
+        a.send(Rank(1), x, message(x, 1.0)).unwrap();
+        a.send(Rank(1), y, message(y, 2.0)).unwrap();
+        a.send(Rank(1), x.next(), message(x.next(), 3.0)).unwrap();
+        let mut take = |tag| b.try_recv(Rank(0), tag).unwrap().map(|p| (p.header.tag, p.data[0]));
+        assert_eq!(take(y), Some((y, 2.0)));
+        assert_eq!(take(y), None);
+        assert_eq!(take(x), Some((x, 1.0)));
+        assert_eq!(take(x.next()), Some((x.next(), 3.0)));
+    }
+
+    #[test]
+    fn abort_reaches_every_call_of_every_rank() {
+        let (mut a, mut b) = pair();
+        a.abort("out of memory");
+        a.abort("a later excuse");
+        let failed = CommError::Failed { rank: Rank(0), reason: "out of memory".into() };
+        let tag = Tag::new(0, 0);
+        assert_eq!(b.wait(Duration::from_secs(60)), Err(failed.clone()));
+        assert_eq!(b.try_recv(Rank(0), tag), Err(failed.clone()));
+        assert_eq!(b.send(Rank(0), tag, message(tag, 0.0)), Err(failed));
+    }
+
+    #[test]
+    fn messages_outlive_their_sender_but_waiting_for_it_does_not() {
+        let (mut a, mut b) = pair();
+        let tag = Tag::new(0, 0);
+        a.send(Rank(1), tag, message(tag, 1.0)).unwrap();
+        drop(a);
+        assert!(b.try_recv(Rank(0), tag).unwrap().is_some());
+        let departed = CommError::Departed { rank: Rank(1), peer: Rank(0) };
+        assert_eq!(b.try_recv(Rank(0), tag), Err(departed.clone()));
+        assert_eq!(b.send(Rank(0), tag, message(tag, 0.0)), Err(departed));
+    }
+
+    #[test]
+    fn a_wait_ends_by_itself_and_misses_nothing() {
+        let (mut a, mut b) = pair();
+        b.wait(Duration::from_millis(1)).unwrap();
+        let tag = Tag::new(0, 0);
+        a.send(Rank(1), tag, message(tag, 1.0)).unwrap();
+        // The message came before the wait: an hour would show if it were missed.
+        b.wait(Duration::from_secs(3600)).unwrap();
+        assert!(b.try_recv(Rank(0), tag).unwrap().is_some());
+    }
+
+    #[test]
+    fn ranks_outside_the_world_are_refused() {
+        let (mut a, _b) = pair();
+        let tag = Tag::new(0, 0);
+        let refused = CommError::NoSuchRank { rank: Rank(2), world: 2 };
+        assert_eq!(a.send(Rank(2), tag, message(tag, 0.0)), Err(refused.clone()));
+        assert_eq!(a.try_recv(Rank(2), tag), Err(refused));
+    }
+
+    #[test]
+    fn buffers_are_reused_by_size() {
+        let (mut a, mut b) = pair();
+        a.recycle(Vec::with_capacity(100));
+        a.recycle(Vec::with_capacity(10));
+        assert_eq!(b.take_buffer(5).capacity(), 10);
+        assert_eq!(b.take_buffer(5).capacity(), 100);
+        assert_eq!(b.take_buffer(5).capacity(), 5);
+    }
+}

@@ -1,0 +1,213 @@
+//! The seam between collectives and wires.
+
+use crate::collective::CollectiveSpec;
+use crate::error::CommError;
+use paceline_plan::ids::Rank;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// One rank's end of all its wires.
+///
+/// Messages from one rank on one channel arrive in the order in which they were sent. Once any rank
+/// has failed, every call of every rank returns [`CommError::Failed`] with that rank's name.
+pub trait Transport: Send {
+    /// Who this is.
+    fn rank(&self) -> Rank;
+
+    /// How many ranks there are.
+    fn world(&self) -> u32;
+
+    /// Hands a message over. Never blocks: the transport keeps what the receiver does not want yet.
+    fn send(&mut self, to: Rank, tag: Tag, payload: Payload) -> Result<(), CommError>;
+
+    /// The next message from a rank on the tag's channel, if it is there. Its sequence number may
+    /// be another than the tag's; then the two ranks disagree, and [`Header::check`] says how.
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<Payload>, CommError>;
+
+    /// Parks the thread until something may have arrived since the last call, or for that long.
+    /// Returning is no promise that anything did.
+    fn wait(&mut self, at_most: Duration) -> Result<(), CommError>;
+
+    /// Tells every rank that this one cannot go on. The first failure is the one that counts.
+    fn abort(&mut self, reason: &str);
+
+    /// An empty buffer for a payload, with room for so many elements if one can be reused.
+    fn take_buffer(&mut self, elements: usize) -> Vec<f32> {
+        Vec::with_capacity(elements)
+    }
+
+    /// Takes the buffer of a used payload back.
+    fn recycle(&mut self, buffer: Vec<f32>) {
+        drop(buffer);
+    }
+}
+
+/// Which conversation a message belongs to, and how far that has got.
+///
+/// Channels never mix: whoever runs several things at once (the lanes of a program, the groups of a
+/// lane) gives each a channel of its own. Within a channel the sequence number counts operations,
+/// so that ranks which have lost step notice at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tag(u64);
+
+impl Tag {
+    /// An operation of a channel.
+    pub const fn new(channel: u32, sequence: u32) -> Self {
+        Self((channel as u64) << 32 | sequence as u64)
+    }
+
+    /// The channel.
+    pub const fn channel(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// The operation's number within the channel.
+    pub const fn sequence(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// The next operation of the same channel.
+    pub const fn next(self) -> Self {
+        Self::new(self.channel(), self.sequence().wrapping_add(1))
+    }
+}
+
+impl fmt::Display for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "channel {}, operation {}", self.channel(), self.sequence())
+    }
+}
+
+/// A message: what it is for, and its elements.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Payload {
+    /// What the sender is doing.
+    pub header: Header,
+    /// The elements.
+    pub data: Vec<f32>,
+}
+
+/// What a sender is doing, so that a receiver can tell whether it is doing the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Where in its channel the sender is.
+    pub tag: Tag,
+    /// What it does there.
+    pub purpose: Purpose,
+    /// The round of the collective.
+    pub round: u32,
+}
+
+impl Header {
+    /// Compares what a peer does with what `rank` does.
+    pub fn check(&self, rank: Rank, peer: Rank, found: &Self) -> Result<(), CommError> {
+        if self == found {
+            return Ok(());
+        }
+        Err(CommError::Mismatch { rank, peer, expected: Box::new(*self), found: Box::new(*found) })
+    }
+}
+
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}, round {})", self.purpose, self.tag, self.round)
+    }
+}
+
+/// An operation as both ends of a message must see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Part of a collective.
+    Collective {
+        /// What all members agree on.
+        spec: CollectiveSpec,
+        /// How many members there are.
+        ranks: u32,
+        /// Elements of the whole vector.
+        elements: u64,
+    },
+    /// A message by itself.
+    PointToPoint {
+        /// Its elements.
+        elements: u64,
+    },
+    /// Nothing but a sign of having got there.
+    Barrier {
+        /// How many ranks meet.
+        ranks: u32,
+    },
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Collective { spec, ranks, elements } => {
+                write!(
+                    f,
+                    "{} of {elements} elements by {} among {ranks} ranks",
+                    spec.kind, spec.algorithm
+                )?;
+                if spec.kind.reduces() {
+                    write!(f, ", {} in {} order", spec.reduction, spec.order)?;
+                }
+                if spec.kind.has_root() {
+                    write!(f, ", root {}", spec.root)?;
+                }
+                match spec.block {
+                    0 | 1 => Ok(()),
+                    block => write!(f, ", blocks of {block}"),
+                }
+            }
+            Self::PointToPoint { elements } => write!(f, "a message of {elements} elements"),
+            Self::Barrier { ranks } => write!(f, "a barrier of {ranks} ranks"),
+        }
+    }
+}
+
+/// How far an operation has got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Nothing is left to do.
+    Done,
+    /// A message is not there yet. The same value twice means that nothing has moved in between.
+    Pending {
+        /// Whose message it is.
+        on: Rank,
+        /// Which of the operation's steps waits for it.
+        step: usize,
+    },
+}
+
+/// Drives one operation to its end, and gives up when nothing has moved for as long as `patience`.
+pub fn finish(
+    transport: &mut dyn Transport,
+    patience: Duration,
+    mut progress: impl FnMut(&mut dyn Transport) -> Result<Progress, CommError>,
+) -> Result<(), CommError> {
+    let mut last = Progress::Done;
+    let mut since = Instant::now();
+    loop {
+        let now = progress(transport)?;
+        let Progress::Pending { on, .. } = now else { return Ok(()) };
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+        let waited = since.elapsed();
+        if waited >= patience {
+            return Err(CommError::Silent { rank: on, after: waited });
+        }
+        transport.wait(patience - waited)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_keep_channel_and_sequence_apart() {
+        let tag = Tag::new(7, u32::MAX);
+        assert_eq!((tag.channel(), tag.sequence()), (7, u32::MAX));
+        assert_eq!(tag.next(), Tag::new(7, 0));
+    }
+}

@@ -1,0 +1,347 @@
+//! Every collective by every algorithm equals the same thing done naively in one place.
+
+use paceline_comm::collective::{CollectiveSpec, Running, run};
+use paceline_comm::thread::{ThreadTransport, world};
+use paceline_comm::{Progress, Tag, Transport, barrier, point};
+use paceline_plan::collective::{
+    Algorithm, CollectiveKind, Order, Reduction, canonical_fold, chunk_range, resolve,
+};
+use paceline_plan::ids::Rank;
+use proptest::prelude::*;
+use std::ops::Range;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const ORDERS: [Order; 2] = [Order::Canonical, Order::Free];
+
+/// Runs the same function on every rank of a world, each on a thread of its own.
+fn on_all<R: Send>(ranks: u32, body: impl Fn(&mut ThreadTransport) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let body = &body;
+        let threads: Vec<_> = world(ranks)
+            .into_iter()
+            .map(|mut transport| scope.spawn(move || body(&mut transport)))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn everyone(ranks: u32) -> Vec<Rank> {
+    (0..ranks).map(Rank).collect()
+}
+
+fn algorithms(ranks: u32) -> Vec<Algorithm> {
+    let mut all =
+        vec![Algorithm::Auto, Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::Direct];
+    for servers in [1, 2, ranks] {
+        all.push(Algorithm::ParameterServer { servers });
+    }
+    all
+}
+
+/// Every legal collective of so many ranks.
+fn specs(ranks: u32, block: u64) -> Vec<CollectiveSpec> {
+    let mut specs = Vec::new();
+    for kind in CollectiveKind::ALL {
+        for algorithm in algorithms(ranks) {
+            for order in ORDERS {
+                for reduction in [Reduction::Sum, Reduction::Max] {
+                    let root = (ranks - 1).min(2);
+                    if resolve(kind, algorithm, ranks, order).is_ok()
+                        && (kind.reduces() || reduction == Reduction::Sum)
+                    {
+                        specs.push(CollectiveSpec {
+                            kind,
+                            algorithm,
+                            order,
+                            reduction,
+                            root,
+                            block,
+                        });
+                    }
+                }
+            }
+        }
+    }
+    specs
+}
+
+/// A small integer, so that sums are exact in any order.
+fn value(rank: u32, i: usize) -> f32 {
+    ((rank as usize * 31 + i * 17) % 61) as f32 - 30.0
+}
+
+fn part(elements: usize, ranks: u32, index: u32, block: u64) -> Range<usize> {
+    let range = chunk_range(elements as u64, ranks, index, block);
+    range.start as usize..range.end as usize
+}
+
+fn reduce(reduction: Reduction, a: f32, b: f32) -> f32 {
+    match reduction {
+        Reduction::Sum => a + b,
+        Reduction::Max => a.max(b),
+    }
+}
+
+/// What rank `me` must have in the end, and where.
+fn reference(spec: &CollectiveSpec, ranks: u32, me: u32, n: usize) -> (Range<usize>, Vec<f32>) {
+    let CollectiveSpec { kind, reduction, root, block, .. } = *spec;
+    let reduced =
+        |i| (0..ranks).map(|rank| value(rank, i)).reduce(|a, b| reduce(reduction, a, b)).unwrap();
+    let owner = |i: usize| (0..ranks).find(|&r| part(n, ranks, r, block).contains(&i)).unwrap();
+    let nothing = 0..0;
+    let range = match kind {
+        CollectiveKind::AllReduce
+        | CollectiveKind::AllGather
+        | CollectiveKind::Broadcast
+        | CollectiveKind::AllToAll => 0..n,
+        CollectiveKind::ReduceScatter => part(n, ranks, me, block),
+        CollectiveKind::Reduce | CollectiveKind::Gather if me == root => 0..n,
+        CollectiveKind::Reduce | CollectiveKind::Gather => nothing,
+    };
+    let values = range.clone().map(|i| match kind {
+        CollectiveKind::AllReduce | CollectiveKind::ReduceScatter | CollectiveKind::Reduce => {
+            reduced(i)
+        }
+        CollectiveKind::AllGather | CollectiveKind::Gather => value(owner(i), i),
+        CollectiveKind::Broadcast => value(root, i),
+        CollectiveKind::AllToAll => {
+            let size = n / ranks as usize;
+            value((i / size) as u32, me as usize * size + i % size)
+        }
+    });
+    let values = values.collect();
+    (range, values)
+}
+
+/// What rank `me` has in the beginning; NaN where nothing is promised to be.
+fn input(spec: &CollectiveSpec, ranks: u32, me: u32, n: usize) -> Vec<f32> {
+    let own = part(n, ranks, me, spec.block);
+    let valid = |i: usize| match spec.kind {
+        CollectiveKind::AllGather | CollectiveKind::Gather => own.contains(&i),
+        CollectiveKind::Broadcast => me == spec.root,
+        _ => true,
+    };
+    (0..n).map(|i| if valid(i) { value(me, i) } else { f32::NAN }).collect()
+}
+
+#[test]
+fn every_algorithm_equals_the_naive_result() {
+    for ranks in 1..=9 {
+        on_all(ranks, |transport| {
+            let me = transport.rank();
+            let mut tag = Tag::new(3, 0);
+            for size in [0, 1, 7, 1000, 4099] {
+                for spec in specs(ranks, if size == 1000 { 16 } else { 1 }) {
+                    let all_to_all = spec.kind == CollectiveKind::AllToAll;
+                    let n = if all_to_all { size * ranks as usize } else { size };
+                    let spec =
+                        CollectiveSpec { block: if all_to_all { 1 } else { spec.block }, ..spec };
+                    let mut data = input(&spec, ranks, me.0, n);
+                    let mut output = all_to_all.then(|| vec![f32::NAN; n]);
+                    let members = everyone(ranks);
+                    let out = output.as_deref_mut();
+                    run(transport, &spec, &members, tag, &mut data, out, PATIENCE).unwrap();
+                    let (range, wanted) = reference(&spec, ranks, me.0, n);
+                    let found = &output.unwrap_or(data)[range];
+                    assert_eq!(found, wanted, "{spec:?}, {ranks} ranks, {n} elements, at {me}");
+                    tag = tag.next();
+                }
+            }
+        });
+    }
+}
+
+/// Numbers of very different sizes, whose sum shows the order in which it was taken.
+fn rough(rank: u32, i: usize) -> f32 {
+    let mut x = (u64::from(rank) << 32 | i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let exponent = ((x >> 60) as i32 - 8) * 2;
+    ((x >> 20) as u32 as f32 / u32::MAX as f32 - 0.5) * 2f32.powi(exponent)
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+#[test]
+fn canonical_order_gives_the_same_bits_whatever_the_algorithm() {
+    let n = 3001;
+    for ranks in 1..=9 {
+        let wanted: Vec<f32> = (0..n)
+            .map(|i| canonical_fold((0..ranks).map(|r| rough(r, i)), |a, b| a + b).unwrap())
+            .collect();
+        for algorithm in algorithms(ranks) {
+            let kind = CollectiveKind::AllReduce;
+            let order = Order::Canonical;
+            if resolve(kind, algorithm, ranks, order).is_err() {
+                continue;
+            }
+            let reduction = Reduction::Sum;
+            let spec = CollectiveSpec { kind, algorithm, order, reduction, root: 0, block: 1 };
+            let results = on_all(ranks, |transport| {
+                let me = transport.rank().0;
+                let mut data: Vec<f32> = (0..n).map(|i| rough(me, i)).collect();
+                let tag = Tag::new(0, 0);
+                run(transport, &spec, &everyone(ranks), tag, &mut data, None, PATIENCE).unwrap();
+                data
+            });
+            for result in results {
+                assert_eq!(bits(&result), bits(&wanted), "{algorithm}, {ranks} ranks");
+            }
+        }
+    }
+}
+
+#[test]
+fn free_order_is_told_from_canonical_order_by_these_numbers() {
+    let sums = |fold: &dyn Fn(Vec<f32>) -> f32| -> Vec<f32> {
+        (0..1000).map(|i| fold((0..8).map(|r| rough(r, i)).collect())).collect()
+    };
+    let tree = sums(&|parts| canonical_fold(parts, |a, b| a + b).unwrap());
+    let chain = sums(&|parts| parts.into_iter().reduce(|a, b| a + b).unwrap());
+    assert_ne!(bits(&tree), bits(&chain));
+}
+
+/// Polls all ranks on one thread in a given order, until all are done.
+fn interleave(spec: &CollectiveSpec, ranks: u32, n: usize, picks: &[u8]) -> Vec<Vec<f32>> {
+    let mut transports = world(ranks);
+    let members = everyone(ranks);
+    let tag = Tag::new(0, 0);
+    let mut sides: Vec<_> =
+        members.iter().map(|me| Running::start(spec, &members, *me, tag).unwrap()).collect();
+    let mut data: Vec<Vec<f32>> =
+        (0..ranks).map(|r| (0..n).map(|i| rough(r, i)).collect()).collect();
+    let mut done = vec![false; ranks as usize];
+    let orderly = (0..10_000).map(|i| i % ranks as usize);
+    for rank in picks.iter().map(|pick| *pick as usize % ranks as usize).chain(orderly) {
+        let progress = sides[rank].progress(&mut transports[rank], &mut data[rank], None).unwrap();
+        done[rank] = progress == Progress::Done;
+        if done.iter().all(|done| *done) {
+            return data;
+        }
+    }
+    panic!("{spec:?} never ends");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn timing_never_changes_a_bit(
+        ranks in 2u32..8,
+        picks in prop::collection::vec(any::<u8>(), 200),
+    ) {
+        for spec in specs(ranks, 1) {
+            if matches!(spec.kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast) {
+                let orderly = interleave(&spec, ranks, 100, &[]);
+                let random = interleave(&spec, ranks, 100, &picks);
+                for (a, b) in orderly.iter().zip(&random) {
+                    prop_assert_eq!(bits(a), bits(b));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn collectives_of_two_channels_run_at_once() {
+    let spec = CollectiveSpec {
+        kind: CollectiveKind::AllReduce,
+        algorithm: Algorithm::Ring,
+        order: Order::Free,
+        reduction: Reduction::Sum,
+        root: 0,
+        block: 1,
+    };
+    on_all(4, |transport| {
+        let me = transport.rank();
+        let members = everyone(4);
+        let start = |channel| Running::start(&spec, &members, me, Tag::new(channel, 0)).unwrap();
+        let mut lanes = [start(0), start(1)];
+        let mut data = [vec![1.0; 100], vec![2.0; 50]];
+        loop {
+            let mut pending = false;
+            // Half of the ranks look at the lanes in the other order.
+            for lane in 0..2 {
+                let lane = (lane + me.index()) % 2;
+                let progress = lanes[lane].progress(transport, &mut data[lane], None).unwrap();
+                pending |= progress != Progress::Done;
+            }
+            if !pending {
+                break;
+            }
+            transport.wait(PATIENCE).unwrap();
+        }
+        assert_eq!(data, [vec![4.0; 100], vec![8.0; 50]]);
+    });
+}
+
+#[test]
+fn a_group_may_be_part_of_the_world_in_any_order_and_start_again() {
+    let spec = CollectiveSpec {
+        kind: CollectiveKind::Reduce,
+        algorithm: Algorithm::Direct,
+        order: Order::Canonical,
+        reduction: Reduction::Sum,
+        root: 1,
+        block: 1,
+    };
+    let members = [Rank(4), Rank(2), Rank(0)];
+    on_all(5, |transport| {
+        let me = transport.rank();
+        if !members.contains(&me) {
+            return;
+        }
+        let mut tag = Tag::new(9, 0);
+        let mut running = Running::start(&spec, &members, me, tag).unwrap();
+        for n in [10, 3] {
+            let mut data = vec![me.0 as f32; n];
+            let progress = |t: &mut dyn Transport| running.progress(t, &mut data, None);
+            paceline_comm::finish(transport, PATIENCE, progress).unwrap();
+            if me == Rank(2) {
+                assert_eq!(data, vec![6.0; n]);
+            }
+            tag = tag.next();
+            running.restart(tag);
+        }
+    });
+}
+
+#[test]
+fn messages_and_barriers_go_around() {
+    let ranks = 5;
+    on_all(ranks, |transport| {
+        let me = transport.rank().0;
+        let (next, previous) = (Rank((me + 1) % ranks), Rank((me + ranks - 1) % ranks));
+        let mut token = [0.0; 2];
+        for lap in 0..3 {
+            let tag = Tag::new(1, lap);
+            point::send(transport, next, tag, &[me as f32, lap as f32]).unwrap();
+            point::recv(transport, previous, tag, &mut token, PATIENCE).unwrap();
+            assert_eq!(token, [previous.0 as f32, lap as f32]);
+            barrier::wait(transport, &everyone(ranks), Tag::new(2, lap), PATIENCE).unwrap();
+        }
+    });
+}
+
+#[test]
+fn nobody_passes_a_barrier_early() {
+    for ranks in 1..=9 {
+        let mut transports = world(ranks);
+        let members = everyone(ranks);
+        let start =
+            |me: &Rank| paceline_comm::Barrier::start(&members, *me, Tag::new(0, 0)).unwrap();
+        let mut barriers: Vec<_> = members.iter().map(start).collect();
+        let late = ranks as usize - 1;
+        for rank in (0..late).cycle().take(100 * late) {
+            let progress = barriers[rank].progress(&mut transports[rank]).unwrap();
+            assert_ne!(progress, Progress::Done, "rank {rank} did not wait for rank {late}");
+        }
+        let mut done = vec![false; ranks as usize];
+        for rank in (0..ranks as usize).cycle().take(100 * ranks as usize) {
+            done[rank] = barriers[rank].progress(&mut transports[rank]).unwrap() == Progress::Done;
+        }
+        assert!(done.into_iter().all(|done| done));
+    }
+}

@@ -1,0 +1,63 @@
+//! Where training tokens come from, and which of them belong to which sample.
+//!
+//! Nothing here knows of ranks: a sample is found from the iteration and its place in the global
+//! batch, so every layout of the same run reads the same data in the same order.
+
+pub mod corpus;
+
+pub use corpus::{Corpus, CorpusError};
+
+/// The position of a sample's first token.
+///
+/// Samples are consecutive, non-overlapping windows of `seq` tokens rounded up to whole sentences:
+/// each opens a sentence, so no model is asked to guess where in one it stands, and
+/// [`Corpus::floor_for`] is exact. Its inputs are the tokens `0..seq` of the window, its targets
+/// the tokens `1..=seq`. Iterations and samples count from 0.
+///
+/// Positions wrap around after 2⁶⁴ tokens, on a sentence boundary.
+pub fn sample_start(
+    iteration: u64,
+    sample_in_global_batch: u64,
+    global_batch: u64,
+    seq: u64,
+) -> u64 {
+    let sentences = seq.div_ceil(corpus::SENTENCE).max(1);
+    let sample = iteration.wrapping_mul(global_batch).wrapping_add(sample_in_global_batch);
+    sample.wrapping_mul(sentences).wrapping_mul(corpus::SENTENCE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_follow_each_other_without_overlap() {
+        for (seq, window) in [(1, 16), (15, 16), (16, 16), (17, 32), (1024, 1024)] {
+            let mut expected = 0;
+            for iteration in 0..3 {
+                for sample in 0..4 {
+                    assert_eq!(sample_start(iteration, sample, 4, seq), expected);
+                    expected += window;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_order_of_samples_does_not_depend_on_the_batch() {
+        // Twice the batch in half the iterations reads the same windows.
+        assert_eq!(sample_start(7, 3, 8, 64), sample_start(3, 11, 16, 64));
+    }
+
+    #[test]
+    fn every_sample_opens_a_sentence_whatever_the_numbers() {
+        let corpus = Corpus::new(100, 1).unwrap();
+        for number in [0, 1, 7, u64::MAX / 3, u64::MAX - 1, u64::MAX] {
+            for seq in [0, 1, 100, u64::MAX] {
+                let start = sample_start(number, number, number, seq);
+                assert_eq!(start % corpus::SENTENCE, 0);
+                assert_eq!(corpus.token(start), 0);
+            }
+        }
+    }
+}

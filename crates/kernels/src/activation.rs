@@ -1,0 +1,232 @@
+//! The activation functions of a feed-forward layer, each with the gradient of its input.
+//!
+//! All are functions of single elements, except SwiGLU, which halves the width of a row. The
+//! gradients are computed from the saved input of the forward pass.
+
+use crate::Rows;
+use crate::instruction_set::vectorised;
+use crate::math::sigmoid;
+use crate::shape::expect_len;
+
+/// `y = max(x, 0)`; NaN stays NaN.
+pub fn relu_forward(x: &[f32], y: &mut [f32]) {
+    map(
+        x,
+        y,
+        #[inline(always)]
+        |x| if x < 0.0 { 0.0 } else { x },
+    );
+}
+
+/// `dx = dy` where `x` is positive, and zero elsewhere.
+pub fn relu_input_gradient(dy: &[f32], x: &[f32], dx: &mut [f32]) {
+    map_gradient(
+        dy,
+        x,
+        dx,
+        #[inline(always)]
+        |x| if x > 0.0 { 1.0 } else { 0.0 },
+    );
+}
+
+/// `y = max(x, 0)^2` (So et al., "Primer", 2021).
+pub fn squared_relu_forward(x: &[f32], y: &mut [f32]) {
+    map(
+        x,
+        y,
+        #[inline(always)]
+        |x| if x < 0.0 { 0.0 } else { x * x },
+    );
+}
+
+/// `dx = 2 max(x, 0) dy`.
+pub fn squared_relu_input_gradient(dy: &[f32], x: &[f32], dx: &mut [f32]) {
+    map_gradient(
+        dy,
+        x,
+        dx,
+        #[inline(always)]
+        |x| if x < 0.0 { 0.0 } else { 2.0 * x },
+    );
+}
+
+/// GELU in the tanh approximation that GPT-2 uses (Hendrycks and Gimpel, 2016, section 2):
+/// `y = x / 2 * (1 + tanh(u))` with `u = sqrt(2 / pi) * (x + 0.044715 x^3)`.
+///
+/// Since `(1 + tanh(u)) / 2` is the logistic function of `2 u`, no tanh is computed, and nothing
+/// cancels where `x` is large and negative.
+pub fn gelu_tanh_forward(x: &[f32], y: &mut [f32]) {
+    map(
+        x,
+        y,
+        #[inline(always)]
+        |x| x * sigmoid(TWICE_ROOT * (x + CUBIC * (x * x * x))),
+    );
+}
+
+/// The gradient of [`gelu_tanh_forward`]'s input.
+pub fn gelu_tanh_input_gradient(dy: &[f32], x: &[f32], dx: &mut [f32]) {
+    map_gradient(
+        dy,
+        x,
+        dx,
+        #[inline(always)]
+        |x| {
+            let s = sigmoid(TWICE_ROOT * (x + CUBIC * (x * x * x)));
+            s + x * (s * (1.0 - s)) * (TWICE_ROOT * (1.0 + 3.0 * CUBIC * (x * x)))
+        },
+    );
+}
+
+/// SwiGLU (Shazeer, "GLU variants improve transformer", 2020, section 2):
+/// a row of `x` is `[gate | up]`, each `shape.width` wide, and `y = gate * sigmoid(gate) * up`.
+pub fn swiglu_forward(shape: Rows, x: &[f32], y: &mut [f32]) {
+    let Rows { rows, width } = shape;
+    expect_len("x", x.len(), &[rows, 2, width]);
+    expect_len("y", y.len(), &[rows, width]);
+    vectorised(
+        #[inline(always)]
+        || {
+            for row in 0..rows {
+                let (gate, up) = x[2 * row * width..][..2 * width].split_at(width);
+                for (y, (&gate, &up)) in y[shape.range(row)].iter_mut().zip(gate.iter().zip(up)) {
+                    *y = gate * sigmoid(gate) * up;
+                }
+            }
+        },
+    );
+}
+
+/// The gradient of [`swiglu_forward`]'s input, laid out as that input: `[dgate | dup]`.
+pub fn swiglu_input_gradient(shape: Rows, dy: &[f32], x: &[f32], dx: &mut [f32]) {
+    let Rows { rows, width } = shape;
+    expect_len("dy", dy.len(), &[rows, width]);
+    expect_len("x", x.len(), &[rows, 2, width]);
+    expect_len("dx", dx.len(), &[rows, 2, width]);
+    vectorised(
+        #[inline(always)]
+        || {
+            for row in 0..rows {
+                let both = 2 * row * width..2 * (row + 1) * width;
+                let (gate, up) = x[both.clone()].split_at(width);
+                let (dgate, dup) = dx[both].split_at_mut(width);
+                let inputs = dy[shape.range(row)].iter().zip(gate.iter().zip(up));
+                for ((dgate, dup), (&dy, (&gate, &up))) in dgate.iter_mut().zip(dup).zip(inputs) {
+                    let s = sigmoid(gate);
+                    *dgate = dy * up * (s + gate * (s * (1.0 - s)));
+                    *dup = dy * (gate * s);
+                }
+            }
+        },
+    );
+}
+
+/// 2 sqrt(2 / pi).
+const TWICE_ROOT: f32 = std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::SQRT_2;
+/// The coefficient of the cubic term in the approximation of GELU.
+const CUBIC: f32 = 0.044_715;
+
+#[inline(always)]
+fn map(x: &[f32], y: &mut [f32], f: impl Fn(f32) -> f32) {
+    expect_len("y", y.len(), &[x.len()]);
+    vectorised(
+        #[inline(always)]
+        || {
+            for (y, &x) in y.iter_mut().zip(x) {
+                *y = f(x);
+            }
+        },
+    );
+}
+
+#[inline(always)]
+fn map_gradient(dy: &[f32], x: &[f32], dx: &mut [f32], slope: impl Fn(f32) -> f32) {
+    expect_len("x", x.len(), &[dy.len()]);
+    expect_len("dx", dx.len(), &[dy.len()]);
+    vectorised(
+        #[inline(always)]
+        || {
+            for (dx, (&dy, &x)) in dx.iter_mut().zip(dy.iter().zip(x)) {
+                *dx = dy * slope(x);
+            }
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::{assert_close, numeric_gradient, random, widen};
+
+    type Forward = fn(&[f32], &mut [f32]);
+    type Gradient = fn(&[f32], &[f32], &mut [f32]);
+    type Reference<'a> = &'a dyn Fn(f64) -> f64;
+
+    #[test]
+    fn functions_of_one_element_agree_with_the_reference() {
+        let gelu = |x: f64| {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            0.5 * x * (1.0 + u.tanh())
+        };
+        let cases: [(Forward, Gradient, Reference); 3] = [
+            (relu_forward, relu_input_gradient, &|x| x.max(0.0)),
+            (squared_relu_forward, squared_relu_input_gradient, &|x| x.max(0.0).powi(2)),
+            (gelu_tanh_forward, gelu_tanh_input_gradient, &gelu),
+        ];
+        for (forward, gradient, reference) in cases {
+            for len in [0, 1, 15, 16, 17, 1000] {
+                let x: Vec<f32> = random("x", len).iter().map(|v| 3.0 * v).collect();
+                let dy = random("dy", len);
+                let (mut y, mut dx) = (vec![f32::NAN; len], vec![f32::NAN; len]);
+                forward(&x, &mut y);
+                let wide = widen(&x);
+                assert_close(&y, &wide.iter().map(|&v| reference(v)).collect::<Vec<_>>());
+                gradient(&dy, &x, &mut dx);
+                let expected: Vec<f64> = wide
+                    .iter()
+                    .zip(&dy)
+                    .map(|(&v, &d)| {
+                        numeric_gradient(&[v], &[f64::from(d)], |v| vec![reference(v[0])])[0]
+                    })
+                    .collect();
+                assert_close(&dx, &expected);
+            }
+        }
+    }
+
+    #[test]
+    fn swiglu_agrees_with_the_reference() {
+        for (rows, width) in [(0, 4), (3, 0), (1, 1), (4, 17), (2, 64)] {
+            let shape = Rows { rows, width };
+            let x: Vec<f32> = random("x", 2 * rows * width).iter().map(|v| 3.0 * v).collect();
+            let dy = random("dy", rows * width);
+            let reference = |x: &[f64]| {
+                let mut y = Vec::new();
+                for row in x.chunks((2 * width).max(1)) {
+                    y.extend((0..width).map(|i| row[i] / (1.0 + (-row[i]).exp()) * row[width + i]));
+                }
+                y
+            };
+            let (mut y, mut dx) = (vec![f32::NAN; rows * width], vec![f32::NAN; x.len()]);
+            swiglu_forward(shape, &x, &mut y);
+            assert_close(&y, &reference(&widen(&x)));
+            swiglu_input_gradient(shape, &dy, &x, &mut dx);
+            assert_close(&dx, &numeric_gradient(&widen(&x), &widen(&dy), reference));
+        }
+    }
+
+    #[test]
+    fn extreme_inputs_stay_finite_and_nan_stays_nan() {
+        let x = [-1e4, -100.0, -20.0, 0.0, 20.0, 100.0, 1e4];
+        let (mut y, mut dx) = ([f32::NAN; 7], [f32::NAN; 7]);
+        gelu_tanh_forward(&x, &mut y);
+        gelu_tanh_input_gradient(&[1.0; 7], &x, &mut dx);
+        assert_eq!(y, [0.0, 0.0, 0.0, 0.0, 20.0, 100.0, 1e4]);
+        assert_eq!(dx, [0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 1.0]);
+        let mut y = [0.0];
+        for forward in [relu_forward, squared_relu_forward, gelu_tanh_forward] {
+            forward(&[f32::NAN], &mut y);
+            assert!(y[0].is_nan());
+        }
+    }
+}

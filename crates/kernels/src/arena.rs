@@ -1,0 +1,526 @@
+//! The one block of memory in which a rank keeps every planned buffer.
+//!
+//! The plan assigns each buffer an offset ahead of time, and buffers whose lifetimes do not meet
+//! share bytes. What the compiler cannot see is checked here when an op begins: [`Arena::views`]
+//! hands out slices of several buffers at once and refuses a pair that overlaps where one of them
+//! is written, be it within the op or against an op of another lane that is still running. So the
+//! lanes of a rank may work in one arena at the same time, and an error in a plan ends as an error
+//! that names the spans, not as a wrong number. This is the only module that needs `unsafe` to
+//! share memory.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::cell::Cell;
+use std::fmt;
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A zeroed block of bytes, aligned for the widest vectors.
+pub struct Arena {
+    /// The first byte of the arena, on a boundary inside the allocation.
+    memory: NonNull<u8>,
+    allocation: NonNull<u8>,
+    layout: Layout,
+    bytes: u64,
+    leases: Mutex<Leases>,
+}
+
+/// A range of an arena's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Span {
+    /// The first byte, a multiple of four.
+    pub offset: u64,
+    /// How many bytes there are, a multiple of four; zero is allowed.
+    pub len: u64,
+}
+
+/// What an op does with a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// The span is only read; other ops may read it too.
+    Read,
+    /// The span is written, or read and written; nothing else may touch it.
+    Write,
+}
+
+/// The slices of one op, held until this value is dropped.
+pub struct Views<'a> {
+    arena: &'a Arena,
+    holder: u64,
+    spans: [(Span, Access); MAX_SPANS],
+    count: usize,
+    /// One bit per span that has been given out for writing.
+    taken: Cell<u32>,
+}
+
+/// How many spans one call of [`Arena::views`] may name: more than any operator has.
+pub const MAX_SPANS: usize = 32;
+
+/// Why an arena could not be made or a span of it not be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ArenaError {
+    /// The memory is not to be had.
+    #[error("cannot allocate an arena of {bytes} bytes; use a plan whose peak memory is smaller")]
+    OutOfMemory {
+        /// The size asked for.
+        bytes: u64,
+    },
+    /// A span ends behind the arena.
+    #[error("span {index} ({span}) ends beyond the arena's {bytes} bytes")]
+    OutOfBounds {
+        /// Which of the spans it is.
+        index: usize,
+        /// The span itself.
+        span: Span,
+        /// The size of the arena.
+        bytes: u64,
+    },
+    /// A span does not begin and end between elements.
+    #[error("span {index} ({span}) does not begin and end at a multiple of four bytes")]
+    Misaligned {
+        /// Which of the spans it is.
+        index: usize,
+        /// The span itself.
+        span: Span,
+    },
+    /// Two spans of one op share bytes, and at least one of them is written.
+    #[error("spans {first} ({first_span}) and {second} ({second_span}) overlap and one is written")]
+    Overlap {
+        /// Which span comes first in the list.
+        first: usize,
+        /// That span itself.
+        first_span: Span,
+        /// Which span it overlaps.
+        second: usize,
+        /// That span itself.
+        second_span: Span,
+    },
+    /// A span shares bytes with one that another op still holds, and one of them is written.
+    #[error(
+        "span {index} ({span}) overlaps {held}, which another op still holds, and one is written; \
+         the plan lacks an edge between them"
+    )]
+    Busy {
+        /// Which of the spans it is.
+        index: usize,
+        /// The span itself.
+        span: Span,
+        /// The span that is held.
+        held: Span,
+    },
+    /// An op names more spans than one call can hold.
+    #[error("an op names {count} spans, but {MAX_SPANS} is the most it can hold at once")]
+    TooManySpans {
+        /// How many it names.
+        count: usize,
+    },
+}
+
+impl Arena {
+    /// Allocates `bytes` bytes, all zero, on a boundary of 64 bytes.
+    pub fn new(bytes: u64) -> Result<Self, ArenaError> {
+        let refused = || ArenaError::OutOfMemory { bytes };
+        // The allocator hands out untouched pages of zeros for ordinary alignments, but clears
+        // every byte itself for larger ones; so the boundary is found here, in one line to spare.
+        let size = bytes.checked_add(ALIGNMENT as u64).and_then(|size| size.try_into().ok());
+        let layout = Layout::from_size_align(size.ok_or_else(refused)?, align_of::<f32>())
+            .map_err(|_| refused())?;
+        // SAFETY: the layout's size is at least ALIGNMENT, hence not zero.
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
+        let padding = allocation.addr().get().wrapping_neg() % ALIGNMENT;
+        // SAFETY: the padding is less than the ALIGNMENT bytes allocated beyond those asked for.
+        let memory = unsafe { allocation.add(padding) };
+        let leases = Leases { next: 0, held: Vec::with_capacity(4 * MAX_SPANS) };
+        Ok(Arena { memory, allocation, layout, bytes, leases: Mutex::new(leases) })
+    }
+
+    /// How many bytes the arena has.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Gives access to several spans at once, for as long as the result lives.
+    ///
+    /// Refuses spans out of bounds or off alignment, and every overlap in which one side is
+    /// written: between two of these spans, or with one that another [`Views`] holds. It never
+    /// waits: an overlap between ops means that the plan lacks an edge.
+    pub fn views(&self, spans: &[(Span, Access)]) -> Result<Views<'_>, ArenaError> {
+        if spans.len() > MAX_SPANS {
+            return Err(ArenaError::TooManySpans { count: spans.len() });
+        }
+        for (second, &(second_span, access)) in spans.iter().enumerate() {
+            self.check(second, second_span)?;
+            for (first, &(first_span, other)) in spans[..second].iter().enumerate() {
+                if conflict((first_span, other), (second_span, access)) {
+                    return Err(ArenaError::Overlap { first, first_span, second, second_span });
+                }
+            }
+        }
+        let mut leases = self.leases();
+        for (index, &(span, access)) in spans.iter().enumerate() {
+            if let Some(&(_, held)) =
+                leases.held.iter().find(|&&(_, held)| conflict(held, (span, access)))
+            {
+                return Err(ArenaError::Busy { index, span, held: held.0 });
+            }
+        }
+        let holder = leases.next;
+        leases.next += 1;
+        leases.held.extend(spans.iter().map(|&span| (holder, span)));
+        drop(leases);
+
+        let mut list = [(Span { offset: 0, len: 0 }, Access::Read); MAX_SPANS];
+        list[..spans.len()].copy_from_slice(spans);
+        Ok(Views { arena: self, holder, spans: list, count: spans.len(), taken: Cell::new(0) })
+    }
+
+    /// One span as numbers, for reading. Having the arena to oneself, there is nothing to hold.
+    pub fn f32(&mut self, span: Span) -> Result<&[f32], ArenaError> {
+        Ok(self.f32_mut(span)?)
+    }
+
+    /// One span as numbers, for writing. Having the arena to oneself, there is nothing to hold.
+    pub fn f32_mut(&mut self, span: Span) -> Result<&mut [f32], ArenaError> {
+        self.check(0, span)?;
+        // SAFETY: `check` found the span inside the arena and aligned for `f32`, every pattern of
+        // bits is an `f32`, and `&mut self` proves that no view of the arena is alive.
+        Ok(unsafe { slice::from_raw_parts_mut(self.pointer(span), span.elements()) })
+    }
+
+    /// One span as integers, for writing. Having the arena to oneself, there is nothing to hold.
+    pub fn u32_mut(&mut self, span: Span) -> Result<&mut [u32], ArenaError> {
+        self.check(0, span)?;
+        // SAFETY: as in `f32_mut`; every pattern of bits is a `u32`.
+        Ok(unsafe { slice::from_raw_parts_mut(self.pointer(span), span.elements()) })
+    }
+
+    /// Copies one span to another of the same length that does not overlap it.
+    ///
+    /// Panics if the lengths differ.
+    pub fn copy(&self, from: Span, to: Span) -> Result<(), ArenaError> {
+        assert_eq!(from.len, to.len, "cannot copy {from} to {to}: their lengths differ");
+        let views = self.views(&[(from, Access::Read), (to, Access::Write)])?;
+        views.take_f32(1).copy_from_slice(views.f32(0));
+        Ok(())
+    }
+
+    fn check(&self, index: usize, span: Span) -> Result<(), ArenaError> {
+        if !span.offset.is_multiple_of(ELEMENT) || !span.len.is_multiple_of(ELEMENT) {
+            return Err(ArenaError::Misaligned { index, span });
+        }
+        match span.offset.checked_add(span.len) {
+            Some(end) if end <= self.bytes => Ok(()),
+            _ => Err(ArenaError::OutOfBounds { index, span, bytes: self.bytes }),
+        }
+    }
+
+    /// The address of a span that `check` has accepted.
+    fn pointer<T>(&self, span: Span) -> *mut T {
+        // SAFETY: `check` found `span.offset` to be at most the arena's size, so the sum stays in
+        // the allocation (or one past its end, for an empty span).
+        unsafe { self.memory.as_ptr().add(span.offset as usize).cast() }
+    }
+
+    fn leases(&self) -> MutexGuard<'_, Leases> {
+        // A panic while the lock is held cannot leave the list half changed.
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// SAFETY: the arena owns its memory, and all access to it goes through leases behind a mutex or
+// through `&mut self`; the elements are plain numbers.
+unsafe impl Send for Arena {}
+// SAFETY: as above: two threads can hold slices of the same bytes only if both read them.
+unsafe impl Sync for Arena {}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: `new` allocated it with this layout, and it is freed once.
+        unsafe { dealloc(self.allocation.as_ptr(), self.layout) };
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arena").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl Views<'_> {
+    /// Span `index`, which was asked for reading, as numbers. Panics if it was not.
+    pub fn f32(&self, index: usize) -> &[f32] {
+        let span = self.span(index, Access::Read);
+        // SAFETY: the span is in bounds and aligned, every pattern of bits is an `f32`, and until
+        // this value is dropped its lease keeps every writer away.
+        unsafe { slice::from_raw_parts(self.arena.pointer(span), span.elements()) }
+    }
+
+    /// Span `index`, which was asked for reading, as integers. Panics if it was not.
+    pub fn u32(&self, index: usize) -> &[u32] {
+        let span = self.span(index, Access::Read);
+        // SAFETY: as in `f32`; every pattern of bits is a `u32`.
+        unsafe { slice::from_raw_parts(self.arena.pointer(span), span.elements()) }
+    }
+
+    /// Span `index`, which was asked for reading, as bytes to be sent. Panics if it was not.
+    pub fn bytes(&self, index: usize) -> &[u8] {
+        let span = self.span(index, Access::Read);
+        // SAFETY: as in `f32`; numbers have no padding, so every byte is initialised.
+        unsafe { slice::from_raw_parts(self.arena.pointer(span), span.len as usize) }
+    }
+
+    /// Span `index`, which was asked for writing, as numbers. Panics if it was not, or when it is
+    /// taken a second time.
+    #[expect(clippy::mut_from_ref, reason = "each span can be taken once, see `take`")]
+    pub fn take_f32(&self, index: usize) -> &mut [f32] {
+        let span = self.take(index);
+        // SAFETY: the span is in bounds and aligned, and every pattern of bits is an `f32`. Nothing
+        // else reaches its bytes until this value is dropped: its lease keeps other views away, no
+        // other span of this one overlaps it, and `take` gives it out once.
+        unsafe { slice::from_raw_parts_mut(self.arena.pointer(span), span.elements()) }
+    }
+
+    /// Span `index`, which was asked for writing, as integers. Panics if it was not, or when it is
+    /// taken a second time.
+    #[expect(clippy::mut_from_ref, reason = "each span can be taken once, see `take`")]
+    pub fn take_u32(&self, index: usize) -> &mut [u32] {
+        let span = self.take(index);
+        // SAFETY: as in `take_f32`; every pattern of bits is a `u32`.
+        unsafe { slice::from_raw_parts_mut(self.arena.pointer(span), span.elements()) }
+    }
+
+    /// Span `index`, which was asked for writing, as bytes to be received. Panics if it was not, or
+    /// when it is taken a second time.
+    #[expect(clippy::mut_from_ref, reason = "each span can be taken once, see `take`")]
+    pub fn take_bytes(&self, index: usize) -> &mut [u8] {
+        let span = self.take(index);
+        // SAFETY: as in `take_f32`; whatever bytes are written are numbers again.
+        unsafe { slice::from_raw_parts_mut(self.arena.pointer(span), span.len as usize) }
+    }
+
+    #[track_caller]
+    fn take(&self, index: usize) -> Span {
+        let span = self.span(index, Access::Write);
+        assert!(self.taken.get() & (1 << index) == 0, "span {index} ({span}) is taken twice");
+        self.taken.set(self.taken.get() | (1 << index));
+        span
+    }
+
+    #[track_caller]
+    fn span(&self, index: usize, access: Access) -> Span {
+        assert!(index < self.count, "there is no span {index} among {}", self.count);
+        let (span, granted) = self.spans[index];
+        assert!(granted == access, "span {index} ({span}) is held for {granted:?}, not {access:?}");
+        span
+    }
+}
+
+impl Drop for Views<'_> {
+    fn drop(&mut self) {
+        self.arena.leases().held.retain(|&(holder, _)| holder != self.holder);
+    }
+}
+
+impl Span {
+    /// How many four-byte elements the span has.
+    pub fn elements(&self) -> usize {
+        (self.len / ELEMENT) as usize
+    }
+
+    /// Whether the spans share a byte. An empty span shares none.
+    pub fn overlaps(&self, other: &Span) -> bool {
+        self.len > 0
+            && other.len > 0
+            && self.offset < other.offset.saturating_add(other.len)
+            && other.offset < self.offset.saturating_add(self.len)
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes at {}", self.len, self.offset)
+    }
+}
+
+/// The alignment of an arena: one cache line, and one register of the widest vectors.
+const ALIGNMENT: usize = 64;
+
+/// The size of an element, and the alignment of a span.
+const ELEMENT: u64 = 4;
+
+/// The spans in use, each with the number of the views that hold it.
+struct Leases {
+    next: u64,
+    held: Vec<(u64, (Span, Access))>,
+}
+
+/// Whether two uses cannot be made at the same time.
+fn conflict((a, access): (Span, Access), (b, other): (Span, Access)) -> bool {
+    (access == Access::Write || other == Access::Write) && a.overlaps(&b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Access::{Read, Write};
+    use proptest::prelude::*;
+
+    fn span(offset: u64, len: u64) -> Span {
+        Span { offset, len }
+    }
+
+    #[test]
+    fn an_arena_is_aligned_and_zero() {
+        let mut arena = Arena::new(1000).unwrap();
+        let all = arena.f32(span(0, 1000)).unwrap();
+        assert_eq!(all.as_ptr() as usize % 64, 0);
+        assert_eq!(all, [0.0; 250]);
+        assert_eq!(arena.bytes(), 1000);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri ends the process instead of refusing the memory")]
+    fn absurd_sizes_fail_cleanly() {
+        for bytes in [u64::MAX, u64::MAX / 2, i64::MAX as u64 - 63, 1 << 62] {
+            assert_eq!(Arena::new(bytes).unwrap_err(), ArenaError::OutOfMemory { bytes });
+        }
+    }
+
+    #[test]
+    fn an_empty_arena_has_empty_spans() {
+        let arena = Arena::new(0).unwrap();
+        let views = arena.views(&[(span(0, 0), Write), (span(0, 0), Read)]).unwrap();
+        assert!(views.take_f32(0).is_empty() && views.f32(1).is_empty());
+    }
+
+    #[test]
+    fn several_spans_are_read_and_written_at_once() {
+        let mut arena = Arena::new(64).unwrap();
+        arena.f32_mut(span(0, 8)).unwrap().copy_from_slice(&[1.0, 2.0]);
+        arena.u32_mut(span(8, 8)).unwrap().copy_from_slice(&[3, 4]);
+        {
+            let spans = [(span(0, 8), Read), (span(8, 8), Read), (span(16, 8), Write)];
+            let views = arena.views(&spans).unwrap();
+            let out = views.take_f32(2);
+            for ((y, x), n) in out.iter_mut().zip(views.f32(0)).zip(views.u32(1)) {
+                *y = x * *n as f32;
+            }
+            assert_eq!(views.bytes(0)[..4], 1.0f32.to_ne_bytes());
+        }
+        arena.copy(span(16, 8), span(24, 8)).unwrap();
+        assert_eq!(arena.f32(span(24, 8)).unwrap(), [3.0, 8.0]);
+        arena.views(&[(span(24, 4), Write)]).unwrap().take_bytes(0).fill(0);
+        assert_eq!(arena.f32(span(24, 8)).unwrap(), [0.0, 8.0]);
+        arena.views(&[(span(24, 4), Write)]).unwrap().take_u32(0)[0] = 7;
+        assert_eq!(arena.u32_mut(span(24, 4)).unwrap(), [7]);
+    }
+
+    #[test]
+    fn bad_spans_are_refused_with_their_index() {
+        let arena = Arena::new(64).unwrap();
+        let error = |spans: &[(Span, Access)]| arena.views(spans).err().unwrap();
+        let good = (span(0, 4), Read);
+        for bad in [span(64, 4), span(60, 8), span(u64::MAX - 3, 4), span(0, u64::MAX - 3)] {
+            let expected = ArenaError::OutOfBounds { index: 1, span: bad, bytes: 64 };
+            assert_eq!(error(&[good, (bad, Read)]), expected);
+        }
+        for bad in [span(2, 4), span(0, 3), span(1, 0)] {
+            assert_eq!(error(&[(bad, Write)]), ArenaError::Misaligned { index: 0, span: bad });
+        }
+        let error = error(&[(span(0, 8), Write), (span(16, 4), Write), (span(4, 8), Read)]);
+        let message = "spans 0 (8 bytes at 0) and 2 (8 bytes at 4) overlap and one is written";
+        assert_eq!(error.to_string(), message);
+        let many = [(span(0, 4), Read); MAX_SPANS + 1];
+        assert_eq!(
+            arena.views(&many).err().unwrap(),
+            ArenaError::TooManySpans { count: MAX_SPANS + 1 }
+        );
+        assert!(arena.views(&many[1..]).is_ok());
+        assert!(arena.copy(span(0, 8), span(4, 8)).is_err());
+    }
+
+    #[test]
+    fn identical_spans_conflict_only_when_written() {
+        let arena = Arena::new(64).unwrap();
+        let (read, write) = ((span(8, 8), Read), (span(8, 8), Write));
+        assert!(arena.views(&[read, read]).is_ok());
+        assert!(arena.views(&[read, write]).is_err());
+        assert!(arena.views(&[write, read]).is_err());
+        assert!(arena.views(&[write, write]).is_err());
+    }
+
+    #[test]
+    fn ops_of_different_lanes_may_not_collide() {
+        let arena = Arena::new(64).unwrap();
+        let reading = arena.views(&[(span(0, 16), Read)]).unwrap();
+        assert!(arena.views(&[(span(0, 16), Read), (span(16, 16), Write)]).is_ok());
+        let error = arena.views(&[(span(32, 4), Read), (span(12, 8), Write)]).err().unwrap();
+        let expected = ArenaError::Busy { index: 1, span: span(12, 8), held: span(0, 16) };
+        assert_eq!(error, expected);
+        drop(reading);
+        let writing = arena.views(&[(span(12, 8), Write)]).unwrap();
+        assert!(arena.views(&[(span(16, 4), Read)]).is_err());
+        drop(writing);
+        assert!(arena.views(&[(span(16, 4), Read)]).is_ok());
+    }
+
+    #[test]
+    fn lanes_work_in_one_arena_at_the_same_time() {
+        let mut arena = Arena::new(4096).unwrap();
+        std::thread::scope(|scope| {
+            for lane in 0..4 {
+                let arena = &arena;
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        let views = arena.views(&[(span(lane * 1024, 1024), Write)]).unwrap();
+                        views.take_f32(0).iter_mut().for_each(|v| *v += lane as f32);
+                    }
+                });
+            }
+        });
+        for lane in 0..4 {
+            let values = arena.f32(span(lane * 1024, 1024)).unwrap();
+            assert!(values.iter().all(|&v| v == 20.0 * lane as f32));
+        }
+    }
+
+    #[test]
+    fn a_forgotten_view_blocks_ops_but_not_the_owner() {
+        let mut arena = Arena::new(64).unwrap();
+        std::mem::forget(arena.views(&[(span(0, 4), Write)]).unwrap());
+        assert!(arena.views(&[(span(0, 4), Read)]).is_err());
+        assert!(arena.f32_mut(span(0, 4)).is_ok());
+    }
+
+    #[test]
+    #[should_panic(expected = "span 0 (4 bytes at 0) is taken twice")]
+    fn a_span_is_taken_once() {
+        let arena = Arena::new(64).unwrap();
+        let views = arena.views(&[(span(0, 4), Write)]).unwrap();
+        views.take_f32(0);
+        views.take_u32(0);
+    }
+
+    #[test]
+    #[should_panic(expected = "span 0 (4 bytes at 0) is held for Read, not Write")]
+    fn a_span_asked_for_reading_is_not_written() {
+        let arena = Arena::new(64).unwrap();
+        arena.views(&[(span(0, 4), Read)]).unwrap().take_f32(0);
+    }
+
+    #[test]
+    #[should_panic(expected = "there is no span 1 among 1")]
+    fn a_span_that_was_not_asked_for_is_refused() {
+        let arena = Arena::new(64).unwrap();
+        arena.views(&[(span(0, 4), Read)]).unwrap().f32(1);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 256 }))]
+        #[test]
+        fn overlap_means_a_shared_byte(a in 0u64..12, n in 0u64..6, b in 0u64..12, m in 0u64..6) {
+            let shared = (a..a + n).any(|byte| (b..b + m).contains(&byte));
+            prop_assert_eq!(span(a, n).overlaps(&span(b, m)), shared);
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! Multi-head and grouped-query attention on the fused output of the query, key and value
+//! projections.
+//!
+//! `softmax(q k^T / sqrt(head_dim)) v` (Vaswani et al., 2017, equation 1), where a row of `qkv` is
+//! `[query heads | key heads | value heads]` and each key head serves `heads / kv_heads`
+//! consecutive query heads (Ainslie et al., 2023). The scores of one block of queries of one head
+//! exist at a time; the forward pass saves the logarithm of each softmax's denominator, from which
+//! the backward pass computes the scores again (Dao, "FlashAttention-2", 2023, algorithm 2).
+
+use crate::Write;
+use crate::instruction_set::vectorised;
+use crate::lanes;
+use crate::math::{exp, ln_f64};
+use crate::matmul::{Operand, Product};
+use crate::shape::expect_len;
+
+/// The sizes of an attention operator on one microbatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// How many sequences there are.
+    pub batch: usize,
+    /// How many tokens a sequence has.
+    pub seq: usize,
+    /// How many query heads there are.
+    pub heads: usize,
+    /// How many key heads, and as many value heads, there are: a divisor of `heads`.
+    pub kv_heads: usize,
+    /// The width of one head.
+    pub head_dim: usize,
+    /// Whether a token sees only itself and those before it.
+    pub causal: bool,
+}
+
+impl Shape {
+    /// How many elements of workspace [`forward`] needs. It grows with the length of a sequence,
+    /// not with its square.
+    pub fn forward_workspace(&self) -> usize {
+        BLOCK.min(self.seq).saturating_mul(self.seq)
+    }
+
+    /// How many elements of workspace [`backward`] needs.
+    pub fn backward_workspace(&self) -> usize {
+        self.forward_workspace().saturating_mul(2)
+    }
+
+    /// The width of a fused row.
+    fn width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// The factor of the scores.
+    fn scale(&self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
+    }
+
+    /// The blocks of queries of one head, and where in the tensors they stand.
+    fn blocks(self) -> impl Iterator<Item = Block> {
+        let Shape { batch, seq, heads, kv_heads, head_dim, causal } = self;
+        (0..batch).flat_map(move |sequence| {
+            (0..heads).flat_map(move |head| {
+                (0..seq).step_by(BLOCK).map(move |first| {
+                    let queries = BLOCK.min(seq - first);
+                    let kv_head = head / (heads / kv_heads);
+                    let start = sequence * seq * self.width();
+                    Block {
+                        first,
+                        queries,
+                        keys: if causal { first + queries } else { seq },
+                        q: start + first * self.width() + head * head_dim,
+                        k: start + (heads + kv_head) * head_dim,
+                        v: start + (heads + kv_heads + kv_head) * head_dim,
+                        out: ((sequence * seq + first) * heads + head) * head_dim,
+                        lse: (sequence * heads + head) * seq + first,
+                    }
+                })
+            })
+        })
+    }
+
+    /// Panics on sizes that no attention has or tensors that are not of these sizes.
+    #[track_caller]
+    fn expect(&self, qkv: &[f32], out: &[f32], lse: &[f32]) {
+        let Shape { batch, seq, heads, kv_heads, head_dim, .. } = *self;
+        assert!(
+            kv_heads > 0 && heads.is_multiple_of(kv_heads),
+            "{heads} query heads cannot share {kv_heads} key heads equally"
+        );
+        assert!(head_dim > 0, "a head has at least one element");
+        expect_len("qkv", qkv.len(), &[batch, seq, heads + 2 * kv_heads, head_dim]);
+        expect_len("out", out.len(), &[batch, seq, heads, head_dim]);
+        expect_len("lse", lse.len(), &[batch, heads, seq]);
+    }
+}
+
+/// `out[batch, seq, heads * head_dim]` from `qkv[batch, seq, (heads + 2 kv_heads) * head_dim]`.
+///
+/// Saves `lse[batch, heads, seq]`, the logarithm of the sum of the exponentials of each query's
+/// scores. `workspace` has [`Shape::forward_workspace`] elements; its contents do not matter.
+pub fn forward(shape: Shape, qkv: &[f32], out: &mut [f32], lse: &mut [f32], workspace: &mut [f32]) {
+    shape.expect(qkv, out, lse);
+    expect_len("workspace", workspace.len(), &[shape.forward_workspace()]);
+    let (width, head_dim, stride) = (shape.width(), shape.head_dim, shape.heads * shape.head_dim);
+    for block in shape.blocks() {
+        let Block { queries, keys, .. } = block;
+        let scores = &mut workspace[..queries * keys];
+        block.scores(shape, qkv, scores);
+        let lse = &mut lse[block.lse..][..queries];
+        let sums = softmax_rows(&block, shape, scores, lse);
+        Product { height: queries, width: head_dim, depth: keys }.compute(
+            Operand::rows(scores, keys),
+            Operand::rows(&qkv[block.v..], width),
+            &mut out[block.out..],
+            stride,
+            Write::Overwrite,
+        );
+        for (row, &sum) in sums[..queries].iter().enumerate() {
+            let share = 1.0 / sum;
+            for value in &mut out[block.out + row * stride..][..head_dim] {
+                *value *= share;
+            }
+        }
+    }
+}
+
+/// `dqkv` from the gradient of the output and what the forward pass read and saved.
+///
+/// `workspace` has [`Shape::backward_workspace`] elements; its contents do not matter. The
+/// gradients of a key or value head are added up over the query heads that share it, in their
+/// order, and over the blocks of queries from the first token to the last.
+pub fn backward(
+    shape: Shape,
+    dout: &[f32],
+    qkv: &[f32],
+    out: &[f32],
+    lse: &[f32],
+    dqkv: &mut [f32],
+    workspace: &mut [f32],
+) {
+    shape.expect(qkv, out, lse);
+    expect_len("dout", dout.len(), &[out.len()]);
+    expect_len("dqkv", dqkv.len(), &[qkv.len()]);
+    expect_len("workspace", workspace.len(), &[shape.backward_workspace()]);
+    let (width, head_dim, stride) = (shape.width(), shape.head_dim, shape.heads * shape.head_dim);
+    let (probabilities, gradients) = workspace.split_at_mut(shape.forward_workspace());
+    dqkv.fill(0.0);
+    for block in shape.blocks() {
+        let Block { queries, keys, .. } = block;
+        let (p, ds) = (&mut probabilities[..queries * keys], &mut gradients[..queries * keys]);
+        let dout_block = &dout[block.out..];
+        let to_scores = Product { height: queries, width: keys, depth: head_dim };
+        let to_keys = Product { height: keys, width: head_dim, depth: queries };
+
+        block.scores(shape, qkv, p);
+        to_scores.compute(
+            Operand::rows(dout_block, stride),
+            Operand::transposed(&qkv[block.v..], width),
+            ds,
+            keys,
+            Write::Overwrite,
+        );
+        score_gradients(&block, shape, (dout_block, &out[block.out..]), lse, p, ds);
+
+        to_keys.compute(
+            Operand::transposed(p, keys),
+            Operand::rows(dout_block, stride),
+            &mut dqkv[block.v..],
+            width,
+            Write::Accumulate,
+        );
+        to_keys.compute(
+            Operand::transposed(ds, keys),
+            Operand::rows(&qkv[block.q..], width),
+            &mut dqkv[block.k..],
+            width,
+            Write::Accumulate,
+        );
+        Product { height: queries, width: head_dim, depth: keys }.compute(
+            Operand::rows(ds, keys),
+            Operand::rows(&qkv[block.k..], width),
+            &mut dqkv[block.q..],
+            width,
+            Write::Overwrite,
+        );
+    }
+}
+
+/// How many queries are processed at a time: enough to keep a matrix product busy, few enough that
+/// the half of the diagonal block that causality discards is little work.
+const BLOCK: usize = 64;
+
+/// A block of queries of one head. Queries `first..first + queries` of a sequence see keys up to
+/// `keys`; the other fields are offsets of its first element in the tensors.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    first: usize,
+    queries: usize,
+    keys: usize,
+    q: usize,
+    k: usize,
+    v: usize,
+    out: usize,
+    lse: usize,
+}
+
+impl Block {
+    /// `scores[queries, keys] = q k^T`, not yet scaled or masked.
+    fn scores(&self, shape: Shape, qkv: &[f32], scores: &mut [f32]) {
+        Product { height: self.queries, width: self.keys, depth: shape.head_dim }.compute(
+            Operand::rows(&qkv[self.q..], shape.width()),
+            Operand::transposed(&qkv[self.k..], shape.width()),
+            scores,
+            self.keys,
+            Write::Overwrite,
+        );
+    }
+
+    /// How many keys the query in row `row` sees.
+    #[inline(always)]
+    fn visible(&self, shape: Shape, row: usize) -> usize {
+        if shape.causal { self.first + row + 1 } else { self.keys }
+    }
+}
+
+/// Replaces scores by exponentials, writes the log-sum-exp of each row and returns their sums, by
+/// which the output, being narrower than the scores, is divided instead of them.
+fn softmax_rows(block: &Block, shape: Shape, scores: &mut [f32], lse: &mut [f32]) -> [f32; BLOCK] {
+    let scale = shape.scale();
+    let mut sums = [0.0; BLOCK];
+    vectorised(
+        #[inline(always)]
+        || {
+            for (row, (scores, lse)) in scores.chunks_exact_mut(block.keys).zip(lse).enumerate() {
+                let (seen, hidden) = scores.split_at_mut(block.visible(shape, row));
+                let max = lanes::max(seen) * scale;
+                for score in seen.iter_mut() {
+                    *score = exp(*score * scale - max);
+                }
+                hidden.fill(0.0);
+                let sum = lanes::sum([seen], |[p]| p);
+                *lse = (f64::from(max) + ln_f64(f64::from(sum))) as f32;
+                sums[row] = sum;
+            }
+        },
+    );
+    sums
+}
+
+/// Turns scores `p` into probabilities and the gradients `ds` of the probabilities into those of
+/// the unscaled scores: `ds = p * (ds - dot(dout, out)) * scale`.
+fn score_gradients(
+    block: &Block,
+    shape: Shape,
+    (dout, out): (&[f32], &[f32]),
+    lse: &[f32],
+    p: &mut [f32],
+    ds: &mut [f32],
+) {
+    let (scale, stride) = (shape.scale(), shape.heads * shape.head_dim);
+    vectorised(
+        #[inline(always)]
+        || {
+            let rows = p.chunks_exact_mut(block.keys).zip(ds.chunks_exact_mut(block.keys));
+            for (row, (p, ds)) in rows.enumerate() {
+                let head = row * stride..row * stride + shape.head_dim;
+                let dot = lanes::sum([&dout[head.clone()], &out[head]], |[d, o]| d * o);
+                let lse = lse[block.lse + row];
+                let visible = block.visible(shape, row);
+                for (p, ds) in p[..visible].iter_mut().zip(&mut ds[..visible]) {
+                    *p = exp(*p * scale - lse);
+                    *ds = *p * (*ds - dot) * scale;
+                }
+                p[visible..].fill(0.0);
+                ds[visible..].fill(0.0);
+            }
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::{assert_close, bits, numeric_gradient, random, widen};
+    use proptest::prelude::*;
+
+    fn reference(s: Shape, qkv: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let (d, width) = (s.head_dim, s.width());
+        let mut out = vec![0.0; s.batch * s.seq * s.heads * d];
+        let mut lse = vec![0.0; s.batch * s.heads * s.seq];
+        for b in 0..s.batch {
+            for h in 0..s.heads {
+                let kv = h * s.kv_heads / s.heads;
+                let at = |t: usize, head: usize| &qkv[(b * s.seq + t) * width + head * d..][..d];
+                for t in 0..s.seq {
+                    let seen = if s.causal { t + 1 } else { s.seq };
+                    let score = |u: usize| {
+                        let (q, k) = (at(t, h), at(u, s.heads + kv));
+                        q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (d as f64).sqrt()
+                    };
+                    let sum: f64 = (0..seen).map(|u| score(u).exp()).sum();
+                    lse[(b * s.heads + h) * s.seq + t] = sum.ln();
+                    for u in 0..seen {
+                        let p = score(u).exp() / sum;
+                        let v = at(u, s.heads + s.kv_heads + kv);
+                        for i in 0..d {
+                            out[((b * s.seq + t) * s.heads + h) * d + i] += p * v[i];
+                        }
+                    }
+                }
+            }
+        }
+        (out, lse)
+    }
+
+    struct Run {
+        out: Vec<f32>,
+        lse: Vec<f32>,
+        dqkv: Vec<f32>,
+    }
+
+    fn run(s: Shape, qkv: &[f32], dout: &[f32]) -> Run {
+        let mut out = vec![f32::NAN; dout.len()];
+        let mut lse = vec![f32::NAN; s.batch * s.heads * s.seq];
+        let mut dqkv = vec![f32::NAN; qkv.len()];
+        forward(s, qkv, &mut out, &mut lse, &mut vec![f32::NAN; s.forward_workspace()]);
+        let mut workspace = vec![f32::NAN; s.backward_workspace()];
+        backward(s, dout, qkv, &out, &lse, &mut dqkv, &mut workspace);
+        Run { out, lse, dqkv }
+    }
+
+    fn inputs(s: Shape) -> (Vec<f32>, Vec<f32>) {
+        let tokens = s.batch * s.seq;
+        (random("qkv", tokens * s.width()), random("dout", tokens * s.heads * s.head_dim))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn forward_and_backward_agree_with_the_reference(
+            batch in 0usize..3, seq in 0usize..7, groups in 1usize..3, kv_heads in 1usize..3,
+            head_dim in 1usize..6, causal in any::<bool>(),
+        ) {
+            let s = Shape { batch, seq, heads: groups * kv_heads, kv_heads, head_dim, causal };
+            let (qkv, dout) = inputs(s);
+            let Run { out, lse, dqkv } = run(s, &qkv, &dout);
+            let (expected_out, expected_lse) = reference(s, &widen(&qkv));
+            assert_close(&out, &expected_out);
+            assert_close(&lse, &expected_lse);
+            let expected = numeric_gradient(&widen(&qkv), &widen(&dout), |x| reference(s, x).0);
+            assert_close(&dqkv, &expected);
+        }
+    }
+
+    /// Several blocks of queries, the last one short: gradients are checked along one direction.
+    #[test]
+    fn sequences_longer_than_a_block_agree_with_the_reference() {
+        for causal in [true, false] {
+            let seq = 2 * BLOCK + 9;
+            let s = Shape { batch: 1, seq, heads: 4, kv_heads: 2, head_dim: 5, causal };
+            let (qkv, dout) = inputs(s);
+            let Run { out, lse, dqkv } = run(s, &qkv, &dout);
+            let wide = widen(&qkv);
+            let (expected_out, expected_lse) = reference(s, &wide);
+            assert_close(&out, &expected_out);
+            assert_close(&lse, &expected_lse);
+
+            for name in ["a", "b", "c"] {
+                let direction = widen(&random(name, qkv.len()));
+                let along = |t: &[f64]| {
+                    let x: Vec<f64> =
+                        wide.iter().zip(&direction).map(|(x, d)| x + t[0] * d).collect();
+                    reference(s, &x).0
+                };
+                let expected = numeric_gradient(&[0.0], &widen(&dout), along)[0];
+                let actual: f64 = dqkv.iter().zip(&direction).map(|(&g, d)| f64::from(g) * d).sum();
+                assert!(
+                    (actual - expected).abs() < 1e-4 * expected.abs().max(1.0),
+                    "{actual} {expected}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_sequence_does_not_depend_on_the_batch_around_it() {
+        let s = Shape { batch: 3, seq: 70, heads: 2, kv_heads: 1, head_dim: 8, causal: true };
+        let (qkv, dout) = inputs(s);
+        let all = run(s, &qkv, &dout);
+        let one = Shape { batch: 1, ..s };
+        let (n, m) = (70 * s.width(), 70 * 16);
+        let second = run(one, &qkv[n..2 * n], &dout[m..2 * m]);
+        assert_eq!(bits(&second.out), bits(&all.out[m..2 * m]));
+        assert_eq!(bits(&second.lse), bits(&all.lse[2 * 70..4 * 70]));
+        assert_eq!(bits(&second.dqkv), bits(&all.dqkv[n..2 * n]));
+    }
+
+    #[test]
+    fn large_scores_do_not_overflow() {
+        let s = Shape { batch: 1, seq: 5, heads: 1, kv_heads: 1, head_dim: 2, causal: true };
+        let (mut qkv, dout) = inputs(s);
+        qkv.iter_mut().for_each(|x| *x *= 300.0);
+        let Run { out, lse, dqkv } = run(s, &qkv, &dout);
+        assert!(out.iter().chain(&lse).chain(&dqkv).all(|v| v.is_finite()));
+    }
+
+    #[test]
+    #[should_panic(expected = "3 query heads cannot share 2 key heads equally")]
+    fn uneven_groups_are_refused() {
+        let s = Shape { batch: 0, seq: 0, heads: 3, kv_heads: 2, head_dim: 1, causal: true };
+        forward(s, &[], &mut [], &mut [], &mut []);
+    }
+}

@@ -1,0 +1,199 @@
+//! The linear operator, `y = x w^T`, its gradients, and the bias that may follow it.
+//!
+//! The bias is an operator of its own: under tensor parallelism it is added once, after the
+//! partial products have been summed.
+
+use crate::instruction_set::vectorised;
+use crate::matmul::{Operand, Product};
+use crate::shape::expect_len;
+use crate::{Rows, Write};
+
+/// The sizes of a linear operator on one microbatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// How many tokens pass through.
+    pub rows: usize,
+    /// The width of a row of `x`.
+    pub inputs: usize,
+    /// The width of a row of `y`.
+    pub outputs: usize,
+}
+
+/// `y[rows, outputs] = x[rows, inputs] w[outputs, inputs]^T`.
+pub fn forward(shape: Shape, x: &[f32], w: &[f32], y: &mut [f32]) {
+    let Shape { rows, inputs, outputs } = shape;
+    expect_len("x", x.len(), &[rows, inputs]);
+    expect_len("w", w.len(), &[outputs, inputs]);
+    expect_len("y", y.len(), &[rows, outputs]);
+    Product { height: rows, width: outputs, depth: inputs }.compute(
+        Operand::rows(x, inputs),
+        Operand::transposed(w, inputs),
+        y,
+        outputs,
+        Write::Overwrite,
+    );
+}
+
+/// `dx[rows, inputs] = dy[rows, outputs] w[outputs, inputs]`.
+pub fn input_gradient(shape: Shape, dy: &[f32], w: &[f32], dx: &mut [f32]) {
+    let Shape { rows, inputs, outputs } = shape;
+    expect_len("dy", dy.len(), &[rows, outputs]);
+    expect_len("w", w.len(), &[outputs, inputs]);
+    expect_len("dx", dx.len(), &[rows, inputs]);
+    Product { height: rows, width: inputs, depth: outputs }.compute(
+        Operand::rows(dy, outputs),
+        Operand::rows(w, inputs),
+        dx,
+        inputs,
+        Write::Overwrite,
+    );
+}
+
+/// `dw[outputs, inputs] (+)= dy[rows, outputs]^T x[rows, inputs]`.
+pub fn weight_gradient(shape: Shape, dy: &[f32], x: &[f32], dw: &mut [f32], mode: Write) {
+    let Shape { rows, inputs, outputs } = shape;
+    expect_len("dy", dy.len(), &[rows, outputs]);
+    expect_len("x", x.len(), &[rows, inputs]);
+    expect_len("dw", dw.len(), &[outputs, inputs]);
+    Product { height: outputs, width: inputs, depth: rows }.compute(
+        Operand::transposed(dy, outputs),
+        Operand::rows(x, inputs),
+        dw,
+        inputs,
+        mode,
+    );
+}
+
+/// `y = x + b`, the same bias for every row.
+pub fn bias_forward(shape: Rows, x: &[f32], b: &[f32], y: &mut [f32]) {
+    expect_len("x", x.len(), &[shape.rows, shape.width]);
+    expect_len("y", y.len(), &[shape.rows, shape.width]);
+    y.copy_from_slice(x);
+    bias_forward_in_place(shape, b, y);
+}
+
+/// `y += b`, the same bias for every row.
+pub fn bias_forward_in_place(shape: Rows, b: &[f32], y: &mut [f32]) {
+    expect_len("b", b.len(), &[shape.width]);
+    expect_len("y", y.len(), &[shape.rows, shape.width]);
+    vectorised(
+        #[inline(always)]
+        || {
+            for row in 0..shape.rows {
+                for (y, &b) in y[shape.range(row)].iter_mut().zip(b) {
+                    *y += b;
+                }
+            }
+        },
+    );
+}
+
+/// `db[width] (+)=` the sum of the rows of `dy`, added in their order. The gradient of the input
+/// is `dy` itself.
+pub fn bias_gradient(shape: Rows, dy: &[f32], db: &mut [f32], mode: Write) {
+    expect_len("dy", dy.len(), &[shape.rows, shape.width]);
+    expect_len("db", db.len(), &[shape.width]);
+    mode.prepare(db);
+    vectorised(
+        #[inline(always)]
+        || {
+            for row in 0..shape.rows {
+                for (db, &dy) in db.iter_mut().zip(&dy[shape.range(row)]) {
+                    *db += dy;
+                }
+            }
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::{assert_close, bits, numeric_gradient, random, widen};
+    use proptest::prelude::*;
+
+    fn reference(s: Shape, x: &[f64], w: &[f64]) -> Vec<f64> {
+        let mut y = vec![0.0; s.rows * s.outputs];
+        for r in 0..s.rows {
+            for o in 0..s.outputs {
+                y[r * s.outputs + o] =
+                    (0..s.inputs).map(|i| x[r * s.inputs + i] * w[o * s.inputs + i]).sum();
+            }
+        }
+        y
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn forward_and_gradients_agree_with_the_reference(
+            rows in 0usize..12, inputs in 0usize..12, outputs in 0usize..12,
+        ) {
+            let s = Shape { rows, inputs, outputs };
+            let (x, w) = (random("x", rows * inputs), random("w", outputs * inputs));
+            let dy = random("dy", rows * outputs);
+            let (wide_x, wide_w, wide_dy) = (widen(&x), widen(&w), widen(&dy));
+
+            let mut y = vec![f32::NAN; rows * outputs];
+            forward(s, &x, &w, &mut y);
+            assert_close(&y, &reference(s, &wide_x, &wide_w));
+
+            let mut dx = vec![f32::NAN; x.len()];
+            input_gradient(s, &dy, &w, &mut dx);
+            assert_close(&dx, &numeric_gradient(&wide_x, &wide_dy, |x| reference(s, x, &wide_w)));
+
+            let mut dw = vec![f32::NAN; w.len()];
+            weight_gradient(s, &dy, &x, &mut dw, Write::Overwrite);
+            assert_close(&dw, &numeric_gradient(&wide_w, &wide_dy, |w| reference(s, &wide_x, w)));
+
+            let mut sum = random("old", w.len());
+            let expected: Vec<f64> =
+                sum.iter().zip(&dw).map(|(&a, &b)| f64::from(a) + f64::from(b)).collect();
+            weight_gradient(s, &dy, &x, &mut sum, Write::Accumulate);
+            assert_close(&sum, &expected);
+        }
+    }
+
+    #[test]
+    fn accumulating_onto_zeros_gives_the_bits_of_overwriting() {
+        for rows in [1, 2, 5, 511, 513, 1500] {
+            let s = Shape { rows, inputs: 33, outputs: 18 };
+            let (dy, x) = (random("dy", rows * 18), random("x", rows * 33));
+            let (mut over, mut onto) = (vec![f32::NAN; 18 * 33], vec![0.0; 18 * 33]);
+            weight_gradient(s, &dy, &x, &mut over, Write::Overwrite);
+            weight_gradient(s, &dy, &x, &mut onto, Write::Accumulate);
+            assert_eq!(bits(&over), bits(&onto), "{rows} rows");
+        }
+    }
+
+    #[test]
+    fn bias_is_added_to_every_row_and_its_gradient_sums_them() {
+        for (rows, width) in [(0, 3), (1, 1), (7, 19), (5, 0)] {
+            let shape = Rows { rows, width };
+            let (x, b) = (random("x", rows * width), random("b", width));
+            let mut y = vec![f32::NAN; x.len()];
+            bias_forward(shape, &x, &b, &mut y);
+            let mut in_place = x.clone();
+            bias_forward_in_place(shape, &b, &mut in_place);
+            assert_eq!(y, in_place);
+            for (i, &v) in y.iter().enumerate() {
+                assert_eq!(v, x[i] + b[i % width]);
+            }
+
+            let mut db = vec![f32::NAN; width];
+            bias_gradient(shape, &x, &mut db, Write::Overwrite);
+            let expected: Vec<f64> =
+                (0..width).map(|c| (0..rows).map(|r| f64::from(x[r * width + c])).sum()).collect();
+            assert_close(&db, &expected);
+            bias_gradient(shape, &x, &mut db, Write::Accumulate);
+            assert_close(&db, &expected.iter().map(|v| 2.0 * v).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "`w` holds 5 elements, but its shape [2, 3] needs 6")]
+    fn a_weight_of_the_wrong_size_is_refused() {
+        let s = Shape { rows: 1, inputs: 3, outputs: 2 };
+        forward(s, &[0.0; 3], &[0.0; 5], &mut [0.0; 2]);
+    }
+}

@@ -1,0 +1,229 @@
+//! Cross entropy over a vocabulary that may be cut across ranks.
+//!
+//! The loss of a row is `ln(sum of exp(l - max)) - (l[target] - max)`. It is computed in the parts
+//! that the vocabulary-parallel loss of Megatron-LM needs (Shoeybi et al., 2019, section 3): the
+//! largest logit of each row, then two sums, with a reduction over the shards after each; the
+//! logits themselves are never gathered. A shard holds the logits of rows `first..first + width` of
+//! the vocabulary. Without shards the same functions are called one after the other.
+
+use crate::Rows;
+use crate::embedding::local;
+use crate::instruction_set::vectorised;
+use crate::lanes;
+use crate::math::{exp, ln_f64};
+use crate::shape::expect_len;
+
+/// `max[row]` = the largest logit of the row held here; to be reduced by maximum over shards.
+pub fn row_max(shape: Rows, logits: &[f32], max: &mut [f32]) {
+    expect_len("logits", logits.len(), &[shape.rows, shape.width]);
+    expect_len("max", max.len(), &[shape.rows]);
+    vectorised(
+        #[inline(always)]
+        || {
+            for (row, max) in max.iter_mut().enumerate() {
+                *max = lanes::max(&logits[shape.range(row)]);
+            }
+        },
+    );
+}
+
+/// `stats[row] = [sum of exp(l - max), l[target] - max]`; to be reduced by sum over shards. The
+/// second is zero where another shard holds the target.
+pub fn softmax_stats(
+    shape: Rows,
+    first: u32,
+    logits: &[f32],
+    max: &[f32],
+    targets: &[u32],
+    stats: &mut [f32],
+) {
+    expect_len("logits", logits.len(), &[shape.rows, shape.width]);
+    expect_len("max", max.len(), &[shape.rows]);
+    expect_len("targets", targets.len(), &[shape.rows]);
+    expect_len("stats", stats.len(), &[shape.rows, 2]);
+    vectorised(
+        #[inline(always)]
+        || {
+            let rows = max.iter().zip(targets).zip(stats.as_chunks_mut::<2>().0).enumerate();
+            for (row, ((&max, &target), stats)) in rows {
+                let logits = &logits[shape.range(row)];
+                let sum = lanes::sum([logits], |[l]| exp(l - max));
+                let target = local(target, first, shape.width).map_or(0.0, |t| logits[t] - max);
+                *stats = [sum, target];
+            }
+        },
+    );
+}
+
+/// `loss[row] = ln(sum) - target`, from the statistics reduced over all shards.
+pub fn cross_entropy(stats: &[f32], loss: &mut [f32]) {
+    expect_len("stats", stats.len(), &[loss.len(), 2]);
+    for (loss, &[sum, target]) in loss.iter_mut().zip(stats.as_chunks::<2>().0) {
+        *loss = (ln_f64(f64::from(sum)) - f64::from(target)) as f32;
+    }
+}
+
+/// The sum of the losses of all rows, in an order that depends on their number alone.
+pub fn sum(loss: &[f32]) -> f32 {
+    vectorised(
+        #[inline(always)]
+        || lanes::sum([loss], |[l]| l),
+    )
+}
+
+/// `dlogits = (softmax(logits) - onehot(target)) * scale`, where `max` and `stats` have been
+/// reduced over all shards and `scale` is the gradient of each row's loss.
+#[expect(clippy::too_many_arguments, reason = "one name per tensor of the operator")]
+pub fn input_gradient(
+    shape: Rows,
+    first: u32,
+    scale: f32,
+    logits: &[f32],
+    max: &[f32],
+    stats: &[f32],
+    targets: &[u32],
+    dlogits: &mut [f32],
+) {
+    expect_len("dlogits", dlogits.len(), &[logits.len()]);
+    dlogits.copy_from_slice(logits);
+    input_gradient_in_place(shape, first, scale, max, stats, targets, dlogits);
+}
+
+/// [`input_gradient`], replacing the logits by their gradient: they are the largest activation of
+/// a language model, and nothing needs them afterwards.
+pub fn input_gradient_in_place(
+    shape: Rows,
+    first: u32,
+    scale: f32,
+    max: &[f32],
+    stats: &[f32],
+    targets: &[u32],
+    logits: &mut [f32],
+) {
+    expect_len("logits", logits.len(), &[shape.rows, shape.width]);
+    expect_len("max", max.len(), &[shape.rows]);
+    expect_len("targets", targets.len(), &[shape.rows]);
+    expect_len("stats", stats.len(), &[shape.rows, 2]);
+    vectorised(
+        #[inline(always)]
+        || {
+            let rows = max.iter().zip(targets).zip(stats.as_chunks::<2>().0).enumerate();
+            for (row, ((&max, &target), &[sum, _])) in rows {
+                let logits = &mut logits[shape.range(row)];
+                let share = scale / sum;
+                for l in logits.iter_mut() {
+                    *l = exp(*l - max) * share;
+                }
+                if let Some(target) = local(target, first, shape.width) {
+                    logits[target] -= scale;
+                }
+            }
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::{assert_close, numeric_gradient, random, random_ids, widen};
+    use proptest::prelude::*;
+
+    fn reference(width: usize, targets: &[u32], logits: &[f64]) -> Vec<f64> {
+        logits
+            .chunks(width)
+            .zip(targets)
+            .map(|(l, &t)| l.iter().map(|v| v.exp()).sum::<f64>().ln() - l[t as usize])
+            .collect()
+    }
+
+    /// Runs the loss as `cuts` shards would, with the reductions in between.
+    fn sharded(
+        shape: Rows,
+        targets: &[u32],
+        logits: &[f32],
+        cuts: &[usize],
+    ) -> (Vec<f32>, Vec<f32>) {
+        let Rows { rows, width } = shape;
+        let mut edges = vec![0];
+        edges.extend(cuts.iter().map(|c| c.min(&width)));
+        edges.push(width);
+        edges.sort();
+        let shards: Vec<(u32, Rows, Vec<f32>)> = edges
+            .windows(2)
+            .map(|w| {
+                let part = (0..rows).flat_map(|r| &logits[r * width + w[0]..r * width + w[1]]);
+                (w[0] as u32, Rows { rows, width: w[1] - w[0] }, part.copied().collect())
+            })
+            .collect();
+        let mut max = vec![f32::NEG_INFINITY; rows];
+        for (_, shape, logits) in &shards {
+            let mut part = vec![f32::NAN; rows];
+            row_max(*shape, logits, &mut part);
+            max.iter_mut().zip(part).for_each(|(m, p)| *m = m.max(p));
+        }
+        let mut stats = vec![0.0; 2 * rows];
+        for (first, shape, logits) in &shards {
+            let mut part = vec![f32::NAN; 2 * rows];
+            softmax_stats(*shape, *first, logits, &max, targets, &mut part);
+            stats.iter_mut().zip(part).for_each(|(s, p)| *s += p);
+        }
+        let mut loss = vec![f32::NAN; rows];
+        cross_entropy(&stats, &mut loss);
+        let mut dlogits = vec![f32::NAN; rows * width];
+        for (first, s, logits) in &shards {
+            let mut part = vec![f32::NAN; logits.len()];
+            input_gradient(*s, *first, 0.25, logits, &max, &stats, targets, &mut part);
+            for r in 0..rows {
+                let start = r * width + *first as usize;
+                dlogits[start..start + s.width].copy_from_slice(&part[s.range(r)]);
+            }
+        }
+        (loss, dlogits)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn any_cut_agrees_with_the_reference(
+            rows in 0usize..5, width in 1usize..40, cuts in prop::collection::vec(0usize..40, 0..4),
+        ) {
+            let shape = Rows { rows, width };
+            let logits: Vec<f32> = random("l", rows * width).iter().map(|v| v * 4.0).collect();
+            let targets = random_ids("t", rows, width as u32);
+            let (loss, dlogits) = sharded(shape, &targets, &logits, &cuts);
+            if width == 1 {
+                // The only word of a vocabulary is predicted with certainty.
+                assert!(loss.iter().chain(&dlogits).all(|&v| v == 0.0));
+            } else {
+                let wide = widen(&logits);
+                assert_close(&loss, &reference(width, &targets, &wide));
+                let f = |l: &[f64]| reference(width, &targets, l);
+                assert_close(&dlogits, &numeric_gradient(&wide, &vec![0.25; rows], f));
+            }
+        }
+    }
+
+    #[test]
+    fn large_logits_do_not_overflow() {
+        let shape = Rows { rows: 2, width: 3 };
+        let logits = [1e4, 1e4, -1e4, -1e30, -1e30, -1e30];
+        let (loss, dlogits) = sharded(shape, &[0, 2], &logits, &[]);
+        assert_close(&loss, &[2f64.ln(), 3f64.ln()]);
+        let third = 0.25 / 3.0;
+        assert_close(&dlogits, &[-0.125, 0.125, 0.0, third, third, third - 0.25]);
+    }
+
+    #[test]
+    fn nan_reaches_the_loss() {
+        let (loss, _) = sharded(Rows { rows: 1, width: 3 }, &[0], &[1.0, f32::NAN, 2.0], &[]);
+        assert!(loss[0].is_nan());
+    }
+
+    #[test]
+    fn the_sum_of_losses_is_accurate() {
+        let loss = random("loss", 5000);
+        let exact: f64 = loss.iter().map(|&l| f64::from(l)).sum();
+        assert!((f64::from(sum(&loss)) - exact).abs() < 1e-4);
+        assert_eq!(sum(&[]), 0.0);
+    }
+}

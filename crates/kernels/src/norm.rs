@@ -1,0 +1,321 @@
+//! Layer normalisation (Ba, Kiros and Hinton, 2016) and root-mean-square normalisation (Zhang and
+//! Sennrich, 2019), over the width of each row.
+//!
+//! The forward pass saves a few numbers per row, from which both gradients are computed without
+//! passing over the row once more for its moments.
+
+use crate::instruction_set::vectorised;
+use crate::lanes;
+use crate::shape::expect_len;
+use crate::{Rows, Write};
+
+/// `y = (x - mean) / sqrt(variance + epsilon) * gamma + beta`.
+///
+/// Saves `stats[rows, 2]`: the mean and the reciprocal of the standard deviation of each row.
+pub fn layer_norm_forward(
+    shape: Rows,
+    epsilon: f32,
+    x: &[f32],
+    gamma: &[f32],
+    beta: &[f32],
+    y: &mut [f32],
+    stats: &mut [f32],
+) {
+    expect_rows(shape, "x", x, "y", y);
+    expect_len("gamma", gamma.len(), &[shape.width]);
+    expect_len("beta", beta.len(), &[shape.width]);
+    expect_len("stats", stats.len(), &[shape.rows, 2]);
+    vectorised(
+        #[inline(always)]
+        || {
+            let share = 1.0 / shape.width as f32;
+            for (row, stats) in stats.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                let x = &x[shape.range(row)];
+                let mean = lanes::sum([x], |[x]| x) * share;
+                let variance = lanes::sum([x], |[x]| (x - mean) * (x - mean)) * share;
+                let scale = 1.0 / (variance + epsilon).sqrt();
+                *stats = [mean, scale];
+                let weights = gamma.iter().zip(beta);
+                for ((y, &x), (&gamma, &beta)) in y[shape.range(row)].iter_mut().zip(x).zip(weights)
+                {
+                    *y = (x - mean) * scale * gamma + beta;
+                }
+            }
+        },
+    );
+}
+
+/// The gradient of layer normalisation's input: with `g = dy * gamma` and `n` the normalised row,
+/// `dx = (g - mean(g) - n * mean(g * n)) / standard deviation`.
+pub fn layer_norm_input_gradient(
+    shape: Rows,
+    dy: &[f32],
+    x: &[f32],
+    gamma: &[f32],
+    stats: &[f32],
+    dx: &mut [f32],
+) {
+    expect_rows(shape, "dy", dy, "dx", dx);
+    expect_rows(shape, "x", x, "dx", dx);
+    expect_len("gamma", gamma.len(), &[shape.width]);
+    expect_len("stats", stats.len(), &[shape.rows, 2]);
+    vectorised(
+        #[inline(always)]
+        || {
+            let share = 1.0 / shape.width as f32;
+            for (row, &[mean, scale]) in stats.as_chunks::<2>().0.iter().enumerate() {
+                let (x, dy) = (&x[shape.range(row)], &dy[shape.range(row)]);
+                let along = lanes::sum([dy, gamma], |[dy, gamma]| dy * gamma) * share;
+                let across =
+                    lanes::sum([dy, gamma, x], |[dy, gamma, x]| dy * gamma * ((x - mean) * scale))
+                        * share;
+                let inputs = dy.iter().zip(gamma).zip(x);
+                for (dx, ((&dy, &gamma), &x)) in dx[shape.range(row)].iter_mut().zip(inputs) {
+                    *dx = scale * (dy * gamma - along - (x - mean) * scale * across);
+                }
+            }
+        },
+    );
+}
+
+/// `dgamma (+)=` the sum over rows of `dy * n`, and `dbeta (+)=` the sum of `dy`, where `n` is the
+/// normalised row. Rows are added in their order.
+pub fn layer_norm_weight_gradient(
+    shape: Rows,
+    dy: &[f32],
+    x: &[f32],
+    stats: &[f32],
+    dgamma: &mut [f32],
+    dbeta: &mut [f32],
+    mode: Write,
+) {
+    expect_len("dy", dy.len(), &[shape.rows, shape.width]);
+    expect_len("x", x.len(), &[shape.rows, shape.width]);
+    expect_len("stats", stats.len(), &[shape.rows, 2]);
+    expect_len("dgamma", dgamma.len(), &[shape.width]);
+    expect_len("dbeta", dbeta.len(), &[shape.width]);
+    mode.prepare(dgamma);
+    mode.prepare(dbeta);
+    vectorised(
+        #[inline(always)]
+        || {
+            for (row, &[mean, scale]) in stats.as_chunks::<2>().0.iter().enumerate() {
+                let inputs = dy[shape.range(row)].iter().zip(&x[shape.range(row)]);
+                let outputs = dgamma.iter_mut().zip(dbeta.iter_mut());
+                for ((dgamma, dbeta), (&dy, &x)) in outputs.zip(inputs) {
+                    *dgamma += dy * ((x - mean) * scale);
+                    *dbeta += dy;
+                }
+            }
+        },
+    );
+}
+
+/// `y = x / sqrt(mean(x^2) + epsilon) * gamma`.
+///
+/// Saves `stats[rows]`: the reciprocal of the root mean square of each row.
+pub fn rms_norm_forward(
+    shape: Rows,
+    epsilon: f32,
+    x: &[f32],
+    gamma: &[f32],
+    y: &mut [f32],
+    stats: &mut [f32],
+) {
+    expect_rows(shape, "x", x, "y", y);
+    expect_len("gamma", gamma.len(), &[shape.width]);
+    expect_len("stats", stats.len(), &[shape.rows]);
+    vectorised(
+        #[inline(always)]
+        || {
+            let share = 1.0 / shape.width as f32;
+            for (row, stats) in stats.iter_mut().enumerate() {
+                let x = &x[shape.range(row)];
+                let scale = 1.0 / (lanes::sum([x], |[x]| x * x) * share + epsilon).sqrt();
+                *stats = scale;
+                for ((y, &x), &gamma) in y[shape.range(row)].iter_mut().zip(x).zip(gamma) {
+                    *y = x * scale * gamma;
+                }
+            }
+        },
+    );
+}
+
+/// The gradient of root-mean-square normalisation's input: with `g = dy * gamma` and `n` the
+/// normalised row, `dx = (g - n * mean(g * n)) / root mean square`.
+pub fn rms_norm_input_gradient(
+    shape: Rows,
+    dy: &[f32],
+    x: &[f32],
+    gamma: &[f32],
+    stats: &[f32],
+    dx: &mut [f32],
+) {
+    expect_rows(shape, "dy", dy, "dx", dx);
+    expect_rows(shape, "x", x, "dx", dx);
+    expect_len("gamma", gamma.len(), &[shape.width]);
+    expect_len("stats", stats.len(), &[shape.rows]);
+    vectorised(
+        #[inline(always)]
+        || {
+            let share = 1.0 / shape.width as f32;
+            for (row, &scale) in stats.iter().enumerate() {
+                let (x, dy) = (&x[shape.range(row)], &dy[shape.range(row)]);
+                let across =
+                    lanes::sum([dy, gamma, x], |[dy, gamma, x]| dy * gamma * (x * scale)) * share;
+                let inputs = dy.iter().zip(gamma).zip(x);
+                for (dx, ((&dy, &gamma), &x)) in dx[shape.range(row)].iter_mut().zip(inputs) {
+                    *dx = scale * (dy * gamma - x * scale * across);
+                }
+            }
+        },
+    );
+}
+
+/// `dgamma (+)=` the sum over rows of `dy * n`, where `n` is the normalised row. Rows are added in
+/// their order.
+pub fn rms_norm_weight_gradient(
+    shape: Rows,
+    dy: &[f32],
+    x: &[f32],
+    stats: &[f32],
+    dgamma: &mut [f32],
+    mode: Write,
+) {
+    expect_len("dy", dy.len(), &[shape.rows, shape.width]);
+    expect_len("x", x.len(), &[shape.rows, shape.width]);
+    expect_len("stats", stats.len(), &[shape.rows]);
+    expect_len("dgamma", dgamma.len(), &[shape.width]);
+    mode.prepare(dgamma);
+    vectorised(
+        #[inline(always)]
+        || {
+            for (row, &scale) in stats.iter().enumerate() {
+                let inputs = dy[shape.range(row)].iter().zip(&x[shape.range(row)]);
+                for (dgamma, (&dy, &x)) in dgamma.iter_mut().zip(inputs) {
+                    *dgamma += dy * (x * scale);
+                }
+            }
+        },
+    );
+}
+
+/// Panics unless the input and the output of a norm have its shape.
+#[track_caller]
+fn expect_rows(shape: Rows, input: &str, x: &[f32], output: &str, y: &[f32]) {
+    expect_len(input, x.len(), &[shape.rows, shape.width]);
+    expect_len(output, y.len(), &[shape.rows, shape.width]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::{assert_close, numeric_gradient, random, widen};
+    use proptest::prelude::*;
+
+    const EPSILON: f32 = 1e-5;
+
+    fn layer_norm(width: usize, x: &[f64], gamma: &[f64], beta: &[f64]) -> Vec<f64> {
+        let mut y = Vec::new();
+        for x in x.chunks(width) {
+            let mean = x.iter().sum::<f64>() / width as f64;
+            let variance = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / width as f64;
+            let scale = 1.0 / (variance + f64::from(EPSILON)).sqrt();
+            y.extend((0..width).map(|i| (x[i] - mean) * scale * gamma[i] + beta[i]));
+        }
+        y
+    }
+
+    fn rms_norm(width: usize, x: &[f64], gamma: &[f64]) -> Vec<f64> {
+        let mut y = Vec::new();
+        for x in x.chunks(width) {
+            let square = x.iter().map(|v| v * v).sum::<f64>() / width as f64;
+            let scale = 1.0 / (square + f64::from(EPSILON)).sqrt();
+            y.extend((0..width).map(|i| x[i] * scale * gamma[i]));
+        }
+        y
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(16))]
+        #[test]
+        fn layer_norm_agrees_with_the_reference(rows in 0usize..6, width in 2usize..40) {
+            let shape = Rows { rows, width };
+            // An offset of several deviations, as activations have: the mean must really go.
+            let x: Vec<f32> = random("x", rows * width).iter().map(|v| v + 3.0).collect();
+            let (gamma, beta) = (random("gamma", width), random("beta", width));
+            let dy = random("dy", rows * width);
+            let (wx, wg, wb, wd) = (widen(&x), widen(&gamma), widen(&beta), widen(&dy));
+
+            let mut y = vec![f32::NAN; x.len()];
+            let mut stats = vec![f32::NAN; 2 * rows];
+            layer_norm_forward(shape, EPSILON, &x, &gamma, &beta, &mut y, &mut stats);
+            assert_close(&y, &layer_norm(width, &wx, &wg, &wb));
+
+            let mut dx = vec![f32::NAN; x.len()];
+            layer_norm_input_gradient(shape, &dy, &x, &gamma, &stats, &mut dx);
+            let expected = numeric_gradient(&wx, &wd, |x| layer_norm(width, x, &wg, &wb));
+            if width > 2 {
+                // Two elements are always normalised to -1 and 1: their gradient is rounding.
+                assert_close(&dx, &expected);
+            }
+
+            let (mut dgamma, mut dbeta) = (vec![f32::NAN; width], vec![f32::NAN; width]);
+            let over = Write::Overwrite;
+            layer_norm_weight_gradient(shape, &dy, &x, &stats, &mut dgamma, &mut dbeta, over);
+            let dg = numeric_gradient(&wg, &wd, |g| layer_norm(width, &wx, g, &wb));
+            let db = numeric_gradient(&wb, &wd, |b| layer_norm(width, &wx, &wg, b));
+            assert_close(&dgamma, &dg);
+            assert_close(&dbeta, &db);
+            let onto = Write::Accumulate;
+            layer_norm_weight_gradient(shape, &dy, &x, &stats, &mut dgamma, &mut dbeta, onto);
+            assert_close(&dgamma, &dg.iter().map(|v| 2.0 * v).collect::<Vec<_>>());
+            assert_close(&dbeta, &db.iter().map(|v| 2.0 * v).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn rms_norm_agrees_with_the_reference(rows in 0usize..6, width in 2usize..40) {
+            let shape = Rows { rows, width };
+            let (x, gamma) = (random("x", rows * width), random("gamma", width));
+            let dy = random("dy", rows * width);
+            let (wx, wg, wd) = (widen(&x), widen(&gamma), widen(&dy));
+
+            let mut y = vec![f32::NAN; x.len()];
+            let mut stats = vec![f32::NAN; rows];
+            rms_norm_forward(shape, EPSILON, &x, &gamma, &mut y, &mut stats);
+            assert_close(&y, &rms_norm(width, &wx, &wg));
+
+            let mut dx = vec![f32::NAN; x.len()];
+            rms_norm_input_gradient(shape, &dy, &x, &gamma, &stats, &mut dx);
+            assert_close(&dx, &numeric_gradient(&wx, &wd, |x| rms_norm(width, x, &wg)));
+
+            let mut dgamma = vec![f32::NAN; width];
+            rms_norm_weight_gradient(shape, &dy, &x, &stats, &mut dgamma, Write::Overwrite);
+            let dg = numeric_gradient(&wg, &wd, |g| rms_norm(width, &wx, g));
+            assert_close(&dgamma, &dg);
+            rms_norm_weight_gradient(shape, &dy, &x, &stats, &mut dgamma, Write::Accumulate);
+            assert_close(&dgamma, &dg.iter().map(|v| 2.0 * v).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_row_does_not_depend_on_its_neighbours() {
+        let (rows, width) = (5, 129);
+        let (x, gamma) = (random("x", rows * width), random("gamma", width));
+        let (mut y, mut stats) = (vec![0.0; rows * width], vec![0.0; rows]);
+        rms_norm_forward(Rows { rows, width }, EPSILON, &x, &gamma, &mut y, &mut stats);
+        let (mut one, mut stat) = (vec![0.0; width], vec![0.0; 1]);
+        let third = 2 * width..3 * width;
+        let shape = Rows { rows: 1, width };
+        rms_norm_forward(shape, EPSILON, &x[third.clone()], &gamma, &mut one, &mut stat);
+        assert_eq!(one, y[third]);
+    }
+
+    #[test]
+    fn a_constant_row_is_finite() {
+        let shape = Rows { rows: 1, width: 4 };
+        let (mut y, mut stats) = ([f32::NAN; 4], [f32::NAN; 2]);
+        layer_norm_forward(shape, EPSILON, &[7.0; 4], &[1.0; 4], &[0.5; 4], &mut y, &mut stats);
+        assert_eq!(y, [0.5; 4]);
+    }
+}

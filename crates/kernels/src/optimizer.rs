@@ -1,0 +1,242 @@
+//! Optimizer updates: one pass over a flat slice of parameters.
+//!
+//! Every element is updated by itself, so a tensor may be cut anywhere without changing a bit. The
+//! arithmetic follows PyTorch's single-tensor implementations: constants are computed in double
+//! precision, elements in single precision.
+
+use crate::instruction_set::vectorised;
+use crate::math::powi;
+use crate::shape::expect_len;
+
+/// Stochastic gradient descent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sgd {
+    /// The learning rate of this iteration.
+    pub lr: f64,
+    /// The factor of the parameters that is added to their gradient.
+    pub weight_decay: f64,
+    /// A factor for every gradient, below one when their norm is clipped.
+    pub grad_scale: f32,
+}
+
+/// Stochastic gradient descent with a velocity (Sutskever et al., 2013).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Momentum {
+    /// The learning rate of this iteration.
+    pub lr: f64,
+    /// How much of the velocity stays from one iteration to the next.
+    pub momentum: f64,
+    /// Whether to step from where the velocity will lead, as Nesterov's method does.
+    pub nesterov: bool,
+    /// The factor of the parameters that is added to their gradient.
+    pub weight_decay: f64,
+    /// A factor for every gradient, below one when their norm is clipped.
+    pub grad_scale: f32,
+}
+
+/// Adam with decoupled weight decay (Loshchilov and Hutter, 2019, algorithm 2).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// The learning rate of this iteration.
+    pub lr: f64,
+    /// The decay of the first moment.
+    pub beta1: f64,
+    /// The decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment, after its bias has been corrected.
+    pub epsilon: f64,
+    /// The factor of the learning rate by which parameters shrink.
+    pub weight_decay: f64,
+    /// A factor for every gradient, below one when their norm is clipped.
+    pub grad_scale: f32,
+    /// The number of this update, counted from one.
+    pub step: u64,
+}
+
+/// `p -= lr * (g + weight_decay * p)`; `decay` says whether this tensor decays at all.
+pub fn sgd(rule: &Sgd, decay: bool, params: &mut [f32], grads: &[f32]) {
+    expect_len("grads", grads.len(), &[params.len()]);
+    let (lr, scale) = (rule.lr as f32, rule.grad_scale);
+    let weight_decay = if decay { rule.weight_decay as f32 } else { 0.0 };
+    vectorised(
+        #[inline(always)]
+        || {
+            for (p, &g) in params.iter_mut().zip(grads) {
+                *p -= lr * (g * scale + weight_decay * *p);
+            }
+        },
+    );
+}
+
+/// `v = momentum * v + g`, then `p -= lr * v`, or with Nesterov `p -= lr * (g + momentum * v)`. The
+/// velocity starts as zeros.
+pub fn momentum(
+    rule: &Momentum,
+    decay: bool,
+    params: &mut [f32],
+    grads: &[f32],
+    velocity: &mut [f32],
+) {
+    expect_len("grads", grads.len(), &[params.len()]);
+    expect_len("velocity", velocity.len(), &[params.len()]);
+    let (lr, momentum, scale) = (rule.lr as f32, rule.momentum as f32, rule.grad_scale);
+    let weight_decay = if decay { rule.weight_decay as f32 } else { 0.0 };
+    vectorised(
+        #[inline(always)]
+        || {
+            for ((p, v), &g) in params.iter_mut().zip(velocity).zip(grads) {
+                let g = g * scale + weight_decay * *p;
+                *v = momentum * *v + g;
+                *p -= lr * if rule.nesterov { g + momentum * *v } else { *v };
+            }
+        },
+    );
+}
+
+/// One AdamW update. `first` and `second` are the moments of the gradient and start as zeros.
+///
+/// Panics if `rule.step` is zero: there is no bias correction for it.
+pub fn adamw(
+    rule: &AdamW,
+    decay: bool,
+    params: &mut [f32],
+    grads: &[f32],
+    first: &mut [f32],
+    second: &mut [f32],
+) {
+    assert!(rule.step > 0, "`step` is zero, but updates are counted from one");
+    expect_len("grads", grads.len(), &[params.len()]);
+    expect_len("first", first.len(), &[params.len()]);
+    expect_len("second", second.len(), &[params.len()]);
+    let keep = if decay { (1.0 - rule.lr * rule.weight_decay) as f32 } else { 1.0 };
+    let rate = (rule.lr / (1.0 - powi(rule.beta1, rule.step))) as f32;
+    let correction = (1.0 - powi(rule.beta2, rule.step)).sqrt() as f32;
+    let (towards, beta2) = ((1.0 - rule.beta1) as f32, rule.beta2 as f32);
+    let (fresh, epsilon) = ((1.0 - rule.beta2) as f32, rule.epsilon as f32);
+    let scale = rule.grad_scale;
+    vectorised(
+        #[inline(always)]
+        || {
+            let moments = first.iter_mut().zip(second);
+            for ((p, (m, v)), &g) in params.iter_mut().zip(moments).zip(grads) {
+                let g = g * scale;
+                *m += towards * (g - *m);
+                *v = beta2 * *v + fresh * (g * g);
+                *p = *p * keep - rate * *m / (v.sqrt() / correction + epsilon);
+            }
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::{assert_within, random, widen};
+
+    const LEN: usize = 37;
+    const ADAMW: AdamW = AdamW {
+        lr: 1e-2,
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        grad_scale: 0.5,
+        step: 1,
+    };
+
+    #[test]
+    fn sgd_and_momentum_agree_with_the_reference() {
+        for decay in [true, false] {
+            for nesterov in [true, false] {
+                let rule = Momentum {
+                    lr: 0.1,
+                    momentum: 0.9,
+                    nesterov,
+                    weight_decay: 0.01,
+                    grad_scale: 0.5,
+                };
+                let plain = Sgd { lr: 0.1, weight_decay: 0.01, grad_scale: 0.5 };
+                let wd = if decay { 0.01 } else { 0.0 };
+                let mut p = random("p", LEN);
+                let mut q = p.clone();
+                let mut v = vec![0.0; LEN];
+                let (mut wide_p, mut wide_q, mut wide_v) = (widen(&p), widen(&q), vec![0.0; LEN]);
+                for step in 0..5 {
+                    let g = random(&format!("g{step}"), LEN);
+                    momentum(&rule, decay, &mut p, &g, &mut v);
+                    sgd(&plain, decay, &mut q, &g);
+                    for i in 0..LEN {
+                        let g = f64::from(g[i]) * 0.5;
+                        wide_q[i] -= 0.1 * (g + wd * wide_q[i]);
+                        let g = g + wd * wide_p[i];
+                        wide_v[i] = 0.9 * wide_v[i] + g;
+                        wide_p[i] -= 0.1 * if nesterov { g + 0.9 * wide_v[i] } else { wide_v[i] };
+                    }
+                }
+                assert_within(&p, &wide_p, 1e-6);
+                assert_within(&v, &wide_v, 1e-6);
+                assert_within(&q, &wide_q, 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn adamw_agrees_with_the_reference() {
+        for decay in [true, false] {
+            let mut p = random("p", LEN);
+            let (mut m, mut v) = (vec![0.0; LEN], vec![0.0; LEN]);
+            let (mut wide_p, mut wide_m, mut wide_v) = (widen(&p), vec![0.0; LEN], vec![0.0; LEN]);
+            for step in 1..=6 {
+                let g = random(&format!("g{step}"), LEN);
+                adamw(&AdamW { step, ..ADAMW }, decay, &mut p, &g, &mut m, &mut v);
+                for i in 0..LEN {
+                    let g = f64::from(g[i]) * 0.5;
+                    if decay {
+                        wide_p[i] *= 1.0 - 1e-2 * 0.1;
+                    }
+                    wide_m[i] = 0.9 * wide_m[i] + 0.1 * g;
+                    wide_v[i] = 0.95 * wide_v[i] + 0.05 * g * g;
+                    let first = wide_m[i] / (1.0 - 0.9f64.powi(step as i32));
+                    let second: f64 = wide_v[i] / (1.0 - 0.95f64.powi(step as i32));
+                    wide_p[i] -= 1e-2 * first / (second.sqrt() + 1e-8);
+                }
+            }
+            assert_within(&p, &wide_p, 1e-6);
+            assert_within(&m, &wide_m, 1e-6);
+            assert_within(&v, &wide_v, 1e-6);
+        }
+    }
+
+    #[test]
+    fn a_tensor_may_be_cut_anywhere() {
+        let g = random("g", LEN);
+        let run = |cut: usize| {
+            let mut p = random("p", LEN);
+            let (mut m, mut v) = (random("m", LEN), vec![0.25; LEN]);
+            for range in [0..cut, cut..LEN] {
+                let rule = AdamW { step: 7, ..ADAMW };
+                let (p, g) = (&mut p[range.clone()], &g[range.clone()]);
+                adamw(&rule, true, p, g, &mut m[range.clone()], &mut v[range]);
+            }
+            p
+        };
+        for cut in 0..=LEN {
+            assert_eq!(run(cut), run(0));
+        }
+    }
+
+    #[test]
+    fn a_zero_gradient_only_decays() {
+        let mut p = [2.0];
+        adamw(&ADAMW, true, &mut p, &[0.0], &mut [0.0], &mut [0.0]);
+        assert_eq!(p, [2.0 * 0.999]);
+        adamw(&AdamW { step: u64::MAX, ..ADAMW }, false, &mut p, &[0.0], &mut [0.0], &mut [0.0]);
+        assert_eq!(p, [2.0 * 0.999]);
+    }
+
+    #[test]
+    #[should_panic(expected = "`step` is zero")]
+    fn updates_are_counted_from_one() {
+        adamw(&AdamW { step: 0, ..ADAMW }, true, &mut [], &[], &mut [], &mut []);
+    }
+}

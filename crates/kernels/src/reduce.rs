@@ -1,0 +1,147 @@
+//! Element-wise combinations of whole tensors, and the blocks of the gradient's norm.
+
+use crate::instruction_set::vectorised;
+use crate::lanes::larger;
+use crate::shape::expect_len;
+
+/// `out += a`.
+pub fn add(a: &[f32], out: &mut [f32]) {
+    combine(
+        a,
+        out,
+        #[inline(always)]
+        |out, a| out + a,
+    );
+}
+
+/// `y = a + b`.
+pub fn add3(a: &[f32], b: &[f32], y: &mut [f32]) {
+    expect_len("b", b.len(), &[a.len()]);
+    expect_len("y", y.len(), &[a.len()]);
+    vectorised(
+        #[inline(always)]
+        || {
+            for (y, (&a, &b)) in y.iter_mut().zip(a.iter().zip(b)) {
+                *y = a + b;
+            }
+        },
+    );
+}
+
+/// `out = max(out, a)`, element by element.
+pub fn max(a: &[f32], out: &mut [f32]) {
+    combine(a, out, larger);
+}
+
+/// `x *= factor`.
+pub fn scale(factor: f32, x: &mut [f32]) {
+    vectorised(
+        #[inline(always)]
+        || {
+            for x in x.iter_mut() {
+                *x *= factor;
+            }
+        },
+    );
+}
+
+/// `y = x`.
+pub fn copy(x: &[f32], y: &mut [f32]) {
+    expect_len("y", y.len(), &[x.len()]);
+    y.copy_from_slice(x);
+}
+
+/// `out[i]` = the sum of squares of block `i` of `x`, in double precision, rounded once; every block
+/// has `block` elements, the last one what is left.
+///
+/// The norm of a gradient is the sum of its blocks: where ranks hold whole blocks, each computes
+/// the same numbers as one rank that holds all of them.
+pub fn block_squares(x: &[f32], block: usize, out: &mut [f32]) {
+    assert!(block > 0, "`block` is zero, but a block has at least one element");
+    expect_len("out", out.len(), &[x.len().div_ceil(block)]);
+    vectorised(
+        #[inline(always)]
+        || {
+            for (out, x) in out.iter_mut().zip(x.chunks(block)) {
+                *out = squares(x) as f32;
+            }
+        },
+    );
+}
+
+/// The sum of squares, in eight lanes of `f64` joined as a balanced tree.
+#[inline(always)]
+fn squares(x: &[f32]) -> f64 {
+    const LANES: usize = 8;
+    let mut lanes = [0.0f64; LANES];
+    let (chunks, tail) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            lanes[lane] += f64::from(chunk[lane]) * f64::from(chunk[lane]);
+        }
+    }
+    for (lane, &x) in lanes.iter_mut().zip(tail) {
+        *lane += f64::from(x) * f64::from(x);
+    }
+    let [a, b, c, d, e, f, g, h] = lanes;
+    ((a + e) + (c + g)) + ((b + f) + (d + h))
+}
+
+#[inline(always)]
+fn combine(a: &[f32], out: &mut [f32], join: impl Fn(f32, f32) -> f32) {
+    expect_len("out", out.len(), &[a.len()]);
+    vectorised(
+        #[inline(always)]
+        || {
+            for (out, &a) in out.iter_mut().zip(a) {
+                *out = join(*out, a);
+            }
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::{assert_within, random};
+
+    #[test]
+    fn element_wise_operations_do_as_they_say() {
+        for len in [0, 1, 31, 100] {
+            let (a, b) = (random("a", len), random("b", len));
+            let mut y = vec![f32::NAN; len];
+            add3(&a, &b, &mut y);
+            let mut out = b.clone();
+            add(&a, &mut out);
+            assert_eq!(out, y);
+            max(&a, &mut out);
+            scale(-2.0, &mut y);
+            for i in 0..len {
+                assert_eq!(out[i], (a[i] + b[i]).max(a[i]));
+                assert_eq!(y[i], -2.0 * (a[i] + b[i]));
+            }
+            copy(&a, &mut out);
+            assert_eq!(out, a);
+        }
+    }
+
+    #[test]
+    fn squares_of_blocks_do_not_depend_on_who_holds_them() {
+        let x = random("x", 1000);
+        let mut whole = vec![f32::NAN; 16];
+        block_squares(&x, 64, &mut whole);
+        let expected: Vec<f64> =
+            x.chunks(64).map(|c| c.iter().map(|&v| f64::from(v).powi(2)).sum()).collect();
+        assert_within(&whole, &expected, 1e-7);
+        let mut part = vec![f32::NAN; 6];
+        block_squares(&x[10 * 64..], 64, &mut part);
+        assert_eq!(part, whole[10..]);
+        block_squares(&[], 64, &mut []);
+    }
+
+    #[test]
+    #[should_panic(expected = "`block` is zero")]
+    fn empty_blocks_are_refused() {
+        block_squares(&[1.0], 0, &mut []);
+    }
+}

@@ -1,0 +1,79 @@
+//! The shape that most kernels share, and the check of a slice against it.
+
+use std::ops::Range;
+
+/// A row-major matrix of activations: `rows` tokens of `width` features each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// How many rows there are: batch times sequence length.
+    pub rows: usize,
+    /// How many elements a row has.
+    pub width: usize,
+}
+
+impl Rows {
+    /// The range of elements that row `row` takes in the slice.
+    #[inline(always)]
+    pub(crate) fn range(self, row: usize) -> Range<usize> {
+        row * self.width..(row + 1) * self.width
+    }
+}
+
+/// What a weight gradient does with the values already in its destination.
+///
+/// Accumulating onto zeros gives the bits that overwriting gives (up to the sign of a zero), so a
+/// gradient buffer need not be cleared before the first microbatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// The old values are ignored.
+    Overwrite,
+    /// The new gradient is added to the old values.
+    Accumulate,
+}
+
+impl Write {
+    /// Clears `destination` for a kernel that can only add.
+    pub(crate) fn prepare(self, destination: &mut [f32]) {
+        match self {
+            Write::Overwrite => destination.fill(0.0),
+            Write::Accumulate => {}
+        }
+    }
+}
+
+/// Panics unless a slice of `len` elements is exactly as long as its shape `sizes` says.
+#[track_caller]
+pub(crate) fn expect_len(name: &str, len: usize, sizes: &[usize]) {
+    let needed = sizes.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
+    assert!(
+        needed == Some(len),
+        "`{name}` holds {len} elements, but its shape {sizes:?} needs {}",
+        needed.map_or_else(|| "more than can be addressed".to_owned(), |n| n.to_string()),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "`x` holds 5 elements, but its shape [2, 3] needs 6")]
+    fn a_wrong_length_names_the_slice_and_the_length_it_needs() {
+        expect_len("x", 5, &[2, 3]);
+    }
+
+    #[test]
+    #[should_panic(expected = "needs more than can be addressed")]
+    fn an_absurd_shape_does_not_wrap_around() {
+        expect_len("x", 0, &[usize::MAX, 2]);
+    }
+
+    #[test]
+    fn overwriting_clears_and_accumulating_keeps() {
+        let mut x = [1.0, 2.0];
+        Write::Accumulate.prepare(&mut x);
+        assert_eq!(x, [1.0, 2.0]);
+        Write::Overwrite.prepare(&mut x);
+        assert_eq!(x, [0.0, 0.0]);
+    }
+}

@@ -1,0 +1,241 @@
+//! The loss curve and the memory bars.
+
+use super::numbers::{Text, ticks};
+use super::{LossCurve, MemoryRow};
+use paceline_plan::units::Bytes;
+use std::fmt::{self, Write};
+
+/// The loss of every iteration, and the lowest that the data allows, as a line chart.
+pub(super) fn loss(out: &mut String, curve: &LossCurve) -> fmt::Result {
+    let chart = Chart::fit(curve);
+    let missing = curve.losses.iter().filter(|l| !l.is_finite()).count();
+    writeln!(
+        out,
+        "<figure><svg class=\"chart\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
+         aria-label=\"loss\">",
+    )?;
+    for value in ticks(chart.low, chart.high, 5) {
+        let (left, y, right) = (LEFT, chart.y(value), WIDTH - RIGHT);
+        writeln!(
+            out,
+            "<path class=\"gridline\" d=\"M{left} {y:.1}H{right}\"/>\
+             <text class=\"end\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+            left - 6.0,
+            y + 3.5,
+            short(value),
+        )?;
+    }
+    for iteration in ticks(1.0, chart.count, 8).into_iter().filter(|i| i.fract() == 0.0) {
+        let (x, y) = (chart.x(iteration - 1.0), HEIGHT - BOTTOM + 15.0);
+        writeln!(out, "<text class=\"middle\" x=\"{x:.1}\" y=\"{y}\">{iteration}</text>")?;
+    }
+    let (middle, bottom) = ((LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 3.0);
+    writeln!(out, "<text class=\"middle\" x=\"{middle}\" y=\"{bottom}\">iteration</text>")?;
+    writeln!(out, "<path class=\"loss\" d=\"{}\"/>", chart.path(&curve.losses))?;
+    if let Some(floor) = curve.floor.filter(|f| f.is_finite()) {
+        let y = chart.y(floor);
+        // Labelled on the left, where a curve that falls is farthest from it.
+        writeln!(
+            out,
+            "<path class=\"floor\" d=\"M{LEFT} {y:.1}H{:.1}\"/>\
+             <text x=\"{:.1}\" y=\"{:.1}\">floor {}</text>",
+            WIDTH - RIGHT,
+            LEFT + 6.0,
+            y - 5.0,
+            short(floor),
+        )?;
+    }
+    write!(out, "</svg>\n<figcaption>Loss by iteration")?;
+    if let Some(last) = curve.losses.iter().rev().find(|l| l.is_finite()) {
+        write!(out, ", ending at {}", short(f64::from(*last)))?;
+    }
+    write!(out, ".")?;
+    if curve.floor.is_some() {
+        write!(out, " The dashed line is the lowest loss that the data allows.")?;
+    }
+    if missing > 0 {
+        write!(
+            out,
+            " <strong>{missing} of {} losses are not finite</strong> and leave gaps.",
+            curve.losses.len()
+        )?;
+    }
+    writeln!(out, "</figcaption></figure>")
+}
+
+const WIDTH: f64 = 760.0;
+const HEIGHT: f64 = 250.0;
+const LEFT: f64 = 52.0;
+const RIGHT: f64 = 16.0;
+const TOP: f64 = 10.0;
+const BOTTOM: f64 = 34.0;
+/// Points drawn at most; more cannot be told apart.
+const POINTS: usize = 1500;
+
+/// Where losses lie in the drawing.
+struct Chart {
+    low: f64,
+    high: f64,
+    count: f64,
+}
+
+impl Chart {
+    fn fit(curve: &LossCurve) -> Self {
+        let values = curve.losses.iter().map(|l| f64::from(*l)).chain(curve.floor);
+        let (low, high) = values
+            .filter(|v| v.is_finite())
+            .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
+        let count = curve.losses.len() as f64;
+        if low > high {
+            return Self { low: 0.0, high: 1.0, count };
+        }
+        let margin = 0.05 * (high - low) + if high == low { 0.5 } else { 0.0 };
+        Self { low: low - margin, high: high + margin, count }
+    }
+
+    fn x(&self, index: f64) -> f64 {
+        LEFT + (WIDTH - RIGHT - LEFT) * index / (self.count - 1.0).max(1.0)
+    }
+
+    fn y(&self, loss: f64) -> f64 {
+        TOP + (HEIGHT - BOTTOM - TOP) * (self.high - loss) / (self.high - self.low)
+    }
+
+    /// The curve, broken where a loss is not finite. A long one is thinned to the mean of each run.
+    fn path(&self, losses: &[f32]) -> String {
+        let run = losses.len().div_ceil(POINTS).max(1);
+        let mut path = String::new();
+        let mut pen_down = false;
+        for (i, part) in losses.chunks(run).enumerate() {
+            let mean = part.iter().map(|l| f64::from(*l)).sum::<f64>() / part.len() as f64;
+            if mean.is_finite() {
+                let x = self.x((i * run) as f64 + (part.len() - 1) as f64 / 2.0);
+                let command = if pen_down { 'L' } else { 'M' };
+                path += &format!("{command}{x:.1} {:.1}", self.y(mean));
+            }
+            pen_down = mean.is_finite();
+        }
+        path
+    }
+}
+
+/// Up to four digits, without trailing zeros.
+fn short(value: f64) -> String {
+    if value != 0.0 && !(1e-3..1e5).contains(&value.abs()) {
+        return format!("{value:.2e}").replace('-', "−");
+    }
+    let text = format!("{value:.4}");
+    text.trim_end_matches('0').trim_end_matches('.').replace('-', "−")
+}
+
+/// Roles drawn at most.
+const ROLES: usize = 32;
+/// Colours that the style sheet has for kinds of memory.
+const COLOURS: usize = 8;
+
+/// The planned bytes of each role by kind: numbers, and a stacked bar for each role.
+pub(super) fn memory(out: &mut String, rows: &[MemoryRow]) -> fmt::Result {
+    let mut roles: Vec<&str> = Vec::new();
+    let mut kinds: Vec<&str> = Vec::new();
+    for row in rows {
+        if !roles.contains(&row.role.as_str()) {
+            roles.push(&row.role);
+        }
+        if !kinds.contains(&row.kind.as_str()) {
+            kinds.push(&row.kind);
+        }
+    }
+    let bytes = |role: &str, kind: &str| {
+        let matching = rows.iter().filter(|r| r.role == role && r.kind == kind);
+        Bytes(matching.fold(0, |sum: u64, r| sum.saturating_add(r.bytes.0)))
+    };
+    let total = |role: &str| {
+        Bytes(kinds.iter().fold(0, |sum: u64, kind| sum.saturating_add(bytes(role, kind).0)))
+    };
+    let largest = roles.iter().map(|role| total(role).0).max().unwrap_or(0).max(1) as f64;
+
+    write!(
+        out,
+        "<table class=\"memory\"><caption>Planned memory of a rank of each role, by what it holds.",
+    )?;
+    if roles.len() > ROLES {
+        write!(out, " <strong>{ROLES} of {} roles are shown.</strong>", roles.len())?;
+    }
+    write!(out, "</caption>\n<thead><tr><th>role</th>")?;
+    for (i, kind) in kinds.iter().enumerate() {
+        write!(out, "<th><i class=\"m{}\"></i>{}</th>", i % COLOURS, Text(kind))?;
+    }
+    writeln!(out, "<th>total</th><th class=\"bar\"></th></tr></thead>\n<tbody>")?;
+    for role in roles.iter().take(ROLES) {
+        write!(out, "<tr><th>{}</th>", Text(role))?;
+        for kind in &kinds {
+            write!(out, "<td>{}</td>", bytes(role, kind))?;
+        }
+        write!(out, "<td>{}</td><td class=\"bar\"><div>", total(role))?;
+        for (i, kind) in kinds.iter().enumerate() {
+            let (size, class) = (bytes(role, kind), i % COLOURS);
+            let width = 100.0 * size.as_f64() / largest;
+            let label = Text(kind);
+            write!(
+                out,
+                "<i class=\"m{class}\" style=\"width:{width:.3}%\" title=\"{label}: {size}\"></i>",
+            )?;
+        }
+        writeln!(out, "</div></td></tr>")?;
+    }
+    writeln!(out, "</tbody></table>")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drawn(losses: Vec<f32>, floor: Option<f64>) -> String {
+        let mut out = String::new();
+        loss(&mut out, &LossCurve { losses, floor }).unwrap();
+        assert!(!out.contains("NaN") && !out.contains("inf"), "{out}");
+        out
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_breaks_the_line() {
+        let html = drawn(vec![3.0, 2.0, f32::NAN, 1.0], Some(0.5));
+        let path = html.split("class=\"loss\" d=\"").nth(1).unwrap().split('"').next().unwrap();
+        assert_eq!((path.matches('M').count(), path.matches('L').count()), (2, 1));
+        assert!(html.contains("1 of 4 losses are not finite") && html.contains("floor 0.5"));
+        assert!(html.contains("ending at 1."));
+    }
+
+    #[test]
+    fn any_curve_can_be_drawn() {
+        for losses in [vec![], vec![2.0], vec![2.0; 3], vec![f32::NAN], vec![f32::MAX, f32::MIN]] {
+            drawn(losses, None);
+        }
+        drawn(vec![1.0], Some(f64::INFINITY));
+        let long = drawn((0..100_000).map(|i| 1.0 / (1.0 + i as f32)).collect(), None);
+        assert!(long.len() < 40_000, "{}", long.len());
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        let shown: Vec<_> = [0.0, 2.5, -0.25, 1e-9, 12345.0, 1e300].map(short).into();
+        assert_eq!(shown, ["0", "2.5", "−0.25", "1.00e−9", "12345", "1.00e300"]);
+    }
+
+    #[test]
+    fn bars_are_as_long_as_their_bytes() {
+        let row = |role: &str, kind: &str, bytes| {
+            let (role, kind) = (role.to_owned(), kind.to_owned());
+            MemoryRow { role, kind, bytes: Bytes(bytes) }
+        };
+        let mut out = String::new();
+        let rows = [row("a", "p", 300), row("a", "g", 100), row("b", "g", 100), row("a", "p", 0)];
+        memory(&mut out, &rows).unwrap();
+        for width in ["width:75.000%", "width:25.000%", "width:0.000%"] {
+            assert!(out.contains(width), "{width}\n{out}");
+        }
+        assert!(out.contains("<td>400 B</td>"));
+        memory(&mut out, &[row("a", "p", u64::MAX), row("a", "g", u64::MAX)]).unwrap();
+        assert!(!out.contains("NaN"));
+    }
+}

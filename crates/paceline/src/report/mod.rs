@@ -1,0 +1,177 @@
+//! One self-contained HTML page about a run: what was predicted, what was measured, where the two
+//! differ.
+//!
+//! The page needs no network and no script to be read; `view.js` only adds zooming and tooltips to
+//! what is already drawn. `breakdown_table` tells the heart of it in a terminal.
+
+mod charts;
+mod numbers;
+mod page;
+mod rows;
+mod table;
+mod timeline;
+
+pub(crate) use table::breakdown_table;
+
+use paceline_plan::trace::Trace;
+use paceline_plan::units::Bytes;
+
+/// What a page is made of. Every part but the title may be missing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ReportInput<'a> {
+    /// The page's heading.
+    pub title: String,
+    /// Key facts, shown in this order.
+    pub summary: Vec<(String, String)>,
+    /// Planned memory; the rows of one role stand together.
+    pub memory: Vec<MemoryRow>,
+    /// How training went.
+    pub loss: Option<LossCurve>,
+    /// The prediction.
+    pub simulated: Option<&'a Trace>,
+    /// What happened.
+    pub measured: Option<&'a Trace>,
+    /// What the reader should know before trusting the rest.
+    pub warnings: Vec<String>,
+}
+
+/// How much memory one kind of buffer takes on the ranks of one role.
+#[derive(Clone, Debug)]
+pub(crate) struct MemoryRow {
+    /// The role's name.
+    pub role: String,
+    /// Parameters, gradients, activations and so on.
+    pub kind: String,
+    /// On each rank of the role.
+    pub bytes: Bytes,
+}
+
+/// The loss of every iteration.
+#[derive(Clone, Debug)]
+pub(crate) struct LossCurve {
+    /// In the order of iterations, from the first.
+    pub losses: Vec<f32>,
+    /// The lowest loss that the data allows, where it is known.
+    pub floor: Option<f64>,
+}
+
+/// The page, as one HTML text.
+pub(crate) fn render(input: &ReportInput<'_>) -> String {
+    let mut html = String::new();
+    page::write(&mut html, input).expect("a String takes any text");
+    html
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paceline_plan::ids::Rank;
+    use paceline_plan::trace::{Origin, Span, SpanKind, TraceBuilder};
+    use paceline_plan::units::Seconds;
+
+    /// Three iterations of a forward pass and an all_reduce on each rank.
+    pub(crate) fn small(origin: Origin, ranks: u32, forward: f64) -> Trace {
+        let mut builder = TraceBuilder::new(origin, "small", ranks);
+        for rank in (0..ranks).map(Rank) {
+            for iteration in 0..3 {
+                let t = 1e-3 * f64::from(iteration);
+                for (op, lane, kind, name, start, end) in [
+                    (0, "compute", SpanKind::Forward, "F<0>", 0.0, forward),
+                    (1, "grads", SpanKind::Collective, "all_reduce", 0.5e-3, 0.9e-3),
+                ] {
+                    let (lane, name) = (builder.lane(lane), builder.name(name));
+                    let microbatch = (op == 0).then_some(7);
+                    let (start, end) = (Seconds(t + start), Seconds(t + end));
+                    builder.push(Span {
+                        rank,
+                        lane,
+                        kind,
+                        name,
+                        microbatch,
+                        iteration,
+                        op,
+                        start,
+                        end,
+                    });
+                }
+            }
+        }
+        builder.finish()
+    }
+
+    /// Tags that are opened must be closed in order, or a browser guesses.
+    fn assert_well_formed(html: &str) {
+        let body = html.split("<script>").next().unwrap();
+        let mut open = Vec::new();
+        for piece in body.split('<').skip(1) {
+            let tag = piece.split('>').next().unwrap();
+            let name = tag.trim_start_matches('/').split([' ', '/', '\n']).next().unwrap();
+            if tag.starts_with('!') || tag.ends_with('/') || ["meta", "br"].contains(&name) {
+                continue;
+            }
+            if tag.starts_with('/') {
+                assert_eq!(open.pop().as_deref(), Some(name), "near <{tag}>");
+            } else {
+                open.push(name.to_owned());
+            }
+        }
+        assert_eq!(open, ["html", "body"], "left open before the script");
+    }
+
+    fn full<'a>(simulated: Option<&'a Trace>, measured: Option<&'a Trace>) -> ReportInput<'a> {
+        let row = |role: &str, kind: &str, bytes| {
+            let (role, kind) = (role.to_owned(), kind.to_owned());
+            MemoryRow { role, kind, bytes: Bytes(bytes) }
+        };
+        ReportInput {
+            title: "A <run> & its \"plan\"".to_owned(),
+            summary: vec![("model".to_owned(), "<script>alert(1)</script>".to_owned())],
+            memory: vec![row("stage 0", "parameters", 1 << 30), row("stage 0", "activations", 0)],
+            loss: Some(LossCurve { losses: vec![4.0, f32::NAN, 2.0, 1.0], floor: Some(0.5) }),
+            simulated,
+            measured,
+            warnings: vec!["x < y".to_owned()],
+        }
+    }
+
+    #[test]
+    fn a_page_is_well_formed_and_loads_nothing_whatever_is_missing() {
+        let simulated = small(Origin::Simulated, 2, 0.4e-3);
+        let measured = small(Origin::Measured, 2, 0.6e-3);
+        let empty = TraceBuilder::new(Origin::Measured, "", 0).finish();
+        let traces = [None, Some(&simulated), Some(&measured), Some(&empty)];
+        for (s, m) in traces.iter().flat_map(|&s| traces.iter().map(move |&m| (s, m))) {
+            let html = render(&full(s, m));
+            assert_well_formed(&html);
+            for outside in ["http://", "https://", "src=", "@import", "url("] {
+                assert!(!html.replace("http://www.w3.org", "").contains(outside), "{outside}");
+            }
+        }
+        assert_well_formed(&render(&ReportInput::default()));
+    }
+
+    #[test]
+    fn text_is_escaped_everywhere() {
+        let trace = small(Origin::Simulated, 1, 0.4e-3);
+        let html = render(&full(Some(&trace), Some(&trace)));
+        assert!(html.contains("<title>A &lt;run&gt; &amp; its &quot;plan&quot;</title>"));
+        assert!(
+            html.contains("&lt;script&gt;alert(1)&lt;/script&gt;") && !html.contains("<script>a")
+        );
+        assert!(html.contains("x &lt; y") && html.contains("F&lt;0&gt;") && !html.contains("F<0>"));
+    }
+
+    #[test]
+    fn both_traces_are_compared_and_drawn() {
+        let simulated = small(Origin::Simulated, 2, 0.4e-3);
+        let measured = small(Origin::Measured, 2, 0.6e-3);
+        let html = render(&full(Some(&simulated), Some(&measured)));
+        assert_eq!(html.matches("class=\"plot\"").count(), 2);
+        // The forward pass takes 200 µs of an iteration of 1 ms less than was measured.
+        assert!(html.contains("<td class=\"error\">−20.0 %</td>"));
+        assert!(html.contains("microbatch 7"));
+        let alone = render(&full(None, Some(&measured)));
+        assert_eq!(alone.matches("class=\"plot\"").count(), 1);
+        assert!(!alone.contains("Largest differences"));
+    }
+}

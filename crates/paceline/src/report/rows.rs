@@ -1,0 +1,133 @@
+//! Which ranks a breakdown table shows.
+
+use paceline_plan::ids::Rank;
+use paceline_plan::trace::{Breakdown, RankComparison, Trace, compare_ranks};
+use paceline_plan::units::Seconds;
+
+/// A row of a breakdown table.
+pub(super) enum Row {
+    /// One rank.
+    Rank(Rank, Pair),
+    /// So many ranks were left out here.
+    Elided(usize),
+    /// The mean over all ranks, those left out too.
+    Mean(Pair),
+}
+
+/// The prediction and the measurement, as far as there are such.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Pair {
+    pub simulated: Option<Breakdown>,
+    pub measured: Option<Breakdown>,
+}
+
+impl Pair {
+    /// One part of both, as `(predicted, measured)`.
+    pub(super) fn part(&self, part: &Part) -> (Option<Seconds>, Option<Seconds>) {
+        (self.simulated.as_ref().map(part.of), self.measured.as_ref().map(part.of))
+    }
+
+    /// How far one part's prediction is off, as a share of the measured iteration: then the errors
+    /// of compute, exposed communication and idleness sum to the iteration's own.
+    pub(super) fn error(&self, part: &Part) -> Option<f64> {
+        let (predicted, measured) = (self.simulated.as_ref()?, self.measured.as_ref()?);
+        let off = (part.of)(predicted) - (part.of)(measured);
+        (measured.total.0 > 0.0).then(|| off.0 / measured.total.0)
+    }
+}
+
+/// A column of a breakdown.
+pub(super) struct Part {
+    pub title: &'static str,
+    of: fn(&Breakdown) -> Seconds,
+}
+
+/// The columns in the order in which tables show them.
+pub(super) const PARTS: [Part; 4] = [
+    Part { title: "compute", of: |b| b.compute },
+    Part { title: "communication", of: |b| b.communication },
+    Part { title: "exposed", of: |b| b.exposed_communication },
+    Part { title: "idle", of: |b| b.idle },
+];
+
+/// One row for each rank that a trace holds; beyond `limit`, the first and the last of them.
+pub(super) fn rows(simulated: Option<&Trace>, measured: Option<&Trace>, limit: usize) -> Vec<Row> {
+    let ranks = compare_ranks(simulated, measured);
+    let row = |r: &RankComparison| {
+        Row::Rank(r.rank, Pair { simulated: r.simulated, measured: r.measured })
+    };
+    let mut rows: Vec<Row> = if ranks.len() <= limit {
+        ranks.iter().map(row).collect()
+    } else {
+        let (head, tail) = (limit.div_ceil(2), ranks.len() - limit / 2);
+        let elided = Row::Elided(tail - head);
+        ranks[..head].iter().map(row).chain([elided]).chain(ranks[tail..].iter().map(row)).collect()
+    };
+    if ranks.len() > 1 {
+        rows.push(Row::Mean(mean(&ranks)));
+    }
+    rows
+}
+
+/// The mean of each trace; with two traces, over the ranks that both hold, so that it compares.
+fn mean(ranks: &[RankComparison]) -> Pair {
+    let both = ranks.iter().any(|r| r.simulated.is_some() && r.measured.is_some());
+    let of = |side: fn(&RankComparison) -> Option<Breakdown>| {
+        let counted =
+            ranks.iter().filter(|r| !both || r.simulated.is_some() && r.measured.is_some());
+        let all: Vec<Breakdown> = counted.filter_map(side).collect();
+        let mean = |part: fn(&Breakdown) -> Seconds| {
+            all.iter().map(part).sum::<Seconds>() * (1.0 / all.len() as f64)
+        };
+        (!all.is_empty()).then(|| Breakdown {
+            total: mean(|b| b.total),
+            compute: mean(|b| b.compute),
+            communication: mean(|b| b.communication),
+            exposed_communication: mean(|b| b.exposed_communication),
+            idle: mean(|b| b.idle),
+        })
+    };
+    Pair { simulated: of(|r| r.simulated), measured: of(|r| r.measured) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::small;
+    use paceline_plan::trace::Origin;
+
+    fn shape(rows: &[Row]) -> Vec<String> {
+        rows.iter()
+            .map(|row| match row {
+                Row::Rank(rank, _) => rank.to_string(),
+                Row::Elided(n) => format!("+{n}"),
+                Row::Mean(_) => "mean".to_owned(),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn many_ranks_are_elided_in_the_middle() {
+        let trace = small(Origin::Measured, 9, 1e-4);
+        assert_eq!(shape(&rows(None, Some(&trace), 4)), ["0", "1", "+5", "7", "8", "mean"]);
+        assert_eq!(shape(&rows(None, Some(&trace), 9)).len(), 10);
+        assert_eq!(shape(&rows(None, None, 4)).len(), 0);
+    }
+
+    #[test]
+    fn the_mean_is_over_ranks_that_both_hold_and_errors_sum() {
+        let simulated = small(Origin::Simulated, 1, 2e-4);
+        let mut measured = small(Origin::Measured, 2, 4e-4);
+        for span in measured.spans.iter_mut().filter(|s| s.rank == Rank(1)) {
+            span.end = span.start;
+        }
+        let rows = rows(Some(&simulated), Some(&measured), 16);
+        let Some(Row::Mean(pair)) = rows.last() else { panic!("no mean") };
+        let (predicted, seen) = pair.part(&PARTS[0]);
+        assert!((predicted.unwrap().0 - 2e-4).abs() < 1e-12);
+        assert!((seen.unwrap().0 - 4e-4).abs() < 1e-12);
+        let sum: f64 = [0, 2, 3].map(|i| pair.error(&PARTS[i]).unwrap()).iter().sum();
+        assert!(sum.abs() < 1e-9, "iterations are equally long, so the errors cancel: {sum}");
+        assert!((pair.error(&PARTS[0]).unwrap() + 0.2).abs() < 1e-9);
+    }
+}

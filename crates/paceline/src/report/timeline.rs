@@ -1,0 +1,468 @@
+//! The timelines of a prediction and a measurement, one above the other on one time scale.
+//!
+//! Drawn here for one steady iteration, so that the page reads without a script. The horizontal
+//! axis is an SVG's `viewBox`, stretched to whatever width the page has: `view.js` zooms by
+//! changing it, and everything that must not stretch (labels, ticks) lies over it in percent.
+
+use super::numbers::{Scale, Text, ticks};
+use paceline_plan::ids::Rank;
+use paceline_plan::trace::{Origin, Span, SpanKind, Trace, Window};
+use paceline_plan::units::Seconds;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Write};
+
+/// Draws what there is of the two traces; nothing if neither has an iteration.
+pub(super) fn write(
+    out: &mut String,
+    simulated: Option<&Trace>,
+    measured: Option<&Trace>,
+) -> fmt::Result {
+    let traces: Vec<Plot<'_>> =
+        [simulated, measured].into_iter().flatten().filter_map(Plot::new).collect();
+    let Some(longest) = traces.iter().map(|p| p.window.length()).reduce(Seconds::max) else {
+        return Ok(());
+    };
+    let axis = Axis::new(longest);
+    let rows = Rows::choose(&traces);
+    let drawn: Vec<Vec<&Span>> =
+        traces.iter().map(|p| p.nearest(&rows, SPANS / traces.len())).collect();
+    let reach = traces.iter().zip(&drawn).map(|(p, spans)| p.reach(&axis, spans));
+    let (min, max) = reach.fold((0.0, axis.to), |a: (f64, f64), b| (a.0.min(b.0), a.1.max(b.1)));
+
+    writeln!(
+        out,
+        "<figure class=\"timeline\" tabindex=\"0\" data-unit=\"{}\" data-to=\"{}\" \
+         data-min=\"{min:.3}\" data-max=\"{max:.3}\">",
+        axis.unit, axis.to,
+    )?;
+    legend(out, &drawn)?;
+    for (plot, spans) in traces.iter().zip(&drawn) {
+        plot.write(out, &axis, &rows, spans, (min, max))?;
+    }
+    caption(out, &traces, &rows, &drawn)?;
+    writeln!(out, "</figure>")
+}
+
+/// Spans drawn at most, over both traces: beyond that a browser no longer zooms smoothly.
+const SPANS: usize = 20_000;
+/// Rows drawn at most.
+const ROWS: usize = 96;
+/// Lengths in the drawing that stand for the longer of the two iterations.
+const UNITS: f64 = 1000.0;
+/// Where a label of two digits begins to fit, as a share of the drawing's width.
+const LABEL: f64 = 0.014;
+
+/// The time scale that both plots share.
+struct Axis {
+    /// Seconds that one unit of the drawing stands for.
+    unit: f64,
+    /// The right end of the first view, in units.
+    to: f64,
+    scale: Scale,
+}
+
+impl Axis {
+    fn new(longest: Seconds) -> Self {
+        let unit = if longest.0 > 0.0 { longest.0 / UNITS } else { 1.0 };
+        Self { unit, to: UNITS * 1.01, scale: Scale::of(longest) }
+    }
+
+    /// A length in units of the drawing.
+    fn length(&self, time: Seconds) -> f64 {
+        time.0 / self.unit
+    }
+
+    /// A position in the first view, in percent.
+    fn percent(&self, x: f64) -> f64 {
+        100.0 * x / self.to
+    }
+}
+
+/// A row of the drawing: one lane of one rank.
+struct Place<'a> {
+    rank: Rank,
+    lane: &'a str,
+    top: f64,
+    height: f64,
+    first_of_rank: bool,
+}
+
+/// The rows that both plots have, so that they compare by position.
+struct Rows<'a> {
+    places: Vec<Place<'a>>,
+    height: f64,
+    /// Ranks drawn, and ranks that the traces hold.
+    ranks: (usize, usize),
+}
+
+/// A lane as rows sort it: those that compute first, then in the traces' order.
+type Lane<'a> = (bool, usize, &'a str);
+
+/// The lanes of every rank, of both traces together.
+fn lanes_of<'a>(plots: &[Plot<'a>]) -> BTreeMap<Rank, BTreeSet<Lane<'a>>> {
+    let spans = || plots.iter().flat_map(|p| p.trace.spans.iter().map(|s| (p.trace.lane(s), s)));
+    let computing: BTreeSet<&str> =
+        spans().filter(|(_, s)| s.kind.is_compute()).map(|(lane, _)| lane).collect();
+    let mut order: BTreeMap<&str, usize> = BTreeMap::new();
+    for lane in plots.iter().flat_map(|p| &p.trace.lanes) {
+        let next = order.len();
+        order.entry(lane).or_insert(next);
+    }
+    let mut lanes: BTreeMap<Rank, BTreeSet<Lane<'a>>> = BTreeMap::new();
+    for (lane, span) in spans() {
+        let place = order.get(lane).copied().unwrap_or(order.len());
+        lanes.entry(span.rank).or_default().insert((!computing.contains(lane), place, lane));
+    }
+    lanes
+}
+
+impl<'a> Rows<'a> {
+    /// All lanes of as many ranks as can be drawn. Where there are too many, ranks at even
+    /// distances: neighbours mostly do the same, distant ones belong to different stages.
+    fn choose(plots: &[Plot<'a>]) -> Self {
+        let lanes = lanes_of(plots);
+        let all: Vec<Rank> = lanes.keys().copied().collect();
+        let fits = |chosen: &[Rank]| {
+            let rows: usize = chosen.iter().map(|rank| lanes[rank].len()).sum();
+            let set: BTreeSet<Rank> = chosen.iter().copied().collect();
+            let few = |p: &Plot<'_>| p.steady_spans(&set) <= SPANS / plots.len();
+            rows <= ROWS && plots.iter().all(few)
+        };
+        let mut chosen = all.clone();
+        while chosen.len() > 1 && !fits(&chosen) {
+            let count = chosen.len().div_ceil(2);
+            chosen = (0..count).map(|i| all[i * all.len() / count]).collect();
+        }
+        let mut top = 0.0;
+        let mut places = Vec::new();
+        for &rank in &chosen {
+            for (i, &(wire, _, lane)) in lanes[&rank].iter().enumerate() {
+                let height = if wire { 11.0 } else { 18.0 };
+                places.push(Place { rank, lane, top, height, first_of_rank: i == 0 });
+                top += height + 1.0;
+            }
+            top += 5.0;
+        }
+        Self { places, height: (top - 5.0).max(1.0), ranks: (chosen.len(), all.len()) }
+    }
+
+    fn find(&self, rank: Rank, lane: &str) -> Option<&Place<'a>> {
+        let first = self.places.partition_point(|p| p.rank < rank);
+        self.places[first..].iter().take_while(|p| p.rank == rank).find(|p| p.lane == lane)
+    }
+}
+
+/// A trace with the iteration that is shown first.
+struct Plot<'a> {
+    trace: &'a Trace,
+    window: Window,
+}
+
+impl<'a> Plot<'a> {
+    fn new(trace: &'a Trace) -> Option<Self> {
+        Some(Self { trace, window: trace.steady_window()? })
+    }
+
+    /// How far a span lies from the iteration that is shown first; zero if it reaches into it.
+    fn distance(&self, span: &Span) -> f64 {
+        let before = self.window.start.0 - span.end.0;
+        let after = span.start.0 - self.window.end.0;
+        before.max(after).max(0.0)
+    }
+
+    fn steady_spans(&self, ranks: &BTreeSet<Rank>) -> usize {
+        let inside = |s: &&Span| self.distance(s) == 0.0 && ranks.contains(&s.rank);
+        self.trace.spans.iter().filter(inside).count()
+    }
+
+    /// The spans to draw: those of the shown rows, the nearest to the steady iteration first.
+    fn nearest(&self, rows: &Rows<'_>, limit: usize) -> Vec<&'a Span> {
+        let shown = |s: &&Span| rows.find(s.rank, self.trace.lane(s)).is_some();
+        let mut spans: Vec<&Span> = self.trace.spans.iter().filter(shown).collect();
+        spans.sort_by(|a, b| self.distance(a).total_cmp(&self.distance(b)));
+        spans.truncate(limit);
+        spans.sort_by(|a, b| a.start.0.total_cmp(&b.start.0));
+        spans
+    }
+
+    /// Where the drawn spans begin and end, in units.
+    fn reach(&self, axis: &Axis, spans: &[&Span]) -> (f64, f64) {
+        let at = |time: Seconds| axis.length(time - self.window.start);
+        spans.iter().fold((0.0, 0.0), |(min, max): (f64, f64), s| {
+            (min.min(at(s.start)), max.max(at(s.end)))
+        })
+    }
+
+    fn write(
+        &self,
+        out: &mut String,
+        axis: &Axis,
+        rows: &Rows<'_>,
+        spans: &[&Span],
+        (min, max): (f64, f64),
+    ) -> fmt::Result {
+        let origin = self.trace.origin;
+        writeln!(out, "<div class=\"plot\" data-origin=\"{}\">", origin.name())?;
+        writeln!(
+            out,
+            "<h3>{} <small>{}, iteration {}</small></h3>",
+            heading(origin),
+            axis.scale.full(self.window.length()),
+            self.window.iteration,
+        )?;
+        row_names(out, rows)?;
+        let height = rows.height;
+        writeln!(
+            out,
+            "<div class=\"field\" style=\"height:{height}px\"><svg viewBox=\"0 0 {} {height}\" \
+             preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{} timeline\">",
+            axis.to,
+            heading(origin),
+        )?;
+        for place in &rows.places {
+            let (top, height, width) = (place.top, place.height, max - min);
+            writeln!(
+                out,
+                "<rect class=\"track\" x=\"{min:.3}\" y=\"{top}\" width=\"{width:.3}\" \
+                 height=\"{height}\"/>",
+            )?;
+        }
+        for span in spans {
+            self.span(out, axis, rows, span)?;
+        }
+        // What is not the steady iteration stays visible, but steps back.
+        let end = axis.length(self.window.length());
+        for (from, to) in [(min, 0.0), (end, max)] {
+            let width = (to - from).max(0.0);
+            writeln!(
+                out,
+                "<rect class=\"veil\" x=\"{from:.3}\" y=\"0\" width=\"{width:.3}\" \
+                 height=\"{height}\"/>",
+            )?;
+        }
+        writeln!(out, "<path class=\"bounds\" d=\"M0 0V{height}M{end:.3} 0V{height}\"/>\n</svg>")?;
+        self.labels(out, axis, rows, spans)?;
+        writeln!(out, "</div>")?;
+        ticks_below(out, axis)?;
+        writeln!(out, "</div>")
+    }
+
+    fn span(&self, out: &mut String, axis: &Axis, rows: &Rows<'_>, span: &Span) -> fmt::Result {
+        let Some(place) = rows.find(span.rank, self.trace.lane(span)) else { return Ok(()) };
+        let since = span.start - self.window.start;
+        write!(
+            out,
+            "<rect class=\"{}\" x=\"{:.4}\" y=\"{}\" width=\"{:.4}\" height=\"{}\"",
+            span.kind,
+            axis.length(since),
+            place.top,
+            axis.length(span.duration()).max(0.0),
+            place.height,
+        )?;
+        if span.iteration == self.window.iteration && span.kind != SpanKind::Wait {
+            write!(out, " data-op=\"{}.{}\"", span.rank, span.op)?;
+        }
+        if let Some(microbatch) = span.microbatch.filter(|_| labelled(span.kind)) {
+            write!(out, " data-m=\"{microbatch}\"")?;
+        }
+        write!(out, "><title>{}\n{}", Text(self.trace.name(span)), words(span.kind))?;
+        if let Some(microbatch) = span.microbatch {
+            write!(out, ", microbatch {microbatch}")?;
+        }
+        writeln!(
+            out,
+            ", iteration {}\nrank {}, {}\nfrom {}, for {}</title></rect>",
+            span.iteration,
+            span.rank,
+            Text(place.lane),
+            axis.scale.full(since),
+            span.duration(),
+        )
+    }
+
+    /// Microbatch numbers on the spans that are wide enough in the first view.
+    fn labels(
+        &self,
+        out: &mut String,
+        axis: &Axis,
+        rows: &Rows<'_>,
+        spans: &[&Span],
+    ) -> fmt::Result {
+        write!(out, "<div class=\"labels\">")?;
+        for span in spans.iter().filter(|s| labelled(s.kind)) {
+            let (Some(microbatch), Some(place)) =
+                (span.microbatch, rows.find(span.rank, self.trace.lane(span)))
+            else {
+                continue;
+            };
+            let (start, width) =
+                (axis.length(span.start - self.window.start), axis.length(span.duration()));
+            if width < LABEL * axis.to || start < 0.0 || start + width > axis.to {
+                continue;
+            }
+            write!(
+                out,
+                "<i style=\"left:{:.3}%;width:{:.3}%;top:{}px;line-height:{}px\">{microbatch}</i>",
+                axis.percent(start),
+                axis.percent(width),
+                place.top,
+                place.height,
+            )?;
+        }
+        writeln!(out, "</div>")
+    }
+}
+
+/// The word for a trace's origin in headings and tables.
+pub(super) fn heading(origin: Origin) -> &'static str {
+    match origin {
+        Origin::Simulated => "Predicted",
+        Origin::Measured => "Measured",
+    }
+}
+
+/// Whether a span of this kind carries its microbatch's number: those that make up the schedule.
+fn labelled(kind: SpanKind) -> bool {
+    use SpanKind::{Backward, BackwardInput, BackwardWeight, Forward, Recompute};
+    matches!(kind, Forward | Backward | BackwardInput | BackwardWeight | Recompute)
+}
+
+/// A kind's name as prose.
+pub(super) fn words(kind: SpanKind) -> String {
+    kind.name().replace('_', " ")
+}
+
+fn legend(out: &mut String, drawn: &[Vec<&Span>]) -> fmt::Result {
+    let present: BTreeSet<SpanKind> = drawn.iter().flatten().map(|s| s.kind).collect();
+    write!(out, "<p class=\"legend\">")?;
+    for kind in SpanKind::ALL.into_iter().filter(|k| present.contains(k)) {
+        write!(out, "<span><i class=\"{kind}\"></i>{}</span> ", words(kind))?;
+    }
+    writeln!(out, "</p>")
+}
+
+fn row_names(out: &mut String, rows: &Rows<'_>) -> fmt::Result {
+    writeln!(out, "<div class=\"names\" style=\"height:{}px\">", rows.height)?;
+    for place in &rows.places {
+        write!(out, "<div style=\"top:{}px;line-height:{}px\">", place.top, place.height)?;
+        if place.first_of_rank {
+            write!(out, "<b>rank {}</b>", place.rank)?;
+        }
+        writeln!(out, "<span>{}</span></div>", Text(place.lane))?;
+    }
+    writeln!(out, "</div>")
+}
+
+fn ticks_below(out: &mut String, axis: &Axis) -> fmt::Result {
+    let ticks = ticks(0.0, axis.to * axis.unit, 8);
+    let scale = match ticks.as_slice() {
+        [first, second, ..] => axis.scale.for_steps(Seconds(second - first)),
+        _ => axis.scale,
+    };
+    write!(out, "<div class=\"axis\">")?;
+    for tick in ticks {
+        let at = axis.percent(axis.length(Seconds(tick)));
+        if at > 96.0 {
+            break; // Its label would be cut off.
+        }
+        write!(out, "<span style=\"left:{at:.3}%\">{}</span>", scale.full(Seconds(tick)))?;
+    }
+    writeln!(out, "</div>")
+}
+
+fn caption(
+    out: &mut String,
+    plots: &[Plot<'_>],
+    rows: &Rows<'_>,
+    drawn: &[Vec<&Span>],
+) -> fmt::Result {
+    write!(
+        out,
+        "<figcaption>One steady iteration, from its first op on any rank to the next \
+         iteration’s first. Numbers are microbatches.",
+    )?;
+    if rows.ranks.0 < rows.ranks.1 {
+        write!(
+            out,
+            " <strong>{} of {} ranks are drawn</strong>, at even distances.",
+            rows.ranks.0, rows.ranks.1
+        )?;
+    }
+    let (shown, all): (usize, usize) =
+        (drawn.iter().map(Vec::len).sum(), plots.iter().map(|p| p.trace.spans.len()).sum());
+    if shown < all {
+        write!(
+            out,
+            " <strong>{shown} of {all} spans are drawn</strong>, the nearest to this iteration.",
+        )?;
+    }
+    writeln!(
+        out,
+        "<span class=\"hint\" hidden> Drag across a range to zoom into it; click, then turn the \
+         wheel to zoom; arrow keys or Shift and drag move; Esc or a double click \
+         returns.</span></figcaption>",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::small;
+
+    fn draw(simulated: Option<&Trace>, measured: Option<&Trace>) -> String {
+        let mut out = String::new();
+        write(&mut out, simulated, measured).unwrap();
+        out
+    }
+
+    #[test]
+    fn both_plots_share_rows_and_scale() {
+        let simulated = small(Origin::Simulated, 2, 0.4e-3);
+        let mut measured = small(Origin::Measured, 2, 0.6e-3);
+        measured.lanes.push("extra".to_owned());
+        for span in measured.spans.iter_mut().filter(|s| s.rank == Rank(1) && s.op == 1) {
+            span.lane = 2;
+        }
+        let html = draw(Some(&simulated), Some(&measured));
+        let names: Vec<&str> = html
+            .split("<div class=\"names\"")
+            .skip(1)
+            .map(|p| p.split("</div>\n</div>").next().unwrap())
+            .collect();
+        assert_eq!(names.len(), 2);
+        assert_eq!(names[0], names[1]);
+        assert_eq!(names[0].matches("extra").count(), 1);
+        // 0.4 ms and 0.6 ms of an iteration of 1 ms.
+        assert!(html.contains("width=\"400.0000\"") && html.contains("width=\"600.0000\""));
+    }
+
+    #[test]
+    fn what_is_too_much_to_draw_is_said() {
+        let many = small(Origin::Measured, 200, 0.4e-3);
+        let html = draw(None, Some(&many));
+        assert!(html.contains("25 of 200 ranks are drawn"), "{}", &html[html.len() - 900..]);
+        assert!(html.matches("<title>").count() <= SPANS);
+
+        let mut long = small(Origin::Measured, 1, 0.4e-3);
+        let one = long.spans[0];
+        long.spans.extend((0..30_000).map(|i| {
+            let start = Seconds(1.0 + f64::from(i));
+            Span { start, end: start, iteration: 1, ..one }
+        }));
+        let html = draw(Some(&long), None);
+        assert!(html.contains(&format!("20000 of {} spans", long.spans.len())));
+    }
+
+    #[test]
+    fn absurd_times_do_not_stop_the_drawing() {
+        let mut trace = small(Origin::Measured, 1, 0.4e-3);
+        for (span, time) in trace.spans.iter_mut().zip([f64::NAN, f64::INFINITY, 1e300, -1e300]) {
+            span.end = Seconds(time);
+        }
+        draw(Some(&trace), None);
+        for span in &mut trace.spans {
+            (span.start, span.end) = (Seconds::ZERO, Seconds::ZERO);
+        }
+        assert!(draw(None, Some(&trace)).contains("class=\"plot\""));
+    }
+}

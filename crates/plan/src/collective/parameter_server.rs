@@ -1,0 +1,121 @@
+//! Parameter servers: some ranks of the group own a shard each and answer for it.
+//!
+//! With K servers the vector is cut into K chunks; server *s* is the rank *s* places after the root
+//! and owns chunk *s*. One server is the classic bottleneck, as many as there are ranks is the
+//! direct algorithm; what lies between is what Li et al., "Scaling Distributed Machine Learning with
+//! the Parameter Server" (2014), deploy. Servers hold what they receive and sum in canonical order,
+//! or as listed in free order.
+//!
+//! In the formulas *P* is the number of ranks and *N* the bytes of the whole vector.
+
+use super::direct::{ahead, behind, take_in};
+use super::step::{Chunks, Combine, Script, Step};
+use super::{Order, has_steps, relative};
+
+/// Everyone pushes each chunk to its server, which sums it and sends it to everyone.
+///
+/// Rounds 2; bytes sent and received at most N(P+K−2)/K, by a server; fan-in P−1. Chunks: K.
+/// Held in canonical order: N(P−1)/K.
+pub fn all_reduce(ranks: u32, me: u32, root: u32, servers: u32, order: Order) -> Vec<Step> {
+    let mut script = Script::default();
+    if let Some(group) = Group::of(ranks, me, root, servers) {
+        group.push_round(&mut script, 0, order);
+        group.pull_round(&mut script, 1, None);
+    }
+    script.done()
+}
+
+/// Everyone pushes each chunk to its server, and the servers send the sums to the root, which is
+/// itself the first of them.
+///
+/// Rounds 2, or 1 with a single server; bytes sent per rank N; received at most N(P+K−2)/K, by the
+/// root; fan-in P−1. Chunks: K. Held in canonical order: N(P−1)/K.
+pub fn reduce(ranks: u32, me: u32, root: u32, servers: u32, order: Order) -> Vec<Step> {
+    let mut script = Script::default();
+    if let Some(group) = Group::of(ranks, me, root, servers) {
+        group.push_round(&mut script, 0, order);
+        if me == root {
+            for server in 1..servers {
+                script.recv(1, group.rank_of(server), Chunks::one(server), Combine::Replace);
+            }
+        } else if let Some(server) = group.serves(me) {
+            script.send(1, root, Chunks::one(server));
+        }
+    }
+    script.done()
+}
+
+/// The root, itself the first server, sends each server its chunk, and the servers send them to
+/// everyone.
+///
+/// Rounds 2, or 1 with a single server; bytes sent at most N(P+K−2)/K, by the root; received per
+/// rank N; fan-in K, or K−1 if everyone serves. Chunks: K.
+pub fn broadcast(ranks: u32, me: u32, root: u32, servers: u32) -> Vec<Step> {
+    let mut script = Script::default();
+    if let Some(group) = Group::of(ranks, me, root, servers) {
+        if me == root {
+            for server in 1..servers {
+                script.send(0, group.rank_of(server), Chunks::one(server));
+            }
+        } else if let Some(server) = group.serves(me) {
+            script.recv(0, root, Chunks::one(server), Combine::Replace);
+        }
+        let round = u32::from(servers > 1);
+        group.pull_round(&mut script, round, Some(root));
+    }
+    script.done()
+}
+
+/// Who serves what, seen by one rank.
+struct Group {
+    ranks: u32,
+    me: u32,
+    root: u32,
+    servers: u32,
+}
+
+impl Group {
+    fn of(ranks: u32, me: u32, root: u32, servers: u32) -> Option<Self> {
+        let legal = has_steps(ranks, me) && root < ranks && (1..=ranks).contains(&servers);
+        legal.then_some(Self { ranks, me, root, servers })
+    }
+
+    fn rank_of(&self, server: u32) -> u32 {
+        (self.root + server) % self.ranks
+    }
+
+    /// The chunk that a rank serves, if it does.
+    fn serves(&self, rank: u32) -> Option<u32> {
+        let place = relative(rank, self.root, self.ranks);
+        (place < self.servers).then_some(place)
+    }
+
+    /// Every chunk goes to its server and is summed there.
+    fn push_round(&self, script: &mut Script, round: u32, order: Order) {
+        for to in ahead(self.ranks, self.me) {
+            if let Some(server) = self.serves(to) {
+                script.send(round, to, Chunks::one(server));
+            }
+        }
+        if let Some(server) = self.serves(self.me) {
+            take_in(script, round, behind(self.ranks, self.me), Chunks::one(server), order);
+        }
+    }
+
+    /// Every server sends its chunk to all others, except to one that has it already.
+    fn pull_round(&self, script: &mut Script, round: u32, except: Option<u32>) {
+        let Self { ranks, me, .. } = *self;
+        if let Some(server) = self.serves(me) {
+            for to in ahead(ranks, me).filter(|to| Some(*to) != except) {
+                script.send(round, to, Chunks::one(server));
+            }
+        }
+        if Some(me) != except {
+            for from in behind(ranks, me) {
+                if let Some(server) = self.serves(from) {
+                    script.recv(round, from, Chunks::one(server), Combine::Replace);
+                }
+            }
+        }
+    }
+}

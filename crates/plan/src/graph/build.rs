@@ -1,0 +1,306 @@
+//! What each model is, as operators. How it is cut is not decided here.
+
+use super::{
+    ActivationKind, Graph, Heads, Init, LayerDecl, LayerGraph, LinearRole, NormKind, OpKind,
+    Operator, Param, Part, Tensor, TensorClass, differentiate,
+};
+use crate::ids::{ParamId, TensorId};
+use crate::model::{Activation, Model, ModelKind};
+
+/// The graph of a model for microbatches of `batch` sequences (over all replicas) of `seq` tokens.
+///
+/// `tokens_per_iteration` is the number of predictions that the loss is the mean of.
+pub fn build(model: &Model, batch: u64, seq: u64, tokens_per_iteration: u64) -> Graph {
+    let sizes = Sizes { model, tokens: batch * seq, seq, tokens_per_iteration };
+    let block = match model.kind {
+        ModelKind::Mlp => mlp_block(&sizes),
+        ModelKind::Gpt2 | ModelKind::Llama => transformer_block(&sizes),
+    };
+    let kinds = vec![embedding(&sizes), block, head(&sizes)];
+    let mut layers = vec![LayerDecl { name: "embedding".into(), kind: 0 }];
+    layers.extend((0..model.layers).map(|i| LayerDecl { name: format!("blocks.{i}"), kind: 1 }));
+    layers.push(LayerDecl { name: "head".into(), kind: 2 });
+    Graph { kinds, layers, batch, seq }
+}
+
+struct Sizes<'a> {
+    model: &'a Model,
+    tokens: u64,
+    seq: u64,
+    tokens_per_iteration: u64,
+}
+
+fn embedding(s: &Sizes<'_>) -> LayerGraph {
+    let m = s.model;
+    let mut layer = Builder::new("embedding", s);
+    let tokens = layer.tensor("tokens", 1, TensorClass::Tokens);
+    let table = layer.table(m.tied);
+    let mut x = layer.activation("embedded", m.d_model);
+    layer.op(OpKind::Embedding, &[tokens], &[table], &[x]);
+    if m.kind == ModelKind::Gpt2 {
+        let positions =
+            layer.param("position.weight", [m.max_positions, m.d_model], Init::Normal(0.02), true);
+        let y = layer.activation("y", m.d_model);
+        layer.op(OpKind::Position, &[x], &[positions], &[y]);
+        x = y;
+    }
+    layer.finish(None, Some(x))
+}
+
+fn transformer_block(s: &Sizes<'_>) -> LayerGraph {
+    let m = s.model;
+    let heads = Heads { heads: m.heads, kv_heads: m.kv_heads, head_dim: m.head_dim };
+    let mut layer = Builder::new("block", s);
+    let x = layer.activation("x", m.d_model);
+
+    let n1 = layer.norm("norm1", x);
+    let qkv_blocks = [m.query_width(), m.kv_width(), m.kv_width()];
+    let mut qkv = layer.linear("qkv", n1, &qkv_blocks, LinearRole::Qkv);
+    if m.kind == ModelKind::Llama {
+        let rotated = layer.activation_of("qkv.rotated", &qkv_blocks);
+        layer.op(OpKind::Rope { heads, theta: m.rope_theta }, &[qkv], &[], &[rotated]);
+        qkv = rotated;
+    }
+    let attended = layer.activation("attended", m.query_width());
+    let lse = layer.tensor("lse", m.heads, TensorClass::Statistic);
+    layer.op(OpKind::Attention { heads, seq: s.seq }, &[qkv], &[], &[attended, lse]);
+    let out = layer.linear("attention_out", attended, &[m.d_model], LinearRole::AttentionOut);
+    let middle = layer.add("middle", x, out);
+
+    let n2 = layer.norm("norm2", middle);
+    let up_blocks = if m.gated() { vec![m.ffn, m.ffn] } else { vec![m.ffn] };
+    let up = layer.linear("up", n2, &up_blocks, LinearRole::Up);
+    let active = layer.activation("active", m.ffn);
+    layer.op(activation(m.activation), &[up], &[], &[active]);
+    let down = layer.linear("down", active, &[m.d_model], LinearRole::Down);
+    let y = layer.add("y", middle, down);
+    layer.finish(Some(x), Some(y))
+}
+
+/// Two fully connected layers, each with a ReLU.
+fn mlp_block(s: &Sizes<'_>) -> LayerGraph {
+    let m = s.model;
+    let relu = OpKind::Activation { function: ActivationKind::Relu };
+    let mut layer = Builder::new("block", s);
+    let x = layer.activation("x", m.d_model);
+    let up = layer.linear("up", x, &[m.ffn], LinearRole::Up);
+    let active = layer.activation("active", m.ffn);
+    layer.op(relu, &[up], &[], &[active]);
+    let down = layer.linear("down", active, &[m.d_model], LinearRole::Down);
+    let y = layer.activation("y", m.d_model);
+    layer.op(relu, &[down], &[], &[y]);
+    layer.finish(Some(x), Some(y))
+}
+
+fn head(s: &Sizes<'_>) -> LayerGraph {
+    let m = s.model;
+    let mut layer = Builder::new("head", s);
+    let x = layer.activation("x", m.d_model);
+    let normed = if m.kind == ModelKind::Mlp { x } else { layer.norm("norm", x) };
+    let targets = layer.tensor("targets", 1, TensorClass::Targets);
+    let table = layer.table(m.tied);
+    let logits = layer.activation("logits", m.vocab);
+    layer.op(OpKind::Linear { role: LinearRole::Head }, &[normed], &[table], &[logits]);
+    let max = layer.tensor("max", 1, TensorClass::Statistic);
+    layer.op(OpKind::RowMax, &[logits], &[], &[max]);
+    let stats = layer.tensor("stats", 2, TensorClass::Statistic);
+    layer.op(OpKind::SoftmaxStats, &[logits, max, targets], &[], &[stats]);
+    let loss = layer.scalar("loss", TensorClass::Loss);
+    let kind = OpKind::CrossEntropy { scale: 1.0 / s.tokens_per_iteration as f64 };
+    layer.op(kind, &[stats, logits, max, targets], &[], &[loss]);
+    layer.finish(Some(x), None)
+}
+
+fn activation(kind: Activation) -> OpKind {
+    let function = match kind {
+        Activation::Gelu => ActivationKind::Gelu,
+        Activation::Relu => ActivationKind::Relu,
+        Activation::SquaredRelu => ActivationKind::SquaredRelu,
+        Activation::SwiGlu => return OpKind::SwiGlu,
+    };
+    OpKind::Activation { function }
+}
+
+/// Adds operators to a layer, one after the other.
+struct Builder<'a> {
+    sizes: &'a Sizes<'a>,
+    graph: LayerGraph,
+}
+
+impl<'a> Builder<'a> {
+    fn new(name: &str, sizes: &'a Sizes<'a>) -> Self {
+        let graph = LayerGraph {
+            name: name.into(),
+            tensors: Vec::new(),
+            params: Vec::new(),
+            forward: Vec::new(),
+            backward: Vec::new(),
+            input: None,
+            output: None,
+            output_grad: None,
+            input_grad: None,
+        };
+        Self { sizes, graph }
+    }
+
+    fn push(&mut self, tensor: Tensor) -> TensorId {
+        self.graph.tensors.push(tensor);
+        TensorId::from(self.graph.tensors.len() - 1)
+    }
+
+    fn tensor(&mut self, name: &str, width: u64, class: TensorClass) -> TensorId {
+        let dims = [self.sizes.tokens, width];
+        self.push(Tensor { name: name.into(), dims, class, blocks: Vec::new() })
+    }
+
+    fn scalar(&mut self, name: &str, class: TensorClass) -> TensorId {
+        self.push(Tensor { name: name.into(), dims: [1, 1], class, blocks: Vec::new() })
+    }
+
+    fn activation(&mut self, name: &str, width: u64) -> TensorId {
+        self.tensor(name, width, TensorClass::Activation)
+    }
+
+    /// An activation whose rows consist of blocks.
+    fn activation_of(&mut self, name: &str, blocks: &[u64]) -> TensorId {
+        let id = self.activation(name, blocks.iter().sum());
+        if blocks.len() > 1 {
+            self.graph.tensors[id.index()].blocks = blocks.to_vec();
+        }
+        id
+    }
+
+    fn param(&mut self, name: &str, dims: [u64; 2], init: Init, decay: bool) -> ParamId {
+        let param = Param { name: name.into(), dims, blocks: Vec::new(), init, decay, tied: false };
+        self.graph.params.push(param);
+        ParamId::from(self.graph.params.len() - 1)
+    }
+
+    /// The table of the vocabulary, which the embedding and, if tied, the head use.
+    fn table(&mut self, tied: bool) -> ParamId {
+        let dims = [self.sizes.model.vocab, self.sizes.model.d_model];
+        let id = self.param("table.weight", dims, Init::Normal(0.02), true);
+        self.graph.params[id.index()].tied = tied;
+        id
+    }
+
+    fn op(&mut self, kind: OpKind, inputs: &[TensorId], params: &[ParamId], outputs: &[TensorId]) {
+        self.graph.forward.push(Operator {
+            kind,
+            part: Part::Forward,
+            inputs: inputs.to_vec(),
+            params: params.to_vec(),
+            outputs: outputs.to_vec(),
+        });
+    }
+
+    fn norm(&mut self, name: &str, x: TensorId) -> TensorId {
+        let m = self.sizes.model;
+        let norm = match m.kind {
+            ModelKind::Gpt2 | ModelKind::Mlp => NormKind::Layer,
+            ModelKind::Llama => NormKind::Rms,
+        };
+        let gain = self.param(&format!("{name}.weight"), [1, m.d_model], Init::One, false);
+        let mut params = vec![gain];
+        if norm == NormKind::Layer {
+            params.push(self.param(&format!("{name}.bias"), [1, m.d_model], Init::Zero, false));
+        }
+        let y = self.activation(name, m.d_model);
+        // Mean and reciprocal deviation, or the reciprocal root mean square alone.
+        let width = if norm == NormKind::Layer { 2 } else { 1 };
+        let stats = self.tensor(&format!("{name}.stats"), width, TensorClass::Statistic);
+        self.op(OpKind::Norm { norm, eps: m.norm_eps }, &[x], &params, &[y, stats]);
+        y
+    }
+
+    /// x·Wᵀ, plus a bias where the model has one. `blocks` are the widths that stand side by side.
+    fn linear(&mut self, name: &str, x: TensorId, blocks: &[u64], role: LinearRole) -> TensorId {
+        let m = self.sizes.model;
+        let inner = self.graph.tensor(x).dims[1];
+        let out: u64 = blocks.iter().sum();
+        // GPT-2 scales the matrices that write to the residual stream by the root of their number.
+        let residual = matches!(role, LinearRole::AttentionOut | LinearRole::Down);
+        let spread = match m.kind {
+            ModelKind::Mlp => (2.0 / inner as f64).sqrt(),
+            ModelKind::Gpt2 | ModelKind::Llama if residual => 0.02 / (2.0 * m.layers as f64).sqrt(),
+            ModelKind::Gpt2 | ModelKind::Llama => 0.02,
+        };
+        let weight =
+            self.param(&format!("{name}.weight"), [out, inner], Init::Normal(spread), true);
+        if blocks.len() > 1 {
+            self.graph.params[weight.index()].blocks = blocks.to_vec();
+        }
+        let biased = matches!(m.kind, ModelKind::Gpt2 | ModelKind::Mlp);
+        let product = if biased { format!("{name}.product") } else { name.to_string() };
+        let y = self.activation_of(&product, blocks);
+        self.op(OpKind::Linear { role }, &[x], &[weight], &[y]);
+        if !biased {
+            return y;
+        }
+        let bias = self.param(&format!("{name}.bias"), [1, out], Init::Zero, false);
+        if blocks.len() > 1 {
+            self.graph.params[bias.index()].blocks = blocks.to_vec();
+        }
+        let z = self.activation_of(name, blocks);
+        self.op(OpKind::Bias, &[y], &[bias], &[z]);
+        z
+    }
+
+    fn add(&mut self, name: &str, a: TensorId, b: TensorId) -> TensorId {
+        let width = self.graph.tensor(a).dims[1];
+        let y = self.activation(name, width);
+        self.op(OpKind::Add, &[a, b], &[], &[y]);
+        y
+    }
+
+    fn finish(mut self, input: Option<TensorId>, output: Option<TensorId>) -> LayerGraph {
+        self.graph.input = input;
+        self.graph.output = output;
+        differentiate::differentiate(&mut self.graph);
+        self.graph
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::built_in;
+
+    fn parameters(graph: &Graph) -> u64 {
+        let of = |kind: usize| {
+            let layer = &graph.kinds[kind];
+            let tied_use = layer.name == "head";
+            let counted = layer.params.iter().filter(|p| !(p.tied && tied_use));
+            counted.map(|p| p.dims[0] * p.dims[1]).sum::<u64>()
+        };
+        graph.layers.iter().map(|layer| of(layer.kind)).sum()
+    }
+
+    #[test]
+    fn the_graph_has_as_many_parameters_as_the_model() {
+        for (name, _) in built_in::all() {
+            let model = built_in::get(name).unwrap().unwrap();
+            let graph = build(&model, 1, model.seq, model.seq);
+            assert_eq!(parameters(&graph), model.parameters(), "{name}");
+        }
+    }
+
+    /// Narayanan et al. (arXiv 2104.04473), eq. 3 without recomputation: 72·B·s·l·h²(1 + s/6h + V/12lh)
+    /// where the logits' product counts with its gradient.
+    #[test]
+    fn operators_add_up_to_the_published_flops() {
+        let model = built_in::get("gpt3-175b").unwrap().unwrap();
+        let graph = build(&model, 1, model.seq, model.seq);
+        let mut flops = 0.0;
+        for layer in &graph.layers {
+            let kind = &graph.kinds[layer.kind];
+            for op in kind.forward.iter().chain(&kind.backward) {
+                flops += kind.matrix_flops(op).0;
+            }
+        }
+        let (s, l) = (model.seq as f64, model.layers as f64);
+        let (h, v) = (model.d_model as f64, model.vocab as f64);
+        let published = 72.0 * s * l * h * h * (1.0 + s / (6.0 * h) + v / (12.0 * l * h));
+        assert!((flops / published - 1.0).abs() < 1e-12, "{flops} against {published}");
+    }
+}

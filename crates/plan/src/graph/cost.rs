@@ -1,0 +1,109 @@
+//! What an operator costs: floating-point operations and bytes through memory, from shapes alone.
+
+use super::{LayerGraph, OpKind, Operator, Part};
+use crate::program::{Access, LocalOp, Template};
+use crate::units::{Bytes, Flops};
+
+/// The work of one operator on one rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// Operations of matrix products (tensor cores).
+    pub matrix: Flops,
+    /// Operations of everything else.
+    pub vector: Flops,
+    /// Bytes read and written, each operand once.
+    pub bytes: Bytes,
+}
+
+impl LayerGraph {
+    /// Matrix-product operations of an operator on logical shapes. Attention counts whole squares, as
+    /// Narayanan et al. (arXiv 2104.04473, eq. 3) do, without halving for causality.
+    pub fn matrix_flops(&self, op: &Operator) -> Flops {
+        let first = op.inputs.first().map_or([0, 0], |&t| self.tensor(t).dims);
+        let weight = op.params.first().map_or([0, 0], |&p| self.param(p).dims);
+        matrix_flops(&op.kind, op.part, first[0], weight)
+    }
+}
+
+impl Template {
+    /// The cost of one of its operators.
+    pub fn cost(&self, op: &LocalOp) -> Cost {
+        let dims = |i: &u16| self.operands[usize::from(*i)].dims;
+        let first = op.inputs.first().map_or([0, 0], dims);
+        let weight = op.params.first().map_or([0, 0], dims);
+        let matrix = matrix_flops(&op.kind, op.part, first[0], weight);
+        let all = op.inputs.iter().chain(&op.params).chain(&op.outputs);
+        let bytes = all.map(|&i| {
+            let operand = &self.operands[usize::from(i)];
+            let once = operand.elements() * operand.dtype.size();
+            let times = if operand.access == Access::Accumulate { 2 } else { 1 };
+            match op.kind {
+                // A lookup touches the rows it needs, not the table.
+                OpKind::Embedding if op.params.contains(&i) => {
+                    first[0] * operand.dims[1] * operand.dtype.size() * times
+                }
+                OpKind::Position if op.params.contains(&i) => once.min(first[0] * 4),
+                _ => once * times,
+            }
+        });
+        let bytes = Bytes(bytes.sum());
+        let elements: u64 = op.outputs.iter().map(|i| dims(i)[0] * dims(i)[1]).sum::<u64>()
+            + op.inputs.iter().map(|i| dims(i)[0] * dims(i)[1]).sum::<u64>();
+        Cost { matrix, vector: Flops(elements as f64 * vector_intensity(&op.kind)), bytes }
+    }
+}
+
+/// 2·m·n·k for each product.
+fn matrix_flops(kind: &OpKind, part: Part, tokens: u64, weight: [u64; 2]) -> Flops {
+    let tokens = tokens as f64;
+    match *kind {
+        OpKind::Linear { .. } => Flops(2.0 * tokens * weight[0] as f64 * weight[1] as f64),
+        OpKind::ExpertLinear { experts, .. } => {
+            Flops(2.0 * tokens * weight[0] as f64 * weight[1] as f64 / experts.max(1) as f64)
+        }
+        OpKind::Attention { heads, seq } => {
+            let width = (heads.heads * heads.head_dim) as f64;
+            let forward = 4.0 * tokens * seq as f64 * width;
+            Flops(if part == Part::InputGradient { 2.0 * forward } else { forward })
+        }
+        OpKind::AttentionBlock { heads, keys, .. } => {
+            let width = (heads.heads * heads.head_dim) as f64;
+            let forward = 4.0 * tokens * keys as f64 * width;
+            Flops(if part == Part::InputGradient { 2.0 * forward } else { forward })
+        }
+        OpKind::Embedding
+        | OpKind::Position
+        | OpKind::Norm { .. }
+        | OpKind::Bias
+        | OpKind::Rope { .. }
+        | OpKind::Activation { .. }
+        | OpKind::SwiGlu
+        | OpKind::Add
+        | OpKind::RowMax
+        | OpKind::SoftmaxStats
+        | OpKind::CrossEntropy { .. }
+        | OpKind::Route { .. }
+        | OpKind::Dispatch { .. }
+        | OpKind::Combine { .. }
+        | OpKind::BlockSquares { .. }
+        | OpKind::TensorSquares
+        | OpKind::Norm2 => Flops(0.0),
+    }
+}
+
+/// Rough operations per element for what is not a product; such operators are bound by memory.
+fn vector_intensity(kind: &OpKind) -> f64 {
+    match kind {
+        OpKind::Linear { .. }
+        | OpKind::ExpertLinear { .. }
+        | OpKind::Embedding
+        | OpKind::Dispatch { .. }
+        | OpKind::Combine { .. } => 0.0,
+        OpKind::Position | OpKind::Bias | OpKind::Add | OpKind::RowMax => 1.0,
+        OpKind::BlockSquares { .. } | OpKind::TensorSquares | OpKind::Norm2 => 2.0,
+        OpKind::Rope { .. } | OpKind::Norm { .. } | OpKind::Route { .. } => 4.0,
+        OpKind::SoftmaxStats | OpKind::CrossEntropy { .. } => 8.0,
+        OpKind::Activation { .. } | OpKind::SwiGlu => 10.0,
+        OpKind::Attention { .. } | OpKind::AttentionBlock { .. } => 0.0,
+    }
+}

@@ -1,0 +1,156 @@
+//! Gradients on the graph, as `tf.gradients` made them: the gradient for the input and the one for the
+//! weight are operators of their own, so that a schedule may place them apart.
+
+use super::{LayerGraph, OpKind, Operator, Part, Tensor, TensorClass};
+use crate::ids::{ParamId, TensorId};
+
+/// Appends the gradient operators of a layer whose forward operators are complete.
+pub(super) fn differentiate(layer: &mut LayerGraph) {
+    let mut tape = Tape { gradients: vec![None; layer.tensors.len()], layer };
+    if let Some(output) = tape.layer.output {
+        let seed = tape.like(output);
+        tape.layer.output_grad = Some(seed);
+        tape.gradients[output.index()] = Some(seed);
+    }
+    for at in (0..tape.layer.forward.len()).rev() {
+        let op = tape.layer.forward[at].clone();
+        tape.operator(&op);
+    }
+    if let Some(input) = tape.layer.input {
+        tape.layer.input_grad = tape.gradients[input.index()];
+    }
+}
+
+struct Tape<'a> {
+    /// The gradient of each tensor so far.
+    gradients: Vec<Option<TensorId>>,
+    layer: &'a mut LayerGraph,
+}
+
+impl Tape<'_> {
+    fn operator(&mut self, op: &Operator) {
+        let dy = op.outputs.first().and_then(|y| self.gradients[y.index()]);
+        match op.kind {
+            OpKind::CrossEntropy { .. } => {
+                let [_, logits, max, targets] = op.inputs[..] else { return };
+                let dlogits = self.like(logits);
+                let stats = op.inputs[0];
+                self.push(op, Part::InputGradient, &[stats, logits, max, targets], &[], &[dlogits]);
+                self.contribute(logits, dlogits);
+            }
+            // The loss's gradient already accounts for these.
+            OpKind::RowMax | OpKind::SoftmaxStats => {}
+            OpKind::Add => {
+                if let Some(dy) = dy {
+                    for &input in &op.inputs {
+                        self.contribute(input, dy);
+                    }
+                }
+            }
+            OpKind::Bias | OpKind::Position => {
+                if let Some(dy) = dy {
+                    self.push(op, Part::WeightGradient, &[dy], &op.params, &[]);
+                    self.contribute(op.inputs[0], dy);
+                }
+            }
+            OpKind::Embedding => {
+                if let Some(dy) = dy {
+                    self.push(op, Part::WeightGradient, &[dy, op.inputs[0]], &op.params, &[]);
+                }
+            }
+            OpKind::Linear { .. } | OpKind::ExpertLinear { .. } => {
+                if let Some(dy) = dy {
+                    self.input_gradient(op, &[dy]);
+                    self.push(op, Part::WeightGradient, &[dy, op.inputs[0]], &op.params, &[]);
+                }
+            }
+            OpKind::Norm { .. } => {
+                if let Some(dy) = dy {
+                    let reads = [dy, op.inputs[0], op.outputs[1]];
+                    self.input_gradient(op, &reads);
+                    self.push(op, Part::WeightGradient, &reads, &op.params, &[]);
+                }
+            }
+            OpKind::Attention { .. } | OpKind::AttentionBlock { .. } => {
+                if let Some(dy) = dy {
+                    self.input_gradient(op, &[dy, op.inputs[0], op.outputs[0], op.outputs[1]]);
+                }
+            }
+            OpKind::Activation { .. } | OpKind::SwiGlu | OpKind::Route { .. } => {
+                if let Some(dy) = dy {
+                    self.input_gradient(op, &[dy, op.inputs[0]]);
+                }
+            }
+            OpKind::Rope { .. } => {
+                if let Some(dy) = dy {
+                    self.input_gradient(op, &[dy]);
+                }
+            }
+            OpKind::Dispatch { .. } | OpKind::Combine { .. } => {
+                if let Some(dy) = dy {
+                    self.input_gradient(op, &[dy, op.inputs[1]]);
+                }
+            }
+            // Around the optimizer step; nothing flows back.
+            OpKind::BlockSquares { .. } | OpKind::TensorSquares | OpKind::Norm2 => {}
+        }
+    }
+
+    /// The gradient for the operator's first input.
+    fn input_gradient(&mut self, op: &Operator, reads: &[TensorId]) {
+        let x = op.inputs[0];
+        let dx = self.like(x);
+        self.push(op, Part::InputGradient, reads, &op.params, &[dx]);
+        self.contribute(x, dx);
+    }
+
+    /// Adds a consumer's share to a tensor's gradient.
+    fn contribute(&mut self, tensor: TensorId, share: TensorId) {
+        let Some(so_far) = self.gradients[tensor.index()] else {
+            self.gradients[tensor.index()] = Some(share);
+            return;
+        };
+        let sum = self.like(tensor);
+        let name = &mut self.layer.tensors[sum.index()].name;
+        name.push_str(".sum");
+        self.layer.backward.push(Operator {
+            kind: OpKind::Add,
+            part: Part::Forward,
+            inputs: vec![so_far, share],
+            params: Vec::new(),
+            outputs: vec![sum],
+        });
+        self.gradients[tensor.index()] = Some(sum);
+    }
+
+    /// A new tensor for the gradient of another.
+    fn like(&mut self, of: TensorId) -> TensorId {
+        let source = self.layer.tensor(of);
+        let tensor = Tensor {
+            name: format!("d.{}", source.name),
+            dims: source.dims,
+            class: TensorClass::Activation,
+            blocks: source.blocks.clone(),
+        };
+        self.layer.tensors.push(tensor);
+        self.gradients.push(None);
+        TensorId::from(self.layer.tensors.len() - 1)
+    }
+
+    fn push(
+        &mut self,
+        op: &Operator,
+        part: Part,
+        inputs: &[TensorId],
+        params: &[ParamId],
+        outputs: &[TensorId],
+    ) {
+        self.layer.backward.push(Operator {
+            kind: op.kind,
+            part,
+            inputs: inputs.to_vec(),
+            params: params.to_vec(),
+            outputs: outputs.to_vec(),
+        });
+    }
+}

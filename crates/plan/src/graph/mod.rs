@@ -1,0 +1,362 @@
+//! A model as a graph of operators with static shapes, for one microbatch.
+//!
+//! A model is a chain of layers; each layer is a directed acyclic graph of operators. Layers of the
+//! same shape share one [`LayerGraph`], so that a hundred equal blocks are described once. Shapes are
+//! *logical*: `[tokens, width]` with the tokens of one microbatch over all data-parallel replicas;
+//! what a rank holds of a tensor follows from its [`Spec`](crate::spec::Spec).
+
+mod build;
+mod cost;
+mod differentiate;
+
+pub use build::build;
+pub use cost::Cost;
+
+use crate::ids::{LayerId, ParamId, TensorId};
+use serde::{Deserialize, Serialize};
+
+/// A model's layers, in forward order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Graph {
+    /// The distinct layers.
+    pub kinds: Vec<LayerGraph>,
+    /// The chain: which kind stands where.
+    pub layers: Vec<LayerDecl>,
+    /// Sequences in a microbatch over all replicas, and tokens in each.
+    pub batch: u64,
+    /// Tokens of one sequence.
+    pub seq: u64,
+}
+
+impl Graph {
+    /// The graph of a layer.
+    pub fn layer(&self, layer: LayerId) -> &LayerGraph {
+        &self.kinds[self.layers[layer.index()].kind]
+    }
+}
+
+/// One layer of the chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerDecl {
+    /// Its name, the prefix of its parameters' names: `blocks.3`.
+    pub name: String,
+    /// Position of its graph in [`Graph::kinds`].
+    pub kind: usize,
+}
+
+/// The operators of one layer, forward and backward.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerGraph {
+    /// `embedding`, `block`, `head`.
+    pub name: String,
+    /// All tensors, gradients of activations included.
+    pub tensors: Vec<Tensor>,
+    /// Parameters.
+    pub params: Vec<Param>,
+    /// Forward operators, in an order that respects their dependencies.
+    pub forward: Vec<Operator>,
+    /// Gradient operators; an operator's input gradient stands right before its weight gradient.
+    pub backward: Vec<Operator>,
+    /// What arrives from the layer before (none for the first layer).
+    pub input: Option<TensorId>,
+    /// What goes to the layer after (none for the last).
+    pub output: Option<TensorId>,
+    /// Gradient of `output`, which arrives from the layer after.
+    pub output_grad: Option<TensorId>,
+    /// Gradient of `input`, which goes to the layer before.
+    pub input_grad: Option<TensorId>,
+}
+
+impl LayerGraph {
+    /// A tensor.
+    pub fn tensor(&self, id: TensorId) -> &Tensor {
+        &self.tensors[id.index()]
+    }
+
+    /// A parameter.
+    pub fn param(&self, id: ParamId) -> &Param {
+        &self.params[id.index()]
+    }
+}
+
+/// What a tensor is, which decides its element type and who fills it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TensorClass {
+    /// Token numbers that the model reads.
+    Tokens,
+    /// Token numbers that it should predict.
+    Targets,
+    /// A value in the activation type, or its gradient.
+    Activation,
+    /// A value that always stays f32: norm statistics, softmax sums.
+    Statistic,
+    /// The sum of the losses of the microbatches so far.
+    Loss,
+}
+
+/// A value between operators of one layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// Name within its layer.
+    pub name: String,
+    /// Logical `[tokens, width]`.
+    pub dims: [u64; 2],
+    /// What it is.
+    pub class: TensorClass,
+    /// Widths of the parts that stand side by side in a row (`[q | k | v]`); empty for one part.
+    pub blocks: Vec<u64>,
+}
+
+/// How a parameter starts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Init {
+    /// All zero.
+    Zero,
+    /// All one.
+    One,
+    /// Normal with this standard deviation, drawn per logical element.
+    Normal(f64),
+}
+
+/// A trained parameter of one layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Param {
+    /// Name within its layer.
+    pub name: String,
+    /// Logical dimensions; a vector has one row: `[1, width]`. Linear weights are `[out, in]`.
+    pub dims: [u64; 2],
+    /// Sizes of the parts along the first dimension (second for vectors), as for tensors.
+    pub blocks: Vec<u64>,
+    /// Starting values.
+    pub init: Init,
+    /// Whether weight decay applies (matrices: yes; biases and norms: no).
+    pub decay: bool,
+    /// Whether this is one use of a table that another layer uses too. The uses hold equal values,
+    /// and their gradients are summed once an iteration.
+    pub tied: bool,
+}
+
+/// Which computation of an operator this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// The operator itself.
+    Forward,
+    /// Its gradient for its inputs.
+    InputGradient,
+    /// Its gradient for its parameters, added to what earlier microbatches left.
+    WeightGradient,
+}
+
+/// One operator, or one part of its gradient.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Operator {
+    /// What it computes.
+    pub kind: OpKind,
+    /// Forward, input gradient or weight gradient.
+    pub part: Part,
+    /// Tensors it reads.
+    pub inputs: Vec<TensorId>,
+    /// Parameters it reads (forward, input gradient) or whose gradient it adds to (weight gradient).
+    pub params: Vec<ParamId>,
+    /// Tensors it writes.
+    pub outputs: Vec<TensorId>,
+}
+
+/// Which matrix of a layer a linear operator holds. Sharding rules read this, nothing else does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LinearRole {
+    /// Queries, keys and values, side by side.
+    Qkv,
+    /// Attention's output projection.
+    AttentionOut,
+    /// Into the wide middle of the feed-forward part.
+    Up,
+    /// Back out of it.
+    Down,
+    /// Logits.
+    Head,
+}
+
+/// Layer norm or root-mean-square norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormKind {
+    /// Mean and variance, gain and bias.
+    Layer,
+    /// Root mean square, gain only.
+    Rms,
+}
+
+/// An element-wise non-linearity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ActivationKind {
+    /// GELU by the tanh formula, as GPT-2 has it.
+    Gelu,
+    /// max(0, x).
+    Relu,
+    /// max(0, x)².
+    SquaredRelu,
+}
+
+/// The shape of an attention operator. After sharding, of one rank's part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Heads {
+    /// Query heads.
+    pub heads: u64,
+    /// Key and value heads.
+    pub kv_heads: u64,
+    /// Width of one head.
+    pub head_dim: u64,
+}
+
+/// The closed set of operators. Inputs and outputs are listed as the forward part has them; gradients
+/// take what `differentiate` gives them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OpKind {
+    /// tokens → rows of a table.
+    Embedding,
+    /// x → x + the position's row of a table.
+    Position,
+    /// x → (normalised x, statistics).
+    Norm {
+        /// Which norm.
+        norm: NormKind,
+        /// Added to the variance.
+        eps: f64,
+    },
+    /// x → x·Wᵀ.
+    Linear {
+        /// Which matrix of its layer it is.
+        role: LinearRole,
+    },
+    /// x → x + b.
+    Bias,
+    /// qkv → qkv with queries and keys rotated by position.
+    Rope {
+        /// Head counts.
+        heads: Heads,
+        /// Base of the wavelengths.
+        theta: f64,
+    },
+    /// qkv → (weighted values, log of the softmax's denominator per head and row).
+    Attention {
+        /// Head counts.
+        heads: Heads,
+        /// Tokens of one sequence.
+        seq: u64,
+    },
+    /// One step of ring attention: a rank's queries against one other rank's keys and values, merged
+    /// into the running (weighted values, denominators).
+    AttentionBlock {
+        /// Head counts.
+        heads: Heads,
+        /// Query tokens of one sequence on this rank.
+        queries: u64,
+        /// Key tokens in this step.
+        keys: u64,
+    },
+    /// Element-wise non-linearity.
+    Activation {
+        /// Which one.
+        function: ActivationKind,
+    },
+    /// [gate | up] → silu(gate)·up.
+    SwiGlu,
+    /// a, b → a + b.
+    Add,
+    /// logits → largest logit per row.
+    RowMax,
+    /// logits, max, targets → (Σ exp(logit − max), target's logit − max) per row.
+    SoftmaxStats,
+    /// stats → Σ over rows of the loss, added to the iteration's loss. Its gradient is that of the
+    /// logits: (softmax − one-hot)·scale.
+    CrossEntropy {
+        /// What one token's loss counts for: 1 / tokens of the global batch.
+        scale: f64,
+    },
+    /// x → (expert choices and weights per token).
+    Route {
+        /// Experts to choose from.
+        experts: u64,
+        /// Experts a token goes to.
+        topk: u64,
+    },
+    /// x, choices → tokens in expert order, at most `capacity` per expert.
+    Dispatch {
+        /// Experts to choose from.
+        experts: u64,
+        /// Tokens an expert takes.
+        capacity: u64,
+    },
+    /// expert-ordered tokens → their expert's product, for each of the experts held here.
+    ExpertLinear {
+        /// Which matrix of the expert it is.
+        role: LinearRole,
+        /// Experts held here.
+        experts: u64,
+    },
+    /// expert-ordered tokens, choices → weighted sum per token.
+    Combine {
+        /// Experts a token went to.
+        topk: u64,
+    },
+    /// gradient → Σ g² per block of [`BLOCK`] elements. The gradient may be one of several equal parts
+    /// that the replicas hold; the blocks of the others are zero.
+    BlockSquares {
+        /// Into how many parts the gradient is dealt out.
+        parts: u32,
+    },
+    /// sums of blocks → sums of tensors.
+    TensorSquares,
+    /// sums of tensors → the gradient's norm.
+    Norm2,
+}
+
+/// Elements of a block: sums of squares are formed per block, and ZeRO and buckets cut only at block
+/// boundaries, so that the norm has the same bits in every layout.
+pub const BLOCK: u64 = 1024;
+
+impl OpKind {
+    /// A short name for traces.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Embedding => "embedding",
+            Self::Position => "position",
+            Self::Norm { .. } => "norm",
+            Self::Linear { role } => match role {
+                LinearRole::Qkv => "qkv",
+                LinearRole::AttentionOut => "attention_out",
+                LinearRole::Up => "up",
+                LinearRole::Down => "down",
+                LinearRole::Head => "head",
+            },
+            Self::Bias => "bias",
+            Self::Rope { .. } => "rope",
+            Self::Attention { .. } => "attention",
+            Self::AttentionBlock { .. } => "attention_block",
+            Self::Activation { function } => match function {
+                ActivationKind::Gelu => "gelu",
+                ActivationKind::Relu => "relu",
+                ActivationKind::SquaredRelu => "squared_relu",
+            },
+            Self::SwiGlu => "swiglu",
+            Self::Add => "add",
+            Self::RowMax => "row_max",
+            Self::SoftmaxStats => "softmax_stats",
+            Self::CrossEntropy { .. } => "cross_entropy",
+            Self::Route { .. } => "route",
+            Self::Dispatch { .. } => "dispatch",
+            Self::ExpertLinear { .. } => "expert_linear",
+            Self::Combine { .. } => "combine",
+            Self::BlockSquares { .. } => "block_squares",
+            Self::TensorSquares => "tensor_squares",
+            Self::Norm2 => "norm2",
+        }
+    }
+}

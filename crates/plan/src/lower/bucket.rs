@@ -1,0 +1,141 @@
+//! Deals a stage's parameters out to buckets: what is reduced, updated and gathered together.
+
+use super::shard::ShardedLayer;
+use crate::graph::{BLOCK, Graph};
+use crate::ids::{LayerId, ParamId};
+use crate::program::Entry;
+use crate::strategy::{Strategy, Zero};
+use std::ops::Range;
+
+/// A bucket before it has buffers.
+#[derive(Clone, Debug)]
+pub(super) struct BucketShape {
+    pub(super) name: String,
+    /// The layers whose backward pass fills it.
+    pub(super) layers: Range<usize>,
+    pub(super) entries: Vec<Entry>,
+    /// The parameters that the entries are, in the same order.
+    pub(super) owners: Vec<(LayerId, ParamId)>,
+    /// Padded, so that every part that a rank owns is a whole number of blocks.
+    pub(super) elements: u64,
+    /// Leading elements whose gradients must be summed along the tensor-parallel axis.
+    pub(super) partial: u64,
+    /// Whether it is a table that two layers use.
+    pub(super) tied: bool,
+}
+
+/// What dealing out needs to know.
+pub(super) struct Deal<'a> {
+    pub(super) graph: &'a Graph,
+    pub(super) sharded: &'a [ShardedLayer],
+    pub(super) strategy: &'a Strategy,
+    /// Into how many parts a bucket is dealt out: replicas under ZeRO, or servers.
+    pub(super) parts: u64,
+}
+
+impl Deal<'_> {
+    /// The buckets of a run of layers, in the order in which the backward pass fills them. A tied table
+    /// is a bucket of its own.
+    pub(super) fn buckets(&self, layers: Range<usize>) -> Vec<BucketShape> {
+        let mut buckets = Vec::new();
+        let mut end = layers.end;
+        let mut size = 0;
+        for layer in layers.clone().rev() {
+            size += self.layer_elements(layer) * self.strategy.grad_dtype.size();
+            let full = size >= self.strategy.bucket.0 || self.strategy.zero == Zero::Parameters;
+            if size > 0 && (full || layer == layers.start) {
+                buckets.push(self.bucket(layer..end, false));
+                end = layer;
+                size = 0;
+            }
+            if self.params(layer).any(|(_, tied)| tied) {
+                buckets.push(self.bucket(layer..layer + 1, true));
+            }
+        }
+        buckets
+    }
+
+    /// Each parameter of a layer, and whether it is tied.
+    fn params(&self, layer: usize) -> impl Iterator<Item = (ParamId, bool)> {
+        let params = &self.graph.layer(LayerId::from(layer)).params;
+        params.iter().enumerate().map(|(i, p)| (ParamId::from(i), p.tied))
+    }
+
+    fn layer_elements(&self, layer: usize) -> u64 {
+        let sharded = &self.sharded[self.graph.layers[layer].kind];
+        let own = self.params(layer).filter(|(_, tied)| !tied);
+        own.map(|(p, _)| sharded.params[p.index()].local.iter().product::<u64>()).sum()
+    }
+
+    fn bucket(&self, layers: Range<usize>, tied: bool) -> BucketShape {
+        let mut owners = Vec::new();
+        for layer in layers.clone() {
+            for (param, _) in self.params(layer).filter(|(_, t)| *t == tied) {
+                owners.push((LayerId::from(layer), param));
+            }
+        }
+        // What must be summed along tp stands first, so that one call covers it.
+        owners.sort_by_key(|&(layer, param)| !self.sharded_param(layer, param).partial);
+        let mut entries = Vec::with_capacity(owners.len());
+        let mut offset = 0;
+        let mut partial = 0;
+        for &(layer, param) in &owners {
+            let decl = self.graph.layer(layer).param(param);
+            let sharded = self.sharded_param(layer, param);
+            let layer_name = &self.graph.layers[layer.index()].name;
+            let second_use = decl.tied && self.graph.layer(layer).input.is_some();
+            let name = if decl.tied {
+                "embedding.table.weight".to_string()
+            } else {
+                format!("{layer_name}.{}", decl.name)
+            };
+            let entry = Entry {
+                name,
+                dims: decl.dims,
+                blocks: decl.blocks.clone(),
+                tp: sharded.placement,
+                local: sharded.local,
+                offset,
+                init: decl.init,
+                decay: decl.decay,
+                counted: !second_use,
+                norm_entry: norm_entry(self.graph, layer, param),
+            };
+            offset += entry.elements().div_ceil(BLOCK) * BLOCK;
+            if sharded.partial {
+                partial = offset;
+            }
+            entries.push(entry);
+        }
+        let step = BLOCK * self.parts;
+        let first = &self.graph.layers[layers.start].name;
+        let name = match (tied, layers.len()) {
+            (true, _) => "embedding.table".to_string(),
+            (false, 1) => first.clone(),
+            (false, _) => format!("{first}..{}", self.graph.layers[layers.end - 1].name),
+        };
+        let elements = offset.div_ceil(step) * step;
+        BucketShape { name, layers, entries, owners, elements, partial, tied }
+    }
+
+    fn sharded_param(&self, layer: LayerId, param: ParamId) -> super::shard::ShardedParam {
+        self.sharded[self.graph.layers[layer.index()].kind].params[param.index()]
+    }
+}
+
+/// A parameter's number among all of the model's; the second use of a tied table has that of the first.
+fn norm_entry(graph: &Graph, layer: LayerId, param: ParamId) -> u32 {
+    let decl = graph.layer(layer).param(param);
+    if decl.tied && graph.layer(layer).input.is_some() {
+        let first = graph.layer(LayerId(0));
+        return first.params.iter().position(|p| p.tied).unwrap_or(0) as u32;
+    }
+    let before: usize =
+        (0..layer.index()).map(|l| graph.layer(LayerId::from(l)).params.len()).sum();
+    (before + param.index()) as u32
+}
+
+/// Number of entries of the gradient's norm.
+pub(super) fn norm_entries(graph: &Graph) -> u32 {
+    (0..graph.layers.len()).map(|l| graph.layer(LayerId::from(l)).params.len() as u32).sum()
+}

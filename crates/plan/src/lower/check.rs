@@ -1,0 +1,309 @@
+//! Whether a strategy can be planned for a model: all problems at once, each with what would work.
+
+use crate::collective::{self, Algorithm, CollectiveKind, Order};
+use crate::dtype::DType;
+use crate::model::{Model, ModelKind};
+use crate::schedule::{self, ScheduleKind};
+use crate::strategy::{Strategy, Sync, Zero};
+use std::fmt;
+use thiserror::Error;
+
+/// One thing that is wrong with a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The flag to change.
+    pub flag: &'static str,
+    /// What is wrong and what would work.
+    pub message: String,
+}
+
+/// Everything that is wrong with a request.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub struct Problems(pub Vec<Problem>);
+
+impl Problems {
+    /// A single problem.
+    pub fn one(flag: &'static str, message: impl Into<String>) -> Self {
+        Self(vec![Problem { flag, message: message.into() }])
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, problem) in self.0.iter().enumerate() {
+            let newline = if i == 0 { "" } else { "\n" };
+            write!(f, "{newline}{}: {}", problem.flag, problem.message)?;
+        }
+        Ok(())
+    }
+}
+
+/// The most ranks a world may have.
+const MAX_WORLD: u64 = 1 << 24;
+/// The most ops that one role's program may have.
+const MAX_OPS: u64 = 1 << 24;
+
+/// Collects problems.
+pub(super) fn check(model: &Model, s: &Strategy) -> Result<(), Problems> {
+    let mut problems = Vec::new();
+    let mut say = |flag, message: String| problems.push(Problem { flag, message });
+
+    let axes = [
+        ("--dp", s.dp),
+        ("--tp", s.tp),
+        ("--pp", s.pp),
+        ("--cp", s.cp),
+        ("--ep", s.ep),
+        ("--etp", s.etp),
+    ];
+    let mut world: u64 = 1;
+    for (flag, size) in axes {
+        if size == 0 {
+            say(flag, "must be at least 1".into());
+        }
+        if !matches!(flag, "--ep" | "--etp") {
+            world = world.saturating_mul(u64::from(size.max(1)));
+        }
+    }
+    if world > MAX_WORLD {
+        say(
+            "--dp",
+            format!("the world would have {world} ranks; at most {MAX_WORLD} can be planned"),
+        );
+    }
+    tensor(model, s, &mut say);
+    later(s, &mut say);
+    stages(model, s, &mut say);
+    batch(model, s, &mut say);
+    synchronisation(s, &mut say);
+    if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
+}
+
+fn tensor(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+    let tp = u64::from(s.tp.max(1));
+    if model.kind != ModelKind::Mlp {
+        if model.kv_heads % tp != 0 {
+            let heads = if model.kv_heads == model.heads { "heads" } else { "key-value heads" };
+            let legal = divisors(model.kv_heads);
+            say(
+                "--tp",
+                format!(
+                    "{tp} does not divide {}'s {} {heads}; these do: {legal}",
+                    model.name(),
+                    model.kv_heads
+                ),
+            );
+        }
+    }
+    if model.ffn % tp != 0 {
+        say(
+            "--tp",
+            format!(
+                "{tp} does not divide the feed-forward width {}; these do: {}",
+                model.ffn,
+                divisors(model.ffn)
+            ),
+        );
+    }
+    if s.sp && s.tp <= 1 {
+        say("--sp", "sequence parallelism needs --tp 2 or more".into());
+    }
+    let tokens = s.micro_batch.saturating_mul(s.seq);
+    if s.sp && tokens % tp != 0 {
+        say(
+            "--sp",
+            format!(
+                "a microbatch's {tokens} tokens cannot be cut into {tp} equal parts; choose --micro-batch or --seq such that they can"
+            ),
+        );
+    }
+}
+
+fn later(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+    if s.cp > 1 {
+        say("--cp", "context parallelism is not available yet; use --cp 1".into());
+    }
+    if s.ep > 1 {
+        say(
+            "--ep",
+            "expert parallelism is not available yet (no model with experts is); use --ep 1".into(),
+        );
+    }
+    if s.etp > 1 {
+        say(
+            "--etp",
+            "expert parallelism is not available yet (no model with experts is); use --etp 1"
+                .into(),
+        );
+    }
+    if !matches!(s.dtype, DType::F32 | DType::Bf16 | DType::F16 | DType::Fp8) {
+        say("--dtype", format!("{} holds no weights; use f32, bf16, f16 or fp8", s.dtype));
+    }
+    if !matches!(s.grad_dtype, DType::F32 | DType::Bf16 | DType::F16) {
+        say("--grad-dtype", format!("{} holds no gradients; use f32, bf16 or f16", s.grad_dtype));
+    }
+}
+
+fn stages(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+    let chunks = u64::from(s.schedule.chunks());
+    let stages = u64::from(s.pp).saturating_mul(chunks);
+    // Embedding and head may stand alone on a stage.
+    let units = model.layers + 2;
+    if s.pp > u32::from(u16::MAX) / 2 || stages > units {
+        let what = if chunks > 1 {
+            format!("{} × {chunks} chunks = {stages} stages", s.pp)
+        } else {
+            format!("{stages} stages")
+        };
+        say(
+            "--pp",
+            format!(
+                "{what} are more than {}'s {} layers, embedding and head can fill; at most {} pipeline ranks work",
+                model.name(),
+                model.layers,
+                (units / chunks.max(1)).max(1)
+            ),
+        );
+        return;
+    }
+    if matches!(s.schedule, ScheduleKind::Interleaved { .. }) && s.pp < 2 {
+        say("--schedule", format!("{} needs --pp 2 or more", s.schedule));
+    }
+    let (Ok(pp), m) = (u16::try_from(s.pp), s.microbatches()) else { return };
+    let ops = u64::from(m).saturating_mul(model.layers / stages.max(1) + 2).saturating_mul(16);
+    if pp > 0 && m > 0 {
+        if ops > MAX_OPS {
+            say(
+                "--global-batch",
+                format!(
+                    "{m} microbatches an iteration make a program of about {ops} ops; at most {MAX_OPS} can be planned: raise --micro-batch or --dp"
+                ),
+            );
+        } else if let Err(error) = schedule::order(s.schedule, pp, m) {
+            say("--schedule", error.to_string());
+        }
+    }
+}
+
+fn batch(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+    if s.seq == 0 {
+        say("--seq", "must be at least 1".into());
+    }
+    if model.kind == ModelKind::Gpt2 && s.seq > model.max_positions {
+        say(
+            "--seq",
+            format!(
+                "{} is longer than {}'s {} learned positions",
+                s.seq,
+                model.name(),
+                model.max_positions
+            ),
+        );
+    }
+    if s.micro_batch == 0 || s.global_batch == 0 {
+        let flag = if s.micro_batch == 0 { "--micro-batch" } else { "--global-batch" };
+        say(flag, "must be at least 1".into());
+        return;
+    }
+    let step = s.micro_batch.saturating_mul(u64::from(s.dp.max(1)));
+    if s.global_batch % step != 0 {
+        let below = s.global_batch / step * step;
+        let nearest = if below == 0 {
+            step.to_string()
+        } else {
+            format!("{below} or {}", below.saturating_add(step))
+        };
+        say(
+            "--global-batch",
+            format!(
+                "{} samples cannot be dealt out to {} replicas in microbatches of {}; {nearest} can",
+                s.global_batch, s.dp, s.micro_batch
+            ),
+        );
+    }
+    let tokens = s.micro_batch.checked_mul(u64::from(s.dp)).and_then(|b| b.checked_mul(s.seq));
+    let widest = model.vocab.max(model.ffn.saturating_mul(2)).max(model.d_model.saturating_mul(3));
+    let fits = |t: u64| t.checked_mul(widest).is_some_and(|e| e < 1 << 56);
+    if !tokens.is_some_and(fits) || s.global_batch.checked_mul(s.seq).is_none_or(|t| t >= 1 << 56) {
+        say(
+            "--micro-batch",
+            format!(
+                "{} samples of {} tokens on {} replicas are more than can be counted; use fewer",
+                s.micro_batch, s.seq, s.dp
+            ),
+        );
+    }
+}
+
+fn synchronisation(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+    let dp = s.dp.max(1);
+    if s.order == Order::Canonical {
+        let m = s.microbatches();
+        if s.leaves == 0 || s.leaves % dp != 0 || !(s.leaves / dp).is_power_of_two() {
+            say(
+                "--leaves",
+                format!(
+                    "{} leaves cannot be dealt out to {dp} replicas; {dp} times a power of two can ({dp}, {}, {}…)",
+                    s.leaves,
+                    dp.saturating_mul(2),
+                    dp.saturating_mul(4)
+                ),
+            );
+        } else if m > 0 && m % (s.leaves / dp) != 0 {
+            say(
+                "--leaves",
+                format!(
+                    "each replica's {m} microbatches cannot form {} equal leaves; choose --leaves so that they can ({dp} always works)",
+                    s.leaves / dp
+                ),
+            );
+        }
+    }
+    let reducing = if s.zero == Zero::None {
+        CollectiveKind::AllReduce
+    } else {
+        CollectiveKind::ReduceScatter
+    };
+    match s.sync {
+        Sync::AllReduce => {
+            if let Algorithm::ParameterServer { .. } = s.collective {
+                if s.zero != Zero::None {
+                    say("--collective", "ps keeps whole gradients on each replica; with --zero use auto, ring, halving-doubling or direct".into());
+                }
+            }
+            if let Err(error) =
+                collective::resolve(reducing, s.collective, dp * s.cp.max(1), s.order)
+            {
+                say("--collective", error.to_string());
+            }
+        }
+        Sync::Servers(_) => {
+            for (flag, size) in [("--tp", s.tp), ("--pp", s.pp), ("--cp", s.cp)] {
+                if size > 1 {
+                    say(
+                        flag,
+                        format!(
+                            "parameter servers (--sync {}) serve whole replicas; use {flag} 1",
+                            s.sync
+                        ),
+                    );
+                }
+            }
+            if s.zero != Zero::None {
+                say(
+                    "--zero",
+                    format!(
+                        "with --sync {} the servers hold the optimizer state; use --zero 0",
+                        s.sync
+                    ),
+                );
+            }
+        }
+    }
+}
+
+/// The divisors of a number, as a person would list them.
+fn divisors(n: u64) -> String {
+    let all: Vec<u64> = (1..=n.min(1 << 20)).filter(|d| n % d == 0).take(12).collect();
+    all.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,180 @@
+//! From a model and a strategy to programs.
+//!
+//! ```text
+//! check ─► graph ─► shard (specs, conversions) ─► segment ─► partition into stages
+//!                                                                  │
+//!                            one role per pipeline rank and server ◄┘ (role, update, server)
+//! ```
+//!
+//! Every collective comes from the conversion table; every address from `arena`.
+
+mod arena;
+mod bucket;
+mod check;
+mod partition;
+mod role;
+mod segment;
+mod server;
+mod shard;
+mod update;
+
+pub use check::{Problem, Problems};
+
+use crate::graph::{self, Graph};
+use crate::ids::GroupId;
+use crate::mesh::{Axis, GroupKind, Mesh};
+use crate::model::Model;
+use crate::program::{Plan, SegmentPass, Template};
+use crate::schedule::{self, Action};
+use crate::strategy::{Strategy, Sync, Zero};
+use segment::{LayerPass, Scratch};
+use shard::ShardedLayer;
+use std::ops::Range;
+
+/// Plans a model under a strategy, or says everything that is wrong with the request.
+pub fn lower(model: &Model, strategy: &Strategy) -> Result<Plan, Problems> {
+    check::check(model, strategy)?;
+    let mut context = Context::new(model, strategy)?;
+    let mut programs = Vec::new();
+    for rank in 0..strategy.pp {
+        programs.push(role::program(&mut context, rank));
+    }
+    for server in 0..strategy.sync.servers() {
+        programs.push(server::program(&mut context, server));
+    }
+    Ok(Plan {
+        model: model.name().to_string(),
+        strategy: strategy.clone(),
+        mesh: context.mesh,
+        groups: context.groups,
+        templates: context.templates,
+        programs,
+        layers: context.graph.layers.iter().map(|l| l.name.clone()).collect(),
+        parameters: model.parameters(),
+        norm_entries: bucket::norm_entries(&context.graph),
+    })
+}
+
+/// What all roles share.
+struct Context {
+    strategy: Strategy,
+    mesh: Mesh,
+    graph: Graph,
+    /// By layer kind.
+    kinds: Vec<Kind>,
+    sharded: Vec<ShardedLayer>,
+    /// Layers by virtual stage.
+    stages: Vec<Range<usize>>,
+    /// Actions by pipeline rank.
+    order: Vec<Vec<Action>>,
+    groups: Vec<GroupKind>,
+    templates: Vec<Template>,
+}
+
+/// The passes over a layer of one kind.
+struct Kind {
+    forward: LayerPass,
+    backward: LayerPass,
+    forward_scratch: Scratch,
+    backward_scratch: Scratch,
+}
+
+impl Context {
+    fn new(model: &Model, strategy: &Strategy) -> Result<Self, Problems> {
+        let batch = strategy.micro_batch * u64::from(strategy.dp);
+        let graph = graph::build(model, batch, strategy.seq, strategy.tokens());
+        let mut templates = Vec::new();
+        let sharded: Vec<ShardedLayer> =
+            graph.kinds.iter().map(|kind| shard::shard(&graph, kind, strategy)).collect();
+        let named = graph.kinds.iter().zip(&sharded);
+        let kinds = named.map(|(g, s)| Kind::new(&g.name, s, strategy, &mut templates)).collect();
+        let pp = u16::try_from(strategy.pp).expect("checked");
+        let order = schedule::order(strategy.schedule, pp, strategy.microbatches())
+            .map_err(|e| Problems::one("--schedule", e.to_string()))?;
+        let stages = usize::from(strategy.schedule.chunks()) * strategy.pp as usize;
+        Ok(Self {
+            strategy: strategy.clone(),
+            mesh: strategy.mesh(),
+            stages: partition::partition(&graph, stages),
+            graph,
+            kinds,
+            sharded,
+            order,
+            groups: Vec::new(),
+            templates,
+        })
+    }
+
+    /// The id of a group, declared on first use.
+    fn group(&mut self, kind: GroupKind) -> GroupId {
+        let at = self.groups.iter().position(|&known| known == kind);
+        GroupId::from(at.unwrap_or_else(|| {
+            self.groups.push(kind);
+            self.groups.len() - 1
+        }))
+    }
+
+    /// The id of a template, declared on first use.
+    fn template(&mut self, template: Template) -> u32 {
+        let at = self.templates.iter().rposition(|known| *known == template);
+        at.unwrap_or_else(|| {
+            self.templates.push(template);
+            self.templates.len() - 1
+        }) as u32
+    }
+
+    /// Into how many parts the update of a bucket is dealt out, and among whom.
+    fn update_group(&self) -> Option<GroupKind> {
+        match (self.strategy.sync, self.strategy.zero) {
+            (Sync::Servers(_), _) => Some(GroupKind::Servers),
+            (Sync::AllReduce, Zero::None) => None,
+            (Sync::AllReduce, Zero::Optimizer | Zero::Gradients | Zero::Parameters) => {
+                (self.mesh.replicas() > 1).then_some(GroupKind::Replicas)
+            }
+        }
+    }
+
+    fn deal(&self) -> bucket::Deal<'_> {
+        let parts = self.update_group().map_or(1, |g| u64::from(self.mesh.group_size(g)));
+        bucket::Deal { graph: &self.graph, sharded: &self.sharded, strategy: &self.strategy, parts }
+    }
+}
+
+impl Kind {
+    fn new(
+        name: &str,
+        layer: &ShardedLayer,
+        strategy: &Strategy,
+        templates: &mut Vec<Template>,
+    ) -> Self {
+        let forward = segment::cut(
+            name,
+            &[(SegmentPass::Forward, &layer.forward)],
+            layer,
+            strategy,
+            templates,
+        );
+        let backward = segment::cut(
+            name,
+            &[(SegmentPass::Recompute, &layer.recompute), (SegmentPass::Backward, &layer.backward)],
+            layer,
+            strategy,
+            templates,
+        );
+        let ends = [layer.input, layer.output, layer.output_grad, layer.input_grad];
+        let mut kept: Vec<_> = ends.into_iter().flatten().chain(layer.saved.clone()).collect();
+        // The loss has a buffer of its own; what is aliased to something kept is kept with it.
+        kept.extend(
+            (0..layer.values.len()).filter(|&v| layer.values[v].class == graph::TensorClass::Loss),
+        );
+        Self {
+            forward_scratch: segment::scratch(&[&layer.forward], layer, &kept),
+            backward_scratch: segment::scratch(&[&layer.recompute, &layer.backward], layer, &kept),
+            forward,
+            backward,
+        }
+    }
+}
+
+/// The tensor-parallel group.
+const TENSOR: GroupKind = GroupKind::Axis(Axis::Tp);

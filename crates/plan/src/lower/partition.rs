@@ -1,0 +1,105 @@
+//! Cuts the chain of layers into stages of nearly equal cost.
+
+use crate::graph::Graph;
+use crate::ids::LayerId;
+use std::ops::Range;
+
+/// Contiguous runs of layers, one per virtual stage, embedding and head counted by their cost: the
+/// largest cost is as small as it can be, and among such cuts the sum of squares is.
+///
+/// The chain must have at least as many layers as there are stages.
+pub(super) fn partition(graph: &Graph, stages: usize) -> Vec<Range<usize>> {
+    let costs: Vec<f64> =
+        (0..graph.layers.len()).map(|i| layer_cost(graph, LayerId::from(i))).collect();
+    let ceiling = best(&costs, stages, f64::INFINITY, f64::max).0;
+    best(&costs, stages, ceiling * (1.0 + 1e-9), |sum, cost| sum + cost * cost).1
+}
+
+/// Matrix operations of forward and backward; what has none costs a token's worth of copying.
+fn layer_cost(graph: &Graph, layer: LayerId) -> f64 {
+    let kind = graph.layer(layer);
+    let ops = kind.forward.iter().chain(&kind.backward);
+    let copying: f64 = kind.tensors.iter().map(|t| t.dims[0] as f64 * t.dims[1] as f64).sum();
+    ops.map(|op| kind.matrix_flops(op).0).sum::<f64>() + copying
+}
+
+/// The cut with the least total, where `join` adds a stage's cost to the total so far and no stage
+/// costs more than `ceiling`.
+fn best(
+    costs: &[f64],
+    stages: usize,
+    ceiling: f64,
+    join: impl Fn(f64, f64) -> f64,
+) -> (f64, Vec<Range<usize>>) {
+    let layers = costs.len();
+    let mut prefix = vec![0.0; layers + 1];
+    for (i, cost) in costs.iter().enumerate() {
+        prefix[i + 1] = prefix[i] + cost;
+    }
+    // total[s][end]: the best way to put the first `end` layers into s + 1 stages.
+    let mut total = vec![vec![f64::INFINITY; layers + 1]; stages];
+    let mut cut = vec![vec![0; layers + 1]; stages];
+    for end in 1..=layers {
+        if prefix[end] <= ceiling {
+            total[0][end] = join(0.0, prefix[end]);
+        }
+    }
+    for s in 1..stages {
+        for end in s + 1..=layers {
+            for start in (s..end).rev() {
+                let cost = prefix[end] - prefix[start];
+                if cost > ceiling {
+                    break;
+                }
+                let candidate = join(total[s - 1][start], cost);
+                if candidate < total[s][end] {
+                    total[s][end] = candidate;
+                    cut[s][end] = start;
+                }
+            }
+        }
+    }
+    let mut ranges = vec![0..0; stages];
+    let mut end = layers;
+    for s in (0..stages).rev() {
+        let start = if s == 0 { 0 } else { cut[s][end] };
+        ranges[s] = start..end;
+        end = start;
+    }
+    (total[stages - 1][layers], ranges)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph;
+    use crate::model::built_in;
+
+    fn sizes(name: &str, stages: usize) -> Vec<usize> {
+        let model = built_in::get(name).unwrap().unwrap();
+        let graph = graph::build(&model, 1, model.seq, model.seq);
+        partition(&graph, stages).into_iter().map(|r| r.len()).collect()
+    }
+
+    #[test]
+    fn equal_blocks_are_dealt_out_equally() {
+        // Embedding and head ride along with the first and the last stage.
+        let mut expected = vec![4; 24];
+        expected[0] += 1;
+        expected[23] += 1;
+        assert_eq!(sizes("gpt3-175b", 24), expected);
+    }
+
+    #[test]
+    fn a_heavy_head_takes_blocks_off_the_last_stage() {
+        // GPT-2's head costs as much as several blocks.
+        let cut = sizes("gpt2-124m", 4);
+        assert_eq!(cut.iter().sum::<usize>(), 14);
+        assert!(cut[3] < cut[1], "{cut:?}");
+    }
+
+    #[test]
+    fn every_stage_gets_a_layer() {
+        assert_eq!(sizes("gpt2-124m", 14), vec![1; 14]);
+    }
+}

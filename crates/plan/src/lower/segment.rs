@@ -1,0 +1,277 @@
+//! Cuts a pass over a layer into segments: runs of operators between communications.
+//!
+//! A segment ends where an exchange starts, and a new one starts at the first operator that needs the
+//! exchange's result. What stands between them runs beside the exchange: that is how a weight
+//! gradient hides the reduction of an input gradient.
+
+use super::arena::{Interval, pack};
+use super::shard::{Item, ShardedLayer, ValueId};
+use crate::collective::{CollectiveKind, Reduction};
+use crate::graph::TensorClass;
+use crate::ids::ParamId;
+use crate::program::{Access, LocalOp, Operand, SegmentPass, Template};
+use crate::strategy::Strategy;
+use crate::units::Bytes;
+
+/// What an operand of a template stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    Value(ValueId),
+    Param(ParamId),
+    Gradient(ParamId),
+}
+
+/// A step of a pass.
+#[derive(Clone, Debug)]
+pub(super) enum Piece {
+    /// A segment; `waits` are the positions of exchanges that must be done first.
+    Run { template: u32, sources: Vec<Source>, waits: Vec<usize> },
+    /// A collective along the tensor-parallel axis.
+    Exchange { kind: CollectiveKind, reduction: Reduction, from: ValueId, to: ValueId },
+}
+
+/// One pass over a layer.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LayerPass {
+    pub(super) pieces: Vec<Piece>,
+    /// Exchanges whose result the layer itself does not read: the next layer must wait for them.
+    pub(super) open: Vec<usize>,
+}
+
+/// Values that live only within a pass, and where they lie in its scratch memory.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Scratch {
+    /// Offset by value, for those that are scratch.
+    pub(super) offsets: Vec<Option<Bytes>>,
+    pub(super) size: Bytes,
+}
+
+/// Cuts items into pieces, adding their templates.
+pub(super) fn cut(
+    layer_name: &str,
+    passes: &[(SegmentPass, &[Item])],
+    layer: &ShardedLayer,
+    strategy: &Strategy,
+    templates: &mut Vec<Template>,
+) -> LayerPass {
+    let mut cutter =
+        Cutter { layer, strategy, pass: LayerPass::default(), run: Vec::new(), joined: Vec::new() };
+    for (pass, items) in passes {
+        let mut numbered = 0;
+        let mut name = |p: SegmentPass| {
+            numbered += 1;
+            format!("{}.{layer_name}.{}", p.letter(), numbered - 1)
+        };
+        for item in hoisted(items) {
+            match item {
+                Item::Op { ref inputs, .. } => {
+                    let awaited = cutter.awaited(inputs);
+                    if !awaited.is_empty() {
+                        cutter.close(*pass, &mut name, templates);
+                        cutter.joined.extend(awaited);
+                    }
+                    cutter.run.push(item);
+                }
+                Item::Convert { kind, reduction, from, to } => {
+                    cutter.close(*pass, &mut name, templates);
+                    cutter.pass.pieces.push(Piece::Exchange { kind, reduction, from, to });
+                }
+            }
+        }
+        cutter.close(*pass, &mut name, templates);
+    }
+    cutter.pass.open = cutter.unread();
+    cutter.pass
+}
+
+/// Moves exchanges up: right after the operator that makes their input, or, if that was made before
+/// this pass, in front of the operator before them, to run beside it.
+fn hoisted(items: &[Item]) -> Vec<Item> {
+    let mut out: Vec<Item> = Vec::with_capacity(items.len());
+    for item in items {
+        let Item::Convert { from, .. } = item else {
+            out.push(item.clone());
+            continue;
+        };
+        let made = out.iter().rposition(|earlier| match earlier {
+            Item::Op { outputs, .. } => outputs.contains(from),
+            Item::Convert { to, .. } => to == from,
+        });
+        let at = match made {
+            Some(producer) => producer + 1,
+            None => out.len().saturating_sub(1),
+        };
+        out.insert(at, item.clone());
+    }
+    out
+}
+
+struct Cutter<'a> {
+    layer: &'a ShardedLayer,
+    strategy: &'a Strategy,
+    pass: LayerPass,
+    /// Operators of the segment that is being collected.
+    run: Vec<Item>,
+    /// Exchanges that this segment waits for.
+    joined: Vec<usize>,
+}
+
+impl Cutter<'_> {
+    /// Exchanges not waited for yet that the next operator must wait for.
+    fn awaited(&self, inputs: &[ValueId]) -> Vec<usize> {
+        let waited = |at: usize| {
+            let earlier = self.pass.pieces.iter().any(|piece| match piece {
+                Piece::Run { waits, .. } => waits.contains(&at),
+                Piece::Exchange { .. } => false,
+            });
+            earlier || self.joined.contains(&at)
+        };
+        let needed = |to: ValueId| !self.strategy.overlap || inputs.contains(&to);
+        let exchanges = self.pass.pieces.iter().enumerate();
+        exchanges
+            .filter_map(|(at, piece)| match piece {
+                Piece::Exchange { to, .. } if needed(*to) && !waited(at) => Some(at),
+                Piece::Exchange { .. } | Piece::Run { .. } => None,
+            })
+            .collect()
+    }
+
+    fn unread(&self) -> Vec<usize> {
+        let all = self.pass.pieces.iter().enumerate();
+        let exchanges = all.filter(|(_, p)| matches!(p, Piece::Exchange { .. })).map(|(at, _)| at);
+        exchanges
+            .filter(|at| {
+                !self.pass.pieces.iter().any(|piece| match piece {
+                    Piece::Run { waits, .. } => waits.contains(at),
+                    Piece::Exchange { .. } => false,
+                })
+            })
+            .collect()
+    }
+
+    /// Ends the segment that is being collected, if it has any operators.
+    fn close(
+        &mut self,
+        pass: SegmentPass,
+        name: &mut impl FnMut(SegmentPass) -> String,
+        templates: &mut Vec<Template>,
+    ) {
+        if self.run.is_empty() {
+            return;
+        }
+        let mut sources = Vec::new();
+        let mut operands = Vec::new();
+        let mut ops = Vec::new();
+        for item in self.run.drain(..) {
+            let Item::Op { kind, part, inputs, params, outputs } = item else { continue };
+            let gradient = part == crate::graph::Part::WeightGradient;
+            let mut slot = |source: Source, access: Access, layer: &ShardedLayer, s: &Strategy| {
+                if let Some(at) = sources.iter().position(|&known| known == source) {
+                    return at as u16;
+                }
+                sources.push(source);
+                operands.push(operand(source, access, layer, s));
+                (sources.len() - 1) as u16
+            };
+            let inputs = inputs
+                .iter()
+                .map(|&v| slot(Source::Value(v), Access::Read, self.layer, self.strategy))
+                .collect();
+            let (of, access): (fn(ParamId) -> Source, _) = if gradient {
+                (Source::Gradient, Access::Accumulate)
+            } else {
+                (Source::Param, Access::Read)
+            };
+            let params =
+                params.iter().map(|&p| slot(of(p), access, self.layer, self.strategy)).collect();
+            let outputs = outputs
+                .iter()
+                .map(|&v| slot(Source::Value(v), Access::Write, self.layer, self.strategy))
+                .collect();
+            ops.push(LocalOp { kind, part, inputs, params, outputs });
+        }
+        let template = u32::try_from(templates.len()).expect("few templates");
+        templates.push(Template { name: name(pass), pass, operands, ops });
+        let waits = std::mem::take(&mut self.joined);
+        self.pass.pieces.push(Piece::Run { template, sources, waits });
+    }
+}
+
+fn operand(source: Source, access: Access, layer: &ShardedLayer, strategy: &Strategy) -> Operand {
+    match source {
+        Source::Value(v) => {
+            let value = &layer.values[v];
+            let access = if value.class == TensorClass::Loss { Access::Accumulate } else { access };
+            Operand { dims: value.dims, dtype: value.dtype, access }
+        }
+        Source::Param(p) => Operand {
+            dims: layer.params[p.index()].local,
+            dtype: strategy.activation_dtype(),
+            access,
+        },
+        Source::Gradient(p) => {
+            Operand { dims: layer.params[p.index()].local, dtype: strategy.grad_dtype, access }
+        }
+    }
+}
+
+/// Lays out the values that live only within one pass, so that those whose lives do not meet share
+/// memory. `kept` are the values that live elsewhere.
+pub(super) fn scratch(passes: &[&[Item]], layer: &ShardedLayer, kept: &[ValueId]) -> Scratch {
+    let items: Vec<Item> = passes.iter().flat_map(|items| hoisted(items)).collect();
+    let root = aliases(&items, layer.values.len());
+    let mut first: Vec<Option<usize>> = vec![None; layer.values.len()];
+    let mut last = vec![0; layer.values.len()];
+    for (at, item) in items.iter().enumerate() {
+        let (reads, writes): (&[ValueId], &[ValueId]) = match item {
+            Item::Op { inputs, outputs, .. } => (inputs, outputs),
+            Item::Convert { from, to, .. } => {
+                (std::slice::from_ref(from), std::slice::from_ref(to))
+            }
+        };
+        for &value in reads.iter().chain(writes) {
+            first[root[value]].get_or_insert(at);
+            last[root[value]] = at;
+        }
+        // An exchange reads its input until the first operator that waits for it.
+        if let Item::Convert { from, to, .. } = item {
+            let reader = items[at..]
+                .iter()
+                .position(|later| matches!(later, Item::Op { inputs, .. } if inputs.contains(to)));
+            let until = reader.map_or(items.len(), |n| at + n);
+            last[root[*from]] = last[root[*from]].max(until);
+        }
+    }
+    let kept: Vec<ValueId> = kept.iter().map(|&v| root[v]).collect();
+    let mut intervals = Vec::new();
+    let mut owners = Vec::new();
+    for (value, start) in first.iter().enumerate() {
+        let (Some(start), false) = (*start, kept.contains(&value)) else { continue };
+        let v = &layer.values[value];
+        let size = Bytes(v.dims[0] * v.dims[1] * v.dtype.size());
+        intervals.push(Interval { start, end: last[value], size });
+        owners.push(value);
+    }
+    let (places, size) = pack(&intervals);
+    let mut offsets = vec![None; layer.values.len()];
+    for (owner, place) in owners.iter().zip(places) {
+        offsets[*owner] = Some(place);
+    }
+    for value in 0..offsets.len() {
+        if root[value] != value {
+            offsets[value] = offsets[root[value]];
+        }
+    }
+    Scratch { offsets, size }
+}
+
+/// All-reduces work in place: their result is the same memory as their input.
+pub(super) fn aliases(items: &[Item], values: usize) -> Vec<ValueId> {
+    let mut root: Vec<ValueId> = (0..values).collect();
+    for item in items {
+        if let Item::Convert { kind: CollectiveKind::AllReduce, from, to, .. } = item {
+            root[*to] = root[*from];
+        }
+    }
+    root
+}

@@ -1,0 +1,237 @@
+//! The program of a synchronous parameter server: receive every replica's gradients for its part of
+//! each bucket, sum them in the canonical tree, update, send the weights back.
+
+use super::arena::{self, Home};
+use super::update::update_template;
+use super::{Context, bucket};
+use crate::collective::{self, Algorithm, CollectiveKind, Reduction};
+use crate::dtype::DType;
+use crate::graph::{BLOCK, OpKind};
+use crate::ids::{BufferId, CallId, LaneId, Microbatch, OpId, SegmentId};
+use crate::mesh::GroupKind;
+use crate::program::{
+    AccumulateMode, Bucket, Buffer, Call, MemoryKind, Op, Outputs, Peer, Program, Section, Segment,
+    View,
+};
+use crate::units::Bytes;
+
+const COMPUTE: LaneId = LaneId(0);
+const RECV: LaneId = LaneId(1);
+const SEND: LaneId = LaneId(2);
+const CONTROL: LaneId = LaneId(3);
+
+/// The program of server `server`.
+pub(super) fn program(context: &mut Context, server: u32) -> Program {
+    let shapes = context.deal().buckets(0..context.graph.layers.len());
+    let mut role = Server {
+        servers: context.strategy.sync.servers(),
+        context,
+        buffers: Vec::new(),
+        segments: Vec::new(),
+        calls: Vec::new(),
+        buckets: Vec::new(),
+        body: Section::default(),
+    };
+    let mut ready = Vec::new();
+    // The replicas declare a tied table once, where its first use in the backward pass stands.
+    let mut tied = false;
+    for shape in &shapes {
+        if shape.tied && std::mem::replace(&mut tied, true) {
+            continue;
+        }
+        let at = role.declare(shape);
+        ready.push(role.receive(at));
+    }
+    let norm = role.norm(&ready);
+    for at in 0..role.buckets.len() {
+        role.step(at, norm);
+    }
+    let homes = vec![Home::Own; role.buffers.len()];
+    let memory = arena::assign(&mut role.buffers, &homes, Bytes::ZERO);
+    let outputs = Outputs { loss: None, norm: role.norm_buffer() };
+    Program {
+        name: format!("parameter server {server}"),
+        lanes: ["compute", "recv", "send", "control"].map(String::from).to_vec(),
+        buffers: role.buffers,
+        frames: Vec::new(),
+        segments: role.segments,
+        calls: role.calls,
+        buckets: role.buckets,
+        services: Vec::new(),
+        prologue: Section::default(),
+        body: role.body,
+        epilogue: Section::default(),
+        in_flight: Vec::new(),
+        outputs,
+        memory,
+    }
+}
+
+struct Server<'c> {
+    context: &'c mut Context,
+    servers: u32,
+    buffers: Vec<Buffer>,
+    segments: Vec<Segment>,
+    calls: Vec<Call>,
+    buckets: Vec<Bucket>,
+    body: Section,
+}
+
+impl Server<'_> {
+    fn buffer(&mut self, name: String, dtype: DType, elements: u64, kind: MemoryKind) -> View {
+        let offset = Bytes::ZERO;
+        self.buffers.push(Buffer { name, dtype, elements, copies: 1, kind, offset });
+        let buffer = BufferId::from(self.buffers.len() - 1);
+        View { buffer, offset: 0, len: elements }
+    }
+
+    /// Declares this server's part of a bucket.
+    fn declare(&mut self, shape: &bucket::BucketShape) -> usize {
+        let s = self.context.strategy.clone();
+        let part = shape.elements / u64::from(self.servers);
+        let (name, act) = (&shape.name, s.activation_dtype());
+        let params = self.buffer(format!("{name}.param"), act, part, MemoryKind::Parameters);
+        let grads = self.buffer(format!("{name}.grad"), s.grad_dtype, part, MemoryKind::Gradients);
+        let mut state = |what: &str| {
+            self.buffer(format!("{name}.{what}"), DType::F32, part, MemoryKind::Optimizer)
+        };
+        let master = (act != DType::F32).then(|| state("master"));
+        let moments =
+            ["moment1", "moment2"][..s.optimizer.moments()].iter().map(|m| state(m)).collect();
+        let shard = Some(self.context.group(GroupKind::Servers));
+        self.buckets.push(Bucket {
+            name: shape.name.clone(),
+            elements: shape.elements,
+            entries: shape.entries.clone(),
+            params,
+            grads,
+            master,
+            moments,
+            shard,
+            updated: true,
+        });
+        self.buckets.len() - 1
+    }
+
+    /// Receives every replica's part and sums them as a binary counter does. The last sum lands in the
+    /// bucket's gradients.
+    fn receive(&mut self, at: usize) -> OpId {
+        let s = &self.context.strategy;
+        let (dtype, replicas) = (s.grad_dtype, self.context.mesh.size());
+        let (grads, channel) = (self.buckets[at].grads, at as u16);
+        let levels = replicas.next_power_of_two().trailing_zeros().max(1);
+        let name = self.buckets[at].name.clone();
+        let tree: Vec<View> = (0..levels)
+            .map(|l| {
+                self.buffer(format!("{name}.leaf{l}"), dtype, grads.len, MemoryKind::Communication)
+            })
+            .collect();
+        let microbatch = Microbatch(0);
+        let mut free: Option<OpId> = None;
+        let mut last = None;
+        for replica in 0..replicas {
+            let after: Vec<OpId> = free.into_iter().collect();
+            let op = Op::Recv { from: Peer::Replica(replica), channel, view: grads, microbatch };
+            let mut done = self.body.push(RECV, op, &after);
+            for &level in tree.iter().take(replica.trailing_ones() as usize) {
+                let op = Op::Accumulate { from: level, into: grads, mode: AccumulateMode::Add };
+                done = self.body.push(COMPUTE, op, &[done]);
+            }
+            if replica + 1 < replicas {
+                let into = tree[replica.trailing_ones() as usize];
+                let op = Op::Accumulate { from: grads, into, mode: AccumulateMode::Move };
+                done = self.body.push(COMPUTE, op, &[done]);
+            }
+            free = Some(done);
+            last = Some(done);
+        }
+        // A count that is no power of two leaves sums at its other one bits.
+        let mut done = last.expect("at least one replica");
+        for level in levels_left(replicas) {
+            let op = Op::Accumulate { from: tree[level], into: grads, mode: AccumulateMode::Add };
+            done = self.body.push(COMPUTE, op, &[done]);
+        }
+        done
+    }
+
+    fn norm(&mut self, ready: &[OpId]) -> OpId {
+        let blocks: u64 = self.buckets.iter().map(|b| b.elements / BLOCK).sum();
+        let entries = u64::from(bucket::norm_entries(&self.context.graph));
+        let block_sums =
+            self.buffer("norm.blocks".into(), DType::F32, blocks, MemoryKind::Communication);
+        let tensors =
+            self.buffer("norm.tensors".into(), DType::F32, entries, MemoryKind::Communication);
+        let total = self.buffer("norm".into(), DType::F32, 1, MemoryKind::Communication);
+        let parts = self.servers;
+        let mut offset = 0;
+        let mut last = None;
+        for (at, &ready) in ready.iter().enumerate() {
+            let len = self.buckets[at].elements / BLOCK;
+            let grads = self.buckets[at].grads;
+            let sums = View { offset, len, ..block_sums };
+            last = Some(self.small(OpKind::BlockSquares { parts }, grads, sums, &[ready]));
+            offset += len;
+        }
+        let mut after: Vec<OpId> = last.into_iter().collect();
+        if parts > 1 {
+            let call = self.sum(block_sums);
+            let op = Op::Collective { call, microbatch: Microbatch(0) };
+            after = vec![self.body.push(CONTROL, op, &after)];
+        }
+        self.small(OpKind::TensorSquares, block_sums, tensors, &after);
+        self.small(OpKind::Norm2, tensors, total, &[])
+    }
+
+    fn norm_buffer(&self) -> Option<BufferId> {
+        self.buffers.iter().position(|b| b.name == "norm").map(BufferId::from)
+    }
+
+    fn sum(&mut self, view: View) -> CallId {
+        let (kind, order) = (CollectiveKind::AllReduce, self.context.strategy.order);
+        let algorithm = collective::resolve(kind, Algorithm::Auto, self.servers, order)
+            .expect("some algorithm reduces");
+        self.calls.push(Call {
+            name: "all_reduce norm.blocks".into(),
+            kind,
+            reduction: Reduction::Sum,
+            algorithm,
+            order,
+            group: self.context.group(GroupKind::Servers),
+            root: 0,
+            input: view,
+            output: view,
+            dtype: DType::F32,
+            block: 1,
+        });
+        CallId::from(self.calls.len() - 1)
+    }
+
+    fn small(&mut self, kind: OpKind, input: View, output: View, after: &[OpId]) -> OpId {
+        let dtype = |v: View| self.buffers[v.buffer.index()].dtype;
+        let template =
+            update_template(kind, (input.len, dtype(input)), (output.len, dtype(output)));
+        let template = self.context.template(template);
+        self.segments.push(Segment { template, layer: None, operands: vec![input, output] });
+        let segment = SegmentId::from(self.segments.len() - 1);
+        let op = Op::Compute { segment, microbatch: Microbatch(0), fresh: true };
+        self.body.push(COMPUTE, op, after)
+    }
+
+    /// Updates a bucket's part and sends it to every replica.
+    fn step(&mut self, at: usize, norm: OpId) {
+        let step = self.body.push(COMPUTE, Op::Step { bucket: at as u32 }, &[norm]);
+        let (view, channel) = (self.buckets[at].params, at as u16);
+        for replica in 0..self.context.mesh.size() {
+            let to = Peer::Replica(replica);
+            let op = Op::Send { to, channel, view, microbatch: Microbatch(0) };
+            self.body.push(SEND, op, &[step]);
+        }
+    }
+}
+
+/// The tree levels that still hold a sum when the last of `count` leaves has joined those at its
+/// trailing one bits: the other one bits of the last leaf's number.
+fn levels_left(count: u32) -> Vec<usize> {
+    let last = count - 1;
+    (last.trailing_ones()..32).filter(|bit| last >> bit & 1 == 1).map(|bit| bit as usize).collect()
+}

@@ -1,0 +1,470 @@
+//! How a layer is cut along the tensor-parallel axis.
+//!
+//! [`rule`] says for every operator what it needs and what it yields (Shoeybi et al., arXiv 1909.08053;
+//! Korthikanti et al., arXiv 2205.05198). Where that differs from what there is, a conversion is
+//! inserted, and only there. Megatron's `f` and `g`, the gathers and scatters of sequence parallelism
+//! and the vocabulary-parallel loss all come out of it.
+
+use crate::collective::{CollectiveKind, Reduction};
+use crate::dtype::DType;
+use crate::graph::{Graph, Heads, LayerGraph, LinearRole, OpKind, Operator, Part, TensorClass};
+use crate::ids::{ParamId, TensorId};
+use crate::spec::{Conversion, Placement, conversion};
+use crate::strategy::{Recompute, Strategy};
+
+/// A value of the sharded layer: a tensor in one placement.
+#[derive(Clone, Debug)]
+pub(super) struct Value {
+    pub(super) placement: Placement,
+    /// What one rank holds.
+    pub(super) dims: [u64; 2],
+    pub(super) dtype: DType,
+    pub(super) name: String,
+    pub(super) class: TensorClass,
+    /// Came out of an all_gather: cheaper to gather again than to keep.
+    gathered: bool,
+}
+
+pub(super) type ValueId = usize;
+
+/// A step of a pass over a layer.
+#[derive(Clone, Debug)]
+pub(super) enum Item {
+    Op {
+        kind: OpKind,
+        part: Part,
+        inputs: Vec<ValueId>,
+        params: Vec<ParamId>,
+        outputs: Vec<ValueId>,
+    },
+    Convert {
+        kind: CollectiveKind,
+        reduction: Reduction,
+        from: ValueId,
+        to: ValueId,
+    },
+}
+
+/// A parameter as one rank holds it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ShardedParam {
+    pub(super) placement: Placement,
+    pub(super) local: [u64; 2],
+    /// Whether its gradient must still be summed along the tensor-parallel axis.
+    pub(super) partial: bool,
+}
+
+/// A layer as one rank sees it.
+#[derive(Clone, Debug)]
+pub(super) struct ShardedLayer {
+    pub(super) values: Vec<Value>,
+    pub(super) params: Vec<ShardedParam>,
+    pub(super) forward: Vec<Item>,
+    /// What is computed again before the gradients.
+    pub(super) recompute: Vec<Item>,
+    pub(super) backward: Vec<Item>,
+    /// Values that the forward pass must keep for the backward pass.
+    pub(super) saved: Vec<ValueId>,
+    pub(super) input: Option<ValueId>,
+    pub(super) output: Option<ValueId>,
+    pub(super) output_grad: Option<ValueId>,
+    pub(super) input_grad: Option<ValueId>,
+}
+
+/// Cuts a layer.
+pub(super) fn shard(graph: &Graph, layer: &LayerGraph, strategy: &Strategy) -> ShardedLayer {
+    let mut sharder = Sharder::new(graph, layer, strategy);
+    let stream = sharder.stream();
+    let input = layer.input.map(|t| sharder.define(t, stream));
+    for op in &layer.forward {
+        sharder.apply(op);
+    }
+    let output = layer.output.map(|t| sharder.need(t, stream));
+    let forward = std::mem::take(&mut sharder.items);
+
+    // The backward pass starts from what was kept: no unsummed parts, nothing that was gathered.
+    for versions in &mut sharder.versions {
+        versions.retain(|&v| {
+            let value = &sharder.values[v];
+            !value.gathered && !matches!(value.placement, Placement::Partial(_))
+        });
+    }
+    let whole_layer = layer.input.is_some() && layer.output.is_some();
+    for op in &layer.forward {
+        let again = match strategy.recompute {
+            Recompute::None => false,
+            Recompute::Selective => matches!(op.kind, OpKind::Attention { .. }),
+            Recompute::Full => whole_layer,
+        };
+        if again {
+            for output in &op.outputs {
+                sharder.versions[output.index()].clear();
+            }
+            sharder.apply(op);
+        }
+    }
+    let recompute = std::mem::take(&mut sharder.items);
+
+    let output_grad = layer.output_grad.map(|t| sharder.define(t, stream));
+    for op in &layer.backward {
+        sharder.apply(op);
+    }
+    let input_grad = layer.input_grad.map(|t| sharder.need(t, stream));
+    let backward = std::mem::take(&mut sharder.items);
+    let saved = external(recompute.iter().chain(&backward), output_grad);
+    let (values, params) = (sharder.values, sharder.params);
+    ShardedLayer {
+        values,
+        params,
+        forward,
+        recompute,
+        backward,
+        saved,
+        input,
+        output,
+        output_grad,
+        input_grad,
+    }
+}
+
+/// Values that the items read but do not make.
+fn external<'a>(items: impl Iterator<Item = &'a Item>, given: Option<ValueId>) -> Vec<ValueId> {
+    let mut made: Vec<ValueId> = given.into_iter().collect();
+    let mut outside = Vec::new();
+    for item in items {
+        let (reads, writes): (&[ValueId], &[ValueId]) = match item {
+            Item::Op { inputs, outputs, .. } => (inputs, outputs),
+            Item::Convert { from, to, .. } => {
+                (std::slice::from_ref(from), std::slice::from_ref(to))
+            }
+        };
+        for read in reads {
+            if !made.contains(read) && !outside.contains(read) {
+                outside.push(*read);
+            }
+        }
+        made.extend_from_slice(writes);
+    }
+    outside
+}
+
+struct Sharder<'a> {
+    graph: &'a Graph,
+    layer: &'a LayerGraph,
+    strategy: &'a Strategy,
+    values: Vec<Value>,
+    /// The placements in which each tensor is at hand.
+    versions: Vec<Vec<ValueId>>,
+    items: Vec<Item>,
+    params: Vec<ShardedParam>,
+}
+
+impl<'a> Sharder<'a> {
+    fn new(graph: &'a Graph, layer: &'a LayerGraph, strategy: &'a Strategy) -> Self {
+        let whole = |p: &crate::graph::Param| ShardedParam {
+            placement: Placement::Replicate,
+            local: p.dims,
+            partial: false,
+        };
+        Self {
+            graph,
+            layer,
+            strategy,
+            values: Vec::new(),
+            versions: vec![Vec::new(); layer.tensors.len()],
+            items: Vec::new(),
+            params: layer.params.iter().map(whole).collect(),
+        }
+    }
+
+    fn tp(&self) -> u64 {
+        u64::from(self.strategy.tp)
+    }
+
+    /// The placement of the residual stream.
+    fn stream(&self) -> Placement {
+        if self.strategy.sp && self.tp() > 1 { Placement::TOKENS } else { Placement::Replicate }
+    }
+
+    /// Makes a value of a tensor; other versions of it stay at hand.
+    fn define(&mut self, tensor: TensorId, placement: Placement) -> ValueId {
+        let logical = self.layer.tensor(tensor);
+        let replicas = u64::from(self.strategy.dp) * u64::from(self.strategy.cp);
+        let mut dims = logical.dims;
+        if dims[0] == self.graph.batch * self.graph.seq {
+            dims[0] /= replicas;
+        }
+        match placement {
+            Placement::Shard { dim: 0, .. } => dims[0] /= self.tp(),
+            Placement::Shard { .. } => dims[1] = dims[1].div_ceil(self.tp()),
+            Placement::Replicate | Placement::Partial(_) | Placement::FlatShard => {}
+        }
+        let dtype = match logical.class {
+            TensorClass::Tokens | TensorClass::Targets => DType::U32,
+            TensorClass::Activation => self.strategy.activation_dtype(),
+            TensorClass::Statistic | TensorClass::Loss => DType::F32,
+        };
+        let value = Value {
+            placement,
+            dims,
+            dtype,
+            name: logical.name.clone(),
+            class: logical.class,
+            gathered: false,
+        };
+        self.values.push(value);
+        let id = self.values.len() - 1;
+        self.versions[tensor.index()].push(id);
+        id
+    }
+
+    /// The tensor in a placement, converted if it is not at hand in it.
+    fn need(&mut self, tensor: TensorId, placement: Placement) -> ValueId {
+        let versions = &self.versions[tensor.index()];
+        if let Some(&v) = versions.iter().find(|&&v| self.values[v].placement == placement) {
+            return v;
+        }
+        let Some(&from) = versions.last() else {
+            // Tokens and targets come from outside, whole on every rank.
+            return self.define(tensor, placement);
+        };
+        match conversion(self.values[from].placement, placement) {
+            Ok(Conversion::Collective(kind, reduction)) => {
+                let to = self.define(tensor, placement);
+                self.values[to].gathered = kind == CollectiveKind::AllGather;
+                self.items.push(Item::Convert { kind, reduction, from, to });
+                to
+            }
+            // Our rules never ask for a slice or for the impossible; a new rule that does is a bug
+            // that every test of this layer meets.
+            Ok(Conversion::None | Conversion::Slice) | Err(_) => {
+                unreachable!(
+                    "{} of {}: no way to {placement}",
+                    self.values[from].name, self.layer.name
+                )
+            }
+        }
+    }
+
+    fn apply(&mut self, op: &Operator) {
+        let rule = self.rule(op);
+        let inputs: Vec<ValueId> =
+            op.inputs.iter().zip(&rule.inputs).map(|(&t, &p)| self.need(t, p)).collect();
+        let outputs: Vec<ValueId> =
+            op.outputs.iter().zip(&rule.outputs).map(|(&t, &p)| self.define(t, p)).collect();
+        if let Some(how) = rule.params {
+            for param in &op.params {
+                self.cut_param(*param, how);
+            }
+        }
+        if rule.partial_gradient && op.part == Part::WeightGradient {
+            for param in &op.params {
+                self.params[param.index()].partial = true;
+            }
+        }
+        self.items.push(Item::Op {
+            kind: self.localize(op.kind),
+            part: op.part,
+            inputs,
+            params: op.params.clone(),
+            outputs,
+        });
+    }
+
+    fn cut_param(&mut self, param: ParamId, placement: Placement) {
+        let tp = self.tp();
+        let mut local = self.layer.param(param).dims;
+        if let Placement::Shard { dim, .. } = placement {
+            local[usize::from(dim)] = local[usize::from(dim)].div_ceil(tp);
+        }
+        self.params[param.index()] =
+            ShardedParam { placement, local, ..self.params[param.index()] };
+    }
+
+    /// Head counts of one rank.
+    fn localize(&self, kind: OpKind) -> OpKind {
+        let tp = self.tp();
+        let cut = |h: Heads| Heads { heads: h.heads / tp, kv_heads: h.kv_heads / tp, ..h };
+        match kind {
+            OpKind::Attention { heads, seq } => OpKind::Attention { heads: cut(heads), seq },
+            OpKind::Rope { heads, theta } => OpKind::Rope { heads: cut(heads), theta },
+            other => other,
+        }
+    }
+
+    /// What an operator needs and yields, and how its parameters are cut.
+    fn rule(&self, op: &Operator) -> Rule {
+        use Placement as P;
+        let whole = |n: usize| vec![P::Replicate; n];
+        if self.tp() == 1 {
+            return Rule {
+                inputs: whole(op.inputs.len()),
+                outputs: whole(op.outputs.len()),
+                params: None,
+                partial_gradient: false,
+            };
+        }
+        let stream = self.stream();
+        let same = |p: Placement, params: Option<Placement>| Rule {
+            inputs: vec![p; op.inputs.len()],
+            outputs: vec![p; op.outputs.len()],
+            params,
+            partial_gradient: false,
+        };
+        let forms = |inputs: &[Placement], outputs: &[Placement], params: Option<Placement>| Rule {
+            inputs: inputs.to_vec(),
+            outputs: outputs.to_vec(),
+            params,
+            partial_gradient: false,
+        };
+        match (op.kind, op.part) {
+            (OpKind::Embedding, Part::Forward) => forms(&[P::Replicate], &[P::SUM], Some(P::ROWS)),
+            (OpKind::Embedding, _) => forms(&[P::Replicate, P::Replicate], &[], Some(P::ROWS)),
+            (OpKind::Linear { role }, part) => match (column(role), part) {
+                (true, Part::Forward) => forms(&[P::Replicate], &[P::WIDTH], Some(P::ROWS)),
+                (true, Part::InputGradient) => forms(&[P::WIDTH], &[P::SUM], Some(P::ROWS)),
+                (true, Part::WeightGradient) => {
+                    forms(&[P::WIDTH, P::Replicate], &[], Some(P::ROWS))
+                }
+                (false, Part::Forward) => forms(&[P::WIDTH], &[P::SUM], Some(P::WIDTH)),
+                (false, Part::InputGradient) => forms(&[P::Replicate], &[P::WIDTH], Some(P::WIDTH)),
+                (false, Part::WeightGradient) => {
+                    forms(&[P::Replicate, P::WIDTH], &[], Some(P::WIDTH))
+                }
+            },
+            (OpKind::Bias, _) => {
+                if self.held(op.inputs[0]) == Some(P::WIDTH) {
+                    same(P::WIDTH, Some(P::WIDTH))
+                } else {
+                    self.on_stream(same(stream, None))
+                }
+            }
+            (OpKind::Position | OpKind::Norm { .. }, _) => self.on_stream(same(stream, None)),
+            (OpKind::Add, _) => same(stream, None),
+            (OpKind::Activation { .. }, _) => {
+                // Between the products it is cut by width; after a block, it is on the stream.
+                let wide = op.inputs.iter().any(|&t| self.held(t) == Some(P::WIDTH));
+                same(if wide { P::WIDTH } else { stream }, None)
+            }
+            (OpKind::Rope { .. } | OpKind::Attention { .. } | OpKind::SwiGlu, _) => {
+                same(P::WIDTH, None)
+            }
+            (OpKind::RowMax, _) => forms(&[P::WIDTH], &[P::MAX], None),
+            (OpKind::SoftmaxStats, _) => {
+                forms(&[P::WIDTH, P::Replicate, P::Replicate], &[P::SUM], None)
+            }
+            (OpKind::CrossEntropy { .. }, part) => {
+                let reads = [P::Replicate, P::WIDTH, P::Replicate, P::Replicate];
+                let yields = if part == Part::Forward { P::Replicate } else { P::WIDTH };
+                forms(&reads, &[yields], None)
+            }
+            (
+                OpKind::AttentionBlock { .. }
+                | OpKind::Route { .. }
+                | OpKind::Dispatch { .. }
+                | OpKind::ExpertLinear { .. }
+                | OpKind::Combine { .. }
+                | OpKind::BlockSquares { .. }
+                | OpKind::TensorSquares
+                | OpKind::Norm2,
+                _,
+            ) => same(P::Replicate, None),
+        }
+    }
+
+    /// On a stream that is cut along tokens, a parameter's gradient covers a rank's own tokens only.
+    fn on_stream(&self, rule: Rule) -> Rule {
+        Rule { partial_gradient: self.stream() == Placement::TOKENS, ..rule }
+    }
+
+    /// The placement in which a tensor was last made.
+    fn held(&self, tensor: TensorId) -> Option<Placement> {
+        self.versions[tensor.index()].last().map(|&v| self.values[v].placement)
+    }
+}
+
+struct Rule {
+    inputs: Vec<Placement>,
+    outputs: Vec<Placement>,
+    params: Option<Placement>,
+    partial_gradient: bool,
+}
+
+/// Column-parallel: cut along its outputs. The others are cut along their inputs.
+fn column(role: LinearRole) -> bool {
+    match role {
+        LinearRole::Qkv | LinearRole::Up | LinearRole::Head => true,
+        LinearRole::AttentionOut | LinearRole::Down => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph;
+    use crate::model::built_in;
+
+    fn collectives(items: &[Item]) -> Vec<CollectiveKind> {
+        let kinds = items.iter().filter_map(|item| match item {
+            Item::Convert { kind, .. } => Some(*kind),
+            Item::Op { .. } => None,
+        });
+        kinds.collect()
+    }
+
+    fn sharded(layer: &str, sp: bool, recompute: Recompute) -> ShardedLayer {
+        let model = built_in::get("mini").unwrap().unwrap();
+        let strategy = Strategy { tp: 2, sp, recompute, seq: model.seq, ..Strategy::default() };
+        let graph = graph::build(&model, 1, model.seq, model.seq);
+        let kind = graph.kinds.iter().find(|k| k.name == layer).unwrap();
+        shard(&graph, kind, &strategy)
+    }
+
+    #[test]
+    fn megatron_has_two_all_reduces_each_way() {
+        use CollectiveKind::AllReduce;
+        let block = sharded("block", false, Recompute::None);
+        assert_eq!(collectives(&block.forward), [AllReduce, AllReduce]);
+        assert_eq!(collectives(&block.backward), [AllReduce, AllReduce]);
+        assert!(block.params.iter().all(|p| !p.partial));
+    }
+
+    #[test]
+    fn sequence_parallelism_gathers_and_scatters() {
+        use CollectiveKind::{AllGather, ReduceScatter};
+        let block = sharded("block", true, Recompute::None);
+        assert_eq!(
+            collectives(&block.forward),
+            [AllGather, ReduceScatter, AllGather, ReduceScatter]
+        );
+        // Backward gathers the gradients, and the inputs of the column-parallel products once more.
+        assert_eq!(
+            collectives(&block.backward),
+            [AllGather, AllGather, ReduceScatter, AllGather, AllGather, ReduceScatter]
+        );
+        assert!(block.params.iter().any(|p| p.partial));
+    }
+
+    #[test]
+    fn the_vocabulary_parallel_loss_is_a_max_and_a_sum_of_two() {
+        let head = sharded("head", false, Recompute::None);
+        let reductions: Vec<Reduction> = head
+            .forward
+            .iter()
+            .filter_map(|item| match item {
+                Item::Convert { reduction, .. } => Some(*reduction),
+                Item::Op { .. } => None,
+            })
+            .collect();
+        assert_eq!(reductions, [Reduction::Max, Reduction::Sum]);
+    }
+
+    #[test]
+    fn full_recomputation_keeps_the_input_only() {
+        let block = sharded("block", false, Recompute::Full);
+        assert_eq!(block.saved, [block.input.unwrap()]);
+        let kept = sharded("block", false, Recompute::None).saved.len();
+        let selective = sharded("block", false, Recompute::Selective).saved.len();
+        assert_eq!(kept, selective + 2, "attention's output and denominators are not kept");
+    }
+}

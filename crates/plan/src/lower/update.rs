@@ -1,0 +1,624 @@
+//! From gradients to the next weights: summation within a replica, reduction among replicas, the
+//! gradient's norm, the optimizer step, and ZeRO's gathers.
+//!
+//! **Order of summation.** The microbatches of an iteration form leaves. Within a leaf, gradients add
+//! up in place, in data order; the leaves of a replica join as the bits of a binary counter do, which
+//! is the balanced tree; the reduction among replicas continues that tree.
+
+use super::bucket::BucketShape;
+use super::role::Role;
+use crate::collective::{CollectiveKind, Order, Reduction};
+use crate::dtype::DType;
+use crate::graph::{BLOCK, OpKind, Part};
+use crate::ids::{BufferId, CallId, GroupId, Microbatch, OpId, SegmentId};
+use crate::mesh::{Axis, GroupKind};
+use crate::program::{
+    Access, AccumulateMode, Bucket, LocalOp, MemoryKind, Op, Operand, Peer, Segment, SegmentPass,
+    Template, View,
+};
+use crate::strategy::{Sync, Zero};
+use std::ops::Range;
+
+/// A bucket with its buffers, while the program is written.
+pub(super) struct BucketState {
+    pub(super) shape: BucketShape,
+    /// Weights as the layers read them: whole.
+    pub(super) compute_params: View,
+    /// Weights as they rest: whole, or this rank's part.
+    params: View,
+    /// Gradients as the layers write them: whole.
+    pub(super) grads: View,
+    /// Gradients of the second use of a tied table on the same rank.
+    pub(super) second_use: Option<View>,
+    /// Gradients at the step.
+    step_grads: View,
+    master: Option<View>,
+    moments: Vec<View>,
+    shard: Option<GroupId>,
+    updated: bool,
+    /// Sums of leaves that wait for their neighbours.
+    tree: Vec<BufferId>,
+    /// The reduction's result when it is added up per microbatch.
+    staged: Option<View>,
+    reduce: Option<CallId>,
+    tensor_sum: Option<CallId>,
+    tied_sum: Option<CallId>,
+    gather: Option<CallId>,
+    /// The op after which gradients are final.
+    ready: Option<OpId>,
+    /// The last op that used the buffer for whole weights (ZeRO-3), or for whole gradients (ZeRO-2, 3).
+    params_used: Option<OpId>,
+    grads_used: Option<OpId>,
+    /// Whether the whole weights are at hand (ZeRO-3).
+    gathered: bool,
+}
+
+impl BucketState {
+    /// The bucket as the plan declares it.
+    pub(super) fn finish(&self) -> Bucket {
+        Bucket {
+            name: self.shape.name.clone(),
+            elements: self.shape.elements,
+            entries: self.shape.entries.clone(),
+            params: self.params,
+            grads: self.step_grads,
+            master: self.master,
+            moments: self.moments.clone(),
+            shard: self.shard,
+            updated: self.updated,
+        }
+    }
+}
+
+impl Role<'_> {
+    /// Whether whole gradients exist only until they are reduced: ZeRO-2 and 3, unless the canonical
+    /// order wants the microbatches of a replica summed first.
+    pub(super) fn transient_gradients(&self) -> bool {
+        let s = &self.context.strategy;
+        let dealt = s.zero >= Zero::Gradients && self.context.mesh.replicas() > 1;
+        dealt && (s.order == Order::Free || s.microbatches() == 1)
+    }
+
+    /// Declares the buckets of a virtual stage, with all that belongs to them.
+    pub(super) fn declare_buckets(&mut self, layers: Range<usize>) {
+        let shapes = self.context.deal().buckets(layers);
+        for shape in shapes {
+            let known = self.buckets.iter().position(|b| b.shape.tied && shape.tied);
+            match known {
+                // The second use on the same rank shares the table, not its gradient.
+                Some(at) => self.declare_second_use(at, &shape),
+                None => self.declare_bucket(shape),
+            }
+        }
+    }
+
+    /// The head's table meets the embedding's on one rank. The bucket stays with the embedding, whose
+    /// backward pass comes last.
+    fn declare_second_use(&mut self, at: usize, shape: &BucketShape) {
+        let name = format!("{}.second_use.grad", shape.name);
+        let dtype = self.context.strategy.grad_dtype;
+        let id = self.buffer(name, dtype, shape.elements, 1, MemoryKind::Gradients);
+        let view = self.whole(id);
+        let state = &mut self.buckets[at];
+        state.second_use = Some(view);
+        if shape.layers.start < state.shape.layers.start {
+            state.shape = shape.clone();
+        }
+    }
+
+    fn declare_bucket(&mut self, shape: BucketShape) {
+        let s = self.context.strategy.clone();
+        let group = self.context.update_group();
+        let parts = group.map_or(1, |g| u64::from(self.context.mesh.group_size(g)));
+        let served = s.sync != Sync::AllReduce;
+        let (name, elements) = (shape.name.clone(), shape.elements);
+        let part = elements / parts;
+        let sharded = parts > 1 && !served;
+        let act = s.activation_dtype();
+
+        let zero3 = sharded && s.zero == Zero::Parameters;
+        let rest = if zero3 { part } else { elements };
+        let params = self.buffer(name.clone() + ".param", act, rest, 1, MemoryKind::Parameters);
+        let params = self.whole(params);
+        let compute_params = if zero3 { self.rotating("gathered", &shape, act) } else { params };
+
+        let transient = self.transient_gradients();
+        let grads = if transient {
+            self.rotating("grads", &shape, s.grad_dtype)
+        } else {
+            let id = self.buffer(
+                name.clone() + ".grad",
+                s.grad_dtype,
+                elements,
+                1,
+                MemoryKind::Gradients,
+            );
+            self.whole(id)
+        };
+        let step_grads = if sharded && s.zero >= Zero::Gradients {
+            let id = self.buffer(
+                name.clone() + ".grad.part",
+                s.grad_dtype,
+                part,
+                1,
+                MemoryKind::Gradients,
+            );
+            self.whole(id)
+        } else {
+            grads
+        };
+        let per_microbatch = transient && s.microbatches() > 1;
+        let staged = per_microbatch.then(|| {
+            let id = self.buffer(
+                name.clone() + ".grad.staged",
+                s.grad_dtype,
+                part,
+                1,
+                MemoryKind::Communication,
+            );
+            self.whole(id)
+        });
+        let state_elements = if sharded { part } else { elements };
+        let mut state = |what: &str| {
+            let id = self.buffer(
+                format!("{name}.{what}"),
+                DType::F32,
+                state_elements,
+                1,
+                MemoryKind::Optimizer,
+            );
+            self.whole(id)
+        };
+        let updated = !served;
+        let master = (updated && act != DType::F32).then(|| state("master"));
+        let moments = if updated { s.optimizer.moments() } else { 0 };
+        let moments = ["moment1", "moment2"][..moments].iter().map(|m| state(m)).collect();
+        let levels = if transient { 0 } else { s.local_leaves().trailing_zeros() };
+        let tree = (0..levels)
+            .map(|level| {
+                self.buffer(
+                    format!("{name}.leaf{level}"),
+                    s.grad_dtype,
+                    elements,
+                    1,
+                    MemoryKind::Gradients,
+                )
+            })
+            .collect();
+
+        let tensor_sum = (shape.partial > 0).then(|| {
+            let view = View { offset: 0, len: shape.partial, ..grads };
+            self.call(
+                &format!("{name}.grad"),
+                CollectiveKind::AllReduce,
+                Reduction::Sum,
+                super::TENSOR,
+                view,
+                view,
+                1,
+            )
+        });
+        let tied_sum = (shape.tied && s.pp > 1).then(|| {
+            self.call(
+                &format!("{name}.grad"),
+                CollectiveKind::AllReduce,
+                Reduction::Sum,
+                GroupKind::Ends,
+                grads,
+                grads,
+                BLOCK,
+            )
+        });
+        let replicas = self.context.mesh.replicas();
+        let reduce = (replicas > 1 && !served).then(|| {
+            let (kind, output) = match (s.zero, staged) {
+                (Zero::None, _) => (CollectiveKind::AllReduce, grads),
+                (_, Some(staged)) => (CollectiveKind::ReduceScatter, staged),
+                (_, None) => (CollectiveKind::ReduceScatter, step_grads),
+            };
+            self.call(
+                &format!("{name}.grad"),
+                kind,
+                Reduction::Sum,
+                GroupKind::Replicas,
+                grads,
+                output,
+                BLOCK,
+            )
+        });
+        let gather = sharded.then(|| {
+            let input = params;
+            let output = compute_params;
+            self.call(
+                &format!("{name}.param"),
+                CollectiveKind::AllGather,
+                Reduction::Sum,
+                GroupKind::Replicas,
+                input,
+                output,
+                BLOCK,
+            )
+        });
+        let shard = if sharded { group.map(|g| self.context.group(g)) } else { None };
+        self.buckets.push(BucketState {
+            shape,
+            compute_params,
+            params,
+            grads,
+            second_use: None,
+            step_grads,
+            master,
+            moments,
+            shard,
+            updated,
+            tree,
+            staged,
+            reduce,
+            tensor_sum,
+            tied_sum,
+            gather,
+            ready: None,
+            params_used: None,
+            grads_used: None,
+            gathered: false,
+        });
+    }
+
+    /// One of two buffers that blocks use in turn; embedding, head and tied tables have their own.
+    fn rotating(&mut self, what: &str, shape: &BucketShape, dtype: DType) -> View {
+        let inner = |l: usize| {
+            let layer = self.context.graph.layer(l.into());
+            layer.input.is_some() && layer.output.is_some()
+        };
+        let blocks = !shape.tied && shape.layers.clone().all(inner);
+        let name = if blocks {
+            let turn = if self.context.strategy.zero == Zero::Parameters {
+                shape.layers.start
+            } else {
+                self.buckets.len()
+            };
+            format!("{what}.{}", turn % 2)
+        } else {
+            format!("{}.{what}", shape.name)
+        };
+        let id = match self.buffers.iter().position(|b| b.name == name) {
+            Some(at) => {
+                self.buffers[at].elements = self.buffers[at].elements.max(shape.elements);
+                BufferId::from(at)
+            }
+            None => self.buffer(name, dtype, shape.elements, 1, MemoryKind::Communication),
+        };
+        View { buffer: id, offset: 0, len: shape.elements }
+    }
+
+    /// Declares the loss of the last stage.
+    pub(super) fn declare_loss(&mut self) {
+        let loss = self.buffer("loss".into(), DType::F32, 1, 1, MemoryKind::Gradients);
+        self.outputs.loss = Some(loss);
+        let levels = self.context.strategy.local_leaves().trailing_zeros();
+        self.loss_tree = (0..levels)
+            .map(|level| {
+                self.buffer(format!("loss.leaf{level}"), DType::F32, 1, 1, MemoryKind::Gradients)
+            })
+            .collect();
+    }
+
+    /// ZeRO-3: brings a layer's weights, unless they are at hand.
+    pub(super) fn gather(&mut self, layer: usize, after: &mut Vec<OpId>) {
+        if self.context.strategy.zero != Zero::Parameters {
+            return;
+        }
+        for bucket in self.buckets_of(layer) {
+            let state = &self.buckets[bucket];
+            let (Some(call), false) = (state.gather, state.gathered) else { continue };
+            let home = state.compute_params.buffer;
+            // The buffer is free once the last computation on what it held is done.
+            let mut free = Vec::new();
+            for other in self.buckets.iter_mut().filter(|b| b.compute_params.buffer == home) {
+                other.gathered = false;
+                free.extend(other.params_used);
+            }
+            free.sort();
+            let free: Vec<OpId> = free.pop().into_iter().collect();
+            let lane = self.lane("gather");
+            let op = Op::Collective { call, microbatch: Microbatch(0) };
+            after.push(self.body.push(lane, op, &free));
+            self.buckets[bucket].gathered = true;
+        }
+    }
+
+    /// Notes that a layer's weights were just used.
+    pub(super) fn used(&mut self, layer: usize) {
+        if self.context.strategy.zero == Zero::Parameters {
+            for bucket in self.buckets_of(layer) {
+                self.buckets[bucket].params_used = self.last_compute;
+            }
+        }
+    }
+
+    /// The buckets that a layer reads weights from.
+    fn buckets_of(&self, layer: usize) -> Vec<usize> {
+        let reads_table = self.context.graph.layer(layer.into()).params.iter().any(|p| p.tied);
+        let holds = |b: &BucketState| {
+            if b.shape.tied { reads_table } else { b.shape.layers.contains(&layer) }
+        };
+        (0..self.buckets.len()).filter(|&b| holds(&self.buckets[b])).collect()
+    }
+
+    /// Before a layer's gradients are written into a buffer that is used in turn: what was there must
+    /// have been reduced.
+    pub(super) fn reserve_gradients(&mut self, layer: usize, after: &mut Vec<OpId>) {
+        if !self.transient_gradients() {
+            return;
+        }
+        for bucket in self.buckets_of(layer) {
+            let home = self.buckets[bucket].grads.buffer;
+            let mine = self.buckets.iter().filter(|b| b.grads.buffer == home);
+            after.extend(mine.filter_map(|b| b.grads_used).max());
+        }
+    }
+
+    /// A layer's backward pass is done: buckets that are complete may be summed and reduced.
+    pub(super) fn layer_done(&mut self, layer: usize, k: usize) {
+        for bucket in 0..self.buckets.len() {
+            let shape = &self.buckets[bucket].shape;
+            // A tied table waits for the end of the action; see `action_done`.
+            if shape.layers.start == layer && !shape.tied {
+                self.leaf_done(bucket, k);
+                if self.is_last(k) && self.context.strategy.overlap || self.transient_gradients() {
+                    self.reduce(bucket, k);
+                }
+            }
+        }
+    }
+
+    /// A microbatch's backward pass through a virtual stage is done.
+    pub(super) fn action_done(&mut self, layers: Range<usize>, k: usize) {
+        for bucket in 0..self.buckets.len() {
+            let shape = &self.buckets[bucket].shape;
+            if shape.tied && layers.contains(&shape.layers.start) {
+                self.sum_uses(bucket, k);
+                self.leaf_done(bucket, k);
+                if self.is_last(k) && self.context.strategy.overlap || self.transient_gradients() {
+                    self.reduce(bucket, k);
+                }
+            }
+        }
+        if layers.end == self.context.graph.layers.len() {
+            self.loss_leaf_done(k);
+        }
+    }
+
+    fn is_last(&self, k: usize) -> bool {
+        k + 1 == self.context.strategy.microbatches() as usize
+    }
+
+    /// The number of the leaf that ends with this microbatch, if one does.
+    fn leaf(&self, k: usize) -> Option<u32> {
+        let s = &self.context.strategy;
+        let size = (s.microbatches() / s.local_leaves()).max(1) as usize;
+        (k % size == size - 1).then_some((k / size) as u32)
+    }
+
+    /// Adds the gradients of both uses of a tied table, leaf by leaf, so that the sum has the same bits
+    /// whether the uses stand on one rank or on two.
+    fn sum_uses(&mut self, bucket: usize, k: usize) {
+        if self.leaf(k).is_none() && !self.transient_gradients() {
+            return;
+        }
+        let state = &self.buckets[bucket];
+        let into = state.grads;
+        if let Some(from) = state.second_use {
+            self.compute(Op::Accumulate { from, into, mode: AccumulateMode::Add }, &[]);
+        }
+        if let Some(call) = self.buckets[bucket].tied_sum {
+            let after: Vec<OpId> = self.last_compute.into_iter().collect();
+            let lane = self.lane("tied");
+            let op = Op::Collective { call, microbatch: Microbatch::from(k) };
+            let id = self.body.push(lane, op, &after);
+            self.buckets[bucket].ready = Some(id);
+        }
+    }
+
+    /// Joins the leaf that just ended with its neighbours, if one did.
+    fn leaf_done(&mut self, bucket: usize, k: usize) {
+        let Some(leaf) = self.leaf(k).filter(|_| !self.transient_gradients()) else { return };
+        let (grads, tree) = (self.buckets[bucket].grads, self.buckets[bucket].tree.clone());
+        let waits: Vec<OpId> = self.buckets[bucket].ready.into_iter().collect();
+        self.join(leaf, grads, &tree, &waits);
+    }
+
+    fn loss_leaf_done(&mut self, k: usize) {
+        let (Some(leaf), Some(loss)) = (self.leaf(k), self.outputs.loss) else { return };
+        let tree = self.loss_tree.clone();
+        let view = self.whole(loss);
+        self.join(leaf, view, &tree, &[]);
+    }
+
+    /// A binary counter: leaf j meets the sums at its trailing one bits, then rests at the next bit.
+    fn join(&mut self, leaf: u32, value: View, tree: &[BufferId], waits: &[OpId]) {
+        let mut waits = waits;
+        for &level in tree.iter().take(leaf.trailing_ones() as usize) {
+            let from = self.whole(level);
+            self.compute(Op::Accumulate { from, into: value, mode: AccumulateMode::Add }, waits);
+            waits = &[];
+        }
+        if let Some(&level) = tree.get(leaf.trailing_ones() as usize) {
+            let into = self.whole(level);
+            self.compute(Op::Accumulate { from: value, into, mode: AccumulateMode::Move }, waits);
+        }
+    }
+
+    /// Starts the reduction of a bucket among replicas.
+    fn reduce(&mut self, bucket: usize, k: usize) {
+        let microbatch = Microbatch::from(k);
+        let mut after: Vec<OpId> =
+            self.last_compute.into_iter().chain(self.buckets[bucket].ready).collect();
+        if let Some(call) = self.buckets[bucket].tensor_sum {
+            let lane = self.lane("tensor");
+            after = vec![self.body.push(lane, Op::Collective { call, microbatch }, &after)];
+        }
+        if let Some(call) = self.buckets[bucket].reduce {
+            let lane = self.lane("reduce");
+            if let (Some(_), Some(last)) = (self.buckets[bucket].staged, self.buckets[bucket].ready)
+            {
+                // The staged part must have been added up before it is overwritten.
+                after.push(last);
+            }
+            after = vec![self.body.push(lane, Op::Collective { call, microbatch }, &after)];
+        } else if let Sync::Servers(servers) = self.context.strategy.sync {
+            after = self.push_to_servers(bucket, servers, &after);
+        }
+        let reduced = after.first().copied();
+        self.buckets[bucket].grads_used = reduced;
+        self.buckets[bucket].ready = reduced;
+        if let Some(from) = self.buckets[bucket].staged {
+            let mode = if k == 0 { AccumulateMode::Move } else { AccumulateMode::Add };
+            let into = self.buckets[bucket].step_grads;
+            let id = self.compute(Op::Accumulate { from, into, mode }, &after);
+            self.buckets[bucket].ready = Some(id);
+        }
+    }
+
+    /// Sends each server its part of the gradients; the weights that come back end the exchange.
+    fn push_to_servers(&mut self, bucket: usize, servers: u32, after: &[OpId]) -> Vec<OpId> {
+        let state = &self.buckets[bucket];
+        let (grads, params) = (state.grads, state.params);
+        let len = state.shape.elements / u64::from(servers);
+        let channel = u16::try_from(bucket).expect("few buckets");
+        let microbatch = Microbatch(0);
+        let (send, recv) = (self.lane("server-send"), self.lane("server-recv"));
+        let mut last = Vec::new();
+        for server in 0..servers {
+            let offset = u64::from(server) * len;
+            let to = Peer::Server(server);
+            let view = View { offset, len, ..grads };
+            let sent = self.body.push(send, Op::Send { to, channel, view, microbatch }, after);
+            let view = View { offset, len, ..params };
+            let op = Op::Recv { from: to, channel, view, microbatch };
+            // Weights may change only once every computation that reads them is done.
+            let done: Vec<OpId> = after.iter().copied().chain([sent]).collect();
+            last.push(self.body.push(recv, op, &done));
+        }
+        last
+    }
+
+    /// The end of the iteration: what is not reduced yet, the loss, the norm, the step, the gathers.
+    pub(super) fn update(&mut self) {
+        let last = self.context.strategy.microbatches() as usize - 1;
+        if !self.context.strategy.overlap && !self.transient_gradients() {
+            for bucket in 0..self.buckets.len() {
+                self.reduce(bucket, last);
+            }
+        }
+        self.reduce_loss();
+        if self.context.strategy.sync == Sync::AllReduce {
+            let norm = self.norm();
+            for bucket in 0..self.buckets.len() {
+                let step = self.compute(Op::Step { bucket: bucket as u32 }, &norm);
+                let rests_whole = self.context.strategy.zero < Zero::Parameters;
+                if let (Some(call), true) = (self.buckets[bucket].gather, rests_whole) {
+                    let lane = self.lane("gather");
+                    let op = Op::Collective { call, microbatch: Microbatch(0) };
+                    self.body.push(lane, op, &[step]);
+                }
+            }
+        }
+    }
+
+    fn reduce_loss(&mut self) {
+        let Some(loss) = self.outputs.loss.filter(|_| self.context.mesh.replicas() > 1) else {
+            return;
+        };
+        let view = self.whole(loss);
+        let call = self.call(
+            "loss",
+            CollectiveKind::AllReduce,
+            Reduction::Sum,
+            GroupKind::Replicas,
+            view,
+            view,
+            1,
+        );
+        let after: Vec<OpId> = self.last_compute.into_iter().collect();
+        let lane = self.lane("control");
+        self.body.push(lane, Op::Collective { call, microbatch: Microbatch(0) }, &after);
+    }
+
+    /// The gradient's norm: sums of squares per block, per tensor, over all tensors. Blocks that other
+    /// ranks hold count as zero until a sum along each axis fills them in, so that the result has the
+    /// same bits however the gradient is dealt out. Returns what the step must wait for.
+    fn norm(&mut self) -> Vec<OpId> {
+        let parts =
+            self.buckets.first().and_then(|b| b.shard).map_or(1, |_| self.context.mesh.replicas());
+        let blocks: u64 = self.buckets.iter().map(|b| b.shape.elements / BLOCK).sum();
+        let entries = u64::from(super::bucket::norm_entries(&self.context.graph));
+        let block_sums =
+            self.buffer("norm.blocks".into(), DType::F32, blocks, 1, MemoryKind::Communication);
+        let tensor_sums =
+            self.buffer("norm.tensors".into(), DType::F32, entries, 1, MemoryKind::Communication);
+        let total = self.buffer("norm".into(), DType::F32, 1, 1, MemoryKind::Communication);
+        self.outputs.norm = Some(total);
+
+        let mut offset = 0;
+        for bucket in 0..self.buckets.len() {
+            let (grads, ready) = (self.buckets[bucket].step_grads, self.buckets[bucket].ready);
+            let len = self.buckets[bucket].shape.elements / BLOCK;
+            let sums = View { buffer: block_sums, offset, len };
+            let after: Vec<OpId> = ready.into_iter().collect();
+            self.small(OpKind::BlockSquares { parts }, grads, sums, &after);
+            offset += len;
+        }
+        let all_blocks = self.whole(block_sums);
+        let mut after = Vec::new();
+        if parts > 1 {
+            after = self.sum("norm.blocks", GroupKind::Replicas, all_blocks);
+        }
+        let tensors = self.whole(tensor_sums);
+        self.small(OpKind::TensorSquares, all_blocks, tensors, &after);
+        after.clear();
+        for axis in [Axis::Tp, Axis::Pp] {
+            if self.context.mesh.axis(axis) > 1 {
+                after = self.sum("norm.tensors", GroupKind::Axis(axis), tensors);
+            }
+        }
+        let total = self.whole(total);
+        vec![self.small(OpKind::Norm2, tensors, total, &after)]
+    }
+
+    /// A small all_reduce on the control lane.
+    fn sum(&mut self, name: &str, group: GroupKind, view: View) -> Vec<OpId> {
+        let call = self.call(name, CollectiveKind::AllReduce, Reduction::Sum, group, view, view, 1);
+        let after: Vec<OpId> = self.last_compute.into_iter().collect();
+        let lane = self.lane("control");
+        vec![self.body.push(lane, Op::Collective { call, microbatch: Microbatch(0) }, &after)]
+    }
+
+    /// A segment of one operator around the step.
+    fn small(&mut self, kind: OpKind, input: View, output: View, after: &[OpId]) -> OpId {
+        let dtype = |v: View| self.buffers[v.buffer.index()].dtype;
+        let template =
+            update_template(kind, (input.len, dtype(input)), (output.len, dtype(output)));
+        let template = self.context.template(template);
+        self.segments.push(Segment { template, layer: None, operands: vec![input, output] });
+        let segment = SegmentId::from(self.segments.len() - 1);
+        self.compute(Op::Compute { segment, microbatch: Microbatch(0), fresh: true }, after)
+    }
+}
+
+/// The template of an operator around the step.
+pub(super) fn update_template(kind: OpKind, input: (u64, DType), output: (u64, DType)) -> Template {
+    let operand = |(len, dtype): (u64, DType), access| Operand { dims: [1, len], dtype, access };
+    Template {
+        name: format!("U.{}", kind.name()),
+        pass: SegmentPass::Update,
+        operands: vec![operand(input, Access::Read), operand(output, Access::Write)],
+        ops: vec![LocalOp {
+            kind,
+            part: Part::Forward,
+            inputs: vec![0],
+            params: Vec::new(),
+            outputs: vec![1],
+        }],
+    }
+}

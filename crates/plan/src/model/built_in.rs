@@ -1,0 +1,91 @@
+//! The models that come with the program: the files of `models/`, as they stand in the repository.
+
+use super::nearest::nearest as nearest_word;
+use super::{Model, ModelErrors};
+
+/// Name and TOML text of every built-in model, small ones first within a family.
+pub fn all() -> &'static [(&'static str, &'static str)] {
+    &FILES
+}
+
+/// The built-in model of that name, or none if there is no such name.
+///
+/// The inner result is an error only if a file of the repository is unsound, which a test excludes.
+pub fn get(name: &str) -> Option<Result<Model, ModelErrors>> {
+    let (name, text) = all().iter().find(|(known, _)| *known == name)?;
+    Some(Model::parse(text, &format!("models/{name}.toml")))
+}
+
+/// The built-in name that a mistyped one was likely meant to be.
+pub fn nearest(name: &str) -> Option<&'static str> {
+    nearest_word(name, all().iter().map(|(known, _)| *known))
+}
+
+macro_rules! files {
+    ($($name:literal),* $(,)?) => {
+        [$(($name, include_str!(concat!("../../../../models/", $name, ".toml")))),*]
+    };
+}
+
+static FILES: [(&str, &str); 22] = files![
+    "mini",
+    "mini-llama",
+    "mlp",
+    "gpt2-124m",
+    "gpt2-350m",
+    "gpt2-774m",
+    "gpt2-1.5b",
+    "gpt-1.7b",
+    "gpt-3.6b",
+    "gpt-7.5b",
+    "gpt-18b",
+    "gpt-39b",
+    "gpt-76b",
+    "gpt-145b",
+    "gpt-310b",
+    "gpt-530b",
+    "gpt-1008b",
+    "gpt3-175b",
+    "turing-530b",
+    "llama3-8b",
+    "llama3-70b",
+    "llama3-405b",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_is_sound_and_named_after_itself() {
+        for (name, _) in all() {
+            let model = get(name).expect("listed").unwrap_or_else(|errors| panic!("{errors}"));
+            assert_eq!(model.name(), *name);
+        }
+    }
+
+    #[test]
+    fn no_name_stands_twice() {
+        for (index, (name, _)) in all().iter().enumerate() {
+            assert!(all()[..index].iter().all(|(earlier, _)| earlier != name), "{name}");
+        }
+    }
+
+    #[test]
+    fn every_file_says_where_its_numbers_come_from() {
+        for (name, text) in all() {
+            assert!(text.starts_with("# ") && text.contains("# Source: "), "{name}");
+        }
+    }
+
+    #[test]
+    fn unknown_names_get_the_nearest() {
+        assert!(get("gpt2-125m").is_none());
+        assert_eq!(nearest("gpt2-125m"), Some("gpt2-124m"));
+        assert_eq!(nearest("GPT2_1.5B"), Some("gpt2-1.5b"));
+        assert_eq!(nearest("gpt2"), Some("gpt2-124m"));
+        assert_eq!(nearest("llama3-7b"), Some("llama3-8b"));
+        assert_eq!(nearest("llama-3-70b"), Some("llama3-70b"));
+        assert_eq!(nearest("resnet50"), None);
+    }
+}

@@ -1,0 +1,335 @@
+//! Counting: parameters to the unit, and floating-point operations of the matrix products.
+
+use super::{Model, ModelKind, Shape};
+use crate::units::Flops;
+
+impl Model {
+    /// All parameters, tied ones once.
+    ///
+    /// For GPT shapes this is P = 12·l·h²·(1 + 13/(12h) + (V+s)/(12lh)) of Narayanan et al., SC'21
+    /// (arXiv 2104.04473), eq. 2, plus the 2h of the last layer norm, which the paper leaves out.
+    pub fn parameters(&self) -> u64 {
+        // The checks keep the count below `MAX_PARAMETERS`.
+        self.count() as u64
+    }
+
+    /// The parameters of one layer; all layers have the same.
+    pub fn layer_parameters(&self) -> u64 {
+        self.layer_count() as u64
+    }
+
+    /// What the matrix products of one iteration cost on `batch` samples of `seq` tokens, forward
+    /// and backward, and with `recompute` the second forward of every layer (not of the head).
+    ///
+    /// A product of m×k by k×n takes 2mnk, its gradients twice that. For GPT shapes this is
+    /// F = 96·B·s·l·h²·(1 + s/(6h) + V/(16lh)) with recomputation, Narayanan et al., SC'21 (arXiv
+    /// 2104.04473), eq. 3, and 72·B·s·l·h²·(1 + s/(6h) + V/(12lh)) without, Korthikanti et al.
+    /// (arXiv 2205.05198), eq. 7. As there, attention counts whole although half of it is masked.
+    pub fn flops_per_iteration(&self, batch: u64, seq: u64, recompute: bool) -> Flops {
+        let layer: Flops = self.layer_products(seq).map(|product| product.flops()).sum();
+        let layer_passes = if recompute { 4.0 } else { 3.0 };
+        let per_sample = layer * (self.layers as f64 * layer_passes);
+        (per_sample + self.head_product(seq).flops() * 3.0) * batch as f64
+    }
+
+    /// What a token has to cost at least, the basis of MFU: 6N + 12·L·H·Q·T for L layers of H heads
+    /// of width Q on T tokens, Chowdhery et al., PaLM (arXiv 2204.02311), appendix B. Recomputation
+    /// never counts, and N is every parameter.
+    pub fn model_flops_per_token(&self, seq: u64) -> Flops {
+        let attention = 12.0 * self.layers as f64 * self.query_width() as f64 * seq as f64;
+        Flops(6.0 * self.parameters() as f64 + attention)
+    }
+
+    /// The products of one layer's forward pass on one sample.
+    fn layer_products(&self, seq: u64) -> impl Iterator<Item = Product> {
+        let Shape { d_model, heads, head_dim, ffn, .. } = **self;
+        let token_wise = |count, n, k| Product { count, m: seq, n, k };
+        let attention = [
+            token_wise(1, self.query_width() + 2 * self.kv_width(), d_model),
+            Product { count: heads, m: seq, n: seq, k: head_dim },
+            Product { count: heads, m: seq, n: head_dim, k: seq },
+            token_wise(1, d_model, self.query_width()),
+        ];
+        let into_ffn = if self.gated() { 2 } else { 1 };
+        let feed_forward = [token_wise(into_ffn, ffn, d_model), token_wise(1, d_model, ffn)];
+        let attention = attention.into_iter().filter(|_| self.kind.has_attention());
+        attention.chain(feed_forward)
+    }
+
+    /// The product that yields the logits of one sample.
+    fn head_product(&self, seq: u64) -> Product {
+        Product { count: 1, m: seq, n: self.vocab, k: self.d_model }
+    }
+}
+
+impl Shape {
+    /// All parameters of a shape whose sizes are in range, but whose total need not be: the checks
+    /// ask this before they let a shape pass.
+    pub(super) fn count(&self) -> u128 {
+        let [layers, d_model, positions, vocab] =
+            [self.layers, self.d_model, self.max_positions, self.vocab].map(u128::from);
+        let tables = (vocab + positions) * d_model;
+        let head = if self.tied { 0 } else { vocab * d_model };
+        tables + layers * self.layer_count() + self.norm_count() + head
+    }
+
+    fn layer_count(&self) -> u128 {
+        let [d_model, heads, kv_heads, head_dim, ffn] =
+            [self.d_model, self.heads, self.kv_heads, self.head_dim, self.ffn].map(u128::from);
+        let linear = |out: u128, into: u128| {
+            let bias = if self.kind.has_biases() { out } else { 0 };
+            out * into + bias
+        };
+        let attention = if self.kind.has_attention() {
+            linear((heads + 2 * kv_heads) * head_dim, d_model)
+                + linear(d_model, heads * head_dim)
+                + 2 * self.norm_count()
+        } else {
+            0
+        };
+        let into_ffn = if self.gated() { 2 } else { 1 };
+        attention + into_ffn * linear(ffn, d_model) + linear(d_model, ffn)
+    }
+
+    /// The parameters of one norm: gain and bias, only a gain, or no norm at all.
+    fn norm_count(&self) -> u128 {
+        let vectors = match self.kind {
+            ModelKind::Mlp => 0,
+            ModelKind::Gpt2 => 2,
+            ModelKind::Llama => 1,
+        };
+        vectors * u128::from(self.d_model)
+    }
+}
+
+/// `count` products of an m×k by a k×n matrix.
+struct Product {
+    count: u64,
+    m: u64,
+    n: u64,
+    k: u64,
+}
+
+impl Product {
+    /// In floats, because a caller may ask for any batch and sequence: a float loses the sixteenth
+    /// digit where an integer would overflow.
+    fn flops(&self) -> Flops {
+        Flops(2.0 * self.count as f64 * self.m as f64 * self.n as f64 * self.k as f64)
+    }
+}
+
+#[cfg(test)]
+pub(in crate::model) mod tests {
+    use super::*;
+    use crate::model::{Activation, MAX_PARAMETERS, built_in};
+    use proptest::prelude::*;
+
+    fn model(name: &str) -> Model {
+        built_in::get(name).expect("built in").expect("sound")
+    }
+
+    /// Every built-in model that the formulas of SC'21 are about.
+    fn gpt_models() -> impl Iterator<Item = Model> {
+        let all = built_in::all().iter().map(|(name, _)| model(name));
+        all.filter(|model| model.kind == ModelKind::Gpt2)
+    }
+
+    /// The sizes of a GPT as SC'21 names them: l, h, V, s.
+    fn letters(model: &Model) -> [u128; 4] {
+        [model.layers, model.d_model, model.vocab, model.seq].map(u128::from)
+    }
+
+    #[test]
+    fn parameters_equal_the_published_numbers_to_the_unit() {
+        for (name, published) in [
+            ("gpt2-124m", 124_439_808),
+            ("gpt2-350m", 354_823_168),
+            ("gpt2-774m", 774_030_080),
+            ("gpt2-1.5b", 1_557_611_200),
+            ("llama3-8b", 8_030_261_248),
+            ("llama3-70b", 70_553_706_496),
+            ("llama3-405b", 405_853_388_800),
+        ] {
+            assert_eq!(model(name).parameters(), published, "{name}");
+        }
+    }
+
+    #[test]
+    fn parameters_round_to_the_billions_of_sc21_table_1() {
+        for (name, billions) in [
+            ("gpt-1.7b", "1.7"),
+            ("gpt-3.6b", "3.6"),
+            ("gpt-7.5b", "7.5"),
+            ("gpt-18b", "18.4"),
+            ("gpt-39b", "39.1"),
+            ("gpt-76b", "76.1"),
+            ("gpt-145b", "145.6"),
+            ("gpt-310b", "310.1"),
+            ("gpt-530b", "529.6"),
+            ("gpt-1008b", "1008.0"),
+            ("gpt3-175b", "174.6"),
+            ("turing-530b", "529.6"),
+        ] {
+            assert_eq!(format!("{:.1}", model(name).parameters() as f64 / 1e9), billions, "{name}");
+        }
+    }
+
+    #[test]
+    fn parameters_are_sc21_eq_2_and_the_last_norm() {
+        assert_eq!(gpt_models().count(), 17);
+        for model in gpt_models() {
+            let [l, h, v, s] = letters(&model);
+            // 12·l·h²·(1 + 13/(12h) + (V+s)/(12lh)), multiplied out so that it stays whole.
+            let eq_2 = 12 * l * h * h + 13 * l * h + (v + s) * h;
+            assert_eq!(u128::from(model.parameters()), eq_2 + 2 * h, "{}", model.name());
+        }
+    }
+
+    #[test]
+    fn small_models_are_counted_by_hand() {
+        // Embedding and head of 256×64, two blocks of 64→128→64 with biases.
+        assert_eq!(model("mlp").parameters(), 2 * 256 * 64 + 2 * (64 * 128 + 128 + 128 * 64 + 64));
+        // Per layer q, k, v of 128, 64 and 64 rows, the output, three products of 384, two norms.
+        let layer = 128 * (128 + 64 + 64) + 128 * 128 + 3 * 128 * 384 + 2 * 128;
+        assert_eq!(model("mini-llama").layer_parameters(), layer);
+        assert_eq!(model("mini-llama").parameters(), 2 * 256 * 128 + 4 * layer + 128);
+    }
+
+    #[test]
+    fn flops_are_sc21_eq_3_exactly() {
+        for model in gpt_models() {
+            let [l, h, v, s] = letters(&model);
+            let exact = |product: Product| {
+                2 * [product.count, product.m, product.n, product.k]
+                    .map(u128::from)
+                    .iter()
+                    .product::<u128>()
+            };
+            let layer: u128 = model.layer_products(model.seq).map(exact).sum();
+            let head = exact(model.head_product(model.seq));
+            // 96·s·l·h²·(1 + s/(6h) + V/(16lh)) for one sample, multiplied out.
+            let eq_3 = 96 * s * l * h * h + 16 * s * s * l * h + 6 * s * h * v;
+            assert_eq!(4 * l * layer + 3 * head, eq_3, "{}", model.name());
+            // 72·s·l·h²·(1 + s/(6h) + V/(12lh)), likewise.
+            let eq_7 = 72 * s * l * h * h + 12 * s * s * l * h + 6 * s * h * v;
+            assert_eq!(3 * l * layer + 3 * head, eq_7, "{}", model.name());
+
+            for (recompute, whole) in [(true, eq_3), (false, eq_7)] {
+                let flops = model.flops_per_iteration(512, model.seq, recompute).0;
+                let relative = (flops / (512 * whole) as f64 - 1.0).abs();
+                assert!(relative < 4.0 * f64::EPSILON, "{}: {relative:e}", model.name());
+            }
+        }
+    }
+
+    #[test]
+    fn grouped_queries_and_gates_change_the_products() {
+        let llama = model("llama3-8b");
+        let (s, h, f) = (8192.0, 4096.0, 14336.0);
+        let per_layer = 2.0 * s * h * (h + 2.0 * 1024.0 + h + 3.0 * f) + 4.0 * s * s * h;
+        let forward = 32.0 * per_layer + 2.0 * s * h * 128_256.0;
+        assert_eq!(llama.flops_per_iteration(1, 8192, false).0, 3.0 * forward);
+        let mlp = model("mlp").flops_per_iteration(2, 16, false);
+        assert_eq!(mlp.0, 3.0 * 2.0 * 16.0 * (2.0 * 2.0 * 2.0 * 64.0 * 128.0 + 2.0 * 64.0 * 256.0));
+    }
+
+    #[test]
+    fn model_flops_follow_palm() {
+        let gpt = model("gpt2-124m");
+        let expected = 6.0 * 124_439_808.0 + 12.0 * 12.0 * 768.0 * 1024.0;
+        assert_eq!(gpt.model_flops_per_token(1024).0, expected);
+        let mlp = model("mlp");
+        assert_eq!(mlp.model_flops_per_token(1 << 20).0, 6.0 * mlp.parameters() as f64);
+    }
+
+    #[test]
+    fn absurd_batches_do_not_overflow() {
+        let flops = model("gpt-1008b").flops_per_iteration(u64::MAX, u64::MAX, true).0;
+        assert!(flops.is_finite() && flops > 0.0);
+        assert_eq!(model("mini").flops_per_iteration(0, 0, true).0, 0.0);
+        assert!(model("gpt-1008b").model_flops_per_token(u64::MAX).0.is_finite());
+    }
+
+    /// Sizes of every magnitude up to a limit, small ones as often as large ones.
+    fn up_to(limit: u64) -> impl Strategy<Value = u64> {
+        (1..=limit, 0..=limit.ilog2()).prop_map(|(size, shift)| (size >> shift).max(1))
+    }
+
+    /// Shapes that a file could hold, from tiny to beyond the limit on parameters.
+    pub(in crate::model) fn shapes() -> impl Strategy<Value = Shape> {
+        let kinds = prop::sample::select(ModelKind::ALL.to_vec());
+        let sizes = (up_to(65_535), up_to(1 << 17), up_to(1 << 12), up_to(64), up_to(1 << 26));
+        let rest = (up_to(1 << 30), up_to(1 << 20), up_to(1 << 31), any::<bool>(), 0usize..4);
+        (kinds, sizes, rest, 1e-12f64..0.09, 1.0f64..1e12).prop_map(
+            |(kind, (layers, head_pairs, kv_heads, group, ffn), rest, norm_eps, rope_theta)| {
+                let (seq, spare, vocab, tied, activation) = rest;
+                let (attention, learned, rotary) = (
+                    u64::from(kind.has_attention()),
+                    u64::from(kind == ModelKind::Gpt2),
+                    f64::from(u8::from(kind == ModelKind::Llama)),
+                );
+                let activations: &[Activation] = kind.activations();
+                Shape {
+                    kind,
+                    layers,
+                    d_model: 2 * head_pairs * group,
+                    heads: kv_heads * group * attention,
+                    kv_heads: kv_heads * attention,
+                    head_dim: 2 * head_pairs * attention,
+                    ffn,
+                    seq,
+                    max_positions: (seq + spare).min(1 << 30) * learned,
+                    vocab,
+                    tied,
+                    activation: activations[activation % activations.len()],
+                    norm_eps: norm_eps * attention as f64,
+                    rope_theta: rope_theta * rotary,
+                }
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn legal_shapes_have_positive_counts_that_fit(shape in shapes(), batch in any::<u64>()) {
+            match Model::new("any", shape) {
+                Ok(model) => {
+                    let parameters = model.parameters();
+                    prop_assert!((1..=MAX_PARAMETERS).contains(&parameters));
+                    prop_assert!(model.layer_parameters() * model.layers < parameters);
+                    let once = model.flops_per_iteration(batch, model.seq, false).0;
+                    let twice = model.flops_per_iteration(batch, model.seq, true).0;
+                    prop_assert!(once.is_finite() && once >= batch as f64);
+                    prop_assert!(twice >= once && twice <= once * 4.0 / 3.0 * (1.0 + 1e-12));
+                    prop_assert!(model.model_flops_per_token(model.seq).0 >= 6.0 * parameters as f64);
+                }
+                Err(errors) => {
+                    // The only rule that these shapes can break.
+                    prop_assert!(shape.count() > u128::from(MAX_PARAMETERS), "{errors}");
+                    prop_assert_eq!(errors.problems().len(), 1);
+                }
+            }
+        }
+
+        #[test]
+        fn shapes_of_any_numbers_never_panic(
+            numbers in prop::array::uniform9(prop_oneof![
+                any::<u64>(),
+                0u64..4,
+                Just(u64::MAX),
+                Just(1 << 24),
+            ]),
+            kind in prop::sample::select(ModelKind::ALL.to_vec()),
+            (norm_eps, rope_theta) in (any::<f64>(), any::<f64>()),
+        ) {
+            let [layers, d_model, heads, kv_heads, head_dim, ffn, seq, max_positions, vocab] = numbers;
+            let shape = Shape {
+                kind, layers, d_model, heads, kv_heads, head_dim, ffn, seq, max_positions, vocab,
+                tied: false, activation: Activation::Gelu, norm_eps, rope_theta,
+            };
+            if let Ok(model) = Model::new("any", shape) {
+                prop_assert!(model.parameters() > 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The fields of a description, and what each source of descriptions calls them.
+
+use super::ModelKind;
+
+/// One entry of a description of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Field {
+    Name,
+    Kind,
+    Layers,
+    DModel,
+    Heads,
+    KvHeads,
+    HeadDim,
+    Ffn,
+    Seq,
+    Positions,
+    Vocab,
+    Tied,
+    Gated,
+    Activation,
+    NormEps,
+    RopeTheta,
+}
+
+/// Which words a description uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dialect {
+    /// Our own model files.
+    Toml,
+    /// `config.json` with `"model_type": "gpt2"`.
+    HuggingFaceGpt2,
+    /// `config.json` of Llama and of the families that share its fields.
+    HuggingFaceLlama,
+}
+
+impl Field {
+    pub(super) const ALL: [Self; 16] = [
+        Self::Name,
+        Self::Kind,
+        Self::Layers,
+        Self::DModel,
+        Self::Heads,
+        Self::KvHeads,
+        Self::HeadDim,
+        Self::Ffn,
+        Self::Seq,
+        Self::Positions,
+        Self::Vocab,
+        Self::Tied,
+        Self::Gated,
+        Self::Activation,
+        Self::NormEps,
+        Self::RopeTheta,
+    ];
+
+    /// The word of our own files, which error messages fall back on.
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::Name => "name",
+            Self::Kind => "kind",
+            Self::Layers => "layers",
+            Self::DModel => "d_model",
+            Self::Heads => "heads",
+            Self::KvHeads => "kv_heads",
+            Self::HeadDim => "head_dim",
+            Self::Ffn => "ffn",
+            Self::Seq => "seq",
+            Self::Positions => "positions",
+            Self::Vocab => "vocab",
+            Self::Tied => "tied",
+            Self::Gated => "gated",
+            Self::Activation => "activation",
+            Self::NormEps => "norm_eps",
+            Self::RopeTheta => "rope_theta",
+        }
+    }
+
+    /// Whether the field means something for a kind.
+    pub(super) const fn applies_to(self, kind: ModelKind) -> bool {
+        match self {
+            Self::Heads | Self::KvHeads | Self::HeadDim | Self::NormEps => kind.has_attention(),
+            Self::Positions => matches!(kind, ModelKind::Gpt2),
+            Self::Gated | Self::RopeTheta => matches!(kind, ModelKind::Llama),
+            Self::Name
+            | Self::Kind
+            | Self::Layers
+            | Self::DModel
+            | Self::Ffn
+            | Self::Seq
+            | Self::Vocab
+            | Self::Tied
+            | Self::Activation => true,
+        }
+    }
+
+    /// The largest size that is taken for meant and not for a slip. The bounds are orders of
+    /// magnitude above anything trained, and low enough that products of three fit 128 bits.
+    pub(super) const fn limit(self) -> u64 {
+        match self {
+            Self::Layers => 65_535,
+            Self::Seq | Self::Positions => 1 << 30,
+            Self::Vocab => 1 << 31,
+            // By custom four times the width of the model.
+            Self::Ffn => 1 << 26,
+            _ => 1 << 24,
+        }
+    }
+
+    /// A line that would mend the field's absence.
+    pub(super) const fn example(self) -> &'static str {
+        match self {
+            Self::Kind => "\"gpt2\"",
+            Self::Layers | Self::Heads => "12",
+            Self::Ffn => "3072",
+            Self::Seq => "1024",
+            Self::Vocab => "50257",
+            _ => "768",
+        }
+    }
+}
+
+impl Dialect {
+    /// What the dialect calls a field, if it has it.
+    pub(super) const fn own_word(self, field: Field) -> Option<&'static str> {
+        match self {
+            Self::Toml => Some(field.word()),
+            Self::HuggingFaceGpt2 => gpt2_word(field),
+            Self::HuggingFaceLlama => llama_word(field),
+        }
+    }
+
+    /// What to call a field in a message about a description in this dialect.
+    pub(super) fn word(self, field: Field) -> &'static str {
+        self.own_word(field).unwrap_or(field.word())
+    }
+}
+
+const fn gpt2_word(field: Field) -> Option<&'static str> {
+    Some(match field {
+        Field::Kind => "model_type",
+        Field::Layers => "n_layer",
+        Field::DModel => "n_embd",
+        Field::Heads => "n_head",
+        Field::Ffn => "n_inner",
+        Field::Seq | Field::Positions => "n_positions",
+        Field::Vocab => "vocab_size",
+        Field::Tied => "tie_word_embeddings",
+        Field::Activation => "activation_function",
+        Field::NormEps => "layer_norm_epsilon",
+        Field::Name | Field::KvHeads | Field::HeadDim | Field::Gated | Field::RopeTheta => {
+            return None;
+        }
+    })
+}
+
+const fn llama_word(field: Field) -> Option<&'static str> {
+    Some(match field {
+        Field::Kind => "model_type",
+        Field::Layers => "num_hidden_layers",
+        Field::DModel => "hidden_size",
+        Field::Heads => "num_attention_heads",
+        Field::KvHeads => "num_key_value_heads",
+        Field::HeadDim => "head_dim",
+        Field::Ffn => "intermediate_size",
+        Field::Seq => "max_position_embeddings",
+        Field::Vocab => "vocab_size",
+        Field::Tied => "tie_word_embeddings",
+        Field::Activation => "hidden_act",
+        Field::NormEps => "rms_norm_eps",
+        Field::RopeTheta => "rope_theta",
+        Field::Name | Field::Positions | Field::Gated => return None,
+    })
+}

@@ -1,0 +1,275 @@
+//! The shape of a model: what is to be trained, before any thought of how it is cut.
+//!
+//! A [`Model`] is a [`Shape`] that has been checked, and a name. It comes from a TOML file
+//! ([`Model::parse`]), from a Hugging Face `config.json` ([`hugging_face::parse`]), from the files
+//! that are built in ([`built_in`]), or from numbers in code ([`Model::new`]); all four go through
+//! the same checks, so that whoever holds a `Model` need not doubt its numbers.
+
+mod check;
+mod count;
+mod error;
+mod field;
+mod fields;
+mod nearest;
+mod parse;
+
+pub mod built_in;
+pub mod hugging_face;
+
+pub use check::MAX_PARAMETERS;
+pub use error::{ModelError, ModelErrors};
+
+use serde::Serialize;
+use std::fmt;
+use std::ops::Deref;
+
+/// A model whose shape has been checked.
+///
+/// The numbers are those of [`Shape`] and are read as fields (`model.layers`). They cannot be
+/// changed in place: a different shape is a different model, and goes through [`Model::new`].
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Model {
+    name: String,
+    #[serde(flatten)]
+    shape: Shape,
+}
+
+/// The numbers of a model, not yet checked.
+///
+/// Where a number has no meaning for the kind, it is zero: an `mlp` has no heads and no norm, only
+/// `gpt2` has a table of positions, only `llama` has a rotary base.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Shape {
+    /// The family, which decides the operators and which parameters have biases.
+    pub kind: ModelKind,
+    /// Transformer layers; for an `mlp`, blocks of two fully connected layers.
+    pub layers: u64,
+    /// The width of the residual stream.
+    pub d_model: u64,
+    /// Query heads.
+    pub heads: u64,
+    /// Heads of keys and values: `heads` for multi-head attention, fewer for grouped queries.
+    pub kv_heads: u64,
+    /// The width of one head; usually `d_model / heads`, but not by necessity.
+    pub head_dim: u64,
+    /// The inner width of the feed-forward network.
+    pub ffn: u64,
+    /// Tokens in a sample, unless a run says otherwise.
+    pub seq: u64,
+    /// Rows of the table of learned positions, an upper bound of `seq`.
+    pub max_positions: u64,
+    /// Rows of the token embedding, and logits of the head.
+    pub vocab: u64,
+    /// Whether the head uses the token embedding as its weight.
+    pub tied: bool,
+    /// What stands between the products of the feed-forward network.
+    pub activation: Activation,
+    /// What a norm adds to the variance before the root.
+    pub norm_eps: f64,
+    /// The base of the rotary angles.
+    pub rope_theta: f64,
+}
+
+/// A family of models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ModelKind {
+    /// A token-wise network: embedding, blocks of two fully connected layers with bias and ReLU
+    /// after each, and a head without bias. Tokens do not see each other.
+    Mlp,
+    /// GPT-2: learned positions, layer norm before each half of a layer, biases on every linear
+    /// layer but the head.
+    Gpt2,
+    /// Llama: rotary positions, RMS norm, no biases, usually a gated feed-forward network.
+    Llama,
+}
+
+/// The non-linearity of the feed-forward network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Activation {
+    /// GELU in the tanh form, which GPT-2 was trained with.
+    Gelu,
+    /// `max(x, 0)`.
+    Relu,
+    /// `max(x, 0)²`.
+    SquaredRelu,
+    /// `silu(gate) · up`: two products lead into it, so that the feed-forward network has three.
+    #[serde(rename = "swiglu")]
+    SwiGlu,
+}
+
+impl Model {
+    /// Checks a shape made in code; errors bear the model's name in place of a file.
+    pub fn new(name: impl Into<String>, shape: Shape) -> Result<Self, ModelErrors> {
+        let name = name.into();
+        let violations = check::violations(&shape, field::Dialect::Toml, &mut Default::default());
+        if violations.is_empty() {
+            return Ok(Self { name, shape });
+        }
+        let located = violations.into_iter().map(|v| ModelError {
+            file: name.clone(),
+            line: None,
+            problem: v.problem,
+            remedy: v.remedy,
+        });
+        Err(ModelErrors::new(located.collect()))
+    }
+
+    /// What the model is called in reports and on the command line.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The same model on samples of another length; learned positions bound it.
+    pub fn with_seq(&self, seq: u64) -> Result<Self, ModelErrors> {
+        Self::new(self.name.clone(), Shape { seq, ..self.shape })
+    }
+
+    /// The width of all query heads together: what attention yields, before its output product.
+    pub fn query_width(&self) -> u64 {
+        self.shape.heads * self.shape.head_dim
+    }
+
+    /// The width of all key heads together; the values have the same.
+    pub fn kv_width(&self) -> u64 {
+        self.shape.kv_heads * self.shape.head_dim
+    }
+}
+
+impl Deref for Model {
+    type Target = Shape;
+
+    fn deref(&self) -> &Shape {
+        &self.shape
+    }
+}
+
+impl Shape {
+    /// Whether the feed-forward network has a gate, and so three products in place of two.
+    pub const fn gated(&self) -> bool {
+        matches!(self.activation, Activation::SwiGlu)
+    }
+}
+
+impl ModelKind {
+    /// The kinds that can be built.
+    pub const ALL: [Self; 3] = [Self::Mlp, Self::Gpt2, Self::Llama];
+
+    /// The word used in files and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mlp => "mlp",
+            Self::Gpt2 => "gpt2",
+            Self::Llama => "llama",
+        }
+    }
+
+    /// Whether tokens see each other.
+    pub const fn has_attention(self) -> bool {
+        match self {
+            Self::Mlp => false,
+            Self::Gpt2 | Self::Llama => true,
+        }
+    }
+
+    /// Whether linear layers inside the model's layers have biases.
+    pub const fn has_biases(self) -> bool {
+        match self {
+            Self::Mlp | Self::Gpt2 => true,
+            Self::Llama => false,
+        }
+    }
+
+    /// The activations that the kind can be built with, its own first.
+    pub const fn activations(self) -> &'static [Activation] {
+        match self {
+            Self::Mlp => &[Activation::Relu],
+            Self::Gpt2 => &[Activation::Gelu, Activation::Relu, Activation::SquaredRelu],
+            Self::Llama => {
+                &[Activation::SwiGlu, Activation::Gelu, Activation::Relu, Activation::SquaredRelu]
+            }
+        }
+    }
+}
+
+impl fmt::Display for ModelKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl Activation {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Gelu, Self::Relu, Self::SquaredRelu, Self::SwiGlu];
+
+    /// The word used in files and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Gelu => "gelu",
+            Self::Relu => "relu",
+            Self::SquaredRelu => "squared-relu",
+            Self::SwiGlu => "swiglu",
+        }
+    }
+}
+
+impl fmt::Display for Activation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mini() -> Model {
+        built_in::get("mini").expect("built in").expect("sound")
+    }
+
+    #[test]
+    fn a_shape_made_in_code_is_checked_and_all_problems_are_told() {
+        let shape = Shape { layers: 0, kv_heads: 3, norm_eps: f64::NAN, ..*mini() };
+        let told = Model::new("broken", shape).unwrap_err().to_string();
+        assert_eq!(told.lines().count(), 3, "{told}");
+        assert!(told.contains("broken: `layers` is 0; use a whole number from 1 to"), "{told}");
+        assert!(told.contains("`kv_heads` is 3, which does not divide `heads` = 4"), "{told}");
+        assert!(told.contains("`norm_eps` is NaN"), "{told}");
+    }
+
+    #[test]
+    fn learned_positions_bound_the_sequence() {
+        assert_eq!(mini().with_seq(32).expect("shorter").seq, 32);
+        let told = mini().with_seq(65).unwrap_err().to_string();
+        assert!(told.contains("`seq` is 65") && told.contains("at most 64"), "{told}");
+    }
+
+    #[test]
+    fn rotary_positions_do_not_bound_the_sequence() {
+        let llama = built_in::get("llama3-8b").expect("built in").expect("sound");
+        assert_eq!(llama.with_seq(262_144).expect("any length").seq, 262_144);
+    }
+
+    #[test]
+    fn numbers_without_meaning_for_the_kind_are_refused() {
+        let mlp = built_in::get("mlp").expect("built in").expect("sound");
+        let told = Model::new("m", Shape { heads: 4, ..*mlp }).unwrap_err().to_string();
+        assert!(told.contains("`heads` does not apply to kind \"mlp\"; leave it out"), "{told}");
+    }
+
+    #[test]
+    fn a_model_serialises_flat_with_the_words_of_the_files() {
+        let json = serde_json::to_value(mini()).expect("serialises");
+        assert_eq!(json["name"], "mini");
+        assert_eq!(json["kind"], "gpt2");
+        assert_eq!(json["layers"], 4);
+        assert_eq!(json["activation"], "gelu");
+        for activation in Activation::ALL {
+            assert_eq!(serde_json::to_value(activation).expect("serialises"), activation.name());
+        }
+        for kind in ModelKind::ALL {
+            assert_eq!(serde_json::to_value(kind).expect("serialises"), kind.name());
+        }
+    }
+}

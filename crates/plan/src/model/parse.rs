@@ -1,0 +1,504 @@
+//! Model files: TOML, one key a field.
+
+use super::check::not_for;
+use super::error::{ModelError, ModelErrors};
+use super::field::{Dialect, Field};
+use super::fields::{Entry, Fields, Given, Value, quoted};
+use super::nearest::nearest;
+use super::{Activation, Model, ModelKind};
+use std::collections::BTreeMap;
+use toml::de::{DeTable, DeValue};
+
+impl Model {
+    /// Reads a model file. `file_name` is what errors call the file; its stem is the model's name
+    /// unless the file has a `name`.
+    ///
+    /// `kind`, `layers`, `d_model`, `seq` and `vocab` are needed, `heads` where there is attention,
+    /// and `ffn` except for `gpt2`, where it is `4 · d_model` by custom. `kv_heads` is `heads` unless
+    /// given, `head_dim` is `d_model / heads`, `positions` is `seq`, `norm_eps` is 1e-5, `rope_theta`
+    /// is 10000, `activation` is the kind's own, and `tied` is true for `gpt2` only.
+    pub fn parse(text: &str, file_name: &str) -> Result<Self, ModelErrors> {
+        let mut fields = Fields::new(Dialect::Toml, file_name, entries(text, file_name)?);
+        let Some(kind) = kind(&mut fields) else { return Err(fields.give_up()) };
+        refuse_strangers(&mut fields, kind);
+        let activation = activation(&mut fields, kind);
+        let given = Given { kind, activation, norm_eps: 1e-5, needs_kv_heads: false };
+        let shape = fields.shape(&given);
+        let name = fields.text(Field::Name).unwrap_or_else(|| stem(file_name).to_owned());
+        fields.finish(name, shape)
+    }
+
+    /// Writes a model file that [`Model::parse`] reads back to an equal model.
+    pub fn to_toml(&self) -> String {
+        let mut text = String::new();
+        for field in Field::ALL.into_iter().filter(|field| field.applies_to(self.kind)) {
+            let value = match field {
+                Field::Name => toml::Value::String(self.name().to_owned()).to_string(),
+                Field::Kind => format!("\"{}\"", self.kind),
+                Field::Layers => self.layers.to_string(),
+                Field::DModel => self.d_model.to_string(),
+                Field::Heads => self.heads.to_string(),
+                Field::KvHeads => self.kv_heads.to_string(),
+                Field::HeadDim => self.head_dim.to_string(),
+                Field::Ffn => self.ffn.to_string(),
+                Field::Seq => self.seq.to_string(),
+                Field::Positions => self.max_positions.to_string(),
+                Field::Vocab => self.vocab.to_string(),
+                Field::Tied => self.tied.to_string(),
+                Field::Gated => self.gated().to_string(),
+                Field::Activation => format!("\"{}\"", self.activation),
+                Field::NormEps => format!("{:?}", self.norm_eps),
+                Field::RopeTheta => format!("{:?}", self.rope_theta),
+            };
+            text.push_str(&format!("{} = {value}\n", field.word()));
+        }
+        text
+    }
+}
+
+/// Kinds that files may name in the future, so that naming one now is not called a slip.
+const PLANNED_KINDS: [&str; 3] = ["moe", "resnet", "dlrm"];
+
+/// How a section is shown in messages.
+const TABLE: &str = "a table";
+
+/// Keys of the planned kinds.
+const PLANNED_KEYS: [&str; 3] = ["experts", "topk", "shared_experts"];
+
+/// The file's name without folders and ending.
+pub(super) fn stem(file_name: &str) -> &str {
+    let base = file_name.rsplit(['/', '\\']).next().unwrap_or(file_name);
+    match base.rsplit_once('.') {
+        Some((stem, _)) if !stem.is_empty() => stem,
+        _ if base.is_empty() => "model",
+        _ => base,
+    }
+}
+
+fn entries(text: &str, file_name: &str) -> Result<BTreeMap<String, Entry>, ModelErrors> {
+    let line_at = |offset: usize| 1 + text.bytes().take(offset).filter(|b| *b == b'\n').count();
+    let (table, errors) = DeTable::parse_recoverable(text);
+    if !errors.is_empty() {
+        let located = errors.iter().map(|error| ModelError {
+            file: file_name.to_owned(),
+            line: Some(error.span().map_or(1, |span| line_at(span.start))),
+            problem: format!("this is not TOML: {}", error.message()),
+            remedy: "write `key = value`, one a line, such as `layers = 12`".to_owned(),
+        });
+        return Err(ModelErrors::new(located.collect()));
+    }
+    let entry = |(key, value): (toml::Spanned<_>, toml::Spanned<DeValue<'_>>)| {
+        let line = line_at(key.span().start);
+        let key: std::borrow::Cow<'_, str> = key.into_inner();
+        (key.into_owned(), Entry { line, value: value_of(value.get_ref()) })
+    };
+    Ok(table.into_inner().into_iter().map(entry).collect())
+}
+
+fn value_of(value: &DeValue<'_>) -> Value {
+    match value {
+        DeValue::String(text) => Value::Text(text.to_string()),
+        DeValue::Integer(whole) => match i128::from_str_radix(whole.as_str(), whole.radix()) {
+            Ok(whole) => Value::Whole(whole),
+            Err(_) => Value::Other("a number too large to hold"),
+        },
+        DeValue::Float(real) => Value::Real(real.as_str().parse().unwrap_or(f64::NAN)),
+        DeValue::Boolean(flag) => Value::Flag(*flag),
+        DeValue::Datetime(_) => Value::Other("a date"),
+        DeValue::Array(_) => Value::Other("an array"),
+        DeValue::Table(_) => Value::Other(TABLE),
+    }
+}
+
+fn kind(fields: &mut Fields) -> Option<ModelKind> {
+    let known = ModelKind::ALL.map(|kind| format!("\"{kind}\"")).join(", ");
+    if fields.entry(Field::Kind).is_none() {
+        let remedy = format!("add a line such as `kind = \"gpt2\"` (known: {known})");
+        fields.blame(Field::Kind, "`kind` is missing".to_owned(), remedy);
+        return None;
+    }
+    let word = fields.text(Field::Kind)?;
+    if let Some(kind) = ModelKind::ALL.into_iter().find(|kind| kind.name() == word) {
+        return Some(kind);
+    }
+    let (problem, remedy) = if PLANNED_KINDS.contains(&word.as_str()) {
+        (format!("kind \"{word}\" is not available yet"), format!("use one of {known}"))
+    } else {
+        let meant = nearest(&word, ModelKind::ALL.map(ModelKind::name));
+        let remedy = match meant {
+            Some(meant) => format!("did you mean \"{meant}\"? (known: {known})"),
+            None => format!("use one of {known}"),
+        };
+        (format!("kind {} is unknown", quoted(&word)), remedy)
+    };
+    fields.blame(Field::Kind, problem, remedy);
+    None
+}
+
+/// Notes every key that is unknown, or known but without meaning for the kind.
+fn refuse_strangers(fields: &mut Fields, kind: ModelKind) {
+    let known = || Field::ALL.into_iter().filter(|field| field.applies_to(kind)).map(Field::word);
+    let mut notes = Vec::new();
+    for (key, entry) in fields.entries() {
+        let (problem, remedy) = match Field::ALL.into_iter().find(|field| field.word() == key) {
+            Some(field) if field.applies_to(kind) => continue,
+            Some(_) => not_for(key, kind),
+            None if PLANNED_KEYS.contains(&key.as_str()) => (
+                format!("`{key}` belongs to kind \"moe\", which is not available yet"),
+                "leave it out".to_owned(),
+            ),
+            None if matches!(entry.value, Value::Other(TABLE)) => (
+                format!("{} is a section, and a model file has none", quoted(key)),
+                format!("write the keys without `[{}]` above them", key.escape_debug()),
+            ),
+            None => {
+                let meant = nearest(key, known()).or_else(|| borrowed_word(key));
+                let remedy = match meant {
+                    Some(meant) => format!("did you mean `{meant}`?"),
+                    None => format!("use one of {}", known().collect::<Vec<_>>().join(", ")),
+                };
+                (format!("{} is not a key of a model file", quoted(key)), remedy)
+            }
+        };
+        notes.push((entry.line, problem, remedy));
+    }
+    for (line, problem, remedy) in notes {
+        fields.note(line, problem, remedy);
+    }
+}
+
+/// Our word for a key that Hugging Face's files use.
+fn borrowed_word(key: &str) -> Option<&'static str> {
+    let dialects = [Dialect::HuggingFaceGpt2, Dialect::HuggingFaceLlama];
+    let same = |field: &Field| dialects.iter().any(|d| d.own_word(*field) == Some(key));
+    Field::ALL.into_iter().find(same).map(Field::word)
+}
+
+/// The activation, from `activation` and `gated`, which must agree where both are given.
+fn activation(fields: &mut Fields, kind: ModelKind) -> Activation {
+    let own = kind.activations()[0];
+    let gated = if Field::Gated.applies_to(kind) { fields.flag(Field::Gated) } else { None };
+    let named = named_activation(fields, kind);
+    let is_gated = named.unwrap_or(own) == Activation::SwiGlu;
+    match gated {
+        Some(true) if !is_gated => fields.blame(
+            Field::Gated,
+            "`gated` is true, but the activation has no gate".to_owned(),
+            "use activation = \"swiglu\", or leave `gated` out",
+        ),
+        Some(false) if is_gated => fields.blame(
+            Field::Gated,
+            "`gated` is false, but \"swiglu\" has a gate".to_owned(),
+            "name another activation, such as activation = \"gelu\", or leave `gated` out",
+        ),
+        _ => {}
+    }
+    named.unwrap_or(own)
+}
+
+fn named_activation(fields: &mut Fields, kind: ModelKind) -> Option<Activation> {
+    let word = fields.text(Field::Activation)?;
+    let found = Activation::ALL.into_iter().find(|activation| activation.name() == word);
+    if found.is_none() {
+        let known = kind.activations().iter().map(|a| a.name());
+        let remedy = match nearest(&word, known.clone()) {
+            Some(meant) => format!("did you mean \"{meant}\"?"),
+            None => format!("use one of {}", known.collect::<Vec<_>>().join(", ")),
+        };
+        fields.blame(Field::Activation, format!("activation {} is unknown", quoted(&word)), remedy);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::count::tests::shapes;
+    use proptest::prelude::*;
+
+    const GPT2: &str =
+        "kind = \"gpt2\"\nlayers = 2\nd_model = 64\nheads = 4\nseq = 16\nvocab = 256\n";
+    const LLAMA: &str = "kind = \"llama\"\nlayers = 2\nd_model = 64\nheads = 4\nffn = 96\nseq = 16\n\
+                         vocab = 256\n";
+    const MLP: &str = "kind = \"mlp\"\nlayers = 2\nd_model = 64\nffn = 96\nseq = 16\nvocab = 256\n";
+
+    fn sound(text: &str) -> Model {
+        Model::parse(text, "models/test.toml").unwrap_or_else(|errors| panic!("{errors}"))
+    }
+
+    /// The errors of a text, one a line.
+    fn told(text: &str) -> String {
+        Model::parse(text, "m.toml").expect_err("the text is wrong").to_string()
+    }
+
+    /// Asserts that a text has one problem and what is said of it.
+    fn assert_told(text: &str, expected: &str) {
+        assert_eq!(told(text), expected, "{text}");
+    }
+
+    #[test]
+    fn a_short_gpt2_gets_the_customary_rest() {
+        let model = sound(GPT2);
+        assert_eq!(model.name(), "test");
+        assert_eq!((model.kv_heads, model.head_dim, model.ffn), (4, 16, 256));
+        assert_eq!((model.max_positions, model.tied), (16, true));
+        assert_eq!((model.norm_eps, model.activation), (1e-5, Activation::Gelu));
+    }
+
+    #[test]
+    fn a_short_llama_gets_the_customary_rest() {
+        let model = sound(LLAMA);
+        assert_eq!((model.kv_heads, model.head_dim, model.max_positions), (4, 16, 0));
+        assert_eq!((model.tied, model.gated()), (false, true));
+        assert_eq!((model.norm_eps, model.rope_theta), (1e-5, 10_000.0));
+    }
+
+    #[test]
+    fn every_field_can_be_given() {
+        let model = sound(&format!("name = \"a b\"\n{GPT2}positions = 32\nkv_heads = 2\n"));
+        assert_eq!((model.name(), model.max_positions, model.kv_heads), ("a b", 32, 2));
+        let model = sound(&format!(
+            "{LLAMA}head_dim = 32\nrope_theta = 500000\nnorm_eps = 1e-6\ntied = true\n\
+             gated = false\nactivation = \"squared-relu\"\n"
+        ));
+        assert_eq!((model.head_dim, model.query_width(), model.tied), (32, 128, true));
+        assert_eq!((model.rope_theta, model.norm_eps), (500_000.0, 1e-6));
+        assert_eq!((model.activation, model.gated()), (Activation::SquaredRelu, false));
+    }
+
+    #[test]
+    fn sizes_that_are_none_are_told_with_line_and_range() {
+        for (value, shown) in [
+            ("0", "0"),
+            ("-3", "-3"),
+            ("1e30", "1e30"),
+            ("2.5", "2.5"),
+            ("nan", "NaN"),
+            ("18446744073709551615", "18446744073709551615"),
+            ("99999999999999999999999999999999999999999999", "a number too large to hold"),
+            ("\"2\"", "the text \"2\""),
+            ("[2]", "an array"),
+            ("true", "true"),
+        ] {
+            assert_told(
+                &GPT2.replace("layers = 2", &format!("layers = {value}")),
+                &format!("m.toml:2: `layers` is {shown}; use a whole number from 1 to 65535"),
+            );
+        }
+    }
+
+    #[test]
+    fn heads_must_divide() {
+        assert_told(
+            &GPT2.replace("heads = 4", "heads = 5"),
+            "m.toml:4: `heads` is 5, which does not divide `d_model` = 64; \
+             use 4 or 8, or give `head_dim`",
+        );
+        assert_told(
+            &format!("{GPT2}kv_heads = 3"),
+            "m.toml:7: `kv_heads` is 3, which does not divide `heads` = 4; use 2 or 4",
+        );
+        let odd = told(&format!("{LLAMA}head_dim = 15"));
+        assert!(
+            odd.starts_with("m.toml:8: `head_dim` is 15") && odd.contains("use an even"),
+            "{odd}"
+        );
+    }
+
+    #[test]
+    fn a_wrong_size_does_not_spread() {
+        for (given, wrong) in [("heads = 4", "heads = 0"), ("d_model = 64", "d_model = -64")] {
+            assert_eq!(told(&GPT2.replace(given, wrong)).lines().count(), 1);
+        }
+        assert_eq!(told(&GPT2.replace("seq = 16", "seq = 0")).lines().count(), 1);
+    }
+
+    #[test]
+    fn all_problems_come_at_once_in_the_order_of_lines() {
+        let text = "layers = 0\nkind = \"gpt2\"\nd_model = 64\nheads = 5\nlayer = 3\nvocab = 9e9";
+        let told = told(text);
+        let expected = [
+            "m.toml:1: `layers` is 0; use",
+            "m.toml:2: `seq` is missing; add a line such as `seq = 1024`",
+            "m.toml:4: `heads` is 5, which does not divide",
+            "m.toml:5: \"layer\" is not a key",
+            "m.toml:6: `vocab` is 9000000000.0; use",
+        ];
+        assert_eq!(told.lines().count(), expected.len(), "{told}");
+        for (line, expected) in told.lines().zip(expected) {
+            assert!(line.starts_with(expected), "{line}");
+        }
+    }
+
+    #[test]
+    fn totals_beyond_reason_are_told() {
+        let told = told(
+            "kind = \"llama\"\nlayers = 65535\nd_model = 16777216\nheads = 4\nffn = 67108864\n\
+             seq = 16\nvocab = 2147483648",
+        );
+        assert!(told.starts_with("m.toml:2: the model would have 3."), "{told}");
+        assert!(told.ends_with("lower one of `layers`, `d_model`, `ffn`, `vocab`"), "{told}");
+    }
+
+    #[test]
+    fn unknown_keys_get_the_nearest() {
+        for (key, meant) in [
+            ("layer", "layers"),
+            ("dmodel", "d_model"),
+            ("rope-thet", "rope_theta"),
+            ("hidden_size", "d_model"),
+            ("num_key_value_heads", "kv_heads"),
+            ("n_layer", "layers"),
+        ] {
+            let expected = format!(
+                "m.toml:8: \"{key}\" is not a key of a model file; did you mean `{meant}`?"
+            );
+            assert_told(&format!("{LLAMA}{key} = 7"), &expected);
+        }
+        assert_told(
+            &format!("{LLAMA}[model]\nlayers = 3"),
+            "m.toml:8: \"model\" is a section, and a model file has none; \
+             write the keys without `[model]` above them",
+        );
+        assert_told(
+            &format!("{MLP}zzz = 3"),
+            "m.toml:7: \"zzz\" is not a key of a model file; \
+             use one of name, kind, layers, d_model, ffn, seq, vocab, tied, activation",
+        );
+    }
+
+    #[test]
+    fn keys_of_other_kinds_are_refused() {
+        for (text, key) in [
+            (MLP, "heads = 4"),
+            (MLP, "norm_eps = 1e-5"),
+            (GPT2, "rope_theta = 1e4"),
+            (GPT2, "gated = true"),
+            (LLAMA, "positions = 32"),
+        ] {
+            let told = told(&format!("{text}{key}"));
+            assert_eq!(told.lines().count(), 1, "{told}");
+            assert!(told.contains("does not apply to kind") && told.ends_with("leave it out"));
+        }
+        assert_told(
+            &format!("{LLAMA}experts = 8"),
+            "m.toml:8: `experts` belongs to kind \"moe\", which is not available yet; leave it out",
+        );
+    }
+
+    #[test]
+    fn kinds_are_named_or_announced() {
+        for kind in ["moe", "resnet", "dlrm"] {
+            assert_told(
+                &format!("layers = 2\nkind = \"{kind}\"\nexperts = 8"),
+                &format!(
+                    "m.toml:2: kind \"{kind}\" is not available yet; \
+                     use one of \"mlp\", \"gpt2\", \"llama\""
+                ),
+            );
+        }
+        let told_of = |text: &str| told(text);
+        assert!(told_of("kind = \"gtp2\"").contains("did you mean \"gpt2\"?"));
+        assert!(told_of("kind = \"bert\"").contains("use one of"));
+        assert!(told_of("kind = 2").starts_with("m.toml:1: `kind` is 2; use a text in quotes"));
+        assert!(told_of("").starts_with("m.toml:1: `kind` is missing; add a line such as"));
+    }
+
+    #[test]
+    fn activations_must_fit_the_kind() {
+        assert_told(
+            &format!("{GPT2}activation = \"swiglu\""),
+            "m.toml:7: `activation` is \"swiglu\", which kind \"gpt2\" does not have; \
+             use \"gelu\" or \"relu\" or \"squared-relu\"",
+        );
+        assert_told(
+            &format!("{GPT2}activation = \"gleu\""),
+            "m.toml:7: activation \"gleu\" is unknown; did you mean \"gelu\"?",
+        );
+        assert!(told(&format!("{LLAMA}gated = false")).contains("name another activation"));
+        assert!(
+            told(&format!("{LLAMA}gated = true\nactivation = \"gelu\""))
+                .starts_with("m.toml:8: `gated` is true, but the activation has no gate; use")
+        );
+    }
+
+    #[test]
+    fn reals_must_make_sense() {
+        for value in ["0", "-1e-5", "nan", "inf", "1e30", "0.5"] {
+            let told = told(&format!("{GPT2}norm_eps = {value}"));
+            assert!(told.starts_with("m.toml:7: `norm_eps` is"), "{told}");
+            assert!(told.ends_with("use a small positive number such as 1e-5"), "{told}");
+        }
+        for value in ["0", "nan", "-10000", "1e30", "\"big\""] {
+            let told = told(&format!("{LLAMA}rope_theta = {value}"));
+            assert!(told.starts_with("m.toml:8: `rope_theta` is"), "{told}");
+            assert!(told.contains("use a number such as 10000.0"), "{told}");
+        }
+    }
+
+    #[test]
+    fn sequences_stay_within_the_positions() {
+        assert_told(
+            &format!("{GPT2}positions = 8"),
+            "m.toml:5: `seq` is 16, beyond the table of learned positions; \
+             use at most 8, or raise `positions` in the model file",
+        );
+    }
+
+    #[test]
+    fn broken_toml_is_told_with_its_line() {
+        let told = told(&format!("{GPT2}tied = = true\nlayers = 3\n"));
+        assert!(told.lines().next().unwrap().starts_with("m.toml:7: this is not TOML:"), "{told}");
+        assert!(told.contains("m.toml:8:"), "the repeated key is told too: {told}");
+        assert!(told.lines().all(|line| line.ends_with("such as `layers = 12`")), "{told}");
+    }
+
+    #[test]
+    fn long_words_are_cut() {
+        let told = told(&format!("{GPT2}activation = \"{}\"", "x".repeat(1_000_000)));
+        assert!(told.len() < 300, "{}", told.len());
+    }
+
+    #[test]
+    fn names_come_from_the_file() {
+        for (file, name) in [
+            ("models/gpt2-1.5b.toml", "gpt2-1.5b"),
+            ("C:\\models\\a.toml", "a"),
+            ("plain", "plain"),
+            (".toml", ".toml"),
+            ("", "model"),
+            ("folder/", "model"),
+        ] {
+            assert_eq!(stem(file), name);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_back(shape in shapes(), name in any::<String>()) {
+            if let Ok(model) = Model::new(name, shape) {
+                let read = Model::parse(&model.to_toml(), "elsewhere.toml");
+                prop_assert_eq!(read, Ok(model));
+            }
+        }
+
+        #[test]
+        fn any_text_is_read_or_refused(text in ".{0,200}") {
+            let _ = Model::parse(&text, "m.toml");
+        }
+
+        #[test]
+        fn any_values_are_read_or_refused(
+            kind in prop::sample::select(vec!["mlp", "gpt2", "llama"]),
+            values in prop::collection::vec(any::<i64>().prop_map(|v| v >> (v & 63)), 16),
+        ) {
+            let keys = Field::ALL.into_iter().skip(2).zip(values);
+            let lines = keys.map(|(field, value)| format!("{} = {value}\n", field.word()));
+            let text = format!("kind = \"{kind}\"\n{}", lines.collect::<String>());
+            let errors = Model::parse(&text, "m.toml").expect_err("flags are never numbers");
+            for problem in errors.problems() {
+                prop_assert!(problem.line.is_some() && !problem.remedy.is_empty());
+            }
+        }
+    }
+}

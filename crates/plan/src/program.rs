@@ -1,0 +1,667 @@
+//! The plan: per role, a program of ops on lanes, over buffers with planned addresses.
+//!
+//! Ranks that run the same program share it (a *role*): all ranks of one pipeline stage, whatever
+//! their data-, context- and tensor-parallel coordinates; each parameter server is a role of its own.
+//! Peers and groups are therefore named relative to the rank that reads the program.
+//!
+//! **Lanes.** Ops stand in the order of their section. Two ops of one lane run in that order; an op
+//! also waits for the ops named in its `after` list. Nothing else orders them: what may overlap is
+//! visible here.
+//!
+//! **Copies.** Activations of several microbatches are alive at once, so a buffer may have several
+//! copies. An op of microbatch k works on copy k mod copies of each buffer it names, where k counts on
+//! from iteration to iteration.
+
+use crate::collective::{Algorithm, CollectiveKind, Order, Reduction};
+use crate::dtype::DType;
+use crate::graph::{Init, OpKind, Part};
+use crate::ids::{
+    BufferId, CallId, GroupId, LaneId, LayerId, Microbatch, OpId, Rank, RoleId, SegmentId,
+    StageRank,
+};
+use crate::mesh::{Axis, GroupKind, Mesh};
+use crate::spec::Placement;
+use crate::strategy::Strategy;
+use crate::units::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// What every rank does, and where everything lies.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// The model's name.
+    pub model: String,
+    /// The choices that this plan follows.
+    pub strategy: Strategy,
+    /// The grid of ranks.
+    pub mesh: Mesh,
+    /// Groups that calls refer to by [`GroupId`].
+    pub groups: Vec<GroupKind>,
+    /// Distinct computations that segments refer to; equal layers share them.
+    pub templates: Vec<Template>,
+    /// One program per role: pipeline ranks first, then servers.
+    pub programs: Vec<Program>,
+    /// Names of the model's layers.
+    pub layers: Vec<String>,
+    /// Trained parameters of the model, tied tables counted once.
+    pub parameters: u64,
+    /// Tensors whose squares make up the gradient's norm, over all stages.
+    pub norm_entries: u32,
+}
+
+impl Plan {
+    /// The role that a rank plays.
+    pub fn role(&self, rank: Rank) -> RoleId {
+        match self.mesh.coordinates(rank) {
+            Some(at) => RoleId(at.pp),
+            None => RoleId(self.mesh.pp + (rank.0 - self.mesh.size())),
+        }
+    }
+
+    /// A rank's program.
+    pub fn program(&self, rank: Rank) -> &Program {
+        &self.programs[self.role(rank).index()]
+    }
+
+    /// The first rank that plays a role; the others do the same at other coordinates.
+    pub fn representative(&self, role: RoleId) -> Rank {
+        if role.0 < self.mesh.pp {
+            Rank(role.0 * self.mesh.stride(Axis::Pp))
+        } else {
+            Rank(self.mesh.size() + role.0 - self.mesh.pp)
+        }
+    }
+
+    /// A group's kind.
+    pub fn group(&self, id: GroupId) -> GroupKind {
+        self.groups[id.index()]
+    }
+
+    /// The rank that a peer means for this rank. `None` if there is none (a server's neighbour).
+    pub fn peer(&self, rank: Rank, peer: Peer) -> Option<Rank> {
+        let along = |axis: Axis, step: u32| {
+            let members = self.mesh.members(GroupKind::Axis(axis), rank);
+            let me = members.iter().position(|&r| r == rank)?;
+            members.get((me + step as usize) % members.len()).copied()
+        };
+        match peer {
+            Peer::Stage(stage) => {
+                let mut at = self.mesh.coordinates(rank)?;
+                at.pp = u32::from(stage.0);
+                (at.pp < self.mesh.pp).then(|| self.mesh.rank(at))
+            }
+            Peer::Next(axis) => along(axis, 1),
+            Peer::Previous(axis) => along(axis, self.mesh.axis(axis).checked_sub(1)?),
+            Peer::Server(k) => (k < self.mesh.servers).then(|| Rank(self.mesh.size() + k)),
+            Peer::Replica(k) => (k < self.mesh.size()).then_some(Rank(k)),
+        }
+    }
+}
+
+/// What one role does.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Program {
+    /// A name for people: `stage 3 (layers 12..16)`.
+    pub name: String,
+    /// Lanes, by [`LaneId`]; the first is the compute lane.
+    pub lanes: Vec<String>,
+    /// Buffers, by [`BufferId`].
+    pub buffers: Vec<Buffer>,
+    /// Groups of buffers that are freed together, by position.
+    pub frames: Vec<Vec<BufferId>>,
+    /// What compute ops run, by [`SegmentId`].
+    pub segments: Vec<Segment>,
+    /// What collective ops do, by [`CallId`].
+    pub calls: Vec<Call>,
+    /// Parameters with their gradients and optimizer state, in units of reduction.
+    pub buckets: Vec<Bucket>,
+    /// What asynchronous serving declares.
+    pub services: Vec<Service>,
+    /// Once before the first iteration.
+    pub prologue: Section,
+    /// Every iteration.
+    pub body: Section,
+    /// Once after the last iteration.
+    pub epilogue: Section,
+    /// Ops of the body that need not be done when the next body starts.
+    pub in_flight: Vec<OpId>,
+    /// Where the iteration's results stand.
+    pub outputs: Outputs,
+    /// The arena's size and what it holds.
+    pub memory: Memory,
+}
+
+/// Results of an iteration that a person wants to see.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outputs {
+    /// The sum of all tokens' losses, on the ranks that have it.
+    pub loss: Option<BufferId>,
+    /// The norm of the gradient.
+    pub norm: Option<BufferId>,
+}
+
+impl Program {
+    /// A buffer.
+    pub fn buffer(&self, id: BufferId) -> &Buffer {
+        &self.buffers[id.index()]
+    }
+
+    /// A segment.
+    pub fn segment(&self, id: SegmentId) -> &Segment {
+        &self.segments[id.index()]
+    }
+
+    /// A collective.
+    pub fn call(&self, id: CallId) -> &Call {
+        &self.calls[id.index()]
+    }
+}
+
+/// What a buffer's bytes count as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryKind {
+    /// Weights that compute reads.
+    Parameters,
+    /// Gradients of weights.
+    Gradients,
+    /// Master weights and moments.
+    Optimizer,
+    /// Activations, their gradients and scratch.
+    Activations,
+    /// Buffers that exist only to send, receive, gather or reduce.
+    Communication,
+}
+
+impl MemoryKind {
+    /// All kinds, in the arena's order.
+    pub const ALL: [Self; 5] = [
+        Self::Parameters,
+        Self::Gradients,
+        Self::Optimizer,
+        Self::Activations,
+        Self::Communication,
+    ];
+
+    /// The word used in reports and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Parameters => "parameters",
+            Self::Gradients => "gradients",
+            Self::Optimizer => "optimizer",
+            Self::Activations => "activations",
+            Self::Communication => "communication",
+        }
+    }
+}
+
+/// Bytes of a role's arena.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    /// By kind, in the order of [`MemoryKind::ALL`].
+    pub by_kind: [Bytes; 5],
+}
+
+impl Memory {
+    /// The arena's size.
+    pub fn total(&self) -> Bytes {
+        self.by_kind.iter().copied().sum()
+    }
+
+    /// Bytes of one kind.
+    pub fn of(&self, kind: MemoryKind) -> Bytes {
+        self.by_kind[kind as usize]
+    }
+}
+
+/// A run of elements in a role's arena, `copies` times.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// A name for people.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Elements of one copy.
+    pub elements: u64,
+    /// How many copies there are.
+    pub copies: u32,
+    /// What it counts as.
+    pub kind: MemoryKind,
+    /// Where the first copy starts in the arena.
+    pub offset: Bytes,
+}
+
+/// Every buffer, and every copy of one, starts at a multiple of this many bytes.
+pub const ALIGNMENT: u64 = 64;
+
+impl Buffer {
+    /// Bytes of one copy, without padding.
+    pub fn bytes(&self) -> Bytes {
+        Bytes(self.elements * self.dtype.size())
+    }
+
+    /// Distance between two copies.
+    pub fn stride(&self) -> Bytes {
+        self.bytes().round_up(ALIGNMENT)
+    }
+
+    /// Bytes from the first copy's start to the last copy's end.
+    pub fn extent(&self) -> Bytes {
+        self.stride() * u64::from(self.copies)
+    }
+
+    /// Where the copy for a running microbatch number starts.
+    pub fn copy_offset(&self, running: u64) -> Bytes {
+        self.offset + self.stride() * (running % u64::from(self.copies))
+    }
+}
+
+/// A part of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View {
+    /// Which buffer.
+    pub buffer: BufferId,
+    /// First element within a copy.
+    pub offset: u64,
+    /// Number of elements.
+    pub len: u64,
+}
+
+/// The pass that a computation belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SegmentPass {
+    /// Forward.
+    Forward,
+    /// Input and weight gradients together.
+    Backward,
+    /// Input gradients only.
+    BackwardInput,
+    /// Weight gradients only.
+    BackwardWeight,
+    /// Forward again, because its results were not kept.
+    Recompute,
+    /// Around the optimizer step.
+    Update,
+}
+
+impl SegmentPass {
+    /// One letter (`F B I W R U`), as in the schedule's notation.
+    pub const fn letter(self) -> char {
+        match self {
+            Self::Forward => 'F',
+            Self::Backward => 'B',
+            Self::BackwardInput => 'I',
+            Self::BackwardWeight => 'W',
+            Self::Recompute => 'R',
+            Self::Update => 'U',
+        }
+    }
+}
+
+/// What a segment does to an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Access {
+    /// Reads what was there.
+    Read,
+    /// Defines it, whatever was there.
+    Write,
+    /// Adds to it; a *fresh* compute op overwrites it instead.
+    Accumulate,
+}
+
+/// One operand of a template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operand {
+    /// Local rows and width.
+    pub dims: [u64; 2],
+    /// Element type.
+    pub dtype: DType,
+    /// What the template does to it.
+    pub access: Access,
+}
+
+impl Operand {
+    /// Elements.
+    pub fn elements(&self) -> u64 {
+        self.dims[0] * self.dims[1]
+    }
+}
+
+/// An operator on operands of its template, with one rank's shapes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LocalOp {
+    /// What it computes, with local head counts and the like.
+    pub kind: OpKind,
+    /// Forward, input gradient or weight gradient.
+    pub part: Part,
+    /// Operands it reads, in the operator's order.
+    pub inputs: Vec<u16>,
+    /// Parameters it reads, or whose gradients it adds to.
+    pub params: Vec<u16>,
+    /// Operands it writes.
+    pub outputs: Vec<u16>,
+}
+
+/// A computation without communication inside, shared by all layers of equal shape: the unit that is
+/// executed, costed and traced.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Template {
+    /// A name for people and traces: `F.block.0`.
+    pub name: String,
+    /// Which pass it belongs to.
+    pub pass: SegmentPass,
+    /// Its operands.
+    pub operands: Vec<Operand>,
+    /// Its operators, in order.
+    pub ops: Vec<LocalOp>,
+}
+
+/// A template bound to one layer's buffers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Position in [`Plan::templates`].
+    pub template: u32,
+    /// The layer it belongs to, if any.
+    pub layer: Option<LayerId>,
+    /// One view per operand of the template.
+    pub operands: Vec<View>,
+}
+
+/// A collective that a role takes part in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// A name for people and traces: `all_reduce blocks.3.x tp`.
+    pub name: String,
+    /// What it does.
+    pub kind: CollectiveKind,
+    /// How the parts are combined, where any are.
+    pub reduction: Reduction,
+    /// By which algorithm; never `Auto`.
+    pub algorithm: Algorithm,
+    /// Whether the order of summation is fixed.
+    pub order: Order,
+    /// Among which ranks.
+    pub group: GroupId,
+    /// Index in the group of the root, where the kind has one.
+    pub root: u32,
+    /// What goes in. For `all_gather`, this rank's part (or, in place, the whole vector).
+    pub input: View,
+    /// What comes out. For `reduce_scatter`, this rank's part (or, in place, the whole vector). Equal to
+    /// `input` when the call works in place.
+    pub output: View,
+    /// Element type on the wire.
+    pub dtype: DType,
+    /// Parts are cut at multiples of this many elements.
+    pub block: u64,
+}
+
+impl Call {
+    /// Elements of the whole vector that the call is about.
+    pub fn elements(&self) -> u64 {
+        self.input.len.max(self.output.len)
+    }
+
+    /// Bytes of the whole vector.
+    pub fn bytes(&self) -> Bytes {
+        Bytes(self.elements() * self.dtype.size())
+    }
+}
+
+/// A tensor's place in a bucket.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// Logical name: `blocks.3.qkv.weight`.
+    pub name: String,
+    /// Logical dimensions, without padding.
+    pub dims: [u64; 2],
+    /// Sizes of the blocks along the cut dimension; empty for one.
+    pub blocks: Vec<u64>,
+    /// What a tensor-parallel rank holds of it.
+    pub tp: Placement,
+    /// Local dimensions, padding of an uneven vocabulary included.
+    pub local: [u64; 2],
+    /// First element in the bucket; a multiple of the block size.
+    pub offset: u64,
+    /// Starting values.
+    pub init: Init,
+    /// Whether weight decay applies.
+    pub decay: bool,
+    /// Whether it enters the gradient's norm (the second use of a tied table does not).
+    pub counted: bool,
+    /// Its position among the norm's entries.
+    pub norm_entry: u32,
+}
+
+impl Entry {
+    /// Local elements.
+    pub fn elements(&self) -> u64 {
+        self.local[0] * self.local[1]
+    }
+}
+
+/// Parameters that are reduced, updated and gathered together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bucket {
+    /// A name for people.
+    pub name: String,
+    /// Elements, padding included.
+    pub elements: u64,
+    /// Its tensors.
+    pub entries: Vec<Entry>,
+    /// Weights in the compute type: whole, or this rank's part with ZeRO-3.
+    pub params: View,
+    /// Gradients at the time of the step: whole, or this rank's part with ZeRO-1 and above.
+    pub grads: View,
+    /// Master weights (when the compute type is not f32), in f32, for the part this rank updates.
+    pub master: Option<View>,
+    /// First and second moments, as far as the optimizer has them.
+    pub moments: Vec<View>,
+    /// The group among which the update is dealt out (ZeRO-1 and above, or servers); each rank
+    /// updates its own of equal parts.
+    pub shard: Option<GroupId>,
+    /// Whether this role updates it (roles served by a parameter server do not).
+    pub updated: bool,
+}
+
+/// What an asynchronous server promises: the one data-dependent op.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// Whom it serves, in the group's order.
+    pub group: GroupId,
+    /// What it receives from each peer, per request.
+    pub receives: View,
+    /// What it sends back.
+    pub sends: View,
+    /// Requests per peer in one run of the section.
+    pub requests: u32,
+    /// How many iterations the fastest peer may be ahead of the slowest (`None`: no bound).
+    pub staleness: Option<u32>,
+}
+
+/// An ordered list of ops.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Section {
+    /// Ops, by [`OpId`].
+    pub nodes: Vec<Node>,
+    /// The `after` lists, end to end.
+    pub edges: Vec<OpId>,
+}
+
+impl Section {
+    /// The ops that must be done before this one starts, beside those before it on its lane.
+    pub fn after(&self, op: OpId) -> &[OpId] {
+        let node = &self.nodes[op.index()];
+        &self.edges[node.after_start as usize..][..node.after_len as usize]
+    }
+
+    /// Adds an op.
+    pub fn push(&mut self, lane: LaneId, op: Op, after: &[OpId]) -> OpId {
+        let id = OpId::from(self.nodes.len());
+        let after_start = u32::try_from(self.edges.len()).expect("fewer than 2^32 edges");
+        let after_len = u16::try_from(after.len()).expect("fewer than 2^16 edges of one op");
+        self.edges.extend_from_slice(after);
+        self.nodes.push(Node { lane, op, after_start, after_len });
+        id
+    }
+}
+
+/// An op on its lane.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// Where it stands.
+    pub lane: LaneId,
+    /// What it does.
+    pub op: Op,
+    after_start: u32,
+    after_len: u16,
+}
+
+/// Another rank, named relative to this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Peer {
+    /// The rank with the same coordinates on another pipeline rank.
+    Stage(StageRank),
+    /// The next rank along an axis, around the end.
+    Next(Axis),
+    /// The rank before along an axis, around the end.
+    Previous(Axis),
+    /// A parameter server.
+    Server(u32),
+    /// A rank of the mesh, seen from a server.
+    Replica(u32),
+}
+
+/// What a load brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LoadKind {
+    /// What the model reads.
+    Tokens,
+    /// What it should predict.
+    Targets,
+}
+
+/// How an accumulation treats what is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AccumulateMode {
+    /// `into` = `into` + `from`.
+    Add,
+    /// `into` = `from`.
+    Move,
+}
+
+/// The closed set of ops. Both engines match it exhaustively.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Brings a microbatch's tokens.
+    Load {
+        /// Which of them.
+        what: LoadKind,
+        /// Where to.
+        into: BufferId,
+        /// Of which microbatch.
+        microbatch: Microbatch,
+    },
+    /// Runs a segment.
+    Compute {
+        /// Which one.
+        segment: SegmentId,
+        /// On which microbatch.
+        microbatch: Microbatch,
+        /// Whether accumulated operands start anew.
+        fresh: bool,
+    },
+    /// Sends a view. The receiver's `Recv` names the same channel and microbatch.
+    Send {
+        /// Whom to.
+        to: Peer,
+        /// Tells apart what two ranks exchange.
+        channel: u16,
+        /// What.
+        view: View,
+        /// Of which microbatch.
+        microbatch: Microbatch,
+    },
+    /// Receives into a view.
+    Recv {
+        /// Whom from.
+        from: Peer,
+        /// As the sender's.
+        channel: u16,
+        /// Where to.
+        view: View,
+        /// Of which microbatch.
+        microbatch: Microbatch,
+    },
+    /// Takes part in a collective.
+    Collective {
+        /// Which one.
+        call: CallId,
+        /// On which microbatch.
+        microbatch: Microbatch,
+    },
+    /// Adds one buffer to another, element by element.
+    Accumulate {
+        /// What is added.
+        from: View,
+        /// To what.
+        into: View,
+        /// Whether `into` counts.
+        mode: AccumulateMode,
+    },
+    /// Updates a bucket's parameters from its gradients.
+    Step {
+        /// Position in [`Program::buckets`].
+        bucket: u32,
+    },
+    /// Keeps a copy of parameters as a microbatch's version.
+    Stash {
+        /// The parameters.
+        from: View,
+        /// Where the versions are kept.
+        into: View,
+        /// Whose version.
+        microbatch: Microbatch,
+    },
+    /// Brings a microbatch's version of parameters back.
+    Restore {
+        /// Where the versions are kept.
+        from: View,
+        /// Where compute reads it.
+        into: View,
+        /// Whose version.
+        microbatch: Microbatch,
+    },
+    /// Declares a frame's copies for this microbatch dead.
+    Free {
+        /// Position in [`Program::frames`].
+        frame: u32,
+        /// Of which microbatch.
+        microbatch: Microbatch,
+    },
+    /// Answers requests as they come.
+    Serve {
+        /// Position in [`Program::services`].
+        service: u32,
+    },
+}
+
+impl Op {
+    /// The microbatch it belongs to, if any.
+    pub fn microbatch(&self) -> Option<Microbatch> {
+        match *self {
+            Self::Load { microbatch, .. }
+            | Self::Compute { microbatch, .. }
+            | Self::Send { microbatch, .. }
+            | Self::Recv { microbatch, .. }
+            | Self::Collective { microbatch, .. }
+            | Self::Stash { microbatch, .. }
+            | Self::Restore { microbatch, .. }
+            | Self::Free { microbatch, .. } => Some(microbatch),
+            Self::Accumulate { .. } | Self::Step { .. } | Self::Serve { .. } => None,
+        }
+    }
+}

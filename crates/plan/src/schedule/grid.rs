@@ -1,0 +1,173 @@
+//! A schedule as a table of time slots: one row per pipeline rank, one cell per slot, blank where
+//! the rank is idle.
+//!
+//! The slots are those of PyTorch's `pipeline_order`, which people compare schedules by. They are a
+//! drawing, not a prediction: PyTorch leaves a fixed room for backwards whatever they cost, and
+//! rows end at their last action. For time, see [`bubble`](super::bubble).
+
+use super::{Action, ActionParseError, Row, ScheduleError, ScheduleKind, rows};
+use thiserror::Error;
+
+/// The most cells a grid may have; twice the actions, plus room for the idle slots of a deep
+/// pipeline.
+const MAX_CELLS: u64 = 1 << 26;
+
+/// The schedule's table: per pipeline rank, an action or an idle slot in each cell.
+pub fn grid(
+    kind: ScheduleKind,
+    pipeline_ranks: u16,
+    microbatches: u32,
+) -> Result<Vec<Vec<Option<Action>>>, ScheduleError> {
+    // Every schedule here idles at most once per action and, while it fills, four slots per stage
+    // and rank.
+    let stages = u64::from(pipeline_ranks) * u64::from(kind.chunks());
+    let actions = stages.saturating_mul(u64::from(microbatches) * 2);
+    let cells = actions
+        .saturating_mul(2)
+        .saturating_add(stages.saturating_mul(4 * u64::from(pipeline_ranks)));
+    if cells > MAX_CELLS {
+        return Err(ScheduleError::TooLarge { what: "cells", count: cells, limit: MAX_CELLS });
+    }
+    rows(kind, pipeline_ranks, microbatches)
+}
+
+/// The grid as comma-separated text, one line per rank; PyTorch's `_dump_csv` writes the same
+/// cells.
+pub fn to_csv(grid: &[Vec<Option<Action>>]) -> String {
+    let mut text = String::new();
+    for row in grid {
+        for (cell, action) in row.iter().enumerate() {
+            if cell > 0 {
+                text.push(',');
+            }
+            if let Some(action) = action {
+                text.push_str(&action.to_string());
+            }
+        }
+        if row.as_slice() == [None] {
+            // A line of one blank cell would read as a line of none.
+            text.push_str("\"\"");
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// The grid that [`to_csv`] wrote, or PyTorch's `_dump_csv` for a schedule of compute actions.
+pub fn parse_csv(text: &str) -> Result<Vec<Vec<Option<Action>>>, CsvError> {
+    let line = |(line, row): (usize, &str)| {
+        if row.trim().is_empty() {
+            return Ok(Vec::new());
+        }
+        let cell = |(cell, token): (usize, &str)| match token.trim() {
+            "" | "\"\"" => Ok(None),
+            token => token.parse().map(Some).map_err(|source| CsvError {
+                line: line + 1,
+                cell: cell + 1,
+                source,
+            }),
+        };
+        row.split(',').enumerate().map(cell).collect()
+    };
+    text.lines().enumerate().map(line).collect()
+}
+
+/// A cell that holds no action.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("line {line}, cell {cell}: {source}")]
+pub struct CsvError {
+    /// The line, counted from 1.
+    pub line: usize,
+    /// The cell in it, counted from 1.
+    pub cell: usize,
+    /// What is wrong with it.
+    pub source: ActionParseError,
+}
+
+impl Row for Vec<Option<Action>> {
+    fn run(&mut self, action: Action) {
+        self.push(Some(action));
+    }
+
+    fn idle(&mut self, slots: u64) {
+        self.extend((0..slots).map(|_| None));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{Microbatch, Stage};
+    use crate::schedule::{Pass, order};
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_grid_prints_as_a_table() {
+        let grid = grid(ScheduleKind::GPipe, 2, 2).unwrap();
+        assert_eq!(to_csv(&grid), "0F0,0F1,,,,0B0,0B1\n,1F0,1F1,1B0,1B1\n");
+    }
+
+    #[test]
+    fn a_bad_cell_is_located() {
+        let error = parse_csv("0F0,,0B0\n,1F0,1Q0\n").unwrap_err();
+        assert!(error.to_string().starts_with("line 2, cell 3: '1Q0' is not an action"), "{error}");
+    }
+
+    #[test]
+    fn line_ends_of_either_kind_and_blanks_are_read() {
+        let expected = parse_csv("0F0,,0B0\n,1F0\n").unwrap();
+        assert_eq!(parse_csv("0F0, ,0B0\r\n,1F0").unwrap(), expected);
+    }
+
+    #[test]
+    fn a_pipeline_too_deep_to_draw_is_refused() {
+        assert!(order(ScheduleKind::GPipe, u16::MAX, 1).is_ok());
+        let error = grid(ScheduleKind::GPipe, u16::MAX, 1).unwrap_err();
+        assert!(matches!(error, ScheduleError::TooLarge { what: "cells", .. }));
+        let all = ScheduleKind::Interleaved { chunks: u16::MAX };
+        assert!(grid(all, u16::MAX, u32::MAX).is_err());
+        assert!(grid(ScheduleKind::Interleaved { chunks: 0 }, 2, 2).is_err());
+    }
+
+    proptest! {
+        /// The idle slots are all that a grid adds to the order, and the bound on cells holds.
+        #[test]
+        fn a_grid_is_an_order_with_gaps(
+            chunks in 0u16..4, ranks in 1u16..9, microbatches in 1u32..20,
+        ) {
+            let kind = match chunks {
+                0 => ScheduleKind::OneFOneB,
+                chunks => ScheduleKind::Interleaved { chunks },
+            };
+            for kind in [ScheduleKind::GPipe, kind] {
+                let Ok(grid) = grid(kind, ranks, microbatches) else { continue };
+                let actions: Vec<Vec<_>> =
+                    grid.iter().map(|row| row.iter().flatten().copied().collect()).collect();
+                let order = order(kind, ranks, microbatches).unwrap();
+                let cells: usize = grid.iter().map(Vec::len).sum();
+                let busy: usize = order.iter().map(Vec::len).sum();
+                let stages = usize::from(ranks) * usize::from(kind.chunks());
+                prop_assert!(cells <= 2 * busy + 4 * stages * usize::from(ranks));
+                prop_assert_eq!(actions, order);
+            }
+        }
+
+        #[test]
+        fn text_round_trips(cells in prop::collection::vec(
+            prop::collection::vec(prop::option::of((0u16..9, 0u32..9)), 0..6), 0..4)) {
+            let action = |(stage, microbatch)| Action {
+                stage: Stage(stage), pass: Pass::BackwardWeight, microbatch: Microbatch(microbatch),
+            };
+            let grid: Vec<Vec<_>> = cells
+                .into_iter()
+                .map(|row| row.into_iter().map(|cell| cell.map(action)).collect())
+                .collect();
+            prop_assert_eq!(parse_csv(&to_csv(&grid)), Ok(grid));
+        }
+
+        #[test]
+        fn no_text_makes_the_parser_panic(text in "\\PC*") {
+            let _ = parse_csv(&text);
+        }
+    }
+}

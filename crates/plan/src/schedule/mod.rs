@@ -1,0 +1,246 @@
+//! Pipeline schedules as data: which pass of which microbatch a pipeline rank runs, and in what
+//! order.
+//!
+//! Nothing here sends or computes. [`order`] says what each rank does, [`grid`](grid::grid) lays
+//! the same actions out in time slots for people and for comparison with other systems, [`bubble`]
+//! tells how much of an ideal machine the order leaves idle, [`in_flight`] how many microbatches'
+//! activations it keeps. The orders are those of PyTorch's `torch.distributed.pipelining`;
+//! `tests/schedule_golden.rs` compares them with its output.
+//!
+//! Every order keeps one promise that the canonical summation order rests on: within a virtual
+//! stage, the backwards that yield weight gradients come in increasing microbatch order, so
+//! gradients accumulate in place in data order whatever the schedule.
+
+mod action;
+mod dry_run;
+mod error;
+mod gpipe;
+pub mod grid;
+mod interleaved;
+mod kind;
+mod one_f_one_b;
+
+pub use action::{Action, ActionParseError, Pass};
+pub use dry_run::{Bubble, DryRunError, bubble, in_flight};
+pub use error::ScheduleError;
+pub use kind::ScheduleKind;
+
+use crate::ids::{Stage, StageRank};
+
+/// The most actions an order may hold over all ranks.
+///
+/// Far above any real pipeline (128 ranks with 8 chunks and 4,096 microbatches need half of it),
+/// and low enough that a mistyped number ends in an error instead of an exhausted machine.
+pub const MAX_ACTIONS: u64 = 1 << 24;
+
+/// The compute actions of each pipeline rank, in the order in which the rank runs them.
+///
+/// Virtual stage `s` lives on rank `s % pipeline_ranks`, as in PyTorch and Megatron-LM.
+pub fn order(
+    kind: ScheduleKind,
+    pipeline_ranks: u16,
+    microbatches: u32,
+) -> Result<Vec<Vec<Action>>, ScheduleError> {
+    rows(kind, pipeline_ranks, microbatches)
+}
+
+/// The pipeline rank that holds a virtual stage, when there are `pipeline_ranks` of them.
+///
+/// A pipeline without ranks has no answer; the stage's own number is returned as if each had a
+/// rank.
+pub fn rank_of(stage: Stage, pipeline_ranks: u16) -> StageRank {
+    StageRank(stage.0.checked_rem(pipeline_ranks).unwrap_or(stage.0))
+}
+
+/// Where a schedule writes one rank's row: the order drops the idle slots, the grid keeps them.
+trait Row: Default {
+    /// The rank runs this action next.
+    fn run(&mut self, action: Action);
+    /// The rank has nothing to do for this many slots.
+    fn idle(&mut self, slots: u64);
+}
+
+impl Row for Vec<Action> {
+    fn run(&mut self, action: Action) {
+        self.push(action);
+    }
+
+    fn idle(&mut self, _: u64) {}
+}
+
+/// One row per rank; the arguments are checked here, so the schedules themselves cannot fail.
+fn rows<R: Row>(
+    kind: ScheduleKind,
+    ranks: u16,
+    microbatches: u32,
+) -> Result<Vec<R>, ScheduleError> {
+    check(kind, ranks, microbatches)?;
+    let per_round = match kind {
+        ScheduleKind::GPipe | ScheduleKind::OneFOneB => microbatches,
+        ScheduleKind::Interleaved { .. } => interleaved::per_round(ranks, microbatches)?,
+    };
+    Ok((0..ranks)
+        .map(|rank| {
+            let mut row = R::default();
+            match kind {
+                ScheduleKind::GPipe => gpipe::row(rank, ranks, microbatches, &mut row),
+                ScheduleKind::OneFOneB => one_f_one_b::row(rank, ranks, microbatches, &mut row),
+                ScheduleKind::Interleaved { chunks } => {
+                    let shape = interleaved::Shape { ranks, chunks, microbatches, per_round };
+                    shape.row(rank, &mut row);
+                }
+            }
+            row
+        })
+        .collect())
+}
+
+fn check(kind: ScheduleKind, ranks: u16, microbatches: u32) -> Result<(), ScheduleError> {
+    let chunks = kind.chunks();
+    if chunks == 0 {
+        return Err(ScheduleError::Chunks { given: kind.to_string() });
+    }
+    if ranks == 0 {
+        return Err(ScheduleError::NoRanks);
+    }
+    if microbatches == 0 {
+        return Err(ScheduleError::NoMicrobatches);
+    }
+    let stages = u64::from(ranks) * u64::from(chunks);
+    if stages > u64::from(u16::MAX) + 1 {
+        return Err(ScheduleError::TooManyStages { ranks, chunks });
+    }
+    // At most 2^16 stages, 2^32 microbatches and two passes: far from overflowing.
+    let actions = stages * u64::from(microbatches) * 2;
+    if actions > MAX_ACTIONS {
+        return Err(ScheduleError::TooLarge {
+            what: "actions",
+            count: actions,
+            limit: MAX_ACTIONS,
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::Microbatch;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    /// Every schedule, with sizes that include fewer microbatches than ranks and counts only some
+    /// accept.
+    fn any_schedule() -> impl Strategy<Value = (ScheduleKind, u16, u32)> {
+        let kind = prop_oneof![
+            Just(ScheduleKind::GPipe),
+            Just(ScheduleKind::OneFOneB),
+            (1u16..5).prop_map(|chunks| ScheduleKind::Interleaved { chunks }),
+        ];
+        (kind, 1u16..10, 1u32..25)
+    }
+
+    fn text(order: &[Vec<Action>]) -> Vec<String> {
+        let line =
+            |row: &Vec<Action>| row.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        order.iter().map(line).collect()
+    }
+
+    #[test]
+    fn one_f_one_b_reads_as_in_the_paper() {
+        assert_eq!(
+            text(&order(ScheduleKind::OneFOneB, 3, 4).unwrap()),
+            [
+                "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3",
+                "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3",
+                "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
+            ]
+        );
+    }
+
+    #[test]
+    fn one_f_one_b_takes_fewer_microbatches_than_ranks() {
+        assert_eq!(
+            text(&order(ScheduleKind::OneFOneB, 3, 2).unwrap()),
+            ["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1", "2F0 2B0 2F1 2B1"]
+        );
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused_without_work() {
+        let deep = ScheduleKind::Interleaved { chunks: u16::MAX };
+        assert_eq!(order(ScheduleKind::GPipe, 0, 4), Err(ScheduleError::NoRanks));
+        assert_eq!(order(ScheduleKind::GPipe, 4, 0), Err(ScheduleError::NoMicrobatches));
+        assert_eq!(
+            order(deep, 2, 4),
+            Err(ScheduleError::TooManyStages { ranks: 2, chunks: u16::MAX })
+        );
+        assert!(matches!(
+            order(ScheduleKind::OneFOneB, u16::MAX, u32::MAX),
+            Err(ScheduleError::TooLarge { .. })
+        ));
+        assert!(matches!(
+            order(ScheduleKind::Interleaved { chunks: 0 }, 2, 4),
+            Err(ScheduleError::Chunks { .. })
+        ));
+        assert!(order(deep, 1, 128).is_ok());
+    }
+
+    #[test]
+    fn stages_go_round_the_ranks() {
+        assert_eq!(rank_of(Stage(5), 4), StageRank(1));
+        assert_eq!(rank_of(Stage(5), 0), StageRank(5));
+    }
+
+    proptest! {
+        /// Each rank runs each of its stages' passes once per microbatch, and nothing else.
+        #[test]
+        fn every_pass_runs_once_on_its_rank((kind, ranks, microbatches) in any_schedule()) {
+            let Ok(order) = order(kind, ranks, microbatches) else {
+                let interleaved = matches!(kind, ScheduleKind::Interleaved { .. });
+                prop_assert!(interleaved, "{} refused", kind);
+                return Ok(());
+            };
+            prop_assert_eq!(order.len(), usize::from(ranks));
+            let mut seen = BTreeSet::new();
+            for (rank, row) in order.iter().enumerate() {
+                for action in row {
+                    prop_assert_eq!(rank_of(action.stage, ranks).index(), rank);
+                    prop_assert!(action.stage.0 < kind.chunks() * ranks);
+                    prop_assert!(action.microbatch.0 < microbatches);
+                    prop_assert!(matches!(action.pass, Pass::Forward | Pass::Backward));
+                    prop_assert!(seen.insert(*action), "{} twice", action);
+                }
+            }
+            let stages = usize::from(kind.chunks() * ranks);
+            prop_assert_eq!(seen.len(), stages * microbatches as usize * 2);
+        }
+
+        /// The canonical summation order rests on this: gradients of a stage arrive in data order.
+        #[test]
+        fn passes_of_a_stage_come_in_data_order((kind, ranks, microbatches) in any_schedule()) {
+            for row in order(kind, ranks, microbatches).unwrap_or_default() {
+                for pass in [Pass::Forward, Pass::Backward] {
+                    for chunk in 0..kind.chunks() {
+                        let stage = Stage(row[0].stage.0 % ranks + chunk * ranks);
+                        let seen: Vec<Microbatch> = row
+                            .iter()
+                            .filter(|action| action.stage == stage && action.pass == pass)
+                            .map(|action| action.microbatch)
+                            .collect();
+                        let expected: Vec<_> = (0..microbatches).map(Microbatch).collect();
+                        prop_assert_eq!(seen, expected);
+                    }
+                }
+            }
+        }
+
+        /// No order can wait for itself, whatever the counts.
+        #[test]
+        fn every_order_can_run((kind, ranks, microbatches) in any_schedule()) {
+            if let Ok(order) = order(kind, ranks, microbatches) {
+                prop_assert!(bubble(&order, 1, 2).is_ok());
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Who holds what of a tensor, and the one table of what it costs to change that.
+//!
+//! For every axis of the mesh a tensor is whole on each rank, cut, or an unsummed part. A mismatch
+//! between what an operator yields and what the next one needs is repaired by [`conversion`] and by
+//! nothing else: it is the only source of collectives.
+
+use crate::collective::{CollectiveKind, Reduction};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use thiserror::Error;
+
+/// How a cut dimension is dealt out to the ranks of an axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Layout {
+    /// Rank i holds the i-th of n equal runs.
+    Contiguous,
+    /// The dimension consists of blocks (queries, keys, values); each is cut contiguously, and a rank
+    /// holds its run of every block.
+    Blocks,
+    /// 2n runs; rank i holds runs i and 2n−1−i, which balances causal attention.
+    Zigzag,
+}
+
+/// What one rank of an axis holds of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Placement {
+    /// All of it.
+    Replicate,
+    /// Its part of one dimension.
+    Shard {
+        /// Which dimension.
+        dim: u8,
+        /// How it is dealt out.
+        layout: Layout,
+    },
+    /// A value of full shape that must still be combined with those of the other ranks.
+    Partial(Reduction),
+    /// Its part of a padded flat bucket of tensors (ZeRO).
+    FlatShard,
+}
+
+impl Placement {
+    /// Contiguous cut of the token dimension.
+    pub const TOKENS: Self = Self::Shard { dim: 0, layout: Layout::Contiguous };
+    /// Zigzag cut of the token dimension.
+    pub const ZIGZAG: Self = Self::Shard { dim: 0, layout: Layout::Zigzag };
+    /// Cut of the width; blocks (if the tensor has them) are each cut.
+    pub const WIDTH: Self = Self::Shard { dim: 1, layout: Layout::Blocks };
+    /// Cut of a weight's rows; blocks (if it has them) are each cut.
+    pub const ROWS: Self = Self::Shard { dim: 0, layout: Layout::Blocks };
+    /// An unsummed part.
+    pub const SUM: Self = Self::Partial(Reduction::Sum);
+    /// A part still to be maximised.
+    pub const MAX: Self = Self::Partial(Reduction::Max);
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Replicate => f.write_str("R"),
+            Self::Shard { dim, layout } => {
+                let mark = match layout {
+                    Layout::Contiguous => "",
+                    Layout::Blocks => "b",
+                    Layout::Zigzag => "z",
+                };
+                write!(f, "S{dim}{mark}")
+            }
+            Self::Partial(Reduction::Sum) => f.write_str("P+"),
+            Self::Partial(Reduction::Max) => f.write_str("P^"),
+            Self::FlatShard => f.write_str("F"),
+        }
+    }
+}
+
+/// A tensor's placement on every axis. Pipeline stages never share a tensor, so `pp` has no entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    /// Along the data-parallel axis.
+    pub dp: Placement,
+    /// Along the context-parallel axis.
+    pub cp: Placement,
+    /// Along the tensor-parallel axis.
+    pub tp: Placement,
+}
+
+/// What it takes to get from one placement to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Conversion {
+    /// Nothing: they are the same.
+    None,
+    /// Each rank keeps a part of what it has: free.
+    Slice,
+    /// The ranks of the axis communicate.
+    Collective(CollectiveKind, Reduction),
+}
+
+/// No rule leads from one placement to the other.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("no conversion leads from {from} to {to}")]
+pub struct NoConversion {
+    /// What there is.
+    pub from: Placement,
+    /// What is needed.
+    pub to: Placement,
+}
+
+/// The table: what it takes to turn `from` into `to` along one axis.
+pub fn conversion(from: Placement, to: Placement) -> Result<Conversion, NoConversion> {
+    use CollectiveKind::{AllGather, AllReduce, AllToAll, ReduceScatter};
+    use Placement::{FlatShard, Partial, Replicate, Shard};
+    if from == to {
+        return Ok(Conversion::None);
+    }
+    Ok(match (from, to) {
+        (Partial(how), Replicate) => Conversion::Collective(AllReduce, how),
+        (Partial(how), Shard { .. } | FlatShard) => Conversion::Collective(ReduceScatter, how),
+        (Shard { .. } | FlatShard, Replicate) => Conversion::Collective(AllGather, Reduction::Sum),
+        (Shard { .. }, Shard { .. }) => Conversion::Collective(AllToAll, Reduction::Sum),
+        (Replicate, Shard { .. } | FlatShard) => Conversion::Slice,
+        (Replicate, Replicate) | (FlatShard, FlatShard) => Conversion::None,
+        (Replicate | Shard { .. } | FlatShard | Partial(_), Partial(_))
+        | (Shard { .. }, FlatShard)
+        | (FlatShard, Shard { .. }) => return Err(NoConversion { from, to }),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_the_design() {
+        let collective = |from, to| match conversion(from, to) {
+            Ok(Conversion::Collective(kind, _)) => Some(kind),
+            Ok(Conversion::None | Conversion::Slice) | Err(_) => None,
+        };
+        use CollectiveKind::*;
+        assert_eq!(collective(Placement::SUM, Placement::Replicate), Some(AllReduce));
+        assert_eq!(collective(Placement::SUM, Placement::TOKENS), Some(ReduceScatter));
+        assert_eq!(collective(Placement::SUM, Placement::FlatShard), Some(ReduceScatter));
+        assert_eq!(collective(Placement::TOKENS, Placement::Replicate), Some(AllGather));
+        assert_eq!(collective(Placement::TOKENS, Placement::WIDTH), Some(AllToAll));
+        assert_eq!(conversion(Placement::Replicate, Placement::WIDTH), Ok(Conversion::Slice));
+        assert_eq!(
+            conversion(Placement::MAX, Placement::Replicate),
+            Ok(Conversion::Collective(AllReduce, Reduction::Max))
+        );
+        assert!(conversion(Placement::Replicate, Placement::SUM).is_err());
+    }
+}

@@ -1,0 +1,288 @@
+//! The choices a user makes: how the world is cut, in what order work is done, with which types.
+
+use crate::collective::{Algorithm, Order};
+use crate::dtype::DType;
+use crate::mesh::Mesh;
+use crate::schedule::ScheduleKind;
+use crate::units::Bytes;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// Everything that, with a model, determines a plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Strategy {
+    /// Data-parallel replicas.
+    pub dp: u32,
+    /// Tensor-parallel parts.
+    pub tp: u32,
+    /// Pipeline stages.
+    pub pp: u32,
+    /// Context-parallel parts.
+    pub cp: u32,
+    /// Expert-parallel parts.
+    pub ep: u32,
+    /// Tensor-parallel parts of an expert.
+    pub etp: u32,
+    /// Whether activations outside the tensor-parallel matrices are cut along tokens.
+    pub sp: bool,
+    /// What is dealt out among replicas.
+    pub zero: Zero,
+    /// The pipeline schedule.
+    pub schedule: ScheduleKind,
+    /// Samples of one iteration.
+    pub global_batch: u64,
+    /// Samples of one microbatch on one replica.
+    pub micro_batch: u64,
+    /// Tokens of one sample.
+    pub seq: u64,
+    /// What is computed again instead of kept.
+    pub recompute: Recompute,
+    /// Type of weights and activations.
+    pub dtype: DType,
+    /// Type of gradients, in memory and on the wire.
+    pub grad_dtype: DType,
+    /// Whether the order of summation is fixed.
+    pub order: Order,
+    /// Leaves of the summation tree.
+    pub leaves: u32,
+    /// How replicas agree.
+    pub sync: Sync,
+    /// Algorithm of the gradients' reduction.
+    pub collective: Algorithm,
+    /// Gradients are reduced in buckets of at least this size.
+    pub bucket: Bytes,
+    /// Whether communication may run beside compute.
+    pub overlap: bool,
+    /// What updates the weights.
+    pub optimizer: OptimizerKind,
+}
+
+impl Default for Strategy {
+    /// One rank, one sample, nothing clever.
+    fn default() -> Self {
+        Self {
+            dp: 1,
+            tp: 1,
+            pp: 1,
+            cp: 1,
+            ep: 1,
+            etp: 1,
+            sp: false,
+            zero: Zero::None,
+            schedule: ScheduleKind::OneFOneB,
+            global_batch: 1,
+            micro_batch: 1,
+            seq: 1,
+            recompute: Recompute::None,
+            dtype: DType::F32,
+            grad_dtype: DType::F32,
+            order: Order::Canonical,
+            leaves: 1,
+            sync: Sync::AllReduce,
+            collective: Algorithm::Auto,
+            bucket: Bytes(25 << 20),
+            overlap: true,
+            optimizer: OptimizerKind::AdamW,
+        }
+    }
+}
+
+impl Strategy {
+    /// The grid of ranks that the strategy asks for.
+    pub fn mesh(&self) -> Mesh {
+        Mesh {
+            pp: self.pp,
+            dp: self.dp,
+            cp: self.cp,
+            tp: self.tp,
+            ep: self.ep,
+            etp: self.etp,
+            servers: self.sync.servers(),
+        }
+    }
+
+    /// Microbatches of one replica in one iteration.
+    pub fn microbatches(&self) -> u32 {
+        let samples = self.micro_batch * u64::from(self.dp);
+        u32::try_from(self.global_batch / samples.max(1)).unwrap_or(u32::MAX)
+    }
+
+    /// Tokens of one iteration.
+    pub fn tokens(&self) -> u64 {
+        self.global_batch * self.seq
+    }
+
+    /// Leaves of the summation tree that one replica forms.
+    pub fn local_leaves(&self) -> u32 {
+        match self.order {
+            Order::Canonical => (self.leaves / self.dp).max(1),
+            Order::Free => 1,
+        }
+    }
+
+    /// The type in which activations are stored: fp8 is for products only.
+    pub fn activation_dtype(&self) -> DType {
+        match self.dtype {
+            DType::Fp8 => DType::Bf16,
+            other @ (DType::F32 | DType::Bf16 | DType::F16 | DType::U32 | DType::U8) => other,
+        }
+    }
+}
+
+/// What ZeRO deals out among replicas (Rajbhandari et al., arXiv 1910.02054).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Zero {
+    /// Nothing: every replica has all.
+    None,
+    /// Optimizer state (stage 1).
+    Optimizer,
+    /// Gradients too (stage 2).
+    Gradients,
+    /// Parameters too (stage 3).
+    Parameters,
+}
+
+impl Zero {
+    /// The stage's number.
+    pub const fn stage(self) -> u8 {
+        self as u8
+    }
+
+    /// From the stage's number.
+    pub const fn from_stage(stage: u8) -> Option<Self> {
+        Some(match stage {
+            0 => Self::None,
+            1 => Self::Optimizer,
+            2 => Self::Gradients,
+            3 => Self::Parameters,
+            _ => return None,
+        })
+    }
+}
+
+/// What is computed again in the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Recompute {
+    /// Nothing: all activations are kept.
+    None,
+    /// Attention's core, which is cheap to compute and large to keep (Korthikanti et al., arXiv 2205.05198).
+    Selective,
+    /// Every layer, from its input.
+    Full,
+}
+
+/// How replicas come to the same weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sync {
+    /// They reduce gradients among themselves.
+    AllReduce,
+    /// They send gradients to so many servers, which update and send weights back.
+    Servers(u32),
+}
+
+impl Sync {
+    /// Ranks beside the mesh.
+    pub const fn servers(self) -> u32 {
+        match self {
+            Self::AllReduce => 0,
+            Self::Servers(k) => k,
+        }
+    }
+}
+
+/// The rule that updates weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerKind {
+    /// Plain gradient descent.
+    Sgd,
+    /// With momentum.
+    Momentum,
+    /// Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
+    AdamW,
+}
+
+impl OptimizerKind {
+    /// f32 values it keeps per parameter, beside a master copy of the weights.
+    pub const fn moments(self) -> usize {
+        match self {
+            Self::Sgd => 0,
+            Self::Momentum => 1,
+            Self::AdamW => 2,
+        }
+    }
+}
+
+macro_rules! words {
+    ($type:ty { $($value:pat => $word:literal = $make:expr),+ $(,)? }) => {
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $($value => $word),+ })
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                match text {
+                    $($word => Ok($make),)+
+                    _ => Err(format!("'{text}' is none of {}", [$($word),+].join(", "))),
+                }
+            }
+        }
+    };
+}
+
+words!(Zero {
+    Zero::None => "0" = Zero::None,
+    Zero::Optimizer => "1" = Zero::Optimizer,
+    Zero::Gradients => "2" = Zero::Gradients,
+    Zero::Parameters => "3" = Zero::Parameters,
+});
+words!(Recompute {
+    Recompute::None => "none" = Recompute::None,
+    Recompute::Selective => "selective" = Recompute::Selective,
+    Recompute::Full => "full" = Recompute::Full,
+});
+words!(OptimizerKind {
+    OptimizerKind::Sgd => "sgd" = OptimizerKind::Sgd,
+    OptimizerKind::Momentum => "momentum" = OptimizerKind::Momentum,
+    OptimizerKind::AdamW => "adamw" = OptimizerKind::AdamW,
+});
+
+impl fmt::Display for Sync {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AllReduce => f.write_str("all-reduce"),
+            Self::Servers(k) => write!(f, "ps:{k}"),
+        }
+    }
+}
+
+impl FromStr for Sync {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let count = |k: &str| match k.parse::<u32>() {
+            Ok(k) if (1..=4096).contains(&k) => Ok(Self::Servers(k)),
+            _ => Err(format!("'{text}': the number of servers must be 1 to 4096, as in ps:2")),
+        };
+        match text.split_once(':') {
+            None if text == "all-reduce" => Ok(Self::AllReduce),
+            None if text == "ps" => Ok(Self::Servers(1)),
+            Some(("ps", k)) => count(k),
+            Some(("async-ps" | "ssp", _)) => {
+                Err(format!("'{text}' is not available yet; all-reduce and ps:K are"))
+            }
+            None if text == "hogwild" => {
+                Err("'hogwild' is not available yet; all-reduce and ps:K are".into())
+            }
+            _ => Err(format!("'{text}' is none of all-reduce, ps:K")),
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Where an iteration's time goes, rank by rank.
+
+use super::{Intervals, Span, SpanKind, Trace};
+use crate::ids::Rank;
+use crate::units::Seconds;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// How one rank spent an iteration: `compute + exposed_communication + idle = total`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Breakdown {
+    /// The iteration's length.
+    pub total: Seconds,
+    /// Time in which the rank computed.
+    pub compute: Seconds,
+    /// Time in which the rank moved bytes, whether it computed meanwhile or not.
+    pub communication: Seconds,
+    /// Communication that no computation hid.
+    pub exposed_communication: Seconds,
+    /// The bubble: neither computing nor communicating.
+    pub idle: Seconds,
+}
+
+impl Breakdown {
+    /// The share of the iteration that was idle, between 0 and 1.
+    pub fn bubble_fraction(&self) -> f64 {
+        if self.total.0 > 0.0 { self.idle.0 / self.total.0 } else { 0.0 }
+    }
+}
+
+/// The time that an iteration takes from the world's point of view.
+///
+/// It lasts from the start of the iteration's first op on any rank to that of the next iteration's;
+/// an op that waits has not started. Where iterations overlap, as in PipeDream or with prefetched
+/// parameters, that is the steady period, not the longer time from an iteration's first op to its
+/// last.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Window {
+    /// The iteration.
+    pub iteration: u32,
+    /// When its first op started.
+    pub start: Seconds,
+    /// The next iteration's start; its own last op's end where no next one was traced.
+    pub end: Seconds,
+}
+
+impl Window {
+    /// How long the iteration took.
+    pub fn length(&self) -> Seconds {
+        self.end - self.start
+    }
+}
+
+impl Trace {
+    /// The traced iterations, in order.
+    pub fn windows(&self) -> Vec<Window> {
+        let mut extents: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
+        for span in self.spans.iter().filter(|s| s.kind != SpanKind::Wait) {
+            let extent =
+                extents.entry(span.iteration).or_insert((f64::INFINITY, f64::NEG_INFINITY));
+            *extent = (extent.0.min(span.start.0), extent.1.max(span.end.0));
+        }
+        let extents: Vec<_> = extents.into_iter().collect();
+        let next = extents.iter().skip(1).map(Some).chain([None]);
+        extents
+            .iter()
+            .zip(next)
+            .map(|(&(iteration, (start, last)), next)| {
+                let end = match next {
+                    Some(&(following, (begin, _))) if following - iteration == 1 => begin,
+                    _ => last,
+                };
+                // A next iteration that was prefetched before this one began leaves no time here.
+                Window { iteration, start: Seconds(start), end: Seconds(end.max(start)) }
+            })
+            .collect()
+    }
+
+    /// How long each traced iteration took.
+    pub fn iteration_times(&self) -> Vec<Seconds> {
+        self.windows().iter().map(Window::length).collect()
+    }
+
+    /// The iterations that represent the run: without the first, which warms up, and the last,
+    /// which drains, as far as others are left.
+    pub fn steady_windows(&self) -> Vec<Window> {
+        let mut windows = self.windows();
+        if windows.len() > 2 {
+            windows.pop();
+        }
+        if windows.len() > 1 {
+            windows.remove(0);
+        }
+        windows
+    }
+
+    /// The steady iteration of median length (the lower one of two): what reports show and compare.
+    pub fn steady_window(&self) -> Option<Window> {
+        let mut windows = self.steady_windows();
+        windows.sort_by(|a, b| a.length().0.total_cmp(&b.length().0));
+        windows.get(windows.len().checked_sub(1)? / 2).copied()
+    }
+
+    /// The steady iteration's breakdown on every traced rank.
+    pub fn breakdowns(&self) -> Vec<(Rank, Breakdown)> {
+        self.steady_window().map_or_else(Vec::new, |window| self.breakdowns_in(&window))
+    }
+
+    /// The breakdown on every traced rank in some iteration, whichever iteration the spans that
+    /// fall into its window belong to.
+    pub fn breakdowns_in(&self, window: &Window) -> Vec<(Rank, Breakdown)> {
+        let mut by_rank: BTreeMap<Rank, Vec<&Span>> = BTreeMap::new();
+        for span in &self.spans {
+            let spans = by_rank.entry(span.rank).or_default();
+            if span.start.0 < window.end.0 && span.end.0 > window.start.0 {
+                spans.push(span);
+            }
+        }
+        by_rank.into_iter().map(|(rank, spans)| (rank, breakdown(&spans, window))).collect()
+    }
+}
+
+/// One rank's breakdown over a window, from the spans that touch it.
+fn breakdown(spans: &[&Span], window: &Window) -> Breakdown {
+    let union = |chosen: fn(SpanKind) -> bool| {
+        Intervals::new(spans.iter().filter(|s| chosen(s.kind)).map(|s| (s.start, s.end)))
+    };
+    let compute = union(SpanKind::is_compute);
+    let communication = union(SpanKind::is_communication);
+    let within = |set: &Intervals| set.measure_within(window.start, window.end);
+    let exposed = within(&communication.subtract(&compute));
+    let idle = window.length() - within(&compute) - exposed;
+    Breakdown {
+        total: window.length(),
+        compute: within(&compute),
+        communication: within(&communication),
+        exposed_communication: exposed,
+        // Rounding may leave less than nothing of a window that is full.
+        idle: idle.max(Seconds::ZERO),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::Origin;
+    use crate::trace::SpanKind::*;
+    use crate::trace::tests::Sketch;
+    use proptest::prelude::*;
+
+    fn only(trace: &Trace) -> Breakdown {
+        let all = trace.breakdowns();
+        assert_eq!(all.len(), 1);
+        all[0].1
+    }
+
+    #[test]
+    fn overlap_waiting_and_bubbles_are_told_apart() {
+        // compute  FFFFFF....BBBB
+        // comm     ....CCCCCC.... with the collective blocked for its first unit
+        let trace = Sketch::new(Origin::Simulated, 1)
+            .span((0, 0, 0), ("compute", Forward, "F"), (0.0, 6.0))
+            .span((0, 0, 1), ("comm", Collective, "C"), (4.0, 9.0))
+            .span((0, 0, 1), ("comm", Wait, "C"), (4.0, 5.0))
+            .span((0, 0, 2), ("compute", Backward, "B"), (10.0, 14.0))
+            .finish();
+        let expected = Breakdown {
+            total: Seconds(14.0),
+            compute: Seconds(10.0),
+            communication: Seconds(4.0),
+            exposed_communication: Seconds(3.0),
+            idle: Seconds(1.0),
+        };
+        assert_eq!(only(&trace), expected);
+        assert!((expected.bubble_fraction() - 1.0 / 14.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn one_lane_waiting_does_not_hide_another_lanes_work() {
+        let trace = Sketch::new(Origin::Measured, 1)
+            .span((0, 0, 0), ("compute", Load, "L"), (0.0, 1.0))
+            .span((0, 0, 1), ("compute", Wait, "F"), (1.0, 3.0))
+            .span((0, 0, 2), ("recv", Recv, "R"), (2.0, 3.0))
+            .span((0, 0, 1), ("compute", Forward, "F"), (3.0, 4.0))
+            .finish();
+        assert_eq!(only(&trace).exposed_communication, Seconds(1.0));
+        assert_eq!(only(&trace).idle, Seconds(1.0));
+    }
+
+    #[test]
+    fn overlapping_iterations_are_timed_by_their_period() {
+        // Every iteration takes 3 on rank 0 and ends 2 later on rank 1; a new one starts every 3.
+        let mut sketch = Sketch::new(Origin::Simulated, 2);
+        for i in 0..4u32 {
+            let t = 3.0 * f64::from(i);
+            sketch = sketch.span((0, i, 0), ("compute", Forward, "F"), (t, t + 3.0)).span(
+                (1, i, 0),
+                ("compute", Forward, "F"),
+                (t + 3.0, t + 5.0),
+            );
+        }
+        let trace = sketch.finish();
+        assert_eq!(trace.iteration_times(), [3.0, 3.0, 3.0, 5.0].map(Seconds));
+        assert_eq!(trace.steady_window().unwrap().iteration, 1);
+        // Rank 1's work of iteration 0 falls into iteration 1's window: that is the steady state.
+        let (rank, second) = trace.breakdowns()[1];
+        assert_eq!((rank, second.compute, second.idle), (Rank(1), Seconds(2.0), Seconds(1.0)));
+    }
+
+    #[test]
+    fn an_iteration_does_not_begin_with_a_wait() {
+        let trace = Sketch::new(Origin::Measured, 2)
+            .span((1, 0, 0), ("compute", Wait, "F"), (0.0, 2.0))
+            .span((0, 0, 0), ("compute", Forward, "F"), (1.0, 2.0))
+            .span((1, 0, 0), ("compute", Forward, "F"), (2.0, 3.0))
+            .span((1, 1, 0), ("compute", Wait, "F"), (3.0, 5.0))
+            .span((0, 1, 0), ("compute", Forward, "F"), (4.0, 5.0))
+            .finish();
+        let windows: Vec<_> = trace.windows().iter().map(|w| (w.start.0, w.end.0)).collect();
+        assert_eq!(windows, [(1.0, 4.0), (4.0, 5.0)]);
+    }
+
+    #[test]
+    fn the_steady_iteration_is_the_median_without_warmup() {
+        let mut sketch = Sketch::new(Origin::Measured, 1);
+        let mut t = 0.0;
+        for (i, length) in [50.0, 4.0, 9.0, 5.0, 6.0, 1.0].into_iter().enumerate() {
+            sketch = sketch.span((0, i as u32, 0), ("compute", Forward, "F"), (t, t + length));
+            t += length;
+        }
+        let trace = sketch.finish();
+        assert_eq!(trace.steady_window().unwrap().length(), Seconds(5.0));
+        assert_eq!(trace.breakdowns()[0].1.total, Seconds(5.0));
+    }
+
+    #[test]
+    fn few_iterations_still_have_a_steady_one() {
+        let empty = Sketch::new(Origin::Measured, 1).finish();
+        assert!(empty.steady_window().is_none() && empty.breakdowns().is_empty());
+        let mut sketch = Sketch::new(Origin::Measured, 1);
+        for i in [7, 9] {
+            let t = f64::from(i);
+            sketch = sketch.span((0, i, 0), ("compute", Forward, "F"), (t, t + 0.5));
+            let trace = Sketch::new(Origin::Measured, 1)
+                .span((0, i, 0), ("compute", Forward, "F"), (t, t + 0.5))
+                .finish();
+            assert_eq!(trace.steady_window().unwrap().iteration, i);
+        }
+        // Iteration 8 was not traced, so 7 ends where its own spans do.
+        assert_eq!(sketch.finish().iteration_times(), [0.5, 0.5].map(Seconds));
+    }
+
+    proptest! {
+        #[test]
+        fn the_parts_make_the_whole(
+            spans in prop::collection::vec(
+                (0..3u32, 0..14usize, 0..3usize, 0.0..100.0f64, 0.0..20.0f64, 0..4u32), 1..60),
+        ) {
+            let mut sketch = Sketch::new(Origin::Measured, 3);
+            for (op, span) in spans.into_iter().enumerate() {
+                let (rank, kind, lane, start, length, iteration) = span;
+                let lane = ["a", "b", "c"][lane];
+                let kind = SpanKind::ALL[kind];
+                let place = (rank, iteration, op as u32);
+                sketch = sketch.span(place, (lane, kind, "op"), (start, start + length));
+            }
+            let trace = sketch.finish();
+            for window in trace.windows() {
+                for (_, b) in trace.breakdowns_in(&window) {
+                    let sum = b.compute + b.exposed_communication + b.idle;
+                    prop_assert!((sum - b.total).0.abs() < 1e-9, "{b:?}");
+                    prop_assert!(b.exposed_communication.0 <= b.communication.0 + 1e-9, "{b:?}");
+                    prop_assert!(b.communication.0 <= b.total.0 + 1e-9, "{b:?}");
+                    prop_assert!((0.0..=1.0 + 1e-9).contains(&b.bubble_fraction()), "{b:?}");
+                }
+            }
+        }
+    }
+}

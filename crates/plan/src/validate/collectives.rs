@@ -1,0 +1,138 @@
+//! The members of a group make the same calls, in the same order.
+//!
+//! The k-th call of a group on one rank meets the k-th call of that group on the others. Where all
+//! members play the same role they run the same program, and agree; groups across roles are
+//! compared call by call.
+
+use super::groups::{crosses_roles, roles};
+use super::matching::Numbering;
+use super::{Report, ViolationKind};
+use crate::collective::CollectiveKind;
+use crate::ids::{OpId, RoleId};
+use crate::mesh::GroupKind;
+use crate::program::{Call, Op};
+
+/// Checks one section of all roles; appends what meets what.
+pub(super) fn check(report: &mut Report<'_>, ops: &Numbering, pairs: &mut Vec<(u32, u32)>) {
+    let plan = report.plan;
+    let mut groups: Vec<GroupKind> = plan.groups.clone();
+    groups.retain(|&group| crosses_roles(&plan.mesh, group));
+    groups.sort_unstable();
+    groups.dedup();
+    if groups.is_empty() {
+        return;
+    }
+    let all_calls: Vec<Vec<Vec<OpId>>> = (0..plan.programs.len())
+        .map(|role| calls(report, ops, RoleId::from(role), &groups))
+        .collect();
+    for (at, &group) in groups.iter().enumerate() {
+        let is_member = |role: &RoleId| !roles(&plan.mesh, group, *role).is_empty();
+        let members: Vec<RoleId> =
+            (0..plan.programs.len()).map(RoleId::from).filter(is_member).collect();
+        // Whoever makes most calls leads, so that a missing call is told of where it is missing.
+        let calls_of = |role: RoleId| &all_calls[role.index()][at];
+        let Some(&leader) = members.iter().rev().max_by_key(|&&role| calls_of(role).len()) else {
+            continue;
+        };
+        for &member in members.iter().filter(|&&member| member != leader) {
+            compare(report, ops, (leader, calls_of(leader)), (member, calls_of(member)));
+        }
+        for position in 0..calls_of(leader).len() {
+            for (index, &a) in members.iter().enumerate() {
+                for &b in &members[index + 1..] {
+                    let (a_calls, b_calls) = (calls_of(a), calls_of(b));
+                    if let (Some(&x), Some(&y)) = (a_calls.get(position), b_calls.get(position)) {
+                        pairs.push((ops.number(a, x), ops.number(b, y)));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The ops with which a role takes part in each of the groups.
+fn calls(
+    report: &Report<'_>,
+    ops: &Numbering,
+    role: RoleId,
+    groups: &[GroupKind],
+) -> Vec<Vec<OpId>> {
+    let program = report.program(role);
+    let mut calls = vec![Vec::new(); groups.len()];
+    let position: Vec<Option<usize>> =
+        report.plan.groups.iter().map(|group| groups.binary_search(group).ok()).collect();
+    for (index, node) in ops.section.of(program).nodes.iter().enumerate() {
+        if let Op::Collective { call, .. } = node.op
+            && let Some(at) = position[program.call(call).group.index()]
+        {
+            calls[at].push(OpId(index as u32));
+        }
+    }
+    calls
+}
+
+/// Reports the first difference between the calls of two members; what follows one is its echo.
+fn compare(
+    report: &mut Report<'_>,
+    ops: &Numbering,
+    (leader, leader_calls): (RoleId, &[OpId]),
+    (member, member_calls): (RoleId, &[OpId]),
+) {
+    let section = ops.section;
+    for (position, (&a, &b)) in leader_calls.iter().zip(member_calls).enumerate() {
+        let (mine, theirs) = (call(report, ops, leader, a), call(report, ops, member, b));
+        if let Some(what) = difference(mine, theirs) {
+            let kind = ViolationKind::CollectiveMismatch {
+                position: position as u64,
+                kind: mine.kind,
+                rank: report.plan.representative(member),
+                other: report.site(member, section, b),
+                what,
+            };
+            return report.op(leader, section, a, kind);
+        }
+    }
+    if let Some(&op) = leader_calls.get(member_calls.len()) {
+        let kind = ViolationKind::CollectiveMissing {
+            rank: report.plan.representative(member),
+            calls: member_calls.len() as u64,
+        };
+        report.op(leader, section, op, kind);
+    }
+}
+
+fn call<'a>(report: &Report<'a>, ops: &Numbering, role: RoleId, op: OpId) -> &'a Call {
+    let program = report.program(role);
+    match ops.section.of(program).nodes[op.index()].op {
+        Op::Collective { call, .. } => program.call(call),
+        ref other => unreachable!("only collectives are compared, not {other:?}"),
+    }
+}
+
+/// In what two calls differ that should be one.
+fn difference(a: &Call, b: &Call) -> Option<&'static str> {
+    // Only the root of a gather holds the whole vector, so that the others cannot know its length.
+    let elements = |call: &Call| match call.kind {
+        CollectiveKind::Gather => 0,
+        _ => call.elements(),
+    };
+    if a.kind != b.kind {
+        Some("their kinds")
+    } else if elements(a) != elements(b) {
+        Some("their elements")
+    } else if a.dtype != b.dtype {
+        Some("their types")
+    } else if a.kind.reduces() && a.reduction != b.reduction {
+        Some("their reductions")
+    } else if a.algorithm != b.algorithm {
+        Some("their algorithms")
+    } else if a.order != b.order {
+        Some("their orders of summation")
+    } else if a.kind.has_root() && a.root != b.root {
+        Some("their roots")
+    } else if a.block != b.block {
+        Some("their blocks")
+    } else {
+        None
+    }
+}

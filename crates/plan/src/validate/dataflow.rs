@@ -1,0 +1,312 @@
+//! Every read finds what it should, whatever order the lanes run in.
+//!
+//! Ops are walked in plan order, which is one of the orders that lanes and edges allow. Each access
+//! is compared with what its cells remember: content must be there, be the reader's, and be ordered
+//! before the read; a write must be ordered after every earlier access to the same memory. Two
+//! accesses that are ordered in the walk but not by happens-before are a race, so passing this
+//! walk means passing any order that could really occur.
+//!
+//! Weights and optimizer state are there from the start. Gradients are not: an iteration has to
+//! start them anew. The body is walked twice where an iteration can see what came before it (a
+//! prologue's work, or ops in flight), else once, since all iterations then look alike.
+
+use super::cells::{ANY, Cells, Fault, Visit};
+use super::clocks::{Clocks, Epoch};
+use super::effects::Effects;
+use super::groups::{Roots, roots};
+use super::padding::padding;
+use super::{Report, SectionKind, Site, ViolationKind};
+use crate::collective::CollectiveKind;
+use crate::ids::{BufferId, Microbatch, OpId, RoleId, SegmentId};
+use crate::program::{
+    Access, AccumulateMode, Bucket, Call, MemoryKind, Op, Plan, Program, SegmentPass, View,
+};
+
+/// Checks roles one after the other, and keeps its memory between them.
+#[derive(Default)]
+pub(super) struct Checker {
+    clocks: Clocks,
+    cells: Cells,
+}
+
+impl Checker {
+    /// Checks one role, whose structure is sound.
+    pub(super) fn check(&mut self, report: &mut Report<'_>, role: RoleId) {
+        let program = report.program(role);
+        self.clocks.reset(program.lanes.len());
+        let mut effects = Effects::new(report, role);
+        self.cells.reset(program, &mut effects, views(program), &padding(program));
+        let calls = program.calls.iter().map(|call| sides(report.plan, role, call)).collect();
+        let mut walk =
+            Walk { checker: self, report, role, program, calls, effects, faults: Vec::new() };
+        walk.section(SectionKind::Prologue, 0);
+        walk.section(SectionKind::Body, 0);
+        if !program.prologue.nodes.is_empty() || !program.in_flight.is_empty() {
+            walk.section(SectionKind::Body, microbatches(program));
+        }
+        walk.section(SectionKind::Epilogue, 0);
+    }
+}
+
+/// All views that a program's ops can touch.
+fn views(program: &Program) -> impl Iterator<Item = View> {
+    let segments = program.segments.iter().flat_map(|segment| segment.operands.iter().copied());
+    let calls = program.calls.iter().flat_map(|call| [call.input, call.output]);
+    let buckets = program.buckets.iter().flat_map(|bucket| {
+        let state = bucket.master.into_iter().chain(bucket.moments.iter().copied());
+        [bucket.params, bucket.grads].into_iter().chain(state)
+    });
+    let services = program.services.iter().flat_map(|service| [service.receives, service.sends]);
+    let ops = SectionKind::ALL.into_iter().flat_map(|section| &section.of(program).nodes);
+    let own = ops.flat_map(|node| match node.op {
+        Op::Send { view, .. } | Op::Recv { view, .. } => [Some(view), None],
+        Op::Accumulate { from, into, .. }
+        | Op::Stash { from, into, .. }
+        | Op::Restore { from, into, .. } => [Some(from), Some(into)],
+        Op::Load { .. }
+        | Op::Compute { .. }
+        | Op::Collective { .. }
+        | Op::Step { .. }
+        | Op::Free { .. }
+        | Op::Serve { .. } => [None, None],
+    });
+    segments.chain(calls).chain(buckets).chain(services).chain(own.flatten())
+}
+
+/// Microbatches of one run of the body, by which the running number goes on.
+fn microbatches(program: &Program) -> u64 {
+    let numbers = program.body.nodes.iter().filter_map(|node| node.op.microbatch());
+    numbers.max().map_or(0, |last| u64::from(last.0) + 1)
+}
+
+/// Which of its views a call reads and writes on the ranks of this role.
+#[derive(Clone, Copy)]
+struct Sides {
+    reads: bool,
+    writes: bool,
+}
+
+fn sides(plan: &Plan, role: RoleId, call: &Call) -> Sides {
+    let roots = || -> Roots { roots(plan, plan.group(call.group), role, call.root) };
+    match call.kind {
+        CollectiveKind::AllReduce
+        | CollectiveKind::ReduceScatter
+        | CollectiveKind::AllGather
+        | CollectiveKind::AllToAll => Sides { reads: true, writes: true },
+        CollectiveKind::Broadcast => Sides { reads: roots().some, writes: true },
+        CollectiveKind::Reduce | CollectiveKind::Gather => {
+            Sides { reads: true, writes: roots().some }
+        }
+    }
+}
+
+struct Walk<'w, 'r, 'a> {
+    checker: &'w mut Checker,
+    report: &'r mut Report<'a>,
+    role: RoleId,
+    program: &'a Program,
+    calls: Vec<Sides>,
+    effects: Effects,
+    faults: Vec<(BufferId, Verb, Fault)>,
+}
+
+/// What an op does to a view.
+#[derive(Clone, Copy)]
+enum Verb {
+    Read,
+    Write,
+    Free,
+}
+
+/// One op on its way through the memory it touches.
+struct Touch<'t> {
+    cells: &'t mut Cells,
+    program: &'t Program,
+    faults: &'t mut Vec<(BufferId, Verb, Fault)>,
+    visit: Visit<'t>,
+    running: u64,
+}
+
+impl Walk<'_, '_, '_> {
+    fn section(&mut self, kind: SectionKind, first_microbatch: u64) {
+        let (program, plan) = (self.program, self.report.plan);
+        let section = kind.of(program);
+        if kind == SectionKind::Body {
+            self.checker.cells.forget(program, MemoryKind::Gradients);
+        }
+        for (index, node) in section.nodes.iter().enumerate() {
+            let op = OpId(index as u32);
+            let Checker { clocks, cells } = &mut *self.checker;
+            let epoch = clocks.advance(kind, section, op, node.lane);
+            let running = node.op.microbatch().map(|Microbatch(k)| first_microbatch + u64::from(k));
+            let microbatch = running.map_or(ANY, |running| running as u32);
+            let visit = Visit { epoch, clock: clocks.of(op), microbatch };
+            let running = running.unwrap_or(0);
+            let mut touch = Touch { cells, program, faults: &mut self.faults, visit, running };
+            touch.op(plan, &node.op, &self.effects, &self.calls);
+            if !self.faults.is_empty() {
+                self.tell(kind, op, microbatch);
+            }
+        }
+        let in_flight = if kind == SectionKind::Body { &program.in_flight[..] } else { &[] };
+        self.checker.clocks.finish_section(in_flight);
+    }
+
+    /// Reports the faults of one op.
+    fn tell(&mut self, section: SectionKind, op: OpId, microbatch: u32) {
+        for (buffer, verb, fault) in std::mem::take(&mut self.faults) {
+            if let Some(kind) = self.violation(buffer, verb, fault, microbatch) {
+                self.report.op(self.role, section, op, kind);
+            }
+        }
+    }
+
+    fn violation(
+        &self,
+        buffer: BufferId,
+        verb: Verb,
+        fault: Fault,
+        expected: u32,
+    ) -> Option<ViolationKind> {
+        let name = |id: BufferId| self.program.buffer(id).name.clone();
+        let site = |epoch: Epoch| -> Option<Site> {
+            let (section, op) = self.checker.clocks.op(epoch)?;
+            Some(self.report.site(self.role, section, op))
+        };
+        let other_name = name;
+        let buffer = name(buffer);
+        let race = |buffer, by, other_verb| {
+            let verb = match verb {
+                Verb::Read => "reads",
+                Verb::Write => "writes",
+                Verb::Free => "frees",
+            };
+            Some(ViolationKind::Race { verb, buffer, other: site(by)?, other_verb })
+        };
+        Some(match fault {
+            Fault::FreedTwice => ViolationKind::DoubleFree { buffer },
+            Fault::Undefined => ViolationKind::Undefined { buffer },
+            Fault::Overwritten { other, by } => match site(by) {
+                Some(by) => ViolationKind::Overwritten { buffer, other: other_name(other), by },
+                None => ViolationKind::Undefined { buffer },
+            },
+            Fault::WrongMicrobatch { found, by } => {
+                ViolationKind::WrongMicrobatch { buffer, expected, found, by: site(by)? }
+            }
+            Fault::Freed { by } => ViolationKind::UseAfterFree { buffer, by: site(by)? },
+            Fault::RacesWrite { by } => return race(buffer, by, "writes"),
+            Fault::RacesRead { by } => return race(buffer, by, "reads"),
+        })
+    }
+}
+
+impl Touch<'_> {
+    fn read(&mut self, view: View) {
+        if let Some(fault) = self.cells.read(self.program, view, self.running, self.visit) {
+            self.faults.push((view.buffer, Verb::Read, fault));
+        }
+    }
+
+    fn write(&mut self, view: View) {
+        if let Some(fault) = self.cells.write(self.program, view, self.running, self.visit) {
+            self.faults.push((view.buffer, Verb::Write, fault));
+        }
+    }
+
+    /// Writes content that belongs to no microbatch in particular.
+    fn write_shared(&mut self, view: View) {
+        let microbatch = std::mem::replace(&mut self.visit.microbatch, ANY);
+        self.write(view);
+        self.visit.microbatch = microbatch;
+    }
+
+    fn op(&mut self, plan: &Plan, op: &Op, effects: &Effects, calls: &[Sides]) {
+        let program = self.program;
+        match *op {
+            Op::Load { into, .. } => self.write(whole(program, into)),
+            Op::Compute { segment, fresh, .. } => {
+                let template = program.segment(segment).template as usize;
+                if plan.templates[template].pass == SegmentPass::Update {
+                    self.visit.microbatch = ANY;
+                }
+                self.compute(effects, segment, fresh);
+            }
+            Op::Send { view, .. } => self.read(view),
+            Op::Recv { view, .. } => self.write(view),
+            Op::Collective { call, .. } => {
+                let sides = calls[call.index()];
+                let call = program.call(call);
+                if sides.reads {
+                    self.read(call.input);
+                }
+                if sides.writes {
+                    self.write(call.output);
+                }
+            }
+            Op::Accumulate { from, into, mode } => {
+                self.read(from);
+                if mode == AccumulateMode::Add {
+                    self.read(into);
+                }
+                self.write(into);
+            }
+            Op::Step { bucket } => self.step(&program.buckets[bucket as usize]),
+            Op::Stash { from, into, .. } | Op::Restore { from, into, .. } => {
+                self.read(from);
+                self.write(into);
+            }
+            Op::Free { frame, .. } => {
+                for &buffer in &program.frames[frame as usize] {
+                    self.free(buffer);
+                }
+            }
+            Op::Serve { service } => {
+                let service = &program.services[service as usize];
+                self.read(service.sends);
+                self.write(service.receives);
+            }
+        }
+    }
+
+    fn compute(&mut self, effects: &Effects, segment: SegmentId, fresh: bool) {
+        let (operands, clobbers) = effects.of(segment.index());
+        for &(view, access) in operands {
+            match access {
+                Access::Read => self.read(view),
+                Access::Accumulate if !fresh => self.read(view),
+                Access::Write | Access::Accumulate => {}
+            }
+        }
+        for clobber in clobbers {
+            if let Some(fault) = self.cells.clobber(clobber, self.visit) {
+                self.faults.push((clobber.buffer, Verb::Write, fault));
+            }
+        }
+        for &(view, access) in operands {
+            match access {
+                Access::Read => {}
+                Access::Write => self.write(view),
+                Access::Accumulate => self.write_shared(view),
+            }
+        }
+    }
+
+    fn step(&mut self, bucket: &Bucket) {
+        self.read(bucket.grads);
+        let state = bucket.master.iter().chain(&bucket.moments);
+        for &view in [bucket.params].iter().chain(state) {
+            self.read(view);
+            self.write(view);
+        }
+    }
+
+    fn free(&mut self, buffer: BufferId) {
+        if let Some(fault) = self.cells.free(self.program, buffer, self.running, self.visit) {
+            self.faults.push((buffer, Verb::Free, fault));
+        }
+    }
+}
+
+fn whole(program: &Program, buffer: BufferId) -> View {
+    View { buffer, offset: 0, len: program.buffer(buffer).elements }
+}

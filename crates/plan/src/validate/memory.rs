@@ -1,0 +1,40 @@
+//! The arena is as large as declared, and no larger than the device.
+
+use super::{Report, ViolationKind};
+use crate::ids::RoleId;
+use crate::program::{ALIGNMENT, MemoryKind};
+use crate::units::Bytes;
+
+/// Checks that every buffer lies in its kind's part of the arena, that the parts are exactly as
+/// large as their buffers need, and that the whole is within the limit.
+pub(super) fn check(report: &mut Report<'_>, role: RoleId, limit: Option<Bytes>) {
+    let program = report.program(role);
+    let memory = program.memory;
+    let mut start = 0u64;
+    for kind in MemoryKind::ALL {
+        let declared = memory.of(kind);
+        let Some(region_end) = start.checked_add(declared.0) else {
+            let used = Bytes::ZERO;
+            return report.role(role, ViolationKind::KindBytes { kind, declared, used });
+        };
+        let mut used_end = start;
+        for buffer in program.buffers.iter().filter(|buffer| buffer.kind == kind) {
+            let end = (buffer.offset + buffer.extent()).0;
+            if end > region_end || buffer.offset.0 < start {
+                let (buffer, limit) = (buffer.name.clone(), region_end);
+                report.role(role, ViolationKind::OutsideArena { buffer, kind, end, limit });
+            }
+            used_end = used_end.max(end.min(region_end));
+        }
+        if used_end.next_multiple_of(ALIGNMENT) < region_end {
+            let used = Bytes(used_end - start);
+            report.role(role, ViolationKind::KindBytes { kind, declared, used });
+        }
+        start = region_end;
+    }
+    if let Some(limit) = limit
+        && Bytes(start) > limit
+    {
+        report.role(role, ViolationKind::OverLimit { limit, memory });
+    }
+}

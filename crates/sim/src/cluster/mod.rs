@@ -1,0 +1,280 @@
+//! What a cluster is made of: devices of one kind, joined by dimensions from the inside out.
+//!
+//! A dimension is one layer of the network: NVLink inside a host, InfiniBand across hosts. The
+//! number of devices is the product of the dimensions' sizes, and rank r stands on device r, whose
+//! coordinates count through the dimensions innermost first:
+//!
+//! ```text
+//! dgx-a100:2, dimensions [nvlink of 8, infiniband of 2]
+//! rank        0     1   …   7     8     9   …   15
+//! coordinates (0,0) (1,0) … (7,0) (0,1) (1,1) … (7,1)
+//! ```
+//!
+//! Hosts are a second, coarser division of the same ranks: consecutive runs of
+//! `devices / hosts`. They usually end where a dimension ends, but need not: an NVL72 rack is one
+//! NVLink dimension of 72 devices over 18 hosts. So the host count is stated and everything else
+//! about hosts follows from it.
+
+mod device;
+mod dimension;
+mod nearest;
+mod parse;
+pub mod preset;
+mod print;
+mod quantity;
+
+pub use device::{Device, FlopsPerSec, Peak};
+pub use dimension::{Dimension, DimensionKind, GraphLink};
+pub use parse::{ClusterErrors, ClusterProblem};
+
+use paceline_plan::ids::Rank;
+use paceline_plan::units::{BytesPerSec, Seconds};
+use serde::Serialize;
+use std::fmt;
+
+/// Devices, how they are joined, and which of them share a host.
+///
+/// [`Cluster::parse`] and [`preset::get`] guarantee: at least one dimension, no size of zero,
+/// at most [`Cluster::MAX_DEVICES`] devices, a host count that divides them, positive finite rates,
+/// efficiencies above 0 and at most 1, and graphs in which every device reaches every other.
+/// Code that builds a cluster by hand owes the same.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Cluster {
+    /// What reports call it, with the host count where a preset was scaled.
+    pub name: String,
+    /// How many hosts the devices are spread over, evenly and in rank order.
+    pub hosts: u32,
+    /// The one kind of device.
+    pub device: Device,
+    /// The layers of the network, innermost first.
+    pub dimensions: Vec<Dimension>,
+}
+
+/// A host of a cluster, counted in rank order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(transparent)]
+pub struct HostId(pub u32);
+
+impl fmt::Display for HostId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// How a message gets from one rank to another while nothing else uses the links.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Path {
+    /// Position in [`Cluster::dimensions`] of the dimension that carries the message.
+    pub dimension: usize,
+    /// How many times the message pays a latency: links crossed, except that a switch is 1.
+    pub hops: u32,
+    /// Achievable rate of the narrowest link on the way, one direction.
+    pub bandwidth: BytesPerSec,
+    /// Time until the first byte arrives.
+    pub latency: Seconds,
+}
+
+impl Cluster {
+    /// More devices than any machine has, and few enough that no product of them overflows.
+    pub const MAX_DEVICES: u64 = 1 << 24;
+
+    /// How many devices there are: the product of the dimensions' sizes.
+    pub fn devices(&self) -> u64 {
+        self.dimensions.iter().fold(1, |product, d| product.saturating_mul(u64::from(d.size)))
+    }
+
+    /// How many devices stand in one host.
+    pub fn devices_per_host(&self) -> u64 {
+        (self.devices() / u64::from(self.hosts.max(1))).max(1)
+    }
+
+    /// The host that a rank runs on.
+    pub fn host(&self, rank: Rank) -> HostId {
+        let host = u64::from(rank.0) / self.devices_per_host();
+        HostId(u32::try_from(host).unwrap_or(u32::MAX))
+    }
+
+    /// Where a rank stands in each dimension, innermost first.
+    ///
+    /// A rank outside the cluster wraps around to a place inside it.
+    pub fn coordinates(&self, rank: Rank) -> Vec<u32> {
+        let mut rest = rank.0;
+        self.dimensions
+            .iter()
+            .map(|d| {
+                let size = d.size.max(1);
+                let here = rest % size;
+                rest /= size;
+                here
+            })
+            .collect()
+    }
+
+    /// The way from one rank to another, or `None` where there is none to go: the same rank twice,
+    /// or a rank that the cluster does not have.
+    ///
+    /// The message travels only in the outermost dimension in which the two differ. From a GPU to
+    /// one with another number in another host it therefore crosses the fabric once and no NVLink:
+    /// every device reaches the fabric by itself, and an inner crossing would run at several times
+    /// the fabric's rate beside it. (ASTRA-sim's unaware backend takes the innermost one instead.)
+    ///
+    /// A switch's stated latency is from device to device, both links and the switch included, so
+    /// it counts as one hop. On rings and tori the shorter way round is taken.
+    pub fn link(&self, a: Rank, b: Rank) -> Option<Path> {
+        if u64::from(a.0.max(b.0)) >= self.devices() {
+            return None;
+        }
+        let (mut rest_a, mut rest_b) = (a.0, b.0);
+        let mut outermost = None;
+        for (index, dimension) in self.dimensions.iter().enumerate() {
+            let (from, to) = (rest_a % dimension.size, rest_b % dimension.size);
+            (rest_a, rest_b) = (rest_a / dimension.size, rest_b / dimension.size);
+            if from != to {
+                outermost = Some((index, from, to));
+            }
+        }
+        let (index, from, to) = outermost?;
+        let route = self.dimensions[index].route(from, to)?;
+        Some(Path {
+            dimension: index,
+            hops: route.hops,
+            bandwidth: route.bandwidth,
+            latency: route.latency,
+        })
+    }
+
+    /// How many different coordinates a group has in each dimension, innermost first.
+    ///
+    /// A tensor-parallel group of one DGX host spans `[8, 1]`; the data-parallel group across 16
+    /// hosts that holds one rank of each spans `[1, 16]`, so it can use one NIC per host; all 128
+    /// ranks span `[8, 16]` and can use eight.
+    pub fn span(&self, ranks: &[Rank]) -> Vec<u32> {
+        let mut rests: Vec<u32> = ranks.iter().map(|rank| rank.0).collect();
+        self.dimensions
+            .iter()
+            .map(|d| {
+                let size = d.size.max(1);
+                let coordinates = rests.iter().map(|rest| rest % size).collect();
+                rests.iter_mut().for_each(|rest| *rest /= size);
+                distinct(coordinates)
+            })
+            .collect()
+    }
+
+    /// How many different hosts a group stands on.
+    pub fn hosts_of(&self, ranks: &[Rank]) -> u32 {
+        distinct(ranks.iter().map(|&rank| self.host(rank).0).collect())
+    }
+}
+
+fn distinct(mut values: Vec<u32>) -> u32 {
+    values.sort_unstable();
+    values.dedup();
+    u32::try_from(values.len()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ranks(values: impl IntoIterator<Item = u32>) -> Vec<Rank> {
+        values.into_iter().map(Rank).collect()
+    }
+
+    #[test]
+    fn ranks_fill_the_innermost_dimension_first() {
+        let cluster = preset::get("dgx-a100:4").unwrap();
+        assert_eq!(cluster.devices(), 32);
+        assert_eq!(cluster.devices_per_host(), 8);
+        assert_eq!(cluster.coordinates(Rank(0)), [0, 0]);
+        assert_eq!(cluster.coordinates(Rank(7)), [7, 0]);
+        assert_eq!(cluster.coordinates(Rank(8)), [0, 1]);
+        assert_eq!(cluster.coordinates(Rank(31)), [7, 3]);
+        assert_eq!(cluster.host(Rank(7)), HostId(0));
+        assert_eq!(cluster.host(Rank(8)), HostId(1));
+    }
+
+    #[test]
+    fn a_host_need_not_be_a_dimension() {
+        let rack = preset::get("gb200-nvl72").unwrap();
+        assert_eq!((rack.devices(), rack.hosts, rack.devices_per_host()), (72, 18, 4));
+        assert_eq!(rack.host(Rank(71)), HostId(17));
+        let across_hosts = rack.link(Rank(0), Rank(71)).unwrap();
+        assert_eq!(across_hosts.dimension, 0, "still NVLink, though the hosts differ");
+    }
+
+    #[test]
+    fn a_message_travels_in_the_outermost_dimension_that_differs() {
+        let cluster = preset::get("dgx-a100:2").unwrap();
+        let [nvlink, fabric] = &cluster.dimensions[..] else { panic!("two dimensions") };
+        let inside = cluster.link(Rank(0), Rank(5)).unwrap();
+        assert_eq!((inside.dimension, inside.hops), (0, 1));
+        assert_eq!(inside.bandwidth, nvlink.achievable());
+        assert_eq!(inside.latency, nvlink.latency);
+        for other in [8, 9, 15] {
+            let across = cluster.link(Rank(0), Rank(other)).unwrap();
+            assert_eq!((across.dimension, across.hops), (1, 1));
+            assert_eq!(across.bandwidth, fabric.achievable());
+            assert_eq!(across.latency, fabric.latency);
+        }
+    }
+
+    #[test]
+    fn there_is_no_way_to_itself_or_out_of_the_cluster() {
+        let cluster = preset::get("dgx-a100:2").unwrap();
+        assert_eq!(cluster.link(Rank(3), Rank(3)), None);
+        assert_eq!(cluster.link(Rank(0), Rank(16)), None);
+        assert_eq!(cluster.link(Rank(u32::MAX), Rank(0)), None);
+        assert_eq!(cluster.coordinates(Rank(u32::MAX)), [7, 1]);
+    }
+
+    #[test]
+    fn the_torus_takes_the_short_way_round_on_each_axis() {
+        let pod = preset::get("tpu-v4").unwrap();
+        let hops = |a: u32, b: u32| pod.link(Rank(a), Rank(b)).unwrap().hops;
+        assert_eq!(hops(0, 1), 1);
+        assert_eq!(hops(0, 15), 1, "around the first axis of 16");
+        assert_eq!(hops(0, 8), 8);
+        assert_eq!(hops(0, 16), 1, "one step along the second axis");
+        assert_eq!(hops(0, 8 + 8 * 16 + 8 * 256), 24, "the diameter of 16×16×16");
+        let far = pod.link(Rank(0), Rank(8)).unwrap();
+        assert_eq!(far.latency, pod.dimensions[0].latency * 8.0);
+    }
+
+    #[test]
+    fn the_cube_mesh_of_a_dgx_1_is_not_uniform() {
+        let host = preset::get("dgx1-v100").unwrap();
+        let path = |a: u32, b: u32| host.link(Rank(a), Rank(b)).unwrap();
+        let (one, two) = (path(0, 1), path(0, 3));
+        assert_eq!((one.hops, two.hops), (1, 1));
+        assert_eq!(two.bandwidth.0, one.bandwidth.0 * 2.0, "two bonded NVLinks");
+        let through = path(0, 5);
+        assert_eq!(through.hops, 2, "no direct NVLink between 0 and 5");
+        assert_eq!(through.bandwidth, one.bandwidth, "either way has a single link in it");
+    }
+
+    #[test]
+    fn a_group_spans_what_its_coordinates_span() {
+        let cluster = preset::get("dgx-a100:16").unwrap();
+        let tensor = ranks(8..16);
+        let data = ranks((0..16).map(|host| host * 8 + 3));
+        let everyone = ranks(0..128);
+        assert_eq!(cluster.span(&tensor), [8, 1]);
+        assert_eq!(cluster.span(&data), [1, 16]);
+        assert_eq!(cluster.span(&everyone), [8, 16]);
+        assert_eq!(cluster.span(&[]), [0, 0]);
+        assert_eq!(cluster.hosts_of(&tensor), 1);
+        assert_eq!(cluster.hosts_of(&data), 16);
+        assert_eq!(cluster.hosts_of(&ranks([0, 9, 17])), 3);
+    }
+
+    #[test]
+    fn sizes_beyond_counting_saturate() {
+        let mut cluster = preset::get("dgx-a100").unwrap();
+        for _ in 0..3 {
+            cluster.dimensions.push(Dimension { size: u32::MAX, ..cluster.dimensions[1].clone() });
+        }
+        assert_eq!(cluster.devices(), u64::MAX);
+        assert_eq!(cluster.host(Rank(u32::MAX)), HostId(0));
+    }
+}

@@ -1,0 +1,307 @@
+use super::*;
+use proptest::prelude::*;
+
+const GOOD: &str = r#"
+name = "two-hosts"
+hosts = 2
+[device]
+name = "A100"
+memory = "80 GiB"
+memory_bandwidth = "2039 GB/s"
+peak = { f32 = "19.5 TFLOP/s", bf16 = "312 TFLOP/s" }
+[[dimension]]
+name = "nvlink"
+kind = "switch"
+size = 4
+bandwidth = "300 GB/s"
+latency = "2 us"
+[[dimension]]
+name = "infiniband"
+kind = "switch"
+size = 2
+bandwidth = "200 Gbit/s"
+latency = "5 us"
+"#;
+
+/// The problems of `GOOD` after one change to it, as lines of text.
+fn problems(from: &str, to: &str) -> Vec<String> {
+    assert!(GOOD.contains(from), "{from} is not in the file");
+    let changed = GOOD.replacen(from, to, 1);
+    let errors = Cluster::parse(&changed, "bad.toml").expect_err("this should not parse");
+    errors.to_string().lines().map(String::from).collect()
+}
+
+#[test]
+fn what_is_left_out_has_its_plain_meaning() {
+    let cluster = Cluster::parse(GOOD, "good.toml").unwrap();
+    assert_eq!((cluster.devices(), cluster.hosts), (8, 2));
+    assert_eq!(cluster.device.max_efficiency, 1.0);
+    assert_eq!(cluster.device.memory_efficiency, 1.0);
+    assert_eq!(cluster.device.launch_overhead, Seconds::ZERO);
+    assert_eq!(cluster.device.peak.tf32, None);
+    let fabric = &cluster.dimensions[1];
+    assert_eq!((fabric.efficiency, fabric.devices_per_link), (1.0, 1));
+    assert_eq!(fabric.bandwidth, BytesPerSec(25e9));
+}
+
+#[test]
+fn bare_numbers_are_in_base_units() {
+    let text = GOOD
+        .replace("\"80 GiB\"", "85_899_345_920")
+        .replace("\"300 GB/s\"", "3e11")
+        .replace("\"200 Gbit/s\"", "25000000000")
+        .replace("\"2 us\"", "2e-6");
+    assert_eq!(Cluster::parse(&text, "bare.toml"), Cluster::parse(GOOD, "good.toml"));
+}
+
+#[test]
+fn all_problems_come_at_once_in_order_with_their_lines() {
+    let text = GOOD
+        .replace("hosts = 2", "hosts = 0")
+        .replace("memory = \"80 GiB\"", "memory = \"80 gigs\"")
+        .replace("f32 = \"19.5 TFLOP/s\", ", "")
+        .replacen("kind = \"switch\"", "kind = \"swich\"", 1)
+        .replace("latency = \"5 us\"", "latancy = \"5 us\"");
+    let errors = Cluster::parse(&text, "clusters/mine.toml").unwrap_err();
+    let lines: Vec<_> = errors.problems.iter().map(|problem| problem.line).collect();
+    assert_eq!(lines, [3, 6, 8, 11, 15, 20]);
+    let text = errors.to_string();
+    for part in [
+        "clusters/mine.toml:3: the file has hosts = 0: it is no whole number from 1 to 16777216; \
+         write for example hosts = 1",
+        "clusters/mine.toml:6: [device] has memory = \"80 gigs\": unknown unit 'gigs' (known: B, ",
+        "clusters/mine.toml:8: [device.peak] has no f32; add for example f32 = \"312 TFLOP/s\"",
+        "clusters/mine.toml:11: [[dimension]] 1 has kind = \"swich\": there is no such kind, \
+         perhaps you mean \"switch\"",
+        "clusters/mine.toml:15: [[dimension]] 2 has no latency; add for example latency = \"5 us\"",
+        "clusters/mine.toml:20: [[dimension]] 2 has an unknown key 'latancy'; did you mean latency?",
+    ] {
+        assert!(text.contains(part), "{part}\nis not in\n{text}");
+    }
+}
+
+#[test]
+fn absurd_numbers_are_refused_where_they_stand() {
+    for (from, to) in [
+        ("size = 4", "size = -4"),
+        ("size = 4", "size = 4.0"),
+        ("size = 4", "size = 18446744073709551615"),
+        ("size = 4", "size = 99999999999999999999999999999999999999999999"),
+        ("\"300 GB/s\"", "nan"),
+        ("\"300 GB/s\"", "inf"),
+        ("\"300 GB/s\"", "-1.0"),
+        ("\"300 GB/s\"", "0"),
+        ("\"300 GB/s\"", "true"),
+        ("\"300 GB/s\"", "\"-300 GB/s\""),
+    ] {
+        let problems = problems(from, to);
+        assert_eq!(problems.len(), 1, "{to}: {problems:?}");
+        let line = if from == "size = 4" { 12 } else { 13 };
+        assert!(problems[0].starts_with(&format!("bad.toml:{line}: ")), "{to}: {problems:?}");
+    }
+    for value in ["0", "-0.5", "1.01", "nan", "\"half\""] {
+        let to = format!("latency = \"2 us\"\nefficiency = {value}");
+        let problems = problems("latency = \"2 us\"", &to);
+        assert!(problems[0].contains("no number above 0 and at most 1"), "{problems:?}");
+    }
+}
+
+#[test]
+fn sizes_and_hosts_must_agree() {
+    assert_eq!(
+        problems("hosts = 2", "hosts = 3"),
+        ["bad.toml:3: 8 devices cannot be spread evenly over 3 hosts; \
+          make hosts a divisor of the product of the dimensions' sizes"]
+    );
+    let problems = problems("size = 4", "size = 16777216");
+    assert!(problems[0].contains("multiply to 33554432 devices; use at most 16777216"));
+}
+
+#[test]
+fn names_must_tell_things_apart() {
+    let twice = problems("\"infiniband\"", "\"nvlink\"");
+    assert_eq!(
+        twice,
+        ["bad.toml:16: two dimensions are called 'nvlink'; give each a name of its own"]
+    );
+    assert!(problems("\"nvlink\"", "\"  \"")[0].contains("it is empty"));
+    assert!(problems("\"nvlink\"", "7")[0].contains("has name = 7: it is no text"));
+}
+
+#[test]
+fn the_shape_of_the_file_is_checked() {
+    let empty = Cluster::parse("", "empty.toml").unwrap_err().to_string();
+    for part in ["no name", "no hosts", "no [device]", "no [[dimension]]"] {
+        assert!(empty.contains(&format!("empty.toml:1: the file has {part}")), "{empty}");
+    }
+    let odd = "name = 'x'\nhosts = 1\ndevice = 3\ndimension = []";
+    let odd = Cluster::parse(odd, "odd.toml").unwrap_err().to_string();
+    assert!(odd.contains("odd.toml:3: [device] is 3; make it a table of keys"), "{odd}");
+    assert!(odd.contains("odd.toml:4: dimension is an empty list; describe"), "{odd}");
+}
+
+#[test]
+fn syntax_errors_are_located_and_nothing_else_is_said() {
+    let problems = problems("size = 4", "size = = 4");
+    assert!(problems.iter().all(|problem| problem.starts_with("bad.toml:12: not TOML: ")));
+    assert!(!problems.is_empty());
+}
+
+const GRAPH: &str = "kind = \"graph\"\nswitches = 1\nlinks = [
+  { between = [0, 4] }, { between = [1, 4], width = 2 }, { between = [2, 4], bandwidth = 1e9 },
+  { between = [3, 4], latency = \"1 ns\" } ]";
+
+#[test]
+fn a_graph_lists_its_links() {
+    let text = GOOD.replacen("kind = \"switch\"", GRAPH, 1);
+    let cluster = Cluster::parse(&text, "graph.toml").unwrap();
+    let DimensionKind::Graph { switches: 1, links } = &cluster.dimensions[0].kind else {
+        panic!("{:?}", cluster.dimensions[0].kind)
+    };
+    let widths: Vec<_> = links.iter().map(|link| link.width).collect();
+    assert_eq!(widths, [1, 2, 1, 1]);
+    assert_eq!(links[2].bandwidth, Some(BytesPerSec(1e9)));
+    assert_eq!(links[3].latency, Some(Seconds(1e-9)));
+}
+
+#[test]
+fn a_broken_graph_is_refused() {
+    let graph = |from: &str, to: &str| {
+        assert!(GRAPH.contains(from), "{from}");
+        problems("kind = \"switch\"", &GRAPH.replace(from, to)).join("\n")
+    };
+    assert!(
+        graph("[2, 4]", "[2, 5]")
+            .contains("link 3 has between = a list: it is no whole number from 0 to 4")
+    );
+    assert!(graph("[2, 4]", "[2, 2]").contains("it joins a point to itself"));
+    assert!(graph("[2, 4]", "[2]").contains("it is no pair of points"));
+    assert!(graph("[2, 4]", "[4, 1]").contains("points 4 and 1 are joined twice"));
+    assert!(
+        graph("{ between = [1, 4], width = 2 }, ", "")
+            .contains("no way leads from device 0 to device 1 of [[dimension]] 1; add the links")
+    );
+    assert!(graph("width = 2", "widht = 2").contains("unknown key 'widht'; did you mean width?"));
+    assert!(graph("switches = 1", "switches = 4096").contains("a graph of 4100 points"));
+    assert!(graph("{ between = [0, 4] }", "7").contains("[[dimension]] 1 link 1 is 7"));
+}
+
+#[test]
+fn links_belong_to_graphs_alone() {
+    let problems = problems("kind = \"switch\"", "kind = \"ring\"\nlinks = []");
+    assert!(problems[0].contains("[[dimension]] 1 has an unknown key 'links'"), "{problems:?}");
+}
+
+#[test]
+fn a_torus_is_as_large_as_its_shape() {
+    let shaped = |shape: &str| {
+        let kind = format!("kind = \"torus\"\nshape = {shape}");
+        Cluster::parse(&GOOD.replacen("kind = \"switch\"", &kind, 1), "torus.toml")
+    };
+    assert_eq!(shaped("[2, 2]").unwrap().devices(), 8);
+    let error = shaped("[2, 3]").unwrap_err().to_string();
+    assert!(error.contains("has size = 4, but its shape multiplies to 6; write size = 6"));
+    assert!(shaped("[]").unwrap_err().to_string().contains("it is no list of sizes"));
+    assert!(shaped("[0, 4]").unwrap_err().to_string().contains("no whole number from 1"));
+    let vast = shaped("[16777216, 16777216, 16777216]").unwrap_err().to_string();
+    assert!(vast.contains("shape multiplies to 18446744073709551615 devices"), "{vast}");
+    let unsized_torus =
+        GOOD.replacen("kind = \"switch\"\nsize = 4", "kind = \"torus\"\nshape = [4]", 1);
+    assert_eq!(Cluster::parse(&unsized_torus, "torus.toml").unwrap().dimensions[0].size, 4);
+}
+
+/// Rates and times over their whole ranges, so that every unit and fraction is written.
+fn rate(most: f64) -> impl Strategy<Value = f64> {
+    (0.0..most.log10()).prop_map(|exponent| 10f64.powf(exponent))
+}
+
+fn time() -> impl Strategy<Value = f64> {
+    prop_oneof![Just(0.0), (-12.0..3.0).prop_map(|exponent| 10f64.powf(exponent))]
+}
+
+fn efficiency() -> impl Strategy<Value = f64> {
+    prop_oneof![Just(1.0), 1e-9..1.0]
+}
+
+fn name() -> impl Strategy<Value = String> {
+    ".{0,12}".prop_map(|name| format!("n{name}"))
+}
+
+fn device() -> impl Strategy<Value = Device> {
+    let flops = || rate(1e24).prop_map(FlopsPerSec);
+    let peaks = (flops(), proptest::option::of(flops()), proptest::option::of(flops()));
+    let numbers = (efficiency(), efficiency(), 1u64..1 << 60, rate(1e18), time());
+    (name(), peaks, numbers).prop_map(|(name, (f32, tf32, fp8), numbers)| {
+        let (max_efficiency, memory_efficiency, memory, bandwidth, launch) = numbers;
+        Device {
+            name,
+            peak: Peak { f32, tf32, bf16: tf32, f16: fp8, fp8 },
+            max_efficiency,
+            memory: Bytes(memory),
+            memory_bandwidth: BytesPerSec(bandwidth),
+            memory_efficiency,
+            launch_overhead: Seconds(launch),
+        }
+    })
+}
+
+fn kind() -> impl Strategy<Value = (DimensionKind, u32)> {
+    let torus = (proptest::collection::vec(1u32..5, 1..4), any::<bool>());
+    let link = (1u32..9, proptest::option::of(rate(1e18)), proptest::option::of(time()));
+    let star = proptest::collection::vec(link, 1..6);
+    prop_oneof![
+        (1u32..100).prop_map(|size| (DimensionKind::Ring, size)),
+        (1u32..100).prop_map(|size| (DimensionKind::Switch, size)),
+        (1u32..100).prop_map(|size| (DimensionKind::FullyConnected, size)),
+        torus.prop_map(|(shape, wrap)| {
+            let size = shape.iter().product();
+            (DimensionKind::Torus { shape, wrap }, size)
+        }),
+        star.prop_map(|links| {
+            let size = links.len() as u32;
+            let links = links.into_iter().zip(0..).map(|((width, bandwidth, latency), member)| {
+                let (bandwidth, latency) = (bandwidth.map(BytesPerSec), latency.map(Seconds));
+                GraphLink { between: [member, size], width, bandwidth, latency }
+            });
+            (DimensionKind::Graph { switches: 1, links: links.collect() }, size)
+        }),
+    ]
+}
+
+fn cluster() -> impl Strategy<Value = Cluster> {
+    let numbers = (rate(1e18), time(), efficiency(), 1u32..9);
+    let dimensions = proptest::collection::vec((kind(), numbers, name()), 1..4);
+    (name(), any::<bool>(), device(), dimensions).prop_map(|(name, many, device, dimensions)| {
+        let dimensions: Vec<_> = dimensions
+            .into_iter()
+            .zip(0..)
+            .map(|(((kind, size), numbers, name), index)| {
+                let (bandwidth, latency, efficiency, devices_per_link) = numbers;
+                Dimension {
+                    name: format!("{index}{name}"),
+                    kind,
+                    size,
+                    bandwidth: BytesPerSec(bandwidth),
+                    latency: Seconds(latency),
+                    efficiency,
+                    devices_per_link,
+                }
+            })
+            .collect();
+        let hosts = if many { dimensions[0].size } else { 1 };
+        Cluster { name, hosts, device, dimensions }
+    })
+}
+
+proptest! {
+    #[test]
+    fn what_is_printed_parses_back_as_the_same_cluster(cluster in cluster()) {
+        let text = cluster.to_toml();
+        prop_assert_eq!(Cluster::parse(&text, "printed.toml"), Ok(cluster), "{}", text);
+    }
+
+    #[test]
+    fn no_text_breaks_the_parser(text in "(name|hosts|device|dimension|kind|size|[\\[\\]{}=\"\n 0-9a-z.-]){0,60}") {
+        let _ = Cluster::parse(&text, "noise.toml");
+    }
+}

@@ -1,0 +1,179 @@
+//! A cluster as text: the file that describes it, and the lines a person reads.
+
+use super::quantity::{self, FLOPS, RATE, TIME};
+use super::{Cluster, Device, Dimension, DimensionKind, FlopsPerSec, GraphLink, Peak};
+use std::fmt::Write;
+
+impl Cluster {
+    /// The cluster file: [`Cluster::parse`] reads it back as an equal cluster.
+    pub fn to_toml(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = self.write_toml(&mut text);
+        text
+    }
+
+    /// A few lines for people: what `paceline clusters` shows.
+    pub fn summary(&self) -> String {
+        let mut text = String::new();
+        let _ = self.write_summary(&mut text);
+        text
+    }
+
+    fn write_toml(&self, out: &mut String) -> std::fmt::Result {
+        writeln!(out, "name = {}", quoted(&self.name))?;
+        writeln!(out, "hosts = {}", self.hosts)?;
+        let Device { name, peak, max_efficiency, memory, .. } = &self.device;
+        let Device { memory_bandwidth, memory_efficiency, launch_overhead, .. } = &self.device;
+        writeln!(out, "\n[device]\nname = {}", quoted(name))?;
+        writeln!(out, "max_efficiency = {max_efficiency:?}")?;
+        writeln!(out, "memory = \"{}\"", quantity::write_bytes(*memory))?;
+        writeln!(out, "memory_bandwidth = \"{}\"", RATE.write(memory_bandwidth.0))?;
+        writeln!(out, "memory_efficiency = {memory_efficiency:?}")?;
+        writeln!(out, "launch_overhead = \"{}\"", TIME.write(launch_overhead.0))?;
+        writeln!(out, "\n[device.peak]")?;
+        for (name, rate) in rates(peak) {
+            writeln!(out, "{name} = \"{}\"", FLOPS.write(rate.0))?;
+        }
+        self.dimensions.iter().try_for_each(|dimension| write_dimension(out, dimension))
+    }
+
+    fn write_summary(&self, out: &mut String) -> std::fmt::Result {
+        let count = |n: u64, noun: &str| format!("{n} {noun}{}", if n == 1 { "" } else { "s" });
+        let (devices, hosts) = (count(self.devices(), "device"), count(self.hosts.into(), "host"));
+        writeln!(out, "{}: {devices} on {hosts}", self.name)?;
+        let labels = self.dimensions.iter().map(|d| d.name.chars().count());
+        let width = labels.chain(["device".len()]).max().unwrap_or(0);
+        let device = &self.device;
+        writeln!(
+            out,
+            "  {:width$}  {}, {} at {}",
+            "device",
+            device.name,
+            device.memory,
+            RATE.write(device.memory_bandwidth.0)
+        )?;
+        let rates: Vec<_> = rates(&device.peak)
+            .map(|(name, rate)| format!("{name} {}", FLOPS.write(rate.0)))
+            .collect();
+        let share = percent(device.max_efficiency);
+        writeln!(out, "  {:width$}  {} (large products sustain {share})", "", rates.join(", "))?;
+        for dimension in &self.dimensions {
+            let Dimension { name, bandwidth, latency, efficiency, devices_per_link, .. } =
+                dimension;
+            let shared = match devices_per_link {
+                0 | 1 => String::new(),
+                sharing => format!(" shared by {sharing} devices"),
+            };
+            writeln!(
+                out,
+                "  {name:width$}  {}, links of {}{shared} ({} achievable), {latency}",
+                shape(dimension),
+                RATE.write(bandwidth.0),
+                percent(*efficiency)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn write_dimension(out: &mut String, dimension: &Dimension) -> std::fmt::Result {
+    writeln!(out, "\n[[dimension]]\nname = {}", quoted(&dimension.name))?;
+    writeln!(out, "kind = \"{}\"", dimension.kind.name())?;
+    writeln!(out, "size = {}", dimension.size)?;
+    writeln!(out, "bandwidth = \"{}\"", RATE.write(dimension.bandwidth.0))?;
+    writeln!(out, "latency = \"{}\"", TIME.write(dimension.latency.0))?;
+    writeln!(out, "efficiency = {:?}", dimension.efficiency)?;
+    writeln!(out, "devices_per_link = {}", dimension.devices_per_link)?;
+    match &dimension.kind {
+        DimensionKind::Ring | DimensionKind::Switch | DimensionKind::FullyConnected => Ok(()),
+        DimensionKind::Torus { shape, wrap } => {
+            writeln!(out, "shape = {shape:?}\nwrap = {wrap}")
+        }
+        DimensionKind::Graph { switches, links } => {
+            writeln!(out, "switches = {switches}\nlinks = [")?;
+            for link in links {
+                let GraphLink { between, width, bandwidth, latency } = link;
+                write!(out, "  {{ between = {between:?}, width = {width}")?;
+                if let Some(bandwidth) = bandwidth {
+                    write!(out, ", bandwidth = \"{}\"", RATE.write(bandwidth.0))?;
+                }
+                if let Some(latency) = latency {
+                    write!(out, ", latency = \"{}\"", TIME.write(latency.0))?;
+                }
+                writeln!(out, " }},")?;
+            }
+            writeln!(out, "]")
+        }
+    }
+}
+
+/// The rates a device has, by their names in the file.
+fn rates(peak: &Peak) -> impl Iterator<Item = (&'static str, FlopsPerSec)> {
+    let Peak { f32, tf32, bf16, f16, fp8 } = *peak;
+    [("f32", Some(f32)), ("tf32", tf32), ("bf16", bf16), ("f16", f16), ("fp8", fp8)]
+        .into_iter()
+        .filter_map(|(name, rate)| Some((name, rate?)))
+}
+
+fn shape(dimension: &Dimension) -> String {
+    let size = dimension.size;
+    match &dimension.kind {
+        DimensionKind::Ring | DimensionKind::Switch => {
+            format!("{} of {size}", dimension.kind.name())
+        }
+        DimensionKind::FullyConnected => format!("{size} fully connected"),
+        DimensionKind::Torus { shape, wrap } => {
+            let shape: Vec<_> = shape.iter().map(u32::to_string).collect();
+            format!("{} {}", if *wrap { "torus" } else { "mesh" }, shape.join("×"))
+        }
+        DimensionKind::Graph { links, .. } => format!("graph of {size}, {} edges", links.len()),
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+/// A TOML string with whatever escapes the text needs.
+fn quoted(text: &str) -> String {
+    toml::Value::from(text).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::preset;
+
+    #[test]
+    fn a_summary_reads_well() {
+        let text = preset::get("dgx-a100:128").unwrap().summary();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "dgx-a100:128: 1024 devices on 128 hosts");
+        assert_eq!(lines[1], "  device      A100-SXM4-80GB, 80.0 GiB at 2.039 TB/s");
+        assert!(lines[2].contains("tf32 156 TFLOP/s, bf16 312 TFLOP/s, f16 312 TFLOP/s ("));
+        assert!(lines[3].starts_with("  nvlink      switch of 8, links of 300 GB/s ("));
+        assert!(lines[4].starts_with("  infiniband  switch of 128, links of 25 GB/s ("));
+        assert_eq!(lines.len(), 5);
+    }
+
+    #[test]
+    fn a_summary_names_shapes_and_sharing() {
+        let pod = preset::get("tpu-v4").unwrap().summary();
+        assert!(pod.contains("torus 16×16×16"), "{pod}");
+        let dgx1 = preset::get("dgx1-v100:2").unwrap().summary();
+        assert!(dgx1.contains("graph of 8, 16 edges"), "{dgx1}");
+        assert!(dgx1.contains("shared by 2 devices"), "{dgx1}");
+        let one = preset::get("laptop").unwrap().summary();
+        assert!(one.starts_with("laptop: 2 devices on 1 host\n"), "{one}");
+    }
+
+    #[test]
+    fn json_keeps_the_kind_beside_the_size() {
+        let value = toml::Value::try_from(preset::get("tpu-v4").unwrap()).unwrap();
+        let ici = &value["dimensions"][0];
+        assert_eq!(ici["kind"].as_str(), Some("torus"));
+        assert_eq!(ici["size"].as_integer(), Some(4096));
+        assert_eq!(ici["shape"][2].as_integer(), Some(16));
+        assert_eq!(value["device"]["peak"]["bf16"].as_float(), Some(275e12));
+    }
+}

@@ -1,0 +1,290 @@
+//! Numbers with units as people write them ("80 GiB", "300 GB/s", "5 us"), read strictly and
+//! written back exactly.
+//!
+//! A decimal unit only moves the decimal point, so texts are scaled as text and rounded once:
+//! "5 us" is the float nearest to 0.000005, and what is written reads back as the same bits.
+
+use paceline_plan::units::Bytes;
+
+/// A measured kind of thing, with its units and the values that can be meant.
+pub(super) struct Quantity {
+    /// What the number is called in messages.
+    pub(super) noun: &'static str,
+    /// A value as one would write it.
+    pub(super) example: &'static str,
+    units: &'static [Unit],
+    least: f64,
+    most: f64,
+}
+
+struct Unit {
+    name: &'static str,
+    /// The unit is ten to this power of the base unit,
+    exponent: i32,
+    /// over this.
+    divisor: f64,
+}
+
+const fn unit(name: &'static str, exponent: i32) -> Unit {
+    Unit { name, exponent, divisor: 1.0 }
+}
+
+const fn bits(name: &'static str, exponent: i32) -> Unit {
+    Unit { name, exponent, divisor: 8.0 }
+}
+
+/// Bytes a second; network rates may be given in bits.
+pub(super) const RATE: Quantity = Quantity {
+    noun: "a rate",
+    example: "\"300 GB/s\"",
+    units: &[
+        unit("TB/s", 12),
+        unit("GB/s", 9),
+        unit("MB/s", 6),
+        unit("kB/s", 3),
+        unit("B/s", 0),
+        bits("Tbit/s", 12),
+        bits("Gbit/s", 9),
+        bits("Mbit/s", 6),
+        bits("kbit/s", 3),
+        bits("bit/s", 0),
+    ],
+    least: 1.0,
+    most: 1e18,
+};
+
+/// Floating-point operations a second.
+pub(super) const FLOPS: Quantity = Quantity {
+    noun: "an arithmetic rate",
+    example: "\"312 TFLOP/s\"",
+    units: &[
+        unit("PFLOP/s", 15),
+        unit("TFLOP/s", 12),
+        unit("GFLOP/s", 9),
+        unit("MFLOP/s", 6),
+        unit("FLOP/s", 0),
+    ],
+    least: 1.0,
+    most: 1e24,
+};
+
+/// Seconds; a latency may be nothing.
+pub(super) const TIME: Quantity = Quantity {
+    noun: "a time",
+    example: "\"5 us\"",
+    units: &[unit("s", 0), unit("ms", -3), unit("us", -6), unit("µs", -6), unit("ns", -9)],
+    least: 0.0,
+    most: 1e3,
+};
+
+impl Quantity {
+    /// The value of a text, in the base unit.
+    pub(super) fn read(&self, text: &str) -> Result<f64, String> {
+        let (number, name) = split(text)?;
+        let Some(unit) = self.units.iter().find(|unit| unit.name == name) else {
+            let names: Vec<_> = self.units.iter().map(|unit| unit.name).collect();
+            return Err(unknown_unit(name, &names));
+        };
+        // Shifting the exponent in the text leaves a single rounding, by the float parser.
+        let shifted: f64 = format!("{number}e{}", unit.exponent)
+            .parse()
+            .map_err(|_| format!("'{number}' is no number"))?;
+        self.check(shifted / unit.divisor)
+    }
+
+    /// A bare number, taken in the base unit, if it can be meant.
+    pub(super) fn check(&self, value: f64) -> Result<f64, String> {
+        if (self.least..=self.most).contains(&value) {
+            Ok(value + 0.0) // Turns the one negative value in range, −0, into 0.
+        } else {
+            let (least, most) = (self.write(self.least), self.write(self.most));
+            Err(format!("{} lies between {least} and {most}", self.noun))
+        }
+    }
+
+    /// The shortest text that reads back as exactly this value.
+    pub(super) fn write(&self, value: f64) -> String {
+        let scientific = format!("{value:e}");
+        let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+        let exponent: i32 = exponent.parse().unwrap_or(0);
+        let mut own = self.units.iter().filter(|unit| unit.divisor == 1.0);
+        let fitting = own.clone().find(|unit| unit.exponent <= exponent || value == 0.0);
+        let Some(unit) = fitting.or(own.next_back()) else { return scientific };
+        let digits: String = mantissa.chars().filter(char::is_ascii_digit).collect();
+        format!("{} {}", place_point(&digits, exponent - unit.exponent + 1), unit.name)
+    }
+}
+
+/// Bytes of a text like "80 GiB"; a whole number of them.
+pub(super) fn read_bytes(text: &str) -> Result<Bytes, String> {
+    let (number, name) = split(text)?;
+    let Some((_, scale)) = BYTE_UNITS.iter().find(|(unit, _)| *unit == name) else {
+        return Err(unknown_unit(name, &BYTE_UNITS.map(|(unit, _)| unit)));
+    };
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if number.len() > 20 {
+        return Err(format!("'{number}' has more digits than any memory"));
+    }
+    // At most 20 digits times at most 2^40 stays below 2^107.
+    let digits: u128 =
+        format!("{whole}{fraction}").parse().map_err(|_| format!("'{number}' is no number"))?;
+    let scaled = digits * u128::from(*scale);
+    let tens = 10u128.pow(fraction.len() as u32);
+    if !scaled.is_multiple_of(tens) {
+        return Err("this is not a whole number of bytes".into());
+    }
+    check_bytes(scaled / tens)
+}
+
+/// A bare number of bytes, if it can be meant.
+pub(super) fn check_bytes(bytes: u128) -> Result<Bytes, String> {
+    match u64::try_from(bytes) {
+        Ok(bytes @ 1..=MOST_BYTES) => Ok(Bytes(bytes)),
+        _ => Err(format!("a memory size lies between 1 B and {}", write_bytes(Bytes(MOST_BYTES)))),
+    }
+}
+
+/// The text with the largest unit that divides the bytes.
+pub(super) fn write_bytes(bytes: Bytes) -> String {
+    let (name, scale) = BYTE_UNITS
+        .into_iter()
+        .filter(|(_, scale)| bytes.0.is_multiple_of(*scale))
+        .max_by_key(|(_, scale)| *scale)
+        .filter(|_| bytes.0 > 0)
+        .unwrap_or(("B", 1));
+    format!("{} {name}", bytes.0 / scale)
+}
+
+/// A memory size as one would write it.
+pub(super) const BYTES_EXAMPLE: &str = "\"80 GiB\"";
+
+const MOST_BYTES: u64 = 1 << 60;
+
+const BYTE_UNITS: [(&str, u64); 9] = [
+    ("B", 1),
+    ("kB", 1_000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+    ("TB", 1_000_000_000_000),
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("TiB", 1 << 40),
+];
+
+/// Parts "1.5 GB" at the unit. Digits, at most one point between digits, at most one space.
+fn split(text: &str) -> Result<(&str, &str), String> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, rest) = text.split_at(end);
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+    if whole.is_empty() || fraction.is_empty() || fraction.contains('.') {
+        return Err("it does not begin with a plain positive number".into());
+    }
+    match rest.strip_prefix(' ').unwrap_or(rest) {
+        "" => Err("the unit is missing".into()),
+        unit => Ok((number, unit)),
+    }
+}
+
+fn unknown_unit(name: &str, known: &[&str]) -> String {
+    format!("unknown unit '{name}' (known: {})", known.join(", "))
+}
+
+/// Digits with the decimal point behind the first `point` of them.
+fn place_point(digits: &str, point: i32) -> String {
+    match usize::try_from(point) {
+        Err(_) | Ok(0) => format!("0.{}{digits}", "0".repeat(point.unsigned_abs() as usize)),
+        Ok(point) if point >= digits.len() => {
+            format!("{digits}{}", "0".repeat(point - digits.len()))
+        }
+        Ok(point) => format!("{}.{}", &digits[..point], &digits[point..]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn units_mean_what_they_say() {
+        assert_eq!(RATE.read("300 GB/s"), Ok(300e9));
+        assert_eq!(RATE.read("200 Gbit/s"), Ok(25e9));
+        assert_eq!(RATE.read("3.35TB/s"), Ok(3.35e12));
+        assert_eq!(FLOPS.read("312 TFLOP/s"), Ok(312e12));
+        assert_eq!(TIME.read("5 us"), Ok(5e-6), "rounded once: 5 × 1e-6 is another float");
+        assert_eq!(TIME.read("5 µs"), Ok(5e-6));
+        assert_eq!(TIME.read("0 s"), Ok(0.0));
+        assert_eq!(read_bytes("80 GB"), Ok(Bytes(80_000_000_000)));
+        assert_eq!(read_bytes("80 GiB"), Ok(Bytes(80 << 30)));
+        assert_eq!(read_bytes("1.5 KiB"), Ok(Bytes(1536)));
+    }
+
+    #[test]
+    fn nothing_is_guessed() {
+        for text in ["", "GB/s", "300", "300 ", "300  GB/s", "-300 GB/s", "+1 GB/s", "1e3 GB/s"] {
+            assert!(RATE.read(text).is_err(), "{text:?}");
+        }
+        for text in ["300 gb/s", "300 Gb/s", "300 GBps", "300 GiB/s", ".5 GB/s", "1. GB/s"] {
+            assert!(RATE.read(text).is_err(), "{text:?}");
+        }
+        let error = RATE.read("200 Gb/s").unwrap_err();
+        assert!(error.starts_with("unknown unit 'Gb/s' (known: TB/s"), "{error}");
+        assert!(error.contains("Gbit/s"), "{error}");
+        assert_eq!(read_bytes("1.5 B").unwrap_err(), "this is not a whole number of bytes");
+    }
+
+    #[test]
+    fn absurd_values_are_refused() {
+        assert_eq!(RATE.read("0 B/s").unwrap_err(), "a rate lies between 1 B/s and 1000000 TB/s");
+        assert!(RATE.read(&format!("{} TB/s", "9".repeat(400))).is_err());
+        for value in [0.0, -1.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MIN_POSITIVE] {
+            assert!(RATE.check(value).is_err(), "{value}");
+            assert!(FLOPS.check(value).is_err(), "{value}");
+        }
+        assert!(TIME.check(-1e-9).is_err() && TIME.check(f64::NAN).is_err());
+        assert!(TIME.check(-0.0).unwrap().is_sign_positive());
+        assert!(read_bytes("0 B").is_err() && read_bytes("99999999999 TiB").is_err());
+        assert!(read_bytes(&format!("{} B", "9".repeat(400))).is_err());
+        assert!(check_bytes(u128::MAX).is_err());
+    }
+
+    #[test]
+    fn values_are_written_with_the_unit_that_fits() {
+        assert_eq!(RATE.write(2.5e10), "25 GB/s");
+        assert_eq!(RATE.write(2.039e12), "2.039 TB/s");
+        assert_eq!(FLOPS.write(19.5e12), "19.5 TFLOP/s");
+        assert_eq!(FLOPS.write(4500e12), "4.5 PFLOP/s");
+        assert_eq!(TIME.write(2e-6), "2 us");
+        assert_eq!(TIME.write(1.5e-12), "0.0015 ns");
+        assert_eq!(TIME.write(0.0), "0 s");
+        assert_eq!(write_bytes(Bytes(80 << 30)), "80 GiB");
+        assert_eq!(write_bytes(Bytes(80_000_000_000)), "80 GB");
+        assert_eq!(write_bytes(Bytes(81_559 << 20)), "81559 MiB");
+        assert_eq!(write_bytes(Bytes(0)), "0 B");
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_reads_back(exponent in -14.0f64..18.0) {
+            let value = 10f64.powf(exponent);
+            if value <= 1e3 {
+                prop_assert_eq!(TIME.read(&TIME.write(value)), Ok(value));
+            }
+            if value >= 1.0 {
+                prop_assert_eq!(RATE.read(&RATE.write(value)), Ok(value));
+                prop_assert_eq!(FLOPS.read(&FLOPS.write(value)), Ok(value));
+            }
+        }
+
+        #[test]
+        fn bytes_that_are_written_read_back(bytes in 1..=MOST_BYTES) {
+            prop_assert_eq!(read_bytes(&write_bytes(Bytes(bytes))), Ok(Bytes(bytes)));
+        }
+
+        #[test]
+        fn no_text_breaks_the_reader(text in ".{0,24}") {
+            let _ = (RATE.read(&text), TIME.read(&text), read_bytes(&text));
+        }
+    }
+}
