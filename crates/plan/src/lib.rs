@@ -15,6 +15,7 @@ pub mod program;
 pub mod schedule;
 pub mod spec;
 pub mod strategy;
+pub mod summary;
 pub mod trace;
 pub mod units;
 pub mod validate;

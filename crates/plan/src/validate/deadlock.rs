@@ -170,15 +170,26 @@ impl<'a> DryRun<'a> {
         let (role, op) = numbers.op(head);
         for &other in self.links.of(head).iter().filter(|&&other| !self.ops[other as usize].started)
         {
-            let behind = self.lanes[self.lane(other) as usize].head;
-            let ((other_role, other), (behind_role, behind)) =
-                (numbers.op(other), numbers.op(behind));
+            let (other_role, other_op) = numbers.op(other);
+            let (_, behind) = numbers.op(self.culprit(other));
             let kind = ViolationKind::Deadlock {
                 rank: report.plan.representative(other_role),
-                other: report.site(other_role, self.section, other),
-                behind: report.site(behind_role, self.section, behind),
+                other: report.site(other_role, self.section, other_op),
+                behind: report.site(other_role, self.section, behind),
             };
             report.op(role, self.section, op, kind);
         }
+    }
+
+    /// The op of the same role that keeps an op from starting, and is itself stuck on others.
+    /// Lanes and `after` edges only lead backwards, so the search ends.
+    fn culprit(&self, op: u32) -> u32 {
+        let mut lane = self.lane(op);
+        while !self.ops[self.lanes[lane as usize].head as usize].started
+            && let Some(blocker) = self.blocker(lane)
+        {
+            lane = self.lane(blocker);
+        }
+        self.lanes[lane as usize].head
     }
 }

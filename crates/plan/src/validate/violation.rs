@@ -357,13 +357,13 @@ pub enum ViolationKind {
         found: u64,
     },
     /// The plan would hang here.
-    #[error("waits for ever for {other} on rank {rank}, which is stuck behind {behind}")]
+    #[error("waits for ever for {other} on rank {rank}, which waits for {behind}")]
     Deadlock {
         /// The rank it waits for.
         rank: Rank,
         /// The op that never starts.
         other: Site,
-        /// The op at the head of that op's lane.
+        /// The op of that rank which keeps it from starting, and waits for ever itself.
         behind: Site,
     },
 

@@ -1,0 +1,180 @@
+//! Figures that every lecture on the subject derives, coming out of real plans.
+
+use paceline_plan::DType;
+use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern};
+use paceline_plan::lower::lower;
+use paceline_plan::model::{Activation, Model, ModelKind, Shape, built_in};
+use paceline_plan::program::MemoryKind;
+use paceline_plan::schedule::{self, ScheduleKind};
+use paceline_plan::strategy::{Strategy, Sync, Zero};
+use paceline_plan::summary::summarize;
+use paceline_plan::units::Bytes;
+
+/// A model whose tensors are all whole numbers of blocks, so that padding does not blur the sums.
+fn even_model(layers: u64) -> Model {
+    let shape = Shape {
+        kind: ModelKind::Llama,
+        layers,
+        d_model: 1024,
+        heads: 8,
+        kv_heads: 8,
+        head_dim: 128,
+        ffn: 4096,
+        seq: 128,
+        max_positions: 0,
+        vocab: 2048,
+        tied: false,
+        activation: Activation::SwiGlu,
+        norm_eps: 1e-5,
+        rope_theta: 10000.0,
+    };
+    Model::new("even", shape).unwrap()
+}
+
+#[test]
+fn bubbles_of_plans_are_those_of_the_papers() {
+    // Huang et al. (arXiv 1811.06965) and Narayanan et al. (arXiv 2104.04473): (p−1)/(m+p−1), and
+    // (p−1)/(V·m+p−1) interleaved.
+    for (p, m) in [(2, 4), (4, 4), (4, 8), (8, 32)] {
+        for kind in [ScheduleKind::GPipe, ScheduleKind::OneFOneB] {
+            let plan = lower(
+                &even_model(16),
+                &Strategy { pp: p, global_batch: m, seq: 128, schedule: kind, ..Default::default() },
+            )
+            .unwrap();
+            let expected = f64::from(p - 1) / (m as f64 + f64::from(p - 1));
+            let got = summarize(&plan).bubble_fraction;
+            assert!((got - expected).abs() < 1e-12, "{kind} {p} {m}: {got} {expected}");
+        }
+        let chunks = 2;
+        let schedule = ScheduleKind::Interleaved { chunks };
+        let strategy = Strategy { pp: p, global_batch: m, seq: 128, schedule, ..Default::default() };
+        let plan = lower(&even_model(16), &strategy).unwrap();
+        let expected = f64::from(p - 1) / (f64::from(chunks) * m as f64 + f64::from(p - 1));
+        let got = summarize(&plan).bubble_fraction;
+        assert!((got - expected).abs() < 1e-12, "{p} {m}: {got} {expected}");
+    }
+}
+
+#[test]
+fn three_stages_and_three_microbatches_are_busy_sixty_percent_of_the_time() {
+    let order = schedule::order(ScheduleKind::GPipe, 3, 3).unwrap();
+    let bubble = schedule::bubble(&order, 1, 1).unwrap();
+    assert!((1.0 - bubble.fraction - 0.6).abs() < 1e-12);
+}
+
+#[test]
+fn ring_all_reduce_takes_2p_minus_2_rounds_and_sends_2n_p_minus_1_over_p() {
+    for p in [2_u32, 4, 8, 16, 256] {
+        let n = 1_u64 << 20;
+        let ring =
+            Pattern::new(CollectiveKind::AllReduce, Algorithm::Ring, Order::Free, p, 0).unwrap();
+        let counts = ring.counts(Bytes(n));
+        assert_eq!(counts.rounds, 2 * (p - 1));
+        assert_eq!(counts.bytes_sent_per_rank_max, Bytes(2 * n * u64::from(p - 1) / u64::from(p)));
+    }
+}
+
+#[test]
+fn one_parameter_server_takes_p_times_n() {
+    // ResNet-50's 97.5 MiB of f32 gradients, 256 ranks, 3 iterations a second: 73.1 GiB/s each way.
+    let mebibyte = f64::from(1 << 20);
+    let n = (97.5 * mebibyte) as u64;
+    let (ranks, per_second) = (256, 3.0);
+    let pattern = Pattern::new(
+        CollectiveKind::AllReduce,
+        Algorithm::ParameterServer { servers: 1 },
+        Order::Canonical,
+        // The server is a rank of the group that has gradients of its own.
+        ranks + 1,
+        0,
+    )
+    .unwrap();
+    let counts = pattern.counts(Bytes(n));
+    let gibibytes = |b: Bytes| b.as_f64() * per_second / f64::from(1 << 30);
+    assert!((gibibytes(counts.bytes_received_per_rank_max) - 73.1).abs() < 0.05);
+    assert!((gibibytes(counts.bytes_sent_per_rank_max) - 73.1).abs() < 0.05);
+    assert_eq!(counts.fan_in_max, ranks);
+}
+
+#[test]
+fn a_server_of_a_plan_receives_every_replicas_gradients() {
+    let model = even_model(2);
+    let (dp, gradients) = (4, 4 * model.parameters());
+    for servers in [1_u32, 2] {
+        let strategy = Strategy {
+            dp,
+            leaves: dp,
+            global_batch: u64::from(dp),
+            seq: 128,
+            sync: Sync::Servers(servers),
+            ..Default::default()
+        };
+        let plan = lower(&model, &strategy).unwrap();
+        assert_eq!(plan.mesh.world(), dp + servers);
+        let traffic = summarize(&plan).traffic["ps"];
+        // What a server sends back is as much as it receives: P·N shared among the servers. Several
+        // servers also sum the norm among themselves.
+        let expected = f64::from(dp) * gradients as f64 / f64::from(servers);
+        assert!((traffic.bytes.as_f64() / expected - 1.0).abs() < 1e-3, "{traffic:?} {expected}");
+    }
+}
+
+/// Rajbhandari et al. (arXiv 1910.02054, figure 1) with 2-byte gradients: 16ψ, 4ψ + 12ψ/N,
+/// 2ψ + 14ψ/N, 16ψ/N.
+#[test]
+fn zero_divides_the_model_state_as_published() {
+    let model = even_model(2);
+    let psi = model.parameters() as f64;
+    let n = 8;
+    let state = |zero: Zero| {
+        let strategy = Strategy {
+            dp: n,
+            leaves: n,
+            zero,
+            global_batch: u64::from(n),
+            seq: 128,
+            dtype: DType::Bf16,
+            grad_dtype: DType::Bf16,
+            order: Order::Free,
+            bucket: Bytes(0),
+            ..Default::default()
+        };
+        let plan = lower(&model, &strategy).unwrap();
+        let memory = plan.programs[0].memory;
+        let kinds = [MemoryKind::Parameters, MemoryKind::Gradients, MemoryKind::Optimizer];
+        kinds.into_iter().map(|k| memory.of(k).as_f64()).sum::<f64>()
+    };
+    let n = f64::from(n);
+    let expected = [
+        (Zero::None, 16.0 * psi),
+        (Zero::Optimizer, 4.0 * psi + 12.0 * psi / n),
+        (Zero::Gradients, 2.0 * psi + 14.0 * psi / n),
+        (Zero::Parameters, 16.0 * psi / n),
+    ];
+    for (zero, bytes) in expected {
+        let got = state(zero);
+        // The loss and, with ZeRO, the padding of the last bucket are all that may differ.
+        assert!((got / bytes - 1.0).abs() < 1e-3, "ZeRO-{zero}: {got} bytes, published {bytes}");
+    }
+}
+
+#[test]
+fn sixty_five_thousand_ranks_share_eight_programs() {
+    let model = built_in::get("gpt3-175b").unwrap().unwrap();
+    let strategy = Strategy {
+        tp: 8,
+        pp: 8,
+        dp: 1024,
+        leaves: 1024,
+        global_batch: 98304,
+        seq: model.seq,
+        schedule: ScheduleKind::Interleaved { chunks: 3 },
+        dtype: DType::Bf16,
+        ..Default::default()
+    };
+    let plan = lower(&model, &strategy).unwrap();
+    assert_eq!((plan.mesh.world(), plan.programs.len()), (65536, 8));
+    let bubble = summarize(&plan).bubble_fraction;
+    assert!((bubble - 7.0 / (3.0 * 96.0 + 7.0)).abs() < 1e-12, "{bubble}");
+}
