@@ -3,8 +3,8 @@
 //! The loss of a row is `ln(sum of exp(l - max)) - (l[target] - max)`. It is computed in the parts
 //! that the vocabulary-parallel loss of Megatron-LM needs (Shoeybi et al., 2019, section 3): the
 //! largest logit of each row, then two sums, with a reduction over the shards after each; the
-//! logits themselves are never gathered. A shard holds the logits of rows `first..first + width` of
-//! the vocabulary. Without shards the same functions are called one after the other.
+//! logits themselves are never gathered. A shard holds the logits of some [`Columns`] of the
+//! vocabulary. Without shards the same functions are called one after the other.
 
 use crate::Rows;
 use crate::embedding::local;
@@ -13,15 +13,45 @@ use crate::lanes;
 use crate::math::{exp, ln_f64};
 use crate::shape::expect_len;
 
+/// What the columns of a shard's logits stand for: column `c` is word `first + c` of the vocabulary
+/// if `c < valid`. A vocabulary that its shards cannot share equally is padded; the columns behind
+/// are those of no word, whatever they hold is ignored, and their gradient is zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Columns {
+    /// The word of the first column.
+    pub first: u32,
+    /// How many columns stand for words, at most the width of a row.
+    pub valid: usize,
+}
+
+impl Columns {
+    /// The column of a word, if it is held here.
+    #[inline(always)]
+    fn of(self, word: u32) -> Option<usize> {
+        local(word, self.first, self.valid)
+    }
+
+    #[track_caller]
+    fn expect_within(self, shape: Rows) {
+        assert!(
+            self.valid <= shape.width,
+            "{} columns stand for words, but a row has {}",
+            self.valid,
+            shape.width,
+        );
+    }
+}
+
 /// `max[row]` = the largest logit of the row held here; to be reduced by maximum over shards.
-pub fn row_max(shape: Rows, logits: &[f32], max: &mut [f32]) {
+pub fn row_max(shape: Rows, columns: Columns, logits: &[f32], max: &mut [f32]) {
     expect_len("logits", logits.len(), &[shape.rows, shape.width]);
     expect_len("max", max.len(), &[shape.rows]);
+    columns.expect_within(shape);
     vectorised(
         #[inline(always)]
         || {
             for (row, max) in max.iter_mut().enumerate() {
-                *max = lanes::max(&logits[shape.range(row)]);
+                *max = lanes::max(&logits[shape.range(row)][..columns.valid]);
             }
         },
     );
@@ -31,7 +61,7 @@ pub fn row_max(shape: Rows, logits: &[f32], max: &mut [f32]) {
 /// second is zero where another shard holds the target.
 pub fn softmax_stats(
     shape: Rows,
-    first: u32,
+    columns: Columns,
     logits: &[f32],
     max: &[f32],
     targets: &[u32],
@@ -41,14 +71,15 @@ pub fn softmax_stats(
     expect_len("max", max.len(), &[shape.rows]);
     expect_len("targets", targets.len(), &[shape.rows]);
     expect_len("stats", stats.len(), &[shape.rows, 2]);
+    columns.expect_within(shape);
     vectorised(
         #[inline(always)]
         || {
             let rows = max.iter().zip(targets).zip(stats.as_chunks_mut::<2>().0).enumerate();
             for (row, ((&max, &target), stats)) in rows {
-                let logits = &logits[shape.range(row)];
+                let logits = &logits[shape.range(row)][..columns.valid];
                 let sum = lanes::sum([logits], |[l]| exp(l - max));
-                let target = local(target, first, shape.width).map_or(0.0, |t| logits[t] - max);
+                let target = columns.of(target).map_or(0.0, |t| logits[t] - max);
                 *stats = [sum, target];
             }
         },
@@ -76,7 +107,7 @@ pub fn sum(loss: &[f32]) -> f32 {
 #[expect(clippy::too_many_arguments, reason = "one name per tensor of the operator")]
 pub fn input_gradient(
     shape: Rows,
-    first: u32,
+    columns: Columns,
     scale: f32,
     logits: &[f32],
     max: &[f32],
@@ -86,14 +117,14 @@ pub fn input_gradient(
 ) {
     expect_len("dlogits", dlogits.len(), &[logits.len()]);
     dlogits.copy_from_slice(logits);
-    input_gradient_in_place(shape, first, scale, max, stats, targets, dlogits);
+    input_gradient_in_place(shape, columns, scale, max, stats, targets, dlogits);
 }
 
 /// [`input_gradient`], replacing the logits by their gradient: they are the largest activation of
 /// a language model, and nothing needs them afterwards.
 pub fn input_gradient_in_place(
     shape: Rows,
-    first: u32,
+    columns: Columns,
     scale: f32,
     max: &[f32],
     stats: &[f32],
@@ -104,19 +135,21 @@ pub fn input_gradient_in_place(
     expect_len("max", max.len(), &[shape.rows]);
     expect_len("targets", targets.len(), &[shape.rows]);
     expect_len("stats", stats.len(), &[shape.rows, 2]);
+    columns.expect_within(shape);
     vectorised(
         #[inline(always)]
         || {
             let rows = max.iter().zip(targets).zip(stats.as_chunks::<2>().0).enumerate();
             for (row, ((&max, &target), &[sum, _])) in rows {
-                let logits = &mut logits[shape.range(row)];
+                let (logits, padding) = logits[shape.range(row)].split_at_mut(columns.valid);
                 let share = scale / sum;
                 for l in logits.iter_mut() {
                     *l = exp(*l - max) * share;
                 }
-                if let Some(target) = local(target, first, shape.width) {
+                if let Some(target) = columns.of(target) {
                     logits[target] -= scale;
                 }
+                padding.fill(0.0);
             }
         },
     );
@@ -136,7 +169,8 @@ mod tests {
             .collect()
     }
 
-    /// Runs the loss as `cuts` shards would, with the reductions in between.
+    /// Runs the loss as `cuts` shards would, with the reductions in between. Every shard has a
+    /// column of padding, which must count for nothing.
     fn sharded(
         shape: Rows,
         targets: &[u32],
@@ -148,34 +182,38 @@ mod tests {
         edges.extend(cuts.iter().map(|c| c.min(&width)));
         edges.push(width);
         edges.sort();
-        let shards: Vec<(u32, Rows, Vec<f32>)> = edges
+        let shards: Vec<(Columns, Rows, Vec<f32>)> = edges
             .windows(2)
             .map(|w| {
-                let part = (0..rows).flat_map(|r| &logits[r * width + w[0]..r * width + w[1]]);
-                (w[0] as u32, Rows { rows, width: w[1] - w[0] }, part.copied().collect())
+                let words = |r: usize| logits[r * width + w[0]..r * width + w[1]].iter().copied();
+                let part = (0..rows).flat_map(|r| words(r).chain([f32::INFINITY])).collect();
+                let valid = w[1] - w[0];
+                (Columns { first: w[0] as u32, valid }, Rows { rows, width: valid + 1 }, part)
             })
             .collect();
         let mut max = vec![f32::NEG_INFINITY; rows];
-        for (_, shape, logits) in &shards {
+        for (columns, shape, logits) in &shards {
             let mut part = vec![f32::NAN; rows];
-            row_max(*shape, logits, &mut part);
+            row_max(*shape, *columns, logits, &mut part);
             max.iter_mut().zip(part).for_each(|(m, p)| *m = m.max(p));
         }
         let mut stats = vec![0.0; 2 * rows];
-        for (first, shape, logits) in &shards {
+        for (columns, shape, logits) in &shards {
             let mut part = vec![f32::NAN; 2 * rows];
-            softmax_stats(*shape, *first, logits, &max, targets, &mut part);
+            softmax_stats(*shape, *columns, logits, &max, targets, &mut part);
             stats.iter_mut().zip(part).for_each(|(s, p)| *s += p);
         }
         let mut loss = vec![f32::NAN; rows];
         cross_entropy(&stats, &mut loss);
         let mut dlogits = vec![f32::NAN; rows * width];
-        for (first, s, logits) in &shards {
+        for (columns, s, logits) in &shards {
             let mut part = vec![f32::NAN; logits.len()];
-            input_gradient(*s, *first, 0.25, logits, &max, &stats, targets, &mut part);
+            input_gradient(*s, *columns, 0.25, logits, &max, &stats, targets, &mut part);
             for r in 0..rows {
-                let start = r * width + *first as usize;
-                dlogits[start..start + s.width].copy_from_slice(&part[s.range(r)]);
+                let start = r * width + columns.first as usize;
+                let (words, padding) = part[s.range(r)].split_at(columns.valid);
+                dlogits[start..start + columns.valid].copy_from_slice(words);
+                assert_eq!(padding, [0.0]);
             }
         }
         (loss, dlogits)

@@ -16,6 +16,7 @@ pub mod schedule;
 pub mod spec;
 pub mod strategy;
 pub mod summary;
+pub mod text;
 pub mod trace;
 pub mod units;
 pub mod validate;

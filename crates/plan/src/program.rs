@@ -9,8 +9,9 @@
 //! visible here.
 //!
 //! **Copies.** Activations of several microbatches are alive at once, so a buffer may have several
-//! copies. An op of microbatch k works on copy k mod copies of each buffer it names, where k counts on
-//! from iteration to iteration.
+//! copies. An op of running microbatch k works on copy k mod copies of each buffer it names, where
+//! k = iteration × microbatches of an iteration + the op's own number. That number may reach beyond the
+//! iteration: a pipeline without flush runs ahead. The epilogue counts as the iteration after the last.
 
 use crate::collective::{Algorithm, CollectiveKind, Order, Reduction};
 use crate::dtype::DType;

@@ -32,18 +32,21 @@ pub(super) fn program(context: &mut Context, server: u32) -> Program {
         buckets: Vec::new(),
         body: Section::default(),
     };
-    let mut ready = Vec::new();
-    // The replicas declare a tied table once, where its first use in the backward pass stands.
-    let mut tied = false;
+    // The replicas hold a tied table once, and send it last, when both uses' gradients are summed.
+    let mut tied = None;
     for shape in &shapes {
-        if shape.tied && std::mem::replace(&mut tied, true) {
-            continue;
+        if tied.is_none() || !shape.tied {
+            let at = role.declare(shape);
+            tied = tied.or(shape.tied.then_some(at));
         }
-        let at = role.declare(shape);
-        ready.push(role.receive(at));
     }
+    let all = 0..role.buckets.len();
+    let in_order: Vec<usize> = all.filter(|&at| Some(at) != tied).chain(tied).collect();
+    let mut ready: Vec<(usize, OpId)> = in_order.iter().map(|&at| (at, role.receive(at))).collect();
+    ready.sort();
+    let ready: Vec<OpId> = ready.into_iter().map(|(_, op)| op).collect();
     let norm = role.norm(&ready);
-    for at in 0..role.buckets.len() {
+    for at in in_order {
         role.step(at, norm);
     }
     let homes = vec![Home::Own; role.buffers.len()];

@@ -38,8 +38,17 @@ pub(super) struct BucketState {
     updated: bool,
     /// Sums of leaves that wait for their neighbours.
     tree: Vec<BufferId>,
+    /// Whether this is a tied table whose other use stands on another rank. Its gradients are summed with
+    /// the other's at the end of the iteration, when neither rank keeps the other from its work.
+    apart: bool,
+    /// Such a table's gradients by leaf, with the calls that add the other use's, where there are
+    /// several leaves.
+    leaves: Vec<(View, CallId)>,
     /// The reduction's result when it is added up per microbatch.
     staged: Option<View>,
+    /// A tied table's gradients over microbatches, where they cannot be reduced one by one because the
+    /// other use stands on another rank.
+    total: Option<View>,
     reduce: Option<CallId>,
     tensor_sum: Option<CallId>,
     tied_sum: Option<CallId>,
@@ -147,7 +156,13 @@ impl Role<'_> {
         } else {
             grads
         };
-        let per_microbatch = transient && s.microbatches() > 1;
+        let apart = shape.tied && s.pp > 1;
+        let total = (transient && apart && s.microbatches() > 1).then(|| {
+            let name = name.clone() + ".grad.total";
+            let id = self.buffer(name, s.grad_dtype, elements, 1, MemoryKind::Gradients);
+            self.whole(id)
+        });
+        let per_microbatch = transient && s.microbatches() > 1 && total.is_none();
         let staged = per_microbatch.then(|| {
             let id = self.buffer(
                 name.clone() + ".grad.staged",
@@ -173,16 +188,23 @@ impl Role<'_> {
         let master = (updated && act != DType::F32).then(|| state("master"));
         let moments = if updated { s.optimizer.moments() } else { 0 };
         let moments = ["moment1", "moment2"][..moments].iter().map(|m| state(m)).collect();
-        let levels = if transient { 0 } else { s.local_leaves().trailing_zeros() };
-        let tree = (0..levels)
-            .map(|level| {
-                self.buffer(
-                    format!("{name}.leaf{level}"),
-                    s.grad_dtype,
-                    elements,
-                    1,
-                    MemoryKind::Gradients,
-                )
+        let local_leaves = if transient { 1 } else { s.local_leaves() };
+        let levels = if apart { 0 } else { local_leaves.trailing_zeros() };
+        let mut leaf_buffer = |level: u32| {
+            let name = format!("{name}.leaf{level}");
+            self.buffer(name, s.grad_dtype, elements, 1, MemoryKind::Gradients)
+        };
+        let tree = (0..levels).map(&mut leaf_buffer).collect();
+        let copies: Vec<BufferId> = if apart && local_leaves > 1 {
+            (0..local_leaves).map(&mut leaf_buffer).collect()
+        } else {
+            Vec::new()
+        };
+        let leaves = copies
+            .into_iter()
+            .map(|copy| {
+                let view = self.whole(copy);
+                (view, self.tied_call(&name, view))
             })
             .collect();
 
@@ -198,21 +220,12 @@ impl Role<'_> {
                 1,
             )
         });
-        let tied_sum = (shape.tied && s.pp > 1).then(|| {
-            self.call(
-                &format!("{name}.grad"),
-                CollectiveKind::AllReduce,
-                Reduction::Sum,
-                GroupKind::Ends,
-                grads,
-                grads,
-                BLOCK,
-            )
-        });
+        let summed = total.unwrap_or(grads);
+        let tied_sum = apart.then(|| self.tied_call(&name, summed));
         let replicas = self.context.mesh.replicas();
         let reduce = (replicas > 1 && !served).then(|| {
             let (kind, output) = match (s.zero, staged) {
-                (Zero::None, _) => (CollectiveKind::AllReduce, grads),
+                (Zero::None, _) => (CollectiveKind::AllReduce, summed),
                 (_, Some(staged)) => (CollectiveKind::ReduceScatter, staged),
                 (_, None) => (CollectiveKind::ReduceScatter, step_grads),
             };
@@ -221,7 +234,7 @@ impl Role<'_> {
                 kind,
                 Reduction::Sum,
                 GroupKind::Replicas,
-                grads,
+                summed,
                 output,
                 BLOCK,
             )
@@ -252,7 +265,10 @@ impl Role<'_> {
             shard,
             updated,
             tree,
+            apart,
+            leaves,
             staged,
+            total,
             reduce,
             tensor_sum,
             tied_sum,
@@ -262,6 +278,12 @@ impl Role<'_> {
             grads_used: None,
             gathered: false,
         });
+    }
+
+    /// The sum of a tied table's gradients on the first and the last stage.
+    fn tied_call(&mut self, name: &str, view: View) -> CallId {
+        let (kind, sum) = (CollectiveKind::AllReduce, Reduction::Sum);
+        self.call(&format!("{name}.grad"), kind, sum, GroupKind::Ends, view, view, BLOCK)
     }
 
     /// One of two buffers that blocks use in turn; embedding, head and tied tables have their own.
@@ -375,18 +397,71 @@ impl Role<'_> {
     /// A microbatch's backward pass through a virtual stage is done.
     pub(super) fn action_done(&mut self, layers: Range<usize>, k: usize) {
         for bucket in 0..self.buckets.len() {
-            let shape = &self.buckets[bucket].shape;
-            if shape.tied && layers.contains(&shape.layers.start) {
-                self.sum_uses(bucket, k);
-                self.leaf_done(bucket, k);
-                if self.is_last(k) && self.context.strategy.overlap || self.transient_gradients() {
-                    self.reduce(bucket, k);
-                }
+            let state = &self.buckets[bucket];
+            if !state.shape.tied || !layers.contains(&state.shape.layers.start) {
+                continue;
+            }
+            if state.apart {
+                self.keep_leaf(bucket, k);
+                continue;
+            }
+            self.sum_uses(bucket, k);
+            self.leaf_done(bucket, k);
+            if self.is_last(k) && self.context.strategy.overlap || self.transient_gradients() {
+                self.reduce(bucket, k);
             }
         }
         if layers.end == self.context.graph.layers.len() {
             self.loss_leaf_done(k);
         }
+    }
+
+    /// Puts the gradients of a table whose other use stands apart aside until the end of the iteration.
+    fn keep_leaf(&mut self, bucket: usize, k: usize) {
+        let state = &self.buckets[bucket];
+        let from = state.grads;
+        if let Some(into) = state.total {
+            let mode = if k == 0 { AccumulateMode::Move } else { AccumulateMode::Add };
+            self.compute(Op::Accumulate { from, into, mode }, &[]);
+        } else if let Some(leaf) = self.leaf(k) {
+            if let Some(&(into, _)) = self.buckets[bucket].leaves.get(leaf as usize) {
+                let mode = AccumulateMode::Move;
+                self.compute(Op::Accumulate { from, into, mode }, &[]);
+            }
+        }
+    }
+
+    /// Adds the other use's gradients leaf by leaf, joins the leaves in the balanced tree, and reduces.
+    fn finish_apart(&mut self, bucket: usize, last: usize) {
+        let leaves = self.buckets[bucket].leaves.clone();
+        let calls = if leaves.is_empty() {
+            self.buckets[bucket].tied_sum.into_iter().collect()
+        } else {
+            leaves.iter().map(|&(_, call)| call).collect::<Vec<_>>()
+        };
+        let lane = self.lane("tied");
+        let mut summed = Vec::new();
+        for call in calls {
+            let after: Vec<OpId> = self.last_compute.into_iter().collect();
+            let op = Op::Collective { call, microbatch: Microbatch(0) };
+            summed = vec![self.body.push(lane, op, &after)];
+        }
+        self.buckets[bucket].ready = summed.first().copied();
+        let mut step = 1;
+        while step < leaves.len() {
+            for left in (0..leaves.len()).step_by(2 * step) {
+                let (into, from) = (leaves[left].0, leaves[left + step].0);
+                let mode = AccumulateMode::Add;
+                self.compute(Op::Accumulate { from, into, mode }, &summed);
+                summed.clear();
+            }
+            step *= 2;
+        }
+        if let Some(&(from, _)) = leaves.first() {
+            let into = self.buckets[bucket].grads;
+            self.compute(Op::Accumulate { from, into, mode: AccumulateMode::Move }, &[]);
+        }
+        self.reduce(bucket, last);
     }
 
     fn is_last(&self, k: usize) -> bool {
@@ -400,8 +475,8 @@ impl Role<'_> {
         (k % size == size - 1).then_some((k / size) as u32)
     }
 
-    /// Adds the gradients of both uses of a tied table, leaf by leaf, so that the sum has the same bits
-    /// whether the uses stand on one rank or on two.
+    /// Adds the gradients of both uses of a tied table that stand on this rank, leaf by leaf, so that the
+    /// sum has the same bits as when they stand on two.
     fn sum_uses(&mut self, bucket: usize, k: usize) {
         if self.leaf(k).is_none() && !self.transient_gradients() {
             return;
@@ -410,13 +485,6 @@ impl Role<'_> {
         let into = state.grads;
         if let Some(from) = state.second_use {
             self.compute(Op::Accumulate { from, into, mode: AccumulateMode::Add }, &[]);
-        }
-        if let Some(call) = self.buckets[bucket].tied_sum {
-            let after: Vec<OpId> = self.last_compute.into_iter().collect();
-            let lane = self.lane("tied");
-            let op = Op::Collective { call, microbatch: Microbatch::from(k) };
-            let id = self.body.push(lane, op, &after);
-            self.buckets[bucket].ready = Some(id);
         }
     }
 
@@ -469,9 +537,12 @@ impl Role<'_> {
         } else if let Sync::Servers(servers) = self.context.strategy.sync {
             after = self.push_to_servers(bucket, servers, &after);
         }
-        let reduced = after.first().copied();
-        self.buckets[bucket].grads_used = reduced;
-        self.buckets[bucket].ready = reduced;
+        let state = &self.buckets[bucket];
+        if state.tensor_sum.is_some() || state.reduce.is_some() {
+            let reduced = after.first().copied();
+            self.buckets[bucket].grads_used = reduced;
+            self.buckets[bucket].ready = reduced;
+        }
         if let Some(from) = self.buckets[bucket].staged {
             let mode = if k == 0 { AccumulateMode::Move } else { AccumulateMode::Add };
             let into = self.buckets[bucket].step_grads;
@@ -507,8 +578,17 @@ impl Role<'_> {
     pub(super) fn update(&mut self) {
         let last = self.context.strategy.microbatches() as usize - 1;
         if !self.context.strategy.overlap && !self.transient_gradients() {
-            for bucket in 0..self.buckets.len() {
+            // Tied tables last, as when reductions overlap.
+            let mut all: Vec<usize> = (0..self.buckets.len()).collect();
+            all.retain(|&b| !self.buckets[b].apart);
+            all.sort_by_key(|&b| self.buckets[b].shape.tied);
+            for bucket in all {
                 self.reduce(bucket, last);
+            }
+        }
+        for bucket in 0..self.buckets.len() {
+            if self.buckets[bucket].apart {
+                self.finish_apart(bucket, last);
             }
         }
         self.reduce_loss();

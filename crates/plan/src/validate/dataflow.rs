@@ -39,12 +39,16 @@ impl Checker {
         let calls = program.calls.iter().map(|call| sides(report.plan, role, call)).collect();
         let mut walk =
             Walk { checker: self, report, role, program, calls, effects, faults: Vec::new() };
+        // The running number of a microbatch goes on from body to body, and into the epilogue.
+        let microbatches = u64::from(walk.report.plan.strategy.microbatches());
         walk.section(SectionKind::Prologue, 0);
         walk.section(SectionKind::Body, 0);
+        let mut bodies = 1;
         if !program.prologue.nodes.is_empty() || !program.in_flight.is_empty() {
-            walk.section(SectionKind::Body, microbatches(program));
+            walk.section(SectionKind::Body, microbatches);
+            bodies = 2;
         }
-        walk.section(SectionKind::Epilogue, 0);
+        walk.section(SectionKind::Epilogue, bodies * microbatches);
     }
 }
 
@@ -71,12 +75,6 @@ fn views(program: &Program) -> impl Iterator<Item = View> {
         | Op::Serve { .. } => [None, None],
     });
     segments.chain(calls).chain(buckets).chain(services).chain(own.flatten())
-}
-
-/// Microbatches of one run of the body, by which the running number goes on.
-fn microbatches(program: &Program) -> u64 {
-    let numbers = program.body.nodes.iter().filter_map(|node| node.op.microbatch());
-    numbers.max().map_or(0, |last| u64::from(last.0) + 1)
 }
 
 /// Which of its views a call reads and writes on the ranks of this role.

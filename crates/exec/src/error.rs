@@ -1,0 +1,139 @@
+//! What can go wrong in a run.
+
+use crate::data::CorpusError;
+use paceline_comm::CommError;
+use paceline_kernels::arena::ArenaError;
+use paceline_plan::ids::Rank;
+use std::time::Duration;
+use thiserror::Error;
+
+/// Why a run ended early: the first cause, whatever it made the other ranks do. Iterations count
+/// from 1, as in reports.
+#[derive(Debug, Error)]
+pub enum ExecError {
+    /// The plan asks for something that only the simulator can do so far.
+    #[error("{what} cannot be run yet; {works}")]
+    Unsupported {
+        /// What it asks for, and where.
+        what: String,
+        /// What can be run instead.
+        works: &'static str,
+    },
+    /// An option is out of its range.
+    #[error("{option} is {value}; use {works}")]
+    Option {
+        /// The option's flag.
+        option: &'static str,
+        /// What was given.
+        value: String,
+        /// What would work.
+        works: &'static str,
+    },
+    /// There is no data for this model.
+    #[error(transparent)]
+    Corpus(#[from] CorpusError),
+    /// A rank's arena cannot be had.
+    #[error("rank {rank}: {source}")]
+    Memory {
+        /// The rank.
+        rank: Rank,
+        /// What the allocator said.
+        source: ArenaError,
+    },
+    /// An op failed.
+    #[error("rank {rank}, iteration {iteration}, {op}: {source}")]
+    Op {
+        /// The rank that ran it.
+        rank: Rank,
+        /// The iteration.
+        iteration: u32,
+        /// The op, in words.
+        op: String,
+        /// What happened.
+        source: Fault,
+    },
+    /// A rank owes a message for too long.
+    #[error(
+        "rank {rank}, iteration {iteration}, {op}: nothing came from rank {peer} for {:.1} s",
+        .waited.as_secs_f64()
+    )]
+    Silent {
+        /// The rank that waited.
+        rank: Rank,
+        /// The iteration.
+        iteration: u32,
+        /// The op that waited.
+        op: String,
+        /// The rank that it waited for.
+        peer: Rank,
+        /// How long it waited.
+        waited: Duration,
+    },
+    /// Nothing is under way and nothing may start.
+    #[error("rank {rank}, iteration {iteration}, {op}: waits for ops that never run; validate the plan")]
+    Stuck {
+        /// The rank.
+        rank: Rank,
+        /// The iteration.
+        iteration: u32,
+        /// An op that waits.
+        op: String,
+    },
+    /// The loss is not a number any more.
+    #[error("iteration {iteration}: the loss is {loss}; a lower learning rate or --clip 1 may keep it finite")]
+    Diverged {
+        /// The iteration.
+        iteration: u32,
+        /// What the loss is.
+        loss: f32,
+    },
+    /// A rank met an error in this program.
+    #[error("rank {rank}, iteration {iteration}, {op}: {message}")]
+    Panicked {
+        /// The rank.
+        rank: Rank,
+        /// The iteration.
+        iteration: u32,
+        /// The op that it was at.
+        op: String,
+        /// What the panic said.
+        message: String,
+    },
+    /// A rank's thread cannot be started.
+    #[error("rank {rank}: no thread can be started for it ({source}); use fewer ranks")]
+    Thread {
+        /// The rank.
+        rank: Rank,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Two ranks that should hold the same weights do not.
+    #[error("{name} differs between ranks that hold the same part of it; rank {rank} is the first to differ")]
+    Disagreement {
+        /// The tensor.
+        name: String,
+        /// The rank that differs from those before it.
+        rank: Rank,
+    },
+}
+
+impl ExecError {
+    /// Whether this rank only ended because another one failed before it.
+    pub(crate) fn is_echo(&self) -> bool {
+        matches!(self, Self::Op { source: Fault::Comm(CommError::Failed { .. }), .. })
+    }
+}
+
+/// Why an op failed.
+#[derive(Debug, Error)]
+pub enum Fault {
+    /// Between ranks.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// In the rank's memory.
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
+    /// The op names a rank that does not exist.
+    #[error("there is no such peer; validate the plan")]
+    NoPeer,
+}

@@ -1,0 +1,73 @@
+//! Where a rank's buffers lie.
+
+use paceline_kernels::arena::{Access, Arena, ArenaError, Span, Views};
+use paceline_plan::ids::BufferId;
+use paceline_plan::program::{Program, View};
+
+/// A rank's arena, addressed by the plan's views.
+#[derive(Debug)]
+pub(crate) struct Memory<'p> {
+    program: &'p Program,
+    arena: Arena,
+}
+
+impl<'p> Memory<'p> {
+    /// Allocates what the plan asks for, all zero.
+    pub(crate) fn new(program: &'p Program) -> Result<Self, ArenaError> {
+        Ok(Self { program, arena: Arena::new(program.memory.total().0)? })
+    }
+
+    /// Its size.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.arena.bytes()
+    }
+
+    /// The bytes of a view, in the copy for a running microbatch number.
+    pub(crate) fn span(&self, view: View, running: u64) -> Span {
+        let buffer = self.program.buffer(view.buffer);
+        let size = buffer.dtype.size();
+        let offset = buffer.copy_offset(running).0 + view.offset * size;
+        Span { offset, len: view.len * size }
+    }
+
+    /// The bytes of a whole buffer's copy.
+    pub(crate) fn whole(&self, buffer: BufferId, running: u64) -> Span {
+        let len = self.program.buffer(buffer).elements;
+        self.span(View { buffer, offset: 0, len }, running)
+    }
+
+    /// Gives access to several spans at once.
+    pub(crate) fn views(&self, spans: &[(Span, Access)]) -> Result<Views<'_>, ArenaError> {
+        self.arena.views(spans)
+    }
+
+    /// Runs `body` on one span that it may change.
+    pub(crate) fn edit<R>(
+        &self,
+        span: Span,
+        body: impl FnOnce(&mut [f32]) -> R,
+    ) -> Result<R, ArenaError> {
+        let views = self.views(&[(span, Access::Write)])?;
+        Ok(body(views.take_f32(0)))
+    }
+
+    /// Runs `body` on one span.
+    pub(crate) fn read<R>(
+        &self,
+        span: Span,
+        body: impl FnOnce(&[f32]) -> R,
+    ) -> Result<R, ArenaError> {
+        let views = self.views(&[(span, Access::Read)])?;
+        Ok(body(views.f32(0)))
+    }
+
+    /// Copies one span to another of the same length; onto itself is nothing to do.
+    pub(crate) fn copy(&self, from: Span, to: Span) -> Result<(), ArenaError> {
+        if from == to { Ok(()) } else { self.arena.copy(from, to) }
+    }
+}
+
+/// A part of a span, counted in elements of four bytes.
+pub(crate) fn within(span: Span, elements: std::ops::Range<u64>) -> Span {
+    Span { offset: span.offset + elements.start * 4, len: (elements.end - elements.start) * 4 }
+}

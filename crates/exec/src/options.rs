@@ -1,0 +1,102 @@
+//! What a user chooses about a run that the plan does not say.
+
+use crate::error::ExecError;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// How to train. The plan says how the work is cut; this says how long and how fast it learns.
+#[derive(Clone, Debug)]
+pub struct TrainOptions {
+    /// How many iterations to run.
+    pub iterations: u32,
+    /// The learning rate after warmup.
+    pub lr: f64,
+    /// Iterations over which the learning rate rises linearly to `lr`, where it then stays.
+    pub warmup: u32,
+    /// How much of the weights decays, for tensors that decay.
+    pub weight_decay: f64,
+    /// The largest norm a gradient may have; a longer one is scaled down to it.
+    pub clip: Option<f64>,
+    /// Decides the first weights and the text.
+    pub seed: u64,
+    /// Set from outside to end the run after the iteration that is under way.
+    pub stop: Arc<AtomicBool>,
+    /// A rank that hears nothing for so long while it waits gives up.
+    pub silence: Duration,
+    /// Whether the outcome carries the final weights, whole and by name.
+    pub keep_parameters: bool,
+}
+
+impl Default for TrainOptions {
+    fn default() -> Self {
+        Self {
+            iterations: 100,
+            lr: 1e-3,
+            warmup: 0,
+            weight_decay: 0.0,
+            clip: Some(1.0),
+            seed: 0,
+            stop: Arc::default(),
+            silence: Duration::from_secs(60),
+            keep_parameters: false,
+        }
+    }
+}
+
+impl TrainOptions {
+    /// Refuses numbers with which nothing can be learnt.
+    pub(crate) fn check(&self) -> Result<(), ExecError> {
+        let sound = |x: f64| x.is_finite() && x >= 0.0;
+        let refuse = |option, value: f64, works| {
+            Err(ExecError::Option { option, value: value.to_string(), works })
+        };
+        if !sound(self.lr) {
+            return refuse("--lr", self.lr, "a number from 0 on, such as 0.001");
+        }
+        if !sound(self.weight_decay) {
+            return refuse("--weight-decay", self.weight_decay, "a number from 0 on, such as 0.1");
+        }
+        match self.clip {
+            Some(clip) if !(sound(clip) && clip > 0.0) => {
+                refuse("--clip", clip, "a number above 0, such as 1, or leave it out")
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// The learning rate of an iteration, counted from 0.
+    pub(crate) fn lr_at(&self, iteration: u32) -> f64 {
+        let done = f64::from(iteration) + 1.0;
+        if iteration < self.warmup { self.lr * done / f64::from(self.warmup) } else { self.lr }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warmup_rises_linearly_and_then_stays() {
+        let options = TrainOptions { lr: 0.8, warmup: 4, ..TrainOptions::default() };
+        let rates: Vec<f64> = (0..6).map(|i| options.lr_at(i)).collect();
+        assert_eq!(rates, [0.2, 0.4, 0.6000000000000001, 0.8, 0.8, 0.8]);
+        let options = TrainOptions { warmup: 0, ..options };
+        assert_eq!(options.lr_at(0), 0.8);
+        assert_eq!(options.lr_at(u32::MAX), 0.8);
+    }
+
+    #[test]
+    fn absurd_numbers_are_refused_by_name() {
+        let told = |options: TrainOptions| options.check().unwrap_err().to_string();
+        let base = TrainOptions::default;
+        for lr in [f64::NAN, -1.0, f64::INFINITY] {
+            assert!(told(TrainOptions { lr, ..base() }).starts_with("--lr is "));
+        }
+        assert!(told(TrainOptions { weight_decay: -0.1, ..base() }).contains("--weight-decay"));
+        for clip in [0.0, f64::NAN, -1.0] {
+            assert!(told(TrainOptions { clip: Some(clip), ..base() }).contains("--clip"));
+        }
+        assert!(base().check().is_ok());
+    }
+}

@@ -1,0 +1,39 @@
+//! What a run tells.
+
+use paceline_plan::trace::Trace;
+use std::collections::BTreeMap;
+
+/// One iteration, as soon as it is done.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct IterationReport {
+    /// Which one, counted from 1.
+    pub iteration: u32,
+    /// The mean loss of its tokens, in nats.
+    pub loss: f32,
+    /// The norm of the gradient, before clipping.
+    pub grad_norm: f32,
+    /// How long it took, from the end of the one before.
+    pub seconds: f64,
+    /// Tokens of the global batch a second.
+    pub tokens_per_s: f64,
+}
+
+/// A run that came to its end.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// All iterations, in order.
+    pub iterations: Vec<IterationReport>,
+    /// When every rank did what, for the last few iterations.
+    pub trace: Trace,
+    /// The size of each rank's arena.
+    pub arena_bytes: Vec<u64>,
+    /// The loss that no model can stay below on this text.
+    pub floor: f64,
+    /// Whether the run was ended from outside.
+    pub stopped: bool,
+    /// The final weights, if they were asked for.
+    pub parameters: Option<Parameters>,
+}
+
+/// Whole tensors by name, free of any layout.
+pub type Parameters = BTreeMap<String, Vec<f32>>;

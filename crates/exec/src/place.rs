@@ -1,0 +1,71 @@
+//! Where a rank stands, as far as its arithmetic depends on it.
+
+use paceline_plan::ids::{GroupId, Rank};
+use paceline_plan::program::{Bucket, Plan};
+use std::ops::Range;
+
+/// One of several equal parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// Which one.
+    pub(crate) index: u32,
+    /// Of how many.
+    pub(crate) count: u32,
+}
+
+impl Part {
+    /// All of it.
+    pub(crate) const WHOLE: Self = Self { index: 0, count: 1 };
+
+    /// What the part covers of so many elements, which the parts share equally.
+    pub(crate) fn range(self, elements: u64) -> Range<u64> {
+        let len = elements / u64::from(self.count);
+        let start = u64::from(self.index) * len;
+        start..start + len
+    }
+}
+
+/// A rank's coordinates.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    /// The rank.
+    pub(crate) rank: Rank,
+    /// Its replica, whose samples it reads.
+    pub(crate) replica: u32,
+    /// Its part of every tensor that is cut; a server holds whole tensors.
+    pub(crate) tensor: Part,
+    /// Its part of what the update is dealt out in.
+    pub(crate) update: Part,
+}
+
+impl Place {
+    /// The place of a rank of the plan.
+    pub(crate) fn of(plan: &Plan, rank: Rank) -> Self {
+        let at = plan.mesh.coordinates(rank);
+        let tensor =
+            at.map_or(Part::WHOLE, |at| Part { index: at.tp, count: plan.mesh.tp.max(1) });
+        let shard = plan.program(rank).buckets.iter().find_map(|bucket| bucket.shard);
+        Self {
+            rank,
+            replica: at.map_or(0, |at| at.dp),
+            tensor,
+            update: shard.map_or(Part::WHOLE, |group| part(plan, rank, group)),
+        }
+    }
+
+    /// The elements of a bucket that this rank updates.
+    pub(crate) fn owned(&self, bucket: &Bucket) -> Range<u64> {
+        if bucket.shard.is_some() {
+            self.update.range(bucket.elements)
+        } else {
+            0..bucket.elements
+        }
+    }
+}
+
+/// A rank's position in a group.
+fn part(plan: &Plan, rank: Rank, group: GroupId) -> Part {
+    let members = plan.mesh.members(plan.group(group), rank);
+    let index = members.iter().position(|&member| member == rank).unwrap_or(0);
+    Part { index: index as u32, count: members.len().max(1) as u32 }
+}

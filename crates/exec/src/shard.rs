@@ -1,0 +1,175 @@
+//! Which logical elements of a tensor a rank holds, and where.
+
+use crate::place::Part;
+use paceline_plan::program::Entry;
+use paceline_plan::spec::{Layout, Placement};
+use std::ops::Range;
+
+/// Elements that are neighbours both in a rank's shard and in the logical tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// First element in the shard.
+    pub(crate) local: u64,
+    /// How many.
+    pub(crate) len: u64,
+    /// First element in the logical tensor, row by row; none for padding.
+    pub(crate) logical: Option<u64>,
+}
+
+impl Run {
+    /// The part of the run within some elements of the shard, if any.
+    pub(crate) fn within(self, elements: &Range<u64>) -> Option<Self> {
+        let start = self.local.max(elements.start);
+        let end = (self.local + self.len).min(elements.end);
+        (start < end).then(|| Self {
+            local: start,
+            len: end - start,
+            logical: self.logical.map(|logical| logical + (start - self.local)),
+        })
+    }
+}
+
+/// Whether a parameter's placement can be held at all; others are for activations.
+pub(crate) fn is_holdable(placement: Placement) -> bool {
+    match placement {
+        Placement::Replicate => true,
+        Placement::Shard { dim: 0 | 1, layout: Layout::Contiguous | Layout::Blocks } => true,
+        Placement::Shard { .. } | Placement::Partial(_) | Placement::FlatShard => false,
+    }
+}
+
+/// The shard of an entry that part `tensor` of the tensor-parallel axis holds, in order.
+///
+/// A cut dimension consists of blocks, each dealt out contiguously. What a block lacks to be shared
+/// equally is padding at the end of the last parts.
+pub(crate) fn runs(entry: &Entry, tensor: Part) -> Vec<Run> {
+    let cut = match entry.tp {
+        Placement::Shard { dim, .. } => usize::from(dim),
+        Placement::Replicate | Placement::Partial(_) | Placement::FlatShard => {
+            return vec![Run { local: 0, len: entry.elements(), logical: Some(0) }];
+        }
+    };
+    let [_, columns] = entry.dims;
+    let [_, local_columns] = entry.local;
+    let pieces = pieces(entry, cut, tensor);
+    if cut == 0 {
+        let of = |p: &Run| Run {
+            local: p.local * columns,
+            len: p.len * columns,
+            logical: p.logical.map(|row| row * columns),
+        };
+        return pieces.iter().map(of).collect();
+    }
+    let of_row = |row: u64| {
+        let place = move |p: &Run| Run {
+            local: row * local_columns + p.local,
+            len: p.len,
+            logical: p.logical.map(|column| row * columns + column),
+        };
+        pieces.iter().map(place)
+    };
+    (0..entry.local[0]).flat_map(of_row).collect()
+}
+
+/// The indices of the cut dimension that a part holds.
+fn pieces(entry: &Entry, cut: usize, tensor: Part) -> Vec<Run> {
+    let total = entry.dims[cut];
+    let of_this_dim = !entry.blocks.is_empty() && entry.blocks.iter().sum::<u64>() == total;
+    let blocks = if of_this_dim { entry.blocks.clone() } else { vec![total] };
+    let (mut local, mut logical) = (0, 0);
+    let mut pieces = Vec::new();
+    for block in blocks {
+        let each = block.div_ceil(u64::from(tensor.count));
+        let before = (u64::from(tensor.index) * each).min(block);
+        let held = each.min(block - before);
+        let piece = Run { local, len: held, logical: Some(logical + before) };
+        let padding = Run { local: local + held, len: each - held, logical: None };
+        pieces.extend([piece, padding].into_iter().filter(|run| run.len > 0));
+        local += each;
+        logical += block;
+    }
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paceline_plan::graph::Init;
+    use proptest::prelude::*;
+
+    fn entry(dims: [u64; 2], blocks: &[u64], tp: Placement, local: [u64; 2]) -> Entry {
+        Entry {
+            name: "t".into(),
+            dims,
+            blocks: blocks.to_vec(),
+            tp,
+            local,
+            offset: 0,
+            init: Init::Zero,
+            decay: false,
+            counted: true,
+            norm_entry: 0,
+        }
+    }
+
+    fn run(local: u64, len: u64, logical: impl Into<Option<u64>>) -> Run {
+        Run { local, len, logical: logical.into() }
+    }
+
+    #[test]
+    fn every_block_of_rows_is_cut() {
+        // Queries of 4 rows, keys and values of 2 each, 3 columns; the second of two ranks.
+        let entry = entry([8, 3], &[4, 2, 2], Placement::ROWS, [4, 3]);
+        let second = Part { index: 1, count: 2 };
+        assert_eq!(runs(&entry, second), [run(0, 6, 6), run(6, 3, 15), run(9, 3, 21)]);
+    }
+
+    #[test]
+    fn every_row_is_cut_along_the_width() {
+        let entry = entry([2, 4], &[], Placement::WIDTH, [2, 2]);
+        let second = Part { index: 1, count: 2 };
+        assert_eq!(runs(&entry, second), [run(0, 2, 2), run(2, 2, 6)]);
+        // A bias has one row, whose blocks stand side by side.
+        let bias = super::tests::entry([1, 6], &[4, 2], Placement::WIDTH, [1, 3]);
+        assert_eq!(runs(&bias, second), [run(0, 2, 2), run(2, 1, 5)]);
+    }
+
+    #[test]
+    fn an_uneven_vocabulary_ends_in_padding() {
+        let of = |index| {
+            let entry = entry([5, 2], &[], Placement::ROWS, [2, 2]);
+            runs(&entry, Part { index, count: 4 })
+        };
+        assert_eq!(of(0), [run(0, 4, 0)]);
+        assert_eq!(of(2), [run(0, 2, 8), run(2, 2, None)]);
+        assert_eq!(of(3), [run(0, 4, None)]);
+    }
+
+    proptest! {
+        #[test]
+        fn shards_cover_the_tensor_once_and_themselves_whole(
+            rows in 1u64..20, columns in 1u64..20, count in 1u32..5, dim in 0u8..2,
+        ) {
+            let dims = [rows, columns];
+            let mut local = dims;
+            local[usize::from(dim)] = dims[usize::from(dim)].div_ceil(u64::from(count));
+            let tp = Placement::Shard { dim, layout: Layout::Blocks };
+            let entry = entry(dims, &[], tp, local);
+            let mut seen = vec![0; (rows * columns) as usize];
+            for index in 0..count {
+                let mut next = 0;
+                for run in runs(&entry, Part { index, count }) {
+                    prop_assert_eq!(run.local, next);
+                    next += run.len;
+                    for i in 0..run.len {
+                        if let Some(logical) = run.logical {
+                            seen[(logical + i) as usize] += 1;
+                        }
+                    }
+                }
+                prop_assert_eq!(next, entry.elements());
+            }
+            prop_assert!(seen.iter().all(|&times| times == 1));
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! `--cluster`: a built-in name with an optional count, or a file.
+
+use super::Problems;
+use super::file::read_text;
+use clap::Args;
+use paceline_plan::mesh::Mesh;
+use paceline_sim::cluster::{Cluster, preset};
+use std::path::Path;
+
+const FLAG: &str = "--cluster";
+
+/// The flag that names a cluster.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct ClusterFlags {
+    /// The machine: a built-in name, a name with a number of hosts (dgx-a100:16), or a TOML file
+    #[arg(long, value_name = "NAME[:HOSTS]|FILE", help_heading = "Cluster")]
+    pub cluster: Option<String>,
+}
+
+impl ClusterFlags {
+    /// The cluster; none if the flag is absent or wrong.
+    pub(crate) fn check(&self, problems: &mut Problems) -> Option<Cluster> {
+        let text = self.cluster.as_deref()?;
+        let path = Path::new(text);
+        if !path.exists() && !text.ends_with(".toml") {
+            return preset::get(text).map_err(|e| problems.say(FLAG, e.to_string())).ok();
+        }
+        let contents = read_text(path)
+            .map_err(|what| problems.say(FLAG, format!("{} {what}", path.display())))
+            .ok()?;
+        Cluster::parse(&contents, text).map_err(|errors| problems.located(errors)).ok()
+    }
+
+    /// The same, for a command that cannot do without.
+    pub(crate) fn required(&self, problems: &mut Problems) -> Option<Cluster> {
+        if self.cluster.is_none() {
+            problems.say(
+                FLAG,
+                "say on which machine, for example --cluster dgx-a100:16 (`paceline clusters` lists)",
+            );
+        }
+        self.check(problems)
+    }
+
+    /// Notes a cluster that has fewer devices than a mesh has ranks.
+    pub(super) fn holds(&self, cluster: &Cluster, mesh: &Mesh, problems: &mut Problems) {
+        let (world, devices) = (u64::from(mesh.world()), cluster.devices());
+        if world <= devices {
+            return;
+        }
+        let name = self.cluster.as_deref().unwrap_or_default();
+        let kind = name.split_once(':').map_or(name, |(kind, _)| kind);
+        let enough = preset::names().find(|known| *known == kind).and_then(|kind| {
+            let unit = preset::get(kind).ok()?.devices();
+            let enough = preset::get(&format!("{kind}:{}", world.div_ceil(unit))).ok()?;
+            (enough.devices() >= world).then_some(enough)
+        });
+        let remedy = match enough {
+            Some(enough) => format!("{} has {}", enough.name, enough.devices()),
+            None => "use a larger cluster or fewer ranks".to_owned(),
+        };
+        problems.say(
+            FLAG,
+            format!("{world} ranks do not fit on the {devices} devices of {name}; {remedy}"),
+        );
+    }
+}

@@ -1,0 +1,26 @@
+//! From what a person typed to what a library takes.
+//!
+//! Flags reach this module as plain text: clap only tells them apart. Every value is then checked
+//! here, so that all problems of a request are told at once, whether they stand on the command line
+//! or in a run file, and nothing is read and ignored.
+
+mod cluster;
+mod common;
+pub(crate) mod config;
+mod file;
+mod model;
+mod nearest;
+mod number;
+mod problems;
+mod size;
+mod strategy;
+mod training;
+
+pub(crate) use cluster::ClusterFlags;
+pub(crate) use common::CommonFlags;
+pub(crate) use nearest::nearest;
+pub(crate) use number::{real, whole};
+pub(crate) use problems::{Origins, Problems};
+pub(crate) use size::size;
+pub(crate) use strategy::{Defaults, Request, StrategyFlags};
+pub(crate) use training::{Training, TrainingFlags};

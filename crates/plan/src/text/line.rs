@@ -1,0 +1,178 @@
+//! One line of the text form, read word by word.
+
+use super::ParseError;
+use std::fmt::Display;
+use std::str::FromStr;
+
+/// What is left of a line.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Line<'t> {
+    number: usize,
+    rest: &'t str,
+}
+
+type Result<T> = std::result::Result<T, ParseError>;
+
+impl<'t> Line<'t> {
+    /// A whole line, with its number.
+    pub(super) fn new(number: usize, text: &'t str) -> Self {
+        Self { number, rest: text.trim() }
+    }
+
+    /// An error at this line.
+    pub(super) fn error<T>(&self, message: impl Into<String>) -> Result<T> {
+        Err(ParseError { line: self.number, message: message.into() })
+    }
+
+    /// Whether nothing is left.
+    pub(super) fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    /// The next word, without taking it. A quoted string counts as the word `"`.
+    pub(super) fn peek(&self) -> &'t str {
+        if self.rest.starts_with('"') {
+            return &self.rest[..1];
+        }
+        self.rest.split(char::is_whitespace).next().unwrap_or("")
+    }
+
+    /// Takes the next word, which says `what`.
+    pub(super) fn word(&mut self, what: &str) -> Result<&'t str> {
+        let word = self.peek();
+        if word.is_empty() || word == "\"" {
+            return self.error(format!("{what} is missing{}", self.here()));
+        }
+        self.rest = self.rest[word.len()..].trim_start();
+        Ok(word)
+    }
+
+    /// Takes this very word, if it is the next.
+    pub(super) fn eat(&mut self, word: &str) -> bool {
+        let found = !word.is_empty() && self.peek() == word;
+        if found {
+            self.rest = self.rest[word.len()..].trim_start();
+        }
+        found
+    }
+
+    /// Takes this very word.
+    pub(super) fn expect(&mut self, word: &str) -> Result<()> {
+        if self.eat(word) {
+            return Ok(());
+        }
+        self.error(format!("'{word}' is missing{}", self.here()))
+    }
+
+    /// Takes a quoted string.
+    pub(super) fn string(&mut self, what: &str) -> Result<String> {
+        let Some(quoted) = self.rest.strip_prefix('"') else {
+            return self.error(format!("{what} is missing, in quotes{}", self.here()));
+        };
+        let mut text = String::new();
+        let mut chars = quoted.chars();
+        loop {
+            match chars.next() {
+                Some('"') => break,
+                Some('\\') => match unescape(&mut chars) {
+                    Some(escaped) => text.push(escaped),
+                    None => return self.error("a string has an unknown escape after '\\'"),
+                },
+                Some(plain) => text.push(plain),
+                None => return self.error("a string lacks its closing quote"),
+            }
+        }
+        self.rest = chars.as_str().trim_start();
+        Ok(text)
+    }
+
+    /// Takes a word that reads as a value.
+    pub(super) fn value<T: FromStr<Err: Display>>(&mut self, what: &str) -> Result<T> {
+        let word = self.word(what)?;
+        self.read(what, word)
+    }
+
+    /// Reads a word, or a part of one, as a value.
+    pub(super) fn read<T: FromStr<Err: Display>>(&self, what: &str, word: &str) -> Result<T> {
+        match word.parse::<T>() {
+            Ok(value) => Ok(value),
+            Err(why) => self.error(format!("{what} cannot be '{word}': {why}")),
+        }
+    }
+
+    /// Takes a word such as `b7`, and yields its number.
+    pub(super) fn id<T: FromStr>(&mut self, prefix: &str, what: &str) -> Result<T> {
+        let word = self.word(what)?;
+        match word.strip_prefix(prefix).map(str::parse) {
+            Some(Ok(id)) => Ok(id),
+            _ => self.error(format!("{what} is written like '{prefix}0', not '{word}'")),
+        }
+    }
+
+    /// Takes words such as `o1 o2` for as long as they come.
+    pub(super) fn ids<T: FromStr>(&mut self, prefix: &str, what: &str) -> Result<Vec<T>> {
+        let mut all = Vec::new();
+        while self.starts_id(prefix) {
+            all.push(self.id(prefix, what)?);
+        }
+        Ok(all)
+    }
+
+    /// Whether the next word is the prefix and a number.
+    pub(super) fn starts_id(&self, prefix: &str) -> bool {
+        let digits = self.peek().strip_prefix(prefix);
+        digits.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    }
+
+    /// Checks that nothing is left.
+    pub(super) fn end(&self) -> Result<()> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        self.error(format!("'{}' is too much", self.rest))
+    }
+
+    /// Where the line stands, for messages.
+    fn here(&self) -> String {
+        match self.peek() {
+            "" => " at the end of the line".into(),
+            "\"" => " before a string".into(),
+            word => format!(" before '{word}'"),
+        }
+    }
+}
+
+fn unescape(chars: &mut std::str::Chars<'_>) -> Option<char> {
+    Some(match chars.next()? {
+        '"' => '"',
+        '\\' => '\\',
+        'n' => '\n',
+        'r' => '\r',
+        't' => '\t',
+        'u' => {
+            let (digits, rest) = chars.as_str().strip_prefix('{')?.split_once('}')?;
+            *chars = rest.chars();
+            char::from_u32(u32::from_str_radix(digits, 16).ok()?)?
+        }
+        _ => return None,
+    })
+}
+
+/// A string in quotes, on one line.
+pub(super) fn quote(text: &str, out: &mut String) {
+    out.push('"');
+    for char in text.chars() {
+        match char {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            control if control.is_control() => {
+                out.push_str(&format!("\\u{{{:x}}}", u32::from(control)));
+            }
+            plain => out.push(plain),
+        }
+    }
+    out.push('"');
+}

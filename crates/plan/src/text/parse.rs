@@ -1,0 +1,584 @@
+//! A plan from its text form.
+
+use super::ParseError;
+use super::line::Line;
+use super::print::{HEADER, Names};
+use super::words::{Word, parse_group, parse_init, parse_op_kind, parse_peer, parse_placement};
+use crate::ids::{BufferId, CallId, GroupId, LaneId, LayerId, Microbatch, OpId, SegmentId};
+use crate::mesh::Mesh;
+use crate::program::{
+    Access, AccumulateMode, Bucket, Buffer, Call, Entry, LoadKind, LocalOp, Memory, MemoryKind, Op,
+    Operand, Outputs, Plan, Program, Section, Segment, SegmentPass, Service, Template, View,
+};
+use crate::strategy::Strategy;
+use crate::units::Bytes;
+use std::fmt::Display;
+use std::str::FromStr;
+
+type Result<T> = std::result::Result<T, ParseError>;
+
+/// Reads what [`print`](super::print) wrote, or a person.
+///
+/// The result is a plan in form only: whether it makes sense is for
+/// [`validate`](crate::validate::validate) to say.
+pub fn parse(text: &str) -> Result<Plan> {
+    let mut reader = Reader::new(text);
+    let plan = reader.plan()?;
+    match reader.next() {
+        Some(line) => line.error("a plan ends after its last program"),
+        None => Ok(plan),
+    }
+}
+
+/// The lines of a text that say something.
+struct Reader<'t> {
+    lines: std::iter::Enumerate<std::str::Lines<'t>>,
+    peeked: Option<Line<'t>>,
+    last: usize,
+}
+
+impl<'t> Reader<'t> {
+    fn new(text: &'t str) -> Self {
+        let mut reader = Self { lines: text.lines().enumerate(), peeked: None, last: 1 };
+        reader.peeked = reader.fetch();
+        reader
+    }
+
+    fn fetch(&mut self) -> Option<Line<'t>> {
+        for (index, text) in self.lines.by_ref() {
+            self.last = index + 1;
+            let line = Line::new(index + 1, text);
+            if !line.is_empty() && !line.peek().starts_with('#') {
+                return Some(line);
+            }
+        }
+        None
+    }
+
+    fn next(&mut self) -> Option<Line<'t>> {
+        let line = self.peeked.take();
+        if line.is_some() {
+            self.peeked = self.fetch();
+        }
+        line
+    }
+
+    /// The next line, which says `what`.
+    fn line(&mut self, what: &str) -> Result<Line<'t>> {
+        let message = || format!("the text ends where {what} should stand");
+        let last = self.last;
+        self.next().ok_or_else(|| ParseError { line: last, message: message() })
+    }
+
+    /// The next line, without its first word, which must be this one.
+    fn line_of(&mut self, word: &str) -> Result<Line<'t>> {
+        let mut line = self.line(&format!("'{word}'"))?;
+        line.expect(word)?;
+        Ok(line)
+    }
+
+    /// A line of a word and a value.
+    fn field<T: FromStr<Err: Display>>(&mut self, name: &str) -> Result<T> {
+        let mut line = self.line_of(name)?;
+        let value = line.value(name)?;
+        line.end()?;
+        Ok(value)
+    }
+
+    /// A line that is this heading.
+    fn heading(&mut self, heading: &str) -> Result<()> {
+        self.line_of(heading)?.end()
+    }
+
+    /// The next line, if it starts with this letter and the number `count` of those before it.
+    fn numbered(&mut self, prefix: &str, count: usize, what: &str) -> Result<Option<Line<'t>>> {
+        match self.peeked {
+            Some(mut line) if line.starts_id(prefix) => {
+                let id: usize = line.id(prefix, what)?;
+                self.next();
+                if id != count {
+                    return line.error(format!("{what} {count} should stand here, not {id}"));
+                }
+                Ok(Some(line))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn plan(&mut self) -> Result<Plan> {
+        let header = HEADER.split(' ').collect::<Vec<_>>();
+        let mut line = self.line(&format!("'{HEADER}'"))?;
+        for word in header {
+            line.expect(word)?;
+        }
+        line.end()?;
+        let mut line = self.line_of("model")?;
+        let model = line.string("the model's name")?;
+        line.end()?;
+        let (parameters, norm_entries) = (self.field("parameters")?, self.field("norm_entries")?);
+        let mut plan = Plan {
+            model,
+            strategy: self.strategy()?,
+            mesh: self.mesh()?,
+            groups: Vec::new(),
+            templates: Vec::new(),
+            programs: Vec::new(),
+            layers: Vec::new(),
+            parameters,
+            norm_entries,
+        };
+        self.heading("[groups]")?;
+        while let Some(mut line) = self.numbered("g", plan.groups.len(), "group")? {
+            plan.groups.push(parse_group(&mut line)?);
+            line.end()?;
+        }
+        self.heading("[layers]")?;
+        while let Some(mut line) = self.peeked.filter(|line| line.peek() == "\"") {
+            self.next();
+            plan.layers.push(line.string("a layer's name")?);
+            line.end()?;
+        }
+        self.heading("[templates]")?;
+        while let Some(line) = self.numbered("t", plan.templates.len(), "template")? {
+            let template = self.template(line)?;
+            plan.templates.push(template);
+        }
+        while self.peeked.is_some() {
+            let program = self.program(&plan)?;
+            plan.programs.push(program);
+        }
+        Ok(plan)
+    }
+
+    fn strategy(&mut self) -> Result<Strategy> {
+        self.heading("[strategy]")?;
+        Ok(Strategy {
+            dp: self.field("dp")?,
+            tp: self.field("tp")?,
+            pp: self.field("pp")?,
+            cp: self.field("cp")?,
+            ep: self.field("ep")?,
+            etp: self.field("etp")?,
+            sp: self.field("sp")?,
+            zero: self.field("zero")?,
+            schedule: self.field("schedule")?,
+            global_batch: self.field("global_batch")?,
+            micro_batch: self.field("micro_batch")?,
+            seq: self.field("seq")?,
+            recompute: self.field("recompute")?,
+            dtype: self.field("dtype")?,
+            grad_dtype: self.field("grad_dtype")?,
+            order: self.field("order")?,
+            leaves: self.field("leaves")?,
+            sync: self.field("sync")?,
+            collective: self.field("collective")?,
+            bucket: Bytes(self.field("bucket")?),
+            overlap: self.field("overlap")?,
+            optimizer: self.field("optimizer")?,
+        })
+    }
+
+    fn mesh(&mut self) -> Result<Mesh> {
+        self.heading("[mesh]")?;
+        let mut line = self.line("the mesh")?;
+        let mut axis = |name: &str| {
+            line.expect(name)?;
+            line.value(name)
+        };
+        let mesh = Mesh {
+            pp: axis("pp")?,
+            dp: axis("dp")?,
+            cp: axis("cp")?,
+            tp: axis("tp")?,
+            ep: axis("ep")?,
+            etp: axis("etp")?,
+            servers: axis("servers")?,
+        };
+        line.end()?;
+        Ok(mesh)
+    }
+
+    fn template(&mut self, mut line: Line<'t>) -> Result<Template> {
+        let name = line.string("the template's name")?;
+        let pass = SegmentPass::parse(&mut line)?;
+        line.end()?;
+        let mut template = Template { name, pass, operands: Vec::new(), ops: Vec::new() };
+        while let Some(mut line) = self.numbered("o", template.operands.len(), "operand")? {
+            let access = Access::parse(&mut line)?;
+            let dims = dims(&mut line)?;
+            let dtype = line.value("element type")?;
+            line.end()?;
+            template.operands.push(Operand { dims, dtype, access });
+        }
+        while let Some(mut line) = self.peeked.filter(|line| is_part(line.peek())) {
+            self.next();
+            let part = Word::parse(&mut line)?;
+            let kind = parse_op_kind(&mut line)?;
+            let mut operands = |word: &str| {
+                if line.eat(word) { line.ids("o", "operand") } else { Ok(Vec::new()) }
+            };
+            let (inputs, params, outputs) =
+                (operands("in")?, operands("params")?, operands("out")?);
+            line.end()?;
+            template.ops.push(LocalOp { kind, part, inputs, params, outputs });
+        }
+        Ok(template)
+    }
+
+    fn program(&mut self, plan: &Plan) -> Result<Program> {
+        let mut program = self.program_head(plan.programs.len())?;
+        while let Some(line) = self.numbered("b", program.buffers.len(), "buffer")? {
+            program.buffers.push(buffer(line)?);
+        }
+        while let Some(mut line) = self.numbered("frame", program.frames.len(), "frame")? {
+            let buffers = if line.eat("of") { line.ids("b", "buffer")? } else { Vec::new() };
+            line.end()?;
+            program.frames.push(buffers.into_iter().map(BufferId).collect());
+        }
+        while let Some(line) = self.numbered("s", program.segments.len(), "segment")? {
+            let segment = segment(&program, line)?;
+            program.segments.push(segment);
+        }
+        while let Some(line) = self.numbered("c", program.calls.len(), "call")? {
+            let call = call(&program, line)?;
+            program.calls.push(call);
+        }
+        while let Some(line) = self.numbered("bucket", program.buckets.len(), "bucket")? {
+            let bucket = self.bucket(&program, line)?;
+            program.buckets.push(bucket);
+        }
+        while let Some(line) = self.numbered("service", program.services.len(), "service")? {
+            let service = service(&program, line)?;
+            program.services.push(service);
+        }
+        if let Some(mut line) = self.peeked.filter(|line| line.peek() == "in_flight") {
+            self.next();
+            line.expect("in_flight")?;
+            while !line.is_empty() {
+                program.in_flight.push(OpId(line.value("op")?));
+            }
+        }
+        let names = Names::new(plan, &program);
+        let prologue = self.section(&program, &names, "prologue")?;
+        let body = self.section(&program, &names, "body")?;
+        let epilogue = self.section(&program, &names, "epilogue")?;
+        Ok(Program { prologue, body, epilogue, ..program })
+    }
+
+    /// A program's first lines, up to its buffers.
+    fn program_head(&mut self, role: usize) -> Result<Program> {
+        let mut line = self.line_of("[program")?;
+        let found: usize = line.value("role")?;
+        if found != role {
+            return line.error(format!("program {role} should stand here, not {found}"));
+        }
+        let name = line.string("the program's name")?;
+        line.expect("]")?;
+        line.end()?;
+        let mut line = self.line_of("lanes")?;
+        let mut lanes = Vec::new();
+        while !line.is_empty() {
+            lanes.push(line.string("a lane's name")?);
+        }
+        let mut line = self.line_of("memory")?;
+        let mut memory = Memory::default();
+        for kind in MemoryKind::ALL {
+            line.expect(kind.word())?;
+            memory.by_kind[kind as usize] = Bytes(line.value("number of bytes")?);
+        }
+        line.end()?;
+        let mut line = self.line_of("outputs")?;
+        let mut output = |word: &str| -> Result<Option<BufferId>> {
+            Ok(if line.eat(word) { Some(BufferId(line.id("b", "buffer")?)) } else { None })
+        };
+        let outputs = Outputs { loss: output("loss")?, norm: output("norm")? };
+        line.end()?;
+        Ok(Program {
+            name,
+            lanes,
+            buffers: Vec::new(),
+            frames: Vec::new(),
+            segments: Vec::new(),
+            calls: Vec::new(),
+            buckets: Vec::new(),
+            services: Vec::new(),
+            prologue: Section::default(),
+            body: Section::default(),
+            epilogue: Section::default(),
+            in_flight: Vec::new(),
+            outputs,
+            memory,
+        })
+    }
+
+    fn bucket(&mut self, program: &Program, mut line: Line<'t>) -> Result<Bucket> {
+        let name = line.string("the bucket's name")?;
+        line.expect("elements")?;
+        let elements = line.value("number of elements")?;
+        line.expect("params")?;
+        let params = view(program, &mut line)?;
+        line.expect("grads")?;
+        let grads = view(program, &mut line)?;
+        let master = if line.eat("master") { Some(view(program, &mut line)?) } else { None };
+        let mut moments = Vec::new();
+        if line.eat("moments") {
+            while line.starts_id("b") {
+                moments.push(view(program, &mut line)?);
+            }
+        }
+        let shard = if line.eat("shard") { Some(GroupId(line.id("g", "group")?)) } else { None };
+        let updated = line.eat("updated");
+        line.end()?;
+        let mut entries = Vec::new();
+        while let Some(line) = self.peeked.filter(|line| line.peek() == "\"") {
+            self.next();
+            entries.push(entry(line)?);
+        }
+        Ok(Bucket { name, elements, entries, params, grads, master, moments, shard, updated })
+    }
+
+    fn section(&mut self, program: &Program, names: &Names<'_>, word: &str) -> Result<Section> {
+        self.heading(word)?;
+        let mut section = Section::default();
+        while let Some(mut line) = self.numbered("", section.nodes.len(), "op")? {
+            let lane = lane(program, names, &mut line)?;
+            let op = op(program, names, &mut line)?;
+            let mut after = Vec::new();
+            if line.eat("after") {
+                while !line.is_empty() {
+                    after.push(OpId(line.value("op")?));
+                }
+            }
+            line.end()?;
+            if after.len() > usize::from(u16::MAX) {
+                return line.error(format!("an op can wait for {} others at most", u16::MAX));
+            }
+            section.push(lane, op, &after);
+        }
+        Ok(section)
+    }
+}
+
+fn is_part(word: &str) -> bool {
+    crate::graph::Part::ALL.iter().any(|part| part.word() == word)
+}
+
+/// `384x128`.
+fn dims(line: &mut Line<'_>) -> Result<[u64; 2]> {
+    let word = line.word("dimensions")?;
+    match word.split_once('x') {
+        Some((rows, width)) => Ok([line.read("rows", rows)?, line.read("width", width)?]),
+        None => line.error(format!("dimensions are written like '4x8', not '{word}'")),
+    }
+}
+
+fn buffer(mut line: Line<'_>) -> Result<Buffer> {
+    let name = line.string("the buffer's name")?;
+    let shape = line.word("type and size")?;
+    let parts =
+        shape.split_once('[').and_then(|(dtype, rest)| Some((dtype, rest.split_once(']')?)));
+    let Some((dtype, (elements, copies))) = parts else {
+        return line.error(format!("type and size are written like 'f32[8]x2', not '{shape}'"));
+    };
+    let copies = match copies.strip_prefix('x') {
+        Some(copies) => line.read("number of copies", copies)?,
+        None if copies.is_empty() => 1,
+        None => return line.error(format!("copies are written like 'x2', not '{copies}'")),
+    };
+    let dtype = line.read("element type", dtype)?;
+    let elements = line.read("number of elements", elements)?;
+    let kind = MemoryKind::parse(&mut line)?;
+    let offset = Bytes(line.id("@", "address")?);
+    line.end()?;
+    Ok(Buffer { name, dtype, elements, copies, kind, offset })
+}
+
+/// `b7`, `b7[0..8192]`, `b7[0+8192]`.
+fn view(program: &Program, line: &mut Line<'_>) -> Result<View> {
+    let word = line.word("view")?;
+    let Some(inner) = word.strip_prefix('b') else {
+        return line.error(format!("a view is written like 'b7' or 'b7[0..8]', not '{word}'"));
+    };
+    let Some((id, range)) = inner.split_once('[') else {
+        let buffer = BufferId(line.read("buffer", inner)?);
+        return match program.buffers.get(buffer.index()) {
+            Some(whole) => Ok(View { buffer, offset: 0, len: whole.elements }),
+            None => line.error(format!(
+                "there is no buffer {buffer} to take the whole of, only {}",
+                program.buffers.len()
+            )),
+        };
+    };
+    let buffer = BufferId(line.read("buffer", id)?);
+    let range = range.strip_suffix(']').unwrap_or("");
+    if let Some((offset, end)) = range.split_once("..") {
+        let (offset, end): (u64, u64) = (line.read("offset", offset)?, line.read("end", end)?);
+        return match end.checked_sub(offset) {
+            Some(len) => Ok(View { buffer, offset, len }),
+            None => line.error(format!("a view cannot end at {end}, before its start {offset}")),
+        };
+    }
+    match range.split_once('+') {
+        Some((offset, len)) => Ok(View {
+            buffer,
+            offset: line.read("offset", offset)?,
+            len: line.read("length", len)?,
+        }),
+        None => line.error(format!("a view is written like 'b7' or 'b7[0..8]', not '{word}'")),
+    }
+}
+
+fn segment(program: &Program, mut line: Line<'_>) -> Result<Segment> {
+    let template = line.id("t", "template")?;
+    let layer = if line.eat("layer") { Some(LayerId(line.value("layer")?)) } else { None };
+    line.expect("on")?;
+    let mut operands = Vec::new();
+    while !line.is_empty() {
+        operands.push(view(program, &mut line)?);
+    }
+    Ok(Segment { template, layer, operands })
+}
+
+fn call(program: &Program, mut line: Line<'_>) -> Result<Call> {
+    let name = line.string("the call's name")?;
+    let kind = line.value("collective")?;
+    let reduction = line.value("reduction")?;
+    let algorithm = line.value("algorithm")?;
+    let order = line.value("order")?;
+    let dtype = line.value("element type")?;
+    let group = GroupId(line.id("g", "group")?);
+    let root = if line.eat("root") { line.value("root")? } else { 0 };
+    let block = if line.eat("block") { line.value("block")? } else { 1 };
+    let input = view(program, &mut line)?;
+    let output = if line.eat("into") { view(program, &mut line)? } else { input };
+    line.end()?;
+    Ok(Call { name, kind, reduction, algorithm, order, group, root, input, output, dtype, block })
+}
+
+fn entry(mut line: Line<'_>) -> Result<Entry> {
+    let name = line.string("the tensor's name")?;
+    let shape = dims(&mut line)?;
+    let mut blocks = Vec::new();
+    if line.eat("blocks") {
+        while line.starts_id("") {
+            blocks.push(line.value("block")?);
+        }
+    }
+    let tp = parse_placement(&mut line)?;
+    line.expect("local")?;
+    let local = dims(&mut line)?;
+    line.expect("at")?;
+    let offset = line.value("offset")?;
+    let init = parse_init(&mut line)?;
+    let (decay, counted) = (line.eat("decay"), line.eat("counted"));
+    line.expect("norm")?;
+    let norm_entry = line.value("norm entry")?;
+    line.end()?;
+    let dims = shape;
+    Ok(Entry { name, dims, blocks, tp, local, offset, init, decay, counted, norm_entry })
+}
+
+fn service(program: &Program, mut line: Line<'_>) -> Result<Service> {
+    let group = GroupId(line.id("g", "group")?);
+    line.expect("receives")?;
+    let receives = view(program, &mut line)?;
+    line.expect("sends")?;
+    let sends = view(program, &mut line)?;
+    line.expect("requests")?;
+    let requests = line.value("number of requests")?;
+    let staleness = if line.eat("staleness") { Some(line.value("staleness")?) } else { None };
+    line.end()?;
+    Ok(Service { group, receives, sends, requests, staleness })
+}
+
+/// `@compute`, or `@0` for a lane whose name is no plain word.
+fn lane(program: &Program, names: &Names<'_>, line: &mut Line<'_>) -> Result<LaneId> {
+    let word = line.word("lane")?;
+    let Some(name) = word.strip_prefix('@') else {
+        return line.error(format!("a lane is written like '@compute', not '{word}'"));
+    };
+    if name.starts_with(|c: char| c.is_ascii_digit()) {
+        return Ok(LaneId(line.read("lane", name)?));
+    }
+    let at = names.lanes.iter().position(|&known| known == Some(name));
+    match at.and_then(|at| u8::try_from(at).ok()) {
+        Some(at) => Ok(LaneId(at)),
+        None => {
+            let lanes = program.lanes.join(", ");
+            line.error(format!("there is no lane '{name}'; the lanes are {lanes}"))
+        }
+    }
+}
+
+fn op(program: &Program, names: &Names<'_>, line: &mut Line<'_>) -> Result<Op> {
+    if let Some((token, microbatch)) = compute_word(line.peek()) {
+        line.word("op")?;
+        let microbatch = Microbatch(line.read("microbatch", microbatch)?);
+        let segment = SegmentId(line.id("s", "segment")?);
+        let expected = names.segment(segment);
+        if token != expected {
+            return line.error(format!("segment {segment} is '{expected}', not '{token}'"));
+        }
+        return Ok(Op::Compute { segment, microbatch, fresh: line.eat("fresh") });
+    }
+    let word = line.word("op")?;
+    let microbatch = |line: &mut Line<'_>| Ok(Microbatch(line.id("mb", "microbatch")?));
+    Ok(match word {
+        "load" => {
+            let what = LoadKind::parse(line)?;
+            let microbatch = microbatch(line)?;
+            Op::Load { what, into: BufferId(line.id("b", "buffer")?), microbatch }
+        }
+        "send" | "recv" => {
+            let microbatch = microbatch(line)?;
+            let peer = parse_peer(line)?;
+            let channel = line.id("ch", "channel")?;
+            let view = view(program, line)?;
+            if word == "send" {
+                Op::Send { to: peer, channel, view, microbatch }
+            } else {
+                Op::Recv { from: peer, channel, view, microbatch }
+            }
+        }
+        "collective" => {
+            let microbatch = microbatch(line)?;
+            Op::Collective { call: CallId(line.id("c", "call")?), microbatch }
+        }
+        "add" | "move" => {
+            let mode = if word == "add" { AccumulateMode::Add } else { AccumulateMode::Move };
+            let (from, into) = pair(program, line)?;
+            Op::Accumulate { from, into, mode }
+        }
+        "step" => Op::Step { bucket: line.id("bucket", "bucket")? },
+        "stash" | "restore" => {
+            let microbatch = microbatch(line)?;
+            let (from, into) = pair(program, line)?;
+            if word == "stash" {
+                Op::Stash { from, into, microbatch }
+            } else {
+                Op::Restore { from, into, microbatch }
+            }
+        }
+        "free" => {
+            let microbatch = microbatch(line)?;
+            Op::Free { frame: line.id("frame", "frame")?, microbatch }
+        }
+        "serve" => Op::Serve { service: line.id("service", "service")? },
+        _ => return line.error(format!("there is no op '{word}'")),
+    })
+}
+
+/// Splits `3F0` into `3F` and `0`; none if the word is no computation.
+fn compute_word(word: &str) -> Option<(&str, &str)> {
+    let start = word.trim_start_matches(|c: char| c.is_ascii_digit());
+    let letter = start.chars().next().filter(|&c| c == '?' || "FBIWRU".contains(c))?;
+    let microbatch = &start[letter.len_utf8()..];
+    let digits = !microbatch.is_empty() && microbatch.bytes().all(|b| b.is_ascii_digit());
+    digits.then(|| (&word[..word.len() - microbatch.len()], microbatch))
+}
+
+fn pair(program: &Program, line: &mut Line<'_>) -> Result<(View, View)> {
+    let from = view(program, line)?;
+    line.expect("into")?;
+    Ok((from, view(program, line)?))
+}

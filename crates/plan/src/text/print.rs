@@ -1,0 +1,369 @@
+//! A plan as text.
+
+use super::line::quote;
+use super::words::{Word, print_group, print_init, print_op_kind, print_peer, push};
+use crate::ids::{LaneId, OpId, SegmentId};
+use crate::program::{
+    Bucket, Call, Entry, MemoryKind, Op, Plan, Program, Section, Segment, Service, Template, View,
+};
+use crate::strategy::Strategy;
+use std::fmt;
+
+/// The first line of every plan.
+pub(super) const HEADER: &str = "paceline plan 1";
+
+/// A whole plan in its text form; [`parse`](super::parse) gives the same plan back.
+pub fn print(plan: &Plan) -> String {
+    let mut printer = Printer { plan, out: String::new() };
+    printer.plan();
+    printer.out
+}
+
+struct Printer<'p> {
+    plan: &'p Plan,
+    out: String,
+}
+
+/// Adds to the text, as `format!` would.
+macro_rules! put {
+    ($printer:expr, $($text:tt)*) => { push(&mut $printer.out, format_args!($($text)*)) };
+}
+
+impl<'p> Printer<'p> {
+    fn plan(&mut self) {
+        let plan = self.plan;
+        put!(self, "{HEADER}\nmodel ");
+        quote(&plan.model, &mut self.out);
+        put!(self, "\nparameters {}\nnorm_entries {}\n", plan.parameters, plan.norm_entries);
+        self.strategy(&plan.strategy);
+        let m = plan.mesh;
+        put!(self, "\n[mesh]\npp {} dp {} cp {} tp {} ", m.pp, m.dp, m.cp, m.tp);
+        put!(self, "ep {} etp {} servers {}\n", m.ep, m.etp, m.servers);
+        put!(self, "\n[groups]\n");
+        for (id, &group) in plan.groups.iter().enumerate() {
+            put!(self, "g{id} ");
+            print_group(group, &mut self.out);
+            self.out.push('\n');
+        }
+        put!(self, "\n[layers]\n");
+        for layer in &plan.layers {
+            self.line_of("", layer);
+            self.out.push('\n');
+        }
+        put!(self, "\n[templates]\n");
+        for (id, template) in plan.templates.iter().enumerate() {
+            self.template(id, template);
+        }
+        for (role, program) in plan.programs.iter().enumerate() {
+            self.program(role, program);
+        }
+    }
+
+    /// A word and a quoted name.
+    fn line_of(&mut self, start: &str, name: &str) {
+        self.out.push_str(start);
+        quote(name, &mut self.out);
+    }
+
+    fn strategy(&mut self, s: &Strategy) {
+        put!(self, "\n[strategy]\n");
+        put!(
+            self,
+            "dp {}\ntp {}\npp {}\ncp {}\nep {}\netp {}\n",
+            s.dp,
+            s.tp,
+            s.pp,
+            s.cp,
+            s.ep,
+            s.etp
+        );
+        put!(self, "sp {}\nzero {}\nschedule {}\n", s.sp, s.zero, s.schedule);
+        put!(
+            self,
+            "global_batch {}\nmicro_batch {}\nseq {}\n",
+            s.global_batch,
+            s.micro_batch,
+            s.seq
+        );
+        put!(self, "recompute {}\ndtype {}\ngrad_dtype {}\n", s.recompute, s.dtype, s.grad_dtype);
+        put!(self, "order {}\nleaves {}\nsync {}\n", s.order, s.leaves, s.sync);
+        put!(self, "collective {}\nbucket {}\n", s.collective, s.bucket.0);
+        put!(self, "overlap {}\noptimizer {}\n", s.overlap, s.optimizer);
+    }
+
+    fn template(&mut self, id: usize, template: &Template) {
+        self.line_of(&format!("t{id} "), &template.name);
+        put!(self, " {}\n", template.pass.word());
+        for (at, operand) in template.operands.iter().enumerate() {
+            let [rows, width] = operand.dims;
+            put!(self, "  o{at} {} {rows}x{width} {}\n", operand.access.word(), operand.dtype);
+        }
+        for op in &template.ops {
+            put!(self, "  {} ", op.part.word());
+            print_op_kind(&op.kind, &mut self.out);
+            for (word, operands) in
+                [("in", &op.inputs), ("params", &op.params), ("out", &op.outputs)]
+            {
+                self.ids(word, "o", operands.iter());
+            }
+            self.out.push('\n');
+        }
+    }
+
+    /// ` word x1 x2`, or nothing for an empty list.
+    fn ids<T: fmt::Display>(&mut self, word: &str, prefix: &str, ids: impl Iterator<Item = T>) {
+        for (at, id) in ids.enumerate() {
+            if at == 0 {
+                put!(self, " {word}");
+            }
+            put!(self, " {prefix}{id}");
+        }
+    }
+
+    fn program(&mut self, role: usize, program: &Program) {
+        self.line_of(&format!("\n[program {role} "), &program.name);
+        put!(self, "]\nlanes");
+        for lane in &program.lanes {
+            self.line_of(" ", lane);
+        }
+        put!(self, "\nmemory");
+        for kind in MemoryKind::ALL {
+            put!(self, " {} {}", kind.word(), program.memory.of(kind).0);
+        }
+        put!(self, "\noutputs");
+        self.ids("loss", "b", program.outputs.loss.iter());
+        self.ids("norm", "b", program.outputs.norm.iter());
+        self.out.push('\n');
+        for (id, b) in program.buffers.iter().enumerate() {
+            self.line_of(&format!("b{id} "), &b.name);
+            put!(self, " {}[{}]", b.dtype, b.elements);
+            if b.copies != 1 {
+                put!(self, "x{}", b.copies);
+            }
+            put!(self, " {} @{}\n", b.kind.word(), b.offset.0);
+        }
+        for (id, frame) in program.frames.iter().enumerate() {
+            put!(self, "frame{id}");
+            self.ids("of", "b", frame.iter());
+            self.out.push('\n');
+        }
+        for (id, segment) in program.segments.iter().enumerate() {
+            self.segment(program, id, segment);
+        }
+        for (id, call) in program.calls.iter().enumerate() {
+            self.call(program, id, call);
+        }
+        for (id, bucket) in program.buckets.iter().enumerate() {
+            self.bucket(program, id, bucket);
+        }
+        for (id, service) in program.services.iter().enumerate() {
+            self.service(program, id, service);
+        }
+        if !program.in_flight.is_empty() {
+            put!(self, "in_flight");
+            for op in &program.in_flight {
+                put!(self, " {op}");
+            }
+            self.out.push('\n');
+        }
+        let names = Names::new(self.plan, program);
+        for (word, section) in [
+            ("prologue", &program.prologue),
+            ("body", &program.body),
+            ("epilogue", &program.epilogue),
+        ] {
+            self.section(program, &names, word, section);
+        }
+    }
+
+    /// ` b7` for all of a buffer, ` b7[0..8192]` for a part.
+    fn view(&mut self, program: &Program, view: View) {
+        let View { buffer, offset, len } = view;
+        let whole = program.buffers.get(buffer.index()).map(|buffer| buffer.elements);
+        put!(self, " b{buffer}");
+        match offset.checked_add(len) {
+            Some(_) if offset == 0 && whole == Some(len) => {}
+            Some(end) => put!(self, "[{offset}..{end}]"),
+            None => put!(self, "[{offset}+{len}]"),
+        }
+    }
+
+    fn segment(&mut self, program: &Program, id: usize, segment: &Segment) {
+        put!(self, "s{id} t{}", segment.template);
+        if let Some(layer) = segment.layer {
+            put!(self, " layer {layer}");
+        }
+        self.out.push_str(" on");
+        for &view in &segment.operands {
+            self.view(program, view);
+        }
+        self.out.push('\n');
+    }
+
+    fn call(&mut self, program: &Program, id: usize, call: &Call) {
+        self.line_of(&format!("c{id} "), &call.name);
+        put!(self, " {} {} {}", call.kind, call.reduction, call.algorithm);
+        put!(self, " {} {} g{}", call.order, call.dtype, call.group);
+        if call.root != 0 {
+            put!(self, " root {}", call.root);
+        }
+        if call.block != 1 {
+            put!(self, " block {}", call.block);
+        }
+        self.view(program, call.input);
+        if call.output != call.input {
+            self.out.push_str(" into");
+            self.view(program, call.output);
+        }
+        self.out.push('\n');
+    }
+
+    fn bucket(&mut self, program: &Program, id: usize, bucket: &Bucket) {
+        self.line_of(&format!("bucket{id} "), &bucket.name);
+        put!(self, " elements {} params", bucket.elements);
+        self.view(program, bucket.params);
+        self.out.push_str(" grads");
+        self.view(program, bucket.grads);
+        if let Some(master) = bucket.master {
+            self.out.push_str(" master");
+            self.view(program, master);
+        }
+        if !bucket.moments.is_empty() {
+            self.out.push_str(" moments");
+            for &moment in &bucket.moments {
+                self.view(program, moment);
+            }
+        }
+        if let Some(group) = bucket.shard {
+            put!(self, " shard g{group}");
+        }
+        self.out.push_str(if bucket.updated { " updated\n" } else { "\n" });
+        for entry in &bucket.entries {
+            self.entry(entry);
+        }
+    }
+
+    fn entry(&mut self, entry: &Entry) {
+        self.line_of("  ", &entry.name);
+        let ([rows, width], [local_rows, local_width]) = (entry.dims, entry.local);
+        put!(self, " {rows}x{width}");
+        self.ids("blocks", "", entry.blocks.iter());
+        put!(self, " {} local {local_rows}x{local_width} at {} ", entry.tp, entry.offset);
+        print_init(entry.init, &mut self.out);
+        for (flag, word) in [(entry.decay, " decay"), (entry.counted, " counted")] {
+            self.out.push_str(if flag { word } else { "" });
+        }
+        put!(self, " norm {}\n", entry.norm_entry);
+    }
+
+    fn service(&mut self, program: &Program, id: usize, service: &Service) {
+        put!(self, "service{id} g{} receives", service.group);
+        self.view(program, service.receives);
+        self.out.push_str(" sends");
+        self.view(program, service.sends);
+        put!(self, " requests {}", service.requests);
+        if let Some(staleness) = service.staleness {
+            put!(self, " staleness {staleness}");
+        }
+        self.out.push('\n');
+    }
+
+    fn section(&mut self, program: &Program, names: &Names<'_>, word: &str, section: &Section) {
+        put!(self, "{word}\n");
+        for (id, node) in section.nodes.iter().enumerate() {
+            put!(self, "{id} @");
+            match names.lane(node.lane) {
+                Some(name) => self.out.push_str(name),
+                None => put!(self, "{}", node.lane),
+            }
+            self.op(program, names, &node.op);
+            self.ids("after", "", section.after(OpId(id as u32)).iter());
+            self.out.push('\n');
+        }
+    }
+
+    fn op(&mut self, program: &Program, names: &Names<'_>, op: &Op) {
+        match *op {
+            Op::Load { what, into, microbatch } => {
+                put!(self, " load {} mb{microbatch} b{into}", what.word());
+            }
+            Op::Compute { segment, microbatch, fresh } => {
+                let token = names.segment(segment);
+                put!(self, " {token}{microbatch} s{segment}{}", if fresh { " fresh" } else { "" });
+            }
+            Op::Send { to, channel, view, microbatch } => {
+                put!(self, " send mb{microbatch} ");
+                print_peer(to, &mut self.out);
+                put!(self, " ch{channel}");
+                self.view(program, view);
+            }
+            Op::Recv { from, channel, view, microbatch } => {
+                put!(self, " recv mb{microbatch} ");
+                print_peer(from, &mut self.out);
+                put!(self, " ch{channel}");
+                self.view(program, view);
+            }
+            Op::Collective { call, microbatch } => put!(self, " collective mb{microbatch} c{call}"),
+            Op::Accumulate { from, into, mode } => {
+                put!(self, " {}", mode.word());
+                self.pair(program, from, into);
+            }
+            Op::Step { bucket } => put!(self, " step bucket{bucket}"),
+            Op::Stash { from, into, microbatch } => {
+                put!(self, " stash mb{microbatch}");
+                self.pair(program, from, into);
+            }
+            Op::Restore { from, into, microbatch } => {
+                put!(self, " restore mb{microbatch}");
+                self.pair(program, from, into);
+            }
+            Op::Free { frame, microbatch } => put!(self, " free mb{microbatch} frame{frame}"),
+            Op::Serve { service } => put!(self, " serve service{service}"),
+        }
+    }
+
+    fn pair(&mut self, program: &Program, from: View, into: View) {
+        self.view(program, from);
+        self.out.push_str(" into");
+        self.view(program, into);
+    }
+}
+
+/// What a program's ops call lanes and segments.
+pub(super) struct Names<'p> {
+    /// By lane: its name, where that is a plain word that no lane before it bears.
+    pub(super) lanes: Vec<Option<&'p str>>,
+    /// By segment: layer and pass, as they stand before the microbatch.
+    segments: Vec<String>,
+}
+
+impl<'p> Names<'p> {
+    /// The names of a program.
+    pub(super) fn new(plan: &Plan, program: &'p Program) -> Self {
+        let mut lanes = Vec::new();
+        for name in program.lanes.iter().map(String::as_str) {
+            let plain = name.starts_with(|c: char| c.is_ascii_alphabetic())
+                && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'));
+            let known = lanes.contains(&Some(name));
+            lanes.push((plain && !known).then_some(name));
+        }
+        let token = |segment: &Segment| match (
+            plan.templates.get(segment.template as usize),
+            segment.layer,
+        ) {
+            (Some(template), Some(layer)) => format!("{layer}{}", template.pass.letter()),
+            (Some(template), None) => template.pass.letter().to_string(),
+            (None, _) => "?".into(),
+        };
+        Self { lanes, segments: program.segments.iter().map(token).collect() }
+    }
+
+    fn lane(&self, lane: LaneId) -> Option<&'p str> {
+        self.lanes.get(lane.index()).copied().flatten()
+    }
+
+    /// `3F`, `U`; `?` if the segment or its template does not exist.
+    pub(super) fn segment(&self, segment: SegmentId) -> &str {
+        self.segments.get(segment.index()).map_or("?", String::as_str)
+    }
+}

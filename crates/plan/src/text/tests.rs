@@ -1,0 +1,522 @@
+//! Round trips of plans, sensible or not, and texts that are no plans.
+
+use super::*;
+use crate::collective::{Algorithm, CollectiveKind, Order, Reduction};
+use crate::dtype::DType;
+use crate::graph::{ActivationKind, Heads, Init, LinearRole, NormKind, OpKind, Part};
+use crate::ids::{
+    BufferId, CallId, GroupId, LaneId, LayerId, Microbatch, OpId, SegmentId, StageRank,
+};
+use crate::mesh::{Axis, GroupKind, Mesh};
+use crate::program::{
+    Access, AccumulateMode, Bucket, Buffer, Call, Entry, LoadKind, LocalOp, Memory, MemoryKind, Op,
+    Operand, Outputs, Peer, Plan, Program, Section, Segment, SegmentPass, Service, Template, View,
+};
+use crate::schedule::ScheduleKind;
+use crate::spec::{Layout, Placement};
+use crate::strategy::{OptimizerKind, Recompute, Strategy, Sync, Zero};
+use crate::units::Bytes;
+use proptest::prelude::*;
+
+/// Draws any plan at all, all variants and absurd numbers included.
+struct Draw(u64);
+
+impl Draw {
+    fn next(&mut self) -> u64 {
+        // SplitMix64 (Steele, Lea and Flood, OOPSLA 2014, figure 16).
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    /// Mostly small, now and then anything.
+    fn number(&mut self) -> u64 {
+        match self.below(8) {
+            0 => self.next(),
+            1 => u64::MAX,
+            _ => self.below(10),
+        }
+    }
+
+    fn short(&mut self) -> u32 {
+        self.number() as u32
+    }
+
+    fn pick<T: Clone>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len() as u64) as usize].clone()
+    }
+
+    fn list<T>(&mut self, mut one: impl FnMut(&mut Self) -> T) -> Vec<T> {
+        (0..self.below(4)).map(|_| one(self)).collect()
+    }
+
+    fn option<T>(&mut self, one: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        (self.below(2) == 0).then(|| one(self))
+    }
+
+    fn flag(&mut self) -> bool {
+        self.below(2) == 0
+    }
+
+    fn float(&mut self) -> f64 {
+        let any = f64::from_bits(self.next());
+        let any = if any.is_nan() { f64::INFINITY } else { any };
+        self.pick(&[0.1, 1e-5, -0.0, 1.0 / 3.0, f64::MIN_POSITIVE, any])
+    }
+
+    fn name(&mut self) -> String {
+        self.pick(&[
+            "compute",
+            "blocks.3.qkv.weight",
+            "",
+            "two words",
+            "a \"quote\" and a \\",
+            "line\nbreak\ttab\r",
+            "#] @3 b7[0..1]",
+            "Größe \u{85}\u{2028}\u{0}\u{7f} ∂x",
+        ])
+        .to_owned()
+    }
+
+    fn view(&mut self) -> View {
+        View { buffer: BufferId(self.below(4) as u32), offset: self.number(), len: self.number() }
+    }
+
+    fn dims(&mut self) -> [u64; 2] {
+        [self.number(), self.number()]
+    }
+
+    fn dtype(&mut self) -> DType {
+        self.pick(&[DType::F32, DType::Bf16, DType::F16, DType::Fp8, DType::U32, DType::U8])
+    }
+
+    fn axis(&mut self) -> Axis {
+        self.pick(&[Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp, Axis::Edp, Axis::Ep, Axis::Etp])
+    }
+
+    fn order(&mut self) -> Order {
+        self.pick(&[Order::Canonical, Order::Free])
+    }
+
+    fn algorithm(&mut self) -> Algorithm {
+        let servers = self.short().max(1);
+        self.pick(&[
+            Algorithm::Auto,
+            Algorithm::Ring,
+            Algorithm::HalvingDoubling,
+            Algorithm::Direct,
+            Algorithm::ParameterServer { servers },
+        ])
+    }
+
+    fn strategy(&mut self) -> Strategy {
+        let chunks = (self.short() as u16).max(1);
+        let servers = self.below(4096) as u32 + 1;
+        Strategy {
+            dp: self.short(),
+            tp: self.short(),
+            pp: self.short(),
+            cp: self.short(),
+            ep: self.short(),
+            etp: self.short(),
+            sp: self.flag(),
+            zero: self.pick(&[Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Parameters]),
+            schedule: self.pick(&[
+                ScheduleKind::GPipe,
+                ScheduleKind::OneFOneB,
+                ScheduleKind::Interleaved { chunks },
+            ]),
+            global_batch: self.number(),
+            micro_batch: self.number(),
+            seq: self.number(),
+            recompute: self.pick(&[Recompute::None, Recompute::Selective, Recompute::Full]),
+            dtype: self.dtype(),
+            grad_dtype: self.dtype(),
+            order: self.order(),
+            leaves: self.short(),
+            sync: self.pick(&[Sync::AllReduce, Sync::Servers(servers)]),
+            collective: self.algorithm(),
+            bucket: Bytes(self.number()),
+            overlap: self.flag(),
+            optimizer: self.pick(&[
+                OptimizerKind::Sgd,
+                OptimizerKind::Momentum,
+                OptimizerKind::AdamW,
+            ]),
+        }
+    }
+
+    fn op_kind(&mut self) -> OpKind {
+        let heads =
+            Heads { heads: self.number(), kv_heads: self.number(), head_dim: self.number() };
+        let role = self.pick(&[
+            LinearRole::Qkv,
+            LinearRole::AttentionOut,
+            LinearRole::Up,
+            LinearRole::Down,
+            LinearRole::Head,
+        ]);
+        let function =
+            self.pick(&[ActivationKind::Gelu, ActivationKind::Relu, ActivationKind::SquaredRelu]);
+        let (a, b, x) = (self.number(), self.number(), self.float());
+        self.pick(&[
+            OpKind::Embedding,
+            OpKind::Position,
+            OpKind::Norm { norm: NormKind::Layer, eps: x },
+            OpKind::Norm { norm: NormKind::Rms, eps: x },
+            OpKind::Linear { role },
+            OpKind::Bias,
+            OpKind::Rope { heads, theta: x },
+            OpKind::Attention { heads, seq: a },
+            OpKind::AttentionBlock { heads, queries: a, keys: b },
+            OpKind::Activation { function },
+            OpKind::SwiGlu,
+            OpKind::Add,
+            OpKind::RowMax,
+            OpKind::SoftmaxStats,
+            OpKind::CrossEntropy { scale: x },
+            OpKind::Route { experts: a, topk: b },
+            OpKind::Dispatch { experts: a, capacity: b },
+            OpKind::ExpertLinear { role, experts: a },
+            OpKind::Combine { topk: a },
+            OpKind::BlockSquares { parts: b as u32 },
+            OpKind::TensorSquares,
+            OpKind::Norm2,
+        ])
+    }
+
+    fn pass(&mut self) -> SegmentPass {
+        self.pick(&[
+            SegmentPass::Forward,
+            SegmentPass::Backward,
+            SegmentPass::BackwardInput,
+            SegmentPass::BackwardWeight,
+            SegmentPass::Recompute,
+            SegmentPass::Update,
+        ])
+    }
+
+    fn template(&mut self) -> Template {
+        Template {
+            name: self.name(),
+            pass: self.pass(),
+            operands: self.list(|d| Operand {
+                dims: d.dims(),
+                dtype: d.dtype(),
+                access: d.pick(&[Access::Read, Access::Write, Access::Accumulate]),
+            }),
+            ops: self.list(|d| LocalOp {
+                kind: d.op_kind(),
+                part: d.pick(&[Part::Forward, Part::InputGradient, Part::WeightGradient]),
+                inputs: d.list(|d| d.short() as u16),
+                params: d.list(|d| d.short() as u16),
+                outputs: d.list(|d| d.short() as u16),
+            }),
+        }
+    }
+
+    fn group(&mut self) -> GroupKind {
+        let (axis, server) = (self.axis(), self.short());
+        self.pick(&[
+            GroupKind::Axis(axis),
+            GroupKind::Replicas,
+            GroupKind::Ends,
+            GroupKind::Served(server),
+            GroupKind::Servers,
+        ])
+    }
+
+    fn entry(&mut self) -> Entry {
+        let (dim, deviation) = (self.below(256) as u8, self.float());
+        let layout = self.pick(&[Layout::Contiguous, Layout::Blocks, Layout::Zigzag]);
+        Entry {
+            name: self.name(),
+            dims: self.dims(),
+            blocks: self.list(Self::number),
+            tp: self.pick(&[
+                Placement::Replicate,
+                Placement::Shard { dim, layout },
+                Placement::SUM,
+                Placement::MAX,
+                Placement::FlatShard,
+            ]),
+            local: self.dims(),
+            offset: self.number(),
+            init: self.pick(&[Init::Zero, Init::One, Init::Normal(deviation)]),
+            decay: self.flag(),
+            counted: self.flag(),
+            norm_entry: self.short(),
+        }
+    }
+
+    fn call(&mut self) -> Call {
+        let input = self.view();
+        Call {
+            name: self.name(),
+            kind: self.pick(&CollectiveKind::ALL),
+            reduction: self.pick(&[Reduction::Sum, Reduction::Max]),
+            algorithm: self.algorithm(),
+            order: self.order(),
+            group: GroupId(self.short() as u16),
+            root: self.short(),
+            input,
+            output: if self.flag() { input } else { self.view() },
+            dtype: self.dtype(),
+            block: self.number(),
+        }
+    }
+
+    fn op(&mut self) -> Op {
+        let microbatch = Microbatch(self.short());
+        let (axis, n, m) = (self.axis(), self.short(), self.short() as u16);
+        let peer = self.pick(&[
+            Peer::Stage(StageRank(m)),
+            Peer::Next(axis),
+            Peer::Previous(axis),
+            Peer::Server(n),
+            Peer::Replica(n),
+        ]);
+        let (view, into) = (self.view(), self.view());
+        let what = self.pick(&[LoadKind::Tokens, LoadKind::Targets]);
+        let mode = self.pick(&[AccumulateMode::Add, AccumulateMode::Move]);
+        let fresh = self.flag();
+        self.pick(&[
+            Op::Load { what, into: into.buffer, microbatch },
+            Op::Compute { segment: SegmentId(n), microbatch, fresh },
+            Op::Send { to: peer, channel: m, view, microbatch },
+            Op::Recv { from: peer, channel: m, view, microbatch },
+            Op::Collective { call: CallId(n), microbatch },
+            Op::Accumulate { from: view, into, mode },
+            Op::Step { bucket: n },
+            Op::Stash { from: view, into, microbatch },
+            Op::Restore { from: view, into, microbatch },
+            Op::Free { frame: n, microbatch },
+            Op::Serve { service: n },
+        ])
+    }
+
+    fn section(&mut self) -> Section {
+        let mut section = Section::default();
+        for _ in 0..self.below(6) {
+            let after = self.list(|d| OpId(d.short()));
+            let (lane, op) = (LaneId(self.short() as u8), self.op());
+            section.push(lane, op, &after);
+        }
+        section
+    }
+
+    fn program(&mut self) -> Program {
+        let mut memory = Memory::default();
+        memory.by_kind.iter_mut().for_each(|bytes| bytes.0 = self.number());
+        let buffer = |d: &mut Self| Buffer {
+            name: d.name(),
+            dtype: d.dtype(),
+            elements: d.number(),
+            copies: d.short(),
+            kind: d.pick(&MemoryKind::ALL),
+            offset: Bytes(d.number()),
+        };
+        Program {
+            name: self.name(),
+            lanes: self.list(Self::name),
+            buffers: self.list(buffer),
+            frames: self.list(|d| d.list(|d| BufferId(d.short()))),
+            segments: self.list(|d| Segment {
+                template: d.short(),
+                layer: d.option(|d| LayerId(d.short())),
+                operands: d.list(Self::view),
+            }),
+            calls: self.list(Self::call),
+            buckets: self.list(|d| Bucket {
+                name: d.name(),
+                elements: d.number(),
+                entries: d.list(Self::entry),
+                params: d.view(),
+                grads: d.view(),
+                master: d.option(Self::view),
+                moments: d.list(Self::view),
+                shard: d.option(|d| GroupId(d.short() as u16)),
+                updated: d.flag(),
+            }),
+            services: self.list(|d| Service {
+                group: GroupId(d.short() as u16),
+                receives: d.view(),
+                sends: d.view(),
+                requests: d.short(),
+                staleness: d.option(Self::short),
+            }),
+            prologue: self.section(),
+            body: self.section(),
+            epilogue: self.section(),
+            in_flight: self.list(|d| OpId(d.short())),
+            outputs: Outputs {
+                loss: self.option(|d| BufferId(d.short())),
+                norm: self.option(|d| BufferId(d.short())),
+            },
+            memory,
+        }
+    }
+
+    fn plan(&mut self) -> Plan {
+        Plan {
+            model: self.name(),
+            strategy: self.strategy(),
+            mesh: Mesh {
+                pp: self.short(),
+                dp: self.short(),
+                cp: self.short(),
+                tp: self.short(),
+                ep: self.short(),
+                etp: self.short(),
+                servers: self.short(),
+            },
+            groups: self.list(Self::group),
+            templates: self.list(Self::template),
+            programs: self.list(Self::program),
+            layers: self.list(Self::name),
+            parameters: self.number(),
+            norm_entries: self.short(),
+        }
+    }
+}
+
+fn lowered(strategy: &Strategy) -> Plan {
+    let model = crate::model::built_in::get("mini").unwrap().unwrap();
+    crate::lower::lower(&model, strategy).unwrap()
+}
+
+fn small() -> Strategy {
+    Strategy { global_batch: 2, seq: 16, ..Strategy::default() }
+}
+
+#[test]
+fn lowered_plans_read_back_as_themselves() {
+    let pipeline = Strategy { pp: 2, tp: 2, sp: true, dtype: DType::Bf16, ..small() };
+    let served = Strategy { dp: 2, sync: Sync::Servers(2), leaves: 2, ..small() };
+    let zero = Strategy { dp: 2, zero: Zero::Parameters, order: Order::Free, leaves: 2, ..small() };
+    for strategy in [small(), pipeline, served, zero] {
+        let plan = lowered(&strategy);
+        let text = print(&plan);
+        let back = parse(&text).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(back, plan);
+        assert_eq!(print(&back), text);
+    }
+}
+
+#[test]
+fn lines_are_what_the_documentation_says() {
+    let text = print(&lowered(&Strategy { pp: 2, ..small() }));
+    for line in [
+        "[program 1 \"",
+        "\nlanes \"compute\" \"",
+        " recv mb1 stage0 ch0 b",
+        " @compute 3F0 s0 fresh after 0",
+        " @compute free mb1 frame0",
+        " send mb1 stage0 ch1 b",
+    ] {
+        assert!(text.contains(line), "no line has {line:?}:\n{text}");
+    }
+}
+
+#[test]
+fn errors_name_the_line_and_what_is_right() {
+    let plan = lowered(&small());
+    let text = print(&plan);
+    let change = |from: &str, to: &str| {
+        let changed = text.replacen(from, to, 1);
+        assert_ne!(changed, text, "{from}");
+        let error = parse(&changed).unwrap_err();
+        let line = changed.lines().zip(text.lines()).position(|(a, b)| a != b).unwrap() + 1;
+        assert_eq!(error.line, line, "{error}");
+        error.message
+    };
+    assert_eq!(change("dtype f32", "dtype f33").split(':').next(), Some("dtype cannot be 'f33'"));
+    assert_eq!(change("\ntp 1", "\ntpp 1"), "'tp' is missing before 'tpp'");
+    assert_eq!(change("b1 ", "b2 "), "buffer 1 should stand here, not 2");
+    assert_eq!(
+        change(" @load ", " @lode "),
+        format!("there is no lane 'lode'; the lanes are {}", plan.programs[0].lanes.join(", "))
+    );
+    assert_eq!(change(" 0F0 s0", " 1F0 s0"), "segment 0 is '0F', not '1F'");
+    assert_eq!(change(" load tokens", " lode tokens"), "there is no op 'lode'");
+    let error = parse(text.split("[mesh]").next().unwrap()).unwrap_err();
+    assert_eq!(error.message, "the text ends where '[mesh]' should stand");
+    assert_eq!(parse("").unwrap_err().line, 1);
+    assert_eq!(parse(&format!("{text}\nmore")).unwrap_err().line, text.lines().count() + 2);
+}
+
+#[test]
+fn comments_blank_lines_and_indentation_mean_nothing() {
+    let plan = lowered(&small());
+    let loose: String =
+        print(&plan).lines().map(|line| format!("\t {line}  \r\n\n  # a remark\n")).collect();
+    assert_eq!(parse(&loose), Ok(plan));
+}
+
+#[test]
+fn an_op_cannot_wait_for_too_many() {
+    let mut plan = Draw(1).plan();
+    plan.programs = vec![Draw(2).program()];
+    let program = &mut plan.programs[0];
+    (program.prologue, program.epilogue) = (Section::default(), Section::default());
+    program.body = Section::default();
+    program.body.push(LaneId(0), Op::Step { bucket: 0 }, &[]);
+    let text = print(&plan);
+    let waits =
+        |n: usize| text.replace(" step bucket0", &format!(" step bucket0 after{}", " 0".repeat(n)));
+    assert!(parse(&waits(65535)).is_ok());
+    assert!(parse(&waits(65536)).unwrap_err().message.contains("65535"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn any_plan_reads_back_as_itself(seed in any::<u64>()) {
+        let plan = Draw(seed).plan();
+        let text = print(&plan);
+        match parse(&text) {
+            Ok(back) => prop_assert_eq!(back, plan),
+            Err(error) => {
+                let line = text.lines().nth(error.line - 1);
+                prop_assert!(false, "{} in {:?}", error, line);
+            }
+        }
+    }
+
+    #[test]
+    fn no_text_is_too_odd(text in any::<String>(), bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        prop_assert!(parse(&text).is_err());
+        prop_assert!(parse(&String::from_utf8_lossy(&bytes)).is_err());
+        let headed = format!("{}\nmodel {text}", print::HEADER);
+        prop_assert!(parse(&headed).is_err());
+    }
+
+    #[test]
+    fn a_damaged_plan_is_an_error_or_another_plan(
+        seed in any::<u64>(),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0u8..4), 1..4),
+    ) {
+        let mut bytes = print(&Draw(seed).plan()).into_bytes();
+        for (at, byte, how) in damage {
+            let at = at.index(bytes.len());
+            match how {
+                0 => bytes[at] = byte,
+                1 => { bytes.remove(at); }
+                2 => bytes.insert(at, byte),
+                _ => bytes.truncate(at.max(1)),
+            }
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        match parse(&text) {
+            Ok(plan) => prop_assert_eq!(parse(&print(&plan)), Ok(plan)),
+            Err(error) => prop_assert!((1..=text.lines().count().max(1)).contains(&error.line)),
+        }
+    }
+}

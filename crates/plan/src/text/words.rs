@@ -1,0 +1,297 @@
+//! The words for the plan's closed sets, each with both of its directions side by side.
+
+use super::ParseError;
+use super::line::Line;
+use crate::collective::Reduction;
+use crate::graph::{ActivationKind, Heads, Init, LinearRole, NormKind, OpKind, Part};
+use crate::ids::StageRank;
+use crate::mesh::{Axis, GroupKind};
+use crate::program::{Access, AccumulateMode, LoadKind, MemoryKind, Peer, SegmentPass};
+use crate::spec::{Layout, Placement};
+use std::fmt::Write;
+
+type Result<T> = std::result::Result<T, ParseError>;
+
+/// A value with one word.
+pub(super) trait Word: Copy + PartialEq + 'static {
+    /// What the value is, for messages.
+    const WHAT: &'static str;
+    /// Every value.
+    const ALL: &'static [Self];
+
+    /// Its word.
+    fn word(self) -> &'static str;
+
+    /// The value of a word.
+    fn parse(line: &mut Line<'_>) -> Result<Self> {
+        let word = line.word(Self::WHAT)?;
+        match Self::ALL.iter().copied().find(|value| value.word() == word) {
+            Some(value) => Ok(value),
+            None => {
+                let known: Vec<&str> = Self::ALL.iter().map(|value| value.word()).collect();
+                line.error(format!("{} '{word}' is none of {}", Self::WHAT, known.join(", ")))
+            }
+        }
+    }
+}
+
+macro_rules! words {
+    ($type:ident, $what:literal, { $($value:ident => $word:literal),+ $(,)? }) => {
+        impl Word for $type {
+            const WHAT: &'static str = $what;
+            const ALL: &'static [Self] = &[$(Self::$value),+];
+
+            fn word(self) -> &'static str {
+                match self { $(Self::$value => $word),+ }
+            }
+        }
+    };
+}
+
+words!(Axis, "axis", {
+    Pp => "pp", Dp => "dp", Cp => "cp", Tp => "tp", Edp => "edp", Ep => "ep", Etp => "etp",
+});
+words!(Access, "access", { Read => "read", Write => "write", Accumulate => "accumulate" });
+words!(LoadKind, "load", { Tokens => "tokens", Targets => "targets" });
+words!(AccumulateMode, "mode", { Add => "add", Move => "move" });
+words!(Part, "part", {
+    Forward => "forward", InputGradient => "input_gradient", WeightGradient => "weight_gradient",
+});
+words!(SegmentPass, "pass", {
+    Forward => "F", Backward => "B", BackwardInput => "I", BackwardWeight => "W", Recompute => "R",
+    Update => "U",
+});
+words!(LinearRole, "matrix", {
+    Qkv => "qkv", AttentionOut => "attention_out", Up => "up", Down => "down", Head => "head",
+});
+words!(NormKind, "norm", { Layer => "layer", Rms => "rms" });
+words!(ActivationKind, "function", {
+    Gelu => "gelu", Relu => "relu", SquaredRelu => "squared_relu",
+});
+words!(MemoryKind, "kind of memory", {
+    Parameters => "parameters", Gradients => "gradients", Optimizer => "optimizer",
+    Activations => "activations", Communication => "communication",
+});
+
+/// Writes a group: `axis tp`, `served 1`.
+pub(super) fn print_group(group: GroupKind, out: &mut String) {
+    match group {
+        GroupKind::Axis(axis) => push(out, format_args!("axis {axis}")),
+        GroupKind::Replicas => out.push_str("replicas"),
+        GroupKind::Ends => out.push_str("ends"),
+        GroupKind::Served(server) => push(out, format_args!("served {server}")),
+        GroupKind::Servers => out.push_str("servers"),
+    }
+}
+
+/// Reads a group.
+pub(super) fn parse_group(line: &mut Line<'_>) -> Result<GroupKind> {
+    Ok(match line.word("group")? {
+        "axis" => GroupKind::Axis(Axis::parse(line)?),
+        "replicas" => GroupKind::Replicas,
+        "ends" => GroupKind::Ends,
+        "served" => GroupKind::Served(line.value("server")?),
+        "servers" => GroupKind::Servers,
+        other => {
+            return line.error(format!(
+                "group '{other}' is none of axis, replicas, ends, served, servers"
+            ));
+        }
+    })
+}
+
+/// Writes a peer: `stage1`, `next:cp`.
+pub(super) fn print_peer(peer: Peer, out: &mut String) {
+    match peer {
+        Peer::Stage(stage) => push(out, format_args!("stage{stage}")),
+        Peer::Next(axis) => push(out, format_args!("next:{axis}")),
+        Peer::Previous(axis) => push(out, format_args!("previous:{axis}")),
+        Peer::Server(server) => push(out, format_args!("server{server}")),
+        Peer::Replica(rank) => push(out, format_args!("rank{rank}")),
+    }
+}
+
+/// Reads a peer.
+pub(super) fn parse_peer(line: &mut Line<'_>) -> Result<Peer> {
+    let word = line.word("peer")?;
+    if let Some((direction, axis)) = word.split_once(':') {
+        let axis = Axis::ALL.iter().copied().find(|known| known.word() == axis);
+        return match (direction, axis) {
+            ("next", Some(axis)) => Ok(Peer::Next(axis)),
+            ("previous", Some(axis)) => Ok(Peer::Previous(axis)),
+            _ => line.error(format!("peer '{word}' is no next:AXIS or previous:AXIS")),
+        };
+    }
+    if let Some(stage) = word.strip_prefix("stage") {
+        Ok(Peer::Stage(StageRank(line.read("stage", stage)?)))
+    } else if let Some(server) = word.strip_prefix("server") {
+        Ok(Peer::Server(line.read("server", server)?))
+    } else if let Some(rank) = word.strip_prefix("rank") {
+        Ok(Peer::Replica(line.read("rank", rank)?))
+    } else {
+        line.error(format!(
+            "peer '{word}' is none of stageN, serverN, rankN, next:AXIS, previous:AXIS"
+        ))
+    }
+}
+
+/// Reads what [`Placement`] displays.
+pub(super) fn parse_placement(line: &mut Line<'_>) -> Result<Placement> {
+    let word = line.word("placement")?;
+    Ok(match word {
+        "R" => Placement::Replicate,
+        "P+" => Placement::Partial(Reduction::Sum),
+        "P^" => Placement::Partial(Reduction::Max),
+        "F" => Placement::FlatShard,
+        _ => {
+            let Some(shard) = word.strip_prefix('S') else {
+                return line
+                    .error(format!("placement '{word}' is none of R, S0, S0b, S0z, P+, P^, F"));
+            };
+            let digits = shard.trim_end_matches(['b', 'z']);
+            let layout = match &shard[digits.len()..] {
+                "" => Layout::Contiguous,
+                "b" => Layout::Blocks,
+                "z" => Layout::Zigzag,
+                _ => return line.error(format!("placement '{word}' has more than one layout")),
+            };
+            Placement::Shard { dim: line.read("cut dimension", digits)?, layout }
+        }
+    })
+}
+
+/// Writes starting values: `normal=0.02`.
+pub(super) fn print_init(init: Init, out: &mut String) {
+    match init {
+        Init::Zero => out.push_str("zero"),
+        Init::One => out.push_str("one"),
+        Init::Normal(deviation) => push(out, format_args!("normal={deviation:?}")),
+    }
+}
+
+/// Reads starting values.
+pub(super) fn parse_init(line: &mut Line<'_>) -> Result<Init> {
+    let word = line.word("init")?;
+    Ok(match (word, word.strip_prefix("normal=")) {
+        ("zero", _) => Init::Zero,
+        ("one", _) => Init::One,
+        (_, Some(deviation)) => Init::Normal(line.read("standard deviation", deviation)?),
+        _ => return line.error(format!("init '{word}' is none of zero, one, normal=DEVIATION")),
+    })
+}
+
+/// Writes an operator: its word, then what it depends on.
+pub(super) fn print_op_kind(kind: &OpKind, out: &mut String) {
+    let plain = match *kind {
+        OpKind::Embedding => "embedding",
+        OpKind::Position => "position",
+        OpKind::Bias => "bias",
+        OpKind::SwiGlu => "swiglu",
+        OpKind::Add => "add",
+        OpKind::RowMax => "row_max",
+        OpKind::SoftmaxStats => "softmax_stats",
+        OpKind::TensorSquares => "tensor_squares",
+        OpKind::Norm2 => "norm2",
+        OpKind::Norm { norm, eps } => {
+            return push(out, format_args!("norm {} eps={eps:?}", norm.word()));
+        }
+        OpKind::Linear { role } => return push(out, format_args!("linear {}", role.word())),
+        OpKind::Rope { heads, theta } => {
+            out.push_str("rope");
+            print_heads(heads, out);
+            return push(out, format_args!(" theta={theta:?}"));
+        }
+        OpKind::Attention { heads, seq } => {
+            out.push_str("attention");
+            print_heads(heads, out);
+            return push(out, format_args!(" seq={seq}"));
+        }
+        OpKind::AttentionBlock { heads, queries, keys } => {
+            out.push_str("attention_block");
+            print_heads(heads, out);
+            return push(out, format_args!(" queries={queries} keys={keys}"));
+        }
+        OpKind::Activation { function } => {
+            return push(out, format_args!("activation {}", function.word()));
+        }
+        OpKind::CrossEntropy { scale } => {
+            return push(out, format_args!("cross_entropy scale={scale:?}"));
+        }
+        OpKind::Route { experts, topk } => {
+            return push(out, format_args!("route experts={experts} topk={topk}"));
+        }
+        OpKind::Dispatch { experts, capacity } => {
+            return push(out, format_args!("dispatch experts={experts} capacity={capacity}"));
+        }
+        OpKind::ExpertLinear { role, experts } => {
+            return push(out, format_args!("expert_linear {} experts={experts}", role.word()));
+        }
+        OpKind::Combine { topk } => return push(out, format_args!("combine topk={topk}")),
+        OpKind::BlockSquares { parts } => {
+            return push(out, format_args!("block_squares parts={parts}"));
+        }
+    };
+    out.push_str(plain);
+}
+
+/// Reads an operator.
+pub(super) fn parse_op_kind(line: &mut Line<'_>) -> Result<OpKind> {
+    Ok(match line.word("operator")? {
+        "embedding" => OpKind::Embedding,
+        "position" => OpKind::Position,
+        "bias" => OpKind::Bias,
+        "swiglu" => OpKind::SwiGlu,
+        "add" => OpKind::Add,
+        "row_max" => OpKind::RowMax,
+        "softmax_stats" => OpKind::SoftmaxStats,
+        "tensor_squares" => OpKind::TensorSquares,
+        "norm2" => OpKind::Norm2,
+        "norm" => OpKind::Norm { norm: NormKind::parse(line)?, eps: line.id("eps=", "eps")? },
+        "linear" => OpKind::Linear { role: LinearRole::parse(line)? },
+        "rope" => OpKind::Rope { heads: parse_heads(line)?, theta: line.id("theta=", "theta")? },
+        "attention" => {
+            OpKind::Attention { heads: parse_heads(line)?, seq: line.id("seq=", "seq")? }
+        }
+        "attention_block" => OpKind::AttentionBlock {
+            heads: parse_heads(line)?,
+            queries: line.id("queries=", "queries")?,
+            keys: line.id("keys=", "keys")?,
+        },
+        "activation" => OpKind::Activation { function: ActivationKind::parse(line)? },
+        "cross_entropy" => OpKind::CrossEntropy { scale: line.id("scale=", "scale")? },
+        "route" => OpKind::Route {
+            experts: line.id("experts=", "experts")?,
+            topk: line.id("topk=", "topk")?,
+        },
+        "dispatch" => OpKind::Dispatch {
+            experts: line.id("experts=", "experts")?,
+            capacity: line.id("capacity=", "capacity")?,
+        },
+        "expert_linear" => OpKind::ExpertLinear {
+            role: LinearRole::parse(line)?,
+            experts: line.id("experts=", "experts")?,
+        },
+        "combine" => OpKind::Combine { topk: line.id("topk=", "topk")? },
+        "block_squares" => OpKind::BlockSquares { parts: line.id("parts=", "parts")? },
+        other => return line.error(format!("there is no operator '{other}'")),
+    })
+}
+
+fn print_heads(heads: Heads, out: &mut String) {
+    let Heads { heads, kv_heads, head_dim } = heads;
+    push(out, format_args!(" heads={heads} kv_heads={kv_heads} head_dim={head_dim}"));
+}
+
+fn parse_heads(line: &mut Line<'_>) -> Result<Heads> {
+    Ok(Heads {
+        heads: line.id("heads=", "heads")?,
+        kv_heads: line.id("kv_heads=", "kv_heads")?,
+        head_dim: line.id("head_dim=", "head_dim")?,
+    })
+}
+
+/// Appends formatted text; writing to a string cannot fail.
+pub(super) fn push(out: &mut String, text: std::fmt::Arguments<'_>) {
+    let written = out.write_fmt(text);
+    debug_assert!(written.is_ok(), "a string takes everything");
+}

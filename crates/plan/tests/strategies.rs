@@ -1,0 +1,101 @@
+//! Random legal strategies lower to valid plans.
+
+use paceline_plan::collective::{Algorithm, Order};
+use paceline_plan::lower::lower;
+use paceline_plan::model::{Activation, Model, ModelKind, Shape};
+use paceline_plan::schedule::ScheduleKind;
+use paceline_plan::strategy::{OptimizerKind, Recompute, Strategy as Layout, Sync, Zero};
+use paceline_plan::units::Bytes;
+use paceline_plan::{DType, text, validate};
+use proptest::prelude::*;
+
+fn model() -> impl Strategy<Value = Model> {
+    let kinds = prop_oneof![Just(ModelKind::Mlp), Just(ModelKind::Gpt2), Just(ModelKind::Llama)];
+    (kinds, 2u64..7, any::<bool>(), 60u64..70).prop_map(|(kind, layers, tied, vocab)| {
+        let attention = kind != ModelKind::Mlp;
+        let shape = Shape {
+            kind,
+            layers,
+            d_model: 16,
+            heads: if attention { 4 } else { 0 },
+            kv_heads: if attention { 4 } else { 0 },
+            head_dim: if attention { 4 } else { 0 },
+            ffn: 32,
+            seq: 8,
+            max_positions: if kind == ModelKind::Gpt2 { 8 } else { 0 },
+            vocab,
+            tied,
+            activation: match kind {
+                ModelKind::Mlp => Activation::Relu,
+                ModelKind::Gpt2 => Activation::Gelu,
+                ModelKind::Llama => Activation::SwiGlu,
+            },
+            norm_eps: if attention { 1e-5 } else { 0.0 },
+            rope_theta: if kind == ModelKind::Llama { 1e4 } else { 0.0 },
+        };
+        Model::new("random", shape).unwrap()
+    })
+}
+
+prop_compose! {
+    fn strategy()(
+        axes in (0u32..3, 0u32..3, 0u32..3),
+        sp in any::<bool>(),
+        zero in prop_oneof![Just(Zero::None), Just(Zero::Optimizer), Just(Zero::Gradients), Just(Zero::Parameters)],
+        schedule in prop_oneof![
+            Just(ScheduleKind::GPipe), Just(ScheduleKind::OneFOneB), Just(ScheduleKind::Interleaved { chunks: 2 })
+        ],
+        recompute in prop_oneof![Just(Recompute::None), Just(Recompute::Selective), Just(Recompute::Full)],
+        free in any::<bool>(),
+        overlap in any::<bool>(),
+        (rounds, micro_batch, leaves) in (0u32..3, 1u64..3, 0u32..3),
+        bucket in prop_oneof![Just(0u64), Just(2048), Just(1 << 20)],
+        dtype in prop_oneof![Just(DType::F32), Just(DType::Bf16), Just(DType::Fp8)],
+        servers in prop_oneof![3 => Just(0u32), 1 => 1u32..4],
+        optimizer in prop_oneof![Just(OptimizerKind::AdamW), Just(OptimizerKind::Sgd)],
+    ) -> Layout {
+        let (dp, tp, pp) = (1 << axes.0, 1 << axes.1, 1 << axes.2);
+        let served = servers > 0;
+        let (tp, pp) = if served { (1, 1) } else { (tp, pp) };
+        let schedule = if pp == 1 { ScheduleKind::OneFOneB } else { schedule };
+        let microbatches = pp << rounds;
+        let leaves = dp * (1 << leaves.min(rounds));
+        Layout {
+            dp,
+            tp,
+            pp,
+            sp: sp && tp > 1,
+            zero: if served { Zero::None } else { zero },
+            schedule,
+            micro_batch,
+            global_batch: u64::from(dp * microbatches) * micro_batch,
+            seq: 8,
+            recompute,
+            dtype,
+            order: if free { Order::Free } else { Order::Canonical },
+            leaves,
+            sync: if served { Sync::Servers(servers) } else { Sync::AllReduce },
+            collective: Algorithm::Auto,
+            bucket: Bytes(bucket),
+            overlap,
+            optimizer,
+            ..Default::default()
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn random_legal_strategies_lower_to_valid_plans(model in model(), strategy in strategy()) {
+        let stages = u64::from(strategy.pp) * u64::from(strategy.schedule.chunks());
+        prop_assume!(stages <= model.layers + 2);
+        let plan = lower(&model, &strategy).map_err(|e| TestCaseError::fail(e.to_string()))?;
+        let violations = validate::validate(&plan, None);
+        let told: Vec<String> = violations.iter().take(4).map(ToString::to_string).collect();
+        prop_assert!(violations.is_empty(), "{} violations:\n{}", violations.len(), told.join("\n"));
+        let parsed = text::parse(&text::print(&plan));
+        prop_assert!(parsed.as_ref() == Ok(&plan), "{:?}", parsed.err());
+    }
+}

@@ -1,0 +1,109 @@
+//! The layouts that are worth simulating.
+
+use crate::Request;
+use paceline_plan::collective::Order;
+use paceline_plan::schedule::ScheduleKind;
+use paceline_plan::strategy::{OptimizerKind, Recompute, Strategy, Zero};
+
+/// The most candidates of one search.
+const MOST: usize = 2000;
+
+/// Layouts of the request's devices whose model state fits, cheapest cuts first.
+pub fn candidates(request: &Request<'_>) -> Vec<Strategy> {
+    let mut all = Vec::new();
+    let devices = request.devices.max(1);
+    let host = u32::try_from(request.cluster.devices_per_host()).unwrap_or(u32::MAX).max(1);
+    for tp in divisors(devices).into_iter().filter(|&tp| tp <= host && tensor_fits(request, tp)) {
+        for pp in divisors(devices / tp) {
+            let dp = devices / tp / pp;
+            for zero in zeros(dp) {
+                if !state_fits(request, tp, pp, dp, zero) {
+                    continue;
+                }
+                for schedule in schedules(request, pp) {
+                    batches(request, Cut { tp, pp, dp, zero, schedule }, &mut all);
+                }
+            }
+        }
+    }
+    all.truncate(MOST);
+    all
+}
+
+#[derive(Clone, Copy)]
+struct Cut {
+    tp: u32,
+    pp: u32,
+    dp: u32,
+    zero: Zero,
+    schedule: ScheduleKind,
+}
+
+/// Microbatch sizes and recomputation for one cut.
+fn batches(request: &Request<'_>, cut: Cut, all: &mut Vec<Strategy>) {
+    let base = &request.base;
+    let per_replica = base.global_batch / u64::from(cut.dp);
+    if per_replica == 0 || base.global_batch % u64::from(cut.dp) != 0 {
+        return;
+    }
+    for micro_batch in [1, 2, 4, 8].into_iter().filter(|m| per_replica % m == 0) {
+        for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+            all.push(Strategy {
+                tp: cut.tp,
+                pp: cut.pp,
+                dp: cut.dp,
+                sp: cut.tp > 1 && (micro_batch * base.seq) % u64::from(cut.tp) == 0,
+                zero: cut.zero,
+                schedule: cut.schedule,
+                micro_batch,
+                recompute,
+                leaves: if base.order == Order::Canonical { cut.dp } else { base.leaves },
+                ..base.clone()
+            });
+        }
+    }
+}
+
+fn zeros(dp: u32) -> Vec<Zero> {
+    if dp == 1 { vec![Zero::None] } else { vec![Zero::None, Zero::Optimizer, Zero::Parameters] }
+}
+
+fn schedules(request: &Request<'_>, pp: u32) -> Vec<ScheduleKind> {
+    let mut all = vec![ScheduleKind::OneFOneB];
+    if pp > 1 {
+        let fits = |chunks: u16| u64::from(pp) * u64::from(chunks) <= request.model.layers;
+        let chunked = [2, 4].into_iter().filter(|&c| fits(c));
+        all.extend(chunked.map(|chunks| ScheduleKind::Interleaved { chunks }));
+    }
+    all
+}
+
+/// Whether heads and widths can be cut so.
+fn tensor_fits(request: &Request<'_>, tp: u32) -> bool {
+    let tp = u64::from(tp);
+    let m = request.model;
+    m.ffn % tp == 0 && (m.heads == 0 || m.kv_heads % tp == 0)
+}
+
+/// Whether parameters, gradients and optimizer state alone leave room (Rajbhandari et al., arXiv 1910.02054).
+fn state_fits(request: &Request<'_>, tp: u32, pp: u32, dp: u32, zero: Zero) -> bool {
+    let base = &request.base;
+    let held = request.model.parameters() as f64 / f64::from(tp) / f64::from(pp);
+    let weights = base.activation_dtype().size() as f64;
+    let grads = base.grad_dtype.size() as f64;
+    let master = if weights < 4.0 { 4.0 } else { 0.0 };
+    let moments = match base.optimizer {
+        OptimizerKind::Sgd => 0.0,
+        OptimizerKind::Momentum => 4.0,
+        OptimizerKind::AdamW => 8.0,
+    };
+    let share = |dealt: bool| if dealt { 1.0 / f64::from(dp) } else { 1.0 };
+    let bytes = weights * share(zero >= Zero::Parameters)
+        + grads * share(zero >= Zero::Gradients)
+        + (master + moments) * share(zero >= Zero::Optimizer);
+    held * bytes <= request.cluster.device.memory.as_f64()
+}
+
+fn divisors(n: u32) -> Vec<u32> {
+    (1..=n).filter(|d| n % d == 0).collect()
+}
