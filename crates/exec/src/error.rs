@@ -70,7 +70,9 @@ pub enum ExecError {
         waited: Duration,
     },
     /// Nothing is under way and nothing may start.
-    #[error("rank {rank}, iteration {iteration}, {op}: waits for ops that never run; validate the plan")]
+    #[error(
+        "rank {rank}, iteration {iteration}, {op}: waits for ops that never run; validate the plan"
+    )]
     Stuck {
         /// The rank.
         rank: Rank,
@@ -80,7 +82,9 @@ pub enum ExecError {
         op: String,
     },
     /// The loss is not a number any more.
-    #[error("iteration {iteration}: the loss is {loss}; a lower learning rate or --clip 1 may keep it finite")]
+    #[error(
+        "iteration {iteration}: the loss is {loss}; a lower learning rate or --clip 1 may keep it finite"
+    )]
     Diverged {
         /// The iteration.
         iteration: u32,
@@ -108,7 +112,9 @@ pub enum ExecError {
         source: std::io::Error,
     },
     /// Two ranks that should hold the same weights do not.
-    #[error("{name} differs between ranks that hold the same part of it; rank {rank} is the first to differ")]
+    #[error(
+        "{name} differs between ranks that hold the same part of it; rank {rank} is the first to differ"
+    )]
     Disagreement {
         /// The tensor.
         name: String,

@@ -42,8 +42,7 @@ impl Place {
     /// The place of a rank of the plan.
     pub(crate) fn of(plan: &Plan, rank: Rank) -> Self {
         let at = plan.mesh.coordinates(rank);
-        let tensor =
-            at.map_or(Part::WHOLE, |at| Part { index: at.tp, count: plan.mesh.tp.max(1) });
+        let tensor = at.map_or(Part::WHOLE, |at| Part { index: at.tp, count: plan.mesh.tp.max(1) });
         let shard = plan.program(rank).buckets.iter().find_map(|bucket| bucket.shard);
         Self {
             rank,
@@ -55,11 +54,7 @@ impl Place {
 
     /// The elements of a bucket that this rank updates.
     pub(crate) fn owned(&self, bucket: &Bucket) -> Range<u64> {
-        if bucket.shard.is_some() {
-            self.update.range(bucket.elements)
-        } else {
-            0..bucket.elements
-        }
+        if bucket.shard.is_some() { self.update.range(bucket.elements) } else { 0..bucket.elements }
     }
 }
 

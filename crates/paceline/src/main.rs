@@ -1,1 +1,35 @@
-fn main(){}
+//! The command line of Paceline: plans, simulates and runs distributed deep-learning training.
+//!
+//! ```text
+//! commands   one enum of commands, one file each: what each does, step by step
+//! flags      what a person typed → what a library takes; all problems at once
+//! output     lines for people, lines of JSON, files that are whole or absent
+//! overview   a plan and a simulation in words a person reads in one screen
+//! report     the HTML page of a run, and its table for the terminal
+//! ```
+//!
+//! Nothing here decides how a plan is made, timed or run: the library crates do.
+
+mod commands;
+mod failure;
+mod flags;
+mod output;
+mod overview;
+mod report;
+mod resident;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match commands::run(std::env::args_os().collect()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if let Some(message) = failure.message() {
+                // Nobody is left to tell if standard error is closed.
+                let _ = writeln!(std::io::stderr(), "{message}");
+            }
+            failure.exit_code()
+        }
+    }
+}

@@ -124,11 +124,22 @@ pub struct Program {
     /// Once after the last iteration.
     pub epilogue: Section,
     /// Ops of the body that need not be done when the next body starts.
-    pub in_flight: Vec<OpId>,
+    pub in_flight: Vec<InFlight>,
     /// Where the iteration's results stand.
     pub outputs: Outputs,
     /// The arena's size and what it holds.
     pub memory: Memory,
+}
+
+/// An op of the body that may still run when the next body starts: what arrives early (PipeDream), or
+/// weights that are gathered while the next forward pass begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InFlight {
+    /// The op.
+    pub op: OpId,
+    /// Ops of the next body that wait for it, beside those behind it on its lane. The epilogue waits for
+    /// everything.
+    pub before: Vec<OpId>,
 }
 
 /// Results of an iteration that a person wants to see.

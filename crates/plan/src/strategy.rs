@@ -104,7 +104,7 @@ impl Strategy {
 
     /// Microbatches of one replica in one iteration.
     pub fn microbatches(&self) -> u32 {
-        let samples = self.micro_batch * u64::from(self.dp);
+        let samples = self.micro_batch.saturating_mul(u64::from(self.dp));
         u32::try_from(self.global_batch / samples.max(1)).unwrap_or(u32::MAX)
     }
 

@@ -1,76 +1,316 @@
-//! Plans that the lowering makes are valid, and stop being so when they are damaged.
+//! Plans that the lowering makes are valid, and every kind of damage to them is found.
 
 use paceline_plan::DType;
-use paceline_plan::collective::Order;
+use paceline_plan::collective::{Algorithm, Order};
+use paceline_plan::ids::{BufferId, LaneId, Microbatch, OpId, SegmentId};
 use paceline_plan::lower::lower;
+use paceline_plan::mesh::{Axis, GroupKind};
 use paceline_plan::model::built_in;
-use paceline_plan::program::Plan;
+use paceline_plan::program::{MemoryKind, Op, Peer, Plan, Program, Section, SegmentPass};
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{Recompute, Strategy, Sync, Zero};
 use paceline_plan::validate::validate;
+use proptest::prelude::{prop_assert, proptest};
+use proptest::sample::select;
+use proptest::test_runner::Config;
+use std::sync::LazyLock;
 
-fn strategies() -> Vec<(&'static str, Strategy)> {
-    let base = Strategy { global_batch: 8, micro_batch: 1, seq: 16, ..Strategy::default() };
-    let mut all = Vec::new();
-    for (dp, tp, pp, sp) in
-        [(1, 1, 1, false), (2, 1, 1, false), (1, 2, 1, false), (1, 2, 1, true), (1, 1, 2, false),
-         (2, 2, 2, true), (4, 1, 3, false), (2, 2, 1, false)]
-    {
-        for zero in [Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Parameters] {
-            for order in [Order::Canonical, Order::Free] {
-                for schedule in [ScheduleKind::GPipe, ScheduleKind::OneFOneB, ScheduleKind::Interleaved { chunks: 2 }] {
-                    for overlap in [true, false] {
-                        for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
-                        for leaves in [dp, 4] {
-                        for sync in [Sync::AllReduce, Sync::Servers(1), Sync::Servers(2)] {
-                            let dtype = if overlap { DType::F32 } else { DType::Bf16 };
-                            for model in ["mlp", "mini", "mini-llama"] {
-                            all.push((model, Strategy { dp, tp, pp, sp, zero, order, schedule, overlap, recompute, leaves, sync, dtype, ..base.clone() }));
-                            }
-                        }}}
-                    }
-                }
-            }
-        }
+/// Lowered plans of small models that differ in everything a plan can differ in.
+static PLANS: LazyLock<Vec<(String, Plan)>> = LazyLock::new(|| {
+    let base = Strategy { global_batch: 8, seq: 16, ..Strategy::default() };
+    let free = Strategy { order: Order::Free, ..base.clone() };
+    let strategies = [
+        ("mini", base.clone()),
+        ("mlp", Strategy { dp: 2, leaves: 4, zero: Zero::Optimizer, ..base.clone() }),
+        ("mini", Strategy { pp: 2, schedule: ScheduleKind::GPipe, ..base.clone() }),
+        ("mini", Strategy { pp: 3, tp: 2, sp: true, dtype: DType::Bf16, ..base.clone() }),
+        (
+            "mini-llama",
+            Strategy { pp: 2, dp: 2, recompute: Recompute::Full, leaves: 2, ..base.clone() },
+        ),
+        (
+            "mini-llama",
+            Strategy {
+                pp: 2,
+                tp: 2,
+                schedule: ScheduleKind::Interleaved { chunks: 2 },
+                recompute: Recompute::Selective,
+                ..base.clone()
+            },
+        ),
+        ("mini", Strategy { pp: 2, dp: 2, zero: Zero::Parameters, leaves: 2, ..free.clone() }),
+        (
+            "mlp",
+            Strategy { pp: 4, dp: 2, zero: Zero::Gradients, leaves: 2, overlap: false, ..free },
+        ),
+        ("mini", Strategy { dp: 3, sync: Sync::Servers(2), global_batch: 6, leaves: 3, ..base }),
+    ];
+    strategies
+        .map(|(name, strategy)| {
+            let model = built_in::get(name).expect("built in").expect("sound");
+            let plan = lower(&model, &strategy).unwrap_or_else(|error| panic!("{name}: {error}"));
+            (format!("{name} {strategy:?}"), plan)
+        })
+        .into()
+});
+
+#[test]
+fn lowered_plans_are_valid() {
+    for (name, plan) in PLANS.iter() {
+        let violations = validate(plan, None);
+        assert!(violations.is_empty(), "{name}: {}", violations[0]);
     }
-    all
+}
+
+/// One op of a body, apart from the others.
+#[derive(Clone)]
+struct Loose {
+    lane: LaneId,
+    op: Op,
+    after: Vec<OpId>,
+}
+
+fn take_apart(section: &Section) -> Vec<Loose> {
+    let loose = |(at, node): (usize, &paceline_plan::program::Node)| Loose {
+        lane: node.lane,
+        op: node.op,
+        after: section.after(OpId::from(at)).to_vec(),
+    };
+    section.nodes.iter().enumerate().map(loose).collect()
+}
+
+fn put_together(ops: &[Loose]) -> Section {
+    let mut section = Section::default();
+    for Loose { lane, op, after } in ops {
+        section.push(*lane, *op, after);
+    }
+    section
+}
+
+/// Takes an op out. What waited for it waits for what it waited for, so that nothing else changes.
+fn remove(ops: &mut Vec<Loose>, at: usize) {
+    let gone = ops.remove(at);
+    for Loose { after, .. } in &mut ops[at..] {
+        if after.contains(&OpId::from(at)) {
+            after.retain(|&op| op.index() != at);
+            after.extend(&gone.after);
+        }
+        after.iter_mut().filter(|op| op.index() > at).for_each(|op| op.0 -= 1);
+    }
+}
+
+/// Kinds of damage, each of which must be found wherever it is done.
+#[derive(Clone, Copy, Debug)]
+enum Damage {
+    DropMessage,
+    DropCrossingCall,
+    ChangeCrossingCall,
+    ChangeMessage,
+    ShortenMessage,
+    ShortenOperand,
+    FreeEarly,
+    FreeTwice,
+    DropEdgeToRecv,
+    DropEdgesOfSend,
+    RetargetForward,
+    ChangeMicrobatch,
+    TooFewCopies,
+    ShareMemory,
+    DropLoad,
+    WaitForLater,
+}
+
+const DAMAGES: [Damage; 16] = [
+    Damage::DropMessage,
+    Damage::DropCrossingCall,
+    Damage::ChangeCrossingCall,
+    Damage::ChangeMessage,
+    Damage::ShortenMessage,
+    Damage::ShortenOperand,
+    Damage::FreeEarly,
+    Damage::FreeTwice,
+    Damage::DropEdgeToRecv,
+    Damage::DropEdgesOfSend,
+    Damage::RetargetForward,
+    Damage::ChangeMicrobatch,
+    Damage::TooFewCopies,
+    Damage::ShareMemory,
+    Damage::DropLoad,
+    Damage::WaitForLater,
+];
+
+/// Damages one role of a plan; `false` if it has nothing to damage in this way.
+fn damage(plan: &mut Plan, role: usize, how: Damage, which: usize) -> bool {
+    let crossing: Vec<bool> = plan
+        .groups
+        .iter()
+        .map(|group| {
+            matches!(group, GroupKind::Axis(Axis::Pp) | GroupKind::Ends | GroupKind::Servers)
+        })
+        .collect();
+    let groups_size = |group: GroupKind| plan.mesh.group_size(group);
+    let sizes: Vec<u32> = plan.groups.iter().map(|&group| groups_size(group)).collect();
+    let passes: Vec<SegmentPass> = plan.templates.iter().map(|template| template.pass).collect();
+    let microbatches = plan.strategy.microbatches();
+    let program = &mut plan.programs[role];
+    let mut ops = take_apart(&program.body);
+    let crosses = |program: &Program, op: &Op| match *op {
+        Op::Collective { call, .. } => {
+            let group = program.call(call).group.index();
+            crossing[group] && sizes[group] > 1
+        }
+        _ => false,
+    };
+    let forward = |program: &Program, op: &Op| match *op {
+        Op::Compute { segment, .. } => {
+            passes[program.segment(segment).template as usize] == SegmentPass::Forward
+        }
+        _ => false,
+    };
+    // The ops that this kind of damage is for.
+    let candidates: Vec<usize> = (0..ops.len())
+        .filter(|&at| {
+            let Loose { op, after, .. } = &ops[at];
+            match how {
+                Damage::DropMessage | Damage::ChangeMessage | Damage::ShortenMessage => {
+                    matches!(op, Op::Send { .. } | Op::Recv { .. })
+                }
+                Damage::DropCrossingCall | Damage::ChangeCrossingCall => crosses(program, op),
+                Damage::FreeEarly | Damage::FreeTwice => matches!(op, Op::Free { .. }),
+                Damage::DropEdgeToRecv => {
+                    let recv = |id: &OpId| matches!(ops[id.index()].op, Op::Recv { .. });
+                    matches!(op, Op::Compute { .. }) && after.iter().any(recv)
+                }
+                // A server's messages stand behind each other on one lane, which orders them, too.
+                Damage::DropEdgesOfSend => matches!(op, Op::Send { to: Peer::Stage(_), .. }),
+                Damage::RetargetForward => forward(program, op),
+                Damage::ChangeMicrobatch => forward(program, op) && microbatches > 1,
+                Damage::DropLoad => matches!(op, Op::Load { .. }),
+                Damage::ShortenOperand => matches!(op, Op::Compute { .. }),
+                Damage::TooFewCopies | Damage::ShareMemory => at == 0,
+                Damage::WaitForLater => at + 1 < ops.len(),
+            }
+        })
+        .collect();
+    if candidates.is_empty() {
+        return false;
+    }
+    let at = candidates[which % candidates.len()];
+    match how {
+        Damage::DropMessage | Damage::DropCrossingCall | Damage::DropLoad => remove(&mut ops, at),
+        Damage::ChangeCrossingCall => {
+            let Op::Collective { call, .. } = ops[at].op else { return false };
+            let call = &mut program.calls[call.index()];
+            call.algorithm = match call.algorithm {
+                Algorithm::Direct => Algorithm::Ring,
+                _ => Algorithm::Direct,
+            };
+        }
+        Damage::ChangeMessage => match &mut ops[at].op {
+            Op::Send { channel, .. } | Op::Recv { channel, .. } => *channel += 1000,
+            _ => return false,
+        },
+        Damage::ShortenMessage => match &mut ops[at].op {
+            Op::Send { view, .. } | Op::Recv { view, .. } => view.len -= 1,
+            _ => return false,
+        },
+        Damage::ShortenOperand => {
+            let Op::Compute { segment, .. } = ops[at].op else { return false };
+            program.segments[segment.index()].operands[0].len -= 1;
+        }
+        Damage::FreeEarly => {
+            // It goes before the last computation of its microbatch.
+            let Op::Free { microbatch, .. } = ops[at].op else { return false };
+            let compute = |op: &Op| matches!(op, Op::Compute { .. });
+            let last = (0..at)
+                .rev()
+                .find(|&i| compute(&ops[i].op) && ops[i].op.microbatch() == Some(microbatch));
+            let Some(last) = last else { return false };
+            let free = ops[at].op;
+            ops[at].op = std::mem::replace(&mut ops[last].op, free);
+            let after = std::mem::take(&mut ops[last].after);
+            ops[at].after.extend(after);
+        }
+        Damage::FreeTwice => ops.push(Loose { after: Vec::new(), ..ops[at].clone() }),
+        Damage::DropEdgeToRecv => {
+            let recv: Vec<OpId> =
+                (0..at).filter(|&i| matches!(ops[i].op, Op::Recv { .. })).map(OpId::from).collect();
+            ops[at].after.retain(|op| !recv.contains(op));
+        }
+        Damage::DropEdgesOfSend => ops[at].after.clear(),
+        Damage::RetargetForward => {
+            let Op::Compute { segment, .. } = &mut ops[at].op else { return false };
+            let others: Vec<SegmentId> = (0..program.segments.len())
+                .map(SegmentId::from)
+                .filter(|other| other != segment)
+                .filter(|&other| {
+                    passes[program.segment(other).template as usize] == SegmentPass::Forward
+                })
+                .collect();
+            if others.is_empty() {
+                return false;
+            }
+            *segment = others[which % others.len()];
+        }
+        Damage::ChangeMicrobatch => {
+            let Op::Compute { microbatch, .. } = &mut ops[at].op else { return false };
+            *microbatch = Microbatch((microbatch.0 + 1) % microbatches);
+        }
+        Damage::TooFewCopies => {
+            let frames: Vec<BufferId> = program.frames.iter().flatten().copied().collect();
+            let several = |id: &&BufferId| program.buffer(**id).copies > 1;
+            let several: Vec<BufferId> = frames.iter().filter(several).copied().collect();
+            if several.is_empty() {
+                return false;
+            }
+            program.buffers[several[which % several.len()].index()].copies -= 1;
+        }
+        Damage::ShareMemory => return share_memory(program, which),
+        Damage::WaitForLater => ops[at].after.push(OpId::from(at + 1)),
+    }
+    program.body = put_together(&ops);
+    true
+}
+
+/// Moves one lasting buffer onto another.
+fn share_memory(program: &mut Program, which: usize) -> bool {
+    let pairs: Vec<(usize, usize)> = (0..program.buffers.len())
+        .flat_map(|a| (0..a).map(move |b| (a, b)))
+        .filter(|&(a, b)| {
+            let (a, b) = (&program.buffers[a], &program.buffers[b]);
+            let lasting = matches!(a.kind, MemoryKind::Parameters | MemoryKind::Optimizer);
+            lasting && a.kind == b.kind
+        })
+        .collect();
+    if pairs.is_empty() {
+        return false;
+    }
+    let (a, b) = pairs[which % pairs.len()];
+    program.buffers[a].offset = program.buffers[b].offset;
+    true
 }
 
 #[test]
-fn probe() {
-    let mut ok = 0; let mut refused = std::collections::BTreeMap::new(); let mut bad = 0; let mut classes = std::collections::BTreeMap::new();
-    for (model, strategy) in strategies() {
-        let model = built_in::get(model).unwrap().unwrap();
-        match std::panic::catch_unwind(|| lower(&model, &strategy)) {
-            Err(_) => { bad += 1; eprintln!("PANIC {} {strategy:?}", model.name()); }
-            Ok(Err(e)) => { *refused.entry(e.to_string()).or_insert(0) += 1; }
-            Ok(Ok(plan)) => {
-                let v = validate(&plan, None);
-                if v.is_empty() { ok += 1; } else {
-                    bad += 1;
-                    let key = format!("{} pp{} dp{} tp{} {:?} {:?} {:?} {:?}", model.name(), strategy.pp, strategy.dp, strategy.tp, strategy.zero, strategy.order, strategy.schedule, strategy.sync);
-                    classes.entry(key).or_insert_with(|| v.iter().take(5).map(|v| v.to_string()).collect::<Vec<_>>());
-                }
-            }
-        }
+fn every_kind_of_damage_can_be_done_somewhere() {
+    for how in DAMAGES {
+        let done = PLANS.iter().any(|(_, plan)| {
+            (0..plan.programs.len()).any(|role| damage(&mut plan.clone(), role, how, 0))
+        });
+        assert!(done, "{how:?}");
     }
-    eprintln!("{classes:#?}");
-    eprintln!("ok {ok} bad {bad} refused {refused:#?}");
-    let _: Option<Plan> = None;
 }
-#[test]
-#[ignore]
-fn speed() {
-    let model = built_in::get("gpt-1008b").unwrap().unwrap();
-    for (overlap, zero, sp) in [(true, Zero::None, false), (true, Zero::Parameters, true)] {
-    let strategy = Strategy { dp: 6, tp: 8, pp: 64, sp, zero, overlap, global_batch: 3072, micro_batch: 1, seq: 2048, dtype: DType::Bf16, order: Order::Free, leaves: 6, recompute: Recompute::Full, ..Strategy::default() };
-    let t = std::time::Instant::now();
-    let plan = lower(&model, &strategy).unwrap();
-    let ops: usize = plan.programs.iter().map(|p| p.body.nodes.len()).sum();
-    eprintln!("lower {:?} ops {ops} lanes {:?} buffers {} segs {} templ ops {:?}", t.elapsed(), plan.programs[1].lanes, plan.programs[1].buffers.len(), plan.programs[1].segments.len(), plan.templates.iter().map(|t| t.operands.len()).collect::<Vec<_>>());
-    let t = std::time::Instant::now();
-    let v = validate(&plan, None);
-    eprintln!("validate {:?} {}", t.elapsed(), v.len());
-    for v in v.iter().take(5) { eprintln!("    {v}"); }
+
+proptest! {
+    #![proptest_config(Config { cases: 2000, failure_persistence: None, ..Config::default() })]
+
+    #[test]
+    fn damage_is_found(plan: usize, role: usize, which: usize, how in select(&DAMAGES)) {
+        let (name, plan) = &PLANS[plan % PLANS.len()];
+        let mut plan = plan.clone();
+        let role = role % plan.programs.len();
+        if damage(&mut plan, role, how, which) {
+            let found = validate(&plan, None);
+            prop_assert!(!found.is_empty(), "{:?} in role {} of {}", how, role, name);
+        }
     }
 }

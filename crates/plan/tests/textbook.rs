@@ -39,7 +39,13 @@ fn bubbles_of_plans_are_those_of_the_papers() {
         for kind in [ScheduleKind::GPipe, ScheduleKind::OneFOneB] {
             let plan = lower(
                 &even_model(16),
-                &Strategy { pp: p, global_batch: m, seq: 128, schedule: kind, ..Default::default() },
+                &Strategy {
+                    pp: p,
+                    global_batch: m,
+                    seq: 128,
+                    schedule: kind,
+                    ..Default::default()
+                },
             )
             .unwrap();
             let expected = f64::from(p - 1) / (m as f64 + f64::from(p - 1));
@@ -48,7 +54,8 @@ fn bubbles_of_plans_are_those_of_the_papers() {
         }
         let chunks = 2;
         let schedule = ScheduleKind::Interleaved { chunks };
-        let strategy = Strategy { pp: p, global_batch: m, seq: 128, schedule, ..Default::default() };
+        let strategy =
+            Strategy { pp: p, global_batch: m, seq: 128, schedule, ..Default::default() };
         let plan = lower(&even_model(16), &strategy).unwrap();
         let expected = f64::from(p - 1) / (f64::from(chunks) * m as f64 + f64::from(p - 1));
         let got = summarize(&plan).bubble_fraction;

@@ -81,21 +81,19 @@ pub(super) fn check(model: &Model, s: &Strategy) -> Result<(), Problems> {
 
 fn tensor(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     let tp = u64::from(s.tp.max(1));
-    if model.kind != ModelKind::Mlp {
-        if model.kv_heads % tp != 0 {
-            let heads = if model.kv_heads == model.heads { "heads" } else { "key-value heads" };
-            let legal = divisors(model.kv_heads);
-            say(
-                "--tp",
-                format!(
-                    "{tp} does not divide {}'s {} {heads}; these do: {legal}",
-                    model.name(),
-                    model.kv_heads
-                ),
-            );
-        }
+    if model.kind != ModelKind::Mlp && !model.kv_heads.is_multiple_of(tp) {
+        let heads = if model.kv_heads == model.heads { "heads" } else { "key-value heads" };
+        let legal = divisors(model.kv_heads);
+        say(
+            "--tp",
+            format!(
+                "{tp} does not divide {}'s {} {heads}; these do: {legal}",
+                model.name(),
+                model.kv_heads
+            ),
+        );
     }
-    if model.ffn % tp != 0 {
+    if !model.ffn.is_multiple_of(tp) {
         say(
             "--tp",
             format!(
@@ -109,7 +107,7 @@ fn tensor(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
         say("--sp", "sequence parallelism needs --tp 2 or more".into());
     }
     let tokens = s.micro_batch.saturating_mul(s.seq);
-    if s.sp && tokens % tp != 0 {
+    if s.sp && !tokens.is_multiple_of(tp) {
         say(
             "--sp",
             format!(
@@ -206,7 +204,7 @@ fn batch(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)
         return;
     }
     let step = s.micro_batch.saturating_mul(u64::from(s.dp.max(1)));
-    if s.global_batch % step != 0 {
+    if !s.global_batch.is_multiple_of(step) {
         let below = s.global_batch / step * step;
         let nearest = if below == 0 {
             step.to_string()
@@ -239,7 +237,7 @@ fn synchronisation(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     let dp = s.dp.max(1);
     if s.order == Order::Canonical {
         let m = s.microbatches();
-        if s.leaves == 0 || s.leaves % dp != 0 || !(s.leaves / dp).is_power_of_two() {
+        if s.leaves == 0 || !s.leaves.is_multiple_of(dp) || !(s.leaves / dp).is_power_of_two() {
             say(
                 "--leaves",
                 format!(
@@ -249,7 +247,7 @@ fn synchronisation(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
                     dp.saturating_mul(4)
                 ),
             );
-        } else if m > 0 && m % (s.leaves / dp) != 0 {
+        } else if m > 0 && !m.is_multiple_of(s.leaves / dp) {
             say(
                 "--leaves",
                 format!(
@@ -266,10 +264,10 @@ fn synchronisation(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     };
     match s.sync {
         Sync::AllReduce => {
-            if let Algorithm::ParameterServer { .. } = s.collective {
-                if s.zero != Zero::None {
-                    say("--collective", "ps keeps whole gradients on each replica; with --zero use auto, ring, halving-doubling or direct".into());
-                }
+            if let Algorithm::ParameterServer { .. } = s.collective
+                && s.zero != Zero::None
+            {
+                say("--collective", "ps keeps whole gradients on each replica; with --zero use auto, ring, halving-doubling or direct".into());
             }
             if let Err(error) =
                 collective::resolve(reducing, s.collective, dp * s.cp.max(1), s.order)
@@ -304,6 +302,6 @@ fn synchronisation(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
 
 /// The divisors of a number, as a person would list them.
 fn divisors(n: u64) -> String {
-    let all: Vec<u64> = (1..=n.min(1 << 20)).filter(|d| n % d == 0).take(12).collect();
+    let all: Vec<u64> = (1..=n.min(1 << 20)).filter(|d| n.is_multiple_of(*d)).take(12).collect();
     all.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -9,8 +9,10 @@
 //! Every collective comes from the conversion table; every address from `arena`.
 
 mod arena;
+mod bind;
 mod bucket;
 mod check;
+mod norm;
 mod partition;
 mod role;
 mod segment;

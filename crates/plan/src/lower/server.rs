@@ -2,7 +2,7 @@
 //! each bucket, sum them in the canonical tree, update, send the weights back.
 
 use super::arena::{self, Home};
-use super::update::update_template;
+use super::norm::update_template;
 use super::{Context, bucket};
 use crate::collective::{self, Algorithm, CollectiveKind, Reduction};
 use crate::dtype::DType;

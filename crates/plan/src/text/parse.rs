@@ -7,8 +7,9 @@ use super::words::{Word, parse_group, parse_init, parse_op_kind, parse_peer, par
 use crate::ids::{BufferId, CallId, GroupId, LaneId, LayerId, Microbatch, OpId, SegmentId};
 use crate::mesh::Mesh;
 use crate::program::{
-    Access, AccumulateMode, Bucket, Buffer, Call, Entry, LoadKind, LocalOp, Memory, MemoryKind, Op,
-    Operand, Outputs, Plan, Program, Section, Segment, SegmentPass, Service, Template, View,
+    Access, AccumulateMode, Bucket, Buffer, Call, Entry, InFlight, LoadKind, LocalOp, Memory,
+    MemoryKind, Op, Operand, Outputs, Plan, Program, Section, Segment, SegmentPass, Service,
+    Template, View,
 };
 use crate::strategy::Strategy;
 use crate::units::Bytes;
@@ -251,12 +252,18 @@ impl<'t> Reader<'t> {
             let service = service(&program, line)?;
             program.services.push(service);
         }
-        if let Some(mut line) = self.peeked.filter(|line| line.peek() == "in_flight") {
+        while let Some(mut line) = self.peeked.filter(|line| line.peek() == "in_flight") {
             self.next();
             line.expect("in_flight")?;
-            while !line.is_empty() {
-                program.in_flight.push(OpId(line.value("op")?));
+            let op = OpId(line.value("op")?);
+            let mut before = Vec::new();
+            if !line.is_empty() {
+                line.expect("before")?;
             }
+            while !line.is_empty() {
+                before.push(OpId(line.value("op")?));
+            }
+            program.in_flight.push(InFlight { op, before });
         }
         let names = Names::new(plan, &program);
         let prologue = self.section(&program, &names, "prologue")?;

@@ -159,9 +159,12 @@ impl<'p> Printer<'p> {
         for (id, service) in program.services.iter().enumerate() {
             self.service(program, id, service);
         }
-        if !program.in_flight.is_empty() {
-            put!(self, "in_flight");
-            for op in &program.in_flight {
+        for flight in &program.in_flight {
+            put!(self, "in_flight {}", flight.op);
+            if !flight.before.is_empty() {
+                put!(self, " before");
+            }
+            for op in &flight.before {
                 put!(self, " {op}");
             }
             self.out.push('\n');

@@ -9,8 +9,9 @@ use crate::ids::{
 };
 use crate::mesh::{Axis, GroupKind, Mesh};
 use crate::program::{
-    Access, AccumulateMode, Bucket, Buffer, Call, Entry, LoadKind, LocalOp, Memory, MemoryKind, Op,
-    Operand, Outputs, Peer, Plan, Program, Section, Segment, SegmentPass, Service, Template, View,
+    Access, AccumulateMode, Bucket, Buffer, Call, Entry, InFlight, LoadKind, LocalOp, Memory,
+    MemoryKind, Op, Operand, Outputs, Peer, Plan, Program, Section, Segment, SegmentPass, Service,
+    Template, View,
 };
 use crate::schedule::ScheduleKind;
 use crate::spec::{Layout, Placement};
@@ -354,7 +355,8 @@ impl Draw {
             prologue: self.section(),
             body: self.section(),
             epilogue: self.section(),
-            in_flight: self.list(|d| OpId(d.short())),
+            in_flight: self
+                .list(|d| InFlight { op: OpId(d.short()), before: d.list(|d| OpId(d.short())) }),
             outputs: Outputs {
                 loss: self.option(|d| BufferId(d.short())),
                 norm: self.option(|d| BufferId(d.short())),

@@ -187,7 +187,7 @@ impl Cells {
         visit: Visit<'_>,
     ) -> Option<Fault> {
         let buffer = program.buffer(view.buffer);
-        let (_, range) = self.locate(buffer, view, running);
+        let (slot, range) = self.locate(buffer, view, running);
         let tagged = buffer.copies > 1 || buffer.kind == MemoryKind::Activations;
         let microbatch = if tagged { visit.microbatch } else { ANY };
         let (lanes, lane) = (self.lanes, visit.epoch.lane.index());
@@ -217,8 +217,9 @@ impl Cells {
                 Fault::WrongMicrobatch { found: cell.microbatch, by }
             };
             if matches!(found, Fault::Undefined | Fault::Freed { .. }) {
-                // Told once; whoever reads it next has the same cause.
+                // Told once; whoever touches it next has the same cause.
                 *cell = Cell { owner: view.buffer.0, ..EMPTY };
+                self.freed[slot] = false;
             }
             fault = fault.or(Some(found));
         }

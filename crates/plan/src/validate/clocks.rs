@@ -7,7 +7,7 @@
 
 use super::SectionKind;
 use crate::ids::{LaneId, OpId};
-use crate::program::Section;
+use crate::program::{InFlight, Section};
 
 /// An op's position on its lane, counted from 1; position 0 is before everything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +31,9 @@ pub(super) struct Clocks {
     last: Vec<u32>,
     /// Clocks of the current section's ops, a row each.
     done: Vec<u32>,
+    /// Clocks of ops in flight from the section before, by the op that waits for them: the next
+    /// such op last, as ops come in order.
+    carried: Vec<(OpId, Vec<u32>)>,
     /// The ops of each lane, by position − 1, to get from an epoch back to its op.
     ops: Vec<Vec<(SectionKind, OpId)>>,
 }
@@ -42,6 +45,7 @@ impl Clocks {
         self.last.clear();
         self.last.resize(lanes * lanes, 0);
         self.done.clear();
+        self.carried.clear();
         self.ops.iter_mut().for_each(Vec::clear);
         self.ops.resize_with(lanes, Vec::new);
     }
@@ -60,6 +64,9 @@ impl Clocks {
         for after in section.after(op) {
             join(row, &self.done[after.index() * lanes..][..lanes]);
         }
+        while let Some((_, clock)) = self.carried.pop_if(|(before, _)| *before <= op) {
+            join(row, &clock);
+        }
         row[at] += 1;
         self.done.extend_from_slice(row);
         self.ops[at].push((kind, op));
@@ -72,15 +79,22 @@ impl Clocks {
     }
 
     /// Ends the section: whatever follows waits for all of its ops but those that stay in flight.
-    pub(super) fn finish_section(&mut self, in_flight: &[OpId]) {
+    pub(super) fn finish_section(&mut self, in_flight: &[InFlight]) {
         let mut floor = vec![0; self.lanes];
-        let mut in_flight = in_flight.to_vec();
-        in_flight.sort_unstable();
+        let mut flying: Vec<OpId> = in_flight.iter().map(|f| f.op).collect();
+        flying.sort_unstable();
         for (op, clock) in self.done.chunks_exact(self.lanes.max(1)).enumerate() {
-            if in_flight.binary_search(&OpId(op as u32)).is_err() {
+            if flying.binary_search(&OpId(op as u32)).is_err() {
                 join(&mut floor, clock);
             }
         }
+        self.carried.clear();
+        for flight in in_flight {
+            let clock = self.of(flight.op).to_vec();
+            let waiting = flight.before.iter().map(|&before| (before, clock.clone()));
+            self.carried.extend(waiting);
+        }
+        self.carried.sort_unstable_by_key(|&(before, _)| std::cmp::Reverse(before));
         for row in self.last.chunks_exact_mut(self.lanes.max(1)) {
             join(row, &floor);
         }
@@ -114,7 +128,11 @@ mod tests {
         section
     }
 
-    fn run(clocks: &mut Clocks, section: &Section, in_flight: &[OpId]) -> Vec<(Epoch, Vec<u32>)> {
+    fn run(
+        clocks: &mut Clocks,
+        section: &Section,
+        in_flight: &[InFlight],
+    ) -> Vec<(Epoch, Vec<u32>)> {
         let mut all = Vec::new();
         for (op, node) in section.nodes.iter().enumerate() {
             let op = OpId(op as u32);
@@ -141,12 +159,14 @@ mod tests {
     fn sections_wait_for_all_but_what_is_in_flight() {
         let mut clocks = Clocks::default();
         clocks.reset(2);
-        let ops = section(&[(0, &[]), (1, &[0]), (1, &[])]);
-        let first = run(&mut clocks, &ops, &[OpId(2)]);
+        let ops = section(&[(0, &[]), (1, &[0]), (1, &[]), (0, &[])]);
+        let flight = InFlight { op: OpId(2), before: vec![OpId(3)] };
+        let first = run(&mut clocks, &ops, &[flight]);
         let second = run(&mut clocks, &ops, &[]);
         assert!(first[1].0.is_covered(&second[0].1));
         assert!(!first[2].0.is_covered(&second[0].1));
         assert!(first[2].0.is_covered(&second[1].1), "its own lane still orders it");
+        assert!(first[2].0.is_covered(&second[3].1), "and what waits for it");
         assert_eq!(clocks.op(second[2].0), Some((SectionKind::Body, OpId(2))));
         assert_eq!(clocks.op(Epoch::default()), None);
     }

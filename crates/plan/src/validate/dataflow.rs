@@ -146,7 +146,9 @@ impl Walk<'_, '_, '_> {
                 self.tell(kind, op, microbatch);
             }
         }
-        let in_flight = if kind == SectionKind::Body { &program.in_flight[..] } else { &[] };
+        // Before the epilogue everything lands; the body before it is walked as if it were the last.
+        let flying = kind == SectionKind::Body && first_microbatch == 0;
+        let in_flight = if flying { &program.in_flight[..] } else { &[] };
         self.checker.clocks.finish_section(in_flight);
     }
 

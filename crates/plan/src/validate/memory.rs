@@ -21,8 +21,9 @@ pub(super) fn check(report: &mut Report<'_>, role: RoleId, limit: Option<Bytes>)
         for buffer in program.buffers.iter().filter(|buffer| buffer.kind == kind) {
             let end = (buffer.offset + buffer.extent()).0;
             if end > region_end || buffer.offset.0 < start {
-                let (buffer, limit) = (buffer.name.clone(), region_end);
-                report.role(role, ViolationKind::OutsideArena { buffer, kind, end, limit });
+                let (bytes, part) = (buffer.offset.0..end, start..region_end);
+                let buffer = buffer.name.clone();
+                report.role(role, ViolationKind::OutsideArena { buffer, bytes, part });
             }
             used_end = used_end.max(end.min(region_end));
         }

@@ -2,7 +2,7 @@
 //!
 //! Ranks of one role send the same messages to peers that lie in the same direction, so looking at
 //! each role's first rank settles it for all. Servers break that symmetry: they name every rank of
-//! the mesh by number, so for messages to them all ranks of the role are looked at.
+//! the mesh by number, so for messages to and from them all ranks of the role are looked at.
 
 use super::matching::Numbering;
 use super::{Report, SectionKind, ViolationKind};
@@ -22,7 +22,7 @@ pub(super) fn check(report: &mut Report<'_>, ops: &Numbering, pairs: &mut Vec<(u
     let (mut out, mut back) = (Vec::new(), Vec::new());
     for role in (0..plan.programs.len()).map(RoleId::from) {
         check_services(report, section, role, &served);
-        for sender in senders(plan, role, &sends[role.index()]) {
+        for sender in ranks(plan, role, &sends[role.index()]) {
             let side = &sends[role.index()];
             for receiver in destinations(report, section, role, sender, side) {
                 let other = plan.role(receiver);
@@ -32,16 +32,17 @@ pub(super) fn check(report: &mut Report<'_>, ops: &Numbering, pairs: &mut Vec<(u
                 pairing.sends(&out, &back, pairs);
             }
         }
-        let receiver = plan.representative(role);
-        let side = &recvs[role.index()];
-        for sender in destinations(report, section, role, receiver, side) {
-            let other = plan.role(sender);
-            side.between(plan, receiver, sender, &mut out);
-            sends[other.index()].between(plan, sender, receiver, &mut back);
-            let kind = ViolationKind::UnmatchedRecv { from: sender };
-            for (message, counterpart) in meet(&out, &back) {
-                if counterpart.is_none() {
-                    report.op(role, section, message.op, kind.clone());
+        for receiver in ranks(plan, role, &recvs[role.index()]) {
+            let side = &recvs[role.index()];
+            for sender in destinations(report, section, role, receiver, side) {
+                let other = plan.role(sender);
+                side.between(plan, receiver, sender, &mut out);
+                sends[other.index()].between(plan, sender, receiver, &mut back);
+                let kind = ViolationKind::UnmatchedRecv { from: sender };
+                for (message, counterpart) in meet(&out, &back) {
+                    if counterpart.is_none() {
+                        report.op_on(receiver, role, section, message.op, kind.clone());
+                    }
                 }
             }
         }
@@ -125,12 +126,12 @@ fn sides(program: &Program, section: SectionKind, served: &[Option<Totals>]) -> 
     (Side::new(sends), Side::new(recvs))
 }
 
-/// The ranks of a role whose sends must be looked at.
-fn senders(plan: &Plan, role: RoleId, side: &Side) -> Vec<Rank> {
+/// The ranks of a role whose messages must be looked at.
+fn ranks(plan: &Plan, role: RoleId, side: &Side) -> Vec<Rank> {
     let first = plan.representative(role);
     let ranks = if role.0 < plan.mesh.pp { plan.mesh.size() / plan.mesh.pp } else { 1 };
-    let to_servers = side.peers.iter().any(|(peer, _)| matches!(peer, Peer::Server(_)));
-    (first.0..first.0 + if to_servers { ranks } else { 1 }).map(Rank).collect()
+    let with_servers = side.peers.iter().any(|(peer, _)| matches!(peer, Peer::Server(_)));
+    (first.0..first.0 + if with_servers { ranks } else { 1 }).map(Rank).collect()
 }
 
 /// The ranks that a side's peers mean, each once; peers that mean none are reported.

@@ -150,3 +150,6 @@ impl<'a> Report<'a> {
         Site { section, op, what }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -106,8 +106,10 @@ pub(super) fn check_role(report: &mut Report<'_>, role: RoleId) -> bool {
         role.ops(section);
     }
     let count = role.program.body.nodes.len() as u64;
-    for &op in &role.program.in_flight {
-        role.in_range("body op", u64::from(op.0), count);
+    for flight in &role.program.in_flight {
+        for op in flight.before.iter().chain([&flight.op]) {
+            role.in_range("body op", u64::from(op.0), count);
+        }
     }
     let count = role.program.buffers.len() as u64;
     let outputs = role.program.outputs;

@@ -7,6 +7,7 @@ use crate::ids::{OpId, Rank, RoleId};
 use crate::program::{Memory, MemoryKind};
 use crate::units::Bytes;
 use std::fmt;
+use std::ops::Range;
 use thiserror::Error;
 
 /// One thing that is wrong, and where.
@@ -368,16 +369,17 @@ pub enum ViolationKind {
     },
 
     /// A buffer lies outside the part of the arena that is its kind's.
-    #[error("'{buffer}' ends at byte {end}, beyond the arena's {kind} ({limit})", kind = kind.name())]
+    #[error(
+        "'{buffer}' lies at bytes {}..{}, its kind's part of the arena at {}..{}",
+        bytes.start, bytes.end, part.start, part.end
+    )]
     OutsideArena {
         /// The buffer's name.
         buffer: String,
-        /// Its kind.
-        kind: MemoryKind,
-        /// Where it ends.
-        end: u64,
-        /// Where it should.
-        limit: u64,
+        /// Its bytes.
+        bytes: Range<u64>,
+        /// The bytes of its kind.
+        part: Range<u64>,
     },
     /// The declared bytes are not what the buffers take.
     #[error("declares {declared} of {kind}, its buffers take {used}", kind = kind.name())]

@@ -96,8 +96,20 @@ pub(crate) fn operand(rows: u64, width: u64, access: Access) -> Operand {
     Operand { dims: [rows, width], dtype: DType::F32, access }
 }
 
-pub(crate) fn local(kind: OpKind, part: Part, inputs: &[u16], params: &[u16], outputs: &[u16]) -> LocalOp {
-    LocalOp { kind, part, inputs: inputs.to_vec(), params: params.to_vec(), outputs: outputs.to_vec() }
+pub(crate) fn local(
+    kind: OpKind,
+    part: Part,
+    inputs: &[u16],
+    params: &[u16],
+    outputs: &[u16],
+) -> LocalOp {
+    LocalOp {
+        kind,
+        part,
+        inputs: inputs.to_vec(),
+        params: params.to_vec(),
+        outputs: outputs.to_vec(),
+    }
 }
 
 pub(crate) fn template(

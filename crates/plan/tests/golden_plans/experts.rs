@@ -53,10 +53,20 @@ fn templates() -> Vec<Template> {
     let dispatch = template(
         "F.experts.dispatch",
         SegmentPass::Forward,
-        vec![operand(TOKENS, WIDTH, Read), operand(TOKENS, 2 * TOPK, Write), operand(sent, WIDTH, Write)],
+        vec![
+            operand(TOKENS, WIDTH, Read),
+            operand(TOKENS, 2 * TOPK, Write),
+            operand(sent, WIDTH, Write),
+        ],
         vec![
             local(OpKind::Route { experts: EXPERTS, topk: TOPK }, Part::Forward, &[0], &[], &[1]),
-            local(OpKind::Dispatch { experts: EXPERTS, capacity: CAPACITY }, Part::Forward, &[0, 1], &[], &[2]),
+            local(
+                OpKind::Dispatch { experts: EXPERTS, capacity: CAPACITY },
+                Part::Forward,
+                &[0, 1],
+                &[],
+                &[2],
+            ),
         ],
     );
     let relu = OpKind::Activation { function: ActivationKind::Relu };
@@ -81,7 +91,11 @@ fn templates() -> Vec<Template> {
     let combine = template(
         "F.experts.combine",
         SegmentPass::Forward,
-        vec![operand(sent, WIDTH, Read), operand(TOKENS, 2 * TOPK, Read), operand(TOKENS, WIDTH, Write)],
+        vec![
+            operand(sent, WIDTH, Read),
+            operand(TOKENS, 2 * TOPK, Read),
+            operand(TOKENS, WIDTH, Write),
+        ],
         vec![local(OpKind::Combine { topk: TOPK }, Part::Forward, &[0, 1], &[], &[2])],
     );
     vec![dispatch, expert, combine]

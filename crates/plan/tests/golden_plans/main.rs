@@ -57,10 +57,7 @@ fn plans() -> Vec<(&'static str, Plan)> {
     vec![
         ("mlp-dp2", lowered(Mlp, Strategy { dp: 2, global_batch: 4, ..base() })),
         ("mlp-pp2", lowered(Mlp, Strategy { pp: 2, global_batch: 4, ..base() })),
-        (
-            "gpt2-tp2-sp",
-            lowered(Gpt2, Strategy { tp: 2, sp: true, global_batch: 2, ..base() }),
-        ),
+        ("gpt2-tp2-sp", lowered(Gpt2, Strategy { tp: 2, sp: true, global_batch: 2, ..base() })),
         (
             "gpt2-dp2-tp2-pp2",
             lowered(
@@ -140,7 +137,8 @@ fn golden_plans_are_what_they_were() {
             .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         if golden != printed {
             let differs = golden.lines().zip(printed.lines()).position(|(a, b)| a != b);
-            let line = differs.unwrap_or_else(|| golden.lines().count().min(printed.lines().count()));
+            let line =
+                differs.unwrap_or_else(|| golden.lines().count().min(printed.lines().count()));
             panic!(
                 "{name} differs from its golden file in line {}:\n  was {:?}\n  is  {:?}",
                 line + 1,
@@ -156,7 +154,12 @@ fn golden_plans_are_valid() {
     for (name, plan) in plans() {
         let violations = validate::validate(&plan, None);
         let told: Vec<String> = violations.iter().take(5).map(ToString::to_string).collect();
-        assert!(violations.is_empty(), "{name}: {} violations\n{}", violations.len(), told.join("\n"));
+        assert!(
+            violations.is_empty(),
+            "{name}: {} violations\n{}",
+            violations.len(),
+            told.join("\n")
+        );
     }
 }
 

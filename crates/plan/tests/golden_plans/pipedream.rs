@@ -3,17 +3,18 @@
 //! version that its forward pass used.
 //!
 //! In body i, stage 0 runs the forward pass of minibatch i + 1 and the backward pass of i; stage 1 both of
-//! i, while minibatch i + 1 already arrives.
+//! i, while minibatch i + 1 already arrives. What arrives early may still be on its way when the next body
+//! starts; the forward pass that reads it waits for it.
 
 use super::build::{Build, COMPUTE, compute, local, operand, template};
+use paceline_plan::DType;
 use paceline_plan::graph::{LinearRole, OpKind, Part};
 use paceline_plan::ids::{LaneId, Microbatch, OpId, StageRank};
 use paceline_plan::mesh::GroupKind;
 use paceline_plan::program::{
-    Access, Bucket, MemoryKind, Op, Peer, Plan, Program, SegmentPass, Template, View,
+    Access, Bucket, InFlight, MemoryKind, Op, Peer, Plan, Program, SegmentPass, Template, View,
 };
 use paceline_plan::strategy::{OptimizerKind, Strategy};
-use paceline_plan::DType;
 
 const TOKENS: u64 = 8;
 const WIDTH: u64 = 32;
@@ -21,12 +22,8 @@ const RECV: LaneId = LaneId(1);
 const SEND: LaneId = LaneId(2);
 
 pub(crate) fn plan() -> Plan {
-    let strategy = Strategy {
-        pp: 2,
-        seq: TOKENS,
-        optimizer: OptimizerKind::Sgd,
-        ..Strategy::default()
-    };
+    let strategy =
+        Strategy { pp: 2, seq: TOKENS, optimizer: OptimizerKind::Sgd, ..Strategy::default() };
     Plan {
         model: "two linear layers".into(),
         mesh: strategy.mesh(),
@@ -52,7 +49,13 @@ fn templates() -> Vec<Template> {
     let backward = template(
         "B.linear",
         SegmentPass::Backward,
-        vec![x(Access::Read), x(Access::Read), w(Access::Read), w(Access::Accumulate), x(Access::Write)],
+        vec![
+            x(Access::Read),
+            x(Access::Read),
+            w(Access::Read),
+            w(Access::Accumulate),
+            x(Access::Write),
+        ],
         vec![
             local(linear, Part::InputGradient, &[0], &[2], &[4]),
             local(linear, Part::WeightGradient, &[0, 1], &[3], &[]),
@@ -151,16 +154,18 @@ fn second() -> Program {
     let steps = |section: &mut paceline_plan::program::Section, after: &[OpId]| {
         let m = Microbatch(0);
         section.push(COMPUTE, Op::Stash { from: w.latest, into: w.versions, microbatch: m }, &[]);
-        section.push(COMPUTE, compute(forward, 0), after);
+        let reads = section.push(COMPUTE, compute(forward, 0), after);
         section.push(COMPUTE, Op::Restore { from: w.versions, into: w.used, microbatch: m }, &[]);
         let done = section.push(COMPUTE, compute(backward, 0), &[]);
         section.push(SEND, send(0), &[done]);
         section.push(COMPUTE, Op::Step { bucket: 0 }, &[]);
         section.push(COMPUTE, Op::Free { frame: 0, microbatch: m }, &[]);
+        reads
     };
     b.program.prologue.push(RECV, recv(0), &[]);
-    b.program.body.push(RECV, recv(1), &[]);
-    steps(&mut b.program.body, &[]);
+    let arriving = b.program.body.push(RECV, recv(1), &[]);
+    let reads = steps(&mut b.program.body, &[]);
+    b.program.in_flight.push(InFlight { op: arriving, before: vec![reads] });
     steps(&mut b.program.epilogue, &[]);
     b.finish()
 }

@@ -2,12 +2,12 @@
 //! its queries, and keys and values go round. While a block is attended to, the next one is on its way.
 
 use super::build::{Build, local, operand, template};
+use paceline_plan::DType;
 use paceline_plan::graph::{Heads, OpKind, Part};
 use paceline_plan::ids::{LaneId, Microbatch};
 use paceline_plan::mesh::Axis;
 use paceline_plan::program::{Access, MemoryKind, Op, Peer, Plan, Program, SegmentPass, Template};
 use paceline_plan::strategy::Strategy;
-use paceline_plan::DType;
 
 const RANKS: u32 = 4;
 const TOKENS: u64 = 16;
@@ -54,7 +54,9 @@ fn program() -> Program {
     let mut b = Build::new("every rank", &["compute", "ring-send", "ring-recv", "load"]);
     let queries = b.buffer("queries", DType::F32, TOKENS * width, 1, MemoryKind::Activations);
     // Two buffers in turn: one is attended to and passed on while the other fills.
-    let blocks = [0, 1].map(|i| b.buffer(&format!("kv.{i}"), DType::F32, TOKENS * kv_width, 1, MemoryKind::Communication));
+    let blocks = [0, 1].map(|i| {
+        b.buffer(&format!("kv.{i}"), DType::F32, TOKENS * kv_width, 1, MemoryKind::Communication)
+    });
     let out = b.activation("out", TOKENS * width, 1);
     let lse = b.activation("lse", TOKENS * HEADS.heads, 1);
     let mut merges = Vec::new();
@@ -85,7 +87,11 @@ fn program() -> Program {
         }
         attended = Some(b.program.body.push(
             super::build::COMPUTE,
-            Op::Compute { segment: merges[step as usize], microbatch: Microbatch(0), fresh: step == 0 },
+            Op::Compute {
+                segment: merges[step as usize],
+                microbatch: Microbatch(0),
+                fresh: step == 0,
+            },
             &[queries_in, here],
         ));
         here = arrived.unwrap_or(here);

@@ -1,0 +1,111 @@
+//! Whether a plan can be run at all: everything is looked at before anything starts.
+
+use crate::error::ExecError;
+use crate::kernel::Kernel;
+use crate::shard;
+use paceline_plan::DType;
+use paceline_plan::program::{Op, Plan, Program, Template};
+
+/// The kernels of every template that some role uses, by template.
+pub(crate) type Kernels = Vec<Vec<Kernel>>;
+
+/// Finds the kernels of a plan, or the first thing in it that cannot be run.
+pub(crate) fn check(plan: &Plan) -> Result<Kernels, ExecError> {
+    if plan.mesh.cp > 1 {
+        return Err(unsupported("context parallelism", "--cp 1 runs"));
+    }
+    let mut kernels = vec![Vec::new(); plan.templates.len()];
+    for program in &plan.programs {
+        types(program)?;
+        ops(program)?;
+        placements(program)?;
+        for segment in &program.segments {
+            let at = segment.template as usize;
+            if kernels[at].is_empty() {
+                kernels[at] = template(&plan.templates[at])?;
+            }
+        }
+    }
+    Ok(kernels)
+}
+
+/// Words of the model's vocabulary: the rows of its tables, wherever they stand.
+pub(crate) fn vocabulary(plan: &Plan) -> Result<u32, ExecError> {
+    let entries = plan.programs.iter().flat_map(|p| &p.buckets).flat_map(|b| &b.entries);
+    let mut rows = entries
+        .filter(|e| matches!(e.name.as_str(), "embedding.table.weight" | "head.table.weight"))
+        .map(|e| e.dims[0]);
+    let first = rows.next();
+    match first.and_then(|rows| u32::try_from(rows).ok()) {
+        Some(vocab) if rows.all(|other| other == u64::from(vocab)) => Ok(vocab),
+        Some(_) | None => Err(unsupported(
+            "a model without one table of words (embedding.table.weight, head.table.weight)",
+            "language models run",
+        )),
+    }
+}
+
+fn types(program: &Program) -> Result<(), ExecError> {
+    let runs = |dtype: DType| match dtype {
+        DType::F32 | DType::U32 => true,
+        DType::Bf16 | DType::F16 | DType::Fp8 | DType::U8 => false,
+    };
+    match program.buffers.iter().find(|buffer| !runs(buffer.dtype)) {
+        None => Ok(()),
+        Some(buffer) => Err(unsupported(
+            format!("{}: the {} buffer '{}'", program.name, buffer.dtype, buffer.name),
+            "--dtype f32 --grad-dtype f32 runs",
+        )),
+    }
+}
+
+fn ops(program: &Program) -> Result<(), ExecError> {
+    for section in [&program.prologue, &program.body, &program.epilogue] {
+        for node in &section.nodes {
+            let what = match node.op {
+                Op::Load { .. }
+                | Op::Compute { .. }
+                | Op::Send { .. }
+                | Op::Recv { .. }
+                | Op::Collective { .. }
+                | Op::Accumulate { .. }
+                | Op::Step { .. }
+                | Op::Free { .. } => continue,
+                Op::Stash { .. } | Op::Restore { .. } => "a stash of older weights",
+                Op::Serve { .. } => "an asynchronous server",
+            };
+            return Err(unsupported(
+                format!("{}: {what}", program.name),
+                "synchronous schedules and servers run",
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn placements(program: &Program) -> Result<(), ExecError> {
+    let mut entries = program.buckets.iter().flat_map(|bucket| &bucket.entries);
+    match entries.find(|entry| !shard::is_holdable(entry.tp)) {
+        None => Ok(()),
+        Some(entry) => Err(unsupported(
+            format!("{}: the parameter {} placed as {}", program.name, entry.name, entry.tp),
+            "whole parameters and those cut along one dimension run",
+        )),
+    }
+}
+
+fn template(template: &Template) -> Result<Vec<Kernel>, ExecError> {
+    let kernel = |op: &paceline_plan::program::LocalOp| {
+        Kernel::of(op.kind, op.part).ok_or_else(|| {
+            unsupported(
+                format!("{}: the operator {} ({:?})", template.name, op.kind.name(), op.part),
+                "dense models on --cp 1 run",
+            )
+        })
+    };
+    template.ops.iter().map(kernel).collect()
+}
+
+fn unsupported(what: impl Into<String>, works: &'static str) -> ExecError {
+    ExecError::Unsupported { what: what.into(), works }
+}

@@ -1,0 +1,231 @@
+//! Messages and collectives of one rank: how they are named on the wires, and their state in flight.
+//!
+//! **Channels.** What must not mix has a channel of its own. A message by itself goes by the plan's
+//! channel number, which tells apart what two ranks exchange; a collective by its group and its
+//! lane, whose calls run in one order on all members. Lanes are matched between roles by name.
+
+use crate::error::Fault;
+use crate::memory::{Memory, within};
+use paceline_comm::{CollectiveSpec, Progress, Receiving, Running, Sending, Tag, Transport};
+use paceline_kernels::arena::{Access, Span};
+use paceline_plan::collective::{CollectiveKind, chunk_range};
+use paceline_plan::ids::{CallId, GroupId, LaneId, Rank};
+use paceline_plan::program::{Call, Peer, Plan, Program, View};
+use std::collections::BTreeMap;
+
+/// The communication of one rank.
+#[derive(Debug)]
+pub(crate) struct Exchanges<'p> {
+    plan: &'p Plan,
+    program: &'p Program,
+    rank: Rank,
+    /// The number of each lane's name among those of all roles.
+    lanes: Vec<u32>,
+    /// How many collectives each group has begun on each lane.
+    begun: BTreeMap<(GroupId, LaneId), u32>,
+    /// Collectives between two uses, by call: their steps need to be worked out only once.
+    idle: Vec<Option<Running>>,
+}
+
+/// An exchange in flight.
+#[derive(Debug)]
+pub(crate) enum Flight {
+    Send {
+        state: Sending,
+        data: Span,
+    },
+    Receive {
+        state: Receiving,
+        data: Span,
+    },
+    Collective {
+        state: Running,
+        call: CallId,
+        /// The work buffer.
+        data: Span,
+        /// The output buffer of an all_to_all.
+        output: Option<Span>,
+        /// Where the result has to be copied from and to at the end.
+        result: Option<(Span, Span)>,
+    },
+}
+
+impl<'p> Exchanges<'p> {
+    pub(crate) fn new(plan: &'p Plan, rank: Rank) -> Self {
+        let program = plan.program(rank);
+        let mut names: Vec<&String> = plan.programs.iter().flat_map(|p| &p.lanes).collect();
+        names.sort_unstable();
+        names.dedup();
+        let number = |name: &String| names.binary_search(&name).unwrap_or(0) as u32;
+        Self {
+            plan,
+            program,
+            rank,
+            lanes: program.lanes.iter().map(number).collect(),
+            begun: BTreeMap::new(),
+            idle: program.calls.iter().map(|_| None).collect(),
+        }
+    }
+
+    /// Begins to send a message.
+    pub(crate) fn send(
+        &self,
+        to: Peer,
+        channel: u16,
+        data: Span,
+        running: u64,
+    ) -> Result<Flight, Fault> {
+        let to = self.plan.peer(self.rank, to).ok_or(Fault::NoPeer)?;
+        Ok(Flight::Send { state: Sending::start(to, message(channel, running)), data })
+    }
+
+    /// Begins to receive a message.
+    pub(crate) fn receive(
+        &self,
+        from: Peer,
+        channel: u16,
+        data: Span,
+        running: u64,
+    ) -> Result<Flight, Fault> {
+        let from = self.plan.peer(self.rank, from).ok_or(Fault::NoPeer)?;
+        Ok(Flight::Receive { state: Receiving::start(from, message(channel, running)), data })
+    }
+
+    /// Begins a collective.
+    pub(crate) fn collective(
+        &mut self,
+        memory: &Memory<'_>,
+        id: CallId,
+        lane: LaneId,
+        running: u64,
+    ) -> Result<Flight, Fault> {
+        let call = self.program.call(id);
+        let begun = self.begun.entry((call.group, lane)).or_default();
+        let channel = COLLECTIVE | self.lanes[lane.index()] << 16 | u32::from(call.group.0);
+        let tag = Tag::new(channel, *begun);
+        *begun = begun.wrapping_add(1);
+        let state = match self.idle[id.index()].take() {
+            Some(mut state) => {
+                state.restart(tag);
+                state
+            }
+            None => self.prepare(call, tag)?,
+        };
+        let buffers = self.buffers(memory, call, running)?;
+        let Buffers { data, output, result } = buffers;
+        Ok(Flight::Collective { state, call: id, data, output, result })
+    }
+
+    /// Keeps what a collective that is done can use again.
+    pub(crate) fn keep(&mut self, flight: Flight) {
+        match flight {
+            Flight::Collective { state, call, .. } => self.idle[call.index()] = Some(state),
+            Flight::Send { .. } | Flight::Receive { .. } => {}
+        }
+    }
+
+    fn members(&self, call: &Call) -> Vec<Rank> {
+        self.plan.mesh.members(self.plan.group(call.group), self.rank)
+    }
+
+    fn prepare(&self, call: &Call, tag: Tag) -> Result<Running, Fault> {
+        let spec = CollectiveSpec {
+            kind: call.kind,
+            algorithm: call.algorithm,
+            order: call.order,
+            reduction: call.reduction,
+            root: call.root,
+            block: call.block,
+        };
+        Ok(Running::start(&spec, &self.members(call), self.rank, tag)?)
+    }
+
+    /// Brings what a collective works on to where it works: all of them work in place, on the whole
+    /// vector.
+    fn buffers(&self, memory: &Memory<'_>, call: &Call, running: u64) -> Result<Buffers, Fault> {
+        let (input, output) = (memory.span(call.input, running), memory.span(call.output, running));
+        let own = self.own_part(call);
+        let part_of = |view: View, span: Span| {
+            // A view that holds less than the whole vector holds this rank's part.
+            if view.len == call.elements() { within(span, own.clone()) } else { span }
+        };
+        let in_place = call.input == call.output;
+        Ok(match call.kind {
+            CollectiveKind::AllReduce | CollectiveKind::Reduce | CollectiveKind::Broadcast => {
+                memory.copy(input, output)?;
+                Buffers { data: output, output: None, result: None }
+            }
+            CollectiveKind::AllGather | CollectiveKind::Gather => {
+                if !in_place {
+                    memory.copy(part_of(call.input, input), within(output, own))?;
+                }
+                Buffers { data: output, output: None, result: None }
+            }
+            CollectiveKind::ReduceScatter => {
+                let to = part_of(call.output, output);
+                let result = (!in_place).then(|| (within(input, own), to));
+                Buffers { data: input, output: None, result }
+            }
+            CollectiveKind::AllToAll => Buffers { data: input, output: Some(output), result: None },
+        })
+    }
+
+    /// The elements of a call's vector that belong to this rank.
+    fn own_part(&self, call: &Call) -> std::ops::Range<u64> {
+        let members = self.members(call);
+        let me = members.iter().position(|&member| member == self.rank).unwrap_or(0);
+        chunk_range(call.elements(), members.len() as u32, me as u32, call.block)
+    }
+}
+
+/// Where a collective works.
+struct Buffers {
+    data: Span,
+    output: Option<Span>,
+    result: Option<(Span, Span)>,
+}
+
+impl Flight {
+    /// Moves on as far as it can without waiting. Memory is held during this call only.
+    pub(crate) fn progress(
+        &mut self,
+        transport: &mut dyn Transport,
+        memory: &Memory<'_>,
+    ) -> Result<Progress, Fault> {
+        match self {
+            Self::Send { state, data } => {
+                let views = memory.views(&[(*data, Access::Read)])?;
+                Ok(state.progress(transport, views.f32(0))?)
+            }
+            Self::Receive { state, data } => {
+                let views = memory.views(&[(*data, Access::Write)])?;
+                Ok(state.progress(transport, views.take_f32(0))?)
+            }
+            Self::Collective { state, data, output, result, call: _ } => {
+                let progress = match *output {
+                    None => {
+                        let views = memory.views(&[(*data, Access::Write)])?;
+                        state.progress(transport, views.take_f32(0), None)?
+                    }
+                    Some(output) => {
+                        let spans = [(*data, Access::Write), (output, Access::Write)];
+                        let views = memory.views(&spans)?;
+                        state.progress(transport, views.take_f32(0), Some(views.take_f32(1)))?
+                    }
+                };
+                if let (Progress::Done, Some((from, to))) = (progress, *result) {
+                    memory.copy(from, to)?;
+                }
+                Ok(progress)
+            }
+        }
+    }
+}
+
+/// Set in the channels of collectives, and in those of messages not.
+const COLLECTIVE: u32 = 1 << 31;
+
+/// The tag of a message; its number is that of the microbatch, over all iterations.
+fn message(channel: u16, running: u64) -> Tag {
+    Tag::new(u32::from(channel), running as u32)
+}

@@ -1,0 +1,122 @@
+//! The computations that can be run: an operator of the plan with one of its gradients.
+
+use paceline_kernels::attention;
+use paceline_kernels::rope::Rotation;
+use paceline_plan::graph::{ActivationKind, Heads, NormKind, OpKind, Part};
+
+/// A computation that exists. Whatever a plan asks for beside these is refused before the start.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Kernel {
+    Embedding,
+    EmbeddingWeight,
+    Position,
+    PositionWeight,
+    Norm { norm: NormKind, eps: f32 },
+    NormInput { norm: NormKind },
+    NormWeight { norm: NormKind },
+    Linear,
+    LinearInput,
+    LinearWeight,
+    Bias,
+    BiasWeight,
+    Rope(Rotation),
+    RopeInput(Rotation),
+    Attention(AttentionShape),
+    AttentionInput(AttentionShape),
+    Activation(ActivationKind),
+    ActivationInput(ActivationKind),
+    SwiGlu,
+    SwiGluInput,
+    Add,
+    RowMax,
+    SoftmaxStats,
+    CrossEntropy,
+    CrossEntropyInput { scale: f32 },
+    BlockSquares { parts: u32 },
+    TensorSquares,
+    Norm2,
+}
+
+/// Attention on sequences of one length; how many there are shows in the operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AttentionShape {
+    heads: Heads,
+    seq: u64,
+}
+
+impl AttentionShape {
+    /// The kernel's shape for so many rows.
+    pub(crate) fn with_rows(self, rows: usize) -> attention::Shape {
+        let Heads { heads, kv_heads, head_dim } = self.heads;
+        let seq = self.seq as usize;
+        attention::Shape {
+            batch: rows.checked_div(seq).unwrap_or(0),
+            seq,
+            heads: heads as usize,
+            kv_heads: kv_heads as usize,
+            head_dim: head_dim as usize,
+            causal: true,
+        }
+    }
+}
+
+impl Kernel {
+    /// The computation of a part of an operator, or none if it cannot be run.
+    pub(crate) fn of(kind: OpKind, part: Part) -> Option<Self> {
+        let rotation = |heads: Heads, theta: f64| Rotation {
+            heads: heads.heads as usize,
+            kv_heads: heads.kv_heads as usize,
+            head_dim: heads.head_dim as usize,
+            theta,
+        };
+        /// Picks by part: forward, input gradient, weight gradient.
+        fn pick(part: Part, all: [Option<Kernel>; 3]) -> Option<Kernel> {
+            match part {
+                Part::Forward => all[0],
+                Part::InputGradient => all[1],
+                Part::WeightGradient => all[2],
+            }
+        }
+        let [forward, input, weight] = match kind {
+            OpKind::Embedding => [Some(Self::Embedding), None, Some(Self::EmbeddingWeight)],
+            OpKind::Position => [Some(Self::Position), None, Some(Self::PositionWeight)],
+            OpKind::Norm { norm, eps } => [
+                Some(Self::Norm { norm, eps: eps as f32 }),
+                Some(Self::NormInput { norm }),
+                Some(Self::NormWeight { norm }),
+            ],
+            OpKind::Linear { role: _ } => {
+                [Some(Self::Linear), Some(Self::LinearInput), Some(Self::LinearWeight)]
+            }
+            OpKind::Bias => [Some(Self::Bias), None, Some(Self::BiasWeight)],
+            OpKind::Rope { heads, theta } => {
+                let rotation = rotation(heads, theta);
+                [Some(Self::Rope(rotation)), Some(Self::RopeInput(rotation)), None]
+            }
+            OpKind::Attention { heads, seq } => {
+                let shape = AttentionShape { heads, seq };
+                [Some(Self::Attention(shape)), Some(Self::AttentionInput(shape)), None]
+            }
+            OpKind::Activation { function } => {
+                [Some(Self::Activation(function)), Some(Self::ActivationInput(function)), None]
+            }
+            OpKind::SwiGlu => [Some(Self::SwiGlu), Some(Self::SwiGluInput), None],
+            OpKind::Add => [Some(Self::Add), None, None],
+            OpKind::RowMax => [Some(Self::RowMax), None, None],
+            OpKind::SoftmaxStats => [Some(Self::SoftmaxStats), None, None],
+            OpKind::CrossEntropy { scale } => {
+                let scale = scale as f32;
+                [Some(Self::CrossEntropy), Some(Self::CrossEntropyInput { scale }), None]
+            }
+            OpKind::BlockSquares { parts } => [Some(Self::BlockSquares { parts }), None, None],
+            OpKind::TensorSquares => [Some(Self::TensorSquares), None, None],
+            OpKind::Norm2 => [Some(Self::Norm2), None, None],
+            OpKind::AttentionBlock { heads: _, queries: _, keys: _ }
+            | OpKind::Route { experts: _, topk: _ }
+            | OpKind::Dispatch { experts: _, capacity: _ }
+            | OpKind::ExpertLinear { role: _, experts: _ }
+            | OpKind::Combine { topk: _ } => [None, None, None],
+        };
+        pick(part, [forward, input, weight])
+    }
+}

@@ -1,0 +1,126 @@
+//! The weights: where they start, and how they are put together again.
+
+use crate::error::ExecError;
+use crate::memory::{Memory, within};
+use crate::outcome::Parameters;
+use crate::place::Place;
+use crate::shard::runs;
+use paceline_kernels::arena::ArenaError;
+use paceline_kernels::counter::Stream;
+use paceline_plan::graph::Init;
+use paceline_plan::program::{Bucket, Entry, Program};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Gives every weight that this rank holds its first value, which depends on the seed, the tensor's
+/// name and the logical place of the element alone. Everything else in the arena starts as zero.
+pub(crate) fn initialise(
+    memory: &Memory<'_>,
+    place: Place,
+    program: &Program,
+    seed: u64,
+) -> Result<(), ArenaError> {
+    for bucket in &program.buckets {
+        let resting = resting(place, bucket);
+        let span = memory.span(bucket.params, 0);
+        for entry in &bucket.entries {
+            let held = overlap(entry, &resting);
+            let at = entry.offset + held.start - resting.start..;
+            let at = at.start..at.start + (held.end - held.start);
+            memory.edit(within(span, at), |values| fill(entry, place, seed, &held, values))?;
+        }
+    }
+    Ok(())
+}
+
+/// The elements of a bucket that this rank's resting weights are: all, or its part.
+fn resting(place: Place, bucket: &Bucket) -> Range<u64> {
+    if bucket.params.len == bucket.elements { 0..bucket.elements } else { place.owned(bucket) }
+}
+
+/// The elements of an entry that lie within some elements of its bucket, counted from the entry.
+fn overlap(entry: &Entry, elements: &Range<u64>) -> Range<u64> {
+    let within = |at: u64| at.clamp(entry.offset, entry.offset + entry.elements()) - entry.offset;
+    within(elements.start)..within(elements.end)
+}
+
+/// Writes the first values of the elements `held` of this rank's shard of an entry.
+fn fill(entry: &Entry, place: Place, seed: u64, held: &Range<u64>, values: &mut [f32]) {
+    let stream = Stream::new(seed, &entry.name);
+    for run in runs(entry, place.tensor).into_iter().filter_map(|run| run.within(held)) {
+        let start = (run.local - held.start) as usize;
+        let values = &mut values[start..start + run.len as usize];
+        match (run.logical, entry.init) {
+            (None, _) | (Some(_), Init::Zero) => values.fill(0.0),
+            (Some(_), Init::One) => values.fill(1.0),
+            (Some(first), Init::Normal(deviation)) => {
+                stream.fill_normal(first, 0.0, deviation as f32, values);
+            }
+        }
+    }
+}
+
+/// What one rank holds of the weights, as they lie in its arena.
+#[derive(Debug)]
+pub(crate) struct Holding {
+    place: Place,
+    /// By bucket.
+    values: Vec<Vec<f32>>,
+}
+
+impl Holding {
+    /// Copies this rank's resting weights.
+    pub(crate) fn read(
+        memory: &Memory<'_>,
+        place: Place,
+        program: &Program,
+    ) -> Result<Self, ArenaError> {
+        let copy = |bucket: &Bucket| memory.read(memory.span(bucket.params, 0), <[f32]>::to_vec);
+        let values = program.buckets.iter().map(copy).collect::<Result<_, _>>()?;
+        Ok(Self { place, values })
+    }
+
+    /// The values of a run of an entry that this rank holds, if it holds any.
+    fn pieces<'a>(
+        &'a self,
+        program: &'a Program,
+    ) -> impl Iterator<Item = (&'a Entry, u64, &'a [f32])> {
+        program.buckets.iter().zip(&self.values).flat_map(move |(bucket, values)| {
+            let resting = resting(self.place, bucket);
+            bucket.entries.iter().flat_map(move |entry| {
+                let resting = resting.clone();
+                let held = overlap(entry, &resting);
+                let runs = runs(entry, self.place.tensor).into_iter();
+                runs.filter_map(move |run| run.within(&held)).filter_map(move |run| {
+                    let start = (entry.offset + run.local - resting.start) as usize;
+                    let values = &values[start..start + run.len as usize];
+                    run.logical.map(|logical| (entry, logical, values))
+                })
+            })
+        })
+    }
+}
+
+/// Puts whole tensors together from what all ranks hold, and finds ranks that disagree about an
+/// element that both hold.
+pub(crate) fn assemble<'a>(
+    holdings: impl IntoIterator<Item = (&'a Holding, &'a Program)>,
+) -> Result<Parameters, ExecError> {
+    let mut whole: BTreeMap<String, Vec<Option<f32>>> = BTreeMap::new();
+    for (holding, program) in holdings {
+        for (entry, logical, values) in holding.pieces(program) {
+            let elements = (entry.dims[0] * entry.dims[1]) as usize;
+            let tensor = whole.entry(entry.name.clone()).or_insert_with(|| vec![None; elements]);
+            let known = &mut tensor[logical as usize..logical as usize + values.len()];
+            for (known, &value) in known.iter_mut().zip(values) {
+                let before = *known.get_or_insert(value);
+                if before.to_bits() != value.to_bits() {
+                    let (name, rank) = (entry.name.clone(), holding.place.rank);
+                    return Err(ExecError::Disagreement { name, rank });
+                }
+            }
+        }
+    }
+    let fill = |values: Vec<Option<f32>>| values.into_iter().map(Option::unwrap_or_default);
+    Ok(whole.into_iter().map(|(name, values)| (name, fill(values).collect())).collect())
+}

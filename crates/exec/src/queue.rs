@@ -1,0 +1,181 @@
+//! Which op may start: the order that lanes and `after` edges leave.
+
+use paceline_plan::ids::{LaneId, OpId};
+use paceline_plan::program::Section;
+
+/// A section that is run again and again, and how far each of its lanes has got.
+///
+/// An op may start once it stands at the head of its lane, the ops in its `after` list are done in
+/// the same pass, and the pass is open. A pass is complete when all of its ops are done, but for
+/// those that may stay in flight into the next.
+#[derive(Debug)]
+pub(crate) struct Queue<'p> {
+    section: &'p Section,
+    lanes: Vec<Lane>,
+    /// By op: in how many passes it is done.
+    done: Vec<u64>,
+    /// By op: whether it may stay in flight.
+    may_last: Vec<bool>,
+    /// How many ops of each pass must be done for it to be complete.
+    required: u64,
+    /// How many such ops are done, over all passes.
+    required_done: u64,
+    opened: u64,
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    ops: Vec<OpId>,
+    /// The next op's position.
+    next: usize,
+    pass: u64,
+}
+
+impl<'p> Queue<'p> {
+    /// A section on so many lanes, of which no pass is open.
+    pub(crate) fn new(section: &'p Section, lanes: usize, in_flight: &[OpId]) -> Self {
+        let mut by_lane: Vec<Lane> = Vec::new();
+        by_lane.resize_with(lanes, Lane::default);
+        for (at, node) in section.nodes.iter().enumerate() {
+            by_lane[node.lane.index()].ops.push(OpId::from(at));
+        }
+        let mut may_last = vec![false; section.nodes.len()];
+        for op in in_flight {
+            may_last[op.index()] = true;
+        }
+        let required = may_last.iter().filter(|&&lasts| !lasts).count() as u64;
+        Self {
+            section,
+            lanes: by_lane,
+            done: vec![0; section.nodes.len()],
+            may_last,
+            required,
+            required_done: 0,
+            opened: 0,
+        }
+    }
+
+    /// Opens the next pass. The one before must be complete.
+    pub(crate) fn open(&mut self) {
+        debug_assert!(self.is_complete());
+        self.opened += 1;
+    }
+
+    /// How many lanes there are.
+    pub(crate) fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// The op at the head of a lane that is not done yet, and its pass, whether it may start or not.
+    pub(crate) fn head(&self, lane: LaneId) -> Option<(OpId, u64)> {
+        let lane = &self.lanes[lane.index()];
+        let op = *lane.ops.get(lane.next)?;
+        (lane.pass < self.opened).then_some((op, lane.pass))
+    }
+
+    /// The head of a lane, if it may start. A lane whose head is under way has to be asked after
+    /// that op is finished.
+    pub(crate) fn ready(&self, lane: LaneId) -> Option<(OpId, u64)> {
+        let (op, pass) = self.head(lane)?;
+        let waits = self.section.after(op);
+        waits.iter().all(|earlier| self.done[earlier.index()] > pass).then_some((op, pass))
+    }
+
+    /// Notes that the head of a lane is done.
+    pub(crate) fn finish(&mut self, lane: LaneId) {
+        let lane = &mut self.lanes[lane.index()];
+        let op = lane.ops[lane.next];
+        self.done[op.index()] += 1;
+        self.required_done += u64::from(!self.may_last[op.index()]);
+        lane.next += 1;
+        if lane.next == lane.ops.len() {
+            lane.next = 0;
+            lane.pass += 1;
+        }
+    }
+
+    /// Whether everything that must be done in the passes opened so far is.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.required_done == self.required * self.opened
+    }
+
+    /// Whether everything in the passes opened so far is done.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.lanes.iter().all(|lane| lane.ops.is_empty() || lane.pass == self.opened)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paceline_plan::program::Op;
+
+    /// Ops on lanes, each with what it waits for.
+    fn section(ops: &[(u8, &[u32])]) -> Section {
+        let mut section = Section::default();
+        for (lane, after) in ops {
+            let after: Vec<OpId> = after.iter().map(|&op| OpId(op)).collect();
+            section.push(LaneId(*lane), Op::Step { bucket: 0 }, &after);
+        }
+        section
+    }
+
+    const A: LaneId = LaneId(0);
+    const B: LaneId = LaneId(1);
+
+    fn op(ready: Option<(OpId, u64)>) -> Option<u32> {
+        ready.map(|(op, _)| op.0)
+    }
+
+    #[test]
+    fn lanes_run_in_order_and_edges_hold_across_them() {
+        let section = section(&[(0, &[]), (1, &[0]), (0, &[]), (0, &[1])]);
+        let mut queue = Queue::new(&section, 2, &[]);
+        assert_eq!(op(queue.ready(A)), None, "no pass is open");
+        queue.open();
+        assert_eq!((op(queue.ready(A)), op(queue.ready(B))), (Some(0), None));
+        queue.finish(A);
+        assert_eq!((op(queue.ready(A)), op(queue.ready(B))), (Some(2), Some(1)));
+        queue.finish(A);
+        assert_eq!(op(queue.ready(A)), None, "op 3 waits for op 1");
+        assert_eq!(op(queue.head(A)), Some(3));
+        queue.finish(B);
+        queue.finish(A);
+        assert!(queue.is_complete() && queue.is_drained());
+    }
+
+    #[test]
+    fn edges_count_within_a_pass() {
+        let section = section(&[(0, &[]), (1, &[0])]);
+        let mut queue = Queue::new(&section, 2, &[]);
+        queue.open();
+        queue.finish(A);
+        queue.finish(B);
+        queue.open();
+        assert_eq!(op(queue.ready(B)), None, "op 0 of the second pass is not done");
+        queue.finish(A);
+        assert_eq!(queue.ready(B), Some((OpId(1), 1)));
+    }
+
+    #[test]
+    fn what_may_stay_in_flight_does_not_hold_up_the_next_pass() {
+        let section = section(&[(0, &[]), (1, &[])]);
+        let mut queue = Queue::new(&section, 2, &[OpId(1)]);
+        queue.open();
+        queue.finish(A);
+        assert!(queue.is_complete() && !queue.is_drained());
+        queue.open();
+        assert_eq!(queue.ready(A), Some((OpId(0), 1)));
+        assert_eq!(queue.ready(B), Some((OpId(1), 0)), "still of the first pass");
+        queue.finish(B);
+        assert_eq!(queue.ready(B), Some((OpId(1), 1)));
+    }
+
+    #[test]
+    fn nothing_is_complete_at_once() {
+        let section = section(&[]);
+        let mut queue = Queue::new(&section, 1, &[]);
+        queue.open();
+        assert!(queue.is_complete() && queue.is_drained() && queue.head(A).is_none());
+    }
+}

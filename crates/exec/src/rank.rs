@@ -1,0 +1,430 @@
+//! One rank: interprets its program.
+//!
+//! A rank is one thread. Its lanes take turns: a computation runs to its end at once, an exchange
+//! is begun and then moved on whenever its lane's turn comes round, so that messages flow between
+//! any two computations. When no lane can move, the rank waits for a message.
+
+use crate::check::Kernels;
+use crate::compute::Compute;
+use crate::data::{Corpus, sample_start};
+use crate::error::{ExecError, Fault};
+use crate::exchange::{Exchanges, Flight};
+use crate::horizon::Horizon;
+use crate::memory::Memory;
+use crate::options::TrainOptions;
+use crate::parameters::{self, Holding};
+use crate::place::Place;
+use crate::queue::Queue;
+use crate::recorder::Recorder;
+use crate::update::Rule;
+use paceline_comm::{Progress, Transport};
+use paceline_kernels::arena::{Access, ArenaError};
+use paceline_kernels::reduce;
+use paceline_plan::ids::{BufferId, LaneId, Microbatch, OpId, Rank as RankId};
+use paceline_plan::program::{AccumulateMode, LoadKind, Op, Plan, Program, Section, View};
+use paceline_plan::units::Seconds;
+use paceline_plan::validate::describe;
+use std::time::{Duration, Instant};
+
+/// What all ranks of a run share.
+#[derive(Debug)]
+pub(crate) struct Run<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) options: &'a TrainOptions,
+    pub(crate) kernels: &'a Kernels,
+    pub(crate) corpus: &'a Corpus,
+    pub(crate) vocab: u32,
+    pub(crate) horizon: Horizon<'a>,
+    pub(crate) clock: Instant,
+}
+
+/// What a rank sees at the end of an iteration, where its program says that it has it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sight {
+    /// Counted from 0.
+    pub(crate) iteration: u32,
+    /// The sum of all tokens' losses.
+    pub(crate) loss: Option<f32>,
+    /// The norm of the gradient.
+    pub(crate) norm: Option<f32>,
+    /// When the iteration ended, on the run's clock.
+    pub(crate) at: Seconds,
+}
+
+/// What is left of a rank after its run.
+#[derive(Debug)]
+pub(crate) struct Remains {
+    pub(crate) arena_bytes: u64,
+    pub(crate) recorder: Recorder,
+    pub(crate) holding: Option<Holding>,
+}
+
+/// A rank of the plan at work.
+pub(crate) struct Rank<'a> {
+    run: &'a Run<'a>,
+    program: &'a Program,
+    place: Place,
+    transport: &'a mut dyn Transport,
+    memory: Memory<'a>,
+    compute: Compute<'a>,
+    exchanges: Exchanges<'a>,
+    recorder: Recorder,
+    /// By lane: what is in flight on it.
+    flights: Vec<Option<InFlight>>,
+    /// The op that was worked on last, for messages.
+    at: Option<(At, OpId)>,
+}
+
+/// Which pass of which section.
+#[derive(Clone, Copy, Debug)]
+struct At {
+    /// The iteration, counted from 0.
+    iteration: u32,
+    /// Where the section stands: before, in or after the body.
+    section: SectionOf,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SectionOf {
+    Prologue,
+    Body,
+    Epilogue,
+}
+
+/// An exchange on a lane.
+#[derive(Debug)]
+struct InFlight {
+    flight: Flight,
+    at: At,
+    start: Seconds,
+    progress: Progress,
+}
+
+impl<'a> Rank<'a> {
+    /// Sets a rank up: its memory, and the weights it starts from.
+    pub(crate) fn new(
+        run: &'a Run<'a>,
+        transport: &'a mut dyn Transport,
+    ) -> Result<Self, ExecError> {
+        let rank = transport.rank();
+        let program = run.plan.program(rank);
+        let place = Place::of(run.plan, rank);
+        let refused = |source| ExecError::Memory { rank, source };
+        let memory = Memory::new(program).map_err(refused)?;
+        parameters::initialise(&memory, place, program, run.options.seed).map_err(refused)?;
+        let mut flights = Vec::new();
+        flights.resize_with(program.lanes.len(), || None);
+        Ok(Self {
+            run,
+            program,
+            place,
+            transport,
+            memory,
+            compute: Compute::new(run.plan, run.kernels, place, run.vocab),
+            exchanges: Exchanges::new(run.plan, rank),
+            recorder: Recorder::new(run.clock),
+            flights,
+            at: None,
+        })
+    }
+
+    /// Runs the whole program. `tell` hears of every iteration.
+    pub(crate) fn work(&mut self, tell: &mut dyn FnMut(Sight)) -> Result<(), ExecError> {
+        self.once(&self.program.prologue, SectionOf::Prologue, 0)?;
+        let lanes = self.program.lanes.len();
+        let mut body = Queue::new(&self.program.body, lanes, &self.program.in_flight);
+        let mut iteration = 0;
+        while self.run.horizon.begin(iteration) {
+            body.open();
+            self.drive(&mut body, SectionOf::Body, 0, Queue::is_complete)?;
+            tell(self.sight(iteration)?);
+            iteration += 1;
+        }
+        self.drive(&mut body, SectionOf::Body, 0, Queue::is_drained)?;
+        self.once(&self.program.epilogue, SectionOf::Epilogue, iteration.saturating_sub(1))
+    }
+
+    /// Takes the rank apart.
+    pub(crate) fn remains(self) -> Result<Remains, ExecError> {
+        let holding = if self.run.options.keep_parameters {
+            let read = Holding::read(&self.memory, self.place, self.program);
+            Some(read.map_err(|source| ExecError::Memory { rank: self.place.rank, source })?)
+        } else {
+            None
+        };
+        let arena_bytes = self.memory.bytes();
+        Ok(Remains { arena_bytes, recorder: self.recorder, holding })
+    }
+
+    /// The iteration, counted from 1, and the op that the rank is at.
+    pub(crate) fn whereabouts(&self) -> (u32, String) {
+        match self.at {
+            Some((at, op)) => (at.iteration + 1, self.describe(at, op)),
+            None => (1, "start".into()),
+        }
+    }
+
+    /// Runs a section once.
+    fn once(
+        &mut self,
+        section: &'a Section,
+        which: SectionOf,
+        iteration: u32,
+    ) -> Result<(), ExecError> {
+        let mut queue = Queue::new(section, self.program.lanes.len(), &[]);
+        queue.open();
+        self.drive(&mut queue, which, iteration, Queue::is_drained)
+    }
+
+    /// Gives the lanes turns until the queue is as wanted. Its first pass belongs to iteration
+    /// `first`.
+    fn drive(
+        &mut self,
+        queue: &mut Queue<'a>,
+        section: SectionOf,
+        first: u32,
+        until: fn(&Queue<'a>) -> bool,
+    ) -> Result<(), ExecError> {
+        let mut moved_at = Instant::now();
+        while !until(queue) {
+            let mut moved = false;
+            for lane in (0..queue.lanes()).map(LaneId::from) {
+                moved |= self.turn(queue, section, first, lane)?;
+            }
+            if moved {
+                moved_at = Instant::now();
+            } else {
+                self.wait(queue, section, first, moved_at.elapsed())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A lane's turn: begins its head, or moves it on. Says whether anything happened.
+    fn turn(
+        &mut self,
+        queue: &mut Queue<'a>,
+        section: SectionOf,
+        first: u32,
+        lane: LaneId,
+    ) -> Result<bool, ExecError> {
+        if let Some(in_flight) = self.flights[lane.index()].take() {
+            let (op, _) = queue.head(lane).expect("what is in flight is at the head of its lane");
+            return self.advance(queue, lane, op, in_flight);
+        }
+        let Some((op, pass)) = queue.ready(lane) else { return Ok(false) };
+        let at = At { iteration: first + pass as u32, section };
+        self.at = Some((at, op));
+        let start = self.recorder.now();
+        match self.begin(at, op, lane) {
+            Ok(Some(flight)) => {
+                let progress = Progress::Pending { on: self.place.rank, step: usize::MAX };
+                self.advance(queue, lane, op, InFlight { flight, at, start, progress })?;
+            }
+            Ok(None) => self.finish(queue, lane, op, at, start),
+            Err(source) => return Err(self.failed(at, op, source)),
+        }
+        Ok(true)
+    }
+
+    /// Moves an exchange on.
+    fn advance(
+        &mut self,
+        queue: &mut Queue<'a>,
+        lane: LaneId,
+        op: OpId,
+        mut in_flight: InFlight,
+    ) -> Result<bool, ExecError> {
+        let InFlight { at, start, progress: before, .. } = in_flight;
+        self.at = Some((at, op));
+        let progress = in_flight
+            .flight
+            .progress(self.transport, &self.memory)
+            .map_err(|source| self.failed(at, op, source))?;
+        match progress {
+            Progress::Done => {
+                self.exchanges.keep(in_flight.flight);
+                self.finish(queue, lane, op, at, start);
+                Ok(true)
+            }
+            Progress::Pending { .. } => {
+                self.flights[lane.index()] = Some(InFlight { progress, ..in_flight });
+                Ok(progress != before)
+            }
+        }
+    }
+
+    fn finish(&mut self, queue: &mut Queue<'a>, lane: LaneId, op: OpId, at: At, start: Seconds) {
+        queue.finish(lane);
+        let number = op.0 + self.ops_before(at.section);
+        self.recorder.note(lane, number, at.iteration, start);
+    }
+
+    /// How many ops of the program stand before a section.
+    fn ops_before(&self, section: SectionOf) -> u32 {
+        let (prologue, body) = (self.program.prologue.nodes.len(), self.program.body.nodes.len());
+        (match section {
+            SectionOf::Prologue => 0,
+            SectionOf::Body => prologue,
+            SectionOf::Epilogue => prologue + body,
+        }) as u32
+    }
+
+    /// Waits for a message, and gives up when none has helped for too long.
+    fn wait(
+        &mut self,
+        queue: &Queue<'a>,
+        section: SectionOf,
+        first: u32,
+        waited: Duration,
+    ) -> Result<(), ExecError> {
+        let rank = self.place.rank;
+        let lanes = || (0..queue.lanes()).map(LaneId::from);
+        let under_way = lanes().find_map(|lane| {
+            let in_flight = self.flights[lane.index()].as_ref()?;
+            Some((in_flight, queue.head(lane)?.0))
+        });
+        let Some((in_flight, op)) = under_way else {
+            let (op, pass) = lanes().find_map(|lane| queue.head(lane)).unwrap_or_default();
+            let at = At { iteration: first + pass as u32, section };
+            let (iteration, op) = (at.iteration + 1, self.describe(at, op));
+            return Err(ExecError::Stuck { rank, iteration, op });
+        };
+        let (at, silence) = (in_flight.at, self.run.options.silence);
+        if let (Progress::Pending { on: peer, .. }, true) = (in_flight.progress, waited >= silence)
+        {
+            let (iteration, op) = (at.iteration + 1, self.describe(at, op));
+            return Err(ExecError::Silent { rank, iteration, op, peer, waited });
+        }
+        let patience = silence.saturating_sub(waited);
+        self.transport.wait(patience).map_err(|source| self.failed(at, op, source.into()))
+    }
+
+    /// Does an op, or begins it if it is an exchange.
+    fn begin(&mut self, at: At, op: OpId, lane: LaneId) -> Result<Option<Flight>, Fault> {
+        let node = &self.section(at.section).nodes[op.index()];
+        let running = |microbatch: Microbatch| {
+            u64::from(at.iteration) * u64::from(self.run.plan.strategy.microbatches())
+                + u64::from(microbatch.0)
+        };
+        let now = running(Microbatch(0));
+        match node.op {
+            Op::Load { what, into, microbatch } => {
+                self.load(what, into, at.iteration, microbatch, running(microbatch))?;
+            }
+            Op::Compute { segment, microbatch, fresh } => {
+                let (segment, running) = (self.program.segment(segment), running(microbatch));
+                self.compute.segment(&self.memory, segment, running, fresh)?;
+            }
+            Op::Send { to, channel, view, microbatch } => {
+                let running = running(microbatch);
+                let data = self.memory.span(view, running);
+                return Ok(Some(self.exchanges.send(to, channel, data, running)?));
+            }
+            Op::Recv { from, channel, view, microbatch } => {
+                let running = running(microbatch);
+                let data = self.memory.span(view, running);
+                return Ok(Some(self.exchanges.receive(from, channel, data, running)?));
+            }
+            Op::Collective { call, microbatch } => {
+                let running = running(microbatch);
+                return Ok(Some(self.exchanges.collective(&self.memory, call, lane, running)?));
+            }
+            Op::Accumulate { from, into, mode } => self.accumulate(from, into, mode, now)?,
+            Op::Step { bucket } => {
+                let norm = self.program.outputs.norm.map(|norm| self.scalar(norm, now));
+                let kind = self.run.plan.strategy.optimizer;
+                let rule = Rule::new(kind, self.run.options, at.iteration, norm.transpose()?);
+                let bucket = &self.program.buckets[bucket as usize];
+                rule.step(&self.memory, self.place, bucket, now)?;
+            }
+            // A declaration: the memory is planned, and nothing is given back.
+            Op::Free { .. } => {}
+            Op::Stash { .. } | Op::Restore { .. } | Op::Serve { .. } => {
+                unreachable!("refused before the start")
+            }
+        }
+        Ok(None)
+    }
+
+    /// Brings a microbatch of this rank's replica: consecutive samples of the global batch.
+    fn load(
+        &mut self,
+        what: LoadKind,
+        into: BufferId,
+        iteration: u32,
+        microbatch: Microbatch,
+        running: u64,
+    ) -> Result<(), ArenaError> {
+        let strategy = &self.run.plan.strategy;
+        let before = u64::from(self.place.replica) * u64::from(strategy.microbatches())
+            + u64::from(microbatch.0);
+        let ahead = match what {
+            LoadKind::Tokens => 0,
+            LoadKind::Targets => 1,
+        };
+        let span = self.memory.whole(into, running);
+        let views = self.memory.views(&[(span, Access::Write)])?;
+        let samples = views.take_u32(0).chunks_mut(strategy.seq as usize);
+        for (sample, tokens) in (before * strategy.micro_batch..).zip(samples) {
+            let batch = strategy.global_batch;
+            let start = sample_start(u64::from(iteration), sample, batch, strategy.seq);
+            self.run.corpus.fill(start.wrapping_add(ahead), tokens);
+        }
+        Ok(())
+    }
+
+    fn accumulate(
+        &self,
+        from: View,
+        into: View,
+        mode: AccumulateMode,
+        running: u64,
+    ) -> Result<(), ArenaError> {
+        let (from, into) = (self.memory.span(from, running), self.memory.span(into, running));
+        match mode {
+            AccumulateMode::Move => self.memory.copy(from, into),
+            AccumulateMode::Add => {
+                let views = self.memory.views(&[(from, Access::Read), (into, Access::Write)])?;
+                reduce::add(views.f32(0), views.take_f32(1));
+                Ok(())
+            }
+        }
+    }
+
+    /// What there is to see at the end of an iteration.
+    fn sight(&self, iteration: u32) -> Result<Sight, ExecError> {
+        let running = u64::from(iteration) * u64::from(self.run.plan.strategy.microbatches());
+        let read = |buffer: Option<BufferId>| {
+            let value = buffer.map(|buffer| self.scalar(buffer, running)).transpose();
+            value.map_err(|source| ExecError::Memory { rank: self.place.rank, source })
+        };
+        let outputs = self.program.outputs;
+        let (loss, norm) = (read(outputs.loss)?, read(outputs.norm)?);
+        Ok(Sight { iteration, loss, norm, at: self.recorder.now() })
+    }
+
+    fn scalar(&self, buffer: BufferId, running: u64) -> Result<f32, ArenaError> {
+        self.memory.read(self.memory.whole(buffer, running), |values| values[0])
+    }
+
+    fn section(&self, section: SectionOf) -> &'a Section {
+        match section {
+            SectionOf::Prologue => &self.program.prologue,
+            SectionOf::Body => &self.program.body,
+            SectionOf::Epilogue => &self.program.epilogue,
+        }
+    }
+
+    fn describe(&self, at: At, op: OpId) -> String {
+        match self.section(at.section).nodes.get(op.index()) {
+            Some(node) => describe(self.run.plan, self.program, &node.op),
+            None => format!("op {op}"),
+        }
+    }
+
+    fn failed(&self, at: At, op: OpId, source: Fault) -> ExecError {
+        let (iteration, rank): (u32, RankId) = (at.iteration + 1, self.place.rank);
+        ExecError::Op { rank, iteration, op: self.describe(at, op), source }
+    }
+}

@@ -1,0 +1,108 @@
+//! What a rank notes about when it did what.
+
+use paceline_plan::ids::{LaneId, Rank};
+use paceline_plan::program::{LoadKind, Node, Op, Plan, Program, SegmentPass};
+use paceline_plan::trace::{Span, SpanKind, TraceBuilder};
+use paceline_plan::units::Seconds;
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// Iterations that a rank remembers: enough to see a steady one, few enough for any length of run.
+const REMEMBERED: u32 = 3;
+
+/// One rank's spans of the last few iterations, on the clock that all ranks share.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    clock: Instant,
+    records: VecDeque<Record>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    lane: LaneId,
+    /// Counted over all sections of the program.
+    op: u32,
+    iteration: u32,
+    start: Seconds,
+    end: Seconds,
+}
+
+impl Recorder {
+    /// `clock` is when the run started.
+    pub(crate) fn new(clock: Instant) -> Self {
+        Self { clock, records: VecDeque::new() }
+    }
+
+    /// The time since the run started.
+    pub(crate) fn now(&self) -> Seconds {
+        Seconds(self.clock.elapsed().as_secs_f64())
+    }
+
+    /// Notes that an op, numbered over the whole program, ran from `start` until now.
+    pub(crate) fn note(&mut self, lane: LaneId, op: u32, iteration: u32, start: Seconds) {
+        let end = self.now();
+        while self.records.front().is_some_and(|r| r.iteration + REMEMBERED <= iteration) {
+            self.records.pop_front();
+        }
+        self.records.push_back(Record { lane, op, iteration, start, end });
+    }
+
+    /// Adds this rank's spans to a trace.
+    pub(crate) fn write(&self, plan: &Plan, rank: Rank, trace: &mut TraceBuilder) {
+        let program = plan.program(rank);
+        let sections = [&program.prologue, &program.body, &program.epilogue];
+        let nodes: Vec<&Node> = sections.into_iter().flat_map(|s| &s.nodes).collect();
+        let last = self.records.iter().map(|r| r.iteration).max().unwrap_or(0);
+        let known = self.records.iter().filter(|r| r.iteration + REMEMBERED > last);
+        for record in known {
+            let op = &nodes[record.op as usize].op;
+            let Some((kind, name)) = describe(plan, program, op) else { continue };
+            let span = Span {
+                rank,
+                lane: trace.lane(&program.lanes[record.lane.index()]),
+                kind,
+                name: trace.name(&name),
+                microbatch: op.microbatch().map(|microbatch| microbatch.0),
+                iteration: record.iteration,
+                op: record.op,
+                start: record.start,
+                end: record.end,
+            };
+            trace.push(span);
+        }
+    }
+}
+
+/// An op's kind and name in a trace; none for what takes no time by nature.
+fn describe(plan: &Plan, program: &Program, op: &Op) -> Option<(SpanKind, String)> {
+    let buffer = |id| &program.buffer(id).name;
+    Some(match *op {
+        Op::Load { what: LoadKind::Tokens, .. } => (SpanKind::Load, "load tokens".into()),
+        Op::Load { what: LoadKind::Targets, .. } => (SpanKind::Load, "load targets".into()),
+        Op::Compute { segment, .. } => {
+            let template = &plan.templates[program.segment(segment).template as usize];
+            let kind = match template.pass {
+                SegmentPass::Forward => SpanKind::Forward,
+                SegmentPass::Backward => SpanKind::Backward,
+                SegmentPass::BackwardInput => SpanKind::BackwardInput,
+                SegmentPass::BackwardWeight => SpanKind::BackwardWeight,
+                SegmentPass::Recompute => SpanKind::Recompute,
+                SegmentPass::Update => SpanKind::Optimizer,
+            };
+            (kind, template.name.clone())
+        }
+        Op::Send { view, .. } => (SpanKind::Send, format!("send {}", buffer(view.buffer))),
+        Op::Recv { view, .. } => (SpanKind::Recv, format!("recv {}", buffer(view.buffer))),
+        Op::Collective { call, .. } => (SpanKind::Collective, program.call(call).name.clone()),
+        Op::Accumulate { into, .. } => {
+            (SpanKind::Accumulate, format!("accumulate {}", buffer(into.buffer)))
+        }
+        Op::Step { bucket } => {
+            (SpanKind::Optimizer, format!("step {}", program.buckets[bucket as usize].name))
+        }
+        Op::Stash { into, .. } => (SpanKind::Weights, format!("stash {}", buffer(into.buffer))),
+        Op::Restore { into, .. } => (SpanKind::Weights, format!("restore {}", buffer(into.buffer))),
+        Op::Serve { service } => (SpanKind::Serve, format!("serve {service}")),
+        Op::Free { .. } => return None,
+    })
+}

@@ -1,0 +1,225 @@
+//! Starts the ranks of a plan, hears their reports, and puts together what is left of them.
+
+use crate::check;
+use crate::data::Corpus;
+use crate::error::ExecError;
+use crate::horizon::Horizon;
+use crate::options::TrainOptions;
+use crate::outcome::{IterationReport, Outcome};
+use crate::parameters;
+use crate::rank::{Rank, Remains, Run, Sight};
+use paceline_comm::Transport;
+use paceline_comm::thread::{self as wires, ThreadTransport};
+use paceline_plan::ids::{Rank as RankId, RoleId};
+use paceline_plan::program::{Outputs, Plan};
+use paceline_plan::trace::{Origin, TraceBuilder};
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{OnceLock, mpsc};
+use std::thread;
+use std::time::Instant;
+
+/// Trains a model as a plan says. The plan must have passed `paceline_plan::validate`.
+///
+/// `report` is called on the calling thread for every iteration, in order. An error is the first
+/// cause: what the other ranks then said for want of the first is left out.
+pub fn train(
+    plan: &Plan,
+    options: &TrainOptions,
+    report: &mut dyn FnMut(&IterationReport),
+) -> Result<Outcome, ExecError> {
+    options.check()?;
+    let kernels = check::check(plan)?;
+    let vocab = check::vocabulary(plan)?;
+    let corpus = Corpus::new(vocab, options.seed)?;
+    let run = Run {
+        plan,
+        options,
+        kernels: &kernels,
+        corpus: &corpus,
+        vocab,
+        horizon: Horizon::new(options.iterations, &options.stop),
+        clock: Instant::now(),
+    };
+    let cause = OnceLock::new();
+    let mut reports = Reports::new(plan);
+    let remains = thread::scope(|scope| {
+        let (tell, hear) = mpsc::channel();
+        let mut threads = Vec::new();
+        for mut transport in wires::world(plan.mesh.world()) {
+            let rank = transport.rank();
+            let (run, cause, tell) = (&run, &cause, tell.clone());
+            // The wires are handed back, so that no rank leaves before all are done. If there is no
+            // thread, they go down with the closure; the ranks that wait for this one hear of it.
+            let work = move || {
+                let remains = work(run, &mut transport, cause, &tell);
+                (remains, transport)
+            };
+            let name = format!("rank {rank}");
+            match thread::Builder::new().name(name).spawn_scoped(scope, work) {
+                Ok(handle) => threads.push(handle),
+                Err(source) => {
+                    let _ = cause.set(ExecError::Thread { rank, source });
+                    break;
+                }
+            }
+        }
+        drop(tell);
+        for (rank, sight) in hear {
+            for iteration in reports.hear(rank, sight) {
+                report(&iteration);
+            }
+        }
+        // A rank catches its own panics, so that joining never meets one.
+        let done: Vec<_> = threads.into_iter().filter_map(|thread| thread.join().ok()).collect();
+        done.into_iter().map(|(remains, _): (_, ThreadTransport)| remains).collect::<Vec<_>>()
+    });
+    match cause.into_inner() {
+        Some(cause) => Err(cause),
+        None => outcome(&run, reports, remains.into_iter().flatten().collect()),
+    }
+}
+
+/// One rank's thread. None if the run failed, here or elsewhere; the first to fail says why.
+fn work(
+    run: &Run<'_>,
+    transport: &mut ThreadTransport,
+    cause: &OnceLock<ExecError>,
+    tell: &mpsc::Sender<(RankId, Sight)>,
+) -> Option<Remains> {
+    match attempt(run, transport, tell) {
+        Ok(remains) => Some(remains),
+        Err(error) => {
+            let reason = error.to_string();
+            if !error.is_echo() {
+                // Set before the others can notice, so that theirs cannot come first.
+                let _ = cause.set(error);
+            }
+            transport.abort(&reason);
+            None
+        }
+    }
+}
+
+fn attempt(
+    run: &Run<'_>,
+    transport: &mut ThreadTransport,
+    tell: &mpsc::Sender<(RankId, Sight)>,
+) -> Result<Remains, ExecError> {
+    let id = transport.rank();
+    let mut rank = Rank::new(run, transport)?;
+    let mut diverged = None;
+    let mut hear = |sight: Sight| {
+        if let Some(loss) = sight.loss.filter(|loss| !loss.is_finite()) {
+            diverged.get_or_insert((sight.iteration + 1, loss));
+        }
+        // If nobody listens any more, the run is over anyway.
+        let _ = tell.send((id, sight));
+    };
+    let worked = catch_unwind(AssertUnwindSafe(|| rank.work(&mut hear)));
+    let result = worked.unwrap_or_else(|panic| {
+        let (iteration, op) = rank.whereabouts();
+        let message = message(panic.as_ref());
+        Err(ExecError::Panicked { rank: id, iteration, op, message })
+    });
+    result?;
+    if let Some((iteration, loss)) = diverged {
+        return Err(ExecError::Diverged { iteration, loss });
+    }
+    rank.remains()
+}
+
+/// What a panic said.
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panicked".into())
+}
+
+/// Puts together what each rank sees of an iteration.
+struct Reports {
+    /// The rank that speaks for the loss, and the one that speaks for the norm.
+    loss: Option<RankId>,
+    norm: Option<RankId>,
+    tokens: u64,
+    /// What is known of iterations that are not complete.
+    open: BTreeMap<u32, Open>,
+    done: Vec<IterationReport>,
+    /// When the last iteration ended.
+    ended: f64,
+}
+
+#[derive(Default)]
+struct Open {
+    loss: Option<(f32, f64)>,
+    norm: Option<f32>,
+}
+
+impl Reports {
+    fn new(plan: &Plan) -> Self {
+        let first = |has: fn(&Outputs) -> bool| {
+            let role = plan.programs.iter().position(|program| has(&program.outputs));
+            role.map(|role| plan.representative(RoleId::from(role)))
+        };
+        Self {
+            loss: first(|outputs| outputs.loss.is_some()),
+            norm: first(|outputs| outputs.norm.is_some()),
+            tokens: plan.strategy.tokens(),
+            open: BTreeMap::new(),
+            done: Vec::new(),
+            ended: 0.0,
+        }
+    }
+
+    /// Takes in what a rank saw, and gives the iterations that this completes.
+    fn hear(&mut self, rank: RankId, sight: Sight) -> Vec<IterationReport> {
+        let open = self.open.entry(sight.iteration).or_default();
+        if self.loss == Some(rank) {
+            open.loss = sight.loss.map(|loss| (loss, sight.at.0));
+        }
+        if self.norm == Some(rank) {
+            open.norm = sight.norm;
+        }
+        let mut complete = Vec::new();
+        while let Some(entry) = self.open.first_entry() {
+            let (Some((sum, at)), norm) = (entry.get().loss, entry.get().norm) else { break };
+            if norm.is_none() && self.norm.is_some() {
+                break;
+            }
+            let iteration = entry.remove_entry().0;
+            let seconds = at - std::mem::replace(&mut self.ended, at);
+            complete.push(IterationReport {
+                iteration: iteration + 1,
+                loss: sum / self.tokens as f32,
+                grad_norm: norm.unwrap_or(f32::NAN),
+                seconds,
+                tokens_per_s: self.tokens as f64 / seconds,
+            });
+        }
+        self.done.extend(&complete);
+        complete
+    }
+}
+
+fn outcome(run: &Run<'_>, reports: Reports, remains: Vec<Remains>) -> Result<Outcome, ExecError> {
+    let plan = run.plan;
+    let title = format!("{} on {} ranks", plan.model, plan.mesh.world());
+    let mut trace = TraceBuilder::new(Origin::Measured, title, plan.mesh.world());
+    let ranks = || (0..plan.mesh.world()).map(RankId);
+    for (rank, remains) in ranks().zip(&remains) {
+        remains.recorder.write(plan, rank, &mut trace);
+    }
+    let held = ranks().zip(&remains).filter_map(|(rank, remains)| {
+        remains.holding.as_ref().map(|holding| (holding, plan.program(rank)))
+    });
+    let parameters =
+        if run.options.keep_parameters { Some(parameters::assemble(held)?) } else { None };
+    Ok(Outcome {
+        iterations: reports.done,
+        trace: trace.finish(),
+        arena_bytes: remains.iter().map(|remains| remains.arena_bytes).collect(),
+        floor: run.corpus.floor_for(plan.strategy.seq),
+        stopped: run.horizon.stopped(),
+        parameters,
+    })
+}

@@ -1,0 +1,140 @@
+//! One enum of commands, one file each.
+
+mod clusters;
+mod collective;
+mod demo;
+mod models;
+mod plan;
+mod report;
+mod simulate;
+mod train;
+mod validate;
+
+use crate::failure::Failure;
+use crate::flags::{Origins, Problems, config, nearest};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::ffi::OsString;
+
+/// Plans, simulates and runs distributed deep-learning training
+///
+/// Without a command, the demo: a small model is trained on this machine's cores, and what was
+/// predicted is shown beside what was measured.
+#[derive(Debug, Parser)]
+#[command(
+    name = "paceline",
+    version,
+    args_conflicts_with_subcommands = true,
+    after_help = EXAMPLES,
+    max_term_width = 100
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    demo: demo::Flags,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline                                            the demo; Ctrl-C ends it cleanly
+  paceline train --model mini --dp 2 --iterations 50  train for real, two ranks
+  paceline plan --model gpt2-124m --tp 4 --pp 2       what each rank would do and need
+  paceline simulate --model llama3-8b --tp 8 --dp 2 --cluster dgx-a100:2
+                                                      how long it would take on 16 GPUs
+
+`paceline COMMAND --help` explains a command. Exit status: 0 done, 1 the run failed, 2 the input is
+wrong.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a plan for real, on this machine
+    Train(Box<train::Flags>),
+    /// Lower and validate a plan; show programs, memory and messages
+    Plan(Box<plan::Flags>),
+    /// Predict a plan's time and memory on a described cluster
+    Simulate(Box<simulate::Flags>),
+    /// Simulate every row of a table of measured runs
+    Validate(validate::Flags),
+    /// Simulate one collective
+    Collective(collective::Flags),
+    /// Draw a run and its prediction again, as one HTML page
+    Report(report::Flags),
+    /// List the built-in models
+    Models(models::Flags),
+    /// List the built-in clusters
+    Clusters(clusters::Flags),
+    #[command(external_subcommand)]
+    Other(Vec<String>),
+}
+
+/// Commands that the contract names and this version does not have.
+const LATER: [&str; 6] = ["search", "bench", "calibrate", "serve", "eval", "generate"];
+
+/// Reads the arguments and does what they say.
+pub(crate) fn run(arguments: Vec<OsString>) -> Result<(), Failure> {
+    let definition = Cli::command();
+    // clap prints help to standard output and ends with 0, or its complaint and ends with 2.
+    let parse = |arguments: &[OsString]| {
+        Cli::command().try_get_matches_from(arguments).unwrap_or_else(|error| error.exit())
+    };
+    let matches = parse(&arguments);
+    let (arguments, origins) = config::merge(arguments, &matches, &definition)?;
+    let matches = parse(&arguments);
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    dispatch(cli, origins)
+}
+
+fn dispatch(cli: Cli, origins: Origins) -> Result<(), Failure> {
+    match cli.command {
+        None => demo::run(&cli.demo, origins),
+        Some(Command::Train(flags)) => train::run(&flags, origins),
+        Some(Command::Plan(flags)) => plan::run(&flags, origins),
+        Some(Command::Simulate(flags)) => simulate::run(&flags, origins),
+        Some(Command::Validate(flags)) => validate::run(&flags, origins),
+        Some(Command::Collective(flags)) => collective::run(&flags, origins),
+        Some(Command::Report(flags)) => report::run(&flags, origins),
+        Some(Command::Models(flags)) => models::run(&flags),
+        Some(Command::Clusters(flags)) => clusters::run(&flags),
+        Some(Command::Other(words)) => Err(no_such_command(&words)),
+    }
+}
+
+fn no_such_command(words: &[String]) -> Failure {
+    let word = words.first().map_or("", String::as_str);
+    let definition = Cli::command();
+    let known: Vec<&str> = definition.get_subcommands().map(clap::Command::get_name).collect();
+    let mut problems = Problems::default();
+    if LATER.contains(&word) {
+        problems.located(format!(
+            "`paceline {word}` is not available yet; available are: {}",
+            known.join(", ")
+        ));
+    } else {
+        let meant = match nearest(word, known.iter().copied()) {
+            Some(meant) => format!(" (did you mean {meant}?)"),
+            None => String::new(),
+        };
+        problems.located(format!(
+            "paceline has no command '{word}'{meant}; it has: {}",
+            known.join(", ")
+        ));
+    }
+    Failure::Input(problems)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn commands_to_come_are_told_apart_from_mistyped_ones() {
+        let told = |word: &str| no_such_command(&[word.to_owned()]).message().unwrap();
+        assert!(told("serve").contains("not available yet"));
+        assert!(told("simulat").contains("did you mean simulate?"));
+    }
+}

@@ -1,0 +1,133 @@
+//! `paceline plan`: lower, validate, and show what each rank would do and need.
+
+use crate::failure::Failure;
+use crate::flags::{
+    ClusterFlags, CommonFlags, Defaults, Origins, Problems, Request, StrategyFlags,
+};
+use crate::output::{ModelRecord, Output};
+use crate::overview::{plan_text, warnings};
+use clap::Args;
+use paceline_plan::collective::Order;
+use paceline_plan::program::{MemoryKind, Plan};
+use paceline_plan::schedule::grid;
+use paceline_plan::summary::{Summary, summarize};
+use paceline_plan::{text, validate};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Lower and validate a plan; show programs, memory and messages
+///
+/// Nothing is run: the plan is arithmetic. It says which layers each pipeline rank holds, how many
+/// ops it runs, how much memory every kind of buffer takes, and what is sent along each axis of the
+/// mesh. With --cluster it also says whether that fits there.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Flags {
+    #[command(flatten)]
+    strategy: StrategyFlags,
+    #[command(flatten)]
+    cluster: ClusterFlags,
+    /// Print the pipeline's grid (csv) or the programs of all roles (text) instead
+    #[arg(long, value_name = "csv|text", conflicts_with = "json", help_heading = "General")]
+    format: Option<String>,
+    #[command(flatten)]
+    common: CommonFlags,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline plan --model gpt2-124m
+  paceline plan --model gpt3-175b --tp 8 --pp 8 --dp 16 --global-batch 1536 \\
+                --schedule interleaved:3 --cluster dgx-a100:128
+  paceline plan --model mini --pp 4 --global-batch 8 --format csv     the pipeline as a grid
+  paceline plan --model mini --dp 2 --format text                     every op of every role";
+
+enum Format {
+    Summary,
+    Grid,
+    Programs,
+}
+
+/// Plans and shows.
+pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
+    let mut problems = Problems::new(origins);
+    let cluster = flags.cluster.check(&mut problems);
+    let format = match flags.format.as_deref() {
+        None => Format::Summary,
+        Some("csv") => Format::Grid,
+        Some("text") => Format::Programs,
+        Some(other) => {
+            problems.say("--format", format!("'{other}' is neither csv nor text"));
+            Format::Summary
+        }
+    };
+    let defaults = Defaults::for_cluster(cluster.as_ref(), Order::Canonical);
+    let on = cluster.as_ref().map(|cluster| (&flags.cluster, cluster));
+    let request = flags.strategy.check(defaults, on, &mut problems);
+    let Some(Request { model, plan }) = request.filter(|_| problems.is_empty()) else {
+        return Err(problems.into());
+    };
+    check_plan(&plan)?;
+    let output = flags.common.output();
+    match format {
+        Format::Grid => Ok(output.raw(&pipeline_grid(&plan)?)?),
+        Format::Programs => Ok(output.raw(&text::print(&plan))?),
+        Format::Summary => {
+            let summary = summarize(&plan);
+            let warnings = warnings(&plan, &summary, cluster.as_ref());
+            if output.is_json() {
+                return object(&output, &summary, &warnings);
+            }
+            let device = cluster.as_ref().map(|c| (c.device.name.as_str(), c.device.memory));
+            let record = ModelRecord::from(&model);
+            Ok(output.people(&plan_text(&record, &plan, &summary, device, &warnings))?)
+        }
+    }
+}
+
+/// A plan that the planner made and the validator refuses is our mistake, not the user's.
+pub(super) fn check_plan(plan: &Plan) -> Result<(), Failure> {
+    let violations = validate::validate(plan, None);
+    let Some(first) = violations.first() else { return Ok(()) };
+    let more = match violations.len() - 1 {
+        0 => String::new(),
+        more => format!(" (and {more} more)"),
+    };
+    Err(Failure::Run(anyhow::anyhow!("the plan is unsound, please report this: {first}{more}")))
+}
+
+fn pipeline_grid(plan: &Plan) -> Result<String, Failure> {
+    let s = &plan.strategy;
+    let pp = u16::try_from(s.pp).unwrap_or(u16::MAX);
+    let cells = grid::grid(s.schedule, pp, s.microbatches())
+        .map_err(|error| Failure::flag("--schedule", error.to_string()))?;
+    Ok(grid::to_csv(&cells))
+}
+
+#[derive(Serialize)]
+struct Record<'a> {
+    ranks: u32,
+    roles: usize,
+    ops_per_iteration: usize,
+    bubble_fraction: f64,
+    peak_bytes: u64,
+    memory: BTreeMap<&'static str, u64>,
+    bytes_by_axis: BTreeMap<&'static str, u64>,
+    messages_by_axis: BTreeMap<&'static str, u64>,
+    warnings: &'a [String],
+}
+
+fn object(output: &Output, summary: &Summary, warnings: &[String]) -> Result<(), Failure> {
+    let traffic = || summary.traffic.iter();
+    Ok(output.object(&Record {
+        ranks: summary.ranks,
+        roles: summary.roles,
+        ops_per_iteration: summary.ops_per_iteration,
+        bubble_fraction: summary.bubble_fraction,
+        peak_bytes: summary.peak_bytes.0,
+        memory: MemoryKind::ALL.map(|kind| (kind.name(), summary.memory.of(kind).0)).into(),
+        bytes_by_axis: traffic().map(|(axis, sent)| (*axis, sent.bytes.0)).collect(),
+        messages_by_axis: traffic().map(|(axis, sent)| (*axis, sent.messages)).collect(),
+        warnings,
+    })?)
+}

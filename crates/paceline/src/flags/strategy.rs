@@ -1,0 +1,400 @@
+//! How the model is cut and scheduled: the flags that `train`, `plan` and `simulate` share.
+
+use super::model::model;
+use super::{ClusterFlags, Problems, whole};
+use clap::Args;
+use paceline_plan::DType;
+use paceline_plan::collective::{Algorithm, Order};
+use paceline_plan::lower::lower;
+use paceline_plan::model::Model;
+use paceline_plan::program::Plan;
+use paceline_plan::schedule::ScheduleKind;
+use paceline_plan::strategy::{OptimizerKind, Recompute, Strategy, Sync, Zero};
+use paceline_plan::units::Bytes;
+use paceline_sim::cluster::Cluster;
+use std::fmt;
+use std::str::FromStr;
+
+/// What to plan, as it was written.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Strategy")]
+pub(crate) struct StrategyFlags {
+    /// A built-in name, a TOML file, or a directory with a Hugging Face config.json
+    #[arg(long, value_name = "NAME|FILE|DIR")]
+    pub model: Option<String>,
+    /// All ranks; --dp fills up what the other axes leave [default: the product of the axes]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub ranks: Option<String>,
+    /// Data parallelism: whole replicas, each with its share of the batch [default: 1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub dp: Option<String>,
+    /// Tensor parallelism: every matrix cut into parts [default: 1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub tp: Option<String>,
+    /// Pipeline parallelism: the layers cut into stages [default: 1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub pp: Option<String>,
+    /// Context parallelism; only 1 is available yet
+    #[arg(long, value_name = "N", allow_negative_numbers = true, hide = true)]
+    pub cp: Option<String>,
+    /// Expert parallelism; only 1 is available yet
+    #[arg(long, value_name = "N", allow_negative_numbers = true, hide = true)]
+    pub ep: Option<String>,
+    /// Tensor parallelism of experts; only 1 is available yet
+    #[arg(long, value_name = "N", allow_negative_numbers = true, hide = true)]
+    pub etp: Option<String>,
+    /// Sequence parallelism: with --tp, cut along tokens what is outside the matrices
+    #[arg(long)]
+    pub sp: bool,
+    /// A strategy from a file or a search; not available yet
+    #[arg(long, value_name = "FILE|auto", hide = true)]
+    pub strategy: Option<String>,
+    /// What replicas deal out among themselves: 0 nothing, 1 optimizer state, 2 also gradients,
+    /// 3 also parameters [default: 0]
+    #[arg(long, value_name = "0|1|2|3", allow_negative_numbers = true)]
+    pub zero: Option<String>,
+    /// Order of microbatches in the pipeline: gpipe, 1f1b or interleaved:V with V chunks of layers
+    /// per rank [default: 1f1b]
+    #[arg(long, value_name = "KIND")]
+    pub schedule: Option<String>,
+    /// Samples of one iteration [default: dp × micro-batch]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub global_batch: Option<String>,
+    /// Samples that one replica works on at once [default: 1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub micro_batch: Option<String>,
+    /// Tokens of one sample [default: the model's]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub seq: Option<String>,
+    /// What is computed again in the backward pass to save memory: none, selective (attention's
+    /// core) or full (every layer) [default: none]
+    #[arg(long, value_name = "WHAT")]
+    pub recompute: Option<String>,
+    /// Type of weights and activations: f32, bf16, f16 or fp8
+    ///
+    /// `train` has f32 only. `plan` and `simulate` take what the device of --cluster computes
+    /// fastest in training: bf16 where it has a unit for it, else f16, else f32; bf16 without a
+    /// cluster.
+    #[arg(long, value_name = "TYPE")]
+    pub dtype: Option<String>,
+    /// Type of gradients, in memory and on the wire: f32 or bf16 [default: f32]
+    #[arg(long, value_name = "TYPE")]
+    pub grad_dtype: Option<String>,
+    /// Whether sums are taken in a fixed order (canonical: the same bits in every layout) or in
+    /// the cheapest (free) [default: canonical; free for simulate]
+    #[arg(long, value_name = "canonical|free")]
+    pub order: Option<String>,
+    /// Leaves of the canonical summation tree: equal leaves give equal bits for any --dp
+    /// [default: dp]
+    #[arg(long, value_name = "L", allow_negative_numbers = true)]
+    pub leaves: Option<String>,
+    /// How replicas agree: all-reduce, or ps:K for K parameter servers [default: all-reduce]
+    #[arg(long, value_name = "HOW")]
+    pub sync: Option<String>,
+    /// Algorithm of the gradients' reduction: auto, ring, halving-doubling, direct or ps:K
+    /// [default: auto]
+    #[arg(long, value_name = "ALGORITHM")]
+    pub collective: Option<String>,
+    /// Gradients are reduced in buckets of at least so many MiB [default: 25]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub bucket_mib: Option<String>,
+    /// Keep communication from running beside compute
+    #[arg(long)]
+    pub no_overlap: bool,
+    /// Compression of gradients; only none is available yet
+    #[arg(long, value_name = "HOW", hide = true)]
+    pub compress: Option<String>,
+    /// What updates the weights: sgd, momentum or adamw [default: adamw]
+    #[arg(long, value_name = "RULE")]
+    pub optimizer: Option<String>,
+}
+
+/// Defaults in which commands differ.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Defaults {
+    /// Type of weights and activations.
+    pub dtype: DType,
+    /// Order of summation.
+    pub order: Order,
+}
+
+impl Defaults {
+    /// What a plan for a cluster starts from: the fastest type that training is done in.
+    pub(crate) fn for_cluster(cluster: Option<&Cluster>, order: Order) -> Self {
+        let half = [DType::Bf16, DType::F16];
+        let dtype = match cluster {
+            None => DType::Bf16,
+            Some(cluster) => {
+                let unit = half.into_iter().find(|dtype| cluster.device.supports(*dtype));
+                unit.unwrap_or(DType::F32)
+            }
+        };
+        Self { dtype, order }
+    }
+}
+
+/// A model and its plan.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    /// What is trained.
+    pub model: Model,
+    /// How.
+    pub plan: Plan,
+}
+
+/// The most ranks that can be planned; the same bound keeps products of axes from overflowing.
+const MAX_RANKS: u64 = 1 << 24;
+/// The most samples of an iteration, tokens of a sample, and MiB of a bucket: each product of two
+/// of them with a number of ranks still fits 64 bits.
+const MAX_SAMPLES: u64 = 1 << 32;
+const MAX_TOKENS: u64 = 1 << 28;
+const MAX_BUCKET_MIB: u64 = 1 << 30;
+
+impl StrategyFlags {
+    /// Checks every flag, lowers the result, and notes all that is wrong.
+    pub(crate) fn check(
+        &self,
+        defaults: Defaults,
+        on: Option<(&ClusterFlags, &Cluster)>,
+        problems: &mut Problems,
+    ) -> Option<Request> {
+        let model = model(self.model.as_deref(), problems);
+        let seq = model.as_ref().map_or(1, |model| model.seq);
+        let strategy = self.strategy(defaults, seq, problems);
+        self.not_yet(problems);
+        let ranks = world(&strategy);
+        if ranks > MAX_RANKS {
+            problems.say(
+                "--dp",
+                format!("the world would have {ranks} ranks; at most {MAX_RANKS} can be planned"),
+            );
+            return None;
+        }
+        if let Some((flags, cluster)) = on {
+            flags.holds(cluster, &strategy.mesh(), problems);
+        }
+        let model = model?;
+        let plan = lower(&model, &strategy).map_err(|found| problems.planner(found)).ok()?;
+        problems.is_empty().then_some(Request { model, plan })
+    }
+
+    /// The strategy, with a harmless value wherever a flag is wrong, so that the planner can still
+    /// look at the rest.
+    fn strategy(&self, defaults: Defaults, seq: u64, problems: &mut Problems) -> Strategy {
+        let [dp, tp, pp, cp, ep, etp] = self.axes(problems);
+        let micro_batch =
+            whole("--micro-batch", self.micro_batch.as_deref(), 1..=MAX_SAMPLES, problems)
+                .unwrap_or(1);
+        let global_batch =
+            whole("--global-batch", self.global_batch.as_deref(), 1..=MAX_SAMPLES, problems);
+        let most_leaves = 1..=u64::from(u32::MAX);
+        let leaves = whole("--leaves", self.leaves.as_deref(), most_leaves, problems);
+        let bucket =
+            whole("--bucket-mib", self.bucket_mib.as_deref(), 1..=MAX_BUCKET_MIB, problems);
+        let least = Strategy::default();
+        Strategy {
+            dp,
+            tp,
+            pp,
+            cp,
+            ep,
+            etp,
+            sp: self.sp,
+            zero: word("--zero", &self.zero, problems).unwrap_or(Zero::None),
+            schedule: word("--schedule", &self.schedule, problems)
+                .unwrap_or(ScheduleKind::OneFOneB),
+            global_batch: global_batch.unwrap_or(u64::from(dp).saturating_mul(micro_batch)),
+            micro_batch,
+            seq: whole("--seq", self.seq.as_deref(), 1..=MAX_TOKENS, problems).unwrap_or(seq),
+            recompute: word("--recompute", &self.recompute, problems).unwrap_or(Recompute::None),
+            dtype: word("--dtype", &self.dtype, problems).unwrap_or(defaults.dtype),
+            grad_dtype: word("--grad-dtype", &self.grad_dtype, problems).unwrap_or(DType::F32),
+            order: word("--order", &self.order, problems).unwrap_or(defaults.order),
+            leaves: leaves.and_then(|leaves| u32::try_from(leaves).ok()).unwrap_or(dp),
+            sync: word("--sync", &self.sync, problems).unwrap_or(Sync::AllReduce),
+            collective: word("--collective", &self.collective, problems).unwrap_or(Algorithm::Auto),
+            bucket: bucket.map_or(least.bucket, |mib| Bytes(mib << 20)),
+            overlap: !self.no_overlap,
+            optimizer: word("--optimizer", &self.optimizer, problems)
+                .unwrap_or(OptimizerKind::AdamW),
+        }
+    }
+
+    /// The sizes of the axes, `dp` filled up to `--ranks`.
+    fn axes(&self, problems: &mut Problems) -> [u32; 6] {
+        let given = [
+            ("--dp", &self.dp),
+            ("--tp", &self.tp),
+            ("--pp", &self.pp),
+            ("--cp", &self.cp),
+            ("--ep", &self.ep),
+            ("--etp", &self.etp),
+        ];
+        let mut axes = given
+            .map(|(flag, text)| whole(flag, text.as_deref(), 1..=MAX_RANKS, problems).unwrap_or(1));
+        let ranks = whole("--ranks", self.ranks.as_deref(), 1..=MAX_RANKS, problems);
+        let readable = given[..4].iter().all(|(flag, _)| !problems.about(flag));
+        let [dp, tp, pp, cp, ..] = axes;
+        if let (Some(ranks), true) = (ranks, readable) {
+            let others = pp.saturating_mul(cp).saturating_mul(tp);
+            let product = others.saturating_mul(dp);
+            if self.dp.is_none() && ranks % others == 0 {
+                axes[0] = ranks / others;
+            } else if product != ranks {
+                problems.say("--ranks", mismatch(ranks, others, product, self.dp.is_some()));
+            }
+        }
+        axes.map(|size| u32::try_from(size).unwrap_or(u32::MAX))
+    }
+
+    /// Flags of the contract that have no effect to offer yet.
+    fn not_yet(&self, problems: &mut Problems) {
+        if let Some(text) = &self.strategy {
+            let text = format!(
+                "'{text}' is not available yet; give the strategy's flags, on the command line or \
+                 in a file with --config"
+            );
+            problems.say("--strategy", text);
+        }
+        if let Some(text) = self.compress.as_deref().filter(|text| *text != "none") {
+            problems.say("--compress", format!("'{text}' is not available yet; only none is"));
+        }
+    }
+}
+
+fn mismatch(ranks: u64, others: u64, product: u64, dp_given: bool) -> String {
+    if dp_given {
+        let filled = match ranks % others {
+            0 => format!(", or leave out --dp and {} replicas fill them", ranks / others),
+            _ => String::new(),
+        };
+        return format!("the axes make {product} ranks, not {ranks}; use --ranks {product}{filled}");
+    }
+    let below = ranks / others * others;
+    let fits = match below {
+        0 => format!("{others} or a multiple of it can"),
+        below => format!("{below} or {} can", below.saturating_add(others)),
+    };
+    format!("{ranks} ranks cannot be made of whole replicas of {others}; {fits}")
+}
+
+/// All ranks, servers included, without overflow.
+fn world(strategy: &Strategy) -> u64 {
+    [strategy.dp, strategy.tp, strategy.pp, strategy.cp]
+        .into_iter()
+        .fold(1u64, |product, size| product.saturating_mul(size.into()))
+        .saturating_add(strategy.sync.servers().into())
+}
+
+/// A value that is one of some words; none if the flag is absent or wrong.
+fn word<T>(flag: &str, text: &Option<String>, problems: &mut Problems) -> Option<T>
+where
+    T: FromStr,
+    T::Err: fmt::Display,
+{
+    let text = text.as_deref()?;
+    text.parse().map_err(|error: T::Err| problems.say(flag, error.to_string())).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CANONICAL: Defaults = Defaults { dtype: DType::F32, order: Order::Canonical };
+
+    fn flags(pairs: &[(&str, &str)]) -> StrategyFlags {
+        let mut flags = StrategyFlags { model: Some("mini".to_owned()), ..Default::default() };
+        for (name, value) in pairs {
+            let field = match *name {
+                "model" => &mut flags.model,
+                "ranks" => &mut flags.ranks,
+                "dp" => &mut flags.dp,
+                "tp" => &mut flags.tp,
+                "pp" => &mut flags.pp,
+                "cp" => &mut flags.cp,
+                "global-batch" => &mut flags.global_batch,
+                "micro-batch" => &mut flags.micro_batch,
+                "seq" => &mut flags.seq,
+                "leaves" => &mut flags.leaves,
+                "schedule" => &mut flags.schedule,
+                "compress" => &mut flags.compress,
+                "sync" => &mut flags.sync,
+                other => panic!("{other}"),
+            };
+            *field = Some((*value).to_owned());
+        }
+        flags
+    }
+
+    fn checked(pairs: &[(&str, &str)]) -> Result<Strategy, String> {
+        let mut problems = Problems::default();
+        let request = flags(pairs).check(CANONICAL, None, &mut problems);
+        request.map(|request| request.plan.strategy).ok_or(problems.to_string())
+    }
+
+    #[test]
+    fn one_rank_is_the_default_and_ranks_fill_replicas() {
+        let alone = checked(&[]).unwrap();
+        assert_eq!((alone.dp, alone.global_batch, alone.seq, alone.leaves), (1, 1, 64, 1));
+        let filled = checked(&[("ranks", "8"), ("tp", "2"), ("micro-batch", "3")]).unwrap();
+        assert_eq!((filled.dp, filled.global_batch, filled.leaves), (4, 12, 4));
+        assert_eq!(checked(&[("ranks", "4"), ("dp", "4")]).unwrap().dp, 4);
+    }
+
+    #[test]
+    fn ranks_that_do_not_fit_say_what_would() {
+        assert_eq!(
+            checked(&[("ranks", "6"), ("tp", "4")]).unwrap_err(),
+            "error: --ranks: 6 ranks cannot be made of whole replicas of 4; 4 or 8 can"
+        );
+        assert_eq!(
+            checked(&[("ranks", "8"), ("tp", "2"), ("dp", "2")]).unwrap_err(),
+            "error: --ranks: the axes make 4 ranks, not 8; use --ranks 4, or leave out --dp and 4 \
+             replicas fill them"
+        );
+    }
+
+    #[test]
+    fn problems_of_flags_and_of_the_plan_are_told_together() {
+        let told = checked(&[
+            ("tp", "3"),
+            ("pp", "100"),
+            ("global-batch", "x"),
+            ("compress", "int8"),
+            ("schedule", "dualpipev"),
+        ])
+        .unwrap_err();
+        for flag in ["--tp: 3", "--pp: 100", "--global-batch: 'x'", "--compress", "--schedule"] {
+            assert!(told.contains(&format!("\n  {flag}")), "{flag}\n{told}");
+        }
+    }
+
+    #[test]
+    fn absurd_products_do_not_overflow() {
+        let most = MAX_RANKS.to_string();
+        let all = ["dp", "tp", "pp", "cp"].map(|axis| (axis, most.as_str()));
+        assert!(checked(&all).unwrap_err().contains("at most 16777216 can be planned"));
+        let samples = MAX_SAMPLES.to_string();
+        let told = checked(&[
+            ("dp", "16777216"),
+            ("micro-batch", &samples),
+            ("global-batch", &samples),
+            ("seq", "268435456"),
+            ("leaves", "4294967295"),
+        ]);
+        assert!(told.is_err());
+        assert!(checked(&[("sync", "ps:4096"), ("dp", "16777216")]).is_err());
+    }
+
+    #[test]
+    fn a_cluster_decides_the_type() {
+        let on = |name| {
+            let cluster = paceline_sim::cluster::preset::get(name).unwrap();
+            Defaults::for_cluster(Some(&cluster), Order::Free).dtype
+        };
+        assert_eq!(on("dgx-a100"), DType::Bf16);
+        assert_eq!(on("dgx1-v100"), DType::F16);
+        assert_eq!(on("laptop"), DType::F32);
+        assert_eq!(Defaults::for_cluster(None, Order::Free).dtype, DType::Bf16);
+    }
+}

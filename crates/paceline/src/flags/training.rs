@@ -1,0 +1,207 @@
+//! How long, how fast and on what: the flags of `train` beside the strategy.
+
+use super::{Problems, real, whole};
+use clap::Args;
+use std::path::PathBuf;
+
+/// A run's settings, as they were written.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Training")]
+pub(crate) struct TrainingFlags {
+    /// Iterations to train [default: 100]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub iterations: Option<String>,
+    /// Learning rate after the warmup [default: 0.003]
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
+    pub lr: Option<String>,
+    /// Iterations over which the learning rate rises from zero [default: 10]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub warmup: Option<String>,
+    /// Share of the weights that decays with the learning rate [default: 0.01]
+    #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
+    pub weight_decay: Option<String>,
+    /// Scale gradients down to this norm; 0 leaves them [default: 1]
+    #[arg(long, value_name = "NORM", allow_negative_numbers = true)]
+    pub clip: Option<String>,
+    /// Seed of the first weights and of the data [default: 0]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub seed: Option<String>,
+    /// Directory of the run's files [default: runs/MODEL-NUMBER, the next free one]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+
+    /// What is trained on; only builtin is available yet
+    #[arg(long, value_name = "DATA", hide = true)]
+    pub data: Option<String>,
+    /// How text becomes tokens; only builtin is available yet
+    #[arg(long, value_name = "TOKENIZER", hide = true)]
+    pub tokenizer: Option<String>,
+    /// Checkpoints; not available yet
+    #[arg(long, value_name = "N", allow_negative_numbers = true, hide = true)]
+    pub save_every: Option<String>,
+    /// Checkpoints; not available yet
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub resume: Option<String>,
+    /// Weights of a Hugging Face model; not available yet
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub init_from: Option<String>,
+    /// Weights for Hugging Face; not available yet
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub export_hf: Option<String>,
+    /// Threads that compute for one rank; only 1 is available yet
+    #[arg(long, value_name = "N", allow_negative_numbers = true, hide = true)]
+    pub threads_per_rank: Option<String>,
+    /// How ranks exchange bytes; only auto and thread are available yet
+    #[arg(long, value_name = "TRANSPORT", hide = true)]
+    pub transport: Option<String>,
+    /// Restarts after a failure; only 0 is available yet
+    #[arg(long, value_name = "N", allow_negative_numbers = true, hide = true)]
+    pub max_restarts: Option<String>,
+    /// Going on with fewer ranks; not available yet
+    #[arg(long, hide = true)]
+    pub elastic: bool,
+    /// Who starts the ranks; only local is available yet
+    #[arg(long, value_name = "HOW", hide = true)]
+    pub launch: Option<String>,
+}
+
+/// A run's settings.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Training {
+    /// Iterations to train.
+    pub iterations: u32,
+    /// Learning rate after the warmup.
+    pub lr: f64,
+    /// Iterations of linear warmup.
+    pub warmup: u32,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// The norm to which gradients are scaled down.
+    pub clip: Option<f64>,
+    /// Seed of weights and data.
+    pub seed: u64,
+    /// Where the run's files go, if the user said.
+    pub out: Option<PathBuf>,
+}
+
+impl Default for Training {
+    /// What suits the small built-in models on the built-in text.
+    fn default() -> Self {
+        Self {
+            iterations: 100,
+            lr: 3e-3,
+            warmup: 10,
+            weight_decay: 0.01,
+            clip: Some(1.0),
+            seed: 0,
+            out: None,
+        }
+    }
+}
+
+impl TrainingFlags {
+    /// Checks every flag; `defaults` hold where one is absent.
+    pub(crate) fn check(&self, defaults: &Training, problems: &mut Problems) -> Training {
+        self.not_yet(problems);
+        let mut count = |flag, text: &Option<String>, least, default: u32| {
+            let most = u64::from(u32::MAX - 1);
+            let found = whole(flag, text.as_deref(), least..=most, problems);
+            found.and_then(|n| u32::try_from(n).ok()).unwrap_or(default)
+        };
+        let iterations = count("--iterations", &self.iterations, 1, defaults.iterations);
+        let warmup = count("--warmup", &self.warmup, 0, defaults.warmup);
+        let mut number = |flag, text: &Option<String>, most| {
+            real(flag, text.as_deref(), 0.0..=most, problems)
+        };
+        let lr = number("--lr", &self.lr, 1e3).unwrap_or(defaults.lr);
+        let weight_decay =
+            number("--weight-decay", &self.weight_decay, 1e3).unwrap_or(defaults.weight_decay);
+        let clip = match number("--clip", &self.clip, 1e9) {
+            Some(norm) => (norm > 0.0).then_some(norm),
+            None => defaults.clip,
+        };
+        let seed = whole("--seed", self.seed.as_deref(), 0..=u64::MAX, problems);
+        let out = self.out.clone().or_else(|| defaults.out.clone());
+        if out.as_ref().is_some_and(|out| out.exists() && !out.is_dir()) {
+            problems.say("--out", "exists and is not a directory");
+        }
+        let seed = seed.unwrap_or(defaults.seed);
+        Training { iterations, lr, warmup, weight_decay, clip, seed, out }
+    }
+
+    /// Flags of the contract whose only value today is the one that changes nothing.
+    fn not_yet(&self, problems: &mut Problems) {
+        let none: &[&str] = &[];
+        let elastic = self.elastic.then(|| "true".to_owned());
+        for (flag, given, available) in [
+            ("--data", &self.data, &["builtin"][..]),
+            ("--tokenizer", &self.tokenizer, &["builtin"]),
+            ("--save-every", &self.save_every, none),
+            ("--resume", &self.resume, none),
+            ("--init-from", &self.init_from, none),
+            ("--export-hf", &self.export_hf, none),
+            ("--threads-per-rank", &self.threads_per_rank, &["1"]),
+            ("--transport", &self.transport, &["auto", "thread"]),
+            ("--max-restarts", &self.max_restarts, &["0"]),
+            ("--elastic", &elastic, none),
+            ("--launch", &self.launch, &["local"]),
+        ] {
+            let Some(text) = given.as_deref().filter(|text| !available.contains(text)) else {
+                continue;
+            };
+            let message = match available {
+                [] => "is not available yet".to_owned(),
+                [one] => format!("'{text}' is not available yet; only {one} is"),
+                some => format!("'{text}' is not available yet; {} are", some.join(" and ")),
+            };
+            problems.say(flag, message);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(change: impl FnOnce(&mut TrainingFlags)) -> Result<Training, String> {
+        let mut flags = TrainingFlags::default();
+        change(&mut flags);
+        let mut problems = Problems::default();
+        let training = flags.check(&Training::default(), &mut problems);
+        if problems.is_empty() { Ok(training) } else { Err(problems.to_string()) }
+    }
+
+    #[test]
+    fn silence_means_the_defaults_and_flags_change_them() {
+        assert_eq!(checked(|_| {}), Ok(Training::default()));
+        let text = |text: &str| Some(text.to_owned());
+        let changed = checked(|flags| {
+            flags.iterations = text("7");
+            flags.clip = text("0");
+            flags.seed = text("18446744073709551615");
+        });
+        let expected =
+            Training { iterations: 7, clip: None, seed: u64::MAX, ..Training::default() };
+        assert_eq!(changed, Ok(expected));
+    }
+
+    #[test]
+    fn what_is_not_available_is_never_ignored() {
+        let text = |text: &str| Some(text.to_owned());
+        let told = checked(|flags| {
+            flags.transport = text("tcp");
+            flags.resume = text("old");
+            flags.elastic = true;
+            flags.launch = text("mpi");
+            flags.data = text("builtin");
+            flags.lr = text("nan");
+        })
+        .unwrap_err();
+        assert_eq!(told.lines().count(), 6, "{told}");
+        assert!(
+            told.contains("--transport: 'tcp' is not available yet; auto and thread are"),
+            "{told}"
+        );
+        assert!(told.contains("--resume: is not available yet"), "{told}");
+    }
+}

@@ -1,0 +1,55 @@
+//! Files that are there whole or not at all.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// Writes a file through a temporary one beside it, so that no reader, and no crash, ever meets half
+/// of it. Missing directories are made.
+pub(crate) fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    fs::create_dir_all(folder)?;
+    let mut hidden = std::ffi::OsString::from(".");
+    hidden.push(name);
+    hidden.push(format!(".{}.partial", std::process::id()));
+    let partial = folder.join(hidden);
+    let written = File::create(&partial)
+        .and_then(|mut file| {
+            file.write_all(contents)?;
+            file.sync_all()
+        })
+        .and_then(|()| fs::rename(&partial, path));
+    if written.is_err() {
+        // The first error is the one worth telling.
+        let _ = fs::remove_file(&partial);
+        return written;
+    }
+    // The new name is on disk only when the directory is; not every system can be asked for that.
+    if let Ok(folder) = File::open(folder) {
+        let _ = folder.sync_all();
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_whole_and_nothing_is_left_beside_it() {
+        let folder = std::env::temp_dir().join(format!("paceline-atomic-{}", std::process::id()));
+        let path = folder.join("deep").join("file.txt");
+        write(&path, b"first").unwrap();
+        write(&path, b"second").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"second");
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+        let blocked = path.join("below-a-file");
+        assert!(write(&blocked, b"x").is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"second");
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

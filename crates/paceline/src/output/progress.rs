@@ -1,0 +1,61 @@
+//! The live line of a run.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::{self, IsTerminal, Write};
+
+/// What a run shows while it goes: a line that is redrawn on a terminal, a few plain lines
+/// elsewhere. Either goes to standard error.
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    terminal: bool,
+    total: u32,
+    floor: Option<f64>,
+}
+
+/// Plain lines of a whole run.
+const PLAIN_LINES: u32 = 10;
+
+impl Progress {
+    /// A run of so many iterations, whose loss cannot fall below `floor`.
+    pub(crate) fn new(total: u32, floor: Option<f64>) -> Self {
+        let terminal = io::stderr().is_terminal();
+        let bar = if terminal { ProgressBar::new(total.into()) } else { ProgressBar::hidden() };
+        let style = ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}  {eta} left");
+        if let Ok(style) = style {
+            bar.set_style(style.progress_chars("━╸─"));
+        }
+        Self { bar, terminal, total, floor }
+    }
+
+    /// An iteration is done.
+    pub(crate) fn advance(&self, iteration: u32, loss: f32, tokens_per_s: f64) {
+        let floor = match self.floor {
+            Some(floor) => format!(" (floor {floor:.3})"),
+            None => String::new(),
+        };
+        let message = format!("loss {loss:.4}{floor}  {} tokens/s", thousands(tokens_per_s));
+        if self.terminal {
+            self.bar.set_message(message);
+            self.bar.set_position(iteration.into());
+            return;
+        }
+        let every = self.total.div_ceil(PLAIN_LINES).max(1);
+        if iteration == 1 || iteration.is_multiple_of(every) || iteration == self.total {
+            let _ = writeln!(io::stderr(), "iteration {iteration}/{}  {message}", self.total);
+        }
+    }
+
+    /// The run is over: the line goes, what follows takes its place.
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// A rate with three digits or so: 941, 12.3k, 4.56M.
+pub(crate) fn thousands(value: f64) -> String {
+    match value {
+        v if v >= 1e6 => format!("{:.2}M", v / 1e6),
+        v if v >= 1e4 => format!("{:.1}k", v / 1e3),
+        v => format!("{v:.0}"),
+    }
+}

@@ -1,0 +1,249 @@
+//! The directory of a run: what is in it, and how it is read back.
+//!
+//! | file | what |
+//! |---|---|
+//! | `run.json` | model, strategy, settings, every iteration's loss and time, memory |
+//! | `measured.json` | the executor's trace of the last iterations |
+//! | `simulated.json` | the simulator's trace of the same plan |
+//! | `trace.json` | both, for Perfetto and Chrome |
+//! | `report.html` | both, for people |
+
+use super::write;
+use crate::flags::Problems;
+use paceline_plan::model::Model;
+use paceline_plan::strategy::Strategy;
+use paceline_plan::trace::Trace;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What a run was and how it went.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct RunRecord {
+    /// The layout of this file; a later layout has a higher number.
+    pub format: u32,
+    /// What was trained.
+    pub model: ModelRecord,
+    /// How it was cut and scheduled.
+    pub strategy: Strategy,
+    /// The cluster that the prediction is for.
+    pub cluster: String,
+    /// Iterations asked for.
+    pub iterations_asked: u32,
+    /// Learning rate after the warmup.
+    pub lr: f64,
+    /// Iterations of linear warmup.
+    pub warmup: u32,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// The norm to which gradients were scaled down.
+    pub clip: Option<f64>,
+    /// Seed of weights and data.
+    pub seed: u64,
+    /// Every iteration, from the first.
+    pub iterations: Vec<IterationRecord>,
+    /// The lowest mean loss that the data allows, in nats per token.
+    pub floor: Option<f64>,
+    /// The simulator's iteration.
+    pub predicted_iteration_s: Option<f64>,
+    /// The median iteration, the first left out where there are others.
+    pub measured_iteration_s: Option<f64>,
+    /// Tokens a second at that pace.
+    pub tokens_per_s: Option<f64>,
+    /// Measured peak memory of each rank, where the system tells it.
+    pub peak_bytes: Option<Vec<u64>>,
+    /// Planned peak memory of each rank.
+    pub planned_peak_bytes: Vec<u64>,
+    /// The planned memory of each role.
+    pub memory: Vec<MemoryRecord>,
+    /// What the reader should know before trusting the rest.
+    pub warnings: Vec<String>,
+    /// Whether the user ended the run early.
+    pub stopped: bool,
+    /// What ended the run, if it failed.
+    pub failed: Option<String>,
+    /// Whether there is a `measured.json`.
+    pub measured: bool,
+    /// Whether there is a `simulated.json`.
+    pub simulated: bool,
+}
+
+/// A model in numbers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ModelRecord {
+    /// Its name.
+    pub name: String,
+    /// Its family.
+    pub kind: String,
+    /// Trained parameters, tied ones once.
+    pub params: u64,
+    /// Layers.
+    pub layers: u64,
+    /// Width of the residual stream.
+    pub d_model: u64,
+    /// Query heads.
+    pub heads: u64,
+    /// Heads of keys and values.
+    pub kv_heads: u64,
+    /// Inner width of the feed-forward network.
+    pub ffn: u64,
+    /// Tokens of a sample.
+    pub seq: u64,
+    /// Tokens of the vocabulary.
+    pub vocab: u64,
+    /// Whether the head uses the token embedding.
+    pub tied: bool,
+}
+
+impl From<&Model> for ModelRecord {
+    fn from(model: &Model) -> Self {
+        Self {
+            name: model.name().to_owned(),
+            kind: model.kind.name().to_owned(),
+            params: model.parameters(),
+            layers: model.layers,
+            d_model: model.d_model,
+            heads: model.heads,
+            kv_heads: model.kv_heads,
+            ffn: model.ffn,
+            seq: model.seq,
+            vocab: model.vocab,
+            tied: model.tied,
+        }
+    }
+}
+
+/// One iteration. A loss that is not finite has no JSON number; it is absent.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct IterationRecord {
+    /// Mean loss of a token.
+    pub loss: Option<f32>,
+    /// Norm of the gradient, before clipping.
+    pub grad_norm: Option<f32>,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// What one kind of buffer takes on the ranks of one role.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct MemoryRecord {
+    /// The role's name.
+    pub role: String,
+    /// Parameters, gradients and so on.
+    pub kind: String,
+    /// Bytes on each rank of the role.
+    pub bytes: u64,
+}
+
+impl RunRecord {
+    /// The layout written today.
+    pub(crate) const FORMAT: u32 = 1;
+
+    /// The losses, with NaN for those that are not finite.
+    pub(crate) fn losses(&self) -> Vec<f32> {
+        self.iterations.iter().map(|i| i.loss.unwrap_or(f32::NAN)).collect()
+    }
+}
+
+/// A run's directory.
+#[derive(Clone, Debug)]
+pub(crate) struct RunDir {
+    path: PathBuf,
+}
+
+impl RunDir {
+    /// The directory that the user named, or the next free one for the model, made now: whoever
+    /// cannot write finds out before training, not after.
+    pub(crate) fn create(named: Option<&Path>, model: &str) -> io::Result<Self> {
+        let path = match named {
+            Some(path) => {
+                fs::create_dir_all(path)?;
+                path.to_owned()
+            }
+            None => next_free(model)?,
+        };
+        let probe = path.join(".writable");
+        fs::write(&probe, b"")?;
+        fs::remove_file(&probe)?;
+        Ok(Self { path })
+    }
+
+    /// A directory that should hold a run.
+    pub(crate) fn existing(path: &Path) -> Self {
+        Self { path: path.to_owned() }
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// One of its files.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Writes one of its files, whole or not at all.
+    pub(crate) fn write(&self, name: &str, contents: &str) -> io::Result<()> {
+        let named = |e: io::Error| {
+            io::Error::new(e.kind(), format!("{} cannot be written: {e}", self.file(name).display()))
+        };
+        write(&self.file(name), contents.as_bytes()).map_err(named)
+    }
+
+    /// Removes one of its files if an earlier run left it here.
+    pub(crate) fn remove(&self, name: &str) {
+        let _ = fs::remove_file(self.file(name));
+    }
+
+    /// The run's record, or what is wrong with it.
+    pub(crate) fn record(&self, problems: &mut Problems) -> Option<RunRecord> {
+        let text = self.read("run.json", problems)?;
+        let place = self.file("run.json").display().to_string();
+        let record: RunRecord = serde_json::from_str(&text)
+            .map_err(|error| problems.located(format!("{place}: not a run's record: {error}")))
+            .ok()?;
+        if record.format > RunRecord::FORMAT {
+            problems.located(format!(
+                "{place}: written in layout {}, this version reads up to {}; use a newer paceline",
+                record.format,
+                RunRecord::FORMAT
+            ));
+            return None;
+        }
+        Some(record)
+    }
+
+    /// A trace that the record promises, or what is wrong with it.
+    pub(crate) fn trace(&self, name: &str, problems: &mut Problems) -> Option<Trace> {
+        let text = self.read(name, problems)?;
+        Trace::from_json(&text)
+            .map_err(|e| problems.located(format!("{}: {e}", self.file(name).display())))
+            .ok()
+    }
+
+    fn read(&self, name: &str, problems: &mut Problems) -> Option<String> {
+        let path = self.file(name);
+        fs::read_to_string(&path)
+            .map_err(|error| problems.located(format!("{}: {error}", path.display())))
+            .ok()
+    }
+}
+
+/// Claims `runs/MODEL-001` or the first number after it that is free.
+fn next_free(model: &str) -> io::Result<PathBuf> {
+    let name: String =
+        model.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '-' }).collect();
+    let runs = Path::new("runs");
+    fs::create_dir_all(runs)?;
+    for number in 1..=99_999 {
+        let path = runs.join(format!("{name}-{number:03}"));
+        match fs::create_dir(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::other(format!("runs/{name}-99999 is taken; clear the directory or use --out")))
+}

@@ -1,0 +1,91 @@
+//! What a person should know about a plan before running it.
+
+use super::table::percent;
+use paceline_plan::collective::Order;
+use paceline_plan::program::Plan;
+use paceline_plan::strategy::Zero;
+use paceline_plan::summary::Summary;
+use paceline_sim::cluster::Cluster;
+
+/// A bubble above this share is worth a word.
+const LARGE_BUBBLE: f64 = 0.25;
+
+/// Everything about the plan, and about it on a cluster, that a person may not have meant.
+pub(crate) fn warnings(plan: &Plan, summary: &Summary, cluster: Option<&Cluster>) -> Vec<String> {
+    let s = &plan.strategy;
+    let mut warnings = Vec::new();
+    if let Some(cluster) = cluster {
+        on_cluster(plan, summary, cluster, &mut warnings);
+    }
+    if s.zero >= Zero::Gradients
+        && s.order == Order::Canonical
+        && s.microbatches() > 1
+        && plan.mesh.replicas() > 1
+    {
+        warnings.push(format!(
+            "--zero {} with --order canonical keeps whole gradients, because the {} microbatches \
+             of a replica are summed before replicas exchange; --order free deals gradients out",
+            s.zero,
+            s.microbatches()
+        ));
+    }
+    if s.pp > 1 && summary.bubble_fraction > LARGE_BUBBLE {
+        warnings.push(format!(
+            "the pipeline is idle {} of the time: {} microbatches on {} stages; a larger \
+             --global-batch or a smaller --micro-batch shrinks the bubble",
+            percent(summary.bubble_fraction),
+            s.microbatches(),
+            s.pp
+        ));
+    }
+    warnings
+}
+
+fn on_cluster(plan: &Plan, summary: &Summary, cluster: &Cluster, warnings: &mut Vec<String>) {
+    let s = &plan.strategy;
+    let memory = cluster.device.memory;
+    if summary.peak_bytes > memory {
+        let remedies = remedies(plan);
+        warnings.push(format!(
+            "does not fit: the fullest role needs {}, a {} has {memory}{remedies}",
+            summary.peak_bytes, cluster.device.name
+        ));
+    }
+    if !cluster.device.supports(s.dtype) {
+        warnings.push(format!(
+            "a {} has no unit for {}: products are computed in a wider type",
+            cluster.device.name, s.dtype
+        ));
+    }
+    // Tensor-parallel groups are runs of neighbouring ranks, so they stay inside the innermost
+    // dimension only where it holds a whole number of them.
+    if let Some(inner) = cluster.dimensions.first()
+        && s.tp > 1
+        && !inner.size.is_multiple_of(s.tp)
+        && plan.mesh.world() > inner.size
+    {
+        warnings.push(format!(
+            "tensor-parallel groups of {} reach beyond {} ({} devices): their all_reduces will \
+             dominate; use a --tp that divides {}",
+            s.tp, inner.name, inner.size, inner.size
+        ));
+    }
+}
+
+/// What saves memory and has not been asked for.
+fn remedies(plan: &Plan) -> String {
+    use paceline_plan::strategy::Recompute;
+    let s = &plan.strategy;
+    let mut remedies = Vec::new();
+    if s.recompute != Recompute::Full {
+        remedies.push("--recompute full");
+    }
+    if s.zero < Zero::Optimizer && plan.mesh.replicas() > 1 {
+        remedies.push("--zero 1");
+    }
+    if s.micro_batch > 1 {
+        remedies.push("a smaller --micro-batch");
+    }
+    remedies.extend(["more --tp", "more --pp"]);
+    format!("; {} would save memory", remedies.join(", "))
+}

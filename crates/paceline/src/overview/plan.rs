@@ -1,0 +1,210 @@
+//! A plan in one screen.
+
+use super::table::{count, cut, percent, table};
+use crate::output::ModelRecord;
+use paceline_plan::collective::Order;
+use paceline_plan::program::{MemoryKind, Plan};
+use paceline_plan::strategy::{Recompute, Sync, Zero};
+use paceline_plan::summary::Summary;
+use paceline_plan::units::Bytes;
+use std::fmt::Write;
+
+/// Roles shown before the middle ones are left out.
+const ROLES: usize = 8;
+/// Columns that a role's name may take.
+const ROLE_WIDTH: usize = 64;
+
+/// What is planned, as pairs of a word and its explanation.
+pub(crate) fn facts(model: &ModelRecord, plan: &Plan) -> Vec<(String, String)> {
+    let s = &plan.strategy;
+    let fact = |name: &str, text: String| (name.to_owned(), text);
+    let tied = if model.tied { ", tied head" } else { "" };
+    let shape = format!(
+        "{} ({}): {} parameters, {} layers of width {}{tied}",
+        model.name,
+        model.kind,
+        count(model.params),
+        model.layers,
+        model.d_model
+    );
+    let batch = format!(
+        "{} samples of {} tokens: {} × {} of {}",
+        count(s.global_batch),
+        count(s.seq),
+        plural(s.dp.into(), "replica"),
+        plural(s.microbatches().into(), "microbatch"),
+        s.micro_batch
+    );
+    let mut types = format!("{} weights and activations, {} gradients", s.dtype, s.grad_dtype);
+    if s.recompute != Recompute::None {
+        types += &format!(", {} recomputation", s.recompute);
+    }
+    let schedule = match s.pp {
+        1 => "one stage".to_owned(),
+        pp => {
+            let stages = u64::from(pp) * u64::from(s.schedule.chunks());
+            format!("{}, {stages} stages", s.schedule)
+        }
+    };
+    vec![
+        fact("model", shape),
+        fact("mesh", mesh(plan)),
+        fact("batch", batch),
+        fact("types", types),
+        fact("update", update(plan)),
+        fact("schedule", schedule),
+    ]
+}
+
+fn mesh(plan: &Plan) -> String {
+    let mesh = &plan.mesh;
+    let axes = [("pp", mesh.pp), ("dp", mesh.dp), ("cp", mesh.cp), ("tp", mesh.tp)];
+    let used: Vec<String> =
+        axes.iter().filter(|axis| axis.1 > 1).map(|(name, size)| format!("{name} {size}")).collect();
+    let mut text = plural(mesh.world().into(), "rank");
+    if !used.is_empty() {
+        text += &format!(" = {}", used.join(" × "));
+    }
+    if plan.strategy.sp {
+        text += ", sequence-parallel";
+    }
+    if mesh.servers > 0 {
+        text += &format!(" + {}", plural(mesh.servers.into(), "parameter server"));
+    }
+    text
+}
+
+fn update(plan: &Plan) -> String {
+    let s = &plan.strategy;
+    let mut text = s.optimizer.to_string();
+    if s.zero != Zero::None {
+        text += &format!(", ZeRO-{}", s.zero.stage());
+    }
+    match s.sync {
+        Sync::Servers(_) => text += &format!(", gradients to {}", s.sync),
+        Sync::AllReduce if plan.mesh.replicas() > 1 => {
+            let overlap = if s.overlap { "beside compute" } else { "after compute" };
+            text += &format!(
+                ", gradients reduced {overlap} in buckets of {} ({})",
+                s.bucket, s.collective
+            );
+        }
+        Sync::AllReduce => {}
+    }
+    match s.order {
+        Order::Canonical if plan.mesh.replicas() > 1 => {
+            text += &format!(", summed over {}", plural(s.leaves.into(), "leaf"));
+        }
+        Order::Canonical | Order::Free => {}
+    }
+    text
+}
+
+/// The whole plan, at most 40 lines of 100 columns.
+pub(crate) fn plan_text(
+    model: &ModelRecord,
+    plan: &Plan,
+    summary: &Summary,
+    device: Option<(&str, Bytes)>,
+    warnings: &[String],
+) -> String {
+    let mut out = String::new();
+    let mut facts = facts(model, plan);
+    if plan.mesh.pp > 1
+        && let Some((_, schedule)) = facts.last_mut()
+    {
+        *schedule += &format!("; idle {} at best", percent(summary.bubble_fraction));
+    }
+    // Writing to a string cannot fail.
+    let _ = write_plan(&mut out, &facts, plan, summary, device);
+    for warning in warnings {
+        for (index, line) in wrap(warning, 90).iter().enumerate() {
+            let lead = if index == 0 { "warning: " } else { "         " };
+            out += &format!("{lead}{line}\n");
+        }
+    }
+    out
+}
+
+fn write_plan(
+    out: &mut String,
+    facts: &[(String, String)],
+    plan: &Plan,
+    summary: &Summary,
+    device: Option<(&str, Bytes)>,
+) -> std::fmt::Result {
+    for (name, text) in facts {
+        writeln!(out, "{name:<9} {}", cut(text, 90))?;
+    }
+    writeln!(out)?;
+
+    let role = |role: usize| {
+        let program = &plan.programs[role];
+        let ops = count(program.body.nodes.len() as u64);
+        vec![cut(&program.name, ROLE_WIDTH), ops, program.memory.total().to_string()]
+    };
+    let roles = plan.programs.len();
+    let shown: Vec<Vec<String>> = if roles <= ROLES {
+        (0..roles).map(role).collect()
+    } else {
+        let (head, tail) = (ROLES / 2, roles - (ROLES / 2 - 1));
+        let between = vec![format!("… {} more roles", tail - head)];
+        (0..head).map(role).chain([between]).chain((tail..roles).map(role)).collect()
+    };
+    writeln!(out, "{}", table(&["role", "ops", "memory"], 1, shown))?;
+
+    let fullest = plan.programs.get(summary.fullest).map_or("", |program| &program.name);
+    let short = fullest.split_once(" (").map_or(fullest, |(short, _)| short);
+    writeln!(out, "memory of {short}, the fullest role")?;
+    for kind in MemoryKind::ALL {
+        let bytes = summary.memory.of(kind);
+        let share = bytes.as_f64() / summary.peak_bytes.as_f64().max(1.0);
+        let (text, share) = (bytes.to_string(), percent(share));
+        writeln!(out, "  {:<14}{text:>10}  {share:>7}", kind.name())?;
+    }
+    let of = match device {
+        Some((name, memory)) => format!("  of {memory} on a {name}"),
+        None => String::new(),
+    };
+    writeln!(out, "  {:<14}{:>10}{of}\n", "all", summary.peak_bytes.to_string())?;
+
+    if summary.traffic.is_empty() {
+        return writeln!(out, "nothing is sent between ranks");
+    }
+    let rows = summary.traffic.iter().map(|(axis, sent)| {
+        vec![(*axis).to_owned(), count(sent.messages), sent.bytes.to_string()]
+    });
+    let rows: Vec<_> = rows.collect();
+    writeln!(out, "sent by one rank in an iteration, at most")?;
+    for line in table(&["axis", "messages", "bytes"], 1, rows).lines() {
+        writeln!(out, "  {line}")?;
+    }
+    Ok(())
+}
+
+fn plural(number: u64, noun: &str) -> String {
+    let noun = match (number, noun) {
+        (1, noun) => noun.to_owned(),
+        (_, "leaf") => "leaves".to_owned(),
+        (_, noun) if noun.ends_with("ch") => format!("{noun}es"),
+        (_, noun) => format!("{noun}s"),
+    };
+    format!("{} {noun}", count(number))
+}
+
+/// A text in lines of at most so many columns, broken between words.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let last = lines.last_mut().expect("there is always a line");
+        if last.is_empty() {
+            last.push_str(word);
+        } else if last.chars().count() + 1 + word.chars().count() <= width {
+            last.push(' ');
+            last.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
+}

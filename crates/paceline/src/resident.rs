@@ -1,0 +1,54 @@
+//! How much memory the process has really used.
+
+use std::fs;
+
+/// A measurement that runs from its start to its end.
+pub(crate) struct Resident {
+    before: Option<u64>,
+}
+
+impl Resident {
+    /// Starts measuring: what is resident now does not count.
+    pub(crate) fn start() -> Self {
+        // Resets the peak, so that planning does not count; where the system does not let us, the
+        // peak is an upper bound.
+        let _ = fs::write("/proc/self/clear_refs", "5");
+        Self { before: status("VmRSS:") }
+    }
+
+    /// The most that became resident since, shared among ranks in proportion to what each planned;
+    /// none where the system does not tell.
+    ///
+    /// Ranks are threads of one process, so that only their sum can be measured.
+    pub(crate) fn per_rank(&self, planned: &[u64]) -> Option<Vec<u64>> {
+        let grown = status("VmHWM:")?.saturating_sub(self.before?);
+        let total: u128 = planned.iter().map(|bytes| u128::from(*bytes)).sum();
+        let share = |bytes: &u64| match total {
+            0 => grown / planned.len().max(1) as u64,
+            total => (u128::from(grown) * u128::from(*bytes) / total) as u64,
+        };
+        Some(planned.iter().map(share).collect())
+    }
+}
+
+/// A line of the kernel's account of this process, in bytes.
+fn status(field: &str) -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_touched_is_counted_and_shared_in_proportion() {
+        let resident = Resident::start();
+        let touched = vec![1u8; 64 << 20];
+        let ranks = resident.per_rank(&[3, 1]).unwrap();
+        assert!(std::hint::black_box(&touched).iter().all(|byte| *byte == 1));
+        assert!(ranks[0] >= 40 << 20, "{ranks:?}");
+        assert!(ranks[0].abs_diff(3 * ranks[1]) < 8, "{ranks:?}");
+    }
+}

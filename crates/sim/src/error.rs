@@ -1,0 +1,65 @@
+//! Why a plan could not be timed.
+
+use crate::network::NoPath;
+use paceline_plan::collective::CollectiveError;
+use paceline_plan::ids::{OpId, Rank};
+use thiserror::Error;
+
+/// Why a plan could not be timed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum SimError {
+    /// There are more ranks than devices.
+    #[error(
+        "the plan has {ranks} ranks and cluster {cluster} has {devices} devices; use a cluster \
+         with {ranks} or more, such as --cluster NAME:HOSTS with more hosts"
+    )]
+    TooFewDevices {
+        /// Ranks of the plan, servers included.
+        ranks: u64,
+        /// Devices of the cluster.
+        devices: u64,
+        /// The cluster's name.
+        cluster: String,
+    },
+    /// Two ranks that must talk cannot.
+    #[error("rank {rank} ({role}), op {op} '{what}': {source}")]
+    NoPath {
+        /// The role's first rank.
+        rank: Rank,
+        /// The role's name.
+        role: String,
+        /// The op in the role's body.
+        op: OpId,
+        /// The op in words.
+        what: String,
+        /// Between whom there is no way.
+        source: NoPath,
+    },
+    /// A collective that its algorithm cannot do; validation would have told.
+    #[error("rank {rank} ({role}), '{what}': {source}")]
+    Collective {
+        /// The role's first rank.
+        rank: Rank,
+        /// The role's name.
+        role: String,
+        /// The call's name.
+        what: String,
+        /// What is wrong with it.
+        source: CollectiveError,
+    },
+    /// The ranks wait for each other; validation would have told.
+    #[error(
+        "rank {rank} ({role}) waits for ever at op {op} '{what}': the ranks that it waits for never \
+         get there; `paceline plan` says which"
+    )]
+    Stuck {
+        /// The role's first rank.
+        rank: Rank,
+        /// The role's name.
+        role: String,
+        /// The op in the role's body.
+        op: OpId,
+        /// The op in words.
+        what: String,
+    },
+}

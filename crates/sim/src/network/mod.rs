@@ -1,0 +1,62 @@
+//! How long communication takes: one seam, behind which the backends stand.
+//!
+//! The engine decides when a message or a collective starts; a [`Network`] says how long it takes
+//! from there. [`Analytic`] answers from the topology alone, as if nothing else were under way.
+
+mod analytic;
+
+pub use analytic::Analytic;
+
+use paceline_plan::collective::{Cut, Pattern};
+use paceline_plan::ids::Rank;
+use paceline_plan::units::{Bytes, Seconds};
+use thiserror::Error;
+
+/// What the engine asks of a network.
+pub trait Network {
+    /// The time of one message, from the moment both sides stand ready to its last byte.
+    fn message(&self, from: Rank, to: Rank, bytes: Bytes) -> Result<Seconds, NoPath>;
+
+    /// The time of a collective, from the moment its last member joins to the end of the last one.
+    ///
+    /// `members` are the group's ranks in the group's order, as many as the pattern has.
+    fn collective(
+        &self,
+        pattern: &Pattern,
+        members: &[Rank],
+        vector: &Vector,
+    ) -> Result<Seconds, NoPath>;
+}
+
+/// The vector that a collective is about: the whole of it, also where a rank holds a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Vector {
+    /// Elements.
+    pub elements: u64,
+    /// Bytes of one element on the wire.
+    pub element: Bytes,
+    /// Parts are cut at multiples of this many elements.
+    pub block: u64,
+}
+
+impl Vector {
+    /// A vector of bytes that may be cut anywhere.
+    pub const fn of_bytes(bytes: Bytes) -> Self {
+        Self { elements: bytes.0, element: Bytes(1), block: 1 }
+    }
+
+    /// How a pattern cuts it.
+    fn cut(&self, pattern: &Pattern) -> Cut {
+        Cut { elements: self.elements, chunks: pattern.chunks(), block: self.block }
+    }
+}
+
+/// Two ranks that nothing joins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("rank {from} has no way to rank {to} on this cluster")]
+pub struct NoPath {
+    /// The sender.
+    pub from: Rank,
+    /// The receiver.
+    pub to: Rank,
+}
