@@ -324,12 +324,10 @@ impl<'a> Operands<'a> {
         self.views.f32(self.op.inputs.len() + i)
     }
 
-    #[expect(clippy::mut_from_ref, reason = "the views give every span out once")]
     fn gradient(&self, i: usize) -> &mut [f32] {
         self.views.take_f32(self.op.inputs.len() + i)
     }
 
-    #[expect(clippy::mut_from_ref, reason = "the views give every span out once")]
     fn output(&self, i: usize) -> &mut [f32] {
         self.views.take_f32(self.op.inputs.len() + self.op.params.len() + i)
     }

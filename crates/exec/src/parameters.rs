@@ -25,9 +25,11 @@ pub(crate) fn initialise(
         let span = memory.span(bucket.params, 0);
         for entry in &bucket.entries {
             let held = overlap(entry, &resting);
-            let at = entry.offset + held.start - resting.start..;
-            let at = at.start..at.start + (held.end - held.start);
-            memory.edit(within(span, at), |values| fill(entry, place, seed, &held, values))?;
+            if !held.is_empty() {
+                let start = entry.offset + held.start - resting.start;
+                let at = within(span, start..start + (held.end - held.start));
+                memory.edit(at, |values| fill(entry, place, seed, &held, values))?;
+            }
         }
     }
     Ok(())

@@ -1,13 +1,13 @@
 //! Which op may start: the order that lanes and `after` edges leave.
 
 use paceline_plan::ids::{LaneId, OpId};
-use paceline_plan::program::Section;
+use paceline_plan::program::{InFlight, Section};
 
 /// A section that is run again and again, and how far each of its lanes has got.
 ///
 /// An op may start once it stands at the head of its lane, the ops in its `after` list are done in
 /// the same pass, and the pass is open. A pass is complete when all of its ops are done, but for
-/// those that may stay in flight into the next.
+/// those that may stay in flight into the next; ops there that need them wait for them.
 #[derive(Debug)]
 pub(crate) struct Queue<'p> {
     section: &'p Section,
@@ -16,6 +16,8 @@ pub(crate) struct Queue<'p> {
     done: Vec<u64>,
     /// By op: whether it may stay in flight.
     may_last: Vec<bool>,
+    /// By op: the ops of the pass before that it waits for.
+    carried: Vec<Vec<OpId>>,
     /// How many ops of each pass must be done for it to be complete.
     required: u64,
     /// How many such ops are done, over all passes.
@@ -33,15 +35,17 @@ struct Lane {
 
 impl<'p> Queue<'p> {
     /// A section on so many lanes, of which no pass is open.
-    pub(crate) fn new(section: &'p Section, lanes: usize, in_flight: &[OpId]) -> Self {
+    pub(crate) fn new(section: &'p Section, lanes: usize, in_flight: &[InFlight]) -> Self {
         let mut by_lane: Vec<Lane> = Vec::new();
         by_lane.resize_with(lanes, Lane::default);
         for (at, node) in section.nodes.iter().enumerate() {
             by_lane[node.lane.index()].ops.push(OpId::from(at));
         }
         let mut may_last = vec![false; section.nodes.len()];
-        for op in in_flight {
+        let mut carried = vec![Vec::new(); section.nodes.len()];
+        for InFlight { op, before } in in_flight {
             may_last[op.index()] = true;
+            before.iter().for_each(|later| carried[later.index()].push(*op));
         }
         let required = may_last.iter().filter(|&&lasts| !lasts).count() as u64;
         Self {
@@ -49,6 +53,7 @@ impl<'p> Queue<'p> {
             lanes: by_lane,
             done: vec![0; section.nodes.len()],
             may_last,
+            carried,
             required,
             required_done: 0,
             opened: 0,
@@ -77,8 +82,10 @@ impl<'p> Queue<'p> {
     /// that op is finished.
     pub(crate) fn ready(&self, lane: LaneId) -> Option<(OpId, u64)> {
         let (op, pass) = self.head(lane)?;
-        let waits = self.section.after(op);
-        waits.iter().all(|earlier| self.done[earlier.index()] > pass).then_some((op, pass))
+        let times = |earlier: &OpId| self.done[earlier.index()];
+        let free = self.section.after(op).iter().all(|earlier| times(earlier) > pass)
+            && self.carried[op.index()].iter().all(|earlier| times(earlier) >= pass);
+        free.then_some((op, pass))
     }
 
     /// Notes that the head of a lane is done.
@@ -159,15 +166,21 @@ mod tests {
 
     #[test]
     fn what_may_stay_in_flight_does_not_hold_up_the_next_pass() {
-        let section = section(&[(0, &[]), (1, &[])]);
-        let mut queue = Queue::new(&section, 2, &[OpId(1)]);
+        let section = section(&[(0, &[]), (1, &[]), (0, &[])]);
+        let in_flight = [InFlight { op: OpId(1), before: vec![OpId(2)] }];
+        let mut queue = Queue::new(&section, 2, &in_flight);
         queue.open();
+        queue.finish(A);
+        assert_eq!(queue.ready(A), Some((OpId(2), 0)), "nothing to wait for in the first pass");
         queue.finish(A);
         assert!(queue.is_complete() && !queue.is_drained());
         queue.open();
         assert_eq!(queue.ready(A), Some((OpId(0), 1)));
+        queue.finish(A);
+        assert_eq!(queue.ready(A), None, "op 2 waits for op 1 of the pass before");
         assert_eq!(queue.ready(B), Some((OpId(1), 0)), "still of the first pass");
         queue.finish(B);
+        assert_eq!(queue.ready(A), Some((OpId(2), 1)));
         assert_eq!(queue.ready(B), Some((OpId(1), 1)));
     }
 

@@ -137,8 +137,12 @@ impl<'a> Rank<'a> {
         while self.run.horizon.begin(iteration) {
             body.open();
             self.drive(&mut body, SectionOf::Body, 0, Queue::is_complete)?;
-            tell(self.sight(iteration)?);
+            let sight = self.sight(iteration)?;
             iteration += 1;
+            if let Some(loss) = sight.loss.filter(|loss| !loss.is_finite()) {
+                return Err(ExecError::Diverged { iteration, loss });
+            }
+            tell(sight);
         }
         self.drive(&mut body, SectionOf::Body, 0, Queue::is_drained)?;
         self.once(&self.program.epilogue, SectionOf::Epilogue, iteration.saturating_sub(1))

@@ -44,6 +44,8 @@ pub fn train(
     };
     let cause = OnceLock::new();
     let mut reports = Reports::new(plan);
+    // What goes wrong with a thread itself comes before anything that ranks say about each other.
+    let mut broken = None;
     let remains = thread::scope(|scope| {
         let (tell, hear) = mpsc::channel();
         let mut threads = Vec::new();
@@ -58,9 +60,9 @@ pub fn train(
             };
             let name = format!("rank {rank}");
             match thread::Builder::new().name(name).spawn_scoped(scope, work) {
-                Ok(handle) => threads.push(handle),
+                Ok(thread) => threads.push((rank, thread)),
                 Err(source) => {
-                    let _ = cause.set(ExecError::Thread { rank, source });
+                    broken = Some(ExecError::Thread { rank, source });
                     break;
                 }
             }
@@ -71,13 +73,21 @@ pub fn train(
                 report(&iteration);
             }
         }
-        // A rank catches its own panics, so that joining never meets one.
-        let done: Vec<_> = threads.into_iter().filter_map(|thread| thread.join().ok()).collect();
-        done.into_iter().map(|(remains, _): (_, ThreadTransport)| remains).collect::<Vec<_>>()
+        let mut done = Vec::new();
+        for (rank, thread) in threads {
+            match thread.join() {
+                Ok(end) => done.push(end),
+                Err(panic) => {
+                    let (op, message) = ("start".into(), message(panic.as_ref()));
+                    broken = Some(ExecError::Panicked { rank, iteration: 1, op, message });
+                }
+            }
+        }
+        done.into_iter().filter_map(|(remains, _)| remains).collect::<Vec<_>>()
     });
-    match cause.into_inner() {
+    match broken.or(cause.into_inner()) {
         Some(cause) => Err(cause),
-        None => outcome(&run, reports, remains.into_iter().flatten().collect()),
+        None => outcome(&run, reports, remains),
     }
 }
 
@@ -109,24 +119,14 @@ fn attempt(
 ) -> Result<Remains, ExecError> {
     let id = transport.rank();
     let mut rank = Rank::new(run, transport)?;
-    let mut diverged = None;
-    let mut hear = |sight: Sight| {
-        if let Some(loss) = sight.loss.filter(|loss| !loss.is_finite()) {
-            diverged.get_or_insert((sight.iteration + 1, loss));
-        }
-        // If nobody listens any more, the run is over anyway.
-        let _ = tell.send((id, sight));
-    };
-    let worked = catch_unwind(AssertUnwindSafe(|| rank.work(&mut hear)));
-    let result = worked.unwrap_or_else(|panic| {
+    // If nobody listens any more, the run is over anyway.
+    let mut tell = |sight| _ = tell.send((id, sight));
+    let worked = catch_unwind(AssertUnwindSafe(|| rank.work(&mut tell)));
+    worked.unwrap_or_else(|panic| {
         let (iteration, op) = rank.whereabouts();
         let message = message(panic.as_ref());
         Err(ExecError::Panicked { rank: id, iteration, op, message })
-    });
-    result?;
-    if let Some((iteration, loss)) = diverged {
-        return Err(ExecError::Diverged { iteration, loss });
-    }
+    })?;
     rank.remains()
 }
 
@@ -173,6 +173,9 @@ impl Reports {
 
     /// Takes in what a rank saw, and gives the iterations that this completes.
     fn hear(&mut self, rank: RankId, sight: Sight) -> Vec<IterationReport> {
+        if self.loss != Some(rank) && self.norm != Some(rank) {
+            return Vec::new();
+        }
         let open = self.open.entry(sight.iteration).or_default();
         if self.loss == Some(rank) {
             open.loss = sight.loss.map(|loss| (loss, sight.at.0));

@@ -31,9 +31,18 @@ impl Resident {
     }
 }
 
+/// Memory that the system could give to a process now; none where it does not tell.
+pub(crate) fn available() -> Option<u64> {
+    field("/proc/meminfo", "MemAvailable:")
+}
+
 /// A line of the kernel's account of this process, in bytes.
-fn status(field: &str) -> Option<u64> {
-    let text = fs::read_to_string("/proc/self/status").ok()?;
+fn status(name: &str) -> Option<u64> {
+    field("/proc/self/status", name)
+}
+
+fn field(file: &str, field: &str) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(field))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }

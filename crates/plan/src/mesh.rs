@@ -91,7 +91,7 @@ pub enum GroupKind {
     Replicas,
     /// The first and the last pipeline rank with otherwise equal coordinates.
     Ends,
-    /// All replicas, in order, then server `k` (whose index is the group's size − 1).
+    /// All ranks of the mesh, in order, then server `k` (whose index is the group's size − 1).
     Served(u32),
     /// All parameter servers.
     Servers,
@@ -171,7 +171,7 @@ impl Mesh {
                     1
                 }
             }
-            GroupKind::Served(_) => self.replicas() + 1,
+            GroupKind::Served(_) => self.size() + 1,
             GroupKind::Servers => self.servers,
         }
     }

@@ -110,7 +110,7 @@ impl Strategy {
 
     /// Tokens of one iteration.
     pub fn tokens(&self) -> u64 {
-        self.global_batch * self.seq
+        self.global_batch.saturating_mul(self.seq)
     }
 
     /// Leaves of the summation tree that one replica forms.

@@ -6,7 +6,9 @@ use paceline_plan::ids::{BufferId, LaneId, Microbatch, OpId, SegmentId};
 use paceline_plan::lower::lower;
 use paceline_plan::mesh::{Axis, GroupKind};
 use paceline_plan::model::built_in;
-use paceline_plan::program::{MemoryKind, Op, Peer, Plan, Program, Section, SegmentPass};
+use paceline_plan::program::{
+    Access, MemoryKind, Op, Peer, Plan, Program, Section, SegmentPass, Template,
+};
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{Recompute, Strategy, Sync, Zero};
 use paceline_plan::validate::validate;
@@ -151,6 +153,8 @@ fn damage(plan: &mut Plan, role: usize, how: Damage, which: usize) -> bool {
     let groups_size = |group: GroupKind| plan.mesh.group_size(group);
     let sizes: Vec<u32> = plan.groups.iter().map(|&group| groups_size(group)).collect();
     let passes: Vec<SegmentPass> = plan.templates.iter().map(|template| template.pass).collect();
+    let writes = |template: &Template| template.operands.iter().any(|o| o.access == Access::Write);
+    let writes: Vec<bool> = plan.templates.iter().map(writes).collect();
     let microbatches = plan.strategy.microbatches();
     let program = &mut plan.programs[role];
     let mut ops = take_apart(&program.body);
@@ -161,9 +165,11 @@ fn damage(plan: &mut Plan, role: usize, how: Damage, which: usize) -> bool {
         }
         _ => false,
     };
+    // A segment that only adds to the loss leaves no trace when it adds once too often or too rarely.
     let forward = |program: &Program, op: &Op| match *op {
         Op::Compute { segment, .. } => {
-            passes[program.segment(segment).template as usize] == SegmentPass::Forward
+            let template = program.segment(segment).template as usize;
+            passes[template] == SegmentPass::Forward && writes[template]
         }
         _ => false,
     };

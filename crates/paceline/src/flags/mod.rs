@@ -15,6 +15,7 @@ mod problems;
 mod size;
 mod strategy;
 mod training;
+mod word;
 
 pub(crate) use cluster::ClusterFlags;
 pub(crate) use common::CommonFlags;
@@ -24,3 +25,4 @@ pub(crate) use problems::{Origins, Problems};
 pub(crate) use size::size;
 pub(crate) use strategy::{Defaults, Request, StrategyFlags};
 pub(crate) use training::{Training, TrainingFlags};
+pub(crate) use word::word;

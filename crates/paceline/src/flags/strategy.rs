@@ -1,7 +1,7 @@
 //! How the model is cut and scheduled: the flags that `train`, `plan` and `simulate` share.
 
 use super::model::model;
-use super::{ClusterFlags, Problems, whole};
+use super::{ClusterFlags, Problems, whole, word};
 use clap::Args;
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, Order};
@@ -12,8 +12,6 @@ use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{OptimizerKind, Recompute, Strategy, Sync, Zero};
 use paceline_plan::units::Bytes;
 use paceline_sim::cluster::Cluster;
-use std::fmt;
-use std::str::FromStr;
 
 /// What to plan, as it was written.
 #[derive(Args, Clone, Debug, Default)]
@@ -284,16 +282,6 @@ fn world(strategy: &Strategy) -> u64 {
         .into_iter()
         .fold(1u64, |product, size| product.saturating_mul(size.into()))
         .saturating_add(strategy.sync.servers().into())
-}
-
-/// A value that is one of some words; none if the flag is absent or wrong.
-fn word<T>(flag: &str, text: &Option<String>, problems: &mut Problems) -> Option<T>
-where
-    T: FromStr,
-    T::Err: fmt::Display,
-{
-    let text = text.as_deref()?;
-    text.parse().map_err(|error: T::Err| problems.say(flag, error.to_string())).ok()
 }
 
 #[cfg(test)]

@@ -25,6 +25,8 @@ pub(crate) struct RunRecord {
     pub format: u32,
     /// What was trained.
     pub model: ModelRecord,
+    /// What was planned, for people.
+    pub facts: Vec<(String, String)>,
     /// How it was cut and scheduled.
     pub strategy: Strategy,
     /// The cluster that the prediction is for.

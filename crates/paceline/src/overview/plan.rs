@@ -117,6 +117,12 @@ pub(crate) fn plan_text(
     }
     // Writing to a string cannot fail.
     let _ = write_plan(&mut out, &facts, plan, summary, device);
+    out + &wrap_warnings(warnings)
+}
+
+/// Warnings, each on as many lines as it needs.
+pub(super) fn wrap_warnings(warnings: &[String]) -> String {
+    let mut out = String::new();
     for warning in warnings {
         for (index, line) in wrap(warning, 90).iter().enumerate() {
             let lead = if index == 0 { "warning: " } else { "         " };

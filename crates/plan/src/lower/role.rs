@@ -271,7 +271,8 @@ impl<'c> Role<'c> {
             if let (true, Some(view)) = (layer + 1 == layers.end, sent) {
                 after.extend(self.reusable(&self.stages[at].forward_sends, view, k));
             }
-            self.pass(layer, false, microbatch, self.is_fresh(k), &mut after);
+            // Of what a forward pass makes, only the loss adds up.
+            self.pass(layer, false, microbatch, self.opens_leaf(k), &mut after);
             self.used(layer);
         }
         if let Some(view) = sent {
@@ -281,6 +282,9 @@ impl<'c> Role<'c> {
             let op = Op::Send { to, channel: 2 * stage.0, view, microbatch };
             let id = self.body.push(lane, op, &produced);
             self.stages[at].forward_sends.push(id);
+        }
+        if layers.end == self.context.graph.layers.len() {
+            self.loss_leaf_done(k);
         }
     }
 
@@ -331,11 +335,17 @@ impl<'c> Role<'c> {
         k.checked_sub(copies).map(|old| sends[old])
     }
 
-    /// Whether gradients start anew with this microbatch: the first of a leaf.
+    /// Whether gradients start anew with this microbatch: the first of a leaf, or each one where they
+    /// are reduced at once.
     pub(super) fn is_fresh(&self, k: usize) -> bool {
+        self.transient_gradients() || self.opens_leaf(k)
+    }
+
+    /// Whether this microbatch is the first of a leaf.
+    fn opens_leaf(&self, k: usize) -> bool {
         let strategy = &self.context.strategy;
         let leaf = (strategy.microbatches() / strategy.local_leaves()).max(1) as usize;
-        self.transient_gradients() || k.is_multiple_of(leaf)
+        k.is_multiple_of(leaf)
     }
 
     fn neighbour(&self, stage: u16) -> StageRank {

@@ -33,11 +33,15 @@ pub(super) fn program(context: &mut Context, server: u32) -> Program {
         body: Section::default(),
     };
     // The replicas hold a tied table once, and send it last, when both uses' gradients are summed.
-    let mut tied = None;
+    let mut tied: Option<usize> = None;
     for shape in &shapes {
-        if tied.is_none() || !shape.tied {
-            let at = role.declare(shape);
-            tied = tied.or(shape.tied.then_some(at));
+        match tied.filter(|_| shape.tied) {
+            // The entries are the embedding's, as on the replicas: the norm counts those.
+            Some(at) => role.buckets[at].entries = shape.entries.clone(),
+            None => {
+                let at = role.declare(shape);
+                tied = tied.or(shape.tied.then_some(at));
+            }
         }
     }
     let all = 0..role.buckets.len();

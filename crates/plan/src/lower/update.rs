@@ -408,9 +408,6 @@ impl Role<'_> {
                 self.reduce(bucket, k);
             }
         }
-        if layers.end == self.context.graph.layers.len() {
-            self.loss_leaf_done(k);
-        }
     }
 
     /// Puts the gradients of a table whose other use stands apart aside until the end of the iteration.
@@ -493,7 +490,9 @@ impl Role<'_> {
         self.join(leaf, grads, &tree, &waits);
     }
 
-    fn loss_leaf_done(&mut self, k: usize) {
+    /// Joins the losses of the leaf that just ended in the forward pass, if one did: the next leaf's
+    /// forward passes may come before this one's backward passes.
+    pub(super) fn loss_leaf_done(&mut self, k: usize) {
         let (Some(leaf), Some(loss)) = (self.leaf(k), self.outputs.loss) else { return };
         let tree = self.loss_tree.clone();
         let view = self.whole(loss);

@@ -84,7 +84,6 @@ fn compare(
         if let Some(what) = difference(mine, theirs) {
             let kind = ViolationKind::CollectiveMismatch {
                 position: position as u64,
-                kind: mine.kind,
                 rank: report.plan.representative(member),
                 other: report.site(member, section, b),
                 what,
@@ -117,21 +116,21 @@ fn difference(a: &Call, b: &Call) -> Option<&'static str> {
         _ => call.elements(),
     };
     if a.kind != b.kind {
-        Some("their kinds")
+        Some("kinds")
     } else if elements(a) != elements(b) {
-        Some("their elements")
+        Some("elements")
     } else if a.dtype != b.dtype {
-        Some("their types")
+        Some("types")
     } else if a.kind.reduces() && a.reduction != b.reduction {
-        Some("their reductions")
+        Some("reductions")
     } else if a.algorithm != b.algorithm {
-        Some("their algorithms")
+        Some("algorithms")
     } else if a.order != b.order {
-        Some("their orders of summation")
+        Some("orders of summation")
     } else if a.kind.has_root() && a.root != b.root {
-        Some("their roots")
+        Some("roots")
     } else if a.block != b.block {
-        Some("their blocks")
+        Some("blocks")
     } else {
         None
     }

@@ -5,10 +5,11 @@
 //! one order, no rank waits for ever, and no op reads memory that nobody wrote, that another op
 //! overwrites meanwhile, or that was given up.
 //!
-//! The passes build on each other. [`structure`] comes first, because nothing can be looked up in
-//! a plan with dangling names; a role that fails it is left out of the later passes, and so are
-//! the passes over all roles. [`deadlock`] runs only where [`matching`] found a counterpart for
-//! everything: a message that nobody receives hangs anyway, and saying it twice helps nobody.
+//! The passes build on each other. `structure` comes first, because nothing can be looked up in a
+//! plan with dangling names; a role that fails it is left out of the later passes, and so are the
+//! passes over all roles. Then each role's `memory` and `dataflow` are checked by themselves, and
+//! all roles together by `matching`. `deadlock` runs only where everything has a counterpart: a
+//! message that nobody receives hangs anyway, and saying it twice helps nobody.
 //!
 //! **Cost.** Linear in ops and `after` edges, times the number of lanes: a million ops take well
 //! under a second.

@@ -1,7 +1,6 @@
 //! What can be wrong with a plan, in types and in words.
 
 use super::SectionKind;
-use crate::collective::CollectiveKind;
 use crate::dtype::DType;
 use crate::ids::{OpId, Rank, RoleId};
 use crate::program::{Memory, MemoryKind};
@@ -322,17 +321,13 @@ pub enum ViolationKind {
         recv_dtype: DType,
     },
     /// Two members of a group disagree about a call.
-    #[error(
-        "call {position} of its group is a {kind} here, but {other} on rank {rank}: {what} differ"
-    )]
+    #[error("as call {position} of its group it meets {other} on rank {rank}: their {what} differ")]
     CollectiveMismatch {
         /// Position among the calls of the group.
         position: u64,
-        /// What this rank does.
-        kind: CollectiveKind,
         /// The other member.
         rank: Rank,
-        /// What it does.
+        /// Its call.
         other: Site,
         /// In what they differ.
         what: &'static str,

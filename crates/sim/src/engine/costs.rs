@@ -8,7 +8,7 @@ use crate::profile::Profile;
 use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern};
 use paceline_plan::ids::{GroupId, Rank, RoleId};
 use paceline_plan::mesh::{Axis, GroupKind};
-use paceline_plan::program::{Call, Op, Plan, Program};
+use paceline_plan::program::{AccumulateMode, Call, Op, Plan, Program, View};
 use paceline_plan::units::{Bytes, Seconds};
 use std::collections::BTreeMap;
 
@@ -58,10 +58,9 @@ impl<'a> Costs<'a> {
                 self.roofline.step(program, bucket, parts.into())
             }
             Op::Stash { from, .. } | Op::Restore { from, .. } => {
-                let copy = paceline_plan::program::AccumulateMode::Move;
-                self.roofline.accumulate(program, from, copy)
+                self.roofline.accumulate(program, from, AccumulateMode::Move)
             }
-            // Messages take their time where they meet, services below.
+            // These take their time where they meet others; see `meetings`.
             Op::Send { .. } | Op::Recv { .. } | Op::Serve { .. } => Seconds::ZERO,
         }
     }
@@ -102,7 +101,7 @@ impl<'a> Costs<'a> {
         let program = &self.plan.programs[role.index()];
         let service = &program.services[service as usize];
         let me = self.plan.representative(role);
-        let bytes = |view: &paceline_plan::program::View| {
+        let bytes = |view: &View| {
             Bytes(view.len.saturating_mul(program.buffer(view.buffer).dtype.size()))
         };
         let mut time = Seconds::ZERO;
@@ -153,9 +152,8 @@ fn collective(
     let pattern = Pattern::new(call.kind, call.algorithm, call.order, ranks, call.root)
         .map_err(located)?;
     network.collective(&pattern, &members, vector).map_err(|source| {
-        let op = program.body.nodes.iter().position(|node| match node.op {
-            Op::Collective { call: at, .. } => std::ptr::eq(program.call(at), call),
-            _ => false,
+        let op = program.body.nodes.iter().position(|node| {
+            matches!(node.op, Op::Collective { call: id, .. } if program.call(id) == call)
         });
         let (role, what) = (program.name.clone(), call.name.clone());
         SimError::NoPath { rank, role, op: op.unwrap_or(0).into(), what, source }

@@ -12,6 +12,8 @@ use paceline_plan::units::{Bytes, Seconds};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Meeting {
     pub(super) duration: Seconds,
+    /// How many ops must come; more than there are if some have no counterpart.
+    pub(super) expected: u32,
     /// Where its ops stand in [`Meetings::ops`].
     start: u32,
     len: u32,
@@ -42,10 +44,15 @@ impl Meetings {
         &self.joined[self.first[op as usize] as usize..self.first[op as usize + 1] as usize]
     }
 
-    fn push(&mut self, ops: &[u32], duration: Seconds) {
+    fn push(&mut self, ops: &[u32], expected: u32, duration: Seconds) {
         let start = self.ops.len() as u32;
         self.ops.extend_from_slice(ops);
-        self.all.push(Meeting { duration, start, len: ops.len() as u32 });
+        self.all.push(Meeting { duration, expected, start, len: ops.len() as u32 });
+    }
+
+    /// An op that waits for another which does not exist.
+    fn push_lonely(&mut self, op: u32) {
+        self.push(&[op], 2, Seconds::ZERO);
     }
 
     /// Lists each op's meetings, once all are known.
@@ -77,19 +84,28 @@ pub(super) fn find(
     costs: &Costs<'_>,
     network: &dyn Network,
 ) -> Result<Meetings, SimError> {
-    let mut meetings = Meetings::default();
-    let mut messages = Messages { plan, ops, sends: Vec::new(), recvs: Vec::new() };
-    messages.collect();
-    messages.pair(costs, network, &mut meetings)?;
-    collectives(plan, ops, costs, &mut meetings);
-    services(plan, ops, costs, network, &mut meetings)?;
-    meetings.index(ops.len());
-    Ok(meetings)
+    let mut finder = Finder { plan, ops, costs, network, found: Meetings::default() };
+    let (sends, recvs) = finder.sides()?;
+    finder.messages(&sends, &recvs)?;
+    finder.collectives();
+    finder.services()?;
+    finder.found.index(ops.len());
+    Ok(finder.found)
 }
 
-/// What tells messages apart: roles of sender and receiver, the way along an axis for neighbours of
-/// one role, channel and microbatch.
-type Key = (u32, u32, u32, u16, u32);
+struct Finder<'a> {
+    plan: &'a Plan,
+    ops: &'a Numbering,
+    costs: &'a Costs<'a>,
+    network: &'a dyn Network,
+    found: Meetings,
+}
+
+/// How far a message goes along an axis whose ranks all play one role.
+type Way = Option<(Axis, u32)>;
+
+/// What tells messages apart: roles of sender and receiver, the way, channel and microbatch.
+type Key = (u32, u32, Way, u16, u32);
 
 /// One side of a message.
 struct Side {
@@ -101,35 +117,19 @@ struct Side {
     bytes: Bytes,
 }
 
-struct Messages<'a> {
-    plan: &'a Plan,
-    ops: &'a Numbering,
-    sends: Vec<Side>,
-    recvs: Vec<Side>,
-}
-
-impl Messages<'_> {
-    fn collect(&mut self) {
+impl Finder<'_> {
+    /// All sends and all receives, by key.
+    fn sides(&mut self) -> Result<(Vec<Side>, Vec<Side>), SimError> {
+        let (mut sends, mut recvs) = (Vec::new(), Vec::new());
         for (role, program) in self.plan.programs.iter().enumerate() {
             let role = RoleId::from(role);
             for (index, node) in program.body.nodes.iter().enumerate() {
-                let op = self.ops.number(role, OpId::from(index));
-                match node.op {
+                let (peer, channel, view, microbatch, outgoing) = match node.op {
                     Op::Send { to, channel, view, microbatch } => {
-                        let Some((other, way, rank)) = self.partner(role, to, true) else {
-                            continue;
-                        };
-                        let key = (role.0, other.0, way, channel, microbatch.0);
-                        let bytes = bytes(program, &view);
-                        self.sends.push(Side { key, rank, op, bytes });
+                        (to, channel, view, microbatch, true)
                     }
                     Op::Recv { from, channel, view, microbatch } => {
-                        let Some((other, way, rank)) = self.partner(role, from, false) else {
-                            continue;
-                        };
-                        let key = (other.0, role.0, way, channel, microbatch.0);
-                        let bytes = bytes(program, &view);
-                        self.recvs.push(Side { key, rank, op, bytes });
+                        (from, channel, view, microbatch, false)
                     }
                     Op::Load { .. }
                     | Op::Compute { .. }
@@ -139,121 +139,176 @@ impl Messages<'_> {
                     | Op::Stash { .. }
                     | Op::Restore { .. }
                     | Op::Free { .. }
-                    | Op::Serve { .. } => {}
+                    | Op::Serve { .. } => continue,
+                };
+                let op = OpId::from(index);
+                let bytes = bytes(program, &view);
+                if let Peer::Server(server) = peer
+                    && self.serves(server)
+                {
+                    self.request(role, op, server, bytes)?;
+                    continue;
                 }
+                let (other, way, rank) = self.partner(role, peer, outgoing);
+                let (from, to) = if outgoing { (role, other) } else { (other, role) };
+                let key = (from.0, to.0, way, channel, microbatch.0);
+                let side = Side { key, rank, op: self.ops.number(role, op), bytes };
+                if outgoing { sends.push(side) } else { recvs.push(side) }
             }
         }
         let order = |side: &Side| (side.key, side.rank, side.op);
-        self.sends.sort_unstable_by_key(order);
-        self.recvs.sort_unstable_by_key(order);
+        sends.sort_unstable_by_key(order);
+        recvs.sort_unstable_by_key(order);
+        Ok((sends, recvs))
     }
 
-    /// The role that a peer plays, the way that the message takes along an axis of one role, and the
-    /// rank, if a server names one.
+    /// The role that a peer plays, the way that the message takes, and the rank, if a server names one.
     ///
     /// Along an axis, a send to the next rank meets a receive from the previous one. Both are written
     /// as how far the message goes, so that on an axis of two the next rank is the previous one.
-    fn partner(&self, role: RoleId, peer: Peer, sends: bool) -> Option<(RoleId, u32, Option<Rank>)> {
+    fn partner(&self, role: RoleId, peer: Peer, outgoing: bool) -> (RoleId, Way, Option<Rank>) {
         let mesh = &self.plan.mesh;
         let along = |axis: Axis, ahead: bool| {
-            let size = mesh.axis(axis);
-            let step = if ahead { 1 } else { size - 1 };
+            let size = mesh.axis(axis).max(1);
             if axis == Axis::Pp {
-                return (RoleId((role.0 + step) % size), 0, None);
+                let step = if ahead { 1 } else { size - 1 };
+                return (RoleId((role.0 + step) % size), None, None);
             }
-            let distance = if ahead == sends { 1 % size } else { size - 1 };
-            (role, 1 + (axis as u32) * size + distance, None)
+            let distance = if ahead == outgoing { 1 % size } else { size - 1 };
+            (role, Some((axis, distance)), None)
         };
-        Some(match peer {
-            Peer::Stage(stage) => (RoleId(stage.0.into()), 0, None),
+        match peer {
+            Peer::Stage(stage) => (RoleId(stage.0.into()), None, None),
             Peer::Next(axis) => along(axis, true),
             Peer::Previous(axis) => along(axis, false),
-            Peer::Server(server) => {
-                let server = RoleId(mesh.pp + server);
-                // What an asynchronous server takes in and gives out is timed by its own op.
-                let serves = |program: &Program| !program.services.is_empty();
-                if self.plan.programs.get(server.index()).is_some_and(serves) {
-                    return None;
-                }
-                (server, 0, None)
-            }
-            Peer::Replica(rank) => (self.plan.role(Rank(rank)), 0, Some(Rank(rank))),
-        })
+            Peer::Server(server) => (RoleId(mesh.pp + server), None, None),
+            Peer::Replica(rank) => (self.plan.role(Rank(rank)), None, Some(Rank(rank))),
+        }
+    }
+
+    /// Whether a server answers requests as they come, so that no op of its own meets them.
+    fn serves(&self, server: u32) -> bool {
+        let role = (self.plan.mesh.pp + server) as usize;
+        self.plan.programs.get(role).is_some_and(|program| !program.services.is_empty())
+    }
+
+    /// A message to or from an asynchronous server, which is always ready.
+    fn request(&mut self, role: RoleId, op: OpId, server: u32, bytes: Bytes) -> Result<(), SimError> {
+        let me = self.plan.representative(role);
+        let server = Rank(self.plan.mesh.size() + server);
+        let time = self.time(role, op, (me, server, bytes))?;
+        self.found.push(&[self.ops.number(role, op)], 1, time);
+        Ok(())
     }
 
     /// Pairs the k-th send of a key with the k-th receive of that key, rank by rank.
-    fn pair(
-        &self,
-        costs: &Costs<'_>,
-        network: &dyn Network,
-        meetings: &mut Meetings,
-    ) -> Result<(), SimError> {
-        let mut recvs = self.recvs.chunk_by(|a, b| a.key == b.key).peekable();
+    fn messages(&mut self, sends: &[Side], recvs: &[Side]) -> Result<(), SimError> {
+        let mut recvs = recvs.chunk_by(|a, b| a.key == b.key).peekable();
+        // Neighbouring keys differ in the microbatch only, so that this spares nearly all look-ups.
         let mut known: Option<((Rank, Rank, Bytes), Seconds)> = None;
-        for sends in self.sends.chunk_by(|a, b| a.key == b.key) {
+        for sends in sends.chunk_by(|a, b| a.key == b.key) {
             let key = sends[0].key;
             while let Some(lonely) = recvs.next_if(|recvs| recvs[0].key < key) {
-                lonely.iter().for_each(|side| meetings.push(&[side.op, side.op], Seconds::ZERO));
+                lonely.iter().for_each(|side| self.found.push_lonely(side.op));
             }
             let recvs = recvs.next_if(|recvs| recvs[0].key == key).unwrap_or(&[]);
             for (send, recv) in pairs(sends, recvs) {
                 let (Some(send), Some(recv)) = (send, recv) else {
-                    // Nobody answers: a meeting that the same op would have to join twice.
-                    let op = send.or(recv).map_or(0, |side| side.op);
-                    meetings.push(&[op, op], Seconds::ZERO);
+                    send.or(recv).into_iter().for_each(|side| self.found.push_lonely(side.op));
                     continue;
                 };
                 let (from, to) = self.ends(send, recv);
-                let same = (from, to, send.bytes);
+                let message = (from, to, send.bytes);
                 let time = match known {
-                    Some((message, time)) if message == same => time,
-                    _ => costs.message(network, from, to, send.bytes).map_err(|source| {
+                    Some((same, time)) if same == message => time,
+                    Some(_) | None => {
                         let (role, op) = self.ops.op(send.op);
-                        let name = self.plan.programs[role.index()].name.clone();
-                        let what = describe_op(self.plan, role, op);
-                        SimError::NoPath { rank: from, role: name, op, what, source }
-                    })?,
+                        self.time(role, op, message)?
+                    }
                 };
-                known = Some((same, time));
-                meetings.push(&[send.op, recv.op], time);
+                known = Some((message, time));
+                self.found.push(&[send.op, recv.op], 2, time);
             }
         }
-        for side in recvs.flatten() {
-            meetings.push(&[side.op, side.op], Seconds::ZERO);
-        }
+        recvs.flatten().for_each(|side| self.found.push_lonely(side.op));
         Ok(())
+    }
+
+    /// The time of a message, told of one op if there is no way.
+    fn time(
+        &self,
+        role: RoleId,
+        op: OpId,
+        (from, to, bytes): (Rank, Rank, Bytes),
+    ) -> Result<Seconds, SimError> {
+        self.costs.message(self.network, from, to, bytes).map_err(|source| {
+            let rank = self.plan.representative(role);
+            let what = describe_op(self.plan, role, op);
+            let role = self.plan.programs[role.index()].name.clone();
+            SimError::NoPath { rank, role, op, what, source }
+        })
     }
 
     /// The two ranks that a message goes between.
     fn ends(&self, send: &Side, recv: &Side) -> (Rank, Rank) {
         let (from, to, way, _, _) = send.key;
         let first = |role: u32| self.plan.representative(RoleId(role));
-        let (mut sender, mut receiver) = (first(from), first(to));
         // A server's side says which rank of the other role is meant.
-        if let Some(rank) = recv.rank {
-            sender = rank;
-        }
-        if let Some(rank) = send.rank {
-            receiver = rank;
-        }
-        if way > 0 {
-            receiver = neighbour(&self.plan.mesh, sender, way).unwrap_or(receiver);
-        }
-        (sender, receiver)
+        let sender = recv.rank.unwrap_or(first(from));
+        let receiver = send.rank.unwrap_or(first(to));
+        let ahead = way.and_then(|(axis, distance)| {
+            let members = self.plan.mesh.members(GroupKind::Axis(axis), sender);
+            let me = members.iter().position(|&rank| rank == sender)?;
+            members.get((me + distance as usize) % members.len()).copied()
+        });
+        (sender, ahead.unwrap_or(receiver))
     }
-}
 
-/// The rank that a message along an axis reaches.
-fn neighbour(mesh: &Mesh, from: Rank, way: u32) -> Option<Rank> {
-    let axes = [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp, Axis::Edp, Axis::Ep, Axis::Etp];
-    let (axis, distance) = axes.into_iter().find_map(|axis| {
-        let size = mesh.axis(axis);
-        let distance = (way - 1).checked_sub(axis as u32 * size)?;
-        (distance < size).then_some((axis, distance))
-    })?;
-    let members = mesh.members(GroupKind::Axis(axis), from);
-    let me = members.iter().position(|&rank| rank == from)?;
-    members.get((me + distance as usize) % members.len()).copied()
+    /// The k-th call of a group on one role meets the k-th call of that group on the others.
+    fn collectives(&mut self) {
+        for (group, &kind) in self.plan.groups.iter().enumerate() {
+            let roles = roles(&self.plan.mesh, kind);
+            if roles.len() < 2 {
+                continue;
+            }
+            let calls: Vec<Vec<OpId>> =
+                roles.iter().map(|&role| calls_in(self.plan, role, group)).collect();
+            let most = calls.iter().map(Vec::len).max().unwrap_or(0);
+            let mut together = Vec::with_capacity(roles.len());
+            for k in 0..most {
+                together.clear();
+                let mut duration = Seconds::ZERO;
+                for (&role, calls) in roles.iter().zip(&calls) {
+                    let Some(&op) = calls.get(k) else { continue };
+                    let node = &self.plan.programs[role.index()].body.nodes[op.index()];
+                    duration = duration.max(self.costs.op(role, &node.op));
+                    together.push(self.ops.number(role, op));
+                }
+                self.found.push(&together, roles.len() as u32, duration);
+            }
+        }
+    }
+
+    /// A service waits for nobody; it takes the time of all that it declares.
+    fn services(&mut self) -> Result<(), SimError> {
+        for (role, program) in self.plan.programs.iter().enumerate() {
+            if program.services.is_empty() {
+                continue;
+            }
+            let role = RoleId::from(role);
+            for (index, node) in program.body.nodes.iter().enumerate() {
+                let Op::Serve { service } = node.op else { continue };
+                let op = OpId::from(index);
+                let time = self.costs.service(self.network, role, service).map_err(|source| {
+                    let rank = self.plan.representative(role);
+                    let what = describe_op(self.plan, role, op);
+                    SimError::NoPath { rank, role: program.name.clone(), op, what, source }
+                })?;
+                self.found.push(&[self.ops.number(role, op)], 1, time);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Matches the sides of one key. Where one side is a server's, each of its ops is for one rank, and the
@@ -261,63 +316,33 @@ fn neighbour(mesh: &Mesh, from: Rank, way: u32) -> Option<Rank> {
 fn pairs<'s>(
     sends: &'s [Side],
     recvs: &'s [Side],
-) -> Vec<(Option<&'s Side>, Option<&'s Side>)> {
-    let by_rank = |one: &'s [Side], many: &'s [Side]| {
-        let runs = many.chunk_by(|a, b| a.rank == b.rank);
-        let pairs = runs.flat_map(move |run| {
-            (0..one.len().max(run.len())).map(move |k| (one.get(k), run.get(k)))
-        });
-        pairs.collect::<Vec<_>>()
-    };
-    let served = |sides: &[Side]| sides.first().is_some_and(|side| side.rank.is_some());
-    if served(sends) {
-        by_rank(recvs, sends).into_iter().map(|(recv, send)| (send, recv)).collect()
-    } else if recvs.is_empty() {
-        sends.iter().map(|send| (Some(send), None)).collect()
-    } else {
-        by_rank(sends, recvs)
-    }
+) -> impl Iterator<Item = (Option<&'s Side>, Option<&'s Side>)> {
+    let from_server = sends.first().is_some_and(|side| side.rank.is_some());
+    let (one, many) = if from_server { (recvs, sends) } else { (sends, recvs) };
+    // Without any counterpart there is one run, of nothing.
+    let runs = many.chunk_by(|a, b| a.rank == b.rank);
+    let none: &[Side] = &[];
+    let runs = runs.chain(many.is_empty().then_some(none));
+    runs.flat_map(move |run| {
+        (0..one.len().max(run.len())).map(move |k| {
+            let (a, b) = (one.get(k), run.get(k));
+            if from_server { (b, a) } else { (a, b) }
+        })
+    })
 }
 
 fn bytes(program: &Program, view: &View) -> Bytes {
     Bytes(view.len.saturating_mul(program.buffer(view.buffer).dtype.size()))
 }
 
-/// The k-th call of a group on one role meets the k-th call of that group on the others.
-fn collectives(plan: &Plan, ops: &Numbering, costs: &Costs<'_>, meetings: &mut Meetings) {
-    for (group, &kind) in plan.groups.iter().enumerate() {
-        let roles = roles(&plan.mesh, kind);
-        if roles.len() < 2 {
-            continue;
-        }
-        let calls_of = |role: &RoleId| -> Vec<OpId> {
-            let program = &plan.programs[role.index()];
-            let nodes = program.body.nodes.iter().enumerate();
-            let mine = nodes.filter(|(_, node)| match node.op {
-                Op::Collective { call, .. } => program.call(call).group.index() == group,
-                _ => false,
-            });
-            mine.map(|(index, _)| OpId::from(index)).collect()
-        };
-        let calls: Vec<Vec<OpId>> = roles.iter().map(calls_of).collect();
-        let most = calls.iter().map(Vec::len).max().unwrap_or(0);
-        let mut together = Vec::with_capacity(roles.len());
-        for k in 0..most {
-            together.clear();
-            let mut duration = Seconds::ZERO;
-            for (role, calls) in roles.iter().zip(&calls) {
-                // Whoever is missing keeps the others waiting for ever.
-                let Some(&op) = calls.get(k) else {
-                    together.extend(together.last().copied());
-                    continue;
-                };
-                let node = &plan.programs[role.index()].body.nodes[op.index()];
-                duration = duration.max(costs.op(*role, &node.op));
-                together.push(ops.number(*role, op));
-            }
-            meetings.push(&together, duration);
-        }
-    }
+/// The ops with which a role takes part in a group.
+fn calls_in(plan: &Plan, role: RoleId, group: usize) -> Vec<OpId> {
+    let program = &plan.programs[role.index()];
+    let nodes = program.body.nodes.iter().enumerate();
+    let mine = nodes.filter(|(_, node)| {
+        matches!(node.op, Op::Collective { call, .. } if program.call(call).group.index() == group)
+    });
+    mine.map(|(index, _)| OpId::from(index)).collect()
 }
 
 /// The roles whose ranks meet in groups of a kind; none where all members play one role.
@@ -331,27 +356,4 @@ fn roles(mesh: &Mesh, group: GroupKind) -> Vec<RoleId> {
         GroupKind::Axis(_) | GroupKind::Replicas | GroupKind::Ends => Vec::new(),
     };
     roles.into_iter().map(RoleId).collect()
-}
-
-/// A service meets nobody; it takes the time of all that it declares.
-fn services(
-    plan: &Plan,
-    ops: &Numbering,
-    costs: &Costs<'_>,
-    network: &dyn Network,
-    meetings: &mut Meetings,
-) -> Result<(), SimError> {
-    for (role, program) in plan.programs.iter().enumerate().filter(|(_, p)| !p.services.is_empty()) {
-        let role = RoleId::from(role);
-        for (index, node) in program.body.nodes.iter().enumerate() {
-            let Op::Serve { service } = node.op else { continue };
-            let op = OpId::from(index);
-            let time = costs.service(network, role, service).map_err(|source| {
-                let (rank, what) = (plan.representative(role), describe_op(plan, role, op));
-                SimError::NoPath { rank, role: program.name.clone(), op, what, source }
-            })?;
-            meetings.push(&[ops.number(role, op)], time);
-        }
-    }
-    Ok(())
 }

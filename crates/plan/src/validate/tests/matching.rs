@@ -46,8 +46,8 @@ fn members_of_a_group_must_make_the_same_calls() {
     expect(
         &plan,
         &[
-            "rank 0, op 14 (all_reduce 6 1 mb 0): call 0 of its group is a all_reduce here, but op 14 \
-           (all_reduce 6 1 mb 0) on rank 2: their algorithms differ",
+            "rank 0, op 14 (all_reduce 6 1 mb 0): as call 0 of its group it meets op 14 (all_reduce 6 1 \
+         mb 0) on rank 2: their algorithms differ",
         ],
     );
     // Groups within a role are of no concern to the other.
@@ -177,6 +177,7 @@ fn servers_deal_with_every_rank() {
         &served(&ops, vec![]),
         &[
             "rank 1, op 1 (send 'x' to server 0 ch 0 mb 0): no matching recv on rank 2",
+            "rank 1, op 2 (recv 'w' from server 0 ch 0 mb 0): no matching send from rank 2",
             "rank 2, op 3 (send 'w' to rank 7 ch 0 mb 0): names a peer that this rank does not have",
             "rank 2, op 1 (recv 'dy' from rank 0 ch 0 mb 0): no matching send from rank 0",
         ],

@@ -1,0 +1,146 @@
+//! Tiny models, and runs of them to compare.
+
+#![allow(dead_code, reason = "every test file uses a part of it")]
+
+use paceline_exec::{ExecError, Outcome, TrainOptions, train};
+use paceline_plan::lower::lower;
+use paceline_plan::model::{Activation, Model, ModelKind, Shape};
+use paceline_plan::program::Plan;
+use paceline_plan::strategy::Strategy;
+use paceline_plan::validate::validate;
+
+pub(crate) const GPT: Shape = Shape {
+    kind: ModelKind::Gpt2,
+    layers: 4,
+    d_model: 16,
+    heads: 4,
+    kv_heads: 4,
+    head_dim: 4,
+    ffn: 32,
+    seq: 16,
+    max_positions: 16,
+    vocab: 40,
+    tied: true,
+    activation: Activation::Gelu,
+    norm_eps: 1e-5,
+    rope_theta: 0.0,
+};
+
+pub(crate) fn tiny_gpt(tied: bool) -> Model {
+    Model::new("tiny-gpt", Shape { tied, ..GPT }).expect("sound")
+}
+
+pub(crate) fn gpt_of(vocab: u64, tied: bool) -> Model {
+    Model::new("tiny-gpt", Shape { vocab, tied, ..GPT }).expect("sound")
+}
+
+pub(crate) fn tiny_llama() -> Model {
+    let shape = Shape {
+        kind: ModelKind::Llama,
+        kv_heads: 2,
+        max_positions: 0,
+        tied: false,
+        activation: Activation::SwiGlu,
+        rope_theta: 10_000.0,
+        ..GPT
+    };
+    Model::new("tiny-llama", shape).expect("sound")
+}
+
+pub(crate) fn tiny_mlp() -> Model {
+    let shape = Shape {
+        kind: ModelKind::Mlp,
+        layers: 2,
+        heads: 0,
+        kv_heads: 0,
+        head_dim: 0,
+        max_positions: 0,
+        tied: false,
+        activation: Activation::Relu,
+        norm_eps: 0.0,
+        ..GPT
+    };
+    Model::new("tiny-mlp", shape).expect("sound")
+}
+
+/// One rank, with so many samples in the global batch and in a microbatch, and leaves.
+pub(crate) fn strategy(global_batch: u64, micro_batch: u64, leaves: u32) -> Strategy {
+    Strategy { global_batch, micro_batch, leaves, seq: 16, ..Strategy::default() }
+}
+
+/// A plan that has passed validation.
+pub(crate) fn plan(model: &Model, strategy: &Strategy) -> Plan {
+    let plan = lower(model, strategy).unwrap_or_else(|problems| panic!("{problems}"));
+    let violations = validate(&plan, None);
+    assert!(
+        violations.is_empty(),
+        "{}",
+        violations.iter().map(|v| format!("{v}\n")).collect::<String>()
+    );
+    plan
+}
+
+pub(crate) fn options(iterations: u32) -> TrainOptions {
+    TrainOptions {
+        iterations,
+        lr: 1e-2,
+        warmup: 2,
+        weight_decay: 0.1,
+        clip: Some(0.5),
+        seed: 7,
+        keep_parameters: true,
+        silence: std::time::Duration::from_secs(10),
+        ..TrainOptions::default()
+    }
+}
+
+pub(crate) fn try_run(model: &Model, strategy: &Strategy) -> Result<Outcome, ExecError> {
+    train(&plan(model, strategy), &options(5), &mut |_| {})
+}
+
+pub(crate) fn run(model: &Model, strategy: &Strategy) -> Outcome {
+    try_run(model, strategy).unwrap_or_else(|error| panic!("{strategy:?}: {error}"))
+}
+
+/// The losses and norms of a run, by their bits.
+pub(crate) fn bits(outcome: &Outcome) -> Vec<[u32; 2]> {
+    outcome.iterations.iter().map(|i| [i.loss.to_bits(), i.grad_norm.to_bits()]).collect()
+}
+
+/// Runs the layouts and holds each to the bits of the first: losses, norms and final weights.
+pub(crate) fn assert_same_bits(model: &Model, one: &Strategy, layouts: &[(&str, Strategy)]) {
+    let expected = run(model, one);
+    let mut wrong = Vec::new();
+    for (name, layout) in layouts {
+        let found = run(model, layout);
+        if bits(&found) != bits(&expected) {
+            let line = |o: &Outcome| -> Vec<(f32, f32)> {
+                o.iterations.iter().map(|i| (i.loss, i.grad_norm)).collect()
+            };
+            wrong.push(format!("{name}:\n  {:?}\n  {:?}", line(&found), line(&expected)));
+        } else if found.parameters != expected.parameters {
+            wrong.push(format!("{name}: other weights"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}:\n{}", model.name(), wrong.join("\n"));
+}
+
+/// Runs the layouts and holds each to the losses and norms of the first within a relative tolerance.
+pub(crate) fn assert_close(
+    model: &Model,
+    one: &Strategy,
+    tolerance: f32,
+    layouts: &[(&str, Strategy)],
+) {
+    let expected = run(model, one);
+    for (name, layout) in layouts {
+        let found = run(model, layout);
+        assert_eq!(found.iterations.len(), expected.iterations.len());
+        for (f, e) in found.iterations.iter().zip(&expected.iterations) {
+            for (f, e) in [(f.loss, e.loss), (f.grad_norm, e.grad_norm)] {
+                let error = (f - e).abs() / e.abs();
+                assert!(error <= tolerance, "{} {name}: {f} against {e}, {error}", model.name());
+            }
+        }
+    }
+}

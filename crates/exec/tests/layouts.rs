@@ -1,0 +1,244 @@
+//! The promise: whatever the layout, the same losses.
+
+mod common;
+
+use common::*;
+use paceline_plan::collective::{Algorithm, Order};
+use paceline_plan::schedule::ScheduleKind;
+use paceline_plan::strategy::{OptimizerKind, Recompute, Strategy, Sync, Zero};
+use paceline_plan::units::Bytes;
+
+const INTERLEAVED: ScheduleKind = ScheduleKind::Interleaved { chunks: 2 };
+
+/// Eight samples an iteration, one a microbatch, four leaves.
+fn one() -> Strategy {
+    strategy(8, 1, 4)
+}
+
+#[test]
+fn replicas_give_the_same_bits() {
+    for model in [tiny_gpt(true), tiny_gpt(false), tiny_llama(), tiny_mlp()] {
+        let layouts = [
+            ("dp 2", Strategy { dp: 2, ..one() }),
+            ("dp 4", Strategy { dp: 4, ..one() }),
+            ("dp 2, small buckets", Strategy { dp: 2, bucket: Bytes(1), ..one() }),
+            ("dp 4, no overlap", Strategy { dp: 4, overlap: false, ..one() }),
+            ("dp 4, direct", Strategy { dp: 4, collective: Algorithm::Direct, ..one() }),
+        ];
+        assert_same_bits(&model, &one(), &layouts);
+    }
+}
+
+#[test]
+fn pipelines_give_the_same_bits() {
+    let schedules = [ScheduleKind::GPipe, ScheduleKind::OneFOneB, INTERLEAVED];
+    for model in [tiny_gpt(true), tiny_gpt(false), tiny_llama()] {
+        for schedule in schedules {
+            let pipe = Strategy { schedule, ..one() };
+            let mut layouts = vec![
+                ("pp 2", Strategy { pp: 2, ..pipe.clone() }),
+                ("pp 2, no overlap", Strategy { pp: 2, overlap: false, ..pipe.clone() }),
+                ("pp 2, dp 2", Strategy { pp: 2, dp: 2, ..pipe.clone() }),
+            ];
+            if schedule.chunks() == 1 {
+                layouts.push(("pp 4", Strategy { pp: 4, ..pipe }));
+            }
+            assert_same_bits(&model, &one(), &layouts);
+        }
+    }
+    assert_same_bits(&tiny_mlp(), &one(), &[("pp 4", Strategy { pp: 4, ..one() })]);
+}
+
+#[test]
+fn zero_gives_the_same_bits() {
+    for model in [tiny_gpt(true), tiny_llama()] {
+        for zero in [Zero::Optimizer, Zero::Gradients, Zero::Parameters] {
+            let dealt = Strategy { zero, ..one() };
+            let layouts = [
+                ("dp 2", Strategy { dp: 2, ..dealt.clone() }),
+                ("dp 4", Strategy { dp: 4, ..dealt.clone() }),
+                ("dp 2, small buckets", Strategy { dp: 2, bucket: Bytes(1), ..dealt.clone() }),
+                ("dp 2, no overlap", Strategy { dp: 2, overlap: false, ..dealt.clone() }),
+                ("dp 2, pp 2", Strategy { dp: 2, pp: 2, ..dealt.clone() }),
+            ];
+            assert_same_bits(&model, &one(), &layouts);
+            // One microbatch a replica: gradients are reduced as soon as they are there.
+            let single = strategy(4, 1, 4);
+            let layouts = [
+                ("dp 4, one microbatch", Strategy { dp: 4, zero, ..single.clone() }),
+                (
+                    "dp 4, pp 2, one microbatch",
+                    Strategy {
+                        dp: 4,
+                        pp: 2,
+                        zero,
+                        schedule: ScheduleKind::GPipe,
+                        ..single.clone()
+                    },
+                ),
+            ];
+            assert_same_bits(&model, &single, &layouts);
+        }
+    }
+}
+
+#[test]
+fn recomputation_gives_the_same_bits() {
+    for model in [tiny_gpt(true), tiny_llama(), tiny_mlp()] {
+        for recompute in [Recompute::Selective, Recompute::Full] {
+            let again = Strategy { recompute, ..one() };
+            let layouts = [
+                ("one rank", again.clone()),
+                ("dp 2, pp 2", Strategy { dp: 2, pp: 2, ..again.clone() }),
+                ("dp 2, zero 3", Strategy { dp: 2, zero: Zero::Parameters, ..again.clone() }),
+            ];
+            assert_same_bits(&model, &one(), &layouts);
+        }
+    }
+}
+
+#[test]
+fn servers_give_the_same_bits() {
+    for model in [tiny_gpt(true), tiny_gpt(false), tiny_mlp()] {
+        for servers in [1, 2, 3] {
+            let served = Strategy { sync: Sync::Servers(servers), ..one() };
+            let layouts = [
+                ("served dp 1", served.clone()),
+                ("served dp 2", Strategy { dp: 2, ..served.clone() }),
+                ("served dp 4", Strategy { dp: 4, overlap: false, ..served.clone() }),
+            ];
+            assert_same_bits(&model, &one(), &layouts);
+        }
+    }
+}
+
+#[test]
+fn any_optimizer_is_cut_anywhere() {
+    for optimizer in [OptimizerKind::Sgd, OptimizerKind::Momentum] {
+        let one = Strategy { optimizer, ..one() };
+        let layouts = [
+            ("dp 4, zero 1", Strategy { dp: 4, zero: Zero::Optimizer, ..one.clone() }),
+            ("dp 2, zero 3", Strategy { dp: 2, zero: Zero::Parameters, ..one.clone() }),
+            ("dp 2, ps:2", Strategy { dp: 2, sync: Sync::Servers(2), ..one.clone() }),
+        ];
+        assert_same_bits(&tiny_gpt(true), &one, &layouts);
+    }
+}
+
+/// Leaves fix the order of summation; how many samples share a microbatch does not change what is
+/// summed, but does change the shapes of the products.
+#[test]
+fn accumulation_depends_on_leaves_alone() {
+    let one = strategy(8, 2, 1);
+    let layouts = [
+        ("pp 2", Strategy { pp: 2, ..one.clone() }),
+        ("pp 4, gpipe", Strategy { pp: 4, schedule: ScheduleKind::GPipe, ..one.clone() }),
+    ];
+    assert_same_bits(&tiny_gpt(true), &one, &layouts);
+    let close = [("one sample a microbatch", strategy(8, 1, 1)), ("eight", strategy(8, 8, 1))];
+    assert_close(&tiny_gpt(true), &one, 1e-5, &close);
+}
+
+#[test]
+fn tensor_parallelism_is_close() {
+    for model in [tiny_gpt(true), tiny_gpt(false), tiny_llama(), tiny_mlp()] {
+        let layouts = [
+            ("tp 2", Strategy { tp: 2, ..one() }),
+            ("tp 2, no overlap", Strategy { tp: 2, overlap: false, ..one() }),
+            ("tp 2, sp", Strategy { tp: 2, sp: true, ..one() }),
+            ("tp 2, sp, no overlap", Strategy { tp: 2, sp: true, overlap: false, ..one() }),
+            (
+                "tp 2, sp, full recomputation",
+                Strategy { tp: 2, sp: true, recompute: Recompute::Full, ..one() },
+            ),
+            (
+                "tp 2, selective recomputation",
+                Strategy { tp: 2, recompute: Recompute::Selective, ..one() },
+            ),
+        ];
+        assert_close(&model, &one(), 1e-5, &layouts);
+    }
+    let layouts = [
+        ("tp 4", Strategy { tp: 4, ..one() }),
+        ("tp 4, sp", Strategy { tp: 4, sp: true, ..one() }),
+    ];
+    assert_close(&tiny_gpt(true), &one(), 1e-5, &layouts);
+}
+
+/// 41 words on 2 ranks, and on 4 where the last holds padding alone.
+#[test]
+fn an_uneven_vocabulary_is_padded() {
+    for (vocab, tp) in [(41, 2), (41, 4), (5, 4)] {
+        for tied in [true, false] {
+            let model = gpt_of(vocab, tied);
+            let layouts = [
+                ("tp", Strategy { tp, ..one() }),
+                (
+                    "tp, sp, dp 2, zero 1",
+                    Strategy { tp, sp: true, dp: 2, zero: Zero::Optimizer, ..one() },
+                ),
+            ];
+            assert_close(&model, &one(), 1e-5, &layouts);
+        }
+    }
+}
+
+#[test]
+fn free_order_is_close() {
+    let free = Strategy { order: Order::Free, leaves: 1, ..one() };
+    for collective in [Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::Direct] {
+        let layouts = [
+            ("dp 2", Strategy { dp: 2, collective, ..free.clone() }),
+            ("dp 4", Strategy { dp: 4, collective, ..free.clone() }),
+            ("dp 4, zero 1", Strategy { dp: 4, collective, zero: Zero::Optimizer, ..free.clone() }),
+            ("dp 2, zero 2", Strategy { dp: 2, collective, zero: Zero::Gradients, ..free.clone() }),
+            (
+                "dp 2, zero 3",
+                Strategy { dp: 2, collective, zero: Zero::Parameters, ..free.clone() },
+            ),
+            (
+                "dp 2, zero 3, pp 2, gpipe",
+                Strategy {
+                    dp: 2,
+                    pp: 2,
+                    collective,
+                    zero: Zero::Parameters,
+                    schedule: ScheduleKind::GPipe,
+                    ..free.clone()
+                },
+            ),
+        ];
+        assert_close(&tiny_gpt(true), &one(), 1e-5, &layouts);
+        assert_close(&tiny_gpt(false), &one(), 1e-5, &layouts);
+    }
+}
+
+#[test]
+fn products_of_everything() {
+    let cube = Strategy { dp: 2, tp: 2, pp: 2, zero: Zero::Optimizer, ..one() };
+    let layouts = [
+        ("2×2×2", cube.clone()),
+        ("2×2×2, sp", Strategy { sp: true, ..cube.clone() }),
+        ("2×2×2, sp, zero 3", Strategy { sp: true, zero: Zero::Parameters, ..cube.clone() }),
+        (
+            "2×2×2, interleaved, selective",
+            Strategy { schedule: INTERLEAVED, recompute: Recompute::Selective, ..cube.clone() },
+        ),
+        (
+            "2×2×2, zero 2, full, gpipe, no overlap",
+            Strategy {
+                zero: Zero::Gradients,
+                recompute: Recompute::Full,
+                schedule: ScheduleKind::GPipe,
+                overlap: false,
+                ..cube.clone()
+            },
+        ),
+    ];
+    for model in [tiny_gpt(true), tiny_llama()] {
+        assert_close(&model, &one(), 1e-5, &layouts);
+    }
+    // Against the same tensor-parallel degree, everything else keeps the bits.
+    let one = Strategy { tp: 2, ..one() };
+    assert_same_bits(&tiny_gpt(true), &one, &[("2×2×2", cube)]);
+}

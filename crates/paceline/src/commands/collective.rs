@@ -1,0 +1,121 @@
+//! `paceline collective`: one collective on a cluster.
+
+use crate::failure::Failure;
+use crate::flags::{ClusterFlags, CommonFlags, Origins, Problems, size, whole, word};
+use crate::overview::count;
+use clap::Args;
+use paceline_plan::collective::{Algorithm, CollectiveKind, MAX_RANKS, Order, Pattern};
+use paceline_plan::ids::Rank;
+use paceline_plan::units::Bytes;
+use paceline_sim::network::{Analytic, Network, Vector};
+use serde::Serialize;
+
+/// Simulate one collective
+///
+/// Says how many rounds the algorithm takes, how many bytes the busiest rank sends, how many
+/// messages reach one rank at once, and how long all of it takes on the cluster.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  paceline collective --op all_reduce --algorithm ring --size \
+                        64MiB --cluster dgx-a100")]
+pub(crate) struct Flags {
+    /// all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather or all_to_all
+    #[arg(long, value_name = "OP", help_heading = "Collective")]
+    op: Option<String>,
+    /// auto, ring, halving-doubling, direct or ps:K [default: auto]
+    #[arg(long, value_name = "ALGORITHM", help_heading = "Collective")]
+    algorithm: Option<String>,
+    /// The whole vector, in bytes or with a unit: 1048576, 64MiB, 64MB
+    #[arg(long, value_name = "BYTES", allow_negative_numbers = true, help_heading = "Collective")]
+    size: Option<String>,
+    /// The cluster's first so many ranks [default: all]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Collective")]
+    ranks: Option<String>,
+    /// The root of broadcast, reduce and gather [default: 0]
+    #[arg(long, value_name = "RANK", allow_negative_numbers = true, help_heading = "Collective")]
+    root: Option<String>,
+    /// Whether sums are taken in a fixed order (canonical) or in the cheapest [default: free]
+    #[arg(long, value_name = "canonical|free", help_heading = "Collective")]
+    order: Option<String>,
+    #[command(flatten)]
+    cluster: ClusterFlags,
+    #[command(flatten)]
+    common: CommonFlags,
+}
+
+#[derive(Serialize)]
+struct Record {
+    op: String,
+    algorithm: String,
+    ranks: u32,
+    bytes: u64,
+    time_s: f64,
+    rounds: u32,
+    bytes_sent_per_rank_max: u64,
+    fan_in_max: u32,
+}
+
+/// Counts and times it.
+pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
+    let mut problems = Problems::new(origins);
+    let op = word("--op", &flags.op, &mut problems);
+    if flags.op.is_none() {
+        problems.say("--op", "say which, for example --op all_reduce");
+    }
+    let algorithm = word("--algorithm", &flags.algorithm, &mut problems);
+    let order = word("--order", &flags.order, &mut problems).unwrap_or(Order::Free);
+    let bytes = size("--size", flags.size.as_deref(), &mut problems);
+    if flags.size.is_none() {
+        problems.say("--size", "say how many bytes, for example --size 64MiB");
+    }
+    let cluster = flags.cluster.required(&mut problems);
+    let devices = cluster.as_ref().map_or(u64::from(MAX_RANKS), |cluster| cluster.devices());
+    let ranks = whole("--ranks", flags.ranks.as_deref(), 1..=devices, &mut problems);
+    let ranks = u32::try_from(ranks.unwrap_or(devices)).unwrap_or(u32::MAX);
+    let root = whole("--root", flags.root.as_deref(), 0..=u64::from(ranks) - 1, &mut problems);
+    let root = u32::try_from(root.unwrap_or(0)).unwrap_or(0);
+    let pattern = op.and_then(|op: CollectiveKind| {
+        Pattern::new(op, algorithm.unwrap_or(Algorithm::Auto), order, ranks, root)
+            .map_err(|error| problems.say("--algorithm", error.to_string()))
+            .ok()
+    });
+    let (Some(pattern), Some(bytes), Some(cluster), true) =
+        (pattern, bytes, cluster, problems.is_empty())
+    else {
+        return Err(problems.into());
+    };
+
+    let members: Vec<Rank> = (0..ranks).map(Rank).collect();
+    let time = Analytic::new(&cluster)
+        .collective(&pattern, &members, &Vector::of_bytes(bytes))
+        .map_err(|error| Failure::flag("--cluster", error.to_string()))?;
+    let counts = pattern.counts(bytes);
+    let record = Record {
+        op: pattern.kind().to_string(),
+        algorithm: pattern.algorithm().to_string(),
+        ranks,
+        bytes: bytes.0,
+        time_s: time.0,
+        rounds: counts.rounds,
+        bytes_sent_per_rank_max: counts.bytes_sent_per_rank_max.0,
+        fan_in_max: counts.fan_in_max,
+    };
+    let output = flags.common.output();
+    if output.is_json() {
+        return Ok(output.object(&record)?);
+    }
+    let rate = if time.0 > 0.0 { bytes.as_f64() / time.0 / 1e9 } else { 0.0 };
+    Ok(output.people(&format!(
+        "{} of {bytes} among {} ranks of {} by {}\n\
+         time    {time}, {rate:.1} GB/s of the vector\n\
+         rounds  {}\n\
+         sent    {} by the busiest rank\n\
+         fan-in  {} messages at one rank in one round\n",
+        record.op,
+        count(ranks.into()),
+        cluster.name,
+        record.algorithm,
+        count(counts.rounds.into()),
+        Bytes(record.bytes_sent_per_rank_max),
+        count(counts.fan_in_max.into()),
+    ))?)
+}

@@ -1,0 +1,51 @@
+//! `paceline` alone: the demo.
+
+use super::train::Job;
+use crate::failure::Failure;
+use crate::flags::{
+    ClusterFlags, CommonFlags, Origins, Problems, StrategyFlags, Training, TrainingFlags,
+};
+use clap::Args;
+
+/// The demo's few choices.
+#[derive(Args, Debug)]
+pub(crate) struct Flags {
+    /// Iterations of the demo [default: 300]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Demo")]
+    iterations: Option<String>,
+    /// Directory of the demo's files [default: runs/mini-NUMBER, the next free one]
+    #[arg(long, value_name = "DIR", help_heading = "Demo")]
+    out: Option<std::path::PathBuf>,
+    #[command(flatten)]
+    common: CommonFlags,
+}
+
+/// Ranks beyond these add threads to watch, not insight.
+const MOST_RANKS: usize = 4;
+/// Chosen on two slow cores: half a minute, in which the loss falls most of the way to its floor.
+const ITERATIONS: u32 = 300;
+const SAMPLES_PER_RANK: usize = 8;
+
+/// Trains the embedded default on this machine's cores.
+pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    // A power of two, so that the batch and the summation order are the same on every machine.
+    let ranks = 1 << cores.clamp(1, MOST_RANKS).ilog2();
+    let strategy = StrategyFlags {
+        model: Some("mini".to_owned()),
+        dp: Some(ranks.to_string()),
+        micro_batch: Some((MOST_RANKS * SAMPLES_PER_RANK / ranks).to_string()),
+        global_batch: Some((MOST_RANKS * SAMPLES_PER_RANK).to_string()),
+        ..StrategyFlags::default()
+    };
+    let training = TrainingFlags {
+        iterations: flags.iterations.clone(),
+        out: flags.out.clone(),
+        ..TrainingFlags::default()
+    };
+    let mut problems = Problems::new(origins);
+    let defaults = Training { iterations: ITERATIONS, ..Training::default() };
+    let training = training.check(&defaults, &mut problems);
+    let job = Job::check(&strategy, &ClusterFlags::default(), training, problems)?;
+    job.run(&flags.common.output())
+}

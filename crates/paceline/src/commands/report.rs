@@ -1,0 +1,164 @@
+//! `paceline report`: draw a run's page again.
+
+use crate::failure::Failure;
+use crate::flags::{CommonFlags, Origins, Problems};
+use crate::output::{RunDir, RunRecord};
+use crate::report::{LossCurve, MemoryRow, ReportInput, render};
+use clap::Args;
+use paceline_plan::trace::Trace;
+use paceline_plan::units::{Bytes, Seconds};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Draw a run and its prediction again, as one HTML page
+///
+/// Reads run.json and the traces of a directory that `paceline train` or the demo wrote, and writes
+/// report.html beside them. The page needs no network and no server.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  paceline train --model mini --out runs/first --iterations 20\n  \
+                        paceline report runs/first --open")]
+pub(crate) struct Flags {
+    /// The run's directory
+    #[arg(value_name = "RUN_DIR")]
+    run_dir: PathBuf,
+    /// Show the page in a browser
+    #[arg(long)]
+    open: bool,
+    #[command(flatten)]
+    common: CommonFlags,
+}
+
+#[derive(Serialize)]
+struct Record {
+    report: String,
+}
+
+/// Reads, draws, writes.
+pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
+    let mut problems = Problems::new(origins);
+    let directory = RunDir::existing(&flags.run_dir);
+    let mut traces = (None, None);
+    let record = if flags.run_dir.is_dir() {
+        let record = directory.record(&mut problems);
+        if let Some(record) = &record {
+            let mut read = |promised: bool, name: &str| {
+                if promised { directory.trace(name, &mut problems) } else { None }
+            };
+            traces = (
+                read(record.simulated, "simulated.json"),
+                read(record.measured, "measured.json"),
+            );
+        }
+        record
+    } else {
+        problems.located(format!("{} is not a directory", flags.run_dir.display()));
+        None
+    };
+    let Some(record) = record.filter(|_| problems.is_empty()) else {
+        return Err(problems.into());
+    };
+    directory.write("report.html", &page(&record, traces.0.as_ref(), traces.1.as_ref()))?;
+    let page = directory.file("report.html");
+    let output = flags.common.output();
+    output.people(&page.display().to_string())?;
+    output.object(&Record { report: page.display().to_string() })?;
+    if flags.open {
+        open(&page)?;
+    }
+    Ok(())
+}
+
+/// The page of a run.
+pub(super) fn page(
+    record: &RunRecord,
+    simulated: Option<&Trace>,
+    measured: Option<&Trace>,
+) -> String {
+    let mut summary = record.facts.clone();
+    let mut fact = |name: &str, text: String| summary.push((name.to_owned(), text));
+    let losses = record.losses();
+    if let [first, .., last] | [first @ last] = losses.as_slice() {
+        fact("loss", format!("{first:.4} → {last:.4} in {} iterations", losses.len()));
+    }
+    if let Some(pace) = record.tokens_per_s {
+        fact("pace", format!("{pace:.0} tokens/s"));
+    }
+    if let Some(predicted) = record.predicted_iteration_s {
+        fact("predicted", format!("{} an iteration on {}", Seconds(predicted), record.cluster));
+    }
+    if let Some(measured) = record.measured_iteration_s {
+        fact("measured", format!("{} an iteration, the median", Seconds(measured)));
+    }
+    let most = |bytes: &[u64]| Bytes(bytes.iter().copied().max().unwrap_or(0));
+    let planned = most(&record.planned_peak_bytes);
+    fact(
+        "memory",
+        match record.peak_bytes.as_deref().map(most) {
+            Some(peak) => format!("{planned} planned, {peak} measured on the fullest rank"),
+            None => format!("{planned} planned on the fullest rank"),
+        },
+    );
+    fact(
+        "training",
+        format!(
+            "lr {} after {} iterations, weight decay {}, clip {}, seed {}",
+            record.lr,
+            record.warmup,
+            record.weight_decay,
+            record.clip.map_or("none".to_owned(), |norm| norm.to_string()),
+            record.seed
+        ),
+    );
+    let mut warnings = record.warnings.clone();
+    if record.stopped {
+        warnings.push(format!(
+            "The run was stopped after {} of {} iterations.",
+            losses.len(),
+            record.iterations_asked
+        ));
+    }
+    warnings.extend(record.failed.iter().map(|why| format!("The run failed: {why}")));
+    let row = |row: &crate::output::MemoryRecord| MemoryRow {
+        role: row.role.clone(),
+        kind: row.kind.clone(),
+        bytes: Bytes(row.bytes),
+    };
+    render(&ReportInput {
+        title: format!("{} on {} ranks", record.model.name, record.planned_peak_bytes.len()),
+        summary,
+        memory: record.memory.iter().map(row).collect(),
+        loss: (!losses.is_empty()).then_some(LossCurve { losses, floor: record.floor }),
+        simulated,
+        measured,
+        warnings,
+    })
+}
+
+/// Asks the system to show a file.
+fn open(page: &Path) -> Result<(), Failure> {
+    let (program, first): (&str, &[&str]) = if cfg!(target_os = "macos") {
+        ("open", &[])
+    } else if cfg!(windows) {
+        ("cmd", &["/C", "start", ""])
+    } else {
+        ("xdg-open", &[])
+    };
+    let shown = Command::new(program)
+        .args(first)
+        .arg(page)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    match shown {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(Failure::Run(anyhow::anyhow!(
+            "{program} could not show {} ({status})",
+            page.display()
+        ))),
+        Err(error) => {
+            Err(Failure::Run(anyhow::anyhow!("{program} cannot be started to show the page: {error}")))
+        }
+    }
+}

@@ -1,0 +1,476 @@
+//! `paceline train`: run a plan for real, and lay the prediction beside what happened.
+
+use super::{plan::check_plan, report};
+use crate::failure::Failure;
+use crate::flags::{
+    ClusterFlags, CommonFlags, Defaults, Origins, Problems, Request, StrategyFlags, Training,
+    TrainingFlags,
+};
+use crate::output::{IterationRecord, MemoryRecord, ModelRecord, Output, Progress, RunDir, RunRecord};
+use crate::overview::{facts, warnings};
+use crate::report::breakdown_table;
+use crate::resident::{self, Resident};
+use clap::Args;
+use paceline_exec::data::Corpus;
+use paceline_exec::{IterationReport, TrainOptions};
+use paceline_plan::DType;
+use paceline_plan::collective::Order;
+use paceline_plan::ids::Rank;
+use paceline_plan::model::Model;
+use paceline_plan::program::{MemoryKind, Plan};
+use paceline_plan::summary::summarize;
+use paceline_plan::trace::{Trace, to_perfetto, to_perfetto_beside};
+use paceline_plan::units::{Bytes, Seconds};
+use paceline_sim::cluster::{Cluster, preset};
+use serde::Serialize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Run a plan for real, on this machine
+///
+/// Every rank is a thread with its own memory, and messages between ranks are real. The text is
+/// built in: sentences of a small grammar whose entropy is known, so that the loss can be seen beside
+/// the floor that no model can pass. The run's directory gets run.json, the traces of what was
+/// measured and what was simulated, both together for Perfetto (trace.json), and report.html.
+///
+/// Ctrl-C finishes the iteration, writes everything and exits with status 0; a second Ctrl-C leaves
+/// at once.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Flags {
+    #[command(flatten)]
+    strategy: StrategyFlags,
+    #[command(flatten)]
+    training: TrainingFlags,
+    #[command(flatten)]
+    cluster: ClusterFlags,
+    #[command(flatten)]
+    common: CommonFlags,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline train --model mini --dp 2 --global-batch 16 --micro-batch 4 --iterations 50
+  paceline train --model mini --pp 2 --tp 2 --global-batch 8      a pipeline of two, matrices in halves
+  paceline train --model mini --dp 2 --zero 3 --json              one JSON object per iteration";
+
+/// The most ranks that threads of one process can be.
+const MAX_THREADS: u32 = 1024;
+/// How long a rank waits for another before it gives up.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// Trains.
+pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
+    let mut problems = Problems::new(origins);
+    let training = flags.training.check(&Training::default(), &mut problems);
+    let job = Job::check(&flags.strategy, &flags.cluster, training, problems)?;
+    job.run(&flags.common.output())
+}
+
+/// A run that can start.
+pub(super) struct Job {
+    model: Model,
+    plan: Plan,
+    training: Training,
+    /// What the prediction is for.
+    cluster: Cluster,
+}
+
+impl Job {
+    /// Everything that can be known to be wrong before a rank starts.
+    pub(super) fn check(
+        strategy: &StrategyFlags,
+        cluster: &ClusterFlags,
+        training: Training,
+        mut problems: Problems,
+    ) -> Result<Self, Failure> {
+        let described = cluster.check(&mut problems);
+        let on = described.as_ref().map(|described| (cluster, described));
+        let defaults = Defaults { dtype: DType::F32, order: Order::Canonical };
+        for (flag, given) in [("--dtype", &strategy.dtype), ("--grad-dtype", &strategy.grad_dtype)] {
+            if let Some(other) = given.as_deref().filter(|given| *given != "f32") {
+                problems.say(flag, format!("'{other}' cannot be trained in yet; only f32 can"));
+            }
+        }
+        let request = strategy.check(defaults, on, &mut problems);
+        if let Some(Request { plan, .. }) = &request {
+            can_start(plan, &mut problems);
+        }
+        let Some(Request { model, plan }) = request.filter(|_| problems.is_empty()) else {
+            return Err(problems.into());
+        };
+        check_plan(&plan)?;
+        let cluster = match described {
+            Some(cluster) => cluster,
+            None => this_machine(plan.mesh.world())?,
+        };
+        Ok(Self { model, plan, training, cluster })
+    }
+
+    /// Predicts, trains, writes the run's directory and says how it went.
+    pub(super) fn run(self, output: &Output) -> Result<(), Failure> {
+        let directory = RunDir::create(self.training.out.as_deref(), self.model.name())
+            .map_err(|error| Failure::flag("--out", format!("cannot be written to: {error}")))?;
+        let mut record = self.record();
+        let predicted = self.predict(&mut record);
+        self.announce(&record, output)?;
+
+        let (stop, progress) = (stop_on_interrupt(output), self.progress(&record));
+        let resident = Resident::start();
+        let mut listener_left = false;
+        let trained = paceline_exec::train(&self.plan, &self.options(&stop), &mut |iteration| {
+            progress.advance(iteration.iteration, iteration.loss, iteration.tokens_per_s);
+            record.iterations.push(IterationRecord::from(iteration));
+            if output.object(&IterationEvent::from(iteration)).is_err() && !listener_left {
+                // Nobody reads on: what is done is kept, the rest is not started.
+                listener_left = true;
+                stop.store(true, Ordering::Relaxed);
+            }
+        });
+        progress.finish();
+
+        let (measured, failure) = match trained {
+            Ok(outcome) => {
+                record.stopped = outcome.stopped;
+                record.floor = Some(outcome.floor);
+                record.planned_peak_bytes = outcome.arena_bytes;
+                (Some(outcome.trace), None)
+            }
+            Err(error) => {
+                record.failed = Some(error.to_string());
+                (None, Some(Failure::from(error)))
+            }
+        };
+        record.peak_bytes = resident.per_rank(&record.planned_peak_bytes);
+        self.conclude(&mut record);
+        write_files(&directory, &mut record, predicted.as_ref(), measured.as_ref())?;
+        if let Some(failure) = failure {
+            output.note(&format!("what there is lies in {}", directory.path().display()));
+            return Err(failure);
+        }
+        output.people(&closing(&record, &directory, predicted.as_ref(), measured.as_ref()))?;
+        Ok(output.object(&DoneEvent::new(&record, &directory))?)
+    }
+
+    fn options(&self, stop: &Arc<AtomicBool>) -> TrainOptions {
+        let Training { iterations, lr, warmup, weight_decay, clip, seed, out: _ } = self.training;
+        TrainOptions {
+            iterations,
+            lr,
+            warmup,
+            weight_decay,
+            clip,
+            seed,
+            stop: Arc::clone(stop),
+            silence: SILENCE,
+            ..TrainOptions::default()
+        }
+    }
+
+    /// What is known before the first iteration.
+    fn record(&self) -> RunRecord {
+        let Self { model, plan, training, cluster } = self;
+        let summary = summarize(plan);
+        let mut warnings = warnings(plan, &summary, None);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let ranks = plan.mesh.world();
+        if ranks as usize > cores {
+            warnings.push(format!(
+                "{ranks} ranks share {cores} core{}, the prediction gives each its own: expect it \
+                 to be too fast",
+                if cores == 1 { "" } else { "s" }
+            ));
+        }
+        let memory = plan.programs.iter().flat_map(|program| {
+            MemoryKind::ALL.map(|kind| MemoryRecord {
+                role: program.name.clone(),
+                kind: kind.name().to_owned(),
+                bytes: program.memory.of(kind).0,
+            })
+        });
+        let model = ModelRecord::from(model);
+        RunRecord {
+            format: RunRecord::FORMAT,
+            facts: facts(&model, plan),
+            model,
+            strategy: plan.strategy.clone(),
+            cluster: cluster.name.clone(),
+            iterations_asked: training.iterations,
+            lr: training.lr,
+            warmup: training.warmup,
+            weight_decay: training.weight_decay,
+            clip: training.clip,
+            seed: training.seed,
+            iterations: Vec::new(),
+            floor: self.floor(),
+            predicted_iteration_s: None,
+            measured_iteration_s: None,
+            tokens_per_s: None,
+            peak_bytes: None,
+            planned_peak_bytes: planned(plan),
+            memory: memory.collect(),
+            warnings,
+            stopped: false,
+            failed: None,
+            measured: false,
+            simulated: false,
+        }
+    }
+
+    /// The lowest loss that the built-in text allows.
+    fn floor(&self) -> Option<f64> {
+        let vocab = u32::try_from(self.model.vocab).ok()?;
+        let corpus = Corpus::new(vocab, self.training.seed).ok()?;
+        Some(corpus.floor_for(self.plan.strategy.seq))
+    }
+
+    /// The simulator's trace; a run does not depend on it.
+    fn predict(&self, record: &mut RunRecord) -> Option<Trace> {
+        let options = paceline_sim::Options { trace: true, ..Default::default() };
+        match paceline_sim::simulate(&self.plan, &self.cluster, &options) {
+            Ok(outcome) => {
+                record.predicted_iteration_s = Some(outcome.iteration.0);
+                outcome.trace
+            }
+            Err(error) => {
+                record.warnings.push(format!("there is no prediction: {error}"));
+                None
+            }
+        }
+    }
+
+    fn progress(&self, record: &RunRecord) -> Progress {
+        Progress::new(self.training.iterations, record.floor)
+    }
+
+    /// What is about to happen.
+    fn announce(&self, record: &RunRecord, output: &Output) -> Result<(), Failure> {
+        let mut text = String::new();
+        for (name, fact) in &record.facts {
+            text += &format!("{name:<9} {fact}\n");
+        }
+        if let Some(seconds) = record.predicted_iteration_s {
+            let time = Seconds(seconds);
+            text += &format!("predicted {time} an iteration on {}\n", record.cluster);
+        }
+        for warning in &record.warnings {
+            text += &format!("warning: {warning}\n");
+        }
+        Ok(output.people(&text)?)
+    }
+
+    /// The pace, from all iterations.
+    fn conclude(&self, record: &mut RunRecord) {
+        let steady = match record.iterations.as_slice() {
+            // The first iteration also fills caches and wakes threads.
+            [_, steady @ ..] if !steady.is_empty() => steady,
+            all => all,
+        };
+        let mut times: Vec<f64> = steady.iter().map(|iteration| iteration.seconds).collect();
+        times.sort_by(f64::total_cmp);
+        record.measured_iteration_s = times.get(times.len() / 2).copied();
+        let tokens = self.plan.strategy.tokens() as f64;
+        let pace = record.measured_iteration_s.filter(|seconds| *seconds > 0.0);
+        record.tokens_per_s = pace.map(|seconds| tokens / seconds);
+    }
+}
+
+/// Notes a plan that this machine cannot hold: to find out by trying could take it down.
+fn can_start(plan: &Plan, problems: &mut Problems) {
+    let ranks = plan.mesh.world();
+    if ranks > MAX_THREADS {
+        problems.say(
+            "--ranks",
+            format!("{ranks} ranks are more than the {MAX_THREADS} threads that one process can be"),
+        );
+        return;
+    }
+    let needed = Bytes(planned(plan).into_iter().fold(0u64, u64::saturating_add));
+    if let Some(available) = resident::available().filter(|available| needed.0 > *available) {
+        problems.say(
+            "--model",
+            format!(
+                "{} on {ranks} ranks needs {needed}, and this machine has {} to give; \
+                 `paceline simulate` needs no such memory",
+                plan.model,
+                Bytes(available)
+            ),
+        );
+    }
+}
+
+/// The arena of each rank.
+fn planned(plan: &Plan) -> Vec<u64> {
+    (0..plan.mesh.world()).map(|rank| plan.program(Rank(rank)).memory.total().0).collect()
+}
+
+/// The cluster that stands for this machine until it is measured: a core for each rank.
+fn this_machine(ranks: u32) -> Result<Cluster, Failure> {
+    let mut cluster =
+        preset::get("laptop").map_err(|error| Failure::flag("--cluster", error.to_string()))?;
+    if let Some(cores) = cluster.dimensions.first_mut() {
+        cores.size = ranks.max(1);
+    }
+    Ok(cluster)
+}
+
+/// A flag that Ctrl-C sets. The second Ctrl-C leaves at once.
+fn stop_on_interrupt(output: &Output) -> Arc<AtomicBool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    let handled = ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+    });
+    if let Err(error) = handled {
+        output.note(&format!("note: Ctrl-C will end the run without its files ({error})"));
+    }
+    stop
+}
+
+/// Writes the run's directory; the record last but one, because it says which traces there are.
+fn write_files(
+    directory: &RunDir,
+    record: &mut RunRecord,
+    simulated: Option<&Trace>,
+    measured: Option<&Trace>,
+) -> Result<(), Failure> {
+    for (name, trace, there) in [
+        ("simulated.json", simulated, &mut record.simulated),
+        ("measured.json", measured, &mut record.measured),
+    ] {
+        *there = trace.is_some();
+        match trace {
+            Some(trace) => {
+                directory.write(name, &trace.to_json().map_err(|e| Failure::Run(e.into()))?)?;
+            }
+            None => directory.remove(name),
+        }
+    }
+    let both = match (simulated, measured) {
+        (Some(simulated), Some(measured)) => Some(to_perfetto_beside(simulated, measured)),
+        (Some(one), None) | (None, Some(one)) => Some(to_perfetto(one)),
+        (None, None) => None,
+    };
+    match both {
+        Some(both) => directory.write("trace.json", &both)?,
+        None => directory.remove("trace.json"),
+    }
+    let json = serde_json::to_string_pretty(&record).map_err(|e| Failure::Run(e.into()))?;
+    directory.write("run.json", &json)?;
+    Ok(directory.write("report.html", &report::page(record, simulated, measured))?)
+}
+
+/// How it went.
+fn closing(
+    record: &RunRecord,
+    directory: &RunDir,
+    simulated: Option<&Trace>,
+    measured: Option<&Trace>,
+) -> String {
+    let mut text = String::new();
+    let losses = record.losses();
+    if let [first, .., last] | [first @ last] = losses.as_slice() {
+        let floor = record.floor.map_or(String::new(), |floor| format!(" (floor {floor:.4})"));
+        let pace = record.tokens_per_s.unwrap_or(0.0);
+        text += &format!(
+            "loss {first:.4} → {last:.4}{floor} in {} iterations at {pace:.0} tokens/s\n",
+            losses.len()
+        );
+    }
+    if record.stopped {
+        text += &format!("stopped after {} of {}\n", losses.len(), record.iterations_asked);
+    }
+    let most = |bytes: &[u64]| Bytes(bytes.iter().copied().max().unwrap_or(0));
+    text += &format!("memory of the fullest rank: {} planned", most(&record.planned_peak_bytes));
+    if let Some(peak) = &record.peak_bytes {
+        text += &format!(", {} measured", most(peak));
+    }
+    text += "\n\n";
+    text += &breakdown_table(simulated, measured);
+    let path = |name: &str| directory.file(name).display().to_string();
+    text += &format!("\nreport    {}\n", path("report.html"));
+    text += &format!("trace     {} (opens in Perfetto)\n", path("trace.json"));
+    text
+}
+
+impl From<&IterationReport> for IterationRecord {
+    fn from(report: &IterationReport) -> Self {
+        let finite = |value: f32| value.is_finite().then_some(value);
+        Self {
+            loss: finite(report.loss),
+            grad_norm: finite(report.grad_norm),
+            seconds: report.seconds,
+        }
+    }
+}
+
+/// One iteration, for programs.
+#[derive(Serialize)]
+struct IterationEvent {
+    event: &'static str,
+    iteration: u32,
+    loss: f32,
+    loss_bits: String,
+    tokens_per_s: f64,
+    iteration_s: f64,
+    grad_norm: f32,
+}
+
+impl From<&IterationReport> for IterationEvent {
+    fn from(report: &IterationReport) -> Self {
+        Self {
+            event: "iteration",
+            iteration: report.iteration,
+            loss: report.loss,
+            loss_bits: bits(report.loss),
+            tokens_per_s: report.tokens_per_s,
+            iteration_s: report.seconds,
+            grad_norm: report.grad_norm,
+        }
+    }
+}
+
+/// The whole run, for programs.
+#[derive(Serialize)]
+struct DoneEvent<'a> {
+    event: &'static str,
+    iterations: usize,
+    loss: Option<f32>,
+    loss_bits: Option<String>,
+    floor: Option<f64>,
+    tokens_per_s: Option<f64>,
+    predicted_iteration_s: Option<f64>,
+    measured_iteration_s: Option<f64>,
+    peak_bytes: Option<&'a [u64]>,
+    planned_peak_bytes: &'a [u64],
+    stopped: bool,
+    run_dir: String,
+}
+
+impl<'a> DoneEvent<'a> {
+    fn new(record: &'a RunRecord, directory: &RunDir) -> Self {
+        let last = record.iterations.last().and_then(|iteration| iteration.loss);
+        Self {
+            event: "done",
+            iterations: record.iterations.len(),
+            loss: last,
+            loss_bits: last.map(bits),
+            floor: record.floor,
+            tokens_per_s: record.tokens_per_s,
+            predicted_iteration_s: record.predicted_iteration_s,
+            measured_iteration_s: record.measured_iteration_s,
+            peak_bytes: record.peak_bytes.as_deref(),
+            planned_peak_bytes: &record.planned_peak_bytes,
+            stopped: record.stopped,
+            run_dir: directory.path().display().to_string(),
+        }
+    }
+}
+
+/// A float's bit pattern, by which two runs are compared exactly.
+fn bits(value: f32) -> String {
+    format!("{:08x}", value.to_bits())
+}

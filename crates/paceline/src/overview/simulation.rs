@@ -1,0 +1,73 @@
+//! A prediction in one screen.
+
+use super::plan::{facts, wrap_warnings};
+use super::table::{count, cut, percent, table};
+use crate::output::ModelRecord;
+use paceline_plan::program::Plan;
+use paceline_sim::Outcome;
+use paceline_sim::cluster::Cluster;
+use std::fmt::Write;
+
+/// Ops listed before the rest are summed up.
+const OPS: usize = 12;
+
+/// The whole prediction, at most 40 lines of 100 columns.
+pub(crate) fn simulation_text(
+    model: &ModelRecord,
+    plan: &Plan,
+    cluster: &Cluster,
+    outcome: &Outcome,
+    warnings: &[String],
+) -> String {
+    let mut out = String::new();
+    // Writing to a string cannot fail.
+    let _ = write_simulation(&mut out, model, plan, cluster, outcome);
+    out + &wrap_warnings(warnings)
+}
+
+fn write_simulation(
+    out: &mut String,
+    model: &ModelRecord,
+    plan: &Plan,
+    cluster: &Cluster,
+    outcome: &Outcome,
+) -> std::fmt::Result {
+    for (name, text) in facts(model, plan) {
+        writeln!(out, "{name:<9} {}", cut(&text, 90))?;
+    }
+    let device = &cluster.device;
+    writeln!(out, "cluster   {}: {} devices {}", cluster.name, count(cluster.devices()), device.name)?;
+    writeln!(out)?;
+    let rank = "on the slowest rank";
+    writeln!(out, "iteration      {:>9}", outcome.iteration.to_string())?;
+    writeln!(out, "compute        {:>9}  {rank}", outcome.compute.to_string())?;
+    let exposed = outcome.exposed_communication.to_string();
+    writeln!(
+        out,
+        "communication  {:>9}  of which {exposed} exposed",
+        outcome.communication.to_string()
+    )?;
+    writeln!(out, "idle           {:>9}", percent(outcome.bubble_fraction))?;
+    writeln!(out, "MFU            {:>9}", percent(outcome.mfu))?;
+    writeln!(out, "tokens/s       {:>9.0}  per device", outcome.tokens_per_s_per_device)?;
+    let fits = if outcome.fits { "fits" } else { "does not fit" };
+    writeln!(
+        out,
+        "memory         {:>9}  of {}: {fits}",
+        outcome.peak_bytes.to_string(),
+        device.memory
+    )?;
+    writeln!(out)?;
+
+    let mut ops: Vec<_> = outcome.ops.iter().collect();
+    ops.sort_by(|a, b| b.time.0.total_cmp(&a.time.0));
+    let rows = ops.iter().take(OPS).map(|op| {
+        let exposed = op.exposed.to_string();
+        vec![cut(&op.name, 56), count(op.count), op.time.to_string(), exposed]
+    });
+    let mut rows: Vec<_> = rows.collect();
+    if let Some(rest) = ops.get(OPS..).filter(|rest| !rest.is_empty()) {
+        rows.push(vec![format!("… {} more", rest.len())]);
+    }
+    write!(out, "{}", table(&["op", "count", "time", "exposed"], 1, rows))
+}

@@ -1,0 +1,217 @@
+//! The worklist: lanes advance until they have to wait, and go on when what they wait for is done.
+
+use super::meetings::Meetings;
+use super::{Costs, Numbering, describe_op};
+use crate::error::SimError;
+use paceline_plan::ids::{OpId, RoleId};
+use paceline_plan::program::{Plan, Section};
+use paceline_plan::units::Seconds;
+
+/// When every op of every role's body starts and ends.
+#[derive(Clone, Debug)]
+pub struct Timeline {
+    ops: Numbering,
+    start: Vec<f64>,
+    end: Vec<f64>,
+}
+
+impl Timeline {
+    /// From an op's start to its end.
+    pub fn span(&self, role: RoleId, op: OpId) -> (Seconds, Seconds) {
+        let number = self.ops.number(role, op) as usize;
+        (Seconds(self.start[number]), Seconds(self.end[number]))
+    }
+
+    /// When the last op of all ends.
+    pub fn end(&self) -> Seconds {
+        Seconds(self.end.iter().copied().fold(0.0, f64::max))
+    }
+}
+
+pub(super) fn run(
+    plan: &Plan,
+    ops: Numbering,
+    meetings: &Meetings,
+    costs: &Costs<'_>,
+) -> Result<Timeline, SimError> {
+    let mut run = Run::new(plan, ops, meetings, costs);
+    while let Some(lane) = run.ready.pop() {
+        while run.advance(lane) {}
+    }
+    match run.stuck() {
+        Some((role, op)) => Err(SimError::Stuck {
+            rank: plan.representative(role),
+            role: plan.programs[role.index()].name.clone(),
+            op,
+            what: describe_op(plan, role, op),
+        }),
+        None => Ok(Timeline { ops: run.ops, start: run.start, end: run.end }),
+    }
+}
+
+/// No op, no lane.
+const NONE: u32 = u32::MAX;
+
+/// The end of an op that has not ended.
+const OPEN: f64 = f64::NEG_INFINITY;
+
+struct Run<'a> {
+    costs: &'a Costs<'a>,
+    meetings: &'a Meetings,
+    bodies: Vec<&'a Section>,
+    ops: Numbering,
+    start: Vec<f64>,
+    end: Vec<f64>,
+    /// The op behind each op on its lane.
+    next: Vec<u32>,
+    /// The lane that each op stands on.
+    lane: Vec<u32>,
+    /// A lane whose head waits for this op; others follow by [`Lane::next_waiter`].
+    waiter: Vec<u32>,
+    lanes: Vec<Lane>,
+    gatherings: Vec<Gathering>,
+    /// Lanes whose head may be able to go on.
+    ready: Vec<u32>,
+}
+
+struct Lane {
+    role: RoleId,
+    /// The op that is next.
+    head: u32,
+    /// When the op before it ended.
+    free: f64,
+    /// Meetings of a posted head that have not taken place; none while it is not posted.
+    open: Option<u32>,
+    next_waiter: u32,
+}
+
+/// A meeting while its ops come in.
+struct Gathering {
+    missing: u32,
+    ready: f64,
+}
+
+impl<'a> Run<'a> {
+    fn new(plan: &'a Plan, ops: Numbering, meetings: &'a Meetings, costs: &'a Costs<'a>) -> Self {
+        let all = ops.len();
+        let gatherings =
+            meetings.all.iter().map(|m| Gathering { missing: m.expected, ready: 0.0 }).collect();
+        let mut run = Self {
+            costs,
+            meetings,
+            bodies: plan.programs.iter().map(|program| &program.body).collect(),
+            start: vec![OPEN; all],
+            end: vec![OPEN; all],
+            next: vec![NONE; all],
+            lane: Vec::with_capacity(all),
+            waiter: vec![NONE; all],
+            lanes: Vec::new(),
+            gatherings,
+            ready: Vec::new(),
+            ops,
+        };
+        for (role, program) in plan.programs.iter().enumerate() {
+            let role = RoleId::from(role);
+            let first = run.lanes.len();
+            let mut last = vec![NONE; program.lanes.len()];
+            let idle = |_: &u32| Lane { role, head: NONE, free: 0.0, open: None, next_waiter: NONE };
+            run.lanes.extend(last.iter().map(idle));
+            for node in &program.body.nodes {
+                let number = run.lane.len() as u32;
+                let lane = first + node.lane.index();
+                match std::mem::replace(&mut last[node.lane.index()], number) {
+                    NONE => run.lanes[lane].head = number,
+                    before => run.next[before as usize] = number,
+                }
+                run.lane.push(lane as u32);
+            }
+        }
+        run.ready.extend((0..run.lanes.len() as u32).rev());
+        run
+    }
+
+    /// Lets the head of a lane go on; `false` if the lane has to wait, or is at its end.
+    fn advance(&mut self, at: u32) -> bool {
+        let Lane { role, head, free, open, .. } = self.lanes[at as usize];
+        if head == NONE || open.is_some() {
+            return false;
+        }
+        let body = self.bodies[role.index()];
+        let first = self.ops.number(role, OpId(0));
+        let op = OpId(head - first);
+        let mut posted = free;
+        for after in body.after(op) {
+            let number = first + after.0;
+            let end = self.end[number as usize];
+            if end == OPEN {
+                self.lanes[at as usize].next_waiter = self.waiter[number as usize];
+                self.waiter[number as usize] = at;
+                return false;
+            }
+            posted = posted.max(end);
+        }
+        let meetings = self.meetings.of(head);
+        if meetings.is_empty() {
+            let duration = self.costs.op(role, &body.nodes[op.index()].op);
+            self.finish(head, posted, posted + duration.0);
+            return true;
+        }
+        self.lanes[at as usize].open = Some(meetings.len() as u32);
+        for &meeting in meetings {
+            let gathering = &mut self.gatherings[meeting as usize];
+            gathering.missing -= 1;
+            gathering.ready = gathering.ready.max(posted);
+            if gathering.missing == 0 {
+                let start = gathering.ready;
+                self.hold(meeting, start, at);
+            }
+        }
+        self.lanes[at as usize].open.is_none()
+    }
+
+    /// A meeting takes place: each of its ops ends with the last of its meetings. The lane that just
+    /// came goes on by itself; the others, which waited, become ready.
+    fn hold(&mut self, meeting: u32, start: f64, came: u32) {
+        let end = start + self.meetings.all[meeting as usize].duration.0;
+        for &op in self.meetings.ops(meeting) {
+            let number = op as usize;
+            let lane = &mut self.lanes[self.lane[number] as usize];
+            let open = lane.open.map_or(0, |open| open - 1);
+            lane.open = Some(open);
+            let begun = if self.start[number] == OPEN { start } else { self.start[number].min(start) };
+            self.start[number] = begun;
+            // Kept on the lane until all are held, so that nobody takes the op for ended.
+            lane.free = lane.free.max(end);
+            if open == 0 {
+                let last = lane.free;
+                lane.open = None;
+                self.finish(op, begun, last);
+                if self.lane[number] != came {
+                    self.ready.push(self.lane[number]);
+                }
+            }
+        }
+    }
+
+    /// An op is done: its lane goes on, and so do the lanes that wait for it.
+    fn finish(&mut self, op: u32, start: f64, end: f64) {
+        let number = op as usize;
+        self.start[number] = start;
+        self.end[number] = end;
+        let lane = &mut self.lanes[self.lane[number] as usize];
+        lane.free = end;
+        lane.head = self.next[number];
+        let mut waiter = std::mem::replace(&mut self.waiter[number], NONE);
+        while waiter != NONE {
+            self.ready.push(waiter);
+            waiter = self.lanes[waiter as usize].next_waiter;
+        }
+    }
+
+    /// The op that never ends and that others wait for: one that was posted and met nobody, if any.
+    fn stuck(&self) -> Option<(RoleId, OpId)> {
+        let heads = || self.lanes.iter().filter(|lane| lane.head != NONE);
+        let first = heads().find(|lane| lane.open.is_some()).or_else(|| heads().next());
+        first.map(|lane| self.ops.op(lane.head))
+    }
+}

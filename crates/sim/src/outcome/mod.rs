@@ -1,0 +1,173 @@
+//! What a simulated iteration comes to.
+
+mod statistics;
+mod trace;
+
+use crate::Options;
+use crate::cluster::Cluster;
+use crate::engine::Timeline;
+use paceline_plan::ids::RoleId;
+use paceline_plan::program::{Memory, Op, Plan, SegmentPass};
+use paceline_plan::trace::Trace;
+use paceline_plan::units::{Bytes, Flops, Seconds};
+use serde::Serialize;
+use statistics::Account;
+
+/// A simulated iteration.
+///
+/// All ranks' iterations take equally long; `compute`, `communication`, `exposed_communication`, the
+/// bubble and `ops` are those of the *slowest rank*: of the ranks that hold layers, the one that has
+/// least to wait for, because speeding up any other changes nothing. On it, as on every rank,
+///
+/// iteration = compute + exposed_communication + bubble_fraction · iteration.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Outcome {
+    /// From the first op's start to the last op's end.
+    pub iteration: Seconds,
+    /// Time in which the rank computes.
+    pub compute: Seconds,
+    /// Time in which any of the rank's communication lanes moves bytes.
+    pub communication: Seconds,
+    /// The part of it in which the rank does not compute.
+    pub exposed_communication: Seconds,
+    /// The share of the iteration in which the rank neither computes nor moves bytes: it waits for
+    /// other ranks. With equal stages and communication that takes no time this is the textbook's
+    /// (p−1)/(m+p−1) (Narayanan et al., arXiv 2104.04473, section 2.2.1, as a share of the whole).
+    pub bubble_fraction: f64,
+    /// The largest arena of any rank.
+    pub peak_bytes: Bytes,
+    /// Whether that is no more than a device has.
+    pub fits: bool,
+    /// Operations of the model's matrix products, those computed again not counted, over what all
+    /// ranks' devices could have done at the peak rate of the plan's type.
+    pub mfu: f64,
+    /// Tokens a second over the number of ranks.
+    pub tokens_per_s_per_device: f64,
+    /// What the slowest rank spends its time on, the longest first.
+    pub ops: Vec<OpStat>,
+    /// Every role.
+    pub roles: Vec<RoleStats>,
+    /// What one rank of each role does when, if asked for.
+    #[serde(skip)]
+    pub trace: Option<Trace>,
+}
+
+/// All ops of one kind.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OpStat {
+    /// `forward`, `all_reduce tp`, `send pp`, …
+    pub name: String,
+    /// How many there are in an iteration.
+    pub count: u64,
+    /// Their time in sum.
+    pub time: Seconds,
+    /// The part of it that no computation hides; nothing for computations themselves.
+    pub exposed: Seconds,
+}
+
+/// How one role's ranks spend the iteration, and what they hold.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RoleStats {
+    /// The role's name.
+    pub name: String,
+    /// Ranks that play it.
+    pub ranks: u32,
+    /// Time in which a rank computes.
+    pub compute: Seconds,
+    /// Time in which it moves bytes.
+    pub communication: Seconds,
+    /// The part of it in which it does not compute.
+    pub exposed: Seconds,
+    /// What is left of the iteration.
+    pub idle: Seconds,
+    /// What it holds.
+    pub memory: Memory,
+}
+
+pub(crate) fn outcome(
+    plan: &Plan,
+    cluster: &Cluster,
+    timeline: &Timeline,
+    options: &Options,
+) -> Outcome {
+    let iteration = timeline.end();
+    let accounts: Vec<Account> = (0..plan.programs.len())
+        .map(|role| Account::new(plan, RoleId::from(role), timeline, iteration))
+        .collect();
+    let stages = &accounts[..accounts.len().min(plan.mesh.pp as usize)];
+    let busiest = (0..stages.len()).rev().max_by(|&a, &b| {
+        let busy = |at: usize| stages[at].compute + stages[at].exposed;
+        busy(a).0.total_cmp(&busy(b).0)
+    });
+    let slowest = RoleId::from(busiest.unwrap_or(0));
+    let of_slowest = accounts.get(slowest.index()).cloned().unwrap_or_default();
+    let ops = of_slowest.ops(plan, slowest, timeline);
+    let peak_bytes = plan.programs.iter().map(|p| p.memory.total()).max().unwrap_or_default();
+    let devices = f64::from(plan.mesh.world());
+    let peak = cluster.device.rate(plan.strategy.dtype).0;
+    let over = |amount: f64| if iteration.0 > 0.0 { amount / iteration.0 } else { 0.0 };
+    let roles = accounts.iter().enumerate().map(|(role, account)| {
+        let program = &plan.programs[role];
+        RoleStats {
+            name: program.name.clone(),
+            ranks: ranks(plan, RoleId::from(role)),
+            compute: account.compute,
+            communication: account.communication,
+            exposed: account.exposed,
+            idle: account.idle,
+            memory: program.memory,
+        }
+    });
+    Outcome {
+        iteration,
+        compute: of_slowest.compute,
+        communication: of_slowest.communication,
+        exposed_communication: of_slowest.exposed,
+        bubble_fraction: over(of_slowest.idle.0),
+        peak_bytes,
+        fits: peak_bytes <= cluster.device.memory,
+        mfu: over(model_flops(plan).0) / (devices * peak),
+        tokens_per_s_per_device: over(plan.strategy.tokens() as f64) / devices,
+        ops,
+        roles: roles.collect(),
+        trace: options.trace.then(|| trace::trace(plan, timeline)),
+    }
+}
+
+/// Ranks that play a role.
+fn ranks(plan: &Plan, role: RoleId) -> u32 {
+    if role.0 < plan.mesh.pp { plan.mesh.size() / plan.mesh.pp } else { 1 }
+}
+
+/// Matrix operations of one iteration over all ranks, without those that are done a second time.
+fn model_flops(plan: &Plan) -> Flops {
+    let of_template = plan.templates.iter().map(|template| match template.pass {
+        SegmentPass::Recompute => 0.0,
+        SegmentPass::Forward
+        | SegmentPass::Backward
+        | SegmentPass::BackwardInput
+        | SegmentPass::BackwardWeight
+        | SegmentPass::Update => template.ops.iter().map(|op| template.cost(op).matrix.0).sum(),
+    });
+    let of_template: Vec<f64> = of_template.collect();
+    let of_role = |(role, program): (usize, &paceline_plan::program::Program)| {
+        let ops = program.body.nodes.iter().map(|node| match node.op {
+            Op::Compute { segment, .. } => of_template[program.segment(segment).template as usize],
+            Op::Load { .. }
+            | Op::Send { .. }
+            | Op::Recv { .. }
+            | Op::Collective { .. }
+            | Op::Accumulate { .. }
+            | Op::Step { .. }
+            | Op::Stash { .. }
+            | Op::Restore { .. }
+            | Op::Free { .. }
+            | Op::Serve { .. } => 0.0,
+        });
+        ops.sum::<f64>() * f64::from(ranks(plan, RoleId::from(role)))
+    };
+    Flops(plan.programs.iter().enumerate().map(of_role).sum())
+}
+
+#[cfg(test)]
+mod tests;
