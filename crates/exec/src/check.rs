@@ -4,7 +4,7 @@ use crate::error::ExecError;
 use crate::kernel::Kernel;
 use crate::shard;
 use paceline_plan::DType;
-use paceline_plan::program::{Op, Plan, Program, Template};
+use paceline_plan::program::{LocalOp, Op, Plan, Program, Template};
 
 /// The kernels of every template that some role uses, by template.
 pub(crate) type Kernels = Vec<Vec<Kernel>>;
@@ -95,7 +95,7 @@ fn placements(program: &Program) -> Result<(), ExecError> {
 }
 
 fn template(template: &Template) -> Result<Vec<Kernel>, ExecError> {
-    let kernel = |op: &paceline_plan::program::LocalOp| {
+    let kernel = |op: &LocalOp| {
         Kernel::of(op.kind, op.part).ok_or_else(|| {
             unsupported(
                 format!("{}: the operator {} ({:?})", template.name, op.kind.name(), op.part),

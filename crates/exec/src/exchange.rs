@@ -12,6 +12,7 @@ use paceline_plan::collective::{CollectiveKind, chunk_range};
 use paceline_plan::ids::{CallId, GroupId, LaneId, Rank};
 use paceline_plan::program::{Call, Peer, Plan, Program, View};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// The communication of one rank.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub(crate) struct Exchanges<'p> {
     rank: Rank,
     /// The number of each lane's name among those of all roles.
     lanes: Vec<u32>,
+    /// By call: the elements of its vector that belong to this rank.
+    own: Vec<Range<u64>>,
     /// How many collectives each group has begun on each lane.
     begun: BTreeMap<(GroupId, LaneId), u32>,
     /// Collectives between two uses, by call: their steps need to be worked out only once.
@@ -57,11 +60,17 @@ impl<'p> Exchanges<'p> {
         names.sort_unstable();
         names.dedup();
         let number = |name: &String| names.binary_search(&name).unwrap_or(0) as u32;
+        let own = |call: &Call| {
+            let members = plan.mesh.members(plan.group(call.group), rank);
+            let me = members.iter().position(|&member| member == rank).unwrap_or(0);
+            chunk_range(call.elements(), members.len() as u32, me as u32, call.block)
+        };
         Self {
             plan,
             program,
             rank,
             lanes: program.lanes.iter().map(number).collect(),
+            own: program.calls.iter().map(own).collect(),
             begun: BTreeMap::new(),
             idle: program.calls.iter().map(|_| None).collect(),
         }
@@ -111,8 +120,8 @@ impl<'p> Exchanges<'p> {
             }
             None => self.prepare(call, tag)?,
         };
-        let buffers = self.buffers(memory, call, running)?;
-        let Buffers { data, output, result } = buffers;
+        let own = self.own[id.index()].clone();
+        let Buffers { data, output, result } = buffers(memory, call, own, running)?;
         Ok(Flight::Collective { state, call: id, data, output, result })
     }
 
@@ -124,10 +133,6 @@ impl<'p> Exchanges<'p> {
         }
     }
 
-    fn members(&self, call: &Call) -> Vec<Rank> {
-        self.plan.mesh.members(self.plan.group(call.group), self.rank)
-    }
-
     fn prepare(&self, call: &Call, tag: Tag) -> Result<Running, Fault> {
         let spec = CollectiveSpec {
             kind: call.kind,
@@ -137,44 +142,8 @@ impl<'p> Exchanges<'p> {
             root: call.root,
             block: call.block,
         };
-        Ok(Running::start(&spec, &self.members(call), self.rank, tag)?)
-    }
-
-    /// Brings what a collective works on to where it works: all of them work in place, on the whole
-    /// vector.
-    fn buffers(&self, memory: &Memory<'_>, call: &Call, running: u64) -> Result<Buffers, Fault> {
-        let (input, output) = (memory.span(call.input, running), memory.span(call.output, running));
-        let own = self.own_part(call);
-        let part_of = |view: View, span: Span| {
-            // A view that holds less than the whole vector holds this rank's part.
-            if view.len == call.elements() { within(span, own.clone()) } else { span }
-        };
-        let in_place = call.input == call.output;
-        Ok(match call.kind {
-            CollectiveKind::AllReduce | CollectiveKind::Reduce | CollectiveKind::Broadcast => {
-                memory.copy(input, output)?;
-                Buffers { data: output, output: None, result: None }
-            }
-            CollectiveKind::AllGather | CollectiveKind::Gather => {
-                if !in_place {
-                    memory.copy(part_of(call.input, input), within(output, own))?;
-                }
-                Buffers { data: output, output: None, result: None }
-            }
-            CollectiveKind::ReduceScatter => {
-                let to = part_of(call.output, output);
-                let result = (!in_place).then(|| (within(input, own), to));
-                Buffers { data: input, output: None, result }
-            }
-            CollectiveKind::AllToAll => Buffers { data: input, output: Some(output), result: None },
-        })
-    }
-
-    /// The elements of a call's vector that belong to this rank.
-    fn own_part(&self, call: &Call) -> std::ops::Range<u64> {
-        let members = self.members(call);
-        let me = members.iter().position(|&member| member == self.rank).unwrap_or(0);
-        chunk_range(call.elements(), members.len() as u32, me as u32, call.block)
+        let members = self.plan.mesh.members(self.plan.group(call.group), self.rank);
+        Ok(Running::start(&spec, &members, self.rank, tag)?)
     }
 }
 
@@ -183,6 +152,40 @@ struct Buffers {
     data: Span,
     output: Option<Span>,
     result: Option<(Span, Span)>,
+}
+
+/// Brings what a collective works on to where it works: all of them work in place, on the whole vector.
+/// `own` is this rank's part of it.
+fn buffers(
+    memory: &Memory<'_>,
+    call: &Call,
+    own: Range<u64>,
+    running: u64,
+) -> Result<Buffers, Fault> {
+    let (input, output) = (memory.span(call.input, running), memory.span(call.output, running));
+    let in_place = call.input == call.output;
+    // A view that holds less than the whole vector holds this rank's part.
+    let part_of = |view: View, span: Span| {
+        if view.len == call.elements() { within(span, own.clone()) } else { span }
+    };
+    Ok(match call.kind {
+        CollectiveKind::AllReduce | CollectiveKind::Reduce | CollectiveKind::Broadcast => {
+            memory.copy(input, output)?;
+            Buffers { data: output, output: None, result: None }
+        }
+        CollectiveKind::AllGather | CollectiveKind::Gather => {
+            if !in_place {
+                memory.copy(part_of(call.input, input), within(output, own))?;
+            }
+            Buffers { data: output, output: None, result: None }
+        }
+        CollectiveKind::ReduceScatter => {
+            let result =
+                (!in_place).then(|| (within(input, own.clone()), part_of(call.output, output)));
+            Buffers { data: input, output: None, result }
+        }
+        CollectiveKind::AllToAll => Buffers { data: input, output: Some(output), result: None },
+    })
 }
 
 impl Flight {

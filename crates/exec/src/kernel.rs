@@ -69,14 +69,6 @@ impl Kernel {
             head_dim: heads.head_dim as usize,
             theta,
         };
-        /// Picks by part: forward, input gradient, weight gradient.
-        fn pick(part: Part, all: [Option<Kernel>; 3]) -> Option<Kernel> {
-            match part {
-                Part::Forward => all[0],
-                Part::InputGradient => all[1],
-                Part::WeightGradient => all[2],
-            }
-        }
         let [forward, input, weight] = match kind {
             OpKind::Embedding => [Some(Self::Embedding), None, Some(Self::EmbeddingWeight)],
             OpKind::Position => [Some(Self::Position), None, Some(Self::PositionWeight)],
@@ -117,6 +109,10 @@ impl Kernel {
             | OpKind::ExpertLinear { role: _, experts: _ }
             | OpKind::Combine { topk: _ } => [None, None, None],
         };
-        pick(part, [forward, input, weight])
+        match part {
+            Part::Forward => forward,
+            Part::InputGradient => input,
+            Part::WeightGradient => weight,
+        }
     }
 }

@@ -20,7 +20,7 @@ use crate::update::Rule;
 use paceline_comm::{Progress, Transport};
 use paceline_kernels::arena::{Access, ArenaError};
 use paceline_kernels::reduce;
-use paceline_plan::ids::{BufferId, LaneId, Microbatch, OpId, Rank as RankId};
+use paceline_plan::ids::{BufferId, LaneId, Microbatch, OpId};
 use paceline_plan::program::{AccumulateMode, LoadKind, Op, Plan, Program, Section, View};
 use paceline_plan::units::Seconds;
 use paceline_plan::validate::describe;
@@ -47,8 +47,8 @@ pub(crate) struct Sight {
     pub(crate) loss: Option<f32>,
     /// The norm of the gradient.
     pub(crate) norm: Option<f32>,
-    /// When the iteration ended, on the run's clock.
-    pub(crate) at: Seconds,
+    /// How long the iteration took, from the end of the one before.
+    pub(crate) took: Seconds,
 }
 
 /// What is left of a rank after its run.
@@ -134,10 +134,11 @@ impl<'a> Rank<'a> {
         let lanes = self.program.lanes.len();
         let mut body = Queue::new(&self.program.body, lanes, &self.program.in_flight);
         let mut iteration = 0;
+        let mut ended = self.recorder.now();
         while self.run.horizon.begin(iteration) {
             body.open();
             self.drive(&mut body, SectionOf::Body, 0, Queue::is_complete)?;
-            let sight = self.sight(iteration)?;
+            let sight = self.sight(iteration, &mut ended)?;
             iteration += 1;
             if let Some(loss) = sight.loss.filter(|loss| !loss.is_finite()) {
                 return Err(ExecError::Diverged { iteration, loss });
@@ -396,8 +397,8 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// What there is to see at the end of an iteration.
-    fn sight(&self, iteration: u32) -> Result<Sight, ExecError> {
+    /// What there is to see at the end of an iteration. `ended` is when the last one ended.
+    fn sight(&self, iteration: u32, ended: &mut Seconds) -> Result<Sight, ExecError> {
         let running = u64::from(iteration) * u64::from(self.run.plan.strategy.microbatches());
         let read = |buffer: Option<BufferId>| {
             let value = buffer.map(|buffer| self.scalar(buffer, running)).transpose();
@@ -405,7 +406,9 @@ impl<'a> Rank<'a> {
         };
         let outputs = self.program.outputs;
         let (loss, norm) = (read(outputs.loss)?, read(outputs.norm)?);
-        Ok(Sight { iteration, loss, norm, at: self.recorder.now() })
+        let now = self.recorder.now();
+        let took = now - std::mem::replace(ended, now);
+        Ok(Sight { iteration, loss, norm, took })
     }
 
     fn scalar(&self, buffer: BufferId, running: u64) -> Result<f32, ArenaError> {
@@ -428,7 +431,7 @@ impl<'a> Rank<'a> {
     }
 
     fn failed(&self, at: At, op: OpId, source: Fault) -> ExecError {
-        let (iteration, rank): (u32, RankId) = (at.iteration + 1, self.place.rank);
+        let (rank, iteration) = (self.place.rank, at.iteration + 1);
         ExecError::Op { rank, iteration, op: self.describe(at, op), source }
     }
 }

@@ -145,12 +145,11 @@ struct Reports {
     /// What is known of iterations that are not complete.
     open: BTreeMap<u32, Open>,
     done: Vec<IterationReport>,
-    /// When the last iteration ended.
-    ended: f64,
 }
 
 #[derive(Default)]
 struct Open {
+    /// The sum of the losses, and how long the iteration took.
     loss: Option<(f32, f64)>,
     norm: Option<f32>,
 }
@@ -167,7 +166,6 @@ impl Reports {
             tokens: plan.strategy.tokens(),
             open: BTreeMap::new(),
             done: Vec::new(),
-            ended: 0.0,
         }
     }
 
@@ -178,19 +176,18 @@ impl Reports {
         }
         let open = self.open.entry(sight.iteration).or_default();
         if self.loss == Some(rank) {
-            open.loss = sight.loss.map(|loss| (loss, sight.at.0));
+            open.loss = sight.loss.map(|loss| (loss, sight.took.0));
         }
         if self.norm == Some(rank) {
             open.norm = sight.norm;
         }
         let mut complete = Vec::new();
         while let Some(entry) = self.open.first_entry() {
-            let (Some((sum, at)), norm) = (entry.get().loss, entry.get().norm) else { break };
+            let (Some((sum, seconds)), norm) = (entry.get().loss, entry.get().norm) else { break };
             if norm.is_none() && self.norm.is_some() {
                 break;
             }
             let iteration = entry.remove_entry().0;
-            let seconds = at - std::mem::replace(&mut self.ended, at);
             complete.push(IterationReport {
                 iteration: iteration + 1,
                 loss: sum / self.tokens as f32,

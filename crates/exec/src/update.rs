@@ -118,10 +118,11 @@ impl Rule {
             let end = owned.end.min(entry.offset + entry.elements());
             if start < end {
                 let span = |view: View| held(memory.span(view, running), view, &owned, start..end);
-                let mut spans =
-                    vec![(span(bucket.params), Access::Write), (span(bucket.grads), Access::Read)];
-                spans.extend(bucket.moments.iter().map(|&view| (span(view), Access::Write)));
-                let views = memory.views(&spans)?;
+                let mut spans = [(span(bucket.params), Access::Write); 4];
+                spans[1] = (span(bucket.grads), Access::Read);
+                let moments = spans[2..].iter_mut().zip(&bucket.moments);
+                moments.for_each(|(place, &view)| *place = (span(view), Access::Write));
+                let views = memory.views(&spans[..2 + bucket.moments.len().min(2)])?;
                 let (params, grads) = (views.take_f32(0), views.f32(1));
                 match self {
                     Self::Sgd(rule) => optimizer::sgd(rule, entry.decay, params, grads),

@@ -125,6 +125,20 @@ fn any_optimizer_is_cut_anywhere() {
     }
 }
 
+/// No single rank has three leaves, but servers and replicas sum them in one order.
+#[test]
+fn three_replicas_agree_with_servers() {
+    let three = Strategy { dp: 3, ..strategy(6, 1, 3) };
+    let layouts = [
+        ("ps:1", Strategy { sync: Sync::Servers(1), ..three.clone() }),
+        ("ps:2", Strategy { sync: Sync::Servers(2), ..three.clone() }),
+        ("zero 1", Strategy { zero: Zero::Optimizer, ..three.clone() }),
+        ("zero 3", Strategy { zero: Zero::Parameters, ..three.clone() }),
+        ("pp 2", Strategy { pp: 2, ..three.clone() }),
+    ];
+    assert_same_bits(&tiny_gpt(true), &three, &layouts);
+}
+
 /// Leaves fix the order of summation; how many samples share a microbatch does not change what is
 /// summed, but does change the shapes of the products.
 #[test]

@@ -6,7 +6,7 @@
 //!
 //! - attention that is not fused (`attention`);
 //! - neighbouring element-wise operators under [`Profile::fused_elementwise`], which are one together;
-//! - what [`Profile::fused_epilogues`] folds into products, or leaves outside of them;
+//! - biases, accumulation, the loss and the optimizer without [`Profile::single_pass`];
 //! - masks that [`Profile::dropout`] adds to the residual branches;
 //! - fp8 products, whose operands are cast first.
 
@@ -52,9 +52,11 @@ impl<'a> Roofline<'a> {
         Seconds(time)
     }
 
-    /// One optimizer step on this rank's part of a bucket, one fused kernel: gradients are read,
-    /// master weights and moments read and written, weights written (and read where they are their
-    /// own master).
+    /// One optimizer step on this rank's part of a bucket: gradients are read, master weights and
+    /// moments read and written, weights written (and read where they are their own master).
+    ///
+    /// Without [`Profile::single_pass`] it is more: gradients are copied to f32, unscaled, clipped and
+    /// only then read, and the master weights are read once more to be copied.
     pub fn step(&self, program: &Program, bucket: &Bucket, parts: u64) -> Seconds {
         if !bucket.updated {
             return Seconds::ZERO;
@@ -65,8 +67,10 @@ impl<'a> Roofline<'a> {
         let per_element = size(&bucket.grads)
             + size(&bucket.params) * weights
             + state.map(|view| 2.0 * size(view)).sum::<f64>();
+        // Copy: 4 written; unscale and clip: 4 read and 4 written each; then f32 is read, twice.
+        let passes = if self.profile.single_pass { 0.0 } else { 4.0 + 8.0 + 8.0 + 4.0 + 4.0 };
         let elements = (bucket.elements / parts.max(1)) as f64;
-        Seconds(self.streaming(elements * per_element))
+        Seconds(self.streaming(elements * (per_element + passes)))
     }
 
     /// An element-wise sum or copy of a view.
@@ -107,7 +111,13 @@ impl<'a> Roofline<'a> {
                 let shape = attention::Shape { heads, queries, keys, tokens };
                 self.attention(&shape, op.part, &cost)
             }
-            OpKind::Bias if self.profile.fused_epilogues => 0.0,
+            OpKind::Bias if self.profile.single_pass => 0.0,
+            OpKind::CrossEntropy { .. } if !self.profile.single_pass => {
+                let logits =
+                    op.inputs.get(1).map(|&i| template.operands[usize::from(i)].elements());
+                self.kernel(&cost)
+                    + self.streaming(logits.unwrap_or(0) as f64 * loss_bytes(op.part))
+            }
             OpKind::Position if self.profile.dropout => {
                 // The embedding's dropout follows.
                 let elements = elements_of(template, op);
@@ -135,9 +145,8 @@ impl<'a> Roofline<'a> {
 
     /// A product and what the profile puts around it.
     fn linear(&self, template: &Template, op: &LocalOp, role: LinearRole, cost: &Cost) -> f64 {
-        let dims = |index: Option<&u16>| {
-            index.map_or([1, 1], |&i| template.operands[usize::from(i)].dims)
-        };
+        let dims =
+            |index: Option<&u16>| index.map_or([1, 1], |&i| template.operands[usize::from(i)].dims);
         let tokens = dims(op.inputs.first())[0];
         let [outputs, inputs] = dims(op.params.first());
         // The logits stay in the activations' type: they decide the loss, and fp8 is too coarse.
@@ -156,10 +165,11 @@ impl<'a> Roofline<'a> {
             // Read for the largest value, read again, written in one byte.
             let all = op.inputs.iter().chain(&op.params).map(|i| dims(Some(i)));
             let cast = if op.part == Part::WeightGradient { op.inputs.len() } else { usize::MAX };
-            let elements: f64 = all.take(cast).map(|[rows, width]| rows as f64 * width as f64).sum();
+            let elements: f64 =
+                all.take(cast).map(|[rows, width]| rows as f64 * width as f64).sum();
             time += self.streaming(elements * 5.0);
         }
-        if op.part == Part::WeightGradient && !self.profile.fused_epilogues {
+        if op.part == Part::WeightGradient && !self.profile.single_pass {
             // The product's result is read again to be added to the gradient.
             let gradient = op.params.first().map(|&i| template.operands[usize::from(i)].dtype);
             let per_element = 2 * gradient.map_or(4, DType::size) + self.activation().size();
@@ -214,6 +224,16 @@ impl<'a> Roofline<'a> {
     }
 }
 
+/// Bytes per logit that a loss of many kernels moves beyond the least: logits are cast to f32 (2 read,
+/// 4 written), lowered by the maximum, raised to powers, summed and divided (8, 8, 4 and 8); their
+/// gradient is scaled in place (8) and cast back (2 more than the least).
+fn loss_bytes(part: Part) -> f64 {
+    match part {
+        Part::Forward => 34.0,
+        Part::InputGradient | Part::WeightGradient => 10.0,
+    }
+}
+
 /// Whether an operator treats every element by itself, so that it can share a kernel with another.
 fn elementwise(op: &LocalOp) -> bool {
     match op.kind {
@@ -244,9 +264,9 @@ fn elementwise(op: &LocalOp) -> bool {
 /// Bytes of operators that are one kernel: what passes from one to the next stays in registers.
 fn fused_bytes(template: &Template, ops: &[LocalOp]) -> f64 {
     let all: f64 = ops.iter().map(|op| template.cost(op).bytes.as_f64()).sum();
-    let passed = ops.windows(2).flat_map(|pair| {
-        pair[0].outputs.iter().filter(|output| pair[1].inputs.contains(output))
-    });
+    let passed = ops
+        .windows(2)
+        .flat_map(|pair| pair[0].outputs.iter().filter(|output| pair[1].inputs.contains(output)));
     let saved: f64 = passed
         .map(|&i| {
             let operand = &template.operands[usize::from(i)];

@@ -23,9 +23,10 @@ pub struct Profile {
     /// Whether neighbouring element-wise operators are one kernel (bias and GELU; bias, dropout and
     /// the residual's addition), so that what stands between them is never written.
     pub fused_elementwise: bool,
-    /// Whether matrix products add biases and accumulate weight gradients while they write their
-    /// result, instead of leaving that to kernels of their own.
-    pub fused_epilogues: bool,
+    /// Whether what surrounds matrix products touches memory once: products add biases and accumulate
+    /// weight gradients while they write their result, the loss never writes f32 logits, and the
+    /// optimizer is one kernel. Otherwise each of these is a row of kernels.
+    pub single_pass: bool,
     /// Whether a message that all tensor-parallel ranks hold whole is cut among them, sent in parts
     /// and gathered again by the receivers: "scatter/gather" in Narayanan et al. (arXiv 2104.04473,
     /// section 4.1).
@@ -33,13 +34,13 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// What current stacks do: fused attention, fused epilogues, no dropout.
+    /// What current stacks do: fused attention, few passes over memory, no dropout.
     pub const MODERN: Self = Self {
         name: "modern",
         fused_attention: true,
         dropout: false,
         fused_elementwise: true,
-        fused_epilogues: true,
+        single_pass: true,
         sliced_messages: true,
     };
 
@@ -51,7 +52,7 @@ impl Profile {
         fused_attention: false,
         dropout: true,
         fused_elementwise: true,
-        fused_epilogues: false,
+        single_pass: false,
         sliced_messages: true,
     };
 

@@ -30,7 +30,8 @@ struct Record<'a> {
 /// Lists them.
 pub(crate) fn run(flags: &Flags) -> Result<(), Failure> {
     let output = flags.common.output();
-    let clusters: Vec<Cluster> = preset::names().filter_map(|name| preset::get(name).ok()).collect();
+    let clusters: Vec<Cluster> =
+        preset::names().filter_map(|name| preset::get(name).ok()).collect();
     if output.is_json() {
         let record = |cluster| Record { devices: Cluster::devices(cluster), cluster };
         return Ok(clusters.iter().try_for_each(|cluster| output.object(&record(cluster)))?);

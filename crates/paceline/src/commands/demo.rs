@@ -24,18 +24,19 @@ pub(crate) struct Flags {
 const MOST_RANKS: usize = 4;
 /// Chosen on two slow cores: half a minute, in which the loss falls most of the way to its floor.
 const ITERATIONS: u32 = 300;
-const SAMPLES_PER_RANK: usize = 8;
+const MICRO_BATCH: usize = 4;
 
 /// Trains the embedded default on this machine's cores.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    // A power of two, so that the batch and the summation order are the same on every machine.
-    let ranks = 1 << cores.clamp(1, MOST_RANKS).ilog2();
+    // A power of two, and as many leaves on every machine: so all machines see the same losses.
+    let ranks = 1usize << cores.clamp(1, MOST_RANKS).ilog2();
     let strategy = StrategyFlags {
         model: Some("mini".to_owned()),
         dp: Some(ranks.to_string()),
-        micro_batch: Some((MOST_RANKS * SAMPLES_PER_RANK / ranks).to_string()),
-        global_batch: Some((MOST_RANKS * SAMPLES_PER_RANK).to_string()),
+        micro_batch: Some(MICRO_BATCH.to_string()),
+        global_batch: Some((MOST_RANKS * MICRO_BATCH).to_string()),
+        leaves: Some(MOST_RANKS.to_string()),
         ..StrategyFlags::default()
     };
     let training = TrainingFlags {

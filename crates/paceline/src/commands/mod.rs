@@ -45,23 +45,16 @@ Examples:
 `paceline COMMAND --help` explains a command. Exit status: 0 done, 1 the run failed, 2 the input is
 wrong.";
 
+/// Each is explained where its flags are.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run a plan for real, on this machine
     Train(Box<train::Flags>),
-    /// Lower and validate a plan; show programs, memory and messages
     Plan(Box<plan::Flags>),
-    /// Predict a plan's time and memory on a described cluster
     Simulate(Box<simulate::Flags>),
-    /// Simulate every row of a table of measured runs
     Validate(validate::Flags),
-    /// Simulate one collective
     Collective(collective::Flags),
-    /// Draw a run and its prediction again, as one HTML page
     Report(report::Flags),
-    /// List the built-in models
     Models(models::Flags),
-    /// List the built-in clusters
     Clusters(clusters::Flags),
     #[command(external_subcommand)]
     Other(Vec<String>),

@@ -16,8 +16,10 @@ use std::process::{Command, Stdio};
 /// Reads run.json and the traces of a directory that `paceline train` or the demo wrote, and writes
 /// report.html beside them. The page needs no network and no server.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  paceline train --model mini --out runs/first --iterations 20\n  \
-                        paceline report runs/first --open")]
+#[command(
+    after_help = "Example:\n  paceline train --model mini --out runs/first --iterations 20\n  \
+                        paceline report runs/first --open"
+)]
 pub(crate) struct Flags {
     /// The run's directory
     #[arg(value_name = "RUN_DIR")]
@@ -45,10 +47,8 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
             let mut read = |promised: bool, name: &str| {
                 if promised { directory.trace(name, &mut problems) } else { None }
             };
-            traces = (
-                read(record.simulated, "simulated.json"),
-                read(record.measured, "measured.json"),
-            );
+            traces =
+                (read(record.simulated, "simulated.json"), read(record.measured, "measured.json"));
         }
         record
     } else {
@@ -157,8 +157,8 @@ fn open(page: &Path) -> Result<(), Failure> {
             "{program} could not show {} ({status})",
             page.display()
         ))),
-        Err(error) => {
-            Err(Failure::Run(anyhow::anyhow!("{program} cannot be started to show the page: {error}")))
-        }
+        Err(error) => Err(Failure::Run(anyhow::anyhow!(
+            "{program} cannot be started to show the page: {error}"
+        ))),
     }
 }

@@ -6,7 +6,9 @@ use crate::flags::{
     ClusterFlags, CommonFlags, Defaults, Origins, Problems, Request, StrategyFlags, Training,
     TrainingFlags,
 };
-use crate::output::{IterationRecord, MemoryRecord, ModelRecord, Output, Progress, RunDir, RunRecord};
+use crate::output::{
+    IterationRecord, MemoryRecord, ModelRecord, Output, Progress, RunDir, RunRecord,
+};
 use crate::overview::{facts, warnings};
 use crate::report::breakdown_table;
 use crate::resident::{self, Resident};
@@ -19,7 +21,7 @@ use paceline_plan::ids::Rank;
 use paceline_plan::model::Model;
 use paceline_plan::program::{MemoryKind, Plan};
 use paceline_plan::summary::summarize;
-use paceline_plan::trace::{Trace, to_perfetto, to_perfetto_beside};
+use paceline_plan::trace::{Span, Trace, to_perfetto, to_perfetto_beside};
 use paceline_plan::units::{Bytes, Seconds};
 use paceline_sim::cluster::{Cluster, preset};
 use serde::Serialize;
@@ -52,8 +54,8 @@ pub(crate) struct Flags {
 const EXAMPLES: &str = "\
 Examples:
   paceline train --model mini --dp 2 --global-batch 16 --micro-batch 4 --iterations 50
-  paceline train --model mini --pp 2 --tp 2 --global-batch 8      a pipeline of two, matrices in halves
-  paceline train --model mini --dp 2 --zero 3 --json              one JSON object per iteration";
+  paceline train --model mini --pp 2 --tp 2 --global-batch 8   two stages, halved matrices
+  paceline train --model mini --dp 2 --zero 3 --json           one JSON object per iteration";
 
 /// The most ranks that threads of one process can be.
 const MAX_THREADS: u32 = 1024;
@@ -88,7 +90,8 @@ impl Job {
         let described = cluster.check(&mut problems);
         let on = described.as_ref().map(|described| (cluster, described));
         let defaults = Defaults { dtype: DType::F32, order: Order::Canonical };
-        for (flag, given) in [("--dtype", &strategy.dtype), ("--grad-dtype", &strategy.grad_dtype)] {
+        for (flag, given) in [("--dtype", &strategy.dtype), ("--grad-dtype", &strategy.grad_dtype)]
+        {
             if let Some(other) = given.as_deref().filter(|given| *given != "f32") {
                 problems.say(flag, format!("'{other}' cannot be trained in yet; only f32 can"));
             }
@@ -231,7 +234,7 @@ impl Job {
         match paceline_sim::simulate(&self.plan, &self.cluster, &options) {
             Ok(outcome) => {
                 record.predicted_iteration_s = Some(outcome.iteration.0);
-                outcome.trace
+                outcome.trace.map(|trace| unfold(trace, &self.plan))
             }
             Err(error) => {
                 record.warnings.push(format!("there is no prediction: {error}"));
@@ -276,13 +279,27 @@ impl Job {
     }
 }
 
+/// The simulator writes one rank of each role, because all of them take the same time; here each
+/// rank gets its copy, so that every measured rank has a prediction beside it.
+fn unfold(mut trace: Trace, plan: &Plan) -> Trace {
+    let folded = std::mem::take(&mut trace.spans);
+    for rank in (0..plan.mesh.world()).map(Rank) {
+        let stands_for = plan.representative(plan.role(rank));
+        let own = folded.iter().filter(|span| span.rank == stands_for);
+        trace.spans.extend(own.map(|span| Span { rank, ..*span }));
+    }
+    trace
+}
+
 /// Notes a plan that this machine cannot hold: to find out by trying could take it down.
 fn can_start(plan: &Plan, problems: &mut Problems) {
     let ranks = plan.mesh.world();
     if ranks > MAX_THREADS {
         problems.say(
             "--ranks",
-            format!("{ranks} ranks are more than the {MAX_THREADS} threads that one process can be"),
+            format!(
+                "{ranks} ranks are more than the {MAX_THREADS} threads that one process can be"
+            ),
         );
         return;
     }

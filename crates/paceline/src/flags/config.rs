@@ -189,7 +189,9 @@ impl Reader<'_> {
         match (other, place.section) {
             (Some(other), None) => {
                 let other = other.get_name();
-                format!("is not a flag of {label}, but of `paceline {other}`; put it under [{other}]")
+                format!(
+                    "is not a flag of {label}, but of `paceline {other}`; put it under [{other}]"
+                )
             }
             _ => {
                 let known = command.get_arguments().filter_map(|flag| flag.get_long());

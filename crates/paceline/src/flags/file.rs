@@ -9,7 +9,7 @@ use std::path::Path;
 const MOST: u64 = 16 << 20;
 
 /// A file's text, or what is wrong with it (without its name).
-pub(super) fn read_text(path: &Path) -> Result<String, String> {
+pub(crate) fn read_text(path: &Path) -> Result<String, String> {
     let unreadable = |error: std::io::Error| format!("cannot be read: {error}");
     if path.is_dir() {
         return Err("is a directory, not a file".to_owned());

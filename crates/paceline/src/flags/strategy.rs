@@ -266,7 +266,9 @@ fn mismatch(ranks: u64, others: u64, product: u64, dp_given: bool) -> String {
             0 => format!(", or leave out --dp and {} replicas fill them", ranks / others),
             _ => String::new(),
         };
-        return format!("the axes make {product} ranks, not {ranks}; use --ranks {product}{filled}");
+        return format!(
+            "the axes make {product} ranks, not {ranks}; use --ranks {product}{filled}"
+        );
     }
     let below = ranks / others * others;
     let fits = match below {

@@ -110,9 +110,8 @@ impl TrainingFlags {
         };
         let iterations = count("--iterations", &self.iterations, 1, defaults.iterations);
         let warmup = count("--warmup", &self.warmup, 0, defaults.warmup);
-        let mut number = |flag, text: &Option<String>, most| {
-            real(flag, text.as_deref(), 0.0..=most, problems)
-        };
+        let mut number =
+            |flag, text: &Option<String>, most| real(flag, text.as_deref(), 0.0..=most, problems);
         let lr = number("--lr", &self.lr, 1e3).unwrap_or(defaults.lr);
         let weight_decay =
             number("--weight-decay", &self.weight_decay, 1e3).unwrap_or(defaults.weight_decay);

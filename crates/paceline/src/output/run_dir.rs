@@ -189,7 +189,10 @@ impl RunDir {
     /// Writes one of its files, whole or not at all.
     pub(crate) fn write(&self, name: &str, contents: &str) -> io::Result<()> {
         let named = |e: io::Error| {
-            io::Error::new(e.kind(), format!("{} cannot be written: {e}", self.file(name).display()))
+            io::Error::new(
+                e.kind(),
+                format!("{} cannot be written: {e}", self.file(name).display()),
+            )
         };
         write(&self.file(name), contents.as_bytes()).map_err(named)
     }
@@ -235,8 +238,10 @@ impl RunDir {
 
 /// Claims `runs/MODEL-001` or the first number after it that is free.
 fn next_free(model: &str) -> io::Result<PathBuf> {
-    let name: String =
-        model.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '-' }).collect();
+    let name: String = model
+        .chars()
+        .map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '-' })
+        .collect();
     let runs = Path::new("runs");
     fs::create_dir_all(runs)?;
     for number in 1..=99_999 {

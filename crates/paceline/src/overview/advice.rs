@@ -47,13 +47,13 @@ fn on_cluster(plan: &Plan, summary: &Summary, cluster: &Cluster, warnings: &mut 
     if summary.peak_bytes > memory {
         let remedies = remedies(plan);
         warnings.push(format!(
-            "does not fit: the fullest role needs {}, a {} has {memory}{remedies}",
+            "does not fit: the fullest role needs {} and {} has {memory}{remedies}",
             summary.peak_bytes, cluster.device.name
         ));
     }
     if !cluster.device.supports(s.dtype) {
         warnings.push(format!(
-            "a {} has no unit for {}: products are computed in a wider type",
+            "{} has no unit for {}: products are computed in a wider type",
             cluster.device.name, s.dtype
         ));
     }

@@ -8,4 +8,4 @@ mod table;
 pub(crate) use advice::warnings;
 pub(crate) use plan::{facts, plan_text};
 pub(crate) use simulation::simulation_text;
-pub(crate) use table::{count, percent, table};
+pub(crate) use table::{count, cut, table};

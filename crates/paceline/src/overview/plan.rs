@@ -46,21 +46,26 @@ pub(crate) fn facts(model: &ModelRecord, plan: &Plan) -> Vec<(String, String)> {
             format!("{}, {stages} stages", s.schedule)
         }
     };
-    vec![
+    let mut facts = vec![
         fact("model", shape),
         fact("mesh", mesh(plan)),
         fact("batch", batch),
         fact("types", types),
         fact("update", update(plan)),
-        fact("schedule", schedule),
-    ]
+    ];
+    facts.extend(agreement(plan).map(|text| fact("replicas", text)));
+    facts.push(fact("schedule", schedule));
+    facts
 }
 
 fn mesh(plan: &Plan) -> String {
     let mesh = &plan.mesh;
     let axes = [("pp", mesh.pp), ("dp", mesh.dp), ("cp", mesh.cp), ("tp", mesh.tp)];
-    let used: Vec<String> =
-        axes.iter().filter(|axis| axis.1 > 1).map(|(name, size)| format!("{name} {size}")).collect();
+    let used: Vec<String> = axes
+        .iter()
+        .filter(|axis| axis.1 > 1)
+        .map(|(name, size)| format!("{name} {size}"))
+        .collect();
     let mut text = plural(mesh.world().into(), "rank");
     if !used.is_empty() {
         text += &format!(" = {}", used.join(" × "));
@@ -76,28 +81,28 @@ fn mesh(plan: &Plan) -> String {
 
 fn update(plan: &Plan) -> String {
     let s = &plan.strategy;
-    let mut text = s.optimizer.to_string();
-    if s.zero != Zero::None {
-        text += &format!(", ZeRO-{}", s.zero.stage());
+    match s.zero {
+        Zero::None => s.optimizer.to_string(),
+        zero => format!("{}, ZeRO-{} among {}", s.optimizer, zero, plural(s.dp.into(), "replica")),
     }
-    match s.sync {
-        Sync::Servers(_) => text += &format!(", gradients to {}", s.sync),
-        Sync::AllReduce if plan.mesh.replicas() > 1 => {
-            let overlap = if s.overlap { "beside compute" } else { "after compute" };
-            text += &format!(
-                ", gradients reduced {overlap} in buckets of {} ({})",
-                s.bucket, s.collective
-            );
-        }
-        Sync::AllReduce => {}
+}
+
+/// How replicas come to the same weights; nothing where there is one.
+fn agreement(plan: &Plan) -> Option<String> {
+    let s = &plan.strategy;
+    if let Sync::Servers(_) = s.sync {
+        return Some(format!("gradients to servers ({}), weights back", s.sync));
     }
-    match s.order {
-        Order::Canonical if plan.mesh.replicas() > 1 => {
-            text += &format!(", summed over {}", plural(s.leaves.into(), "leaf"));
-        }
-        Order::Canonical | Order::Free => {}
+    if plan.mesh.replicas() == 1 {
+        return None;
     }
-    text
+    let overlap = if s.overlap { "beside" } else { "after" };
+    let order = match s.order {
+        Order::Canonical => format!("canonical order of {}", plural(s.leaves.into(), "leaf")),
+        Order::Free => "free order".to_owned(),
+    };
+    let bucket = s.bucket;
+    Some(format!("{} all_reduce in buckets of {bucket}, {overlap} compute, {order}", s.collective))
 }
 
 /// The whole plan, at most 40 lines of 100 columns.
@@ -147,7 +152,9 @@ fn write_plan(
     let role = |role: usize| {
         let program = &plan.programs[role];
         let ops = count(program.body.nodes.len() as u64);
-        vec![cut(&program.name, ROLE_WIDTH), ops, program.memory.total().to_string()]
+        // "blocks.4..blocks.7" says "blocks" once too often for a narrow column.
+        let name = program.name.replace("..blocks.", "..");
+        vec![cut(&name, ROLE_WIDTH), ops, program.memory.total().to_string()]
     };
     let roles = plan.programs.len();
     let shown: Vec<Vec<String>> = if roles <= ROLES {
@@ -169,7 +176,7 @@ fn write_plan(
         writeln!(out, "  {:<14}{text:>10}  {share:>7}", kind.name())?;
     }
     let of = match device {
-        Some((name, memory)) => format!("  of {memory} on a {name}"),
+        Some((name, memory)) => format!("  of {memory} on {name}"),
         None => String::new(),
     };
     writeln!(out, "  {:<14}{:>10}{of}\n", "all", summary.peak_bytes.to_string())?;
@@ -177,9 +184,10 @@ fn write_plan(
     if summary.traffic.is_empty() {
         return writeln!(out, "nothing is sent between ranks");
     }
-    let rows = summary.traffic.iter().map(|(axis, sent)| {
-        vec![(*axis).to_owned(), count(sent.messages), sent.bytes.to_string()]
-    });
+    let rows = summary
+        .traffic
+        .iter()
+        .map(|(axis, sent)| vec![(*axis).to_owned(), count(sent.messages), sent.bytes.to_string()]);
     let rows: Vec<_> = rows.collect();
     writeln!(out, "sent by one rank in an iteration, at most")?;
     for line in table(&["axis", "messages", "bytes"], 1, rows).lines() {

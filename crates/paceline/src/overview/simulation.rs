@@ -36,7 +36,13 @@ fn write_simulation(
         writeln!(out, "{name:<9} {}", cut(&text, 90))?;
     }
     let device = &cluster.device;
-    writeln!(out, "cluster   {}: {} devices {}", cluster.name, count(cluster.devices()), device.name)?;
+    writeln!(
+        out,
+        "cluster   {}: {} devices {}",
+        cluster.name,
+        count(cluster.devices()),
+        device.name
+    )?;
     writeln!(out)?;
     let rank = "on the slowest rank";
     writeln!(out, "iteration      {:>9}", outcome.iteration.to_string())?;

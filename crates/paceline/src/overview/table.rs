@@ -44,7 +44,7 @@ pub(crate) fn table(
 }
 
 /// A text cut to a width, with a sign that something is missing.
-pub(super) fn cut(text: &str, width: usize) -> String {
+pub(crate) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
     }

@@ -70,7 +70,8 @@ impl Roofline<'_> {
         let squares = batch * queries as f64 * keys as f64;
         let size = self.activation().size() as f64;
         let scores = squares * size;
-        let dropout = if self.profile.dropout { self.streaming(squares * self.mask_bytes()) } else { 0.0 };
+        let dropout =
+            if self.profile.dropout { self.streaming(squares * self.mask_bytes()) } else { 0.0 };
         // Into scores, and out of them.
         let into = Product { rows: queries, columns: keys, depth: heads.head_dim };
         let from = Product { rows: queries, columns: heads.head_dim, depth: keys };

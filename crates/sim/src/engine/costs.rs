@@ -101,9 +101,8 @@ impl<'a> Costs<'a> {
         let program = &self.plan.programs[role.index()];
         let service = &program.services[service as usize];
         let me = self.plan.representative(role);
-        let bytes = |view: &View| {
-            Bytes(view.len.saturating_mul(program.buffer(view.buffer).dtype.size()))
-        };
+        let bytes =
+            |view: &View| Bytes(view.len.saturating_mul(program.buffer(view.buffer).dtype.size()));
         let mut time = Seconds::ZERO;
         let peers = self.plan.mesh.members(self.plan.group(service.group), me);
         for peer in peers.into_iter().filter(|&peer| peer != me) {
@@ -149,12 +148,12 @@ fn collective(
         source,
     };
     let ranks = u32::try_from(members.len()).unwrap_or(u32::MAX);
-    let pattern = Pattern::new(call.kind, call.algorithm, call.order, ranks, call.root)
-        .map_err(located)?;
+    let pattern =
+        Pattern::new(call.kind, call.algorithm, call.order, ranks, call.root).map_err(located)?;
     network.collective(&pattern, &members, vector).map_err(|source| {
-        let op = program.body.nodes.iter().position(|node| {
-            matches!(node.op, Op::Collective { call: id, .. } if program.call(id) == call)
-        });
+        let op = program.body.nodes.iter().position(
+            |node| matches!(node.op, Op::Collective { call: id, .. } if program.call(id) == call),
+        );
         let (role, what) = (program.name.clone(), call.name.clone());
         SimError::NoPath { rank, role, op: op.unwrap_or(0).into(), what, source }
     })

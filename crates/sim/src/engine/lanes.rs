@@ -82,6 +82,8 @@ struct Lane {
     free: f64,
     /// Meetings of a posted head that have not taken place; none while it is not posted.
     open: Option<u32>,
+    /// When the first and the last meeting of the head so far ended.
+    met: (f64, f64),
     next_waiter: u32,
 }
 
@@ -114,7 +116,14 @@ impl<'a> Run<'a> {
             let role = RoleId::from(role);
             let first = run.lanes.len();
             let mut last = vec![NONE; program.lanes.len()];
-            let idle = |_: &u32| Lane { role, head: NONE, free: 0.0, open: None, next_waiter: NONE };
+            let idle = |_: &u32| Lane {
+                role,
+                head: NONE,
+                free: 0.0,
+                open: None,
+                met: (0.0, 0.0),
+                next_waiter: NONE,
+            };
             run.lanes.extend(last.iter().map(idle));
             for node in &program.body.nodes {
                 let number = run.lane.len() as u32;
@@ -153,7 +162,8 @@ impl<'a> Run<'a> {
         let meetings = self.meetings.of(head);
         if meetings.is_empty() {
             let duration = self.costs.op(role, &body.nodes[op.index()].op);
-            self.finish(head, posted, posted + duration.0);
+            let end = posted + duration.0;
+            self.finish(head, posted, end, end);
             return true;
         }
         self.lanes[at as usize].open = Some(meetings.len() as u32);
@@ -169,23 +179,28 @@ impl<'a> Run<'a> {
         self.lanes[at as usize].open.is_none()
     }
 
-    /// A meeting takes place: each of its ops ends with the last of its meetings. The lane that just
-    /// came goes on by itself; the others, which waited, become ready.
+    /// A meeting takes place. The lane that just came goes on by itself; the others, which waited,
+    /// become ready.
+    ///
+    /// An op with several meetings stands for the ranks of a role that a server deals with one by one.
+    /// It ends with the last of them, because what depends on it is told of the slowest rank. Its lane
+    /// goes on with the first, because a rank that is through need not wait for the others.
     fn hold(&mut self, meeting: u32, start: f64, came: u32) {
         let end = start + self.meetings.all[meeting as usize].duration.0;
         for &op in self.meetings.ops(meeting) {
             let number = op as usize;
             let lane = &mut self.lanes[self.lane[number] as usize];
             let open = lane.open.map_or(0, |open| open - 1);
-            lane.open = Some(open);
-            let begun = if self.start[number] == OPEN { start } else { self.start[number].min(start) };
-            self.start[number] = begun;
-            // Kept on the lane until all are held, so that nobody takes the op for ended.
-            lane.free = lane.free.max(end);
+            if self.start[number] == OPEN {
+                self.start[number] = start;
+                lane.met = (end, end);
+            }
+            self.start[number] = self.start[number].min(start);
+            lane.met = (lane.met.0.min(end), lane.met.1.max(end));
+            lane.open = (open > 0).then_some(open);
             if open == 0 {
-                let last = lane.free;
-                lane.open = None;
-                self.finish(op, begun, last);
+                let (first, last) = lane.met;
+                self.finish(op, self.start[number], last, first);
                 if self.lane[number] != came {
                     self.ready.push(self.lane[number]);
                 }
@@ -193,13 +208,13 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// An op is done: its lane goes on, and so do the lanes that wait for it.
-    fn finish(&mut self, op: u32, start: f64, end: f64) {
+    /// An op is done: its lane goes on from `free`, and so do the lanes that wait for it.
+    fn finish(&mut self, op: u32, start: f64, end: f64, free: f64) {
         let number = op as usize;
         self.start[number] = start;
         self.end[number] = end;
         let lane = &mut self.lanes[self.lane[number] as usize];
-        lane.free = end;
+        lane.free = free;
         lane.head = self.next[number];
         let mut waiter = std::mem::replace(&mut self.waiter[number], NONE);
         while waiter != NONE {

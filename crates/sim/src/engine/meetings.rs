@@ -193,7 +193,13 @@ impl Finder<'_> {
     }
 
     /// A message to or from an asynchronous server, which is always ready.
-    fn request(&mut self, role: RoleId, op: OpId, server: u32, bytes: Bytes) -> Result<(), SimError> {
+    fn request(
+        &mut self,
+        role: RoleId,
+        op: OpId,
+        server: u32,
+        bytes: Bytes,
+    ) -> Result<(), SimError> {
         let me = self.plan.representative(role);
         let server = Rank(self.plan.mesh.size() + server);
         let time = self.time(role, op, (me, server, bytes))?;

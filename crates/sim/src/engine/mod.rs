@@ -75,3 +75,6 @@ fn describe_op(plan: &Plan, role: RoleId, op: OpId) -> String {
     let program = &plan.programs[role.index()];
     describe(plan, program, &program.body.nodes[op.index()].op)
 }
+
+#[cfg(test)]
+mod tests;

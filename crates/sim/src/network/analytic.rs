@@ -41,7 +41,8 @@ impl<'c> Analytic<'c> {
 
     /// What one device gets of a link: all that stand behind it use it at once.
     fn rate(&self, path: &Path) -> f64 {
-        path.bandwidth.0 / f64::from(self.cluster.dimensions[path.dimension].devices_per_link.max(1))
+        path.bandwidth.0
+            / f64::from(self.cluster.dimensions[path.dimension].devices_per_link.max(1))
     }
 
     /// By dimension, by how much a ring's links between units of that dimension are widened.
@@ -333,7 +334,8 @@ mod tests {
         let mut cluster = switch(8);
         cluster.dimensions[0].kind = DimensionKind::FullyConnected;
         let (a, b) = link(&cluster);
-        let direct = time(&cluster, CollectiveKind::AllReduce, Algorithm::Direct, &ranks(0..8), 8_000);
+        let direct =
+            time(&cluster, CollectiveKind::AllReduce, Algorithm::Direct, &ranks(0..8), 8_000);
         close(direct, 2.0 * (a + 1000.0 * b));
     }
 
@@ -344,7 +346,8 @@ mod tests {
         let mut cluster = switch(8);
         cluster.dimensions[0].kind = DimensionKind::Ring;
         let (a, b) = link(&cluster);
-        let spread = time(&cluster, CollectiveKind::AllToAll, Algorithm::Direct, &ranks(0..8), 8_000);
+        let spread =
+            time(&cluster, CollectiveKind::AllToAll, Algorithm::Direct, &ranks(0..8), 8_000);
         close(spread, 4.0 * a + 8.0 * 1000.0 * b);
         let ring = time(&cluster, CollectiveKind::AllGather, Algorithm::Ring, &ranks(0..8), 8_000);
         close(ring, 7.0 * (a + 1000.0 * b));
@@ -397,9 +400,9 @@ mod tests {
         let host = preset::get("dgx1-v100").unwrap();
         let n = 8_000_000;
         let ring = time(&host, CollectiveKind::AllReduce, Algorithm::Ring, &ranks(0..8), n);
-        // Between GPUs 3 and 4 there is no NVLink: two hops over a single one.
+        // GPUs 0 and 1 are joined by one NVLink, 1 and 2 by two.
         let dimension = &host.dimensions[0];
-        let slow = 2.0 * dimension.latency.0 + n as f64 / 8.0 / dimension.achievable().0;
+        let slow = dimension.latency.0 + n as f64 / 8.0 / dimension.achievable().0;
         close(ring, 14.0 * slow);
     }
 

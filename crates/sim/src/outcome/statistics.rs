@@ -23,13 +23,17 @@ pub(super) struct Account {
 impl Account {
     pub(super) fn new(plan: &Plan, role: RoleId, timeline: &Timeline, iteration: Seconds) -> Self {
         let program = &plan.programs[role.index()];
-        let spans = |chosen: fn(SpanKind) -> bool| {
-            let nodes = program.body.nodes.iter().enumerate();
-            let chosen = nodes.filter(move |(_, node)| chosen(kind(plan, program, &node.op)));
-            Intervals::new(chosen.map(|(op, _)| timeline.span(role, OpId::from(op))))
-        };
-        let busy = spans(SpanKind::is_compute);
-        let moving = spans(SpanKind::is_communication);
+        let (mut busy, mut moving) = (Vec::new(), Vec::new());
+        for (index, node) in program.body.nodes.iter().enumerate() {
+            let kind = kind(plan, program, &node.op);
+            let span = timeline.span(role, OpId::from(index));
+            if kind.is_compute() {
+                busy.push(span);
+            } else if kind.is_communication() {
+                moving.push(span);
+            }
+        }
+        let (busy, moving) = (Intervals::new(busy), Intervals::new(moving));
         let (compute, exposed) = (busy.measure(), moving.subtract(&busy).measure());
         // Rounding may leave less than nothing of an iteration that is full.
         let idle = (iteration - compute - exposed).max(Seconds::ZERO);

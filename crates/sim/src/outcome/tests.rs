@@ -1,0 +1,92 @@
+use crate::cluster::preset;
+use crate::{Options, Outcome, simulate};
+use paceline_plan::DType;
+use paceline_plan::collective::Order;
+use paceline_plan::lower::lower;
+use paceline_plan::model::built_in;
+use paceline_plan::program::Plan;
+use paceline_plan::strategy::{Recompute, Strategy};
+use paceline_plan::trace::{Origin, SpanKind};
+use paceline_plan::units::Bytes;
+
+fn gpt3(strategy: Strategy) -> (Plan, Outcome) {
+    let model = built_in::get("gpt3-175b").unwrap().unwrap();
+    let strategy = Strategy { seq: model.seq, dtype: DType::Bf16, order: Order::Free, ..strategy };
+    let plan = lower(&model, &strategy).unwrap();
+    let cluster = preset::holding("dgx-a100", plan.mesh.world().into()).unwrap();
+    let outcome = simulate(&plan, &cluster, &Options { trace: true, ..Options::default() });
+    (plan, outcome.unwrap())
+}
+
+/// Narayanan et al. (arXiv 2104.04473), eq. 3 without the recomputed quarter.
+#[test]
+fn mfu_counts_the_published_operations_whatever_the_layout() {
+    let model = built_in::get("gpt3-175b").unwrap().unwrap();
+    let (b, s, l) = (16.0, model.seq as f64, model.layers as f64);
+    let (h, v) = (model.d_model as f64, model.vocab as f64);
+    let published = 72.0 * b * s * l * h * h * (1.0 + s / (6.0 * h) + v / (12.0 * l * h));
+    let base = Strategy { global_batch: 16, ..Strategy::default() };
+    let layouts = [
+        Strategy { tp: 8, ..base.clone() },
+        Strategy { tp: 8, pp: 8, recompute: Recompute::Full, ..base.clone() },
+        Strategy { tp: 8, dp: 4, sp: true, recompute: Recompute::Selective, ..base },
+    ];
+    for layout in layouts {
+        let (plan, outcome) = gpt3(layout);
+        let devices = f64::from(plan.mesh.world());
+        let counted = outcome.mfu * outcome.iteration.0 * devices * 312e12;
+        // A vocabulary that tp does not divide is padded, and the padding is computed.
+        assert!((counted / published - 1.0).abs() < 1e-4, "{counted} {published}");
+        let tokens = outcome.tokens_per_s_per_device * devices * outcome.iteration.0;
+        assert!((tokens / (16.0 * s) - 1.0).abs() < 1e-9);
+    }
+}
+
+#[test]
+fn ops_are_summed_by_what_they_do() {
+    let layout = Strategy { tp: 8, pp: 4, dp: 2, global_batch: 16, ..Strategy::default() };
+    let (_, outcome) = gpt3(layout);
+    let find = |name: &str| outcome.ops.iter().find(|op| op.name == name);
+    for name in ["forward", "backward", "all_reduce tp", "all_reduce dp", "optimizer step"] {
+        assert!(find(name).is_some_and(|op| op.count > 0 && op.time.0 > 0.0), "{name}");
+    }
+    assert!(find("recompute").is_none());
+    assert_eq!(find("forward").unwrap().exposed.0, 0.0);
+    let all = find("all_reduce tp").unwrap();
+    assert!(0.0 < all.exposed.0 && all.exposed.0 < all.time.0, "weight gradients hide a part");
+    assert!(outcome.ops.windows(2).all(|pair| pair[0].time.0 >= pair[1].time.0));
+}
+
+#[test]
+fn what_does_not_fit_is_told() {
+    let (plan, alone) = gpt3(Strategy { global_batch: 1, ..Strategy::default() });
+    assert!(!alone.fits && alone.peak_bytes > Bytes(1 << 40));
+    assert_eq!(alone.peak_bytes, plan.programs[0].memory.total());
+    let (_, spread) = gpt3(Strategy { tp: 8, pp: 16, global_batch: 16, ..Strategy::default() });
+    assert!(spread.fits);
+}
+
+#[test]
+fn the_trace_has_one_rank_of_each_role_and_the_programs_op_numbers() {
+    let layout = Strategy { tp: 8, pp: 2, dp: 2, global_batch: 8, ..Strategy::default() };
+    let (plan, outcome) = gpt3(layout);
+    let trace = outcome.trace.unwrap();
+    assert_eq!(trace.origin, Origin::Simulated);
+    assert_eq!(trace.world, 32);
+    let ranks: Vec<u32> = trace.ranks().iter().map(|rank| rank.0).collect();
+    assert_eq!(ranks, [0, 16]);
+    let mut forward = 0;
+    for span in trace.spans.iter().filter(|span| span.kind == SpanKind::Forward) {
+        let program = plan.program(span.rank);
+        let node = &program.body.nodes[span.op as usize];
+        let paceline_plan::program::Op::Compute { segment, microbatch, .. } = node.op else {
+            panic!("{span:?} is {:?}", node.op)
+        };
+        let template = &plan.templates[program.segment(segment).template as usize];
+        assert_eq!(trace.name(span), template.name);
+        assert_eq!(trace.lane(span), "compute");
+        assert_eq!(span.microbatch, Some(microbatch.0));
+        forward += 1;
+    }
+    assert!(forward > 100);
+}

@@ -32,6 +32,8 @@ fn add_role(
     for (index, node) in program.body.nodes.iter().enumerate() {
         let (start, end) = timeline.span(role, OpId::from(index));
         let before = std::mem::replace(&mut free[node.lane.index()], end);
+        // An op that stands for many ranks may reach into the next one of its lane.
+        let start = if start.0 < before.0 { before.max(start) } else { start };
         // Giving memory up is a note to the reader of a plan; no engine does anything for it.
         if matches!(node.op, Op::Free { .. }) {
             continue;
@@ -66,9 +68,7 @@ fn name(builder: &mut TraceBuilder, plan: &Plan, program: &Program, op: &Op) -> 
         Op::Load { what: LoadKind::Targets, .. } => builder.name("load targets"),
         Op::Send { view, .. } => builder.name(&format!("send {}", buffer(view.buffer))),
         Op::Recv { view, .. } => builder.name(&format!("recv {}", buffer(view.buffer))),
-        Op::Accumulate { into, .. } => {
-            builder.name(&format!("accumulate {}", buffer(into.buffer)))
-        }
+        Op::Accumulate { into, .. } => builder.name(&format!("accumulate {}", buffer(into.buffer))),
         Op::Step { bucket } => {
             builder.name(&format!("step {}", program.buckets[bucket as usize].name))
         }

@@ -1,0 +1,61 @@
+//! Layouts that nobody thought of.
+
+mod common;
+
+use common::*;
+use paceline_plan::collective::Order;
+use paceline_plan::lower::lower;
+use paceline_plan::schedule::ScheduleKind;
+use paceline_plan::strategy::{Recompute, Strategy as Layout, Sync, Zero};
+use paceline_plan::units::Bytes;
+use proptest::prelude::*;
+
+fn any_layout() -> impl Strategy<Value = Layout> {
+    let axes = (0u32..3, 0u32..2, 0u32..3).prop_map(|(d, t, p)| (1 << d, 1 << t, 1 << p));
+    let zero =
+        prop::sample::select(vec![Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Parameters]);
+    let schedule = prop::sample::select(vec![
+        ScheduleKind::GPipe,
+        ScheduleKind::OneFOneB,
+        ScheduleKind::Interleaved { chunks: 2 },
+    ]);
+    let recompute =
+        prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]);
+    let sync = prop::sample::select(vec![Sync::AllReduce, Sync::AllReduce, Sync::Servers(2)]);
+    let bucket = prop::sample::select(vec![1u64, 8 << 10, 25 << 20]);
+    (axes, zero, schedule, recompute, sync, bucket, any::<[bool; 3]>(), 0u32..3).prop_map(
+        |((dp, tp, pp), zero, schedule, recompute, sync, bucket, [sp, overlap, free], more)| {
+            Layout {
+                dp,
+                tp,
+                pp,
+                sp,
+                zero,
+                schedule,
+                recompute,
+                sync,
+                bucket: Bytes(bucket),
+                overlap,
+                order: if free { Order::Free } else { Order::Canonical },
+                leaves: dp << more,
+                ..strategy(16, 2, 1)
+            }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, max_global_rejects: 10_000, ..Default::default() })]
+    #[test]
+    fn any_layout_trains_as_one_rank_does(layout in any_layout(), which in 0usize..3) {
+        let model = [tiny_gpt(true), tiny_gpt(false), tiny_llama()][which].clone();
+        prop_assume!(lower(&model, &layout).is_ok());
+        let one = strategy(16, 2, layout.leaves);
+        prop_assume!(lower(&model, &one).is_ok());
+        if layout.tp == 1 && layout.order == Order::Canonical {
+            assert_same_bits(&model, &one, &[("layout", layout)]);
+        } else {
+            assert_close(&model, &one, 1e-5, &[("layout", layout)]);
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Losses and gradients against a second implementation: the models' formulas, written out plainly
+//! in double precision.
+
+mod common;
+
+use common::*;
+use paceline_exec::data::{Corpus, sample_start};
+use paceline_exec::{Parameters, TrainOptions, train};
+use paceline_plan::model::{Activation, Model, ModelKind};
+use paceline_plan::strategy::{OptimizerKind, Strategy};
+use std::collections::BTreeMap;
+
+type Weights = BTreeMap<String, Vec<f64>>;
+/// One row per token.
+type Rows = Vec<Vec<f64>>;
+
+/// The mean loss of the first iteration's samples.
+fn loss(model: &Model, weights: &Weights, samples: u64, seed: u64) -> f64 {
+    let corpus = Corpus::new(model.vocab as u32, seed).unwrap();
+    let sample_loss = |sample: u64| {
+        let start = sample_start(0, sample, samples, model.seq);
+        let mut text = vec![0; model.seq as usize + 1];
+        corpus.fill(start, &mut text);
+        let logits = logits(model, weights, &text[..model.seq as usize]);
+        let of_token = |(row, &target): (&Vec<f64>, &u32)| {
+            row.iter().map(|l| l.exp()).sum::<f64>().ln() - row[target as usize]
+        };
+        logits.iter().zip(&text[1..]).map(of_token).sum::<f64>()
+    };
+    (0..samples).map(sample_loss).sum::<f64>() / (samples * model.seq) as f64
+}
+
+fn logits(model: &Model, weights: &Weights, tokens: &[u32]) -> Rows {
+    let width = model.d_model as usize;
+    let row = |name: &str, i: usize| weights[name][i * width..(i + 1) * width].to_vec();
+    let mut x: Rows = tokens.iter().map(|&t| row("embedding.table.weight", t as usize)).collect();
+    if model.kind == ModelKind::Gpt2 {
+        for (position, x) in x.iter_mut().enumerate() {
+            add(x, &row("embedding.position.weight", position));
+        }
+    }
+    for layer in 0..model.layers {
+        let name = |what: &str| format!("blocks.{layer}.{what}");
+        if model.kind == ModelKind::Mlp {
+            x = each(linear(weights, &name("up"), &x), |v| v.max(0.0));
+            x = each(linear(weights, &name("down"), &x), |v| v.max(0.0));
+            continue;
+        }
+        let qkv = linear(weights, &name("qkv"), &norm(model, weights, &name("norm1"), &x));
+        let out = linear(weights, &name("attention_out"), &attention(model, qkv));
+        x.iter_mut().zip(&out).for_each(|(x, y)| add(x, y));
+        let up = linear(weights, &name("up"), &norm(model, weights, &name("norm2"), &x));
+        let active = match model.activation {
+            Activation::Gelu => each(up, gelu),
+            Activation::SwiGlu => up.iter().map(|row| swiglu(row)).collect(),
+            Activation::Relu => each(up, |v| v.max(0.0)),
+            Activation::SquaredRelu => each(up, |v| v.max(0.0).powi(2)),
+        };
+        let down = linear(weights, &name("down"), &active);
+        x.iter_mut().zip(&down).for_each(|(x, y)| add(x, y));
+    }
+    if model.kind != ModelKind::Mlp {
+        x = norm(model, weights, "head.norm", &x);
+    }
+    let table = if model.tied { "embedding.table" } else { "head.table" };
+    linear(weights, table, &x)
+}
+
+fn attention(model: &Model, mut qkv: Rows) -> Rows {
+    let [heads, kv_heads, dim] = [model.heads, model.kv_heads, model.head_dim].map(|n| n as usize);
+    if model.kind == ModelKind::Llama {
+        for (position, row) in qkv.iter_mut().enumerate() {
+            for head in row[..(heads + kv_heads) * dim].chunks_mut(dim) {
+                for i in 0..dim / 2 {
+                    let turn = model.rope_theta.powf(-2.0 * i as f64 / dim as f64);
+                    let (sin, cos) = (position as f64 * turn).sin_cos();
+                    let (a, b) = (head[i], head[i + dim / 2]);
+                    (head[i], head[i + dim / 2]) = (a * cos - b * sin, b * cos + a * sin);
+                }
+            }
+        }
+    }
+    let attend = |query: usize| {
+        let mut out = Vec::new();
+        for head in 0..heads {
+            let kv = head / (heads / kv_heads);
+            let q = &qkv[query][head * dim..][..dim];
+            let key = |i: usize| &qkv[i][(heads + kv) * dim..][..dim];
+            let value = |i: usize| &qkv[i][(heads + kv_heads + kv) * dim..][..dim];
+            let scores: Vec<f64> =
+                (0..=query).map(|i| (dot(q, key(i)) / (dim as f64).sqrt()).exp()).collect();
+            let total: f64 = scores.iter().sum();
+            out.extend((0..dim).map(|d| {
+                scores.iter().enumerate().map(|(i, s)| s * value(i)[d]).sum::<f64>() / total
+            }));
+        }
+        out
+    };
+    (0..qkv.len()).map(attend).collect()
+}
+
+fn norm(model: &Model, weights: &Weights, name: &str, x: &Rows) -> Rows {
+    let gain = &weights[&format!("{name}.weight")];
+    let bias = weights.get(&format!("{name}.bias"));
+    let of_row = |row: &Vec<f64>| {
+        let count = row.len() as f64;
+        let mean = if bias.is_some() { row.iter().sum::<f64>() / count } else { 0.0 };
+        let variance = row.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / count;
+        let scale = 1.0 / (variance + model.norm_eps).sqrt();
+        let mut y: Vec<f64> = row.iter().zip(gain).map(|(v, g)| (v - mean) * scale * g).collect();
+        bias.inspect(|bias| add(&mut y, bias));
+        y
+    };
+    x.iter().map(of_row).collect()
+}
+
+fn linear(weights: &Weights, name: &str, x: &Rows) -> Rows {
+    let (weight, bias) =
+        (&weights[&format!("{name}.weight")], weights.get(&format!("{name}.bias")));
+    let of_row = |row: &Vec<f64>| {
+        let mut y: Vec<f64> = weight.chunks(row.len()).map(|w| dot(w, row)).collect();
+        bias.inspect(|bias| add(&mut y, bias));
+        y
+    };
+    x.iter().map(of_row).collect()
+}
+
+fn swiglu(row: &[f64]) -> Vec<f64> {
+    let (gate, up) = row.split_at(row.len() / 2);
+    gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect()
+}
+
+fn gelu(x: f64) -> f64 {
+    let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+    0.5 * x * (1.0 + inner.tanh())
+}
+
+fn each(rows: Rows, f: impl Fn(f64) -> f64) -> Rows {
+    rows.into_iter().map(|row| row.into_iter().map(&f).collect()).collect()
+}
+
+fn add(x: &mut [f64], y: &[f64]) {
+    x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// Moved by `by` along a direction, in one tensor.
+fn moved(weights: &Weights, name: &str, direction: &[f64], by: f64) -> Weights {
+    let mut weights = weights.clone();
+    let tensor = weights.get_mut(name).unwrap();
+    tensor.iter_mut().zip(direction).for_each(|(w, d)| *w += by * d);
+    weights
+}
+
+/// One step of plain descent moves the weights by the gradient itself. Along it, the reference's loss
+/// must change by the square of its length, tensor by tensor; a wrong gradient of the same length
+/// changes it by less.
+#[test]
+fn losses_and_gradients_are_those_of_the_formulas() {
+    for model in [tiny_gpt(true), tiny_gpt(false), tiny_llama(), tiny_mlp()] {
+        let one = Strategy { optimizer: OptimizerKind::Sgd, ..strategy(2, 1, 2) };
+        let after = |iterations: u32, lr: f64| {
+            let options = TrainOptions {
+                iterations,
+                lr,
+                seed: 3,
+                clip: None,
+                keep_parameters: true,
+                ..TrainOptions::default()
+            };
+            train(&plan(&model, &one), &options, &mut |_| {}).unwrap()
+        };
+        let wide = |p: Parameters| -> Weights {
+            p.into_iter().map(|(n, v)| (n, v.into_iter().map(f64::from).collect())).collect()
+        };
+        let start = wide(after(0, 0.0).parameters.unwrap());
+        let run = after(1, 1.0);
+        let end = wide(run.parameters.unwrap());
+
+        let expected = loss(&model, &start, 2, 3);
+        let found = f64::from(run.iterations[0].loss);
+        assert!((found / expected - 1.0).abs() < 1e-6, "{}: {found}, {expected}", model.name());
+
+        let mut squares = 0.0;
+        for (name, before) in &start {
+            let gradient: Vec<f64> = before.iter().zip(&end[name]).map(|(a, b)| a - b).collect();
+            let square = dot(&gradient, &gradient);
+            squares += square;
+            let by = 1e-4 / square.sqrt().max(1e-6);
+            let at = |by: f64| loss(&model, &moved(&start, name, &gradient, by), 2, 3);
+            let slope = (at(by) - at(-by)) / (2.0 * by);
+            let error = (slope - square).abs();
+            assert!(
+                error < 1e-3 * square + 1e-10,
+                "{} {name}: along its gradient the loss changes by {slope}, not {square}",
+                model.name()
+            );
+        }
+        let norm = f64::from(run.iterations[0].grad_norm);
+        assert!((norm / squares.sqrt() - 1.0).abs() < 1e-4, "{norm} against {}", squares.sqrt());
+    }
+}

@@ -1,0 +1,89 @@
+//! From the words of a table to a cluster: one description for each kind of hardware, whatever the
+//! row.
+
+use super::Skipped;
+use crate::cluster::{Cluster, preset};
+use paceline_plan::units::{Bytes, BytesPerSec};
+
+/// The smallest cluster of a platform with so many devices.
+pub(super) fn cluster(platform: &str, devices: u64) -> Result<Cluster, Skipped> {
+    let known = KNOWN.iter().find(|known| platform.starts_with(known.prefix));
+    let Some(known) = known else {
+        return Err(Skipped(format!("no built-in cluster describes '{platform}'")));
+    };
+    let mut cluster =
+        preset::holding(known.preset, devices).map_err(|error| Skipped(error.to_string()))?;
+    (known.change)(&mut cluster);
+    Ok(cluster)
+}
+
+struct Known {
+    /// How the platform's name starts.
+    prefix: &'static str,
+    /// The built-in cluster that it is, or comes closest to.
+    preset: &'static str,
+    /// What differs.
+    change: fn(&mut Cluster),
+}
+
+const fn same(prefix: &'static str, preset: &'static str) -> Known {
+    Known { prefix, preset, change: |_| {} }
+}
+
+/// The first that fits, so that special parts stand before what they are parts of.
+const KNOWN: [Known; 10] = [
+    Known { prefix: "H100-96GB-HBM2e", preset: "dgx-h100", change: h100_hbm2e },
+    Known { prefix: "A100-SXM (80GB inferred)", preset: "dgx-a100", change: four_nics },
+    same("A100-SXM", "dgx-a100"),
+    same("A800-SXM", "dgx-a800"),
+    same("H100-SXM", "dgx-h100"),
+    same("H200-SXM", "dgx-h200"),
+    same("B200-SXM", "dgx-b200"),
+    same("GB200", "gb200-nvl72"),
+    same("V100-SXM", "dgx1-v100"),
+    same("TPU-v4", "tpu-v4"),
+];
+
+/// The H100 of Meta's clusters (torchtitan's benchmarks): 96 GB of HBM2e at 2.4 TB/s and 500 W.
+///
+/// At 700 W, products sustain 0.8 of the peak. Clocks follow about the square root of power where
+/// voltage can still fall with them: √(500/700) of that is left.
+fn h100_hbm2e(cluster: &mut Cluster) {
+    cluster.name = format!("{} with 96 GB HBM2e at 500 W", cluster.name);
+    cluster.device.name = "H100-96GB-HBM2e-500W".into();
+    cluster.device.memory = Bytes(95 << 30);
+    cluster.device.memory_bandwidth = BytesPerSec(2.4e12);
+    cluster.device.max_efficiency *= (500.0f64 / 700.0).sqrt();
+}
+
+/// Hosts with 800 Gbit/s in place of 1,600 (vTrain's validation runs): two GPUs share a NIC.
+fn four_nics(cluster: &mut Cluster) {
+    cluster.name = format!("{} with four NICs", cluster.name);
+    if let Some(fabric) = cluster.dimensions.last_mut() {
+        fabric.devices_per_link = 2;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_platform_has_one_description() {
+        for known in &KNOWN {
+            let found = cluster(known.prefix, 64).unwrap();
+            assert!(found.devices() >= 64, "{}", known.prefix);
+        }
+        assert_eq!(cluster("GB200-NVL72", 256).unwrap().devices(), 256);
+        assert_eq!(cluster("A100-SXM-80GB", 32).unwrap(), preset::get("dgx-a100:4").unwrap());
+        let special = cluster("H100-96GB-HBM2e-500W", 8).unwrap();
+        assert_eq!(special.device.memory_bandwidth, BytesPerSec(2.4e12));
+        assert!(special.device.max_efficiency < 0.7);
+    }
+
+    #[test]
+    fn an_unknown_platform_is_named() {
+        let told = cluster("MI300X", 8).unwrap_err().to_string();
+        assert_eq!(told, "no built-in cluster describes 'MI300X'");
+    }
+}

@@ -1,0 +1,293 @@
+//! Measured training runs: one row per model, layout and cluster.
+//!
+//! Everything that a row needs comes from its own columns by the same rules for all rows: there is
+//! no constant that belongs to one row or one source.
+
+use super::csv::{self, Record};
+use super::{Skipped, TableError, platform};
+use crate::cluster::Cluster;
+use crate::{Options, Profile, simulate};
+use paceline_plan::DType;
+use paceline_plan::collective::{Algorithm, Order};
+use paceline_plan::lower::lower;
+use paceline_plan::model::{Activation, Model, ModelKind, Shape};
+use paceline_plan::schedule::ScheduleKind;
+use paceline_plan::strategy::{Recompute, Strategy, Zero};
+use paceline_plan::units::Bytes;
+use std::str::FromStr;
+
+/// The columns by which a table of this kind is told from others.
+pub const COLUMNS: [&str; 12] = [
+    "id",
+    "platform",
+    "gpus",
+    "layers",
+    "d_model",
+    "heads",
+    "seq",
+    "vocab",
+    "tp",
+    "pp",
+    "dp",
+    "global_batch",
+];
+
+/// The rows of a table of measured training runs.
+pub fn rows(text: &str, file: &str) -> Result<Vec<Row>, TableError> {
+    let records = csv::parse(text, file, &COLUMNS)?;
+    Ok(records.into_iter().map(|record| Row { record }).collect())
+}
+
+/// One measured run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    record: Record,
+}
+
+/// What a row asks of the simulator.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// What was trained.
+    pub model: Model,
+    /// How.
+    pub strategy: Strategy,
+    /// On what.
+    pub cluster: Cluster,
+    /// By which software.
+    pub profile: Profile,
+}
+
+/// What the simulator says of a row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prediction {
+    /// Time of an iteration.
+    pub predicted_s: f64,
+    /// Planned bytes of the rank whose memory the source reports.
+    pub predicted_bytes: Bytes,
+}
+
+impl Row {
+    /// The row's name.
+    pub fn id(&self) -> &str {
+        self.record.get("id").unwrap_or("")
+    }
+
+    /// The row's line in its file.
+    pub fn line(&self) -> usize {
+        self.record.line
+    }
+
+    /// The measured time of an iteration, from tokens a second where only that was published.
+    pub fn measured_s(&self) -> Option<f64> {
+        let positive = |column: &str| {
+            let value: f64 = self.record.get(column)?.parse().ok()?;
+            (value.is_finite() && value > 0.0).then_some(value)
+        };
+        positive("measured_iteration_s").or_else(|| {
+            let rate = positive("measured_tokens_per_s_per_gpu")? * positive("gpus")?;
+            Some(positive("global_batch")? * positive("seq")? / rate)
+        })
+    }
+
+    /// The measured peak of memory, if the source has one.
+    pub fn measured_bytes(&self) -> Option<Bytes> {
+        self.record.get("measured_peak_mem_bytes")?.parse().ok().map(Bytes)
+    }
+
+    /// Plans and times the run, or says why that is not possible.
+    pub fn simulate(&self) -> Result<Prediction, Skipped> {
+        let Request { model, strategy, cluster, profile } = self.request()?;
+        let plan = lower(&model, &strategy)
+            .map_err(|problems| Skipped(problems.to_string().replace('\n', "; ")))?;
+        let options = Options { profile, trace: false };
+        let outcome =
+            simulate(&plan, &cluster, &options).map_err(|error| Skipped(error.to_string()))?;
+        // Megatron-LM reports its last rank, which stands on the last stage; others their largest.
+        let last = self.has("notes", "LAST");
+        let stage = plan.programs.get(strategy.pp as usize - 1).filter(|_| last);
+        let predicted_bytes = stage.map_or(outcome.peak_bytes, |stage| stage.memory.total());
+        Ok(Prediction { predicted_s: outcome.iteration.0, predicted_bytes })
+    }
+
+    /// Model, strategy, cluster and profile of the run.
+    pub fn request(&self) -> Result<Request, Skipped> {
+        self.not_yet()?;
+        let strategy = self.strategy()?;
+        let ranks = u64::from(strategy.mesh().world());
+        let gpus: u64 = self.number("gpus")?;
+        if gpus != ranks {
+            return Err(Skipped(format!("{gpus} GPUs are not tp·pp·cp·dp = {ranks}")));
+        }
+        let cluster = platform::cluster(self.word("platform")?, ranks)?;
+        let fp16 = strategy.dtype == DType::F16;
+        // Published f16 runs are Megatron-LM's of 2021 and 2022; bf16 came together with fused
+        // attention.
+        let profile = if fp16 { Profile::MEGATRON_2021 } else { Profile::MODERN };
+        Ok(Request { model: self.model()?, strategy, cluster, profile })
+    }
+
+    /// What no plan can say yet.
+    fn not_yet(&self) -> Result<(), Skipped> {
+        let skip = |reason: &str| Err(Skipped(reason.to_owned()));
+        let more_than_one = |column: &str| self.number::<u64>(column).is_ok_and(|value| value > 1);
+        if more_than_one("experts") {
+            return skip("models with experts cannot be planned yet");
+        }
+        if self.has("attention", "mla") {
+            return skip("multi-head latent attention cannot be planned yet");
+        }
+        if more_than_one("cp") {
+            return skip("context parallelism cannot be planned yet");
+        }
+        if more_than_one("window") {
+            return skip("sliding-window attention cannot be planned yet");
+        }
+        if self.record.get("mtp_layers").is_some_and(|layers| layers != "0") {
+            return skip("multi-token prediction cannot be planned yet");
+        }
+        Ok(())
+    }
+
+    fn model(&self) -> Result<Model, Skipped> {
+        let heads: u64 = self.number("heads")?;
+        let d_model: u64 = self.number("d_model")?;
+        let seq: u64 = self.number("seq")?;
+        let words = self.record.get("activation_gated").unwrap_or("gelu/no");
+        let (activation, kind) = match words.split(['/', ' ']).next() {
+            Some("swiglu") => (Activation::SwiGlu, ModelKind::Llama),
+            // Nemotron: rotary positions and no biases.
+            Some("squared-relu") => (Activation::SquaredRelu, ModelKind::Llama),
+            Some("relu") => (Activation::Relu, ModelKind::Gpt2),
+            Some("gelu" | "unknown") if !words.contains("/yes") => {
+                (Activation::Gelu, ModelKind::Gpt2)
+            }
+            _ => return Err(Skipped(format!("activation '{words}' cannot be planned"))),
+        };
+        let learned = kind == ModelKind::Gpt2;
+        let shape = Shape {
+            kind,
+            layers: self.number("layers")?,
+            d_model,
+            heads,
+            kv_heads: self.optional("kv_heads")?.unwrap_or(heads),
+            head_dim: self.optional("head_dim")?.unwrap_or(d_model / heads.max(1)),
+            ffn: self.optional("ffn")?.unwrap_or(d_model.saturating_mul(4)),
+            seq,
+            max_positions: if learned { seq } else { 0 },
+            vocab: self.number("vocab")?,
+            tied: self.has("tied_embeddings", "True"),
+            activation,
+            norm_eps: 1e-5,
+            rope_theta: if learned { 0.0 } else { 500_000.0 },
+        };
+        Model::new(self.id(), shape)
+            .map_err(|errors| Skipped(errors.to_string().replace('\n', "; ")))
+    }
+
+    fn strategy(&self) -> Result<Strategy, Skipped> {
+        let (tp, pp): (u32, u32) = (self.number("tp")?, self.number("pp")?);
+        let dp = self.number("dp")?;
+        let chunks: Option<u16> = self.optional("vpp")?;
+        let dtype = self.dtype()?;
+        let schedule = match chunks {
+            Some(chunks) if chunks > 1 && pp > 1 => ScheduleKind::Interleaved { chunks },
+            Some(_) | None => ScheduleKind::OneFOneB,
+        };
+        Ok(Strategy {
+            dp,
+            tp,
+            pp,
+            sp: tp > 1 && self.has("sp", "True"),
+            zero: self.zero(),
+            schedule,
+            global_batch: self.number("global_batch")?,
+            micro_batch: self.number("micro_batch")?,
+            seq: self.number("seq")?,
+            recompute: self.recompute()?,
+            dtype,
+            grad_dtype: self.grad_dtype(dtype),
+            order: Order::Free,
+            leaves: dp,
+            // What NCCL does with large vectors.
+            collective: Algorithm::Ring,
+            overlap: self.overlaps(),
+            ..Strategy::default()
+        })
+    }
+
+    fn dtype(&self) -> Result<DType, Skipped> {
+        let words = self.word("precision")?.to_lowercase();
+        if words.contains("fp8") || words.contains("float8") {
+            return Ok(DType::Fp8);
+        }
+        match words.split([' ', ';', ',']).next() {
+            Some("bf16") => Ok(DType::Bf16),
+            Some("fp16") => Ok(DType::F16),
+            Some("fp32" | "tf32") => Ok(DType::F32),
+            _ => Err(Skipped(format!("precision '{words}' cannot be planned"))),
+        }
+    }
+
+    /// The gradients' type, where the row says so; otherwise that of the activations.
+    fn grad_dtype(&self, dtype: DType) -> DType {
+        let says = |words: &str| self.has("precision", words) || self.has("notes", words);
+        match dtype {
+            _ if says("fp32 grad") => DType::F32,
+            DType::Fp8 | DType::Bf16 => DType::Bf16,
+            DType::F16 => DType::F16,
+            DType::F32 | DType::U32 | DType::U8 => DType::F32,
+        }
+    }
+
+    fn zero(&self) -> Zero {
+        let says = |words: &str| self.has("zero_dist_optimizer", words);
+        if says("ZeRO-3") {
+            Zero::Parameters
+        } else if says("ZeRO-2") {
+            Zero::Gradients
+        } else if says("ZeRO-1") || says("dist-optimizer") {
+            Zero::Optimizer
+        } else {
+            Zero::None
+        }
+    }
+
+    fn recompute(&self) -> Result<Recompute, Skipped> {
+        let words = self.record.get("recompute").unwrap_or("none");
+        if words.starts_with("none") {
+            Ok(Recompute::None)
+        } else if words.starts_with("full") {
+            Ok(Recompute::Full)
+        } else if words.starts_with("selective") {
+            Ok(Recompute::Selective)
+        } else {
+            Err(Skipped(format!("recomputation is '{words}'")))
+        }
+    }
+
+    fn overlaps(&self) -> bool {
+        let says = |words: &str| self.has("overlap_flags", words);
+        !says("NOT overlapped") && (says("overlap") || says("prefetch"))
+    }
+
+    fn has(&self, column: &str, words: &str) -> bool {
+        self.record.get(column).is_some_and(|text| text.contains(words))
+    }
+
+    fn word(&self, column: &str) -> Result<&str, Skipped> {
+        self.record.get(column).ok_or_else(|| Skipped(format!("{column} is not stated")))
+    }
+
+    fn number<T: FromStr>(&self, column: &str) -> Result<T, Skipped> {
+        let text = self.word(column)?;
+        text.parse()
+            .map_err(|_| Skipped(format!("{column} '{text}' is no number that can be used")))
+    }
+
+    fn optional<T: FromStr>(&self, column: &str) -> Result<Option<T>, Skipped> {
+        if self.record.get(column).is_none() {
+            return Ok(None);
+        }
+        self.number(column).map(Some)
+    }
+}
