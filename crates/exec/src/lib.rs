@@ -1,6 +1,6 @@
 //! Runs a plan on real ranks.
 //!
-//! [`train`] starts every rank of a plan, and each interprets its role's program op by op: no branch
+//! [`train()`] starts every rank of a plan, and each interprets its role's program op by op: no branch
 //! here knows of a strategy, and nothing is decided that the plan has decided. Today ranks are
 //! threads of one process that talk through `paceline_comm`'s thread transport.
 //!

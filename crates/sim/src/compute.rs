@@ -1,11 +1,12 @@
 //! What computation takes: per kernel, the roofline.
 //!
-//! A kernel is as fast as the slower of two things: its matrix operations at the rate that its shapes
-//! allow, and its bytes at the memory's sustained rate (Williams et al., "Roofline", 2009). Each adds
-//! the gap that a queued launch leaves. An operator is one kernel, with these exceptions:
+//! A kernel is as fast as the slower of two things: its matrix operations at the rate that its
+//! shapes allow, and its bytes at the memory's sustained rate (Williams et al., "Roofline", 2009).
+//! Each adds the gap that a queued launch leaves. An operator is one kernel, with these exceptions:
 //!
 //! - attention that is not fused (`attention`);
-//! - neighbouring element-wise operators under [`Profile::fused_elementwise`], which are one together;
+//! - neighbouring element-wise operators under [`Profile::fused_elementwise`], which are one
+//!   together;
 //! - biases, accumulation, the loss and the optimizer without [`Profile::single_pass`];
 //! - masks that [`Profile::dropout`] adds to the residual branches;
 //! - fp8 products, whose operands are cast first.
@@ -55,8 +56,8 @@ impl<'a> Roofline<'a> {
     /// One optimizer step on this rank's part of a bucket: gradients are read, master weights and
     /// moments read and written, weights written (and read where they are their own master).
     ///
-    /// Without [`Profile::single_pass`] it is more: gradients are copied to f32, unscaled, clipped and
-    /// only then read, and the master weights are read once more to be copied.
+    /// Without [`Profile::single_pass`] it is more: gradients are copied to f32, unscaled, clipped
+    /// and only then read, and the master weights are read once more to be copied.
     pub fn step(&self, program: &Program, bucket: &Bucket, parts: u64) -> Seconds {
         if !bucket.updated {
             return Seconds::ZERO;
@@ -203,7 +204,7 @@ impl<'a> Roofline<'a> {
 
     /// `batch` equal products in one kernel that moves so many bytes.
     fn product(&self, product: Product, batch: f64, dtype: DType, bytes: f64) -> f64 {
-        let rate = self.device.sustained(dtype).0 * product.efficiency(self.device, batch);
+        let rate = self.device.sustained(dtype).0 * product.efficiency(self.device, dtype, batch);
         let arithmetic = product.flops() * batch / rate;
         arithmetic.max(self.bytes(bytes)) + self.device.launch_overhead.0
     }
@@ -224,9 +225,9 @@ impl<'a> Roofline<'a> {
     }
 }
 
-/// Bytes per logit that a loss of many kernels moves beyond the least: logits are cast to f32 (2 read,
-/// 4 written), lowered by the maximum, raised to powers, summed and divided (8, 8, 4 and 8); their
-/// gradient is scaled in place (8) and cast back (2 more than the least).
+/// Bytes per logit that a loss of many kernels moves beyond the least: logits are cast to f32 (2
+/// read, 4 written), lowered by the maximum, raised to powers, summed and divided (8, 8, 4 and 8);
+/// their gradient is scaled in place (8) and cast back (2 more than the least).
 fn loss_bytes(part: Part) -> f64 {
     match part {
         Part::Forward => 34.0,

@@ -49,8 +49,8 @@ pub enum SimError {
     },
     /// The ranks wait for each other; validation would have told.
     #[error(
-        "rank {rank} ({role}) waits for ever at op {op} '{what}': the ranks that it waits for never \
-         get there; `paceline plan` says which"
+        "rank {rank} ({role}) waits for ever at op {op} '{what}': the ranks that it waits for \
+         never get there; `paceline plan` says which"
     )]
     Stuck {
         /// The role's first rank.

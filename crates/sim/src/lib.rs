@@ -42,8 +42,8 @@ pub struct Options {
 
 /// Times one iteration of a plan on a cluster.
 ///
-/// The plan must be one that [`paceline_plan::validate`] passes. Rank r of the plan stands on device r
-/// of the cluster, which must have at least as many.
+/// The plan must be one that [`paceline_plan::validate`] passes. Rank r of the plan stands on
+/// device r of the cluster, which must have at least as many.
 pub fn simulate(plan: &Plan, cluster: &Cluster, options: &Options) -> Result<Outcome, SimError> {
     let (ranks, devices) = (u64::from(plan.mesh.world()), cluster.devices());
     if ranks > devices {

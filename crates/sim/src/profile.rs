@@ -23,9 +23,9 @@ pub struct Profile {
     /// Whether neighbouring element-wise operators are one kernel (bias and GELU; bias, dropout and
     /// the residual's addition), so that what stands between them is never written.
     pub fused_elementwise: bool,
-    /// Whether what surrounds matrix products touches memory once: products add biases and accumulate
-    /// weight gradients while they write their result, the loss never writes f32 logits, and the
-    /// optimizer is one kernel. Otherwise each of these is a row of kernels.
+    /// Whether what surrounds matrix products touches memory once: products add biases and
+    /// accumulate weight gradients while they write their result, the loss never writes f32 logits,
+    /// and the optimizer is one kernel. Otherwise each of these is a row of kernels.
     pub single_pass: bool,
     /// Whether a message that all tensor-parallel ranks hold whole is cut among them, sent in parts
     /// and gathered again by the receivers: "scatter/gather" in Narayanan et al. (arXiv 2104.04473,

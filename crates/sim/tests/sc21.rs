@@ -1,9 +1,10 @@
-//! Rows of Table 1 of Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
-//! Using Megatron-LM" (SC'21, arXiv 2104.04473), on up to 315 DGX A100 hosts.
+//! Rows of Table 1 of Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
+//! Clusters Using Megatron-LM" (SC'21, arXiv 2104.04473), on up to 315 DGX A100 hosts.
 //!
-//! The table prints TFLOP/s per GPU; the times here follow from it by the paper's eq. 3. Microbatches,
-//! chunks and the kind of data parallelism are those of the authors' scripts (`run_table_1.sh`).
-//! Device, fabric and software each have one description for all rows; nothing belongs to a row.
+//! The table prints TFLOP/s per GPU; the times here follow from it by the paper's eq. 3.
+//! Microbatches, chunks and the kind of data parallelism are those of the authors' scripts
+//! (`run_table_1.sh`). Device, fabric and software each have one description for all rows; nothing
+//! belongs to a row.
 
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, Order};

@@ -97,7 +97,10 @@ fn no_such_command(words: &[String]) -> Failure {
     let definition = Cli::command();
     let known: Vec<&str> = definition.get_subcommands().map(clap::Command::get_name).collect();
     let mut problems = Problems::default();
-    if LATER.contains(&word) {
+    if known.contains(&word) {
+        // What stands before a command are flags of the demo.
+        problems.located(format!("flags stand after their command: `paceline {word} …`"));
+    } else if LATER.contains(&word) {
         problems.located(format!(
             "`paceline {word}` is not available yet; available are: {}",
             known.join(", ")

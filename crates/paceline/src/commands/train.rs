@@ -113,8 +113,11 @@ impl Job {
 
     /// Predicts, trains, writes the run's directory and says how it went.
     pub(super) fn run(self, output: &Output) -> Result<(), Failure> {
-        let directory = RunDir::create(self.training.out.as_deref(), self.model.name())
-            .map_err(|error| Failure::flag("--out", format!("cannot be written to: {error}")))?;
+        let named = self.training.out.as_deref();
+        let directory = RunDir::create(named, self.model.name()).map_err(|error| {
+            let path = named.unwrap_or(std::path::Path::new("runs")).display();
+            Failure::flag("--out", format!("{path} cannot be written to: {error}"))
+        })?;
         let mut record = self.record();
         let predicted = self.predict(&mut record);
         self.announce(&record, output)?;

@@ -20,7 +20,7 @@ impl Progress {
     pub(crate) fn new(total: u32, floor: Option<f64>) -> Self {
         let terminal = io::stderr().is_terminal();
         let bar = if terminal { ProgressBar::new(total.into()) } else { ProgressBar::hidden() };
-        let style = ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}  {eta} left");
+        let style = ProgressStyle::with_template("{pos}/{len} {bar:16} {msg}  {eta} left");
         if let Ok(style) = style {
             bar.set_style(style.progress_chars("━╸─"));
         }
@@ -35,8 +35,8 @@ impl Progress {
         };
         let message = format!("loss {loss:.4}{floor}  {} tokens/s", thousands(tokens_per_s));
         if self.terminal {
-            self.bar.set_message(message);
             self.bar.set_position(iteration.into());
+            self.bar.set_message(message);
             return;
         }
         let every = self.total.div_ceil(PLAIN_LINES).max(1);

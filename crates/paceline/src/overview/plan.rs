@@ -152,9 +152,7 @@ fn write_plan(
     let role = |role: usize| {
         let program = &plan.programs[role];
         let ops = count(program.body.nodes.len() as u64);
-        // "blocks.4..blocks.7" says "blocks" once too often for a narrow column.
-        let name = program.name.replace("..blocks.", "..");
-        vec![cut(&name, ROLE_WIDTH), ops, program.memory.total().to_string()]
+        vec![cut(&short(&program.name), ROLE_WIDTH), ops, program.memory.total().to_string()]
     };
     let roles = plan.programs.len();
     let shown: Vec<Vec<String>> = if roles <= ROLES {
@@ -194,6 +192,20 @@ fn write_plan(
         writeln!(out, "  {line}")?;
     }
     Ok(())
+}
+
+/// A role's name for a narrow column: "blocks.4..blocks.7" says "blocks" once too often.
+fn short(name: &str) -> String {
+    let parts = name.split("blocks.").enumerate().map(|(index, part)| match index {
+        0 => part.to_owned(),
+        _ => match part.strip_suffix("..") {
+            Some(first) if first.bytes().all(|byte| byte.is_ascii_digit()) => {
+                format!("blocks.{first}..\u{0}")
+            }
+            _ => format!("blocks.{part}"),
+        },
+    });
+    parts.collect::<String>().replace("\u{0}blocks.", "").replace('\u{0}', "")
 }
 
 fn plural(number: u64, noun: &str) -> String {

@@ -1,4 +1,4 @@
-//! Attention, as one kernel or as seven.
+//! Attention, as one kernel or as many.
 
 use super::Roofline;
 use super::product::Product;
@@ -17,10 +17,10 @@ pub(super) struct Shape {
     pub(super) tokens: u64,
 }
 
-/// The share of a plain product's rate that fused kernels reach. FlashAttention-2 (Dao, arXiv
-/// 2307.08691, figures 4 to 6) publishes up to 190 TFLOP/s forward and 170 backward on an A100 for
-/// causal masks and heads of 128, FlashAttention-3 (Shah et al., arXiv 2407.08608) up to 640 and 550
-/// on an H100: some 0.7 and 0.6 of what products sustain there.
+/// The share of a plain product's rate that fused kernels reach, forward and backward.
+/// FlashAttention-2 (Dao, arXiv 2307.08691) reports 50 to 73 % of an A100's peak, FlashAttention-3
+/// (Shah et al., arXiv 2407.08608) up to 75 % of an H100's; causal masks and backward passes are
+/// towards the lower end. Of what products sustain, that is about this much.
 const FUSED: [f64; 2] = [0.7, 0.6];
 
 /// A fused kernel computes scores again in the backward pass: five products in place of four.

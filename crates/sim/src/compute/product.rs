@@ -24,15 +24,15 @@ impl Product {
     /// the same width). Four things are lost, in the order of the factors:
     ///
     /// 1. A product comes as it comes; see [`ORDINARY`].
-    /// 1. Tiles that reach over the edge do work for nothing.
-    /// 2. A tile starts by filling its pipeline and ends by writing its result, which together cost
+    /// 2. Tiles that reach over the edge do work for nothing.
+    /// 3. A tile starts by filling its pipeline and ends by writing its result, which together cost
     ///    about as much as [`RAMP`] more steps in depth.
-    /// 3. The last wave of tiles is half full on average, so that half a wave is lost.
+    /// 4. The last wave of tiles is half full on average, so that half a wave is lost.
     ///
-    /// A device without matrix units is taken for a core with small tiles and one of them at a time,
-    /// which loses none of this worth counting.
-    pub(super) fn efficiency(&self, device: &Device, batch: f64) -> f64 {
-        let tiled = device.supports(DType::F16) || device.supports(DType::Bf16);
+    /// A type without matrix units runs on a CPU's cores, or on a GPU's vector units in small
+    /// tiles, and loses none of this worth counting.
+    pub(super) fn efficiency(&self, device: &Device, dtype: DType, batch: f64) -> f64 {
+        let tiled = device.rate(dtype) > device.rate(DType::F32);
         if !tiled || self.rows == 0 || self.columns == 0 || self.depth == 0 {
             return 1.0;
         }
@@ -45,9 +45,9 @@ impl Product {
     }
 }
 
-/// What ordinary shapes reach of the rate that a device's description states, which is that of the best
-/// of many shapes, measured alone. In a training step operands are transposed, caches hold other data
-/// and the device is at its power limit. An estimate from the published runs as a whole.
+/// What ordinary shapes reach of the rate that a device's description states, which is that of the
+/// best of many shapes, measured alone. In a training step operands are transposed, caches hold
+/// other data and the device is at its power limit. An estimate from the published runs as a whole.
 const ORDINARY: f64 = 0.93;
 
 /// Width and height of the tiles that libraries prefer for large products.
@@ -72,7 +72,7 @@ mod tests {
 
     fn tflops(product: Product) -> f64 {
         let device = preset::get("dgx-a100").unwrap().device;
-        product.efficiency(&device, 1.0) * device.sustained(DType::F16).0 / 1e12
+        product.efficiency(&device, DType::F16, 1.0) * device.sustained(DType::F16).0 / 1e12
     }
 
     /// Square f16 products on an A100: about 100 of 312 TFLOP/s at 1024, 230 at 4096, 240 at 8192.
@@ -92,16 +92,19 @@ mod tests {
     }
 
     #[test]
-    fn a_core_without_matrix_units_has_no_tiles() {
+    fn what_has_no_matrix_unit_has_no_tiles() {
         let core = preset::get("laptop").unwrap().device;
-        assert_eq!(square(3).efficiency(&core, 1.0), 1.0);
+        assert_eq!(square(3).efficiency(&core, DType::Bf16, 1.0), 1.0);
+        let gpu = preset::get("dgx-a100").unwrap().device;
+        assert_eq!(square(3).efficiency(&gpu, DType::F32, 1.0), 1.0);
+        assert!(square(3).efficiency(&gpu, DType::Fp8, 1.0) < 1e-3, "computed as bf16");
     }
 
     proptest! {
         #[test]
         fn efficiency_is_a_share(rows: u64, columns: u64, depth: u64, batch in 1.0..1e6f64) {
             let device = preset::get("dgx-h100").unwrap().device;
-            let share = Product { rows, columns, depth }.efficiency(&device, batch);
+            let share = Product { rows, columns, depth }.efficiency(&device, DType::Bf16, batch);
             prop_assert!(share > 0.0 && share <= 1.0, "{share}");
         }
 

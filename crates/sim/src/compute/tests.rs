@@ -21,8 +21,8 @@ fn pass_time(plan: &Plan, device: &Device, profile: &Profile, pass: SegmentPass)
     blocks.map(|template| roofline.template(template).0).sum()
 }
 
-/// A layer of GPT-3 reaches what large products on an A100 are known to reach, and its backward pass
-/// takes about twice as long.
+/// A layer of GPT-3 reaches what large products on an A100 are known to reach, and its backward
+/// pass takes about twice as long.
 #[test]
 fn a_large_layer_runs_near_the_sustained_rate() {
     let device = preset::get("dgx-a100").unwrap().device;
@@ -36,7 +36,8 @@ fn a_large_layer_runs_near_the_sustained_rate() {
     assert!((1.9..2.2).contains(&(backward / forward)), "{}", backward / forward);
 }
 
-/// Scores of 96 heads × 2048 × 2048 in f16: six and a half passes forward, nine and a half backward.
+/// Scores of 96 heads × 2048 × 2048 in f16: six and a half passes forward, nine and a half
+/// backward.
 #[test]
 fn attention_that_writes_its_scores_moves_them_many_times() {
     let mut device = preset::get("dgx-a100").unwrap().device;
@@ -88,7 +89,8 @@ fn fp8_speeds_up_products_and_costs_casts() {
     assert!((1.3..1.95).contains(&faster), "{faster}");
 }
 
-/// Adam in mixed precision: two bytes of gradient and two of weight, and three f32 values both ways.
+/// Adam in mixed precision: two bytes of gradient and two of weight, and three f32 values both
+/// ways.
 #[test]
 fn the_step_moves_gradients_weights_and_state() {
     let mut device = preset::get("dgx-a100").unwrap().device;

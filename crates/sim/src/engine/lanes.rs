@@ -182,9 +182,10 @@ impl<'a> Run<'a> {
     /// A meeting takes place. The lane that just came goes on by itself; the others, which waited,
     /// become ready.
     ///
-    /// An op with several meetings stands for the ranks of a role that a server deals with one by one.
-    /// It ends with the last of them, because what depends on it is told of the slowest rank. Its lane
-    /// goes on with the first, because a rank that is through need not wait for the others.
+    /// An op with several meetings stands for the ranks of a role that a server deals with one by
+    /// one. It ends with the last of them, because what depends on it is told of the slowest rank.
+    /// Its lane goes on with the first, because a rank that is through need not wait for the
+    /// others.
     fn hold(&mut self, meeting: u32, start: f64, came: u32) {
         let end = start + self.meetings.all[meeting as usize].duration.0;
         for &op in self.meetings.ops(meeting) {

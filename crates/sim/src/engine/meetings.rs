@@ -38,8 +38,8 @@ impl Meetings {
         &self.ops[start as usize..][..len as usize]
     }
 
-    /// The meetings that an op takes part in: one for most messages, one per rank of the role on the
-    /// other side for those with a server, none for what a role does by itself.
+    /// The meetings that an op takes part in: one for most messages, one per rank of the role on
+    /// the other side for those with a server, none for what a role does by itself.
     pub(super) fn of(&self, op: u32) -> &[u32] {
         &self.joined[self.first[op as usize] as usize..self.first[op as usize + 1] as usize]
     }
@@ -162,10 +162,12 @@ impl Finder<'_> {
         Ok((sends, recvs))
     }
 
-    /// The role that a peer plays, the way that the message takes, and the rank, if a server names one.
+    /// The role that a peer plays, the way that the message takes, and the rank, if a server names
+    /// one.
     ///
-    /// Along an axis, a send to the next rank meets a receive from the previous one. Both are written
-    /// as how far the message goes, so that on an axis of two the next rank is the previous one.
+    /// Along an axis, a send to the next rank meets a receive from the previous one. Both are
+    /// written as how far the message goes, so that on an axis of two the next rank is the previous
+    /// one.
     fn partner(&self, role: RoleId, peer: Peer, outgoing: bool) -> (RoleId, Way, Option<Rank>) {
         let mesh = &self.plan.mesh;
         let along = |axis: Axis, ahead: bool| {
@@ -317,8 +319,8 @@ impl Finder<'_> {
     }
 }
 
-/// Matches the sides of one key. Where one side is a server's, each of its ops is for one rank, and the
-/// other role's k-th op stands for the k-th of every rank.
+/// Matches the sides of one key. Where one side is a server's, each of its ops is for one rank, and
+/// the other role's k-th op stands for the k-th of every rank.
 fn pairs<'s>(
     sends: &'s [Side],
     recvs: &'s [Side],

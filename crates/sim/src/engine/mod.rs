@@ -1,9 +1,9 @@
 //! Runs the bodies of all roles against each other and says when every op starts and ends.
 //!
 //! **Folding.** All ranks of a role run one program and, here, take the same time for it, so one of
-//! them is simulated for all: as many as there are roles, whatever the world. A message between ranks
-//! of one role meets the role's own counterpart; a server's messages to all ranks of a role meet the
-//! one op that stands for them, which lasts until the last is through.
+//! them is simulated for all: as many as there are roles, whatever the world. A message between
+//! ranks of one role meets the role's own counterpart; a server's messages to all ranks of a role
+//! meet the one op that stands for them, which lasts until the last is through.
 //!
 //! **Time.** An op is *posted* when the op before it on its lane and those in its `after` list have
 //! ended. It starts then, unless it meets others: a message starts when both sides are posted and a
@@ -11,8 +11,8 @@
 //! depend on nothing but those of ops that ended before, so a worklist of lanes finds them in any
 //! order: no queue of events, and the same result whatever the order.
 //!
-//! The body is run once, from a standing start. No plan leaves ops in flight into the next iteration
-//! yet; one that does is timed as if the next iteration waited for them.
+//! The body is run once, from a standing start. No plan leaves ops in flight into the next
+//! iteration yet; one that does is timed as if the next iteration waited for them.
 
 mod costs;
 mod lanes;

@@ -15,9 +15,10 @@ use statistics::Account;
 
 /// A simulated iteration.
 ///
-/// All ranks' iterations take equally long; `compute`, `communication`, `exposed_communication`, the
-/// bubble and `ops` are those of the *slowest rank*: of the ranks that hold layers, the one that has
-/// least to wait for, because speeding up any other changes nothing. On it, as on every rank,
+/// All ranks' iterations take equally long; `compute`, `communication`, `exposed_communication`,
+/// the bubble and `ops` are those of the *slowest rank*: of the ranks that hold layers, the one
+/// that has least to wait for, because speeding up any other changes nothing. On it, as on every
+/// rank,
 ///
 /// iteration = compute + exposed_communication + bubble_fraction · iteration.
 #[derive(Clone, Debug, PartialEq, Serialize)]

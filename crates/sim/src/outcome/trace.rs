@@ -7,8 +7,8 @@ use paceline_plan::program::{LoadKind, Op, Plan, Program};
 use paceline_plan::trace::{Origin, Span, SpanKind, Trace, TraceBuilder};
 use paceline_plan::units::Seconds;
 
-/// One rank of each role, for one iteration. Waiting stands beside the op that waits: from the end of
-/// what was before it on its lane to its own start.
+/// One rank of each role, for one iteration. Waiting stands beside the op that waits: from the end
+/// of what was before it on its lane to its own start.
 pub(super) fn trace(plan: &Plan, timeline: &Timeline) -> Trace {
     let mut builder = TraceBuilder::new(Origin::Simulated, plan.model.clone(), plan.mesh.world());
     for (role, program) in plan.programs.iter().enumerate() {
@@ -33,7 +33,7 @@ fn add_role(
         let (start, end) = timeline.span(role, OpId::from(index));
         let before = std::mem::replace(&mut free[node.lane.index()], end);
         // An op that stands for many ranks may reach into the next one of its lane.
-        let start = if start.0 < before.0 { before.max(start) } else { start };
+        let start = start.max(before);
         // Giving memory up is a note to the reader of a plan; no engine does anything for it.
         if matches!(node.op, Op::Free { .. }) {
             continue;
@@ -72,9 +72,9 @@ fn name(builder: &mut TraceBuilder, plan: &Plan, program: &Program, op: &Op) -> 
         Op::Step { bucket } => {
             builder.name(&format!("step {}", program.buckets[bucket as usize].name))
         }
-        Op::Stash { from, .. } => builder.name(&format!("stash {}", buffer(from.buffer))),
+        Op::Stash { into, .. } => builder.name(&format!("stash {}", buffer(into.buffer))),
         Op::Restore { into, .. } => builder.name(&format!("restore {}", buffer(into.buffer))),
         Op::Free { .. } => builder.name("free"),
-        Op::Serve { .. } => builder.name("serve"),
+        Op::Serve { service } => builder.name(&format!("serve {service}")),
     }
 }

@@ -113,7 +113,9 @@ impl Row {
     pub fn request(&self) -> Result<Request, Skipped> {
         self.not_yet()?;
         let strategy = self.strategy()?;
-        let ranks = u64::from(strategy.mesh().world());
+        let axes = [strategy.tp, strategy.pp, strategy.cp, strategy.dp];
+        let ranks =
+            axes.into_iter().fold(1u64, |product, axis| product.saturating_mul(axis.into()));
         let gpus: u64 = self.number("gpus")?;
         if gpus != ranks {
             return Err(Skipped(format!("{gpus} GPUs are not tp·pp·cp·dp = {ranks}")));
@@ -289,5 +291,101 @@ impl Row {
             return Ok(None);
         }
         self.number(column).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const HEADER: &str = "id,platform,gpus,layers,d_model,ffn,heads,kv_heads,seq,vocab,experts,\
+        activation_gated,tied_embeddings,tp,sp,pp,vpp,dp,cp,zero_dist_optimizer,micro_batch,\
+        global_batch,precision,recompute,overlap_flags,measured_iteration_s,\
+        measured_tokens_per_s_per_gpu,measured_peak_mem_bytes,notes";
+
+    fn row(line: &str) -> Row {
+        let rows = rows(&format!("{HEADER}\n{line}\n"), "runs.csv").unwrap();
+        assert_eq!(rows.len(), 1);
+        rows.into_iter().next().unwrap()
+    }
+
+    const MEGATRON: &str = "sc21,A100-SXM-80GB,512,48,8192,32768,64,64,2048,51200,,gelu/no,True,8,\
+        False,2,1,32,1,none (replicated optimizer),4,1536,fp16,full (uniform),\
+        DDP-impl local: grad all-reduce NOT overlapped,14.453,425.09,,Selene";
+    const LLAMA: &str = "titan,H100-96GB-HBM2e-500W,64,32,4096,14336,32,8,8192,128256,,swiglu/yes,\
+        False,2,True,4,2,8,1,dist-optimizer (ZeRO-1),1,64,bf16 + float8 linears; bf16 grad reduce,\
+        none,overlap-grad-reduce,,7000,60000000000,\"peak, LAST rank\"";
+
+    #[test]
+    fn a_row_says_model_strategy_cluster_and_profile() {
+        let Request { model, strategy, cluster, profile } = row(MEGATRON).request().unwrap();
+        assert_eq!((model.kind, model.layers, model.head_dim), (ModelKind::Gpt2, 48, 128));
+        assert!(model.tied && !strategy.overlap && !strategy.sp);
+        assert_eq!((strategy.tp, strategy.pp, strategy.dp), (8, 2, 32));
+        assert_eq!((strategy.dtype, strategy.grad_dtype), (DType::F16, DType::F16));
+        assert_eq!((strategy.zero, strategy.recompute), (Zero::None, Recompute::Full));
+        assert_eq!(strategy.schedule, ScheduleKind::OneFOneB);
+        assert_eq!((cluster.name.as_str(), profile.name), ("dgx-a100:64", "megatron-2021"));
+
+        let Request { model, strategy, profile, .. } = row(LLAMA).request().unwrap();
+        assert_eq!((model.kind, model.kv_heads, model.tied), (ModelKind::Llama, 8, false));
+        assert!(strategy.overlap && strategy.sp);
+        assert_eq!((strategy.dtype, strategy.grad_dtype), (DType::Fp8, DType::Bf16));
+        assert_eq!(strategy.zero, Zero::Optimizer);
+        assert_eq!(strategy.schedule, ScheduleKind::Interleaved { chunks: 2 });
+        assert_eq!(profile, Profile::MODERN);
+    }
+
+    #[test]
+    fn measurements_are_read_as_published() {
+        assert_eq!(row(MEGATRON).measured_s(), Some(14.453));
+        assert_eq!(row(MEGATRON).measured_bytes(), None);
+        let from_rate = row(LLAMA).measured_s().unwrap();
+        assert!((from_rate - 64.0 * 8192.0 / (7000.0 * 64.0)).abs() < 1e-12);
+        assert_eq!(row(LLAMA).measured_bytes(), Some(Bytes(60_000_000_000)));
+        assert_eq!((row(LLAMA).id(), row(LLAMA).line()), ("titan", 2));
+    }
+
+    #[test]
+    fn the_memory_is_that_of_the_rank_the_source_reports() {
+        let of_last = row(LLAMA).simulate().unwrap();
+        let of_any = row(&LLAMA.replace("LAST rank", "over ranks")).simulate().unwrap();
+        assert_eq!(of_last.predicted_s, of_any.predicted_s);
+        assert!(of_last.predicted_bytes < of_any.predicted_bytes);
+        assert!(of_any.predicted_s > 0.1 && of_any.predicted_s < 10.0);
+    }
+
+    #[test]
+    fn what_cannot_be_represented_is_skipped_with_its_reason() {
+        let reason = |from: &str, to: &str| {
+            assert!(MEGATRON.contains(from), "{from}");
+            row(&MEGATRON.replacen(from, to, 1)).simulate().unwrap_err().to_string()
+        };
+        assert_eq!(reason("A100-SXM-80GB", "MI250X"), "no built-in cluster describes 'MI250X'");
+        assert_eq!(reason(",4,1536,", ",,1536,"), "micro_batch is not stated");
+        assert_eq!(reason(",48,8192", ",many,8192"), "layers 'many' is no number that can be used");
+        assert_eq!(reason(",512,48", ",500,48"), "500 GPUs are not tp·pp·cp·dp = 512");
+        assert_eq!(reason("51200,,", "51200,8,"), "models with experts cannot be planned yet");
+        assert_eq!(reason(",32,1,none", ",16,2,none"), "context parallelism cannot be planned yet");
+        assert_eq!(reason("full (uniform)", "not stated"), "recomputation is 'not stated'");
+        assert_eq!(reason(",fp16,", ",int4,"), "precision 'int4' cannot be planned");
+        assert!(reason(",1536,", ",1537,").starts_with("--global-batch: 1537 samples cannot"));
+    }
+
+    proptest! {
+        /// Whatever stands in the fields, a row is simulated or skipped.
+        #[test]
+        fn absurd_rows_do_not_panic(
+            column in 2usize..22,
+            text in prop_oneof![
+                Just("0"), Just("-1"), Just("18446744073709551615"), Just("4294967295"),
+                Just("NaN"), Just(""),
+            ],
+        ) {
+            let mut fields: Vec<&str> = MEGATRON.split(',').collect();
+            fields[column] = text;
+            let _ = row(&fields.join(",")).simulate();
+        }
     }
 }

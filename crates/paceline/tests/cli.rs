@@ -1,0 +1,9 @@
+//! The command line as a user meets it: the built binary, its exit status, its words, its JSON.
+
+mod cli {
+    mod config;
+    mod input;
+    mod json;
+    mod runs;
+    pub(crate) mod support;
+}

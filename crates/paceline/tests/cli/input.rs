@@ -1,0 +1,201 @@
+//! Wrong input: exit status 2, everything that is wrong at once, never a panic.
+
+use super::support::Folder;
+
+#[test]
+fn heads_that_do_not_divide_name_the_flag_and_what_would_work() {
+    let here = Folder::new();
+    here.run("plan --model gpt2-124m --tp 5")
+        .refused(&["--tp: 5 does not divide gpt2-124m's 12 heads; these do: 1, 2, 3, 4, 6, 12"]);
+}
+
+#[test]
+fn more_stages_than_layers_are_refused() {
+    let here = Folder::new();
+    here.run("plan --model mini --pp 7 --global-batch 7").refused(&["--pp: 7 stages", "at most 6"]);
+}
+
+#[test]
+fn a_batch_that_does_not_divide_says_the_nearest_that_do() {
+    let here = Folder::new();
+    here.run("plan --model mini --dp 3 --micro-batch 2 --global-batch 20")
+        .refused(&["--global-batch: 20 samples", "18 or 24 can"]);
+}
+
+#[test]
+fn all_problems_are_told_at_once() {
+    let here = Folder::new();
+    let told = here
+        .run(
+            "simulate --model gpt2-124m --tp 5 --pp 99 --global-batch x --zero 4 --compress int8 \
+             --schedule zb-h1 --cluster nowhere --network flow --dtype f64",
+        )
+        .refused(&[
+            "problems",
+            "--tp: 5",
+            "--pp: 99",
+            "--global-batch: 'x'",
+            "--zero: '4'",
+            "--compress: 'int8' is not available yet",
+            "--schedule: schedule 'zb-h1' is not available yet",
+            "--cluster: no built-in cluster is called 'nowhere'",
+            "--network: 'flow' is not available yet",
+            "--dtype: unknown element type 'f64'",
+        ]);
+    assert_eq!(told.err.lines().count(), 10, "{}", told.err);
+}
+
+#[test]
+fn unknown_models_and_clusters_get_a_suggestion_and_the_list() {
+    let here = Folder::new();
+    here.run("plan --model gpt2-124").refused(&["did you mean gpt2-124m?", "llama3-8b"]);
+    here.run("plan --model nothing/like/it").refused(&["nor a file"]);
+    here.run("plan").refused(&["--model: say which model"]);
+    here.run("simulate --model mini --cluster dgx-a10").refused(&["did you mean", "gb200-nvl72"]);
+    here.run("simulate --model mini").refused(&["--cluster: say on which machine"]);
+}
+
+#[test]
+fn broken_files_are_named_with_the_line() {
+    let here = Folder::new();
+    here.file("cut.toml", "kind = \"gpt2\"\nlayers = 4\nd_model = ")
+        .file("noise.toml", [0u8, 159, 146, 150, 255, 0, 7])
+        .file("empty/readme.txt", "no config here")
+        .file("hub/config.json", "{\"model_type\": \"gpt2\", ")
+        .file("cluster.toml", "name = \"x\"\nhosts = 0\n");
+    here.run("plan --model cut.toml").refused(&["cut.toml:3:"]);
+    here.run("plan --model noise.toml").refused(&["--model: noise.toml is not a text file"]);
+    here.run("plan --model empty").refused(&["--model: the directory 'empty' has no config.json"]);
+    here.run("plan --model hub").refused(&["config.json:1: this is not JSON"]);
+    here.run("plan --model mini --cluster cluster.toml").refused(&["cluster.toml:2:"]);
+    here.run("plan --model mini --cluster none.toml").refused(&["none.toml cannot be read"]);
+    here.run("plan --model mini --config none.toml").refused(&["--config: none.toml cannot be"]);
+    here.run("validate --table noise.toml").refused(&["--table: noise.toml is not a text file"]);
+    here.run("validate --table cluster.toml").refused(&["cluster.toml:1:"]);
+    here.run("validate").refused(&["--table: say which"]);
+}
+
+#[test]
+fn absurd_numbers_are_refused_by_name() {
+    let here = Folder::new();
+    let absurd = ["0", "-1", "1e9", "18446744073709551616", "99999999999999999999999", "NaN"];
+    let flags = [
+        "--ranks",
+        "--dp",
+        "--tp",
+        "--pp",
+        "--cp",
+        "--ep",
+        "--etp",
+        "--global-batch",
+        "--micro-batch",
+        "--seq",
+        "--leaves",
+        "--bucket-mib",
+    ];
+    for value in absurd {
+        let mut arguments = vec!["plan", "--model", "mini"];
+        arguments.extend(flags.iter().flat_map(|flag| [*flag, value]));
+        let said: Vec<String> = flags.iter().map(|flag| format!("{flag}: '{value}'")).collect();
+        let said: Vec<&str> = said.iter().map(String::as_str).collect();
+        here.run_with(&arguments).refused(&said);
+    }
+    for value in ["-1", "1e400", "inf", "x"] {
+        let line = format!(
+            "train --model mini --lr {value} --weight-decay {value} --clip {value} --warmup {value} \
+             --iterations {value} --seed {value}"
+        );
+        let flags = [
+            "--lr: '",
+            "--weight-decay: '",
+            "--clip: '",
+            "--warmup: '",
+            "--iterations: '",
+            "--seed: '",
+        ];
+        here.run(&line).refused(&flags);
+    }
+    here.run("collective --op all_reduce --cluster laptop --size 1e9 --ranks 3 --root -1")
+        .refused(&["--size: '1e9'", "--ranks: '3'", "--root: '-1'"]);
+}
+
+/// The largest numbers that are read at all, together.
+#[test]
+fn large_numbers_do_not_overflow() {
+    let here = Folder::new();
+    for line in [
+        "plan --model mini --dp 16777216 --tp 16777216 --pp 16777216 --cp 16777216",
+        "plan --model mini --dp 16777216 --micro-batch 4294967296 --global-batch 4294967296",
+        "plan --model mini --seq 268435456 --micro-batch 4294967296",
+        "plan --model mlp --seq 268435456 --global-batch 4294967296 --leaves 4294967295",
+        "plan --model mini --pp 65535 --schedule interleaved:65535",
+        "plan --model mini --sync ps:4096 --dp 16777216",
+        "simulate --model mini --ranks 16777216 --cluster dgx-a100:2097152 --tp 3",
+        "train --model mini --dp 16777216",
+    ] {
+        here.run(line).refused(&["error: "]);
+    }
+}
+
+#[test]
+fn what_is_not_available_yet_says_so_and_is_not_advertised() {
+    let here = Folder::new();
+    for command in ["bench", "calibrate", "serve", "eval", "generate"] {
+        here.run(&format!("{command} --whatever 3")).refused(&["not available yet", "simulate"]);
+    }
+    here.run("trian").refused(&["did you mean train?"]);
+    for (flag, value) in [
+        ("--launch", "mpi"),
+        ("--transport", "tcp"),
+        ("--resume", "old"),
+        ("--data", "text.txt"),
+        ("--dtype", "bf16"),
+        ("--strategy", "auto"),
+        ("--compress", "onebit"),
+        ("--collective", "tree"),
+        ("--sync", "hogwild"),
+    ] {
+        here.run_with(&["train", "--model", "mini", flag, value]).refused(&[flag, " yet"]);
+    }
+    let help = here.run("--help").done().out + &here.run("train --help").done().out;
+    for absent in ["bench", "calibrate", "generate", "--resume", "--elastic", "--compress"] {
+        assert!(!help.contains(absent), "{absent}");
+    }
+}
+
+#[test]
+fn a_cluster_that_is_too_small_says_how_large_a_one_is_needed() {
+    let here = Folder::new();
+    here.run("simulate --model gpt2-124m --dp 64 --cluster dgx-a100:2").refused(&[
+        "--cluster: 64 ranks do not fit on the 16 devices of dgx-a100:2; dgx-a100:8 has 64",
+    ]);
+}
+
+#[test]
+fn every_help_shows_an_example() {
+    let here = Folder::new();
+    let commands =
+        ["", "train", "plan", "simulate", "validate", "collective", "report", "models", "clusters"];
+    for command in commands {
+        let help = here.run(&format!("{command} --help")).done().out;
+        assert!(help.contains("Example") && help.contains("  paceline "), "{command}: {help}");
+    }
+}
+
+/// `paceline models | head -1` is no error.
+#[test]
+fn a_reader_that_leaves_is_no_failure() {
+    use std::process::Stdio;
+    let here = Folder::new();
+    let mut child = here
+        .command()
+        .args(["plan", "--model", "gpt3-175b", "--format", "text"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}

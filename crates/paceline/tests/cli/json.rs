@@ -1,0 +1,137 @@
+//! The JSON that the contract fixes.
+
+use super::support::Folder;
+use serde_json::Value;
+
+#[track_caller]
+fn has(object: &Value, fields: &[&str]) {
+    for field in fields {
+        assert!(object.get(field).is_some_and(|value| !value.is_null()), "{field} in {object}");
+    }
+}
+
+#[test]
+fn models_and_clusters_are_listed() {
+    let here = Folder::new();
+    let models = here.run("models --json").done().objects();
+    let gpt2 = models.iter().find(|model| model["name"] == "gpt2-124m").unwrap();
+    assert_eq!((&gpt2["kind"], gpt2["params"].as_u64()), (&"gpt2".into(), Some(124_439_808)));
+    assert_eq!(gpt2["layers"], 12);
+    let clusters = here.run("clusters --json").done().objects();
+    assert_eq!(clusters.len(), 9);
+    has(&clusters[1], &["name", "hosts", "devices", "device", "dimensions"]);
+}
+
+#[test]
+fn a_plan_has_its_fields_and_adds_up() {
+    let here = Folder::new();
+    let line = "plan --model gpt2-124m --tp 2 --pp 2 --dp 2 --global-batch 16 --json";
+    let ran = here.run(line).done();
+    let plan = &ran.objects()[0];
+    assert_eq!(ran.objects().len(), 1);
+    has(plan, &["ranks", "roles", "ops_per_iteration", "bubble_fraction", "bytes_by_axis"]);
+    assert_eq!((plan["ranks"].as_u64(), plan["roles"].as_u64()), (Some(8), Some(2)));
+    let bubble = plan["bubble_fraction"].as_f64().unwrap();
+    assert!((bubble - 1.0 / 9.0).abs() < 1e-12, "two stages, eight microbatches: {bubble}");
+    let kinds = ["parameters", "gradients", "optimizer", "activations", "communication"];
+    let sum: u64 = kinds.iter().map(|kind| plan["memory"][kind].as_u64().unwrap()).sum();
+    assert_eq!(plan["peak_bytes"].as_u64(), Some(sum));
+    for axis in ["dp", "pp", "tp"] {
+        assert!(plan["bytes_by_axis"][axis].as_u64().unwrap() > 0, "{axis}");
+    }
+}
+
+#[test]
+fn a_plan_prints_its_grid_and_its_programs() {
+    let here = Folder::new();
+    let grid = here.run("plan --model mini --pp 2 --global-batch 2 --schedule gpipe --format csv");
+    assert_eq!(grid.done().out, "0F0,0F1,,,,0B0,0B1\n,1F0,1F1,1B0,1B1\n");
+    let programs = here.run("plan --model mini --dp 2 --format text").done().out;
+    assert!(paceline_plan::text::parse(&programs).is_ok());
+    here.run("plan --model mini --format xml")
+        .refused(&["--format: 'xml' is neither csv nor text"]);
+    here.run("plan --model mini --format csv --json").refused(&["--json"]);
+}
+
+#[test]
+fn a_plan_for_people_fits_one_screen() {
+    let here = Folder::new();
+    for line in [
+        "plan --model gpt3-175b --tp 8 --pp 8 --dp 16 --global-batch 1536 --schedule interleaved:3 \
+         --zero 2 --cluster dgx-a100:128",
+        "plan --model gpt-1008b --tp 8 --pp 64 --dp 6 --global-batch 3072 --cluster dgx-a100:384",
+        "simulate --model gpt-1008b --tp 8 --pp 64 --dp 6 --global-batch 3072 --cluster dgx-a100:384",
+    ] {
+        let text = here.run(line).done().out;
+        assert!(text.lines().count() <= 40, "{line}: {} lines", text.lines().count());
+        let widest = text.lines().map(|line| line.chars().count()).max().unwrap();
+        assert!(widest <= 100, "{line}: {widest} columns\n{text}");
+    }
+}
+
+#[test]
+fn a_simulation_has_its_fields_and_adds_up() {
+    let here = Folder::new();
+    let line = "simulate --model gpt2-1.5b --dp 8 --global-batch 64 --cluster dgx-a100 \
+                --trace t.json --report r.html --json";
+    let ran = here.run(line).done();
+    let [object] = &ran.objects()[..] else { panic!("{}", ran.out) };
+    has(object, &["iteration_s", "compute_s", "communication_s", "exposed_communication_s"]);
+    has(object, &["bubble_fraction", "peak_bytes", "fits", "mfu", "tokens_per_s_per_device"]);
+    let number = |field: &str| object[field].as_f64().unwrap();
+    let iteration = number("iteration_s");
+    let parts = number("compute_s")
+        + number("exposed_communication_s")
+        + number("bubble_fraction") * iteration;
+    assert!((parts / iteration - 1.0).abs() < 1e-9, "{parts} of {iteration}");
+    assert!((0.05..1.0).contains(&number("mfu")));
+    let tokens = 64.0 * 1024.0 / iteration / 8.0;
+    assert!((number("tokens_per_s_per_device") / tokens - 1.0).abs() < 1e-9);
+    has(&object["ops"][0], &["name", "count", "time_s", "exposed_s"]);
+    let trace = std::fs::read_to_string(here.path().join("t.json")).unwrap();
+    let trace: Value = serde_json::from_str(&trace).unwrap();
+    assert!(!trace["traceEvents"].as_array().unwrap().is_empty());
+    let page = std::fs::read_to_string(here.path().join("r.html")).unwrap();
+    assert!(page.contains("gpt2-1.5b on dgx-a100, simulated"));
+}
+
+/// 2(n − 1) rounds, and 2(n − 1)/n of the vector from each rank (Patarasuk and Yuan, 2009).
+#[test]
+fn a_collective_counts_what_its_algorithm_states() {
+    let here = Folder::new();
+    let line = "collective --op all_reduce --algorithm ring --size 8MiB --cluster dgx-a100 --json";
+    let object = &here.run(line).done().objects()[0];
+    assert_eq!(object["rounds"], 14);
+    assert_eq!(object["bytes_sent_per_rank_max"], 14 * (1 << 20));
+    assert_eq!(object["fan_in_max"], 1);
+    // The links alone take 14 MiB at 300 GB/s.
+    let floor = 14.0 * 1048576.0 / 300e9;
+    let time = object["time_s"].as_f64().unwrap();
+    assert!(time > floor && time < 10.0 * floor, "{time}");
+}
+
+#[test]
+fn every_row_of_a_table_is_answered() {
+    let here = Folder::new();
+    let columns = "id,platform,gpus_per_node,gpus,layers,d_model,ffn,heads,kv_heads,seq,vocab,experts,\
+                   activation_gated,tied_embeddings,tp,sp,pp,vpp,dp,cp,ep,etp,micro_batch,\
+                   global_batch,precision,recompute,schedule,measured_iteration_s";
+    let row = |id: &str, experts: &str| {
+        format!(
+            "{id},A100-SXM-80GB,8,8,24,2304,9216,24,24,2048,51200,{experts},gelu/no,True,1,False,1,1,\
+             8,1,1,1,4,32,bf16,full,none,2.0"
+        )
+    };
+    here.file("t.csv", format!("{columns}\n{}\n{}\n", row("plain", ""), row("moe", "8")));
+    let objects = here.run("validate --table t.csv --json").done().objects();
+    let [plain, moe, total] = &objects[..] else { panic!("{objects:?}") };
+    assert_eq!((&plain["id"], &plain["measured_s"]), (&"plain".into(), &2.0.into()));
+    let (error, predicted) =
+        (plain["error"].as_f64().unwrap(), plain["predicted_s"].as_f64().unwrap());
+    assert!((error - (predicted - 2.0) / 2.0).abs() < 1e-12);
+    assert!(moe["skipped"].as_str().unwrap().contains("experts"));
+    assert_eq!(total["rows"], 2);
+    assert!((total["median_abs_error"].as_f64().unwrap() - error.abs()).abs() < 1e-12);
+    let text = here.run("validate --table t.csv").done().out;
+    assert!(text.contains("2 rows, 1 compared, 1 skipped"), "{text}");
+}

@@ -1,0 +1,132 @@
+//! Training for real, and the directory that a run leaves.
+
+use super::support::Folder;
+use serde_json::Value;
+use std::fs;
+
+const TRAIN: &str = "train --model mini --seq 16 --iterations 3 --global-batch 4 --leaves 2 --json";
+
+fn losses(objects: &[Value]) -> Vec<String> {
+    let iterations = objects.iter().filter(|object| object["event"] == "iteration");
+    iterations.map(|object| object["loss_bits"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_run_reports_every_iteration_and_its_end() {
+    let here = Folder::new();
+    let ran = here.run(&format!("{TRAIN} --dp 2 --out run")).done();
+    let objects = ran.objects();
+    assert_eq!(objects.len(), 4);
+    for (number, object) in objects[..3].iter().enumerate() {
+        assert_eq!(
+            (&object["event"], &object["iteration"]),
+            (&"iteration".into(), &(number + 1).into())
+        );
+        let loss = object["loss"].as_f64().unwrap();
+        let bits = u32::from_str_radix(object["loss_bits"].as_str().unwrap(), 16).unwrap();
+        assert_eq!(loss as f32, f32::from_bits(bits), "the digits restore the float");
+        assert!((4.0..7.0).contains(&loss), "untrained, near ln 256: {loss}");
+        assert!(object["tokens_per_s"].as_f64().unwrap() > 0.0);
+        assert!(object["iteration_s"].as_f64().unwrap() > 0.0);
+        assert!(object["grad_norm"].as_f64().unwrap() > 0.0);
+    }
+    let done = &objects[3];
+    assert_eq!((&done["event"], &done["loss"]), (&"done".into(), &objects[2]["loss"]));
+    assert!(done["predicted_iteration_s"].as_f64().unwrap() > 0.0);
+    assert!(done["measured_iteration_s"].as_f64().unwrap() > 0.0);
+    let ranks = |field: &str| -> Vec<u64> {
+        done[field].as_array().unwrap().iter().map(|bytes| bytes.as_u64().unwrap()).collect()
+    };
+    let planned = ranks("planned_peak_bytes");
+    assert_eq!((planned.len(), planned[0]), (2, planned[1]));
+    if cfg!(target_os = "linux") {
+        assert_eq!(ranks("peak_bytes").len(), 2);
+    }
+    for name in ["run.json", "measured.json", "simulated.json", "trace.json", "report.html"] {
+        assert!(here.path().join("run").join(name).is_file(), "{name}");
+    }
+    assert_eq!(fs::read_dir(here.path().join("run")).unwrap().count(), 5, "and nothing else");
+}
+
+/// The promise that layouts do not change a bit, seen from outside.
+#[test]
+fn layouts_give_the_same_bits() {
+    let here = Folder::new();
+    let bits = |layout: &str| losses(&here.run(&format!("{TRAIN} {layout}")).done().objects());
+    let alone = bits("--dp 1");
+    assert_eq!(alone.len(), 3);
+    for layout in ["--dp 2", "--dp 2 --zero 2", "--pp 2", "--dp 2 --pp 2 --schedule gpipe"] {
+        assert_eq!(bits(layout), alone, "{layout}");
+    }
+    let runs: Vec<_> = fs::read_dir(here.path().join("runs")).unwrap().collect();
+    assert_eq!(runs.len(), 5, "each in a directory of its own");
+}
+
+#[test]
+fn people_see_the_prediction_beside_the_measurement() {
+    let here = Folder::new();
+    let ran = here.run("--iterations 3 --out demo").done();
+    assert!(ran.out.contains("predicted") && ran.out.contains("(floor 1.0286)"), "{}", ran.out);
+    assert!(ran.out.contains("One iteration: ") && ran.out.contains("│ pred."), "{}", ran.out);
+    assert!(ran.out.contains("demo/report.html") || ran.out.contains("demo\\report.html"));
+    assert!(ran.err.contains("iteration 3/3"), "{}", ran.err);
+}
+
+#[test]
+fn a_report_is_drawn_again_and_broken_runs_are_named() {
+    let here = Folder::new();
+    here.run(&format!("{TRAIN} --out run")).done();
+    let page = here.path().join("run/report.html");
+    let first = fs::read_to_string(&page).unwrap();
+    fs::remove_file(&page).unwrap();
+    here.run("report run").done();
+    assert_eq!(fs::read_to_string(&page).unwrap(), first, "from the files alone");
+
+    here.run("report nowhere").refused(&["nowhere is not a directory"]);
+    here.file("empty/note.txt", "").run("report empty").refused(&["run.json"]);
+    fs::remove_file(here.path().join("run/measured.json")).unwrap();
+    here.file("run/simulated.json", "{\"origin\":");
+    here.run("report run").refused(&["measured.json", "simulated.json: not a trace"]);
+    here.file("run/run.json", "[1, 2");
+    here.run("report run").refused(&["run.json: not a run's record"]);
+}
+
+#[test]
+fn a_run_that_fails_says_where_and_keeps_what_there_is() {
+    let here = Folder::new();
+    let ran = here.run("train --model mini --seq 16 --lr 1000 --clip 0 --iterations 99 --out run");
+    assert_eq!(ran.code, Some(1), "{}", ran.err);
+    assert!(ran.err.contains("error: iteration "), "{}", ran.err);
+    let record = fs::read_to_string(here.path().join("run/run.json")).unwrap();
+    let record: Value = serde_json::from_str(&record).unwrap();
+    assert!(record["failed"].as_str().unwrap().contains("the loss is"));
+    assert!(!record["iterations"].as_array().unwrap().is_empty());
+    here.run("report run").done();
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_finishes_the_iteration_and_writes_everything() {
+    use std::io::{BufRead, BufReader, Read};
+    use std::process::{Command, Stdio};
+    let here = Folder::new();
+    let arguments = "train --model mini --seq 16 --iterations 1000000 --out run --json";
+    let mut child = here
+        .command()
+        .args(arguments.split(' '))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let mut rest = String::new();
+    lines.read_to_string(&mut rest).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let done: Value = serde_json::from_str(rest.lines().last().unwrap()).unwrap();
+    assert_eq!((&done["event"], &done["stopped"]), (&"done".into(), &true.into()));
+    assert!(here.path().join("run/report.html").is_file());
+}
