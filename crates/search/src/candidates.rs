@@ -43,16 +43,16 @@ struct Cut {
 fn batches(request: &Request<'_>, cut: Cut, all: &mut Vec<Strategy>) {
     let base = &request.base;
     let per_replica = base.global_batch / u64::from(cut.dp);
-    if per_replica == 0 || base.global_batch % u64::from(cut.dp) != 0 {
+    if per_replica == 0 || !base.global_batch.is_multiple_of(u64::from(cut.dp)) {
         return;
     }
-    for micro_batch in [1, 2, 4, 8].into_iter().filter(|m| per_replica % m == 0) {
+    for micro_batch in [1, 2, 4, 8].into_iter().filter(|m| per_replica.is_multiple_of(*m)) {
         for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
             all.push(Strategy {
                 tp: cut.tp,
                 pp: cut.pp,
                 dp: cut.dp,
-                sp: cut.tp > 1 && (micro_batch * base.seq) % u64::from(cut.tp) == 0,
+                sp: cut.tp > 1 && (micro_batch * base.seq).is_multiple_of(u64::from(cut.tp)),
                 zero: cut.zero,
                 schedule: cut.schedule,
                 micro_batch,
@@ -82,7 +82,7 @@ fn schedules(request: &Request<'_>, pp: u32) -> Vec<ScheduleKind> {
 fn tensor_fits(request: &Request<'_>, tp: u32) -> bool {
     let tp = u64::from(tp);
     let m = request.model;
-    m.ffn % tp == 0 && (m.heads == 0 || m.kv_heads % tp == 0)
+    m.ffn.is_multiple_of(tp) && (m.heads == 0 || m.kv_heads.is_multiple_of(tp))
 }
 
 /// Whether parameters, gradients and optimizer state alone leave room (Rajbhandari et al., arXiv 1910.02054).
@@ -105,5 +105,5 @@ fn state_fits(request: &Request<'_>, tp: u32, pp: u32, dp: u32, zero: Zero) -> b
 }
 
 fn divisors(n: u32) -> Vec<u32> {
-    (1..=n).filter(|d| n % d == 0).collect()
+    (1..=n).filter(|d| n.is_multiple_of(*d)).collect()
 }

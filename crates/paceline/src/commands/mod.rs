@@ -6,6 +6,7 @@ mod demo;
 mod models;
 mod plan;
 mod report;
+mod search;
 mod simulate;
 mod train;
 mod validate;
@@ -51,6 +52,7 @@ enum Command {
     Train(Box<train::Flags>),
     Plan(Box<plan::Flags>),
     Simulate(Box<simulate::Flags>),
+    Search(Box<search::Flags>),
     Validate(validate::Flags),
     Collective(collective::Flags),
     Report(report::Flags),
@@ -61,7 +63,7 @@ enum Command {
 }
 
 /// Commands that the contract names and this version does not have.
-const LATER: [&str; 6] = ["search", "bench", "calibrate", "serve", "eval", "generate"];
+const LATER: [&str; 5] = ["bench", "calibrate", "serve", "eval", "generate"];
 
 /// Reads the arguments and does what they say.
 pub(crate) fn run(arguments: Vec<OsString>) -> Result<(), Failure> {
@@ -83,6 +85,7 @@ fn dispatch(cli: Cli, origins: Origins) -> Result<(), Failure> {
         Some(Command::Train(flags)) => train::run(&flags, origins),
         Some(Command::Plan(flags)) => plan::run(&flags, origins),
         Some(Command::Simulate(flags)) => simulate::run(&flags, origins),
+        Some(Command::Search(flags)) => search::run(&flags, origins),
         Some(Command::Validate(flags)) => validate::run(&flags, origins),
         Some(Command::Collective(flags)) => collective::run(&flags, origins),
         Some(Command::Report(flags)) => report::run(&flags, origins),

@@ -20,6 +20,7 @@ mod word;
 pub(crate) use cluster::ClusterFlags;
 pub(crate) use common::CommonFlags;
 pub(crate) use file::read_text;
+pub(crate) use model::model;
 pub(crate) use nearest::nearest;
 pub(crate) use number::{real, whole};
 pub(crate) use problems::{Origins, Problems};

@@ -9,7 +9,7 @@ use std::path::Path;
 const FLAG: &str = "--model";
 
 /// The model that the flag names; none if it is absent or wrong.
-pub(super) fn model(text: Option<&str>, problems: &mut Problems) -> Option<Model> {
+pub(crate) fn model(text: Option<&str>, problems: &mut Problems) -> Option<Model> {
     let Some(text) = text else {
         problems.say(FLAG, "say which model, for example --model mini (`paceline models` lists)");
         return None;

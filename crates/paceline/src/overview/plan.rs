@@ -2,7 +2,7 @@
 
 use super::table::{count, cut, percent, table};
 use crate::output::ModelRecord;
-use paceline_plan::collective::Order;
+use paceline_plan::collective::{CollectiveKind, Order, resolve};
 use paceline_plan::program::{MemoryKind, Plan};
 use paceline_plan::strategy::{Recompute, Sync, Zero};
 use paceline_plan::summary::Summary;
@@ -98,11 +98,17 @@ fn agreement(plan: &Plan) -> Option<String> {
     }
     let overlap = if s.overlap { "beside" } else { "after" };
     let order = match s.order {
-        Order::Canonical => format!("canonical order of {}", plural(s.leaves.into(), "leaf")),
+        Order::Canonical => format!("canonical ({})", plural(s.leaves.into(), "leaf")),
         Order::Free => "free order".to_owned(),
     };
+    let kind = match s.zero {
+        Zero::None => CollectiveKind::AllReduce,
+        Zero::Optimizer | Zero::Gradients | Zero::Parameters => CollectiveKind::ReduceScatter,
+    };
+    let algorithm = resolve(kind, s.collective, plan.mesh.replicas(), s.order);
+    let algorithm = algorithm.unwrap_or(s.collective);
     let bucket = s.bucket;
-    Some(format!("{} all_reduce in buckets of {bucket}, {overlap} compute, {order}", s.collective))
+    Some(format!("{kind} by {algorithm} {overlap} compute, {bucket} buckets, {order}"))
 }
 
 /// The whole plan, at most 40 lines of 100 columns.
@@ -196,16 +202,14 @@ fn write_plan(
 
 /// A role's name for a narrow column: "blocks.4..blocks.7" says "blocks" once too often.
 fn short(name: &str) -> String {
-    let parts = name.split("blocks.").enumerate().map(|(index, part)| match index {
-        0 => part.to_owned(),
-        _ => match part.strip_suffix("..") {
-            Some(first) if first.bytes().all(|byte| byte.is_ascii_digit()) => {
-                format!("blocks.{first}..\u{0}")
-            }
-            _ => format!("blocks.{part}"),
-        },
-    });
-    parts.collect::<String>().replace("\u{0}blocks.", "").replace('\u{0}', "")
+    let mut pieces = name.split("..");
+    let mut text = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let first = text.rsplit(['(', ' ']).next().unwrap_or_default();
+        let last = piece.strip_prefix("blocks.").filter(|_| first.starts_with("blocks."));
+        text = format!("{text}..{}", last.unwrap_or(piece));
+    }
+    text
 }
 
 fn plural(number: u64, noun: &str) -> String {
@@ -233,4 +237,24 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
         }
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_roles_are_shortened_where_nothing_is_lost() {
+        let name = "pipeline rank 0 (embedding..blocks.3, blocks.32..blocks.35, blocks.92..head)";
+        let expected = "pipeline rank 0 (embedding..blocks.3, blocks.32..35, blocks.92..head)";
+        assert_eq!(short(name), expected);
+        assert_eq!(short("server 1"), "server 1");
+    }
+
+    #[test]
+    fn long_warnings_are_wrapped() {
+        let text = wrap_warnings(&["word ".repeat(40)]);
+        assert!(text.starts_with("warning: word") && text.lines().count() == 3, "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 100));
+    }
 }

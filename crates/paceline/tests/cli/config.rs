@@ -50,6 +50,21 @@ fn unknown_keys_are_errors_with_a_suggestion() {
 }
 
 #[test]
+fn every_example_of_the_repository_works() {
+    let here = Folder::new();
+    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(examples).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            here.run_with(&["plan", "--config", path.to_str().unwrap()]).done();
+            seen += 1;
+        }
+    }
+    assert!(seen >= 4, "{seen}");
+}
+
+#[test]
 fn the_demo_reads_a_file_too() {
     let here = Folder::new();
     here.file("demo.toml", "iterations = 2\nout = \"here\"\njson = true\n");

@@ -135,3 +135,22 @@ fn every_row_of_a_table_is_answered() {
     let text = here.run("validate --table t.csv").done().out;
     assert!(text.contains("2 rows, 1 compared, 1 skipped"), "{text}");
 }
+
+#[test]
+fn a_search_lists_candidates_best_first() {
+    let here = Folder::new();
+    let line = "search --model gpt2-350m --cluster dgx-a100 --global-batch 32 --top 4 --json";
+    let found = here.run(line).done().objects();
+    assert_eq!(found.len(), 5, "four candidates and a last line");
+    for (index, candidate) in found[..4].iter().enumerate() {
+        has(candidate, &["rank", "strategy", "iteration_s", "peak_bytes", "fits"]);
+        assert_eq!(candidate["rank"].as_u64(), Some(index as u64 + 1));
+        has(&candidate["strategy"], &["dp", "tp", "pp", "micro-batch", "schedule"]);
+    }
+    let seconds: Vec<f64> = found[..4].iter().map(|c| c["iteration_s"].as_f64().unwrap()).collect();
+    assert!(seconds.is_sorted(), "{seconds:?}");
+    has(&found[4], &["considered", "search_s"]);
+    assert!(found[4]["considered"].as_u64().unwrap() > 50);
+    here.run("search --model gpt2-350m --cluster dgx-a100 --top 0")
+        .refused(&["--global-batch", "--top: '0'"]);
+}

@@ -1,0 +1,262 @@
+//! `paceline search`: the best strategies for a model on a cluster.
+
+use crate::failure::Failure;
+use crate::flags::{
+    ClusterFlags, CommonFlags, Defaults, Origins, Problems, model, real, whole, word,
+};
+use crate::overview::{count, table};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use paceline_plan::DType;
+use paceline_plan::collective::Order;
+use paceline_plan::strategy::{OptimizerKind, Strategy};
+use paceline_search::{Candidate, Found, search};
+use paceline_sim::Profile;
+use serde::Serialize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Find the best strategies for a model on a cluster, by simulation
+///
+/// Layouts that a practitioner would try are proposed (tensor parallelism inside a host, pipeline
+/// stages, data parallelism with and without ZeRO, recomputation, microbatch sizes), simulated, and
+/// listed with the fastest that fits first. Ctrl-C ends the search and lists what it has found.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Flags {
+    /// The model: a built-in name, a TOML file, or a directory with a Hugging Face config.json
+    #[arg(long, value_name = "NAME|FILE|DIR", help_heading = "What")]
+    model: Option<String>,
+    #[command(flatten)]
+    cluster: ClusterFlags,
+    /// Samples of one iteration
+    #[arg(long, value_name = "N", help_heading = "What")]
+    global_batch: Option<String>,
+    /// Devices to use [default: all of the cluster]
+    #[arg(long, value_name = "N", help_heading = "What")]
+    ranks: Option<String>,
+    /// Tokens of one sample [default: the model's]
+    #[arg(long, value_name = "N", help_heading = "What")]
+    seq: Option<String>,
+    /// Type of weights and activations [default: the best that the device has]
+    #[arg(long, value_name = "TYPE", help_heading = "What")]
+    dtype: Option<String>,
+    /// Type of gradients [default: f32]
+    #[arg(long, value_name = "TYPE", help_heading = "What")]
+    grad_dtype: Option<String>,
+    /// sgd, momentum or adamw [default: adamw]
+    #[arg(long, value_name = "NAME", help_heading = "What")]
+    optimizer: Option<String>,
+    /// What the software fuses; see `paceline simulate --help` [default: modern]
+    #[arg(long, value_name = "NAME", help_heading = "Cluster")]
+    profile: Option<String>,
+    /// How many to list [default: 10]
+    #[arg(long, value_name = "K", help_heading = "General")]
+    top: Option<String>,
+    /// Stop after so many seconds, with what was found [default: no limit]
+    #[arg(long, value_name = "SECONDS", help_heading = "General")]
+    limit: Option<String>,
+    #[command(flatten)]
+    common: CommonFlags,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline search --model llama3-8b --cluster dgx-h100:2 --global-batch 128
+  paceline search --model gpt3-175b --cluster dgx-a100:16 --global-batch 512 --top 5 --json";
+
+/// Searches.
+pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
+    let mut problems = Problems::new(origins);
+    let model = model(flags.model.as_deref(), &mut problems);
+    let cluster = flags.cluster.required(&mut problems);
+    let batch = whole("--global-batch", flags.global_batch.as_deref(), 1..=1 << 32, &mut problems);
+    if flags.global_batch.is_none() {
+        problems.say("--global-batch", "say how many samples an iteration has");
+    }
+    let available = cluster.as_ref().map_or(1, |cluster| cluster.devices()).min(1 << 20);
+    let ranks = whole("--ranks", flags.ranks.as_deref(), 1..=available, &mut problems);
+    let top = whole("--top", flags.top.as_deref(), 1..=10_000, &mut problems).unwrap_or(10);
+    let limit = real("--limit", flags.limit.as_deref(), 0.1..=1e6, &mut problems);
+    let profile: Profile = word("--profile", &flags.profile, &mut problems).unwrap_or_default();
+    let defaults = Defaults::for_cluster(cluster.as_ref(), Order::Free);
+    let seq = whole("--seq", flags.seq.as_deref(), 1..=1 << 28, &mut problems);
+    let base = Strategy {
+        global_batch: batch.unwrap_or(1),
+        seq: seq.or(model.as_ref().map(|m| m.seq)).unwrap_or(1),
+        dtype: word("--dtype", &flags.dtype, &mut problems).unwrap_or(defaults.dtype),
+        grad_dtype: word("--grad-dtype", &flags.grad_dtype, &mut problems).unwrap_or(DType::F32),
+        optimizer: word("--optimizer", &flags.optimizer, &mut problems)
+            .unwrap_or(OptimizerKind::AdamW),
+        order: Order::Free,
+        ..Strategy::default()
+    };
+    let (Some(model), Some(cluster), true) = (model, cluster, problems.is_empty()) else {
+        return Err(problems.into());
+    };
+    let options = paceline_sim::Options { profile, ..Default::default() };
+    let devices = u32::try_from(ranks.unwrap_or(available)).unwrap_or(u32::MAX);
+    let request =
+        paceline_search::Request { model: &model, cluster: &cluster, devices, base, options };
+    let output = flags.common.output();
+    let start = Instant::now();
+    let found = watched(&request, start, limit, output.is_json());
+    let seconds = start.elapsed().as_secs_f64();
+    if found.candidates.is_empty() {
+        let mut problems = Problems::default();
+        problems.say(
+            "--global-batch",
+            format!(
+                "no layout of {} on {devices} devices works: its state fits on none, or no number \
+                 of replicas divides {} samples",
+                model.name(),
+                request.base.global_batch
+            ),
+        );
+        return Err(problems.into());
+    }
+    let best = found.candidates.iter().take(top as usize);
+    if output.is_json() {
+        for (index, candidate) in best.enumerate() {
+            output.object(&Record::new(index + 1, candidate))?;
+        }
+        let considered = found.considered;
+        return Ok(output.object(&Last { considered, search_s: seconds })?);
+    }
+    let rows = best.enumerate().map(|(index, candidate)| row(index + 1, candidate));
+    let head = ["", "strategy", "iteration", "memory", "fits"];
+    let mut text = table(&head, 2, rows);
+    text.push_str(&format!(
+        "\n{} layouts of {} on {} simulated in {seconds:.1} s\n",
+        count(found.considered as u64),
+        model.name(),
+        cluster.name
+    ));
+    Ok(output.people(&text)?)
+}
+
+/// Searches with a progress bar, until it is done, interrupted or out of time.
+fn watched(
+    request: &paceline_search::Request<'_>,
+    start: Instant,
+    limit: Option<f64>,
+    quiet: bool,
+) -> Found {
+    let stop = Arc::new(AtomicBool::new(false));
+    let handler = Arc::clone(&stop);
+    // Without a handler Ctrl-C ends the process at once, which loses nothing but the list.
+    let _ = ctrlc::set_handler(move || handler.store(true, Ordering::Relaxed));
+    let bar = if quiet { ProgressBar::hidden() } else { ProgressBar::new(0) };
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} layouts, {eta} left") {
+        bar.set_style(style);
+    }
+    let found = search(request, |done, of| {
+        bar.set_length(of as u64);
+        bar.set_position(done as u64);
+        let late = limit.is_some_and(|limit| start.elapsed().as_secs_f64() > limit);
+        !late && !stop.load(Ordering::Relaxed)
+    });
+    bar.finish_and_clear();
+    found
+}
+
+fn row(rank: usize, candidate: &Candidate) -> Vec<String> {
+    vec![
+        rank.to_string(),
+        Words::new(&candidate.strategy).flags(),
+        candidate.iteration.to_string(),
+        candidate.peak_bytes.to_string(),
+        if candidate.fits { "yes" } else { "no" }.to_string(),
+    ]
+}
+
+/// A strategy as the flags that ask for it.
+#[derive(Serialize)]
+struct Words {
+    dp: u32,
+    tp: u32,
+    pp: u32,
+    sp: bool,
+    zero: u8,
+    schedule: String,
+    #[serde(rename = "global-batch")]
+    global_batch: u64,
+    #[serde(rename = "micro-batch")]
+    micro_batch: u64,
+    seq: u64,
+    recompute: String,
+    dtype: String,
+    #[serde(rename = "grad-dtype")]
+    grad_dtype: String,
+}
+
+impl Words {
+    fn new(s: &Strategy) -> Self {
+        Self {
+            dp: s.dp,
+            tp: s.tp,
+            pp: s.pp,
+            sp: s.sp,
+            zero: s.zero.stage(),
+            schedule: s.schedule.to_string(),
+            global_batch: s.global_batch,
+            micro_batch: s.micro_batch,
+            seq: s.seq,
+            recompute: s.recompute.to_string(),
+            dtype: s.dtype.to_string(),
+            grad_dtype: s.grad_dtype.to_string(),
+        }
+    }
+
+    /// What differs from the defaults, as one would type it.
+    fn flags(&self) -> String {
+        let mut flags = Vec::new();
+        for (flag, size) in [("--dp", self.dp), ("--tp", self.tp), ("--pp", self.pp)] {
+            if size > 1 {
+                flags.push(format!("{flag} {size}"));
+            }
+        }
+        if self.sp {
+            flags.push("--sp".to_string());
+        }
+        if self.zero > 0 {
+            flags.push(format!("--zero {}", self.zero));
+        }
+        if self.pp > 1 {
+            flags.push(format!("--schedule {}", self.schedule));
+        }
+        flags.push(format!("--micro-batch {}", self.micro_batch));
+        if self.recompute != "none" {
+            flags.push(format!("--recompute {}", self.recompute));
+        }
+        flags.join(" ")
+    }
+}
+
+#[derive(Serialize)]
+struct Record {
+    rank: usize,
+    strategy: Words,
+    iteration_s: f64,
+    peak_bytes: u64,
+    fits: bool,
+}
+
+impl Record {
+    fn new(rank: usize, candidate: &Candidate) -> Self {
+        Self {
+            rank,
+            strategy: Words::new(&candidate.strategy),
+            iteration_s: candidate.iteration.0,
+            peak_bytes: candidate.peak_bytes.0,
+            fits: candidate.fits,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Last {
+    considered: usize,
+    search_s: f64,
+}
