@@ -98,6 +98,16 @@ struct InFlight {
     at: At,
     start: Seconds,
     progress: Progress,
+    wait: Wait,
+}
+
+/// How long an exchange waited for others to join it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wait {
+    /// When this rank had done its own first part.
+    pub(crate) from: Option<Seconds>,
+    /// When the first answer was at hand.
+    pub(crate) until: Option<Seconds>,
 }
 
 impl<'a> Rank<'a> {
@@ -224,9 +234,10 @@ impl<'a> Rank<'a> {
         match self.begin(at, op, lane) {
             Ok(Some(flight)) => {
                 let progress = Progress::Pending { on: self.place.rank, step: usize::MAX };
-                self.advance(queue, lane, op, InFlight { flight, at, start, progress })?;
+                let wait = Wait::default();
+                self.advance(queue, lane, op, InFlight { flight, at, start, progress, wait })?;
             }
-            Ok(None) => self.finish(queue, lane, op, at, start),
+            Ok(None) => self.finish(queue, lane, op, at, start, Wait::default()),
             Err(source) => return Err(self.failed(at, op, source)),
         }
         Ok(true)
@@ -240,29 +251,43 @@ impl<'a> Rank<'a> {
         op: OpId,
         mut in_flight: InFlight,
     ) -> Result<bool, ExecError> {
-        let InFlight { at, start, progress: before, .. } = in_flight;
+        let InFlight { at, start, progress: before, mut wait, .. } = in_flight;
         self.at = Some((at, op));
+        let asked = self.recorder.now();
         let progress = in_flight
             .flight
             .progress(self.transport, &self.memory)
             .map_err(|source| self.failed(at, op, source))?;
+        if wait.from.is_none() {
+            wait.from = Some(self.recorder.now());
+        } else if progress != before {
+            wait.until.get_or_insert(asked);
+        }
         match progress {
             Progress::Done => {
                 self.exchanges.keep(in_flight.flight);
-                self.finish(queue, lane, op, at, start);
+                self.finish(queue, lane, op, at, start, wait);
                 Ok(true)
             }
             Progress::Pending { .. } => {
-                self.flights[lane.index()] = Some(InFlight { progress, ..in_flight });
+                self.flights[lane.index()] = Some(InFlight { progress, wait, ..in_flight });
                 Ok(progress != before)
             }
         }
     }
 
-    fn finish(&mut self, queue: &mut Queue<'a>, lane: LaneId, op: OpId, at: At, start: Seconds) {
+    fn finish(
+        &mut self,
+        queue: &mut Queue<'a>,
+        lane: LaneId,
+        op: OpId,
+        at: At,
+        start: Seconds,
+        wait: Wait,
+    ) {
         queue.finish(lane);
         let number = op.0 + self.ops_before(at.section);
-        self.recorder.note(lane, number, at.iteration, start);
+        self.recorder.note(lane, number, at.iteration, start, wait);
     }
 
     /// How many ops of the program stand before a section.

@@ -1,5 +1,6 @@
 //! What a rank notes about when it did what.
 
+use crate::rank::Wait;
 use paceline_plan::ids::{LaneId, Rank};
 use paceline_plan::program::{LoadKind, Node, Op, Plan, Program, SegmentPass};
 use paceline_plan::trace::{Span, SpanKind, TraceBuilder};
@@ -25,6 +26,7 @@ struct Record {
     iteration: u32,
     start: Seconds,
     end: Seconds,
+    wait: Wait,
 }
 
 impl Recorder {
@@ -38,13 +40,21 @@ impl Recorder {
         Seconds(self.clock.elapsed().as_secs_f64())
     }
 
-    /// Notes that an op, numbered over the whole program, ran from `start` until now.
-    pub(crate) fn note(&mut self, lane: LaneId, op: u32, iteration: u32, start: Seconds) {
+    /// Notes that an op, numbered over the whole program, ran from `start` until now, and how much of that
+    /// it waited for other ranks to join.
+    pub(crate) fn note(
+        &mut self,
+        lane: LaneId,
+        op: u32,
+        iteration: u32,
+        start: Seconds,
+        wait: Wait,
+    ) {
         let end = self.now();
         while self.records.front().is_some_and(|r| r.iteration + REMEMBERED <= iteration) {
             self.records.pop_front();
         }
-        self.records.push_back(Record { lane, op, iteration, start, end });
+        self.records.push_back(Record { lane, op, iteration, start, end, wait });
     }
 
     /// Adds this rank's spans to a trace.
@@ -68,6 +78,9 @@ impl Recorder {
                 start: record.start,
                 end: record.end,
             };
+            if let Wait { from: Some(from), until: Some(until) } = record.wait {
+                trace.push(Span { kind: SpanKind::Wait, start: from, end: until, ..span });
+            }
             trace.push(span);
         }
     }
