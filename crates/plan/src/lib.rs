@@ -11,6 +11,7 @@ pub mod ids;
 pub mod lower;
 pub mod mesh;
 pub mod model;
+pub mod nearest;
 pub mod program;
 pub mod schedule;
 pub mod spec;

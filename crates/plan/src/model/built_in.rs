@@ -1,7 +1,7 @@
 //! The models that come with the program: the files of `models/`, as they stand in the repository.
 
-use super::nearest::nearest as nearest_word;
 use super::{Model, ModelErrors};
+use crate::nearest::nearest as nearest_word;
 
 /// Name and TOML text of every built-in model, small ones first within a family.
 pub fn all() -> &'static [(&'static str, &'static str)] {

@@ -10,7 +10,6 @@ mod count;
 mod error;
 mod field;
 mod fields;
-mod nearest;
 mod parse;
 
 pub mod built_in;

@@ -4,8 +4,8 @@ use super::check::not_for;
 use super::error::{ModelError, ModelErrors};
 use super::field::{Dialect, Field};
 use super::fields::{Entry, Fields, Given, Value, quoted};
-use super::nearest::nearest;
 use super::{Activation, Model, ModelKind};
+use crate::nearest::nearest;
 use std::collections::BTreeMap;
 use toml::de::{DeTable, DeValue};
 

@@ -4,8 +4,8 @@
 //! and one default of its own: `gb200-nvl72` counts racks of 18 hosts, since the rack is what the
 //! name names; and `tpu-v4` alone is a whole pod of 1,024 hosts, `tpu-v4:16` a slice of it.
 
-use super::nearest::nearest;
 use super::{Cluster, Dimension, DimensionKind};
+use paceline_plan::nearest::nearest;
 use thiserror::Error;
 
 /// The built-in cluster of a name with an optional count: "dgx-a100", "dgx-a100:128".

@@ -4,10 +4,7 @@
 ///
 /// Case and the choice of `-`, `_` or nothing between parts do not count. A word that begins
 /// candidates (`gpt2` for `gpt2-124m`) means the first of them.
-pub(super) fn nearest<'a>(
-    word: &str,
-    candidates: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = letters(word);
     let allowed = match word.len() {
         0 => return None,
@@ -31,21 +28,25 @@ fn letters(word: &str) -> Vec<char> {
     word.chars().filter(|c| !matches!(c, '-' | '_' | ' ')).flat_map(char::to_lowercase).collect()
 }
 
-/// Levenshtein's distance; none where the lengths alone put it out of reach, so that a megabyte of
-/// garbage costs nothing.
+/// The distance of Damerau and Levenshtein, restricted to neighbours: insertions, deletions,
+/// replacements and swaps, which are what typing gets wrong. None where the lengths alone put it out of
+/// reach, so that a megabyte of garbage costs nothing.
 fn edits(from: &[char], to: &[char]) -> Option<usize> {
     if from.len().abs_diff(to.len()) > 3 {
         return None;
     }
+    let mut before = vec![0; to.len() + 1];
     let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (i, a) in from.iter().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b) in to.iter().enumerate() {
-            let replaced = diagonal + usize::from(a != b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+    for i in 1..=from.len() {
+        let mut next = vec![i; to.len() + 1];
+        for j in 1..=to.len() {
+            let replaced = row[j - 1] + usize::from(from[i - 1] != to[j - 1]);
+            next[j] = replaced.min(row[j] + 1).min(next[j - 1] + 1);
+            if i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1] {
+                next[j] = next[j].min(before[j - 2] + 1);
+            }
         }
+        before = std::mem::replace(&mut row, next);
     }
     row.last().copied()
 }
@@ -86,5 +87,16 @@ mod tests {
         assert_eq!(distance("flaw", "lawn"), Some(2));
         assert_eq!(distance("", "abc"), Some(3));
         assert_eq!(distance("same", "same"), Some(0));
+    }
+
+    #[test]
+    fn swapped_letters_are_one_slip() {
+        let known = ["train", "plan", "simulate", "global-batch", "laptop", "dgx-a100"];
+        assert_eq!(nearest("trian", known), Some("train"));
+        assert_eq!(nearest("simualte", known), Some("simulate"));
+        assert_eq!(nearest("globalbatch", known), Some("global-batch"));
+        assert_eq!(nearest("labtop", known), Some("laptop"));
+        assert_eq!(nearest("dgx-a10", known), Some("dgx-a100"));
+        assert_eq!(nearest("frontier", known), None);
     }
 }
