@@ -24,6 +24,19 @@ pub struct Dimension {
     /// How many neighbouring devices share one link into this dimension: 1 where each has its own,
     /// 2 where two GPUs stand behind one NIC.
     pub devices_per_link: u32,
+    /// What a switch is made of, where it is no single one that never blocks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tree: Option<Tree>,
+}
+
+/// A switch made of leaf switches under a core: a fat tree that may be thinner at the top.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Tree {
+    /// How many members stand under one leaf: 1 where each has a leaf of its own.
+    pub leaf: u32,
+    /// How many times more the links into a leaf carry than those from it to the core: 1 where
+    /// nothing blocks, 4 for "4:1".
+    pub oversubscription: f64,
 }
 
 /// How the members of a dimension are wired.
@@ -88,6 +101,17 @@ impl Dimension {
     /// What payload gets of one link in one direction.
     pub fn achievable(&self) -> BytesPerSec {
         BytesPerSec(self.bandwidth.0 * self.efficiency)
+    }
+
+    /// How many devices share the narrowest link between two members when all use theirs at once.
+    pub(super) fn sharing(&self, from: u32, to: u32) -> f64 {
+        let port = f64::from(self.devices_per_link.max(1));
+        match self.tree {
+            Some(Tree { leaf, oversubscription }) if from / leaf.max(1) != to / leaf.max(1) => {
+                port * oversubscription.max(1.0)
+            }
+            Some(_) | None => port,
+        }
     }
 
     /// What each of `senders` neighbouring devices gets when all of them send at once.
@@ -203,6 +227,7 @@ mod tests {
             latency: Seconds(1e-6),
             efficiency: 0.5,
             devices_per_link: 1,
+            tree: None,
         }
     }
 
@@ -283,6 +308,15 @@ mod tests {
         assert_eq!(nic.share(1), BytesPerSec(50e9));
         assert_eq!(nic.share(2), BytesPerSec(25e9));
         assert_eq!(nic.share(8), BytesPerSec(25e9), "the other six have NICs of their own");
+    }
+
+    #[test]
+    fn members_under_one_leaf_do_not_share_its_uplink() {
+        let tree = Some(Tree { leaf: 4, oversubscription: 3.0 });
+        let fabric = Dimension { tree, devices_per_link: 2, ..dimension(DimensionKind::Switch, 8) };
+        assert_eq!(fabric.sharing(0, 3), 2.0);
+        assert_eq!(fabric.sharing(3, 4), 6.0);
+        assert_eq!(dimension(DimensionKind::Switch, 8).sharing(3, 4), 1.0);
     }
 
     proptest! {

@@ -17,14 +17,13 @@
 
 mod device;
 mod dimension;
-mod nearest;
 mod parse;
 pub mod preset;
 mod print;
 mod quantity;
 
 pub use device::{Device, FlopsPerSec, Peak};
-pub use dimension::{Dimension, DimensionKind, GraphLink};
+pub use dimension::{Dimension, DimensionKind, GraphLink, Tree};
 pub use parse::{ClusterErrors, ClusterProblem};
 
 use paceline_plan::ids::Rank;
@@ -72,6 +71,8 @@ pub struct Path {
     pub bandwidth: BytesPerSec,
     /// Time until the first byte arrives.
     pub latency: Seconds,
+    /// How many devices share that link when all use theirs at once.
+    pub sharing: f64,
 }
 
 impl Cluster {
@@ -121,6 +122,19 @@ impl Cluster {
     /// A switch's stated latency is from device to device, both links and the switch included, so
     /// it counts as one hop. On rings and tori the shorter way round is taken.
     pub fn link(&self, a: Rank, b: Rank) -> Option<Path> {
+        let (index, from, to) = self.crossing(a, b)?;
+        let route = self.dimensions[index].route(from, to)?;
+        Some(Path {
+            dimension: index,
+            hops: route.hops,
+            bandwidth: route.bandwidth,
+            latency: route.latency,
+            sharing: self.dimensions[index].sharing(from, to),
+        })
+    }
+
+    /// The outermost dimension in which two ranks differ and where each stands in it.
+    pub(crate) fn crossing(&self, a: Rank, b: Rank) -> Option<(usize, u32, u32)> {
         if u64::from(a.0.max(b.0)) >= self.devices() {
             return None;
         }
@@ -133,14 +147,7 @@ impl Cluster {
                 outermost = Some((index, from, to));
             }
         }
-        let (index, from, to) = outermost?;
-        let route = self.dimensions[index].route(from, to)?;
-        Some(Path {
-            dimension: index,
-            hops: route.hops,
-            bandwidth: route.bandwidth,
-            latency: route.latency,
-        })
+        outermost
     }
 
     /// How many different coordinates a group has in each dimension, innermost first.

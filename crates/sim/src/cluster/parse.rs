@@ -30,14 +30,16 @@
 //! devices_per_link = 2               # optional, 1 if absent
 //! ```
 //!
+//! A switch that is a tree adds `oversubscription = 4.0` and, where several members stand under one
+//! leaf switch, `leaf = 16`.
 //! A torus adds `shape = [4, 4]` and, for a mesh, `wrap = false`; its size may be left out.
 //! A graph adds `links = [{ between = [0, 1], width = 2 }, …]`, each link with a `bandwidth` or
 //! `latency` of its own where they differ, and `switches = 2` for points 'size' and 'size + 1'
 //! that have no device.
 
-use super::nearest::nearest;
 use super::quantity::{self, FLOPS, Quantity, RATE, TIME};
-use super::{Cluster, Device, Dimension, DimensionKind, FlopsPerSec, GraphLink, Peak};
+use super::{Cluster, Device, Dimension, DimensionKind, FlopsPerSec, GraphLink, Peak, Tree};
+use paceline_plan::nearest::nearest;
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -234,8 +236,9 @@ impl Reader<'_> {
         let own: &[&str] = match kind {
             Some("torus") => &["shape", "wrap"],
             Some("graph") => &["switches", "links"],
+            Some("switch") => &["leaf", "oversubscription"],
             Some(_) => &[],
-            None => &["shape", "wrap", "switches", "links"],
+            None => &["shape", "wrap", "switches", "links", "leaf", "oversubscription"],
         };
         self.known_keys(section, &[&DIMENSION_KEYS, own].concat());
         let name = self.required(section, "name", "\"nvlink\"", text);
@@ -243,6 +246,7 @@ impl Reader<'_> {
         let latency = self.quantity(section, "latency", &TIME);
         let efficiency = self.optional(section, "efficiency", "0.9", share, 1.0);
         let devices_per_link = self.optional(section, "devices_per_link", "1", count, 1);
+        let tree = self.tree(section);
         let (kind, size) = match kind {
             Some("torus") => self.torus(section)?,
             other => {
@@ -264,7 +268,25 @@ impl Reader<'_> {
             latency: Seconds(latency?),
             efficiency: efficiency?,
             devices_per_link: devices_per_link?,
+            tree: tree?,
         })
+    }
+
+    /// What a switch is made of; other kinds have none of the keys.
+    fn tree(&mut self, section: &Section<'_>) -> Option<Option<Tree>> {
+        let leaf = self.optional(section, "leaf", "16", count, 1)?;
+        let read = |value: &DeValue<'_>| ratio(value).map(Some);
+        let tree = match self.optional(section, "oversubscription", "4.0", read, None)? {
+            Some(oversubscription) => Some(Tree { leaf, oversubscription }),
+            None if section.get("leaf").is_some() => {
+                let what = format!("{} has a leaf but no oversubscription", section.label);
+                let remedy = "add for example oversubscription = 4.0, or leave leaf out".into();
+                self.problem(section.span_of("leaf"), what, remedy);
+                return None;
+            }
+            None => None,
+        };
+        Some(tree)
     }
 
     fn torus(&mut self, section: &Section<'_>) -> Option<(DimensionKind, u32)> {
@@ -504,6 +526,12 @@ fn whole(value: &DeValue<'_>, least: u64, most: u64) -> Result<u32, String> {
 fn share(value: &DeValue<'_>) -> Result<f64, String> {
     let number = number(value).filter(|share| *share > 0.0 && *share <= 1.0);
     number.ok_or_else(|| "it is no number above 0 and at most 1".into())
+}
+
+/// How many times more goes in than comes out.
+fn ratio(value: &DeValue<'_>) -> Result<f64, String> {
+    let number = number(value).filter(|ratio| (1.0..=1e6).contains(ratio));
+    number.ok_or_else(|| "it is no number from 1 to 1000000".into())
 }
 
 fn memory(value: &DeValue<'_>) -> Result<Bytes, String> {

@@ -1,7 +1,7 @@
 //! A cluster as text: the file that describes it, and the lines a person reads.
 
 use super::quantity::{self, FLOPS, RATE, TIME};
-use super::{Cluster, Device, Dimension, DimensionKind, FlopsPerSec, GraphLink, Peak};
+use super::{Cluster, Device, Dimension, DimensionKind, FlopsPerSec, GraphLink, Peak, Tree};
 use std::fmt::Write;
 
 impl Cluster {
@@ -85,6 +85,9 @@ fn write_dimension(out: &mut String, dimension: &Dimension) -> std::fmt::Result 
     writeln!(out, "latency = \"{}\"", TIME.write(dimension.latency.0))?;
     writeln!(out, "efficiency = {:?}", dimension.efficiency)?;
     writeln!(out, "devices_per_link = {}", dimension.devices_per_link)?;
+    if let Some(Tree { leaf, oversubscription }) = dimension.tree {
+        writeln!(out, "leaf = {leaf}\noversubscription = {oversubscription:?}")?;
+    }
     match &dimension.kind {
         DimensionKind::Ring | DimensionKind::Switch | DimensionKind::FullyConnected => Ok(()),
         DimensionKind::Torus { shape, wrap } => {
@@ -120,7 +123,8 @@ fn shape(dimension: &Dimension) -> String {
     let size = dimension.size;
     match &dimension.kind {
         DimensionKind::Ring | DimensionKind::Switch => {
-            format!("{} of {size}", dimension.kind.name())
+            let thin = dimension.tree.map(|tree| format!(", {}:1", tree.oversubscription));
+            format!("{} of {size}{}", dimension.kind.name(), thin.unwrap_or_default())
         }
         DimensionKind::FullyConnected => format!("{size} fully connected"),
         DimensionKind::Torus { shape, wrap } => {

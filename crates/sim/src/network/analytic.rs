@@ -43,8 +43,7 @@ impl<'c> Analytic<'c> {
 
     /// What one device gets of a link: all that stand behind it use it at once.
     fn rate(&self, path: &Path) -> f64 {
-        path.bandwidth.0
-            / f64::from(self.cluster.dimensions[path.dimension].devices_per_link.max(1))
+        path.bandwidth.0 / path.sharing
     }
 
     /// By dimension, by how much a ring's links between units of that dimension are widened.
@@ -153,7 +152,7 @@ fn slowest(rounds: &mut Vec<f64>, round: u32, time: f64) {
 }
 
 /// The fewest members that any unit of so many consecutive ranks has, of those that have any.
-fn fewest_in_a_unit(members: &[Rank], unit: u64) -> u64 {
+pub(super) fn fewest_in_a_unit(members: &[Rank], unit: u64) -> u64 {
     let mut units: Vec<u64> = members.iter().map(|rank| u64::from(rank.0) / unit.max(1)).collect();
     units.sort_unstable();
     units.chunk_by(|a, b| a == b).map(|members| members.len() as u64).min().unwrap_or(1)
@@ -195,8 +194,7 @@ impl Tally<'_> {
         let path = self.network.path(from, to)?;
         let dimension = &self.network.cluster.dimensions[path.dimension];
         let rail = self.rails[path.dimension];
-        let shared = f64::from(dimension.devices_per_link.max(1));
-        let links = all_links(dimension, self.network.cluster, path.dimension, me) / shared;
+        let links = all_links(dimension, self.network.cluster, path.dimension, me) / path.sharing;
         let load = Load {
             latency: path.latency.0,
             alone: bytes / (self.network.rate(&path) * rail),
@@ -223,7 +221,7 @@ fn merge(loads: &mut Vec<Load>, dimension: usize, load: Load) {
 }
 
 /// What a device's links of one dimension carry together, in one direction.
-fn all_links(dimension: &Dimension, cluster: &Cluster, index: usize, rank: Rank) -> f64 {
+pub(crate) fn all_links(dimension: &Dimension, cluster: &Cluster, index: usize, rank: Rank) -> f64 {
     let neighbours = |size: u32| f64::from(size.saturating_sub(1).min(2));
     let one = dimension.achievable().0;
     match &dimension.kind {

@@ -45,6 +45,29 @@ fn what_is_left_out_has_its_plain_meaning() {
 }
 
 #[test]
+fn a_switch_may_be_a_thin_tree() {
+    let add = |text: &str| format!("size = 2\nbandwidth = \"200 Gbit/s\"\n{text}");
+    let from = "size = 2\nbandwidth = \"200 Gbit/s\"";
+    let read = |text: &str| {
+        let changed = GOOD.replacen(from, &add(text), 1);
+        Cluster::parse(&changed, "tree.toml").unwrap().dimensions[1].tree
+    };
+    assert_eq!(read(""), None);
+    let thin = |leaf| Some(Tree { leaf, oversubscription: 4.0 });
+    assert_eq!(read("oversubscription = 4"), thin(1));
+    assert_eq!(read("oversubscription = 4.0\nleaf = 2"), thin(2));
+    assert_eq!(
+        problems(from, &add("leaf = 2")),
+        ["bad.toml:20: [[dimension]] 2 has a leaf but no oversubscription; add for example \
+          oversubscription = 4.0, or leave leaf out"]
+    );
+    let told = problems(from, &add("oversubscription = 0.5"));
+    assert!(told[0].contains("it is no number from 1 to 1000000"), "{told:?}");
+    let told = problems("kind = \"switch\"", "kind = \"ring\"\noversubscription = 2.0");
+    assert!(told[0].contains("unknown key 'oversubscription'"), "{told:?}");
+}
+
+#[test]
 fn bare_numbers_are_in_base_units() {
     let text = GOOD
         .replace("\"80 GiB\"", "85_899_345_920")
@@ -269,14 +292,17 @@ fn kind() -> impl Strategy<Value = (DimensionKind, u32)> {
 }
 
 fn cluster() -> impl Strategy<Value = Cluster> {
-    let numbers = (rate(1e18), time(), efficiency(), 1u32..9);
+    let tree =
+        (1u32..9, 1.0..9.0).prop_map(|(leaf, oversubscription)| Tree { leaf, oversubscription });
+    let numbers = (rate(1e18), time(), efficiency(), 1u32..9, proptest::option::of(tree));
     let dimensions = proptest::collection::vec((kind(), numbers, name()), 1..4);
     (name(), any::<bool>(), device(), dimensions).prop_map(|(name, many, device, dimensions)| {
         let dimensions: Vec<_> = dimensions
             .into_iter()
             .zip(0..)
             .map(|(((kind, size), numbers, name), index)| {
-                let (bandwidth, latency, efficiency, devices_per_link) = numbers;
+                let (bandwidth, latency, efficiency, devices_per_link, tree) = numbers;
+                let tree = tree.filter(|_| kind == DimensionKind::Switch);
                 Dimension {
                     name: format!("{index}{name}"),
                     kind,
@@ -285,6 +311,7 @@ fn cluster() -> impl Strategy<Value = Cluster> {
                     latency: Seconds(latency),
                     efficiency,
                     devices_per_link,
+                    tree,
                 }
             })
             .collect();
