@@ -1,68 +1,171 @@
-//! Reductions of vectors.
+//! Reductions of vectors of any float type, as they lie in messages and in memory.
+//!
+//! Every combination of two elements is done in f32 and rounded once to the stored type, to nearest
+//! and ties to even. So a canonical sum has the same bits whether its partial sums met in one place
+//! or travelled between ranks, in every type.
+//!
+//! The loops work on bytes without alignment and are compiled for each instruction set; `pulp`
+//! picks the widest that the machine has. No result depends on that: elements never mix.
 
+use crate::half_precision::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use paceline_plan::collective::{Reduction, canonical_fold};
+use paceline_plan::dtype::DType;
 
-/// Reduces `from` into `into`, element by element.
-pub(crate) fn reduce_into(reduction: Reduction, into: &mut [f32], from: &[f32]) {
-    debug_assert_eq!(into.len(), from.len());
-    match reduction {
-        Reduction::Sum => {
-            for (a, b) in into.iter_mut().zip(from) {
-                *a += b;
-            }
-        }
-        Reduction::Max => {
-            for (a, b) in into.iter_mut().zip(from) {
-                *a = maximum(*a, *b);
-            }
-        }
+/// Whether vectors of this type can be reduced at all.
+pub(crate) const fn reducible(dtype: DType) -> bool {
+    match dtype {
+        DType::F32 | DType::Bf16 | DType::F16 => true,
+        DType::Fp8 | DType::U32 | DType::U8 => false,
     }
 }
 
-/// The contributions of all members but one, in the members' order, and that one's place.
+/// Reduces `from` into `into`, element by element. Types that are not [`reducible`] are left alone.
+pub(crate) fn reduce_into(dtype: DType, reduction: Reduction, into: &mut [u8], from: &[u8]) {
+    debug_assert_eq!(into.len(), from.len());
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || {
+            each_type(dtype, reduction, Loop::InPlace { into, from });
+        },
+    );
+}
+
+/// Writes the reduction of `a` and `b` to `into`.
+fn reduce_to(dtype: DType, reduction: Reduction, into: &mut [u8], (a, b): (&[u8], &[u8])) {
+    debug_assert!(into.len() == a.len() && into.len() == b.len());
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || {
+            each_type(dtype, reduction, Loop::Apart { into, a, b });
+        },
+    );
+}
+
+/// The contributions of all members but one, in the members' order, and that one's place. None of
+/// them is changed: they may lie in the memory of other ranks.
 pub(crate) struct Contributions<'a> {
-    /// What the others sent.
-    pub(crate) others: &'a mut [Vec<f32>],
+    /// Those of the others.
+    pub(crate) others: &'a [&'a [u8]],
     /// How many of them stand before the member that reduces.
     pub(crate) before: usize,
 }
 
+/// A node of the canonical tree.
+#[derive(Clone, Copy)]
+enum Node {
+    /// What the reducing member has, or a partial sum with that in it.
+    Own,
+    /// A contribution as it came.
+    Other(usize),
+    /// A partial sum of others only.
+    Sum(usize),
+}
+
 impl Contributions<'_> {
-    /// Reduces elements `at..` of the others with `own`, in canonical order, into `own`.
+    /// Reduces all contributions, in canonical order, into `own`, which is as long as each.
     ///
     /// A tile at a time, so that every partial sum stays in the nearest cache.
-    pub(crate) fn fold_into(&mut self, reduction: Reduction, own: &mut [f32], at: usize) {
-        const TILE: usize = 2048;
+    pub(crate) fn fold_into(&self, dtype: DType, reduction: Reduction, own: &mut [u8]) {
+        const TILE: usize = 8192;
+        let (mut sums, mut free) = (Vec::<Vec<u8>>::new(), Vec::new());
         for (i, own) in own.chunks_mut(TILE).enumerate() {
-            self.fold_tile(reduction, own, at + i * TILE);
+            let tile = i * TILE..i * TILE + own.len();
+            let other = |i: usize| &self.others[i][tile.clone()];
+            let (left, right) = (0..self.before, self.before..self.others.len());
+            let members = left.map(Node::Other).chain([Node::Own]).chain(right.map(Node::Other));
+            // Both reductions commute, so whichever operand is the member's own takes the result,
+            // and in the end that is where everything has gone.
+            canonical_fold(members, |a, b| match (a, b) {
+                (Node::Own, Node::Other(i)) | (Node::Other(i), Node::Own) => {
+                    reduce_into(dtype, reduction, own, other(i));
+                    Node::Own
+                }
+                (Node::Own, Node::Sum(i)) | (Node::Sum(i), Node::Own) => {
+                    reduce_into(dtype, reduction, own, &sums[i]);
+                    free.push(i);
+                    Node::Own
+                }
+                (Node::Other(a), Node::Other(b)) => {
+                    let sum = free.pop().unwrap_or(sums.len());
+                    if sum == sums.len() {
+                        sums.push(Vec::new());
+                    }
+                    sums[sum].resize(tile.len(), 0);
+                    reduce_to(dtype, reduction, &mut sums[sum], (other(a), other(b)));
+                    Node::Sum(sum)
+                }
+                (Node::Sum(sum), Node::Other(i)) | (Node::Other(i), Node::Sum(sum)) => {
+                    reduce_into(dtype, reduction, &mut sums[sum], other(i));
+                    Node::Sum(sum)
+                }
+                (Node::Sum(a), Node::Sum(b)) => {
+                    if let Ok([into, from]) = sums.get_disjoint_mut([a, b]) {
+                        reduce_into(dtype, reduction, into, from);
+                    }
+                    free.push(b);
+                    Node::Sum(a)
+                }
+                (Node::Own, Node::Own) => Node::Own,
+            });
         }
     }
+}
 
-    fn fold_tile(&mut self, reduction: Reduction, own: &mut [f32], at: usize) {
-        let tile = at..at + own.len();
-        let (before, others) = (self.before, &mut *self.others);
-        let (left, right) = (0..before, before..others.len());
-        let members = left.map(Some).chain([None]).chain(right.map(Some));
-        // `None` is the reducing member. Both reductions commute, so whichever operand is its own
-        // takes the result, and in the end that is where everything has gone.
-        canonical_fold(members, |a, b| match (a, b) {
-            (Some(a), Some(b)) => {
-                if let Ok([into, from]) = others.get_disjoint_mut([a, b]) {
-                    reduce_into(reduction, &mut into[tile.clone()], &from[tile.clone()]);
+/// A loop over elements, before their type and what is done with them are known.
+enum Loop<'a> {
+    InPlace { into: &'a mut [u8], from: &'a [u8] },
+    Apart { into: &'a mut [u8], a: &'a [u8], b: &'a [u8] },
+}
+
+#[inline(always)]
+fn each_type(dtype: DType, reduction: Reduction, work: Loop<'_>) {
+    let f32_from = |bytes: [u8; 4]| f32::from_ne_bytes(bytes);
+    let f32_into = |value: f32| value.to_ne_bytes();
+    let bf16_from = |bytes: [u8; 2]| bf16_to_f32(u16::from_ne_bytes(bytes));
+    let bf16_into = |value: f32| f32_to_bf16(value).to_ne_bytes();
+    let f16_from = |bytes: [u8; 2]| f16_to_f32(u16::from_ne_bytes(bytes));
+    let f16_into = |value: f32| f32_to_f16(value).to_ne_bytes();
+    let sum = |a: f32, b: f32| a + b;
+    match (dtype, reduction) {
+        (DType::F32, Reduction::Sum) => work.run(f32_from, f32_into, sum),
+        (DType::F32, Reduction::Max) => work.run(f32_from, f32_into, maximum),
+        (DType::Bf16, Reduction::Sum) => work.run(bf16_from, bf16_into, sum),
+        (DType::Bf16, Reduction::Max) => work.run(bf16_from, bf16_into, maximum),
+        (DType::F16, Reduction::Sum) => work.run(f16_from, f16_into, sum),
+        (DType::F16, Reduction::Max) => work.run(f16_from, f16_into, maximum),
+        (DType::Fp8 | DType::U32 | DType::U8, _) => {}
+    }
+}
+
+impl Loop<'_> {
+    #[inline(always)]
+    fn run<const N: usize>(
+        self,
+        load: impl Fn([u8; N]) -> f32,
+        store: impl Fn(f32) -> [u8; N],
+        combine: impl Fn(f32, f32) -> f32,
+    ) {
+        match self {
+            Self::InPlace { into, from } => {
+                let (into, from) = (into.as_chunks_mut::<N>().0, from.as_chunks::<N>().0);
+                for (a, b) in into.iter_mut().zip(from) {
+                    *a = store(combine(load(*a), load(*b)));
                 }
-                Some(a)
             }
-            (None, Some(other)) | (Some(other), None) => {
-                reduce_into(reduction, own, &others[other][tile.clone()]);
-                None
+            Self::Apart { into, a, b } => {
+                let into = into.as_chunks_mut::<N>().0;
+                let (a, b) = (a.as_chunks::<N>().0, b.as_chunks::<N>().0);
+                for ((into, a), b) in into.iter_mut().zip(a).zip(b) {
+                    *into = store(combine(load(*a), load(*b)));
+                }
             }
-            (None, None) => None,
-        });
+        }
     }
 }
 
 /// The larger of two numbers: NaN if either is, and +0 above −0, so that the order of the operands
 /// never shows.
+#[inline(always)]
 fn maximum(a: f32, b: f32) -> f32 {
     if a > b {
         a
@@ -80,6 +183,25 @@ fn maximum(a: f32, b: f32) -> f32 {
 mod tests {
     use super::*;
 
+    const TYPES: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
+
+    fn store(dtype: DType, value: f32) -> Vec<u8> {
+        match dtype {
+            DType::Bf16 => f32_to_bf16(value).to_ne_bytes().to_vec(),
+            DType::F16 => f32_to_f16(value).to_ne_bytes().to_vec(),
+            _ => value.to_ne_bytes().to_vec(),
+        }
+    }
+
+    fn load(dtype: DType, bytes: &[u8]) -> f32 {
+        match (dtype, bytes) {
+            (DType::Bf16, &[a, b]) => bf16_to_f32(u16::from_ne_bytes([a, b])),
+            (DType::F16, &[a, b]) => f16_to_f32(u16::from_ne_bytes([a, b])),
+            (_, &[a, b, c, d]) => f32::from_ne_bytes([a, b, c, d]),
+            _ => panic!("{dtype} has another size than {}", bytes.len()),
+        }
+    }
+
     #[test]
     fn maximum_commutes_and_keeps_nan() {
         let values = [0.0, -0.0, 1.5, -1.5, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MIN];
@@ -94,21 +216,57 @@ mod tests {
     }
 
     #[test]
+    fn long_vectors_are_reduced_as_single_elements_are() {
+        for dtype in TYPES {
+            let vector = |seed: u32| -> Vec<u8> {
+                let value = |i: u32| (i.wrapping_mul(seed) % 9973) as f32 * 0.37 - 1500.0;
+                (0..1001).flat_map(|i| store(dtype, value(i))).collect()
+            };
+            let (a, b) = (vector(7919), vector(104_729));
+            let size = dtype.size() as usize;
+            for reduction in [Reduction::Sum, Reduction::Max] {
+                let mut long = a.clone();
+                reduce_into(dtype, reduction, &mut long, &b);
+                for (i, found) in long.chunks(size).enumerate() {
+                    let at = i * size..(i + 1) * size;
+                    let (a, b) = (load(dtype, &a[at.clone()]), load(dtype, &b[at]));
+                    let wanted = match reduction {
+                        Reduction::Sum => store(dtype, a + b),
+                        Reduction::Max => store(dtype, a.max(b)),
+                    };
+                    assert_eq!(found, wanted, "{dtype} {reduction} {i}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn folds_follow_the_canonical_tree_wherever_the_own_part_stands() {
         let value =
             |rank: usize, i: usize| ((rank * 7919 + i * 104_729) % 1000) as f32 * 0.1 + 1e-3;
-        let (elements, at) = (5000, 3);
-        for ranks in 1..=9 {
-            let parts: Vec<Vec<f32>> =
-                (0..ranks).map(|r| (0..elements).map(|i| value(r, i)).collect()).collect();
-            for own in 0..ranks {
-                let mut others = parts.clone();
-                let mut result = others.remove(own).split_off(at);
-                let mut all = Contributions { others: &mut others, before: own };
-                all.fold_into(Reduction::Sum, &mut result, at);
-                for (i, found) in (at..elements).zip(&result) {
-                    let wanted = canonical_fold(parts.iter().map(|part| part[i]), |a, b| a + b);
-                    assert_eq!(Some(found.to_bits()), wanted.map(f32::to_bits));
+        let elements = 5000;
+        for dtype in TYPES {
+            let size = dtype.size() as usize;
+            for ranks in 1..=9 {
+                let part = |r| (0..elements).flat_map(move |i| store(dtype, value(r, i))).collect();
+                let parts: Vec<Vec<u8>> = (0..ranks).map(part).collect();
+                let wanted: Vec<u8> = (0..elements * size)
+                    .step_by(size)
+                    .flat_map(|i| {
+                        let parts = parts.iter().map(|part| load(dtype, &part[i..i + size]));
+                        let rounded = |a, b| load(dtype, &store(dtype, a + b));
+                        store(dtype, canonical_fold(parts, rounded).unwrap())
+                    })
+                    .collect();
+                for own in 0..ranks {
+                    let mut result = parts[own].clone();
+                    let others: Vec<&[u8]> = (0..ranks)
+                        .filter(|rank| *rank != own)
+                        .map(|rank| parts[rank].as_slice())
+                        .collect();
+                    let all = Contributions { others: &others, before: own };
+                    all.fold_into(dtype, Reduction::Sum, &mut result);
+                    assert_eq!(result, wanted, "{dtype}, {own} of {ranks}");
                 }
             }
         }

@@ -1,11 +1,12 @@
 //! Collectives in flight: the steps of `paceline-plan`, interpreted on a transport.
 
-use crate::arithmetic::{Contributions, reduce_into};
+use crate::arithmetic::{Contributions, reduce_into, reducible};
 use crate::error::CommError;
-use crate::transport::{Header, Payload, Progress, Purpose, Tag, Transport, finish};
+use crate::transport::{Header, Lending, Lent, Payload, Progress, Purpose, Tag, Transport, finish};
 use paceline_plan::collective::{
     Action, Algorithm, Chunks, CollectiveKind, Combine, Cut, Order, Pattern, Reduction, Step,
 };
+use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 use std::ops::Range;
 use std::time::Duration;
@@ -44,9 +45,11 @@ pub struct Running {
     steps: Vec<Step>,
     next: usize,
     /// Contributions set aside for a canonical sum, with their contributors.
-    held: Vec<(u32, Chunks, Vec<f32>)>,
-    /// Elements of the vector, once the first call has shown it.
-    elements: Option<usize>,
+    held: Vec<(u32, Chunks, Lent)>,
+    /// What is read or lent in place in the present round, which ends when all of it is done with.
+    round: Round,
+    /// Elements of the vector and their type, once the first call has shown it.
+    vector: Option<(usize, DType)>,
     is_barrier: bool,
 }
 
@@ -79,7 +82,8 @@ impl Running {
             steps: pattern.steps(index),
             next: 0,
             held: Vec::new(),
-            elements: None,
+            round: Round::default(),
+            vector: None,
             is_barrier: false,
         })
     }
@@ -104,7 +108,8 @@ impl Running {
         self.tag = tag;
         self.next = 0;
         self.held.clear();
-        self.elements = None;
+        self.round = Round::default();
+        self.vector = None;
     }
 
     /// Does whatever can be done now: sends, receives and reduces until a message is missing.
@@ -117,46 +122,138 @@ impl Running {
         data: &mut [f32],
         output: Option<&mut [f32]>,
     ) -> Result<Progress, CommError> {
-        let output = self.check_buffers(transport.rank(), data, output)?;
-        let cut = self.cut(data.len());
-        while let Some(&Step { round, action }) = self.steps.get(self.next) {
-            let header = self.header(round, data.len());
+        let output = output.map(bytemuck::cast_slice_mut);
+        self.progress_bytes(transport, DType::F32, bytemuck::cast_slice_mut(data), output)
+    }
+
+    /// As [`progress`](Self::progress), for elements of any type. Floats can be reduced, in f32
+    /// with one rounding for every two that are combined; anything can be moved.
+    pub fn progress_bytes(
+        &mut self,
+        transport: &mut dyn Transport,
+        dtype: DType,
+        data: &mut [u8],
+        output: Option<&mut [u8]>,
+    ) -> Result<Progress, CommError> {
+        let output = self.check_buffers(transport.rank(), dtype, data, output)?;
+        let size = dtype.size() as usize;
+        let cut = self.cut(data.len() / size);
+        loop {
+            let step = self.steps.get(self.next).copied();
+            if step.is_none_or(|step| step.round != self.round.number)
+                && let Some(on) = self.end_round(transport, cut.elements, dtype)?
+            {
+                return Ok(Progress::Pending { on, step: self.next });
+            }
+            let Some(Step { round, action }) = step else { return Ok(Progress::Done) };
+            self.round.number = round;
+            let header = self.header(round, cut.elements, dtype);
             match action {
                 Action::Send { to, chunks } => {
-                    let mut buffer = transport.take_buffer(cut.elements_in(chunks) as usize);
-                    ranges(&cut, chunks).for_each(|range| buffer.extend_from_slice(&data[range]));
+                    let mut buffer = transport.take_buffer(cut.elements_in(chunks) as usize * size);
+                    for range in ranges(&cut, chunks, size) {
+                        buffer.extend_from_slice(&data[range]);
+                    }
                     let payload = Payload { header, data: buffer };
                     transport.send(self.members[to as usize], self.tag, payload)?;
                 }
                 Action::Recv { from, chunks, how } => {
-                    let elements = cut.elements_in(chunks);
-                    let Some(message) = self.receive(transport, &header, from, elements)? else {
+                    let bytes = cut.elements_in(chunks) * size as u64;
+                    let Some(message) = self.receive(transport, &header, from, bytes)? else {
                         let on = self.members[from as usize];
                         return Ok(Progress::Pending { on, step: self.next });
                     };
                     match how {
-                        Combine::Replace => unpack(&cut, chunks, &message, data),
-                        Combine::Output => unpack(&cut, chunks, &message, output),
+                        Combine::Replace => unpack(&cut, chunks, size, &message, data),
+                        Combine::Output => unpack(&cut, chunks, size, &message, output),
                         Combine::Reduce => {
-                            for (at, piece) in pieces(&cut, chunks, &message) {
-                                reduce_into(self.spec.reduction, &mut data[at], piece);
+                            for (at, piece) in pieces(&cut, chunks, size, &message) {
+                                reduce_into(dtype, self.spec.reduction, &mut data[at], piece);
                             }
                         }
                         Combine::Hold => {
-                            self.held.push((from, chunks, message));
+                            self.held.push((from, chunks, Lent::Copied(message)));
                             self.next += 1;
                             continue;
                         }
                     }
                     transport.recycle(message);
                 }
-                Action::Fold { chunks } => self.fold(transport, &cut, chunks, data),
-                Action::Emit { chunks } => ranges(&cut, chunks)
+                Action::Fold { chunks } => self.fold(transport, &cut, chunks, dtype, data),
+                Action::Emit { chunks } => ranges(&cut, chunks, size)
                     .for_each(|range| output[range.clone()].copy_from_slice(&data[range])),
+                Action::Lend { to, chunks } => {
+                    let bytes: Vec<&[u8]> =
+                        ranges(&cut, chunks, size).map(|range| &data[range]).collect();
+                    let peer = self.members[to as usize];
+                    match transport.lend(peer, &header, &bytes)? {
+                        Some(Lending::InPlace) => self.round.lent.push(peer),
+                        Some(Lending::Copied) => {}
+                        None => return Err(self.no_shared_memory(transport)),
+                    }
+                }
+                Action::Read { from, chunks, how } => {
+                    let peer = self.members[from as usize];
+                    if !transport.shares_memory() {
+                        return Err(self.no_shared_memory(transport));
+                    }
+                    let Some((found, lent)) = transport.try_borrow(peer, self.tag)? else {
+                        return Ok(Progress::Pending { on: peer, step: self.next });
+                    };
+                    header.check(transport.rank(), peer, &found)?;
+                    let expected = cut.elements_in(chunks) * size as u64;
+                    if lent.bytes() as u64 != expected {
+                        let (rank, found) = (transport.rank(), lent.bytes() as u64);
+                        return Err(CommError::Length { rank, peer, expected, found });
+                    }
+                    if matches!(lent, Lent::InPlace(_)) {
+                        self.round.read.push(peer);
+                    }
+                    let reduction = self.spec.reduction;
+                    let at = ranges(&cut, chunks, size);
+                    match how {
+                        Combine::Replace => {
+                            along(at, &lent, |range, piece| data[range].copy_from_slice(piece));
+                        }
+                        Combine::Output => {
+                            along(at, &lent, |range, piece| output[range].copy_from_slice(piece));
+                        }
+                        Combine::Reduce => along(at, &lent, |range, piece| {
+                            reduce_into(dtype, reduction, &mut data[range], piece);
+                        }),
+                        Combine::Hold => self.held.push((from, chunks, lent)),
+                    }
+                }
             }
             self.next += 1;
         }
-        Ok(Progress::Done)
+    }
+
+    fn no_shared_memory(&self, transport: &dyn Transport) -> CommError {
+        CommError::NoSharedMemory { rank: transport.rank(), algorithm: self.spec.algorithm }
+    }
+
+    /// Says that what was read in place is done with, and waits for the same from all readers; the
+    /// one that is missing, if one is.
+    fn end_round(
+        &mut self,
+        transport: &mut dyn Transport,
+        elements: u64,
+        dtype: DType,
+    ) -> Result<Option<Rank>, CommError> {
+        if self.round.read.is_empty() && self.round.lent.is_empty() {
+            return Ok(None);
+        }
+        let header = self.header(self.round.number, elements, dtype);
+        for peer in self.round.read.drain(..) {
+            transport.send(peer, self.tag, Payload { header, data: Vec::new() })?;
+        }
+        while let Some(&peer) = self.round.lent.last() {
+            let Some(payload) = transport.try_recv(peer, self.tag)? else { return Ok(Some(peer)) };
+            header.check(transport.rank(), peer, &payload.header)?;
+            self.round.lent.pop();
+        }
+        Ok(None)
     }
 
     /// The next message from a member, if it is there and what is expected.
@@ -166,7 +263,7 @@ impl Running {
         header: &Header,
         from: u32,
         expected: u64,
-    ) -> Result<Option<Vec<f32>>, CommError> {
+    ) -> Result<Option<Vec<u8>>, CommError> {
         let (rank, peer) = (transport.rank(), self.members[from as usize]);
         let Some(payload) = transport.try_recv(peer, self.tag)? else { return Ok(None) };
         header.check(rank, peer, &payload.header)?;
@@ -178,43 +275,71 @@ impl Running {
     }
 
     /// Reduces everything held for these chunks, and the rank's own, in the members' order.
-    fn fold(&mut self, transport: &mut dyn Transport, cut: &Cut, chunks: Chunks, data: &mut [f32]) {
+    fn fold(
+        &mut self,
+        transport: &mut dyn Transport,
+        cut: &Cut,
+        chunks: Chunks,
+        dtype: DType,
+        data: &mut [u8],
+    ) {
         let mut held: Vec<_> = self.held.extract_if(.., |(_, of, _)| *of == chunks).collect();
         held.sort_unstable_by_key(|(from, ..)| *from);
         let before = held.partition_point(|(from, ..)| *from < self.me);
-        let mut others: Vec<_> = held.into_iter().map(|(_, _, message)| message).collect();
-        let mut contributions = Contributions { others: &mut others, before };
-        let mut at = 0;
-        for range in ranges(cut, chunks) {
-            let length = range.len();
-            contributions.fold_into(self.spec.reduction, &mut data[range], at);
-            at += length;
+        let pieces: Vec<_> = held.iter().map(|(_, _, lent)| lent.pieces()).collect();
+        let mut cursors: Vec<_> = pieces.iter().map(|pieces| Cursor::new(pieces)).collect();
+        for range in ranges(cut, chunks, dtype.size() as usize) {
+            let mut own = &mut data[range];
+            while !own.is_empty() {
+                let ahead = cursors.iter().map(Cursor::ahead).min().unwrap_or(own.len());
+                let (part, rest) = own.split_at_mut(ahead.min(own.len()));
+                let others: Vec<_> = cursors.iter_mut().map(|c| c.take(part.len())).collect();
+                let all = Contributions { others: &others, before };
+                all.fold_into(dtype, self.spec.reduction, part);
+                own = rest;
+            }
         }
-        others.into_iter().for_each(|message| transport.recycle(message));
+        drop(pieces);
+        for (_, _, lent) in held {
+            if let Lent::Copied(message) = lent {
+                transport.recycle(message);
+            }
+        }
     }
 
     /// Refuses buffers that do not suit, and gives the output buffer, empty for kinds without one.
     fn check_buffers<'a>(
         &mut self,
         rank: Rank,
-        data: &[f32],
-        output: Option<&'a mut [f32]>,
-    ) -> Result<&'a mut [f32], CommError> {
+        dtype: DType,
+        data: &[u8],
+        output: Option<&'a mut [u8]>,
+    ) -> Result<&'a mut [u8], CommError> {
         if self.members[self.me as usize] != rank {
             return Err(CommError::NotAMember { rank, members: self.members.clone() });
         }
-        let (kind, elements, ranks) = (self.spec.kind, data.len(), self.members.len());
+        let (kind, size, ranks) = (self.spec.kind, dtype.size() as usize, self.members.len());
+        let elements = data.len() / size;
+        let before = *self.vector.get_or_insert((elements, dtype));
         let problem = match (kind == CollectiveKind::AllToAll, output) {
-            _ if *self.elements.get_or_insert(elements) != elements => {
-                let before = self.elements.unwrap_or_default();
-                format!("the vector had {before} elements and now has {elements}")
+            _ if !data.len().is_multiple_of(size) => {
+                format!("{} bytes are not a whole number of {dtype} elements", data.len())
+            }
+            _ if kind.reduces() && !self.is_barrier && !reducible(dtype) => {
+                format!("{dtype} elements cannot be reduced; f32, bf16 and f16 can")
+            }
+            _ if before.0 != elements => {
+                format!("the vector had {} elements and now has {elements}", before.0)
+            }
+            _ if before.1 != dtype => {
+                format!("the elements were {} and now are {dtype}", before.1)
             }
             (true, _) if !elements.is_multiple_of(ranks) => {
                 format!("{elements} elements are not {ranks} equal parts")
             }
             (true, None) => "an output buffer is needed".to_owned(),
-            (true, Some(output)) if output.len() != elements => {
-                let found = output.len();
+            (true, Some(output)) if output.len() != data.len() => {
+                let found = output.len() / size;
                 format!("the output buffer has {found} elements instead of {elements}")
             }
             (false, Some(_)) => "works in place and takes no output buffer".to_owned(),
@@ -232,41 +357,117 @@ impl Running {
         Cut { elements: elements as u64, chunks: self.chunks, block }
     }
 
-    fn header(&self, round: u32, elements: usize) -> Header {
+    fn header(&self, round: u32, elements: u64, dtype: DType) -> Header {
         let ranks = self.members.len() as u32;
         let purpose = if self.is_barrier {
             Purpose::Barrier { ranks }
         } else {
-            Purpose::Collective { spec: self.spec, ranks, elements: elements as u64 }
+            Purpose::Collective { spec: self.spec, ranks, elements, dtype }
         };
         Header { tag: self.tag, purpose, round }
     }
 }
 
-/// Runs a collective to its end, giving up on a member that is silent for as long as `patience`.
+/// Runs a collective of f32 elements to its end, giving up on a member that is silent for as long
+/// as `patience`.
 pub fn run(
     transport: &mut dyn Transport,
     spec: &CollectiveSpec,
     members: &[Rank],
     tag: Tag,
     data: &mut [f32],
-    mut output: Option<&mut [f32]>,
+    output: Option<&mut [f32]>,
+    patience: Duration,
+) -> Result<(), CommError> {
+    let data = bytemuck::cast_slice_mut(data);
+    let output = output.map(bytemuck::cast_slice_mut);
+    run_bytes(transport, spec, members, tag, (DType::F32, data), output, patience)
+}
+
+/// As [`run`], for elements of any type.
+pub fn run_bytes(
+    transport: &mut dyn Transport,
+    spec: &CollectiveSpec,
+    members: &[Rank],
+    tag: Tag,
+    (dtype, data): (DType, &mut [u8]),
+    mut output: Option<&mut [u8]>,
     patience: Duration,
 ) -> Result<(), CommError> {
     let mut running = Running::start(spec, members, transport.rank(), tag)?;
     finish(transport, patience, |transport| {
-        running.progress(transport, data, output.as_deref_mut())
+        running.progress_bytes(transport, dtype, data, output.as_deref_mut())
     })
 }
 
-/// Where several chunks lie in a buffer.
-fn ranges(cut: &Cut, chunks: Chunks) -> impl Iterator<Item = Range<usize>> {
-    cut.ranges(chunks).map(|range| range.start as usize..range.end as usize)
+/// What is under way between ranks that read each other's memory.
+#[derive(Debug, Default)]
+struct Round {
+    number: u32,
+    /// Whose memory was read in place.
+    read: Vec<Rank>,
+    /// Who reads ours and has not said that it is done.
+    lent: Vec<Rank>,
+}
+
+/// Goes along bytes that lie in pieces.
+struct Cursor<'a> {
+    pieces: &'a [&'a [u8]],
+    rest: &'a [u8],
+}
+
+impl<'a> Cursor<'a> {
+    fn new(pieces: &'a [&'a [u8]]) -> Self {
+        let mut cursor = Self { pieces, rest: &[] };
+        cursor.settle();
+        cursor
+    }
+
+    /// How many bytes lie together from here on.
+    fn ahead(&self) -> usize {
+        self.rest.len()
+    }
+
+    /// The next bytes, at most as many as lie together.
+    fn take(&mut self, bytes: usize) -> &'a [u8] {
+        let (taken, rest) = self.rest.split_at(bytes.min(self.rest.len()));
+        self.rest = rest;
+        self.settle();
+        taken
+    }
+
+    fn settle(&mut self) {
+        while let ([], [next, more @ ..]) = (self.rest, self.pieces) {
+            (self.rest, self.pieces) = (next, more);
+        }
+    }
+}
+
+/// Goes along what a rank has lent and the ranges that it is for, piece by piece.
+fn along(
+    ranges: impl Iterator<Item = Range<usize>>,
+    lent: &Lent,
+    mut visit: impl FnMut(Range<usize>, &[u8]),
+) {
+    let pieces = lent.pieces();
+    let mut cursor = Cursor::new(&pieces);
+    for Range { mut start, end } in ranges {
+        while start < end && cursor.ahead() > 0 {
+            let piece = cursor.take(end - start);
+            visit(start..start + piece.len(), piece);
+            start += piece.len();
+        }
+    }
+}
+
+/// Where several chunks of elements of so many bytes lie in a buffer.
+fn ranges(cut: &Cut, chunks: Chunks, size: usize) -> impl Iterator<Item = Range<usize>> {
+    cut.ranges(chunks).map(move |range| range.start as usize * size..range.end as usize * size)
 }
 
 /// Copies a message to where its chunks lie in a buffer.
-fn unpack(cut: &Cut, chunks: Chunks, message: &[f32], into: &mut [f32]) {
-    for (at, piece) in pieces(cut, chunks, message) {
+fn unpack(cut: &Cut, chunks: Chunks, size: usize, message: &[u8], into: &mut [u8]) {
+    for (at, piece) in pieces(cut, chunks, size, message) {
         into[at].copy_from_slice(piece);
     }
 }
@@ -275,9 +476,10 @@ fn unpack(cut: &Cut, chunks: Chunks, message: &[f32], into: &mut [f32]) {
 fn pieces<'m>(
     cut: &Cut,
     chunks: Chunks,
-    mut message: &'m [f32],
-) -> impl Iterator<Item = (Range<usize>, &'m [f32])> {
-    ranges(cut, chunks).map(move |range| {
+    size: usize,
+    mut message: &'m [u8],
+) -> impl Iterator<Item = (Range<usize>, &'m [u8])> {
+    ranges(cut, chunks, size).map(move |range| {
         let (piece, rest) = message.split_at(range.len());
         message = rest;
         (range, piece)

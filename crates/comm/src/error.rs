@@ -1,7 +1,7 @@
 //! What can go wrong between ranks.
 
 use crate::transport::Header;
-use paceline_plan::collective::CollectiveError;
+use paceline_plan::collective::{Algorithm, CollectiveError};
 use paceline_plan::ids::Rank;
 use std::time::Duration;
 use thiserror::Error;
@@ -16,6 +16,30 @@ pub enum CommError {
         rank: Rank,
         /// What it said, or how it was noticed.
         reason: String,
+    },
+    /// A rank died, or nothing has been heard of it for too long.
+    #[error(
+        "rank {rank} on {host} {how}; last heard of {:.1} s ago, {}",
+        silent.as_secs_f64(),
+        if doing.is_empty() { "before its first operation" } else { doing.as_str() }
+    )]
+    Lost {
+        /// The rank that is lost.
+        rank: Rank,
+        /// The host it ran on.
+        host: String,
+        /// How it was noticed.
+        how: String,
+        /// What the rank was doing when it was last heard of.
+        doing: String,
+        /// For how long it had been silent when it was given up.
+        silent: Duration,
+    },
+    /// The job could not start, or lost what holds it together; no single rank is to blame.
+    #[error("{problem}")]
+    Job {
+        /// What is wrong, who is concerned, and what would work.
+        problem: String,
     },
     /// A rank ended its part while another still counted on it.
     #[error("rank {peer} has left, but rank {rank} still has messages to exchange with it")]
@@ -47,7 +71,7 @@ pub enum CommError {
         found: Box<Header>,
     },
     /// A message's length contradicts its own header.
-    #[error("rank {rank} received {found} elements from rank {peer} instead of {expected}")]
+    #[error("rank {rank} received {found} bytes from rank {peer} instead of {expected}")]
     Length {
         /// The receiver.
         rank: Rank,
@@ -89,6 +113,17 @@ pub enum CommError {
         kind: &'static str,
         /// What does not fit, and what would.
         problem: String,
+    },
+    /// The collective reads the memory of other ranks, which this transport cannot.
+    #[error(
+        "rank {rank}: {algorithm} reads the memory of other ranks, which this transport does not \
+         share; direct sends the same as messages"
+    )]
+    NoSharedMemory {
+        /// The rank.
+        rank: Rank,
+        /// How the collective should have been done.
+        algorithm: Algorithm,
     },
     /// The collective itself is impossible.
     #[error(transparent)]

@@ -2,6 +2,7 @@
 
 use crate::error::CommError;
 use crate::transport::{Header, Payload, Progress, Purpose, Tag, Transport, finish};
+use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 use std::time::Duration;
 
@@ -25,10 +26,20 @@ impl Sending {
         transport: &mut dyn Transport,
         data: &[f32],
     ) -> Result<Progress, CommError> {
+        self.progress_bytes(transport, DType::F32, bytemuck::cast_slice(data))
+    }
+
+    /// As [`progress`](Self::progress), for elements of any type.
+    pub fn progress_bytes(
+        &mut self,
+        transport: &mut dyn Transport,
+        dtype: DType,
+        data: &[u8],
+    ) -> Result<Progress, CommError> {
         if !self.sent {
             let mut buffer = transport.take_buffer(data.len());
             buffer.extend_from_slice(data);
-            let header = header(self.tag, data.len());
+            let header = header(self.tag, dtype, data.len());
             transport.send(self.to, self.tag, Payload { header, data: buffer })?;
             self.sent = true;
         }
@@ -56,6 +67,16 @@ impl Receiving {
         transport: &mut dyn Transport,
         data: &mut [f32],
     ) -> Result<Progress, CommError> {
+        self.progress_bytes(transport, DType::F32, bytemuck::cast_slice_mut(data))
+    }
+
+    /// As [`progress`](Self::progress), for elements of any type.
+    pub fn progress_bytes(
+        &mut self,
+        transport: &mut dyn Transport,
+        dtype: DType,
+        data: &mut [u8],
+    ) -> Result<Progress, CommError> {
         if self.received {
             return Ok(Progress::Done);
         }
@@ -63,7 +84,7 @@ impl Receiving {
             return Ok(Progress::Pending { on: self.from, step: 0 });
         };
         let (rank, peer) = (transport.rank(), self.from);
-        header(self.tag, data.len()).check(rank, peer, &payload.header)?;
+        header(self.tag, dtype, data.len()).check(rank, peer, &payload.header)?;
         if payload.data.len() != data.len() {
             let (expected, found) = (data.len() as u64, payload.data.len() as u64);
             return Err(CommError::Length { rank, peer, expected, found });
@@ -97,6 +118,7 @@ pub fn recv(
     finish(transport, patience, |transport| receiving.progress(transport, data))
 }
 
-fn header(tag: Tag, elements: usize) -> Header {
-    Header { tag, purpose: Purpose::PointToPoint { elements: elements as u64 }, round: 0 }
+fn header(tag: Tag, dtype: DType, bytes: usize) -> Header {
+    let elements = bytes as u64 / dtype.size();
+    Header { tag, purpose: Purpose::PointToPoint { elements, dtype }, round: 0 }
 }

@@ -37,7 +37,7 @@ struct World {
     ranks: Vec<RankState>,
     failure: OnceLock<CommError>,
     /// Buffers of used payloads: what one rank receives another will want to send.
-    spare: Mutex<Vec<Vec<f32>>>,
+    spare: Mutex<Vec<Vec<u8>>>,
 }
 
 #[derive(Debug, Default)]
@@ -136,22 +136,22 @@ impl Transport for ThreadTransport {
         self.world.fail(self.rank, reason);
     }
 
-    fn take_buffer(&mut self, elements: usize) -> Vec<f32> {
+    fn take_buffer(&mut self, bytes: usize) -> Vec<u8> {
         let mut spare = lock(&self.world.spare);
         // The smallest that suffices, or else the largest, which then needs the least to grow.
-        let fitting = |(_, buffer): &(usize, &Vec<f32>)| {
+        let fitting = |(_, buffer): &(usize, &Vec<u8>)| {
             let capacity = buffer.capacity();
-            if capacity >= elements { (0, capacity) } else { (1, usize::MAX - capacity) }
+            if capacity >= bytes { (0, capacity) } else { (1, usize::MAX - capacity) }
         };
         let index = spare.iter().enumerate().min_by_key(fitting).map(|(index, _)| index);
         let mut buffer = index.map(|index| spare.swap_remove(index)).unwrap_or_default();
         drop(spare);
         buffer.clear();
-        buffer.reserve_exact(elements);
+        buffer.reserve_exact(bytes);
         buffer
     }
 
-    fn recycle(&mut self, buffer: Vec<f32>) {
+    fn recycle(&mut self, buffer: Vec<u8>) {
         let mut spare = lock(&self.world.spare);
         if buffer.capacity() > 0 && spare.len() < self.world.spare_limit() {
             spare.push(buffer);
@@ -181,9 +181,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::transport::{Header, Purpose};
+    use paceline_plan::dtype::DType;
 
-    fn message(tag: Tag, value: f32) -> Payload {
-        let header = Header { tag, purpose: Purpose::PointToPoint { elements: 1 }, round: 0 };
+    fn message(tag: Tag, value: u8) -> Payload {
+        let purpose = Purpose::PointToPoint { elements: 1, dtype: DType::U8 };
+        let header = Header { tag, purpose, round: 0 };
         Payload { header, data: vec![value] }
     }
 
@@ -196,14 +198,14 @@ mod tests {
     fn channels_do_not_mix_and_keep_their_order() {
         let (mut a, mut b) = pair();
         let (x, y) = (Tag::new(1, 0), Tag::new(2, 0));
-        a.send(Rank(1), x, message(x, 1.0)).unwrap();
-        a.send(Rank(1), y, message(y, 2.0)).unwrap();
-        a.send(Rank(1), x.next(), message(x.next(), 3.0)).unwrap();
+        a.send(Rank(1), x, message(x, 1)).unwrap();
+        a.send(Rank(1), y, message(y, 2)).unwrap();
+        a.send(Rank(1), x.next(), message(x.next(), 3)).unwrap();
         let mut take = |tag| b.try_recv(Rank(0), tag).unwrap().map(|p| (p.header.tag, p.data[0]));
-        assert_eq!(take(y), Some((y, 2.0)));
+        assert_eq!(take(y), Some((y, 2)));
         assert_eq!(take(y), None);
-        assert_eq!(take(x), Some((x, 1.0)));
-        assert_eq!(take(x.next()), Some((x.next(), 3.0)));
+        assert_eq!(take(x), Some((x, 1)));
+        assert_eq!(take(x.next()), Some((x.next(), 3)));
     }
 
     #[test]
@@ -215,19 +217,19 @@ mod tests {
         let tag = Tag::new(0, 0);
         assert_eq!(b.wait(Duration::from_secs(60)), Err(failed.clone()));
         assert_eq!(b.try_recv(Rank(0), tag), Err(failed.clone()));
-        assert_eq!(b.send(Rank(0), tag, message(tag, 0.0)), Err(failed));
+        assert_eq!(b.send(Rank(0), tag, message(tag, 0)), Err(failed));
     }
 
     #[test]
     fn messages_outlive_their_sender_but_waiting_for_it_does_not() {
         let (mut a, mut b) = pair();
         let tag = Tag::new(0, 0);
-        a.send(Rank(1), tag, message(tag, 1.0)).unwrap();
+        a.send(Rank(1), tag, message(tag, 1)).unwrap();
         drop(a);
         assert!(b.try_recv(Rank(0), tag).unwrap().is_some());
         let departed = CommError::Departed { rank: Rank(1), peer: Rank(0) };
         assert_eq!(b.try_recv(Rank(0), tag), Err(departed.clone()));
-        assert_eq!(b.send(Rank(0), tag, message(tag, 0.0)), Err(departed));
+        assert_eq!(b.send(Rank(0), tag, message(tag, 0)), Err(departed));
     }
 
     #[test]
@@ -235,7 +237,7 @@ mod tests {
         let (mut a, mut b) = pair();
         b.wait(Duration::from_millis(1)).unwrap();
         let tag = Tag::new(0, 0);
-        a.send(Rank(1), tag, message(tag, 1.0)).unwrap();
+        a.send(Rank(1), tag, message(tag, 1)).unwrap();
         // The message came before the wait: an hour would show if it were missed.
         b.wait(Duration::from_secs(3600)).unwrap();
         assert!(b.try_recv(Rank(0), tag).unwrap().is_some());
@@ -246,7 +248,7 @@ mod tests {
         let (mut a, _b) = pair();
         let tag = Tag::new(0, 0);
         let refused = CommError::NoSuchRank { rank: Rank(2), world: 2 };
-        assert_eq!(a.send(Rank(2), tag, message(tag, 0.0)), Err(refused.clone()));
+        assert_eq!(a.send(Rank(2), tag, message(tag, 0)), Err(refused.clone()));
         assert_eq!(a.try_recv(Rank(2), tag), Err(refused));
     }
 

@@ -2,6 +2,8 @@
 
 use crate::collective::CollectiveSpec;
 use crate::error::CommError;
+use crate::shm::window::Window;
+use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -31,14 +33,74 @@ pub trait Transport: Send {
     /// Tells every rank that this one cannot go on. The first failure is the one that counts.
     fn abort(&mut self, reason: &str);
 
-    /// An empty buffer for a payload, with room for so many elements if one can be reused.
-    fn take_buffer(&mut self, elements: usize) -> Vec<f32> {
-        Vec::with_capacity(elements)
+    /// Whether ranks can read each other's memory.
+    fn shares_memory(&self) -> bool {
+        false
+    }
+
+    /// Lets a rank read bytes where they lie, if both can reach them, and sends them if not. What is
+    /// lent must stay as it is until the reader has said that it is done, which it does with an
+    /// empty message of the same header; whether that is to come is the result.
+    ///
+    /// Nothing is done, and nothing is the result, on a transport that shares no memory.
+    fn lend(
+        &mut self,
+        _to: Rank,
+        _header: &Header,
+        _bytes: &[&[u8]],
+    ) -> Result<Option<Lending>, CommError> {
+        Ok(None)
+    }
+
+    /// What a rank has lent, if the message that says so is there.
+    fn try_borrow(&mut self, _from: Rank, _tag: Tag) -> Result<Option<(Header, Lent)>, CommError> {
+        Ok(None)
+    }
+
+    /// An empty buffer for a payload, with room for so many bytes; a used one where there is one.
+    fn take_buffer(&mut self, bytes: usize) -> Vec<u8> {
+        Vec::with_capacity(bytes)
     }
 
     /// Takes the buffer of a used payload back.
-    fn recycle(&mut self, buffer: Vec<f32>) {
+    fn recycle(&mut self, buffer: Vec<u8>) {
         drop(buffer);
+    }
+}
+
+/// How bytes were lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lending {
+    /// In place: the reader will say that it is done.
+    InPlace,
+    /// As a copy: nothing is to be waited for.
+    Copied,
+}
+
+/// Bytes of another rank.
+#[derive(Debug)]
+pub enum Lent {
+    /// Where the lender has them.
+    InPlace(Window),
+    /// A copy.
+    Copied(Vec<u8>),
+}
+
+impl Lent {
+    /// How many there are.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::InPlace(window) => window.bytes(),
+            Self::Copied(copy) => copy.len(),
+        }
+    }
+
+    /// The bytes, in order, in as many pieces as they lie in.
+    pub fn pieces(&self) -> Vec<&[u8]> {
+        match self {
+            Self::InPlace(window) => window.pieces(),
+            Self::Copied(copy) => vec![copy],
+        }
     }
 }
 
@@ -78,13 +140,13 @@ impl fmt::Display for Tag {
     }
 }
 
-/// A message: what it is for, and its elements.
+/// A message: what it is for, and its bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Payload {
     /// What the sender is doing.
     pub header: Header,
-    /// The elements.
-    pub data: Vec<f32>,
+    /// The elements, as they lie in the sender's memory. All ranks have the same byte order.
+    pub data: Vec<u8>,
 }
 
 /// What a sender is doing, so that a receiver can tell whether it is doing the same.
@@ -125,11 +187,15 @@ pub enum Purpose {
         ranks: u32,
         /// Elements of the whole vector.
         elements: u64,
+        /// How each of them is stored.
+        dtype: DType,
     },
     /// A message by itself.
     PointToPoint {
         /// Its elements.
         elements: u64,
+        /// How each of them is stored.
+        dtype: DType,
     },
     /// Nothing but a sign of having got there.
     Barrier {
@@ -141,12 +207,10 @@ pub enum Purpose {
 impl fmt::Display for Purpose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Collective { spec, ranks, elements } => {
-                write!(
-                    f,
-                    "{} of {elements} elements by {} among {ranks} ranks",
-                    spec.kind, spec.algorithm
-                )?;
+            Self::Collective { spec, ranks, elements, dtype } => {
+                let CollectiveSpec { kind, algorithm, .. } = spec;
+                write!(f, "{kind} of {elements} {dtype} elements by {algorithm}")?;
+                write!(f, " among {ranks} ranks")?;
                 if spec.kind.reduces() {
                     write!(f, ", {} in {} order", spec.reduction, spec.order)?;
                 }
@@ -158,7 +222,9 @@ impl fmt::Display for Purpose {
                     block => write!(f, ", blocks of {block}"),
                 }
             }
-            Self::PointToPoint { elements } => write!(f, "a message of {elements} elements"),
+            Self::PointToPoint { elements, dtype } => {
+                write!(f, "a message of {elements} {dtype} elements")
+            }
             Self::Barrier { ranks } => write!(f, "a barrier of {ranks} ranks"),
         }
     }

@@ -2,17 +2,18 @@
 
 use paceline_comm::collective::{CollectiveSpec, Running, run};
 use paceline_comm::thread::{ThreadTransport, world};
-use paceline_comm::{Progress, Tag, Transport, barrier, point};
+use paceline_comm::{CommError, Progress, Tag, Transport, barrier, point};
 use paceline_plan::collective::{
-    Algorithm, CollectiveKind, Order, Reduction, canonical_fold, chunk_range, resolve,
+    Algorithm, CollectiveKind, Level, Order, Reduction, canonical_fold, resolve,
 };
 use paceline_plan::ids::Rank;
 use proptest::prelude::*;
-use std::ops::Range;
+use reference::{algorithms, everyone, specs};
 use std::time::Duration;
 
+mod reference;
+
 const PATIENCE: Duration = Duration::from_secs(20);
-const ORDERS: [Order; 2] = [Order::Canonical, Order::Free];
 
 /// Runs the same function on every rank of a world, each on a thread of its own.
 fn on_all<R: Send>(ranks: u32, body: impl Fn(&mut ThreadTransport) -> R + Sync) -> Vec<R> {
@@ -26,129 +27,10 @@ fn on_all<R: Send>(ranks: u32, body: impl Fn(&mut ThreadTransport) -> R + Sync) 
     })
 }
 
-fn everyone(ranks: u32) -> Vec<Rank> {
-    (0..ranks).map(Rank).collect()
-}
-
-fn algorithms(ranks: u32) -> Vec<Algorithm> {
-    let mut all =
-        vec![Algorithm::Auto, Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::Direct];
-    for servers in [1, 2, ranks] {
-        all.push(Algorithm::ParameterServer { servers });
-    }
-    all
-}
-
-/// Every legal collective of so many ranks.
-fn specs(ranks: u32, block: u64) -> Vec<CollectiveSpec> {
-    let mut specs = Vec::new();
-    for kind in CollectiveKind::ALL {
-        for algorithm in algorithms(ranks) {
-            for order in ORDERS {
-                for reduction in [Reduction::Sum, Reduction::Max] {
-                    let root = (ranks - 1).min(2);
-                    if resolve(kind, algorithm, ranks, order).is_ok()
-                        && (kind.reduces() || reduction == Reduction::Sum)
-                    {
-                        specs.push(CollectiveSpec {
-                            kind,
-                            algorithm,
-                            order,
-                            reduction,
-                            root,
-                            block,
-                        });
-                    }
-                }
-            }
-        }
-    }
-    specs
-}
-
-/// A small integer, so that sums are exact in any order.
-fn value(rank: u32, i: usize) -> f32 {
-    ((rank as usize * 31 + i * 17) % 61) as f32 - 30.0
-}
-
-fn part(elements: usize, ranks: u32, index: u32, block: u64) -> Range<usize> {
-    let range = chunk_range(elements as u64, ranks, index, block);
-    range.start as usize..range.end as usize
-}
-
-fn reduce(reduction: Reduction, a: f32, b: f32) -> f32 {
-    match reduction {
-        Reduction::Sum => a + b,
-        Reduction::Max => a.max(b),
-    }
-}
-
-/// What rank `me` must have in the end, and where.
-fn reference(spec: &CollectiveSpec, ranks: u32, me: u32, n: usize) -> (Range<usize>, Vec<f32>) {
-    let CollectiveSpec { kind, reduction, root, block, .. } = *spec;
-    let reduced =
-        |i| (0..ranks).map(|rank| value(rank, i)).reduce(|a, b| reduce(reduction, a, b)).unwrap();
-    let owner = |i: usize| (0..ranks).find(|&r| part(n, ranks, r, block).contains(&i)).unwrap();
-    let nothing = 0..0;
-    let range = match kind {
-        CollectiveKind::AllReduce
-        | CollectiveKind::AllGather
-        | CollectiveKind::Broadcast
-        | CollectiveKind::AllToAll => 0..n,
-        CollectiveKind::ReduceScatter => part(n, ranks, me, block),
-        CollectiveKind::Reduce | CollectiveKind::Gather if me == root => 0..n,
-        CollectiveKind::Reduce | CollectiveKind::Gather => nothing,
-    };
-    let values = range.clone().map(|i| match kind {
-        CollectiveKind::AllReduce | CollectiveKind::ReduceScatter | CollectiveKind::Reduce => {
-            reduced(i)
-        }
-        CollectiveKind::AllGather | CollectiveKind::Gather => value(owner(i), i),
-        CollectiveKind::Broadcast => value(root, i),
-        CollectiveKind::AllToAll => {
-            let size = n / ranks as usize;
-            value((i / size) as u32, me as usize * size + i % size)
-        }
-    });
-    let values = values.collect();
-    (range, values)
-}
-
-/// What rank `me` has in the beginning; NaN where nothing is promised to be.
-fn input(spec: &CollectiveSpec, ranks: u32, me: u32, n: usize) -> Vec<f32> {
-    let own = part(n, ranks, me, spec.block);
-    let valid = |i: usize| match spec.kind {
-        CollectiveKind::AllGather | CollectiveKind::Gather => own.contains(&i),
-        CollectiveKind::Broadcast => me == spec.root,
-        _ => true,
-    };
-    (0..n).map(|i| if valid(i) { value(me, i) } else { f32::NAN }).collect()
-}
-
 #[test]
 fn every_algorithm_equals_the_naive_result() {
     for ranks in 1..=9 {
-        on_all(ranks, |transport| {
-            let me = transport.rank();
-            let mut tag = Tag::new(3, 0);
-            for size in [0, 1, 7, 1000, 4099] {
-                for spec in specs(ranks, if size == 1000 { 16 } else { 1 }) {
-                    let all_to_all = spec.kind == CollectiveKind::AllToAll;
-                    let n = if all_to_all { size * ranks as usize } else { size };
-                    let spec =
-                        CollectiveSpec { block: if all_to_all { 1 } else { spec.block }, ..spec };
-                    let mut data = input(&spec, ranks, me.0, n);
-                    let mut output = all_to_all.then(|| vec![f32::NAN; n]);
-                    let members = everyone(ranks);
-                    let out = output.as_deref_mut();
-                    run(transport, &spec, &members, tag, &mut data, out, PATIENCE).unwrap();
-                    let (range, wanted) = reference(&spec, ranks, me.0, n);
-                    let found = &output.unwrap_or(data)[range];
-                    assert_eq!(found, wanted, "{spec:?}, {ranks} ranks, {n} elements, at {me}");
-                    tag = tag.next();
-                }
-            }
-        });
+        on_all(ranks, |transport| reference::product(transport, 1));
     }
 }
 
@@ -306,6 +188,31 @@ fn a_group_may_be_part_of_the_world_in_any_order_and_start_again() {
             running.restart(tag);
         }
     });
+}
+
+#[test]
+fn what_needs_shared_memory_is_refused_without() {
+    let hierarchical = |inner, outer| Algorithm::Hierarchical { inner, outer, host: None };
+    for algorithm in [
+        Algorithm::ReadReduce,
+        hierarchical(Level::ReadReduce, Level::Ring).with_host(2),
+        hierarchical(Level::Ring, Level::ReadReduce).with_host(2),
+    ] {
+        let spec = CollectiveSpec {
+            kind: CollectiveKind::AllReduce,
+            algorithm,
+            order: Order::Free,
+            reduction: Reduction::Sum,
+            root: 0,
+            block: 1,
+        };
+        on_all(4, |transport| {
+            let (rank, tag) = (transport.rank(), Tag::new(0, 0));
+            let mut data = vec![1.0; 8];
+            let error = run(transport, &spec, &everyone(4), tag, &mut data, None, PATIENCE);
+            assert_eq!(error, Err(CommError::NoSharedMemory { rank, algorithm }));
+        });
+    }
 }
 
 #[test]

@@ -151,11 +151,11 @@ fn disagreeing_ranks_are_told_what_each_does() {
     let ring = all_reduce(Algorithm::Ring);
     assert_eq!(
         disagreement(CollectiveSpec { kind: CollectiveKind::ReduceScatter, ..ring }, 8, 1),
-        "rank 0 is at all_reduce of 8 elements by ring among 2 ranks, sum in free order \
-         (channel 5, operation 1, round 0), but rank 1 is at reduce_scatter of 8 elements by ring \
+        "rank 0 is at all_reduce of 8 f32 elements by ring among 2 ranks, sum in free order \
+         (channel 5, operation 1, round 0), but rank 1 is at reduce_scatter of 8 f32 elements by ring \
          among 2 ranks, sum in free order (channel 5, operation 1, round 0)"
     );
-    assert!(disagreement(ring, 9, 1).contains("rank 1 is at all_reduce of 9 elements"));
+    assert!(disagreement(ring, 9, 1).contains("rank 1 is at all_reduce of 9 f32 elements"));
     let text = disagreement(ring, 8, 2);
     assert!(text.contains("operation 1, round 0), but rank 1"), "{text}");
     assert!(text.ends_with("(channel 5, operation 2, round 0)"), "{text}");
@@ -173,7 +173,7 @@ fn a_message_where_a_barrier_is_expected_is_a_disagreement() {
     let error = barrier::wait(&mut world[0], &everyone(2), tag, PATIENCE).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("rank 0 is at a barrier of 2 ranks"), "{text}");
-    assert!(text.contains("rank 1 is at a message of 2 elements"), "{text}");
+    assert!(text.contains("rank 1 is at a message of 2 f32 elements"), "{text}");
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub(crate) struct Exchanges<'p> {
     /// How many collectives each group has begun on each lane.
     begun: BTreeMap<(GroupId, LaneId), u32>,
     /// Collectives between two uses, by call: their steps need to be worked out only once.
-    idle: Vec<Option<Running>>,
+    idle: Vec<Option<Box<Running>>>,
 }
 
 /// An exchange in flight.
@@ -42,7 +42,7 @@ pub(crate) enum Flight {
         data: Span,
     },
     Collective {
-        state: Running,
+        state: Box<Running>,
         call: CallId,
         /// The work buffer.
         data: Span,
@@ -133,7 +133,7 @@ impl<'p> Exchanges<'p> {
         }
     }
 
-    fn prepare(&self, call: &Call, tag: Tag) -> Result<Running, Fault> {
+    fn prepare(&self, call: &Call, tag: Tag) -> Result<Box<Running>, Fault> {
         let spec = CollectiveSpec {
             kind: call.kind,
             algorithm: call.algorithm,
@@ -143,7 +143,7 @@ impl<'p> Exchanges<'p> {
             block: call.block,
         };
         let members = self.plan.mesh.members(self.plan.group(call.group), self.rank);
-        Ok(Running::start(&spec, &members, self.rank, tag)?)
+        Ok(Box::new(Running::start(&spec, &members, self.rank, tag)?))
     }
 }
 

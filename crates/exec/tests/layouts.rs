@@ -85,7 +85,13 @@ fn zero_gives_the_same_bits() {
 #[test]
 fn recomputation_gives_the_same_bits() {
     for model in [tiny_gpt(true), tiny_llama(), tiny_mlp()] {
-        for recompute in [Recompute::Selective, Recompute::Full] {
+        for recompute in [
+            Recompute::Selective,
+            Recompute::SelectiveOp,
+            Recompute::Full,
+            Recompute::FullOf(1),
+            Recompute::FullForward,
+        ] {
             let again = Strategy { recompute, ..one() };
             let layouts = [
                 ("one rank", again.clone()),

@@ -6,7 +6,7 @@ use common::*;
 use paceline_plan::collective::Order;
 use paceline_plan::lower::lower;
 use paceline_plan::schedule::ScheduleKind;
-use paceline_plan::strategy::{Recompute, Strategy as Layout, Sync, Zero};
+use paceline_plan::strategy::{Recompute, Split, Strategy as Layout, Sync, Zero};
 use paceline_plan::units::Bytes;
 use proptest::prelude::*;
 
@@ -19,12 +19,21 @@ fn any_layout() -> impl Strategy<Value = Layout> {
         ScheduleKind::OneFOneB,
         ScheduleKind::Interleaved { chunks: 2 },
     ]);
-    let recompute =
-        prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]);
+    let recompute = prop::sample::select(vec![
+        Recompute::None,
+        Recompute::Selective,
+        Recompute::SelectiveOp,
+        Recompute::Full,
+        Recompute::FullOf(1),
+        Recompute::FullForward,
+    ]);
+    let split = prop::sample::select(vec![Split::Cost, Split::Count]);
     let sync = prop::sample::select(vec![Sync::AllReduce, Sync::AllReduce, Sync::Servers(2)]);
     let bucket = prop::sample::select(vec![1u64, 8 << 10, 25 << 20]);
-    (axes, zero, schedule, recompute, sync, bucket, any::<[bool; 3]>(), 0u32..3).prop_map(
-        |((dp, tp, pp), zero, schedule, recompute, sync, bucket, [sp, overlap, free], more)| {
+    let again = (recompute, split);
+    (axes, zero, schedule, again, sync, bucket, any::<[bool; 3]>(), 0u32..3).prop_map(
+        |((dp, tp, pp), zero, schedule, again, sync, bucket, [sp, overlap, free], more)| {
+            let (recompute, split) = again;
             Layout {
                 dp,
                 tp,
@@ -33,6 +42,7 @@ fn any_layout() -> impl Strategy<Value = Layout> {
                 zero,
                 schedule,
                 recompute,
+                split,
                 sync,
                 bucket: Bytes(bucket),
                 overlap,

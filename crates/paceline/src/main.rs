@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! commands   one enum of commands, one file each: what each does, step by step
+//! estimate   a whole training run, from one predicted iteration
 //! flags      what a person typed → what a library takes; all problems at once
 //! output     lines for people, lines of JSON, files that are whole or absent
 //! overview   a plan and a simulation in words a person reads in one screen
@@ -11,6 +12,7 @@
 //! Nothing here decides how a plan is made, timed or run: the library crates do.
 
 mod commands;
+mod estimate;
 mod failure;
 mod flags;
 mod output;

@@ -38,6 +38,9 @@ pub struct Strategy {
     pub seq: u64,
     /// What is computed again instead of kept.
     pub recompute: Recompute,
+    /// How layers are dealt out to pipeline stages.
+    #[serde(default)]
+    pub split: Split,
     /// Type of weights and activations.
     pub dtype: DType,
     /// Type of gradients, in memory and on the wire.
@@ -75,6 +78,7 @@ impl Default for Strategy {
             micro_batch: 1,
             seq: 1,
             recompute: Recompute::None,
+            split: Split::Cost,
             dtype: DType::F32,
             grad_dtype: DType::F32,
             order: Order::Canonical,
@@ -170,8 +174,32 @@ pub enum Recompute {
     None,
     /// Attention's core, which is cheap to compute and large to keep (Korthikanti et al., arXiv 2205.05198).
     Selective,
-    /// Every layer, from its input.
+    /// Everything but attention and about half of the products' results: those of the query, key and
+    /// value matrix are kept, those of the output matrix only where tensor parallelism exchanges
+    /// them, and those into the feed-forward part in every second layer. torchtitan's `selective`
+    /// with option `op` keeps as much: it counts products one by one and keeps every second, gate
+    /// and up being two of them, and all that a reduce_scatter yields.
+    SelectiveOp,
+    /// Every layer, from its input, as far as the backward pass reads what comes out.
     Full,
+    /// The same for the first so many layers of each virtual stage only.
+    FullOf(u16),
+    /// Every layer, from its input to its very end, although nothing reads the last product and the
+    /// exchange behind it: what software does that runs the forward pass again as a whole.
+    FullForward,
+}
+
+/// What is equal among pipeline stages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Split {
+    /// Their cost, as nearly as whole layers allow, embedding and head included.
+    #[default]
+    Cost,
+    /// Their number of blocks; embedding and head come on top of the first and the last. Where the
+    /// blocks cannot be dealt out equally but could if embedding and head counted as two more, they
+    /// do. This is what Megatron-LM and torchtitan do.
+    Count,
 }
 
 /// How replicas come to the same weights.
@@ -244,16 +272,51 @@ words!(Zero {
     Zero::Gradients => "2" = Zero::Gradients,
     Zero::Parameters => "3" = Zero::Parameters,
 });
-words!(Recompute {
-    Recompute::None => "none" = Recompute::None,
-    Recompute::Selective => "selective" = Recompute::Selective,
-    Recompute::Full => "full" = Recompute::Full,
+words!(Split {
+    Split::Cost => "cost" = Split::Cost,
+    Split::Count => "count" = Split::Count,
 });
 words!(OptimizerKind {
     OptimizerKind::Sgd => "sgd" = OptimizerKind::Sgd,
     OptimizerKind::Momentum => "momentum" = OptimizerKind::Momentum,
     OptimizerKind::AdamW => "adamw" = OptimizerKind::AdamW,
 });
+
+impl fmt::Display for Recompute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Selective => f.write_str("selective"),
+            Self::SelectiveOp => f.write_str("selective-op"),
+            Self::Full => f.write_str("full"),
+            Self::FullOf(layers) => write!(f, "full:{layers}"),
+            Self::FullForward => f.write_str("full-forward"),
+        }
+    }
+}
+
+impl FromStr for Recompute {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self::None),
+            "selective" => Ok(Self::Selective),
+            "selective-op" => Ok(Self::SelectiveOp),
+            "full" => Ok(Self::Full),
+            "full-forward" => Ok(Self::FullForward),
+            _ => match text.strip_prefix("full:").map(str::parse) {
+                Some(Ok(layers)) => Ok(Self::FullOf(layers)),
+                Some(Err(_)) => {
+                    Err(format!("'{text}': the number of layers must be 0 to 65535, as in full:4"))
+                }
+                None => Err(format!(
+                    "'{text}' is none of none, selective, selective-op, full, full:N, full-forward"
+                )),
+            },
+        }
+    }
+}
 
 impl fmt::Display for Sync {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -4,7 +4,7 @@ use paceline_plan::collective::{Algorithm, Order};
 use paceline_plan::lower::lower;
 use paceline_plan::model::{Activation, Model, ModelKind, Shape};
 use paceline_plan::schedule::ScheduleKind;
-use paceline_plan::strategy::{OptimizerKind, Recompute, Strategy as Layout, Sync, Zero};
+use paceline_plan::strategy::{OptimizerKind, Recompute, Split, Strategy as Layout, Sync, Zero};
 use paceline_plan::units::Bytes;
 use paceline_plan::{DType, text, validate};
 use proptest::prelude::*;
@@ -45,7 +45,11 @@ prop_compose! {
         schedule in prop_oneof![
             Just(ScheduleKind::GPipe), Just(ScheduleKind::OneFOneB), Just(ScheduleKind::Interleaved { chunks: 2 })
         ],
-        recompute in prop_oneof![Just(Recompute::None), Just(Recompute::Selective), Just(Recompute::Full)],
+        recompute in prop_oneof![
+            Just(Recompute::None), Just(Recompute::Selective), Just(Recompute::SelectiveOp),
+            Just(Recompute::Full), Just(Recompute::FullOf(1)), Just(Recompute::FullForward),
+        ],
+        split in prop_oneof![Just(Split::Cost), Just(Split::Count)],
         free in any::<bool>(),
         overlap in any::<bool>(),
         (rounds, micro_batch, leaves) in (0u32..3, 1u64..3, 0u32..3),
@@ -71,6 +75,7 @@ prop_compose! {
             global_batch: u64::from(dp * microbatches) * micro_batch,
             seq: 8,
             recompute,
+            split,
             dtype,
             order: if free { Order::Free } else { Order::Canonical },
             leaves,

@@ -1,6 +1,7 @@
 //! Why a plan could not be timed.
 
 use crate::network::NoPath;
+use crate::network::flow::FlowError;
 use paceline_plan::collective::CollectiveError;
 use paceline_plan::ids::{OpId, Rank};
 use thiserror::Error;
@@ -35,6 +36,9 @@ pub enum SimError {
         /// Between whom there is no way.
         source: NoPath,
     },
+    /// The network cannot follow what is under way.
+    #[error(transparent)]
+    Traffic(#[from] FlowError),
     /// A collective that its algorithm cannot do; validation would have told.
     #[error("rank {rank} ({role}), '{what}': {source}")]
     Collective {

@@ -3,7 +3,8 @@
 //! ```text
 //! Plan ──┐                ┌─ compute: every template once (roofline, profile)
 //!        ├─► engine ◄─────┤
-//! Cluster┘     │          └─ network: every message and call once (analytic)
+//! Cluster┘     │          └─ network: each message and call by itself (analytic, NCCL), or all that
+//!              │                      is under way at once (flow)
 //!              ▼
 //!          Timeline ──► outcome: times of the slowest rank, op by op, and a trace
 //! ```
@@ -14,30 +15,44 @@
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
+pub mod astra;
 pub mod cluster;
 pub mod compute;
 pub mod engine;
 mod error;
+mod footprint;
 pub mod network;
 mod outcome;
 mod profile;
 pub mod table;
+pub mod training;
+mod uncertainty;
 
 pub use error::SimError;
-pub use outcome::{OpStat, Outcome, RoleStats};
-pub use profile::Profile;
+pub use footprint::footprint;
+pub use network::NetworkKind;
+pub use outcome::{
+    CriticalPath, Details, DimensionUse, Limits, MemoryCurve, MemoryPoint, OpStat, Outcome,
+    PathPart, PathStep, RoleStats,
+};
+pub use profile::{Attention, Casts, Kernels, Library, Loss, Profile};
+pub use uncertainty::{ErrorBand, error_band, quantile};
 
 use cluster::Cluster;
-use network::Analytic;
 use paceline_plan::program::Plan;
 
 /// What a simulation can be asked for beside the plan and the cluster.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Options {
     /// The software that runs the plan.
     pub profile: Profile,
+    /// How communication is timed. The flow network plays the steps that the plan spells out.
+    pub network: NetworkKind,
     /// Whether to write down every op of one rank of each role.
     pub trace: bool,
+    /// Whether to find out what the iteration waits for, what limits it, how busy the links are and
+    /// how memory fills. It takes a few times as long as the simulation alone.
+    pub details: bool,
 }
 
 /// Times one iteration of a plan on a cluster.
@@ -50,8 +65,24 @@ pub fn simulate(plan: &Plan, cluster: &Cluster, options: &Options) -> Result<Out
         let cluster = cluster.name.clone();
         return Err(SimError::TooFewDevices { ranks, devices, cluster });
     }
-    let network = Analytic::new(cluster);
-    let costs = engine::Costs::new(plan, cluster, &options.profile, &network)?;
-    let timeline = engine::run(plan, &costs, &network)?;
-    Ok(outcome::outcome(plan, cluster, &timeline, options))
+    let network = match options.network {
+        NetworkKind::Analytic => network::of_library(options.profile.library, cluster),
+        NetworkKind::Flow => network::of_library(Library::Steps, cluster),
+    };
+    let costs = engine::Costs::new(plan, cluster, &options.profile, network.as_ref())?;
+    let run = |costs: &engine::Costs<'_>| {
+        let timeline = match options.network {
+            NetworkKind::Analytic => engine::run(plan, costs, network.as_ref()),
+            NetworkKind::Flow => engine::flow::run(plan, cluster, costs),
+        };
+        timeline.map(|timeline| engine::ahead(plan, &options.profile, timeline))
+    };
+    let timeline = run(&costs)?;
+    let mut outcome = outcome::outcome(plan, cluster, &timeline, options);
+    if options.details {
+        let run =
+            outcome::Run { plan, cluster, costs: &costs, network: network.as_ref(), run: &run };
+        outcome.details = Some(outcome::details(&run, &timeline, &outcome)?);
+    }
+    Ok(outcome)
 }

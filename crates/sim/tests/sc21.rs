@@ -11,7 +11,7 @@ use paceline_plan::collective::{Algorithm, Order};
 use paceline_plan::lower::lower;
 use paceline_plan::model::built_in;
 use paceline_plan::schedule::ScheduleKind;
-use paceline_plan::strategy::{Recompute, Strategy};
+use paceline_plan::strategy::{Recompute, Split, Strategy};
 use paceline_sim::cluster::preset;
 use paceline_sim::{Options, Profile, simulate};
 
@@ -100,7 +100,8 @@ fn predicted_s(row: &Row) -> f64 {
         micro_batch: row.micro_batch,
         global_batch: row.global_batch,
         seq: model.seq,
-        recompute: Recompute::Full,
+        recompute: Recompute::FullForward,
+        split: Split::Count,
         dtype: DType::F16,
         grad_dtype: DType::F16,
         order: Order::Free,
@@ -110,7 +111,7 @@ fn predicted_s(row: &Row) -> f64 {
     };
     let plan = lower(&model, &strategy).unwrap();
     let cluster = preset::holding("dgx-a100", plan.mesh.world().into()).unwrap();
-    let options = Options { profile: Profile::MEGATRON_2021, trace: false };
+    let options = Options { profile: Profile::MEGATRON_2021, ..Options::default() };
     simulate(&plan, &cluster, &options).unwrap().iteration.0
 }
 

@@ -21,7 +21,9 @@ pub(crate) struct Flags {
     /// all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather or all_to_all
     #[arg(long, value_name = "OP", help_heading = "Collective")]
     op: Option<String>,
-    /// auto, ring, halving-doubling, direct or ps:K [default: auto]
+    /// auto, ring, multi-ring:C, halving-doubling, tree, direct, read-reduce, ps:K, naive,
+    /// overlapped, partitioned, torus:AxBxC or hierarchical:INNER:OUTER (or, with G ranks to a host
+    /// instead of as many as the cluster has, hierarchical:INNER:OUTER/G) [default: auto]
     #[arg(long, value_name = "ALGORITHM", help_heading = "Collective")]
     algorithm: Option<String>,
     /// The whole vector, in bytes or with a unit: 1048576, 64MiB, 64MB
@@ -73,8 +75,11 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let ranks = u32::try_from(ranks.unwrap_or(devices)).unwrap_or(u32::MAX);
     let root = whole("--root", flags.root.as_deref(), 0..=u64::from(ranks) - 1, &mut problems);
     let root = u32::try_from(root.unwrap_or(0)).unwrap_or(0);
+    let host = cluster.as_ref().map_or(0, |cluster| cluster.devices_per_host());
+    let host = u32::try_from(host).unwrap_or(u32::MAX).min(ranks);
     let pattern = op.and_then(|op: CollectiveKind| {
-        Pattern::new(op, algorithm.unwrap_or(Algorithm::Auto), order, ranks, root)
+        let algorithm = algorithm.unwrap_or(Algorithm::Auto).with_host(host);
+        Pattern::new(op, algorithm, order, ranks, root)
             .map_err(|error| problems.say("--algorithm", error.to_string()))
             .ok()
     });

@@ -132,6 +132,7 @@ pub(super) fn page(
         simulated,
         measured,
         warnings,
+        ..ReportInput::default()
     })
 }
 

@@ -1,41 +1,75 @@
 //! `paceline validate`: the simulator beside a table of measured runs.
 
+mod record;
+
 use crate::failure::Failure;
-use crate::flags::{CommonFlags, Origins, Problems, read_text};
+use crate::flags::{CommonFlags, Origins, Problems, read_text, word};
 use crate::output::Output;
 use crate::overview::{cut, table};
 use clap::Args;
 use paceline_plan::units::{Bytes, Seconds};
-use paceline_sim::table::training::{self, Row};
-use serde::Serialize;
+use paceline_sim::table::{TableError, astra, collectives, training};
+use record::{Record, Total};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// Simulate every row of a table of measured runs
 ///
 /// The table is a CSV file whose header names its columns; what kind of table it is follows from
-/// them. For each row the prediction stands beside the measurement, with its error; a row that
-/// cannot be represented is reported with the reason. At the end, the errors in sum.
+/// them: measured training runs, collectives as nccl-tests measures them, or collectives as
+/// ASTRA-sim simulates them. For each row the prediction stands beside the measurement, with its
+/// error; a row that cannot be represented is reported with the reason. At the end, the errors in
+/// sum, and the band in which four of five measurements lie around their prediction.
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  paceline validate --table training.csv\n  paceline validate \
                         --table training.csv --json")]
 pub(crate) struct Flags {
-    /// Measured training runs: columns id, platform, gpus, layers, d_model, heads, seq, vocab, tp,
-    /// pp, dp, global_batch, measured_iteration_s and so on
+    /// Measured training runs (columns id, platform, gpus, layers, …, measured_iteration_s),
+    /// measured collectives (gpu, gpus, op, size_bytes, time_us_out_of_place, …) or ASTRA-sim's
+    /// (id, backend, collective, …, sim_time_ns_max)
     #[arg(long, value_name = "FILE.csv", help_heading = "Table")]
     table: Option<PathBuf>,
+    /// What a row means: default for what its table measured, or astra-sim, which is the default of
+    /// ASTRA-sim's tables and possible there only
+    #[arg(long, value_name = "default|astra-sim", help_heading = "Table")]
+    semantics: Option<String>,
     #[command(flatten)]
     common: CommonFlags,
 }
 
-/// Columns by which tables of other kinds are known.
-const LATER: [(&str, &str); 2] = [
-    ("busbw_GBps_out_of_place", "measured collectives"),
-    ("sim_time_ns_max", "collectives as ASTRA-sim simulates them"),
-];
+/// What a row's prediction follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Semantics {
+    /// What the table is about.
+    Default,
+    /// ASTRA-sim's, shortcuts included.
+    AstraSim,
+}
+
+impl FromStr for Semantics {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "default" => Ok(Self::Default),
+            "astra-sim" => Ok(Self::AstraSim),
+            other => Err(format!("'{other}' is neither default nor astra-sim")),
+        }
+    }
+}
+
+/// A table's rows.
+enum Rows {
+    Training(Vec<training::Row>),
+    Collectives(Vec<collectives::Row>),
+    Astra(Vec<astra::AstraRow>),
+}
 
 /// Simulates every row.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let mut problems = Problems::new(origins);
+    let semantics = word("--semantics", &flags.semantics, &mut problems);
+    let semantics = semantics.unwrap_or(Semantics::Default);
     let Some(path) = &flags.table else {
         problems.say("--table", "say which, for example --table training.csv");
         return Err(problems.into());
@@ -46,97 +80,46 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
             problems.say("--table", format!("{file} {what}"));
             return Err(problems.into());
         }
-        Ok(text) => rows(&text, &file, &mut problems),
+        Ok(text) => rows(&text, &file).map_err(|error| problems.located(error)).ok(),
     };
-    let Some(rows) = rows else { return Err(problems.into()) };
+    if let (Some(Rows::Training(_) | Rows::Collectives(_)), Semantics::AstraSim) =
+        (&rows, semantics)
+    {
+        problems.say("--semantics", format!("astra-sim: {file} is no table of ASTRA-sim's"));
+    }
+    let (Some(rows), true) = (rows, problems.is_empty()) else { return Err(problems.into()) };
 
     let output = flags.common.output();
-    let mut records = Vec::new();
-    for row in &rows {
-        let record = Record::of(row);
-        output.object(&record)?;
+    let mut records: Vec<Record> = Vec::new();
+    let mut answer = |record: Record| {
+        let written = output.object(&record);
         records.push(record);
+        written
+    };
+    match &rows {
+        Rows::Training(rows) => rows.iter().map(Record::of_training).try_for_each(&mut answer)?,
+        Rows::Collectives(rows) => {
+            rows.iter().map(Record::of_collective).try_for_each(&mut answer)?;
+        }
+        Rows::Astra(rows) => rows.iter().map(Record::of_astra).try_for_each(&mut answer)?,
     }
     let total = Total::of(&records);
     output.object(&total)?;
     if output.is_json() { Ok(()) } else { people(&output, &records, &total) }
 }
 
-fn rows(text: &str, file: &str, problems: &mut Problems) -> Option<Vec<Row>> {
+/// Reads a table of the kind that its header has a column of; of training runs where it has none,
+/// so that the columns such a table needs are told.
+fn rows(text: &str, file: &str) -> Result<Rows, TableError> {
     let header = text.lines().next().unwrap_or("");
     let has = |column: &str| header.split(',').any(|name| name.trim() == column);
-    if let Some((_, kind)) = LATER.iter().find(|(column, _)| has(column)) {
-        problems.located(format!(
-            "{file}:1: a table of {kind} is not available yet; tables of training runs are"
-        ));
-        return None;
+    if has("time_us_out_of_place") {
+        collectives::rows(text, file).map(Rows::Collectives)
+    } else if has("sim_time_ns_max") {
+        astra::rows(text, file).map(Rows::Astra)
+    } else {
+        training::rows(text, file).map(Rows::Training)
     }
-    training::rows(text, file).map_err(|error| problems.located(error)).ok()
-}
-
-#[derive(Serialize)]
-struct Record {
-    id: String,
-    measured_s: Option<f64>,
-    predicted_s: Option<f64>,
-    error: Option<f64>,
-    measured_bytes: Option<u64>,
-    predicted_bytes: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    skipped: Option<String>,
-}
-
-impl Record {
-    fn of(row: &Row) -> Self {
-        let (measured_s, prediction) = (row.measured_s(), row.simulate());
-        let (predicted, skipped) = match prediction {
-            Ok(prediction) => (Some(prediction), None),
-            Err(why) => (None, Some(why.to_string())),
-        };
-        let predicted_s = predicted.map(|prediction| prediction.predicted_s);
-        let error = predicted_s.zip(measured_s).map(|(p, m)| (p - m) / m);
-        Self {
-            id: row.id().to_owned(),
-            measured_s,
-            predicted_s,
-            error: error.filter(|error| error.is_finite()),
-            measured_bytes: row.measured_bytes().map(|bytes| bytes.0),
-            predicted_bytes: predicted.map(|prediction| prediction.predicted_bytes.0),
-            skipped,
-        }
-    }
-}
-
-#[derive(Serialize)]
-struct Total {
-    rows: usize,
-    compared: usize,
-    skipped: usize,
-    median_abs_error: Option<f64>,
-    p90_abs_error: Option<f64>,
-}
-
-impl Total {
-    fn of(records: &[Record]) -> Self {
-        let mut errors: Vec<f64> =
-            records.iter().filter_map(|record| record.error.map(f64::abs)).collect();
-        errors.sort_by(f64::total_cmp);
-        Self {
-            rows: records.len(),
-            compared: errors.len(),
-            skipped: records.iter().filter(|record| record.skipped.is_some()).count(),
-            median_abs_error: quantile(&errors, 0.5),
-            p90_abs_error: quantile(&errors, 0.9),
-        }
-    }
-}
-
-/// The value below which a share of the sorted values lies, interpolated between neighbours.
-fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
-    let last = sorted.len().checked_sub(1)?;
-    let at = share * last as f64;
-    let (below, above) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
-    Some(below + (above - below) * at.fract())
 }
 
 fn people(output: &Output, records: &[Record], total: &Total) -> Result<(), Failure> {
@@ -144,18 +127,23 @@ fn people(output: &Output, records: &[Record], total: &Total) -> Result<(), Fail
     let time = |value: Option<f64>| value.map_or_else(dash, |s| Seconds(s).to_string());
     let bytes = |value: Option<u64>| value.map_or_else(dash, |b| Bytes(b).to_string());
     let share = |value: Option<f64>| value.map_or_else(dash, |e| format!("{:+.1} %", e * 100.0));
+    // Collectives take no memory of their own.
+    let memory = records.iter().any(|record| record.predicted_bytes.is_some());
     let head = ["run", "measured", "predicted", "error", "measured", "predicted"];
+    let head = if memory { &head[..] } else { &head[..4] };
     let compared = records.iter().filter(|record| record.skipped.is_none()).map(|record| {
-        vec![
+        let mut row = vec![
             cut(&record.id, 44),
             time(record.measured_s),
             time(record.predicted_s),
             share(record.error),
-            bytes(record.measured_bytes),
-            bytes(record.predicted_bytes),
-        ]
+        ];
+        if memory {
+            row.extend([bytes(record.measured_bytes), bytes(record.predicted_bytes)]);
+        }
+        row
     });
-    let mut text = table(&head, 1, compared);
+    let mut text = table(head, 1, compared);
     for record in records {
         if let Some(why) = &record.skipped {
             text += &format!("skipped {}: {why}\n", record.id);
@@ -171,6 +159,16 @@ fn people(output: &Output, records: &[Record], total: &Total) -> Result<(), Fail
         absolute(total.median_abs_error),
         absolute(total.p90_abs_error)
     );
+    if let Some([low, high]) = total.band {
+        text += &format!("four of five took {low:.3} to {high:.3} times their prediction");
+        let of_profile =
+            |(name, [low, high]): (&&str, &[f64; 2])| format!("{name} {low:.3} to {high:.3}");
+        let profiles: Vec<String> = total.bands.iter().map(of_profile).collect();
+        text += &match profiles.as_slice() {
+            [] => "\n".to_owned(),
+            some => format!(" (by profile: {})\n", some.join(", ")),
+        };
+    }
     Ok(output.people(&text)?)
 }
 
@@ -179,18 +177,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_interpolated() {
-        assert_eq!(quantile(&[], 0.5), None);
-        assert_eq!(quantile(&[3.0], 0.9), Some(3.0));
-        assert_eq!(quantile(&[1.0, 2.0, 3.0, 4.0], 0.5), Some(2.5));
-        assert_eq!(quantile(&[0.0, 10.0], 0.9), Some(9.0));
+    fn tables_are_told_apart_by_their_header() {
+        let kind = |text: &str| rows(text, "t.csv").map_err(|error| error.to_string());
+        let nccl = "source,gpu,gpus,op,size_bytes,time_us_out_of_place\nx,A100,2,all_reduce,1,2\n";
+        assert!(matches!(kind(nccl), Ok(Rows::Collectives(rows)) if rows.len() == 1));
+        let Err(told) = kind("id,sim_time_ns_max\n") else { panic!("columns are missing") };
+        assert!(told.starts_with("t.csv:1: there is no column backend, collective"), "{told}");
+        let Err(told) = kind("a,b\n") else { panic!("columns are missing") };
+        assert!(told.starts_with("t.csv:1: there is no column id, platform"), "{told}");
     }
 
     #[test]
-    fn other_tables_are_told_apart_by_their_header() {
-        let mut problems = Problems::default();
-        let nccl = "source,gpu,gpus,op,busbw_GBps_out_of_place\n";
-        assert!(rows(nccl, "n.csv", &mut problems).is_none());
-        assert!(problems.to_string().contains("n.csv:1: a table of measured collectives is not"));
+    fn semantics_have_two_names() {
+        assert_eq!("astra-sim".parse(), Ok(Semantics::AstraSim));
+        assert_eq!("default".parse(), Ok(Semantics::Default));
+        let told = "astra".parse::<Semantics>().unwrap_err();
+        assert_eq!(told, "'astra' is neither default nor astra-sim");
     }
 }

@@ -14,6 +14,7 @@ mod problems;
 mod size;
 mod strategy;
 mod training;
+mod whole_run;
 mod word;
 
 pub(crate) use cluster::ClusterFlags;
@@ -26,4 +27,5 @@ pub(crate) use problems::{Origins, Problems};
 pub(crate) use size::size;
 pub(crate) use strategy::{Defaults, Request, StrategyFlags};
 pub(crate) use training::{Training, TrainingFlags};
+pub(crate) use whole_run::{WholeRun, WholeRunFlags};
 pub(crate) use word::word;

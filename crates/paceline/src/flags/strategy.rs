@@ -65,9 +65,14 @@ pub(crate) struct StrategyFlags {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub seq: Option<String>,
     /// What is computed again in the backward pass to save memory: none, selective (attention's
-    /// core) or full (every layer) [default: none]
+    /// core), selective-op (all but attention and half of the products), full (every layer), full:N
+    /// (the first N layers of each stage) or full-forward (every layer to its end, as Megatron-LM
+    /// does) [default: none]
     #[arg(long, value_name = "WHAT")]
     pub recompute: Option<String>,
+    /// What is equal among pipeline stages: their cost, or their count of layers [default: cost]
+    #[arg(long, value_name = "cost|count")]
+    pub split: Option<String>,
     /// Type of weights and activations: f32, bf16, f16 or fp8
     ///
     /// `train` has f32 only. `plan` and `simulate` take what the device of --cluster computes
@@ -89,8 +94,9 @@ pub(crate) struct StrategyFlags {
     /// How replicas agree: all-reduce, or ps:K for K parameter servers [default: all-reduce]
     #[arg(long, value_name = "HOW")]
     pub sync: Option<String>,
-    /// Algorithm of the gradients' reduction: auto, ring, halving-doubling, direct or ps:K
-    /// [default: auto]
+    /// Algorithm of the gradients' reduction: auto, ring, multi-ring:C, halving-doubling, tree,
+    /// direct, read-reduce, ps:K, naive, overlapped, partitioned, torus:AxBxC or
+    /// hierarchical:INNER:OUTER/G with G replicas to a host [default: auto]
     #[arg(long, value_name = "ALGORITHM")]
     pub collective: Option<String>,
     /// Gradients are reduced in buckets of at least so many MiB [default: 25]
@@ -205,6 +211,7 @@ impl StrategyFlags {
             micro_batch,
             seq: whole("--seq", self.seq.as_deref(), 1..=MAX_TOKENS, problems).unwrap_or(seq),
             recompute: word("--recompute", &self.recompute, problems).unwrap_or(Recompute::None),
+            split: word("--split", &self.split, problems).unwrap_or_default(),
             dtype: word("--dtype", &self.dtype, problems).unwrap_or(defaults.dtype),
             grad_dtype: word("--grad-dtype", &self.grad_dtype, problems).unwrap_or(DType::F32),
             order: word("--order", &self.order, problems).unwrap_or(defaults.order),

@@ -1,11 +1,13 @@
 //! A plan and a prediction in words that a person reads in one screen.
 
 mod advice;
+mod details;
 mod plan;
 mod simulation;
 mod table;
 
 pub(crate) use advice::warnings;
+pub(crate) use details::estimate_facts;
 pub(crate) use plan::{facts, plan_text};
 pub(crate) use simulation::simulation_text;
 pub(crate) use table::{count, cut, table};

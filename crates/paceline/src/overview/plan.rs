@@ -223,7 +223,7 @@ fn plural(number: u64, noun: &str) -> String {
 }
 
 /// A text in lines of at most so many columns, broken between words.
-fn wrap(text: &str, width: usize) -> Vec<String> {
+pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
         let last = lines.last_mut().expect("there is always a line");

@@ -1,7 +1,9 @@
 //! A prediction in one screen.
 
-use super::plan::{facts, wrap_warnings};
+use super::details::{band, details_text, estimate_facts};
+use super::plan::{facts, wrap, wrap_warnings};
 use super::table::{count, cut, percent, table};
+use crate::estimate::Estimate;
 use crate::output::ModelRecord;
 use paceline_plan::program::Plan;
 use paceline_sim::Outcome;
@@ -11,17 +13,28 @@ use std::fmt::Write;
 /// Ops listed before the rest are summed up.
 const OPS: usize = 12;
 
-/// The whole prediction, at most 40 lines of 100 columns.
+/// The whole prediction, at most 40 lines of 100 columns; more where the outcome has details.
 pub(crate) fn simulation_text(
     model: &ModelRecord,
     plan: &Plan,
     cluster: &Cluster,
-    outcome: &Outcome,
+    (outcome, estimate): (&Outcome, &Estimate),
     warnings: &[String],
 ) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
     let _ = write_simulation(&mut out, model, plan, cluster, outcome);
+    if let Some(details) = &outcome.details {
+        out += &details_text(outcome, details);
+    }
+    let estimates = estimate_facts(estimate, outcome.error_band);
+    for (index, (name, text)) in estimates.iter().enumerate() {
+        for (line, part) in wrap(text, 88).iter().enumerate() {
+            let name = if line == 0 { name } else { "" };
+            let gap = if index + line == 0 { "\n" } else { "" };
+            out += &format!("{gap}{name:<9}  {part}\n");
+        }
+    }
     out + &wrap_warnings(warnings)
 }
 
@@ -45,7 +58,8 @@ fn write_simulation(
     )?;
     writeln!(out)?;
     let rank = "on the slowest rank";
-    writeln!(out, "iteration      {:>9}", outcome.iteration.to_string())?;
+    let expected = band(outcome.iteration, outcome.error_band);
+    writeln!(out, "iteration      {:>9}  {expected}", outcome.iteration.to_string())?;
     writeln!(out, "compute        {:>9}  {rank}", outcome.compute.to_string())?;
     let exposed = outcome.exposed_communication.to_string();
     writeln!(

@@ -5,12 +5,16 @@
 //! what is already drawn. `breakdown_table` tells the heart of it in a terminal.
 
 mod charts;
+mod coarse;
+mod insight;
+mod memory_curve;
 mod numbers;
 mod page;
 mod rows;
 mod table;
 mod timeline;
 
+pub(crate) use insight::Insight;
 pub(crate) use table::breakdown_table;
 
 use paceline_plan::trace::Trace;
@@ -29,6 +33,8 @@ pub(crate) struct ReportInput<'a> {
     pub loss: Option<LossCurve>,
     /// The prediction.
     pub simulated: Option<&'a Trace>,
+    /// What the prediction says beyond its timeline.
+    pub insight: Option<Insight<'a>>,
     /// What happened.
     pub measured: Option<&'a Trace>,
     /// What the reader should know before trusting the rest.
@@ -129,6 +135,7 @@ mod tests {
             memory: vec![row("stage 0", "parameters", 1 << 30), row("stage 0", "activations", 0)],
             loss: Some(LossCurve { losses: vec![4.0, f32::NAN, 2.0, 1.0], floor: Some(0.5) }),
             simulated,
+            insight: None,
             measured,
             warnings: vec!["x < y".to_owned()],
         }
@@ -148,6 +155,13 @@ mod tests {
             }
         }
         assert_well_formed(&render(&ReportInput::default()));
+        let details = insight::tests::details();
+        let insight = Some(insight::tests::insight(&details));
+        let html = render(&ReportInput { insight, ..full(Some(&simulated), None) });
+        assert_well_formed(&html);
+        for heading in ["What limits this", "Critical path", "Bandwidth", "Memory over time"] {
+            assert!(html.contains(&format!("<h2>{heading}</h2>")), "{heading}");
+        }
     }
 
     #[test]

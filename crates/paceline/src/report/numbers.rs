@@ -60,6 +60,12 @@ pub(super) fn percent(share: Option<f64>) -> String {
     }
 }
 
+/// A part of a whole as a percentage, or a dash where there is no whole.
+pub(super) fn percent_of(part: f64, whole: f64) -> String {
+    let share = part / whole;
+    if share.is_finite() { minus(format!("{:.1} %", share * 100.0)) } else { "–".to_owned() }
+}
+
 /// The typographic minus, as wide as the plus.
 fn minus(text: String) -> String {
     text.replace('-', "−")

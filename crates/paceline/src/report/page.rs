@@ -2,7 +2,7 @@
 
 use super::numbers::{Scale, Text, percent};
 use super::rows::{PARTS, Pair, Row, rows};
-use super::{ReportInput, charts, timeline};
+use super::{ReportInput, charts, insight, memory_curve, timeline};
 use paceline_plan::trace::{Comparison, Tally, Trace, Window, compare};
 use paceline_plan::units::Seconds;
 use std::fmt::{self, Write};
@@ -36,6 +36,12 @@ pub(super) fn write(out: &mut String, input: &ReportInput<'_>) -> fmt::Result {
             breakdown(out, simulated, measured, &scale)
         })?;
         section(out, "Timeline", |out| timeline::write(out, simulated, measured))?;
+    }
+    if let Some(found) = &input.insight {
+        section(out, "What limits this", |out| insight::limits(out, found))?;
+        section(out, "Critical path", |out| insight::critical_path(out, found))?;
+        section(out, "Bandwidth", |out| insight::bandwidth(out, found))?;
+        section(out, "Memory over time", |out| memory_curve::write(out, found))?;
     }
     if let Some(comparison) = comparison.filter(|c| c.joined > 0) {
         section(out, "Largest differences", |out| differences(out, &comparison))?;

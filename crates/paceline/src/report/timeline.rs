@@ -4,6 +4,7 @@
 //! axis is an SVG's `viewBox`, stretched to whatever width the page has: `view.js` zooms by
 //! changing it, and everything that must not stretch (labels, ticks) lies over it in percent.
 
+use super::coarse::Coarse;
 use super::numbers::{Scale, Text, ticks};
 use paceline_plan::ids::Rank;
 use paceline_plan::trace::{Origin, Span, SpanKind, Trace, Window};
@@ -17,13 +18,26 @@ pub(super) fn write(
     simulated: Option<&Trace>,
     measured: Option<&Trace>,
 ) -> fmt::Result {
-    let traces: Vec<Plot<'_>> =
-        [simulated, measured].into_iter().flatten().filter_map(Plot::new).collect();
+    let traces: Vec<&Trace> = [simulated, measured].into_iter().flatten().collect();
+    let plots: Vec<Plot<'_>> = traces.iter().filter_map(|trace| Plot::new(trace)).collect();
+    let crowded = |plot: &Plot<'_>| {
+        let ranks = plot.trace.ranks().into_iter().collect();
+        plot.steady_spans(&ranks) > SPANS / plots.len()
+    };
+    if !plots.iter().any(crowded) {
+        return draw(out, &plots);
+    }
+    let joined: Vec<Coarse> = traces.into_iter().map(Coarse::new).collect();
+    let plots: Vec<Plot<'_>> = joined.iter().filter_map(Plot::of_runs).collect();
+    draw(out, &plots)
+}
+
+fn draw(out: &mut String, traces: &[Plot<'_>]) -> fmt::Result {
     let Some(longest) = traces.iter().map(|p| p.window.length()).reduce(Seconds::max) else {
         return Ok(());
     };
     let axis = Axis::new(longest);
-    let rows = Rows::choose(&traces);
+    let rows = Rows::choose(traces);
     let drawn: Vec<Vec<&Span>> =
         traces.iter().map(|p| p.nearest(&rows, SPANS / traces.len())).collect();
     let reach = traces.iter().zip(&drawn).map(|(p, spans)| p.reach(&axis, spans));
@@ -39,7 +53,7 @@ pub(super) fn write(
     for (plot, spans) in traces.iter().zip(&drawn) {
         plot.write(out, &axis, &rows, spans, (min, max))?;
     }
-    caption(out, &traces, &rows, &drawn)?;
+    caption(out, traces, &rows, &drawn)?;
     writeln!(out, "</figure>")
 }
 
@@ -156,11 +170,17 @@ impl<'a> Rows<'a> {
 struct Plot<'a> {
     trace: &'a Trace,
     window: Window,
+    /// Where spans stand for runs of ops.
+    runs: Option<&'a Coarse>,
 }
 
 impl<'a> Plot<'a> {
     fn new(trace: &'a Trace) -> Option<Self> {
-        Some(Self { trace, window: trace.steady_window()? })
+        Some(Self { trace, window: trace.steady_window()?, runs: None })
+    }
+
+    fn of_runs(runs: &'a Coarse) -> Option<Self> {
+        Some(Self { runs: Some(runs), ..Self::new(&runs.trace)? })
     }
 
     /// How far a span lies from the iteration that is shown first; zero if it reaches into it.
@@ -259,6 +279,10 @@ impl<'a> Plot<'a> {
             axis.length(span.duration()).max(0.0),
             place.height,
         )?;
+        let filled = self.runs.map_or(1.0, |runs| runs.filled(span));
+        if filled < 1.0 {
+            write!(out, " fill-opacity=\"{:.2}\"", filled.max(0.05))?;
+        }
         if span.iteration == self.window.iteration && span.kind != SpanKind::Wait {
             write!(out, " data-op=\"{}.{}\"", span.rank, span.op)?;
         }
@@ -381,6 +405,13 @@ fn caption(
         "<figcaption>One steady iteration, from its first op on any rank to the next \
          iteration’s first. Numbers are microbatches.",
     )?;
+    if plots.iter().any(|plot| plot.runs.is_some()) {
+        write!(
+            out,
+            " <strong>Neighbouring ops of one microbatch and pass are drawn as one</strong>, paler the \
+             less of it they fill; a trace for Perfetto has each of them.",
+        )?;
+    }
     if rows.ranks.0 < rows.ranks.1 {
         write!(
             out,
@@ -451,6 +482,21 @@ mod tests {
         }));
         let html = draw(Some(&long), None);
         assert!(html.contains(&format!("20000 of {} spans", long.spans.len())));
+    }
+
+    #[test]
+    fn crowded_traces_are_drawn_with_ops_joined() {
+        let mut crowded = small(Origin::Simulated, 2, 0.4e-3);
+        let shown = crowded.steady_window().unwrap().iteration;
+        let one = *crowded.spans.iter().find(|span| span.iteration == shown).unwrap();
+        let count = SPANS as u32;
+        crowded.spans.extend((0..count).map(|i| {
+            let start = one.start + one.duration() * (f64::from(i) / f64::from(count));
+            Span { start, end: start + one.duration() * (1.0 / f64::from(count)), op: 7 + i, ..one }
+        }));
+        let html = draw(Some(&crowded), None);
+        assert!(html.contains("drawn as one") && !html.contains("spans are drawn"));
+        assert!(html.matches("<title>").count() < 100, "{}", html.matches("<title>").count());
     }
 
     #[test]

@@ -28,7 +28,7 @@ fn all_problems_are_told_at_once() {
     let told = here
         .run(
             "simulate --model gpt2-124m --tp 5 --pp 99 --global-batch x --zero 4 --compress int8 \
-             --schedule zb-h1 --cluster nowhere --network flow --dtype f64",
+             --schedule zb-h1 --cluster nowhere --network packet --dtype f64",
         )
         .refused(&[
             "problems",
@@ -39,7 +39,7 @@ fn all_problems_are_told_at_once() {
             "--compress: 'int8' is not available yet",
             "--schedule: schedule 'zb-h1' is not available yet",
             "--cluster: no built-in cluster is called 'nowhere'",
-            "--network: 'flow' is not available yet",
+            "--network: the packet network is not available yet; use analytic or flow",
             "--dtype: unknown element type 'f64'",
         ]);
     assert_eq!(told.err.lines().count(), 10, "{}", told.err);
@@ -152,7 +152,6 @@ fn what_is_not_available_yet_says_so_and_is_not_advertised() {
         ("--dtype", "bf16"),
         ("--strategy", "auto"),
         ("--compress", "onebit"),
-        ("--collective", "tree"),
         ("--sync", "hogwild"),
     ] {
         here.run_with(&["train", "--model", "mini", flag, value]).refused(&[flag, " yet"]);
@@ -161,6 +160,35 @@ fn what_is_not_available_yet_says_so_and_is_not_advertised() {
     for absent in ["bench", "calibrate", "generate", "--resume", "--elastic", "--compress"] {
         assert!(!help.contains(absent), "{absent}");
     }
+}
+
+#[test]
+fn a_whole_run_is_asked_about_with_numbers_that_mean_something() {
+    let here = Folder::new();
+    let absurd = ["0", "-1", "1e400", "NaN", "x", ""];
+    let flags = ["--tokens", "--mtbf-hours", "--checkpoint-seconds", "--checkpoint-every"];
+    for value in absurd {
+        let mut arguments = vec!["simulate", "--model", "mini", "--cluster", "laptop"];
+        arguments.extend(flags.iter().flat_map(|flag| [*flag, value]));
+        let said: Vec<String> = flags.iter().map(|flag| format!("{flag}: '{value}'")).collect();
+        let said: Vec<&str> = said.iter().map(String::as_str).collect();
+        here.run_with(&arguments).refused(&said);
+    }
+    let alone = "simulate --model mini --cluster laptop --restart-seconds 3 \
+                 --price-per-device-hour 2";
+    here.run(alone).refused(&[
+        "--price-per-device-hour: needs --tokens",
+        "--restart-seconds: needs --mtbf-hours",
+    ]);
+}
+
+#[test]
+fn semantics_belong_to_their_table() {
+    let here = Folder::new();
+    here.file("c.csv", "gpu,gpus,op,size_bytes,time_us_out_of_place\nA100,2,all_reduce,1024,9\n");
+    here.run("validate --table c.csv --semantics astra-sim")
+        .refused(&["--semantics: astra-sim: c.csv"]);
+    here.run("validate --table c.csv --semantics mine").refused(&["'mine' is neither default nor"]);
 }
 
 #[test]

@@ -95,6 +95,77 @@ fn a_simulation_has_its_fields_and_adds_up() {
     assert!(page.contains("gpt2-1.5b on dgx-a100, simulated"));
 }
 
+#[test]
+fn a_simulation_says_what_limits_it_and_what_it_waits_for() {
+    let here = Folder::new();
+    let line = "simulate --model gpt2-350m --dp 4 --pp 2 --tp 2 --global-batch 64 \
+                --cluster dgx-a100:2 --json";
+    let object = &here.run(line).done().objects()[0];
+    let iteration = object["iteration_s"].as_f64().unwrap();
+    let path = object["critical_path"].as_object().unwrap();
+    let sum: f64 = path.values().map(|time| time.as_f64().unwrap()).sum();
+    assert!((sum / iteration - 1.0).abs() < 1e-9, "{path:?}");
+    for limit in ["no_network_s", "no_compute_s", "no_bubble_s"] {
+        let time = object["limits"][limit].as_f64().unwrap();
+        assert!(time > 0.0 && time <= iteration, "{limit} {time}");
+    }
+    let dimensions = object["bandwidth"].as_array().unwrap();
+    assert_eq!(dimensions.len(), 2);
+    for used in dimensions {
+        has(used, &["dimension", "utilisation", "bytes_per_device", "message_s"]);
+        assert!((0.0..1.0).contains(&used["utilisation"].as_f64().unwrap()), "{used}");
+    }
+    let band: Vec<f64> =
+        object["error_band"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+    assert!(band.len() == 2 && band[0] < band[1], "{band:?}");
+    for absent in ["training", "failures", "memory_over_time"] {
+        assert!(object.get(absent).is_none(), "{absent}");
+    }
+    let detailed = &here.run(&format!("{line} --details")).done().objects()[0];
+    let roles = detailed["memory_over_time"].as_array().unwrap();
+    assert_eq!(roles.len(), 2);
+    assert!(roles.iter().all(|role| role["points"].as_array().unwrap().len() > 10));
+}
+
+#[test]
+fn a_whole_run_is_timed_and_priced() {
+    let here = Folder::new();
+    let line = "simulate --model gpt2-1.5b --dp 8 --global-batch 64 --cluster dgx-a100 \
+                --tokens 100B --price-per-device-hour 2 --mtbf-hours 10000 --checkpoint-every 5000";
+    let object = &here.run(&format!("{line} --json")).done().objects()[0];
+    let number = |path: &str| object.pointer(path).and_then(Value::as_f64).unwrap();
+    let iterations = (100e9f64 / (64.0 * 1024.0)).ceil();
+    assert_eq!(number("/training/iterations"), iterations);
+    let goodput = number("/failures/goodput");
+    assert!(goodput > 0.5 && goodput <= number("/failures/best_goodput"));
+    assert_eq!(number("/failures/mtbf_s"), 10_000.0 * 3600.0 / 8.0);
+    assert_eq!(number("/failures/checkpoint_every"), 5000.0);
+    let wall = iterations * number("/iteration_s") / goodput;
+    assert!((number("/training/wall_s") / wall - 1.0).abs() < 1e-9);
+    assert!((number("/training/cost") / (wall / 3600.0 * 8.0 * 2.0) - 1.0).abs() < 1e-9);
+    let text = here.run(&format!("{line} --details")).done().out;
+    for said in ["training", "1,525,879 iterations", "goodput", "critical path", "infinitely fast"]
+    {
+        assert!(text.contains(said), "{said}\n{text}");
+    }
+    let widest = text.lines().map(|line| line.chars().count()).max().unwrap();
+    assert!(widest <= 100, "{widest} columns\n{text}");
+}
+
+/// The flow network shares links; a plan that leaves them mostly alone takes about as long.
+#[test]
+fn the_network_can_be_chosen() {
+    let here = Folder::new();
+    let line = "simulate --model gpt2-124m --dp 4 --global-batch 8 --cluster dgx-a100 --json";
+    let analytic = &here.run(line).done().objects()[0];
+    let flow = &here.run(&format!("{line} --network flow")).done().objects()[0];
+    let time = |object: &Value| object["iteration_s"].as_f64().unwrap();
+    assert!((time(flow) / time(analytic) - 1.0).abs() < 0.5, "{flow} {analytic}");
+    let path = flow["critical_path"].as_object().unwrap();
+    let sum: f64 = path.values().map(|time| time.as_f64().unwrap()).sum();
+    assert!((sum / time(flow) - 1.0).abs() < 1e-9, "{path:?}");
+}
+
 /// 2(n − 1) rounds, and 2(n − 1)/n of the vector from each rank (Patarasuk and Yuan, 2009).
 #[test]
 fn a_collective_counts_what_its_algorithm_states() {
@@ -132,8 +203,41 @@ fn every_row_of_a_table_is_answered() {
     assert!(moe["skipped"].as_str().unwrap().contains("experts"));
     assert_eq!(total["rows"], 2);
     assert!((total["median_abs_error"].as_f64().unwrap() - error.abs()).abs() < 1e-12);
+    let ratio = 2.0 / predicted;
+    for band in [&total["band"], &total["bands"]["modern"]] {
+        assert!((band[0].as_f64().unwrap() / ratio - 1.0).abs() < 1e-9, "{total}");
+    }
     let text = here.run("validate --table t.csv").done().out;
     assert!(text.contains("2 rows, 1 compared, 1 skipped"), "{text}");
+    assert!(text.lines().last().unwrap().starts_with("four of five took"), "{text}");
+}
+
+#[test]
+fn tables_of_collectives_are_answered_too() {
+    let here = Folder::new();
+    here.file(
+        "nccl.csv",
+        "source,gpu,gpus,op,dtype,size_bytes,time_us_out_of_place,busbw_GBps_out_of_place\n\
+         x,A100,8,all_reduce,float,67108864,620,190\n",
+    );
+    let objects = here.run("validate --table nccl.csv --json").done().objects();
+    assert_eq!(objects.len(), 2);
+    assert!(objects[0]["error"].as_f64().unwrap().abs() < 0.5, "{}", objects[0]);
+    here.file(
+        "astra.csv",
+        "id,backend,collective,bytes,topology,npus_per_dim,bandwidth_GBps,latency_ns,algorithm,\
+         splits,active_chunks,collective_opt,endpoint_delay,local_mem_bw,sim_time_ns_max\n\
+         r07,congestion_unaware,all_reduce,67108864,FullyConnected,8,50,500,direct,4,1,\
+         localBWAware,10,1600,332336\n",
+    );
+    for semantics in ["", "--semantics default", "--semantics astra-sim"] {
+        let line = format!("validate --table astra.csv --json {semantics}");
+        let objects = here.run(&line).done().objects();
+        assert_eq!(objects[0]["error"].as_f64(), Some(0.0), "{}", objects[0]);
+        assert_eq!(objects[0]["measured_s"].as_f64(), Some(332_336.0 * 1e-9));
+    }
+    let text = here.run("validate --table astra.csv").done().out;
+    assert!(text.contains("r07") && !text.contains("GiB"), "{text}");
 }
 
 #[test]

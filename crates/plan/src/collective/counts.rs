@@ -1,7 +1,7 @@
 //! What a collective costs, counted from its steps.
 
 use super::step::{Action, Combine, Cut};
-use super::{Algorithm, Pattern};
+use super::{Algorithm, Pattern, TorusShape};
 use crate::units::Bytes;
 
 /// How long, how much and how crowded: what the doc comments of the algorithms state as formulas.
@@ -13,7 +13,9 @@ pub struct Counts {
     pub bytes_sent_per_rank_max: Bytes,
     /// The most bytes that any one rank receives.
     pub bytes_received_per_rank_max: Bytes,
-    /// The most messages that any one rank receives in one round.
+    /// The most bytes that any one rank reads from the memory of others.
+    pub bytes_read_per_rank_max: Bytes,
+    /// The most messages that any one rank receives, or loans that it reads, in one round.
     pub fan_in_max: u32,
     /// The most bytes that any one rank holds aside at once for a sum in canonical order.
     pub bytes_held_max: Bytes,
@@ -30,14 +32,18 @@ impl Counts {
     }
 
     #[cfg(test)]
-    pub(super) fn of_some_and_of_all(pattern: &Pattern, bytes: Bytes) -> (Self, Self) {
-        let all = (0..pattern.ranks()).map(|rank| Self::of_rank(pattern, rank, bytes));
-        (Self::of(pattern, bytes), all.fold(Self::default(), Self::most))
+    pub(super) fn of_ranks(
+        pattern: &Pattern,
+        ranks: impl IntoIterator<Item = u32>,
+        bytes: Bytes,
+    ) -> Self {
+        let each = ranks.into_iter().map(|rank| Self::of_rank(pattern, rank, bytes));
+        each.fold(Self::default(), Self::most)
     }
 
     fn of_rank(pattern: &Pattern, rank: u32, bytes: Bytes) -> Self {
         let cut = Cut { elements: bytes.0, chunks: pattern.chunks(), block: 1 };
-        let (mut sent, mut received) = (Bytes::ZERO, Bytes::ZERO);
+        let (mut sent, mut received, mut read) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
         let (mut held, mut held_max) = (Bytes::ZERO, Bytes::ZERO);
         let (mut rounds, mut fan_in, mut fan_in_max) = (0, 0, 0);
         for step in pattern.steps(rank) {
@@ -55,8 +61,13 @@ impl Counts {
                         held_max = held_max.max(held);
                     }
                 }
+                Action::Read { chunks, .. } => {
+                    add(&mut read, cut.elements_in(chunks));
+                    fan_in += 1;
+                    fan_in_max = fan_in_max.max(fan_in);
+                }
                 Action::Fold { .. } => held = Bytes::ZERO,
-                Action::Emit { .. } => {}
+                Action::Emit { .. } | Action::Lend { .. } => {}
             }
         }
         if pattern.ranks() == 1 {
@@ -67,6 +78,7 @@ impl Counts {
             rounds,
             bytes_sent_per_rank_max: sent,
             bytes_received_per_rank_max: received,
+            bytes_read_per_rank_max: read,
             fan_in_max,
             bytes_held_max: held_max,
         }
@@ -81,6 +93,9 @@ impl Counts {
             bytes_received_per_rank_max: self
                 .bytes_received_per_rank_max
                 .max(other.bytes_received_per_rank_max),
+            bytes_read_per_rank_max: self
+                .bytes_read_per_rank_max
+                .max(other.bytes_read_per_rank_max),
             fan_in_max: self.fan_in_max.max(other.fan_in_max),
             bytes_held_max: self.bytes_held_max.max(other.bytes_held_max),
         }
@@ -91,22 +106,80 @@ fn add(sum: &mut Bytes, bytes: u64) {
     sum.0 = sum.0.saturating_add(bytes);
 }
 
-/// Ranks among which every maximum over the group is found.
+/// Ranks among which every maximum over the group is found; see [`Pattern::busiest`].
+///
+/// Halving and trees are irregular, but a rank has few steps there, so all ranks are counted; and so
+/// they are for the other algorithms whose loads depend on more than one distance, unless that
+/// comes to too many steps.
+pub(super) fn busiest(pattern: &Pattern) -> Vec<u32> {
+    /// Steps that are written down and counted in a few milliseconds.
+    const FEW_STEPS: u64 = 1 << 20;
+    let ranks = pattern.ranks();
+    let all = match pattern.algorithm() {
+        Algorithm::HalvingDoubling | Algorithm::Tree => true,
+        Algorithm::MultiRing { .. } | Algorithm::Torus { .. } | Algorithm::Hierarchical { .. } => {
+            u64::from(ranks) * u64::from(pattern.rounds()) <= FEW_STEPS
+        }
+        Algorithm::Auto
+        | Algorithm::Ring
+        | Algorithm::Direct
+        | Algorithm::ReadReduce
+        | Algorithm::ParameterServer { .. }
+        | Algorithm::Naive
+        | Algorithm::Overlapped
+        | Algorithm::Partitioned => false,
+    };
+    if all { (0..ranks).collect() } else { at_edges(pattern) }
+}
+
+/// The ranks around the edges of the group.
 ///
 /// A rank's load depends on its distance from the root and on the sizes of the chunks it deals with,
-/// which never grow along the vector; so the ranks around the edges of both suffice. Halving is less
-/// regular, but a rank has so few steps there that all can be counted. A test compares with all
-/// ranks for every algorithm.
-fn busiest(pattern: &Pattern) -> Vec<u32> {
+/// which never grow along the vector; so the ranks around the edges of both suffice. With several
+/// rings, dimensions or levels, whose edges lie apart, they do up to the rounding of chunk sizes.
+/// Tests compare with all ranks for every algorithm.
+pub(super) fn at_edges(pattern: &Pattern) -> Vec<u32> {
     let (ranks, root) = (pattern.ranks(), pattern.root());
     let edges = match pattern.algorithm() {
-        Algorithm::HalvingDoubling => return (0..ranks).collect(),
         Algorithm::ParameterServer { servers } => [0, root, root + servers],
-        Algorithm::Auto | Algorithm::Ring | Algorithm::Direct => [0, root, root],
+        Algorithm::Torus { shape } => return busiest_of_torus(shape),
+        Algorithm::Hierarchical { .. } => return busiest_of_levels(pattern),
+        Algorithm::Auto
+        | Algorithm::Ring
+        | Algorithm::MultiRing { .. }
+        | Algorithm::HalvingDoubling
+        | Algorithm::Tree
+        | Algorithm::Direct
+        | Algorithm::ReadReduce
+        | Algorithm::Naive
+        | Algorithm::Overlapped
+        | Algorithm::Partitioned => [0, root, root],
     };
     let around = |edge| [edge, edge + 1, edge + 2 * ranks - 2, edge + ranks - 1];
     let mut busiest: Vec<u32> = edges.into_iter().flat_map(around).map(|r| r % ranks).collect();
     busiest.sort_unstable();
     busiest.dedup();
     busiest
+}
+
+/// Those around the edges in every dimension.
+fn busiest_of_torus(shape: TorusShape) -> Vec<u32> {
+    let (mut busiest, mut below) = (vec![0], 1);
+    for size in shape.sizes() {
+        let mut places = vec![0, 1 % size, size.saturating_sub(2), size - 1];
+        places.sort_unstable();
+        places.dedup();
+        let at = |place: u32| busiest.iter().map(move |rank| rank + place * below);
+        busiest = places.into_iter().flat_map(at).collect();
+        below *= size;
+    }
+    busiest
+}
+
+/// The busiest ranks of the busiest hosts.
+fn busiest_of_levels(pattern: &Pattern) -> Vec<u32> {
+    let Some((inner, outer)) = pattern.levels() else { return Vec::new() };
+    let of_host = busiest(&inner);
+    let hosts = busiest(&outer).into_iter();
+    hosts.flat_map(|host| of_host.iter().map(move |rank| host * inner.ranks() + rank)).collect()
 }

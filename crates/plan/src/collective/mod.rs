@@ -35,24 +35,61 @@
 //! The *k*-th send from *a* to *b* matches the *k*-th receive at *b* from *a*. Both stand in the
 //! same round and name equally many elements, and a pair of ranks exchanges at most one message in
 //! each direction in a round. No rank sends to itself.
+//!
+//! # Shared memory
+//!
+//! Where ranks share memory, a loan can take the place of a message: [`Action::Lend`] that of the
+//! send, [`Action::Read`] that of the receive, under the same rules of execution and matching. A rank
+//! reads a peer's chunks once the peer has lent them, in the same round. From then on until the end
+//! of the round the lender does not write to them, and it leaves the round, for the next one or for
+//! good, only after all that it lent in it has been read. So a read never meets a write, whatever the
+//! timing; nothing but lender and reader wait for each other, and every rank knows from its own
+//! steps whom it has to wait for.
+//!
+//! # Order of summation
+//!
+//! What every algorithm can do, and which keep the canonical order where they reduce:
+//!
+//! | algorithm | kinds | canonical order |
+//! |---|---|---|
+//! | [`ring`], [`multi_ring`] | all; all but gather and all_to_all | no |
+//! | [`halving_doubling`] | all but gather and all_to_all | powers of two |
+//! | [`tree`] | all_reduce, broadcast, reduce | all_reduce |
+//! | [`direct`], [`read_reduce`] | all | yes |
+//! | [`parameter_server`] | all_reduce, broadcast, reduce | yes |
+//! | [`naive`], [`overlapped`] | all_reduce | yes |
+//! | [`partitioned`] | all_reduce, reduce_scatter, all_gather | yes |
+//! | [`torus`] | all_reduce, reduce_scatter, all_gather | no size above 2 |
+//! | [`hierarchical`] | what both levels can, but gather and all_to_all | hosts of a power of two ranks, if both levels do |
 
+mod algorithm;
 mod counts;
 pub mod direct;
 mod fold;
 pub mod halving_doubling;
+pub mod hierarchical;
+pub mod multi_ring;
+pub mod naive;
 mod names;
+pub mod overlapped;
 pub mod parameter_server;
+pub mod partitioned;
+pub mod read_reduce;
+mod resolve;
 pub mod ring;
 mod step;
 pub mod symbolic;
+pub mod torus;
+pub mod tree;
 
+pub use algorithm::{Algorithm, Level, MAX_RINGS, TorusShape};
 pub use counts::Counts;
 pub use fold::{CanonicalFold, canonical_fold};
-pub use names::{Algorithm, CollectiveKind, NameError, Order, Reduction};
+pub use names::{CollectiveKind, NameError, Order, Reduction};
+pub use resolve::{CollectiveError, resolve};
 pub use step::{Action, Chunks, Combine, Cut, Step, chunk_range};
 
 use crate::units::Bytes;
-use thiserror::Error;
 
 /// The largest group whose steps can be written down.
 pub const MAX_RANKS: u32 = 1 << 20;
@@ -114,21 +151,90 @@ impl Pattern {
     /// Into how many chunks the vector is cut.
     pub fn chunks(&self) -> u32 {
         use CollectiveKind::{AllGather, AllToAll, Broadcast, Gather, Reduce, ReduceScatter};
-        match (self.kind, self.algorithm) {
-            (ReduceScatter | AllGather | Gather | AllToAll, _) => self.ranks,
-            (_, Algorithm::HalvingDoubling) => halving_doubling::core(self.ranks),
+        let Self { kind, algorithm, order, ranks, root: _ } = *self;
+        match (kind, algorithm) {
+            (_, Algorithm::Hierarchical { .. }) => {
+                self.levels().map_or(ranks, |(inner, outer)| inner.chunks() * outer.chunks())
+            }
+            (ReduceScatter | AllGather | Gather | AllToAll, _) => ranks,
+            (_, Algorithm::HalvingDoubling) => halving_doubling::core(ranks),
+            (_, Algorithm::Tree) => tree::chunks(kind, ranks, order),
             (_, Algorithm::ParameterServer { servers }) => servers,
-            (Broadcast | Reduce, Algorithm::Ring) => ring::chain_chunks(self.ranks),
-            (Broadcast | Reduce, Algorithm::Direct) => 1,
-            (_, Algorithm::Ring | Algorithm::Direct | Algorithm::Auto) => self.ranks,
+            (Broadcast | Reduce, Algorithm::Ring | Algorithm::MultiRing { .. }) => {
+                ring::chain_chunks(ranks)
+            }
+            (Broadcast | Reduce, Algorithm::Direct) | (Broadcast, Algorithm::ReadReduce) => 1,
+            (_, Algorithm::Naive | Algorithm::Overlapped) => 1,
+            (
+                _,
+                Algorithm::Ring
+                | Algorithm::MultiRing { .. }
+                | Algorithm::Direct
+                | Algorithm::ReadReduce
+                | Algorithm::Partitioned
+                | Algorithm::Torus { .. }
+                | Algorithm::Auto,
+            ) => ranks,
         }
+    }
+
+    /// From the first message to the last, without writing any steps down.
+    pub fn rounds(&self) -> u32 {
+        use CollectiveKind::{AllReduce, Broadcast, Reduce};
+        let Self { kind, algorithm, order, ranks, root: _ } = *self;
+        if ranks == 1 {
+            return 0;
+        }
+        let both_ways = if kind == AllReduce { 2 } else { 1 };
+        let surplus = u32::from(!ranks.is_power_of_two());
+        match (algorithm, kind) {
+            (Algorithm::Ring | Algorithm::MultiRing { .. }, Broadcast | Reduce) => {
+                ranks - 2 + ring::chain_chunks(ranks)
+            }
+            (Algorithm::Ring | Algorithm::MultiRing { .. } | Algorithm::Partitioned, _) => {
+                both_ways * (ranks - 1)
+            }
+            (Algorithm::HalvingDoubling, Broadcast | Reduce) => 2 * ranks.ilog2() + surplus,
+            (Algorithm::HalvingDoubling, _) => both_ways * ranks.ilog2() + 2 * surplus,
+            (Algorithm::Tree, _) => tree::rounds(kind, ranks, order),
+            (Algorithm::ReadReduce, Reduce) => 2,
+            (Algorithm::ParameterServer { servers: 2.. }, _) => 2,
+            (
+                Algorithm::Auto
+                | Algorithm::Direct
+                | Algorithm::ReadReduce
+                | Algorithm::ParameterServer { .. },
+                _,
+            ) => both_ways,
+            (Algorithm::Naive, _) => ranks - 1,
+            (Algorithm::Overlapped, _) => 1,
+            (Algorithm::Torus { shape }, _) => {
+                both_ways * shape.sizes().map(|size| size - 1).sum::<u32>()
+            }
+            (Algorithm::Hierarchical { .. }, _) => {
+                self.levels().map_or(0, |(inner, outer)| inner.rounds() + outer.rounds())
+            }
+        }
+    }
+
+    /// The collectives of one host and of one rank of every host, if the algorithm has these levels.
+    pub fn levels(&self) -> Option<(Self, Self)> {
+        let Algorithm::Hierarchical { inner, outer, host } = self.algorithm else { return None };
+        let (host, root) = (host?.get(), self.root);
+        let inside = Self { algorithm: inner.into(), ranks: host, root: root % host, ..*self };
+        let across =
+            Self { algorithm: outer.into(), ranks: self.ranks / host, root: root / host, ..*self };
+        Some((inside, across))
     }
 
     /// The steps of one rank; none for a rank outside the group.
     ///
     /// A group of one exchanges no messages; only all_to_all still copies its input to its output.
     pub fn steps(&self, me: u32) -> Vec<Step> {
-        use Algorithm::{Auto, Direct, HalvingDoubling, ParameterServer, Ring};
+        use Algorithm::{
+            Auto, Direct, HalvingDoubling, Hierarchical, MultiRing, Naive, Overlapped,
+            ParameterServer, Partitioned, ReadReduce, Ring, Torus, Tree,
+        };
         use CollectiveKind::{
             AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter,
         };
@@ -141,11 +247,19 @@ impl Pattern {
             (Ring, Reduce) => ring::reduce(ranks, me, root),
             (Ring, Gather) => ring::gather(ranks, me, root),
             (Ring, AllToAll) => ring::all_to_all(ranks, me),
+            (MultiRing { rings }, AllReduce) => multi_ring::all_reduce(ranks, me, rings),
+            (MultiRing { rings }, ReduceScatter) => multi_ring::reduce_scatter(ranks, me, rings),
+            (MultiRing { rings }, AllGather) => multi_ring::all_gather(ranks, me, rings),
+            (MultiRing { rings }, Broadcast) => multi_ring::broadcast(ranks, me, root, rings),
+            (MultiRing { rings }, Reduce) => multi_ring::reduce(ranks, me, root, rings),
             (HalvingDoubling, AllReduce) => halving_doubling::all_reduce(ranks, me),
             (HalvingDoubling, ReduceScatter) => halving_doubling::reduce_scatter(ranks, me),
             (HalvingDoubling, AllGather) => halving_doubling::all_gather(ranks, me),
             (HalvingDoubling, Broadcast) => halving_doubling::broadcast(ranks, me, root),
             (HalvingDoubling, Reduce) => halving_doubling::reduce(ranks, me, root),
+            (Tree, AllReduce) => tree::all_reduce(ranks, me, order),
+            (Tree, Broadcast) => tree::broadcast(ranks, me, root),
+            (Tree, Reduce) => tree::reduce(ranks, me, root),
             (Direct, AllReduce) => direct::all_reduce(ranks, me, order),
             (Direct, ReduceScatter) => direct::reduce_scatter(ranks, me, order),
             (Direct, AllGather) => direct::all_gather(ranks, me),
@@ -153,6 +267,13 @@ impl Pattern {
             (Direct, Reduce) => direct::reduce(ranks, me, root, order),
             (Direct, Gather) => direct::gather(ranks, me, root),
             (Direct, AllToAll) => direct::all_to_all(ranks, me),
+            (ReadReduce, AllReduce) => read_reduce::all_reduce(ranks, me, order),
+            (ReadReduce, ReduceScatter) => read_reduce::reduce_scatter(ranks, me, order),
+            (ReadReduce, AllGather) => read_reduce::all_gather(ranks, me),
+            (ReadReduce, Broadcast) => read_reduce::broadcast(ranks, me, root),
+            (ReadReduce, Reduce) => read_reduce::reduce(ranks, me, root, order),
+            (ReadReduce, Gather) => read_reduce::gather(ranks, me, root),
+            (ReadReduce, AllToAll) => read_reduce::all_to_all(ranks, me),
             (ParameterServer { servers }, AllReduce) => {
                 parameter_server::all_reduce(ranks, me, root, servers, order)
             }
@@ -162,12 +283,34 @@ impl Pattern {
             (ParameterServer { servers }, Broadcast) => {
                 parameter_server::broadcast(ranks, me, root, servers)
             }
-            (Auto, _)
-            | (HalvingDoubling, Gather | AllToAll)
-            | (ParameterServer { .. }, ReduceScatter | AllGather | Gather | AllToAll) => {
-                unreachable!("`resolve` refuses {kind} by {algorithm}")
+            (Naive, AllReduce) => naive::all_reduce(ranks, me),
+            (Overlapped, AllReduce) => overlapped::all_reduce(ranks, me, order),
+            (Partitioned, AllReduce) => partitioned::all_reduce(ranks, me, order),
+            (Partitioned, ReduceScatter) => partitioned::reduce_scatter(ranks, me, order),
+            (Partitioned, AllGather) => partitioned::all_gather(ranks, me),
+            (Torus { shape }, AllReduce) => torus::all_reduce(shape, me),
+            (Torus { shape }, ReduceScatter) => torus::reduce_scatter(shape, me),
+            (Torus { shape }, AllGather) => torus::all_gather(shape, me),
+            (Hierarchical { .. }, AllReduce) => self.in_levels(hierarchical::all_reduce, me),
+            (Hierarchical { .. }, ReduceScatter) => {
+                self.in_levels(hierarchical::reduce_scatter, me)
             }
+            (Hierarchical { .. }, AllGather) => self.in_levels(hierarchical::all_gather, me),
+            (Hierarchical { .. }, Broadcast) => self.in_levels(hierarchical::broadcast, me),
+            (Hierarchical { .. }, Reduce) => self.in_levels(hierarchical::reduce, me),
+            (Auto, _)
+            | (HalvingDoubling | MultiRing { .. } | Hierarchical { .. }, Gather | AllToAll)
+            | (Tree | ParameterServer { .. }, ReduceScatter | AllGather | Gather | AllToAll)
+            | (Partitioned | Torus { .. }, Broadcast | Reduce | Gather | AllToAll)
+            | (
+                Naive | Overlapped,
+                ReduceScatter | AllGather | Broadcast | Reduce | Gather | AllToAll,
+            ) => unreachable!("`resolve` refuses {kind} by {algorithm}"),
         }
+    }
+
+    fn in_levels(&self, steps: fn(&Self, &Self, u32) -> Vec<Step>, me: u32) -> Vec<Step> {
+        self.levels().map_or_else(Vec::new, |(inner, outer)| steps(&inner, &outer, me))
     }
 
     /// What the collective costs for a vector of so many bytes: the work buffer's size, also where
@@ -177,89 +320,12 @@ impl Pattern {
     pub fn counts(&self, bytes: Bytes) -> Counts {
         Counts::of(self, bytes)
     }
-}
 
-/// Settles which algorithm carries out a collective.
-///
-/// [`Algorithm::Auto`] becomes the one with the fewest rounds among those with the fewest bytes per
-/// rank and no crowding: halving-doubling where the rank count is a power of two, the ring where it
-/// is not, and direct messages where only those keep the canonical order or nothing needs forwarding.
-/// Any other algorithm is returned as it is if it can do the kind, in that order, on so many ranks.
-pub fn resolve(
-    kind: CollectiveKind,
-    algorithm: Algorithm,
-    ranks: u32,
-    order: Order,
-) -> Result<Algorithm, CollectiveError> {
-    if !(1..=MAX_RANKS).contains(&ranks) {
-        return Err(CollectiveError::Ranks { kind, ranks });
-    }
-    if algorithm == Algorithm::Auto {
-        return Ok(automatic(kind, ranks, order));
-    }
-    let able = || {
-        let single = Algorithm::ParameterServer { servers: 1 };
-        let all = [Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::Direct, single];
-        let able = all.into_iter().filter(|a| can_do(*a, kind) && keeps(*a, kind, ranks, order));
-        able.map(|a| a.to_string()).collect::<Vec<_>>().join(", ")
-    };
-    if !can_do(algorithm, kind) {
-        return Err(CollectiveError::Kind { kind, algorithm, able: able() });
-    }
-    if !keeps(algorithm, kind, ranks, order) {
-        return Err(CollectiveError::Order { kind, algorithm, ranks, able: able() });
-    }
-    match algorithm {
-        Algorithm::ParameterServer { servers } if !(1..=ranks).contains(&servers) => {
-            Err(CollectiveError::Servers { servers, ranks })
-        }
-        _ => Ok(algorithm),
-    }
-}
-
-fn automatic(kind: CollectiveKind, ranks: u32, order: Order) -> Algorithm {
-    use CollectiveKind::{
-        AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter,
-    };
-    let halves_evenly = ranks.is_power_of_two();
-    let canonical = order == Order::Canonical && kind.reduces();
-    match kind {
-        Gather | AllToAll => Algorithm::Direct,
-        Broadcast | Reduce if ranks <= 2 => Algorithm::Direct,
-        _ if canonical && !halves_evenly => Algorithm::Direct,
-        Broadcast | Reduce => Algorithm::HalvingDoubling,
-        AllReduce | ReduceScatter | AllGather if halves_evenly => Algorithm::HalvingDoubling,
-        AllReduce | ReduceScatter | AllGather => Algorithm::Ring,
-    }
-}
-
-/// Whether the algorithm is written for the kind.
-fn can_do(algorithm: Algorithm, kind: CollectiveKind) -> bool {
-    use CollectiveKind::{
-        AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter,
-    };
-    match algorithm {
-        Algorithm::Auto | Algorithm::Ring | Algorithm::Direct => true,
-        Algorithm::HalvingDoubling => match kind {
-            AllReduce | ReduceScatter | AllGather | Broadcast | Reduce => true,
-            Gather | AllToAll => false,
-        },
-        Algorithm::ParameterServer { .. } => match kind {
-            AllReduce | Reduce | Broadcast => true,
-            ReduceScatter | AllGather | Gather | AllToAll => false,
-        },
-    }
-}
-
-/// Whether the algorithm keeps the order; addition commutes, so two ranks cannot get it wrong.
-fn keeps(algorithm: Algorithm, kind: CollectiveKind, ranks: u32, order: Order) -> bool {
-    if order == Order::Free || !kind.reduces() || ranks <= 2 {
-        return true;
-    }
-    match algorithm {
-        Algorithm::Ring => false,
-        Algorithm::HalvingDoubling => ranks.is_power_of_two(),
-        Algorithm::Auto | Algorithm::Direct | Algorithm::ParameterServer { .. } => true,
+    /// Ranks among which the most of everything is found: bytes, messages of a round, rounds.
+    ///
+    /// Few of many where the others do alike, so that counting and timing stay cheap.
+    pub fn busiest(&self) -> Vec<u32> {
+        counts::busiest(self)
     }
 }
 
@@ -273,59 +339,9 @@ fn relative(rank: u32, root: u32, ranks: u32) -> u32 {
     (rank + ranks - root) % ranks
 }
 
-/// Why a collective cannot be done as asked.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum CollectiveError {
-    /// The algorithm does not exist for the kind.
-    #[error("{algorithm} cannot do {kind}; what can: {able}")]
-    Kind {
-        /// What should have been done.
-        kind: CollectiveKind,
-        /// How it should have been done.
-        algorithm: Algorithm,
-        /// The algorithms that can.
-        able: String,
-    },
-    /// The algorithm sums in an order of its own.
-    #[error("{algorithm} cannot do {kind} of {ranks} ranks in canonical order; what can: {able}")]
-    Order {
-        /// What should have been done.
-        kind: CollectiveKind,
-        /// How it should have been done.
-        algorithm: Algorithm,
-        /// By how many.
-        ranks: u32,
-        /// The algorithms that can.
-        able: String,
-    },
-    /// The group is empty or absurdly large.
-    #[error("{kind} of {ranks} ranks: a group has from 1 to {MAX_RANKS} ranks")]
-    Ranks {
-        /// What should have been done.
-        kind: CollectiveKind,
-        /// By how many.
-        ranks: u32,
-    },
-    /// The root is not in the group.
-    #[error("{kind}: root {root} is not one of the group's {ranks} ranks (0 to {})", ranks - 1)]
-    Root {
-        /// What should have been done.
-        kind: CollectiveKind,
-        /// The root's index.
-        root: u32,
-        /// The size of the group.
-        ranks: u32,
-    },
-    /// There are no servers, or more than ranks.
-    #[error(
-        "ps:{servers} in a group of {ranks}: servers are ranks of the group, from 1 to {ranks}"
-    )]
-    Servers {
-        /// The servers asked for.
-        servers: u32,
-        /// The size of the group.
-        ranks: u32,
-    },
+/// The greatest common divisor.
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 #[cfg(test)]

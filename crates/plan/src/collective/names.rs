@@ -1,5 +1,7 @@
-//! What is asked of a collective: its kind, the algorithm, the reduction and the order of summation.
+//! What is asked of a collective: its kind, the reduction and the order of summation. The names of
+//! algorithms are in [`algorithm`](super::algorithm).
 
+use super::algorithm::{MAX_RINGS, TorusShape};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -82,89 +84,6 @@ impl FromStr for CollectiveKind {
             text: text.to_owned(),
             known: Self::ALL.map(Self::name).join(", "),
         })
-    }
-}
-
-/// How a collective is carried out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum Algorithm {
-    /// Whatever [`resolve`](super::resolve) picks for the kind, the rank count and the order.
-    Auto,
-    /// Chunks travel around a ring of neighbours; see [`ring`](super::ring).
-    Ring,
-    /// Recursive halving and doubling; see [`halving_doubling`](super::halving_doubling).
-    HalvingDoubling,
-    /// Everyone talks to everyone at once; see [`direct`](super::direct).
-    Direct,
-    /// Some ranks own shards of the vector; see [`parameter_server`](super::parameter_server).
-    ParameterServer {
-        /// How many ranks serve; server *s* owns chunk *s*.
-        servers: u32,
-    },
-}
-
-impl Algorithm {
-    /// What `--collective` accepts today.
-    const KNOWN: &'static str = "auto, ring, halving-doubling, direct, ps, ps:K";
-
-    /// Names that the command line reserves, without their parameters.
-    const RESERVED: [&'static str; 7] =
-        ["multi-ring", "tree", "read-reduce", "hierarchical", "naive", "overlapped", "partitioned"];
-}
-
-impl fmt::Display for Algorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Auto => f.pad("auto"),
-            Self::Ring => f.pad("ring"),
-            Self::HalvingDoubling => f.pad("halving-doubling"),
-            Self::Direct => f.pad("direct"),
-            Self::ParameterServer { servers: 1 } => f.pad("ps"),
-            Self::ParameterServer { servers } => f.pad(&format!("ps:{servers}")),
-        }
-    }
-}
-
-impl FromStr for Algorithm {
-    type Err = NameError;
-
-    fn from_str(text: &str) -> Result<Self, NameError> {
-        match text {
-            "auto" => return Ok(Self::Auto),
-            "ring" => return Ok(Self::Ring),
-            "halving-doubling" => return Ok(Self::HalvingDoubling),
-            "direct" => return Ok(Self::Direct),
-            "ps" => return Ok(Self::ParameterServer { servers: 1 }),
-            _ => {}
-        }
-        if let Some(count) = text.strip_prefix("ps:") {
-            return match count.parse() {
-                Ok(servers) if servers > 0 => Ok(Self::ParameterServer { servers }),
-                _ => Err(NameError::Servers { text: text.to_owned() }),
-            };
-        }
-        let word = text.split_once(':').map_or(text, |(word, _)| word);
-        let (text, known) = (text.to_owned(), Self::KNOWN.to_owned());
-        if Self::RESERVED.contains(&word) {
-            Err(NameError::NotYet { text, known })
-        } else {
-            Err(NameError::Unknown { what: "collective algorithm", text, known })
-        }
-    }
-}
-
-impl TryFrom<String> for Algorithm {
-    type Error = NameError;
-
-    fn try_from(text: String) -> Result<Self, NameError> {
-        text.parse()
-    }
-}
-
-impl From<Algorithm> for String {
-    fn from(algorithm: Algorithm) -> Self {
-        algorithm.to_string()
     }
 }
 
@@ -266,18 +185,40 @@ pub enum NameError {
         /// The words that would have been understood.
         known: String,
     },
-    /// The word names an algorithm that is planned for but not written.
-    #[error("collective algorithm '{text}' is not available yet (available: {known})")]
-    NotYet {
-        /// The word.
-        text: String,
-        /// The algorithms that exist.
-        known: String,
-    },
     /// The number of servers is missing, zero or not a number.
     #[error("'{text}' needs a number of servers of at least 1, such as ps:4")]
     Servers {
         /// The word.
+        text: String,
+    },
+    /// The number of rings is missing, too small, too large or not a number.
+    #[error("'{text}' needs a number of rings from 1 to {MAX_RINGS}, such as multi-ring:2")]
+    Rings {
+        /// The word.
+        text: String,
+    },
+    /// The sizes of a torus are missing or not numbers.
+    #[error(
+        "'{text}' needs from 1 to {} sizes of at least 1, such as torus:4x4x2",
+        TorusShape::MAX_DIMENSIONS
+    )]
+    Shape {
+        /// The word.
+        text: String,
+    },
+    /// A hierarchy has fewer or more than two levels.
+    #[error(
+        "'{text}' needs an inner and an outer algorithm, such as hierarchical:ps:ring or \
+         hierarchical:multi-ring:2:halving-doubling"
+    )]
+    Levels {
+        /// The words.
+        text: String,
+    },
+    /// The number of ranks that share a host is zero or not a number.
+    #[error("'{text}' needs behind the slash how many of its ranks share a host, at least 1")]
+    Host {
+        /// The words.
         text: String,
     },
 }
@@ -292,36 +233,11 @@ mod tests {
             assert_eq!(kind.to_string().parse(), Ok(kind));
             assert_eq!(serde_json::to_string(&kind).unwrap(), format!("\"{kind}\""));
         }
-        for text in ["auto", "ring", "halving-doubling", "direct", "ps", "ps:4"] {
-            let algorithm: Algorithm = text.parse().unwrap();
-            assert_eq!(algorithm.to_string(), text);
-            let json = serde_json::to_string(&algorithm).unwrap();
-            assert_eq!(serde_json::from_str::<Algorithm>(&json).unwrap(), algorithm);
-        }
         for order in [Order::Canonical, Order::Free] {
             assert_eq!(order.to_string().parse(), Ok(order));
         }
         for reduction in [Reduction::Sum, Reduction::Max] {
             assert_eq!(reduction.to_string().parse(), Ok(reduction));
-        }
-    }
-
-    #[test]
-    fn one_server_has_one_name() {
-        assert_eq!("ps:1".parse::<Algorithm>().unwrap().to_string(), "ps");
-    }
-
-    #[test]
-    fn later_algorithms_are_told_from_nonsense() {
-        for text in ["multi-ring:4", "tree", "hierarchical:ring:direct", "naive"] {
-            let error = text.parse::<Algorithm>().unwrap_err();
-            assert!(matches!(error, NameError::NotYet { .. }), "{error}");
-            assert!(error.to_string().contains("halving-doubling"), "{error}");
-        }
-        assert!(matches!("rings".parse::<Algorithm>(), Err(NameError::Unknown { .. })));
-        assert!(matches!("".parse::<Algorithm>(), Err(NameError::Unknown { .. })));
-        for text in ["ps:", "ps:0", "ps:-1", "ps:99999999999", "ps:x"] {
-            assert!(matches!(text.parse::<Algorithm>(), Err(NameError::Servers { .. })), "{text}");
         }
     }
 }

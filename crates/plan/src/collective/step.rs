@@ -41,6 +41,24 @@ pub enum Action {
         /// The chunks.
         chunks: Chunks,
     },
+    /// Let a peer read these chunks of the work buffer; nothing is sent. They stay as they are until
+    /// the end of the round, and this rank leaves the round only after the peer has read them.
+    Lend {
+        /// The reader.
+        to: u32,
+        /// What may be read, in ascending order of chunks.
+        chunks: Chunks,
+    },
+    /// Take in what a peer lends, from where it lies, as if it were a message.
+    Read {
+        /// The lender.
+        from: u32,
+        /// Which chunks of this rank it is for.
+        chunks: Chunks,
+        /// What becomes of it. What is held is not copied: its [`Action::Fold`] stands in the same
+        /// round, while it is still lent.
+        how: Combine,
+    },
 }
 
 /// What a receiver does with a message.
@@ -56,26 +74,44 @@ pub enum Combine {
     Output,
 }
 
-/// A set of chunks with equal distances: `first, first + stride, …`, `count` of them.
+/// A set of chunks, or of one piece of each: `count` runs at equal distances, of `width` chunks at
+/// equal distances each.
+///
+/// Most sets are single chunks at equal distances, `first, first + stride, …`. Runs come up where a
+/// vector is cut for one group of ranks and each chunk again for another, and do not overlap. Pieces
+/// come up where several streams share every chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Chunks {
     /// The lowest chunk.
     pub first: u32,
-    /// How many chunks.
+    /// How many runs.
     pub count: u32,
-    /// The distance between two of them.
+    /// The distance between the first chunks of two runs.
     pub stride: u32,
+    /// How many chunks a run has.
+    pub width: u32,
+    /// The distance between two chunks of a run.
+    pub step: u32,
+    /// Which piece of each chunk.
+    pub piece: u32,
+    /// Into how many pieces each chunk is cut; 0 means 1.
+    pub pieces: u32,
 }
 
 impl Chunks {
     /// A single chunk.
     pub const fn one(index: u32) -> Self {
-        Self { first: index, count: 1, stride: 1 }
+        Self::spaced(index, 1, 1)
     }
 
     /// All chunks below `total`.
     pub const fn all(total: u32) -> Self {
-        Self { first: 0, count: total, stride: 1 }
+        Self::spaced(0, total, 1)
+    }
+
+    /// Single chunks at equal distances: `first, first + stride, …`, `count` of them.
+    pub const fn spaced(first: u32, count: u32, stride: u32) -> Self {
+        Self { first, count, stride, width: 1, step: 1, piece: 0, pieces: 1 }
     }
 
     /// The chunks below `total` that are congruent to `residue` modulo `modulus` (0 means 1).
@@ -83,12 +119,46 @@ impl Chunks {
         let modulus = if modulus == 0 { 1 } else { modulus };
         let first = residue % modulus;
         let count = if first < total { (total - first).div_ceil(modulus) } else { 0 };
-        Self { first, count, stride: modulus }
+        Self::spaced(first, count, modulus)
+    }
+
+    /// One of several pieces of each of the chunks.
+    pub const fn piece(self, piece: u32, pieces: u32) -> Self {
+        Self { piece, pieces, ..self }
+    }
+
+    /// How many chunks there are.
+    pub const fn number(self) -> u32 {
+        self.count.saturating_mul(self.width)
     }
 
     /// The chunks' indices, ascending.
     pub fn iter(self) -> impl ExactSizeIterator<Item = u32> {
-        (0..self.count).map(move |i| self.first + i * self.stride)
+        (0..self.number()).map(move |i| self.nth(i))
+    }
+
+    /// The set when each chunk *c* is itself cut, into `width` chunks that start at
+    /// `first + apart·c` and stand `step` apart. This set has single chunks only.
+    pub(super) fn cut_again(self, first: u32, apart: u32, width: u32, step: u32) -> Self {
+        debug_assert_eq!(self.width, 1, "chunks of chunks of chunks");
+        let Self { piece, pieces, .. } = self;
+        let first = first + apart * self.first;
+        let (across, within) = ((self.count, apart * self.stride), (width, step));
+        let (runs, run) = if across.1 >= within.1 { (across, within) } else { (within, across) };
+        let chunks = if self.count <= 1 {
+            Self::spaced(first, self.count * width, step)
+        } else if width == 1 {
+            Self::spaced(first, across.0, across.1)
+        } else if runs.1 == run.0 * run.1 {
+            Self::spaced(first, runs.0 * run.0, run.1)
+        } else {
+            Self { width: run.0, step: run.1, ..Self::spaced(first, runs.0, runs.1) }
+        };
+        chunks.piece(piece, pieces)
+    }
+
+    fn nth(self, i: u32) -> u32 {
+        self.first + i / self.width * self.stride + i % self.width * self.step
     }
 }
 
@@ -111,25 +181,52 @@ impl Cut {
 
     /// The elements of several chunks, as few ranges as there are gaps between them.
     pub fn ranges(&self, chunks: Chunks) -> impl Iterator<Item = Range<u64>> {
-        let (pieces, width) = match chunks {
-            Chunks { count: 0, .. } => (0, 0),
-            Chunks { stride: 1, count, .. } => (1, count),
-            Chunks { count, .. } => (count, 1),
+        // How many chunks in a row make up a range, and how many such rows there are.
+        let row = match chunks {
+            Chunks { pieces: 2.., .. } => 1,
+            Chunks { stride: 1, width: 1, count, .. } => count,
+            Chunks { step: 1, width, .. } => width,
+            Chunks { .. } => 1,
         };
+        let rows = chunks.number().checked_div(row).unwrap_or(0);
         let cut = *self;
-        (0..pieces).map(move |i| {
-            let first = chunks.first + i * chunks.stride;
-            cut.range(first).start..cut.range(first + (width - 1)).end
+        (0..rows).map(move |i| {
+            let first = chunks.nth(i * row);
+            let whole = cut.range(first).start..cut.range(first + (row - 1)).end;
+            cut.piece_of(whole, chunks)
         })
     }
 
-    /// How many elements several chunks have together, without looking at each of them.
+    /// How many elements several chunks have together; unless it is pieces, without looking at each
+    /// of them.
     pub fn elements_in(&self, chunks: Chunks) -> u64 {
+        let Chunks { first, count, stride, width, step, .. } = chunks;
+        if chunks.pieces > 1 {
+            let each = self.ranges(chunks).map(|range| range.end - range.start);
+            return each.fold(0, u64::saturating_add);
+        }
+        let (rows, apart, count, stride) = if width <= count {
+            (width, step, count, stride)
+        } else {
+            (count, stride, width, step)
+        };
+        (0..rows)
+            .map(|row| self.elements_spaced(first + row * apart, count, stride))
+            .fold(0, u64::saturating_add)
+    }
+
+    /// A chunk's elements, or those of a piece of it, which is cut off as chunks are.
+    fn piece_of(&self, chunk: Range<u64>, Chunks { piece, pieces, .. }: Chunks) -> Range<u64> {
+        let range = chunk_range(chunk.end - chunk.start, pieces, piece, self.block);
+        chunk.start + range.start..chunk.start + range.end
+    }
+
+    /// How many elements `count` chunks at equal distances have together.
+    fn elements_spaced(&self, first: u32, count: u32, stride: u32) -> u64 {
         let (total, block) = (u64::from(self.chunks.max(1)), self.block.max(1));
         let blocks = self.elements.div_ceil(block);
         let (each, extra) = (blocks / total, blocks % total);
-        let (first, count) = (u64::from(chunks.first), u64::from(chunks.count));
-        let stride = u64::from(chunks.stride.max(1));
+        let (first, count, stride) = (u64::from(first), u64::from(count), u64::from(stride.max(1)));
         let below = |bound: u64| bound.saturating_sub(first).div_ceil(stride).min(count);
         let mine = below(total) * each + below(extra);
         // Only the chunk with the vector's last element can have less than whole blocks.
@@ -182,7 +279,30 @@ impl Script {
         self.0.push(Step { round, action: Action::Emit { chunks } });
     }
 
+    pub(super) fn lend(&mut self, round: u32, to: u32, chunks: Chunks) {
+        self.0.push(Step { round, action: Action::Lend { to, chunks } });
+    }
+
+    pub(super) fn read(&mut self, round: u32, from: u32, chunks: Chunks, how: Combine) {
+        self.0.push(Step { round, action: Action::Read { from, chunks, how } });
+    }
+
+    /// Takes steps over that another algorithm has written, each somewhat changed.
+    pub(super) fn extend(&mut self, steps: impl IntoIterator<Item = Step>) {
+        self.0.extend(steps);
+    }
+
     pub(super) fn done(self) -> Vec<Step> {
+        self.0
+    }
+
+    /// As [`done`](Self::done), for steps that were not written in the order of rounds: within a
+    /// round what goes out stands first, and the rest stays in the order in which it was written.
+    pub(super) fn sorted(mut self) -> Vec<Step> {
+        self.0.sort_by_key(|step| {
+            let goes_out = matches!(step.action, Action::Send { .. } | Action::Lend { .. });
+            (step.round, !goes_out)
+        });
         self.0
     }
 }
@@ -208,6 +328,16 @@ mod tests {
         assert_eq!(Chunks::congruent(1, 4, 11).iter().collect::<Vec<_>>(), [1, 5, 9]);
         assert_eq!(Chunks::congruent(3, 4, 11).iter().collect::<Vec<_>>(), [3, 7]);
         assert_eq!(Chunks::congruent(3, 4, 2).count, 0);
+    }
+
+    #[test]
+    fn a_cut_of_a_cut_is_written_as_simply_as_it_can_be() {
+        assert_eq!(Chunks::all(3).cut_again(0, 4, 4, 1), Chunks::all(12));
+        assert_eq!(Chunks::one(2).cut_again(1, 4, 3, 1), Chunks::spaced(9, 3, 1));
+        assert_eq!(Chunks::all(4).cut_again(0, 1, 3, 4), Chunks::all(12));
+        let runs = Chunks::congruent(1, 2, 6).cut_again(0, 4, 4, 1);
+        let spaced = Chunks::spaced(4, 3, 8);
+        assert_eq!(runs, Chunks { width: 4, ..spaced });
     }
 
     #[test]
@@ -242,15 +372,53 @@ mod tests {
         }
 
         #[test]
+        fn pieces_make_up_their_chunks(
+            elements in 0u64..5000,
+            chunks in 1u32..20,
+            pieces in 1u32..7,
+            block in 1u64..9,
+        ) {
+            let cut = Cut { elements, chunks, block };
+            for chunk in 0..chunks {
+                let mut end = cut.range(chunk).start;
+                for piece in 0..pieces {
+                    let piece = Chunks::one(chunk).piece(piece, pieces);
+                    let range = cut.ranges(piece).next().unwrap();
+                    prop_assert_eq!(cut.elements_in(piece), range.end - range.start);
+                    prop_assert_eq!(range.start, end);
+                    prop_assert!(range.end == elements || range.end.is_multiple_of(block));
+                    end = range.end;
+                }
+                prop_assert_eq!(end, cut.range(chunk).end);
+            }
+            let all = |piece| cut.elements_in(Chunks::all(chunks).piece(piece, pieces));
+            prop_assert_eq!((0..pieces).map(all).sum::<u64>(), elements);
+        }
+
+        #[test]
         fn ranges_are_those_of_the_chunks(
-            elements in 0u64..200,
+            elements in 0u64..300,
             block in 1u64..9,
             first in 0u32..9,
             stride in 1u32..5,
-            total in 1u32..30,
+            total in 1u32..12,
+            (width, of_runs) in (1u32..5, any::<bool>()),
         ) {
-            let cut = Cut { elements, chunks: total, block };
-            let chunks = Chunks::congruent(first, stride, total);
+            let chunks = total * width;
+            let cut = Cut { elements, chunks, block };
+            let single = Chunks::congruent(first, stride, total);
+            // Each chunk becomes a run, or each becomes as many that lie all over the vector.
+            let chunks = match of_runs {
+                true => single.cut_again(0, width, width, 1),
+                false => single.cut_again(0, 1, width, total),
+            };
+            let wanted: std::collections::BTreeSet<u32> = single
+                .iter()
+                .flat_map(|c| {
+                    (0..width).map(move |i| if of_runs { c * width + i } else { c + i * total })
+                })
+                .collect();
+            prop_assert_eq!(chunks.iter().collect::<Vec<_>>(), Vec::from_iter(wanted));
             let of_chunks: Vec<u64> = chunks.iter().flat_map(|chunk| cut.range(chunk)).collect();
             let of_ranges: Vec<u64> = cut.ranges(chunks).flatten().collect();
             prop_assert_eq!(cut.elements_in(chunks), of_chunks.len() as u64);

@@ -4,8 +4,8 @@
 //! or repeated contribution cannot hide behind a lucky number, and the exact tree of a canonical sum
 //! can be compared. Sums are commutative here as floating-point addition is, but not associative.
 
-use super::{Action, Chunks, CollectiveKind, Combine, Order, Pattern, Step, canonical_fold};
-use std::collections::BTreeMap;
+use super::{Action, Chunks, CollectiveKind, Combine, Order, Pattern, Step, canonical_fold, gcd};
+use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 
 /// Checks that a pattern follows the module's rules of memory, execution and matching, and that it
@@ -41,7 +41,7 @@ pub enum Problem {
     /// A step of an earlier round follows one of a later round.
     #[error("a step of an earlier round comes after one of a later round")]
     RoundDecreases,
-    /// Within one round a receive stands before a send.
+    /// Within one round a receive or read stands before a send or loan.
     #[error("a send stands after a receive of the same round")]
     SendAfterReceive,
     /// A step names a rank that is not in the group, or the rank itself.
@@ -50,15 +50,21 @@ pub enum Problem {
     /// A step names a chunk that does not exist.
     #[error("there is no chunk {0}")]
     NoSuchChunk(u64),
-    /// Two messages go from one rank to another in one round.
+    /// Two messages or loans go from one rank to another in one round.
     #[error("a second message to rank {0}")]
     SecondMessage(u32),
-    /// Nobody receives a message in the round in which it is sent.
+    /// Nobody receives a message, or reads a loan, in the round in which it is sent or lent.
     #[error("the message to rank {0} is not received")]
     NotReceived(u32),
     /// Nobody sends a message in the round in which it is expected.
     #[error("no message from rank {0}")]
     NotSent(u32),
+    /// Nobody lends in the round in which something is read.
+    #[error("nothing to read is lent by rank {0}")]
+    NotLent(u32),
+    /// A rank writes to a chunk that a peer may be reading.
+    #[error("chunk {0} is written in the round in which it is lent")]
+    WrittenWhileLent(u32),
     /// Sender and receiver mean different chunks.
     #[error("the message from rank {0} carries other chunks than expected")]
     OtherChunks(u32),
@@ -92,9 +98,14 @@ fn check_lists(steps: &[Vec<Step>]) -> Result<(), Violation> {
             received &= step.round == round;
             round = step.round;
             match step.action {
-                Action::Send { .. } if received => return broken(Problem::SendAfterReceive),
-                Action::Recv { .. } => received = true,
-                Action::Send { .. } | Action::Fold { .. } | Action::Emit { .. } => {}
+                Action::Send { .. } | Action::Lend { .. } if received => {
+                    return broken(Problem::SendAfterReceive);
+                }
+                Action::Recv { .. } | Action::Read { .. } => received = true,
+                Action::Send { .. }
+                | Action::Lend { .. }
+                | Action::Fold { .. }
+                | Action::Emit { .. } => {}
             }
         }
     }
@@ -104,7 +115,7 @@ fn check_lists(steps: &[Vec<Step>]) -> Result<(), Violation> {
 /// One contribution, or the sum of two values with the lower number first: sums commute.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Value {
-    Leaf { rank: u32, chunk: u32 },
+    Leaf { rank: u32, cell: u32 },
     Sum(ValueId, ValueId),
 }
 
@@ -127,8 +138,8 @@ impl Values {
         })
     }
 
-    fn leaf(&mut self, rank: u32, chunk: u32) -> ValueId {
-        self.id(Value::Leaf { rank, chunk })
+    fn leaf(&mut self, rank: u32, cell: u32) -> ValueId {
+        self.id(Value::Leaf { rank, cell })
     }
 
     fn sum(&mut self, a: ValueId, b: ValueId) -> ValueId {
@@ -144,7 +155,7 @@ impl Values {
                 break;
             }
             match self.values[id.0] {
-                Value::Leaf { rank, chunk } => leaves.push((rank, chunk)),
+                Value::Leaf { rank, cell } => leaves.push((rank, cell)),
                 Value::Sum(a, b) => open.extend([a, b]),
             }
         }
@@ -153,43 +164,61 @@ impl Values {
     }
 
     /// The value as text, as deep as a person would read.
-    fn text(&self, id: ValueId, depth: u32) -> String {
+    fn text(&self, id: ValueId, depth: u32, grain: u32) -> String {
         match self.values[id.0] {
-            Value::Leaf { rank, chunk } => format!("{rank}.{chunk}"),
+            Value::Leaf { rank, cell } => format!("{rank}.{}", cell / grain),
             Value::Sum(..) if depth == 0 => "…".to_owned(),
             Value::Sum(a, b) => {
-                format!("({}+{})", self.text(a, depth - 1), self.text(b, depth - 1))
+                let text = |id| self.text(id, depth - 1, grain);
+                format!("({}+{})", text(a), text(b))
             }
         }
     }
 }
 
-/// What one rank holds. `None` stands for anything at all.
+/// What one rank holds, cell by cell. `None` stands for anything at all.
 struct Memory {
     work: Vec<Option<ValueId>>,
     output: Vec<Option<ValueId>>,
     held: Vec<(u32, Chunks, Vec<ValueId>)>,
+    /// Cells that peers may be reading in the round at hand.
+    lent: BTreeSet<u32>,
+    /// Whose contributions are held where they are lent, until the end of the round.
+    held_where_lent: BTreeSet<u32>,
+}
+
+/// What is on its way from one rank to another in the round at hand.
+struct Message {
+    lent: bool,
+    chunks: Chunks,
+    values: Vec<ValueId>,
 }
 
 /// A group in the middle of its collective.
 struct Group<'a> {
     pattern: &'a Pattern,
+    /// How many cells a chunk has: so many that every piece is a number of whole ones.
+    grain: u32,
     /// What is left of every rank's steps.
     rest: Vec<&'a [Step]>,
     memories: Vec<Memory>,
     /// Messages of the round at hand, by sender and receiver.
-    messages: BTreeMap<(u32, u32), (Chunks, Vec<ValueId>)>,
+    messages: BTreeMap<(u32, u32), Message>,
     values: Values,
     round: u32,
 }
 
 impl<'a> Group<'a> {
     fn new(pattern: &'a Pattern, steps: &'a [Vec<Step>]) -> Self {
-        let (kind, chunks) = (pattern.kind(), pattern.chunks());
+        let kind = pattern.kind();
+        let all = steps.iter().flatten().map(|step| chunks_of(&step.action).pieces.max(1));
+        let grain = all.fold(1, |grain, pieces| grain / gcd(grain, pieces) * pieces);
+        let cells = pattern.chunks() * grain;
         let mut values = Values::default();
         let memories = (0..pattern.ranks()).map(|rank| Memory {
-            work: (0..chunks)
-                .map(|chunk| {
+            work: (0..cells)
+                .map(|cell| {
+                    let chunk = cell / grain;
                     let valid = match kind {
                         CollectiveKind::AllReduce
                         | CollectiveKind::ReduceScatter
@@ -198,15 +227,17 @@ impl<'a> Group<'a> {
                         CollectiveKind::AllGather | CollectiveKind::Gather => rank == chunk,
                         CollectiveKind::Broadcast => rank == pattern.root(),
                     };
-                    valid.then(|| values.leaf(rank, chunk))
+                    valid.then(|| values.leaf(rank, cell))
                 })
                 .collect(),
-            output: vec![None; chunks as usize],
+            output: vec![None; cells as usize],
             held: Vec::new(),
+            lent: BTreeSet::new(),
+            held_where_lent: BTreeSet::new(),
         });
         let memories = memories.collect();
         let rest = steps.iter().map(Vec::as_slice).collect();
-        Self { pattern, rest, memories, messages: BTreeMap::new(), values, round: 0 }
+        Self { pattern, grain, rest, memories, messages: BTreeMap::new(), values, round: 0 }
     }
 
     /// Runs the next round that anyone has steps in; false if nobody has.
@@ -216,8 +247,9 @@ impl<'a> Group<'a> {
         self.round = round;
         let ranks = self.rest.len() as u32;
         for rank in 0..ranks {
-            while let Some(step) = self.take(rank, |action| !matches!(action, Action::Recv { .. }))
-            {
+            let waits =
+                |action: &Action| matches!(action, Action::Recv { .. } | Action::Read { .. });
+            while let Some(step) = self.take(rank, |action| !waits(action)) {
                 self.carry_out(rank, step)?;
             }
         }
@@ -226,10 +258,17 @@ impl<'a> Group<'a> {
                 self.carry_out(rank, step)?;
             }
         }
-        match self.messages.keys().next() {
-            Some(&(from, to)) => Err(self.violation(from, Problem::NotReceived(to))),
-            None => Ok(true),
+        if let Some(&(from, to)) = self.messages.keys().next() {
+            return Err(self.violation(from, Problem::NotReceived(to)));
         }
+        for rank in 0..ranks {
+            let memory = &mut self.memories[rank as usize];
+            memory.lent.clear();
+            if let Some(&from) = memory.held_where_lent.first() {
+                return Err(self.violation(rank, Problem::StillHeld(from)));
+            }
+        }
+        Ok(true)
     }
 
     /// A rank's next step, if it belongs to this round and passes.
@@ -244,26 +283,20 @@ impl<'a> Group<'a> {
 
     fn carry_out(&mut self, me: u32, action: Action) -> Result<(), Violation> {
         match action {
-            Action::Send { to, chunks } => {
-                self.check_peer(me, to)?;
-                let values = self.read(me, chunks)?;
-                if self.messages.insert((me, to), (chunks, values)).is_some() {
-                    return Err(self.violation(me, Problem::SecondMessage(to)));
-                }
+            Action::Send { to, chunks } => self.put(me, to, chunks, false)?,
+            Action::Lend { to, chunks } => {
+                self.put(me, to, chunks, true)?;
+                let cells = self.cells(chunks);
+                self.memories[me as usize].lent.extend(cells);
             }
             Action::Recv { from, chunks, how } => {
-                self.check_peer(me, from)?;
-                self.check_chunks(me, chunks)?;
-                let Some((sent, values)) = self.messages.remove(&(from, me)) else {
-                    return Err(self.violation(me, Problem::NotSent(from)));
-                };
-                // all_to_all moves a part to another place; its parts all have the same size.
-                let same = match how {
-                    Combine::Output => sent.count == chunks.count,
-                    Combine::Replace | Combine::Reduce | Combine::Hold => sent == chunks,
-                };
-                if !same {
-                    return Err(self.violation(me, Problem::OtherChunks(from)));
+                let values = self.get(me, from, chunks, how, false)?;
+                self.receive(me, from, chunks, how, values)?;
+            }
+            Action::Read { from, chunks, how } => {
+                let values = self.get(me, from, chunks, how, true)?;
+                if how == Combine::Hold {
+                    self.memories[me as usize].held_where_lent.insert(from);
                 }
                 self.receive(me, from, chunks, how, values)?;
             }
@@ -274,6 +307,45 @@ impl<'a> Group<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Puts what a rank sends or lends on its way.
+    fn put(&mut self, me: u32, to: u32, chunks: Chunks, lent: bool) -> Result<(), Violation> {
+        self.check_peer(me, to)?;
+        let message = Message { lent, chunks, values: self.read(me, chunks)? };
+        if self.messages.insert((me, to), message).is_some() {
+            return Err(self.violation(me, Problem::SecondMessage(to)));
+        }
+        Ok(())
+    }
+
+    /// What a rank receives or reads.
+    fn get(
+        &mut self,
+        me: u32,
+        from: u32,
+        chunks: Chunks,
+        how: Combine,
+        lent: bool,
+    ) -> Result<Vec<ValueId>, Violation> {
+        self.check_peer(me, from)?;
+        self.check_chunks(me, chunks)?;
+        let message = self.messages.remove(&(from, me)).filter(|message| message.lent == lent);
+        let Some(message) = message else {
+            let problem = if lent { Problem::NotLent(from) } else { Problem::NotSent(from) };
+            return Err(self.violation(me, problem));
+        };
+        // all_to_all moves a part to another place; its parts all have the same size.
+        let same = match how {
+            Combine::Output => {
+                (message.chunks.number(), message.chunks.pieces) == (chunks.number(), chunks.pieces)
+            }
+            Combine::Replace | Combine::Reduce | Combine::Hold => message.chunks == chunks,
+        };
+        if !same {
+            return Err(self.violation(me, Problem::OtherChunks(from)));
+        }
+        Ok(message.values)
     }
 
     fn receive(
@@ -289,6 +361,7 @@ impl<'a> Group<'a> {
                 *value = self.values.sum(*value, own);
             }
         }
+        let cells = self.cells(chunks);
         let memory = &mut self.memories[me as usize];
         let buffer = match how {
             Combine::Hold => {
@@ -296,25 +369,32 @@ impl<'a> Group<'a> {
                 return Ok(());
             }
             Combine::Output => &mut memory.output,
-            Combine::Replace | Combine::Reduce => &mut memory.work,
+            Combine::Replace | Combine::Reduce => {
+                self.check_not_lent(me, chunks)?;
+                &mut self.memories[me as usize].work
+            }
         };
-        for (chunk, value) in chunks.iter().zip(values) {
-            buffer[chunk as usize] = Some(value);
+        for (cell, value) in cells.zip(values) {
+            buffer[cell as usize] = Some(value);
         }
         Ok(())
     }
 
     fn fold(&mut self, me: u32, chunks: Chunks) -> Result<(), Violation> {
         let own = self.read(me, chunks)?;
-        let held = &mut self.memories[me as usize].held;
-        let mut parts: Vec<_> =
-            held.extract_if(.., |(_, of, _)| *of == chunks).map(|(from, _, v)| (from, v)).collect();
+        self.check_not_lent(me, chunks)?;
+        let memory = &mut self.memories[me as usize];
+        let held = memory.held.extract_if(.., |(_, of, _)| *of == chunks);
+        let mut parts: Vec<_> = held.map(|(from, _, values)| (from, values)).collect();
+        for (from, _) in &parts {
+            memory.held_where_lent.remove(from);
+        }
         parts.push((me, own));
         parts.sort_by_key(|(from, _)| *from);
-        for (i, chunk) in chunks.iter().enumerate() {
+        for (i, cell) in self.cells(chunks).enumerate() {
             let column = parts.iter().map(|(_, values)| values[i]);
             let sum = canonical_fold(column, |a, b| self.values.sum(a, b));
-            self.memories[me as usize].work[chunk as usize] = sum;
+            self.memories[me as usize].work[cell as usize] = sum;
         }
         Ok(())
     }
@@ -323,10 +403,18 @@ impl<'a> Group<'a> {
     fn read(&self, me: u32, chunks: Chunks) -> Result<Vec<ValueId>, Violation> {
         self.check_chunks(me, chunks)?;
         let work = &self.memories[me as usize].work;
-        chunks
-            .iter()
-            .map(|c| work[c as usize].ok_or_else(|| self.violation(me, Problem::NotValid(c))))
-            .collect()
+        let missing = |cell| self.violation(me, Problem::NotValid(cell / self.grain));
+        self.cells(chunks).map(|cell| work[cell as usize].ok_or_else(|| missing(cell))).collect()
+    }
+
+    /// The cells of chunks, or of a piece of each.
+    fn cells(&self, chunks: Chunks) -> impl Iterator<Item = u32> + use<> {
+        let grain = self.grain;
+        let each = grain / chunks.pieces.max(1);
+        chunks.iter().flat_map(move |chunk| {
+            let first = chunk * grain + chunks.piece * each;
+            first..first + each
+        })
     }
 
     fn check_peer(&self, me: u32, peer: u32) -> Result<(), Violation> {
@@ -337,12 +425,22 @@ impl<'a> Group<'a> {
     }
 
     fn check_chunks(&self, me: u32, chunks: Chunks) -> Result<(), Violation> {
-        let Chunks { first, count, stride } = chunks;
-        let last = u64::from(first) + u64::from(count.saturating_sub(1)) * u64::from(stride);
-        if count > 0 && last >= u64::from(self.pattern.chunks()) {
+        let Chunks { first, count, stride, width, step, piece, pieces } = chunks;
+        let reach = |count: u32, apart: u32| u64::from(count.saturating_sub(1)) * u64::from(apart);
+        let last = u64::from(first) + reach(count, stride) + reach(width, step);
+        let beyond = last >= u64::from(self.pattern.chunks()) || piece >= pieces.max(1);
+        if chunks.number() > 0 && beyond {
             return Err(self.violation(me, Problem::NoSuchChunk(last)));
         }
         Ok(())
+    }
+
+    fn check_not_lent(&self, me: u32, chunks: Chunks) -> Result<(), Violation> {
+        let lent = &self.memories[me as usize].lent;
+        match self.cells(chunks).find(|cell| lent.contains(cell)) {
+            Some(cell) => Err(self.violation(me, Problem::WrittenWhileLent(cell / self.grain))),
+            None => Ok(()),
+        }
     }
 
     /// Compares what every rank has in the end with what the kind promises.
@@ -352,17 +450,20 @@ impl<'a> Group<'a> {
             if let Some((from, ..)) = self.memories[me as usize].held.first() {
                 return Err(self.violation(me, Problem::StillHeld(*from)));
             }
-            for chunk in 0..self.pattern.chunks() {
+            for cell in 0..self.pattern.chunks() * self.grain {
+                let (chunk, place) = (cell / self.grain, cell % self.grain);
                 match kind {
-                    CollectiveKind::AllReduce => self.check_sum(me, chunk)?,
-                    CollectiveKind::ReduceScatter if me == chunk => self.check_sum(me, chunk)?,
-                    CollectiveKind::Reduce if me == root => self.check_sum(me, chunk)?,
-                    CollectiveKind::AllGather => self.check_leaf(me, chunk, (chunk, chunk))?,
+                    CollectiveKind::AllReduce => self.check_sum(me, cell)?,
+                    CollectiveKind::ReduceScatter if me == chunk => self.check_sum(me, cell)?,
+                    CollectiveKind::Reduce if me == root => self.check_sum(me, cell)?,
+                    CollectiveKind::AllGather => self.check_leaf(me, cell, (chunk, cell))?,
                     CollectiveKind::Gather if me == root => {
-                        self.check_leaf(me, chunk, (chunk, chunk))?;
+                        self.check_leaf(me, cell, (chunk, cell))?;
                     }
-                    CollectiveKind::Broadcast => self.check_leaf(me, chunk, (root, chunk))?,
-                    CollectiveKind::AllToAll => self.check_leaf(me, chunk, (chunk, me))?,
+                    CollectiveKind::Broadcast => self.check_leaf(me, cell, (root, cell))?,
+                    CollectiveKind::AllToAll => {
+                        self.check_leaf(me, cell, (chunk, me * self.grain + place))?;
+                    }
                     CollectiveKind::ReduceScatter
                     | CollectiveKind::Reduce
                     | CollectiveKind::Gather => {}
@@ -372,50 +473,65 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    fn check_leaf(&mut self, me: u32, chunk: u32, leaf: (u32, u32)) -> Result<(), Violation> {
+    fn check_leaf(&mut self, me: u32, cell: u32, leaf: (u32, u32)) -> Result<(), Violation> {
         let wanted = self.values.leaf(leaf.0, leaf.1);
         let memory = &self.memories[me as usize];
         let found = match self.pattern.kind() {
-            CollectiveKind::AllToAll => memory.output[chunk as usize],
-            _ => memory.work[chunk as usize],
+            CollectiveKind::AllToAll => memory.output[cell as usize],
+            _ => memory.work[cell as usize],
         };
         if found == Some(wanted) {
             return Ok(());
         }
-        Err(self.wrong(me, chunk, found, self.values.text(wanted, 1)))
+        Err(self.wrong(me, cell, found, self.values.text(wanted, 1, self.grain)))
     }
 
-    fn check_sum(&mut self, me: u32, chunk: u32) -> Result<(), Violation> {
+    fn check_sum(&mut self, me: u32, cell: u32) -> Result<(), Violation> {
         let ranks = self.pattern.ranks();
-        let found = self.memories[me as usize].work[chunk as usize];
+        let found = self.memories[me as usize].work[cell as usize];
         match self.pattern.order() {
             Order::Canonical => {
-                let leaves: Vec<_> = (0..ranks).map(|rank| self.values.leaf(rank, chunk)).collect();
+                let leaves: Vec<_> = (0..ranks).map(|rank| self.values.leaf(rank, cell)).collect();
                 let wanted = canonical_fold(leaves, |a, b| self.values.sum(a, b));
                 if found != wanted {
-                    let wanted = wanted.map(|id| self.values.text(id, 6)).unwrap_or_default();
-                    return Err(self.wrong(me, chunk, found, wanted));
+                    let wanted =
+                        wanted.map(|id| self.values.text(id, 6, self.grain)).unwrap_or_default();
+                    return Err(self.wrong(me, cell, found, wanted));
                 }
             }
             Order::Free => {
                 let leaves = found.map(|id| self.values.leaves(id, ranks as usize + 1));
                 if !leaves
-                    .is_some_and(|leaves| leaves.into_iter().eq((0..ranks).map(|r| (r, chunk))))
+                    .is_some_and(|leaves| leaves.into_iter().eq((0..ranks).map(|r| (r, cell))))
                 {
-                    let wanted = format!("the sum of chunk {chunk} of all {ranks} ranks");
-                    return Err(self.wrong(me, chunk, found, wanted));
+                    let wanted =
+                        format!("the sum of chunk {} of all {ranks} ranks", cell / self.grain);
+                    return Err(self.wrong(me, cell, found, wanted));
                 }
             }
         }
         Ok(())
     }
 
-    fn wrong(&self, me: u32, chunk: u32, found: Option<ValueId>, wanted: String) -> Violation {
-        let found = found.map_or_else(|| "nothing".to_owned(), |id| self.values.text(id, 6));
+    fn wrong(&self, me: u32, cell: u32, found: Option<ValueId>, wanted: String) -> Violation {
+        let found =
+            found.map_or_else(|| "nothing".to_owned(), |id| self.values.text(id, 6, self.grain));
+        let chunk = cell / self.grain;
         self.violation(me, Problem::Wrong { chunk, found, wanted })
     }
 
     fn violation(&self, rank: u32, problem: Problem) -> Violation {
         Violation { rank, round: self.round, problem }
+    }
+}
+
+fn chunks_of(action: &Action) -> Chunks {
+    match *action {
+        Action::Send { chunks, .. }
+        | Action::Recv { chunks, .. }
+        | Action::Fold { chunks }
+        | Action::Emit { chunks }
+        | Action::Lend { chunks, .. }
+        | Action::Read { chunks, .. } => chunks,
     }
 }

@@ -8,6 +8,7 @@
 //!
 //! Every collective comes from the conversion table; every address from `arena`.
 
+mod again;
 mod arena;
 mod bind;
 mod bucket;
@@ -84,20 +85,23 @@ struct Kind {
 impl Context {
     fn new(model: &Model, strategy: &Strategy) -> Result<Self, Problems> {
         let batch = strategy.micro_batch * u64::from(strategy.dp);
-        let graph = graph::build(model, batch, strategy.seq, strategy.tokens());
+        let mut graph = graph::build(model, batch, strategy.seq, strategy.tokens());
+        let stages = usize::from(strategy.schedule.chunks()) * strategy.pp as usize;
+        let stages = partition::partition(&graph, stages, strategy.split);
+        let like = again::tell_apart(&mut graph, &stages, strategy.recompute);
         let mut templates = Vec::new();
-        let sharded: Vec<ShardedLayer> =
-            graph.kinds.iter().map(|kind| shard::shard(&graph, kind, strategy)).collect();
+        let sharded: Vec<ShardedLayer> = (graph.kinds.iter().zip(&like))
+            .map(|(kind, &like)| shard::shard(&graph, kind, strategy, like))
+            .collect();
         let named = graph.kinds.iter().zip(&sharded);
         let kinds = named.map(|(g, s)| Kind::new(&g.name, s, strategy, &mut templates)).collect();
         let pp = u16::try_from(strategy.pp).expect("checked");
         let order = schedule::order(strategy.schedule, pp, strategy.microbatches())
             .map_err(|e| Problems::one("--schedule", e.to_string()))?;
-        let stages = usize::from(strategy.schedule.chunks()) * strategy.pp as usize;
         Ok(Self {
             strategy: strategy.clone(),
             mesh: strategy.mesh(),
-            stages: partition::partition(&graph, stages),
+            stages,
             graph,
             kinds,
             sharded,

@@ -1,14 +1,42 @@
-//! Cuts the chain of layers into stages of nearly equal cost.
+//! Cuts the chain of layers into stages.
 
 use crate::graph::Graph;
 use crate::ids::LayerId;
+use crate::strategy::Split;
 use std::ops::Range;
 
-/// Contiguous runs of layers, one per virtual stage, embedding and head counted by their cost: the
-/// largest cost is as small as it can be, and among such cuts the sum of squares is.
+/// Contiguous runs of layers, one per virtual stage.
 ///
 /// The chain must have at least as many layers as there are stages.
-pub(super) fn partition(graph: &Graph, stages: usize) -> Vec<Range<usize>> {
+pub(super) fn partition(graph: &Graph, stages: usize, split: Split) -> Vec<Range<usize>> {
+    match split {
+        Split::Cost => by_cost(graph, stages),
+        Split::Count => by_count(graph.layers.len(), stages),
+    }
+}
+
+/// Equal numbers of blocks, as [`Split::Count`] says. The chain's first layer is the embedding and
+/// its last the head. Where neither rule deals out equally, embedding and head count as layers and
+/// earlier stages have one layer more.
+fn by_count(layers: usize, stages: usize) -> Vec<Range<usize>> {
+    let blocks = layers.saturating_sub(2);
+    let ends = |stage: usize| usize::from(stage == 0) + usize::from(stage + 1 == stages);
+    let sizes: Vec<usize> = if blocks > 0 && blocks.is_multiple_of(stages) {
+        (0..stages).map(|stage| blocks / stages + ends(stage)).collect()
+    } else {
+        (0..stages).map(|stage| (layers + stages - 1 - stage) / stages).collect()
+    };
+    let mut start = 0;
+    let range = |size: usize| {
+        start += size;
+        start - size..start
+    };
+    sizes.into_iter().map(range).collect()
+}
+
+/// Stages of nearly equal cost, embedding and head included: the largest cost is as small as it can
+/// be, and among such cuts the sum of squares is.
+fn by_cost(graph: &Graph, stages: usize) -> Vec<Range<usize>> {
     let costs: Vec<f64> =
         (0..graph.layers.len()).map(|i| layer_cost(graph, LayerId::from(i))).collect();
     let ceiling = best(&costs, stages, f64::INFINITY, f64::max).0;
@@ -78,7 +106,29 @@ mod tests {
     fn sizes(name: &str, stages: usize) -> Vec<usize> {
         let model = built_in::get(name).unwrap().unwrap();
         let graph = graph::build(&model, 1, model.seq, model.seq);
-        partition(&graph, stages).into_iter().map(|r| r.len()).collect()
+        partition(&graph, stages, Split::Cost).into_iter().map(|r| r.len()).collect()
+    }
+
+    #[test]
+    fn counting_ignores_what_the_ends_cost() {
+        let sizes = |layers, stages| {
+            by_count(layers, stages).into_iter().map(|r| r.len()).collect::<Vec<_>>()
+        };
+        // 32 blocks between an embedding and a head.
+        assert_eq!(sizes(34, 4), [9, 8, 8, 9]);
+        assert_eq!(sizes(34, 32)[..2], [2, 1]);
+        // 126 blocks: 128 with the ends.
+        assert_eq!(sizes(128, 64), [2; 64]);
+        assert_eq!(sizes(12, 4), [3; 4], "ten blocks and the two ends");
+        assert_eq!(sizes(13, 4), [4, 3, 3, 3]);
+        assert_eq!(sizes(14, 14), [1; 14]);
+        assert_eq!(sizes(7, 1), [7]);
+        for (layers, stages) in [(34, 4), (128, 64), (13, 4), (13, 5), (3, 3)] {
+            let cut = by_count(layers, stages);
+            assert_eq!((cut[0].start, cut[stages - 1].end), (0, layers));
+            assert!(cut.windows(2).all(|pair| pair[0].end == pair[1].start));
+            assert!(cut.iter().all(|stage| !stage.is_empty()), "{layers} in {stages}");
+        }
     }
 
     #[test]

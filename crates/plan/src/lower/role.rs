@@ -85,6 +85,8 @@ pub(super) struct Role<'c> {
     pub(super) last_compute: Option<OpId>,
     /// Exchanges that the next computation must wait for.
     pending: Vec<OpId>,
+    /// Buckets whose reduction of a microbatch is still to be added to those before.
+    pub(super) staged: Vec<(usize, usize)>,
     pub(super) outputs: Outputs,
     pub(super) loss_tree: Vec<BufferId>,
 }
@@ -108,6 +110,7 @@ impl<'c> Role<'c> {
             body: Section::default(),
             last_compute: None,
             pending: Vec::new(),
+            staged: Vec::new(),
             outputs: Outputs::default(),
             loss_tree: Vec::new(),
         };

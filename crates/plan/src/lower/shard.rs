@@ -5,12 +5,13 @@
 //! inserted, and only there. Megatron's `f` and `g`, the gathers and scatters of sequence parallelism
 //! and the vocabulary-parallel loss all come out of it.
 
+use super::again::{self, Keeps};
 use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
 use crate::graph::{Graph, Heads, LayerGraph, LinearRole, OpKind, Operator, Part, TensorClass};
 use crate::ids::{ParamId, TensorId};
 use crate::spec::{Conversion, Placement, conversion};
-use crate::strategy::{Recompute, Strategy};
+use crate::strategy::Strategy;
 
 /// A value of the sharded layer: a tensor in one placement.
 #[derive(Clone, Debug)]
@@ -71,8 +72,13 @@ pub(super) struct ShardedLayer {
     pub(super) input_grad: Option<ValueId>,
 }
 
-/// Cuts a layer.
-pub(super) fn shard(graph: &Graph, layer: &LayerGraph, strategy: &Strategy) -> ShardedLayer {
+/// Cuts a layer that keeps so much for its backward pass.
+pub(super) fn shard(
+    graph: &Graph,
+    layer: &LayerGraph,
+    strategy: &Strategy,
+    keeps: Keeps,
+) -> ShardedLayer {
     let mut sharder = Sharder::new(graph, layer, strategy);
     let stream = sharder.stream();
     let input = layer.input.map(|t| sharder.define(t, stream));
@@ -89,21 +95,15 @@ pub(super) fn shard(graph: &Graph, layer: &LayerGraph, strategy: &Strategy) -> S
             !value.gathered && !matches!(value.placement, Placement::Partial(_))
         });
     }
-    let whole_layer = layer.input.is_some() && layer.output.is_some();
     for op in &layer.forward {
-        let again = match strategy.recompute {
-            Recompute::None => false,
-            Recompute::Selective => matches!(op.kind, OpKind::Attention { .. }),
-            Recompute::Full => whole_layer,
-        };
-        if again {
+        if keeps.computes_again(layer, op, strategy.tp > 1) {
             for output in &op.outputs {
                 sharder.versions[output.index()].clear();
             }
             sharder.apply(op);
         }
     }
-    let recompute = std::mem::take(&mut sharder.items);
+    let mut recompute = std::mem::take(&mut sharder.items);
 
     let output_grad = layer.output_grad.map(|t| sharder.define(t, stream));
     for op in &layer.backward {
@@ -111,6 +111,9 @@ pub(super) fn shard(graph: &Graph, layer: &LayerGraph, strategy: &Strategy) -> S
     }
     let input_grad = layer.input_grad.map(|t| sharder.need(t, stream));
     let backward = std::mem::take(&mut sharder.items);
+    if keeps != Keeps::InputOfAll {
+        again::prune(&mut recompute, &external(backward.iter(), output_grad));
+    }
     let saved = external(recompute.iter().chain(&backward), output_grad);
     let (values, params) = (sharder.values, sharder.params);
     ShardedLayer {
@@ -412,18 +415,18 @@ mod tests {
         kinds.collect()
     }
 
-    fn sharded(layer: &str, sp: bool, recompute: Recompute) -> ShardedLayer {
+    fn sharded(layer: &str, sp: bool, keeps: Keeps) -> ShardedLayer {
         let model = built_in::get("mini").unwrap().unwrap();
-        let strategy = Strategy { tp: 2, sp, recompute, seq: model.seq, ..Strategy::default() };
+        let strategy = Strategy { tp: 2, sp, seq: model.seq, ..Strategy::default() };
         let graph = graph::build(&model, 1, model.seq, model.seq);
         let kind = graph.kinds.iter().find(|k| k.name == layer).unwrap();
-        shard(&graph, kind, &strategy)
+        shard(&graph, kind, &strategy, keeps)
     }
 
     #[test]
     fn megatron_has_two_all_reduces_each_way() {
         use CollectiveKind::AllReduce;
-        let block = sharded("block", false, Recompute::None);
+        let block = sharded("block", false, Keeps::All);
         assert_eq!(collectives(&block.forward), [AllReduce, AllReduce]);
         assert_eq!(collectives(&block.backward), [AllReduce, AllReduce]);
         assert!(block.params.iter().all(|p| !p.partial));
@@ -432,7 +435,7 @@ mod tests {
     #[test]
     fn sequence_parallelism_gathers_and_scatters() {
         use CollectiveKind::{AllGather, ReduceScatter};
-        let block = sharded("block", true, Recompute::None);
+        let block = sharded("block", true, Keeps::All);
         assert_eq!(
             collectives(&block.forward),
             [AllGather, ReduceScatter, AllGather, ReduceScatter]
@@ -447,7 +450,7 @@ mod tests {
 
     #[test]
     fn the_vocabulary_parallel_loss_is_a_max_and_a_sum_of_two() {
-        let head = sharded("head", false, Recompute::None);
+        let head = sharded("head", false, Keeps::All);
         let reductions: Vec<Reduction> = head
             .forward
             .iter()
@@ -461,10 +464,23 @@ mod tests {
 
     #[test]
     fn full_recomputation_keeps_the_input_only() {
-        let block = sharded("block", false, Recompute::Full);
+        let block = sharded("block", false, Keeps::Input);
         assert_eq!(block.saved, [block.input.unwrap()]);
-        let kept = sharded("block", false, Recompute::None).saved.len();
-        let selective = sharded("block", false, Recompute::Selective).saved.len();
+        let kept = sharded("block", false, Keeps::All).saved.len();
+        let selective = sharded("block", false, Keeps::AllButAttention).saved.len();
         assert_eq!(kept, selective + 2, "attention's output and denominators are not kept");
+    }
+
+    #[test]
+    fn what_nobody_reads_is_not_computed_or_exchanged_again() {
+        use CollectiveKind::AllReduce;
+        let block = sharded("block", false, Keeps::Input);
+        assert_eq!(collectives(&block.recompute), [AllReduce]);
+        let whole = sharded("block", false, Keeps::InputOfAll);
+        assert_eq!(collectives(&whole.recompute), [AllReduce, AllReduce]);
+        assert_eq!(whole.saved, [whole.input.unwrap()]);
+        // What was summed over ranks is kept.
+        let selective = sharded("block", false, Keeps::Attention);
+        assert_eq!(collectives(&selective.recompute), []);
     }
 }

@@ -516,6 +516,7 @@ impl Role<'_> {
     /// Starts the reduction of a bucket among replicas.
     fn reduce(&mut self, bucket: usize, k: usize) {
         let microbatch = Microbatch::from(k);
+        self.add_staged();
         let mut after: Vec<OpId> =
             self.last_compute.into_iter().chain(self.buckets[bucket].ready).collect();
         if let Some(call) = self.buckets[bucket].tensor_sum {
@@ -539,9 +540,19 @@ impl Role<'_> {
             self.buckets[bucket].grads_used = reduced;
             self.buckets[bucket].ready = reduced;
         }
-        if let Some(from) = self.buckets[bucket].staged {
+        if self.buckets[bucket].staged.is_some() {
+            self.staged.push((bucket, k));
+        }
+    }
+
+    /// Adds up what earlier reductions left in their staging buffers. It is called when the next
+    /// reduction starts, a layer's backward pass later, so that computing need not wait for one.
+    fn add_staged(&mut self) {
+        for (bucket, k) in std::mem::take(&mut self.staged) {
+            let state = &self.buckets[bucket];
+            let (Some(from), into) = (state.staged, state.step_grads) else { continue };
             let mode = if k == 0 { AccumulateMode::Move } else { AccumulateMode::Add };
-            let into = self.buckets[bucket].step_grads;
+            let after: Vec<OpId> = state.ready.into_iter().collect();
             let id = self.compute(Op::Accumulate { from, into, mode }, &after);
             self.buckets[bucket].ready = Some(id);
         }
@@ -587,6 +598,7 @@ impl Role<'_> {
                 self.finish_apart(bucket, last);
             }
         }
+        self.add_staged();
         self.reduce_loss();
         if self.context.strategy.sync == Sync::AllReduce {
             let norm = self.norm();

@@ -11,7 +11,7 @@ use crate::program::{
     MemoryKind, Op, Operand, Outputs, Plan, Program, Section, Segment, SegmentPass, Service,
     Template, View,
 };
-use crate::strategy::Strategy;
+use crate::strategy::{Split, Strategy};
 use crate::units::Bytes;
 use std::fmt::Display;
 use std::str::FromStr;
@@ -153,7 +153,7 @@ impl<'t> Reader<'t> {
 
     fn strategy(&mut self) -> Result<Strategy> {
         self.heading("[strategy]")?;
-        Ok(Strategy {
+        let mut strategy = Strategy {
             dp: self.field("dp")?,
             tp: self.field("tp")?,
             pp: self.field("pp")?,
@@ -176,7 +176,12 @@ impl<'t> Reader<'t> {
             bucket: Bytes(self.field("bucket")?),
             overlap: self.field("overlap")?,
             optimizer: self.field("optimizer")?,
-        })
+            split: Split::default(),
+        };
+        if self.peeked.is_some_and(|line| line.peek() == "split") {
+            strategy.split = self.field("split")?;
+        }
+        Ok(strategy)
     }
 
     fn mesh(&mut self) -> Result<Mesh> {

@@ -6,7 +6,7 @@ use crate::ids::{LaneId, OpId, SegmentId};
 use crate::program::{
     Bucket, Call, Entry, MemoryKind, Op, Plan, Program, Section, Segment, Service, Template, View,
 };
-use crate::strategy::Strategy;
+use crate::strategy::{Split, Strategy};
 use std::fmt;
 
 /// The first line of every plan.
@@ -89,6 +89,10 @@ impl<'p> Printer<'p> {
         put!(self, "order {}\nleaves {}\nsync {}\n", s.order, s.leaves, s.sync);
         put!(self, "collective {}\nbucket {}\n", s.collective, s.bucket.0);
         put!(self, "overlap {}\noptimizer {}\n", s.overlap, s.optimizer);
+        // Added later: a plan that does not say so is split by cost.
+        if s.split != Split::default() {
+            put!(self, "split {}\n", s.split);
+        }
     }
 
     fn template(&mut self, id: usize, template: &Template) {

@@ -1,7 +1,7 @@
 //! Round trips of plans, sensible or not, and texts that are no plans.
 
 use super::*;
-use crate::collective::{Algorithm, CollectiveKind, Order, Reduction};
+use crate::collective::{Algorithm, CollectiveKind, Level, Order, Reduction, TorusShape};
 use crate::dtype::DType;
 use crate::graph::{ActivationKind, Heads, Init, LinearRole, NormKind, OpKind, Part};
 use crate::ids::{
@@ -15,7 +15,7 @@ use crate::program::{
 };
 use crate::schedule::ScheduleKind;
 use crate::spec::{Layout, Placement};
-use crate::strategy::{OptimizerKind, Recompute, Strategy, Sync, Zero};
+use crate::strategy::{OptimizerKind, Recompute, Split, Strategy, Sync, Zero};
 use crate::units::Bytes;
 use proptest::prelude::*;
 
@@ -107,12 +107,31 @@ impl Draw {
 
     fn algorithm(&mut self) -> Algorithm {
         let servers = self.short().max(1);
+        let shape = TorusShape::new(&[servers, self.short().max(1)]).unwrap();
+        let rings = self.below(256) as u32 + 1;
+        let levels = [
+            Level::Ring,
+            Level::ParameterServer { servers },
+            Level::MultiRing { rings },
+            Level::Tree,
+        ];
+        let (inner, outer) = (self.pick(&levels), self.pick(&levels));
+        let hierarchical = Algorithm::Hierarchical { inner, outer, host: None };
         self.pick(&[
             Algorithm::Auto,
             Algorithm::Ring,
+            Algorithm::MultiRing { rings },
             Algorithm::HalvingDoubling,
+            Algorithm::Tree,
             Algorithm::Direct,
+            Algorithm::ReadReduce,
             Algorithm::ParameterServer { servers },
+            Algorithm::Naive,
+            Algorithm::Overlapped,
+            Algorithm::Partitioned,
+            Algorithm::Torus { shape },
+            hierarchical,
+            hierarchical.with_host(servers),
         ])
     }
 
@@ -136,7 +155,15 @@ impl Draw {
             global_batch: self.number(),
             micro_batch: self.number(),
             seq: self.number(),
-            recompute: self.pick(&[Recompute::None, Recompute::Selective, Recompute::Full]),
+            recompute: self.pick(&[
+                Recompute::None,
+                Recompute::Selective,
+                Recompute::SelectiveOp,
+                Recompute::Full,
+                Recompute::FullOf(chunks),
+                Recompute::FullForward,
+            ]),
+            split: self.pick(&[Split::Cost, Split::Count]),
             dtype: self.dtype(),
             grad_dtype: self.dtype(),
             order: self.order(),

@@ -10,6 +10,10 @@
 //! memory_bandwidth = "2039 GB/s"
 //! memory_efficiency = 0.88           # optional, 1 if absent
 //! max_efficiency = 0.8               # optional, 1 if absent
+//! sustained_efficiency = 0.7         # optional, that of the line before if absent
+//! older_instructions = 0.6           # optional, 1 if absent
+//! multiprocessors = 108              # optional, or systolic_width = 128
+//! sparse_speedup = 2.0               # optional, 1 if absent
 //! launch_overhead = "2 us"           # optional, 0 if absent
 //! peak = { f32 = "19.5 TFLOP/s", bf16 = "312 TFLOP/s" }
 //!
@@ -102,10 +106,15 @@ impl Cluster {
 /// The most points of a graph: its routes are searched for, not computed.
 const MAX_POINTS: u32 = 4096;
 
-const DEVICE_KEYS: [&str; 7] = [
+const DEVICE_KEYS: [&str; 12] = [
     "name",
     "peak",
     "max_efficiency",
+    "sustained_efficiency",
+    "older_instructions",
+    "multiprocessors",
+    "systolic_width",
+    "sparse_speedup",
     "memory",
     "memory_bandwidth",
     "memory_efficiency",
@@ -169,6 +178,13 @@ impl Reader<'_> {
         self.known_keys(section, &DEVICE_KEYS);
         let name = self.required(section, "name", "\"A100-SXM4-80GB\"", text);
         let max_efficiency = self.optional(section, "max_efficiency", "0.8", share, 1.0);
+        let most = max_efficiency.unwrap_or(1.0);
+        let sustained = self.optional(section, "sustained_efficiency", "0.7", share, most);
+        let older = self.optional(section, "older_instructions", "0.6", share, 1.0);
+        let some = |value: &DeValue<'_>| count(value).map(Some);
+        let multiprocessors = self.optional(section, "multiprocessors", "108", some, None);
+        let systolic_width = self.optional(section, "systolic_width", "128", some, None);
+        let sparse_speedup = self.optional(section, "sparse_speedup", "2.0", ratio, 1.0);
         let memory = self.required(section, "memory", quantity::BYTES_EXAMPLE, memory);
         let memory_bandwidth = self.quantity(section, "memory_bandwidth", &RATE);
         let memory_efficiency = self.optional(section, "memory_efficiency", "0.9", share, 1.0);
@@ -182,6 +198,11 @@ impl Reader<'_> {
             name: name?,
             peak: peak?,
             max_efficiency: max_efficiency?,
+            sustained_efficiency: sustained?,
+            older_instructions: older?,
+            multiprocessors: multiprocessors?,
+            systolic_width: systolic_width?,
+            sparse_speedup: sparse_speedup?,
             memory: memory?,
             memory_bandwidth: BytesPerSec(memory_bandwidth?),
             memory_efficiency: memory_efficiency?,

@@ -27,6 +27,16 @@ impl Cluster {
         let Device { memory_bandwidth, memory_efficiency, launch_overhead, .. } = &self.device;
         writeln!(out, "\n[device]\nname = {}", quoted(name))?;
         writeln!(out, "max_efficiency = {max_efficiency:?}")?;
+        let Device { sustained_efficiency, older_instructions, sparse_speedup, .. } = &self.device;
+        writeln!(out, "sustained_efficiency = {sustained_efficiency:?}")?;
+        writeln!(out, "older_instructions = {older_instructions:?}")?;
+        if let Some(count) = self.device.multiprocessors {
+            writeln!(out, "multiprocessors = {count}")?;
+        }
+        if let Some(width) = self.device.systolic_width {
+            writeln!(out, "systolic_width = {width}")?;
+        }
+        writeln!(out, "sparse_speedup = {sparse_speedup:?}")?;
         writeln!(out, "memory = \"{}\"", quantity::write_bytes(*memory))?;
         writeln!(out, "memory_bandwidth = \"{}\"", RATE.write(memory_bandwidth.0))?;
         writeln!(out, "memory_efficiency = {memory_efficiency:?}")?;
@@ -56,7 +66,7 @@ impl Cluster {
         let rates: Vec<_> = rates(&device.peak)
             .map(|(name, rate)| format!("{name} {}", FLOPS.write(rate.0)))
             .collect();
-        let share = percent(device.max_efficiency);
+        let share = percent(device.sustained_efficiency);
         writeln!(out, "  {:width$}  {} (large products sustain {share})", "", rates.join(", "))?;
         for dimension in &self.dimensions {
             let Dimension { name, bandwidth, latency, efficiency, devices_per_link, .. } =

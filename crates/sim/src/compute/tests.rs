@@ -1,9 +1,10 @@
 use super::*;
 use crate::cluster::preset;
+use crate::profile::{Attention, Loss};
 use paceline_plan::collective::Order;
 use paceline_plan::lower::lower;
 use paceline_plan::model::built_in;
-use paceline_plan::program::{Plan, SegmentPass};
+use paceline_plan::program::{Bucket, Plan, SegmentPass};
 use paceline_plan::strategy::{Strategy, Zero};
 
 fn plan(name: &str, strategy: Strategy) -> Plan {
@@ -15,8 +16,12 @@ fn half(dtype: DType) -> Strategy {
     Strategy { dtype, grad_dtype: dtype, ..Strategy::default() }
 }
 
+fn roofline<'a>(plan: &Plan, device: &'a Device, profile: &'a Profile) -> Roofline<'a> {
+    Roofline::new(device, profile, plan.strategy.dtype, plan.strategy.microbatches())
+}
+
 fn pass_time(plan: &Plan, device: &Device, profile: &Profile, pass: SegmentPass) -> f64 {
-    let roofline = Roofline::new(device, profile, plan.strategy.dtype);
+    let roofline = roofline(plan, device, profile);
     let blocks = plan.templates.iter().filter(|t| t.pass == pass && t.name.contains(".block."));
     blocks.map(|template| roofline.template(template).0).sum()
 }
@@ -36,57 +41,152 @@ fn a_large_layer_runs_near_the_sustained_rate() {
     assert!((1.9..2.2).contains(&(backward / forward)), "{}", backward / forward);
 }
 
-/// Scores of 96 heads × 2048 × 2048 in f16: six and a half passes forward, nine and a half
-/// backward.
+/// Measured by us on an H200: a layer of Llama-3 8B on 2 × 8,192 tokens with FlashAttention-2, in
+/// milliseconds forward and backward, nothing computed again.
+#[test]
+fn a_layer_takes_what_was_measured() {
+    let device = preset::get("dgx-h200").unwrap().device;
+    let measured = [
+        (DType::Bf16, Profile::TORCHTITAN_EAGER, 16.6, 36.5),
+        (DType::Bf16, Profile::TORCHTITAN, 14.9, 32.3),
+        (DType::Fp8, Profile::TORCHTITAN, 10.9, 24.2),
+    ];
+    for (dtype, profile, forward, backward) in measured {
+        let grad_dtype = DType::Bf16;
+        let strategy = Strategy { micro_batch: 2, global_batch: 2, grad_dtype, ..half(dtype) };
+        let plan = plan("llama3-8b", strategy);
+        for (pass, expected) in [(SegmentPass::Forward, forward), (SegmentPass::Backward, backward)]
+        {
+            let ratio = pass_time(&plan, &device, &profile, pass) * 1e3 / expected;
+            assert!((0.93..1.07).contains(&ratio), "{profile} {dtype} {pass:?}: {ratio}");
+        }
+    }
+}
+
+/// Measured by us on an H200, forward and backward, in TFLOP/s of the half that is not masked:
+/// sequences, heads, width of a head, deterministic with dropout.
+#[test]
+fn attention_runs_as_measured() {
+    let device = preset::get("dgx-h200").unwrap().device;
+    let plain = Profile::MODERN;
+    let flash = Profile { attention: Attention::Flash2, ..plain };
+    let both = |profile: Profile| Profile { dropout: true, deterministic: true, ..profile };
+    let measured = [
+        (plain, 2, 8192, 128, [598.0, 517.0]),
+        (plain, 4, 2048, 128, [500.0, 403.0]),
+        (plain, 4, 2048, 64, [377.0, 313.0]),
+        (both(plain), 1, 8192, 128, [275.0, 399.0]),
+        (flash, 2, 8192, 128, [333.0, 287.0]),
+        (flash, 4, 2048, 128, [276.0, 217.0]),
+        (flash, 4, 2048, 64, [243.0, 190.0]),
+        (both(flash), 1, 8192, 128, [256.0, 246.0]),
+    ];
+    for (profile, batch, seq, head_dim, expected) in measured {
+        let roofline = Roofline::new(&device, &profile, DType::Bf16, 1);
+        let heads = paceline_plan::graph::Heads { heads: 32, kv_heads: 32, head_dim };
+        let shape = attention::Shape { heads, queries: seq, keys: seq, tokens: batch * seq };
+        let squares = (batch * 32 * seq * seq * head_dim) as f64;
+        for (part, expected) in [Part::Forward, Part::InputGradient].into_iter().zip(expected) {
+            let (whole, counted) = if part == Part::Forward { (4.0, 2.0) } else { (8.0, 5.0) };
+            let cost =
+                Cost { matrix: paceline_plan::units::Flops(whole * squares), ..Cost::default() };
+            let time = roofline.attention(&shape, part, &cost).device;
+            let ratio = counted * squares / time / 1e12 / expected;
+            assert!((0.88..1.12).contains(&ratio), "{shape:?} {part:?}: {ratio}");
+        }
+    }
+}
+
+/// cuDNN has no deterministic backward pass with dropout on Blackwell.
+#[test]
+fn what_a_library_lacks_falls_back() {
+    let device = preset::get("gb200-nvl72").unwrap().device;
+    let plan = plan("llama3-8b", half(DType::Bf16));
+    let time = |profile: &Profile| pass_time(&plan, &device, profile, SegmentPass::Backward);
+    let deterministic = Profile { deterministic: true, ..Profile::MODERN };
+    let both = Profile { dropout: true, ..deterministic };
+    assert!(time(&deterministic) < 1.3 * time(&Profile::MODERN));
+    assert!(time(&both) > 1.5 * time(&deterministic));
+}
+
+/// Scores of 96 heads × 2048 × 2048 in f16: four and a half passes forward and seven and a half
+/// backward beside the products', the softmax's two and three at its own share of the rate.
 #[test]
 fn attention_that_writes_its_scores_moves_them_many_times() {
     let mut device = preset::get("dgx-a100").unwrap().device;
     device.launch_overhead = Seconds::ZERO;
     device.memory_bandwidth.0 *= 1e-3;
     let plan = plan("gpt3-175b", half(DType::F16));
-    let written = Profile::MEGATRON_2021;
-    let fused = Profile { fused_attention: true, ..written };
+    let written = Profile { host_issue: Seconds::ZERO, ..Profile::MEGATRON_2021 };
+    let fused = Profile { attention: Attention::Flash2, ..written };
     let scores = 96.0 * 2048.0 * 2048.0 * 2.0 / device.sustained_memory_bandwidth().0;
-    for (pass, passes) in [(SegmentPass::Forward, 6.5), (SegmentPass::Backward, 9.5)] {
+    let dropout = 2.5 / 0.75;
+    for (pass, passes) in [
+        (SegmentPass::Forward, 2.0 + 2.0 / 0.75 + dropout),
+        (SegmentPass::Backward, 4.0 + 3.0 / 0.75 + dropout),
+    ] {
         let more =
             pass_time(&plan, &device, &written, pass) - pass_time(&plan, &device, &fused, pass);
         let relative = more / scores;
-        assert!((relative - passes).abs() < 0.3, "{pass:?}: {relative} passes over the scores");
+        assert!((relative - passes).abs() < 0.4, "{pass:?}: {relative} for {passes} passes");
     }
 }
 
 #[test]
 fn every_saving_saves() {
     let device = preset::get("dgx-a100").unwrap().device;
-    let plan = plan("gpt-1.7b", half(DType::F16));
-    let time = |profile: Profile| {
-        let roofline = Roofline::new(&device, &profile, DType::F16);
-        plan.templates.iter().map(|template| roofline.template(template).0).sum::<f64>()
-    };
-    let worst = Profile {
-        fused_attention: false,
-        dropout: true,
-        fused_elementwise: false,
-        single_pass: false,
-        ..Profile::MODERN
-    };
-    let all = time(worst);
-    assert!(time(Profile { fused_attention: true, ..worst }) < all);
-    assert!(time(Profile { dropout: false, ..worst }) < all);
-    assert!(time(Profile { fused_elementwise: true, ..worst }) < all);
-    assert!(time(Profile { single_pass: true, ..worst }) < all);
-    assert!(time(Profile::MODERN) < time(Profile::MEGATRON_2021));
+    for model in ["gpt-1.7b", "llama3-8b"] {
+        let plan = plan(model, half(DType::F16));
+        let time = |profile: Profile| {
+            let roofline = roofline(&plan, &device, &profile);
+            plan.templates.iter().map(|template| roofline.template(template).0).sum::<f64>()
+        };
+        let worst = Profile {
+            attention: Attention::Written,
+            dropout: true,
+            kernels: Kernels::Eager,
+            fused_bias: false,
+            fused_accumulation: false,
+            loss: Loss::MEGATRON,
+            deterministic: true,
+            ..Profile::MODERN
+        };
+        let all = time(worst);
+        assert!(time(Profile { attention: Attention::Flash2, ..worst }) < all);
+        assert!(time(Profile { dropout: false, ..worst }) < all);
+        assert!(time(Profile { kernels: Kernels::Fused, ..worst }) < all);
+        assert!(time(Profile { fused_bias: true, ..worst }) <= all);
+        assert!(time(Profile { fused_accumulation: true, ..worst }) < all);
+        assert!(time(Profile { loss: Loss::FUSED, ..worst }) < all);
+        assert!(time(Profile { deterministic: false, ..worst }) < all);
+        assert!(time(Profile::MODERN) < time(Profile::MEGATRON_2021));
+        assert!(time(Profile::MODERN_SPARSE) < time(Profile::MODERN));
+    }
 }
 
 #[test]
 fn fp8_speeds_up_products_and_costs_casts() {
     let device = preset::get("dgx-h100").unwrap().device;
-    let time = |dtype| {
+    let time = |dtype, profile| {
         let plan = plan("llama3-70b", Strategy { grad_dtype: DType::Bf16, ..half(dtype) });
+        pass_time(&plan, &device, &profile, SegmentPass::Forward)
+    };
+    let faster = time(DType::Bf16, Profile::MODERN) / time(DType::Fp8, Profile::MODERN);
+    assert!((1.3..1.95).contains(&faster), "{faster}");
+    let once = Profile { casts: crate::profile::Casts::TORCHAO, ..Profile::MODERN };
+    assert!(time(DType::Fp8, once) < time(DType::Bf16, once));
+}
+
+/// Weights that are cast once an iteration cost the less the more microbatches it has.
+#[test]
+fn casts_of_weights_are_shared_out() {
+    let device = preset::get("dgx-h100").unwrap().device;
+    let time = |global_batch| {
+        let strategy = Strategy { grad_dtype: DType::Bf16, global_batch, ..half(DType::Fp8) };
+        let plan = plan("llama3-8b", strategy);
         pass_time(&plan, &device, &Profile::MODERN, SegmentPass::Forward)
     };
-    let faster = time(DType::Bf16) / time(DType::Fp8);
-    assert!((1.3..1.95).contains(&faster), "{faster}");
+    assert!(time(8) < time(2) && time(2) < time(1));
 }
 
 /// Adam in mixed precision: two bytes of gradient and two of weight, and three f32 values both
@@ -97,7 +197,7 @@ fn the_step_moves_gradients_weights_and_state() {
     device.launch_overhead = Seconds::ZERO;
     let bandwidth = device.sustained_memory_bandwidth().0;
     let bytes = |plan: &Plan, parts: u64, profile: Profile| {
-        let roofline = Roofline::new(&device, &profile, plan.strategy.dtype);
+        let roofline = roofline(plan, &device, &profile);
         let program = &plan.programs[0];
         let step = |bucket: &Bucket| roofline.step(program, bucket, parts).0;
         let elements: u64 = program.buckets.iter().map(|bucket| bucket.elements).sum();
@@ -116,11 +216,14 @@ fn the_step_moves_gradients_weights_and_state() {
 fn tiny_kernels_cost_their_launch() {
     let device = preset::get("dgx-a100").unwrap().device;
     let plan = plan("mini", Strategy::default());
-    let roofline = Roofline::new(&device, &Profile::MODERN, DType::F32);
     let block = plan.templates.iter().find(|t| t.name == "F.block.0").unwrap();
-    let time = roofline.template(block);
-    assert!(
-        time.0 > 8.0 * device.launch_overhead.0 && time.0 < 60.0 * device.launch_overhead.0,
-        "{time}"
-    );
+    let time = |profile: &Profile| roofline(&plan, &device, profile).template(block);
+    let launch = device.launch_overhead.0;
+    let alone = time(&Profile::MODERN);
+    assert!(alone.0 > 6.0 * launch && alone.0 < 60.0 * launch, "{alone}");
+    // A host that cannot keep up sets the pace, and only then.
+    let slow = Profile { host_issue: Seconds(1e-3), ..Profile::MODERN };
+    assert!(time(&slow).0 > 6e-3);
+    let quick = Profile { host_issue: Seconds(1e-9), ..Profile::MODERN };
+    assert_eq!(time(&quick), alone);
 }

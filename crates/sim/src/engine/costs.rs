@@ -1,11 +1,12 @@
 //! How long each op of a plan takes once it has started: every template and every call once.
 
+use super::beside;
 use crate::cluster::Cluster;
 use crate::compute::Roofline;
 use crate::error::SimError;
 use crate::network::{Network, NoPath, Vector};
 use crate::profile::Profile;
-use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern};
+use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern, resolve};
 use paceline_plan::ids::{GroupId, Rank, RoleId};
 use paceline_plan::mesh::{Axis, GroupKind};
 use paceline_plan::program::{AccumulateMode, Call, Op, Plan, Program, View};
@@ -13,6 +14,7 @@ use paceline_plan::units::{Bytes, Seconds};
 use std::collections::BTreeMap;
 
 /// Durations of everything that a plan's ops refer to.
+#[derive(Clone)]
 pub struct Costs<'a> {
     plan: &'a Plan,
     roofline: Roofline<'a>,
@@ -21,6 +23,10 @@ pub struct Costs<'a> {
     templates: Vec<Seconds>,
     /// By role and call.
     calls: Vec<Vec<Seconds>>,
+    /// By role, how much longer computations take because of what is moved beside them.
+    slowdown: Vec<f64>,
+    /// Whether everything that a rank does by itself takes no time.
+    instant: bool,
 }
 
 /// What makes two calls of one role take equally long.
@@ -34,11 +40,33 @@ impl<'a> Costs<'a> {
         profile: &'a Profile,
         network: &dyn Network,
     ) -> Result<Self, SimError> {
-        let roofline = Roofline::new(&cluster.device, profile, plan.strategy.dtype);
-        let templates = plan.templates.iter().map(|template| roofline.template(template)).collect();
+        let roofline = Roofline::new(
+            &cluster.device,
+            profile,
+            plan.strategy.dtype,
+            plan.strategy.microbatches(),
+        );
+        let templates: Vec<Seconds> =
+            plan.templates.iter().map(|template| roofline.template(template)).collect();
         let roles = (0..plan.programs.len()).map(RoleId::from);
         let calls = roles.map(|role| calls(plan, role, network)).collect::<Result<_, _>>()?;
-        Ok(Self { plan, roofline, profile, templates, calls })
+        let ranks = if cluster.device.is_accelerator() { plan.mesh.world() } else { 1 };
+        let slowdown = (plan.programs.iter())
+            .map(|program| beside::slowdown(plan, program, profile, &roofline, &templates))
+            .map(|slowdown| slowdown * beside::slowest(ranks))
+            .collect();
+        Ok(Self { plan, roofline, profile, templates, calls, slowdown, instant: false })
+    }
+
+    /// The same with computation that takes no time.
+    pub(crate) fn without_compute(&self) -> Self {
+        Self { instant: true, ..self.clone() }
+    }
+
+    /// The same with collectives that take no time; messages are the network's to say.
+    pub(crate) fn without_collectives(&self) -> Self {
+        let calls = self.calls.iter().map(|calls| vec![Seconds::ZERO; calls.len()]).collect();
+        Self { calls, ..self.clone() }
     }
 
     /// How long an op takes from its start, if it meets nobody.
@@ -46,10 +74,24 @@ impl<'a> Costs<'a> {
         let program = &self.plan.programs[role.index()];
         match op {
             Op::Load { .. } | Op::Free { .. } => Seconds::ZERO,
-            Op::Compute { segment, .. } => {
-                self.templates[program.segment(*segment).template as usize]
+            Op::Compute { .. }
+            | Op::Accumulate { .. }
+            | Op::Step { .. }
+            | Op::Stash { .. }
+            | Op::Restore { .. }
+                if self.instant =>
+            {
+                Seconds::ZERO
             }
-            Op::Collective { call, .. } => self.calls[role.index()][call.index()],
+            Op::Compute { segment, .. } => {
+                let alone = self.templates[program.segment(*segment).template as usize];
+                alone * self.slowdown[role.index()]
+            }
+            Op::Collective { call, .. } => {
+                let alone = self.calls[role.index()][call.index()];
+                let call = program.call(*call);
+                beside::exchange(self.plan, call, self.profile, &self.roofline, alone)
+            }
             Op::Accumulate { from, mode, .. } => self.roofline.accumulate(program, from, *mode),
             Op::Step { bucket } => {
                 let bucket = &program.buckets[*bucket as usize];
@@ -74,21 +116,41 @@ impl<'a> Costs<'a> {
         bytes: Bytes,
     ) -> Result<Seconds, NoPath> {
         let whole = network.message(from, to, bytes)?;
+        let sliced = self.sliced(network, from, to, bytes)?;
+        // Where it does not pay, as inside a host, it is not done.
+        Ok(sliced.filter(|sliced| sliced.0 < whole.0).unwrap_or(whole))
+    }
+
+    /// Into how many parts a message is cut: one for each tensor-parallel rank, or just one.
+    pub(crate) fn parts(&self, network: &dyn Network, from: Rank, to: Rank, bytes: Bytes) -> u32 {
+        let whole = network.message(from, to, bytes);
+        let sliced = self.sliced(network, from, to, bytes);
+        let pays = matches!((whole, sliced), (Ok(whole), Ok(Some(sliced))) if sliced.0 < whole.0);
+        if pays { self.plan.mesh.tp } else { 1 }
+    }
+
+    /// The time of a message that is cut among the tensor-parallel ranks and gathered again; none
+    /// where that is not possible.
+    fn sliced(
+        &self,
+        network: &dyn Network,
+        from: Rank,
+        to: Rank,
+        bytes: Bytes,
+    ) -> Result<Option<Seconds>, NoPath> {
         let Plan { mesh, strategy, .. } = self.plan;
         let between_stages = mesh.coordinates(from).is_some() && mesh.coordinates(to).is_some();
         if !self.profile.sliced_messages || mesh.tp == 1 || strategy.sp || !between_stages {
-            return Ok(whole);
+            return Ok(None);
         }
         let part = network.message(from, to, bytes / u64::from(mesh.tp))?;
         let members = mesh.members(GroupKind::Axis(Axis::Tp), to);
         let (kind, ring) = (CollectiveKind::AllGather, Algorithm::Ring);
-        let gather = match Pattern::new(kind, ring, Order::Free, mesh.tp, 0) {
-            Ok(pattern) => network.collective(&pattern, &members, &Vector::of_bytes(bytes))?,
-            Err(_) => return Ok(whole),
+        let Ok(pattern) = Pattern::new(kind, ring, Order::Free, mesh.tp, 0) else {
+            return Ok(None);
         };
-        // Where it does not pay, as inside a host, it is not done.
-        let sliced = part + gather;
-        Ok(if sliced.0 < whole.0 { sliced } else { whole })
+        let gather = network.collective(&pattern, &members, &Vector::of_bytes(bytes))?;
+        Ok(Some(part + gather))
     }
 
     /// The time in which a service takes in and answers all requests that it declares.
@@ -150,7 +212,12 @@ fn collective(
     let ranks = u32::try_from(members.len()).unwrap_or(u32::MAX);
     let pattern =
         Pattern::new(call.kind, call.algorithm, call.order, ranks, call.root).map_err(located)?;
-    network.collective(&pattern, &members, vector).map_err(|source| {
+    let time = if is_open(plan, call, ranks) {
+        network.delegated(&pattern, &members, vector)
+    } else {
+        network.collective(&pattern, &members, vector)
+    };
+    time.map_err(|source| {
         let op = program.body.nodes.iter().position(
             |node| matches!(node.op, Op::Collective { call: id, .. } if program.call(id) == call),
         );
@@ -159,8 +226,22 @@ fn collective(
     })
 }
 
+/// Whether a call's algorithm is left to whoever carries it out: nobody asked for one, the plan has
+/// the one that lowering fills in, and no order of summation depends on it.
+fn is_open(plan: &Plan, call: &Call, ranks: u32) -> bool {
+    let asked = match plan.group(call.group) {
+        GroupKind::Replicas => plan.strategy.collective,
+        GroupKind::Axis(_) | GroupKind::Ends | GroupKind::Served(_) | GroupKind::Servers => {
+            Algorithm::Auto
+        }
+    };
+    asked == Algorithm::Auto
+        && (call.order == Order::Free || !call.kind.reduces())
+        && resolve(call.kind, Algorithm::Auto, ranks, call.order) == Ok(call.algorithm)
+}
+
 /// The whole vector of a call, also where this rank brings or keeps only its part.
-fn vector(plan: &Plan, call: &Call) -> Vector {
+pub(crate) fn vector(plan: &Plan, call: &Call) -> Vector {
     let ranks = u64::from(plan.mesh.group_size(plan.group(call.group)));
     let elements = match call.kind {
         // Every rank may hold no more than its part, and the whole only at the root.

@@ -3,7 +3,7 @@
 use super::meetings::Meetings;
 use super::{Costs, Numbering, describe_op};
 use crate::error::SimError;
-use paceline_plan::ids::{OpId, RoleId};
+use paceline_plan::ids::{OpId, Rank, RoleId};
 use paceline_plan::program::{Plan, Section};
 use paceline_plan::units::Seconds;
 
@@ -13,13 +13,40 @@ pub struct Timeline {
     ops: Numbering,
     start: Vec<f64>,
     end: Vec<f64>,
+    /// Of each role, the rank whose times these are.
+    ranks: Vec<Rank>,
 }
 
 impl Timeline {
+    pub(super) fn new(ops: Numbering, start: Vec<f64>, end: Vec<f64>, ranks: Vec<Rank>) -> Self {
+        Self { ops, start, end, ranks }
+    }
+
+    /// The rank of a role whose times these are.
+    pub fn rank(&self, role: RoleId) -> Rank {
+        self.ranks[role.index()]
+    }
+
     /// From an op's start to its end.
     pub fn span(&self, role: RoleId, op: OpId) -> (Seconds, Seconds) {
         let number = self.ops.number(role, op) as usize;
         (Seconds(self.start[number]), Seconds(self.end[number]))
+    }
+
+    /// Ends everything at a moment: what would run on is left to the next iteration.
+    pub(super) fn cut(&mut self, at: f64) {
+        let times = self.start.iter_mut().chain(&mut self.end);
+        times.for_each(|time| *time = time.min(at));
+    }
+
+    /// The same for an op by its number over all roles.
+    pub(crate) fn times(&self, number: u32) -> (f64, f64) {
+        (self.start[number as usize], self.end[number as usize])
+    }
+
+    /// The role and op of a number.
+    pub(crate) fn op(&self, number: u32) -> (RoleId, OpId) {
+        self.ops.op(number)
     }
 
     /// When the last op of all ends.
@@ -45,7 +72,11 @@ pub(super) fn run(
             op,
             what: describe_op(plan, role, op),
         }),
-        None => Ok(Timeline { ops: run.ops, start: run.start, end: run.end }),
+        None => {
+            let roles = (0..plan.programs.len()).map(RoleId::from);
+            let ranks = roles.map(|role| plan.representative(role)).collect();
+            Ok(Timeline::new(run.ops, run.start, run.end, ranks))
+        }
     }
 }
 

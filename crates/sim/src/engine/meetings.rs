@@ -21,7 +21,7 @@ pub(super) struct Meeting {
 
 /// Every meeting of the bodies of all roles.
 #[derive(Debug, Default)]
-pub(super) struct Meetings {
+pub(crate) struct Meetings {
     pub(super) all: Vec<Meeting>,
     /// Numbers of ops, meeting after meeting.
     ops: Vec<u32>,
@@ -33,15 +33,20 @@ pub(super) struct Meetings {
 
 impl Meetings {
     /// The ops that meet.
-    pub(super) fn ops(&self, meeting: u32) -> &[u32] {
+    pub(crate) fn ops(&self, meeting: u32) -> &[u32] {
         let Meeting { start, len, .. } = self.all[meeting as usize];
         &self.ops[start as usize..][..len as usize]
     }
 
     /// The meetings that an op takes part in: one for most messages, one per rank of the role on
     /// the other side for those with a server, none for what a role does by itself.
-    pub(super) fn of(&self, op: u32) -> &[u32] {
+    pub(crate) fn of(&self, op: u32) -> &[u32] {
         &self.joined[self.first[op as usize] as usize..self.first[op as usize + 1] as usize]
+    }
+
+    /// How often any op joins a meeting.
+    pub(crate) fn joins(&self) -> usize {
+        self.joined.len()
     }
 
     fn push(&mut self, ops: &[u32], expected: u32, duration: Seconds) {

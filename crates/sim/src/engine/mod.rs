@@ -14,12 +14,18 @@
 //! The body is run once, from a standing start. No plan leaves ops in flight into the next
 //! iteration yet; one that does is timed as if the next iteration waited for them.
 
+mod ahead;
+mod beside;
 mod costs;
+pub mod flow;
 mod lanes;
 mod meetings;
 
+pub use ahead::ahead;
 pub use costs::Costs;
+pub(crate) use costs::vector;
 pub use lanes::Timeline;
+pub(crate) use meetings::Meetings;
 
 use crate::error::SimError;
 use crate::network::Network;
@@ -34,6 +40,15 @@ pub fn run(plan: &Plan, costs: &Costs<'_>, network: &dyn Network) -> Result<Time
     let ops = Numbering::new(plan);
     let meetings = meetings::find(plan, &ops, costs, network)?;
     lanes::run(plan, ops, &meetings, costs)
+}
+
+/// Who meets whom in [`run`], for those who ask why an op started when it did.
+pub(crate) fn meetings(
+    plan: &Plan,
+    costs: &Costs<'_>,
+    network: &dyn Network,
+) -> Result<Meetings, SimError> {
+    meetings::find(plan, &Numbering::new(plan), costs, network)
 }
 
 /// Numbers the ops of all roles' bodies through.

@@ -1,6 +1,6 @@
 use crate::cluster::{Cluster, preset};
 use crate::network::{Analytic, Network};
-use crate::{Options, Outcome, SimError, simulate};
+use crate::{Options, Outcome, Profile, SimError, simulate};
 use paceline_plan::collective::Order;
 use paceline_plan::ids::{Microbatch, Rank};
 use paceline_plan::lower::lower;
@@ -106,14 +106,61 @@ fn a_single_microbatch_is_a_chain_of_stages_and_messages() {
 #[test]
 fn the_world_does_not_change_what_one_rank_does() {
     let mini = model("mini");
-    let base = strategy(&mini, 2, 8, ScheduleKind::OneFOneB);
-    let one = run(&lower(&mini, &base).unwrap(), &preset::holding("dgx-a100", 2).unwrap());
+    let base = Strategy { overlap: false, ..strategy(&mini, 2, 8, ScheduleKind::OneFOneB) };
+    let alike = |devices| {
+        let mut cluster = preset::holding("dgx-a100", devices).unwrap();
+        // Cores do not differ, accelerators do.
+        cluster.device.multiprocessors = None;
+        cluster
+    };
+    let one = run(&lower(&mini, &base).unwrap(), &alike(2));
     let wide = Strategy { dp: 512, global_batch: 8 * 512, ..base };
-    let many = run(&lower(&mini, &wide).unwrap(), &preset::holding("dgx-a100", 1024).unwrap());
-    assert_eq!(one.compute, many.compute);
+    let many = run(&lower(&mini, &wide).unwrap(), &alike(1024));
+    for (one, many) in one.roles.iter().zip(&many.roles) {
+        assert!((one.compute.0 / many.compute.0 - 1.0).abs() < 1e-9, "{}", one.name);
+    }
     assert!(many.iteration.0 > one.iteration.0, "replicas must agree");
     assert_eq!(many.roles.len(), 2);
     assert_eq!(many.roles[0].ranks, 512);
+}
+
+/// The slowest of many devices sets the pace, and what is moved beside computations slows them.
+#[test]
+fn the_world_slows_everyone_down_a_little() {
+    let mini = model("mini");
+    let compute = |dp: u32, overlap: bool| {
+        let base = strategy(&mini, 2, 8, ScheduleKind::OneFOneB);
+        let wide = Strategy { dp, global_batch: 8 * u64::from(dp), overlap, ..base };
+        let cluster = preset::holding("dgx-a100", 2 * u64::from(dp)).unwrap();
+        run(&lower(&mini, &wide).unwrap(), &cluster).roles[0].compute.0
+    };
+    let slower = |overlap| compute(512, overlap) / compute(1, overlap) - 1.0;
+    assert!((0.02..0.04).contains(&slower(false)), "{}", slower(false));
+    assert!(slower(true) > slower(false), "{}", slower(true));
+}
+
+/// Under ZeRO-1, weights arrive while the next iteration begins, if the software does that.
+#[test]
+fn gathers_hide_behind_the_next_iteration() {
+    let mini = model("mini");
+    let base = strategy(&mini, 1, 8, ScheduleKind::OneFOneB);
+    let dealt = Strategy { dp: 8, global_batch: 64, zero: Zero::Optimizer, ..base };
+    let cluster = preset::holding("dgx-a100", 8).unwrap();
+    let time = |strategy: &Strategy, gathers_ahead: bool| {
+        let profile = Profile { gathers_ahead, ..Profile::MODERN };
+        let plan = lower(&mini, strategy).unwrap();
+        let outcome =
+            simulate(&plan, &cluster, &Options { profile, ..Options::default() }).unwrap();
+        let parts = outcome.compute + outcome.exposed_communication;
+        let idle = outcome.bubble_fraction * outcome.iteration.0;
+        assert!(((parts.0 + idle) / outcome.iteration.0 - 1.0).abs() < 1e-9);
+        outcome.iteration.0
+    };
+    assert!(time(&dealt, true) < time(&dealt, false));
+    let replicated = Strategy { zero: Zero::None, ..dealt.clone() };
+    assert_eq!(time(&replicated, true), time(&replicated, false));
+    let exposed = Strategy { overlap: false, ..dealt };
+    assert_eq!(time(&exposed, true), time(&exposed, false));
 }
 
 #[test]

@@ -53,9 +53,17 @@ impl<'c> Analytic<'c> {
             let width = match pattern.algorithm() {
                 Algorithm::Ring => fewest_in_a_unit(members, unit),
                 Algorithm::Auto
+                | Algorithm::MultiRing { .. }
                 | Algorithm::HalvingDoubling
+                | Algorithm::Tree
                 | Algorithm::Direct
-                | Algorithm::ParameterServer { .. } => 1,
+                | Algorithm::ReadReduce
+                | Algorithm::ParameterServer { .. }
+                | Algorithm::Naive
+                | Algorithm::Overlapped
+                | Algorithm::Partitioned
+                | Algorithm::Torus { .. }
+                | Algorithm::Hierarchical { .. } => 1,
             };
             unit = unit.saturating_mul(u64::from(dimension.size));
             width as f64
@@ -83,7 +91,19 @@ impl<'c> Analytic<'c> {
         chosen.extend([0, ranks - 1]);
         let servers = match pattern.algorithm() {
             Algorithm::ParameterServer { servers } => servers,
-            Algorithm::Auto | Algorithm::Ring | Algorithm::HalvingDoubling | Algorithm::Direct => 0,
+            Algorithm::Tree | Algorithm::Torus { .. } | Algorithm::Hierarchical { .. } => {
+                chosen.extend(pattern.busiest());
+                0
+            }
+            Algorithm::Auto
+            | Algorithm::Ring
+            | Algorithm::MultiRing { .. }
+            | Algorithm::HalvingDoubling
+            | Algorithm::Direct
+            | Algorithm::ReadReduce
+            | Algorithm::Naive
+            | Algorithm::Overlapped
+            | Algorithm::Partitioned => 0,
         };
         if pattern.kind().has_root() || servers > 0 {
             let around = [0, 1, ranks - 1, servers, servers + ranks - 1];
@@ -121,10 +141,12 @@ impl Network for Analytic<'_> {
                 }
                 let size = |chunks: Chunks| vector.bytes_in(&cut, chunks);
                 match step.action {
-                    Action::Send { to, chunks } => {
+                    // What is read from another's memory crosses the same links as a message.
+                    Action::Send { to, chunks } | Action::Lend { to, chunks } => {
                         tally.send(mine, members[to as usize], size(chunks))?;
                     }
-                    Action::Recv { from, chunks, how: _ } => {
+                    Action::Recv { from, chunks, how: _ }
+                    | Action::Read { from, chunks, how: _ } => {
                         tally.receive(members[from as usize], mine, size(chunks))?;
                     }
                     // Sums and copies inside a device run at many times the network's rate.

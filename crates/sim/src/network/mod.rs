@@ -2,11 +2,22 @@
 //!
 //! The engine decides when a message or a collective starts; a [`Network`] says how long it takes
 //! from there. [`Analytic`] answers from the topology alone, as if nothing else were under way.
+//! [`Nccl`] answers as that library would where a plan leaves the algorithm open. [`mod@flow`]
+//! follows what is under way at once as it shares links.
 
 mod analytic;
+pub mod flow;
+mod kind;
+mod nccl;
 
 pub use analytic::Analytic;
+pub(crate) use analytic::all_links;
+pub use flow::Flow;
+pub use kind::{NetworkKind, UnknownNetwork};
+pub use nccl::Nccl;
 
+use crate::cluster::Cluster;
+use crate::profile::Library;
 use paceline_plan::collective::{Cut, Pattern};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
@@ -26,6 +37,28 @@ pub trait Network {
         members: &[Rank],
         vector: &Vector,
     ) -> Result<Seconds, NoPath>;
+
+    /// The time of a collective whose algorithm the plan leaves to the library that moves the
+    /// bytes. A backend that knows no library does what the pattern says.
+    fn delegated(
+        &self,
+        pattern: &Pattern,
+        members: &[Rank],
+        vector: &Vector,
+    ) -> Result<Seconds, NoPath> {
+        self.collective(pattern, members, vector)
+    }
+}
+
+/// The network of a cluster as a library uses it, by latency and bandwidth alone.
+pub fn of_library(library: Library, cluster: &Cluster) -> Box<dyn Network + '_> {
+    match library {
+        Library::Steps => Box::new(Analytic::new(cluster)),
+        Library::Nccl => match Nccl::new(cluster) {
+            Some(nccl) => Box::new(nccl),
+            None => Box::new(Analytic::new(cluster)),
+        },
+    }
 }
 
 /// The vector that a collective is about: the whole of it, also where a rank holds a part.
@@ -43,6 +76,11 @@ impl Vector {
     /// A vector of bytes that may be cut anywhere.
     pub const fn of_bytes(bytes: Bytes) -> Self {
         Self { elements: bytes.0, element: Bytes(1), block: 1 }
+    }
+
+    /// What all of it takes on the wire.
+    pub(crate) const fn bytes(&self) -> Bytes {
+        Bytes(self.elements.saturating_mul(self.element.0))
     }
 
     /// How a pattern cuts it.

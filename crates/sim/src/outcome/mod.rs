@@ -1,11 +1,24 @@
 //! What a simulated iteration comes to.
 
+mod bandwidth;
+mod critical_path;
+mod details;
+mod limits;
+mod memory;
 mod statistics;
 mod trace;
+
+pub use bandwidth::DimensionUse;
+pub use critical_path::{CriticalPath, PathPart, PathStep};
+pub use details::Details;
+pub(crate) use details::{Run, details};
+pub use limits::Limits;
+pub use memory::{MemoryCurve, MemoryPoint};
 
 use crate::Options;
 use crate::cluster::Cluster;
 use crate::engine::Timeline;
+use crate::uncertainty::{ErrorBand, error_band};
 use paceline_plan::ids::RoleId;
 use paceline_plan::program::{Memory, Op, Plan, SegmentPass};
 use paceline_plan::trace::Trace;
@@ -25,6 +38,8 @@ use statistics::Account;
 pub struct Outcome {
     /// From the first op's start to the last op's end.
     pub iteration: Seconds,
+    /// Factors on `iteration` between which a measurement is expected.
+    pub error_band: ErrorBand,
     /// Time in which the rank computes.
     pub compute: Seconds,
     /// Time in which any of the rank's communication lanes moves bytes.
@@ -48,6 +63,9 @@ pub struct Outcome {
     pub ops: Vec<OpStat>,
     /// Every role.
     pub roles: Vec<RoleStats>,
+    /// What the iteration waits for, what limits it, and what it uses, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub details: Option<Details>,
     /// What one rank of each role does when, if asked for.
     #[serde(skip)]
     pub trace: Option<Trace>,
@@ -121,6 +139,7 @@ pub(crate) fn outcome(
     });
     Outcome {
         iteration,
+        error_band: error_band(&options.profile),
         compute: of_slowest.compute,
         communication: of_slowest.communication,
         exposed_communication: of_slowest.exposed,
@@ -131,6 +150,7 @@ pub(crate) fn outcome(
         tokens_per_s_per_device: over(plan.strategy.tokens() as f64) / devices,
         ops,
         roles: roles.collect(),
+        details: None,
         trace: options.trace.then(|| trace::trace(plan, timeline)),
     }
 }
@@ -170,5 +190,7 @@ fn model_flops(plan: &Plan) -> Flops {
     Flops(plan.programs.iter().enumerate().map(of_role).sum())
 }
 
+#[cfg(test)]
+mod cases;
 #[cfg(test)]
 mod tests;

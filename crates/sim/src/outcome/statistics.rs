@@ -72,7 +72,7 @@ impl Account {
 
 /// What ops are summed up by.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Label {
+pub(super) enum Label {
     Compute(&'static str),
     Collective(&'static str, GroupKind),
     /// A message, and whether a server is at one end.
@@ -80,7 +80,15 @@ enum Label {
 }
 
 impl Label {
-    fn words(self, mesh: &Mesh) -> String {
+    /// The same label for both sides of a message.
+    pub(super) fn of_both_sides(self) -> Self {
+        match self {
+            Self::Message("send" | "recv", axis) => Self::Message("send/recv", axis),
+            Self::Message(_, _) | Self::Compute(_) | Self::Collective(_, _) => self,
+        }
+    }
+
+    pub(super) fn words(self, mesh: &Mesh) -> String {
         match self {
             Self::Compute(word) => word.to_owned(),
             Self::Collective(word, GroupKind::Axis(axis)) => format!("{word} {axis}"),
@@ -98,7 +106,7 @@ impl Label {
 }
 
 /// What an op is summed up under; nothing for what takes no time by definition.
-fn label(plan: &Plan, program: &Program, op: &Op) -> Option<Label> {
+pub(super) fn label(plan: &Plan, program: &Program, op: &Op) -> Option<Label> {
     Some(match *op {
         Op::Load { .. } | Op::Free { .. } => return None,
         Op::Compute { segment, .. } => {

@@ -24,7 +24,7 @@ fn add_role(
     program: &Program,
     timeline: &Timeline,
 ) {
-    let rank = plan.representative(role);
+    let rank = timeline.rank(role);
     let lanes: Vec<u8> = program.lanes.iter().map(|name| builder.lane(name)).collect();
     let mut free = vec![Seconds::ZERO; lanes.len()];
     // Ops are numbered over the whole program; the body follows the prologue.

@@ -4,6 +4,8 @@
 //! means for a simulation is decided when it is simulated, so that a row that cannot be represented
 //! is reported with its reason and never dropped.
 
+pub mod astra;
+pub mod collectives;
 mod csv;
 mod platform;
 pub mod training;

@@ -46,14 +46,14 @@ const KNOWN: [Known; 10] = [
 
 /// The H100 of Meta's clusters (torchtitan's benchmarks): 96 GB of HBM2e at 2.4 TB/s and 500 W.
 ///
-/// At 700 W, products sustain 0.8 of the peak. Clocks follow about the square root of power where
-/// voltage can still fall with them: √(500/700) of that is left.
+/// Clocks follow about the square root of power where voltage can still fall with them: √(500/700)
+/// is left of what products sustain at 700 W.
 fn h100_hbm2e(cluster: &mut Cluster) {
     cluster.name = format!("{} with 96 GB HBM2e at 500 W", cluster.name);
     cluster.device.name = "H100-96GB-HBM2e-500W".into();
     cluster.device.memory = Bytes(95 << 30);
     cluster.device.memory_bandwidth = BytesPerSec(2.4e12);
-    cluster.device.max_efficiency *= (500.0f64 / 700.0).sqrt();
+    cluster.device.sustained_efficiency *= (500.0f64 / 700.0).sqrt();
 }
 
 /// Hosts with 800 Gbit/s in place of 1,600 (vTrain's validation runs): two GPUs share a NIC.
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(cluster("A100-SXM-80GB", 32).unwrap(), preset::get("dgx-a100:4").unwrap());
         let special = cluster("H100-96GB-HBM2e-500W", 8).unwrap();
         assert_eq!(special.device.memory_bandwidth, BytesPerSec(2.4e12));
-        assert!(special.device.max_efficiency < 0.7);
+        assert!(special.device.sustained_efficiency < 0.6);
     }
 
     #[test]

@@ -6,13 +6,14 @@
 use super::csv::{self, Record};
 use super::{Skipped, TableError, platform};
 use crate::cluster::Cluster;
-use crate::{Options, Profile, simulate};
+use crate::{Options, Profile, footprint, simulate};
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, Order};
+use paceline_plan::ids::RoleId;
 use paceline_plan::lower::lower;
 use paceline_plan::model::{Activation, Model, ModelKind, Shape};
 use paceline_plan::schedule::ScheduleKind;
-use paceline_plan::strategy::{Recompute, Strategy, Zero};
+use paceline_plan::strategy::{Recompute, Split, Strategy, Zero};
 use paceline_plan::units::Bytes;
 use std::str::FromStr;
 
@@ -99,13 +100,14 @@ impl Row {
         let Request { model, strategy, cluster, profile } = self.request()?;
         let plan = lower(&model, &strategy)
             .map_err(|problems| Skipped(problems.to_string().replace('\n', "; ")))?;
-        let options = Options { profile, trace: false };
+        let options = Options { profile, ..Options::default() };
         let outcome =
             simulate(&plan, &cluster, &options).map_err(|error| Skipped(error.to_string()))?;
         // Megatron-LM reports its last rank, which stands on the last stage; others their largest.
-        let last = self.has("notes", "LAST");
-        let stage = plan.programs.get(strategy.pp as usize - 1).filter(|_| last);
-        let predicted_bytes = stage.map_or(outcome.peak_bytes, |stage| stage.memory.total());
+        let last = strategy.pp.saturating_sub(1);
+        let first = if self.has("notes", "LAST") { last } else { 0 };
+        let bytes = (first..=last).map(|role| footprint(&plan, RoleId(role), &profile));
+        let predicted_bytes = bytes.max().unwrap_or_default();
         Ok(Prediction { predicted_s: outcome.iteration.0, predicted_bytes })
     }
 
@@ -121,11 +123,35 @@ impl Row {
             return Err(Skipped(format!("{gpus} GPUs are not tp·pp·cp·dp = {ranks}")));
         }
         let cluster = platform::cluster(self.word("platform")?, ranks)?;
-        let fp16 = strategy.dtype == DType::F16;
-        // Published f16 runs are Megatron-LM's of 2021 and 2022; bf16 came together with fused
-        // attention.
-        let profile = if fp16 { Profile::MEGATRON_2021 } else { Profile::MODERN };
+        let profile = self.profile(strategy.dtype);
         Ok(Request { model: self.model()?, strategy, cluster, profile })
+    }
+
+    /// The software, from what the row says of it.
+    fn profile(&self, dtype: DType) -> Profile {
+        let from = |words: &str| self.has("source", words);
+        let compiled = self.has("notes", "torch.compile;");
+        let profile = if from("torchtitan") {
+            match (compiled, from("202412")) {
+                // What is not stated is the default, which is not to compile.
+                (false, _) => Profile::TORCHTITAN_EAGER,
+                (true, true) => Profile::TORCHTITAN_2024,
+                (true, false) => Profile::TORCHTITAN,
+            }
+        } else if dtype == DType::F16 {
+            // bf16 came to Megatron-LM together with fused attention.
+            Profile::MEGATRON_2021
+        } else if self.has("deterministic_flags", "--deterministic-mode") {
+            Profile::MEGATRON_CORE_DETERMINISTIC
+        } else if from("Megatron-Bridge") {
+            Profile::MEGATRON_BRIDGE
+        } else if from("Megatron") {
+            Profile::MEGATRON_CORE
+        } else {
+            Profile::MODERN
+        };
+        let cut = |words: &str| self.has("overlap_flags", words);
+        Profile { overlapped_tensor: cut("tp-comm-overlap") || cut("async-TP"), ..profile }
     }
 
     /// What no plan can say yet.
@@ -176,7 +202,7 @@ impl Row {
             ffn: self.optional("ffn")?.unwrap_or(d_model.saturating_mul(4)),
             seq,
             max_positions: if learned { seq } else { 0 },
-            vocab: self.number("vocab")?,
+            vocab: self.vocabulary()?,
             tied: self.has("tied_embeddings", "True"),
             activation,
             norm_eps: 1e-5,
@@ -184,6 +210,15 @@ impl Row {
         };
         Model::new(self.id(), shape)
             .map_err(|errors| Skipped(errors.to_string().replace('\n', "; ")))
+    }
+
+    /// The vocabulary as the run's matrices had it: Megatron-LM makes it a multiple of 128 on each
+    /// tensor-parallel rank.
+    fn vocabulary(&self) -> Result<u64, Skipped> {
+        let words: u64 = self.number("vocab")?;
+        let tp: u64 = self.number("tp")?;
+        let unit = if self.has("source", "torchtitan") { 1 } else { tp.saturating_mul(128).max(1) };
+        Ok(words.checked_next_multiple_of(unit).unwrap_or(words))
     }
 
     fn strategy(&self) -> Result<Strategy, Skipped> {
@@ -206,6 +241,7 @@ impl Row {
             micro_batch: self.number("micro_batch")?,
             seq: self.number("seq")?,
             recompute: self.recompute()?,
+            split: Split::Count,
             dtype,
             grad_dtype: self.grad_dtype(dtype),
             order: Order::Free,
@@ -245,6 +281,9 @@ impl Row {
         let says = |words: &str| self.has("zero_dist_optimizer", words);
         if says("ZeRO-3") {
             Zero::Parameters
+        } else if says("FSDP2 (ZeRO-2-like)") {
+            // Between the microbatches of a pipeline, FSDP2 adds gradients up unsharded.
+            Zero::Optimizer
         } else if says("ZeRO-2") {
             Zero::Gradients
         } else if says("ZeRO-1") || says("dist-optimizer") {
@@ -259,7 +298,15 @@ impl Row {
         if words.starts_with("none") {
             Ok(Recompute::None)
         } else if words.starts_with("full") {
-            Ok(Recompute::Full)
+            // PyTorch stops where nothing is needed any more; Megatron-LM runs whole layers again.
+            let stops = self.has("source", "torchtitan");
+            Ok(match layers(words) {
+                Some(layers) => Recompute::FullOf(layers),
+                None if stops => Recompute::Full,
+                None => Recompute::FullForward,
+            })
+        } else if words.starts_with("selective-op") {
+            Ok(Recompute::SelectiveOp)
         } else if words.starts_with("selective") {
             Ok(Recompute::Selective)
         } else {
@@ -294,6 +341,13 @@ impl Row {
     }
 }
 
+/// The number before the word "layers".
+fn layers(words: &str) -> Option<u16> {
+    let mut words = words.split_whitespace().rev();
+    words.find(|word| word.starts_with("layers"))?;
+    words.next()?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -324,7 +378,8 @@ mod tests {
         assert!(model.tied && !strategy.overlap && !strategy.sp);
         assert_eq!((strategy.tp, strategy.pp, strategy.dp), (8, 2, 32));
         assert_eq!((strategy.dtype, strategy.grad_dtype), (DType::F16, DType::F16));
-        assert_eq!((strategy.zero, strategy.recompute), (Zero::None, Recompute::Full));
+        assert_eq!((strategy.zero, strategy.recompute), (Zero::None, Recompute::FullForward));
+        assert_eq!(strategy.split, Split::Count);
         assert_eq!(strategy.schedule, ScheduleKind::OneFOneB);
         assert_eq!((cluster.name.as_str(), profile.name), ("dgx-a100:64", "megatron-2021"));
 
@@ -335,6 +390,64 @@ mod tests {
         assert_eq!(strategy.zero, Zero::Optimizer);
         assert_eq!(strategy.schedule, ScheduleKind::Interleaved { chunks: 2 });
         assert_eq!(profile, Profile::MODERN);
+    }
+
+    #[test]
+    fn the_software_follows_from_source_and_flags() {
+        let profile = |source: &str, flags: &str, notes: &str, precision: &str| {
+            let header = format!("{HEADER},source,deterministic_flags");
+            let line = LLAMA
+                .replace("bf16 + float8 linears; bf16 grad reduce", precision)
+                .replace("\"peak, LAST rank\"", notes);
+            let text = format!("{header}\n{line},{source},{flags}\n");
+            rows(&text, "runs.csv").unwrap()[0].request().unwrap().profile
+        };
+        let name = |source, flags, notes| profile(source, flags, notes, "bf16").name;
+        let titan = "pytorch/torchtitan:benchmarks/llama3_h100_202412_torchtitan.md";
+        assert_eq!(name(titan, "none", "eager (no torch.compile); f"), "torchtitan-eager");
+        assert_eq!(name(titan, "none", "torch.compile; fp32"), "torchtitan-2024");
+        assert_eq!(name("pytorch/torchtitan:b", "none", "torch.compile; fp32"), "torchtitan");
+        assert_eq!(name("pytorch/torchtitan:b", "none", "not stated"), "torchtitan-eager");
+        let megatron = "NVIDIA/Megatron-LM:tests";
+        assert_eq!(name(megatron, "none", ""), "megatron-core");
+        let flags = "--deterministic-mode; NCCL_ALGO=Ring";
+        assert_eq!(name(megatron, flags, ""), "megatron-core-deterministic");
+        assert_eq!(name("NVIDIA-NeMo/Megatron-Bridge:docs", "none", ""), "megatron-bridge");
+        assert_eq!(profile(megatron, "none", "", "fp16").name, "megatron-2021");
+        assert_eq!(name("", "none", ""), "modern");
+        assert!(!profile(megatron, "none", "", "bf16").overlapped_tensor);
+    }
+
+    #[test]
+    fn recomputation_and_sharding_are_what_the_software_means_by_them() {
+        let strategy = |from: &str, to: &str, source: &str| {
+            assert!(LLAMA.contains(from), "{from}");
+            let text = format!("{HEADER},source\n{},{source}\n", LLAMA.replacen(from, to, 1));
+            rows(&text, "runs.csv").unwrap()[0].request().unwrap().strategy
+        };
+        let titan = "pytorch/torchtitan:b";
+        let recompute = |words: &str, source: &str| {
+            strategy(",none,overlap", &format!(",{words},overlap"), source).recompute
+        };
+        assert_eq!(recompute("full", titan), Recompute::Full);
+        assert_eq!(recompute("full", "NVIDIA/Megatron-LM"), Recompute::FullForward);
+        assert_eq!(recompute("full-block recompute 5 layers", "NVIDIA"), Recompute::FullOf(5));
+        assert_eq!(recompute("selective-op", titan), Recompute::SelectiveOp);
+        assert_eq!(recompute("selective (core attention)", "NVIDIA"), Recompute::Selective);
+        let zero = |words: &str| strategy("dist-optimizer (ZeRO-1)", words, titan).zero;
+        assert_eq!(zero("FSDP2 (ZeRO-3)"), Zero::Parameters);
+        assert_eq!(zero("FSDP2 (ZeRO-2-like)"), Zero::Optimizer);
+        assert_eq!(zero("ZeRO-2"), Zero::Gradients);
+    }
+
+    #[test]
+    fn megatron_pads_the_vocabulary() {
+        let vocab = |source: &str| {
+            let text = format!("{HEADER},source\n{},{source}\n", LLAMA.replace("128256", "50257"));
+            rows(&text, "runs.csv").unwrap()[0].request().unwrap().model.vocab
+        };
+        assert_eq!(vocab("NVIDIA/Megatron-LM"), 50432, "a multiple of 128 on each of two ranks");
+        assert_eq!(vocab("pytorch/torchtitan:b"), 50257);
     }
 
     #[test]

@@ -36,6 +36,8 @@ fn what_is_left_out_has_its_plain_meaning() {
     let cluster = Cluster::parse(GOOD, "good.toml").unwrap();
     assert_eq!((cluster.devices(), cluster.hosts), (8, 2));
     assert_eq!(cluster.device.max_efficiency, 1.0);
+    assert_eq!(cluster.device.sustained_efficiency, 1.0);
+    assert_eq!((cluster.device.multiprocessors, cluster.device.systolic_width), (None, None));
     assert_eq!(cluster.device.memory_efficiency, 1.0);
     assert_eq!(cluster.device.launch_overhead, Seconds::ZERO);
     assert_eq!(cluster.device.peak.tf32, None);
@@ -254,12 +256,26 @@ fn device() -> impl Strategy<Value = Device> {
     let flops = || rate(1e24).prop_map(FlopsPerSec);
     let peaks = (flops(), proptest::option::of(flops()), proptest::option::of(flops()));
     let numbers = (efficiency(), efficiency(), 1u64..1 << 60, rate(1e18), time());
-    (name(), peaks, numbers).prop_map(|(name, (f32, tf32, fp8), numbers)| {
+    let units = (
+        efficiency(),
+        efficiency(),
+        proptest::option::of(1u32..1000),
+        proptest::option::of(1u32..1000),
+        1.0..4.0,
+    );
+    (name(), peaks, numbers, units).prop_map(|(name, (f32, tf32, fp8), numbers, units)| {
         let (max_efficiency, memory_efficiency, memory, bandwidth, launch) = numbers;
+        let (sustained_efficiency, older_instructions, multiprocessors, systolic_width, sparse) =
+            units;
         Device {
             name,
             peak: Peak { f32, tf32, bf16: tf32, f16: fp8, fp8 },
             max_efficiency,
+            sustained_efficiency,
+            older_instructions,
+            multiprocessors,
+            systolic_width,
+            sparse_speedup: sparse,
             memory: Bytes(memory),
             memory_bandwidth: BytesPerSec(bandwidth),
             memory_efficiency,

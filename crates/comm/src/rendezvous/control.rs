@@ -1,0 +1,374 @@
+//! What ranks and the hub say to each other beside the data: short messages on a connection that
+//! stays open for the whole job.
+
+use crate::error::CommError;
+use crate::shm::Address;
+use crate::shm::inbox::Mark;
+use paceline_plan::ids::Rank;
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+/// The longest message: the list of all members of a very large world.
+const LONGEST: usize = 64 << 20;
+/// The most that may wait for a peer that does not read.
+const MOST_UNSENT: usize = LONGEST + (1 << 20);
+
+/// One message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Control {
+    /// A rank wants to take part.
+    Join { member: Member, world: u32, facts: BTreeMap<String, String> },
+    /// A connection for data between two ranks.
+    Data { from: Rank, index: u32 },
+    /// All have come: this is the world. `hub` is the rank in whose process the hub runs.
+    World { members: Vec<Member>, hub: Option<Rank> },
+    /// The rank is connected to all others.
+    Ready,
+    /// All ranks are ready.
+    Go,
+    /// Still there, and doing this.
+    Heartbeat { doing: String },
+    /// The rank leaves in peace.
+    Goodbye,
+    /// The rank cannot go on.
+    Abort { reason: String },
+    /// The job is over, and why.
+    Over { cause: CommError },
+}
+
+/// A rank, and where to find it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub(crate) rank: Rank,
+    /// The host's name, for people.
+    pub(crate) host: String,
+    /// What ranks that can share memory have in common.
+    pub(crate) neighbourhood: String,
+    /// Where it listens for data, if it does.
+    pub(crate) listens: Option<SocketAddr>,
+    pub(crate) segment: Address,
+    pub(crate) mark: Mark,
+}
+
+impl Control {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut w = Writer(Vec::new());
+        match self {
+            Self::Join { member, world, facts } => {
+                w.u8(0).member(member).u32(*world).u32(facts.len() as u32);
+                for (name, value) in facts {
+                    w.text(name).text(value);
+                }
+            }
+            Self::Data { from, index } => w.u8(1).u32(from.0).u32(*index).end(),
+            Self::World { members, hub } => {
+                w.u8(2).u32(hub.map_or(u32::MAX, |rank| rank.0)).u32(members.len() as u32);
+                members.iter().for_each(|member| w.member(member).end());
+            }
+            Self::Ready => w.u8(3).end(),
+            Self::Go => w.u8(4).end(),
+            Self::Heartbeat { doing } => w.u8(5).text(doing).end(),
+            Self::Goodbye => w.u8(6).end(),
+            Self::Abort { reason } => w.u8(7).text(reason).end(),
+            Self::Over { cause } => w.u8(8).cause(cause).end(),
+        }
+        w.0
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut r = Reader(bytes);
+        let message = match r.u8()? {
+            0 => {
+                let (member, world) = (r.member()?, r.u32()?);
+                let mut facts = BTreeMap::new();
+                for _ in 0..r.u32()? {
+                    facts.insert(r.text()?, r.text()?);
+                }
+                Self::Join { member, world, facts }
+            }
+            1 => Self::Data { from: Rank(r.u32()?), index: r.u32()? },
+            2 => {
+                let hub = Some(r.u32()?).filter(|rank| *rank != u32::MAX).map(Rank);
+                let members = (0..r.u32()?).map(|_| r.member()).collect::<Option<_>>()?;
+                Self::World { members, hub }
+            }
+            3 => Self::Ready,
+            4 => Self::Go,
+            5 => Self::Heartbeat { doing: r.text()? },
+            6 => Self::Goodbye,
+            7 => Self::Abort { reason: r.text()? },
+            8 => Self::Over { cause: r.cause()? },
+            _ => return None,
+        };
+        r.0.is_empty().then_some(message)
+    }
+}
+
+struct Writer(Vec<u8>);
+
+impl Writer {
+    /// Ends a chain.
+    fn end(&mut self) {}
+
+    fn u8(&mut self, value: u8) -> &mut Self {
+        self.0.push(value);
+        self
+    }
+
+    fn u32(&mut self, value: u32) -> &mut Self {
+        self.0.extend(value.to_le_bytes());
+        self
+    }
+
+    fn u64(&mut self, value: u64) -> &mut Self {
+        self.0.extend(value.to_le_bytes());
+        self
+    }
+
+    /// Long texts are cut: they are for people.
+    fn text(&mut self, text: &str) -> &mut Self {
+        let end = (0..=text.len().min(4000)).rev().find(|end| text.is_char_boundary(*end));
+        let text = &text[..end.unwrap_or(0)];
+        self.u32(text.len() as u32).0.extend(text.as_bytes());
+        self
+    }
+
+    fn member(&mut self, member: &Member) -> &mut Self {
+        let Member { rank, host, neighbourhood, listens, segment, mark } = member;
+        self.u32(rank.0).text(host).text(neighbourhood);
+        self.text(&listens.map(|address| address.to_string()).unwrap_or_default());
+        self.u32(segment.process).u32(segment.descriptor).u64(segment.bytes).0.extend(mark);
+        self
+    }
+
+    fn cause(&mut self, cause: &CommError) -> &mut Self {
+        match cause {
+            CommError::Failed { rank, reason } => self.u8(0).u32(rank.0).text(reason),
+            CommError::Lost { rank, host, how, doing, silent } => {
+                self.u8(1).u32(rank.0).text(host).text(how).text(doing);
+                self.u64(silent.as_millis() as u64)
+            }
+            other => self.u8(2).text(&other.to_string()),
+        }
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (array, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*array)
+    }
+
+    fn u8(&mut self) -> Option<u8> {
+        self.array().map(u8::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let length = self.u32()? as usize;
+        let (text, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        String::from_utf8(text.to_vec()).ok()
+    }
+
+    fn member(&mut self) -> Option<Member> {
+        let (rank, host, neighbourhood) = (Rank(self.u32()?), self.text()?, self.text()?);
+        let listens = match self.text()?.as_str() {
+            "" => None,
+            text => Some(text.parse().ok()?),
+        };
+        let (process, descriptor, bytes) = (self.u32()?, self.u32()?, self.u64()?);
+        let segment = Address { process, descriptor, bytes };
+        Some(Member { rank, host, neighbourhood, listens, segment, mark: self.array()? })
+    }
+
+    fn cause(&mut self) -> Option<CommError> {
+        Some(match self.u8()? {
+            0 => CommError::Failed { rank: Rank(self.u32()?), reason: self.text()? },
+            1 => CommError::Lost {
+                rank: Rank(self.u32()?),
+                host: self.text()?,
+                how: self.text()?,
+                doing: self.text()?,
+                silent: Duration::from_millis(self.u64()?),
+            },
+            2 => CommError::Job { problem: self.text()? },
+            _ => return None,
+        })
+    }
+}
+
+/// A connection that carries these messages, without ever blocking unless asked to.
+#[derive(Debug)]
+pub(crate) struct Line {
+    stream: TcpStream,
+    heard: Vec<u8>,
+    unsent: Vec<u8>,
+}
+
+/// How a connection ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Hangup(pub(crate) String);
+
+impl Line {
+    pub(crate) fn new(stream: TcpStream) -> Result<Self, Hangup> {
+        let _ = stream.set_nodelay(true);
+        stream.set_nonblocking(true).map_err(|error| Hangup(error.to_string()))?;
+        Ok(Self { stream, heard: Vec::new(), unsent: Vec::new() })
+    }
+
+    pub(crate) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// Whether there is something that the peer has not taken yet.
+    pub(crate) fn is_behind(&self) -> bool {
+        !self.unsent.is_empty()
+    }
+
+    /// Says something, now or as soon as the peer takes it.
+    pub(crate) fn say(&mut self, message: &Control) -> Result<(), Hangup> {
+        let body = message.encode();
+        self.unsent.extend((body.len() as u32).to_le_bytes());
+        self.unsent.extend(body);
+        if self.unsent.len() > MOST_UNSENT {
+            return Err(Hangup("it does not read what it is told".to_owned()));
+        }
+        self.flush()
+    }
+
+    pub(crate) fn flush(&mut self) -> Result<(), Hangup> {
+        while !self.unsent.is_empty() {
+            match self.stream.write(&self.unsent) {
+                Ok(n) => drop(self.unsent.drain(..n)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(Hangup(error.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next message, if it is there.
+    pub(crate) fn hear(&mut self) -> Result<Option<Control>, Hangup> {
+        loop {
+            if let Some(length) = self.heard.first_chunk::<4>() {
+                let length = u32::from_le_bytes(*length) as usize;
+                if length > LONGEST {
+                    return Err(Hangup("it sent something impossible".to_owned()));
+                }
+                if let Some(body) = self.heard.get(4..4 + length) {
+                    let message = Control::decode(body)
+                        .ok_or_else(|| Hangup("it sent something impossible".to_owned()))?;
+                    self.heard.drain(..4 + length);
+                    return Ok(Some(message));
+                }
+            }
+            let mut buffer = [0; 4096];
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Err(Hangup("its connection closed".to_owned())),
+                Ok(n) => self.heard.extend_from_slice(&buffer[..n]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(Hangup(format!("its connection broke: {error}"))),
+            }
+        }
+    }
+
+    /// Waits for the next message until a deadline; nothing if none came.
+    pub(crate) fn hear_until(&mut self, deadline: Instant) -> Result<Option<Control>, Hangup> {
+        use rustix::event::{PollFd, PollFlags, poll};
+        loop {
+            self.flush()?;
+            if let Some(message) = self.hear()? {
+                return Ok(Some(message));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let wanted =
+                if self.is_behind() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            let mut watched = [PollFd::new(&self.stream, wanted)];
+            let _ = poll(&mut watched, Some(&super::door::timespec(left)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn messages() -> Vec<Control> {
+        let member = |rank, listens: Option<&str>| Member {
+            rank: Rank(rank),
+            host: "a-host".into(),
+            neighbourhood: "x/y".into(),
+            listens: listens.map(|text| text.parse().unwrap()),
+            segment: Address { process: 12, descriptor: 3, bytes: 1 << 40 },
+            mark: [5; 32],
+        };
+        let lost = CommError::Lost {
+            rank: Rank(2),
+            host: "b".into(),
+            how: "died".into(),
+            doing: "at a barrier".into(),
+            silent: Duration::from_millis(1234),
+        };
+        let facts = [("plan", "abc"), ("seed", "1")];
+        vec![
+            Control::Join {
+                member: member(1, None),
+                world: 2,
+                facts: facts.map(|(k, v)| (k.into(), v.into())).into(),
+            },
+            Control::Data { from: Rank(3), index: 1 },
+            Control::World {
+                members: vec![member(0, Some("127.0.0.1:80")), member(1, Some("[::1]:9"))],
+                hub: Some(Rank(0)),
+            },
+            Control::World { members: vec![], hub: None },
+            Control::Ready,
+            Control::Go,
+            Control::Heartbeat { doing: "größer".into() },
+            Control::Goodbye,
+            Control::Abort { reason: String::new() },
+            Control::Over { cause: lost },
+            Control::Over { cause: CommError::Failed { rank: Rank(1), reason: "why".into() } },
+        ]
+    }
+
+    #[test]
+    fn messages_survive_and_their_parts_do_not() {
+        for message in messages() {
+            let bytes = message.encode();
+            assert_eq!(Control::decode(&bytes), Some(message.clone()));
+            for end in 0..bytes.len() {
+                assert_eq!(Control::decode(&bytes[..end]), None, "{message:?}");
+            }
+        }
+        let long = Control::Abort { reason: "ü".repeat(5000) };
+        let Some(Control::Abort { reason }) = Control::decode(&long.encode()) else { panic!() };
+        assert_eq!(reason, "ü".repeat(2000));
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = Control::decode(&bytes);
+        }
+    }
+}

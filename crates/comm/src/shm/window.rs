@@ -1,0 +1,236 @@
+//! Vectors in shared memory, and the view that other ranks have of them.
+//!
+//! A [`SharedBuffer`] is memory of one rank that its neighbours can read in place. The owner tells a
+//! neighbour where to look with a [`Loan`], a message of a few dozen bytes; the neighbour maps the
+//! buffer when it first hears of it and keeps it mapped. That nobody writes what another reads is
+//! laid down by the collective: what is lent stays as it is until the reader is done.
+
+use super::{Address, Mapping};
+use crate::error::CommError;
+use crate::secret::{PROOF, nonce};
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut, Range};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Memory that the ranks of this host can read in place: a collective whose vector lies in it moves
+/// nothing that it does not have to.
+#[derive(Debug)]
+pub struct SharedBuffer {
+    site: Arc<Site>,
+    bytes: usize,
+}
+
+/// Where a buffer is, for its owner.
+#[derive(Debug)]
+pub(crate) struct Site {
+    map: Mapping,
+    /// Kept open for as long as neighbours may have to find the buffer.
+    _file: OwnedFd,
+    address: Address,
+    mark: [u8; PROOF],
+}
+
+/// The buffer begins after its mark.
+const START: usize = 4096;
+
+impl SharedBuffer {
+    pub(crate) fn new(bytes: usize) -> Result<Self, CommError> {
+        let total = bytes.checked_add(START).filter(|total| *total < isize::MAX as usize);
+        let total = total.ok_or_else(|| super::problem(format!("{bytes} bytes are too many")))?;
+        let (map, file, address) = Mapping::create(total)?;
+        let mark = nonce()?;
+        // SAFETY: nobody else knows of the segment yet.
+        unsafe { map.write(0, &mark) };
+        Ok(Self { site: Arc::new(Site { map, _file: file, address, mark }), bytes })
+    }
+
+    pub(crate) fn site(&self) -> Arc<Site> {
+        Arc::clone(&self.site)
+    }
+}
+
+impl Deref for SharedBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: in this process the bytes are reached through this value only, which is borrowed;
+        // other processes only read them.
+        unsafe { self.site.map.slice(START, self.bytes) }
+    }
+}
+
+impl DerefMut for SharedBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: in this process the bytes are reached through this value only, which is borrowed
+        // mutably; other processes read them only while they are lent, and what is lent is not
+        // written.
+        unsafe { self.site.map.slice_mut(START, self.bytes) }
+    }
+}
+
+impl Site {
+    /// Where bytes of this process lie in the buffer, if they do.
+    fn locate(&self, bytes: &[u8]) -> Option<Range<u64>> {
+        let base = self.map.base.as_ptr().addr();
+        let start = bytes.as_ptr().addr().checked_sub(base)?;
+        let end = start.checked_add(bytes.len())?;
+        (start >= START && end <= self.map.bytes).then_some(start as u64..end as u64)
+    }
+}
+
+/// The message that lends: where to look.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Loan {
+    address: Address,
+    mark: [u8; PROOF],
+    ranges: Vec<Range<u64>>,
+}
+
+/// A loan has at least these bytes, and more for each range.
+const LOAN: usize = 16 + PROOF;
+/// More ranges than any collective has chunks worth reading in place.
+const MOST_RANGES: usize = 1 << 16;
+
+impl Loan {
+    /// Lends bytes, if all of them lie in one of the buffers.
+    pub(crate) fn of(sites: &[Arc<Site>], bytes: &[&[u8]]) -> Option<Self> {
+        if bytes.len() > MOST_RANGES {
+            return None;
+        }
+        sites.iter().find_map(|site| {
+            let ranges = bytes.iter().map(|bytes| site.locate(bytes)).collect::<Option<_>>()?;
+            Some(Self { address: site.address.clone(), mark: site.mark, ranges })
+        })
+    }
+
+    pub(crate) fn encode(&self, into: &mut Vec<u8>) {
+        into.extend(self.address.process.to_le_bytes());
+        into.extend(self.address.descriptor.to_le_bytes());
+        into.extend(self.address.bytes.to_le_bytes());
+        into.extend(self.mark);
+        for range in &self.ranges {
+            into.extend(range.start.to_le_bytes());
+            into.extend(range.end.to_le_bytes());
+        }
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (head, ranges) = bytes.split_at_checked(LOAN)?;
+        let (process, head) = head.split_first_chunk::<4>()?;
+        let (descriptor, head) = head.split_first_chunk::<4>()?;
+        let (total, mark) = head.split_first_chunk::<8>()?;
+        let total = u64::from_le_bytes(*total);
+        let address = Address {
+            process: u32::from_le_bytes(*process),
+            descriptor: u32::from_le_bytes(*descriptor),
+            bytes: total,
+        };
+        let (ranges, rest) = ranges.as_chunks::<16>();
+        let range = |bytes: &[u8; 16]| {
+            let (start, end) = bytes.split_first_chunk::<8>()?;
+            let end = u64::from_le_bytes(*end.first_chunk::<8>()?);
+            let range = u64::from_le_bytes(*start)..end;
+            (range.start <= range.end && range.end <= total).then_some(range)
+        };
+        let ranges = ranges.iter().map(range).collect::<Option<_>>()?;
+        rest.is_empty().then_some(Self { address, mark: *mark.first_chunk()?, ranges })
+    }
+}
+
+/// The buffers of neighbours that this rank has mapped, the latest first.
+#[derive(Debug, Default)]
+pub(crate) struct Windows {
+    known: VecDeque<([u8; PROOF], Arc<Mapping>)>,
+}
+
+impl Windows {
+    /// How many buffers stay mapped.
+    const MOST: usize = 256;
+
+    /// Opens what a neighbour lends.
+    pub(crate) fn open(&mut self, loan: Loan) -> Result<Window, CommError> {
+        let at = match self.known.iter().position(|(mark, _)| *mark == loan.mark) {
+            Some(at) => at,
+            None => {
+                let map = Mapping::open(&loan.address)?;
+                let mut mark = [0; PROOF];
+                // SAFETY: the mark was written before the buffer was lent and does not change.
+                unsafe { map.read(0, &mut mark) };
+                if mark != loan.mark {
+                    return Err(super::problem(
+                        "the shared memory of a neighbour is not the one announced".to_owned(),
+                    ));
+                }
+                self.known.push_front((mark, Arc::new(map)));
+                self.known.truncate(Self::MOST);
+                0
+            }
+        };
+        let map = Arc::clone(&self.known[at].1);
+        if loan.ranges.iter().any(|range| range.end > map.bytes as u64) {
+            return Err(super::problem("a neighbour lends what it does not have".to_owned()));
+        }
+        let range = |range: Range<u64>| range.start as usize..range.end as usize;
+        Ok(Window { map, ranges: loan.ranges.into_iter().map(range).collect() })
+    }
+}
+
+/// Bytes in the memory of another rank.
+#[derive(Debug)]
+pub struct Window {
+    map: Arc<Mapping>,
+    ranges: Vec<Range<usize>>,
+}
+
+impl Window {
+    /// How many there are.
+    pub(crate) fn bytes(&self) -> usize {
+        self.ranges.iter().map(ExactSizeIterator::len).sum()
+    }
+
+    /// The bytes, piece by piece.
+    pub(crate) fn pieces(&self) -> Vec<&[u8]> {
+        // SAFETY: the ranges were checked when the window was opened. The lender leaves them alone
+        // until it is told that they are done with, which happens after the last use of the window.
+        let piece = |range: &Range<usize>| unsafe { self.map.slice(range.start, range.len()) };
+        self.ranges.iter().map(piece).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loan_shows_the_owners_bytes() {
+        let mut buffer = SharedBuffer::new(10_000).unwrap();
+        buffer[5000..5003].copy_from_slice(b"abc");
+        let sites = [SharedBuffer::new(8).unwrap().site(), buffer.site()];
+        let loan = Loan::of(&sites, &[&buffer[5000..5002], &buffer[2..2], &buffer[5001..5003]]);
+        let mut bytes = Vec::new();
+        loan.as_ref().unwrap().encode(&mut bytes);
+        assert_eq!(Loan::decode(&bytes), loan);
+        assert_eq!(Loan::decode(&bytes[..bytes.len() - 1]), None);
+        let mut windows = Windows::default();
+        let window = windows.open(loan.unwrap()).unwrap();
+        assert_eq!(window.pieces(), [b"ab".as_slice(), b"", b"bc"]);
+        assert_eq!(window.bytes(), 4);
+    }
+
+    #[test]
+    fn what_is_not_shared_or_not_there_is_not_lent() {
+        let buffer = SharedBuffer::new(100).unwrap();
+        let sites = [buffer.site()];
+        assert_eq!(Loan::of(&sites, &[&[1, 2, 3]]), None);
+        let mut loan = Loan::of(&sites, &[&buffer[..]]).unwrap();
+        loan.ranges[0].end += 1;
+        assert!(Windows::default().open(loan.clone()).is_err());
+        let mut bytes = Vec::new();
+        loan.encode(&mut bytes);
+        assert_eq!(Loan::decode(&bytes), None);
+        let mut forged = Loan::of(&sites, &[]).unwrap();
+        forged.mark[0] ^= 1;
+        assert!(Windows::default().open(forged).is_err());
+    }
+}

@@ -1,0 +1,203 @@
+//! Ranks that are real processes give the same bits as threads do, over shared memory, over TCP and
+//! over both.
+//!
+//! Every rank is this test binary, started again with a variable that says what to do.
+
+use paceline_comm::collective::{CollectiveSpec, run_bytes};
+use paceline_comm::process::{ProcessOptions, ProcessTransport, Wires, connect};
+use paceline_comm::rendezvous::{Hub, HubOptions};
+use paceline_comm::{Secret, Tag, Transport, thread};
+use paceline_plan::collective::{Algorithm, CollectiveKind, Level, Order, Reduction, resolve};
+use paceline_plan::dtype::DType;
+use paceline_plan::ids::Rank;
+use reference::Known;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+mod reference;
+
+const HERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+/// Messages through sockets cost the most, and there are thousands.
+fn thinning(wires: &str) -> usize {
+    match wires {
+        "shm" => 3,
+        _ => 11,
+    }
+}
+
+const SECRET: &str = "the secret of the process tests";
+
+fn secret() -> Secret {
+    Secret::from_text(SECRET).unwrap()
+}
+
+/// What a rank is told by a variable: `wires rank world hub`.
+const ROLE: &str = "PACELINE_COMM_TEST_ROLE";
+
+fn spawn(wires: &str, rank: u32, world: u32, hub: SocketAddr) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_rank", "--nocapture", "--test-threads=1"])
+        .env(ROLE, format!("{wires} {rank} {world} {hub}"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Not a test by itself: what the started processes do.
+#[test]
+fn a_rank() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let words: Vec<&str> = role.split(' ').collect();
+    let [wires, rank, world, hub] = words[..] else { panic!("{role}") };
+    let (rank, world) = (Rank(rank.parse().unwrap()), world.parse().unwrap());
+    let mut options = ProcessOptions::new(rank, world, hub.parse().unwrap(), secret());
+    options.hub_in_rank_0 = false;
+    options.join = Duration::from_secs(20);
+    match wires {
+        "shm" | "read" => options.wires = Wires::SharedMemory,
+        "tcp" => (options.wires, options.connections) = (Wires::Tcp, 2),
+        // Three hosts, as far as names go.
+        _ => options.host = Some(format!("host-{}", rank.0 % 3)),
+    }
+    let mut transport = connect(&options).unwrap();
+    let digest = match wires {
+        "read" | "read-auto" => read_in_place(&mut transport),
+        _ => reference::product(&mut transport, thinning(wires)),
+    };
+    println!("digest {digest:016x}");
+}
+
+/// Every collective by read-reduce, on vectors that the others can read in place and on others.
+fn read_in_place(transport: &mut ProcessTransport) -> u64 {
+    let (ranks, me) = (transport.world(), transport.rank());
+    let members = reference::everyone(ranks);
+    let patience = Duration::from_secs(20);
+    let mut tag = Tag::new(8, 0);
+    let mut shared = transport.shared_buffer(1 << 21).unwrap();
+    for size in reference::SIZES {
+        let known = Known::new(ranks, size);
+        for dtype in reference::TYPES {
+            for spec in read_reduce(ranks) {
+                let all_to_all = spec.kind == CollectiveKind::AllToAll;
+                let naive = known.naive(spec.kind, dtype);
+                let n = naive.n;
+                let input = naive.input(&spec, me.0);
+                let (range, wanted) = naive.outcome(&spec, me.0);
+                for in_place in [true, false] {
+                    let mut private = input.clone();
+                    let mut output = all_to_all.then(|| vec![0xff; input.len()]);
+                    // Not at the buffer's beginning, nor aligned to anything.
+                    let data =
+                        if in_place { &mut shared[6..][..input.len()] } else { &mut private };
+                    data.copy_from_slice(&input);
+                    let (vector, out) = ((dtype, &mut *data), output.as_deref_mut());
+                    run_bytes(transport, &spec, &members, tag, vector, out, patience).unwrap();
+                    let found = output.as_deref().unwrap_or(data);
+                    assert!(found[range.clone()] == wanted, "{spec:?}, {n} {dtype}, at {me}");
+                    tag = tag.next();
+                }
+            }
+        }
+    }
+    // The canonical order is the one of messages.
+    let [messages, reads] = [Algorithm::Direct, Algorithm::ReadReduce].map(|algorithm| {
+        let data: &mut [u8] = &mut shared[..4000];
+        for (i, element) in data.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let value = 1.0 / (1 + i * 7 % 13 + me.index() * 3) as f32;
+            *element = value.to_ne_bytes();
+        }
+        let order = Order::Canonical;
+        let spec = CollectiveSpec { algorithm, order, ..read_reduce(ranks)[0] };
+        let vector = (DType::F32, &mut *data);
+        run_bytes(transport, &spec, &members, tag, vector, None, patience).unwrap();
+        tag = tag.next();
+        data.to_vec()
+    });
+    assert_eq!(messages, reads);
+    0
+}
+
+fn read_reduce(ranks: u32) -> Vec<CollectiveSpec> {
+    let hierarchy =
+        Algorithm::Hierarchical { inner: Level::ReadReduce, outer: Level::Ring, host: None };
+    let mut specs = Vec::new();
+    for algorithm in [Algorithm::ReadReduce, hierarchy.with_host(ranks.min(3))] {
+        for kind in CollectiveKind::ALL {
+            for order in [Order::Free, Order::Canonical] {
+                if resolve(kind, algorithm, ranks, order).is_ok() {
+                    let (reduction, root, block) = (Reduction::Sum, ranks / 2, 1);
+                    specs.push(CollectiveSpec { kind, algorithm, order, reduction, root, block });
+                }
+            }
+        }
+    }
+    specs
+}
+
+#[test]
+fn ranks_read_each_others_memory() {
+    for ranks in [1, 2, 3, 4, 6, 9] {
+        assert_eq!(world("read", ranks), vec![0; ranks as usize]);
+    }
+    // Between hosts, what would be read is sent.
+    assert_eq!(world("read-auto", 6), vec![0; 6]);
+}
+
+/// Runs the product in a world of processes; the digest of each rank.
+fn world(wires: &str, ranks: u32) -> Vec<u64> {
+    let hub = Hub::start(HubOptions {
+        listen: HERE,
+        secret: secret(),
+        world: ranks,
+        in_rank: None,
+        join: Duration::from_secs(20),
+        detection: Duration::from_secs(10),
+    })
+    .unwrap();
+    let children: Vec<_> =
+        (0..ranks).map(|rank| spawn(wires, rank, ranks, hub.address())).collect();
+    let digest = |child: Child| {
+        let output = child.wait_with_output().unwrap();
+        let (said, complained) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{wires}, {ranks} ranks: {said}\n{complained}");
+        let at = said.find("digest ").unwrap() + "digest ".len();
+        u64::from_str_radix(&said[at..at + 16], 16).unwrap()
+    };
+    let digests = children.into_iter().map(digest).collect();
+    hub.join().unwrap();
+    digests
+}
+
+/// Threads, which are checked with all collectives elsewhere.
+fn threads(ranks: u32, thinning: usize) -> Vec<u64> {
+    std::thread::scope(|scope| {
+        let run = |mut transport| scope.spawn(move || reference::product(&mut transport, thinning));
+        let threads: Vec<_> = thread::world(ranks).into_iter().map(run).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn shared_memory_gives_the_bits_of_threads() {
+    for ranks in 1..=9 {
+        assert_eq!(world("shm", ranks), threads(ranks, thinning("shm")), "{ranks} ranks");
+    }
+}
+
+#[test]
+fn tcp_gives_the_bits_of_threads() {
+    for ranks in 2..=9 {
+        assert_eq!(world("tcp", ranks), threads(ranks, thinning("tcp")), "{ranks} ranks");
+    }
+}
+
+#[test]
+fn both_together_give_the_bits_of_threads() {
+    for ranks in 2..=9 {
+        assert_eq!(world("auto", ranks), threads(ranks, thinning("auto")), "{ranks} ranks");
+    }
+}

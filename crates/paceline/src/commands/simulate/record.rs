@@ -1,0 +1,199 @@
+//! A prediction as JSON.
+
+use crate::estimate::{Estimate, FailureEstimate};
+use paceline_sim::training::TrainingCost;
+use paceline_sim::{Details, DimensionUse, MemoryCurve, OpStat, Outcome, PathPart};
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+
+/// The fields of the contract, and what a simulation says beyond them.
+#[derive(Serialize)]
+pub(super) struct Record<'a> {
+    iteration_s: f64,
+    /// Factors on `iteration_s`.
+    error_band: [f64; 2],
+    compute_s: f64,
+    communication_s: f64,
+    exposed_communication_s: f64,
+    bubble_fraction: f64,
+    peak_bytes: u64,
+    fits: bool,
+    mfu: f64,
+    tokens_per_s_per_device: f64,
+    ops: Vec<Op<'a>>,
+    #[serde(flatten)]
+    details: Option<DetailsRecord<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    training: Option<Training>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failures: Option<Failures>,
+}
+
+impl<'a> Record<'a> {
+    /// With `curves`, what roles hold over time as well, which is long.
+    pub(super) fn new(outcome: &'a Outcome, estimate: &Estimate, curves: bool) -> Self {
+        Self {
+            iteration_s: outcome.iteration.0,
+            error_band: [outcome.error_band.low, outcome.error_band.high],
+            compute_s: outcome.compute.0,
+            communication_s: outcome.communication.0,
+            exposed_communication_s: outcome.exposed_communication.0,
+            bubble_fraction: outcome.bubble_fraction,
+            peak_bytes: outcome.peak_bytes.0,
+            fits: outcome.fits,
+            mfu: outcome.mfu,
+            tokens_per_s_per_device: outcome.tokens_per_s_per_device,
+            ops: outcome.ops.iter().map(Op::from).collect(),
+            details: outcome.details.as_ref().map(|details| DetailsRecord::new(details, curves)),
+            training: estimate.cost.as_ref().map(Training::from),
+            failures: estimate.failures.as_ref().map(Failures::from),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Op<'a> {
+    name: &'a str,
+    count: u64,
+    time_s: f64,
+    exposed_s: f64,
+}
+
+impl<'a> From<&'a OpStat> for Op<'a> {
+    fn from(op: &'a OpStat) -> Self {
+        Self { name: &op.name, count: op.count, time_s: op.time.0, exposed_s: op.exposed.0 }
+    }
+}
+
+#[derive(Serialize)]
+struct DetailsRecord<'a> {
+    critical_path: Path<'a>,
+    limits: Limits,
+    bandwidth: Vec<Dimension<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_over_time: Option<Vec<Curve<'a>>>,
+}
+
+impl<'a> DetailsRecord<'a> {
+    fn new(details: &'a Details, curves: bool) -> Self {
+        let limits = details.limits;
+        Self {
+            critical_path: Path(&details.critical_path.parts),
+            limits: Limits {
+                no_network_s: limits.no_network.0,
+                no_compute_s: limits.no_compute.0,
+                no_bubble_s: limits.no_bubble.0,
+            },
+            bandwidth: details.bandwidth.iter().map(Dimension::from).collect(),
+            memory_over_time: curves.then(|| details.memory.iter().map(Curve::from).collect()),
+        }
+    }
+}
+
+/// Seconds of the critical path by kind, the longest first; they sum to the iteration.
+struct Path<'a>(&'a [PathPart]);
+
+impl Serialize for Path<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for part in self.0 {
+            map.serialize_entry(&part.name, &part.time.0)?;
+        }
+        map.end()
+    }
+}
+
+#[derive(Serialize)]
+struct Limits {
+    no_network_s: f64,
+    no_compute_s: f64,
+    no_bubble_s: f64,
+}
+
+#[derive(Serialize)]
+struct Dimension<'a> {
+    dimension: &'a str,
+    utilisation: f64,
+    bytes_per_device: f64,
+    messages_per_device: f64,
+    message_s: f64,
+}
+
+impl<'a> From<&'a DimensionUse> for Dimension<'a> {
+    fn from(used: &'a DimensionUse) -> Self {
+        Self {
+            dimension: &used.dimension,
+            utilisation: used.utilisation,
+            bytes_per_device: used.bytes_per_device,
+            messages_per_device: used.messages_per_device,
+            message_s: used.message.0,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Curve<'a> {
+    role: &'a str,
+    planned_bytes: u64,
+    persistent_bytes: u64,
+    /// Pairs of a time and the bytes held from then on.
+    points: Vec<(f64, u64)>,
+}
+
+impl<'a> From<&'a MemoryCurve> for Curve<'a> {
+    fn from(curve: &'a MemoryCurve) -> Self {
+        Self {
+            role: &curve.role,
+            planned_bytes: curve.planned.0,
+            persistent_bytes: curve.persistent.0,
+            points: curve.points.iter().map(|point| (point.at.0, point.bytes.0)).collect(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Training {
+    tokens: u64,
+    iterations: u64,
+    wall_s: f64,
+    device_hours: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<f64>,
+}
+
+impl From<&TrainingCost> for Training {
+    fn from(cost: &TrainingCost) -> Self {
+        Self {
+            tokens: cost.tokens,
+            iterations: cost.iterations,
+            wall_s: cost.wall.0,
+            device_hours: cost.device_hours,
+            cost: cost.cost,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Failures {
+    mtbf_s: f64,
+    checkpoint_every: u64,
+    checkpoint_interval_s: f64,
+    goodput: f64,
+    best_checkpoint_every: u64,
+    best_interval_s: f64,
+    best_goodput: f64,
+}
+
+impl From<&FailureEstimate> for Failures {
+    fn from(estimate: &FailureEstimate) -> Self {
+        Self {
+            mtbf_s: estimate.mtbf.0,
+            checkpoint_every: estimate.every,
+            checkpoint_interval_s: estimate.chosen.interval.0,
+            goodput: estimate.chosen.goodput,
+            best_checkpoint_every: estimate.best_every,
+            best_interval_s: estimate.best_interval.0,
+            best_goodput: estimate.best.goodput,
+        }
+    }
+}

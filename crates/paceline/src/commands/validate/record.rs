@@ -1,0 +1,152 @@
+//! A row of a table beside its prediction, and all rows in sum.
+
+use paceline_sim::table::{astra::AstraRow, collectives, training};
+use paceline_sim::{ErrorBand, quantile};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// One row.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Record {
+    pub(super) id: String,
+    pub(super) measured_s: Option<f64>,
+    pub(super) predicted_s: Option<f64>,
+    pub(super) error: Option<f64>,
+    pub(super) measured_bytes: Option<u64>,
+    pub(super) predicted_bytes: Option<u64>,
+    /// The software that a training run is taken for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    profile: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) skipped: Option<String>,
+}
+
+impl Record {
+    pub(super) fn of_training(row: &training::Row) -> Self {
+        let base = Self {
+            measured_bytes: row.measured_bytes().map(|bytes| bytes.0),
+            profile: row.request().ok().map(|request| request.profile.name),
+            ..Self::default()
+        };
+        match row.simulate() {
+            Ok(prediction) => {
+                let predicted_bytes = Some(prediction.predicted_bytes.0);
+                let base = Self { predicted_bytes, ..base };
+                base.compared(row.id(), row.measured_s(), prediction.predicted_s)
+            }
+            Err(why) => base.skipped(row.id(), row.measured_s(), &why),
+        }
+    }
+
+    pub(super) fn of_collective(row: &collectives::Row) -> Self {
+        let base = Self::default();
+        match row.simulate() {
+            Ok(prediction) => base.compared(row.id(), row.measured_s(), prediction.predicted_s),
+            Err(why) => base.skipped(row.id(), row.measured_s(), &why),
+        }
+    }
+
+    /// ASTRA-sim's cycle is a nanosecond.
+    pub(super) fn of_astra(row: &AstraRow) -> Self {
+        let seconds = |nanoseconds: u64| nanoseconds as f64 * 1e-9;
+        let (base, measured) = (Self::default(), row.measured_ns_max.map(seconds));
+        match row.case.as_ref().map(paceline_sim::astra::simulate) {
+            Ok(Ok(outcome)) => base.compared(&row.id, measured, seconds(outcome.time_ns_max)),
+            Ok(Err(why)) => base.skipped(&row.id, measured, &why),
+            Err(why) => base.skipped(&row.id, measured, why),
+        }
+    }
+
+    fn compared(self, id: &str, measured_s: Option<f64>, predicted_s: f64) -> Self {
+        let error = measured_s.map(|measured| (predicted_s - measured) / measured);
+        let (id, predicted_s) = (id.to_owned(), Some(predicted_s));
+        Self { id, measured_s, predicted_s, error: error.filter(|e| e.is_finite()), ..self }
+    }
+
+    fn skipped(self, id: &str, measured_s: Option<f64>, why: &dyn ToString) -> Self {
+        Self { id: id.to_owned(), measured_s, skipped: Some(why.to_string()), ..self }
+    }
+}
+
+/// All rows in sum.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct Total {
+    pub(super) rows: usize,
+    pub(super) compared: usize,
+    pub(super) skipped: usize,
+    pub(super) median_abs_error: Option<f64>,
+    pub(super) p90_abs_error: Option<f64>,
+    /// Factors on a prediction between which four of five measurements lie.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) band: Option<[f64; 2]>,
+    /// The same by profile, for training runs: what `paceline_sim::error_band` should say.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) bands: BTreeMap<&'static str, [f64; 2]>,
+}
+
+impl Total {
+    pub(super) fn of(records: &[Record]) -> Self {
+        let mut errors: Vec<f64> =
+            records.iter().filter_map(|record| record.error.map(f64::abs)).collect();
+        errors.sort_by(f64::total_cmp);
+        let mut profiles: BTreeMap<&'static str, [f64; 2]> = BTreeMap::new();
+        for profile in records.iter().filter_map(|record| record.profile) {
+            if let Some(band) = band(records.iter().filter(|r| r.profile == Some(profile))) {
+                profiles.insert(profile, band);
+            }
+        }
+        Self {
+            rows: records.len(),
+            compared: errors.len(),
+            skipped: records.iter().filter(|record| record.skipped.is_some()).count(),
+            median_abs_error: quantile(&errors, 0.5),
+            p90_abs_error: quantile(&errors, 0.9),
+            band: band(records.iter()),
+            bands: profiles,
+        }
+    }
+}
+
+fn band<'a>(records: impl Iterator<Item = &'a Record>) -> Option<[f64; 2]> {
+    let runs = records.filter_map(|record| record.measured_s.zip(record.predicted_s));
+    ErrorBand::of_runs(runs).map(|band| [band.low, band.high])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(profile: &'static str, measured: f64, predicted: f64) -> Record {
+        Record { profile: Some(profile), ..Record::default() }.compared(
+            "x",
+            Some(measured),
+            predicted,
+        )
+    }
+
+    #[test]
+    fn errors_and_bands_are_those_of_what_can_be_compared() {
+        let records = [
+            record("a", 2.0, 1.0),
+            record("b", 1.0, 1.0),
+            record("b", 3.0, 2.0),
+            Record::default().skipped("y", Some(1.0), &"why"),
+            Record::default().compared("z", None, 1.0),
+        ];
+        let total = Total::of(&records);
+        assert_eq!((total.rows, total.compared, total.skipped), (5, 3, 1));
+        assert_eq!(total.median_abs_error, Some(1.0 / 3.0));
+        assert_eq!(total.bands["a"], [2.0, 2.0]);
+        let [low, high] = total.bands["b"];
+        assert!((low - 1.05).abs() < 1e-12 && (high - 1.45).abs() < 1e-12);
+        let [low, high] = total.band.unwrap();
+        assert!((low - 1.1).abs() < 1e-12 && (high - 1.9).abs() < 1e-12, "{low} {high}");
+    }
+
+    #[test]
+    fn nothing_comes_to_nothing() {
+        let total = Total::of(&[]);
+        assert_eq!((total.band, total.median_abs_error), (None, None));
+        assert!(total.bands.is_empty());
+    }
+}

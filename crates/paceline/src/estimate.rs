@@ -1,0 +1,64 @@
+//! What a whole training run takes, from one predicted iteration.
+
+use crate::flags::WholeRun;
+use paceline_plan::program::Plan;
+use paceline_plan::units::Seconds;
+use paceline_sim::training::{Checkpointing, Failures, TrainingCost, TrainingRun};
+
+/// What was asked about a whole run.
+pub(crate) struct Estimate {
+    /// With `--tokens`.
+    pub cost: Option<TrainingCost>,
+    /// With `--mtbf-hours`.
+    pub failures: Option<FailureEstimate>,
+}
+
+/// What failures leave of the time.
+pub(crate) struct FailureEstimate {
+    /// Mean time between failures of the whole job.
+    pub mtbf: Seconds,
+    /// Ranks that may fail.
+    pub devices: u64,
+    /// Iterations between checkpoints, as asked for or else the best number.
+    pub every: u64,
+    /// What they leave.
+    pub chosen: Failures,
+    /// The best number of iterations.
+    pub best_every: u64,
+    /// What it leaves.
+    pub best: Failures,
+    /// The best time between checkpoints, were iterations divisible.
+    pub best_interval: Seconds,
+}
+
+impl Estimate {
+    pub(crate) fn new(run: &WholeRun, plan: &Plan, iteration: Seconds) -> Self {
+        let devices = u64::from(plan.mesh.world());
+        let failures = run.failures.map(|flags| {
+            let job =
+                Checkpointing::of_devices(flags.mtbf, devices, flags.checkpoint, flags.restart);
+            let (best_every, best) = job.best_in_iterations(iteration);
+            let every = flags.every.unwrap_or(best_every);
+            FailureEstimate {
+                mtbf: job.mtbf,
+                devices,
+                every,
+                chosen: job.at(iteration * every as f64),
+                best_every,
+                best,
+                best_interval: job.best_interval(),
+            }
+        });
+        let cost = run.tokens.map(|tokens| {
+            let training = TrainingRun {
+                tokens,
+                tokens_per_iteration: plan.strategy.tokens(),
+                iteration,
+                devices,
+                price_per_device_hour: run.price_per_device_hour,
+            };
+            training.cost(failures.as_ref().map(|failures| &failures.chosen))
+        });
+        Self { cost, failures }
+    }
+}

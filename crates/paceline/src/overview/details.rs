@@ -1,0 +1,173 @@
+//! What limits a prediction, and what a whole run takes, in lines for a terminal.
+
+use super::table::{count, percent, table};
+use crate::estimate::{Estimate, FailureEstimate};
+use paceline_plan::units::{Bytes, Seconds};
+use paceline_sim::training::TrainingCost;
+use paceline_sim::{Details, ErrorBand, Outcome};
+
+/// Parts of the critical path named before the rest are summed up.
+const PARTS: usize = 5;
+
+/// What limits the iteration, what it waits for, and how busy the links are.
+pub(super) fn details_text(outcome: &Outcome, details: &Details) -> String {
+    let mut text = format!("\n{}", limits(outcome, details));
+    text += &format!("\n{}", path(outcome, details));
+    text + &format!("\n{}", links(details))
+}
+
+fn limits(outcome: &Outcome, details: &Details) -> String {
+    let limits = details.limits;
+    let row = |what: &str, time: Seconds| {
+        let saved = (outcome.iteration - time).max(Seconds::ZERO);
+        let share = percent(share(saved, outcome.iteration));
+        vec![what.to_owned(), time.to_string(), saved.to_string(), share]
+    };
+    let rows = [
+        row("an infinitely fast network", limits.no_network),
+        row("infinitely fast computation", limits.no_compute),
+        row("no waiting for other ranks", limits.no_bubble),
+    ];
+    table(&["with", "iteration", "saves", ""], 1, rows)
+}
+
+fn path(outcome: &Outcome, details: &Details) -> String {
+    let parts = &details.critical_path.parts;
+    let part = |name: &str, count: u64, time: Seconds| {
+        let share = percent(share(time, outcome.iteration));
+        vec![name.to_owned(), super::count(count), time.to_string(), share]
+    };
+    let shown = parts.len().min(if parts.len() == PARTS + 1 { PARTS + 1 } else { PARTS });
+    let (first, rest) = parts.split_at(shown);
+    let mut rows: Vec<_> = first.iter().map(|p| part(&p.name, p.count, p.time)).collect();
+    if !rest.is_empty() {
+        let (steps, time) = (rest.iter().map(|p| p.count).sum(), rest.iter().map(|p| p.time).sum());
+        rows.push(part(&format!("{} other kinds", rest.len()), steps, time));
+    }
+    table(&["critical path", "steps", "time", ""], 1, rows)
+}
+
+fn links(details: &Details) -> String {
+    let rows = details.bandwidth.iter().map(|used| {
+        vec![
+            used.dimension.clone(),
+            percent(used.utilisation),
+            Bytes(used.bytes_per_device as u64).to_string(),
+            count(used.messages_per_device.round() as u64),
+            used.message.to_string(),
+        ]
+    });
+    let head = ["links", "used", "bytes/device", "messages/device", "each"];
+    table(&head, 1, rows)
+}
+
+fn share(part: Seconds, whole: Seconds) -> f64 {
+    if whole.0 > 0.0 { part.0 / whole.0 } else { 0.0 }
+}
+
+/// A time with the band in which measurements are expected.
+pub(super) fn band(time: Seconds, band: ErrorBand) -> String {
+    let (low, high) = (time * band.low, time * band.high);
+    format!("expect {low} to {high} (four of five measured runs)")
+}
+
+/// What a whole run takes, as facts; empty if nothing was asked.
+pub(crate) fn estimate_facts(estimate: &Estimate, band: ErrorBand) -> Vec<(&'static str, String)> {
+    let failures = estimate.failures.as_ref().map(|found| ("failures", failures(found)));
+    let training = estimate.cost.as_ref().map(|found| ("training", training(found, band)));
+    training.into_iter().chain(failures).collect()
+}
+
+fn training(cost: &TrainingCost, band: ErrorBand) -> String {
+    let mut text = format!(
+        "{} tokens: {} iterations, {} ({} to {}), {} device hours",
+        count(cost.tokens),
+        count(cost.iterations),
+        long(cost.wall),
+        long(cost.wall * band.low),
+        long(cost.wall * band.high),
+        rounded(cost.device_hours)
+    );
+    if let Some(money) = cost.cost {
+        text += &format!(", cost {}", rounded(money));
+    }
+    text
+}
+
+fn failures(estimate: &FailureEstimate) -> String {
+    let FailureEstimate { mtbf, devices, every, chosen, best_every, best, .. } = estimate;
+    let mut text = format!(
+        "one in {} on {} devices; {} goodput with a checkpoint every {} iterations ({})",
+        long(*mtbf),
+        count(*devices),
+        percent(chosen.goodput),
+        count(*every),
+        long(chosen.interval)
+    );
+    if every == best_every {
+        text += ", which is best";
+    } else {
+        text += &format!("; best is every {}: {}", count(*best_every), percent(best.goodput));
+    }
+    text
+}
+
+/// A long time with the unit that fits: seconds, hours, days or years.
+fn long(time: Seconds) -> String {
+    const HOUR: f64 = 3600.0;
+    const DAY: f64 = 24.0 * HOUR;
+    const YEAR: f64 = 365.25 * DAY;
+    match time.0 {
+        t if !t.is_finite() => "for ever".to_owned(),
+        t if t >= 2.0 * YEAR => format!("{} years", digits(t / YEAR)),
+        t if t >= 2.0 * DAY => format!("{} days", digits(t / DAY)),
+        t if t >= 2.0 * HOUR => format!("{} hours", digits(t / HOUR)),
+        t if t >= 120.0 => format!("{} minutes", digits(t / 60.0)),
+        _ => time.to_string(),
+    }
+}
+
+/// Three digits or more, with thousands apart.
+fn digits(value: f64) -> String {
+    if value < 100.0 { format!("{value:.1}") } else { count(value.round() as u64) }
+}
+
+/// A large number without a fraction; a small one with two places.
+fn rounded(value: f64) -> String {
+    if !value.is_finite() {
+        "without end".to_owned()
+    } else if value < 100.0 {
+        format!("{value:.2}")
+    } else {
+        count(value.round() as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_times_have_the_unit_that_fits() {
+        let shown = [0.5, 119.0, 120.0, 7200.0, 172_800.0, 86_400.0 * 400.0, 1e9, f64::INFINITY]
+            .map(|seconds| long(Seconds(seconds)));
+        assert_eq!(
+            shown,
+            [
+                "500 ms",
+                "119 s",
+                "2.0 minutes",
+                "2.0 hours",
+                "2.0 days",
+                "400 days",
+                "31.7 years",
+                "for ever"
+            ]
+        );
+    }
+
+    #[test]
+    fn money_is_rounded_to_what_matters() {
+        assert_eq!([0.5, 99.999, 1234.5].map(rounded), ["0.50", "100.00", "1,235"]);
+    }
+}

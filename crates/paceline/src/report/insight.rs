@@ -1,0 +1,220 @@
+//! Why a predicted iteration takes as long as it does: what limits it, what it waits for, how busy
+//! the links are.
+
+use super::numbers::{Scale, Text, percent_of};
+use paceline_plan::units::{Bytes, Seconds};
+use paceline_sim::cluster::Cluster;
+use paceline_sim::{Details, ErrorBand, Outcome};
+use std::fmt::{self, Write};
+
+/// A prediction beyond its timeline.
+#[derive(Clone, Debug)]
+pub(crate) struct Insight<'a> {
+    /// The predicted time.
+    pub iteration: Seconds,
+    /// Factors on it between which a measurement is expected.
+    pub band: ErrorBand,
+    /// What it waits for, what limits it, and what it uses.
+    pub details: &'a Details,
+    /// What a device can hold.
+    pub capacity: Bytes,
+}
+
+impl<'a> Insight<'a> {
+    /// Of a simulation that was asked for details.
+    pub(crate) fn new(outcome: &'a Outcome, cluster: &Cluster) -> Option<Self> {
+        Some(Self {
+            iteration: outcome.iteration,
+            band: outcome.error_band,
+            details: outcome.details.as_ref()?,
+            capacity: cluster.device.memory,
+        })
+    }
+}
+
+/// The iteration with one of its costs taken away at a time, and how far the prediction is trusted.
+pub(super) fn limits(out: &mut String, insight: &Insight<'_>) -> fmt::Result {
+    let limits = insight.details.limits;
+    let scale = Scale::of(insight.iteration);
+    let (low, high) = (insight.iteration * insight.band.low, insight.iteration * insight.band.high);
+    writeln!(
+        out,
+        "<p>Four of five measured runs took {:.2} to {:.2} times what is predicted for them: expect \
+         <strong>{} to {}</strong>.</p>",
+        insight.band.low,
+        insight.band.high,
+        scale.show(low),
+        scale.full(high),
+    )?;
+    writeln!(
+        out,
+        "<table class=\"bars\"><caption>The iteration with one of its costs taken away, in {}. What \
+         each would save does not add up: behind one, another may come to \
+         light.</caption>\n<thead><tr><th>with</th><th>iteration</th><th>saves</th><th></th>\
+         <th class=\"bar\"></th></tr></thead>\n<tbody>",
+        scale.unit,
+    )?;
+    let whole = insight.iteration;
+    for (what, time) in [
+        ("everything as predicted", whole),
+        ("an infinitely fast network", limits.no_network),
+        ("infinitely fast computation", limits.no_compute),
+        ("no waiting for other ranks", limits.no_bubble),
+    ] {
+        let saved = (whole - time).max(Seconds::ZERO);
+        writeln!(
+            out,
+            "<tr><th>{what}</th><td>{}</td><td>{}</td><td>{}</td>{}</tr>",
+            scale.show(time),
+            scale.show(saved),
+            percent_of(saved.0, whole.0),
+            bar(&[("m0", time.0 / whole.0)]),
+        )?;
+    }
+    writeln!(out, "</tbody></table>")
+}
+
+/// The critical path by kind of op.
+pub(super) fn critical_path(out: &mut String, insight: &Insight<'_>) -> fmt::Result {
+    let path = &insight.details.critical_path;
+    let scale = Scale::of(insight.iteration);
+    writeln!(
+        out,
+        "<p>From the end of the iteration back to its start, each op waited for the one before it: \
+         on its lane, by a dependency, or on the other side of a message. These {} steps make up \
+         the iteration; speeding up anything else leaves it as it is.</p>",
+        path.steps.len(),
+    )?;
+    writeln!(
+        out,
+        "<table class=\"bars\"><caption>The critical path by kind, in {}.</caption>\n<thead><tr>\
+         <th>kind</th><th>steps</th><th>time</th><th>share</th><th class=\"bar\"></th></tr></thead>\
+         \n<tbody>",
+        scale.unit,
+    )?;
+    for part in &path.parts {
+        let class = part.kind.name();
+        writeln!(
+            out,
+            "<tr><th><i class=\"{class}\"></i>{}</th><td>{}</td><td>{}</td><td>{}</td>{}</tr>",
+            Text(&part.name),
+            part.count,
+            scale.show(part.time),
+            percent_of(part.time.0, insight.iteration.0),
+            bar(&[(class, part.time.0 / insight.iteration.0)]),
+        )?;
+    }
+    writeln!(out, "</tbody></table>")
+}
+
+/// How much of its bandwidth each dimension of the cluster uses.
+pub(super) fn bandwidth(out: &mut String, insight: &Insight<'_>) -> fmt::Result {
+    let longest = insight.details.bandwidth.iter().map(|used| used.message).reduce(Seconds::max);
+    let scale = Scale::of(longest.unwrap_or_default());
+    writeln!(
+        out,
+        "<table class=\"bars\"><caption>What a device sends through each dimension of the cluster in \
+         an iteration, on average, against what its links could carry in that time. The last \
+         number is the average time of a message alone on its way, in {}.</caption>\n<thead><tr>\
+         <th>dimension</th><th>bytes</th><th>messages</th><th>each</th><th>used</th>\
+         <th class=\"bar\"></th></tr></thead>\n<tbody>",
+        scale.unit,
+    )?;
+    for used in &insight.details.bandwidth {
+        writeln!(
+            out,
+            "<tr><th>{}</th><td>{}</td><td>{:.0}</td><td>{}</td><td>{}</td>{}</tr>",
+            Text(&used.dimension),
+            Bytes(used.bytes_per_device as u64),
+            used.messages_per_device,
+            scale.show(used.message),
+            percent_of(used.utilisation, 1.0),
+            bar(&[("collective", used.utilisation)]),
+        )?;
+    }
+    writeln!(out, "</tbody></table>")
+}
+
+/// A table's last cell: shares of a whole in their colours.
+fn bar(parts: &[(&str, f64)]) -> String {
+    let mut cell = "<td class=\"bar\"><div>".to_owned();
+    for (class, share) in parts {
+        let width = if share.is_finite() { share.clamp(0.0, 1.0) * 100.0 } else { 0.0 };
+        cell += &format!("<i class=\"{class}\" style=\"width:{width:.3}%\"></i>");
+    }
+    cell + "</div></td>"
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use paceline_plan::trace::SpanKind;
+    use paceline_sim::{CriticalPath, DimensionUse, Limits, MemoryCurve, MemoryPoint, PathPart};
+
+    /// Two kinds on the path, one dimension, one role.
+    pub(in crate::report) fn details() -> Details {
+        let part = |name: &str, kind, time| PathPart {
+            name: name.to_owned(),
+            kind,
+            count: 3,
+            time: Seconds(time),
+        };
+        let point = |at, bytes| MemoryPoint { at: Seconds(at), bytes: Bytes(bytes) };
+        Details {
+            critical_path: CriticalPath {
+                steps: Vec::new(),
+                parts: vec![
+                    part("forward", SpanKind::Forward, 0.75),
+                    part("all_reduce <tp>", SpanKind::Collective, 0.25),
+                ],
+            },
+            limits: Limits {
+                no_network: Seconds(0.75),
+                no_compute: Seconds(0.25),
+                no_bubble: Seconds(1.0),
+            },
+            bandwidth: vec![DimensionUse {
+                dimension: "nv<link>".to_owned(),
+                bytes_per_device: 1e9,
+                messages_per_device: 12.0,
+                message: Seconds(1e-5),
+                utilisation: 0.125,
+            }],
+            memory: vec![MemoryCurve {
+                role: "stage <0>".to_owned(),
+                persistent: Bytes(100),
+                planned: Bytes(400),
+                points: vec![point(0.0, 100), point(0.5, 300), point(0.9, 100)],
+            }],
+        }
+    }
+
+    pub(in crate::report) fn insight(details: &Details) -> Insight<'_> {
+        let band = ErrorBand { low: 0.9, high: 1.2 };
+        Insight { iteration: Seconds(1.0), band, details, capacity: Bytes(1000) }
+    }
+
+    #[test]
+    fn bars_and_savings_follow_the_numbers() {
+        let (details, mut out) = (details(), String::new());
+        let insight = insight(&details);
+        limits(&mut out, &insight).unwrap();
+        assert!(out.contains("<strong>0.900 to 1.200 s</strong>"), "{out}");
+        assert!(out.contains("<td>0.750</td><td>0.250</td><td>25.0 %</td>"), "{out}");
+        critical_path(&mut out, &insight).unwrap();
+        assert!(out.contains("<i class=\"collective\" style=\"width:25.000%\">"), "{out}");
+        assert!(out.contains("all_reduce &lt;tp&gt;"));
+        bandwidth(&mut out, &insight).unwrap();
+        assert!(out.contains("width:12.500%") && out.contains("nv&lt;link&gt;"), "{out}");
+    }
+
+    #[test]
+    fn an_iteration_of_no_time_can_be_drawn() {
+        let details = details();
+        let insight = Insight { iteration: Seconds::ZERO, ..insight(&details) };
+        let mut out = String::new();
+        limits(&mut out, &insight).unwrap();
+        critical_path(&mut out, &insight).unwrap();
+        assert!(!out.contains("NaN") && !out.contains("inf%"), "{out}");
+    }
+}

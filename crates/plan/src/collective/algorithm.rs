@@ -1,0 +1,406 @@
+//! How a collective is carried out, and the names of all ways to do it.
+
+use super::names::NameError;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::num::NonZeroU32;
+use std::str::FromStr;
+
+/// The most rings that a vector is dealt out to; no machine has as many links on one device.
+pub const MAX_RINGS: u32 = 256;
+
+/// How a collective is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Algorithm {
+    /// Whatever [`resolve`](fn@super::resolve) picks for the kind, the rank count and the order.
+    Auto,
+    /// Chunks travel around a ring of neighbours; see [`ring`](super::ring).
+    Ring,
+    /// Several rings in different orders share the vector; see [`multi_ring`](super::multi_ring).
+    MultiRing {
+        /// How many rings, from 1 to [`MAX_RINGS`].
+        rings: u32,
+    },
+    /// Recursive halving and doubling; see [`halving_doubling`](super::halving_doubling).
+    HalvingDoubling,
+    /// Two complementary binary trees; see [`tree`](super::tree).
+    Tree,
+    /// Everyone talks to everyone at once; see [`direct`](super::direct).
+    Direct,
+    /// Ranks read each other's memory; see [`read_reduce`](super::read_reduce).
+    ReadReduce,
+    /// Some ranks own shards of the vector; see [`parameter_server`](super::parameter_server).
+    ParameterServer {
+        /// How many ranks serve; server *s* owns chunk *s*.
+        servers: u32,
+    },
+    /// Whole vectors go to everyone, one after the other; see [`naive`](super::naive).
+    Naive,
+    /// Whole vectors go to everyone at once; see [`overlapped`](super::overlapped).
+    Overlapped,
+    /// Every rank answers for one part, one message at a time; see
+    /// [`partitioned`](super::partitioned).
+    Partitioned,
+    /// One dimension of a torus after the other; see [`torus`](super::torus).
+    Torus {
+        /// The sizes of the dimensions, whose product is the rank count.
+        shape: TorusShape,
+    },
+    /// One algorithm inside each host and one between hosts; see
+    /// [`hierarchical`](super::hierarchical).
+    Hierarchical {
+        /// The algorithm inside a host.
+        inner: Level,
+        /// The algorithm between hosts.
+        outer: Level,
+        /// How many consecutive ranks of the group share a host. Who asks for a collective may leave
+        /// it open for someone who knows the cluster, who calls [`Algorithm::with_host`].
+        host: Option<NonZeroU32>,
+    },
+}
+
+impl Algorithm {
+    /// Settles how many consecutive ranks of the group share a host, where an algorithm needs that
+    /// and it was left open. No host has 0 ranks: then it stays open.
+    pub fn with_host(self, ranks: u32) -> Self {
+        match self {
+            Self::Hierarchical { inner, outer, host: None } => {
+                Self::Hierarchical { inner, outer, host: NonZeroU32::new(ranks) }
+            }
+            settled => settled,
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Auto => f.pad("auto"),
+            Self::Ring => Level::Ring.fmt(f),
+            Self::MultiRing { rings } => Level::MultiRing { rings }.fmt(f),
+            Self::HalvingDoubling => Level::HalvingDoubling.fmt(f),
+            Self::Tree => Level::Tree.fmt(f),
+            Self::Direct => Level::Direct.fmt(f),
+            Self::ReadReduce => Level::ReadReduce.fmt(f),
+            Self::ParameterServer { servers } => Level::ParameterServer { servers }.fmt(f),
+            Self::Naive => Level::Naive.fmt(f),
+            Self::Overlapped => Level::Overlapped.fmt(f),
+            Self::Partitioned => Level::Partitioned.fmt(f),
+            Self::Torus { shape } => Level::Torus { shape }.fmt(f),
+            Self::Hierarchical { inner, outer, host: None } => {
+                f.pad(&format!("hierarchical:{inner}:{outer}"))
+            }
+            Self::Hierarchical { inner, outer, host: Some(host) } => {
+                f.pad(&format!("hierarchical:{inner}:{outer}/{host}"))
+            }
+        }
+    }
+}
+
+impl FromStr for Algorithm {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        if text == "hierarchical" || text.starts_with("hierarchical:") {
+            return hierarchical(text);
+        }
+        let mut words = text.split(':');
+        match Level::take(&mut words)? {
+            Some(level) if words.next().is_none() => Ok(level.into()),
+            Some(Level::ParameterServer { .. }) => {
+                Err(NameError::Servers { text: text.to_owned() })
+            }
+            _ => Err(NameError::Unknown {
+                what: "collective algorithm",
+                text: text.to_owned(),
+                known: format!("auto, {}, hierarchical:INNER:OUTER", Level::KNOWN),
+            }),
+        }
+    }
+}
+
+fn hierarchical(text: &str) -> Result<Algorithm, NameError> {
+    let (levels, host) = match text.split_once('/') {
+        None => (text, None),
+        Some((levels, host)) => match host.parse() {
+            Ok(host) => (levels, Some(host)),
+            Err(_) => return Err(NameError::Host { text: text.to_owned() }),
+        },
+    };
+    let mut words = levels.split(':').skip(1).peekable();
+    let mut level = || match words.peek().copied() {
+        None => Err(NameError::Levels { text: text.to_owned() }),
+        Some(word) => Level::take(&mut words)?.ok_or_else(|| NameError::Unknown {
+            what: "algorithm of one level",
+            text: word.to_owned(),
+            known: Level::KNOWN.to_owned(),
+        }),
+    };
+    let (inner, outer) = (level()?, level()?);
+    match words.next() {
+        None => Ok(Algorithm::Hierarchical { inner, outer, host }),
+        Some(_) => Err(NameError::Levels { text: text.to_owned() }),
+    }
+}
+
+impl TryFrom<String> for Algorithm {
+    type Error = NameError;
+
+    fn try_from(text: String) -> Result<Self, NameError> {
+        text.parse()
+    }
+}
+
+impl From<Algorithm> for String {
+    fn from(algorithm: Algorithm) -> Self {
+        algorithm.to_string()
+    }
+}
+
+impl From<Level> for Algorithm {
+    fn from(level: Level) -> Self {
+        match level {
+            Level::Ring => Self::Ring,
+            Level::MultiRing { rings } => Self::MultiRing { rings },
+            Level::HalvingDoubling => Self::HalvingDoubling,
+            Level::Tree => Self::Tree,
+            Level::Direct => Self::Direct,
+            Level::ReadReduce => Self::ReadReduce,
+            Level::ParameterServer { servers } => Self::ParameterServer { servers },
+            Level::Naive => Self::Naive,
+            Level::Overlapped => Self::Overlapped,
+            Level::Partitioned => Self::Partitioned,
+            Level::Torus { shape } => Self::Torus { shape },
+        }
+    }
+}
+
+/// An algorithm that can stand at one level of a hierarchy: any that is not one itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// See [`Algorithm::Ring`].
+    Ring,
+    /// See [`Algorithm::MultiRing`].
+    MultiRing {
+        /// How many rings.
+        rings: u32,
+    },
+    /// See [`Algorithm::HalvingDoubling`].
+    HalvingDoubling,
+    /// See [`Algorithm::Tree`].
+    Tree,
+    /// See [`Algorithm::Direct`].
+    Direct,
+    /// See [`Algorithm::ReadReduce`].
+    ReadReduce,
+    /// See [`Algorithm::ParameterServer`].
+    ParameterServer {
+        /// How many ranks serve.
+        servers: u32,
+    },
+    /// See [`Algorithm::Naive`].
+    Naive,
+    /// See [`Algorithm::Overlapped`].
+    Overlapped,
+    /// See [`Algorithm::Partitioned`].
+    Partitioned,
+    /// See [`Algorithm::Torus`].
+    Torus {
+        /// The sizes of the dimensions.
+        shape: TorusShape,
+    },
+}
+
+impl Level {
+    const KNOWN: &'static str = "ring, multi-ring:C, halving-doubling, tree, direct, read-reduce, \
+                                 ps, ps:K, naive, overlapped, partitioned, torus:AxBxC";
+
+    /// Takes the words of one algorithm: its name, and its parameter if it has one. None if there is
+    /// no such name.
+    fn take<'t>(
+        words: &mut (impl Iterator<Item = &'t str> + Clone),
+    ) -> Result<Option<Self>, NameError> {
+        let Some(word) = words.next() else { return Ok(None) };
+        // Names start with a letter and parameters do not, so that `ps:ring` is two levels.
+        let parameter = words.clone().next().filter(|p| !p.starts_with(char::is_alphabetic));
+        let text = || parameter.map_or(word.to_owned(), |p| format!("{word}:{p}"));
+        let number = || parameter.and_then(|p| p.parse().ok()).filter(|&n| n > 0);
+        let (level, takes_parameter) = match word {
+            "ring" => (Self::Ring, false),
+            "halving-doubling" => (Self::HalvingDoubling, false),
+            "tree" => (Self::Tree, false),
+            "direct" => (Self::Direct, false),
+            "read-reduce" => (Self::ReadReduce, false),
+            "naive" => (Self::Naive, false),
+            "overlapped" => (Self::Overlapped, false),
+            "partitioned" => (Self::Partitioned, false),
+            "ps" if parameter.is_none() => (Self::ParameterServer { servers: 1 }, false),
+            "ps" => {
+                let servers = number().ok_or_else(|| NameError::Servers { text: text() })?;
+                (Self::ParameterServer { servers }, true)
+            }
+            "multi-ring" => {
+                let rings = number().filter(|&rings| rings <= MAX_RINGS);
+                let rings = rings.ok_or_else(|| NameError::Rings { text: text() })?;
+                (Self::MultiRing { rings }, true)
+            }
+            "torus" => {
+                let shape = parameter.and_then(TorusShape::parse);
+                let shape = shape.ok_or_else(|| NameError::Shape { text: text() })?;
+                (Self::Torus { shape }, true)
+            }
+            _ => return Ok(None),
+        };
+        if takes_parameter {
+            words.next();
+        }
+        Ok(Some(level))
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ring => f.pad("ring"),
+            Self::MultiRing { rings } => f.pad(&format!("multi-ring:{rings}")),
+            Self::HalvingDoubling => f.pad("halving-doubling"),
+            Self::Tree => f.pad("tree"),
+            Self::Direct => f.pad("direct"),
+            Self::ReadReduce => f.pad("read-reduce"),
+            Self::ParameterServer { servers: 1 } => f.pad("ps"),
+            Self::ParameterServer { servers } => f.pad(&format!("ps:{servers}")),
+            Self::Naive => f.pad("naive"),
+            Self::Overlapped => f.pad("overlapped"),
+            Self::Partitioned => f.pad("partitioned"),
+            Self::Torus { shape } => f.pad(&format!("torus:{shape}")),
+        }
+    }
+}
+
+/// The sizes of a torus' dimensions, from the one in which consecutive ranks are neighbours outwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TorusShape {
+    /// Sizes of at least 1; behind them 0 for the dimensions that there are not.
+    sizes: [u32; Self::MAX_DIMENSIONS],
+}
+
+impl TorusShape {
+    /// The most dimensions that a shape can have.
+    pub const MAX_DIMENSIONS: usize = 6;
+
+    /// A shape of so many dimensions, if none of them is empty and there are neither too few nor too
+    /// many.
+    pub fn new(sizes: &[u32]) -> Option<Self> {
+        let mut shape = Self { sizes: [0; Self::MAX_DIMENSIONS] };
+        shape.sizes.get_mut(..sizes.len())?.copy_from_slice(sizes);
+        (!sizes.is_empty() && !sizes.contains(&0)).then_some(shape)
+    }
+
+    /// The sizes.
+    pub fn sizes(&self) -> impl DoubleEndedIterator<Item = u32> + Clone + use<> {
+        self.sizes.into_iter().filter(|&size| size > 0)
+    }
+
+    /// How many ranks a torus of this shape has.
+    pub fn ranks(&self) -> u64 {
+        self.sizes().fold(1, |ranks: u64, size| ranks.saturating_mul(size.into()))
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let sizes: Option<Vec<u32>> = text.split('x').map(|size| size.parse().ok()).collect();
+        Self::new(&sizes?)
+    }
+}
+
+impl fmt::Display for TorusShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.sizes().map(|size| size.to_string()).collect::<Vec<_>>().join("x"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip() {
+        for text in [
+            "auto",
+            "ring",
+            "multi-ring:4",
+            "halving-doubling",
+            "tree",
+            "direct",
+            "read-reduce",
+            "ps",
+            "ps:4",
+            "naive",
+            "overlapped",
+            "partitioned",
+            "torus:8",
+            "torus:4x4x2",
+            "hierarchical:ps:ring",
+            "hierarchical:ring:halving-doubling/8",
+            "hierarchical:ps:2:multi-ring:3",
+            "hierarchical:torus:2x2:tree/4",
+            "hierarchical:multi-ring:2:ps",
+        ] {
+            let algorithm: Algorithm = text.parse().unwrap();
+            assert_eq!(algorithm.to_string(), text);
+            let json = serde_json::to_string(&algorithm).unwrap();
+            assert_eq!(serde_json::from_str::<Algorithm>(&json).unwrap(), algorithm);
+        }
+    }
+
+    #[test]
+    fn one_server_has_one_name() {
+        assert_eq!("ps:1".parse::<Algorithm>().unwrap().to_string(), "ps");
+    }
+
+    #[test]
+    fn a_host_is_settled_once() {
+        let open: Algorithm = "hierarchical:ps:ring".parse().unwrap();
+        assert_eq!(open.with_host(8).to_string(), "hierarchical:ps:ring/8");
+        assert_eq!(open.with_host(8).with_host(4), open.with_host(8));
+        assert_eq!(open.with_host(0), open);
+        assert_eq!(Algorithm::Ring.with_host(8), Algorithm::Ring);
+    }
+
+    #[test]
+    fn nonsense_is_told_what_would_work() {
+        let error = |text: &str| text.parse::<Algorithm>().unwrap_err();
+        for text in ["", "rings", "ring:2", "tree:2", "auto:1", "Ring", " ring", "ring/8"] {
+            let error = error(text);
+            assert!(matches!(error, NameError::Unknown { .. }), "{text}: {error}");
+            assert!(error.to_string().contains("halving-doubling"), "{error}");
+        }
+        for text in ["ps:", "ps:0", "ps:-1", "ps:99999999999", "ps:x", "ps:2:3"] {
+            assert!(matches!(error(text), NameError::Servers { .. }), "{text}");
+        }
+        for text in ["multi-ring", "multi-ring:", "multi-ring:0", "multi-ring:257"] {
+            assert!(matches!(error(text), NameError::Rings { .. }), "{text}");
+        }
+        for text in ["torus", "torus:", "torus:0", "torus:2x0", "torus:2xx2", "torus:1x1x1x1x1x1x1"]
+        {
+            assert!(matches!(error(text), NameError::Shape { .. }), "{text}");
+        }
+        for text in ["hierarchical", "hierarchical:ring", "hierarchical:ring:ring:ring"] {
+            assert!(matches!(error(text), NameError::Levels { .. }), "{text}");
+        }
+        for text in ["hierarchical:ring:ring/", "hierarchical:ring:ring/0", "hierarchical:ps:ps/x"]
+        {
+            assert!(matches!(error(text), NameError::Host { .. }), "{text}");
+        }
+        for text in ["hierarchical:auto:ring", "hierarchical:ring:hierarchical:ring:ring"] {
+            assert!(matches!(error(text), NameError::Unknown { .. }), "{text}");
+        }
+        assert_eq!(
+            error("hierarchical:ring:rnig").to_string().split(" (").next(),
+            Some("unknown algorithm of one level 'rnig'")
+        );
+    }
+}

@@ -1,0 +1,218 @@
+//! One algorithm inside each host and one between hosts: any with any.
+//!
+//! The ranks of a group are H hosts of g consecutive ranks each. An all_reduce is the inner
+//! algorithm's, cut in the middle: when every chunk has been summed within the host and lies with one
+//! owner there, the owners of the same chunk on all hosts sum it by the outer algorithm, and the inner
+//! one hands it out. How much goes between hosts follows from who owns what:
+//!
+//! | inner algorithm | owners in a host | each crosses with |
+//! |---|---|---|
+//! | ring, multi-ring, direct, partitioned, read-reduce, torus | every rank | N/g |
+//! | halving-doubling | the largest power of two p ≤ g | N/p |
+//! | ps:K | the K servers | N/K |
+//! | tree | the roots of the two trees | N/2 |
+//! | naive, overlapped | every rank has everything | N, and nothing is left to hand out |
+//!
+//! A parameter server in each host with a ring between the servers is `hierarchical:ps:ring`.
+//!
+//! If g is a power of two and both algorithms keep the canonical order, so does the whole: the sum
+//! of a host is then a subtree of the canonical tree ([`CanonicalFold`](super::CanonicalFold)).
+//!
+//! The counts are those of the two algorithms added up, the outer one's for the bytes that cross; fan-in
+//! is the larger of the two. Chunks: those of the inner times those of the outer algorithm.
+
+use super::algorithm::Algorithm;
+use super::step::{Action, Chunks, Script, Step};
+use super::{Pattern, halving_doubling, relative, tree};
+
+/// The first half of the inner all_reduce, the outer one among the owners, the second half.
+///
+/// Rounds, and bytes of a rank that owns something: the inner algorithm's for N plus the outer
+/// one's for what crosses; fan-in the larger one. `inner` and `outer` are the all_reduces of one host
+/// and of one rank of every host.
+pub fn all_reduce(inner: &Pattern, outer: &Pattern, me: u32) -> Vec<Step> {
+    let Some(place) = Place::of(inner, outer, me) else { return Vec::new() };
+    let (steps, middle) = (inner.steps(place.index), middle(inner));
+    let (first, second) = steps.split_at(steps.partition_point(|step| step.round < middle));
+    let mut script = Script::default();
+    script.extend(first.iter().map(|step| place.inside(step, 0, Split::Contiguous)));
+    let owned = owned(inner, place.index);
+    if owned.count > 0 {
+        let crossing = outer.steps(place.host);
+        script.extend(crossing.iter().map(|step| place.across(step, middle, owned)));
+    }
+    let later = outer.rounds();
+    script.extend(second.iter().map(|step| place.inside(step, later, Split::Contiguous)));
+    script.done()
+}
+
+/// A reduce_scatter inside each host, then one between hosts of what each rank was left with.
+///
+/// Rounds, bytes: the inner algorithm's for N plus the outer one's for N/g; fan-in the larger one.
+pub fn reduce_scatter(inner: &Pattern, outer: &Pattern, me: u32) -> Vec<Step> {
+    let Some(place) = Place::of(inner, outer, me) else { return Vec::new() };
+    let mut script = Script::default();
+    script.extend(inner.steps(place.index).iter().map(|s| place.inside(s, 0, Split::Dealt)));
+    let later = inner.rounds();
+    script.extend(outer.steps(place.host).iter().map(|s| place.across_parts(s, later)));
+    script.done()
+}
+
+/// An all_gather between hosts, then one inside each: [`reduce_scatter`] backwards.
+///
+/// Rounds, bytes: the outer algorithm's for N/g plus the inner one's for N; fan-in the larger one.
+pub fn all_gather(inner: &Pattern, outer: &Pattern, me: u32) -> Vec<Step> {
+    let Some(place) = Place::of(inner, outer, me) else { return Vec::new() };
+    let mut script = Script::default();
+    script.extend(outer.steps(place.host).iter().map(|s| place.across_parts(s, 0)));
+    let later = outer.rounds();
+    script.extend(inner.steps(place.index).iter().map(|s| place.inside(s, later, Split::Dealt)));
+    script.done()
+}
+
+/// From the root to the rank of the same index on every host, then inside each.
+///
+/// Rounds, bytes, all for N: at most the outer algorithm's plus the inner one's; fan-in the larger one.
+pub fn broadcast(inner: &Pattern, outer: &Pattern, me: u32) -> Vec<Step> {
+    let Some(place) = Place::of(inner, outer, me) else { return Vec::new() };
+    let mut script = Script::default();
+    if place.index == inner.root() {
+        let all = Chunks::all(inner.chunks());
+        script.extend(outer.steps(place.host).iter().map(|s| place.across(s, 0, all)));
+    }
+    let (steps, later) = (inner.steps(place.index), outer.rounds());
+    script.extend(steps.iter().map(|s| place.inside(s, later, Split::Contiguous)));
+    script.done()
+}
+
+/// Inside each host to the rank of the root's index, then from those to the root.
+///
+/// Rounds, bytes, all for N: at most the inner algorithm's plus the outer one's; fan-in the larger one.
+pub fn reduce(inner: &Pattern, outer: &Pattern, me: u32) -> Vec<Step> {
+    let Some(place) = Place::of(inner, outer, me) else { return Vec::new() };
+    let mut script = Script::default();
+    let steps = inner.steps(place.index);
+    script.extend(steps.iter().map(|s| place.inside(s, 0, Split::Contiguous)));
+    if place.index == inner.root() {
+        let (all, later) = (Chunks::all(inner.chunks()), inner.rounds());
+        script.extend(outer.steps(place.host).iter().map(|s| place.across(s, later, all)));
+    }
+    script.done()
+}
+
+/// After which round of an inner all_reduce every chunk is summed, and lies with its owner.
+fn middle(inner: &Pattern) -> u32 {
+    match inner.algorithm() {
+        Algorithm::Naive | Algorithm::Overlapped => inner.rounds(),
+        _ => inner.rounds() / 2,
+    }
+}
+
+/// The chunks of an inner all_reduce that a rank owns in the middle: consecutive ones.
+pub(super) fn owned(inner: &Pattern, me: u32) -> Chunks {
+    let (ranks, chunks) = (inner.ranks(), inner.chunks());
+    let none = Chunks::all(0);
+    if ranks == 1 {
+        return Chunks::all(chunks);
+    }
+    match inner.algorithm() {
+        Algorithm::Naive | Algorithm::Overlapped => Chunks::all(chunks),
+        Algorithm::HalvingDoubling if me >= halving_doubling::core(ranks) => none,
+        Algorithm::ParameterServer { servers } => {
+            let place = relative(me, inner.root(), ranks);
+            if place < servers { Chunks::one(place) } else { none }
+        }
+        Algorithm::Tree => match tree::root_of(ranks, me, inner.order()) {
+            Some(tree) => Chunks::spaced(tree * (chunks / 2), chunks / 2, 1),
+            None => none,
+        },
+        Algorithm::Auto
+        | Algorithm::Ring
+        | Algorithm::MultiRing { .. }
+        | Algorithm::HalvingDoubling
+        | Algorithm::Direct
+        | Algorithm::ReadReduce
+        | Algorithm::Partitioned
+        | Algorithm::Torus { .. }
+        | Algorithm::Hierarchical { .. } => Chunks::one(me),
+    }
+}
+
+/// How an inner algorithm's chunks are cut again for the outer one.
+#[derive(Clone, Copy)]
+enum Split {
+    /// Each into consecutive chunks.
+    Contiguous,
+    /// Part *j* of a host is every g-th part of the vector, so that rank j + g·h ends with its own.
+    Dealt,
+}
+
+/// Where a rank stands, and how steps of one level are those of the whole group.
+struct Place {
+    /// Ranks of a host.
+    size: u32,
+    hosts: u32,
+    host: u32,
+    /// Within the host.
+    index: u32,
+    /// Chunks of the outer pattern.
+    chunks: u32,
+}
+
+impl Place {
+    fn of(inner: &Pattern, outer: &Pattern, me: u32) -> Option<Self> {
+        let (size, hosts) = (inner.ranks(), outer.ranks());
+        let (host, index) = (me / size, me % size);
+        (host < hosts).then(|| Self { size, hosts, host, index, chunks: outer.chunks() })
+    }
+
+    /// A step inside this rank's host.
+    fn inside(&self, step: &Step, later: u32, split: Split) -> Step {
+        let first_rank = self.host * self.size;
+        changed(
+            step,
+            later,
+            |peer| first_rank + peer,
+            |chunks| match split {
+                Split::Contiguous => chunks.cut_again(0, self.chunks, self.chunks, 1),
+                Split::Dealt => chunks.cut_again(0, 1, self.hosts, self.size),
+            },
+        )
+    }
+
+    /// A step among the owners of these consecutive chunks of the inner pattern, all of which
+    /// together are the vector that the outer pattern cuts.
+    fn across(&self, step: &Step, later: u32, owned: Chunks) -> Step {
+        let first = owned.first * self.chunks;
+        let chunks = |chunks: Chunks| chunks.cut_again(first, owned.count, owned.count, 1);
+        changed(step, later, |host| host * self.size + self.index, chunks)
+    }
+
+    /// A step among the ranks of one index, whose parts are dealt out.
+    fn across_parts(&self, step: &Step, later: u32) -> Step {
+        let chunks = |chunks: Chunks| chunks.cut_again(self.index, self.size, 1, 1);
+        changed(step, later, |host| host * self.size + self.index, chunks)
+    }
+}
+
+/// A step in a later round, with other names for ranks and chunks.
+fn changed(
+    step: &Step,
+    later: u32,
+    rank: impl Fn(u32) -> u32,
+    chunks: impl Fn(Chunks) -> Chunks,
+) -> Step {
+    let action = match step.action {
+        Action::Send { to, chunks: c } => Action::Send { to: rank(to), chunks: chunks(c) },
+        Action::Lend { to, chunks: c } => Action::Lend { to: rank(to), chunks: chunks(c) },
+        Action::Recv { from, chunks: c, how } => {
+            Action::Recv { from: rank(from), chunks: chunks(c), how }
+        }
+        Action::Read { from, chunks: c, how } => {
+            Action::Read { from: rank(from), chunks: chunks(c), how }
+        }
+        Action::Fold { chunks: c } => Action::Fold { chunks: chunks(c) },
+        Action::Emit { chunks: c } => Action::Emit { chunks: chunks(c) },
+    };
+    Step { round: step.round + later, action }
+}

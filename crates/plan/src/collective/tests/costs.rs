@@ -1,0 +1,246 @@
+//! Every algorithm costs what its doc comment says.
+
+use super::*;
+
+/// Rounds, bytes sent, received and read, and fan-in as the doc comments state them.
+fn formulas(pattern: &Pattern, n: u64) -> [u64; 5] {
+    let ranks = u64::from(pattern.ranks());
+    let others = ranks - 1;
+    let part = n * others / ranks;
+    let core = 1 << ranks.ilog2();
+    let (s, sigma) = (u64::from(ranks.ilog2()), u64::from(core < ranks));
+    let core_part = n * (core - 1) / core;
+    let halves = (1..=s).map(|k| n / ranks * ranks.div_ceil(1 << k)).sum::<u64>();
+    let at_most_whole = if sigma == 1 { n } else { part };
+    let chain = (ranks - 2) + 4 * (ranks - 2) + 1;
+    let coprime = (1..ranks).filter(|&a| (2..=a).all(|d| a % d > 0 || ranks % d > 0)).count();
+    match (pattern.algorithm(), pattern.kind()) {
+        (Algorithm::Ring, AllReduce) => [2 * others, 2 * part, 2 * part, 0, 1],
+        (Algorithm::Ring, ReduceScatter | AllGather | Gather | AllToAll) => {
+            [others, part, part, 0, 1]
+        }
+        (Algorithm::Ring, Broadcast | Reduce) => [chain, n, n, 0, 1],
+        (Algorithm::MultiRing { rings }, kind) => {
+            let orders = u64::from(rings).min(coprime as u64);
+            match kind {
+                AllReduce => [2 * others, 2 * part, 2 * part, 0, orders],
+                ReduceScatter | AllGather => [others, part, part, 0, orders],
+                Broadcast | Reduce => [chain, n, n, 0, orders],
+                Gather | AllToAll => unreachable!(),
+            }
+        }
+        (Algorithm::HalvingDoubling, AllReduce) => {
+            let bytes = 2 * core_part + sigma * n;
+            [2 * s + 2 * sigma, bytes, bytes, 0, 1]
+        }
+        (Algorithm::HalvingDoubling, ReduceScatter) => {
+            [s + 2 * sigma, at_most_whole, sigma * n + halves, 0, 1]
+        }
+        (Algorithm::HalvingDoubling, AllGather) => {
+            [s + 2 * sigma, sigma * n + halves, at_most_whole, 0, 1]
+        }
+        (Algorithm::HalvingDoubling, Broadcast) => {
+            [2 * s + sigma, 2 * core_part + sigma * n, n / 2 + core_part, 0, 1]
+        }
+        (Algorithm::HalvingDoubling, Reduce) => {
+            [2 * s + sigma, n / 2 + core_part, 2 * core_part + sigma * n, 0, 1]
+        }
+        (Algorithm::Tree, AllReduce) if pattern.order() == Order::Free => {
+            let bytes = [n, 3 * n / 2, 2 * n][others.min(3) as usize - 1];
+            [2 * (s + 4 * (s - 1)), bytes, bytes, 0, others.min(2)]
+        }
+        (Algorithm::Tree, kind) => {
+            let l = u64::from(others.ilog2());
+            match kind {
+                AllReduce => {
+                    let sent = if others == 1 { n } else { 5 * n / 2 };
+                    let received = [n, 2 * n, 2 * n, 5 * n / 2][others.min(4) as usize - 1];
+                    [4 * (5 * l + 1), sent, received, 0, others.min(2)]
+                }
+                _ => [5 * l + 1, n, n, 0, others.min(2)],
+            }
+        }
+        (Algorithm::Direct, AllReduce) => [2, 2 * part, 2 * part, 0, others],
+        (Algorithm::Direct, ReduceScatter | AllGather | AllToAll) => [1, part, part, 0, others],
+        (Algorithm::Direct, Broadcast) => [1, n * others, n, 0, 1],
+        (Algorithm::Direct, Reduce) => [1, n, n * others, 0, others],
+        (Algorithm::Direct, Gather) => [1, n / ranks, part, 0, others],
+        (Algorithm::ReadReduce, AllReduce | Reduce) => [2, 0, 0, 2 * part, others],
+        (Algorithm::ReadReduce, ReduceScatter | AllGather | Gather | AllToAll) => {
+            [1, 0, 0, part, others]
+        }
+        (Algorithm::ReadReduce, Broadcast) => [1, 0, 0, n, 1],
+        (Algorithm::ParameterServer { servers }, kind) => {
+            let k = u64::from(servers);
+            let (busy, rounds) = (n * (ranks + k - 2) / k, 1 + u64::from(k > 1));
+            match kind {
+                AllReduce => [2, busy, busy, 0, others],
+                Reduce => [rounds, n, busy, 0, others],
+                Broadcast => [rounds, busy, n, 0, k.min(others)],
+                ReduceScatter | AllGather | Gather | AllToAll => unreachable!(),
+            }
+        }
+        (Algorithm::Naive, _) => [others, n * others, n * others, 0, 1],
+        (Algorithm::Overlapped, _) => [1, n * others, n * others, 0, others],
+        (Algorithm::Partitioned, AllReduce) => [2 * others, 2 * part, 2 * part, 0, 1],
+        (Algorithm::Partitioned, _) => [others, part, part, 0, 1],
+        (Algorithm::Torus { shape }, kind) => {
+            let d = shape.sizes().map(|size| u64::from(size) - 1).sum::<u64>();
+            let ways = 1 + u64::from(kind == AllReduce);
+            [ways * d, ways * part, ways * part, 0, 1]
+        }
+        (Algorithm::Hierarchical { .. } | Algorithm::Auto, _)
+        | (Algorithm::HalvingDoubling, Gather | AllToAll) => unreachable!(),
+    }
+}
+
+/// What is counted, in the order of [`formulas`].
+fn counted(pattern: &Pattern, n: u64) -> [u64; 5] {
+    let counts = pattern.counts(Bytes(n));
+    [
+        u64::from(counts.rounds),
+        counts.bytes_sent_per_rank_max.0,
+        counts.bytes_received_per_rank_max.0,
+        counts.bytes_read_per_rank_max.0,
+        u64::from(counts.fan_in_max),
+    ]
+}
+
+#[test]
+fn costs_are_as_documented() {
+    for ranks in 2..=17 {
+        for pattern in patterns(ranks, 0) {
+            if pattern.levels().is_none() {
+                let n = 240 * u64::from(ranks) * u64::from(pattern.chunks());
+                assert_eq!(counted(&pattern, n), formulas(&pattern, n), "{pattern:?}");
+            }
+        }
+    }
+}
+
+/// The costs of a hierarchy are those of its levels, the outer one's for what crosses.
+#[test]
+fn hierarchies_cost_what_their_levels_do() {
+    for ranks in 2..=17u32 {
+        for host in (1..=ranks).filter(|host| ranks.is_multiple_of(*host)) {
+            for inner in levels(host) {
+                for outer in levels(ranks / host) {
+                    for kind in CollectiveKind::ALL {
+                        let algorithm = hierarchical(inner, outer, host);
+                        if let Ok(pattern) = Pattern::new(kind, algorithm, Order::Free, ranks, 0) {
+                            check_costs_of_levels(&pattern, inner);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn check_costs_of_levels(pattern: &Pattern, inner: Level) {
+    let (inside, across) = pattern.levels().unwrap();
+    let host = inside.ranks();
+    let crossing = match (pattern.kind(), inner) {
+        (Broadcast | Reduce, _) | (_, Level::Naive | Level::Overlapped) => 1,
+        _ if host == 1 => 1,
+        (_, Level::HalvingDoubling) => halving_doubling::core(host),
+        (_, Level::ParameterServer { servers }) => servers,
+        (_, Level::Tree) => 2,
+        _ => host,
+    };
+    let n = 240 * u64::from(host * pattern.ranks()) * u64::from(pattern.chunks());
+    let (found, inside, across) =
+        (counted(pattern, n), counted(&inside, n), counted(&across, n / u64::from(crossing)));
+    assert_eq!(found[0], inside[0] + across[0], "{pattern:?}");
+    assert_eq!(found[4], inside[4].max(across[4]), "{pattern:?}");
+    // Where the busiest inside a host is not one of those who cross, the sum is more than enough.
+    let uneven = match pattern.kind() {
+        Broadcast | Reduce => true,
+        _ => matches!(inner, Level::Tree | Level::HalvingDoubling),
+    };
+    for i in 1..4 {
+        let sum = inside[i] + across[i];
+        assert!(found[i] == sum || (uneven && found[i] < sum), "{pattern:?}: {found:?}, {sum}");
+    }
+}
+
+#[test]
+fn rounds_are_known_without_steps() {
+    for ranks in 1..=17 {
+        for pattern in patterns(ranks, ranks / 3) {
+            assert_eq!(pattern.rounds(), pattern.counts(Bytes(1)).rounds, "{pattern:?}");
+        }
+    }
+}
+
+#[test]
+fn canonical_sums_hold_what_is_documented() {
+    let held = |kind, algorithm| {
+        let pattern = Pattern::new(kind, algorithm, Order::Canonical, 8, 0).unwrap();
+        pattern.counts(Bytes(1600)).bytes_held_max.0
+    };
+    assert_eq!(held(AllReduce, Algorithm::Direct), 1400);
+    assert_eq!(held(Reduce, Algorithm::Direct), 7 * 1600);
+    assert_eq!(held(AllReduce, Algorithm::ParameterServer { servers: 4 }), 7 * 400);
+    assert_eq!(held(AllReduce, Algorithm::HalvingDoubling), 0);
+    assert_eq!(held(AllReduce, Algorithm::Tree), 0);
+    assert_eq!(held(AllReduce, Algorithm::ReadReduce), 0);
+    assert_eq!(held(AllReduce, Algorithm::Overlapped), 7 * 1600);
+    assert_eq!(held(AllReduce, Algorithm::Partitioned), 1400);
+    assert_eq!(held(AllReduce, hierarchical(Level::Direct, Level::Direct, 2)), 800);
+    let naive = pattern(AllReduce, Algorithm::Naive, 8);
+    assert_eq!(naive.counts(Bytes(1600)).bytes_held_max.0, 7 * 1600);
+    assert_eq!(pattern(AllReduce, Algorithm::Direct, 8).counts(Bytes(1600)).bytes_held_max.0, 0);
+}
+
+#[test]
+fn the_busiest_ranks_stand_for_all() {
+    for ranks in (1..=13).chain([17, 24]) {
+        for root in [0, 1 % ranks, ranks / 2, ranks - 1] {
+            for pattern in patterns(ranks, root) {
+                for bytes in [0, 5, 1001] {
+                    let all = Counts::of_ranks(&pattern, 0..ranks, Bytes(bytes));
+                    assert_eq!(pattern.counts(Bytes(bytes)), all, "{pattern:?}, {bytes} bytes");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn few_ranks_stand_for_all_of_a_large_group() {
+    for ranks in (9..=13).chain([24, 36]) {
+        for pattern in patterns(ranks, ranks / 2) {
+            let irregular =
+                |p: &Pattern| matches!(p.algorithm(), Algorithm::HalvingDoubling | Algorithm::Tree);
+            if !irregular(&pattern) {
+                let bytes = Bytes(1_000_003);
+                let few = Counts::of_ranks(&pattern, counts::at_edges(&pattern), bytes);
+                let all = Counts::of_ranks(&pattern, 0..ranks, bytes);
+                assert_eq!((few.rounds, few.fan_in_max), (all.rounds, all.fan_in_max));
+                let close = |few: Bytes, all: Bytes| few <= all && few.0 + 20 >= all.0;
+                assert!(
+                    close(few.bytes_sent_per_rank_max, all.bytes_sent_per_rank_max)
+                        && close(few.bytes_received_per_rank_max, all.bytes_received_per_rank_max)
+                        && close(few.bytes_read_per_rank_max, all.bytes_read_per_rank_max),
+                    "{pattern:?}: {few:?} for {all:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn large_groups_cost_only_their_own_steps() {
+    let counts = pattern(AllReduce, Algorithm::Ring, 4096).counts(Bytes(4096 << 10));
+    assert_eq!(counts.rounds, 2 * 4095);
+    assert_eq!(counts.bytes_sent_per_rank_max, Bytes((2 * 4095) << 10));
+    let counts = pattern(AllReduce, Algorithm::HalvingDoubling, 1 << 16).counts(Bytes(1 << 20));
+    assert_eq!(counts.rounds, 32);
+    let hosts = hierarchical(Level::ReadReduce, Level::Ring, 8);
+    let counts = pattern(AllReduce, hosts, 4096).counts(Bytes(4096 << 10));
+    assert_eq!(counts.rounds, 2 + 2 * 511);
+    assert_eq!(counts.bytes_sent_per_rank_max, Bytes((2 * 511) << 10));
+    let torus = Algorithm::Torus { shape: TorusShape::new(&[16, 16, 16]).unwrap() };
+    assert_eq!(pattern(AllReduce, torus, 4096).counts(Bytes(1 << 20)).rounds, 90);
+}

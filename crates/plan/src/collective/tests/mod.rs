@@ -1,0 +1,381 @@
+//! Laws that hold for every algorithm: each is right, and [costs] what its doc comment says.
+
+use super::symbolic::{self, Problem};
+use super::*;
+use CollectiveKind::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter};
+
+mod costs;
+
+const ORDERS: [Order; 2] = [Order::Canonical, Order::Free];
+
+/// All algorithms, with parameters of all sorts.
+fn algorithms(ranks: u32) -> Vec<Algorithm> {
+    let mut all: Vec<_> = levels(ranks).into_iter().map(Algorithm::from).collect();
+    all.push(Algorithm::Auto);
+    // A few of the hierarchies; a test of its own has any algorithm inside any other.
+    let servers = Level::ParameterServer { servers: 2 };
+    let pairs = [
+        (Level::Ring, Level::HalvingDoubling),
+        (servers, Level::Ring),
+        (Level::ReadReduce, Level::Direct),
+        (Level::HalvingDoubling, Level::Tree),
+        (Level::Tree, Level::MultiRing { rings: 2 }),
+        (Level::Naive, servers),
+    ];
+    for host in (2..ranks).filter(|host| ranks.is_multiple_of(*host)) {
+        all.extend(pairs.map(|(inner, outer)| hierarchical(inner, outer, host)));
+    }
+    all
+}
+
+fn levels(ranks: u32) -> Vec<Level> {
+    let mut all = vec![
+        Level::Ring,
+        Level::HalvingDoubling,
+        Level::Tree,
+        Level::Direct,
+        Level::ReadReduce,
+        Level::Naive,
+        Level::Overlapped,
+        Level::Partitioned,
+    ];
+    all.extend([1, 2, 5].map(|rings| Level::MultiRing { rings }));
+    all.extend((1..=ranks).map(|servers| Level::ParameterServer { servers }));
+    let divisors = |n: u32| (1..=n).filter(move |d| n.is_multiple_of(*d));
+    for a in divisors(ranks) {
+        let shapes = divisors(ranks / a).map(|b| [a, b, ranks / a / b]);
+        all.extend(shapes.map(|sizes| Level::Torus { shape: TorusShape::new(&sizes).unwrap() }));
+    }
+    all
+}
+
+fn hierarchical(inner: Level, outer: Level, host: u32) -> Algorithm {
+    Algorithm::Hierarchical { inner, outer, host: None }.with_host(host)
+}
+
+/// Every legal combination for so many ranks, with the given root.
+fn patterns(ranks: u32, root: u32) -> impl Iterator<Item = Pattern> {
+    CollectiveKind::ALL.into_iter().flat_map(move |kind| {
+        // Without sums, all orders are the same.
+        let orders = ORDERS.into_iter().filter(move |o| *o == Order::Free || kind.reduces());
+        orders.flat_map(move |order| {
+            let all = algorithms(ranks).into_iter();
+            all.filter_map(move |a| Pattern::new(kind, a, order, ranks, root).ok())
+        })
+    })
+}
+
+fn pattern(kind: CollectiveKind, algorithm: Algorithm, ranks: u32) -> Pattern {
+    Pattern::new(kind, algorithm, Order::Free, ranks, 0).unwrap()
+}
+
+/// Whether another root gives other steps.
+fn root_matters(pattern: &Pattern) -> bool {
+    let servers = matches!(pattern.algorithm(), Algorithm::ParameterServer { .. });
+    let levels = pattern.levels();
+    pattern.kind().has_root()
+        || servers
+        || levels.is_some_and(|(inner, outer)| root_matters(&inner) || root_matters(&outer))
+}
+
+#[test]
+fn every_algorithm_is_right() {
+    for ranks in 1..=17 {
+        let mut roots = vec![0, 1, ranks / 2, ranks - 1];
+        roots.retain(|root| *root < ranks);
+        roots.dedup();
+        for root in roots {
+            for pattern in patterns(ranks, root).filter(|p| root == 0 || root_matters(p)) {
+                let result = symbolic::check(&pattern);
+                assert!(result.is_ok(), "{pattern:?}: {}", result.unwrap_err());
+            }
+        }
+    }
+    for ranks in [32, 33, 63] {
+        for pattern in patterns(ranks, ranks - 1) {
+            let many = match pattern.algorithm() {
+                Algorithm::ParameterServer { servers } => servers > 1,
+                Algorithm::MultiRing { rings } => rings > 2,
+                Algorithm::Hierarchical { .. } => true,
+                _ => false,
+            };
+            if !many {
+                assert_eq!(symbolic::check(&pattern), Ok(()), "{pattern:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn trees_are_right_for_any_rank_count() {
+    for ranks in (18..=40).chain([64, 65, 127]) {
+        for (kind, order) in [
+            (AllReduce, Order::Canonical),
+            (AllReduce, Order::Free),
+            (Broadcast, Order::Free),
+            (Reduce, Order::Free),
+        ] {
+            let pattern = Pattern::new(kind, Algorithm::Tree, order, ranks, ranks / 3).unwrap();
+            assert_eq!(symbolic::check(&pattern), Ok(()), "{pattern:?}");
+        }
+    }
+}
+
+#[test]
+fn any_algorithm_may_stand_inside_any_other() {
+    let mut kinds_done = std::collections::BTreeMap::new();
+    for (ranks, host) in [(4, 2), (6, 2), (6, 3), (8, 4), (12, 4), (12, 3), (5, 1), (5, 5)] {
+        for inner in levels(host) {
+            for outer in levels(ranks / host) {
+                let algorithm = hierarchical(inner, outer, host);
+                for kind in CollectiveKind::ALL {
+                    for order in ORDERS {
+                        let root = ranks / 2;
+                        let Ok(pattern) = Pattern::new(kind, algorithm, order, ranks, root) else {
+                            let must = kind == AllReduce && order == Order::Free;
+                            assert!(!must, "{algorithm} cannot do {kind} of {ranks}");
+                            continue;
+                        };
+                        assert_eq!(symbolic::check(&pattern), Ok(()), "{pattern:?}");
+                        *kinds_done.entry((kind, order)).or_insert(0) += 1;
+                    }
+                }
+            }
+        }
+    }
+    for kind in [AllReduce, ReduceScatter, AllGather, Broadcast, Reduce] {
+        assert!(ORDERS.iter().all(|order| kinds_done[&(kind, *order)] > 100), "{kind}");
+    }
+}
+
+/// What [`resolve`] promises of each algorithm, and that it promises no less than it could.
+#[test]
+fn orders_are_kept_where_they_can_be() {
+    for ranks in 3..=17 {
+        for kind in [AllReduce, ReduceScatter, Reduce] {
+            for algorithm in algorithms(ranks) {
+                let Ok(pattern) = Pattern::new(kind, algorithm, Order::Free, ranks, 0) else {
+                    continue;
+                };
+                let algorithm = pattern.algorithm();
+                let kept = resolve(kind, algorithm, ranks, Order::Canonical).is_ok();
+                let canonical = Pattern { order: Order::Canonical, ..pattern };
+                let found = symbolic::check(&canonical).is_ok();
+                // Some rank counts make an order canonical by chance, which is not worth a rule.
+                let by_chance = ranks <= 4 || matches!(algorithm, Algorithm::Hierarchical { .. });
+                assert!(found == kept || (found && by_chance), "{pattern:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lone_rank_exchanges_nothing() {
+    for pattern in patterns(1, 0) {
+        let steps = pattern.steps(0);
+        let messages = |s: &Step| matches!(s.action, Action::Send { .. } | Action::Recv { .. });
+        assert!(!steps.iter().any(messages), "{pattern:?}: {steps:?}");
+        assert_eq!(pattern.counts(Bytes(100)), Counts::default());
+    }
+}
+
+#[test]
+fn absurd_numbers_are_refused_or_saturate() {
+    let new = |ranks, root| Pattern::new(AllReduce, Algorithm::Auto, Order::Free, ranks, root);
+    assert!(matches!(new(0, 0), Err(CollectiveError::Ranks { .. })));
+    assert!(matches!(new(u32::MAX, 0), Err(CollectiveError::Ranks { .. })));
+    assert!(matches!(new(4, 4), Err(CollectiveError::Root { .. })));
+    let counts = pattern(Broadcast, Algorithm::Direct, 8).counts(Bytes(u64::MAX));
+    assert_eq!(counts.bytes_sent_per_rank_max, Bytes(u64::MAX));
+    assert!(ring::all_reduce(u32::MAX, 1).is_empty());
+    assert!(direct::broadcast(4, 9, 0).is_empty());
+    assert!(halving_doubling::reduce(4, 1, 7).is_empty());
+    assert!(parameter_server::all_reduce(4, 1, 0, 0, Order::Free).is_empty());
+    assert!(multi_ring::all_reduce(4, 1, 0).is_empty());
+    assert!(multi_ring::broadcast(4, 1, 4, 2).is_empty());
+    assert!(tree::reduce(4, 1, 4).is_empty());
+    assert!(tree::all_reduce(u32::MAX, 1, Order::Canonical).is_empty());
+    assert!(torus::all_gather(TorusShape::new(&[u32::MAX; 6]).unwrap(), 1).is_empty());
+    let most = pattern(Broadcast, hierarchical(Level::Tree, Level::Ring, 2), MAX_RANKS);
+    assert_eq!(most.chunks(), 4 * (MAX_RANKS / 2 - 2) + 1);
+}
+
+#[test]
+fn refusals_name_what_would_work() {
+    let message =
+        |kind, algorithm, order| resolve(kind, algorithm, 6, order).unwrap_err().to_string();
+    assert_eq!(
+        message(AllReduce, Algorithm::Ring, Order::Canonical),
+        "ring cannot do all_reduce of 6 ranks in canonical order; what can: tree, direct, \
+         read-reduce, ps, naive, overlapped, partitioned"
+    );
+    assert_eq!(
+        message(AllGather, Algorithm::ParameterServer { servers: 2 }, Order::Canonical),
+        "ps:2 cannot do all_gather; what can: ring, multi-ring:2, halving-doubling, direct, \
+         read-reduce, partitioned"
+    );
+    assert_eq!(
+        message(AllReduce, Algorithm::ParameterServer { servers: 7 }, Order::Free),
+        "ps:7 in a group of 6: servers are ranks of the group, from 1 to 6"
+    );
+    let open = Algorithm::Hierarchical { inner: Level::Ring, outer: Level::Tree, host: None };
+    assert_eq!(
+        message(AllReduce, open, Order::Free),
+        "hierarchical:ring:tree needs to know how many of the 6 ranks share a host; write it \
+         behind a slash, such as hierarchical:ring:tree/6"
+    );
+    assert_eq!(
+        message(AllReduce, open.with_host(4), Order::Free),
+        "6 ranks cannot share hosts evenly, 4 to each; give a divisor of 6"
+    );
+    let servers = Level::ParameterServer { servers: 3 };
+    assert_eq!(
+        message(AllReduce, hierarchical(servers, Level::Ring, 2), Order::Free),
+        "ps:3 in a group of 2: servers are ranks of the group, from 1 to 2"
+    );
+    assert_eq!(
+        message(AllGather, hierarchical(Level::Tree, Level::Ring, 2), Order::Free),
+        "hierarchical:tree:ring/2 cannot do all_gather; what can: ring, multi-ring:2, \
+         halving-doubling, direct, read-reduce, partitioned"
+    );
+    let torus = Algorithm::Torus { shape: TorusShape::new(&[2, 2]).unwrap() };
+    assert_eq!(
+        message(AllReduce, torus, Order::Free),
+        "torus:2x2 has 4 places, but the group has 6 ranks"
+    );
+    assert_eq!(
+        message(AllReduce, Algorithm::MultiRing { rings: 0 }, Order::Free),
+        "multi-ring:0: there can be from 1 to 256 rings"
+    );
+    assert!(resolve(AllReduce, Algorithm::Ring, 2, Order::Canonical).is_ok());
+    assert!(resolve(AllReduce, Algorithm::HalvingDoubling, 8, Order::Canonical).is_ok());
+}
+
+#[test]
+fn auto_is_always_possible() {
+    for ranks in 1..=20 {
+        for kind in CollectiveKind::ALL {
+            for order in ORDERS {
+                let chosen = resolve(kind, Algorithm::Auto, ranks, order).unwrap();
+                assert_ne!(chosen, Algorithm::Auto);
+                assert_eq!(resolve(kind, chosen, ranks, order), Ok(chosen));
+            }
+        }
+    }
+}
+
+/// The checker must see what is wrong: any step left out, and some that are changed.
+#[test]
+fn the_checker_finds_broken_steps() {
+    for ranks in [2, 3, 6, 8] {
+        for pattern in patterns(ranks, 1) {
+            let steps: Vec<_> = (0..ranks).map(|me| pattern.steps(me)).collect();
+            if steps.iter().map(Vec::len).sum::<usize>() > 200 {
+                continue;
+            }
+            for rank in 0..ranks as usize {
+                for index in 0..steps[rank].len() {
+                    let mut broken = steps.clone();
+                    let step = broken[rank].remove(index);
+                    // What is held inside a host may be summed with what comes from other hosts.
+                    let folded_later = matches!(step.action, Action::Fold { .. });
+                    if !(folded_later && pattern.levels().is_some()) {
+                        let result = symbolic::check_steps(&pattern, &broken);
+                        assert!(result.is_err(), "{pattern:?}: rank {rank} without step {index}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_checker_names_what_is_wrong() {
+    let problem = |pattern: &Pattern, change: &dyn Fn(&mut [Vec<Step>])| {
+        let mut steps: Vec<_> = (0..pattern.ranks()).map(|me| pattern.steps(me)).collect();
+        change(&mut steps);
+        symbolic::check_steps(pattern, &steps).unwrap_err().problem
+    };
+    let ring = pattern(AllReduce, Algorithm::Ring, 4);
+    let reduce = |steps: &mut [Vec<Step>]| {
+        // Overwriting instead of reducing loses a contribution.
+        if let Action::Recv { how, .. } = &mut steps[2][1].action {
+            *how = Combine::Replace;
+        }
+    };
+    assert!(matches!(problem(&ring, &reduce), Problem::Wrong { .. }));
+    let chunk = |steps: &mut [Vec<Step>]| {
+        if let Action::Send { chunks, .. } = &mut steps[1][0].action {
+            chunks.first = 9;
+        }
+    };
+    assert_eq!(problem(&ring, &chunk), Problem::NoSuchChunk(9));
+    assert_eq!(problem(&ring, &|steps| steps[3].swap(0, 1)), Problem::SendAfterReceive);
+    assert_eq!(problem(&ring, &|steps| steps[3].swap(0, 2)), Problem::RoundDecreases);
+    let gather = pattern(AllGather, Algorithm::Ring, 4);
+    let early = |steps: &mut [Vec<Step>]| {
+        for steps in steps {
+            steps[0].action = match steps[0].action {
+                Action::Send { to, .. } => Action::Send { to, chunks: Chunks::one(to) },
+                other => other,
+            };
+        }
+    };
+    assert_eq!(problem(&gather, &early), Problem::NotValid(1));
+
+    // The ring's order is not the canonical one, and the checker can tell.
+    let canonical = Pattern { order: Order::Canonical, ..ring };
+    let violation = symbolic::check(&canonical).unwrap_err();
+    assert!(matches!(violation.problem, Problem::Wrong { .. }), "{violation}");
+    let uneven = pattern(AllReduce, Algorithm::HalvingDoubling, 5);
+    let canonical = Pattern { order: Order::Canonical, ..uneven };
+    assert!(symbolic::check(&canonical).is_err());
+}
+
+#[test]
+fn the_checker_knows_the_rules_of_shared_memory() {
+    let problem = |pattern: &Pattern, change: &dyn Fn(&mut [Vec<Step>])| {
+        let mut steps: Vec<_> = (0..pattern.ranks()).map(|me| pattern.steps(me)).collect();
+        change(&mut steps);
+        symbolic::check_steps(pattern, &steps).unwrap_err().problem
+    };
+    let free = pattern(AllReduce, Algorithm::ReadReduce, 3);
+    // Rank 1 reduces its part before it lends it, in the round of the others' reductions.
+    let early = |steps: &mut [Vec<Step>]| {
+        for steps in steps {
+            steps.iter_mut().for_each(|step| step.round = 0);
+            steps.sort_by_key(|step| !matches!(step.action, Action::Lend { .. }));
+        }
+    };
+    assert_eq!(problem(&free, &early), Problem::SecondMessage(1));
+    let over = |steps: &mut [Vec<Step>]| {
+        // Rank 0 takes the place of part 1, which it lends to rank 1, in the same round.
+        for step in &mut steps[0] {
+            if let Action::Read { from: 2, chunks, .. } = &mut step.action {
+                *chunks = Chunks::one(1);
+            }
+        }
+        for step in &mut steps[2] {
+            if let Action::Lend { to: 0, chunks } = &mut step.action {
+                *chunks = Chunks::one(1);
+            }
+        }
+    };
+    assert_eq!(problem(&free, &over), Problem::WrittenWhileLent(1));
+    let message = |steps: &mut [Vec<Step>]| {
+        if let Action::Lend { to, chunks } = steps[1][0].action {
+            steps[1][0].action = Action::Send { to, chunks };
+        }
+    };
+    assert_eq!(problem(&free, &message), Problem::NotLent(1));
+    let canonical = Pattern { order: Order::Canonical, ..free };
+    let late = |steps: &mut [Vec<Step>]| {
+        // What is read in place must be summed before the round, and so the loan, ends.
+        for step in &mut steps[0] {
+            if matches!(step.action, Action::Fold { .. }) {
+                step.round = 1;
+            }
+        }
+    };
+    assert_eq!(problem(&canonical, &late), Problem::StillHeld(1));
+}

@@ -1,0 +1,427 @@
+//! Double binary trees: as few bytes as the ring in logarithmically many rounds, for any rank count.
+//!
+//! A single binary tree wastes half of the bandwidth: its leaves, half of the ranks, only receive.
+//! Two trees with half of the vector each, in which no rank is interior twice, use all of it.
+//! Chunks follow each other through a tree, so that all its levels are busy at once. See Sanders, Speck
+//! and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009), sections
+//! 2 and 3; NCCL uses such trees for its all_reduce. Their colouring of the edges, which gives a rank
+//! one message at a time, is left out: here two chunks of half the size may share a round.
+//!
+//! **Shape.** Positions 1 to *n* are numbered in order: the position i = odd·2ʰ has height *h*, so that
+//! odd ones are leaves, and the root is the largest power of two. The second tree is the first one
+//! mirrored where *n* is even and moved on by one where it is odd, which makes its even positions
+//! those that are odd in the first.
+//!
+//! **Canonical order.** Interior ranks of those trees sum their own contribution between those of their
+//! children, which is not the canonical tree. But the P−1 sums of the canonical tree over P ranks,
+//! each numbered by the first rank of its right operand, are themselves numbered in order, for any P.
+//! So [`all_reduce`] can carry out that very tree: sum *m* is made by rank *m*−1 in the first half of
+//! the vector and by rank *m* in the second. An even-numbered sum is made by a rank whose own contribution
+//! is an operand elsewhere; sending it there costs half a vector more per rank.
+//!
+//! In the formulas *P* is the number of ranks, *N* the bytes of the whole vector, *L* the height of
+//! the trees and *K* the chunks of each half.
+
+use super::step::{Chunks, Combine, Script, Step};
+use super::{CollectiveKind, Order, has_steps, relative};
+
+/// Up both trees to their roots, then down again.
+///
+/// In free order: L = ⌊log₂ P⌋ and K = 4(L−1) + 1; rounds 2(L + K − 1); bytes sent and received at
+/// most 2N (N for two ranks, 3N/2 for three); fan-in 2 (1 for two ranks).
+///
+/// In canonical order: L = ⌊log₂ (P−1)⌋ and K = 4L + 1; the halves take turns, so rounds 4(L + K);
+/// bytes sent at most 5N/2 (N for two ranks); received at most 5N/2 (N for two ranks, 2N for three and
+/// four); fan-in 2 (1 for two ranks). Nothing is held.
+///
+/// Chunks: 2K.
+pub fn all_reduce(ranks: u32, me: u32, order: Order) -> Vec<Step> {
+    if !has_steps(ranks, me) || ranks == 1 {
+        return Vec::new();
+    }
+    match order {
+        Order::Canonical => canonical_all_reduce(ranks, me),
+        Order::Free => {
+            let up = TwoTrees { nodes: ranks, me: me + 1, chunks: chunks_of_half(ranks, order) };
+            let rank = |position: u32| position - 1;
+            let mut script = Script::default();
+            up.ascend(&mut script, 0, rank);
+            up.descend(&mut script, up.rounds(), rank);
+            script.sorted()
+        }
+    }
+}
+
+/// The root feeds the roots of two trees of all other ranks.
+///
+/// L = ⌊log₂ (P−1)⌋ and K = 4L + 1; rounds L + K; bytes sent and received per rank at most N; fan-in 2
+/// (1 for two ranks). Chunks: 2K (1 for two ranks, which need no second tree).
+pub fn broadcast(ranks: u32, me: u32, root: u32) -> Vec<Step> {
+    let mut script = Script::default();
+    if !has_steps(ranks, me) || root >= ranks || ranks == 1 {
+        return Vec::new();
+    }
+    let place = relative(me, root, ranks);
+    let rank = |position: u32| (root + position) % ranks;
+    if ranks == 2 {
+        match place {
+            0 => script.send(0, rank(1), Chunks::one(0)),
+            _ => script.recv(0, root, Chunks::one(0), Combine::Replace),
+        }
+        return script.done();
+    }
+    let down = TwoTrees { nodes: ranks - 1, me: place, chunks: chunks_of_rooted_half(ranks) };
+    for tree in 0..2 {
+        let top = down.position(tree, down.root());
+        for c in 0..down.chunks {
+            if place == 0 {
+                script.send(c, rank(top), down.chunk(tree, c));
+            } else if place == top {
+                script.recv(c, root, down.chunk(tree, c), Combine::Replace);
+            }
+        }
+    }
+    if place > 0 {
+        down.descend(&mut script, 1, rank);
+    }
+    script.sorted()
+}
+
+/// Up two trees of all other ranks, whose roots feed the root: [`broadcast`] backwards.
+///
+/// L = ⌊log₂ (P−1)⌋ and K = 4L + 1; rounds L + K; bytes sent and received per rank at most N; fan-in 2
+/// (1 for two ranks). Chunks: 2K (1 for two ranks, which need no second tree).
+pub fn reduce(ranks: u32, me: u32, root: u32) -> Vec<Step> {
+    let mut script = Script::default();
+    if !has_steps(ranks, me) || root >= ranks || ranks == 1 {
+        return Vec::new();
+    }
+    let place = relative(me, root, ranks);
+    let rank = |position: u32| (root + position) % ranks;
+    if ranks == 2 {
+        match place {
+            0 => script.recv(0, rank(1), Chunks::one(0), Combine::Reduce),
+            _ => script.send(0, root, Chunks::one(0)),
+        }
+        return script.done();
+    }
+    let up = TwoTrees { nodes: ranks - 1, me: place, chunks: chunks_of_rooted_half(ranks) };
+    if place > 0 {
+        up.ascend(&mut script, 0, rank);
+    }
+    for tree in 0..2 {
+        let top = up.position(tree, up.root());
+        for c in 0..up.chunks {
+            let round = height(up.root()) + c;
+            if place == 0 {
+                script.recv(round, rank(top), up.chunk(tree, c), Combine::Reduce);
+            } else if place == top {
+                script.send(round, root, up.chunk(tree, c));
+            }
+        }
+    }
+    script.sorted()
+}
+
+/// Into how many chunks the vector is cut.
+pub(super) fn chunks(kind: CollectiveKind, ranks: u32, order: Order) -> u32 {
+    match kind {
+        CollectiveKind::AllReduce => 2 * chunks_of_half(ranks, order),
+        _ if ranks <= 2 => 1,
+        _ => 2 * chunks_of_rooted_half(ranks),
+    }
+}
+
+/// How many rounds there are.
+pub(super) fn rounds(kind: CollectiveKind, ranks: u32, order: Order) -> u32 {
+    if ranks <= 1 {
+        return 0;
+    }
+    match (kind, order) {
+        (CollectiveKind::AllReduce, Order::Free) => {
+            2 * (ranks.ilog2() + chunks_of_half(ranks, order) - 1)
+        }
+        (CollectiveKind::AllReduce, Order::Canonical) => {
+            4 * ((ranks - 1).ilog2() + chunks_of_half(ranks, order))
+        }
+        _ => (ranks - 1).ilog2() + chunks_of_rooted_half(ranks),
+    }
+}
+
+/// Which half of the vector lies, summed, with a rank between the ways up and down of an
+/// [`all_reduce`] of two ranks or more.
+pub(super) fn root_of(ranks: u32, me: u32, order: Order) -> Option<u32> {
+    (0..2).find(|&half| match order {
+        Order::Free => {
+            let trees = TwoTrees { nodes: ranks, me: me + 1, chunks: 1 };
+            trees.position(half, trees.root()) == me + 1
+        }
+        Order::Canonical => Sums { ranks, half }.maker(Sums { ranks, half }.last()) == me,
+    })
+}
+
+/// A chunk waits for L−1 others before the roots are busy; four times as many keep the loss to a
+/// quarter, as in a chain ([`ring`](super::ring)).
+fn chunks_of_half(ranks: u32, order: Order) -> u32 {
+    let waits = match order {
+        Order::Free => ranks.max(2).ilog2() - 1,
+        Order::Canonical => ranks.saturating_sub(1).max(1).ilog2(),
+    };
+    4 * waits + 1
+}
+
+fn chunks_of_rooted_half(ranks: u32) -> u32 {
+    4 * ranks.saturating_sub(1).max(1).ilog2() + 1
+}
+
+/// How far a position is above the leaves.
+fn height(position: u32) -> u32 {
+    position.trailing_zeros()
+}
+
+/// The position above one in a tree of so many.
+fn parent(position: u32, nodes: u32) -> Option<u32> {
+    let bit = 1 << height(position);
+    let above = (position ^ bit) | (bit << 1);
+    // Above the last positions there may be none to the right; then it is the nearest to the left.
+    let above = if above <= nodes { above } else { position ^ bit };
+    (above > 0).then_some(above)
+}
+
+/// The positions below one in a tree of so many: the left one, and the right one if there is any.
+fn children(position: u32, nodes: u32) -> [Option<u32>; 2] {
+    let half = (1 << height(position)) / 2;
+    let left = (half > 0).then(|| position - half);
+    let right = (0..height(position)).rev().map(|h| position + (1 << h)).find(|&c| c <= nodes);
+    [left, right]
+}
+
+/// One rank's view of two trees in which no one is interior twice.
+struct TwoTrees {
+    nodes: u32,
+    /// This rank's position in the first tree.
+    me: u32,
+    /// Of each half.
+    chunks: u32,
+}
+
+impl TwoTrees {
+    /// The position in a tree of what stands at a position of the first tree.
+    fn within(&self, tree: u32, position: u32) -> u32 {
+        match tree {
+            0 => position,
+            _ if self.nodes.is_multiple_of(2) => self.nodes + 1 - position,
+            _ => position % self.nodes + 1,
+        }
+    }
+
+    /// The position in the first tree of what stands at a position of a tree.
+    fn position(&self, tree: u32, within: u32) -> u32 {
+        match tree {
+            0 => within,
+            _ if self.nodes.is_multiple_of(2) => self.nodes + 1 - within,
+            _ => (within + self.nodes - 2) % self.nodes + 1,
+        }
+    }
+
+    fn root(&self) -> u32 {
+        1 << self.nodes.ilog2()
+    }
+
+    fn chunk(&self, tree: u32, c: u32) -> Chunks {
+        Chunks::one(tree * self.chunks + c)
+    }
+
+    /// How many rounds each of the two ways takes.
+    fn rounds(&self) -> u32 {
+        height(self.root()) + self.chunks - 1
+    }
+
+    /// Chunk *c* leaves a position of height *h* in round h + c.
+    fn ascend(&self, script: &mut Script, first_round: u32, rank: impl Fn(u32) -> u32) {
+        for tree in 0..2 {
+            let at = self.within(tree, self.me);
+            for c in 0..self.chunks {
+                for child in children(at, self.nodes).into_iter().flatten() {
+                    let from = rank(self.position(tree, child));
+                    let round = first_round + height(child) + c;
+                    script.recv(round, from, self.chunk(tree, c), Combine::Reduce);
+                }
+                if let Some(above) = parent(at, self.nodes) {
+                    let to = rank(self.position(tree, above));
+                    script.send(first_round + height(at) + c, to, self.chunk(tree, c));
+                }
+            }
+        }
+    }
+
+    /// Chunk *c* leaves a position of height *h* in round L − h + c.
+    fn descend(&self, script: &mut Script, first_round: u32, rank: impl Fn(u32) -> u32) {
+        let first_round = first_round + height(self.root());
+        for tree in 0..2 {
+            let at = self.within(tree, self.me);
+            for c in 0..self.chunks {
+                if let Some(above) = parent(at, self.nodes) {
+                    let from = rank(self.position(tree, above));
+                    let round = first_round - height(above) + c;
+                    script.recv(round, from, self.chunk(tree, c), Combine::Replace);
+                }
+                for child in children(at, self.nodes).into_iter().flatten() {
+                    let to = rank(self.position(tree, child));
+                    script.send(first_round - height(at) + c, to, self.chunk(tree, c));
+                }
+            }
+        }
+    }
+}
+
+/// Who makes which sum of the canonical tree, in one half of the vector.
+#[derive(Clone, Copy)]
+struct Sums {
+    ranks: u32,
+    half: u32,
+}
+
+/// What goes into a sum.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Operand {
+    /// A rank's own contribution.
+    Own(u32),
+    /// Another sum.
+    Sum(u32),
+}
+
+impl Sums {
+    fn maker(&self, sum: u32) -> u32 {
+        sum + self.half - 1
+    }
+
+    /// The sum that a rank makes, if it makes one.
+    fn made_by(&self, rank: u32) -> Option<u32> {
+        Some(rank + 1 - self.half).filter(|sum| (1..self.ranks).contains(sum))
+    }
+
+    /// The sum of everything.
+    fn last(&self) -> u32 {
+        1 << (self.ranks - 1).ilog2()
+    }
+
+    /// The sum that a rank's own contribution goes into: the lower one of the two beside it.
+    fn of_own(&self, rank: u32) -> u32 {
+        if rank.is_multiple_of(2) && rank + 1 < self.ranks { rank + 1 } else { rank }
+    }
+
+    fn operands(&self, sum: u32) -> [Operand; 2] {
+        let [left, right] = children(sum, self.ranks - 1);
+        [
+            left.map_or(Operand::Own(sum - 1), Operand::Sum),
+            right.map_or(Operand::Own(sum), Operand::Sum),
+        ]
+    }
+
+    /// Who hands the result to a rank that makes no sum, and so is not on the way down: the rank
+    /// that has least to do, as it makes the last sum of the other half, if it is on that way itself.
+    fn feeder(&self, rank: u32) -> u32 {
+        let other = self.last() - self.half;
+        if self.made_by(other).is_some() { other } else { self.maker(self.of_own(rank)) }
+    }
+
+    /// Where an operand is, and in which round its first chunk leaves.
+    fn whereabouts(&self, operand: Operand) -> (u32, u32) {
+        match operand {
+            Operand::Own(rank) => (rank, 0),
+            Operand::Sum(sum) => (self.maker(sum), height(sum) + 1),
+        }
+    }
+}
+
+/// Makes every sum of the canonical tree and hands the last one back the way the sums came.
+///
+/// The halves take turns, since a rank may pass a contribution of one half and a sum of the other to
+/// the same peer.
+fn canonical_all_reduce(ranks: u32, me: u32) -> Vec<Step> {
+    let chunks = chunks_of_half(ranks, Order::Canonical);
+    let mut script = Script::default();
+    for half in 0..2 {
+        let sums = Sums { ranks, half };
+        let levels = height(sums.last()) + 1;
+        let made = sums.made_by(me);
+        for c in 0..chunks {
+            let chunk = Chunks::one(half * chunks + c);
+            let up = |round: u32| 2 * (round + c) + half;
+            let down = |round: u32| 2 * (levels + chunks - 1 + round + c) + half;
+            let gives = sums.maker(sums.of_own(me));
+            if gives != me {
+                script.send(up(0), gives, chunk);
+            }
+            let Some(made) = made else {
+                let feeder = sums.feeder(me);
+                let round = sums.made_by(feeder).map_or(0, |sum| levels - 1 - height(sum));
+                script.recv(down(round), feeder, chunk, Combine::Replace);
+                continue;
+            };
+            let mut operands = sums.operands(made).map(|operand| sums.whereabouts(operand));
+            operands.sort_unstable_by_key(|(_, round)| *round);
+            let mut fresh = operands.iter().all(|(rank, _)| *rank != me);
+            for (from, round) in operands.into_iter().filter(|(from, _)| *from != me) {
+                let how = if fresh { Combine::Replace } else { Combine::Reduce };
+                script.recv(up(round), from, chunk, how);
+                fresh = false;
+            }
+            if let Some(above) = parent(made, ranks - 1) {
+                script.send(up(height(made) + 1), sums.maker(above), chunk);
+                let round = levels - 1 - height(above);
+                script.recv(down(round), sums.maker(above), chunk, Combine::Replace);
+            }
+            let below = children(made, ranks - 1).into_iter().flatten();
+            let off_the_way = [0, ranks - 1]
+                .into_iter()
+                .filter(|&rank| sums.made_by(rank).is_none() && sums.feeder(rank) == me);
+            for to in below.map(|sum| sums.maker(sum)).chain(off_the_way) {
+                script.send(down(levels - 1 - height(made)), to, chunk);
+            }
+        }
+    }
+    script.sorted()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trees_are_binary_and_as_high_as_they_need_be() {
+        for nodes in 1..200u32 {
+            let root = 1 << nodes.ilog2();
+            for position in 1..=nodes {
+                let mut above = position;
+                let mut steps = 0;
+                while let Some(next) = parent(above, nodes) {
+                    assert!(height(next) > height(above));
+                    assert!(children(next, nodes).contains(&Some(above)));
+                    (above, steps) = (next, steps + 1);
+                }
+                assert_eq!(above, root);
+                assert!(steps <= nodes.ilog2());
+                for child in children(position, nodes).into_iter().flatten() {
+                    assert_eq!(parent(child, nodes), Some(position));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_is_interior_in_both_trees() {
+        for nodes in 1..200 {
+            let trees = TwoTrees { nodes, me: 1, chunks: 1 };
+            for position in 1..=nodes {
+                let interior = |tree| {
+                    let at = trees.within(tree, position);
+                    assert_eq!(trees.position(tree, at), position);
+                    children(at, nodes).iter().any(Option::is_some)
+                };
+                assert!(!(interior(0) && interior(1)), "{position} of {nodes}");
+            }
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! The congestion-aware network: links carry one message after the other.
+//!
+//! A message is stored and forwarded whole, hop by hop. It occupies a link while its bytes pass,
+//! and is at the next device when its last byte has travelled. Messages wait for a link in the
+//! order in which they came.
+
+use super::agenda::Agenda;
+use super::case::{Case, Kind};
+use super::engine::{Event, Message, Network, Shipment};
+use super::fold::Fold;
+use super::schedule::Schedule;
+use std::collections::BTreeMap;
+
+/// Links of one dimension, and what is on them.
+#[derive(Debug)]
+pub(super) struct Aware {
+    kind: Kind,
+    size: u32,
+    /// What packets of each size take on a link.
+    passages: Vec<Passage>,
+    /// Two of each rank on a ring (to the next, to the one before) and a switch (to it, from it).
+    links: Vec<Link>,
+    /// Where each has its own link to each: links by sender and distance, as they are first used.
+    direct: BTreeMap<(u32, u32), u32>,
+    flights: Vec<Flight>,
+    unused: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Passage {
+    /// Until the packet is at the other end.
+    hop_ns: u64,
+    /// Until the link can take the next one.
+    busy_ns: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    busy: bool,
+    /// Flights that wait: the first and the last.
+    first: u32,
+    last: u32,
+}
+
+/// A message on its way.
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    message: Message,
+    /// The rank where it is; on a switch, where it began.
+    at: u32,
+    hops_left: u32,
+    /// The flight that waits behind it.
+    next: u32,
+    /// The number of its size; no algorithm has more sizes than twice the bits of a rank.
+    size: u8,
+    clockwise: bool,
+}
+
+/// What happens on wires.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Wire {
+    /// A flight has come to the end of a link.
+    Hopped(u32),
+    /// A link can take the next flight.
+    Free(u32),
+}
+
+const NONE: u32 = u32::MAX;
+const IDLE: Link = Link { busy: false, first: NONE, last: NONE };
+
+impl Aware {
+    pub(super) fn new(case: &Case, schedule: &Schedule, fold: &Fold) -> Aware {
+        // One dimension, as others were refused, and so one phase.
+        let (dim, phase) = (case.dims[0], &schedule.phases[0]);
+        let passage = |size| {
+            let (hop_ns, busy_ns) = (phase.wires.hop_ns(size), phase.wires.busy_ns(size));
+            Passage { hop_ns, busy_ns }
+        };
+        let links = match dim.kind {
+            Kind::Ring | Kind::Switch => vec![IDLE; 2 * fold.ranks as usize],
+            Kind::FullyConnected => Vec::new(),
+        };
+        Aware {
+            kind: dim.kind,
+            size: dim.size,
+            passages: (0..phase.reduce_ns.len()).map(passage).collect(),
+            links,
+            direct: BTreeMap::new(),
+            flights: Vec::new(),
+            unused: Vec::new(),
+        }
+    }
+
+    /// The link that a flight takes first.
+    fn first_link(&mut self, flight: u32, offset: u32) -> u32 {
+        let Flight { at, clockwise, .. } = self.flights[flight as usize];
+        match self.kind {
+            Kind::Ring => 2 * at + u32::from(!clockwise),
+            Kind::Switch => 2 * at,
+            Kind::FullyConnected => {
+                let links = &mut self.links;
+                *self.direct.entry((at, offset)).or_insert_with(|| {
+                    links.push(IDLE);
+                    links.len() as u32 - 1
+                })
+            }
+        }
+    }
+
+    /// Moves a flight to the end of a link: the link that it takes next.
+    fn next_link(&mut self, flight: u32) -> u32 {
+        let flight = &mut self.flights[flight as usize];
+        match self.kind {
+            Kind::Ring => {
+                flight.at = match (flight.clockwise, flight.at) {
+                    (true, at) if at + 1 == self.size => 0,
+                    (true, at) => at + 1,
+                    (false, 0) => self.size - 1,
+                    (false, at) => at - 1,
+                };
+                2 * flight.at + u32::from(!flight.clockwise)
+            }
+            // From the switch; where each has its own link to each, there is no second one.
+            Kind::Switch | Kind::FullyConnected => 2 * flight.message.to + 1,
+        }
+    }
+
+    fn enter(&mut self, flight: u32, number: u32, agenda: &mut Agenda<Event<Wire>>) {
+        let link = &mut self.links[number as usize];
+        if !link.busy {
+            self.start(flight, number, agenda);
+        } else if link.last == NONE {
+            (link.first, link.last) = (flight, flight);
+        } else {
+            self.flights[link.last as usize].next = flight;
+            link.last = flight;
+        }
+    }
+
+    fn start(&mut self, flight: u32, link: u32, agenda: &mut Agenda<Event<Wire>>) {
+        self.links[link as usize].busy = true;
+        let size = self.flights[flight as usize].size;
+        let Passage { hop_ns, busy_ns } = self.passages[size as usize];
+        agenda.add(hop_ns, Event::Network(Wire::Hopped(flight)));
+        agenda.add(busy_ns, Event::Network(Wire::Free(link)));
+    }
+
+    fn hop(&mut self, number: u32, agenda: &mut Agenda<Event<Wire>>) -> Option<Message> {
+        let flight = &mut self.flights[number as usize];
+        flight.hops_left -= 1;
+        if flight.hops_left == 0 {
+            self.unused.push(number);
+            return Some(flight.message);
+        }
+        let link = self.next_link(number);
+        self.enter(number, link, agenda);
+        None
+    }
+
+    fn free(&mut self, number: u32, agenda: &mut Agenda<Event<Wire>>) {
+        let link = &mut self.links[number as usize];
+        link.busy = false;
+        let flight = link.first;
+        if flight != NONE {
+            link.first = std::mem::replace(&mut self.flights[flight as usize].next, NONE);
+            if link.first == NONE {
+                link.last = NONE;
+            }
+            self.start(flight, number, agenda);
+        }
+    }
+}
+
+impl Network for Aware {
+    type Event = Wire;
+
+    fn send(&mut self, shipment: &Shipment<'_>, agenda: &mut Agenda<Event<Wire>>) {
+        let Shipment { message, from, offset, size, .. } = *shipment;
+        let flight = Flight {
+            message,
+            at: from,
+            hops_left: self.kind.hops(self.size, offset),
+            next: NONE,
+            size: size as u8,
+            // Half way round, clockwise.
+            clockwise: offset <= self.size - offset,
+        };
+        let number = match self.unused.pop() {
+            Some(number) => {
+                self.flights[number as usize] = flight;
+                number
+            }
+            None => {
+                self.flights.push(flight);
+                self.flights.len() as u32 - 1
+            }
+        };
+        let link = self.first_link(number, offset);
+        self.enter(number, link, agenda);
+    }
+
+    fn happen(&mut self, event: Wire, agenda: &mut Agenda<Event<Wire>>) -> Option<Message> {
+        match event {
+            Wire::Hopped(flight) => self.hop(flight, agenda),
+            Wire::Free(link) => {
+                self.free(link, agenda);
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Operators that are bound by memory: how many bytes each moves, in how many kernels.
+
+use super::{Roofline, Work};
+use crate::profile::Kernels;
+use paceline_plan::DType;
+use paceline_plan::graph::{Cost, NormKind, OpKind, Part};
+use paceline_plan::program::{LocalOp, Template};
+
+/// Of the memory's rate, what norms reach: each row is read to its end before any of it is written.
+const NORM: f64 = 0.75;
+
+/// Of the memory's rate, what kernels reach that draw random numbers or compute exponentials for
+/// every element: an H200 has 0.65 of its peak in GELU and 0.63 in dropout where copies have 0.89.
+const HEAVY: f64 = 0.75;
+
+/// Bytes per element of a root-mean-square norm in eager PyTorch, forward and backward. Forward, in
+/// f32: cast (6), square (8), mean (4), multiply (8), cast back (6), multiply (4). Backward: the
+/// same expressions' gradients, with the sums of what branched.
+const EAGER_NORM: [f64; 2] = [36.0, 98.0];
+
+/// The same per element of queries, keys and values for their rotation as complex numbers of f32,
+/// the copies of keys and values for every query head, and the copies that bring heads first and
+/// back.
+const EAGER_ROPE: [f64; 2] = [23.0, 29.0];
+
+/// The same per element of gate and up: the sigmoid, and the product.
+const EAGER_SWIGLU: [f64; 2] = [5.0, 9.0];
+
+impl Roofline<'_> {
+    /// An operator that multiplies no matrices.
+    pub(super) fn traffic(&self, template: &Template, op: &LocalOp, cost: &Cost) -> Work {
+        let eager = self.profile.kernels == Kernels::Eager;
+        let way = usize::from(op.part != Part::Forward);
+        let elements = |index: usize| {
+            let operand = op.inputs.get(index).map(|&i| &template.operands[usize::from(i)]);
+            operand.map_or(0.0, |operand| operand.elements() as f64)
+        };
+        match op.kind {
+            OpKind::Bias if self.profile.fused_bias => Work::default(),
+            // Its sums are by-products of the kernel that computes the input's gradient.
+            OpKind::Norm { .. } if op.part == Part::WeightGradient => Work::default(),
+            OpKind::Norm { norm: NormKind::Rms, .. } if eager => {
+                self.many(elements(0) * EAGER_NORM[way], 6)
+            }
+            OpKind::Rope { .. } if eager => self.many(elements(0) * EAGER_ROPE[way], 8),
+            OpKind::SwiGlu if eager => {
+                // Backward, the first input is the gradient of the product.
+                self.many(elements(way) * EAGER_SWIGLU[way], 2)
+            }
+            OpKind::Norm { .. } => self.roof(cost, self.share(NORM)),
+            OpKind::Activation { .. } | OpKind::SwiGlu => self.roof(cost, self.share(HEAVY)),
+            OpKind::RowMax | OpKind::SoftmaxStats => {
+                // The loss as a whole is priced where it ends; what is left here are exchanges.
+                if self.device.is_accelerator() { Work::default() } else { self.roof(cost, 1.0) }
+            }
+            OpKind::CrossEntropy { .. } if self.device.is_accelerator() => {
+                let loss = &self.profile.loss;
+                let bytes = if way == 0 { loss.forward } else { loss.backward };
+                self.many(elements(1) * bytes * self.size() / 2.0, 4)
+            }
+            OpKind::Position if self.profile.dropout => {
+                let mut work = self.roof(cost, 1.0);
+                work.add(self.dropout(elements(0)));
+                work
+            }
+            OpKind::Embedding
+            | OpKind::Position
+            | OpKind::Bias
+            | OpKind::Rope { .. }
+            | OpKind::Add
+            | OpKind::CrossEntropy { .. }
+            | OpKind::Route { .. }
+            | OpKind::Dispatch { .. }
+            | OpKind::Combine { .. }
+            | OpKind::BlockSquares { .. }
+            | OpKind::TensorSquares
+            | OpKind::Norm2 => self.roof(cost, 1.0),
+            OpKind::Linear { .. }
+            | OpKind::ExpertLinear { .. }
+            | OpKind::Attention { .. }
+            | OpKind::AttentionBlock { .. } => Work::default(),
+        }
+    }
+
+    /// Operators that are one kernel: what passes from one to the next stays in registers.
+    pub(super) fn fused(&self, template: &Template, ops: &[LocalOp]) -> Work {
+        let counted = |op: &&LocalOp| !(op.kind == OpKind::Bias && self.profile.fused_bias);
+        let all: f64 = ops.iter().map(|op| template.cost(op).bytes.as_f64()).sum();
+        let passed = ops.windows(2).flat_map(|pair| {
+            pair[0].outputs.iter().filter(|output| pair[1].inputs.contains(output))
+        });
+        let saved: f64 = passed
+            .map(|&i| {
+                let operand = &template.operands[usize::from(i)];
+                2.0 * operand.elements() as f64 * operand.dtype.size() as f64
+            })
+            .sum();
+        let heavy =
+            ops.iter().any(|op| matches!(op.kind, OpKind::Activation { .. } | OpKind::SwiGlu));
+        if ops.iter().filter(counted).count() == 0 {
+            return Work::default();
+        }
+        let mut work =
+            self.streaming((all - saved).max(0.0) / if heavy { self.share(HEAVY) } else { 1.0 });
+        // Of a chain only what comes out at its end is a tensor of its own.
+        if let Some(last) = ops.last() {
+            work.add(self.fill(template, last));
+        }
+        work
+    }
+
+    /// Dropout of so many elements: values read and written, and a byte of mask.
+    pub(super) fn dropout(&self, elements: f64) -> Work {
+        self.streaming(elements * (2.0 * self.size() + 1.0) / HEAVY)
+    }
+
+    /// Dropout on what a branch adds to the residual stream.
+    pub(super) fn residual_dropout(&self, part: Part, elements: f64) -> Work {
+        match (part, self.profile.kernels) {
+            // Together with bias and addition, only the mask is new.
+            (Part::Forward, Kernels::Fused) => {
+                Work { device: self.bytes(elements / HEAVY), kernels: 0 }
+            }
+            (Part::Forward, Kernels::Eager) | (Part::InputGradient, _) => self.dropout(elements),
+            (Part::WeightGradient, _) => Work::default(),
+        }
+    }
+
+    /// A share that only devices with many kernels' parts under way lose to.
+    fn share(&self, share: f64) -> f64 {
+        if self.device.is_accelerator() { share } else { 1.0 }
+    }
+
+    fn size(&self) -> f64 {
+        self.activation().size() as f64
+    }
+
+    /// One kernel, at a share of the memory's rate.
+    fn roof(&self, cost: &Cost, share: f64) -> Work {
+        let vector = cost.vector.0 / self.device.sustained(DType::F32).0;
+        self.kernel(vector.max(self.bytes(cost.bytes.as_f64()) / share))
+    }
+
+    /// So many kernels that move so many bytes together.
+    fn many(&self, bytes: f64, kernels: u32) -> Work {
+        let launches = self.device.launch_overhead.0 * f64::from(kernels);
+        Work { device: self.bytes(bytes) + launches, kernels }
+    }
+}
+
+/// Whether an operator treats every element by itself, so that it can share a kernel with another.
+pub(super) fn elementwise(op: &LocalOp) -> bool {
+    match op.kind {
+        OpKind::Bias
+        | OpKind::Add
+        | OpKind::Activation { .. }
+        | OpKind::SwiGlu
+        | OpKind::Rope { .. }
+        | OpKind::Position => op.part != Part::WeightGradient,
+        OpKind::Embedding
+        | OpKind::Norm { .. }
+        | OpKind::Linear { .. }
+        | OpKind::Attention { .. }
+        | OpKind::AttentionBlock { .. }
+        | OpKind::RowMax
+        | OpKind::SoftmaxStats
+        | OpKind::CrossEntropy { .. }
+        | OpKind::Route { .. }
+        | OpKind::Dispatch { .. }
+        | OpKind::ExpertLinear { .. }
+        | OpKind::Combine { .. }
+        | OpKind::BlockSquares { .. }
+        | OpKind::TensorSquares
+        | OpKind::Norm2 => false,
+    }
+}

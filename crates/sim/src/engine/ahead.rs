@@ -1,0 +1,68 @@
+//! Weights that are gathered while the next iteration begins.
+
+use super::lanes::Timeline;
+use crate::profile::Profile;
+use paceline_plan::collective::CollectiveKind;
+use paceline_plan::ids::{OpId, RoleId};
+use paceline_plan::mesh::GroupKind;
+use paceline_plan::program::{Op, Plan, Program, SegmentPass};
+use paceline_plan::strategy::Zero;
+
+/// Ends the iteration where the next one can begin, under [`Profile::gathers_ahead`].
+///
+/// Where the optimizer's state is dealt out but not the weights, a body ends with gathers of the
+/// updated weights. Software that gathers ahead starts the next forward pass as soon as its first
+/// layer's weights are there; the others arrive while earlier layers compute, as long as all of
+/// them take no longer than the first microbatch's forward pass. What runs into the next iteration
+/// is cut off here: every iteration begins with as much of the one before.
+pub fn ahead(plan: &Plan, profile: &Profile, mut timeline: Timeline) -> Timeline {
+    let dealt = match plan.strategy.zero {
+        Zero::Optimizer | Zero::Gradients => true,
+        Zero::None | Zero::Parameters => false,
+    };
+    if !profile.gathers_ahead || !plan.strategy.overlap || !dealt {
+        return timeline;
+    }
+    let mut period: f64 = 0.0;
+    for (role, program) in plan.programs.iter().enumerate() {
+        let role = RoleId::from(role);
+        let span = |op: usize| timeline.span(role, OpId::from(op));
+        let (mut without, mut with, mut first) = (0.0f64, 0.0f64, 0.0);
+        for (at, node) in program.body.nodes.iter().enumerate() {
+            let (start, end) = span(at);
+            with = with.max(end.0);
+            if is_gather(plan, program, &node.op) {
+                // Buckets stand in the backward pass's order, so the last is needed first.
+                first = end.0 - start.0;
+            } else {
+                without = without.max(end.0);
+            }
+        }
+        let hidden = first_forward(plan, program, |at| {
+            let (start, end) = span(at);
+            end.0 - start.0
+        });
+        let rest = (with - without - first - hidden).max(0.0);
+        period = period.max((without + first + rest).min(with));
+    }
+    timeline.cut(period);
+    timeline
+}
+
+/// Whether an op gathers a bucket's weights among replicas.
+fn is_gather(plan: &Plan, program: &Program, op: &Op) -> bool {
+    matches!(op, Op::Collective { call, .. }
+        if program.call(*call).kind == CollectiveKind::AllGather
+            && plan.group(program.call(*call).group) == GroupKind::Replicas)
+}
+
+/// The time of the computations of one microbatch's forward pass through a role's layers.
+fn first_forward(plan: &Plan, program: &Program, time: impl Fn(usize) -> f64) -> f64 {
+    let forward = program.body.nodes.iter().enumerate().filter(|(_, node)| {
+        matches!(node.op, Op::Compute { segment, microbatch, .. }
+            if microbatch.index() == 0
+                && plan.templates[program.segment(segment).template as usize].pass
+                    == SegmentPass::Forward)
+    });
+    forward.map(|(at, _)| time(at)).sum()
+}

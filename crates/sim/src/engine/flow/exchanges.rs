@@ -1,0 +1,259 @@
+//! What a plan's ranks exchange: every group and every pair that talks, once.
+
+use crate::cluster::Cluster;
+use crate::engine::{Costs, vector};
+use crate::network::flow::{FlowError, Folded, Folding, Party, Traffic};
+use crate::network::{Analytic, Vector};
+use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern};
+use paceline_plan::ids::{GroupId, OpId, Rank, RoleId};
+use paceline_plan::mesh::{Axis, GroupKind};
+use paceline_plan::program::{Call, Op, Peer, Plan, Program, View};
+use paceline_plan::units::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Every exchange of a plan and the ops that take part in it.
+pub(super) struct Exchanges<'a> {
+    plan: &'a Plan,
+    costs: &'a Costs<'a>,
+    analytic: Analytic<'a>,
+    pub(super) traffic: Traffic<'a>,
+    /// What has taken place at the same times so far, by its number: the mark.
+    marks: BTreeMap<Mark, u32>,
+    /// The exchange of a mark by the first of its ranks.
+    known: BTreeMap<(u32, Rank), u32>,
+    /// Roles all of whose ranks' exchanges of a mark are known.
+    laid: BTreeSet<(RoleId, u32)>,
+    /// Whether messages of a role are cut among the tensor-parallel ranks.
+    sliced: BTreeMap<(RoleId, Peer, Bytes), bool>,
+    /// By role and op.
+    parts: Vec<Vec<Part>>,
+}
+
+/// What an op has to do with other ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Nothing.
+    Alone,
+    /// It is one of a collective's members.
+    Member { mark: u32, group: GroupId, vector: Vector },
+    /// It sends a message that another rank receives. If it is sliced, the whole tensor-parallel
+    /// group sends it.
+    Send { mark: u32, to: Peer, channel: u16, microbatch: u32, bytes: Bytes, sliced: bool },
+    /// It receives a message that another rank sends.
+    Recv { from: Peer, channel: u16, microbatch: u32 },
+    /// It sends to or receives from a server that answers by itself.
+    Request { mark: u32, server: u32, bytes: Bytes },
+    /// It answers requests.
+    Serve,
+}
+
+/// What tells exchanges apart that may take place at different times.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Mark {
+    Call(CollectiveKind, Algorithm, Order, GroupId, u32),
+    Message { role: u32, to: Peer, sliced: bool },
+    Request { role: u32, server: u32, sends: bool },
+}
+
+impl<'a> Exchanges<'a> {
+    /// Finds who talks to whom.
+    pub(super) fn of(
+        plan: &'a Plan,
+        cluster: &'a Cluster,
+        costs: &'a Costs<'a>,
+    ) -> Result<Self, FlowError> {
+        let ranks = (0..plan.mesh.world()).map(Rank).collect();
+        let mut exchanges = Self {
+            plan,
+            costs,
+            analytic: Analytic::new(cluster),
+            traffic: Traffic::new(cluster, ranks),
+            marks: BTreeMap::new(),
+            known: BTreeMap::new(),
+            laid: BTreeSet::new(),
+            sliced: BTreeMap::new(),
+            parts: Vec::new(),
+        };
+        for role in (0..plan.programs.len()).map(RoleId::from) {
+            let parts = exchanges.role(role)?;
+            exchanges.parts.push(parts);
+        }
+        Ok(exchanges)
+    }
+
+    /// What an op has to do with other ranks.
+    pub(super) fn part(&self, role: RoleId, op: OpId) -> Part {
+        self.parts[role.index()][op.index()]
+    }
+
+    /// What the ops of a role have to do with other ranks, in order.
+    pub(super) fn parts(&self, role: RoleId) -> impl Iterator<Item = (OpId, Part)> {
+        let parts = self.parts[role.index()].iter().enumerate();
+        parts.map(|(index, &part)| (OpId::from(index), part))
+    }
+
+    /// The exchange of a mark that a rank comes first in.
+    pub(super) fn find(&self, mark: u32, first: Rank) -> Option<u32> {
+        self.known.get(&(mark, first)).copied()
+    }
+
+    /// Folds the traffic. Ranks of different roles are never alike, nor are ranks that a server
+    /// names one by one.
+    pub(super) fn fold(&self, folding: Folding) -> Result<Folded, FlowError> {
+        let world = self.plan.mesh.world();
+        let named = |op: &Op| {
+            matches!(
+                op,
+                Op::Send { to: Peer::Replica(_), .. } | Op::Recv { from: Peer::Replica(_), .. }
+            )
+        };
+        let nodes = self.plan.programs.iter().flat_map(|program| &program.body.nodes);
+        let one_by_one = nodes.map(|node| &node.op).any(named);
+        let folding = if one_by_one { Folding::Off } else { folding };
+        let roles: Vec<u32> = (0..world).map(|rank| self.plan.role(Rank(rank)).0).collect();
+        Folded::new(&self.traffic, &roles, folding)
+    }
+
+    fn role(&mut self, role: RoleId) -> Result<Vec<Part>, FlowError> {
+        let program = &self.plan.programs[role.index()];
+        program.body.nodes.iter().map(|node| self.op(role, program, &node.op)).collect()
+    }
+
+    fn op(&mut self, role: RoleId, program: &Program, op: &Op) -> Result<Part, FlowError> {
+        match *op {
+            Op::Collective { call, .. } => self.call(role, program.call(call)),
+            Op::Send { to, channel, view, microbatch } => {
+                let bytes = bytes(program, &view);
+                match self.serving(to) {
+                    Some(server) => self.request(role, server, true, bytes),
+                    None => self.send(role, to, (channel, microbatch.0), bytes),
+                }
+            }
+            Op::Recv { from, channel, view, microbatch } => match self.serving(from) {
+                Some(server) => self.request(role, server, false, bytes(program, &view)),
+                None => Ok(Part::Recv { from, channel, microbatch: microbatch.0 }),
+            },
+            Op::Serve { .. } => Ok(Part::Serve),
+            Op::Load { .. }
+            | Op::Compute { .. }
+            | Op::Accumulate { .. }
+            | Op::Step { .. }
+            | Op::Stash { .. }
+            | Op::Restore { .. }
+            | Op::Free { .. } => Ok(Part::Alone),
+        }
+    }
+
+    fn call(&mut self, role: RoleId, call: &Call) -> Result<Part, FlowError> {
+        let kind = self.plan.group(call.group);
+        let source = Mark::Call(call.kind, call.algorithm, call.order, call.group, call.root);
+        let mark = self.mark(source);
+        // Costing has refused what cannot be done; a group without the rank meets nobody.
+        let size = self.plan.mesh.group_size(kind);
+        let pattern = Pattern::new(call.kind, call.algorithm, call.order, size, call.root);
+        if let Ok(pattern) = pattern
+            && self.laid.insert((role, mark))
+        {
+            for rank in self.ranks(role) {
+                let members = self.plan.mesh.members(kind, rank);
+                let Some(&first) = members.first() else { continue };
+                if !self.known.contains_key(&(mark, first)) {
+                    let exchange = self.traffic.collective(mark, &pattern, &members)?;
+                    self.known.insert((mark, first), exchange);
+                }
+            }
+        }
+        Ok(Part::Member { mark, group: call.group, vector: vector(self.plan, call) })
+    }
+
+    fn send(
+        &mut self,
+        role: RoleId,
+        to: Peer,
+        (channel, microbatch): (u16, u32),
+        bytes: Bytes,
+    ) -> Result<Part, FlowError> {
+        // Whether slicing pays is decided once for the role, as one program is written for it.
+        let sliced = self.pays(role, to, bytes);
+        let mark = self.mark(Mark::Message { role: role.0, to, sliced });
+        let new = self.laid.insert((role, mark));
+        for rank in self.ranks(role).filter(|_| new) {
+            let Some(receiver) = self.plan.peer(rank, to) else { continue };
+            let first = if sliced { self.slices(rank)[0] } else { rank };
+            if self.known.contains_key(&(mark, first)) {
+                continue;
+            }
+            let exchange = if sliced {
+                let ends = (self.slices(rank), self.slices(receiver));
+                self.traffic.sliced_message(mark, &ends.0, &ends.1)?
+            } else {
+                let ends = ((rank, Party::Sender), (receiver, Party::Receiver));
+                self.traffic.message(mark, ends.0, ends.1)?
+            };
+            self.known.insert((mark, first), exchange);
+        }
+        Ok(Part::Send { mark, to, channel, microbatch, bytes, sliced })
+    }
+
+    fn request(
+        &mut self,
+        role: RoleId,
+        server: u32,
+        sends: bool,
+        bytes: Bytes,
+    ) -> Result<Part, FlowError> {
+        let mark = self.mark(Mark::Request { role: role.0, server, sends });
+        let answers = Rank(self.plan.mesh.size() + server);
+        let new = self.laid.insert((role, mark));
+        for rank in self.ranks(role).filter(|_| new) {
+            let exchange = if sends {
+                self.traffic.message(mark, (rank, Party::Sender), (answers, Party::Server))?
+            } else {
+                self.traffic.message(mark, (answers, Party::Server), (rank, Party::Receiver))?
+            };
+            self.known.insert((mark, rank), exchange);
+        }
+        Ok(Part::Request { mark, server, bytes })
+    }
+
+    /// Whether a message is cut among the tensor-parallel ranks.
+    fn pays(&mut self, role: RoleId, to: Peer, bytes: Bytes) -> bool {
+        *self.sliced.entry((role, to, bytes)).or_insert_with(|| {
+            let from = self.plan.representative(role);
+            let to = self.plan.peer(from, to);
+            to.is_some_and(|to| self.costs.parts(&self.analytic, from, to, bytes) > 1)
+        })
+    }
+
+    /// The ranks that hold the same message as this one.
+    pub(super) fn slices(&self, rank: Rank) -> Vec<Rank> {
+        self.plan.mesh.members(GroupKind::Axis(Axis::Tp), rank)
+    }
+
+    /// The ranks that play a role.
+    fn ranks(&self, role: RoleId) -> impl Iterator<Item = Rank> + use<> {
+        let mesh = &self.plan.mesh;
+        let (first, count) = if role.0 < mesh.pp {
+            (role.0 * mesh.stride(Axis::Pp), mesh.stride(Axis::Pp))
+        } else {
+            (mesh.size() + role.0 - mesh.pp, 1)
+        };
+        (first..first + count).map(Rank)
+    }
+
+    /// The server that a peer is, if it answers requests as they come.
+    fn serving(&self, peer: Peer) -> Option<u32> {
+        let Peer::Server(server) = peer else { return None };
+        let program = self.plan.programs.get((self.plan.mesh.pp + server) as usize)?;
+        (!program.services.is_empty()).then_some(server)
+    }
+
+    fn mark(&mut self, mark: Mark) -> u32 {
+        let all = self.marks.len() as u32;
+        *self.marks.entry(mark).or_insert(all)
+    }
+}
+
+fn bytes(program: &Program, view: &View) -> Bytes {
+    Bytes(view.len.saturating_mul(program.buffer(view.buffer).dtype.size()))
+}

@@ -1,0 +1,269 @@
+//! Lanes advance as far as computing takes them; from one end of a message to the next, time is the
+//! network's.
+//!
+//! An op's end is known as soon as its start is, if it computes. A lane therefore runs ahead until
+//! it meets others; when all of a meeting are posted, the network is told, and when it says that a
+//! party has ended, that party's lane goes on. What a lane finds out on the way is never before the
+//! network's time: an op is posted when the last of those it waits for has ended, and that one ended
+//! just now or computes until later.
+
+use super::classes::{Class, Classes};
+use super::meetings::{Meetings, NONE};
+use crate::engine::{Costs, Numbering, Timeline, describe_op};
+use crate::error::SimError;
+use crate::network::flow::{Fluid, Folded};
+use paceline_plan::ids::RoleId;
+use paceline_plan::program::Plan;
+use std::collections::BTreeMap;
+
+pub(super) fn run(
+    plan: &Plan,
+    costs: &Costs<'_>,
+    folded: &Folded,
+    classes: &Classes,
+    meetings: &Meetings,
+) -> Result<Timeline, SimError> {
+    let mut run = Run::new(plan, costs, folded, classes, meetings);
+    loop {
+        while let Some(lane) = run.ready.pop() {
+            while run.advance(lane) {}
+        }
+        let Some(ended) = run.fluid.next() else { break };
+        run.end(ended.tag, ended.party, ended.at);
+    }
+    if let Some(number) = run.stuck() {
+        let (Class { rank, role, .. }, op) = classes.op(number);
+        let what = describe_op(plan, role, op);
+        let role = plan.programs[role.index()].name.clone();
+        return Err(SimError::Stuck { rank, role, op, what });
+    }
+    Ok(slowest(plan, classes, &run.start, &run.end))
+}
+
+/// Of each role, the times of the class that ends last; of several, of the first.
+fn slowest(plan: &Plan, classes: &Classes, start: &[f64], end: &[f64]) -> Timeline {
+    let ops = |class: &Class| {
+        let count = plan.programs[class.role.index()].body.nodes.len();
+        class.first as usize..class.first as usize + count
+    };
+    let last = |class: &Class| end[ops(class)].iter().copied().fold(0.0, f64::max);
+    let mut of_role: BTreeMap<RoleId, (f64, Class)> = BTreeMap::new();
+    for class in &classes.all {
+        let entry = of_role.entry(class.role).or_insert((last(class), *class));
+        if last(class) > entry.0 {
+            *entry = (last(class), *class);
+        }
+    }
+    let (mut starts, mut ends, mut ranks) = (Vec::new(), Vec::new(), Vec::new());
+    for (_, class) in of_role.values() {
+        starts.extend_from_slice(&start[ops(class)]);
+        ends.extend_from_slice(&end[ops(class)]);
+        ranks.push(class.rank);
+    }
+    Timeline::new(Numbering::new(plan), starts, ends, ranks)
+}
+
+/// The end of an op that has not ended.
+const OPEN: f64 = f64::NEG_INFINITY;
+
+struct Run<'a> {
+    plan: &'a Plan,
+    costs: &'a Costs<'a>,
+    classes: &'a Classes,
+    meetings: &'a Meetings,
+    fluid: Fluid<'a>,
+    start: Vec<f64>,
+    end: Vec<f64>,
+    /// The op behind each op on its lane.
+    next: Vec<u32>,
+    /// The lane that each op stands on.
+    lane: Vec<u32>,
+    /// A lane whose head waits for this op; others follow by [`Lane::next_waiter`].
+    waiter: Vec<u32>,
+    lanes: Vec<Lane>,
+    /// By meeting: how many ops are not posted yet, and when the last so far was.
+    gatherings: Vec<(u32, f64)>,
+    /// By server: requests that are not answered yet, and posted ops that wait for them.
+    services: BTreeMap<u32, (u32, Vec<u32>)>,
+    /// Lanes whose head may be able to go on.
+    ready: Vec<u32>,
+}
+
+struct Lane {
+    class: u32,
+    /// The op that is next.
+    head: u32,
+    /// When the op before it ended.
+    free: f64,
+    /// Whether the head is posted and waits for others, or moves bytes.
+    meets: bool,
+    next_waiter: u32,
+}
+
+impl<'a> Run<'a> {
+    fn new(
+        plan: &'a Plan,
+        costs: &'a Costs<'a>,
+        folded: &'a Folded,
+        classes: &'a Classes,
+        meetings: &'a Meetings,
+    ) -> Self {
+        let all = classes.ops as usize;
+        let mut fluid = Fluid::new(folded);
+        meetings.tables.iter().for_each(|table| {
+            fluid.table(table.clone());
+        });
+        let services = meetings.servers.iter();
+        let mut run = Self {
+            plan,
+            costs,
+            classes,
+            meetings,
+            fluid,
+            start: vec![OPEN; all],
+            end: vec![OPEN; all],
+            next: vec![NONE; all],
+            lane: Vec::with_capacity(all),
+            waiter: vec![NONE; all],
+            lanes: Vec::new(),
+            gatherings: meetings.all.iter().map(|m| (m.expected, 0.0)).collect(),
+            services: services.map(|(&server, s)| (server, (s.requests, Vec::new()))).collect(),
+            ready: Vec::new(),
+        };
+        for class in 0..classes.all.len() as u32 {
+            run.add_lanes(class);
+        }
+        run.ready.extend((0..run.lanes.len() as u32).rev());
+        run
+    }
+
+    fn add_lanes(&mut self, class: u32) {
+        let program = &self.plan.programs[self.classes.all[class as usize].role.index()];
+        let first = self.lanes.len();
+        let mut last = vec![NONE; program.lanes.len()];
+        let idle = |_: &u32| Lane { class, head: NONE, free: 0.0, meets: false, next_waiter: NONE };
+        self.lanes.extend(last.iter().map(idle));
+        for node in &program.body.nodes {
+            let number = self.lane.len() as u32;
+            let lane = first + node.lane.index();
+            match std::mem::replace(&mut last[node.lane.index()], number) {
+                NONE => self.lanes[lane].head = number,
+                before => self.next[before as usize] = number,
+            }
+            self.lane.push(lane as u32);
+        }
+    }
+
+    /// Lets the head of a lane go on; `false` if the lane has to wait, or is at its end.
+    fn advance(&mut self, at: u32) -> bool {
+        let Lane { class, head, free, meets, .. } = self.lanes[at as usize];
+        if head == NONE || meets {
+            return false;
+        }
+        let Class { role, first, .. } = self.classes.all[class as usize];
+        let body = &self.plan.programs[role.index()].body;
+        let op = paceline_plan::ids::OpId(head - first);
+        let mut posted = free;
+        for after in body.after(op) {
+            let number = first + after.0;
+            let end = self.end[number as usize];
+            if end == OPEN {
+                self.lanes[at as usize].next_waiter = self.waiter[number as usize];
+                self.waiter[number as usize] = at;
+                return false;
+            }
+            posted = posted.max(end);
+        }
+        match self.meetings.of[head as usize] {
+            NONE if self.serves(role, head) => self.serve(role, head, posted),
+            NONE => {
+                let duration = self.costs.op(role, &body.nodes[op.index()].op);
+                self.finish(head, posted, posted + duration.0);
+                return true;
+            }
+            meeting => self.join(meeting, posted),
+        }
+        self.lanes[at as usize].meets = self.end[head as usize] == OPEN;
+        self.end[head as usize] != OPEN
+    }
+
+    /// An op is posted. What it takes part in starts with the last one.
+    fn join(&mut self, meeting: u32, posted: f64) {
+        let (missing, ready) = &mut self.gatherings[meeting as usize];
+        *missing -= 1;
+        *ready = ready.max(posted);
+        if *missing > 0 {
+            return;
+        }
+        let start = *ready;
+        let ops = self.meetings.ops(meeting);
+        for &op in ops.iter().filter(|&&op| op != NONE) {
+            self.start[op as usize] = start;
+        }
+        let meeting_of = &self.meetings.all[meeting as usize];
+        self.fluid.post(meeting_of.exchange, meeting_of.table, meeting, start);
+    }
+
+    /// A party of a meeting has ended.
+    fn end(&mut self, meeting: u32, party: u32, at: f64) {
+        let op = self.meetings.ops(meeting)[party as usize];
+        if op == NONE {
+            return;
+        }
+        self.go_on(op, at);
+        let Some(server) = self.meetings.all[meeting as usize].server else { return };
+        let Some((open, waiting)) = self.services.get_mut(&server) else { return };
+        *open -= 1;
+        if *open == 0 {
+            for op in std::mem::take(waiting) {
+                self.go_on(op, at);
+            }
+        }
+    }
+
+    /// Ends a posted op, and its lane goes on.
+    fn go_on(&mut self, op: u32, at: f64) {
+        let lane = self.lane[op as usize];
+        self.lanes[lane as usize].meets = false;
+        self.finish(op, self.start[op as usize], at.max(self.start[op as usize]));
+        self.ready.push(lane);
+    }
+
+    /// Whether an op of a server answers requests.
+    fn serves(&self, role: RoleId, op: u32) -> bool {
+        let server = role.0.checked_sub(self.plan.mesh.pp);
+        let service = server.and_then(|server| self.meetings.servers.get(&server));
+        service.is_some_and(|service| service.ops.contains(&op))
+    }
+
+    /// A server answers until the last request is through.
+    fn serve(&mut self, role: RoleId, op: u32, posted: f64) {
+        self.start[op as usize] = posted;
+        let service = self.services.get_mut(&(role.0 - self.plan.mesh.pp));
+        match service.filter(|(open, _)| *open > 0) {
+            Some((_, waiting)) => waiting.push(op),
+            None => self.finish(op, posted, posted),
+        }
+    }
+
+    /// An op is done: its lane goes on, and so do the lanes that wait for it.
+    fn finish(&mut self, op: u32, start: f64, end: f64) {
+        let number = op as usize;
+        self.start[number] = start;
+        self.end[number] = end;
+        let lane = &mut self.lanes[self.lane[number] as usize];
+        lane.free = end;
+        lane.head = self.next[number];
+        let mut waiter = std::mem::replace(&mut self.waiter[number], NONE);
+        while waiter != NONE {
+            self.ready.push(waiter);
+            waiter = self.lanes[waiter as usize].next_waiter;
+        }
+    }
+
+    /// The op that never ends and that others wait for: one that was posted and met nobody, if any.
+    fn stuck(&self) -> Option<u32> {
+        let heads = || self.lanes.iter().filter(|lane| lane.head != NONE);
+        heads().find(|lane| lane.meets).or_else(|| heads().next()).map(|lane| lane.head)
+    }
+}

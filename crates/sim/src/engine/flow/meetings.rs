@@ -1,0 +1,298 @@
+//! Which ops wait for each other, class by class: the two sides of a message, the members of a
+//! collective, who asks a server and the server.
+
+use super::classes::{Class, Classes};
+use super::exchanges::{Exchanges, Part};
+use crate::network::Vector;
+use crate::network::flow::{Folded, Party};
+use paceline_plan::ids::{GroupId, OpId, Rank, RoleId};
+use paceline_plan::program::Plan;
+use std::collections::BTreeMap;
+
+/// Every meeting of the bodies of all classes.
+pub(super) struct Meetings {
+    pub(super) all: Vec<Meeting>,
+    /// Bytes of messages by size, for exchanges and vectors that occur.
+    pub(super) tables: Vec<Vec<f64>>,
+    /// The meeting of each op, or [`NONE`].
+    pub(super) of: Vec<u32>,
+    /// The op of each party, meeting after meeting; [`NONE`] for a server that answers by itself.
+    ops: Vec<u32>,
+    /// For every server that answers by itself, its ops and how many requests they wait for.
+    pub(super) servers: BTreeMap<u32, Service>,
+}
+
+/// Ops that start together, and what they exchange.
+#[derive(Clone, Copy)]
+pub(super) struct Meeting {
+    /// The class of the exchange.
+    pub(super) exchange: u32,
+    /// Position among the tables.
+    pub(super) table: u32,
+    /// How many ops must be posted; more than there are if some have no counterpart.
+    pub(super) expected: u32,
+    /// The server that this asks.
+    pub(super) server: Option<u32>,
+    first: u32,
+    len: u32,
+}
+
+/// A server that answers by itself.
+#[derive(Clone, Default)]
+pub(super) struct Service {
+    pub(super) ops: Vec<u32>,
+    pub(super) requests: u32,
+}
+
+/// No op, no meeting.
+pub(super) const NONE: u32 = u32::MAX;
+
+impl Meetings {
+    /// The op of each party of a meeting.
+    pub(super) fn ops(&self, meeting: u32) -> &[u32] {
+        let Meeting { first, len, .. } = self.all[meeting as usize];
+        &self.ops[first as usize..][..len as usize]
+    }
+}
+
+/// Finds who meets whom.
+pub(super) fn find(
+    plan: &Plan,
+    exchanges: &Exchanges<'_>,
+    folded: &Folded,
+    classes: &Classes,
+) -> Meetings {
+    let found = Meetings {
+        all: Vec::new(),
+        tables: Vec::new(),
+        of: vec![NONE; classes.ops as usize],
+        ops: Vec::new(),
+        servers: BTreeMap::new(),
+    };
+    let mut finder = Finder { plan, exchanges, folded, classes, tables: BTreeMap::new(), found };
+    let roles: Vec<Role> =
+        (0..plan.programs.len()).map(|role| finder.role(RoleId::from(role))).collect();
+    for class in 0..classes.all.len() as u32 {
+        finder.collectives(class, &roles);
+        finder.messages(class, &roles);
+        finder.requests(class);
+    }
+    finder.lonely();
+    finder.found
+}
+
+struct Finder<'a> {
+    plan: &'a Plan,
+    exchanges: &'a Exchanges<'a>,
+    folded: &'a Folded,
+    classes: &'a Classes,
+    /// Tables by script and vector.
+    tables: BTreeMap<(u32, Vector), u32>,
+    found: Meetings,
+}
+
+/// The communication of a role, sorted.
+struct Role {
+    /// By group, the ops that call it, in order.
+    calls: BTreeMap<GroupId, Vec<OpId>>,
+    /// By channel, microbatch and order.
+    sends: Vec<(Key, OpId)>,
+    recvs: Vec<(Key, OpId)>,
+}
+
+/// What tells apart messages between two ranks.
+type Key = (u16, u32);
+
+impl Finder<'_> {
+    fn role(&self, role: RoleId) -> Role {
+        let mut sorted = Role { calls: BTreeMap::new(), sends: Vec::new(), recvs: Vec::new() };
+        for (op, part) in self.exchanges.parts(role) {
+            match part {
+                Part::Member { group, .. } => sorted.calls.entry(group).or_default().push(op),
+                Part::Send { channel, microbatch, .. } => {
+                    sorted.sends.push(((channel, microbatch), op));
+                }
+                Part::Recv { channel, microbatch, .. } => {
+                    sorted.recvs.push(((channel, microbatch), op));
+                }
+                Part::Alone | Part::Request { .. } | Part::Serve => {}
+            }
+        }
+        sorted.sends.sort_unstable();
+        sorted.recvs.sort_unstable();
+        sorted
+    }
+
+    /// The k-th call of a group on one of its members meets the k-th call of that group on the
+    /// others. The first class of a group finds it for all.
+    fn collectives(&mut self, class: u32, roles: &[Role]) {
+        let Class { rank, role, .. } = self.classes.all[class as usize];
+        for (&group, mine) in &roles[role.index()].calls {
+            let members = self.plan.mesh.members(self.plan.group(group), rank);
+            let Some(&first) = members.first() else { continue };
+            let others = self.classes_of(&members);
+            if others.first() != Some(&class) {
+                continue;
+            }
+            for (k, &op) in mine.iter().enumerate() {
+                let Part::Member { mark, vector, .. } = self.exchanges.part(role, op) else {
+                    continue;
+                };
+                let Some(exchange) = self.exchanges.find(mark, first) else { continue };
+                let kth = |class: u32, _: Party| {
+                    let role = self.classes.all[class as usize].role;
+                    roles[role.index()].calls.get(&group)?.get(k).copied()
+                };
+                let ops = self.parties(exchange, kth);
+                self.meet(exchange, &vector, &ops);
+            }
+        }
+    }
+
+    /// Pairs the k-th send of a key to a rank with the k-th receive of that key from this one.
+    fn messages(&mut self, class: u32, roles: &[Role]) {
+        let Class { rank, role, .. } = self.classes.all[class as usize];
+        let mut taken: BTreeMap<(Rank, Key), usize> = BTreeMap::new();
+        let mut sources = Sources::default();
+        for &(key, op) in &roles[role.index()].sends {
+            let Part::Send { mark, to, bytes, sliced, .. } = self.exchanges.part(role, op) else {
+                continue;
+            };
+            let Some(receiver) = self.plan.peer(rank, to) else { continue };
+            let k = taken.entry((receiver, key)).or_insert(0);
+            let theirs = sources.of(self, receiver, rank, roles);
+            let start = theirs.partition_point(|&(other, _)| other < key);
+            let recv = theirs.get(start + *k).filter(|(other, _)| *other == key);
+            *k += 1;
+            let Some(&(_, recv)) = recv else { continue };
+            let first = if sliced {
+                let senders = self.exchanges.slices(rank);
+                if self.classes_of(&senders).first() != Some(&class) {
+                    continue;
+                }
+                senders[0]
+            } else {
+                rank
+            };
+            let Some(exchange) = self.exchanges.find(mark, first) else { continue };
+            let side = |_, party: Party| match party {
+                Party::Sender => Some(op),
+                Party::Receiver => Some(recv),
+                Party::Member | Party::Server => None,
+            };
+            let ops = self.parties(exchange, side);
+            self.meet(exchange, &Vector::of_bytes(bytes), &ops);
+        }
+    }
+
+    /// Who asks a server that answers by itself waits for nobody.
+    fn requests(&mut self, class: u32) {
+        let Class { rank, role, .. } = self.classes.all[class as usize];
+        for (op, part) in self.exchanges.parts(role) {
+            match part {
+                Part::Request { mark, server, bytes } => {
+                    let Some(exchange) = self.exchanges.find(mark, rank) else { continue };
+                    let asks = |_, party: Party| (party != Party::Server).then_some(op);
+                    let ops = self.parties(exchange, asks);
+                    self.meet(exchange, &Vector::of_bytes(bytes), &ops);
+                    if let Some(meeting) = self.found.all.last_mut() {
+                        meeting.server = Some(server);
+                    }
+                    self.found.servers.entry(server).or_default().requests += 1;
+                }
+                Part::Serve => {
+                    let server = role.0 - self.plan.mesh.pp;
+                    let number = self.classes.number(class, op);
+                    self.found.servers.entry(server).or_default().ops.push(number);
+                }
+                Part::Alone | Part::Member { .. } | Part::Send { .. } | Part::Recv { .. } => {}
+            }
+        }
+    }
+
+    /// Ops that wait for others which do not exist.
+    fn lonely(&mut self) {
+        for class in 0..self.classes.all.len() as u32 {
+            for (op, part) in self.exchanges.parts(self.classes.all[class as usize].role) {
+                let number = self.classes.number(class, op);
+                let meets = match part {
+                    Part::Alone | Part::Serve => true,
+                    Part::Member { .. }
+                    | Part::Send { .. }
+                    | Part::Recv { .. }
+                    | Part::Request { .. } => self.found.of[number as usize] != NONE,
+                };
+                if !meets {
+                    self.push(0, 0, &[number], 2);
+                }
+            }
+        }
+    }
+
+    /// The op of each party of an exchange, by its class.
+    fn parties(&self, exchange: u32, op: impl Fn(u32, Party) -> Option<OpId>) -> Vec<Option<u32>> {
+        let class = self.folded.classes[exchange as usize];
+        let parties = &self.folded.exchanges[class as usize].parties;
+        let number = |&(class, party): &(u32, Party)| match party {
+            Party::Server => Some(NONE),
+            Party::Member | Party::Sender | Party::Receiver => {
+                op(class, party).map(|op| self.classes.number(class, op))
+            }
+        };
+        parties.iter().map(number).collect()
+    }
+
+    /// Notes a meeting whose parties' ops are all there; otherwise those there are stay lonely.
+    fn meet(&mut self, exchange: u32, vector: &Vector, ops: &[Option<u32>]) {
+        let Some(ops) = ops.iter().copied().collect::<Option<Vec<u32>>>() else { return };
+        let traffic = &self.exchanges.traffic;
+        let tables = &mut self.found.tables;
+        let table =
+            *self.tables.entry((traffic.script_of(exchange), *vector)).or_insert_with(|| {
+                tables.push(traffic.bytes(exchange, vector));
+                tables.len() as u32 - 1
+            });
+        let expected = ops.iter().filter(|&&op| op != NONE).count() as u32;
+        self.push(self.folded.classes[exchange as usize], table, &ops, expected);
+    }
+
+    fn push(&mut self, exchange: u32, table: u32, ops: &[u32], expected: u32) {
+        let meeting = self.found.all.len() as u32;
+        for &op in ops.iter().filter(|&&op| op != NONE) {
+            self.found.of[op as usize] = meeting;
+        }
+        let (first, len) = (self.found.ops.len() as u32, ops.len() as u32);
+        self.found.ops.extend_from_slice(ops);
+        self.found.all.push(Meeting { exchange, table, expected, server: None, first, len });
+    }
+
+    /// The classes of ranks, in order, each once.
+    fn classes_of(&self, ranks: &[Rank]) -> Vec<u32> {
+        let class = |rank: &Rank| self.classes.of_rank[rank.index()];
+        let mut classes: Vec<u32> = ranks.iter().map(class).collect();
+        classes.sort_unstable();
+        classes.dedup();
+        classes
+    }
+}
+
+/// What a rank receives from the one whose sends are being matched, by rank.
+#[derive(Default)]
+struct Sources {
+    known: BTreeMap<Rank, Vec<(Key, OpId)>>,
+}
+
+impl Sources {
+    fn of(&mut self, finder: &Finder<'_>, at: Rank, from: Rank, roles: &[Role]) -> &[(Key, OpId)] {
+        self.known.entry(at).or_insert_with(|| {
+            let role = finder.plan.role(at);
+            let mine = |&&(_, op): &&(Key, OpId)| {
+                let Part::Recv { from: peer, .. } = finder.exchanges.part(role, op) else {
+                    return false;
+                };
+                finder.plan.peer(at, peer) == Some(from)
+            };
+            roles[role.index()].recvs.iter().filter(mine).copied().collect()
+        })
+    }
+}

@@ -1,0 +1,323 @@
+//! What a run holds on the device under a profile's software.
+//!
+//! A plan's arena is laid out ahead of time: every buffer has its place, and a virtual stage has as
+//! many copies of its activations as it ever has microbatches in flight. Software with an allocator
+//! holds what is alive. The two differ where stages are busy at different times, where the software
+//! keeps more or less than the plan does, and where an allocator takes more than it hands out.
+
+use crate::profile::{Kernels, Profile};
+use paceline_plan::DType;
+use paceline_plan::graph::{LinearRole, OpKind, Part};
+use paceline_plan::ids::RoleId;
+use paceline_plan::program::{
+    Access, Buffer, LocalOp, MemoryKind, Op, Plan, Program, SegmentPass, Template,
+};
+use paceline_plan::strategy::Recompute;
+use paceline_plan::units::Bytes;
+use std::collections::BTreeSet;
+
+/// The peak that the software of a profile would report for a role's ranks.
+///
+/// It is the sum of weights, gradients, optimizer state and communication buffers as planned; of
+/// the activations that are alive at the worst moment; and of the larger of what a layer's pass
+/// needs for itself and what the loss does. Gradients that are whole only until they are reduced
+/// count where they are: those of blocks or the head beside their pass, the embedding's nowhere,
+/// because by then all activations are gone. All of it is multiplied by [`Profile::reserve`].
+pub fn footprint(plan: &Plan, role: RoleId, profile: &Profile) -> Bytes {
+    let program = &plan.programs[role.index()];
+    let frames = Frames::new(plan, program, profile);
+    let of = |kind: MemoryKind| program.memory.of(kind).as_f64();
+    let transient = transient_gradients(plan, program);
+    let state = of(MemoryKind::Parameters)
+        + of(MemoryKind::Gradients)
+        + of(MemoryKind::Optimizer)
+        + of(MemoryKind::Communication)
+        - transient.iter().sum::<f64>()
+        + cast_weights(plan, program, profile);
+    let planned: f64 =
+        (program.frames.iter().flatten()).map(|&id| program.buffer(id).extent().as_f64()).sum();
+    let pass = (of(MemoryKind::Activations) - planned).max(0.0);
+    let [blocks, head, _] = transient;
+    let working = (pass + blocks.max(head)).max(loss(plan, program, profile));
+    Bytes(((state + frames.peak(program, plan) + working) * profile.reserve) as u64)
+}
+
+/// Activations that live from the forward to the backward pass, by virtual stage.
+struct Frames {
+    /// The frame of each buffer.
+    of: Vec<Option<usize>>,
+    /// Bytes of one microbatch.
+    bytes: Vec<f64>,
+}
+
+impl Frames {
+    fn new(plan: &Plan, program: &Program, profile: &Profile) -> Self {
+        let mut of = vec![None; program.buffers.len()];
+        for (frame, buffers) in program.frames.iter().enumerate() {
+            buffers.iter().for_each(|id| of[id.index()] = Some(frame));
+        }
+        let uses = Uses::new(plan, program, profile);
+        let mut bytes: Vec<f64> = (program.frames.iter())
+            .map(|ids| ids.iter().map(|&id| uses.kept(program.buffer(id), id.index())).sum())
+            .collect();
+        for (frame, more) in branches(plan, program, profile, &of) {
+            bytes[frame] += more;
+        }
+        Self { of, bytes }
+    }
+
+    /// The most that is alive at once: a microbatch's share from the first computation on it in
+    /// the forward pass until it is freed.
+    fn peak(&self, program: &Program, plan: &Plan) -> f64 {
+        let mut alive = BTreeSet::new();
+        let (mut now, mut peak) = (0.0f64, 0.0f64);
+        for node in &program.body.nodes {
+            match node.op {
+                Op::Compute { segment, microbatch, .. } => {
+                    let segment = program.segment(segment);
+                    let pass = plan.templates[segment.template as usize].pass;
+                    if pass != SegmentPass::Forward {
+                        continue;
+                    }
+                    let mut frames = segment.operands.iter().map(|v| self.of[v.buffer.index()]);
+                    if let Some(frame) = frames.find_map(|frame| frame)
+                        && alive.insert((frame, microbatch))
+                    {
+                        now += self.bytes[frame];
+                        peak = peak.max(now);
+                    }
+                }
+                Op::Free { frame, microbatch } => {
+                    if alive.remove(&(frame as usize, microbatch)) {
+                        now -= self.bytes[frame as usize];
+                    }
+                }
+                Op::Load { .. }
+                | Op::Send { .. }
+                | Op::Recv { .. }
+                | Op::Collective { .. }
+                | Op::Accumulate { .. }
+                | Op::Step { .. }
+                | Op::Stash { .. }
+                | Op::Restore { .. }
+                | Op::Serve { .. } => {}
+            }
+        }
+        peak
+    }
+}
+
+/// Who reads each buffer in the backward pass.
+struct Uses {
+    /// Whether a product's weight gradient does.
+    product: Vec<bool>,
+    /// Whether anyone else does.
+    other: Vec<bool>,
+    /// Whether products keep what they read in fp8.
+    cast: bool,
+}
+
+impl Uses {
+    fn new(plan: &Plan, program: &Program, profile: &Profile) -> Self {
+        let cast = plan.strategy.dtype == DType::Fp8 && profile.casts.input_again == 0.0;
+        let none = vec![false; program.buffers.len()];
+        let mut uses = Self { product: none.clone(), other: none, cast };
+        for segment in program.segments.iter().filter(|_| cast) {
+            let template = &plan.templates[segment.template as usize];
+            if template.pass == SegmentPass::Forward {
+                continue;
+            }
+            for op in &template.ops {
+                let product = matches!(op.kind, OpKind::Linear { role } if role != LinearRole::Head)
+                    && op.part == Part::WeightGradient;
+                for (at, &input) in op.inputs.iter().enumerate() {
+                    let buffer = segment.operands[usize::from(input)].buffer.index();
+                    let of = if product && at == 1 { &mut uses.product } else { &mut uses.other };
+                    of[buffer] = true;
+                }
+            }
+        }
+        uses
+    }
+
+    /// Bytes that are kept of one copy: what only products read is kept in fp8 alone, what others
+    /// read too in both types.
+    fn kept(&self, buffer: &Buffer, at: usize) -> f64 {
+        let whole = buffer.stride().as_f64();
+        match (self.cast && buffer.dtype == DType::Bf16, self.product[at], self.other[at]) {
+            (true, true, false) => whole / 2.0,
+            (true, true, true) => whole * 1.5,
+            (_, _, _) => whole,
+        }
+    }
+}
+
+/// Bytes of gradients that are whole only until they are reduced: of blocks, head and embedding.
+fn transient_gradients(plan: &Plan, program: &Program) -> [f64; 3] {
+    let mut seen = BTreeSet::new();
+    let mut bytes = [0.0; 3];
+    for segment in &program.segments {
+        let template = &plan.templates[segment.template as usize];
+        let of = |found: fn(&OpKind) -> bool| template.ops.iter().any(|op| found(&op.kind));
+        let place = if of(|kind| matches!(kind, OpKind::Linear { role: LinearRole::Head })) {
+            1
+        } else if of(|kind| matches!(kind, OpKind::Embedding)) {
+            2
+        } else {
+            0
+        };
+        for (operand, view) in template.operands.iter().zip(&segment.operands) {
+            let buffer = program.buffer(view.buffer);
+            let transient = buffer.kind == MemoryKind::Communication;
+            if operand.access == Access::Accumulate && transient && seen.insert(view.buffer) {
+                bytes[place] += buffer.extent().as_f64();
+            }
+        }
+    }
+    bytes
+}
+
+/// What branches to the residual stream keep beyond the plan, by frame.
+///
+/// Dropout keeps a byte of mask for every element, unless the layer is computed again with the same
+/// random numbers. Software without a compiler keeps what [`Recompute::SelectiveOp`] tells it to
+/// keep, although nothing reads the last product's result.
+fn branches(
+    plan: &Plan,
+    program: &Program,
+    profile: &Profile,
+    of: &[Option<usize>],
+) -> Vec<(usize, f64)> {
+    let (masks, unread) = match plan.strategy.recompute {
+        Recompute::None | Recompute::Selective | Recompute::FullOf(_) => (profile.dropout, false),
+        Recompute::SelectiveOp => (false, profile.kernels == Kernels::Eager),
+        Recompute::Full | Recompute::FullForward => (false, false),
+    };
+    let size = plan.strategy.activation_dtype().size() as f64;
+    let segments = program.segments.iter().filter_map(|segment| {
+        let template = &plan.templates[segment.template as usize];
+        let frame = segment.operands.iter().find_map(|view| of[view.buffer.index()])?;
+        let forward = template.ops.iter().filter(|_| template.pass == SegmentPass::Forward);
+        let is = |op: &LocalOp, role: LinearRole| op.kind == OpKind::Linear { role };
+        let bytes = forward.map(|op| {
+            let (out, down) = (is(op, LinearRole::AttentionOut), is(op, LinearRole::Down));
+            let per_element = match (masks && (out || down), unread && down) {
+                (_, true) => size,
+                (true, false) => 1.0,
+                (false, false) => 0.0,
+            };
+            elements(template, op, 0) * per_element
+        });
+        Some((frame, bytes.sum()))
+    });
+    segments.collect()
+}
+
+/// Elements of an operator's output.
+fn elements(template: &Template, op: &LocalOp, output: usize) -> f64 {
+    op.outputs.get(output).map_or(0.0, |&i| template.operands[usize::from(i)].elements() as f64)
+}
+
+/// Bytes that the loss holds beyond the logits themselves.
+fn loss(plan: &Plan, program: &Program, profile: &Profile) -> f64 {
+    let live = if plan.strategy.tp > 1 { profile.loss.live_when_cut } else { profile.loss.live };
+    let of_segment = program.segments.iter().map(|segment| {
+        let template = &plan.templates[segment.template as usize];
+        let losses = template.ops.iter().filter(|op| {
+            matches!(op.kind, OpKind::CrossEntropy { .. }) && op.part != Part::Forward
+        });
+        losses.map(|op| elements(template, op, 0)).sum::<f64>()
+    });
+    let size = plan.strategy.activation_dtype().size() as f64;
+    of_segment.sum::<f64>() * (live - 2.0) * size / 2.0
+}
+
+/// fp8 copies of the weights that are kept for all microbatches: one byte for either orientation.
+fn cast_weights(plan: &Plan, program: &Program, profile: &Profile) -> f64 {
+    if plan.strategy.dtype != DType::Fp8 || !profile.casts.weights_once {
+        return 0.0;
+    }
+    program.memory.of(MemoryKind::Parameters).as_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::Loss;
+    use paceline_plan::lower::lower;
+    use paceline_plan::model::built_in;
+    use paceline_plan::schedule::ScheduleKind;
+    use paceline_plan::strategy::{Strategy, Zero};
+
+    fn plan(name: &str, strategy: Strategy) -> Plan {
+        let model = built_in::get(name).unwrap().unwrap();
+        lower(&model, &Strategy { seq: model.seq, ..strategy }).unwrap()
+    }
+
+    fn half(dtype: DType) -> Strategy {
+        Strategy { dtype, grad_dtype: DType::Bf16, ..Strategy::default() }
+    }
+
+    fn bytes(plan: &Plan, profile: &Profile) -> u64 {
+        footprint(plan, RoleId(0), profile).0
+    }
+
+    /// Where nothing is in flight beside one microbatch and nothing is added, the arena is the
+    /// footprint.
+    #[test]
+    fn a_plain_run_holds_its_arena() {
+        let plan = plan("llama3-8b", half(DType::Bf16));
+        assert_eq!(bytes(&plan, &Profile::MODERN), plan.programs[0].memory.total().0);
+    }
+
+    #[test]
+    fn interleaved_stages_are_not_all_full_at_once() {
+        let strategy = Strategy {
+            pp: 4,
+            schedule: ScheduleKind::Interleaved { chunks: 4 },
+            global_batch: 16,
+            ..half(DType::Bf16)
+        };
+        let plan = plan("llama3-8b", strategy);
+        let arena = plan.programs[0].memory.total().0;
+        let held = bytes(&plan, &Profile::MODERN);
+        assert!(held < arena && held > arena / 2, "{held} of {arena}");
+    }
+
+    #[test]
+    fn software_adds_masks_logits_casts_and_reserves() {
+        let bf16 = plan("gpt2-1.5b", half(DType::Bf16));
+        let fp8 = plan("gpt2-1.5b", half(DType::Fp8));
+        let plain = bytes(&bf16, &Profile::MODERN);
+        let with = |profile: Profile| bytes(&bf16, &profile) as f64 - plain as f64;
+        // Two branches of 48 layers, 1,024 tokens of 1,600.
+        let masks = with(Profile { dropout: true, ..Profile::MODERN });
+        assert_eq!(masks, 2.0 * 48.0 * 1024.0 * 1600.0);
+        assert!(with(Profile { loss: Loss::EAGER, ..Profile::MODERN }) > 0.0);
+        let reserved = with(Profile { reserve: 1.5, ..Profile::MODERN });
+        assert!((reserved / plain as f64 - 0.5).abs() < 1e-6);
+        // Transformer Engine keeps products' inputs in a byte; torchao keeps them as they are.
+        let again = Profile { casts: crate::profile::Casts::TORCHAO, ..Profile::MODERN };
+        assert_eq!(bytes(&fp8, &again), plain);
+        let weights = fp8.programs[0].memory.of(MemoryKind::Parameters).0;
+        assert!(bytes(&fp8, &Profile::MODERN) < plain + weights);
+    }
+
+    #[test]
+    fn gradients_that_are_reduced_at_once_are_not_all_there() {
+        let dealt = Strategy {
+            dp: 8,
+            leaves: 8,
+            global_batch: 8,
+            zero: Zero::Parameters,
+            recompute: Recompute::SelectiveOp,
+            ..half(DType::Bf16)
+        };
+        let plan = plan("llama3-8b", dealt);
+        let compiled = bytes(&plan, &Profile::MODERN);
+        assert!(compiled < plan.programs[0].memory.total().0);
+        let eager = Profile { kernels: Kernels::Eager, ..Profile::MODERN };
+        // The last product's result: 32 layers, 8,192 tokens of 4,096.
+        assert_eq!(bytes(&plan, &eager) - compiled, 2 * 32 * 8192 * 4096);
+    }
+}

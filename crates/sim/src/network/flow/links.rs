@@ -1,0 +1,406 @@
+//! The links of a cluster, one direction each, and the way that a message takes over them.
+//!
+//! A message travels in the outermost dimension in which its ends differ, as [`Cluster::link`] says,
+//! and pays the latency that it says. What it crosses there:
+//!
+//! | kind | links |
+//! |---|---|
+//! | switch | the sender's port into it, the receiver's port out of it |
+//! | switch with a tree | beside these the uplink of one leaf and the downlink of the other |
+//! | ring, torus | one for every step, axis after axis, the shorter way round |
+//! | fully-connected | the one from the sender's place to the receiver's |
+//! | graph | the edges of the way: the fewest, then the widest, then the quickest |
+//!
+//! **Ties.** Exactly half-way around a ring, senders at even places go up and those at odd places
+//! go down, so that both directions carry the same where everybody does the same. Ways through a
+//! graph that are equally good are dealt out by destination, as D-mod-k routing does in fat trees
+//! (Zahavi, "Fat-tree routing and node ordering providing contention free traffic for MPI global
+//! collectives", 2012): senders to different receivers spread, and no two pairs' choice depends on
+//! what else is under way.
+//!
+//! **Planes.** A dimension that joins hosts has a copy of its wires for every device of a host, or
+//! for every `devices_per_link` of them. A message to a device of another plane stays in the
+//! sender's: devices reach the fabric by themselves.
+
+use super::super::NoPath;
+use super::graph::Ways;
+use crate::cluster::{Cluster, Dimension, DimensionKind, Tree};
+use paceline_plan::ids::Rank;
+use paceline_plan::units::{BytesPerSec, Seconds};
+use std::collections::BTreeMap;
+
+/// One direction of one link, by where it starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct LinkId {
+    /// Position of its dimension in the cluster.
+    dimension: u32,
+    /// The first of the devices that it belongs to.
+    owner: u32,
+    /// Which of that device's links, as the kind of the dimension counts them.
+    index: u32,
+}
+
+/// A device's link into a switch.
+const UP: u32 = 0;
+/// Its link out of it.
+const DOWN: u32 = 1;
+/// A leaf's link to the core.
+const LEAF_UP: u32 = 2;
+/// And back.
+const LEAF_DOWN: u32 = 3;
+
+/// The links of a cluster.
+#[derive(Debug)]
+pub(super) struct Links<'c> {
+    cluster: &'c Cluster,
+    layers: Vec<Layer<'c>>,
+}
+
+#[derive(Debug)]
+struct Layer<'c> {
+    dimension: &'c Dimension,
+    /// Devices inside one member.
+    inner: u64,
+    /// How many neighbouring devices use one link.
+    sharing: u64,
+    /// Ways through a graph, by the member where they start.
+    ways: BTreeMap<u32, Ways>,
+}
+
+impl<'c> Links<'c> {
+    /// The links of a cluster.
+    pub(super) fn new(cluster: &'c Cluster) -> Self {
+        let mut inner = 1u64;
+        let layer = |dimension: &'c Dimension| {
+            let sharing = u64::from(dimension.devices_per_link.max(1));
+            let layer = Layer { dimension, inner, sharing, ways: BTreeMap::new() };
+            inner = inner.saturating_mul(u64::from(dimension.size.max(1)));
+            layer
+        };
+        Self { cluster, layers: cluster.dimensions.iter().map(layer).collect() }
+    }
+
+    /// Appends the links that a message crosses, in order, and says when its first byte arrives.
+    pub(super) fn route(
+        &mut self,
+        from: Rank,
+        to: Rank,
+        links: &mut Vec<LinkId>,
+    ) -> Result<Seconds, NoPath> {
+        let no_path = NoPath { from, to };
+        let (dimension, start, end) = self.cluster.crossing(from, to).ok_or(no_path)?;
+        let layer = &mut self.layers[dimension];
+        let mut push = |owner: u64, index: u32| {
+            // A device's number is a rank's, so that it fits.
+            links.push(LinkId { dimension: dimension as u32, owner: owner as u32, index });
+        };
+        let latency = layer.dimension.latency;
+        match &layer.dimension.kind {
+            DimensionKind::Switch => {
+                push(layer.port(from), UP);
+                if let Some((up, down)) = layer.leaves(from, start, end) {
+                    push(up, LEAF_UP);
+                    push(down, LEAF_DOWN);
+                }
+                push(layer.port(to), DOWN);
+                Ok(latency)
+            }
+            DimensionKind::FullyConnected => {
+                push(layer.wire(from, start), end);
+                Ok(latency)
+            }
+            DimensionKind::Ring => {
+                let steps = walk(start, end, &[layer.dimension.size], true, |place, index| {
+                    push(layer.wire(from, place), index);
+                });
+                Ok(latency * f64::from(steps))
+            }
+            DimensionKind::Torus { shape, wrap } => {
+                let steps = walk(start, end, shape, *wrap, |place, index| {
+                    push(layer.wire(from, place), index);
+                });
+                Ok(latency * f64::from(steps))
+            }
+            DimensionKind::Graph { switches, links: edges } => {
+                let plane = layer.wire(from, 0);
+                let ways = layer
+                    .ways
+                    .entry(start)
+                    .or_insert_with(|| Ways::new(layer.dimension, *switches, edges, start));
+                ways.walk(end, |index| push(plane, index)).ok_or(no_path)
+            }
+        }
+    }
+
+    /// What a link carries.
+    pub(super) fn capacity(&self, link: LinkId) -> BytesPerSec {
+        let layer = &self.layers[link.dimension as usize];
+        let one = layer.dimension.achievable().0;
+        let rate = match &layer.dimension.kind {
+            DimensionKind::Switch if link.index >= LEAF_UP => layer.uplink(one),
+            DimensionKind::Switch => one,
+            DimensionKind::FullyConnected | DimensionKind::Ring | DimensionKind::Torus { .. } => {
+                one / layer.crowd()
+            }
+            DimensionKind::Graph { links, .. } => {
+                let edge = &links[link.index as usize / 2];
+                let bandwidth = edge.bandwidth.unwrap_or(layer.dimension.bandwidth).0;
+                bandwidth * layer.dimension.efficiency * f64::from(edge.width) / layer.crowd()
+            }
+        };
+        // A description that is not a cluster's must not make a rate that is no number.
+        BytesPerSec(rate.max(f64::MIN_POSITIVE))
+    }
+}
+
+impl Layer<'_> {
+    /// The first device of the whole dimension that a device is in.
+    fn start(&self, rank: Rank) -> u64 {
+        let size = self.inner.saturating_mul(u64::from(self.dimension.size.max(1)));
+        u64::from(rank.0) - u64::from(rank.0) % size
+    }
+
+    /// The first of the devices that share a device's port: neighbours within a member, or, where
+    /// members are single devices, neighbouring members.
+    fn port(&self, rank: Rank) -> u64 {
+        let unit = match self.inner {
+            1 => self.start(rank),
+            inner => u64::from(rank.0) - u64::from(rank.0) % inner,
+        };
+        unit + (u64::from(rank.0) - unit) / self.sharing * self.sharing
+    }
+
+    /// The device that a wire at a place belongs to, in the plane of `rank`.
+    fn wire(&self, rank: Rank, place: u32) -> u64 {
+        let plane = u64::from(rank.0) % self.inner / self.sharing * self.sharing;
+        self.start(rank) + u64::from(place) * self.inner + plane
+    }
+
+    /// How many devices use one wire at once where there are no planes to deal out.
+    fn crowd(&self) -> f64 {
+        if self.inner == 1 { self.sharing as f64 } else { 1.0 }
+    }
+
+    /// The first devices under two places' leaves, if these are different ones.
+    fn leaves(&self, rank: Rank, from: u32, to: u32) -> Option<(u64, u64)> {
+        let leaf = self.dimension.tree?.leaf.max(1);
+        let first = |place: u32| {
+            self.start(rank) + u64::from(place / leaf * leaf).saturating_mul(self.inner)
+        };
+        (from / leaf != to / leaf).then(|| (first(from), first(to)))
+    }
+
+    /// What a leaf's link to the core carries.
+    fn uplink(&self, one: f64) -> f64 {
+        let Some(Tree { leaf, oversubscription }) = self.dimension.tree else { return one };
+        let members = leaf.clamp(1, self.dimension.size.max(1));
+        let ports = match self.inner {
+            1 => u64::from(members).div_ceil(self.sharing),
+            inner => inner.div_ceil(self.sharing).saturating_mul(u64::from(members)),
+        };
+        one * ports as f64 / oversubscription
+    }
+}
+
+/// Walks a grid, the first axis first, and says how many steps that took. Each step has the place
+/// where it starts and the number of its link there: the axis, twice, and one more to go down.
+fn walk(from: u32, to: u32, shape: &[u32], wrap: bool, mut step: impl FnMut(u32, u32)) -> u32 {
+    let (mut stride, mut place, mut steps) = (1u32, from, 0);
+    for (axis, &size) in shape.iter().enumerate() {
+        let size = size.max(1);
+        let (here, there) = (from / stride % size, to / stride % size);
+        let ahead = (there + size - here) % size;
+        let up = match wrap {
+            // Two members share a single link: there is no other way round.
+            true if size == 2 => true,
+            true => 2 * ahead < size || 2 * ahead == size && here.is_multiple_of(2),
+            false => there > here,
+        };
+        let count = if up { ahead } else { (size - ahead) % size };
+        let mut at = here;
+        for _ in 0..count {
+            step(place, 2 * axis as u32 + u32::from(!up && size > 2));
+            let next = if up { (at + 1) % size } else { (at + size - 1) % size };
+            place = place + next * stride - at * stride;
+            at = next;
+        }
+        steps += count;
+        stride = stride.saturating_mul(size);
+    }
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::{GraphLink, preset};
+    use proptest::prelude::*;
+
+    fn dimension(kind: DimensionKind, size: u32) -> Dimension {
+        Dimension {
+            name: "wire".into(),
+            kind,
+            size,
+            bandwidth: BytesPerSec(100e9),
+            latency: Seconds(1e-6),
+            efficiency: 0.5,
+            devices_per_link: 1,
+            tree: None,
+        }
+    }
+
+    fn cluster(dimensions: Vec<Dimension>) -> Cluster {
+        Cluster { dimensions, ..preset::get("laptop").unwrap() }
+    }
+
+    fn route(cluster: &Cluster, from: u32, to: u32) -> Vec<LinkId> {
+        let mut links = Vec::new();
+        Links::new(cluster).route(Rank(from), Rank(to), &mut links).unwrap();
+        links
+    }
+
+    fn carries(cluster: &Cluster, from: u32, to: u32) -> f64 {
+        let links = Links::new(cluster);
+        let rates = route(cluster, from, to).into_iter().map(|link| links.capacity(link).0);
+        rates.fold(f64::INFINITY, f64::min)
+    }
+
+    #[test]
+    fn a_switch_has_a_port_in_and_a_port_out_for_every_device() {
+        let host = cluster(vec![dimension(DimensionKind::Switch, 8)]);
+        let (a, b) = (route(&host, 0, 3), route(&host, 5, 3));
+        assert_eq!(a.len(), 2);
+        assert_ne!(a[0], b[0]);
+        assert_eq!(a[1], b[1], "both arrive through the same port");
+        assert_ne!(route(&host, 3, 0)[0], a[1], "directions do not share");
+    }
+
+    #[test]
+    fn devices_behind_one_nic_share_it() {
+        let mut host = preset::get("dgx-a100:4").unwrap();
+        assert_ne!(route(&host, 0, 8)[0], route(&host, 1, 9)[0]);
+        host.dimensions[1].devices_per_link = 2;
+        assert_eq!(route(&host, 0, 8), route(&host, 1, 9));
+        assert_ne!(route(&host, 1, 9), route(&host, 2, 10));
+        assert_ne!(route(&host, 0, 8), route(&host, 0, 16));
+        assert_eq!(route(&host, 0, 8)[0], route(&host, 0, 16)[0]);
+    }
+
+    #[test]
+    fn an_uplink_is_thinner_than_what_goes_into_its_leaf() {
+        let mut fabric = preset::get("dgx-a100:4").unwrap();
+        let nic = fabric.dimensions[1].achievable().0;
+        fabric.dimensions[1].tree = Some(Tree { leaf: 2, oversubscription: 32.0 });
+        assert_eq!(route(&fabric, 0, 8).len(), 2, "under one leaf");
+        assert_eq!(route(&fabric, 0, 16).len(), 4);
+        assert_eq!(route(&fabric, 0, 16)[1], route(&fabric, 9, 31)[1], "all 16 NICs of a leaf");
+        assert_eq!(carries(&fabric, 0, 8), nic);
+        assert_eq!(carries(&fabric, 0, 16), nic * 16.0 / 32.0);
+    }
+
+    #[test]
+    fn half_way_around_both_directions_are_used() {
+        let ring = cluster(vec![dimension(DimensionKind::Ring, 8)]);
+        let mut load = BTreeMap::new();
+        for from in 0..8 {
+            for to in (0..8).filter(|&to| to != from) {
+                for link in route(&ring, from, to) {
+                    *load.entry(link).or_insert(0) += 1;
+                }
+            }
+        }
+        assert_eq!(load.len(), 16);
+        assert!(load.values().all(|&messages| messages == 8), "{load:?}");
+    }
+
+    #[test]
+    fn two_members_of_a_ring_share_a_single_link() {
+        let ring = cluster(vec![dimension(DimensionKind::Ring, 2)]);
+        let torus = DimensionKind::Torus { shape: vec![2, 2], wrap: true };
+        let torus = cluster(vec![dimension(torus, 4)]);
+        for (a, b) in [(0, 1), (1, 0)] {
+            assert_eq!(route(&ring, a, b).len(), 1);
+            assert_eq!(route(&ring, a, b)[0].index, 0);
+        }
+        let mut from_zero = route(&torus, 0, 3);
+        from_zero.extend(route(&torus, 0, 1));
+        from_zero.extend(route(&torus, 0, 2));
+        from_zero.sort_unstable();
+        from_zero.dedup();
+        assert_eq!(from_zero.iter().filter(|link| link.owner == 0).count(), 2);
+    }
+
+    #[test]
+    fn an_axis_without_ends_joined_is_walked_straight() {
+        let mesh = DimensionKind::Torus { shape: vec![4, 4], wrap: false };
+        let mesh = cluster(vec![dimension(mesh, 16)]);
+        let owners: Vec<u32> = route(&mesh, 0, 15).iter().map(|link| link.owner).collect();
+        assert_eq!(owners, [0, 1, 2, 3, 7, 11], "the first axis first");
+        let back: Vec<u32> = route(&mesh, 15, 0).iter().map(|link| link.owner).collect();
+        assert_eq!(back, [15, 14, 13, 12, 8, 4]);
+    }
+
+    /// Two leaves with four spines: what goes to different receivers takes different spines.
+    #[test]
+    fn equally_good_ways_are_dealt_out_by_destination() {
+        let edge = |a, b| GraphLink { between: [a, b], width: 1, bandwidth: None, latency: None };
+        let mut links: Vec<GraphLink> = (0..8).map(|device| edge(device, 8 + device / 4)).collect();
+        for spine in 10..14 {
+            links.extend([edge(8, spine), edge(9, spine)]);
+        }
+        let kind = DimensionKind::Graph { switches: 6, links };
+        let fabric = cluster(vec![dimension(kind, 8)]);
+        let mut second: Vec<LinkId> = (0..4).map(|i| route(&fabric, i, 4 + i)[1]).collect();
+        second.sort_unstable();
+        second.dedup();
+        assert_eq!(second.len(), 4);
+        assert_eq!(route(&fabric, 0, 5)[1..], route(&fabric, 1, 5)[1..]);
+    }
+
+    #[test]
+    fn absurd_clusters_do_not_break() {
+        let mut absurd = cluster(vec![dimension(DimensionKind::FullyConnected, u32::MAX)]);
+        assert_eq!(route(&absurd, 0, u32::MAX - 1).len(), 1);
+        absurd.dimensions[0].bandwidth = BytesPerSec(f64::NAN);
+        absurd.dimensions[0].devices_per_link = u32::MAX;
+        assert!(carries(&absurd, 0, 1) > 0.0);
+        absurd.dimensions.push(dimension(DimensionKind::Switch, u32::MAX));
+        absurd.dimensions[1].tree = Some(Tree { leaf: 0, oversubscription: 0.0 });
+        assert!(carries(&absurd, 0, 1) > 0.0);
+        let mut links = Vec::new();
+        assert!(Links::new(&absurd).route(Rank(3), Rank(3), &mut links).is_err());
+    }
+
+    proptest! {
+        /// A message alone sees what [`Cluster::link`] says, on every kind of network.
+        #[test]
+        fn ways_agree_with_the_clusters_own(
+            name in prop_oneof![
+                Just("dgx-a100:4"), Just("dgx1-v100:2"), Just("tpu-v4:32"), Just("laptop:3")
+            ],
+            a in 0u32..32,
+            b in 0u32..32,
+            wired: u8,
+        ) {
+            let mut cluster = preset::get(name).unwrap();
+            let outer = cluster.dimensions.len() - 1;
+            match wired % 3 {
+                0 => cluster.dimensions[outer].kind = DimensionKind::Ring,
+                1 => cluster.dimensions[outer].kind = DimensionKind::FullyConnected,
+                _ => {}
+            }
+            let devices = cluster.devices() as u32;
+            let (a, b) = (Rank(a % devices), Rank(b % devices));
+            let mut links = Vec::new();
+            let found = Links::new(&cluster).route(a, b, &mut links).ok();
+            prop_assert_eq!(found.is_some(), a != b);
+            if let (Some(latency), Some(path)) = (found, cluster.link(a, b)) {
+                prop_assert_eq!(latency, path.latency);
+                prop_assert_eq!(carries(&cluster, a.0, b.0), path.bandwidth.0);
+                let switch = cluster.dimensions[path.dimension].kind == DimensionKind::Switch;
+                let hops = if switch { 2 } else { path.hops };
+                prop_assert_eq!(links.len() as u32, hops);
+            }
+        }
+    }
+}

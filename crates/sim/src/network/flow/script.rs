@@ -1,0 +1,336 @@
+//! What the parties of an exchange send each other, round by round, whoever they are.
+//!
+//! An *actor* is a member of a group in one of the rings that the group's vector is dealt to; most
+//! exchanges have one ring. It starts its sends of a round when all of its own messages of earlier
+//! rounds are through: nothing else holds it back, so that parts of a group may be rounds apart.
+//!
+//! **Shapes.** Rounds of most algorithms look alike: all 2(P−1) of a ring's all_reduce have the same
+//! sends. Each distinct round is kept once, as a *shape*.
+//!
+//! **Sizes.** Chunks of an uneven cut differ by a block. Every message counts as the largest of its
+//! kind, that of the first chunks: no time is too short, an even cut is exact, and equal steps stay
+//! equal, which folding needs.
+
+use crate::network::Vector;
+use paceline_plan::collective::{Action, Chunks, Cut, Pattern};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// A pattern of messages between actors.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Script {
+    /// What each actor is.
+    pub(super) parties: Vec<Party>,
+    /// Distinct rounds.
+    pub(super) shapes: Vec<Vec<Send>>,
+    /// The shape of every round.
+    pub(super) rounds: Vec<u32>,
+    /// Into how many chunks a vector is cut.
+    chunks: u32,
+    /// Among how many rings it is dealt out.
+    rings: u32,
+    /// Distinct sizes of messages.
+    sizes: Vec<Chunks>,
+}
+
+/// On whose behalf an actor acts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Party {
+    /// A member of a collective.
+    Member,
+    /// The sender of a message.
+    Sender,
+    /// The receiver of a message.
+    Receiver,
+    /// A server that answers by itself: no op of a program waits for it.
+    Server,
+}
+
+/// One message of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Send {
+    pub(super) from: u32,
+    pub(super) to: u32,
+    /// Position among the script's sizes.
+    pub(super) size: u32,
+}
+
+/// Steps beyond which a collective is not written down.
+const MAX_STEPS: u64 = 1 << 29;
+
+impl Script {
+    /// A collective dealt out to rings, each given as the member at each place; `None` if it has
+    /// too many steps to write down.
+    pub(super) fn collective(pattern: &Pattern, rings: &[Vec<u32>]) -> Option<Self> {
+        let ranks = pattern.ranks();
+        let all = ranks.checked_mul(rings.len() as u32)?;
+        // Those of a root are as many as anybody's.
+        let steps = pattern.steps(pattern.root()).len() as u64;
+        if steps.saturating_mul(all.into()) > MAX_STEPS {
+            return None;
+        }
+        let mut script = Self::empty(vec![Party::Member; all as usize], pattern.chunks());
+        script.rings = rings.len() as u32;
+        let plays = plays(pattern, rings)?;
+        script.rounds = script.shapes_of(&plays);
+        script.fill(&plays);
+        Some(script)
+    }
+
+    /// One message; actor 0 sends it to actor 1.
+    pub(crate) fn message(from: Party, to: Party) -> Self {
+        let mut script = Self::empty(vec![from, to], 1);
+        let size = script.size(Chunks::all(1));
+        script.push(vec![Send { from: 0, to: 1, size }]);
+        script
+    }
+
+    /// A message that `ways` senders hold whole: each sends its part to its receiver, and the
+    /// receivers gather the parts around a ring. The senders are the first actors.
+    pub(crate) fn sliced_message(ways: u32) -> Self {
+        let mut parties = vec![Party::Sender; ways as usize];
+        parties.extend(vec![Party::Receiver; ways as usize]);
+        let mut script = Self::empty(parties, ways);
+        let size = script.size(Chunks::one(0));
+        script.push((0..ways).map(|i| Send { from: i, to: ways + i, size }).collect());
+        let around = |i: u32| Send { from: ways + i, to: ways + (i + 1) % ways, size };
+        for _ in 1..ways {
+            script.push((0..ways).map(around).collect());
+        }
+        script
+    }
+
+    /// What each size comes to for a vector.
+    pub(crate) fn bytes(&self, vector: &Vector) -> Vec<f64> {
+        let cut = Cut { elements: vector.elements, chunks: self.chunks, block: vector.block };
+        let scale = vector.element.as_f64() / f64::from(self.rings.max(1));
+        self.sizes.iter().map(|&chunks| cut.elements_in(chunks) as f64 * scale).collect()
+    }
+
+    /// How many messages the distinct rounds have.
+    pub(super) fn transfers(&self) -> usize {
+        self.shapes.iter().map(Vec::len).sum()
+    }
+
+    fn empty(parties: Vec<Party>, chunks: u32) -> Self {
+        let (shapes, rounds, sizes) = (Vec::new(), Vec::new(), Vec::new());
+        Self { parties, shapes, rounds, chunks, rings: 1, sizes }
+    }
+
+    /// The number of a size: that of so many chunks at such distances, wherever they start. The
+    /// first chunks, and the first piece of each, are never smaller than others.
+    fn size(&mut self, chunks: Chunks) -> u32 {
+        let first = Chunks { first: 0, piece: 0, ..chunks };
+        let known = self.sizes.iter().position(|&size| size == first);
+        known.unwrap_or_else(|| {
+            self.sizes.push(first);
+            self.sizes.len() - 1
+        }) as u32
+    }
+
+    /// One more round.
+    fn push(&mut self, round: Vec<Send>) {
+        let known = self.shapes.iter().position(|shape| *shape == round);
+        let shape = known.unwrap_or_else(|| {
+            self.shapes.push(round);
+            self.shapes.len() - 1
+        });
+        self.rounds.push(shape as u32);
+    }
+
+    /// Tells rounds apart by a fingerprint of their sends, so that no more of them is held at once
+    /// than one rank's.
+    fn shapes_of(&mut self, plays: &[Play]) -> Vec<u32> {
+        let mut prints: Vec<u128> = Vec::new();
+        for (index, play) in plays.iter().enumerate() {
+            play.sends(|round, from, to, chunks| {
+                let size = self.size(chunks);
+                if prints.len() <= round as usize {
+                    prints.resize(round as usize + 1, 0);
+                }
+                let words = [index as u32, from, to, size];
+                let word = words.into_iter().fold(1u128, |all, word| all << 32 | u128::from(word));
+                let print = &mut prints[round as usize];
+                *print = (*print ^ word).wrapping_mul(FINGERPRINT).rotate_left(57);
+            });
+        }
+        let mut known: BTreeMap<u128, u32> = BTreeMap::new();
+        let mut shape = |print| {
+            let all = known.len() as u32;
+            *known.entry(print).or_insert(all)
+        };
+        prints.into_iter().map(&mut shape).collect()
+    }
+
+    /// Writes down the first round of every shape.
+    fn fill(&mut self, plays: &[Play]) {
+        let shapes = self.rounds.iter().max().map_or(0, |&last| last as usize + 1);
+        let mut first: Vec<Option<u32>> = vec![None; shapes];
+        let mut kept: Vec<Option<u32>> = Vec::new();
+        for &shape in &self.rounds {
+            let new = first[shape as usize].replace(shape).is_none();
+            kept.push(new.then_some(shape));
+        }
+        self.shapes = vec![Vec::new(); shapes];
+        for play in plays {
+            play.sends(|round, from, to, chunks| {
+                let Some(shape) = kept[round as usize] else { return };
+                let size = self.size(chunks);
+                for ring in play.rings.clone() {
+                    let actor = |place: u32| ring * play.pattern.ranks() + place;
+                    let send = Send { from: actor(from), to: actor(to), size };
+                    self.shapes[shape as usize].push(send);
+                }
+            });
+        }
+    }
+}
+
+/// An odd number of 128 random-looking bits: those of the golden ratio, as for hashing by
+/// multiplication (Knuth, "The Art of Computer Programming", volume 3, section 6.4).
+const FINGERPRINT: u128 = 0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835;
+
+/// What a run of rings does.
+struct Play {
+    pattern: Pattern,
+    rings: Range<u32>,
+}
+
+impl Play {
+    /// Names every send of every place: round, from, to and what.
+    fn sends(&self, mut each: impl FnMut(u32, u32, u32, Chunks)) {
+        for me in 0..self.pattern.ranks() {
+            for step in self.pattern.steps(me) {
+                match step.action {
+                    // What is lent crosses the same links when the peer reads it.
+                    Action::Send { to, chunks } | Action::Lend { to, chunks } => {
+                        each(step.round, me, to, chunks);
+                    }
+                    // The sender's side says it all. Sums and copies inside a device run at many
+                    // times the network's rate.
+                    Action::Recv { .. }
+                    | Action::Read { .. }
+                    | Action::Fold { .. }
+                    | Action::Emit { .. } => {}
+                }
+            }
+        }
+    }
+}
+
+/// What each ring does: all the same, unless a root stands at another place in each.
+fn plays(pattern: &Pattern, rings: &[Vec<u32>]) -> Option<Vec<Play>> {
+    let all = rings.len() as u32;
+    if !pattern.kind().has_root() || all < 2 {
+        return Some(vec![Play { pattern: *pattern, rings: 0..all }]);
+    }
+    let play = |(ring, places): (u32, &Vec<u32>)| {
+        let root = places.iter().position(|&member| member == pattern.root())? as u32;
+        let pattern = Pattern::new(
+            pattern.kind(),
+            pattern.algorithm(),
+            pattern.order(),
+            pattern.ranks(),
+            root,
+        );
+        Some(Play { pattern: pattern.ok()?, rings: ring..ring + 1 })
+    };
+    (0..all).zip(rings).map(play).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paceline_plan::collective::{Algorithm, CollectiveKind, Order};
+    use paceline_plan::units::Bytes;
+    use proptest::prelude::*;
+
+    fn pattern(kind: CollectiveKind, algorithm: Algorithm, ranks: u32, root: u32) -> Pattern {
+        Pattern::new(kind, algorithm, Order::Free, ranks, root)
+            .or_else(|_| Pattern::new(kind, Algorithm::Auto, Order::Free, ranks, root))
+            .unwrap()
+    }
+
+    #[test]
+    fn rounds_that_look_alike_are_kept_once() {
+        let ring = pattern(CollectiveKind::AllReduce, Algorithm::Ring, 100, 0);
+        let script = Script::collective(&ring, &[(0..100).collect()]).unwrap();
+        assert_eq!((script.shapes.len(), script.rounds.len()), (1, 198));
+        assert_eq!(script.transfers(), 100);
+        let halving = pattern(CollectiveKind::AllReduce, Algorithm::HalvingDoubling, 16, 0);
+        let script = Script::collective(&halving, &[(0..16).collect()]).unwrap();
+        assert_eq!((script.shapes.len(), script.rounds.len()), (4, 8), "doubling is halving back");
+    }
+
+    #[test]
+    fn uneven_chunks_count_as_the_largest() {
+        let ring = pattern(CollectiveKind::AllGather, Algorithm::Ring, 4, 0);
+        let script = Script::collective(&ring, &[(0..4).collect()]).unwrap();
+        assert_eq!(script.bytes(&Vector::of_bytes(Bytes(10))), [3.0]);
+        let two = Script::collective(&ring, &[vec![0, 1, 2, 3], vec![1, 0, 3, 2]]).unwrap();
+        assert_eq!(two.bytes(&Vector::of_bytes(Bytes(16))), [2.0], "each ring has its share");
+    }
+
+    #[test]
+    fn a_sliced_message_is_sent_in_parts_and_gathered() {
+        let script = Script::sliced_message(4);
+        assert_eq!((script.shapes.len(), script.rounds.len()), (2, 4));
+        assert_eq!(script.bytes(&Vector::of_bytes(Bytes(400))), [100.0]);
+        assert_eq!(script.parties[3..5], [Party::Sender, Party::Receiver]);
+    }
+
+    /// The place of a root differs from ring to ring; the member does not.
+    #[test]
+    fn rings_turn_around_their_root() {
+        let chain = pattern(CollectiveKind::Broadcast, Algorithm::Ring, 4, 1);
+        let rings = [vec![0, 1, 2, 3], vec![1, 0, 3, 2]];
+        let script = Script::collective(&chain, &rings).unwrap();
+        let first: Vec<u32> = script.shapes[0].iter().map(|send| send.from).collect();
+        assert_eq!(first, [1, 4], "place 1 of the first ring and place 0 of the second");
+    }
+
+    proptest! {
+        /// Shapes and rounds say what the pattern's steps say.
+        #[test]
+        fn a_script_is_its_pattern(
+            kind in proptest::sample::select(CollectiveKind::ALL.to_vec()),
+            algorithm in proptest::sample::select(vec![
+                "ring", "halving-doubling", "direct", "ps:2", "tree", "multi-ring:2", "read-reduce",
+                "hierarchical:ring:ring/2", "partitioned", "naive", "overlapped"
+            ]),
+            ranks in 1u32..20,
+            root in 0u32..20,
+            bytes in 0u64..100_000,
+        ) {
+            let pattern = pattern(kind, algorithm.parse().unwrap(), ranks, root % ranks);
+            let script = Script::collective(&pattern, &[(0..ranks).collect()]).unwrap();
+            let cut = Cut { elements: bytes, chunks: pattern.chunks(), block: 1 };
+            let sizes = script.bytes(&Vector::of_bytes(Bytes(bytes)));
+            let mut written: Vec<(u32, u32, u32)> = Vec::new();
+            for (round, &shape) in script.rounds.iter().enumerate() {
+                let sends = script.shapes[shape as usize].iter();
+                written.extend(sends.map(|send| (round as u32, send.from, send.to)));
+            }
+            let mut meant: Vec<(u32, u32, u32)> = Vec::new();
+            for me in 0..ranks {
+                for step in pattern.steps(me) {
+                    let (Action::Send { to, chunks } | Action::Lend { to, chunks }) = step.action
+                    else {
+                        continue;
+                    };
+                    meant.push((step.round, me, to));
+                    let shape = script.rounds[step.round as usize];
+                    let mut sends = script.shapes[shape as usize].iter();
+                    let send = sends.find(|send| (send.from, send.to) == (me, to)).unwrap();
+                    prop_assert!(sizes[send.size as usize] >= cut.elements_in(chunks) as f64);
+                    if bytes % u64::from(pattern.chunks() * chunks.pieces.max(1)) == 0 {
+                        prop_assert_eq!(sizes[send.size as usize], cut.elements_in(chunks) as f64);
+                    }
+                }
+            }
+            written.sort_unstable();
+            meant.sort_unstable();
+            prop_assert_eq!(written, meant);
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Every exchange that may be under way: which script is played by which ranks.
+
+use super::FlowError;
+use super::rails::rails;
+use super::script::{Party, Script};
+use crate::cluster::Cluster;
+use crate::network::Vector;
+use paceline_plan::collective::Pattern;
+use paceline_plan::ids::Rank;
+
+/// Ranks and the exchanges between them. An exchange that takes place many times, with vectors of
+/// any size, stands here once.
+#[derive(Debug)]
+pub(crate) struct Traffic<'c> {
+    pub(super) cluster: &'c Cluster,
+    /// In rising order.
+    pub(super) ranks: Vec<Rank>,
+    pub(super) exchanges: Vec<Exchange>,
+    pub(super) scripts: Vec<Script>,
+    /// What each script was written from.
+    sources: Vec<Source>,
+    transfers: usize,
+}
+
+/// A script and who plays it.
+#[derive(Clone, Debug)]
+pub(super) struct Exchange {
+    pub(super) script: u32,
+    /// Exchanges that may take place at different times have different marks and are never folded
+    /// into one.
+    pub(super) mark: u32,
+    /// By actor.
+    pub(super) ranks: Vec<Rank>,
+}
+
+/// What makes two exchanges play the same script.
+#[derive(Clone, Debug, PartialEq)]
+enum Source {
+    /// A collective, and where the root stands in each ring.
+    Collective(Pattern, Vec<u32>),
+    Message(Party, Party),
+    Sliced(u32),
+}
+
+/// The most messages that distinct rounds of all exchanges may have: some gigabytes.
+const MAX_TRANSFERS: usize = 1 << 24;
+
+impl<'c> Traffic<'c> {
+    /// No traffic between these ranks.
+    pub(crate) fn new(cluster: &'c Cluster, mut ranks: Vec<Rank>) -> Self {
+        ranks.sort_unstable();
+        ranks.dedup();
+        let (exchanges, scripts, sources) = (Vec::new(), Vec::new(), Vec::new());
+        Self { cluster, ranks, exchanges, scripts, sources, transfers: 0 }
+    }
+
+    /// A collective among ranks, in the group's order; says under which number. Exchanges of one
+    /// mark take place at the same times.
+    pub(crate) fn collective(
+        &mut self,
+        mark: u32,
+        pattern: &Pattern,
+        members: &[Rank],
+    ) -> Result<u32, FlowError> {
+        let rings = rails(self.cluster, pattern, members);
+        let place = |ring: &Vec<u32>| ring.iter().position(|&member| member == pattern.root());
+        let roots = rings.iter().map(|ring| match pattern.kind().has_root() {
+            true => place(ring).unwrap_or(0) as u32,
+            false => 0,
+        });
+        let source = Source::Collective(*pattern, roots.collect());
+        let script = self.script(source, || Script::collective(pattern, &rings))?;
+        let places = rings.iter().flatten();
+        let ranks = places.filter_map(|&member| members.get(member as usize).copied()).collect();
+        self.push(mark, script, ranks)
+    }
+
+    /// A message; says under which number.
+    pub(crate) fn message(
+        &mut self,
+        mark: u32,
+        (from, sender): (Rank, Party),
+        (to, receiver): (Rank, Party),
+    ) -> Result<u32, FlowError> {
+        let source = Source::Message(sender, receiver);
+        let script = self.script(source, || Some(Script::message(sender, receiver)))?;
+        self.push(mark, script, vec![from, to])
+    }
+
+    /// A message that all senders hold whole and all receivers need whole; says under which number.
+    pub(crate) fn sliced_message(
+        &mut self,
+        mark: u32,
+        senders: &[Rank],
+        receivers: &[Rank],
+    ) -> Result<u32, FlowError> {
+        let ways = senders.len().min(receivers.len());
+        let ranks = [&senders[..ways], &receivers[..ways]].concat();
+        let ways = ways as u32;
+        let script = self.script(Source::Sliced(ways), || Some(Script::sliced_message(ways)))?;
+        self.push(mark, script, ranks)
+    }
+
+    /// What the messages of an exchange come to for a vector, by the script's sizes.
+    pub(crate) fn bytes(&self, exchange: u32, vector: &Vector) -> Vec<f64> {
+        self.scripts[self.exchanges[exchange as usize].script as usize].bytes(vector)
+    }
+
+    /// The script of an exchange: what [`Traffic::bytes`] depends on beside the vector.
+    pub(crate) fn script_of(&self, exchange: u32) -> u32 {
+        self.exchanges[exchange as usize].script
+    }
+
+    /// Where a rank stands among the ranks.
+    pub(super) fn place(&self, rank: Rank) -> u32 {
+        self.ranks.binary_search(&rank).unwrap_or(0) as u32
+    }
+
+    fn script(
+        &mut self,
+        source: Source,
+        write: impl FnOnce() -> Option<Script>,
+    ) -> Result<u32, FlowError> {
+        let known = self.sources.iter().position(|known| *known == source);
+        if let Some(script) = known {
+            return Ok(script as u32);
+        }
+        let script = write().ok_or(FlowError::TooManyMessages)?;
+        self.scripts.push(script);
+        self.sources.push(source);
+        Ok(self.scripts.len() as u32 - 1)
+    }
+
+    fn push(&mut self, mark: u32, script: u32, ranks: Vec<Rank>) -> Result<u32, FlowError> {
+        // Actors that send nothing take room too.
+        self.transfers += self.scripts[script as usize].transfers().max(ranks.len());
+        if self.transfers > MAX_TRANSFERS {
+            return Err(FlowError::TooManyMessages);
+        }
+        self.exchanges.push(Exchange { script, mark, ranks });
+        Ok(self.exchanges.len() as u32 - 1)
+    }
+}

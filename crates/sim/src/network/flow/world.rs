@@ -1,0 +1,161 @@
+//! Traffic as a graph, in which folding looks for what is alike.
+//!
+//! ```text
+//! exchange ── actor ── rank        a transfer, a message of a distinct round, hangs on its sender,
+//!               │                  its receiver and every link that it crosses
+//!            transfer ── link
+//! ```
+
+use super::FlowError;
+use super::links::{LinkId, Links};
+use super::refine::{EdgeKind, Graph};
+use super::script::{Party, Send};
+use super::traffic::{Exchange, Traffic};
+use std::collections::BTreeMap;
+
+/// The graph, and which of its points are what: ranks first, then exchanges, actors, transfers and
+/// links, each kind in the order of the traffic.
+pub(super) struct World {
+    pub(super) graph: Graph,
+    /// What a point is before anything is folded, as a number.
+    pub(super) colours: Vec<u32>,
+    /// Where the points of each kind start.
+    pub(super) exchanges: u32,
+    pub(super) actors: u32,
+    pub(super) transfers: u32,
+    pub(super) links: u32,
+    /// By transfer.
+    pub(super) latencies: Vec<f64>,
+    /// By link.
+    pub(super) capacities: Vec<f64>,
+}
+
+impl World {
+    /// Finds the way of every transfer. `colours` are those of the ranks.
+    pub(super) fn new(traffic: &Traffic<'_>, colours: &[u32]) -> Result<Self, FlowError> {
+        let exchanges = traffic.ranks.len() as u32;
+        let actors = exchanges + traffic.exchanges.len() as u32;
+        let count = |exchange: &Exchange| exchange.ranks.len() as u32;
+        let transfers = actors + traffic.exchanges.iter().map(count).sum::<u32>();
+        let mut palette = Palette::default();
+        colours.iter().for_each(|&colour| palette.paint(Colour::Rank(colour)));
+        for &Exchange { script, mark, .. } in &traffic.exchanges {
+            palette.paint(Colour::Exchange { script, mark });
+        }
+        let mut edges = Edges { actors, transfers, ..Edges::default() };
+        let mut links = Links::new(traffic.cluster);
+        for (index, exchange) in traffic.exchanges.iter().enumerate() {
+            edges.join(traffic, exchange, exchanges + index as u32);
+            for &party in &traffic.scripts[exchange.script as usize].parties {
+                palette.paint(Colour::Actor(party));
+            }
+        }
+        for exchange in &traffic.exchanges {
+            edges.hang(traffic, exchange, &mut links, &mut palette)?;
+        }
+        let Edges { mut edges, latencies, mut crossed, .. } = edges;
+        crossed.sort_unstable();
+        let first = transfers + latencies.len() as u32;
+        let mut capacities = Vec::new();
+        for link in crossed.chunk_by(|a, b| a.0 == b.0) {
+            let point = first + capacities.len() as u32;
+            edges.extend(link.iter().map(|&(_, transfer)| (transfer, point, EdgeKind::Plain)));
+            let capacity = links.capacity(link[0].0).0;
+            palette.paint(Colour::Link { capacity: capacity.to_bits() });
+            capacities.push(capacity);
+        }
+        let colours = palette.colours;
+        let graph = Graph::new(colours.len(), &edges);
+        Ok(Self {
+            graph,
+            colours,
+            exchanges,
+            actors,
+            transfers,
+            links: first,
+            latencies,
+            capacities,
+        })
+    }
+}
+
+/// How many links all transfers may cross together: some gigabytes.
+const MAX_CROSSINGS: usize = 1 << 26;
+
+/// Edges while they are drawn.
+#[derive(Default)]
+struct Edges {
+    /// The first actor of the next exchange that is joined, then of the next that is hung.
+    actors: u32,
+    transfers: u32,
+    joined: u32,
+    edges: Vec<(u32, u32, EdgeKind)>,
+    latencies: Vec<f64>,
+    /// Which transfers cross which links.
+    crossed: Vec<(LinkId, u32)>,
+}
+
+impl Edges {
+    /// Joins an exchange's actors to it and to their ranks.
+    fn join(&mut self, traffic: &Traffic<'_>, exchange: &Exchange, point: u32) {
+        for &rank in &exchange.ranks {
+            let actor = self.actors + self.joined;
+            self.edges.push((actor, traffic.place(rank), EdgeKind::Plain));
+            self.edges.push((actor, point, EdgeKind::Plain));
+            self.joined += 1;
+        }
+    }
+
+    /// Hangs an exchange's transfers on its actors and notes what they cross.
+    fn hang(
+        &mut self,
+        traffic: &Traffic<'_>,
+        exchange: &Exchange,
+        links: &mut Links<'_>,
+        palette: &mut Palette,
+    ) -> Result<(), FlowError> {
+        let Exchange { script, ref ranks, .. } = *exchange;
+        let mut route = Vec::new();
+        for (shape, sends) in traffic.scripts[script as usize].shapes.iter().enumerate() {
+            for &Send { from, to, size } in sends {
+                let transfer = self.transfers + self.latencies.len() as u32;
+                self.edges.push((transfer, self.actors + from, EdgeKind::Sender));
+                self.edges.push((transfer, self.actors + to, EdgeKind::Plain));
+                let latency = links.route(ranks[from as usize], ranks[to as usize], &mut route)?.0;
+                self.crossed.extend(route.drain(..).map(|link| (link, transfer)));
+                if self.crossed.len() > MAX_CROSSINGS {
+                    return Err(FlowError::TooManyMessages);
+                }
+                self.latencies.push(latency);
+                let (shape, latency) = (shape as u32, latency.to_bits());
+                palette.paint(Colour::Transfer { script, shape, size, latency });
+            }
+        }
+        self.actors += ranks.len() as u32;
+        Ok(())
+    }
+}
+
+/// What a point is known by before anything is folded.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Colour {
+    Rank(u32),
+    Exchange { script: u32, mark: u32 },
+    Actor(Party),
+    Transfer { script: u32, shape: u32, size: u32, latency: u64 },
+    Link { capacity: u64 },
+}
+
+/// Numbers colours as they come and paints point after point.
+#[derive(Default)]
+struct Palette {
+    known: BTreeMap<Colour, u32>,
+    colours: Vec<u32>,
+}
+
+impl Palette {
+    fn paint(&mut self, colour: Colour) {
+        let all = self.known.len() as u32;
+        self.colours.push(*self.known.entry(colour).or_insert(all));
+    }
+}

@@ -1,0 +1,161 @@
+//! What NCCL finds when it looks at where a group stands: rings inside each host, NICs between.
+
+use super::super::analytic::fewest_in_a_unit;
+use super::rings;
+use super::tuning::Generation;
+use crate::cluster::{Cluster, DimensionKind};
+use crate::network::NoPath;
+use paceline_plan::ids::Rank;
+
+/// A group's links as NCCL uses them. A host is a unit of the innermost dimension, so that a rack
+/// whose GPUs share one NVLink domain counts as one, as it does for NCCL.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Topology {
+    pub(super) generation: Generation,
+    pub(super) ranks: u32,
+    pub(super) hosts: u32,
+    /// Members on the host with the fewest.
+    pub(super) per_host: u32,
+    /// The rings inside hosts; none where every host has one member.
+    pub(super) inside: Option<Inside>,
+    /// What the rings over hosts carry together, in bytes a second; none inside one host.
+    pub(super) across: Option<f64>,
+    /// The rate at which a device copies in its own memory, counting a byte read and written once.
+    pub(super) copy: f64,
+}
+
+/// The rings inside a host.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Inside {
+    /// What all of them carry together, in bytes a second.
+    pub(super) rate: f64,
+    /// How many rings there are.
+    pub(super) rings: u32,
+    /// Whether a switch joins the GPUs, so that all rings run over the same links.
+    pub(super) switch: bool,
+}
+
+/// The rate of the rings that NCCL lays over a switch, in bytes a second: it looks for as many as
+/// the links carry at this rate (`speedArray` in `src/graph/search.cc`, `SM80_NVLINK_BW` in
+/// `topo.h`).
+const RING_ON_A_SWITCH: f64 = 20e9;
+
+/// Each ring is given two channels (`ncclTopoPostset` in `src/graph/connect.cc`), of which there are
+/// at most 32 (`MAXCHANNELS` in `src/include/devcomm.h`).
+const MOST_RINGS: u32 = 16;
+
+impl Topology {
+    /// How a group's members are joined, or `None` where the description has no links that NCCL
+    /// lays rings over.
+    pub(super) fn of(cluster: &Cluster, members: &[Rank]) -> Result<Option<Self>, NoPath> {
+        let Some(inner) = cluster.dimensions.first() else { return Ok(None) };
+        let size = u64::from(inner.size.max(1));
+        let host = |rank: &Rank| u64::from(rank.0) / size;
+        let mut hosts: Vec<u64> = members.iter().map(host).collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        let mut inside: Option<Inside> = None;
+        let mut seen: Vec<Vec<u32>> = Vec::new();
+        let mut sorted = members.to_vec();
+        sorted.sort_unstable();
+        for unit in sorted.chunk_by(|a, b| host(a) == host(b)).filter(|unit| unit.len() > 1) {
+            let places: Vec<u32> =
+                unit.iter().map(|rank| (u64::from(rank.0) % size) as u32).collect();
+            if seen.contains(&places) {
+                continue;
+            }
+            let Some(found) = inside_host(cluster, unit, &places)? else { return Ok(None) };
+            inside = Some(match inside {
+                Some(slowest) if slowest.rate <= found.rate => slowest,
+                Some(_) | None => found,
+            });
+            seen.push(places);
+        }
+        let memory = cluster.device.sustained_memory_bandwidth().0;
+        Ok(Some(Self {
+            generation: Generation::of(&cluster.device),
+            ranks: u32::try_from(members.len()).unwrap_or(u32::MAX),
+            hosts: u32::try_from(hosts.len()).unwrap_or(u32::MAX),
+            per_host: u32::try_from(fewest_in_a_unit(members, size)).unwrap_or(u32::MAX),
+            inside,
+            across: across_hosts(cluster, members)?,
+            copy: memory / 2.0,
+        }))
+    }
+
+    /// What a ring through all members carries: that of its narrowest part.
+    pub(super) fn ring_rate(&self) -> f64 {
+        self.inside_rate().min(self.across.unwrap_or(f64::INFINITY))
+    }
+
+    /// What rings inside a host carry; no limit where there are none.
+    pub(super) fn inside_rate(&self) -> f64 {
+        self.inside.map_or(f64::INFINITY, |inside| inside.rate)
+    }
+
+    /// How many rings there are: as many as inside a host, or as NICs that lead out of it.
+    pub(super) fn rings(&self) -> f64 {
+        let rings = match (self.across, self.inside) {
+            (None, Some(inside)) => inside.rings,
+            (Some(_), _) | (None, None) => self.per_host.clamp(1, MOST_RINGS),
+        };
+        f64::from(rings)
+    }
+}
+
+/// The rings among the members on one host.
+fn inside_host(cluster: &Cluster, unit: &[Rank], places: &[u32]) -> Result<Option<Inside>, NoPath> {
+    let dimension = &cluster.dimensions[0];
+    match &dimension.kind {
+        DimensionKind::Switch => Ok(narrowest(cluster, around(unit), &[1.0])?.map(|rate| {
+            // Finite and positive, and cut to a small number: it cannot be lost in the cast.
+            let wanted = (rate / RING_ON_A_SWITCH).round().clamp(1.0, f64::from(MOST_RINGS));
+            Inside { rate, rings: wanted as u32, switch: true }
+        })),
+        DimensionKind::Graph { switches: 0, links } => {
+            let found = rings::pack(places, links, dimension);
+            Ok(found.map(|(rings, rate)| Inside { rate, rings, switch: false }))
+        }
+        DimensionKind::Graph { .. }
+        | DimensionKind::Ring
+        | DimensionKind::FullyConnected
+        | DimensionKind::Torus { .. } => Ok(None),
+    }
+}
+
+/// What one ring through each NIC of a host carries to the next host, all of them together.
+///
+/// As [`super::Analytic`] has it: between units of a dimension, a ring is as wide as the fewest
+/// members that a unit has, because NCCL rotates one ring for each of their NICs.
+fn across_hosts(cluster: &Cluster, members: &[Rank]) -> Result<Option<f64>, NoPath> {
+    let mut unit: u64 = 1;
+    let mut widths = Vec::new();
+    for dimension in &cluster.dimensions {
+        widths.push(fewest_in_a_unit(members, unit) as f64);
+        unit = unit.saturating_mul(u64::from(dimension.size));
+    }
+    let inner = u64::from(cluster.dimensions[0].size.max(1));
+    let leaves = |(from, to): &(Rank, Rank)| u64::from(from.0) / inner != u64::from(to.0) / inner;
+    narrowest(cluster, around(members).filter(leaves), &widths)
+}
+
+/// Every member with the one after it, and the last with the first.
+fn around(members: &[Rank]) -> impl Iterator<Item = (Rank, Rank)> {
+    members.iter().copied().zip(members.iter().copied().cycle().skip(1))
+}
+
+/// The rate of the slowest of these ways, each as wide as its dimension's rings are.
+fn narrowest(
+    cluster: &Cluster,
+    ways: impl Iterator<Item = (Rank, Rank)>,
+    widths: &[f64],
+) -> Result<Option<f64>, NoPath> {
+    let mut slowest: Option<f64> = None;
+    for (from, to) in ways {
+        let path = cluster.link(from, to).ok_or(NoPath { from, to })?;
+        let width = widths.get(path.dimension).copied().unwrap_or(1.0);
+        let rate = path.bandwidth.0 / path.sharing * width;
+        slowest = Some(slowest.map_or(rate, |known| known.min(rate)));
+    }
+    Ok(slowest)
+}

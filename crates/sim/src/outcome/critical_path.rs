@@ -1,0 +1,338 @@
+//! What the iteration waits for, from its end back to its start.
+//!
+//! The op that ends last started when something let it: the op before it on its lane, one of its
+//! `after` list, or, where ops meet, the same for the op that came last to the meeting. Going back
+//! from one to the next yields steps that cover the iteration without a gap. Shortening anything
+//! that is not among them leaves the iteration as it is.
+
+use super::statistics::{Label, kind, label};
+use crate::engine::{Meetings, Timeline};
+use paceline_plan::ids::{OpId, RoleId};
+use paceline_plan::program::Plan;
+use paceline_plan::trace::SpanKind;
+use paceline_plan::units::Seconds;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// The chain of ops that makes the iteration as long as it is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct CriticalPath {
+    /// The chain from the start to the end: each step starts where the one before it ends, to the
+    /// bit, the first at 0. Ops that take no time are left out.
+    #[serde(skip)]
+    pub steps: Vec<PathStep>,
+    /// The time of the steps by kind, the longest first; in sum, the iteration.
+    pub parts: Vec<PathPart>,
+}
+
+/// A piece of the chain.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PathStep {
+    /// The role whose op it is and the op; none while nothing that is simulated is under way.
+    pub op: Option<(RoleId, OpId)>,
+    /// When it starts to matter.
+    pub start: Seconds,
+    /// When the next step takes over.
+    pub end: Seconds,
+}
+
+/// All steps of one kind.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PathPart {
+    /// `forward`, `all_reduce tp`, `send/recv pp`, …, or `idle`.
+    pub name: String,
+    /// What a trace calls such ops; waiting for what is idle.
+    pub kind: SpanKind,
+    /// How many steps there are.
+    pub count: u64,
+    /// Their time in sum.
+    pub time: Seconds,
+}
+
+pub(super) fn critical_path(plan: &Plan, timeline: &Timeline, meetings: &Meetings) -> CriticalPath {
+    let steps = Walk::new(plan, timeline, meetings).back();
+    let parts = parts(plan, &steps);
+    CriticalPath { steps, parts }
+}
+
+/// Sums steps up by kind.
+fn parts(plan: &Plan, steps: &[PathStep]) -> Vec<PathPart> {
+    let mut sums: BTreeMap<Option<Label>, (SpanKind, u64, Seconds)> = BTreeMap::new();
+    for step in steps {
+        let of_op = |(role, op): (RoleId, OpId)| {
+            let program = &plan.programs[role.index()];
+            let op = &program.body.nodes[op.index()].op;
+            let label = label(plan, program, op)?.of_both_sides();
+            Some((label, kind(plan, program, op)))
+        };
+        let (label, kind) = step.op.and_then(of_op).unzip();
+        let kind = kind.unwrap_or(SpanKind::Wait);
+        let sum = sums.entry(label).or_insert((kind, 0, Seconds::ZERO));
+        sum.1 += 1;
+        sum.2 += step.end - step.start;
+    }
+    let part = |(label, (kind, count, time)): (Option<Label>, (SpanKind, u64, Seconds))| {
+        let name = label.map_or_else(|| "idle".to_owned(), |label| label.words(&plan.mesh));
+        PathPart { name, kind, count, time }
+    };
+    let mut parts: Vec<PathPart> = sums.into_iter().map(part).collect();
+    parts.sort_by(|a, b| b.time.0.total_cmp(&a.time.0));
+    parts
+}
+
+struct Walk<'a> {
+    plan: &'a Plan,
+    timeline: &'a Timeline,
+    meetings: &'a Meetings,
+    /// For every op, the one before it on its lane.
+    before: Vec<Option<u32>>,
+}
+
+/// An op, and when it let go of what waited for it.
+#[derive(Clone, Copy)]
+struct Release {
+    op: u32,
+    at: f64,
+}
+
+impl<'a> Walk<'a> {
+    fn new(plan: &'a Plan, timeline: &'a Timeline, meetings: &'a Meetings) -> Self {
+        let mut before = Vec::new();
+        for program in &plan.programs {
+            let first = before.len() as u32;
+            let mut last: Vec<Option<u32>> = vec![None; program.lanes.len()];
+            for (index, node) in program.body.nodes.iter().enumerate() {
+                let number = first + index as u32;
+                before.push(last[node.lane.index()].replace(number));
+            }
+        }
+        Self { plan, timeline, meetings, before }
+    }
+
+    fn back(&self) -> Vec<PathStep> {
+        let end = self.timeline.end().0;
+        let mut steps = Vec::new();
+        let last = (0..self.before.len() as u32).find(|&op| self.end(op) == end);
+        let mut next = last.map(|op| Release { op, at: end });
+        // Each op is left at most once for each of its meetings.
+        let mut left = self.before.len() + self.meetings.joins() + 1;
+        while let Some(release) = next.filter(|_| left > 0) {
+            left -= 1;
+            let (start, waiting) = self.start(release);
+            let op = Some(self.timeline.op(release.op));
+            push(&mut steps, PathStep { op, start: Seconds(start), end: Seconds(release.at) });
+            next = self.binding(&waiting, start);
+            let reached = next.map_or(0.0, |release| release.at);
+            push(&mut steps, PathStep { op: None, start: Seconds(reached), end: Seconds(start) });
+        }
+        steps.reverse();
+        steps
+    }
+
+    /// When what ended with this release had started, and the ops of which the last to be ready
+    /// decided that.
+    fn start(&self, release: Release) -> (f64, Vec<u32>) {
+        let own = self.timeline.times(release.op).0;
+        let (start, waiting) = match self.meetings.of(release.op) {
+            [] => (own, vec![release.op]),
+            &[meeting] => (own, self.meetings.ops(meeting).to_vec()),
+            // Of several, the one that ended when the op let go.
+            several => {
+                let ended = |meeting: &&u32| self.meeting(**meeting).1 >= release.at;
+                let meeting = several.iter().find(ended).unwrap_or(&several[0]);
+                (self.meeting(*meeting).0, self.meetings.ops(*meeting).to_vec())
+            }
+        };
+        (start.min(release.at), waiting)
+    }
+
+    /// From start to end of a meeting: what the spans of its ops have in common, because an op that
+    /// stands for several ranks spans several meetings.
+    fn meeting(&self, meeting: u32) -> (f64, f64) {
+        let spans = self.meetings.ops(meeting).iter().map(|&op| self.timeline.times(op));
+        spans.fold((0.0, f64::INFINITY), |(start, end), (s, e)| (start.max(s), end.min(e)))
+    }
+
+    /// What the last of some ops that started together waited for; the first of several that let
+    /// go at once.
+    ///
+    /// The flow network may tell of ranks of two roles that met others than each other. What let go
+    /// after the start then counts as if it had at the start.
+    fn binding(&self, waiting: &[u32], start: f64) -> Option<Release> {
+        let mut latest: Option<Release> = None;
+        let mut consider = |op: u32, at: f64| {
+            let at = at.min(start);
+            if latest.is_none_or(|latest| at > latest.at) {
+                latest = Some(Release { op, at });
+            }
+        };
+        for &op in waiting {
+            if let Some(before) = self.before[op as usize] {
+                consider(before, self.lane_free(before));
+            }
+            let (role, id) = self.timeline.op(op);
+            let first = op - id.0;
+            for after in self.plan.programs[role.index()].body.after(id) {
+                let after = first + after.0;
+                consider(after, self.end(after));
+            }
+        }
+        latest
+    }
+
+    fn end(&self, op: u32) -> f64 {
+        self.timeline.times(op).1
+    }
+
+    /// When an op's lane went on: with the first of its meetings.
+    fn lane_free(&self, op: u32) -> f64 {
+        let meetings = self.meetings.of(op);
+        if meetings.len() < 2 {
+            return self.end(op);
+        }
+        meetings.iter().map(|&meeting| self.meeting(meeting).1).fold(f64::INFINITY, f64::min)
+    }
+}
+
+fn push(steps: &mut Vec<PathStep>, step: PathStep) {
+    if step.start.0 < step.end.0 {
+        steps.push(step);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cases::{blocks_only, close, cluster, ideal, mini, run, strategy};
+    use super::*;
+    use crate::cluster::preset;
+    use crate::{NetworkKind, Options, simulate};
+    use paceline_plan::lower::lower;
+    use paceline_plan::strategy::{Strategy, Sync, Zero};
+    use proptest::prelude::*;
+
+    fn time(path: &CriticalPath, name: &str) -> f64 {
+        path.parts.iter().filter(|part| part.name == name).map(|part| part.time.0).sum()
+    }
+
+    /// The steps cover the iteration: each starts where the one before it ends, to the bit.
+    #[track_caller]
+    fn covers(path: &CriticalPath, iteration: Seconds) {
+        let mut reached = Seconds::ZERO;
+        for step in &path.steps {
+            assert_eq!(step.start, reached);
+            assert!(step.end.0 > step.start.0);
+            reached = step.end;
+        }
+        assert_eq!(reached, iteration);
+        close(path.parts.iter().map(|part| part.time.0).sum(), iteration.0);
+    }
+
+    /// One microbatch through four stages: all of every stage's computation, and three messages in
+    /// each direction.
+    #[test]
+    fn a_single_microbatch_is_its_own_path() {
+        let plan = blocks_only(&strategy(4, 1));
+        let (outcome, details) = run(&plan, &cluster(4, 1e9, 1e-3));
+        let path = &details.critical_path;
+        covers(path, outcome.iteration);
+        let compute: f64 = outcome.roles.iter().map(|role| role.compute.0).sum();
+        close(time(path, "forward") + time(path, "backward"), compute);
+        let model = mini();
+        let message = 1e-3 + (model.seq * model.d_model * 4) as f64 / 1e9;
+        close(time(path, "send/recv pp"), 6.0 * message);
+        let messages = path.parts.iter().find(|part| part.name == "send/recv pp").unwrap();
+        assert_eq!(messages.count, 6);
+        assert_eq!(time(path, "idle"), 0.0);
+    }
+
+    /// p stages and m microbatches take m + p − 1 forward and backward passes, and all of them are
+    /// waited for where nothing else costs anything.
+    #[test]
+    fn a_pipeline_waits_for_its_bubble_on_other_ranks() {
+        let plan = blocks_only(&strategy(4, 8));
+        let (outcome, details) = run(&plan, &ideal(4));
+        let path = &details.critical_path;
+        covers(path, outcome.iteration);
+        close(time(path, "forward") + time(path, "backward"), outcome.iteration.0);
+        // A rank computes for m passes; the rest of the path runs over others.
+        close(outcome.iteration.0 / outcome.compute.0, 11.0 / 8.0);
+        let roles: std::collections::BTreeSet<_> =
+            path.steps.iter().filter_map(|step| step.op).map(|(role, _)| role).collect();
+        assert_eq!(roles.len(), 4, "first and last passes lead through all stages");
+    }
+
+    #[test]
+    fn a_slow_network_shows_as_what_it_is_used_for() {
+        let slow = cluster(4, 1e5, 0.0);
+        let replicas = Strategy { dp: 4, global_batch: 4, ..strategy(1, 1) };
+        let (outcome, details) = run(&lower(&mini(), &replicas).unwrap(), &slow);
+        let path = &details.critical_path;
+        covers(path, outcome.iteration);
+        assert_eq!(path.parts[0].name, "all_reduce dp");
+        assert!(path.parts[0].time.0 > 0.9 * outcome.iteration.0, "{:?}", path.parts);
+        assert!(path.parts[0].time.0 <= outcome.communication.0);
+
+        let tensors = Strategy { tp: 4, ..strategy(1, 4) };
+        let (_, details) = run(&lower(&mini(), &tensors).unwrap(), &slow);
+        assert_eq!(details.critical_path.parts[0].name, "all_reduce tp");
+    }
+
+    /// With one server, all gradients go in and all weights come out through its one link.
+    #[test]
+    fn a_server_is_waited_for_message_by_message() {
+        let served = Strategy {
+            dp: 3,
+            leaves: 3,
+            global_batch: 3,
+            sync: Sync::Servers(1),
+            ..strategy(1, 3)
+        };
+        let (outcome, details) = run(&lower(&mini(), &served).unwrap(), &cluster(4, 1e6, 0.0));
+        let path = &details.critical_path;
+        covers(path, outcome.iteration);
+        let messages = time(path, "send/recv servers");
+        assert!(messages > 0.9 * outcome.iteration.0, "{:?}", path.parts);
+    }
+
+    /// Ops that share links take longer than alone, and the path says so.
+    #[test]
+    fn the_flow_network_has_a_path_too() {
+        let options = Options { network: NetworkKind::Flow, details: true, ..Options::default() };
+        for (tp, pp, dp) in [(2, 2, 2), (1, 4, 2), (1, 1, 8)] {
+            let layout = Strategy { tp, dp, leaves: dp, ..strategy(pp, 4 * u64::from(dp)) };
+            let plan = lower(&mini(), &layout).unwrap();
+            let cluster = preset::holding("dgx-a100", plan.mesh.world().into()).unwrap();
+            let outcome = simulate(&plan, &cluster, &options).unwrap();
+            let path = &outcome.details.as_ref().unwrap().critical_path;
+            covers(path, outcome.iteration);
+            let idle = time(path, "idle");
+            assert!(idle < 0.01 * outcome.iteration.0, "tp {tp} pp {pp} dp {dp}: {:?}", path.parts);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn the_path_covers_the_iteration_in_any_layout(
+            tp in prop_oneof![Just(1u32), Just(2)],
+            pp in prop_oneof![Just(1u32), Just(2), Just(4)],
+            dp in prop_oneof![Just(1u32), Just(2), Just(3)],
+            stage in 0u8..4,
+            microbatches in 1u64..6,
+            overlap: bool,
+            servers in 0u32..3,
+        ) {
+            let zero = Zero::from_stage(if servers > 0 { 0 } else { stage }).unwrap();
+            let sync = if servers > 0 { Sync::Servers(servers) } else { Sync::AllReduce };
+            let global_batch = microbatches * u64::from(dp);
+            let layout = strategy(pp, global_batch);
+            let layout = Strategy { tp, dp, leaves: dp, zero, overlap, sync, ..layout };
+            let Ok(plan) = lower(&mini(), &layout) else { return Ok(()) };
+            let cluster = preset::holding("dgx-a100", plan.mesh.world().into()).unwrap();
+            let (outcome, details) = run(&plan, &cluster);
+            covers(&details.critical_path, outcome.iteration);
+            prop_assert_eq!(time(&details.critical_path, "idle"), 0.0);
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! What only some want to know of an iteration, because finding it out takes longer than the
+//! simulation itself.
+
+use super::bandwidth::{DimensionUse, bandwidth};
+use super::critical_path::{CriticalPath, critical_path};
+use super::limits::{Limits, limits};
+use super::memory::{MemoryCurve, memory};
+use super::{Outcome, RoleStats};
+use crate::cluster::Cluster;
+use crate::engine::{self, Costs, Timeline};
+use crate::error::SimError;
+use crate::network::Network;
+use paceline_plan::program::Plan;
+use paceline_plan::units::Seconds;
+use serde::Serialize;
+
+/// Why an iteration takes as long as it does, and what it uses.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Details {
+    /// What it waits for.
+    pub critical_path: CriticalPath,
+    /// How long it would take without one of its costs.
+    pub limits: Limits,
+    /// How busy the cluster's dimensions are, innermost first.
+    pub bandwidth: Vec<DimensionUse>,
+    /// What a rank of each role holds over time.
+    pub memory: Vec<MemoryCurve>,
+}
+
+/// How an iteration was simulated, to do it again.
+#[derive(Clone, Copy)]
+pub(crate) struct Run<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) costs: &'a Costs<'a>,
+    pub(crate) network: &'a dyn Network,
+    /// Runs the plan with costs that differ from these.
+    pub(crate) run: &'a dyn Fn(&Costs<'_>) -> Result<Timeline, SimError>,
+}
+
+/// Finds them out for an iteration that was simulated.
+pub(crate) fn details(
+    run: &Run<'_>,
+    timeline: &Timeline,
+    outcome: &Outcome,
+) -> Result<Details, SimError> {
+    let meetings = engine::meetings(run.plan, run.costs, run.network)?;
+    let busy = |role: &RoleStats| role.compute + role.exposed;
+    let busiest = outcome.roles.iter().map(busy).fold(Seconds::ZERO, Seconds::max);
+    Ok(Details {
+        critical_path: critical_path(run.plan, timeline, &meetings),
+        limits: limits(run, busiest)?,
+        bandwidth: bandwidth(run, outcome.iteration),
+        memory: memory(run.plan, timeline),
+    })
+}

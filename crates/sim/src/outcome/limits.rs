@@ -1,0 +1,112 @@
+//! What limits an iteration: how long it would take if one thing cost nothing.
+
+use super::details::Run;
+use crate::engine;
+use crate::error::SimError;
+use crate::network::{Network, NoPath, Vector};
+use paceline_plan::collective::Pattern;
+use paceline_plan::ids::Rank;
+use paceline_plan::units::{Bytes, Seconds};
+use serde::Serialize;
+
+/// The iteration with one of its costs taken away at a time.
+///
+/// What each would save does not add up to the iteration: with one thing gone, another one that was
+/// hidden behind it may come to light.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Limits {
+    /// With communication that takes no time: simulated again, so that waiting for other ranks'
+    /// computation remains.
+    pub no_network: Seconds,
+    /// With computation that takes no time.
+    pub no_compute: Seconds,
+    /// Without waiting for other ranks: the time in which the busiest rank computes or exposes
+    /// communication. Nothing can be faster while the ranks do what they do; reaching it takes a
+    /// better schedule or more microbatches.
+    pub no_bubble: Seconds,
+}
+
+/// Simulates the plan again, without communication and without computation. `busiest` is the busy
+/// time of the rank that has the longest.
+pub(super) fn limits(run: &Run<'_>, busiest: Seconds) -> Result<Limits, SimError> {
+    let free = run.costs.without_collectives();
+    // Links that carry everything at once are shared by nobody, whatever the backend.
+    let no_network = engine::run(run.plan, &free, &Instant)?.end();
+    let no_compute = (run.run)(&run.costs.without_compute())?.end();
+    Ok(Limits { no_network, no_compute, no_bubble: busiest })
+}
+
+/// A network on which everything arrives at once.
+struct Instant;
+
+impl Network for Instant {
+    fn message(&self, _: Rank, _: Rank, _: Bytes) -> Result<Seconds, NoPath> {
+        Ok(Seconds::ZERO)
+    }
+
+    fn collective(&self, _: &Pattern, _: &[Rank], _: &Vector) -> Result<Seconds, NoPath> {
+        Ok(Seconds::ZERO)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cases::{blocks_only, close, cluster, ideal, mini, run, strategy};
+    use crate::cluster::preset;
+    use paceline_plan::lower::lower;
+    use paceline_plan::strategy::{Strategy, Zero};
+    use proptest::prelude::*;
+
+    /// One microbatch through four stages is a chain, so that its parts add up.
+    #[test]
+    fn a_chain_is_its_computation_and_its_communication() {
+        let plan = blocks_only(&strategy(4, 1));
+        let (outcome, details) = run(&plan, &cluster(4, 1e9, 1e-3));
+        let limits = details.limits;
+        let compute: f64 = outcome.roles.iter().map(|role| role.compute.0).sum();
+        close(limits.no_network.0, compute);
+        close(limits.no_network.0 + limits.no_compute.0, outcome.iteration.0);
+    }
+
+    #[test]
+    fn equal_stages_on_free_links_are_limited_by_their_bubble() {
+        let plan = blocks_only(&strategy(4, 8));
+        let (outcome, details) = run(&plan, &ideal(4));
+        close(details.limits.no_network.0, outcome.iteration.0);
+        close(details.limits.no_bubble.0, outcome.iteration.0 * 8.0 / 11.0);
+        assert!(details.limits.no_compute.0 < 1e-12 * outcome.iteration.0);
+    }
+
+    #[test]
+    fn slow_links_hold_up_even_an_instant_device() {
+        let replicas = Strategy { dp: 4, global_batch: 4, overlap: false, ..strategy(1, 1) };
+        let plan = lower(&mini(), &replicas).unwrap();
+        let (outcome, details) = run(&plan, &cluster(4, 1e5, 0.0));
+        close(details.limits.no_compute.0, outcome.communication.0);
+        close(details.limits.no_network.0, outcome.compute.0);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
+        #[test]
+        fn taking_a_cost_away_never_costs_time(
+            tp in prop_oneof![Just(1u32), Just(2)],
+            pp in prop_oneof![Just(1u32), Just(2), Just(4)],
+            dp in prop_oneof![Just(1u32), Just(2)],
+            stage in 0u8..4,
+            microbatches in 1u64..6,
+        ) {
+            let zero = Zero::from_stage(stage).unwrap();
+            let layout = strategy(pp, microbatches * u64::from(dp));
+            let plan = lower(&mini(), &Strategy { tp, dp, zero, ..layout }).unwrap();
+            let cluster = preset::holding("dgx-a100", plan.mesh.world().into()).unwrap();
+            let (outcome, details) = run(&plan, &cluster);
+            let limits = details.limits;
+            for less in [limits.no_network, limits.no_compute, limits.no_bubble] {
+                prop_assert!(less.0 <= outcome.iteration.0 * (1.0 + 1e-12), "{limits:?}");
+            }
+            prop_assert!(limits.no_network.0 >= outcome.compute.0 * (1.0 - 1e-12));
+        }
+    }
+}
