@@ -37,8 +37,8 @@ pub(crate) struct Flags {
     /// shares them [default: analytic]
     #[arg(long, value_name = "analytic|flow", help_heading = "Cluster")]
     network: Option<String>,
-    /// What the software fuses: modern (fused attention, no dropout) or megatron-2021
-    /// [default: modern]
+    /// The software that runs the plan: modern, megatron-2021, megatron-core, torchtitan or another
+    /// that an unknown name lists [default: modern]
     #[arg(long, value_name = "NAME", help_heading = "Cluster")]
     profile: Option<String>,
     /// Also say what limits the iteration, what it waits for and how busy the links are

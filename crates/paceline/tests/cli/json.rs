@@ -204,8 +204,8 @@ fn every_row_of_a_table_is_answered() {
     assert_eq!(total["rows"], 2);
     assert!((total["median_abs_error"].as_f64().unwrap() - error.abs()).abs() < 1e-12);
     let ratio = 2.0 / predicted;
-    for band in [&total["band"], &total["bands"]["modern"]] {
-        assert!((band[0].as_f64().unwrap() / ratio - 1.0).abs() < 1e-9, "{total}");
+    for end in [0, 1] {
+        assert!((total["band"][end].as_f64().unwrap() / ratio - 1.0).abs() < 1e-9, "{total}");
     }
     let text = here.run("validate --table t.csv").done().out;
     assert!(text.contains("2 rows, 1 compared, 1 skipped"), "{text}");

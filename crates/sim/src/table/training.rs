@@ -78,6 +78,12 @@ impl Row {
         self.record.line
     }
 
+    /// How complete the source is: A where it states everything, B where one thing is inferred, C
+    /// where several are unknown.
+    pub fn tier(&self) -> Option<&str> {
+        self.record.get("tier")
+    }
+
     /// The measured time of an iteration, from tokens a second where only that was published.
     pub fn measured_s(&self) -> Option<f64> {
         let positive = |column: &str| {
@@ -255,6 +261,9 @@ impl Row {
 
     fn dtype(&self) -> Result<DType, Skipped> {
         let words = self.word("precision")?.to_lowercase();
+        if words.contains("fp4") {
+            return Err(Skipped("four-bit products cannot be planned yet".into()));
+        }
         if words.contains("fp8") || words.contains("float8") {
             return Ok(DType::Fp8);
         }
@@ -305,7 +314,9 @@ impl Row {
                 None if stops => Recompute::Full,
                 None => Recompute::FullForward,
             })
-        } else if words.starts_with("selective-op") {
+        } else if words.starts_with("selective-op")
+            || words.starts_with("selective") && self.has("source", "torchtitan")
+        {
             Ok(Recompute::SelectiveOp)
         } else if words.starts_with("selective") {
             Ok(Recompute::Selective)
@@ -433,6 +444,7 @@ mod tests {
         assert_eq!(recompute("full", "NVIDIA/Megatron-LM"), Recompute::FullForward);
         assert_eq!(recompute("full-block recompute 5 layers", "NVIDIA"), Recompute::FullOf(5));
         assert_eq!(recompute("selective-op", titan), Recompute::SelectiveOp);
+        assert_eq!(recompute("selective", titan), Recompute::SelectiveOp);
         assert_eq!(recompute("selective (core attention)", "NVIDIA"), Recompute::Selective);
         let zero = |words: &str| strategy("dist-optimizer (ZeRO-1)", words, titan).zero;
         assert_eq!(zero("FSDP2 (ZeRO-3)"), Zero::Parameters);
@@ -483,6 +495,8 @@ mod tests {
         assert_eq!(reason(",32,1,none", ",16,2,none"), "context parallelism cannot be planned yet");
         assert_eq!(reason("full (uniform)", "not stated"), "recomputation is 'not stated'");
         assert_eq!(reason(",fp16,", ",int4,"), "precision 'int4' cannot be planned");
+        let four = "four-bit products cannot be planned yet";
+        assert_eq!(reason(",fp16,", ",bf16 + NVFP4,"), four);
         assert!(reason(",1536,", ",1537,").starts_with("--global-batch: 1537 samples cannot"));
     }
 

@@ -5,7 +5,7 @@
 //! random with a mean time M between them, no matter what the job is doing. The job computes for τ,
 //! writes a checkpoint for δ, and so on; a failure throws it back to the last checkpoint that was
 //! finished, after a restart of R that may itself fail. Then the time in which the job computes for
-//! T is (eq. 20)
+//! T is
 //!
 //! ```text
 //! M · e^(R/M) · (e^((τ+δ)/M) − 1) · T/τ
@@ -67,8 +67,8 @@ impl Checkpointing {
 
     /// The interval with the largest goodput.
     ///
-    /// To first order it is √(2δM) (Young, Communications of the ACM 17, 1974). Daly's eq. 37 expands
-    /// the optimum of eq. 20 in √(δ/2M); from there a few of Newton's steps lead to the optimum
+    /// To first order it is √(2δM) (Young, Communications of the ACM 17, 1974). Daly's higher-order estimate expands
+    /// the optimum of that cost in √(δ/2M); from there a few of Newton's steps lead to the optimum
     /// itself, where e^((τ+δ)/M) · (1 − τ/M) = 1. The restart does not matter to it.
     pub fn best_interval(&self) -> Seconds {
         let (m, d) = (self.mtbf.0, self.checkpoint.0);
@@ -100,7 +100,7 @@ impl Checkpointing {
     }
 }
 
-/// Daly's eq. 37: the optimum to higher order, and M itself where writing takes longer than 2M.
+/// Daly's estimate: the optimum to higher order, and M itself where writing takes longer than 2M.
 fn daly_37(m: f64, d: f64) -> f64 {
     if d >= 2.0 * m {
         return m;

@@ -79,7 +79,7 @@ pub(super) struct Total {
     /// Factors on a prediction between which four of five measurements lie.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) band: Option<[f64; 2]>,
-    /// The same by profile, for training runs: what `paceline_sim::error_band` should say.
+    /// The same for profiles with enough training runs: what `paceline_sim::error_band` should say.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) bands: BTreeMap<&'static str, [f64; 2]>,
 }
@@ -91,7 +91,9 @@ impl Total {
         errors.sort_by(f64::total_cmp);
         let mut profiles: BTreeMap<&'static str, [f64; 2]> = BTreeMap::new();
         for profile in records.iter().filter_map(|record| record.profile) {
-            if let Some(band) = band(records.iter().filter(|r| r.profile == Some(profile))) {
+            let own = || records.iter().filter(|record| record.profile == Some(profile));
+            let enough = own().filter(|record| record.error.is_some()).count() >= ErrorBand::RUNS;
+            if let Some(band) = band(own()).filter(|_| enough) {
                 profiles.insert(profile, band);
             }
         }
@@ -126,21 +128,21 @@ mod tests {
 
     #[test]
     fn errors_and_bands_are_those_of_what_can_be_compared() {
-        let records = [
-            record("a", 2.0, 1.0),
-            record("b", 1.0, 1.0),
-            record("b", 3.0, 2.0),
+        let mut records = vec![
+            record("few", 2.0, 1.0),
             Record::default().skipped("y", Some(1.0), &"why"),
             Record::default().compared("z", None, 1.0),
         ];
+        // Ten runs predicted at 10 s that took 10, 11, … 19 s.
+        records.extend((10..20).map(|seconds| record("many", f64::from(seconds), 10.0)));
         let total = Total::of(&records);
-        assert_eq!((total.rows, total.compared, total.skipped), (5, 3, 1));
-        assert_eq!(total.median_abs_error, Some(1.0 / 3.0));
-        assert_eq!(total.bands["a"], [2.0, 2.0]);
-        let [low, high] = total.bands["b"];
-        assert!((low - 1.05).abs() < 1e-12 && (high - 1.45).abs() < 1e-12);
+        assert_eq!((total.rows, total.compared, total.skipped), (13, 11, 1));
+        assert!(!total.bands.contains_key("few"));
+        let [low, high] = total.bands["many"];
+        assert!((low - 1.09).abs() < 1e-12 && (high - 1.81).abs() < 1e-12, "{low} {high}");
         let [low, high] = total.band.unwrap();
         assert!((low - 1.1).abs() < 1e-12 && (high - 1.9).abs() < 1e-12, "{low} {high}");
+        assert!((total.median_abs_error.unwrap() - 5.0 / 15.0).abs() < 1e-12);
     }
 
     #[test]

@@ -1,0 +1,60 @@
+//! The published runs of `validation/training.csv`, each simulated from its own columns.
+//!
+//! Every device, fabric and software stack has one description for all rows. The bounds asserted
+//! here are the ones that the project promises; `docs/validation.md` has the errors themselves.
+
+use paceline_sim::quantile;
+use paceline_sim::table::training::{Row, rows};
+
+const TABLE: &str = include_str!("../../../validation/training.csv");
+
+/// Rows whose source states everything.
+fn complete() -> impl Iterator<Item = Row> {
+    let rows = rows(TABLE, "validation/training.csv").unwrap();
+    rows.into_iter().filter(|row| row.tier() == Some("A"))
+}
+
+fn sorted(mut errors: Vec<f64>) -> Vec<f64> {
+    errors.sort_by(f64::total_cmp);
+    errors
+}
+
+#[test]
+fn times_come_out_as_promised() {
+    let mut errors = Vec::new();
+    for row in complete() {
+        if let (Ok(prediction), Some(measured)) = (row.simulate(), row.measured_s()) {
+            errors.push((prediction.predicted_s / measured - 1.0).abs());
+        }
+    }
+    assert!(errors.len() >= 25, "only {} rows were compared", errors.len());
+    let errors = sorted(errors);
+    let (median, most) = (quantile(&errors, 0.5).unwrap(), quantile(&errors, 0.9).unwrap());
+    assert!(median < 0.07, "median {median}");
+    assert!(most < 0.15, "90th percentile {most}");
+}
+
+#[test]
+fn memory_comes_out_as_promised() {
+    let mut compared = 0;
+    for row in complete() {
+        let (Ok(prediction), Some(measured)) = (row.simulate(), row.measured_bytes()) else {
+            continue;
+        };
+        let error = prediction.predicted_bytes.as_f64() / measured.as_f64() - 1.0;
+        assert!(error.abs() < 0.12, "{}: {:+.1} %", row.id(), 100.0 * error);
+        compared += 1;
+    }
+    assert!(compared >= 6, "only {compared} rows were compared");
+}
+
+#[test]
+fn what_is_not_represented_is_named() {
+    let reasons: Vec<String> =
+        complete().filter_map(|row| row.simulate().err()).map(|why| why.to_string()).collect();
+    let later = ["experts", "context parallelism"];
+    for why in &reasons {
+        assert!(later.iter().any(|what| why.contains(what)), "{why}");
+    }
+    assert!(reasons.len() <= 5, "{reasons:?}");
+}
