@@ -2,7 +2,7 @@
 
 use crate::collective::CollectiveSpec;
 use crate::error::CommError;
-use crate::shm::window::Window;
+use crate::shm::window::{SharedBuffer, Window};
 use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 use std::fmt;
@@ -36,6 +36,12 @@ pub trait Transport: Send {
     /// Whether ranks can read each other's memory.
     fn shares_memory(&self) -> bool {
         false
+    }
+
+    /// Memory for vectors that neighbours can read in place, zero at first; none where there are no
+    /// such neighbours. Read-reduce on vectors elsewhere copies them once more.
+    fn neighbourly_memory(&mut self, _bytes: usize) -> Result<Option<SharedBuffer>, CommError> {
+        Ok(None)
     }
 
     /// Lets a rank read bytes where they lie, if both can reach them, and sends them if not. What is

@@ -11,19 +11,32 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;
 use std::fmt;
+use std::ops::DerefMut;
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A zeroed block of bytes, aligned for the widest vectors.
 pub struct Arena {
-    /// The first byte of the arena, on a boundary inside the allocation.
+    /// The first byte of the arena, on a boundary inside its block.
     memory: NonNull<u8>,
-    allocation: NonNull<u8>,
-    layout: Layout,
+    block: Block,
     bytes: u64,
     leases: Mutex<Leases>,
 }
+
+/// Where an arena's memory comes from.
+enum Block {
+    /// From this process's allocator.
+    Allocated(NonNull<u8>, Layout),
+    /// From elsewhere; kept for as long as the arena lives and never looked into.
+    Adopted { _owner: Box<dyn Lender> },
+}
+
+/// Memory that an arena can be laid out in: shared memory that other processes read, for one.
+pub trait Lender: DerefMut<Target = [u8]> + Send + Sync {}
+
+impl<T: DerefMut<Target = [u8]> + Send + Sync> Lender for T {}
 
 /// A range of an arena's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -131,7 +144,21 @@ impl Arena {
         // SAFETY: the padding is less than the ALIGNMENT bytes allocated beyond those asked for.
         let memory = unsafe { allocation.add(padding) };
         let leases = Leases { next: 0, held: Vec::with_capacity(4 * MAX_SPANS) };
-        Ok(Arena { memory, allocation, layout, bytes, leases: Mutex::new(leases) })
+        let block = Block::Allocated(allocation, layout);
+        Ok(Arena { memory, block, bytes, leases: Mutex::new(leases) })
+    }
+
+    /// Takes memory from elsewhere instead. It must be zero; its length is the arena's.
+    ///
+    /// Panics if the memory does not begin on a boundary of 64 bytes: mapped pages always do.
+    pub fn adopt(mut lender: Box<dyn Lender>) -> Self {
+        let memory = NonNull::from(&mut **lender);
+        let bytes = memory.len() as u64;
+        let memory = memory.cast::<u8>();
+        assert!(memory.addr().get().is_multiple_of(ALIGNMENT), "memory at {memory:?}");
+        let leases = Leases { next: 0, held: Vec::with_capacity(4 * MAX_SPANS) };
+        let block = Block::Adopted { _owner: lender };
+        Arena { memory, block, bytes, leases: Mutex::new(leases) }
     }
 
     /// How many bytes the arena has.
@@ -235,8 +262,13 @@ unsafe impl Sync for Arena {}
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: `new` allocated it with this layout, and it is freed once.
-        unsafe { dealloc(self.allocation.as_ptr(), self.layout) };
+        match self.block {
+            // SAFETY: `new` allocated it with this layout, and it is freed once.
+            Block::Allocated(allocation, layout) => unsafe {
+                dealloc(allocation.as_ptr(), layout);
+            },
+            Block::Adopted { .. } => {}
+        }
     }
 }
 
@@ -367,6 +399,30 @@ mod tests {
 
     fn span(offset: u64, len: u64) -> Span {
         Span { offset, len }
+    }
+
+    #[test]
+    fn adopted_memory_is_used_in_place() {
+        #[repr(align(64))]
+        struct Page([u8; 128]);
+        struct Owner(Box<Page>);
+        impl std::ops::Deref for Owner {
+            type Target = [u8];
+            fn deref(&self) -> &[u8] {
+                &self.0.0
+            }
+        }
+        impl DerefMut for Owner {
+            fn deref_mut(&mut self) -> &mut [u8] {
+                &mut self.0.0
+            }
+        }
+        let mut arena = Arena::adopt(Box::new(Owner(Box::new(Page([0; 128])))));
+        assert_eq!(arena.bytes(), 128);
+        let last = Span { offset: 124, len: 4 };
+        arena.f32_mut(last).unwrap()[0] = 3.0;
+        assert_eq!(arena.f32(last).unwrap(), [3.0]);
+        assert!(arena.f32(Span { offset: 128, len: 4 }).is_err());
     }
 
     #[test]

@@ -214,6 +214,11 @@ impl Transport for ProcessTransport {
         true
     }
 
+    fn neighbourly_memory(&mut self, bytes: usize) -> Result<Option<SharedBuffer>, CommError> {
+        let has_neighbours = self.common.shared().next().is_some();
+        has_neighbours.then(|| self.shared_buffer(bytes)).transpose()
+    }
+
     fn lend(
         &mut self,
         to: Rank,

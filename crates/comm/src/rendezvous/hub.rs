@@ -66,6 +66,11 @@ impl Hub {
         self.address
     }
 
+    /// Whether the job has come to its end, so that [`join`](Self::join) would not wait.
+    pub fn is_over(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// Waits for the end of the job: that all ranks have left, or the first failure.
     pub fn join(mut self) -> Result<(), CommError> {
         self.end()
