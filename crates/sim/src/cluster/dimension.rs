@@ -27,6 +27,8 @@ pub struct Dimension {
     /// What a switch is made of, where it is no single one that never blocks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tree: Option<Tree>,
+    /// Whether the switch sums what is sent to it and hands the sum out (SHARP, NVLink SHARP).
+    pub in_network_reduction: bool,
 }
 
 /// A switch made of leaf switches under a core: a fat tree that may be thinner at the top.
@@ -228,6 +230,7 @@ mod tests {
             efficiency: 0.5,
             devices_per_link: 1,
             tree: None,
+            in_network_reduction: false,
         }
     }
 

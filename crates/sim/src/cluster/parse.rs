@@ -257,9 +257,17 @@ impl Reader<'_> {
         let own: &[&str] = match kind {
             Some("torus") => &["shape", "wrap"],
             Some("graph") => &["switches", "links"],
-            Some("switch") => &["leaf", "oversubscription"],
+            Some("switch") => &["leaf", "oversubscription", "in_network_reduction"],
             Some(_) => &[],
-            None => &["shape", "wrap", "switches", "links", "leaf", "oversubscription"],
+            None => &[
+                "shape",
+                "wrap",
+                "switches",
+                "links",
+                "leaf",
+                "oversubscription",
+                "in_network_reduction",
+            ],
         };
         self.known_keys(section, &[&DIMENSION_KEYS, own].concat());
         let name = self.required(section, "name", "\"nvlink\"", text);
@@ -268,6 +276,7 @@ impl Reader<'_> {
         let efficiency = self.optional(section, "efficiency", "0.9", share, 1.0);
         let devices_per_link = self.optional(section, "devices_per_link", "1", count, 1);
         let tree = self.tree(section);
+        let reduces = self.optional(section, "in_network_reduction", "true", boolean, false);
         let (kind, size) = match kind {
             Some("torus") => self.torus(section)?,
             other => {
@@ -290,6 +299,7 @@ impl Reader<'_> {
             efficiency: efficiency?,
             devices_per_link: devices_per_link?,
             tree: tree?,
+            in_network_reduction: reduces?,
         })
     }
 

@@ -98,6 +98,9 @@ fn write_dimension(out: &mut String, dimension: &Dimension) -> std::fmt::Result 
     if let Some(Tree { leaf, oversubscription }) = dimension.tree {
         writeln!(out, "leaf = {leaf}\noversubscription = {oversubscription:?}")?;
     }
+    if dimension.in_network_reduction {
+        writeln!(out, "in_network_reduction = true")?;
+    }
     match &dimension.kind {
         DimensionKind::Ring | DimensionKind::Switch | DimensionKind::FullyConnected => Ok(()),
         DimensionKind::Torus { shape, wrap } => {
@@ -134,7 +137,8 @@ fn shape(dimension: &Dimension) -> String {
     match &dimension.kind {
         DimensionKind::Ring | DimensionKind::Switch => {
             let thin = dimension.tree.map(|tree| format!(", {}:1", tree.oversubscription));
-            format!("{} of {size}{}", dimension.kind.name(), thin.unwrap_or_default())
+            let sums = if dimension.in_network_reduction { " that sums" } else { "" };
+            format!("{} of {size}{}{sums}", dimension.kind.name(), thin.unwrap_or_default())
         }
         DimensionKind::FullyConnected => format!("{size} fully connected"),
         DimensionKind::Torus { shape, wrap } => {
@@ -166,7 +170,7 @@ mod tests {
         assert_eq!(lines[1], "  device      A100-SXM4-80GB, 80.0 GiB at 2.039 TB/s");
         assert!(lines[2].contains("tf32 156 TFLOP/s, bf16 312 TFLOP/s, f16 312 TFLOP/s ("));
         assert!(lines[3].starts_with("  nvlink      switch of 8, links of 300 GB/s ("));
-        assert!(lines[4].starts_with("  infiniband  switch of 128, links of 25 GB/s ("));
+        assert!(lines[4].starts_with("  infiniband  switch of 128 that sums, links of 25 GB/s ("));
         assert_eq!(lines.len(), 5);
     }
 

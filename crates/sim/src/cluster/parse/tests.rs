@@ -70,6 +70,20 @@ fn a_switch_may_be_a_thin_tree() {
 }
 
 #[test]
+fn a_switch_may_sum_what_is_sent_to_it() {
+    let from = "size = 2\nbandwidth = \"200 Gbit/s\"";
+    let read = |text: &str| {
+        let changed = GOOD.replacen(from, &format!("{from}\n{text}"), 1);
+        Cluster::parse(&changed, "sums.toml").unwrap().dimensions[1].in_network_reduction
+    };
+    assert!(!read(""));
+    assert!(read("in_network_reduction = true"));
+    assert!(!read("in_network_reduction = false"));
+    let told = problems("kind = \"switch\"", "kind = \"ring\"\nin_network_reduction = true");
+    assert!(told[0].contains("unknown key 'in_network_reduction'"), "{told:?}");
+}
+
+#[test]
 fn bare_numbers_are_in_base_units() {
     let text = GOOD
         .replace("\"80 GiB\"", "85_899_345_920")
@@ -310,15 +324,17 @@ fn kind() -> impl Strategy<Value = (DimensionKind, u32)> {
 fn cluster() -> impl Strategy<Value = Cluster> {
     let tree =
         (1u32..9, 1.0..9.0).prop_map(|(leaf, oversubscription)| Tree { leaf, oversubscription });
-    let numbers = (rate(1e18), time(), efficiency(), 1u32..9, proptest::option::of(tree));
+    let numbers =
+        (rate(1e18), time(), efficiency(), 1u32..9, proptest::option::of(tree), any::<bool>());
     let dimensions = proptest::collection::vec((kind(), numbers, name()), 1..4);
     (name(), any::<bool>(), device(), dimensions).prop_map(|(name, many, device, dimensions)| {
         let dimensions: Vec<_> = dimensions
             .into_iter()
             .zip(0..)
             .map(|(((kind, size), numbers, name), index)| {
-                let (bandwidth, latency, efficiency, devices_per_link, tree) = numbers;
-                let tree = tree.filter(|_| kind == DimensionKind::Switch);
+                let (bandwidth, latency, efficiency, devices_per_link, tree, sums) = numbers;
+                let is_switch = kind == DimensionKind::Switch;
+                let tree = tree.filter(|_| is_switch);
                 Dimension {
                     name: format!("{index}{name}"),
                     kind,
@@ -328,6 +344,7 @@ fn cluster() -> impl Strategy<Value = Cluster> {
                     efficiency,
                     devices_per_link,
                     tree,
+                    in_network_reduction: sums && is_switch,
                 }
             })
             .collect();

@@ -246,6 +246,7 @@ mod tests {
             efficiency: 0.5,
             devices_per_link: 1,
             tree: None,
+            in_network_reduction: false,
         }
     }
 

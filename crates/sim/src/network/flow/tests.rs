@@ -22,6 +22,7 @@ fn dimension(kind: DimensionKind, size: u32) -> Dimension {
         efficiency: 1.0,
         devices_per_link: 1,
         tree: None,
+        in_network_reduction: false,
     }
 }
 
