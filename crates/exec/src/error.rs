@@ -81,6 +81,16 @@ pub enum ExecError {
         /// An op that waits.
         op: String,
     },
+    /// The ranks could not talk about the run itself.
+    #[error("rank {rank}, {doing}: {source}")]
+    Control {
+        /// The rank that noticed.
+        rank: Rank,
+        /// What it was about.
+        doing: &'static str,
+        /// What happened.
+        source: CommError,
+    },
     /// The loss is not a number any more.
     #[error(
         "iteration {iteration}: the loss is {loss}; a lower learning rate or --clip 1 may keep it finite"
@@ -126,7 +136,12 @@ pub enum ExecError {
 impl ExecError {
     /// Whether this rank only ended because another one failed before it.
     pub(crate) fn is_echo(&self) -> bool {
-        matches!(self, Self::Op { source: Fault::Comm(CommError::Failed { .. }), .. })
+        let (Self::Op { source: Fault::Comm(source), .. } | Self::Control { source, .. }) = self
+        else {
+            return false;
+        };
+        // The hub, if there is one, has told all ranks the same.
+        matches!(source, CommError::Failed { .. } | CommError::Lost { .. } | CommError::Job { .. })
     }
 }
 

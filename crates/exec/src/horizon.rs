@@ -1,14 +1,49 @@
 //! How far all ranks go.
 
+use crate::control::{LEADER, Subject, hear, say};
+use paceline_comm::{CommError, Transport};
+use paceline_plan::ids::Rank;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// The agreement of all ranks on the last iteration.
 ///
 /// A rank may not stop at an iteration that another has begun: the other would wait for it for
-/// ever. So the first rank to see the wish to stop draws the line after what any rank has begun.
+/// ever. So whoever sees the wish to stop draws the line after what any rank may have begun.
 #[derive(Debug)]
-pub(crate) struct Horizon<'a> {
+pub(crate) enum Horizon<'a> {
+    /// Among threads, which look at the same memory.
+    Common(Common<'a>),
+    /// Among processes, which are told by the leader.
+    Led(Led<'a>),
+}
+
+impl Horizon<'_> {
+    /// Whether an iteration, counted from 0, takes place. Ranks ask for one after the other.
+    pub(crate) fn begin(
+        &self,
+        iteration: u32,
+        transport: &mut dyn Transport,
+    ) -> Result<bool, CommError> {
+        match self {
+            Self::Common(common) => Ok(common.begin(iteration)),
+            Self::Led(led) => led.begin(iteration, transport),
+        }
+    }
+
+    /// Whether the run was cut short.
+    pub(crate) fn stopped(&self) -> bool {
+        match self {
+            Self::Common(common) => lock(&common.state).stopped,
+            Self::Led(led) => lock(&led.state).stopped,
+        }
+    }
+}
+
+/// A line that the first rank to see the wish draws after what any rank has begun.
+#[derive(Debug)]
+pub(crate) struct Common<'a> {
     stop: &'a AtomicBool,
     state: Mutex<State>,
 }
@@ -22,15 +57,14 @@ struct State {
     stopped: bool,
 }
 
-impl<'a> Horizon<'a> {
+impl<'a> Common<'a> {
     /// A run of so many iterations, unless `stop` is set before.
     pub(crate) fn new(iterations: u32, stop: &'a AtomicBool) -> Self {
         Self { stop, state: Mutex::new(State { end: iterations, begun: 0, stopped: false }) }
     }
 
-    /// Whether an iteration, counted from 0, takes place. Ranks ask for one after the other.
-    pub(crate) fn begin(&self, iteration: u32) -> bool {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+    fn begin(&self, iteration: u32) -> bool {
+        let mut state = lock(&self.state);
         if self.stop.load(Ordering::Relaxed) && state.begun < state.end {
             state.end = state.begun;
             state.stopped = true;
@@ -41,44 +75,165 @@ impl<'a> Horizon<'a> {
         }
         takes_place
     }
+}
 
-    /// Whether the run was cut short.
-    pub(crate) fn stopped(&self) -> bool {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).stopped
+/// Iterations that the leader grants, one ahead of its own, so that no rank waits for its word.
+#[derive(Debug)]
+pub(crate) struct Led<'a> {
+    iterations: u32,
+    stop: &'a AtomicBool,
+    patience: Duration,
+    state: Mutex<Granted>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Granted {
+    /// How many iterations may take place, as far as is known.
+    iterations: u32,
+    /// Whether there will be no more.
+    over: bool,
+    stopped: bool,
+    /// How many words the leader has spoken.
+    words: u32,
+}
+
+impl<'a> Led<'a> {
+    /// A run of so many iterations, unless the leader's `stop` is set before. Whoever waits longer
+    /// than `patience` for the leader gives up.
+    pub(crate) fn new(iterations: u32, stop: &'a AtomicBool, patience: Duration) -> Self {
+        Self { iterations, stop, patience, state: Mutex::default() }
     }
+
+    fn begin(&self, iteration: u32, transport: &mut dyn Transport) -> Result<bool, CommError> {
+        let mut state = lock(&self.state);
+        if transport.rank() == LEADER {
+            self.grant(&mut state, iteration, transport)?;
+        } else {
+            while iteration >= state.iterations && !state.over {
+                let about = (Subject::Horizon, state.words);
+                let words = state.words + 1;
+                let read = |bytes: &[u8]| Granted::decode(bytes, words);
+                *state = hear(transport, LEADER, about, self.patience, read)?;
+            }
+        }
+        Ok(iteration < state.iterations)
+    }
+
+    fn grant(
+        &self,
+        state: &mut Granted,
+        iteration: u32,
+        transport: &mut dyn Transport,
+    ) -> Result<(), CommError> {
+        if state.over {
+            return Ok(());
+        }
+        if self.stop.load(Ordering::Relaxed) {
+            state.stopped = state.iterations < self.iterations;
+            state.over = true;
+        } else {
+            state.iterations = iteration.saturating_add(2).min(self.iterations);
+            state.over = state.iterations == self.iterations;
+        }
+        for rank in (0..transport.world()).map(Rank).filter(|rank| *rank != LEADER) {
+            say(transport, rank, (Subject::Horizon, state.words), &state.encode())?;
+        }
+        state.words += 1;
+        Ok(())
+    }
+}
+
+impl Granted {
+    fn encode(&self) -> [u8; 6] {
+        let [a, b, c, d] = self.iterations.to_le_bytes();
+        [a, b, c, d, u8::from(self.over), u8::from(self.stopped)]
+    }
+
+    /// What is too short to be a word of the leader's ends the run.
+    fn decode(bytes: &[u8], words: u32) -> Self {
+        match *bytes {
+            [a, b, c, d, over, stopped] => Self {
+                iterations: u32::from_le_bytes([a, b, c, d]),
+                over: over != 0,
+                stopped: stopped != 0,
+                words,
+            },
+            _ => Self { over: true, stopped: true, words, ..Self::default() },
+        }
+    }
+}
+
+/// A panic while the lock is held cannot leave the state half changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use paceline_comm::thread::world;
 
     #[test]
     fn ranks_that_lag_behind_still_run_what_others_have_begun() {
         let stop = AtomicBool::new(false);
-        let horizon = Horizon::new(10, &stop);
+        let horizon = Common::new(10, &stop);
         assert!((0..3).all(|i| horizon.begin(i)));
         stop.store(true, Ordering::Relaxed);
         // One rank has begun iteration 2; another that has yet to begin 1 must follow to the end of 2.
         assert!(horizon.begin(1) && horizon.begin(2));
         assert!(!horizon.begin(3));
-        assert!(horizon.stopped());
+        assert!(Horizon::Common(horizon).stopped());
     }
 
     #[test]
     fn a_wish_to_stop_after_the_last_iteration_stops_nothing() {
         let stop = AtomicBool::new(false);
-        let horizon = Horizon::new(1, &stop);
+        let horizon = Common::new(1, &stop);
         assert!(horizon.begin(0));
         stop.store(true, Ordering::Relaxed);
         assert!(!horizon.begin(1));
-        assert!(!horizon.stopped());
+        assert!(!Horizon::Common(horizon).stopped());
     }
 
     #[test]
     fn a_run_may_be_stopped_before_it_begins() {
-        let horizon_stop = AtomicBool::new(true);
-        let horizon = Horizon::new(5, &horizon_stop);
+        let stop = AtomicBool::new(true);
+        let horizon = Common::new(5, &stop);
         assert!(!horizon.begin(0));
-        assert!(horizon.stopped());
+        assert!(Horizon::Common(horizon).stopped());
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(5);
+
+    #[test]
+    fn the_leader_draws_the_line_behind_what_it_has_granted() {
+        let (stop, never) = (AtomicBool::new(false), AtomicBool::new(false));
+        let mut wires = world(2);
+        let (mut follower, mut leader) = (wires.pop().unwrap(), wires.pop().unwrap());
+        let leads = Horizon::Led(Led::new(10, &stop, PATIENCE));
+        let follows = Horizon::Led(Led::new(10, &never, PATIENCE));
+        let mut lead = |i| leads.begin(i, &mut leader).unwrap();
+        let mut follow = |i| follows.begin(i, &mut follower).unwrap();
+        assert!(lead(0));
+        // Granted ahead: the follower need not wait for the leader's second iteration.
+        assert!(follow(0) && follow(1));
+        assert!(lead(1));
+        stop.store(true, Ordering::Relaxed);
+        assert!(lead(2), "was granted when the leader began iteration 1");
+        assert!(!lead(3));
+        assert!(follow(2) && !follow(3));
+        assert!(leads.stopped() && follows.stopped());
+    }
+
+    #[test]
+    fn all_iterations_take_place_if_nobody_wishes_otherwise() {
+        let never = AtomicBool::new(false);
+        let mut wires = world(2);
+        let (mut follower, mut leader) = (wires.pop().unwrap(), wires.pop().unwrap());
+        let [leads, follows] = [(); 2].map(|()| Horizon::Led(Led::new(3, &never, PATIENCE)));
+        assert!((0..3).all(|i| leads.begin(i, &mut leader).unwrap()));
+        assert!((0..3).all(|i| follows.begin(i, &mut follower).unwrap()));
+        assert!(!leads.begin(3, &mut leader).unwrap() && !follows.begin(3, &mut follower).unwrap());
+        assert!(!leads.stopped() && !follows.stopped());
     }
 }

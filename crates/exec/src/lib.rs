@@ -1,11 +1,11 @@
 //! Runs a plan on real ranks.
 //!
-//! [`train()`] starts every rank of a plan, and each interprets its role's program op by op: no branch
-//! here knows of a strategy, and nothing is decided that the plan has decided. Today ranks are
-//! threads of one process that talk through `paceline_comm`'s thread transport.
+//! Each rank interprets its role's program op by op: no branch here knows of a strategy, and nothing
+//! is decided that the plan has decided. [`train()`] starts every rank as a thread of this process;
+//! [`take_part`] is one rank of a world of processes, over wires that are already there.
 //!
 //! ```text
-//! train ─► rank (one thread each) ─► queue     which op may start: lanes and `after` edges
+//! train, part ─► rank             ─► queue     which op may start: lanes and `after` edges
 //!                                 ─► compute   segments on kernels
 //!                                 ─► exchange  messages and collectives, as state machines
 //!                                 ─► update    the gradient's norm and the optimizer's step
@@ -19,6 +19,7 @@
 
 mod check;
 mod compute;
+mod control;
 pub mod data;
 mod error;
 mod exchange;
@@ -28,10 +29,13 @@ mod memory;
 mod options;
 mod outcome;
 mod parameters;
+mod part;
 mod place;
 mod queue;
 mod rank;
 mod recorder;
+mod reports;
+pub mod resident;
 mod shard;
 mod train;
 mod update;
@@ -39,4 +43,5 @@ mod update;
 pub use error::{ExecError, Fault};
 pub use options::TrainOptions;
 pub use outcome::{IterationReport, Outcome, Parameters};
+pub use part::take_part;
 pub use train::train;

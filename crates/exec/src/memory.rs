@@ -1,5 +1,7 @@
 //! Where a rank's buffers lie.
 
+use crate::error::Fault;
+use paceline_comm::Transport;
 use paceline_kernels::arena::{Access, Arena, ArenaError, Span, Views};
 use paceline_plan::ids::BufferId;
 use paceline_plan::program::{Program, View};
@@ -12,9 +14,18 @@ pub(crate) struct Memory<'p> {
 }
 
 impl<'p> Memory<'p> {
-    /// Allocates what the plan asks for, all zero.
-    pub(crate) fn new(program: &'p Program) -> Result<Self, ArenaError> {
-        Ok(Self { program, arena: Arena::new(program.memory.total().0)? })
+    /// Allocates what the plan asks for, all zero; where neighbours can read it, if there are any.
+    pub(crate) fn new(program: &'p Program, transport: &mut dyn Transport) -> Result<Self, Fault> {
+        let bytes = program.memory.total().0;
+        let shared = match usize::try_from(bytes) {
+            Ok(bytes) => transport.neighbourly_memory(bytes)?,
+            Err(_) => None,
+        };
+        let arena = match shared {
+            Some(shared) => Arena::adopt(Box::new(shared)),
+            None => Arena::new(bytes)?,
+        };
+        Ok(Self { program, arena })
     }
 
     /// Its size.

@@ -27,6 +27,8 @@ pub struct Outcome {
     pub trace: Trace,
     /// The size of each rank's arena.
     pub arena_bytes: Vec<u64>,
+    /// The most memory that each rank really used, where the system tells.
+    pub peak_bytes: Option<Vec<u64>>,
     /// The loss that no model can stay below on this text.
     pub floor: f64,
     /// Whether the run was ended from outside.

@@ -82,6 +82,16 @@ impl Holding {
         Ok(Self { place, values })
     }
 
+    /// The values by bucket, for another process.
+    pub(crate) fn values(&self) -> &[Vec<f32>] {
+        &self.values
+    }
+
+    /// What another process holds.
+    pub(crate) fn of(place: Place, values: Vec<Vec<f32>>) -> Self {
+        Self { place, values }
+    }
+
     /// The values of a run of an entry that this rank holds, if it holds any.
     fn pieces<'a>(
         &'a self,

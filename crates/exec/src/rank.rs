@@ -6,6 +6,7 @@
 
 use crate::check::Kernels;
 use crate::compute::Compute;
+use crate::control::during;
 use crate::data::{Corpus, sample_start};
 use crate::error::{ExecError, Fault};
 use crate::exchange::{Exchanges, Flight};
@@ -50,6 +51,9 @@ pub(crate) struct Sight {
     /// How long the iteration took, from the end of the one before.
     pub(crate) took: Seconds,
 }
+
+/// Whoever hears what a rank sees, and may use its wires to pass it on.
+pub(crate) type Tell<'t> = dyn FnMut(Sight, &mut dyn Transport) -> Result<(), ExecError> + 't;
 
 /// What is left of a rank after its run.
 #[derive(Debug)]
@@ -119,8 +123,12 @@ impl<'a> Rank<'a> {
         let rank = transport.rank();
         let program = run.plan.program(rank);
         let place = Place::of(run.plan, rank);
+        let memory = Memory::new(program, transport).map_err(|source| match source {
+            Fault::Comm(source) => ExecError::Control { rank, doing: "making its memory", source },
+            Fault::Arena(source) => ExecError::Memory { rank, source },
+            Fault::NoPeer => unreachable!("memory has no peers"),
+        })?;
         let refused = |source| ExecError::Memory { rank, source };
-        let memory = Memory::new(program).map_err(refused)?;
         parameters::initialise(&memory, place, program, run.options.seed).map_err(refused)?;
         let mut flights = Vec::new();
         flights.resize_with(program.lanes.len(), || None);
@@ -139,13 +147,13 @@ impl<'a> Rank<'a> {
     }
 
     /// Runs the whole program. `tell` hears of every iteration.
-    pub(crate) fn work(&mut self, tell: &mut dyn FnMut(Sight)) -> Result<(), ExecError> {
+    pub(crate) fn work(&mut self, tell: &mut Tell<'_>) -> Result<(), ExecError> {
         self.once(&self.program.prologue, SectionOf::Prologue, 0)?;
         let lanes = self.program.lanes.len();
         let mut body = Queue::new(&self.program.body, lanes, &self.program.in_flight);
         let mut iteration = 0;
         let mut ended = self.recorder.now();
-        while self.run.horizon.begin(iteration) {
+        while self.begin_iteration(iteration)? {
             body.open();
             self.drive(&mut body, SectionOf::Body, 0, Queue::is_complete)?;
             let sight = self.sight(iteration, &mut ended)?;
@@ -153,10 +161,15 @@ impl<'a> Rank<'a> {
             if let Some(loss) = sight.loss.filter(|loss| !loss.is_finite()) {
                 return Err(ExecError::Diverged { iteration, loss });
             }
-            tell(sight);
+            tell(sight, self.transport)?;
         }
         self.drive(&mut body, SectionOf::Body, 0, Queue::is_drained)?;
         self.once(&self.program.epilogue, SectionOf::Epilogue, iteration.saturating_sub(1))
+    }
+
+    fn begin_iteration(&mut self, iteration: u32) -> Result<bool, ExecError> {
+        let begun = self.run.horizon.begin(iteration, self.transport);
+        begun.map_err(during(self.place.rank, "asking how far to go"))
     }
 
     /// Takes the rank apart.

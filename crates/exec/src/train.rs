@@ -3,18 +3,19 @@
 use crate::check;
 use crate::data::Corpus;
 use crate::error::ExecError;
-use crate::horizon::Horizon;
+use crate::horizon::{Common, Horizon};
 use crate::options::TrainOptions;
 use crate::outcome::{IterationReport, Outcome};
 use crate::parameters;
-use crate::rank::{Rank, Remains, Run, Sight};
+use crate::rank::{Rank, Remains, Run, Sight, Tell};
+use crate::reports::Reports;
+use crate::resident::Resident;
 use paceline_comm::Transport;
 use paceline_comm::thread::{self as wires, ThreadTransport};
-use paceline_plan::ids::{Rank as RankId, RoleId};
-use paceline_plan::program::{Outputs, Plan};
+use paceline_plan::ids::Rank as RankId;
+use paceline_plan::program::Plan;
 use paceline_plan::trace::{Origin, TraceBuilder};
 use std::any::Any;
-use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{OnceLock, mpsc};
 use std::thread;
@@ -39,9 +40,10 @@ pub fn train(
         kernels: &kernels,
         corpus: &corpus,
         vocab,
-        horizon: Horizon::new(options.iterations, &options.stop),
+        horizon: Horizon::Common(Common::new(options.iterations, &options.stop)),
         clock: Instant::now(),
     };
+    let resident = Resident::start();
     let cause = OnceLock::new();
     let mut reports = Reports::new(plan);
     // What goes wrong with a thread itself comes before anything that ranks say about each other.
@@ -87,7 +89,7 @@ pub fn train(
     });
     match broken.or(cause.into_inner()) {
         Some(cause) => Err(cause),
-        None => outcome(&run, reports, remains),
+        None => outcome(&run, reports, remains, &resident),
     }
 }
 
@@ -118,10 +120,22 @@ fn attempt(
     tell: &mpsc::Sender<(RankId, Sight)>,
 ) -> Result<Remains, ExecError> {
     let id = transport.rank();
+    run_rank(run, transport, &mut |sight, _| {
+        // If nobody listens any more, the run is over anyway.
+        let _ = tell.send((id, sight));
+        Ok(())
+    })
+}
+
+/// Runs one rank's whole program. A panic is an error that says where.
+pub(crate) fn run_rank(
+    run: &Run<'_>,
+    transport: &mut dyn Transport,
+    tell: &mut Tell<'_>,
+) -> Result<Remains, ExecError> {
+    let id = transport.rank();
     let mut rank = Rank::new(run, transport)?;
-    // If nobody listens any more, the run is over anyway.
-    let mut tell = |sight| _ = tell.send((id, sight));
-    let worked = catch_unwind(AssertUnwindSafe(|| rank.work(&mut tell)));
+    let worked = catch_unwind(AssertUnwindSafe(|| rank.work(tell)));
     worked.unwrap_or_else(|panic| {
         let (iteration, op) = rank.whereabouts();
         let message = message(panic.as_ref());
@@ -136,72 +150,12 @@ fn message(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panicked".into())
 }
 
-/// Puts together what each rank sees of an iteration.
-struct Reports {
-    /// The rank that speaks for the loss, and the one that speaks for the norm.
-    loss: Option<RankId>,
-    norm: Option<RankId>,
-    tokens: u64,
-    /// What is known of iterations that are not complete.
-    open: BTreeMap<u32, Open>,
-    done: Vec<IterationReport>,
-}
-
-#[derive(Default)]
-struct Open {
-    /// The sum of the losses, and how long the iteration took.
-    loss: Option<(f32, f64)>,
-    norm: Option<f32>,
-}
-
-impl Reports {
-    fn new(plan: &Plan) -> Self {
-        let first = |has: fn(&Outputs) -> bool| {
-            let role = plan.programs.iter().position(|program| has(&program.outputs));
-            role.map(|role| plan.representative(RoleId::from(role)))
-        };
-        Self {
-            loss: first(|outputs| outputs.loss.is_some()),
-            norm: first(|outputs| outputs.norm.is_some()),
-            tokens: plan.strategy.tokens(),
-            open: BTreeMap::new(),
-            done: Vec::new(),
-        }
-    }
-
-    /// Takes in what a rank saw, and gives the iterations that this completes.
-    fn hear(&mut self, rank: RankId, sight: Sight) -> Vec<IterationReport> {
-        if self.loss != Some(rank) && self.norm != Some(rank) {
-            return Vec::new();
-        }
-        let open = self.open.entry(sight.iteration).or_default();
-        if self.loss == Some(rank) {
-            open.loss = sight.loss.map(|loss| (loss, sight.took.0));
-        }
-        if self.norm == Some(rank) {
-            open.norm = sight.norm;
-        }
-        let mut complete = Vec::new();
-        while let Some(entry) = self.open.first_entry() {
-            let (Some((sum, seconds)), norm) = (entry.get().loss, entry.get().norm) else { break };
-            if norm.is_none() && self.norm.is_some() {
-                break;
-            }
-            let iteration = entry.remove_entry().0;
-            complete.push(IterationReport {
-                iteration: iteration + 1,
-                loss: sum / self.tokens as f32,
-                grad_norm: norm.unwrap_or(f32::NAN),
-                seconds,
-                tokens_per_s: self.tokens as f64 / seconds,
-            });
-        }
-        self.done.extend(&complete);
-        complete
-    }
-}
-
-fn outcome(run: &Run<'_>, reports: Reports, remains: Vec<Remains>) -> Result<Outcome, ExecError> {
+fn outcome(
+    run: &Run<'_>,
+    reports: Reports,
+    remains: Vec<Remains>,
+    resident: &Resident,
+) -> Result<Outcome, ExecError> {
     let plan = run.plan;
     let title = format!("{} on {} ranks", plan.model, plan.mesh.world());
     let mut trace = TraceBuilder::new(Origin::Measured, title, plan.mesh.world());
@@ -214,10 +168,12 @@ fn outcome(run: &Run<'_>, reports: Reports, remains: Vec<Remains>) -> Result<Out
     });
     let parameters =
         if run.options.keep_parameters { Some(parameters::assemble(held)?) } else { None };
+    let arena_bytes: Vec<u64> = remains.iter().map(|remains| remains.arena_bytes).collect();
     Ok(Outcome {
         iterations: reports.done,
         trace: trace.finish(),
-        arena_bytes: remains.iter().map(|remains| remains.arena_bytes).collect(),
+        peak_bytes: resident.per_rank(&arena_bytes),
+        arena_bytes,
         floor: run.corpus.floor_for(plan.strategy.seq),
         stopped: run.horizon.stopped(),
         parameters,

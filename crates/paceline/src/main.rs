@@ -18,7 +18,6 @@ mod flags;
 mod output;
 mod overview;
 mod report;
-mod resident;
 
 use std::io::Write;
 use std::process::ExitCode;

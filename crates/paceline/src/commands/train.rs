@@ -11,10 +11,9 @@ use crate::output::{
 };
 use crate::overview::{facts, warnings};
 use crate::report::breakdown_table;
-use crate::resident::{self, Resident};
 use clap::Args;
 use paceline_exec::data::Corpus;
-use paceline_exec::{IterationReport, TrainOptions};
+use paceline_exec::{IterationReport, TrainOptions, resident};
 use paceline_plan::DType;
 use paceline_plan::collective::Order;
 use paceline_plan::ids::Rank;
@@ -123,7 +122,6 @@ impl Job {
         self.announce(&record, output)?;
 
         let (stop, progress) = (stop_on_interrupt(output), self.progress(&record));
-        let resident = Resident::start();
         let mut listener_left = false;
         let trained = paceline_exec::train(&self.plan, &self.options(&stop), &mut |iteration| {
             progress.advance(iteration.iteration, iteration.loss, iteration.tokens_per_s);
@@ -141,6 +139,7 @@ impl Job {
                 record.stopped = outcome.stopped;
                 record.floor = Some(outcome.floor);
                 record.planned_peak_bytes = outcome.arena_bytes;
+                record.peak_bytes = outcome.peak_bytes;
                 (Some(outcome.trace), None)
             }
             Err(error) => {
@@ -148,7 +147,6 @@ impl Job {
                 (None, Some(Failure::from(error)))
             }
         };
-        record.peak_bytes = resident.per_rank(&record.planned_peak_bytes);
         self.conclude(&mut record);
         write_files(&directory, &mut record, predicted.as_ref(), measured.as_ref())?;
         if let Some(failure) = failure {

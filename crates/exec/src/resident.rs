@@ -1,8 +1,9 @@
-//! How much memory the process has really used.
+//! How much memory a process has really used.
 
 use std::fs;
 
 /// A measurement that runs from its start to its end.
+#[derive(Debug)]
 pub(crate) struct Resident {
     before: Option<u64>,
 }
@@ -16,12 +17,17 @@ impl Resident {
         Self { before: status("VmRSS:") }
     }
 
-    /// The most that became resident since, shared among ranks in proportion to what each planned;
-    /// none where the system does not tell.
-    ///
-    /// Ranks are threads of one process, so that only their sum can be measured.
+    /// The most that became resident since; none where the system does not tell. `own` is how much
+    /// memory this process shares with others: what it has mapped beyond that is theirs.
+    pub(crate) fn grown(&self, own: u64) -> Option<u64> {
+        let theirs = status("RssShmem:").unwrap_or(0).saturating_sub(own);
+        Some(status("VmHWM:")?.saturating_sub(theirs).saturating_sub(self.before?))
+    }
+
+    /// The same, shared among ranks in proportion to what each planned: of ranks that are threads of
+    /// one process only the sum can be measured.
     pub(crate) fn per_rank(&self, planned: &[u64]) -> Option<Vec<u64>> {
-        let grown = status("VmHWM:")?.saturating_sub(self.before?);
+        let grown = self.grown(0)?;
         let total: u128 = planned.iter().map(|bytes| u128::from(*bytes)).sum();
         let share = |bytes: &u64| match total {
             0 => grown / planned.len().max(1) as u64,
@@ -32,7 +38,7 @@ impl Resident {
 }
 
 /// Memory that the system could give to a process now; none where it does not tell.
-pub(crate) fn available() -> Option<u64> {
+pub fn available() -> Option<u64> {
     field("/proc/meminfo", "MemAvailable:")
 }
 

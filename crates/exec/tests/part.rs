@@ -1,0 +1,99 @@
+//! Ranks that share nothing but wires come to the same end as threads that share a process.
+
+mod common;
+
+use common::{bits, options, plan, strategy, tiny_gpt};
+use paceline_comm::Transport;
+use paceline_comm::thread::world;
+use paceline_exec::{Outcome, TrainOptions, take_part, train};
+use paceline_plan::ids::Rank;
+use paceline_plan::program::Plan;
+use paceline_plan::strategy::{Strategy, Sync};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Runs every rank by itself; what rank 0 has at the end, and the losses it was told of.
+fn apart(plan: &Plan, options: &TrainOptions) -> (Outcome, Vec<u32>) {
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = world(plan.mesh.world())
+            .into_iter()
+            .map(|mut wires| {
+                // Only the leader's wish to stop may count.
+                let mut options = options.clone();
+                if wires.rank() != Rank(0) {
+                    options.stop = Arc::default();
+                }
+                scope.spawn(move || {
+                    let mut told = Vec::new();
+                    let part = take_part(plan, &options, &mut wires, &mut |report| {
+                        told.push(report.loss.to_bits());
+                    });
+                    (part.unwrap(), told, wires)
+                })
+            })
+            .collect();
+        let mut ends: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+        assert!(ends[1..].iter().all(|(outcome, told, _)| outcome.is_none() && told.is_empty()));
+        let (outcome, told, _) = ends.swap_remove(0);
+        (outcome.unwrap(), told)
+    })
+}
+
+#[test]
+fn the_bits_are_those_of_threads() {
+    let model = tiny_gpt(true);
+    for layout in [
+        strategy(8, 2, 4),
+        Strategy { dp: 2, pp: 2, ..strategy(8, 1, 4) },
+        Strategy { tp: 2, pp: 2, ..strategy(8, 1, 4) },
+        Strategy { dp: 2, sync: Sync::Servers(2), ..strategy(8, 1, 4) },
+    ] {
+        let (plan, options) = (plan(&model, &layout), options(5));
+        let together = train(&plan, &options, &mut |_| {}).unwrap();
+        let (found, told) = apart(&plan, &options);
+        assert_eq!(bits(&found), bits(&together), "{layout:?}");
+        assert_eq!(told, together.iterations.iter().map(|i| i.loss.to_bits()).collect::<Vec<_>>());
+        assert_eq!(found.parameters, together.parameters, "{layout:?}");
+        assert_eq!(found.arena_bytes, together.arena_bytes);
+        // Every rank's spans have arrived, and the ops are the same.
+        let ops = |outcome: &Outcome| {
+            let mut ops: Vec<_> = outcome
+                .trace
+                .spans
+                .iter()
+                .map(|span| (span.rank, span.iteration, span.op))
+                .collect();
+            ops.sort_unstable();
+            ops.dedup();
+            ops
+        };
+        assert_eq!(ops(&found), ops(&together));
+    }
+}
+
+#[test]
+fn the_leaders_wish_stops_all() {
+    let plan = plan(&tiny_gpt(true), &Strategy { dp: 2, ..strategy(8, 1, 2) });
+    let options = TrainOptions { iterations: 1000, ..options(1000) };
+    let stop = Arc::clone(&options.stop);
+    let wish = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        stop.store(true, Ordering::Relaxed);
+    });
+    let (outcome, told) = apart(&plan, &options);
+    wish.join().unwrap();
+    assert!(outcome.stopped && told.len() < 1000, "{} iterations", told.len());
+    assert_eq!(told.len(), outcome.iterations.len());
+}
+
+#[test]
+fn a_rank_that_cannot_start_takes_the_others_with_it() {
+    let plan = plan(&tiny_gpt(true), &Strategy { dp: 2, ..strategy(8, 1, 2) });
+    let mut wires = world(2);
+    let (mut second, mut first) = (wires.pop().unwrap(), wires.pop().unwrap());
+    let wrong = TrainOptions { lr: f64::NAN, ..options(3) };
+    let cause = take_part(&plan, &wrong, &mut second, &mut |_| {}).unwrap_err().to_string();
+    assert!(cause.starts_with("--lr is NaN"), "{cause}");
+    let echo = take_part(&plan, &options(3), &mut first, &mut |_| {}).unwrap_err().to_string();
+    assert!(echo.contains("rank 1 failed: --lr is NaN"), "{echo}");
+}
