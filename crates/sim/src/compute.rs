@@ -11,9 +11,12 @@
 //! host cannot keep up, the segment takes as long as the host does.
 
 mod attention;
+mod measured;
 mod product;
 mod traffic;
 mod update;
+
+pub use measured::{KernelUse, accumulate_kernel, kernel, step_kernel};
 
 use crate::cluster::Device;
 use crate::profile::{Kernels, Profile};

@@ -17,6 +17,7 @@
 
 mod device;
 mod dimension;
+pub mod measured;
 mod parse;
 pub mod preset;
 mod print;
@@ -24,6 +25,7 @@ mod quantity;
 
 pub use device::{Device, FlopsPerSec, Peak};
 pub use dimension::{Dimension, DimensionKind, GraphLink, Tree};
+pub use measured::Measured;
 pub use parse::{ClusterErrors, ClusterProblem};
 
 use paceline_plan::ids::Rank;
@@ -47,6 +49,8 @@ pub struct Cluster {
     pub device: Device,
     /// The layers of the network, innermost first.
     pub dimensions: Vec<Dimension>,
+    /// What was measured on a host like these; it replaces the model where it can answer.
+    pub measured: Option<Measured>,
 }
 
 /// A host of a cluster, counted in rank order.

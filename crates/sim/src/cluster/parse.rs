@@ -40,6 +40,10 @@
 //! A graph adds `links = [{ between = [0, 1], width = 2 }, …]`, each link with a `bandwidth` or
 //! `latency` of its own where they differ, and `switches = 2` for points 'size' and 'size + 1'
 //! that have no device.
+//!
+//! What `paceline calibrate` measured stands in a `[measured]` table; see `measured`.
+
+mod measured;
 
 use super::quantity::{self, FLOPS, Quantity, RATE, TIME};
 use super::{Cluster, Device, Dimension, DimensionKind, FlopsPerSec, GraphLink, Peak, Tree};
@@ -151,7 +155,7 @@ struct Reader<'t> {
 impl Reader<'_> {
     fn cluster(&mut self, table: &DeTable<'_>) -> Option<Cluster> {
         let file = Section { table, label: "the file".into(), span: 0..0 };
-        self.known_keys(&file, &["name", "hosts", "device", "dimension"]);
+        self.known_keys(&file, &["name", "hosts", "device", "dimension", "measured"]);
         let name = self.required(&file, "name", "\"my-cluster\"", text);
         let hosts = self.required(&file, "hosts", "1", count);
         let device = match self.table(&file, "device", "[device]") {
@@ -159,8 +163,14 @@ impl Reader<'_> {
             None => None,
         };
         let dimensions = self.dimensions(&file);
-        let cluster =
-            Cluster { name: name?, hosts: hosts?, device: device?, dimensions: dimensions? };
+        let measured = self.measured(&file);
+        let cluster = Cluster {
+            name: name?,
+            hosts: hosts?,
+            device: device?,
+            dimensions: dimensions?,
+            measured: measured?,
+        };
         let (devices, hosts) = (cluster.devices(), u64::from(cluster.hosts));
         if devices > Cluster::MAX_DEVICES {
             let what = format!("the dimensions' sizes multiply to {devices} devices");

@@ -1,5 +1,7 @@
 //! A cluster as text: the file that describes it, and the lines a person reads.
 
+mod measured;
+
 use super::quantity::{self, FLOPS, RATE, TIME};
 use super::{Cluster, Device, Dimension, DimensionKind, FlopsPerSec, GraphLink, Peak, Tree};
 use std::fmt::Write;
@@ -45,7 +47,8 @@ impl Cluster {
         for (name, rate) in rates(peak) {
             writeln!(out, "{name} = \"{}\"", FLOPS.write(rate.0))?;
         }
-        self.dimensions.iter().try_for_each(|dimension| write_dimension(out, dimension))
+        self.dimensions.iter().try_for_each(|dimension| write_dimension(out, dimension))?;
+        self.measured.iter().try_for_each(|table| measured::write(out, table))
     }
 
     fn write_summary(&self, out: &mut String) -> std::fmt::Result {

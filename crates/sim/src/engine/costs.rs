@@ -1,13 +1,15 @@
 //! How long each op of a plan takes once it has started: every template and every call once.
 
 use super::beside;
+use super::measured::{self, Taken};
+use super::sharing::Host;
 use crate::cluster::Cluster;
 use crate::compute::Roofline;
 use crate::error::SimError;
 use crate::network::{Network, NoPath, Vector};
 use crate::profile::Profile;
 use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern, resolve};
-use paceline_plan::ids::{GroupId, Rank, RoleId};
+use paceline_plan::ids::{GroupId, OpId, Rank, RoleId};
 use paceline_plan::mesh::{Axis, GroupKind};
 use paceline_plan::program::{AccumulateMode, Call, Op, Plan, Program, View};
 use paceline_plan::units::{Bytes, Seconds};
@@ -27,6 +29,18 @@ pub struct Costs<'a> {
     slowdown: Vec<f64>,
     /// Whether everything that a rank does by itself takes no time.
     instant: bool,
+    /// Where the host was measured.
+    measured: Option<Taking>,
+}
+
+/// Measured durations.
+#[derive(Clone)]
+struct Taking {
+    host: Host,
+    /// By role and op.
+    taken: Vec<Vec<Taken>>,
+    /// How many times longer ops take for what runs beside them.
+    stretches: Vec<Vec<f64>>,
 }
 
 /// What makes two calls of one role take equally long.
@@ -55,7 +69,14 @@ impl<'a> Costs<'a> {
             .map(|program| beside::slowdown(plan, program, profile, &roofline, &templates))
             .map(|slowdown| slowdown * beside::slowest(ranks))
             .collect();
-        Ok(Self { plan, roofline, profile, templates, calls, slowdown, instant: false })
+        let measured = cluster.measured.as_ref().map(|table| {
+            let taken = measured::durations(plan, table, &roofline);
+            let stretches = taken.iter().map(|ops| vec![1.0; ops.len()]).collect();
+            let hosts = u64::from(plan.mesh.world()).div_ceil(cluster.devices_per_host());
+            let host = Host { cores: f64::from(table.cores), count: hosts as f64 };
+            Taking { host, taken, stretches }
+        });
+        Ok(Self { plan, roofline, profile, templates, calls, slowdown, instant: false, measured })
     }
 
     /// The same with computation that takes no time.
@@ -70,10 +91,16 @@ impl<'a> Costs<'a> {
     }
 
     /// How long an op takes from its start, if it meets nobody.
-    pub(super) fn op(&self, role: RoleId, op: &Op) -> Seconds {
+    pub(super) fn op(&self, role: RoleId, id: OpId, op: &Op) -> Seconds {
         let program = &self.plan.programs[role.index()];
+        let taken = self.measured.as_ref().map(|measured| {
+            let (role, id) = (role.index(), id.index());
+            (Seconds(measured.taken[role][id].alone), measured.stretches[role][id])
+        });
         match op {
-            Op::Load { .. } | Op::Free { .. } => Seconds::ZERO,
+            Op::Free { .. } => Seconds::ZERO,
+            Op::Load { .. } if !self.instant => taken.map_or(Seconds::ZERO, |(t, s)| t * s),
+            Op::Load { .. } => Seconds::ZERO,
             Op::Compute { .. }
             | Op::Accumulate { .. }
             | Op::Step { .. }
@@ -83,6 +110,15 @@ impl<'a> Costs<'a> {
             {
                 Seconds::ZERO
             }
+            Op::Compute { .. }
+            | Op::Accumulate { .. }
+            | Op::Step { .. }
+            | Op::Stash { .. }
+            | Op::Restore { .. }
+                if let Some((time, stretch)) = taken =>
+            {
+                time * stretch
+            }
             Op::Compute { segment, .. } => {
                 let alone = self.templates[program.segment(*segment).template as usize];
                 alone * self.slowdown[role.index()]
@@ -90,7 +126,10 @@ impl<'a> Costs<'a> {
             Op::Collective { call, .. } => {
                 let alone = self.calls[role.index()][call.index()];
                 let call = program.call(*call);
-                beside::exchange(self.plan, call, self.profile, &self.roofline, alone)
+                match taken {
+                    Some((_, stretch)) => alone * stretch,
+                    None => beside::exchange(self.plan, call, self.profile, &self.roofline, alone),
+                }
             }
             Op::Accumulate { from, mode, .. } => self.roofline.accumulate(program, from, *mode),
             Op::Step { bucket } => {
@@ -104,6 +143,24 @@ impl<'a> Costs<'a> {
             }
             // These take their time where they meet others; see `meetings`.
             Op::Send { .. } | Op::Recv { .. } | Op::Serve { .. } => Seconds::ZERO,
+        }
+    }
+
+    /// The host that ranks share, where it was measured.
+    pub(super) fn shared_host(&self) -> Option<Host> {
+        self.measured.as_ref().map(|measured| measured.host)
+    }
+
+    /// How many times longer a measured op takes when every core is busy.
+    pub(super) fn together(&self, role: RoleId, op: OpId) -> f64 {
+        let taken = self.measured.as_ref().map(|m| m.taken[role.index()][op.index()]);
+        taken.filter(|t| t.alone > 0.0).map_or(1.0, |t| t.together / t.alone)
+    }
+
+    /// Sets how many times longer measured ops take, by role and op.
+    pub(super) fn stretch(&mut self, stretches: Vec<Vec<f64>>) {
+        if let Some(measured) = &mut self.measured {
+            measured.stretches = stretches;
         }
     }
 

@@ -192,7 +192,7 @@ impl<'a> Run<'a> {
         }
         let meetings = self.meetings.of(head);
         if meetings.is_empty() {
-            let duration = self.costs.op(role, &body.nodes[op.index()].op);
+            let duration = self.costs.op(role, op, &body.nodes[op.index()].op);
             let end = posted + duration.0;
             self.finish(head, posted, end, end);
             return true;

@@ -294,7 +294,7 @@ impl Finder<'_> {
                 for (&role, calls) in roles.iter().zip(&calls) {
                     let Some(&op) = calls.get(k) else { continue };
                     let node = &self.plan.programs[role.index()].body.nodes[op.index()];
-                    duration = duration.max(self.costs.op(role, &node.op));
+                    duration = duration.max(self.costs.op(role, op, &node.op));
                     together.push(self.ops.number(role, op));
                 }
                 self.found.push(&together, roles.len() as u32, duration);

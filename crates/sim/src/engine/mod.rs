@@ -11,6 +11,9 @@
 //! depend on nothing but those of ops that ended before, so a worklist of lanes finds them in any
 //! order: no queue of events, and the same result whatever the order.
 //!
+//! **Measured hosts.** Where ranks share cores, an op's time depends on what runs beside it, so the
+//! run is repeated until the two agree (`sharing`).
+//!
 //! The body is run once, from a standing start. No plan leaves ops in flight into the next
 //! iteration yet; one that does is timed as if the next iteration waited for them.
 
@@ -19,7 +22,10 @@ mod beside;
 mod costs;
 pub mod flow;
 mod lanes;
+mod measured;
 mod meetings;
+mod reuse;
+mod sharing;
 
 pub use ahead::ahead;
 pub use costs::Costs;
@@ -39,8 +45,21 @@ use paceline_plan::validate::describe;
 pub fn run(plan: &Plan, costs: &Costs<'_>, network: &dyn Network) -> Result<Timeline, SimError> {
     let ops = Numbering::new(plan);
     let meetings = meetings::find(plan, &ops, costs, network)?;
-    lanes::run(plan, ops, &meetings, costs)
+    let mut timeline = lanes::run(plan, ops, &meetings, costs)?;
+    let Some(host) = costs.shared_host() else { return Ok(timeline) };
+    // Each pass follows what the one before found beside each op; the first few settle it.
+    let mut costs = costs.clone();
+    for _ in 0..SETTLING {
+        costs.stretch(sharing::stretches(plan, &costs, &timeline, host));
+        let ops = Numbering::new(plan);
+        let meetings = meetings::find(plan, &ops, &costs, network)?;
+        timeline = lanes::run(plan, ops, &meetings, &costs)?;
+    }
+    Ok(timeline)
 }
+
+/// Passes after which durations and what runs beside them agree to a percent or so.
+const SETTLING: u32 = 6;
 
 /// Who meets whom in [`run`], for those who ask why an op started when it did.
 pub(crate) fn meetings(

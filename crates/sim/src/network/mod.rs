@@ -2,18 +2,21 @@
 //!
 //! The engine decides when a message or a collective starts; a [`Network`] says how long it takes
 //! from there. [`Analytic`] answers from the topology alone, as if nothing else were under way.
-//! [`Nccl`] answers as that library would where a plan leaves the algorithm open. [`mod@flow`]
+//! [`Nccl`] answers as that library would where a plan leaves the algorithm open, [`Measured`] from
+//! what exchanges took on this machine. [`mod@flow`]
 //! follows what is under way at once as it shares links.
 
 mod analytic;
 pub mod flow;
 mod kind;
+mod measured;
 mod nccl;
 
 pub use analytic::Analytic;
 pub(crate) use analytic::all_links;
 pub use flow::Flow;
 pub use kind::{NetworkKind, UnknownNetwork};
+pub use measured::Measured;
 pub use nccl::Nccl;
 
 use crate::cluster::Cluster;
@@ -50,8 +53,17 @@ pub trait Network {
     }
 }
 
-/// The network of a cluster as a library uses it, by latency and bandwidth alone.
+/// The network of a cluster as a library uses it, by what was measured where all stand on one host,
+/// and by latency and bandwidth alone elsewhere.
 pub fn of_library(library: Library, cluster: &Cluster) -> Box<dyn Network + '_> {
+    let wire = cluster.measured.as_ref().and_then(|measured| measured.wires.first());
+    match wire.filter(|_| cluster.hosts == 1) {
+        Some(wire) => Box::new(Measured::new(wire, modelled(library, cluster))),
+        None => modelled(library, cluster),
+    }
+}
+
+fn modelled(library: Library, cluster: &Cluster) -> Box<dyn Network + '_> {
     match library {
         Library::Steps => Box::new(Analytic::new(cluster)),
         Library::Nccl => match Nccl::new(cluster) {

@@ -349,7 +349,7 @@ fn cluster() -> impl Strategy<Value = Cluster> {
             })
             .collect();
         let hosts = if many { dimensions[0].size } else { 1 };
-        Cluster { name, hosts, device, dimensions }
+        Cluster { name, hosts, device, dimensions, measured: None }
     })
 }
 

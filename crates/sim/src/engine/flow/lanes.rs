@@ -177,7 +177,7 @@ impl<'a> Run<'a> {
         match self.meetings.of[head as usize] {
             NONE if self.serves(role, head) => self.serve(role, head, posted),
             NONE => {
-                let duration = self.costs.op(role, &body.nodes[op.index()].op);
+                let duration = self.costs.op(role, op, &body.nodes[op.index()].op);
                 self.finish(head, posted, posted + duration.0);
                 return true;
             }

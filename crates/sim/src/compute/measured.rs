@@ -1,0 +1,136 @@
+//! What an operator is called in a table of measured kernels, and by what its time is told.
+
+use super::Roofline;
+use paceline_plan::DType;
+use paceline_plan::graph::{ActivationKind, NormKind, OpKind, Part};
+use paceline_plan::program::{AccumulateMode, LocalOp, Template};
+use paceline_plan::strategy::OptimizerKind;
+use paceline_plan::units::Seconds;
+
+/// One use of a kernel: which one, on what shape, and how much work that is.
+///
+/// Whoever measures a kernel and whoever looks it up ask here, so that they mean the same.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelUse {
+    /// The operator and the part of its gradient: `linear.forward`, `norm.layer.weight`.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// What the time per unit of work depends on: of a product its tokens, inputs and outputs; of
+    /// attention its heads over all sequences, the tokens of one and the width of a head; of
+    /// everything else, which is bound by memory, the rows and the width of its largest operand.
+    pub shape: Vec<u64>,
+    /// Operations of a product or of attention, bytes of everything else.
+    pub work: f64,
+}
+
+/// The kernel that an operator of a template runs.
+pub fn kernel(template: &Template, op: &LocalOp) -> KernelUse {
+    let operand = |&i: &u16| &template.operands[usize::from(i)];
+    let operands = || op.inputs.iter().chain(&op.params).chain(&op.outputs).map(operand);
+    let cost = template.cost(op);
+    let first = op.inputs.first().map_or([1, 1], |i| operand(i).dims);
+    let of_memory = || {
+        let largest = operands().max_by_key(|operand| operand.elements());
+        (largest.map_or_else(|| vec![1, 1], |operand| operand.dims.to_vec()), cost.bytes.as_f64())
+    };
+    let (shape, work) = match op.kind {
+        OpKind::Linear { .. } | OpKind::ExpertLinear { .. } => {
+            let [outputs, inputs] = op.params.first().map_or([1, 1], |i| operand(i).dims);
+            (vec![first[0], inputs, outputs], cost.matrix.0)
+        }
+        OpKind::Attention { heads, seq } => {
+            let sequences = first[0] / seq.max(1);
+            (vec![sequences.saturating_mul(heads.heads), seq, heads.head_dim], cost.matrix.0)
+        }
+        OpKind::AttentionBlock { heads, queries, keys } => {
+            let sequences = first[0] / queries.max(1);
+            (vec![sequences.saturating_mul(heads.heads), keys, heads.head_dim], cost.matrix.0)
+        }
+        OpKind::Embedding
+        | OpKind::Position
+        | OpKind::Norm { .. }
+        | OpKind::Bias
+        | OpKind::Rope { .. }
+        | OpKind::Activation { .. }
+        | OpKind::SwiGlu
+        | OpKind::Add
+        | OpKind::RowMax
+        | OpKind::SoftmaxStats
+        | OpKind::CrossEntropy { .. }
+        | OpKind::Route { .. }
+        | OpKind::Dispatch { .. }
+        | OpKind::Combine { .. }
+        | OpKind::BlockSquares { .. }
+        | OpKind::TensorSquares
+        | OpKind::Norm2 => of_memory(),
+    };
+    let part = match op.part {
+        Part::Forward => "forward",
+        Part::InputGradient => "input",
+        Part::WeightGradient => "weight",
+    };
+    let float = operands().map(|operand| operand.dtype).find(|&dtype| dtype != DType::U32);
+    KernelUse {
+        name: format!("{}.{part}", name(&op.kind)),
+        dtype: float.unwrap_or(DType::F32),
+        shape,
+        work: work.max(1.0),
+    }
+}
+
+/// The optimizer's step on so many elements.
+pub fn step_kernel(optimizer: OptimizerKind, dtype: DType, elements: u64) -> KernelUse {
+    let rule = match optimizer {
+        OptimizerKind::Sgd => "sgd",
+        OptimizerKind::Momentum => "momentum",
+        OptimizerKind::AdamW => "adamw",
+    };
+    let (name, work) = (format!("step.{rule}"), elements.max(1) as f64);
+    KernelUse { name, dtype, shape: vec![elements], work }
+}
+
+/// A sum or copy of so many elements.
+pub fn accumulate_kernel(mode: AccumulateMode, dtype: DType, elements: u64) -> KernelUse {
+    let name = match mode {
+        AccumulateMode::Add => "accumulate.add",
+        AccumulateMode::Move => "accumulate.move",
+    };
+    KernelUse { name: name.into(), dtype, shape: vec![elements], work: elements.max(1) as f64 }
+}
+
+fn name(kind: &OpKind) -> &'static str {
+    match kind {
+        OpKind::Linear { .. } => "linear",
+        OpKind::Norm { norm: NormKind::Layer, .. } => "norm.layer",
+        OpKind::Norm { norm: NormKind::Rms, .. } => "norm.rms",
+        OpKind::Activation { function: ActivationKind::Gelu } => "gelu",
+        OpKind::Activation { function: ActivationKind::Relu } => "relu",
+        OpKind::Activation { function: ActivationKind::SquaredRelu } => "squared_relu",
+        OpKind::Embedding
+        | OpKind::Position
+        | OpKind::Bias
+        | OpKind::Rope { .. }
+        | OpKind::Attention { .. }
+        | OpKind::AttentionBlock { .. }
+        | OpKind::SwiGlu
+        | OpKind::Add
+        | OpKind::RowMax
+        | OpKind::SoftmaxStats
+        | OpKind::CrossEntropy { .. }
+        | OpKind::Route { .. }
+        | OpKind::Dispatch { .. }
+        | OpKind::ExpertLinear { .. }
+        | OpKind::Combine { .. }
+        | OpKind::BlockSquares { .. }
+        | OpKind::TensorSquares
+        | OpKind::Norm2 => kind.name(),
+    }
+}
+
+impl Roofline<'_> {
+    /// One operator by itself, for a table that lacks it.
+    pub(crate) fn unmeasured(&self, template: &Template, op: &LocalOp) -> Seconds {
+        Seconds(self.operator(template, op).device)
+    }
+}

@@ -1,0 +1,145 @@
+//! How long ago memory was touched, counted in bytes: what decides which cache still has it.
+
+use paceline_plan::ids::BufferId;
+use paceline_plan::program::{Program, View};
+use std::collections::BTreeMap;
+
+/// A run of elements: buffer, copy, first element.
+type Place = (BufferId, u64, u64);
+
+/// Memory in the order in which it was last touched.
+///
+/// The distance of an access is what an endless, perfect cache would have had to hold to still have
+/// it: the different bytes touched since (Mattson et al., "Evaluation techniques for storage
+/// hierarchies", 1970).
+#[derive(Debug, Default)]
+pub(super) struct Reuse {
+    clock: u64,
+    last: BTreeMap<Place, Touched>,
+    by_time: BTreeMap<u64, f64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Touched {
+    at: u64,
+    elements: u64,
+    bytes: f64,
+}
+
+/// No cache is larger: farther than this is memory, and nobody counts on.
+const FAR: f64 = (1u64 << 32) as f64;
+
+/// A part of an access, and how far back its last one lies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Access {
+    pub(super) bytes: f64,
+    /// Endless for what was never touched.
+    pub(super) distance: f64,
+}
+
+impl Reuse {
+    /// Touches a view in the copy of a running microbatch, and says how far back each part lies.
+    pub(super) fn touch(&mut self, program: &Program, view: &View, running: u64) -> Vec<Access> {
+        let buffer = program.buffer(view.buffer);
+        let (size, copy) = (buffer.dtype.size() as f64, running % u64::from(buffer.copies.max(1)));
+        let place = |offset: u64| (view.buffer, copy, offset);
+        let end = view.offset.saturating_add(view.len);
+        let before = self.last.range(place(0)..place(view.offset)).next_back();
+        let before =
+            before.filter(|((.., start), t)| start.saturating_add(t.elements) > view.offset);
+        let known: Vec<(Place, Touched)> = (before.into_iter())
+            .chain(self.last.range(place(view.offset)..place(end)))
+            .map(|(&place, &touched)| (place, touched))
+            .collect();
+        let mut covered = 0;
+        let mut parts = Vec::with_capacity(known.len() + 1);
+        for ((.., start), touched) in &known {
+            let shared =
+                end.min(start.saturating_add(touched.elements)) - view.offset.max(*start).min(end);
+            covered += shared;
+            parts.push(Access { bytes: shared as f64 * size, distance: self.since(touched.at) });
+        }
+        let missing = view.len.saturating_sub(covered);
+        if missing > 0 {
+            parts.push(Access { bytes: missing as f64 * size, distance: f64::INFINITY });
+        }
+        for (place, touched) in known {
+            self.put(place, touched.elements, touched.bytes);
+        }
+        if missing > 0 {
+            self.put(place(view.offset), view.len, view.len as f64 * size);
+        }
+        parts
+    }
+
+    /// Bytes touched since a moment.
+    fn since(&self, at: u64) -> f64 {
+        let mut sum = 0.0;
+        for (_, bytes) in self.by_time.range(at + 1..).rev() {
+            sum += bytes;
+            if sum > FAR {
+                break;
+            }
+        }
+        sum
+    }
+
+    fn put(&mut self, place: Place, elements: u64, bytes: f64) {
+        self.clock += 1;
+        let now = Touched { at: self.clock, elements, bytes };
+        if let Some(before) = self.last.insert(place, now) {
+            self.by_time.remove(&before.at);
+        }
+        self.by_time.insert(self.clock, bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paceline_plan::lower::lower;
+    use paceline_plan::model::built_in;
+    use paceline_plan::program::Plan;
+    use paceline_plan::strategy::Strategy;
+
+    fn plan() -> Plan {
+        let mini = built_in::get("mini").unwrap().unwrap();
+        lower(&mini, &Strategy { seq: mini.seq, ..Strategy::default() }).unwrap()
+    }
+
+    fn view(buffer: u32, offset: u64, len: u64) -> View {
+        View { buffer: BufferId(buffer), offset, len }
+    }
+
+    #[test]
+    fn distances_count_different_bytes() {
+        let plan = plan();
+        let program = &plan.programs[0];
+        let mut reuse = Reuse::default();
+        let (a, b) = (view(0, 0, 16), view(1, 0, 4));
+        let size = |v: &View| program.buffer(v.buffer).dtype.size() as f64;
+        assert_eq!(reuse.touch(program, &a, 0)[0].distance, f64::INFINITY);
+        assert_eq!(reuse.touch(program, &a, 0)[0].distance, 0.0);
+        for _ in 0..3 {
+            reuse.touch(program, &b, 0);
+        }
+        let again = reuse.touch(program, &a, 0);
+        assert_eq!(again, [Access { bytes: 16.0 * size(&a), distance: 4.0 * size(&b) }]);
+    }
+
+    #[test]
+    fn parts_are_told_apart() {
+        let plan = plan();
+        let program = &plan.programs[0];
+        let size = program.buffer(BufferId(0)).dtype.size() as f64;
+        let mut reuse = Reuse::default();
+        reuse.touch(program, &view(0, 0, 8), 0);
+        reuse.touch(program, &view(0, 8, 8), 0);
+        let whole = reuse.touch(program, &view(0, 0, 20), 0);
+        let sizes: Vec<f64> = whole.iter().map(|part| part.bytes / size).collect();
+        assert_eq!(sizes, [8.0, 8.0, 4.0]);
+        assert_eq!(whole[0].distance, 8.0 * size);
+        assert_eq!(whole[1].distance, 0.0);
+        assert_eq!(whole[2].distance, f64::INFINITY);
+    }
+}

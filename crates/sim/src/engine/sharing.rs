@@ -1,0 +1,114 @@
+//! Ranks that share cores, and what a rank does at once.
+//!
+//! On a measured host a rank is one thread: while it moves the bytes of an exchange it does not
+//! compute, and where there are more ranks than cores they take turns. Both are processor sharing:
+//! each of d things that a rank does at once runs at 1/d of its pace, and with a ranks at work on c
+//! cores each runs at c/a of its own. Beside that, ranks at work slow each other down through
+//! memory; how much was measured with all cores busy, and with fewer it is in proportion.
+//!
+//! How long an op takes then depends on what runs beside it, and what runs beside it on how long it
+//! takes. [`stretches`] answers the first half from a timeline; the engine runs again with the
+//! answer until both agree.
+
+use super::{Costs, Timeline};
+use paceline_plan::ids::{OpId, RoleId};
+use paceline_plan::program::{Op, Plan};
+
+/// By role and op of the body: how many times longer it takes than alone on a core of its own.
+pub(super) fn stretches(
+    plan: &Plan,
+    costs: &Costs<'_>,
+    timeline: &Timeline,
+    host: Host,
+) -> Vec<Vec<f64>> {
+    let spans = |role: RoleId| {
+        let nodes = plan.programs[role.index()].body.nodes.iter().enumerate();
+        nodes.map(move |(at, node)| {
+            let (start, end) = timeline.span(role, OpId::from(at));
+            (start.0, end.0, load(&node.op))
+        })
+    };
+    let roles = || (0..plan.programs.len()).map(RoleId::from);
+    let mut moments: Vec<f64> =
+        roles().flat_map(spans).flat_map(|(start, end, _)| [start, end]).collect();
+    moments.sort_unstable_by(f64::total_cmp);
+    moments.dedup();
+    let index = |time: f64| moments.partition_point(|&moment| moment < time);
+    // What each role does at once, from each moment to the next; and how many ranks are at work.
+    let mut at_work = vec![0.0; moments.len()];
+    let mut doing: Vec<Vec<f64>> = Vec::new();
+    for role in roles() {
+        let mut changes = vec![0.0; moments.len() + 1];
+        for (start, end, load) in spans(role).filter(|span| span.1 > span.0) {
+            changes[index(start)] += load;
+            changes[index(end)] -= load;
+        }
+        let mut sum = 0.0;
+        let own: Vec<f64> = (moments.iter().zip(&changes))
+            .map(|(_, change)| {
+                sum += change;
+                sum
+            })
+            .collect();
+        let ranks = ranks(plan, role) / host.count;
+        for (all, own) in at_work.iter_mut().zip(&own) {
+            *all += own.min(1.0) * ranks;
+        }
+        doing.push(own);
+    }
+    let cores = host.cores.max(1.0);
+    roles()
+        .map(|role| {
+            // Integrals up to each moment: of the slowdown, and of its share with busy neighbours.
+            let (mut turns, mut company) = (vec![0.0], vec![0.0]);
+            for (at, pair) in moments.windows(2).enumerate() {
+                let slower =
+                    doing[role.index()][at].max(1.0) * (at_work[at].max(1.0) / cores).max(1.0);
+                let beside = (at_work[at].min(cores) - 1.0).max(0.0) / (cores - 1.0).max(1.0);
+                turns.push(turns[at] + slower * (pair[1] - pair[0]));
+                company.push(company[at] + slower * beside * (pair[1] - pair[0]));
+            }
+            let mean = |integral: &[f64], start: f64, end: f64| {
+                (integral[index(end)] - integral[index(start)]) / (end - start)
+            };
+            let nodes = plan.programs[role.index()].body.nodes.iter().enumerate();
+            let stretch = |(at, (start, end, _)): (usize, (f64, f64, f64))| {
+                if end <= start {
+                    return 1.0;
+                }
+                let together = costs.together(role, OpId::from(at));
+                mean(&turns, start, end) + (together - 1.0) * mean(&company, start, end)
+            };
+            nodes.zip(spans(role)).map(|((at, _), span)| stretch((at, span))).collect()
+        })
+        .collect()
+}
+
+/// The hosts that ranks share.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Host {
+    /// Cores of each.
+    pub(super) cores: f64,
+    /// How many there are.
+    pub(super) count: f64,
+}
+
+/// How much of its rank's thread an op keeps busy while it lasts. A message is a copy, which is done
+/// when it is sent and when it is received; the time between is the wires'.
+fn load(op: &Op) -> f64 {
+    match op {
+        Op::Load { .. }
+        | Op::Compute { .. }
+        | Op::Accumulate { .. }
+        | Op::Step { .. }
+        | Op::Stash { .. }
+        | Op::Restore { .. }
+        | Op::Collective { .. } => 1.0,
+        Op::Send { .. } | Op::Recv { .. } | Op::Free { .. } | Op::Serve { .. } => 0.0,
+    }
+}
+
+/// How many ranks play a role.
+fn ranks(plan: &Plan, role: RoleId) -> f64 {
+    if role.0 < plan.mesh.pp { f64::from(plan.mesh.size() / plan.mesh.pp.max(1)) } else { 1.0 }
+}
