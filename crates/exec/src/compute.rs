@@ -7,6 +7,7 @@ use crate::place::Place;
 use crate::update;
 use paceline_kernels::arena::{Access, ArenaError, Span, Views};
 use paceline_kernels::loss::Columns;
+use paceline_kernels::pool::Pool;
 use paceline_kernels::{
     Rows, Write, activation, attention, embedding, linear, loss, norm, reduce, rope,
 };
@@ -20,6 +21,7 @@ pub(crate) struct Compute<'p> {
     program: &'p Program,
     kernels: &'p Kernels,
     place: Place,
+    pool: Pool,
     /// Words of the vocabulary.
     vocab: u32,
     /// The position of every row of a microbatch within its sequence.
@@ -29,7 +31,14 @@ pub(crate) struct Compute<'p> {
 }
 
 impl<'p> Compute<'p> {
-    pub(crate) fn new(plan: &'p Plan, kernels: &'p Kernels, place: Place, vocab: u32) -> Self {
+    /// `pool` are the threads that compute for this rank.
+    pub(crate) fn new(
+        plan: &'p Plan,
+        kernels: &'p Kernels,
+        place: Place,
+        vocab: u32,
+        pool: Pool,
+    ) -> Self {
         let program = plan.program(place.rank);
         let rows = plan.strategy.micro_batch * plan.strategy.seq;
         let templates = program.segments.iter().map(|segment| segment.template as usize);
@@ -40,10 +49,16 @@ impl<'p> Compute<'p> {
             program,
             kernels,
             place,
+            pool,
             vocab,
             positions: (0..rows).map(|row| (row % plan.strategy.seq) as u32).collect(),
             workspace: vec![0.0; workspace],
         }
+    }
+
+    /// The threads that compute for this rank.
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
     }
 
     /// Runs a segment on the copies for a running microbatch number; `fresh` gradients start anew.

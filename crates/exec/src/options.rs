@@ -1,6 +1,7 @@
 //! What a user chooses about a run that the plan does not say.
 
 use crate::error::ExecError;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -18,6 +19,8 @@ pub struct TrainOptions {
     pub weight_decay: f64,
     /// The largest norm a gradient may have; a longer one is scaled down to it.
     pub clip: Option<f64>,
+    /// How many threads compute for each rank. The bits do not depend on it.
+    pub threads_per_rank: NonZeroUsize,
     /// Decides the first weights and the text.
     pub seed: u64,
     /// Set from outside to end the run after the iteration that is under way.
@@ -36,6 +39,7 @@ impl Default for TrainOptions {
             warmup: 0,
             weight_decay: 0.0,
             clip: Some(1.0),
+            threads_per_rank: NonZeroUsize::MIN,
             seed: 0,
             stop: Arc::default(),
             silence: Duration::from_secs(60),

@@ -20,6 +20,7 @@ use crate::recorder::Recorder;
 use crate::update::Rule;
 use paceline_comm::{Progress, Transport};
 use paceline_kernels::arena::{Access, ArenaError};
+use paceline_kernels::pool::Pool;
 use paceline_kernels::reduce;
 use paceline_plan::ids::{BufferId, LaneId, Microbatch, OpId};
 use paceline_plan::program::{AccumulateMode, LoadKind, Op, Plan, Program, Section, View};
@@ -130,6 +131,8 @@ impl<'a> Rank<'a> {
         })?;
         let refused = |source| ExecError::Memory { rank, source };
         parameters::initialise(&memory, place, program, run.options.seed).map_err(refused)?;
+        let pool = Pool::new(run.options.threads_per_rank)
+            .map_err(|source| ExecError::Thread { rank, source })?;
         let mut flights = Vec::new();
         flights.resize_with(program.lanes.len(), || None);
         Ok(Self {
@@ -138,7 +141,7 @@ impl<'a> Rank<'a> {
             place,
             transport,
             memory,
-            compute: Compute::new(run.plan, run.kernels, place, run.vocab),
+            compute: Compute::new(run.plan, run.kernels, place, run.vocab, pool),
             exchanges: Exchanges::new(run.plan, rank),
             recorder: Recorder::new(run.clock),
             flights,
@@ -379,7 +382,7 @@ impl<'a> Rank<'a> {
                 let kind = self.run.plan.strategy.optimizer;
                 let rule = Rule::new(kind, self.run.options, at.iteration, norm.transpose()?);
                 let bucket = &self.program.buckets[bucket as usize];
-                rule.step(&self.memory, self.place, bucket, now)?;
+                rule.step(&self.memory, self.compute.pool(), self.place, bucket, now)?;
             }
             // A declaration: the memory is planned, and nothing is given back.
             Op::Free { .. } => {}

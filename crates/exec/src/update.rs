@@ -7,6 +7,7 @@ use crate::memory::{Memory, within};
 use crate::options::TrainOptions;
 use crate::place::{Part, Place};
 use paceline_kernels::arena::{Access, ArenaError, Span};
+use paceline_kernels::pool::{Pool, strips};
 use paceline_kernels::{optimizer, reduce};
 use paceline_plan::graph::BLOCK;
 use paceline_plan::program::{Bucket, Program, View};
@@ -55,6 +56,9 @@ pub(crate) fn tensor_squares(place: Place, program: &Program, blocks: &[f32], su
 pub(crate) fn norm(sums: &[f32]) -> f32 {
     sums.iter().sum::<f32>().sqrt()
 }
+
+/// How many parameters a thread updates at a time.
+const STRETCH: usize = 1 << 16;
 
 /// The optimizer's rule in one iteration.
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +109,7 @@ impl Rule {
     pub(crate) fn step(
         &self,
         memory: &Memory<'_>,
+        pool: &Pool,
         place: Place,
         bucket: &Bucket,
         running: u64,
@@ -124,15 +129,23 @@ impl Rule {
                 moments.for_each(|(place, &view)| *place = (span(view), Access::Write));
                 let views = memory.views(&spans[..2 + bucket.moments.len().min(2)])?;
                 let (params, grads) = (views.take_f32(0), views.f32(1));
+                let (len, decay, params) = (params.len(), entry.decay, strips(params, 1));
                 match self {
-                    Self::Sgd(rule) => optimizer::sgd(rule, entry.decay, params, grads),
+                    Self::Sgd(rule) => pool.for_each_block(len, STRETCH, params, |at, params| {
+                        optimizer::sgd(rule, decay, params, &grads[at]);
+                    }),
                     Self::Momentum(rule) => {
-                        let velocity = views.take_f32(2);
-                        optimizer::momentum(rule, entry.decay, params, grads, velocity);
+                        let outputs = (params, strips(views.take_f32(2), 1));
+                        pool.for_each_block(len, STRETCH, outputs, |at, (params, velocity)| {
+                            optimizer::momentum(rule, decay, params, &grads[at], velocity);
+                        });
                     }
                     Self::AdamW(rule) => {
                         let (first, second) = (views.take_f32(2), views.take_f32(3));
-                        optimizer::adamw(rule, entry.decay, params, grads, first, second);
+                        let outputs = (params, strips(first, 1), strips(second, 1));
+                        pool.for_each_block(len, STRETCH, outputs, |at, (params, m, v)| {
+                            optimizer::adamw(rule, decay, params, &grads[at], m, v);
+                        });
                     }
                 }
             }

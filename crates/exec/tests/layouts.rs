@@ -3,10 +3,12 @@
 mod common;
 
 use common::*;
+use paceline_exec::{TrainOptions, train};
 use paceline_plan::collective::{Algorithm, Order};
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{OptimizerKind, Recompute, Strategy, Sync, Zero};
 use paceline_plan::units::Bytes;
+use std::num::NonZeroUsize;
 
 const INTERLEAVED: ScheduleKind = ScheduleKind::Interleaved { chunks: 2 };
 
@@ -261,4 +263,20 @@ fn products_of_everything() {
     // Against the same tensor-parallel degree, everything else keeps the bits.
     let one = Strategy { tp: 2, ..one() };
     assert_same_bits(&tiny_gpt(true), &one, &[("2×2×2", cube)]);
+}
+
+#[test]
+fn threads_give_the_same_bits() {
+    for model in [tiny_gpt(true), tiny_llama()] {
+        let plan = plan(&model, &Strategy { dp: 2, ..one() });
+        let run = |threads: usize| {
+            let threads_per_rank = NonZeroUsize::new(threads).expect("not zero");
+            let options = TrainOptions { threads_per_rank, ..options(4) };
+            let outcome = train(&plan, &options, &mut |_| {}).expect("a sound plan");
+            (bits(&outcome), outcome.parameters)
+        };
+        let alone = run(1);
+        assert!(run(2) == alone, "two threads differ from one");
+        assert!(run(3) == alone, "three threads differ from one");
+    }
 }

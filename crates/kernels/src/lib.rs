@@ -33,6 +33,7 @@ pub mod linear;
 pub mod loss;
 pub mod norm;
 pub mod optimizer;
+pub mod pool;
 pub mod reduce;
 pub mod rope;
 

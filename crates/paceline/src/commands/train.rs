@@ -24,6 +24,7 @@ use paceline_plan::trace::{Span, Trace, to_perfetto, to_perfetto_beside};
 use paceline_plan::units::{Bytes, Seconds};
 use paceline_sim::cluster::{Cluster, preset};
 use serde::Serialize;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -158,18 +159,27 @@ impl Job {
     }
 
     fn options(&self, stop: &Arc<AtomicBool>) -> TrainOptions {
-        let Training { iterations, lr, warmup, weight_decay, clip, seed, out: _ } = self.training;
+        let Training { iterations, lr, warmup, weight_decay, clip, seed, .. } = self.training;
         TrainOptions {
             iterations,
             lr,
             warmup,
             weight_decay,
             clip,
+            threads_per_rank: self.threads_per_rank(),
             seed,
             stop: Arc::clone(stop),
             silence: SILENCE,
             ..TrainOptions::default()
         }
+    }
+
+    /// As many threads as the user said, or the cores, shared out among the ranks.
+    fn threads_per_rank(&self) -> NonZeroUsize {
+        self.training.threads_per_rank.unwrap_or_else(|| {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            NonZeroUsize::new(cores / self.plan.mesh.world() as usize).unwrap_or(NonZeroUsize::MIN)
+        })
     }
 
     /// What is known before the first iteration.

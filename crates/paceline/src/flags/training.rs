@@ -2,7 +2,11 @@
 
 use super::{Problems, real, whole};
 use clap::Args;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
+
+/// More threads than any processor has cores for.
+const MAX_THREADS: u64 = 1024;
 
 /// A run's settings, as they were written.
 #[derive(Args, Clone, Debug, Default)]
@@ -26,6 +30,9 @@ pub(crate) struct TrainingFlags {
     /// Seed of the first weights and of the data [default: 0]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub seed: Option<String>,
+    /// Threads that compute for one rank [default: the cores, shared out among the ranks]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub threads_per_rank: Option<String>,
     /// Directory of the run's files [default: runs/MODEL-NUMBER, the next free one]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -48,9 +55,6 @@ pub(crate) struct TrainingFlags {
     /// Weights for Hugging Face; not available yet
     #[arg(long, value_name = "DIR", hide = true)]
     pub export_hf: Option<String>,
-    /// Threads that compute for one rank; only 1 is available yet
-    #[arg(long, value_name = "N", allow_negative_numbers = true, hide = true)]
-    pub threads_per_rank: Option<String>,
     /// How ranks exchange bytes; only auto and thread are available yet
     #[arg(long, value_name = "TRANSPORT", hide = true)]
     pub transport: Option<String>,
@@ -78,6 +82,8 @@ pub(crate) struct Training {
     pub weight_decay: f64,
     /// The norm to which gradients are scaled down.
     pub clip: Option<f64>,
+    /// Threads that compute for one rank, if the user said.
+    pub threads_per_rank: Option<NonZeroUsize>,
     /// Seed of weights and data.
     pub seed: u64,
     /// Where the run's files go, if the user said.
@@ -93,6 +99,7 @@ impl Default for Training {
             warmup: 10,
             weight_decay: 0.01,
             clip: Some(1.0),
+            threads_per_rank: None,
             seed: 0,
             out: None,
         }
@@ -120,12 +127,16 @@ impl TrainingFlags {
             None => defaults.clip,
         };
         let seed = whole("--seed", self.seed.as_deref(), 0..=u64::MAX, problems);
+        let threads = self.threads_per_rank.as_deref();
+        let threads = whole("--threads-per-rank", threads, 1..=MAX_THREADS, problems);
+        let threads = threads.and_then(|n| NonZeroUsize::new(usize::try_from(n).ok()?));
         let out = self.out.clone().or_else(|| defaults.out.clone());
         if out.as_ref().is_some_and(|out| out.exists() && !out.is_dir()) {
             problems.say("--out", "exists and is not a directory");
         }
         let seed = seed.unwrap_or(defaults.seed);
-        Training { iterations, lr, warmup, weight_decay, clip, seed, out }
+        let threads_per_rank = threads.or(defaults.threads_per_rank);
+        Training { iterations, lr, warmup, weight_decay, clip, threads_per_rank, seed, out }
     }
 
     /// Flags of the contract whose only value today is the one that changes nothing.
@@ -139,7 +150,6 @@ impl TrainingFlags {
             ("--resume", &self.resume, none),
             ("--init-from", &self.init_from, none),
             ("--export-hf", &self.export_hf, none),
-            ("--threads-per-rank", &self.threads_per_rank, &["1"]),
             ("--transport", &self.transport, &["auto", "thread"]),
             ("--max-restarts", &self.max_restarts, &["0"]),
             ("--elastic", &elastic, none),
@@ -177,10 +187,16 @@ mod tests {
         let changed = checked(|flags| {
             flags.iterations = text("7");
             flags.clip = text("0");
+            flags.threads_per_rank = text("3");
             flags.seed = text("18446744073709551615");
         });
-        let expected =
-            Training { iterations: 7, clip: None, seed: u64::MAX, ..Training::default() };
+        let expected = Training {
+            iterations: 7,
+            clip: None,
+            threads_per_rank: NonZeroUsize::new(3),
+            seed: u64::MAX,
+            ..Training::default()
+        };
         assert_eq!(changed, Ok(expected));
     }
 

@@ -1,0 +1,98 @@
+//! Outputs that several threads write at the same time, each its own rows.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::slice;
+
+/// What can be cut into rows for writing: [`Strips`], or several of them as a tuple.
+///
+/// # Safety
+///
+/// Pieces of ranges of rows that do not meet must not overlap, for all ranges within the rows that
+/// `expect_rows` accepts.
+pub unsafe trait Cut: Sync {
+    /// The part for some rows.
+    type Piece;
+
+    /// Panics unless there are exactly `rows` rows.
+    fn expect_rows(&self, rows: usize);
+
+    /// The part of some rows.
+    ///
+    /// # Safety
+    ///
+    /// The rows must be within those that `expect_rows` accepts, and no other piece of any of them
+    /// may be alive.
+    unsafe fn piece(&self, rows: Range<usize>) -> Self::Piece;
+}
+
+/// A slice as rows of `width` elements.
+pub fn strips<T>(data: &mut [T], width: usize) -> Strips<'_, T> {
+    Strips { data: data.as_mut_ptr(), len: data.len(), width, borrow: PhantomData }
+}
+
+/// A slice that is written in rows, see [`strips`].
+#[derive(Debug)]
+pub struct Strips<'a, T> {
+    data: *mut T,
+    len: usize,
+    width: usize,
+    borrow: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it stands for an exclusive borrow whose pieces go to one thread each, see `Cut::piece`.
+unsafe impl<T: Send> Sync for Strips<'_, T> {}
+// SAFETY: as for the slice it stands for.
+unsafe impl<T: Send> Send for Strips<'_, T> {}
+
+// SAFETY: a row is `width` elements of its own.
+unsafe impl<'a, T: Send> Cut for Strips<'a, T> {
+    type Piece = &'a mut [T];
+
+    fn expect_rows(&self, rows: usize) {
+        let (len, width) = (self.len, self.width);
+        assert!(
+            rows.checked_mul(width) == Some(len),
+            "{len} elements are not {rows} rows of {width}"
+        );
+    }
+
+    unsafe fn piece(&self, rows: Range<usize>) -> &'a mut [T] {
+        let (start, len) = (rows.start * self.width, rows.len() * self.width);
+        debug_assert!(start + len <= self.len);
+        // SAFETY: the caller says that the rows are among those of the slice, and that nothing else
+        // reaches them while this piece lives; the slice is borrowed exclusively.
+        unsafe { slice::from_raw_parts_mut(self.data.add(start), len) }
+    }
+}
+
+// SAFETY: it has no pieces that could overlap.
+unsafe impl Cut for () {
+    type Piece = ();
+
+    fn expect_rows(&self, _rows: usize) {}
+
+    unsafe fn piece(&self, _rows: Range<usize>) {}
+}
+
+macro_rules! cut_together {
+    ($($name:ident $at:tt),+) => {
+        // SAFETY: the members are different exclusive borrows, and each keeps its rows apart.
+        unsafe impl<$($name: Cut),+> Cut for ($($name,)+) {
+            type Piece = ($($name::Piece,)+);
+
+            fn expect_rows(&self, rows: usize) {
+                $(self.$at.expect_rows(rows);)+
+            }
+
+            unsafe fn piece(&self, rows: Range<usize>) -> Self::Piece {
+                // SAFETY: what the caller promises holds for each member.
+                unsafe { ($(self.$at.piece(rows.clone()),)+) }
+            }
+        }
+    };
+}
+
+cut_together!(A 0, B 1);
+cut_together!(A 0, B 1, C 2);
+cut_together!(A 0, B 1, C 2, D 3);
