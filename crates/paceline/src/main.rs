@@ -6,7 +6,9 @@
 //! flags      what a person typed → what a library takes; all problems at once
 //! output     lines for people, lines of JSON, files that are whole or absent
 //! overview   a plan and a simulation in words a person reads in one screen
+//! plot       charts as SVG
 //! report     the HTML page of a run, and its table for the terminal
+//! sweep      a command for many values of its flags: table, JSON and picture
 //! ```
 //!
 //! Nothing here decides how a plan is made, timed or run: the library crates do.
@@ -17,7 +19,9 @@ mod failure;
 mod flags;
 mod output;
 mod overview;
+mod plot;
 mod report;
+mod sweep;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -5,5 +5,6 @@ mod cli {
     mod input;
     mod json;
     mod runs;
+    mod studies;
     pub(crate) mod support;
 }

@@ -3,20 +3,21 @@
 use crate::failure::Failure;
 use crate::flags::{ClusterFlags, CommonFlags, Origins, Problems, size, whole, word};
 use crate::overview::count;
+use crate::sweep::SweepFlags;
 use clap::Args;
 use paceline_plan::collective::{Algorithm, CollectiveKind, MAX_RANKS, Order, Pattern};
 use paceline_plan::ids::Rank;
-use paceline_plan::units::Bytes;
+use paceline_plan::units::{Bytes, Seconds};
 use paceline_sim::network::{Analytic, Network, Vector};
 use serde::Serialize;
+use serde_json::Value;
 
 /// Simulate one collective
 ///
 /// Says how many rounds the algorithm takes, how many bytes the busiest rank sends, how many
 /// messages reach one rank at once, and how long all of it takes on the cluster.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  paceline collective --op all_reduce --algorithm ring --size \
-                        64MiB --cluster dgx-a100")]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Flags {
     /// all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather or all_to_all
     #[arg(long, value_name = "OP", help_heading = "Collective")]
@@ -41,8 +42,19 @@ pub(crate) struct Flags {
     #[command(flatten)]
     cluster: ClusterFlags,
     #[command(flatten)]
-    common: CommonFlags,
+    pub(super) sweep: SweepFlags,
+    #[command(flatten)]
+    pub(super) common: CommonFlags,
 }
+
+/// What a study shows of collectives unless told otherwise.
+pub(super) const USUAL: [&str; 4] = ["time_s", "rounds", "bytes_sent_per_rank_max", "fan_in_max"];
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline collective --op all_reduce --algorithm ring --size 64MiB --cluster dgx-a100
+  paceline collective --op all_reduce --cluster dgx-a100:32 --algorithm ring \\
+                      --vary size=1MiB,16MiB,256MiB --vary algorithm=ring,tree --plot sizes.svg";
 
 #[derive(Serialize)]
 struct Record {
@@ -58,6 +70,36 @@ struct Record {
 
 /// Counts and times it.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
+    let (record, cluster) = carry_out(flags, origins)?;
+    let output = flags.common.output();
+    if output.is_json() {
+        return Ok(output.object(&record)?);
+    }
+    let (bytes, time) = (Bytes(record.bytes), Seconds(record.time_s));
+    let rate = if time.0 > 0.0 { bytes.as_f64() / time.0 / 1e9 } else { 0.0 };
+    Ok(output.people(&format!(
+        "{} of {bytes} among {} ranks of {cluster} by {}\n\
+         time    {time}, {rate:.1} GB/s of the vector\n\
+         rounds  {}\n\
+         sent    {} by the busiest rank\n\
+         fan-in  {} messages at one rank in one round\n",
+        record.op,
+        count(record.ranks.into()),
+        record.algorithm,
+        count(record.rounds.into()),
+        Bytes(record.bytes_sent_per_rank_max),
+        count(record.fan_in_max.into()),
+    ))?)
+}
+
+/// The same as the JSON of one line.
+pub(super) fn result(flags: &Flags, origins: Origins) -> Result<Value, Failure> {
+    let (record, _) = carry_out(flags, origins)?;
+    serde_json::to_value(record).map_err(|error| Failure::Run(error.into()))
+}
+
+/// The collective in numbers, and what its cluster is called.
+fn carry_out(flags: &Flags, origins: Origins) -> Result<(Record, String), Failure> {
     let mut problems = Problems::new(origins);
     let op = word("--op", &flags.op, &mut problems);
     if flags.op.is_none() {
@@ -104,23 +146,5 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         bytes_sent_per_rank_max: counts.bytes_sent_per_rank_max.0,
         fan_in_max: counts.fan_in_max,
     };
-    let output = flags.common.output();
-    if output.is_json() {
-        return Ok(output.object(&record)?);
-    }
-    let rate = if time.0 > 0.0 { bytes.as_f64() / time.0 / 1e9 } else { 0.0 };
-    Ok(output.people(&format!(
-        "{} of {bytes} among {} ranks of {} by {}\n\
-         time    {time}, {rate:.1} GB/s of the vector\n\
-         rounds  {}\n\
-         sent    {} by the busiest rank\n\
-         fan-in  {} messages at one rank in one round\n",
-        record.op,
-        count(ranks.into()),
-        cluster.name,
-        record.algorithm,
-        count(counts.rounds.into()),
-        Bytes(record.bytes_sent_per_rank_max),
-        count(counts.fan_in_max.into()),
-    ))?)
+    Ok((record, cluster.name))
 }

@@ -5,6 +5,7 @@ mod collective;
 mod demo;
 mod models;
 mod plan;
+mod point;
 mod report;
 mod search;
 mod simulate;
@@ -54,7 +55,7 @@ enum Command {
     Simulate(Box<simulate::Flags>),
     Search(Box<search::Flags>),
     Validate(validate::Flags),
-    Collective(collective::Flags),
+    Collective(Box<collective::Flags>),
     Report(report::Flags),
     Models(models::Flags),
     Clusters(clusters::Flags),
@@ -76,7 +77,15 @@ pub(crate) fn run(arguments: Vec<OsString>) -> Result<(), Failure> {
     let (arguments, origins) = config::merge(arguments, &matches, &definition)?;
     let matches = parse(&arguments);
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    dispatch(cli, origins)
+    match cli.command.as_ref().and_then(point::study) {
+        Some(study) if study.flags.is_asked_for() => point::run(&study, &arguments, origins),
+        Some(study) => {
+            let mut problems = Problems::new(origins.clone());
+            study.flags.absent(&mut problems);
+            if problems.is_empty() { dispatch(cli, origins) } else { Err(problems.into()) }
+        }
+        None => dispatch(cli, origins),
+    }
 }
 
 fn dispatch(cli: Cli, origins: Origins) -> Result<(), Failure> {

@@ -4,15 +4,19 @@ use crate::failure::Failure;
 use crate::flags::{
     ClusterFlags, CommonFlags, Defaults, Origins, Problems, Request, StrategyFlags,
 };
-use crate::output::{ModelRecord, Output};
+use crate::output::ModelRecord;
 use crate::overview::{plan_text, warnings};
+use crate::sweep::SweepFlags;
 use clap::Args;
 use paceline_plan::collective::Order;
+use paceline_plan::model::Model;
 use paceline_plan::program::{MemoryKind, Plan};
 use paceline_plan::schedule::grid;
 use paceline_plan::summary::{Summary, summarize};
 use paceline_plan::{text, validate};
+use paceline_sim::cluster::Cluster;
 use serde::Serialize;
+use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Lower and validate a plan; show programs, memory and messages
@@ -28,11 +32,24 @@ pub(crate) struct Flags {
     #[command(flatten)]
     cluster: ClusterFlags,
     /// Print the pipeline's grid (csv) or the programs of all roles (text) instead
-    #[arg(long, value_name = "csv|text", conflicts_with = "json", help_heading = "General")]
+    #[arg(long, value_name = "csv|text", help_heading = "General")]
+    #[arg(conflicts_with_all = ["json", "vary"])]
     format: Option<String>,
     #[command(flatten)]
-    common: CommonFlags,
+    pub(super) sweep: SweepFlags,
+    #[command(flatten)]
+    pub(super) common: CommonFlags,
 }
+
+/// What a study shows of plans unless told otherwise.
+pub(super) const USUAL: [&str; 6] = [
+    "peak_bytes",
+    "memory.parameters",
+    "memory.gradients",
+    "memory.optimizer",
+    "memory.activations",
+    "bubble_fraction",
+];
 
 const EXAMPLES: &str = "\
 Examples:
@@ -51,7 +68,6 @@ enum Format {
 /// Plans and shows.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let mut problems = Problems::new(origins);
-    let cluster = flags.cluster.check(&mut problems);
     let format = match flags.format.as_deref() {
         None => Format::Summary,
         Some("csv") => Format::Grid,
@@ -61,13 +77,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
             Format::Summary
         }
     };
-    let defaults = Defaults::for_cluster(cluster.as_ref(), Order::Canonical);
-    let on = cluster.as_ref().map(|cluster| (&flags.cluster, cluster));
-    let request = flags.strategy.check(defaults, on, &mut problems);
-    let Some(Request { model, plan }) = request.filter(|_| problems.is_empty()) else {
-        return Err(problems.into());
-    };
-    check_plan(&plan)?;
+    let Planned { model, plan, cluster } = lower(flags, problems)?;
     let output = flags.common.output();
     match format {
         Format::Grid => Ok(output.raw(&pipeline_grid(&plan)?)?),
@@ -76,13 +86,42 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
             let summary = summarize(&plan);
             let warnings = warnings(&plan, &summary, cluster.as_ref());
             if output.is_json() {
-                return object(&output, &summary, &warnings);
+                return Ok(output.object(&Record::new(&summary, &warnings))?);
             }
             let device = cluster.as_ref().map(|c| (c.device.name.as_str(), c.device.memory));
             let record = ModelRecord::from(&model);
             Ok(output.people(&plan_text(&record, &plan, &summary, device, &warnings))?)
         }
     }
+}
+
+/// The plan as the JSON of one line.
+pub(super) fn result(flags: &Flags, origins: Origins) -> Result<Value, Failure> {
+    let Planned { plan, cluster, .. } = lower(flags, Problems::new(origins))?;
+    let summary = summarize(&plan);
+    let warnings = warnings(&plan, &summary, cluster.as_ref());
+    let record = Record::new(&summary, &warnings);
+    serde_json::to_value(record).map_err(|error| Failure::Run(error.into()))
+}
+
+/// What was asked for.
+struct Planned {
+    model: Model,
+    plan: Plan,
+    cluster: Option<Cluster>,
+}
+
+/// Checks the flags on top of the problems that are known, and lowers.
+fn lower(flags: &Flags, mut problems: Problems) -> Result<Planned, Failure> {
+    let cluster = flags.cluster.check(&mut problems);
+    let defaults = Defaults::for_cluster(cluster.as_ref(), Order::Canonical);
+    let on = cluster.as_ref().map(|cluster| (&flags.cluster, cluster));
+    let request = flags.strategy.check(defaults, on, &mut problems);
+    let Some(Request { model, plan }) = request.filter(|_| problems.is_empty()) else {
+        return Err(problems.into());
+    };
+    check_plan(&plan)?;
+    Ok(Planned { model, plan, cluster })
 }
 
 /// A plan that the planner made and the validator refuses is our mistake, not the user's.
@@ -117,17 +156,19 @@ struct Record<'a> {
     warnings: &'a [String],
 }
 
-fn object(output: &Output, summary: &Summary, warnings: &[String]) -> Result<(), Failure> {
-    let traffic = || summary.traffic.iter();
-    Ok(output.object(&Record {
-        ranks: summary.ranks,
-        roles: summary.roles,
-        ops_per_iteration: summary.ops_per_iteration,
-        bubble_fraction: summary.bubble_fraction,
-        peak_bytes: summary.peak_bytes.0,
-        memory: MemoryKind::ALL.map(|kind| (kind.name(), summary.memory.of(kind).0)).into(),
-        bytes_by_axis: traffic().map(|(axis, sent)| (*axis, sent.bytes.0)).collect(),
-        messages_by_axis: traffic().map(|(axis, sent)| (*axis, sent.messages)).collect(),
-        warnings,
-    })?)
+impl<'a> Record<'a> {
+    fn new(summary: &Summary, warnings: &'a [String]) -> Self {
+        let traffic = || summary.traffic.iter();
+        Self {
+            ranks: summary.ranks,
+            roles: summary.roles,
+            ops_per_iteration: summary.ops_per_iteration,
+            bubble_fraction: summary.bubble_fraction,
+            peak_bytes: summary.peak_bytes.0,
+            memory: MemoryKind::ALL.map(|kind| (kind.name(), summary.memory.of(kind).0)).into(),
+            bytes_by_axis: traffic().map(|(axis, sent)| (*axis, sent.bytes.0)).collect(),
+            messages_by_axis: traffic().map(|(axis, sent)| (*axis, sent.messages)).collect(),
+            warnings,
+        }
+    }
 }

@@ -12,13 +12,17 @@ use crate::flags::{
 use crate::output::{ModelRecord, Output, write};
 use crate::overview::{estimate_facts, facts, simulation_text, warnings};
 use crate::report::{Insight, MemoryRow, ReportInput, render};
+use crate::sweep::SweepFlags;
 use clap::Args;
 use paceline_plan::collective::Order;
+use paceline_plan::model::Model;
 use paceline_plan::program::{MemoryKind, Plan};
 use paceline_plan::summary::summarize;
 use paceline_plan::trace::to_perfetto;
-use paceline_sim::SimError;
+use paceline_sim::cluster::Cluster;
+use paceline_sim::{Outcome, SimError};
 use record::Record;
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// Predict a plan's time and memory on a described cluster
@@ -45,16 +49,22 @@ pub(crate) struct Flags {
     #[arg(long, help_heading = "General")]
     details: bool,
     /// Write the simulated timeline for Perfetto or Chrome
-    #[arg(long, value_name = "FILE", help_heading = "General")]
+    #[arg(long, value_name = "FILE", conflicts_with = "vary", help_heading = "General")]
     trace: Option<PathBuf>,
     /// Write the prediction as one HTML page
-    #[arg(long, value_name = "FILE.html", help_heading = "General")]
+    #[arg(long, value_name = "FILE.html", conflicts_with = "vary", help_heading = "General")]
     report: Option<PathBuf>,
     #[command(flatten)]
     whole_run: WholeRunFlags,
     #[command(flatten)]
-    common: CommonFlags,
+    pub(super) sweep: SweepFlags,
+    #[command(flatten)]
+    pub(super) common: CommonFlags,
 }
+
+/// What a study shows of predictions unless told otherwise.
+pub(super) const USUAL: [&str; 6] =
+    ["iteration_s", "compute_s", "exposed_communication_s", "bubble_fraction", "peak_bytes", "mfu"];
 
 const EXAMPLES: &str = "\
 Examples:
@@ -63,35 +73,18 @@ Examples:
                     --recompute full --cluster dgx-a100:128 --report gpt3.html
   paceline simulate --model llama3-70b --tp 8 --pp 4 --dp 4 --global-batch 256 --zero 1 \\
                     --cluster dgx-h100:16 --tokens 1T --price-per-device-hour 2.5 \\
-                    --mtbf-hours 50000";
+                    --mtbf-hours 50000
+  paceline simulate --model gpt3-175b --tp 8 --pp 8 --schedule 1f1b --recompute full \\
+                    --cluster dgx-a100:8 --vary global-batch=8,16,32,64,128 \\
+                    --vary schedule=gpipe,1f1b,interleaved:3 --y bubble_fraction --plot bubble.svg";
 
 /// Simulates.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
-    let mut problems = Problems::new(origins);
-    let network = word("--network", &flags.network, &mut problems).unwrap_or_default();
-    let profile = word("--profile", &flags.profile, &mut problems).unwrap_or_default();
-    for (flag, path) in [("--trace", &flags.trace), ("--report", &flags.report)] {
-        if path.as_ref().is_some_and(|path| path.is_dir() || path.file_name().is_none()) {
-            problems.say(flag, "name a file, not a directory");
-        }
-    }
-    let whole_run = flags.whole_run.check(&mut problems);
-    let cluster = flags.cluster.required(&mut problems);
-    let defaults = Defaults::for_cluster(cluster.as_ref(), Order::Free);
-    let on = cluster.as_ref().map(|cluster| (&flags.cluster, cluster));
-    let request = flags.strategy.check(defaults, on, &mut problems);
-    let (Some(Request { model, plan }), Some(cluster), true) =
-        (request, cluster, problems.is_empty())
-    else {
-        return Err(problems.into());
-    };
-    check_plan(&plan)?;
     let output = flags.common.output();
     let trace = flags.trace.is_some() || flags.report.is_some();
     let details = flags.details || flags.report.is_some() || output.is_json();
-    let options = paceline_sim::Options { profile, network, trace, details };
-    let mut outcome = paceline_sim::simulate(&plan, &cluster, &options).map_err(refused)?;
-    let estimate = Estimate::new(&whole_run, &plan, outcome.iteration);
+    let Prediction { model, plan, cluster, mut outcome, estimate } =
+        predict(flags, origins, trace, details)?;
     let warnings = warnings(&plan, &summarize(&plan), Some(&cluster));
 
     if let (Some(path), Some(trace)) = (&flags.trace, &outcome.trace) {
@@ -122,6 +115,53 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     }
     let predicted = (&outcome, &estimate);
     Ok(output.people(&simulation_text(&record, &plan, &cluster, predicted, &warnings))?)
+}
+
+/// The prediction as the JSON of one line.
+pub(super) fn result(flags: &Flags, origins: Origins) -> Result<Value, Failure> {
+    let Prediction { outcome, estimate, .. } = predict(flags, origins, false, true)?;
+    let record = Record::new(&outcome, &estimate, flags.details);
+    serde_json::to_value(record).map_err(|error| Failure::Run(error.into()))
+}
+
+/// What was asked for, and what comes of it.
+struct Prediction {
+    model: Model,
+    plan: Plan,
+    cluster: Cluster,
+    outcome: Outcome,
+    estimate: Estimate,
+}
+
+fn predict(
+    flags: &Flags,
+    origins: Origins,
+    trace: bool,
+    details: bool,
+) -> Result<Prediction, Failure> {
+    let mut problems = Problems::new(origins);
+    let network = word("--network", &flags.network, &mut problems).unwrap_or_default();
+    let profile = word("--profile", &flags.profile, &mut problems).unwrap_or_default();
+    for (flag, path) in [("--trace", &flags.trace), ("--report", &flags.report)] {
+        if path.as_ref().is_some_and(|path| path.is_dir() || path.file_name().is_none()) {
+            problems.say(flag, "name a file, not a directory");
+        }
+    }
+    let whole_run = flags.whole_run.check(&mut problems);
+    let cluster = flags.cluster.required(&mut problems);
+    let defaults = Defaults::for_cluster(cluster.as_ref(), Order::Free);
+    let on = cluster.as_ref().map(|cluster| (&flags.cluster, cluster));
+    let request = flags.strategy.check(defaults, on, &mut problems);
+    let (Some(Request { model, plan }), Some(cluster), true) =
+        (request, cluster, problems.is_empty())
+    else {
+        return Err(problems.into());
+    };
+    check_plan(&plan)?;
+    let options = paceline_sim::Options { profile, network, trace, details };
+    let outcome = paceline_sim::simulate(&plan, &cluster, &options).map_err(refused)?;
+    let estimate = Estimate::new(&whole_run, &plan, outcome.iteration);
+    Ok(Prediction { model, plan, cluster, outcome, estimate })
 }
 
 /// What the simulator refuses is wrong with the request.

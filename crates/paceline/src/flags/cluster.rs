@@ -2,6 +2,7 @@
 
 use super::Problems;
 use super::file::read_text;
+use super::set::set;
 use clap::Args;
 use paceline_plan::mesh::Mesh;
 use paceline_sim::cluster::{Cluster, preset};
@@ -15,11 +16,24 @@ pub(crate) struct ClusterFlags {
     /// The machine: a built-in name, a name with a number of hosts (dgx-a100:16), or a TOML file
     #[arg(long, value_name = "NAME[:HOSTS]|FILE", help_heading = "Cluster")]
     pub cluster: Option<String>,
+    /// Another value for a field of the cluster, by its name in a cluster file, as often as needed:
+    /// device.memory=40GiB, device.peak.bf16=2x (twice as much), dimension.0.bandwidth=160GB/s or
+    /// dimension.nvlink.bandwidth=160GB/s
+    #[arg(long, value_name = "PATH=VALUE", help_heading = "Cluster")]
+    pub set: Vec<String>,
 }
 
 impl ClusterFlags {
-    /// The cluster; none if the flag is absent or wrong.
+    /// The cluster with the changes that are asked for; none if it is absent or wrong.
     pub(crate) fn check(&self, problems: &mut Problems) -> Option<Cluster> {
+        if self.cluster.is_none() && !self.set.is_empty() {
+            problems.say("--set", "needs --cluster, whose fields it sets");
+        }
+        set(self.described(problems)?, &self.set, problems)
+    }
+
+    /// The cluster as its name or file has it.
+    fn described(&self, problems: &mut Problems) -> Option<Cluster> {
         let text = self.cluster.as_deref()?;
         let path = Path::new(text);
         if !path.exists() && !text.ends_with(".toml") {

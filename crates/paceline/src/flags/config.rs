@@ -147,6 +147,10 @@ impl Reader<'_> {
             return self.problems.located(format!("{at}: `{key}` {why}"));
         };
         let switch = matches!(flag.get_action(), ArgAction::SetTrue);
+        let repeats = matches!(flag.get_action(), ArgAction::Append);
+        if let (DeValue::Array(values), true) = (value.get_ref(), repeats) {
+            return values.iter().for_each(|value| self.entry(command, key, value, place, runs));
+        }
         let argument = match (argument(value.get_ref()), switch) {
             (Argument::Switch(true), true) => format!("--{name}"),
             (Argument::Switch(false), true) => return,

@@ -60,6 +60,20 @@ impl Problems {
         self.lines.iter().any(|line| line.flag.as_deref() == Some(flag))
     }
 
+    /// All of them on one line, without their places in a file.
+    pub(crate) fn brief(&self) -> String {
+        let line = |Line { flag, text }: &Line| match flag {
+            Some(flag) => format!("{flag}: {text}"),
+            None => text.clone(),
+        };
+        self.lines.iter().map(line).collect::<Vec<_>>().join("; ")
+    }
+
+    /// How many are known.
+    pub(crate) fn count(&self) -> usize {
+        self.lines.len()
+    }
+
     /// Whether there is none.
     pub(crate) fn is_empty(&self) -> bool {
         self.lines.is_empty()

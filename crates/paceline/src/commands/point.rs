@@ -1,0 +1,96 @@
+//! One point of a study: a command whose flags are changed as if they had been typed so.
+
+use super::{Cli, Command, collective, plan, simulate};
+use crate::failure::Failure;
+use crate::flags::{CommonFlags, Origins, Problems, is_cluster_path};
+use crate::sweep::{self, Change, Subject, SweepFlags};
+use clap::{ArgAction, CommandFactory, FromArgMatches};
+use serde_json::Value;
+use std::ffi::OsString;
+
+/// A command that can be studied, as it was asked for.
+pub(super) struct Study<'a> {
+    name: &'static str,
+    usual: &'static [&'static str],
+    common: &'a CommonFlags,
+    /// What varies.
+    pub flags: &'a SweepFlags,
+}
+
+/// What can be studied of a command; nothing for one without numbers to compare.
+pub(super) fn study(command: &Command) -> Option<Study<'_>> {
+    let (name, usual, flags, common): (_, &[&str], _, _) = match command {
+        Command::Simulate(own) => ("simulate", &simulate::USUAL, &own.sweep, &own.common),
+        Command::Plan(own) => ("plan", &plan::USUAL, &own.sweep, &own.common),
+        Command::Collective(own) => ("collective", &collective::USUAL, &own.sweep, &own.common),
+        Command::Train(_)
+        | Command::Search(_)
+        | Command::Validate(_)
+        | Command::Report(_)
+        | Command::Models(_)
+        | Command::Clusters(_)
+        | Command::Other(_) => return None,
+    };
+    Some(Study { name, usual, common, flags })
+}
+
+/// Does the study that the arguments ask for.
+pub(super) fn run(
+    study: &Study<'_>,
+    arguments: &[OsString],
+    origins: Origins,
+) -> Result<(), Failure> {
+    let definition = Cli::command();
+    let command = definition.find_subcommand(study.name).unwrap_or(&definition);
+    let result = |changes: &[Change]| result(study.name, arguments, &origins, changes);
+    let subject = Subject { command, usual: study.usual, result: &result };
+    sweep::run(study.flags, &subject, origins.clone(), &study.common.output())
+}
+
+/// The command's result with some flags changed.
+fn result(
+    name: &'static str,
+    arguments: &[OsString],
+    origins: &Origins,
+    changes: &[Change],
+) -> Result<Value, Failure> {
+    let mut arguments = arguments.to_vec();
+    let mut definition = Cli::command();
+    for Change { name: changed, value } in changes {
+        if is_cluster_path(changed) {
+            arguments.push(format!("--set={changed}={value}").into());
+            continue;
+        }
+        let argument = definition.find_subcommand(name).and_then(|command| {
+            command.get_arguments().find(|argument| argument.get_long() == Some(changed))
+        });
+        let Some(argument) = argument else {
+            return Err(Failure::flag("--vary", format!("there is no {changed}")));
+        };
+        // The value that varies takes the place of one that is typed.
+        let id = argument.get_id().clone();
+        match (argument.get_action(), value.as_str()) {
+            (ArgAction::SetTrue, "true") => arguments.push(format!("--{changed}").into()),
+            (ArgAction::SetTrue, _) => {
+                let switch = OsString::from(format!("--{changed}"));
+                arguments.retain(|argument| *argument != switch);
+            }
+            _ => arguments.push(format!("--{changed}={value}").into()),
+        }
+        definition = definition.mut_subcommand(name, |command| {
+            command.mut_arg(&id, |argument| argument.overrides_with(&id))
+        });
+    }
+    let wrong = |error: clap::Error| {
+        let mut problems = Problems::default();
+        problems.located(error.to_string().lines().next().unwrap_or_default());
+        Failure::Input(problems)
+    };
+    let matches = definition.try_get_matches_from(arguments).map_err(wrong)?;
+    match Cli::from_arg_matches(&matches).map_err(wrong)?.command {
+        Some(Command::Simulate(flags)) => simulate::result(&flags, origins.clone()),
+        Some(Command::Plan(flags)) => plan::result(&flags, origins.clone()),
+        Some(Command::Collective(flags)) => collective::result(&flags, origins.clone()),
+        _ => Err(Failure::flag("--vary", "this command has no numbers to compare")),
+    }
+}

@@ -1,0 +1,246 @@
+//! `--set PATH=VALUE`: another value for one field of a cluster's description.
+//!
+//! A path is what the field is called in a cluster file: `hosts`, `device.memory`,
+//! `device.peak.bf16`, `dimension.0.bandwidth` or, by the dimension's name,
+//! `dimension.nvlink.bandwidth`. The change is made in the file's text form, which is then read as any
+//! file is: every field there can be set, and nothing but a sound cluster comes out.
+
+use super::number::short;
+use super::{Problems, nearest};
+use paceline_sim::cluster::Cluster;
+use toml::Value;
+
+const FLAG: &str = "--set";
+
+/// The cluster with all changes made, in their order; none if one of them is wrong.
+pub(super) fn set(
+    cluster: Cluster,
+    changes: &[String],
+    problems: &mut Problems,
+) -> Option<Cluster> {
+    if changes.is_empty() {
+        return Some(cluster);
+    }
+    let mut file = Value::Table(cluster.to_toml().parse().ok()?);
+    let wrong = problems.count();
+    for change in changes {
+        if let Err(what) = apply(&mut file, change) {
+            problems.say(FLAG, format!("{}: {what}", short(change)));
+        }
+    }
+    if problems.count() > wrong {
+        return None;
+    }
+    let found = Cluster::parse(&toml::to_string(&file).ok()?, &cluster.name);
+    // The lines are those of a text that nobody has seen; what is wrong names its section.
+    let found = found.map_err(|errors| {
+        for problem in errors.problems {
+            problems.say(FLAG, format!("{}; {}", problem.what, problem.remedy));
+        }
+    });
+    let name = format!("{} with {}", cluster.name, changes.join(", "));
+    found.map(|changed| Cluster { name, ..changed }).ok()
+}
+
+/// Whether a name is a path into a cluster's description rather than a flag.
+pub(crate) fn is_cluster_path(name: &str) -> bool {
+    name == "hosts" || name.split_once('.').is_some_and(|(first, _)| SECTIONS.contains(&first))
+}
+
+/// What a path with several parts begins with.
+const SECTIONS: [&str; 2] = ["device", "dimension"];
+
+fn apply(file: &mut Value, change: &str) -> Result<(), String> {
+    let (path, text) =
+        change.split_once('=').ok_or("write PATH=VALUE, for example device.memory=40GiB")?;
+    let text = text.trim();
+    if text.is_empty() {
+        return Err("the value is missing".to_owned());
+    }
+    let parts: Vec<&str> = path.trim().split('.').collect();
+    let (key, sections) = parts.split_last().ok_or("the path is missing")?;
+    let mut place = file;
+    for section in sections {
+        place = enter(place, section)?;
+    }
+    let Value::Table(table) = place else {
+        return Err(format!("'{key}' is no field; {}", entries(place)));
+    };
+    let old = table.get(*key);
+    if let Some(section @ (Value::Table(_) | Value::Array(_))) = old
+        && !matches!(section, Value::Array(list) if list.iter().all(Value::is_integer))
+    {
+        return Err(format!("{} has fields of its own; {}", path.trim(), entries(section)));
+    }
+    let value = changed(old, text)?;
+    table.insert((*key).to_owned(), value);
+    Ok(())
+}
+
+/// One step down a path: a key of a table, or the position or the name of an entry of a list.
+fn enter<'v>(place: &'v mut Value, key: &str) -> Result<&'v mut Value, String> {
+    let known = entries(place);
+    let names = names(place);
+    let found = match place {
+        Value::Table(table) => table.get_mut(key),
+        Value::Array(list) => {
+            let named = names.iter().position(|name| name == key);
+            let index = key.parse().ok().or(named);
+            index.and_then(|index: usize| list.get_mut(index))
+        }
+        _ => None,
+    };
+    found.ok_or_else(|| match nearest(key, names.iter().map(String::as_str)) {
+        Some(meant) => format!("there is no '{}' (did you mean {meant}?)", short(key)),
+        None => format!("there is no '{}'; {known}", short(key)),
+    })
+}
+
+/// What can stand below a place: the keys of a table, the names of a list's entries.
+fn names(place: &Value) -> Vec<String> {
+    match place {
+        Value::Table(table) => table.keys().cloned().collect(),
+        Value::Array(list) => {
+            let name = |entry: &Value| Some(entry.get("name")?.as_str()?.to_owned());
+            list.iter().map(|entry| name(entry).unwrap_or_default()).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn entries(place: &Value) -> String {
+    match place {
+        Value::Array(list) if !list.is_empty() => {
+            format!("use 0 to {} or a name: {}", list.len() - 1, names(place).join(", "))
+        }
+        Value::Table(_) => format!("there are: {}", names(place).join(", ")),
+        _ => "there are none here".to_owned(),
+    }
+}
+
+/// The new value: a multiple of the old one (`2x`), or whatever the field takes.
+fn changed(old: Option<&Value>, text: &str) -> Result<Value, String> {
+    let factor = text.strip_suffix('x').and_then(|digits| digits.trim().parse::<f64>().ok());
+    if let Some(factor) = factor {
+        let old = old.ok_or("there is no value yet that could be multiplied")?;
+        return multiple(old, factor);
+    }
+    if let Some(Value::String(_)) = old {
+        return Ok(Value::String(text.trim_matches('"').to_owned()));
+    }
+    let read = format!("value = {text}").parse::<toml::Table>().ok();
+    let read = read.and_then(|mut table| table.remove("value"));
+    Ok(read.unwrap_or_else(|| Value::String(text.to_owned())))
+}
+
+fn multiple(old: &Value, factor: f64) -> Result<Value, String> {
+    if !(factor.is_finite() && factor > 0.0) {
+        return Err(format!("{factor} is no factor above 0"));
+    }
+    match old {
+        Value::Float(number) => Ok(Value::Float(number * factor)),
+        Value::Integer(number) => {
+            let scaled = *number as f64 * factor;
+            if scaled.fract() != 0.0 || scaled > i64::MAX as f64 {
+                return Err(format!("{number} times {factor} is no whole number"));
+            }
+            Ok(Value::Integer(scaled as i64))
+        }
+        Value::String(quantity) => {
+            let end = quantity.find(|c: char| !c.is_ascii_digit() && c != '.');
+            let (number, unit) = quantity.split_at(end.unwrap_or(quantity.len()));
+            let number: f64 =
+                number.parse().map_err(|_| format!("'{quantity}' cannot be multiplied"))?;
+            Ok(Value::String(format!("{}{unit}", number * factor)))
+        }
+        other => Err(format!("{other} cannot be multiplied")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
+    use paceline_sim::cluster::{DimensionKind, FlopsPerSec, preset};
+
+    fn changed_to(cluster: &str, changes: &[&str]) -> Result<Cluster, String> {
+        let mut problems = Problems::default();
+        let changes: Vec<String> = changes.iter().map(|change| (*change).to_owned()).collect();
+        set(preset::get(cluster).unwrap(), &changes, &mut problems).ok_or(problems.to_string())
+    }
+
+    #[test]
+    fn fields_are_set_by_their_names_in_the_file() {
+        let cluster = changed_to(
+            "dgx-a100:4",
+            &[
+                "dimension.0.bandwidth=160GB/s",
+                "dimension.infiniband.latency = 9 us",
+                "device.peak.bf16=2x",
+                "device.peak.fp8=1979 TFLOP/s",
+                "device.memory=\"40 GiB\"",
+                "device.sustained_efficiency=0.5x",
+                "dimension.1.oversubscription=4",
+            ],
+        )
+        .unwrap();
+        let [nvlink, fabric] = &cluster.dimensions[..] else { panic!("two dimensions") };
+        assert_eq!(nvlink.bandwidth, BytesPerSec(160e9));
+        assert_eq!(fabric.latency, Seconds(9e-6));
+        assert_eq!(fabric.tree.unwrap().oversubscription, 4.0);
+        assert_eq!(cluster.device.peak.bf16, Some(FlopsPerSec(624e12)));
+        assert_eq!(cluster.device.peak.fp8, Some(FlopsPerSec(1979e12)));
+        assert_eq!(cluster.device.memory, Bytes(40 << 30));
+        assert_eq!(cluster.device.sustained_efficiency, 0.4);
+        assert!(cluster.name.starts_with("dgx-a100:4 with dimension.0.bandwidth=160GB/s, "));
+    }
+
+    #[test]
+    fn changes_that_need_each_other_are_made_together() {
+        let cluster = changed_to("dgx-a100:4", &["dimension.1.size=3", "hosts=3"]).unwrap();
+        assert_eq!((cluster.devices(), cluster.hosts), (24, 3));
+        assert!(changed_to("dgx-a100:4", &["hosts=3"]).unwrap_err().contains("32 devices"));
+        let flat = changed_to("tpu-v4:16", &["dimension.0.shape=[64]", "dimension.0.size=64"]);
+        let DimensionKind::Torus { shape, .. } = &flat.unwrap().dimensions[0].kind.clone() else {
+            panic!("a torus")
+        };
+        assert_eq!(shape, &[64]);
+    }
+
+    #[test]
+    fn wrong_paths_and_values_say_what_would_work() {
+        for (change, said) in [
+            ("device.peek.bf16=2x", "there is no 'peek' (did you mean peak?)"),
+            ("dimension.nvlnk.bandwidth=2x", "did you mean nvlink?"),
+            ("dimension.7.bandwidth=2x", "use 0 to 1 or a name: nvlink, infiniband"),
+            ("dimension.0.bandwith=2x", "no value yet"),
+            ("dimension.0.bandwith=2 GB/s", "did you mean bandwidth?"),
+            ("dimension.0.bandwidth=160", "the unit is missing"),
+            ("dimension.0.size=0", "it is no whole number"),
+            ("dimension.0.size=0.3x", "8 times 0.3 is no whole number"),
+            ("dimension.0.bandwidth=-2x", "-2 is no factor above 0"),
+            ("dimension.0.bandwidth=1e999x", "inf is no factor above 0"),
+            ("device.peak=2x", "device.peak has fields of its own; there are: bf16, f16"),
+            ("dimension=3", "use 0 to 1 or a name"),
+            ("dimension.0=3", "'0' is no field; use 0 to 1"),
+            ("nonsense", "write PATH=VALUE"),
+            ("hosts=", "the value is missing"),
+            ("=3", "unknown key ''"),
+            ("host=3", "did you mean hosts?"),
+            ("hosts.0=3", "'0' is no field; there are none here"),
+        ] {
+            let told = changed_to("dgx-a100:4", &[change]).unwrap_err();
+            assert!(told.starts_with("error: --set: ") && told.contains(said), "{change}: {told}");
+        }
+    }
+
+    #[test]
+    fn paths_are_told_apart_from_flags() {
+        for path in ["hosts", "device.memory", "dimension.0.size"] {
+            assert!(is_cluster_path(path), "{path}");
+        }
+        for flag in ["dp", "model", "device", "dim.0.size"] {
+            assert!(!is_cluster_path(flag), "{flag}");
+        }
+    }
+}

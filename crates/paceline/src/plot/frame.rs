@@ -1,0 +1,109 @@
+//! What surrounds the marks: title, axes, grid.
+
+use super::scale::Scale;
+use super::style::style;
+use super::{Area, Chart, HEIGHT, Number, Unit, WIDTH, digits, escaped, text_width};
+use std::fmt::{self, Write};
+
+/// The paper, the title, and what the height counts.
+pub(super) fn opening(out: &mut String, chart: &Chart, y: &Scale) -> fmt::Result {
+    let title = chart.title.as_deref().unwrap_or(&chart.y_label);
+    writeln!(out, "<title>{}</title>", escaped(title))?;
+    style(out)?;
+    writeln!(out, "<rect class=\"paper\" width=\"{WIDTH}\" height=\"{HEIGHT}\" rx=\"6\"/>")?;
+    let mut baseline = 28.0;
+    if let Some(title) = &chart.title {
+        writeln!(out, "<text class=\"title\" x=\"20\" y=\"30\">{}</text>", escaped(title))?;
+        baseline = 54.0;
+    }
+    let label = match shared(chart, y) {
+        Some((name, _)) if !name.is_empty() => format!("{}, {name}", chart.y_label),
+        _ => chart.y_label.clone(),
+    };
+    writeln!(out, "<text class=\"what\" x=\"20\" y=\"{baseline}\">{}</text>", escaped(&label))
+}
+
+/// The part of the unit that all ticks are in. Ticks that are factors apart have each their own,
+/// except where the unit's parts are no such factors.
+fn shared(chart: &Chart, y: &Scale) -> Option<(&'static str, f64)> {
+    let largest = chart.values().into_iter().fold(0.0, |a: f64, b| a.max(b.abs()));
+    let whole = matches!(chart.unit, Unit::Plain | Unit::Times | Unit::Share);
+    let one = !y.log || whole || chart.unit.is_calendar(largest);
+    one.then(|| chart.unit.part(largest))
+}
+
+/// Grid lines and their numbers.
+pub(super) fn heights(out: &mut String, chart: &Chart, area: &Area, y: &Scale) -> fmt::Result {
+    let part = shared(chart, y).map(|(_, part)| part);
+    for tick in y.ticks(chart.unit) {
+        let place = y.at(tick);
+        let class = if tick == 0.0 { "base" } else { "grid" };
+        let label = part.map_or_else(|| chart.unit.show(tick), |part| digits(tick / part));
+        writeln!(
+            out,
+            "<path class=\"{class}\" d=\"M{:.1} {place:.1}H{:.1}\"/>\
+             <text class=\"end\" x=\"{:.1}\" y=\"{:.1}\">{label}</text>",
+            area.left,
+            area.right,
+            area.left - 9.0,
+            place + 4.5,
+        )?;
+    }
+    if y.log {
+        let (left, right, bottom) = (area.left, area.right, area.bottom);
+        writeln!(out, "<path class=\"base\" d=\"M{left:.1} {bottom:.1}H{right:.1}\"/>")?;
+    }
+    Ok(())
+}
+
+/// The numbers along the bottom, each under its place; those that would overlap are left out.
+pub(super) fn numbers(out: &mut String, numbers: &[Number], x: &Scale, area: &Area) -> fmt::Result {
+    let mut sorted: Vec<&Number> = numbers.iter().collect();
+    sorted.sort_by(|a, b| a.value.total_cmp(&b.value));
+    let mut free = f64::NEG_INFINITY;
+    for number in sorted {
+        let (place, label) = (x.at(number.value), number.unit.show(number.value));
+        let half = text_width(&label) / 2.0;
+        writeln!(out, "<path class=\"tick\" d=\"M{place:.1} {:.1}v5\"/>", area.bottom)?;
+        if place - half < free {
+            continue;
+        }
+        free = place + half + 8.0;
+        let y = area.bottom + 21.0;
+        writeln!(out, "<text class=\"middle\" x=\"{place:.1}\" y=\"{y:.1}\">{label}</text>")?;
+    }
+    Ok(())
+}
+
+/// The words along the bottom, each under its bars, on two lines where one has no room.
+pub(super) fn words(out: &mut String, words: &[String], area: &Area) -> fmt::Result {
+    let room = (area.right - area.left) / words.len().max(1) as f64;
+    for (index, word) in words.iter().enumerate() {
+        let place = area.left + room * (index as f64 + 0.5);
+        for (line, part) in folded(word, room - 8.0).iter().enumerate() {
+            let y = area.bottom + 19.0 + 15.0 * line as f64;
+            let part = escaped(part);
+            writeln!(out, "<text class=\"middle\" x=\"{place:.1}\" y=\"{y:.1}\">{part}</text>")?;
+        }
+    }
+    Ok(())
+}
+
+/// A word on one line, or on two that are parted at a space, a colon or a plus sign.
+fn folded(word: &str, room: f64) -> Vec<&str> {
+    if text_width(word) <= room {
+        return vec![word];
+    }
+    let middle = word.len() / 2;
+    let breaks = word.char_indices().filter(|(_, c)| " :+,".contains(*c)).map(|(at, _)| at + 1);
+    match breaks.min_by_key(|at| at.abs_diff(middle)) {
+        Some(at) if at < word.len() => vec![word[..at].trim(), &word[at..]],
+        _ => vec![word],
+    }
+}
+
+/// What the bottom counts.
+pub(super) fn label(out: &mut String, label: &str, area: &Area) -> fmt::Result {
+    let (middle, y) = ((area.left + area.right) / 2.0, HEIGHT - 13.0);
+    writeln!(out, "<text class=\"middle\" x=\"{middle:.1}\" y=\"{y}\">{}</text>", escaped(label))
+}

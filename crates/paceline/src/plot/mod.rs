@@ -1,0 +1,181 @@
+//! Charts as one self-contained SVG file each: lines over numbers, bars over words.
+//!
+//! ```text
+//! number   values with units, as people type and read them
+//! scale    from values to places, and the ticks between
+//! frame    what surrounds the marks: title, axes, grid
+//! marks    lines with their names at their ends, bars with their values on top
+//! style    colours, for light and for dark
+//! ```
+//!
+//! A picture shows its own numbers: every mark has its value as a tooltip.
+
+mod frame;
+mod marks;
+mod number;
+mod scale;
+mod style;
+
+pub(crate) use number::{Number, Unit, digits};
+
+use scale::Scale;
+use std::fmt::Write;
+
+/// What a picture shows.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Chart {
+    /// What the picture is about.
+    pub title: Option<String>,
+    /// What stands along the bottom.
+    pub x: Along,
+    /// What the bottom counts.
+    pub x_label: String,
+    /// What the height counts.
+    pub y_label: String,
+    /// In which unit.
+    pub unit: Unit,
+    /// Lines, or bars of one colour.
+    pub series: Vec<Series>,
+    /// Whether equal steps are equal factors, along the bottom and in height; as the values suggest
+    /// where it is left open.
+    pub log: [Option<bool>; 2],
+}
+
+/// What stands along the bottom of a chart.
+#[derive(Clone, Debug)]
+pub(crate) enum Along {
+    /// Numbers: the series are lines.
+    Numbers(Vec<Number>),
+    /// Words: the series are bars.
+    Words(Vec<String>),
+}
+
+impl Default for Along {
+    fn default() -> Self {
+        Self::Words(Vec::new())
+    }
+}
+
+/// One line, or the bars of one colour.
+#[derive(Clone, Debug)]
+pub(crate) struct Series {
+    /// What it is called in the picture.
+    pub name: String,
+    /// Which of the colours it has.
+    pub colour: usize,
+    /// Which of the dashes it has; 0 is a full line.
+    pub dash: usize,
+    /// A value for each place along the bottom; none leaves a gap.
+    pub values: Vec<Option<f64>>,
+}
+
+/// How many series can be told apart by colour.
+pub(crate) const COLOURS: usize = 8;
+/// How many by dashes.
+pub(crate) const DASHES: usize = 4;
+
+const WIDTH: f64 = 760.0;
+const HEIGHT: f64 = 430.0;
+
+impl Chart {
+    /// The picture.
+    pub(crate) fn to_svg(&self) -> String {
+        let mut out = String::new();
+        // Writing to a string cannot fail.
+        let _ = self.write(&mut out);
+        out
+    }
+
+    fn write(&self, out: &mut String) -> std::fmt::Result {
+        let area = self.area();
+        let y = self.y_scale(&area);
+        writeln!(
+            out,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
+             width=\"{WIDTH}\" height=\"{HEIGHT}\" role=\"img\">"
+        )?;
+        frame::opening(out, self, &y)?;
+        frame::heights(out, self, &area, &y)?;
+        match &self.x {
+            Along::Numbers(numbers) => {
+                let values: Vec<f64> = numbers.iter().map(|number| number.value).collect();
+                let log = self.log[0].unwrap_or_else(|| scale::looks_geometric(&values));
+                let x = Scale::of(&values, log, false, [area.left, area.right]);
+                frame::numbers(out, numbers, &x, &area)?;
+                marks::lines(out, self, &values, [&x, &y], &area)?;
+            }
+            Along::Words(words) => {
+                frame::words(out, words, &area)?;
+                marks::bars(out, self, words.len(), &y, &area)?;
+            }
+        }
+        frame::label(out, &self.x_label, &area)?;
+        writeln!(out, "</svg>")
+    }
+
+    /// All values that can be drawn.
+    fn values(&self) -> Vec<f64> {
+        let values = self.series.iter().flat_map(|series| series.values.iter().flatten().copied());
+        values.filter(|value| value.is_finite()).collect()
+    }
+
+    fn y_scale(&self, area: &Area) -> Scale {
+        let values = self.values();
+        let lines = matches!(self.x, Along::Numbers(_));
+        let log = self.log[1].unwrap_or(lines && scale::spans(&values, 40.0));
+        Scale::of(&values, log, true, [area.bottom, area.top])
+    }
+
+    /// The room for the marks: what titles, ticks and the names of lines leave.
+    fn area(&self) -> Area {
+        let lines = matches!(self.x, Along::Numbers(_));
+        let names = self.series.iter().map(|series| text_width(&marks::end_label(self, series)));
+        let right = match names.fold(0.0, f64::max) {
+            longest if lines => (longest + 26.0).clamp(40.0, 260.0),
+            _ => 24.0,
+        };
+        let legend = !lines && self.series.len() > 1;
+        let top = if self.title.is_some() { 74.0 } else { 48.0 } + if legend { 24.0 } else { 0.0 };
+        Area { left: 66.0, right: WIDTH - right, top, bottom: HEIGHT - 58.0 }
+    }
+}
+
+/// A rectangle, in the picture's own units.
+#[derive(Clone, Copy, Debug)]
+struct Area {
+    left: f64,
+    right: f64,
+    top: f64,
+    bottom: f64,
+}
+
+/// About how wide a text is in the size of labels: letters of a sans-serif face at 13 units.
+fn text_width(text: &str) -> f64 {
+    let width = |c: char| match c {
+        'i' | 'j' | 'l' | 't' | 'f' | 'r' | '.' | ',' | ':' | ' ' | '|' | '-' | '/' => 4.6,
+        'm' | 'w' | 'M' | 'W' | '%' => 11.0,
+        c if c.is_ascii_uppercase() => 9.0,
+        _ => 7.4,
+    };
+    text.chars().map(width).sum()
+}
+
+/// Text that shows as itself, in an element or in a quoted attribute.
+fn escaped(text: &str) -> String {
+    let mut safe = String::new();
+    for c in text.chars() {
+        match c {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '"' => safe.push_str("&quot;"),
+            // Control characters cannot stand in XML at all.
+            c if c.is_control() => safe.push(' '),
+            c => safe.push(c),
+        }
+    }
+    safe
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,230 @@
+//! What varies, and what is shown of it: the flags.
+
+use super::axis::Axis;
+use super::field::Field;
+use crate::flags::{Problems, is_cluster_path, nearest};
+use crate::plot::{COLOURS, DASHES, Unit};
+use clap::{ArgAction, Args, Command};
+use std::path::PathBuf;
+
+/// A study of many points, as it was written.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Study")]
+pub(crate) struct SweepFlags {
+    /// Do it for each of some values of a flag or a field of the cluster, and show a table
+    ///
+    /// `--vary dp=1,2,4` varies a flag, `--vary dimension.0.bandwidth=1x,2x,4x` a field that --set
+    /// could set. A second --vary is combined with the first: one line of the picture for each of
+    /// its values. What changes together is joined: `--vary dp+global-batch=1+16,2+32`. A value may
+    /// have a name for people: `--vary zero=none::0,all::3`. A switch takes false and true.
+    #[arg(long, value_name = "NAME=V1,V2,…")]
+    pub vary: Vec<String>,
+    /// What to show: fields of the JSON, sums and quotients of them, each with a name if wanted
+    ///
+    /// `--y iteration_s,compute_s`, `--y "bubble=bubble_fraction"`,
+    /// `--y "one message=ops.send pp.time_s / ops.send pp.count"`
+    #[arg(long, value_name = "[NAME=]FIELD,…")]
+    pub y: Option<String>,
+    /// Draw the table as a picture
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+    /// What stands above the picture
+    #[arg(long, value_name = "TEXT")]
+    pub title: Option<String>,
+    /// What stands below the picture [default: the name of what varies]
+    #[arg(long, value_name = "TEXT")]
+    pub x_label: Option<String>,
+    /// Which axes of the picture have equal steps for equal factors: x, y, both or none
+    /// [default: as the values suggest]
+    #[arg(long, value_name = "AXES")]
+    pub log: Option<String>,
+}
+
+/// A study that can be done.
+#[derive(Clone, Debug)]
+pub(super) struct Study {
+    /// One or two.
+    pub axes: Vec<Axis>,
+    /// What is shown; never empty.
+    pub fields: Vec<Field>,
+    /// Whether somebody asked for exactly these.
+    pub chosen: bool,
+    /// Which axes of the picture are logarithmic.
+    pub log: [Option<bool>; 2],
+}
+
+/// More points than anybody waits for.
+const MOST_POINTS: usize = 10_000;
+
+/// Flags that are about one result, about many, or about neither.
+const FIXED: [&str; 15] = [
+    "vary", "y", "plot", "title", "x-label", "log", "json", "config", "help", "set", "trace",
+    "report", "format", "details", "strategy",
+];
+
+impl SweepFlags {
+    /// Whether there is a study at all.
+    pub(crate) fn is_asked_for(&self) -> bool {
+        !self.vary.is_empty()
+    }
+
+    /// Notes flags that mean something in a study only, where there is none.
+    pub(crate) fn absent(&self, problems: &mut Problems) {
+        for (flag, given) in [
+            ("--y", self.y.is_some()),
+            ("--plot", self.plot.is_some()),
+            ("--title", self.title.is_some()),
+            ("--x-label", self.x_label.is_some()),
+            ("--log", self.log.is_some()),
+        ] {
+            if given {
+                problems.say(flag, "needs --vary, for example --vary dp=1,2,4");
+            }
+        }
+    }
+
+    /// Checks every flag against a command that has `usual` fields to show.
+    pub(super) fn check(
+        &self,
+        command: &Command,
+        usual: &[&str],
+        problems: &mut Problems,
+    ) -> Option<Study> {
+        let axes: Vec<Axis> = self
+            .vary
+            .iter()
+            .filter_map(|text| {
+                let axis = Axis::parse(text).map_err(|what| problems.say("--vary", what)).ok()?;
+                for name in &axis.names {
+                    if let Err(what) = known(command, name, &axis) {
+                        problems.say("--vary", what);
+                    }
+                }
+                Some(axis)
+            })
+            .collect();
+        if let [first, second] = &axes[..]
+            && let Some(name) = first.names.iter().find(|name| second.names.contains(name))
+        {
+            problems.say("--vary", format!("{name} varies twice; name it once"));
+        }
+        if axes.len() > 2 {
+            problems.say(
+                "--vary",
+                "two are a table, more are not: join what changes together, as in \
+                 dp+global-batch=1+16,2+32",
+            );
+        }
+        let points = axes.iter().map(|axis| axis.settings.len()).fold(1, usize::saturating_mul);
+        if points > MOST_POINTS {
+            problems.say("--vary", format!("{points} points are more than {MOST_POINTS}"));
+        }
+        let fields = match &self.y {
+            Some(text) => Field::parse_all(text, problems),
+            None => usual.iter().map(|name| Field::named(name)).collect(),
+        };
+        let log = self.log(problems);
+        let study = Study { axes, fields, chosen: self.y.is_some(), log };
+        self.picture(&study, problems);
+        problems.is_empty().then_some(study)
+    }
+
+    fn log(&self, problems: &mut Problems) -> [Option<bool>; 2] {
+        match self.log.as_deref() {
+            None => [None, None],
+            Some("x") => [Some(true), Some(false)],
+            Some("y") => [Some(false), Some(true)],
+            Some("both") => [Some(true), Some(true)],
+            Some("none") => [Some(false), Some(false)],
+            Some(other) => {
+                problems.say("--log", format!("'{other}' is none of x, y, both and none"));
+                [None, None]
+            }
+        }
+    }
+
+    /// Notes what a picture cannot show.
+    fn picture(&self, study: &Study, problems: &mut Problems) {
+        let Some(path) = &self.plot else {
+            for (flag, given) in
+                [("--title", &self.title), ("--x-label", &self.x_label), ("--log", &self.log)]
+            {
+                if given.is_some() {
+                    problems.say(flag, "needs --plot, whose picture it is for");
+                }
+            }
+            return;
+        };
+        if path.is_dir() || path.file_name().is_none() {
+            problems.say("--plot", "name a file, not a directory");
+        } else if path.extension().is_none_or(|extension| extension != "svg") {
+            problems.say("--plot", "pictures are SVG: name a file that ends in .svg");
+        }
+        let fields = study.drawn();
+        let colours = study.axes.get(1).map_or(1, |axis| axis.settings.len());
+        if colours > COLOURS || fields.len() > if colours > 1 { DASHES } else { COLOURS } {
+            problems.say(
+                "--plot",
+                format!(
+                    "{} lines cannot be told apart; at most {COLOURS} colours of {DASHES} dashes can",
+                    colours * fields.len()
+                ),
+            );
+        }
+        let units: Vec<Unit> = fields.iter().map(|field| field.unit).collect();
+        if let Some(index) = units.iter().position(|unit| *unit != units[0]) {
+            problems.say(
+                "--y",
+                format!(
+                    "{} and {} have different units, and a picture has one height",
+                    fields[0].name, fields[index].name
+                ),
+            );
+        }
+    }
+}
+
+impl Study {
+    /// What a picture shows: what was asked for, or the most usual field.
+    pub(super) fn drawn(&self) -> &[Field] {
+        if self.chosen { &self.fields } else { &self.fields[..1] }
+    }
+}
+
+/// Whether a command has what varies, or what it has instead.
+fn known(command: &Command, name: &str, axis: &Axis) -> Result<(), String> {
+    if is_cluster_path(name) {
+        return Ok(());
+    }
+    let flags = || command.get_arguments().filter_map(|flag| Some((flag.get_long()?, flag)));
+    let varying = || flags().filter(|(name, _)| !FIXED.contains(name));
+    if let Some((_, flag)) = varying().find(|(long, _)| *long == name) {
+        let values = axis.settings.iter().flat_map(|setting| {
+            let of_this = |(own, _): &(&String, &String)| *own == name;
+            axis.names.iter().zip(&setting.values).find(of_this).map(|(_, value)| value)
+        });
+        let wrong = values.into_iter().find(|value| !["true", "false"].contains(&value.as_str()));
+        return match wrong {
+            Some(value) if matches!(flag.get_action(), ArgAction::SetTrue) => {
+                Err(format!("{name} is a switch: it takes false and true, not '{value}'"))
+            }
+            _ => Ok(()),
+        };
+    }
+    if flags().any(|(long, _)| long == name) {
+        return Err(format!("{name} cannot vary"));
+    }
+    let names: Vec<&str> = varying().filter(|(_, f)| !f.is_hide_set()).map(|(n, _)| n).collect();
+    let known = names.iter().copied().chain(["hosts", "device", "dimension"]);
+    Err(match nearest(name, known) {
+        Some(meant @ ("device" | "dimension")) => {
+            format!("{name}: name a field of it, as in {meant}.memory or dimension.0.bandwidth")
+        }
+        Some(meant) => format!("there is no {name} (did you mean {meant}?)"),
+        None => format!(
+            "there is no {name}; these can vary: {}, and fields of the cluster such as \
+             dimension.0.bandwidth",
+            names.join(", ")
+        ),
+    })
+}

@@ -1,0 +1,297 @@
+//! Studies: one command for many values of its flags, as a table, as JSON and as a picture.
+//!
+//! ```text
+//! axis        what varies, and the values it takes
+//! expression  arithmetic over the fields of a result
+//! field       what is shown of a result
+//! flags       the flags, and the study that they ask for
+//! table       the table for the terminal
+//! ```
+//!
+//! Every point is computed by the command itself, as if its flags had been typed; nothing here knows
+//! what a simulation is.
+
+mod axis;
+mod expression;
+mod field;
+mod flags;
+mod table;
+
+pub(crate) use flags::SweepFlags;
+
+use crate::failure::Failure;
+use crate::flags::{Origins, Problems};
+use crate::output::{Output, write};
+use crate::plot::{Along, Chart, Series};
+use axis::Setting;
+use clap::Command;
+use flags::Study;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// One changed flag, or one changed field of the cluster.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Change {
+    /// The flag's long name without dashes, or a path into the cluster.
+    pub name: String,
+    /// The value it takes.
+    pub value: String,
+}
+
+/// What a command offers to a study.
+pub(crate) struct Subject<'a> {
+    /// Its definition, which says what can vary.
+    pub command: &'a Command,
+    /// The fields that people look at, the first before all.
+    pub usual: &'a [&'a str],
+    /// The result with some changes: what `--json` prints.
+    pub result: &'a dyn Fn(&[Change]) -> Result<Value, Failure>,
+}
+
+/// A combination of values, and what came of it.
+struct Point {
+    /// One of each axis.
+    settings: Vec<Setting>,
+    /// The result, or why there is none.
+    result: Result<Value, String>,
+}
+
+/// Does a study and shows it.
+pub(crate) fn run(
+    flags: &SweepFlags,
+    subject: &Subject<'_>,
+    origins: Origins,
+    output: &Output,
+) -> Result<(), Failure> {
+    let mut problems = Problems::new(origins);
+    let Some(study) = flags.check(subject.command, subject.usual, &mut problems) else {
+        return Err(problems.into());
+    };
+    let combinations = combinations(&study);
+    let total = combinations.len();
+    let points = compute(&study, combinations, subject)?;
+    refuse(&study, &points, total)?;
+    for point in &points {
+        output.object(&object(&study, point))?;
+    }
+    if !output.is_json() {
+        output.people(&table::text(&study, &points))?;
+    }
+    for point in &points {
+        if let Err(why) = &point.result {
+            output.note(&format!("no {}: {why}", name(&study, &point.settings)));
+        }
+    }
+    if points.len() < total {
+        let done = points.len();
+        let why = anyhow::anyhow!("stopped after {done} of {total} points; no picture was drawn");
+        return Err(Failure::Run(why));
+    }
+    if let Some(path) = &flags.plot {
+        let chart = chart(flags, &study, &points);
+        write(path, chart.to_svg().as_bytes()).map_err(|error| {
+            Failure::Run(anyhow::anyhow!("{} cannot be written: {error}", path.display()))
+        })?;
+        output.note(&format!("wrote {}", path.display()));
+    }
+    Ok(())
+}
+
+/// Every combination of the axes' values, the first axis slowest.
+fn combinations(study: &Study) -> Vec<Vec<Setting>> {
+    study.axes.iter().fold(vec![Vec::new()], |so_far, axis| {
+        let extended = so_far.iter().flat_map(|begun| {
+            axis.settings.iter().map(|next| begun.iter().chain([next]).cloned().collect())
+        });
+        extended.collect()
+    })
+}
+
+/// Computes point after point, until done or interrupted.
+fn compute(
+    study: &Study,
+    combinations: Vec<Vec<Setting>>,
+    subject: &Subject<'_>,
+) -> Result<Vec<Point>, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let handler = Arc::clone(&stop);
+    // The point under way is finished first; who cannot wait for that presses twice. Without a
+    // handler Ctrl-C ends the process at once, which loses nothing but the table.
+    let _ = ctrlc::set_handler(move || {
+        if handler.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+    });
+    let bar = ProgressBar::new(combinations.len() as u64);
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} points, {eta} left") {
+        bar.set_style(style);
+    }
+    let mut points = Vec::new();
+    for settings in combinations {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let result = match (subject.result)(&changes(study, &settings)) {
+            Ok(result) => Ok(shown(study, result)?),
+            Err(Failure::Input(problems)) => Err(problems.brief()),
+            Err(other) => return Err(other),
+        };
+        points.push(Point { settings, result });
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(points)
+}
+
+fn changes(study: &Study, settings: &[Setting]) -> Vec<Change> {
+    let pairs =
+        study.axes.iter().zip(settings).flat_map(|(axis, setting)| {
+            axis.names.iter().cloned().zip(setting.values.iter().cloned())
+        });
+    pairs.map(|(name, value)| Change { name, value }).collect()
+}
+
+/// A result that has all that is to be shown of it.
+///
+/// An op that another layout has and this one lacks leaves a gap; what no result could have is wrong.
+fn shown(study: &Study, result: Value) -> Result<Value, Failure> {
+    for field in study.fields.iter().filter(|_| study.chosen) {
+        if let Err(path) = field.value(&result)
+            && !["ops.", "critical_path.", "bandwidth."].iter().any(|list| path.starts_with(list))
+        {
+            return Err(Failure::flag("--y", field::missing(&result, path)));
+        }
+    }
+    Ok(result)
+}
+
+/// Refuses a study in which some value works with none of the others, or a field with no point.
+fn refuse(study: &Study, points: &[Point], total: usize) -> Result<(), Failure> {
+    let mut problems = Problems::default();
+    let works = |point: &&Point| point.result.is_ok();
+    let failed = |point: &Point| point.result.as_ref().err().cloned();
+    if points.iter().all(|point| point.result.is_err()) {
+        let mut reasons: Vec<String> = points.iter().filter_map(failed).collect();
+        reasons.dedup();
+        // What is wrong everywhere in the same way has nothing to do with what varies.
+        if let [reason] = &reasons[..] {
+            problems.located(reason.replace("; ", "\n"));
+            return Err(problems.into());
+        }
+    }
+    for (place, axis) in study.axes.iter().enumerate().filter(|_| points.len() == total) {
+        for setting in &axis.settings {
+            let own = || points.iter().filter(|point| point.settings[place] == *setting);
+            if let (None, Some(reason)) = (own().find(works), own().find_map(failed)) {
+                let value = format!("{}={}", axis.names.join("+"), setting.values.join("+"));
+                problems.say("--vary", format!("{value}: {reason}"));
+            }
+        }
+    }
+    for field in study.fields.iter().filter(|_| study.chosen) {
+        let results = || points.iter().filter_map(|point| point.result.as_ref().ok());
+        let missing = |result| field.value(result).err().map(|path| field::missing(result, path));
+        if results().all(|result| field.value(result).is_err())
+            && let Some(why) = results().find_map(missing)
+        {
+            problems.say("--y", why);
+        }
+    }
+    if problems.is_empty() { Ok(()) } else { Err(problems.into()) }
+}
+
+/// What a point is called: `dp=4, zero=1`.
+fn name(study: &Study, settings: &[Setting]) -> String {
+    let parts = changes(study, settings);
+    let parts: Vec<String> = parts.iter().map(|c| format!("{}={}", c.name, c.value)).collect();
+    parts.join(", ")
+}
+
+/// A point as JSON: what varies, then all fields of the result.
+fn object(study: &Study, point: &Point) -> Value {
+    let varied = changes(study, &point.settings).into_iter().map(|Change { name, value }| {
+        let number = serde_json::from_str(&value).ok().filter(Value::is_number);
+        (name, number.unwrap_or(Value::String(value)))
+    });
+    let mut fields = Map::new();
+    fields.insert("vary".to_owned(), Value::Object(varied.collect()));
+    match &point.result {
+        Ok(Value::Object(result)) => fields.extend(result.clone()),
+        Ok(other) => drop(fields.insert("result".to_owned(), other.clone())),
+        Err(why) => drop(fields.insert("skipped".to_owned(), Value::String(why.clone()))),
+    }
+    Value::Object(fields)
+}
+
+fn chart(flags: &SweepFlags, study: &Study, points: &[Point]) -> Chart {
+    let bottom = &study.axes[0];
+    let fields = study.drawn();
+    let several = fields.len() > 1;
+    let names: Vec<Option<&Setting>> = match study.axes.get(1) {
+        Some(axis) => axis.settings.iter().map(Some).collect(),
+        None => vec![None],
+    };
+    let mut series = Vec::new();
+    for (line, across) in names.iter().enumerate() {
+        for (index, field) in fields.iter().enumerate() {
+            let values = bottom.settings.iter().map(|setting| {
+                let here = |point: &&Point| {
+                    point.settings[0] == *setting && point.settings.get(1) == *across
+                };
+                let result = points.iter().find(here)?.result.as_ref().ok()?;
+                field.value(result).ok().filter(|value| value.is_finite())
+            });
+            let (name, colour, dash) = match across {
+                Some(setting) => (series_name(study, setting), line, index),
+                None => (String::new(), index, 0),
+            };
+            let name = match (name.is_empty(), several) {
+                (false, false) => name,
+                (false, true) => format!("{name}, {}", field.name),
+                (true, true) => field.name.clone(),
+                (true, false) => String::new(),
+            };
+            series.push(Series { name, colour, dash, values: values.collect() });
+        }
+    }
+    let x = match bottom.numbers() {
+        Some(numbers) => Along::Numbers(numbers),
+        None => Along::Words(bottom.settings.iter().map(|s| s.label.clone()).collect()),
+    };
+    let y_label = if several { common(fields[0].unit) } else { fields[0].name.clone() };
+    Chart {
+        title: flags.title.clone(),
+        x,
+        x_label: flags.x_label.clone().unwrap_or_else(|| bottom.title().to_owned()),
+        y_label,
+        unit: fields[0].unit,
+        series,
+        log: study.log,
+    }
+}
+
+/// What a line is called: a bare number says too little.
+fn series_name(study: &Study, setting: &Setting) -> String {
+    let plain = setting.label == setting.values[0] && setting.label.parse::<f64>().is_ok();
+    let switch = ["true", "false"].contains(&setting.label.as_str());
+    match study.axes.get(1) {
+        Some(axis) if plain || switch => format!("{} {}", axis.title(), setting.label),
+        _ => setting.label.clone(),
+    }
+}
+
+/// What a height counts where several fields share it.
+fn common(unit: crate::plot::Unit) -> String {
+    use crate::plot::Unit;
+    match unit {
+        Unit::Time => "time",
+        Unit::Size => "memory",
+        Unit::Rate => "rate",
+        Unit::Work => "arithmetic",
+        Unit::Share => "share",
+        Unit::Plain | Unit::Times => "value",
+    }
+    .to_owned()
+}
