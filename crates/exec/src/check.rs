@@ -9,6 +9,12 @@ use paceline_plan::program::{LocalOp, Op, Plan, Program, Template};
 /// The kernels of every template that some role uses, by template.
 pub(crate) type Kernels = Vec<Vec<Kernel>>;
 
+/// Whether a plan can be run, before anything is started for it.
+pub fn can_run(plan: &Plan) -> Result<(), ExecError> {
+    check(plan)?;
+    vocabulary(plan).map(|_| ())
+}
+
 /// Finds the kernels of a plan, or the first thing in it that cannot be run.
 pub(crate) fn check(plan: &Plan) -> Result<Kernels, ExecError> {
     if plan.mesh.cp > 1 {

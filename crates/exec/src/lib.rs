@@ -40,6 +40,7 @@ mod shard;
 mod train;
 mod update;
 
+pub use check::can_run;
 pub use error::{ExecError, Fault};
 pub use options::TrainOptions;
 pub use outcome::{IterationReport, Outcome, Parameters};

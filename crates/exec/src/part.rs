@@ -120,7 +120,10 @@ impl Ears {
                 let sight = try_hear(transport, *rank, (Subject::Sight, heard), Sight::decode);
                 sight.map_err(during(LEADER, "hearing of an iteration"))
             };
-            while let Some(sight) = next(transport, *heard)? {
+            // Whoever has said all may have left already.
+            while *heard < self.own
+                && let Some(sight) = next(transport, *heard)?
+            {
                 *heard += 1;
                 reports.hear(*rank, readable(sight, *rank)?).iter().for_each(&mut *report);
             }

@@ -12,6 +12,10 @@ pub(crate) enum Failure {
     Input(Problems),
     /// The request was right and the run failed: exit status 1.
     Run(anyhow::Error),
+    /// The run failed, and whoever started this rank says why: exit status 1.
+    Told,
+    /// The user did not want to wait for the end of an iteration: exit status 130.
+    Interrupted,
     /// Whoever read the output has seen enough, as `head` has: not a failure at all.
     Closed,
 }
@@ -22,7 +26,7 @@ impl Failure {
         match self {
             Self::Input(problems) => Some(problems.to_string()),
             Self::Run(error) => Some(format!("error: {error:#}")),
-            Self::Closed => None,
+            Self::Told | Self::Interrupted | Self::Closed => None,
         }
     }
 
@@ -30,7 +34,8 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             Self::Input(_) => ExitCode::from(2),
-            Self::Run(_) => ExitCode::FAILURE,
+            Self::Run(_) | Self::Told => ExitCode::FAILURE,
+            Self::Interrupted => ExitCode::from(130),
             Self::Closed => ExitCode::SUCCESS,
         }
     }

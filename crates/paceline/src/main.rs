@@ -4,6 +4,7 @@
 //! commands   one enum of commands, one file each: what each does, step by step
 //! estimate   a whole training run, from one predicted iteration
 //! flags      what a person typed → what a library takes; all problems at once
+//! launch     one command, many processes: starting ranks and watching them
 //! output     lines for people, lines of JSON, files that are whole or absent
 //! overview   a plan and a simulation in words a person reads in one screen
 //! plot       charts as SVG
@@ -17,6 +18,7 @@ mod commands;
 mod estimate;
 mod failure;
 mod flags;
+mod launch;
 mod output;
 mod overview;
 mod plot;

@@ -4,6 +4,7 @@ mod cli {
     mod config;
     mod input;
     mod json;
+    mod processes;
     mod runs;
     mod studies;
     pub(crate) mod support;

@@ -3,7 +3,7 @@
 use super::train::Job;
 use crate::failure::Failure;
 use crate::flags::{
-    ClusterFlags, CommonFlags, Origins, Problems, StrategyFlags, Training, TrainingFlags,
+    ClusterFlags, CommonFlags, Launch, Origins, Problems, StrategyFlags, Training, TrainingFlags,
 };
 use clap::Args;
 
@@ -47,6 +47,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let mut problems = Problems::new(origins);
     let defaults = Training { iterations: ITERATIONS, ..Training::default() };
     let training = training.check(&defaults, &mut problems);
-    let job = Job::check(&strategy, &ClusterFlags::default(), training, problems)?;
+    let launch = Launch::default();
+    let job = Job::check(&strategy, &ClusterFlags::default(), training, launch, problems)?;
     job.run(&flags.common.output())
 }

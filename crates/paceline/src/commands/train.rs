@@ -3,9 +3,10 @@
 use super::{plan::check_plan, report};
 use crate::failure::Failure;
 use crate::flags::{
-    ClusterFlags, CommonFlags, Defaults, Origins, Problems, Request, StrategyFlags, Training,
-    TrainingFlags,
+    Carrier, ClusterFlags, CommonFlags, Defaults, Launch, LaunchFlags, Origins, Problems, Request,
+    StrategyFlags, Training, TrainingFlags,
 };
+use crate::launch::{self, Member, Place};
 use crate::output::{
     IterationRecord, MemoryRecord, ModelRecord, Output, Progress, RunDir, RunRecord,
 };
@@ -31,8 +32,8 @@ use std::time::Duration;
 
 /// Run a plan for real, on this machine
 ///
-/// Every rank is a thread with its own memory, and messages between ranks are real. The text is
-/// built in: sentences of a small grammar whose entropy is known, so that the loss can be seen beside
+/// Every rank is a process with its own memory (or a thread, with --transport thread), and messages
+/// between ranks are real. The text is built in: sentences of a small grammar whose entropy is known, so that the loss can be seen beside
 /// the floor that no model can pass. The run's directory gets run.json, the traces of what was
 /// measured and what was simulated, both together for Perfetto (trace.json), and report.html.
 ///
@@ -46,6 +47,8 @@ pub(crate) struct Flags {
     #[command(flatten)]
     training: TrainingFlags,
     #[command(flatten)]
+    launch: LaunchFlags,
+    #[command(flatten)]
     cluster: ClusterFlags,
     #[command(flatten)]
     common: CommonFlags,
@@ -57,8 +60,8 @@ Examples:
   paceline train --model mini --pp 2 --tp 2 --global-batch 8   two stages, halved matrices
   paceline train --model mini --dp 2 --zero 3 --json           one JSON object per iteration";
 
-/// The most ranks that threads of one process can be.
-const MAX_THREADS: u32 = 1024;
+/// The most ranks that one machine can be asked to be.
+const MOST_RANKS: u32 = 1024;
 /// How long a rank waits for another before it gives up.
 const SILENCE: Duration = Duration::from_secs(60);
 
@@ -66,7 +69,8 @@ const SILENCE: Duration = Duration::from_secs(60);
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let mut problems = Problems::new(origins);
     let training = flags.training.check(&Training::default(), &mut problems);
-    let job = Job::check(&flags.strategy, &flags.cluster, training, problems)?;
+    let launch = flags.launch.check(&mut problems);
+    let job = Job::check(&flags.strategy, &flags.cluster, training, launch, problems)?;
     job.run(&flags.common.output())
 }
 
@@ -75,6 +79,9 @@ pub(super) struct Job {
     model: Model,
     plan: Plan,
     training: Training,
+    launch: Launch,
+    /// Which of the ranks this process is, if it is one.
+    place: Option<Place>,
     /// What the prediction is for.
     cluster: Cluster,
 }
@@ -84,7 +91,8 @@ impl Job {
     pub(super) fn check(
         strategy: &StrategyFlags,
         cluster: &ClusterFlags,
-        training: Training,
+        mut training: Training,
+        launch: Launch,
         mut problems: Problems,
     ) -> Result<Self, Failure> {
         let described = cluster.check(&mut problems);
@@ -97,34 +105,82 @@ impl Job {
             }
         }
         let request = strategy.check(defaults, on, &mut problems);
-        if let Some(Request { plan, .. }) = &request {
+        // Of several ranks on one machine, each would count what the others have taken.
+        let place = if problems.is_empty() { launch::place(&launch)? } else { None };
+        if let (Some(Request { plan, .. }), None) = (&request, &place) {
             can_start(plan, &mut problems);
         }
         let Some(Request { model, plan }) = request.filter(|_| problems.is_empty()) else {
             return Err(problems.into());
         };
         check_plan(&plan)?;
+        paceline_exec::can_run(&plan)?;
+        if let Some(Place { launched: Some(directory), .. }) = &place {
+            training.out = Some(directory.clone());
+        }
         let cluster = match described {
             Some(cluster) => cluster,
             None => this_machine(plan.mesh.world())?,
         };
-        Ok(Self { model, plan, training, cluster })
+        Ok(Self { model, plan, training, launch, place, cluster })
     }
 
-    /// Predicts, trains, writes the run's directory and says how it went.
-    pub(super) fn run(self, output: &Output) -> Result<(), Failure> {
+    /// Trains: as threads of this process, as processes that this one starts, or as the one of them
+    /// that this process is.
+    pub(super) fn run(mut self, output: &Output) -> Result<(), Failure> {
+        let world = self.plan.mesh.world();
+        let threads = match self.launch.transport {
+            Carrier::Thread => true,
+            Carrier::Auto => world == 1,
+            Carrier::SharedMemory | Carrier::Tcp => false,
+        };
+        match self.place.take() {
+            Some(place) => {
+                let member = launch::connect(place, &self.launch, &self.plan, &self.training)?;
+                if member.place.rank == 0 {
+                    self.lead(Some(member), output)
+                } else {
+                    self.follow(member)
+                }
+            }
+            None if threads => self.lead(None, output),
+            None => {
+                let directory = self.directory()?;
+                launch::run(world, &self.launch, directory.path())
+            }
+        }
+    }
+
+    fn directory(&self) -> Result<RunDir, Failure> {
         let named = self.training.out.as_deref();
-        let directory = RunDir::create(named, self.model.name()).map_err(|error| {
+        RunDir::create(named, self.model.name()).map_err(|error| {
             let path = named.unwrap_or(std::path::Path::new("runs")).display();
             Failure::flag("--out", format!("{path} cannot be written to: {error}"))
-        })?;
+        })
+    }
+
+    /// Runs a rank that reports to rank 0.
+    fn follow(&self, mut member: Member) -> Result<(), Failure> {
+        let options = self.options(&Arc::default());
+        let followed =
+            paceline_exec::take_part(&self.plan, &options, &mut member.transport, &mut |_| {});
+        followed.map(|_| ()).map_err(|error| {
+            member.write_flight_record(&error.to_string(), self.training.out.as_ref());
+            member.place.failed(error.into())
+        })
+    }
+
+    /// Predicts, trains, writes the run's directory and says how it went. All ranks are threads
+    /// unless this process is the first of several.
+    fn lead(self, mut member: Option<Member>, output: &Output) -> Result<(), Failure> {
+        let directory = self.directory()?;
         let mut record = self.record();
         let predicted = self.predict(&mut record);
         self.announce(&record, output)?;
 
         let (stop, progress) = (stop_on_interrupt(output), self.progress(&record));
         let mut listener_left = false;
-        let trained = paceline_exec::train(&self.plan, &self.options(&stop), &mut |iteration| {
+        let mut heard = |iteration: &IterationReport| {
             progress.advance(iteration.iteration, iteration.loss, iteration.tokens_per_s);
             record.iterations.push(IterationRecord::from(iteration));
             if output.object(&IterationEvent::from(iteration)).is_err() && !listener_left {
@@ -132,7 +188,15 @@ impl Job {
                 listener_left = true;
                 stop.store(true, Ordering::Relaxed);
             }
-        });
+        };
+        let options = self.options(&stop);
+        let trained = match &mut member {
+            None => paceline_exec::train(&self.plan, &options, &mut heard),
+            Some(Member { transport, .. }) => {
+                paceline_exec::take_part(&self.plan, &options, transport, &mut heard)
+                    .map(|outcome| outcome.expect("rank 0 gets the outcome"))
+            }
+        };
         progress.finish();
 
         let (measured, failure) = match trained {
@@ -144,8 +208,16 @@ impl Job {
                 (Some(outcome.trace), None)
             }
             Err(error) => {
-                record.failed = Some(error.to_string());
-                (None, Some(Failure::from(error)))
+                let cause = error.to_string();
+                let failure = match &member {
+                    Some(member) => {
+                        member.write_flight_record(&cause, Some(&directory.path().to_owned()));
+                        member.place.failed(error.into())
+                    }
+                    None => Failure::from(error),
+                };
+                record.failed = Some(cause);
+                (None, Some(failure))
             }
         };
         self.conclude(&mut record);
@@ -169,7 +241,7 @@ impl Job {
             threads_per_rank: self.threads_per_rank(),
             seed,
             stop: Arc::clone(stop),
-            silence: SILENCE,
+            silence: SILENCE.max(self.launch.silence),
             ..TrainOptions::default()
         }
     }
@@ -184,7 +256,7 @@ impl Job {
 
     /// What is known before the first iteration.
     fn record(&self) -> RunRecord {
-        let Self { model, plan, training, cluster } = self;
+        let Self { model, plan, training, cluster, .. } = self;
         let summary = summarize(plan);
         let mut warnings = warnings(plan, &summary, None);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -305,11 +377,11 @@ fn unfold(mut trace: Trace, plan: &Plan) -> Trace {
 /// Notes a plan that this machine cannot hold: to find out by trying could take it down.
 fn can_start(plan: &Plan, problems: &mut Problems) {
     let ranks = plan.mesh.world();
-    if ranks > MAX_THREADS {
+    if ranks > MOST_RANKS {
         problems.say(
             "--ranks",
             format!(
-                "{ranks} ranks are more than the {MAX_THREADS} threads that one process can be"
+                "{ranks} ranks are more than the {MOST_RANKS} that one machine can be asked to be"
             ),
         );
         return;

@@ -55,18 +55,12 @@ pub(crate) struct TrainingFlags {
     /// Weights for Hugging Face; not available yet
     #[arg(long, value_name = "DIR", hide = true)]
     pub export_hf: Option<String>,
-    /// How ranks exchange bytes; only auto and thread are available yet
-    #[arg(long, value_name = "TRANSPORT", hide = true)]
-    pub transport: Option<String>,
     /// Restarts after a failure; only 0 is available yet
     #[arg(long, value_name = "N", allow_negative_numbers = true, hide = true)]
     pub max_restarts: Option<String>,
     /// Going on with fewer ranks; not available yet
     #[arg(long, hide = true)]
     pub elastic: bool,
-    /// Who starts the ranks; only local is available yet
-    #[arg(long, value_name = "HOW", hide = true)]
-    pub launch: Option<String>,
 }
 
 /// A run's settings.
@@ -150,10 +144,8 @@ impl TrainingFlags {
             ("--resume", &self.resume, none),
             ("--init-from", &self.init_from, none),
             ("--export-hf", &self.export_hf, none),
-            ("--transport", &self.transport, &["auto", "thread"]),
             ("--max-restarts", &self.max_restarts, &["0"]),
             ("--elastic", &elastic, none),
-            ("--launch", &self.launch, &["local"]),
         ] {
             let Some(text) = given.as_deref().filter(|text| !available.contains(text)) else {
                 continue;
@@ -204,19 +196,13 @@ mod tests {
     fn what_is_not_available_is_never_ignored() {
         let text = |text: &str| Some(text.to_owned());
         let told = checked(|flags| {
-            flags.transport = text("tcp");
             flags.resume = text("old");
             flags.elastic = true;
-            flags.launch = text("mpi");
             flags.data = text("builtin");
             flags.lr = text("nan");
         })
         .unwrap_err();
-        assert_eq!(told.lines().count(), 6, "{told}");
-        assert!(
-            told.contains("--transport: 'tcp' is not available yet; auto and thread are"),
-            "{told}"
-        );
+        assert_eq!(told.lines().count(), 4, "{told}");
         assert!(told.contains("--resume: is not available yet"), "{told}");
     }
 }

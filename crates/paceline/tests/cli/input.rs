@@ -146,7 +146,7 @@ fn what_is_not_available_yet_says_so_and_is_not_advertised() {
     here.run("trian").refused(&["did you mean train?"]);
     for (flag, value) in [
         ("--launch", "mpi"),
-        ("--transport", "tcp"),
+        ("--transport", "mpi"),
         ("--resume", "old"),
         ("--data", "text.txt"),
         ("--dtype", "bf16"),

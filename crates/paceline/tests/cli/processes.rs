@@ -1,0 +1,244 @@
+//! Ranks that are processes: the same bits over every wire, and an end that names its cause.
+
+use super::support::Folder;
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const TRAIN: &str = "train --model mini --seq 16 --global-batch 4 --leaves 2 --json";
+/// A run that outlives any test.
+const LONG: &str = "--iterations 1000000 --silence 1 --out run";
+
+fn bits(out: &str) -> Vec<String> {
+    let objects = out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let losses = objects.filter(|object| object["event"] == "iteration");
+    losses.map(|object| object["loss_bits"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn every_transport_gives_the_same_bits() {
+    let here = Folder::new();
+    for layout in ["--dp 2", "--dp 2 --pp 2 --zero 1", "--tp 2 --sp", "--dp 2 --sync ps:1"] {
+        let run = |transport: &str| {
+            let line = format!("{TRAIN} --iterations 4 {layout} --transport {transport}");
+            let ran = here.run(&line).done();
+            let objects = ran.objects();
+            let done = objects.last().unwrap();
+            let ranks = done["peak_bytes"].as_array().map_or(0, Vec::len);
+            assert_eq!(ranks, done["planned_peak_bytes"].as_array().unwrap().len(), "{line}");
+            bits(&ran.out)
+        };
+        let expected = run("thread");
+        assert_eq!(expected.len(), 4);
+        for transport in ["shm", "tcp", "auto"] {
+            assert_eq!(run(transport), expected, "{layout} over {transport}");
+        }
+    }
+}
+
+#[test]
+fn read_reduce_reads_arenas_in_place() {
+    let here = Folder::new();
+    let run = |how: &str| {
+        let line = format!("{TRAIN} --iterations 4 --dp 2 {how}");
+        bits(&here.run(&line).done().out)
+    };
+    let expected = run("--collective direct --transport thread");
+    assert_eq!(run("--collective read-reduce --transport shm"), expected);
+    assert_eq!(run("--collective read-reduce --transport tcp"), expected);
+}
+
+/// A run in the background, whose ranks can be found and hurt.
+struct Running {
+    child: Option<Child>,
+    ranks: Vec<u32>,
+}
+
+impl Running {
+    /// Starts, and waits until the first iterations are done.
+    fn start(here: &Folder, line: &str) -> Self {
+        let mut child = here
+            .command()
+            .args(line.split_whitespace())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+        for _ in 0..2 {
+            let line = lines.next().expect("the run has begun").unwrap();
+            assert!(line.contains("iteration"), "{line}");
+        }
+        let mut ranks = children(child.id());
+        // By rank: they were started in order.
+        ranks.sort_unstable();
+        Self { child: Some(child), ranks }
+    }
+
+    fn signal(&self, pid: u32, signal: &str) {
+        let done = Command::new("kill").args([signal, &pid.to_string()]).status().unwrap();
+        assert!(done.success());
+    }
+
+    fn launcher(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
+    }
+
+    /// Waits for the end, which must come, and come for every process.
+    fn end(mut self) -> (Option<i32>, String, String) {
+        let mut child = self.child.take().unwrap();
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let read = |mut from: Box<dyn std::io::Read + Send>| {
+            std::thread::spawn(move || {
+                let mut text = String::new();
+                from.read_to_string(&mut text).unwrap();
+                text
+            })
+        };
+        let (out, err) = (read(Box::new(stdout.unwrap())), read(Box::new(stderr.unwrap())));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let status = loop {
+            match child.try_wait().unwrap() {
+                Some(status) => break status,
+                None if Instant::now() > deadline => {
+                    let _ = child.kill();
+                    panic!("the launcher hangs: {}", err.join().unwrap());
+                }
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        for rank in &self.ranks {
+            assert!(!fs::exists(format!("/proc/{rank}")).unwrap(), "process {rank} is left");
+        }
+        (status.code(), out.join().unwrap(), err.join().unwrap())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+        }
+    }
+}
+
+fn children(of: u32) -> Vec<u32> {
+    let parent = |pid: u32| {
+        let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name in parentheses may hold anything, spaces too.
+        text[text.rfind(')')? + 1..].split_whitespace().nth(1)?.parse::<u32>().ok()
+    };
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| parent(*pid) == Some(of)).collect()
+}
+
+#[test]
+fn a_killed_rank_is_named_by_launcher_and_survivors() {
+    for (transport, victim) in [("shm", 1), ("tcp", 2), ("auto", 0)] {
+        let here = Folder::new();
+        let running =
+            Running::start(&here, &format!("{TRAIN} {LONG} --dp 2 --pp 2 --transport {transport}"));
+        assert_eq!(running.ranks.len(), 4);
+        running.signal(running.ranks[victim], "-KILL");
+        let (code, _, err) = running.end();
+        assert_eq!(code, Some(1), "{err}");
+        let causes: Vec<_> = err.lines().filter(|line| line.starts_with("error:")).collect();
+        assert_eq!(causes.len(), 1, "one cause, no avalanche: {err}");
+        assert!(causes[0].contains(&format!("rank {victim} on ")), "{err}");
+        assert!(causes[0].contains("ended by signal 9"), "{err}");
+        for survivor in (0..4).filter(|rank| *rank != victim) {
+            let path = here.path().join(format!("run/flight-{survivor}.txt"));
+            let record = fs::read_to_string(&path).unwrap();
+            let first = record.lines().next().unwrap();
+            assert!(first.contains(&format!("rank {victim} on ")), "{transport}: {first}");
+            assert!(record.contains("messages, the last"), "{record}");
+        }
+    }
+}
+
+#[test]
+fn a_stopped_rank_is_given_up_within_the_bound() {
+    let here = Folder::new();
+    let running = Running::start(&here, &format!("{TRAIN} {LONG} --dp 2 --transport shm"));
+    running.signal(running.ranks[1], "-STOP");
+    let (code, _, err) = running.end();
+    assert_eq!(code, Some(1), "{err}");
+    assert!(err.contains("rank 1 on ") && err.contains("stopped answering"), "{err}");
+}
+
+#[test]
+fn an_interrupt_ends_the_run_after_an_iteration_with_its_files() {
+    let here = Folder::new();
+    let running = Running::start(&here, &format!("{TRAIN} {LONG} --dp 2 --transport tcp"));
+    running.signal(running.launcher(), "-INT");
+    let (code, out, err) = running.end();
+    assert_eq!(code, Some(0), "{err}");
+    let done: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+    assert_eq!((&done["event"], &done["stopped"]), (&"done".into(), &true.into()));
+    assert!(here.path().join("run/report.html").is_file());
+}
+
+#[test]
+fn ranks_do_not_outlive_their_launcher() {
+    let here = Folder::new();
+    let mut running = Running::start(&here, &format!("{TRAIN} {LONG} --dp 2 --transport shm"));
+    running.signal(running.launcher(), "-KILL");
+    running.child.take().unwrap().wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while running.ranks.iter().any(|rank| fs::exists(format!("/proc/{rank}/exe")).unwrap_or(false))
+    {
+        assert!(Instant::now() < deadline, "ranks are left");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Starts one rank as another launcher would.
+fn foreign(here: &Folder, line: &str, rank: u32, port: u16) -> Child {
+    here.command()
+        .args(line.split_whitespace())
+        .args(["--launch", "env"])
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", "2")
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", port.to_string())
+        .env("PACELINE_SECRET", "known to these two ranks alone")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[test]
+fn ranks_of_another_launcher_find_each_other() {
+    let here = Folder::new();
+    let expected = bits(&here.run(&format!("{TRAIN} --iterations 3 --dp 2")).done().out);
+    let port = free_port();
+    let line = format!("{TRAIN} --iterations 3 --dp 2 --out run");
+    let ranks = [0, 1].map(|rank| foreign(&here, &line, rank, port));
+    let [first, second] = ranks.map(|rank| rank.wait_with_output().unwrap());
+    assert!(first.status.success(), "{}", String::from_utf8_lossy(&first.stderr));
+    assert!(second.status.success(), "{}", String::from_utf8_lossy(&second.stderr));
+    assert_eq!(bits(&String::from_utf8(first.stdout).unwrap()), expected);
+    assert!(second.stdout.is_empty(), "rank 0 speaks for both");
+}
+
+#[test]
+fn ranks_with_different_plans_do_not_start() {
+    let here = Folder::new();
+    let port = free_port();
+    let line = format!("{TRAIN} --iterations 3 --dp 2 --out run");
+    let ranks = [("--micro-batch 1", 0), ("--micro-batch 2", 1)]
+        .map(|(other, rank)| foreign(&here, &format!("{line} {other}"), rank, port));
+    for Output { status, stderr, .. } in ranks.map(|rank| rank.wait_with_output().unwrap()) {
+        let err = String::from_utf8(stderr).unwrap();
+        assert_eq!(status.code(), Some(1), "{err}");
+        assert!(err.contains("ranks disagree about the strategy's micro_batch"), "{err}");
+    }
+}
