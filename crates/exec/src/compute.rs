@@ -42,8 +42,10 @@ impl<'p> Compute<'p> {
         let program = plan.program(place.rank);
         let rows = plan.strategy.micro_batch * plan.strategy.seq;
         let templates = program.segments.iter().map(|segment| segment.template as usize);
-        let workspace =
-            templates.map(|t| workspace(&plan.templates[t], &kernels[t])).max().unwrap_or(0);
+        let workspace = templates
+            .map(|t| workspace(&plan.templates[t], &kernels[t], pool.threads()))
+            .max()
+            .unwrap_or(0);
         Self {
             plan,
             program,
@@ -142,14 +144,27 @@ impl<'p> Compute<'p> {
                 }
             }
             Kernel::Linear => {
-                linear::forward(on.linear(), on.input(0), on.param(0), on.output(0));
+                linear::forward(&self.pool, on.linear(), on.input(0), on.param(0), on.output(0));
             }
             Kernel::LinearInput => {
-                linear::input_gradient(on.linear(), on.input(0), on.param(0), on.output(0));
+                linear::input_gradient(
+                    &self.pool,
+                    on.linear(),
+                    on.input(0),
+                    on.param(0),
+                    on.output(0),
+                );
             }
             Kernel::LinearWeight => {
                 let dw = on.gradient(0);
-                linear::weight_gradient(on.linear(), on.input(0), on.input(1), dw, mode);
+                linear::weight_gradient(
+                    &self.pool,
+                    on.linear(),
+                    on.input(0),
+                    on.input(1),
+                    dw,
+                    mode,
+                );
             }
             Kernel::Bias => {
                 linear::bias_forward(on.rows(0), on.input(0), on.param(0), on.output(0));
@@ -165,14 +180,18 @@ impl<'p> Compute<'p> {
             }
             Kernel::Attention(shape) => {
                 let shape = shape.with_rows(on.rows(0).rows);
-                let workspace = &mut self.workspace[..shape.forward_workspace()];
-                attention::forward(shape, on.input(0), on.output(0), on.output(1), workspace);
+                let own = shape.forward_workspace();
+                let workspace = &mut self.workspace[..self.pool.threads() * own];
+                let (out, lse) = (on.output(0), on.output(1));
+                attention::forward(&self.pool, shape, on.input(0), out, lse, workspace);
             }
             Kernel::AttentionInput(shape) => {
                 let shape = shape.with_rows(on.rows(0).rows);
-                let workspace = &mut self.workspace[..shape.backward_workspace()];
+                let own = shape.backward_workspace();
+                let workspace = &mut self.workspace[..self.pool.threads() * own];
                 let (dout, qkv, out, lse) = (on.input(0), on.input(1), on.input(2), on.input(3));
-                attention::backward(shape, dout, qkv, out, lse, on.output(0), workspace);
+                let dqkv = on.output(0);
+                attention::backward(&self.pool, shape, dout, qkv, out, lse, dqkv, workspace);
             }
             Kernel::Activation(function) => {
                 let forward = match function {
@@ -256,13 +275,15 @@ impl<'p> Compute<'p> {
     }
 }
 
-/// Elements of workspace that a template's operators need.
-fn workspace(template: &Template, kernels: &[Kernel]) -> usize {
+/// Elements of workspace that a template's operators need with so many threads.
+fn workspace(template: &Template, kernels: &[Kernel], threads: usize) -> usize {
     let need = |(op, kernel): (&LocalOp, &Kernel)| {
         let rows = |i: usize| template.operands[usize::from(op.inputs[i])].dims[0] as usize;
         match *kernel {
-            Kernel::Attention(shape) => shape.with_rows(rows(0)).forward_workspace(),
-            Kernel::AttentionInput(shape) => shape.with_rows(rows(0)).backward_workspace(),
+            Kernel::Attention(shape) => threads * shape.with_rows(rows(0)).forward_workspace(),
+            Kernel::AttentionInput(shape) => {
+                threads * shape.with_rows(rows(0)).backward_workspace()
+            }
             Kernel::CrossEntropy => rows(0),
             Kernel::Embedding
             | Kernel::EmbeddingWeight

@@ -11,7 +11,8 @@ use crate::Write;
 use crate::instruction_set::vectorised;
 use crate::lanes;
 use crate::math::{exp, ln_f64};
-use crate::matmul::{Operand, Product};
+use crate::matmul::{Operand, Product, Room};
+use crate::pool::{Cut, Pool, Strips, strips};
 use crate::shape::expect_len;
 
 /// The sizes of an attention operator on one microbatch.
@@ -32,15 +33,19 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// How many elements of workspace [`forward`] needs. It grows with the length of a sequence,
-    /// not with its square.
+    /// How many elements of workspace each thread needs in [`forward`]. It grows with the length of
+    /// a sequence, not with its square.
     pub fn forward_workspace(&self) -> usize {
-        BLOCK.min(self.seq).saturating_mul(self.seq)
+        let block = BLOCK.min(self.seq);
+        block.saturating_mul(self.seq.saturating_add(self.head_dim))
     }
 
-    /// How many elements of workspace [`backward`] needs.
+    /// How many elements of workspace each thread needs in [`backward`].
     pub fn backward_workspace(&self) -> usize {
-        self.forward_workspace().saturating_mul(2)
+        let block = BLOCK.min(self.seq);
+        let scores = block.saturating_mul(self.seq).saturating_mul(2);
+        let rows = self.seq.saturating_mul(2).saturating_add(block);
+        scores.saturating_add(rows.saturating_mul(self.head_dim))
     }
 
     /// The width of a fused row.
@@ -53,28 +58,28 @@ impl Shape {
         1.0 / (self.head_dim as f32).sqrt()
     }
 
-    /// The blocks of queries of one head, and where in the tensors they stand.
-    fn blocks(self) -> impl Iterator<Item = Block> {
-        let Shape { batch, seq, heads, kv_heads, head_dim, causal } = self;
-        (0..batch).flat_map(move |sequence| {
-            (0..heads).flat_map(move |head| {
-                (0..seq).step_by(BLOCK).map(move |first| {
-                    let queries = BLOCK.min(seq - first);
-                    let kv_head = head / (heads / kv_heads);
-                    let start = sequence * seq * self.width();
-                    Block {
-                        first,
-                        queries,
-                        keys: if causal { first + queries } else { seq },
-                        q: start + first * self.width() + head * head_dim,
-                        k: start + (heads + kv_head) * head_dim,
-                        v: start + (heads + kv_heads + kv_head) * head_dim,
-                        out: ((sequence * seq + first) * heads + head) * head_dim,
-                        lse: (sequence * heads + head) * seq + first,
-                    }
-                })
-            })
-        })
+    /// How many blocks of queries a sequence has.
+    fn blocks(&self) -> usize {
+        self.seq.div_ceil(BLOCK)
+    }
+
+    /// A block of queries of one head, and where in the tensors it stands.
+    fn block(self, sequence: usize, head: usize, index: usize) -> Block {
+        let Shape { seq, heads, kv_heads, head_dim, causal, .. } = self;
+        let first = index * BLOCK;
+        let queries = BLOCK.min(seq - first);
+        let kv_head = head / (heads / kv_heads);
+        let start = sequence * seq * self.width();
+        Block {
+            first,
+            queries,
+            keys: if causal { first + queries } else { seq },
+            q: start + first * self.width() + head * head_dim,
+            k: start + (heads + kv_head) * head_dim,
+            v: start + (heads + kv_heads + kv_head) * head_dim,
+            out: ((sequence * seq + first) * heads + head) * head_dim,
+            lse: (sequence * heads + head) * seq + first,
+        }
     }
 
     /// Panics on sizes that no attention has or tensors that are not of these sizes.
@@ -95,39 +100,66 @@ impl Shape {
 /// `out[batch, seq, heads * head_dim]` from `qkv[batch, seq, (heads + 2 kv_heads) * head_dim]`.
 ///
 /// Saves `lse[batch, heads, seq]`, the logarithm of the sum of the exponentials of each query's
-/// scores. `workspace` has [`Shape::forward_workspace`] elements; its contents do not matter.
-pub fn forward(shape: Shape, qkv: &[f32], out: &mut [f32], lse: &mut [f32], workspace: &mut [f32]) {
+/// scores. `workspace` has [`Shape::forward_workspace`] elements for each thread of the pool; its
+/// contents do not matter.
+pub fn forward(
+    pool: &Pool,
+    shape: Shape,
+    qkv: &[f32],
+    out: &mut [f32],
+    lse: &mut [f32],
+    workspace: &mut [f32],
+) {
     shape.expect(qkv, out, lse);
-    expect_len("workspace", workspace.len(), &[shape.forward_workspace()]);
+    let own = shape.forward_workspace();
+    expect_len("workspace", workspace.len(), &[pool.threads(), own]);
     let (width, head_dim, stride) = (shape.width(), shape.head_dim, shape.heads * shape.head_dim);
-    for block in shape.blocks() {
-        let Block { queries, keys, .. } = block;
-        let scores = &mut workspace[..queries * keys];
-        block.scores(shape, qkv, scores);
-        let lse = &mut lse[block.lse..][..queries];
-        let sums = softmax_rows(&block, shape, scores, lse);
-        Product { height: queries, width: head_dim, depth: keys }.compute(
-            Operand::rows(scores, keys),
-            Operand::rows(&qkv[block.v..], width),
-            &mut out[block.out..],
-            stride,
-            Write::Overwrite,
-        );
-        for (row, &sum) in sums[..queries].iter().enumerate() {
-            let share = 1.0 / sum;
-            for value in &mut out[block.out + row * stride..][..head_dim] {
-                *value *= share;
+    let (out, lse) = (strips(out, 1), strips(lse, 1));
+    for_each_in(
+        pool,
+        shape.batch * shape.heads * shape.blocks(),
+        workspace,
+        own,
+        |room, own, tile| {
+            let (pair, index) = (tile / shape.blocks(), tile % shape.blocks());
+            let block = shape.block(pair / shape.heads, pair % shape.heads, index);
+            let Block { queries, keys, .. } = block;
+            let (scores, rest) = own.split_at_mut(queries * keys);
+            let attended = &mut rest[..queries * head_dim];
+            block.scores(room, shape, qkv, scores);
+            // SAFETY: the statistics of this block of this head lie in the slice, and no other tile
+            // has the same.
+            let lse = unsafe { lse.piece(block.lse..block.lse + queries) };
+            let sums = softmax_rows(&block, shape, scores, lse);
+            Product { height: queries, width: head_dim, depth: keys }.compute_in(
+                room,
+                Operand::rows(scores, keys),
+                Operand::rows(&qkv[block.v..], width),
+                attended,
+                head_dim,
+                Write::Overwrite,
+            );
+            for (row, attended) in attended.chunks_exact(head_dim).enumerate() {
+                let share = 1.0 / sums[row];
+                let at = block.out + row * stride;
+                // SAFETY: as above, for one head's part of a row of the output.
+                let out = unsafe { out.piece(at..at + head_dim) };
+                for (out, &value) in out.iter_mut().zip(attended) {
+                    *out = value * share;
+                }
             }
-        }
-    }
+        },
+    );
 }
 
 /// `dqkv` from the gradient of the output and what the forward pass read and saved.
 ///
-/// `workspace` has [`Shape::backward_workspace`] elements; its contents do not matter. The
-/// gradients of a key or value head are added up over the query heads that share it, in their
-/// order, and over the blocks of queries from the first token to the last.
+/// `workspace` has [`Shape::backward_workspace`] elements for each thread of the pool; its contents
+/// do not matter. The gradients of a key or value head are added up over the query heads that share
+/// it, in their order, and over the blocks of queries from the first token to the last.
+#[expect(clippy::too_many_arguments, reason = "one name per tensor of the operator")]
 pub fn backward(
+    pool: &Pool,
     shape: Shape,
     dout: &[f32],
     qkv: &[f32],
@@ -139,49 +171,123 @@ pub fn backward(
     shape.expect(qkv, out, lse);
     expect_len("dout", dout.len(), &[out.len()]);
     expect_len("dqkv", dqkv.len(), &[qkv.len()]);
-    expect_len("workspace", workspace.len(), &[shape.backward_workspace()]);
-    let (width, head_dim, stride) = (shape.width(), shape.head_dim, shape.heads * shape.head_dim);
-    let (probabilities, gradients) = workspace.split_at_mut(shape.forward_workspace());
-    dqkv.fill(0.0);
-    for block in shape.blocks() {
-        let Block { queries, keys, .. } = block;
-        let (p, ds) = (&mut probabilities[..queries * keys], &mut gradients[..queries * keys]);
-        let dout_block = &dout[block.out..];
-        let to_scores = Product { height: queries, width: keys, depth: head_dim };
-        let to_keys = Product { height: keys, width: head_dim, depth: queries };
+    let own = shape.backward_workspace();
+    expect_len("workspace", workspace.len(), &[pool.threads(), own]);
+    let saved = Saved { dout, qkv, out, lse };
+    let dqkv = strips(dqkv, 1);
+    for_each_in(pool, shape.batch * shape.kv_heads, workspace, own, |room, own, tile| {
+        let (sequence, kv_head) = (tile / shape.kv_heads, tile % shape.kv_heads);
+        saved.backward_of(shape, sequence, kv_head, room, own, &dqkv);
+    });
+}
 
-        block.scores(shape, qkv, p);
-        to_scores.compute(
-            Operand::rows(dout_block, stride),
-            Operand::transposed(&qkv[block.v..], width),
-            ds,
-            keys,
-            Write::Overwrite,
-        );
-        score_gradients(&block, shape, (dout_block, &out[block.out..]), lse, p, ds);
+/// What the backward pass reads.
+#[derive(Clone, Copy)]
+struct Saved<'a> {
+    dout: &'a [f32],
+    qkv: &'a [f32],
+    out: &'a [f32],
+    lse: &'a [f32],
+}
 
-        to_keys.compute(
-            Operand::transposed(p, keys),
-            Operand::rows(dout_block, stride),
-            &mut dqkv[block.v..],
-            width,
-            Write::Accumulate,
-        );
-        to_keys.compute(
-            Operand::transposed(ds, keys),
-            Operand::rows(&qkv[block.q..], width),
-            &mut dqkv[block.k..],
-            width,
-            Write::Accumulate,
-        );
-        Product { height: queries, width: head_dim, depth: keys }.compute(
-            Operand::rows(ds, keys),
-            Operand::rows(&qkv[block.k..], width),
-            &mut dqkv[block.q..],
-            width,
-            Write::Overwrite,
-        );
+impl Saved<'_> {
+    /// The gradients of one key and value head of a sequence, and of the query heads it serves.
+    fn backward_of(
+        self,
+        shape: Shape,
+        sequence: usize,
+        kv_head: usize,
+        room: &mut Room,
+        own: &mut [f32],
+        dqkv: &Strips<'_, f32>,
+    ) {
+        let Shape { seq, head_dim, .. } = shape;
+        let (width, stride) = (shape.width(), shape.heads * head_dim);
+        let group = shape.heads / shape.kv_heads;
+        let (probabilities, own) = own.split_at_mut(BLOCK.min(seq) * seq);
+        let (gradients, own) = own.split_at_mut(BLOCK.min(seq) * seq);
+        let (dk, own) = own.split_at_mut(seq * head_dim);
+        let (dv, dq) = own.split_at_mut(seq * head_dim);
+        dk.fill(0.0);
+        dv.fill(0.0);
+        let write = |rows: &[f32], at: usize| {
+            for (row, values) in rows.chunks_exact(head_dim).enumerate() {
+                let at = at + row * width;
+                // SAFETY: `at` is a place of this key head, or of a query head that it serves, in
+                // the rows of this sequence: inside the slice, and no other tile writes there.
+                let part = unsafe { dqkv.piece(at..at + head_dim) };
+                part.copy_from_slice(values);
+            }
+        };
+        let mut places = (0, 0);
+        for head in kv_head * group..(kv_head + 1) * group {
+            for index in 0..shape.blocks() {
+                let block = shape.block(sequence, head, index);
+                let Block { queries, keys, .. } = block;
+                let p = &mut probabilities[..queries * keys];
+                let ds = &mut gradients[..queries * keys];
+                let dout = &self.dout[block.out..];
+                places = (block.k, block.v);
+
+                block.scores(room, shape, self.qkv, p);
+                Product { height: queries, width: keys, depth: head_dim }.compute_in(
+                    room,
+                    Operand::rows(dout, stride),
+                    Operand::transposed(&self.qkv[block.v..], width),
+                    ds,
+                    keys,
+                    Write::Overwrite,
+                );
+                score_gradients(&block, shape, (dout, &self.out[block.out..]), self.lse, p, ds);
+
+                let to_keys = Product { height: keys, width: head_dim, depth: queries };
+                for (by, rows, apart, gradient) in
+                    [(&*p, dout, stride, &mut *dv), (&*ds, &self.qkv[block.q..], width, &mut *dk)]
+                {
+                    to_keys.compute_in(
+                        room,
+                        Operand::transposed(by, keys),
+                        Operand::rows(rows, apart),
+                        gradient,
+                        head_dim,
+                        Write::Accumulate,
+                    );
+                }
+                let dq = &mut dq[..queries * head_dim];
+                Product { height: queries, width: head_dim, depth: keys }.compute_in(
+                    room,
+                    Operand::rows(ds, keys),
+                    Operand::rows(&self.qkv[block.k..], width),
+                    dq,
+                    head_dim,
+                    Write::Overwrite,
+                );
+                write(dq, block.q);
+            }
+        }
+        if seq > 0 {
+            write(dk, places.0);
+            write(dv, places.1);
+        }
     }
+}
+
+/// Calls `body` for each tile with room for products and `own` elements of the workspace.
+fn for_each_in(
+    pool: &Pool,
+    tiles: usize,
+    workspace: &mut [f32],
+    own: usize,
+    body: impl Fn(&mut Room, &mut [f32], usize) + Sync,
+) {
+    let rooms = &mut *pool.rooms();
+    let (rooms, workspace) = (strips(&mut rooms.own, 1), strips(workspace, own));
+    pool.for_each_slot(tiles, |slot, tile| {
+        // SAFETY: a pool has a room, and the workspace a part, for every thread, and no two calls
+        // have the same slot at the same time.
+        let (room, own) = unsafe { (rooms.piece(slot..slot + 1), workspace.piece(slot..slot + 1)) };
+        body(&mut room[0], own, tile);
+    });
 }
 
 /// How many queries are processed at a time: enough to keep a matrix product busy, few enough that
@@ -204,8 +310,9 @@ struct Block {
 
 impl Block {
     /// `scores[queries, keys] = q k^T`, not yet scaled or masked.
-    fn scores(&self, shape: Shape, qkv: &[f32], scores: &mut [f32]) {
-        Product { height: self.queries, width: self.keys, depth: shape.head_dim }.compute(
+    fn scores(&self, room: &mut Room, shape: Shape, qkv: &[f32], scores: &mut [f32]) {
+        Product { height: self.queries, width: self.keys, depth: shape.head_dim }.compute_in(
+            room,
             Operand::rows(&qkv[self.q..], shape.width()),
             Operand::transposed(&qkv[self.k..], shape.width()),
             scores,
@@ -318,12 +425,18 @@ mod tests {
     }
 
     fn run(s: Shape, qkv: &[f32], dout: &[f32]) -> Run {
+        run_on(1, s, qkv, dout)
+    }
+
+    fn run_on(threads: usize, s: Shape, qkv: &[f32], dout: &[f32]) -> Run {
         let mut out = vec![f32::NAN; dout.len()];
         let mut lse = vec![f32::NAN; s.batch * s.heads * s.seq];
         let mut dqkv = vec![f32::NAN; qkv.len()];
-        forward(s, qkv, &mut out, &mut lse, &mut vec![f32::NAN; s.forward_workspace()]);
-        let mut workspace = vec![f32::NAN; s.backward_workspace()];
-        backward(s, dout, qkv, &out, &lse, &mut dqkv, &mut workspace);
+        let pool = Pool::new(threads.try_into().unwrap()).unwrap();
+        let mut workspace = vec![f32::NAN; threads * s.forward_workspace()];
+        forward(&pool, s, qkv, &mut out, &mut lse, &mut workspace);
+        let mut workspace = vec![f32::NAN; threads * s.backward_workspace()];
+        backward(&pool, s, dout, qkv, &out, &lse, &mut dqkv, &mut workspace);
         Run { out, lse, dqkv }
     }
 
@@ -394,6 +507,19 @@ mod tests {
     }
 
     #[test]
+    fn threads_do_not_change_a_bit() {
+        for kv_heads in [1, 3] {
+            let s = Shape { batch: 2, seq: 90, heads: 3, kv_heads, head_dim: 8, causal: true };
+            let (qkv, dout) = inputs(s);
+            let alone = run(s, &qkv, &dout);
+            let shared = run_on(3, s, &qkv, &dout);
+            assert_eq!(bits(&shared.out), bits(&alone.out));
+            assert_eq!(bits(&shared.lse), bits(&alone.lse));
+            assert_eq!(bits(&shared.dqkv), bits(&alone.dqkv));
+        }
+    }
+
+    #[test]
     fn large_scores_do_not_overflow() {
         let s = Shape { batch: 1, seq: 5, heads: 1, kv_heads: 1, head_dim: 2, causal: true };
         let (mut qkv, dout) = inputs(s);
@@ -406,6 +532,6 @@ mod tests {
     #[should_panic(expected = "3 query heads cannot share 2 key heads equally")]
     fn uneven_groups_are_refused() {
         let s = Shape { batch: 0, seq: 0, heads: 3, kv_heads: 2, head_dim: 1, causal: true };
-        forward(s, &[], &mut [], &mut [], &mut []);
+        forward(&Pool::single(), s, &[], &mut [], &mut [], &mut []);
     }
 }

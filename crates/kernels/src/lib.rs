@@ -2,8 +2,8 @@
 //!
 //! Every operator of a model is a few functions here: its forward pass, the gradient of its input
 //! and the gradient of its weight, kept apart so that a schedule may run them at different times.
-//! The functions take slices and a small shape, allocate nothing themselves, start no thread and
-//! know nothing of ranks, plans or microbatches.
+//! The functions take slices and a small shape, allocate nothing themselves and know nothing of
+//! ranks, plans or microbatches; what is worth it is computed on the threads of a [`pool::Pool`].
 //!
 //! # Conventions
 //!
@@ -19,10 +19,10 @@
 //!
 //! Equal inputs give equal bits. Sums run in an order fixed by the shape alone (the private
 //! modules `lanes` and `matmul` state it), never by the address or the alignment of a slice, the
-//! thread, or the size of a cache. Outside matrix products no operation is fused or reassociated
-//! and the elementary functions are our own, so the bits are the same on every instruction set; a
-//! matrix product fuses its multiply-adds where the processor can, so its bits may differ between
-//! processors with and without that instruction.
+//! number of threads, or the size of a cache. Outside matrix products no operation is fused or
+//! reassociated and the elementary functions are our own, so the bits are the same on every
+//! instruction set; a matrix product fuses its multiply-adds where the processor can, so its bits
+//! differ between processors with and without that instruction, and between no others.
 
 pub mod activation;
 pub mod arena;

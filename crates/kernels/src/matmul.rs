@@ -1,21 +1,45 @@
 //! The matrix product behind every kernel that has one.
 //!
-//! Its bits depend on the three sizes and the strides, and on nothing else. They do depend on the
-//! sizes: the library treats single rows and very small results in their own ways, so a row
-//! computed alone may differ in its last bits from the same row computed among others.
+//! Operands are copied into panels (`pack`), and tiles of the result are computed from panels in
+//! registers (`tile`), after Goto and van de Geijn, "Anatomy of high-performance matrix
+//! multiplication" (2008). The loops around this keep the panels in the caches:
+//!
+//! | what | elements | where it stays |
+//! |---|---|---|
+//! | a tile of the result | 8 x 48 with AVX-512 | registers |
+//! | the rows of one piece of work, packed | [`BLOCK`] x [`DEPTH`] | second cache |
+//! | all packed panels | [`SHARED`] lines of [`DEPTH`] | third cache |
+//!
+//! An element is a sum over the depth in parts of at most [`DEPTH`] terms: a part is one chain of
+//! multiply-adds, and the parts are added in order. Nothing else has a say in its bits: not the
+//! height and width of the result, not its place in it, not the layout of the operands, not the
+//! number of threads, and not which of the instruction sets with fused multiply-adds ran.
+
+mod pack;
+mod tile;
 
 use crate::Write;
-use gemm::Parallelism;
+use crate::pool::{Cut, Pool, strips};
+use pack::{Format, Lines};
+use std::marker::PhantomData;
+use std::ops::Range;
+use tile::{Kernel, Tile};
 
-/// How many terms of an inner product are added before the partial sum goes to memory.
-///
-/// The library would choose this by the size of the processor's caches; fixing it here fixes the
-/// order of summation, and with it the bits, for every processor with the same instructions.
+/// How many terms of an inner product are added before the partial sum goes to memory. It fixes the
+/// order of summation, and so it is not tuned to a processor's caches at run time.
 const DEPTH: usize = 512;
 
-/// How many rows of the result are computed at a time, which bounds the copy of an operand that
-/// the library keeps while it works to 4 MiB.
-const HEIGHT: usize = 2048;
+/// How many rows of the result one piece of work has.
+const BLOCK: usize = 128;
+
+/// How many columns of the result one piece of work has.
+const STRIPE: usize = 192;
+
+/// How many rows or columns one thread packs at a time: whole panels of every kernel.
+const PACKED: usize = 192;
+
+/// How many rows, and how many columns, the threads of a pool pack together.
+const SHARED: usize = 1536;
 
 /// A matrix that is read: element (i, j) stands at `i * row_stride + j * column_stride`.
 #[derive(Clone, Copy)]
@@ -55,20 +79,168 @@ pub(crate) struct Product {
     pub(crate) depth: usize,
 }
 
+/// A finished part of a result, for what is done to its elements while they are in the cache.
+pub(crate) struct Finished {
+    rows: Range<usize>,
+    columns: Range<usize>,
+    c: *mut f32,
+    stride: usize,
+}
+
+impl Finished {
+    /// The rows of the result it covers.
+    pub(crate) fn rows(&self) -> Range<usize> {
+        self.rows.clone()
+    }
+
+    /// The columns of the result it covers.
+    #[cfg(test)]
+    pub(crate) fn columns(&self) -> Range<usize> {
+        self.columns.clone()
+    }
+
+    /// Its part of one of its rows.
+    #[inline(always)]
+    pub(crate) fn row(&mut self, row: usize) -> &mut [f32] {
+        assert!(self.rows.contains(&row));
+        // SAFETY: the row and the columns are those of a piece of work that one thread has to
+        // itself, inside a result that `Call::check` found within its slice.
+        unsafe {
+            let first = self.c.add(row * self.stride + self.columns.start);
+            std::slice::from_raw_parts_mut(first, self.columns.len())
+        }
+    }
+}
+
+/// Memory for packed operands.
+pub(crate) struct Room {
+    kernel: Kernel,
+    /// How many rows and columns can be packed at a time.
+    lines: usize,
+    a: Vec<f32>,
+    b: Vec<f32>,
+}
+
+impl Room {
+    /// Room for the threads of a pool together.
+    pub(crate) fn shared() -> Self {
+        Self::of(SHARED)
+    }
+
+    /// Room for one thread that computes small products by itself.
+    pub(crate) fn small() -> Self {
+        Self::of(STRIPE)
+    }
+
+    fn of(lines: usize) -> Self {
+        Self::with(Kernel::best(), lines)
+    }
+
+    fn with(kernel: Kernel, lines: usize) -> Self {
+        let room = |panel: usize| vec![0.0; lines.next_multiple_of(panel) * DEPTH];
+        Self { kernel, lines, a: room(kernel.rows), b: room(kernel.columns) }
+    }
+
+    /// How packed rows and packed columns lie in it.
+    fn formats(&self) -> (Format, Format) {
+        let Kernel { rows, columns, lanes, .. } = self.kernel;
+        (
+            Format { panel: rows, multiple: rows, room: DEPTH },
+            Format { panel: columns, multiple: lanes, room: DEPTH },
+        )
+    }
+}
+
 impl Product {
-    /// Computes `c = a b`, or `c += a b`, where the rows of `c` lie `stride` elements apart.
-    ///
-    /// Every inner product is cut into equal parts of at most [`DEPTH`] terms; a part is summed by
-    /// itself and the parts are added in order.
+    /// Computes `c = a b`, or `c += a b`, where the rows of `c` lie `stride` elements apart, with
+    /// all threads of a pool.
     pub(crate) fn compute(
         self,
+        pool: &Pool,
         a: Operand<'_>,
         b: Operand<'_>,
         c: &mut [f32],
         stride: usize,
         mode: Write,
     ) {
-        let Product { height, width, depth } = self;
+        self.compute_and(pool, a, b, c, stride, mode, &|_| {});
+    }
+
+    /// [`Product::compute`], calling `finish` once for every part of the result when its sums are
+    /// complete, on the thread that computed it.
+    #[expect(clippy::too_many_arguments, reason = "operands, result and what is done with it")]
+    pub(crate) fn compute_and(
+        self,
+        pool: &Pool,
+        a: Operand<'_>,
+        b: Operand<'_>,
+        c: &mut [f32],
+        stride: usize,
+        mode: Write,
+        finish: &(dyn Fn(Finished) + Sync),
+    ) {
+        let call = Call::new(self, a, b, c, stride, mode);
+        let rooms = &mut *pool.rooms();
+        call.run(&mut rooms.shared, &|pieces, body| pool.for_each(pieces, body), finish);
+    }
+
+    /// [`Product::compute`] on the calling thread alone: for products inside a tile of a pool.
+    pub(crate) fn compute_in(
+        self,
+        room: &mut Room,
+        a: Operand<'_>,
+        b: Operand<'_>,
+        c: &mut [f32],
+        stride: usize,
+        mode: Write,
+    ) {
+        let call = Call::new(self, a, b, c, stride, mode);
+        call.run(room, &|pieces, body| (0..pieces).for_each(body), &|_| {});
+    }
+}
+
+/// How the pieces of a product are handed out: calls the function once for each number.
+type Deal<'a> = &'a dyn Fn(usize, &(dyn Fn(usize) + Sync));
+
+/// A product whose operands and result have been found to fit its sizes.
+struct Call<'a> {
+    product: Product,
+    a: Lines<'a>,
+    b: Lines<'a>,
+    c: Target<'a>,
+    mode: Write,
+}
+
+/// The result of a product, which threads write in different places at the same time.
+#[derive(Clone, Copy)]
+struct Target<'a> {
+    data: *mut f32,
+    stride: usize,
+    borrow: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: it stands for an exclusive borrow, of which `Call::run` gives each piece of work its own
+// elements.
+unsafe impl Sync for Target<'_> {}
+
+/// Some rows, some columns and some terms of a product.
+#[derive(Clone)]
+struct Part {
+    rows: Range<usize>,
+    columns: Range<usize>,
+    terms: Range<usize>,
+}
+
+impl<'a> Call<'a> {
+    fn new(
+        product: Product,
+        a: Operand<'a>,
+        b: Operand<'a>,
+        c: &'a mut [f32],
+        stride: usize,
+        mode: Write,
+    ) -> Self {
+        let Product { height, width, depth } = product;
         a.expect("a", height, depth);
         b.expect("b", depth, width);
         let needed = extent(height, width, stride, 1);
@@ -77,52 +249,130 @@ impl Product {
             "a result of {height} x {width} with rows {stride} apart does not fit {} elements",
             c.len(),
         );
-        if height == 0 || width == 0 {
-            return;
-        }
-        if depth == 0 {
-            for row in 0..height {
-                mode.prepare(&mut c[row * stride..][..width]);
-            }
-            return;
-        }
-        let part = depth.div_ceil(depth.div_ceil(DEPTH));
-        for top in (0..height).step_by(HEIGHT) {
-            let rows = HEIGHT.min(height - top);
-            for first in (0..depth).step_by(part) {
-                let terms = part.min(depth - first);
-                let read = first > 0 || mode == Write::Accumulate;
-                // SAFETY: the three pointers address matrices of `rows` x `terms`, `terms` x
-                // `width` and `rows` x `width` elements with the given strides. They are blocks of
-                // the matrices that `expect` and the assertion above found inside their slices, so
-                // every element the product touches is in bounds; `c` is borrowed exclusively, and
-                // its rows do not overlap because they are at least `width` apart.
-                unsafe {
-                    gemm::gemm(
-                        rows,
-                        width,
-                        terms,
-                        c.as_mut_ptr().add(top * stride),
-                        1,
-                        stride as isize,
-                        read,
-                        a.data.as_ptr().add(top * a.row_stride + first * a.column_stride),
-                        a.column_stride as isize,
-                        a.row_stride as isize,
-                        b.data.as_ptr().add(first * b.row_stride),
-                        b.column_stride as isize,
-                        b.row_stride as isize,
-                        1.0f32,
-                        1.0f32,
-                        false,
-                        false,
-                        false,
-                        Parallelism::None,
-                    );
+        let c = Target { data: c.as_mut_ptr(), stride, borrow: PhantomData };
+        Self { product, a: Lines::rows(a), b: Lines::columns(b), c, mode }
+    }
+
+    /// Computes part after part; the threads work on one part together.
+    fn run(&self, room: &mut Room, deal: Deal<'_>, finish: &(dyn Fn(Finished) + Sync)) {
+        let Product { height, width, depth } = self.product;
+        let kernel = room.kernel;
+        let tall = share(height, room.lines, kernel.rows);
+        let wide = share(width, room.lines, kernel.columns);
+        let deep = share(depth, DEPTH, 1);
+        // What the room holds, by its first line and first term.
+        let mut packed = [None; 2];
+        for left in (0..width).step_by(wide) {
+            for top in (0..height).step_by(tall) {
+                let part = Part {
+                    rows: top..height.min(top + tall),
+                    columns: left..width.min(left + wide),
+                    terms: 0..0,
+                };
+                if depth == 0 {
+                    self.empty(part, finish);
+                    continue;
+                }
+                for first in (0..depth).step_by(deep) {
+                    let part = Part { terms: first..depth.min(first + deep), ..part.clone() };
+                    let wanted = [Some((top, first)), Some((left, first))];
+                    let stale = [packed[0] != wanted[0], packed[1] != wanted[1]];
+                    self.pack(room, deal, &part, stale);
+                    packed = wanted;
+                    self.multiply(room, deal, &part, finish);
                 }
             }
         }
     }
+
+    /// A sum of no terms.
+    fn empty(&self, part: Part, finish: &(dyn Fn(Finished) + Sync)) {
+        let mut finished = self.finished(part.rows, part.columns);
+        for row in finished.rows() {
+            self.mode.prepare(finished.row(row));
+        }
+        finish(finished);
+    }
+
+    /// Packs the rows and the columns of a part, as far as they are `stale`.
+    fn pack(&self, room: &mut Room, deal: Deal<'_>, part: &Part, stale: [bool; 2]) {
+        let kernel = room.kernel;
+        let (rows, columns) = room.formats();
+        let (a, b) = (strips(&mut room.a, DEPTH), strips(&mut room.b, DEPTH));
+        let sides = [(self.a, &part.rows, rows, a), (self.b, &part.columns, columns, b)];
+        let pieces = |side: usize| {
+            if stale[side] { sides[side].1.len().div_ceil(PACKED) } else { 0 }
+        };
+        let of_a = pieces(0);
+        deal(of_a + pieces(1), &|piece| {
+            let (side, piece) = if piece < of_a { (0, piece) } else { (1, piece - of_a) };
+            let (operand, lines, format, panels) = &sides[side];
+            let first = piece * PACKED;
+            let count = PACKED.min(lines.len() - first);
+            // SAFETY: the room has as many lines as are packed at a time, filled up to whole
+            // panels; every piece has its own, and each is packed once.
+            let panels =
+                unsafe { panels.piece(first..first + count.next_multiple_of(format.panel)) };
+            let lines = lines.start + first..lines.start + first + count;
+            operand.pack(kernel, lines, part.terms.clone(), *format, panels);
+        });
+    }
+
+    /// Multiplies what has been packed, piece by piece.
+    fn multiply(
+        &self,
+        room: &Room,
+        deal: Deal<'_>,
+        part: &Part,
+        finish: &(dyn Fn(Finished) + Sync),
+    ) {
+        let (kernel, depth) = (room.kernel, part.terms.len());
+        let block = BLOCK.next_multiple_of(kernel.rows);
+        let stripe = STRIPE.next_multiple_of(kernel.columns);
+        let (height, width) = (part.rows.len(), part.columns.len());
+        let down = height.div_ceil(block);
+        let add = part.terms.start > 0 || self.mode == Write::Accumulate;
+        let last = part.terms.end == self.product.depth;
+        deal(down * width.div_ceil(stripe), &|piece| {
+            let rows = piece % down * block..height.min((piece % down + 1) * block);
+            let columns = piece / down * stripe..width.min((piece / down + 1) * stripe);
+            for j in columns.clone().step_by(kernel.columns) {
+                for i in rows.clone().step_by(kernel.rows) {
+                    let at = (part.rows.start + i) * self.c.stride + part.columns.start + j;
+                    // SAFETY: the kernel was chosen for this processor. `pack` has written the
+                    // panels of `depth` terms that begin at lines `i` and `j`, each DEPTH elements
+                    // a line; the tile lies in this piece of the result, which is within its slice
+                    // and which no other piece meets.
+                    unsafe {
+                        (kernel.run)(Tile {
+                            depth,
+                            a: room.a.as_ptr().add(i * DEPTH),
+                            b: room.b.as_ptr().add(j * DEPTH),
+                            c: self.c.data.add(at),
+                            stride: self.c.stride,
+                            rows: kernel.rows.min(rows.end - i),
+                            columns: kernel.columns.min(columns.end - j),
+                            add,
+                        });
+                    }
+                }
+            }
+            if last {
+                let from = |start: usize, r: &Range<usize>| start + r.start..start + r.end;
+                let rows = from(part.rows.start, &rows);
+                finish(self.finished(rows, from(part.columns.start, &columns)));
+            }
+        });
+    }
+
+    fn finished(&self, rows: Range<usize>, columns: Range<usize>) -> Finished {
+        Finished { rows, columns, c: self.c.data, stride: self.c.stride }
+    }
+}
+
+/// The largest of equal shares of `size`, each a multiple of `unit` and at most about `most`.
+fn share(size: usize, most: usize, unit: usize) -> usize {
+    size.div_ceil(size.div_ceil(most).max(1)).next_multiple_of(unit).max(unit)
 }
 
 /// How many elements a matrix with these strides spans, or nothing when that overflows.
@@ -140,6 +390,10 @@ mod tests {
     use super::*;
     use crate::reference::{assert_close, random, widen};
     use proptest::prelude::*;
+
+    fn pool(threads: usize) -> Pool {
+        Pool::new(threads.try_into().unwrap()).unwrap()
+    }
 
     fn naive(p: Product, a: &Operand, b: &Operand) -> Vec<f64> {
         let at = |o: &Operand, i: usize, j: usize| {
@@ -159,7 +413,7 @@ mod tests {
         #[test]
         fn agrees_with_the_naive_product_in_every_layout(
             height in 0usize..40, width in 0usize..40, depth in 0usize..40,
-            pad in 0usize..5, flip in any::<(bool, bool)>(), accumulate in any::<bool>(),
+            pad in 0usize..5, threads in 1usize..4, flip in any::<(bool, bool)>(), accumulate in any::<bool>(),
         ) {
             let p = Product { height, width, depth };
             let operand = |data, rows: usize, columns: usize, flip| {
@@ -176,7 +430,8 @@ mod tests {
             let old = random("c", len);
             let mut c = old.clone();
             let mode = if accumulate { Write::Accumulate } else { Write::Overwrite };
-            p.compute(a, b, &mut c, width + pad, mode);
+            let pool = pool(threads);
+            p.compute(&pool, a, b, &mut c, width + pad, mode);
             let mut expected = widen(&old);
             for (i, row) in naive(p, &a, &b).chunks(width.max(1)).enumerate() {
                 for (j, &v) in row.iter().enumerate() {
@@ -190,12 +445,18 @@ mod tests {
 
     #[test]
     fn deep_and_tall_products_are_cut_and_joined() {
-        for (height, width, depth) in [(3, 5, 2 * DEPTH + 11), (HEIGHT + 3, 2, 7), (1, 1, DEPTH)] {
+        for (height, width, depth) in [
+            (3, 5, 2 * DEPTH + 11),
+            (SHARED + 3, 2, 7),
+            (2, SHARED + 50, 3),
+            (BLOCK + 1, STRIPE + 1, 9),
+            (1, 1, DEPTH),
+        ] {
             let p = Product { height, width, depth };
             let (da, db) = (random("a", height * depth), random("b", width * depth));
             let (a, b) = (Operand::rows(&da, depth), Operand::transposed(&db, depth));
             let mut c = vec![f32::NAN; height * width];
-            p.compute(a, b, &mut c, width, Write::Overwrite);
+            p.compute(&pool(2), a, b, &mut c, width, Write::Overwrite);
             assert_close(&c, &naive(p, &a, &b));
         }
     }
@@ -210,12 +471,94 @@ mod tests {
             b.extend(random("b", p.width * p.depth));
             let mut c = vec![0.0; p.height * p.width + shift];
             let (a, b) = (Operand::rows(&a[shift..], 61), Operand::transposed(&b[3 * shift..], 61));
-            p.compute(a, b, &mut c[shift..], 29, Write::Overwrite);
+            p.compute(&Pool::single(), a, b, &mut c[shift..], 29, Write::Overwrite);
             c[shift..].iter().map(|v| v.to_bits()).collect::<Vec<_>>()
         };
         let expected = run(0);
         for shift in 1..17 {
             assert_eq!(run(shift), expected, "shifted by {shift}");
+        }
+    }
+
+    /// One element, by the definition of the order of summation.
+    fn chain(
+        p: Product,
+        a: &Operand,
+        b: &Operand,
+        old: Option<f32>,
+        (i, j): (usize, usize),
+    ) -> f32 {
+        let part = share(p.depth, DEPTH, 1);
+        let mut total = old;
+        for first in (0..p.depth).step_by(part) {
+            let terms = first..p.depth.min(first + part);
+            let sum = terms.fold(0.0f32, |sum, k| {
+                let left = a.data[i * a.row_stride + k * a.column_stride];
+                left.mul_add(b.data[k * b.row_stride + j * b.column_stride], sum)
+            });
+            total = Some(total.map_or(sum, |total| total + sum));
+        }
+        total.unwrap_or(0.0)
+    }
+
+    /// The promise on which replicas rest: an element's bits come from the depth alone.
+    #[test]
+    fn every_fused_kernel_sums_in_the_stated_order_wherever_an_element_stands() {
+        for (height, width, depth) in [(1, 1, 1), (13, 67, 40), (150, 70, 530), (7, 200, 1300)] {
+            let p = Product { height, width, depth };
+            let (da, db) = (random("a", height * depth), random("b", width * depth));
+            let (a, b) = (Operand::rows(&da, depth), Operand::transposed(&db, depth));
+            let old = random("old", height * width);
+            for kernel in Kernel::all().into_iter().filter(Kernel::is_fused) {
+                for mode in [Write::Overwrite, Write::Accumulate] {
+                    let mut c = old.clone();
+                    let call = Call::new(p, a, b, &mut c, width, mode);
+                    let mut room = Room::with(kernel, STRIPE);
+                    call.run(&mut room, &|pieces, body| (0..pieces).for_each(body), &|_| {});
+                    for (at, &found) in c.iter().enumerate() {
+                        let before = (mode == Write::Accumulate).then_some(old[at]);
+                        let expected = chain(p, &a, &b, before, (at / width, at % width));
+                        assert_eq!(found.to_bits(), expected.to_bits(), "{p:?} {kernel:?} at {at}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_kernel_agrees_with_the_naive_product() {
+        let p = Product { height: 29, width: 83, depth: 71 };
+        let (da, db) = (random("a", 29 * 71), random("b", 83 * 71));
+        let (a, b) = (Operand::transposed(&da, 29), Operand::rows(&db, 83));
+        for kernel in Kernel::all() {
+            let mut c = vec![f32::NAN; 29 * 83];
+            let call = Call::new(p, a, b, &mut c, 83, Write::Overwrite);
+            let mut room = Room::with(kernel, STRIPE);
+            call.run(&mut room, &|pieces, body| (0..pieces).for_each(body), &|_| {});
+            assert_close(&c, &naive(p, &a, &b));
+        }
+    }
+
+    #[test]
+    fn every_element_is_finished_once_and_complete() {
+        for depth in [0, 5, DEPTH + 1] {
+            let p = Product { height: BLOCK + 9, width: 2 * STRIPE + 5, depth };
+            let (da, db) = (random("a", p.height * depth), random("b", p.width * depth));
+            let (a, b) = (Operand::rows(&da, depth), Operand::transposed(&db, depth));
+            let (mut plain, mut c) =
+                (vec![f32::NAN; p.height * p.width], vec![f32::NAN; p.height * p.width]);
+            p.compute(&pool(2), a, b, &mut plain, p.width, Write::Overwrite);
+            p.compute_and(&pool(2), a, b, &mut c, p.width, Write::Overwrite, &|mut done| {
+                for row in done.rows() {
+                    let first = done.columns().start;
+                    for (j, value) in done.row(row).iter_mut().enumerate() {
+                        *value += (row * 1000 + first + j) as f32;
+                    }
+                }
+            });
+            for (at, (&c, &plain)) in c.iter().zip(&plain).enumerate() {
+                assert_eq!(c, plain + (at / p.width * 1000 + at % p.width) as f32);
+            }
         }
     }
 
@@ -225,6 +568,7 @@ mod tests {
         let x = [0.0; 6];
         let p = Product { height: 2, width: 1, depth: 3 };
         p.compute(
+            &Pool::single(),
             Operand::rows(&x[..5], 3),
             Operand::rows(&x, 1),
             &mut [0.0; 2],
@@ -238,6 +582,7 @@ mod tests {
     fn rows_of_a_result_may_not_overlap() {
         let x = [0.0; 6];
         let p = Product { height: 2, width: 3, depth: 1 };
-        p.compute(Operand::rows(&x, 1), Operand::rows(&x, 3), &mut [0.0; 6], 2, Write::Overwrite);
+        let (a, b) = (Operand::rows(&x, 1), Operand::rows(&x, 3));
+        p.compute(&Pool::single(), a, b, &mut [0.0; 6], 2, Write::Overwrite);
     }
 }

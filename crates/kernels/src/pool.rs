@@ -9,6 +9,7 @@
 //! the next one is usually at hand, and sleep after that. A thread that wakes too late for a kernel
 //! is not waited for. Nothing here allocates once a pool is made.
 
+use crate::matmul::Room;
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -18,7 +19,7 @@ use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 mod strips;
@@ -29,6 +30,7 @@ pub use strips::{Cut, Strips, strips};
 pub struct Pool {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
+    rooms: Mutex<Rooms>,
     /// Set while a kernel runs: a kernel inside a kernel gets the calling thread alone.
     taken: AtomicBool,
 }
@@ -40,6 +42,7 @@ impl Pool {
         let mut pool = Self::single();
         let shared = Arc::new(Shared::new(threads.get() - 1));
         pool.shared = Arc::clone(&shared);
+        pool.rooms = Mutex::new(Rooms::new(threads.get()));
         for slot in 1..threads.get() {
             let shared = Arc::clone(&shared);
             let name = format!("compute {slot}");
@@ -55,6 +58,7 @@ impl Pool {
         Self {
             shared: Arc::new(Shared::new(0)),
             helpers: Vec::new(),
+            rooms: Mutex::new(Rooms::new(1)),
             taken: AtomicBool::new(false),
         }
     }
@@ -122,6 +126,26 @@ impl Pool {
             // lie within the rows that `output` was found to have.
             body(range.clone(), unsafe { output.piece(range) });
         });
+    }
+
+    /// Where the threads of this pool keep the packed operands of products.
+    pub(crate) fn rooms(&self) -> MutexGuard<'_, Rooms> {
+        // What a panic leaves in a room does not matter: its contents are always written first.
+        self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Memory for packed operands, made with the pool so that products need not ask for any.
+pub(crate) struct Rooms {
+    /// For a product that all threads compute together.
+    pub(crate) shared: Room,
+    /// By thread, for products that one thread computes by itself.
+    pub(crate) own: Vec<Room>,
+}
+
+impl Rooms {
+    fn new(threads: usize) -> Self {
+        Self { shared: Room::shared(), own: (0..threads).map(|_| Room::small()).collect() }
     }
 }
 

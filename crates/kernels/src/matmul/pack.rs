@@ -1,0 +1,215 @@
+//! Copies of operands in the order in which a tile reads them.
+//!
+//! A panel holds some neighbouring lines (rows of the left operand, columns of the right one): for
+//! each term of the sums, one element of every line. Tiles then read memory straight on, whatever
+//! the layout of the operand was, and the copy is small enough for a cache.
+
+use super::Operand;
+use super::tile::Kernel;
+use std::ops::Range;
+
+/// How panels lie in memory.
+#[derive(Clone, Copy)]
+pub(super) struct Format {
+    /// Lines of a whole panel.
+    pub(super) panel: usize,
+    /// What the lines of the last panel are filled up to a multiple of: a divisor of `panel`.
+    pub(super) multiple: usize,
+    /// How many terms a line has room for.
+    pub(super) room: usize,
+}
+
+/// The lines of an operand: element `k` of line `i` stands at `i * across + k * along`.
+#[derive(Clone, Copy)]
+pub(super) struct Lines<'a> {
+    data: &'a [f32],
+    across: usize,
+    along: usize,
+}
+
+impl<'a> Lines<'a> {
+    /// The rows of a left operand.
+    pub(super) fn rows(operand: Operand<'a>) -> Self {
+        Self { data: operand.data, across: operand.row_stride, along: operand.column_stride }
+    }
+
+    /// The columns of a right operand.
+    pub(super) fn columns(operand: Operand<'a>) -> Self {
+        Self { data: operand.data, across: operand.column_stride, along: operand.row_stride }
+    }
+
+    /// Writes the panels of some lines, `panel` lines each; one that has fewer is filled with zeros
+    /// up to a multiple of `multiple`. A panel begins every `panel * room` elements of `panels`.
+    ///
+    /// The lines and terms must be within the operand, and the terms not more than `room`.
+    pub(super) fn pack(
+        self,
+        kernel: Kernel,
+        lines: Range<usize>,
+        terms: Range<usize>,
+        format: Format,
+        panels: &mut [f32],
+    ) {
+        let Format { panel, multiple, room } = format;
+        assert!(terms.len() <= room && lines.len().div_ceil(panel) * panel * room <= panels.len());
+        let whole = lines.len() / panel * panel;
+        if self.across == 1 {
+            let lines = lines.start..lines.start + whole;
+            // A copy of a length known to the compiler is a few moves, any other a call.
+            match panel {
+                4 => self.copy::<4>(lines, terms.clone(), room, panels),
+                6 => self.copy::<6>(lines, terms.clone(), room, panels),
+                8 => self.copy::<8>(lines, terms.clone(), room, panels),
+                16 => self.copy::<16>(lines, terms.clone(), room, panels),
+                48 => self.copy::<48>(lines, terms.clone(), room, panels),
+                _ => self.gather(lines, terms.clone(), panel, panel * room, panels),
+            }
+        } else {
+            for at in (0..whole).step_by(panel) {
+                let lines = lines.start + at..lines.start + at + panel;
+                self.one(kernel, lines, terms.clone(), panel, &mut panels[at * room..]);
+            }
+        }
+        if whole < lines.len() {
+            let width = (lines.len() - whole).next_multiple_of(multiple);
+            let out = &mut panels[whole * room..][..width * terms.len()];
+            out.fill(0.0);
+            self.one(kernel, lines.start + whole..lines.end, terms, width, out);
+        }
+    }
+
+    /// Packs whole panels of lines that are neighbours, term by term.
+    fn copy<const N: usize>(
+        self,
+        lines: Range<usize>,
+        terms: Range<usize>,
+        room: usize,
+        panels: &mut [f32],
+    ) {
+        for (k, term) in terms.enumerate() {
+            let row = &self.data[term * self.along..][lines.clone()];
+            for (line, chunk) in (0..).step_by(N).zip(row.as_chunks::<N>().0) {
+                panels[line * room + k * N..][..N].copy_from_slice(chunk);
+            }
+        }
+    }
+
+    /// Packs one panel of any layout.
+    fn one(
+        self,
+        kernel: Kernel,
+        lines: Range<usize>,
+        terms: Range<usize>,
+        width: usize,
+        panel: &mut [f32],
+    ) {
+        if self.along == 1 {
+            self.turn(kernel, lines, terms, width, panel);
+        } else {
+            self.gather(lines, terms, width, 0, panel);
+        }
+    }
+
+    /// Packs panels of `width` lines element by element, which works for every layout; they begin
+    /// `apart` elements apart.
+    fn gather(
+        self,
+        lines: Range<usize>,
+        terms: Range<usize>,
+        width: usize,
+        apart: usize,
+        panels: &mut [f32],
+    ) {
+        for (i, line) in lines.enumerate() {
+            for (k, term) in terms.clone().enumerate() {
+                let at = i / width * apart + k * width + i % width;
+                panels[at] = self.data[line * self.across + term * self.along];
+            }
+        }
+    }
+
+    /// Packs lines whose terms are neighbours: a transpose, in blocks where there are whole ones.
+    fn turn(
+        self,
+        kernel: Kernel,
+        lines: Range<usize>,
+        terms: Range<usize>,
+        width: usize,
+        panel: &mut [f32],
+    ) {
+        let (whole_lines, whole_terms) = (lines.len() / 8 * 8, terms.len() / 8 * 8);
+        if whole_lines > 0 && whole_terms > 0 {
+            let last = (lines.start + whole_lines - 1) * self.across + terms.start + whole_terms;
+            assert!(last <= self.data.len());
+            for k in (0..whole_terms).step_by(8) {
+                for i in (0..whole_lines).step_by(8) {
+                    let from = (lines.start + i) * self.across + terms.start + k;
+                    // SAFETY: the processor has what the kernel needs. The last element of the last
+                    // block has just been found within the operand, and the panel has `width`
+                    // elements for each term, of which the block takes eight from `i` on.
+                    unsafe {
+                        (kernel.transpose)(
+                            self.data.as_ptr().add(from),
+                            self.across,
+                            panel.as_mut_ptr().add(k * width + i),
+                            width,
+                        );
+                    }
+                }
+            }
+        }
+        for (i, line) in lines.enumerate() {
+            let row = &self.data[line * self.across..][terms.clone()];
+            let from = if i < whole_lines { whole_terms } else { 0 };
+            for (k, &value) in row.iter().enumerate().skip(from) {
+                panel[k * width + i] = value;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::random;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(128))]
+        #[test]
+        fn panels_hold_their_lines_and_zeros(
+            lines in (0usize..9, 1usize..30), terms in (0usize..9, 0usize..20),
+            panel in prop::sample::select(vec![1usize, 4, 6, 8, 12, 16, 48]),
+            spare in 0usize..3, layout in 0usize..3,
+        ) {
+            let (lines, terms) = (lines.0..lines.0 + lines.1, terms.0..terms.0 + terms.1);
+            let data = random("data", 40 * 80);
+            let operand = match layout {
+                0 => Operand { data: &data, row_stride: 40, column_stride: 1 },
+                1 => Operand { data: &data, row_stride: 1, column_stride: 40 },
+                _ => Operand { data: &data, row_stride: 2, column_stride: 80 },
+            };
+            let format = Format { panel, multiple: if panel % 4 == 0 { 4 } else { panel }, room: terms.len() + spare };
+            for kernel in Kernel::all() {
+                for all in [Lines::rows(operand), Lines::columns(operand)] {
+                    let len = lines.len().next_multiple_of(panel) * format.room;
+                    let mut panels = vec![f32::NAN; len];
+                    all.pack(kernel, lines.clone(), terms.clone(), format, &mut panels);
+                    for first in (0..lines.len()).step_by(panel) {
+                        let count = panel.min(lines.len() - first);
+                        let width = if count == panel { panel } else { count.next_multiple_of(format.multiple) };
+                        for (k, term) in terms.clone().enumerate() {
+                            for i in 0..width {
+                                let line = lines.start + first + i;
+                                let there = i < count;
+                                let expected =
+                                    if there { data[line * all.across + term * all.along] } else { 0.0 };
+                                prop_assert_eq!(panels[first * format.room + k * width + i], expected);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

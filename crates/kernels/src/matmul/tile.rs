@@ -1,0 +1,313 @@
+//! The innermost product: one tile of the result from packed panels, kept in registers.
+//!
+//! Whatever the instruction set, an element of the tile is one chain of multiply-adds over the
+//! depth, in order. So its bits depend neither on the size of a tile nor on its place in it, and
+//! every instruction set that fuses multiply-adds gives the same ones.
+
+/// What one tile is computed from and where it goes.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    /// How many terms each element sums.
+    pub(super) depth: usize,
+    /// A panel of [`Kernel::rows`] rows: for each term, one element of every row.
+    pub(super) a: *const f32,
+    /// A panel of up to [`Kernel::columns`] columns: for each term, one element of every column, and
+    /// zeros up to the next multiple of [`Kernel::lanes`].
+    pub(super) b: *const f32,
+    /// The first element of the result.
+    pub(super) c: *mut f32,
+    /// How far its rows lie apart.
+    pub(super) stride: usize,
+    /// How many of the panel's rows the result has, at least one.
+    pub(super) rows: usize,
+    /// How many of the panel's columns the result has, at least one.
+    pub(super) columns: usize,
+    /// Whether the sums are added to what the result holds.
+    pub(super) add: bool,
+}
+
+/// A way to compute a tile.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kernel {
+    /// Rows of a panel of the left operand.
+    pub(super) rows: usize,
+    /// Columns of a full panel of the right operand, a multiple of `lanes`.
+    pub(super) columns: usize,
+    /// What the width of a panel is a multiple of.
+    pub(super) lanes: usize,
+    /// Computes a tile.
+    ///
+    /// # Safety
+    ///
+    /// The processor must have the instructions. `a` must have `depth * rows` elements to read, `b`
+    /// must have `depth` times `Tile::columns` rounded up to `lanes`, and every element of the
+    /// result must be there for reading and writing, by this thread alone.
+    pub(super) run: unsafe fn(Tile),
+    /// Transposes blocks of 8 x 8 elements.
+    ///
+    /// # Safety
+    ///
+    /// The processor must have the instructions. Eight elements must be readable at each of the
+    /// first pointer plus 0 to 7 times the first stride, and writable likewise for the second.
+    pub(super) transpose: unsafe fn(*const f32, usize, *mut f32, usize),
+}
+
+impl Kernel {
+    /// The fastest for this processor.
+    pub(super) fn best() -> Self {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        {
+            use std::arch::is_x86_feature_detected as detected;
+            if detected!("avx512f") && detected!("avx2") && detected!("fma") {
+                return AVX512;
+            }
+            if detected!("avx2") && detected!("fma") {
+                return AVX2;
+            }
+        }
+        PORTABLE
+    }
+
+    /// All that run on this processor, to be compared.
+    #[cfg(test)]
+    pub(super) fn all() -> Vec<Self> {
+        let mut all = vec![PORTABLE];
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        {
+            use std::arch::is_x86_feature_detected as detected;
+            if detected!("avx2") && detected!("fma") {
+                all.push(AVX2);
+                if detected!("avx512f") {
+                    all.push(AVX512);
+                }
+            }
+        }
+        all
+    }
+
+    /// Whether it rounds a product before adding it.
+    #[cfg(test)]
+    pub(super) fn is_fused(&self) -> bool {
+        self.columns != PORTABLE.columns || FUSED
+    }
+}
+
+/// Whether multiply-adds can be fused without asking the processor: elsewhere that is a call of a
+/// function, and far slower than two operations.
+const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+
+/// What the compiler makes of plain loops: the registers of the baseline, which are NEON's on ARM.
+const PORTABLE: Kernel =
+    Kernel { rows: 4, columns: 16, lanes: 16, run: portable, transpose: transpose_portable };
+
+unsafe fn portable(tile: Tile) {
+    let mut sums = [[0.0f32; 16]; 4];
+    for k in 0..tile.depth {
+        // SAFETY: the caller grants `depth` times 4 and 16 elements.
+        let (a, b) = unsafe { (*tile.a.add(4 * k).cast::<[f32; 4]>(), *tile.b.add(16 * k).cast()) };
+        let b: [f32; 16] = b;
+        for (sums, a) in sums.iter_mut().zip(a) {
+            for (sum, b) in sums.iter_mut().zip(b) {
+                *sum = if FUSED { a.mul_add(b, *sum) } else { *sum + a * b };
+            }
+        }
+    }
+    for (i, sums) in sums.iter().enumerate().take(tile.rows) {
+        for (j, sum) in sums.iter().enumerate().take(tile.columns) {
+            // SAFETY: the caller grants every element of the result.
+            unsafe {
+                let c = tile.c.add(i * tile.stride + j);
+                *c = if tile.add { *c + sum } else { *sum };
+            }
+        }
+    }
+}
+
+unsafe fn transpose_portable(from: *const f32, stride: usize, to: *mut f32, apart: usize) {
+    for i in 0..8 {
+        for j in 0..8 {
+            // SAFETY: the caller grants eight rows of eight elements on both sides.
+            unsafe { *to.add(j * apart + i) = *from.add(i * stride + j) };
+        }
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use x86::{AVX2, AVX512};
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod x86 {
+    use super::{Kernel, Tile};
+    use std::arch::x86_64::*;
+
+    /// 24 registers of sums, three of the right operand and one of the left, of 32.
+    pub(super) const AVX512: Kernel =
+        Kernel { rows: 8, columns: 48, lanes: 16, run: avx512, transpose };
+
+    /// 12 registers of sums, two of the right operand and one of the left, of 16.
+    pub(super) const AVX2: Kernel = Kernel { rows: 6, columns: 16, lanes: 8, run: avx2, transpose };
+
+    /// How many terms ahead the right operand is fetched: its panels stream from the second cache.
+    const AHEAD: usize = 8;
+
+    #[target_feature(enable = "avx512f")]
+    unsafe fn avx512(tile: Tile) {
+        // SAFETY: what the caller grants is what the version for this width asks for.
+        unsafe {
+            match tile.columns {
+                33.. => avx512_wide::<3>(tile),
+                17.. => avx512_wide::<2>(tile),
+                _ => avx512_wide::<1>(tile),
+            }
+        }
+    }
+
+    /// A tile of `N` registers a row.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn avx512_wide<const N: usize>(tile: Tile) {
+        let Tile { depth, mut a, mut b, c, stride, rows, columns, add } = tile;
+        let mut sums = [[_mm512_setzero_ps(); N]; 8];
+        for row in 0..rows {
+            for j in 0..N {
+                _mm_prefetch::<_MM_HINT_T0>(c.wrapping_add(row * stride + 16 * j).cast());
+            }
+            _mm_prefetch::<_MM_HINT_T0>(c.wrapping_add(row * stride + 16 * N - 1).cast());
+        }
+        for _ in 0..depth {
+            let mut right = [_mm512_setzero_ps(); N];
+            for (j, right) in right.iter_mut().enumerate() {
+                // SAFETY: the caller grants `depth` times 16 N elements at `b`.
+                *right = unsafe { _mm512_loadu_ps(b.add(16 * j)) };
+                _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(16 * (N * AHEAD + j)).cast());
+            }
+            for (i, sums) in sums.iter_mut().enumerate() {
+                // SAFETY: the caller grants `depth` times 8 elements at `a`.
+                let left = _mm512_set1_ps(unsafe { *a.add(i) });
+                for (sum, &right) in sums.iter_mut().zip(&right) {
+                    *sum = _mm512_fmadd_ps(left, right, *sum);
+                }
+            }
+            a = a.wrapping_add(8);
+            b = b.wrapping_add(16 * N);
+        }
+        for (i, sums) in sums.iter().enumerate() {
+            if i == rows {
+                break;
+            }
+            for (j, &sum) in sums.iter().enumerate() {
+                let here = columns - 16 * j;
+                let mask = if here >= 16 { !0 } else { (1 << here) - 1 };
+                // SAFETY: the caller grants every element of the result, and the mask leaves out
+                // what is beyond its columns.
+                unsafe {
+                    let c = c.add(i * stride + 16 * j);
+                    let old =
+                        if add { _mm512_maskz_loadu_ps(mask, c) } else { _mm512_setzero_ps() };
+                    let new = if add { _mm512_add_ps(old, sum) } else { sum };
+                    _mm512_mask_storeu_ps(c, mask, new);
+                }
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn avx2(tile: Tile) {
+        // SAFETY: what the caller grants is what the version for this width asks for.
+        unsafe { if tile.columns > 8 { avx2_wide::<2>(tile) } else { avx2_wide::<1>(tile) } }
+    }
+
+    /// A tile of `N` registers a row.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn avx2_wide<const N: usize>(tile: Tile) {
+        let Tile { depth, mut a, mut b, c, stride, rows, columns, add } = tile;
+        let mut sums = [[_mm256_setzero_ps(); N]; 6];
+        for _ in 0..depth {
+            let mut right = [_mm256_setzero_ps(); N];
+            for (j, right) in right.iter_mut().enumerate() {
+                // SAFETY: the caller grants `depth` times 8 N elements at `b`.
+                *right = unsafe { _mm256_loadu_ps(b.add(8 * j)) };
+            }
+            for (i, sums) in sums.iter_mut().enumerate() {
+                // SAFETY: the caller grants `depth` times 6 elements at `a`.
+                let left = _mm256_set1_ps(unsafe { *a.add(i) });
+                for (sum, &right) in sums.iter_mut().zip(&right) {
+                    *sum = _mm256_fmadd_ps(left, right, *sum);
+                }
+            }
+            a = a.wrapping_add(6);
+            b = b.wrapping_add(8 * N);
+        }
+        for (i, sums) in sums.iter().enumerate() {
+            if i == rows {
+                break;
+            }
+            for (j, &sum) in sums.iter().enumerate() {
+                let here = (columns - 8 * j).min(8) as i32;
+                let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+                let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(here), lanes);
+                // SAFETY: the caller grants every element of the result, and the mask leaves out
+                // what is beyond its columns.
+                unsafe {
+                    let c = c.add(i * stride + 8 * j);
+                    let new =
+                        if add { _mm256_add_ps(_mm256_maskload_ps(c, mask), sum) } else { sum };
+                    _mm256_maskstore_ps(c, mask, new);
+                }
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx2")]
+    unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, apart: usize) {
+        // SAFETY: the caller grants eight elements in each of eight rows.
+        let r: [__m256; 8] =
+            std::array::from_fn(|i| unsafe { _mm256_loadu_ps(from.add(i * stride)) });
+        // Pairs of rows, then fours, then the halves of all eight.
+        let pairs: [__m256; 8] = std::array::from_fn(|i| {
+            let (x, y) = (r[i / 2 * 2], r[i / 2 * 2 + 1]);
+            if i % 2 == 0 { _mm256_unpacklo_ps(x, y) } else { _mm256_unpackhi_ps(x, y) }
+        });
+        let fours: [__m256; 8] = std::array::from_fn(|i| {
+            let base = i / 4 * 4 + i % 4 / 2;
+            let (x, y) = (pairs[base], pairs[base + 2]);
+            if i % 2 == 0 {
+                _mm256_shuffle_ps::<0b01_00_01_00>(x, y)
+            } else {
+                _mm256_shuffle_ps::<0b11_10_11_10>(x, y)
+            }
+        });
+        for i in 0..8 {
+            let (x, y) = (fours[i % 4], fours[i % 4 + 4]);
+            let column = if i < 4 {
+                _mm256_permute2f128_ps::<0x20>(x, y)
+            } else {
+                _mm256_permute2f128_ps::<0x31>(x, y)
+            };
+            // SAFETY: the caller grants eight elements in each of eight rows.
+            unsafe { _mm256_storeu_ps(to.add(i * apart), column) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::random;
+
+    #[test]
+    fn blocks_are_transposed() {
+        let from = random("from", 8 * 11);
+        for kernel in Kernel::all() {
+            let mut to = vec![0.0; 8 * 9];
+            // SAFETY: `all` gives what this processor has; 8 rows of 11 and of 9 hold the blocks.
+            unsafe { (kernel.transpose)(from.as_ptr(), 11, to.as_mut_ptr(), 9) };
+            for i in 0..8 {
+                for j in 0..8 {
+                    assert_eq!(to[j * 9 + i], from[i * 11 + j]);
+                }
+            }
+        }
+    }
+}
