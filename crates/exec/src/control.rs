@@ -20,6 +20,8 @@ pub(crate) enum Subject {
     Sight,
     /// What is left of a rank at the end.
     Remains,
+    /// Where checkpoints lie.
+    Checkpoints,
 }
 
 /// Set in the channels of these messages, and in none of a plan's.

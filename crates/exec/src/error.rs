@@ -1,6 +1,7 @@
 //! What can go wrong in a run.
 
-use crate::data::CorpusError;
+use crate::checkpoint::CheckpointError;
+use crate::data::DataError;
 use paceline_comm::CommError;
 use paceline_kernels::arena::ArenaError;
 use paceline_plan::ids::Rank;
@@ -31,7 +32,10 @@ pub enum ExecError {
     },
     /// There is no data for this model.
     #[error(transparent)]
-    Corpus(#[from] CorpusError),
+    Data(#[from] DataError),
+    /// The run cannot be saved, or not go on from where it was.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// A rank's arena cannot be had.
     #[error("rank {rank}: {source}")]
     Memory {
@@ -136,6 +140,9 @@ pub enum ExecError {
 impl ExecError {
     /// Whether this rank only ended because another one failed before it.
     pub(crate) fn is_echo(&self) -> bool {
+        if let Self::Checkpoint(error) = self {
+            return error.is_echo();
+        }
         let (Self::Op { source: Fault::Comm(source), .. } | Self::Control { source, .. }) = self
         else {
             return false;
@@ -154,6 +161,9 @@ pub enum Fault {
     /// In the rank's memory.
     #[error(transparent)]
     Arena(#[from] ArenaError),
+    /// In the data.
+    #[error(transparent)]
+    Data(#[from] DataError),
     /// The op names a rank that does not exist.
     #[error("there is no such peer; validate the plan")]
     NoPeer,

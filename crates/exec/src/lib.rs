@@ -10,6 +10,7 @@
 //!                                 ─► exchange  messages and collectives, as state machines
 //!                                 ─► update    the gradient's norm and the optimizer's step
 //!                                 ─► parameters, data: where numbers come from, by logical place
+//!                                 ─► checkpoint     where they are kept, by logical name
 //! ```
 //!
 //! What is absent: gradients (the plan holds them as operators), addresses (the plan assigns them),
@@ -18,6 +19,7 @@
 #![warn(clippy::wildcard_enum_match_arm)]
 
 mod check;
+pub mod checkpoint;
 mod compute;
 mod control;
 pub mod data;
@@ -36,13 +38,14 @@ mod rank;
 mod recorder;
 mod reports;
 pub mod resident;
+pub mod safetensors;
 mod shard;
 mod train;
 mod update;
 
 pub use check::can_run;
 pub use error::{ExecError, Fault};
-pub use options::TrainOptions;
+pub use options::{Start, TrainOptions};
 pub use outcome::{IterationReport, Outcome, Parameters};
 pub use part::take_part;
 pub use train::train;

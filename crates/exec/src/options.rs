@@ -1,5 +1,7 @@
 //! What a user chooses about a run that the plan does not say.
 
+use crate::checkpoint::{Checkpoint, SaveOptions};
+use crate::data::DataSource;
 use crate::error::ExecError;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -9,7 +11,8 @@ use std::time::Duration;
 /// How to train. The plan says how the work is cut; this says how long and how fast it learns.
 #[derive(Clone, Debug)]
 pub struct TrainOptions {
-    /// How many iterations to run.
+    /// The iteration to run to, counted from the very first: a run that goes on from a checkpoint has
+    /// those before it behind it.
     pub iterations: u32,
     /// The learning rate after warmup.
     pub lr: f64,
@@ -21,14 +24,30 @@ pub struct TrainOptions {
     pub clip: Option<f64>,
     /// How many threads compute for each rank. The bits do not depend on it.
     pub threads_per_rank: NonZeroUsize,
-    /// Decides the first weights and the text.
+    /// Decides the first weights, and the text or its order.
     pub seed: u64,
+    /// What is learnt from.
+    pub data: DataSource,
+    /// What is learnt on top of.
+    pub start: Start,
+    /// Where the run is saved, if it is.
+    pub save: Option<SaveOptions>,
     /// Set from outside to end the run after the iteration that is under way.
     pub stop: Arc<AtomicBool>,
     /// A rank that hears nothing for so long while it waits gives up.
     pub silence: Duration,
     /// Whether the outcome carries the final weights, whole and by name.
     pub keep_parameters: bool,
+}
+
+/// Where a run starts.
+#[derive(Clone, Debug, Default)]
+pub enum Start {
+    /// From random weights.
+    #[default]
+    Seed,
+    /// Where another run was when it was saved, whatever its layout.
+    Checkpoint(Arc<Checkpoint>),
 }
 
 impl Default for TrainOptions {
@@ -41,6 +60,9 @@ impl Default for TrainOptions {
             clip: Some(1.0),
             threads_per_rank: NonZeroUsize::MIN,
             seed: 0,
+            data: DataSource::Builtin,
+            start: Start::Seed,
+            save: None,
             stop: Arc::default(),
             silence: Duration::from_secs(60),
             keep_parameters: false,

@@ -29,8 +29,11 @@ pub struct Outcome {
     pub arena_bytes: Vec<u64>,
     /// The most memory that each rank really used, where the system tells.
     pub peak_bytes: Option<Vec<u64>>,
-    /// The loss that no model can stay below on this text.
-    pub floor: f64,
+    /// What each rank holds beside its arena: the copy of its state that checkpoints are written
+    /// from.
+    pub copy_bytes: Vec<u64>,
+    /// The loss that no model can stay below on this text, where that is known.
+    pub floor: Option<f64>,
     /// Whether the run was ended from outside.
     pub stopped: bool,
     /// The final weights, if they were asked for.

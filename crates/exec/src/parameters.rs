@@ -36,12 +36,12 @@ pub(crate) fn initialise(
 }
 
 /// The elements of a bucket that this rank's resting weights are: all, or its part.
-fn resting(place: Place, bucket: &Bucket) -> Range<u64> {
+pub(crate) fn resting(place: Place, bucket: &Bucket) -> Range<u64> {
     if bucket.params.len == bucket.elements { 0..bucket.elements } else { place.owned(bucket) }
 }
 
 /// The elements of an entry that lie within some elements of its bucket, counted from the entry.
-fn overlap(entry: &Entry, elements: &Range<u64>) -> Range<u64> {
+pub(crate) fn overlap(entry: &Entry, elements: &Range<u64>) -> Range<u64> {
     let within = |at: u64| at.clamp(entry.offset, entry.offset + entry.elements()) - entry.offset;
     within(elements.start)..within(elements.end)
 }

@@ -4,8 +4,9 @@
 //! far to go, what was seen of an iteration, and at the end what is left of each rank.
 
 use crate::check;
+use crate::checkpoint::{SaveOptions, Shared};
 use crate::control::{LEADER, Subject, during, hear, say, try_hear};
-use crate::data::Corpus;
+use crate::data::Data;
 use crate::error::ExecError;
 use crate::horizon::{Horizon, Led};
 use crate::options::TrainOptions;
@@ -15,12 +16,15 @@ use crate::place::Place;
 use crate::rank::{Remains, Run, Sight};
 use crate::reports::Reports;
 use crate::resident::Resident;
-use crate::train::run_rank;
+use crate::train::{from, run_rank};
 use paceline_comm::{CommError, Transport};
 use paceline_plan::ids::Rank;
 use paceline_plan::program::Plan;
 use paceline_plan::trace::{Origin, Trace, TraceBuilder};
 use paceline_plan::units::Seconds;
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Runs this process's rank of a plan, which must have passed `paceline_plan::validate`. Every rank
@@ -52,15 +56,23 @@ fn attempt(
     options.check()?;
     let kernels = check::check(plan)?;
     let vocab = check::vocabulary(plan)?;
-    let corpus = Corpus::new(vocab, options.seed)?;
+    let data = Data::new(&options.data, vocab, plan.strategy.seq, options.seed)?;
     let (rank, patience) = (transport.rank(), options.silence);
     let clock =
         agree_on_clock(transport, patience).map_err(during(rank, "agreeing on the clock"))?;
+    let mut save = options.save.clone();
+    if let Some(save) = &mut save {
+        agree_on_place(save, transport, patience)
+            .map_err(during(rank, "agreeing on where checkpoints lie"))?;
+    }
+    let saving = save.as_ref().map(|save| Shared::new(save, plan, patience));
     let run = Run {
         plan,
         options,
         kernels: &kernels,
-        corpus: &corpus,
+        from: from(plan, options, &data)?,
+        data: &data,
+        saving: saving.transpose()?.map(Arc::new),
         vocab,
         horizon: Horizon::Led(Led::new(options.iterations, &options.stop, patience)),
         clock,
@@ -182,6 +194,7 @@ impl Sight {
 /// What is left of a rank, in a form that travels.
 struct Left {
     arena_bytes: u64,
+    copy_bytes: u64,
     peak_bytes: Option<u64>,
     trace: Trace,
     /// The weights by bucket, if they were asked for.
@@ -190,11 +203,12 @@ struct Left {
 
 impl Left {
     fn of(run: &Run<'_>, rank: Rank, remains: Remains, resident: &Resident) -> Self {
-        let Remains { arena_bytes, recorder, holding } = remains;
+        let Remains { arena_bytes, copy_bytes, recorder, holding } = remains;
         let mut trace = TraceBuilder::new(Origin::Measured, "", run.plan.mesh.world());
         recorder.write(run.plan, rank, &mut trace);
         Self {
             arena_bytes,
+            copy_bytes,
             peak_bytes: resident.grown(arena_bytes),
             trace: trace.finish(),
             values: holding.map(|holding| holding.values().to_vec()),
@@ -209,7 +223,7 @@ impl Left {
         })?;
         let mut bytes = Vec::new();
         let peak = self.peak_bytes.unwrap_or(u64::MAX);
-        for number in [self.arena_bytes, peak, trace.len() as u64] {
+        for number in [self.arena_bytes, self.copy_bytes, peak, trace.len() as u64] {
             bytes.extend(number.to_le_bytes());
         }
         bytes.extend(trace.as_bytes());
@@ -227,7 +241,8 @@ impl Left {
             Some(taken)
         };
         let number = |bytes: &[u8]| Some(u64::from_le_bytes(bytes.try_into().ok()?));
-        let (arena_bytes, peak) = (number(take(8)?)?, number(take(8)?)?);
+        let (arena_bytes, copy_bytes) = (number(take(8)?)?, number(take(8)?)?);
+        let peak = number(take(8)?)?;
         let length = number(take(8)?)?;
         let trace = Trace::from_json(std::str::from_utf8(take(length)?).ok()?).ok()?;
         let mut values = Vec::new();
@@ -237,6 +252,7 @@ impl Left {
         }
         Some(Self {
             arena_bytes,
+            copy_bytes,
             peak_bytes: (peak != u64::MAX).then_some(peak),
             trace,
             values: keeps_values.then_some(values),
@@ -276,7 +292,8 @@ fn gather(
         trace: trace.finish(),
         arena_bytes: left.iter().map(|left| left.arena_bytes).collect(),
         peak_bytes: left.iter().map(|left| left.peak_bytes).collect(),
-        floor: run.corpus.floor_for(plan.strategy.seq),
+        copy_bytes: left.iter().map(|left| left.copy_bytes).collect(),
+        floor: run.data.floor(),
         stopped: run.horizon.stopped(),
         parameters,
     })
@@ -288,6 +305,31 @@ fn readable<T>(decoded: Option<T>, from: Rank) -> Result<T, ExecError> {
         doing: "hearing the others",
         source: CommError::Failed { rank: from, reason: "what it said cannot be read".into() },
     })
+}
+
+/// All ranks save to the leader's directory, under the leader's attempt.
+fn agree_on_place(
+    save: &mut SaveOptions,
+    transport: &mut dyn Transport,
+    patience: Duration,
+) -> Result<(), CommError> {
+    let about = (Subject::Checkpoints, 0);
+    if transport.rank() != LEADER {
+        let place = hear(transport, LEADER, about, patience, |bytes| {
+            let (attempt, directory) = bytes.split_first_chunk::<8>()?;
+            Some((u64::from_le_bytes(*attempt), OsString::from_vec(directory.to_vec())))
+        })?;
+        let reason = "what it said of checkpoints cannot be read";
+        let place = place.ok_or(CommError::Failed { rank: LEADER, reason: reason.into() })?;
+        (save.attempt, save.directory) = (place.0, place.1.into());
+        return Ok(());
+    }
+    let mut place = save.attempt.to_le_bytes().to_vec();
+    place.extend_from_slice(save.directory.as_os_str().as_bytes());
+    for rank in (1..transport.world()).map(Rank) {
+        say(transport, rank, about, &place)?;
+    }
+    Ok(())
 }
 
 /// How often a rank asks for the leader's time. The answer that came back soonest counts.

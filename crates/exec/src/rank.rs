@@ -5,14 +5,17 @@
 //! any two computations. When no lane can move, the rank waits for a message.
 
 use crate::check::Kernels;
+use crate::checkpoint::{
+    DataPosition, Saver, Shared, TrainingState, restore_moments, restore_weights,
+};
 use crate::compute::Compute;
 use crate::control::during;
-use crate::data::{Corpus, sample_start};
+use crate::data::Data;
 use crate::error::{ExecError, Fault};
 use crate::exchange::{Exchanges, Flight};
 use crate::horizon::Horizon;
 use crate::memory::Memory;
-use crate::options::TrainOptions;
+use crate::options::{Start, TrainOptions};
 use crate::parameters::{self, Holding};
 use crate::place::Place;
 use crate::queue::Queue;
@@ -26,6 +29,7 @@ use paceline_plan::ids::{BufferId, LaneId, Microbatch, OpId};
 use paceline_plan::program::{AccumulateMode, LoadKind, Op, Plan, Program, Section, View};
 use paceline_plan::units::Seconds;
 use paceline_plan::validate::describe;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What all ranks of a run share.
@@ -34,10 +38,29 @@ pub(crate) struct Run<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) options: &'a TrainOptions,
     pub(crate) kernels: &'a Kernels,
-    pub(crate) corpus: &'a Corpus,
+    pub(crate) data: &'a Data,
+    pub(crate) from: From,
+    pub(crate) saving: Option<Arc<Shared>>,
     pub(crate) vocab: u32,
     pub(crate) horizon: Horizon<'a>,
     pub(crate) clock: Instant,
+}
+
+/// Where a run begins.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct From {
+    /// Iterations that are behind it.
+    pub(crate) iteration: u32,
+    /// Samples that are behind it.
+    pub(crate) samples: u64,
+}
+
+impl From {
+    /// Samples that are behind an iteration's first one.
+    pub(crate) fn samples_before(self, iteration: u32, global_batch: u64) -> u64 {
+        let iterations = u64::from(iteration.saturating_sub(self.iteration));
+        self.samples.wrapping_add(iterations.wrapping_mul(global_batch))
+    }
 }
 
 /// What a rank sees at the end of an iteration, where its program says that it has it.
@@ -60,6 +83,7 @@ pub(crate) type Tell<'t> = dyn FnMut(Sight, &mut dyn Transport) -> Result<(), Ex
 #[derive(Debug)]
 pub(crate) struct Remains {
     pub(crate) arena_bytes: u64,
+    pub(crate) copy_bytes: u64,
     pub(crate) recorder: Recorder,
     pub(crate) holding: Option<Holding>,
 }
@@ -74,6 +98,7 @@ pub(crate) struct Rank<'a> {
     compute: Compute<'a>,
     exchanges: Exchanges<'a>,
     recorder: Recorder,
+    saver: Option<Saver>,
     /// By lane: what is in flight on it.
     flights: Vec<Option<InFlight>>,
     /// The op that was worked on last, for messages.
@@ -127,10 +152,19 @@ impl<'a> Rank<'a> {
         let memory = Memory::new(program, transport).map_err(|source| match source {
             Fault::Comm(source) => ExecError::Control { rank, doing: "making its memory", source },
             Fault::Arena(source) => ExecError::Memory { rank, source },
-            Fault::NoPeer => unreachable!("memory has no peers"),
+            Fault::NoPeer | Fault::Data(_) => unreachable!("memory has no peers and no data"),
         })?;
         let refused = |source| ExecError::Memory { rank, source };
-        parameters::initialise(&memory, place, program, run.options.seed).map_err(refused)?;
+        match &run.options.start {
+            Start::Seed => parameters::initialise(&memory, place, program, run.options.seed)
+                .map_err(refused)?,
+            Start::Checkpoint(checkpoint) => {
+                restore_weights(&memory, place, program, &mut checkpoint.weights())?;
+                restore_moments(&memory, place, program, checkpoint)?;
+            }
+        }
+        let saver = |shared| Saver::new(shared, run.plan, program, place, &memory);
+        let saver = run.saving.as_ref().map(saver);
         let pool = Pool::new(run.options.threads_per_rank)
             .map_err(|source| ExecError::Thread { rank, source })?;
         let mut flights = Vec::new();
@@ -144,6 +178,7 @@ impl<'a> Rank<'a> {
             compute: Compute::new(run.plan, run.kernels, place, run.vocab, pool),
             exchanges: Exchanges::new(run.plan, rank),
             recorder: Recorder::new(run.clock),
+            saver,
             flights,
             at: None,
         })
@@ -151,23 +186,56 @@ impl<'a> Rank<'a> {
 
     /// Runs the whole program. `tell` hears of every iteration.
     pub(crate) fn work(&mut self, tell: &mut Tell<'_>) -> Result<(), ExecError> {
-        self.once(&self.program.prologue, SectionOf::Prologue, 0)?;
+        let first = self.run.from.iteration;
+        self.once(&self.program.prologue, SectionOf::Prologue, first)?;
         let lanes = self.program.lanes.len();
         let mut body = Queue::new(&self.program.body, lanes, &self.program.in_flight);
-        let mut iteration = 0;
+        let mut iteration = first;
         let mut ended = self.recorder.now();
         while self.begin_iteration(iteration)? {
             body.open();
-            self.drive(&mut body, SectionOf::Body, 0, Queue::is_complete)?;
+            self.drive(&mut body, SectionOf::Body, first, Queue::is_complete)?;
             let sight = self.sight(iteration, &mut ended)?;
             iteration += 1;
             if let Some(loss) = sight.loss.filter(|loss| !loss.is_finite()) {
                 return Err(ExecError::Diverged { iteration, loss });
             }
             tell(sight, self.transport)?;
+            if self.saver.as_ref().is_some_and(|saver| saver.is_due(iteration)) {
+                self.drive(&mut body, SectionOf::Body, first, Queue::is_drained)?;
+                self.save(iteration, Saver::begin)?;
+            }
+            self.saver.as_mut().map_or(Ok(()), Saver::poll)?;
         }
-        self.drive(&mut body, SectionOf::Body, 0, Queue::is_drained)?;
-        self.once(&self.program.epilogue, SectionOf::Epilogue, iteration.saturating_sub(1))
+        self.drive(&mut body, SectionOf::Body, first, Queue::is_drained)?;
+        self.once(&self.program.epilogue, SectionOf::Epilogue, iteration.saturating_sub(1))?;
+        self.save(iteration, Saver::finish)
+    }
+
+    /// Saves the state after so many iterations, if the run is saved at all.
+    fn save(
+        &mut self,
+        iteration: u32,
+        how: fn(&mut Saver, &Memory<'_>, TrainingState) -> Result<(), ExecError>,
+    ) -> Result<(), ExecError> {
+        let state = self.state(iteration);
+        self.saver.as_mut().map_or(Ok(()), |saver| how(saver, &self.memory, state))
+    }
+
+    /// The state of training after so many iterations.
+    fn state(&self, iteration: u32) -> TrainingState {
+        let Run { plan, options, data, .. } = self.run;
+        TrainingState {
+            format: TrainingState::FORMAT,
+            iteration,
+            seed: options.seed,
+            data: DataPosition {
+                source: data.name().to_owned(),
+                samples: self.run.from.samples_before(iteration, plan.strategy.global_batch),
+            },
+            optimizer: plan.strategy.optimizer,
+            strategy: plan.strategy.clone(),
+        }
     }
 
     fn begin_iteration(&mut self, iteration: u32) -> Result<bool, ExecError> {
@@ -184,7 +252,8 @@ impl<'a> Rank<'a> {
             None
         };
         let arena_bytes = self.memory.bytes();
-        Ok(Remains { arena_bytes, recorder: self.recorder, holding })
+        let copy_bytes = self.saver.as_ref().map_or(0, Saver::bytes);
+        Ok(Remains { arena_bytes, copy_bytes, recorder: self.recorder, holding })
     }
 
     /// The iteration, counted from 1, and the op that the rank is at.
@@ -401,7 +470,7 @@ impl<'a> Rank<'a> {
         iteration: u32,
         microbatch: Microbatch,
         running: u64,
-    ) -> Result<(), ArenaError> {
+    ) -> Result<(), Fault> {
         let strategy = &self.run.plan.strategy;
         let before = u64::from(self.place.replica) * u64::from(strategy.microbatches())
             + u64::from(microbatch.0);
@@ -412,10 +481,9 @@ impl<'a> Rank<'a> {
         let span = self.memory.whole(into, running);
         let views = self.memory.views(&[(span, Access::Write)])?;
         let samples = views.take_u32(0).chunks_mut(strategy.seq as usize);
+        let first = self.run.from.samples_before(iteration, strategy.global_batch);
         for (sample, tokens) in (before * strategy.micro_batch..).zip(samples) {
-            let batch = strategy.global_batch;
-            let start = sample_start(u64::from(iteration), sample, batch, strategy.seq);
-            self.run.corpus.fill(start.wrapping_add(ahead), tokens);
+            self.run.data.fill(first.wrapping_add(sample), ahead, tokens)?;
         }
         Ok(())
     }

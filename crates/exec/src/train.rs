@@ -1,13 +1,14 @@
 //! Starts the ranks of a plan, hears their reports, and puts together what is left of them.
 
 use crate::check;
-use crate::data::Corpus;
+use crate::checkpoint::{Shared, TrainingState};
+use crate::data::Data;
 use crate::error::ExecError;
 use crate::horizon::{Common, Horizon};
-use crate::options::TrainOptions;
+use crate::options::{Start, TrainOptions};
 use crate::outcome::{IterationReport, Outcome};
 use crate::parameters;
-use crate::rank::{Rank, Remains, Run, Sight, Tell};
+use crate::rank::{From, Rank, Remains, Run, Sight, Tell};
 use crate::reports::Reports;
 use crate::resident::Resident;
 use paceline_comm::Transport;
@@ -17,7 +18,7 @@ use paceline_plan::program::Plan;
 use paceline_plan::trace::{Origin, TraceBuilder};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{OnceLock, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::Instant;
 
@@ -33,12 +34,15 @@ pub fn train(
     options.check()?;
     let kernels = check::check(plan)?;
     let vocab = check::vocabulary(plan)?;
-    let corpus = Corpus::new(vocab, options.seed)?;
+    let data = Data::new(&options.data, vocab, plan.strategy.seq, options.seed)?;
+    let saving = options.save.as_ref().map(|save| Shared::new(save, plan, options.silence));
     let run = Run {
         plan,
         options,
         kernels: &kernels,
-        corpus: &corpus,
+        from: from(plan, options, &data)?,
+        data: &data,
+        saving: saving.transpose()?.map(Arc::new),
         vocab,
         horizon: Horizon::Common(Common::new(options.iterations, &options.stop)),
         clock: Instant::now(),
@@ -91,6 +95,22 @@ pub fn train(
         Some(cause) => Err(cause),
         None => outcome(&run, reports, remains, &resident),
     }
+}
+
+/// Where a run begins. A checkpoint's moments belong to one optimizer.
+pub(crate) fn from(plan: &Plan, options: &TrainOptions, data: &Data) -> Result<From, ExecError> {
+    let state = match &options.start {
+        Start::Seed => return Ok(From::default()),
+        Start::Checkpoint(checkpoint) => checkpoint.state(),
+    };
+    let TrainingState { iteration, optimizer, data: ref position, .. } = *state;
+    if optimizer != plan.strategy.optimizer {
+        let value = format!("{:?}", plan.strategy.optimizer).to_lowercase();
+        let works = "the optimizer of the run that is resumed";
+        return Err(ExecError::Option { option: "--optimizer", value, works });
+    }
+    let samples = if position.source == data.name() { position.samples } else { 0 };
+    Ok(From { iteration, samples })
 }
 
 /// One rank's thread. None if the run failed, here or elsewhere; the first to fail says why.
@@ -174,7 +194,8 @@ fn outcome(
         trace: trace.finish(),
         peak_bytes: resident.per_rank(&arena_bytes),
         arena_bytes,
-        floor: run.corpus.floor_for(plan.strategy.seq),
+        copy_bytes: remains.iter().map(|remains| remains.copy_bytes).collect(),
+        floor: run.data.floor(),
         stopped: run.horizon.stopped(),
         parameters,
     })

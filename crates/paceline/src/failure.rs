@@ -67,7 +67,7 @@ impl From<ExecError> for Failure {
     /// What the executor cannot do is the request's fault; what happened to it is not.
     fn from(error: ExecError) -> Self {
         match error {
-            ExecError::Unsupported { .. } | ExecError::Option { .. } | ExecError::Corpus(_) => {
+            ExecError::Unsupported { .. } | ExecError::Option { .. } | ExecError::Data(_) => {
                 let mut problems = Problems::default();
                 problems.located(error);
                 Self::Input(problems)

@@ -4,8 +4,10 @@
 //! batch, so every layout of the same run reads the same data in the same order.
 
 pub mod corpus;
+mod source;
 
 pub use corpus::{Corpus, CorpusError};
+pub use source::{Data, DataError, DataSource};
 
 /// The position of a sample's first token.
 ///

@@ -3,7 +3,8 @@
 use super::train::Job;
 use crate::failure::Failure;
 use crate::flags::{
-    ClusterFlags, CommonFlags, Launch, Origins, Problems, StrategyFlags, Training, TrainingFlags,
+    CheckpointFlags, ClusterFlags, CommonFlags, Launch, Origins, Problems, StrategyFlags, Training,
+    TrainingFlags,
 };
 use clap::Args;
 
@@ -47,7 +48,8 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let mut problems = Problems::new(origins);
     let defaults = Training { iterations: ITERATIONS, ..Training::default() };
     let training = training.check(&defaults, &mut problems);
-    let launch = Launch::default();
-    let job = Job::check(&strategy, &ClusterFlags::default(), training, launch, problems)?;
+    let keeping = CheckpointFlags::default().check(&mut problems);
+    let (cluster, launch) = (ClusterFlags::default(), Launch::default());
+    let job = Job::check(&strategy, &cluster, training, keeping, launch, problems)?;
     job.run(&flags.common.output())
 }

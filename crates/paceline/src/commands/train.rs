@@ -3,8 +3,8 @@
 use super::{plan::check_plan, report};
 use crate::failure::Failure;
 use crate::flags::{
-    Carrier, ClusterFlags, CommonFlags, Defaults, Launch, LaunchFlags, Origins, Problems, Request,
-    StrategyFlags, Training, TrainingFlags,
+    Carrier, CheckpointFlags, ClusterFlags, CommonFlags, Defaults, Keeping, Launch, LaunchFlags,
+    Origins, Problems, Request, Saving, StrategyFlags, Training, TrainingFlags,
 };
 use crate::launch::{self, Member, Place};
 use crate::output::{
@@ -13,8 +13,9 @@ use crate::output::{
 use crate::overview::{facts, warnings};
 use crate::report::breakdown_table;
 use clap::Args;
+use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
 use paceline_exec::data::Corpus;
-use paceline_exec::{IterationReport, TrainOptions, resident};
+use paceline_exec::{IterationReport, Start, TrainOptions, resident};
 use paceline_plan::DType;
 use paceline_plan::collective::Order;
 use paceline_plan::ids::Rank;
@@ -26,9 +27,10 @@ use paceline_plan::units::{Bytes, Seconds};
 use paceline_sim::cluster::{Cluster, preset};
 use serde::Serialize;
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Run a plan for real, on this machine
 ///
@@ -46,6 +48,8 @@ pub(crate) struct Flags {
     strategy: StrategyFlags,
     #[command(flatten)]
     training: TrainingFlags,
+    #[command(flatten)]
+    checkpoints: CheckpointFlags,
     #[command(flatten)]
     launch: LaunchFlags,
     #[command(flatten)]
@@ -68,17 +72,30 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// Trains.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let mut problems = Problems::new(origins);
-    let training = flags.training.check(&Training::default(), &mut problems);
+    let keeping = flags.checkpoints.check(&mut problems);
+    let mut defaults = Training::default();
+    if let Some(resume) = &keeping.resume {
+        defaults.seed = resume.state().seed;
+    }
+    let training = flags.training.check(&defaults, &mut problems);
+    let mut strategy = flags.strategy.clone();
+    if let (None, Some(file)) = (&strategy.model, keeping.beside(MODEL)) {
+        strategy.model = Some(file.display().to_string());
+    }
     let launch = flags.launch.check(&mut problems);
-    let job = Job::check(&flags.strategy, &flags.cluster, training, launch, problems)?;
+    let job = Job::check(&strategy, &flags.cluster, training, keeping, launch, problems)?;
     job.run(&flags.common.output())
 }
+
+/// The model's file beside a checkpoint.
+pub(super) const MODEL: &str = "model.toml";
 
 /// A run that can start.
 pub(super) struct Job {
     model: Model,
     plan: Plan,
     training: Training,
+    keeping: Keeping,
     launch: Launch,
     /// Which of the ranks this process is, if it is one.
     place: Option<Place>,
@@ -92,6 +109,7 @@ impl Job {
         strategy: &StrategyFlags,
         cluster: &ClusterFlags,
         mut training: Training,
+        keeping: Keeping,
         launch: Launch,
         mut problems: Problems,
     ) -> Result<Self, Failure> {
@@ -110,6 +128,15 @@ impl Job {
         if let (Some(Request { plan, .. }), None) = (&request, &place) {
             can_start(plan, &mut problems);
         }
+        let done = keeping.resume.as_ref().map_or(0, |resume| resume.state().iteration);
+        if done > 0 && training.iterations <= done {
+            problems.say(
+                "--iterations",
+                format!(
+                    "counts from the run's start, and the checkpoint is at {done}; use more than that"
+                ),
+            );
+        }
         let Some(Request { model, plan }) = request.filter(|_| problems.is_empty()) else {
             return Err(problems.into());
         };
@@ -122,7 +149,7 @@ impl Job {
             Some(cluster) => cluster,
             None => this_machine(plan.mesh.world())?,
         };
-        Ok(Self { model, plan, training, launch, place, cluster })
+        Ok(Self { model, plan, training, keeping, launch, place, cluster })
     }
 
     /// Trains: as threads of this process, as processes that this one starts, or as the one of them
@@ -161,7 +188,7 @@ impl Job {
 
     /// Runs a rank that reports to rank 0.
     fn follow(&self, mut member: Member) -> Result<(), Failure> {
-        let options = self.options(&Arc::default());
+        let options = self.options(&Arc::default(), Path::new(""));
         let followed =
             paceline_exec::take_part(&self.plan, &options, &mut member.transport, &mut |_| {});
         followed.map(|_| ()).map_err(|error| {
@@ -189,7 +216,7 @@ impl Job {
                 stop.store(true, Ordering::Relaxed);
             }
         };
-        let options = self.options(&stop);
+        let options = self.options(&stop, directory.path());
         let trained = match &mut member {
             None => paceline_exec::train(&self.plan, &options, &mut heard),
             Some(Member { transport, .. }) => {
@@ -202,9 +229,12 @@ impl Job {
         let (measured, failure) = match trained {
             Ok(outcome) => {
                 record.stopped = outcome.stopped;
-                record.floor = Some(outcome.floor);
-                record.planned_peak_bytes = outcome.arena_bytes;
+                record.floor = outcome.floor;
+                let planned = outcome.arena_bytes.iter().zip(&outcome.copy_bytes);
+                record.planned_peak_bytes = planned.map(|(arena, copy)| arena + copy).collect();
                 record.peak_bytes = outcome.peak_bytes;
+                let latest = Checkpoint::open(&Keeping::folder(directory.path()));
+                record.checkpoint = latest.ok().map(|latest| latest.path().display().to_string());
                 (Some(outcome.trace), None)
             }
             Err(error) => {
@@ -230,7 +260,9 @@ impl Job {
         Ok(output.object(&DoneEvent::new(&record, &directory))?)
     }
 
-    fn options(&self, stop: &Arc<AtomicBool>) -> TrainOptions {
+    /// What a user chose, for a run that lies in this directory. Ranks that follow are told the
+    /// directory by rank 0.
+    fn options(&self, stop: &Arc<AtomicBool>, directory: &Path) -> TrainOptions {
         let Training { iterations, lr, warmup, weight_decay, clip, seed, .. } = self.training;
         TrainOptions {
             iterations,
@@ -240,6 +272,11 @@ impl Job {
             clip,
             threads_per_rank: self.threads_per_rank(),
             seed,
+            start: match &self.keeping.resume {
+                Some(resume) => Start::Checkpoint(Arc::clone(resume)),
+                None => Start::Seed,
+            },
+            save: self.save(directory),
             stop: Arc::clone(stop),
             silence: SILENCE.max(self.launch.silence),
             ..TrainOptions::default()
@@ -254,9 +291,27 @@ impl Job {
         })
     }
 
+    /// Where the run is saved, if it is.
+    fn save(&self, directory: &Path) -> Option<SaveOptions> {
+        let every = match self.keeping.saving {
+            Saving::Never => return None,
+            Saving::AtEnd => None,
+            Saving::Every(every) => Some(every),
+        };
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Some(SaveOptions {
+            directory: Keeping::folder(directory),
+            every,
+            keep: self.keeping.keep,
+            // Two runs in one directory are told apart by when they started and by their process.
+            attempt: (since.as_nanos() as u64) ^ (u64::from(std::process::id()) << 40),
+            beside: vec![(MODEL.to_owned(), self.model.to_toml().into_bytes())],
+        })
+    }
+
     /// What is known before the first iteration.
     fn record(&self) -> RunRecord {
-        let Self { model, plan, training, cluster, .. } = self;
+        let Self { model, plan, training, keeping, cluster, .. } = self;
         let summary = summarize(plan);
         let mut warnings = warnings(plan, &summary, None);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -276,9 +331,17 @@ impl Job {
             })
         });
         let model = ModelRecord::from(model);
+        let mut facts = facts(&model, plan);
+        let resumed = keeping.resume.as_ref();
+        if let Some(resume) = resumed {
+            let (iteration, path) = (resume.state().iteration, resume.path().display());
+            facts.push(("resumed".to_owned(), format!("after iteration {iteration}, from {path}")));
+        }
         RunRecord {
             format: RunRecord::FORMAT,
-            facts: facts(&model, plan),
+            facts,
+            iterations_before: resumed.map_or(0, |resume| resume.state().iteration),
+            checkpoint: None,
             model,
             strategy: plan.strategy.clone(),
             cluster: cluster.name.clone(),
@@ -327,7 +390,7 @@ impl Job {
     }
 
     fn progress(&self, record: &RunRecord) -> Progress {
-        Progress::new(self.training.iterations, record.floor)
+        Progress::new(record.iterations_before, self.training.iterations, record.floor)
     }
 
     /// What is about to happen.
@@ -481,7 +544,8 @@ fn closing(
         );
     }
     if record.stopped {
-        text += &format!("stopped after {} of {}\n", losses.len(), record.iterations_asked);
+        let done = record.iterations_before as usize + losses.len();
+        text += &format!("stopped after {done} of {}\n", record.iterations_asked);
     }
     let most = |bytes: &[u64]| Bytes(bytes.iter().copied().max().unwrap_or(0));
     text += &format!("memory of the fullest rank: {} planned", most(&record.planned_peak_bytes));
@@ -493,6 +557,9 @@ fn closing(
     let path = |name: &str| directory.file(name).display().to_string();
     text += &format!("\nreport    {}\n", path("report.html"));
     text += &format!("trace     {} (opens in Perfetto)\n", path("trace.json"));
+    if let Some(checkpoint) = &record.checkpoint {
+        text += &format!("checkpoint {checkpoint}\n");
+    }
     text
 }
 
@@ -547,6 +614,7 @@ struct DoneEvent<'a> {
     peak_bytes: Option<&'a [u64]>,
     planned_peak_bytes: &'a [u64],
     stopped: bool,
+    checkpoint: Option<&'a str>,
     run_dir: String,
 }
 
@@ -565,6 +633,7 @@ impl<'a> DoneEvent<'a> {
             peak_bytes: record.peak_bytes.as_deref(),
             planned_peak_bytes: &record.planned_peak_bytes,
             stopped: record.stopped,
+            checkpoint: record.checkpoint.as_deref(),
             run_dir: directory.path().display().to_string(),
         }
     }

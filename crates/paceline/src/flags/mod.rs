@@ -4,6 +4,7 @@
 //! here, so that all problems of a request are told at once, whether they stand on the command line
 //! or in a run file, and nothing is read and ignored.
 
+mod checkpoint;
 mod cluster;
 mod common;
 pub(crate) mod config;
@@ -19,6 +20,7 @@ mod training;
 mod whole_run;
 mod word;
 
+pub(crate) use checkpoint::{CheckpointFlags, Keeping, Saving};
 pub(crate) use cluster::ClusterFlags;
 pub(crate) use common::CommonFlags;
 pub(crate) use file::read_text;

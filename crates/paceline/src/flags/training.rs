@@ -43,12 +43,6 @@ pub(crate) struct TrainingFlags {
     /// How text becomes tokens; only builtin is available yet
     #[arg(long, value_name = "TOKENIZER", hide = true)]
     pub tokenizer: Option<String>,
-    /// Checkpoints; not available yet
-    #[arg(long, value_name = "N", allow_negative_numbers = true, hide = true)]
-    pub save_every: Option<String>,
-    /// Checkpoints; not available yet
-    #[arg(long, value_name = "DIR", hide = true)]
-    pub resume: Option<String>,
     /// Weights of a Hugging Face model; not available yet
     #[arg(long, value_name = "DIR", hide = true)]
     pub init_from: Option<String>,
@@ -140,8 +134,6 @@ impl TrainingFlags {
         for (flag, given, available) in [
             ("--data", &self.data, &["builtin"][..]),
             ("--tokenizer", &self.tokenizer, &["builtin"]),
-            ("--save-every", &self.save_every, none),
-            ("--resume", &self.resume, none),
             ("--init-from", &self.init_from, none),
             ("--export-hf", &self.export_hf, none),
             ("--max-restarts", &self.max_restarts, &["0"]),
@@ -196,13 +188,13 @@ mod tests {
     fn what_is_not_available_is_never_ignored() {
         let text = |text: &str| Some(text.to_owned());
         let told = checked(|flags| {
-            flags.resume = text("old");
+            flags.init_from = text("old");
             flags.elastic = true;
             flags.data = text("builtin");
             flags.lr = text("nan");
         })
         .unwrap_err();
         assert_eq!(told.lines().count(), 4, "{told}");
-        assert!(told.contains("--resume: is not available yet"), "{told}");
+        assert!(told.contains("--init-from: is not available yet"), "{told}");
     }
 }

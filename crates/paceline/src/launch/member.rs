@@ -121,7 +121,7 @@ mod tests {
     fn what_differs_has_a_name() {
         let model = built_in::get("mini").unwrap().unwrap();
         let of = |strategy: Strategy, training: &Training| {
-            let strategy = Strategy { seq: 16, global_batch: 8, ..strategy };
+            let strategy = Strategy { seq: 16, global_batch: 8, leaves: 2, ..strategy };
             facts(&lower(&model, &strategy).unwrap(), training)
         };
         let training = Training::default();

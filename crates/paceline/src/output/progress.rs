@@ -1,7 +1,8 @@
 //! The live line of a run.
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
 
 /// What a run shows while it goes: a line that is redrawn on a terminal, a few plain lines
 /// elsewhere. Either goes to standard error.
@@ -10,21 +11,26 @@ pub(crate) struct Progress {
     terminal: bool,
     total: u32,
     floor: Option<f64>,
+    before: u32,
+    started: Instant,
 }
 
 /// Plain lines of a whole run.
 const PLAIN_LINES: u32 = 10;
 
 impl Progress {
-    /// A run of so many iterations, whose loss cannot fall below `floor`.
-    pub(crate) fn new(total: u32, floor: Option<f64>) -> Self {
+    /// A run to so many iterations, of which some are behind it, and whose loss cannot fall below
+    /// `floor`.
+    pub(crate) fn new(before: u32, total: u32, floor: Option<f64>) -> Self {
         let terminal = io::stderr().is_terminal();
         let bar = if terminal { ProgressBar::new(total.into()) } else { ProgressBar::hidden() };
         let style = ProgressStyle::with_template("{pos}/{len} {bar:16} {msg}  {eta} left");
         if let Ok(style) = style {
             bar.set_style(style.progress_chars("━╸─"));
         }
-        Self { bar, terminal, total, floor }
+        bar.set_position(before.into());
+        bar.reset_eta();
+        Self { bar, terminal, total, floor, before, started: Instant::now() }
     }
 
     /// An iteration is done.
@@ -40,8 +46,16 @@ impl Progress {
             return;
         }
         let every = self.total.div_ceil(PLAIN_LINES).max(1);
-        if iteration == 1 || iteration.is_multiple_of(every) || iteration == self.total {
-            let _ = writeln!(io::stderr(), "iteration {iteration}/{}  {message}", self.total);
+        if iteration == self.before + 1
+            || iteration.is_multiple_of(every)
+            || iteration == self.total
+        {
+            let (done, left) = (iteration - self.before, self.total.saturating_sub(iteration));
+            let left = self.started.elapsed() * left / done.max(1);
+            let left = HumanDuration(Duration::from_secs(left.as_secs()));
+            let total = self.total;
+            let _ =
+                writeln!(io::stderr(), "iteration {iteration}/{total}  {message}  {left:#} left");
         }
     }
 

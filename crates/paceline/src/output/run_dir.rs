@@ -7,6 +7,7 @@
 //! | `simulated.json` | the simulator's trace of the same plan |
 //! | `trace.json` | both, for Perfetto and Chrome |
 //! | `report.html` | both, for people |
+//! | `checkpoints/` | the trained state; the last few |
 
 use super::write;
 use crate::flags::Problems;
@@ -43,8 +44,14 @@ pub(crate) struct RunRecord {
     pub clip: Option<f64>,
     /// Seed of weights and data.
     pub seed: u64,
-    /// Every iteration, from the first.
+    /// Iterations that a run before this one had done, if it was resumed.
+    #[serde(default)]
+    pub iterations_before: u32,
+    /// Every iteration after those.
     pub iterations: Vec<IterationRecord>,
+    /// The last checkpoint, if there is one.
+    #[serde(default)]
+    pub checkpoint: Option<String>,
     /// The lowest mean loss that the data allows, in nats per token.
     pub floor: Option<f64>,
     /// The simulator's iteration.

@@ -147,7 +147,6 @@ fn what_is_not_available_yet_says_so_and_is_not_advertised() {
     for (flag, value) in [
         ("--launch", "mpi"),
         ("--transport", "mpi"),
-        ("--resume", "old"),
         ("--data", "text.txt"),
         ("--dtype", "bf16"),
         ("--strategy", "auto"),
@@ -157,7 +156,7 @@ fn what_is_not_available_yet_says_so_and_is_not_advertised() {
         here.run_with(&["train", "--model", "mini", flag, value]).refused(&[flag, " yet"]);
     }
     let help = here.run("--help").done().out + &here.run("train --help").done().out;
-    for absent in ["bench", "calibrate", "generate", "--resume", "--elastic", "--compress"] {
+    for absent in ["bench", "calibrate", "generate", "--elastic", "--compress"] {
         assert!(!help.contains(absent), "{absent}");
     }
 }

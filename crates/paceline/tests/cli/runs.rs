@@ -45,7 +45,12 @@ fn a_run_reports_every_iteration_and_its_end() {
     for name in ["run.json", "measured.json", "simulated.json", "trace.json", "report.html"] {
         assert!(here.path().join("run").join(name).is_file(), "{name}");
     }
-    assert_eq!(fs::read_dir(here.path().join("run")).unwrap().count(), 5, "and nothing else");
+    assert_eq!(fs::read_dir(here.path().join("run")).unwrap().count(), 6, "and checkpoints");
+    let checkpoint = here.path().join(done["checkpoint"].as_str().unwrap());
+    assert_eq!(checkpoint, here.path().join("run/checkpoints/iteration-00000003"));
+    for name in ["model.safetensors", "optimizer.safetensors", "training.json", "model.toml"] {
+        assert!(checkpoint.join(name).is_file(), "{name}");
+    }
 }
 
 /// The promise that layouts do not change a bit, seen from outside.
@@ -129,4 +134,26 @@ fn an_interrupt_finishes_the_iteration_and_writes_everything() {
     let done: Value = serde_json::from_str(rest.lines().last().unwrap()).unwrap();
     assert_eq!((&done["event"], &done["stopped"]), (&"done".into(), &true.into()));
     assert!(here.path().join("run/report.html").is_file());
+}
+
+/// A run that was saved goes on as if it had never stopped, under another layout and in its own model.
+#[test]
+fn a_resumed_run_has_the_losses_of_one_that_never_stopped() {
+    let here = Folder::new();
+    let run = |line: &str| losses(&here.run(line).done().objects());
+    let common = "--seq 16 --global-batch 4 --leaves 2 --json";
+    let train = format!("train --model mini {common} --seed 5");
+    let whole = run(&format!("{train} --iterations 6 --out whole --save-every 0"));
+    let first = run(&format!("{train} --iterations 4 --dp 2 --save-every 2 --keep 1 --out first"));
+    assert_eq!(first, whole[..4]);
+    assert_eq!(fs::read_dir(here.path().join("first/checkpoints")).unwrap().count(), 1);
+    let rest = run(&format!("train {common} --iterations 6 --pp 2 --resume first --out rest"));
+    assert_eq!(rest, whole[4..]);
+    assert!(!here.path().join("whole/checkpoints").exists());
+
+    here.run("train --resume first --iterations 4 --global-batch 4")
+        .refused(&["--iterations: counts from the run's start, and the checkpoint is at 4"]);
+    here.run("train --resume nowhere --model mini").refused(&["--resume: nowhere: no complete"]);
+    here.run("train --model mini --save-every -1 --keep 0")
+        .refused(&["--save-every: '-1'", "--keep: '0'"]);
 }

@@ -1,0 +1,191 @@
+//! How a checkpoint becomes complete: the files' side of it.
+//!
+//! All parts are written to a hidden directory. A rank that has its part on disk leaves an empty file
+//! `rank-K.done` there. The committing rank waits for all of them, adds the training state, and gives
+//! the directory its name: the one step that makes a checkpoint, and it either happens or does not.
+
+use super::error::CheckpointError;
+use super::{STATE, SaveOptions, TrainingState};
+use paceline_plan::ids::Rank;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const PREFIX: &str = "iteration-";
+const PARTIAL: &str = ".partial";
+
+/// A checkpoint that is being written.
+#[derive(Clone, Debug)]
+pub(super) struct UnderWay<'a> {
+    options: &'a SaveOptions,
+    iteration: u32,
+    /// The hidden directory.
+    pub(super) folder: PathBuf,
+}
+
+impl<'a> UnderWay<'a> {
+    /// The checkpoint of an iteration; its hidden directory is made.
+    pub(super) fn begin(options: &'a SaveOptions, iteration: u32) -> Result<Self, CheckpointError> {
+        let name = format!(".{}.{:016x}{PARTIAL}", name(iteration), options.attempt);
+        let folder = options.directory.join(name);
+        fs::create_dir_all(&folder).map_err(CheckpointError::write(&folder))?;
+        Ok(Self { options, iteration, folder })
+    }
+
+    /// Opens one of its files, which all ranks write to at places of their own.
+    pub(super) fn file(&self, name: &str, len: u64) -> Result<File, CheckpointError> {
+        let path = self.folder.join(name);
+        let refused = || CheckpointError::write(&path);
+        let mut open = OpenOptions::new();
+        let file = open.create(true).write(true).truncate(false).open(&path).map_err(refused())?;
+        file.set_len(len).map_err(refused())?;
+        Ok(file)
+    }
+
+    /// Says that a rank's part is on disk, or that it never will be.
+    pub(super) fn mark(&self, rank: Rank, done: bool) -> Result<(), CheckpointError> {
+        let path = self.folder.join(mark(rank, done));
+        File::create(&path).map(drop).map_err(CheckpointError::write(&path))
+    }
+
+    /// Waits until all of so many ranks have their part on disk.
+    ///
+    /// Nobody is asked over a wire, so that this can go on beside training; `patience` is how long no
+    /// further part may appear.
+    pub(super) fn gather(
+        &self,
+        ranks: u32,
+        patience: Duration,
+        abandoned: &AtomicBool,
+    ) -> Result<(), CheckpointError> {
+        let there = |rank: u32, done| self.folder.join(mark(Rank(rank), done)).exists();
+        let mut waiting_since = Instant::now();
+        let mut pause = Duration::from_millis(1);
+        let mut next = 0;
+        while next < ranks {
+            if there(next, true) {
+                next += 1;
+                (waiting_since, pause) = (Instant::now(), Duration::from_millis(1));
+                continue;
+            }
+            if abandoned.load(Ordering::Relaxed) {
+                return Err(CheckpointError::Abandoned);
+            }
+            if let Some(rank) = (next..ranks).find(|&rank| there(rank, false)) {
+                let path = self.folder.clone();
+                return Err(CheckpointError::Elsewhere { path, rank: Rank(rank) });
+            }
+            let waited = waiting_since.elapsed();
+            if waited > patience {
+                let (path, rank) = (self.folder.clone(), Rank(next));
+                return Err(CheckpointError::Silent { path, rank, waited });
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
+    /// Adds what stands beside the tensors, gives the checkpoint its name, and removes the oldest.
+    pub(super) fn commit(&self, state: &TrainingState, ranks: u32) -> Result<(), CheckpointError> {
+        for (name, contents) in &self.options.beside {
+            self.add(name, contents)?;
+        }
+        let json = serde_json::to_vec_pretty(state).map_err(|error| CheckpointError::State {
+            path: self.folder.join(STATE),
+            problem: error.to_string(),
+        })?;
+        self.add(STATE, &json)?;
+        for rank in 0..ranks {
+            let path = self.folder.join(mark(Rank(rank), true));
+            fs::remove_file(&path).map_err(CheckpointError::write(&path))?;
+        }
+        sync_directory(&self.folder)?;
+        let directory = &self.options.directory;
+        let path = directory.join(name(self.iteration));
+        if path.exists() {
+            // A run that was resumed from before this iteration and comes by it again.
+            remove(directory, &path);
+        }
+        fs::rename(&self.folder, &path).map_err(CheckpointError::write(&path))?;
+        sync_directory(directory)?;
+        let complete = complete(directory);
+        let too_many = complete.len().saturating_sub(self.options.keep.max(1));
+        // Those of later iterations are of a run that was resumed from before them; they count as old.
+        let (older, later): (Vec<_>, Vec<_>) =
+            complete.into_iter().partition(|(iteration, _)| *iteration <= self.iteration);
+        for (_, path) in later.iter().chain(&older).take(too_many) {
+            remove(directory, path);
+        }
+        Ok(())
+    }
+
+    /// Takes away what was written.
+    pub(super) fn discard(&self) {
+        // What cannot be removed now is when the next run starts here.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+
+    fn add(&self, name: &str, contents: &[u8]) -> Result<(), CheckpointError> {
+        let path = self.folder.join(name);
+        let write = || -> std::io::Result<()> {
+            let mut file = File::create(&path)?;
+            file.write_all(contents)?;
+            file.sync_all()
+        };
+        write().map_err(CheckpointError::write(&path))
+    }
+}
+
+/// The complete checkpoints of a directory, by iteration.
+pub(super) fn complete(directory: &Path) -> Vec<(u32, PathBuf)> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    let mut found: Vec<(u32, PathBuf)> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let iteration = entry.file_name().to_str()?.strip_prefix(PREFIX)?.parse().ok()?;
+            let path = entry.path();
+            path.join(STATE).is_file().then_some((iteration, path))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+/// Removes what runs that died have left unfinished. This run's own parts are left.
+pub(super) fn sweep(options: &SaveOptions) {
+    let own = format!(".{:016x}{PARTIAL}", options.attempt);
+    for entry in fs::read_dir(&options.directory).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        let unfinished = name.starts_with('.') && name[1..].starts_with(PREFIX);
+        if unfinished && name.ends_with(PARTIAL) && !name.ends_with(&own) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Removes a checkpoint so that no reader meets half of it: its name goes first.
+fn remove(directory: &Path, path: &Path) {
+    let Some(name) = path.file_name() else { return };
+    let hidden = directory.join(format!(".{}.old{PARTIAL}", name.to_string_lossy()));
+    let _ = fs::remove_dir_all(&hidden);
+    if fs::rename(path, &hidden).is_ok() {
+        let _ = fs::remove_dir_all(&hidden);
+    }
+}
+
+fn name(iteration: u32) -> String {
+    format!("{PREFIX}{iteration:08}")
+}
+
+fn mark(rank: Rank, done: bool) -> String {
+    format!("rank-{}.{}", rank.0, if done { "done" } else { "failed" })
+}
+
+/// A new name is on disk only when its directory is.
+fn sync_directory(path: &Path) -> Result<(), CheckpointError> {
+    File::open(path).and_then(|folder| folder.sync_all()).map_err(CheckpointError::write(path))
+}

@@ -1,0 +1,100 @@
+//! Brings a rank's part of named tensors into its arena, whatever layout they were saved under.
+
+use super::error::CheckpointError;
+use super::moment_name;
+use super::pieces::{each_run, held};
+use super::state::Checkpoint;
+use crate::error::ExecError;
+use crate::memory::{Memory, within};
+use crate::place::Place;
+use crate::safetensors::{Reader, SafetensorsError};
+use paceline_plan::program::{Bucket, Program, View};
+
+/// Whole tensors by logical name.
+pub(crate) trait Source {
+    /// Reads elements of a tensor from `first` on, row by row. `dims` are the plan's.
+    fn read(
+        &mut self,
+        name: &str,
+        dims: [u64; 2],
+        first: u64,
+        into: &mut [f32],
+    ) -> Result<(), SafetensorsError>;
+}
+
+impl Source for &Reader {
+    fn read(
+        &mut self,
+        name: &str,
+        dims: [u64; 2],
+        first: u64,
+        into: &mut [f32],
+    ) -> Result<(), SafetensorsError> {
+        self.expect(name, &dims)?;
+        Reader::read(self, name, first, into)
+    }
+}
+
+/// Fills the weights that this rank holds.
+pub(crate) fn restore_weights(
+    memory: &Memory<'_>,
+    place: Place,
+    program: &Program,
+    source: &mut dyn Source,
+) -> Result<(), ExecError> {
+    for bucket in &program.buckets {
+        for view in [Some(bucket.params), bucket.master].into_iter().flatten() {
+            fill(memory, place, bucket, view, source, &|name| name.to_owned())?;
+        }
+    }
+    Ok(())
+}
+
+/// Fills the optimizer's state that this rank holds.
+pub(crate) fn restore_moments(
+    memory: &Memory<'_>,
+    place: Place,
+    program: &Program,
+    checkpoint: &Checkpoint,
+) -> Result<(), ExecError> {
+    if program.buckets.iter().all(|bucket| bucket.moments.is_empty()) {
+        return Ok(());
+    }
+    let reader = checkpoint.moments()?;
+    for bucket in &program.buckets {
+        for (moment, &view) in bucket.moments.iter().enumerate() {
+            let named = move |name: &str| moment_name(name, moment);
+            fill(memory, place, bucket, view, &mut &reader, &named)?;
+        }
+    }
+    Ok(())
+}
+
+fn fill(
+    memory: &Memory<'_>,
+    place: Place,
+    bucket: &Bucket,
+    view: View,
+    source: &mut dyn Source,
+    named: &dyn Fn(&str) -> String,
+) -> Result<(), ExecError> {
+    let held = held(place, bucket, view);
+    let span = memory.span(view, 0);
+    let mut result = Ok(());
+    for entry in &bucket.entries {
+        let name = named(&entry.name);
+        each_run(entry, place, &held, |local, logical, len| {
+            if result.is_err() {
+                return;
+            }
+            let start = entry.offset + local - held.start;
+            let at = within(span, start..start + len);
+            let read = memory.edit(at, |values| source.read(&name, entry.dims, logical, values));
+            result = match read {
+                Ok(read) => read.map_err(|error| CheckpointError::from(error).into()),
+                Err(source) => Err(ExecError::Memory { rank: place.rank, source }),
+            };
+        });
+    }
+    result
+}

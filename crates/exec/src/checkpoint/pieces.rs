@@ -1,0 +1,160 @@
+//! Which elements of a rank's arena stand where in a checkpoint's files.
+
+use super::moment_name;
+use crate::memory::{Memory, within};
+use crate::parameters::{overlap, resting};
+use crate::place::Place;
+use crate::safetensors::Contents;
+use crate::shard::runs;
+use paceline_kernels::arena::Span;
+use paceline_plan::mesh::GroupKind;
+use paceline_plan::program::{Bucket, Entry, Plan, Program, View};
+use paceline_plan::spec::Placement;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// The files of a checkpoint, as all ranks of a plan lay them out.
+#[derive(Clone, Debug)]
+pub(crate) struct Files {
+    pub(super) weights: Contents,
+    /// None if the optimizer keeps nothing.
+    pub(super) moments: Option<Contents>,
+}
+
+impl Files {
+    pub(crate) fn of(plan: &Plan) -> Result<Self, serde_json::Error> {
+        let mut weights = BTreeMap::new();
+        let mut moments = BTreeMap::new();
+        for bucket in plan.programs.iter().flat_map(|program| &program.buckets) {
+            for entry in &bucket.entries {
+                let shape = entry.dims.to_vec();
+                for moment in 0..bucket.moments.len() {
+                    moments.insert(moment_name(&entry.name, moment), shape.clone());
+                }
+                weights.insert(entry.name.clone(), shape);
+            }
+        }
+        let metadata = BTreeMap::from([("format".to_owned(), "paceline".to_owned())]);
+        let moments =
+            if moments.is_empty() { None } else { Some(Contents::new(moments, &metadata)?) };
+        Ok(Self { weights: Contents::new(weights, &metadata)?, moments })
+    }
+}
+
+/// Which of the files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum In {
+    Weights,
+    Moments,
+}
+
+/// Elements that are neighbours in the arena and in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) file: In,
+    /// The first byte in the file.
+    pub(super) at: u64,
+    /// The bytes in the arena.
+    pub(super) span: Span,
+}
+
+/// What a rank writes. Over all ranks of the plan, every element of every tensor is written once.
+///
+/// Who updates an element writes it. What all replicas hold is dealt out among them, so that they
+/// share the work; what all tensor-parallel ranks hold is written by the first, and a tied table by the
+/// rank of its first use.
+pub(super) fn pieces(
+    plan: &Plan,
+    program: &Program,
+    place: Place,
+    memory: &Memory<'_>,
+    files: &Files,
+) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    for bucket in program.buckets.iter().filter(|bucket| bucket.updated) {
+        let share = share(plan, place, bucket);
+        for entry in bucket.entries.iter().filter(|entry| writes(place, entry)) {
+            let mut add = |view: View, file, at: Option<u64>| {
+                let Some(at) = at else { return };
+                let held = held(place, bucket, view);
+                let span = memory.span(view, 0);
+                each_run(entry, place, &share, |local, logical, len| {
+                    let start = entry.offset + local - held.start;
+                    let span = within(span, start..start + len);
+                    push(&mut pieces, Piece { file, at: at + logical * 4, span });
+                });
+            };
+            let place_of = |contents: &Contents, name: &str| Some(contents.tensor(name)?.at);
+            let weights = bucket.master.unwrap_or(bucket.params);
+            add(weights, In::Weights, place_of(&files.weights, &entry.name));
+            for (moment, &view) in bucket.moments.iter().enumerate() {
+                let name = moment_name(&entry.name, moment);
+                let at = files.moments.as_ref().and_then(|file| place_of(file, &name));
+                add(view, In::Moments, at);
+            }
+        }
+    }
+    pieces
+}
+
+/// The elements of a bucket that a view of it covers: all, or the part that this rank updates.
+pub(super) fn held(place: Place, bucket: &Bucket, view: View) -> Range<u64> {
+    if view == bucket.params {
+        resting(place, bucket)
+    } else if view.len == bucket.elements {
+        0..bucket.elements
+    } else {
+        place.owned(bucket)
+    }
+}
+
+/// Calls `each` with the local and the logical start and the length of every run of an entry within some
+/// elements of its bucket. Padding has no logical place and is left out.
+pub(super) fn each_run(
+    entry: &Entry,
+    place: Place,
+    elements: &Range<u64>,
+    mut each: impl FnMut(u64, u64, u64),
+) {
+    let held = overlap(entry, elements);
+    for run in runs(entry, place.tensor).into_iter().filter_map(|run| run.within(&held)) {
+        if let Some(logical) = run.logical {
+            each(run.local, logical, run.len);
+        }
+    }
+}
+
+/// The elements of a bucket that this rank writes.
+fn share(plan: &Plan, place: Place, bucket: &Bucket) -> Range<u64> {
+    if bucket.shard.is_some() {
+        return place.owned(bucket);
+    }
+    let replicas = plan.mesh.members(GroupKind::Replicas, place.rank);
+    let index = replicas.iter().position(|&rank| rank == place.rank).unwrap_or(0) as u64;
+    let cut = |index: u64| {
+        let cut = u128::from(bucket.elements) * u128::from(index) / replicas.len().max(1) as u128;
+        cut as u64
+    };
+    cut(index)..cut(index + 1)
+}
+
+fn writes(place: Place, entry: &Entry) -> bool {
+    let whole = match entry.tp {
+        Placement::Replicate => true,
+        Placement::Shard { .. } | Placement::Partial(_) | Placement::FlatShard => false,
+    };
+    entry.counted && (!whole || place.tensor.index == 0)
+}
+
+fn push(pieces: &mut Vec<Piece>, next: Piece) {
+    match pieces.last_mut() {
+        Some(last)
+            if last.file == next.file
+                && last.at + last.span.len == next.at
+                && last.span.offset + last.span.len == next.span.offset =>
+        {
+            last.span.len += next.span.len;
+        }
+        Some(_) | None => pieces.push(next),
+    }
+}

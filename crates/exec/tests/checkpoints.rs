@@ -1,0 +1,249 @@
+//! A run that is saved and goes on elsewhere is the run that never stopped.
+
+mod common;
+
+use common::*;
+use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
+use paceline_exec::{ExecError, Outcome, Start, TrainOptions, train};
+use paceline_plan::model::Model;
+use paceline_plan::strategy::{OptimizerKind, Strategy, Sync, Zero};
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A directory that goes away with its test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let name = format!("paceline-checkpoints-{}-{name}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let _ = fs::remove_dir_all(&path);
+        Self(path)
+    }
+
+    /// Names in it, hidden ones too.
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
+        let mut names: Vec<_> =
+            entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn saving(folder: &Path, every: Option<u32>) -> Option<SaveOptions> {
+    let directory = folder.to_owned();
+    Some(SaveOptions { directory, every, keep: 2, attempt: 7, beside: Vec::new() })
+}
+
+fn resumed(folder: &Path) -> Start {
+    Start::Checkpoint(Arc::new(Checkpoint::open(folder).unwrap_or_else(|e| panic!("{e}"))))
+}
+
+fn run_with(model: &Model, strategy: &Strategy, options: &TrainOptions) -> Outcome {
+    let run = train(&plan(model, strategy), options, &mut |_| {});
+    run.unwrap_or_else(|error| panic!("{strategy:?}: {error}"))
+}
+
+fn one() -> Strategy {
+    strategy(8, 1, 4)
+}
+
+/// Every layout saves, every layout goes on: bits agree with the run that never stopped.
+#[test]
+fn a_run_goes_on_bitwise_under_any_layout() {
+    let layouts = [
+        ("one rank", one()),
+        ("dp 2", Strategy { dp: 2, ..one() }),
+        ("pp 2", Strategy { pp: 2, ..one() }),
+        ("dp 2, zero 1", Strategy { dp: 2, zero: Zero::Optimizer, ..one() }),
+        ("dp 4, zero 3", Strategy { dp: 4, zero: Zero::Parameters, ..one() }),
+        ("dp 2, pp 2, zero 3", Strategy { dp: 2, pp: 2, zero: Zero::Parameters, ..one() }),
+        ("dp 2, two servers", Strategy { dp: 2, sync: Sync::Servers(2), ..one() }),
+    ];
+    for model in [tiny_gpt(true), tiny_llama()] {
+        let whole = run_with(&model, &one(), &options(20));
+        for (saved_by, saver) in &layouts {
+            let folder = Folder::new(&format!("any-{}-{saved_by}", model.name()));
+            let save = saving(&folder.0, None);
+            let first = run_with(&model, saver, &TrainOptions { save, ..options(10) });
+            assert_eq!(bits(&first), bits(&whole)[..10], "{saved_by}");
+            assert_eq!(folder.names(), ["iteration-00000010"], "{saved_by}");
+            for (resumed_by, strategy) in &layouts {
+                let start = resumed(&folder.0);
+                let rest = run_with(&model, strategy, &TrainOptions { start, ..options(20) });
+                assert_eq!(rest.iterations[0].iteration, 11);
+                assert_eq!(bits(&rest), bits(&whole)[10..], "{saved_by}, then {resumed_by}");
+                assert_eq!(rest.parameters, whole.parameters, "{saved_by}, then {resumed_by}");
+            }
+        }
+    }
+}
+
+#[test]
+fn tensor_parallel_runs_go_on_close() {
+    // 41 words do not divide by 2: the last rows of the table are padding, which no file holds.
+    let model = gpt_of(41, true);
+    let cut = Strategy { tp: 2, ..one() };
+    let whole = run_with(&model, &one(), &options(20));
+    let cases = [("tp 2 saves", &cut, one()), ("tp 2 goes on", &one(), cut.clone())];
+    for (name, saver, strategy) in cases {
+        let folder = Folder::new(name);
+        let save = saving(&folder.0, None);
+        run_with(&model, saver, &TrainOptions { save, ..options(10) });
+        let start = resumed(&folder.0);
+        let rest = run_with(&model, &strategy, &TrainOptions { start, ..options(20) });
+        for (found, expected) in rest.iterations.iter().zip(&whole.iterations[10..]) {
+            let error = (found.loss - expected.loss).abs() / expected.loss;
+            assert!(error < 1e-4, "{name}, iteration {}: {error}", found.iteration);
+        }
+    }
+    // Under one layout the bits stay.
+    let whole = run_with(&model, &cut, &options(20));
+    let folder = Folder::new("tp 2 twice");
+    run_with(&model, &cut, &TrainOptions { save: saving(&folder.0, None), ..options(10) });
+    let start = resumed(&folder.0);
+    let rest = run_with(&model, &cut, &TrainOptions { start, ..options(20) });
+    assert_eq!(bits(&rest), bits(&whole)[10..]);
+}
+
+#[test]
+fn a_larger_batch_goes_on_with_the_next_sample() {
+    let model = tiny_gpt(true);
+    let folder = Folder::new("batch");
+    run_with(&model, &one(), &TrainOptions { save: saving(&folder.0, None), ..options(4) });
+    let state = Checkpoint::open(&folder.0).unwrap().state().clone();
+    assert_eq!((state.iteration, state.data.samples, state.seed), (4, 32, 7));
+    let start = resumed(&folder.0);
+    let save = saving(&folder.0, None);
+    let wide = strategy(16, 1, 4);
+    run_with(&model, &wide, &TrainOptions { start, save, ..options(6) });
+    assert_eq!(Checkpoint::open(&folder.0).unwrap().state().data.samples, 64);
+}
+
+/// Saving beside training neither changes it nor keeps more than asked for.
+#[test]
+fn checkpoints_are_written_while_training_goes_on() {
+    let model = tiny_gpt(true);
+    let strategy = Strategy { dp: 2, ..one() };
+    let expected = run_with(&model, &strategy, &options(7));
+    let folder = Folder::new("every");
+    let save = saving(&folder.0, Some(1));
+    let outcome = run_with(&model, &strategy, &TrainOptions { save, ..options(7) });
+    assert_eq!(bits(&outcome), bits(&expected));
+    assert_eq!(folder.names(), ["iteration-00000006", "iteration-00000007"]);
+    // Two replicas share the writing of weights and two moments.
+    let state = 12 * plan(&model, &strategy).parameters;
+    let copies: u64 = outcome.copy_bytes.iter().sum();
+    assert_eq!(copies, state, "{:?}", outcome.copy_bytes);
+    assert!(outcome.copy_bytes.iter().all(|&bytes| bytes > state / 4));
+    let start = Start::Checkpoint(Arc::new(
+        Checkpoint::open(&folder.0.join("iteration-00000006")).unwrap(),
+    ));
+    let rest = run_with(&model, &one(), &TrainOptions { start, ..options(7) });
+    assert_eq!(bits(&rest), bits(&expected)[6..]);
+}
+
+#[test]
+fn what_a_dead_run_left_unfinished_is_ignored_and_removed() {
+    let model = tiny_mlp();
+    let folder = Folder::new("dead");
+    let save = || saving(&folder.0, None);
+    run_with(&model, &one(), &TrainOptions { save: save(), ..options(2) });
+    // As a run that is killed while it writes leaves it.
+    let dead = folder.0.join(".iteration-00000003.00000000000000ff.partial");
+    fs::create_dir(&dead).unwrap();
+    fs::write(dead.join("model.safetensors"), [0; 100]).unwrap();
+    let checkpoint = Checkpoint::open(&folder.0).unwrap();
+    assert_eq!(checkpoint.state().iteration, 2);
+    let start = Start::Checkpoint(Arc::new(checkpoint));
+    run_with(&model, &one(), &TrainOptions { start, save: save(), ..options(4) });
+    assert_eq!(folder.names(), ["iteration-00000002", "iteration-00000004"]);
+}
+
+#[test]
+fn an_unreadable_checkpoint_is_named_with_its_tensor() {
+    let model = tiny_gpt(true);
+    let folder = Folder::new("broken");
+    run_with(&model, &one(), &TrainOptions { save: saving(&folder.0, None), ..options(1) });
+    let inside = folder.0.join("iteration-00000001");
+    let weights = inside.join("model.safetensors");
+    let sound = fs::read(&weights).unwrap();
+    let told = |model: &Model| match Checkpoint::open(&folder.0) {
+        Err(error) => error.to_string(),
+        Ok(checkpoint) => {
+            let start = Start::Checkpoint(Arc::new(checkpoint));
+            let options = TrainOptions { start, ..options(2) };
+            let run = train(&plan(model, &one()), &options, &mut |_| panic!("nothing may run"));
+            run.unwrap_err().to_string()
+        }
+    };
+    let other = told(&gpt_of(48, true));
+    let expected = "tensor 'embedding.table.weight' has shape [40, 16], the model needs [48, 16]";
+    assert!(other.ends_with(expected), "{other}");
+    let other = told(&tiny_gpt(false));
+    assert!(other.contains("tensor 'head.table.weight' is missing"), "{other}");
+
+    fs::write(&weights, &sound[..sound.len() - 5]).unwrap();
+    let cut = told(&model);
+    assert!(cut.contains("model.safetensors: tensor '") && cut.contains("cut short"), "{cut}");
+    fs::write(&weights, &sound[..100]).unwrap();
+    assert!(told(&model).contains("cut short"));
+    fs::write(&weights, &sound).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&weights).unwrap();
+    file.write_all_at(&u64::MAX.to_le_bytes(), 0).unwrap();
+    assert!(told(&model).contains("announces a header of 18446744073709551615 bytes"));
+    fs::write(&weights, &sound).unwrap();
+
+    fs::remove_file(inside.join("optimizer.safetensors")).unwrap();
+    assert!(told(&model).contains("optimizer.safetensors: No such file"));
+    fs::write(inside.join("training.json"), r#"{"format": 9}"#).unwrap();
+    assert!(told(&model).contains("training.json: written in layout 9"));
+    fs::write(inside.join("training.json"), "{").unwrap();
+    assert!(told(&model).contains("training.json: is no training state"));
+    fs::remove_file(inside.join("training.json")).unwrap();
+    assert!(told(&model).contains("no complete checkpoint here"));
+}
+
+#[test]
+fn moments_of_another_optimizer_are_refused() {
+    let folder = Folder::new("optimizer");
+    let sgd = Strategy { optimizer: OptimizerKind::Sgd, ..one() };
+    run_with(&tiny_mlp(), &sgd, &TrainOptions { save: saving(&folder.0, None), ..options(1) });
+    assert!(!folder.0.join("iteration-00000001/optimizer.safetensors").exists());
+    let start = resumed(&folder.0);
+    let options = TrainOptions { start, ..options(2) };
+    let error = train(&plan(&tiny_mlp(), &one()), &options, &mut |_| {}).unwrap_err();
+    assert!(matches!(error, ExecError::Option { option: "--optimizer", .. }), "{error}");
+}
+
+/// The state of every rank must be on disk before a checkpoint has a name.
+#[test]
+fn a_run_that_cannot_write_says_where_and_keeps_what_it_had() {
+    let folder = Folder::new("refused");
+    let model = tiny_mlp();
+    let strategy = Strategy { dp: 2, ..one() };
+    let save = saving(&folder.0, None);
+    run_with(&model, &strategy, &TrainOptions { save, ..options(1) });
+    // A file stands where the next checkpoint's hidden directory would be.
+    let hidden = folder.0.join(format!(".iteration-00000003.{:016x}.partial", 7));
+    fs::write(&hidden, b"in the way").unwrap();
+    let start = resumed(&folder.0);
+    let save = saving(&folder.0, Some(3));
+    let options = TrainOptions { start, save, ..options(1000) };
+    let error = train(&plan(&model, &strategy), &options, &mut |_| {}).unwrap_err();
+    let told = error.to_string();
+    assert!(
+        told.contains("00000003") && told.contains("earlier checkpoints are untouched"),
+        "{told}"
+    );
+    assert_eq!(Checkpoint::open(&folder.0).unwrap().state().iteration, 1);
+}

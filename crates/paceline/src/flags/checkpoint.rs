@@ -1,0 +1,80 @@
+//! What a run keeps of itself, and what it starts from.
+
+use super::{Problems, whole};
+use clap::Args;
+use paceline_exec::checkpoint::Checkpoint;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A run's checkpoints, as they were written.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Checkpoints")]
+pub(crate) struct CheckpointFlags {
+    /// Save after every N iterations, beside the end of the run; 0 saves never [default: at the end]
+    ///
+    /// A checkpoint is written while training goes on, and is complete or not there at all. It has no
+    /// layout: it can be resumed with any --dp, --tp, --pp and --zero.
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub save_every: Option<String>,
+    /// Checkpoints to keep; the oldest go first [default: 3]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub keep: Option<String>,
+    /// Go on from a checkpoint, or from the last one of a run's directory
+    ///
+    /// --iterations counts from the run's very start: a run of 10 that is resumed with --iterations 20
+    /// has 10 left. The model and the seed are the checkpoint's unless given.
+    #[arg(long, value_name = "DIR")]
+    pub resume: Option<PathBuf>,
+}
+
+/// When a run is saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Saving {
+    /// Not at all.
+    Never,
+    /// When it ends.
+    AtEnd,
+    /// After every so many iterations, and when it ends.
+    Every(u32),
+}
+
+/// What a run keeps of itself, and what it starts from.
+#[derive(Debug)]
+pub(crate) struct Keeping {
+    /// When it is saved.
+    pub saving: Saving,
+    /// How many checkpoints stay.
+    pub keep: usize,
+    /// What it goes on from.
+    pub resume: Option<Arc<Checkpoint>>,
+}
+
+impl CheckpointFlags {
+    /// Checks every flag, and opens what there is to open.
+    pub(crate) fn check(&self, problems: &mut Problems) -> Keeping {
+        let most = u64::from(u32::MAX);
+        let saving = match whole("--save-every", self.save_every.as_deref(), 0..=most, problems) {
+            None => Saving::AtEnd,
+            Some(0) => Saving::Never,
+            Some(every) => Saving::Every(u32::try_from(every).unwrap_or(u32::MAX)),
+        };
+        let keep = whole("--keep", self.keep.as_deref(), 1..=most, problems);
+        let keep = keep.and_then(|keep| usize::try_from(keep).ok()).unwrap_or(3);
+        let resume = self.resume.as_deref().and_then(|path| {
+            Checkpoint::open(path).map_err(|error| problems.say("--resume", error.to_string())).ok()
+        });
+        Keeping { saving, keep, resume: resume.map(Arc::new) }
+    }
+}
+
+impl Keeping {
+    /// A file that the run put beside a checkpoint that is resumed.
+    pub(crate) fn beside(&self, name: &str) -> Option<PathBuf> {
+        self.resume.as_ref().map(|resume| resume.path().join(name)).filter(|path| path.is_file())
+    }
+
+    /// The directory of a run's checkpoints.
+    pub(crate) fn folder(run: &Path) -> PathBuf {
+        run.join(paceline_exec::checkpoint::FOLDER)
+    }
+}
