@@ -117,9 +117,12 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     Ok(output.people(&simulation_text(&record, &plan, &cluster, predicted, &warnings))?)
 }
 
-/// The prediction as the JSON of one line.
+/// The prediction as the JSON of one line, with details where they are asked for: they cost several
+/// simulations, which adds up in a study.
 pub(super) fn result(flags: &Flags, origins: Origins) -> Result<Value, Failure> {
-    let Prediction { outcome, estimate, .. } = predict(flags, origins, false, true)?;
+    let wanted = flags.sweep.mentions(&["limits.", "critical_path.", "bandwidth."]);
+    let Prediction { outcome, estimate, .. } =
+        predict(flags, origins, false, flags.details || wanted)?;
     let record = Record::new(&outcome, &estimate, flags.details);
     serde_json::to_value(record).map_err(|error| Failure::Run(error.into()))
 }

@@ -56,13 +56,26 @@ pub(super) fn heights(out: &mut String, chart: &Chart, area: &Area, y: &Scale) -
     Ok(())
 }
 
-/// The numbers along the bottom, each under its place; those that would overlap are left out.
-pub(super) fn numbers(out: &mut String, numbers: &[Number], x: &Scale, area: &Area) -> fmt::Result {
+/// The numbers along the bottom, each under its place; those that would overlap are left out. The unit
+/// is handed back where all have the same, to be said once.
+pub(super) fn numbers(
+    out: &mut String,
+    numbers: &[Number],
+    x: &Scale,
+    area: &Area,
+) -> Result<Option<&'static str>, fmt::Error> {
     let mut sorted: Vec<&Number> = numbers.iter().collect();
     sorted.sort_by(|a, b| a.value.total_cmp(&b.value));
+    let parts = sorted.iter().map(|number| number.unit.part(number.value));
+    let common = parts.reduce(|a, b| if a == b { a } else { ("", 0.0) });
+    let common = common.filter(|(name, _)| !name.is_empty() && *name != "×");
     let mut free = f64::NEG_INFINITY;
     for number in sorted {
-        let (place, label) = (x.at(number.value), number.unit.show(number.value));
+        let label = match common {
+            Some((_, scale)) => digits(number.value / scale),
+            None => number.unit.show(number.value),
+        };
+        let place = x.at(number.value);
         let half = text_width(&label) / 2.0;
         writeln!(out, "<path class=\"tick\" d=\"M{place:.1} {:.1}v5\"/>", area.bottom)?;
         if place - half < free {
@@ -72,7 +85,7 @@ pub(super) fn numbers(out: &mut String, numbers: &[Number], x: &Scale, area: &Ar
         let y = area.bottom + 21.0;
         writeln!(out, "<text class=\"middle\" x=\"{place:.1}\" y=\"{y:.1}\">{label}</text>")?;
     }
-    Ok(())
+    Ok(common.map(|(name, _)| name))
 }
 
 /// The words along the bottom, each under its bars, on two lines where one has no room.

@@ -4,14 +4,15 @@ use super::scale::Scale;
 use super::{Area, Chart, Series, escaped, text_width};
 use std::fmt::{self, Write};
 
-/// What stands at the end of a line: its name and its last value.
-pub(super) fn end_label(chart: &Chart, series: &Series) -> String {
+/// How wide the label at a line's end is: its name in bold and its last value.
+pub(super) fn end_width(chart: &Chart, series: &Series) -> f64 {
+    const BOLD: f64 = 1.13;
+    text_width(&series.name) * BOLD + text_width(&last_value(chart, series)) + 5.0
+}
+
+fn last_value(chart: &Chart, series: &Series) -> String {
     let last = series.values.iter().rev().flatten().next();
-    match last {
-        Some(value) if series.name.is_empty() => chart.unit.show(*value),
-        Some(value) => format!("{}  {}", series.name, chart.unit.show(*value)),
-        None => series.name.clone(),
-    }
+    last.map_or_else(String::new, |value| chart.unit.show(*value))
 }
 
 /// One line for each series, broken where it has no value.
@@ -46,6 +47,13 @@ pub(super) fn lines(
                 "<circle class=\"dot f{colour}\" cx=\"{left:.1}\" cy=\"{top:.1}\" r=\"4\">\
                  <title>{told}</title></circle>"
             )?;
+        }
+        // A single line has room for all of its values.
+        let inner = points.iter().flatten().rev().skip(1);
+        for (left, top, index) in inner.filter(|_| chart.series.len() == 1 && along.len() <= 12) {
+            let value = series.values[*index].map_or_else(String::new, |v| chart.unit.show(v));
+            let (left, top) = (left + 7.0, top - 9.0);
+            writeln!(out, "<text class=\"value\" x=\"{left:.1}\" y=\"{top:.1}\">{value}</text>")?;
         }
         if let Some((left, top, _)) = points.iter().flatten().next_back() {
             ends.push(End { series, left: *left, top: *top, label: *top });
@@ -108,7 +116,7 @@ impl End<'_> {
                 start - 3.0
             )?;
         }
-        let value = end_label(chart, &Series { name: String::new(), ..(*series).clone() });
+        let value = last_value(chart, series);
         let y = label + 4.5;
         writeln!(
             out,

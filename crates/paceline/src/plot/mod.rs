@@ -96,12 +96,14 @@ impl Chart {
         )?;
         frame::opening(out, self, &y)?;
         frame::heights(out, self, &area, &y)?;
+        let mut x_unit = String::new();
         match &self.x {
             Along::Numbers(numbers) => {
                 let values: Vec<f64> = numbers.iter().map(|number| number.value).collect();
                 let log = self.log[0].unwrap_or_else(|| scale::looks_geometric(&values));
                 let x = Scale::of(&values, log, false, [area.left, area.right]);
-                frame::numbers(out, numbers, &x, &area)?;
+                let part = frame::numbers(out, numbers, &x, &area)?;
+                x_unit = part.map_or(String::new(), |part| format!(", {part}"));
                 marks::lines(out, self, &values, [&x, &y], &area)?;
             }
             Along::Words(words) => {
@@ -109,7 +111,7 @@ impl Chart {
                 marks::bars(out, self, words.len(), &y, &area)?;
             }
         }
-        frame::label(out, &self.x_label, &area)?;
+        frame::label(out, &format!("{}{x_unit}", self.x_label), &area)?;
         writeln!(out, "</svg>")
     }
 
@@ -129,9 +131,9 @@ impl Chart {
     /// The room for the marks: what titles, ticks and the names of lines leave.
     fn area(&self) -> Area {
         let lines = matches!(self.x, Along::Numbers(_));
-        let names = self.series.iter().map(|series| text_width(&marks::end_label(self, series)));
+        let names = self.series.iter().map(|series| marks::end_width(self, series));
         let right = match names.fold(0.0, f64::max) {
-            longest if lines => (longest + 26.0).clamp(40.0, 260.0),
+            longest if lines => (longest + 24.0).clamp(40.0, 280.0),
             _ => 24.0,
         };
         let legend = !lines && self.series.len() > 1;

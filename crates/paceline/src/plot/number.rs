@@ -29,14 +29,18 @@ pub(crate) struct Number {
     pub unit: Unit,
 }
 
-const SUFFIXES: [(&str, f64, Unit); 32] = [
+const SUFFIXES: [(&str, f64, Unit); 36] = [
     ("", 1.0, Unit::Plain),
     ("x", 1.0, Unit::Times),
+    ("×", 1.0, Unit::Times),
     ("ns", 1e-9, Unit::Time),
     ("us", 1e-6, Unit::Time),
     ("µs", 1e-6, Unit::Time),
     ("ms", 1e-3, Unit::Time),
     ("s", 1.0, Unit::Time),
+    ("h", 3600.0, Unit::Time),
+    ("days", 86_400.0, Unit::Time),
+    ("years", 365.25 * 86_400.0, Unit::Time),
     ("B", 1.0, Unit::Size),
     ("kB", 1e3, Unit::Size),
     ("MB", 1e6, Unit::Size),

@@ -68,6 +68,11 @@ impl SweepFlags {
         !self.vary.is_empty()
     }
 
+    /// Whether something below one of some fields is to be shown.
+    pub(crate) fn mentions(&self, fields: &[&str]) -> bool {
+        self.y.as_ref().is_some_and(|text| fields.iter().any(|field| text.contains(field)))
+    }
+
     /// Notes flags that mean something in a study only, where there is none.
     pub(crate) fn absent(&self, problems: &mut Problems) {
         for (flag, given) in [

@@ -55,7 +55,7 @@ struct Point {
     /// One of each axis.
     settings: Vec<Setting>,
     /// The result, or why there is none.
-    result: Result<Value, String>,
+    result: Result<Value, Problems>,
 }
 
 /// Does a study and shows it.
@@ -81,13 +81,13 @@ pub(crate) fn run(
     }
     for point in &points {
         if let Err(why) = &point.result {
-            output.note(&format!("no {}: {why}", name(&study, &point.settings)));
+            output.note(&format!("no {}: {}", name(&study, &point.settings), why.brief()));
         }
     }
     if points.len() < total {
-        let done = points.len();
-        let why = anyhow::anyhow!("stopped after {done} of {total} points; no picture was drawn");
-        return Err(Failure::Run(why));
+        let undrawn = if flags.plot.is_some() { "; no picture was drawn" } else { "" };
+        output.note(&format!("stopped after {} of {total} points{undrawn}", points.len()));
+        return Ok(());
     }
     if let Some(path) = &flags.plot {
         let chart = chart(flags, &study, &points);
@@ -135,7 +135,7 @@ fn compute(
         }
         let result = match (subject.result)(&changes(study, &settings)) {
             Ok(result) => Ok(shown(study, result)?),
-            Err(Failure::Input(problems)) => Err(problems.brief()),
+            Err(Failure::Input(problems)) => Err(problems),
             Err(other) => return Err(other),
         };
         points.push(Point { settings, result });
@@ -171,15 +171,12 @@ fn shown(study: &Study, result: Value) -> Result<Value, Failure> {
 fn refuse(study: &Study, points: &[Point], total: usize) -> Result<(), Failure> {
     let mut problems = Problems::default();
     let works = |point: &&Point| point.result.is_ok();
-    let failed = |point: &Point| point.result.as_ref().err().cloned();
-    if points.iter().all(|point| point.result.is_err()) {
-        let mut reasons: Vec<String> = points.iter().filter_map(failed).collect();
-        reasons.dedup();
-        // What is wrong everywhere in the same way has nothing to do with what varies.
-        if let [reason] = &reasons[..] {
-            problems.located(reason.replace("; ", "\n"));
-            return Err(problems.into());
-        }
+    let failed = |point: &Point| point.result.as_ref().err().map(Problems::brief);
+    // What is wrong everywhere in the same way has nothing to do with what varies.
+    if let Some(Point { result: Err(first), .. }) = points.first()
+        && points.iter().all(|point| failed(point) == Some(first.brief()))
+    {
+        return Err(Failure::Input(first.clone()));
     }
     for (place, axis) in study.axes.iter().enumerate().filter(|_| points.len() == total) {
         for setting in &axis.settings {
@@ -220,7 +217,7 @@ fn object(study: &Study, point: &Point) -> Value {
     match &point.result {
         Ok(Value::Object(result)) => fields.extend(result.clone()),
         Ok(other) => drop(fields.insert("result".to_owned(), other.clone())),
-        Err(why) => drop(fields.insert("skipped".to_owned(), Value::String(why.clone()))),
+        Err(why) => drop(fields.insert("skipped".to_owned(), Value::String(why.brief()))),
     }
     Value::Object(fields)
 }

@@ -1,0 +1,113 @@
+//! Every command of `docs/studies.md` is run, every number in its text and every picture beside it is
+//! compared with what the command says today.
+//!
+//! ```text
+//! **1.75×**<!-- = a[x=1] / a[x=2] -->     the number before it has this value, to its last digit
+//! <!-- holds: a[x=1] < b < 2 * c -->      this is so
+//! ```
+//!
+//! A name is a field of the JSON, its brackets say of which point. Where the simulator has become
+//! better, `UPDATE_GOLDEN=1 cargo test -p paceline --test studies` writes the page and its pictures
+//! anew; what the text says in words is then for a person to read again.
+
+#[path = "studies/claim.rs"]
+mod claim;
+// The page computes as `--y` does.
+#[allow(dead_code)]
+#[path = "../src/sweep/expression.rs"]
+mod expression;
+#[path = "studies/page.rs"]
+mod page;
+#[path = "studies/picture.rs"]
+mod picture;
+#[path = "cli/support.rs"]
+#[allow(dead_code)]
+mod support;
+
+use page::{Page, Study};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use support::Folder;
+
+fn docs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
+}
+
+/// What a study's command says today, and what it draws.
+struct Outcome {
+    points: Vec<Value>,
+    picture: String,
+}
+
+fn carry_out(study: &Study) -> Outcome {
+    let here = Folder::new();
+    for entry in std::fs::read_dir(docs().join("studies")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            here.file(&format!("docs/studies/{name}"), std::fs::read(&path).unwrap());
+        }
+    }
+    let mut arguments: Vec<&str> = study.arguments.iter().map(String::as_str).collect();
+    arguments.push("--json");
+    let ran = here.run_with(&arguments).done();
+    let drawn = here.path().join("docs").join(&study.picture);
+    let picture = std::fs::read_to_string(&drawn)
+        .unwrap_or_else(|error| panic!("line {}: {}: {error}", study.line, study.picture));
+    Outcome { points: ran.objects(), picture }
+}
+
+#[test]
+fn the_page_says_and_shows_what_its_commands_do() {
+    let file = docs().join("studies.md");
+    let page = Page::parse(&std::fs::read_to_string(&file).unwrap());
+    assert!(page.studies.len() >= 6, "{} studies", page.studies.len());
+    let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
+        let all: Vec<_> =
+            page.studies.iter().map(|study| scope.spawn(|| carry_out(study))).collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    let update = std::env::var_os("UPDATE_GOLDEN").is_some();
+    let mut wrong = Vec::new();
+    let mut text = page.text.clone();
+    for (study, outcome) in page.studies.iter().zip(&outcomes) {
+        for claim in &study.claims {
+            match claim.check(&outcome.points) {
+                Ok(()) => {}
+                Err(claim::Wrong::Number { written, is }) if update => {
+                    let (old, new) = (
+                        format!("**{written}**{}", claim.source),
+                        format!("**{is}**{}", claim.source),
+                    );
+                    text = text.replace(&old, &new);
+                }
+                Err(found) => wrong.push(format!("line {}: {found}", claim.line)),
+            }
+        }
+        let path = docs().join(&study.picture);
+        if update {
+            std::fs::write(&path, &outcome.picture).unwrap();
+            continue;
+        }
+        let committed = std::fs::read_to_string(&path).unwrap_or_default();
+        if let Some(what) = picture::difference(&committed, &outcome.picture) {
+            wrong.push(format!("line {}: {} is old: {what}", study.line, study.picture));
+        }
+    }
+    if update {
+        std::fs::write(&file, text).unwrap();
+    }
+    assert!(
+        wrong.is_empty(),
+        "docs/studies.md does not hold (UPDATE_GOLDEN=1 writes numbers and pictures anew):\n{}",
+        wrong.join("\n")
+    );
+}
+
+#[test]
+fn every_study_says_something_that_is_checked() {
+    let page = Page::parse(&std::fs::read_to_string(docs().join("studies.md")).unwrap());
+    for study in &page.studies {
+        assert!(!study.claims.is_empty(), "line {}: nothing is claimed", study.line);
+    }
+}
