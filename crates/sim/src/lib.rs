@@ -33,7 +33,7 @@ pub use footprint::footprint;
 pub use network::NetworkKind;
 pub use outcome::{
     CriticalPath, Details, DimensionUse, Limits, MemoryCurve, MemoryPoint, OpStat, Outcome,
-    PathPart, PathStep, RoleStats,
+    PathPart, PathStep, RoleStats, Slowest, UnequalRanks,
 };
 pub use profile::{Attention, Casts, Kernels, Library, Loss, Profile};
 pub use uncertainty::{ErrorBand, error_band, quantile};
@@ -65,14 +65,16 @@ pub fn simulate(plan: &Plan, cluster: &Cluster, options: &Options) -> Result<Out
         let cluster = cluster.name.clone();
         return Err(SimError::TooFewDevices { ranks, devices, cluster });
     }
-    let network = match options.network {
-        NetworkKind::Analytic => network::of_library(options.profile.library, cluster),
-        NetworkKind::Flow => network::of_library(Library::Steps, cluster),
+    let library = match options.network {
+        NetworkKind::Analytic => options.profile.library,
+        NetworkKind::Flow => Library::Steps,
     };
-    let costs = engine::Costs::new(plan, cluster, &options.profile, network.as_ref())?;
+    let moments = engine::Moments::new(cluster);
+    let eras = moments.networks(library);
+    let costs = engine::Costs::new(plan, cluster, &options.profile);
     let run = |costs: &engine::Costs<'_>| {
         let timeline = match options.network {
-            NetworkKind::Analytic => engine::run(plan, costs, network.as_ref()),
+            NetworkKind::Analytic => engine::run(plan, cluster, costs, &eras),
             NetworkKind::Flow => engine::flow::run(plan, cluster, costs),
         };
         timeline.map(|timeline| engine::ahead(plan, &options.profile, timeline))
@@ -80,8 +82,7 @@ pub fn simulate(plan: &Plan, cluster: &Cluster, options: &Options) -> Result<Out
     let timeline = run(&costs)?;
     let mut outcome = outcome::outcome(plan, cluster, &timeline, options);
     if options.details {
-        let run =
-            outcome::Run { plan, cluster, costs: &costs, network: network.as_ref(), run: &run };
+        let run = outcome::Run { plan, cluster, costs: &costs, eras: &eras, options, run: &run };
         outcome.details = Some(outcome::details(&run, &timeline, &outcome)?);
     }
     Ok(outcome)

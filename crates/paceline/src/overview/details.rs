@@ -23,11 +23,12 @@ fn limits(outcome: &Outcome, details: &Details) -> String {
         let share = percent(share(saved, outcome.iteration));
         vec![what.to_owned(), time.to_string(), saved.to_string(), share]
     };
-    let rows = [
+    let mut rows = vec![
         row("an infinitely fast network", limits.no_network),
         row("infinitely fast computation", limits.no_compute),
         row("no waiting for other ranks", limits.no_bubble),
     ];
+    rows.extend(limits.even.map(|even| row("devices and links all alike", even)));
     table(&["with", "iteration", "saves", ""], 1, rows)
 }
 

@@ -6,12 +6,15 @@ use super::table::{count, cut, percent, table};
 use crate::estimate::Estimate;
 use crate::output::ModelRecord;
 use paceline_plan::program::Plan;
-use paceline_sim::Outcome;
 use paceline_sim::cluster::Cluster;
+use paceline_sim::{Outcome, Slowest, UnequalRanks};
 use std::fmt::Write;
 
 /// Ops listed before the rest are summed up.
 const OPS: usize = 12;
+
+/// What is not alike, as far as it is listed.
+const EXCEPTIONS: usize = 8;
 
 /// The whole prediction, at most 40 lines of 100 columns; more where the outcome has details.
 pub(crate) fn simulation_text(
@@ -56,8 +59,11 @@ fn write_simulation(
         count(cluster.devices()),
         device.name
     )?;
+    for line in cluster.exception_lines().iter().take(EXCEPTIONS) {
+        writeln!(out, "          {}", cut(line, 90))?;
+    }
     writeln!(out)?;
-    let rank = "on the slowest rank";
+    let rank = slowest(outcome);
     let expected = band(outcome.iteration, outcome.error_band);
     writeln!(out, "iteration      {:>9}  {expected}", outcome.iteration.to_string())?;
     writeln!(out, "compute        {:>9}  {rank}", outcome.compute.to_string())?;
@@ -89,5 +95,33 @@ fn write_simulation(
     if let Some(rest) = ops.get(OPS..).filter(|rest| !rest.is_empty()) {
         rows.push(vec![format!("… {} more", rest.len())]);
     }
-    write!(out, "{}", table(&["op", "count", "time", "exposed"], 1, rows))
+    write!(out, "{}", table(&["op", "count", "time", "exposed"], 1, rows))?;
+    if outcome.unequal.is_empty() {
+        return Ok(());
+    }
+    let rows = outcome.unequal.iter().take(OPS).map(|unequal| {
+        let UnequalRanks { role, ranks, slowest, compute, exposed, idle } = unequal;
+        let who = format!("{} ({})", slowest.rank, cut(&pace(slowest), 30));
+        let times = [compute, exposed, idle].map(|time| time.to_string());
+        [vec![cut(role, 30), who, count((*ranks).into())], times.to_vec()].concat()
+    });
+    let head = ["role", "rank", "ranks like it", "compute", "exposed", "idle"];
+    write!(out, "\n{}", table(&head, 2, rows))
+}
+
+/// Whose times are told: with its name where ranks differ.
+fn slowest(outcome: &Outcome) -> String {
+    if outcome.unequal.is_empty() {
+        return "on the slowest rank".to_owned();
+    }
+    let Slowest { rank, host, .. } = &outcome.slowest;
+    format!("on the slowest rank: {rank} on host {host} ({})", pace(&outcome.slowest))
+}
+
+/// A rank's device, and by how much it is slower.
+fn pace(slowest: &Slowest) -> String {
+    match slowest.slowdown > 1.0 {
+        true => format!("{}, {} times slower", slowest.device, slowest.slowdown),
+        false => slowest.device.clone(),
+    }
 }

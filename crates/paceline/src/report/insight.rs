@@ -172,6 +172,7 @@ pub(super) mod tests {
                 no_network: Seconds(0.75),
                 no_compute: Seconds(0.25),
                 no_bubble: Seconds(1.0),
+                even: None,
             },
             bandwidth: vec![DimensionUse {
                 dimension: "nv<link>".to_owned(),

@@ -38,6 +38,10 @@ pub struct Device {
     pub memory_efficiency: f64,
     /// What a kernel costs beyond its work when it was queued in time: the gap to the one before.
     pub launch_overhead: Seconds,
+    /// How many copies run at once beside computations: messages on their way out and in. Without
+    /// any, the units that compute do the copying. As many as needed if nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub copy_engines: Option<u32>,
 }
 
 /// Peak rates by element type; absent where the device has no unit for the type.

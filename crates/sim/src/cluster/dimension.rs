@@ -215,6 +215,43 @@ fn around(from: u32, to: u32, size: u32, wrap: bool) -> u32 {
     if wrap { straight.min(size - straight) } else { straight }
 }
 
+/// Walks a grid, the first axis first, and says how many steps that took. Each step has the place
+/// where it starts and the number of its link there: the axis, twice, and one more to go down.
+///
+/// Exactly half-way around a ring, even places go up and odd ones down, so that both directions
+/// carry the same where everybody does the same.
+pub(crate) fn walk(
+    from: u32,
+    to: u32,
+    shape: &[u32],
+    wrap: bool,
+    mut step: impl FnMut(u32, u32),
+) -> u32 {
+    let (mut stride, mut place, mut steps) = (1u32, from, 0);
+    for (axis, &size) in shape.iter().enumerate() {
+        let size = size.max(1);
+        let (here, there) = (from / stride % size, to / stride % size);
+        let ahead = (there + size - here) % size;
+        let up = match wrap {
+            // Two members share a single link: there is no other way round.
+            true if size == 2 => true,
+            true => 2 * ahead < size || 2 * ahead == size && here.is_multiple_of(2),
+            false => there > here,
+        };
+        let count = if up { ahead } else { (size - ahead) % size };
+        let mut at = here;
+        for _ in 0..count {
+            step(place, 2 * axis as u32 + u32::from(!up && size > 2));
+            let next = if up { (at + 1) % size } else { (at + size - 1) % size };
+            place = place + next * stride - at * stride;
+            at = next;
+        }
+        steps += count;
+        stride = stride.saturating_mul(size);
+    }
+    steps
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

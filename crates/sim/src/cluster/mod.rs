@@ -1,4 +1,4 @@
-//! What a cluster is made of: devices of one kind, joined by dimensions from the inside out.
+//! What a cluster is made of: devices, joined by dimensions from the inside out.
 //!
 //! A dimension is one layer of the network: NVLink inside a host, InfiniBand across hosts. The
 //! number of devices is the product of the dimensions' sizes, and rank r stands on device r, whose
@@ -14,19 +14,28 @@
 //! `devices / hosts`. They usually end where a dimension ends, but need not: an NVL72 rack is one
 //! NVLink dimension of 72 devices over 18 hosts. So the host count is stated and everything else
 //! about hosts follows from it.
+//!
+//! All devices are of one kind and all links of a dimension alike, but for the exceptions that
+//! [`Uneven`] lists: other kinds of devices, slower links, stragglers, rates that change.
 
 mod device;
 mod dimension;
 pub mod measured;
 mod parse;
+mod place;
 pub mod preset;
 mod print;
 mod quantity;
+mod uneven;
 
 pub use device::{Device, FlopsPerSec, Peak};
+pub(crate) use dimension::walk;
 pub use dimension::{Dimension, DimensionKind, GraphLink, Tree};
 pub use measured::Measured;
 pub use parse::{ClusterErrors, ClusterProblem};
+pub use place::{Place, Run};
+pub use uneven::{Change, OtherDevice, OtherLink, Schedule, Straggler, Uneven};
+pub(crate) use uneven::{Pace, through};
 
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{BytesPerSec, Seconds};
@@ -45,12 +54,15 @@ pub struct Cluster {
     pub name: String,
     /// How many hosts the devices are spread over, evenly and in rank order.
     pub hosts: u32,
-    /// The one kind of device.
+    /// The kind of device that stands wherever nothing else is said.
     pub device: Device,
     /// The layers of the network, innermost first.
     pub dimensions: Vec<Dimension>,
     /// What was measured on a host like these; it replaces the model where it can answer.
     pub measured: Option<Measured>,
+    /// What is not alike.
+    #[serde(skip_serializing_if = "Uneven::is_empty")]
+    pub uneven: Uneven,
 }
 
 /// A host of a cluster, counted in rank order.
@@ -77,6 +89,8 @@ pub struct Path {
     pub latency: Seconds,
     /// How many devices share that link when all use theirs at once.
     pub sharing: f64,
+    /// What the links of its ends have of the dimension's rate; part of `bandwidth` already.
+    pub scale: f64,
 }
 
 impl Cluster {
@@ -128,13 +142,42 @@ impl Cluster {
     pub fn link(&self, a: Rank, b: Rank) -> Option<Path> {
         let (index, from, to) = self.crossing(a, b)?;
         let route = self.dimensions[index].route(from, to)?;
+        let (scale, delay) = self.unevenness(a, b, index);
         Some(Path {
             dimension: index,
             hops: route.hops,
-            bandwidth: route.bandwidth,
-            latency: route.latency,
+            bandwidth: BytesPerSec(route.bandwidth.0 * scale),
+            latency: (route.latency + delay).max(Seconds::ZERO),
             sharing: self.dimensions[index].sharing(from, to),
+            scale,
         })
+    }
+
+    /// What the exceptions leave of a way's rate and add to its latency: the slower of its ends
+    /// counts, and on rings and tori whatever lies between.
+    fn unevenness(&self, a: Rank, b: Rank, index: usize) -> (f64, Seconds) {
+        let Uneven { links, schedules, .. } = &self.uneven;
+        if links.is_empty() && schedules.is_empty() {
+            return (1.0, Seconds::ZERO);
+        }
+        let mut scale = self.link_scale(a, index).min(self.link_scale(b, index));
+        let dimension = &self.dimensions[index];
+        let shape = match &dimension.kind {
+            DimensionKind::Ring => Some((vec![dimension.size], true)),
+            DimensionKind::Torus { shape, wrap } => Some((shape.clone(), *wrap)),
+            DimensionKind::Switch | DimensionKind::FullyConnected | DimensionKind::Graph { .. } => {
+                None
+            }
+        };
+        if let (Some((shape, wrap)), Some((_, from, to))) = (shape, self.crossing(a, b)) {
+            let sizes = self.dimensions[..index].iter().map(|d| d.size);
+            let inner = sizes.fold(1u32, u32::saturating_mul);
+            walk(from, to, &shape, wrap, |place, _| {
+                let there = a.0 - from * inner + place * inner;
+                scale = scale.min(self.link_scale(Rank(there), index));
+            });
+        }
+        (scale, self.link_delay(a, index).max(self.link_delay(b, index)))
     }
 
     /// The outermost dimension in which two ranks differ and where each stands in it.

@@ -3,7 +3,11 @@
 mod measured;
 
 use super::quantity::{self, FLOPS, RATE, TIME};
-use super::{Cluster, Device, Dimension, DimensionKind, FlopsPerSec, GraphLink, Peak, Tree};
+use super::{
+    Change, Cluster, Device, Dimension, DimensionKind, FlopsPerSec, GraphLink, OtherLink, Peak,
+    Place, Run, Schedule, Straggler, Tree, Uneven,
+};
+use paceline_plan::units::Seconds;
 use std::fmt::Write;
 
 impl Cluster {
@@ -25,30 +29,49 @@ impl Cluster {
     fn write_toml(&self, out: &mut String) -> std::fmt::Result {
         writeln!(out, "name = {}", quoted(&self.name))?;
         writeln!(out, "hosts = {}", self.hosts)?;
-        let Device { name, peak, max_efficiency, memory, .. } = &self.device;
-        let Device { memory_bandwidth, memory_efficiency, launch_overhead, .. } = &self.device;
-        writeln!(out, "\n[device]\nname = {}", quoted(name))?;
-        writeln!(out, "max_efficiency = {max_efficiency:?}")?;
-        let Device { sustained_efficiency, older_instructions, sparse_speedup, .. } = &self.device;
-        writeln!(out, "sustained_efficiency = {sustained_efficiency:?}")?;
-        writeln!(out, "older_instructions = {older_instructions:?}")?;
-        if let Some(count) = self.device.multiprocessors {
-            writeln!(out, "multiprocessors = {count}")?;
-        }
-        if let Some(width) = self.device.systolic_width {
-            writeln!(out, "systolic_width = {width}")?;
-        }
-        writeln!(out, "sparse_speedup = {sparse_speedup:?}")?;
-        writeln!(out, "memory = \"{}\"", quantity::write_bytes(*memory))?;
-        writeln!(out, "memory_bandwidth = \"{}\"", RATE.write(memory_bandwidth.0))?;
-        writeln!(out, "memory_efficiency = {memory_efficiency:?}")?;
-        writeln!(out, "launch_overhead = \"{}\"", TIME.write(launch_overhead.0))?;
-        writeln!(out, "\n[device.peak]")?;
-        for (name, rate) in rates(peak) {
-            writeln!(out, "{name} = \"{}\"", FLOPS.write(rate.0))?;
-        }
+        let kinds = &self.uneven.kinds;
+        write_device(
+            out,
+            &self.device,
+            if kinds.is_empty() { None } else { Some(&Place::Everywhere) },
+        )?;
+        kinds.iter().try_for_each(|kind| write_device(out, &kind.device, Some(&kind.at)))?;
         self.dimensions.iter().try_for_each(|dimension| write_dimension(out, dimension))?;
+        self.write_uneven(out)?;
         self.measured.iter().try_for_each(|table| measured::write(out, table))
+    }
+
+    fn write_uneven(&self, out: &mut String) -> std::fmt::Result {
+        let name = |index: usize| quoted(&self.dimensions[index].name);
+        for OtherLink { dimension, at, bandwidth, latency } in &self.uneven.links {
+            writeln!(out, "\n[[link]]\ndimension = {}", name(*dimension))?;
+            write_place(out, at)?;
+            if let Some(bandwidth) = bandwidth {
+                writeln!(out, "bandwidth = \"{}\"", RATE.write(bandwidth.0))?;
+            }
+            if let Some(latency) = latency {
+                writeln!(out, "latency = \"{}\"", TIME.write(latency.0))?;
+            }
+        }
+        for Straggler { at, factor, from, until } in &self.uneven.stragglers {
+            writeln!(out, "\n[[straggler]]")?;
+            write_place(out, at)?;
+            writeln!(out, "factor = {factor:?}\nfrom = \"{}\"", TIME.write(from.0))?;
+            if let Some(until) = until {
+                writeln!(out, "until = \"{}\"", TIME.write(until.0))?;
+            }
+        }
+        for Schedule { dimension, at, changes } in &self.uneven.schedules {
+            writeln!(out, "\n[[schedule]]\ndimension = {}", name(*dimension))?;
+            write_place(out, at)?;
+            writeln!(out, "changes = [")?;
+            for Change { at, bandwidth } in changes {
+                let at = TIME.write(at.0);
+                writeln!(out, "  {{ at = \"{at}\", bandwidth = {bandwidth:?} }},")?;
+            }
+            writeln!(out, "]")?;
+        }
+        Ok(())
     }
 
     fn write_summary(&self, out: &mut String) -> std::fmt::Result {
@@ -86,8 +109,87 @@ impl Cluster {
                 percent(*efficiency)
             )?;
         }
-        Ok(())
+        self.exception_lines().into_iter().try_for_each(|line| writeln!(out, "  {line}"))
     }
+
+    /// What is not alike, a line for each exception.
+    pub fn exception_lines(&self) -> Vec<String> {
+        let Uneven { kinds, links, stragglers, schedules, .. } = &self.uneven;
+        let dimension = |index: usize| &self.dimensions[index].name;
+        let kinds = kinds.iter().map(|kind| format!("{}: {}", kind.at, kind.device.name));
+        let links = links.iter().map(|link| {
+            let rate = link.bandwidth.map(|rate| format!(" links of {}", RATE.write(rate.0)));
+            let time = link.latency.map(|time| format!(" {time} away"));
+            let (rate, time) = (rate.unwrap_or_default(), time.unwrap_or_default());
+            format!("{}: {}{rate}{time}", link.at, dimension(link.dimension))
+        });
+        let stragglers = stragglers.iter().map(|slow| {
+            let until = slow.until.map(|until| format!(" to {until}")).unwrap_or_default();
+            let from = match (slow.from, slow.until) {
+                (Seconds::ZERO, None) => String::new(),
+                (from, _) => format!(" from {from}{until}"),
+            };
+            format!("{}: {} times slower{from}", slow.at, slow.factor)
+        });
+        let schedules = schedules.iter().map(|schedule| {
+            let changes = schedule.changes.iter();
+            let changes: Vec<_> =
+                changes.map(|c| format!("{} from {}", percent(c.bandwidth), c.at)).collect();
+            format!("{}: {} at {}", schedule.at, dimension(schedule.dimension), changes.join(", "))
+        });
+        kinds.chain(links).chain(stragglers).chain(schedules).collect()
+    }
+}
+
+/// A device's table; one of several says where it stands.
+fn write_device(out: &mut String, device: &Device, at: Option<&Place>) -> std::fmt::Result {
+    match at {
+        None => writeln!(out, "\n[device]")?,
+        Some(at) => {
+            writeln!(out, "\n[[device]]")?;
+            write_place(out, at)?;
+        }
+    }
+    let Device { name, peak, max_efficiency, memory, .. } = device;
+    let Device { memory_bandwidth, memory_efficiency, launch_overhead, .. } = device;
+    writeln!(out, "name = {}", quoted(name))?;
+    writeln!(out, "max_efficiency = {max_efficiency:?}")?;
+    let Device { sustained_efficiency, older_instructions, sparse_speedup, .. } = device;
+    writeln!(out, "sustained_efficiency = {sustained_efficiency:?}")?;
+    writeln!(out, "older_instructions = {older_instructions:?}")?;
+    if let Some(count) = device.multiprocessors {
+        writeln!(out, "multiprocessors = {count}")?;
+    }
+    if let Some(width) = device.systolic_width {
+        writeln!(out, "systolic_width = {width}")?;
+    }
+    writeln!(out, "sparse_speedup = {sparse_speedup:?}")?;
+    writeln!(out, "memory = \"{}\"", quantity::write_bytes(*memory))?;
+    writeln!(out, "memory_bandwidth = \"{}\"", RATE.write(memory_bandwidth.0))?;
+    writeln!(out, "memory_efficiency = {memory_efficiency:?}")?;
+    writeln!(out, "launch_overhead = \"{}\"", TIME.write(launch_overhead.0))?;
+    if let Some(engines) = device.copy_engines {
+        writeln!(out, "copy_engines = {engines}")?;
+    }
+    writeln!(out, "\n[device.peak]")?;
+    for (name, rate) in rates(peak) {
+        writeln!(out, "{name} = \"{}\"", FLOPS.write(rate.0))?;
+    }
+    Ok(())
+}
+
+fn write_place(out: &mut String, at: &Place) -> std::fmt::Result {
+    let (key, runs) = match at {
+        Place::Everywhere => return Ok(()),
+        Place::Hosts(runs) => ("hosts", runs),
+        Place::Ranks(runs) => ("ranks", runs),
+    };
+    let item = |run: &Run| match run.first == run.last {
+        true => run.to_string(),
+        false => format!("\"{run}\""),
+    };
+    let items: Vec<_> = runs.iter().map(item).collect();
+    writeln!(out, "{key} = [{}]", items.join(", "))
 }
 
 fn write_dimension(out: &mut String, dimension: &Dimension) -> std::fmt::Result {

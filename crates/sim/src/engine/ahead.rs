@@ -1,9 +1,9 @@
 //! Weights that are gathered while the next iteration begins.
 
-use super::lanes::Timeline;
+use super::timeline::Timeline;
 use crate::profile::Profile;
 use paceline_plan::collective::CollectiveKind;
-use paceline_plan::ids::{OpId, RoleId};
+use paceline_plan::ids::OpId;
 use paceline_plan::mesh::GroupKind;
 use paceline_plan::program::{Op, Plan, Program, SegmentPass};
 use paceline_plan::strategy::Zero;
@@ -24,9 +24,9 @@ pub fn ahead(plan: &Plan, profile: &Profile, mut timeline: Timeline) -> Timeline
         return timeline;
     }
     let mut period: f64 = 0.0;
-    for (role, program) in plan.programs.iter().enumerate() {
-        let role = RoleId::from(role);
-        let span = |op: usize| timeline.span(role, OpId::from(op));
+    for class in 0..timeline.classes().len() as u32 {
+        let program = &plan.programs[timeline.classes().get(class).role.index()];
+        let span = |op: usize| timeline.span_of(class, OpId::from(op));
         let (mut without, mut with, mut first) = (0.0f64, 0.0f64, 0.0);
         for (at, node) in program.body.nodes.iter().enumerate() {
             let (start, end) = span(at);

@@ -90,27 +90,45 @@ pub(super) fn slowest(ranks: u32) -> f64 {
 /// The standard deviation of what devices of one kind sustain.
 const DEVIATION: f64 = 0.01;
 
-/// What is left of a tensor-parallel exchange that takes so long, and what comes on top.
+/// What is left of an exchange for the ranks to wait for, and what comes on top.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Exposure {
+    /// The share of it that is waited for.
+    pub(super) share: f64,
+    /// What copies before and after it add.
+    pub(super) copies: Seconds,
+}
+
+impl Exposure {
+    /// All of an exchange, and nothing else.
+    pub(super) const WHOLE: Self = Self { share: 1.0, copies: Seconds::ZERO };
+
+    /// Of an exchange that takes so long.
+    pub(super) fn of(&self, alone: Seconds) -> Seconds {
+        alone * self.share + self.copies
+    }
+}
+
+/// What software makes of a tensor-parallel exchange.
 ///
 /// Under [`Profile::overlapped_tensor`], products and the exchanges next to them are cut into as
 /// many parts as there are ranks. The first part to arrive or the last to leave is exposed, and
 /// parts of a product are slower than the whole: about half of what was exposed still is.
 ///
 /// Under [`Profile::copies_tokens`], what is exchanged is read and written once more.
-pub(super) fn exchange(
+pub(super) fn exposure(
     plan: &Plan,
     call: &Call,
     profile: &Profile,
     roofline: &Roofline<'_>,
-    alone: Seconds,
-) -> Seconds {
+) -> Exposure {
     let along_tensor = plan.group(call.group) == GroupKind::Axis(Axis::Tp);
     let cut = matches!(call.kind, CollectiveKind::AllGather | CollectiveKind::ReduceScatter);
     if !along_tensor || !cut {
-        return alone;
+        return Exposure::WHOLE;
     }
-    let exposed = if profile.overlapped_tensor { 0.5 } else { 1.0 };
+    let share = if profile.overlapped_tensor { 0.5 } else { 1.0 };
     let copied = profile.copies_tokens && plan.strategy.micro_batch > 1;
     let copies = if copied { 2.0 * call.bytes().as_f64() } else { 0.0 };
-    alone * exposed + roofline.stolen(copies)
+    Exposure { share, copies: roofline.stolen(copies) }
 }

@@ -1,83 +1,39 @@
 //! The worklist: lanes advance until they have to wait, and go on when what they wait for is done.
 
+use super::calls::Calls;
+use super::classes::{Class, Classes};
+use super::engines::{Engines, Request, Wanting, computes};
 use super::meetings::Meetings;
-use super::{Costs, Numbering, describe_op};
+use super::timeline::Timeline;
+use super::{Costs, describe_op};
 use crate::error::SimError;
-use paceline_plan::ids::{OpId, Rank, RoleId};
-use paceline_plan::program::{Plan, Section};
-use paceline_plan::units::Seconds;
-
-/// When every op of every role's body starts and ends.
-#[derive(Clone, Debug)]
-pub struct Timeline {
-    ops: Numbering,
-    start: Vec<f64>,
-    end: Vec<f64>,
-    /// Of each role, the rank whose times these are.
-    ranks: Vec<Rank>,
-}
-
-impl Timeline {
-    pub(super) fn new(ops: Numbering, start: Vec<f64>, end: Vec<f64>, ranks: Vec<Rank>) -> Self {
-        Self { ops, start, end, ranks }
-    }
-
-    /// The rank of a role whose times these are.
-    pub fn rank(&self, role: RoleId) -> Rank {
-        self.ranks[role.index()]
-    }
-
-    /// From an op's start to its end.
-    pub fn span(&self, role: RoleId, op: OpId) -> (Seconds, Seconds) {
-        let number = self.ops.number(role, op) as usize;
-        (Seconds(self.start[number]), Seconds(self.end[number]))
-    }
-
-    /// Ends everything at a moment: what would run on is left to the next iteration.
-    pub(super) fn cut(&mut self, at: f64) {
-        let times = self.start.iter_mut().chain(&mut self.end);
-        times.for_each(|time| *time = time.min(at));
-    }
-
-    /// The same for an op by its number over all roles.
-    pub(crate) fn times(&self, number: u32) -> (f64, f64) {
-        (self.start[number as usize], self.end[number as usize])
-    }
-
-    /// The role and op of a number.
-    pub(crate) fn op(&self, number: u32) -> (RoleId, OpId) {
-        self.ops.op(number)
-    }
-
-    /// When the last op of all ends.
-    pub fn end(&self) -> Seconds {
-        Seconds(self.end.iter().copied().fold(0.0, f64::max))
-    }
-}
+use paceline_plan::ids::OpId;
+use paceline_plan::program::{Op, Plan, Section};
 
 pub(super) fn run(
     plan: &Plan,
-    ops: Numbering,
+    classes: Classes,
     meetings: &Meetings,
     costs: &Costs<'_>,
+    calls: &Calls,
 ) -> Result<Timeline, SimError> {
-    let mut run = Run::new(plan, ops, meetings, costs);
-    while let Some(lane) = run.ready.pop() {
-        while run.advance(lane) {}
-    }
-    match run.stuck() {
-        Some((role, op)) => Err(SimError::Stuck {
-            rank: plan.representative(role),
-            role: plan.programs[role.index()].name.clone(),
-            op,
-            what: describe_op(plan, role, op),
-        }),
-        None => {
-            let roles = (0..plan.programs.len()).map(RoleId::from);
-            let ranks = roles.map(|role| plan.representative(role)).collect();
-            Ok(Timeline::new(run.ops, run.start, run.end, ranks))
+    let mut run = Run::new(plan, &classes, meetings, costs, calls);
+    loop {
+        while let Some(lane) = run.ready.pop() {
+            while run.advance(lane) {}
         }
+        let Some(first) = run.engines.as_mut().and_then(Engines::next) else { break };
+        run.serve(first);
     }
+    if let Some(number) = run.stuck() {
+        let (class, op) = classes.op(number);
+        let Class { rank, role, .. } = classes.get(class);
+        let what = describe_op(plan, role, op);
+        let role = plan.programs[role.index()].name.clone();
+        return Err(SimError::Stuck { rank, role, op, what });
+    }
+    let (start, end) = (run.start, run.end);
+    Ok(Timeline::new(plan, classes, start, end))
 }
 
 /// No op, no lane.
@@ -87,10 +43,12 @@ const NONE: u32 = u32::MAX;
 const OPEN: f64 = f64::NEG_INFINITY;
 
 struct Run<'a> {
+    classes: &'a Classes,
     costs: &'a Costs<'a>,
+    calls: &'a Calls,
     meetings: &'a Meetings,
+    /// By class.
     bodies: Vec<&'a Section>,
-    ops: Numbering,
     start: Vec<f64>,
     end: Vec<f64>,
     /// The op behind each op on its lane.
@@ -101,12 +59,14 @@ struct Run<'a> {
     waiter: Vec<u32>,
     lanes: Vec<Lane>,
     gatherings: Vec<Gathering>,
+    /// Where copy engines are counted.
+    engines: Option<Engines>,
     /// Lanes whose head may be able to go on.
     ready: Vec<u32>,
 }
 
 struct Lane {
-    role: RoleId,
+    class: u32,
     /// The op that is next.
     head: u32,
     /// When the op before it ended.
@@ -125,14 +85,24 @@ struct Gathering {
 }
 
 impl<'a> Run<'a> {
-    fn new(plan: &'a Plan, ops: Numbering, meetings: &'a Meetings, costs: &'a Costs<'a>) -> Self {
-        let all = ops.len();
+    fn new(
+        plan: &'a Plan,
+        classes: &'a Classes,
+        meetings: &'a Meetings,
+        costs: &'a Costs<'a>,
+        calls: &'a Calls,
+    ) -> Self {
+        let all = classes.ops as usize;
+        let program = |class: u32| &plan.programs[classes.get(class).role.index()];
+        let numbers = 0..classes.len() as u32;
         let gatherings =
             meetings.all.iter().map(|m| Gathering { missing: m.expected, ready: 0.0 }).collect();
         let mut run = Self {
+            classes,
             costs,
+            calls,
             meetings,
-            bodies: plan.programs.iter().map(|program| &program.body).collect(),
+            bodies: numbers.clone().map(|class| &program(class).body).collect(),
             start: vec![OPEN; all],
             end: vec![OPEN; all],
             next: vec![NONE; all],
@@ -140,15 +110,15 @@ impl<'a> Run<'a> {
             waiter: vec![NONE; all],
             lanes: Vec::new(),
             gatherings,
+            engines: Engines::of(classes),
             ready: Vec::new(),
-            ops,
         };
-        for (role, program) in plan.programs.iter().enumerate() {
-            let role = RoleId::from(role);
+        for class in numbers {
+            let program = program(class);
             let first = run.lanes.len();
             let mut last = vec![NONE; program.lanes.len()];
             let idle = |_: &u32| Lane {
-                role,
+                class,
                 head: NONE,
                 free: 0.0,
                 open: None,
@@ -172,12 +142,12 @@ impl<'a> Run<'a> {
 
     /// Lets the head of a lane go on; `false` if the lane has to wait, or is at its end.
     fn advance(&mut self, at: u32) -> bool {
-        let Lane { role, head, free, open, .. } = self.lanes[at as usize];
+        let Lane { class, head, free, open, .. } = self.lanes[at as usize];
         if head == NONE || open.is_some() {
             return false;
         }
-        let body = self.bodies[role.index()];
-        let first = self.ops.number(role, OpId(0));
+        let body = self.bodies[class as usize];
+        let first = self.classes.number(class, OpId(0));
         let op = OpId(head - first);
         let mut posted = free;
         for after in body.after(op) {
@@ -192,8 +162,13 @@ impl<'a> Run<'a> {
         }
         let meetings = self.meetings.of(head);
         if meetings.is_empty() {
-            let duration = self.costs.op(role, op, &body.nodes[op.index()].op);
-            let end = posted + duration.0;
+            let turns = self.engines.as_mut().filter(|engines| engines.takes_turns(class));
+            if let Some(engines) = turns.filter(|_| computes(&body.nodes[op.index()].op)) {
+                engines.wait(posted, Wanting::Op(head));
+                self.lanes[at as usize].open = Some(1);
+                return false;
+            }
+            let end = self.alone(class, op, &body.nodes[op.index()].op, posted);
             self.finish(head, posted, end, end);
             return true;
         }
@@ -204,10 +179,64 @@ impl<'a> Run<'a> {
             gathering.ready = gathering.ready.max(posted);
             if gathering.missing == 0 {
                 let start = gathering.ready;
-                self.hold(meeting, start, at);
+                let message = self.meetings.all[meeting as usize].message;
+                match self.engines.as_mut().filter(|_| message) {
+                    Some(engines) => engines.wait(start, Wanting::Message(meeting)),
+                    None => self.hold(meeting, start, at),
+                }
             }
         }
         self.lanes[at as usize].open.is_none()
+    }
+
+    /// What is first in line for engines gets them as soon as they are free.
+    fn serve(&mut self, Request { ready, what }: Request) {
+        let Some(engines) = &mut self.engines else { return };
+        match what {
+            Wanting::Op(number) => {
+                let (class, op) = self.classes.op(number);
+                let start = engines.free(class).max(ready);
+                let node = &self.bodies[class as usize].nodes[op.index()];
+                let end = self.alone(class, op, &node.op, start);
+                if let Some(engines) = &mut self.engines {
+                    engines.keep(class, end);
+                }
+                let lane = self.lane[number as usize];
+                self.lanes[lane as usize].open = None;
+                self.finish(number, start, end, end);
+                self.ready.push(lane);
+            }
+            Wanting::Message(meeting) => {
+                let ends = self.meetings.ops(meeting).iter().map(|&op| self.classes.op(op).0);
+                let start = ends.clone().map(|class| engines.free(class)).fold(ready, f64::max);
+                let end = self.meetings.all[meeting as usize].duration.end(start);
+                ends.for_each(|class| engines.keep(class, end));
+                self.hold(meeting, start, NONE);
+            }
+        }
+    }
+
+    /// When an op ends that meets no other class and starts at a moment.
+    fn alone(&self, class: u32, id: OpId, op: &Op, start: f64) -> f64 {
+        match op {
+            Op::Collective { call, .. } => {
+                let stretch = self.costs.stretched(class, id);
+                self.calls.get(class, *call).map(|time| time * stretch).end(start)
+            }
+            Op::Load { .. }
+            | Op::Compute { .. }
+            | Op::Send { .. }
+            | Op::Recv { .. }
+            | Op::Accumulate { .. }
+            | Op::Step { .. }
+            | Op::Stash { .. }
+            | Op::Restore { .. }
+            | Op::Free { .. }
+            | Op::Serve { .. } => {
+                let work = self.costs.op(self.classes, class, id, op);
+                self.classes.pace(class).end(start, work.0)
+            }
+        }
     }
 
     /// A meeting takes place. The lane that just came goes on by itself; the others, which waited,
@@ -218,7 +247,7 @@ impl<'a> Run<'a> {
     /// Its lane goes on with the first, because a rank that is through need not wait for the
     /// others.
     fn hold(&mut self, meeting: u32, start: f64, came: u32) {
-        let end = start + self.meetings.all[meeting as usize].duration.0;
+        let end = self.meetings.all[meeting as usize].duration.end(start);
         for &op in self.meetings.ops(meeting) {
             let number = op as usize;
             let lane = &mut self.lanes[self.lane[number] as usize];
@@ -256,9 +285,9 @@ impl<'a> Run<'a> {
     }
 
     /// The op that never ends and that others wait for: one that was posted and met nobody, if any.
-    fn stuck(&self) -> Option<(RoleId, OpId)> {
+    fn stuck(&self) -> Option<u32> {
         let heads = || self.lanes.iter().filter(|lane| lane.head != NONE);
         let first = heads().find(|lane| lane.open.is_some()).or_else(|| heads().next());
-        first.map(|lane| self.ops.op(lane.head))
+        first.map(|lane| lane.head)
     }
 }

@@ -1,17 +1,23 @@
 //! Which ops wait for each other: the two sides of a message, the members of a collective.
 
-use super::{Costs, Numbering, describe_op};
+use super::calls::Calls;
+use super::classes::{Class, Classes};
+use super::lasting::{Eras, Lasting};
+use super::{Costs, describe_op};
 use crate::error::SimError;
-use crate::network::Network;
-use paceline_plan::ids::{OpId, Rank, RoleId};
-use paceline_plan::mesh::{Axis, GroupKind, Mesh};
+use crate::network::{Network, NoPath};
+use paceline_plan::ids::{CallId, OpId, Rank, RoleId};
+use paceline_plan::mesh::Axis;
 use paceline_plan::program::{Op, Peer, Plan, Program, View};
-use paceline_plan::units::{Bytes, Seconds};
+use paceline_plan::units::Bytes;
+use std::collections::BTreeMap;
 
 /// Ops that start together and how long what they do together takes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Meeting {
-    pub(super) duration: Seconds,
+    pub(super) duration: Lasting,
+    /// Whether it is a message, which copy engines move, and no collective.
+    pub(super) message: bool,
     /// How many ops must come; more than there are if some have no counterpart.
     pub(super) expected: u32,
     /// Where its ops stand in [`Meetings::ops`].
@@ -34,7 +40,7 @@ pub(crate) struct Meetings {
 impl Meetings {
     /// The ops that meet.
     pub(crate) fn ops(&self, meeting: u32) -> &[u32] {
-        let Meeting { start, len, .. } = self.all[meeting as usize];
+        let &Meeting { start, len, .. } = &self.all[meeting as usize];
         &self.ops[start as usize..][..len as usize]
     }
 
@@ -49,15 +55,15 @@ impl Meetings {
         self.joined.len()
     }
 
-    fn push(&mut self, ops: &[u32], expected: u32, duration: Seconds) {
+    fn push(&mut self, ops: &[u32], expected: u32, message: bool, duration: Lasting) {
         let start = self.ops.len() as u32;
         self.ops.extend_from_slice(ops);
-        self.all.push(Meeting { duration, expected, start, len: ops.len() as u32 });
+        self.all.push(Meeting { duration, message, expected, start, len: ops.len() as u32 });
     }
 
     /// An op that waits for another which does not exist.
     fn push_lonely(&mut self, op: u32) {
-        self.push(&[op], 2, Seconds::ZERO);
+        self.push(&[op], 2, true, Lasting::ZERO);
     }
 
     /// Lists each op's meetings, once all are known.
@@ -85,40 +91,43 @@ impl Meetings {
 /// Finds who meets whom, and how long it takes.
 pub(super) fn find(
     plan: &Plan,
-    ops: &Numbering,
+    classes: &Classes,
     costs: &Costs<'_>,
-    network: &dyn Network,
+    calls: &Calls,
+    eras: &Eras<'_>,
 ) -> Result<Meetings, SimError> {
-    let mut finder = Finder { plan, ops, costs, network, found: Meetings::default() };
+    let mut finder = Finder { plan, classes, costs, calls, eras, found: Meetings::default() };
     let (sends, recvs) = finder.sides()?;
     finder.messages(&sends, &recvs)?;
     finder.collectives();
     finder.services()?;
-    finder.found.index(ops.len());
+    finder.found.index(classes.ops as usize);
     Ok(finder.found)
 }
 
 struct Finder<'a> {
     plan: &'a Plan,
-    ops: &'a Numbering,
+    classes: &'a Classes,
     costs: &'a Costs<'a>,
-    network: &'a dyn Network,
+    calls: &'a Calls,
+    eras: &'a Eras<'a>,
     found: Meetings,
 }
 
 /// How far a message goes along an axis whose ranks all play one role.
 type Way = Option<(Axis, u32)>;
 
-/// What tells messages apart: roles of sender and receiver, the way, channel and microbatch.
+/// What tells messages apart: classes of sender and receiver, the way, channel and microbatch.
 type Key = (u32, u32, Way, u16, u32);
 
 /// One side of a message.
 struct Side {
     key: Key,
-    /// For a server's side, which rank of the other role it is for; the other role's ops stand for
-    /// all of its ranks.
+    /// For a server's side, which rank of the other class it is for; the other class's ops stand
+    /// for all of its ranks.
     rank: Option<Rank>,
     op: u32,
+    peer: Peer,
     bytes: Bytes,
 }
 
@@ -126,8 +135,10 @@ impl Finder<'_> {
     /// All sends and all receives, by key.
     fn sides(&mut self) -> Result<(Vec<Side>, Vec<Side>), SimError> {
         let (mut sends, mut recvs) = (Vec::new(), Vec::new());
-        for (role, program) in self.plan.programs.iter().enumerate() {
-            let role = RoleId::from(role);
+        for class in 0..self.classes.len() as u32 {
+            let program = &self.plan.programs[self.classes.get(class).role.index()];
+            // Few peers and many messages: whom they mean is looked up once.
+            let mut partners: BTreeMap<(Peer, bool), Option<Partner>> = BTreeMap::new();
             for (index, node) in program.body.nodes.iter().enumerate() {
                 let (peer, channel, view, microbatch, outgoing) = match node.op {
                     Op::Send { to, channel, view, microbatch } => {
@@ -151,13 +162,20 @@ impl Finder<'_> {
                 if let Peer::Server(server) = peer
                     && self.serves(server)
                 {
-                    self.request(role, op, server, bytes)?;
+                    self.request(class, op, server, bytes)?;
                     continue;
                 }
-                let (other, way, rank) = self.partner(role, peer, outgoing);
-                let (from, to) = if outgoing { (role, other) } else { (other, role) };
-                let key = (from.0, to.0, way, channel, microbatch.0);
-                let side = Side { key, rank, op: self.ops.number(role, op), bytes };
+                let number = self.classes.number(class, op);
+                let known = partners.entry((peer, outgoing));
+                let Some((other, way, rank)) =
+                    *known.or_insert_with(|| self.partner(class, peer, outgoing))
+                else {
+                    self.found.push_lonely(number);
+                    continue;
+                };
+                let (from, to) = if outgoing { (class, other) } else { (other, class) };
+                let key = (from, to, way, channel, microbatch.0);
+                let side = Side { key, rank, op: number, peer, bytes };
                 if outgoing { sends.push(side) } else { recvs.push(side) }
             }
         }
@@ -167,30 +185,26 @@ impl Finder<'_> {
         Ok((sends, recvs))
     }
 
-    /// The role that a peer plays, the way that the message takes, and the rank, if a server names
-    /// one.
+    /// The class that a peer is of, the way that the message takes, and the rank, if a server names
+    /// one; none if there is no such peer.
     ///
     /// Along an axis, a send to the next rank meets a receive from the previous one. Both are
     /// written as how far the message goes, so that on an axis of two the next rank is the previous
     /// one.
-    fn partner(&self, role: RoleId, peer: Peer, outgoing: bool) -> (RoleId, Way, Option<Rank>) {
-        let mesh = &self.plan.mesh;
+    fn partner(&self, class: u32, peer: Peer, outgoing: bool) -> Option<Partner> {
+        let rank = self.plan.peer(self.classes.get(class).rank, peer)?;
+        let other = self.classes.of_rank(self.plan, rank);
         let along = |axis: Axis, ahead: bool| {
-            let size = mesh.axis(axis).max(1);
-            if axis == Axis::Pp {
-                let step = if ahead { 1 } else { size - 1 };
-                return (RoleId((role.0 + step) % size), None, None);
-            }
+            let size = self.plan.mesh.axis(axis).max(1);
             let distance = if ahead == outgoing { 1 % size } else { size - 1 };
-            (role, Some((axis, distance)), None)
+            (axis != Axis::Pp).then_some((axis, distance))
         };
-        match peer {
-            Peer::Stage(stage) => (RoleId(stage.0.into()), None, None),
-            Peer::Next(axis) => along(axis, true),
-            Peer::Previous(axis) => along(axis, false),
-            Peer::Server(server) => (RoleId(mesh.pp + server), None, None),
-            Peer::Replica(rank) => (self.plan.role(Rank(rank)), None, Some(Rank(rank))),
-        }
+        Some(match peer {
+            Peer::Stage(_) | Peer::Server(_) => (other, None, None),
+            Peer::Next(axis) => (other, along(axis, true), None),
+            Peer::Previous(axis) => (other, along(axis, false), None),
+            Peer::Replica(_) => (other, None, Some(rank)),
+        })
     }
 
     /// Whether a server answers requests as they come, so that no op of its own meets them.
@@ -200,17 +214,12 @@ impl Finder<'_> {
     }
 
     /// A message to or from an asynchronous server, which is always ready.
-    fn request(
-        &mut self,
-        role: RoleId,
-        op: OpId,
-        server: u32,
-        bytes: Bytes,
-    ) -> Result<(), SimError> {
-        let me = self.plan.representative(role);
+    fn request(&mut self, class: u32, op: OpId, server: u32, bytes: Bytes) -> Result<(), SimError> {
+        let me = self.classes.get(class).rank;
         let server = Rank(self.plan.mesh.size() + server);
-        let time = self.time(role, op, (me, server, bytes))?;
-        self.found.push(&[self.ops.number(role, op)], 1, time);
+        let number = self.classes.number(class, op);
+        let time = self.time(number, (me, server, bytes))?;
+        self.found.push(&[number], 1, true, time);
         Ok(())
     }
 
@@ -218,7 +227,7 @@ impl Finder<'_> {
     fn messages(&mut self, sends: &[Side], recvs: &[Side]) -> Result<(), SimError> {
         let mut recvs = recvs.chunk_by(|a, b| a.key == b.key).peekable();
         // Neighbouring keys differ in the microbatch only, so that this spares nearly all look-ups.
-        let mut known: Option<((Rank, Rank, Bytes), Seconds)> = None;
+        let mut known: Option<((Rank, Rank, Bytes), Lasting)> = None;
         for sends in sends.chunk_by(|a, b| a.key == b.key) {
             let key = sends[0].key;
             while let Some(lonely) = recvs.next_if(|recvs| recvs[0].key < key) {
@@ -230,17 +239,17 @@ impl Finder<'_> {
                     send.or(recv).into_iter().for_each(|side| self.found.push_lonely(side.op));
                     continue;
                 };
-                let (from, to) = self.ends(send, recv);
-                let message = (from, to, send.bytes);
-                let time = match known {
+                // A server's side says which rank of the other class is meant.
+                let from = recv.rank.unwrap_or_else(|| self.classes.get(key.0).rank);
+                let to = self.plan.peer(from, send.peer);
+                let message =
+                    (from, to.unwrap_or_else(|| self.classes.get(key.1).rank), send.bytes);
+                let time = match known.take() {
                     Some((same, time)) if same == message => time,
-                    Some(_) | None => {
-                        let (role, op) = self.ops.op(send.op);
-                        self.time(role, op, message)?
-                    }
+                    Some(_) | None => self.time(send.op, message)?,
                 };
+                self.found.push(&[send.op, recv.op], 2, true, time.clone());
                 known = Some((message, time));
-                self.found.push(&[send.op, recv.op], 2, time);
             }
         }
         recvs.flatten().for_each(|side| self.found.push_lonely(side.op));
@@ -250,79 +259,83 @@ impl Finder<'_> {
     /// The time of a message, told of one op if there is no way.
     fn time(
         &self,
-        role: RoleId,
-        op: OpId,
+        number: u32,
         (from, to, bytes): (Rank, Rank, Bytes),
-    ) -> Result<Seconds, SimError> {
-        self.costs.message(self.network, from, to, bytes).map_err(|source| {
-            let rank = self.plan.representative(role);
-            let what = describe_op(self.plan, role, op);
-            let role = self.plan.programs[role.index()].name.clone();
-            SimError::NoPath { rank, role, op, what, source }
-        })
+    ) -> Result<Lasting, SimError> {
+        let time = |network: &dyn Network| self.costs.message(network, from, to, bytes);
+        self.eras.message(from, to, time).map_err(|source| self.no_path(number, source))
     }
 
-    /// The two ranks that a message goes between.
-    fn ends(&self, send: &Side, recv: &Side) -> (Rank, Rank) {
-        let (from, to, way, _, _) = send.key;
-        let first = |role: u32| self.plan.representative(RoleId(role));
-        // A server's side says which rank of the other role is meant.
-        let sender = recv.rank.unwrap_or(first(from));
-        let receiver = send.rank.unwrap_or(first(to));
-        let ahead = way.and_then(|(axis, distance)| {
-            let members = self.plan.mesh.members(GroupKind::Axis(axis), sender);
-            let me = members.iter().position(|&rank| rank == sender)?;
-            members.get((me + distance as usize) % members.len()).copied()
-        });
-        (sender, ahead.unwrap_or(receiver))
+    fn no_path(&self, number: u32, source: NoPath) -> SimError {
+        let (class, op) = self.classes.op(number);
+        let Class { rank, role, .. } = self.classes.get(class);
+        let what = describe_op(self.plan, role, op);
+        let role = self.plan.programs[role.index()].name.clone();
+        SimError::NoPath { rank, role, op, what, source }
     }
 
-    /// The k-th call of a group on one role meets the k-th call of that group on the others.
+    /// The k-th call of a group by one class meets the k-th call of that group by the others.
     fn collectives(&mut self) {
         for (group, &kind) in self.plan.groups.iter().enumerate() {
-            let roles = roles(&self.plan.mesh, kind);
-            if roles.len() < 2 {
+            if !self.classes.mix(&self.plan.mesh, kind) {
                 continue;
             }
-            let calls: Vec<Vec<OpId>> =
-                roles.iter().map(|&role| calls_in(self.plan, role, group)).collect();
-            let most = calls.iter().map(Vec::len).max().unwrap_or(0);
-            let mut together = Vec::with_capacity(roles.len());
-            for k in 0..most {
-                together.clear();
-                let mut duration = Seconds::ZERO;
-                for (&role, calls) in roles.iter().zip(&calls) {
-                    let Some(&op) = calls.get(k) else { continue };
-                    let node = &self.plan.programs[role.index()].body.nodes[op.index()];
-                    duration = duration.max(self.costs.op(role, op, &node.op));
-                    together.push(self.ops.number(role, op));
+            let calls: Vec<Vec<(OpId, CallId)>> = (0..self.plan.programs.len())
+                .map(|role| calls_in(self.plan, RoleId::from(role), group))
+                .collect();
+            for class in 0..self.classes.len() as u32 {
+                let members = self.plan.mesh.members(kind, self.classes.get(class).rank);
+                let met = self.classes.among(self.plan, &members);
+                if met.first() == Some(&class) && met.len() > 1 {
+                    self.together(&met, &calls);
                 }
-                self.found.push(&together, roles.len() as u32, duration);
             }
+        }
+    }
+
+    /// All calls of a group whose members are of these classes.
+    fn together(&mut self, met: &[u32], calls: &[Vec<(OpId, CallId)>]) {
+        let of = |class: u32| &calls[self.classes.get(class).role.index()];
+        let most = met.iter().map(|&class| of(class).len()).max().unwrap_or(0);
+        let mut together = Vec::with_capacity(met.len());
+        for k in 0..most {
+            together.clear();
+            let mut duration = Lasting::ZERO;
+            for &class in met {
+                let Some(&(op, call)) = of(class).get(k) else { continue };
+                let stretch = self.costs.stretched(class, op);
+                let time = self.calls.get(class, call).map(|time| time * stretch);
+                duration = duration.max(time);
+                together.push(self.classes.number(class, op));
+            }
+            self.found.push(&together, met.len() as u32, false, duration);
         }
     }
 
     /// A service waits for nobody; it takes the time of all that it declares.
     fn services(&mut self) -> Result<(), SimError> {
-        for (role, program) in self.plan.programs.iter().enumerate() {
+        for class in 0..self.classes.len() as u32 {
+            let role = self.classes.get(class).role;
+            let program = &self.plan.programs[role.index()];
             if program.services.is_empty() {
                 continue;
             }
-            let role = RoleId::from(role);
             for (index, node) in program.body.nodes.iter().enumerate() {
                 let Op::Serve { service } = node.op else { continue };
-                let op = OpId::from(index);
-                let time = self.costs.service(self.network, role, service).map_err(|source| {
-                    let rank = self.plan.representative(role);
-                    let what = describe_op(self.plan, role, op);
-                    SimError::NoPath { rank, role: program.name.clone(), op, what, source }
-                })?;
-                self.found.push(&[self.ops.number(role, op)], 1, time);
+                let number = self.classes.number(class, OpId::from(index));
+                let time = self
+                    .eras
+                    .lasting(|network| self.costs.service(network, role, service))
+                    .map_err(|source| self.no_path(number, source))?;
+                self.found.push(&[number], 1, false, time);
             }
         }
         Ok(())
     }
 }
+
+/// The other end of a message.
+type Partner = (u32, Way, Option<Rank>);
 
 /// Matches the sides of one key. Where one side is a server's, each of its ops is for one rank, and
 /// the other role's k-th op stands for the k-th of every rank.
@@ -349,24 +362,24 @@ fn bytes(program: &Program, view: &View) -> Bytes {
 }
 
 /// The ops with which a role takes part in a group.
-fn calls_in(plan: &Plan, role: RoleId, group: usize) -> Vec<OpId> {
+fn calls_in(plan: &Plan, role: RoleId, group: usize) -> Vec<(OpId, CallId)> {
     let program = &plan.programs[role.index()];
     let nodes = program.body.nodes.iter().enumerate();
-    let mine = nodes.filter(|(_, node)| {
-        matches!(node.op, Op::Collective { call, .. } if program.call(call).group.index() == group)
+    let mine = nodes.filter_map(|(index, node)| match node.op {
+        Op::Collective { call, .. } if program.call(call).group.index() == group => {
+            Some((OpId::from(index), call))
+        }
+        Op::Collective { .. }
+        | Op::Load { .. }
+        | Op::Compute { .. }
+        | Op::Send { .. }
+        | Op::Recv { .. }
+        | Op::Accumulate { .. }
+        | Op::Step { .. }
+        | Op::Stash { .. }
+        | Op::Restore { .. }
+        | Op::Free { .. }
+        | Op::Serve { .. } => None,
     });
-    mine.map(|(index, _)| OpId::from(index)).collect()
-}
-
-/// The roles whose ranks meet in groups of a kind; none where all members play one role.
-fn roles(mesh: &Mesh, group: GroupKind) -> Vec<RoleId> {
-    let stages = 0..mesh.pp;
-    let roles: Vec<u32> = match group {
-        GroupKind::Axis(Axis::Pp) => stages.collect(),
-        GroupKind::Ends if mesh.pp > 1 => vec![0, mesh.pp - 1],
-        GroupKind::Served(server) => stages.chain([mesh.pp + server]).collect(),
-        GroupKind::Servers => (mesh.pp..mesh.pp + mesh.servers).collect(),
-        GroupKind::Axis(_) | GroupKind::Replicas | GroupKind::Ends => Vec::new(),
-    };
-    roles.into_iter().map(RoleId).collect()
+    mine.collect()
 }

@@ -1,9 +1,11 @@
 //! Runs the bodies of all roles against each other and says when every op starts and ends.
 //!
-//! **Folding.** All ranks of a role run one program and, here, take the same time for it, so one of
-//! them is simulated for all: as many as there are roles, whatever the world. A message between
-//! ranks of one role meets the role's own counterpart; a server's messages to all ranks of a role
-//! meet the one op that stands for them, which lasts until the last is through.
+//! **Folding.** All ranks of a role run one program and, on a cluster without exceptions, take the
+//! same time for it, so one of them is simulated for all: as many as there are roles, whatever the
+//! world. Where devices or links differ, ranks that cannot be told apart make a class ([`alike`])
+//! and one of each class is simulated. A message between ranks of one class meets the class's own
+//! counterpart; a server's messages to all ranks of a role meet the one op that stands for them,
+//! which lasts until the last is through.
 //!
 //! **Time.** An op is *posted* when the op before it on its lane and those in its `after` list have
 //! ended. It starts then, unless it meets others: a message starts when both sides are posted and a
@@ -18,23 +20,31 @@
 //! iteration yet; one that does is timed as if the next iteration waited for them.
 
 mod ahead;
+mod alike;
 mod beside;
+mod calls;
+mod classes;
 mod costs;
+mod engines;
 pub mod flow;
 mod lanes;
+mod lasting;
 mod measured;
 mod meetings;
 mod reuse;
 mod sharing;
+mod timeline;
 
 pub use ahead::ahead;
+pub(crate) use calls::{Calls, vector};
+pub(crate) use classes::{Class, Classes};
 pub use costs::Costs;
-pub(crate) use costs::vector;
-pub use lanes::Timeline;
+pub use lasting::{Eras, Moments};
 pub(crate) use meetings::Meetings;
+pub use timeline::Timeline;
 
+use crate::cluster::Cluster;
 use crate::error::SimError;
-use crate::network::Network;
 use paceline_plan::ids::{OpId, RoleId};
 use paceline_plan::program::Plan;
 use paceline_plan::validate::describe;
@@ -42,18 +52,34 @@ use paceline_plan::validate::describe;
 /// When every op of every role's body starts and ends.
 ///
 /// The plan must be one that validation passes: names that lead nowhere are not looked for again.
-pub fn run(plan: &Plan, costs: &Costs<'_>, network: &dyn Network) -> Result<Timeline, SimError> {
-    let ops = Numbering::new(plan);
-    let meetings = meetings::find(plan, &ops, costs, network)?;
-    let mut timeline = lanes::run(plan, ops, &meetings, costs)?;
+pub fn run(
+    plan: &Plan,
+    cluster: &Cluster,
+    costs: &Costs<'_>,
+    eras: &Eras<'_>,
+) -> Result<Timeline, SimError> {
+    run_classes(plan, Classes::of(plan, cluster)?, costs, eras)
+}
+
+/// [`run`] with these classes of ranks.
+fn run_classes(
+    plan: &Plan,
+    classes: Classes,
+    costs: &Costs<'_>,
+    eras: &Eras<'_>,
+) -> Result<Timeline, SimError> {
+    let calls = Calls::new(plan, &classes, costs, eras)?;
+    let once = |costs: &Costs<'_>, classes: Classes| {
+        let meetings = meetings::find(plan, &classes, costs, &calls, eras)?;
+        lanes::run(plan, classes, &meetings, costs, &calls)
+    };
+    let mut timeline = once(costs, classes)?;
     let Some(host) = costs.shared_host() else { return Ok(timeline) };
     // Each pass follows what the one before found beside each op; the first few settle it.
     let mut costs = costs.clone();
     for _ in 0..SETTLING {
         costs.stretch(sharing::stretches(plan, &costs, &timeline, host));
-        let ops = Numbering::new(plan);
-        let meetings = meetings::find(plan, &ops, &costs, network)?;
-        timeline = lanes::run(plan, ops, &meetings, &costs)?;
+        timeline = once(&costs, timeline.into_classes())?;
     }
     Ok(timeline)
 }
@@ -61,47 +87,33 @@ pub fn run(plan: &Plan, costs: &Costs<'_>, network: &dyn Network) -> Result<Time
 /// Passes after which durations and what runs beside them agree to a percent or so.
 const SETTLING: u32 = 6;
 
-/// Who meets whom in [`run`], for those who ask why an op started when it did.
+/// [`run`] with collectives that take no time; messages are the network's to say.
+pub(crate) fn run_without_collectives(
+    plan: &Plan,
+    cluster: &Cluster,
+    costs: &Costs<'_>,
+    eras: &Eras<'_>,
+) -> Result<Timeline, SimError> {
+    let classes = Classes::of(plan, cluster)?;
+    let calls = Calls::instant(plan, &classes);
+    let meetings = meetings::find(plan, &classes, costs, &calls, eras)?;
+    lanes::run(plan, classes, &meetings, costs, &calls)
+}
+
+/// Who meets whom among classes of ranks, for those who ask why an op started when it did.
 pub(crate) fn meetings(
     plan: &Plan,
+    classes: &Classes,
     costs: &Costs<'_>,
-    network: &dyn Network,
+    eras: &Eras<'_>,
 ) -> Result<Meetings, SimError> {
-    meetings::find(plan, &Numbering::new(plan), costs, network)
+    let calls = Calls::new(plan, classes, costs, eras)?;
+    meetings::find(plan, classes, costs, &calls, eras)
 }
 
-/// Numbers the ops of all roles' bodies through.
-#[derive(Clone, Debug)]
-pub(crate) struct Numbering {
-    /// The number of each role's first op, and at the end that of all ops.
-    first: Vec<u32>,
-}
-
-impl Numbering {
-    fn new(plan: &Plan) -> Self {
-        let mut first = vec![0u32];
-        for program in &plan.programs {
-            let last = first.last().copied().unwrap_or(0);
-            first.push(last.saturating_add(program.body.nodes.len() as u32));
-        }
-        Self { first }
-    }
-
-    /// How many ops there are.
-    fn len(&self) -> usize {
-        self.first.last().map_or(0, |&all| all as usize)
-    }
-
-    /// The number of a role's op.
-    pub(crate) fn number(&self, role: RoleId, op: OpId) -> u32 {
-        self.first[role.index()] + op.0
-    }
-
-    /// The role and op of a number.
-    fn op(&self, number: u32) -> (RoleId, OpId) {
-        let role = self.first.partition_point(|&first| first <= number) - 1;
-        (RoleId(role as u32), OpId(number - self.first[role]))
-    }
+/// Ranks that play a role.
+pub(crate) fn ranks(plan: &Plan, role: RoleId) -> u32 {
+    if role.0 < plan.mesh.pp { plan.mesh.size() / plan.mesh.pp } else { 1 }
 }
 
 /// An op's place and words, for errors.

@@ -11,35 +11,36 @@
 //! answer until both agree.
 
 use super::{Costs, Timeline};
-use paceline_plan::ids::{OpId, RoleId};
+use paceline_plan::ids::OpId;
 use paceline_plan::program::{Op, Plan};
 
-/// By role and op of the body: how many times longer it takes than alone on a core of its own.
+/// By class and op of the body: how many times longer it takes than alone on a core of its own.
 pub(super) fn stretches(
     plan: &Plan,
     costs: &Costs<'_>,
     timeline: &Timeline,
     host: Host,
 ) -> Vec<Vec<f64>> {
-    let spans = |role: RoleId| {
-        let nodes = plan.programs[role.index()].body.nodes.iter().enumerate();
+    let classes = timeline.classes();
+    let spans = |class: u32| {
+        let nodes = plan.programs[classes.get(class).role.index()].body.nodes.iter().enumerate();
         nodes.map(move |(at, node)| {
-            let (start, end) = timeline.span(role, OpId::from(at));
+            let (start, end) = timeline.span_of(class, OpId::from(at));
             (start.0, end.0, load(&node.op))
         })
     };
-    let roles = || (0..plan.programs.len()).map(RoleId::from);
+    let numbers = || 0..classes.len() as u32;
     let mut moments: Vec<f64> =
-        roles().flat_map(spans).flat_map(|(start, end, _)| [start, end]).collect();
+        numbers().flat_map(spans).flat_map(|(start, end, _)| [start, end]).collect();
     moments.sort_unstable_by(f64::total_cmp);
     moments.dedup();
     let index = |time: f64| moments.partition_point(|&moment| moment < time);
-    // What each role does at once, from each moment to the next; and how many ranks are at work.
+    // What each class does at once, from each moment to the next; and how many ranks are at work.
     let mut at_work = vec![0.0; moments.len()];
     let mut doing: Vec<Vec<f64>> = Vec::new();
-    for role in roles() {
+    for class in numbers() {
         let mut changes = vec![0.0; moments.len() + 1];
-        for (start, end, load) in spans(role).filter(|span| span.1 > span.0) {
+        for (start, end, load) in spans(class).filter(|span| span.1 > span.0) {
             changes[index(start)] += load;
             changes[index(end)] -= load;
         }
@@ -50,20 +51,21 @@ pub(super) fn stretches(
                 sum
             })
             .collect();
-        let ranks = ranks(plan, role) / host.count;
+        let ranks = f64::from(classes.get(class).ranks) / host.count;
         for (all, own) in at_work.iter_mut().zip(&own) {
             *all += own.min(1.0) * ranks;
         }
         doing.push(own);
     }
     let cores = host.cores.max(1.0);
-    roles()
-        .map(|role| {
+    numbers()
+        .map(|class| {
+            let role = classes.get(class).role;
             // Integrals up to each moment: of the slowdown, and of its share with busy neighbours.
             let (mut turns, mut company) = (vec![0.0], vec![0.0]);
             for (at, pair) in moments.windows(2).enumerate() {
                 let slower =
-                    doing[role.index()][at].max(1.0) * (at_work[at].max(1.0) / cores).max(1.0);
+                    doing[class as usize][at].max(1.0) * (at_work[at].max(1.0) / cores).max(1.0);
                 let beside = (at_work[at].min(cores) - 1.0).max(0.0) / (cores - 1.0).max(1.0);
                 turns.push(turns[at] + slower * (pair[1] - pair[0]));
                 company.push(company[at] + slower * beside * (pair[1] - pair[0]));
@@ -79,7 +81,7 @@ pub(super) fn stretches(
                 let together = costs.together(role, OpId::from(at));
                 mean(&turns, start, end) + (together - 1.0) * mean(&company, start, end)
             };
-            nodes.zip(spans(role)).map(|((at, _), span)| stretch((at, span))).collect()
+            nodes.zip(spans(class)).map(|((at, _), span)| stretch((at, span))).collect()
         })
         .collect()
 }
@@ -106,9 +108,4 @@ fn load(op: &Op) -> f64 {
         | Op::Collective { .. } => 1.0,
         Op::Send { .. } | Op::Recv { .. } | Op::Free { .. } | Op::Serve { .. } => 0.0,
     }
-}
-
-/// How many ranks play a role.
-fn ranks(plan: &Plan, role: RoleId) -> f64 {
-    if role.0 < plan.mesh.pp { f64::from(plan.mesh.size() / plan.mesh.pp.max(1)) } else { 1.0 }
 }

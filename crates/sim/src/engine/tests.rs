@@ -1,6 +1,9 @@
-use crate::cluster::{Cluster, preset};
+use super::{Classes, Costs, Moments, run_classes};
+use crate::cluster::{
+    Change, Cluster, OtherDevice, OtherLink, Place, Run, Schedule, Straggler, preset,
+};
 use crate::network::{Analytic, Network};
-use crate::{Options, Outcome, Profile, SimError, simulate};
+use crate::{Library, NetworkKind, Options, Outcome, Profile, SimError, simulate};
 use paceline_plan::collective::Order;
 use paceline_plan::ids::{Microbatch, Rank};
 use paceline_plan::lower::lower;
@@ -8,6 +11,7 @@ use paceline_plan::model::{Model, built_in};
 use paceline_plan::program::{Op, Plan};
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{Strategy, Sync, Zero};
+use paceline_plan::trace::SpanKind;
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
 use proptest::prelude::*;
 
@@ -237,6 +241,197 @@ fn the_same_input_gives_the_same_bits() {
     assert_eq!(a.unwrap(), b.unwrap());
 }
 
+/// On a cluster of one kind, ranks of a role are one class; one slow rank makes few more.
+#[test]
+fn a_straggler_splits_a_role_into_few_classes() {
+    let mini = model("mini");
+    let base = Strategy { tp: 4, dp: 64, ..strategy(&mini, 2, 64 * 4, ScheduleKind::OneFOneB) };
+    let plan = lower(&mini, &base).unwrap();
+    let mut cluster = preset::holding("dgx-a100", 512).unwrap();
+    assert_eq!(Classes::of(&plan, &cluster).unwrap().len(), 2);
+    cluster.uneven.stragglers.push(slow(rank(5), 2.0));
+    let classes = Classes::of(&plan, &cluster).unwrap();
+    // In the slow pipeline: the slow one, what it sends to, their neighbours. In the others: those
+    // that meet the slow ones among replicas, and those that meet their neighbours.
+    assert_eq!(classes.len(), 8);
+    let counted: u32 = (0..8).map(|class| classes.get(class).ranks).sum();
+    assert_eq!(counted, 512);
+    cluster.uneven.stragglers[0].at = Place::Hosts(vec![Run { first: 0, last: 63 }]);
+    assert_eq!(Classes::of(&plan, &cluster).unwrap().len(), 2, "everybody is slow");
+}
+
+fn rank(rank: u32) -> Place {
+    Place::Ranks(vec![Run::one(rank)])
+}
+
+fn slow(at: Place, factor: f64) -> Straggler {
+    Straggler { at, factor, from: Seconds::ZERO, until: None }
+}
+
+/// Everybody waits for the slowest where they meet.
+#[test]
+fn a_straggler_holds_up_its_replicas() {
+    let mini = model("mini");
+    let layout =
+        Strategy { dp: 4, overlap: false, ..strategy(&mini, 1, 16, ScheduleKind::OneFOneB) };
+    let plan = blocks_only(&mini, &layout);
+    let even = run(&plan, &ideal(4));
+    let mut cluster = ideal(4);
+    cluster.uneven.stragglers.push(slow(rank(2), 1.5));
+    let held = run(&plan, &cluster);
+    assert!((held.iteration.0 / even.iteration.0 - 1.5).abs() < 1e-6, "{}", held.iteration.0);
+    // From half of the even iteration on: half at full pace, the rest at two thirds.
+    cluster.uneven.stragglers[0].from = even.iteration * 0.5;
+    let half = run(&plan, &cluster);
+    assert!((half.iteration.0 / even.iteration.0 - 1.25).abs() < 1e-6, "{}", half.iteration.0);
+    cluster.uneven.stragglers[0].until = Some(even.iteration * 0.8);
+    let bounded = run(&plan, &cluster);
+    assert!((bounded.iteration.0 / even.iteration.0 - 1.1).abs() < 1e-6, "{}", bounded.iteration.0);
+}
+
+/// Who sets the pace is told with its host and device, and shown beside the others.
+#[test]
+fn a_straggler_is_told_and_traced() {
+    let mini = model("mini");
+    let layout = Strategy { dp: 16, ..strategy(&mini, 1, 16, ScheduleKind::OneFOneB) };
+    let plan = lower(&mini, &layout).unwrap();
+    let mut cluster = preset::get("dgx-a100:2").unwrap();
+    cluster.uneven.stragglers.push(slow(rank(11), 4.0));
+    for network in [NetworkKind::Analytic, NetworkKind::Flow] {
+        let options = Options { network, trace: true, details: true, ..Options::default() };
+        let outcome = simulate(&plan, &cluster, &options).unwrap();
+        let slowest = &outcome.slowest;
+        assert_eq!(
+            (slowest.rank, slowest.host.0, slowest.slowdown),
+            (Rank(11), 1, 4.0),
+            "{network}"
+        );
+        assert_eq!(slowest.device, "A100-SXM4-80GB");
+        let [others, slow] = &outcome.unequal[..] else { panic!("{:?}", outcome.unequal) };
+        assert_eq!((others.ranks, slow.ranks, slow.slowest.rank), (15, 1, Rank(11)));
+        assert!(slow.compute.0 > 3.0 * others.compute.0 && slow.idle.0 < others.idle.0);
+        let mut ranks = outcome.trace.as_ref().unwrap().ranks();
+        ranks.sort_unstable();
+        assert_eq!(ranks, [Rank(0), Rank(11)], "{network}");
+        let even = outcome.details.unwrap().limits.even.unwrap();
+        assert!(even.0 < outcome.iteration.0, "{network}");
+        let alone = simulate(
+            &plan,
+            &preset::get("dgx-a100:2").unwrap(),
+            &Options { network, ..Options::default() },
+        );
+        assert_eq!(alone.unwrap().iteration, even);
+    }
+}
+
+/// A device of half the rate takes twice as long, wherever it stands in the role.
+#[test]
+fn the_slowest_device_sets_the_pace() {
+    let mini = model("mini");
+    let layout =
+        Strategy { dp: 4, overlap: false, ..strategy(&mini, 1, 16, ScheduleKind::OneFOneB) };
+    let plan = blocks_only(&mini, &layout);
+    let even = run(&plan, &ideal(4));
+    for place in 0..4 {
+        let mut cluster = ideal(4);
+        let mut device = cluster.device.clone();
+        device.name = "half".into();
+        device.peak.f32.0 /= 2.0;
+        cluster.uneven.kinds.push(OtherDevice { at: rank(place), device });
+        let held = run(&plan, &cluster);
+        assert!((held.iteration.0 / even.iteration.0 - 2.0).abs() < 1e-6, "rank {place}");
+        // MFU counts what the devices that are there could do.
+        let peaks = 4.0 / 3.5;
+        assert!((held.mfu / (even.mfu * peaks / 2.0) - 1.0).abs() < 1e-6, "rank {place}");
+    }
+}
+
+/// A transfer that meets a change is done in part at either rate.
+#[test]
+fn links_that_change_are_integrated() {
+    let mini = model("mini");
+    let plan = blocks_only(&mini, &strategy(&mini, 2, 1, ScheduleKind::OneFOneB));
+    let mut cluster = ideal(2);
+    for dimension in &mut cluster.dimensions {
+        (dimension.bandwidth, dimension.latency) = (BytesPerSec(1e9), Seconds(1e-3));
+        (dimension.devices_per_link, dimension.efficiency) = (1, 1.0);
+    }
+    let even = simulate(&plan, &cluster, &Options { trace: true, ..Options::default() }).unwrap();
+    let trace = even.trace.as_ref().unwrap();
+    let sent = trace.spans.iter().find(|span| span.kind == SpanKind::Send).unwrap();
+    let transfer = (sent.end - sent.start).0 - 1e-3;
+    let dimension = plan_dimension(&cluster);
+    // Half of the transfer is through when rates fall to a quarter.
+    let changes = vec![Change { at: sent.end - Seconds(transfer / 2.0), bandwidth: 0.25 }];
+    let at = Place::Everywhere;
+    cluster.uneven.schedules.push(Schedule { dimension, at, changes });
+    for network in [NetworkKind::Analytic, NetworkKind::Flow] {
+        let options = Options { network, trace: true, ..Options::default() };
+        let outcome = simulate(&plan, &cluster, &options).unwrap();
+        let spans = &outcome.trace.as_ref().unwrap().spans;
+        let first = spans.iter().find(|span| span.kind == SpanKind::Send).unwrap();
+        let expected = sent.end.0 + transfer / 2.0 * 3.0;
+        assert!((first.end.0 / expected - 1.0).abs() < 1e-9, "{network}: {first:?} {expected}");
+        // The way back has a quarter throughout.
+        let back = spans.iter().rfind(|span| span.kind == SpanKind::Send).unwrap();
+        let expected = 1e-3 + transfer * 4.0;
+        assert!(((back.end - back.start).0 / expected - 1.0).abs() < 1e-9, "{network}: {back:?}");
+    }
+}
+
+/// With one engine a stage's messages follow each other; with none they keep it from computing.
+#[test]
+fn copy_engines_bound_what_runs_beside_computing() {
+    let mini = model("mini");
+    let plan = blocks_only(&mini, &strategy(&mini, 4, 8, ScheduleKind::OneFOneB));
+    let iteration = |engines: Option<u32>, rate: f64| {
+        let mut cluster = ideal(4);
+        cluster.device.copy_engines = engines;
+        for dimension in &mut cluster.dimensions {
+            (dimension.bandwidth, dimension.devices_per_link) = (BytesPerSec(rate), 1);
+        }
+        run(&plan, &cluster).iteration.0
+    };
+    assert_eq!(iteration(Some(64), 1e9), iteration(None, 1e9), "more than there are messages");
+    let slow = 2e7;
+    let (none, one, many) =
+        (iteration(Some(0), slow), iteration(Some(1), slow), iteration(None, slow));
+    assert!(many < one && one < none, "{many} {one} {none}");
+    // A middle stage sends and receives eight activations and eight gradients each: with one engine
+    // no two of these 32 messages overlap, and with none nothing else does.
+    let message = (mini.seq * mini.d_model * 4) as f64 / slow;
+    assert!(one >= 32.0 * message, "{one} {message}");
+    let computed = run(&plan, &ideal(4)).compute.0;
+    assert!(none >= 32.0 * message + computed * (1.0 - 1e-9), "{none}");
+}
+
+/// The dimension that the first two ranks talk over.
+fn plan_dimension(cluster: &Cluster) -> usize {
+    cluster.link(Rank(0), Rank(1)).unwrap().dimension
+}
+
+/// A group is as fast as its slowest member's link, wherever that member stands.
+#[test]
+fn one_slow_link_slows_its_group() {
+    let mini = model("mini");
+    let layout =
+        Strategy { dp: 4, overlap: false, ..strategy(&mini, 1, 4, ScheduleKind::OneFOneB) };
+    let plan = lower(&mini, &layout).unwrap();
+    let mut cluster = ideal(4);
+    cluster.dimensions.truncate(1);
+    cluster.dimensions[0].size = 4;
+    cluster.dimensions[0].bandwidth = BytesPerSec(1e8);
+    let even = run(&plan, &cluster);
+    for place in 0..4 {
+        let bandwidth = Some(BytesPerSec(2.5e7));
+        let link = OtherLink { dimension: 0, at: rank(place), bandwidth, latency: None };
+        cluster.uneven.links = vec![link];
+        let slowed = run(&plan, &cluster);
+        let four = slowed.communication.0 / even.communication.0;
+        assert!((four - 4.0).abs() < 1e-6, "rank {place}: {four}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
@@ -284,5 +479,65 @@ proptest! {
         let whole = outcome.compute + outcome.exposed_communication
             + outcome.iteration * outcome.bubble_fraction;
         prop_assert!((whole - outcome.iteration).0.abs() < 1e-9 * outcome.iteration.0);
+    }
+
+    /// Ranks that are folded into classes end when they would by themselves, to the bit.
+    #[test]
+    fn classes_end_when_their_ranks_do(
+        tp in prop_oneof![Just(1u32), Just(2)],
+        pp in prop_oneof![Just(1u32), Just(2), Just(4)],
+        dp in prop_oneof![Just(1u32), Just(2), Just(4)],
+        stage in 0u8..4,
+        microbatches in 1u64..4,
+        overlap: bool,
+        slow_ranks in proptest::collection::vec((0u32..32, 1.0f64..3.0), 0..3),
+        other in proptest::option::of(0u32..32),
+        host in proptest::option::of(0u32..4),
+        change in proptest::option::of((1e-5f64..1e-2, 0.1f64..2.0)),
+        engines in proptest::option::of(0u32..3),
+    ) {
+        let mini = model("mini");
+        let layout = Strategy {
+            tp,
+            dp,
+            zero: Zero::from_stage(stage).unwrap(),
+            overlap,
+            ..strategy(&mini, pp, microbatches * u64::from(dp), ScheduleKind::OneFOneB)
+        };
+        let plan = lower(&mini, &layout).unwrap();
+        let mut cluster = preset::get("dgx-a100:4").unwrap();
+        cluster.device.copy_engines = engines;
+        for (at, factor) in slow_ranks {
+            cluster.uneven.stragglers.push(slow(rank(at), factor));
+        }
+        if let Some(at) = other {
+            let device = preset::get("dgx-h100").unwrap().device;
+            cluster.uneven.kinds.push(OtherDevice { at: rank(at), device });
+        }
+        if let Some(host) = host {
+            let at = Place::Hosts(vec![Run::one(host)]);
+            let bandwidth = Some(BytesPerSec(50e9));
+            cluster.uneven.links.push(OtherLink { dimension: 0, at, bandwidth, latency: None });
+        }
+        if let Some((at, bandwidth)) = change {
+            let changes = vec![Change { at: Seconds(at), bandwidth }];
+            let at = Place::Everywhere;
+            cluster.uneven.schedules.push(Schedule { dimension: 0, at, changes });
+        }
+        let profile = Profile { library: Library::Steps, ..Profile::MODERN };
+        let costs = Costs::new(&plan, &cluster, &profile);
+        let moments = Moments::new(&cluster);
+        let eras = moments.networks(profile.library);
+        let folded = run_classes(&plan, Classes::of(&plan, &cluster).unwrap(), &costs, &eras);
+        let apart = run_classes(&plan, Classes::apart(&plan, &cluster).unwrap(), &costs, &eras);
+        let (folded, apart) = (folded.unwrap(), apart.unwrap());
+        prop_assert!(folded.classes().len() <= apart.classes().len());
+        for r in 0..plan.mesh.world() {
+            let class = folded.classes().of_rank(&plan, Rank(r));
+            for op in 0..plan.program(Rank(r)).body.nodes.len() {
+                let op = paceline_plan::ids::OpId::from(op);
+                prop_assert_eq!(folded.span_of(class, op), apart.span_of(r, op), "rank {}", r);
+            }
+        }
     }
 }

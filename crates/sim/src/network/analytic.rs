@@ -88,6 +88,13 @@ impl<'c> Analytic<'c> {
             }
         }
         let mut chosen: Vec<u32> = places.into_values().collect();
+        if !self.cluster.is_even() {
+            // What differs from the rule is looked at too, once for each way in which it does.
+            let members = (0..ranks).zip(members).rev();
+            let kinds: BTreeMap<Vec<u16>, u32> =
+                members.map(|(index, &member)| (self.cluster.exceptions(member), index)).collect();
+            chosen.extend(kinds.into_values());
+        }
         chosen.extend([0, ranks - 1]);
         let servers = match pattern.algorithm() {
             Algorithm::ParameterServer { servers } => servers,
@@ -216,7 +223,8 @@ impl Tally<'_> {
         let path = self.network.path(from, to)?;
         let dimension = &self.network.cluster.dimensions[path.dimension];
         let rail = self.rails[path.dimension];
-        let links = all_links(dimension, self.network.cluster, path.dimension, me) / path.sharing;
+        let all = all_links(dimension, self.network.cluster, path.dimension, me);
+        let links = all * path.scale / path.sharing;
         let load = Load {
             latency: path.latency.0,
             alone: bytes / (self.network.rate(&path) * rail),

@@ -37,7 +37,7 @@ pub(super) fn bandwidth(run: &Run<'_>, iteration: Seconds) -> Vec<DimensionUse> 
     let mut counter = Counter { run, known: BTreeMap::new() };
     let mut all = vec![Traffic::default(); cluster.dimensions.len()];
     for role in (0..plan.programs.len()).map(RoleId::from) {
-        let ranks = f64::from(super::ranks(plan, role));
+        let ranks = f64::from(crate::engine::ranks(plan, role));
         for (sum, of_role) in all.iter_mut().zip(counter.role(role)) {
             sum.add(&of_role, ranks);
         }
@@ -131,7 +131,7 @@ impl Counter<'_> {
                 Op::Send { to, view, .. } => {
                     let Some(peer) = self.run.plan.peer(me, to) else { continue };
                     let bytes = bytes(program, &view);
-                    let parts = self.run.costs.parts(self.run.network, me, peer, bytes);
+                    let parts = self.run.costs.parts(self.run.eras.first(), me, peer, bytes);
                     add(&self.message(me, peer), bytes / u64::from(parts));
                     if parts > 1 {
                         let receiver = self.run.plan.role(peer);

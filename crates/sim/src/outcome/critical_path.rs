@@ -98,7 +98,9 @@ struct Release {
 impl<'a> Walk<'a> {
     fn new(plan: &'a Plan, timeline: &'a Timeline, meetings: &'a Meetings) -> Self {
         let mut before = Vec::new();
-        for program in &plan.programs {
+        let classes = timeline.classes();
+        for class in 0..classes.len() as u32 {
+            let program = &plan.programs[classes.get(class).role.index()];
             let first = before.len() as u32;
             let mut last: Vec<Option<u32>> = vec![None; program.lanes.len()];
             for (index, node) in program.body.nodes.iter().enumerate() {
@@ -119,7 +121,8 @@ impl<'a> Walk<'a> {
         while let Some(release) = next.filter(|_| left > 0) {
             left -= 1;
             let (start, waiting) = self.start(release);
-            let op = Some(self.timeline.op(release.op));
+            let (class, op) = self.timeline.classes().op(release.op);
+            let op = Some((self.timeline.classes().get(class).role, op));
             push(&mut steps, PathStep { op, start: Seconds(start), end: Seconds(release.at) });
             next = self.binding(&waiting, start);
             let reached = next.map_or(0.0, |release| release.at);
@@ -170,7 +173,8 @@ impl<'a> Walk<'a> {
             if let Some(before) = self.before[op as usize] {
                 consider(before, self.lane_free(before));
             }
-            let (role, id) = self.timeline.op(op);
+            let (class, id) = self.timeline.classes().op(op);
+            let role = self.timeline.classes().get(class).role;
             let first = op - id.0;
             for after in self.plan.programs[role.index()].body.after(id) {
                 let after = first + after.0;

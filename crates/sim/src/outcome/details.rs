@@ -6,10 +6,10 @@ use super::critical_path::{CriticalPath, critical_path};
 use super::limits::{Limits, limits};
 use super::memory::{MemoryCurve, memory};
 use super::{Outcome, RoleStats};
+use crate::Options;
 use crate::cluster::Cluster;
-use crate::engine::{self, Costs, Timeline};
+use crate::engine::{self, Costs, Eras, Timeline};
 use crate::error::SimError;
-use crate::network::Network;
 use paceline_plan::program::Plan;
 use paceline_plan::units::Seconds;
 use serde::Serialize;
@@ -33,7 +33,8 @@ pub(crate) struct Run<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) cluster: &'a Cluster,
     pub(crate) costs: &'a Costs<'a>,
-    pub(crate) network: &'a dyn Network,
+    pub(crate) eras: &'a Eras<'a>,
+    pub(crate) options: &'a Options,
     /// Runs the plan with costs that differ from these.
     pub(crate) run: &'a dyn Fn(&Costs<'_>) -> Result<Timeline, SimError>,
 }
@@ -44,7 +45,7 @@ pub(crate) fn details(
     timeline: &Timeline,
     outcome: &Outcome,
 ) -> Result<Details, SimError> {
-    let meetings = engine::meetings(run.plan, run.costs, run.network)?;
+    let meetings = engine::meetings(run.plan, timeline.classes(), run.costs, run.eras)?;
     let busy = |role: &RoleStats| role.compute + role.exposed;
     let busiest = outcome.roles.iter().map(busy).fold(Seconds::ZERO, Seconds::max);
     Ok(Details {

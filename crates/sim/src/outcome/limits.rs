@@ -1,9 +1,10 @@
 //! What limits an iteration: how long it would take if one thing cost nothing.
 
 use super::details::Run;
-use crate::engine;
+use crate::engine::{self, Eras};
 use crate::error::SimError;
 use crate::network::{Network, NoPath, Vector};
+use crate::{Options, simulate};
 use paceline_plan::collective::Pattern;
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
@@ -24,16 +25,28 @@ pub struct Limits {
     /// communication. Nothing can be faster while the ranks do what they do; reaching it takes a
     /// better schedule or more microbatches.
     pub no_bubble: Seconds,
+    /// With devices and links that are all alike, as the cluster's rule has them; none where they
+    /// are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub even: Option<Seconds>,
 }
 
 /// Simulates the plan again, without communication and without computation. `busiest` is the busy
 /// time of the rank that has the longest.
 pub(super) fn limits(run: &Run<'_>, busiest: Seconds) -> Result<Limits, SimError> {
-    let free = run.costs.without_collectives();
     // Links that carry everything at once are shared by nobody, whatever the backend.
-    let no_network = engine::run(run.plan, &free, &Instant)?.end();
+    let instant = Eras::still(Instant);
+    let no_network =
+        engine::run_without_collectives(run.plan, run.cluster, run.costs, &instant)?.end();
     let no_compute = (run.run)(&run.costs.without_compute())?.end();
-    Ok(Limits { no_network, no_compute, no_bubble: busiest })
+    let even = match run.cluster.is_even() {
+        true => None,
+        false => {
+            let options = Options { trace: false, details: false, ..*run.options };
+            Some(simulate(run.plan, &run.cluster.evened(), &options)?.iteration)
+        }
+    };
+    Ok(Limits { no_network, no_compute, no_bubble: busiest, even })
 }
 
 /// A network on which everything arrives at once.

@@ -7,6 +7,7 @@ mod limits;
 mod memory;
 mod statistics;
 mod trace;
+mod unequal;
 
 pub use bandwidth::DimensionUse;
 pub use critical_path::{CriticalPath, PathPart, PathStep};
@@ -14,12 +15,13 @@ pub use details::Details;
 pub(crate) use details::{Run, details};
 pub use limits::Limits;
 pub use memory::{MemoryCurve, MemoryPoint};
+pub use unequal::{Slowest, UnequalRanks};
 
 use crate::Options;
 use crate::cluster::Cluster;
-use crate::engine::Timeline;
+use crate::engine::{Timeline, ranks};
 use crate::uncertainty::{ErrorBand, error_band};
-use paceline_plan::ids::RoleId;
+use paceline_plan::ids::{Rank, RoleId};
 use paceline_plan::program::{Memory, Op, Plan, SegmentPass};
 use paceline_plan::trace::Trace;
 use paceline_plan::units::{Bytes, Flops, Seconds};
@@ -61,8 +63,13 @@ pub struct Outcome {
     pub tokens_per_s_per_device: f64,
     /// What the slowest rank spends its time on, the longest first.
     pub ops: Vec<OpStat>,
-    /// Every role.
+    /// Every role, told by one of its ranks.
     pub roles: Vec<RoleStats>,
+    /// The slowest rank: the one that sets the pace.
+    pub slowest: Slowest,
+    /// Ranks of one role that are not alike, each kind by its slowest; empty where all are.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unequal: Vec<UnequalRanks>,
     /// What the iteration waits for, what limits it, and what it uses, if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub details: Option<Details>,
@@ -111,7 +118,7 @@ pub(crate) fn outcome(
 ) -> Outcome {
     let iteration = timeline.end();
     let accounts: Vec<Account> = (0..plan.programs.len())
-        .map(|role| Account::new(plan, RoleId::from(role), timeline, iteration))
+        .map(|role| Account::new(plan, timeline.told(RoleId::from(role)), timeline, iteration))
         .collect();
     let stages = &accounts[..accounts.len().min(plan.mesh.pp as usize)];
     let busiest = (0..stages.len()).rev().max_by(|&a, &b| {
@@ -123,7 +130,7 @@ pub(crate) fn outcome(
     let ops = of_slowest.ops(plan, slowest, timeline);
     let peak_bytes = plan.programs.iter().map(|p| p.memory.total()).max().unwrap_or_default();
     let devices = f64::from(plan.mesh.world());
-    let peak = cluster.device.rate(plan.strategy.dtype).0;
+    let peaks = peaks(plan, cluster);
     let over = |amount: f64| if iteration.0 > 0.0 { amount / iteration.0 } else { 0.0 };
     let roles = accounts.iter().enumerate().map(|(role, account)| {
         let program = &plan.programs[role];
@@ -145,19 +152,36 @@ pub(crate) fn outcome(
         exposed_communication: of_slowest.exposed,
         bubble_fraction: over(of_slowest.idle.0),
         peak_bytes,
-        fits: peak_bytes <= cluster.device.memory,
-        mfu: over(model_flops(plan).0) / (devices * peak),
+        fits: fits(plan, cluster),
+        mfu: over(model_flops(plan).0) / peaks,
         tokens_per_s_per_device: over(plan.strategy.tokens() as f64) / devices,
         ops,
         roles: roles.collect(),
+        slowest: unequal::slowest(cluster, timeline.rank(slowest)),
+        unequal: unequal::unequal(plan, cluster, timeline, iteration),
         details: None,
-        trace: options.trace.then(|| trace::trace(plan, timeline)),
+        trace: options.trace.then(|| trace::trace(plan, cluster, timeline)),
     }
 }
 
-/// Ranks that play a role.
-fn ranks(plan: &Plan, role: RoleId) -> u32 {
-    if role.0 < plan.mesh.pp { plan.mesh.size() / plan.mesh.pp } else { 1 }
+/// What all ranks' devices could do in a second.
+fn peaks(plan: &Plan, cluster: &Cluster) -> f64 {
+    let dtype = plan.strategy.dtype;
+    if cluster.uneven.kinds.is_empty() {
+        return f64::from(plan.mesh.world()) * cluster.device.rate(dtype).0;
+    }
+    let ranks = (0..plan.mesh.world()).map(Rank);
+    ranks.map(|rank| cluster.device_of(rank).rate(dtype).0).sum()
+}
+
+/// Whether every rank's arena fits into its device.
+fn fits(plan: &Plan, cluster: &Cluster) -> bool {
+    let fits = |rank: Rank| plan.program(rank).memory.total() <= cluster.device_of(rank).memory;
+    if cluster.uneven.kinds.is_empty() {
+        let mut roles = (0..plan.programs.len()).map(RoleId::from);
+        return roles.all(|role| fits(plan.representative(role)));
+    }
+    (0..plan.mesh.world()).map(Rank).all(fits)
 }
 
 /// Matrix operations of one iteration over all ranks, without those that are done a second time.

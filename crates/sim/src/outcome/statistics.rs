@@ -9,7 +9,7 @@ use paceline_plan::trace::{Intervals, SpanKind};
 use paceline_plan::units::Seconds;
 use std::collections::BTreeMap;
 
-/// How one rank of a role spends an iteration: compute + exposed + idle is all of it.
+/// How one rank spends an iteration: compute + exposed + idle is all of it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Account {
     pub(super) compute: Seconds,
@@ -21,12 +21,13 @@ pub(super) struct Account {
 }
 
 impl Account {
-    pub(super) fn new(plan: &Plan, role: RoleId, timeline: &Timeline, iteration: Seconds) -> Self {
-        let program = &plan.programs[role.index()];
+    /// Of a rank of a class.
+    pub(super) fn new(plan: &Plan, class: u32, timeline: &Timeline, iteration: Seconds) -> Self {
+        let program = &plan.programs[timeline.classes().get(class).role.index()];
         let (mut busy, mut moving) = (Vec::new(), Vec::new());
         for (index, node) in program.body.nodes.iter().enumerate() {
             let kind = kind(plan, program, &node.op);
-            let span = timeline.span(role, OpId::from(index));
+            let span = timeline.span_of(class, OpId::from(index));
             if kind.is_compute() {
                 busy.push(span);
             } else if kind.is_communication() {

@@ -1,36 +1,33 @@
 //! The timeline in the form that both engines write.
 
 use super::statistics::kind;
-use crate::engine::Timeline;
-use paceline_plan::ids::{BufferId, OpId, RoleId};
+use super::unequal::shown;
+use crate::cluster::Cluster;
+use crate::engine::{Class, Timeline};
+use paceline_plan::ids::{BufferId, OpId};
 use paceline_plan::program::{LoadKind, Op, Plan, Program};
 use paceline_plan::trace::{Origin, Span, SpanKind, Trace, TraceBuilder};
 use paceline_plan::units::Seconds;
 
-/// One rank of each role, for one iteration. Waiting stands beside the op that waits: from the end
+/// One rank of each role, and of each kind of ranks that differ from it, for one iteration. Waiting stands beside the op that waits: from the end
 /// of what was before it on its lane to its own start.
-pub(super) fn trace(plan: &Plan, timeline: &Timeline) -> Trace {
+pub(super) fn trace(plan: &Plan, cluster: &Cluster, timeline: &Timeline) -> Trace {
     let mut builder = TraceBuilder::new(Origin::Simulated, plan.model.clone(), plan.mesh.world());
-    for (role, program) in plan.programs.iter().enumerate() {
-        add_role(&mut builder, plan, RoleId::from(role), program, timeline);
+    for class in shown(plan, cluster, timeline) {
+        add_class(&mut builder, plan, class, timeline);
     }
     builder.finish()
 }
 
-fn add_role(
-    builder: &mut TraceBuilder,
-    plan: &Plan,
-    role: RoleId,
-    program: &Program,
-    timeline: &Timeline,
-) {
-    let rank = timeline.rank(role);
+fn add_class(builder: &mut TraceBuilder, plan: &Plan, class: u32, timeline: &Timeline) {
+    let Class { rank, role, .. } = timeline.classes().get(class);
+    let program = &plan.programs[role.index()];
     let lanes: Vec<u8> = program.lanes.iter().map(|name| builder.lane(name)).collect();
     let mut free = vec![Seconds::ZERO; lanes.len()];
     // Ops are numbered over the whole program; the body follows the prologue.
     let first = program.prologue.nodes.len() as u32;
     for (index, node) in program.body.nodes.iter().enumerate() {
-        let (start, end) = timeline.span(role, OpId::from(index));
+        let (start, end) = timeline.span_of(class, OpId::from(index));
         let before = std::mem::replace(&mut free[node.lane.index()], end);
         // An op that stands for many ranks may reach into the next one of its lane.
         let start = start.max(before);

@@ -2,7 +2,9 @@
 
 use crate::estimate::{Estimate, FailureEstimate};
 use paceline_sim::training::TrainingCost;
-use paceline_sim::{Details, DimensionUse, MemoryCurve, OpStat, Outcome, PathPart};
+use paceline_sim::{
+    Details, DimensionUse, MemoryCurve, OpStat, Outcome, PathPart, Slowest, UnequalRanks,
+};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
@@ -20,7 +22,11 @@ pub(super) struct Record<'a> {
     fits: bool,
     mfu: f64,
     tokens_per_s_per_device: f64,
+    /// The rank that sets the pace.
+    slowest: &'a Slowest,
     ops: Vec<Op<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unequal: Vec<Unequal<'a>>,
     #[serde(flatten)]
     details: Option<DetailsRecord<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -43,7 +49,9 @@ impl<'a> Record<'a> {
             fits: outcome.fits,
             mfu: outcome.mfu,
             tokens_per_s_per_device: outcome.tokens_per_s_per_device,
+            slowest: &outcome.slowest,
             ops: outcome.ops.iter().map(Op::from).collect(),
+            unequal: outcome.unequal.iter().map(Unequal::from).collect(),
             details: outcome.details.as_ref().map(|details| DetailsRecord::new(details, curves)),
             training: estimate.cost.as_ref().map(Training::from),
             failures: estimate.failures.as_ref().map(Failures::from),
@@ -65,6 +73,26 @@ impl<'a> From<&'a OpStat> for Op<'a> {
     }
 }
 
+/// Ranks of one role that are not like its others.
+#[derive(Serialize)]
+struct Unequal<'a> {
+    role: &'a str,
+    ranks: u32,
+    #[serde(flatten)]
+    slowest: &'a Slowest,
+    compute_s: f64,
+    exposed_s: f64,
+    idle_s: f64,
+}
+
+impl<'a> From<&'a UnequalRanks> for Unequal<'a> {
+    fn from(unequal: &'a UnequalRanks) -> Self {
+        let UnequalRanks { role, ranks, slowest, compute, exposed, idle } = unequal;
+        let (compute_s, exposed_s, idle_s) = (compute.0, exposed.0, idle.0);
+        Self { role, ranks: *ranks, slowest, compute_s, exposed_s, idle_s }
+    }
+}
+
 #[derive(Serialize)]
 struct DetailsRecord<'a> {
     critical_path: Path<'a>,
@@ -83,6 +111,7 @@ impl<'a> DetailsRecord<'a> {
                 no_network_s: limits.no_network.0,
                 no_compute_s: limits.no_compute.0,
                 no_bubble_s: limits.no_bubble.0,
+                even_s: limits.even.map(|even| even.0),
             },
             bandwidth: details.bandwidth.iter().map(Dimension::from).collect(),
             memory_over_time: curves.then(|| details.memory.iter().map(Curve::from).collect()),
@@ -108,6 +137,8 @@ struct Limits {
     no_network_s: f64,
     no_compute_s: f64,
     no_bubble_s: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    even_s: Option<f64>,
 }
 
 #[derive(Serialize)]

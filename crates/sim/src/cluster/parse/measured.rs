@@ -28,7 +28,7 @@
 use super::super::measured::{
     CollectiveTable, CopyRate, Exchange, KernelTable, Measured, Memory, Sample, Temperatures, Wire,
 };
-use super::{Reader, Section, count, integer, number, shown, text};
+use super::reader::{Reader, Section, count, integer, number, shown, text};
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, CollectiveKind};
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};

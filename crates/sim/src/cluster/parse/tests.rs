@@ -1,4 +1,9 @@
 use super::*;
+use crate::cluster::{
+    Change, Dimension, DimensionKind, GraphLink, OtherDevice, OtherLink, Place, Run, Schedule,
+    Straggler, Tree,
+};
+use paceline_plan::units::Bytes;
 use proptest::prelude::*;
 
 const GOOD: &str = r#"
@@ -44,6 +49,95 @@ fn what_is_left_out_has_its_plain_meaning() {
     let fabric = &cluster.dimensions[1];
     assert_eq!((fabric.efficiency, fabric.devices_per_link), (1.0, 1));
     assert_eq!(fabric.bandwidth, BytesPerSec(25e9));
+}
+
+/// What a file says of what is not alike, behind `GOOD`.
+const UNEVEN: &str = r#"
+[[link]]
+dimension = "infiniband"
+hosts = [1]
+bandwidth = "100 Gbit/s"
+latency = "8 us"
+[[straggler]]
+ranks = [3, "5-6"]
+factor = 1.5
+from = "2 s"
+until = "4 s"
+[[schedule]]
+dimension = "nvlink"
+changes = [{ at = "1 s", bandwidth = 0.5 }, { at = "3 s", bandwidth = 1 }]
+"#;
+
+#[test]
+fn what_is_not_alike_is_read() {
+    let cluster = Cluster::parse(&format!("{GOOD}{UNEVEN}"), "uneven.toml").unwrap();
+    let Uneven { kinds, links, stragglers, schedules, .. } = &cluster.uneven;
+    assert!(kinds.is_empty());
+    assert_eq!(links[0].dimension, 1);
+    assert_eq!(links[0].at, Place::Hosts(vec![Run::one(1)]));
+    assert_eq!(
+        (links[0].bandwidth, links[0].latency),
+        (Some(BytesPerSec(12.5e9)), Some(Seconds(8e-6)))
+    );
+    assert_eq!(stragglers[0].at, Place::Ranks(vec![Run::one(3), Run { first: 5, last: 6 }]));
+    assert_eq!((stragglers[0].factor, stragglers[0].until), (1.5, Some(Seconds(4.0))));
+    assert_eq!((schedules[0].dimension, &schedules[0].at), (0, &Place::Everywhere));
+    assert_eq!(schedules[0].changes.len(), 2);
+    let text = cluster.summary();
+    assert!(text.contains("ranks 3, 5-6: 1.5 times slower from 2"), "{text}");
+}
+
+#[test]
+fn devices_may_be_of_several_kinds() {
+    let second = GOOD[GOOD.find("[device]").unwrap()..GOOD.find("[[dimension]]").unwrap()]
+        .replace("[device]", "[[device]]\nhosts = [1]")
+        .replace("A100", "H100");
+    let text = GOOD.replace("[device]", "[[device]]").replacen(
+        "[[dimension]]",
+        &format!("{second}[[dimension]]"),
+        1,
+    );
+    let cluster = Cluster::parse(&text, "mixed.toml").unwrap();
+    assert_eq!(cluster.device.name, "A100");
+    assert_eq!(cluster.uneven.kinds[0].device.name, "H100");
+    assert_eq!(Cluster::parse(&cluster.to_toml(), "again.toml"), Ok(cluster));
+    let nowhere = text.replace("hosts = [1]", "");
+    let told = Cluster::parse(&nowhere, "mixed.toml").unwrap_err().to_string();
+    assert!(told.contains("[[device]] 2 says neither hosts nor ranks; add for example"), "{told}");
+    let first = GOOD.replace("[device]", "[[device]]\nhosts = [0]");
+    let told = Cluster::parse(&first, "mixed.toml").unwrap_err().to_string();
+    assert!(told.contains("[[device]] 1 has an unknown key 'hosts'"), "{told}");
+}
+
+#[test]
+fn every_wrong_exception_is_told() {
+    let cases = [
+        ("\"infiniband\"", "\"infinband\"", "perhaps you mean \"infiniband\""),
+        ("hosts = [1]", "hosts = [2]", "it is no whole number from 0 to 1"),
+        ("hosts = [1]", "hosts = []", "it is no list of numbers"),
+        ("hosts = [1]\n", "", "[[link]] 1 says neither hosts nor ranks"),
+        ("bandwidth = \"100 Gbit/s\"\nlatency = \"8 us\"", "", "[[link]] 1 changes nothing"),
+        ("\"5-6\"", "\"6-5\"", "\"6-5\" is no run of numbers from 0 to 7"),
+        ("\"5-6\"", "\"5-8\"", "\"5-8\" is no run of numbers from 0 to 7"),
+        ("factor = 1.5", "factor = 0.5", "it is no number from 1 to 1000000"),
+        ("factor = 1.5", "factor = nan", "it is no number from 1 to 1000000"),
+        ("factor = 1.5", "hosts = [0]\nfactor = 1.5", "says both hosts and ranks"),
+        ("until = \"4 s\"", "until = \"2 s\"", "is over before it starts"),
+        ("\"3 s\"", "\"1 s\"", "are not in order of time"),
+        ("bandwidth = 0.5", "bandwidth = 0", "it is no factor from 0.000001"),
+        (
+            "changes = [{ at = \"1 s\", bandwidth = 0.5 }, { at = \"3 s\", bandwidth = 1 }]",
+            "changes = []",
+            "it is no list of changes",
+        ),
+        ("[[schedule]]", "[[scheduel]]", "did you mean schedule?"),
+    ];
+    for (from, to, told) in cases {
+        assert!(UNEVEN.contains(from), "{from}");
+        let text = format!("{GOOD}{}", UNEVEN.replacen(from, to, 1));
+        let errors = Cluster::parse(&text, "bad.toml").expect_err(to).to_string();
+        assert!(errors.contains(told), "{to}: {errors}");
+    }
 }
 
 #[test]
@@ -276,11 +370,12 @@ fn device() -> impl Strategy<Value = Device> {
         proptest::option::of(1u32..1000),
         proptest::option::of(1u32..1000),
         1.0..4.0,
+        proptest::option::of(0u32..9),
     );
     (name(), peaks, numbers, units).prop_map(|(name, (f32, tf32, fp8), numbers, units)| {
         let (max_efficiency, memory_efficiency, memory, bandwidth, launch) = numbers;
-        let (sustained_efficiency, older_instructions, multiprocessors, systolic_width, sparse) =
-            units;
+        let (sustained_efficiency, older_instructions, multiprocessors, ..) = units;
+        let (.., systolic_width, sparse, copy_engines) = units;
         Device {
             name,
             peak: Peak { f32, tf32, bf16: tf32, f16: fp8, fp8 },
@@ -294,6 +389,7 @@ fn device() -> impl Strategy<Value = Device> {
             memory_bandwidth: BytesPerSec(bandwidth),
             memory_efficiency,
             launch_overhead: Seconds(launch),
+            copy_engines,
         }
     })
 }
@@ -327,7 +423,9 @@ fn cluster() -> impl Strategy<Value = Cluster> {
     let numbers =
         (rate(1e18), time(), efficiency(), 1u32..9, proptest::option::of(tree), any::<bool>());
     let dimensions = proptest::collection::vec((kind(), numbers, name()), 1..4);
-    (name(), any::<bool>(), device(), dimensions).prop_map(|(name, many, device, dimensions)| {
+    let exceptions = (device(), place(), rate(1e18), time(), 1.0f64..9.0, any::<[bool; 4]>());
+    let whole = (name(), any::<bool>(), device(), dimensions, exceptions);
+    whole.prop_map(|(name, many, device, dimensions, exceptions)| {
         let dimensions: Vec<_> = dimensions
             .into_iter()
             .zip(0..)
@@ -349,8 +447,37 @@ fn cluster() -> impl Strategy<Value = Cluster> {
             })
             .collect();
         let hosts = if many { dimensions[0].size } else { 1 };
-        Cluster { name, hosts, device, dimensions, measured: None }
+        let (measured, uneven) = (None, Uneven::default());
+        let mut cluster = Cluster { name, hosts, device, dimensions, measured, uneven };
+        let (device, at, rate, from, factor, given) = exceptions;
+        let Uneven { kinds, links, stragglers, schedules, .. } = &mut cluster.uneven;
+        if given[0] {
+            kinds.push(OtherDevice { at: at.clone(), device });
+        }
+        if given[1] {
+            let (bandwidth, latency) = (Some(BytesPerSec(rate)), given[2].then_some(Seconds(from)));
+            links.push(OtherLink { dimension: 0, at: at.clone(), bandwidth, latency });
+        }
+        if given[2] {
+            let until = given[3].then_some(Seconds(from + factor));
+            stragglers.push(Straggler { at: at.clone(), factor, from: Seconds(from), until });
+        }
+        if given[3] {
+            let at = if given[0] { at } else { Place::Everywhere };
+            let change = |at, bandwidth| Change { at: Seconds(at), bandwidth };
+            let changes = vec![change(from, factor), change(from + 1.0, 0.25)];
+            schedules.push(Schedule { dimension: 0, at, changes });
+        }
+        cluster
     })
+}
+
+/// Places that every cluster has.
+fn place() -> impl Strategy<Value = Place> {
+    prop_oneof![
+        Just(Place::Hosts(vec![Run::one(0)])),
+        Just(Place::Ranks(vec![Run::one(0), Run { first: 0, last: 0 }])),
+    ]
 }
 
 proptest! {

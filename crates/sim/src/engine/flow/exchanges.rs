@@ -1,7 +1,8 @@
 //! What a plan's ranks exchange: every group and every pair that talks, once.
 
 use crate::cluster::Cluster;
-use crate::engine::{Costs, vector};
+use crate::engine::classes::names_ranks;
+use crate::engine::{Costs, alike, vector};
 use crate::network::flow::{FlowError, Folded, Folding, Party, Traffic};
 use crate::network::{Analytic, Vector};
 use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern};
@@ -97,21 +98,16 @@ impl<'a> Exchanges<'a> {
         self.known.get(&(mark, first)).copied()
     }
 
-    /// Folds the traffic. Ranks of different roles are never alike, nor are ranks that a server
-    /// names one by one.
+    /// Folds the traffic. Ranks of different roles are never alike, nor are those that exceptions of
+    /// the cluster name or that a server names one by one.
     pub(super) fn fold(&self, folding: Folding) -> Result<Folded, FlowError> {
-        let world = self.plan.mesh.world();
-        let named = |op: &Op| {
-            matches!(
-                op,
-                Op::Send { to: Peer::Replica(_), .. } | Op::Recv { from: Peer::Replica(_), .. }
-            )
-        };
-        let nodes = self.plan.programs.iter().flat_map(|program| &program.body.nodes);
-        let one_by_one = nodes.map(|node| &node.op).any(named);
-        let folding = if one_by_one { Folding::Off } else { folding };
-        let roles: Vec<u32> = (0..world).map(|rank| self.plan.role(Rank(rank)).0).collect();
-        Folded::new(&self.traffic, &roles, folding)
+        let folding = if names_ranks(self.plan) { Folding::Off } else { folding };
+        let ranks = (0..self.plan.mesh.world()).map(Rank);
+        let colours = alike::numbered(ranks.map(|rank| {
+            let exceptions = self.traffic.cluster().exceptions(rank);
+            (self.plan.role(rank), exceptions)
+        }));
+        Folded::new(&self.traffic, &colours, folding)
     }
 
     fn role(&mut self, role: RoleId) -> Result<Vec<Part>, FlowError> {

@@ -7,9 +7,9 @@
 //! network's time: an op is posted when the last of those it waits for has ended, and that one ended
 //! just now or computes until later.
 
-use super::classes::{Class, Classes};
 use super::meetings::{Meetings, NONE};
-use crate::engine::{Costs, Numbering, Timeline, describe_op};
+use crate::engine::classes::{Class, Classes};
+use crate::engine::{Costs, Timeline, describe_op};
 use crate::error::SimError;
 use crate::network::flow::{Fluid, Folded};
 use paceline_plan::ids::RoleId;
@@ -20,10 +20,10 @@ pub(super) fn run(
     plan: &Plan,
     costs: &Costs<'_>,
     folded: &Folded,
-    classes: &Classes,
+    classes: Classes,
     meetings: &Meetings,
 ) -> Result<Timeline, SimError> {
-    let mut run = Run::new(plan, costs, folded, classes, meetings);
+    let mut run = Run::new(plan, costs, folded, &classes, meetings);
     loop {
         while let Some(lane) = run.ready.pop() {
             while run.advance(lane) {}
@@ -32,35 +32,14 @@ pub(super) fn run(
         run.end(ended.tag, ended.party, ended.at);
     }
     if let Some(number) = run.stuck() {
-        let (Class { rank, role, .. }, op) = classes.op(number);
+        let (class, op) = classes.op(number);
+        let Class { rank, role, .. } = classes.get(class);
         let what = describe_op(plan, role, op);
         let role = plan.programs[role.index()].name.clone();
         return Err(SimError::Stuck { rank, role, op, what });
     }
-    Ok(slowest(plan, classes, &run.start, &run.end))
-}
-
-/// Of each role, the times of the class that ends last; of several, of the first.
-fn slowest(plan: &Plan, classes: &Classes, start: &[f64], end: &[f64]) -> Timeline {
-    let ops = |class: &Class| {
-        let count = plan.programs[class.role.index()].body.nodes.len();
-        class.first as usize..class.first as usize + count
-    };
-    let last = |class: &Class| end[ops(class)].iter().copied().fold(0.0, f64::max);
-    let mut of_role: BTreeMap<RoleId, (f64, Class)> = BTreeMap::new();
-    for class in &classes.all {
-        let entry = of_role.entry(class.role).or_insert((last(class), *class));
-        if last(class) > entry.0 {
-            *entry = (last(class), *class);
-        }
-    }
-    let (mut starts, mut ends, mut ranks) = (Vec::new(), Vec::new(), Vec::new());
-    for (_, class) in of_role.values() {
-        starts.extend_from_slice(&start[ops(class)]);
-        ends.extend_from_slice(&end[ops(class)]);
-        ranks.push(class.rank);
-    }
-    Timeline::new(Numbering::new(plan), starts, ends, ranks)
+    let (start, end) = (run.start, run.end);
+    Ok(Timeline::new(plan, classes, start, end))
 }
 
 /// The end of an op that has not ended.
@@ -177,8 +156,8 @@ impl<'a> Run<'a> {
         match self.meetings.of[head as usize] {
             NONE if self.serves(role, head) => self.serve(role, head, posted),
             NONE => {
-                let duration = self.costs.op(role, op, &body.nodes[op.index()].op);
-                self.finish(head, posted, posted + duration.0);
+                let work = self.costs.op(self.classes, class, op, &body.nodes[op.index()].op);
+                self.finish(head, posted, self.classes.pace(class).end(posted, work.0));
                 return true;
             }
             meeting => self.join(meeting, posted),

@@ -1,8 +1,8 @@
 //! Which ops wait for each other, class by class: the two sides of a message, the members of a
 //! collective, who asks a server and the server.
 
-use super::classes::{Class, Classes};
 use super::exchanges::{Exchanges, Part};
+use crate::engine::classes::{Class, Classes};
 use crate::network::Vector;
 use crate::network::flow::{Folded, Party};
 use paceline_plan::ids::{GroupId, OpId, Rank, RoleId};
@@ -268,11 +268,7 @@ impl Finder<'_> {
 
     /// The classes of ranks, in order, each once.
     fn classes_of(&self, ranks: &[Rank]) -> Vec<u32> {
-        let class = |rank: &Rank| self.classes.of_rank[rank.index()];
-        let mut classes: Vec<u32> = ranks.iter().map(class).collect();
-        classes.sort_unstable();
-        classes.dedup();
-        classes
+        self.classes.among(self.plan, ranks)
     }
 }
 

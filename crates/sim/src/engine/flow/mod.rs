@@ -11,16 +11,14 @@
 //! with ranks one after the other, it is every rank. Either way it is the same engine, and it comes
 //! to the same times.
 
-mod classes;
 mod exchanges;
 mod lanes;
 mod meetings;
 
-use super::{Costs, Timeline};
+use super::{Classes, Costs, Timeline};
 use crate::cluster::Cluster;
 use crate::error::SimError;
 use crate::network::flow::Folding;
-use classes::Classes;
 use exchanges::Exchanges;
 use paceline_plan::program::Plan;
 
@@ -40,9 +38,9 @@ fn run_folded(
 ) -> Result<Timeline, SimError> {
     let exchanges = Exchanges::of(plan, cluster, costs)?;
     let folded = exchanges.fold(folding)?;
-    let classes = Classes::new(plan, &folded)?;
+    let classes = Classes::of_traffic(plan, cluster, &folded)?;
     let meetings = meetings::find(plan, &exchanges, &folded, &classes);
-    lanes::run(plan, costs, &folded, &classes, &meetings)
+    lanes::run(plan, costs, &folded, classes, &meetings)
 }
 
 #[cfg(test)]

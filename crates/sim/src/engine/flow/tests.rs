@@ -1,7 +1,9 @@
 use super::{Folding, run_folded};
-use crate::cluster::{Cluster, DimensionKind, Tree, preset};
+use crate::cluster::{
+    Change, Cluster, DimensionKind, OtherDevice, OtherLink, Place, Run, Schedule, Straggler, Tree,
+    preset,
+};
 use crate::engine::{Costs, Timeline};
-use crate::network::Analytic;
 use crate::{Library, NetworkKind, Options, Outcome, Profile, SimError, simulate};
 use paceline_plan::collective::{Algorithm, Order, Pattern};
 use paceline_plan::ids::{Microbatch, Rank, RoleId};
@@ -209,12 +211,40 @@ fn replicas_on_equal_hosts_are_alike() {
     let base = Strategy { tp: 4, dp: 128, ..strategy(&mini, 2, 128, ScheduleKind::OneFOneB) };
     let plan = lower(&mini, &base).unwrap();
     let cluster = preset::holding("dgx-a100", 1024).unwrap();
-    let network = Analytic::new(&cluster);
-    let costs = Costs::new(&plan, &cluster, &Profile::MODERN, &network).unwrap();
+    let costs = Costs::new(&plan, &cluster, &Profile::MODERN);
     let exchanges = super::Exchanges::of(&plan, &cluster, &costs).unwrap();
     let folded = exchanges.fold(Folding::On).unwrap();
-    let classes = super::Classes::new(&plan, &folded).unwrap();
+    let classes = super::Classes::of_traffic(&plan, &cluster, &folded).unwrap();
     assert_eq!(classes.all.len(), 2);
+}
+
+/// One rank is slow throughout, and one for a while.
+fn straggle(cluster: &mut Cluster) {
+    let slow = |rank, factor, from, until: Option<f64>| Straggler {
+        at: Place::Ranks(vec![Run::one(rank)]),
+        factor,
+        from: Seconds(from),
+        until: until.map(Seconds),
+    };
+    cluster.uneven.stragglers = vec![slow(1, 1.5, 0.0, None), slow(2, 3.0, 1e-5, Some(2e-4))];
+}
+
+/// Another device on one rank, a slow link, and a dimension whose rate changes.
+fn uneven(cluster: &mut Cluster, dimension: usize) {
+    let at = |rank| Place::Ranks(vec![Run::one(rank)]);
+    let device = preset::get("dgx-h100").unwrap().device;
+    let rate = cluster.dimensions[dimension].bandwidth.0;
+    cluster.uneven.kinds.push(OtherDevice { at: at(1), device });
+    cluster.uneven.links.push(OtherLink {
+        dimension,
+        at: at(3),
+        bandwidth: Some(BytesPerSec(rate / 3.0)),
+        latency: Some(Seconds(2e-6)),
+    });
+    let change = |at, bandwidth| Change { at: Seconds(at), bandwidth };
+    let changes = vec![change(1e-5, 0.2), change(1e-4, 2.0), change(1e-3, 0.5)];
+    let everywhere = Place::Everywhere;
+    cluster.uneven.schedules.push(Schedule { dimension, at: everywhere, changes });
 }
 
 /// Clusters of twelve or more devices on which ranks may differ.
@@ -236,12 +266,15 @@ fn clusters() -> impl Generate<Value = Cluster> {
         with("laptop:8", |cluster| {
             cluster.dimensions[1].tree = Some(Tree { leaf: 3, oversubscription: 2.5 });
         }),
+        with("dgx-a100:2", straggle),
+        with("tpu-v4:4", straggle),
+        with("dgx1-v100:2", |cluster| uneven(cluster, 0)),
+        with("laptop:8", |cluster| uneven(cluster, 1)),
     ]
 }
 
 fn timeline(plan: &Plan, cluster: &Cluster, folding: Folding) -> Timeline {
-    let network = Analytic::new(cluster);
-    let costs = Costs::new(plan, cluster, &Profile::MODERN, &network).unwrap();
+    let costs = Costs::new(plan, cluster, &Profile::MODERN);
     run_folded(plan, cluster, &costs, folding).unwrap()
 }
 

@@ -15,6 +15,8 @@ pub(crate) struct Fluid<'f> {
     folded: &'f Folded,
     fair: Fair,
     now: f64,
+    /// How many times links have changed, the start counted.
+    era: usize,
     events: BinaryHeap<Event>,
     /// Events noted so far; those of one moment are taken in this order.
     noted: u64,
@@ -116,8 +118,9 @@ impl<'f> Fluid<'f> {
     pub(crate) fn new(folded: &'f Folded) -> Self {
         Self {
             folded,
-            fair: Fair::new(folded.capacities.iter().copied()),
+            fair: Fair::new(folded.capacities[0].1.iter().copied()),
             now: 0.0,
+            era: 1,
             events: BinaryHeap::new(),
             noted: 0,
             runs: Vec::new(),
@@ -167,6 +170,15 @@ impl<'f> Fluid<'f> {
             let next = self.events.peek().map(|event| event.at);
             if self.fair.stale() && next.is_none_or(|at| at > self.now) {
                 self.fill();
+                continue;
+            }
+            // Links change only while something is under way that could notice.
+            if let Some((moment, capacities)) = self.folded.capacities.get(self.era)
+                && *moment <= next?
+            {
+                self.now = self.now.max(*moment);
+                self.fair.change(capacities);
+                self.era += 1;
                 continue;
             }
             let Event { at, what, .. } = self.events.pop()?;

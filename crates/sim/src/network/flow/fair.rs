@@ -84,6 +84,16 @@ impl Fair {
         Self { links: capacities.into_iter().map(idle).collect(), ..Self::default() }
     }
 
+    /// Links carry this from now on.
+    pub(super) fn change(&mut self, capacities: &[f64]) {
+        for (number, (link, &capacity)) in (0..).zip(self.links.iter_mut().zip(capacities)) {
+            if link.capacity.to_bits() != capacity.to_bits() {
+                link.capacity = capacity;
+                self.touched.push(number);
+            }
+        }
+    }
+
     /// Whether rates have to be filled before they can be read.
     pub(super) fn stale(&self) -> bool {
         !self.touched.is_empty()
@@ -259,6 +269,21 @@ mod tests {
         fair.add(1, &crossings(&[1]));
         fair.fill(&mut changed);
         assert_eq!(changed, [(1, 4.0)], "one went and its like came: the other keeps its rate");
+    }
+
+    #[test]
+    fn links_that_change_fill_anew() {
+        let mut fair = Fair::new([8.0, 8.0]);
+        let mut changed = Vec::new();
+        fair.add(0, &crossings(&[0]));
+        fair.add(1, &crossings(&[1]));
+        fair.fill(&mut changed);
+        changed.clear();
+        fair.change(&[8.0, 8.0]);
+        assert!(!fair.stale(), "nothing changed");
+        fair.change(&[8.0, 2.0]);
+        fair.fill(&mut changed);
+        assert_eq!(changed, [(1, 2.0)]);
     }
 
     /// Links and flows; in the first list capacities, in the second each flow's links.

@@ -34,8 +34,8 @@ pub(crate) struct Folded {
     pub(crate) classes: Vec<u32>,
     /// One exchange of each class.
     pub(crate) exchanges: Vec<FoldedExchange>,
-    /// Of each class of links, what one carries.
-    pub(super) capacities: Vec<f64>,
+    /// From each moment on, what one link of each class carries; the first from the start.
+    pub(super) capacities: Vec<(f64, Vec<f64>)>,
     /// One transfer of each class.
     pub(super) transfers: Vec<Transfer>,
     crossings: Vec<Crossing>,
@@ -145,7 +145,11 @@ impl Quotient<'_> {
             exchanges: classes.first.iter().map(exchange).collect(),
             ranks: ranks.class,
             classes: classes.class,
-            capacities: link.first.iter().map(|&l| self.world.capacities[l as usize]).collect(),
+            capacities: (self.world.capacities.iter())
+                .map(|(moment, all)| {
+                    (*moment, link.first.iter().map(|&link| all[link as usize]).collect())
+                })
+                .collect(),
             transfers: latencies
                 .zip(ranges)
                 .map(|(latency, crossings)| Transfer { latency, crossings })

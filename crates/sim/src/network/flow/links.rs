@@ -24,7 +24,7 @@
 
 use super::super::NoPath;
 use super::graph::Ways;
-use crate::cluster::{Cluster, Dimension, DimensionKind, Tree};
+use crate::cluster::{Cluster, Dimension, DimensionKind, Tree, walk};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{BytesPerSec, Seconds};
 use std::collections::BTreeMap;
@@ -95,7 +95,9 @@ impl<'c> Links<'c> {
             links.push(LinkId { dimension: dimension as u32, owner: owner as u32, index });
         };
         let latency = layer.dimension.latency;
-        match &layer.dimension.kind {
+        let delay =
+            self.cluster.link_delay(from, dimension).max(self.cluster.link_delay(to, dimension));
+        let crossed: Result<Seconds, NoPath> = match &layer.dimension.kind {
             DimensionKind::Switch => {
                 push(layer.port(from), UP);
                 if let Some((up, down)) = layer.leaves(from, start, end) {
@@ -129,10 +131,25 @@ impl<'c> Links<'c> {
                     .or_insert_with(|| Ways::new(layer.dimension, *switches, edges, start));
                 ways.walk(end, |index| push(plane, index)).ok_or(no_path)
             }
-        }
+        };
+        crossed.map(|latency| (latency + delay).max(Seconds::ZERO))
     }
 
-    /// What a link carries.
+    /// What a link carries at a moment of the cluster's: the dimension's rate, or what the slower of
+    /// its ends has of it.
+    pub(super) fn capacity_at(&self, link: LinkId, cluster: &Cluster) -> BytesPerSec {
+        let nominal = self.capacity(link);
+        if cluster.is_even() {
+            return nominal;
+        }
+        let index = link.dimension as usize;
+        let ends = self.layers[index].ends(link);
+        let scales = ends.into_iter().flatten().map(|end| cluster.link_scale(Rank(end), index));
+        let scale = scales.reduce(f64::min).unwrap_or_else(|| cluster.dimension_scale(index));
+        BytesPerSec((nominal.0 * scale).max(f64::MIN_POSITIVE))
+    }
+
+    /// What a link of the dimension carries.
     pub(super) fn capacity(&self, link: LinkId) -> BytesPerSec {
         let layer = &self.layers[link.dimension as usize];
         let one = layer.dimension.achievable().0;
@@ -154,6 +171,33 @@ impl<'c> Links<'c> {
 }
 
 impl Layer<'_> {
+    /// The devices at the ends of a link; a switch is none, and a leaf's uplink belongs to nobody.
+    fn ends(&self, link: LinkId) -> [Option<u32>; 2] {
+        let owner = u64::from(link.owner);
+        let size = u64::from(self.dimension.size.max(1));
+        let place = owner / self.inner % size;
+        let at = |there: u64| u32::try_from(owner + there * self.inner - place * self.inner).ok();
+        let along = |shape: &[u32]| {
+            let (axis, down) = (link.index as usize / 2, !link.index.is_multiple_of(2));
+            let stride = shape[..axis].iter().map(|&size| u64::from(size.max(1))).product::<u64>();
+            let size = u64::from(shape[axis].max(1));
+            let here = place / stride % size;
+            let there = if down { (here + size - 1) % size } else { (here + 1) % size };
+            [at(place), at(place + there * stride - here * stride)]
+        };
+        match &self.dimension.kind {
+            DimensionKind::Switch if link.index >= LEAF_UP => [None, None],
+            DimensionKind::Switch => [Some(link.owner), None],
+            DimensionKind::FullyConnected => [Some(link.owner), at(link.index.into())],
+            DimensionKind::Ring => along(&[self.dimension.size]),
+            DimensionKind::Torus { shape, .. } => along(shape),
+            DimensionKind::Graph { links, .. } => {
+                let points = links[link.index as usize / 2].between.map(u64::from);
+                points.map(|point| (point < size).then(|| at(point)).flatten())
+            }
+        }
+    }
+
     /// The first device of the whole dimension that a device is in.
     fn start(&self, rank: Rank) -> u64 {
         let size = self.inner.saturating_mul(u64::from(self.dimension.size.max(1)));
@@ -200,34 +244,6 @@ impl Layer<'_> {
         };
         one * ports as f64 / oversubscription
     }
-}
-
-/// Walks a grid, the first axis first, and says how many steps that took. Each step has the place
-/// where it starts and the number of its link there: the axis, twice, and one more to go down.
-fn walk(from: u32, to: u32, shape: &[u32], wrap: bool, mut step: impl FnMut(u32, u32)) -> u32 {
-    let (mut stride, mut place, mut steps) = (1u32, from, 0);
-    for (axis, &size) in shape.iter().enumerate() {
-        let size = size.max(1);
-        let (here, there) = (from / stride % size, to / stride % size);
-        let ahead = (there + size - here) % size;
-        let up = match wrap {
-            // Two members share a single link: there is no other way round.
-            true if size == 2 => true,
-            true => 2 * ahead < size || 2 * ahead == size && here.is_multiple_of(2),
-            false => there > here,
-        };
-        let count = if up { ahead } else { (size - ahead) % size };
-        let mut at = here;
-        for _ in 0..count {
-            step(place, 2 * axis as u32 + u32::from(!up && size > 2));
-            let next = if up { (at + 1) % size } else { (at + size - 1) % size };
-            place = place + next * stride - at * stride;
-            at = next;
-        }
-        steps += count;
-        stride = stride.saturating_mul(size);
-    }
-    steps
 }
 
 #[cfg(test)]

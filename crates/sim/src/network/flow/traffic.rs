@@ -54,6 +54,11 @@ impl<'c> Traffic<'c> {
         Self { cluster, ranks, exchanges, scripts, sources, transfers: 0 }
     }
 
+    /// What it takes place on.
+    pub(crate) fn cluster(&self) -> &'c Cluster {
+        self.cluster
+    }
+
     /// A collective among ranks, in the group's order; says under which number. Exchanges of one
     /// mark take place at the same times.
     pub(crate) fn collective(

@@ -11,6 +11,7 @@ use super::links::{LinkId, Links};
 use super::refine::{EdgeKind, Graph};
 use super::script::{Party, Send};
 use super::traffic::{Exchange, Traffic};
+use crate::cluster::Cluster;
 use std::collections::BTreeMap;
 
 /// The graph, and which of its points are what: ranks first, then exchanges, actors, transfers and
@@ -26,8 +27,8 @@ pub(super) struct World {
     pub(super) links: u32,
     /// By transfer.
     pub(super) latencies: Vec<f64>,
-    /// By link.
-    pub(super) capacities: Vec<f64>,
+    /// By moment at which links change, and link.
+    pub(super) capacities: Vec<(f64, Vec<f64>)>,
 }
 
 impl World {
@@ -56,13 +57,19 @@ impl World {
         let Edges { mut edges, latencies, mut crossed, .. } = edges;
         crossed.sort_unstable();
         let first = transfers + latencies.len() as u32;
-        let mut capacities = Vec::new();
-        for link in crossed.chunk_by(|a, b| a.0 == b.0) {
-            let point = first + capacities.len() as u32;
+        let moments = traffic.cluster.moments().into_iter();
+        let clusters: Vec<Cluster> = moments.map(|moment| traffic.cluster.at(moment)).collect();
+        let mut capacities: Vec<(f64, Vec<f64>)> =
+            traffic.cluster.moments().into_iter().map(|moment| (moment, Vec::new())).collect();
+        for (point, link) in (first..).zip(crossed.chunk_by(|a, b| a.0 == b.0)) {
             edges.extend(link.iter().map(|&(_, transfer)| (transfer, point, EdgeKind::Plain)));
-            let capacity = links.capacity(link[0].0).0;
-            palette.paint(Colour::Link { capacity: capacity.to_bits() });
-            capacities.push(capacity);
+            let rates: Vec<f64> =
+                clusters.iter().map(|then| links.capacity_at(link[0].0, then).0).collect();
+            for ((_, capacities), rate) in capacities.iter_mut().zip(&rates) {
+                capacities.push(*rate);
+            }
+            let capacities = rates.into_iter().map(f64::to_bits).collect();
+            palette.paint(Colour::Link { capacities });
         }
         let colours = palette.colours;
         let graph = Graph::new(colours.len(), &edges);
@@ -143,7 +150,7 @@ enum Colour {
     Exchange { script: u32, mark: u32 },
     Actor(Party),
     Transfer { script: u32, shape: u32, size: u32, latency: u64 },
-    Link { capacity: u64 },
+    Link { capacities: Vec<u64> },
 }
 
 /// Numbers colours as they come and paints point after point.

@@ -3,7 +3,7 @@
 use super::super::analytic::fewest_in_a_unit;
 use super::rings;
 use super::tuning::Generation;
-use crate::cluster::{Cluster, DimensionKind};
+use crate::cluster::{Cluster, Device, DimensionKind};
 use crate::network::NoPath;
 use paceline_plan::ids::Rank;
 
@@ -61,7 +61,7 @@ impl Topology {
         for unit in sorted.chunk_by(|a, b| host(a) == host(b)).filter(|unit| unit.len() > 1) {
             let places: Vec<u32> =
                 unit.iter().map(|rank| (u64::from(rank.0) % size) as u32).collect();
-            if seen.contains(&places) {
+            if cluster.is_even() && seen.contains(&places) {
                 continue;
             }
             let Some(found) = inside_host(cluster, unit, &places)? else { return Ok(None) };
@@ -71,9 +71,10 @@ impl Topology {
             });
             seen.push(places);
         }
-        let memory = cluster.device.sustained_memory_bandwidth().0;
+        let device = slowest_device(cluster, members);
+        let memory = device.sustained_memory_bandwidth().0;
         Ok(Some(Self {
-            generation: Generation::of(&cluster.device),
+            generation: Generation::of(device),
             ranks: u32::try_from(members.len()).unwrap_or(u32::MAX),
             hosts: u32::try_from(hosts.len()).unwrap_or(u32::MAX),
             per_host: u32::try_from(fewest_in_a_unit(members, size)).unwrap_or(u32::MAX),
@@ -103,6 +104,16 @@ impl Topology {
     }
 }
 
+/// The device of a group that the others wait for: the one whose memory is slowest.
+fn slowest_device<'c>(cluster: &'c Cluster, members: &[Rank]) -> &'c Device {
+    if cluster.uneven.kinds.is_empty() {
+        return &cluster.device;
+    }
+    let devices = members.iter().map(|&rank| cluster.device_of(rank));
+    let rate = |device: &&Device| device.sustained_memory_bandwidth().0;
+    devices.min_by(|a, b| rate(a).total_cmp(&rate(b))).unwrap_or(&cluster.device)
+}
+
 /// The rings among the members on one host.
 fn inside_host(cluster: &Cluster, unit: &[Rank], places: &[u32]) -> Result<Option<Inside>, NoPath> {
     let dimension = &cluster.dimensions[0];
@@ -114,7 +125,9 @@ fn inside_host(cluster: &Cluster, unit: &[Rank], places: &[u32]) -> Result<Optio
         })),
         DimensionKind::Graph { switches: 0, links } => {
             let found = rings::pack(places, links, dimension);
-            Ok(found.map(|(rings, rate)| Inside { rate, rings, switch: false }))
+            let scales = unit.iter().map(|&rank| cluster.link_scale(rank, 0));
+            let scale = scales.fold(1.0, f64::min);
+            Ok(found.map(|(rings, rate)| Inside { rate: rate * scale, rings, switch: false }))
         }
         DimensionKind::Graph { .. }
         | DimensionKind::Ring
