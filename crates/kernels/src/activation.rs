@@ -3,13 +3,13 @@
 //! All are functions of single elements, except SwiGLU, which halves the width of a row. The
 //! gradients are computed from the saved input of the forward pass.
 
-use crate::Rows;
 use crate::instruction_set::vectorised;
 use crate::math::sigmoid;
 use crate::shape::expect_len;
+use crate::{Element, Rows};
 
 /// `y = max(x, 0)`; NaN stays NaN.
-pub fn relu_forward(x: &[f32], y: &mut [f32]) {
+pub fn relu_forward<T: Element>(x: &[T], y: &mut [T]) {
     map(
         x,
         y,
@@ -19,7 +19,7 @@ pub fn relu_forward(x: &[f32], y: &mut [f32]) {
 }
 
 /// `dx = dy` where `x` is positive, and zero elsewhere.
-pub fn relu_input_gradient(dy: &[f32], x: &[f32], dx: &mut [f32]) {
+pub fn relu_input_gradient<T: Element>(dy: &[T], x: &[T], dx: &mut [T]) {
     map_gradient(
         dy,
         x,
@@ -30,7 +30,7 @@ pub fn relu_input_gradient(dy: &[f32], x: &[f32], dx: &mut [f32]) {
 }
 
 /// `y = max(x, 0)^2` (So et al., "Primer", 2021).
-pub fn squared_relu_forward(x: &[f32], y: &mut [f32]) {
+pub fn squared_relu_forward<T: Element>(x: &[T], y: &mut [T]) {
     map(
         x,
         y,
@@ -40,7 +40,7 @@ pub fn squared_relu_forward(x: &[f32], y: &mut [f32]) {
 }
 
 /// `dx = 2 max(x, 0) dy`.
-pub fn squared_relu_input_gradient(dy: &[f32], x: &[f32], dx: &mut [f32]) {
+pub fn squared_relu_input_gradient<T: Element>(dy: &[T], x: &[T], dx: &mut [T]) {
     map_gradient(
         dy,
         x,
@@ -55,7 +55,7 @@ pub fn squared_relu_input_gradient(dy: &[f32], x: &[f32], dx: &mut [f32]) {
 ///
 /// Since `(1 + tanh(u)) / 2` is the logistic function of `2 u`, no tanh is computed, and nothing
 /// cancels where `x` is large and negative.
-pub fn gelu_tanh_forward(x: &[f32], y: &mut [f32]) {
+pub fn gelu_tanh_forward<T: Element>(x: &[T], y: &mut [T]) {
     map(
         x,
         y,
@@ -65,7 +65,7 @@ pub fn gelu_tanh_forward(x: &[f32], y: &mut [f32]) {
 }
 
 /// The gradient of [`gelu_tanh_forward`]'s input.
-pub fn gelu_tanh_input_gradient(dy: &[f32], x: &[f32], dx: &mut [f32]) {
+pub fn gelu_tanh_input_gradient<T: Element>(dy: &[T], x: &[T], dx: &mut [T]) {
     map_gradient(
         dy,
         x,
@@ -80,7 +80,7 @@ pub fn gelu_tanh_input_gradient(dy: &[f32], x: &[f32], dx: &mut [f32]) {
 
 /// SwiGLU (Shazeer, "GLU variants improve transformer", 2020, section 2):
 /// a row of `x` is `[gate | up]`, each `shape.width` wide, and `y = gate * sigmoid(gate) * up`.
-pub fn swiglu_forward(shape: Rows, x: &[f32], y: &mut [f32]) {
+pub fn swiglu_forward<T: Element>(shape: Rows, x: &[T], y: &mut [T]) {
     let Rows { rows, width } = shape;
     expect_len("x", x.len(), &[rows, 2, width]);
     expect_len("y", y.len(), &[rows, width]);
@@ -89,8 +89,9 @@ pub fn swiglu_forward(shape: Rows, x: &[f32], y: &mut [f32]) {
         || {
             for row in 0..rows {
                 let (gate, up) = x[2 * row * width..][..2 * width].split_at(width);
-                for (y, (&gate, &up)) in y[shape.range(row)].iter_mut().zip(gate.iter().zip(up)) {
-                    *y = gate * sigmoid(gate) * up;
+                for (y, (gate, up)) in y[shape.range(row)].iter_mut().zip(gate.iter().zip(up)) {
+                    let gate = gate.widen();
+                    *y = T::narrow(gate * sigmoid(gate) * up.widen());
                 }
             }
         },
@@ -98,7 +99,7 @@ pub fn swiglu_forward(shape: Rows, x: &[f32], y: &mut [f32]) {
 }
 
 /// The gradient of [`swiglu_forward`]'s input, laid out as that input: `[dgate | dup]`.
-pub fn swiglu_input_gradient(shape: Rows, dy: &[f32], x: &[f32], dx: &mut [f32]) {
+pub fn swiglu_input_gradient<T: Element>(shape: Rows, dy: &[T], x: &[T], dx: &mut [T]) {
     let Rows { rows, width } = shape;
     expect_len("dy", dy.len(), &[rows, width]);
     expect_len("x", x.len(), &[rows, 2, width]);
@@ -111,10 +112,11 @@ pub fn swiglu_input_gradient(shape: Rows, dy: &[f32], x: &[f32], dx: &mut [f32])
                 let (gate, up) = x[both.clone()].split_at(width);
                 let (dgate, dup) = dx[both].split_at_mut(width);
                 let inputs = dy[shape.range(row)].iter().zip(gate.iter().zip(up));
-                for ((dgate, dup), (&dy, (&gate, &up))) in dgate.iter_mut().zip(dup).zip(inputs) {
+                for ((dgate, dup), (dy, (gate, up))) in dgate.iter_mut().zip(dup).zip(inputs) {
+                    let (dy, gate, up) = (dy.widen(), gate.widen(), up.widen());
                     let s = sigmoid(gate);
-                    *dgate = dy * up * (s + gate * (s * (1.0 - s)));
-                    *dup = dy * (gate * s);
+                    *dgate = T::narrow(dy * up * (s + gate * (s * (1.0 - s))));
+                    *dup = T::narrow(dy * (gate * s));
                 }
             }
         },
@@ -127,27 +129,27 @@ const TWICE_ROOT: f32 = std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::SQR
 const CUBIC: f32 = 0.044_715;
 
 #[inline(always)]
-fn map(x: &[f32], y: &mut [f32], f: impl Fn(f32) -> f32) {
+fn map<T: Element>(x: &[T], y: &mut [T], f: impl Fn(f32) -> f32) {
     expect_len("y", y.len(), &[x.len()]);
     vectorised(
         #[inline(always)]
         || {
-            for (y, &x) in y.iter_mut().zip(x) {
-                *y = f(x);
+            for (y, x) in y.iter_mut().zip(x) {
+                *y = T::narrow(f(x.widen()));
             }
         },
     );
 }
 
 #[inline(always)]
-fn map_gradient(dy: &[f32], x: &[f32], dx: &mut [f32], slope: impl Fn(f32) -> f32) {
+fn map_gradient<T: Element>(dy: &[T], x: &[T], dx: &mut [T], slope: impl Fn(f32) -> f32) {
     expect_len("x", x.len(), &[dy.len()]);
     expect_len("dx", dx.len(), &[dy.len()]);
     vectorised(
         #[inline(always)]
         || {
-            for (dx, (&dy, &x)) in dx.iter_mut().zip(dy.iter().zip(x)) {
-                *dx = dy * slope(x);
+            for (dx, (dy, x)) in dx.iter_mut().zip(dy.iter().zip(x)) {
+                *dx = T::narrow(dy.widen() * slope(x.widen()));
             }
         },
     );

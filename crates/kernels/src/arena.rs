@@ -8,6 +8,7 @@
 //! that names the spans, not as a wrong number. This is the only module that needs `unsafe` to
 //! share memory.
 
+use crate::element::Plain;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;
 use std::fmt;
@@ -41,9 +42,9 @@ impl<T: DerefMut<Target = [u8]> + Send + Sync> Lender for T {}
 /// A range of an arena's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
-    /// The first byte, a multiple of four.
+    /// The first byte, a multiple of two.
     pub offset: u64,
-    /// How many bytes there are, a multiple of four; zero is allowed.
+    /// How many bytes there are, a multiple of two; zero is allowed.
     pub len: u64,
 }
 
@@ -89,7 +90,7 @@ pub enum ArenaError {
         bytes: u64,
     },
     /// A span does not begin and end between elements.
-    #[error("span {index} ({span}) does not begin and end at a multiple of four bytes")]
+    #[error("span {index} ({span}) does not begin and end at a multiple of two bytes")]
     Misaligned {
         /// Which of the spans it is.
         index: usize,
@@ -209,16 +210,18 @@ impl Arena {
     /// One span as numbers, for writing. Having the arena to oneself, there is nothing to hold.
     pub fn f32_mut(&mut self, span: Span) -> Result<&mut [f32], ArenaError> {
         self.check(0, span)?;
-        // SAFETY: `check` found the span inside the arena and aligned for `f32`, every pattern of
-        // bits is an `f32`, and `&mut self` proves that no view of the arena is alive.
-        Ok(unsafe { slice::from_raw_parts_mut(self.pointer(span), span.elements()) })
+        let len = span.elements::<f32>();
+        // SAFETY: `check` found the span inside the arena, `elements` that it is aligned for `f32`,
+        // every pattern of bits is an `f32`, and `&mut self` proves that no view is alive.
+        Ok(unsafe { slice::from_raw_parts_mut(self.pointer(span), len) })
     }
 
     /// One span as integers, for writing. Having the arena to oneself, there is nothing to hold.
     pub fn u32_mut(&mut self, span: Span) -> Result<&mut [u32], ArenaError> {
         self.check(0, span)?;
+        let len = span.elements::<u32>();
         // SAFETY: as in `f32_mut`; every pattern of bits is a `u32`.
-        Ok(unsafe { slice::from_raw_parts_mut(self.pointer(span), span.elements()) })
+        Ok(unsafe { slice::from_raw_parts_mut(self.pointer(span), len) })
     }
 
     /// Copies one span to another of the same length that does not overlap it.
@@ -227,7 +230,7 @@ impl Arena {
     pub fn copy(&self, from: Span, to: Span) -> Result<(), ArenaError> {
         assert_eq!(from.len, to.len, "cannot copy {from} to {to}: their lengths differ");
         let views = self.views(&[(from, Access::Read), (to, Access::Write)])?;
-        views.take_f32(1).copy_from_slice(views.f32(0));
+        views.take_bytes(1).copy_from_slice(views.bytes(0));
         Ok(())
     }
 
@@ -279,59 +282,63 @@ impl fmt::Debug for Arena {
 }
 
 impl Views<'_> {
-    /// Span `index`, which was asked for reading, as numbers. Panics if it was not.
+    /// Span `index`, which was asked for reading, as elements of a type. Panics if it was not, or if
+    /// it is not aligned for the type.
+    pub fn slice<T: Plain>(&self, index: usize) -> &[T] {
+        let span = self.span(index, Access::Read);
+        let len = span.elements::<T>();
+        // SAFETY: the span is in bounds and aligned, every pattern of bits is a value of plain data,
+        // and until this value is dropped its lease keeps every writer away.
+        unsafe { slice::from_raw_parts(self.arena.pointer(span), len) }
+    }
+
+    /// Span `index`, which was asked for writing, as elements of a type. Panics if it was not, if it
+    /// is not aligned for the type, or when it is taken a second time.
+    #[expect(clippy::mut_from_ref, reason = "each span can be taken once, see `take_span`")]
+    pub fn take<T: Plain>(&self, index: usize) -> &mut [T] {
+        let span = self.take_span(index);
+        let len = span.elements::<T>();
+        // SAFETY: the span is in bounds and aligned, and every pattern of bits is a value of plain
+        // data. Nothing else reaches its bytes until this value is dropped: its lease keeps other
+        // views away, no other span of this one overlaps it, and `take_span` gives it out once.
+        unsafe { slice::from_raw_parts_mut(self.arena.pointer(span), len) }
+    }
+
+    /// [`slice`](Self::slice) of single-precision numbers.
     pub fn f32(&self, index: usize) -> &[f32] {
-        let span = self.span(index, Access::Read);
-        // SAFETY: the span is in bounds and aligned, every pattern of bits is an `f32`, and until
-        // this value is dropped its lease keeps every writer away.
-        unsafe { slice::from_raw_parts(self.arena.pointer(span), span.elements()) }
+        self.slice(index)
     }
 
-    /// Span `index`, which was asked for reading, as integers. Panics if it was not.
+    /// [`slice`](Self::slice) of integers.
     pub fn u32(&self, index: usize) -> &[u32] {
-        let span = self.span(index, Access::Read);
-        // SAFETY: as in `f32`; every pattern of bits is a `u32`.
-        unsafe { slice::from_raw_parts(self.arena.pointer(span), span.elements()) }
+        self.slice(index)
     }
 
-    /// Span `index`, which was asked for reading, as bytes to be sent. Panics if it was not.
+    /// [`slice`](Self::slice) of bytes, to be sent.
     pub fn bytes(&self, index: usize) -> &[u8] {
-        let span = self.span(index, Access::Read);
-        // SAFETY: as in `f32`; numbers have no padding, so every byte is initialised.
-        unsafe { slice::from_raw_parts(self.arena.pointer(span), span.len as usize) }
+        self.slice(index)
     }
 
-    /// Span `index`, which was asked for writing, as numbers. Panics if it was not, or when it is
-    /// taken a second time.
-    #[expect(clippy::mut_from_ref, reason = "each span can be taken once, see `take`")]
+    /// [`take`](Self::take) of single-precision numbers.
+    #[expect(clippy::mut_from_ref, reason = "as for `take`")]
     pub fn take_f32(&self, index: usize) -> &mut [f32] {
-        let span = self.take(index);
-        // SAFETY: the span is in bounds and aligned, and every pattern of bits is an `f32`. Nothing
-        // else reaches its bytes until this value is dropped: its lease keeps other views away, no
-        // other span of this one overlaps it, and `take` gives it out once.
-        unsafe { slice::from_raw_parts_mut(self.arena.pointer(span), span.elements()) }
+        self.take(index)
     }
 
-    /// Span `index`, which was asked for writing, as integers. Panics if it was not, or when it is
-    /// taken a second time.
-    #[expect(clippy::mut_from_ref, reason = "each span can be taken once, see `take`")]
+    /// [`take`](Self::take) of integers.
+    #[expect(clippy::mut_from_ref, reason = "as for `take`")]
     pub fn take_u32(&self, index: usize) -> &mut [u32] {
-        let span = self.take(index);
-        // SAFETY: as in `take_f32`; every pattern of bits is a `u32`.
-        unsafe { slice::from_raw_parts_mut(self.arena.pointer(span), span.elements()) }
+        self.take(index)
     }
 
-    /// Span `index`, which was asked for writing, as bytes to be received. Panics if it was not, or
-    /// when it is taken a second time.
-    #[expect(clippy::mut_from_ref, reason = "each span can be taken once, see `take`")]
+    /// [`take`](Self::take) of bytes, to be received.
+    #[expect(clippy::mut_from_ref, reason = "as for `take`")]
     pub fn take_bytes(&self, index: usize) -> &mut [u8] {
-        let span = self.take(index);
-        // SAFETY: as in `take_f32`; whatever bytes are written are numbers again.
-        unsafe { slice::from_raw_parts_mut(self.arena.pointer(span), span.len as usize) }
+        self.take(index)
     }
 
     #[track_caller]
-    fn take(&self, index: usize) -> Span {
+    fn take_span(&self, index: usize) -> Span {
         let span = self.span(index, Access::Write);
         assert!(self.taken.get() & (1 << index) == 0, "span {index} ({span}) is taken twice");
         self.taken.set(self.taken.get() | (1 << index));
@@ -354,9 +361,16 @@ impl Drop for Views<'_> {
 }
 
 impl Span {
-    /// How many four-byte elements the span has.
-    pub fn elements(&self) -> usize {
-        (self.len / ELEMENT) as usize
+    /// How many elements of a type the span has. Panics if it does not begin and end between such
+    /// elements: the arena itself begins on a boundary for all of them.
+    #[track_caller]
+    fn elements<T: Plain>(&self) -> usize {
+        let size = size_of::<T>() as u64;
+        assert!(
+            self.offset.is_multiple_of(size) && self.len.is_multiple_of(size),
+            "{self} do not begin and end between elements of {size} bytes"
+        );
+        (self.len / size) as usize
     }
 
     /// Whether the spans share a byte. An empty span shares none.
@@ -377,8 +391,8 @@ impl fmt::Display for Span {
 /// The alignment of an arena: one cache line, and one register of the widest vectors.
 const ALIGNMENT: usize = 64;
 
-/// The size of an element, and the alignment of a span.
-const ELEMENT: u64 = 4;
+/// The size of the smallest element that a span may hold, and the alignment of a span.
+const ELEMENT: u64 = 2;
 
 /// The spans in use, each with the number of the views that hold it.
 struct Leases {
@@ -394,6 +408,7 @@ fn conflict((a, access): (Span, Access), (b, other): (Span, Access)) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::element::{Bf16, Element};
     use Access::{Read, Write};
     use proptest::prelude::*;
 
@@ -472,6 +487,22 @@ mod tests {
     }
 
     #[test]
+    fn narrow_elements_stand_at_every_second_byte() {
+        let arena = Arena::new(64).unwrap();
+        arena.views(&[(span(2, 6), Write)]).unwrap().take::<Bf16>(0).fill(Bf16::narrow(1.5));
+        let views = arena.views(&[(span(2, 6), Read), (span(4, 4), Read)]).unwrap();
+        assert_eq!(views.slice::<Bf16>(0), [Bf16(0x3fc0); 3]);
+        assert_eq!(views.u32(1), [0x3fc0_3fc0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "6 bytes at 2 do not begin and end between elements of 4 bytes")]
+    fn a_span_between_elements_is_not_read_as_them() {
+        let arena = Arena::new(64).unwrap();
+        arena.views(&[(span(2, 6), Read)]).unwrap().f32(0);
+    }
+
+    #[test]
     fn bad_spans_are_refused_with_their_index() {
         let arena = Arena::new(64).unwrap();
         let error = |spans: &[(Span, Access)]| arena.views(spans).err().unwrap();
@@ -480,7 +511,7 @@ mod tests {
             let expected = ArenaError::OutOfBounds { index: 1, span: bad, bytes: 64 };
             assert_eq!(error(&[good, (bad, Read)]), expected);
         }
-        for bad in [span(2, 4), span(0, 3), span(1, 0)] {
+        for bad in [span(1, 4), span(0, 3), span(1, 0)] {
             assert_eq!(error(&[(bad, Write)]), ArenaError::Misaligned { index: 0, span: bad });
         }
         let error = error(&[(span(0, 8), Write), (span(16, 4), Write), (span(4, 8), Read)]);

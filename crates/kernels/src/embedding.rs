@@ -3,11 +3,13 @@
 //! A token table may be cut by vocabulary rows: a shard holds rows `first..first + held`. Tokens
 //! of other shards give rows of zeros, so that the sum over shards is the whole lookup.
 
+use crate::columns::{close, open, strips};
+use crate::instruction_set::vectorised;
 use crate::shape::expect_len;
-use crate::{Rows, Write};
+use crate::{Element, Rows, Write};
 
 /// `y[row] = table[ids[row] - first]`, or zeros where that row is not in `table[held, width]`.
-pub fn forward(shape: Rows, first: u32, ids: &[u32], table: &[f32], y: &mut [f32]) {
+pub fn forward<T: Element>(shape: Rows, first: u32, ids: &[u32], table: &[T], y: &mut [T]) {
     let held = held_rows(shape, table.len());
     expect_len("ids", ids.len(), &[shape.rows]);
     expect_len("y", y.len(), &[shape.rows, shape.width]);
@@ -15,61 +17,111 @@ pub fn forward(shape: Rows, first: u32, ids: &[u32], table: &[f32], y: &mut [f32
         let y = &mut y[shape.range(row)];
         match local(id, first, held) {
             Some(id) => y.copy_from_slice(&table[shape.range(id)]),
-            None => y.fill(0.0),
+            None => y.fill(T::ZERO),
         }
     }
 }
 
-/// `dtable[ids[row] - first] += dy[row]` for every row held here, in the order of the rows.
-pub fn weight_gradient(
+/// `dtable[ids[row] - first] (+)= dy[row]` for every row held here. The rows of one token are added
+/// in their order, in single precision, and their sum is rounded once.
+///
+/// `order` is workspace for one number per row; its contents do not matter.
+pub fn weight_gradient<T: Element, G: Element>(
     shape: Rows,
     first: u32,
     ids: &[u32],
-    dy: &[f32],
-    dtable: &mut [f32],
+    dy: &[T],
+    dtable: &mut [G],
     mode: Write,
+    order: &mut [u32],
 ) {
     let held = held_rows(shape, dtable.len());
     expect_len("ids", ids.len(), &[shape.rows]);
     expect_len("dy", dy.len(), &[shape.rows, shape.width]);
+    expect_len("order", order.len(), &[shape.rows]);
     mode.prepare(dtable);
-    for (row, &id) in ids.iter().enumerate() {
-        if let Some(id) = local(id, first, held) {
-            add(&mut dtable[shape.range(id)], &dy[shape.range(row)]);
-        }
-    }
+    // The rows by token: equal tokens stand together, and among them rows in their order.
+    order.iter_mut().zip(0..).for_each(|(place, row)| *place = row);
+    order.sort_unstable_by_key(|&row| (ids[row as usize], row));
+    vectorised(
+        #[inline(always)]
+        || {
+            for rows in order.chunk_by(|&a, &b| ids[a as usize] == ids[b as usize]) {
+                let Some(id) = local(ids[rows[0] as usize], first, held) else { continue };
+                let dtable = &mut dtable[shape.range(id)];
+                for columns in strips(shape.width) {
+                    let dtable = &mut dtable[columns.clone()];
+                    let mut sums = open(Write::Accumulate, dtable);
+                    for &row in rows {
+                        add(&mut sums, &dy[shape.range(row as usize)][columns.clone()]);
+                    }
+                    close(&sums, dtable);
+                }
+            }
+        },
+    );
 }
 
 /// `y = x + table[position]`. `positions` holds the position of each row of one sequence; `x` holds
 /// any number of sequences of that length.
 ///
 /// Panics on a position that `table` does not have: the plan has checked the longest sequence.
-pub fn position_forward(shape: Rows, positions: &[u32], x: &[f32], table: &[f32], y: &mut [f32]) {
+pub fn position_forward<T: Element>(
+    shape: Rows,
+    positions: &[u32],
+    x: &[T],
+    table: &[T],
+    y: &mut [T],
+) {
     expect_len("x", x.len(), &[shape.rows, shape.width]);
     expect_len("y", y.len(), &[shape.rows, shape.width]);
     let held = held_rows(shape, table.len());
     expect_positions(shape, positions, held);
-    y.copy_from_slice(x);
-    for (row, &position) in (0..shape.rows).zip(positions.iter().cycle()) {
-        add(&mut y[shape.range(row)], &table[shape.range(position as usize)]);
-    }
+    vectorised(
+        #[inline(always)]
+        || {
+            for (row, &position) in (0..shape.rows).zip(positions.iter().cycle()) {
+                let (x, place) = (&x[shape.range(row)], &table[shape.range(position as usize)]);
+                for (y, (x, place)) in y[shape.range(row)].iter_mut().zip(x.iter().zip(place)) {
+                    *y = T::narrow(x.widen() + place.widen());
+                }
+            }
+        },
+    );
 }
 
-/// `dtable[position] (+)= dy` for every row, in their order. The gradient of the input is `dy`.
-pub fn position_weight_gradient(
+/// `dtable[position] (+)= dy` for every row. The rows of one position are added in their order, in
+/// single precision, and their sum is rounded once. The gradient of the input is `dy`.
+///
+/// No position may stand twice in `positions`.
+pub fn position_weight_gradient<T: Element, G: Element>(
     shape: Rows,
     positions: &[u32],
-    dy: &[f32],
-    dtable: &mut [f32],
+    dy: &[T],
+    dtable: &mut [G],
     mode: Write,
 ) {
     expect_len("dy", dy.len(), &[shape.rows, shape.width]);
     let held = held_rows(shape, dtable.len());
     expect_positions(shape, positions, held);
     mode.prepare(dtable);
-    for (row, &position) in (0..shape.rows).zip(positions.iter().cycle()) {
-        add(&mut dtable[shape.range(position as usize)], &dy[shape.range(row)]);
-    }
+    let seq = positions.len();
+    vectorised(
+        #[inline(always)]
+        || {
+            for (first, &position) in positions.iter().enumerate() {
+                let dtable = &mut dtable[shape.range(position as usize)];
+                for columns in strips(shape.width) {
+                    let dtable = &mut dtable[columns.clone()];
+                    let mut sums = open(Write::Accumulate, dtable);
+                    for row in (first..shape.rows).step_by(seq) {
+                        add(&mut sums, &dy[shape.range(row)][columns.clone()]);
+                    }
+                    close(&sums, dtable);
+                }
+            }
+        },
+    );
 }
 
 /// The index of `id` in the rows `first..first + held`, if it is one of them.
@@ -100,9 +152,9 @@ fn expect_positions(shape: Rows, positions: &[u32], held: usize) {
 }
 
 #[inline(always)]
-fn add(y: &mut [f32], x: &[f32]) {
-    for (y, &x) in y.iter_mut().zip(x) {
-        *y += x;
+fn add<T: Element>(sums: &mut [f32], x: &[T]) {
+    for (sum, x) in sums.iter_mut().zip(x) {
+        *sum += x.widen();
     }
 }
 
@@ -140,13 +192,13 @@ mod tests {
         let table = random("table", 21);
         let expected = numeric_gradient(&widen(&table), &widen(&dy), reference);
         let mut whole = vec![f32::NAN; 21];
-        weight_gradient(shape, 0, &ids, &dy, &mut whole, Write::Overwrite);
+        weight_gradient(shape, 0, &ids, &dy, &mut whole, Write::Overwrite, &mut [0; 40]);
         assert_close(&whole, &expected);
 
         let mut part = vec![f32::NAN; 9];
-        weight_gradient(shape, 2, &ids, &dy, &mut part, Write::Overwrite);
+        weight_gradient(shape, 2, &ids, &dy, &mut part, Write::Overwrite, &mut [0; 40]);
         assert_eq!(part, whole[6..15]);
-        weight_gradient(shape, 2, &ids, &dy, &mut part, Write::Accumulate);
+        weight_gradient(shape, 2, &ids, &dy, &mut part, Write::Accumulate, &mut [0; 40]);
         assert_close(&part, &expected[6..15].iter().map(|v| 2.0 * v).collect::<Vec<_>>());
     }
 
@@ -177,12 +229,12 @@ mod tests {
     #[should_panic(expected = "position 5 is beyond the 5 rows of the table")]
     fn a_position_beyond_the_table_is_refused() {
         let shape = Rows { rows: 1, width: 4 };
-        position_forward(shape, &[5], &[0.0; 4], &[0.0; 20], &mut [0.0; 4]);
+        position_forward(shape, &[5], &[0.0f32; 4], &[0.0; 20], &mut [0.0; 4]);
     }
 
     #[test]
     fn no_rows_need_no_positions() {
-        position_forward(Rows { rows: 0, width: 4 }, &[], &[], &[0.0; 20], &mut []);
-        forward(Rows { rows: 2, width: 4 }, 8, &[1, u32::MAX], &[], &mut [1.0; 8]);
+        position_forward(Rows { rows: 0, width: 4 }, &[], &[], &[0.0f32; 20], &mut []);
+        forward(Rows { rows: 2, width: 4 }, 8, &[1, u32::MAX], &[], &mut [1.0f32; 8]);
     }
 }

@@ -4,6 +4,8 @@
 //! the lanes are joined as a balanced tree; the runs of a longer slice are added in order in
 //! `f64`. The order depends on the length alone, and long sums do not lose the small terms.
 
+use crate::element::Element;
+
 /// How many independent accumulators a sum has: one register of the widest vectors.
 pub(crate) const LANES: usize = 16;
 
@@ -12,7 +14,7 @@ pub(crate) const RUN: usize = 1024;
 
 /// Sums `term` over the elements of `N` slices of one length, taken together.
 #[inline(always)]
-pub(crate) fn sum<const N: usize>(x: [&[f32]; N], term: impl Fn([f32; N]) -> f32) -> f32 {
+pub(crate) fn sum<T: Element, const N: usize>(x: [&[T]; N], term: impl Fn([f32; N]) -> f32) -> f32 {
     let len = x[0].len();
     let mut total = 0.0f64;
     let mut start = 0;
@@ -27,16 +29,16 @@ pub(crate) fn sum<const N: usize>(x: [&[f32]; N], term: impl Fn([f32; N]) -> f32
 /// The largest element; negative infinity for an empty slice. Skips what is not a number: the
 /// sum that follows a maximum meets it.
 #[inline(always)]
-pub(crate) fn max(x: &[f32]) -> f32 {
+pub(crate) fn max<T: Element>(x: &[T]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let (chunks, tail) = x.as_chunks::<LANES>();
     for chunk in chunks {
         for lane in 0..LANES {
-            lanes[lane] = larger(chunk[lane], lanes[lane]);
+            lanes[lane] = larger(chunk[lane].widen(), lanes[lane]);
         }
     }
-    for (lane, &value) in lanes.iter_mut().zip(tail) {
-        *lane = larger(value, *lane);
+    for (lane, value) in lanes.iter_mut().zip(tail) {
+        *lane = larger(value.widen(), *lane);
     }
     tree(lanes, larger)
 }
@@ -48,17 +50,17 @@ pub(crate) fn larger(a: f32, b: f32) -> f32 {
 }
 
 #[inline(always)]
-fn run<const N: usize>(x: [&[f32]; N], term: &impl Fn([f32; N]) -> f32) -> f32 {
+fn run<T: Element, const N: usize>(x: [&[T]; N], term: &impl Fn([f32; N]) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let parts = x.map(|x| x.as_chunks::<LANES>());
     for index in 0..parts[0].0.len() {
         let chunk = parts.map(|(chunks, _)| &chunks[index]);
         for lane in 0..LANES {
-            lanes[lane] += term(chunk.map(|c| c[lane]));
+            lanes[lane] += term(chunk.map(|c| c[lane].widen()));
         }
     }
     for index in 0..parts[0].1.len() {
-        lanes[index] += term(parts.map(|(_, tail)| tail[index]));
+        lanes[index] += term(parts.map(|(_, tail)| tail[index].widen()));
     }
     tree(lanes, |a, b| a + b)
 }
@@ -85,18 +87,18 @@ mod tests {
         for len in (0..70).chain([RUN - 1, RUN, RUN + 1, 5 * RUN + 7]) {
             let (a, b) = (random("a", len), random("b", len));
             let exact: f64 = a.iter().zip(&b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
-            let ours = sum([&a, &b], |[a, b]| a * b);
+            let ours = sum([&a[..], &b], |[a, b]| a * b);
             let scale = (len.max(1) as f64).sqrt();
             assert!((f64::from(ours) - exact).abs() < 1e-6 * scale, "length {len}");
             let largest = a.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            assert_eq!(max(&a), largest, "length {len}");
+            assert_eq!(max(&a[..]), largest, "length {len}");
         }
     }
 
     #[test]
     fn a_sum_does_not_depend_on_the_address() {
         let x = random("x", 333);
-        let expected = sum([&x], |[v]| v).to_bits();
+        let expected = sum([&x[..]], |[v]| v).to_bits();
         for shift in 1..8 {
             let mut moved = vec![0.0; shift];
             moved.extend_from_slice(&x);
@@ -107,9 +109,9 @@ mod tests {
     #[test]
     fn small_terms_survive_a_long_sum() {
         let x = vec![1.0f32; 40_000_000 / 16];
-        assert_eq!(sum([&x], |[v]| v), 2_500_000.0);
+        assert_eq!(sum([&x[..]], |[v]| v), 2_500_000.0);
         let tiny = vec![1e-7f32; 3_000_000];
-        let total = f64::from(sum([&tiny], |[v]| v));
+        let total = f64::from(sum([&tiny[..]], |[v]| v));
         assert!((total - 0.3).abs() < 1e-6, "{total}");
     }
 }

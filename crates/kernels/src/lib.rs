@@ -7,7 +7,9 @@
 //!
 //! # Conventions
 //!
-//! * Activations are row-major `[rows, width]` slices of `f32`; a row is a token.
+//! * Activations are row-major `[rows, width]` slices; a row is a token.
+//! * Operands are stored in any [`element`] type and computed with in `f32`. Activations and weights
+//!   share a type `T`, weight gradients have a type `G` of their own, and statistics are `f32`.
 //! * Linear weights are `[outputs, inputs]`, as `torch.nn.Linear` stores them, so that a tied
 //!   embedding table `[vocabulary, width]` is the head's weight without a transpose.
 //! * Arguments stand in this order: shape and constants, inputs, outputs, and for weight
@@ -27,16 +29,20 @@
 pub mod activation;
 pub mod arena;
 pub mod attention;
+pub mod bias;
 pub mod counter;
+pub mod element;
 pub mod embedding;
 pub mod linear;
 pub mod loss;
+pub mod mixed;
 pub mod norm;
 pub mod optimizer;
 pub mod pool;
 pub mod reduce;
 pub mod rope;
 
+mod columns;
 mod instruction_set;
 mod lanes;
 mod math;
@@ -46,4 +52,5 @@ mod shape;
 #[cfg(test)]
 mod reference;
 
+pub use element::{Bf16, Element, F16};
 pub use shape::{Rows, Write};

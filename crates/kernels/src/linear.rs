@@ -1,13 +1,9 @@
-//! The linear operator, `y = x w^T`, its gradients, and the bias that may follow it.
-//!
-//! The bias is an operator of its own: under tensor parallelism it is added once, after the
-//! partial products have been summed.
+//! The linear operator, `y = x w^T`, and its gradients.
 
-use crate::instruction_set::vectorised;
+use crate::Write;
 use crate::matmul::{Operand, Product};
 use crate::pool::Pool;
 use crate::shape::expect_len;
-use crate::{Rows, Write};
 
 /// The sizes of a linear operator on one microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,48 +71,6 @@ pub fn weight_gradient(
     );
 }
 
-/// `y = x + b`, the same bias for every row.
-pub fn bias_forward(shape: Rows, x: &[f32], b: &[f32], y: &mut [f32]) {
-    expect_len("x", x.len(), &[shape.rows, shape.width]);
-    expect_len("y", y.len(), &[shape.rows, shape.width]);
-    y.copy_from_slice(x);
-    bias_forward_in_place(shape, b, y);
-}
-
-/// `y += b`, the same bias for every row.
-pub fn bias_forward_in_place(shape: Rows, b: &[f32], y: &mut [f32]) {
-    expect_len("b", b.len(), &[shape.width]);
-    expect_len("y", y.len(), &[shape.rows, shape.width]);
-    vectorised(
-        #[inline(always)]
-        || {
-            for row in 0..shape.rows {
-                for (y, &b) in y[shape.range(row)].iter_mut().zip(b) {
-                    *y += b;
-                }
-            }
-        },
-    );
-}
-
-/// `db[width] (+)=` the sum of the rows of `dy`, added in their order. The gradient of the input
-/// is `dy` itself.
-pub fn bias_gradient(shape: Rows, dy: &[f32], db: &mut [f32], mode: Write) {
-    expect_len("dy", dy.len(), &[shape.rows, shape.width]);
-    expect_len("db", db.len(), &[shape.width]);
-    mode.prepare(db);
-    vectorised(
-        #[inline(always)]
-        || {
-            for row in 0..shape.rows {
-                for (db, &dy) in db.iter_mut().zip(&dy[shape.range(row)]) {
-                    *db += dy;
-                }
-            }
-        },
-    );
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,30 +130,6 @@ mod tests {
             weight_gradient(&pool, s, &dy, &x, &mut over, Write::Overwrite);
             weight_gradient(&pool, s, &dy, &x, &mut onto, Write::Accumulate);
             assert_eq!(bits(&over), bits(&onto), "{rows} rows");
-        }
-    }
-
-    #[test]
-    fn bias_is_added_to_every_row_and_its_gradient_sums_them() {
-        for (rows, width) in [(0, 3), (1, 1), (7, 19), (5, 0)] {
-            let shape = Rows { rows, width };
-            let (x, b) = (random("x", rows * width), random("b", width));
-            let mut y = vec![f32::NAN; x.len()];
-            bias_forward(shape, &x, &b, &mut y);
-            let mut in_place = x.clone();
-            bias_forward_in_place(shape, &b, &mut in_place);
-            assert_eq!(y, in_place);
-            for (i, &v) in y.iter().enumerate() {
-                assert_eq!(v, x[i] + b[i % width]);
-            }
-
-            let mut db = vec![f32::NAN; width];
-            bias_gradient(shape, &x, &mut db, Write::Overwrite);
-            let expected: Vec<f64> =
-                (0..width).map(|c| (0..rows).map(|r| f64::from(x[r * width + c])).sum()).collect();
-            assert_close(&db, &expected);
-            bias_gradient(shape, &x, &mut db, Write::Accumulate);
-            assert_close(&db, &expected.iter().map(|v| 2.0 * v).collect::<Vec<_>>());
         }
     }
 

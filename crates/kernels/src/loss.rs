@@ -6,12 +6,12 @@
 //! logits themselves are never gathered. A shard holds the logits of some [`Columns`] of the
 //! vocabulary. Without shards the same functions are called one after the other.
 
-use crate::Rows;
 use crate::embedding::local;
 use crate::instruction_set::vectorised;
 use crate::lanes;
 use crate::math::{exp, ln_f64};
 use crate::shape::expect_len;
+use crate::{Element, Rows};
 
 /// What the columns of a shard's logits stand for: column `c` is word `first + c` of the vocabulary
 /// if `c < valid`. A vocabulary that its shards cannot share equally is padded; the columns behind
@@ -43,7 +43,7 @@ impl Columns {
 }
 
 /// `max[row]` = the largest logit of the row held here; to be reduced by maximum over shards.
-pub fn row_max(shape: Rows, columns: Columns, logits: &[f32], max: &mut [f32]) {
+pub fn row_max<T: Element>(shape: Rows, columns: Columns, logits: &[T], max: &mut [f32]) {
     expect_len("logits", logits.len(), &[shape.rows, shape.width]);
     expect_len("max", max.len(), &[shape.rows]);
     columns.expect_within(shape);
@@ -59,10 +59,10 @@ pub fn row_max(shape: Rows, columns: Columns, logits: &[f32], max: &mut [f32]) {
 
 /// `stats[row] = [sum of exp(l - max), l[target] - max]`; to be reduced by sum over shards. The
 /// second is zero where another shard holds the target.
-pub fn softmax_stats(
+pub fn softmax_stats<T: Element>(
     shape: Rows,
     columns: Columns,
-    logits: &[f32],
+    logits: &[T],
     max: &[f32],
     targets: &[u32],
     stats: &mut [f32],
@@ -79,7 +79,7 @@ pub fn softmax_stats(
             for (row, ((&max, &target), stats)) in rows {
                 let logits = &logits[shape.range(row)][..columns.valid];
                 let sum = lanes::sum([logits], |[l]| exp(l - max));
-                let target = columns.of(target).map_or(0.0, |t| logits[t] - max);
+                let target = columns.of(target).map_or(0.0, |t| logits[t].widen() - max);
                 *stats = [sum, target];
             }
         },
@@ -105,15 +105,15 @@ pub fn sum(loss: &[f32]) -> f32 {
 /// `dlogits = (softmax(logits) - onehot(target)) * scale`, where `max` and `stats` have been
 /// reduced over all shards and `scale` is the gradient of each row's loss.
 #[expect(clippy::too_many_arguments, reason = "one name per tensor of the operator")]
-pub fn input_gradient(
+pub fn input_gradient<T: Element>(
     shape: Rows,
     columns: Columns,
     scale: f32,
-    logits: &[f32],
+    logits: &[T],
     max: &[f32],
     stats: &[f32],
     targets: &[u32],
-    dlogits: &mut [f32],
+    dlogits: &mut [T],
 ) {
     expect_len("dlogits", dlogits.len(), &[logits.len()]);
     dlogits.copy_from_slice(logits);
@@ -122,14 +122,14 @@ pub fn input_gradient(
 
 /// [`input_gradient`], replacing the logits by their gradient: they are the largest activation of
 /// a language model, and nothing needs them afterwards.
-pub fn input_gradient_in_place(
+pub fn input_gradient_in_place<T: Element>(
     shape: Rows,
     columns: Columns,
     scale: f32,
     max: &[f32],
     stats: &[f32],
     targets: &[u32],
-    logits: &mut [f32],
+    logits: &mut [T],
 ) {
     expect_len("logits", logits.len(), &[shape.rows, shape.width]);
     expect_len("max", max.len(), &[shape.rows]);
@@ -143,13 +143,15 @@ pub fn input_gradient_in_place(
             for (row, ((&max, &target), &[sum, _])) in rows {
                 let (logits, padding) = logits[shape.range(row)].split_at_mut(columns.valid);
                 let share = scale / sum;
+                // The target's term is subtracted before it is rounded.
+                let target = columns.of(target).map(|t| (t, exp(logits[t].widen() - max) * share));
                 for l in logits.iter_mut() {
-                    *l = exp(*l - max) * share;
+                    *l = T::narrow(exp(l.widen() - max) * share);
                 }
-                if let Some(target) = columns.of(target) {
-                    logits[target] -= scale;
+                if let Some((target, value)) = target {
+                    logits[target] = T::narrow(value - scale);
                 }
-                padding.fill(0.0);
+                padding.fill(T::ZERO);
             }
         },
     );

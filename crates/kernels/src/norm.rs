@@ -4,21 +4,22 @@
 //! The forward pass saves a few numbers per row, from which both gradients are computed without
 //! passing over the row once more for its moments.
 
+use crate::columns::{close, open, strips};
 use crate::instruction_set::vectorised;
 use crate::lanes;
 use crate::shape::expect_len;
-use crate::{Rows, Write};
+use crate::{Element, Rows, Write};
 
 /// `y = (x - mean) / sqrt(variance + epsilon) * gamma + beta`.
 ///
 /// Saves `stats[rows, 2]`: the mean and the reciprocal of the standard deviation of each row.
-pub fn layer_norm_forward(
+pub fn layer_norm_forward<T: Element>(
     shape: Rows,
     epsilon: f32,
-    x: &[f32],
-    gamma: &[f32],
-    beta: &[f32],
-    y: &mut [f32],
+    x: &[T],
+    gamma: &[T],
+    beta: &[T],
+    y: &mut [T],
     stats: &mut [f32],
 ) {
     expect_rows(shape, "x", x, "y", y);
@@ -36,9 +37,9 @@ pub fn layer_norm_forward(
                 let scale = 1.0 / (variance + epsilon).sqrt();
                 *stats = [mean, scale];
                 let weights = gamma.iter().zip(beta);
-                for ((y, &x), (&gamma, &beta)) in y[shape.range(row)].iter_mut().zip(x).zip(weights)
-                {
-                    *y = (x - mean) * scale * gamma + beta;
+                for ((y, x), (gamma, beta)) in y[shape.range(row)].iter_mut().zip(x).zip(weights) {
+                    let normal = (x.widen() - mean) * scale;
+                    *y = T::narrow(normal * gamma.widen() + beta.widen());
                 }
             }
         },
@@ -47,13 +48,13 @@ pub fn layer_norm_forward(
 
 /// The gradient of layer normalisation's input: with `g = dy * gamma` and `n` the normalised row,
 /// `dx = (g - mean(g) - n * mean(g * n)) / standard deviation`.
-pub fn layer_norm_input_gradient(
+pub fn layer_norm_input_gradient<T: Element>(
     shape: Rows,
-    dy: &[f32],
-    x: &[f32],
-    gamma: &[f32],
+    dy: &[T],
+    x: &[T],
+    gamma: &[T],
     stats: &[f32],
-    dx: &mut [f32],
+    dx: &mut [T],
 ) {
     expect_rows(shape, "dy", dy, "dx", dx);
     expect_rows(shape, "x", x, "dx", dx);
@@ -70,8 +71,10 @@ pub fn layer_norm_input_gradient(
                     lanes::sum([dy, gamma, x], |[dy, gamma, x]| dy * gamma * ((x - mean) * scale))
                         * share;
                 let inputs = dy.iter().zip(gamma).zip(x);
-                for (dx, ((&dy, &gamma), &x)) in dx[shape.range(row)].iter_mut().zip(inputs) {
-                    *dx = scale * (dy * gamma - along - (x - mean) * scale * across);
+                for (dx, ((dy, gamma), x)) in dx[shape.range(row)].iter_mut().zip(inputs) {
+                    let normal = (x.widen() - mean) * scale;
+                    let g = dy.widen() * gamma.widen();
+                    *dx = T::narrow(scale * (g - along - normal * across));
                 }
             }
         },
@@ -80,13 +83,13 @@ pub fn layer_norm_input_gradient(
 
 /// `dgamma (+)=` the sum over rows of `dy * n`, and `dbeta (+)=` the sum of `dy`, where `n` is the
 /// normalised row. Rows are added in their order.
-pub fn layer_norm_weight_gradient(
+pub fn layer_norm_weight_gradient<T: Element, G: Element>(
     shape: Rows,
-    dy: &[f32],
-    x: &[f32],
+    dy: &[T],
+    x: &[T],
     stats: &[f32],
-    dgamma: &mut [f32],
-    dbeta: &mut [f32],
+    dgamma: &mut [G],
+    dbeta: &mut [G],
     mode: Write,
 ) {
     expect_len("dy", dy.len(), &[shape.rows, shape.width]);
@@ -94,18 +97,23 @@ pub fn layer_norm_weight_gradient(
     expect_len("stats", stats.len(), &[shape.rows, 2]);
     expect_len("dgamma", dgamma.len(), &[shape.width]);
     expect_len("dbeta", dbeta.len(), &[shape.width]);
-    mode.prepare(dgamma);
-    mode.prepare(dbeta);
     vectorised(
         #[inline(always)]
         || {
-            for (row, &[mean, scale]) in stats.as_chunks::<2>().0.iter().enumerate() {
-                let inputs = dy[shape.range(row)].iter().zip(&x[shape.range(row)]);
-                let outputs = dgamma.iter_mut().zip(dbeta.iter_mut());
-                for ((dgamma, dbeta), (&dy, &x)) in outputs.zip(inputs) {
-                    *dgamma += dy * ((x - mean) * scale);
-                    *dbeta += dy;
+            for columns in strips(shape.width) {
+                let (dgamma, dbeta) = (&mut dgamma[columns.clone()], &mut dbeta[columns.clone()]);
+                let (mut across, mut along) = (open(mode, dgamma), open(mode, dbeta));
+                for (row, &[mean, scale]) in stats.as_chunks::<2>().0.iter().enumerate() {
+                    let (dy, x) = (&dy[shape.range(row)], &x[shape.range(row)]);
+                    let inputs = dy[columns.clone()].iter().zip(&x[columns.clone()]);
+                    for ((across, along), (dy, x)) in across.iter_mut().zip(&mut along).zip(inputs)
+                    {
+                        *across += dy.widen() * ((x.widen() - mean) * scale);
+                        *along += dy.widen();
+                    }
                 }
+                close(&across, dgamma);
+                close(&along, dbeta);
             }
         },
     );
@@ -114,12 +122,12 @@ pub fn layer_norm_weight_gradient(
 /// `y = x / sqrt(mean(x^2) + epsilon) * gamma`.
 ///
 /// Saves `stats[rows]`: the reciprocal of the root mean square of each row.
-pub fn rms_norm_forward(
+pub fn rms_norm_forward<T: Element>(
     shape: Rows,
     epsilon: f32,
-    x: &[f32],
-    gamma: &[f32],
-    y: &mut [f32],
+    x: &[T],
+    gamma: &[T],
+    y: &mut [T],
     stats: &mut [f32],
 ) {
     expect_rows(shape, "x", x, "y", y);
@@ -133,8 +141,8 @@ pub fn rms_norm_forward(
                 let x = &x[shape.range(row)];
                 let scale = 1.0 / (lanes::sum([x], |[x]| x * x) * share + epsilon).sqrt();
                 *stats = scale;
-                for ((y, &x), &gamma) in y[shape.range(row)].iter_mut().zip(x).zip(gamma) {
-                    *y = x * scale * gamma;
+                for ((y, x), gamma) in y[shape.range(row)].iter_mut().zip(x).zip(gamma) {
+                    *y = T::narrow(x.widen() * scale * gamma.widen());
                 }
             }
         },
@@ -143,13 +151,13 @@ pub fn rms_norm_forward(
 
 /// The gradient of root-mean-square normalisation's input: with `g = dy * gamma` and `n` the
 /// normalised row, `dx = (g - n * mean(g * n)) / root mean square`.
-pub fn rms_norm_input_gradient(
+pub fn rms_norm_input_gradient<T: Element>(
     shape: Rows,
-    dy: &[f32],
-    x: &[f32],
-    gamma: &[f32],
+    dy: &[T],
+    x: &[T],
+    gamma: &[T],
     stats: &[f32],
-    dx: &mut [f32],
+    dx: &mut [T],
 ) {
     expect_rows(shape, "dy", dy, "dx", dx);
     expect_rows(shape, "x", x, "dx", dx);
@@ -164,8 +172,9 @@ pub fn rms_norm_input_gradient(
                 let across =
                     lanes::sum([dy, gamma, x], |[dy, gamma, x]| dy * gamma * (x * scale)) * share;
                 let inputs = dy.iter().zip(gamma).zip(x);
-                for (dx, ((&dy, &gamma), &x)) in dx[shape.range(row)].iter_mut().zip(inputs) {
-                    *dx = scale * (dy * gamma - x * scale * across);
+                for (dx, ((dy, gamma), x)) in dx[shape.range(row)].iter_mut().zip(inputs) {
+                    let g = dy.widen() * gamma.widen();
+                    *dx = T::narrow(scale * (g - x.widen() * scale * across));
                 }
             }
         },
@@ -174,27 +183,32 @@ pub fn rms_norm_input_gradient(
 
 /// `dgamma (+)=` the sum over rows of `dy * n`, where `n` is the normalised row. Rows are added in
 /// their order.
-pub fn rms_norm_weight_gradient(
+pub fn rms_norm_weight_gradient<T: Element, G: Element>(
     shape: Rows,
-    dy: &[f32],
-    x: &[f32],
+    dy: &[T],
+    x: &[T],
     stats: &[f32],
-    dgamma: &mut [f32],
+    dgamma: &mut [G],
     mode: Write,
 ) {
     expect_len("dy", dy.len(), &[shape.rows, shape.width]);
     expect_len("x", x.len(), &[shape.rows, shape.width]);
     expect_len("stats", stats.len(), &[shape.rows]);
     expect_len("dgamma", dgamma.len(), &[shape.width]);
-    mode.prepare(dgamma);
     vectorised(
         #[inline(always)]
         || {
-            for (row, &scale) in stats.iter().enumerate() {
-                let inputs = dy[shape.range(row)].iter().zip(&x[shape.range(row)]);
-                for (dgamma, (&dy, &x)) in dgamma.iter_mut().zip(inputs) {
-                    *dgamma += dy * (x * scale);
+            for columns in strips(shape.width) {
+                let dgamma = &mut dgamma[columns.clone()];
+                let mut across = open(mode, dgamma);
+                for (row, &scale) in stats.iter().enumerate() {
+                    let (dy, x) = (&dy[shape.range(row)], &x[shape.range(row)]);
+                    let inputs = dy[columns.clone()].iter().zip(&x[columns.clone()]);
+                    for (across, (dy, x)) in across.iter_mut().zip(inputs) {
+                        *across += dy.widen() * (x.widen() * scale);
+                    }
                 }
+                close(&across, dgamma);
             }
         },
     );
@@ -202,7 +216,7 @@ pub fn rms_norm_weight_gradient(
 
 /// Panics unless the input and the output of a norm have its shape.
 #[track_caller]
-fn expect_rows(shape: Rows, input: &str, x: &[f32], output: &str, y: &[f32]) {
+fn expect_rows<T>(shape: Rows, input: &str, x: &[T], output: &str, y: &[T]) {
     expect_len(input, x.len(), &[shape.rows, shape.width]);
     expect_len(output, y.len(), &[shape.rows, shape.width]);
 }

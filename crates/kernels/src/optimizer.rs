@@ -3,7 +3,11 @@
 //! Every element is updated by itself, so a tensor may be cut anywhere without changing a bit. The
 //! arithmetic follows PyTorch's single-tensor implementations: constants are computed in double
 //! precision, elements in single precision.
+//!
+//! Weights are updated in single precision. Where layers read them in a 16-bit type, the updated
+//! ones are rounded into a copy in the same pass ([`Weights`]).
 
+use crate::Element;
 use crate::instruction_set::vectorised;
 use crate::math::powi;
 use crate::shape::expect_len;
@@ -53,42 +57,82 @@ pub struct AdamW {
     pub step: u64,
 }
 
+/// The weights that an update changes.
+#[derive(Debug)]
+pub struct Weights<'a, T> {
+    /// In single precision.
+    pub master: &'a mut [f32],
+    /// What layers read, where that is another copy: the master's values, rounded.
+    pub rounded: Option<&'a mut [T]>,
+}
+
+impl<T: Element> Weights<'_, T> {
+    /// Updates every weight by a rule of its index and its value.
+    #[inline(always)]
+    fn update(self, mut rule: impl FnMut(usize, f32) -> f32) {
+        match self.rounded {
+            None => {
+                for (i, p) in self.master.iter_mut().enumerate() {
+                    *p = rule(i, *p);
+                }
+            }
+            Some(rounded) => {
+                for (i, (p, rounded)) in self.master.iter_mut().zip(rounded).enumerate() {
+                    *p = rule(i, *p);
+                    *rounded = T::narrow(*p);
+                }
+            }
+        }
+    }
+
+    #[track_caller]
+    fn expect(&self, grads: usize) -> usize {
+        let len = self.master.len();
+        expect_len("grads", grads, &[len]);
+        if let Some(rounded) = &self.rounded {
+            expect_len("rounded", rounded.len(), &[len]);
+        }
+        len
+    }
+}
+
 /// `p -= lr * (g + weight_decay * p)`; `decay` says whether this tensor decays at all.
-pub fn sgd(rule: &Sgd, decay: bool, params: &mut [f32], grads: &[f32]) {
-    expect_len("grads", grads.len(), &[params.len()]);
+pub fn sgd<T: Element, G: Element>(rule: &Sgd, decay: bool, weights: Weights<'_, T>, grads: &[G]) {
+    let len = weights.expect(grads.len());
     let (lr, scale) = (rule.lr as f32, rule.grad_scale);
     let weight_decay = if decay { rule.weight_decay as f32 } else { 0.0 };
     vectorised(
         #[inline(always)]
         || {
-            for (p, &g) in params.iter_mut().zip(grads) {
-                *p -= lr * (g * scale + weight_decay * *p);
-            }
+            let grads = &grads[..len];
+            weights.update(|i, p| p - lr * (grads[i].widen() * scale + weight_decay * p));
         },
     );
 }
 
 /// `v = momentum * v + g`, then `p -= lr * v`, or with Nesterov `p -= lr * (g + momentum * v)`. The
 /// velocity starts as zeros.
-pub fn momentum(
+pub fn momentum<T: Element, G: Element>(
     rule: &Momentum,
     decay: bool,
-    params: &mut [f32],
-    grads: &[f32],
+    weights: Weights<'_, T>,
+    grads: &[G],
     velocity: &mut [f32],
 ) {
-    expect_len("grads", grads.len(), &[params.len()]);
-    expect_len("velocity", velocity.len(), &[params.len()]);
+    let len = weights.expect(grads.len());
+    expect_len("velocity", velocity.len(), &[len]);
     let (lr, momentum, scale) = (rule.lr as f32, rule.momentum as f32, rule.grad_scale);
     let weight_decay = if decay { rule.weight_decay as f32 } else { 0.0 };
     vectorised(
         #[inline(always)]
         || {
-            for ((p, v), &g) in params.iter_mut().zip(velocity).zip(grads) {
-                let g = g * scale + weight_decay * *p;
-                *v = momentum * *v + g;
-                *p -= lr * if rule.nesterov { g + momentum * *v } else { *v };
-            }
+            let (grads, velocity) = (&grads[..len], &mut velocity[..len]);
+            weights.update(|i, p| {
+                let g = grads[i].widen() * scale + weight_decay * p;
+                let v = momentum * velocity[i] + g;
+                velocity[i] = v;
+                p - lr * if rule.nesterov { g + momentum * v } else { v }
+            });
         },
     );
 }
@@ -96,18 +140,18 @@ pub fn momentum(
 /// One AdamW update. `first` and `second` are the moments of the gradient and start as zeros.
 ///
 /// Panics if `rule.step` is zero: there is no bias correction for it.
-pub fn adamw(
+pub fn adamw<T: Element, G: Element>(
     rule: &AdamW,
     decay: bool,
-    params: &mut [f32],
-    grads: &[f32],
+    weights: Weights<'_, T>,
+    grads: &[G],
     first: &mut [f32],
     second: &mut [f32],
 ) {
     assert!(rule.step > 0, "`step` is zero, but updates are counted from one");
-    expect_len("grads", grads.len(), &[params.len()]);
-    expect_len("first", first.len(), &[params.len()]);
-    expect_len("second", second.len(), &[params.len()]);
+    let len = weights.expect(grads.len());
+    expect_len("first", first.len(), &[len]);
+    expect_len("second", second.len(), &[len]);
     let keep = if decay { (1.0 - rule.lr * rule.weight_decay) as f32 } else { 1.0 };
     let rate = (rule.lr / (1.0 - powi(rule.beta1, rule.step))) as f32;
     let correction = (1.0 - powi(rule.beta2, rule.step)).sqrt() as f32;
@@ -117,13 +161,14 @@ pub fn adamw(
     vectorised(
         #[inline(always)]
         || {
-            let moments = first.iter_mut().zip(second);
-            for ((p, (m, v)), &g) in params.iter_mut().zip(moments).zip(grads) {
-                let g = g * scale;
-                *m += towards * (g - *m);
-                *v = beta2 * *v + fresh * (g * g);
-                *p = *p * keep - rate * *m / (v.sqrt() / correction + epsilon);
-            }
+            let (grads, first, second) = (&grads[..len], &mut first[..len], &mut second[..len]);
+            weights.update(|i, p| {
+                let g = grads[i].widen() * scale;
+                let m = first[i] + towards * (g - first[i]);
+                let v = beta2 * second[i] + fresh * (g * g);
+                (first[i], second[i]) = (m, v);
+                p * keep - rate * m / (v.sqrt() / correction + epsilon)
+            });
         },
     );
 }
@@ -132,6 +177,12 @@ pub fn adamw(
 mod tests {
     use super::*;
     use crate::reference::{assert_within, random, widen};
+    use crate::{Bf16, F16};
+
+    /// Weights that are read as they are updated.
+    fn plain(master: &mut [f32]) -> Weights<'_, f32> {
+        Weights { master, rounded: None }
+    }
 
     const LEN: usize = 37;
     const ADAMW: AdamW = AdamW {
@@ -155,7 +206,7 @@ mod tests {
                     weight_decay: 0.01,
                     grad_scale: 0.5,
                 };
-                let plain = Sgd { lr: 0.1, weight_decay: 0.01, grad_scale: 0.5 };
+                let simple = Sgd { lr: 0.1, weight_decay: 0.01, grad_scale: 0.5 };
                 let wd = if decay { 0.01 } else { 0.0 };
                 let mut p = random("p", LEN);
                 let mut q = p.clone();
@@ -163,8 +214,8 @@ mod tests {
                 let (mut wide_p, mut wide_q, mut wide_v) = (widen(&p), widen(&q), vec![0.0; LEN]);
                 for step in 0..5 {
                     let g = random(&format!("g{step}"), LEN);
-                    momentum(&rule, decay, &mut p, &g, &mut v);
-                    sgd(&plain, decay, &mut q, &g);
+                    momentum(&rule, decay, plain(&mut p), &g, &mut v);
+                    sgd(&simple, decay, plain(&mut q), &g);
                     for i in 0..LEN {
                         let g = f64::from(g[i]) * 0.5;
                         wide_q[i] -= 0.1 * (g + wd * wide_q[i]);
@@ -188,7 +239,7 @@ mod tests {
             let (mut wide_p, mut wide_m, mut wide_v) = (widen(&p), vec![0.0; LEN], vec![0.0; LEN]);
             for step in 1..=6 {
                 let g = random(&format!("g{step}"), LEN);
-                adamw(&AdamW { step, ..ADAMW }, decay, &mut p, &g, &mut m, &mut v);
+                adamw(&AdamW { step, ..ADAMW }, decay, plain(&mut p), &g, &mut m, &mut v);
                 for i in 0..LEN {
                     let g = f64::from(g[i]) * 0.5;
                     if decay {
@@ -215,7 +266,7 @@ mod tests {
             let (mut m, mut v) = (random("m", LEN), vec![0.25; LEN]);
             for range in [0..cut, cut..LEN] {
                 let rule = AdamW { step: 7, ..ADAMW };
-                let (p, g) = (&mut p[range.clone()], &g[range.clone()]);
+                let (p, g) = (plain(&mut p[range.clone()]), &g[range.clone()]);
                 adamw(&rule, true, p, g, &mut m[range.clone()], &mut v[range]);
             }
             p
@@ -225,18 +276,38 @@ mod tests {
         }
     }
 
+    /// The copy that layers read is the master rounded, and rounding never reaches the master.
+    #[test]
+    fn the_copy_follows_the_master_and_does_not_change_it() {
+        let grads: Vec<Bf16> = random("g", LEN).iter().map(|&g| Bf16::narrow(g)).collect();
+        let wide: Vec<f32> = grads.iter().map(|g| g.widen()).collect();
+        let (mut master, mut alone) = (random("p", LEN), random("p", LEN));
+        let mut rounded = vec![F16::ZERO; LEN];
+        let (mut m, mut v) = ([vec![0.0; LEN], vec![0.0; LEN]], [vec![0.0; LEN], vec![0.0; LEN]]);
+        for step in 1..4 {
+            let rule = AdamW { step, ..ADAMW };
+            let weights = Weights { master: &mut master, rounded: Some(&mut rounded[..]) };
+            adamw(&rule, true, weights, &grads, &mut m[0], &mut v[0]);
+            adamw(&rule, true, plain(&mut alone), &wide, &mut m[1], &mut v[1]);
+            assert_eq!(master, alone);
+            assert!(master.iter().zip(&rounded).all(|(&p, &r)| r == F16::narrow(p)));
+        }
+    }
+
     #[test]
     fn a_zero_gradient_only_decays() {
         let mut p = [2.0];
-        adamw(&ADAMW, true, &mut p, &[0.0], &mut [0.0], &mut [0.0]);
+        adamw(&ADAMW, true, plain(&mut p), &[0.0f32], &mut [0.0], &mut [0.0]);
         assert_eq!(p, [2.0 * 0.999]);
-        adamw(&AdamW { step: u64::MAX, ..ADAMW }, false, &mut p, &[0.0], &mut [0.0], &mut [0.0]);
+        let late = AdamW { step: u64::MAX, ..ADAMW };
+        adamw(&late, false, plain(&mut p), &[0.0f32], &mut [0.0], &mut [0.0]);
         assert_eq!(p, [2.0 * 0.999]);
     }
 
     #[test]
     #[should_panic(expected = "`step` is zero")]
     fn updates_are_counted_from_one() {
-        adamw(&AdamW { step: 0, ..ADAMW }, true, &mut [], &[], &mut [], &mut []);
+        let rule = AdamW { step: 0, ..ADAMW };
+        adamw::<f32, f32>(&rule, true, plain(&mut []), &[], &mut [], &mut []);
     }
 }

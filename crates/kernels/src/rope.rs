@@ -7,6 +7,7 @@
 //! angle is reduced in double precision, so that it stays accurate at long contexts, where a
 //! rotation computed in single precision is not.
 
+use crate::Element;
 use crate::instruction_set::vectorised;
 use crate::math::{exp_f64, ln_f64, sin_cos_turns};
 use crate::shape::expect_len;
@@ -28,33 +29,38 @@ pub struct Rotation {
 ///
 /// `positions` holds the position of each row of one sequence; `qkv` holds any number of sequences
 /// of that length, one after the other.
-pub fn forward(rotation: Rotation, positions: &[u32], qkv: &[f32], out: &mut [f32]) {
+pub fn forward<T: Element>(rotation: Rotation, positions: &[u32], qkv: &[T], out: &mut [T]) {
     expect_len("out", out.len(), &[qkv.len()]);
     out.copy_from_slice(qkv);
     forward_in_place(rotation, positions, out);
 }
 
 /// Rotates the queries and keys of `qkv` where they are.
-pub fn forward_in_place(rotation: Rotation, positions: &[u32], qkv: &mut [f32]) {
+pub fn forward_in_place<T: Element>(rotation: Rotation, positions: &[u32], qkv: &mut [T]) {
     rotate(rotation, positions, qkv, 1.0);
 }
 
 /// The gradient of the input: a rotation's transpose is the rotation back.
-pub fn input_gradient(rotation: Rotation, positions: &[u32], dout: &[f32], dqkv: &mut [f32]) {
+pub fn input_gradient<T: Element>(
+    rotation: Rotation,
+    positions: &[u32],
+    dout: &[T],
+    dqkv: &mut [T],
+) {
     expect_len("dqkv", dqkv.len(), &[dout.len()]);
     dqkv.copy_from_slice(dout);
     input_gradient_in_place(rotation, positions, dqkv);
 }
 
 /// The gradient of the input, computed where the gradient of the output stands.
-pub fn input_gradient_in_place(rotation: Rotation, positions: &[u32], dqkv: &mut [f32]) {
+pub fn input_gradient_in_place<T: Element>(rotation: Rotation, positions: &[u32], dqkv: &mut [T]) {
     rotate(rotation, positions, dqkv, -1.0);
 }
 
 /// How many pairs of a head are turned per pass: their angles fit on the stack.
 const PAIRS: usize = 64;
 
-fn rotate(rotation: Rotation, positions: &[u32], qkv: &mut [f32], direction: f32) {
+fn rotate<T: Element>(rotation: Rotation, positions: &[u32], qkv: &mut [T], direction: f32) {
     let Rotation { heads, kv_heads, head_dim, theta } = rotation;
     assert!(head_dim.is_multiple_of(2), "`head_dim` is {head_dim}, but elements turn in pairs");
     let (seq, width) = (positions.len(), (heads + 2 * kv_heads) * head_dim);
@@ -98,11 +104,11 @@ fn rotate(rotation: Rotation, positions: &[u32], qkv: &mut [f32], direction: f32
 }
 
 #[inline(always)]
-fn turn(low: &mut [f32], high: &mut [f32], sin: &[f32], cos: &[f32]) {
+fn turn<T: Element>(low: &mut [T], high: &mut [T], sin: &[f32], cos: &[f32]) {
     for ((low, high), (&sin, &cos)) in low.iter_mut().zip(high).zip(sin.iter().zip(cos)) {
-        let (x, y) = (*low, *high);
-        *low = x * cos - y * sin;
-        *high = y * cos + x * sin;
+        let (x, y) = (low.widen(), high.widen());
+        *low = T::narrow(x * cos - y * sin);
+        *high = T::narrow(y * cos + x * sin);
     }
 }
 

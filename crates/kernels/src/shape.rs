@@ -1,5 +1,6 @@
 //! The shape that most kernels share, and the check of a slice against it.
 
+use crate::element::Element;
 use std::ops::Range;
 
 /// A row-major matrix of activations: `rows` tokens of `width` features each.
@@ -33,10 +34,19 @@ pub enum Write {
 
 impl Write {
     /// Clears `destination` for a kernel that can only add.
-    pub(crate) fn prepare(self, destination: &mut [f32]) {
+    pub(crate) fn prepare<T: Element>(self, destination: &mut [T]) {
         match self {
-            Write::Overwrite => destination.fill(0.0),
+            Write::Overwrite => destination.fill(T::ZERO),
             Write::Accumulate => {}
+        }
+    }
+
+    /// What a sum starts from.
+    #[inline(always)]
+    pub(crate) fn start<T: Element>(self, old: T) -> f32 {
+        match self {
+            Write::Overwrite => 0.0,
+            Write::Accumulate => old.widen(),
         }
     }
 }
