@@ -3,11 +3,18 @@
 use crate::error::ExecError;
 use crate::kernel::Kernel;
 use crate::shard;
+use crate::types::Types;
 use paceline_plan::DType;
 use paceline_plan::program::{LocalOp, Op, Plan, Program, Template};
 
-/// The kernels of every template that some role uses, by template.
-pub(crate) type Kernels = Vec<Vec<Kernel>>;
+/// The kernels of a plan.
+#[derive(Debug)]
+pub(crate) struct Kernels {
+    /// Of every template that some role uses, by template.
+    pub(crate) of: Vec<Vec<Kernel>>,
+    /// The types that they work on.
+    pub(crate) types: Types,
+}
 
 /// Whether a plan can be run, before anything is started for it.
 pub fn can_run(plan: &Plan) -> Result<(), ExecError> {
@@ -20,9 +27,10 @@ pub(crate) fn check(plan: &Plan) -> Result<Kernels, ExecError> {
     if plan.mesh.cp > 1 {
         return Err(unsupported("context parallelism", "--cp 1 runs"));
     }
+    let types = types(plan)?;
     let mut kernels = vec![Vec::new(); plan.templates.len()];
     for program in &plan.programs {
-        types(program)?;
+        buffers(plan, program)?;
         ops(program)?;
         placements(program)?;
         for segment in &program.segments {
@@ -32,7 +40,7 @@ pub(crate) fn check(plan: &Plan) -> Result<Kernels, ExecError> {
             }
         }
     }
-    Ok(kernels)
+    Ok(Kernels { of: kernels, types })
 }
 
 /// Words of the model's vocabulary: the rows of its tables, wherever they stand.
@@ -51,16 +59,29 @@ pub(crate) fn vocabulary(plan: &Plan) -> Result<u32, ExecError> {
     }
 }
 
-fn types(program: &Program) -> Result<(), ExecError> {
-    let runs = |dtype: DType| match dtype {
-        DType::F32 | DType::U32 => true,
-        DType::Bf16 | DType::F16 | DType::Fp8 | DType::U8 => false,
-    };
-    match program.buffers.iter().find(|buffer| !runs(buffer.dtype)) {
+fn types(plan: &Plan) -> Result<Types, ExecError> {
+    let strategy = &plan.strategy;
+    if strategy.dtype == DType::F16 && strategy.sync.servers() > 0 {
+        return Err(unsupported(
+            "f16 with parameter servers, whose replicas do not hear of overflows,",
+            "--dtype bf16 runs with servers, and f16 with --sync all-reduce",
+        ));
+    }
+    Types::of(strategy).ok_or_else(|| {
+        let what = format!("{} with {} gradients", strategy.dtype, strategy.grad_dtype);
+        unsupported(what, "--dtype f32, bf16 and f16 run")
+    })
+}
+
+/// Every buffer has the type that the strategy says, or one that never changes.
+fn buffers(plan: &Plan, program: &Program) -> Result<(), ExecError> {
+    let strategy = &plan.strategy;
+    let known = [DType::F32, DType::U32, strategy.activation_dtype(), strategy.grad_dtype];
+    match program.buffers.iter().find(|buffer| !known.contains(&buffer.dtype)) {
         None => Ok(()),
         Some(buffer) => Err(unsupported(
             format!("{}: the {} buffer '{}'", program.name, buffer.dtype, buffer.name),
-            "--dtype f32 --grad-dtype f32 runs",
+            "buffers of the strategy's types run",
         )),
     }
 }

@@ -4,12 +4,13 @@ use crate::check::Kernels;
 use crate::kernel::Kernel;
 use crate::memory::Memory;
 use crate::place::Place;
+use crate::types::{Types, typed};
 use crate::update;
 use paceline_kernels::arena::{Access, ArenaError, Span, Views};
 use paceline_kernels::loss::Columns;
 use paceline_kernels::pool::Pool;
 use paceline_kernels::{
-    Rows, Write, activation, attention, embedding, linear, loss, norm, reduce, rope,
+    Element, Rows, Write, activation, bias, embedding, linear, loss, mixed, norm, reduce, rope,
 };
 use paceline_plan::graph::{ActivationKind, NormKind, Part};
 use paceline_plan::program::{LocalOp, Plan, Program, Segment, Template};
@@ -28,6 +29,11 @@ pub(crate) struct Compute<'p> {
     positions: Vec<u32>,
     /// Room for what kernels need beside their operands; as large as the largest wants it.
     workspace: Vec<f32>,
+    /// Room for the order of a microbatch's rows.
+    order: Vec<u32>,
+    types: Types,
+    /// What the loss's gradient is multiplied with, so that small ones stay in range.
+    pub(crate) loss_scale: f32,
 }
 
 impl<'p> Compute<'p> {
@@ -39,13 +45,14 @@ impl<'p> Compute<'p> {
         vocab: u32,
         pool: Pool,
     ) -> Self {
-        let program = plan.program(place.rank);
+        let (program, types) = (plan.program(place.rank), kernels.types);
         let rows = plan.strategy.micro_batch * plan.strategy.seq;
         let templates = program.segments.iter().map(|segment| segment.template as usize);
-        let workspace = templates
-            .map(|t| workspace(&plan.templates[t], &kernels[t], pool.threads()))
-            .max()
-            .unwrap_or(0);
+        let needs = templates.map(|t| {
+            let (template, kernels) = (&plan.templates[t], &kernels.of[t]);
+            typed!(types, <T, G> workspace::<T, G>(template, kernels, pool.threads()))
+        });
+        let workspace = needs.max().unwrap_or(0);
         Self {
             plan,
             program,
@@ -55,6 +62,9 @@ impl<'p> Compute<'p> {
             vocab,
             positions: (0..rows).map(|row| (row % plan.strategy.seq) as u32).collect(),
             workspace: vec![0.0; workspace],
+            order: vec![0; rows as usize],
+            types,
+            loss_scale: 1.0,
         }
     }
 
@@ -72,46 +82,43 @@ impl<'p> Compute<'p> {
         fresh: bool,
     ) -> Result<(), ArenaError> {
         let template = &self.plan.templates[segment.template as usize];
-        let kernels = &self.kernels[segment.template as usize];
+        let kernels = &self.kernels.of[segment.template as usize];
         for (op, &kernel) in template.ops.iter().zip(kernels) {
             let operands = Operands::of(memory, template, segment, op, running)?;
-            self.run(kernel, &operands, fresh);
+            typed!(self.types, <T, G> self.run::<T, G>(kernel, &operands, fresh));
         }
         Ok(())
     }
 
-    fn run(&mut self, kernel: Kernel, on: &Operands<'_>, fresh: bool) {
+    fn run<T: Element, G: Element>(&mut self, kernel: Kernel, on: &Operands<'_>, fresh: bool) {
+        let pool = &self.pool;
         let mode = if fresh { Write::Overwrite } else { Write::Accumulate };
         match kernel {
             Kernel::Embedding => {
                 let first = self.first(on.param_dims(0)[0]);
                 let shape = on.output_rows(0);
-                embedding::forward(shape, first, on.ids(0), on.param(0), on.output(0));
+                embedding::forward(shape, first, on.ids(0), on.param::<T>(0), on.output(0));
             }
             Kernel::EmbeddingWeight => {
                 let first = self.first(on.param_dims(0)[0]);
-                let (shape, ids, dtable) = (on.rows(0), on.ids(1), on.gradient(0));
-                embedding::weight_gradient(shape, first, ids, on.input(0), dtable, mode);
+                let (shape, ids, dtable) = (on.rows(0), on.ids(1), on.gradient::<G>(0));
+                let (dy, order) = (on.input::<T>(0), &mut self.order[..shape.rows]);
+                embedding::weight_gradient(shape, first, ids, dy, dtable, mode, order);
             }
             Kernel::Position => {
                 let shape = on.rows(0);
                 let positions = self.positions(shape.rows);
-                embedding::position_forward(
-                    shape,
-                    positions,
-                    on.input(0),
-                    on.param(0),
-                    on.output(0),
-                );
+                let (x, table) = (on.input::<T>(0), on.param(0));
+                embedding::position_forward(shape, positions, x, table, on.output(0));
             }
             Kernel::PositionWeight => {
                 let shape = on.rows(0);
                 let positions = self.positions(shape.rows);
-                let dtable = on.gradient(0);
-                embedding::position_weight_gradient(shape, positions, on.input(0), dtable, mode);
+                let (dy, dtable) = (on.input::<T>(0), on.gradient::<G>(0));
+                embedding::position_weight_gradient(shape, positions, dy, dtable, mode);
             }
             Kernel::Norm { norm, eps } => {
-                let (shape, x, gain) = (on.rows(0), on.input(0), on.param(0));
+                let (shape, x, gain) = (on.rows(0), on.input::<T>(0), on.param(0));
                 let (y, stats) = (on.output(0), on.output(1));
                 match norm {
                     NormKind::Layer => {
@@ -121,7 +128,8 @@ impl<'p> Compute<'p> {
                 }
             }
             Kernel::NormInput { norm } => {
-                let (shape, dy, x, stats) = (on.rows(0), on.input(0), on.input(1), on.input(2));
+                let (shape, dy, x, stats) =
+                    (on.rows(0), on.input::<T>(0), on.input(1), on.input(2));
                 let (gain, dx) = (on.param(0), on.output(0));
                 match norm {
                     NormKind::Layer => {
@@ -131,8 +139,9 @@ impl<'p> Compute<'p> {
                 }
             }
             Kernel::NormWeight { norm } => {
-                let (shape, dy, x, stats) = (on.rows(0), on.input(0), on.input(1), on.input(2));
-                let dgain = on.gradient(0);
+                let (shape, dy, x, stats) =
+                    (on.rows(0), on.input::<T>(0), on.input(1), on.input(2));
+                let dgain = on.gradient::<G>(0);
                 match norm {
                     NormKind::Layer => {
                         let dbias = on.gradient(1);
@@ -144,107 +153,108 @@ impl<'p> Compute<'p> {
                 }
             }
             Kernel::Linear => {
-                linear::forward(&self.pool, on.linear(), on.input(0), on.param(0), on.output(0));
+                let (shape, x, w) = (on.linear(), on.input::<T>(0), on.param(0));
+                let workspace = &mut self.workspace[..mixed::linear_workspace::<T, G>(shape)];
+                mixed::linear_forward(pool, shape, x, w, on.output(0), workspace);
             }
             Kernel::LinearInput => {
-                linear::input_gradient(
-                    &self.pool,
-                    on.linear(),
-                    on.input(0),
-                    on.param(0),
-                    on.output(0),
-                );
+                let (shape, dy, w) = (on.linear(), on.input::<T>(0), on.param(0));
+                let workspace = &mut self.workspace[..mixed::linear_workspace::<T, G>(shape)];
+                mixed::linear_input_gradient(pool, shape, dy, w, on.output(0), workspace);
             }
             Kernel::LinearWeight => {
-                let dw = on.gradient(0);
-                linear::weight_gradient(
-                    &self.pool,
-                    on.linear(),
-                    on.input(0),
-                    on.input(1),
-                    dw,
-                    mode,
-                );
+                let (shape, dy, x) = (on.linear(), on.input::<T>(0), on.input(1));
+                let workspace = &mut self.workspace[..mixed::linear_workspace::<T, G>(shape)];
+                let dw = on.gradient::<G>(0);
+                mixed::linear_weight_gradient(pool, shape, dy, x, dw, mode, workspace);
             }
             Kernel::Bias => {
-                linear::bias_forward(on.rows(0), on.input(0), on.param(0), on.output(0));
+                bias::forward(on.rows(0), on.input::<T>(0), on.param(0), on.output(0));
             }
             Kernel::BiasWeight => {
-                linear::bias_gradient(on.rows(0), on.input(0), on.gradient(0), mode);
+                bias::weight_gradient(on.rows(0), on.input::<T>(0), on.gradient::<G>(0), mode);
             }
             Kernel::Rope(rotation) => {
-                rope::forward(rotation, self.sequence(), on.input(0), on.output(0));
+                rope::forward(rotation, self.sequence(), on.input::<T>(0), on.output(0));
             }
             Kernel::RopeInput(rotation) => {
-                rope::input_gradient(rotation, self.sequence(), on.input(0), on.output(0));
+                rope::input_gradient(rotation, self.sequence(), on.input::<T>(0), on.output(0));
             }
             Kernel::Attention(shape) => {
                 let shape = shape.with_rows(on.rows(0).rows);
-                let own = shape.forward_workspace();
-                let workspace = &mut self.workspace[..self.pool.threads() * own];
-                let (out, lse) = (on.output(0), on.output(1));
-                attention::forward(&self.pool, shape, on.input(0), out, lse, workspace);
+                let need = mixed::attention_forward_workspace::<T>(pool.threads(), shape);
+                let (qkv, out, lse) = (on.input::<T>(0), on.output(0), on.output(1));
+                mixed::attention_forward(pool, shape, qkv, out, lse, &mut self.workspace[..need]);
             }
             Kernel::AttentionInput(shape) => {
                 let shape = shape.with_rows(on.rows(0).rows);
-                let own = shape.backward_workspace();
-                let workspace = &mut self.workspace[..self.pool.threads() * own];
-                let (dout, qkv, out, lse) = (on.input(0), on.input(1), on.input(2), on.input(3));
-                let dqkv = on.output(0);
-                attention::backward(&self.pool, shape, dout, qkv, out, lse, dqkv, workspace);
+                let need = mixed::attention_backward_workspace::<T>(pool.threads(), shape);
+                let workspace = &mut self.workspace[..need];
+                let (dout, qkv) = (on.input::<T>(0), on.input(1));
+                let (out, lse) = (on.input(2), on.input(3));
+                mixed::attention_backward(
+                    pool,
+                    shape,
+                    dout,
+                    qkv,
+                    out,
+                    lse,
+                    on.output(0),
+                    workspace,
+                );
             }
             Kernel::Activation(function) => {
                 let forward = match function {
-                    ActivationKind::Gelu => activation::gelu_tanh_forward,
-                    ActivationKind::Relu => activation::relu_forward,
-                    ActivationKind::SquaredRelu => activation::squared_relu_forward,
+                    ActivationKind::Gelu => activation::gelu_tanh_forward::<T>,
+                    ActivationKind::Relu => activation::relu_forward::<T>,
+                    ActivationKind::SquaredRelu => activation::squared_relu_forward::<T>,
                 };
                 forward(on.input(0), on.output(0));
             }
             Kernel::ActivationInput(function) => {
                 let gradient = match function {
-                    ActivationKind::Gelu => activation::gelu_tanh_input_gradient,
-                    ActivationKind::Relu => activation::relu_input_gradient,
-                    ActivationKind::SquaredRelu => activation::squared_relu_input_gradient,
+                    ActivationKind::Gelu => activation::gelu_tanh_input_gradient::<T>,
+                    ActivationKind::Relu => activation::relu_input_gradient::<T>,
+                    ActivationKind::SquaredRelu => activation::squared_relu_input_gradient::<T>,
                 };
                 gradient(on.input(0), on.input(1), on.output(0));
             }
             Kernel::SwiGlu => {
-                activation::swiglu_forward(on.output_rows(0), on.input(0), on.output(0));
+                activation::swiglu_forward(on.output_rows(0), on.input::<T>(0), on.output(0));
             }
             Kernel::SwiGluInput => {
                 let (shape, dx) = (on.rows(0), on.output(0));
-                activation::swiglu_input_gradient(shape, on.input(0), on.input(1), dx);
+                activation::swiglu_input_gradient::<T>(shape, on.input(0), on.input(1), dx);
             }
-            Kernel::Add => reduce::add3(on.input(0), on.input(1), on.output(0)),
+            Kernel::Add => reduce::add3::<T>(on.input(0), on.input(1), on.output(0)),
             Kernel::RowMax => {
                 let shape = on.rows(0);
-                loss::row_max(shape, self.columns(shape), on.input(0), on.output(0));
+                loss::row_max::<T>(shape, self.columns(shape), on.input(0), on.output(0));
             }
             Kernel::SoftmaxStats => {
-                let (shape, logits, max) = (on.rows(0), on.input(0), on.input(1));
+                let (shape, logits, max) = (on.rows(0), on.input::<T>(0), on.input(1));
                 let (columns, stats) = (self.columns(shape), on.output(0));
                 loss::softmax_stats(shape, columns, logits, max, on.ids(2), stats);
             }
             Kernel::CrossEntropy => {
                 let losses = &mut self.workspace[..on.rows(0).rows];
                 loss::cross_entropy(on.input(0), losses);
-                let (sum, total) = (loss::sum(losses), &mut on.output(0)[0]);
+                let (sum, total) = (loss::sum(losses), &mut on.output::<f32>(0)[0]);
                 *total = if fresh { sum } else { *total + sum };
             }
             Kernel::CrossEntropyInput { scale } => {
-                let (shape, stats, logits) = (on.rows(1), on.input(0), on.input(1));
+                let (shape, stats, logits) = (on.rows(1), on.input(0), on.input::<T>(1));
                 let (columns, max, dlogits) = (self.columns(shape), on.input(2), on.output(0));
-                let targets = on.ids(3);
+                let (scale, targets) = (scale * self.loss_scale, on.ids(3));
                 loss::input_gradient(shape, columns, scale, logits, max, stats, targets, dlogits);
             }
             Kernel::BlockSquares { parts } => {
-                update::block_squares(self.place, parts, on.input(0), on.output(0));
+                update::block_squares::<G>(self.place, parts, on.input(0), on.output(0));
             }
             Kernel::TensorSquares => {
                 update::tensor_squares(self.place, self.program, on.input(0), on.output(0));
             }
-            Kernel::Norm2 => on.output(0)[0] = update::norm(on.input(0)),
+            Kernel::Norm2 => on.output::<f32>(0)[0] = update::norm(on.input(0)),
         }
     }
 
@@ -262,10 +272,15 @@ impl<'p> Compute<'p> {
         Columns { first, valid }
     }
 
-    /// The positions of this rank's rows: of all, or of its part of a stream cut along tokens.
+    /// The positions of this rank's rows: of one sequence, if it has whole ones, or of its part of a
+    /// stream cut along tokens.
     fn positions(&self, rows: usize) -> &[u32] {
         let first =
             if rows < self.positions.len() { self.place.tensor.index as usize * rows } else { 0 };
+        let seq = self.sequence().len();
+        if first.is_multiple_of(seq) && rows.is_multiple_of(seq) {
+            return self.sequence();
+        }
         &self.positions[first..first + rows]
     }
 
@@ -276,13 +291,22 @@ impl<'p> Compute<'p> {
 }
 
 /// Elements of workspace that a template's operators need with so many threads.
-fn workspace(template: &Template, kernels: &[Kernel], threads: usize) -> usize {
+fn workspace<T: Element, G: Element>(
+    template: &Template,
+    kernels: &[Kernel],
+    threads: usize,
+) -> usize {
     let need = |(op, kernel): (&LocalOp, &Kernel)| {
         let rows = |i: usize| template.operands[usize::from(op.inputs[i])].dims[0] as usize;
         match *kernel {
-            Kernel::Attention(shape) => threads * shape.with_rows(rows(0)).forward_workspace(),
+            Kernel::Attention(shape) => {
+                mixed::attention_forward_workspace::<T>(threads, shape.with_rows(rows(0)))
+            }
             Kernel::AttentionInput(shape) => {
-                threads * shape.with_rows(rows(0)).backward_workspace()
+                mixed::attention_backward_workspace::<T>(threads, shape.with_rows(rows(0)))
+            }
+            Kernel::Linear | Kernel::LinearInput | Kernel::LinearWeight => {
+                mixed::linear_workspace::<T, G>(linear_shape(template, op))
             }
             Kernel::CrossEntropy => rows(0),
             Kernel::Embedding
@@ -292,9 +316,6 @@ fn workspace(template: &Template, kernels: &[Kernel], threads: usize) -> usize {
             | Kernel::Norm { .. }
             | Kernel::NormInput { .. }
             | Kernel::NormWeight { .. }
-            | Kernel::Linear
-            | Kernel::LinearInput
-            | Kernel::LinearWeight
             | Kernel::Bias
             | Kernel::BiasWeight
             | Kernel::Rope(_)
@@ -347,8 +368,8 @@ impl<'a> Operands<'a> {
         Ok(Self { views: memory.views(&spans[..count])?, template, op })
     }
 
-    fn input(&self, i: usize) -> &[f32] {
-        self.views.f32(i)
+    fn input<T: Element>(&self, i: usize) -> &[T] {
+        self.views.slice(i)
     }
 
     /// An input of token numbers.
@@ -356,16 +377,16 @@ impl<'a> Operands<'a> {
         self.views.u32(i)
     }
 
-    fn param(&self, i: usize) -> &[f32] {
-        self.views.f32(self.op.inputs.len() + i)
+    fn param<T: Element>(&self, i: usize) -> &[T] {
+        self.views.slice(self.op.inputs.len() + i)
     }
 
-    fn gradient(&self, i: usize) -> &mut [f32] {
-        self.views.take_f32(self.op.inputs.len() + i)
+    fn gradient<G: Element>(&self, i: usize) -> &mut [G] {
+        self.views.take(self.op.inputs.len() + i)
     }
 
-    fn output(&self, i: usize) -> &mut [f32] {
-        self.views.take_f32(self.op.inputs.len() + self.op.params.len() + i)
+    fn output<T: Element>(&self, i: usize) -> &mut [T] {
+        self.views.take(self.op.inputs.len() + self.op.params.len() + i)
     }
 
     fn dims(&self, operand: u16) -> [u64; 2] {
@@ -388,15 +409,16 @@ impl<'a> Operands<'a> {
         Rows { rows: rows as usize, width: width as usize }
     }
 
-    /// The shape of a linear operator, whose weight is `[outputs, inputs]`.
     fn linear(&self) -> linear::Shape {
-        let [outputs, inputs] = self.param_dims(0);
-        linear::Shape {
-            rows: self.rows(0).rows,
-            inputs: inputs as usize,
-            outputs: outputs as usize,
-        }
+        linear_shape(self.template, self.op)
     }
+}
+
+/// The shape of a linear operator, whose weight is `[outputs, inputs]`.
+fn linear_shape(template: &Template, op: &LocalOp) -> linear::Shape {
+    let dims = |operand: u16| template.operands[usize::from(operand)].dims;
+    let ([rows, _], [outputs, inputs]) = (dims(op.inputs[0]), dims(op.params[0]));
+    linear::Shape { rows: rows as usize, inputs: inputs as usize, outputs: outputs as usize }
 }
 
 /// More operands than any operator has.

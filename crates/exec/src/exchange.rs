@@ -8,6 +8,7 @@ use crate::error::Fault;
 use crate::memory::{Memory, within};
 use paceline_comm::{CollectiveSpec, Progress, Receiving, Running, Sending, Tag, Transport};
 use paceline_kernels::arena::{Access, Span};
+use paceline_plan::DType;
 use paceline_plan::collective::{CollectiveKind, chunk_range};
 use paceline_plan::ids::{CallId, GroupId, LaneId, Rank};
 use paceline_plan::program::{Call, Peer, Plan, Program, View};
@@ -36,16 +37,19 @@ pub(crate) enum Flight {
     Send {
         state: Sending,
         data: Span,
+        dtype: DType,
     },
     Receive {
         state: Receiving,
         data: Span,
+        dtype: DType,
     },
     Collective {
         state: Box<Running>,
         call: CallId,
         /// The work buffer.
         data: Span,
+        dtype: DType,
         /// The output buffer of an all_to_all.
         output: Option<Span>,
         /// Where the result has to be copied from and to at the end.
@@ -81,11 +85,11 @@ impl<'p> Exchanges<'p> {
         &self,
         to: Peer,
         channel: u16,
-        data: Span,
+        (data, dtype): (Span, DType),
         running: u64,
     ) -> Result<Flight, Fault> {
         let to = self.plan.peer(self.rank, to).ok_or(Fault::NoPeer)?;
-        Ok(Flight::Send { state: Sending::start(to, message(channel, running)), data })
+        Ok(Flight::Send { state: Sending::start(to, message(channel, running)), data, dtype })
     }
 
     /// Begins to receive a message.
@@ -93,11 +97,15 @@ impl<'p> Exchanges<'p> {
         &self,
         from: Peer,
         channel: u16,
-        data: Span,
+        (data, dtype): (Span, DType),
         running: u64,
     ) -> Result<Flight, Fault> {
         let from = self.plan.peer(self.rank, from).ok_or(Fault::NoPeer)?;
-        Ok(Flight::Receive { state: Receiving::start(from, message(channel, running)), data })
+        Ok(Flight::Receive {
+            state: Receiving::start(from, message(channel, running)),
+            data,
+            dtype,
+        })
     }
 
     /// Begins a collective.
@@ -122,7 +130,8 @@ impl<'p> Exchanges<'p> {
         };
         let own = self.own[id.index()].clone();
         let Buffers { data, output, result } = buffers(memory, call, own, running)?;
-        Ok(Flight::Collective { state, call: id, data, output, result })
+        let dtype = call.dtype;
+        Ok(Flight::Collective { state, call: id, data, dtype, output, result })
     }
 
     /// Keeps what a collective that is done can use again.
@@ -166,7 +175,7 @@ fn buffers(
     let in_place = call.input == call.output;
     // A view that holds less than the whole vector holds this rank's part.
     let part_of = |view: View, span: Span| {
-        if view.len == call.elements() { within(span, own.clone()) } else { span }
+        if view.len == call.elements() { within(span, call.dtype, own.clone()) } else { span }
     };
     Ok(match call.kind {
         CollectiveKind::AllReduce | CollectiveKind::Reduce | CollectiveKind::Broadcast => {
@@ -175,13 +184,13 @@ fn buffers(
         }
         CollectiveKind::AllGather | CollectiveKind::Gather => {
             if !in_place {
-                memory.copy(part_of(call.input, input), within(output, own))?;
+                memory.copy(part_of(call.input, input), within(output, call.dtype, own))?;
             }
             Buffers { data: output, output: None, result: None }
         }
         CollectiveKind::ReduceScatter => {
-            let result =
-                (!in_place).then(|| (within(input, own.clone()), part_of(call.output, output)));
+            let result = (!in_place)
+                .then(|| (within(input, call.dtype, own.clone()), part_of(call.output, output)));
             Buffers { data: input, output: None, result }
         }
         CollectiveKind::AllToAll => Buffers { data: input, output: Some(output), result: None },
@@ -196,24 +205,25 @@ impl Flight {
         memory: &Memory<'_>,
     ) -> Result<Progress, Fault> {
         match self {
-            Self::Send { state, data } => {
+            Self::Send { state, data, dtype } => {
                 let views = memory.views(&[(*data, Access::Read)])?;
-                Ok(state.progress(transport, views.f32(0))?)
+                Ok(state.progress_bytes(transport, *dtype, views.bytes(0))?)
             }
-            Self::Receive { state, data } => {
+            Self::Receive { state, data, dtype } => {
                 let views = memory.views(&[(*data, Access::Write)])?;
-                Ok(state.progress(transport, views.take_f32(0))?)
+                Ok(state.progress_bytes(transport, *dtype, views.take_bytes(0))?)
             }
-            Self::Collective { state, data, output, result, call: _ } => {
+            Self::Collective { state, data, dtype, output, result, call: _ } => {
                 let progress = match *output {
                     None => {
                         let views = memory.views(&[(*data, Access::Write)])?;
-                        state.progress(transport, views.take_f32(0), None)?
+                        state.progress_bytes(transport, *dtype, views.take_bytes(0), None)?
                     }
                     Some(output) => {
                         let spans = [(*data, Access::Write), (output, Access::Write)];
                         let views = memory.views(&spans)?;
-                        state.progress(transport, views.take_f32(0), Some(views.take_f32(1)))?
+                        let output = Some(views.take_bytes(1));
+                        state.progress_bytes(transport, *dtype, views.take_bytes(0), output)?
                     }
                 };
                 if let (Progress::Done, Some((from, to))) = (progress, *result) {

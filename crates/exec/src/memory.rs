@@ -3,8 +3,11 @@
 use crate::error::Fault;
 use paceline_comm::Transport;
 use paceline_kernels::arena::{Access, Arena, ArenaError, Span, Views};
+use paceline_kernels::element::Plain;
+use paceline_plan::DType;
 use paceline_plan::ids::BufferId;
 use paceline_plan::program::{Program, View};
+use std::ops::Range;
 
 /// A rank's arena, addressed by the plan's views.
 #[derive(Debug)]
@@ -52,24 +55,29 @@ impl<'p> Memory<'p> {
         self.arena.views(spans)
     }
 
+    /// The type of a buffer's elements.
+    pub(crate) fn dtype(&self, buffer: BufferId) -> DType {
+        self.program.buffer(buffer).dtype
+    }
+
     /// Runs `body` on one span that it may change.
-    pub(crate) fn edit<R>(
+    pub(crate) fn edit<T: Plain, R>(
         &self,
         span: Span,
-        body: impl FnOnce(&mut [f32]) -> R,
+        body: impl FnOnce(&mut [T]) -> R,
     ) -> Result<R, ArenaError> {
         let views = self.views(&[(span, Access::Write)])?;
-        Ok(body(views.take_f32(0)))
+        Ok(body(views.take(0)))
     }
 
     /// Runs `body` on one span.
-    pub(crate) fn read<R>(
+    pub(crate) fn read<T: Plain, R>(
         &self,
         span: Span,
-        body: impl FnOnce(&[f32]) -> R,
+        body: impl FnOnce(&[T]) -> R,
     ) -> Result<R, ArenaError> {
         let views = self.views(&[(span, Access::Read)])?;
-        Ok(body(views.f32(0)))
+        Ok(body(views.slice(0)))
     }
 
     /// Copies one span to another of the same length; onto itself is nothing to do.
@@ -78,7 +86,11 @@ impl<'p> Memory<'p> {
     }
 }
 
-/// A part of a span, counted in elements of four bytes.
-pub(crate) fn within(span: Span, elements: std::ops::Range<u64>) -> Span {
-    Span { offset: span.offset + elements.start * 4, len: (elements.end - elements.start) * 4 }
+/// A part of a span, counted in elements of a type.
+pub(crate) fn within(span: Span, dtype: DType, elements: Range<u64>) -> Span {
+    let size = dtype.size();
+    Span {
+        offset: span.offset + elements.start * size,
+        len: (elements.end - elements.start) * size,
+    }
 }

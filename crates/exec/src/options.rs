@@ -3,6 +3,7 @@
 use crate::checkpoint::{Checkpoint, SaveOptions};
 use crate::data::DataSource;
 use crate::error::ExecError;
+use crate::learning_rate::{BatchScaling, LrSchedule};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -16,12 +17,20 @@ pub struct TrainOptions {
     pub iterations: u32,
     /// The learning rate after warmup.
     pub lr: f64,
-    /// Iterations over which the learning rate rises linearly to `lr`, where it then stays.
+    /// Iterations over which the learning rate rises linearly to `lr`.
     pub warmup: u32,
+    /// What the learning rate does after that, until the last iteration.
+    pub schedule: LrSchedule,
+    /// Where a learning rate that falls ends.
+    pub min_lr: f64,
+    /// How `lr` and `min_lr` follow the size of the global batch; none for as they are.
+    pub batch_scaling: Option<BatchScaling>,
     /// How much of the weights decays, for tensors that decay.
     pub weight_decay: f64,
     /// The largest norm a gradient may have; a longer one is scaled down to it.
     pub clip: Option<f64>,
+    /// The factor of the loss with which an f16 run begins; from there it follows the gradients.
+    pub loss_scale: f32,
     /// How many threads compute for each rank. The bits do not depend on it.
     pub threads_per_rank: NonZeroUsize,
     /// Decides the first weights, and the text or its order.
@@ -56,8 +65,12 @@ impl Default for TrainOptions {
             iterations: 100,
             lr: 1e-3,
             warmup: 0,
+            schedule: LrSchedule::Constant,
+            min_lr: 0.0,
+            batch_scaling: None,
             weight_decay: 0.0,
             clip: Some(1.0),
+            loss_scale: 65536.0,
             threads_per_rank: NonZeroUsize::MIN,
             seed: 0,
             data: DataSource::Builtin,
@@ -80,8 +93,15 @@ impl TrainOptions {
         if !sound(self.lr) {
             return refuse("--lr", self.lr, "a number from 0 on, such as 0.001");
         }
+        if !sound(self.min_lr) {
+            return refuse("--min-lr", self.min_lr, "a number from 0 on, such as 0.0001");
+        }
         if !sound(self.weight_decay) {
             return refuse("--weight-decay", self.weight_decay, "a number from 0 on, such as 0.1");
+        }
+        if !(sound(f64::from(self.loss_scale)) && self.loss_scale >= 1.0) {
+            let value = f64::from(self.loss_scale);
+            return refuse("--loss-scale", value, "a number from 1 on, such as 65536");
         }
         match self.clip {
             Some(clip) if !(sound(clip) && clip > 0.0) => {
@@ -91,25 +111,60 @@ impl TrainOptions {
         }
     }
 
-    /// The learning rate of an iteration, counted from 0.
-    pub(crate) fn lr_at(&self, iteration: u32) -> f64 {
+    /// The learning rate of an iteration, counted from 0, with so many samples in its batch.
+    pub(crate) fn lr_at(&self, iteration: u32, batch: u64) -> f64 {
         let done = f64::from(iteration) + 1.0;
-        if iteration < self.warmup { self.lr * done / f64::from(self.warmup) } else { self.lr }
+        let lr = if iteration < self.warmup {
+            self.lr * done / f64::from(self.warmup)
+        } else {
+            let fall = f64::from(self.iterations.saturating_sub(self.warmup)).max(1.0);
+            let progress = ((done - f64::from(self.warmup)) / fall).min(1.0);
+            let lowest = self.min_lr.min(self.lr);
+            match self.schedule {
+                LrSchedule::Constant => self.lr,
+                falling => lowest + (self.lr - lowest) * falling.left(progress),
+            }
+        };
+        lr * self.batch_scaling.map_or(1.0, |scaling| scaling.factor(batch))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::learning_rate::ScalingRule;
 
     #[test]
     fn warmup_rises_linearly_and_then_stays() {
         let options = TrainOptions { lr: 0.8, warmup: 4, ..TrainOptions::default() };
-        let rates: Vec<f64> = (0..6).map(|i| options.lr_at(i)).collect();
+        let rates: Vec<f64> = (0..6).map(|i| options.lr_at(i, 1)).collect();
         assert_eq!(rates, [0.2, 0.4, 0.6000000000000001, 0.8, 0.8, 0.8]);
         let options = TrainOptions { warmup: 0, ..options };
-        assert_eq!(options.lr_at(0), 0.8);
-        assert_eq!(options.lr_at(u32::MAX), 0.8);
+        assert_eq!(options.lr_at(0, 1), 0.8);
+        assert_eq!(options.lr_at(u32::MAX, 1), 0.8);
+    }
+
+    #[test]
+    fn it_falls_to_the_lowest_at_the_last_iteration_and_follows_the_batch() {
+        let options = TrainOptions {
+            iterations: 10,
+            lr: 0.8,
+            warmup: 2,
+            schedule: LrSchedule::Linear,
+            min_lr: 0.1,
+            ..TrainOptions::default()
+        };
+        assert_eq!([0, 1, 5].map(|i| options.lr_at(i, 1)), [0.4, 0.8, 0.45]);
+        for schedule in [LrSchedule::Linear, LrSchedule::Cosine] {
+            let options = TrainOptions { schedule, ..options.clone() };
+            assert!((options.lr_at(9, 1) - 0.1).abs() < 1e-15);
+            assert_eq!(options.lr_at(u32::MAX, 1), options.lr_at(9, 1));
+            let always = TrainOptions { iterations: 0, warmup: 0, ..options };
+            assert!(always.lr_at(0, 1).is_finite());
+        }
+        let scaling = BatchScaling { base: 4, rule: ScalingRule::Sqrt };
+        let options = TrainOptions { batch_scaling: Some(scaling), ..options };
+        assert_eq!(options.lr_at(1, 16), 1.6);
     }
 
     #[test]
@@ -120,6 +175,9 @@ mod tests {
             assert!(told(TrainOptions { lr, ..base() }).starts_with("--lr is "));
         }
         assert!(told(TrainOptions { weight_decay: -0.1, ..base() }).contains("--weight-decay"));
+        for loss_scale in [0.0, f32::NAN, -1.0] {
+            assert!(told(TrainOptions { loss_scale, ..base() }).contains("--loss-scale"));
+        }
         for clip in [0.0, f64::NAN, -1.0] {
             assert!(told(TrainOptions { clip: Some(clip), ..base() }).contains("--clip"));
         }

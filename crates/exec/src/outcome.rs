@@ -12,6 +12,10 @@ pub struct IterationReport {
     pub loss: f32,
     /// The norm of the gradient, before clipping.
     pub grad_norm: f32,
+    /// The factor of the loss that kept gradients in the range of f16, in runs that have one.
+    pub loss_scale: Option<f32>,
+    /// Whether its gradient left that range all the same, so that no weight was changed.
+    pub skipped: bool,
     /// How long it took, from the end of the one before.
     pub seconds: f64,
     /// Tokens of the global batch a second.

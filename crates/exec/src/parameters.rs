@@ -5,10 +5,13 @@ use crate::memory::{Memory, within};
 use crate::outcome::Parameters;
 use crate::place::Place;
 use crate::shard::runs;
+use crate::types::{Types, typed};
 use paceline_kernels::arena::ArenaError;
 use paceline_kernels::counter::Stream;
+use paceline_kernels::element::narrow;
+use paceline_plan::DType;
 use paceline_plan::graph::Init;
-use paceline_plan::program::{Bucket, Entry, Program};
+use paceline_plan::program::{Bucket, Entry, Program, View};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -16,19 +19,33 @@ use std::ops::Range;
 /// name and the logical place of the element alone. Everything else in the arena starts as zero.
 pub(crate) fn initialise(
     memory: &Memory<'_>,
+    types: Types,
     place: Place,
     program: &Program,
     seed: u64,
 ) -> Result<(), ArenaError> {
     for bucket in &program.buckets {
-        let resting = resting(place, bucket);
-        let span = memory.span(bucket.params, 0);
-        for entry in &bucket.entries {
-            let held = overlap(entry, &resting);
-            if !held.is_empty() {
-                let start = entry.offset + held.start - resting.start;
-                let at = within(span, start..start + (held.end - held.start));
-                memory.edit(at, |values| fill(entry, place, seed, &held, values))?;
+        let params = (bucket.params, resting(place, bucket));
+        let master = bucket.master.map(|master| (master, place.owned(bucket)));
+        for (view, elements) in [params].into_iter().chain(master) {
+            let dtype = memory.dtype(view.buffer);
+            let span = memory.span(view, 0);
+            for entry in &bucket.entries {
+                let held = overlap(entry, &elements);
+                if held.is_empty() {
+                    continue;
+                }
+                let start = entry.offset + held.start - elements.start;
+                let at = within(span, dtype, start..start + (held.end - held.start));
+                if dtype == DType::F32 {
+                    memory.edit(at, |values| fill(entry, place, seed, &held, values))?;
+                } else {
+                    let mut values = vec![0.0; (held.end - held.start) as usize];
+                    fill(entry, place, seed, &held, &mut values);
+                    typed!(types, <T, _G> memory.edit::<T, _>(at, |rounded| {
+                        narrow(&values, rounded);
+                    }))?;
+                }
             }
         }
     }
@@ -38,6 +55,18 @@ pub(crate) fn initialise(
 /// The elements of a bucket that this rank's resting weights are: all, or its part.
 pub(crate) fn resting(place: Place, bucket: &Bucket) -> Range<u64> {
     if bucket.params.len == bucket.elements { 0..bucket.elements } else { place.owned(bucket) }
+}
+
+/// Where a rank has a bucket's weights in single precision, and which elements of the bucket that
+/// are; none if only others do.
+fn exact(place: Place, bucket: &Bucket, program: &Program) -> Option<(View, Range<u64>)> {
+    match bucket.master {
+        Some(master) => Some((master, place.owned(bucket))),
+        None => {
+            let single = program.buffer(bucket.params.buffer).dtype == DType::F32;
+            single.then(|| (bucket.params, resting(place, bucket)))
+        }
+    }
 }
 
 /// The elements of an entry that lie within some elements of its bucket, counted from the entry.
@@ -71,13 +100,17 @@ pub(crate) struct Holding {
 }
 
 impl Holding {
-    /// Copies this rank's resting weights.
+    /// Copies the weights that this rank answers for: the exact ones, where layers read them
+    /// rounded.
     pub(crate) fn read(
         memory: &Memory<'_>,
         place: Place,
         program: &Program,
     ) -> Result<Self, ArenaError> {
-        let copy = |bucket: &Bucket| memory.read(memory.span(bucket.params, 0), <[f32]>::to_vec);
+        let copy = |bucket: &Bucket| match exact(place, bucket, program) {
+            Some((view, _)) => memory.read(memory.span(view, 0), <[f32]>::to_vec),
+            None => Ok(Vec::new()),
+        };
         let values = program.buckets.iter().map(copy).collect::<Result<_, _>>()?;
         Ok(Self { place, values })
     }
@@ -98,7 +131,7 @@ impl Holding {
         program: &'a Program,
     ) -> impl Iterator<Item = (&'a Entry, u64, &'a [f32])> {
         program.buckets.iter().zip(&self.values).flat_map(move |(bucket, values)| {
-            let resting = resting(self.place, bucket);
+            let resting = exact(self.place, bucket, program).map_or(0..0, |(_, elements)| elements);
             bucket.entries.iter().flat_map(move |entry| {
                 let resting = resting.clone();
                 let held = overlap(entry, &resting);

@@ -78,7 +78,7 @@ fn attempt(
         clock,
     };
     let resident = Resident::start();
-    let mut reports = Reports::new(plan);
+    let mut reports = Reports::new(plan, options);
     if rank == LEADER {
         let mut ears = Ears::new(&reports);
         let remains = run_rank(&run, transport, &mut |sight, transport| {

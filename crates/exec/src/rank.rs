@@ -14,17 +14,19 @@ use crate::data::Data;
 use crate::error::{ExecError, Fault};
 use crate::exchange::{Exchanges, Flight};
 use crate::horizon::Horizon;
+use crate::loss_scale::LossScale;
 use crate::memory::Memory;
 use crate::options::{Start, TrainOptions};
 use crate::parameters::{self, Holding};
 use crate::place::Place;
 use crate::queue::Queue;
 use crate::recorder::Recorder;
+use crate::types::Float;
 use crate::update::Rule;
 use paceline_comm::{Progress, Transport};
 use paceline_kernels::arena::{Access, ArenaError};
 use paceline_kernels::pool::Pool;
-use paceline_kernels::reduce;
+use paceline_kernels::{Bf16, F16, reduce};
 use paceline_plan::ids::{BufferId, LaneId, Microbatch, OpId};
 use paceline_plan::program::{AccumulateMode, LoadKind, Op, Plan, Program, Section, View};
 use paceline_plan::units::Seconds;
@@ -99,6 +101,7 @@ pub(crate) struct Rank<'a> {
     exchanges: Exchanges<'a>,
     recorder: Recorder,
     saver: Option<Saver>,
+    scale: LossScale,
     /// By lane: what is in flight on it.
     flights: Vec<Option<InFlight>>,
     /// The op that was worked on last, for messages.
@@ -156,8 +159,10 @@ impl<'a> Rank<'a> {
         })?;
         let refused = |source| ExecError::Memory { rank, source };
         match &run.options.start {
-            Start::Seed => parameters::initialise(&memory, place, program, run.options.seed)
-                .map_err(refused)?,
+            Start::Seed => {
+                let (types, seed) = (run.kernels.types, run.options.seed);
+                parameters::initialise(&memory, types, place, program, seed).map_err(refused)?;
+            }
             Start::Checkpoint(checkpoint) => {
                 restore_weights(&memory, place, program, &mut checkpoint.weights())?;
                 restore_moments(&memory, place, program, checkpoint)?;
@@ -179,6 +184,7 @@ impl<'a> Rank<'a> {
             exchanges: Exchanges::new(run.plan, rank),
             recorder: Recorder::new(run.clock),
             saver,
+            scale: LossScale::new(&run.plan.strategy, run.options),
             flights,
             at: None,
         })
@@ -194,8 +200,12 @@ impl<'a> Rank<'a> {
         let mut ended = self.recorder.now();
         while self.begin_iteration(iteration)? {
             body.open();
+            self.compute.loss_scale = self.scale.factor();
             self.drive(&mut body, SectionOf::Body, first, Queue::is_complete)?;
             let sight = self.sight(iteration, &mut ended)?;
+            if let Some(norm) = sight.norm {
+                self.scale.conclude(norm);
+            }
             iteration += 1;
             if let Some(loss) = sight.loss.filter(|loss| !loss.is_finite()) {
                 return Err(ExecError::Diverged { iteration, loss });
@@ -234,6 +244,7 @@ impl<'a> Rank<'a> {
                 samples: self.run.from.samples_before(iteration, plan.strategy.global_batch),
             },
             optimizer: plan.strategy.optimizer,
+            loss_scale: self.scale.reported().map(|_| self.scale),
             strategy: plan.strategy.clone(),
         }
     }
@@ -433,12 +444,12 @@ impl<'a> Rank<'a> {
             }
             Op::Send { to, channel, view, microbatch } => {
                 let running = running(microbatch);
-                let data = self.memory.span(view, running);
+                let data = (self.memory.span(view, running), self.memory.dtype(view.buffer));
                 return Ok(Some(self.exchanges.send(to, channel, data, running)?));
             }
             Op::Recv { from, channel, view, microbatch } => {
                 let running = running(microbatch);
-                let data = self.memory.span(view, running);
+                let data = (self.memory.span(view, running), self.memory.dtype(view.buffer));
                 return Ok(Some(self.exchanges.receive(from, channel, data, running)?));
             }
             Op::Collective { call, microbatch } => {
@@ -448,10 +459,14 @@ impl<'a> Rank<'a> {
             Op::Accumulate { from, into, mode } => self.accumulate(from, into, mode, now)?,
             Op::Step { bucket } => {
                 let norm = self.program.outputs.norm.map(|norm| self.scalar(norm, now));
-                let kind = self.run.plan.strategy.optimizer;
-                let rule = Rule::new(kind, self.run.options, at.iteration, norm.transpose()?);
+                let (strategy, norm) = (&self.run.plan.strategy, norm.transpose()?);
+                if norm.is_some_and(|norm| self.scale.overflows(norm)) {
+                    return Ok(None);
+                }
+                let rule = Rule::new(strategy, self.run.options, at.iteration, norm, &self.scale);
                 let bucket = &self.program.buckets[bucket as usize];
-                rule.step(&self.memory, self.compute.pool(), self.place, bucket, now)?;
+                let (types, pool) = (self.run.kernels.types, self.compute.pool());
+                rule.step(types, &self.memory, pool, self.place, bucket, now)?;
             }
             // A declaration: the memory is planned, and nothing is given back.
             Op::Free { .. } => {}
@@ -495,12 +510,17 @@ impl<'a> Rank<'a> {
         mode: AccumulateMode,
         running: u64,
     ) -> Result<(), ArenaError> {
+        let dtype = self.memory.dtype(into.buffer);
         let (from, into) = (self.memory.span(from, running), self.memory.span(into, running));
         match mode {
             AccumulateMode::Move => self.memory.copy(from, into),
             AccumulateMode::Add => {
                 let views = self.memory.views(&[(from, Access::Read), (into, Access::Write)])?;
-                reduce::add(views.f32(0), views.take_f32(1));
+                match Float::of(dtype).unwrap_or(Float::F32) {
+                    Float::F32 => reduce::add::<f32>(views.slice(0), views.take(1)),
+                    Float::Bf16 => reduce::add::<Bf16>(views.slice(0), views.take(1)),
+                    Float::F16 => reduce::add::<F16>(views.slice(0), views.take(1)),
+                }
                 Ok(())
             }
         }
@@ -521,7 +541,7 @@ impl<'a> Rank<'a> {
     }
 
     fn scalar(&self, buffer: BufferId, running: u64) -> Result<f32, ArenaError> {
-        self.memory.read(self.memory.whole(buffer, running), |values| values[0])
+        self.memory.read(self.memory.whole(buffer, running), |values: &[f32]| values[0])
     }
 
     fn section(&self, section: SectionOf) -> &'a Section {

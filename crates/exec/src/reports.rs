@@ -1,5 +1,7 @@
 //! From what single ranks see to what people are told.
 
+use crate::loss_scale::LossScale;
+use crate::options::TrainOptions;
 use crate::outcome::IterationReport;
 use crate::rank::Sight;
 use paceline_plan::ids::{Rank as RankId, RoleId};
@@ -12,6 +14,8 @@ pub(crate) struct Reports {
     loss: Option<RankId>,
     norm: Option<RankId>,
     tokens: u64,
+    /// Follows the norms as every rank does.
+    scale: LossScale,
     /// What is known of iterations that are not complete.
     open: BTreeMap<u32, Open>,
     pub(crate) done: Vec<IterationReport>,
@@ -25,7 +29,7 @@ struct Open {
 }
 
 impl Reports {
-    pub(crate) fn new(plan: &Plan) -> Self {
+    pub(crate) fn new(plan: &Plan, options: &TrainOptions) -> Self {
         let first = |has: fn(&Outputs) -> bool| {
             let role = plan.programs.iter().position(|program| has(&program.outputs));
             role.map(|role| plan.representative(RoleId::from(role)))
@@ -34,6 +38,7 @@ impl Reports {
             loss: first(|outputs| outputs.loss.is_some()),
             norm: first(|outputs| outputs.norm.is_some()),
             tokens: plan.strategy.tokens(),
+            scale: LossScale::new(&plan.strategy, options),
             open: BTreeMap::new(),
             done: Vec::new(),
         }
@@ -65,10 +70,16 @@ impl Reports {
                 break;
             }
             let iteration = entry.remove_entry().0;
+            let norm = norm.unwrap_or(f32::NAN);
+            let (grad_norm, loss_scale) = (norm / self.scale.factor(), self.scale.reported());
+            let skipped = self.scale.overflows(norm);
+            self.scale.conclude(norm);
             complete.push(IterationReport {
                 iteration: iteration + 1,
                 loss: sum / self.tokens as f32,
-                grad_norm: norm.unwrap_or(f32::NAN),
+                grad_norm,
+                loss_scale,
+                skipped,
                 seconds,
                 tokens_per_s: self.tokens as f64 / seconds,
             });

@@ -49,7 +49,7 @@ pub fn train(
     };
     let resident = Resident::start();
     let cause = OnceLock::new();
-    let mut reports = Reports::new(plan);
+    let mut reports = Reports::new(plan, options);
     // What goes wrong with a thread itself comes before anything that ranks say about each other.
     let mut broken = None;
     let remains = thread::scope(|scope| {

@@ -3,20 +3,23 @@
 //! Every sum here runs over fixed blocks of a tensor in a fixed order, and every element is updated
 //! by itself, so that the bits do not depend on who holds what.
 
+use crate::loss_scale::LossScale;
 use crate::memory::{Memory, within};
 use crate::options::TrainOptions;
 use crate::place::{Part, Place};
+use crate::types::{Types, typed};
 use paceline_kernels::arena::{Access, ArenaError, Span};
+use paceline_kernels::optimizer::{self, Weights};
 use paceline_kernels::pool::{Pool, strips};
-use paceline_kernels::{optimizer, reduce};
+use paceline_kernels::{Element, reduce};
 use paceline_plan::graph::BLOCK;
-use paceline_plan::program::{Bucket, Program, View};
+use paceline_plan::program::{Bucket, Entry, Program, View};
 use paceline_plan::spec::Placement;
-use paceline_plan::strategy::OptimizerKind;
+use paceline_plan::strategy::{OptimizerKind, Strategy};
 use std::ops::Range;
 
 /// Sums of squares of a bucket's blocks, of which this rank may hold a part; those of others are zero.
-pub(crate) fn block_squares(place: Place, parts: u32, grads: &[f32], sums: &mut [f32]) {
+pub(crate) fn block_squares<G: Element>(place: Place, parts: u32, grads: &[G], sums: &mut [f32]) {
     let part = if parts > 1 { place.update } else { Part::WHOLE };
     let blocks = part.range(sums.len() as u64);
     let blocks = blocks.start as usize..blocks.end as usize;
@@ -69,22 +72,28 @@ pub(crate) enum Rule {
 }
 
 impl Rule {
-    /// The rule of an iteration, counted from 0, whose gradient has this norm.
+    /// The rule of an iteration, counted from 0, whose gradient, still scaled, has this norm.
     ///
     /// Adam's decay rates are those that language models are trained with (Brown et al., arXiv
     /// 2005.14165, appendix B): 0.9 and 0.95, with 1e-8 beside the root. Momentum keeps 0.9.
     pub(crate) fn new(
-        kind: OptimizerKind,
+        strategy: &Strategy,
         options: &TrainOptions,
         iteration: u32,
         norm: Option<f32>,
+        scale: &LossScale,
     ) -> Self {
-        let (lr, weight_decay) = (options.lr_at(iteration), options.weight_decay);
-        let grad_scale = match (options.clip, norm) {
-            (Some(clip), Some(norm)) => (clip / (f64::from(norm) + 1e-6)).min(1.0) as f32,
+        let lr = options.lr_at(iteration, strategy.global_batch);
+        let weight_decay = options.weight_decay;
+        let clip = match (options.clip, norm) {
+            (Some(clip), Some(norm)) => {
+                let norm = f64::from(norm / scale.factor());
+                (clip / (norm + 1e-6)).min(1.0) as f32
+            }
             (None, _) | (_, None) => 1.0,
         };
-        match kind {
+        let grad_scale = clip / scale.factor();
+        match strategy.optimizer {
             OptimizerKind::Sgd => Self::Sgd(optimizer::Sgd { lr, weight_decay, grad_scale }),
             OptimizerKind::Momentum => Self::Momentum(optimizer::Momentum {
                 lr,
@@ -100,7 +109,8 @@ impl Rule {
                 epsilon: 1e-8,
                 weight_decay,
                 grad_scale,
-                step: u64::from(iteration) + 1,
+                // Iterations that changed nothing left no trace in the moments either.
+                step: u64::from(iteration.saturating_sub(scale.skipped())) + 1,
             }),
         }
     }
@@ -108,6 +118,7 @@ impl Rule {
     /// Updates the part of a bucket that this rank owns, tensor by tensor.
     pub(crate) fn step(
         &self,
+        types: Types,
         memory: &Memory<'_>,
         pool: &Pool,
         place: Place,
@@ -122,43 +133,77 @@ impl Rule {
             let start = owned.start.max(entry.offset);
             let end = owned.end.min(entry.offset + entry.elements());
             if start < end {
-                let span = |view: View| held(memory.span(view, running), view, &owned, start..end);
-                let mut spans = [(span(bucket.params), Access::Write); 4];
-                spans[1] = (span(bucket.grads), Access::Read);
-                let moments = spans[2..].iter_mut().zip(&bucket.moments);
-                moments.for_each(|(place, &view)| *place = (span(view), Access::Write));
-                let views = memory.views(&spans[..2 + bucket.moments.len().min(2)])?;
-                let (params, grads) = (views.take_f32(0), views.f32(1));
-                let (len, decay, params) = (params.len(), entry.decay, strips(params, 1));
-                match self {
-                    Self::Sgd(rule) => pool.for_each_block(len, STRETCH, params, |at, params| {
-                        optimizer::sgd(rule, decay, params, &grads[at]);
-                    }),
-                    Self::Momentum(rule) => {
-                        let outputs = (params, strips(views.take_f32(2), 1));
-                        pool.for_each_block(len, STRETCH, outputs, |at, (params, velocity)| {
-                            optimizer::momentum(rule, decay, params, &grads[at], velocity);
-                        });
-                    }
-                    Self::AdamW(rule) => {
-                        let (first, second) = (views.take_f32(2), views.take_f32(3));
-                        let outputs = (params, strips(first, 1), strips(second, 1));
-                        pool.for_each_block(len, STRETCH, outputs, |at, (params, m, v)| {
-                            optimizer::adamw(rule, decay, params, &grads[at], m, v);
-                        });
-                    }
-                }
+                let held = Held { memory, running, owned: &owned, elements: start..end };
+                typed!(types, <T, G> self.update::<T, G>(pool, bucket, entry, &held))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Updates the elements of an entry that this rank holds.
+    fn update<T: Element, G: Element>(
+        &self,
+        pool: &Pool,
+        bucket: &Bucket,
+        entry: &Entry,
+        held: &Held<'_>,
+    ) -> Result<(), ArenaError> {
+        let master = bucket.master.unwrap_or(bucket.params);
+        let mut spans = [(held.span(master), Access::Write); 5];
+        spans[1] = (held.span(bucket.grads), Access::Read);
+        let rounded = bucket.master.map(|_| bucket.params);
+        let others = bucket.moments.iter().take(2).chain(&rounded);
+        let mut count = 2;
+        for &view in others {
+            spans[count] = (held.span(view), Access::Write);
+            count += 1;
+        }
+        let views = held.memory.views(&spans[..count])?;
+        let (grads, decay) = (views.slice::<G>(1), entry.decay);
+        let rounded = rounded.map(|_| strips(views.take::<T>(count - 1), 1));
+        let weights = (strips(views.take::<f32>(0), 1), rounded);
+        match self {
+            Self::Sgd(rule) => {
+                pool.for_each_block(grads.len(), STRETCH, weights, |at, (master, rounded)| {
+                    optimizer::sgd(rule, decay, Weights { master, rounded }, &grads[at]);
+                });
+            }
+            Self::Momentum(rule) => {
+                let outputs = (weights, strips(views.take::<f32>(2), 1));
+                pool.for_each_block(grads.len(), STRETCH, outputs, |at, (weights, velocity)| {
+                    let weights = Weights { master: weights.0, rounded: weights.1 };
+                    optimizer::momentum(rule, decay, weights, &grads[at], velocity);
+                });
+            }
+            Self::AdamW(rule) => {
+                let moments = (strips(views.take::<f32>(2), 1), strips(views.take::<f32>(3), 1));
+                let outputs = (weights, moments);
+                pool.for_each_block(grads.len(), STRETCH, outputs, |at, (weights, (m, v))| {
+                    let weights = Weights { master: weights.0, rounded: weights.1 };
+                    optimizer::adamw(rule, decay, weights, &grads[at], m, v);
+                });
             }
         }
         Ok(())
     }
 }
 
-/// Some elements of a bucket in a view that holds all of it, or the part that this rank owns.
-fn held(span: Span, view: View, owned: &Range<u64>, elements: Range<u64>) -> Span {
-    let is_part = view.len == owned.end - owned.start;
-    let before = if is_part { owned.start } else { 0 };
-    within(span, elements.start - before..elements.end - before)
+/// Some elements of a bucket, of which a view holds all or the part that this rank owns.
+struct Held<'a> {
+    memory: &'a Memory<'a>,
+    running: u64,
+    owned: &'a Range<u64>,
+    elements: Range<u64>,
+}
+
+impl Held<'_> {
+    fn span(&self, view: View) -> Span {
+        let is_part = view.len == self.owned.end - self.owned.start;
+        let before = if is_part { self.owned.start } else { 0 };
+        let elements = self.elements.start - before..self.elements.end - before;
+        let dtype = self.memory.dtype(view.buffer);
+        within(self.memory.span(view, self.running), dtype, elements)
+    }
 }
 
 #[cfg(test)]
@@ -186,9 +231,11 @@ mod tests {
 
     #[test]
     fn only_long_gradients_are_scaled() {
+        let scale = LossScale::new(&Strategy::default(), &TrainOptions::default());
         let scale = |clip, norm| {
             let options = TrainOptions { clip, ..TrainOptions::default() };
-            match Rule::new(OptimizerKind::Sgd, &options, 0, norm) {
+            let strategy = Strategy { optimizer: OptimizerKind::Sgd, ..Strategy::default() };
+            match Rule::new(&strategy, &options, 0, norm, &scale) {
                 Rule::Sgd(rule) => rule.grad_scale,
                 Rule::Momentum(_) | Rule::AdamW(_) => f32::NAN,
             }

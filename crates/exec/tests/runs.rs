@@ -128,10 +128,8 @@ fn what_cannot_run_is_refused_by_name_before_the_start() {
         let plan = lower(&tiny_gpt(true), strategy).unwrap();
         train(&plan, &options(1), &mut |_| panic!("nothing may run")).unwrap_err().to_string()
     };
-    let half = told(&Strategy { dtype: DType::Bf16, ..strategy(2, 1, 1) });
-    assert!(half.contains("bf16 buffer '") && half.contains("--dtype f32"), "{half}");
-    let half = told(&Strategy { grad_dtype: DType::Bf16, ..strategy(2, 1, 1) });
-    assert!(half.contains(".grad'"), "{half}");
+    let quarter = told(&Strategy { dtype: DType::Fp8, ..strategy(2, 1, 1) });
+    assert!(quarter.contains("fp8") && quarter.contains("--dtype f32, bf16"), "{quarter}");
 
     let mut stashing = lower(&tiny_gpt(true), &strategy(2, 1, 1)).unwrap();
     let view = stashing.programs[0].buckets[0].params;

@@ -6,6 +6,7 @@
 //! is nothing to stage, and the calls go straight through.
 
 use crate::element::{narrow, widen};
+use crate::pool::Pool;
 use crate::reduce::add;
 use crate::shape::expect_len;
 use crate::{Element, Write, attention, linear};
@@ -28,6 +29,7 @@ pub fn linear_workspace<T: Element, G: Element>(shape: linear::Shape) -> usize {
 
 /// [`linear::forward`].
 pub fn linear_forward<T: Element>(
+    pool: &Pool,
     shape: linear::Shape,
     x: &[T],
     w: &[T],
@@ -37,7 +39,7 @@ pub fn linear_forward<T: Element>(
     if let (Some(x), Some(w)) = (T::singles(x), T::singles(w))
         && let Some(y) = T::singles_mut(y)
     {
-        return linear::forward(shape, x, w, y);
+        return linear::forward(pool, shape, x, w, y);
     }
     let linear::Shape { rows, inputs, outputs } = shape;
     expect_len("y", y.len(), &[rows, outputs]);
@@ -47,7 +49,7 @@ pub fn linear_forward<T: Element>(
         let part = linear::Shape { outputs: chunk.len(), ..shape };
         let (weights, of_rows) = chunk_rooms(rest, part);
         widen(&w[chunk.start * inputs..chunk.end * inputs], weights);
-        linear::forward(part, whole, weights, of_rows);
+        linear::forward(pool, part, whole, weights, of_rows);
         for row in 0..rows {
             let place = row * outputs + chunk.start..row * outputs + chunk.end;
             narrow(&of_rows[row * chunk.len()..][..chunk.len()], &mut y[place]);
@@ -57,6 +59,7 @@ pub fn linear_forward<T: Element>(
 
 /// [`linear::input_gradient`]. The shares of a chunk of outputs each are added in their order.
 pub fn linear_input_gradient<T: Element>(
+    pool: &Pool,
     shape: linear::Shape,
     dy: &[T],
     w: &[T],
@@ -66,7 +69,7 @@ pub fn linear_input_gradient<T: Element>(
     if let (Some(dy), Some(w)) = (T::singles(dy), T::singles(w))
         && let Some(dx) = T::singles_mut(dx)
     {
-        return linear::input_gradient(shape, dy, w, dx);
+        return linear::input_gradient(pool, shape, dy, w, dx);
     }
     let linear::Shape { rows, inputs, outputs } = shape;
     expect_len("dy", dy.len(), &[rows, outputs]);
@@ -77,7 +80,7 @@ pub fn linear_input_gradient<T: Element>(
         let (weights, of_rows) = chunk_rooms(rest, part);
         widen(&w[chunk.start * inputs..chunk.end * inputs], weights);
         columns(dy, outputs, &chunk, of_rows);
-        linear::input_gradient(part, of_rows, weights, share);
+        linear::input_gradient(pool, part, of_rows, weights, share);
         add(share, whole);
     }
     narrow(whole, dx);
@@ -85,6 +88,7 @@ pub fn linear_input_gradient<T: Element>(
 
 /// [`linear::weight_gradient`].
 pub fn linear_weight_gradient<T: Element, G: Element>(
+    pool: &Pool,
     shape: linear::Shape,
     dy: &[T],
     x: &[T],
@@ -95,7 +99,7 @@ pub fn linear_weight_gradient<T: Element, G: Element>(
     if let (Some(dy), Some(x)) = (T::singles(dy), T::singles(x))
         && let Some(dw) = G::singles_mut(dw)
     {
-        return linear::weight_gradient(shape, dy, x, dw, mode);
+        return linear::weight_gradient(pool, shape, dy, x, dw, mode);
     }
     let linear::Shape { rows, inputs, outputs } = shape;
     expect_len("dy", dy.len(), &[rows, outputs]);
@@ -108,41 +112,46 @@ pub fn linear_weight_gradient<T: Element, G: Element>(
         columns(dy, outputs, &chunk, of_rows);
         let dw = &mut dw[chunk.start * inputs..chunk.end * inputs];
         match G::singles_mut(dw) {
-            Some(dw) => linear::weight_gradient(part, of_rows, whole, dw, mode),
+            Some(dw) => linear::weight_gradient(pool, part, of_rows, whole, dw, mode),
             None => {
                 widen(dw, sums);
-                linear::weight_gradient(part, of_rows, whole, sums, mode);
+                linear::weight_gradient(pool, part, of_rows, whole, sums, mode);
                 narrow(sums, dw);
             }
         }
     }
 }
 
-/// How many elements of workspace [`attention_forward`] needs.
-pub fn attention_forward_workspace<T: Element>(shape: attention::Shape) -> usize {
+/// How many elements of workspace [`attention_forward`] needs on so many threads.
+pub fn attention_forward_workspace<T: Element>(threads: usize, shape: attention::Shape) -> usize {
     let staged = if is_single::<T>() { 0 } else { sequence(shape).total(1) };
-    shape.forward_workspace().saturating_add(staged)
+    shape.forward_workspace().saturating_mul(threads).saturating_add(staged)
 }
 
-/// How many elements of workspace [`attention_backward`] needs.
-pub fn attention_backward_workspace<T: Element>(shape: attention::Shape) -> usize {
+/// How many elements of workspace [`attention_backward`] needs on so many threads.
+pub fn attention_backward_workspace<T: Element>(threads: usize, shape: attention::Shape) -> usize {
     let staged = if is_single::<T>() { 0 } else { sequence(shape).total(2) };
-    shape.backward_workspace().saturating_add(staged)
+    shape.backward_workspace().saturating_mul(threads).saturating_add(staged)
 }
 
 /// [`attention::forward`].
 pub fn attention_forward<T: Element>(
+    pool: &Pool,
     shape: attention::Shape,
     qkv: &[T],
     out: &mut [T],
     lse: &mut [f32],
     workspace: &mut [f32],
 ) {
-    expect_len("workspace", workspace.len(), &[attention_forward_workspace::<T>(shape)]);
+    expect_len(
+        "workspace",
+        workspace.len(),
+        &[attention_forward_workspace::<T>(pool.threads(), shape)],
+    );
     if let Some(qkv) = T::singles(qkv)
         && let Some(out) = T::singles_mut(out)
     {
-        return attention::forward(shape, qkv, out, lse, workspace);
+        return attention::forward(pool, shape, qkv, out, lse, workspace);
     }
     let size = sequence(shape);
     let (wide_qkv, rest) = workspace.split_at_mut(size.qkv);
@@ -151,13 +160,14 @@ pub fn attention_forward<T: Element>(
     for sequence in 0..shape.batch {
         widen(&qkv[range(size.qkv, sequence)], wide_qkv);
         let lse = &mut lse[range(size.lse, sequence)];
-        attention::forward(one, wide_qkv, wide_out, lse, rest);
+        attention::forward(pool, one, wide_qkv, wide_out, lse, rest);
         narrow(wide_out, &mut out[range(size.out, sequence)]);
     }
 }
 
 /// [`attention::backward`].
 pub fn attention_backward<T: Element>(
+    pool: &Pool,
     shape: attention::Shape,
     dout: &[T],
     qkv: &[T],
@@ -166,11 +176,15 @@ pub fn attention_backward<T: Element>(
     dqkv: &mut [T],
     workspace: &mut [f32],
 ) {
-    expect_len("workspace", workspace.len(), &[attention_backward_workspace::<T>(shape)]);
+    expect_len(
+        "workspace",
+        workspace.len(),
+        &[attention_backward_workspace::<T>(pool.threads(), shape)],
+    );
     if let (Some(dout), Some(qkv), Some(out)) = (T::singles(dout), T::singles(qkv), T::singles(out))
         && let Some(dqkv) = T::singles_mut(dqkv)
     {
-        return attention::backward(shape, dout, qkv, out, lse, dqkv, workspace);
+        return attention::backward(pool, shape, dout, qkv, out, lse, dqkv, workspace);
     }
     let size = sequence(shape);
     let (wide_qkv, rest) = workspace.split_at_mut(size.qkv);
@@ -184,7 +198,7 @@ pub fn attention_backward<T: Element>(
         widen(&out[outputs.clone()], wide_out);
         widen(&dout[outputs], wide_dout);
         let lse = &lse[range(size.lse, sequence)];
-        attention::backward(one, wide_dout, wide_qkv, wide_out, lse, wide_dqkv, rest);
+        attention::backward(pool, one, wide_dout, wide_qkv, wide_out, lse, wide_dqkv, rest);
         narrow(wide_dqkv, &mut dqkv[inputs]);
     }
 }
@@ -280,7 +294,7 @@ mod tests {
 
     /// `tolerance` is a few units in the last place of `T`; sums are exact to single precision.
     fn linear_agrees<T: Element, G: Element>(shape: linear::Shape, tolerance: f64, of_g: f64) {
-        let linear::Shape { rows, inputs, outputs } = shape;
+        let (linear::Shape { rows, inputs, outputs }, pool) = (shape, Pool::single());
         let (x, wide_x) = stored::<T>("x", rows * inputs);
         let (w, wide_w) = stored::<T>("w", outputs * inputs);
         let (dy, wide_dy) = stored::<T>("dy", rows * outputs);
@@ -291,26 +305,26 @@ mod tests {
         };
 
         let mut y = vec![T::ZERO; rows * outputs];
-        linear_forward(shape, &x, &w, &mut y, &mut workspace);
+        linear_forward(&pool, shape, &x, &w, &mut y, &mut workspace);
         let wanted = product(rows, outputs, inputs, &|r, o, i| {
             wide_x[r * inputs + i] * wide_w[o * inputs + i]
         });
         assert_within(&singles(&y), &wanted, tolerance);
 
         let mut dx = vec![T::ZERO; rows * inputs];
-        linear_input_gradient(shape, &dy, &w, &mut dx, &mut workspace);
+        linear_input_gradient(&pool, shape, &dy, &w, &mut dx, &mut workspace);
         let wanted = product(rows, inputs, outputs, &|r, i, o| {
             wide_dy[r * outputs + o] * wide_w[o * inputs + i]
         });
         assert_within(&singles(&dx), &wanted, tolerance);
 
         let mut dw = vec![G::narrow(7.0); outputs * inputs];
-        linear_weight_gradient(shape, &dy, &x, &mut dw, Write::Overwrite, &mut workspace);
+        linear_weight_gradient(&pool, shape, &dy, &x, &mut dw, Write::Overwrite, &mut workspace);
         let wanted = product(outputs, inputs, rows, &|o, i, r| {
             wide_dy[r * outputs + o] * wide_x[r * inputs + i]
         });
         assert_within(&singles(&dw), &wanted, of_g);
-        linear_weight_gradient(shape, &dy, &x, &mut dw, Write::Accumulate, &mut workspace);
+        linear_weight_gradient(&pool, shape, &dy, &x, &mut dw, Write::Accumulate, &mut workspace);
         let twice: Vec<f64> = wanted.iter().map(|v| 2.0 * v).collect();
         assert_within(&singles(&dw), &twice, of_g);
     }
@@ -345,22 +359,22 @@ mod tests {
             let shape = attention::Shape {
                 batch, seq, heads: 2 * kv_heads, kv_heads, head_dim, causal: true,
             };
-            let size = sequence(shape);
+            let (size, pool) = (sequence(shape), Pool::single());
             let (qkv, _) = stored::<F16>("qkv", batch * size.qkv);
             let (dout, _) = stored::<F16>("dout", batch * size.out);
             let mut out = vec![F16::ZERO; batch * size.out];
             let mut lse = vec![f32::NAN; batch * size.lse];
-            let mut room = vec![f32::NAN; attention_forward_workspace::<F16>(shape)];
-            attention_forward(shape, &qkv, &mut out, &mut lse, &mut room);
+            let mut room = vec![f32::NAN; attention_forward_workspace::<F16>(1, shape)];
+            attention_forward(&pool, shape, &qkv, &mut out, &mut lse, &mut room);
             let mut dqkv = vec![F16::ZERO; batch * size.qkv];
-            let mut room = vec![f32::NAN; attention_backward_workspace::<F16>(shape)];
-            attention_backward(shape, &dout, &qkv, &out, &lse, &mut dqkv, &mut room);
+            let mut room = vec![f32::NAN; attention_backward_workspace::<F16>(1, shape)];
+            attention_backward(&pool, shape, &dout, &qkv, &out, &lse, &mut dqkv, &mut room);
 
             let (qkv, dout) = (singles(&qkv), singles(&dout));
             let mut wide_out = vec![f32::NAN; out.len()];
             let mut wide_lse = vec![f32::NAN; lse.len()];
             let mut room = vec![f32::NAN; shape.forward_workspace()];
-            attention::forward(shape, &qkv, &mut wide_out, &mut wide_lse, &mut room);
+            attention::forward(&pool, shape, &qkv, &mut wide_out, &mut wide_lse, &mut room);
             prop_assert_eq!(&lse, &wide_lse);
             for (&wide, half) in wide_out.iter().zip(&out) {
                 prop_assert_eq!(F16::narrow(wide), *half);
@@ -368,7 +382,7 @@ mod tests {
             let mut wide_dqkv = vec![f32::NAN; qkv.len()];
             let mut room = vec![f32::NAN; shape.backward_workspace()];
             let out = singles(&out);
-            attention::backward(shape, &dout, &qkv, &out, &wide_lse, &mut wide_dqkv, &mut room);
+            attention::backward(&pool, shape, &dout, &qkv, &out, &wide_lse, &mut wide_dqkv, &mut room);
             for (&wide, half) in wide_dqkv.iter().zip(&dqkv) {
                 prop_assert_eq!(F16::narrow(wide), *half);
             }

@@ -9,7 +9,7 @@
 
 use crate::Element;
 use crate::instruction_set::vectorised;
-use crate::math::powi;
+use crate::math::{powi, sin_cos_turns};
 use crate::shape::expect_len;
 
 /// Stochastic gradient descent.
@@ -55,6 +55,11 @@ pub struct AdamW {
     pub grad_scale: f32,
     /// The number of this update, counted from one.
     pub step: u64,
+}
+
+/// `(1 + cos(pi x)) / 2`: the way down of a learning rate, the same bits on every platform.
+pub fn half_cosine(x: f64) -> f64 {
+    0.5 + 0.5 * sin_cos_turns(0.5 * x).1
 }
 
 /// The weights that an update changes.

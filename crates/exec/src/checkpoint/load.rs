@@ -8,6 +8,9 @@ use crate::error::ExecError;
 use crate::memory::{Memory, within};
 use crate::place::Place;
 use crate::safetensors::{Reader, SafetensorsError};
+use crate::types::Float;
+use paceline_kernels::element::narrow;
+use paceline_kernels::{Bf16, Element, F16};
 use paceline_plan::program::{Bucket, Program, View};
 
 /// Whole tensors by logical name.
@@ -79,7 +82,7 @@ fn fill(
     named: &dyn Fn(&str) -> String,
 ) -> Result<(), ExecError> {
     let held = held(place, bucket, view);
-    let span = memory.span(view, 0);
+    let (span, dtype) = (memory.span(view, 0), memory.dtype(view.buffer));
     let mut result = Ok(());
     for entry in &bucket.entries {
         let name = named(&entry.name);
@@ -88,8 +91,13 @@ fn fill(
                 return;
             }
             let start = entry.offset + local - held.start;
-            let at = within(span, start..start + len);
-            let read = memory.edit(at, |values| source.read(&name, entry.dims, logical, values));
+            let at = within(span, dtype, start..start + len);
+            let mut read = |values: &mut [f32]| source.read(&name, entry.dims, logical, values);
+            let read = match Float::of(dtype).unwrap_or(Float::F32) {
+                Float::F32 => memory.edit(at, read),
+                Float::Bf16 => memory.edit(at, |rounded: &mut [Bf16]| through(rounded, &mut read)),
+                Float::F16 => memory.edit(at, |rounded: &mut [F16]| through(rounded, &mut read)),
+            };
             result = match read {
                 Ok(read) => read.map_err(|error| CheckpointError::from(error).into()),
                 Err(source) => Err(ExecError::Memory { rank: place.rank, source }),
@@ -97,4 +105,15 @@ fn fill(
         });
     }
     result
+}
+
+/// Reads in single precision, and rounds.
+fn through<T: Element, E>(
+    rounded: &mut [T],
+    read: &mut dyn FnMut(&mut [f32]) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut values = vec![0.0; rounded.len()];
+    read(&mut values)?;
+    narrow(&values, rounded);
+    Ok(())
 }

@@ -7,6 +7,7 @@ use crate::place::Place;
 use crate::safetensors::Contents;
 use crate::shard::runs;
 use paceline_kernels::arena::Span;
+use paceline_plan::DType;
 use paceline_plan::mesh::GroupKind;
 use paceline_plan::program::{Bucket, Entry, Plan, Program, View};
 use paceline_plan::spec::Placement;
@@ -80,7 +81,7 @@ pub(super) fn pieces(
                 let span = memory.span(view, 0);
                 each_run(entry, place, &share, |local, logical, len| {
                     let start = entry.offset + local - held.start;
-                    let span = within(span, start..start + len);
+                    let span = within(span, DType::F32, start..start + len);
                     push(&mut pieces, Piece { file, at: at + logical * 4, span });
                 });
             };

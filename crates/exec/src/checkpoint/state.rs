@@ -3,6 +3,7 @@
 use super::commit;
 use super::error::CheckpointError;
 use super::{MOMENTS, STATE, WEIGHTS};
+use crate::loss_scale::LossScale;
 use crate::safetensors::Reader;
 use paceline_plan::strategy::{OptimizerKind, Strategy};
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,9 @@ pub struct TrainingState {
     pub data: DataPosition,
     /// The optimizer that the moments belong to.
     pub optimizer: OptimizerKind,
+    /// The factor of the loss, in runs whose gradients need one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScale>,
     /// How the run was cut when it was saved. For people: a checkpoint has no layout.
     pub strategy: Strategy,
 }

@@ -75,6 +75,22 @@ unsafe impl Cut for () {
     unsafe fn piece(&self, _rows: Range<usize>) {}
 }
 
+// SAFETY: its pieces are those of what it holds, if it holds anything.
+unsafe impl<C: Cut> Cut for Option<C> {
+    type Piece = Option<C::Piece>;
+
+    fn expect_rows(&self, rows: usize) {
+        if let Some(cut) = self {
+            cut.expect_rows(rows);
+        }
+    }
+
+    unsafe fn piece(&self, rows: Range<usize>) -> Self::Piece {
+        // SAFETY: what the caller promises holds for what is inside.
+        self.as_ref().map(|cut| unsafe { cut.piece(rows) })
+    }
+}
+
 macro_rules! cut_together {
     ($($name:ident $at:tt),+) => {
         // SAFETY: the members are different exclusive borrows, and each keeps its rows apart.

@@ -116,11 +116,8 @@ impl Job {
         let described = cluster.check(&mut problems);
         let on = described.as_ref().map(|described| (cluster, described));
         let defaults = Defaults { dtype: DType::F32, order: Order::Canonical };
-        for (flag, given) in [("--dtype", &strategy.dtype), ("--grad-dtype", &strategy.grad_dtype)]
-        {
-            if let Some(other) = given.as_deref().filter(|given| *given != "f32") {
-                problems.say(flag, format!("'{other}' cannot be trained in yet; only f32 can"));
-            }
+        if strategy.dtype.as_deref() == Some("fp8") {
+            problems.say("--dtype", "'fp8' cannot be trained in yet; f32, bf16 and f16 can");
         }
         let request = strategy.check(defaults, on, &mut problems);
         // Of several ranks on one machine, each would count what the others have taken.
@@ -263,15 +260,19 @@ impl Job {
     /// What a user chose, for a run that lies in this directory. Ranks that follow are told the
     /// directory by rank 0.
     fn options(&self, stop: &Arc<AtomicBool>, directory: &Path) -> TrainOptions {
-        let Training { iterations, lr, warmup, weight_decay, clip, seed, .. } = self.training;
+        let training = &self.training;
         TrainOptions {
-            iterations,
-            lr,
-            warmup,
-            weight_decay,
-            clip,
+            iterations: training.iterations,
+            lr: training.lr,
+            warmup: training.warmup,
+            schedule: training.schedule,
+            min_lr: training.min_lr,
+            batch_scaling: training.batch_scaling,
+            loss_scale: training.loss_scale,
+            weight_decay: training.weight_decay,
+            clip: training.clip,
             threads_per_rank: self.threads_per_rank(),
-            seed,
+            seed: training.seed,
             start: match &self.keeping.resume {
                 Some(resume) => Start::Checkpoint(Arc::clone(resume)),
                 None => Start::Seed,
@@ -584,6 +585,12 @@ struct IterationEvent {
     tokens_per_s: f64,
     iteration_s: f64,
     grad_norm: f32,
+    /// In f16 runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    loss_scale: Option<f32>,
+    /// Whether the gradient left the range of f16, so that no weight was changed.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    skipped: bool,
 }
 
 impl From<&IterationReport> for IterationEvent {
@@ -596,6 +603,8 @@ impl From<&IterationReport> for IterationEvent {
             tokens_per_s: report.tokens_per_s,
             iteration_s: report.seconds,
             grad_norm: report.grad_norm,
+            loss_scale: report.loss_scale,
+            skipped: report.skipped,
         }
     }
 }

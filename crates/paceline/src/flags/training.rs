@@ -1,7 +1,8 @@
 //! How long, how fast and on what: the flags of `train` beside the strategy.
 
-use super::{Problems, real, whole};
+use super::{Problems, real, whole, word};
 use clap::Args;
+use paceline_exec::{BatchScaling, LrSchedule};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -21,6 +22,22 @@ pub(crate) struct TrainingFlags {
     /// Iterations over which the learning rate rises from zero [default: 10]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub warmup: Option<String>,
+    /// What the learning rate does after the warmup: constant, linear or cosine [default: constant]
+    #[arg(long, value_name = "SCHEDULE")]
+    pub lr_schedule: Option<String>,
+    /// Where a learning rate that falls ends [default: a tenth of --lr]
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
+    pub min_lr: Option<String>,
+    /// Samples of the global batch that --lr was chosen for; with another --global-batch the
+    /// learning rate follows
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub base_batch: Option<String>,
+    /// How it follows: linear with the batch, or with its root (sqrt) [default: linear]
+    #[arg(long, value_name = "RULE")]
+    pub lr_scaling: Option<String>,
+    /// Factor of the loss with which an f16 run begins [default: 65536]
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
+    pub loss_scale: Option<String>,
     /// Share of the weights that decays with the learning rate [default: 0.01]
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     pub weight_decay: Option<String>,
@@ -66,6 +83,14 @@ pub(crate) struct Training {
     pub lr: f64,
     /// Iterations of linear warmup.
     pub warmup: u32,
+    /// What the learning rate does after it.
+    pub schedule: LrSchedule,
+    /// Where a learning rate that falls ends.
+    pub min_lr: f64,
+    /// How the learning rate follows the batch.
+    pub batch_scaling: Option<BatchScaling>,
+    /// The first factor of an f16 run's loss.
+    pub loss_scale: f32,
     /// Decoupled weight decay.
     pub weight_decay: f64,
     /// The norm to which gradients are scaled down.
@@ -85,6 +110,10 @@ impl Default for Training {
             iterations: 100,
             lr: 3e-3,
             warmup: 10,
+            schedule: LrSchedule::Constant,
+            min_lr: 3e-4,
+            batch_scaling: None,
+            loss_scale: 65536.0,
             weight_decay: 0.01,
             clip: Some(1.0),
             threads_per_rank: None,
@@ -108,12 +137,20 @@ impl TrainingFlags {
         let mut number =
             |flag, text: &Option<String>, most| real(flag, text.as_deref(), 0.0..=most, problems);
         let lr = number("--lr", &self.lr, 1e3).unwrap_or(defaults.lr);
+        let min_lr = number("--min-lr", &self.min_lr, 1e3).unwrap_or(0.1 * lr);
+        let loss_scale = real("--loss-scale", self.loss_scale.as_deref(), 1.0..=1e7, problems);
+        let loss_scale = loss_scale.map_or(defaults.loss_scale, |scale| scale as f32);
+        let mut number =
+            |flag, text: &Option<String>, most| real(flag, text.as_deref(), 0.0..=most, problems);
         let weight_decay =
             number("--weight-decay", &self.weight_decay, 1e3).unwrap_or(defaults.weight_decay);
         let clip = match number("--clip", &self.clip, 1e9) {
             Some(norm) => (norm > 0.0).then_some(norm),
             None => defaults.clip,
         };
+        let schedule = word("--lr-schedule", &self.lr_schedule, problems);
+        let schedule = schedule.unwrap_or(defaults.schedule);
+        let batch_scaling = self.batch_scaling(problems).or(defaults.batch_scaling);
         let seed = whole("--seed", self.seed.as_deref(), 0..=u64::MAX, problems);
         let threads = self.threads_per_rank.as_deref();
         let threads = whole("--threads-per-rank", threads, 1..=MAX_THREADS, problems);
@@ -124,7 +161,30 @@ impl TrainingFlags {
         }
         let seed = seed.unwrap_or(defaults.seed);
         let threads_per_rank = threads.or(defaults.threads_per_rank);
-        Training { iterations, lr, warmup, weight_decay, clip, threads_per_rank, seed, out }
+        Training {
+            iterations,
+            lr,
+            warmup,
+            schedule,
+            min_lr,
+            batch_scaling,
+            loss_scale,
+            weight_decay,
+            clip,
+            threads_per_rank,
+            seed,
+            out,
+        }
+    }
+
+    /// How the learning rate follows the batch, where the user says what it was chosen for.
+    fn batch_scaling(&self, problems: &mut Problems) -> Option<BatchScaling> {
+        let rule = word("--lr-scaling", &self.lr_scaling, problems);
+        let base = whole("--base-batch", self.base_batch.as_deref(), 1..=u64::MAX, problems);
+        if self.lr_scaling.is_some() && self.base_batch.is_none() {
+            problems.say("--lr-scaling", "needs --base-batch, the batch that --lr was chosen for");
+        }
+        base.map(|base| BatchScaling { base, rule: rule.unwrap_or_default() })
     }
 
     /// Flags of the contract whose only value today is the one that changes nothing.

@@ -148,7 +148,7 @@ fn what_is_not_available_yet_says_so_and_is_not_advertised() {
         ("--launch", "mpi"),
         ("--transport", "mpi"),
         ("--data", "text.txt"),
-        ("--dtype", "bf16"),
+        ("--dtype", "fp8"),
         ("--strategy", "auto"),
         ("--compress", "onebit"),
         ("--sync", "hogwild"),
