@@ -122,7 +122,9 @@ impl TrainOptions {
             let lowest = self.min_lr.min(self.lr);
             match self.schedule {
                 LrSchedule::Constant => self.lr,
-                falling => lowest + (self.lr - lowest) * falling.left(progress),
+                falling @ (LrSchedule::Linear | LrSchedule::Cosine) => {
+                    lowest + (self.lr - lowest) * falling.left(progress)
+                }
             }
         };
         lr * self.batch_scaling.map_or(1.0, |scaling| scaling.factor(batch))
@@ -148,23 +150,23 @@ mod tests {
     fn it_falls_to_the_lowest_at_the_last_iteration_and_follows_the_batch() {
         let options = TrainOptions {
             iterations: 10,
-            lr: 0.8,
+            lr: 0.75,
             warmup: 2,
             schedule: LrSchedule::Linear,
-            min_lr: 0.1,
+            min_lr: 0.25,
             ..TrainOptions::default()
         };
-        assert_eq!([0, 1, 5].map(|i| options.lr_at(i, 1)), [0.4, 0.8, 0.45]);
+        assert_eq!([0, 1, 5].map(|i| options.lr_at(i, 1)), [0.375, 0.75, 0.5]);
         for schedule in [LrSchedule::Linear, LrSchedule::Cosine] {
             let options = TrainOptions { schedule, ..options.clone() };
-            assert!((options.lr_at(9, 1) - 0.1).abs() < 1e-15);
+            assert!((options.lr_at(9, 1) - 0.25).abs() < 1e-15);
             assert_eq!(options.lr_at(u32::MAX, 1), options.lr_at(9, 1));
             let always = TrainOptions { iterations: 0, warmup: 0, ..options };
             assert!(always.lr_at(0, 1).is_finite());
         }
         let scaling = BatchScaling { base: 4, rule: ScalingRule::Sqrt };
         let options = TrainOptions { batch_scaling: Some(scaling), ..options };
-        assert_eq!(options.lr_at(1, 16), 1.6);
+        assert_eq!(options.lr_at(1, 16), 1.5);
     }
 
     #[test]

@@ -44,7 +44,7 @@ fn layouts_give_the_same_bits_in_sixteen() {
 
 #[test]
 fn tensor_parallelism_is_near_in_sixteen() {
-    for (dtype, tolerance) in [(DType::Bf16, 2e-2), (DType::F16, 4e-3)] {
+    for (dtype, tolerance) in [(DType::Bf16, 2e-2), (DType::F16, 1e-2)] {
         let one = stored(dtype, DType::F32);
         let both = Strategy { tp: 2, sp: true, dp: 2, zero: Zero::Optimizer, ..one.clone() };
         let layouts = [("tp 2", Strategy { tp: 2, ..one.clone() }), ("tp 2, sp, dp 2", both)];
@@ -56,8 +56,8 @@ fn tensor_parallelism_is_near_in_sixteen() {
 
 fn learnt(dtype: DType, grad_dtype: DType) -> Outcome {
     let model = built_in::get("mini").expect("built in").expect("sound");
-    let strategy = Strategy { dtype, grad_dtype, seq: model.seq, ..strategy(8, 4, 1) };
-    let options = TrainOptions { iterations: 40, lr: 3e-3, seed: 1, ..TrainOptions::default() };
+    let strategy = Strategy { dtype, grad_dtype, seq: model.seq, ..strategy(4, 2, 1) };
+    let options = TrainOptions { iterations: 30, lr: 3e-3, seed: 1, ..TrainOptions::default() };
     train(&plan(&model, &strategy), &options, &mut |_| {}).expect("a sound plan")
 }
 

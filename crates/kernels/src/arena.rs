@@ -320,19 +320,16 @@ impl Views<'_> {
     }
 
     /// [`take`](Self::take) of single-precision numbers.
-    #[expect(clippy::mut_from_ref, reason = "as for `take`")]
     pub fn take_f32(&self, index: usize) -> &mut [f32] {
         self.take(index)
     }
 
     /// [`take`](Self::take) of integers.
-    #[expect(clippy::mut_from_ref, reason = "as for `take`")]
     pub fn take_u32(&self, index: usize) -> &mut [u32] {
         self.take(index)
     }
 
     /// [`take`](Self::take) of bytes, to be received.
-    #[expect(clippy::mut_from_ref, reason = "as for `take`")]
     pub fn take_bytes(&self, index: usize) -> &mut [u8] {
         self.take(index)
     }

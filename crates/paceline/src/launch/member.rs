@@ -87,12 +87,28 @@ fn facts(plan: &Plan, training: &Training) -> BTreeMap<String, String> {
         }
     }
     // Neither the number of threads nor the directory changes what is computed.
-    let Training { iterations, lr, warmup, weight_decay, clip, seed, threads_per_rank: _, out: _ } =
-        training;
+    let Training {
+        iterations,
+        lr,
+        warmup,
+        schedule,
+        min_lr,
+        batch_scaling,
+        loss_scale,
+        weight_decay,
+        clip,
+        seed,
+        threads_per_rank: _,
+        out: _,
+    } = training;
     for (name, value) in [
         ("iterations", iterations.to_string()),
         ("learning rate", lr.to_string()),
         ("warmup", warmup.to_string()),
+        ("schedule of the learning rate", schedule.to_string()),
+        ("lowest learning rate", min_lr.to_string()),
+        ("scaling with the batch", format!("{batch_scaling:?}")),
+        ("first loss scale", loss_scale.to_string()),
         ("weight decay", weight_decay.to_string()),
         ("clip norm", format!("{clip:?}")),
         ("seed", seed.to_string()),
