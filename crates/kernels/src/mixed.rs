@@ -166,6 +166,7 @@ pub fn attention_forward<T: Element>(
 }
 
 /// [`attention::backward`].
+#[expect(clippy::too_many_arguments, reason = "one name per tensor of the operator")]
 pub fn attention_backward<T: Element>(
     pool: &Pool,
     shape: attention::Shape,
