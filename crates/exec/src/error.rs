@@ -56,6 +56,17 @@ pub enum ExecError {
         /// What happened.
         source: Fault,
     },
+    /// A GPU could not do what it was asked.
+    #[cfg(feature = "cuda")]
+    #[error("iteration {iteration}, {op}: {source}")]
+    Gpu {
+        /// The iteration.
+        iteration: u32,
+        /// The op, in words.
+        op: String,
+        /// What happened.
+        source: paceline_kernels::cuda::CudaError,
+    },
     /// A rank owes a message for too long.
     #[error(
         "rank {rank}, iteration {iteration}, {op}: nothing came from rank {peer} for {:.1} s",

@@ -63,7 +63,7 @@ impl<'a> Common<'a> {
         Self { stop, state: Mutex::new(State { end: iterations, begun: 0, stopped: false }) }
     }
 
-    fn begin(&self, iteration: u32) -> bool {
+    pub(crate) fn begin(&self, iteration: u32) -> bool {
         let mut state = lock(&self.state);
         if self.stop.load(Ordering::Relaxed) && state.begun < state.end {
             state.end = state.begun;

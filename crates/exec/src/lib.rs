@@ -22,6 +22,8 @@ mod check;
 pub mod checkpoint;
 mod compute;
 mod control;
+#[cfg(feature = "cuda")]
+mod cuda;
 pub mod data;
 mod error;
 mod exchange;
@@ -50,7 +52,7 @@ pub use check::can_run;
 pub use error::{ExecError, Fault};
 pub use learning_rate::{BatchScaling, LrSchedule, ScalingRule};
 pub use loss_scale::LossScale;
-pub use options::{Start, TrainOptions};
+pub use options::{Device, Start, TrainOptions};
 pub use outcome::{IterationReport, Outcome, Parameters};
 pub use part::take_part;
 pub use train::train;

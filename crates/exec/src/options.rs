@@ -9,6 +9,16 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+/// What computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Device {
+    /// The cores of this machine.
+    #[default]
+    Cpu,
+    /// A GPU, by its number. Only a build with the feature `cuda` can use it.
+    Cuda(usize),
+}
+
 /// How to train. The plan says how the work is cut; this says how long and how fast it learns.
 #[derive(Clone, Debug)]
 pub struct TrainOptions {
@@ -45,6 +55,8 @@ pub struct TrainOptions {
     pub stop: Arc<AtomicBool>,
     /// A rank that hears nothing for so long while it waits gives up.
     pub silence: Duration,
+    /// What computes.
+    pub device: Device,
     /// Whether the outcome carries the final weights, whole and by name.
     pub keep_parameters: bool,
 }
@@ -78,6 +90,7 @@ impl Default for TrainOptions {
             save: None,
             stop: Arc::default(),
             silence: Duration::from_secs(60),
+            device: Device::Cpu,
             keep_parameters: false,
         }
     }

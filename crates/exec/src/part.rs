@@ -9,7 +9,7 @@ use crate::control::{LEADER, Subject, during, hear, say, try_hear};
 use crate::data::Data;
 use crate::error::ExecError;
 use crate::horizon::{Horizon, Led};
-use crate::options::TrainOptions;
+use crate::options::{Device, TrainOptions};
 use crate::outcome::{IterationReport, Outcome};
 use crate::parameters::{self, Holding};
 use crate::place::Place;
@@ -54,6 +54,10 @@ fn attempt(
     report: &mut dyn FnMut(&IterationReport),
 ) -> Result<Option<Outcome>, ExecError> {
     options.check()?;
+    if options.device != Device::Cpu {
+        let what = "a GPU for one rank of several".to_owned();
+        return Err(ExecError::Unsupported { what, works: "--device cpu runs any layout" });
+    }
     let kernels = check::check(plan)?;
     let vocab = check::vocabulary(plan)?;
     let data = Data::new(&options.data, vocab, plan.strategy.seq, options.seed)?;

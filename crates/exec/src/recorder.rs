@@ -51,6 +51,18 @@ impl Recorder {
         wait: Wait,
     ) {
         let end = self.now();
+        self.note_between(lane, op, iteration, (start, end), wait);
+    }
+
+    /// The same for an op whose end is known.
+    pub(crate) fn note_between(
+        &mut self,
+        lane: LaneId,
+        op: u32,
+        iteration: u32,
+        (start, end): (Seconds, Seconds),
+        wait: Wait,
+    ) {
         while self.records.front().is_some_and(|r| r.iteration + REMEMBERED <= iteration) {
             self.records.pop_front();
         }

@@ -5,7 +5,7 @@ use crate::checkpoint::{Shared, TrainingState};
 use crate::data::Data;
 use crate::error::ExecError;
 use crate::horizon::{Common, Horizon};
-use crate::options::{Start, TrainOptions};
+use crate::options::{Device, Start, TrainOptions};
 use crate::outcome::{IterationReport, Outcome};
 use crate::parameters;
 use crate::rank::{From, Rank, Remains, Run, Sight, Tell};
@@ -32,6 +32,10 @@ pub fn train(
     report: &mut dyn FnMut(&IterationReport),
 ) -> Result<Outcome, ExecError> {
     options.check()?;
+    match options.device {
+        Device::Cpu => {}
+        Device::Cuda(ordinal) => return on_gpu(plan, options, ordinal, report),
+    }
     let kernels = check::check(plan)?;
     let vocab = check::vocabulary(plan)?;
     let data = Data::new(&options.data, vocab, plan.strategy.seq, options.seed)?;
@@ -111,6 +115,20 @@ pub(crate) fn from(plan: &Plan, options: &TrainOptions, data: &Data) -> Result<F
     }
     let samples = if position.source == data.name() { position.samples } else { 0 };
     Ok(From { iteration, samples })
+}
+
+#[cfg(feature = "cuda")]
+use crate::cuda::train as on_gpu;
+
+#[cfg(not(feature = "cuda"))]
+fn on_gpu(
+    _: &Plan,
+    _: &TrainOptions,
+    ordinal: usize,
+    _: &mut dyn FnMut(&IterationReport),
+) -> Result<Outcome, ExecError> {
+    let what = format!("--device cuda:{ordinal}");
+    Err(ExecError::Unsupported { what, works: "a paceline built with --features cuda can" })
 }
 
 /// One rank's thread. None if the run failed, here or elsewhere; the first to fail says why.

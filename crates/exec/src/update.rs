@@ -189,15 +189,15 @@ impl Rule {
 }
 
 /// Some elements of a bucket, of which a view holds all or the part that this rank owns.
-struct Held<'a> {
-    memory: &'a Memory<'a>,
-    running: u64,
-    owned: &'a Range<u64>,
-    elements: Range<u64>,
+pub(crate) struct Held<'a> {
+    pub(crate) memory: &'a Memory<'a>,
+    pub(crate) running: u64,
+    pub(crate) owned: &'a Range<u64>,
+    pub(crate) elements: Range<u64>,
 }
 
 impl Held<'_> {
-    fn span(&self, view: View) -> Span {
+    pub(crate) fn span(&self, view: View) -> Span {
         let is_part = view.len == self.owned.end - self.owned.start;
         let before = if is_part { self.owned.start } else { 0 };
         let elements = self.elements.start - before..self.elements.end - before;

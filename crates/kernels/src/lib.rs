@@ -1,4 +1,4 @@
-//! Arithmetic on a device: today the CPU.
+//! Arithmetic on a device: the CPU, and with the feature `cuda` a GPU.
 //!
 //! Every operator of a model is a few functions here: its forward pass, the gradient of its input
 //! and the gradient of its weight, kept apart so that a schedule may run them at different times.
@@ -31,6 +31,8 @@ pub mod arena;
 pub mod attention;
 pub mod bias;
 pub mod counter;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod element;
 pub mod embedding;
 pub mod linear;

@@ -101,6 +101,46 @@ impl<T: Element> Weights<'_, T> {
     }
 }
 
+/// What an AdamW update multiplies with, the same for every element of a tensor. A GPU is told these.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWConstants {
+    /// What stays of a parameter after its decay.
+    pub keep: f32,
+    /// The learning rate over the first moment's bias.
+    pub rate: f32,
+    /// The root of the second moment's bias.
+    pub correction: f32,
+    /// How far the first moment goes towards the gradient.
+    pub towards: f32,
+    /// What stays of the second moment.
+    pub beta2: f32,
+    /// What the square of the gradient adds to it.
+    pub fresh: f32,
+    /// Added to the root of the second moment.
+    pub epsilon: f32,
+    /// The factor of every gradient.
+    pub scale: f32,
+}
+
+impl AdamW {
+    /// The constants of this update for a tensor; `decay` says whether it decays at all.
+    ///
+    /// Panics if `step` is zero: there is no bias correction for it.
+    pub fn constants(&self, decay: bool) -> AdamWConstants {
+        assert!(self.step > 0, "`step` is zero, but updates are counted from one");
+        AdamWConstants {
+            keep: if decay { (1.0 - self.lr * self.weight_decay) as f32 } else { 1.0 },
+            rate: (self.lr / (1.0 - powi(self.beta1, self.step))) as f32,
+            correction: (1.0 - powi(self.beta2, self.step)).sqrt() as f32,
+            towards: (1.0 - self.beta1) as f32,
+            beta2: self.beta2 as f32,
+            fresh: (1.0 - self.beta2) as f32,
+            epsilon: self.epsilon as f32,
+            scale: self.grad_scale,
+        }
+    }
+}
+
 /// `p -= lr * (g + weight_decay * p)`; `decay` says whether this tensor decays at all.
 pub fn sgd<T: Element, G: Element>(rule: &Sgd, decay: bool, weights: Weights<'_, T>, grads: &[G]) {
     let len = weights.expect(grads.len());
@@ -153,16 +193,11 @@ pub fn adamw<T: Element, G: Element>(
     first: &mut [f32],
     second: &mut [f32],
 ) {
-    assert!(rule.step > 0, "`step` is zero, but updates are counted from one");
     let len = weights.expect(grads.len());
     expect_len("first", first.len(), &[len]);
     expect_len("second", second.len(), &[len]);
-    let keep = if decay { (1.0 - rule.lr * rule.weight_decay) as f32 } else { 1.0 };
-    let rate = (rule.lr / (1.0 - powi(rule.beta1, rule.step))) as f32;
-    let correction = (1.0 - powi(rule.beta2, rule.step)).sqrt() as f32;
-    let (towards, beta2) = ((1.0 - rule.beta1) as f32, rule.beta2 as f32);
-    let (fresh, epsilon) = ((1.0 - rule.beta2) as f32, rule.epsilon as f32);
-    let scale = rule.grad_scale;
+    let AdamWConstants { keep, rate, correction, towards, beta2, fresh, epsilon, scale } =
+        rule.constants(decay);
     vectorised(
         #[inline(always)]
         || {

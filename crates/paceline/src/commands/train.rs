@@ -280,6 +280,7 @@ impl Job {
             save: self.save(directory),
             stop: Arc::clone(stop),
             silence: SILENCE.max(self.launch.silence),
+            device: self.launch.device,
             ..TrainOptions::default()
         }
     }

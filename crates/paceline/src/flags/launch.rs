@@ -3,6 +3,7 @@
 use super::{Problems, read_text, real, word};
 use clap::Args;
 use paceline_comm::Secret;
+use paceline_exec::Device;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -21,6 +22,9 @@ pub(crate) struct LaunchFlags {
     /// rank, world size and the address of rank 0 into the environment) [default: local]
     #[arg(long, value_name = "HOW")]
     pub launch: Option<String>,
+    /// What computes: cpu, or cuda or cuda:N in a build with the feature cuda [default: cpu]
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
     /// Address on which ranks may listen; 0.0.0.0 is any [default: 127.0.0.1]
     #[arg(long, value_name = "ADDRESS")]
     pub bind: Option<String>,
@@ -40,6 +44,8 @@ pub(crate) struct Launch {
     pub transport: Carrier,
     /// Who starts the ranks.
     pub by: Starter,
+    /// What computes.
+    pub device: Device,
     /// Where ranks may listen.
     pub bind: IpAddr,
     /// The job's secret, if the user has one.
@@ -106,6 +112,7 @@ impl Default for Launch {
         Self {
             transport: Carrier::Auto,
             by: Starter::Local,
+            device: Device::Cpu,
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
             secret: None,
             silence: Duration::from_secs(10),
@@ -130,10 +137,25 @@ impl LaunchFlags {
         Launch {
             transport: transport.unwrap_or(default.transport),
             by: by.unwrap_or(default.by),
+            device: self.device(problems).unwrap_or(default.device),
             bind: bind.unwrap_or(default.bind),
             secret: self.secret(problems),
             silence: silence.map_or(default.silence, Duration::from_secs_f64),
         }
+    }
+
+    fn device(&self, problems: &mut Problems) -> Option<Device> {
+        let text = self.device.as_deref()?;
+        let found = match text.split_once(':') {
+            None if text == "cpu" => Some(Device::Cpu),
+            None if text == "cuda" => Some(Device::Cuda(0)),
+            Some(("cuda", number)) => number.parse().ok().map(Device::Cuda),
+            None | Some(_) => None,
+        };
+        if found.is_none() {
+            problems.say("--device", format!("'{text}' is none of cpu, cuda and cuda:N"));
+        }
+        found
     }
 
     fn secret(&self, problems: &mut Problems) -> Option<Secret> {
@@ -174,9 +196,10 @@ mod tests {
             flags.transport = text("tcp");
             flags.bind = text("0.0.0.0");
             flags.silence = text("0.5");
+            flags.device = text("cuda:3");
         });
         let launch = launch.unwrap();
-        assert!(launch.bind.is_unspecified());
+        assert!(launch.bind.is_unspecified() && launch.device == Device::Cuda(3));
         assert_eq!((launch.transport, launch.silence.as_millis()), (Carrier::Tcp, 500));
     }
 
@@ -187,10 +210,12 @@ mod tests {
             flags.launch = text("mpi");
             flags.bind = text("here");
             flags.silence = text("0");
+            flags.device = text("cuda:x");
             flags.secret_file = Some("no-such-file".into());
         })
         .unwrap_err();
-        for flag in ["--transport", "--launch", "--bind", "--silence", "--secret-file"] {
+        for flag in ["--transport", "--launch", "--bind", "--silence", "--secret-file", "--device"]
+        {
             assert!(told.contains(flag), "{flag}: {told}");
         }
     }

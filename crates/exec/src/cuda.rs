@@ -1,0 +1,579 @@
+//! One rank on a GPU: the same program, from the same offsets, with lanes as streams.
+//!
+//! The compute lane is one stream, all other lanes (loading, communication) are a second. An op is
+//! queued when its turn comes and counts as done for the host; the device keeps the order of its
+//! stream, and where an op comes after one of the other stream, its stream waits for that one's
+//! mark. The host waits at the end of an iteration, when it reads the loss, and before the optimizer's
+//! first step, when it reads the norm.
+
+use crate::check;
+use crate::data::{Corpus, sample_start};
+use crate::error::{ExecError, Fault};
+use crate::horizon::Common;
+use crate::kernel::Kernel;
+use crate::memory::Memory;
+use crate::options::TrainOptions;
+use crate::outcome::{IterationReport, Outcome};
+use crate::parameters::{self, Holding};
+use crate::place::Place;
+use crate::queue::Queue;
+use crate::rank::{Sight, Wait};
+use crate::recorder::Recorder;
+use crate::reports::Reports;
+use crate::resident::Resident;
+use crate::update::{Rule, held};
+use paceline_comm::thread;
+use paceline_kernels::arena::{Access, Span};
+use paceline_kernels::cuda::{CudaError, Device, Function, Mark, Stream, Update};
+use paceline_kernels::{Rows, Write, linear};
+use paceline_plan::graph::{ActivationKind, BLOCK, NormKind};
+use paceline_plan::ids::{BufferId, LaneId, Microbatch, OpId, Rank};
+use paceline_plan::program::{
+    AccumulateMode, Bucket, LoadKind, LocalOp, Op, Plan, Program, Section, Segment, Template, View,
+};
+use paceline_plan::trace::{Origin, TraceBuilder};
+use paceline_plan::units::Seconds;
+use paceline_plan::validate::describe;
+use std::time::Instant;
+
+const COMPUTE: Stream = 0;
+const BESIDE: Stream = 1;
+
+/// Trains a plan of one rank on a GPU. As [`crate::train()`] otherwise.
+pub(crate) fn train(
+    plan: &Plan,
+    options: &TrainOptions,
+    ordinal: usize,
+    report: &mut dyn FnMut(&IterationReport),
+) -> Result<Outcome, ExecError> {
+    let kernels = check::check(plan)?;
+    supported(plan, &kernels)?;
+    let vocab = check::vocabulary(plan)?;
+    let corpus = Corpus::new(vocab, options.seed)?;
+    let (rank, program) = (Rank(0), plan.program(Rank(0)));
+    let place = Place::of(plan, rank);
+    let resident = Resident::start();
+    let memory = host_memory(program, place, options.seed)?;
+    let bytes = memory.bytes();
+    let whole = Span { offset: 0, len: bytes };
+    let starting = |source| ExecError::Gpu { iteration: 1, op: "start".into(), source };
+    let device = Device::open(ordinal, 2, bytes).map_err(starting)?;
+    let refused = |source| ExecError::Memory { rank, source };
+    let views = memory.views(&[(whole, Access::Read)]).map_err(refused)?;
+    device.upload(COMPUTE, whole, views.bytes(0)).map_err(starting)?;
+    drop(views);
+    device.synchronise().map_err(starting)?;
+    let recorder = Recorder::new(Instant::now());
+    let zero = device.mark(COMPUTE).map_err(starting)?;
+    let mut gpu = Gpu {
+        plan,
+        program,
+        options,
+        kernels: &kernels,
+        corpus: &corpus,
+        place,
+        memory: &memory,
+        device: &device,
+        recorder,
+        zero,
+        marks: Vec::new(),
+        spans: Vec::new(),
+        tokens: Vec::new(),
+    };
+    let horizon = Common::new(options.iterations, &options.stop);
+    let mut reports = Reports::new(plan);
+    gpu.work(&horizon, &mut |sight| {
+        reports.hear(rank, sight).iter().for_each(&mut *report);
+    })?;
+    let recorder = gpu.recorder;
+    let mut trace =
+        TraceBuilder::new(Origin::Measured, format!("{} on {}", plan.model, device.name()), 1);
+    recorder.write(plan, rank, &mut trace);
+    let parameters = if options.keep_parameters {
+        let views = memory.views(&[(whole, Access::Write)]).map_err(refused)?;
+        device.download(COMPUTE, whole, views.take_bytes(0)).map_err(starting)?;
+        drop(views);
+        let holding = Holding::read(&memory, place, program).map_err(refused)?;
+        Some(parameters::assemble([(&holding, program)])?)
+    } else {
+        None
+    };
+    Ok(Outcome {
+        iterations: reports.done,
+        trace: trace.finish(),
+        arena_bytes: vec![bytes],
+        peak_bytes: resident.grown(0).map(|grown| vec![grown]),
+        floor: corpus.floor_for(plan.strategy.seq),
+        stopped: crate::horizon::Horizon::Common(horizon).stopped(),
+        parameters,
+    })
+}
+
+/// The arena on the host, with the first weights in it.
+fn host_memory(program: &Program, place: Place, seed: u64) -> Result<Memory<'_>, ExecError> {
+    let rank = place.rank;
+    let failed = |source| match source {
+        Fault::Arena(source) => ExecError::Memory { rank, source },
+        Fault::Comm(source) => ExecError::Control { rank, doing: "making its memory", source },
+        Fault::NoPeer => unreachable!("memory has no peers"),
+    };
+    let mut wires = thread::world(1);
+    let memory = Memory::new(program, &mut wires[0]).map_err(failed)?;
+    parameters::initialise(&memory, place, program, seed)
+        .map_err(|source| ExecError::Memory { rank, source })?;
+    Ok(memory)
+}
+
+/// Refuses what has no kernel on a GPU yet.
+fn supported(plan: &Plan, kernels: &check::Kernels) -> Result<(), ExecError> {
+    let refuse = |what: &str| {
+        let what = format!("{what} on a GPU");
+        Err(ExecError::Unsupported {
+            what,
+            works: "one rank of an mlp runs there, anything on --device cpu",
+        })
+    };
+    if plan.mesh.world() > 1 {
+        return refuse("a plan of several ranks");
+    }
+    for kernel in kernels.iter().flatten() {
+        match kernel {
+            Kernel::Attention(_) | Kernel::AttentionInput(_) => return refuse("attention"),
+            Kernel::Rope(_) | Kernel::RopeInput(_) => return refuse("rotary embedding"),
+            Kernel::Position | Kernel::PositionWeight => return refuse("position embedding"),
+            Kernel::Embedding
+            | Kernel::EmbeddingWeight
+            | Kernel::Norm { .. }
+            | Kernel::NormInput { .. }
+            | Kernel::NormWeight { .. }
+            | Kernel::Linear
+            | Kernel::LinearInput
+            | Kernel::LinearWeight
+            | Kernel::Bias
+            | Kernel::BiasWeight
+            | Kernel::Activation(_)
+            | Kernel::ActivationInput(_)
+            | Kernel::SwiGlu
+            | Kernel::SwiGluInput
+            | Kernel::Add
+            | Kernel::RowMax
+            | Kernel::SoftmaxStats
+            | Kernel::CrossEntropy
+            | Kernel::CrossEntropyInput { .. }
+            | Kernel::BlockSquares { .. }
+            | Kernel::TensorSquares
+            | Kernel::Norm2 => {}
+        }
+    }
+    Ok(())
+}
+
+struct Gpu<'a> {
+    plan: &'a Plan,
+    program: &'a Program,
+    options: &'a TrainOptions,
+    kernels: &'a check::Kernels,
+    corpus: &'a Corpus,
+    place: Place,
+    /// Where buffers lie; the host's copy of the arena.
+    memory: &'a Memory<'a>,
+    device: &'a Device,
+    recorder: Recorder,
+    /// The device's moment at which the recorder's clock was zero.
+    zero: Mark,
+    /// By op of the section that is running: its end.
+    marks: Vec<Option<Mark>>,
+    /// The ops of the iteration, until their times can be read.
+    spans: Vec<(LaneId, OpId, u32, Mark)>,
+    /// What is uploaded of a load.
+    tokens: Vec<u32>,
+}
+
+impl<'a> Gpu<'a> {
+    fn work(&mut self, horizon: &Common<'_>, tell: &mut dyn FnMut(Sight)) -> Result<(), ExecError> {
+        let program = self.program;
+        self.run(&program.prologue, 0, 0)?;
+        let before = program.prologue.nodes.len() as u32;
+        let mut iteration = 0;
+        let mut ended = self.recorder.now();
+        while horizon.begin(iteration) {
+            self.run(&program.body, before, iteration)?;
+            let sight = self.sight(iteration, &mut ended)?;
+            iteration += 1;
+            if let Some(loss) = sight.loss.filter(|loss| !loss.is_finite()) {
+                return Err(ExecError::Diverged { iteration, loss });
+            }
+            tell(sight);
+        }
+        let before = before + program.body.nodes.len() as u32;
+        self.run(&program.epilogue, before, iteration.saturating_sub(1))
+    }
+
+    /// Queues a section, waits for its end and notes when its ops ran.
+    fn run(&mut self, section: &'a Section, before: u32, iteration: u32) -> Result<(), ExecError> {
+        let lanes = self.program.lanes.len();
+        let mut queue = Queue::new(section, lanes, &[]);
+        queue.open();
+        self.marks.clear();
+        self.marks.resize_with(section.nodes.len(), || None);
+        while !queue.is_drained() {
+            let mut moved = false;
+            for lane in (0..lanes).map(LaneId::from) {
+                let Some((op, _)) = queue.ready(lane) else { continue };
+                self.enqueue(section, lane, op, iteration)
+                    .map_err(|source| self.failed(section, op, iteration, source))?;
+                queue.finish(lane);
+                moved = true;
+            }
+            if !moved {
+                let (rank, iteration) = (self.place.rank, iteration + 1);
+                return Err(ExecError::Stuck { rank, iteration, op: "its lanes".into() });
+            }
+        }
+        let ended = |source| ExecError::Gpu {
+            iteration: iteration + 1,
+            op: "the end of an iteration".into(),
+            source,
+        };
+        self.device.synchronise().map_err(ended)?;
+        for (lane, op, iteration, start) in std::mem::take(&mut self.spans) {
+            let Some(end) = &self.marks[op.index()] else { continue };
+            let at = |mark: &Mark| self.device.seconds(&self.zero, mark).map(Seconds);
+            let times = (at(&start).map_err(ended)?, at(end).map_err(ended)?);
+            self.recorder.note_between(lane, before + op.0, iteration, times, Wait::default());
+        }
+        Ok(())
+    }
+
+    fn failed(&self, section: &Section, op: OpId, iteration: u32, source: CudaError) -> ExecError {
+        let op = describe(self.plan, self.program, &section.nodes[op.index()].op);
+        ExecError::Gpu { iteration: iteration + 1, op, source }
+    }
+
+    /// Queues an op behind what it comes after.
+    fn enqueue(
+        &mut self,
+        section: &Section,
+        lane: LaneId,
+        op: OpId,
+        iteration: u32,
+    ) -> Result<(), CudaError> {
+        let stream_of = |lane: LaneId| if lane.index() == 0 { COMPUTE } else { BESIDE };
+        let stream = stream_of(lane);
+        for earlier in section.after(op) {
+            if stream_of(section.nodes[earlier.index()].lane) != stream
+                && let Some(mark) = &self.marks[earlier.index()]
+            {
+                self.device.wait(stream, mark)?;
+            }
+        }
+        let start = self.device.mark(stream)?;
+        self.perform(&section.nodes[op.index()].op, stream, iteration)?;
+        self.marks[op.index()] = Some(self.device.mark(stream)?);
+        self.spans.push((lane, op, iteration, start));
+        Ok(())
+    }
+
+    fn perform(&mut self, op: &Op, stream: Stream, iteration: u32) -> Result<(), CudaError> {
+        let running = |microbatch: Microbatch| {
+            u64::from(iteration) * u64::from(self.plan.strategy.microbatches())
+                + u64::from(microbatch.0)
+        };
+        let now = running(Microbatch(0));
+        match *op {
+            Op::Load { what, into, microbatch } => {
+                let span = self.memory.whole(into, running(microbatch));
+                self.load(stream, what, span, iteration, microbatch)
+            }
+            Op::Compute { segment, microbatch, fresh } => {
+                let (segment, running) = (self.program.segment(segment), running(microbatch));
+                self.segment(stream, segment, running, fresh)
+            }
+            Op::Accumulate { from, into, mode } => {
+                let (from, into) = (self.memory.span(from, now), self.memory.span(into, now));
+                match mode {
+                    AccumulateMode::Move if from == into => Ok(()),
+                    AccumulateMode::Move => self.device.copy(stream, from, into),
+                    AccumulateMode::Add => self.device.add(stream, from, into),
+                }
+            }
+            Op::Step { bucket } => {
+                let norm = match self.program.outputs.norm {
+                    Some(norm) => Some(self.scalar(norm, now)?),
+                    None => None,
+                };
+                let kind = self.plan.strategy.optimizer;
+                let rule = Rule::new(kind, self.options, iteration, norm);
+                self.step(stream, &rule, &self.program.buckets[bucket as usize], now)
+            }
+            Op::Free { .. } => Ok(()),
+            Op::Send { .. }
+            | Op::Recv { .. }
+            | Op::Collective { .. }
+            | Op::Stash { .. }
+            | Op::Restore { .. }
+            | Op::Serve { .. } => unreachable!("one rank exchanges nothing"),
+        }
+    }
+
+    /// Brings consecutive samples of the global batch.
+    fn load(
+        &mut self,
+        stream: Stream,
+        what: LoadKind,
+        span: Span,
+        iteration: u32,
+        microbatch: Microbatch,
+    ) -> Result<(), CudaError> {
+        let strategy = &self.plan.strategy;
+        let ahead = match what {
+            LoadKind::Tokens => 0,
+            LoadKind::Targets => 1,
+        };
+        self.tokens.resize(span.elements(), 0);
+        let first = u64::from(microbatch.0) * strategy.micro_batch;
+        for (sample, tokens) in (first..).zip(self.tokens.chunks_mut(strategy.seq as usize)) {
+            let batch = strategy.global_batch;
+            let start = sample_start(u64::from(iteration), sample, batch, strategy.seq);
+            self.corpus.fill(start.wrapping_add(ahead), tokens);
+        }
+        let bytes: Vec<u8> = self.tokens.iter().flat_map(|token| token.to_ne_bytes()).collect();
+        self.device.upload(stream, span, &bytes)
+    }
+
+    fn segment(
+        &self,
+        stream: Stream,
+        segment: &Segment,
+        running: u64,
+        fresh: bool,
+    ) -> Result<(), CudaError> {
+        let template = &self.plan.templates[segment.template as usize];
+        let kernels = &self.kernels[segment.template as usize];
+        for (op, &kernel) in template.ops.iter().zip(kernels) {
+            let on = Operands { memory: self.memory, template, segment, op, running };
+            self.compute(stream, kernel, &on, fresh)?;
+        }
+        Ok(())
+    }
+
+    fn compute(
+        &self,
+        stream: Stream,
+        kernel: Kernel,
+        on: &Operands<'_>,
+        fresh: bool,
+    ) -> Result<(), CudaError> {
+        let mode = if fresh { Write::Overwrite } else { Write::Accumulate };
+        let gpu = self.device;
+        match kernel {
+            Kernel::Embedding => {
+                gpu.embedding(stream, on.output_rows(0), on.input(0), on.param(0), on.output(0))
+            }
+            Kernel::EmbeddingWeight => {
+                let (dy, ids) = (on.input(0), on.input(1));
+                gpu.embedding_weight(stream, on.rows(0), ids, dy, on.param(0), mode)
+            }
+            Kernel::Norm { norm, eps } => {
+                let beta = (norm == NormKind::Layer).then(|| on.param(1));
+                let (x, gamma, y) = (on.input(0), on.param(0), on.output(0));
+                gpu.norm(stream, on.rows(0), eps, x, gamma, beta, y, on.output(1))
+            }
+            Kernel::NormInput { norm } => {
+                let (layer, dy, x) = (norm == NormKind::Layer, on.input(0), on.input(1));
+                let (gamma, stats, dx) = (on.param(0), on.input(2), on.output(0));
+                gpu.norm_input(stream, on.rows(0), layer, dy, x, gamma, stats, dx)
+            }
+            Kernel::NormWeight { norm } => {
+                let dbeta = (norm == NormKind::Layer).then(|| on.param(1));
+                let (dy, x, stats) = (on.input(0), on.input(1), on.input(2));
+                gpu.norm_weight(stream, on.rows(0), dy, x, stats, on.param(0), dbeta, mode)
+            }
+            Kernel::Linear => {
+                gpu.linear(stream, on.linear(), on.input(0), on.param(0), on.output(0))
+            }
+            Kernel::LinearInput => {
+                gpu.linear_input(stream, on.linear(), on.input(0), on.param(0), on.output(0))
+            }
+            Kernel::LinearWeight => {
+                let (dy, x) = (on.input(0), on.input(1));
+                gpu.linear_weight(stream, on.linear(), dy, x, on.param(0), mode)
+            }
+            Kernel::Bias => gpu.bias(stream, on.rows(0), on.input(0), on.param(0), on.output(0)),
+            Kernel::BiasWeight => {
+                gpu.bias_weight(stream, on.rows(0), on.input(0), on.param(0), mode)
+            }
+            Kernel::Activation(kind) => {
+                gpu.activation(stream, function(kind), on.input(0), on.output(0))
+            }
+            Kernel::ActivationInput(kind) => {
+                let (dy, x) = (on.input(0), on.input(1));
+                gpu.activation_input(stream, function(kind), dy, x, on.output(0))
+            }
+            Kernel::SwiGlu => gpu.swiglu(stream, on.output_rows(0), on.input(0), on.output(0)),
+            Kernel::SwiGluInput => {
+                gpu.swiglu_input(stream, on.rows(0), on.input(0), on.input(1), on.output(0))
+            }
+            Kernel::Add => gpu.add3(stream, on.input(0), on.input(1), on.output(0)),
+            Kernel::RowMax => gpu.row_max(stream, on.rows(0), on.input(0), on.output(0)),
+            Kernel::SoftmaxStats => {
+                let (logits, max, targets) = (on.input(0), on.input(1), on.input(2));
+                gpu.softmax_stats(stream, on.rows(0), logits, max, targets, on.output(0))
+            }
+            Kernel::CrossEntropy => {
+                gpu.cross_entropy(stream, on.rows(0).rows, on.input(0), on.output(0), mode)
+            }
+            Kernel::CrossEntropyInput { scale } => {
+                let (stats, logits, max) = (on.input(0), on.input(1), on.input(2));
+                let (targets, dlogits) = (on.input(3), on.output(0));
+                let shape = on.rows(1);
+                gpu.cross_entropy_input(stream, shape, scale, stats, logits, max, targets, dlogits)
+            }
+            Kernel::BlockSquares { .. } => {
+                gpu.block_squares(stream, on.input(0), BLOCK, on.output(0))
+            }
+            Kernel::TensorSquares => self.tensor_squares(stream, on.input(0), on.output(0)),
+            Kernel::Norm2 => gpu.sum(stream, on.input(0), on.output(0), true),
+            Kernel::Attention(_)
+            | Kernel::AttentionInput(_)
+            | Kernel::Rope(_)
+            | Kernel::RopeInput(_)
+            | Kernel::Position
+            | Kernel::PositionWeight => unreachable!("refused before the start"),
+        }
+    }
+
+    /// As [`crate::update::tensor_squares`], for the one rank.
+    fn tensor_squares(&self, stream: Stream, blocks: Span, sums: Span) -> Result<(), CudaError> {
+        self.device.fill(stream, sums, 0.0)?;
+        let mut before = 0;
+        for bucket in &self.program.buckets {
+            for entry in bucket.entries.iter().filter(|entry| entry.counted) {
+                let first = before + entry.offset / BLOCK;
+                let count = entry.elements().div_ceil(BLOCK);
+                let from = crate::memory::within(blocks, first..first + count);
+                let slot = u64::from(entry.norm_entry);
+                let into = crate::memory::within(sums, slot..slot + 1);
+                self.device.sum(stream, from, into, false)?;
+            }
+            before += bucket.elements / BLOCK;
+        }
+        Ok(())
+    }
+
+    fn step(
+        &self,
+        stream: Stream,
+        rule: &Rule,
+        bucket: &Bucket,
+        running: u64,
+    ) -> Result<(), CudaError> {
+        if !bucket.updated {
+            return Ok(());
+        }
+        let owned = self.place.owned(bucket);
+        for entry in &bucket.entries {
+            let elements = entry.offset..entry.offset + entry.elements();
+            let span =
+                |view: View| held(self.memory.span(view, running), view, &owned, elements.clone());
+            let moments: Vec<Span> = bucket.moments.iter().map(|&view| span(view)).collect();
+            let decays = |decay: f64| if entry.decay { decay as f32 } else { 0.0 };
+            let update = match rule {
+                Rule::Sgd(rule) => Update::Sgd {
+                    lr: rule.lr as f32,
+                    decay: decays(rule.weight_decay),
+                    scale: rule.grad_scale,
+                },
+                Rule::Momentum(rule) => Update::Momentum {
+                    lr: rule.lr as f32,
+                    keep: rule.momentum as f32,
+                    decay: decays(rule.weight_decay),
+                    scale: rule.grad_scale,
+                },
+                Rule::AdamW(rule) => Update::AdamW(rule.constants(entry.decay)),
+            };
+            self.device.update(
+                stream,
+                update,
+                span(bucket.params),
+                span(bucket.grads),
+                &moments,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn sight(&self, iteration: u32, ended: &mut Seconds) -> Result<Sight, ExecError> {
+        let running = u64::from(iteration) * u64::from(self.plan.strategy.microbatches());
+        let read = |buffer: Option<BufferId>| {
+            let value = buffer.map(|buffer| self.scalar(buffer, running)).transpose();
+            let op = "reading a result".to_owned();
+            value.map_err(|source| ExecError::Gpu { iteration: iteration + 1, op, source })
+        };
+        let (loss, norm) = (read(self.program.outputs.loss)?, read(self.program.outputs.norm)?);
+        let now = self.recorder.now();
+        let took = now - std::mem::replace(ended, now);
+        Ok(Sight { iteration, loss, norm, took })
+    }
+
+    /// A number on the device, once the compute stream has come to it.
+    fn scalar(&self, buffer: BufferId, running: u64) -> Result<f32, CudaError> {
+        let span = Span { len: 4, ..self.memory.whole(buffer, running) };
+        let mut bytes = [0; 4];
+        self.device.download(COMPUTE, span, &mut bytes)?;
+        Ok(f32::from_ne_bytes(bytes))
+    }
+}
+
+fn function(kind: ActivationKind) -> Function {
+    match kind {
+        ActivationKind::Gelu => Function::Gelu,
+        ActivationKind::Relu => Function::Relu,
+        ActivationKind::SquaredRelu => Function::SquaredRelu,
+    }
+}
+
+/// The operands of one operator, by where they lie.
+struct Operands<'a> {
+    memory: &'a Memory<'a>,
+    template: &'a Template,
+    segment: &'a Segment,
+    op: &'a LocalOp,
+    running: u64,
+}
+
+impl Operands<'_> {
+    fn span(&self, operand: u16) -> Span {
+        self.memory.span(self.segment.operands[usize::from(operand)], self.running)
+    }
+
+    fn input(&self, i: usize) -> Span {
+        self.span(self.op.inputs[i])
+    }
+
+    fn param(&self, i: usize) -> Span {
+        self.span(self.op.params[i])
+    }
+
+    fn output(&self, i: usize) -> Span {
+        self.span(self.op.outputs[i])
+    }
+
+    fn shape(&self, operand: u16) -> Rows {
+        let [rows, width] = self.template.operands[usize::from(operand)].dims;
+        Rows { rows: rows as usize, width: width as usize }
+    }
+
+    fn rows(&self, i: usize) -> Rows {
+        self.shape(self.op.inputs[i])
+    }
+
+    fn output_rows(&self, i: usize) -> Rows {
+        self.shape(self.op.outputs[i])
+    }
+
+    fn linear(&self) -> linear::Shape {
+        let Rows { rows: outputs, width: inputs } = self.shape(self.op.params[0]);
+        linear::Shape { rows: self.rows(0).rows, inputs, outputs }
+    }
+}

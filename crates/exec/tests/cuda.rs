@@ -1,0 +1,71 @@
+//! A plan on a GPU gives what it gives on the CPU. Skips, visibly, where there is no GPU.
+#![cfg(feature = "cuda")]
+
+mod common;
+
+use common::{options, plan, strategy, tiny_mlp};
+use paceline_exec::{Device, ExecError, TrainOptions, train};
+use paceline_plan::model::{Activation, Model, Shape};
+use paceline_plan::strategy::{OptimizerKind, Strategy};
+use paceline_plan::trace::SpanKind;
+
+/// Whether a run ended for want of a GPU; says so.
+fn skipped(error: &ExecError) -> bool {
+    let text = error.to_string();
+    let absent = text.contains("cannot be loaded") || text.contains("there is no CUDA device");
+    if absent {
+        eprintln!("skipped: {text}");
+    }
+    absent
+}
+
+#[test]
+fn an_mlp_learns_as_on_the_cpu() {
+    for activation in [Activation::Relu, Activation::Gelu] {
+        for optimizer in [OptimizerKind::AdamW, OptimizerKind::Sgd, OptimizerKind::Momentum] {
+            let shape = Shape { activation, ..*tiny_mlp() };
+            let model = Model::new("tiny-mlp", shape);
+            let layout = Strategy { optimizer, ..strategy(8, 2, 2) };
+            let plan = plan(&model.unwrap(), &layout);
+            let cpu = TrainOptions { iterations: 20, ..options(20) };
+            let gpu = TrainOptions { device: Device::Cuda(0), ..cpu.clone() };
+            let expected = train(&plan, &cpu, &mut |_| {}).unwrap();
+            let found = match train(&plan, &gpu, &mut |_| {}) {
+                Err(error) if skipped(&error) => return,
+                found => found.unwrap(),
+            };
+            assert_eq!(found.iterations.len(), 20);
+            for (f, e) in found.iterations.iter().zip(&expected.iterations) {
+                for (f, e) in [(f.loss, e.loss), (f.grad_norm, e.grad_norm)] {
+                    let error = (f - e).abs() / e.abs();
+                    assert!(error < 1e-5, "{activation:?} {optimizer:?}: {f} against {e}, {error}");
+                }
+            }
+            // The weights too, where Adam has not blown the rounding of tiny gradients up.
+            if optimizer != OptimizerKind::AdamW {
+                let (found, expected) = (found.parameters.unwrap(), expected.parameters.unwrap());
+                for (name, expected) in expected {
+                    for (f, e) in found[&name].iter().zip(expected) {
+                        assert!((f - e).abs() < 1e-5, "{name}: {f} against {e}");
+                    }
+                }
+            }
+            // Ops of both lanes are dated by the device's own clock.
+            let computed = |kind| found.trace.spans.iter().any(|span| span.kind == kind);
+            assert!(computed(SpanKind::Load) && computed(SpanKind::Backward));
+            assert!(found.trace.spans.iter().all(|span| span.end.0 >= span.start.0));
+        }
+    }
+}
+
+#[test]
+fn what_a_gpu_cannot_do_yet_is_refused_by_name() {
+    let gpu = TrainOptions { device: Device::Cuda(0), ..options(1) };
+    let told = |model: &Model, layout: Strategy| {
+        train(&plan(model, &layout), &gpu, &mut |_| {}).unwrap_err().to_string()
+    };
+    let attention = told(&common::tiny_gpt(true), strategy(2, 1, 1));
+    assert!(attention.contains("on a GPU cannot be run yet"), "{attention}");
+    let ranks = told(&tiny_mlp(), Strategy { dp: 2, ..strategy(2, 1, 2) });
+    assert!(ranks.contains("several ranks on a GPU"), "{ranks}");
+}

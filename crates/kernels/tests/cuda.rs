@@ -1,0 +1,320 @@
+//! Every kernel of the GPU against the CPU's. Skips, visibly, where there is no GPU.
+#![cfg(feature = "cuda")]
+
+use paceline_kernels::arena::Span;
+use paceline_kernels::counter::Stream as Random;
+use paceline_kernels::cuda::{CudaError, Device, Function, Update};
+use paceline_kernels::loss::Columns;
+use paceline_kernels::{Rows, Write, activation, embedding, linear, loss, norm, optimizer, reduce};
+
+/// A device whose arena is filled from the front.
+struct Bench {
+    device: Device,
+    next: u64,
+}
+
+impl Bench {
+    fn open() -> Option<Self> {
+        match Device::open(0, 2, 64 << 20) {
+            Ok(device) => Some(Self { device, next: 0 }),
+            Err(error @ (CudaError::NoLibrary { .. } | CudaError::NoDevice { .. })) => {
+                eprintln!("skipped: {error}");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn put(&mut self, values: &[f32]) -> Span {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        let span = Span { offset: self.next, len: bytes.len() as u64 };
+        self.next += span.len.next_multiple_of(64);
+        self.device.upload(0, span, &bytes).unwrap();
+        span
+    }
+
+    fn put_words(&mut self, words: &[u32]) -> Span {
+        self.put(&words.iter().map(|word| f32::from_bits(*word)).collect::<Vec<_>>())
+    }
+
+    fn room(&mut self, elements: usize) -> Span {
+        self.put(&vec![f32::NAN; elements])
+    }
+
+    fn get(&self, span: Span) -> Vec<f32> {
+        let mut bytes = vec![0; span.len as usize];
+        self.device.download(0, span, &mut bytes).unwrap();
+        bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()
+    }
+
+    #[track_caller]
+    fn same(&self, span: Span, expected: &[f32]) {
+        let found = self.get(span);
+        let scale = expected.iter().fold(1e-3f32, |largest, value| largest.max(value.abs()));
+        for (at, (f, e)) in found.iter().zip(expected).enumerate() {
+            assert!((f - e).abs() <= 2e-6 * scale, "element {at}: {f} against {e}, scale {scale}");
+        }
+        assert_eq!(found.len(), expected.len());
+    }
+}
+
+fn random(name: &str, elements: usize) -> Vec<f32> {
+    let mut values = vec![0.0; elements];
+    Random::new(11, name).fill_normal(0, 0.0, 1.0, &mut values);
+    values
+}
+
+const SHAPES: [Rows; 3] =
+    [Rows { rows: 1, width: 1 }, Rows { rows: 7, width: 33 }, Rows { rows: 64, width: 700 }];
+
+#[test]
+fn products_agree() {
+    let Some(mut bench) = Bench::open() else { return };
+    for (rows, inputs, outputs) in [(1, 1, 1), (5, 7, 3), (64, 48, 130)] {
+        let shape = linear::Shape { rows, inputs, outputs };
+        let [x, w, dy] = [("x", rows * inputs), ("w", outputs * inputs), ("dy", rows * outputs)]
+            .map(|(name, n)| random(name, n));
+        let [on_x, on_w, on_dy] = [&x, &w, &dy].map(|values| bench.put(values));
+        let mut y = vec![0.0; rows * outputs];
+        linear::forward(shape, &x, &w, &mut y);
+        let on_y = bench.room(y.len());
+        bench.device.linear(0, shape, on_x, on_w, on_y).unwrap();
+        bench.same(on_y, &y);
+        let mut dx = vec![0.0; x.len()];
+        linear::input_gradient(shape, &dy, &w, &mut dx);
+        let on_dx = bench.room(dx.len());
+        bench.device.linear_input(0, shape, on_dy, on_w, on_dx).unwrap();
+        bench.same(on_dx, &dx);
+        let mut dw = random("dw", w.len());
+        let on_dw = bench.put(&dw);
+        for mode in [Write::Accumulate, Write::Overwrite] {
+            linear::weight_gradient(shape, &dy, &x, &mut dw, mode);
+            bench.device.linear_weight(0, shape, on_dy, on_x, on_dw, mode).unwrap();
+            bench.same(on_dw, &dw);
+        }
+    }
+}
+
+type Forward = fn(&[f32], &mut [f32]);
+type Gradient = fn(&[f32], &[f32], &mut [f32]);
+
+const FUNCTIONS: [(Function, Forward, Gradient); 3] = [
+    (Function::Relu, activation::relu_forward, activation::relu_input_gradient),
+    (Function::Gelu, activation::gelu_tanh_forward, activation::gelu_tanh_input_gradient),
+    (
+        Function::SquaredRelu,
+        activation::squared_relu_forward,
+        activation::squared_relu_input_gradient,
+    ),
+];
+
+#[test]
+fn activations_agree() {
+    let Some(mut bench) = Bench::open() else { return };
+    for shape in SHAPES {
+        let n = shape.rows * shape.width;
+        let [x, dy] = ["x", "dy"].map(|name| random(name, n));
+        let (on_x, on_dy) = (bench.put(&x), bench.put(&dy));
+        let (on_y, mut y) = (bench.room(n), vec![0.0; n]);
+        for (function, forward, gradient) in FUNCTIONS {
+            forward(&x, &mut y);
+            bench.device.activation(0, function, on_x, on_y).unwrap();
+            bench.same(on_y, &y);
+            gradient(&dy, &x, &mut y);
+            bench.device.activation_input(0, function, on_dy, on_x, on_y).unwrap();
+            bench.same(on_y, &y);
+        }
+        let both = random("both", 2 * n);
+        let on_both = bench.put(&both);
+        activation::swiglu_forward(shape, &both, &mut y);
+        bench.device.swiglu(0, shape, on_both, on_y).unwrap();
+        bench.same(on_y, &y);
+        let (mut dboth, on_dboth) = (vec![0.0; 2 * n], bench.room(2 * n));
+        activation::swiglu_input_gradient(shape, &dy, &both, &mut dboth);
+        bench.device.swiglu_input(0, shape, on_dy, on_both, on_dboth).unwrap();
+        bench.same(on_dboth, &dboth);
+    }
+}
+
+#[test]
+fn biases_and_sums_agree() {
+    let Some(mut bench) = Bench::open() else { return };
+    for shape in SHAPES {
+        let n = shape.rows * shape.width;
+        let [x, dy] = ["x", "dy"].map(|name| random(name, n));
+        let (on_x, on_dy) = (bench.put(&x), bench.put(&dy));
+        let (on_y, mut y) = (bench.room(n), vec![0.0; n]);
+        let b = random("b", shape.width);
+        let on_b = bench.put(&b);
+        linear::bias_forward(shape, &x, &b, &mut y);
+        bench.device.bias(0, shape, on_x, on_b, on_y).unwrap();
+        bench.same(on_y, &y);
+        let mut db = random("db", shape.width);
+        let on_db = bench.put(&db);
+        for mode in [Write::Accumulate, Write::Overwrite] {
+            linear::bias_gradient(shape, &dy, &mut db, mode);
+            bench.device.bias_weight(0, shape, on_dy, on_db, mode).unwrap();
+            bench.same(on_db, &db);
+        }
+        reduce::add3(&x, &dy, &mut y);
+        bench.device.add3(0, on_x, on_dy, on_y).unwrap();
+        bench.same(on_y, &y);
+        reduce::add(&x, &mut y);
+        bench.device.add(0, on_x, on_y).unwrap();
+        bench.same(on_y, &y);
+        bench.device.copy(0, on_x, on_y).unwrap();
+        bench.same(on_y, &x);
+    }
+}
+
+#[test]
+fn norms_agree() {
+    let Some(mut bench) = Bench::open() else { return };
+    for shape in SHAPES {
+        let (n, width) = (shape.rows * shape.width, shape.width);
+        let [x, dy] = ["x", "dy"].map(|name| random(name, n));
+        let [gamma, beta] = ["gamma", "beta"].map(|name| random(name, width));
+        let [on_x, on_dy] = [&x, &dy].map(|values| bench.put(values));
+        let [on_gamma, on_beta] = [&gamma, &beta].map(|values| bench.put(values));
+        for layer in [true, false] {
+            let (mut y, mut dx) = (vec![0.0; n], vec![0.0; n]);
+            let mut stats = vec![0.0; shape.rows * if layer { 2 } else { 1 }];
+            let [mut dgamma, mut dbeta] = ["dgamma", "dbeta"].map(|name| random(name, width));
+            let (on_y, on_dx, on_stats) = (bench.room(n), bench.room(n), bench.room(stats.len()));
+            let [on_dgamma, on_dbeta] = [&dgamma, &dbeta].map(|values| bench.put(values));
+            let mode = Write::Accumulate;
+            if layer {
+                norm::layer_norm_forward(shape, 1e-5, &x, &gamma, &beta, &mut y, &mut stats);
+                norm::layer_norm_input_gradient(shape, &dy, &x, &gamma, &stats, &mut dx);
+                let (g, b) = (&mut dgamma, &mut dbeta);
+                norm::layer_norm_weight_gradient(shape, &dy, &x, &stats, g, b, mode);
+            } else {
+                norm::rms_norm_forward(shape, 1e-5, &x, &gamma, &mut y, &mut stats);
+                norm::rms_norm_input_gradient(shape, &dy, &x, &gamma, &stats, &mut dx);
+                norm::rms_norm_weight_gradient(shape, &dy, &x, &stats, &mut dgamma, mode);
+            }
+            let gpu = &bench.device;
+            let second = |span| layer.then_some(span);
+            gpu.norm(0, shape, 1e-5, on_x, on_gamma, second(on_beta), on_y, on_stats).unwrap();
+            gpu.norm_input(0, shape, layer, on_dy, on_x, on_gamma, on_stats, on_dx).unwrap();
+            let dbeta_at = second(on_dbeta);
+            gpu.norm_weight(0, shape, on_dy, on_x, on_stats, on_dgamma, dbeta_at, mode).unwrap();
+            bench.same(on_y, &y);
+            bench.same(on_stats, &stats);
+            // One element has no deviation: what is divided by it is all rounding.
+            if width > 1 || !layer {
+                bench.same(on_dx, &dx);
+            }
+            bench.same(on_dgamma, &dgamma);
+            bench.same(on_dbeta, &dbeta);
+        }
+    }
+}
+
+#[test]
+fn the_loss_agrees() {
+    let Some(mut bench) = Bench::open() else { return };
+    for shape in SHAPES {
+        let (n, rows, words) = (shape.rows * shape.width, shape.rows, shape.width as u32);
+        let logits = random("logits", n);
+        let targets: Vec<u32> = (0..rows as u32).map(|row| row * 7 % words).collect();
+        let columns = Columns { first: 0, valid: shape.width };
+        let (on_logits, on_targets) = (bench.put(&logits), bench.put_words(&targets));
+        let (mut max, mut stats) = (vec![0.0; rows], vec![0.0; 2 * rows]);
+        let mut losses = vec![0.0; rows];
+        loss::row_max(shape, columns, &logits, &mut max);
+        loss::softmax_stats(shape, columns, &logits, &max, &targets, &mut stats);
+        loss::cross_entropy(&stats, &mut losses);
+        let (on_max, on_stats) = (bench.room(rows), bench.room(2 * rows));
+        bench.device.row_max(0, shape, on_logits, on_max).unwrap();
+        bench.device.softmax_stats(0, shape, on_logits, on_max, on_targets, on_stats).unwrap();
+        bench.same(on_max, &max);
+        bench.same(on_stats, &stats);
+        let on_total = bench.put(&[100.0]);
+        bench.device.cross_entropy(0, rows, on_stats, on_total, Write::Accumulate).unwrap();
+        bench.same(on_total, &[100.0 + loss::sum(&losses)]);
+        let (mut dlogits, on_dlogits) = (vec![0.0; n], bench.room(n));
+        loss::input_gradient(shape, columns, 0.5, &logits, &max, &stats, &targets, &mut dlogits);
+        let gpu = &bench.device;
+        gpu.cross_entropy_input(0, shape, 0.5, on_stats, on_logits, on_max, on_targets, on_dlogits)
+            .unwrap();
+        bench.same(on_dlogits, &dlogits);
+    }
+}
+
+#[test]
+fn tables_of_words_agree() {
+    let Some(mut bench) = Bench::open() else { return };
+    for shape in SHAPES {
+        let n = shape.rows * shape.width;
+        // A table of 5 words, and a word beyond it.
+        let (table, dy) = (random("table", 5 * shape.width), random("dy", n));
+        let ids: Vec<u32> = (0..shape.rows as u32).map(|row| row * 3 % 6).collect();
+        let (on_table, on_ids, on_dy) = (bench.put(&table), bench.put_words(&ids), bench.put(&dy));
+        let (mut y, on_y) = (vec![0.0; n], bench.room(n));
+        embedding::forward(shape, 0, &ids, &table, &mut y);
+        bench.device.embedding(0, shape, on_ids, on_table, on_y).unwrap();
+        bench.same(on_y, &y);
+        let mut dtable = table.clone();
+        for mode in [Write::Accumulate, Write::Overwrite] {
+            embedding::weight_gradient(shape, 0, &ids, &dy, &mut dtable, mode);
+            bench.device.embedding_weight(0, shape, on_ids, on_dy, on_table, mode).unwrap();
+            bench.same(on_table, &dtable);
+        }
+    }
+}
+
+#[test]
+fn updates_and_norms_of_gradients_agree() {
+    let Some(mut bench) = Bench::open() else { return };
+    let n = 3000;
+    let (mut p, g) = (random("p", n), random("g", n));
+    let (mut m, mut v) = (vec![0.0; n], vec![0.0; n]);
+    let (on_p, on_g, on_m, on_v) = (bench.put(&p), bench.put(&g), bench.put(&m), bench.put(&v));
+    for step in 1..=3 {
+        let rule = optimizer::AdamW {
+            lr: 0.01,
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            grad_scale: 0.5,
+            step,
+        };
+        optimizer::adamw(&rule, true, &mut p, &g, &mut m, &mut v);
+        let rule = Update::AdamW(rule.constants(true));
+        bench.device.update(0, rule, on_p, on_g, &[on_m, on_v]).unwrap();
+    }
+    bench.same(on_p, &p);
+    bench.same(on_m, &m);
+    bench.same(on_v, &v);
+    let (mut sums, on_sums) = (vec![0.0; 3], bench.room(3));
+    reduce::block_squares(&g, 1000, &mut sums);
+    bench.device.block_squares(0, on_g, 1000, on_sums).unwrap();
+    bench.same(on_sums, &sums);
+    let on_root = bench.room(1);
+    bench.device.sum(0, on_sums, on_root, true).unwrap();
+    bench.same(on_root, &[sums.iter().sum::<f32>().sqrt()]);
+}
+
+#[test]
+fn streams_wait_for_marks_and_wrong_spans_are_refused() {
+    let Some(mut bench) = Bench::open() else { return };
+    let (a, b) = (bench.put(&vec![1.0; 1 << 20]), bench.room(1 << 20));
+    bench.device.synchronise().unwrap();
+    for _ in 0..20 {
+        bench.device.add(0, a, a).unwrap();
+    }
+    let start = bench.device.mark(0).unwrap();
+    bench.device.wait(1, &start).unwrap();
+    bench.device.copy(1, a, b).unwrap();
+    let end = bench.device.mark(1).unwrap();
+    bench.device.synchronise().unwrap();
+    assert_eq!(bench.get(b)[77], (1u32 << 20) as f32);
+    assert!(bench.device.seconds(&start, &end).unwrap() > 0.0);
+    let beyond = Span { offset: 64 << 20, len: 4 };
+    assert!(matches!(bench.device.add(0, beyond, beyond), Err(CudaError::Span { .. })));
+    let short = Span { len: 8, ..a };
+    assert!(matches!(bench.device.add3(0, a, short, b), Err(CudaError::Span { .. })));
+    assert!(matches!(Device::open(999, 1, 4), Err(CudaError::NoDevice { ordinal: 999, .. })));
+}
