@@ -7,12 +7,12 @@
 //! first step, when it reads the norm.
 
 use crate::check;
-use crate::data::{Corpus, sample_start};
+use crate::data::Data;
 use crate::error::{ExecError, Fault};
 use crate::horizon::Common;
 use crate::kernel::Kernel;
 use crate::memory::Memory;
-use crate::options::TrainOptions;
+use crate::options::{Start, TrainOptions};
 use crate::outcome::{IterationReport, Outcome};
 use crate::parameters::{self, Holding};
 use crate::place::Place;
@@ -20,7 +20,6 @@ use crate::queue::Queue;
 use crate::rank::{Sight, Wait};
 use crate::recorder::Recorder;
 use crate::reports::Reports;
-use crate::resident::Resident;
 use crate::update::{Rule, held};
 use paceline_comm::thread;
 use paceline_kernels::arena::{Access, Span};
@@ -47,16 +46,18 @@ pub(crate) fn train(
     report: &mut dyn FnMut(&IterationReport),
 ) -> Result<Outcome, ExecError> {
     let kernels = check::check(plan)?;
-    supported(plan, &kernels)?;
+    supported(plan, options, &kernels)?;
     let vocab = check::vocabulary(plan)?;
-    let corpus = Corpus::new(vocab, options.seed)?;
+    let data = Data::new(&options.data, vocab, plan.strategy.seq, options.seed)?;
     let (rank, program) = (Rank(0), plan.program(Rank(0)));
     let place = Place::of(plan, rank);
-    let resident = Resident::start();
     let memory = host_memory(program, place, options.seed)?;
     let bytes = memory.bytes();
     let whole = Span { offset: 0, len: bytes };
-    let starting = |source| ExecError::Gpu { iteration: 1, op: "start".into(), source };
+    let starting = |source| {
+        let (iteration, op, source) = (1, "start".into(), Fault::Gpu(source));
+        ExecError::Op { rank, iteration, op, source }
+    };
     let device = Device::open(ordinal, 2, bytes).map_err(starting)?;
     let refused = |source| ExecError::Memory { rank, source };
     let views = memory.views(&[(whole, Access::Read)]).map_err(refused)?;
@@ -70,7 +71,7 @@ pub(crate) fn train(
         program,
         options,
         kernels: &kernels,
-        corpus: &corpus,
+        data: &data,
         place,
         memory: &memory,
         device: &device,
@@ -102,8 +103,9 @@ pub(crate) fn train(
         iterations: reports.done,
         trace: trace.finish(),
         arena_bytes: vec![bytes],
-        peak_bytes: resident.grown(0).map(|grown| vec![grown]),
-        floor: corpus.floor_for(plan.strategy.seq),
+        peak_bytes: Some(vec![device.taken()]),
+        copy_bytes: vec![0],
+        floor: data.floor(),
         stopped: crate::horizon::Horizon::Common(horizon).stopped(),
         parameters,
     })
@@ -112,11 +114,7 @@ pub(crate) fn train(
 /// The arena on the host, with the first weights in it.
 fn host_memory(program: &Program, place: Place, seed: u64) -> Result<Memory<'_>, ExecError> {
     let rank = place.rank;
-    let failed = |source| match source {
-        Fault::Arena(source) => ExecError::Memory { rank, source },
-        Fault::Comm(source) => ExecError::Control { rank, doing: "making its memory", source },
-        Fault::NoPeer => unreachable!("memory has no peers"),
-    };
+    let failed = |source| ExecError::Op { rank, iteration: 1, op: "start".into(), source };
     let mut wires = thread::world(1);
     let memory = Memory::new(program, &mut wires[0]).map_err(failed)?;
     parameters::initialise(&memory, place, program, seed)
@@ -125,7 +123,7 @@ fn host_memory(program: &Program, place: Place, seed: u64) -> Result<Memory<'_>,
 }
 
 /// Refuses what has no kernel on a GPU yet.
-fn supported(plan: &Plan, kernels: &check::Kernels) -> Result<(), ExecError> {
+fn supported(plan: &Plan, options: &TrainOptions, kernels: &check::Kernels) -> Result<(), ExecError> {
     let refuse = |what: &str| {
         let what = format!("{what} on a GPU");
         Err(ExecError::Unsupported {
@@ -135,6 +133,9 @@ fn supported(plan: &Plan, kernels: &check::Kernels) -> Result<(), ExecError> {
     };
     if plan.mesh.world() > 1 {
         return refuse("a plan of several ranks");
+    }
+    if options.save.is_some() || !matches!(options.start, Start::Seed) {
+        return refuse("saving and resuming");
     }
     for kernel in kernels.iter().flatten() {
         match kernel {
@@ -173,7 +174,7 @@ struct Gpu<'a> {
     program: &'a Program,
     options: &'a TrainOptions,
     kernels: &'a check::Kernels,
-    corpus: &'a Corpus,
+    data: &'a Data,
     place: Place,
     /// Where buffers lie; the host's copy of the arena.
     memory: &'a Memory<'a>,
@@ -230,10 +231,10 @@ impl<'a> Gpu<'a> {
                 return Err(ExecError::Stuck { rank, iteration, op: "its lanes".into() });
             }
         }
-        let ended = |source| ExecError::Gpu {
-            iteration: iteration + 1,
-            op: "the end of an iteration".into(),
-            source,
+        let (rank, ended_at) = (self.place.rank, iteration + 1);
+        let ended = |source| {
+            let (op, source) = ("the end of an iteration".into(), Fault::Gpu(source));
+            ExecError::Op { rank, iteration: ended_at, op, source }
         };
         self.device.synchronise().map_err(ended)?;
         for (lane, op, iteration, start) in std::mem::take(&mut self.spans) {
@@ -245,9 +246,9 @@ impl<'a> Gpu<'a> {
         Ok(())
     }
 
-    fn failed(&self, section: &Section, op: OpId, iteration: u32, source: CudaError) -> ExecError {
+    fn failed(&self, section: &Section, op: OpId, iteration: u32, source: Fault) -> ExecError {
         let op = describe(self.plan, self.program, &section.nodes[op.index()].op);
-        ExecError::Gpu { iteration: iteration + 1, op, source }
+        ExecError::Op { rank: self.place.rank, iteration: iteration + 1, op, source }
     }
 
     /// Queues an op behind what it comes after.
@@ -257,7 +258,7 @@ impl<'a> Gpu<'a> {
         lane: LaneId,
         op: OpId,
         iteration: u32,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), Fault> {
         let stream_of = |lane: LaneId| if lane.index() == 0 { COMPUTE } else { BESIDE };
         let stream = stream_of(lane);
         for earlier in section.after(op) {
@@ -274,7 +275,7 @@ impl<'a> Gpu<'a> {
         Ok(())
     }
 
-    fn perform(&mut self, op: &Op, stream: Stream, iteration: u32) -> Result<(), CudaError> {
+    fn perform(&mut self, op: &Op, stream: Stream, iteration: u32) -> Result<(), Fault> {
         let running = |microbatch: Microbatch| {
             u64::from(iteration) * u64::from(self.plan.strategy.microbatches())
                 + u64::from(microbatch.0)
@@ -287,14 +288,14 @@ impl<'a> Gpu<'a> {
             }
             Op::Compute { segment, microbatch, fresh } => {
                 let (segment, running) = (self.program.segment(segment), running(microbatch));
-                self.segment(stream, segment, running, fresh)
+                Ok(self.segment(stream, segment, running, fresh)?)
             }
             Op::Accumulate { from, into, mode } => {
                 let (from, into) = (self.memory.span(from, now), self.memory.span(into, now));
                 match mode {
                     AccumulateMode::Move if from == into => Ok(()),
-                    AccumulateMode::Move => self.device.copy(stream, from, into),
-                    AccumulateMode::Add => self.device.add(stream, from, into),
+                    AccumulateMode::Move => Ok(self.device.copy(stream, from, into)?),
+                    AccumulateMode::Add => Ok(self.device.add(stream, from, into)?),
                 }
             }
             Op::Step { bucket } => {
@@ -304,7 +305,7 @@ impl<'a> Gpu<'a> {
                 };
                 let kind = self.plan.strategy.optimizer;
                 let rule = Rule::new(kind, self.options, iteration, norm);
-                self.step(stream, &rule, &self.program.buckets[bucket as usize], now)
+                Ok(self.step(stream, &rule, &self.program.buckets[bucket as usize], now)?)
             }
             Op::Free { .. } => Ok(()),
             Op::Send { .. }
@@ -324,21 +325,20 @@ impl<'a> Gpu<'a> {
         span: Span,
         iteration: u32,
         microbatch: Microbatch,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), Fault> {
         let strategy = &self.plan.strategy;
         let ahead = match what {
             LoadKind::Tokens => 0,
             LoadKind::Targets => 1,
         };
         self.tokens.resize(span.elements(), 0);
-        let first = u64::from(microbatch.0) * strategy.micro_batch;
+        let before = u64::from(iteration) * strategy.global_batch;
+        let first = before.wrapping_add(u64::from(microbatch.0) * strategy.micro_batch);
         for (sample, tokens) in (first..).zip(self.tokens.chunks_mut(strategy.seq as usize)) {
-            let batch = strategy.global_batch;
-            let start = sample_start(u64::from(iteration), sample, batch, strategy.seq);
-            self.corpus.fill(start.wrapping_add(ahead), tokens);
+            self.data.fill(sample, ahead, tokens)?;
         }
         let bytes: Vec<u8> = self.tokens.iter().flat_map(|token| token.to_ne_bytes()).collect();
-        self.device.upload(stream, span, &bytes)
+        Ok(self.device.upload(stream, span, &bytes)?)
     }
 
     fn segment(
@@ -507,8 +507,11 @@ impl<'a> Gpu<'a> {
         let running = u64::from(iteration) * u64::from(self.plan.strategy.microbatches());
         let read = |buffer: Option<BufferId>| {
             let value = buffer.map(|buffer| self.scalar(buffer, running)).transpose();
-            let op = "reading a result".to_owned();
-            value.map_err(|source| ExecError::Gpu { iteration: iteration + 1, op, source })
+            let (rank, iteration) = (self.place.rank, iteration + 1);
+            value.map_err(|source| {
+                let (op, source) = ("reading a result".to_owned(), Fault::Gpu(source));
+                ExecError::Op { rank, iteration, op, source }
+            })
         };
         let (loss, norm) = (read(self.program.outputs.loss)?, read(self.program.outputs.norm)?);
         let now = self.recorder.now();

@@ -56,17 +56,6 @@ pub enum ExecError {
         /// What happened.
         source: Fault,
     },
-    /// A GPU could not do what it was asked.
-    #[cfg(feature = "cuda")]
-    #[error("iteration {iteration}, {op}: {source}")]
-    Gpu {
-        /// The iteration.
-        iteration: u32,
-        /// The op, in words.
-        op: String,
-        /// What happened.
-        source: paceline_kernels::cuda::CudaError,
-    },
     /// A rank owes a message for too long.
     #[error(
         "rank {rank}, iteration {iteration}, {op}: nothing came from rank {peer} for {:.1} s",
@@ -175,6 +164,10 @@ pub enum Fault {
     /// In the data.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// On the GPU.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Gpu(#[from] paceline_kernels::cuda::CudaError),
     /// The op names a rank that does not exist.
     #[error("there is no such peer; validate the plan")]
     NoPeer,

@@ -77,6 +77,8 @@ pub struct Device {
     functions: BTreeMap<&'static str, CudaFunction>,
     arena: CudaSlice<u8>,
     bytes: u64,
+    /// What the arena took of the device's free memory.
+    taken: u64,
 }
 
 /// A moment of a stream.
@@ -147,10 +149,17 @@ impl Device {
         let stream = &streams[0].0;
         let arena = stream.alloc_zeros(size.max(1)).map_err(failed("allocating the arena"))?;
         let functions = compile(&context)?;
-        let device = Self { name, context, streams, functions, arena, bytes };
+        let mut device = Self { name, context, streams, functions, arena, bytes, taken: 0 };
         // The other streams must not begin before the arena is zero.
         device.synchronise()?;
+        let (left, _) = device.context.mem_get_info().map_err(failed("asking for free memory"))?;
+        device.taken = free.saturating_sub(left) as u64;
         Ok(device)
+    }
+
+    /// How much of the device's memory became used when this was opened, as the driver counts.
+    pub fn taken(&self) -> u64 {
+        self.taken
     }
 
     /// What the device is called.

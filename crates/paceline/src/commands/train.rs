@@ -15,7 +15,7 @@ use crate::report::breakdown_table;
 use clap::Args;
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
 use paceline_exec::data::Corpus;
-use paceline_exec::{IterationReport, Start, TrainOptions, resident};
+use paceline_exec::{Device, IterationReport, Start, TrainOptions, resident};
 use paceline_plan::DType;
 use paceline_plan::collective::Order;
 use paceline_plan::ids::Rank;
@@ -323,6 +323,12 @@ impl Job {
                 "{ranks} ranks share {cores} core{}, the prediction gives each its own: expect it \
                  to be too fast",
                 if cores == 1 { "" } else { "s" }
+            ));
+        }
+        if self.launch.device != Device::Cpu {
+            warnings.push(format!(
+                "the prediction is for {}; --cluster names one with the GPU",
+                cluster.name
             ));
         }
         let memory = plan.programs.iter().flat_map(|program| {

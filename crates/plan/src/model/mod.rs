@@ -183,7 +183,7 @@ impl ModelKind {
     /// The activations that the kind can be built with, its own first.
     pub const fn activations(self) -> &'static [Activation] {
         match self {
-            Self::Mlp => &[Activation::Relu],
+            Self::Mlp => &[Activation::Relu, Activation::Gelu, Activation::SquaredRelu],
             Self::Gpt2 => &[Activation::Gelu, Activation::Relu, Activation::SquaredRelu],
             Self::Llama => {
                 &[Activation::SwiGlu, Activation::Gelu, Activation::Relu, Activation::SquaredRelu]
