@@ -11,7 +11,7 @@ use crate::data::Data;
 use crate::error::{ExecError, Fault};
 use crate::horizon::Common;
 use crate::kernel::Kernel;
-use crate::memory::Memory;
+use crate::memory::{Memory, within};
 use crate::options::{Start, TrainOptions};
 use crate::outcome::{IterationReport, Outcome};
 use crate::parameters::{self, Holding};
@@ -20,7 +20,10 @@ use crate::queue::Queue;
 use crate::rank::{Sight, Wait};
 use crate::recorder::Recorder;
 use crate::reports::Reports;
-use crate::update::{Rule, held};
+use crate::loss_scale::LossScale;
+use crate::update::{Held, Rule};
+use paceline_plan::DType;
+use crate::types::Float;
 use paceline_comm::thread;
 use paceline_kernels::arena::{Access, Span};
 use paceline_kernels::cuda::{CudaError, Device, Function, Mark, Stream, Update};
@@ -51,7 +54,7 @@ pub(crate) fn train(
     let data = Data::new(&options.data, vocab, plan.strategy.seq, options.seed)?;
     let (rank, program) = (Rank(0), plan.program(Rank(0)));
     let place = Place::of(plan, rank);
-    let memory = host_memory(program, place, options.seed)?;
+    let memory = host_memory(program, &kernels, place, options.seed)?;
     let bytes = memory.bytes();
     let whole = Span { offset: 0, len: bytes };
     let starting = |source| {
@@ -82,7 +85,7 @@ pub(crate) fn train(
         tokens: Vec::new(),
     };
     let horizon = Common::new(options.iterations, &options.stop);
-    let mut reports = Reports::new(plan);
+    let mut reports = Reports::new(plan, options);
     gpu.work(&horizon, &mut |sight| {
         reports.hear(rank, sight).iter().for_each(&mut *report);
     })?;
@@ -112,18 +115,27 @@ pub(crate) fn train(
 }
 
 /// The arena on the host, with the first weights in it.
-fn host_memory(program: &Program, place: Place, seed: u64) -> Result<Memory<'_>, ExecError> {
+fn host_memory<'p>(
+    program: &'p Program,
+    kernels: &check::Kernels,
+    place: Place,
+    seed: u64,
+) -> Result<Memory<'p>, ExecError> {
     let rank = place.rank;
     let failed = |source| ExecError::Op { rank, iteration: 1, op: "start".into(), source };
     let mut wires = thread::world(1);
     let memory = Memory::new(program, &mut wires[0]).map_err(failed)?;
-    parameters::initialise(&memory, place, program, seed)
+    parameters::initialise(&memory, kernels.types, place, program, seed)
         .map_err(|source| ExecError::Memory { rank, source })?;
     Ok(memory)
 }
 
 /// Refuses what has no kernel on a GPU yet.
-fn supported(plan: &Plan, options: &TrainOptions, kernels: &check::Kernels) -> Result<(), ExecError> {
+fn supported(
+    plan: &Plan,
+    options: &TrainOptions,
+    kernels: &check::Kernels,
+) -> Result<(), ExecError> {
     let refuse = |what: &str| {
         let what = format!("{what} on a GPU");
         Err(ExecError::Unsupported {
@@ -137,7 +149,10 @@ fn supported(plan: &Plan, options: &TrainOptions, kernels: &check::Kernels) -> R
     if options.save.is_some() || !matches!(options.start, Start::Seed) {
         return refuse("saving and resuming");
     }
-    for kernel in kernels.iter().flatten() {
+    if [kernels.types.activation, kernels.types.gradient] != [Float::F32; 2] {
+        return refuse("any type but f32");
+    }
+    for kernel in kernels.of.iter().flatten() {
         match kernel {
             Kernel::Attention(_) | Kernel::AttentionInput(_) => return refuse("attention"),
             Kernel::Rope(_) | Kernel::RopeInput(_) => return refuse("rotary embedding"),
@@ -303,8 +318,8 @@ impl<'a> Gpu<'a> {
                     Some(norm) => Some(self.scalar(norm, now)?),
                     None => None,
                 };
-                let kind = self.plan.strategy.optimizer;
-                let rule = Rule::new(kind, self.options, iteration, norm);
+                let scale = LossScale::new(&self.plan.strategy, self.options);
+                let rule = Rule::new(&self.plan.strategy, self.options, iteration, norm, &scale);
                 Ok(self.step(stream, &rule, &self.program.buckets[bucket as usize], now)?)
             }
             Op::Free { .. } => Ok(()),
@@ -331,7 +346,7 @@ impl<'a> Gpu<'a> {
             LoadKind::Tokens => 0,
             LoadKind::Targets => 1,
         };
-        self.tokens.resize(span.elements(), 0);
+        self.tokens.resize((span.len / 4) as usize, 0);
         let before = u64::from(iteration) * strategy.global_batch;
         let first = before.wrapping_add(u64::from(microbatch.0) * strategy.micro_batch);
         for (sample, tokens) in (first..).zip(self.tokens.chunks_mut(strategy.seq as usize)) {
@@ -349,7 +364,7 @@ impl<'a> Gpu<'a> {
         fresh: bool,
     ) -> Result<(), CudaError> {
         let template = &self.plan.templates[segment.template as usize];
-        let kernels = &self.kernels[segment.template as usize];
+        let kernels = &self.kernels.of[segment.template as usize];
         for (op, &kernel) in template.ops.iter().zip(kernels) {
             let on = Operands { memory: self.memory, template, segment, op, running };
             self.compute(stream, kernel, &on, fresh)?;
@@ -451,9 +466,9 @@ impl<'a> Gpu<'a> {
             for entry in bucket.entries.iter().filter(|entry| entry.counted) {
                 let first = before + entry.offset / BLOCK;
                 let count = entry.elements().div_ceil(BLOCK);
-                let from = crate::memory::within(blocks, first..first + count);
+                let from = within(blocks, DType::F32, first..first + count);
                 let slot = u64::from(entry.norm_entry);
-                let into = crate::memory::within(sums, slot..slot + 1);
+                let into = within(sums, DType::F32, slot..slot + 1);
                 self.device.sum(stream, from, into, false)?;
             }
             before += bucket.elements / BLOCK;

@@ -152,10 +152,11 @@ impl<'a> Rank<'a> {
         let rank = transport.rank();
         let program = run.plan.program(rank);
         let place = Place::of(run.plan, rank);
-        let memory = Memory::new(program, transport).map_err(|source| match source {
-            Fault::Comm(source) => ExecError::Control { rank, doing: "making its memory", source },
-            Fault::Arena(source) => ExecError::Memory { rank, source },
-            Fault::NoPeer | Fault::Data(_) => unreachable!("memory has no peers and no data"),
+        let memory = Memory::new(program, transport).map_err(|source| ExecError::Op {
+            rank,
+            iteration: 1,
+            op: "start".into(),
+            source,
         })?;
         let refused = |source| ExecError::Memory { rank, source };
         match &run.options.start {

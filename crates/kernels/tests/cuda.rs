@@ -5,7 +5,8 @@ use paceline_kernels::arena::Span;
 use paceline_kernels::counter::Stream as Random;
 use paceline_kernels::cuda::{CudaError, Device, Function, Update};
 use paceline_kernels::loss::Columns;
-use paceline_kernels::{Rows, Write, activation, embedding, linear, loss, norm, optimizer, reduce};
+use paceline_kernels::pool::Pool;
+use paceline_kernels::{Rows, Write, activation, bias, embedding, linear, loss, norm, optimizer, reduce};
 
 /// A device whose arena is filled from the front.
 struct Bench {
@@ -70,25 +71,26 @@ const SHAPES: [Rows; 3] =
 #[test]
 fn products_agree() {
     let Some(mut bench) = Bench::open() else { return };
+    let pool = Pool::single();
     for (rows, inputs, outputs) in [(1, 1, 1), (5, 7, 3), (64, 48, 130)] {
         let shape = linear::Shape { rows, inputs, outputs };
         let [x, w, dy] = [("x", rows * inputs), ("w", outputs * inputs), ("dy", rows * outputs)]
             .map(|(name, n)| random(name, n));
         let [on_x, on_w, on_dy] = [&x, &w, &dy].map(|values| bench.put(values));
         let mut y = vec![0.0; rows * outputs];
-        linear::forward(shape, &x, &w, &mut y);
+        linear::forward(&pool, shape, &x, &w, &mut y);
         let on_y = bench.room(y.len());
         bench.device.linear(0, shape, on_x, on_w, on_y).unwrap();
         bench.same(on_y, &y);
         let mut dx = vec![0.0; x.len()];
-        linear::input_gradient(shape, &dy, &w, &mut dx);
+        linear::input_gradient(&pool, shape, &dy, &w, &mut dx);
         let on_dx = bench.room(dx.len());
         bench.device.linear_input(0, shape, on_dy, on_w, on_dx).unwrap();
         bench.same(on_dx, &dx);
         let mut dw = random("dw", w.len());
         let on_dw = bench.put(&dw);
         for mode in [Write::Accumulate, Write::Overwrite] {
-            linear::weight_gradient(shape, &dy, &x, &mut dw, mode);
+            linear::weight_gradient(&pool, shape, &dy, &x, &mut dw, mode);
             bench.device.linear_weight(0, shape, on_dy, on_x, on_dw, mode).unwrap();
             bench.same(on_dw, &dw);
         }
@@ -146,13 +148,13 @@ fn biases_and_sums_agree() {
         let (on_y, mut y) = (bench.room(n), vec![0.0; n]);
         let b = random("b", shape.width);
         let on_b = bench.put(&b);
-        linear::bias_forward(shape, &x, &b, &mut y);
+        bias::forward(shape, &x, &b, &mut y);
         bench.device.bias(0, shape, on_x, on_b, on_y).unwrap();
         bench.same(on_y, &y);
         let mut db = random("db", shape.width);
         let on_db = bench.put(&db);
         for mode in [Write::Accumulate, Write::Overwrite] {
-            linear::bias_gradient(shape, &dy, &mut db, mode);
+            bias::weight_gradient(shape, &dy, &mut db, mode);
             bench.device.bias_weight(0, shape, on_dy, on_db, mode).unwrap();
             bench.same(on_db, &db);
         }
