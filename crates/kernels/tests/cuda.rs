@@ -6,7 +6,9 @@ use paceline_kernels::counter::Stream as Random;
 use paceline_kernels::cuda::{CudaError, Device, Function, Update};
 use paceline_kernels::loss::Columns;
 use paceline_kernels::pool::Pool;
-use paceline_kernels::{Rows, Write, activation, bias, embedding, linear, loss, norm, optimizer, reduce};
+use paceline_kernels::{
+    Rows, Write, activation, bias, embedding, linear, loss, norm, optimizer, reduce,
+};
 
 /// A device whose arena is filled from the front.
 struct Bench {
@@ -257,9 +259,9 @@ fn tables_of_words_agree() {
         embedding::forward(shape, 0, &ids, &table, &mut y);
         bench.device.embedding(0, shape, on_ids, on_table, on_y).unwrap();
         bench.same(on_y, &y);
-        let mut dtable = table.clone();
+        let (mut dtable, mut room) = (table.clone(), vec![0; shape.rows]);
         for mode in [Write::Accumulate, Write::Overwrite] {
-            embedding::weight_gradient(shape, 0, &ids, &dy, &mut dtable, mode);
+            embedding::weight_gradient(shape, 0, &ids, &dy, &mut dtable, mode, &mut room);
             bench.device.embedding_weight(0, shape, on_ids, on_dy, on_table, mode).unwrap();
             bench.same(on_table, &dtable);
         }
@@ -283,7 +285,8 @@ fn updates_and_norms_of_gradients_agree() {
             grad_scale: 0.5,
             step,
         };
-        optimizer::adamw(&rule, true, &mut p, &g, &mut m, &mut v);
+        let weights = optimizer::Weights { master: &mut p, rounded: None::<&mut [f32]> };
+        optimizer::adamw(&rule, true, weights, &g, &mut m, &mut v);
         let rule = Update::AdamW(rule.constants(true));
         bench.device.update(0, rule, on_p, on_g, &[on_m, on_v]).unwrap();
     }
