@@ -489,8 +489,8 @@ impl<'a> Gpu<'a> {
         let owned = self.place.owned(bucket);
         for entry in &bucket.entries {
             let elements = entry.offset..entry.offset + entry.elements();
-            let span =
-                |view: View| held(self.memory.span(view, running), view, &owned, elements.clone());
+            let held = Held { memory: self.memory, running, owned: &owned, elements };
+            let span = |view: View| held.span(view);
             let moments: Vec<Span> = bucket.moments.iter().map(|&view| span(view)).collect();
             let decays = |decay: f64| if entry.decay { decay as f32 } else { 0.0 };
             let update = match rule {
