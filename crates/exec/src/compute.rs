@@ -1,19 +1,22 @@
 //! Runs segments: the operators of a template on the buffers that a role bound it to.
 
 use crate::check::Kernels;
+use crate::error::Fault;
 use crate::kernel::Kernel;
 use crate::memory::Memory;
 use crate::place::Place;
-use crate::types::{Types, typed};
+use crate::types::{Float, Types, typed};
 use crate::update;
 use paceline_kernels::arena::{Access, ArenaError, Span, Views};
 use paceline_kernels::loss::Columns;
-use paceline_kernels::pool::Pool;
+use paceline_kernels::pool::{Cut, Pool, strips};
 use paceline_kernels::{
-    Element, Rows, Write, activation, bias, embedding, linear, loss, mixed, norm, reduce, rope,
+    Bf16, Element, F16, Rows, Write, activation, bias, embedding, linear, loss, mixed, norm,
+    reduce, rope,
 };
 use paceline_plan::graph::{ActivationKind, NormKind, Part};
 use paceline_plan::program::{LocalOp, Plan, Program, Segment, Template};
+use std::ops::Range;
 
 /// What the computations of one rank share.
 #[derive(Debug)]
@@ -32,6 +35,8 @@ pub(crate) struct Compute<'p> {
     /// Room for the order of a microbatch's rows.
     order: Vec<u32>,
     types: Types,
+    /// Whether to look at every number that comes out of an operator.
+    pub(crate) watching: bool,
     /// What the loss's gradient is multiplied with, so that small ones stay in range.
     pub(crate) loss_scale: f32,
 }
@@ -64,6 +69,7 @@ impl<'p> Compute<'p> {
             workspace: vec![0.0; workspace],
             order: vec![0; rows as usize],
             types,
+            watching: false,
             loss_scale: 1.0,
         }
     }
@@ -80,12 +86,16 @@ impl<'p> Compute<'p> {
         segment: &Segment,
         running: u64,
         fresh: bool,
-    ) -> Result<(), ArenaError> {
+    ) -> Result<(), Fault> {
         let template = &self.plan.templates[segment.template as usize];
         let kernels = &self.kernels.of[segment.template as usize];
         for (op, &kernel) in template.ops.iter().zip(kernels) {
             let operands = Operands::of(memory, template, segment, op, running)?;
             typed!(self.types, <T, G> self.run::<T, G>(kernel, &operands, fresh));
+            drop(operands);
+            if self.watching && kernel != Kernel::RowMax {
+                watch(memory, template, segment, op, running)?;
+            }
         }
         Ok(())
     }
@@ -96,8 +106,10 @@ impl<'p> Compute<'p> {
         match kernel {
             Kernel::Embedding => {
                 let first = self.first(on.param_dims(0)[0]);
-                let shape = on.output_rows(0);
-                embedding::forward(shape, first, on.ids(0), on.param::<T>(0), on.output(0));
+                let (shape, ids, table) = (on.output_rows(0), on.ids(0), on.param::<T>(0));
+                over_rows(pool, shape, strips(on.output(0), shape.width), |part, at, y| {
+                    embedding::forward(part, first, &ids[at], table, y);
+                });
             }
             Kernel::EmbeddingWeight => {
                 let first = self.first(on.param_dims(0)[0]);
@@ -119,24 +131,39 @@ impl<'p> Compute<'p> {
             }
             Kernel::Norm { norm, eps } => {
                 let (shape, x, gain) = (on.rows(0), on.input::<T>(0), on.param(0));
-                let (y, stats) = (on.output(0), on.output(1));
+                let (y, stats) = (strips(on.output(0), shape.width), on.output(1));
                 match norm {
                     NormKind::Layer => {
-                        norm::layer_norm_forward(shape, eps, x, gain, on.param(1), y, stats);
+                        let (bias, outputs) = (on.param(1), (y, strips(stats, 2)));
+                        over_rows(pool, shape, outputs, |part, at, (y, stats)| {
+                            let x = &x[elements(shape, &at)];
+                            norm::layer_norm_forward(part, eps, x, gain, bias, y, stats);
+                        });
                     }
-                    NormKind::Rms => norm::rms_norm_forward(shape, eps, x, gain, y, stats),
+                    NormKind::Rms => {
+                        let outputs = (y, strips(stats, 1));
+                        over_rows(pool, shape, outputs, |part, at, (y, stats)| {
+                            let x = &x[elements(shape, &at)];
+                            norm::rms_norm_forward(part, eps, x, gain, y, stats);
+                        });
+                    }
                 }
             }
             Kernel::NormInput { norm } => {
-                let (shape, dy, x, stats) =
-                    (on.rows(0), on.input::<T>(0), on.input(1), on.input(2));
-                let (gain, dx) = (on.param(0), on.output(0));
-                match norm {
-                    NormKind::Layer => {
-                        norm::layer_norm_input_gradient(shape, dy, x, gain, stats, dx);
+                let (shape, dy, x) = (on.rows(0), on.input::<T>(0), on.input::<T>(1));
+                let (gain, stats) = (on.param::<T>(0), on.input::<f32>(2));
+                over_rows(pool, shape, strips(on.output(0), shape.width), |part, at, dx| {
+                    let (dy, x) = (&dy[elements(shape, &at)], &x[elements(shape, &at)]);
+                    match norm {
+                        NormKind::Layer => {
+                            let stats = &stats[2 * at.start..2 * at.end];
+                            norm::layer_norm_input_gradient(part, dy, x, gain, stats, dx);
+                        }
+                        NormKind::Rms => {
+                            norm::rms_norm_input_gradient(part, dy, x, gain, &stats[at], dx);
+                        }
                     }
-                    NormKind::Rms => norm::rms_norm_input_gradient(shape, dy, x, gain, stats, dx),
-                }
+                });
             }
             Kernel::NormWeight { norm } => {
                 let (shape, dy, x, stats) =
@@ -145,10 +172,11 @@ impl<'p> Compute<'p> {
                 match norm {
                     NormKind::Layer => {
                         let dbias = on.gradient(1);
-                        norm::layer_norm_weight_gradient(shape, dy, x, stats, dgain, dbias, mode);
+                        let outputs = (dgain, dbias);
+                        norm::layer_norm_weight_gradient(pool, shape, dy, x, stats, outputs, mode);
                     }
                     NormKind::Rms => {
-                        norm::rms_norm_weight_gradient(shape, dy, x, stats, dgain, mode);
+                        norm::rms_norm_weight_gradient(pool, shape, dy, x, stats, dgain, mode);
                     }
                 }
             }
@@ -169,16 +197,26 @@ impl<'p> Compute<'p> {
                 mixed::linear_weight_gradient(pool, shape, dy, x, dw, mode, workspace);
             }
             Kernel::Bias => {
-                bias::forward(on.rows(0), on.input::<T>(0), on.param(0), on.output(0));
+                let (shape, x, b) = (on.rows(0), on.input::<T>(0), on.param::<T>(0));
+                over_rows(pool, shape, strips(on.output(0), shape.width), |part, at, y| {
+                    bias::forward(part, &x[elements(shape, &at)], b, y);
+                });
             }
             Kernel::BiasWeight => {
-                bias::weight_gradient(on.rows(0), on.input::<T>(0), on.gradient::<G>(0), mode);
+                let (shape, dy, db) = (on.rows(0), on.input::<T>(0), on.gradient::<G>(0));
+                bias::weight_gradient(pool, shape, dy, db, mode);
             }
             Kernel::Rope(rotation) => {
-                rope::forward(rotation, self.sequence(), on.input::<T>(0), on.output(0));
+                let (positions, qkv) = (self.sequence(), on.input::<T>(0));
+                over_sequences(pool, on.rows(0), positions, on.output(0), |at, out| {
+                    rope::forward(rotation, positions, &qkv[at], out);
+                });
             }
             Kernel::RopeInput(rotation) => {
-                rope::input_gradient(rotation, self.sequence(), on.input::<T>(0), on.output(0));
+                let (positions, dout) = (self.sequence(), on.input::<T>(0));
+                over_sequences(pool, on.rows(0), positions, on.output(0), |at, dqkv| {
+                    rope::input_gradient(rotation, positions, &dout[at], dqkv);
+                });
             }
             Kernel::Attention(shape) => {
                 let shape = shape.with_rows(on.rows(0).rows);
@@ -209,7 +247,8 @@ impl<'p> Compute<'p> {
                     ActivationKind::Relu => activation::relu_forward::<T>,
                     ActivationKind::SquaredRelu => activation::squared_relu_forward::<T>,
                 };
-                forward(on.input(0), on.output(0));
+                let x = on.input(0);
+                over_elements(pool, on.output(0), |at, y| forward(&x[at], y));
             }
             Kernel::ActivationInput(function) => {
                 let gradient = match function {
@@ -217,24 +256,45 @@ impl<'p> Compute<'p> {
                     ActivationKind::Relu => activation::relu_input_gradient::<T>,
                     ActivationKind::SquaredRelu => activation::squared_relu_input_gradient::<T>,
                 };
-                gradient(on.input(0), on.input(1), on.output(0));
+                let (dy, x) = (on.input(0), on.input(1));
+                over_elements(pool, on.output(0), |at, dx| {
+                    gradient(&dy[at.clone()], &x[at], dx);
+                });
             }
             Kernel::SwiGlu => {
-                activation::swiglu_forward(on.output_rows(0), on.input::<T>(0), on.output(0));
+                let (shape, x) = (on.output_rows(0), on.input::<T>(0));
+                over_rows(pool, shape, strips(on.output(0), shape.width), |part, at, y| {
+                    activation::swiglu_forward(part, &x[elements(twice(shape), &at)], y);
+                });
             }
             Kernel::SwiGluInput => {
-                let (shape, dx) = (on.rows(0), on.output(0));
-                activation::swiglu_input_gradient::<T>(shape, on.input(0), on.input(1), dx);
+                let (shape, dy, x) = (on.rows(0), on.input::<T>(0), on.input::<T>(1));
+                let both = twice(shape);
+                over_rows(pool, shape, strips(on.output(0), both.width), |part, at, dx| {
+                    let (dy, x) = (&dy[elements(shape, &at)], &x[elements(both, &at)]);
+                    activation::swiglu_input_gradient(part, dy, x, dx);
+                });
             }
-            Kernel::Add => reduce::add3::<T>(on.input(0), on.input(1), on.output(0)),
+            Kernel::Add => {
+                let (a, b) = (on.input::<T>(0), on.input(1));
+                over_elements(pool, on.output(0), |at, y| {
+                    reduce::add3(&a[at.clone()], &b[at], y);
+                });
+            }
             Kernel::RowMax => {
-                let shape = on.rows(0);
-                loss::row_max::<T>(shape, self.columns(shape), on.input(0), on.output(0));
+                let (shape, logits) = (on.rows(0), on.input::<T>(0));
+                let columns = self.columns(shape);
+                over_rows(pool, shape, strips(on.output(0), 1), |part, at, max| {
+                    loss::row_max(part, columns, &logits[elements(shape, &at)], max);
+                });
             }
             Kernel::SoftmaxStats => {
-                let (shape, logits, max) = (on.rows(0), on.input::<T>(0), on.input(1));
-                let (columns, stats) = (self.columns(shape), on.output(0));
-                loss::softmax_stats(shape, columns, logits, max, on.ids(2), stats);
+                let (shape, logits) = (on.rows(0), on.input::<T>(0));
+                let (columns, max, targets) = (self.columns(shape), on.input(1), on.ids(2));
+                over_rows(pool, shape, strips(on.output(0), 2), |part, at, stats| {
+                    let (logits, max) = (&logits[elements(shape, &at)], &max[at.clone()]);
+                    loss::softmax_stats(part, columns, logits, max, &targets[at], stats);
+                });
             }
             Kernel::CrossEntropy => {
                 let losses = &mut self.workspace[..on.rows(0).rows];
@@ -243,13 +303,19 @@ impl<'p> Compute<'p> {
                 *total = if fresh { sum } else { *total + sum };
             }
             Kernel::CrossEntropyInput { scale } => {
-                let (shape, stats, logits) = (on.rows(1), on.input(0), on.input::<T>(1));
-                let (columns, max, dlogits) = (self.columns(shape), on.input(2), on.output(0));
-                let (scale, targets) = (scale * self.loss_scale, on.ids(3));
-                loss::input_gradient(shape, columns, scale, logits, max, stats, targets, dlogits);
+                let (shape, stats, logits) = (on.rows(1), on.input::<f32>(0), on.input::<T>(1));
+                let (columns, max, targets) = (self.columns(shape), on.input(2), on.ids(3));
+                let scale = scale * self.loss_scale;
+                over_rows(pool, shape, strips(on.output(0), shape.width), |part, at, dlogits| {
+                    let (logits, max) = (&logits[elements(shape, &at)], &max[at.clone()]);
+                    let (stats, targets) = (&stats[2 * at.start..2 * at.end], &targets[at]);
+                    loss::input_gradient(
+                        part, columns, scale, logits, max, stats, targets, dlogits,
+                    );
+                });
             }
             Kernel::BlockSquares { parts } => {
-                update::block_squares::<G>(self.place, parts, on.input(0), on.output(0));
+                update::block_squares::<G>(pool, self.place, parts, on.input(0), on.output(0));
             }
             Kernel::TensorSquares => {
                 update::tensor_squares(self.place, self.program, on.input(0), on.output(0));
@@ -288,6 +354,106 @@ impl<'p> Compute<'p> {
     fn sequence(&self) -> &[u32] {
         &self.positions[..self.plan.strategy.seq as usize]
     }
+}
+
+/// Refuses numbers that are none in what an operator has made. (The largest of no logits, which a
+/// rank with nothing but padding has, is infinite by right.)
+fn watch(
+    memory: &Memory<'_>,
+    template: &Template,
+    segment: &Segment,
+    op: &LocalOp,
+    running: u64,
+) -> Result<(), Fault> {
+    let first_bad = |operand: u16| -> Result<Option<f32>, ArenaError> {
+        let view = segment.operands[usize::from(operand)];
+        let span = memory.span(view, running);
+        Ok(match Float::of(template.operands[usize::from(operand)].dtype) {
+            Some(Float::F32) => memory.read(span, |x: &[f32]| reduce::first_not_finite(x))?,
+            Some(Float::Bf16) => memory.read(span, |x: &[Bf16]| reduce::first_not_finite(x))?,
+            Some(Float::F16) => memory.read(span, |x: &[F16]| reduce::first_not_finite(x))?,
+            None => None,
+        })
+    };
+    let is_gradient = op.part == Part::WeightGradient;
+    let made = op.outputs.iter().chain(if is_gradient { &op.params[..] } else { &[] });
+    for &operand in made {
+        if let Some(value) = first_bad(operand)? {
+            let mut from = "finite numbers";
+            for &param in op.params.iter().filter(|_| !is_gradient) {
+                if first_bad(param)?.is_some() {
+                    from = "weights that are no finite numbers any more";
+                }
+            }
+            let operator = format!("{} ({})", op.kind.name(), part_name(op.part));
+            return Err(Fault::NotFinite { operator, value, from });
+        }
+    }
+    Ok(())
+}
+
+fn part_name(part: Part) -> &'static str {
+    match part {
+        Part::Forward => "forward",
+        Part::InputGradient => "gradient of its input",
+        Part::WeightGradient => "gradient of its weight",
+    }
+}
+
+/// How many elements a thread takes at a time: what fits the nearest cache.
+const TILE: usize = 1 << 14;
+
+/// Runs a kernel of rows on all threads, some rows at a time. `body` gets the shape of its part, its
+/// rows, and its part of the outputs. Rows do not depend on each other, so neither do the bits on the
+/// number of threads.
+fn over_rows<C: Cut>(
+    pool: &Pool,
+    shape: Rows,
+    outputs: C,
+    body: impl Fn(Rows, Range<usize>, C::Piece) + Sync,
+) {
+    let block = (TILE / shape.width.max(1)).max(1);
+    pool.for_each_block(shape.rows, block, outputs, |rows, piece| {
+        body(Rows { rows: rows.len(), ..shape }, rows, piece);
+    });
+}
+
+/// As [`over_rows`], for kernels of single elements.
+fn over_elements<T: Element>(
+    pool: &Pool,
+    output: &mut [T],
+    body: impl Fn(Range<usize>, &mut [T]) + Sync,
+) {
+    pool.for_each_block(output.len(), TILE, strips(output, 1), body);
+}
+
+/// `into += from` on all threads.
+pub(crate) fn add<T: Element>(pool: &Pool, from: &[T], into: &mut [T]) {
+    over_elements(pool, into, |at, into| reduce::add(&from[at], into));
+}
+
+/// As [`over_rows`], a sequence at a time. `body` gets the elements of its sequence.
+fn over_sequences<T: Element>(
+    pool: &Pool,
+    shape: Rows,
+    positions: &[u32],
+    output: &mut [T],
+    body: impl Fn(Range<usize>, &mut [T]) + Sync,
+) {
+    let (sequences, width) = (shape.rows / positions.len(), positions.len() * shape.width);
+    pool.for_each_block(sequences, 1, strips(output, width), |at, piece| {
+        body(at.start * width..at.end * width, piece);
+    });
+}
+
+/// The elements of some rows.
+fn elements(shape: Rows, rows: &Range<usize>) -> Range<usize> {
+    rows.start * shape.width..rows.end * shape.width
+}
+
+/// Rows of two halves, each as wide as these.
+fn twice(shape: Rows) -> Rows {
+    Rows { width: 2 * shape.width, ..shape }
 }
 
 /// Elements of workspace that a template's operators need with so many threads.

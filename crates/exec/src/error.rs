@@ -168,6 +168,19 @@ pub enum Fault {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Gpu(#[from] paceline_kernels::cuda::CudaError),
+    /// A number that is none, where it first came up.
+    #[error(
+        "{operator} makes {value} of {from}; a lower learning rate, a longer warmup or --clip 1 may \
+         keep numbers finite, and no weight has been changed by this iteration"
+    )]
+    NotFinite {
+        /// The operator, and which of its gradients.
+        operator: String,
+        /// What it made.
+        value: f32,
+        /// What it was made of.
+        from: &'static str,
+    },
     /// The op names a rank that does not exist.
     #[error("there is no such peer; validate the plan")]
     NoPeer,

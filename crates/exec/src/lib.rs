@@ -27,6 +27,7 @@ mod cuda;
 pub mod data;
 mod error;
 mod exchange;
+mod hearing;
 mod horizon;
 mod kernel;
 mod learning_rate;

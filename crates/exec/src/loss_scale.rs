@@ -66,6 +66,11 @@ impl LossScale {
         self.dynamic && !norm.is_finite()
     }
 
+    /// Whether no smaller factor could bring a gradient with this norm back.
+    pub(crate) fn is_lost(&self, norm: f32) -> bool {
+        !norm.is_finite() && (!self.dynamic || self.scale <= 1.0)
+    }
+
     /// Ends an iteration whose gradient had this norm, still scaled.
     pub(crate) fn conclude(&mut self, norm: f32) {
         if self.overflows(norm) {
@@ -112,6 +117,7 @@ mod tests {
         let mut scale = half();
         (0..100).for_each(|_| scale.conclude(f32::NAN));
         assert_eq!(scale.factor(), 1.0);
+        assert!(scale.is_lost(f32::INFINITY));
         (0..100 * WINDOW).for_each(|_| scale.conclude(0.0));
         assert_eq!(scale.factor(), LARGEST);
     }
@@ -132,7 +138,7 @@ mod tests {
                 &Strategy { dtype, ..Strategy::default() },
                 &TrainOptions::default(),
             );
-            assert!(!scale.overflows(f32::NAN));
+            assert!(!scale.overflows(f32::NAN) && scale.is_lost(f32::NAN) && !scale.is_lost(1.0));
             scale.conclude(f32::NAN);
             assert_eq!((scale.factor(), scale.reported(), scale.skipped()), (1.0, None, 0));
         }

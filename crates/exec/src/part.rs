@@ -86,7 +86,7 @@ fn attempt(
     if rank == LEADER {
         let mut ears = Ears::new(&reports);
         let remains = run_rank(&run, transport, &mut |sight, transport| {
-            reports.hear(LEADER, sight).iter().for_each(&mut *report);
+            reports.hear(LEADER, sight, report);
             ears.catch_up(transport, &mut reports, report)
         })?;
         ears.hear_out(transport, patience, &mut reports, report)?;
@@ -141,7 +141,7 @@ impl Ears {
                 && let Some(sight) = next(transport, *heard)?
             {
                 *heard += 1;
-                reports.hear(*rank, readable(sight, *rank)?).iter().for_each(&mut *report);
+                reports.hear(*rank, readable(sight, *rank)?, report);
             }
         }
         Ok(())
@@ -161,7 +161,7 @@ impl Ears {
                 let sight = hear(transport, *rank, about, patience, Sight::decode)
                     .map_err(during(LEADER, "hearing of an iteration"))?;
                 *heard += 1;
-                reports.hear(*rank, readable(sight, *rank)?).iter().for_each(&mut *report);
+                reports.hear(*rank, readable(sight, *rank)?, report);
             }
         }
         Ok(())

@@ -8,7 +8,7 @@ use crate::check::Kernels;
 use crate::checkpoint::{
     DataPosition, Saver, Shared, TrainingState, restore_moments, restore_weights,
 };
-use crate::compute::Compute;
+use crate::compute::{Compute, add};
 use crate::control::during;
 use crate::data::Data;
 use crate::error::{ExecError, Fault};
@@ -26,7 +26,7 @@ use crate::update::Rule;
 use paceline_comm::{Progress, Transport};
 use paceline_kernels::arena::{Access, ArenaError};
 use paceline_kernels::pool::Pool;
-use paceline_kernels::{Bf16, F16, reduce};
+use paceline_kernels::{Bf16, F16};
 use paceline_plan::ids::{BufferId, LaneId, Microbatch, OpId};
 use paceline_plan::program::{AccumulateMode, LoadKind, Op, Plan, Program, Section, View};
 use paceline_plan::units::Seconds;
@@ -102,6 +102,8 @@ pub(crate) struct Rank<'a> {
     recorder: Recorder,
     saver: Option<Saver>,
     scale: LossScale,
+    /// Passes of the body that ran an iteration again.
+    again: u32,
     /// By lane: what is in flight on it.
     flights: Vec<Option<InFlight>>,
     /// The op that was worked on last, for messages.
@@ -183,9 +185,10 @@ impl<'a> Rank<'a> {
             memory,
             compute: Compute::new(run.plan, run.kernels, place, run.vocab, pool),
             exchanges: Exchanges::new(run.plan, rank),
-            recorder: Recorder::new(run.clock),
+            recorder: Recorder::new(run.clock, program),
             saver,
             scale: LossScale::new(&run.plan.strategy, run.options),
+            again: 0,
             flights,
             at: None,
         })
@@ -205,6 +208,9 @@ impl<'a> Rank<'a> {
             self.drive(&mut body, SectionOf::Body, first, Queue::is_complete)?;
             let sight = self.sight(iteration, &mut ended)?;
             if let Some(norm) = sight.norm {
+                if self.scale.is_lost(norm) {
+                    return Err(self.cause(&mut body, sight));
+                }
                 self.scale.conclude(norm);
             }
             iteration += 1;
@@ -221,6 +227,18 @@ impl<'a> Rank<'a> {
         self.drive(&mut body, SectionOf::Body, first, Queue::is_drained)?;
         self.once(&self.program.epilogue, SectionOf::Epilogue, iteration.saturating_sub(1))?;
         self.save(iteration, Saver::finish)
+    }
+
+    /// Why an iteration ended without a finite gradient. Weights are as they were before it, so all
+    /// ranks, which know the same, run it again and look at every number.
+    fn cause(&mut self, body: &mut Queue<'a>, sight: Sight) -> ExecError {
+        self.compute.watching = true;
+        self.again = 1;
+        body.open();
+        let first = self.run.from.iteration;
+        let loss = sight.loss.unwrap_or(f32::NAN);
+        let nothing = ExecError::Diverged { iteration: sight.iteration + 1, loss };
+        self.drive(body, SectionOf::Body, first, Queue::is_complete).err().unwrap_or(nothing)
     }
 
     /// Saves the state after so many iterations, if the run is saved at all.
@@ -437,7 +455,8 @@ impl<'a> Rank<'a> {
         let now = running(Microbatch(0));
         match node.op {
             Op::Load { what, into, microbatch } => {
-                self.load(what, into, at.iteration, microbatch, running(microbatch))?;
+                let iteration = at.iteration - self.again;
+                self.load(what, into, iteration, microbatch, running(microbatch))?;
             }
             Op::Compute { segment, microbatch, fresh } => {
                 let (segment, running) = (self.program.segment(segment), running(microbatch));
@@ -461,7 +480,8 @@ impl<'a> Rank<'a> {
             Op::Step { bucket } => {
                 let norm = self.program.outputs.norm.map(|norm| self.scalar(norm, now));
                 let (strategy, norm) = (&self.run.plan.strategy, norm.transpose()?);
-                if norm.is_some_and(|norm| self.scale.overflows(norm)) {
+                // All ranks see the same norm, and keep their weights if there is nothing to learn.
+                if norm.is_some_and(|norm| !norm.is_finite()) {
                     return Ok(None);
                 }
                 let rule = Rule::new(strategy, self.run.options, at.iteration, norm, &self.scale);
@@ -517,10 +537,11 @@ impl<'a> Rank<'a> {
             AccumulateMode::Move => self.memory.copy(from, into),
             AccumulateMode::Add => {
                 let views = self.memory.views(&[(from, Access::Read), (into, Access::Write)])?;
+                let pool = self.compute.pool();
                 match Float::of(dtype).unwrap_or(Float::F32) {
-                    Float::F32 => reduce::add::<f32>(views.slice(0), views.take(1)),
-                    Float::Bf16 => reduce::add::<Bf16>(views.slice(0), views.take(1)),
-                    Float::F16 => reduce::add::<F16>(views.slice(0), views.take(1)),
+                    Float::F32 => add::<f32>(pool, views.slice(0), views.take(1)),
+                    Float::Bf16 => add::<Bf16>(pool, views.slice(0), views.take(1)),
+                    Float::F16 => add::<F16>(pool, views.slice(0), views.take(1)),
                 }
                 Ok(())
             }
@@ -561,7 +582,7 @@ impl<'a> Rank<'a> {
     }
 
     fn failed(&self, at: At, op: OpId, source: Fault) -> ExecError {
-        let (rank, iteration) = (self.place.rank, at.iteration + 1);
+        let (rank, iteration) = (self.place.rank, at.iteration - self.again + 1);
         ExecError::Op { rank, iteration, op: self.describe(at, op), source }
     }
 }

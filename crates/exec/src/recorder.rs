@@ -30,9 +30,12 @@ struct Record {
 }
 
 impl Recorder {
-    /// `clock` is when the run started.
-    pub(crate) fn new(clock: Instant) -> Self {
-        Self { clock, records: VecDeque::new() }
+    /// `clock` is when the run started. There is room for all that is remembered of the program, so
+    /// that taking notes never waits for memory.
+    pub(crate) fn new(clock: Instant, program: &Program) -> Self {
+        let once = program.prologue.nodes.len() + program.epilogue.nodes.len();
+        let room = once + (REMEMBERED as usize + 1) * program.body.nodes.len();
+        Self { clock, records: VecDeque::with_capacity(room) }
     }
 
     /// The time since the run started.

@@ -6,7 +6,7 @@ use crate::outcome::IterationReport;
 use crate::rank::Sight;
 use paceline_plan::ids::{Rank as RankId, RoleId};
 use paceline_plan::program::{Outputs, Plan};
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 
 /// Puts together what each rank sees of an iteration.
 pub(crate) struct Reports {
@@ -17,12 +17,12 @@ pub(crate) struct Reports {
     /// Follows the norms as every rank does.
     scale: LossScale,
     /// What is known of iterations that are not complete.
-    open: BTreeMap<u32, Open>,
+    open: VecDeque<Open>,
     pub(crate) done: Vec<IterationReport>,
 }
 
-#[derive(Default)]
 struct Open {
+    iteration: u32,
     /// The sum of the losses, and how long the iteration took.
     loss: Option<(f32, f64)>,
     norm: Option<f32>,
@@ -39,8 +39,9 @@ impl Reports {
             norm: first(|outputs| outputs.norm.is_some()),
             tokens: plan.strategy.tokens(),
             scale: LossScale::new(&plan.strategy, options),
-            open: BTreeMap::new(),
-            done: Vec::new(),
+            // Ranks are seldom far apart; and nobody reads on through millions of reports.
+            open: VecDeque::with_capacity(64),
+            done: Vec::with_capacity(options.iterations.min(1 << 16) as usize),
         }
     }
 
@@ -51,30 +52,39 @@ impl Reports {
         speakers
     }
 
-    /// Takes in what a rank saw, and gives the iterations that this completes.
-    pub(crate) fn hear(&mut self, rank: RankId, sight: Sight) -> Vec<IterationReport> {
+    /// Takes in what a rank saw, and reports the iterations that this completes.
+    pub(crate) fn hear(
+        &mut self,
+        rank: RankId,
+        sight: Sight,
+        report: &mut dyn FnMut(&IterationReport),
+    ) {
         if self.loss != Some(rank) && self.norm != Some(rank) {
-            return Vec::new();
+            return;
         }
-        let open = self.open.entry(sight.iteration).or_default();
+        let known = self.open.iter().position(|open| open.iteration == sight.iteration);
+        let at = known.unwrap_or_else(|| {
+            // Each speaker tells of one iteration after the other.
+            self.open.push_back(Open { iteration: sight.iteration, loss: None, norm: None });
+            self.open.len() - 1
+        });
+        let open = &mut self.open[at];
         if self.loss == Some(rank) {
             open.loss = sight.loss.map(|loss| (loss, sight.took.0));
         }
         if self.norm == Some(rank) {
             open.norm = sight.norm;
         }
-        let mut complete = Vec::new();
-        while let Some(entry) = self.open.first_entry() {
-            let (Some((sum, seconds)), norm) = (entry.get().loss, entry.get().norm) else { break };
+        while let Some(&Open { iteration, loss: Some((sum, seconds)), norm }) = self.open.front() {
             if norm.is_none() && self.norm.is_some() {
                 break;
             }
-            let iteration = entry.remove_entry().0;
+            self.open.pop_front();
             let norm = norm.unwrap_or(f32::NAN);
             let (grad_norm, loss_scale) = (norm / self.scale.factor(), self.scale.reported());
             let skipped = self.scale.overflows(norm);
             self.scale.conclude(norm);
-            complete.push(IterationReport {
+            let complete = IterationReport {
                 iteration: iteration + 1,
                 loss: sum / self.tokens as f32,
                 grad_norm,
@@ -82,9 +92,9 @@ impl Reports {
                 skipped,
                 seconds,
                 tokens_per_s: self.tokens as f64 / seconds,
-            });
+            };
+            self.done.push(complete);
+            report(&complete);
         }
-        self.done.extend(&complete);
-        complete
     }
 }

@@ -4,6 +4,7 @@ use crate::check;
 use crate::checkpoint::{Shared, TrainingState};
 use crate::data::Data;
 use crate::error::ExecError;
+use crate::hearing::{Speaker, hearing};
 use crate::horizon::{Common, Horizon};
 use crate::options::{Device, Start, TrainOptions};
 use crate::outcome::{IterationReport, Outcome};
@@ -18,9 +19,12 @@ use paceline_plan::program::Plan;
 use paceline_plan::trace::{Origin, TraceBuilder};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Instant;
+
+/// How many words of ranks there is room for until they are heard.
+const UNHEARD: usize = 1024;
 
 /// Trains a model as a plan says. The plan must have passed `paceline_plan::validate`.
 ///
@@ -57,7 +61,7 @@ pub fn train(
     // What goes wrong with a thread itself comes before anything that ranks say about each other.
     let mut broken = None;
     let remains = thread::scope(|scope| {
-        let (tell, hear) = mpsc::channel();
+        let (tell, hear) = hearing(UNHEARD);
         let mut threads = Vec::new();
         for mut transport in wires::world(plan.mesh.world()) {
             let rank = transport.rank();
@@ -79,9 +83,7 @@ pub fn train(
         }
         drop(tell);
         for (rank, sight) in hear {
-            for iteration in reports.hear(rank, sight) {
-                report(&iteration);
-            }
+            reports.hear(rank, sight, report);
         }
         let mut done = Vec::new();
         for (rank, thread) in threads {
@@ -136,7 +138,7 @@ fn work(
     run: &Run<'_>,
     transport: &mut ThreadTransport,
     cause: &OnceLock<ExecError>,
-    tell: &mpsc::Sender<(RankId, Sight)>,
+    tell: &Speaker<(RankId, Sight)>,
 ) -> Option<Remains> {
     match attempt(run, transport, tell) {
         Ok(remains) => Some(remains),
@@ -155,12 +157,11 @@ fn work(
 fn attempt(
     run: &Run<'_>,
     transport: &mut ThreadTransport,
-    tell: &mpsc::Sender<(RankId, Sight)>,
+    tell: &Speaker<(RankId, Sight)>,
 ) -> Result<Remains, ExecError> {
     let id = transport.rank();
     run_rank(run, transport, &mut |sight, _| {
-        // If nobody listens any more, the run is over anyway.
-        let _ = tell.send((id, sight));
+        tell.say((id, sight));
         Ok(())
     })
 }

@@ -19,7 +19,13 @@ use paceline_plan::strategy::{OptimizerKind, Strategy};
 use std::ops::Range;
 
 /// Sums of squares of a bucket's blocks, of which this rank may hold a part; those of others are zero.
-pub(crate) fn block_squares<G: Element>(place: Place, parts: u32, grads: &[G], sums: &mut [f32]) {
+pub(crate) fn block_squares<G: Element>(
+    pool: &Pool,
+    place: Place,
+    parts: u32,
+    grads: &[G],
+    sums: &mut [f32],
+) {
     let part = if parts > 1 { place.update } else { Part::WHOLE };
     let blocks = part.range(sums.len() as u64);
     let blocks = blocks.start as usize..blocks.end as usize;
@@ -30,7 +36,11 @@ pub(crate) fn block_squares<G: Element>(place: Place, parts: u32, grads: &[G], s
         grads
     };
     sums.fill(0.0);
-    reduce::block_squares(own, block, &mut sums[blocks]);
+    let sums = &mut sums[blocks];
+    pool.for_each_block(sums.len(), STRETCH / block, strips(sums, 1), |at, sums| {
+        let own = &own[at.start * block..own.len().min(at.end * block)];
+        reduce::block_squares(own, block, sums);
+    });
 }
 
 /// Sums the blocks of each tensor into its slot. A tensor that all tensor-parallel ranks hold whole
@@ -220,11 +230,11 @@ mod tests {
         let block = BLOCK as usize;
         let grads: Vec<f32> = (0..4 * block).map(|i| (i / block + 1) as f32).collect();
         let mut whole = [f32::NAN; 4];
-        block_squares(place(0, 1), 1, &grads, &mut whole);
+        block_squares(&Pool::single(), place(0, 1), 1, &grads, &mut whole);
         assert_eq!(whole, [1024.0, 4096.0, 9216.0, 16384.0]);
         for (of_whole, grads) in [(true, &grads[..]), (false, &grads[2 * block..])] {
             let mut part = [f32::NAN; 4];
-            block_squares(place(1, 2), 2, grads, &mut part);
+            block_squares(&Pool::single(), place(1, 2), 2, grads, &mut part);
             assert_eq!(part, [0.0, 0.0, 9216.0, 16384.0], "of the whole: {of_whole}");
         }
     }

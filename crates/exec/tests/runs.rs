@@ -112,13 +112,24 @@ fn a_wish_to_stop_ends_all_ranks_after_the_same_iteration() {
 
 #[test]
 fn a_loss_that_is_no_number_ends_the_run() {
-    let plan = plan(&tiny_mlp(), &Strategy { dp: 2, ..strategy(4, 1, 2) });
-    let options = TrainOptions { lr: 1e38, warmup: 0, clip: None, ..options(50) };
-    match train(&plan, &options, &mut |_| {}) {
-        Err(ExecError::Diverged { iteration, loss }) => {
-            assert!(iteration > 1 && !loss.is_finite());
+    for (layout, dtype) in [
+        (Strategy { dp: 2, ..strategy(4, 1, 2) }, DType::F32),
+        (Strategy { pp: 2, ..strategy(4, 1, 2) }, DType::Bf16),
+        (strategy(4, 1, 2), DType::F32),
+    ] {
+        let plan = plan(&tiny_gpt(true), &Strategy { dtype, ..layout });
+        let options = TrainOptions { lr: 1e38, warmup: 0, clip: None, ..options(50) };
+        let mut heard = 0;
+        match train(&plan, &options, &mut |i| heard = i.iteration) {
+            // The first update makes weights whose products nothing can hold.
+            Err(ExecError::Op { rank, iteration, op, source }) => {
+                let told = source.to_string();
+                assert_eq!((iteration, heard), (2, 1), "{op}: {told}");
+                assert!(rank.0 < 2 && op.contains("F."), "{op}");
+                assert!(told.contains(" makes ") && told.contains("no weight"), "{told}");
+            }
+            other => panic!("{other:?}"),
         }
-        other => panic!("{other:?}"),
     }
 }
 

@@ -3,8 +3,9 @@
 //! It is an operator of its own: under tensor parallelism it is added once, after the partial
 //! products have been summed.
 
-use crate::columns::{close, open, strips};
+use crate::columns::{STRIP, close, open};
 use crate::instruction_set::vectorised;
+use crate::pool::{self, Pool};
 use crate::shape::expect_len;
 use crate::{Element, Rows, Write};
 
@@ -28,14 +29,19 @@ pub fn forward<T: Element>(shape: Rows, x: &[T], b: &[T], y: &mut [T]) {
 
 /// `db[width] (+)=` the sum of the rows of `dy`, added in their order. The gradient of the input
 /// is `dy` itself.
-pub fn weight_gradient<T: Element, G: Element>(shape: Rows, dy: &[T], db: &mut [G], mode: Write) {
+pub fn weight_gradient<T: Element, G: Element>(
+    pool: &Pool,
+    shape: Rows,
+    dy: &[T],
+    db: &mut [G],
+    mode: Write,
+) {
     expect_len("dy", dy.len(), &[shape.rows, shape.width]);
     expect_len("db", db.len(), &[shape.width]);
-    vectorised(
-        #[inline(always)]
-        || {
-            for columns in strips(shape.width) {
-                let db = &mut db[columns.clone()];
+    pool.for_each_block(shape.width, STRIP, pool::strips(db, 1), |columns, db| {
+        vectorised(
+            #[inline(always)]
+            || {
                 let mut sums = open(mode, db);
                 for row in 0..shape.rows {
                     for (sum, dy) in sums.iter_mut().zip(&dy[shape.range(row)][columns.clone()]) {
@@ -43,9 +49,9 @@ pub fn weight_gradient<T: Element, G: Element>(shape: Rows, dy: &[T], db: &mut [
                     }
                 }
                 close(&sums, db);
-            }
-        },
-    );
+            },
+        );
+    });
 }
 
 #[cfg(test)]
@@ -64,12 +70,13 @@ mod tests {
                 assert_eq!(v, x[i] + b[i % width]);
             }
 
+            let pool = Pool::single();
             let mut db = vec![f32::NAN; width];
-            weight_gradient(shape, &x, &mut db, Write::Overwrite);
+            weight_gradient(&pool, shape, &x, &mut db, Write::Overwrite);
             let expected: Vec<f64> =
                 (0..width).map(|c| (0..rows).map(|r| f64::from(x[r * width + c])).sum()).collect();
             assert_close(&db, &expected);
-            weight_gradient(shape, &x, &mut db, Write::Accumulate);
+            weight_gradient(&pool, shape, &x, &mut db, Write::Accumulate);
             assert_close(&db, &expected.iter().map(|v| 2.0 * v).collect::<Vec<_>>());
         }
     }

@@ -10,7 +10,7 @@ use crate::shape::Write;
 use std::ops::Range;
 
 /// How many columns a strip has.
-pub(crate) const STRIP: usize = 512;
+pub(crate) const STRIP: usize = 128;
 
 /// The running sums of one strip.
 pub(crate) type Sums = [f32; STRIP];

@@ -4,9 +4,10 @@
 //! The forward pass saves a few numbers per row, from which both gradients are computed without
 //! passing over the row once more for its moments.
 
-use crate::columns::{close, open, strips};
+use crate::columns::{STRIP, close, open};
 use crate::instruction_set::vectorised;
 use crate::lanes;
+use crate::pool::{Pool, strips};
 use crate::shape::expect_len;
 use crate::{Element, Rows, Write};
 
@@ -84,12 +85,12 @@ pub fn layer_norm_input_gradient<T: Element>(
 /// `dgamma (+)=` the sum over rows of `dy * n`, and `dbeta (+)=` the sum of `dy`, where `n` is the
 /// normalised row. Rows are added in their order.
 pub fn layer_norm_weight_gradient<T: Element, G: Element>(
+    pool: &Pool,
     shape: Rows,
     dy: &[T],
     x: &[T],
     stats: &[f32],
-    dgamma: &mut [G],
-    dbeta: &mut [G],
+    (dgamma, dbeta): (&mut [G], &mut [G]),
     mode: Write,
 ) {
     expect_len("dy", dy.len(), &[shape.rows, shape.width]);
@@ -97,26 +98,26 @@ pub fn layer_norm_weight_gradient<T: Element, G: Element>(
     expect_len("stats", stats.len(), &[shape.rows, 2]);
     expect_len("dgamma", dgamma.len(), &[shape.width]);
     expect_len("dbeta", dbeta.len(), &[shape.width]);
-    vectorised(
-        #[inline(always)]
-        || {
-            for columns in strips(shape.width) {
-                let (dgamma, dbeta) = (&mut dgamma[columns.clone()], &mut dbeta[columns.clone()]);
+    let outputs = (strips(dgamma, 1), strips(dbeta, 1));
+    pool.for_each_block(shape.width, STRIP, outputs, |columns, (dgamma, dbeta)| {
+        vectorised(
+            #[inline(always)]
+            || {
                 let (mut across, mut along) = (open(mode, dgamma), open(mode, dbeta));
                 for (row, &[mean, scale]) in stats.as_chunks::<2>().0.iter().enumerate() {
                     let (dy, x) = (&dy[shape.range(row)], &x[shape.range(row)]);
                     let inputs = dy[columns.clone()].iter().zip(&x[columns.clone()]);
-                    for ((across, along), (dy, x)) in across.iter_mut().zip(&mut along).zip(inputs)
-                    {
+                    let sums = across.iter_mut().zip(&mut along);
+                    for ((across, along), (dy, x)) in sums.zip(inputs) {
                         *across += dy.widen() * ((x.widen() - mean) * scale);
                         *along += dy.widen();
                     }
                 }
                 close(&across, dgamma);
                 close(&along, dbeta);
-            }
-        },
-    );
+            },
+        );
+    });
 }
 
 /// `y = x / sqrt(mean(x^2) + epsilon) * gamma`.
@@ -184,6 +185,7 @@ pub fn rms_norm_input_gradient<T: Element>(
 /// `dgamma (+)=` the sum over rows of `dy * n`, where `n` is the normalised row. Rows are added in
 /// their order.
 pub fn rms_norm_weight_gradient<T: Element, G: Element>(
+    pool: &Pool,
     shape: Rows,
     dy: &[T],
     x: &[T],
@@ -195,11 +197,10 @@ pub fn rms_norm_weight_gradient<T: Element, G: Element>(
     expect_len("x", x.len(), &[shape.rows, shape.width]);
     expect_len("stats", stats.len(), &[shape.rows]);
     expect_len("dgamma", dgamma.len(), &[shape.width]);
-    vectorised(
-        #[inline(always)]
-        || {
-            for columns in strips(shape.width) {
-                let dgamma = &mut dgamma[columns.clone()];
+    pool.for_each_block(shape.width, STRIP, strips(dgamma, 1), |columns, dgamma| {
+        vectorised(
+            #[inline(always)]
+            || {
                 let mut across = open(mode, dgamma);
                 for (row, &scale) in stats.iter().enumerate() {
                     let (dy, x) = (&dy[shape.range(row)], &x[shape.range(row)]);
@@ -209,9 +210,9 @@ pub fn rms_norm_weight_gradient<T: Element, G: Element>(
                     }
                 }
                 close(&across, dgamma);
-            }
-        },
-    );
+            },
+        );
+    });
 }
 
 /// Panics unless the input and the output of a norm have its shape.
@@ -276,13 +277,16 @@ mod tests {
 
             let (mut dgamma, mut dbeta) = (vec![f32::NAN; width], vec![f32::NAN; width]);
             let over = Write::Overwrite;
-            layer_norm_weight_gradient(shape, &dy, &x, &stats, &mut dgamma, &mut dbeta, over);
+            let pool = Pool::single();
+            let outputs = (&mut dgamma[..], &mut dbeta[..]);
+            layer_norm_weight_gradient(&pool, shape, &dy, &x, &stats, outputs, over);
             let dg = numeric_gradient(&wg, &wd, |g| layer_norm(width, &wx, g, &wb));
             let db = numeric_gradient(&wb, &wd, |b| layer_norm(width, &wx, &wg, b));
             assert_close(&dgamma, &dg);
             assert_close(&dbeta, &db);
             let onto = Write::Accumulate;
-            layer_norm_weight_gradient(shape, &dy, &x, &stats, &mut dgamma, &mut dbeta, onto);
+            let outputs = (&mut dgamma[..], &mut dbeta[..]);
+            layer_norm_weight_gradient(&pool, shape, &dy, &x, &stats, outputs, onto);
             assert_close(&dgamma, &dg.iter().map(|v| 2.0 * v).collect::<Vec<_>>());
             assert_close(&dbeta, &db.iter().map(|v| 2.0 * v).collect::<Vec<_>>());
         }
@@ -304,10 +308,10 @@ mod tests {
             assert_close(&dx, &numeric_gradient(&wx, &wd, |x| rms_norm(width, x, &wg)));
 
             let mut dgamma = vec![f32::NAN; width];
-            rms_norm_weight_gradient(shape, &dy, &x, &stats, &mut dgamma, Write::Overwrite);
+            rms_norm_weight_gradient(&Pool::single(), shape, &dy, &x, &stats, &mut dgamma, Write::Overwrite);
             let dg = numeric_gradient(&wg, &wd, |g| rms_norm(width, &wx, g));
             assert_close(&dgamma, &dg);
-            rms_norm_weight_gradient(shape, &dy, &x, &stats, &mut dgamma, Write::Accumulate);
+            rms_norm_weight_gradient(&Pool::single(), shape, &dy, &x, &stats, &mut dgamma, Write::Accumulate);
             assert_close(&dgamma, &dg.iter().map(|v| 2.0 * v).collect::<Vec<_>>());
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::Element;
 use crate::instruction_set::vectorised;
-use crate::lanes::larger;
+use crate::lanes::{self, larger};
 use crate::shape::expect_len;
 
 /// `out += a`.
@@ -44,6 +44,16 @@ pub fn scale(factor: f32, x: &mut [f32]) {
             }
         },
     );
+}
+
+/// The first element that is not a finite number, if there is one.
+pub fn first_not_finite<T: Element>(x: &[T]) -> Option<f32> {
+    // A sum of numbers times zero is zero: one pass without branches tells whether to look closer.
+    let sum = vectorised(
+        #[inline(always)]
+        || lanes::sum([x], |[x]| x * 0.0),
+    );
+    if sum == 0.0 { None } else { x.iter().map(|x| x.widen()).find(|x| !x.is_finite()) }
 }
 
 /// `out[i]` = the sum of squares of block `i` of `x`, in double precision, rounded once; every block
@@ -132,6 +142,22 @@ mod tests {
         block_squares(&x[10 * 64..], 64, &mut part);
         assert_eq!(part, whole[10..]);
         block_squares::<f32>(&[], 64, &mut []);
+    }
+
+    #[test]
+    fn numbers_that_are_none_are_found_wherever_they_stand() {
+        for len in [1, 17, 5000] {
+            let mut x = random("x", len);
+            x[0] = f32::MAX;
+            assert_eq!(first_not_finite(&x), None);
+            for (at, bad) in [(0, f32::INFINITY), (len - 1, f32::NAN), (len / 2, -f32::INFINITY)] {
+                let old = std::mem::replace(&mut x[at], bad);
+                let found = first_not_finite(&x).unwrap();
+                assert_eq!(found.to_bits(), bad.to_bits());
+                x[at] = old;
+            }
+        }
+        assert_eq!(first_not_finite::<f32>(&[]), None);
     }
 
     #[test]

@@ -1,0 +1,57 @@
+//! Once a run is under way it asks the system for nothing: neither memory in the small, nor more in all
+//! than its plan says. One test, because the counter counts for the whole process.
+
+mod common;
+
+use common::*;
+use paceline_exec::{IterationReport, TrainOptions, train};
+use paceline_plan::DType;
+use paceline_plan::strategy::{Recompute, Strategy};
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+use std::alloc::System;
+use std::num::NonZeroUsize;
+use std::sync::atomic::Ordering;
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// How often memory was asked for between the reports of the third iteration and a later one.
+fn asked(strategy: &Strategy, threads: usize) -> usize {
+    const LAST: u32 = 12;
+    let plan = plan(&tiny_gpt(true), strategy);
+    let threads_per_rank = NonZeroUsize::new(threads).expect("not zero");
+    let options = TrainOptions { threads_per_rank, keep_parameters: false, ..options(100_000) };
+    let (mut first, mut asked) = (0, None);
+    let mut report = |i: &IterationReport| {
+        let stats = ALLOCATOR.stats();
+        let so_far = stats.allocations + stats.reallocations;
+        if i.iteration == 3 {
+            first = so_far;
+        } else if i.iteration == LAST {
+            asked = Some(so_far - first);
+            // Not before: what the end of a run allocates is its own affair.
+            options.stop.store(true, Ordering::Relaxed);
+        }
+    };
+    let outcome = train(&plan, &options, &mut report).expect("a sound plan");
+    if let Some(peak) = outcome.peak_bytes {
+        for (peak, planned) in peak.iter().zip(&outcome.arena_bytes) {
+            assert!(*peak <= planned + planned / 10 + (64 << 20), "{peak} of {planned} planned");
+        }
+    }
+    asked.expect("the run went that far")
+}
+
+#[test]
+fn a_rank_under_way_allocates_nothing() {
+    let one = strategy(4, 1, 2);
+    for (name, strategy, threads) in [
+        ("f32", one.clone(), 1),
+        ("two threads", one.clone(), 2),
+        ("bf16", Strategy { dtype: DType::Bf16, grad_dtype: DType::Bf16, ..one.clone() }, 1),
+        ("f16", Strategy { dtype: DType::F16, ..one.clone() }, 1),
+        ("full recomputation", Strategy { recompute: Recompute::Full, ..one.clone() }, 1),
+    ] {
+        assert_eq!(asked(&strategy, threads), 0, "{name}");
+    }
+}
