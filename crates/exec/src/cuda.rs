@@ -67,7 +67,7 @@ pub(crate) fn train(
     device.upload(COMPUTE, whole, views.bytes(0)).map_err(starting)?;
     drop(views);
     device.synchronise().map_err(starting)?;
-    let recorder = Recorder::new(Instant::now());
+    let recorder = Recorder::new(Instant::now(), program);
     let zero = device.mark(COMPUTE).map_err(starting)?;
     let mut gpu = Gpu {
         plan,
@@ -87,7 +87,7 @@ pub(crate) fn train(
     let horizon = Common::new(options.iterations, &options.stop);
     let mut reports = Reports::new(plan, options);
     gpu.work(&horizon, &mut |sight| {
-        reports.hear(rank, sight).iter().for_each(&mut *report);
+        reports.hear(rank, sight, report);
     })?;
     let recorder = gpu.recorder;
     let mut trace =
