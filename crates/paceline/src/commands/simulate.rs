@@ -45,6 +45,9 @@ pub(crate) struct Flags {
     /// that an unknown name lists [default: modern]
     #[arg(long, value_name = "NAME", help_heading = "Cluster")]
     profile: Option<String>,
+    /// Two of each four weights are zero, and the device's units for that are used
+    #[arg(long, help_heading = "Cluster")]
+    sparse_weights: bool,
     /// Also say what limits the iteration, what it waits for and how busy the links are
     #[arg(long, help_heading = "General")]
     details: bool,
@@ -144,7 +147,9 @@ fn predict(
 ) -> Result<Prediction, Failure> {
     let mut problems = Problems::new(origins);
     let network = word("--network", &flags.network, &mut problems).unwrap_or_default();
-    let profile = word("--profile", &flags.profile, &mut problems).unwrap_or_default();
+    let profile: Profile = word("--profile", &flags.profile, &mut problems).unwrap_or_default();
+    let sparse_weights = profile.sparse_weights || flags.sparse_weights;
+    let profile = Profile { sparse_weights, ..profile };
     for (flag, path) in [("--trace", &flags.trace), ("--report", &flags.report)] {
         if path.as_ref().is_some_and(|path| path.is_dir() || path.file_name().is_none()) {
             problems.say(flag, "name a file, not a directory");

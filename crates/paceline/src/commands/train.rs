@@ -476,14 +476,16 @@ fn planned(plan: &Plan) -> Vec<u64> {
     (0..plan.mesh.world()).map(|rank| plan.program(Rank(rank)).memory.total().0).collect()
 }
 
-/// The cluster that stands for this machine until it is measured: a core for each rank.
+/// The cluster that stands for this machine until it is measured: a core for each rank, which takes
+/// turns with others where there are more ranks than cores.
 fn this_machine(ranks: u32) -> Result<Cluster, Failure> {
     let mut cluster =
         preset::get("laptop").map_err(|error| Failure::flag("--cluster", error.to_string()))?;
     if let Some(cores) = cluster.dimensions.first_mut() {
-        cores.size = ranks.max(1);
+        let available = std::thread::available_parallelism().map_or(1, usize::from);
+        cores.size = u32::try_from(available).unwrap_or(u32::MAX);
     }
-    Ok(cluster)
+    Ok(cluster.crowded(ranks))
 }
 
 /// A flag that Ctrl-C sets. The second Ctrl-C leaves at once.

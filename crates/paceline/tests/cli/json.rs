@@ -41,6 +41,44 @@ fn a_plan_has_its_fields_and_adds_up() {
     }
 }
 
+/// A cluster file with a straggler: who sets the pace is told, to people and to programs.
+#[test]
+fn a_straggler_is_named() {
+    let here = Folder::new();
+    let file = paceline_sim::cluster::preset::get("dgx-a100:2").unwrap().to_toml();
+    here.file("even.toml", &file);
+    here.file("slow.toml", format!("{file}\n[[straggler]]\nranks = [9]\nfactor = 2.0\n"));
+    let line = "simulate --model gpt2-124m --dp 16 --global-batch 64 --cluster";
+    let slow = here.run(&format!("{line} slow.toml --json")).done().objects().remove(0);
+    assert_eq!(
+        (slow["slowest"]["rank"].as_u64(), slow["slowest"]["host"].as_u64()),
+        (Some(9), Some(1))
+    );
+    assert_eq!(slow["unequal"].as_array().map(Vec::len), Some(2));
+    let even = here.run(&format!("{line} even.toml --json")).done().objects().remove(0);
+    assert_eq!(slow["limits"]["even_s"], even["iteration_s"]);
+    assert!(even["unequal"].is_null() && even["limits"]["even_s"].is_null());
+    let text = here.run(&format!("{line} slow.toml --details")).done().out;
+    for part in
+        ["rank 9: 2 times slower", "slowest rank: 9 on host 1", "devices and links all alike"]
+    {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+}
+
+#[test]
+fn sparse_weights_are_a_flag_of_any_profile() {
+    let here = Folder::new();
+    let time = |flags: &str| {
+        let line = "simulate --model llama3-8b --tp 8 --global-batch 1 --cluster dgx-a100 --json";
+        here.run(&format!("{line} {flags}")).done().objects()[0]["compute_s"].as_f64().unwrap()
+    };
+    assert_eq!(time("--sparse-weights"), time("--profile modern-sparse"));
+    assert!(time("--sparse-weights") < 0.8 * time(""));
+    let core = |flags: &str| time(&format!("--profile megatron-core {flags}"));
+    assert!(core("--sparse-weights") < core(""));
+}
+
 #[test]
 fn a_plan_prints_its_grid_and_its_programs() {
     let here = Folder::new();

@@ -20,6 +20,7 @@
 
 mod device;
 mod dimension;
+mod host;
 pub mod measured;
 mod parse;
 mod place;
@@ -31,6 +32,8 @@ mod uneven;
 pub use device::{Device, FlopsPerSec, Peak};
 pub(crate) use dimension::walk;
 pub use dimension::{Dimension, DimensionKind, GraphLink, Tree};
+pub(crate) use host::Gate;
+pub use host::{HostPorts, Protocol};
 pub use measured::Measured;
 pub use parse::{ClusterErrors, ClusterProblem};
 pub use place::{Place, Run};
@@ -60,6 +63,9 @@ pub struct Cluster {
     pub dimensions: Vec<Dimension>,
     /// What was measured on a host like these; it replaces the model where it can answer.
     pub measured: Option<Measured>,
+    /// What lies between devices and the fabric that joins hosts, where its rates follow from that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_ports: Option<HostPorts>,
     /// What is not alike.
     #[serde(skip_serializing_if = "Uneven::is_empty")]
     pub uneven: Uneven,
@@ -89,7 +95,8 @@ pub struct Path {
     pub latency: Seconds,
     /// How many devices share that link when all use theirs at once.
     pub sharing: f64,
-    /// What the links of its ends have of the dimension's rate; part of `bandwidth` already.
+    /// What the links of its ends, and what lies before them, leave of the dimension's rate; part of
+    /// `bandwidth` already.
     pub scale: f64,
 }
 
@@ -100,6 +107,26 @@ impl Cluster {
     /// How many devices there are: the product of the dimensions' sizes.
     pub fn devices(&self) -> u64 {
         self.dimensions.iter().fold(1, |product, d| product.saturating_mul(u64::from(d.size)))
+    }
+
+    /// This machine with one device for each of so many ranks: where they outnumber its devices they
+    /// take turns, so that each computes, and reads memory, at its share of the rate.
+    ///
+    /// Only the innermost dimension grows: it is one host's cores that are shared.
+    pub fn crowded(&self, ranks: u32) -> Self {
+        let mut crowded = self.clone();
+        let (ranks, devices) = (ranks.max(1), self.devices());
+        let Some(cores) = crowded.dimensions.first_mut() else { return crowded };
+        cores.size = ranks;
+        let share = (devices as f64 / f64::from(ranks)).min(1.0);
+        let device = &mut crowded.device;
+        let Peak { f32, tf32, bf16, f16, fp8 } = &mut device.peak;
+        for rate in [Some(f32), tf32.as_mut(), bf16.as_mut(), f16.as_mut(), fp8.as_mut()] {
+            rate.into_iter().for_each(|rate| rate.0 *= share);
+        }
+        device.memory_bandwidth.0 *= share;
+        device.launch_overhead = device.launch_overhead * (1.0 / share);
+        crowded
     }
 
     /// How many devices stand in one host.
@@ -143,6 +170,8 @@ impl Cluster {
         let (index, from, to) = self.crossing(a, b)?;
         let route = self.dimensions[index].route(from, to)?;
         let (scale, delay) = self.unevenness(a, b, index);
+        let (narrowing, cost) = self.ports(index);
+        let (scale, delay) = (scale * narrowing, delay + cost);
         Some(Path {
             dimension: index,
             hops: route.hops,
@@ -320,6 +349,19 @@ mod tests {
         assert_eq!(cluster.hosts_of(&tensor), 1);
         assert_eq!(cluster.hosts_of(&data), 16);
         assert_eq!(cluster.hosts_of(&ranks([0, 9, 17])), 3);
+    }
+
+    #[test]
+    fn ranks_that_outnumber_cores_take_turns() {
+        let laptop = preset::get("laptop").unwrap();
+        let cores = laptop.devices() as u32;
+        let few = laptop.crowded(1);
+        assert_eq!((few.devices(), &few.device), (1, &laptop.device));
+        let many = laptop.crowded(4 * cores);
+        assert_eq!(many.devices(), u64::from(4 * cores));
+        assert_eq!(many.device.peak.f32.0, laptop.device.peak.f32.0 / 4.0);
+        assert_eq!(many.device.memory_bandwidth.0, laptop.device.memory_bandwidth.0 / 4.0);
+        assert_eq!(laptop.crowded(0).devices(), 1);
     }
 
     #[test]

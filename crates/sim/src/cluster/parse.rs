@@ -41,6 +41,9 @@
 //! `latency` of its own where they differ, and `switches = 2` for points 'size' and 'size + 1'
 //! that have no device.
 //!
+//! A `[host]` table says what lies between devices and the dimension that joins hosts, which then has
+//! no rates of its own.
+//!
 //! What is not alike, each entry with `hosts = [1, "4-7"]` or `ranks = [3]` to say where:
 //!
 //! ```toml
@@ -67,6 +70,7 @@
 //! What `paceline calibrate` measured stands in a `[measured]` table; see `measured`.
 //! `docs/clusters.md` explains every key.
 
+mod host;
 mod measured;
 mod network;
 mod reader;
@@ -158,7 +162,17 @@ impl Reader<'_> {
         let file = Section { table, label: "the file".into(), span: 0..0 };
         self.known_keys(
             &file,
-            &["name", "hosts", "device", "dimension", "link", "straggler", "schedule", "measured"],
+            &[
+                "name",
+                "hosts",
+                "device",
+                "host",
+                "dimension",
+                "link",
+                "straggler",
+                "schedule",
+                "measured",
+            ],
         );
         let name = self.required(&file, "name", "\"my-cluster\"", text);
         let hosts = self.required(&file, "hosts", "1", count);
@@ -166,8 +180,8 @@ impl Reader<'_> {
         let dimensions = self.dimensions(&file);
         let measured = self.measured(&file);
         let (name, hosts, (device, kinds), dimensions) = (name?, hosts?, devices?, dimensions?);
-        let (measured, uneven) = (measured?, Uneven::default());
-        let mut cluster = Cluster { name, hosts, device, dimensions, measured, uneven };
+        let (measured, host_ports, uneven) = (measured?, None, Uneven::default());
+        let mut cluster = Cluster { name, hosts, device, dimensions, measured, host_ports, uneven };
         let (devices, hosts) = (cluster.devices(), u64::from(cluster.hosts));
         if devices > Cluster::MAX_DEVICES {
             let what = format!("the dimensions' sizes multiply to {devices} devices");
@@ -177,6 +191,9 @@ impl Reader<'_> {
             let what = format!("{devices} devices cannot be spread evenly over {hosts} hosts");
             let remedy = "make hosts a divisor of the product of the dimensions' sizes".into();
             self.problem(file.span_of("hosts"), what, remedy);
+        }
+        if devices.is_multiple_of(hosts) {
+            self.host(&file, &mut cluster)?;
         }
         cluster.uneven = self.uneven(&file, &cluster, kinds)?;
         Some(cluster)

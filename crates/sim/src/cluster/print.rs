@@ -4,8 +4,8 @@ mod measured;
 
 use super::quantity::{self, FLOPS, RATE, TIME};
 use super::{
-    Change, Cluster, Device, Dimension, DimensionKind, FlopsPerSec, GraphLink, OtherLink, Peak,
-    Place, Run, Schedule, Straggler, Tree, Uneven,
+    Change, Cluster, Device, Dimension, DimensionKind, FlopsPerSec, GraphLink, HostPorts,
+    OtherLink, Peak, Place, Run, Schedule, Straggler, Tree, Uneven,
 };
 use paceline_plan::units::Seconds;
 use std::fmt::Write;
@@ -36,9 +36,34 @@ impl Cluster {
             if kinds.is_empty() { None } else { Some(&Place::Everywhere) },
         )?;
         kinds.iter().try_for_each(|kind| write_device(out, &kind.device, Some(&kind.at)))?;
-        self.dimensions.iter().try_for_each(|dimension| write_dimension(out, dimension))?;
+        self.host_ports.iter().try_for_each(|ports| self.write_ports(out, ports))?;
+        let ported = self.host_ports.as_ref().map(|ports| ports.dimension);
+        for (index, dimension) in self.dimensions.iter().enumerate() {
+            write_dimension(out, dimension, ported == Some(index))?;
+        }
         self.write_uneven(out)?;
         self.measured.iter().try_for_each(|table| measured::write(out, table))
+    }
+
+    fn write_ports(&self, out: &mut String, ports: &HostPorts) -> std::fmt::Result {
+        let name = quoted(&self.dimensions[ports.dimension].name);
+        writeln!(out, "\n[host]\ndimension = {name}\nnics = {}", ports.nics)?;
+        writeln!(out, "nic_bandwidth = \"{}\"", RATE.write(ports.nic_bandwidth.0))?;
+        writeln!(out, "protocol = \"{}\"\nmtu = {}", ports.protocol.name(), ports.mtu)?;
+        writeln!(out, "per_message = \"{}\"", TIME.write(ports.per_message.0))?;
+        writeln!(out, "gpudirect = {}", ports.gpudirect)?;
+        writeln!(out, "devices_per_switch = {}", ports.devices_per_switch)?;
+        writeln!(out, "nics_on_switches = {}", ports.nics_on_switches)?;
+        let rates = [("pcie", ports.pcie_bandwidth), ("memory", ports.memory_bandwidth)];
+        for (what, rate) in rates {
+            if let Some(rate) = rate {
+                writeln!(out, "{what}_bandwidth = \"{}\"", RATE.write(rate.0))?;
+            }
+        }
+        if let Some(cores) = ports.cores {
+            writeln!(out, "cores = {cores}")?;
+        }
+        writeln!(out, "core_bandwidth = \"{}\"", RATE.write(ports.core_bandwidth.0))
     }
 
     fn write_uneven(&self, out: &mut String) -> std::fmt::Result {
@@ -192,14 +217,17 @@ fn write_place(out: &mut String, at: &Place) -> std::fmt::Result {
     writeln!(out, "{key} = [{}]", items.join(", "))
 }
 
-fn write_dimension(out: &mut String, dimension: &Dimension) -> std::fmt::Result {
+/// A dimension's table; one whose rates follow from `[host]` states none.
+fn write_dimension(out: &mut String, dimension: &Dimension, ported: bool) -> std::fmt::Result {
     writeln!(out, "\n[[dimension]]\nname = {}", quoted(&dimension.name))?;
     writeln!(out, "kind = \"{}\"", dimension.kind.name())?;
     writeln!(out, "size = {}", dimension.size)?;
-    writeln!(out, "bandwidth = \"{}\"", RATE.write(dimension.bandwidth.0))?;
     writeln!(out, "latency = \"{}\"", TIME.write(dimension.latency.0))?;
-    writeln!(out, "efficiency = {:?}", dimension.efficiency)?;
-    writeln!(out, "devices_per_link = {}", dimension.devices_per_link)?;
+    if !ported {
+        writeln!(out, "bandwidth = \"{}\"", RATE.write(dimension.bandwidth.0))?;
+        writeln!(out, "efficiency = {:?}", dimension.efficiency)?;
+        writeln!(out, "devices_per_link = {}", dimension.devices_per_link)?;
+    }
     if let Some(Tree { leaf, oversubscription }) = dimension.tree {
         writeln!(out, "leaf = {leaf}\noversubscription = {oversubscription:?}")?;
     }

@@ -41,6 +41,25 @@ fn a_large_layer_runs_near_the_sustained_rate() {
     assert!((1.9..2.2).contains(&(backward / forward)), "{}", backward / forward);
 }
 
+/// Two of each four weights are zero: the forward pass's products halve, and of the backward pass
+/// the half that makes gradients of inputs.
+#[test]
+fn sparse_weights_have_the_sparse_peak() {
+    let device = preset::get("dgx-a100").unwrap().device;
+    let plan = plan("gpt3-175b", Strategy { tp: 8, ..half(DType::Bf16) });
+    let gain = |pass| {
+        let time = |profile| pass_time(&plan, &device, profile, pass);
+        time(&Profile::MODERN) / time(&Profile::MODERN_SPARSE)
+    };
+    let (forward, backward) = (gain(SegmentPass::Forward), gain(SegmentPass::Backward));
+    assert!((1.6..2.0).contains(&forward), "{forward}");
+    assert!((1.2..1.4).contains(&backward), "{backward}");
+    let mut dense = device.clone();
+    dense.sparse_speedup = 1.0;
+    let time = |profile| pass_time(&plan, &dense, profile, SegmentPass::Forward);
+    assert_eq!(time(&Profile::MODERN), time(&Profile::MODERN_SPARSE), "no units for it");
+}
+
 /// Measured by us on an H200: a layer of Llama-3 8B on 2 × 8,192 tokens with FlashAttention-2, in
 /// milliseconds forward and backward, nothing computed again.
 #[test]

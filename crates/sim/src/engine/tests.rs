@@ -224,6 +224,43 @@ fn servers_are_as_slow_as_their_one_link() {
     assert_eq!(outcome.roles[1].communication, outcome.roles[2].communication);
 }
 
+/// N ranks that send to one server share its one link inwards, and share it again outwards, whatever
+/// the network: nothing that a server takes in arrives faster than that link carries.
+#[test]
+fn a_server_takes_in_no_more_than_its_link_carries() {
+    let mini = model("mini");
+    let rate = 1e6;
+    for replicas in [1u32, 2, 4, 8] {
+        let served = Strategy {
+            dp: replicas,
+            leaves: replicas,
+            global_batch: replicas.into(),
+            sync: Sync::Servers(1),
+            seq: mini.seq,
+            ..Strategy::default()
+        };
+        let plan = lower(&mini, &served).unwrap();
+        let mut cluster = ideal(u64::from(replicas) + 1);
+        cluster.dimensions.truncate(1);
+        cluster.dimensions[0].size = replicas + 1;
+        cluster.dimensions[0].bandwidth = BytesPerSec(rate);
+        cluster.dimensions[0].efficiency = 1.0;
+        cluster.dimensions[0].devices_per_link = 1;
+        let elements: u64 = plan.programs[0].buckets.iter().map(|bucket| bucket.elements).sum();
+        let inwards = f64::from(replicas) * (elements * 4) as f64 / rate;
+        for network in [NetworkKind::Analytic, NetworkKind::Flow] {
+            let profile = Profile { library: Library::Steps, ..Profile::MODERN };
+            let options = Options { profile, network, ..Options::default() };
+            let outcome = simulate(&plan, &cluster, &options).unwrap();
+            let server = outcome.roles.last().unwrap();
+            let told = format!("{network}, {replicas} ranks: {} {inwards}", server.communication.0);
+            assert!(server.communication.0 >= inwards * (1.0 - 1e-9), "{told}");
+            assert!(outcome.iteration.0 >= 2.0 * inwards * (1.0 - 1e-9), "{told}");
+            assert!(outcome.iteration.0 <= 2.0 * inwards * 1.05 + outcome.compute.0, "{told}");
+        }
+    }
+}
+
 #[test]
 fn the_same_input_gives_the_same_bits() {
     let mini = model("mini-llama");
@@ -384,24 +421,31 @@ fn links_that_change_are_integrated() {
 fn copy_engines_bound_what_runs_beside_computing() {
     let mini = model("mini");
     let plan = blocks_only(&mini, &strategy(&mini, 4, 8, ScheduleKind::OneFOneB));
+    for network in [NetworkKind::Analytic, NetworkKind::Flow] {
+        engines_bound(&mini, &plan, network);
+    }
+}
+
+fn engines_bound(mini: &Model, plan: &Plan, network: NetworkKind) {
     let iteration = |engines: Option<u32>, rate: f64| {
         let mut cluster = ideal(4);
         cluster.device.copy_engines = engines;
         for dimension in &mut cluster.dimensions {
             (dimension.bandwidth, dimension.devices_per_link) = (BytesPerSec(rate), 1);
         }
-        run(&plan, &cluster).iteration.0
+        let options = Options { network, ..Options::default() };
+        simulate(plan, &cluster, &options).unwrap().iteration.0
     };
     assert_eq!(iteration(Some(64), 1e9), iteration(None, 1e9), "more than there are messages");
     let slow = 2e7;
     let (none, one, many) =
         (iteration(Some(0), slow), iteration(Some(1), slow), iteration(None, slow));
-    assert!(many < one && one < none, "{many} {one} {none}");
+    assert!(many < one && one < none, "{network}: {many} {one} {none}");
     // A middle stage sends and receives eight activations and eight gradients each: with one engine
     // no two of these 32 messages overlap, and with none nothing else does.
     let message = (mini.seq * mini.d_model * 4) as f64 / slow;
     assert!(one >= 32.0 * message, "{one} {message}");
-    let computed = run(&plan, &ideal(4)).compute.0;
+    let computed = run(plan, &ideal(4)).compute.0;
     assert!(none >= 32.0 * message + computed * (1.0 - 1e-9), "{none}");
 }
 

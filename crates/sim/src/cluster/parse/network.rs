@@ -29,13 +29,14 @@ impl Reader<'_> {
             return None;
         };
         let mut names = BTreeSet::new();
+        let ported = self.ported(file);
         let dimensions: Vec<_> = tables
             .iter()
             .enumerate()
             .map(|(index, value)| {
                 let label = format!("[[dimension]] {}", index + 1);
                 let section = self.as_table(value, label)?;
-                let dimension = self.dimension(&section)?;
+                let dimension = self.dimension(&section, ported)?;
                 if !names.insert(dimension.name.clone()) {
                     let what = format!("two dimensions are called '{}'", dimension.name);
                     let remedy = "give each a name of its own".into();
@@ -47,7 +48,7 @@ impl Reader<'_> {
         dimensions.into_iter().collect()
     }
 
-    fn dimension(&mut self, section: &Section<'_>) -> Option<Dimension> {
+    fn dimension(&mut self, section: &Section<'_>, ported: Option<&str>) -> Option<Dimension> {
         let kind = self.required(section, "kind", "\"switch\"", kind_name);
         let own: &[&str] = match kind {
             Some("torus") => &["shape", "wrap"],
@@ -66,7 +67,11 @@ impl Reader<'_> {
         };
         self.known_keys(section, &[&DIMENSION_KEYS, own].concat());
         let name = self.required(section, "name", "\"nvlink\"", text);
-        let bandwidth = self.quantity(section, "bandwidth", &RATE);
+        let follows = ported.is_some_and(|ported| name.as_deref() == Some(ported));
+        let bandwidth = match follows {
+            true => self.without_rates(section),
+            false => self.quantity(section, "bandwidth", &RATE),
+        };
         let latency = self.quantity(section, "latency", &TIME);
         let efficiency = self.optional(section, "efficiency", "0.9", share, 1.0);
         let devices_per_link = self.optional(section, "devices_per_link", "1", count, 1);
@@ -96,6 +101,18 @@ impl Reader<'_> {
             tree: tree?,
             in_network_reduction: reduces?,
         })
+    }
+
+    /// A dimension whose rates follow from `[host]` states none; until then it has some rate.
+    fn without_rates(&mut self, section: &Section<'_>) -> Option<f64> {
+        for key in ["bandwidth", "efficiency", "devices_per_link"] {
+            if section.get(key).is_some() {
+                let what = format!("{} has {key}, which follows from [host]", section.label);
+                let remedy = format!("leave {key} out, or leave out [host]");
+                self.problem(section.span_of(key), what, remedy);
+            }
+        }
+        Some(1.0)
     }
 
     /// What a switch is made of; other kinds have none of the keys.

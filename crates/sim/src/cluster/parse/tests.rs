@@ -3,6 +3,7 @@ use crate::cluster::{
     Change, Dimension, DimensionKind, GraphLink, OtherDevice, OtherLink, Place, Run, Schedule,
     Straggler, Tree,
 };
+use paceline_plan::ids::Rank;
 use paceline_plan::units::Bytes;
 use proptest::prelude::*;
 
@@ -107,6 +108,80 @@ fn devices_may_be_of_several_kinds() {
     let first = GOOD.replace("[device]", "[[device]]\nhosts = [0]");
     let told = Cluster::parse(&first, "mixed.toml").unwrap_err().to_string();
     assert!(told.contains("[[device]] 1 has an unknown key 'hosts'"), "{told}");
+}
+
+/// A host of four devices with two NICs, behind `GOOD` without the fabric's own rate.
+const HOST: &str = r#"
+[host]
+dimension = "infiniband"
+nics = 2
+nic_bandwidth = "100 Gbit/s"
+protocol = "tcp"
+pcie_bandwidth = "16 GB/s"
+devices_per_switch = 4
+nics_on_switches = false
+memory_bandwidth = "100 GB/s"
+cores = 4
+"#;
+
+fn with_host(from: &str, to: &str) -> Result<Cluster, ClusterErrors> {
+    assert!(HOST.contains(from), "{from}");
+    let fabric = "bandwidth = \"200 Gbit/s\"\n";
+    assert!(GOOD.contains(fabric));
+    let text = format!("{}{}", GOOD.replacen(fabric, "", 1), HOST.replacen(from, to, 1));
+    Cluster::parse(&text, "host.toml")
+}
+
+/// The rates between hosts fall out of what lies between devices and the fabric.
+#[test]
+fn the_fabric_follows_from_the_host() {
+    let cluster = with_host("", "").unwrap();
+    assert_eq!(Cluster::parse(&cluster.to_toml(), "again.toml"), Ok(cluster.clone()));
+    let fabric = &cluster.dimensions[1];
+    assert_eq!((fabric.bandwidth, fabric.devices_per_link), (BytesPerSec(12.5e9), 2));
+    let path = cluster.link(Rank(0), Rank(4)).unwrap();
+    let rate = path.bandwidth.0 / path.sharing;
+    // Of the NIC 5.9, of the switch's uplink 4, of memory 6.25, of the cores 2.625 GB/s.
+    assert!((rate / 2.625e9 - 1.0).abs() < 1e-12, "{rate}");
+    assert_eq!(path.latency, Seconds(5e-6) + Seconds(12e-6));
+    let rate = |from: &str, to: &str| {
+        let path = with_host(from, to).unwrap().link(Rank(0), Rank(4)).unwrap();
+        path.bandwidth.0 / path.sharing
+    };
+    assert!((rate("cores = 4", "") / 4e9 - 1.0).abs() < 1e-12, "the uplink");
+    let direct = rate("\"tcp\"", "\"rdma\"\ngpudirect = true\nmtu = 4096");
+    assert!((direct / 4e9 - 1.0).abs() < 1e-12, "NICs are at the root");
+}
+
+#[test]
+fn every_wrong_host_is_told() {
+    let cases = [
+        (
+            "nics = 2",
+            "nics = 3",
+            "[host] has nics = 3 for the 4 devices of a host; make nics a divisor",
+        ),
+        (
+            "devices_per_switch = 4",
+            "devices_per_switch = 3",
+            "make devices_per_switch a divisor of 4",
+        ),
+        ("\"tcp\"", "\"udp\"", "there is no such protocol (known: tcp, rdma)"),
+        ("\"tcp\"", "\"tcp\"\ngpudirect = true", "the kernel's TCP goes through host memory"),
+        ("\"infiniband\"", "\"fabric\"", "there is no such dimension"),
+        ("nic_bandwidth = \"100 Gbit/s\"", "", "[host] has no nic_bandwidth"),
+        ("cores = 4", "cores = 0", "it is no whole number from 1"),
+        ("cores = 4", "mtu = 12", "it is no whole number from 256 to 65536"),
+    ];
+    for (from, to, told) in cases {
+        let errors = with_host(from, to).expect_err(to).to_string();
+        assert!(errors.contains(told), "{to}: {errors}");
+    }
+    let both = Cluster::parse(&format!("{GOOD}{HOST}"), "host.toml").unwrap_err().to_string();
+    assert!(
+        both.contains("has bandwidth, which follows from [host]; leave bandwidth out"),
+        "{both}"
+    );
 }
 
 #[test]
@@ -447,8 +522,8 @@ fn cluster() -> impl Strategy<Value = Cluster> {
             })
             .collect();
         let hosts = if many { dimensions[0].size } else { 1 };
-        let (measured, uneven) = (None, Uneven::default());
-        let mut cluster = Cluster { name, hosts, device, dimensions, measured, uneven };
+        let (measured, host_ports, uneven) = (None, None, Uneven::default());
+        let mut cluster = Cluster { name, hosts, device, dimensions, measured, host_ports, uneven };
         let (device, at, rate, from, factor, given) = exceptions;
         let Uneven { kinds, links, stragglers, schedules, .. } = &mut cluster.uneven;
         if given[0] {

@@ -138,7 +138,11 @@ impl Reader<'_> {
     }
 
     /// The position of the dimension that a section names.
-    fn dimension_named(&mut self, section: &Section<'_>, cluster: &Cluster) -> Option<usize> {
+    pub(super) fn dimension_named(
+        &mut self,
+        section: &Section<'_>,
+        cluster: &Cluster,
+    ) -> Option<usize> {
         let names = || cluster.dimensions.iter().map(|dimension| dimension.name.as_str());
         let example = format!("{:?}", names().next_back().unwrap_or_default());
         self.required(section, "dimension", &example, |value| {

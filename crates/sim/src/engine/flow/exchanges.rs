@@ -2,6 +2,7 @@
 
 use crate::cluster::Cluster;
 use crate::engine::classes::names_ranks;
+use crate::engine::engines::sends_within_roles;
 use crate::engine::{Costs, alike, vector};
 use crate::network::flow::{FlowError, Folded, Folding, Party, Traffic};
 use crate::network::{Analytic, Vector};
@@ -101,7 +102,10 @@ impl<'a> Exchanges<'a> {
     /// Folds the traffic. Ranks of different roles are never alike, nor are those that exceptions of
     /// the cluster name or that a server names one by one.
     pub(super) fn fold(&self, folding: Folding) -> Result<Folded, FlowError> {
-        let folding = if names_ranks(self.plan) { Folding::Off } else { folding };
+        let mut devices = self.traffic.cluster().kinds();
+        let counted = devices.any(|device| device.copy_engines.is_some());
+        let apart = names_ranks(self.plan) || counted && sends_within_roles(self.plan);
+        let folding = if apart { Folding::Off } else { folding };
         let ranks = (0..self.plan.mesh.world()).map(Rank);
         let colours = alike::numbered(ranks.map(|rank| {
             let exceptions = self.traffic.cluster().exceptions(rank);

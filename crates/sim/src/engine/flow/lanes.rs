@@ -7,13 +7,15 @@
 //! network's time: an op is posted when the last of those it waits for has ended, and that one ended
 //! just now or computes until later.
 
+use super::line::{Coming, Event, Line, Wanting};
 use super::meetings::{Meetings, NONE};
 use crate::engine::classes::{Class, Classes};
+use crate::engine::engines::computes;
 use crate::engine::{Costs, Timeline, describe_op};
 use crate::error::SimError;
 use crate::network::flow::{Fluid, Folded};
 use paceline_plan::ids::RoleId;
-use paceline_plan::program::Plan;
+use paceline_plan::program::{Op, Plan};
 use std::collections::BTreeMap;
 
 pub(super) fn run(
@@ -28,8 +30,17 @@ pub(super) fn run(
         while let Some(lane) = run.ready.pop() {
             while run.advance(lane) {}
         }
-        let Some(ended) = run.fluid.next() else { break };
-        run.end(ended.tag, ended.party, ended.at);
+        if let Some(ended) = run.fluid.next_until(run.line.due()) {
+            run.end(ended.tag, ended.party, ended.at);
+            run.serve_line(ended.at);
+            continue;
+        }
+        let Some(Coming { at, what }) = run.line.next() else { break };
+        match what {
+            Event::Done(class) => run.line.give_back(class),
+            Event::Wants(who) => run.line.wait(who),
+        }
+        run.serve_line(at);
     }
     if let Some(number) = run.stuck() {
         let (class, op) = classes.op(number);
@@ -62,8 +73,12 @@ struct Run<'a> {
     lanes: Vec<Lane>,
     /// By meeting: how many ops are not posted yet, and when the last so far was.
     gatherings: Vec<(u32, f64)>,
+    /// By meeting: what follows behind it, while that is not under way.
+    rests: Vec<Option<u32>>,
     /// By server: requests that are not answered yet, and posted ops that wait for them.
     services: BTreeMap<u32, (u32, Vec<u32>)>,
+    /// Who waits for copy engines.
+    line: Line,
     /// Lanes whose head may be able to go on.
     ready: Vec<u32>,
 }
@@ -106,7 +121,9 @@ impl<'a> Run<'a> {
             waiter: vec![NONE; all],
             lanes: Vec::new(),
             gatherings: meetings.all.iter().map(|m| (m.expected, 0.0)).collect(),
+            rests: meetings.all.iter().map(|meeting| meeting.rest).collect(),
             services: services.map(|(&server, s)| (server, (s.requests, Vec::new()))).collect(),
+            line: Line::new(classes),
             ready: Vec::new(),
         };
         for class in 0..classes.all.len() as u32 {
@@ -155,6 +172,9 @@ impl<'a> Run<'a> {
         }
         match self.meetings.of[head as usize] {
             NONE if self.serves(role, head) => self.serve(role, head, posted),
+            NONE if self.line.takes_turns(class) && computes(&body.nodes[op.index()].op) => {
+                self.line.come(posted, Event::Wants(Wanting::Op(head)));
+            }
             NONE => {
                 let work = self.costs.op(self.classes, class, op, &body.nodes[op.index()].op);
                 self.finish(head, posted, self.classes.pace(class).end(posted, work.0));
@@ -175,6 +195,16 @@ impl<'a> Run<'a> {
             return;
         }
         let start = *ready;
+        let message = self.meetings.all[meeting as usize].message;
+        if message && self.line.counts(self.needs(Wanting::Message(meeting)).into_iter()) {
+            self.line.come(start, Event::Wants(Wanting::Message(meeting)));
+        } else {
+            self.begin(meeting, start);
+        }
+    }
+
+    /// What a meeting exchanges starts to move.
+    fn begin(&mut self, meeting: u32, start: f64) {
         let ops = self.meetings.ops(meeting);
         for &op in ops.iter().filter(|&&op| op != NONE) {
             self.start[op as usize] = start;
@@ -183,13 +213,56 @@ impl<'a> Run<'a> {
         self.fluid.post(meeting_of.exchange, meeting_of.table, meeting, start);
     }
 
+    /// The classes of which someone needs an engine.
+    fn needs(&self, who: Wanting) -> Vec<u32> {
+        let class = |op: u32| self.classes.op(op).0;
+        match who {
+            Wanting::Op(op) => vec![class(op)],
+            Wanting::Message(meeting) => {
+                let ops = self.meetings.ops(meeting).iter().filter(|&&op| op != NONE);
+                ops.map(|&op| class(op)).collect()
+            }
+        }
+    }
+
+    /// Serves whoever in line can be.
+    fn serve_line(&mut self, now: f64) {
+        let mut line = std::mem::replace(&mut self.line, Line::empty());
+        while let Some(who) = line.serve(|who| self.needs(who)) {
+            match who {
+                Wanting::Message(meeting) => self.begin(meeting, now),
+                Wanting::Op(number) => {
+                    let (class, op) = self.classes.op(number);
+                    let role = self.classes.get(class).role;
+                    let node = &self.plan.programs[role.index()].body.nodes[op.index()];
+                    let work = self.costs.op(self.classes, class, op, &node.op);
+                    let end = self.classes.pace(class).end(now, work.0);
+                    line.come(end, Event::Done(class));
+                    self.start[number as usize] = now;
+                    self.go_on(number, end);
+                }
+            }
+        }
+        self.line = line;
+    }
+
     /// A party of a meeting has ended.
     fn end(&mut self, meeting: u32, party: u32, at: f64) {
+        if meeting == NONE {
+            return;
+        }
+        if let Some(rest) = self.rests[meeting as usize].take() {
+            let exchange = self.meetings.all[meeting as usize].exchange;
+            self.fluid.post(exchange, rest, NONE, at);
+        }
         let op = self.meetings.ops(meeting)[party as usize];
         if op == NONE {
             return;
         }
-        self.go_on(op, at);
+        if self.meetings.all[meeting as usize].message {
+            self.line.give_back(self.classes.op(op).0);
+        }
+        self.go_on(op, at + self.copies(op));
         let Some(server) = self.meetings.all[meeting as usize].server else { return };
         let Some((open, waiting)) = self.services.get_mut(&server) else { return };
         *open -= 1;
@@ -197,6 +270,26 @@ impl<'a> Run<'a> {
             for op in std::mem::take(waiting) {
                 self.go_on(op, at);
             }
+        }
+    }
+
+    /// What copies before and after a collective add to it.
+    fn copies(&self, number: u32) -> f64 {
+        let (class, op) = self.classes.op(number);
+        let class = self.classes.get(class);
+        let program = &self.plan.programs[class.role.index()];
+        match program.body.nodes[op.index()].op {
+            Op::Collective { call, .. } => self.costs.exposure(&class, program.call(call)).copies.0,
+            Op::Load { .. }
+            | Op::Compute { .. }
+            | Op::Send { .. }
+            | Op::Recv { .. }
+            | Op::Accumulate { .. }
+            | Op::Step { .. }
+            | Op::Stash { .. }
+            | Op::Restore { .. }
+            | Op::Free { .. }
+            | Op::Serve { .. } => 0.0,
         }
     }
 

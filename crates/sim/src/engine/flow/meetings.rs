@@ -2,11 +2,12 @@
 //! collective, who asks a server and the server.
 
 use super::exchanges::{Exchanges, Part};
+use crate::engine::Costs;
 use crate::engine::classes::{Class, Classes};
 use crate::network::Vector;
 use crate::network::flow::{Folded, Party};
 use paceline_plan::ids::{GroupId, OpId, Rank, RoleId};
-use paceline_plan::program::Plan;
+use paceline_plan::program::{Op, Plan};
 use std::collections::BTreeMap;
 
 /// Every meeting of the bodies of all classes.
@@ -33,6 +34,10 @@ pub(super) struct Meeting {
     pub(super) expected: u32,
     /// The server that this asks.
     pub(super) server: Option<u32>,
+    /// Whether it is a message, which copy engines move, and no collective.
+    pub(super) message: bool,
+    /// What nobody waits for and follows behind: a position among the tables.
+    pub(super) rest: Option<u32>,
     first: u32,
     len: u32,
 }
@@ -58,6 +63,7 @@ impl Meetings {
 /// Finds who meets whom.
 pub(super) fn find(
     plan: &Plan,
+    costs: &Costs<'_>,
     exchanges: &Exchanges<'_>,
     folded: &Folded,
     classes: &Classes,
@@ -69,7 +75,8 @@ pub(super) fn find(
         ops: Vec::new(),
         servers: BTreeMap::new(),
     };
-    let mut finder = Finder { plan, exchanges, folded, classes, tables: BTreeMap::new(), found };
+    let mut finder =
+        Finder { plan, costs, exchanges, folded, classes, tables: BTreeMap::new(), found };
     let roles: Vec<Role> =
         (0..plan.programs.len()).map(|role| finder.role(RoleId::from(role))).collect();
     for class in 0..classes.all.len() as u32 {
@@ -83,11 +90,12 @@ pub(super) fn find(
 
 struct Finder<'a> {
     plan: &'a Plan,
+    costs: &'a Costs<'a>,
     exchanges: &'a Exchanges<'a>,
     folded: &'a Folded,
     classes: &'a Classes,
-    /// Tables by script and vector.
-    tables: BTreeMap<(u32, Vector), u32>,
+    /// Tables by script, vector and share of it.
+    tables: BTreeMap<(u32, Vector, u64), u32>,
     found: Meetings,
 }
 
@@ -144,7 +152,8 @@ impl Finder<'_> {
                     roles[role.index()].calls.get(&group)?.get(k).copied()
                 };
                 let ops = self.parties(exchange, kth);
-                self.meet(exchange, &vector, &ops);
+                let share = self.exposed(class, op);
+                self.meet(exchange, &vector, share, &ops, false);
             }
         }
     }
@@ -181,7 +190,7 @@ impl Finder<'_> {
                 Party::Member | Party::Server => None,
             };
             let ops = self.parties(exchange, side);
-            self.meet(exchange, &Vector::of_bytes(bytes), &ops);
+            self.meet(exchange, &Vector::of_bytes(bytes), 1.0, &ops, true);
         }
     }
 
@@ -194,7 +203,7 @@ impl Finder<'_> {
                     let Some(exchange) = self.exchanges.find(mark, rank) else { continue };
                     let asks = |_, party: Party| (party != Party::Server).then_some(op);
                     let ops = self.parties(exchange, asks);
-                    self.meet(exchange, &Vector::of_bytes(bytes), &ops);
+                    self.meet(exchange, &Vector::of_bytes(bytes), 1.0, &ops, true);
                     if let Some(meeting) = self.found.all.last_mut() {
                         meeting.server = Some(server);
                     }
@@ -243,17 +252,53 @@ impl Finder<'_> {
     }
 
     /// Notes a meeting whose parties' ops are all there; otherwise those there are stay lonely.
-    fn meet(&mut self, exchange: u32, vector: &Vector, ops: &[Option<u32>]) {
+    fn meet(
+        &mut self,
+        exchange: u32,
+        vector: &Vector,
+        share: f64,
+        ops: &[Option<u32>],
+        message: bool,
+    ) {
         let Some(ops) = ops.iter().copied().collect::<Option<Vec<u32>>>() else { return };
-        let traffic = &self.exchanges.traffic;
-        let tables = &mut self.found.tables;
-        let table =
-            *self.tables.entry((traffic.script_of(exchange), *vector)).or_insert_with(|| {
-                tables.push(traffic.bytes(exchange, vector));
-                tables.len() as u32 - 1
-            });
+        let table = self.table(exchange, vector, share);
+        let rest = (share < 1.0).then(|| self.table(exchange, vector, 1.0 - share));
         let expected = ops.iter().filter(|&&op| op != NONE).count() as u32;
         self.push(self.folded.classes[exchange as usize], table, &ops, expected);
+        if let Some(meeting) = self.found.all.last_mut() {
+            (meeting.rest, meeting.message) = (rest, message);
+        }
+    }
+
+    /// The bytes of a share of an exchange's messages.
+    fn table(&mut self, exchange: u32, vector: &Vector, share: f64) -> u32 {
+        let traffic = &self.exchanges.traffic;
+        let tables = &mut self.found.tables;
+        let key = (traffic.script_of(exchange), *vector, share.to_bits());
+        *self.tables.entry(key).or_insert_with(|| {
+            let bytes = traffic.bytes(exchange, vector);
+            tables.push(bytes.into_iter().map(|bytes| bytes * share).collect());
+            tables.len() as u32 - 1
+        })
+    }
+
+    /// The share of a collective that its members wait for.
+    fn exposed(&self, class: u32, op: OpId) -> f64 {
+        let class = self.classes.get(class);
+        let program = &self.plan.programs[class.role.index()];
+        match program.body.nodes[op.index()].op {
+            Op::Collective { call, .. } => self.costs.exposure(&class, program.call(call)).share,
+            Op::Load { .. }
+            | Op::Compute { .. }
+            | Op::Send { .. }
+            | Op::Recv { .. }
+            | Op::Accumulate { .. }
+            | Op::Step { .. }
+            | Op::Stash { .. }
+            | Op::Restore { .. }
+            | Op::Free { .. }
+            | Op::Serve { .. } => 1.0,
+        }
     }
 
     fn push(&mut self, exchange: u32, table: u32, ops: &[u32], expected: u32) {
@@ -263,7 +308,9 @@ impl Finder<'_> {
         }
         let (first, len) = (self.found.ops.len() as u32, ops.len() as u32);
         self.found.ops.extend_from_slice(ops);
-        self.found.all.push(Meeting { exchange, table, expected, server: None, first, len });
+        let (server, message, rest) = (None, false, None);
+        let meeting = Meeting { exchange, table, expected, server, message, rest, first, len };
+        self.found.all.push(meeting);
     }
 
     /// The classes of ranks, in order, each once.

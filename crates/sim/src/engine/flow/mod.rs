@@ -4,6 +4,9 @@
 //! collective when all members are; from there on it is flows, which share links with all others
 //! that are under way and end when they end. A rank goes on when its own messages are through.
 //!
+//! What software hides of a tensor-parallel exchange behind products (`beside`) follows behind the
+//! part that is waited for, with nobody waiting, and takes its share of the links there.
+//!
 //! **Folding.** Ranks of a role run one program, but they are alike only if links treat them alike.
 //! All ranks' exchanges are therefore laid on the cluster's links and folded
 //! ([`crate::network::flow`]); one rank of each class is run. Where each replica stands on its own
@@ -13,6 +16,7 @@
 
 mod exchanges;
 mod lanes;
+mod line;
 mod meetings;
 
 use super::{Classes, Costs, Timeline};
@@ -39,7 +43,7 @@ fn run_folded(
     let exchanges = Exchanges::of(plan, cluster, costs)?;
     let folded = exchanges.fold(folding)?;
     let classes = Classes::of_traffic(plan, cluster, &folded)?;
-    let meetings = meetings::find(plan, &exchanges, &folded, &classes);
+    let meetings = meetings::find(plan, costs, &exchanges, &folded, &classes);
     lanes::run(plan, costs, &folded, classes, &meetings)
 }
 

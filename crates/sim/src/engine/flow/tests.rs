@@ -74,6 +74,44 @@ fn without_contention_the_networks_agree() {
     }
 }
 
+/// What software hides of tensor-parallel exchanges and copies around them counts on both networks.
+#[test]
+fn the_networks_agree_on_what_software_hides() {
+    let mini = model("mini");
+    let layout = Strategy {
+        tp: 4,
+        sp: true,
+        overlap: false,
+        micro_batch: 2,
+        ..strategy(&mini, 1, 8, ScheduleKind::OneFOneB)
+    };
+    let plan = lower(&mini, &layout).unwrap();
+    let mut cluster = preset::holding("dgx-a100", 4).unwrap();
+    for dimension in &mut cluster.dimensions {
+        (dimension.latency, dimension.bandwidth) = (Seconds::ZERO, BytesPerSec(1e9));
+    }
+    let iteration = |network, overlapped_tensor, copies_tokens| {
+        let profile = Profile {
+            library: Library::Steps,
+            overlapped_tensor,
+            copies_tokens,
+            ..Profile::MODERN
+        };
+        let options = Options { profile, network, ..Options::default() };
+        simulate(&plan, &cluster, &options).unwrap().iteration.0
+    };
+    for (overlapped, copies) in [(false, false), (true, false), (false, true)] {
+        let analytic = iteration(NetworkKind::Analytic, overlapped, copies);
+        let flow = iteration(NetworkKind::Flow, overlapped, copies);
+        // What follows behind may meet the next exchange, so that flow is no faster.
+        let apart = flow / analytic - 1.0;
+        let most = if overlapped { 1.0 } else { 1e-6 };
+        assert!((-1e-9..most).contains(&apart), "{overlapped} {copies}: {analytic} {flow}");
+        let plain = iteration(NetworkKind::Flow, false, false);
+        assert!(if copies { flow > plain } else { flow <= plain * (1.0 + 1e-9) }, "{flow} {plain}");
+    }
+}
+
 /// Both replicas' messages cross the one uplink between two stages at once: each gets half of it.
 #[test]
 fn what_overlaps_shares_the_links() {
@@ -267,6 +305,8 @@ fn clusters() -> impl Generate<Value = Cluster> {
             cluster.dimensions[1].tree = Some(Tree { leaf: 3, oversubscription: 2.5 });
         }),
         with("dgx-a100:2", straggle),
+        with("dgx-a100:2", |cluster| cluster.device.copy_engines = Some(1)),
+        with("tpu-v4:4", |cluster| cluster.device.copy_engines = Some(0)),
         with("tpu-v4:4", straggle),
         with("dgx1-v100:2", |cluster| uneven(cluster, 0)),
         with("laptop:8", |cluster| uneven(cluster, 1)),

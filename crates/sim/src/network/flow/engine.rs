@@ -163,6 +163,11 @@ impl<'f> Fluid<'f> {
 
     /// Goes on until a party ends; `None` when nothing is under way any more.
     pub(crate) fn next(&mut self) -> Option<Ended> {
+        self.next_until(f64::INFINITY)
+    }
+
+    /// Goes on until a party ends; `None` when none does up to a moment.
+    pub(crate) fn next_until(&mut self, limit: f64) -> Option<Ended> {
         loop {
             if let Some(ended) = self.ended.pop_front() {
                 return Some(ended);
@@ -171,6 +176,9 @@ impl<'f> Fluid<'f> {
             if self.fair.stale() && next.is_none_or(|at| at > self.now) {
                 self.fill();
                 continue;
+            }
+            if next? > limit {
+                return None;
             }
             // Links change only while something is under way that could notice.
             if let Some((moment, capacities)) = self.folded.capacities.get(self.era)

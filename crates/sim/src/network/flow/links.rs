@@ -6,6 +6,7 @@
 //! | kind | links |
 //! |---|---|
 //! | switch | the sender's port into it, the receiver's port out of it |
+//! | switch across hosts with ports | beside these a gate for PCIe, host memory and cores at either end |
 //! | switch with a tree | beside these the uplink of one leaf and the downlink of the other |
 //! | ring, torus | one for every step, axis after axis, the shorter way round |
 //! | fully-connected | the one from the sender's place to the receiver's |
@@ -24,7 +25,7 @@
 
 use super::super::NoPath;
 use super::graph::Ways;
-use crate::cluster::{Cluster, Dimension, DimensionKind, Tree, walk};
+use crate::cluster::{Cluster, Dimension, DimensionKind, Gate, Tree, walk};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{BytesPerSec, Seconds};
 use std::collections::BTreeMap;
@@ -48,6 +49,9 @@ const DOWN: u32 = 1;
 const LEAF_UP: u32 = 2;
 /// And back.
 const LEAF_DOWN: u32 = 3;
+/// What lies between a device and its port, outwards: the first of a host's gates, then the others.
+/// Inwards, one more.
+const GATES: u32 = 4;
 
 /// The links of a cluster.
 #[derive(Debug)]
@@ -63,6 +67,8 @@ struct Layer<'c> {
     inner: u64,
     /// How many neighbouring devices use one link.
     sharing: u64,
+    /// What lies between devices and ports.
+    gates: Vec<Gate>,
     /// Ways through a graph, by the member where they start.
     ways: BTreeMap<u32, Ways>,
 }
@@ -71,13 +77,14 @@ impl<'c> Links<'c> {
     /// The links of a cluster.
     pub(super) fn new(cluster: &'c Cluster) -> Self {
         let mut inner = 1u64;
-        let layer = |dimension: &'c Dimension| {
+        let layer = |(index, dimension): (usize, &'c Dimension)| {
             let sharing = u64::from(dimension.devices_per_link.max(1));
-            let layer = Layer { dimension, inner, sharing, ways: BTreeMap::new() };
+            let gates = cluster.gates(index);
+            let layer = Layer { dimension, inner, sharing, gates, ways: BTreeMap::new() };
             inner = inner.saturating_mul(u64::from(dimension.size.max(1)));
             layer
         };
-        Self { cluster, layers: cluster.dimensions.iter().map(layer).collect() }
+        Self { cluster, layers: cluster.dimensions.iter().enumerate().map(layer).collect() }
     }
 
     /// Appends the links that a message crosses, in order, and says when its first byte arrives.
@@ -99,6 +106,11 @@ impl<'c> Links<'c> {
             self.cluster.link_delay(from, dimension).max(self.cluster.link_delay(to, dimension));
         let crossed: Result<Seconds, NoPath> = match &layer.dimension.kind {
             DimensionKind::Switch => {
+                let host = self.cluster.devices_per_host();
+                for (number, gate) in (0..).zip(&layer.gates) {
+                    push(behind(gate, from, host), GATES + 2 * number);
+                    push(behind(gate, to, host), GATES + 2 * number + 1);
+                }
                 push(layer.port(from), UP);
                 if let Some((up, down)) = layer.leaves(from, start, end) {
                     push(up, LEAF_UP);
@@ -132,17 +144,18 @@ impl<'c> Links<'c> {
                 ways.walk(end, |index| push(plane, index)).ok_or(no_path)
             }
         };
-        crossed.map(|latency| (latency + delay).max(Seconds::ZERO))
+        let cost = self.cluster.message_cost(dimension);
+        crossed.map(|latency| (latency + delay + cost).max(Seconds::ZERO))
     }
 
     /// What a link carries at a moment of the cluster's: the dimension's rate, or what the slower of
     /// its ends has of it.
     pub(super) fn capacity_at(&self, link: LinkId, cluster: &Cluster) -> BytesPerSec {
         let nominal = self.capacity(link);
-        if cluster.is_even() {
+        let index = link.dimension as usize;
+        if cluster.is_even() || self.layers[index].gate(link).is_some() {
             return nominal;
         }
-        let index = link.dimension as usize;
         let ends = self.layers[index].ends(link);
         let scales = ends.into_iter().flatten().map(|end| cluster.link_scale(Rank(end), index));
         let scale = scales.reduce(f64::min).unwrap_or_else(|| cluster.dimension_scale(index));
@@ -153,6 +166,9 @@ impl<'c> Links<'c> {
     pub(super) fn capacity(&self, link: LinkId) -> BytesPerSec {
         let layer = &self.layers[link.dimension as usize];
         let one = layer.dimension.achievable().0;
+        if let Some(gate) = layer.gate(link) {
+            return BytesPerSec(gate.capacity.max(f64::MIN_POSITIVE));
+        }
         let rate = match &layer.dimension.kind {
             DimensionKind::Switch if link.index >= LEAF_UP => layer.uplink(one),
             DimensionKind::Switch => one,
@@ -170,7 +186,20 @@ impl<'c> Links<'c> {
     }
 }
 
+/// The first of the devices of a host that share a gate with a device.
+fn behind(gate: &Gate, rank: Rank, host: u64) -> u64 {
+    let (rank, first) = (u64::from(rank.0), u64::from(rank.0) / host * host);
+    first + (rank - first) / u64::from(gate.devices.max(1)) * u64::from(gate.devices.max(1))
+}
+
 impl Layer<'_> {
+    /// The gate that a link is, if it is one.
+    fn gate(&self, link: LinkId) -> Option<&Gate> {
+        let number = link.index.checked_sub(GATES)? / 2;
+        let switch = self.dimension.kind == DimensionKind::Switch;
+        self.gates.get(number as usize).filter(|_| switch)
+    }
+
     /// The devices at the ends of a link; a switch is none, and a leaf's uplink belongs to nobody.
     fn ends(&self, link: LinkId) -> [Option<u32>; 2] {
         let owner = u64::from(link.owner);
@@ -248,8 +277,10 @@ impl Layer<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Job, Work, simulate_flows};
     use super::*;
-    use crate::cluster::{GraphLink, preset};
+    use crate::cluster::{GraphLink, HostPorts, Protocol, preset};
+    use paceline_plan::units::Bytes;
     use proptest::prelude::*;
 
     fn dimension(kind: DimensionKind, size: u32) -> Dimension {
@@ -280,6 +311,53 @@ mod tests {
         let links = Links::new(cluster);
         let rates = route(cluster, from, to).into_iter().map(|link| links.capacity(link).0);
         rates.fold(f64::INFINITY, f64::min)
+    }
+
+    /// A device whose neighbours are silent has its NIC, its PCIe switch and the cores to itself.
+    #[test]
+    fn gates_are_shared_by_those_behind_them() {
+        let mut hosts = preset::get("dgx-a100:2").unwrap();
+        hosts.dimensions[1].bandwidth = BytesPerSec(12.5e9);
+        hosts.dimensions[1].devices_per_link = 4;
+        hosts.host_ports = Some(HostPorts {
+            dimension: 1,
+            nics: 2,
+            nic_bandwidth: BytesPerSec(12.5e9),
+            protocol: Protocol::Tcp,
+            mtu: 9000,
+            per_message: Seconds(1e-5),
+            gpudirect: false,
+            pcie_bandwidth: Some(BytesPerSec(8e9)),
+            devices_per_switch: 2,
+            nics_on_switches: false,
+            memory_bandwidth: Some(BytesPerSec(400e9)),
+            cores: Some(40),
+            core_bandwidth: BytesPerSec(5e9),
+        });
+        hosts.dimensions[1].efficiency = hosts.host_ports.as_ref().unwrap().payload();
+        assert_eq!(carries(&hosts, 0, 8), 8e9, "its PCIe link");
+        let all = simulate_together(&hosts, &[(0, 8), (1, 9)]);
+        let alone = simulate_together(&hosts, &[(0, 8)]);
+        assert!((all[0] / alone[0] - 2.0).abs() < 1e-3, "both cross one uplink: {all:?} {alone:?}");
+        let apart = simulate_together(&hosts, &[(0, 8), (2, 10)]);
+        let expected = 8e9 / (12.5e9 * hosts.dimensions[1].efficiency / 2.0);
+        assert!((apart[0] / alone[0] / expected - 1.0).abs() < 1e-3, "one NIC: {apart:?}");
+        // Inside a host nothing is passed but the switch.
+        assert_eq!(route(&hosts, 0, 1).len(), 2);
+        let everyone: Vec<(u32, u32)> = (0..8).map(|rank| (rank, rank + 8)).collect();
+        let path = hosts.link(Rank(0), Rank(8)).unwrap();
+        let analytic = path.latency.0 + 1e9 / (path.bandwidth.0 / path.sharing);
+        let flow = simulate_together(&hosts, &everyone);
+        assert!((flow[0] / analytic - 1.0).abs() < 1e-9, "{} {analytic}", flow[0]);
+    }
+
+    /// When messages of a gigabyte end that start at once.
+    fn simulate_together(cluster: &Cluster, messages: &[(u32, u32)]) -> Vec<f64> {
+        let job = |&(from, to): &(u32, u32)| {
+            Job::new(Work::Message { from: Rank(from), to: Rank(to), bytes: Bytes(1_000_000_000) })
+        };
+        let jobs: Vec<Job> = messages.iter().map(job).collect();
+        simulate_flows(cluster, &jobs).unwrap().into_iter().map(|end| end.0).collect()
     }
 
     #[test]

@@ -1,0 +1,264 @@
+//! What lies between a device and the fabric that joins hosts: NICs, PCIe, host memory, a protocol.
+//!
+//! ```text
+//! device ── PCIe ──┬── PCIe switch ──── root ── host memory, cores
+//! device ── PCIe ──┘        │             │
+//!                          NIC    or     NIC ────► fabric
+//! ```
+//!
+//! The dimension that joins hosts then states none of its rates: they fall out of these facts. A
+//! message passes a row of [`Gate`]s on its way out and the same on its way in, each shared by
+//! some neighbouring devices:
+//!
+//! - **NIC.** Its rate times what headers leave of each packet.
+//! - **PCIe.** The device's own link; and where the NIC is not behind the same switch, or data goes
+//!   through host memory, the switch's link to the root. Staged data crosses that link to memory
+//!   and, if the NIC is behind it, once more on its way to the NIC; what is received does the
+//!   same the other way round, so that each direction carries everything twice.
+//! - **Memory.** Staged data is written and read once on the way out and once on the way in.
+//! - **Cores.** TCP's data is copied and counted by cores, in both directions.
+//!
+//! All devices of a host are taken to send and receive at once, as they do in training.
+
+use super::Cluster;
+use paceline_plan::units::{BytesPerSec, Seconds};
+use serde::Serialize;
+
+/// How a host's devices reach the fabric.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct HostPorts {
+    /// Position in [`Cluster::dimensions`] of the dimension that joins hosts.
+    pub dimension: usize,
+    /// NICs of a host, each for as many neighbouring devices.
+    pub nics: u32,
+    /// What one of them carries in one direction, by its datasheet.
+    pub nic_bandwidth: BytesPerSec,
+    /// What runs over them.
+    pub protocol: Protocol,
+    /// Bytes of a packet behind the Ethernet header: for TCP with its own headers, for RDMA the
+    /// payload alone.
+    pub mtu: u32,
+    /// What a message costs beside its bytes and the fabric's latency: system calls, work queues,
+    /// completions.
+    pub per_message: Seconds,
+    /// Whether NICs read and write the devices' memory; otherwise data goes through the host's.
+    pub gpudirect: bool,
+    /// What one PCIe link carries in one direction; no limit if nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pcie_bandwidth: Option<BytesPerSec>,
+    /// Neighbouring devices behind one PCIe switch, which share its link to the root.
+    pub devices_per_switch: u32,
+    /// Whether NICs are behind these switches too, rather than at the root.
+    pub nics_on_switches: bool,
+    /// Rate of the host's memory, read and written bytes counted; no limit if nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bandwidth: Option<BytesPerSec>,
+    /// Cores that move TCP's data; as many as needed if nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cores: Option<u32>,
+    /// What one of them moves.
+    pub core_bandwidth: BytesPerSec,
+}
+
+/// What runs over NICs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// Through the kernel: packets with Ethernet, IP and TCP headers, copied by cores.
+    Tcp,
+    /// By the NIC alone: packets with Ethernet, IP, UDP and InfiniBand headers (RoCE v2).
+    Rdma,
+}
+
+impl Protocol {
+    /// The words of a cluster file.
+    pub(super) const ALL: [Self; 2] = [Self::Tcp, Self::Rdma];
+
+    /// The word of a cluster file.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
+        }
+    }
+
+    /// Bytes of a packet where nothing is said: Ethernet's, and the largest of InfiniBand.
+    pub(super) const fn mtu(self) -> u32 {
+        match self {
+            Self::Tcp => 1500,
+            Self::Rdma => 4096,
+        }
+    }
+
+    /// Headers within the MTU: IP and TCP with time stamps (RFC 791, 9293, 7323); none of RDMA's.
+    pub(super) const fn inner_headers(self) -> u32 {
+        match self {
+            Self::Tcp => 20 + 20 + 12,
+            Self::Rdma => 0,
+        }
+    }
+
+    /// What is on the wire beside the MTU. Ethernet (IEEE 802.3): preamble 8, header 14, check 4, gap
+    /// 12. RoCE v2 (InfiniBand specification, annex A17): IP 20, UDP 8, transport header 12, check
+    /// 4.
+    const fn outer_headers(self) -> u32 {
+        const ETHERNET: u32 = 8 + 14 + 4 + 12;
+        match self {
+            Self::Tcp => ETHERNET,
+            Self::Rdma => ETHERNET + 20 + 8 + 12 + 4,
+        }
+    }
+
+    /// What a message costs where nothing is said; an estimate: a kernel's way from `send` to
+    /// `recv` takes some ten microseconds more than the wire, a work request about one.
+    pub(super) const fn per_message(self) -> Seconds {
+        match self {
+            Self::Tcp => Seconds(12e-6),
+            Self::Rdma => Seconds(1e-6),
+        }
+    }
+}
+
+/// What one core moves by TCP where nothing is said: 42 Gbit/s with all of the kernel's help (Cai et
+/// al., "Understanding host network stack overheads", SIGCOMM 2021, section 3.1).
+pub(super) const CORE_BANDWIDTH: BytesPerSec = BytesPerSec(42e9 / 8.0);
+
+/// Something that messages pass between a device and the fabric, in either direction by itself.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Gate {
+    /// What passes in a second in one direction.
+    pub(crate) capacity: f64,
+    /// Neighbouring devices of a host that share it.
+    pub(crate) devices: u32,
+}
+
+impl HostPorts {
+    /// What headers leave of a NIC's rate.
+    pub fn payload(&self) -> f64 {
+        let Self { protocol, mtu, .. } = *self;
+        let payload = mtu.saturating_sub(protocol.inner_headers()).max(1);
+        f64::from(payload) / (f64::from(mtu) + f64::from(protocol.outer_headers()))
+    }
+
+    /// What messages pass beside the NIC, on a host with so many devices.
+    pub(crate) fn gates(&self, devices: u32) -> Vec<Gate> {
+        let staged = !self.gpudirect;
+        let mut gates = Vec::new();
+        if let Some(BytesPerSec(link)) = self.pcie_bandwidth {
+            gates.push(Gate { capacity: link, devices: 1 });
+            let behind = self.devices_per_switch.clamp(1, devices);
+            let crossings = match (staged, self.nics_on_switches) {
+                (false, true) => 0.0,
+                (false, false) | (true, false) => 1.0,
+                (true, true) => 2.0,
+            };
+            // A switch of one device is the device's own link.
+            if crossings > 0.0 && (behind > 1 || crossings > 1.0) {
+                gates.push(Gate { capacity: link / crossings, devices: behind });
+            }
+        }
+        if let Some(BytesPerSec(memory)) = self.memory_bandwidth.filter(|_| staged) {
+            gates.push(Gate { capacity: memory / 4.0, devices });
+        }
+        if let Some(cores) = self.cores.filter(|_| self.protocol == Protocol::Tcp) {
+            gates.push(Gate { capacity: f64::from(cores) * self.core_bandwidth.0 / 2.0, devices });
+        }
+        gates
+    }
+
+    /// Of what a device has of its NIC, what the gates leave when all devices send at once.
+    fn narrowing(&self, devices: u32) -> f64 {
+        let sharing = f64::from((devices / self.nics.max(1)).max(1));
+        let nic = self.nic_bandwidth.0 * self.payload() / sharing;
+        let narrowest = self.gates(devices).into_iter();
+        let narrowest = narrowest.map(|gate| gate.capacity / f64::from(gate.devices));
+        (narrowest.fold(f64::INFINITY, f64::min) / nic).min(1.0)
+    }
+}
+
+impl Cluster {
+    /// What lies between devices and a dimension: what is left of the rate, and what is added to the
+    /// latency.
+    pub(super) fn ports(&self, dimension: usize) -> (f64, Seconds) {
+        match self.host_ports.as_ref().filter(|ports| ports.dimension == dimension) {
+            Some(ports) => (ports.narrowing(self.host_size()), ports.per_message),
+            None => (1.0, Seconds::ZERO),
+        }
+    }
+
+    /// What a message into a dimension costs beside its bytes and the dimension's latency.
+    pub(crate) fn message_cost(&self, dimension: usize) -> Seconds {
+        self.ports(dimension).1
+    }
+
+    /// What messages into a dimension pass beside its links.
+    pub(crate) fn gates(&self, dimension: usize) -> Vec<Gate> {
+        let ports = self.host_ports.as_ref().filter(|ports| ports.dimension == dimension);
+        ports.map_or_else(Vec::new, |ports| ports.gates(self.host_size()))
+    }
+
+    /// Devices of a host; a cluster has no more than fit.
+    fn host_size(&self) -> u32 {
+        u32::try_from(self.devices_per_host()).unwrap_or(u32::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Eight devices in pairs behind PCIe switches, each with a NIC.
+    fn ports() -> HostPorts {
+        HostPorts {
+            dimension: 1,
+            nics: 4,
+            nic_bandwidth: BytesPerSec(25e9),
+            protocol: Protocol::Rdma,
+            mtu: 4096,
+            per_message: Seconds(1e-6),
+            gpudirect: true,
+            pcie_bandwidth: Some(BytesPerSec(32e9)),
+            devices_per_switch: 2,
+            nics_on_switches: true,
+            memory_bandwidth: Some(BytesPerSec(200e9)),
+            cores: Some(16),
+            core_bandwidth: CORE_BANDWIDTH,
+        }
+    }
+
+    #[test]
+    fn headers_cost_what_they_are_long() {
+        let jumbo = HostPorts { protocol: Protocol::Tcp, mtu: 9000, ..ports() };
+        assert_eq!(jumbo.payload(), 8948.0 / 9038.0);
+        let plain = HostPorts { mtu: 1500, ..jumbo };
+        assert_eq!(plain.payload(), 1448.0 / 1538.0);
+        assert_eq!(ports().payload(), 4096.0 / 4178.0);
+    }
+
+    #[test]
+    fn a_nic_behind_the_same_switch_is_all_that_counts() {
+        assert_eq!(ports().gates(8), [Gate { capacity: 32e9, devices: 1 }]);
+        assert_eq!(ports().narrowing(8), 1.0, "two share 25 GB/s; each could have 32");
+        let wide = HostPorts { nic_bandwidth: BytesPerSec(100e9), ..ports() };
+        assert!((wide.narrowing(8) - 32e9 / (50e9 * wide.payload())).abs() < 1e-12);
+    }
+
+    #[test]
+    fn staging_crosses_the_uplink_twice_and_memory_four_times() {
+        let staged = HostPorts { gpudirect: false, ..ports() };
+        let gates = staged.gates(8);
+        assert_eq!(gates[1], Gate { capacity: 16e9, devices: 2 });
+        assert_eq!(gates[2], Gate { capacity: 50e9, devices: 8 });
+        let rate = staged.narrowing(8) * 25e9 * staged.payload() / 2.0;
+        assert!((rate / 6.25e9 - 1.0).abs() < 1e-12, "an eighth of what memory passes: {rate}");
+        let at_root = HostPorts { nics_on_switches: false, ..staged };
+        assert_eq!(at_root.gates(8)[1], Gate { capacity: 32e9, devices: 2 });
+    }
+
+    #[test]
+    fn cores_bound_tcp_and_not_rdma() {
+        let tcp = HostPorts { protocol: Protocol::Tcp, cores: Some(2), ..ports() };
+        assert_eq!(tcp.gates(8).last(), Some(&Gate { capacity: 5.25e9, devices: 8 }));
+        assert_eq!(ports().gates(8).len(), 1);
+    }
+}

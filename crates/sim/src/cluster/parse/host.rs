@@ -1,0 +1,112 @@
+//! `[host]`: how a host's devices reach the fabric.
+
+use super::reader::{Reader, Section, boolean, count, measured, text, whole};
+use crate::cluster::host::CORE_BANDWIDTH;
+use crate::cluster::quantity::{RATE, TIME};
+use crate::cluster::{Cluster, DimensionKind, HostPorts, Protocol};
+use paceline_plan::units::{BytesPerSec, Seconds};
+use toml::de::DeValue;
+
+const KEYS: [&str; 13] = [
+    "dimension",
+    "nics",
+    "nic_bandwidth",
+    "protocol",
+    "mtu",
+    "per_message",
+    "gpudirect",
+    "pcie_bandwidth",
+    "devices_per_switch",
+    "nics_on_switches",
+    "memory_bandwidth",
+    "cores",
+    "core_bandwidth",
+];
+
+impl Reader<'_> {
+    /// The name of the dimension whose rates follow from `[host]`.
+    pub(super) fn ported<'a>(&self, file: &Section<'a>) -> Option<&'a str> {
+        let host = file.get("host")?.get_ref().as_table()?;
+        host.get("dimension")?.get_ref().as_str()
+    }
+
+    /// Reads `[host]`, if there is one, and gives its dimension the rates that follow.
+    pub(super) fn host(&mut self, file: &Section<'_>, cluster: &mut Cluster) -> Option<()> {
+        let Some(value) = file.get("host") else { return Some(()) };
+        let section = self.as_table(value, "[host]".into())?;
+        let ports = self.host_ports(&section, cluster)?;
+        let host = u32::try_from(cluster.devices_per_host()).unwrap_or(u32::MAX);
+        for (key, parts) in [("nics", ports.nics), ("devices_per_switch", ports.devices_per_switch)]
+        {
+            if !host.is_multiple_of(parts) {
+                let what = format!("[host] has {key} = {parts} for the {host} devices of a host");
+                let remedy = format!("make {key} a divisor of {host}");
+                self.problem(section.span_of(key), what, remedy);
+                return None;
+            }
+        }
+        let dimension = &mut cluster.dimensions[ports.dimension];
+        if dimension.kind != DimensionKind::Switch {
+            let what = format!("the dimension of [host] is a {}", dimension.kind.name());
+            let remedy = "name one that is a switch".into();
+            self.problem(section.span_of("dimension"), what, remedy);
+            return None;
+        }
+        dimension.bandwidth = ports.nic_bandwidth;
+        dimension.efficiency = ports.payload();
+        dimension.devices_per_link = host / ports.nics;
+        cluster.host_ports = Some(ports);
+        Some(())
+    }
+
+    fn host_ports(&mut self, section: &Section<'_>, cluster: &Cluster) -> Option<HostPorts> {
+        self.known_keys(section, &KEYS);
+        let dimension = self.dimension_named(section, cluster);
+        let nics = self.required(section, "nics", "4", count);
+        let nic_bandwidth = self.quantity(section, "nic_bandwidth", &RATE);
+        let protocol = self.optional(section, "protocol", "\"tcp\"", protocol, Protocol::Rdma)?;
+        let packet = |value: &DeValue<'_>| whole(value, 256, 65536);
+        let mtu = self.optional(section, "mtu", "9000", packet, protocol.mtu());
+        let time = |value: &DeValue<'_>| measured(value, &TIME).map(Seconds);
+        let per_message =
+            self.optional(section, "per_message", TIME.example, time, protocol.per_message());
+        let direct = protocol == Protocol::Rdma;
+        let gpudirect = self.optional(section, "gpudirect", "true", boolean, direct);
+        let rate = |value: &DeValue<'_>| measured(value, &RATE).map(BytesPerSec);
+        let some_rate = |value: &DeValue<'_>| rate(value).map(Some);
+        let pcie = self.optional(section, "pcie_bandwidth", RATE.example, some_rate, None);
+        let behind = self.optional(section, "devices_per_switch", "2", count, 1);
+        let on_switches = self.optional(section, "nics_on_switches", "true", boolean, true);
+        let memory = self.optional(section, "memory_bandwidth", RATE.example, some_rate, None);
+        let some_count = |value: &DeValue<'_>| count(value).map(Some);
+        let cores = self.optional(section, "cores", "8", some_count, None);
+        let core = self.optional(section, "core_bandwidth", RATE.example, rate, CORE_BANDWIDTH);
+        if gpudirect == Some(true) && protocol == Protocol::Tcp {
+            let what = "[host] has gpudirect = true with protocol = \"tcp\"".into();
+            let remedy = "the kernel's TCP goes through host memory: use \"rdma\" or false".into();
+            self.problem(section.span_of("gpudirect"), what, remedy);
+            return None;
+        }
+        Some(HostPorts {
+            dimension: dimension?,
+            nics: nics?,
+            nic_bandwidth: BytesPerSec(nic_bandwidth?),
+            protocol,
+            mtu: mtu?,
+            per_message: per_message?,
+            gpudirect: gpudirect?,
+            pcie_bandwidth: pcie?,
+            devices_per_switch: behind?,
+            nics_on_switches: on_switches?,
+            memory_bandwidth: memory?,
+            cores: cores?,
+            core_bandwidth: core?,
+        })
+    }
+}
+
+fn protocol(value: &DeValue<'_>) -> Result<Protocol, String> {
+    let word = text(value)?;
+    let known = Protocol::ALL.into_iter().find(|protocol| protocol.name() == word);
+    known.ok_or_else(|| "there is no such protocol (known: tcp, rdma)".into())
+}
