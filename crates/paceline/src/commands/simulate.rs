@@ -20,7 +20,7 @@ use paceline_plan::program::{MemoryKind, Plan};
 use paceline_plan::summary::summarize;
 use paceline_plan::trace::to_perfetto;
 use paceline_sim::cluster::Cluster;
-use paceline_sim::{Outcome, SimError};
+use paceline_sim::{Outcome, Profile, SimError};
 use record::Record;
 use serde_json::Value;
 use std::path::{Path, PathBuf};

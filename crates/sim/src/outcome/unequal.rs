@@ -7,7 +7,7 @@ use paceline_plan::ids::{OpId, Rank, RoleId};
 use paceline_plan::program::{Op, Plan};
 use paceline_plan::units::Seconds;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The rank whose times an outcome tells.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -84,7 +84,7 @@ fn computes(plan: &Plan, timeline: &Timeline, class: u32) -> f64 {
     times.map(|(start, end)| end.0 - start.0).sum()
 }
 
-/// Ranks that are not alike; none on a cluster without exceptions.
+/// Ranks that are not alike; none on a cluster whose exceptions name none of the plan's ranks, or all.
 pub(super) fn unequal(
     plan: &Plan,
     cluster: &Cluster,
@@ -92,7 +92,12 @@ pub(super) fn unequal(
     iteration: Seconds,
 ) -> Vec<UnequalRanks> {
     let sorted = if cluster.is_even() { Vec::new() } else { sorted(plan, cluster, timeline) };
-    if sorted.len() <= plan.programs.len() {
+    let exceptions = |&(class, _): &(u32, u32)| {
+        let rank = timeline.classes().get(class).rank;
+        cluster.exceptions(rank)
+    };
+    let different: BTreeSet<Vec<u16>> = sorted.iter().map(exceptions).collect();
+    if different.len() < 2 {
         return Vec::new();
     }
     let told = |(number, ranks): (u32, u32)| {

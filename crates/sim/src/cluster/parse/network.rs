@@ -30,6 +30,13 @@ impl Reader<'_> {
         };
         let mut names = BTreeSet::new();
         let ported = self.ported(file);
+        let known = tables.iter().filter_map(|value| value.get_ref().as_table()?.get("name"));
+        let known: Vec<&str> = known.filter_map(|name| name.get_ref().as_str()).collect();
+        if let Some(name) = ported.filter(|ported| !known.contains(ported)) {
+            let what = format!("[host] names the dimension '{name}', and there is none");
+            let remedy = format!("name one of: {}", known.join(", "));
+            self.problem(file.span_of("host"), what, remedy);
+        }
         let dimensions: Vec<_> = tables
             .iter()
             .enumerate()

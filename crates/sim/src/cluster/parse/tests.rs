@@ -168,7 +168,7 @@ fn every_wrong_host_is_told() {
         ),
         ("\"tcp\"", "\"udp\"", "there is no such protocol (known: tcp, rdma)"),
         ("\"tcp\"", "\"tcp\"\ngpudirect = true", "the kernel's TCP goes through host memory"),
-        ("\"infiniband\"", "\"fabric\"", "there is no such dimension"),
+        ("\"infiniband\"", "\"fabric\"", "[host] names the dimension 'fabric', and there is none"),
         ("nic_bandwidth = \"100 Gbit/s\"", "", "[host] has no nic_bandwidth"),
         ("cores = 4", "cores = 0", "it is no whole number from 1"),
         ("cores = 4", "mtu = 12", "it is no whole number from 256 to 65536"),
