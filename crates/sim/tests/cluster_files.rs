@@ -28,7 +28,7 @@ fn every_example_is_read_printed_and_simulated() {
     assert!(files.len() >= 8, "{} examples", files.len());
     let mini = built_in::get("mini").unwrap().unwrap();
     let (seq, global_batch) = (mini.seq, 16);
-    let layout = Strategy { dp: 4, pp: 2, seq, global_batch, ..Strategy::default() };
+    let layout = Strategy { dp: 4, pp: 2, leaves: 4, seq, global_batch, ..Strategy::default() };
     let plan = lower(&mini, &layout).unwrap();
     for file in files {
         let cluster = Cluster::parse(&file, "docs/clusters.md").unwrap();
