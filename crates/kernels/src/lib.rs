@@ -53,6 +53,8 @@ mod shape;
 
 #[cfg(test)]
 mod reference;
+#[cfg(test)]
+mod stored;
 
 pub use element::{Bf16, Element, F16};
 pub use shape::{Rows, Write};
