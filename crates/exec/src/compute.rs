@@ -303,14 +303,18 @@ impl<'p> Compute<'p> {
                 *total = if fresh { sum } else { *total + sum };
             }
             Kernel::CrossEntropyInput { scale } => {
-                let (shape, stats, logits) = (on.rows(1), on.input::<f32>(0), on.input::<T>(1));
+                let (shape, stats) = (on.rows(1), on.input::<f32>(0));
                 let (columns, max, targets) = (self.columns(shape), on.input(2), on.ids(3));
                 let scale = scale * self.loss_scale;
-                over_rows(pool, shape, strips(on.output(0), shape.width), |part, at, dlogits| {
-                    let (logits, max) = (&logits[elements(shape, &at)], &max[at.clone()]);
-                    let (stats, targets) = (&stats[2 * at.start..2 * at.end], &targets[at]);
-                    loss::input_gradient(
-                        part, columns, scale, logits, max, stats, targets, dlogits,
+                let logits = on.output::<T>(0);
+                if !on.input::<T>(1).is_empty() {
+                    logits.copy_from_slice(on.input(1));
+                }
+                over_rows(pool, shape, strips(logits, shape.width), |part, at, logits| {
+                    let (max, targets) = (&max[at.clone()], &targets[at.clone()]);
+                    let stats = &stats[2 * at.start..2 * at.end];
+                    loss::input_gradient_in_place(
+                        part, columns, scale, max, stats, targets, logits,
                     );
                 });
             }
@@ -528,7 +532,13 @@ impl<'a> Operands<'a> {
         let mut count = 0;
         for (&operand, access) in inputs.chain(params).chain(outputs) {
             let view = segment.operands[usize::from(operand)];
-            spans[count] = (memory.span(view, running), access);
+            let replaces = |o: &u16| segment.operands[usize::from(*o)] == view;
+            spans[count] = if access == Access::Read && op.outputs.iter().any(replaces) {
+                // The operator works in place: what it reads is in what it writes.
+                (Span { offset: 0, len: 0 }, access)
+            } else {
+                (memory.span(view, running), access)
+            };
             count += 1;
         }
         Ok(Self { views: memory.views(&spans[..count])?, template, op })

@@ -29,6 +29,10 @@ use tile::{Kernel, Tile};
 /// order of summation, and so it is not tuned to a processor's caches at run time.
 const DEPTH: usize = 512;
 
+/// How many elements a packed line has room for. A few more than it holds, so that panels do not lie
+/// a power of two apart, where they would drive each other out of the first cache.
+const LINE: usize = DEPTH + 2;
+
 /// How many rows of the result one piece of work has.
 const BLOCK: usize = 128;
 
@@ -117,8 +121,32 @@ pub(crate) struct Room {
     kernel: Kernel,
     /// How many rows and columns can be packed at a time.
     lines: usize,
-    a: Vec<f32>,
-    b: Vec<f32>,
+    a: Aligned,
+    b: Aligned,
+}
+
+/// Elements on the boundary of a cache line, so that no register is filled from two.
+struct Aligned {
+    data: Vec<f32>,
+    first: usize,
+}
+
+impl Aligned {
+    fn zeros(len: usize) -> Self {
+        let data = vec![0.0; len + 15];
+        let first = data.as_ptr().align_offset(64).min(15);
+        Self { data, first }
+    }
+
+    fn elements(&self) -> &[f32] {
+        &self.data[self.first..]
+    }
+
+    fn elements_mut(&mut self) -> &mut [f32] {
+        // What is beyond the length asked for belongs to no line.
+        let len = self.data.len() - 15;
+        &mut self.data[self.first..][..len]
+    }
 }
 
 impl Room {
@@ -137,7 +165,7 @@ impl Room {
     }
 
     fn with(kernel: Kernel, lines: usize) -> Self {
-        let room = |panel: usize| vec![0.0; lines.next_multiple_of(panel) * DEPTH];
+        let room = |panel: usize| Aligned::zeros(lines.next_multiple_of(panel) * LINE);
         Self { kernel, lines, a: room(kernel.rows), b: room(kernel.columns) }
     }
 
@@ -145,8 +173,8 @@ impl Room {
     fn formats(&self) -> (Format, Format) {
         let Kernel { rows, columns, lanes, .. } = self.kernel;
         (
-            Format { panel: rows, multiple: rows, room: DEPTH },
-            Format { panel: columns, multiple: lanes, room: DEPTH },
+            Format { panel: rows, multiple: rows, room: LINE },
+            Format { panel: columns, multiple: lanes, room: LINE },
         )
     }
 }
@@ -298,7 +326,7 @@ impl<'a> Call<'a> {
     fn pack(&self, room: &mut Room, deal: Deal<'_>, part: &Part, stale: [bool; 2]) {
         let kernel = room.kernel;
         let (rows, columns) = room.formats();
-        let (a, b) = (strips(&mut room.a, DEPTH), strips(&mut room.b, DEPTH));
+        let (a, b) = (strips(room.a.elements_mut(), LINE), strips(room.b.elements_mut(), LINE));
         let sides = [(self.a, &part.rows, rows, a), (self.b, &part.columns, columns, b)];
         let pieces = |side: usize| {
             if stale[side] { sides[side].1.len().div_ceil(PACKED) } else { 0 }
@@ -340,14 +368,14 @@ impl<'a> Call<'a> {
                 for i in rows.clone().step_by(kernel.rows) {
                     let at = (part.rows.start + i) * self.c.stride + part.columns.start + j;
                     // SAFETY: the kernel was chosen for this processor. `pack` has written the
-                    // panels of `depth` terms that begin at lines `i` and `j`, each DEPTH elements
+                    // panels of `depth` terms that begin at lines `i` and `j`, each LINE elements
                     // a line; the tile lies in this piece of the result, which is within its slice
                     // and which no other piece meets.
                     unsafe {
                         (kernel.run)(Tile {
                             depth,
-                            a: room.a.as_ptr().add(i * DEPTH),
-                            b: room.b.as_ptr().add(j * DEPTH),
+                            a: room.a.elements().as_ptr().add(i * LINE),
+                            b: room.b.elements().as_ptr().add(j * LINE),
                             c: self.c.data.add(at),
                             stride: self.c.stride,
                             rows: kernel.rows.min(rows.end - i),

@@ -5,8 +5,11 @@
 //! the layout of the operand was, and the copy is small enough for a cache.
 
 use super::Operand;
-use super::tile::Kernel;
+use super::tile::{Kernel, Strip};
 use std::ops::Range;
+
+/// How many terms of a line are read before the next line's turn.
+const RUN: usize = 64;
 
 /// How panels lie in memory.
 #[derive(Clone, Copy)]
@@ -140,20 +143,22 @@ impl<'a> Lines<'a> {
         let (whole_lines, whole_terms) = (lines.len() / 8 * 8, terms.len() / 8 * 8);
         if whole_lines > 0 && whole_terms > 0 {
             let last = (lines.start + whole_lines - 1) * self.across + terms.start + whole_terms;
-            assert!(last <= self.data.len());
-            for k in (0..whole_terms).step_by(8) {
+            assert!(last <= self.data.len() && panel.len() >= whole_terms * width);
+            // So many terms at a time that what is written stays in the first cache.
+            for k in (0..whole_terms).step_by(RUN) {
                 for i in (0..whole_lines).step_by(8) {
                     let from = (lines.start + i) * self.across + terms.start + k;
                     // SAFETY: the processor has what the kernel needs. The last element of the last
-                    // block has just been found within the operand, and the panel has `width`
-                    // elements for each term, of which the block takes eight from `i` on.
+                    // strip has just been found within the operand, and the panel has `width`
+                    // elements for each term, of which the strip takes eight from `i` on.
                     unsafe {
-                        (kernel.transpose)(
-                            self.data.as_ptr().add(from),
-                            self.across,
-                            panel.as_mut_ptr().add(k * width + i),
-                            width,
-                        );
+                        (kernel.transpose)(Strip {
+                            from: self.data.as_ptr().add(from),
+                            stride: self.across,
+                            to: panel.as_mut_ptr().add(k * width + i),
+                            apart: width,
+                            blocks: RUN.min(whole_terms - k) / 8,
+                        });
                     }
                 }
             }

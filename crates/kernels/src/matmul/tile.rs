@@ -26,6 +26,18 @@ pub(super) struct Tile {
     pub(super) add: bool,
 }
 
+/// Eight lines of `8 * blocks` elements, and where they go as so many lines of eight.
+#[derive(Clone, Copy)]
+pub(super) struct Strip {
+    pub(super) from: *const f32,
+    /// How far the lines lie apart.
+    pub(super) stride: usize,
+    pub(super) to: *mut f32,
+    /// How far the transposed lines lie apart.
+    pub(super) apart: usize,
+    pub(super) blocks: usize,
+}
+
 /// A way to compute a tile.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernel {
@@ -43,13 +55,12 @@ pub(super) struct Kernel {
     /// must have `depth` times `Tile::columns` rounded up to `lanes`, and every element of the
     /// result must be there for reading and writing, by this thread alone.
     pub(super) run: unsafe fn(Tile),
-    /// Transposes blocks of 8 x 8 elements.
+    /// Transposes a strip of 8 x 8 blocks.
     ///
     /// # Safety
     ///
-    /// The processor must have the instructions. Eight elements must be readable at each of the
-    /// first pointer plus 0 to 7 times the first stride, and writable likewise for the second.
-    pub(super) transpose: unsafe fn(*const f32, usize, *mut f32, usize),
+    /// The processor must have the instructions, and the strip its elements.
+    pub(super) transpose: unsafe fn(Strip),
 }
 
 impl Kernel {
@@ -123,11 +134,11 @@ unsafe fn portable(tile: Tile) {
     }
 }
 
-unsafe fn transpose_portable(from: *const f32, stride: usize, to: *mut f32, apart: usize) {
-    for i in 0..8 {
-        for j in 0..8 {
-            // SAFETY: the caller grants eight rows of eight elements on both sides.
-            unsafe { *to.add(j * apart + i) = *from.add(i * stride + j) };
+unsafe fn transpose_portable(strip: Strip) {
+    for j in 0..8 * strip.blocks {
+        for i in 0..8 {
+            // SAFETY: the caller grants the elements of the strip on both sides.
+            unsafe { *strip.to.add(j * strip.apart + i) = *strip.from.add(i * strip.stride + j) };
         }
     }
 }
@@ -137,7 +148,7 @@ use x86::{AVX2, AVX512};
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod x86 {
-    use super::{Kernel, Tile};
+    use super::{Kernel, Strip, Tile};
     use std::arch::x86_64::*;
 
     /// 24 registers of sums, three of the right operand and one of the left, of 32.
@@ -260,7 +271,19 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx2")]
-    unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, apart: usize) {
+    unsafe fn transpose(strip: Strip) {
+        let Strip { mut from, stride, mut to, apart, blocks } = strip;
+        for _ in 0..blocks {
+            // SAFETY: the caller grants every block of the strip.
+            unsafe { transpose_block(from, stride, to, apart) };
+            from = from.wrapping_add(8);
+            to = to.wrapping_add(8 * apart);
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn transpose_block(from: *const f32, stride: usize, to: *mut f32, apart: usize) {
         // SAFETY: the caller grants eight elements in each of eight rows.
         let r: [__m256; 8] =
             std::array::from_fn(|i| unsafe { _mm256_loadu_ps(from.add(i * stride)) });
@@ -297,15 +320,19 @@ mod tests {
     use crate::reference::random;
 
     #[test]
-    fn blocks_are_transposed() {
-        let from = random("from", 8 * 11);
+    fn strips_are_transposed() {
+        let from = random("from", 8 * 19);
         for kernel in Kernel::all() {
-            let mut to = vec![0.0; 8 * 9];
-            // SAFETY: `all` gives what this processor has; 8 rows of 11 and of 9 hold the blocks.
-            unsafe { (kernel.transpose)(from.as_ptr(), 11, to.as_mut_ptr(), 9) };
+            let mut to = vec![0.0; 16 * 9];
+            let (from_, to_) = (from.as_ptr(), to.as_mut_ptr());
+            // SAFETY: `all` gives what this processor has; 8 lines of 19 hold 8 of 16, and 16 of 9
+            // hold 16 of 8.
+            unsafe {
+                (kernel.transpose)(Strip { from: from_, stride: 19, to: to_, apart: 9, blocks: 2 });
+            }
             for i in 0..8 {
-                for j in 0..8 {
-                    assert_eq!(to[j * 9 + i], from[i * 11 + j]);
+                for j in 0..16 {
+                    assert_eq!(to[j * 9 + i], from[i * 19 + j]);
                 }
             }
         }

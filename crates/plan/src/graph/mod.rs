@@ -323,6 +323,14 @@ pub enum OpKind {
 pub const BLOCK: u64 = 1024;
 
 impl OpKind {
+    /// Which input a part of the operator overwrites with which output, if it works in place.
+    pub(crate) fn replaces(&self, part: Part) -> Option<(usize, usize)> {
+        // The logits are the largest activation of a language model, and nothing reads them after
+        // their gradient has been computed.
+        let in_place = matches!(self, Self::CrossEntropy { .. }) && part == Part::InputGradient;
+        in_place.then_some((1, 0))
+    }
+
     /// A short name for traces.
     pub fn name(&self) -> &'static str {
         match self {

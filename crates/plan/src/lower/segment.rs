@@ -265,12 +265,21 @@ pub(super) fn scratch(passes: &[&[Item]], layer: &ShardedLayer, kept: &[ValueId]
     Scratch { offsets, size }
 }
 
-/// All-reduces work in place: their result is the same memory as their input.
+/// What works in place: the result of an all-reduce is the same memory as its input, and so is the
+/// gradient of the logits, the largest activation of a language model, which nothing reads after it.
 pub(super) fn aliases(items: &[Item], values: usize) -> Vec<ValueId> {
     let mut root: Vec<ValueId> = (0..values).collect();
     for item in items {
-        if let Item::Convert { kind: CollectiveKind::AllReduce, from, to, .. } = item {
-            root[*to] = root[*from];
+        match item {
+            Item::Convert { kind: CollectiveKind::AllReduce, from, to, .. } => {
+                root[*to] = root[*from];
+            }
+            Item::Op { kind, part, inputs, outputs, .. } => {
+                if let Some((from, to)) = kind.replaces(*part) {
+                    root[outputs[to]] = root[inputs[from]];
+                }
+            }
+            Item::Convert { .. } => {}
         }
     }
     root

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Trains the same model with Paceline and with PyTorch, in turns, and prints how they compare.
+
+A round runs Paceline, PyTorch eager and (unless --no-compile) torch.compile once each, so that a
+machine that is slow for a while is slow for all; ratios are taken within rounds, and the median of
+the rounds is printed. Above 1, Paceline is faster. Memory is the largest resident size minus 16
+bytes per parameter: weights, gradients and the two moments of AdamW, which everyone must hold.
+
+    python3 benches/peers/train.py --paceline target/release/paceline
+
+The interpreter that has PyTorch is taken from --python or the variable PYTHON.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+MODELS = HERE.parent.parent / "models"
+# Name: model file, samples in a batch, tokens in a sample, iterations measured in a round.
+CASES = {
+    "a": (HERE / "train-a.toml", 4, 256, 8),
+    "b": (MODELS / "gpt2-124m.toml", 2, 256, 3),
+}
+WARMUP = 2
+
+
+def paceline(given, case, threads):
+    """The median seconds of an iteration, the largest resident bytes, and tokens a second."""
+    model, batch, seq, iterations = case
+    command = [
+        given.paceline, "train", "--json", "--model", str(model), "--global-batch", str(batch),
+        "--micro-batch", str(batch), "--seq", str(seq), "--threads-per-rank", str(threads),
+        "--iterations", str(WARMUP + iterations), "--out", os.environ.get("TMPDIR", "/tmp") + "/peer",
+    ]
+    lines = [json.loads(line) for line in run(command, given.under).splitlines()]
+    seconds = [line["iteration_s"] for line in lines if line["event"] == "iteration"][WARMUP:]
+    return statistics.median(seconds), sum(lines[-1]["peak_bytes"])
+
+
+def pytorch(given, case, threads, extra):
+    model, batch, seq, iterations = case
+    command = [
+        given.python, str(HERE / "train_pytorch.py"), "--model", str(model), "--batch", str(batch),
+        "--seq", str(seq), "--threads", str(threads), "--warmup", str(WARMUP),
+        "--iterations", str(iterations), *extra,
+    ]
+    result = json.loads(run(command, given.under).splitlines()[-1])
+    return statistics.median(result["iteration_s"]), result["peak_bytes"], result["parameters"]
+
+
+def run(command, under):
+    command = [*under.split(), *command]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}\n{done.stderr}")
+    return done.stdout
+
+
+def compare(name, threads, given):
+    case = CASES[name]
+    rows = []
+    for _ in range(given.rounds):
+        ours, our_bytes = paceline(given, case, threads)
+        eager, eager_bytes, parameters = pytorch(given, case, threads, [])
+        row = {
+            "paceline_s": ours,
+            "eager_s": eager,
+            "over_eager": eager / ours,
+            "memory_share": (our_bytes - 16 * parameters) / (eager_bytes - 16 * parameters),
+        }
+        if not given.no_compile:
+            row["compile_s"] = pytorch(given, case, threads, ["--compile"])[0]
+            row["over_compile"] = row["compile_s"] / ours
+        rows.append(row)
+        print(f"  {name}, {threads} threads: {json.dumps(row)}", file=sys.stderr)
+    medians = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+    tokens = case[1] * case[2]
+    medians["tokens_per_s"] = tokens / medians["paceline_s"]
+    print(json.dumps({"case": name, "threads": threads, "rounds": len(rows), **medians}))
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--paceline", default="target/release/paceline")
+    arguments.add_argument("--python", default=os.environ.get("PYTHON", sys.executable))
+    arguments.add_argument("--cases", default="a,b")
+    arguments.add_argument("--threads", default="1,2")
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--under", default="", help="a command to run each under: 'nice -n -19'")
+    arguments.add_argument("--no-compile", action="store_true")
+    given = arguments.parse_args()
+    for name in given.cases.split(","):
+        for threads in given.threads.split(","):
+            compare(name, int(threads), given)
+
+
+if __name__ == "__main__":
+    main()
