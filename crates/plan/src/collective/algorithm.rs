@@ -1,6 +1,8 @@
 //! How a collective is carried out, and the names of all ways to do it.
 
+use super::grid::Grid;
 use super::names::NameError;
+use super::themis::ChunkOrder;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::num::NonZeroU32;
@@ -8,6 +10,9 @@ use std::str::FromStr;
 
 /// The most rings that a vector is dealt out to; no machine has as many links on one device.
 pub const MAX_RINGS: u32 = 256;
+
+/// The most chunks that follow each other through the dimensions of a grid.
+pub const MAX_CHUNKS: u32 = 256;
 
 /// How a collective is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -58,6 +63,19 @@ pub enum Algorithm {
         /// it open for someone who knows the cluster, who calls [`Algorithm::with_host`].
         host: Option<NonZeroU32>,
     },
+    /// A switch sums; see [`in_network`](super::in_network).
+    InNetwork,
+    /// One dimension of a grid after the other, in chunks that follow each other; see
+    /// [`per_dimension`](super::per_dimension).
+    PerDimension {
+        /// How many chunks, from 1 to [`MAX_CHUNKS`].
+        chunks: u32,
+        /// How the order of dimensions of each chunk is chosen.
+        order: ChunkOrder,
+        /// The dimensions that the group spans. Who asks for a collective leaves it open for someone who
+        /// knows the cluster, who calls [`Fabric::settle`](super::Fabric::settle).
+        grid: Option<Grid>,
+    },
 }
 
 impl Algorithm {
@@ -94,6 +112,15 @@ impl fmt::Display for Algorithm {
             Self::Hierarchical { inner, outer, host: Some(host) } => {
                 f.pad(&format!("hierarchical:{inner}:{outer}/{host}"))
             }
+            Self::InNetwork => Level::InNetwork.fmt(f),
+            Self::PerDimension { chunks, order, grid } => {
+                let name = match (order, chunks) {
+                    (ChunkOrder::Baseline, 1) => "per-dimension".to_owned(),
+                    (ChunkOrder::Baseline, _) => format!("per-dimension:{chunks}"),
+                    (ChunkOrder::Themis, _) => format!("themis:{chunks}"),
+                };
+                f.pad(&grid.map_or(name.clone(), |grid| format!("{name}/{grid}")))
+            }
         }
     }
 }
@@ -108,6 +135,9 @@ impl FromStr for Algorithm {
         if text == "hierarchical" || text.starts_with("hierarchical:") {
             return hierarchical(text);
         }
+        if let Some(algorithm) = per_dimension(text) {
+            return algorithm;
+        }
         let mut words = text.split(':');
         match Level::take(&mut words)? {
             Some(level) if words.next().is_none() => Ok(level.into()),
@@ -117,10 +147,39 @@ impl FromStr for Algorithm {
             _ => Err(NameError::Unknown {
                 what: "collective algorithm",
                 text: text.to_owned(),
-                known: format!("auto, {}, hierarchical:INNER:OUTER", Level::KNOWN),
+                known: format!(
+                    "auto, {}, hierarchical:INNER:OUTER, per-dimension:C, themis:C",
+                    Level::KNOWN
+                ),
             }),
         }
     }
+}
+
+/// None if the text names another algorithm.
+fn per_dimension(text: &str) -> Option<Result<Algorithm, NameError>> {
+    let (words, grid) = match text.split_once('/') {
+        Some((words, grid)) => (words, Some(grid)),
+        None => (text, None),
+    };
+    let (name, parameter) = match words.split_once(':') {
+        Some((name, parameter)) => (name, Some(parameter)),
+        None => (words, None),
+    };
+    let (order, chunks) = match (name, parameter) {
+        ("per-dimension", None) => (ChunkOrder::Baseline, Some(1)),
+        ("per-dimension", Some(chunks)) => (ChunkOrder::Baseline, chunks.parse().ok()),
+        ("themis", chunks) => (ChunkOrder::Themis, chunks.and_then(|chunks| chunks.parse().ok())),
+        _ => return None,
+    };
+    let Some(chunks) = chunks.filter(|chunks| (1..=MAX_CHUNKS).contains(chunks)) else {
+        return Some(Err(NameError::Chunks { text: text.to_owned() }));
+    };
+    Some(match grid.map(Grid::parse) {
+        None => Ok(Algorithm::PerDimension { chunks, order, grid: None }),
+        Some(Some(grid)) => Ok(Algorithm::PerDimension { chunks, order, grid: Some(grid) }),
+        Some(None) => Err(NameError::Grid { text: text.to_owned() }),
+    })
 }
 
 fn hierarchical(text: &str) -> Result<Algorithm, NameError> {
@@ -175,6 +234,7 @@ impl From<Level> for Algorithm {
             Level::Overlapped => Self::Overlapped,
             Level::Partitioned => Self::Partitioned,
             Level::Torus { shape } => Self::Torus { shape },
+            Level::InNetwork => Self::InNetwork,
         }
     }
 }
@@ -213,11 +273,13 @@ pub enum Level {
         /// The sizes of the dimensions.
         shape: TorusShape,
     },
+    /// See [`Algorithm::InNetwork`].
+    InNetwork,
 }
 
 impl Level {
     const KNOWN: &'static str = "ring, multi-ring:C, halving-doubling, tree, direct, read-reduce, \
-                                 ps, ps:K, naive, overlapped, partitioned, torus:AxBxC";
+                                 ps, ps:K, naive, overlapped, partitioned, torus:AxBxC, in-network";
 
     /// Takes the words of one algorithm: its name, and its parameter if it has one. None if there is
     /// no such name.
@@ -238,6 +300,7 @@ impl Level {
             "naive" => (Self::Naive, false),
             "overlapped" => (Self::Overlapped, false),
             "partitioned" => (Self::Partitioned, false),
+            "in-network" => (Self::InNetwork, false),
             "ps" if parameter.is_none() => (Self::ParameterServer { servers: 1 }, false),
             "ps" => {
                 let servers = number().ok_or_else(|| NameError::Servers { text: text() })?;
@@ -277,6 +340,7 @@ impl fmt::Display for Level {
             Self::Overlapped => f.pad("overlapped"),
             Self::Partitioned => f.pad("partitioned"),
             Self::Torus { shape } => f.pad(&format!("torus:{shape}")),
+            Self::InNetwork => f.pad("in-network"),
         }
     }
 }
@@ -348,6 +412,13 @@ mod tests {
             "hierarchical:ps:2:multi-ring:3",
             "hierarchical:torus:2x2:tree/4",
             "hierarchical:multi-ring:2:ps",
+            "in-network",
+            "hierarchical:ring:in-network",
+            "per-dimension",
+            "per-dimension:4",
+            "per-dimension:4/8hx16r",
+            "themis:64",
+            "themis:64/8hx16r@240000x23000",
         ] {
             let algorithm: Algorithm = text.parse().unwrap();
             assert_eq!(algorithm.to_string(), text);
@@ -387,6 +458,12 @@ mod tests {
         for text in ["torus", "torus:", "torus:0", "torus:2x0", "torus:2xx2", "torus:1x1x1x1x1x1x1"]
         {
             assert!(matches!(error(text), NameError::Shape { .. }), "{text}");
+        }
+        for text in ["themis", "themis:", "themis:0", "per-dimension:257", "per-dimension:x/8r"] {
+            assert!(matches!(error(text), NameError::Chunks { .. }), "{text}");
+        }
+        for text in ["themis:2/", "per-dimension/8", "per-dimension:2/0r"] {
+            assert!(matches!(error(text), NameError::Grid { .. }), "{text}");
         }
         for text in ["hierarchical", "hierarchical:ring", "hierarchical:ring:ring:ring"] {
             assert!(matches!(error(text), NameError::Levels { .. }), "{text}");

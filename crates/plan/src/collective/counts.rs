@@ -1,7 +1,7 @@
 //! What a collective costs, counted from its steps.
 
 use super::step::{Action, Combine, Cut};
-use super::{Algorithm, Pattern, TorusShape};
+use super::{Algorithm, Pattern};
 use crate::units::Bytes;
 
 /// How long, how much and how crowded: what the doc comments of the algorithms state as formulas.
@@ -51,7 +51,14 @@ impl Counts {
                 (rounds, fan_in) = (step.round + 1, 0);
             }
             match step.action {
-                Action::Send { chunks, .. } => add(&mut sent, cut.elements_in(chunks)),
+                Action::Send { chunks, .. } | Action::Offer { chunks, .. } => {
+                    add(&mut sent, cut.elements_in(chunks));
+                }
+                // However much of it there is, a switch sends a rank one message.
+                Action::Take { chunks, .. } => {
+                    add(&mut received, cut.elements_in(chunks));
+                    fan_in_max = fan_in_max.max(1);
+                }
                 Action::Recv { chunks, how, .. } => {
                     add(&mut received, cut.elements_in(chunks));
                     fan_in += 1;
@@ -117,7 +124,10 @@ pub(super) fn busiest(pattern: &Pattern) -> Vec<u32> {
     let ranks = pattern.ranks();
     let all = match pattern.algorithm() {
         Algorithm::HalvingDoubling | Algorithm::Tree => true,
-        Algorithm::MultiRing { .. } | Algorithm::Torus { .. } | Algorithm::Hierarchical { .. } => {
+        Algorithm::MultiRing { .. }
+        | Algorithm::Torus { .. }
+        | Algorithm::PerDimension { .. }
+        | Algorithm::Hierarchical { .. } => {
             u64::from(ranks) * u64::from(pattern.rounds()) <= FEW_STEPS
         }
         Algorithm::Auto
@@ -127,7 +137,8 @@ pub(super) fn busiest(pattern: &Pattern) -> Vec<u32> {
         | Algorithm::ParameterServer { .. }
         | Algorithm::Naive
         | Algorithm::Overlapped
-        | Algorithm::Partitioned => false,
+        | Algorithm::Partitioned
+        | Algorithm::InNetwork => false,
     };
     if all { (0..ranks).collect() } else { at_edges(pattern) }
 }
@@ -142,7 +153,11 @@ pub(super) fn at_edges(pattern: &Pattern) -> Vec<u32> {
     let (ranks, root) = (pattern.ranks(), pattern.root());
     let edges = match pattern.algorithm() {
         Algorithm::ParameterServer { servers } => [0, root, root + servers],
-        Algorithm::Torus { shape } => return busiest_of_torus(shape),
+        Algorithm::Torus { shape } => return busiest_of_grid(shape.sizes()),
+        Algorithm::PerDimension { grid, .. } => {
+            let sizes = grid.iter().flat_map(|grid| grid.dimensions()).map(|d| d.size);
+            return busiest_of_grid(sizes);
+        }
         Algorithm::Hierarchical { .. } => return busiest_of_levels(pattern),
         Algorithm::Auto
         | Algorithm::Ring
@@ -153,7 +168,8 @@ pub(super) fn at_edges(pattern: &Pattern) -> Vec<u32> {
         | Algorithm::ReadReduce
         | Algorithm::Naive
         | Algorithm::Overlapped
-        | Algorithm::Partitioned => [0, root, root],
+        | Algorithm::Partitioned
+        | Algorithm::InNetwork => [0, root, root],
     };
     let around = |edge| [edge, edge + 1, edge + 2 * ranks - 2, edge + ranks - 1];
     let mut busiest: Vec<u32> = edges.into_iter().flat_map(around).map(|r| r % ranks).collect();
@@ -163,9 +179,9 @@ pub(super) fn at_edges(pattern: &Pattern) -> Vec<u32> {
 }
 
 /// Those around the edges in every dimension.
-fn busiest_of_torus(shape: TorusShape) -> Vec<u32> {
+fn busiest_of_grid(sizes: impl Iterator<Item = u32>) -> Vec<u32> {
     let (mut busiest, mut below) = (vec![0], 1);
-    for size in shape.sizes() {
+    for size in sizes {
         let mut places = vec![0, 1 % size, size.saturating_sub(2), size - 1];
         places.sort_unstable();
         places.dedup();

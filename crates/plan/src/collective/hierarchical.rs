@@ -7,7 +7,7 @@
 //!
 //! | inner algorithm | owners in a host | each crosses with |
 //! |---|---|---|
-//! | ring, multi-ring, direct, partitioned, read-reduce, torus | every rank | N/g |
+//! | ring, multi-ring, direct, partitioned, read-reduce, torus, in-network | every rank | N/g |
 //! | halving-doubling | the largest power of two p ≤ g | N/p |
 //! | ps:K | the K servers | N/K |
 //! | tree | the roots of the two trees | N/2 |
@@ -22,8 +22,9 @@
 //! is the larger of the two. Chunks: those of the inner times those of the outer algorithm.
 
 use super::algorithm::Algorithm;
-use super::step::{Action, Chunks, Script, Step};
-use super::{Pattern, halving_doubling, relative, tree};
+use super::CollectiveKind;
+use super::step::{Action, Chunks, Peers, Script, Step};
+use super::{Pattern, halving_doubling, in_network, relative, tree};
 
 /// The first half of the inner all_reduce, the outer one among the owners, the second half.
 ///
@@ -32,7 +33,7 @@ use super::{Pattern, halving_doubling, relative, tree};
 /// and of one rank of every host.
 pub fn all_reduce(inner: &Pattern, outer: &Pattern, me: u32) -> Vec<Step> {
     let Some(place) = Place::of(inner, outer, me) else { return Vec::new() };
-    let (steps, middle) = (inner.steps(place.index), middle(inner));
+    let (steps, middle) = (inner_steps(inner, place.index), middle(inner));
     let (first, second) = steps.split_at(steps.partition_point(|step| step.round < middle));
     let mut script = Script::default();
     script.extend(first.iter().map(|step| place.inside(step, 0, Split::Contiguous)));
@@ -100,11 +101,28 @@ pub fn reduce(inner: &Pattern, outer: &Pattern, me: u32) -> Vec<Step> {
     script.done()
 }
 
+/// The steps of an inner all_reduce. A switch that sums does it in two rounds here, so that in between
+/// every rank owns a part.
+fn inner_steps(inner: &Pattern, me: u32) -> Vec<Step> {
+    match inner.algorithm() {
+        Algorithm::InNetwork => in_network::all_reduce_by_parts(inner.ranks(), me),
+        _ => inner.steps(me),
+    }
+}
+
+/// The rounds of an inner pattern.
+pub(super) fn inner_rounds(inner: &Pattern) -> u32 {
+    match (inner.algorithm(), inner.kind()) {
+        (Algorithm::InNetwork, CollectiveKind::AllReduce) => 2 * inner.rounds(),
+        _ => inner.rounds(),
+    }
+}
+
 /// After which round of an inner all_reduce every chunk is summed, and lies with its owner.
 fn middle(inner: &Pattern) -> u32 {
     match inner.algorithm() {
         Algorithm::Naive | Algorithm::Overlapped => inner.rounds(),
-        _ => inner.rounds() / 2,
+        _ => inner_rounds(inner) / 2,
     }
 }
 
@@ -134,6 +152,8 @@ pub(super) fn owned(inner: &Pattern, me: u32) -> Chunks {
         | Algorithm::ReadReduce
         | Algorithm::Partitioned
         | Algorithm::Torus { .. }
+        | Algorithm::InNetwork
+        | Algorithm::PerDimension { .. }
         | Algorithm::Hierarchical { .. } => Chunks::one(me),
     }
 }
@@ -202,6 +222,11 @@ fn changed(
     rank: impl Fn(u32) -> u32,
     chunks: impl Fn(Chunks) -> Chunks,
 ) -> Step {
+    let peers = |peers: Peers| {
+        let (first, last) = (rank(peers.first), rank(peers.last()));
+        let stride = (last - first).checked_div(peers.count.saturating_sub(1)).unwrap_or(1);
+        Peers { first, stride, ..peers }
+    };
     let action = match step.action {
         Action::Send { to, chunks: c } => Action::Send { to: rank(to), chunks: chunks(c) },
         Action::Lend { to, chunks: c } => Action::Lend { to: rank(to), chunks: chunks(c) },
@@ -210,6 +235,10 @@ fn changed(
         }
         Action::Read { from, chunks: c, how } => {
             Action::Read { from: rank(from), chunks: chunks(c), how }
+        }
+        Action::Offer { to, chunks: c } => Action::Offer { to: peers(to), chunks: chunks(c) },
+        Action::Take { from, chunks: c } => {
+            Action::Take { from: peers(from), chunks: chunks(c) }
         }
         Action::Fold { chunks: c } => Action::Fold { chunks: chunks(c) },
         Action::Emit { chunks: c } => Action::Emit { chunks: chunks(c) },

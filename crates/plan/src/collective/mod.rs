@@ -46,6 +46,18 @@
 //! timing; nothing but lender and reader wait for each other, and every rank knows from its own
 //! steps whom it has to wait for.
 //!
+//! # Switches
+//!
+//! A switch that sums takes what ranks [offer](Action::Offer) to it and hands the sum of each chunk to
+//! those that [take](Action::Take) it in the same round. Offers stand where sends stand and takes where
+//! receives stand; which ranks meet at a switch is part of the step.
+//!
+//! # Streams
+//!
+//! Most algorithms have one stream of steps. Where a pattern has [visits](Pattern::visits), the vector goes
+//! through the dimensions of a grid in several streams that touch different memory; the order of the list
+//! is one in which they may be carried out.
+//!
 //! # Order of summation
 //!
 //! What every algorithm can do, and which keep the canonical order where they reduce:
@@ -60,34 +72,44 @@
 //! | [`naive`], [`overlapped`] | all_reduce | yes |
 //! | [`partitioned`] | all_reduce, reduce_scatter, all_gather | yes |
 //! | [`torus`] | all_reduce, reduce_scatter, all_gather | no size above 2 |
+//! | [`in_network`] | all but gather and all_to_all | no |
+//! | [`per_dimension`] | all_reduce, reduce_scatter, all_gather | baseline, no size above 2 unless halved |
 //! | [`hierarchical`] | what both levels can, but gather and all_to_all | hosts of a power of two ranks, if both levels do |
 
 mod algorithm;
 mod counts;
 pub mod direct;
+mod fabric;
 mod fold;
+mod grid;
 pub mod halving_doubling;
 pub mod hierarchical;
+pub mod in_network;
 pub mod multi_ring;
 pub mod naive;
 mod names;
 pub mod overlapped;
 pub mod parameter_server;
 pub mod partitioned;
+pub mod per_dimension;
 pub mod read_reduce;
 mod resolve;
 pub mod ring;
 mod step;
 pub mod symbolic;
+pub mod themis;
 pub mod torus;
 pub mod tree;
 
-pub use algorithm::{Algorithm, Level, MAX_RINGS, TorusShape};
+pub use algorithm::{Algorithm, Level, MAX_CHUNKS, MAX_RINGS, TorusShape};
 pub use counts::Counts;
+pub use fabric::{Fabric, FabricDimension};
 pub use fold::{CanonicalFold, canonical_fold};
+pub use grid::{Grid, GridDimension, Way};
 pub use names::{CollectiveKind, NameError, Order, Reduction};
 pub use resolve::{CollectiveError, resolve};
-pub use step::{Action, Chunks, Combine, Cut, Step, chunk_range};
+pub use step::{Action, Chunks, Combine, Cut, Peers, Step, chunk_range};
+pub use themis::{ChunkOrder, Visit};
 
 use crate::units::Bytes;
 
@@ -163,7 +185,8 @@ impl Pattern {
             (Broadcast | Reduce, Algorithm::Ring | Algorithm::MultiRing { .. }) => {
                 ring::chain_chunks(ranks)
             }
-            (Broadcast | Reduce, Algorithm::Direct) | (Broadcast, Algorithm::ReadReduce) => 1,
+            (Broadcast | Reduce, Algorithm::Direct | Algorithm::InNetwork)
+            | (Broadcast, Algorithm::ReadReduce) => 1,
             (_, Algorithm::Naive | Algorithm::Overlapped) => 1,
             (
                 _,
@@ -173,6 +196,8 @@ impl Pattern {
                 | Algorithm::ReadReduce
                 | Algorithm::Partitioned
                 | Algorithm::Torus { .. }
+                | Algorithm::InNetwork
+                | Algorithm::PerDimension { .. }
                 | Algorithm::Auto,
             ) => ranks,
         }
@@ -207,12 +232,19 @@ impl Pattern {
                 _,
             ) => both_ways,
             (Algorithm::Naive, _) => ranks - 1,
-            (Algorithm::Overlapped, _) => 1,
+            (Algorithm::Overlapped | Algorithm::InNetwork, _) => 1,
+            (Algorithm::PerDimension { .. }, _) => {
+                let ends = self.visits().into_iter().map(|visit| visit.rounds.end);
+                ends.max().unwrap_or(0)
+            }
             (Algorithm::Torus { shape }, _) => {
                 both_ways * shape.sizes().map(|size| size - 1).sum::<u32>()
             }
             (Algorithm::Hierarchical { .. }, _) => {
-                self.levels().map_or(0, |(inner, outer)| inner.rounds() + outer.rounds())
+                let rounds = |(inner, outer): (Self, Self)| {
+                    hierarchical::inner_rounds(&inner) + outer.rounds()
+                };
+                self.levels().map_or(0, rounds)
             }
         }
     }
@@ -232,8 +264,8 @@ impl Pattern {
     /// A group of one exchanges no messages; only all_to_all still copies its input to its output.
     pub fn steps(&self, me: u32) -> Vec<Step> {
         use Algorithm::{
-            Auto, Direct, HalvingDoubling, Hierarchical, MultiRing, Naive, Overlapped,
-            ParameterServer, Partitioned, ReadReduce, Ring, Torus, Tree,
+            Auto, Direct, HalvingDoubling, Hierarchical, InNetwork, MultiRing, Naive, Overlapped,
+            ParameterServer, Partitioned, PerDimension, ReadReduce, Ring, Torus, Tree,
         };
         use CollectiveKind::{
             AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter,
@@ -298,14 +330,50 @@ impl Pattern {
             (Hierarchical { .. }, AllGather) => self.in_levels(hierarchical::all_gather, me),
             (Hierarchical { .. }, Broadcast) => self.in_levels(hierarchical::broadcast, me),
             (Hierarchical { .. }, Reduce) => self.in_levels(hierarchical::reduce, me),
+            (InNetwork, AllReduce) => in_network::all_reduce(ranks, me),
+            (InNetwork, ReduceScatter) => in_network::reduce_scatter(ranks, me),
+            (InNetwork, AllGather) => in_network::all_gather(ranks, me),
+            (InNetwork, Broadcast) => in_network::broadcast(ranks, me, root),
+            (InNetwork, Reduce) => in_network::reduce(ranks, me, root),
+            (PerDimension { grid, chunks, .. }, AllReduce | ReduceScatter | AllGather) => grid
+                .map_or_else(Vec::new, |grid| {
+                    per_dimension::steps(&grid, &self.visits(), chunks, me)
+                }),
             (Auto, _)
-            | (HalvingDoubling | MultiRing { .. } | Hierarchical { .. }, Gather | AllToAll)
+            | (
+                HalvingDoubling | MultiRing { .. } | Hierarchical { .. } | InNetwork,
+                Gather | AllToAll,
+            )
             | (Tree | ParameterServer { .. }, ReduceScatter | AllGather | Gather | AllToAll)
-            | (Partitioned | Torus { .. }, Broadcast | Reduce | Gather | AllToAll)
+            | (
+                Partitioned | Torus { .. } | PerDimension { .. },
+                Broadcast | Reduce | Gather | AllToAll,
+            )
             | (
                 Naive | Overlapped,
                 ReduceScatter | AllGather | Broadcast | Reduce | Gather | AllToAll,
             ) => unreachable!("`resolve` refuses {kind} by {algorithm}"),
+        }
+    }
+
+    /// The visits of every stream to the dimensions of a grid, in the order in which they start; none for
+    /// an algorithm that knows no streams. Each dimension serves one visit after the other.
+    pub fn visits(&self) -> Vec<Visit> {
+        match self.algorithm {
+            Algorithm::PerDimension { chunks, order, grid: Some(grid) } => {
+                themis::visits(self.kind, &grid, order, chunks)
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The steps of one rank in one visit, whose first round is numbered 0.
+    pub fn visit_steps(&self, visit: &Visit, me: u32) -> Vec<Step> {
+        match self.algorithm {
+            Algorithm::PerDimension { chunks, grid: Some(grid), .. } => {
+                per_dimension::visit_steps(&grid, visit, chunks, me)
+            }
+            _ => Vec::new(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! What is asked of a collective: its kind, the reduction and the order of summation. The names of
 //! algorithms are in [`algorithm`](super::algorithm).
 
-use super::algorithm::{MAX_RINGS, TorusShape};
+use super::algorithm::{MAX_CHUNKS, MAX_RINGS, TorusShape};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -203,6 +203,21 @@ pub enum NameError {
         TorusShape::MAX_DIMENSIONS
     )]
     Shape {
+        /// The word.
+        text: String,
+    },
+    /// The number of chunks is missing, too small, too large or not a number.
+    #[error("'{text}' needs a number of chunks from 1 to {MAX_CHUNKS}, such as themis:16")]
+    Chunks {
+        /// The word.
+        text: String,
+    },
+    /// The dimensions of a grid are no sizes with the letter of an algorithm.
+    #[error(
+        "'{text}' needs behind the slash the sizes of its dimensions, each with r (ring), d (direct) or \
+         h (halving), such as per-dimension:4/8hx16r; leave the slash out to take them from the cluster"
+    )]
+    Grid {
         /// The word.
         text: String,
     },

@@ -1,8 +1,10 @@
 //! Which algorithm carries out a collective: the choice where it is left to us, and the refusal of
 //! what cannot be done.
 
-use super::algorithm::{Algorithm, MAX_RINGS, TorusShape};
-use super::{CollectiveKind, MAX_RANKS, Order};
+use super::algorithm::{Algorithm, MAX_CHUNKS, MAX_RINGS, TorusShape};
+use super::grid::{Grid, Way};
+use super::themis::ChunkOrder;
+use super::{CollectiveKind, MAX_RANKS, Order, per_dimension};
 use thiserror::Error;
 
 /// Settles which algorithm carries out a collective.
@@ -76,7 +78,7 @@ fn can_do(algorithm: Algorithm, kind: CollectiveKind) -> bool {
     };
     match algorithm {
         Algorithm::Auto | Algorithm::Ring | Algorithm::Direct | Algorithm::ReadReduce => true,
-        Algorithm::HalvingDoubling | Algorithm::MultiRing { .. } => match kind {
+        Algorithm::HalvingDoubling | Algorithm::MultiRing { .. } | Algorithm::InNetwork => match kind {
             AllReduce | ReduceScatter | AllGather | Broadcast | Reduce => true,
             Gather | AllToAll => false,
         },
@@ -88,6 +90,7 @@ fn can_do(algorithm: Algorithm, kind: CollectiveKind) -> bool {
             AllReduce | ReduceScatter | AllGather => true,
             Broadcast | Reduce | Gather | AllToAll => false,
         },
+        Algorithm::PerDimension { .. } => per_dimension::can_do(kind),
         Algorithm::Naive | Algorithm::Overlapped => match kind {
             AllReduce => true,
             ReduceScatter | AllGather | Broadcast | Reduce | Gather | AllToAll => false,
@@ -108,11 +111,16 @@ fn keeps(algorithm: Algorithm, kind: CollectiveKind, ranks: u32, order: Order) -
         return true;
     }
     match algorithm {
-        Algorithm::Ring | Algorithm::MultiRing { .. } => false,
+        Algorithm::Ring | Algorithm::MultiRing { .. } | Algorithm::InNetwork => false,
         Algorithm::HalvingDoubling => ranks.is_power_of_two(),
         // Towards a root, the trees are those of the free order.
         Algorithm::Tree => kind == CollectiveKind::AllReduce,
         Algorithm::Torus { shape } => shape.sizes().all(|size| size <= 2),
+        Algorithm::PerDimension { order, grid, .. } => {
+            let dimensions = grid.iter().flat_map(|grid| grid.dimensions());
+            order == ChunkOrder::Baseline
+                && dimensions.into_iter().all(|d| d.size <= 2 || d.way == Way::Halving)
+        }
         Algorithm::Hierarchical { inner, outer, host } => {
             let host = host.map_or(1, |host| host.get());
             let hosts = ranks / host;
@@ -150,6 +158,16 @@ fn check_parameters(algorithm: Algorithm, ranks: u32) -> Result<(), CollectiveEr
             check_parameters(inner.into(), host)?;
             check_parameters(outer.into(), ranks / host)
         }
+        Algorithm::PerDimension { chunks, .. } if !(1..=MAX_CHUNKS).contains(&chunks) => {
+            Err(CollectiveError::Chunks { chunks })
+        }
+        Algorithm::PerDimension { grid, .. } => {
+            let grid = grid.ok_or(CollectiveError::OpenGrid { algorithm, ranks })?;
+            if grid.ranks() != u64::from(ranks) {
+                return Err(CollectiveError::Grid { grid, ranks });
+            }
+            if grid.is_possible() { Ok(()) } else { Err(CollectiveError::Halving { grid }) }
+        }
         Algorithm::Auto
         | Algorithm::Ring
         | Algorithm::MultiRing { .. }
@@ -161,7 +179,8 @@ fn check_parameters(algorithm: Algorithm, ranks: u32) -> Result<(), CollectiveEr
         | Algorithm::Naive
         | Algorithm::Overlapped
         | Algorithm::Partitioned
-        | Algorithm::Torus { .. } => Ok(()),
+        | Algorithm::Torus { .. }
+        | Algorithm::InNetwork => Ok(()),
     }
 }
 
@@ -250,6 +269,79 @@ pub enum CollectiveError {
         host: u32,
         /// The size of the group.
         ranks: u32,
+    },
+    /// Hosts have different numbers of the group's ranks.
+    #[error("{ranks} ranks do not share hosts evenly; use as many of each host")]
+    UnevenHosts {
+        /// The size of the group.
+        ranks: u32,
+    },
+    /// There are no chunks, or absurdly many.
+    #[error("there can be from 1 to {MAX_CHUNKS} chunks, not {chunks}")]
+    Chunks {
+        /// The chunks asked for.
+        chunks: u32,
+    },
+    /// Nobody has said which dimensions the group spans.
+    #[error(
+        "{algorithm} needs to know the dimensions of the {ranks} ranks; name a cluster, or write them \
+         behind a slash, such as {algorithm}/{ranks}r"
+    )]
+    OpenGrid {
+        /// The algorithm.
+        algorithm: Algorithm,
+        /// The size of the group.
+        ranks: u32,
+    },
+    /// The grid has not as many places as the group has ranks.
+    #[error("a grid of {grid} has {} places, but the group has {ranks} ranks", .grid.ranks())]
+    Grid {
+        /// The dimensions.
+        grid: Grid,
+        /// The size of the group.
+        ranks: u32,
+    },
+    /// A dimension that is halved has no power of two of ranks, or the grid too many dimensions for that.
+    #[error(
+        "a grid of {grid} cannot be halved: h needs a power of two and at most {} dimensions; use r or d",
+        Grid::MAX_WITH_HALVING
+    )]
+    Halving {
+        /// The dimensions.
+        grid: Grid,
+    },
+    /// The group's ranks do not fill the dimensions that they span.
+    #[error(
+        "{algorithm} needs ranks that fill a grid of the cluster's dimensions in order; these {ranks} ranks \
+         do not"
+    )]
+    NoGrid {
+        /// The algorithm.
+        algorithm: Algorithm,
+        /// The size of the group.
+        ranks: u32,
+    },
+    /// The group spans more dimensions than a grid can have.
+    #[error(
+        "{algorithm} goes through at most {} dimensions, and the group spans {dimensions}",
+        Grid::MAX_DIMENSIONS
+    )]
+    ManyDimensions {
+        /// The algorithm.
+        algorithm: Algorithm,
+        /// How many the group spans.
+        dimensions: usize,
+    },
+    /// No switch there can sum.
+    #[error(
+        "{algorithm} needs a switch that sums, and {dimension} has none: say in_network_reduction = true \
+         in the cluster's file if it has"
+    )]
+    NoReduction {
+        /// The algorithm.
+        algorithm: Algorithm,
+        /// The dimension.
+        dimension: String,
     },
 }
 

@@ -59,6 +59,52 @@ pub enum Action {
         /// round, while it is still lent.
         how: Combine,
     },
+    /// Hand these chunks to the switch that joins the given ranks, this one among them. It sums what all of
+    /// them offer in this round.
+    Offer {
+        /// Who meets at the switch.
+        to: Peers,
+        /// What is offered, in ascending order of chunks.
+        chunks: Chunks,
+    },
+    /// Overwrite these chunks with the sum of all that the given ranks, this one among them, offer of them
+    /// to their switch in this round.
+    Take {
+        /// Who meets at the switch.
+        from: Peers,
+        /// Which chunks.
+        chunks: Chunks,
+    },
+}
+
+/// Ranks of a group at equal distances that meet at one switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Peers {
+    /// The lowest.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+    /// The distance between two.
+    pub stride: u32,
+}
+
+impl Peers {
+    /// The first so many ranks.
+    pub const fn consecutive(count: u32) -> Self {
+        Self { first: 0, count, stride: 1 }
+    }
+
+    /// The highest rank.
+    pub const fn last(self) -> u32 {
+        self.first.saturating_add(self.count.saturating_sub(1).saturating_mul(self.stride))
+    }
+
+    /// Whether a rank is among them.
+    pub const fn contains(self, rank: u32) -> bool {
+        self.first <= rank
+            && rank <= self.last()
+            && (rank - self.first).is_multiple_of(if self.stride == 0 { 1 } else { self.stride })
+    }
 }
 
 /// What a receiver does with a message.
@@ -197,13 +243,11 @@ impl Cut {
         })
     }
 
-    /// How many elements several chunks have together; unless it is pieces, without looking at each
-    /// of them.
+    /// How many elements several chunks have together, without looking at each of them.
     pub fn elements_in(&self, chunks: Chunks) -> u64 {
         let Chunks { first, count, stride, width, step, .. } = chunks;
         if chunks.pieces > 1 {
-            let each = self.ranges(chunks).map(|range| range.end - range.start);
-            return each.fold(0, u64::saturating_add);
+            return self.elements_in_pieces(chunks);
         }
         let (rows, apart, count, stride) = if width <= count {
             (width, step, count, stride)
@@ -219,6 +263,44 @@ impl Cut {
     fn piece_of(&self, chunk: Range<u64>, Chunks { piece, pieces, .. }: Chunks) -> Range<u64> {
         let range = chunk_range(chunk.end - chunk.start, pieces, piece, self.block);
         chunk.start + range.start..chunk.start + range.end
+    }
+
+    /// How many elements one piece of each of several chunks has: a few sizes, each so many times.
+    fn elements_in_pieces(&self, chunks: Chunks) -> u64 {
+        let Chunks { first, count, stride, width, step, piece, pieces, .. } = chunks;
+        let (total, block) = (u64::from(self.chunks.max(1)), self.block.max(1));
+        let blocks = self.elements.div_ceil(block);
+        let (each, extra) = (blocks / total, blocks % total);
+        let (rows, apart, count, stride) = if width <= count {
+            (width, step, count, stride)
+        } else {
+            (count, stride, width, step)
+        };
+        let below = |bound: u64| -> u64 {
+            let row = |row: u32| {
+                let first = u64::from(first) + u64::from(row) * u64::from(apart);
+                let stride = u64::from(stride.max(1));
+                bound.saturating_sub(first).div_ceil(stride).min(count.into())
+            };
+            (0..rows).map(row).sum()
+        };
+        let (piece, pieces) = (u64::from(piece), u64::from(pieces));
+        let whole = |blocks: u64| {
+            let dealt = blocks / pieces + u64::from(piece < blocks % pieces);
+            u128::from(dealt) * u128::from(block)
+        };
+        let large = below(extra);
+        let small = below(total) - large;
+        let nominal = u128::from(large) * whole(each + 1) + u128::from(small) * whole(each);
+        // Only the chunk with the vector's last element can end within a block.
+        let last = if each > 0 { total - 1 } else { extra.saturating_sub(1) };
+        let mut elements = nominal;
+        if below(last + 1) > below(last) {
+            let range = self.piece_of(self.range(last as u32), chunks);
+            elements -= whole(if last < extra { each + 1 } else { each });
+            elements += u128::from(range.end - range.start);
+        }
+        u64::try_from(elements).unwrap_or(u64::MAX)
     }
 
     /// How many elements `count` chunks at equal distances have together.
@@ -300,7 +382,10 @@ impl Script {
     /// round what goes out stands first, and the rest stays in the order in which it was written.
     pub(super) fn sorted(mut self) -> Vec<Step> {
         self.0.sort_by_key(|step| {
-            let goes_out = matches!(step.action, Action::Send { .. } | Action::Lend { .. });
+            let goes_out = matches!(
+                step.action,
+                Action::Send { .. } | Action::Lend { .. } | Action::Offer { .. }
+            );
             (step.round, !goes_out)
         });
         self.0

@@ -4,7 +4,9 @@
 //! or repeated contribution cannot hide behind a lucky number, and the exact tree of a canonical sum
 //! can be compared. Sums are commutative here as floating-point addition is, but not associative.
 
-use super::{Action, Chunks, CollectiveKind, Combine, Order, Pattern, Step, canonical_fold, gcd};
+use super::{
+    Action, Chunks, CollectiveKind, Combine, Order, Pattern, Peers, Step, canonical_fold, gcd,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 
@@ -98,12 +100,13 @@ fn check_lists(steps: &[Vec<Step>]) -> Result<(), Violation> {
             received &= step.round == round;
             round = step.round;
             match step.action {
-                Action::Send { .. } | Action::Lend { .. } if received => {
+                Action::Send { .. } | Action::Lend { .. } | Action::Offer { .. } if received => {
                     return broken(Problem::SendAfterReceive);
                 }
-                Action::Recv { .. } | Action::Read { .. } => received = true,
+                Action::Recv { .. } | Action::Read { .. } | Action::Take { .. } => received = true,
                 Action::Send { .. }
                 | Action::Lend { .. }
+                | Action::Offer { .. }
                 | Action::Fold { .. }
                 | Action::Emit { .. } => {}
             }
@@ -204,6 +207,10 @@ struct Group<'a> {
     memories: Vec<Memory>,
     /// Messages of the round at hand, by sender and receiver.
     messages: BTreeMap<(u32, u32), Message>,
+    /// What is offered to switches in the round at hand, cell by cell, and by whom.
+    offers: BTreeMap<(Peers, u32), Vec<(u32, ValueId)>>,
+    /// Switches from which something has been taken in the round at hand.
+    taken: BTreeSet<Peers>,
     values: Values,
     round: u32,
 }
@@ -237,7 +244,17 @@ impl<'a> Group<'a> {
         });
         let memories = memories.collect();
         let rest = steps.iter().map(Vec::as_slice).collect();
-        Self { pattern, grain, rest, memories, messages: BTreeMap::new(), values, round: 0 }
+        Self {
+            pattern,
+            grain,
+            rest,
+            memories,
+            messages: BTreeMap::new(),
+            offers: BTreeMap::new(),
+            taken: BTreeSet::new(),
+            values,
+            round: 0,
+        }
     }
 
     /// Runs the next round that anyone has steps in; false if nobody has.
@@ -248,7 +265,12 @@ impl<'a> Group<'a> {
         let ranks = self.rest.len() as u32;
         for rank in 0..ranks {
             let waits =
-                |action: &Action| matches!(action, Action::Recv { .. } | Action::Read { .. });
+                |action: &Action| {
+                    matches!(
+                        action,
+                        Action::Recv { .. } | Action::Read { .. } | Action::Take { .. }
+                    )
+                };
             while let Some(step) = self.take(rank, |action| !waits(action)) {
                 self.carry_out(rank, step)?;
             }
@@ -261,6 +283,7 @@ impl<'a> Group<'a> {
         if let Some(&(from, to)) = self.messages.keys().next() {
             return Err(self.violation(from, Problem::NotReceived(to)));
         }
+        self.end_offers()?;
         for rank in 0..ranks {
             let memory = &mut self.memories[rank as usize];
             memory.lent.clear();
@@ -300,11 +323,70 @@ impl<'a> Group<'a> {
                 }
                 self.receive(me, from, chunks, how, values)?;
             }
+            Action::Offer { to, chunks } => self.offer(me, to, chunks)?,
+            Action::Take { from, chunks } => {
+                let values = self.take_sum(me, from, chunks)?;
+                self.receive(me, me, chunks, Combine::Replace, values)?;
+            }
             Action::Fold { chunks } => self.fold(me, chunks)?,
             Action::Emit { chunks } => {
                 let values = self.read(me, chunks)?;
                 self.receive(me, me, chunks, Combine::Output, values)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Puts what a rank hands to a switch beside what others do.
+    fn offer(&mut self, me: u32, to: Peers, chunks: Chunks) -> Result<(), Violation> {
+        self.check_peers(me, to)?;
+        let values = self.read(me, chunks)?;
+        for (cell, value) in self.cells(chunks).zip(values) {
+            let offers = self.offers.entry((to, cell)).or_default();
+            if offers.iter().any(|&(rank, _)| rank == me) {
+                return Err(self.violation(me, Problem::SecondMessage(to.first)));
+            }
+            offers.push((me, value));
+        }
+        Ok(())
+    }
+
+    /// What a switch makes of the offers for chunks.
+    fn take_sum(
+        &mut self,
+        me: u32,
+        from: Peers,
+        chunks: Chunks,
+    ) -> Result<Vec<ValueId>, Violation> {
+        self.check_peers(me, from)?;
+        self.check_chunks(me, chunks)?;
+        self.taken.insert(from);
+        let mut sums = Vec::new();
+        for cell in self.cells(chunks) {
+            let offers = self.offers.get(&(from, cell)).cloned().unwrap_or_default();
+            let mut values = offers.into_iter().map(|(_, value)| value);
+            let Some(first) = values.next() else {
+                return Err(self.violation(me, Problem::NotSent(from.first)));
+            };
+            sums.push(values.fold(first, |sum, value| self.values.sum(sum, value)));
+        }
+        Ok(sums)
+    }
+
+    /// Forgets the offers of a round, of which somebody must have taken something.
+    fn end_offers(&mut self) -> Result<(), Violation> {
+        let offers = std::mem::take(&mut self.offers);
+        let taken = std::mem::take(&mut self.taken);
+        let lost = offers.into_iter().find(|((peers, _), _)| !taken.contains(peers));
+        match lost.and_then(|((peers, _), by)| Some((peers, by.first()?.0))) {
+            Some((peers, by)) => Err(self.violation(by, Problem::NotReceived(peers.first))),
+            None => Ok(()),
+        }
+    }
+
+    fn check_peers(&self, me: u32, peers: Peers) -> Result<(), Violation> {
+        if peers.count < 2 || !peers.contains(me) || peers.last() >= self.pattern.ranks() {
+            return Err(self.violation(me, Problem::NotAPeer(peers.last())));
         }
         Ok(())
     }
@@ -532,6 +614,8 @@ fn chunks_of(action: &Action) -> Chunks {
         | Action::Fold { chunks }
         | Action::Emit { chunks }
         | Action::Lend { chunks, .. }
-        | Action::Read { chunks, .. } => chunks,
+        | Action::Read { chunks, .. }
+        | Action::Offer { chunks, .. }
+        | Action::Take { chunks, .. } => chunks,
     }
 }

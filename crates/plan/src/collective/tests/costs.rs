@@ -89,7 +89,11 @@ fn formulas(pattern: &Pattern, n: u64) -> [u64; 5] {
             let ways = 1 + u64::from(kind == AllReduce);
             [ways * d, ways * part, ways * part, 0, 1]
         }
-        (Algorithm::Hierarchical { .. } | Algorithm::Auto, _)
+        (Algorithm::InNetwork, AllReduce) => [1, n, n, 0, 1],
+        (Algorithm::InNetwork, ReduceScatter) => [1, n, n / ranks, 0, 1],
+        (Algorithm::InNetwork, AllGather) => [1, n / ranks, part, 0, 1],
+        (Algorithm::InNetwork, _) => [1, n, n, 0, 1],
+        (Algorithm::Hierarchical { .. } | Algorithm::PerDimension { .. } | Algorithm::Auto, _)
         | (Algorithm::HalvingDoubling, Gather | AllToAll) => unreachable!(),
     }
 }
@@ -110,7 +114,7 @@ fn counted(pattern: &Pattern, n: u64) -> [u64; 5] {
 fn costs_are_as_documented() {
     for ranks in 2..=17 {
         for pattern in patterns(ranks, 0) {
-            if pattern.levels().is_none() {
+            if pattern.levels().is_none() && pattern.visits().is_empty() {
                 let n = 240 * u64::from(ranks) * u64::from(pattern.chunks());
                 assert_eq!(counted(&pattern, n), formulas(&pattern, n), "{pattern:?}");
             }
@@ -149,8 +153,12 @@ fn check_costs_of_levels(pattern: &Pattern, inner: Level) {
         _ => host,
     };
     let n = 240 * u64::from(host * pattern.ranks()) * u64::from(pattern.chunks());
-    let (found, inside, across) =
+    let (found, mut inside, across) =
         (counted(pattern, n), counted(&inside, n), counted(&across, n / u64::from(crossing)));
+    if inner == Level::InNetwork && pattern.kind() == AllReduce && host > 1 {
+        // Inside a hierarchy the switch sums first and hands out later.
+        inside = [2, n + n / u64::from(host), n, 0, 1];
+    }
     assert_eq!(found[0], inside[0] + across[0], "{pattern:?}");
     assert_eq!(found[4], inside[4].max(across[4]), "{pattern:?}");
     // Where the busiest inside a host is not one of those who cross, the sum is more than enough.
@@ -161,6 +169,33 @@ fn check_costs_of_levels(pattern: &Pattern, inner: Level) {
     for i in 1..4 {
         let sum = inside[i] + across[i];
         assert!(found[i] == sum || (uneven && found[i] < sum), "{pattern:?}: {found:?}, {sum}");
+    }
+}
+
+/// Every order of dimensions moves the same bytes, and streams only ever save rounds.
+#[test]
+fn grids_cost_what_is_documented() {
+    for ranks in 2..=24 {
+        for algorithm in grids(ranks) {
+            for (kind, ways) in [(AllReduce, 2), (ReduceScatter, 1), (AllGather, 1)] {
+                let pattern = pattern(kind, algorithm, ranks);
+                let Algorithm::PerDimension { chunks, grid: Some(grid), .. } = algorithm else {
+                    unreachable!()
+                };
+                let n = 240 * u64::from(ranks) * u64::from(chunks);
+                let [rounds, sent, received, read, fan_in] = counted(&pattern, n);
+                let part = ways * (n - n / u64::from(ranks));
+                assert_eq!([sent, received, read], [part, part, 0], "{pattern:?}");
+                let dimensions = grid.dimensions();
+                let d: u32 = dimensions.iter().map(|d| d.way.rounds(d.size)).sum();
+                let (one, all) = (ways * u64::from(d), ways * u64::from(d * chunks));
+                assert!((one..=all).contains(&rounds), "{pattern:?}: {rounds}");
+                assert!(chunks > 1 || rounds == one, "{pattern:?}: {rounds}");
+                let most = |d: &GridDimension| if d.way == Way::Direct { d.size - 1 } else { 1 };
+                let most: u32 = dimensions.iter().map(most).sum();
+                assert!(fan_in <= u64::from(most), "{pattern:?}: {fan_in}");
+            }
+        }
     }
 }
 

@@ -12,6 +12,7 @@ const ORDERS: [Order; 2] = [Order::Canonical, Order::Free];
 fn algorithms(ranks: u32) -> Vec<Algorithm> {
     let mut all: Vec<_> = levels(ranks).into_iter().map(Algorithm::from).collect();
     all.push(Algorithm::Auto);
+    all.extend(grids(ranks));
     // A few of the hierarchies; a test of its own has any algorithm inside any other.
     let servers = Level::ParameterServer { servers: 2 };
     let pairs = [
@@ -21,6 +22,8 @@ fn algorithms(ranks: u32) -> Vec<Algorithm> {
         (Level::HalvingDoubling, Level::Tree),
         (Level::Tree, Level::MultiRing { rings: 2 }),
         (Level::Naive, servers),
+        (Level::InNetwork, Level::Ring),
+        (Level::Direct, Level::InNetwork),
     ];
     for host in (2..ranks).filter(|host| ranks.is_multiple_of(*host)) {
         all.extend(pairs.map(|(inner, outer)| hierarchical(inner, outer, host)));
@@ -38,6 +41,7 @@ fn levels(ranks: u32) -> Vec<Level> {
         Level::Naive,
         Level::Overlapped,
         Level::Partitioned,
+        Level::InNetwork,
     ];
     all.extend([1, 2, 5].map(|rings| Level::MultiRing { rings }));
     all.extend((1..=ranks).map(|servers| Level::ParameterServer { servers }));
@@ -47,6 +51,38 @@ fn levels(ranks: u32) -> Vec<Level> {
         all.extend(shapes.map(|sizes| Level::Torus { shape: TorusShape::new(&sizes).unwrap() }));
     }
     all
+}
+
+/// Grids of up to four dimensions, in one stream and in several.
+fn grids(ranks: u32) -> Vec<Algorithm> {
+    let divisors = |n: u32| (1..=n).filter(move |d| n.is_multiple_of(*d));
+    let mut shapes = vec![format!("{ranks}r"), format!("{ranks}d")];
+    if ranks.is_power_of_two() {
+        shapes.push(format!("{ranks}h"));
+    }
+    for a in divisors(ranks).filter(|a| (2..ranks).contains(a)) {
+        let rest = ranks / a;
+        shapes.push(format!("{a}rx{rest}d@3x1"));
+        if a.is_power_of_two() {
+            shapes.push(format!("{a}hx{rest}r@1x5"));
+        }
+        for b in divisors(rest).filter(|b| (2..rest).contains(b)) {
+            let c = rest / b;
+            shapes.push(format!("{a}rx{b}rx{c}r@1x1x9"));
+            if b.is_power_of_two() {
+                shapes.push(format!("{a}dx{b}hx{c}r@7x2x1"));
+            }
+            if c.is_multiple_of(2) && c > 2 {
+                shapes.push(format!("{a}rx{b}dx2rx{}r@5x1x4x2", c / 2));
+            }
+        }
+    }
+    // One stream in one of three shapes, several in the others: the first shape has all.
+    let names = ["per-dimension", "per-dimension:3", "themis:4"];
+    let mut all: Vec<String> = names.iter().map(|name| format!("{name}/{}", shapes[0])).collect();
+    let later = (1..).zip(&shapes[1..]);
+    all.extend(later.map(|(i, shape): (usize, _)| format!("{}/{shape}", names[i % 3])));
+    all.into_iter().map(|name| name.parse().unwrap()).collect()
 }
 
 fn hierarchical(inner: Level, outer: Level, host: u32) -> Algorithm {
@@ -97,6 +133,7 @@ fn every_algorithm_is_right() {
                 Algorithm::ParameterServer { servers } => servers > 1,
                 Algorithm::MultiRing { rings } => rings > 2,
                 Algorithm::Hierarchical { .. } => true,
+                Algorithm::PerDimension { chunks, .. } => chunks > 1,
                 _ => false,
             };
             if !many {
@@ -162,7 +199,10 @@ fn orders_are_kept_where_they_can_be() {
                 let canonical = Pattern { order: Order::Canonical, ..pattern };
                 let found = symbolic::check(&canonical).is_ok();
                 // Some rank counts make an order canonical by chance, which is not worth a rule.
-                let by_chance = ranks <= 4 || matches!(algorithm, Algorithm::Hierarchical { .. });
+                let themis = |order| order == ChunkOrder::Themis;
+                let by_chance = ranks <= 4
+                    || matches!(algorithm, Algorithm::Hierarchical { .. })
+                    || matches!(algorithm, Algorithm::PerDimension { order, .. } if themis(order));
                 assert!(found == kept || (found && by_chance), "{pattern:?}");
             }
         }
@@ -259,6 +299,46 @@ fn auto_is_always_possible() {
                 let chosen = resolve(kind, Algorithm::Auto, ranks, order).unwrap();
                 assert_ne!(chosen, Algorithm::Auto);
                 assert_eq!(resolve(kind, chosen, ranks, order), Ok(chosen));
+            }
+        }
+    }
+}
+
+/// Streams may be carried out at once because they touch different memory: each has its own piece.
+#[test]
+fn a_stream_keeps_to_its_piece() {
+    for ranks in [6, 16, 24] {
+        for algorithm in grids(ranks) {
+            let pattern = pattern(AllReduce, algorithm, ranks);
+            let visits = pattern.visits();
+            let dimensions = match algorithm {
+                Algorithm::PerDimension { grid: Some(grid), chunks, .. } => {
+                    grid.dimensions().len() * chunks as usize
+                }
+                _ => unreachable!(),
+            };
+            assert_eq!(visits.len(), 2 * dimensions, "{algorithm}");
+            let mut of_visits: Vec<Vec<Step>> = vec![Vec::new(); ranks as usize];
+            for visit in &visits {
+                for me in 0..ranks {
+                    for mut step in pattern.visit_steps(visit, me) {
+                        let (Action::Send { chunks, .. } | Action::Recv { chunks, .. }) =
+                            step.action
+                        else {
+                            panic!("{step:?}");
+                        };
+                        assert_eq!(chunks.piece, visit.chunk);
+                        step.round += visit.rounds.start;
+                        of_visits[me as usize].push(step);
+                    }
+                }
+            }
+            for me in 0..ranks {
+                let mut steps = pattern.steps(me);
+                let key = |s: &Step| format!("{s:?}");
+                steps.sort_by_key(key);
+                of_visits[me as usize].sort_by_key(key);
+                assert_eq!(steps, of_visits[me as usize]);
             }
         }
     }

@@ -1,0 +1,213 @@
+//! One dimension of a grid after the other, in chunks that follow each other through the dimensions.
+//!
+//! An all_reduce of a chunk is a reduce_scatter in each dimension in turn, each of what the one before
+//! left, and an all_gather backwards. With C chunks, one can be in the second dimension while the next is
+//! in the first: [`themis`](super::themis) says who is where when. Beside the order of dimensions that is
+//! the same for all (`per-dimension:C`) there is one that balances what the dimensions carry (`themis:C`).
+//!
+//! **Streams.** Each chunk here is a *piece* of every chunk of the module's: part *i* of the vector is for
+//! rank *i* whatever the algorithm, so that it is the parts that are cut into C pieces, and a stream takes
+//! one piece of each. Streams touch different memory. The rounds of the steps are one legal order for a rank
+//! that does one thing after the other; where several are under way at once, only a stream's own steps and
+//! the queue of each dimension order them.
+//!
+//! After a set of dimensions a rank is responsible for the chunks that agree with it in those
+//! coordinates; after all of them, for its own.
+//!
+//! In the formulas *P* is the number of ranks, *N* the bytes of the whole vector, *D* the sum over
+//! dimensions of their rounds: size − 1 by ring, 1 direct, log₂ size by halving. All dimensions of size 2, or
+//! halved, in the same order for all chunks: then the order of summation is canonical.
+
+use super::CollectiveKind;
+use super::grid::{Grid, GridDimension, Way};
+use super::has_steps;
+use super::step::{Chunks, Combine, Script, Step};
+use super::themis::Visit;
+
+/// The steps of one rank: those of all visits, each in its rounds.
+///
+/// Rounds D for one chunk (2D for all_reduce), at most C·D (2C·D) for C; bytes sent and received per rank
+/// N(P−1)/P (twice that); fan-in at most the sum over dimensions of 1, or size − 1 where direct.
+/// Chunks: P.
+pub fn steps(grid: &Grid, visits: &[Visit], chunks: u32, me: u32) -> Vec<Step> {
+    let mut script = Script::default();
+    if let Some(place) = Place::of(grid, me) {
+        for visit in visits {
+            place.visit(visit, chunks, &mut script);
+        }
+    }
+    script.sorted()
+}
+
+/// The steps of one rank in one visit, whose first round is numbered 0.
+pub fn visit_steps(grid: &Grid, visit: &Visit, chunks: u32, me: u32) -> Vec<Step> {
+    let mut script = Script::default();
+    if let Some(place) = Place::of(grid, me) {
+        let length = visit.rounds.end - visit.rounds.start;
+        place.visit(&Visit { rounds: 0..length, ..visit.clone() }, chunks, &mut script);
+    }
+    script.sorted()
+}
+
+/// Whether a kind is a matter of reducing and gathering parts.
+pub(super) const fn can_do(kind: CollectiveKind) -> bool {
+    matches!(
+        kind,
+        CollectiveKind::AllReduce | CollectiveKind::ReduceScatter | CollectiveKind::AllGather
+    )
+}
+
+/// Where a rank stands in a grid.
+struct Place<'g> {
+    grid: &'g Grid,
+    /// By dimension.
+    coordinates: Vec<u32>,
+}
+
+impl<'g> Place<'g> {
+    fn of(grid: &'g Grid, me: u32) -> Option<Self> {
+        let ranks = u32::try_from(grid.ranks()).ok()?;
+        let mut rest = me;
+        let coordinates = grid.dimensions().iter().map(|d| {
+            let here = rest % d.size;
+            rest /= d.size;
+            here
+        });
+        let coordinates = coordinates.collect();
+        has_steps(ranks, me).then_some(Self { grid, coordinates })
+    }
+
+    fn visit(&self, visit: &Visit, pieces: u32, script: &mut Script) {
+        let along = Along { place: self, visit, pieces };
+        match (self.grid.dimensions()[visit.dimension].way, visit.gathers) {
+            (Way::Ring, false) => along.ring(script, 1, Combine::Reduce),
+            (Way::Ring, true) => along.ring(script, 0, Combine::Replace),
+            (Way::Direct, false) => along.direct_scatter(script),
+            (Way::Direct, true) => along.direct_gather(script),
+            (Way::Halving, false) => along.halve(script),
+            (Way::Halving, true) => along.double(script),
+        }
+    }
+
+    /// The rank that differs in one dimension only.
+    fn rank_at(&self, dimension: usize, coordinate: u32) -> u32 {
+        let (mut rank, mut below) = (0, 1);
+        for (index, d) in self.grid.dimensions().iter().enumerate() {
+            let here = if index == dimension { coordinate } else { self.coordinates[index] };
+            rank += here * below;
+            below *= d.size;
+        }
+        rank
+    }
+}
+
+/// A visit, seen by one rank.
+struct Along<'a> {
+    place: &'a Place<'a>,
+    visit: &'a Visit,
+    pieces: u32,
+}
+
+impl Along<'_> {
+    fn here(&self) -> (GridDimension, u32) {
+        let dimension = self.visit.dimension;
+        (self.place.grid.dimensions()[dimension], self.place.coordinates[dimension])
+    }
+
+    fn round(&self, index: u32) -> u32 {
+        self.visit.rounds.start + index
+    }
+
+    fn peer(&self, coordinate: u32) -> u32 {
+        self.place.rank_at(self.visit.dimension, coordinate)
+    }
+
+    /// This visit's piece of the chunks for which those ranks are responsible that agree with this one
+    /// where it is scattered, and whose coordinate here is congruent to one.
+    fn chunks(&self, coordinate: u32, modulus: u32) -> Chunks {
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        let (mut first, mut below) = (0, 1);
+        for (index, d) in self.place.grid.dimensions().iter().enumerate() {
+            let (start, step) = if index == self.visit.dimension {
+                (coordinate % modulus, modulus)
+            } else if self.visit.scattered.contains(&index) {
+                (self.place.coordinates[index], d.size)
+            } else {
+                (0, 1)
+            };
+            first += start * below;
+            let (count, apart) = (d.size / step, step * below);
+            match runs.last_mut() {
+                Some((length, every)) if *length * *every == apart => *length *= count,
+                _ if count > 1 => runs.push((count, apart)),
+                _ => {}
+            }
+            below *= d.size;
+        }
+        let chunks = match runs[..] {
+            [] => Chunks::one(first),
+            [(count, apart)] => Chunks::spaced(first, count, apart),
+            [(width, step), (count, stride), ..] => {
+                debug_assert_eq!(runs.len(), 2, "`Grid::is_possible` refuses more");
+                Chunks { width, step, ..Chunks::spaced(first, count, stride) }
+            }
+        };
+        chunks.piece(self.visit.chunk, self.pieces)
+    }
+
+    fn one(&self, coordinate: u32) -> Chunks {
+        self.chunks(coordinate, self.here().0.size)
+    }
+
+    /// Around the ring: in round *k* the part of the rank *k* + `behind` places behind goes ahead.
+    fn ring(&self, script: &mut Script, behind: u32, how: Combine) {
+        let (GridDimension { size, .. }, mine) = self.here();
+        for k in 0..size - 1 {
+            let gone = (mine + 2 * size - behind - k) % size;
+            let come = (gone + size - 1) % size;
+            script.send(self.round(k), self.peer((mine + 1) % size), self.one(gone));
+            script.recv(self.round(k), self.peer((mine + size - 1) % size), self.one(come), how);
+        }
+    }
+
+    fn direct_scatter(&self, script: &mut Script) {
+        let (GridDimension { size, .. }, mine) = self.here();
+        for other in (1..size).map(|k| (mine + k) % size) {
+            script.send(self.round(0), self.peer(other), self.one(other));
+        }
+        for other in (1..size).map(|k| (mine + size - k) % size) {
+            script.recv(self.round(0), self.peer(other), self.one(mine), Combine::Reduce);
+        }
+    }
+
+    fn direct_gather(&self, script: &mut Script) {
+        let (GridDimension { size, .. }, mine) = self.here();
+        for other in (1..size).map(|k| (mine + k) % size) {
+            script.send(self.round(0), self.peer(other), self.one(mine));
+        }
+        for other in (1..size).map(|k| (mine + size - k) % size) {
+            script.recv(self.round(0), self.peer(other), self.one(other), Combine::Replace);
+        }
+    }
+
+    fn halve(&self, script: &mut Script) {
+        let (GridDimension { size, .. }, mine) = self.here();
+        for k in 0..size.ilog2() {
+            let (bit, modulus) = (1 << k, 2 << k);
+            let peer = self.peer(mine ^ bit);
+            script.send(self.round(k), peer, self.chunks(mine ^ bit, modulus));
+            script.recv(self.round(k), peer, self.chunks(mine, modulus), Combine::Reduce);
+        }
+    }
+
+    fn double(&self, script: &mut Script) {
+        let (GridDimension { size, .. }, mine) = self.here();
+        let steps = size.ilog2();
+        for k in 0..steps {
+            let (bit, modulus) = (1 << (steps - 1 - k), 2 << (steps - 1 - k));
+            let peer = self.peer(mine ^ bit);
+            script.send(self.round(k), peer, self.chunks(mine, modulus));
+            script.recv(self.round(k), peer, self.chunks(mine ^ bit, modulus), Combine::Replace);
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! In which order each chunk visits the dimensions, and who goes first where several meet.
+//!
+//! A pipelined collective cuts its vector into chunks that visit the dimensions of a grid one after the
+//! other. Each dimension serves one chunk at a time, so that while one chunk is in the second dimension
+//! the next is in the first. With the same order for all, the dimension that moves the most relative to
+//! its rate is always busy and others wait.
+//!
+//! **Themis** (Rashidi, Won, Srinivasan, Sridharan and Krishna, "Themis: A Network Bandwidth-Aware
+//! Collective Scheduling Policy for Distributed Training of DL Models", ISCA 2022, algorithm 1) gives each
+//! chunk an order of its own. The first dimension that a chunk visits carries most of it, each further one
+//! less by the size of those before; so the dimension with the least load so far goes first. All gathering
+//! is the reverse. While loads differ by less than a small chunk would add, the order stays that of the
+//! dimensions.
+
+use super::CollectiveKind;
+use super::grid::{Grid, Way};
+use std::ops::Range;
+
+/// How the order of each chunk is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ChunkOrder {
+    /// The same for all: up the dimensions, and down again.
+    Baseline,
+    /// By the loads that earlier chunks left in each dimension.
+    Themis,
+}
+
+/// One chunk's visit to one dimension.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Visit {
+    /// Which chunk.
+    pub chunk: u32,
+    /// Which dimension of the grid.
+    pub dimension: usize,
+    /// Whether parts are gathered there; otherwise they are reduced and scattered.
+    pub gathers: bool,
+    /// The dimensions in which the chunk is scattered while the visit begins (if it gathers: ends).
+    pub scattered: Vec<usize>,
+    /// The rounds that the visit takes where every rank does one thing after the other.
+    pub rounds: Range<u32>,
+}
+
+/// All visits, in the order in which they start; in each dimension that is the order of its queue.
+///
+/// The queue is first come, first served, where times follow from the grid's rates. A rank that sends
+/// round by round does the same in rounds.
+pub fn visits(
+    kind: CollectiveKind,
+    grid: &Grid,
+    order: ChunkOrder,
+    chunks: u32,
+) -> Vec<Visit> {
+    let mut routes: Vec<_> = orders(grid, order, chunks)
+        .into_iter()
+        .map(|order| Route { stages: stages(kind, &order), at: 0, ready: 0.0, ready_round: 0 })
+        .collect();
+    let dimensions = grid.dimensions();
+    let mut free = vec![(0.0f64, 0u32); dimensions.len()];
+    let mut all = Vec::new();
+    while let Some((chunk, start)) = next(&routes, &free) {
+        let route = &mut routes[chunk];
+        let Stage { dimension, gathers, ref scattered } = route.stages[route.at];
+        let first = route.ready_round.max(free[dimension].1);
+        let last = first + dimensions[dimension].way.rounds(dimensions[dimension].size);
+        let end = start + load(grid, dimension, scattered);
+        all.push(Visit {
+            chunk: chunk as u32,
+            dimension,
+            gathers,
+            scattered: scattered.clone(),
+            rounds: first..last,
+        });
+        (route.ready, route.ready_round) = (end, last);
+        free[dimension] = (end, last);
+        route.at += 1;
+    }
+    all
+}
+
+/// The chunk that can start its next visit first, and when. Of several the one that has waited longest.
+fn next(routes: &[Route], free: &[(f64, u32)]) -> Option<(usize, f64)> {
+    let mut best: Option<(usize, f64)> = None;
+    for (index, route) in routes.iter().enumerate() {
+        let Some(stage) = route.stages.get(route.at) else { continue };
+        let start = route.ready.max(free[stage.dimension].0);
+        let better = best.is_none_or(|(other, at)| {
+            start < at || start == at && route.ready < routes[other].ready
+        });
+        if better {
+            best = Some((index, start));
+        }
+    }
+    best
+}
+
+/// A chunk on its way through its stages.
+struct Route {
+    stages: Vec<Stage>,
+    at: usize,
+    ready: f64,
+    ready_round: u32,
+}
+
+struct Stage {
+    dimension: usize,
+    gathers: bool,
+    scattered: Vec<usize>,
+}
+
+/// A scatter in each dimension in order, a gather backwards, or both.
+fn stages(kind: CollectiveKind, order: &[usize]) -> Vec<Stage> {
+    let stage = |gathers| {
+        move |at: usize| Stage { dimension: order[at], gathers, scattered: order[..at].to_vec() }
+    };
+    let (up, down) = (0..order.len(), (0..order.len()).rev());
+    match kind {
+        CollectiveKind::ReduceScatter => up.map(stage(false)).collect(),
+        CollectiveKind::AllGather => down.map(stage(true)).collect(),
+        _ => up.map(stage(false)).chain(down.map(stage(true))).collect(),
+    }
+}
+
+/// The order in which each chunk is scattered in the dimensions.
+pub(super) fn orders(grid: &Grid, order: ChunkOrder, chunks: u32) -> Vec<Vec<usize>> {
+    let count = grid.dimensions().len();
+    let baseline: Vec<usize> = (0..count).collect();
+    if order == ChunkOrder::Baseline {
+        return vec![baseline; chunks as usize];
+    }
+    let mut loads = vec![0.0f64; count];
+    let mut orders = Vec::with_capacity(chunks as usize);
+    for _ in 0..chunks {
+        let mut order = baseline.clone();
+        let least = (0..count).fold(0, |a, b| if loads[b] < loads[a] { b } else { a });
+        let most = loads.iter().fold(0.0, |a: f64, &b| a.max(b));
+        // The paper's threshold: what a sixteenth of a chunk would add to the least loaded dimension.
+        if most - loads[least] >= load(grid, least, &[]) / 16.0 {
+            order.sort_by(|&a, &b| loads[a].total_cmp(&loads[b]));
+        }
+        for at in 0..count {
+            loads[order[at]] += load(grid, order[at], &order[..at]);
+        }
+        orders.push(order);
+    }
+    orders
+}
+
+/// How long a visit takes, in a unit of its own: what a rank sends there of a chunk of size 1, over the
+/// rate of its links (equation 1 of the paper, without latencies).
+fn load(grid: &Grid, dimension: usize, scattered: &[usize]) -> f64 {
+    let all = grid.dimensions();
+    let before: f64 = scattered.iter().map(|&d| f64::from(all[d].size)).product();
+    let here = all[dimension];
+    let size = f64::from(here.size);
+    // A link for every pair carries one part each.
+    let links = if here.way == Way::Direct { size - 1.0 } else { 1.0 };
+    (size - 1.0) / size / before / (f64::from(here.rate) * links.max(1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grid(text: &str) -> Grid {
+        Grid::parse(text).unwrap()
+    }
+
+    #[test]
+    fn baseline_goes_up_and_down() {
+        let visits = visits(CollectiveKind::AllReduce, &grid("4rx2r"), ChunkOrder::Baseline, 1);
+        let order: Vec<_> = visits.iter().map(|v| (v.dimension, v.gathers)).collect();
+        assert_eq!(order, [(0, false), (1, false), (1, true), (0, true)]);
+        let rounds: Vec<_> = visits.iter().map(|v| v.rounds.clone()).collect();
+        assert_eq!(rounds, [0..3, 3..4, 4..5, 5..8]);
+    }
+
+    #[test]
+    fn chunks_follow_each_other_through_the_dimensions() {
+        let visits = visits(CollectiveKind::ReduceScatter, &grid("4rx4r"), ChunkOrder::Baseline, 3);
+        let at = |chunk, dimension| {
+            let mut all = visits.iter();
+            all.find(|v| (v.chunk, v.dimension) == (chunk, dimension)).unwrap().rounds.clone()
+        };
+        assert_eq!((at(0, 0), at(1, 0), at(2, 0)), (0..3, 3..6, 6..9));
+        assert_eq!((at(0, 1), at(1, 1), at(2, 1)), (3..6, 6..9, 9..12));
+    }
+
+    /// Equal dimensions: with one order for all, the first moves four times as much as the second.
+    /// Taking turns, both move the same.
+    #[test]
+    fn themis_balances_what_baseline_leaves_uneven() {
+        let grid = grid("4rx4r");
+        let sums = |order: ChunkOrder| {
+            let mut sums = [0.0; 2];
+            for order in orders(&grid, order, 64) {
+                for at in 0..2 {
+                    sums[order[at]] += load(&grid, order[at], &order[..at]);
+                }
+            }
+            sums
+        };
+        let [first, second] = sums(ChunkOrder::Baseline);
+        assert!((first / second - 4.0).abs() < 1e-9);
+        let [first, second] = sums(ChunkOrder::Themis);
+        assert!((first / second - 1.0).abs() < 0.05, "{first} {second}");
+    }
+
+    /// Where rates fall exactly as the vector does, nothing is left to balance.
+    #[test]
+    fn themis_keeps_the_order_of_a_balanced_grid() {
+        let grid = grid("4rx4r@4x1");
+        let orders = orders(&grid, ChunkOrder::Themis, 8);
+        assert!(orders.iter().all(|order| order == &[0, 1]), "{orders:?}");
+    }
+
+    #[test]
+    fn a_dimension_serves_one_chunk_at_a_time() {
+        for (text, order) in [("4rx2dx8h", ChunkOrder::Themis), ("3rx5r", ChunkOrder::Baseline)] {
+            let visits = visits(CollectiveKind::AllReduce, &grid(text), order, 7);
+            for (i, a) in visits.iter().enumerate() {
+                for b in &visits[..i] {
+                    let apart = a.rounds.start >= b.rounds.end || b.rounds.start >= a.rounds.end;
+                    assert!(apart || (a.dimension != b.dimension && a.chunk != b.chunk));
+                }
+            }
+        }
+    }
+}
