@@ -179,6 +179,10 @@ impl Running {
                     }
                     transport.recycle(message);
                 }
+                Action::Offer { .. } | Action::Take { .. } => {
+                    let (rank, algorithm) = (transport.rank(), self.spec.algorithm);
+                    return Err(CommError::NoSummingSwitch { rank, algorithm });
+                }
                 Action::Fold { chunks } => self.fold(transport, &cut, chunks, dtype, data),
                 Action::Emit { chunks } => ranges(&cut, chunks, size)
                     .for_each(|range| output[range.clone()].copy_from_slice(&data[range])),

@@ -125,6 +125,17 @@ pub enum CommError {
         /// How the collective should have been done.
         algorithm: Algorithm,
     },
+    /// The collective needs a switch that sums, which no transport here reaches.
+    #[error(
+        "rank {rank}: {algorithm} needs a switch that sums, which this transport does not reach; auto \
+         chooses an algorithm without one"
+    )]
+    NoSummingSwitch {
+        /// The rank.
+        rank: Rank,
+        /// How the collective should have been done.
+        algorithm: Algorithm,
+    },
     /// The collective itself is impossible.
     #[error(transparent)]
     Collective(#[from] CollectiveError),

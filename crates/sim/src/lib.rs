@@ -65,6 +65,7 @@ pub fn simulate(plan: &Plan, cluster: &Cluster, options: &Options) -> Result<Out
         let cluster = cluster.name.clone();
         return Err(SimError::TooFewDevices { ranks, devices, cluster });
     }
+    network::check_switches(plan, cluster)?;
     let library = match options.network {
         NetworkKind::Analytic => options.profile.library,
         NetworkKind::Flow => Library::Steps,

@@ -8,14 +8,18 @@ use clap::Args;
 use paceline_plan::collective::{Algorithm, CollectiveKind, MAX_RANKS, Order, Pattern};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
-use paceline_sim::network::{Analytic, Network, Vector};
+use paceline_sim::NetworkKind;
+use paceline_sim::network::{
+    Analytic, CollectiveProfile, DimensionLoad, Flow, Network, PhaseLatency, Vector,
+};
 use serde::Serialize;
 use serde_json::Value;
 
 /// Simulate one collective
 ///
 /// Says how many rounds the algorithm takes, how many bytes the busiest rank sends, how many
-/// messages reach one rank at once, and how long all of it takes on the cluster.
+/// messages reach one rank at once, how long all of it takes on the cluster, what a message of each phase
+/// takes, and how busy each dimension of the network is.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Flags {
@@ -23,8 +27,10 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "OP", help_heading = "Collective")]
     op: Option<String>,
     /// auto, ring, multi-ring:C, halving-doubling, tree, direct, read-reduce, ps:K, naive,
-    /// overlapped, partitioned, torus:AxBxC or hierarchical:INNER:OUTER (or, with G ranks to a host
-    /// instead of as many as the cluster has, hierarchical:INNER:OUTER/G) [default: auto]
+    /// overlapped, partitioned, torus:AxBxC, in-network (where a switch sums), hierarchical:INNER:OUTER
+    /// (or, with G ranks to a host instead of as many as the cluster has, hierarchical:INNER:OUTER/G),
+    /// per-dimension:C (through the cluster's dimensions in C chunks) or themis:C (the same, with a
+    /// better order of dimensions for each chunk) [default: auto]
     #[arg(long, value_name = "ALGORITHM", help_heading = "Collective")]
     algorithm: Option<String>,
     /// The whole vector, in bytes or with a unit: 1048576, 64MiB, 64MB
@@ -39,6 +45,10 @@ pub(crate) struct Flags {
     /// Whether sums are taken in a fixed order (canonical) or in the cheapest [default: free]
     #[arg(long, value_name = "canonical|free", help_heading = "Collective")]
     order: Option<String>,
+    /// How it is timed: by latency and bandwidth alone, or message by message as they share links
+    /// [default: analytic]
+    #[arg(long, value_name = "analytic|flow", help_heading = "Collective")]
+    network: Option<String>,
     #[command(flatten)]
     cluster: ClusterFlags,
     #[command(flatten)]
@@ -53,6 +63,7 @@ pub(super) const USUAL: [&str; 4] = ["time_s", "rounds", "bytes_sent_per_rank_ma
 const EXAMPLES: &str = "\
 Examples:
   paceline collective --op all_reduce --algorithm ring --size 64MiB --cluster dgx-a100
+  paceline collective --op all_reduce --algorithm themis:64 --size 1GiB --cluster tpu-v4
   paceline collective --op all_reduce --cluster dgx-a100:32 --algorithm ring \\
                       --vary size=1MiB,16MiB,256MiB --vary algorithm=ring,tree --plot sizes.svg";
 
@@ -66,6 +77,8 @@ struct Record {
     rounds: u32,
     bytes_sent_per_rank_max: u64,
     fan_in_max: u32,
+    phases: Vec<PhaseLatency>,
+    dimensions: Vec<DimensionLoad>,
 }
 
 /// Counts and times it.
@@ -77,7 +90,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     }
     let (bytes, time) = (Bytes(record.bytes), Seconds(record.time_s));
     let rate = if time.0 > 0.0 { bytes.as_f64() / time.0 / 1e9 } else { 0.0 };
-    Ok(output.people(&format!(
+    let text = format!(
         "{} of {bytes} among {} ranks of {cluster} by {}\n\
          time    {time}, {rate:.1} GB/s of the vector\n\
          rounds  {}\n\
@@ -89,7 +102,8 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         count(record.rounds.into()),
         Bytes(record.bytes_sent_per_rank_max),
         count(record.fan_in_max.into()),
-    ))?)
+    );
+    Ok(output.people(&(text + &table(&record)))?)
 }
 
 /// The same as the JSON of one line.
@@ -117,11 +131,17 @@ fn carry_out(flags: &Flags, origins: Origins) -> Result<(Record, String), Failur
     let ranks = u32::try_from(ranks.unwrap_or(devices)).unwrap_or(u32::MAX);
     let root = whole("--root", flags.root.as_deref(), 0..=u64::from(ranks) - 1, &mut problems);
     let root = u32::try_from(root.unwrap_or(0)).unwrap_or(0);
-    let host = cluster.as_ref().map_or(0, |cluster| cluster.devices_per_host());
-    let host = u32::try_from(host).unwrap_or(u32::MAX).min(ranks);
+    let network: NetworkKind = word("--network", &flags.network, &mut problems).unwrap_or_default();
+    let members: Vec<Rank> = (0..ranks.min(MAX_RANKS)).map(Rank).collect();
     let pattern = op.and_then(|op: CollectiveKind| {
-        let algorithm = algorithm.unwrap_or(Algorithm::Auto).with_host(host);
-        Pattern::new(op, algorithm, order, ranks, root)
+        let algorithm = algorithm.unwrap_or(Algorithm::Auto);
+        let fabric = cluster.as_ref().map(|cluster| cluster.fabric());
+        let settled = match fabric {
+            Some(fabric) => fabric.settle(algorithm, &members),
+            None => Ok(algorithm),
+        };
+        settled
+            .and_then(|algorithm| Pattern::new(op, algorithm, order, ranks, root))
             .map_err(|error| problems.say("--algorithm", error.to_string()))
             .ok()
     });
@@ -131,10 +151,19 @@ fn carry_out(flags: &Flags, origins: Origins) -> Result<(Record, String), Failur
         return Err(problems.into());
     };
 
-    let members: Vec<Rank> = (0..ranks).map(Rank).collect();
-    let time = Analytic::new(&cluster)
-        .collective(&pattern, &members, &Vector::of_bytes(bytes))
+    let vector = Vector::of_bytes(bytes);
+    let CollectiveProfile { mut time, phases, mut dimensions } = Analytic::new(&cluster)
+        .profile(&pattern, &members, &vector)
         .map_err(|error| Failure::flag("--cluster", error.to_string()))?;
+    if network == NetworkKind::Flow {
+        let alone = time;
+        time = Flow::new(&cluster)
+            .collective(&pattern, &members, &vector)
+            .map_err(|error| Failure::flag("--cluster", error.to_string()))?;
+        for dimension in dimensions.iter_mut().filter(|_| time.0 > 0.0) {
+            dimension.utilisation *= alone.0 / time.0;
+        }
+    }
     let counts = pattern.counts(bytes);
     let record = Record {
         op: pattern.kind().to_string(),
@@ -145,6 +174,23 @@ fn carry_out(flags: &Flags, origins: Origins) -> Result<(Record, String), Failur
         rounds: counts.rounds,
         bytes_sent_per_rank_max: counts.bytes_sent_per_rank_max.0,
         fan_in_max: counts.fan_in_max,
+        phases,
+        dimensions,
     };
     Ok((record, cluster.name))
+}
+
+/// The phases and the dimensions, a line each.
+fn table(record: &Record) -> String {
+    let phases = record.phases.iter().map(|phase| {
+        let latency = Seconds(phase.message_latency_s);
+        let messages = phase.messages_per_rank;
+        format!("phase   {}: {latency} a message, {messages:.1} from a rank\n", phase.name)
+    });
+    let dimensions = record.dimensions.iter().map(|load| {
+        let sent = Bytes(load.bytes_per_rank as u64);
+        let share = load.utilisation * 100.0;
+        format!("links   {}: {share:.1} % busy, {sent} from a rank\n", load.dimension)
+    });
+    phases.chain(dimensions).collect()
 }

@@ -115,7 +115,7 @@ impl Job {
     ) -> Result<Self, Failure> {
         let described = cluster.check(&mut problems);
         let on = described.as_ref().map(|described| (cluster, described));
-        let defaults = Defaults { dtype: DType::F32, order: Order::Canonical };
+        let defaults = Defaults { dtype: DType::F32, order: Order::Canonical, one_host: true };
         if strategy.dtype.as_deref() == Some("fp8") {
             problems.say("--dtype", "'fp8' cannot be trained in yet; f32, bf16 and f16 can");
         }

@@ -4,8 +4,10 @@ use super::model::model;
 use super::{ClusterFlags, Problems, whole, word};
 use clap::Args;
 use paceline_plan::DType;
-use paceline_plan::collective::{Algorithm, Order};
+use paceline_plan::collective::{Algorithm, Fabric, Order};
+use paceline_plan::ids::Rank;
 use paceline_plan::lower::lower;
+use paceline_plan::mesh::GroupKind;
 use paceline_plan::model::Model;
 use paceline_plan::program::Plan;
 use paceline_plan::schedule::ScheduleKind;
@@ -120,6 +122,8 @@ pub(crate) struct Defaults {
     pub dtype: DType,
     /// Order of summation.
     pub order: Order,
+    /// Whether all ranks share a host where no cluster is described: as here, on this machine.
+    pub one_host: bool,
 }
 
 impl Defaults {
@@ -133,7 +137,7 @@ impl Defaults {
                 unit.unwrap_or(DType::F32)
             }
         };
-        Self { dtype, order }
+        Self { dtype, order, one_host: false }
     }
 }
 
@@ -164,7 +168,7 @@ impl StrategyFlags {
     ) -> Option<Request> {
         let model = model(self.model.as_deref(), problems);
         let seq = model.as_ref().map_or(1, |model| model.seq);
-        let strategy = self.strategy(defaults, seq, problems);
+        let mut strategy = self.strategy(defaults, seq, problems);
         self.not_yet(problems);
         let ranks = world(&strategy);
         if ranks > MAX_RANKS {
@@ -176,6 +180,11 @@ impl StrategyFlags {
         }
         if let Some((flags, cluster)) = on {
             flags.holds(cluster, &strategy.mesh(), problems);
+        }
+        let world = u32::try_from(ranks).unwrap_or(u32::MAX);
+        let here = defaults.one_host.then(|| Fabric::one_host(world));
+        if let Some(fabric) = on.map(|(_, cluster)| cluster.fabric()).or(here) {
+            settle(&mut strategy, &fabric, problems);
         }
         let model = model?;
         let plan = lower(&model, &strategy).map_err(|found| problems.planner(found)).ok()?;
@@ -267,6 +276,15 @@ impl StrategyFlags {
     }
 }
 
+/// Settles what the collective leaves open to whoever knows where the replicas stand.
+fn settle(strategy: &mut Strategy, fabric: &Fabric, problems: &mut Problems) {
+    let members = strategy.mesh().members(GroupKind::Replicas, Rank(0));
+    match fabric.settle(strategy.collective, &members) {
+        Ok(settled) => strategy.collective = settled,
+        Err(error) => problems.say("--collective", error.to_string()),
+    }
+}
+
 fn mismatch(ranks: u64, others: u64, product: u64, dp_given: bool) -> String {
     if dp_given {
         let filled = match ranks % others {
@@ -297,7 +315,8 @@ fn world(strategy: &Strategy) -> u64 {
 mod tests {
     use super::*;
 
-    const CANONICAL: Defaults = Defaults { dtype: DType::F32, order: Order::Canonical };
+    const CANONICAL: Defaults =
+        Defaults { dtype: DType::F32, order: Order::Canonical, one_host: false };
 
     fn flags(pairs: &[(&str, &str)]) -> StrategyFlags {
         let mut flags = StrategyFlags { model: Some("mini".to_owned()), ..Default::default() };

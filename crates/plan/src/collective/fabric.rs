@@ -130,10 +130,8 @@ impl Fabric {
         if dimensions.is_empty() {
             dimensions.push(GridDimension { size: 1, way: Way::Ring, rate: 1 });
         }
-        Grid::new(&dimensions).ok_or(CollectiveError::ManyDimensions {
-            algorithm,
-            dimensions: dimensions.len(),
-        })
+        Grid::new(&dimensions)
+            .ok_or(CollectiveError::ManyDimensions { algorithm, dimensions: dimensions.len() })
     }
 
     /// By dimension, the coordinates that members have, in the order of their first appearance.
@@ -204,12 +202,12 @@ mod tests {
 
     #[test]
     fn a_group_goes_through_the_dimensions_that_it_spans() {
-        assert_eq!(
-            settled("themis:4", 0..64).unwrap(),
-            "themis:4/8hx4hx2r@300x25x10"
-        );
+        assert_eq!(settled("themis:4", 0..64).unwrap(), "themis:4/8hx4hx2r@300x25x10");
         assert_eq!(settled("per-dimension", 0..32).unwrap(), "per-dimension/8hx4h@300x25");
-        assert_eq!(settled("per-dimension", (0..64).step_by(8)).unwrap(), "per-dimension/4hx2r@25x10");
+        assert_eq!(
+            settled("per-dimension", (0..64).step_by(8)).unwrap(),
+            "per-dimension/4hx2r@25x10"
+        );
         assert_eq!(settled("per-dimension:2", 0..6).unwrap(), "per-dimension:2/6r@300");
         assert_eq!(settled("per-dimension", 5..6).unwrap(), "per-dimension/1r");
         assert!(settled("per-dimension", 0..12).unwrap_err().contains("12 ranks"));

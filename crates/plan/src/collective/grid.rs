@@ -141,7 +141,8 @@ mod tests {
 
     #[test]
     fn what_is_no_grid_is_not_read() {
-        for text in ["", "8", "r", "0r", "8q", "8rx", "8r@", "8r@0", "8r@1x2", "8rx2r@1", "-8r", "8é"]
+        for text in
+            ["", "8", "r", "0r", "8q", "8rx", "8r@", "8r@0", "8r@1x2", "8rx2r@1", "-8r", "8é"]
         {
             assert_eq!(Grid::parse(text), None, "{text}");
         }

@@ -21,8 +21,8 @@
 //! The counts are those of the two algorithms added up, the outer one's for the bytes that cross; fan-in
 //! is the larger of the two. Chunks: those of the inner times those of the outer algorithm.
 
-use super::algorithm::Algorithm;
 use super::CollectiveKind;
+use super::algorithm::Algorithm;
 use super::step::{Action, Chunks, Peers, Script, Step};
 use super::{Pattern, halving_doubling, in_network, relative, tree};
 
@@ -237,9 +237,7 @@ fn changed(
             Action::Read { from: rank(from), chunks: chunks(c), how }
         }
         Action::Offer { to, chunks: c } => Action::Offer { to: peers(to), chunks: chunks(c) },
-        Action::Take { from, chunks: c } => {
-            Action::Take { from: peers(from), chunks: chunks(c) }
-        }
+        Action::Take { from, chunks: c } => Action::Take { from: peers(from), chunks: chunks(c) },
         Action::Fold { chunks: c } => Action::Fold { chunks: chunks(c) },
         Action::Emit { chunks: c } => Action::Emit { chunks: chunks(c) },
     };

@@ -78,10 +78,12 @@ fn can_do(algorithm: Algorithm, kind: CollectiveKind) -> bool {
     };
     match algorithm {
         Algorithm::Auto | Algorithm::Ring | Algorithm::Direct | Algorithm::ReadReduce => true,
-        Algorithm::HalvingDoubling | Algorithm::MultiRing { .. } | Algorithm::InNetwork => match kind {
-            AllReduce | ReduceScatter | AllGather | Broadcast | Reduce => true,
-            Gather | AllToAll => false,
-        },
+        Algorithm::HalvingDoubling | Algorithm::MultiRing { .. } | Algorithm::InNetwork => {
+            match kind {
+                AllReduce | ReduceScatter | AllGather | Broadcast | Reduce => true,
+                Gather | AllToAll => false,
+            }
+        }
         Algorithm::Tree | Algorithm::ParameterServer { .. } => match kind {
             AllReduce | Reduce | Broadcast => true,
             ReduceScatter | AllGather | Gather | AllToAll => false,

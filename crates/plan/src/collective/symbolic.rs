@@ -264,13 +264,9 @@ impl<'a> Group<'a> {
         self.round = round;
         let ranks = self.rest.len() as u32;
         for rank in 0..ranks {
-            let waits =
-                |action: &Action| {
-                    matches!(
-                        action,
-                        Action::Recv { .. } | Action::Read { .. } | Action::Take { .. }
-                    )
-                };
+            let waits = |action: &Action| {
+                matches!(action, Action::Recv { .. } | Action::Read { .. } | Action::Take { .. })
+            };
             while let Some(step) = self.take(rank, |action| !waits(action)) {
                 self.carry_out(rank, step)?;
             }

@@ -42,14 +42,10 @@ pub struct Visit {
 
 /// All visits, in the order in which they start; in each dimension that is the order of its queue.
 ///
-/// The queue is first come, first served, where times follow from the grid's rates. A rank that sends
-/// round by round does the same in rounds.
-pub fn visits(
-    kind: CollectiveKind,
-    grid: &Grid,
-    order: ChunkOrder,
-    chunks: u32,
-) -> Vec<Visit> {
+/// Of those that wait for a dimension, baseline serves the one that came first; Themis the one that has
+/// least to do there, so that it moves on to keep others busy (section 4.3 of the paper). Times follow
+/// from the grid's rates. A rank that sends round by round does the same in rounds.
+pub fn visits(kind: CollectiveKind, grid: &Grid, order: ChunkOrder, chunks: u32) -> Vec<Visit> {
     let mut routes: Vec<_> = orders(grid, order, chunks)
         .into_iter()
         .map(|order| Route { stages: stages(kind, &order), at: 0, ready: 0.0, ready_round: 0 })
@@ -57,7 +53,7 @@ pub fn visits(
     let dimensions = grid.dimensions();
     let mut free = vec![(0.0f64, 0u32); dimensions.len()];
     let mut all = Vec::new();
-    while let Some((chunk, start)) = next(&routes, &free) {
+    while let Some((chunk, start)) = next(grid, order, &routes, &free) {
         let route = &mut routes[chunk];
         let Stage { dimension, gathers, ref scattered } = route.stages[route.at];
         let first = route.ready_round.max(free[dimension].1);
@@ -77,20 +73,26 @@ pub fn visits(
     all
 }
 
-/// The chunk that can start its next visit first, and when. Of several the one that has waited longest.
-fn next(routes: &[Route], free: &[(f64, u32)]) -> Option<(usize, f64)> {
-    let mut best: Option<(usize, f64)> = None;
+/// The chunk that can start its next visit first, and when.
+fn next(
+    grid: &Grid,
+    order: ChunkOrder,
+    routes: &[Route],
+    free: &[(f64, u32)],
+) -> Option<(usize, f64)> {
+    let mut best: Option<(usize, f64, f64)> = None;
     for (index, route) in routes.iter().enumerate() {
         let Some(stage) = route.stages.get(route.at) else { continue };
         let start = route.ready.max(free[stage.dimension].0);
-        let better = best.is_none_or(|(other, at)| {
-            start < at || start == at && route.ready < routes[other].ready
-        });
-        if better {
-            best = Some((index, start));
+        let rank = match order {
+            ChunkOrder::Baseline => route.ready,
+            ChunkOrder::Themis => load(grid, stage.dimension, &stage.scattered),
+        };
+        if best.is_none_or(|(_, at, other)| start < at || start == at && rank < other) {
+            best = Some((index, start, rank));
         }
     }
-    best
+    best.map(|(index, start, _)| (index, start))
 }
 
 /// A chunk on its way through its stages.

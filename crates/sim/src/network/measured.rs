@@ -33,12 +33,14 @@ impl<'c> Measured<'c> {
                 let round = step.round as usize;
                 own.resize(own.len().max(round + 1), 0.0);
                 match step.action {
-                    Action::Recv { chunks, .. } | Action::Read { chunks, .. } => {
+                    Action::Recv { chunks, .. }
+                    | Action::Read { chunks, .. }
+                    | Action::Take { chunks, .. } => {
                         let bytes = cut.elements_in(chunks).saturating_mul(vector.element.0);
                         own[round] += self.wire.message(Bytes(bytes))?.0;
                     }
                     // Each has its counterpart, whose time includes it.
-                    Action::Send { .. } | Action::Lend { .. } => {}
+                    Action::Send { .. } | Action::Lend { .. } | Action::Offer { .. } => {}
                     Action::Fold { .. } | Action::Emit { .. } => {}
                 }
             }

@@ -7,13 +7,15 @@
 //! follows what is under way at once as it shares links.
 
 mod analytic;
+mod fabric;
 pub mod flow;
 mod kind;
 mod measured;
 mod nccl;
 
-pub use analytic::Analytic;
 pub(crate) use analytic::all_links;
+pub use analytic::{Analytic, CollectiveProfile, DimensionLoad, PhaseLatency};
+pub(crate) use fabric::check_switches;
 pub use flow::Flow;
 pub use kind::{NetworkKind, UnknownNetwork};
 pub use measured::Measured;

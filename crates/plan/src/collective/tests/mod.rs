@@ -307,7 +307,7 @@ fn auto_is_always_possible() {
 /// Streams may be carried out at once because they touch different memory: each has its own piece.
 #[test]
 fn a_stream_keeps_to_its_piece() {
-    for ranks in [6, 16, 24] {
+    for ranks in [6, 12] {
         for algorithm in grids(ranks) {
             let pattern = pattern(AllReduce, algorithm, ranks);
             let visits = pattern.visits();

@@ -25,6 +25,7 @@
 
 use super::super::NoPath;
 use super::graph::Ways;
+use super::script::Via;
 use crate::cluster::{Cluster, Dimension, DimensionKind, Gate, Tree, walk};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{BytesPerSec, Seconds};
@@ -32,13 +33,20 @@ use std::collections::BTreeMap;
 
 /// One direction of one link, by where it starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct LinkId {
+pub(in crate::network) struct LinkId {
     /// Position of its dimension in the cluster.
     dimension: u32,
     /// The first of the devices that it belongs to.
     owner: u32,
     /// Which of that device's links, as the kind of the dimension counts them.
     index: u32,
+}
+
+impl LinkId {
+    /// The first of the devices that it belongs to, and which of their links it is.
+    pub(in crate::network) fn parts(self) -> (u64, u32) {
+        (u64::from(self.owner), self.index)
+    }
 }
 
 /// A device's link into a switch.
@@ -55,7 +63,7 @@ const GATES: u32 = 4;
 
 /// The links of a cluster.
 #[derive(Debug)]
-pub(super) struct Links<'c> {
+pub(in crate::network) struct Links<'c> {
     cluster: &'c Cluster,
     layers: Vec<Layer<'c>>,
 }
@@ -75,7 +83,7 @@ struct Layer<'c> {
 
 impl<'c> Links<'c> {
     /// The links of a cluster.
-    pub(super) fn new(cluster: &'c Cluster) -> Self {
+    pub(in crate::network) fn new(cluster: &'c Cluster) -> Self {
         let mut inner = 1u64;
         let layer = |(index, dimension): (usize, &'c Dimension)| {
             let sharing = u64::from(dimension.devices_per_link.max(1));
@@ -88,7 +96,7 @@ impl<'c> Links<'c> {
     }
 
     /// Appends the links that a message crosses, in order, and says when its first byte arrives.
-    pub(super) fn route(
+    pub(in crate::network) fn route(
         &mut self,
         from: Rank,
         to: Rank,
@@ -148,9 +156,19 @@ impl<'c> Links<'c> {
         crossed.map(|latency| (latency + delay + cost).max(Seconds::ZERO))
     }
 
+    /// Whether a link is on a part of its way: of a switch's, up to it or down from it.
+    pub(super) fn is_on(&self, link: LinkId, via: Via) -> bool {
+        let switch = self.layers[link.dimension as usize].dimension.kind == DimensionKind::Switch;
+        match via {
+            Via::Through => true,
+            Via::Up => !switch || link.index == UP || link.index == LEAF_UP,
+            Via::Down => !switch || link.index == DOWN || link.index == LEAF_DOWN,
+        }
+    }
+
     /// What a link carries at a moment of the cluster's: the dimension's rate, or what the slower of
     /// its ends has of it.
-    pub(super) fn capacity_at(&self, link: LinkId, cluster: &Cluster) -> BytesPerSec {
+    pub(in crate::network) fn capacity_at(&self, link: LinkId, cluster: &Cluster) -> BytesPerSec {
         let nominal = self.capacity(link);
         let index = link.dimension as usize;
         if cluster.is_even() || self.layers[index].gate(link).is_some() {

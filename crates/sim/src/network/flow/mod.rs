@@ -29,6 +29,7 @@ mod world;
 pub(crate) use engine::Fluid;
 pub(crate) use fold::{Folded, Folding};
 pub use jobs::{Job, Work, collective_time, simulate_flows};
+pub(super) use links::Links;
 pub(crate) use script::Party;
 pub(crate) use traffic::Traffic;
 

@@ -12,7 +12,7 @@
 //! equal, which folding needs.
 
 use crate::network::Vector;
-use paceline_plan::collective::{Action, Chunks, Cut, Pattern};
+use paceline_plan::collective::{Action, Chunks, Cut, Pattern, Peers};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -53,6 +53,19 @@ pub(super) struct Send {
     pub(super) to: u32,
     /// Position among the script's sizes.
     pub(super) size: u32,
+    /// Which links it crosses.
+    pub(super) via: Via,
+}
+
+/// Which part of the way between two actors a message takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Via {
+    /// All of it.
+    Through,
+    /// Up to the switch between them, which sums.
+    Up,
+    /// Down from it.
+    Down,
 }
 
 /// Steps beyond which a collective is not written down.
@@ -81,7 +94,7 @@ impl Script {
     pub(crate) fn message(from: Party, to: Party) -> Self {
         let mut script = Self::empty(vec![from, to], 1);
         let size = script.size(Chunks::all(1));
-        script.push(vec![Send { from: 0, to: 1, size }]);
+        script.push(vec![Send { from: 0, to: 1, size, via: Via::Through }]);
         script
     }
 
@@ -92,8 +105,9 @@ impl Script {
         parties.extend(vec![Party::Receiver; ways as usize]);
         let mut script = Self::empty(parties, ways);
         let size = script.size(Chunks::one(0));
-        script.push((0..ways).map(|i| Send { from: i, to: ways + i, size }).collect());
-        let around = |i: u32| Send { from: ways + i, to: ways + (i + 1) % ways, size };
+        let send = |from, to| Send { from, to, size, via: Via::Through };
+        script.push((0..ways).map(|i| send(i, ways + i)).collect());
+        let around = |i: u32| send(ways + i, ways + (i + 1) % ways);
         for _ in 1..ways {
             script.push((0..ways).map(around).collect());
         }
@@ -143,12 +157,12 @@ impl Script {
     fn shapes_of(&mut self, plays: &[Play]) -> Vec<u32> {
         let mut prints: Vec<u128> = Vec::new();
         for (index, play) in plays.iter().enumerate() {
-            play.sends(|round, from, to, chunks| {
+            play.sends(|round, from, to, chunks, via| {
                 let size = self.size(chunks);
                 if prints.len() <= round as usize {
                     prints.resize(round as usize + 1, 0);
                 }
-                let words = [index as u32, from, to, size];
+                let words = [index as u32 * 3 + via as u32, from, to, size];
                 let word = words.into_iter().fold(1u128, |all, word| all << 32 | u128::from(word));
                 let print = &mut prints[round as usize];
                 *print = (*print ^ word).wrapping_mul(FINGERPRINT).rotate_left(57);
@@ -173,12 +187,12 @@ impl Script {
         }
         self.shapes = vec![Vec::new(); shapes];
         for play in plays {
-            play.sends(|round, from, to, chunks| {
+            play.sends(|round, from, to, chunks, via| {
                 let Some(shape) = kept[round as usize] else { return };
                 let size = self.size(chunks);
                 for ring in play.rings.clone() {
                     let actor = |place: u32| ring * play.pattern.ranks() + place;
-                    let send = Send { from: actor(from), to: actor(to), size };
+                    let send = Send { from: actor(from), to: actor(to), size, via };
                     self.shapes[shape as usize].push(send);
                 }
             });
@@ -197,14 +211,24 @@ struct Play {
 }
 
 impl Play {
-    /// Names every send of every place: round, from, to and what.
-    fn sends(&self, mut each: impl FnMut(u32, u32, u32, Chunks)) {
+    /// Names every send of every place: round, from, to, what and which way.
+    ///
+    /// A switch that sums passes on what it has as it comes: its ranks send up and receive down at
+    /// once. As a message has two ends, each of both goes around the ranks at the switch.
+    fn sends(&self, mut each: impl FnMut(u32, u32, u32, Chunks, Via)) {
         for me in 0..self.pattern.ranks() {
             for step in self.pattern.steps(me) {
                 match step.action {
                     // What is lent crosses the same links when the peer reads it.
                     Action::Send { to, chunks } | Action::Lend { to, chunks } => {
-                        each(step.round, me, to, chunks);
+                        each(step.round, me, to, chunks, Via::Through);
+                    }
+                    Action::Offer { to, chunks } => {
+                        each(step.round, me, beside(to, me, 1), chunks, Via::Up);
+                    }
+                    Action::Take { from, chunks } => {
+                        let last = from.count.saturating_sub(1);
+                        each(step.round, beside(from, me, last), me, chunks, Via::Down);
                     }
                     // The sender's side says it all. Sums and copies inside a device run at many
                     // times the network's rate.
@@ -216,6 +240,12 @@ impl Play {
             }
         }
     }
+}
+
+/// The rank so many places after one, around those at a switch.
+fn beside(peers: Peers, me: u32, places: u32) -> u32 {
+    let at = (me - peers.first) / peers.stride.max(1);
+    peers.first + (at + places) % peers.count.max(1) * peers.stride
 }
 
 /// What each ring does: all the same, unless a root stands at another place in each.

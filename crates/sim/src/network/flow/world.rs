@@ -124,11 +124,12 @@ impl Edges {
         let Exchange { script, ref ranks, .. } = *exchange;
         let mut route = Vec::new();
         for (shape, sends) in traffic.scripts[script as usize].shapes.iter().enumerate() {
-            for &Send { from, to, size } in sends {
+            for &Send { from, to, size, via } in sends {
                 let transfer = self.transfers + self.latencies.len() as u32;
                 self.edges.push((transfer, self.actors + from, EdgeKind::Sender));
                 self.edges.push((transfer, self.actors + to, EdgeKind::Plain));
                 let latency = links.route(ranks[from as usize], ranks[to as usize], &mut route)?.0;
+                route.retain(|&link| links.is_on(link, via));
                 self.crossed.extend(route.drain(..).map(|link| (link, transfer)));
                 if self.crossed.len() > MAX_CROSSINGS {
                     return Err(FlowError::TooManyMessages);

@@ -1,0 +1,90 @@
+//! What a cluster tells the algorithms of its collectives.
+
+use crate::cluster::{Cluster, Dimension, DimensionKind};
+use crate::error::SimError;
+use paceline_plan::collective::{Algorithm, Fabric, FabricDimension, Level, Way};
+use paceline_plan::ids::RoleId;
+use paceline_plan::program::Plan;
+
+impl Cluster {
+    /// Which ranks share a host and how they are joined, for algorithms that depend on it. Each axis of a
+    /// torus is a dimension of its own there.
+    pub fn fabric(&self) -> Fabric {
+        let dimensions = self.dimensions.iter().flat_map(|dimension| match &dimension.kind {
+            DimensionKind::Ring | DimensionKind::Graph { .. } => {
+                vec![described(dimension, dimension.name.clone(), dimension.size, Way::Ring)]
+            }
+            DimensionKind::Switch => {
+                vec![described(dimension, dimension.name.clone(), dimension.size, Way::Halving)]
+            }
+            DimensionKind::FullyConnected => {
+                vec![described(dimension, dimension.name.clone(), dimension.size, Way::Direct)]
+            }
+            DimensionKind::Torus { shape, .. } => {
+                let axis = |(axis, &size)| {
+                    let name = format!("{}, axis {axis}", dimension.name);
+                    described(dimension, name, size, Way::Ring)
+                };
+                shape.iter().enumerate().map(axis).collect()
+            }
+        });
+        Fabric { host: self.devices_per_host(), dimensions: dimensions.collect() }
+    }
+}
+
+fn described(dimension: &Dimension, name: String, size: u32, way: Way) -> FabricDimension {
+    let rate = dimension.achievable().0 / f64::from(dimension.devices_per_link.max(1)) / 1e6;
+    let rate = rate.clamp(1.0, f64::from(u32::MAX)) as u32;
+    FabricDimension { name, size, way, rate, reduces: dimension.in_network_reduction }
+}
+
+/// Refuses a plan whose collectives are summed in switches that the cluster does not have.
+pub(crate) fn check_switches(plan: &Plan, cluster: &Cluster) -> Result<(), SimError> {
+    let fabric = cluster.fabric();
+    for (index, program) in plan.programs.iter().enumerate() {
+        let rank = plan.representative(RoleId::from(index));
+        for call in program.calls.iter().filter(|call| sums_in_switches(call.algorithm)) {
+            let members = plan.mesh.members(plan.group(call.group), rank);
+            fabric.settle(call.algorithm, &members).map_err(|source| SimError::Collective {
+                rank,
+                role: program.name.clone(),
+                what: call.name.clone(),
+                source,
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn sums_in_switches(algorithm: Algorithm) -> bool {
+    if let Algorithm::Hierarchical { inner, outer, .. } = algorithm {
+        return inner == Level::InNetwork || outer == Level::InNetwork;
+    }
+    algorithm == Algorithm::InNetwork
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::preset;
+    use paceline_plan::ids::Rank;
+
+    fn settled(cluster: &str, algorithm: &str, ranks: u32) -> String {
+        let members: Vec<Rank> = (0..ranks).map(Rank).collect();
+        let fabric = preset::get(cluster).unwrap().fabric();
+        fabric.settle(algorithm.parse().unwrap(), &members).unwrap().to_string()
+    }
+
+    #[test]
+    fn presets_say_what_algorithms_need() {
+        let open = "hierarchical:ring:in-network";
+        assert_eq!(settled("dgx-a100:4", open, 32), format!("{open}/8"));
+        assert_eq!(
+            settled("dgx-a100:4", "themis:16", 32),
+            "themis:16/8hx4h@234000x23250",
+            "what payload gets of 300 and 25 GB/s"
+        );
+        let axes = settled("tpu-v4", "per-dimension:4", 4096);
+        assert!(axes.starts_with("per-dimension:4/16rx16rx16r@"), "{axes}");
+    }
+}
