@@ -316,7 +316,8 @@ fn fully_connected(pattern: &Pattern, n: f64) -> Option<f64> {
         }
         (Algorithm::MultiRing { rings }, AllReduce | ReduceScatter | AllGather) => {
             let ranks = pattern.ranks();
-            let coprime = |a: &u32| (2..=*a).all(|d| a % d > 0 || ranks % d > 0);
+            let coprime =
+                |a: &u32| (2..=*a).all(|d| !a.is_multiple_of(d) || !ranks.is_multiple_of(d));
             let orders = (1..ranks).filter(coprime).count().min(rings as usize) as f64;
             time(ways * (p - 1.0), n / p / orders)
         }
