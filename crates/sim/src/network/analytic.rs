@@ -186,6 +186,33 @@ impl Analytic<'_> {
         self.rounds_of(&group, &chosen, steps)
     }
 
+    /// The time of a collective with every rank and every message looked at, and how many messages these
+    /// are: what [`Network::collective`] says from a few ranks that stand for all.
+    pub fn every_message(
+        &self,
+        pattern: &Pattern,
+        members: &[Rank],
+        vector: &Vector,
+    ) -> Result<(Seconds, u64), NoPath> {
+        let rails = self.rails(pattern, members);
+        let group = Group { pattern, members, vector, rails: &rails };
+        let all: Vec<u32> = (0..pattern.ranks()).collect();
+        let messages = std::cell::Cell::new(0);
+        let steps = |me| {
+            let steps = pattern.steps(me);
+            let sent = |step: &&Step| {
+                matches!(
+                    step.action,
+                    Action::Send { .. } | Action::Lend { .. } | Action::Offer { .. }
+                )
+            };
+            messages.set(messages.get() + steps.iter().filter(sent).count() as u64);
+            steps
+        };
+        let rounds = self.rounds_of(&group, &all, steps)?;
+        Ok((Seconds(rounds.iter().sum()), messages.get()))
+    }
+
     /// The time of every round as these ranks see it, whose steps are given.
     fn rounds_of(
         &self,

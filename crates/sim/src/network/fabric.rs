@@ -65,7 +65,6 @@ fn sums_in_switches(algorithm: Algorithm) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::cluster::preset;
     use paceline_plan::ids::Rank;
 

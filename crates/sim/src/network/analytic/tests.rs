@@ -190,3 +190,70 @@ proptest! {
         prop_assert!(less >= bound * (1.0 - 1e-9), "{less} under {bound}");
     }
 }
+
+/// Few ranks stand for all, to the bit, wherever everyone does alike or the few include the odd ones.
+#[test]
+fn every_message_says_what_few_ranks_say() {
+    let clusters = ["dgx-a100:4", "gb200-nvl72"].map(|name| preset::get(name).unwrap());
+    for cluster in &clusters {
+        let size = cluster.devices() as u32;
+        let members = ranks(0..size);
+        for name in ["ring", "multi-ring:2", "halving-doubling", "tree", "direct", "ps:3"] {
+            let algorithm = name.parse().unwrap();
+            let pattern =
+                Pattern::new(CollectiveKind::AllReduce, algorithm, Order::Free, size, 0).unwrap();
+            let vector = Vector::of_bytes(Bytes(u64::from(size * pattern.chunks()) << 8));
+            let network = Analytic::new(cluster);
+            let (every, messages) = network.every_message(&pattern, &members, &vector).unwrap();
+            assert_eq!(network.collective(&pattern, &members, &vector), Ok(every), "{name}");
+            assert!(messages >= u64::from(size), "{name}: {messages}");
+        }
+    }
+}
+
+/// A group's phases and dimensions add up to what it moves.
+#[test]
+fn a_profile_says_where_the_time_goes() {
+    let cluster = preset::get("dgx-a100:4").unwrap();
+    let members = ranks(0..32);
+    let vector = Vector::of_bytes(Bytes(32 << 20));
+    let profile = |name: &str| {
+        let algorithm = cluster.fabric().settle(name.parse().unwrap(), &members).unwrap();
+        let kind = CollectiveKind::AllReduce;
+        let pattern = Pattern::new(kind, algorithm, Order::Free, 32, 0).unwrap();
+        let network = Analytic::new(&cluster);
+        let profile = network.profile(&pattern, &members, &vector).unwrap();
+        assert_eq!(network.collective(&pattern, &members, &vector), Ok(profile.time), "{name}");
+        profile
+    };
+    let [nvlink, fabric] = &cluster.dimensions[..] else { panic!("two dimensions") };
+    let n = f64::from(32 << 20);
+    let two = profile("hierarchical:ring:ring");
+    let names: Vec<&str> = two.phases.iter().map(|phase| phase.name.as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            "first half in nvlink",
+            "first half in infiniband",
+            "second half in infiniband",
+            "second half in nvlink"
+        ]
+    );
+    close(two.phases[0].messages_per_rank, 7.0);
+    close(two.phases[0].message_latency_s, nvlink.latency.0 + n / 8.0 / nvlink.achievable().0);
+    close(two.dimensions[0].bytes_per_rank, 2.0 * n * 7.0 / 8.0);
+    close(two.dimensions[1].bytes_per_rank, 2.0 * n / 8.0 * 3.0 / 4.0);
+    close(
+        two.dimensions[1].utilisation,
+        2.0 * n / 8.0 * 3.0 / 4.0 / fabric.achievable().0 / two.time.0,
+    );
+    let one = profile("per-dimension");
+    assert_eq!(one.phases[1].name, "reduce_scatter in infiniband");
+    close(one.phases[1].messages_per_rank, 2.0);
+    let piped = profile("per-dimension:8");
+    assert!(piped.time < one.time);
+    assert!(piped.dimensions[1].utilisation > one.dimensions[1].utilisation);
+    let summed = profile("hierarchical:ring:in-network");
+    close(summed.dimensions[1].bytes_per_rank, n / 8.0);
+    assert!(summed.time < two.time, "half the bytes between hosts, in one round");
+}

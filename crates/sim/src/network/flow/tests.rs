@@ -197,6 +197,43 @@ fn two_rings_on_the_same_links_take_twice_as_long() {
     }
 }
 
+/// Two all_reduces of different groups meet on the fabric and nowhere else: across hosts each gets half.
+#[test]
+fn collectives_of_different_groups_contend_where_they_meet() {
+    let mut cluster = preset::get("dgx-a100:4").unwrap();
+    for dimension in &mut cluster.dimensions {
+        dimension.latency = Seconds::ZERO;
+    }
+    // One device of each host, and its neighbour behind the same NIC.
+    cluster.dimensions[1].devices_per_link = 2;
+    let group = |first: u32| -> Vec<Rank> { (0..4).map(|host| Rank(host * 8 + first)).collect() };
+    let job = |first| collective(AllReduce, Algorithm::Ring, &group(first), 64 << 20);
+    let one = alone(&cluster, job(0));
+    for end in ends(&cluster, &[job(0), job(1)]) {
+        close(end, 2.0 * one);
+    }
+    for end in ends(&cluster, &[job(0), job(2)]) {
+        close(end, one);
+    }
+    // What comes later shares only what is left of the first.
+    let later = Job { start: Seconds(one / 2.0), ..job(1) };
+    let both = ends(&cluster, &[job(0), later]);
+    close(both[0], 1.5 * one);
+    close(both[1], 2.0 * one);
+}
+
+/// Everyone's vector goes up once and the sum comes down once, at the same time.
+#[test]
+fn a_switch_that_sums_takes_one_vector_of_time() {
+    let cluster = switch(8);
+    for (kind, bytes) in [(AllReduce, 1.0), (ReduceScatter, 1.0), (AllGather, 7.0 / 8.0)] {
+        let job = collective(kind, Algorithm::InNetwork, &ranks(0..8), 8 << 20);
+        let expected = analytic(&cluster, &job);
+        close(expected, LATENCY + bytes * f64::from(8 << 20) / RATE);
+        close(alone(&cluster, job), expected);
+    }
+}
+
 /// All of P−1 parts pass each device's port.
 #[test]
 fn all_to_all_through_a_switch_is_bound_by_the_port() {
