@@ -29,8 +29,8 @@ pub(crate) struct Flags {
     /// (id, backend, collective, …, sim_time_ns_max)
     #[arg(long, value_name = "FILE.csv", help_heading = "Table")]
     table: Option<PathBuf>,
-    /// What a row means: default for what its table measured, or astra-sim, which is the default of
-    /// ASTRA-sim's tables and possible there only
+    /// What a prediction follows: default for Paceline's own models, or astra-sim for ASTRA-sim's
+    /// semantics, which is taken for ASTRA-sim's tables unless told otherwise and possible there only
     #[arg(long, value_name = "default|astra-sim", help_heading = "Table")]
     semantics: Option<String>,
     #[command(flatten)]
@@ -40,7 +40,7 @@ pub(crate) struct Flags {
 /// What a row's prediction follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Semantics {
-    /// What the table is about.
+    /// Paceline's own models.
     Default,
     /// ASTRA-sim's, shortcuts included.
     AstraSim,
@@ -69,7 +69,6 @@ enum Rows {
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let mut problems = Problems::new(origins);
     let semantics = word("--semantics", &flags.semantics, &mut problems);
-    let semantics = semantics.unwrap_or(Semantics::Default);
     let Some(path) = &flags.table else {
         problems.say("--table", "say which, for example --table training.csv");
         return Err(problems.into());
@@ -82,7 +81,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         }
         Ok(text) => rows(&text, &file).map_err(|error| problems.located(error)).ok(),
     };
-    if let (Some(Rows::Training(_) | Rows::Collectives(_)), Semantics::AstraSim) =
+    if let (Some(Rows::Training(_) | Rows::Collectives(_)), Some(Semantics::AstraSim)) =
         (&rows, semantics)
     {
         problems.say("--semantics", format!("astra-sim: {file} is no table of ASTRA-sim's"));
@@ -101,7 +100,13 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         Rows::Collectives(rows) => {
             rows.iter().map(Record::of_collective).try_for_each(&mut answer)?;
         }
-        Rows::Astra(rows) => rows.iter().map(Record::of_astra).try_for_each(&mut answer)?,
+        Rows::Astra(rows) => {
+            let of_row = match semantics {
+                None | Some(Semantics::AstraSim) => Record::of_astra,
+                Some(Semantics::Default) => Record::of_astra_by_own,
+            };
+            rows.iter().map(of_row).try_for_each(&mut answer)?;
+        }
     }
     let total = Total::of(&records);
     output.object(&total)?;

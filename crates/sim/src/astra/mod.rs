@@ -31,6 +31,7 @@ mod engine;
 mod exchange;
 mod fold;
 mod mailbox;
+mod own;
 mod schedule;
 mod topology;
 mod tree;
@@ -42,6 +43,8 @@ mod tests;
 pub use case::{
     Algorithm, Algorithms, AstraError, Backend, Case, Collective, Dimension, Kind, Optimization,
 };
+
+pub use own::own_time;
 
 use fold::Fold;
 

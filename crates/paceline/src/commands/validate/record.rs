@@ -57,6 +57,16 @@ impl Record {
         }
     }
 
+    /// The same case on Paceline's own network.
+    pub(super) fn of_astra_by_own(row: &AstraRow) -> Self {
+        let (base, measured) = (Self::default(), row.measured_ns_max.map(|ns| ns as f64 * 1e-9));
+        match row.case.as_ref().map(paceline_sim::astra::own_time) {
+            Ok(Ok(time)) => base.compared(&row.id, measured, time.0),
+            Ok(Err(why)) => base.skipped(&row.id, measured, &why),
+            Err(why) => base.skipped(&row.id, measured, why),
+        }
+    }
+
     fn compared(self, id: &str, measured_s: Option<f64>, predicted_s: f64) -> Self {
         let error = measured_s.map(|measured| (predicted_s - measured) / measured);
         let (id, predicted_s) = (id.to_owned(), Some(predicted_s));
