@@ -1,5 +1,8 @@
 //! Single collectives: folded, message by message, and as ASTRA-sim simulates them.
 
+// What the macro makes has no documentation.
+#![allow(missing_docs)]
+
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use paceline_plan::collective::{CollectiveKind, Order, Pattern};
 use paceline_plan::ids::Rank;

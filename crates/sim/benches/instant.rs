@@ -1,5 +1,8 @@
 //! Whole iterations: what a user waits for.
 
+// What the macro makes has no documentation.
+#![allow(missing_docs)]
+
 use criterion::{Criterion, criterion_group, criterion_main};
 use paceline_plan::DType;
 use paceline_plan::collective::Order;
