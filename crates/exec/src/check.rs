@@ -27,17 +27,22 @@ pub(crate) fn check(plan: &Plan) -> Result<Kernels, ExecError> {
     if plan.mesh.cp > 1 {
         return Err(unsupported("context parallelism", "--cp 1 runs"));
     }
-    let types = types(plan)?;
-    let mut kernels = vec![Vec::new(); plan.templates.len()];
     for program in &plan.programs {
         buffers(plan, program)?;
         ops(program)?;
         placements(program)?;
-        for segment in &program.segments {
-            let at = segment.template as usize;
-            if kernels[at].is_empty() {
-                kernels[at] = template(&plan.templates[at])?;
-            }
+    }
+    templates(plan)
+}
+
+/// The kernels of every template that some role uses.
+pub(crate) fn templates(plan: &Plan) -> Result<Kernels, ExecError> {
+    let types = types(plan)?;
+    let mut kernels = vec![Vec::new(); plan.templates.len()];
+    for segment in plan.programs.iter().flat_map(|program| &program.segments) {
+        let at = segment.template as usize;
+        if kernels[at].is_empty() {
+            kernels[at] = template(&plan.templates[at])?;
         }
     }
     Ok(Kernels { of: kernels, types })

@@ -13,6 +13,8 @@
 //!                                 ─► checkpoint     where they are kept, by logical name
 //! ```
 //!
+//! Beside it, [`probe`] times single ops with the same code.
+//!
 //! What is absent: gradients (the plan holds them as operators), addresses (the plan assigns them),
 //! and any clock but the one that dates spans.
 
@@ -38,6 +40,7 @@ mod outcome;
 mod parameters;
 mod part;
 mod place;
+pub mod probe;
 mod queue;
 mod rank;
 mod recorder;

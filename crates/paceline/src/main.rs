@@ -1,6 +1,7 @@
 //! The command line of Paceline: plans, simulates and runs distributed deep-learning training.
 //!
 //! ```text
+//! calibrate  this machine, measured into a cluster
 //! commands   one enum of commands, one file each: what each does, step by step
 //! estimate   a whole training run, from one predicted iteration
 //! flags      what a person typed → what a library takes; all problems at once
@@ -14,6 +15,7 @@
 //!
 //! Nothing here decides how a plan is made, timed or run: the library crates do.
 
+mod calibrate;
 mod commands;
 mod estimate;
 mod failure;

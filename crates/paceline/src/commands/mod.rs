@@ -1,5 +1,6 @@
 //! One enum of commands, one file each.
 
+mod calibrate;
 mod clusters;
 mod collective;
 mod demo;
@@ -56,6 +57,7 @@ enum Command {
     Search(Box<search::Flags>),
     Validate(validate::Flags),
     Collective(Box<collective::Flags>),
+    Calibrate(calibrate::Flags),
     Report(report::Flags),
     Models(models::Flags),
     Clusters(clusters::Flags),
@@ -64,7 +66,7 @@ enum Command {
 }
 
 /// Commands that the contract names and this version does not have.
-const LATER: [&str; 5] = ["bench", "calibrate", "serve", "eval", "generate"];
+const LATER: [&str; 4] = ["bench", "serve", "eval", "generate"];
 
 /// Reads the arguments and does what they say.
 pub(crate) fn run(arguments: Vec<OsString>) -> Result<(), Failure> {
@@ -97,6 +99,7 @@ fn dispatch(cli: Cli, origins: Origins) -> Result<(), Failure> {
         Some(Command::Search(flags)) => search::run(&flags, origins),
         Some(Command::Validate(flags)) => validate::run(&flags, origins),
         Some(Command::Collective(flags)) => collective::run(&flags, origins),
+        Some(Command::Calibrate(flags)) => calibrate::run(&flags, origins),
         Some(Command::Report(flags)) => report::run(&flags, origins),
         Some(Command::Models(flags)) => models::run(&flags),
         Some(Command::Clusters(flags)) => clusters::run(&flags),

@@ -146,7 +146,21 @@ impl Job {
             Some(cluster) => cluster,
             None => this_machine(plan.mesh.world())?,
         };
-        Ok(Self { model, plan, training, keeping, launch, place, cluster })
+        let mut job = Self { model, plan, training, keeping, launch, place, cluster };
+        job.suit_measurements();
+        Ok(job)
+    }
+
+    /// Lets the measurements of a calibrated cluster answer for how this run is started.
+    fn suit_measurements(&mut self) {
+        let threads = self.threads_per_rank();
+        let Some(measured) = &mut self.cluster.measured else { return };
+        measured.threads = u32::try_from(threads.get()).ok();
+        measured.choose_wire(match self.launch.transport {
+            Carrier::Auto | Carrier::SharedMemory => "shm",
+            Carrier::Thread => "thread",
+            Carrier::Tcp => "tcp",
+        });
     }
 
     /// Trains: as threads of this process, as processes that this one starts, or as the one of them
@@ -318,7 +332,7 @@ impl Job {
         let mut warnings = warnings(plan, &summary, None);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let ranks = plan.mesh.world();
-        if ranks as usize > cores {
+        if ranks as usize > cores && cluster.measured.is_none() {
             warnings.push(format!(
                 "{ranks} ranks share {cores} core{}, the prediction gives each its own: expect it \
                  to be too fast",

@@ -138,9 +138,21 @@ fn large_numbers_do_not_overflow() {
 }
 
 #[test]
+fn a_calibration_that_cannot_be_is_refused_before_anything_is_measured() {
+    let here = Folder::new();
+    here.run("calibrate").refused(&["--out: say where to"]);
+    here.run("calibrate --out machine --threads 0 --ranks 2,x --transport mpi").refused(&[
+        "--out: machine does not end in .toml",
+        "--threads: '0'",
+        "--ranks: 'x'",
+        "--transport: 'mpi' cannot be measured; thread, shm and tcp can",
+    ]);
+}
+
+#[test]
 fn what_is_not_available_yet_says_so_and_is_not_advertised() {
     let here = Folder::new();
-    for command in ["bench", "calibrate", "serve", "eval", "generate"] {
+    for command in ["bench", "serve", "eval", "generate"] {
         here.run(&format!("{command} --whatever 3")).refused(&["not available yet", "simulate"]);
     }
     here.run("trian").refused(&["did you mean train?"]);

@@ -29,6 +29,8 @@ use serde::Serialize;
 pub struct Measured {
     /// Ranks of a host that can compute at once. More of them take turns.
     pub cores: u32,
+    /// Threads that compute for each rank; where absent, the cores shared out among the ranks.
+    pub threads: Option<u32>,
     /// What an op of a program costs beside its work: finding it, dating it, finding its buffers.
     pub per_op: Seconds,
     /// What bringing one token of a microbatch takes.
@@ -66,6 +68,8 @@ pub struct KernelTable {
     pub name: String,
     /// The type of its elements.
     pub dtype: DType,
+    /// Threads that computed for each rank.
+    pub threads: u32,
     /// The samples.
     pub samples: Vec<Sample>,
 }
@@ -140,9 +144,17 @@ pub enum Company {
 }
 
 impl Measured {
-    /// The table of a kernel on elements of a type.
-    pub fn kernel(&self, name: &str, dtype: DType) -> Option<&KernelTable> {
-        self.kernels.iter().find(|table| table.name == name && table.dtype == dtype)
+    /// The table of a kernel on elements of a type, computed by so many threads: of those that were
+    /// measured, the most that are no more.
+    pub fn kernel(&self, name: &str, dtype: DType, threads: u32) -> Option<&KernelTable> {
+        let same = self.kernels.iter().filter(|t| t.name == name && t.dtype == dtype);
+        same.filter(|t| t.threads <= threads.max(1)).max_by_key(|t| t.threads)
+    }
+
+    /// Threads that compute for each of so many ranks of a host.
+    pub fn threads_of(&self, ranks: u64) -> u32 {
+        let shared_out = || u64::from(self.cores) / ranks.max(1);
+        self.threads.unwrap_or_else(|| u32::try_from(shared_out()).unwrap_or(1)).max(1)
     }
 
     /// Lets a transport answer, if it was measured.
@@ -271,6 +283,7 @@ pub(crate) mod tests {
         let products = KernelTable {
             name: "linear.forward".into(),
             dtype: DType::F32,
+            threads: 1,
             samples: [[32, 64, 64], [32, 64, 256], [256, 64, 64], [256, 256, 256]]
                 .map(sample)
                 .to_vec(),
@@ -296,6 +309,7 @@ pub(crate) mod tests {
         };
         Measured {
             cores: 2,
+            threads: None,
             per_op: Seconds(5e-7),
             per_token: Seconds(2e-8),
             memory: Memory {
@@ -324,19 +338,19 @@ pub(crate) mod tests {
     #[test]
     fn a_sampled_shape_takes_what_it_took() {
         let machine = two_cores();
-        let table = machine.kernel("linear.forward", DType::F32).unwrap();
+        let table = machine.kernel("linear.forward", DType::F32, 9).unwrap();
         for sample in &table.samples {
             let time = table.time(&sample.shape, sample.work, Company::Together).unwrap();
             assert!((time.cold.0 / sample.together.cold.0 - 1.0).abs() < 1e-6);
         }
-        assert_eq!(machine.kernel("linear.forward", DType::Bf16), None);
+        assert_eq!(machine.kernel("linear.forward", DType::Bf16, 1), None);
         assert_eq!(table.time(&[1, 2], 4.0, Company::Alone), None);
     }
 
     #[test]
     fn beyond_the_samples_the_nearest_cost_holds() {
         let machine = two_cores();
-        let table = machine.kernel("linear.forward", DType::F32).unwrap();
+        let table = machine.kernel("linear.forward", DType::F32, 0).unwrap();
         for shape in [[1, 1, 1], [u64::MAX, 1, u64::MAX], [0, 0, 0], [4096, 4096, 4096]] {
             let time = table.time(&shape, 1e6, Company::Alone).unwrap();
             assert!((time.warm.0 - 1e-3).abs() < 1e-9, "{shape:?}: {time:?}");
@@ -379,7 +393,7 @@ pub(crate) mod tests {
                 Sample { shape: vec![a, b], work, alone: time, together: time }
             });
             let table =
-                KernelTable { name: "x".into(), dtype: DType::F32, samples: samples.collect() };
+                KernelTable { name: "x".into(), dtype: DType::F32, threads: 1, samples: samples.collect() };
             let time = table.time(&[shape.0, shape.1], 1.0, Company::Alone).unwrap().warm.0;
             let least = costs.iter().map(|c| c.2).fold(f64::MAX, f64::min);
             let most = costs.iter().map(|c| c.2).fold(0.0, f64::max);

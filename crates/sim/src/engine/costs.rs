@@ -64,9 +64,12 @@ impl<'a> Costs<'a> {
         });
         let kinds: Vec<Kind<'_>> = kinds.collect();
         let measured = cluster.measured.as_ref().map(|table| {
-            let taken = measured::durations(plan, table, &kinds[0].roofline);
+            let ranks = u64::from(plan.mesh.world()).min(cluster.devices_per_host());
+            let threads = table.threads_of(ranks);
+            let taken = measured::durations(plan, table, threads, &kinds[0].roofline);
             let hosts = u64::from(plan.mesh.world()).div_ceil(cluster.devices_per_host());
-            let host = Host { cores: f64::from(table.cores), count: hosts as f64 };
+            let cores = f64::from(table.cores) / f64::from(threads);
+            let host = Host { cores, count: hosts as f64 };
             Taking { host, taken, stretches: Vec::new() }
         });
         Self { plan, profile, kinds, instant: false, measured }

@@ -23,16 +23,19 @@ pub(super) struct Taken {
 pub(super) fn durations(
     plan: &Plan,
     measured: &Measured,
+    threads: u32,
     roofline: &Roofline<'_>,
 ) -> Vec<Vec<Taken>> {
     let roles = (0..plan.programs.len()).map(RoleId::from);
-    roles.map(|role| Walk::new(plan, role, measured, roofline).run()).collect()
+    roles.map(|role| Walk::new(plan, role, measured, threads, roofline).run()).collect()
 }
 
 struct Walk<'a> {
     plan: &'a Plan,
     program: &'a Program,
     measured: &'a Measured,
+    /// That compute for this rank.
+    threads: u32,
     roofline: &'a Roofline<'a>,
     reuse: Reuse,
     /// The microbatches of the iterations before.
@@ -52,10 +55,11 @@ impl<'a> Walk<'a> {
         plan: &'a Plan,
         role: RoleId,
         measured: &'a Measured,
+        threads: u32,
         roofline: &'a Roofline<'a>,
     ) -> Self {
         let program = &plan.programs[role.index()];
-        Self { plan, program, measured, roofline, reuse: Reuse::default(), before: 0 }
+        Self { plan, program, measured, threads, roofline, reuse: Reuse::default(), before: 0 }
     }
 
     fn run(mut self) -> Vec<Taken> {
@@ -166,7 +170,7 @@ impl<'a> Walk<'a> {
 
     /// A kernel on operands that lie so far away; none if it was not measured.
     fn kernel(&self, used: &KernelUse, reach: Reach) -> Option<Taken> {
-        let table = self.measured.kernel(&used.name, used.dtype)?;
+        let table = self.measured.kernel(&used.name, used.dtype, self.threads)?;
         let bytes = reach.bytes.max(1.0);
         let time = |company, coldness: f64| {
             let Temperatures { warm, cold } = table.time(&used.shape, used.work, company)?;

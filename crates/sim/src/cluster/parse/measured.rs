@@ -10,6 +10,7 @@
 //! [[measured.kernel]]
 //! name = "linear.forward"
 //! dtype = "f32"
+//! threads = 1                        # of each rank; optional, 1 if absent
 //! samples = [                        # times: operands in the cache, operands in memory
 //!   { shape = [64, 128, 128], work = 2097152.0, alone = [2e-5, 3e-5], together = [2e-5, 4e-5] },
 //! ]
@@ -45,8 +46,13 @@ impl Reader<'_> {
             return Some(None);
         }
         let section = self.table(file, "measured", "[measured]")?;
-        self.known_keys(&section, &["cores", "per_op", "per_token", "copies", "kernel", "wire"]);
+        self.known_keys(
+            &section,
+            &["cores", "threads", "per_op", "per_token", "copies", "kernel", "wire"],
+        );
         let cores = self.required(&section, "cores", "2", count);
+        let some = |value: &DeValue<'_>| count(value).map(Some);
+        let threads = self.optional(&section, "threads", "1", some, None);
         let per_op = self.optional(&section, "per_op", "3e-7", time, Seconds::ZERO);
         let per_token = self.optional(&section, "per_token", "2e-8", time, Seconds::ZERO);
         let example = "[{ bytes = 65536, alone = 6.4e10, together = 6.4e10 }]";
@@ -65,6 +71,7 @@ impl Reader<'_> {
         let wires = self.tables(&section, "wire", Self::wire);
         Some(Some(Measured {
             cores: cores?,
+            threads: threads?,
             per_op: per_op?,
             per_token: per_token?,
             memory: Memory { copies: copies? },
@@ -97,13 +104,14 @@ impl Reader<'_> {
     }
 
     fn kernel_table(&mut self, section: &Section<'_>) -> Option<KernelTable> {
-        self.known_keys(section, &["name", "dtype", "samples"]);
+        self.known_keys(section, &["name", "dtype", "threads", "samples"]);
         let name = self.required(section, "name", "\"linear.forward\"", text);
         let dtype = self.required(section, "dtype", "\"f32\"", |value| text(value)?.parse());
+        let threads = self.optional(section, "threads", "1", count, 1);
         let example = "[{ shape = [64, 64], work = 1e6, alone = [1e-6, 2e-6] }]";
         let samples = self.required(section, "samples", example, |value| list(value, sample));
         let (name, dtype, samples): (String, DType, Vec<Sample>) = (name?, dtype?, samples?);
-        Some(KernelTable { name, dtype, samples })
+        Some(KernelTable { name, dtype, threads: threads?, samples })
     }
 
     fn wire(&mut self, section: &Section<'_>) -> Option<Wire> {

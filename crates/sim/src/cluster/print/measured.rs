@@ -7,9 +7,12 @@ use super::quoted;
 use std::fmt::Write;
 
 pub(super) fn write(out: &mut String, measured: &Measured) -> std::fmt::Result {
-    let Measured { cores, per_op, per_token, memory, kernels, wires } = measured;
+    let Measured { cores, threads, per_op, per_token, memory, kernels, wires } = measured;
     writeln!(out, "\n# Times are in seconds, rates in bytes a second.\n[measured]")?;
     writeln!(out, "cores = {cores}\nper_op = {:?}\nper_token = {:?}", per_op.0, per_token.0)?;
+    if let Some(threads) = threads {
+        writeln!(out, "threads = {threads}")?;
+    }
     writeln!(out, "copies = [")?;
     for CopyRate { bytes, alone, together } in &memory.copies {
         let (bytes, alone, together) = (bytes.0, alone.0, together.0);
@@ -21,9 +24,9 @@ pub(super) fn write(out: &mut String, measured: &Measured) -> std::fmt::Result {
 }
 
 fn kernel(out: &mut String, table: &KernelTable) -> std::fmt::Result {
-    let KernelTable { name, dtype, samples } = table;
+    let KernelTable { name, dtype, threads, samples } = table;
     writeln!(out, "\n[[measured.kernel]]\nname = {}\ndtype = \"{dtype}\"", quoted(name))?;
-    writeln!(out, "samples = [")?;
+    writeln!(out, "threads = {threads}\nsamples = [")?;
     for Sample { shape, work, alone, together } in samples {
         let pair = |t: &Temperatures| format!("[{:?}, {:?}]", t.warm.0, t.cold.0);
         let (alone, together) = (pair(alone), pair(together));

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Predicted beside measured: trains a matrix of small layouts for real and prints the errors.
+
+usage: predict.py PACELINE CLUSTER.toml [--iterations N] [--only TEXT] [--repeat N]
+
+PACELINE is the built program, CLUSTER.toml what `paceline calibrate` wrote on this machine. Each
+row is one `paceline train --json`; its prediction is made before it starts. Nothing here is fitted.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+WIDE = 'kind = "gpt2"\nlayers = 4\nd_model = 256\nheads = 4\nffn = 1024\nseq = 128\nvocab = 1024\ntied = true\n'
+LARGE = 'kind = "llama"\nlayers = 4\nd_model = 512\nheads = 8\nkv_heads = 4\nffn = 1408\nseq = 128\nvocab = 2048\ntied = false\n'
+DEEP = 'kind = "gpt2"\nlayers = 12\nd_model = 96\nheads = 3\nffn = 384\nseq = 64\nvocab = 512\ntied = false\n'
+
+ROWS = [
+    ("mini", "--threads-per-rank 1 --global-batch 8 --micro-batch 4"),
+    ("mini", "--global-batch 8 --micro-batch 4"),
+    ("mini-llama", "--threads-per-rank 1 --global-batch 8 --micro-batch 8"),
+    ("wide", "--threads-per-rank 1 --global-batch 8 --micro-batch 4"),
+    ("wide", "--threads-per-rank 1 --global-batch 8 --micro-batch 4 --recompute full"),
+    ("large", "--threads-per-rank 1 --global-batch 4 --micro-batch 2"),
+    ("large", "--global-batch 4 --micro-batch 2"),
+    ("deep", "--threads-per-rank 1 --global-batch 16 --micro-batch 4"),
+    ("mini", "--dp 2 --global-batch 16 --micro-batch 4"),
+    ("mini", "--dp 2 --global-batch 16 --micro-batch 4 --transport thread"),
+    ("mini", "--dp 2 --global-batch 16 --micro-batch 4 --transport tcp"),
+    ("mini", "--dp 2 --zero 1 --global-batch 16 --micro-batch 4"),
+    ("mini", "--dp 2 --zero 3 --global-batch 16 --micro-batch 4"),
+    ("mini", "--dp 2 --global-batch 16 --micro-batch 4 --no-overlap"),
+    ("mini", "--tp 2 --global-batch 8 --micro-batch 4"),
+    ("mini-llama", "--tp 2 --sp --global-batch 8 --micro-batch 4"),
+    ("mini", "--pp 2 --global-batch 16 --micro-batch 2"),
+    ("mini", "--pp 2 --schedule gpipe --global-batch 16 --micro-batch 2"),
+    ("wide", "--dp 2 --global-batch 8 --micro-batch 4"),
+    ("wide", "--dp 2 --zero 2 --global-batch 8 --micro-batch 2"),
+    ("wide", "--tp 2 --global-batch 8 --micro-batch 4 --recompute selective"),
+    ("wide", "--pp 2 --global-batch 16 --micro-batch 2"),
+    ("large", "--dp 2 --global-batch 4 --micro-batch 2"),
+    ("large", "--tp 2 --global-batch 4 --micro-batch 2"),
+    ("large", "--pp 2 --global-batch 8 --micro-batch 1"),
+    ("large", "--dp 2 --zero 3 --global-batch 4 --micro-batch 2"),
+    ("deep", "--dp 2 --global-batch 16 --micro-batch 4"),
+    ("deep", "--pp 2 --global-batch 16 --micro-batch 2 --recompute full"),
+    ("mini", "--dp 4 --global-batch 16 --micro-batch 4"),
+    ("mini", "--dp 2 --tp 2 --global-batch 16 --micro-batch 4"),
+    ("wide", "--pp 4 --global-batch 16 --micro-batch 2"),
+    ("wide", "--dp 2 --pp 2 --zero 1 --global-batch 16 --micro-batch 2"),
+]
+
+
+def run(program, cluster, model, flags, iterations, folder):
+    command = [program, "train", "--model", model, *flags.split(), "--cluster", cluster]
+    command += ["--iterations", str(iterations), "--json", "--out", str(folder / "run")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    last = [line for line in lines if line.get("event") == "done"]
+    if not last:
+        raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
+    return last[0]["predicted_iteration_s"], last[0]["measured_iteration_s"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("cluster")
+    parser.add_argument("--iterations", type=int, default=12)
+    parser.add_argument("--only", default="", help="rows whose text contains this")
+    parser.add_argument("--repeat", type=int, default=1, help="runs of a row; the fastest counts")
+    given = parser.parse_args()
+    errors = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        models = {"wide": WIDE, "large": LARGE, "deep": DEEP}
+        for model, text in models.items():
+            (folder / f"{model}.toml").write_text(text)
+        print(f"{'predicted':>10} {'measured':>10} {'error':>8}  ms an iteration", flush=True)
+        for model, flags in ROWS:
+            if given.only not in f"{model} {flags}":
+                continue
+            named = str(folder / f"{model}.toml") if model in models else model
+            runs = [run(given.program, given.cluster, named, flags, given.iterations, folder) for _ in range(given.repeat)]
+            predicted, measured = min(runs, key=lambda run: run[1])
+            error = (predicted - measured) / measured
+            errors.append(abs(error))
+            print(f"{predicted * 1e3:10.2f} {measured * 1e3:10.2f} {error * 100:+7.1f} %  {model} {flags}", flush=True)
+    errors.sort()
+    if errors:
+        print(f"{len(errors)} rows: median error {statistics.median(errors) * 100:.1f} %, "
+              f"90th percentile {errors[int(0.9 * (len(errors) - 1))] * 100:.1f} %, worst {errors[-1] * 100:.1f} %")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+//! A program of one op, and the arena it works on.
+
+use super::Subject;
+use crate::check::{self, Kernels};
+use crate::compute::Compute;
+use crate::error::{ExecError, Fault};
+use crate::loss_scale::LossScale;
+use crate::memory::Memory;
+use crate::options::TrainOptions;
+use crate::place::Place;
+use crate::update::Rule;
+use paceline_comm::Transport;
+use paceline_kernels::arena::{Access, ArenaError};
+use paceline_kernels::pool::Pool;
+use paceline_kernels::reduce;
+use paceline_plan::DType;
+use paceline_plan::graph::{BLOCK, Init};
+use paceline_plan::ids::{BufferId, Rank};
+use paceline_plan::program::{
+    self, AccumulateMode, Bucket, Buffer, Entry, MemoryKind, Plan, Program, Segment, Template, View,
+};
+use paceline_plan::spec::Placement;
+use paceline_plan::strategy::OptimizerKind;
+use paceline_plan::units::Bytes;
+use std::num::NonZeroUsize;
+
+/// The one-op plan of a subject.
+pub(super) struct Bench {
+    plan: Plan,
+    kernels: Kernels,
+    vocab: u32,
+    subject: Subject,
+}
+
+impl Bench {
+    /// `lender` has the template that an operator stands in.
+    pub(super) fn new(lender: &Plan, template: usize, subject: Subject) -> Result<Self, ExecError> {
+        let vocab = check::vocabulary(lender)?;
+        let template = match subject {
+            Subject::Operator(op) => {
+                let whole = &lender.templates[template];
+                Template { ops: vec![whole.ops[op].clone()], ..whole.clone() }
+            }
+            Subject::Step(_) | Subject::Accumulate(..) => {
+                let whole = &lender.templates[template];
+                Template { ops: Vec::new(), operands: Vec::new(), ..whole.clone() }
+            }
+        };
+        let mut buffers = match subject {
+            Subject::Operator(_) => operands(&template),
+            Subject::Step(elements) => {
+                let moments = match lender.strategy.optimizer {
+                    OptimizerKind::Sgd => 0,
+                    OptimizerKind::Momentum => 1,
+                    OptimizerKind::AdamW => 2,
+                };
+                vec![buffer(DType::F32, elements.next_multiple_of(BLOCK)); 2 + moments]
+            }
+            Subject::Accumulate(elements, _) => vec![buffer(DType::F32, elements); 2],
+        };
+        let mut end = Bytes(0);
+        for buffer in &mut buffers {
+            buffer.offset = end;
+            end += buffer.extent();
+        }
+        let mut by_kind = [Bytes(0); 5];
+        by_kind[MemoryKind::Activations as usize] = end;
+        let whole = |(at, buffer): (usize, &Buffer)| View {
+            buffer: BufferId::from(at),
+            offset: 0,
+            len: buffer.elements,
+        };
+        let views: Vec<View> = buffers.iter().enumerate().map(whole).collect();
+        let buckets = match subject {
+            Subject::Step(elements) => vec![bucket(elements.next_multiple_of(BLOCK), &views)],
+            Subject::Operator(_) | Subject::Accumulate(..) => lender.programs[0].buckets.clone(),
+        };
+        let program = Program {
+            buffers,
+            buckets,
+            segments: vec![Segment { template: 0, layer: None, operands: views }],
+            memory: program::Memory { by_kind },
+            ..lender.programs[0].clone()
+        };
+        let plan = Plan { templates: vec![template], programs: vec![program], ..lender.clone() };
+        let kernels = check::templates(&plan)?;
+        Ok(Self { plan, kernels, vocab, subject })
+    }
+
+    /// One rank's memory, filled with plausible numbers.
+    pub(super) fn set_up(
+        &self,
+        transport: &mut dyn Transport,
+        threads: NonZeroUsize,
+    ) -> Result<Stand<'_>, ExecError> {
+        let rank = transport.rank();
+        let program = &self.plan.programs[0];
+        let memory = Memory::new(program, transport).map_err(|source| match source {
+            Fault::Comm(source) => ExecError::Control { rank, doing: "making its memory", source },
+            Fault::Arena(source) => ExecError::Memory { rank, source },
+            Fault::NoPeer | Fault::Data(_) => unreachable!("memory has no peers and no data"),
+        })?;
+        let place = Place::of(&self.plan, Rank(0));
+        let pool = Pool::new(threads).map_err(|source| ExecError::Thread { rank, source })?;
+        let compute = Compute::new(&self.plan, &self.kernels, place, self.vocab, pool);
+        let stand = Stand { bench: self, rank, memory, place, compute };
+        stand.fill().map_err(|source| ExecError::Memory { rank, source })?;
+        Ok(stand)
+    }
+}
+
+/// A rank ready to run the op over and over.
+pub(super) struct Stand<'b> {
+    bench: &'b Bench,
+    rank: Rank,
+    memory: Memory<'b>,
+    place: Place,
+    compute: Compute<'b>,
+}
+
+impl Stand<'_> {
+    /// Who runs it.
+    pub(super) fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// Runs the op once.
+    pub(super) fn run(&mut self) -> Result<(), ExecError> {
+        let program = &self.bench.plan.programs[0];
+        let done = match self.bench.subject {
+            Subject::Operator(_) => {
+                self.compute.segment(&self.memory, &program.segments[0], 0, false)
+            }
+            Subject::Step(_) => {
+                let options = TrainOptions::default();
+                let strategy = &self.bench.plan.strategy;
+                let scale = LossScale::new(strategy, &options);
+                let rule = Rule::new(strategy, &options, 1000, Some(1.0), &scale);
+                let (types, pool) = (self.bench.kernels.types, self.compute.pool());
+                rule.step(types, &self.memory, pool, self.place, &program.buckets[0], 0)
+            }
+            Subject::Accumulate(_, mode) => self.accumulate(mode),
+        };
+        done.map_err(|source| ExecError::Memory { rank: self.rank, source })
+    }
+
+    fn accumulate(&self, mode: AccumulateMode) -> Result<(), ArenaError> {
+        let [from, into] = [0, 1].map(|buffer| self.memory.whole(BufferId(buffer), 0));
+        match mode {
+            AccumulateMode::Move => self.memory.copy(from, into),
+            AccumulateMode::Add => {
+                let views = self.memory.views(&[(from, Access::Read), (into, Access::Write)])?;
+                reduce::add::<f32>(views.slice(0), views.take(1));
+                Ok(())
+            }
+        }
+    }
+
+    /// Fills every buffer: token numbers of the vocabulary, and numbers of a sane size, because
+    /// arithmetic on the smallest numbers there are takes many times as long.
+    fn fill(&self) -> Result<(), ArenaError> {
+        let mut state = 0x2545_f491_4f6c_dd1d_u64;
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            state >> 40
+        };
+        for (at, buffer) in self.bench.plan.programs[0].buffers.iter().enumerate() {
+            let span = self.memory.whole(BufferId::from(at), 0);
+            let views = self.memory.views(&[(span, Access::Write)])?;
+            match buffer.dtype {
+                DType::U32 => views.take_u32(0).iter_mut().for_each(|id| {
+                    *id = (next() % u64::from(self.bench.vocab.max(1))) as u32;
+                }),
+                DType::F32 | DType::Bf16 | DType::F16 | DType::Fp8 | DType::U8 => {
+                    views.take_f32(0).iter_mut().for_each(|value| {
+                        *value = 0.25 + next() as f32 / (1 << 25) as f32;
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn operands(template: &Template) -> Vec<Buffer> {
+    let used = |at: usize| {
+        let op = &template.ops[0];
+        let all = op.inputs.iter().chain(&op.params).chain(&op.outputs);
+        all.into_iter().any(|&i| usize::from(i) == at)
+    };
+    let operand = |(at, operand): (usize, &program::Operand)| {
+        // Operands of the template's other operators are not touched.
+        buffer(operand.dtype, if used(at) { operand.elements() } else { 0 })
+    };
+    template.operands.iter().enumerate().map(operand).collect()
+}
+
+fn buffer(dtype: DType, elements: u64) -> Buffer {
+    let (name, kind) = ("probe".to_owned(), MemoryKind::Activations);
+    Buffer { name, dtype, elements, copies: 1, kind, offset: Bytes(0) }
+}
+
+/// A bucket of one tensor: parameters, gradients, moments.
+fn bucket(elements: u64, views: &[View]) -> Bucket {
+    let entry = Entry {
+        name: "probe".into(),
+        dims: [1, elements],
+        blocks: Vec::new(),
+        tp: Placement::Replicate,
+        local: [1, elements],
+        offset: 0,
+        init: Init::Zero,
+        decay: true,
+        counted: true,
+        norm_entry: 0,
+    };
+    Bucket {
+        name: "probe".into(),
+        elements,
+        entries: vec![entry],
+        params: views[0],
+        grads: views[1],
+        master: None,
+        moments: views[2..].to_vec(),
+        shard: None,
+        updated: true,
+    }
+}

@@ -1,0 +1,212 @@
+//! Measures this machine into a cluster.
+//!
+//! ```text
+//! grid      which operators, on which shapes: those of layers of real models
+//! kernels   what each takes: in the cache and from memory, alone and with all cores busy
+//! wires     what messages and collectives take over each transport
+//! ```
+//!
+//! The clock is read by `paceline_exec::probe`, which runs every op as training does; how a table
+//! answers for what was not measured is `paceline_sim`'s affair. Here the two meet.
+
+mod grid;
+mod host;
+mod kernels;
+mod wires;
+
+pub(crate) use wires::Transport;
+
+use crate::failure::Failure;
+use paceline_plan::DType;
+use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
+use paceline_sim::cluster::{Cluster, Device, FlopsPerSec, Measured, Peak, preset};
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How thoroughly to measure what.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    /// Cores of this machine: the ranks that can compute at once.
+    pub cores: NonZeroUsize,
+    /// The most threads that compute for one rank.
+    pub threads: NonZeroUsize,
+    /// Counts of ranks among which exchanges are timed.
+    pub ranks: Vec<u32>,
+    /// Transports, the one that answers first.
+    pub transports: Vec<Transport>,
+    /// Few shapes, for a look.
+    pub quick: bool,
+}
+
+impl Request {
+    /// How long a measurement goes on at least.
+    fn effort(&self) -> Duration {
+        if self.quick { Duration::from_micros(1000) } else { Duration::from_millis(4) }
+    }
+}
+
+/// Who hears how far it has got, and may end it.
+pub(crate) struct Listener<'a> {
+    /// Set to end it.
+    pub stop: &'a AtomicBool,
+    /// Told the part that is done, from 0 to 1, and what comes next.
+    pub progress: &'a dyn Fn(f64, &str),
+}
+
+impl Listener<'_> {
+    fn tell(&self, share: f64, next: &str) -> Result<(), Failure> {
+        (self.progress)(share, next);
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(Failure::Run(anyhow::anyhow!(
+                "stopped before the end; nothing was written"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Of the whole time, what kernels take.
+const KERNELS: f64 = 0.85;
+
+/// Measures everything that was asked for.
+pub(crate) fn measure(request: &Request, listener: &Listener<'_>) -> Result<Cluster, Failure> {
+    let probes = grid::probes(request.quick)?;
+    let kernels = |share: f64, next: &str| listener.tell(share * KERNELS, next);
+    let tables = kernels::tables(&probes, request, listener.stop, &kernels)?;
+    let wires = |share: f64, next: &str| listener.tell(KERNELS + share * (1.0 - KERNELS), next);
+    let wires = wires::wires(request, &wires)?;
+    let effort = request.effort() * 10;
+    let measured = Measured {
+        cores: u32::try_from(request.cores.get()).unwrap_or(u32::MAX),
+        threads: None,
+        per_op: paceline_exec::probe::overhead(&probes.plans[0], effort)?,
+        per_token: paceline_exec::probe::load(&probes.plans[0], effort)?,
+        memory: kernels::memory(&probes, request, listener.stop)?,
+        kernels: tables,
+        wires,
+    };
+    describe(measured)
+}
+
+/// More ranks than anyone starts on so many cores; beyond the cores they take turns.
+fn most_ranks(cores: u32) -> u32 {
+    cores.saturating_mul(8).clamp(64, 1024)
+}
+
+/// The cluster of a measured host: one device for each rank, as one core behaves.
+fn describe(measured: Measured) -> Result<Cluster, Failure> {
+    let products = measured.kernels.iter().filter(|table| table.name.starts_with("linear."));
+    let samples = products.filter(|table| table.threads == 1).flat_map(|table| &table.samples);
+    let best = samples.map(|sample| sample.work / sample.alone.warm.0).fold(1.0, f64::max);
+    let rate = measured.memory.copies.last().map_or(1e9, |copy| copy.together.0);
+    let (bandwidth, latency) = match measured.wires.first() {
+        Some(wire) => match (wire.messages.first(), wire.messages.last()) {
+            (Some(small), Some(large)) => (large.bytes.as_f64() / large.time.0, small.time),
+            _ => (rate, Seconds(1e-6)),
+        },
+        None => (rate, Seconds(1e-6)),
+    };
+    let mut cluster = preset::get("laptop").map_err(|e| Failure::Run(anyhow::anyhow!("{e}")))?;
+    cluster.name = "calibrated".into();
+    cluster.device = Device {
+        name: host::processor(),
+        peak: Peak { f32: FlopsPerSec(best), tf32: None, bf16: None, f16: None, fp8: None },
+        max_efficiency: 1.0,
+        sustained_efficiency: 1.0,
+        memory: Bytes((host::memory() / u64::from(measured.cores.max(1))).max(1)),
+        memory_bandwidth: BytesPerSec(rate),
+        memory_efficiency: 1.0,
+        launch_overhead: measured.per_op,
+        ..cluster.device
+    };
+    cluster.dimensions.truncate(1);
+    for dimension in &mut cluster.dimensions {
+        dimension.size = most_ranks(measured.cores);
+        (dimension.bandwidth, dimension.latency) = (BytesPerSec(bandwidth), latency);
+    }
+    cluster.measured = Some(measured);
+    Ok(cluster)
+}
+
+/// The type that everything is measured in: the one that training computes in today.
+const DTYPE: DType = DType::F32;
+
+fn number(count: usize) -> NonZeroUsize {
+    NonZeroUsize::new(count).unwrap_or(NonZeroUsize::MIN)
+}
+
+impl From<paceline_comm::CommError> for Failure {
+    fn from(error: paceline_comm::CommError) -> Self {
+        Self::Run(error.into())
+    }
+}
+
+type Told<'a> = &'a dyn Fn(f64, &str) -> Result<(), Failure>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paceline_plan::lower::lower;
+    use paceline_plan::model::built_in;
+    use paceline_plan::strategy::Strategy;
+
+    fn request() -> Request {
+        Request {
+            cores: number(2),
+            threads: number(2),
+            ranks: vec![1, 2],
+            transports: vec![Transport::Thread],
+            quick: true,
+        }
+    }
+
+    /// Measured with the least effort: what matters is that everything fits together.
+    fn hasty() -> Cluster {
+        let (request, stop) = (request(), AtomicBool::new(true));
+        let mut probes = grid::probes(true).unwrap();
+        probes.operators.retain(|probe| probe.used.work < 3e5);
+        let tell = |_: f64, _: &str| Ok(());
+        describe(Measured {
+            cores: 2,
+            threads: None,
+            per_op: Seconds(1e-7),
+            per_token: Seconds(1e-9),
+            memory: kernels::memory(&probes, &request, &stop).unwrap(),
+            kernels: kernels::tables(&probes, &request, &stop, &tell).unwrap(),
+            wires: wires::wires(&request, &tell).unwrap(),
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn what_is_measured_is_a_cluster_file_that_predicts() {
+        let cluster = hasty();
+        let text = cluster.to_toml();
+        assert_eq!(Cluster::parse(&text, "measured.toml").as_ref(), Ok(&cluster));
+        let mini = built_in::get("mini").unwrap().unwrap();
+        let iteration = |dp: u32| {
+            let strategy = Strategy {
+                dp,
+                leaves: dp,
+                seq: mini.seq,
+                global_batch: 8,
+                micro_batch: 1,
+                ..Strategy::default()
+            };
+            let plan = lower(&mini, &strategy).unwrap();
+            paceline_sim::simulate(&plan, &cluster, &Default::default()).unwrap().iteration.0
+        };
+        let times = [1, 2, 4, 8].map(iteration);
+        assert!(times.iter().all(|time| time.is_finite() && *time > 0.0), "{times:?}");
+        assert!(times[3] > times[1] * 0.8, "eight ranks on two cores are not faster: {times:?}");
+    }
+
+    #[test]
+    fn a_wish_to_stop_is_heard() {
+        let stop = AtomicBool::new(true);
+        let listener = Listener { stop: &stop, progress: &|_, _| {} };
+        let told = measure(&request(), &listener).unwrap_err().message().unwrap();
+        assert!(told.contains("nothing was written"), "{told}");
+    }
+}

@@ -1,0 +1,259 @@
+//! `paceline calibrate`: measure this machine into a cluster file.
+
+use crate::calibrate::{self, Listener, Request, Transport};
+use crate::failure::Failure;
+use crate::flags::{CommonFlags, Origins, Problems, whole};
+use crate::output::{self, Output};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use paceline_sim::cluster::Cluster;
+use serde::Serialize;
+use std::io::{self, IsTerminal};
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Measure this machine into a cluster file
+///
+/// Kernels are timed by shape, in the cache and from memory, alone and with every core busy; so are
+/// messages and collectives over every transport. The file describes a cluster of one host, which
+/// `plan`, `simulate`, `search` and `train` read with --cluster; what was measured then replaces
+/// the model. No command uses it unless told to.
+///
+/// It takes about a minute, a few seconds with --quick. Other work on this machine is measured with
+/// it: the quieter the better. Ctrl-C ends it, and no file is written.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Flags {
+    /// The cluster file to write
+    #[arg(long, value_name = "FILE.toml")]
+    out: Option<PathBuf>,
+    /// The most threads to measure for one rank [default: all cores]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    threads: Option<String>,
+    /// Counts of ranks among which exchanges are timed [default: 2, all cores, and twice as many]
+    #[arg(long, value_name = "N,N…", allow_negative_numbers = true)]
+    ranks: Option<String>,
+    /// Transports to time, the one that answers first: thread, shm, tcp [default: all]
+    #[arg(long, value_name = "NAME,NAME…")]
+    transport: Option<String>,
+    /// Few shapes and short measurements
+    #[arg(long)]
+    quick: bool,
+    #[command(flatten)]
+    common: CommonFlags,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline calibrate --out this-machine.toml
+  paceline train --model mini --dp 2 --cluster this-machine.toml   predicted from measurements
+  paceline calibrate --out quick.toml --quick --transport thread   a first look";
+
+/// More ranks than anyone starts on one machine.
+const MOST_RANKS: u64 = 64;
+/// More threads than any processor has cores for.
+const MOST_THREADS: u64 = 1024;
+
+/// Measures and writes.
+pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
+    let mut problems = Problems::new(origins);
+    let out = flags.destination(&mut problems);
+    let request = flags.request(&mut problems);
+    let Some(out) = out.filter(|_| problems.is_empty()) else { return Err(problems.into()) };
+    let output = flags.common.output();
+    let began = Instant::now();
+    let stop = stop_on_interrupt(&output);
+    let line = Line::new();
+    let progress = |share: f64, next: &str| line.show(share, next);
+    let measured = calibrate::measure(&request, &Listener { stop: &stop, progress: &progress });
+    line.bar.finish_and_clear();
+    let cluster = measured?;
+    let text = format!("{}{}", header(&request), cluster.to_toml());
+    output::write(&out, text.as_bytes()).map_err(|error| {
+        Failure::flag("--out", format!("{} cannot be written: {error}", out.display()))
+    })?;
+    let record = Record::new(&cluster, &out, began.elapsed().as_secs_f64());
+    output.people(&record.words())?;
+    Ok(output.object(&record)?)
+}
+
+impl Flags {
+    fn destination(&self, problems: &mut Problems) -> Option<PathBuf> {
+        let Some(out) = &self.out else {
+            problems.say("--out", "say where to, for example --out this-machine.toml");
+            return None;
+        };
+        if out.is_dir() {
+            problems.say("--out", format!("{} is a directory", out.display()));
+        } else if out.extension().is_none_or(|extension| extension != "toml") {
+            // Other commands know a file from a built-in name by it.
+            problems.say("--out", format!("{} does not end in .toml", out.display()));
+        }
+        Some(out.clone())
+    }
+
+    fn request(&self, problems: &mut Problems) -> Request {
+        let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let threads = whole("--threads", self.threads.as_deref(), 1..=MOST_THREADS, problems);
+        let threads = threads.and_then(|n| NonZeroUsize::new(usize::try_from(n).ok()?));
+        let mut ranks: Vec<u32> = match self.ranks.as_deref() {
+            Some(list) => (list.split(','))
+                .filter_map(|text| whole("--ranks", Some(text), 1..=MOST_RANKS, problems))
+                .filter_map(|ranks| u32::try_from(ranks).ok())
+                .collect(),
+            None => [2, cores.get(), cores.get() * 2].map(|ranks| ranks.min(64) as u32).to_vec(),
+        };
+        ranks.sort_unstable();
+        ranks.dedup();
+        let transports = match self.transport.as_deref() {
+            None | Some("auto") => Transport::ALL.to_vec(),
+            Some(list) => (list.split(','))
+                .filter_map(|text| {
+                    let known = Transport::ALL.into_iter().find(|t| t.name() == text.trim());
+                    if known.is_none() {
+                        let message =
+                            format!("'{text}' cannot be measured; thread, shm and tcp can");
+                        problems.say("--transport", message);
+                    }
+                    known
+                })
+                .collect(),
+        };
+        Request { cores, threads: threads.unwrap_or(cores), ranks, transports, quick: self.quick }
+    }
+}
+
+/// What a reader of the file should know.
+fn header(request: &Request) -> String {
+    let how = if request.quick { " --quick" } else { "" };
+    format!(
+        "# Written by `paceline calibrate{how}` (version {}): one host, each rank a device.\n\
+         # Measurements replace the model where they answer; see docs/calibration.md.\n",
+        env!("CARGO_PKG_VERSION")
+    )
+}
+
+/// The line that says how far it has got: redrawn on a terminal, a few plain lines elsewhere.
+struct Line {
+    bar: ProgressBar,
+    shown: std::cell::Cell<u32>,
+}
+
+impl Line {
+    fn new() -> Self {
+        let terminal = io::stderr().is_terminal();
+        let bar = if terminal { ProgressBar::new(100) } else { ProgressBar::hidden() };
+        let style = ProgressStyle::with_template("measuring {bar:24} {pos} % {msg}  {eta} left");
+        if let Ok(style) = style {
+            bar.set_style(style.progress_chars("━╸─"));
+        }
+        Self { bar, shown: std::cell::Cell::new(0) }
+    }
+
+    fn show(&self, share: f64, next: &str) {
+        let percent = (share.clamp(0.0, 1.0) * 100.0) as u32;
+        self.bar.set_position(percent.into());
+        self.bar.set_message(next.to_owned());
+        if self.bar.is_hidden() && percent >= self.shown.get() + 20 {
+            self.shown.set(percent / 20 * 20);
+            // Nobody is left to tell if standard error is closed.
+            let _ = io::Write::write_fmt(
+                &mut io::stderr(),
+                format_args!("measured {percent} %: {next} is next\n"),
+            );
+        }
+    }
+}
+
+fn stop_on_interrupt(output: &Output) -> Arc<AtomicBool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    let handled = ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+    });
+    if let Err(error) = handled {
+        output.note(&format!("note: Ctrl-C will not be heard ({error})"));
+    }
+    stop
+}
+
+/// What was measured, in short.
+#[derive(Serialize)]
+struct Record {
+    file: String,
+    processor: String,
+    cores: u32,
+    kernels: usize,
+    samples: usize,
+    /// The best rate of a matrix product on one core, in operations a second.
+    product_flops_per_s: f64,
+    /// The rate of copying what no cache holds: one core, and each of all at once.
+    copy_bytes_per_s: [f64; 2],
+    wires: Vec<WireRecord>,
+    per_op_s: f64,
+    took_s: f64,
+}
+
+#[derive(Serialize)]
+struct WireRecord {
+    transport: String,
+    latency_s: f64,
+    bytes_per_s: f64,
+    collectives: usize,
+}
+
+impl Record {
+    fn new(cluster: &Cluster, out: &Path, took_s: f64) -> Self {
+        let measured = cluster.measured.as_ref();
+        let kernels = || measured.iter().flat_map(|m| &m.kernels);
+        let copy = measured.and_then(|m| m.memory.copies.last());
+        let wires = measured.iter().flat_map(|m| &m.wires).map(|wire| WireRecord {
+            transport: wire.transport.clone(),
+            latency_s: wire.messages.first().map_or(0.0, |m| m.time.0),
+            bytes_per_s: wire.messages.last().map_or(0.0, |m| m.bytes.as_f64() / m.time.0),
+            collectives: wire.collectives.len(),
+        });
+        Self {
+            file: out.display().to_string(),
+            processor: cluster.device.name.clone(),
+            cores: measured.map_or(1, |m| m.cores),
+            kernels: kernels().count(),
+            samples: kernels().map(|table| table.samples.len()).sum(),
+            product_flops_per_s: cluster.device.peak.f32.0,
+            copy_bytes_per_s: copy.map_or([0.0; 2], |c| [c.alone.0, c.together.0]),
+            wires: wires.collect(),
+            per_op_s: measured.map_or(0.0, |m| m.per_op.0),
+            took_s,
+        }
+    }
+
+    fn words(&self) -> String {
+        let [alone, together] = self.copy_bytes_per_s.map(|rate| rate / 1e9);
+        let mut text = format!(
+            "{}, {} core{}: {} samples of {} kernels in {:.0} s\n\
+             products  up to {:.0} GFLOP/s on one core\n\
+             copies    {alone:.1} GB/s on one core, {together:.1} on each of all at once\n",
+            self.processor,
+            self.cores,
+            if self.cores == 1 { "" } else { "s" },
+            self.samples,
+            self.kernels,
+            self.took_s,
+            self.product_flops_per_s / 1e9,
+        );
+        for wire in &self.wires {
+            text += &format!(
+                "{:<9} {:.1} µs, {:.1} GB/s\n",
+                wire.transport,
+                wire.latency_s * 1e6,
+                wire.bytes_per_s / 1e9
+            );
+        }
+        text + &format!("written   {} (give it to --cluster)\n", self.file)
+    }
+}
