@@ -61,7 +61,7 @@ fn carry_out(study: &Study) -> Outcome {
 fn the_page_says_and_shows_what_its_commands_do() {
     let file = docs().join("studies.md");
     let page = Page::parse(&std::fs::read_to_string(&file).unwrap());
-    assert!(page.studies.len() >= 6, "{} studies", page.studies.len());
+    assert!(page.studies.len() >= 9, "{} studies", page.studies.len());
     let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
         let all: Vec<_> =
             page.studies.iter().map(|study| scope.spawn(|| carry_out(study))).collect();

@@ -120,7 +120,8 @@ fn scale(unit: &str) -> Option<f64> {
 /// The value of `FIELD[name=value, …]`: brackets choose the one point that has these values.
 fn number(points: &[Value], name: &str) -> Option<f64> {
     let (path, choice) = match name.split_once('[') {
-        Some((path, choice)) => (path.trim(), choice.trim_end_matches(']')),
+        // Values may have brackets of their own.
+        Some((path, choice)) => (path.trim(), choice.strip_suffix(']').unwrap_or(choice)),
         None => (name, ""),
     };
     let wanted: Vec<(&str, &str)> = choice
