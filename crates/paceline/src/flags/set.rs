@@ -48,7 +48,7 @@ pub(crate) fn is_cluster_path(name: &str) -> bool {
 }
 
 /// What a path with several parts begins with.
-const SECTIONS: [&str; 2] = ["device", "dimension"];
+const SECTIONS: [&str; 5] = ["device", "dimension", "link", "straggler", "schedule"];
 
 fn apply(file: &mut Value, change: &str) -> Result<(), String> {
     let (path, text) =
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn paths_are_told_apart_from_flags() {
-        for path in ["hosts", "device.memory", "dimension.0.size"] {
+        for path in ["hosts", "device.memory", "dimension.0.size", "straggler.0.factor"] {
             assert!(is_cluster_path(path), "{path}");
         }
         for flag in ["dp", "model", "device", "dim.0.size"] {
