@@ -4,6 +4,8 @@ mod calibrate;
 mod clusters;
 mod collective;
 mod demo;
+mod eval;
+mod generate;
 mod models;
 mod plan;
 mod point;
@@ -11,6 +13,7 @@ mod report;
 mod search;
 mod simulate;
 mod train;
+mod trained;
 mod validate;
 
 use crate::failure::Failure;
@@ -59,6 +62,8 @@ enum Command {
     Collective(Box<collective::Flags>),
     Calibrate(calibrate::Flags),
     Report(report::Flags),
+    Eval(eval::Flags),
+    Generate(generate::Flags),
     Models(models::Flags),
     Clusters(clusters::Flags),
     #[command(external_subcommand)]
@@ -66,7 +71,7 @@ enum Command {
 }
 
 /// Commands that the contract names and this version does not have.
-const LATER: [&str; 4] = ["bench", "serve", "eval", "generate"];
+const LATER: [&str; 2] = ["bench", "serve"];
 
 /// Reads the arguments and does what they say.
 pub(crate) fn run(arguments: Vec<OsString>) -> Result<(), Failure> {
@@ -101,6 +106,8 @@ fn dispatch(cli: Cli, origins: Origins) -> Result<(), Failure> {
         Some(Command::Collective(flags)) => collective::run(&flags, origins),
         Some(Command::Calibrate(flags)) => calibrate::run(&flags, origins),
         Some(Command::Report(flags)) => report::run(&flags, origins),
+        Some(Command::Eval(flags)) => eval::run(&flags, origins),
+        Some(Command::Generate(flags)) => generate::run(&flags, origins),
         Some(Command::Models(flags)) => models::run(&flags),
         Some(Command::Clusters(flags)) => clusters::run(&flags),
         Some(Command::Other(words)) => Err(no_such_command(&words)),

@@ -28,6 +28,8 @@ pub(super) fn study(command: &Command) -> Option<Study<'_>> {
         | Command::Validate(_)
         | Command::Calibrate(_)
         | Command::Report(_)
+        | Command::Eval(_)
+        | Command::Generate(_)
         | Command::Models(_)
         | Command::Clusters(_)
         | Command::Other(_) => return None,
