@@ -61,58 +61,139 @@ enum Node {
     Sum(usize),
 }
 
+/// Partial sums of a tile, kept from tile to tile.
+#[derive(Debug, Default)]
+struct Sums {
+    tiles: Vec<Vec<u8>>,
+    free: Vec<usize>,
+}
+
+/// So many bytes are reduced at a time, so that every partial sum stays in the nearest cache.
+const TILE: usize = 8192;
+
 impl Contributions<'_> {
     /// Reduces all contributions, in canonical order, into `own`, which is as long as each.
-    ///
-    /// A tile at a time, so that every partial sum stays in the nearest cache.
     pub(crate) fn fold_into(&self, dtype: DType, reduction: Reduction, own: &mut [u8]) {
-        const TILE: usize = 8192;
-        let (mut sums, mut free) = (Vec::<Vec<u8>>::new(), Vec::new());
+        let mut sums = Sums::default();
         for (i, own) in own.chunks_mut(TILE).enumerate() {
             let tile = i * TILE..i * TILE + own.len();
             let other = |i: usize| &self.others[i][tile.clone()];
-            let (left, right) = (0..self.before, self.before..self.others.len());
-            let members = left.map(Node::Other).chain([Node::Own]).chain(right.map(Node::Other));
-            // Both reductions commute, so whichever operand is the member's own takes the result,
-            // and in the end that is where everything has gone.
-            canonical_fold(members, |a, b| match (a, b) {
-                (Node::Own, Node::Other(i)) | (Node::Other(i), Node::Own) => {
-                    reduce_into(dtype, reduction, own, other(i));
-                    Node::Own
-                }
-                (Node::Own, Node::Sum(i)) | (Node::Sum(i), Node::Own) => {
-                    reduce_into(dtype, reduction, own, &sums[i]);
-                    free.push(i);
-                    Node::Own
-                }
-                (Node::Other(a), Node::Other(b)) => {
-                    let sum = free.pop().unwrap_or(sums.len());
-                    if sum == sums.len() {
-                        sums.push(Vec::new());
-                    }
-                    sums[sum].resize(tile.len(), 0);
-                    reduce_to(dtype, reduction, &mut sums[sum], (other(a), other(b)));
-                    Node::Sum(sum)
-                }
-                (Node::Sum(sum), Node::Other(i)) | (Node::Other(i), Node::Sum(sum)) => {
-                    reduce_into(dtype, reduction, &mut sums[sum], other(i));
-                    Node::Sum(sum)
-                }
-                (Node::Sum(a), Node::Sum(b)) => {
-                    if let Ok([into, from]) = sums.get_disjoint_mut([a, b]) {
-                        reduce_into(dtype, reduction, into, from);
-                    }
-                    free.push(b);
-                    Node::Sum(a)
-                }
-                (Node::Own, Node::Own) => Node::Own,
-            });
+            fold_tile(dtype, reduction, own, self.before, self.others.len(), other, &mut sums);
         }
     }
 }
 
+/// Reduces one tile of all contributions into the one that stands behind `before` others.
+fn fold_tile<'o>(
+    dtype: DType,
+    reduction: Reduction,
+    own: &mut [u8],
+    before: usize,
+    others: usize,
+    other: impl Fn(usize) -> &'o [u8],
+    sums: &mut Sums,
+) {
+    let Sums { tiles, free } = sums;
+    free.clear();
+    free.extend(0..tiles.len());
+    let members =
+        (0..before).map(Node::Other).chain([Node::Own]).chain((before..others).map(Node::Other));
+    // Both reductions commute, so whichever operand is the member's own takes the result, and in the
+    // end that is where everything has gone.
+    canonical_fold(members, |a, b| match (a, b) {
+        (Node::Own, Node::Other(i)) | (Node::Other(i), Node::Own) => {
+            reduce_into(dtype, reduction, own, other(i));
+            Node::Own
+        }
+        (Node::Own, Node::Sum(i)) | (Node::Sum(i), Node::Own) => {
+            reduce_into(dtype, reduction, own, &tiles[i]);
+            free.push(i);
+            Node::Own
+        }
+        (Node::Other(a), Node::Other(b)) => {
+            let sum = free.pop().unwrap_or_else(|| {
+                tiles.push(Vec::with_capacity(TILE));
+                tiles.len() - 1
+            });
+            tiles[sum].resize(own.len(), 0);
+            reduce_to(dtype, reduction, &mut tiles[sum], (other(a), other(b)));
+            Node::Sum(sum)
+        }
+        (Node::Sum(sum), Node::Other(i)) | (Node::Other(i), Node::Sum(sum)) => {
+            reduce_into(dtype, reduction, &mut tiles[sum], other(i));
+            Node::Sum(sum)
+        }
+        (Node::Sum(a), Node::Sum(b)) => {
+            if let Ok([into, from]) = tiles.get_disjoint_mut([a, b]) {
+                reduce_into(dtype, reduction, into, from);
+            }
+            free.push(b);
+            Node::Sum(a)
+        }
+        (Node::Own, Node::Own) => Node::Own,
+    });
+}
+
+/// In which order the contributions of all members are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sequence {
+    /// By the canonical tree.
+    Canonical,
+    /// From this member backwards, around the group.
+    Backwards(usize),
+}
+
+/// Reduces the contributions of all members, which are of equal length, and gives everyone the
+/// result: every byte is read once and written once.
+pub(crate) fn reduce_everywhere(
+    dtype: DType,
+    reduction: Reduction,
+    sequence: Sequence,
+    members: &mut [&mut [u8]],
+) {
+    let bytes = members.first().map_or(0, |member| member.len());
+    debug_assert!(members.iter().all(|member| member.len() == bytes));
+    if let [a, b] = members {
+        return reduce_both(dtype, reduction, a, b);
+    }
+    let mut sum = Vec::with_capacity(TILE.min(bytes));
+    let mut sums = Sums::default();
+    for start in (0..bytes).step_by(TILE) {
+        let tile = start..bytes.min(start + TILE);
+        let part = |member: usize| &members[member][tile.clone()];
+        let count = members.len();
+        match sequence {
+            Sequence::Canonical => {
+                sum.clear();
+                sum.extend_from_slice(part(0));
+                let other = |i: usize| part(i + 1);
+                fold_tile(dtype, reduction, &mut sum, 0, count - 1, other, &mut sums);
+            }
+            Sequence::Backwards(first) => {
+                sum.clear();
+                sum.extend_from_slice(part(first % count));
+                let others = (1..count).map(|k| (first + count - k) % count);
+                others.for_each(|member| reduce_into(dtype, reduction, &mut sum, part(member)));
+            }
+        }
+        members.iter_mut().for_each(|member| member[tile.clone()].copy_from_slice(&sum));
+    }
+}
+
+/// As [`reduce_everywhere`] for two, whose order does not matter.
+fn reduce_both(dtype: DType, reduction: Reduction, a: &mut [u8], b: &mut [u8]) {
+    debug_assert_eq!(a.len(), b.len());
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || {
+            each_type(dtype, reduction, Loop::Both { a, b });
+        },
+    );
+}
+
 /// A loop over elements, before their type and what is done with them are known.
 enum Loop<'a> {
+    Both { a: &'a mut [u8], b: &'a mut [u8] },
     InPlace { into: &'a mut [u8], from: &'a [u8] },
     Apart { into: &'a mut [u8], a: &'a [u8], b: &'a [u8] },
 }
@@ -146,6 +227,13 @@ impl Loop<'_> {
         combine: impl Fn(f32, f32) -> f32,
     ) {
         match self {
+            Self::Both { a, b } => {
+                let (a, b) = (a.as_chunks_mut::<N>().0, b.as_chunks_mut::<N>().0);
+                for (a, b) in a.iter_mut().zip(b) {
+                    *a = store(combine(load(*a), load(*b)));
+                    *b = *a;
+                }
+            }
             Self::InPlace { into, from } => {
                 let (into, from) = (into.as_chunks_mut::<N>().0, from.as_chunks::<N>().0);
                 for (a, b) in into.iter_mut().zip(from) {
@@ -235,6 +323,44 @@ mod tests {
                         Reduction::Max => store(dtype, a.max(b)),
                     };
                     assert_eq!(found, wanted, "{dtype} {reduction} {i}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn everyone_gets_the_result_in_the_order_that_was_asked_for() {
+        let value = |rank: usize, i: usize| ((rank * 7919 + i * 104_729) % 1000) as f32 * 0.1 + 1e-3;
+        let elements = 5000;
+        for dtype in TYPES {
+            let size = dtype.size() as usize;
+            let rounded = |a, b| load(dtype, &store(dtype, a + b));
+            for ranks in 1..=9 {
+                let part = |r| (0..elements).flat_map(move |i| store(dtype, value(r, i))).collect();
+                let parts: Vec<Vec<u8>> = (0..ranks).map(part).collect();
+                for sequence in (0..ranks).map(Sequence::Backwards).chain([Sequence::Canonical]) {
+                    let wanted: Vec<u8> = (0..elements * size)
+                        .step_by(size)
+                        .flat_map(|i| {
+                            let part = |r: usize| load(dtype, &parts[r][i..i + size]);
+                            let sum = match sequence {
+                                Sequence::Canonical => {
+                                    canonical_fold((0..ranks).map(part), rounded)
+                                }
+                                Sequence::Backwards(first) => {
+                                    let order = (0..ranks).map(|k| (first + ranks - k) % ranks);
+                                    order.map(part).reduce(rounded)
+                                }
+                            };
+                            store(dtype, sum.unwrap())
+                        })
+                        .collect();
+                    let mut found = parts.clone();
+                    let mut members: Vec<_> = found.iter_mut().map(Vec::as_mut_slice).collect();
+                    reduce_everywhere(dtype, Reduction::Sum, sequence, &mut members);
+                    for found in &found {
+                        assert_eq!(*found, wanted, "{dtype}, {ranks} ranks, {sequence:?}");
+                    }
                 }
             }
         }

@@ -18,7 +18,9 @@ pub mod barrier;
 pub mod collective;
 mod error;
 mod half_precision;
+mod inflow;
 pub mod launch;
+mod mailbox;
 pub mod point;
 pub mod process;
 mod recorder;
@@ -35,5 +37,7 @@ pub use error::CommError;
 pub use point::{Receiving, Sending};
 pub use recorder::{Entry, FlightRecorder, Way};
 pub use secret::Secret;
-pub use shm::window::{SharedBuffer, Window};
-pub use transport::{Header, Lending, Lent, Payload, Progress, Purpose, Tag, Transport, finish};
+pub use shm::window::{Loan, SharedBuffer, Window};
+pub use transport::{
+    Header, Lending, Lent, Piece, Progress, Purpose, Tag, Taken, Transport, Visit, finish,
+};

@@ -1,7 +1,7 @@
 //! Messages from one rank to another, outside any collective.
 
 use crate::error::CommError;
-use crate::transport::{Header, Payload, Progress, Purpose, Tag, Transport, finish};
+use crate::transport::{Header, Progress, Purpose, Tag, Taken, Transport, finish};
 use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 use std::time::Duration;
@@ -37,10 +37,7 @@ impl Sending {
         data: &[u8],
     ) -> Result<Progress, CommError> {
         if !self.sent {
-            let mut buffer = transport.take_buffer(data.len());
-            buffer.extend_from_slice(data);
-            let header = header(self.tag, dtype, data.len());
-            transport.send(self.to, self.tag, Payload { header, data: buffer })?;
+            transport.send(self.to, &header(self.tag, dtype, data.len()), &[data])?;
             self.sent = true;
         }
         Ok(Progress::Done)
@@ -52,16 +49,17 @@ impl Sending {
 pub struct Receiving {
     from: Rank,
     tag: Tag,
+    arrived: usize,
     received: bool,
 }
 
 impl Receiving {
     /// Expects a message.
     pub const fn start(from: Rank, tag: Tag) -> Self {
-        Self { from, tag, received: false }
+        Self { from, tag, arrived: 0, received: false }
     }
 
-    /// Takes the message in if it is there; the buffer must have exactly its size.
+    /// Takes in what is there of the message; the buffer must have exactly its size.
     pub fn progress(
         &mut self,
         transport: &mut dyn Transport,
@@ -80,19 +78,24 @@ impl Receiving {
         if self.received {
             return Ok(Progress::Done);
         }
-        let Some(payload) = transport.try_recv(self.from, self.tag)? else {
-            return Ok(Progress::Pending { on: self.from, step: 0 });
-        };
         let (rank, peer) = (transport.rank(), self.from);
-        header(self.tag, dtype, data.len()).check(rank, peer, &payload.header)?;
-        if payload.data.len() != data.len() {
-            let (expected, found) = (data.len() as u64, payload.data.len() as u64);
-            return Err(CommError::Length { rank, peer, expected, found });
+        let expected = header(self.tag, dtype, data.len());
+        let arrived = &mut self.arrived;
+        let taken = transport.try_take(peer, self.tag, &mut |found, piece| {
+            expected.check(rank, peer, found)?;
+            if piece.total != data.len() {
+                let (expected, found) = (data.len() as u64, piece.total as u64);
+                return Err(CommError::Length { rank, peer, expected, found });
+            }
+            *arrived = piece.at + piece.bytes.len();
+            data[piece.at..*arrived].copy_from_slice(piece.bytes);
+            Ok(())
+        })?;
+        if taken == Taken::Whole {
+            self.received = true;
+            return Ok(Progress::Done);
         }
-        data.copy_from_slice(&payload.data);
-        transport.recycle(payload.data);
-        self.received = true;
-        Ok(Progress::Done)
+        Ok(Progress::Pending { on: peer, step: 0, moved: self.arrived as u64 })
     }
 }
 

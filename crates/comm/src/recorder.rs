@@ -47,8 +47,9 @@ impl FlightRecorder {
         Self { began: Instant::now(), entries, count: 0, awaited: None }
     }
 
-    pub(crate) fn record(&mut self, way: Way, peer: Rank, header: Header, bytes: usize) {
-        let entry = Entry { at: self.began.elapsed(), way, peer, header, bytes: bytes as u64 };
+    pub(crate) fn record(&mut self, way: Way, peer: Rank, header: &Header, bytes: usize) {
+        let at = self.began.elapsed();
+        let entry = Entry { at, way, peer, header: *header, bytes: bytes as u64 };
         let place = (self.count % Self::CAPACITY as u64) as usize;
         match self.entries.get_mut(place) {
             Some(old) => *old = entry,
@@ -117,7 +118,7 @@ mod tests {
         for i in 0..1000 {
             let header =
                 Header { tag: Tag::new(1, i), purpose: Purpose::Barrier { ranks: 2 }, round: 0 };
-            recorder.record(Way::Sent, Rank(i), header, 8);
+            recorder.record(Way::Sent, Rank(i), &header, 8);
         }
         let kept: Vec<u32> = recorder.entries().map(|entry| entry.peer.0).collect();
         assert_eq!(kept, (744..1000).collect::<Vec<_>>());

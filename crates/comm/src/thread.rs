@@ -1,7 +1,7 @@
 //! Ranks that are threads of one process.
 
 use crate::error::CommError;
-use crate::transport::{Payload, Tag, Transport};
+use crate::transport::{Header, Piece, Tag, Taken, Transport, Visit};
 use paceline_plan::ids::Rank;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,7 +36,7 @@ pub struct ThreadTransport {
 struct World {
     ranks: Vec<RankState>,
     failure: OnceLock<CommError>,
-    /// Buffers of used payloads: what one rank receives another will want to send.
+    /// Buffers of used messages: what one rank receives another will want to send.
     spare: Mutex<Vec<Vec<u8>>>,
 }
 
@@ -50,7 +50,7 @@ struct RankState {
 #[derive(Debug, Default)]
 struct Mail {
     /// By sender and channel, oldest first.
-    queues: HashMap<(Rank, u32), VecDeque<Payload>>,
+    queues: HashMap<(Rank, u32), VecDeque<(Header, Vec<u8>)>>,
     /// Counts everything that is worth waking up for.
     events: u64,
 }
@@ -79,9 +79,28 @@ impl World {
         }
     }
 
-    /// How many spare buffers are worth keeping: a few for every rank.
-    fn spare_limit(&self) -> usize {
-        4 * self.ranks.len()
+    /// An empty buffer with room for so many bytes; a used one where there is one.
+    fn buffer(&self, bytes: usize) -> Vec<u8> {
+        let mut spare = lock(&self.spare);
+        // The smallest that suffices, or else the largest, which then needs the least to grow.
+        let fitting = |(_, buffer): &(usize, &Vec<u8>)| {
+            let capacity = buffer.capacity();
+            if capacity >= bytes { (0, capacity) } else { (1, usize::MAX - capacity) }
+        };
+        let index = spare.iter().enumerate().min_by_key(fitting).map(|(index, _)| index);
+        let mut buffer = index.map(|index| spare.swap_remove(index)).unwrap_or_default();
+        drop(spare);
+        buffer.clear();
+        buffer.reserve_exact(bytes);
+        buffer
+    }
+
+    /// Keeps the buffer of a used message, a few for every rank.
+    fn recycle(&self, buffer: Vec<u8>) {
+        let mut spare = lock(&self.spare);
+        if buffer.capacity() > 0 && spare.len() < 4 * self.ranks.len() {
+            spare.push(buffer);
+        }
     }
 }
 
@@ -94,28 +113,43 @@ impl Transport for ThreadTransport {
         self.world.ranks.len() as u32
     }
 
-    fn send(&mut self, to: Rank, tag: Tag, payload: Payload) -> Result<(), CommError> {
+    fn send(&mut self, to: Rank, header: &Header, data: &[&[u8]]) -> Result<(), CommError> {
         self.world.check()?;
         let receiver = self.world.state(to)?;
         if receiver.departed.load(Ordering::Acquire) {
             return Err(CommError::Departed { rank: self.rank, peer: to });
         }
+        let mut message = self.world.buffer(data.iter().map(|piece| piece.len()).sum());
+        data.iter().for_each(|piece| message.extend_from_slice(piece));
         let mut mail = lock(&receiver.mail);
-        mail.queues.entry((self.rank, tag.channel())).or_default().push_back(payload);
+        let key = (self.rank, header.tag.channel());
+        mail.queues.entry(key).or_default().push_back((*header, message));
         mail.events += 1;
         drop(mail);
         receiver.arrived.notify_one();
         Ok(())
     }
 
-    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<Payload>, CommError> {
+    fn try_take(
+        &mut self,
+        from: Rank,
+        tag: Tag,
+        visit: &mut Visit<'_>,
+    ) -> Result<Taken, CommError> {
         self.world.check()?;
         // Read before the queue: whatever the sender sent before it left is in the queue by then.
         let departed = self.world.state(from)?.departed.load(Ordering::Acquire);
         let mut mail = lock(&self.world.state(self.rank)?.mail);
-        match mail.queues.get_mut(&(from, tag.channel())).and_then(VecDeque::pop_front) {
+        let message = mail.queues.get_mut(&(from, tag.channel())).and_then(VecDeque::pop_front);
+        drop(mail);
+        match message {
             None if departed => Err(CommError::Departed { rank: self.rank, peer: from }),
-            payload => Ok(payload),
+            None => Ok(Taken::Nothing),
+            Some((header, data)) => {
+                visit(&header, Piece { total: data.len(), at: 0, bytes: &data })?;
+                self.world.recycle(data);
+                Ok(Taken::Whole)
+            }
         }
     }
 
@@ -134,28 +168,6 @@ impl Transport for ThreadTransport {
 
     fn abort(&mut self, reason: &str) {
         self.world.fail(self.rank, reason);
-    }
-
-    fn take_buffer(&mut self, bytes: usize) -> Vec<u8> {
-        let mut spare = lock(&self.world.spare);
-        // The smallest that suffices, or else the largest, which then needs the least to grow.
-        let fitting = |(_, buffer): &(usize, &Vec<u8>)| {
-            let capacity = buffer.capacity();
-            if capacity >= bytes { (0, capacity) } else { (1, usize::MAX - capacity) }
-        };
-        let index = spare.iter().enumerate().min_by_key(fitting).map(|(index, _)| index);
-        let mut buffer = index.map(|index| spare.swap_remove(index)).unwrap_or_default();
-        drop(spare);
-        buffer.clear();
-        buffer.reserve_exact(bytes);
-        buffer
-    }
-
-    fn recycle(&mut self, buffer: Vec<u8>) {
-        let mut spare = lock(&self.world.spare);
-        if buffer.capacity() > 0 && spare.len() < self.world.spare_limit() {
-            spare.push(buffer);
-        }
     }
 }
 
@@ -180,13 +192,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::{Header, Purpose};
+    use crate::transport::Purpose;
     use paceline_plan::dtype::DType;
 
-    fn message(tag: Tag, value: u8) -> Payload {
+    fn send(transport: &mut ThreadTransport, to: Rank, tag: Tag, value: u8) -> Result<(), CommError> {
         let purpose = Purpose::PointToPoint { elements: 1, dtype: DType::U8 };
-        let header = Header { tag, purpose, round: 0 };
-        Payload { header, data: vec![value] }
+        transport.send(to, &Header { tag, purpose, round: 0 }, &[&[value]])
+    }
+
+    fn take(
+        transport: &mut ThreadTransport,
+        from: Rank,
+        tag: Tag,
+    ) -> Result<Option<(Tag, u8)>, CommError> {
+        let mut found = None;
+        transport.try_take(from, tag, &mut |header, piece| {
+            found = Some((header.tag, piece.bytes[0]));
+            Ok(())
+        })?;
+        Ok(found)
     }
 
     fn pair() -> (ThreadTransport, ThreadTransport) {
@@ -198,10 +222,10 @@ mod tests {
     fn channels_do_not_mix_and_keep_their_order() {
         let (mut a, mut b) = pair();
         let (x, y) = (Tag::new(1, 0), Tag::new(2, 0));
-        a.send(Rank(1), x, message(x, 1)).unwrap();
-        a.send(Rank(1), y, message(y, 2)).unwrap();
-        a.send(Rank(1), x.next(), message(x.next(), 3)).unwrap();
-        let mut take = |tag| b.try_recv(Rank(0), tag).unwrap().map(|p| (p.header.tag, p.data[0]));
+        send(&mut a, Rank(1), x, 1).unwrap();
+        send(&mut a, Rank(1), y, 2).unwrap();
+        send(&mut a, Rank(1), x.next(), 3).unwrap();
+        let mut take = |tag| take(&mut b, Rank(0), tag).unwrap();
         assert_eq!(take(y), Some((y, 2)));
         assert_eq!(take(y), None);
         assert_eq!(take(x), Some((x, 1)));
@@ -216,20 +240,20 @@ mod tests {
         let failed = CommError::Failed { rank: Rank(0), reason: "out of memory".into() };
         let tag = Tag::new(0, 0);
         assert_eq!(b.wait(Duration::from_secs(60)), Err(failed.clone()));
-        assert_eq!(b.try_recv(Rank(0), tag), Err(failed.clone()));
-        assert_eq!(b.send(Rank(0), tag, message(tag, 0)), Err(failed));
+        assert_eq!(take(&mut b, Rank(0), tag), Err(failed.clone()));
+        assert_eq!(send(&mut b, Rank(0), tag, 0), Err(failed));
     }
 
     #[test]
     fn messages_outlive_their_sender_but_waiting_for_it_does_not() {
         let (mut a, mut b) = pair();
         let tag = Tag::new(0, 0);
-        a.send(Rank(1), tag, message(tag, 1)).unwrap();
+        send(&mut a, Rank(1), tag, 1).unwrap();
         drop(a);
-        assert!(b.try_recv(Rank(0), tag).unwrap().is_some());
+        assert!(take(&mut b, Rank(0), tag).unwrap().is_some());
         let departed = CommError::Departed { rank: Rank(1), peer: Rank(0) };
-        assert_eq!(b.try_recv(Rank(0), tag), Err(departed.clone()));
-        assert_eq!(b.send(Rank(0), tag, message(tag, 0)), Err(departed));
+        assert_eq!(take(&mut b, Rank(0), tag), Err(departed.clone()));
+        assert_eq!(send(&mut b, Rank(0), tag, 0), Err(departed));
     }
 
     #[test]
@@ -237,10 +261,10 @@ mod tests {
         let (mut a, mut b) = pair();
         b.wait(Duration::from_millis(1)).unwrap();
         let tag = Tag::new(0, 0);
-        a.send(Rank(1), tag, message(tag, 1)).unwrap();
+        send(&mut a, Rank(1), tag, 1).unwrap();
         // The message came before the wait: an hour would show if it were missed.
         b.wait(Duration::from_secs(3600)).unwrap();
-        assert!(b.try_recv(Rank(0), tag).unwrap().is_some());
+        assert!(take(&mut b, Rank(0), tag).unwrap().is_some());
     }
 
     #[test]
@@ -248,17 +272,17 @@ mod tests {
         let (mut a, _b) = pair();
         let tag = Tag::new(0, 0);
         let refused = CommError::NoSuchRank { rank: Rank(2), world: 2 };
-        assert_eq!(a.send(Rank(2), tag, message(tag, 0)), Err(refused.clone()));
-        assert_eq!(a.try_recv(Rank(2), tag), Err(refused));
+        assert_eq!(send(&mut a, Rank(2), tag, 0), Err(refused.clone()));
+        assert_eq!(take(&mut a, Rank(2), tag), Err(refused));
     }
 
     #[test]
     fn buffers_are_reused_by_size() {
-        let (mut a, mut b) = pair();
-        a.recycle(Vec::with_capacity(100));
-        a.recycle(Vec::with_capacity(10));
-        assert_eq!(b.take_buffer(5).capacity(), 10);
-        assert_eq!(b.take_buffer(5).capacity(), 100);
-        assert_eq!(b.take_buffer(5).capacity(), 5);
+        let (a, b) = pair();
+        a.world.recycle(Vec::with_capacity(100));
+        a.world.recycle(Vec::with_capacity(10));
+        assert_eq!(b.world.buffer(5).capacity(), 10);
+        assert_eq!(b.world.buffer(5).capacity(), 100);
+        assert_eq!(b.world.buffer(5).capacity(), 5);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::collective::CollectiveSpec;
 use crate::error::CommError;
-use crate::shm::window::{SharedBuffer, Window};
+use crate::shm::window::{Loan, SharedBuffer, Window};
 use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 use std::fmt;
@@ -19,15 +19,56 @@ pub trait Transport: Send {
     /// How many ranks there are.
     fn world(&self) -> u32;
 
-    /// Hands a message over. Never blocks: the transport keeps what the receiver does not want yet.
-    fn send(&mut self, to: Rank, tag: Tag, payload: Payload) -> Result<(), CommError>;
+    /// Hands a message over, whose bytes lie in several pieces. Never blocks: the transport keeps a
+    /// copy of what the wire does not take yet.
+    fn send(&mut self, to: Rank, header: &Header, data: &[&[u8]]) -> Result<(), CommError>;
 
-    /// The next message from a rank on the tag's channel, if it is there. Its sequence number may
-    /// be another than the tag's; then the two ranks disagree, and [`Header::check`] says how.
-    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<Payload>, CommError>;
+    /// Hands over as much of a message as the wire takes now, copying nothing that it does not.
+    /// `gone` is what the last call for this message returned, none before the first; it is also
+    /// none if the wire is still busy with another message.
+    ///
+    /// A message that has begun must be gone on with until it has gone, or be
+    /// [finished](Self::finish_send), before others to the same rank can begin.
+    fn try_send(
+        &mut self,
+        to: Rank,
+        header: &Header,
+        data: &[&[u8]],
+        gone: Option<usize>,
+    ) -> Result<Option<usize>, CommError> {
+        debug_assert!(gone.is_none(), "a message that goes at once needs no second call");
+        self.send(to, header, data)?;
+        Ok(Some(data.iter().map(|piece| piece.len()).sum()))
+    }
 
-    /// Parks the thread until something may have arrived since the last call, or for that long.
-    /// Returning is no promise that anything did.
+    /// Hands over what is left of a message that [`try_send`](Self::try_send) has begun, or would
+    /// have; the transport keeps a copy of what the wire does not take yet.
+    fn finish_send(
+        &mut self,
+        to: Rank,
+        header: &Header,
+        data: &[&[u8]],
+        gone: Option<usize>,
+    ) -> Result<(), CommError> {
+        debug_assert!(gone.is_none(), "a message that goes at once is never left over");
+        self.send(to, header, data)
+    }
+
+    /// Shows what has arrived of the next message from a rank on the tag's channel. Its sequence
+    /// number may be another than the tag's; then the two ranks disagree, and [`Header::check`] says
+    /// how.
+    ///
+    /// Every byte is shown once, in order, and is gone after that; an empty message is shown as one
+    /// empty piece.
+    fn try_take(
+        &mut self,
+        from: Rank,
+        tag: Tag,
+        visit: &mut Visit<'_>,
+    ) -> Result<Taken, CommError>;
+
+    /// Parks the thread until something may have arrived of what was asked for and not there, or
+    /// something may go that did not, or for that long. Returning is no promise that anything did.
     fn wait(&mut self, at_most: Duration) -> Result<(), CommError>;
 
     /// Tells every rank that this one cannot go on. The first failure is the one that counts.
@@ -38,10 +79,37 @@ pub trait Transport: Send {
         false
     }
 
+    /// Whether this rank and that one can map each other's [`SharedBuffer`]s. Of ranks that can,
+    /// any two can.
+    fn is_neighbour(&self, _rank: Rank) -> bool {
+        false
+    }
+
     /// Memory for vectors that neighbours can read in place, zero at first; none where there are no
     /// such neighbours. Read-reduce on vectors elsewhere copies them once more.
     fn neighbourly_memory(&mut self, _bytes: usize) -> Result<Option<SharedBuffer>, CommError> {
         Ok(None)
+    }
+
+    /// Where neighbours find these bytes, if they lie in such memory.
+    fn locate(&self, _bytes: &[u8]) -> Option<Loan> {
+        None
+    }
+
+    /// What a neighbour has located; none if this rank cannot reach any neighbour's memory.
+    fn open(&mut self, _loan: &Loan) -> Result<Option<Window>, CommError> {
+        Ok(None)
+    }
+
+    /// A piece of neighbourly memory of so many bytes to work in for a while; one that was given
+    /// back where there is one.
+    fn take_stage(&mut self, bytes: usize) -> Result<Option<SharedBuffer>, CommError> {
+        self.neighbourly_memory(bytes)
+    }
+
+    /// Takes a stage back.
+    fn give_stage_back(&mut self, stage: SharedBuffer) {
+        drop(stage);
     }
 
     /// Lets a rank read bytes where they lie, if both can reach them, and sends them if not. What is
@@ -62,16 +130,31 @@ pub trait Transport: Send {
     fn try_borrow(&mut self, _from: Rank, _tag: Tag) -> Result<Option<(Header, Lent)>, CommError> {
         Ok(None)
     }
+}
 
-    /// An empty buffer for a payload, with room for so many bytes; a used one where there is one.
-    fn take_buffer(&mut self, bytes: usize) -> Vec<u8> {
-        Vec::with_capacity(bytes)
-    }
+/// What looks at a message as it comes in.
+pub type Visit<'v> = dyn FnMut(&Header, Piece<'_>) -> Result<(), CommError> + 'v;
 
-    /// Takes the buffer of a used payload back.
-    fn recycle(&mut self, buffer: Vec<u8>) {
-        drop(buffer);
-    }
+/// A part of a message. All but the last end at a multiple of 64 bytes from the beginning.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'p> {
+    /// How many bytes the whole message has.
+    pub total: usize,
+    /// How many stand before this piece.
+    pub at: usize,
+    /// The elements, as they lie in the sender's memory. All ranks have the same byte order.
+    pub bytes: &'p [u8],
+}
+
+/// What was there of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// Nothing new.
+    Nothing,
+    /// Some of it, and more is to come.
+    Part,
+    /// All of it, now or in earlier calls.
+    Whole,
 }
 
 /// How bytes were lent.
@@ -144,15 +227,6 @@ impl fmt::Display for Tag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "channel {}, operation {}", self.channel(), self.sequence())
     }
-}
-
-/// A message: what it is for, and its bytes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Payload {
-    /// What the sender is doing.
-    pub header: Header,
-    /// The elements, as they lie in the sender's memory. All ranks have the same byte order.
-    pub data: Vec<u8>,
 }
 
 /// What a sender is doing, so that a receiver can tell whether it is doing the same.
@@ -241,12 +315,14 @@ impl fmt::Display for Purpose {
 pub enum Progress {
     /// Nothing is left to do.
     Done,
-    /// A message is not there yet. The same value twice means that nothing has moved in between.
+    /// A message is not there yet, or not gone. The same value twice means that nothing has moved in between.
     Pending {
         /// Whose message it is.
         on: Rank,
         /// Which of the operation's steps waits for it.
         step: usize,
+        /// How many bytes have moved so far.
+        moved: u64,
     },
 }
 

@@ -1,11 +1,10 @@
-//! The second thread of a rank: sockets, signs of life, and what did not fit.
+//! The second thread of a rank: signs of life, and what did not fit.
 
-use super::link::{Connection, Link, Socket};
-use super::{Common, lock};
+use super::Common;
+use super::link::{Connection, Link};
 use crate::error::CommError;
 use crate::rendezvous::control::{Control, Hangup, Line, Member};
 use crate::rendezvous::door::timespec;
-use crate::wire::{Assembler, Incoming};
 use paceline_plan::ids::Rank;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{ErrorKind, Read};
@@ -22,32 +21,8 @@ pub(super) struct Attendant {
     /// The rank in whose process the hub runs.
     pub(super) hub: Option<Rank>,
     pub(super) detection: Duration,
-    pub(super) receivers: Vec<Receiver>,
     /// Whether the hub knows of the failure, because it said so.
     pub(super) told: bool,
-}
-
-/// The receiving half of one connection.
-pub(super) struct Receiver {
-    pub(super) peer: Rank,
-    pub(super) index: usize,
-    assembler: Assembler,
-    state: State,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    Open,
-    /// The peer said goodbye.
-    Ended,
-    /// The connection broke, at this time.
-    Broken(Instant),
-}
-
-impl Receiver {
-    pub(super) fn new(peer: Rank, index: usize) -> Self {
-        Self { peer, index, assembler: Assembler::default(), state: State::Open }
-    }
 }
 
 /// The state of the line to the hub.
@@ -93,10 +68,11 @@ impl Attendant {
             let out = if self.line.is_behind() { PollFlags::OUT } else { PollFlags::empty() };
             watched.push(PollFd::new(self.line.stream(), PollFlags::IN | out));
         }
-        for receiver in self.receivers.iter() {
-            let Some(connection) = connection(&self.common, receiver) else { continue };
+        let others = watched.len();
+        let listening = self.common.listening.load(Ordering::Acquire);
+        for (_, connection) in connections(&self.common) {
             let mut wanted = PollFlags::empty();
-            if receiver.state == State::Open {
+            if listening && !connection.is_broken() && !connection.ended.load(Ordering::Acquire) {
                 wanted |= PollFlags::IN;
             }
             if connection.is_behind() {
@@ -107,23 +83,22 @@ impl Attendant {
             }
         }
         let _ = poll(&mut watched, Some(&timespec(at_most)));
+        let arrived = |fd: &PollFd<'_>| {
+            fd.revents().intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR)
+        };
+        if listening && watched[others..].iter().any(arrived) {
+            self.common.listening.store(false, Ordering::Release);
+            self.common.bell.ring();
+        }
         let _ = rustix::io::read(&self.common.wake, &mut [0u8; 8]);
     }
 
-    /// Reads and writes whatever can be without waiting.
+    /// Writes whatever can be without waiting.
     fn move_data(&mut self) {
         if let Err(cause) = self.common.flush_shared() {
             self.common.fail(cause);
         }
-        for receiver in &mut self.receivers {
-            let Some(connection) = connection(&self.common, receiver) else { continue };
-            for buffer in connection.flush().done {
-                self.common.recycle(buffer);
-            }
-            if receiver.state == State::Open {
-                receive(&self.common, connection, receiver);
-            }
-        }
+        connections(&self.common).for_each(|(_, connection)| connection.flush());
     }
 
     fn hear(&mut self, hearing: &mut Hearing, now: Instant) {
@@ -164,12 +139,13 @@ impl Attendant {
     /// A connection that breaks is the hub's to explain, which knows whether the rank is dead; only
     /// if it has no explanation in time, this rank finds its own.
     fn look_for_broken_connections(&self, now: Instant) {
-        for receiver in &self.receivers {
-            if let State::Broken(since) = receiver.state
-                && now - since > self.detection
+        for (peer, connection) in connections(&self.common) {
+            if let Some(since) = connection.broken()
+                && !connection.ended.load(Ordering::Acquire)
+                && now.saturating_duration_since(since) > self.detection
             {
                 let how = format!("is cut off from rank {}", self.common.rank);
-                self.common.fail(self.lost(receiver.peer, how, now - since));
+                self.common.fail(self.lost(peer, how, now - since));
             }
         }
     }
@@ -179,7 +155,7 @@ impl Attendant {
         let end = Instant::now() + self.detection;
         let own_failure = self.common.abort.get().cloned();
         if self.common.failure.get().is_none() {
-            sockets(&self.common).for_each(Socket::say_goodbye);
+            connections(&self.common).for_each(|(_, connection)| connection.say_goodbye());
             while self.is_behind() && self.common.failure.get().is_none() && Instant::now() < end {
                 let hearing = Hearing { last: Instant::now(), over: true };
                 self.sleep(Duration::from_millis(1), &hearing);
@@ -189,9 +165,8 @@ impl Attendant {
         // After a failure nobody is told that this rank has left: that would only hide the cause.
         if self.common.failure.get().is_none() {
             self.common.bell.depart();
-            let connections = sockets(&self.common).flat_map(|socket| &socket.connections);
-            connections.for_each(|connection| drop(connection.stream.shutdown(Shutdown::Write)));
             self.common.shared().for_each(|link| link.bell().ring());
+            self.part();
         }
         let _ = match (own_failure, self.common.failure.get().filter(|_| !self.told)) {
             (Some(reason), _) => self.line.say(&Control::Abort { reason }),
@@ -207,67 +182,49 @@ impl Attendant {
         self.common.bell.ring();
     }
 
-    fn is_behind(&self) -> bool {
-        self.common.behind.load(Ordering::Acquire) > 0
-            || sockets(&self.common)
-                .any(|socket| socket.connections.iter().any(Connection::is_behind))
-    }
-}
-
-fn sockets(common: &Common) -> impl Iterator<Item = &Socket> {
-    common.links.iter().filter_map(|link| match link {
-        Link::Socket(socket) => Some(socket),
-        Link::Own | Link::Shared(_) => None,
-    })
-}
-
-fn connection<'c>(common: &'c Common, receiver: &Receiver) -> Option<&'c Connection> {
-    match common.links.get(receiver.peer.index()) {
-        Some(Link::Socket(socket)) => socket.connections.get(receiver.index),
-        _ => None,
-    }
-}
-
-/// Reads what one connection has, up to a bound that lets others have a turn.
-fn receive(common: &Common, connection: &Connection, receiver: &mut Receiver) {
-    const TURN: usize = 4 << 20;
-    let Receiver { peer, assembler, state, .. } = receiver;
-    let mut read = 0;
-    while read < TURN {
-        match (&connection.stream).read(assembler.space()) {
-            Ok(0) => {
-                *state = State::Broken(Instant::now());
-                break;
-            }
-            Ok(n) => {
-                read += n;
-                match assembler.advance(n, &mut |bytes| common.spare_buffer(bytes)) {
-                    Ok(None) => {}
-                    Ok(Some(Incoming::Message(payload))) => {
-                        let key = (*peer, payload.header.tag.channel());
-                        lock(&common.mail).entry(key).or_default().push_back(payload);
-                        common.bell.ring();
-                    }
-                    Ok(Some(Incoming::Goodbye)) => {
-                        *state = State::Ended;
-                        if let Some(Link::Socket(socket)) = common.links.get(peer.index()) {
-                            socket.ended.fetch_add(1, Ordering::AcqRel);
-                        }
-                        common.bell.ring();
-                        break;
-                    }
-                    Err(error) => {
-                        let reason = format!("rank {} cannot read it: {error}", common.rank);
-                        return common.fail(CommError::Failed { rank: *peer, reason });
-                    }
+    /// Ends the connections. A socket that is closed with something unread in it takes back what it
+    /// sent and the peer has not read, so everything is read first, for as long as peers stay that
+    /// may be about to leave too.
+    fn part(&self) {
+        let open = |connection: &Connection| !connection.is_broken();
+        for (_, connection) in connections(&self.common) {
+            let _ = connection.stream.shutdown(Shutdown::Write);
+        }
+        let end = Instant::now() + self.detection.min(Duration::from_secs(1));
+        let mut rest = vec![0; 64 << 10];
+        while Instant::now() < end {
+            let mut watched = Vec::new();
+            for (_, connection) in connections(&self.common).filter(|(_, c)| open(c)) {
+                match (&connection.stream).read(&mut rest) {
+                    Ok(0) => connection.mark_broken(),
+                    Ok(_) => {}
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(_) => connection.mark_broken(),
                 }
+                watched.push(PollFd::new(&connection.stream, PollFlags::IN));
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(_) => {
-                *state = State::Broken(Instant::now());
+            if watched.is_empty() {
                 break;
             }
+            let left = end.saturating_duration_since(Instant::now());
+            let _ = poll(&mut watched, Some(&timespec(left)));
         }
     }
+
+    fn is_behind(&self) -> bool {
+        self.common.behind.load(Ordering::Acquire) > 0
+            || connections(&self.common).any(|(_, connection)| connection.is_behind())
+    }
+}
+
+/// All connections, each with the rank at its other end.
+fn connections(common: &Common) -> impl Iterator<Item = (Rank, &Connection)> {
+    (0..).map(Rank).zip(&common.links).flat_map(|(peer, link)| {
+        let connections = match link {
+            Link::Sockets(connections) => connections.as_slice(),
+            Link::Own | Link::Shared(_) => &[],
+        };
+        connections.iter().map(move |connection| (peer, connection))
+    })
 }

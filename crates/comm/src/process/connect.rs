@@ -1,8 +1,9 @@
 //! From a place in a job to a transport.
 
-use super::attendant::{Attendant, Receiver};
-use super::link::{Link, SharedMemory, Socket};
-use super::{Common, ProcessTransport};
+use super::attendant::Attendant;
+use super::link::{Connection, Link, SharedMemory};
+use super::waiting::{Interest, Manners};
+use super::{Arrivals, Common, ProcessTransport};
 use crate::error::CommError;
 use crate::recorder::FlightRecorder;
 use crate::rendezvous::control::{Control, Hangup, Line, Member};
@@ -12,7 +13,7 @@ use crate::secret::Secret;
 use crate::shm::inbox::{Inbox, Layout, Outbox};
 use paceline_plan::ids::Rank;
 use rustix::event::EventfdFlags;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -117,34 +118,38 @@ pub fn connect(options: &ProcessOptions) -> Result<ProcessTransport, CommError> 
     get_ready(&mut line, deadline)?;
     // All neighbours have mapped the segment by now: nothing needs to find it any more.
     drop(segment);
-    let neighbours = links.iter().filter(|link| matches!(link, Link::Shared(_))).count();
+    let event = || {
+        rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| problem(format!("cannot make an event descriptor: {error}")))
+    };
+    let arrivals = links.iter().map(Arrivals::new).collect();
     let common = Arc::new(Common {
         rank: options.rank,
         links,
-        mail: Mutex::new(HashMap::new()),
         bell: inbox.bell(),
         failure: OnceLock::new(),
         abort: OnceLock::new(),
         leaving: AtomicBool::new(false),
-        wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| problem(format!("cannot make an event descriptor: {error}")))?,
+        wake: event()?,
+        alarm: event()?,
+        listening: AtomicBool::new(false),
         behind: AtomicUsize::new(0),
         recorder: Mutex::new(FlightRecorder::new()),
-        spare: Mutex::new(Vec::new()),
     });
+    let own = &members[options.rank.index()].neighbourhood;
+    let here = members.iter().filter(|member| member.neighbourhood == *own).count();
     let attendant = attend(options, &common, line, members, hub_rank)?;
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-    let spin = if neighbours < cores { Duration::from_micros(50) } else { Duration::ZERO };
-    let assemblers = (0..options.world).map(|_| Default::default()).collect();
     Ok(ProcessTransport {
         seen: common.bell.count(),
         common,
         inbox,
-        assemblers,
-        arrived: HashMap::new(),
-        spin,
+        arrivals,
+        interest: Interest::default(),
+        manners: Manners::among(here, cores),
         sites: Vec::new(),
         windows: Default::default(),
+        stages: Vec::new(),
         attendant: Some(attendant),
         hub,
         detection: options.detection,
@@ -157,8 +162,8 @@ fn check(options: &ProcessOptions) -> Result<(), CommError> {
         format!("rank {rank} is not one of {world} ranks")
     } else if !(1..=64).contains(&connections) {
         format!("{connections} connections between two ranks; from 1 to 64 are possible")
-    } else if !(4096..=1 << 30).contains(&ring) {
-        format!("a ring of {ring} bytes; from 4096 to {} are possible", 1 << 30)
+    } else if !(4096..=1 << 30).contains(&ring) || !ring.is_multiple_of(4096) {
+        format!("a ring of {ring} bytes; multiples of 4096 up to {} are possible", 1 << 30)
     } else if options.detection < Duration::from_millis(50) {
         format!("a detection bound of {:?}; at least 50 ms are needed", options.detection)
     } else {
@@ -256,7 +261,7 @@ fn links(
             return Ok(Link::Own);
         }
         if let Some(streams) = streams.remove(&member.rank) {
-            return Ok(Link::Socket(Socket::new(streams.into_values().collect())));
+            return Ok(Link::Sockets(streams.into_values().map(Connection::new).collect()));
         }
         let outbox = Outbox::open(&member.segment, &member.mark, layout, options.rank.0)?;
         Ok(Link::Shared(SharedMemory::new(outbox)))
@@ -339,20 +344,12 @@ fn attend(
     members: Vec<Member>,
     hub: Option<Rank>,
 ) -> Result<std::thread::JoinHandle<()>, CommError> {
-    let receivers = (0..).map(Rank).zip(&common.links).flat_map(|(peer, link)| {
-        let connections = match link {
-            Link::Socket(socket) => socket.connections.len(),
-            Link::Own | Link::Shared(_) => 0,
-        };
-        (0..connections).map(move |index| Receiver::new(peer, index))
-    });
     let attendant = Attendant {
         common: Arc::clone(common),
         line,
         members,
         hub,
         detection: options.detection,
-        receivers: receivers.collect(),
         told: false,
     };
     std::thread::Builder::new()

@@ -1,15 +1,20 @@
 //! The sending half of what joins two ranks.
+//!
+//! Both kinds of link do the same: what the wire takes now goes straight from where it lies, and
+//! only what must be promised and does not fit is copied, to wait in a queue that the rank's second
+//! thread empties too.
 
 use super::lock;
 use crate::error::CommError;
 use crate::shm::inbox::{Bell, Outbox};
-use crate::transport::{Payload, Tag};
-use crate::wire;
+use crate::transport::{Header, Tag};
+use crate::wire::{self, GRAIN, HEAD, padded};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, Write};
 use std::net::TcpStream;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::Instant;
 
 /// How messages get to a rank.
 #[derive(Debug)]
@@ -18,53 +23,71 @@ pub(super) enum Link {
     Own,
     /// Through its segment.
     Shared(SharedMemory),
-    /// Through sockets.
-    Socket(Socket),
+    /// Through sockets. A channel keeps to one of them, so that its order is kept.
+    Sockets(Vec<Connection>),
 }
 
-impl Link {
-    /// Whether the rank has left in peace; what it sent before may still have to be read.
-    pub(super) fn departed(&self) -> bool {
-        match self {
-            Self::Own => false,
-            Self::Shared(link) => link.bell.departed(),
-            Self::Socket(link) => link.departed(),
-        }
+/// A message on its way: what it is for, its pieces, and how much of it has gone.
+#[derive(Clone, Copy)]
+pub(super) struct Sending<'m> {
+    pub(super) header: &'m Header,
+    pub(super) data: &'m [&'m [u8]],
+    pub(super) gone: Option<usize>,
+}
+
+impl<'m> Sending<'m> {
+    fn total(&self) -> usize {
+        self.data.iter().map(|piece| piece.len()).sum()
+    }
+
+    /// What tells it from other messages to the same rank.
+    fn key(&self) -> Key {
+        (self.header.tag, self.header.round)
+    }
+
+    /// The pieces from some byte on.
+    fn rest(&self, mut skip: usize) -> impl Iterator<Item = &'m [u8]> {
+        self.data.iter().filter_map(move |piece| {
+            let skipped = skip.min(piece.len());
+            skip -= skipped;
+            Some(&piece[skipped..]).filter(|rest| !rest.is_empty())
+        })
+    }
+
+    /// All that is left of it, as one run of bytes.
+    fn remains(&self) -> Vec<u8> {
+        let total = self.total();
+        let mut bytes = match self.gone {
+            Some(_) => Vec::with_capacity(padded(total)),
+            None => wire::encode(self.header, total).to_vec(),
+        };
+        self.rest(self.gone.unwrap_or(0)).for_each(|piece| bytes.extend_from_slice(piece));
+        bytes.resize(bytes.len() + padded(total) - total, 0);
+        bytes
     }
 }
 
-/// A frame on its way out: its head, its payload, and how much of both has gone.
-#[derive(Debug)]
-struct Outgoing {
-    head: Vec<u8>,
-    data: Vec<u8>,
+type Key = (Tag, u32);
+
+/// Bytes that wait for the wire.
+#[derive(Debug, Default)]
+struct Waiting {
+    bytes: Vec<u8>,
     gone: usize,
 }
 
-impl Outgoing {
-    fn new(payload: Payload) -> Self {
-        let head = wire::encode(&payload.header, payload.data.len());
-        Self { head, data: payload.data, gone: 0 }
-    }
-
-    /// What is left of the head and of the payload.
-    fn rest(&self) -> (&[u8], &[u8]) {
-        let head = self.gone.min(self.head.len());
-        (&self.head[head..], &self.data[self.gone - head..])
-    }
-
+impl Waiting {
     fn is_done(&self) -> bool {
-        self.gone == self.head.len() + self.data.len()
+        self.gone == self.bytes.len()
     }
 }
 
-/// What became of messages through shared memory.
-pub(super) struct Pushed {
-    /// The buffers that are free again.
-    pub(super) done: Vec<Vec<u8>>,
-    /// Something is left over now and nothing was before.
+/// How a link stands after something was sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Change {
+    /// Something waits now and nothing did before.
     pub(super) fell_behind: bool,
-    /// Nothing is left over now and something was before.
+    /// Nothing waits now and something did before.
     pub(super) caught_up: bool,
 }
 
@@ -72,14 +95,26 @@ pub(super) struct Pushed {
 #[derive(Debug)]
 pub(super) struct SharedMemory {
     bell: Bell,
-    out: Mutex<(Outbox, VecDeque<Outgoing>)>,
+    out: Mutex<ToRing>,
     behind: AtomicBool,
 }
+
+#[derive(Debug)]
+struct ToRing {
+    outbox: Outbox,
+    queue: VecDeque<Waiting>,
+    /// The message that has begun and not ended.
+    begun: Option<Key>,
+}
+
+/// How much is put into a ring before the reader is shown it, so that both work at once.
+const SHOWN_AT_ONCE: usize = 64 << 10;
 
 impl SharedMemory {
     pub(super) fn new(outbox: Outbox) -> Self {
         let bell = outbox.bell();
-        Self { bell, out: Mutex::new((outbox, VecDeque::new())), behind: AtomicBool::new(false) }
+        let out = ToRing { outbox, queue: VecDeque::new(), begun: None };
+        Self { bell, out: Mutex::new(out), behind: AtomicBool::new(false) }
     }
 
     /// The neighbour's.
@@ -87,144 +122,299 @@ impl SharedMemory {
         &self.bell
     }
 
-    /// Whether something did not fit.
+    /// Whether something waits.
     pub(super) fn is_behind(&self) -> bool {
         self.behind.load(Ordering::Acquire)
     }
 
-    /// Sends as much as fits and keeps the rest.
-    pub(super) fn send(&self, payload: Payload) -> Result<Pushed, CommError> {
+    /// Whether there is room for more.
+    pub(super) fn has_room(&self) -> bool {
+        lock(&self.out).outbox.room(HEAD).is_ok_and(|room| room >= HEAD)
+    }
+
+    /// Sends what fits; how much of the message has gone.
+    pub(super) fn try_send(&self, message: Sending<'_>) -> Result<Option<usize>, CommError> {
         let mut out = lock(&self.out);
-        out.1.push_back(Outgoing::new(payload));
-        self.push(&mut out)
+        let gone = out.go_on(message)?;
+        if gone.is_none_or(|gone| gone < message.total()) {
+            // Room may have come just before the wish was noted: look once more.
+            out.outbox.wish();
+            return out.go_on(Sending { gone, ..message });
+        }
+        Ok(gone)
     }
 
-    /// Sends more.
-    pub(super) fn flush(&self) -> Result<Pushed, CommError> {
-        self.push(&mut lock(&self.out))
-    }
-
-    fn push(&self, out: &mut (Outbox, VecDeque<Outgoing>)) -> Result<Pushed, CommError> {
-        let (outbox, queue) = out;
-        let (mut done, mut moved, mut wished) = (Vec::new(), false, false);
-        while let Some(frame) = queue.front_mut() {
-            let (head, data) = frame.rest();
-            let mut put = outbox.push(head)?;
-            if put == head.len() {
-                put += outbox.push(data)?;
+    /// Sends what fits and keeps a copy of the rest.
+    pub(super) fn send(&self, message: Sending<'_>) -> Result<Change, CommError> {
+        let mut out = lock(&self.out);
+        let gone = out.go_on(message)?;
+        let left = Sending { gone, ..message };
+        if gone.is_none_or(|gone| gone < message.total()) {
+            let rest = Waiting { bytes: left.remains(), gone: 0 };
+            if gone.is_some() {
+                // It has begun, so it goes on before all others.
+                out.begun = None;
+                out.queue.push_front(rest);
+            } else {
+                out.queue.push_back(rest);
             }
-            frame.gone += put;
-            moved |= put > 0;
-            if frame.is_done() {
-                done.extend(queue.pop_front().map(|frame| frame.data));
+        }
+        self.empty(&mut out)
+    }
+
+    /// Sends more of what waits.
+    pub(super) fn flush(&self) -> Result<Change, CommError> {
+        self.empty(&mut lock(&self.out))
+    }
+
+    fn empty(&self, out: &mut ToRing) -> Result<Change, CommError> {
+        out.empty()?;
+        let behind = !out.queue.is_empty();
+        let before = self.behind.swap(behind, Ordering::AcqRel);
+        Ok(Change { fell_behind: behind && !before, caught_up: before && !behind })
+    }
+}
+
+impl ToRing {
+    /// Puts more of a message into the ring, unless others come first.
+    fn go_on(&mut self, message: Sending<'_>) -> Result<Option<usize>, CommError> {
+        let total = message.total();
+        let mut gone = match message.gone {
+            Some(gone) => gone,
+            None if !self.queue.is_empty() || self.begun.is_some() => return Ok(None),
+            None if self.outbox.room(HEAD + padded(total))? < HEAD => return Ok(None),
+            None => {
+                self.outbox.put(&wire::encode(message.header, total));
+                self.begun = Some(message.key());
+                0
+            }
+        };
+        let mut shown = false;
+        let mut pieces = message.rest(gone);
+        let mut piece: &[u8] = &[];
+        loop {
+            let left = total - gone;
+            let mut room = self.outbox.room(left.min(SHOWN_AT_ONCE))?.min(SHOWN_AT_ONCE);
+            if left > 0 && room == 0 {
+                break;
+            }
+            while room > 0 {
+                if piece.is_empty() {
+                    let Some(next) = pieces.next() else { break };
+                    piece = next;
+                }
+                let (now, later) = piece.split_at(piece.len().min(room));
+                self.outbox.put(now);
+                (piece, room, gone) = (later, room - now.len(), gone + now.len());
+            }
+            if gone == total {
+                self.outbox.pad();
+                self.begun = None;
+            }
+            self.outbox.publish();
+            shown = true;
+            if gone == total {
+                break;
+            }
+        }
+        if !shown {
+            // A head that stands alone.
+            self.outbox.publish();
+        }
+        Ok(Some(gone))
+    }
+
+    /// Puts what waits into the ring, as much as fits.
+    fn empty(&mut self) -> Result<(), CommError> {
+        let mut wished = false;
+        while self.begun.is_none()
+            && let Some(Waiting { bytes, gone }) = self.queue.front_mut()
+        {
+            let left = bytes.len() - *gone;
+            let put = self.outbox.room(left.min(SHOWN_AT_ONCE))?.min(left).min(SHOWN_AT_ONCE);
+            self.outbox.put(&bytes[*gone..*gone + put]);
+            *gone += put;
+            self.outbox.publish();
+            if *gone == bytes.len() {
+                self.queue.pop_front();
             } else if put == 0 {
                 if wished {
                     break;
                 }
-                // Room may have come just before the wish was noted: look once more.
-                outbox.wish();
+                self.outbox.wish();
                 wished = true;
             }
         }
-        let behind = !queue.is_empty();
-        let before = self.behind.swap(behind, Ordering::AcqRel);
-        if moved {
-            self.bell.ring();
-        }
-        Ok(Pushed { done, fell_behind: behind && !before, caught_up: before && !behind })
+        Ok(())
     }
 }
 
-/// The link to a rank elsewhere: one or more connections. A channel keeps to one of them, so that
-/// its order is kept.
-#[derive(Debug)]
-pub(super) struct Socket {
-    pub(super) connections: Vec<Connection>,
-    /// How many connections have ended with a goodbye.
-    pub(super) ended: AtomicUsize,
-}
-
+/// One of the connections to a rank elsewhere.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) stream: TcpStream,
-    out: Mutex<VecDeque<Outgoing>>,
-    broken: AtomicBool,
+    out: Mutex<ToSocket>,
+    /// When it broke, if it has. On a broken connection nothing can be sent any more, and nothing
+    /// comes; who is to blame, the hub says.
+    broken: OnceLock<Instant>,
+    /// Whether the peer has said goodbye.
+    pub(super) ended: AtomicBool,
 }
 
-/// What became of a message.
-pub(super) struct Sent {
-    /// Whether nothing is left for the attendant.
-    pub(super) complete: bool,
-    /// The buffers that are free again.
-    pub(super) done: Vec<Vec<u8>>,
-}
-
-impl Socket {
-    pub(super) fn new(streams: Vec<TcpStream>) -> Self {
-        let connection = |stream| Connection {
-            stream,
-            out: Mutex::new(VecDeque::new()),
-            broken: AtomicBool::new(false),
-        };
-        let connections = streams.into_iter().map(connection).collect();
-        Self { connections, ended: AtomicUsize::new(0) }
-    }
-
-    pub(super) fn departed(&self) -> bool {
-        self.ended.load(Ordering::Acquire) == self.connections.len()
-    }
-
-    pub(super) fn send(&self, tag: Tag, payload: Payload) -> Sent {
-        let connection = &self.connections[tag.channel() as usize % self.connections.len()];
-        connection.send(Outgoing::new(payload))
-    }
-
-    /// Queues the last frame of every connection.
-    pub(super) fn say_goodbye(&self) {
-        for connection in &self.connections {
-            connection.send(Outgoing { head: wire::goodbye(), data: Vec::new(), gone: 0 });
-        }
-    }
+#[derive(Debug, Default)]
+struct ToSocket {
+    /// The rest of a head or of a filling, which comes before everything else.
+    carry: Waiting,
+    queue: VecDeque<Waiting>,
+    begun: Option<Key>,
 }
 
 impl Connection {
-    fn send(&self, frame: Outgoing) -> Sent {
-        let mut out = lock(&self.out);
-        out.push_back(frame);
-        if out.len() > 1 {
-            return Sent { complete: false, done: Vec::new() };
-        }
-        self.write(&mut out)
+    pub(super) fn new(stream: TcpStream) -> Self {
+        let (out, ended) = (Mutex::default(), AtomicBool::new(false));
+        Self { stream, out, broken: OnceLock::new(), ended }
     }
 
-    /// Writes as much as the socket takes.
-    pub(super) fn flush(&self) -> Sent {
-        self.write(&mut lock(&self.out))
+    /// Since when it has been broken.
+    pub(super) fn broken(&self) -> Option<Instant> {
+        self.broken.get().copied()
     }
 
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.get().is_some()
+    }
+
+    pub(super) fn mark_broken(&self) {
+        let _ = self.broken.set(Instant::now());
+    }
+
+    /// Whether something waits for the socket and for nothing else.
     pub(super) fn is_behind(&self) -> bool {
-        !lock(&self.out).is_empty()
+        let out = lock(&self.out);
+        let ready = !out.carry.is_done() || (out.begun.is_none() && !out.queue.is_empty());
+        ready && !self.is_broken()
     }
 
-    fn write(&self, out: &mut VecDeque<Outgoing>) -> Sent {
-        let mut done = Vec::new();
-        while let Some(frame) = out.front_mut() {
-            // On a broken connection nothing can be sent any more; who is to blame, the hub says.
-            if self.broken.load(Ordering::Relaxed) {
-                out.clear();
+    /// Sends what the socket takes; how much of the message has gone.
+    pub(super) fn try_send(&self, message: Sending<'_>) -> Option<usize> {
+        self.go_on(&mut lock(&self.out), message)
+    }
+
+    /// Sends what the socket takes and keeps a copy of the rest; whether there is one.
+    pub(super) fn send(&self, message: Sending<'_>) -> bool {
+        let mut out = lock(&self.out);
+        let gone = self.go_on(&mut out, message);
+        if gone.is_none_or(|gone| gone < message.total()) {
+            let rest = Waiting { bytes: Sending { gone, ..message }.remains(), gone: 0 };
+            if gone.is_some() {
+                out.begun = None;
+                out.queue.push_front(rest);
+            } else {
+                out.queue.push_back(rest);
+            }
+        }
+        !out.queue.is_empty() || !out.carry.is_done()
+    }
+
+    /// Queues the last frame.
+    pub(super) fn say_goodbye(&self) {
+        let mut out = lock(&self.out);
+        // What was never finished makes the stream unreadable; nobody waits for it then.
+        if out.begun.is_none() {
+            out.queue.push_back(Waiting { bytes: wire::goodbye().to_vec(), gone: 0 });
+        }
+        self.empty(&mut out);
+    }
+
+    /// Writes as much of what waits as the socket takes.
+    pub(super) fn flush(&self) {
+        self.empty(&mut lock(&self.out));
+    }
+
+    fn go_on(&self, out: &mut ToSocket, message: Sending<'_>) -> Option<usize> {
+        self.empty(out);
+        let total = message.total();
+        if self.is_broken() {
+            return Some(total);
+        }
+        let others_first = !out.queue.is_empty() || out.begun.is_some();
+        if !out.carry.is_done() || (message.gone.is_none() && others_first) {
+            return message.gone;
+        }
+        let head = wire::encode(message.header, total);
+        let filling = [0; GRAIN];
+        let mut gone = message.gone;
+        loop {
+            let before: &[u8] = if gone.is_none() { &head } else { &[] };
+            let after = &filling[..padded(total) - total];
+            let mut slices = [IoSlice::new(&[]); 64];
+            let mut used = 1;
+            slices[0] = IoSlice::new(before);
+            let mut offered = before.len();
+            for piece in message.rest(gone.unwrap_or(0)) {
+                if used + 1 == slices.len() {
+                    break;
+                }
+                slices[used] = IoSlice::new(piece);
+                used += 1;
+                offered += piece.len();
+            }
+            let last = offered - before.len() == total - gone.unwrap_or(0);
+            if last {
+                slices[used] = IoSlice::new(after);
+                used += 1;
+            }
+            let n = match (&self.stream).write_vectored(&slices[..used]) {
+                Ok(n) => n,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return gone,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(_) => {
+                    self.mark_broken();
+                    return Some(total);
+                }
+            };
+            out.begun = Some(message.key());
+            let mut keep = |bytes: &[u8]| out.carry = Waiting { bytes: bytes.to_vec(), gone: 0 };
+            if n < before.len() {
+                keep(&before[n..]);
+                return Some(0);
+            }
+            let payload = (n - before.len()).min(total - gone.unwrap_or(0));
+            gone = Some(gone.unwrap_or(0) + payload);
+            if gone == Some(total) {
+                let filled = n - before.len() - payload;
+                if filled < after.len() {
+                    keep(&after[filled..]);
+                }
+                out.begun = None;
+                return gone;
+            }
+        }
+    }
+
+    /// Writes what waits, unless a message that has begun comes first.
+    fn empty(&self, out: &mut ToSocket) {
+        loop {
+            let waiting = if !out.carry.is_done() {
+                &mut out.carry
+            } else if let (None, Some(first)) = (out.begun, out.queue.front_mut()) {
+                first
+            } else {
+                break;
+            };
+            if self.is_broken() {
+                *out = ToSocket::default();
                 break;
             }
-            let (head, data) = frame.rest();
-            match (&self.stream).write_vectored(&[IoSlice::new(head), IoSlice::new(data)]) {
-                Ok(n) => frame.gone += n,
+            match (&self.stream).write(&waiting.bytes[waiting.gone..]) {
+                Ok(n) => waiting.gone += n,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => self.broken.store(true, Ordering::Relaxed),
+                Err(_) => self.mark_broken(),
             }
-            if frame.is_done() {
-                done.extend(out.pop_front().map(|frame| frame.data));
+            if out.carry.is_done() && out.queue.front().is_some_and(Waiting::is_done) {
+                out.queue.pop_front();
             }
         }
-        Sent { complete: out.is_empty(), done }
     }
 }

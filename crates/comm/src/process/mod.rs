@@ -1,31 +1,35 @@
 //! Ranks that are processes: neighbours share memory, others speak TCP.
 //!
-//! A transport has two threads. The one that calls it sends, and takes what comes through shared
-//! memory. The other, the attendant, reads the sockets, writes what did not fit at once, and
-//! keeps the connection to the hub alive while the first computes. Whatever happens, the bell of
-//! the rank's segment rings, and that is what [`wait`](Transport::wait) waits for.
+//! A transport has two threads. The one that calls it moves the data: what is sent goes straight from
+//! its buffers, what arrives is shown to it as it comes. The other, the attendant, writes what had to
+//! be kept because it did not fit, and keeps the connection to the hub alive while the first
+//! computes.
 
 mod attendant;
 mod connect;
 mod link;
+mod stream;
+mod waiting;
 
 pub use connect::{ProcessOptions, Wires, connect};
 
 use crate::error::CommError;
+use crate::inflow::{Inflow, Trouble};
+use crate::mailbox::{Mailbox, Parcel};
 use crate::recorder::{FlightRecorder, Way};
 use crate::rendezvous::Hub;
 use crate::shm::inbox::{Bell, Inbox};
-use crate::shm::window::{Loan, SharedBuffer, Site, Windows};
-use crate::transport::{Header, Lending, Lent, Payload, Tag, Transport};
-use crate::wire::{Assembler, Incoming};
-use link::{Link, Pushed, SharedMemory};
+use crate::shm::window::{Loan, SharedBuffer, Site, Window, Windows};
+use crate::transport::{Header, Lending, Lent, Piece, Tag, Taken, Transport, Visit};
+use link::{Change, Link, Sending, SharedMemory};
 use paceline_plan::ids::Rank;
 use rustix::fd::OwnedFd;
-use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use stream::{Backlog, Stream};
+use waiting::{Interest, Manners};
 
 /// The end of one rank that is a process.
 ///
@@ -36,25 +40,42 @@ use std::time::Duration;
 pub struct ProcessTransport {
     common: Arc<Common>,
     inbox: Inbox,
-    /// By rank: the frames that come through shared memory.
-    assemblers: Vec<Assembler>,
-    /// What came through shared memory or from this rank itself.
-    arrived: Mail,
+    /// By rank: what is arriving.
+    arrivals: Vec<Arrivals>,
+    interest: Interest,
+    manners: Manners,
     /// How often the bell had rung at the end of the last wait.
     seen: u32,
-    /// How long to watch the bell before sleeping on it.
-    spin: Duration,
     /// The shared buffers of this rank.
     sites: Vec<Arc<Site>>,
     /// Those of its neighbours.
     windows: Windows,
+    /// Shared buffers that nobody works in at the moment.
+    stages: Vec<SharedBuffer>,
     attendant: Option<JoinHandle<()>>,
     hub: Option<Hub>,
     detection: Duration,
 }
 
-/// By sender and channel, oldest first.
-type Mail = HashMap<(Rank, u32), VecDeque<Payload>>;
+/// What comes from one rank.
+#[derive(Debug)]
+struct Arrivals {
+    mail: Mailbox,
+    /// One for each stream: the ring, or the connections.
+    inflows: Vec<(Inflow, Backlog)>,
+}
+
+impl Arrivals {
+    fn new(link: &Link) -> Self {
+        let streams = match link {
+            Link::Own => 0,
+            Link::Shared(_) => 1,
+            Link::Sockets(connections) => connections.len(),
+        };
+        let inflows = (0..streams).map(|_| Default::default()).collect();
+        Self { mail: Mailbox::default(), inflows }
+    }
+}
 
 /// What the two threads of a rank have in common.
 #[derive(Debug)]
@@ -62,8 +83,6 @@ struct Common {
     rank: Rank,
     /// By rank.
     links: Vec<Link>,
-    /// What came through sockets.
-    mail: Mutex<Mail>,
     bell: Bell,
     failure: OnceLock<CommError>,
     /// Why this rank gives up, if it does.
@@ -71,18 +90,18 @@ struct Common {
     leaving: AtomicBool,
     /// An eventfd that the attendant watches.
     wake: OwnedFd,
+    /// An eventfd that is readable from the first failure on.
+    alarm: OwnedFd,
+    /// Whether the attendant is to ring when something comes through a socket.
+    listening: AtomicBool,
     /// How many links through shared memory have something that did not fit.
     behind: AtomicUsize,
     recorder: Mutex<FlightRecorder>,
-    spare: Mutex<Vec<Vec<u8>>>,
 }
 
 /// The last byte of a message that lends says whether it tells where to look or is a copy.
 const LOAN: u8 = 1;
 const COPY: u8 = 0;
-
-/// How many spare buffers are worth keeping for each rank.
-const SPARE: usize = 4;
 
 impl ProcessTransport {
     /// The last messages of this rank, for whoever looks into a failure.
@@ -100,32 +119,134 @@ impl ProcessTransport {
         Ok(buffer)
     }
 
-    /// Whether messages to a rank go through shared memory.
-    pub fn shares_memory_with(&self, rank: Rank) -> bool {
-        matches!(self.common.links.get(rank.index()), Some(Link::Shared(_)))
+    /// Looks at what has come from a rank on a channel.
+    fn look<R>(
+        &mut self,
+        from: Rank,
+        channel: u32,
+        look: impl FnOnce(&mut Incoming<'_>) -> Result<Option<R>, Trouble>,
+    ) -> Result<Option<R>, CommError> {
+        let Self { common, inbox, arrivals, .. } = self;
+        common.check()?;
+        let link = common.link(from)?;
+        if common.behind.load(Ordering::Acquire) > 0 {
+            common.flush_shared()?;
+        }
+        let Arrivals { mail, inflows } = &mut arrivals[from.index()];
+        let (outcome, departed) = match link {
+            Link::Own => (look(&mut Incoming { mail, stream: Origin::Nothing }), false),
+            Link::Shared(link) => {
+                // Read before the ring: whatever the sender sent before it left is there by then.
+                let departed = link.bell().departed();
+                let before = inbox.taken(from.0);
+                let (inflow, _) = &mut inflows[0];
+                let outcome = look(&mut Incoming {
+                    mail,
+                    stream: Origin::Ring(inflow, inbox, from.0),
+                });
+                if inbox.taken(from.0) != before && inbox.take_wish(from.0) {
+                    link.bell().knock();
+                }
+                (outcome, departed)
+            }
+            Link::Sockets(connections) => {
+                let index = channel as usize % connections.len();
+                let connection = &connections[index];
+                let (inflow, backlog) = &mut inflows[index];
+                let stream = Stream { connection, backlog };
+                let outcome = look(&mut Incoming { mail, stream: Origin::Socket(inflow, stream) });
+                let ended = inflows[index].0.ended;
+                connection.ended.store(ended, Ordering::Release);
+                (outcome, ended)
+            }
+        };
+        match outcome {
+            Ok(None) if departed => Err(CommError::Departed { rank: common.rank, peer: from }),
+            Ok(found) => Ok(found),
+            Err(Trouble::Comm(error)) => Err(error),
+            Err(Trouble::Wire(error)) => Err(CommError::Failed {
+                rank: from,
+                reason: format!("rank {} cannot read it: {error}", common.rank),
+            }),
+        }
     }
 
-    /// Takes what has come from a neighbour through shared memory.
-    fn pump(&mut self, from: Rank) -> Result<(), CommError> {
-        let Some(Link::Shared(link)) = self.common.links.get(from.index()) else { return Ok(()) };
-        let assembler = &mut self.assemblers[from.index()];
-        loop {
-            let n = self.inbox.pull(from.0, assembler.space())?;
-            if n == 0 {
-                return Ok(());
+    /// The next message of a channel, once all of it is there.
+    fn parcel(&mut self, from: Rank, tag: Tag) -> Result<Option<Parcel>, CommError> {
+        let channel = tag.channel();
+        let parcel = self.look(from, channel, |incoming| incoming.parcel(channel))?;
+        match &parcel {
+            Some(Parcel { header, total, .. }) => {
+                self.interest.arrived(from);
+                self.common.note(Way::Received, from, header, *total);
             }
-            if self.inbox.take_wish(from.0) {
-                link.bell().ring();
+            None => self.missing(from, tag),
+        }
+        Ok(parcel)
+    }
+
+    fn missing(&mut self, from: Rank, tag: Tag) {
+        self.interest.expect(from);
+        lock(&self.common.recorder).awaiting(from, tag);
+    }
+
+    /// Sends, keeping a copy of what does not fit.
+    fn send_all(&mut self, to: Rank, message: Sending<'_>) -> Result<(), CommError> {
+        let Self { common, arrivals, .. } = self;
+        match common.link(to)? {
+            Link::Own => {
+                let data = message.data.concat();
+                let (header, total) = (*message.header, data.len());
+                arrivals[to.index()].mail.push(Parcel { header, total, shown: 0, data });
             }
-            let mut spare = |bytes| self.common.spare_buffer(bytes);
-            let frame = assembler.advance(n, &mut spare).map_err(|error| CommError::Failed {
-                rank: from,
-                reason: format!("rank {} cannot read it: {error}", self.common.rank),
-            })?;
-            if let Some(Incoming::Message(payload)) = frame {
-                let channel = payload.header.tag.channel();
-                self.arrived.entry((from, channel)).or_default().push_back(payload);
+            Link::Shared(link) => {
+                let change = link.send(message)?;
+                common.account(change);
+                if change.fell_behind {
+                    common.wake();
+                }
             }
+            Link::Sockets(connections) => {
+                let index = message.header.tag.channel() as usize % connections.len();
+                if connections[index].send(message) {
+                    common.wake();
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What has come from one rank and can be looked at.
+struct Incoming<'i> {
+    mail: &'i mut Mailbox,
+    stream: Origin<'i>,
+}
+
+enum Origin<'i> {
+    Nothing,
+    Ring(&'i mut Inflow, &'i mut Inbox, u32),
+    Socket(&'i mut Inflow, Stream<'i>),
+}
+
+impl Incoming<'_> {
+    fn take(&mut self, channel: u32, visit: &mut Visit<'_>) -> Result<Taken, Trouble> {
+        match &mut self.stream {
+            Origin::Nothing => Ok(self.mail.show(channel, visit)?),
+            Origin::Ring(inflow, inbox, sender) => {
+                inflow.take(&mut inbox.ring(*sender), self.mail, channel, visit)
+            }
+            Origin::Socket(inflow, stream) => inflow.take(stream, self.mail, channel, visit),
+        }
+    }
+
+    fn parcel(&mut self, channel: u32) -> Result<Option<Parcel>, Trouble> {
+        match &mut self.stream {
+            Origin::Nothing => Ok(self.mail.pop(channel)),
+            Origin::Ring(inflow, inbox, sender) => {
+                inflow.parcel(&mut inbox.ring(*sender), self.mail, channel)
+            }
+            Origin::Socket(inflow, stream) => inflow.parcel(stream, self.mail, channel),
         }
     }
 }
@@ -139,68 +260,94 @@ impl Transport for ProcessTransport {
         self.common.links.len() as u32
     }
 
-    fn send(&mut self, to: Rank, tag: Tag, payload: Payload) -> Result<(), CommError> {
+    fn send(&mut self, to: Rank, header: &Header, data: &[&[u8]]) -> Result<(), CommError> {
+        self.finish_send(to, header, data, None)
+    }
+
+    fn try_send(
+        &mut self,
+        to: Rank,
+        header: &Header,
+        data: &[&[u8]],
+        gone: Option<usize>,
+    ) -> Result<Option<usize>, CommError> {
         let common = &self.common;
         common.check()?;
+        let message = Sending { header, data, gone };
+        let total: usize = data.iter().map(|piece| piece.len()).sum();
         let link = common.link(to)?;
-        if link.departed() {
-            return Err(CommError::Departed { rank: common.rank, peer: to });
-        }
-        lock(&common.recorder).record(Way::Sent, to, payload.header, payload.data.len());
-        match link {
+        common.check_presence(to, link)?;
+        let now = match link {
             Link::Own => {
-                self.arrived.entry((to, tag.channel())).or_default().push_back(payload);
-                common.bell.ring();
-                return Ok(());
+                self.send_all(to, message)?;
+                Some(total)
             }
-            Link::Shared(link) => {
-                let pushed = link.send(payload)?;
-                if pushed.fell_behind {
-                    common.wake();
-                }
-                common.account(pushed);
+            Link::Shared(link) => link.try_send(message)?,
+            Link::Sockets(connections) => {
+                let index = header.tag.channel() as usize % connections.len();
+                connections[index].try_send(message)
             }
-            Link::Socket(link) => {
-                let sent = link.send(tag, payload);
-                if !sent.complete {
-                    common.wake();
-                }
-                sent.done.into_iter().for_each(|buffer| common.recycle(buffer));
-            }
+        };
+        if gone.is_none() && now.is_some() {
+            self.common.note(Way::Sent, to, header, total);
         }
+        match now {
+            Some(now) if now == total => self.interest.gone(to),
+            _ => self.interest.blocked(to),
+        }
+        Ok(now)
+    }
+
+    fn finish_send(
+        &mut self,
+        to: Rank,
+        header: &Header,
+        data: &[&[u8]],
+        gone: Option<usize>,
+    ) -> Result<(), CommError> {
+        self.common.check()?;
+        self.common.check_presence(to, self.common.link(to)?)?;
+        if gone.is_none() {
+            let total = data.iter().map(|piece| piece.len()).sum();
+            self.common.note(Way::Sent, to, header, total);
+        }
+        self.send_all(to, Sending { header, data, gone })?;
+        self.interest.gone(to);
         Ok(())
     }
 
-    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<Payload>, CommError> {
-        self.common.check()?;
-        // Read before the queues: whatever the sender sent before it left is in them by then.
-        let departed = self.common.link(from)?.departed();
-        let common = Arc::clone(&self.common);
-        common.flush_shared()?;
-        let key = (from, tag.channel());
-        let payload = match common.link(from)? {
-            Link::Own => self.arrived.get_mut(&key).and_then(VecDeque::pop_front),
-            Link::Socket(_) => lock(&common.mail).get_mut(&key).and_then(VecDeque::pop_front),
-            Link::Shared(_) => {
-                self.pump(from)?;
-                self.arrived.get_mut(&key).and_then(VecDeque::pop_front)
+    fn try_take(
+        &mut self,
+        from: Rank,
+        tag: Tag,
+        visit: &mut Visit<'_>,
+    ) -> Result<Taken, CommError> {
+        let mut last = None;
+        let mut visit = |header: &Header, piece: Piece<'_>| {
+            if piece.at + piece.bytes.len() == piece.total {
+                last = Some((*header, piece.total));
             }
+            visit(header, piece)
         };
-        match &payload {
-            Some(Payload { header, data }) => {
-                lock(&common.recorder).record(Way::Received, from, *header, data.len());
+        let channel = tag.channel();
+        let taken = self.look(from, channel, |incoming| {
+            let taken = incoming.take(channel, &mut visit)?;
+            Ok(Some(taken).filter(|taken| *taken != Taken::Nothing))
+        })?;
+        match (taken, last) {
+            (Some(Taken::Whole), Some((header, total))) => {
+                self.interest.arrived(from);
+                self.common.note(Way::Received, from, &header, total);
             }
-            None if departed => return Err(CommError::Departed { rank: common.rank, peer: from }),
-            None => lock(&common.recorder).awaiting(from, tag),
+            _ => self.missing(from, tag),
         }
-        Ok(payload)
+        Ok(taken.unwrap_or(Taken::Nothing))
     }
 
     fn wait(&mut self, at_most: Duration) -> Result<(), CommError> {
         self.common.check()?;
         self.common.flush_shared()?;
-        self.common.bell.wait(self.seen, self.spin, at_most);
-        self.seen = self.common.bell.count();
+        self.wait_for_news(at_most);
         self.common.check()
     }
 
@@ -214,9 +361,32 @@ impl Transport for ProcessTransport {
         true
     }
 
+    fn is_neighbour(&self, rank: Rank) -> bool {
+        matches!(self.common.links.get(rank.index()), Some(Link::Shared(_)))
+    }
+
     fn neighbourly_memory(&mut self, bytes: usize) -> Result<Option<SharedBuffer>, CommError> {
         let has_neighbours = self.common.shared().next().is_some();
         has_neighbours.then(|| self.shared_buffer(bytes)).transpose()
+    }
+
+    fn locate(&self, bytes: &[u8]) -> Option<Loan> {
+        Loan::of(&self.sites, &[bytes])
+    }
+
+    fn open(&mut self, loan: &Loan) -> Result<Option<Window>, CommError> {
+        self.windows.open(loan).map(Some)
+    }
+
+    fn take_stage(&mut self, bytes: usize) -> Result<Option<SharedBuffer>, CommError> {
+        match self.stages.iter().position(|stage| stage.len() >= bytes) {
+            Some(at) => Ok(Some(self.stages.swap_remove(at))),
+            None => self.neighbourly_memory(bytes),
+        }
+    }
+
+    fn give_stage_back(&mut self, stage: SharedBuffer) {
+        self.stages.push(stage);
     }
 
     fn lend(
@@ -225,44 +395,36 @@ impl Transport for ProcessTransport {
         header: &Header,
         bytes: &[&[u8]],
     ) -> Result<Option<Lending>, CommError> {
-        let neighbour = matches!(self.common.link(to)?, Link::Shared(_));
-        let loan = if neighbour { Loan::of(&self.sites, bytes) } else { None };
-        let mut data = self.take_buffer(1 + bytes.iter().map(|bytes| bytes.len()).sum::<usize>());
-        let lending = match loan {
+        let loan = self.is_neighbour(to).then(|| Loan::of(&self.sites, bytes)).flatten();
+        match loan {
             Some(loan) => {
+                let mut data = Vec::with_capacity(128);
                 loan.encode(&mut data);
                 data.push(LOAN);
-                Lending::InPlace
+                self.send(to, header, &[&data])?;
+                Ok(Some(Lending::InPlace))
             }
             None => {
-                bytes.iter().for_each(|bytes| data.extend_from_slice(bytes));
-                data.push(COPY);
-                Lending::Copied
+                let data: Vec<&[u8]> = bytes.iter().copied().chain([&[COPY][..]]).collect();
+                self.send(to, header, &data)?;
+                Ok(Some(Lending::Copied))
             }
-        };
-        self.send(to, header.tag, Payload { header: *header, data })?;
-        Ok(Some(lending))
+        }
     }
 
     fn try_borrow(&mut self, from: Rank, tag: Tag) -> Result<Option<(Header, Lent)>, CommError> {
-        let Some(Payload { header, mut data }) = self.try_recv(from, tag)? else { return Ok(None) };
+        let Some(Parcel { header, mut data, .. }) = self.parcel(from, tag)? else {
+            return Ok(None);
+        };
         // What is neither belongs to another operation, as its header shows.
-        let lent = match (data.pop(), Loan::decode(&data)) {
-            (Some(LOAN), Some(loan)) => Lent::InPlace(self.windows.open(loan)?),
+        let lent = match data.pop() {
+            Some(LOAN) => match Loan::decode(&data) {
+                Some(loan) => Lent::InPlace(self.windows.open(&loan)?),
+                None => Lent::Copied(data),
+            },
             _ => Lent::Copied(data),
         };
         Ok(Some((header, lent)))
-    }
-
-    fn take_buffer(&mut self, bytes: usize) -> Vec<u8> {
-        let mut buffer = self.common.spare_buffer(bytes);
-        buffer.clear();
-        buffer.reserve_exact(bytes);
-        buffer
-    }
-
-    fn recycle(&mut self, buffer: Vec<u8>) {
-        self.common.recycle(buffer);
     }
 }
 
@@ -292,10 +454,30 @@ impl Common {
         self.links.get(rank.index()).ok_or(CommError::NoSuchRank { rank, world })
     }
 
+    /// Refuses to send to a rank that has left.
+    fn check_presence(&self, to: Rank, link: &Link) -> Result<(), CommError> {
+        let departed = match link {
+            Link::Own => false,
+            Link::Shared(link) => link.bell().departed(),
+            Link::Sockets(connections) => {
+                connections.iter().any(|connection| connection.ended.load(Ordering::Acquire))
+            }
+        };
+        if departed {
+            return Err(CommError::Departed { rank: self.rank, peer: to });
+        }
+        Ok(())
+    }
+
+    fn note(&self, way: Way, peer: Rank, header: &Header, bytes: usize) {
+        lock(&self.recorder).record(way, peer, header, bytes);
+    }
+
     /// The first failure is the one that counts.
     fn fail(&self, cause: CommError) {
         let _ = self.failure.set(cause);
         self.bell.ring();
+        let _ = rustix::io::write(&self.alarm, &1u64.to_ne_bytes());
     }
 
     /// Makes the attendant look around.
@@ -306,7 +488,7 @@ impl Common {
     fn shared(&self) -> impl Iterator<Item = &SharedMemory> {
         self.links.iter().filter_map(|link| match link {
             Link::Shared(link) => Some(link),
-            Link::Own | Link::Socket(_) => None,
+            Link::Own | Link::Sockets(_) => None,
         })
     }
 
@@ -322,31 +504,12 @@ impl Common {
     }
 
     /// Keeps count of the links that are behind. The count may lag, but never stays wrong.
-    fn account(&self, pushed: Pushed) {
-        if pushed.fell_behind {
+    fn account(&self, change: Change) {
+        if change.fell_behind {
             self.behind.fetch_add(1, Ordering::AcqRel);
         }
-        if pushed.caught_up {
+        if change.caught_up {
             self.behind.fetch_sub(1, Ordering::AcqRel);
-        }
-        pushed.done.into_iter().for_each(|buffer| self.recycle(buffer));
-    }
-
-    /// A used buffer with whatever is in it: the smallest that suffices, or else the largest.
-    fn spare_buffer(&self, bytes: usize) -> Vec<u8> {
-        let mut spare = lock(&self.spare);
-        let fitting = |(_, buffer): &(usize, &Vec<u8>)| {
-            let capacity = buffer.capacity();
-            if capacity >= bytes { (0, capacity) } else { (1, usize::MAX - capacity) }
-        };
-        let index = spare.iter().enumerate().min_by_key(fitting).map(|(index, _)| index);
-        index.map(|index| spare.swap_remove(index)).unwrap_or_default()
-    }
-
-    fn recycle(&self, buffer: Vec<u8>) {
-        let mut spare = lock(&self.spare);
-        if buffer.capacity() > 0 && spare.len() < SPARE * self.links.len() {
-            spare.push(buffer);
         }
     }
 }

@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// What another process needs to find a segment: through the owner's descriptor table.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) process: u32,
     pub(crate) descriptor: u32,

@@ -55,7 +55,7 @@ impl Deref for SharedBuffer {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: in this process the bytes are reached through this value only, which is borrowed;
-        // other processes only read them.
+        // other processes write them only in the midst of a collective, which has them mutably.
         unsafe { self.site.map.slice(START, self.bytes) }
     }
 }
@@ -63,8 +63,8 @@ impl Deref for SharedBuffer {
 impl DerefMut for SharedBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: in this process the bytes are reached through this value only, which is borrowed
-        // mutably; other processes read them only while they are lent, and what is lent is not
-        // written.
+        // mutably; other processes reach them only while a collective has lent them, whose protocol
+        // keeps whoever writes a byte apart from all others that touch it.
         unsafe { self.site.map.slice_mut(START, self.bytes) }
     }
 }
@@ -81,7 +81,7 @@ impl Site {
 
 /// The message that lends: where to look.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Loan {
+pub struct Loan {
     address: Address,
     mark: [u8; PROOF],
     ranges: Vec<Range<u64>>,
@@ -100,7 +100,7 @@ impl Loan {
         }
         sites.iter().find_map(|site| {
             let ranges = bytes.iter().map(|bytes| site.locate(bytes)).collect::<Option<_>>()?;
-            Some(Self { address: site.address.clone(), mark: site.mark, ranges })
+            Some(Self { address: site.address, mark: site.mark, ranges })
         })
     }
 
@@ -149,7 +149,7 @@ impl Windows {
     const MOST: usize = 256;
 
     /// Opens what a neighbour lends.
-    pub(crate) fn open(&mut self, loan: Loan) -> Result<Window, CommError> {
+    pub(crate) fn open(&mut self, loan: &Loan) -> Result<Window, CommError> {
         let at = match self.known.iter().position(|(mark, _)| *mark == loan.mark) {
             Some(at) => at,
             None => {
@@ -171,8 +171,8 @@ impl Windows {
         if loan.ranges.iter().any(|range| range.end > map.bytes as u64) {
             return Err(super::problem("a neighbour lends what it does not have".to_owned()));
         }
-        let range = |range: Range<u64>| range.start as usize..range.end as usize;
-        Ok(Window { map, ranges: loan.ranges.into_iter().map(range).collect() })
+        let range = |range: &Range<u64>| range.start as usize..range.end as usize;
+        Ok(Window { map, ranges: loan.ranges.iter().map(range).collect() })
     }
 }
 
@@ -196,6 +196,20 @@ impl Window {
         let piece = |range: &Range<usize>| unsafe { self.map.slice(range.start, range.len()) };
         self.ranges.iter().map(piece).collect()
     }
+
+    /// Bytes of a window that is one piece, to be read and written.
+    ///
+    /// To be called by a collective in which the owner has left these bytes to this rank: until it
+    /// is told that this rank is done, neither the owner nor anybody else touches them.
+    pub(crate) fn part_mut(&mut self, part: Range<usize>) -> Option<&mut [u8]> {
+        let [whole] = self.ranges.as_slice() else { return None };
+        if part.start > part.end || part.end > whole.len() {
+            return None;
+        }
+        // SAFETY: the range was checked, here and when the window was opened. Who may touch it is
+        // as said above; within this process, the window is borrowed mutably.
+        Some(unsafe { self.map.slice_mut(whole.start + part.start, part.len()) })
+    }
 }
 
 #[cfg(test)]
@@ -213,7 +227,7 @@ mod tests {
         assert_eq!(Loan::decode(&bytes), loan);
         assert_eq!(Loan::decode(&bytes[..bytes.len() - 1]), None);
         let mut windows = Windows::default();
-        let window = windows.open(loan.unwrap()).unwrap();
+        let window = windows.open(&loan.unwrap()).unwrap();
         assert_eq!(window.pieces(), [b"ab".as_slice(), b"", b"bc"]);
         assert_eq!(window.bytes(), 4);
     }
@@ -225,12 +239,12 @@ mod tests {
         assert_eq!(Loan::of(&sites, &[&[1, 2, 3]]), None);
         let mut loan = Loan::of(&sites, &[&buffer[..]]).unwrap();
         loan.ranges[0].end += 1;
-        assert!(Windows::default().open(loan.clone()).is_err());
+        assert!(Windows::default().open(&loan).is_err());
         let mut bytes = Vec::new();
         loan.encode(&mut bytes);
         assert_eq!(Loan::decode(&bytes), None);
         let mut forged = Loan::of(&sites, &[]).unwrap();
         forged.mark[0] ^= 1;
-        assert!(Windows::default().open(forged).is_err());
+        assert!(Windows::default().open(&forged).is_err());
     }
 }

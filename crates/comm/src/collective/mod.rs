@@ -1,8 +1,14 @@
 //! Collectives in flight: the steps of `paceline-plan`, interpreted on a transport.
 
+mod lent;
+mod outgoing;
+mod together;
+
 use crate::arithmetic::{Contributions, reduce_into, reducible};
 use crate::error::CommError;
-use crate::transport::{Header, Lending, Lent, Payload, Progress, Purpose, Tag, Transport, finish};
+use crate::transport::{Header, Lending, Lent, Progress, Purpose, Tag, Taken, Transport, finish};
+use lent::{Cursor, along};
+use outgoing::Outgoing;
 use paceline_plan::collective::{
     Action, Algorithm, Chunks, CollectiveKind, Combine, Cut, Order, Pattern, Reduction, Step,
 };
@@ -10,6 +16,7 @@ use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 use std::ops::Range;
 use std::time::Duration;
+use together::Together;
 
 /// What all members of a group agree on about a collective, whatever the size of the vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +42,10 @@ pub struct CollectiveSpec {
 /// [`paceline_plan::collective`]: `data` is the work buffer, and `output` the output buffer that
 /// all_to_all alone has. Between the calls of [`progress`](Self::progress) they belong to the
 /// collective.
+///
+/// Messages go straight from the buffers and are reduced as they come in; a send that the wire does
+/// not take at once goes on beside the steps that follow it. Where all members share memory, an
+/// all_reduce whose order of summation allows it is done together instead of by steps.
 #[derive(Debug)]
 pub struct Running {
     spec: CollectiveSpec,
@@ -46,10 +57,18 @@ pub struct Running {
     next: usize,
     /// Contributions set aside for a canonical sum, with their contributors.
     held: Vec<(u32, Chunks, Lent)>,
+    /// The contribution that is arriving, to be held.
+    arriving: Vec<u8>,
+    /// Messages that have not gone entirely, oldest first.
+    outgoing: Vec<Outgoing>,
     /// What is read or lent in place in the present round, which ends when all of it is done with.
     round: Round,
     /// Elements of the vector and their type, once the first call has shown it.
     vector: Option<(usize, DType)>,
+    /// How many bytes have come in or gone out.
+    moved: u64,
+    /// Whether steps can be done without, which depends on the transport too.
+    together: Option<Together>,
     is_barrier: bool,
 }
 
@@ -82,8 +101,12 @@ impl Running {
             steps: pattern.steps(index),
             next: 0,
             held: Vec::new(),
+            arriving: Vec::new(),
+            outgoing: Vec::new(),
             round: Round::default(),
             vector: None,
+            moved: 0,
+            together: Together::suits(spec, &pattern).then(|| Together::new(members, index)),
             is_barrier: false,
         })
     }
@@ -99,7 +122,7 @@ impl Running {
             root: 0,
             block: 1,
         };
-        Ok(Self { is_barrier: true, ..Self::start(&spec, members, me, tag)? })
+        Ok(Self { is_barrier: true, together: None, ..Self::start(&spec, members, me, tag)? })
     }
 
     /// Makes the same collective ready to run again, on a vector of any size, without working its
@@ -108,8 +131,14 @@ impl Running {
         self.tag = tag;
         self.next = 0;
         self.held.clear();
+        self.arriving.clear();
+        self.outgoing.clear();
         self.round = Round::default();
         self.vector = None;
+        self.moved = 0;
+        if let Some(together) = &mut self.together {
+            together.restart();
+        }
     }
 
     /// Does whatever can be done now: sends, receives and reduces until a message is missing.
@@ -138,52 +167,60 @@ impl Running {
         let output = self.check_buffers(transport.rank(), dtype, data, output)?;
         let size = dtype.size() as usize;
         let cut = self.cut(data.len() / size);
+        if let Some(mut together) = self.together.take() {
+            if together.is_possible(transport) {
+                let header = self.header(0, cut.elements, dtype);
+                let progress = together.progress(transport, &header, &cut, data);
+                self.together = Some(together);
+                return progress;
+            }
+            self.together = Some(together);
+        }
         loop {
             let step = self.steps.get(self.next).copied();
             if step.is_none_or(|step| step.round != self.round.number)
                 && let Some(on) = self.end_round(transport, cut.elements, dtype)?
             {
-                return Ok(Progress::Pending { on, step: self.next });
+                self.send_on(transport, &cut, dtype, data)?;
+                return Ok(self.pending(on));
             }
-            let Some(Step { round, action }) = step else { return Ok(Progress::Done) };
+            let Some(Step { round, action }) = step else {
+                return Ok(match self.send_on(transport, &cut, dtype, data)? {
+                    Some(on) => self.pending(on),
+                    None => Progress::Done,
+                });
+            };
             self.round.number = round;
             let header = self.header(round, cut.elements, dtype);
             match action {
                 Action::Send { to, chunks } => {
-                    let mut buffer = transport.take_buffer(cut.elements_in(chunks) as usize * size);
-                    for range in ranges(&cut, chunks, size) {
-                        buffer.extend_from_slice(&data[range]);
-                    }
-                    let payload = Payload { header, data: buffer };
-                    transport.send(self.members[to as usize], self.tag, payload)?;
+                    let to = self.members[to as usize];
+                    self.outgoing.push(Outgoing { to, round, chunks, gone: None });
+                    self.send_on(transport, &cut, dtype, data)?;
                 }
                 Action::Recv { from, chunks, how } => {
-                    let bytes = cut.elements_in(chunks) * size as u64;
-                    let Some(message) = self.receive(transport, &header, from, bytes)? else {
-                        let on = self.members[from as usize];
-                        return Ok(Progress::Pending { on, step: self.next });
-                    };
-                    match how {
-                        Combine::Replace => unpack(&cut, chunks, size, &message, data),
-                        Combine::Output => unpack(&cut, chunks, size, &message, output),
-                        Combine::Reduce => {
-                            for (at, piece) in pieces(&cut, chunks, size, &message) {
-                                reduce_into(dtype, self.spec.reduction, &mut data[at], piece);
-                            }
-                        }
-                        Combine::Hold => {
-                            self.held.push((from, chunks, Lent::Copied(message)));
-                            self.next += 1;
-                            continue;
-                        }
+                    if how == Combine::Replace || how == Combine::Reduce {
+                        self.let_go(transport, &cut, dtype, data, chunks)?;
                     }
-                    transport.recycle(message);
+                    let peer = self.members[from as usize];
+                    let into = Into { cut: &cut, chunks, how, dtype, data, output };
+                    if !self.receive(transport, &header, peer, into)? {
+                        self.send_on(transport, &cut, dtype, data)?;
+                        return Ok(self.pending(peer));
+                    }
+                    if how == Combine::Hold {
+                        let message = std::mem::take(&mut self.arriving);
+                        self.held.push((from, chunks, Lent::Copied(message)));
+                    }
                 }
                 Action::Offer { .. } | Action::Take { .. } => {
                     let (rank, algorithm) = (transport.rank(), self.spec.algorithm);
                     return Err(CommError::NoSummingSwitch { rank, algorithm });
                 }
-                Action::Fold { chunks } => self.fold(transport, &cut, chunks, dtype, data),
+                Action::Fold { chunks } => {
+                    self.let_go(transport, &cut, dtype, data, chunks)?;
+                    self.fold(&cut, chunks, dtype, data);
+                }
                 Action::Emit { chunks } => ranges(&cut, chunks, size)
                     .for_each(|range| output[range.clone()].copy_from_slice(&data[range])),
                 Action::Lend { to, chunks } => {
@@ -202,35 +239,54 @@ impl Running {
                         return Err(self.no_shared_memory(transport));
                     }
                     let Some((found, lent)) = transport.try_borrow(peer, self.tag)? else {
-                        return Ok(Progress::Pending { on: peer, step: self.next });
+                        return Ok(self.pending(peer));
                     };
-                    header.check(transport.rank(), peer, &found)?;
-                    let expected = cut.elements_in(chunks) * size as u64;
-                    if lent.bytes() as u64 != expected {
-                        let (rank, found) = (transport.rank(), lent.bytes() as u64);
-                        return Err(CommError::Length { rank, peer, expected, found });
-                    }
-                    if matches!(lent, Lent::InPlace(_)) {
-                        self.round.read.push(peer);
-                    }
-                    let reduction = self.spec.reduction;
-                    let at = ranges(&cut, chunks, size);
-                    match how {
-                        Combine::Replace => {
-                            along(at, &lent, |range, piece| data[range].copy_from_slice(piece));
-                        }
-                        Combine::Output => {
-                            along(at, &lent, |range, piece| output[range].copy_from_slice(piece));
-                        }
-                        Combine::Reduce => along(at, &lent, |range, piece| {
-                            reduce_into(dtype, reduction, &mut data[range], piece);
-                        }),
-                        Combine::Hold => self.held.push((from, chunks, lent)),
-                    }
+                    let into = Into { cut: &cut, chunks, how, dtype, data, output };
+                    self.read(transport.rank(), &header, (from, &found, lent), into)?;
                 }
             }
             self.next += 1;
         }
+    }
+
+    fn pending(&self, on: Rank) -> Progress {
+        Progress::Pending { on, step: self.next, moved: self.moved }
+    }
+
+    /// Takes in what a rank has lent.
+    fn read(
+        &mut self,
+        rank: Rank,
+        header: &Header,
+        (from, found, lent): (u32, &Header, Lent),
+        into: Into<'_>,
+    ) -> Result<(), CommError> {
+        let Into { cut, chunks, how, dtype, data, output } = into;
+        let (peer, size) = (self.members[from as usize], dtype.size());
+        header.check(rank, peer, found)?;
+        let expected = cut.elements_in(chunks) * size;
+        if lent.bytes() as u64 != expected {
+            let found = lent.bytes() as u64;
+            return Err(CommError::Length { rank, peer, expected, found });
+        }
+        if matches!(lent, Lent::InPlace(_)) {
+            self.round.read.push(peer);
+        }
+        let reduction = self.spec.reduction;
+        let at = ranges(cut, chunks, size as usize);
+        match how {
+            Combine::Replace => {
+                along(at, &lent, |range, piece| data[range].copy_from_slice(piece));
+            }
+            Combine::Output => {
+                along(at, &lent, |range, piece| output[range].copy_from_slice(piece));
+            }
+            Combine::Reduce => along(at, &lent, |range, piece| {
+                reduce_into(dtype, reduction, &mut data[range], piece);
+            }),
+            Combine::Hold => self.held.push((from, chunks, lent)),
+        }
+        Ok(())
     }
 
     fn no_shared_memory(&self, transport: &dyn Transport) -> CommError {
@@ -250,43 +306,55 @@ impl Running {
         }
         let header = self.header(self.round.number, elements, dtype);
         for peer in self.round.read.drain(..) {
-            transport.send(peer, self.tag, Payload { header, data: Vec::new() })?;
+            transport.send(peer, &header, &[])?;
         }
         while let Some(&peer) = self.round.lent.last() {
-            let Some(payload) = transport.try_recv(peer, self.tag)? else { return Ok(Some(peer)) };
-            header.check(transport.rank(), peer, &payload.header)?;
+            let rank = transport.rank();
+            let taken = transport
+                .try_take(peer, self.tag, &mut |found, _| header.check(rank, peer, found))?;
+            if taken != Taken::Whole {
+                return Ok(Some(peer));
+            }
             self.round.lent.pop();
         }
         Ok(None)
     }
 
-    /// The next message from a member, if it is there and what is expected.
+    /// Takes in what there is of a message; whether that was the end of it.
     fn receive(
-        &self,
+        &mut self,
         transport: &mut dyn Transport,
         header: &Header,
-        from: u32,
-        expected: u64,
-    ) -> Result<Option<Vec<u8>>, CommError> {
-        let (rank, peer) = (transport.rank(), self.members[from as usize]);
-        let Some(payload) = transport.try_recv(peer, self.tag)? else { return Ok(None) };
-        header.check(rank, peer, &payload.header)?;
-        let found = payload.data.len() as u64;
-        if found != expected {
-            return Err(CommError::Length { rank, peer, expected, found });
-        }
-        Ok(Some(payload.data))
+        peer: Rank,
+        into: Into<'_>,
+    ) -> Result<bool, CommError> {
+        let Into { cut, chunks, how, dtype, data, output } = into;
+        let (rank, size, reduction) = (transport.rank(), dtype.size(), self.spec.reduction);
+        let expected = cut.elements_in(chunks) * size;
+        let Self { arriving, moved, tag, .. } = self;
+        let taken = transport.try_take(peer, *tag, &mut |found, piece| {
+            header.check(rank, peer, found)?;
+            if piece.total as u64 != expected {
+                let found = piece.total as u64;
+                return Err(CommError::Length { rank, peer, expected, found });
+            }
+            *moved += piece.bytes.len() as u64;
+            let at = places(cut, chunks, size as usize, piece.at, piece.bytes);
+            match how {
+                Combine::Replace => at.for_each(|(at, part)| data[at].copy_from_slice(part)),
+                Combine::Output => at.for_each(|(at, part)| output[at].copy_from_slice(part)),
+                Combine::Reduce => at.for_each(|(at, part)| {
+                    reduce_into(dtype, reduction, &mut data[at], part);
+                }),
+                Combine::Hold => arriving.extend_from_slice(piece.bytes),
+            }
+            Ok(())
+        })?;
+        Ok(taken == Taken::Whole)
     }
 
     /// Reduces everything held for these chunks, and the rank's own, in the members' order.
-    fn fold(
-        &mut self,
-        transport: &mut dyn Transport,
-        cut: &Cut,
-        chunks: Chunks,
-        dtype: DType,
-        data: &mut [u8],
-    ) {
+    fn fold(&mut self, cut: &Cut, chunks: Chunks, dtype: DType, data: &mut [u8]) {
         let mut held: Vec<_> = self.held.extract_if(.., |(_, of, _)| *of == chunks).collect();
         held.sort_unstable_by_key(|(from, ..)| *from);
         let before = held.partition_point(|(from, ..)| *from < self.me);
@@ -304,10 +372,14 @@ impl Running {
             }
         }
         drop(pieces);
-        for (_, _, lent) in held {
-            if let Lent::Copied(message) = lent {
-                transport.recycle(message);
-            }
+        // One buffer is enough to begin the next time with.
+        let message = held.into_iter().find_map(|(_, _, lent)| match lent {
+            Lent::Copied(message) => Some(message),
+            Lent::InPlace(_) => None,
+        });
+        if let Some(mut message) = message {
+            message.clear();
+            self.arriving = message;
         }
     }
 
@@ -414,54 +486,14 @@ struct Round {
     lent: Vec<Rank>,
 }
 
-/// Goes along bytes that lie in pieces.
-struct Cursor<'a> {
-    pieces: &'a [&'a [u8]],
-    rest: &'a [u8],
-}
-
-impl<'a> Cursor<'a> {
-    fn new(pieces: &'a [&'a [u8]]) -> Self {
-        let mut cursor = Self { pieces, rest: &[] };
-        cursor.settle();
-        cursor
-    }
-
-    /// How many bytes lie together from here on.
-    fn ahead(&self) -> usize {
-        self.rest.len()
-    }
-
-    /// The next bytes, at most as many as lie together.
-    fn take(&mut self, bytes: usize) -> &'a [u8] {
-        let (taken, rest) = self.rest.split_at(bytes.min(self.rest.len()));
-        self.rest = rest;
-        self.settle();
-        taken
-    }
-
-    fn settle(&mut self) {
-        while let ([], [next, more @ ..]) = (self.rest, self.pieces) {
-            (self.rest, self.pieces) = (next, more);
-        }
-    }
-}
-
-/// Goes along what a rank has lent and the ranges that it is for, piece by piece.
-fn along(
-    ranges: impl Iterator<Item = Range<usize>>,
-    lent: &Lent,
-    mut visit: impl FnMut(Range<usize>, &[u8]),
-) {
-    let pieces = lent.pieces();
-    let mut cursor = Cursor::new(&pieces);
-    for Range { mut start, end } in ranges {
-        while start < end && cursor.ahead() > 0 {
-            let piece = cursor.take(end - start);
-            visit(start..start + piece.len(), piece);
-            start += piece.len();
-        }
-    }
+/// What is to become of a message.
+struct Into<'a> {
+    cut: &'a Cut,
+    chunks: Chunks,
+    how: Combine,
+    dtype: DType,
+    data: &'a mut [u8],
+    output: &'a mut [u8],
 }
 
 /// Where several chunks of elements of so many bytes lie in a buffer.
@@ -469,23 +501,21 @@ fn ranges(cut: &Cut, chunks: Chunks, size: usize) -> impl Iterator<Item = Range<
     cut.ranges(chunks).map(move |range| range.start as usize * size..range.end as usize * size)
 }
 
-/// Copies a message to where its chunks lie in a buffer.
-fn unpack(cut: &Cut, chunks: Chunks, size: usize, message: &[u8], into: &mut [u8]) {
-    for (at, piece) in pieces(cut, chunks, size, message) {
-        into[at].copy_from_slice(piece);
-    }
-}
-
-/// Where several chunks lie in a buffer, each with its stretch of the message that carries them.
-fn pieces<'m>(
+/// Where part of a message belongs, whose first byte is so many from the message's beginning.
+fn places<'m>(
     cut: &Cut,
     chunks: Chunks,
     size: usize,
-    mut message: &'m [u8],
+    at: usize,
+    mut bytes: &'m [u8],
 ) -> impl Iterator<Item = (Range<usize>, &'m [u8])> {
-    ranges(cut, chunks, size).map(move |range| {
-        let (piece, rest) = message.split_at(range.len());
-        message = rest;
-        (range, piece)
+    let mut skip = at;
+    ranges(cut, chunks, size).filter_map(move |range| {
+        let skipped = skip.min(range.len());
+        skip -= skipped;
+        let start = range.start + skipped;
+        let (part, rest) = bytes.split_at(bytes.len().min(range.end - start));
+        bytes = rest;
+        (!part.is_empty()).then_some((start..start + part.len(), part))
     })
 }

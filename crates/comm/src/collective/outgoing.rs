@@ -1,0 +1,93 @@
+//! Messages that the wire does not take at once.
+//!
+//! They go on while the steps behind them are carried out, straight from the work buffer. Only where
+//! such a step is about to overwrite what has not gone yet, the rest is copied.
+
+use super::{Running, ranges};
+use crate::error::CommError;
+use crate::transport::Transport;
+use paceline_plan::collective::{Chunks, Cut};
+use paceline_plan::dtype::DType;
+use paceline_plan::ids::Rank;
+
+/// A message that has not gone entirely.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outgoing {
+    pub(super) to: Rank,
+    pub(super) round: u32,
+    pub(super) chunks: Chunks,
+    pub(super) gone: Option<usize>,
+}
+
+impl Running {
+    /// Sends more of what has not gone; whom the first of what is left is for.
+    pub(super) fn send_on(
+        &mut self,
+        transport: &mut dyn Transport,
+        cut: &Cut,
+        dtype: DType,
+        data: &[u8],
+    ) -> Result<Option<Rank>, CommError> {
+        let mut at = 0;
+        while let Some(message) = self.outgoing.get(at).copied() {
+            let header = self.header(message.round, cut.elements, dtype);
+            let total = (cut.elements_in(message.chunks) * dtype.size()) as usize;
+            let gone = with_pieces(cut, message.chunks, dtype, data, |pieces| {
+                transport.try_send(message.to, &header, pieces, message.gone)
+            })?;
+            self.moved += (gone.unwrap_or(0) - message.gone.unwrap_or(0)) as u64;
+            if gone == Some(total) {
+                self.outgoing.remove(at);
+            } else {
+                self.outgoing[at].gone = gone;
+                at += 1;
+            }
+        }
+        Ok(self.outgoing.first().map(|message| message.to))
+    }
+
+    /// Makes sure that these chunks may be overwritten.
+    pub(super) fn let_go(
+        &mut self,
+        transport: &mut dyn Transport,
+        cut: &Cut,
+        dtype: DType,
+        data: &[u8],
+        chunks: Chunks,
+    ) -> Result<(), CommError> {
+        let overlap = |message: &Outgoing| {
+            let written = || ranges(cut, chunks, 1);
+            ranges(cut, message.chunks, 1)
+                .any(|a| written().any(|b| a.start < b.end && b.start < a.end))
+        };
+        if !self.outgoing.iter().any(overlap) {
+            return Ok(());
+        }
+        for Outgoing { to, round, chunks, gone } in std::mem::take(&mut self.outgoing) {
+            let header = self.header(round, cut.elements, dtype);
+            with_pieces(cut, chunks, dtype, data, |pieces| {
+                transport.finish_send(to, &header, pieces, gone)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Calls with the pieces of a message, which mostly is one.
+fn with_pieces<R>(
+    cut: &Cut,
+    chunks: Chunks,
+    dtype: DType,
+    data: &[u8],
+    call: impl FnOnce(&[&[u8]]) -> R,
+) -> R {
+    let mut ranges = ranges(cut, chunks, dtype.size() as usize).map(|range| &data[range]);
+    match (ranges.next(), ranges.next()) {
+        (None, _) => call(&[]),
+        (Some(only), None) => call(&[only]),
+        (Some(first), Some(second)) => {
+            let pieces: Vec<&[u8]> = [first, second].into_iter().chain(ranges).collect();
+            call(&pieces)
+        }
+    }
+}

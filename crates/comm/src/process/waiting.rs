@@ -1,0 +1,143 @@
+//! How a rank waits: it watches what it asked for, then lets others have the core, then sleeps.
+//!
+//! Where every rank of the host has a core of its own, watching is fastest and costs nobody
+//! anything. Where ranks share cores, the one that is waited for may only need a turn, so a rank that
+//! waits gives its own away at once. Either way it sleeps before long: compute threads want cores too.
+
+use super::link::Link;
+use super::{Common, ProcessTransport};
+use crate::rendezvous::door::timespec;
+use paceline_plan::ids::Rank;
+use rustix::event::{PollFd, PollFlags, poll};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// For how long a rank does what before it sleeps.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Manners {
+    /// Watching.
+    watch: Duration,
+    /// Giving its turn away.
+    give_way: Duration,
+}
+
+impl Manners {
+    /// What suits so many ranks of one host on so many cores.
+    pub(super) fn among(ranks: usize, cores: usize) -> Self {
+        if ranks <= cores {
+            Self { watch: Duration::from_micros(100), give_way: Duration::from_micros(20) }
+        } else {
+            Self { watch: Duration::ZERO, give_way: Duration::from_micros(200) }
+        }
+    }
+}
+
+/// What a rank waits for.
+#[derive(Debug, Default)]
+pub(super) struct Interest {
+    /// Ranks from which something is missing.
+    from: Vec<Rank>,
+    /// Ranks to which something could not go.
+    to: Vec<Rank>,
+}
+
+impl Interest {
+    pub(super) fn expect(&mut self, from: Rank) {
+        note(&mut self.from, from);
+    }
+
+    pub(super) fn arrived(&mut self, from: Rank) {
+        self.from.retain(|rank| *rank != from);
+    }
+
+    pub(super) fn blocked(&mut self, to: Rank) {
+        note(&mut self.to, to);
+    }
+
+    pub(super) fn gone(&mut self, to: Rank) {
+        self.to.retain(|rank| *rank != to);
+    }
+}
+
+fn note(ranks: &mut Vec<Rank>, rank: Rank) {
+    if !ranks.contains(&rank) {
+        ranks.push(rank);
+    }
+}
+
+impl ProcessTransport {
+    /// Waits until there may be something to do, or for so long.
+    pub(super) fn wait_for_news(&mut self, at_most: Duration) {
+        let seen = std::mem::replace(&mut self.seen, self.common.bell.count());
+        if seen != self.seen || self.memory_has_news() {
+            return;
+        }
+        let (by_memory, by_socket) = self.ways();
+        let began = Instant::now();
+        let Manners { watch, give_way } = self.manners;
+        let until = (watch + give_way).min(at_most);
+        loop {
+            for _ in 0..32 {
+                if self.memory_has_news() || self.common.bell.count() != self.seen {
+                    return;
+                }
+                std::hint::spin_loop();
+            }
+            if by_socket && self.sockets_have_news(Duration::ZERO) {
+                return;
+            }
+            let waited = began.elapsed();
+            if waited >= until {
+                break;
+            }
+            if waited >= watch {
+                std::thread::yield_now();
+            }
+        }
+        let left = at_most.saturating_sub(began.elapsed());
+        if by_socket && !by_memory {
+            self.sockets_have_news(left);
+            return;
+        }
+        if by_socket {
+            // The second thread watches the sockets and rings.
+            self.common.listening.store(true, Ordering::Release);
+            self.common.wake();
+        }
+        self.common.bell.sleep(self.seen, left, || self.memory_has_news());
+        self.common.listening.store(false, Ordering::Release);
+    }
+
+    /// Whether it waits for neighbours, and for ranks elsewhere.
+    fn ways(&self) -> (bool, bool) {
+        let by_socket = |rank: &Rank| {
+            matches!(self.common.links.get(rank.index()), Some(Link::Sockets(_)))
+        };
+        let Interest { from, to } = &self.interest;
+        let sockets = from.iter().chain(to).filter(|rank| by_socket(rank)).count();
+        (sockets < from.len() + to.len(), sockets > 0)
+    }
+
+    fn memory_has_news(&self) -> bool {
+        let Interest { from, to } = &self.interest;
+        from.iter().any(|rank| self.inbox.has_news(rank.0))
+            || to.iter().any(|rank| match self.common.links.get(rank.index()) {
+                Some(Link::Shared(link)) => link.has_room(),
+                _ => false,
+            })
+    }
+
+    /// Looks at the sockets, for so long.
+    fn sockets_have_news(&self, at_most: Duration) -> bool {
+        let Common { links, alarm, .. } = &*self.common;
+        let mut watched = vec![PollFd::new(alarm, PollFlags::IN)];
+        let Interest { from, to } = &self.interest;
+        let wanted = from.iter().map(|rank| (rank, PollFlags::IN));
+        for (rank, flags) in wanted.chain(to.iter().map(|rank| (rank, PollFlags::OUT))) {
+            let Some(Link::Sockets(connections)) = links.get(rank.index()) else { continue };
+            let open = connections.iter().filter(|connection| !connection.is_broken());
+            watched.extend(open.map(|connection| PollFd::new(&connection.stream, flags)));
+        }
+        poll(&mut watched, Some(&timespec(at_most))).is_ok_and(|ready| ready > 0)
+    }
+}
