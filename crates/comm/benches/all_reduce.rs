@@ -25,6 +25,7 @@ fn main() -> Result<(), CommError> {
     }
     let ranks = std::env::args().find_map(|word| word.parse().ok()).unwrap_or(2);
     println!("{:>4} {:>5} {:>16} {:>10} {:>12} {:>8}", "", "ranks", "", "KiB", "median µs", "GB/s");
+    let only = std::env::args().nth(2).unwrap_or_default();
     for case in [
         "shm read-reduce",
         "shm direct",
@@ -33,7 +34,9 @@ fn main() -> Result<(), CommError> {
         "tcp ring",
         "tcp halving-doubling",
     ] {
-        world(case, ranks)?;
+        if case.contains(&only) {
+            world(case, ranks)?;
+        }
     }
     Ok(())
 }
@@ -70,6 +73,7 @@ fn measure(role: &str) -> Result<(), CommError> {
     let mut options = ProcessOptions::new(Rank(number(rank)?), number(world)?, hub, secret);
     options.hub_in_rank_0 = false;
     options.wires = if wires == "tcp" { Wires::Tcp } else { Wires::SharedMemory };
+    paceline_comm::affinity::keep_to_share(options.rank.0, options.world);
     let mut transport = connect(&options)?;
     let spec = CollectiveSpec {
         kind: CollectiveKind::AllReduce,

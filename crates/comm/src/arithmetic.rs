@@ -22,23 +22,13 @@ pub(crate) const fn reducible(dtype: DType) -> bool {
 /// Reduces `from` into `into`, element by element. Types that are not [`reducible`] are left alone.
 pub(crate) fn reduce_into(dtype: DType, reduction: Reduction, into: &mut [u8], from: &[u8]) {
     debug_assert_eq!(into.len(), from.len());
-    pulp::Arch::new().dispatch(
-        #[inline(always)]
-        || {
-            each_type(dtype, reduction, Loop::InPlace { into, from });
-        },
-    );
+    pulp::Arch::new().dispatch(Work { dtype, reduction, lanes: Loop::InPlace { into, from } });
 }
 
 /// Writes the reduction of `a` and `b` to `into`.
 fn reduce_to(dtype: DType, reduction: Reduction, into: &mut [u8], (a, b): (&[u8], &[u8])) {
     debug_assert!(into.len() == a.len() && into.len() == b.len());
-    pulp::Arch::new().dispatch(
-        #[inline(always)]
-        || {
-            each_type(dtype, reduction, Loop::Apart { into, a, b });
-        },
-    );
+    pulp::Arch::new().dispatch(Work { dtype, reduction, lanes: Loop::Apart { into, a, b } });
 }
 
 /// The contributions of all members but one, in the members' order, and that one's place. None of
@@ -180,20 +170,33 @@ pub(crate) fn reduce_everywhere(
     }
 }
 
-/// As [`reduce_everywhere`] for two, whose order does not matter.
+/// As [`reduce_everywhere`] for two, whose order does not matter. What was just reduced is copied
+/// while it is still in the nearest cache.
 fn reduce_both(dtype: DType, reduction: Reduction, a: &mut [u8], b: &mut [u8]) {
-    debug_assert_eq!(a.len(), b.len());
-    pulp::Arch::new().dispatch(
-        #[inline(always)]
-        || {
-            each_type(dtype, reduction, Loop::Both { a, b });
-        },
-    );
+    for (a, b) in a.chunks_mut(TILE).zip(b.chunks_mut(TILE)) {
+        reduce_into(dtype, reduction, a, b);
+        b.copy_from_slice(a);
+    }
+}
+
+/// A loop, to be compiled for each instruction set.
+struct Work<'a> {
+    dtype: DType,
+    reduction: Reduction,
+    lanes: Loop<'a>,
+}
+
+impl pulp::WithSimd for Work<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, _: S) {
+        each_type(self.dtype, self.reduction, self.lanes);
+    }
 }
 
 /// A loop over elements, before their type and what is done with them are known.
 enum Loop<'a> {
-    Both { a: &'a mut [u8], b: &'a mut [u8] },
     InPlace { into: &'a mut [u8], from: &'a [u8] },
     Apart { into: &'a mut [u8], a: &'a [u8], b: &'a [u8] },
 }
@@ -227,13 +230,6 @@ impl Loop<'_> {
         combine: impl Fn(f32, f32) -> f32,
     ) {
         match self {
-            Self::Both { a, b } => {
-                let (a, b) = (a.as_chunks_mut::<N>().0, b.as_chunks_mut::<N>().0);
-                for (a, b) in a.iter_mut().zip(b) {
-                    *a = store(combine(load(*a), load(*b)));
-                    *b = *a;
-                }
-            }
             Self::InPlace { into, from } => {
                 let (into, from) = (into.as_chunks_mut::<N>().0, from.as_chunks::<N>().0);
                 for (a, b) in into.iter_mut().zip(from) {
@@ -330,7 +326,8 @@ mod tests {
 
     #[test]
     fn everyone_gets_the_result_in_the_order_that_was_asked_for() {
-        let value = |rank: usize, i: usize| ((rank * 7919 + i * 104_729) % 1000) as f32 * 0.1 + 1e-3;
+        let value =
+            |rank: usize, i: usize| ((rank * 7919 + i * 104_729) % 1000) as f32 * 0.1 + 1e-3;
         let elements = 5000;
         for dtype in TYPES {
             let size = dtype.size() as usize;

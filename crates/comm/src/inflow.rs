@@ -84,8 +84,7 @@ impl Inflow {
                     let moved = current.arrived > before;
                     return Ok(if moved { Taken::Part } else { Taken::Nothing });
                 }
-                let piece =
-                    Piece { total: current.total, at: current.arrived, bytes: &there[..n] };
+                let piece = Piece { total: current.total, at: current.arrived, bytes: &there[..n] };
                 visit(&current.header, piece)?;
                 current.arrived += n;
                 if n == left {
@@ -122,8 +121,7 @@ impl Inflow {
             match wire::decode(&head).map_err(Trouble::Wire)? {
                 Frame::Goodbye => self.ended = true,
                 Frame::Message { header, payload } => {
-                    self.current =
-                        Some(Current { header, total: payload, arrived: 0, kept: None });
+                    self.current = Some(Current { header, total: payload, arrived: 0, kept: None });
                 }
             }
         }

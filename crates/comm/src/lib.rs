@@ -13,6 +13,7 @@
 //! a rank that disagrees is found by the header of its first message, a process that dies or stops
 //! is noticed by the hub, and a rank that is silent is noticed by whoever waits for it.
 
+pub mod affinity;
 mod arithmetic;
 pub mod barrier;
 pub mod collective;

@@ -195,7 +195,12 @@ mod tests {
     use crate::transport::Purpose;
     use paceline_plan::dtype::DType;
 
-    fn send(transport: &mut ThreadTransport, to: Rank, tag: Tag, value: u8) -> Result<(), CommError> {
+    fn send(
+        transport: &mut ThreadTransport,
+        to: Rank,
+        tag: Tag,
+        value: u8,
+    ) -> Result<(), CommError> {
         let purpose = Purpose::PointToPoint { elements: 1, dtype: DType::U8 };
         transport.send(to, &Header { tag, purpose, round: 0 }, &[&[value]])
     }

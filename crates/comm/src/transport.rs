@@ -60,12 +60,8 @@ pub trait Transport: Send {
     ///
     /// Every byte is shown once, in order, and is gone after that; an empty message is shown as one
     /// empty piece.
-    fn try_take(
-        &mut self,
-        from: Rank,
-        tag: Tag,
-        visit: &mut Visit<'_>,
-    ) -> Result<Taken, CommError>;
+    fn try_take(&mut self, from: Rank, tag: Tag, visit: &mut Visit<'_>)
+    -> Result<Taken, CommError>;
 
     /// Parks the thread until something may have arrived of what was asked for and not there, or
     /// something may go that did not, or for that long. Returning is no promise that anything did.

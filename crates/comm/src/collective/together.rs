@@ -324,7 +324,8 @@ impl Together {
                 Some(window) => window.part_mut(at),
                 None => None,
             };
-            let problem = || CommError::Job { problem: "a rank's vector is out of reach".to_owned() };
+            let problem =
+                || CommError::Job { problem: "a rank's vector is out of reach".to_owned() };
             members.push(bytes.ok_or_else(problem)?);
         }
         reduce_everywhere(dtype, reduction, sequence, &mut members);

@@ -139,7 +139,9 @@ pub fn connect(options: &ProcessOptions) -> Result<ProcessTransport, CommError> 
     let own = &members[options.rank.index()].neighbourhood;
     let here = members.iter().filter(|member| member.neighbourhood == *own).count();
     let attendant = attend(options, &common, line, members, hub_rank)?;
-    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    // A rank that is bound to its share of the cores has at least one of its own.
+    let bound = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let cores = online_cores().max(bound);
     Ok(ProcessTransport {
         seen: common.bell.count(),
         common,
@@ -356,6 +358,17 @@ fn attend(
         .name(format!("rank {}'s attendant", options.rank))
         .spawn(move || attendant.run())
         .map_err(|error| problem(format!("cannot start a thread: {error}")))
+}
+
+/// How many cores the host has, whichever of them this process may use.
+fn online_cores() -> usize {
+    let list = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    let count = |range: &str| -> Option<usize> {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last) = (first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
+        Some(last.saturating_sub(first) + 1)
+    };
+    list.trim().split(',').filter_map(count).sum()
 }
 
 fn host_name() -> String {

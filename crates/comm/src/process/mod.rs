@@ -140,10 +140,8 @@ impl ProcessTransport {
                 let departed = link.bell().departed();
                 let before = inbox.taken(from.0);
                 let (inflow, _) = &mut inflows[0];
-                let outcome = look(&mut Incoming {
-                    mail,
-                    stream: Origin::Ring(inflow, inbox, from.0),
-                });
+                let outcome =
+                    look(&mut Incoming { mail, stream: Origin::Ring(inflow, inbox, from.0) });
                 if inbox.taken(from.0) != before && inbox.take_wish(from.0) {
                     link.bell().knock();
                 }

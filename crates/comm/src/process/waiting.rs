@@ -1,8 +1,10 @@
 //! How a rank waits: it watches what it asked for, then lets others have the core, then sleeps.
 //!
-//! Where every rank of the host has a core of its own, watching is fastest and costs nobody
-//! anything. Where ranks share cores, the one that is waited for may only need a turn, so a rank that
-//! waits gives its own away at once. Either way it sleeps before long: compute threads want cores too.
+//! Where every rank of the host has a core of its own, watching is fastest and costs nobody anything,
+//! for a few microseconds: the scheduler may still have put two ranks on one core, and then the one
+//! that is waited for only needs a turn. Where there are more ranks than cores, that is the rule, so
+//! a rank that waits gives its turn away at once. Either way it sleeps before long: compute threads
+//! want cores too.
 
 use super::link::Link;
 use super::{Common, ProcessTransport};
@@ -25,7 +27,7 @@ impl Manners {
     /// What suits so many ranks of one host on so many cores.
     pub(super) fn among(ranks: usize, cores: usize) -> Self {
         if ranks <= cores {
-            Self { watch: Duration::from_micros(100), give_way: Duration::from_micros(20) }
+            Self { watch: Duration::from_micros(5), give_way: Duration::from_micros(200) }
         } else {
             Self { watch: Duration::ZERO, give_way: Duration::from_micros(200) }
         }
@@ -110,9 +112,8 @@ impl ProcessTransport {
 
     /// Whether it waits for neighbours, and for ranks elsewhere.
     fn ways(&self) -> (bool, bool) {
-        let by_socket = |rank: &Rank| {
-            matches!(self.common.links.get(rank.index()), Some(Link::Sockets(_)))
-        };
+        let by_socket =
+            |rank: &Rank| matches!(self.common.links.get(rank.index()), Some(Link::Sockets(_)));
         let Interest { from, to } = &self.interest;
         let sockets = from.iter().chain(to).filter(|rank| by_socket(rank)).count();
         (sockets < from.len() + to.len(), sockets > 0)

@@ -322,12 +322,7 @@ impl Bell {
 
     /// For the owner: sleeps until the bell has rung since it had rung `seen` times, or for so long.
     /// Does not sleep if there is something to see already.
-    pub(crate) fn sleep(
-        &self,
-        seen: u32,
-        at_most: Duration,
-        mut anything: impl FnMut() -> bool,
-    ) {
+    pub(crate) fn sleep(&self, seen: u32, at_most: Duration, mut anything: impl FnMut() -> bool) {
         let asleep = self.map.atomic_u32(ASLEEP);
         asleep.store(1, SeqCst);
         fence(SeqCst);
