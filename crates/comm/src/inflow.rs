@@ -155,3 +155,114 @@ impl Inflow {
         }
     }
 }
+
+/// Reads bytes as if they had come over a wire, for as long as they can be read: what a fuzzer calls.
+pub fn drain(bytes: &[u8]) {
+    let mut source = Bytes { bytes, there: bytes.len() };
+    let (mut inflow, mut mail) = (Inflow::default(), Mailbox::default());
+    while let Ok(Some(parcel)) = inflow.parcel(&mut source, &mut mail, 0) {
+        drop(parcel);
+    }
+}
+
+/// A stream of which only the beginning has arrived.
+struct Bytes<'b> {
+    bytes: &'b [u8],
+    there: usize,
+}
+
+impl Source for Bytes<'_> {
+    fn head(&mut self) -> Result<Option<[u8; HEAD]>, CommError> {
+        let head = self.bytes[..self.there].first_chunk().copied();
+        if head.is_some() {
+            self.consume(HEAD);
+        }
+        Ok(head)
+    }
+
+    fn peek(&mut self, _wanted: usize) -> Result<&[u8], CommError> {
+        Ok(&self.bytes[..self.there])
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        // The filling of a frame may not have arrived yet, and that of the last one be missing.
+        let there = self.there.saturating_sub(bytes);
+        (self.bytes, self.there) = (&self.bytes[bytes.min(self.bytes.len())..], there);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::tests::messages;
+    use proptest::prelude::*;
+
+    fn stream() -> Vec<u8> {
+        let mut stream = Vec::new();
+        for (header, data) in messages() {
+            stream.extend(wire::encode(&header, data.len()));
+            stream.extend(&data);
+            stream.resize(stream.len().next_multiple_of(GRAIN), 0);
+        }
+        stream.extend(wire::goodbye());
+        stream
+    }
+
+    /// What channel 0 and channel 1 carry, with the two asked for in this order while the stream
+    /// arrives in these portions.
+    fn read(portions: &[usize], picks: &[bool]) -> [Vec<(Header, Vec<u8>)>; 2] {
+        let stream = stream();
+        let mut source = Bytes { bytes: &stream, there: 0 };
+        let (mut inflow, mut mail) = (Inflow::default(), Mailbox::default());
+        let mut found = [Vec::new(), Vec::new()];
+        let mut current = [Vec::new(), Vec::new()];
+        let portions = portions.iter().copied().chain([usize::MAX; 20]);
+        for (portion, pick) in portions.zip(picks.iter().copied().cycle()) {
+            source.there = source.bytes.len().min(source.there.saturating_add(portion));
+            let channels = if portion == usize::MAX { vec![0, 1] } else { vec![u32::from(pick)] };
+            for channel in channels {
+                let at = channel as usize;
+                let mut header = None;
+                let taken = inflow
+                    .take(&mut source, &mut mail, channel, &mut |found, piece| {
+                        assert_eq!(piece.at, current[at].len());
+                        current[at].extend_from_slice(piece.bytes);
+                        header = Some(*found);
+                        Ok(())
+                    })
+                    .unwrap();
+                if taken == Taken::Whole {
+                    found[at].push((header.unwrap(), std::mem::take(&mut current[at])));
+                }
+            }
+        }
+        assert!(inflow.ended);
+        found
+    }
+
+    proptest! {
+        #[test]
+        fn messages_survive_any_portions_and_any_order_of_asking(
+            portions in prop::collection::vec(0usize..900, 0..60),
+            picks in prop::collection::vec(any::<bool>(), 1..60),
+        ) {
+            let of = |channel| -> Vec<_> {
+                messages().into_iter().filter(|(h, _)| h.tag.channel() == channel).collect()
+            };
+            prop_assert_eq!(read(&portions, &picks), [of(0), of(1)]);
+        }
+
+        #[test]
+        fn damaged_streams_never_panic(
+            at in 0usize..8000,
+            bit in 0u8..8,
+            garbage in prop::collection::vec(any::<u8>(), 0..300),
+        ) {
+            let mut stream = stream();
+            let at = at % stream.len();
+            stream[at] ^= 1 << bit;
+            drain(&stream);
+            drain(&garbage);
+        }
+    }
+}

@@ -22,6 +22,7 @@ mod half_precision;
 mod inflow;
 pub mod launch;
 mod mailbox;
+pub mod measure;
 pub mod point;
 pub mod process;
 mod recorder;

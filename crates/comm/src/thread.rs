@@ -47,10 +47,13 @@ struct RankState {
     departed: AtomicBool,
 }
 
+/// What it is for, and its bytes.
+type Message = (Header, Vec<u8>);
+
 #[derive(Debug, Default)]
 struct Mail {
     /// By sender and channel, oldest first.
-    queues: HashMap<(Rank, u32), VecDeque<(Header, Vec<u8>)>>,
+    queues: HashMap<(Rank, u32), VecDeque<Message>>,
     /// Counts everything that is worth waking up for.
     events: u64,
 }
@@ -136,20 +139,20 @@ impl Transport for ThreadTransport {
         tag: Tag,
         visit: &mut Visit<'_>,
     ) -> Result<Taken, CommError> {
+        let Some((header, data)) = self.try_recv(from, tag)? else { return Ok(Taken::Nothing) };
+        visit(&header, Piece { total: data.len(), at: 0, bytes: &data })?;
+        self.world.recycle(data);
+        Ok(Taken::Whole)
+    }
+
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<(Header, Vec<u8>)>, CommError> {
         self.world.check()?;
         // Read before the queue: whatever the sender sent before it left is in the queue by then.
         let departed = self.world.state(from)?.departed.load(Ordering::Acquire);
         let mut mail = lock(&self.world.state(self.rank)?.mail);
-        let message = mail.queues.get_mut(&(from, tag.channel())).and_then(VecDeque::pop_front);
-        drop(mail);
-        match message {
+        match mail.queues.get_mut(&(from, tag.channel())).and_then(VecDeque::pop_front) {
             None if departed => Err(CommError::Departed { rank: self.rank, peer: from }),
-            None => Ok(Taken::Nothing),
-            Some((header, data)) => {
-                visit(&header, Piece { total: data.len(), at: 0, bytes: &data })?;
-                self.world.recycle(data);
-                Ok(Taken::Whole)
-            }
+            message => Ok(message),
         }
     }
 

@@ -63,6 +63,10 @@ pub trait Transport: Send {
     fn try_take(&mut self, from: Rank, tag: Tag, visit: &mut Visit<'_>)
     -> Result<Taken, CommError>;
 
+    /// The next message from a rank on the tag's channel, once all of it is there: for messages whose
+    /// length the receiver does not know.
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<(Header, Vec<u8>)>, CommError>;
+
     /// Parks the thread until something may have arrived of what was asked for and not there, or
     /// something may go that did not, or for that long. Returning is no promise that anything did.
     fn wait(&mut self, at_most: Duration) -> Result<(), CommError>;

@@ -1,7 +1,7 @@
 //! What ranks in different processes tell each other beside the plan's own messages.
 
 use crate::error::ExecError;
-use paceline_comm::{CommError, Header, Payload, Progress, Purpose, Tag, Transport, finish};
+use paceline_comm::{CommError, Header, Progress, Purpose, Tag, Transport, finish};
 use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 use std::time::Duration;
@@ -35,9 +35,7 @@ pub(crate) fn say(
     bytes: &[u8],
 ) -> Result<(), CommError> {
     let tag = Tag::new(CONTROL | subject as u32, sequence);
-    let mut data = transport.take_buffer(bytes.len());
-    data.extend_from_slice(bytes);
-    transport.send(to, tag, Payload { header: header(tag, bytes.len()), data })
+    transport.send(to, &header(tag, bytes.len()), &[bytes])
 }
 
 /// The next message on a subject, if it is there, given to `read`.
@@ -48,13 +46,9 @@ pub(crate) fn try_hear<R>(
     read: impl FnOnce(&[u8]) -> R,
 ) -> Result<Option<R>, CommError> {
     let tag = Tag::new(CONTROL | subject as u32, sequence);
-    let Some(Payload { header: found, data }) = transport.try_recv(from, tag)? else {
-        return Ok(None);
-    };
+    let Some((found, data)) = transport.try_recv(from, tag)? else { return Ok(None) };
     header(tag, data.len()).check(transport.rank(), from, &found)?;
-    let result = read(&data);
-    transport.recycle(data);
-    Ok(Some(result))
+    Ok(Some(read(&data)))
 }
 
 /// Waits for the next message on a subject.
@@ -70,7 +64,7 @@ pub(crate) fn hear<R>(
         heard = try_hear(transport, from, about, &mut read)?;
         Ok(match heard {
             Some(_) => Progress::Done,
-            None => Progress::Pending { on: from, step: 0 },
+            None => Progress::Pending { on: from, step: 0, moved: 0 },
         })
     })?;
     // `finish` ends well only when something was heard.

@@ -354,7 +354,8 @@ impl<'a> Rank<'a> {
         let start = self.recorder.now();
         match self.begin(at, op, lane) {
             Ok(Some(flight)) => {
-                let progress = Progress::Pending { on: self.place.rank, step: usize::MAX };
+                let progress =
+                    Progress::Pending { on: self.place.rank, step: usize::MAX, moved: 0 };
                 let wait = Wait::default();
                 self.advance(queue, lane, op, InFlight { flight, at, start, progress, wait })?;
             }

@@ -59,6 +59,8 @@ pub struct Running {
     held: Vec<(u32, Chunks, Lent)>,
     /// The contribution that is arriving, to be held.
     arriving: Vec<u8>,
+    /// Buffers for such contributions, used before.
+    spare: Vec<Vec<u8>>,
     /// Messages that have not gone entirely, oldest first.
     outgoing: Vec<Outgoing>,
     /// What is read or lent in place in the present round, which ends when all of it is done with.
@@ -102,6 +104,7 @@ impl Running {
             next: 0,
             held: Vec::new(),
             arriving: Vec::new(),
+            spare: Vec::new(),
             outgoing: Vec::new(),
             round: Round::default(),
             vector: None,
@@ -199,8 +202,11 @@ impl Running {
                     self.send_on(transport, &cut, dtype, data)?;
                 }
                 Action::Recv { from, chunks, how } => {
-                    if how == Combine::Replace || how == Combine::Reduce {
-                        self.let_go(transport, &cut, dtype, data, chunks)?;
+                    if (how == Combine::Replace || how == Combine::Reduce)
+                        && let Some(on) =
+                            self.let_go(transport, &cut, dtype, data, (round, chunks))?
+                    {
+                        return Ok(self.pending(on));
                     }
                     let peer = self.members[from as usize];
                     let into = Into { cut: &cut, chunks, how, dtype, data, output };
@@ -209,7 +215,8 @@ impl Running {
                         return Ok(self.pending(peer));
                     }
                     if how == Combine::Hold {
-                        let message = std::mem::take(&mut self.arriving);
+                        let next = self.spare.pop().unwrap_or_default();
+                        let message = std::mem::replace(&mut self.arriving, next);
                         self.held.push((from, chunks, Lent::Copied(message)));
                     }
                 }
@@ -218,7 +225,9 @@ impl Running {
                     return Err(CommError::NoSummingSwitch { rank, algorithm });
                 }
                 Action::Fold { chunks } => {
-                    self.let_go(transport, &cut, dtype, data, chunks)?;
+                    if let Some(on) = self.let_go(transport, &cut, dtype, data, (round, chunks))? {
+                        return Ok(self.pending(on));
+                    }
                     self.fold(&cut, chunks, dtype, data);
                 }
                 Action::Emit { chunks } => ranges(&cut, chunks, size)
@@ -372,14 +381,11 @@ impl Running {
             }
         }
         drop(pieces);
-        // One buffer is enough to begin the next time with.
-        let message = held.into_iter().find_map(|(_, _, lent)| match lent {
-            Lent::Copied(message) => Some(message),
-            Lent::InPlace(_) => None,
-        });
-        if let Some(mut message) = message {
-            message.clear();
-            self.arriving = message;
+        for (_, _, lent) in held {
+            if let Lent::Copied(mut message) = lent {
+                message.clear();
+                self.spare.push(message);
+            }
         }
     }
 

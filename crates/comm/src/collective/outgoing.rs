@@ -1,7 +1,7 @@
 //! Messages that the wire does not take at once.
 //!
-//! They go on while the steps behind them are carried out, straight from the work buffer. Only where
-//! such a step is about to overwrite what has not gone yet, the rest is copied.
+//! They go on while the steps behind them are carried out, straight from the work buffer. A step that
+//! is about to overwrite what has not gone yet waits for it, or the rest is copied.
 
 use super::{Running, ranges};
 use crate::error::CommError;
@@ -46,30 +46,47 @@ impl Running {
         Ok(self.outgoing.first().map(|message| message.to))
     }
 
-    /// Makes sure that these chunks may be overwritten.
+    /// Makes sure that these chunks may be overwritten in a round; whom is waited for, if they may not
+    /// yet.
+    ///
+    /// What is left of an earlier round goes by itself: the peer that has it to take in does so before
+    /// it comes to this round, and nothing of this round can keep it from that. What is left of this
+    /// very round may be waited for in a circle, so it is copied.
     pub(super) fn let_go(
         &mut self,
         transport: &mut dyn Transport,
         cut: &Cut,
         dtype: DType,
         data: &[u8],
-        chunks: Chunks,
-    ) -> Result<(), CommError> {
+        (round, chunks): (u32, Chunks),
+    ) -> Result<Option<Rank>, CommError> {
         let overlap = |message: &Outgoing| {
             let written = || ranges(cut, chunks, 1);
             ranges(cut, message.chunks, 1)
                 .any(|a| written().any(|b| a.start < b.end && b.start < a.end))
         };
         if !self.outgoing.iter().any(overlap) {
-            return Ok(());
+            return Ok(None);
         }
-        for Outgoing { to, round, chunks, gone } in std::mem::take(&mut self.outgoing) {
+        self.send_on(transport, cut, dtype, data)?;
+        let in_the_way = || self.outgoing.iter().filter(|message| overlap(message));
+        if let Some(earlier) = in_the_way().find(|message| message.round < round) {
+            return Ok(Some(earlier.to));
+        }
+        // The order of messages to one rank stays, so those before such a one go with it.
+        let peers: Vec<Rank> = in_the_way().map(|message| message.to).collect();
+        for message in std::mem::take(&mut self.outgoing) {
+            let Outgoing { to, round, chunks, gone } = message;
+            if !peers.contains(&to) {
+                self.outgoing.push(message);
+                continue;
+            }
             let header = self.header(round, cut.elements, dtype);
             with_pieces(cut, chunks, dtype, data, |pieces| {
                 transport.finish_send(to, &header, pieces, gone)
             })?;
         }
-        Ok(())
+        Ok(None)
     }
 }
 

@@ -336,8 +336,16 @@ fn prepare_ref(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(None)?;
     stream.set_nodelay(true)?;
+    // What is under way is to stay in the caches of a host, and is enough for the longest cables of a
+    // cluster: 2 MiB are 160 µs of 100 Gbit/s. A system that allows less gives less.
+    let _ = rustix::net::sockopt::set_socket_send_buffer_size(stream, SOCKET_BUFFER);
+    let _ = rustix::net::sockopt::set_socket_recv_buffer_size(stream, SOCKET_BUFFER);
     stream.set_nonblocking(true)
 }
+
+/// What a system keeps for one direction of a connection; it takes twice as much, half of it for
+/// itself.
+const SOCKET_BUFFER: usize = 1 << 20;
 
 fn attend(
     options: &ProcessOptions,

@@ -342,6 +342,10 @@ impl Transport for ProcessTransport {
         Ok(taken.unwrap_or(Taken::Nothing))
     }
 
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<(Header, Vec<u8>)>, CommError> {
+        Ok(self.parcel(from, tag)?.map(|Parcel { header, data, .. }| (header, data)))
+    }
+
     fn wait(&mut self, at_most: Duration) -> Result<(), CommError> {
         self.common.check()?;
         self.common.flush_shared()?;

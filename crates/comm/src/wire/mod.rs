@@ -7,6 +7,8 @@
 
 mod purpose;
 
+pub use crate::inflow::drain;
+
 use crate::transport::{Header, Tag};
 use thiserror::Error;
 

@@ -1,5 +1,6 @@
 //! One enum of commands, one file each.
 
+mod bench;
 mod calibrate;
 mod clusters;
 mod collective;
@@ -60,6 +61,7 @@ enum Command {
     Search(Box<search::Flags>),
     Validate(validate::Flags),
     Collective(Box<collective::Flags>),
+    Bench(Box<bench::Flags>),
     Calibrate(calibrate::Flags),
     Report(report::Flags),
     Eval(eval::Flags),
@@ -71,7 +73,7 @@ enum Command {
 }
 
 /// Commands that the contract names and this version does not have.
-const LATER: [&str; 2] = ["bench", "serve"];
+const LATER: [&str; 1] = ["serve"];
 
 /// Reads the arguments and does what they say.
 pub(crate) fn run(arguments: Vec<OsString>) -> Result<(), Failure> {
@@ -104,6 +106,7 @@ fn dispatch(cli: Cli, origins: Origins) -> Result<(), Failure> {
         Some(Command::Search(flags)) => search::run(&flags, origins),
         Some(Command::Validate(flags)) => validate::run(&flags, origins),
         Some(Command::Collective(flags)) => collective::run(&flags, origins),
+        Some(Command::Bench(flags)) => bench::run(&flags, origins),
         Some(Command::Calibrate(flags)) => calibrate::run(&flags, origins),
         Some(Command::Report(flags)) => report::run(&flags, origins),
         Some(Command::Eval(flags)) => eval::run(&flags, origins),

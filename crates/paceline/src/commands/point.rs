@@ -26,6 +26,7 @@ pub(super) fn study(command: &Command) -> Option<Study<'_>> {
         Command::Train(_)
         | Command::Search(_)
         | Command::Validate(_)
+        | Command::Bench(_)
         | Command::Calibrate(_)
         | Command::Report(_)
         | Command::Eval(_)

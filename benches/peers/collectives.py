@@ -1,0 +1,146 @@
+"""all_reduce beside OpenMPI and Gloo, alternating in one run.
+
+    cargo build --release && python3 benches/peers/collectives.py [--ranks 2,4,8] [--sizes 1MiB,16MiB,128MiB]
+
+Needs mpicc and mpirun on the PATH, and a Python with torch in PACELINE_TORCH_PYTHON (default: this one);
+what is missing is left out and said. Each contender is run --rounds times, in turn; of each the best
+median counts, so that a disturbance hits nobody's figure. Vectors of ours lie in memory that ranks
+share, as a training run's do; `shm, private` is ours on ordinary memory, as MPI's are.
+
+The limit is the memory's: an all_reduce of P ranks must read and write P vectors once. What the memory
+carries is measured in the same run: as many processes as there are cores, each updating a vector of its
+own in place.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def parse_size(text):
+    for unit, scale in UNITS.items():
+        if text.endswith(unit):
+            return int(text[: -len(unit)]) * scale
+    return int(text)
+
+
+def ours(program, transport, budget, extra=()):
+    def run(ranks, sizes):
+        command = [program, "bench", "collectives", "--json", "--ranks", str(ranks)]
+        command += ["--transport", transport, "--budget", str(budget)]
+        command += ["--sizes", ",".join(map(str, sizes)), *extra]
+        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+        records = [json.loads(line) for line in lines]
+        if any(record["wrong"] for record in records):
+            sys.exit("wrong results")
+        best = {}
+        for record in records:
+            best[record["bytes"]] = min(best.get(record["bytes"], 1e18), record["median_us"])
+        return best
+
+    return run
+
+
+def plain(command):
+    def run(ranks, sizes):
+        full = command(ranks) + [str(size) for size in sizes]
+        text = subprocess.run(full, check=True, capture_output=True, text=True).stdout
+        pairs = (line.split() for line in text.splitlines() if line[:1].isdigit())
+        return {int(size): float(micros) for size, micros in pairs}
+
+    return run
+
+
+def update_in_place(size, barrier, results):
+    data = memoryview(bytearray(size))
+    other = memoryview(bytearray(size))
+    barrier.wait()
+    best = 1e18
+    for _ in range(5):
+        began = time.perf_counter()
+        data[:] = other
+        best = min(best, time.perf_counter() - began)
+    results.put(2 * size / best / 1e9)
+
+
+def memory_rate():
+    """Bytes read and written by copies on all cores at once, in GB/s."""
+    cores = os.cpu_count() or 1
+    barrier, results = multiprocessing.Barrier(cores), multiprocessing.Queue()
+    size = 128 << 20
+    workers = [
+        multiprocessing.Process(target=update_in_place, args=(size, barrier, results)) for _ in range(cores)
+    ]
+    for worker in workers:
+        worker.start()
+    rate = sum(results.get() for _ in workers)
+    for worker in workers:
+        worker.join()
+    return rate
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", default=os.path.join(HERE, "../../target/release/paceline"))
+    parser.add_argument("--ranks", default="2,4,8")
+    parser.add_argument("--sizes", default="4KiB,64KiB,1MiB,16MiB,128MiB")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--budget", type=int, default=200, help="milliseconds for each size")
+    arguments = parser.parse_args()
+    sizes = [parse_size(size) for size in arguments.sizes.split(",")]
+    budget, program = arguments.budget, arguments.program
+    contenders = {
+        "shm": ours(program, "shm", budget),
+        "shm, private": ours(program, "shm", budget, ["--private"]),
+        "tcp": ours(program, "tcp", budget),
+    }
+    scratch = tempfile.TemporaryDirectory()
+    if shutil.which("mpicc") and shutil.which("mpirun"):
+        binary = os.path.join(scratch.name, "all_reduce_mpi")
+        subprocess.run(["mpicc", "-O2", os.path.join(HERE, "all_reduce_mpi.c"), "-o", binary], check=True)
+        mpirun = ["mpirun", "--oversubscribe"]
+        if os.geteuid() == 0:
+            mpirun.append("--allow-run-as-root")
+        tail = lambda ranks: ["-np", str(ranks), binary, str(budget)]
+        contenders["OpenMPI shm"] = plain(lambda ranks: mpirun + tail(ranks))
+        contenders["OpenMPI tcp"] = plain(lambda ranks: mpirun + ["--mca", "btl", "tcp,self"] + tail(ranks))
+    else:
+        print("no mpicc or mpirun: OpenMPI is left out")
+    torch = os.environ.get("PACELINE_TORCH_PYTHON", sys.executable)
+    if subprocess.run([torch, "-c", "import torch"], capture_output=True).returncode == 0:
+        script = os.path.join(HERE, "all_reduce_gloo.py")
+        contenders["Gloo"] = plain(lambda ranks: [torch, script, str(ranks), str(budget)])
+    else:
+        print("no torch in PACELINE_TORCH_PYTHON: Gloo is left out")
+    rate = memory_rate()
+    print(f"memory: {rate:.1f} GB/s read and written by copies on all cores\n")
+    columns = list(contenders)
+    ratios = [("shm", "OpenMPI shm"), ("shm, private", "OpenMPI shm"), ("tcp", "OpenMPI tcp"), ("tcp", "Gloo")]
+    ratios = [pair for pair in ratios if pair[1] in contenders]
+    print(f"{'ranks':>5} {'bytes':>10}", *(f"{name:>13}" for name in columns), "  median µs of the best round")
+    for ranks in map(int, arguments.ranks.split(",")):
+        best = {name: {} for name in columns}
+        for _ in range(arguments.rounds):
+            for name, run in contenders.items():
+                for size, micros in run(ranks, sizes).items():
+                    best[name][size] = min(best[name].get(size, 1e18), micros)
+        for size in sizes:
+            print(f"{ranks:>5} {size:>10}", *(f"{best[name][size]:>13.2f}" for name in columns))
+        for size in sizes:
+            words = [f"{a} / {b} {best[b][size] / best[a][size]:.2f}" for a, b in ratios]
+            limit = 2 * ranks * size / (rate * 1e9) * 1e6
+            words.append(f"of the memory's limit {limit / best['shm'][size] * 100:.0f} %")
+            print(f"{ranks:>5} {size:>10}  times faster: " + ", ".join(words))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+//! How long a collective takes, and whether it is right.
+//!
+//! As `nccl-tests` does it: all ranks start together, a lap is timed by each rank for itself, and the
+//! slowest rank of a lap is the lap. *Algorithm bandwidth* is the vector's size over that time; *bus
+//! bandwidth* scales it by what the operation must move through the busiest link, so that it can be
+//! compared with a link whatever the number of ranks (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+
+use crate::collective::{CollectiveSpec, Running};
+use crate::error::CommError;
+use crate::transport::{Tag, Transport, finish};
+use crate::{barrier, collective};
+use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Reduction, chunk_range};
+use paceline_plan::dtype::DType;
+use paceline_plan::ids::Rank;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// What was seen of one collective of one size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    /// The median lap.
+    pub median: Duration,
+    /// Elements that were not what they should be, on this rank.
+    pub wrong: u64,
+}
+
+/// The factor from algorithm to bus bandwidth, for so many ranks.
+pub fn bus_factor(kind: CollectiveKind, ranks: u32) -> f64 {
+    let n = f64::from(ranks.max(1));
+    match kind {
+        CollectiveKind::AllReduce => 2.0 * (n - 1.0) / n,
+        CollectiveKind::ReduceScatter
+        | CollectiveKind::AllGather
+        | CollectiveKind::Gather
+        | CollectiveKind::AllToAll => (n - 1.0) / n,
+        CollectiveKind::Broadcast | CollectiveKind::Reduce => 1.0,
+    }
+}
+
+/// Bytes that every rank together must read from and write to memory, at least, where they share it:
+/// every vector that is read once and every one that is written once.
+pub fn least_traffic(kind: CollectiveKind, ranks: u32, bytes: u64) -> u64 {
+    let n = u64::from(ranks);
+    match kind {
+        CollectiveKind::AllReduce => 2 * n * bytes,
+        CollectiveKind::ReduceScatter | CollectiveKind::Reduce => (n + 1) * bytes,
+        CollectiveKind::AllGather | CollectiveKind::Broadcast => (n + 1) * bytes,
+        CollectiveKind::Gather => 2 * bytes,
+        CollectiveKind::AllToAll => 2 * n * bytes,
+    }
+}
+
+/// Runs a collective of f32 elements over and over on all ranks of a world.
+///
+/// `data` is the vector, `output` as large again for an all_to_all. About as many laps are timed as
+/// fit into `budget`, at least three, after some that are not; the same number on all ranks.
+pub fn measure(
+    transport: &mut dyn Transport,
+    spec: &CollectiveSpec,
+    data: &mut [u8],
+    mut output: Option<&mut [u8]>,
+    (sequence, budget, patience): (u32, Duration, Duration),
+) -> Result<Measured, CommError> {
+    let (me, world) = (transport.rank(), transport.world());
+    let members: Vec<Rank> = (0..world).map(Rank).collect();
+    let mut tag = Tag::new(sequence, 0);
+    let mut running = Running::start(spec, &members, me, tag)?;
+    let mut lap = |transport: &mut dyn Transport, data: &mut [u8]| {
+        // Of small vectors the laps follow each other, as they do in a training loop.
+        if data.len() > 1 << 20 {
+            barrier::wait(transport, &members, Tag::new(sequence + 1, tag.sequence()), patience)?;
+        }
+        tag = tag.next();
+        running.restart(tag);
+        let began = Instant::now();
+        finish(transport, patience, |transport| {
+            running.progress_bytes(transport, DType::F32, data, output.as_deref_mut())
+        })?;
+        Ok::<_, CommError>(began.elapsed())
+    };
+    fill(spec, me, world, data);
+    let first = lap(transport, data)?;
+    let second = lap(transport, data)?;
+    let laps = budget.as_secs_f64() / second.min(first).as_secs_f64().max(1e-7);
+    let laps = agree(transport, sequence + 2, laps.clamp(3.0, 5000.0) as f32, patience)? as usize;
+    for _ in 0..laps / 8 {
+        lap(transport, data)?;
+    }
+    let mut times = Vec::with_capacity(laps);
+    for _ in 0..laps {
+        times.push(lap(transport, data)?.as_secs_f32());
+    }
+    slowest(transport, sequence + 3, &mut times, patience)?;
+    times.sort_unstable_by(f32::total_cmp);
+    let median = Duration::from_secs_f32(times[times.len() / 2]);
+    fill(spec, me, world, data);
+    lap(transport, data)?;
+    let result = output.as_deref().unwrap_or(data);
+    Ok(Measured { median, wrong: count_wrong(spec, me, world, result) })
+}
+
+/// The least of what all ranks propose.
+fn agree(
+    transport: &mut dyn Transport,
+    channel: u32,
+    proposal: f32,
+    patience: Duration,
+) -> Result<f32, CommError> {
+    let mut least = [-proposal];
+    maximum(transport, channel, &mut least, patience)?;
+    Ok(-least[0])
+}
+
+/// The slowest rank's time of each lap.
+fn slowest(
+    transport: &mut dyn Transport,
+    channel: u32,
+    times: &mut [f32],
+    patience: Duration,
+) -> Result<(), CommError> {
+    maximum(transport, channel, times, patience)
+}
+
+fn maximum(
+    transport: &mut dyn Transport,
+    channel: u32,
+    values: &mut [f32],
+    patience: Duration,
+) -> Result<(), CommError> {
+    let spec = CollectiveSpec {
+        kind: CollectiveKind::AllReduce,
+        algorithm: Algorithm::Direct,
+        order: Order::Canonical,
+        reduction: Reduction::Max,
+        root: 0,
+        block: 1,
+    };
+    let members: Vec<Rank> = (0..transport.world()).map(Rank).collect();
+    collective::run(transport, &spec, &members, Tag::new(channel, 0), values, None, patience)
+}
+
+/// Small whole numbers, whose sums are exact in any order.
+fn value(rank: u32, index: usize) -> f32 {
+    ((rank as usize * 31 + index * 17) % 25) as f32 - 12.0
+}
+
+fn fill(spec: &CollectiveSpec, me: Rank, world: u32, data: &mut [u8]) {
+    let elements = data.len() / 4;
+    let own = part(spec, me.0, world, elements);
+    for (i, element) in data.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        let given = match spec.kind {
+            CollectiveKind::AllGather | CollectiveKind::Gather => own.contains(&i),
+            CollectiveKind::Broadcast => me.0 == spec.root,
+            CollectiveKind::AllReduce
+            | CollectiveKind::ReduceScatter
+            | CollectiveKind::Reduce
+            | CollectiveKind::AllToAll => true,
+        };
+        *element = if given { value(me.0, i) } else { f32::NAN }.to_ne_bytes();
+    }
+}
+
+fn part(spec: &CollectiveSpec, rank: u32, world: u32, elements: usize) -> Range<usize> {
+    let Range { start, end } = chunk_range(elements as u64, world, rank, spec.block);
+    start as usize..end as usize
+}
+
+fn count_wrong(spec: &CollectiveSpec, me: Rank, world: u32, result: &[u8]) -> u64 {
+    let elements = result.len() / 4;
+    let own = part(spec, me.0, world, elements);
+    let owner = |i: usize| (0..world).find(|rank| part(spec, *rank, world, elements).contains(&i));
+    let reduced = |i: usize| {
+        let values = (0..world).map(|rank| value(rank, i));
+        match spec.reduction {
+            Reduction::Sum => values.sum(),
+            Reduction::Max => values.fold(f32::NEG_INFINITY, f32::max),
+        }
+    };
+    let length = own.len().max(1);
+    let wanted = |i: usize| -> Option<f32> {
+        match spec.kind {
+            CollectiveKind::AllReduce => Some(reduced(i)),
+            CollectiveKind::ReduceScatter => own.contains(&i).then(|| reduced(i)),
+            CollectiveKind::Reduce => (me.0 == spec.root).then(|| reduced(i)),
+            CollectiveKind::AllGather => owner(i).map(|rank| value(rank, i)),
+            CollectiveKind::Gather if me.0 == spec.root => owner(i).map(|rank| value(rank, i)),
+            CollectiveKind::Gather => None,
+            CollectiveKind::Broadcast => Some(value(spec.root, i)),
+            CollectiveKind::AllToAll => Some(value((i / length) as u32, own.start + i % length)),
+        }
+    };
+    let found = result.as_chunks::<4>().0.iter().map(|bytes| f32::from_ne_bytes(*bytes));
+    let wrong = |(i, found): (usize, f32)| wanted(i).is_some_and(|wanted| wanted != found);
+    found.enumerate().filter(|element| wrong(*element)).count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::thread;
+
+    #[test]
+    fn every_collective_is_right_and_damage_is_seen() {
+        for kind in CollectiveKind::ALL {
+            let spec = CollectiveSpec {
+                kind,
+                algorithm: Algorithm::Auto,
+                order: Order::Free,
+                reduction: Reduction::Sum,
+                root: 1,
+                block: 1,
+            };
+            std::thread::scope(|scope| {
+                for mut transport in thread::world(3) {
+                    scope.spawn(move || {
+                        let mut data = vec![0; 4 * 999];
+                        let mut output = vec![0; 4 * 999];
+                        let output = (kind == CollectiveKind::AllToAll).then_some(&mut output[..]);
+                        let settings = (10, Duration::from_millis(1), Duration::from_secs(10));
+                        let measured =
+                            measure(&mut transport, &spec, &mut data, output, settings).unwrap();
+                        assert_eq!(measured.wrong, 0, "{kind}");
+                        assert!(measured.median > Duration::ZERO);
+                    });
+                }
+            });
+        }
+        let spec = CollectiveSpec {
+            kind: CollectiveKind::AllReduce,
+            algorithm: Algorithm::Auto,
+            order: Order::Free,
+            reduction: Reduction::Sum,
+            root: 0,
+            block: 1,
+        };
+        assert_eq!(count_wrong(&spec, Rank(0), 2, &[0xff; 40]), 10);
+    }
+
+    #[test]
+    fn factors_are_those_of_nccl_tests() {
+        assert_eq!(bus_factor(CollectiveKind::AllReduce, 8), 1.75);
+        assert_eq!(bus_factor(CollectiveKind::AllGather, 4), 0.75);
+        assert_eq!(bus_factor(CollectiveKind::Broadcast, 4), 1.0);
+        assert_eq!(least_traffic(CollectiveKind::AllReduce, 2, 100), 400);
+    }
+}

@@ -1,0 +1,27 @@
+//! `paceline bench`: measure this machine.
+
+mod collectives;
+
+use crate::failure::Failure;
+use crate::flags::Origins;
+use clap::{Args, Subcommand};
+
+/// Measure this machine
+#[derive(Args, Debug)]
+pub(crate) struct Flags {
+    #[command(subcommand)]
+    what: What,
+}
+
+/// Each is explained where its flags are.
+#[derive(Debug, Subcommand)]
+enum What {
+    Collectives(collectives::Flags),
+}
+
+/// Measures what was asked for.
+pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
+    match &flags.what {
+        What::Collectives(flags) => collectives::run(flags, origins),
+    }
+}
