@@ -439,8 +439,10 @@ impl<'a> Gpu<'a> {
                 gpu.cross_entropy(stream, on.rows(0).rows, on.input(0), on.output(0), mode)
             }
             Kernel::CrossEntropyInput { scale } => {
-                let (stats, logits, max) = (on.input(0), on.input(1), on.input(2));
-                let (targets, dlogits) = (on.input(3), on.output(0));
+                let (stats, max, targets) = (on.input(0), on.input(2), on.input(3));
+                let dlogits = on.output(0);
+                // Where the gradient takes the logits' place, they stand there already.
+                let logits = if on.input(1).len == 0 { dlogits } else { on.input(1) };
                 let shape = on.rows(1);
                 gpu.cross_entropy_input(stream, shape, scale, stats, logits, max, targets, dlogits)
             }

@@ -67,32 +67,35 @@ fn random(name: &str, elements: usize) -> Vec<f32> {
     values
 }
 
+fn pool() -> Pool {
+    Pool::single()
+}
+
 const SHAPES: [Rows; 3] =
     [Rows { rows: 1, width: 1 }, Rows { rows: 7, width: 33 }, Rows { rows: 64, width: 700 }];
 
 #[test]
 fn products_agree() {
     let Some(mut bench) = Bench::open() else { return };
-    let pool = Pool::single();
     for (rows, inputs, outputs) in [(1, 1, 1), (5, 7, 3), (64, 48, 130)] {
         let shape = linear::Shape { rows, inputs, outputs };
         let [x, w, dy] = [("x", rows * inputs), ("w", outputs * inputs), ("dy", rows * outputs)]
             .map(|(name, n)| random(name, n));
         let [on_x, on_w, on_dy] = [&x, &w, &dy].map(|values| bench.put(values));
         let mut y = vec![0.0; rows * outputs];
-        linear::forward(&pool, shape, &x, &w, &mut y);
+        linear::forward(&pool(), shape, &x, &w, &mut y);
         let on_y = bench.room(y.len());
         bench.device.linear(0, shape, on_x, on_w, on_y).unwrap();
         bench.same(on_y, &y);
         let mut dx = vec![0.0; x.len()];
-        linear::input_gradient(&pool, shape, &dy, &w, &mut dx);
+        linear::input_gradient(&pool(), shape, &dy, &w, &mut dx);
         let on_dx = bench.room(dx.len());
         bench.device.linear_input(0, shape, on_dy, on_w, on_dx).unwrap();
         bench.same(on_dx, &dx);
         let mut dw = random("dw", w.len());
         let on_dw = bench.put(&dw);
         for mode in [Write::Accumulate, Write::Overwrite] {
-            linear::weight_gradient(&pool, shape, &dy, &x, &mut dw, mode);
+            linear::weight_gradient(&pool(), shape, &dy, &x, &mut dw, mode);
             bench.device.linear_weight(0, shape, on_dy, on_x, on_dw, mode).unwrap();
             bench.same(on_dw, &dw);
         }
@@ -156,7 +159,7 @@ fn biases_and_sums_agree() {
         let mut db = random("db", shape.width);
         let on_db = bench.put(&db);
         for mode in [Write::Accumulate, Write::Overwrite] {
-            bias::weight_gradient(shape, &dy, &mut db, mode);
+            bias::weight_gradient(&pool(), shape, &dy, &mut db, mode);
             bench.device.bias_weight(0, shape, on_dy, on_db, mode).unwrap();
             bench.same(on_db, &db);
         }
@@ -191,11 +194,11 @@ fn norms_agree() {
                 norm::layer_norm_forward(shape, 1e-5, &x, &gamma, &beta, &mut y, &mut stats);
                 norm::layer_norm_input_gradient(shape, &dy, &x, &gamma, &stats, &mut dx);
                 let (g, b) = (&mut dgamma, &mut dbeta);
-                norm::layer_norm_weight_gradient(shape, &dy, &x, &stats, g, b, mode);
+                norm::layer_norm_weight_gradient(&pool(), shape, &dy, &x, &stats, (g, b), mode);
             } else {
                 norm::rms_norm_forward(shape, 1e-5, &x, &gamma, &mut y, &mut stats);
                 norm::rms_norm_input_gradient(shape, &dy, &x, &gamma, &stats, &mut dx);
-                norm::rms_norm_weight_gradient(shape, &dy, &x, &stats, &mut dgamma, mode);
+                norm::rms_norm_weight_gradient(&pool(), shape, &dy, &x, &stats, &mut dgamma, mode);
             }
             let gpu = &bench.device;
             let second = |span| layer.then_some(span);

@@ -6,7 +6,10 @@
 use super::WireError;
 use crate::collective::CollectiveSpec;
 use crate::transport::Purpose;
-use paceline_plan::collective::{Algorithm, CollectiveKind, Level, Order, Reduction, TorusShape};
+use paceline_plan::collective::{
+    Algorithm, ChunkOrder, CollectiveKind, Grid, GridDimension, Level, Order, Reduction,
+    TorusShape, Way,
+};
 use paceline_plan::dtype::DType;
 use std::num::NonZeroU32;
 
@@ -35,9 +38,12 @@ const OF_BARRIER: u8 = 3;
 
 const DTYPES: [DType; 6] = [DType::F32, DType::Bf16, DType::F16, DType::Fp8, DType::U32, DType::U8];
 const ORDERS: [Order; 2] = [Order::Canonical, Order::Free];
+const CHUNK_ORDERS: [ChunkOrder; 2] = [ChunkOrder::Baseline, ChunkOrder::Themis];
+const WAYS: [Way; 3] = [Way::Ring, Way::Direct, Way::Halving];
 const REDUCTIONS: [Reduction; 2] = [Reduction::Sum, Reduction::Max];
 
 /// Algorithms that are no [`Level`].
+const PER_DIMENSION: u8 = 253;
 const AUTO: u8 = 254;
 const HIERARCHICAL: u8 = 255;
 
@@ -113,6 +119,19 @@ fn encode_algorithm(algorithm: Algorithm, bytes: &mut [u8; BYTES]) {
             put(bytes, HOST, host.map_or(0, NonZeroU32::get).to_le_bytes());
             return;
         }
+        Algorithm::PerDimension { chunks, order, grid } => {
+            bytes[ALGORITHM] = PER_DIMENSION;
+            bytes[OUTER] = index(&CHUNK_ORDERS, order);
+            put(bytes, HOST, chunks.to_le_bytes());
+            let dimensions = grid.iter().flat_map(Grid::dimensions);
+            for (at, GridDimension { size, way, rate }) in places().zip(dimensions) {
+                put(bytes, at, size.to_le_bytes());
+                put(bytes, at + 4, rate.to_le_bytes());
+                bytes[at + 8] = index(&WAYS, *way);
+            }
+            return;
+        }
+        Algorithm::InNetwork => Level::InNetwork,
         Algorithm::Ring => Level::Ring,
         Algorithm::MultiRing { rings } => Level::MultiRing { rings },
         Algorithm::HalvingDoubling => Level::HalvingDoubling,
@@ -143,8 +162,32 @@ fn decode_algorithm(bytes: &[u8; BYTES]) -> Option<Algorithm> {
             let host = NonZeroU32::new(u32::from_le_bytes(get(bytes, HOST)));
             Some(Algorithm::Hierarchical { inner, outer, host })
         }
+        PER_DIMENSION => {
+            let order = *CHUNK_ORDERS.get(usize::from(bytes[OUTER]))?;
+            let chunks = u32::from_le_bytes(get(bytes, HOST));
+            let mut dimensions = Vec::new();
+            for at in places() {
+                let size = u32::from_le_bytes(get(bytes, at));
+                if size == 0 {
+                    break;
+                }
+                let rate = u32::from_le_bytes(get(bytes, at + 4));
+                let way = *WAYS.get(usize::from(bytes[at + 8]))?;
+                dimensions.push(GridDimension { size, way, rate });
+            }
+            let grid = match dimensions.as_slice() {
+                [] => None,
+                dimensions => Some(Grid::new(dimensions)?),
+            };
+            Some(Algorithm::PerDimension { chunks, order, grid })
+        }
         _ => level(ALGORITHM, PARAMETERS).map(Algorithm::from),
     }
+}
+
+/// Where the dimensions of a grid stand.
+fn places() -> impl Iterator<Item = usize> {
+    (0..Grid::MAX_DIMENSIONS).map(|i| PARAMETERS + 9 * i)
 }
 
 /// An algorithm's number, and its parameters.
@@ -171,6 +214,7 @@ fn numbers(level: Level) -> (u8, [u32; TorusShape::MAX_DIMENSIONS]) {
             values.iter_mut().zip(shape.sizes()).for_each(|(value, size)| *value = size);
             10
         }
+        Level::InNetwork => 11,
     };
     (number, values)
 }
@@ -191,6 +235,7 @@ fn from_numbers(number: u8, values: &[u32; TorusShape::MAX_DIMENSIONS]) -> Optio
             let dimensions = values.iter().take_while(|size| **size > 0).count();
             Level::Torus { shape: TorusShape::new(&values[..dimensions])? }
         }
+        11 => Level::InNetwork,
         _ => return None,
     })
 }
@@ -231,6 +276,11 @@ mod tests {
             "torus:8",
             "torus:4x4x2x3x2x5",
             "hierarchical:ps:ring",
+            "in-network",
+            "per-dimension:4",
+            "themis:16/8hx16r@240000x23000",
+            "per-dimension/2rx3dx4rx5r",
+            "hierarchical:direct:in-network/4",
             "hierarchical:torus:2x2:ps:3/4",
             "hierarchical:read-reduce:torus:5x7x9x1x2x3/8",
         ] {

@@ -95,10 +95,11 @@ impl Bench {
     ) -> Result<Stand<'_>, ExecError> {
         let rank = transport.rank();
         let program = &self.plan.programs[0];
-        let memory = Memory::new(program, transport).map_err(|source| match source {
-            Fault::Comm(source) => ExecError::Control { rank, doing: "making its memory", source },
-            Fault::Arena(source) => ExecError::Memory { rank, source },
-            Fault::NoPeer | Fault::Data(_) => unreachable!("memory has no peers and no data"),
+        let memory = Memory::new(program, transport).map_err(|source| ExecError::Op {
+            rank,
+            iteration: 1,
+            op: "start".into(),
+            source,
         })?;
         let place = Place::of(&self.plan, Rank(0));
         let pool = Pool::new(threads).map_err(|source| ExecError::Thread { rank, source })?;
@@ -127,7 +128,7 @@ impl Stand<'_> {
     /// Runs the op once.
     pub(super) fn run(&mut self) -> Result<(), ExecError> {
         let program = &self.bench.plan.programs[0];
-        let done = match self.bench.subject {
+        let done: Result<(), Fault> = match self.bench.subject {
             Subject::Operator(_) => {
                 self.compute.segment(&self.memory, &program.segments[0], 0, false)
             }
@@ -138,10 +139,12 @@ impl Stand<'_> {
                 let rule = Rule::new(strategy, &options, 1000, Some(1.0), &scale);
                 let (types, pool) = (self.bench.kernels.types, self.compute.pool());
                 rule.step(types, &self.memory, pool, self.place, &program.buckets[0], 0)
+                    .map_err(Fault::from)
             }
-            Subject::Accumulate(_, mode) => self.accumulate(mode),
+            Subject::Accumulate(_, mode) => self.accumulate(mode).map_err(Fault::from),
         };
-        done.map_err(|source| ExecError::Memory { rank: self.rank, source })
+        let (rank, iteration) = (self.rank, 1);
+        done.map_err(|source| ExecError::Op { rank, iteration, op: "a probe".into(), source })
     }
 
     fn accumulate(&self, mode: AccumulateMode) -> Result<(), ArenaError> {
