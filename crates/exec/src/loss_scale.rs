@@ -38,7 +38,7 @@ impl LossScale {
         let first = f32::from_bits(options.loss_scale.clamp(1.0, LARGEST).to_bits() & 0x7f80_0000);
         let saved = match &options.start {
             Start::Checkpoint(checkpoint) => checkpoint.state().loss_scale,
-            Start::Seed => None,
+            Start::Seed | Start::Pretrained(_) => None,
         };
         match saved.filter(|saved| dynamic && saved.scale.is_normal()) {
             Some(saved) => Self { dynamic, scale: saved.scale.clamp(1.0, LARGEST), ..saved },

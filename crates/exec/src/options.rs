@@ -3,6 +3,7 @@
 use crate::checkpoint::{Checkpoint, SaveOptions};
 use crate::data::DataSource;
 use crate::error::ExecError;
+use crate::hugging_face::Pretrained;
 use crate::learning_rate::{BatchScaling, LrSchedule};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -69,6 +70,8 @@ pub enum Start {
     Seed,
     /// Where another run was when it was saved, whatever its layout.
     Checkpoint(Arc<Checkpoint>),
+    /// From weights that were trained elsewhere; the optimizer starts anew.
+    Pretrained(Arc<Pretrained>),
 }
 
 impl Default for TrainOptions {

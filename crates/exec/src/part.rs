@@ -88,7 +88,11 @@ fn attempt(
         let remains = run_rank(&run, transport, &mut |sight, transport| {
             reports.hear(LEADER, sight, report);
             ears.catch_up(transport, &mut reports, report)
-        })?;
+        });
+        if remains.is_err() {
+            run.saving.iter().for_each(|saving| saving.clear());
+        }
+        let remains = remains?;
         ears.hear_out(transport, patience, &mut reports, report)?;
         let left = Left::of(&run, rank, remains, &resident);
         return gather(&run, transport, left, reports).map(Some);

@@ -14,6 +14,7 @@ use crate::data::Data;
 use crate::error::{ExecError, Fault};
 use crate::exchange::{Exchanges, Flight};
 use crate::horizon::Horizon;
+use crate::hugging_face::Whole;
 use crate::loss_scale::LossScale;
 use crate::memory::Memory;
 use crate::options::{Start, TrainOptions};
@@ -31,6 +32,7 @@ use paceline_plan::ids::{BufferId, LaneId, Microbatch, OpId};
 use paceline_plan::program::{AccumulateMode, LoadKind, Op, Plan, Program, Section, View};
 use paceline_plan::units::Seconds;
 use paceline_plan::validate::describe;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -170,6 +172,9 @@ impl<'a> Rank<'a> {
                 restore_weights(&memory, place, program, &mut checkpoint.weights())?;
                 restore_moments(&memory, place, program, checkpoint)?;
             }
+            Start::Pretrained(pretrained) => {
+                restore_weights(&memory, place, program, &mut Whole::new(pretrained))?;
+            }
         }
         let saver = |shared| Saver::new(shared, run.plan, program, place, &memory);
         let saver = run.saving.as_ref().map(saver);
@@ -261,6 +266,7 @@ impl<'a> Rank<'a> {
             data: DataPosition {
                 source: data.name().to_owned(),
                 samples: self.run.from.samples_before(iteration, plan.strategy.global_batch),
+                path: data.path().map(Path::to_owned),
             },
             optimizer: plan.strategy.optimizer,
             loss_scale: self.scale.reported().map(|_| self.scale),

@@ -98,7 +98,10 @@ pub fn train(
         done.into_iter().filter_map(|(remains, _)| remains).collect::<Vec<_>>()
     });
     match broken.or(cause.into_inner()) {
-        Some(cause) => Err(cause),
+        Some(cause) => {
+            run.saving.iter().for_each(|saving| saving.clear());
+            Err(cause)
+        }
         None => outcome(&run, reports, remains, &resident),
     }
 }
@@ -106,7 +109,7 @@ pub fn train(
 /// Where a run begins. A checkpoint's moments belong to one optimizer.
 pub(crate) fn from(plan: &Plan, options: &TrainOptions, data: &Data) -> Result<From, ExecError> {
     let state = match &options.start {
-        Start::Seed => return Ok(From::default()),
+        Start::Seed | Start::Pretrained(_) => return Ok(From::default()),
         Start::Checkpoint(checkpoint) => checkpoint.state(),
     };
     let TrainingState { iteration, optimizer, data: ref position, .. } = *state;

@@ -5,11 +5,13 @@ mod common;
 use common::*;
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
 use paceline_exec::{ExecError, Outcome, Start, TrainOptions, train};
+use paceline_plan::DType;
 use paceline_plan::model::Model;
 use paceline_plan::strategy::{OptimizerKind, Strategy, Sync, Zero};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 /// A directory that goes away with its test.
@@ -85,6 +87,25 @@ fn a_run_goes_on_bitwise_under_any_layout() {
                 assert_eq!(rest.parameters, whole.parameters, "{saved_by}, then {resumed_by}");
             }
         }
+    }
+}
+
+/// Sixteen-bit weights are saved as the single precision they are rounded from, and the loss's factor with them.
+#[test]
+fn sixteen_bit_runs_go_on_bitwise() {
+    let model = tiny_gpt(true);
+    for dtype in [DType::Bf16, DType::F16] {
+        let one = Strategy { dtype, ..one() };
+        let cut = Strategy { dp: 2, zero: Zero::Parameters, ..one.clone() };
+        let whole = run_with(&model, &one, &options(12));
+        let folder = Folder::new(&format!("sixteen-{dtype}"));
+        let save = saving(&folder.0, None);
+        run_with(&model, &cut, &TrainOptions { save, ..options(6) });
+        let scale = Checkpoint::open(&folder.0).unwrap().state().loss_scale;
+        assert_eq!(scale.is_some(), dtype == DType::F16);
+        let start = resumed(&folder.0);
+        let rest = run_with(&model, &one, &TrainOptions { start, ..options(12) });
+        assert_eq!(bits(&rest), bits(&whole)[6..], "{dtype}");
     }
 }
 
@@ -246,4 +267,33 @@ fn a_run_that_cannot_write_says_where_and_keeps_what_it_had() {
         "{told}"
     );
     assert_eq!(Checkpoint::open(&folder.0).unwrap().state().iteration, 1);
+}
+
+/// A file system so small that the third checkpoint does not fit beside two.
+#[test]
+fn a_full_disk_ends_the_run_and_leaves_the_last_checkpoint() {
+    let folder = Folder::new("full");
+    fs::create_dir_all(&folder.0).unwrap();
+    let mount = |arguments: &[&str]| {
+        let done = Command::new(arguments[0]).args(&arguments[1..]).arg(&folder.0).output();
+        done.is_ok_and(|done| done.status.success())
+    };
+    if !mount(&["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs"]) {
+        eprintln!("SKIPPED: a full disk needs a tmpfs of its own, which only root may mount");
+        return;
+    }
+    let strategy = Strategy { dp: 2, ..one() };
+    let options = TrainOptions { save: saving(&folder.0, Some(1)), ..options(1000) };
+    let run = train(&plan(&tiny_gpt(true), &strategy), &options, &mut |_| {});
+    let (names, last) = (folder.names(), Checkpoint::open(&folder.0).map(|c| c.state().iteration));
+    let rest = last.is_ok().then(|| {
+        let options = TrainOptions { start: resumed(&folder.0), save: None, ..options.clone() };
+        let options = TrainOptions { iterations: 5, ..options };
+        train(&plan(&tiny_gpt(true), &one()), &options, &mut |_| {})
+    });
+    assert!(mount(&["umount"]));
+    let told = run.unwrap_err().to_string();
+    assert!(told.contains("No space left on device") && told.contains(".safetensors"), "{told}");
+    assert_eq!((names.len(), last.unwrap()), (2, 2), "{names:?}");
+    assert_eq!(rest.unwrap().unwrap().iterations.len(), 3);
 }

@@ -154,14 +154,24 @@ pub(super) fn complete(directory: &Path) -> Vec<(u32, PathBuf)> {
     found
 }
 
-/// Removes what runs that died have left unfinished. This run's own parts are left.
-pub(super) fn sweep(options: &SaveOptions) {
+/// Removes what runs that died have left unfinished.
+pub(super) fn sweep_others(options: &SaveOptions) {
+    sweep(options, |own| !own);
+}
+
+/// Removes what this run leaves unfinished.
+pub(super) fn sweep_own(options: &SaveOptions) {
+    sweep(options, |own| own);
+}
+
+/// Removes unfinished checkpoints, this attempt's own or those of others.
+fn sweep(options: &SaveOptions, goes: fn(bool) -> bool) {
     let own = format!(".{:016x}{PARTIAL}", options.attempt);
     for entry in fs::read_dir(&options.directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
         let unfinished = name.starts_with('.') && name[1..].starts_with(PREFIX);
-        if unfinished && name.ends_with(PARTIAL) && !name.ends_with(&own) {
+        if unfinished && name.ends_with(PARTIAL) && goes(name.ends_with(&own)) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }

@@ -24,7 +24,7 @@ mod state;
 pub use error::CheckpointError;
 pub use state::{Checkpoint, DataPosition, TrainingState};
 
-pub(crate) use load::{restore_moments, restore_weights};
+pub(crate) use load::{Source, restore_moments, restore_weights};
 pub(crate) use save::{Saver, Shared};
 
 use std::path::PathBuf;

@@ -38,12 +38,17 @@ impl Shared {
     ) -> Result<Self, CheckpointError> {
         let directory = &options.directory;
         std::fs::create_dir_all(directory).map_err(CheckpointError::write(directory))?;
-        commit::sweep(options);
+        commit::sweep_others(options);
         let files = Files::of(plan).map_err(|error| CheckpointError::State {
             path: directory.clone(),
             problem: error.to_string(),
         })?;
         Ok(Self { options: options.clone(), files, ranks: plan.mesh.world(), patience })
+    }
+
+    /// Takes away what a run that failed leaves unfinished: ranks may have been at different checkpoints.
+    pub(crate) fn clear(&self) {
+        commit::sweep_own(&self.options);
     }
 }
 

@@ -37,6 +37,9 @@ pub struct DataPosition {
     pub source: String,
     /// Samples drawn so far, over all replicas.
     pub samples: u64,
+    /// Where the files were, if the data was files.
+    #[serde(default)]
+    pub path: Option<PathBuf>,
 }
 
 impl TrainingState {

@@ -25,7 +25,7 @@ use thiserror::Error;
 pub const SENTENCE: u64 = 16;
 
 /// The most words the grammar uses; small, so that a short run sees each succession often.
-const MOST_WORDS: u32 = 255;
+pub(super) const MOST_WORDS: u32 = 255;
 /// The place of the first word, after the full stop.
 const FIRST_WORD: usize = 1;
 /// The place of the first repeated word.
@@ -179,7 +179,7 @@ const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection in which every input bit
 /// flips about half of the output bits.
-fn mix(mut z: u64) -> u64 {
+pub(super) fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)

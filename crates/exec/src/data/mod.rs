@@ -4,10 +4,17 @@
 //! batch, so every layout of the same run reads the same data in the same order.
 
 pub mod corpus;
+mod permutation;
 mod source;
+mod text;
+mod tokenizer;
+mod words;
 
 pub use corpus::{Corpus, CorpusError};
-pub use source::{Data, DataError, DataSource};
+pub use permutation::Permutation;
+pub use source::{BUILTIN, Data, DataError, DataSource};
+pub use text::{Text, TextError};
+pub use tokenizer::{Tokenizer, TokenizerError};
 
 /// The position of a sample's first token.
 ///

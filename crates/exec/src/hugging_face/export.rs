@@ -1,0 +1,178 @@
+//! Writes a checkpoint as a directory that `transformers` loads.
+
+use super::names::{parts, refusal};
+use crate::checkpoint::Checkpoint;
+use crate::logical;
+use crate::safetensors::{Contents, SafetensorsError};
+use paceline_plan::model::{Activation, Model, ModelKind};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Why there is no such directory.
+#[derive(Debug, Error)]
+pub enum ExportError {
+    /// The model has no such form.
+    #[error("{model} cannot be exported: {problem}")]
+    Model {
+        /// The model.
+        model: String,
+        /// What is in the way.
+        problem: String,
+    },
+    /// The system refuses.
+    #[error("{}: cannot be written: {source}", .path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The checkpoint is not what it should be.
+    #[error(transparent)]
+    Tensors(#[from] SafetensorsError),
+}
+
+/// Whether a model has a form that `transformers` knows.
+pub fn can_export(model: &Model) -> Result<(), ExportError> {
+    match refusal(model) {
+        Some(problem) => Err(ExportError::Model { model: model.name().to_owned(), problem }),
+        None => Ok(()),
+    }
+}
+
+/// Writes `config.json`, `model.safetensors` and, if there is one, `tokenizer.json`.
+///
+/// Each file is complete or absent; the configuration comes last, without which the directory is no model.
+/// Tensors pass through one at a time.
+pub fn export(
+    model: &Model,
+    checkpoint: &Checkpoint,
+    tokenizer: Option<&[u8]>,
+    directory: &Path,
+) -> Result<(), ExportError> {
+    can_export(model)?;
+    let refused = |path: &Path| {
+        let path = path.to_owned();
+        move |source| ExportError::Write { path, source }
+    };
+    fs::create_dir_all(directory).map_err(refused(directory))?;
+    whole(&directory.join("model.safetensors"), |file, path| {
+        weights(model, checkpoint, file, path)
+    })?;
+    if let Some(tokenizer) = tokenizer {
+        let path = directory.join("tokenizer.json");
+        whole(&path, |mut file, path| file.write_all(tokenizer).map_err(refused(path)))?;
+    }
+    let config = format!("{:#}\n", config(model));
+    whole(&directory.join("config.json"), |mut file, path| {
+        file.write_all(config.as_bytes()).map_err(refused(path))
+    })
+}
+
+/// Writes a file through a temporary one beside it.
+fn whole(
+    path: &Path,
+    write: impl FnOnce(&File, &Path) -> Result<(), ExportError>,
+) -> Result<(), ExportError> {
+    let refused = |source| ExportError::Write { path: path.to_owned(), source };
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let partial = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
+    let written = File::create(&partial).map_err(refused).and_then(|file| {
+        write(&file, path)?;
+        file.sync_all().map_err(refused)?;
+        fs::rename(&partial, path).map_err(refused)
+    });
+    if written.is_err() {
+        let _ = fs::remove_file(&partial);
+    }
+    written
+}
+
+fn weights(
+    model: &Model,
+    checkpoint: &Checkpoint,
+    file: &File,
+    path: &Path,
+) -> Result<(), ExportError> {
+    let refused = |source| ExportError::Write { path: path.to_owned(), source };
+    let tensors = logical::tensors(model);
+    let mut shapes = BTreeMap::new();
+    for (name, &dims) in &tensors {
+        for part in parts(model, name, dims).into_iter().flatten() {
+            shapes.insert(part.name.clone(), part.shape(dims[1]));
+        }
+    }
+    // transformers asks for this word to know how the file was laid out.
+    let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    let contents = Contents::new(shapes, &metadata).map_err(|e| refused(e.into()))?;
+    file.set_len(contents.file_len()).map_err(refused)?;
+    file.write_all_at(contents.header(), 0).map_err(refused)?;
+    for (name, &dims) in &tensors {
+        checkpoint.weights().expect(name, &dims)?;
+        let mut first = 0;
+        for part in parts(model, name, dims).into_iter().flatten() {
+            let mut values = vec![0.0; (part.rows * dims[1]) as usize];
+            checkpoint.weights().read(name, first, &mut values)?;
+            first += values.len() as u64;
+            let values = part.turned(values, part.rows);
+            let Some(tensor) = contents.tensor(&part.name) else { continue };
+            file.write_all_at(bytemuck::cast_slice(&values), tensor.at).map_err(refused)?;
+        }
+    }
+    Ok(())
+}
+
+fn config(model: &Model) -> Value {
+    match model.kind {
+        ModelKind::Gpt2 | ModelKind::Mlp => json!({
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "vocab_size": model.vocab,
+            "n_positions": model.max_positions,
+            "n_embd": model.d_model,
+            "n_layer": model.layers,
+            "n_head": model.heads,
+            "n_inner": model.ffn,
+            "activation_function": match model.activation {
+                Activation::Gelu | Activation::SwiGlu => "gelu_new",
+                Activation::Relu => "relu",
+                Activation::SquaredRelu => "relu2",
+            },
+            "layer_norm_epsilon": model.norm_eps,
+            "tie_word_embeddings": model.tied,
+            "attn_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "resid_pdrop": 0.0,
+            "bos_token_id": null,
+            "eos_token_id": null,
+            "torch_dtype": "float32",
+        }),
+        ModelKind::Llama => json!({
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": model.vocab,
+            "max_position_embeddings": model.seq,
+            "hidden_size": model.d_model,
+            "intermediate_size": model.ffn,
+            "num_hidden_layers": model.layers,
+            "num_attention_heads": model.heads,
+            "num_key_value_heads": model.kv_heads,
+            "head_dim": model.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": model.norm_eps,
+            "rope_theta": model.rope_theta,
+            "attention_bias": false,
+            "attention_dropout": 0.0,
+            "mlp_bias": false,
+            "tie_word_embeddings": model.tied,
+            "bos_token_id": null,
+            "eos_token_id": null,
+            "torch_dtype": "float32",
+        }),
+    }
+}

@@ -1,0 +1,185 @@
+//! Reads a Hugging Face directory.
+
+use super::names::parts;
+use crate::checkpoint::Source;
+use crate::safetensors::{Reader, SafetensorsError};
+use paceline_plan::model::{Model, ModelErrors, hugging_face};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// A model that was trained elsewhere: its shape, and its weights in one or several files.
+#[derive(Debug)]
+pub struct Pretrained {
+    path: PathBuf,
+    model: Model,
+    files: Vec<Reader>,
+    /// Which file has which of their tensors.
+    places: BTreeMap<String, usize>,
+}
+
+/// What is wrong with a Hugging Face directory.
+#[derive(Debug, Error)]
+pub enum ImportError {
+    /// The system refuses.
+    #[error("{}: {source}", .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The model cannot be represented.
+    #[error(transparent)]
+    Model(#[from] ModelErrors),
+    /// A file of weights is not what it should be.
+    #[error(transparent)]
+    Tensors(#[from] SafetensorsError),
+    /// The list of files is not what it should be.
+    #[error("{}: {problem}", .path.display())]
+    Index {
+        /// The list.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// There are no weights that can be read.
+    #[error(
+        "{}: neither model.safetensors nor model.safetensors.index.json is here; convert other formats \
+         with `save_pretrained(…, safe_serialization=True)`",
+        .path.display()
+    )]
+    NoWeights {
+        /// The directory.
+        path: PathBuf,
+    },
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Pretrained {
+    /// Opens a directory; nothing but shapes is read.
+    pub fn open(path: &Path) -> Result<Self, ImportError> {
+        let config = path.join("config.json");
+        let text = read(&config)?;
+        let model = hugging_face::parse(&text, &config.display().to_string())?;
+        let mut found =
+            Self { path: path.to_owned(), model, files: Vec::new(), places: BTreeMap::new() };
+        let (single, index) =
+            (path.join("model.safetensors"), path.join("model.safetensors.index.json"));
+        if single.is_file() {
+            found.add(&single)?;
+        } else if index.is_file() {
+            let wrong = |problem| ImportError::Index { path: index.clone(), problem };
+            let Index { weight_map } = serde_json::from_str(&read(&index)?)
+                .map_err(|error| wrong(format!("is no list of weights: {error}")))?;
+            let mut names: Vec<&String> = weight_map.values().collect();
+            names.sort();
+            names.dedup();
+            for name in names {
+                let plain = Path::new(name).components().count() == 1 && !name.starts_with('.');
+                if !plain {
+                    return Err(wrong(format!("names the file '{name}' outside of the directory")));
+                }
+                found.add(&path.join(name))?;
+            }
+        } else {
+            return Err(ImportError::NoWeights { path: path.to_owned() });
+        }
+        Ok(found)
+    }
+
+    /// Whether a directory looks like one.
+    pub fn is_near(path: &Path) -> bool {
+        path.join("config.json").is_file()
+    }
+
+    /// Its shape.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads one of our tensors, whole.
+    pub fn tensor(&self, name: &str, dims: [u64; 2]) -> Result<Vec<f32>, SafetensorsError> {
+        let parts = parts(&self.model, name, dims).ok_or_else(|| SafetensorsError::Tensor {
+            path: self.path.clone(),
+            tensor: name.to_owned(),
+            problem: "is none of this family's".to_owned(),
+        })?;
+        let mut values = Vec::new();
+        for part in parts {
+            let (reader, theirs) = self.find(&part.name)?;
+            reader.expect(theirs, &part.shape(dims[1]))?;
+            values.append(&mut part.turned(reader.whole(theirs)?, dims[1]));
+        }
+        Ok(values)
+    }
+
+    /// The file that has a tensor, and the tensor's name there: GPT-2's older files have no prefix.
+    fn find<'a>(&self, name: &'a str) -> Result<(&Reader, &'a str), SafetensorsError> {
+        let names = [Some(name), name.strip_prefix("transformer.")].into_iter().flatten();
+        let mut places = names.filter_map(|name| Some((self.places.get(name)?, name)));
+        match places.next() {
+            Some((&at, name)) => Ok((&self.files[at], name)),
+            None => Err(SafetensorsError::Tensor {
+                path: self.path.clone(),
+                tensor: name.to_owned(),
+                problem: format!("is missing ({} others are there)", self.places.len()),
+            }),
+        }
+    }
+
+    fn add(&mut self, path: &Path) -> Result<(), ImportError> {
+        let reader = Reader::open(path)?;
+        let at = self.files.len();
+        self.places.extend(reader.tensors().keys().map(|name| (name.clone(), at)));
+        self.files.push(reader);
+        Ok(())
+    }
+}
+
+/// Reads parts of tensors that can only be had whole: the last one is kept at hand.
+#[derive(Debug)]
+pub(crate) struct Whole<'a> {
+    pretrained: &'a Pretrained,
+    last: Option<(String, Vec<f32>)>,
+}
+
+impl<'a> Whole<'a> {
+    pub(crate) fn new(pretrained: &'a Pretrained) -> Self {
+        Self { pretrained, last: None }
+    }
+}
+
+impl Source for Whole<'_> {
+    fn read(
+        &mut self,
+        name: &str,
+        dims: [u64; 2],
+        first: u64,
+        into: &mut [f32],
+    ) -> Result<(), SafetensorsError> {
+        if self.last.as_ref().is_none_or(|(last, _)| last != name) {
+            self.last = Some((name.to_owned(), self.pretrained.tensor(name, dims)?));
+        }
+        if let Some((_, values)) = &self.last {
+            into.copy_from_slice(&values[first as usize..first as usize + into.len()]);
+        }
+        Ok(())
+    }
+}
+
+fn read(path: &Path) -> Result<String, ImportError> {
+    fs::read_to_string(path).map_err(|source| ImportError::Io { path: path.to_owned(), source })
+}

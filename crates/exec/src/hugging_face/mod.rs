@@ -1,0 +1,16 @@
+//! Hugging Face directories: weights that `transformers` reads, and those it wrote.
+//!
+//! ```text
+//! names    which of their tensors, turned how, make one of ours: the one table
+//! import   Pretrained: config.json and one or several safetensors files, read tensor by tensor
+//! export   a checkpoint as such a directory
+//! ```
+
+mod export;
+mod import;
+mod names;
+
+pub use export::{ExportError, can_export, export};
+pub use import::{ImportError, Pretrained};
+
+pub(crate) use import::Whole;

@@ -1,0 +1,22 @@
+//! A model's tensors by their logical names, as plans call them.
+
+use paceline_plan::graph::build;
+use paceline_plan::model::Model;
+use std::collections::BTreeMap;
+
+/// Every tensor of a model with its dimensions; a tied table once.
+pub(crate) fn tensors(model: &Model) -> BTreeMap<String, [u64; 2]> {
+    let graph = build(model, 1, 1, 1);
+    let mut tensors = BTreeMap::new();
+    for layer in &graph.layers {
+        for param in &graph.kinds[layer.kind].params {
+            let name = if param.tied {
+                "embedding.table.weight".to_owned()
+            } else {
+                format!("{}.{}", layer.name, param.name)
+            };
+            tensors.insert(name, param.dims);
+        }
+    }
+    tensors
+}
