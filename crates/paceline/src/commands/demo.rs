@@ -3,8 +3,8 @@
 use super::train::Job;
 use crate::failure::Failure;
 use crate::flags::{
-    CheckpointFlags, ClusterFlags, CommonFlags, Launch, Origins, Problems, StrategyFlags, Training,
-    TrainingFlags,
+    CheckpointFlags, ClusterFlags, CommonFlags, DataDefaults, DataFlags, Launch, Origins, Problems,
+    StrategyFlags, Training, TrainingFlags,
 };
 use clap::Args;
 
@@ -50,6 +50,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let training = training.check(&defaults, &mut problems);
     let keeping = CheckpointFlags::default().check(&mut problems);
     let (cluster, launch) = (ClusterFlags::default(), Launch::default());
-    let job = Job::check(&strategy, &cluster, training, keeping, launch, problems)?;
+    let data = DataFlags::default().check(&DataDefaults::default(), &mut problems);
+    let job = Job::check(&strategy, &cluster, training, (keeping, data), launch, problems)?;
     job.run(&flags.common.output())
 }

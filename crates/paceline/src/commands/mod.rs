@@ -3,6 +3,8 @@
 mod clusters;
 mod collective;
 mod demo;
+mod eval;
+mod generate;
 mod models;
 mod plan;
 mod point;
@@ -10,6 +12,7 @@ mod report;
 mod search;
 mod simulate;
 mod train;
+mod trained;
 mod validate;
 
 use crate::failure::Failure;
@@ -57,6 +60,8 @@ enum Command {
     Validate(validate::Flags),
     Collective(Box<collective::Flags>),
     Report(report::Flags),
+    Eval(eval::Flags),
+    Generate(generate::Flags),
     Models(models::Flags),
     Clusters(clusters::Flags),
     #[command(external_subcommand)]
@@ -64,7 +69,7 @@ enum Command {
 }
 
 /// Commands that the contract names and this version does not have.
-const LATER: [&str; 5] = ["bench", "calibrate", "serve", "eval", "generate"];
+const LATER: [&str; 3] = ["bench", "calibrate", "serve"];
 
 /// Reads the arguments and does what they say.
 pub(crate) fn run(arguments: Vec<OsString>) -> Result<(), Failure> {
@@ -98,6 +103,8 @@ fn dispatch(cli: Cli, origins: Origins) -> Result<(), Failure> {
         Some(Command::Validate(flags)) => validate::run(&flags, origins),
         Some(Command::Collective(flags)) => collective::run(&flags, origins),
         Some(Command::Report(flags)) => report::run(&flags, origins),
+        Some(Command::Eval(flags)) => eval::run(&flags, origins),
+        Some(Command::Generate(flags)) => generate::run(&flags, origins),
         Some(Command::Models(flags)) => models::run(&flags),
         Some(Command::Clusters(flags)) => clusters::run(&flags),
         Some(Command::Other(words)) => Err(no_such_command(&words)),

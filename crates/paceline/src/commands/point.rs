@@ -27,6 +27,8 @@ pub(super) fn study(command: &Command) -> Option<Study<'_>> {
         | Command::Search(_)
         | Command::Validate(_)
         | Command::Report(_)
+        | Command::Eval(_)
+        | Command::Generate(_)
         | Command::Models(_)
         | Command::Clusters(_)
         | Command::Other(_) => return None,

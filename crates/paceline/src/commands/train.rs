@@ -3,8 +3,9 @@
 use super::{plan::check_plan, report};
 use crate::failure::Failure;
 use crate::flags::{
-    Carrier, CheckpointFlags, ClusterFlags, CommonFlags, Defaults, Keeping, Launch, LaunchFlags,
-    Origins, Problems, Request, Saving, StrategyFlags, Training, TrainingFlags,
+    Carrier, CheckpointFlags, ClusterFlags, CommonFlags, DataChoice, DataDefaults, DataFlags,
+    Defaults, Keeping, Launch, LaunchFlags, MODEL, Origins, Problems, Request, Saving,
+    StrategyFlags, TOKENIZER, Training, TrainingFlags,
 };
 use crate::launch::{self, Member, Place};
 use crate::output::{
@@ -14,7 +15,8 @@ use crate::overview::{facts, warnings};
 use crate::report::breakdown_table;
 use clap::Args;
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
-use paceline_exec::data::Corpus;
+use paceline_exec::data::{Data, DataSource, Tokenizer};
+use paceline_exec::hugging_face::{can_export, export};
 use paceline_exec::{Device, IterationReport, Start, TrainOptions, resident};
 use paceline_plan::DType;
 use paceline_plan::collective::Order;
@@ -49,6 +51,8 @@ pub(crate) struct Flags {
     #[command(flatten)]
     training: TrainingFlags,
     #[command(flatten)]
+    data: DataFlags,
+    #[command(flatten)]
     checkpoints: CheckpointFlags,
     #[command(flatten)]
     launch: LaunchFlags,
@@ -79,16 +83,12 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     }
     let training = flags.training.check(&defaults, &mut problems);
     let mut strategy = flags.strategy.clone();
-    if let (None, Some(file)) = (&strategy.model, keeping.beside(MODEL)) {
-        strategy.model = Some(file.display().to_string());
-    }
+    strategy.model = strategy.model.or_else(|| keeping.model());
+    let data = flags.data.check(&DataDefaults::of(&keeping), &mut problems);
     let launch = flags.launch.check(&mut problems);
-    let job = Job::check(&strategy, &flags.cluster, training, keeping, launch, problems)?;
+    let job = Job::check(&strategy, &flags.cluster, training, (keeping, data), launch, problems)?;
     job.run(&flags.common.output())
 }
-
-/// The model's file beside a checkpoint.
-pub(super) const MODEL: &str = "model.toml";
 
 /// A run that can start.
 pub(super) struct Job {
@@ -96,6 +96,7 @@ pub(super) struct Job {
     plan: Plan,
     training: Training,
     keeping: Keeping,
+    data: DataChoice,
     launch: Launch,
     /// Which of the ranks this process is, if it is one.
     place: Option<Place>,
@@ -109,7 +110,7 @@ impl Job {
         strategy: &StrategyFlags,
         cluster: &ClusterFlags,
         mut training: Training,
-        keeping: Keeping,
+        (keeping, data): (Keeping, Option<DataChoice>),
         launch: Launch,
         mut problems: Problems,
     ) -> Result<Self, Failure> {
@@ -125,6 +126,9 @@ impl Job {
         if let (Some(Request { plan, .. }), None) = (&request, &place) {
             can_start(plan, &mut problems);
         }
+        if let (Some(Request { model, plan }), Some(data)) = (&request, &data) {
+            can_learn(model, plan, &data.source, &keeping, &mut problems);
+        }
         let done = keeping.resume.as_ref().map_or(0, |resume| resume.state().iteration);
         if done > 0 && training.iterations <= done {
             problems.say(
@@ -134,7 +138,9 @@ impl Job {
                 ),
             );
         }
-        let Some(Request { model, plan }) = request.filter(|_| problems.is_empty()) else {
+        let (Some(Request { model, plan }), Some(data), true) =
+            (request, data, problems.is_empty())
+        else {
             return Err(problems.into());
         };
         check_plan(&plan)?;
@@ -146,7 +152,7 @@ impl Job {
             Some(cluster) => cluster,
             None => this_machine(plan.mesh.world())?,
         };
-        Ok(Self { model, plan, training, keeping, launch, place, cluster })
+        Ok(Self { model, plan, training, keeping, data, launch, place, cluster })
     }
 
     /// Trains: as threads of this process, as processes that this one starts, or as the one of them
@@ -230,9 +236,8 @@ impl Job {
                 let planned = outcome.arena_bytes.iter().zip(&outcome.copy_bytes);
                 record.planned_peak_bytes = planned.map(|(arena, copy)| arena + copy).collect();
                 record.peak_bytes = outcome.peak_bytes;
-                let latest = Checkpoint::open(&Keeping::folder(directory.path()));
-                record.checkpoint = latest.ok().map(|latest| latest.path().display().to_string());
-                (Some(outcome.trace), None)
+                let exported = self.keep(&mut record, &directory).err();
+                (Some(outcome.trace), exported)
             }
             Err(error) => {
                 let cause = error.to_string();
@@ -273,9 +278,11 @@ impl Job {
             clip: training.clip,
             threads_per_rank: self.threads_per_rank(),
             seed: training.seed,
-            start: match &self.keeping.resume {
-                Some(resume) => Start::Checkpoint(Arc::clone(resume)),
-                None => Start::Seed,
+            data: self.data.source.clone(),
+            start: match (&self.keeping.resume, &self.keeping.init_from) {
+                (Some(resume), _) => Start::Checkpoint(Arc::clone(resume)),
+                (None, Some(from)) => Start::Pretrained(Arc::clone(from)),
+                (None, None) => Start::Seed,
             },
             save: self.save(directory),
             stop: Arc::clone(stop),
@@ -300,6 +307,10 @@ impl Job {
             Saving::AtEnd => None,
             Saving::Every(every) => Some(every),
         };
+        let mut beside = vec![(MODEL.to_owned(), self.model.to_toml().into_bytes())];
+        if let Tokenizer::HuggingFace { json, .. } = &self.data.tokenizer {
+            beside.push((TOKENIZER.to_owned(), json.clone()));
+        }
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Some(SaveOptions {
             directory: Keeping::folder(directory),
@@ -307,13 +318,27 @@ impl Job {
             keep: self.keeping.keep,
             // Two runs in one directory are told apart by when they started and by their process.
             attempt: (since.as_nanos() as u64) ^ (u64::from(std::process::id()) << 40),
-            beside: vec![(MODEL.to_owned(), self.model.to_toml().into_bytes())],
+            beside,
         })
+    }
+
+    /// Notes the last checkpoint, and exports it if that was asked for.
+    fn keep(&self, record: &mut RunRecord, directory: &RunDir) -> Result<(), Failure> {
+        let Ok(last) = Checkpoint::open(&Keeping::folder(directory.path())) else { return Ok(()) };
+        record.checkpoint = Some(last.path().display().to_string());
+        let Some(path) = &self.keeping.export_hf else { return Ok(()) };
+        let tokenizer = match &self.data.tokenizer {
+            Tokenizer::HuggingFace { json, .. } => Some(json.as_slice()),
+            Tokenizer::Bytes | Tokenizer::Words => None,
+        };
+        export(&self.model, &last, tokenizer, path).map_err(|error| Failure::Run(error.into()))?;
+        record.exported = Some(path.display().to_string());
+        Ok(())
     }
 
     /// What is known before the first iteration.
     fn record(&self) -> RunRecord {
-        let Self { model, plan, training, keeping, cluster, .. } = self;
+        let Self { model, plan, training, keeping, data, cluster, .. } = self;
         let summary = summarize(plan);
         let mut warnings = warnings(plan, &summary, None);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -340,6 +365,13 @@ impl Job {
         });
         let model = ModelRecord::from(model);
         let mut facts = facts(&model, plan);
+        if let DataSource::Text(text) = &data.source {
+            let (tokens, path) = (text.tokens(), text.path().display());
+            facts.push(("data".to_owned(), format!("{path}, {tokens} tokens, 1 in 20 held out")));
+        }
+        if let Some(from) = &keeping.init_from {
+            facts.push(("weights".to_owned(), format!("from {}", from.path().display())));
+        }
         let resumed = keeping.resume.as_ref();
         if let Some(resume) = resumed {
             let (iteration, path) = (resume.state().iteration, resume.path().display());
@@ -350,6 +382,7 @@ impl Job {
             facts,
             iterations_before: resumed.map_or(0, |resume| resume.state().iteration),
             checkpoint: None,
+            exported: None,
             model,
             strategy: plan.strategy.clone(),
             cluster: cluster.name.clone(),
@@ -375,11 +408,11 @@ impl Job {
         }
     }
 
-    /// The lowest loss that the built-in text allows.
+    /// The lowest loss that the data allows, where that is known.
     fn floor(&self) -> Option<f64> {
         let vocab = u32::try_from(self.model.vocab).ok()?;
-        let corpus = Corpus::new(vocab, self.training.seed).ok()?;
-        Some(corpus.floor_for(self.plan.strategy.seq))
+        let (seq, seed) = (self.plan.strategy.seq, self.training.seed);
+        Data::new(&self.data.source, vocab, seq, seed).ok()?.floor()
     }
 
     /// The simulator's trace; a run does not depend on it.
@@ -443,6 +476,23 @@ fn unfold(mut trace: Trace, plan: &Plan) -> Trace {
         trace.spans.extend(own.map(|span| Span { rank, ..*span }));
     }
     trace
+}
+
+/// Notes data that the model cannot learn from, and a model that cannot be exported.
+fn can_learn(
+    model: &Model,
+    plan: &Plan,
+    source: &DataSource,
+    keeping: &Keeping,
+    problems: &mut Problems,
+) {
+    let vocab = u32::try_from(model.vocab).unwrap_or(u32::MAX);
+    if let Err(error) = Data::new(source, vocab, plan.strategy.seq, 0) {
+        problems.say("--data", error.to_string());
+    }
+    if let (Some(_), Err(error)) = (&keeping.export_hf, can_export(model)) {
+        problems.say("--export-hf", error.to_string());
+    }
 }
 
 /// Notes a plan that this machine cannot hold: to find out by trying could take it down.
@@ -569,6 +619,9 @@ fn closing(
     text += &format!("trace     {} (opens in Perfetto)\n", path("trace.json"));
     if let Some(checkpoint) = &record.checkpoint {
         text += &format!("checkpoint {checkpoint}\n");
+    }
+    if let Some(exported) = &record.exported {
+        text += &format!("exported  {exported} (for transformers)\n");
     }
     text
 }

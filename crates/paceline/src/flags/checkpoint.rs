@@ -3,6 +3,7 @@
 use super::{Problems, whole};
 use clap::Args;
 use paceline_exec::checkpoint::Checkpoint;
+use paceline_exec::hugging_face::Pretrained;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,7 +26,16 @@ pub(crate) struct CheckpointFlags {
     /// has 10 left. The model and the seed are the checkpoint's unless given.
     #[arg(long, value_name = "DIR")]
     pub resume: Option<PathBuf>,
+    /// Start from the weights of a Hugging Face directory (GPT-2, Llama or Mistral; safetensors)
+    #[arg(long, value_name = "HF_DIR")]
+    pub init_from: Option<PathBuf>,
+    /// When done, write the model as a directory that Hugging Face's transformers load
+    #[arg(long, value_name = "DIR")]
+    pub export_hf: Option<PathBuf>,
 }
+
+/// The model's file beside a checkpoint.
+pub(crate) const MODEL: &str = "model.toml";
 
 /// When a run is saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +57,10 @@ pub(crate) struct Keeping {
     pub keep: usize,
     /// What it goes on from.
     pub resume: Option<Arc<Checkpoint>>,
+    /// Weights that it starts from.
+    pub init_from: Option<Arc<Pretrained>>,
+    /// Where the model goes when it is done.
+    pub export_hf: Option<PathBuf>,
 }
 
 impl CheckpointFlags {
@@ -63,7 +77,26 @@ impl CheckpointFlags {
         let resume = self.resume.as_deref().and_then(|path| {
             Checkpoint::open(path).map_err(|error| problems.say("--resume", error.to_string())).ok()
         });
-        Keeping { saving, keep, resume: resume.map(Arc::new) }
+        let init_from = self.init_from.as_deref().and_then(|path| {
+            Pretrained::open(path)
+                .map_err(|error| problems.say("--init-from", error.to_string()))
+                .ok()
+        });
+        if self.resume.is_some() && self.init_from.is_some() {
+            problems
+                .say("--init-from", "a run that is resumed has its weights already; leave it out");
+        }
+        let export_hf = self.export_hf.clone();
+        if export_hf.as_ref().is_some_and(|path| path.exists() && !path.is_dir()) {
+            problems.say("--export-hf", "exists and is not a directory");
+        }
+        // What is exported is the final checkpoint.
+        let saving = match (saving, &export_hf) {
+            (Saving::Never, Some(_)) => Saving::AtEnd,
+            (saving, _) => saving,
+        };
+        let (resume, init_from) = (resume.map(Arc::new), init_from.map(Arc::new));
+        Keeping { saving, keep, resume, init_from, export_hf }
     }
 }
 
@@ -71,6 +104,12 @@ impl Keeping {
     /// A file that the run put beside a checkpoint that is resumed.
     pub(crate) fn beside(&self, name: &str) -> Option<PathBuf> {
         self.resume.as_ref().map(|resume| resume.path().join(name)).filter(|path| path.is_file())
+    }
+
+    /// What the model is unless a flag says: that of the weights it starts from.
+    pub(crate) fn model(&self) -> Option<String> {
+        let pretrained = self.init_from.as_ref().map(|from| from.path().to_owned());
+        self.beside(MODEL).or(pretrained).map(|path| path.display().to_string())
     }
 
     /// The directory of a run's checkpoints.

@@ -54,18 +54,6 @@ pub(crate) struct TrainingFlags {
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 
-    /// What is trained on; only builtin is available yet
-    #[arg(long, value_name = "DATA", hide = true)]
-    pub data: Option<String>,
-    /// How text becomes tokens; only builtin is available yet
-    #[arg(long, value_name = "TOKENIZER", hide = true)]
-    pub tokenizer: Option<String>,
-    /// Weights of a Hugging Face model; not available yet
-    #[arg(long, value_name = "DIR", hide = true)]
-    pub init_from: Option<String>,
-    /// Weights for Hugging Face; not available yet
-    #[arg(long, value_name = "DIR", hide = true)]
-    pub export_hf: Option<String>,
     /// Restarts after a failure; only 0 is available yet
     #[arg(long, value_name = "N", allow_negative_numbers = true, hide = true)]
     pub max_restarts: Option<String>,
@@ -191,14 +179,9 @@ impl TrainingFlags {
     fn not_yet(&self, problems: &mut Problems) {
         let none: &[&str] = &[];
         let elastic = self.elastic.then(|| "true".to_owned());
-        for (flag, given, available) in [
-            ("--data", &self.data, &["builtin"][..]),
-            ("--tokenizer", &self.tokenizer, &["builtin"]),
-            ("--init-from", &self.init_from, none),
-            ("--export-hf", &self.export_hf, none),
-            ("--max-restarts", &self.max_restarts, &["0"]),
-            ("--elastic", &elastic, none),
-        ] {
+        for (flag, given, available) in
+            [("--max-restarts", &self.max_restarts, &["0"][..]), ("--elastic", &elastic, none)]
+        {
             let Some(text) = given.as_deref().filter(|text| !available.contains(text)) else {
                 continue;
             };
@@ -248,13 +231,12 @@ mod tests {
     fn what_is_not_available_is_never_ignored() {
         let text = |text: &str| Some(text.to_owned());
         let told = checked(|flags| {
-            flags.init_from = text("old");
             flags.elastic = true;
-            flags.data = text("builtin");
+            flags.max_restarts = text("3");
             flags.lr = text("nan");
         })
         .unwrap_err();
         assert_eq!(told.lines().count(), 4, "{told}");
-        assert!(told.contains("--init-from: is not available yet"), "{told}");
+        assert!(told.contains("--max-restarts: '3' is not available yet; only 0 is"), "{told}");
     }
 }

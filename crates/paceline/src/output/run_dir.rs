@@ -52,6 +52,9 @@ pub(crate) struct RunRecord {
     /// The last checkpoint, if there is one.
     #[serde(default)]
     pub checkpoint: Option<String>,
+    /// The directory for transformers, if one was asked for.
+    #[serde(default)]
+    pub exported: Option<String>,
     /// The lowest mean loss that the data allows, in nats per token.
     pub floor: Option<f64>,
     /// The simulator's iteration.

@@ -140,14 +140,13 @@ fn large_numbers_do_not_overflow() {
 #[test]
 fn what_is_not_available_yet_says_so_and_is_not_advertised() {
     let here = Folder::new();
-    for command in ["bench", "calibrate", "serve", "eval", "generate"] {
+    for command in ["bench", "calibrate", "serve"] {
         here.run(&format!("{command} --whatever 3")).refused(&["not available yet", "simulate"]);
     }
     here.run("trian").refused(&["did you mean train?"]);
     for (flag, value) in [
         ("--launch", "mpi"),
         ("--transport", "mpi"),
-        ("--data", "text.txt"),
         ("--dtype", "fp8"),
         ("--strategy", "auto"),
         ("--compress", "onebit"),
@@ -156,7 +155,7 @@ fn what_is_not_available_yet_says_so_and_is_not_advertised() {
         here.run_with(&["train", "--model", "mini", flag, value]).refused(&[flag, " yet"]);
     }
     let help = here.run("--help").done().out + &here.run("train --help").done().out;
-    for absent in ["bench", "calibrate", "generate", "--elastic", "--compress"] {
+    for absent in ["bench", "calibrate", "--elastic", "--compress"] {
         assert!(!help.contains(absent), "{absent}");
     }
 }

@@ -157,3 +157,121 @@ fn a_resumed_run_has_the_losses_of_one_that_never_stopped() {
     here.run("train --model mini --save-every -1 --keep 0")
         .refused(&["--save-every: '-1'", "--keep: '0'"]);
 }
+
+/// Starts a run that saves after every iteration and would go on for hours; ends it with a signal once it has
+/// saved a few times.
+fn signalled(here: &Folder, signal: &str, out: &str) -> std::process::ExitStatus {
+    let line = "train --model mini --seq 16 --global-batch 4 --iterations 1000000 --save-every 1";
+    let mut command = here.command();
+    command.args(line.split_whitespace()).args(["--out", out]);
+    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let third = || {
+        let entries = fs::read_dir(here.path().join(out).join("checkpoints"));
+        let names = entries.into_iter().flatten().flatten().map(|entry| entry.file_name());
+        names
+            .filter_map(|name| name.to_str()?.strip_prefix("iteration-")?.parse::<u32>().ok())
+            .max()
+    };
+    while third().is_none_or(|iteration| iteration < 3) {
+        assert!(child.try_wait().unwrap().is_none(), "the run ended by itself");
+        std::thread::sleep(std::time::Duration::from_millis(3));
+    }
+    let signal = format!("-{signal}");
+    let sent = std::process::Command::new("kill").args([&signal, &child.id().to_string()]).status();
+    assert!(sent.unwrap().success());
+    child.wait().unwrap()
+}
+
+/// However a run ends, its last complete checkpoint is there, and another run goes on from it.
+#[test]
+fn a_run_that_is_killed_or_interrupted_while_it_saves_can_be_resumed() {
+    let here = Folder::new();
+    let whole =
+        "train --model mini --seq 16 --global-batch 4 --iterations 400 --save-every 0 --json";
+    let whole = losses(&here.run(whole).done().objects());
+    for (signal, times) in [("KILL", 3), ("INT", 1)] {
+        for time in 0..times {
+            let out = format!("{signal}-{time}");
+            let status = signalled(&here, signal, &out);
+            assert_eq!(status.success(), signal == "INT", "{signal}: {status}");
+            let folder = here.path().join(&out).join("checkpoints");
+            let names = || fs::read_dir(&folder).unwrap().flatten().map(|entry| entry.file_name());
+            let last = names().filter_map(|name| {
+                name.to_str()?.strip_prefix("iteration-")?.parse::<usize>().ok()
+            });
+            let last = last.max().unwrap();
+            let until = last + 2;
+            let rest = here.run(&format!(
+                "train --resume {out} --seq 16 --global-batch 4 --iterations {until} --out {out} --json"
+            ));
+            assert_eq!(losses(&rest.done().objects()), whole[last..until], "{out} after {last}");
+            let hidden = names().filter(|name| name.to_string_lossy().starts_with('.')).count();
+            assert_eq!(hidden, 0, "what the dead run left is swept away");
+        }
+    }
+}
+
+#[test]
+fn a_text_is_learnt_evaluated_continued_and_exported() {
+    let here = Folder::new();
+    here.file("text/a.txt", "to be or not to be, that is the question. ".repeat(60));
+    here.file("text/b.txt", "the rest is silence. ".repeat(60));
+    let train = "train --model mini --seq 32 --global-batch 8 --iterations 40 --data text --out run \
+                 --export-hf exported --json";
+    let ran = here.run(train).done();
+    let objects = ran.objects();
+    let loss = |at: usize| objects[at]["loss"].as_f64().unwrap();
+    assert!(loss(0) > 5.0 && loss(39) < 3.5, "{} to {}", loss(0), loss(39));
+    assert!(objects[40]["floor"].is_null());
+
+    let of = |line: &str| here.run(line).done().objects().remove(0);
+    let run = of("eval run --seq 32 --json");
+    assert_eq!(run["data"], "text");
+    let exported = of("eval exported --seq 32 --data text --json");
+    assert_eq!(run["loss"], exported["loss"], "the same weights, whatever their names");
+    assert!(run["loss"].as_f64().unwrap() < 4.0, "{run}");
+
+    let said = of("generate run --prompt question --tokens 12 --temperature 0 --json");
+    assert_eq!(said["tokens"].as_array().unwrap().len(), 12);
+    assert!(said["text"].as_str().unwrap().starts_with("question"), "{said}");
+    let again = of("generate exported --prompt question --tokens 12 --temperature 0 --json");
+    assert_eq!(said["text"], again["text"]);
+    let shown = here.run("generate run --prompt question --tokens 12 --temperature 0").done().out;
+    assert_eq!(shown.trim_end_matches('\n'), said["text"].as_str().unwrap().trim_end_matches('\n'));
+
+    let from = here.run(
+        "train --init-from exported --seq 32 --global-batch 8 --iterations 1 --data text --json",
+    );
+    let first = from.done().objects()[0]["loss"].as_f64().unwrap();
+    assert!(first < 3.5, "it starts where the other ended: {first}");
+
+    here.run("eval text")
+        .refused(&["neither a run with a checkpoint nor a Hugging Face directory"]);
+    here.run("train --model mlp --export-hf there")
+        .refused(&["--export-hf: mlp cannot be exported"]);
+    here.run("train --model mini --data absent").refused(&["--data: absent: No such file"]);
+    here.run("train --model mini --tokenizer text/a.txt")
+        .refused(&["--tokenizer: the built-in text"]);
+    here.run("train --model mini --data text --tokenizer text/a.txt")
+        .refused(&["--tokenizer: text/a.txt: is no tokenizer.json"]);
+    here.run("train --model mini --data text/b.txt --seq 64").refused(&["--data: ", "too few"]);
+    here.run("train --model mini --init-from text").refused(&["--init-from: text/config.json"]);
+    here.run("generate run --prompt x --tokens 0 --temperature -1")
+        .refused(&["--tokens: '0'", "--temperature: '-1'"]);
+    here.run("generate run --prompt x --tokens 1000").refused(&["--prompt: ", "positions"]);
+}
+
+#[test]
+fn a_model_of_the_built_in_text_speaks_its_words() {
+    let here = Folder::new();
+    here.run("train --model mini --seq 16 --global-batch 4 --iterations 2 --out run").done();
+    let said = here.run_with(&["generate", "run", "--prompt", ". ba", "--tokens", "5"]).done().out;
+    assert!(said.starts_with(". ba "), "{said}");
+    let eval = here.run("eval run --samples 3 --json").done().objects().remove(0);
+    assert_eq!((&eval["data"], &eval["samples"]), (&"builtin".into(), &3.into()));
+    assert!(eval["loss"].as_f64().unwrap() > eval["floor"].as_f64().unwrap());
+    here.run_with(&["generate", "run", "--prompt", "hello"]).refused(&[
+        "--prompt: 'hello' is no word of the built-in text; its words are such as ba, da",
+    ]);
+}
