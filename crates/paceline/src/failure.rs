@@ -72,7 +72,8 @@ impl From<ExecError> for Failure {
                 problems.located(error);
                 Self::Input(problems)
             }
-            other => Self::Run(other.into()),
+            // Its text has its cause in it already.
+            other => Self::Run(anyhow::anyhow!("{other}")),
         }
     }
 }

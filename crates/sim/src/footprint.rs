@@ -263,11 +263,12 @@ mod tests {
     }
 
     /// Where nothing is in flight beside one microbatch and nothing is added, the arena is the
-    /// footprint.
+    /// footprint, but for what a framework does not do: let a gradient take its operand's place.
     #[test]
     fn a_plain_run_holds_its_arena() {
         let plan = plan("llama3-8b", half(DType::Bf16));
-        assert_eq!(bytes(&plan, &Profile::MODERN), plan.programs[0].memory.total().0);
+        let (held, arena) = (bytes(&plan, &Profile::MODERN), plan.programs[0].memory.total().0);
+        assert!(held >= arena && (held - arena) * 100 < arena, "{held} against {arena}");
     }
 
     #[test]

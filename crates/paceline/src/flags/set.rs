@@ -226,7 +226,7 @@ mod tests {
             ("nonsense", "write PATH=VALUE"),
             ("hosts=", "the value is missing"),
             ("=3", "unknown key ''"),
-            ("host=3", "did you mean hosts?"),
+            ("host=3", "make it a table of keys and values"),
             ("hosts.0=3", "'0' is no field; there are none here"),
         ] {
             let told = changed_to("dgx-a100:4", &[change]).unwrap_err();

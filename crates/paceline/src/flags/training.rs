@@ -99,7 +99,7 @@ impl Default for Training {
             lr: 3e-3,
             warmup: 10,
             schedule: LrSchedule::Constant,
-            min_lr: 3e-4,
+            min_lr: 0.1 * 3e-3,
             batch_scaling: None,
             loss_scale: 65536.0,
             weight_decay: 0.01,

@@ -152,9 +152,7 @@ fn a_calibration_that_cannot_be_is_refused_before_anything_is_measured() {
 #[test]
 fn what_is_not_available_yet_says_so_and_is_not_advertised() {
     let here = Folder::new();
-    for command in ["bench", "serve"] {
-        here.run(&format!("{command} --whatever 3")).refused(&["not available yet", "simulate"]);
-    }
+    here.run("serve --whatever 3").refused(&["not available yet", "simulate"]);
     here.run("trian").refused(&["did you mean train?"]);
     for (flag, value) in [
         ("--launch", "mpi"),
@@ -167,7 +165,7 @@ fn what_is_not_available_yet_says_so_and_is_not_advertised() {
         here.run_with(&["train", "--model", "mini", flag, value]).refused(&[flag, " yet"]);
     }
     let help = here.run("--help").done().out + &here.run("train --help").done().out;
-    for absent in ["bench", "calibrate", "--elastic", "--compress"] {
+    for absent in ["\n  serve", "--elastic", "--compress"] {
         assert!(!help.contains(absent), "{absent}");
     }
 }

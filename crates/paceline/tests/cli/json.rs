@@ -268,12 +268,17 @@ fn tables_of_collectives_are_answered_too() {
          r07,congestion_unaware,all_reduce,67108864,FullyConnected,8,50,500,direct,4,1,\
          localBWAware,10,1600,332336\n",
     );
-    for semantics in ["", "--semantics default", "--semantics astra-sim"] {
+    for semantics in ["", "--semantics astra-sim"] {
         let line = format!("validate --table astra.csv --json {semantics}");
         let objects = here.run(&line).done().objects();
         assert_eq!(objects[0]["error"].as_f64(), Some(0.0), "{}", objects[0]);
         assert_eq!(objects[0]["measured_s"].as_f64(), Some(332_336.0 * 1e-9));
     }
+    // Paceline's own network does not charge a copy at the end points: docs/validation.md.
+    let objects =
+        here.run("validate --table astra.csv --json --semantics default").done().objects();
+    let error = objects[0]["error"].as_f64().unwrap();
+    assert!((-0.1..0.0).contains(&error), "{error}");
     let text = here.run("validate --table astra.csv").done().out;
     assert!(text.contains("r07") && !text.contains("GiB"), "{text}");
 }
