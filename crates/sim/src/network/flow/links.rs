@@ -161,8 +161,9 @@ impl<'c> Links<'c> {
         let switch = self.layers[link.dimension as usize].dimension.kind == DimensionKind::Switch;
         match via {
             Via::Through => true,
-            Via::Up => !switch || link.index == UP || link.index == LEAF_UP,
-            Via::Down => !switch || link.index == DOWN || link.index == LEAF_DOWN,
+            // What leads outwards has an even number, and what leads back the next.
+            Via::Up => !switch || link.index.is_multiple_of(2),
+            Via::Down => !switch || !link.index.is_multiple_of(2),
         }
     }
 
