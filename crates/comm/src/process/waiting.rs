@@ -1,10 +1,10 @@
 //! How a rank waits: it watches what it asked for, then lets others have the core, then sleeps.
 //!
 //! Where every rank of the host has a core of its own, watching is fastest and costs nobody anything,
-//! for a few microseconds: the scheduler may still have put two ranks on one core, and then the one
-//! that is waited for only needs a turn. Where there are more ranks than cores, that is the rule, so
-//! a rank that waits gives its turn away at once. Either way it sleeps before long: compute threads
-//! want cores too.
+//! for some microseconds. After that it sleeps at once: on a core that it shares with a stranger,
+//! giving its turn away would cost a whole slice of the scheduler's, while a sleeper is woken into
+//! the first place. Where there are more ranks than cores, the one that is waited for most likely
+//! needs a turn, so a rank that waits gives its own away for a while before it sleeps.
 
 use super::link::Link;
 use super::{Common, ProcessTransport};
@@ -27,7 +27,7 @@ impl Manners {
     /// What suits so many ranks of one host on so many cores.
     pub(super) fn among(ranks: usize, cores: usize) -> Self {
         if ranks <= cores {
-            Self { watch: Duration::from_micros(5), give_way: Duration::from_micros(200) }
+            Self { watch: Duration::from_micros(20), give_way: Duration::ZERO }
         } else {
             Self { watch: Duration::ZERO, give_way: Duration::from_micros(200) }
         }
