@@ -6,7 +6,9 @@
 use super::case::{Algorithm, Algorithms, Case, Collective, Kind};
 use crate::cluster::{Cluster, Dimension, DimensionKind, preset};
 use crate::network::{Analytic, Network, Vector};
-use paceline_plan::collective::{self, CollectiveKind, Order, Pattern};
+use paceline_plan::collective::{
+    self, ChunkOrder, CollectiveKind, Grid, GridDimension, Order, Pattern, Way,
+};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
 
@@ -77,11 +79,26 @@ fn algorithm(case: &Case, kind: CollectiveKind) -> Result<collective::Algorithm,
             _ if kind == CollectiveKind::AllToAll => Ok(collective::Algorithm::Direct),
             _ => {
                 let chunks = case.splits.clamp(1, collective::MAX_CHUNKS);
-                let text = format!("per-dimension:{chunks}");
-                text.parse().map_err(|error: collective::NameError| error.to_string())
+                let order = ChunkOrder::Baseline;
+                let grid = Some(grid(case, each).ok_or("no grid has such dimensions")?);
+                Ok(collective::Algorithm::PerDimension { chunks, order, grid })
             }
         },
     }
+}
+
+/// The dimensions with the case's algorithms; trees, which reduce in no parts, go by halving.
+fn grid(case: &Case, each: &[Algorithm]) -> Option<Grid> {
+    let dimension = |(dim, algorithm): (&super::Dimension, &Algorithm)| GridDimension {
+        size: dim.size,
+        way: match algorithm {
+            Algorithm::Ring => Way::Ring,
+            Algorithm::Direct { .. } => Way::Direct,
+            Algorithm::HalvingDoubling | Algorithm::DoubleBinaryTree => Way::Halving,
+        },
+        rate: (dim.bandwidth_gibps * 1000.0).clamp(1.0, f64::from(u32::MAX)) as u32,
+    };
+    Grid::new(&case.dims.iter().zip(each).map(dimension).collect::<Vec<_>>())
 }
 
 #[cfg(test)]

@@ -290,9 +290,27 @@ struct Tally<'a> {
     group: &'a Group<'a>,
     cut: Cut,
     me: u32,
+    /// The ways out and back that were looked at last: most algorithms keep to their neighbours.
+    known: [Option<Way>; 2],
     /// By dimension.
     out: Vec<Load>,
     back: Vec<Load>,
+}
+
+/// Links of one device that carry loads of their own: on a torus, two of each axis.
+const CLASSES: usize = 2 * wires::MAX_AXES;
+
+/// The way between two members.
+#[derive(Clone, Copy)]
+struct Way {
+    from: u32,
+    to: u32,
+    dimension: usize,
+    latency: f64,
+    rate: f64,
+    /// How often a message crosses links of each class that are shared, and how many classes there are.
+    crosses: [f64; CLASSES],
+    classes: usize,
 }
 
 /// One rank's messages of one round in one dimension and direction.
@@ -302,12 +320,18 @@ struct Load {
     /// The longest time of a message on its own links.
     alone: f64,
     /// The time of all messages on the links that they share.
-    together: [f64; Load::CLASSES],
+    together: [f64; CLASSES],
 }
 
 impl Load {
-    /// Links of one device that carry loads of their own: on a torus, two of each axis.
-    const CLASSES: usize = 2 * wires::MAX_AXES;
+    fn add(&mut self, way: &Way, bytes: f64) {
+        let alone = bytes / way.rate;
+        self.latency = self.latency.max(way.latency);
+        self.alone = self.alone.max(alone);
+        for (sum, crosses) in self.together.iter_mut().zip(&way.crosses[..way.classes]) {
+            *sum += crosses * alone;
+        }
+    }
 
     fn time(&self) -> f64 {
         self.latency + self.together.iter().fold(self.alone, |a, &b| a.max(b))
@@ -317,70 +341,81 @@ impl Load {
 impl<'a> Tally<'a> {
     fn new(network: &'a Analytic<'a>, group: &'a Group<'a>, me: u32) -> Self {
         let cut = group.vector.cut(group.pattern);
-        Self { network, group, cut, me, out: Vec::new(), back: Vec::new() }
+        Self { network, group, cut, me, known: [None; 2], out: Vec::new(), back: Vec::new() }
     }
 
     fn step(&mut self, action: &Action) -> Result<(), NoPath> {
         let me = self.me;
-        let size = |chunks: Chunks| self.group.vector.bytes_in(&self.cut, chunks);
         match *action {
             // What is read from another's memory crosses the same links as a message.
-            Action::Send { to, chunks } | Action::Lend { to, chunks } => {
-                let (dimension, load) = self.load(me, to, size(chunks))?;
-                merge(&mut self.out, dimension, load);
-            }
+            Action::Send { to, chunks } | Action::Lend { to, chunks } => self.out(to, chunks),
             Action::Recv { from, chunks, how: _ } | Action::Read { from, chunks, how: _ } => {
-                let (dimension, load) = self.load(from, me, size(chunks))?;
-                merge(&mut self.back, dimension, load);
+                self.back(from, chunks)
             }
-            Action::Offer { to, chunks } => {
-                let (dimension, load) = self.load(me, across(to, me), size(chunks))?;
-                merge(&mut self.out, dimension, load);
-            }
-            Action::Take { from, chunks } => {
-                let (dimension, load) = self.load(across(from, me), me, size(chunks))?;
-                merge(&mut self.back, dimension, load);
-            }
+            Action::Offer { to, chunks } => self.out(across(to, me), chunks),
+            Action::Take { from, chunks } => self.back(across(from, me), chunks),
             // Sums and copies inside a device run at many times the network's rate.
-            Action::Fold { .. } | Action::Emit { .. } => {}
+            Action::Fold { .. } | Action::Emit { .. } => Ok(()),
         }
+    }
+
+    fn out(&mut self, to: u32, chunks: Chunks) -> Result<(), NoPath> {
+        let bytes = self.group.vector.bytes_in(&self.cut, chunks);
+        let way = self.way(0, self.me, to)?;
+        of_dimension(&mut self.out, way.dimension).add(&way, bytes);
         Ok(())
     }
 
-    fn load(&self, from: u32, to: u32, bytes: f64) -> Result<(usize, Load), NoPath> {
-        let members = self.group.members;
+    fn back(&mut self, from: u32, chunks: Chunks) -> Result<(), NoPath> {
+        let bytes = self.group.vector.bytes_in(&self.cut, chunks);
+        let way = self.way(1, from, self.me)?;
+        of_dimension(&mut self.back, way.dimension).add(&way, bytes);
+        Ok(())
+    }
+
+    fn way(&mut self, side: usize, from: u32, to: u32) -> Result<Way, NoPath> {
+        match self.known[side] {
+            Some(way) if (way.from, way.to) == (from, to) => Ok(way),
+            _ => {
+                let way = self.find(from, to)?;
+                self.known[side] = Some(way);
+                Ok(way)
+            }
+        }
+    }
+
+    fn find(&self, from: u32, to: u32) -> Result<Way, NoPath> {
+        let (members, cluster) = (self.group.members, self.network.cluster);
         let ends = (members[from as usize], members[to as usize]);
         let path = self.network.path(ends.0, ends.1)?;
-        let dimension = &self.network.cluster.dimensions[path.dimension];
+        let dimension = &cluster.dimensions[path.dimension];
         let rail = self.group.rail(path.dimension, from, to);
         let rate = self.network.rate(&path) * rail;
-        let mut together = [0.0; Load::CLASSES];
-        match &dimension.kind {
-            DimensionKind::Switch => together[0] = bytes / rate,
-            DimensionKind::FullyConnected => {}
+        let mut crosses = [0.0; CLASSES];
+        let classes = match &dimension.kind {
+            DimensionKind::Switch => {
+                crosses[0] = 1.0;
+                1
+            }
+            DimensionKind::FullyConnected => 0,
             DimensionKind::Ring | DimensionKind::Torus { .. } => {
-                let (from, to) = self.places(path.dimension, ends);
-                wires::hops(&dimension.kind, dimension.size, from, to, |class, hops| {
-                    together[class] += hops * bytes / rate;
-                });
+                if let Some((_, from, to)) = cluster.crossing(ends.0, ends.1) {
+                    wires::hops(&dimension.kind, dimension.size, from, to, |class, hops| {
+                        crosses[class] += hops;
+                    });
+                }
+                CLASSES
             }
             DimensionKind::Graph { .. } => {
                 let me = members[self.me as usize];
-                let links = all_links(dimension, self.network.cluster, path.dimension, me);
-                together[0] =
-                    bytes * f64::from(path.hops) / (links * path.scale / path.sharing * rail);
+                let links = all_links(dimension, cluster, path.dimension, me);
+                let together = links * path.scale / path.sharing * rail;
+                crosses[0] = f64::from(path.hops) * rate / together;
+                1
             }
-        }
-        Ok((path.dimension, Load { latency: path.latency.0, alone: bytes / rate, together }))
-    }
-
-    /// Where two ranks stand in a dimension.
-    fn places(&self, dimension: usize, (from, to): (Rank, Rank)) -> (u32, u32) {
-        let cluster = self.network.cluster;
-        match cluster.crossing(from, to) {
-            Some((crossed, from, to)) if crossed == dimension => (from, to),
-            _ => (0, 0),
-        }
+        };
+        let (dimension, latency) = (path.dimension, path.latency.0);
+        Ok(Way { from, to, dimension, latency, rate, crosses, classes })
     }
 
     /// The time of the round, after which the next one starts.
@@ -390,16 +425,11 @@ impl<'a> Tally<'a> {
     }
 }
 
-fn merge(loads: &mut Vec<Load>, dimension: usize, load: Load) {
+fn of_dimension(loads: &mut Vec<Load>, dimension: usize) -> &mut Load {
     if loads.len() <= dimension {
         loads.resize(dimension + 1, Load::default());
     }
-    let sum = &mut loads[dimension];
-    sum.latency = sum.latency.max(load.latency);
-    sum.alone = sum.alone.max(load.alone);
-    for (sum, more) in sum.together.iter_mut().zip(load.together) {
-        *sum += more;
-    }
+    &mut loads[dimension]
 }
 
 /// What a device's links of one dimension carry together, in one direction.

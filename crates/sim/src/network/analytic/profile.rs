@@ -1,6 +1,7 @@
 //! Where the time of one collective goes: phase by phase, and dimension by dimension.
 
 use super::{Analytic, all_links, streams};
+use crate::cluster::DimensionKind;
 use crate::network::{NoPath, Vector};
 use paceline_plan::collective::{Action, Algorithm, Pattern, Step};
 use paceline_plan::ids::Rank;
@@ -116,7 +117,7 @@ impl Analytic<'_> {
                 let name = name.get_or_insert_with(|| {
                     let crossed = self.cluster.crossing(members[0], members[to as usize]);
                     let dimension = crossed.map_or("", |(d, ..)| &self.cluster.dimensions[d].name);
-                    match self.axis(timed.visit.dimension) {
+                    match crossed.and_then(|(d, from, to)| self.axis(d, from, to)) {
                         Some(axis) => format!("{kind} in {dimension}, axis {axis}"),
                         None => format!("{kind} in {dimension}"),
                     }
@@ -129,10 +130,17 @@ impl Analytic<'_> {
         Ok((schedule.time, averages(sums, 1.0)))
     }
 
-    /// Which axis of a torus a dimension of a grid is, where the cluster has but that torus.
-    fn axis(&self, grid_dimension: usize) -> Option<usize> {
-        let only = self.cluster.dimensions.len() == 1;
-        only.then_some(grid_dimension)
+    /// Along which axis of a torus two neighbouring places lie.
+    fn axis(&self, dimension: usize, from: u32, to: u32) -> Option<usize> {
+        let DimensionKind::Torus { shape, .. } = &self.cluster.dimensions[dimension].kind else {
+            return None;
+        };
+        let (mut from, mut to) = (from, to);
+        shape.iter().position(|&size| {
+            let differ = from % size.max(1) != to % size.max(1);
+            (from, to) = (from / size.max(1), to / size.max(1));
+            differ
+        })
     }
 
     /// Hierarchies reduce inside, cross, and hand out inside; others are one phase in each dimension.
