@@ -165,9 +165,15 @@ fn predict(
     else {
         return Err(problems.into());
     };
-    check_plan(&plan)?;
     let options = paceline_sim::Options { profile, network, trace, details };
-    let outcome = paceline_sim::simulate(&plan, &cluster, &options).map_err(refused)?;
+    // Checking takes about as long as simulating, and neither needs the other.
+    let (checked, outcome) = std::thread::scope(|scope| {
+        let checking = scope.spawn(|| check_plan(&plan));
+        let outcome = paceline_sim::simulate(&plan, &cluster, &options);
+        (checking.join(), outcome)
+    });
+    checked.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    let outcome = outcome.map_err(refused)?;
     let estimate = Estimate::new(&whole_run, &plan, outcome.iteration);
     Ok(Prediction { model, plan, cluster, outcome, estimate })
 }

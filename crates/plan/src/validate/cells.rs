@@ -67,6 +67,20 @@ pub(super) struct Visit<'c> {
     pub(super) microbatch: u32,
 }
 
+/// Where a view of one copy of a buffer lies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    slot: u32,
+    first: u32,
+    end: u32,
+}
+
+impl Place {
+    fn cells(self) -> Range<usize> {
+        self.first as usize..self.end as usize
+    }
+}
+
 /// The cells of one role's arena.
 #[derive(Default)]
 pub(super) struct Cells {
@@ -88,7 +102,8 @@ pub(super) struct Cells {
 
 impl Cells {
     /// Cuts a program's arena. `views` are all views that ops can touch, `padding` those that may be
-    /// read although nothing writes them; the effects' clobbers become ranges of cells.
+    /// read although nothing writes them; the effects' clobbers become ranges of cells, and their
+    /// operands get the places that no microbatch changes.
     pub(super) fn reset(
         &mut self,
         program: &Program,
@@ -134,6 +149,12 @@ impl Cells {
             let cell = |byte| self.starts.partition_point(|&start| start < byte) as u64;
             clobber.range = cell(clobber.range.start)..cell(clobber.range.end);
         }
+        for operand in effects.operands() {
+            let buffer = program.buffer(operand.view.buffer);
+            if buffer.copies == 1 {
+                operand.place = Some(self.locate(buffer, operand.view, 0));
+            }
+        }
         self.empty(program, slots as usize, padding);
         for (id, buffer) in program.buffers.iter().enumerate() {
             let lasting = matches!(buffer.kind, MemoryKind::Parameters | MemoryKind::Optimizer);
@@ -154,8 +175,8 @@ impl Cells {
         self.padding.clear();
         self.padding.resize(self.starts.len(), false);
         for &view in padding {
-            let (_, range) = self.locate(program.buffer(view.buffer), view, 0);
-            self.padding[range].fill(true);
+            let place = self.locate(program.buffer(view.buffer), view, 0);
+            self.padding[place.cells()].fill(true);
         }
     }
 
@@ -178,21 +199,20 @@ impl Cells {
         }
     }
 
-    /// An op reads a view of copy `running` mod copies.
+    /// An op reads a view that lies at a place.
     pub(super) fn read(
         &mut self,
-        program: &Program,
+        buffer: &Buffer,
         view: View,
-        running: u64,
+        place: Place,
         visit: Visit<'_>,
     ) -> Option<Fault> {
-        let buffer = program.buffer(view.buffer);
-        let (slot, range) = self.locate(buffer, view, running);
+        let slot = place.slot as usize;
         let tagged = buffer.copies > 1 || buffer.kind == MemoryKind::Activations;
         let microbatch = if tagged { visit.microbatch } else { ANY };
         let (lanes, lane) = (self.lanes, visit.epoch.lane.index());
         let mut fault = None;
-        for at in range {
+        for at in place.cells() {
             let cell = &mut self.cells[at];
             self.reads[at * lanes + lane] = visit.epoch.position;
             let alive = cell.owner == view.buffer.0 && !cell.freed;
@@ -226,17 +246,15 @@ impl Cells {
         fault
     }
 
-    /// An op writes a view of copy `running` mod copies.
+    /// An op writes a view of a buffer that lies at a place.
     pub(super) fn write(
         &mut self,
-        program: &Program,
-        view: View,
-        running: u64,
+        buffer: BufferId,
+        place: Place,
         visit: Visit<'_>,
     ) -> Option<Fault> {
-        let (slot, range) = self.locate(program.buffer(view.buffer), view, running);
-        self.freed[slot] = false;
-        self.overwrite(range, view.buffer, visit)
+        self.freed[place.slot as usize] = false;
+        self.overwrite(place.cells(), buffer, visit)
     }
 
     /// An op destroys what lies in some cells.
@@ -276,10 +294,10 @@ impl Cells {
     ) -> Option<Fault> {
         let buffer = program.buffer(id);
         let whole = View { buffer: id, offset: 0, len: buffer.elements };
-        let (slot, range) = self.locate(buffer, whole, running);
-        let twice = std::mem::replace(&mut self.freed[slot], true);
+        let place = self.locate(buffer, whole, running);
+        let twice = std::mem::replace(&mut self.freed[place.slot as usize], true);
         let mut fault = twice.then_some(Fault::FreedTwice);
-        for at in range {
+        for at in place.cells() {
             // What has been overwritten by a buffer that shares the memory is dead already.
             if self.cells[at].owner == id.0 && !self.cells[at].freed {
                 fault = fault.or(self.conflict(at, visit));
@@ -302,21 +320,20 @@ impl Cells {
         Some(Fault::RacesRead { by })
     }
 
-    /// The slot and the cells of a view.
-    fn locate(&self, buffer: &Buffer, view: View, running: u64) -> (usize, Range<usize>) {
+    /// Where a view lies in copy `running` mod copies of its buffer.
+    pub(super) fn locate(&self, buffer: &Buffer, view: View, running: u64) -> Place {
         let copies = u64::from(buffer.copies);
         let copy = if copies == 1 { 0 } else { running % copies };
-        let slot = self.slot_base[view.buffer.index()] as usize + copy as usize;
-        let (first, end) = (self.slots[slot].0 as usize, self.slots[slot].1 as usize);
+        let slot = self.slot_base[view.buffer.index()] + copy as u32;
+        let (first, end) = self.slots[slot as usize];
         if view.offset == 0 && view.len == buffer.elements {
-            return (slot, first..end);
+            return Place { slot, first, end };
         }
         let size = buffer.dtype.size();
         let start = buffer.copy_offset(copy).0 + view.offset * size;
-        let cell = |address: u64| {
-            first + self.starts[first..end].partition_point(|&start| start < address)
-        };
-        (slot, cell(start)..cell(start + view.len * size))
+        let starts = &self.starts[first as usize..end as usize];
+        let cell = |address: u64| first + starts.partition_point(|&start| start < address) as u32;
+        Place { slot, first: cell(start), end: cell(start + view.len * size) }
     }
 }
 

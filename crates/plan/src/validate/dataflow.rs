@@ -10,9 +10,9 @@
 //! start them anew. The body is walked twice where an iteration can see what came before it (a
 //! prologue's work, or ops in flight), else once, since all iterations then look alike.
 
-use super::cells::{ANY, Cells, Fault, Visit};
+use super::cells::{ANY, Cells, Fault, Place, Visit};
 use super::clocks::{Clocks, Epoch};
-use super::effects::Effects;
+use super::effects::{Effects, Operand};
 use super::groups::{Roots, roots};
 use super::padding::padding;
 use super::{Report, SectionKind, Site, ViolationKind};
@@ -201,22 +201,35 @@ impl Walk<'_, '_, '_> {
 }
 
 impl Touch<'_> {
+    fn locate(&self, view: View) -> Place {
+        self.cells.locate(self.program.buffer(view.buffer), view, self.running)
+    }
+
     fn read(&mut self, view: View) {
-        if let Some(fault) = self.cells.read(self.program, view, self.running, self.visit) {
+        self.read_at(view, self.locate(view));
+    }
+
+    fn read_at(&mut self, view: View, place: Place) {
+        let buffer = self.program.buffer(view.buffer);
+        if let Some(fault) = self.cells.read(buffer, view, place, self.visit) {
             self.faults.push((view.buffer, Verb::Read, fault));
         }
     }
 
     fn write(&mut self, view: View) {
-        if let Some(fault) = self.cells.write(self.program, view, self.running, self.visit) {
-            self.faults.push((view.buffer, Verb::Write, fault));
+        self.write_at(view.buffer, self.locate(view));
+    }
+
+    fn write_at(&mut self, buffer: BufferId, place: Place) {
+        if let Some(fault) = self.cells.write(buffer, place, self.visit) {
+            self.faults.push((buffer, Verb::Write, fault));
         }
     }
 
     /// Writes content that belongs to no microbatch in particular.
-    fn write_shared(&mut self, view: View) {
+    fn write_shared(&mut self, buffer: BufferId, place: Place) {
         let microbatch = std::mem::replace(&mut self.visit.microbatch, ANY);
-        self.write(view);
+        self.write_at(buffer, place);
         self.visit.microbatch = microbatch;
     }
 
@@ -270,11 +283,14 @@ impl Touch<'_> {
 
     fn compute(&mut self, effects: &Effects, segment: SegmentId, fresh: bool) {
         let (operands, clobbers) = effects.of(segment.index());
-        for &(view, access) in operands {
-            match access {
-                Access::Read => self.read(view),
-                Access::Accumulate if !fresh => self.read(view),
-                Access::Write | Access::Accumulate => {}
+        for &Operand { view, access, place } in operands {
+            let reads = match access {
+                Access::Read => true,
+                Access::Accumulate => !fresh,
+                Access::Write => false,
+            };
+            if reads {
+                self.read_at(view, place.unwrap_or_else(|| self.locate(view)));
             }
         }
         for clobber in clobbers {
@@ -282,11 +298,12 @@ impl Touch<'_> {
                 self.faults.push((clobber.buffer, Verb::Write, fault));
             }
         }
-        for &(view, access) in operands {
+        for &Operand { view, access, place } in operands {
+            let place = || place.unwrap_or_else(|| self.locate(view));
             match access {
                 Access::Read => {}
-                Access::Write => self.write(view),
-                Access::Accumulate => self.write_shared(view),
+                Access::Write => self.write_at(view.buffer, place()),
+                Access::Accumulate => self.write_shared(view.buffer, place()),
             }
         }
     }

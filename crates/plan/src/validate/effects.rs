@@ -6,6 +6,7 @@
 //! destroy: they are summed up as the ranges of memory that running the segment clobbers, so that
 //! the walk over all ops handles a few ranges where there may be dozens of operands.
 
+use super::cells::Place;
 use super::{Report, SectionKind, ViolationKind};
 use crate::graph::Part;
 use crate::ids::{BufferId, RoleId};
@@ -18,11 +19,22 @@ pub(super) struct Effects {
     /// Whether a buffer never carries anything from one op to another.
     pub(super) private: Vec<bool>,
     /// Operands that carry something in or out, segment after segment.
-    operands: Vec<(View, Access)>,
+    operands: Vec<Operand>,
     /// Bytes that are overwritten by what does not outlive the segment.
     clobbers: Vec<Clobber>,
     /// Where each segment's operands and clobbers end.
     ends: Vec<(u32, u32)>,
+}
+
+/// What a segment takes in or leaves behind.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operand {
+    /// The view.
+    pub(super) view: View,
+    /// What is done to it.
+    pub(super) access: Access,
+    /// Where it lies, if that is the same for every microbatch; known once the arena is cut.
+    pub(super) place: Option<Place>,
 }
 
 /// A range of the arena that a segment overwrites with nothing anybody else wants.
@@ -57,11 +69,11 @@ impl Effects {
         {
             let carried_out = alive && !self.private[view.buffer.index()];
             if operand.access == Access::Read || carried_out {
-                self.operands.push((view, operand.access));
+                self.operands.push(Operand { view, access: operand.access, place: None });
             } else {
                 // What went in and does not come out is destroyed all the same.
                 if operand.access == Access::Accumulate {
-                    self.operands.push((view, operand.access));
+                    self.operands.push(Operand { view, access: operand.access, place: None });
                 }
                 self.clobbers.push(Clobber { range: bytes(program, view), buffer: view.buffer });
             }
@@ -71,13 +83,18 @@ impl Effects {
     }
 
     /// What a segment reads and leaves behind, and what it clobbers.
-    pub(super) fn of(&self, segment: usize) -> (&[(View, Access)], &[Clobber]) {
+    pub(super) fn of(&self, segment: usize) -> (&[Operand], &[Clobber]) {
         let start = segment.checked_sub(1).map_or((0, 0), |before| self.ends[before]);
         let end = self.ends[segment];
         (
             &self.operands[start.0 as usize..end.0 as usize],
             &self.clobbers[start.1 as usize..end.1 as usize],
         )
+    }
+
+    /// All operands of all segments.
+    pub(super) fn operands(&mut self) -> &mut [Operand] {
+        &mut self.operands
     }
 
     /// All clobbers of all segments.

@@ -59,10 +59,11 @@ fn curve(plan: &Plan, role: RoleId, timeline: &Timeline) -> MemoryCurve {
     let planned = program.memory.total();
     let scratch = Scratch::of(program);
     let mut frames = Frames::new(program);
-    let mut changes: Vec<Change> = Vec::new();
+    // Each of the two is nearly in order of time as it is, which both together would not be.
+    let (mut changes, mut by_frames) = (Vec::new(), Vec::new());
     for (index, node) in program.body.nodes.iter().enumerate() {
         let (start, end) = timeline.span(role, OpId::from(index));
-        frames.run(plan, program, &node.op, (start, end), &mut changes);
+        frames.run(plan, program, &node.op, (start, end), &mut by_frames);
         if let Op::Compute { segment, .. } = node.op {
             let operands = &program.segment(segment).operands;
             let reach = scratch.reach(program, operands.iter().map(|view| view.buffer));
@@ -71,7 +72,10 @@ fn curve(plan: &Plan, role: RoleId, timeline: &Timeline) -> MemoryCurve {
         }
     }
     // What is given up at a time is gone before anything that starts then.
-    changes.sort_by(|a, b| a.at.total_cmp(&b.at).then(a.bytes.cmp(&b.bytes)));
+    let order = |a: &Change, b: &Change| a.at.total_cmp(&b.at).then(a.bytes.cmp(&b.bytes));
+    by_frames.sort_by(order);
+    changes.append(&mut by_frames);
+    changes.sort_by(order);
     let of_frames: Bytes = frames.extent(program);
     let held = of_frames.0.saturating_add(scratch.size.0);
     let persistent = Bytes(planned.0.saturating_sub(held));
@@ -161,7 +165,10 @@ impl Frames {
             if std::mem::replace(&mut copies[copy], alive) != alive {
                 let bytes = program.buffer(buffer).stride().0 as i64;
                 let (at, bytes) = if alive { (start.0, bytes) } else { (end.0, -bytes) };
-                changes.push(Change { at, bytes });
+                match changes.last_mut() {
+                    Some(last) if last.at == at && (last.bytes > 0) == alive => last.bytes += bytes,
+                    Some(_) | None => changes.push(Change { at, bytes }),
+                }
             }
         };
         match *op {
