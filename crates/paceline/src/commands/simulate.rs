@@ -11,7 +11,7 @@ use crate::flags::{
 };
 use crate::output::{ModelRecord, Output, write};
 use crate::overview::{estimate_facts, facts, simulation_text, warnings};
-use crate::report::{Insight, MemoryRow, ReportInput, render};
+use crate::report::{Insight, MemoryRow, ReportInput, picture, render};
 use crate::sweep::SweepFlags;
 use clap::Args;
 use paceline_plan::collective::Order;
@@ -54,6 +54,9 @@ pub(crate) struct Flags {
     /// Write the simulated timeline for Perfetto or Chrome
     #[arg(long, value_name = "FILE", conflicts_with = "vary", help_heading = "General")]
     trace: Option<PathBuf>,
+    /// Draw one iteration: who computes and communicates what, and when
+    #[arg(long, value_name = "FILE.svg", conflicts_with = "vary", help_heading = "General")]
+    picture: Option<PathBuf>,
     /// Write the prediction as one HTML page
     #[arg(long, value_name = "FILE.html", conflicts_with = "vary", help_heading = "General")]
     report: Option<PathBuf>,
@@ -84,7 +87,7 @@ Examples:
 /// Simulates.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let output = flags.common.output();
-    let trace = flags.trace.is_some() || flags.report.is_some();
+    let trace = flags.trace.is_some() || flags.picture.is_some() || flags.report.is_some();
     let details = flags.details || flags.report.is_some() || output.is_json();
     let Prediction { model, plan, cluster, mut outcome, estimate } =
         predict(flags, origins, trace, details)?;
@@ -92,6 +95,12 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
 
     if let (Some(path), Some(trace)) = (&flags.trace, &outcome.trace) {
         save(path, &to_perfetto(trace), &output)?;
+    }
+    if let (Some(path), Some(trace)) = (&flags.picture, &outcome.trace) {
+        let svg = picture(trace).ok_or_else(|| {
+            Failure::Run(anyhow::anyhow!("the plan has no iteration that could be drawn"))
+        })?;
+        save(path, &svg, &output)?;
     }
     let record = ModelRecord::from(&model);
     if let Some(path) = &flags.report {
@@ -150,7 +159,9 @@ fn predict(
     let profile: Profile = word("--profile", &flags.profile, &mut problems).unwrap_or_default();
     let sparse_weights = profile.sparse_weights || flags.sparse_weights;
     let profile = Profile { sparse_weights, ..profile };
-    for (flag, path) in [("--trace", &flags.trace), ("--report", &flags.report)] {
+    let files =
+        [("--trace", &flags.trace), ("--picture", &flags.picture), ("--report", &flags.report)];
+    for (flag, path) in files {
         if path.as_ref().is_some_and(|path| path.is_dir() || path.file_name().is_none()) {
             problems.say(flag, "name a file, not a directory");
         }

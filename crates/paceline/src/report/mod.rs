@@ -10,11 +10,13 @@ mod insight;
 mod memory_curve;
 mod numbers;
 mod page;
+mod picture;
 mod rows;
 mod table;
 mod timeline;
 
 pub(crate) use insight::Insight;
+pub(crate) use picture::picture;
 pub(crate) use table::breakdown_table;
 
 use paceline_plan::trace::Trace;

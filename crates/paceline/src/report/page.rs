@@ -7,7 +7,7 @@ use paceline_plan::trace::{Comparison, Tally, Trace, Window, compare};
 use paceline_plan::units::Seconds;
 use std::fmt::{self, Write};
 
-const STYLE: &str = include_str!("style.css");
+pub(super) const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("view.js");
 
 /// Ranks in the breakdown table before the middle ones are left out.

@@ -93,18 +93,18 @@ impl Axis {
 }
 
 /// A row of the drawing: one lane of one rank.
-struct Place<'a> {
-    rank: Rank,
-    lane: &'a str,
-    top: f64,
-    height: f64,
-    first_of_rank: bool,
+pub(super) struct Place<'a> {
+    pub(super) rank: Rank,
+    pub(super) lane: &'a str,
+    pub(super) top: f64,
+    pub(super) height: f64,
+    pub(super) first_of_rank: bool,
 }
 
 /// The rows that both plots have, so that they compare by position.
-struct Rows<'a> {
-    places: Vec<Place<'a>>,
-    height: f64,
+pub(super) struct Rows<'a> {
+    pub(super) places: Vec<Place<'a>>,
+    pub(super) height: f64,
     /// Ranks drawn, and ranks that the traces hold.
     ranks: (usize, usize),
 }
@@ -133,7 +133,7 @@ fn lanes_of<'a>(plots: &[Plot<'a>]) -> BTreeMap<Rank, BTreeSet<Lane<'a>>> {
 impl<'a> Rows<'a> {
     /// All lanes of as many ranks as can be drawn. Where there are too many, ranks at even
     /// distances: neighbours mostly do the same, distant ones belong to different stages.
-    fn choose(plots: &[Plot<'a>]) -> Self {
+    pub(super) fn choose(plots: &[Plot<'a>]) -> Self {
         let lanes = lanes_of(plots);
         let all: Vec<Rank> = lanes.keys().copied().collect();
         let fits = |chosen: &[Rank]| {
@@ -160,18 +160,18 @@ impl<'a> Rows<'a> {
         Self { places, height: (top - 5.0).max(1.0), ranks: (chosen.len(), all.len()) }
     }
 
-    fn find(&self, rank: Rank, lane: &str) -> Option<&Place<'a>> {
+    pub(super) fn find(&self, rank: Rank, lane: &str) -> Option<&Place<'a>> {
         let first = self.places.partition_point(|p| p.rank < rank);
         self.places[first..].iter().take_while(|p| p.rank == rank).find(|p| p.lane == lane)
     }
 }
 
 /// A trace with the iteration that is shown first.
-struct Plot<'a> {
-    trace: &'a Trace,
-    window: Window,
+pub(super) struct Plot<'a> {
+    pub(super) trace: &'a Trace,
+    pub(super) window: Window,
     /// Where spans stand for runs of ops.
-    runs: Option<&'a Coarse>,
+    pub(super) runs: Option<&'a Coarse>,
 }
 
 impl<'a> Plot<'a> {
@@ -179,7 +179,7 @@ impl<'a> Plot<'a> {
         Some(Self { trace, window: trace.steady_window()?, runs: None })
     }
 
-    fn of_runs(runs: &'a Coarse) -> Option<Self> {
+    pub(super) fn of_runs(runs: &'a Coarse) -> Option<Self> {
         Some(Self { runs: Some(runs), ..Self::new(&runs.trace)? })
     }
 
@@ -346,7 +346,7 @@ pub(super) fn heading(origin: Origin) -> &'static str {
 }
 
 /// Whether a span of this kind carries its microbatch's number: those that make up the schedule.
-fn labelled(kind: SpanKind) -> bool {
+pub(super) fn labelled(kind: SpanKind) -> bool {
     use SpanKind::{Backward, BackwardInput, BackwardWeight, Forward, Recompute};
     matches!(kind, Forward | Backward | BackwardInput | BackwardWeight | Recompute)
 }

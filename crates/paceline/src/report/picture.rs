@@ -1,0 +1,267 @@
+//! One steady iteration as one SVG file, for pages and slides.
+//!
+//! The rows are those of the report's timeline. Ops of one microbatch and pass are joined, so that a
+//! schedule reads as in a textbook: a box for each forward and backward pass, with its microbatch.
+
+use super::coarse::Coarse;
+use super::numbers::{Scale, Text, ticks};
+use super::timeline::{Place, Plot, Rows, labelled, words};
+use paceline_plan::ids::Rank;
+use paceline_plan::trace::{Span, SpanKind, Trace};
+use paceline_plan::units::Seconds;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Write};
+
+/// Draws a trace's steady iteration; nothing if it has none.
+pub(crate) fn picture(trace: &Trace) -> Option<String> {
+    let mut runs = Coarse::new(trace);
+    leave_out_what_does_not_show(&mut runs.trace);
+    let plot = Plot::of_runs(&runs)?;
+    let rows = Rows::choose(std::slice::from_ref(&plot));
+    let mut out = String::new();
+    Picture::new(&plot, &rows).write(&mut out).expect("a String takes any text");
+    Some(out)
+}
+
+/// Leaves out lanes of a rank that are busy for less than a pixel in all, and waiting on lanes that
+/// do not compute: a wire at rest is nobody's loss.
+fn leave_out_what_does_not_show(trace: &mut Trace) {
+    let Some(window) = trace.steady_window() else { return };
+    let mut busy: BTreeMap<(Rank, u8), f64> = BTreeMap::new();
+    let mut computes: BTreeSet<u8> = BTreeSet::new();
+    for span in trace.spans.iter().filter(|span| span.kind != SpanKind::Wait) {
+        let inside = span.end.0.min(window.end.0) - span.start.0.max(window.start.0);
+        *busy.entry((span.rank, span.lane)).or_default() += inside.max(0.0);
+        if span.kind.is_compute() && span.kind != SpanKind::Load {
+            computes.insert(span.lane);
+        }
+    }
+    let least = window.length().0 / (WIDTH - NAMES - MARGIN);
+    trace.spans.retain(|span| {
+        let shows = busy.get(&(span.rank, span.lane)).is_some_and(|&busy| busy >= least);
+        computes.contains(&span.lane) || (shows && span.kind != SpanKind::Wait)
+    });
+}
+
+const WIDTH: f64 = 960.0;
+/// Room for the names of rows.
+const NAMES: f64 = 132.0;
+/// Where rows begin, below title and legend.
+const TOP: f64 = 76.0;
+const MARGIN: f64 = 16.0;
+/// The narrowest box that its microbatch's number fits in.
+const NUMBER: f64 = 11.0;
+/// About how wide a letter of the legend is.
+const LETTER: f64 = 6.6;
+
+struct Picture<'a, 'p> {
+    plot: &'p Plot<'a>,
+    rows: &'p Rows<'a>,
+    spans: Vec<&'a Span>,
+    /// Units of the drawing per second.
+    rate: f64,
+}
+
+impl<'a, 'p> Picture<'a, 'p> {
+    fn new(plot: &'p Plot<'a>, rows: &'p Rows<'a>) -> Self {
+        let shown = |span: &&Span| {
+            let inside = span.end.0 > plot.window.start.0 && span.start.0 < plot.window.end.0;
+            inside && rows.find(span.rank, plot.trace.lane(span)).is_some()
+        };
+        let spans = plot.trace.spans.iter().filter(shown).collect();
+        let length = plot.window.length().0;
+        let rate = if length > 0.0 { (WIDTH - NAMES - MARGIN) / length } else { 0.0 };
+        Self { plot, rows, spans, rate }
+    }
+
+    fn x(&self, time: Seconds) -> f64 {
+        NAMES + (time - self.plot.window.start).0 * self.rate
+    }
+
+    fn write(&self, out: &mut String) -> fmt::Result {
+        let height = TOP + self.rows.height + 34.0;
+        writeln!(
+            out,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
+             width=\"{WIDTH}\" height=\"{height}\" role=\"img\">"
+        )?;
+        let title = Text(&self.plot.trace.title);
+        let length = Scale::of(self.plot.window.length()).full(self.plot.window.length());
+        style(out)?;
+        writeln!(
+            out,
+            "<title>{title}, one iteration of {length}</title>\n\
+             <rect class=\"paper\" width=\"{WIDTH}\" height=\"{height}\"/>\n\
+             <text class=\"title\" x=\"{MARGIN}\" y=\"28\">{title}</text>\n\
+             <text class=\"end\" x=\"{}\" y=\"28\">one iteration of {length}</text>",
+            WIDTH - MARGIN
+        )?;
+        self.legend(out)?;
+        for place in &self.rows.places {
+            row(out, place)?;
+        }
+        for span in &self.spans {
+            self.span(out, span)?;
+        }
+        self.axis(out)?;
+        writeln!(out, "</svg>")
+    }
+
+    fn legend(&self, out: &mut String) -> fmt::Result {
+        let present: BTreeSet<SpanKind> = self.spans.iter().map(|span| span.kind).collect();
+        let mut x = MARGIN;
+        for kind in SpanKind::ALL.into_iter().filter(|kind| present.contains(kind)) {
+            let name = words(kind);
+            writeln!(
+                out,
+                "<rect class=\"{kind}\" x=\"{x:.1}\" y=\"44\" width=\"11\" height=\"11\"/>\
+                 <text x=\"{:.1}\" y=\"54\">{name}</text>",
+                x + 16.0
+            )?;
+            x += 34.0 + LETTER * name.len() as f64;
+        }
+        Ok(())
+    }
+
+    fn span(&self, out: &mut String, span: &Span) -> fmt::Result {
+        let Some(place) = self.rows.find(span.rank, self.plot.trace.lane(span)) else {
+            return Ok(());
+        };
+        let window = self.plot.window;
+        let from = self.x(span.start.max(window.start));
+        let end = if span.end.0 < window.end.0 { span.end } else { window.end };
+        let width = self.x(end) - from;
+        let filled = self.plot.runs.map_or(1.0, |runs| runs.filled(span)).max(0.05);
+        let top = TOP + place.top;
+        write!(
+            out,
+            "<rect class=\"{}\" x=\"{from:.2}\" y=\"{top}\" width=\"{width:.2}\" height=\"{}\"",
+            span.kind, place.height
+        )?;
+        if filled < 1.0 {
+            write!(out, " fill-opacity=\"{filled:.2}\"")?;
+        }
+        let name = Text(self.plot.trace.name(span));
+        writeln!(out, "><title>{name}, {}</title></rect>", span.duration())?;
+        if let Some(microbatch) = span.microbatch.filter(|_| labelled(span.kind))
+            && width >= NUMBER
+        {
+            let (x, y) = (from + width / 2.0, top + place.height - 5.0);
+            writeln!(out, "<text class=\"on\" x=\"{x:.2}\" y=\"{y}\">{microbatch}</text>")?;
+        }
+        Ok(())
+    }
+
+    fn axis(&self, out: &mut String) -> fmt::Result {
+        let length = self.plot.window.length();
+        let ticks = ticks(0.0, length.0, 8);
+        let scale = match ticks.as_slice() {
+            [first, second, ..] => Scale::of(length).for_steps(Seconds(second - first)),
+            _ => Scale::of(length),
+        };
+        let (top, bottom) = (TOP, TOP + self.rows.height);
+        for tick in ticks.into_iter().map(Seconds) {
+            let x = self.x(self.plot.window.start + tick);
+            writeln!(
+                out,
+                "<path class=\"tick\" d=\"M{x:.2} {top}V{:.1}\"/>\
+                 <text class=\"middle\" x=\"{x:.2}\" y=\"{:.1}\">{}</text>",
+                bottom + 6.0,
+                bottom + 22.0,
+                scale.full(tick)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn row(out: &mut String, place: &Place<'_>) -> fmt::Result {
+    let (top, width) = (TOP + place.top, WIDTH - NAMES - MARGIN);
+    let base = top + place.height / 2.0 + 4.0;
+    if place.first_of_rank {
+        writeln!(
+            out,
+            "<text class=\"rank\" x=\"{MARGIN}\" y=\"{base}\">rank {}</text>",
+            place.rank
+        )?;
+    }
+    writeln!(
+        out,
+        "<text class=\"end\" x=\"{}\" y=\"{base}\">{}</text>\
+         <rect class=\"track\" x=\"{NAMES}\" y=\"{top}\" width=\"{width}\" height=\"{}\"/>",
+        NAMES - 8.0,
+        Text(place.lane),
+        place.height
+    )
+}
+
+/// The report's colours, written out without variables, which some viewers of SVG do not know.
+fn style(out: &mut String) -> fmt::Result {
+    out.write_str(
+        "<style>\n\
+         text{font:11px system-ui,-apple-system,\"Segoe UI\",Roboto,\"Helvetica Neue\",Arial,sans-serif}\
+         .title{font-size:15px;font-weight:600}.rank{font-weight:600}\
+         .end{text-anchor:end}.middle,.on{text-anchor:middle}.on{font-size:10px}.tick{fill:none}\n",
+    )?;
+    for (query, nth) in [("", 0), ("@media (prefers-color-scheme:dark){", 1)] {
+        let colour = |name: &str| colour(name, nth);
+        write!(
+            out,
+            "{query}text{{fill:{quiet}}}.title,.rank{{fill:{ink}}}.on{{fill:{on}}}\
+             .paper{{fill:{paper}}}.track{{fill:{track}}}.tick{{stroke:{rule};stroke-opacity:.6}}",
+            quiet = colour("quiet"),
+            ink = colour("ink"),
+            on = colour("on"),
+            paper = colour("paper"),
+            track = colour("track"),
+            rule = colour("rule"),
+        )?;
+        for kind in SpanKind::ALL {
+            write!(out, ".{kind}{{fill:{}}}", colour(kind.name()))?;
+        }
+        writeln!(out, "{}", if query.is_empty() { "" } else { "}" })?;
+    }
+    writeln!(out, "</style>")
+}
+
+/// A colour of the report's style sheet: the light one, or the dark one that follows.
+fn colour(name: &str, nth: usize) -> &'static str {
+    let sheet = super::page::STYLE;
+    let found = sheet.match_indices(&format!("--{name}: ")).nth(nth);
+    let value = found.map(|(at, text)| &sheet[at + text.len()..]);
+    value.and_then(|value| value.split(';').next()).unwrap_or("currentColor")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::small;
+    use paceline_plan::trace::Origin;
+
+    #[test]
+    fn a_pass_is_a_box_with_its_microbatch() {
+        let svg = picture(&small(Origin::Simulated, 2, 0.4e-3)).unwrap();
+        // An iteration of 1 ms fills the width, so a forward pass of 0.4 ms has 0.4 of it.
+        let width = format!("width=\"{:.2}\"", 0.4 * (WIDTH - NAMES - MARGIN));
+        assert_eq!(svg.matches("class=\"forward\"").count(), 3, "two ranks and the legend");
+        assert_eq!(svg.matches(&width).count(), 4, "a forward pass and an all_reduce each");
+        assert_eq!(svg.matches(">7</text>").count(), 2);
+        assert!(svg.contains("rank 1") && svg.contains("F&lt;0&gt;") && !svg.contains("F<0>"));
+        assert!(svg.contains("one iteration of 1.000 ms"));
+    }
+
+    #[test]
+    fn every_kind_has_two_colours() {
+        for kind in SpanKind::ALL {
+            let (light, dark) = (colour(kind.name(), 0), colour(kind.name(), 1));
+            assert!(light.starts_with('#') && dark.starts_with('#') && light != dark, "{kind}");
+        }
+    }
+
+    #[test]
+    fn without_an_iteration_there_is_no_picture() {
+        let mut trace = small(Origin::Simulated, 1, 0.4e-3);
+        trace.spans.clear();
+        assert_eq!(picture(&trace), None);
+    }
+}
