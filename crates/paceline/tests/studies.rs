@@ -1,4 +1,4 @@
-//! Every command of `docs/studies.md` is run, every number in its text and every picture beside it is
+//! Every command of `docs/studies.md` and of the pages of `docs/parallelism/` is run, every number in its text and every picture beside it is
 //! compared with what the command says today.
 //!
 //! ```text
@@ -33,6 +33,16 @@ fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }
 
+/// The files of a folder of pages that have an extension.
+fn files(folder: &str, extension: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(docs().join(folder)).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let mut found: Vec<PathBuf> =
+        paths.filter(|path| path.extension().is_some_and(|found| found == extension)).collect();
+    found.sort();
+    found
+}
+
 /// What a study's command says today, and what it draws.
 struct Outcome {
     points: Vec<Value>,
@@ -41,13 +51,13 @@ struct Outcome {
 
 fn carry_out(study: &Study) -> Outcome {
     let here = Folder::new();
-    for entry in std::fs::read_dir(docs().join("studies")).unwrap() {
-        let path = entry.unwrap().path();
-        if path.extension().is_some_and(|extension| extension == "toml") {
+    for folder in ["studies", "parallelism"] {
+        for path in files(folder, "toml") {
             let name = path.file_name().unwrap().to_str().unwrap();
-            here.file(&format!("docs/studies/{name}"), std::fs::read(&path).unwrap());
+            here.file(&format!("docs/{folder}/{name}"), std::fs::read(&path).unwrap());
         }
     }
+    std::fs::create_dir_all(here.path().join("docs/parallelism")).unwrap();
     let mut arguments: Vec<&str> = study.arguments.iter().map(String::as_str).collect();
     arguments.push("--json");
     let ran = here.run_with(&arguments).done();
@@ -58,10 +68,30 @@ fn carry_out(study: &Study) -> Outcome {
 }
 
 #[test]
-fn the_page_says_and_shows_what_its_commands_do() {
-    let file = docs().join("studies.md");
-    let page = Page::parse(&std::fs::read_to_string(&file).unwrap());
+fn the_studies_say_and_show_what_their_commands_do() {
+    let page = holds(&docs().join("studies.md"), "");
     assert!(page.studies.len() >= 9, "{} studies", page.studies.len());
+    for study in &page.studies {
+        assert!(!study.claims.is_empty(), "line {}: nothing is claimed", study.line);
+    }
+}
+
+#[test]
+fn the_pages_of_parallelism_say_and_show_what_their_commands_do() {
+    let pages = files("parallelism", "md");
+    assert!(pages.len() >= 5, "{pages:?}");
+    let index = std::fs::read_to_string(docs().join("parallelism.md")).unwrap();
+    for file in &pages {
+        let page = holds(file, "parallelism/");
+        assert!(!page.studies.is_empty(), "{}: no command", file.display());
+        let name = file.file_name().unwrap().to_str().unwrap();
+        assert!(index.contains(&format!("(parallelism/{name})")), "{name} is not in the index");
+    }
+}
+
+/// Carries out a page's commands, and compares what it says and shows with what they do.
+fn holds(file: &Path, folder: &str) -> Page {
+    let page = Page::parse(&std::fs::read_to_string(file).unwrap(), folder);
     let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
         let all: Vec<_> =
             page.studies.iter().map(|study| scope.spawn(|| carry_out(study))).collect();
@@ -79,7 +109,7 @@ fn the_page_says_and_shows_what_its_commands_do() {
                         format!("**{written}**{}", claim.source),
                         format!("**{is}**{}", claim.source),
                     );
-                    text = text.replace(&old, &new);
+                    text = text.replacen(&old, &new, 1);
                 }
                 Err(found) => wrong.push(format!("line {}: {found}", claim.line)),
             }
@@ -95,19 +125,13 @@ fn the_page_says_and_shows_what_its_commands_do() {
         }
     }
     if update {
-        std::fs::write(&file, text).unwrap();
+        std::fs::write(file, text).unwrap();
     }
     assert!(
         wrong.is_empty(),
-        "docs/studies.md does not hold (UPDATE_GOLDEN=1 writes numbers and pictures anew):\n{}",
+        "{} does not hold (UPDATE_GOLDEN=1 writes numbers and pictures anew):\n{}",
+        file.display(),
         wrong.join("\n")
     );
-}
-
-#[test]
-fn every_study_says_something_that_is_checked() {
-    let page = Page::parse(&std::fs::read_to_string(docs().join("studies.md")).unwrap());
-    for study in &page.studies {
-        assert!(!study.claims.is_empty(), "line {}: nothing is claimed", study.line);
-    }
+    page
 }

@@ -17,25 +17,27 @@ pub(crate) struct Study {
     pub(crate) line: usize,
     /// The arguments, as a shell would hand them over.
     pub(crate) arguments: Vec<String>,
-    /// Its picture, from the page's folder.
+    /// Its picture, from the folder of all pages.
     pub(crate) picture: String,
     /// What the text says of it.
     pub(crate) claims: Vec<Claim>,
 }
 
 impl Page {
-    /// Takes a page apart; panics with the line of what is wrong with it.
-    pub(crate) fn parse(text: &str) -> Self {
+    /// Takes apart a page whose pictures' links start in a folder under that of all pages (`""`, or
+    /// `"parallelism/"`); panics with the line of what is wrong with it.
+    pub(crate) fn parse(text: &str, folder: &str) -> Self {
         let lines: Vec<&str> = text.lines().collect();
         let starts: Vec<usize> =
             (0..lines.len()).filter(|&line| lines[line].starts_with(PROMPT)).collect();
         let ends = starts.iter().skip(1).copied().chain([lines.len()]);
-        let studies = starts.iter().zip(ends).map(|(&start, end)| study(&lines[..end], start));
+        let studies =
+            starts.iter().zip(ends).map(|(&start, end)| study(&lines[..end], start, folder));
         Self { text: text.to_owned(), studies: studies.collect() }
     }
 }
 
-fn study(lines: &[&str], start: usize) -> Study {
+fn study(lines: &[&str], start: usize, folder: &str) -> Study {
     let mut command = String::new();
     let mut next = start;
     loop {
@@ -48,11 +50,12 @@ fn study(lines: &[&str], start: usize) -> Study {
     }
     let arguments = words(&command[PROMPT.len()..]);
     let rest = lines[next..].join("\n");
-    let shown = rest.split_once("](studies/").and_then(|(_, rest)| rest.split_once(".svg)"));
-    let (name, _) = shown.unwrap_or_else(|| panic!("line {}: no picture", start + 1));
-    let picture = format!("studies/{name}.svg");
-    let plot = arguments.iter().position(|word| word == "--plot").map(|at| &arguments[at + 1]);
-    assert_eq!(plot, Some(&format!("docs/{picture}")), "line {}", start + 1);
+    let shown = rest.split_once("](").and_then(|(_, rest)| rest.split_once(')'));
+    let (link, _) = shown.unwrap_or_else(|| panic!("line {}: no picture", start + 1));
+    let picture = format!("{folder}{link}");
+    let drawn = arguments.iter().position(|word| word == "--plot" || word == "--picture");
+    let drawn = drawn.map(|at| &arguments[at + 1]);
+    assert_eq!(drawn, Some(&format!("docs/{picture}")), "line {}", start + 1);
     Study { line: start + 1, arguments, picture, claims: Claim::all(&rest, next + 1) }
 }
 
