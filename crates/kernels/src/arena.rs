@@ -9,6 +9,7 @@
 //! share memory.
 
 use crate::element::Plain;
+use crate::pages::prefer_large;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;
 use std::fmt;
@@ -141,6 +142,7 @@ impl Arena {
             .map_err(|_| refused())?;
         // SAFETY: the layout's size is at least ALIGNMENT, hence not zero.
         let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
+        prefer_large(allocation, layout.size());
         let padding = allocation.addr().get().wrapping_neg() % ALIGNMENT;
         // SAFETY: the padding is less than the ALIGNMENT bytes allocated beyond those asked for.
         let memory = unsafe { allocation.add(padding) };

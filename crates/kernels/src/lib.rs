@@ -49,6 +49,7 @@ mod instruction_set;
 mod lanes;
 mod math;
 mod matmul;
+mod pages;
 mod shape;
 
 #[cfg(test)]

@@ -5,11 +5,29 @@
 //! the layout of the operand was, and the copy is small enough for a cache.
 
 use super::Operand;
-use super::tile::{Kernel, Strip};
+use super::tile::{Kernel, Left, Strip};
+use crate::instruction_set::vectorised;
 use std::ops::Range;
 
 /// How many terms of a line are read before the next line's turn.
 const RUN: usize = 64;
+
+/// How many terms ahead lines that are neighbours are fetched: each term may lie on another page,
+/// where the processor does not look by itself.
+const AHEAD: usize = 8;
+
+/// Asks for elements that will be read soon; beyond the end of the slice nothing is lost.
+#[inline(always)]
+fn fetch(data: &[f32], first: usize, count: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    for at in (first..first + count).step_by(16) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint reads nothing, wherever its address points.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(data.as_ptr().wrapping_add(at).cast()) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = (data, first, count);
+}
 
 /// How panels lie in memory.
 #[derive(Clone, Copy)]
@@ -41,6 +59,27 @@ impl<'a> Lines<'a> {
         Self { data: operand.data, across: operand.column_stride, along: operand.row_stride }
     }
 
+    /// Whether tiles may read the rows of a left operand where they lie. A packed copy would cost as
+    /// much as many a tile, and hides nothing: the operand's elements arrive while tiles compute.
+    /// Only where what a tile reads lies a power of two apart the few places that the caches have
+    /// for it would not do.
+    pub(super) fn are_at_hand(&self) -> bool {
+        let (apart, places) = if self.along == 1 { (self.across, 1) } else { (self.along, 2) };
+        !(apart * places * size_of::<f32>()).is_multiple_of(4096)
+    }
+
+    /// Some of the lines, from a term on, as a tile reads them.
+    ///
+    /// # Safety
+    ///
+    /// The line and the term must be within the operand.
+    pub(super) unsafe fn at(&self, line: usize, term: usize) -> Left {
+        let Self { across, along, .. } = *self;
+        // SAFETY: the caller grants that the element is there.
+        let data = unsafe { self.data.as_ptr().add(line * across + term * along) };
+        Left { data, across, along }
+    }
+
     /// Writes the panels of some lines, `panel` lines each; one that has fewer is filled with zeros
     /// up to a multiple of `multiple`. A panel begins every `panel * room` elements of `panels`.
     ///
@@ -58,7 +97,8 @@ impl<'a> Lines<'a> {
         let whole = lines.len() / panel * panel;
         if self.across == 1 {
             let lines = lines.start..lines.start + whole;
-            // A copy of a length known to the compiler is a few moves, any other a call.
+            // A copy of a length known to the compiler is a few moves of the widest registers, any
+            // other a call.
             match panel {
                 4 => self.copy::<4>(lines, terms.clone(), room, panels),
                 6 => self.copy::<6>(lines, terms.clone(), room, panels),
@@ -89,12 +129,18 @@ impl<'a> Lines<'a> {
         room: usize,
         panels: &mut [f32],
     ) {
-        for (k, term) in terms.enumerate() {
-            let row = &self.data[term * self.along..][lines.clone()];
-            for (line, chunk) in (0..).step_by(N).zip(row.as_chunks::<N>().0) {
-                panels[line * room + k * N..][..N].copy_from_slice(chunk);
-            }
-        }
+        vectorised(
+            #[inline(always)]
+            || {
+                for (k, term) in terms.enumerate() {
+                    let row = &self.data[term * self.along..][lines.clone()];
+                    fetch(self.data, (term + AHEAD) * self.along + lines.start, lines.len());
+                    for (line, chunk) in (0..).step_by(N).zip(row.as_chunks::<N>().0) {
+                        panels[line * room + k * N..][..N].copy_from_slice(chunk);
+                    }
+                }
+            },
+        );
     }
 
     /// Packs one panel of any layout.
@@ -148,6 +194,9 @@ impl<'a> Lines<'a> {
             for k in (0..whole_terms).step_by(RUN) {
                 for i in (0..whole_lines).step_by(8) {
                     let from = (lines.start + i) * self.across + terms.start + k;
+                    for line in 0..8 {
+                        fetch(self.data, from + line * self.across + RUN, RUN);
+                    }
                     // SAFETY: the processor has what the kernel needs. The last element of the last
                     // strip has just been found within the operand, and the panel has `width`
                     // elements for each term, of which the strip takes eight from `i` on.

@@ -9,8 +9,8 @@
 pub(super) struct Tile {
     /// How many terms each element sums.
     pub(super) depth: usize,
-    /// A panel of [`Kernel::rows`] rows: for each term, one element of every row.
-    pub(super) a: *const f32,
+    /// The rows of the left operand.
+    pub(super) a: Left,
     /// A panel of up to [`Kernel::columns`] columns: for each term, one element of every column, and
     /// zeros up to the next multiple of [`Kernel::lanes`].
     pub(super) b: *const f32,
@@ -24,6 +24,25 @@ pub(super) struct Tile {
     pub(super) columns: usize,
     /// Whether the sums are added to what the result holds.
     pub(super) add: bool,
+}
+
+/// The rows of a tile's left operand: element `k` of row `i` stands at `i * across + k * along`.
+///
+/// A tile reads one element of each row at a time and spreads it over a register, so that it makes
+/// little difference where the rows are: they may lie in a packed panel or in the operand itself.
+#[derive(Clone, Copy)]
+pub(super) struct Left {
+    pub(super) data: *const f32,
+    pub(super) across: usize,
+    pub(super) along: usize,
+}
+
+impl Left {
+    /// Its rows, of which there are `rows`; what a kernel asks for beyond them is the last one again.
+    #[inline(always)]
+    fn rows<const N: usize>(self, rows: usize) -> [*const f32; N] {
+        std::array::from_fn(|i| self.data.wrapping_add(i.min(rows - 1) * self.across))
+    }
 }
 
 /// Eight lines of `8 * blocks` elements, and where they go as so many lines of eight.
@@ -51,9 +70,9 @@ pub(super) struct Kernel {
     ///
     /// # Safety
     ///
-    /// The processor must have the instructions. `a` must have `depth * rows` elements to read, `b`
-    /// must have `depth` times `Tile::columns` rounded up to `lanes`, and every element of the
-    /// result must be there for reading and writing, by this thread alone.
+    /// The processor must have the instructions. `a` must have `depth` elements to read in each of
+    /// `Tile::rows` rows, `b` must have `depth` times `Tile::columns` rounded up to `lanes`, and
+    /// every element of the result must be there for reading and writing, by this thread alone.
     pub(super) run: unsafe fn(Tile),
     /// Transposes a strip of 8 x 8 blocks.
     ///
@@ -113,11 +132,13 @@ const PORTABLE: Kernel =
 
 unsafe fn portable(tile: Tile) {
     let mut sums = [[0.0f32; 16]; 4];
+    let rows: [*const f32; 4] = tile.a.rows(tile.rows);
     for k in 0..tile.depth {
-        // SAFETY: the caller grants `depth` times 4 and 16 elements.
-        let (a, b) = unsafe { (*tile.a.add(4 * k).cast::<[f32; 4]>(), *tile.b.add(16 * k).cast()) };
-        let b: [f32; 16] = b;
-        for (sums, a) in sums.iter_mut().zip(a) {
+        // SAFETY: the caller grants `depth` times 16 elements.
+        let b: [f32; 16] = unsafe { *tile.b.add(16 * k).cast() };
+        for (sums, row) in sums.iter_mut().zip(rows) {
+            // SAFETY: the caller grants `depth` elements of each row.
+            let a = unsafe { *row.add(k * tile.a.along) };
             for (sum, b) in sums.iter_mut().zip(b) {
                 *sum = if FUSED { a.mul_add(b, *sum) } else { *sum + a * b };
             }
@@ -161,45 +182,63 @@ mod x86 {
     /// How many terms ahead the right operand is fetched: its panels stream from the second cache.
     const AHEAD: usize = 8;
 
+    /// The same for the left operand, whose terms may lie far apart and come from farther away.
+    const FAR: usize = 16;
+
     #[target_feature(enable = "avx512f")]
     unsafe fn avx512(tile: Tile) {
+        // Eight rows whose elements are neighbours need one address, any others one each.
+        let neighbours = tile.a.across == 1 && tile.rows == 8;
         // SAFETY: what the caller grants is what the version for this width asks for.
         unsafe {
-            match tile.columns {
-                33.. => avx512_wide::<3>(tile),
-                17.. => avx512_wide::<2>(tile),
-                _ => avx512_wide::<1>(tile),
+            match (tile.columns, neighbours) {
+                (33.., true) => avx512_wide::<3, true>(tile),
+                (17.., true) => avx512_wide::<2, true>(tile),
+                (_, true) => avx512_wide::<1, true>(tile),
+                (33.., false) => avx512_wide::<3, false>(tile),
+                (17.., false) => avx512_wide::<2, false>(tile),
+                (_, false) => avx512_wide::<1, false>(tile),
             }
         }
     }
 
-    /// A tile of `N` registers a row.
+    /// A tile of `N` registers a row, of rows whose elements are `NEIGHBOURS` or of any.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn avx512_wide<const N: usize>(tile: Tile) {
-        let Tile { depth, mut a, mut b, c, stride, rows, columns, add } = tile;
+    unsafe fn avx512_wide<const N: usize, const NEIGHBOURS: bool>(tile: Tile) {
+        let Tile { depth, a, mut b, c, stride, rows, columns, add } = tile;
         let mut sums = [[_mm512_setzero_ps(); N]; 8];
+        let each: [*const f32; 8] = a.rows(rows);
+        let mut first = a.data;
         for row in 0..rows {
             for j in 0..N {
                 _mm_prefetch::<_MM_HINT_T0>(c.wrapping_add(row * stride + 16 * j).cast());
             }
             _mm_prefetch::<_MM_HINT_T0>(c.wrapping_add(row * stride + 16 * N - 1).cast());
         }
-        for _ in 0..depth {
+        for k in 0..depth {
             let mut right = [_mm512_setzero_ps(); N];
             for (j, right) in right.iter_mut().enumerate() {
                 // SAFETY: the caller grants `depth` times 16 N elements at `b`.
                 *right = unsafe { _mm512_loadu_ps(b.add(16 * j)) };
                 _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(16 * (N * AHEAD + j)).cast());
             }
+            if NEIGHBOURS {
+                _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(FAR * a.along).cast());
+            }
             for (i, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: the caller grants `depth` times 8 elements at `a`.
-                let left = _mm512_set1_ps(unsafe { *a.add(i) });
+                let left = if NEIGHBOURS {
+                    first.wrapping_add(i)
+                } else {
+                    each[i].wrapping_add(k * a.along)
+                };
+                // SAFETY: the caller grants `depth` elements of each row.
+                let left = _mm512_set1_ps(unsafe { *left });
                 for (sum, &right) in sums.iter_mut().zip(&right) {
                     *sum = _mm512_fmadd_ps(left, right, *sum);
                 }
             }
-            a = a.wrapping_add(8);
+            first = first.wrapping_add(a.along);
             b = b.wrapping_add(16 * N);
         }
         for (i, sums) in sums.iter().enumerate() {
@@ -232,22 +271,22 @@ mod x86 {
     #[inline]
     #[target_feature(enable = "avx2,fma")]
     unsafe fn avx2_wide<const N: usize>(tile: Tile) {
-        let Tile { depth, mut a, mut b, c, stride, rows, columns, add } = tile;
+        let Tile { depth, a, mut b, c, stride, rows, columns, add } = tile;
         let mut sums = [[_mm256_setzero_ps(); N]; 6];
-        for _ in 0..depth {
+        let each: [*const f32; 6] = a.rows(rows);
+        for k in 0..depth {
             let mut right = [_mm256_setzero_ps(); N];
             for (j, right) in right.iter_mut().enumerate() {
                 // SAFETY: the caller grants `depth` times 8 N elements at `b`.
                 *right = unsafe { _mm256_loadu_ps(b.add(8 * j)) };
             }
-            for (i, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: the caller grants `depth` times 6 elements at `a`.
-                let left = _mm256_set1_ps(unsafe { *a.add(i) });
+            for (sums, row) in sums.iter_mut().zip(each) {
+                // SAFETY: the caller grants `depth` elements of each row.
+                let left = _mm256_set1_ps(unsafe { *row.add(k * a.along) });
                 for (sum, &right) in sums.iter_mut().zip(&right) {
                     *sum = _mm256_fmadd_ps(left, right, *sum);
                 }
             }
-            a = a.wrapping_add(6);
             b = b.wrapping_add(8 * N);
         }
         for (i, sums) in sums.iter().enumerate() {
