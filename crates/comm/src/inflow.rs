@@ -3,7 +3,7 @@
 
 use crate::error::CommError;
 use crate::mailbox::{Mailbox, Parcel};
-use crate::transport::{Header, Piece, Taken, Visit};
+use crate::transport::{Header, Piece, Taken, Visitor};
 use crate::wire::{self, Frame, GRAIN, HEAD, WireError, padded};
 
 /// Bytes that arrive in order and never go missing.
@@ -17,7 +17,16 @@ pub(crate) trait Source {
 
     /// Lets bytes go that were looked at.
     fn consume(&mut self, bytes: usize);
+
+    /// Writes bytes that nobody has looked at yet straight to where they belong, and how many; none
+    /// if that cannot be done or spares nothing, and they are to be looked at.
+    fn read_into(&mut self, _into: &mut [u8]) -> Result<Option<usize>, CommError> {
+        Ok(None)
+    }
 }
+
+/// Fewer bytes of a message than this are looked at on their way, with whatever follows them.
+pub(crate) const WORTH_PLACING: usize = 16 << 10;
 
 /// The receiving end of one stream.
 #[derive(Debug, Default)]
@@ -35,6 +44,30 @@ struct Current {
     arrived: usize,
     /// What has been put aside, from this byte on.
     kept: Option<(usize, Vec<u8>)>,
+}
+
+impl Current {
+    /// Has bytes written straight to where they belong, and how many; none if they are to be looked
+    /// at on the way. A little is not worth it.
+    fn put_in_place(
+        &self,
+        source: &mut impl Source,
+        visit: &mut dyn Visitor,
+    ) -> Result<Option<usize>, Trouble> {
+        let left = self.total - self.arrived;
+        if left < WORTH_PLACING {
+            return Ok(None);
+        }
+        let Some(room) = visit.place(&self.header, self.total, self.arrived)? else {
+            return Ok(None);
+        };
+        let most = room.len().min(left);
+        let n = source.read_into(&mut room[..most])?;
+        if let Some(n) = n {
+            visit.placed(n);
+        }
+        Ok(n)
+    }
 }
 
 /// Why a stream cannot be read on.
@@ -59,7 +92,7 @@ impl Inflow {
         source: &mut impl Source,
         mail: &mut Mailbox,
         channel: u32,
-        visit: &mut Visit<'_>,
+        visit: &mut dyn Visitor,
     ) -> Result<Taken, Trouble> {
         if mail.has(channel) {
             return Ok(mail.show(channel, visit)?);
@@ -78,21 +111,30 @@ impl Inflow {
             let before = current.arrived;
             loop {
                 let left = current.total - current.arrived;
-                let there = source.peek(left)?;
-                let n = if there.len() >= left { left } else { there.len() / GRAIN * GRAIN };
+                let (n, looked_at) = match current.put_in_place(source, visit)? {
+                    Some(n) => (n, 0),
+                    None => {
+                        let there = source.peek(left)?;
+                        let n =
+                            if there.len() >= left { left } else { there.len() / GRAIN * GRAIN };
+                        let (total, at) = (current.total, current.arrived);
+                        if n > 0 || left == 0 {
+                            visit.show(&current.header, Piece { total, at, bytes: &there[..n] })?;
+                        }
+                        (n, n)
+                    }
+                };
                 if n == 0 && left > 0 {
                     let moved = current.arrived > before;
                     return Ok(if moved { Taken::Part } else { Taken::Nothing });
                 }
-                let piece = Piece { total: current.total, at: current.arrived, bytes: &there[..n] };
-                visit(&current.header, piece)?;
                 current.arrived += n;
                 if n == left {
-                    source.consume(padded(n));
+                    source.consume(looked_at + padded(current.total) - current.total);
                     self.current = None;
                     return Ok(Taken::Whole);
                 }
-                source.consume(n);
+                source.consume(looked_at);
             }
         }
     }
@@ -145,7 +187,7 @@ impl Inflow {
                 source.consume(n);
                 continue;
             }
-            source.consume(padded(n));
+            source.consume(n + padded(current.total) - current.total);
             if let Some(Current { header, total, kept: Some((shown, data)), .. }) =
                 self.current.take()
             {
@@ -224,12 +266,17 @@ mod tests {
                 let at = channel as usize;
                 let mut header = None;
                 let taken = inflow
-                    .take(&mut source, &mut mail, channel, &mut |found, piece| {
-                        assert_eq!(piece.at, current[at].len());
-                        current[at].extend_from_slice(piece.bytes);
-                        header = Some(*found);
-                        Ok(())
-                    })
+                    .take(
+                        &mut source,
+                        &mut mail,
+                        channel,
+                        &mut |found: &Header, piece: Piece<'_>| {
+                            assert_eq!(piece.at, current[at].len());
+                            current[at].extend_from_slice(piece.bytes);
+                            header = Some(*found);
+                            Ok(())
+                        },
+                    )
                     .unwrap();
                 if taken == Taken::Whole {
                     found[at].push((header.unwrap(), std::mem::take(&mut current[at])));

@@ -1,7 +1,7 @@
 //! Messages that have arrived before anybody asked for them.
 
 use crate::error::CommError;
-use crate::transport::{Header, Piece, Taken, Visit};
+use crate::transport::{Header, Piece, Taken, Visitor};
 use std::collections::VecDeque;
 
 /// One sender's messages, by channel, each oldest first.
@@ -47,11 +47,15 @@ impl Mailbox {
     }
 
     /// Shows the next message of a channel, if there is one.
-    pub(crate) fn show(&mut self, channel: u32, visit: &mut Visit<'_>) -> Result<Taken, CommError> {
+    pub(crate) fn show(
+        &mut self,
+        channel: u32,
+        visit: &mut dyn Visitor,
+    ) -> Result<Taken, CommError> {
         let Some(Parcel { header, total, shown, data }) = self.pop(channel) else {
             return Ok(Taken::Nothing);
         };
-        visit(&header, Piece { total, at: shown, bytes: &data })?;
+        visit.show(&header, Piece { total, at: shown, bytes: &data })?;
         self.recycle(data);
         Ok(Taken::Whole)
     }

@@ -1,7 +1,7 @@
 //! Messages from one rank to another, outside any collective.
 
 use crate::error::CommError;
-use crate::transport::{Header, Progress, Purpose, Tag, Taken, Transport, finish};
+use crate::transport::{Header, Piece, Progress, Purpose, Tag, Taken, Transport, Visitor, finish};
 use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 use std::time::Duration;
@@ -81,21 +81,57 @@ impl Receiving {
         let (rank, peer) = (transport.rank(), self.from);
         let expected = header(self.tag, dtype, data.len());
         let arrived = &mut self.arrived;
-        let taken = transport.try_take(peer, self.tag, &mut |found, piece| {
-            expected.check(rank, peer, found)?;
-            if piece.total != data.len() {
-                let (expected, found) = (data.len() as u64, piece.total as u64);
-                return Err(CommError::Length { rank, peer, expected, found });
-            }
-            *arrived = piece.at + piece.bytes.len();
-            data[piece.at..*arrived].copy_from_slice(piece.bytes);
-            Ok(())
-        })?;
+        let mut whole = Whole { rank, peer, expected, arrived, data };
+        let taken = transport.try_take(peer, self.tag, &mut whole)?;
         if taken == Taken::Whole {
             self.received = true;
             return Ok(Progress::Done);
         }
         Ok(Progress::Pending { on: peer, step: 0, moved: self.arrived as u64 })
+    }
+}
+
+/// A message that is put into a buffer as it is.
+struct Whole<'m> {
+    rank: Rank,
+    peer: Rank,
+    expected: Header,
+    arrived: &'m mut usize,
+    data: &'m mut [u8],
+}
+
+impl Whole<'_> {
+    fn check(&self, found: &Header, total: usize) -> Result<(), CommError> {
+        let Self { rank, peer, .. } = *self;
+        self.expected.check(rank, peer, found)?;
+        if total != self.data.len() {
+            let (expected, found) = (self.data.len() as u64, total as u64);
+            return Err(CommError::Length { rank, peer, expected, found });
+        }
+        Ok(())
+    }
+}
+
+impl Visitor for Whole<'_> {
+    fn show(&mut self, header: &Header, piece: Piece<'_>) -> Result<(), CommError> {
+        self.check(header, piece.total)?;
+        *self.arrived = piece.at + piece.bytes.len();
+        self.data[piece.at..*self.arrived].copy_from_slice(piece.bytes);
+        Ok(())
+    }
+
+    fn place(
+        &mut self,
+        header: &Header,
+        total: usize,
+        at: usize,
+    ) -> Result<Option<&mut [u8]>, CommError> {
+        self.check(header, total)?;
+        Ok(self.data.get_mut(at..))
+    }
+
+    fn placed(&mut self, bytes: usize) {
+        *self.arrived += bytes;
     }
 }
 

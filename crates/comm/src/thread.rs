@@ -1,7 +1,7 @@
 //! Ranks that are threads of one process.
 
 use crate::error::CommError;
-use crate::transport::{Header, Piece, Tag, Taken, Transport, Visit};
+use crate::transport::{Header, Piece, Tag, Taken, Transport, Visitor};
 use paceline_plan::ids::Rank;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -137,10 +137,10 @@ impl Transport for ThreadTransport {
         &mut self,
         from: Rank,
         tag: Tag,
-        visit: &mut Visit<'_>,
+        visit: &mut dyn Visitor,
     ) -> Result<Taken, CommError> {
         let Some((header, data)) = self.try_recv(from, tag)? else { return Ok(Taken::Nothing) };
-        visit(&header, Piece { total: data.len(), at: 0, bytes: &data })?;
+        visit.show(&header, Piece { total: data.len(), at: 0, bytes: &data })?;
         self.world.recycle(data);
         Ok(Taken::Whole)
     }
@@ -214,7 +214,7 @@ mod tests {
         tag: Tag,
     ) -> Result<Option<(Tag, u8)>, CommError> {
         let mut found = None;
-        transport.try_take(from, tag, &mut |header, piece| {
+        transport.try_take(from, tag, &mut |header: &Header, piece: Piece<'_>| {
             found = Some((header.tag, piece.bytes[0]));
             Ok(())
         })?;

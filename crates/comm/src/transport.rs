@@ -60,8 +60,12 @@ pub trait Transport: Send {
     ///
     /// Every byte is shown once, in order, and is gone after that; an empty message is shown as one
     /// empty piece.
-    fn try_take(&mut self, from: Rank, tag: Tag, visit: &mut Visit<'_>)
-    -> Result<Taken, CommError>;
+    fn try_take(
+        &mut self,
+        from: Rank,
+        tag: Tag,
+        visit: &mut dyn Visitor,
+    ) -> Result<Taken, CommError>;
 
     /// The next message from a rank on the tag's channel, once all of it is there: for messages whose
     /// length the receiver does not know.
@@ -132,8 +136,33 @@ pub trait Transport: Send {
     }
 }
 
-/// What looks at a message as it comes in.
-pub type Visit<'v> = dyn FnMut(&Header, Piece<'_>) -> Result<(), CommError> + 'v;
+/// What looks at a message as it comes in. Every function of a header and a piece is one.
+pub trait Visitor {
+    /// Takes a piece in.
+    fn show(&mut self, header: &Header, piece: Piece<'_>) -> Result<(), CommError>;
+
+    /// Where the bytes of a message of `total` bytes are to lie from byte `at` on, as many as lie
+    /// together, if nothing is to be done with them but to put them there. A transport that can
+    /// write them there itself spares them a buffer on the way, and tells [`placed`](Self::placed)
+    /// of those that it has written instead of showing them.
+    fn place(
+        &mut self,
+        _header: &Header,
+        _total: usize,
+        _at: usize,
+    ) -> Result<Option<&mut [u8]>, CommError> {
+        Ok(None)
+    }
+
+    /// So many bytes have been written to where they were last said to lie.
+    fn placed(&mut self, _bytes: usize) {}
+}
+
+impl<F: FnMut(&Header, Piece<'_>) -> Result<(), CommError>> Visitor for F {
+    fn show(&mut self, header: &Header, piece: Piece<'_>) -> Result<(), CommError> {
+        self(header, piece)
+    }
+}
 
 /// A part of a message. All but the last end at a multiple of 64 bytes from the beginning.
 #[derive(Clone, Copy, Debug)]

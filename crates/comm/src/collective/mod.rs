@@ -1,12 +1,17 @@
 //! Collectives in flight: the steps of `paceline-plan`, interpreted on a transport.
 
+mod incoming;
 mod lent;
 mod outgoing;
+mod pipeline;
 mod together;
 
 use crate::arithmetic::{Contributions, reduce_into, reducible};
 use crate::error::CommError;
-use crate::transport::{Header, Lending, Lent, Progress, Purpose, Tag, Taken, Transport, finish};
+use crate::transport::{
+    Header, Lending, Lent, Piece, Progress, Purpose, Tag, Taken, Transport, finish,
+};
+use incoming::Incoming;
 use lent::{Cursor, along};
 use outgoing::Outgoing;
 use paceline_plan::collective::{
@@ -44,7 +49,8 @@ pub struct CollectiveSpec {
 /// collective.
 ///
 /// Messages go straight from the buffers and are reduced as they come in; a send that the wire does
-/// not take at once goes on beside the steps that follow it. Where all members share memory, an
+/// not take at once goes on beside the steps that follow it. Large vectors go through the steps piece
+/// by piece. Where all members share memory, an
 /// all_reduce whose order of summation allows it is done together instead of by steps.
 #[derive(Debug)]
 pub struct Running {
@@ -52,7 +58,10 @@ pub struct Running {
     members: Vec<Rank>,
     me: u32,
     tag: Tag,
-    chunks: u32,
+    pattern: Pattern,
+    /// Bytes of a piece of a chunk, at most; into how many chunks are cut, and the steps of all.
+    piece: u64,
+    pieces: u32,
     steps: Vec<Step>,
     next: usize,
     /// Contributions set aside for a canonical sum, with their contributors.
@@ -99,7 +108,9 @@ impl Running {
             members: members.to_vec(),
             me: index,
             tag,
-            chunks: pattern.chunks(),
+            pattern,
+            piece: pipeline::PIECE,
+            pieces: 1,
             steps: pattern.steps(index),
             next: 0,
             held: Vec::new(),
@@ -319,8 +330,10 @@ impl Running {
         }
         while let Some(&peer) = self.round.lent.last() {
             let rank = transport.rank();
-            let taken = transport
-                .try_take(peer, self.tag, &mut |found, _| header.check(rank, peer, found))?;
+            let taken =
+                transport.try_take(peer, self.tag, &mut |found: &Header, _: Piece<'_>| {
+                    header.check(rank, peer, found)
+                })?;
             if taken != Taken::Whole {
                 return Ok(Some(peer));
             }
@@ -337,29 +350,10 @@ impl Running {
         peer: Rank,
         into: Into<'_>,
     ) -> Result<bool, CommError> {
-        let Into { cut, chunks, how, dtype, data, output } = into;
-        let (rank, size, reduction) = (transport.rank(), dtype.size(), self.spec.reduction);
-        let expected = cut.elements_in(chunks) * size;
-        let Self { arriving, moved, tag, .. } = self;
-        let taken = transport.try_take(peer, *tag, &mut |found, piece| {
-            header.check(rank, peer, found)?;
-            if piece.total as u64 != expected {
-                let found = piece.total as u64;
-                return Err(CommError::Length { rank, peer, expected, found });
-            }
-            *moved += piece.bytes.len() as u64;
-            let at = places(cut, chunks, size as usize, piece.at, piece.bytes);
-            match how {
-                Combine::Replace => at.for_each(|(at, part)| data[at].copy_from_slice(part)),
-                Combine::Output => at.for_each(|(at, part)| output[at].copy_from_slice(part)),
-                Combine::Reduce => at.for_each(|(at, part)| {
-                    reduce_into(dtype, reduction, &mut data[at], part);
-                }),
-                Combine::Hold => arriving.extend_from_slice(piece.bytes),
-            }
-            Ok(())
-        })?;
-        Ok(taken == Taken::Whole)
+        let (rank, tag, reduction) = (transport.rank(), self.tag, self.spec.reduction);
+        let Self { arriving, moved, .. } = self;
+        let mut incoming = Incoming { rank, peer, header, reduction, into, arriving, moved };
+        Ok(transport.try_take(peer, tag, &mut incoming)? == Taken::Whole)
     }
 
     /// Reduces everything held for these chunks, and the rank's own, in the members' order.
@@ -402,6 +396,9 @@ impl Running {
         }
         let (kind, size, ranks) = (self.spec.kind, dtype.size() as usize, self.members.len());
         let elements = data.len() / size;
+        if self.vector.is_none() {
+            self.cut_into_pieces(data.len() as u64);
+        }
         let before = *self.vector.get_or_insert((elements, dtype));
         let problem = match (kind == CollectiveKind::AllToAll, output) {
             _ if !data.len().is_multiple_of(size) => {
@@ -431,12 +428,26 @@ impl Running {
         Err(CommError::Buffers { rank, kind: kind.name(), problem })
     }
 
+    /// Makes the steps those of as many pieces as suit a vector of so many bytes.
+    fn cut_into_pieces(&mut self, bytes: u64) {
+        let pieces = pipeline::pieces(&self.pattern, bytes, self.piece);
+        if pieces != self.pieces {
+            let whole = self.pattern.steps(self.me);
+            let rounds = self.pattern.rounds();
+            self.steps = match pieces {
+                1 => whole,
+                _ => pipeline::pipelined(&whole, rounds, pieces),
+            };
+            self.pieces = pieces;
+        }
+    }
+
     fn cut(&self, elements: usize) -> Cut {
         let block = match self.spec.kind {
             CollectiveKind::AllToAll => 1,
             _ => self.spec.block,
         };
-        Cut { elements: elements as u64, chunks: self.chunks, block }
+        Cut { elements: elements as u64, chunks: self.pattern.chunks(), block }
     }
 
     fn header(&self, round: u32, elements: u64, dtype: DType) -> Header {
@@ -505,23 +516,4 @@ struct Into<'a> {
 /// Where several chunks of elements of so many bytes lie in a buffer.
 fn ranges(cut: &Cut, chunks: Chunks, size: usize) -> impl Iterator<Item = Range<usize>> {
     cut.ranges(chunks).map(move |range| range.start as usize * size..range.end as usize * size)
-}
-
-/// Where part of a message belongs, whose first byte is so many from the message's beginning.
-fn places<'m>(
-    cut: &Cut,
-    chunks: Chunks,
-    size: usize,
-    at: usize,
-    mut bytes: &'m [u8],
-) -> impl Iterator<Item = (Range<usize>, &'m [u8])> {
-    let mut skip = at;
-    ranges(cut, chunks, size).filter_map(move |range| {
-        let skipped = skip.min(range.len());
-        skip -= skipped;
-        let start = range.start + skipped;
-        let (part, rest) = bytes.split_at(bytes.len().min(range.end - start));
-        bytes = rest;
-        (!part.is_empty()).then_some((start..start + part.len(), part))
-    })
 }

@@ -90,7 +90,7 @@ impl Running {
     }
 }
 
-/// Calls with the pieces of a message, which mostly is one.
+/// Calls with the pieces of a message, which are few.
 fn with_pieces<R>(
     cut: &Cut,
     chunks: Chunks,
@@ -98,13 +98,14 @@ fn with_pieces<R>(
     data: &[u8],
     call: impl FnOnce(&[&[u8]]) -> R,
 ) -> R {
-    let mut ranges = ranges(cut, chunks, dtype.size() as usize).map(|range| &data[range]);
-    match (ranges.next(), ranges.next()) {
-        (None, _) => call(&[]),
-        (Some(only), None) => call(&[only]),
-        (Some(first), Some(second)) => {
-            let pieces: Vec<&[u8]> = [first, second].into_iter().chain(ranges).collect();
-            call(&pieces)
-        }
+    const FEW: usize = 16;
+    let pieces = || ranges(cut, chunks, dtype.size() as usize).map(|range| &data[range]);
+    let (mut few, mut number): ([&[u8]; FEW], usize) = ([&[]; FEW], 0);
+    for piece in pieces() {
+        let Some(place) = few.get_mut(number) else {
+            return call(&pieces().collect::<Vec<_>>());
+        };
+        (*place, number) = (piece, number + 1);
     }
+    call(&few[..number])
 }

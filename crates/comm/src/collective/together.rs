@@ -21,7 +21,7 @@ use super::CollectiveSpec;
 use crate::arithmetic::{Sequence, reduce_everywhere};
 use crate::error::CommError;
 use crate::shm::window::{Loan, SharedBuffer, Window};
-use crate::transport::{Header, Progress, Purpose, Taken, Transport};
+use crate::transport::{Header, Piece, Progress, Purpose, Taken, Transport};
 use paceline_plan::collective::{
     Algorithm, CollectiveKind, Cut, Order, Pattern, Reduction, chunk_range,
 };
@@ -230,7 +230,10 @@ impl Together {
             while peer.heard < expected(segment, peer) {
                 let wanted = Header { round: peer.round(segments), ..*header };
                 let (mut offer, mut bytes) = ([0; OFFER], 0);
-                let taken = transport.try_take(peer.rank, header.tag, &mut |found, piece| {
+                let taken = transport.try_take(peer.rank, header.tag, &mut |found: &Header,
+                                                                             piece: Piece<
+                    '_,
+                >| {
                     wanted.check(rank, peer.rank, found)?;
                     let end = piece.at + piece.bytes.len();
                     if let Some(part) = offer.get_mut(piece.at..end) {

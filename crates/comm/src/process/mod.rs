@@ -20,7 +20,7 @@ use crate::recorder::{FlightRecorder, Way};
 use crate::rendezvous::Hub;
 use crate::shm::inbox::{Bell, Inbox};
 use crate::shm::window::{Loan, SharedBuffer, Site, Window, Windows};
-use crate::transport::{Header, Lending, Lent, Piece, Tag, Taken, Transport, Visit};
+use crate::transport::{Header, Lending, Lent, Piece, Tag, Taken, Transport, Visitor};
 use link::{Change, Link, Sending, SharedMemory};
 use paceline_plan::ids::Rank;
 use rustix::fd::OwnedFd;
@@ -215,6 +215,42 @@ impl ProcessTransport {
     }
 }
 
+/// Notes which message has come to its end.
+struct Noting<'v> {
+    visit: &'v mut dyn Visitor,
+    /// What was last asked to be put in place: the message, its length, and from which byte on.
+    place: Option<(Header, usize, usize)>,
+    last: Option<(Header, usize)>,
+}
+
+impl Visitor for Noting<'_> {
+    fn show(&mut self, header: &Header, piece: Piece<'_>) -> Result<(), CommError> {
+        if piece.at + piece.bytes.len() == piece.total {
+            self.last = Some((*header, piece.total));
+        }
+        self.visit.show(header, piece)
+    }
+
+    fn place(
+        &mut self,
+        header: &Header,
+        total: usize,
+        at: usize,
+    ) -> Result<Option<&mut [u8]>, CommError> {
+        self.place = Some((*header, total, at));
+        self.visit.place(header, total, at)
+    }
+
+    fn placed(&mut self, bytes: usize) {
+        if let Some((header, total, at)) = self.place
+            && at + bytes == total
+        {
+            self.last = Some((header, total));
+        }
+        self.visit.placed(bytes);
+    }
+}
+
 /// What has come from one rank and can be looked at.
 struct Incoming<'i> {
     mail: &'i mut Mailbox,
@@ -228,7 +264,7 @@ enum Origin<'i> {
 }
 
 impl Incoming<'_> {
-    fn take(&mut self, channel: u32, visit: &mut Visit<'_>) -> Result<Taken, Trouble> {
+    fn take(&mut self, channel: u32, visit: &mut dyn Visitor) -> Result<Taken, Trouble> {
         match &mut self.stream {
             Origin::Nothing => Ok(self.mail.show(channel, visit)?),
             Origin::Ring(inflow, inbox, sender) => {
@@ -318,21 +354,15 @@ impl Transport for ProcessTransport {
         &mut self,
         from: Rank,
         tag: Tag,
-        visit: &mut Visit<'_>,
+        visit: &mut dyn Visitor,
     ) -> Result<Taken, CommError> {
-        let mut last = None;
-        let mut visit = |header: &Header, piece: Piece<'_>| {
-            if piece.at + piece.bytes.len() == piece.total {
-                last = Some((*header, piece.total));
-            }
-            visit(header, piece)
-        };
+        let mut noting = Noting { visit, place: None, last: None };
         let channel = tag.channel();
         let taken = self.look(from, channel, |incoming| {
-            let taken = incoming.take(channel, &mut visit)?;
+            let taken = incoming.take(channel, &mut noting)?;
             Ok(Some(taken).filter(|taken| *taken != Taken::Nothing))
         })?;
-        match (taken, last) {
+        match (taken, noting.last) {
             (Some(Taken::Whole), Some((header, total))) => {
                 self.interest.arrived(from);
                 self.common.note(Way::Received, from, &header, total);

@@ -8,7 +8,7 @@ use crate::wire::{GRAIN, HEAD};
 use std::io::{ErrorKind, Read};
 
 /// How much is read at once: a part of what the second-level cache of a core holds.
-const BUFFER: usize = 256 << 10;
+const BUFFER: usize = 128 << 10;
 
 /// Bytes of one connection that have been read and not been taken.
 #[derive(Debug, Default)]
@@ -18,6 +18,9 @@ pub(super) struct Backlog {
     end: usize,
     /// How many bytes that have not come yet are to be passed over.
     skip: usize,
+    /// Whether the last message was large. The next one is likely to be as well: then only its head
+    /// is read, so that the rest can go straight to where it belongs.
+    large: bool,
 }
 
 /// A connection and its backlog.
@@ -27,9 +30,9 @@ pub(super) struct Stream<'s> {
 }
 
 impl Stream<'_> {
-    /// Reads on if fewer bytes than wanted are there.
-    fn fetch(&mut self, wanted: usize) {
-        let Backlog { bytes, start, end, skip } = &mut *self.backlog;
+    /// Reads on if fewer bytes than wanted are there, and no more than so many if that suffices.
+    fn fetch(&mut self, wanted: usize, most: usize) {
+        let Backlog { bytes, start, end, skip, .. } = &mut *self.backlog;
         if *end - *start >= wanted || self.connection.is_broken() {
             return;
         }
@@ -38,8 +41,9 @@ impl Stream<'_> {
         }
         bytes.copy_within(*start..*end, 0);
         (*end, *start) = (*end - *start, 0);
+        let most = most.saturating_add(*skip).clamp(*end + 1, BUFFER);
         loop {
-            match (&self.connection.stream).read(&mut bytes[*end..]) {
+            match (&self.connection.stream).read(&mut bytes[*end..most]) {
                 Ok(0) => return self.connection.mark_broken(),
                 Ok(n) => {
                     *end += n;
@@ -58,17 +62,19 @@ impl Stream<'_> {
 
 impl Source for Stream<'_> {
     fn head(&mut self) -> Result<Option<[u8; HEAD]>, CommError> {
-        self.fetch(HEAD);
-        let Backlog { bytes, start, end, .. } = &mut *self.backlog;
+        self.fetch(HEAD, if self.backlog.large { HEAD } else { BUFFER });
+        let Backlog { bytes, start, end, large, .. } = &mut *self.backlog;
         let head = bytes[*start..*end].first_chunk().copied();
         if head.is_some() {
             *start += HEAD;
+            *large = false;
         }
         Ok(head)
     }
 
     fn peek(&mut self, wanted: usize) -> Result<&[u8], CommError> {
-        self.fetch(wanted.min(GRAIN));
+        self.fetch(wanted.min(GRAIN), BUFFER);
+        self.backlog.large |= wanted >= BUFFER / 2;
         let Backlog { bytes, start, end, .. } = &*self.backlog;
         Ok(&bytes[*start..*end])
     }
@@ -78,5 +84,23 @@ impl Source for Stream<'_> {
         let there = bytes.min(*end - *start);
         *start += there;
         *skip += bytes - there;
+    }
+
+    fn read_into(&mut self, into: &mut [u8]) -> Result<Option<usize>, CommError> {
+        let Backlog { start, end, skip, large, .. } = &mut *self.backlog;
+        *large |= into.len() >= BUFFER / 2;
+        if start != end || *skip > 0 || self.connection.is_broken() {
+            return Ok(None);
+        }
+        loop {
+            match (&self.connection.stream).read(into) {
+                Ok(0) => self.connection.mark_broken(),
+                Ok(n) => return Ok(Some(n)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(_) => self.connection.mark_broken(),
+            }
+            return Ok(Some(0));
+        }
     }
 }

@@ -400,7 +400,9 @@ mod tests {
     fn nobody_sleeps_through_a_ring() {
         let (inbox, ..) = Inbox::create(LAYOUT).unwrap();
         let (bell, ringer) = (inbox.bell(), inbox.bell());
-        let laps = 20_000;
+        let laps = 5_000;
+        // A ring that is missed is slept through for as long as this; nothing else takes that long.
+        let long = Duration::from_secs(120);
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for _ in 0..laps {
@@ -411,10 +413,10 @@ mod tests {
             let began = std::time::Instant::now();
             let mut seen = 0;
             while seen != laps {
-                bell.sleep(seen, Duration::from_secs(20), || false);
+                bell.sleep(seen, long, || false);
                 seen = bell.count();
             }
-            assert!(began.elapsed() < Duration::from_secs(10), "a ring was missed");
+            assert!(began.elapsed() < long, "a ring was missed");
         });
     }
 

@@ -1,0 +1,190 @@
+//! Large vectors go through an algorithm piece by piece.
+//!
+//! What a rank has just received and reduced it sends on in the next round. Of a large chunk the
+//! beginning has left the caches by then, and it comes from memory once more. So every chunk is cut
+//! into pieces, and one piece of all chunks goes through the rounds after the other; two of them are
+//! under way at a time, so that the wire has work while a rank waits for the other piece.
+//!
+//! An element stays in its chunk, so the order in which it is summed, and every bit of the result,
+//! is that of the whole. The bytes of each rank stay too; where all links are busy in every round,
+//! as they are here, so does the time that the wires need.
+
+use paceline_plan::collective::{Action, Algorithm, Pattern, Step};
+
+/// Bytes of a piece of a chunk: with its neighbours' it stays within a core's own cache, and it is
+/// long beside what a message costs.
+pub(super) const PIECE: u64 = 512 << 10;
+/// How many pieces are under way at a time.
+const AT_A_TIME: u32 = 2;
+
+/// Into how many pieces of about so many bytes the chunks of a vector are cut.
+pub(super) fn pieces(pattern: &Pattern, bytes: u64, piece: u64) -> u32 {
+    let every_link_is_busy = match pattern.algorithm() {
+        Algorithm::Ring
+        | Algorithm::HalvingDoubling
+        | Algorithm::Direct
+        | Algorithm::Partitioned => true,
+        // Half of the links rest in each round, and a described network is said to let them: pieces
+        // would use them, and the run would not be the one that was simulated.
+        Algorithm::ParameterServer { .. }
+        | Algorithm::Tree
+        | Algorithm::Naive
+        | Algorithm::Overlapped
+        | Algorithm::Torus { .. }
+        | Algorithm::Hierarchical { .. } => false,
+        // These have pieces of their own, no messages, or none of ours.
+        Algorithm::MultiRing { .. }
+        | Algorithm::PerDimension { .. }
+        | Algorithm::ReadReduce
+        | Algorithm::InNetwork
+        | Algorithm::Auto => false,
+    };
+    if !every_link_is_busy || pattern.rounds() < 2 {
+        return 1;
+    }
+    let chunk = bytes.div_ceil(u64::from(pattern.chunks().max(1)));
+    u32::try_from(chunk.div_ceil(piece.max(1))).unwrap_or(u32::MAX).clamp(1, 1 << 16)
+}
+
+/// The steps of one rank when its chunks are cut into pieces, each of which begins when half of the
+/// rounds of the one before are over. `rounds` is that of the pattern, the same for all ranks.
+///
+/// Sends still stand before the receives of their round, and those of an earlier piece before those
+/// of a later one, on every rank.
+pub(super) fn pipelined(steps: &[Step], rounds: u32, pieces: u32) -> Vec<Step> {
+    let apart = rounds.div_ceil(AT_A_TIME);
+    let mut all = Vec::with_capacity(steps.len() * pieces as usize);
+    for piece in 0..pieces {
+        all.extend(steps.iter().map(|step| {
+            let action = of_piece(step.action, piece, pieces);
+            (Step { round: piece * apart + step.round, action }, piece)
+        }));
+    }
+    let sends = |step: &Step| matches!(step.action, Action::Send { .. });
+    // Within a piece the order is kept: the sort is stable.
+    all.sort_by_key(|(step, piece)| (step.round, !sends(step), *piece));
+    all.into_iter().map(|(step, _)| step).collect()
+}
+
+fn of_piece(action: Action, piece: u32, pieces: u32) -> Action {
+    match action {
+        Action::Send { to, chunks } => Action::Send { to, chunks: chunks.piece(piece, pieces) },
+        Action::Recv { from, chunks, how } => {
+            Action::Recv { from, chunks: chunks.piece(piece, pieces), how }
+        }
+        Action::Fold { chunks } => Action::Fold { chunks: chunks.piece(piece, pieces) },
+        Action::Emit { chunks } => Action::Emit { chunks: chunks.piece(piece, pieces) },
+        Action::Lend { to, chunks } => Action::Lend { to, chunks: chunks.piece(piece, pieces) },
+        Action::Read { from, chunks, how } => {
+            Action::Read { from, chunks: chunks.piece(piece, pieces), how }
+        }
+        Action::Offer { to, chunks } => Action::Offer { to, chunks: chunks.piece(piece, pieces) },
+        Action::Take { from, chunks } => Action::Take { from, chunks: chunks.piece(piece, pieces) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::{CollectiveSpec, Running};
+    use crate::thread;
+    use crate::transport::{Progress, Tag};
+    use paceline_plan::collective::{CollectiveKind, Order, Reduction, resolve};
+    use paceline_plan::ids::Rank;
+
+    fn pattern(algorithm: Algorithm, ranks: u32) -> Pattern {
+        Pattern::new(CollectiveKind::AllReduce, algorithm, Order::Free, ranks, 0).unwrap()
+    }
+
+    #[test]
+    fn small_vectors_and_idle_links_are_left_whole() {
+        let ring = pattern(Algorithm::Ring, 4);
+        let pieces = |pattern: &Pattern, bytes| pieces(pattern, bytes, PIECE);
+        assert_eq!(pieces(&ring, 0), 1);
+        assert_eq!(pieces(&ring, 4 * PIECE), 1);
+        assert_eq!(pieces(&ring, 4 * PIECE + 1), 2);
+        assert_eq!(pieces(&ring, 64 << 20), 32);
+        assert_eq!(pieces(&ring, u64::MAX), 1 << 16);
+        assert_eq!(pieces(&pattern(Algorithm::Overlapped, 4), 64 << 20), 1);
+        assert_eq!(pieces(&pattern(Algorithm::Tree, 4), 64 << 20), 1);
+    }
+
+    /// Every rank sends to each other rank what that one receives from it, in the same order.
+    #[test]
+    fn every_message_meets_its_receive() {
+        let algorithms = [Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::Direct];
+        for (algorithm, ranks) in algorithms.into_iter().flat_map(|a| (2..=9).map(move |n| (a, n)))
+        {
+            let pattern = pattern(algorithm, ranks);
+            let steps = |me| pipelined(&pattern.steps(me), pattern.rounds(), 5);
+            for (a, b) in (0..ranks).flat_map(|a| (0..ranks).map(move |b| (a, b))) {
+                let sent = steps(a).into_iter().filter_map(|step| match step.action {
+                    Action::Send { to, chunks } if to == b => Some((step.round, chunks.piece)),
+                    _ => None,
+                });
+                let received = steps(b).into_iter().filter_map(|step| match step.action {
+                    Action::Recv { from, chunks, .. } if from == a => {
+                        Some((step.round, chunks.piece))
+                    }
+                    _ => None,
+                });
+                assert!(sent.eq(received), "{algorithm}, {ranks} ranks, from {a} to {b}");
+            }
+            let rounds: Vec<u32> = steps(0).iter().map(|step| step.round).collect();
+            assert!(rounds.is_sorted());
+        }
+    }
+    /// What every rank has after a collective of numbers whose sum shows its order, and into how many
+    /// pieces the chunks were cut.
+    fn outcome(spec: &CollectiveSpec, ranks: u32, piece: u64) -> (Vec<Vec<u32>>, u32) {
+        const ELEMENTS: u32 = 501;
+        let members: Vec<Rank> = (0..ranks).map(Rank).collect();
+        let mut transports = thread::world(ranks);
+        let mut sides: Vec<Running> = members
+            .iter()
+            .map(|me| Running::start(spec, &members, *me, Tag::new(0, 0)).unwrap())
+            .collect();
+        let value = |rank: u32, i: u32| 1.0 / (1 + (rank * 37 + i * 11) % 101) as f32;
+        let vector = |rank| (0..ELEMENTS).map(|i| value(rank, i)).collect();
+        let mut data: Vec<Vec<f32>> = (0..ranks).map(vector).collect();
+        sides.iter_mut().for_each(|side| side.piece = piece);
+        let mut done = vec![false; ranks as usize];
+        for rank in (0..ranks as usize).cycle().take(10_000) {
+            let (side, transport) = (&mut sides[rank], &mut transports[rank]);
+            done[rank] = side.progress(transport, &mut data[rank], None) == Ok(Progress::Done);
+            if done.iter().all(|done| *done) {
+                break;
+            }
+        }
+        assert!(done.iter().all(|done| *done), "{spec:?} never ends");
+        let bits = |vector: &Vec<f32>| vector.iter().map(|value| value.to_bits()).collect();
+        (data.iter().map(bits).collect(), sides[0].pieces)
+    }
+
+    #[test]
+    fn pieces_change_no_bit() {
+        let algorithms = [
+            Algorithm::Ring,
+            Algorithm::HalvingDoubling,
+            Algorithm::Direct,
+            Algorithm::Partitioned,
+        ];
+        let mut cut = 0;
+        for (algorithm, ranks) in algorithms.into_iter().flat_map(|a| (2..=7).map(move |n| (a, n)))
+        {
+            for order in [Order::Free, Order::Canonical] {
+                let (kind, reduction) = (CollectiveKind::AllReduce, Reduction::Sum);
+                if resolve(kind, algorithm, ranks, order).is_err() {
+                    continue;
+                }
+                let spec = CollectiveSpec { kind, algorithm, order, reduction, root: 0, block: 1 };
+                let (whole, one) = outcome(&spec, ranks, u64::MAX);
+                let (pieces, many) = outcome(&spec, ranks, 48);
+                assert_eq!(whole, pieces, "{algorithm}, {ranks} ranks, {order} order");
+                assert_eq!(one, 1);
+                cut += u32::from(many > 3);
+            }
+        }
+        assert!(cut > 20, "only {cut} collectives went in pieces");
+    }
+}
