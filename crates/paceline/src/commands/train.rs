@@ -100,6 +100,8 @@ pub(super) struct Job {
     launch: Launch,
     /// Which of the ranks this process is, if it is one.
     place: Option<Place>,
+    /// How many cores the ranks of this machine have together.
+    cores: usize,
     /// What the prediction is for.
     cluster: Cluster,
 }
@@ -123,6 +125,7 @@ impl Job {
         let request = strategy.check(defaults, on, &mut problems);
         // Of several ranks on one machine, each would count what the others have taken.
         let place = if problems.is_empty() { launch::place(&launch)? } else { None };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if let (Some(Request { plan, .. }), None) = (&request, &place) {
             can_start(plan, &mut problems);
         }
@@ -152,7 +155,7 @@ impl Job {
             Some(cluster) => cluster,
             None => this_machine(plan.mesh.world())?,
         };
-        let mut job = Self { model, plan, training, keeping, data, launch, place, cluster };
+        let mut job = Self { model, plan, training, keeping, data, launch, place, cores, cluster };
         job.suit_measurements();
         Ok(job)
     }
@@ -180,6 +183,7 @@ impl Job {
         };
         match self.place.take() {
             Some(place) => {
+                place.keep_to_cores(self.threads_per_rank(), self.cores);
                 let member = launch::connect(place, &self.launch, &self.plan, &self.training)?;
                 if member.place.rank == 0 {
                     self.lead(Some(member), output)
@@ -309,8 +313,8 @@ impl Job {
     /// As many threads as the user said, or the cores, shared out among the ranks.
     fn threads_per_rank(&self) -> NonZeroUsize {
         self.training.threads_per_rank.unwrap_or_else(|| {
-            let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            NonZeroUsize::new(cores / self.plan.mesh.world() as usize).unwrap_or(NonZeroUsize::MIN)
+            NonZeroUsize::new(self.cores / self.plan.mesh.world() as usize)
+                .unwrap_or(NonZeroUsize::MIN)
         })
     }
 
@@ -352,16 +356,15 @@ impl Job {
 
     /// What is known before the first iteration.
     fn record(&self) -> RunRecord {
-        let Self { model, plan, training, keeping, data, cluster, .. } = self;
+        let Self { model, plan, training, keeping, data, cores, cluster, .. } = self;
         let summary = summarize(plan);
         let mut warnings = warnings(plan, &summary, None);
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let ranks = plan.mesh.world();
-        if ranks as usize > cores && cluster.measured.is_none() {
+        if ranks as usize > *cores && cluster.measured.is_none() {
             warnings.push(format!(
                 "{ranks} ranks share {cores} core{}, the prediction gives each its own: expect it \
                  to be too fast",
-                if cores == 1 { "" } else { "s" }
+                if *cores == 1 { "" } else { "s" }
             ));
         }
         if self.launch.device != Device::Cpu {

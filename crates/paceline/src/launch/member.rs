@@ -3,12 +3,14 @@
 use super::Place;
 use crate::failure::Failure;
 use crate::flags::{Carrier, Launch, Training};
+use paceline_comm::affinity;
 use paceline_comm::process::{self, ProcessOptions, ProcessTransport, Wires};
 use paceline_plan::ids::Rank;
 use paceline_plan::program::Plan;
 use paceline_plan::text;
 use std::collections::BTreeMap;
 use std::fs;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 /// A rank with its wires.
@@ -48,6 +50,15 @@ pub(crate) fn connect(
 }
 
 impl Place {
+    /// Keeps a rank that `paceline` itself has started to its share of the machine's cores, so that no
+    /// two ranks wait for the same core while another idles. A rank that is to compute on more threads
+    /// than its share has cores is left to the scheduler, and so is one that another launcher has
+    /// started: that launcher binds, or has been told not to.
+    pub(crate) fn keep_to_cores(&self, threads: NonZeroUsize, cores: usize) -> bool {
+        let fits = threads.get().saturating_mul(self.world as usize) <= cores;
+        self.launched.is_some() && fits && affinity::keep_to_share(self.rank, self.world)
+    }
+
     /// How this process ends when the run has failed: the launcher, if there is one, says why.
     pub(crate) fn failed(&self, error: anyhow::Error) -> Failure {
         match self.launched {

@@ -1,10 +1,14 @@
-//! `paceline bench collectives`: how fast ranks of this machine talk to each other.
+//! `paceline bench collectives`: how fast ranks talk to each other.
 //!
 //! For every number of ranks and every transport, this program starts itself once per rank, with its
-//! place in a variable; rank 0 of such a world measures and prints, as `nccl-tests` does.
+//! place in a variable; rank 0 of such a world measures and prints, as `nccl-tests` does. With
+//! `--launch env` the ranks are there already, on one host or on many, and are measured as they are.
 
 use crate::failure::Failure;
-use crate::flags::{CommonFlags, Origins, Problems, size, whole, word};
+use crate::flags::{
+    CommonFlags, Launch, LaunchFlags, Origins, Problems, Starter, size, whole, word,
+};
+use crate::launch;
 use anyhow::{Context, anyhow};
 use clap::Args;
 use paceline_comm::measure::{bus_factor, least_traffic, measure};
@@ -16,10 +20,11 @@ use paceline_plan::ids::Rank;
 use serde::Serialize;
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Measure collectives between ranks of this machine
+/// Measure collectives between ranks of this machine, or of several
 ///
 /// Prints a table as nccl-tests does: the median time of a collective, the vector's size over it
 /// (algbw), and that scaled to what a link carries (busbw). Results are checked.
@@ -58,6 +63,22 @@ pub(crate) struct Flags {
     /// Vectors in ordinary memory, not in memory that neighbours can reach
     #[arg(long, help_heading = "Collectives")]
     private: bool,
+    /// Who starts the ranks: local (this command) or env (torchrun, mpirun or srun has, on one host or
+    /// on several, and has put rank, world size and the address of rank 0 into the environment)
+    /// [default: local]
+    #[arg(long, value_name = "HOW", help_heading = "Ranks")]
+    launch: Option<String>,
+    /// Address on which ranks of another launcher may listen; 0.0.0.0 is any [default: 127.0.0.1]
+    #[arg(long, value_name = "ADDRESS", help_heading = "Ranks")]
+    bind: Option<String>,
+    /// File with the job's secret, which all ranks of another launcher must know; PACELINE_SECRET
+    /// serves too
+    #[arg(long, value_name = "FILE", help_heading = "Ranks")]
+    secret_file: Option<PathBuf>,
+    /// Seconds without a sign of life after which a rank is given up; death is noticed at once
+    /// [default: 60]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, help_heading = "Ranks")]
+    silence: Option<String>,
     #[command(flatten)]
     common: CommonFlags,
 }
@@ -65,7 +86,9 @@ pub(crate) struct Flags {
 const EXAMPLES: &str = "\
 Examples:
   paceline bench collectives
-  paceline bench collectives --op all_reduce,all_gather --ranks 2,4,8 --transport shm,tcp --json";
+  paceline bench collectives --op all_reduce,all_gather --ranks 2,4,8 --transport shm,tcp --json
+  mpirun -np 4 --host a,b,c,d -x MASTER_ADDR=a -x MASTER_PORT=29500 -x PACELINE_SECRET \\
+         paceline bench collectives --launch env --bind 0.0.0.0 --algorithm ring,halving-doubling";
 
 /// What a rank is told by its parent: `wires rank world hub`.
 const ROLE: &str = "PACELINE_BENCH_RANK";
@@ -83,6 +106,7 @@ struct Request {
     order: Order,
     budget: Duration,
     private: bool,
+    launch: Launch,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +150,9 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     if let Ok(role) = std::env::var(ROLE) {
         return take_part(&role, &request, flags).map_err(Failure::Run);
     }
+    if request.launch.by == Starter::Environment {
+        return join_others(&request, flags);
+    }
     if !output.is_json() {
         output.people(&heading())?;
     }
@@ -133,7 +160,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         for &carrier in &request.carriers {
             match carrier {
                 Carrier::Thread => threads(ranks, &request, flags),
-                Carrier::Process(_) => processes(carrier, ranks),
+                Carrier::Process(_) => processes(carrier, ranks, &request),
             }
             .map_err(Failure::Run)?;
         }
@@ -183,11 +210,25 @@ fn check(flags: &Flags, origins: Origins) -> Result<Request, Failure> {
     let order = word("--order", &flags.order, &mut problems).unwrap_or(Order::Free);
     let budget = whole("--budget", flags.budget.as_deref(), 1..=600_000, &mut problems);
     let budget = Duration::from_millis(budget.unwrap_or(300));
+    let (launch, bind) = (flags.launch.clone(), flags.bind.clone());
+    let silence = flags.silence.clone().or_else(|| Some(PATIENCE.as_secs().to_string()));
+    let secret_file = flags.secret_file.clone();
+    let launch = LaunchFlags { launch, bind, secret_file, silence, ..LaunchFlags::default() };
+    let launch = launch.check(&mut problems);
+    if launch.by == Starter::Environment {
+        if flags.ranks.is_some() {
+            problems.say("--ranks", "with --launch env there are as many as were started");
+        }
+        if !matches!(carriers[..], [Carrier::Process(_)]) {
+            let text = "with --launch env ranks are processes that meet once: auto, shm or tcp";
+            problems.say("--transport", text);
+        }
+    }
     if !problems.is_empty() {
         return Err(problems.into());
     }
     let private = flags.private;
-    Ok(Request { ops, ranks, sizes, carriers, algorithms, order, budget, private })
+    Ok(Request { ops, ranks, sizes, carriers, algorithms, order, budget, private, launch })
 }
 
 /// The ranks of one world as threads.
@@ -216,7 +257,7 @@ impl Drop for Children {
     }
 }
 
-fn processes(carrier: Carrier, ranks: u32) -> anyhow::Result<()> {
+fn processes(carrier: Carrier, ranks: u32, request: &Request) -> anyhow::Result<()> {
     let secret = Secret::random()?;
     let hub = Hub::start(HubOptions {
         listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
@@ -224,7 +265,7 @@ fn processes(carrier: Carrier, ranks: u32) -> anyhow::Result<()> {
         world: ranks,
         in_rank: None,
         join: PATIENCE,
-        detection: PATIENCE,
+        detection: request.launch.silence,
     })?;
     let program = std::env::current_exe().context("this program cannot find itself")?;
     let mut children = Children(Vec::new());
@@ -261,13 +302,26 @@ fn take_part(role: &str, request: &Request, flags: &Flags) -> anyhow::Result<()>
     let mut options = ProcessOptions::new(Rank(rank), world, hub.parse()?, secret);
     options.hub_in_rank_0 = false;
     options.wires = *wires;
-    options.detection = PATIENCE;
-    if !options.hub.ip().is_loopback() {
-        // Ranks of other hosts have to reach this one.
-        options.bind = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-    }
+    options.detection = request.launch.silence;
     affinity::keep_to_share(rank, world);
     go_through(&mut connect(&options)?, *carrier, request, flags)
+}
+
+/// What a process does that another launcher has started.
+fn join_others(request: &Request, flags: &Flags) -> Result<(), Failure> {
+    let Some(place) = launch::place(&request.launch)? else { return Ok(()) };
+    let mut options =
+        ProcessOptions::new(Rank(place.rank), place.world, place.hub, place.secret.clone());
+    options.bind = request.launch.bind;
+    options.detection = request.launch.silence;
+    let [carrier @ Carrier::Process(wires)] = request.carriers[..] else { return Ok(()) };
+    options.wires = wires;
+    let output = flags.common.output();
+    if place.rank == 0 && !output.is_json() {
+        output.people(&heading())?;
+    }
+    let mut transport = connect(&options).map_err(|error| Failure::Run(error.into()))?;
+    go_through(&mut transport, carrier, request, flags).map_err(Failure::Run)
 }
 
 /// Measures everything that one world is asked for.
