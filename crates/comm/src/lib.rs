@@ -41,5 +41,5 @@ pub use recorder::{Entry, FlightRecorder, Way};
 pub use secret::Secret;
 pub use shm::window::{Loan, SharedBuffer, Window};
 pub use transport::{
-    Header, Lending, Lent, Piece, Progress, Purpose, Tag, Taken, Transport, Visitor, finish,
+    Header, Lending, Lent, Piece, Progress, Purpose, Tag, Taken, Transport, Visitor, Waker, finish,
 };

@@ -1,7 +1,7 @@
 //! Ranks that are threads of one process.
 
 use crate::error::CommError;
-use crate::transport::{Header, Piece, Tag, Taken, Transport, Visitor};
+use crate::transport::{Header, Piece, Tag, Taken, Transport, Visitor, Waker};
 use paceline_plan::ids::Rank;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,6 +47,13 @@ struct RankState {
     departed: AtomicBool,
 }
 
+impl RankState {
+    fn wake(&self) {
+        lock(&self.mail).events += 1;
+        self.arrived.notify_all();
+    }
+}
+
 /// What it is for, and its bytes.
 type Message = (Header, Vec<u8>);
 
@@ -76,10 +83,7 @@ impl World {
     }
 
     fn wake_all(&self) {
-        for state in &self.ranks {
-            lock(&state.mail).events += 1;
-            state.arrived.notify_all();
-        }
+        self.ranks.iter().for_each(RankState::wake);
     }
 
     /// An empty buffer with room for so many bytes; a used one where there is one.
@@ -167,6 +171,11 @@ impl Transport for ThreadTransport {
         self.seen = mail.events;
         drop(mail);
         self.world.check()
+    }
+
+    fn waker(&self) -> Option<Waker> {
+        let (world, rank) = (Arc::clone(&self.world), self.rank.index());
+        Some(Waker::new(move || world.ranks[rank].wake()))
     }
 
     fn abort(&mut self, reason: &str) {
@@ -273,6 +282,17 @@ mod tests {
         // The message came before the wait: an hour would show if it were missed.
         b.wait(Duration::from_secs(3600)).unwrap();
         assert!(take(&mut b, Rank(0), tag).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_waker_ends_the_wait_under_way_or_the_next() {
+        let (mut a, _b) = pair();
+        let waker = a.waker().unwrap();
+        waker.wake();
+        a.wait(Duration::from_secs(3600)).unwrap();
+        let other = std::thread::spawn(move || waker.wake());
+        a.wait(Duration::from_secs(3600)).unwrap();
+        other.join().unwrap();
     }
 
     #[test]

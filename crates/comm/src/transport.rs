@@ -6,6 +6,7 @@ use crate::shm::window::{Loan, SharedBuffer, Window};
 use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// One rank's end of all its wires.
@@ -74,6 +75,18 @@ pub trait Transport: Send {
     /// Parks the thread until something may have arrived of what was asked for and not there, or
     /// something may go that did not, or for that long. Returning is no promise that anything did.
     fn wait(&mut self, at_most: Duration) -> Result<(), CommError>;
+
+    /// As [`wait`](Self::wait), but asleep from the start: for a thread beside one that computes and
+    /// needs the core.
+    fn sleep(&mut self, at_most: Duration) -> Result<(), CommError> {
+        self.wait(at_most)
+    }
+
+    /// What ends a wait of this rank from another thread. None where nothing can; then one thread has
+    /// to do all of this rank's work.
+    fn waker(&self) -> Option<Waker> {
+        None
+    }
 
     /// Tells every rank that this one cannot go on. The first failure is the one that counts.
     fn abort(&mut self, reason: &str);
@@ -161,6 +174,28 @@ pub trait Visitor {
 impl<F: FnMut(&Header, Piece<'_>) -> Result<(), CommError>> Visitor for F {
     fn show(&mut self, header: &Header, piece: Piece<'_>) -> Result<(), CommError> {
         self(header, piece)
+    }
+}
+
+/// Ends the wait of a rank that is under way, or else its next one, from any thread.
+#[derive(Clone)]
+pub struct Waker(Arc<dyn Fn() + Send + Sync>);
+
+impl Waker {
+    /// One that calls `wake`.
+    pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Arc::new(wake))
+    }
+
+    /// Ends the wait.
+    pub fn wake(&self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for Waker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waker").finish_non_exhaustive()
     }
 }
 

@@ -5,9 +5,10 @@
 //! [`take_part`] is one rank of a world of processes, over wires that are already there.
 //!
 //! ```text
-//! train, part ─► rank             ─► queue     which op may start: lanes and `after` edges
+//! train, part ─► rank             ─► lanes, queue     which op may start: lanes and `after` edges
 //!                                 ─► compute   segments on kernels
-//!                                 ─► exchange  messages and collectives, as state machines
+//!                                 ─► relay ─► courier ─► exchange     messages and collectives, as
+//!                                              state machines that a second thread moves meanwhile
 //!                                 ─► update    the gradient's norm and the optimizer's step
 //!                                 ─► parameters, data: where numbers come from, by logical place
 //!                                 ─► checkpoint     where they are kept, by logical name
@@ -24,6 +25,7 @@ mod check;
 pub mod checkpoint;
 mod compute;
 mod control;
+mod courier;
 #[cfg(feature = "cuda")]
 mod cuda;
 pub mod data;
@@ -34,6 +36,7 @@ mod horizon;
 pub mod hugging_face;
 pub mod inference;
 mod kernel;
+mod lanes;
 mod learning_rate;
 mod logical;
 mod loss_scale;
@@ -47,6 +50,7 @@ pub mod probe;
 mod queue;
 mod rank;
 mod recorder;
+mod relay;
 mod reports;
 pub mod resident;
 pub mod safetensors;

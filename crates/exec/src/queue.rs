@@ -31,6 +31,8 @@ struct Lane {
     /// The next op's position.
     next: usize,
     pass: u64,
+    /// Whether that op has been started.
+    under_way: bool,
 }
 
 impl<'p> Queue<'p> {
@@ -78,19 +80,24 @@ impl<'p> Queue<'p> {
         (lane.pass < self.opened).then_some((op, lane.pass))
     }
 
-    /// The head of a lane, if it may start. A lane whose head is under way has to be asked after
-    /// that op is finished.
+    /// The head of a lane, if it may start and has not been started.
     pub(crate) fn ready(&self, lane: LaneId) -> Option<(OpId, u64)> {
-        let (op, pass) = self.head(lane)?;
+        let (op, pass) = self.head(lane).filter(|_| !self.lanes[lane.index()].under_way)?;
         let times = |earlier: &OpId| self.done[earlier.index()];
         let free = self.section.after(op).iter().all(|earlier| times(earlier) > pass)
             && self.carried[op.index()].iter().all(|earlier| times(earlier) >= pass);
         free.then_some((op, pass))
     }
 
+    /// Notes that the head of a lane is under way, for those that do not finish it at once.
+    pub(crate) fn start(&mut self, lane: LaneId) {
+        self.lanes[lane.index()].under_way = true;
+    }
+
     /// Notes that the head of a lane is done.
     pub(crate) fn finish(&mut self, lane: LaneId) {
         let lane = &mut self.lanes[lane.index()];
+        lane.under_way = false;
         let op = lane.ops[lane.next];
         self.done[op.index()] += 1;
         self.required_done += u64::from(!self.may_last[op.index()]);
@@ -143,6 +150,8 @@ mod tests {
         assert_eq!((op(queue.ready(A)), op(queue.ready(B))), (Some(0), None));
         queue.finish(A);
         assert_eq!((op(queue.ready(A)), op(queue.ready(B))), (Some(2), Some(1)));
+        queue.start(B);
+        assert_eq!((op(queue.ready(B)), op(queue.head(B))), (None, Some(1)), "it is under way");
         queue.finish(A);
         assert_eq!(op(queue.ready(A)), None, "op 3 waits for op 1");
         assert_eq!(op(queue.head(A)), Some(3));

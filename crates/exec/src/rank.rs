@@ -1,8 +1,7 @@
 //! One rank: interprets its program.
 //!
-//! A rank is one thread. Its lanes take turns: a computation runs to its end at once, an exchange
-//! is begun and then moved on whenever its lane's turn comes round, so that messages flow between
-//! any two computations. When no lane can move, the rank waits for a message.
+//! The thread of a rank computes, and carries messages when there is nothing to compute; a second
+//! one carries them while it computes, see [`crate::relay`].
 
 use crate::check::Kernels;
 use crate::checkpoint::{
@@ -10,11 +9,12 @@ use crate::checkpoint::{
 };
 use crate::compute::{Compute, add};
 use crate::control::during;
+use crate::courier::Courier;
 use crate::data::Data;
 use crate::error::{ExecError, Fault};
-use crate::exchange::{Exchanges, Flight};
 use crate::horizon::Horizon;
 use crate::hugging_face::Whole;
+use crate::lanes::{Kind, Lanes, SectionOf, Started, Wait};
 use crate::loss_scale::LossScale;
 use crate::memory::Memory;
 use crate::options::{Start, TrainOptions};
@@ -22,19 +22,20 @@ use crate::parameters::{self, Holding};
 use crate::place::Place;
 use crate::queue::Queue;
 use crate::recorder::Recorder;
+use crate::relay::Relay;
 use crate::types::Float;
 use crate::update::Rule;
-use paceline_comm::{Progress, Transport};
+use paceline_comm::Transport;
 use paceline_kernels::arena::{Access, ArenaError};
 use paceline_kernels::pool::Pool;
 use paceline_kernels::{Bf16, F16};
-use paceline_plan::ids::{BufferId, LaneId, Microbatch, OpId};
-use paceline_plan::program::{AccumulateMode, LoadKind, Op, Plan, Program, Section, View};
+use paceline_plan::ids::{BufferId, Microbatch};
+use paceline_plan::program::{AccumulateMode, LoadKind, Op, Plan, Program, View};
 use paceline_plan::units::Seconds;
-use paceline_plan::validate::describe;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::thread;
+use std::time::Instant;
 
 /// What all ranks of a run share.
 #[derive(Debug)]
@@ -97,55 +98,20 @@ pub(crate) struct Rank<'a> {
     run: &'a Run<'a>,
     program: &'a Program,
     place: Place,
-    transport: &'a mut dyn Transport,
-    memory: Memory<'a>,
+    memory: Arc<Memory<'a>>,
+    lanes: Arc<Lanes<'a>>,
+    relay: Arc<Relay<'a>>,
     compute: Compute<'a>,
-    exchanges: Exchanges<'a>,
-    recorder: Recorder,
     saver: Option<Saver>,
     scale: LossScale,
-    /// Passes of the body that ran an iteration again.
-    again: u32,
-    /// By lane: what is in flight on it.
-    flights: Vec<Option<InFlight>>,
-    /// The op that was worked on last, for messages.
-    at: Option<(At, OpId)>,
+    /// By op of the body: how long it took the last time.
+    took: Vec<Seconds>,
+    /// What was computed last, for messages.
+    at: Option<Started<'a>>,
 }
 
-/// Which pass of which section.
-#[derive(Clone, Copy, Debug)]
-struct At {
-    /// The iteration, counted from 0.
-    iteration: u32,
-    /// Where the section stands: before, in or after the body.
-    section: SectionOf,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SectionOf {
-    Prologue,
-    Body,
-    Epilogue,
-}
-
-/// An exchange on a lane.
-#[derive(Debug)]
-struct InFlight {
-    flight: Flight,
-    at: At,
-    start: Seconds,
-    progress: Progress,
-    wait: Wait,
-}
-
-/// How long an exchange waited for others to join it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Wait {
-    /// When this rank had done its own first part.
-    pub(crate) from: Option<Seconds>,
-    /// When the first answer was at hand.
-    pub(crate) until: Option<Seconds>,
-}
+/// An op that takes less is over before a second thread is awake: messages wait for its end.
+const WORTH_A_THREAD: Seconds = Seconds(200e-6);
 
 impl<'a> Rank<'a> {
     /// Sets a rank up: its memory, and the weights it starts from.
@@ -180,41 +146,54 @@ impl<'a> Rank<'a> {
         let saver = run.saving.as_ref().map(saver);
         let pool = Pool::new(run.options.threads_per_rank)
             .map_err(|source| ExecError::Thread { rank, source })?;
-        let mut flights = Vec::new();
-        flights.resize_with(program.lanes.len(), || None);
+        let (memory, lanes) = (Arc::new(memory), Arc::new(Lanes::new(run.plan, rank, run.clock)));
+        let relay = Arc::new(Relay::new(Courier::new(run.plan, transport, &memory, &lanes)));
         Ok(Self {
             run,
             program,
             place,
-            transport,
             memory,
+            lanes,
+            relay,
             compute: Compute::new(run.plan, run.kernels, place, run.vocab, pool),
-            exchanges: Exchanges::new(run.plan, rank),
-            recorder: Recorder::new(run.clock, program),
             saver,
             scale: LossScale::new(&run.plan.strategy, run.options),
-            again: 0,
-            flights,
+            took: vec![Seconds(f64::INFINITY); program.body.nodes.len()],
             at: None,
         })
     }
 
     /// Runs the whole program. `tell` hears of every iteration.
     pub(crate) fn work(&mut self, tell: &mut Tell<'_>) -> Result<(), ExecError> {
+        let (relay, rank) = (Arc::clone(&self.relay), self.place.rank);
+        if !relay.can_overlap() {
+            return self.run_program(tell);
+        }
+        thread::scope(|scope| {
+            // However this ends, the other thread must not be waited for in vain.
+            let _end = relay.end_on_drop();
+            thread::Builder::new()
+                .name(format!("wires {rank}"))
+                .spawn_scoped(scope, || relay.attend())
+                .map_err(|source| ExecError::Thread { rank, source })?;
+            self.run_program(tell)
+        })
+    }
+
+    fn run_program(&mut self, tell: &mut Tell<'_>) -> Result<(), ExecError> {
         let first = self.run.from.iteration;
-        self.once(&self.program.prologue, SectionOf::Prologue, first)?;
-        let lanes = self.program.lanes.len();
-        let mut body = Queue::new(&self.program.body, lanes, &self.program.in_flight);
+        self.once(SectionOf::Prologue, first)?;
+        self.lanes.enter(SectionOf::Body, first);
         let mut iteration = first;
-        let mut ended = self.recorder.now();
+        let mut ended = self.lanes.now();
         while self.begin_iteration(iteration)? {
-            body.open();
+            self.lanes.open();
             self.compute.loss_scale = self.scale.factor();
-            self.drive(&mut body, SectionOf::Body, first, Queue::is_complete)?;
+            self.drive(Queue::is_complete)?;
             let sight = self.sight(iteration, &mut ended)?;
             if let Some(norm) = sight.norm {
                 if self.scale.is_lost(norm) {
-                    return Err(self.cause(&mut body, sight));
+                    return Err(self.cause(sight));
                 }
                 self.scale.conclude(norm);
             }
@@ -222,28 +201,26 @@ impl<'a> Rank<'a> {
             if let Some(loss) = sight.loss.filter(|loss| !loss.is_finite()) {
                 return Err(ExecError::Diverged { iteration, loss });
             }
-            tell(sight, self.transport)?;
+            tell(sight, self.relay.take()?.transport)?;
             if self.saver.as_ref().is_some_and(|saver| saver.is_due(iteration)) {
-                self.drive(&mut body, SectionOf::Body, first, Queue::is_drained)?;
+                self.drive(Queue::is_drained)?;
                 self.save(iteration, Saver::begin)?;
             }
             self.saver.as_mut().map_or(Ok(()), Saver::poll)?;
         }
-        self.drive(&mut body, SectionOf::Body, first, Queue::is_drained)?;
-        self.once(&self.program.epilogue, SectionOf::Epilogue, iteration.saturating_sub(1))?;
+        self.drive(Queue::is_drained)?;
+        self.once(SectionOf::Epilogue, iteration.saturating_sub(1))?;
         self.save(iteration, Saver::finish)
     }
 
     /// Why an iteration ended without a finite gradient. Weights are as they were before it, so all
     /// ranks, which know the same, run it again and look at every number.
-    fn cause(&mut self, body: &mut Queue<'a>, sight: Sight) -> ExecError {
+    fn cause(&mut self, sight: Sight) -> ExecError {
         self.compute.watching = true;
-        self.again = 1;
-        body.open();
-        let first = self.run.from.iteration;
+        self.lanes.open_again();
         let loss = sight.loss.unwrap_or(f32::NAN);
         let nothing = ExecError::Diverged { iteration: sight.iteration + 1, loss };
-        self.drive(body, SectionOf::Body, first, Queue::is_complete).err().unwrap_or(nothing)
+        self.drive(Queue::is_complete).err().unwrap_or(nothing)
     }
 
     /// Saves the state after so many iterations, if the run is saved at all.
@@ -275,7 +252,7 @@ impl<'a> Rank<'a> {
     }
 
     fn begin_iteration(&mut self, iteration: u32) -> Result<bool, ExecError> {
-        let begun = self.run.horizon.begin(iteration, self.transport);
+        let begun = self.run.horizon.begin(iteration, self.relay.take()?.transport);
         begun.map_err(during(self.place.rank, "asking how far to go"))
     }
 
@@ -289,199 +266,89 @@ impl<'a> Rank<'a> {
         };
         let arena_bytes = self.memory.bytes();
         let copy_bytes = self.saver.as_ref().map_or(0, Saver::bytes);
-        Ok(Remains { arena_bytes, copy_bytes, recorder: self.recorder, holding })
+        Ok(Remains { arena_bytes, copy_bytes, recorder: self.lanes.take_notes(), holding })
     }
 
     /// The iteration, counted from 1, and the op that the rank is at.
     pub(crate) fn whereabouts(&self) -> (u32, String) {
-        match self.at {
-            Some((at, op)) => (at.iteration + 1, self.describe(at, op)),
+        let carried = self.relay.after_panic().and_then(|courier| courier.at());
+        match carried.or(self.at) {
+            Some(at) => (at.iteration + 1, self.lanes.describe(&at)),
             None => (1, "start".into()),
         }
     }
 
     /// Runs a section once.
-    fn once(
-        &mut self,
-        section: &'a Section,
-        which: SectionOf,
-        iteration: u32,
-    ) -> Result<(), ExecError> {
-        let mut queue = Queue::new(section, self.program.lanes.len(), &[]);
-        queue.open();
-        self.drive(&mut queue, which, iteration, Queue::is_drained)
+    fn once(&mut self, section: SectionOf, iteration: u32) -> Result<(), ExecError> {
+        self.lanes.enter(section, iteration);
+        self.lanes.open();
+        self.drive(Queue::is_drained)
     }
 
-    /// Gives the lanes turns until the queue is as wanted. Its first pass belongs to iteration
-    /// `first`.
-    fn drive(
-        &mut self,
-        queue: &mut Queue<'a>,
-        section: SectionOf,
-        first: u32,
-        until: fn(&Queue<'a>) -> bool,
-    ) -> Result<(), ExecError> {
-        let mut moved_at = Instant::now();
-        while !until(queue) {
+    /// Computes and carries until the queue is as wanted.
+    fn drive(&mut self, wanted: fn(&Queue<'a>) -> bool) -> Result<(), ExecError> {
+        let relay = Arc::clone(&self.relay);
+        let mut carrying = Some(relay.take()?);
+        while !self.lanes.are(wanted) {
             let mut moved = false;
-            for lane in (0..queue.lanes()).map(LaneId::from) {
-                moved |= self.turn(queue, section, first, lane)?;
+            if let Some(courier) = &mut carrying {
+                moved = courier.carry()?;
             }
-            if moved {
-                moved_at = Instant::now();
-            } else {
-                self.wait(queue, section, first, moved_at.elapsed())?;
+            let Some(started) = self.lanes.start(Kind::Work) else {
+                match &mut carrying {
+                    None => carrying = Some(relay.take()?),
+                    Some(courier) if !moved => courier.wait(self.run.options.silence)?,
+                    Some(_) => {}
+                }
+                continue;
+            };
+            match &carrying {
+                Some(courier) if courier.is_under_way() && self.is_worth_a_thread(&started) => {
+                    carrying = None;
+                    relay.lend();
+                }
+                Some(_) => {}
+                None if self.lanes.has(Kind::Exchange) => relay.nudge(),
+                None => {}
             }
+            self.perform(&started)?;
         }
+        // Between two drives the wires are this thread's.
+        if carrying.is_none() { relay.take().map(|_| ()) } else { Ok(()) }
+    }
+
+    fn is_worth_a_thread(&self, started: &Started<'a>) -> bool {
+        let took = match started.section {
+            SectionOf::Body => self.took[started.id.index()],
+            SectionOf::Prologue | SectionOf::Epilogue => Seconds(f64::INFINITY),
+        };
+        self.relay.can_overlap() && took >= WORTH_A_THREAD
+    }
+
+    /// Does an op that is no exchange.
+    fn perform(&mut self, started: &Started<'a>) -> Result<(), ExecError> {
+        self.at = Some(*started);
+        self.compute_op(started).map_err(|source| self.lanes.failed(started, source))?;
+        if started.section == SectionOf::Body {
+            self.took[started.id.index()] = self.lanes.now() - started.start;
+        }
+        self.lanes.finish(started, Wait::default());
         Ok(())
     }
 
-    /// A lane's turn: begins its head, or moves it on. Says whether anything happened.
-    fn turn(
-        &mut self,
-        queue: &mut Queue<'a>,
-        section: SectionOf,
-        first: u32,
-        lane: LaneId,
-    ) -> Result<bool, ExecError> {
-        if let Some(in_flight) = self.flights[lane.index()].take() {
-            let (op, _) = queue.head(lane).expect("what is in flight is at the head of its lane");
-            return self.advance(queue, lane, op, in_flight);
-        }
-        let Some((op, pass)) = queue.ready(lane) else { return Ok(false) };
-        let at = At { iteration: first + pass as u32, section };
-        self.at = Some((at, op));
-        let start = self.recorder.now();
-        match self.begin(at, op, lane) {
-            Ok(Some(flight)) => {
-                let progress =
-                    Progress::Pending { on: self.place.rank, step: usize::MAX, moved: 0 };
-                let wait = Wait::default();
-                self.advance(queue, lane, op, InFlight { flight, at, start, progress, wait })?;
-            }
-            Ok(None) => self.finish(queue, lane, op, at, start, Wait::default()),
-            Err(source) => return Err(self.failed(at, op, source)),
-        }
-        Ok(true)
-    }
-
-    /// Moves an exchange on.
-    fn advance(
-        &mut self,
-        queue: &mut Queue<'a>,
-        lane: LaneId,
-        op: OpId,
-        mut in_flight: InFlight,
-    ) -> Result<bool, ExecError> {
-        let InFlight { at, start, progress: before, mut wait, .. } = in_flight;
-        self.at = Some((at, op));
-        let asked = self.recorder.now();
-        let progress = in_flight
-            .flight
-            .progress(self.transport, &self.memory)
-            .map_err(|source| self.failed(at, op, source))?;
-        if wait.from.is_none() {
-            wait.from = Some(self.recorder.now());
-        } else if progress != before {
-            wait.until.get_or_insert(asked);
-        }
-        match progress {
-            Progress::Done => {
-                self.exchanges.keep(in_flight.flight);
-                self.finish(queue, lane, op, at, start, wait);
-                Ok(true)
-            }
-            Progress::Pending { .. } => {
-                self.flights[lane.index()] = Some(InFlight { progress, wait, ..in_flight });
-                Ok(progress != before)
-            }
-        }
-    }
-
-    fn finish(
-        &mut self,
-        queue: &mut Queue<'a>,
-        lane: LaneId,
-        op: OpId,
-        at: At,
-        start: Seconds,
-        wait: Wait,
-    ) {
-        queue.finish(lane);
-        let number = op.0 + self.ops_before(at.section);
-        self.recorder.note(lane, number, at.iteration, start, wait);
-    }
-
-    /// How many ops of the program stand before a section.
-    fn ops_before(&self, section: SectionOf) -> u32 {
-        let (prologue, body) = (self.program.prologue.nodes.len(), self.program.body.nodes.len());
-        (match section {
-            SectionOf::Prologue => 0,
-            SectionOf::Body => prologue,
-            SectionOf::Epilogue => prologue + body,
-        }) as u32
-    }
-
-    /// Waits for a message, and gives up when none has helped for too long.
-    fn wait(
-        &mut self,
-        queue: &Queue<'a>,
-        section: SectionOf,
-        first: u32,
-        waited: Duration,
-    ) -> Result<(), ExecError> {
-        let rank = self.place.rank;
-        let lanes = || (0..queue.lanes()).map(LaneId::from);
-        let under_way = lanes().find_map(|lane| {
-            let in_flight = self.flights[lane.index()].as_ref()?;
-            Some((in_flight, queue.head(lane)?.0))
-        });
-        let Some((in_flight, op)) = under_way else {
-            let (op, pass) = lanes().find_map(|lane| queue.head(lane)).unwrap_or_default();
-            let at = At { iteration: first + pass as u32, section };
-            let (iteration, op) = (at.iteration + 1, self.describe(at, op));
-            return Err(ExecError::Stuck { rank, iteration, op });
-        };
-        let (at, silence) = (in_flight.at, self.run.options.silence);
-        if let (Progress::Pending { on: peer, .. }, true) = (in_flight.progress, waited >= silence)
-        {
-            let (iteration, op) = (at.iteration + 1, self.describe(at, op));
-            return Err(ExecError::Silent { rank, iteration, op, peer, waited });
-        }
-        let patience = silence.saturating_sub(waited);
-        self.transport.wait(patience).map_err(|source| self.failed(at, op, source.into()))
-    }
-
-    /// Does an op, or begins it if it is an exchange.
-    fn begin(&mut self, at: At, op: OpId, lane: LaneId) -> Result<Option<Flight>, Fault> {
-        let node = &self.section(at.section).nodes[op.index()];
+    fn compute_op(&mut self, started: &Started<'a>) -> Result<(), Fault> {
         let running = |microbatch: Microbatch| {
-            u64::from(at.iteration) * u64::from(self.run.plan.strategy.microbatches())
+            u64::from(started.pass) * u64::from(self.run.plan.strategy.microbatches())
                 + u64::from(microbatch.0)
         };
         let now = running(Microbatch(0));
-        match node.op {
+        match *started.op {
             Op::Load { what, into, microbatch } => {
-                let iteration = at.iteration - self.again;
-                self.load(what, into, iteration, microbatch, running(microbatch))?;
+                self.load(what, into, started.iteration, microbatch, running(microbatch))?;
             }
             Op::Compute { segment, microbatch, fresh } => {
                 let (segment, running) = (self.program.segment(segment), running(microbatch));
                 self.compute.segment(&self.memory, segment, running, fresh)?;
-            }
-            Op::Send { to, channel, view, microbatch } => {
-                let running = running(microbatch);
-                let data = (self.memory.span(view, running), self.memory.dtype(view.buffer));
-                return Ok(Some(self.exchanges.send(to, channel, data, running)?));
-            }
-            Op::Recv { from, channel, view, microbatch } => {
-                let running = running(microbatch);
-                let data = (self.memory.span(view, running), self.memory.dtype(view.buffer));
-                return Ok(Some(self.exchanges.receive(from, channel, data, running)?));
-            }
-            Op::Collective { call, microbatch } => {
-                let running = running(microbatch);
-                return Ok(Some(self.exchanges.collective(&self.memory, call, lane, running)?));
             }
             Op::Accumulate { from, into, mode } => self.accumulate(from, into, mode, now)?,
             Op::Step { bucket } => {
@@ -489,20 +356,24 @@ impl<'a> Rank<'a> {
                 let (strategy, norm) = (&self.run.plan.strategy, norm.transpose()?);
                 // All ranks see the same norm, and keep their weights if there is nothing to learn.
                 if norm.is_some_and(|norm| !norm.is_finite()) {
-                    return Ok(None);
+                    return Ok(());
                 }
-                let rule = Rule::new(strategy, self.run.options, at.iteration, norm, &self.scale);
+                let (options, iteration) = (self.run.options, started.iteration);
+                let rule = Rule::new(strategy, options, iteration, norm, &self.scale);
                 let bucket = &self.program.buckets[bucket as usize];
                 let (types, pool) = (self.run.kernels.types, self.compute.pool());
                 rule.step(types, &self.memory, pool, self.place, bucket, now)?;
             }
             // A declaration: the memory is planned, and nothing is given back.
             Op::Free { .. } => {}
+            Op::Send { .. } | Op::Recv { .. } | Op::Collective { .. } => {
+                unreachable!("exchanges are carried")
+            }
             Op::Stash { .. } | Op::Restore { .. } | Op::Serve { .. } => {
                 unreachable!("refused before the start")
             }
         }
-        Ok(None)
+        Ok(())
     }
 
     /// Brings a microbatch of this rank's replica: consecutive samples of the global batch.
@@ -564,32 +435,12 @@ impl<'a> Rank<'a> {
         };
         let outputs = self.program.outputs;
         let (loss, norm) = (read(outputs.loss)?, read(outputs.norm)?);
-        let now = self.recorder.now();
+        let now = self.lanes.now();
         let took = now - std::mem::replace(ended, now);
         Ok(Sight { iteration, loss, norm, took })
     }
 
     fn scalar(&self, buffer: BufferId, running: u64) -> Result<f32, ArenaError> {
         self.memory.read(self.memory.whole(buffer, running), |values: &[f32]| values[0])
-    }
-
-    fn section(&self, section: SectionOf) -> &'a Section {
-        match section {
-            SectionOf::Prologue => &self.program.prologue,
-            SectionOf::Body => &self.program.body,
-            SectionOf::Epilogue => &self.program.epilogue,
-        }
-    }
-
-    fn describe(&self, at: At, op: OpId) -> String {
-        match self.section(at.section).nodes.get(op.index()) {
-            Some(node) => describe(self.run.plan, self.program, &node.op),
-            None => format!("op {op}"),
-        }
-    }
-
-    fn failed(&self, at: At, op: OpId, source: Fault) -> ExecError {
-        let (rank, iteration) = (self.place.rank, at.iteration - self.again + 1);
-        ExecError::Op { rank, iteration, op: self.describe(at, op), source }
     }
 }

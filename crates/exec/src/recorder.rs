@@ -1,6 +1,6 @@
 //! What a rank notes about when it did what.
 
-use crate::rank::Wait;
+use crate::lanes::Wait;
 use paceline_plan::ids::{LaneId, Rank};
 use paceline_plan::program::{LoadKind, Node, Op, Plan, Program, SegmentPass};
 use paceline_plan::trace::{Span, SpanKind, TraceBuilder};
@@ -36,6 +36,11 @@ impl Recorder {
         let once = program.prologue.nodes.len() + program.epilogue.nodes.len();
         let room = once + (REMEMBERED as usize + 1) * program.body.nodes.len();
         Self { clock, records: VecDeque::with_capacity(room) }
+    }
+
+    /// Takes the notes, and leaves none.
+    pub(crate) fn take(&mut self) -> Self {
+        Self { clock: self.clock, records: std::mem::take(&mut self.records) }
     }
 
     /// The time since the run started.

@@ -132,6 +132,8 @@ pub fn connect(options: &ProcessOptions) -> Result<ProcessTransport, CommError> 
         leaving: AtomicBool::new(false),
         wake: event()?,
         alarm: event()?,
+        nudge: event()?,
+        polling: AtomicBool::new(false),
         listening: AtomicBool::new(false),
         behind: AtomicUsize::new(0),
         recorder: Mutex::new(FlightRecorder::new()),

@@ -20,7 +20,7 @@ use crate::recorder::{FlightRecorder, Way};
 use crate::rendezvous::Hub;
 use crate::shm::inbox::{Bell, Inbox};
 use crate::shm::window::{Loan, SharedBuffer, Site, Window, Windows};
-use crate::transport::{Header, Lending, Lent, Piece, Tag, Taken, Transport, Visitor};
+use crate::transport::{Header, Lending, Lent, Piece, Tag, Taken, Transport, Visitor, Waker};
 use link::{Change, Link, Sending, SharedMemory};
 use paceline_plan::ids::Rank;
 use rustix::fd::OwnedFd;
@@ -92,6 +92,10 @@ struct Common {
     wake: OwnedFd,
     /// An eventfd that is readable from the first failure on.
     alarm: OwnedFd,
+    /// An eventfd that ends a sleep at the sockets.
+    nudge: OwnedFd,
+    /// Whether the transport sleeps there.
+    polling: AtomicBool,
     /// Whether the attendant is to ring when something comes through a socket.
     listening: AtomicBool,
     /// How many links through shared memory have something that did not fit.
@@ -379,8 +383,20 @@ impl Transport for ProcessTransport {
     fn wait(&mut self, at_most: Duration) -> Result<(), CommError> {
         self.common.check()?;
         self.common.flush_shared()?;
-        self.wait_for_news(at_most);
+        self.wait_for_news(at_most, self.manners);
         self.common.check()
+    }
+
+    fn sleep(&mut self, at_most: Duration) -> Result<(), CommError> {
+        self.common.check()?;
+        self.common.flush_shared()?;
+        self.wait_for_news(at_most, Manners::ASLEEP);
+        self.common.check()
+    }
+
+    fn waker(&self) -> Option<Waker> {
+        let common = Arc::clone(&self.common);
+        Some(Waker::new(move || common.nudge()))
     }
 
     fn abort(&mut self, reason: &str) {
@@ -510,6 +526,16 @@ impl Common {
         let _ = self.failure.set(cause);
         self.bell.ring();
         let _ = rustix::io::write(&self.alarm, &1u64.to_ne_bytes());
+    }
+
+    /// Makes the thread that waits look around.
+    fn nudge(&self) {
+        self.bell.ring();
+        // The count of the bell is up before this look, as the sleeper's note is before its look at
+        // the bell: one of the two sees the other.
+        if self.polling.load(Ordering::SeqCst) {
+            let _ = rustix::io::write(&self.nudge, &1u64.to_ne_bytes());
+        }
     }
 
     /// Makes the attendant look around.

@@ -11,7 +11,7 @@ use super::{Common, ProcessTransport};
 use crate::rendezvous::door::timespec;
 use paceline_plan::ids::Rank;
 use rustix::event::{PollFd, PollFlags, poll};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 /// For how long a rank does what before it sleeps.
@@ -24,6 +24,9 @@ pub(super) struct Manners {
 }
 
 impl Manners {
+    /// None of it: somebody else needs the core.
+    pub(super) const ASLEEP: Self = Self { watch: Duration::ZERO, give_way: Duration::ZERO };
+
     /// What suits so many ranks of one host on so many cores.
     pub(super) fn among(ranks: usize, cores: usize) -> Self {
         if ranks <= cores {
@@ -34,7 +37,7 @@ impl Manners {
     }
 }
 
-/// What a rank waits for.
+/// What a rank waits for: all that it asked for in vain since its last wait.
 #[derive(Debug, Default)]
 pub(super) struct Interest {
     /// Ranks from which something is missing.
@@ -59,6 +62,11 @@ impl Interest {
     pub(super) fn gone(&mut self, to: Rank) {
         self.to.retain(|rank| *rank != to);
     }
+
+    fn clear(&mut self) {
+        self.from.clear();
+        self.to.clear();
+    }
 }
 
 fn note(ranks: &mut Vec<Rank>, rank: Rank) {
@@ -69,14 +77,20 @@ fn note(ranks: &mut Vec<Rank>, rank: Rank) {
 
 impl ProcessTransport {
     /// Waits until there may be something to do, or for so long.
-    pub(super) fn wait_for_news(&mut self, at_most: Duration) {
+    pub(super) fn wait_for_news(&mut self, at_most: Duration, manners: Manners) {
+        self.wait_as_asked(at_most, manners);
+        // Whoever waits asks again, and what nobody asks for any more must not keep a rank awake.
+        self.interest.clear();
+    }
+
+    fn wait_as_asked(&mut self, at_most: Duration, manners: Manners) {
         let seen = std::mem::replace(&mut self.seen, self.common.bell.count());
         if seen != self.seen || self.memory_has_news() {
             return;
         }
         let (by_memory, by_socket) = self.ways();
         let began = Instant::now();
-        let Manners { watch, give_way } = self.manners;
+        let Manners { watch, give_way } = manners;
         let until = (watch + give_way).min(at_most);
         loop {
             for _ in 0..32 {
@@ -98,7 +112,7 @@ impl ProcessTransport {
         }
         let left = at_most.saturating_sub(began.elapsed());
         if by_socket && !by_memory {
-            self.sockets_have_news(left);
+            self.sleep_at_sockets(left);
             return;
         }
         if by_socket {
@@ -128,10 +142,23 @@ impl ProcessTransport {
             })
     }
 
+    /// Sleeps until there is news at the sockets or somebody nudges, or for so long.
+    fn sleep_at_sockets(&self, at_most: Duration) {
+        let Common { polling, nudge, bell, .. } = &*self.common;
+        polling.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if bell.count() == self.seen {
+            self.sockets_have_news(at_most);
+        }
+        polling.store(false, Ordering::SeqCst);
+        let _ = rustix::io::read(nudge, &mut [0u8; 8]);
+    }
+
     /// Looks at the sockets, for so long.
     fn sockets_have_news(&self, at_most: Duration) -> bool {
-        let Common { links, alarm, .. } = &*self.common;
-        let mut watched = vec![PollFd::new(alarm, PollFlags::IN)];
+        let Common { links, alarm, nudge, .. } = &*self.common;
+        let mut watched =
+            vec![PollFd::new(alarm, PollFlags::IN), PollFd::new(nudge, PollFlags::IN)];
         let Interest { from, to } = &self.interest;
         let wanted = from.iter().map(|rank| (rank, PollFlags::IN));
         for (rank, flags) in wanted.chain(to.iter().map(|rank| (rank, PollFlags::OUT))) {
