@@ -21,6 +21,7 @@
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
+mod cgroup;
 mod check;
 pub mod checkpoint;
 mod compute;

@@ -1,5 +1,6 @@
 //! How much memory a process has really used.
 
+use crate::cgroup;
 use std::fs;
 
 /// A measurement that runs from its start to its end.
@@ -37,9 +38,11 @@ impl Resident {
     }
 }
 
-/// Memory that the system could give to a process now; none where it does not tell.
+/// Memory that the system could give to this process now, within the limits of its container; none
+/// where it does not tell.
 pub fn available() -> Option<u64> {
-    field("/proc/meminfo", "MemAvailable:")
+    let machine = field("/proc/meminfo", "MemAvailable:");
+    machine.into_iter().chain(cgroup::room()).min()
 }
 
 /// A line of the kernel's account of this process, in bytes.

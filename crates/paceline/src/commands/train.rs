@@ -126,6 +126,9 @@ impl Job {
         // Of several ranks on one machine, each would count what the others have taken.
         let place = if problems.is_empty() { launch::place(&launch)? } else { None };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        if let Some(Request { plan, .. }) = &request {
+            fits_limit(plan, launch.memory_limit, &mut problems);
+        }
         if let (Some(Request { plan, .. }), None) = (&request, &place) {
             can_start(plan, &mut problems);
         }
@@ -533,6 +536,24 @@ fn can_start(plan: &Plan, problems: &mut Problems) {
                  `paceline simulate` needs no such memory",
                 plan.model,
                 Bytes(available)
+            ),
+        );
+    }
+}
+
+/// Notes the rank that needs the most memory, if that is more than a rank may have.
+fn fits_limit(plan: &Plan, limit: Option<Bytes>, problems: &mut Problems) {
+    let most = (0..).map(Rank).zip(planned(plan)).max_by_key(|(_, bytes)| *bytes);
+    if let (Some(limit), Some((rank, bytes))) = (limit, most)
+        && bytes > limit.0
+    {
+        problems.say(
+            "--memory-limit",
+            format!(
+                "a rank may have {limit}, and {} needs {} on rank {rank}; `paceline plan` shows what \
+                 for, and --zero, --recompute, --tp, --pp or a smaller --micro-batch need less",
+                plan.model,
+                Bytes(bytes)
             ),
         );
     }

@@ -1,9 +1,10 @@
 //! Who starts the ranks, and what carries bytes between them.
 
-use super::{Problems, read_text, real, word};
+use super::{Problems, read_text, real, size, word};
 use clap::Args;
 use paceline_comm::Secret;
 use paceline_exec::Device;
+use paceline_plan::units::Bytes;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -35,6 +36,10 @@ pub(crate) struct LaunchFlags {
     /// [default: 10]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     pub silence: Option<String>,
+    /// Memory that a rank may have, such as 8GiB; a plan that needs more does not start. In all, ranks
+    /// never get more than this machine or its container has to give [default: what is free]
+    #[arg(long, value_name = "SIZE")]
+    pub memory_limit: Option<String>,
 }
 
 /// How ranks come to life.
@@ -52,6 +57,8 @@ pub(crate) struct Launch {
     pub secret: Option<Secret>,
     /// After how long a silent rank is given up.
     pub silence: Duration,
+    /// Memory that a rank may have, if the user says so.
+    pub memory_limit: Option<Bytes>,
 }
 
 /// What carries bytes between ranks.
@@ -116,6 +123,7 @@ impl Default for Launch {
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
             secret: None,
             silence: Duration::from_secs(10),
+            memory_limit: None,
         }
     }
 }
@@ -141,6 +149,7 @@ impl LaunchFlags {
             bind: bind.unwrap_or(default.bind),
             secret: self.secret(problems),
             silence: silence.map_or(default.silence, Duration::from_secs_f64),
+            memory_limit: size("--memory-limit", self.memory_limit.as_deref(), problems),
         }
     }
 
@@ -197,10 +206,12 @@ mod tests {
             flags.bind = text("0.0.0.0");
             flags.silence = text("0.5");
             flags.device = text("cuda:3");
+            flags.memory_limit = text("2GiB");
         });
         let launch = launch.unwrap();
         assert!(launch.bind.is_unspecified() && launch.device == Device::Cuda(3));
         assert_eq!((launch.transport, launch.silence.as_millis()), (Carrier::Tcp, 500));
+        assert_eq!(launch.memory_limit, Some(Bytes(2 << 30)));
     }
 
     #[test]

@@ -38,6 +38,47 @@ fn every_transport_gives_the_same_bits() {
     }
 }
 
+/// What is resident and shared of a rank that is a process is what its plan says, give or take a tenth
+/// and the program itself.
+#[test]
+fn memory_is_what_was_planned() {
+    let here = Folder::new();
+    let model = "kind = \"llama\"\nlayers = 2\nd_model = 512\nheads = 8\nkv_heads = 8\nffn = 1024\n\
+                 seq = 16\nvocab = 24000\ntied = false\n";
+    fs::write(here.path().join("wordy.toml"), model).unwrap();
+    let train = "train --model wordy.toml --global-batch 4 --leaves 2 --iterations 2 --json";
+    for layout in [
+        "--dp 2 --transport shm",
+        "--dp 2 --transport tcp",
+        "--dp 2 --zero 3",
+        "--pp 2",
+        "--tp 2 --sp",
+        "--dp 2 --sync ps:1",
+    ] {
+        let objects = here.run(&format!("{train} {layout}")).done().objects();
+        let done = objects.last().unwrap();
+        let ranks = |field: &str| -> Vec<u64> {
+            done[field].as_array().unwrap().iter().map(|bytes| bytes.as_u64().unwrap()).collect()
+        };
+        for (measured, planned) in ranks("peak_bytes").into_iter().zip(ranks("planned_peak_bytes"))
+        {
+            assert!(planned > 100 << 20, "{layout}: {planned} is too little to tell");
+            let off = measured.abs_diff(planned);
+            assert!(off <= planned / 10 + (64 << 20), "{layout}: {measured} of {planned} planned");
+        }
+    }
+}
+
+#[test]
+fn a_plan_over_the_limit_does_not_start() {
+    let here = Folder::new();
+    let line = format!("{TRAIN} --dp 2 --iterations 2 --memory-limit");
+    here.run(&format!("{line} 100kB"))
+        .refused(&["--memory-limit: a rank may have", "on rank 0; `paceline plan` shows what for"]);
+    here.run(&format!("{line} much")).refused(&["--memory-limit: 'much' is not a size"]);
+    here.run(&format!("{line} 1GiB")).done();
+}
+
 #[test]
 fn read_reduce_reads_arenas_in_place() {
     let here = Folder::new();
