@@ -1,0 +1,347 @@
+//! Any two features work together: a generated matrix of layouts in which every pair of choices
+//! stands in some row, each trained on real ranks and held to one rank's losses.
+//!
+//! `cargo test -p paceline-exec --test pairs -- --ignored` does the same for triples, in minutes.
+
+mod common;
+
+use common::{bits, options, strategy, tiny_gpt, tiny_llama};
+use paceline_comm::Secret;
+use paceline_comm::process::{ProcessOptions, Wires, connect};
+use paceline_comm::rendezvous::{Hub, HubOptions};
+use paceline_exec::{Outcome, TrainOptions, can_run, take_part, train};
+use paceline_plan::DType;
+use paceline_plan::collective::{Algorithm, Order};
+use paceline_plan::ids::Rank;
+use paceline_plan::lower::lower;
+use paceline_plan::model::Model;
+use paceline_plan::program::Plan;
+use paceline_plan::schedule::ScheduleKind;
+use paceline_plan::strategy::{OptimizerKind, Recompute, Strategy, Sync, Zero};
+use paceline_plan::units::Bytes;
+use paceline_plan::validate::validate;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+/// A feature: its name and its choices.
+type Feature = (&'static str, &'static [&'static str]);
+
+/// What is combined. Words are those of the command line.
+const FEATURES: [Feature; 19] = [
+    ("model", &["gpt2 tied", "gpt2", "llama"]),
+    ("dp", &["1", "2", "4"]),
+    ("tp", &["1", "2"]),
+    ("pp", &["1", "2", "4"]),
+    ("sp", &["no", "yes"]),
+    ("zero", &["0", "1", "2", "3"]),
+    ("schedule", &["gpipe", "1f1b", "interleaved:2"]),
+    ("recompute", &["none", "selective", "full"]),
+    ("dtype", &["f32", "bf16", "f16"]),
+    ("grad-dtype", &["f32", "bf16"]),
+    ("order", &["canonical", "free"]),
+    (
+        "collective",
+        &[
+            "auto",
+            "ring",
+            "multi-ring:2",
+            "halving-doubling",
+            "tree",
+            "direct",
+            "read-reduce",
+            "ps:1",
+            "naive",
+            "overlapped",
+            "partitioned",
+        ],
+    ),
+    ("sync", &["all-reduce", "ps:1", "ps:2"]),
+    ("transport", &["thread", "shm", "tcp"]),
+    ("threads-per-rank", &["1", "2"]),
+    ("overlap", &["yes", "no"]),
+    ("bucket", &["1", "26214400"]),
+    ("optimizer", &["sgd", "momentum", "adamw"]),
+    ("leaves", &["4", "8"]),
+];
+
+/// A choice of every feature.
+type Row = [u8; FEATURES.len()];
+
+/// What a row asks for.
+struct Case {
+    model: Model,
+    strategy: Strategy,
+    transport: &'static str,
+    threads: NonZeroUsize,
+}
+
+fn word(row: &Row, feature: &str) -> &'static str {
+    let at = FEATURES.iter().position(|(name, _)| *name == feature).expect("a feature");
+    FEATURES[at].1[row[at] as usize]
+}
+
+fn case(row: &Row) -> Case {
+    let number = |feature| word(row, feature).parse::<u32>().expect("a number");
+    let read = |feature| word(row, feature);
+    let model = match read("model") {
+        "gpt2 tied" => tiny_gpt(true),
+        "gpt2" => tiny_gpt(false),
+        _ => tiny_llama(),
+    };
+    let strategy = Strategy {
+        dp: number("dp"),
+        tp: number("tp"),
+        pp: number("pp"),
+        sp: read("sp") == "yes",
+        zero: [Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Parameters]
+            [number("zero") as usize],
+        schedule: read("schedule").parse::<ScheduleKind>().expect("a schedule"),
+        recompute: read("recompute").parse::<Recompute>().expect("a recomputation"),
+        dtype: read("dtype").parse::<DType>().expect("a type"),
+        grad_dtype: read("grad-dtype").parse::<DType>().expect("a type"),
+        order: if read("order") == "free" { Order::Free } else { Order::Canonical },
+        collective: read("collective").parse::<Algorithm>().expect("an algorithm"),
+        sync: read("sync").parse::<Sync>().expect("a way to agree"),
+        overlap: read("overlap") == "yes",
+        bucket: Bytes(u64::from(number("bucket"))),
+        optimizer: read("optimizer").parse::<OptimizerKind>().expect("an optimizer"),
+        ..strategy(8, 1, number("leaves"))
+    };
+    let threads = NonZeroUsize::new(number("threads-per-rank") as usize).expect("not zero");
+    Case { model, strategy, transport: read("transport"), threads }
+}
+
+/// The plan of a row, if there can be one of two to eight ranks.
+fn planned(row: &Row) -> Option<Plan> {
+    let Case { model, strategy, transport, .. } = case(row);
+    // Threads of one process have no memory that they could map.
+    if strategy.collective == Algorithm::ReadReduce && transport == "thread" {
+        return None;
+    }
+    let plan = lower(&model, &strategy).ok()?;
+    ((2..=8).contains(&plan.mesh.world()) && can_run(&plan).is_ok()).then_some(plan)
+}
+
+/// Numbers that look random and are the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    /// A number below `sides` (splitmix64; Steele et al. 2014).
+    fn roll(&mut self, sides: usize) -> u8 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % sides as u64) as u8
+    }
+}
+
+/// Some features, each with a choice.
+type Tuple = Vec<(u8, u8)>;
+
+/// All choices of any so many features.
+fn tuples(strength: usize) -> BTreeSet<Tuple> {
+    let mut found = BTreeSet::from([Tuple::new()]);
+    for _ in 0..strength {
+        let longer = found.iter().flat_map(|tuple| {
+            let first = tuple.last().map_or(0, |(feature, _)| feature + 1);
+            (first..FEATURES.len() as u8).flat_map(move |feature| {
+                (0..FEATURES[feature as usize].1.len() as u8).map(move |choice| {
+                    let mut longer = tuple.clone();
+                    longer.push((feature, choice));
+                    longer
+                })
+            })
+        });
+        found = longer.collect();
+    }
+    found
+}
+
+fn holds(row: &Row, tuple: &Tuple) -> bool {
+    tuple.iter().all(|&(feature, choice)| row[feature as usize] == choice)
+}
+
+fn text(tuple: &Tuple) -> String {
+    let one = |&(feature, choice): &(u8, u8)| {
+        let (name, choices) = FEATURES[feature as usize];
+        format!("{name} {}", choices[choice as usize])
+    };
+    tuple.iter().map(one).collect::<Vec<_>>().join(" with ")
+}
+
+/// Rows in which every tuple stands that can stand in any, and the tuples that cannot.
+///
+/// Greedy: each row is made around a tuple that is still missing, and of several such rows the one
+/// with the most other missing ones is taken.
+fn cover(strength: usize) -> (Vec<Row>, Vec<Tuple>) {
+    const TRIES: usize = 6000;
+    const CANDIDATES: usize = 8;
+    let mut dice = Dice(1);
+    let mut missing = tuples(strength);
+    let (mut rows, mut impossible) = (Vec::new(), Vec::new());
+    while let Some(wanted) = missing.first().cloned() {
+        let mut best: Option<(usize, Row)> = None;
+        let mut candidates = 0;
+        for _ in 0..TRIES {
+            let mut row: Row = FEATURES.map(|(_, choices)| dice.roll(choices.len()));
+            wanted.iter().for_each(|&(feature, choice)| row[feature as usize] = choice);
+            if planned(&row).is_none() {
+                continue;
+            }
+            let news = missing.iter().filter(|tuple| holds(&row, tuple)).count();
+            if best.is_none_or(|(most, _)| news > most) {
+                best = Some((news, row));
+            }
+            candidates += 1;
+            if candidates == CANDIDATES {
+                break;
+            }
+        }
+        match best {
+            Some((_, row)) => {
+                missing.retain(|tuple| !holds(&row, tuple));
+                rows.push(row);
+            }
+            None => {
+                missing.remove(&wanted);
+                impossible.push(wanted);
+            }
+        }
+    }
+    (rows, impossible)
+}
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Trains over a transport. Ranks are threads here; the wires are those of processes.
+fn run(plan: &Plan, transport: &str, options: &TrainOptions) -> Outcome {
+    let wires = match transport {
+        "thread" => return train(plan, options, &mut |_| {}).expect("a sound plan"),
+        "shm" => Wires::SharedMemory,
+        _ => Wires::Tcp,
+    };
+    let (world, secret) = (plan.mesh.world(), Secret::random().expect("random bytes"));
+    let hub = Hub::start(HubOptions {
+        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        secret: secret.clone(),
+        world,
+        in_rank: None,
+        join: PATIENCE,
+        detection: PATIENCE,
+    })
+    .expect("a hub");
+    let address = hub.address();
+    let outcome = std::thread::scope(|scope| {
+        let rank = |rank| {
+            let mut join = ProcessOptions::new(Rank(rank), world, address, secret.clone());
+            (join.hub_in_rank_0, join.wires) = (false, wires);
+            scope.spawn(move || {
+                let mut wires = connect(&join).expect("wires");
+                take_part(plan, options, &mut wires, &mut |_| {}).expect("a sound plan")
+            })
+        };
+        let ranks: Vec<_> = (0..world).map(rank).collect();
+        let mut ends = ranks.into_iter().map(|rank| rank.join().expect("no panic"));
+        let first = ends.next().flatten();
+        assert!(ends.all(|end| end.is_none()), "rank 0 alone has the outcome");
+        first.expect("rank 0 has the outcome")
+    });
+    hub.join().expect("a quiet end");
+    outcome
+}
+
+/// Trains every row, and holds it to one rank: to the bit where that is promised.
+fn hold(rows: &[Row]) {
+    let mut alone: BTreeMap<String, Outcome> = BTreeMap::new();
+    let mut wrong = Vec::new();
+    for row in rows {
+        let Case { model, strategy, transport, threads } = case(row);
+        let plan = planned(row).expect("chosen because it can be planned");
+        let violations = validate(&plan, None);
+        assert!(violations.is_empty(), "{row:?}: {violations:?}");
+        let options = TrainOptions { threads_per_rank: threads, ..options(3) };
+        let one = Strategy {
+            dtype: strategy.dtype,
+            grad_dtype: strategy.grad_dtype,
+            optimizer: strategy.optimizer,
+            ..common::strategy(8, 1, strategy.leaves)
+        };
+        let expected =
+            alone.entry(format!("{} {} {one:?}", model.name(), model.tied)).or_insert_with(|| {
+                train(&common::plan(&model, &one), &common::options(3), &mut |_| {}).expect("sound")
+            });
+        let found = run(&plan, transport, &options);
+        let exact = strategy.tp == 1 && strategy.order == Order::Canonical;
+        let narrow = strategy.dtype != DType::F32 || strategy.grad_dtype != DType::F32;
+        let tolerance = if narrow { 5e-2 } else { 1e-4 };
+        let near = |a: f32, b: f32| (a - b).abs() <= tolerance * b.abs();
+        let same = if exact {
+            bits(&found) == bits(expected) && found.parameters == expected.parameters
+        } else {
+            let pairs = found.iterations.iter().zip(&expected.iterations);
+            found.iterations.len() == expected.iterations.len() && { pairs }
+                .all(|(f, e)| near(f.loss, e.loss) && near(f.grad_norm, e.grad_norm))
+        };
+        if !same {
+            let line = |o: &Outcome| -> Vec<_> {
+                o.iterations.iter().map(|i| (i.loss, i.grad_norm)).collect()
+            };
+            let all: Tuple = (0..).zip(*row).collect();
+            let (found, expected) = (line(&found), line(expected));
+            wrong.push(format!("{}\n  {found:?}\n  {expected:?}", text(&all)));
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {} rows:\n{}", wrong.len(), rows.len(), wrong.join("\n"));
+}
+
+/// Choices of a feature.
+type Choices = (&'static str, &'static [&'static str]);
+
+/// What cannot stand together, and why.
+const EXCLUDED: [(Choices, Choices, &str); 10] = [
+    (("dp", &["4"]), ("pp", &["4"]), "sixteen ranks"),
+    (("tp", &["1"]), ("sp", &["yes"]), "it cuts what tensor parallelism leaves whole"),
+    (("pp", &["1", "4"]), ("schedule", &["interleaved:2"]), "two to six stages, on several ranks"),
+    (("zero", &["1", "2", "3"]), ("sync", &["ps:1", "ps:2"]), "servers hold the state"),
+    (("tp", &["2"]), ("sync", &["ps:1", "ps:2"]), "servers serve whole replicas"),
+    (("sp", &["yes"]), ("sync", &["ps:1", "ps:2"]), "servers serve whole replicas"),
+    (("pp", &["2", "4"]), ("sync", &["ps:1", "ps:2"]), "servers serve whole replicas"),
+    (("schedule", &["interleaved:2"]), ("sync", &["ps:1", "ps:2"]), "it needs a pipeline"),
+    (("dtype", &["f16"]), ("sync", &["ps:1", "ps:2"]), "replicas do not hear of overflows"),
+    (("collective", &["read-reduce"]), ("transport", &["thread"]), "it maps memory of processes"),
+];
+
+/// These reduce whole vectors, and with ZeRO each rank wants a part.
+const WHOLE: Choices = ("collective", &["tree", "ps:1", "naive", "overlapped"]);
+
+fn is_excluded(tuple: &Tuple) -> bool {
+    let has = |(feature, choices): &Choices| {
+        tuple.iter().any(|&(at, choice)| {
+            let (name, words) = FEATURES[at as usize];
+            name == *feature && choices.contains(&words[choice as usize])
+        })
+    };
+    EXCLUDED.iter().any(|(one, other, _)| has(one) && has(other))
+        || has(&("zero", &["1", "2", "3"])) && has(&WHOLE)
+}
+
+#[test]
+fn any_two_features_work_together() {
+    let (rows, impossible) = cover(2);
+    let surprising: Vec<String> =
+        impossible.iter().filter(|tuple| !is_excluded(tuple)).map(text).collect();
+    assert!(surprising.is_empty(), "no layout has\n{}", surprising.join("\n"));
+    assert!(rows.iter().all(|row| !is_excluded(&(0..).zip(*row).collect())), "excluded in vain");
+    hold(&rows);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn any_three_features_work_together() {
+    let (rows, _) = cover(3);
+    eprintln!("{} rows", rows.len());
+    hold(&rows);
+}
