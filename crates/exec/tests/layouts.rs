@@ -11,6 +11,7 @@ use paceline_plan::units::Bytes;
 use std::num::NonZeroUsize;
 
 const INTERLEAVED: ScheduleKind = ScheduleKind::Interleaved { chunks: 2 };
+const ZERO_BUBBLE: ScheduleKind = ScheduleKind::ZbH1 { chunks: 1 };
 
 /// Eight samples an iteration, one a microbatch, four leaves.
 fn one() -> Strategy {
@@ -49,6 +50,34 @@ fn pipelines_give_the_same_bits() {
         }
     }
     assert_same_bits(&tiny_mlp(), &one(), &[("pp 4", Strategy { pp: 4, ..one() })]);
+}
+
+/// A backward pass in two halves sums what a whole one does, in the same order.
+#[test]
+fn zero_bubble_pipelines_give_the_same_bits() {
+    let schedules = [ZERO_BUBBLE, ScheduleKind::ZbH1 { chunks: 2 }, ScheduleKind::DualPipeV];
+    // With one leaf, norms' gradients come with the input's; with several, with the products'.
+    for one in [strategy(8, 1, 1), one()] {
+        for model in [tiny_gpt(true), tiny_gpt(false), tiny_llama()] {
+            for schedule in schedules {
+                let pipe = Strategy { schedule, pp: 2, ..one.clone() };
+                let again = Recompute::Full;
+                let mut layouts = vec![
+                    ("pp 2", pipe.clone()),
+                    ("pp 2, no overlap", Strategy { overlap: false, ..pipe.clone() }),
+                    ("pp 2, full", Strategy { recompute: again, ..pipe.clone() }),
+                ];
+                if one.leaves > 1 {
+                    let dealt = Strategy { dp: 2, zero: Zero::Parameters, ..pipe.clone() };
+                    layouts.push(("pp 2, dp 2, zero 3", dealt));
+                }
+                if schedule.chunks() == 1 {
+                    layouts.push(("pp 4", Strategy { pp: 4, ..pipe }));
+                }
+                assert_same_bits(&model, &one, &layouts);
+            }
+        }
+    }
 }
 
 #[test]
@@ -229,6 +258,17 @@ fn free_order_is_close() {
                     ..free.clone()
                 },
             ),
+            (
+                "dp 2, zero 3, pp 2, a V",
+                Strategy {
+                    dp: 2,
+                    pp: 2,
+                    collective,
+                    zero: Zero::Parameters,
+                    schedule: ScheduleKind::DualPipeV,
+                    ..free.clone()
+                },
+            ),
         ];
         assert_close(&tiny_gpt(true), &one(), 1e-5, &layouts);
         assert_close(&tiny_gpt(false), &one(), 1e-5, &layouts);
@@ -245,6 +285,11 @@ fn products_of_everything() {
         (
             "2×2×2, interleaved, selective",
             Strategy { schedule: INTERLEAVED, recompute: Recompute::Selective, ..cube.clone() },
+        ),
+        ("2×2×2, sp, zero bubble", Strategy { sp: true, schedule: ZERO_BUBBLE, ..cube.clone() }),
+        (
+            "2×2×2, sp, a V",
+            Strategy { sp: true, schedule: ScheduleKind::DualPipeV, ..cube.clone() },
         ),
         (
             "2×2×2, zero 2, full, gpipe, no overlap",

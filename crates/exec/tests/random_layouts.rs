@@ -18,6 +18,9 @@ fn any_layout() -> impl Strategy<Value = Layout> {
         ScheduleKind::GPipe,
         ScheduleKind::OneFOneB,
         ScheduleKind::Interleaved { chunks: 2 },
+        ScheduleKind::ZbH1 { chunks: 1 },
+        ScheduleKind::ZbH1 { chunks: 2 },
+        ScheduleKind::DualPipeV,
     ]);
     let recompute = prop::sample::select(vec![
         Recompute::None,

@@ -3,7 +3,7 @@
 use crate::collective::{Action, Cut, Pattern};
 use crate::mesh::GroupKind;
 use crate::program::{Call, Memory, Op, Peer, Plan, Program};
-use crate::schedule;
+use crate::schedule::{self, Slots};
 use crate::units::Bytes;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -73,7 +73,7 @@ fn ideal_bubble(plan: &Plan) -> f64 {
     let Ok(pp) = u16::try_from(s.pp) else { return 0.0 };
     schedule::order(s.schedule, pp, s.microbatches())
         .ok()
-        .and_then(|order| schedule::bubble(&order, 1, 2).ok())
+        .and_then(|order| schedule::bubble(&order, Slots::new(1, 2)).ok())
         .map_or(0.0, |bubble| bubble.fraction)
 }
 

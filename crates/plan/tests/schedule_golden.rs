@@ -7,6 +7,7 @@ use paceline_plan::schedule::{Action, Pass, ScheduleError, ScheduleKind, order};
 const SINGLE_STAGE_TABLES: &str = include_str!("golden/schedules/single_stage_tables.csv");
 const SINGLE_STAGE_RUNS: &str = include_str!("golden/schedules/single_stage_runs.csv");
 const INTERLEAVED_TABLES: &str = include_str!("golden/schedules/interleaved_tables.csv");
+const SPLIT_ORDERS: &str = include_str!("golden/schedules/split_orders.csv");
 const INTERLEAVED_REFUSED: &str = include_str!("golden/schedules/interleaved_refused.csv");
 
 struct Case {
@@ -71,9 +72,9 @@ fn one_f_one_b_grids_are_pytorchs_but_for_the_numbers_on_its_last_rank() {
 
 #[test]
 fn orders_are_what_pytorchs_runtime_executes() {
-    let cases = cases(SINGLE_STAGE_RUNS);
-    assert_eq!(cases.len(), 24);
-    for case in cases {
+    let (whole, split) = (cases(SINGLE_STAGE_RUNS), cases(SPLIT_ORDERS));
+    assert_eq!((whole.len(), split.len()), (24, 36 + 12));
+    for case in whole.into_iter().chain(split) {
         let ours = order(case.kind, case.ranks, case.microbatches).unwrap();
         let ours: Vec<Vec<Option<Action>>> =
             ours.into_iter().map(|row| row.into_iter().map(Some).collect()).collect();

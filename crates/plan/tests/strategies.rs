@@ -43,7 +43,8 @@ prop_compose! {
         sp in any::<bool>(),
         zero in prop_oneof![Just(Zero::None), Just(Zero::Optimizer), Just(Zero::Gradients), Just(Zero::Parameters)],
         schedule in prop_oneof![
-            Just(ScheduleKind::GPipe), Just(ScheduleKind::OneFOneB), Just(ScheduleKind::Interleaved { chunks: 2 })
+            Just(ScheduleKind::GPipe), Just(ScheduleKind::OneFOneB), Just(ScheduleKind::Interleaved { chunks: 2 }),
+            Just(ScheduleKind::ZbH1 { chunks: 1 }), Just(ScheduleKind::ZbH1 { chunks: 2 }), Just(ScheduleKind::DualPipeV)
         ],
         recompute in prop_oneof![
             Just(Recompute::None), Just(Recompute::Selective), Just(Recompute::SelectiveOp),
@@ -62,6 +63,8 @@ prop_compose! {
         let served = servers > 0;
         let (tp, pp) = if served { (1, 1) } else { (tp, pp) };
         let schedule = if pp == 1 { ScheduleKind::OneFOneB } else { schedule };
+        // A V wants two microbatches for each rank.
+        let rounds = if schedule == ScheduleKind::DualPipeV { rounds.max(1) } else { rounds };
         let microbatches = pp << rounds;
         let leaves = dp * (1 << leaves.min(rounds));
         Layout {

@@ -5,7 +5,7 @@ use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern};
 use paceline_plan::lower::lower;
 use paceline_plan::model::{Activation, Model, ModelKind, Shape, built_in};
 use paceline_plan::program::MemoryKind;
-use paceline_plan::schedule::{self, ScheduleKind};
+use paceline_plan::schedule::{self, ScheduleKind, Slots};
 use paceline_plan::strategy::{Strategy, Sync, Zero};
 use paceline_plan::summary::summarize;
 use paceline_plan::units::Bytes;
@@ -66,7 +66,7 @@ fn bubbles_of_plans_are_those_of_the_papers() {
 #[test]
 fn three_stages_and_three_microbatches_are_busy_sixty_percent_of_the_time() {
     let order = schedule::order(ScheduleKind::GPipe, 3, 3).unwrap();
-    let bubble = schedule::bubble(&order, 1, 1).unwrap();
+    let bubble = schedule::bubble(&order, Slots::new(1, 1)).unwrap();
     assert!((1.0 - bubble.fraction - 0.6).abs() < 1e-12);
 }
 

@@ -66,8 +66,8 @@ impl Frames {
         Self { of, bytes }
     }
 
-    /// The most that is alive at once: a microbatch's share from the first computation on it in
-    /// the forward pass until it is freed.
+    /// The most that is alive at once: a microbatch's share from the first computation that writes to
+    /// it until it is freed.
     fn peak(&self, program: &Program, plan: &Plan) -> f64 {
         let mut alive = BTreeSet::new();
         let (mut now, mut peak) = (0.0f64, 0.0f64);
@@ -75,16 +75,18 @@ impl Frames {
             match node.op {
                 Op::Compute { segment, microbatch, .. } => {
                     let segment = program.segment(segment);
-                    let pass = plan.templates[segment.template as usize].pass;
-                    if pass != SegmentPass::Forward {
-                        continue;
-                    }
-                    let mut frames = segment.operands.iter().map(|v| self.of[v.buffer.index()]);
-                    if let Some(frame) = frames.find_map(|frame| frame)
-                        && alive.insert((frame, microbatch))
-                    {
-                        now += self.bytes[frame];
-                        peak = peak.max(now);
+                    let template = &plan.templates[segment.template as usize];
+                    let forward = template.pass == SegmentPass::Forward;
+                    for (operand, view) in template.operands.iter().zip(&segment.operands) {
+                        // What arrives from elsewhere is alive with the first that reads it.
+                        let written = forward || operand.access == Access::Write;
+                        let frame = self.of[view.buffer.index()].filter(|_| written);
+                        if let Some(frame) = frame
+                            && alive.insert((frame, microbatch))
+                        {
+                            now += self.bytes[frame];
+                            peak = peak.max(now);
+                        }
                     }
                 }
                 Op::Free { frame, microbatch } => {

@@ -53,8 +53,8 @@ pub(crate) struct StrategyFlags {
     /// 3 also parameters [default: 0]
     #[arg(long, value_name = "0|1|2|3", allow_negative_numbers = true)]
     pub zero: Option<String>,
-    /// Order of microbatches in the pipeline: gpipe, 1f1b or interleaved:V with V chunks of layers
-    /// per rank [default: 1f1b]
+    /// Order of microbatches in the pipeline: gpipe, 1f1b, interleaved:V with V chunks of layers per
+    /// rank, zb-h1 or zb-h1:V (zero bubble), dualpipev [default: 1f1b]
     #[arg(long, value_name = "KIND")]
     pub schedule: Option<String>,
     /// Samples of one iteration [default: dp × micro-batch]
@@ -377,7 +377,7 @@ mod tests {
             ("pp", "100"),
             ("global-batch", "x"),
             ("compress", "int8"),
-            ("schedule", "dualpipev"),
+            ("schedule", "zb-h2"),
         ])
         .unwrap_err();
         for flag in ["--tp: 3", "--pp: 100", "--global-batch: 'x'", "--compress", "--schedule"] {

@@ -3,13 +3,14 @@
 
 use super::TENSOR;
 use super::arena::Home;
-use super::role::{Bound, BoundPass, Role, StageState};
-use super::segment::{Piece, Scratch, Source, aliases};
+use super::role::{Bound, BoundPass, Life, Role, StageState};
+use super::segment::{Piece, Source, aliases};
 use super::shard::ValueId;
 use crate::dtype::DType;
 use crate::graph::TensorClass;
 use crate::ids::{BufferId, LayerId, ParamId, SegmentId, Stage};
 use crate::program::{MemoryKind, Segment, View};
+use crate::schedule::{Made, Pass};
 use std::collections::BTreeMap;
 
 /// Where a layer's values go that do not live in scratch memory.
@@ -26,47 +27,32 @@ impl Role<'_> {
     }
 
     /// Buffers and bound passes of one virtual stage.
-    pub(super) fn declare_stage(&mut self, stage: Stage, copies: u32) {
+    pub(super) fn declare_stage(&mut self, stage: Stage) {
         let layers = self.context.stages[stage.index()].clone();
-        let last = stage.index() + 1 == self.context.stages.len();
-        let first = stage.index() == 0;
-        // One spare copy lets the next microbatch arrive while the oldest is still in use.
-        let more = u32::from(
-            self.context.strategy.overlap && copies < self.context.strategy.microbatches(),
-        );
-        let mut state = StageState {
-            stage,
-            layers: layers.clone(),
-            received: None,
-            sent: None,
-            received_grad: None,
-            sent_grad: None,
-            tokens: None,
-            targets: None,
-            freed: Vec::new(),
-            forward_sends: Vec::new(),
-            backward_sends: Vec::new(),
-            frame: Vec::new(),
-            copies,
-        };
+        let mut state = StageState::new(stage, layers.clone());
         let mut homes: Vec<LayerBuffers> = vec![LayerBuffers::default(); layers.len()];
+        // Gradients between two layers that a later half of the backward pass reads, by the layer
+        // behind.
+        let mut late_grads: BTreeMap<usize, BufferId> = BTreeMap::new();
         for layer in layers.clone() {
             let at = layer - layers.start;
             let kind = self.context.graph.layers[layer].kind;
             let root = self.roots(kind);
+            let late = self.late(kind, &root);
             let name = self.context.graph.layers[layer].name.clone();
             let sharded = &self.context.sharded[kind];
             let (input, saved) = (sharded.input, sharded.saved.clone());
             let (output, output_grad, input_grad) =
                 (sharded.output, sharded.output_grad, sharded.input_grad);
             if let Some(value) = input {
-                let arrives = layer == layers.start;
-                let spare = if arrives { more } else { 0 };
-                let id = self.frame_buffer(&name, kind, value, copies + spare, &mut state);
-                homes[at].values.insert(root[value], id);
-                if arrives {
-                    state.received = Some(self.whole(id));
+                let life = self.kept(late[root[value]]);
+                let id = if layer == layers.start {
+                    self.arriving(&name, kind, value, life, &mut state)
                 } else {
+                    self.frame_buffer(&name, kind, value, life, &mut state)
+                };
+                homes[at].values.insert(root[value], id);
+                if layer > layers.start {
                     // It is what the layer before puts out.
                     let before = self.context.graph.layers[layer - 1].kind;
                     let from =
@@ -79,7 +65,8 @@ impl Role<'_> {
                 if homes[at].values.contains_key(&root[value]) {
                     continue;
                 }
-                let id = self.frame_buffer(&name, kind, value, copies, &mut state);
+                let life = self.kept(late[root[value]]);
+                let id = self.frame_buffer(&name, kind, value, life, &mut state);
                 homes[at].values.insert(root[value], id);
                 match self.context.sharded[kind].values[value].class {
                     TensorClass::Tokens => state.tokens = Some(id),
@@ -87,15 +74,17 @@ impl Role<'_> {
                     TensorClass::Activation | TensorClass::Statistic | TensorClass::Loss => {}
                 }
             }
-            if let (Some(value), true, false) = (output, layer + 1 == layers.end, last) {
-                let id = self.edge_buffer(&format!("{name}.sent"), kind, value);
+            if let (Some(value), true) = (output, layer + 1 == layers.end) {
+                let id = self.leaving(&name, kind, value, &mut state);
                 homes[at].values.insert(root[value], id);
-                state.sent = Some(self.whole(id));
             }
             if let Some(value) = output_grad {
+                let late = late[root[value]];
                 let id = if layer + 1 == layers.end {
-                    let id = self.edge_buffer(&format!("{name}.received.grad"), kind, value);
-                    state.received_grad = Some(self.whole(id));
+                    self.arriving_gradient(&name, kind, value, late, &mut state)
+                } else if late {
+                    let id = self.frame_buffer(&name, kind, value, Life::Gradient, &mut state);
+                    late_grads.insert(layer + 1, id);
                     id
                 } else {
                     self.gradient_buffer(layer + 1, kind, value)
@@ -103,9 +92,9 @@ impl Role<'_> {
                 homes[at].values.insert(root[value], id);
             }
             if let Some(value) = input_grad {
-                let id = if layer == layers.start && !first {
-                    let id = self.edge_buffer(&format!("{name}.sent.grad"), kind, value);
-                    state.sent_grad = Some(self.whole(id));
+                let id = if layer == layers.start {
+                    self.leaving_gradient(&name, kind, value, &mut state)
+                } else if let Some(&id) = late_grads.get(&layer) {
                     id
                 } else {
                     self.gradient_buffer(layer, kind, value)
@@ -119,14 +108,152 @@ impl Role<'_> {
                     homes[at].values.insert(root[value], loss);
                 }
             }
+            for value in (0..late.len()).filter(|&value| late[value]) {
+                if !homes[at].values.contains_key(&value) {
+                    let id = self.frame_buffer(&name, kind, value, Life::Gradient, &mut state);
+                    homes[at].values.insert(value, id);
+                }
+            }
         }
         for layer in layers.clone() {
-            self.passes[layer] = [
-                self.bind(layer, &homes[layer - layers.start], false),
-                self.bind(layer, &homes[layer - layers.start], true),
-            ];
+            for &pass in self.context.strategy.schedule.passes() {
+                self.passes[layer][pass as usize] =
+                    self.bind(layer, &homes[layer - layers.start], pass);
+            }
         }
         self.stages.push(state);
+    }
+
+    /// Whether each value, if it represents its alias class, is read by the later half of a split
+    /// backward pass.
+    fn late(&self, kind: usize, root: &[ValueId]) -> Vec<bool> {
+        let mut late = vec![false; root.len()];
+        for &value in self.context.sharded[kind].halves.iter().flat_map(|halves| &halves.late) {
+            late[root[value]] = true;
+        }
+        late
+    }
+
+    /// How long something lives that the forward pass makes.
+    fn kept(&self, late: bool) -> Life {
+        let split = self.context.strategy.schedule.splits_backward();
+        if late || !split { Life::Whole } else { Life::Input }
+    }
+
+    /// The buffer for what the stage before puts out.
+    fn arriving(
+        &mut self,
+        name: &str,
+        kind: usize,
+        value: ValueId,
+        life: Life,
+        state: &mut StageState,
+    ) -> BufferId {
+        if let Some((_, id)) = self.handed.take_if(|(by, _)| by.0 + 1 == state.stage.0) {
+            self.keep(id, life, state);
+            return id;
+        }
+        let copies = self.copies(state.stage, life);
+        let id = self.frame_buffer(name, kind, value, life, state);
+        self.buffers[id.index()].copies = copies + self.spare(copies);
+        state.received = Some(self.whole(id));
+        id
+    }
+
+    /// The buffer for what goes to the stage behind: if that is on this rank too, what it reads.
+    fn leaving(
+        &mut self,
+        name: &str,
+        kind: usize,
+        value: ValueId,
+        state: &mut StageState,
+    ) -> BufferId {
+        let next = Stage(state.stage.0 + 1);
+        if !self.is_mine(next) {
+            let id = self.edge_buffer(&format!("{name}.sent"), kind, value);
+            state.sent = Some(self.whole(id));
+            return id;
+        }
+        let layer = self.context.stages[next.index()].start;
+        let behind = self.context.graph.layers[layer].kind;
+        let read = self.context.sharded[behind].input.expect("only the first layer has none");
+        let root = self.roots(behind);
+        let until = self.kept(self.late(behind, &root)[root[read]]).end();
+        let copies = self.in_flight((state.stage, Made::Activations), (next, until));
+        let (elements, dtype) = self.value_elements(kind, value);
+        let name = format!("{}.x", self.context.graph.layers[layer].name);
+        let id = self.buffer(name, dtype, elements, copies, MemoryKind::Activations);
+        self.handed = Some((state.stage, id));
+        id
+    }
+
+    /// The buffer for the gradient that comes back from the stage behind.
+    fn arriving_gradient(
+        &mut self,
+        name: &str,
+        kind: usize,
+        value: ValueId,
+        late: bool,
+        state: &mut StageState,
+    ) -> BufferId {
+        let next = Stage(state.stage.0 + 1);
+        let made = if self.is_mine(next) { next } else { state.stage };
+        let until = if late { Made::WeightGradients } else { Made::InputGradient };
+        let copies = self.in_flight((made, Made::InputGradient), (state.stage, until));
+        let name = format!("{name}.received.grad");
+        let id = match (made == next, late) {
+            (false, false) => self.edge_buffer(&name, kind, value),
+            (here, _) => {
+                let (elements, dtype) = self.value_elements(kind, value);
+                let copies = if here { copies } else { copies + self.spare(copies) };
+                self.buffer(name, dtype, elements, copies, MemoryKind::Activations)
+            }
+        };
+        if late {
+            self.keep(id, Life::Gradient, state);
+        }
+        if made == next {
+            self.handed_grad = Some((state.stage, id));
+        } else {
+            state.received_grad = Some(self.whole(id));
+        }
+        id
+    }
+
+    /// The buffer for the gradient that goes to the stage before.
+    fn leaving_gradient(
+        &mut self,
+        name: &str,
+        kind: usize,
+        value: ValueId,
+        state: &mut StageState,
+    ) -> BufferId {
+        if let Some((_, id)) = self.handed_grad.take_if(|(to, _)| to.0 + 1 == state.stage.0) {
+            return id;
+        }
+        let id = self.edge_buffer(&format!("{name}.sent.grad"), kind, value);
+        state.sent_grad = Some(self.whole(id));
+        id
+    }
+
+    /// One spare copy lets the next microbatch arrive while the oldest is still in use.
+    fn spare(&self, copies: u32) -> u32 {
+        let strategy = &self.context.strategy;
+        u32::from(strategy.overlap && copies < strategy.microbatches())
+    }
+
+    fn copies(&self, stage: Stage, life: Life) -> u32 {
+        self.in_flight((stage, life.start()), (stage, life.end()))
+    }
+
+    /// Adds a buffer to those that are freed together.
+    fn keep(&mut self, id: BufferId, life: Life, state: &mut StageState) {
+        let frame = *state.frames[life as usize].get_or_insert_with(|| {
+            self.frames.push(Vec::new());
+            self.frames.len() as u32 - 1
+        });
+        self.frames[frame as usize].push(id);
+        self.lives.insert(id, life);
     }
 
     /// The representative of each value's alias class.
@@ -142,13 +269,14 @@ impl Role<'_> {
         layer: &str,
         kind: usize,
         value: ValueId,
-        copies: u32,
+        life: Life,
         state: &mut StageState,
     ) -> BufferId {
         let (elements, dtype) = self.value_elements(kind, value);
         let name = format!("{layer}.{}", self.context.sharded[kind].values[value].name);
+        let copies = self.copies(state.stage, life);
         let id = self.buffer(name, dtype, elements, copies, MemoryKind::Activations);
-        state.frame.push(id);
+        self.keep(id, life, state);
         id
     }
 
@@ -171,39 +299,41 @@ impl Role<'_> {
     }
 
     /// The buffer of a value that lives only within a pass over a layer of this kind.
-    fn scratch_buffer(&mut self, kind: usize, backward: bool, value: ValueId) -> BufferId {
-        if let Some(&known) = self.scratch.get(&(kind, backward, value)) {
+    fn scratch_buffer(&mut self, kind: usize, pass: Pass, value: ValueId) -> BufferId {
+        if let Some(&known) = self.scratch.get(&(kind, pass, value)) {
             return known;
         }
-        let passes = &self.context.kinds[kind];
-        let scratch: &Scratch =
-            if backward { &passes.backward_scratch } else { &passes.forward_scratch };
+        let scratch = &self.context.kinds[kind].walks[pass as usize].scratch;
         let (offset, size) = (scratch.offsets[value].expect("a scratch value"), scratch.size);
         let (elements, dtype) = self.value_elements(kind, value);
-        let pass = if backward { "backward" } else { "forward" };
+        let word = match pass {
+            Pass::Forward => "forward",
+            Pass::Backward => "backward",
+            Pass::BackwardInput => "backward-input",
+            Pass::BackwardWeight => "backward-weight",
+        };
         let layer = &self.context.graph.kinds[kind].name;
-        let name = format!("{layer}.{pass}.{}", self.context.sharded[kind].values[value].name);
+        let name = format!("{layer}.{word}.{}", self.context.sharded[kind].values[value].name);
         let id = self.buffer(name, dtype, elements, 1, MemoryKind::Activations);
         self.homes[id.index()] = Home::Scratch(offset);
         self.scratch_size = self.scratch_size.max(size);
-        self.scratch.insert((kind, backward, value), id);
+        self.scratch.insert((kind, pass, value), id);
         id
     }
 
     /// Binds a pass over a layer to this role's buffers.
-    fn bind(&mut self, layer: usize, homes: &LayerBuffers, backward: bool) -> BoundPass {
+    fn bind(&mut self, layer: usize, homes: &LayerBuffers, pass: Pass) -> BoundPass {
         let kind = self.context.graph.layers[layer].kind;
-        let passes = &self.context.kinds[kind];
-        let pass = if backward { &passes.backward } else { &passes.forward }.clone();
+        let steps = self.context.kinds[kind].walks[pass as usize].steps.clone();
         let root = self.roots(kind);
         let mut pieces = Vec::new();
-        for piece in &pass.pieces {
+        for piece in &steps.pieces {
             pieces.push(match piece {
                 Piece::Run { template, sources, waits } => {
                     let operands = sources
                         .iter()
                         .map(|&source| match source {
-                            Source::Value(v) => self.value_view(kind, backward, root[v], homes),
+                            Source::Value(v) => self.value_view(kind, pass, root[v], homes),
                             Source::Param(p) => self.param_view(layer, p),
                             Source::Gradient(p) => self.gradient_view(layer, p),
                         })
@@ -218,8 +348,8 @@ impl Role<'_> {
                     Bound::Run { segment, waits: waits.clone() }
                 }
                 Piece::Exchange { kind: collective, reduction, from, to } => {
-                    let input = self.value_view(kind, backward, root[*from], homes);
-                    let output = self.value_view(kind, backward, root[*to], homes);
+                    let input = self.value_view(kind, pass, root[*from], homes);
+                    let output = self.value_view(kind, pass, root[*to], homes);
                     let what = &self.context.sharded[kind].values[*to].name;
                     let name = format!("{}.{what}", self.context.graph.layers[layer].name);
                     let call = self.call(&name, *collective, *reduction, TENSOR, input, output, 1);
@@ -227,19 +357,13 @@ impl Role<'_> {
                 }
             });
         }
-        BoundPass { pieces, open: pass.open }
+        BoundPass { pieces, open: steps.open }
     }
 
-    fn value_view(
-        &mut self,
-        kind: usize,
-        backward: bool,
-        root: ValueId,
-        homes: &LayerBuffers,
-    ) -> View {
+    fn value_view(&mut self, kind: usize, pass: Pass, root: ValueId, homes: &LayerBuffers) -> View {
         let id = match homes.values.get(&root) {
             Some(&id) => id,
-            None => self.scratch_buffer(kind, backward, root),
+            None => self.scratch_buffer(kind, pass, root),
         };
         self.whole(id)
     }

@@ -164,7 +164,13 @@ fn stages(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
         );
         return;
     }
-    if matches!(s.schedule, ScheduleKind::Interleaved { .. }) && s.pp < 2 {
+    let interleaved = match s.schedule {
+        ScheduleKind::GPipe | ScheduleKind::OneFOneB | ScheduleKind::ZbH1 { chunks: 1 } => false,
+        ScheduleKind::Interleaved { .. } | ScheduleKind::ZbH1 { .. } | ScheduleKind::DualPipeV => {
+            true
+        }
+    };
+    if interleaved && s.pp < 2 {
         say("--schedule", format!("{} needs --pp 2 or more", s.schedule));
     }
     let (Ok(pp), m) = (u16::try_from(s.pp), s.microbatches()) else { return };

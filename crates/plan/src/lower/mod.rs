@@ -19,6 +19,8 @@ mod role;
 mod segment;
 mod server;
 mod shard;
+mod split;
+mod tied;
 mod update;
 
 pub use check::{Problem, Problems};
@@ -28,10 +30,10 @@ use crate::ids::GroupId;
 use crate::mesh::{Axis, GroupKind, Mesh};
 use crate::model::Model;
 use crate::program::{Plan, SegmentPass, Template};
-use crate::schedule::{self, Action};
+use crate::schedule::{self, Action, Pass};
 use crate::strategy::{Strategy, Sync, Zero};
 use segment::{LayerPass, Scratch};
-use shard::ShardedLayer;
+use shard::{Item, ShardedLayer};
 use std::ops::Range;
 
 /// Plans a model under a strategy, or says everything that is wrong with the request.
@@ -74,12 +76,17 @@ struct Context {
     templates: Vec<Template>,
 }
 
-/// The passes over a layer of one kind.
+/// The passes over a layer of one kind, by [`Pass`]; those that the schedule does not run are empty.
+#[derive(Default)]
 struct Kind {
-    forward: LayerPass,
-    backward: LayerPass,
-    forward_scratch: Scratch,
-    backward_scratch: Scratch,
+    walks: [Walk; 4],
+}
+
+/// One pass over a layer.
+#[derive(Default)]
+struct Walk {
+    steps: LayerPass,
+    scratch: Scratch,
 }
 
 impl Context {
@@ -153,32 +160,34 @@ impl Kind {
         strategy: &Strategy,
         templates: &mut Vec<Template>,
     ) -> Self {
-        let forward = segment::cut(
-            name,
-            &[(SegmentPass::Forward, &layer.forward)],
-            layer,
-            strategy,
-            templates,
-        );
-        let backward = segment::cut(
-            name,
-            &[(SegmentPass::Recompute, &layer.recompute), (SegmentPass::Backward, &layer.backward)],
-            layer,
-            strategy,
-            templates,
-        );
         let ends = [layer.input, layer.output, layer.output_grad, layer.input_grad];
         let mut kept: Vec<_> = ends.into_iter().flatten().chain(layer.saved.clone()).collect();
+        kept.extend(layer.halves.iter().flat_map(|halves| &halves.late));
         // The loss has a buffer of its own; what is aliased to something kept is kept with it.
         kept.extend(
             (0..layer.values.len()).filter(|&v| layer.values[v].class == graph::TensorClass::Loss),
         );
-        Self {
-            forward_scratch: segment::scratch(&[&layer.forward], layer, &kept),
-            backward_scratch: segment::scratch(&[&layer.recompute, &layer.backward], layer, &kept),
-            forward,
-            backward,
+        let mut kind = Self::default();
+        for &pass in strategy.schedule.passes() {
+            let parts = parts(layer, pass);
+            let steps = segment::cut(name, &parts, layer, strategy, templates);
+            let items: Vec<&[Item]> = parts.iter().map(|&(_, items)| items).collect();
+            kind.walks[pass as usize] =
+                Walk { steps, scratch: segment::scratch(&items, layer, &kept) };
         }
+        kind
+    }
+}
+
+/// What a pass consists of.
+fn parts(layer: &ShardedLayer, pass: Pass) -> Vec<(SegmentPass, &[Item])> {
+    let half = |of: fn(&split::Halves) -> &[Item]| layer.halves.as_ref().map_or(&[][..], of);
+    let again = (SegmentPass::Recompute, &layer.recompute[..]);
+    match pass {
+        Pass::Forward => vec![(SegmentPass::Forward, &layer.forward)],
+        Pass::Backward => vec![again, (SegmentPass::Backward, &layer.backward)],
+        Pass::BackwardInput => vec![again, (SegmentPass::BackwardInput, half(|h| &h.input))],
+        Pass::BackwardWeight => vec![(SegmentPass::BackwardWeight, half(|h| &h.weight))],
     }
 }
 

@@ -11,9 +11,9 @@ use crate::mesh::GroupKind;
 use crate::program::{
     Buffer, Call, LoadKind, MemoryKind, Op, Outputs, Peer, Program, Section, Segment, View,
 };
-use crate::schedule::{Pass, in_flight, rank_of};
+use crate::schedule::{Made, Pass, in_flight};
 use crate::units::Bytes;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 /// The program of pipeline rank `rank`.
@@ -21,12 +21,14 @@ pub(super) fn program(context: &mut Context, rank: u32) -> Program {
     let mut role = Role::new(context, rank);
     let actions = role.context.order[rank as usize].clone();
     for action in actions {
-        let stage = usize::from(action.stage.0 / role.context.strategy.pp as u16);
+        let stage = role.stages.iter().position(|state| state.stage == action.stage);
+        let stage = stage.expect("a rank runs its own stages");
         match action.pass {
             Pass::Forward => role.forward(stage, action.microbatch),
-            Pass::Backward => role.backward(stage, action.microbatch),
-            // No schedule that is available yet splits the backward pass.
-            Pass::BackwardInput | Pass::BackwardWeight => {}
+            Pass::Backward | Pass::BackwardInput => {
+                role.backward(stage, action.microbatch, action.pass);
+            }
+            Pass::BackwardWeight => role.weights(stage, action.microbatch),
         }
     }
     role.update();
@@ -46,6 +48,34 @@ pub(super) enum Bound {
     Exchange { call: CallId },
 }
 
+/// How long something lives that outlives a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    /// From the forward pass to the input's gradient.
+    Input,
+    /// From the forward pass to the weights' gradients: the whole of it, unless the backward pass is
+    /// split.
+    Whole,
+    /// From the input's gradient to the weights'.
+    Gradient,
+}
+
+impl Life {
+    pub(super) fn start(self) -> Made {
+        match self {
+            Self::Input | Self::Whole => Made::Activations,
+            Self::Gradient => Made::InputGradient,
+        }
+    }
+
+    pub(super) fn end(self) -> Made {
+        match self {
+            Self::Input => Made::InputGradient,
+            Self::Whole | Self::Gradient => Made::WeightGradients,
+        }
+    }
+}
+
 /// A virtual stage of this rank.
 pub(super) struct StageState {
     pub(super) stage: Stage,
@@ -58,13 +88,38 @@ pub(super) struct StageState {
     pub(super) sent_grad: Option<View>,
     pub(super) tokens: Option<BufferId>,
     pub(super) targets: Option<BufferId>,
-    /// For each microbatch so far, the op that freed its activations.
-    pub(super) freed: Vec<OpId>,
-    pub(super) forward_sends: Vec<OpId>,
-    pub(super) backward_sends: Vec<OpId>,
-    /// Buffers that live from the forward to the backward pass.
-    pub(super) frame: Vec<BufferId>,
-    pub(super) copies: u32,
+    /// For each microbatch so far, the op after which what lives until the input's gradient is free.
+    input_done: Vec<OpId>,
+    /// The same for what lives until the weights' gradients.
+    freed: Vec<OpId>,
+    forward_sends: Vec<OpId>,
+    backward_sends: Vec<OpId>,
+    /// What the input's half of each backward pass waited for without computing anything itself, for
+    /// the weights' half to wait for.
+    unread: VecDeque<Vec<OpId>>,
+    /// Positions of the frames by [`Life`], where there are such buffers.
+    pub(super) frames: [Option<u32>; 3],
+}
+
+impl StageState {
+    pub(super) fn new(stage: Stage, layers: Range<usize>) -> Self {
+        Self {
+            stage,
+            layers,
+            received: None,
+            sent: None,
+            received_grad: None,
+            sent_grad: None,
+            tokens: None,
+            targets: None,
+            input_done: Vec::new(),
+            freed: Vec::new(),
+            forward_sends: Vec::new(),
+            backward_sends: Vec::new(),
+            unread: VecDeque::new(),
+            frames: [None; 3],
+        }
+    }
 }
 
 pub(super) struct Role<'c> {
@@ -73,13 +128,20 @@ pub(super) struct Role<'c> {
     lanes: Vec<String>,
     pub(super) buffers: Vec<Buffer>,
     pub(super) homes: Vec<Home>,
-    pub(super) scratch: BTreeMap<(usize, bool, ValueId), BufferId>,
+    /// Buffers that outlive a pass, by when they die.
+    pub(super) lives: BTreeMap<BufferId, Life>,
+    pub(super) frames: Vec<Vec<BufferId>>,
+    pub(super) scratch: BTreeMap<(usize, Pass, ValueId), BufferId>,
     pub(super) scratch_size: Bytes,
     pub(super) segments: Vec<Segment>,
     pub(super) calls: Vec<Call>,
     pub(super) stages: Vec<StageState>,
     /// By layer of the model; empty for other ranks' layers.
-    pub(super) passes: Vec<[BoundPass; 2]>,
+    pub(super) passes: Vec<[BoundPass; 4]>,
+    /// What a stage of this rank puts out for the next one, if that is on this rank too, and the
+    /// gradient that comes back: the former and the buffer, until the latter is declared.
+    pub(super) handed: Option<(Stage, BufferId)>,
+    pub(super) handed_grad: Option<(Stage, BufferId)>,
     pub(super) buckets: Vec<BucketState>,
     pub(super) body: Section,
     pub(super) last_compute: Option<OpId>,
@@ -100,12 +162,16 @@ impl<'c> Role<'c> {
             lanes: vec!["compute".into()],
             buffers: Vec::new(),
             homes: Vec::new(),
+            lives: BTreeMap::new(),
+            frames: Vec::new(),
             scratch: BTreeMap::new(),
             scratch_size: Bytes::ZERO,
             segments: Vec::new(),
             calls: Vec::new(),
             stages: Vec::new(),
             passes: vec![Default::default(); layers],
+            handed: None,
+            handed_grad: None,
             buckets: Vec::new(),
             body: Section::default(),
             last_compute: None,
@@ -114,21 +180,34 @@ impl<'c> Role<'c> {
             outputs: Outputs::default(),
             loss_tree: Vec::new(),
         };
-        let pp = role.context.strategy.pp as usize;
-        let mine: Vec<usize> = (rank as usize..role.context.stages.len()).step_by(pp).collect();
+        let last = Stage::from(role.context.stages.len() - 1);
+        let mine: Vec<Stage> =
+            role.context.strategy.schedule.stages_of(StageRank(rank as u16), role.pp()).collect();
         for &stage in &mine {
-            role.declare_buckets(role.context.stages[stage].clone());
+            role.declare_buckets(role.context.stages[stage.index()].clone());
         }
-        if mine.contains(&(role.context.stages.len() - 1)) {
+        if mine.contains(&last) {
             role.declare_loss();
         }
-        let waiting = in_flight(&role.context.order, StageRank(rank as u16));
         for &stage in &mine {
-            let stage = Stage::from(stage);
-            let copies = waiting.get(&stage).copied().unwrap_or(1).max(1);
-            role.declare_stage(stage, copies);
+            role.declare_stage(stage);
         }
         role
+    }
+
+    fn pp(&self) -> u16 {
+        self.context.strategy.pp as u16
+    }
+
+    /// Whether this rank holds a virtual stage.
+    pub(super) fn is_mine(&self, stage: Stage) -> bool {
+        let all = self.context.stages.len();
+        stage.index() < all && u32::from(self.neighbour(stage.0).0) == self.rank
+    }
+
+    /// The most microbatches that are between two points of this rank's order, one at least.
+    pub(super) fn in_flight(&self, from: (Stage, Made), until: (Stage, Made)) -> u32 {
+        in_flight(&self.context.order[self.rank as usize], from, until).max(1)
     }
 
     /// The lane of this name, declared on first use.
@@ -208,12 +287,12 @@ impl<'c> Role<'c> {
     fn pass(
         &mut self,
         layer: usize,
-        backward: bool,
+        pass: Pass,
         microbatch: Microbatch,
         fresh: bool,
         after: &mut Vec<OpId>,
     ) {
-        let bound = std::mem::take(&mut self.passes[layer][usize::from(backward)]);
+        let bound = std::mem::take(&mut self.passes[layer][pass as usize]);
         let mut done: Vec<Option<OpId>> = vec![None; bound.pieces.len()];
         let mut waits: Vec<OpId> = Vec::new();
         for (at, piece) in bound.pieces.iter().enumerate() {
@@ -237,7 +316,7 @@ impl<'c> Role<'c> {
             }
         }
         self.pending.extend(bound.open.iter().filter_map(|&e| done[e]));
-        self.passes[layer][usize::from(backward)] = bound;
+        self.passes[layer][pass as usize] = bound;
     }
 
     /// What a send must wait for: the last computation, or the exchange behind it.
@@ -249,14 +328,11 @@ impl<'c> Role<'c> {
         let k = microbatch.index();
         let state = &self.stages[at];
         let (stage, layers) = (state.stage, state.layers.clone());
-        let (received, sent, copies) = (state.received, state.sent, state.copies);
+        let (received, sent) = (state.received, state.sent);
         let loads = [(state.tokens, LoadKind::Tokens), (state.targets, LoadKind::Targets)];
-        let freed = |state: &StageState, copies: u32| -> Vec<OpId> {
-            k.checked_sub(copies as usize).map(|old| state.freed[old]).into_iter().collect()
-        };
         let mut after = Vec::new();
         if let Some(view) = received {
-            let free = freed(&self.stages[at], self.buffers[view.buffer.index()].copies);
+            let free = self.freed(at, view.buffer, k);
             let from = Peer::Stage(self.neighbour(stage.0 - 1));
             let lane = self.lane("forward-recv");
             let op = Op::Recv { from, channel: 2 * (stage.0 - 1), view, microbatch };
@@ -264,7 +340,7 @@ impl<'c> Role<'c> {
         }
         for (buffer, what) in loads {
             if let Some(into) = buffer {
-                let free = freed(&self.stages[at], copies);
+                let free = self.freed(at, into, k);
                 let lane = self.lane("load");
                 after.push(self.body.push(lane, Op::Load { what, into, microbatch }, &free));
             }
@@ -275,7 +351,7 @@ impl<'c> Role<'c> {
                 after.extend(self.reusable(&self.stages[at].forward_sends, view, k));
             }
             // Of what a forward pass makes, only the loss adds up.
-            self.pass(layer, false, microbatch, self.opens_leaf(k), &mut after);
+            self.pass(layer, Pass::Forward, microbatch, self.opens_leaf(k), &mut after);
             self.used(layer);
         }
         if let Some(view) = sent {
@@ -291,16 +367,16 @@ impl<'c> Role<'c> {
         }
     }
 
-    fn backward(&mut self, at: usize, microbatch: Microbatch) {
+    /// A whole backward pass, or the half of it that makes the input's gradient.
+    fn backward(&mut self, at: usize, microbatch: Microbatch, pass: Pass) {
         let k = microbatch.index();
+        let whole = pass.makes(Made::WeightGradients);
         let state = &self.stages[at];
         let (stage, layers) = (state.stage, state.layers.clone());
         let (received, sent) = (state.received_grad, state.sent_grad);
         let mut after = Vec::new();
         if let Some(view) = received {
-            let copies = self.buffers[view.buffer.index()].copies as usize;
-            let free: Vec<OpId> =
-                k.checked_sub(copies).map(|old| self.stages[at].freed[old]).into_iter().collect();
+            let free = self.freed(at, view.buffer, k);
             let from = Peer::Stage(self.neighbour(stage.0 + 1));
             let lane = self.lane("backward-recv");
             let op = Op::Recv { from, channel: 2 * stage.0 + 1, view, microbatch };
@@ -308,13 +384,17 @@ impl<'c> Role<'c> {
         }
         for layer in layers.clone().rev() {
             self.gather(layer, &mut after);
-            self.reserve_gradients(layer, &mut after);
+            if whole {
+                self.reserve_gradients(layer, &mut after);
+            }
             if let (true, Some(view)) = (layer == layers.start, sent) {
                 after.extend(self.reusable(&self.stages[at].backward_sends, view, k));
             }
-            self.pass(layer, true, microbatch, self.is_fresh(k), &mut after);
+            self.pass(layer, pass, microbatch, self.is_fresh(k), &mut after);
             self.used(layer);
-            self.layer_done(layer, k);
+            if whole {
+                self.layer_done(layer, k);
+            }
         }
         if let Some(view) = sent {
             let produced = self.produced();
@@ -324,12 +404,55 @@ impl<'c> Role<'c> {
             let id = self.body.push(lane, op, &produced);
             self.stages[at].backward_sends.push(id);
         }
-        let frame = at as u32;
+        self.free(at, Life::Input, microbatch);
+        if whole {
+            self.free_rest(at, microbatch);
+        } else {
+            self.stages[at].unread.push_back(after);
+        }
+        let done = self.last_compute.expect("a backward pass follows a forward pass");
+        self.stages[at].input_done.push(done);
+        if whole {
+            self.action_done(layers, k);
+        }
+    }
+
+    /// The half of a backward pass that makes the weights' gradients.
+    fn weights(&mut self, at: usize, microbatch: Microbatch) {
+        let k = microbatch.index();
+        let mut after = self.stages[at].unread.pop_front().unwrap_or_default();
+        for layer in self.stages[at].layers.clone().rev() {
+            self.reserve_gradients(layer, &mut after);
+            self.pass(layer, Pass::BackwardWeight, microbatch, self.is_fresh(k), &mut after);
+            self.layer_done(layer, k);
+        }
+        self.free_rest(at, microbatch);
+        self.action_done(self.stages[at].layers.clone(), k);
+    }
+
+    /// Declares dead what lives until the weights' gradients are made.
+    fn free_rest(&mut self, at: usize, microbatch: Microbatch) {
+        self.free(at, Life::Gradient, microbatch);
+        self.free(at, Life::Whole, microbatch);
+        let done = self.last_compute.expect("a backward pass follows a forward pass");
+        self.stages[at].freed.push(done);
+    }
+
+    /// Declares a stage's buffers of one life dead.
+    fn free(&mut self, at: usize, life: Life, microbatch: Microbatch) {
+        let Some(frame) = self.stages[at].frames[life as usize] else { return };
         // Nothing may be freed under an exchange that still reads it.
         let open = std::mem::take(&mut self.pending);
-        let id = self.compute(Op::Free { frame, microbatch }, &open);
-        self.stages[at].freed.push(id);
-        self.action_done(layers, k);
+        self.compute(Op::Free { frame, microbatch }, &open);
+    }
+
+    /// What must be done before microbatch `k` may be put into a buffer: the last use of its copy.
+    fn freed(&self, at: usize, buffer: BufferId, k: usize) -> Vec<OpId> {
+        let state = &self.stages[at];
+        let late = self.lives.get(&buffer).is_some_and(|life| life.end() == Made::WeightGradients);
+        let freed = if late { &state.freed } else { &state.input_done };
+        let copies = self.buffers[buffer.index()].copies as usize;
+        k.checked_sub(copies).map(|old| freed[old]).into_iter().collect()
     }
 
     /// The send that used the same copy of a double buffer, which must be done before it is written.
@@ -352,7 +475,7 @@ impl<'c> Role<'c> {
     }
 
     fn neighbour(&self, stage: u16) -> StageRank {
-        rank_of(Stage(stage), self.context.strategy.pp as u16)
+        self.context.strategy.schedule.rank_of(Stage(stage), self.pp())
     }
 
     fn finish(mut self) -> Program {
@@ -373,7 +496,7 @@ impl<'c> Role<'c> {
             name: format!("pipeline rank {} ({})", self.rank, spans.join(", ")),
             lanes: self.lanes,
             buffers: self.buffers,
-            frames: self.stages.into_iter().map(|s| s.frame).collect(),
+            frames: self.frames,
             segments: self.segments,
             calls: self.calls,
             buckets,

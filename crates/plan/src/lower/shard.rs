@@ -6,6 +6,7 @@
 //! and the vocabulary-parallel loss all come out of it.
 
 use super::again::{self, Keeps};
+use super::split::{self, Halves};
 use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
 use crate::graph::{Graph, Heads, LayerGraph, LinearRole, OpKind, Operator, Part, TensorClass};
@@ -64,6 +65,8 @@ pub(super) struct ShardedLayer {
     /// What is computed again before the gradients.
     pub(super) recompute: Vec<Item>,
     pub(super) backward: Vec<Item>,
+    /// The backward pass in two, where the schedule runs it so.
+    pub(super) halves: Option<Halves>,
     /// Values that the forward pass must keep for the backward pass.
     pub(super) saved: Vec<ValueId>,
     pub(super) input: Option<ValueId>,
@@ -116,12 +119,15 @@ pub(super) fn shard(
     }
     let saved = external(recompute.iter().chain(&backward), output_grad);
     let (values, params) = (sharder.values, sharder.params);
+    let split = strategy.schedule.splits_backward();
+    let halves = split.then(|| split::halves(&backward, input_grad, strategy));
     ShardedLayer {
         values,
         params,
         forward,
         recompute,
         backward,
+        halves,
         saved,
         input,
         output,
@@ -131,7 +137,10 @@ pub(super) fn shard(
 }
 
 /// Values that the items read but do not make.
-fn external<'a>(items: impl Iterator<Item = &'a Item>, given: Option<ValueId>) -> Vec<ValueId> {
+pub(super) fn external<'a>(
+    items: impl Iterator<Item = &'a Item>,
+    given: Option<ValueId>,
+) -> Vec<ValueId> {
     let mut made: Vec<ValueId> = given.into_iter().collect();
     let mut outside = Vec::new();
     for item in items {

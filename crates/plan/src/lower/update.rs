@@ -7,13 +7,14 @@
 
 use super::bucket::BucketShape;
 use super::role::Role;
+use super::tied::Uses;
 use crate::collective::{CollectiveKind, Order, Reduction};
 use crate::dtype::DType;
 use crate::graph::BLOCK;
 use crate::ids::{BufferId, CallId, GroupId, Microbatch, OpId};
 use crate::mesh::GroupKind;
 use crate::program::{AccumulateMode, Bucket, MemoryKind, Op, Peer, View};
-use crate::strategy::{Sync, Zero};
+use crate::strategy::{Strategy, Sync, Zero};
 use std::ops::Range;
 
 /// A bucket with its buffers, while the program is written.
@@ -27,6 +28,8 @@ pub(super) struct BucketState {
     pub(super) grads: View,
     /// Gradients of the second use of a tied table on the same rank.
     pub(super) second_use: Option<View>,
+    /// Where the uses of a tied table stand.
+    pub(super) uses: Uses,
     /// Gradients at the step.
     pub(super) step_grads: View,
     master: Option<View>,
@@ -35,20 +38,21 @@ pub(super) struct BucketState {
     updated: bool,
     /// Sums of leaves that wait for their neighbours.
     tree: Vec<BufferId>,
-    /// Whether this is a tied table whose other use stands on another rank. Its gradients are summed with
-    /// the other's at the end of the iteration, when neither rank keeps the other from its work.
-    apart: bool,
-    /// Such a table's gradients by leaf, with the calls that add the other use's, where there are
-    /// several leaves.
-    leaves: Vec<(View, CallId)>,
+    /// The gradients by leaf of a table whose uses stand apart, where there are several leaves, with the
+    /// calls that add the other use's if that stands on another rank.
+    pub(super) leaves: Vec<(View, Option<CallId>)>,
+    /// A tied table's gradients over microbatches, where they cannot be reduced one by one because its
+    /// uses stand apart.
+    pub(super) total: Option<View>,
+    /// The same two of a second use on another stage of the same rank.
+    pub(super) second_leaves: Vec<View>,
+    pub(super) second_total: Option<View>,
+    /// The call that adds the gradients of the other use, if that stands on another rank.
+    pub(super) tied_sum: Option<CallId>,
     /// The reduction's result when it is added up per microbatch.
     staged: Option<View>,
-    /// A tied table's gradients over microbatches, where they cannot be reduced one by one because the
-    /// other use stands on another rank.
-    total: Option<View>,
     reduce: Option<CallId>,
     tensor_sum: Option<CallId>,
-    tied_sum: Option<CallId>,
     gather: Option<CallId>,
     /// The op after which gradients are final.
     pub(super) ready: Option<OpId>,
@@ -76,13 +80,16 @@ impl BucketState {
     }
 }
 
+/// Whether whole gradients exist only until they are reduced: ZeRO-2 and 3, unless the canonical order
+/// wants the microbatches of a replica summed first.
+pub(super) fn transient_gradients(s: &Strategy) -> bool {
+    let dealt = s.zero >= Zero::Gradients && s.mesh().replicas() > 1;
+    dealt && (s.order == Order::Free || s.microbatches() == 1)
+}
+
 impl Role<'_> {
-    /// Whether whole gradients exist only until they are reduced: ZeRO-2 and 3, unless the canonical
-    /// order wants the microbatches of a replica summed first.
     pub(super) fn transient_gradients(&self) -> bool {
-        let s = &self.context.strategy;
-        let dealt = s.zero >= Zero::Gradients && self.context.mesh.replicas() > 1;
-        dealt && (s.order == Order::Free || s.microbatches() == 1)
+        transient_gradients(&self.context.strategy)
     }
 
     /// Declares the buckets of a virtual stage, with all that belongs to them.
@@ -95,20 +102,6 @@ impl Role<'_> {
                 Some(at) => self.declare_second_use(at, &shape),
                 None => self.declare_bucket(shape),
             }
-        }
-    }
-
-    /// The head's table meets the embedding's on one rank. The bucket stays with the embedding, whose
-    /// backward pass comes last.
-    fn declare_second_use(&mut self, at: usize, shape: &BucketShape) {
-        let name = format!("{}.second_use.grad", shape.name);
-        let dtype = self.context.strategy.grad_dtype;
-        let id = self.buffer(name, dtype, shape.elements, 1, MemoryKind::Gradients);
-        let view = self.whole(id);
-        let state = &mut self.buckets[at];
-        state.second_use = Some(view);
-        if shape.layers.start < state.shape.layers.start {
-            state.shape = shape.clone();
         }
     }
 
@@ -153,7 +146,8 @@ impl Role<'_> {
         } else {
             grads
         };
-        let apart = shape.tied && s.pp > 1;
+        let uses = if shape.tied { self.uses() } else { Uses::Together };
+        let apart = uses != Uses::Together;
         let total = (transient && apart && s.microbatches() > 1).then(|| {
             let name = name.clone() + ".grad.total";
             let id = self.buffer(name, s.grad_dtype, elements, 1, MemoryKind::Gradients);
@@ -201,7 +195,8 @@ impl Role<'_> {
             .into_iter()
             .map(|copy| {
                 let view = self.whole(copy);
-                (view, self.tied_call(&name, view))
+                let call = (uses == Uses::Ranks).then(|| self.tied_call(&name, view));
+                (view, call)
             })
             .collect();
 
@@ -218,7 +213,7 @@ impl Role<'_> {
             )
         });
         let summed = total.unwrap_or(grads);
-        let tied_sum = apart.then(|| self.tied_call(&name, summed));
+        let tied_sum = (uses == Uses::Ranks).then(|| self.tied_call(&name, summed));
         let replicas = self.context.mesh.replicas();
         let reduce = (replicas > 1 && !served).then(|| {
             let (kind, output) = match (s.zero, staged) {
@@ -262,8 +257,10 @@ impl Role<'_> {
             shard,
             updated,
             tree,
-            apart,
+            uses,
             leaves,
+            second_leaves: Vec::new(),
+            second_total: None,
             staged,
             total,
             reduce,
@@ -275,12 +272,6 @@ impl Role<'_> {
             grads_used: None,
             gathered: false,
         });
-    }
-
-    /// The sum of a tied table's gradients on the first and the last stage.
-    fn tied_call(&mut self, name: &str, view: View) -> CallId {
-        let (kind, sum) = (CollectiveKind::AllReduce, Reduction::Sum);
-        self.call(&format!("{name}.grad"), kind, sum, GroupKind::Ends, view, view, BLOCK)
     }
 
     /// One of two buffers that blocks use in turn; embedding, head and tied tables have their own.
@@ -391,71 +382,24 @@ impl Role<'_> {
         }
     }
 
-    /// A microbatch's backward pass through a virtual stage is done.
+    /// A microbatch's gradients of a virtual stage are made.
     pub(super) fn action_done(&mut self, layers: Range<usize>, k: usize) {
         for bucket in 0..self.buckets.len() {
             let state = &self.buckets[bucket];
-            if !state.shape.tied || !layers.contains(&state.shape.layers.start) {
+            let first = layers.contains(&state.shape.layers.start);
+            if !state.shape.tied {
                 continue;
             }
-            if state.apart {
-                self.keep_leaf(bucket, k);
-                continue;
+            if state.uses != Uses::Together {
+                self.keep_leaf(bucket, k, first, &layers);
+            } else if first {
+                self.sum_uses(bucket, k);
+                self.leaf_done(bucket, k);
+                if self.is_last(k) && self.context.strategy.overlap || self.transient_gradients() {
+                    self.reduce(bucket, k);
+                }
             }
-            self.sum_uses(bucket, k);
-            self.leaf_done(bucket, k);
-            if self.is_last(k) && self.context.strategy.overlap || self.transient_gradients() {
-                self.reduce(bucket, k);
-            }
         }
-    }
-
-    /// Puts the gradients of a table whose other use stands apart aside until the end of the iteration.
-    fn keep_leaf(&mut self, bucket: usize, k: usize) {
-        let state = &self.buckets[bucket];
-        let from = state.grads;
-        if let Some(into) = state.total {
-            let mode = if k == 0 { AccumulateMode::Move } else { AccumulateMode::Add };
-            self.compute(Op::Accumulate { from, into, mode }, &[]);
-        } else if let Some(leaf) = self.leaf(k)
-            && let Some(&(into, _)) = self.buckets[bucket].leaves.get(leaf as usize)
-        {
-            let mode = AccumulateMode::Move;
-            self.compute(Op::Accumulate { from, into, mode }, &[]);
-        }
-    }
-
-    /// Adds the other use's gradients leaf by leaf, joins the leaves in the balanced tree, and reduces.
-    fn finish_apart(&mut self, bucket: usize, last: usize) {
-        let leaves = self.buckets[bucket].leaves.clone();
-        let calls = if leaves.is_empty() {
-            self.buckets[bucket].tied_sum.into_iter().collect()
-        } else {
-            leaves.iter().map(|&(_, call)| call).collect::<Vec<_>>()
-        };
-        let lane = self.lane("tied");
-        let mut summed = Vec::new();
-        for call in calls {
-            let after: Vec<OpId> = self.last_compute.into_iter().collect();
-            let op = Op::Collective { call, microbatch: Microbatch(0) };
-            summed = vec![self.body.push(lane, op, &after)];
-        }
-        self.buckets[bucket].ready = summed.first().copied();
-        let mut step = 1;
-        while step < leaves.len() {
-            for left in (0..leaves.len()).step_by(2 * step) {
-                let (into, from) = (leaves[left].0, leaves[left + step].0);
-                let mode = AccumulateMode::Add;
-                self.compute(Op::Accumulate { from, into, mode }, &summed);
-                summed.clear();
-            }
-            step *= 2;
-        }
-        if let Some(&(from, _)) = leaves.first() {
-            let into = self.buckets[bucket].grads;
-            self.compute(Op::Accumulate { from, into, mode: AccumulateMode::Move }, &[]);
-        }
-        self.reduce(bucket, last);
     }
 
     fn is_last(&self, k: usize) -> bool {
@@ -463,23 +407,10 @@ impl Role<'_> {
     }
 
     /// The number of the leaf that ends with this microbatch, if one does.
-    fn leaf(&self, k: usize) -> Option<u32> {
+    pub(super) fn leaf(&self, k: usize) -> Option<u32> {
         let s = &self.context.strategy;
         let size = (s.microbatches() / s.local_leaves()).max(1) as usize;
         (k % size == size - 1).then_some((k / size) as u32)
-    }
-
-    /// Adds the gradients of both uses of a tied table that stand on this rank, leaf by leaf, so that the
-    /// sum has the same bits as when they stand on two.
-    fn sum_uses(&mut self, bucket: usize, k: usize) {
-        if self.leaf(k).is_none() && !self.transient_gradients() {
-            return;
-        }
-        let state = &self.buckets[bucket];
-        let into = state.grads;
-        if let Some(from) = state.second_use {
-            self.compute(Op::Accumulate { from, into, mode: AccumulateMode::Add }, &[]);
-        }
     }
 
     /// Joins the leaf that just ended with its neighbours, if one did.
@@ -514,7 +445,7 @@ impl Role<'_> {
     }
 
     /// Starts the reduction of a bucket among replicas.
-    fn reduce(&mut self, bucket: usize, k: usize) {
+    pub(super) fn reduce(&mut self, bucket: usize, k: usize) {
         let microbatch = Microbatch::from(k);
         self.add_staged();
         let mut after: Vec<OpId> =
@@ -587,14 +518,14 @@ impl Role<'_> {
         if !self.context.strategy.overlap && !self.transient_gradients() {
             // Tied tables last, as when reductions overlap.
             let mut all: Vec<usize> = (0..self.buckets.len()).collect();
-            all.retain(|&b| !self.buckets[b].apart);
+            all.retain(|&b| self.buckets[b].uses == Uses::Together);
             all.sort_by_key(|&b| self.buckets[b].shape.tied);
             for bucket in all {
                 self.reduce(bucket, last);
             }
         }
         for bucket in 0..self.buckets.len() {
-            if self.buckets[bucket].apart {
+            if self.buckets[bucket].uses != Uses::Together {
                 self.finish_apart(bucket, last);
             }
         }

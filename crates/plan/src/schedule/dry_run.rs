@@ -1,6 +1,5 @@
 use super::{Action, Pass};
-use crate::ids::{Microbatch, Stage, StageRank};
-use std::collections::BTreeMap;
+use crate::ids::{Microbatch, Stage};
 use thiserror::Error;
 
 /// How much of an ideal machine an order leaves idle.
@@ -14,38 +13,74 @@ pub struct Bubble {
     pub fraction: f64,
 }
 
+/// How many slots the passes of one microbatch through one virtual stage take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// A forward pass.
+    pub forward: u32,
+    /// The half of a backward pass that makes the input's gradient.
+    pub input: u32,
+    /// The half that makes the weights' gradients.
+    pub weight: u32,
+}
+
+impl Slots {
+    /// For a forward pass of `f` slots and a backward pass of `b`, of which the input's half has the
+    /// larger part.
+    pub const fn new(f: u32, b: u32) -> Self {
+        Self { forward: f, input: b - b / 2, weight: b / 2 }
+    }
+
+    /// The slots of a pass.
+    pub const fn of(self, pass: Pass) -> u64 {
+        match pass {
+            Pass::Forward => self.forward as u64,
+            Pass::Backward => self.input as u64 + self.weight as u64,
+            Pass::BackwardInput => self.input as u64,
+            Pass::BackwardWeight => self.weight as u64,
+        }
+    }
+}
+
 /// Runs an order on ideal ranks: passes take the slots given, communication takes none.
 ///
-/// A forward takes `f` slots and a backward `b`; where a backward is split, its input half takes
-/// the larger half of them and its weight half the rest. Each rank starts its next action as soon
-/// as what it needs exists. An order that is incomplete or waits for itself is an error that says
-/// where.
+/// Each rank starts its next action as soon as what it needs exists. An order that is incomplete or
+/// waits for itself is an error that says where.
 ///
 /// For `p` ranks and `m` microbatches this gives the published `(p − 1)/(m + p − 1)` for GPipe and
 /// 1F1B, and `(p − 1)/(V·m + p − 1)` with `V` chunks when `m` is a multiple of `p` (Narayanan et
 /// al., 2021, arXiv 2104.04473, sections 2.2.1 and 2.2.2, which state the bubble over the ideal
-/// time: `(p − 1)/(V·m)`).
-pub fn bubble(order: &[Vec<Action>], f: u32, b: u32) -> Result<Bubble, DryRunError> {
+/// time: `(p − 1)/(V·m)`). With passes of `F`, `B` and `W` slots, ranks idle `(p − 1)(F + B − W)`
+/// slots under ZB-H1 (Qi et al., 2023, arXiv 2401.10241, table 1).
+pub fn bubble(order: &[Vec<Action>], slots: Slots) -> Result<Bubble, DryRunError> {
+    let (mut makespan, mut busy) = (0, 0);
+    for (rank, ends) in ends(order, |pass| slots.of(pass))?.iter().enumerate() {
+        makespan = makespan.max(ends.last().copied().unwrap_or(0));
+        busy += order[rank].iter().map(|action| slots.of(action.pass)).sum::<u64>();
+    }
+    let all = u128::from(makespan) * order.len() as u128;
+    let idle = all - u128::from(busy);
+    let fraction = if all == 0 { 0.0 } else { idle as f64 / all as f64 };
+    Ok(Bubble { makespan, busy, fraction })
+}
+
+/// The slot in which each action ends, counted from 1, when each starts as soon as it can.
+pub(super) fn ends(
+    order: &[Vec<Action>],
+    slots: impl Fn(Pass) -> u64,
+) -> Result<Vec<Vec<u64>>, DryRunError> {
     let mut run = DryRun::new(order)?;
-    let mut clocks = vec![0u64; order.len()];
-    let mut next = vec![0usize; order.len()];
-    let mut busy = 0u64;
+    let mut ends: Vec<Vec<u64>> = order.iter().map(|row| Vec::with_capacity(row.len())).collect();
     loop {
         let mut progressed = false;
         // Down the ranks and up again: forwards and backwards each travel the whole pipeline.
         for rank in (0..order.len()).chain((0..order.len()).rev()) {
-            while let Some(&action) = order[rank].get(next[rank]) {
+            while let Some(&action) = order[rank].get(ends[rank].len()) {
                 let Ok(ready) = run.ready(action) else { break };
-                let slots = match action.pass {
-                    Pass::Forward => f,
-                    Pass::Backward => b,
-                    Pass::BackwardInput => b - b / 2,
-                    Pass::BackwardWeight => b / 2,
-                };
-                clocks[rank] = clocks[rank].max(ready) + u64::from(slots);
-                busy += u64::from(slots);
-                run.finish(action, clocks[rank]);
-                next[rank] += 1;
+                let free = ends[rank].last().copied().unwrap_or(0);
+                let end = free.max(ready) + slots(action.pass);
+                run.finish(action, end);
+                ends[rank].push(end);
                 progressed = true;
             }
         }
@@ -54,35 +89,13 @@ pub fn bubble(order: &[Vec<Action>], f: u32, b: u32) -> Result<Bubble, DryRunErr
         }
     }
     for (rank, row) in order.iter().enumerate() {
-        if let Some(&action) = row.get(next[rank])
+        if let Some(&action) = row.get(ends[rank].len())
             && let Err(awaited) = run.ready(action)
         {
             return Err(DryRunError::Stuck { rank, action, awaited });
         }
     }
-    let makespan = clocks.iter().copied().max().unwrap_or(0);
-    let slots = u128::from(makespan) * order.len() as u128;
-    let idle = slots - u128::from(busy);
-    let fraction = if slots == 0 { 0.0 } else { idle as f64 / slots as f64 };
-    Ok(Bubble { makespan, busy, fraction })
-}
-
-/// The most microbatches whose activations each virtual stage of a rank holds at once: forwards
-/// whose weight gradients are not yet made. A rank that the order does not have holds none.
-pub fn in_flight(order: &[Vec<Action>], rank: StageRank) -> BTreeMap<Stage, u32> {
-    let mut now: BTreeMap<Stage, u32> = BTreeMap::new();
-    let mut most = BTreeMap::new();
-    for action in order.get(rank.index()).into_iter().flatten() {
-        let held = now.entry(action.stage).or_default();
-        match action.pass {
-            Pass::Forward => *held += 1,
-            Pass::Backward | Pass::BackwardWeight => *held = held.saturating_sub(1),
-            Pass::BackwardInput => {}
-        }
-        let peak = most.entry(action.stage).or_default();
-        *peak = (*held).max(*peak);
-    }
-    most
+    Ok(ends)
 }
 
 /// Why an order cannot run to its end.
@@ -249,7 +262,7 @@ mod tests {
 
     /// The bubble as published, `(p − 1)/(V·m + p − 1)`, compared without rounding.
     fn assert_published(kind: ScheduleKind, ranks: u16, microbatches: u32, f: u32, b: u32) {
-        let found = bubble(&order(kind, ranks, microbatches).unwrap(), f, b).unwrap();
+        let found = bubble(&order(kind, ranks, microbatches).unwrap(), Slots::new(f, b)).unwrap();
         let [p, v, m] = [ranks.into(), kind.chunks().into(), u64::from(microbatches)];
         let pass = u64::from(f + b);
         let case = format!("{kind}, {p} ranks, {m} microbatches, f = {f}, b = {b}");
@@ -287,10 +300,101 @@ mod tests {
         }
     }
 
+    /// Costs of a forward pass and of both halves of a backward pass.
+    const SPLIT: [Slots; 4] = [
+        Slots { forward: 1, input: 1, weight: 1 },
+        Slots { forward: 2, input: 2, weight: 1 },
+        Slots { forward: 4, input: 5, weight: 3 },
+        Slots { forward: 3, input: 3, weight: 3 },
+    ];
+
+    /// Slots in which each rank idles: as many on one as on another, where all have equal work.
+    fn idle(found: &Bubble, ranks: u16) -> u64 {
+        let all = found.makespan * u64::from(ranks);
+        assert_eq!((all - found.busy) % u64::from(ranks), 0);
+        (all - found.busy) / u64::from(ranks)
+    }
+
+    /// Qi et al., 2023, arXiv 2401.10241, table 1: (p − 1)(F + B − W), where B is the input's half.
+    /// Chunks are that much shorter, and so is the bubble.
+    #[test]
+    fn zero_bubble_idles_as_published() {
+        for slots in SPLIT {
+            for ranks in 1..9u16 {
+                for chunks in 1..4 {
+                    for rounds in 1..4 {
+                        let kind = ScheduleKind::ZbH1 { chunks };
+                        let order = order(kind, ranks, u32::from(ranks) * rounds).unwrap();
+                        let found = bubble(&order, slots).unwrap();
+                        let one = u64::from(slots.forward + slots.input - slots.weight);
+                        let case = format!("{kind}, {ranks} ranks, {rounds} rounds, {slots:?}");
+                        assert_eq!(idle(&found, ranks), u64::from(ranks - 1) * one, "{case}");
+                    }
+                }
+            }
+        }
+        // A third of 1F1B's, as the paper says, where the passes cost the same.
+        let slots = SPLIT[0];
+        let of = |kind| idle(&bubble(&order(kind, 4, 8).unwrap(), slots).unwrap(), 4);
+        assert_eq!(of(ScheduleKind::OneFOneB), 3 * of(ScheduleKind::ZbH1 { chunks: 1 }));
+    }
+
+    /// deepseek-ai/DualPipe states (PP/2 − 1)(F&B + B − 3W) with PP stages, where F&B is the time of a
+    /// forward and a backward pass run as one, whose results come out together. One after the other
+    /// they let go of the first result earlier, and ranks idle less.
+    #[test]
+    fn a_v_idles_as_published_or_less() {
+        for slots in SPLIT.into_iter().filter(|slots| slots.forward == slots.input) {
+            for ranks in 2..9u16 {
+                for more in [0, 1, 5] {
+                    let microbatches = u32::from(2 * ranks) + more;
+                    let order = order(ScheduleKind::DualPipeV, ranks, microbatches).unwrap();
+                    let [f, b, w] = [slots.forward, slots.input + slots.weight, slots.weight];
+                    let published = u64::from(ranks - 1) * u64::from(f + b + b - 3 * w);
+                    let case = format!("{ranks} ranks, {microbatches} microbatches, {slots:?}");
+                    assert_eq!(idle(&paired(&order, slots), ranks), published, "{case}");
+                    let apart = idle(&bubble(&order, slots).unwrap(), ranks);
+                    assert_eq!(apart, u64::from(ranks - 1) * u64::from(2 * f - w), "{case}");
+                }
+            }
+        }
+    }
+
+    /// Runs a V's order with each forward pass and the backward pass behind it as one, except the
+    /// first such pair of the last rank, which the schedule keeps apart.
+    fn paired(order: &[Vec<Action>], slots: Slots) -> Bubble {
+        let mut run = DryRun::new(order).unwrap();
+        let (mut next, mut clocks) = (vec![0; order.len()], vec![0; order.len()]);
+        let mut busy = 0;
+        let mut apart = true;
+        while (0..order.len()).any(|rank| next[rank] < order[rank].len()) {
+            let before = next.clone();
+            for rank in 0..order.len() {
+                while let Some(&action) = order[rank].get(next[rank]) {
+                    let behind = order[rank].get(next[rank] + 1);
+                    let pair = behind.is_some_and(|b| b.pass == Pass::Backward)
+                        && action.pass == Pass::Forward;
+                    let first = pair && rank + 1 == order.len() && apart;
+                    let passes = if pair && !first { 2 } else { 1 };
+                    let block = &order[rank][next[rank]..][..passes];
+                    let ready: Result<Vec<u64>, _> = block.iter().map(|&a| run.ready(a)).collect();
+                    let Ok(ready) = ready else { break };
+                    let cost: u64 = block.iter().map(|a| slots.of(a.pass)).sum();
+                    clocks[rank] = ready.into_iter().fold(clocks[rank], u64::max) + cost;
+                    block.iter().for_each(|&a| run.finish(a, clocks[rank]));
+                    (busy, next[rank]) = (busy + cost, next[rank] + passes);
+                    apart &= !first;
+                }
+            }
+            assert_ne!(before, next, "stuck");
+        }
+        Bubble { makespan: clocks.into_iter().max().unwrap(), busy, fraction: 0.0 }
+    }
+
     #[test]
     fn three_stages_and_three_microbatches_are_busy_three_fifths_of_the_time() {
         for kind in [ScheduleKind::GPipe, ScheduleKind::OneFOneB] {
-            let found = bubble(&order(kind, 3, 3).unwrap(), 1, 1).unwrap();
+            let found = bubble(&order(kind, 3, 3).unwrap(), Slots::new(1, 1)).unwrap();
             assert_eq!((found.makespan, found.busy), (10, 18));
             assert_eq!(found.fraction, 0.4);
         }
@@ -301,30 +405,30 @@ mod tests {
         // Stage 0 waits for the input half of stage 1 only: 2 forwards, then 1 + 1 of the input
         // halves.
         let split = parsed("0F0,0I0,0W0\n1F0,1I0,1W0");
-        assert_eq!(bubble(&split, 1, 2).unwrap().makespan, 5);
+        assert_eq!(bubble(&split, Slots::new(1, 2)).unwrap().makespan, 5);
         let whole = parsed("0F0,0B0\n1F0,1B0");
-        assert_eq!(bubble(&whole, 1, 2).unwrap().makespan, 6);
+        assert_eq!(bubble(&whole, Slots::new(1, 2)).unwrap().makespan, 6);
     }
 
     #[test]
     fn nothing_to_do_is_no_bubble() {
         let idle = Bubble { makespan: 0, busy: 0, fraction: 0.0 };
-        assert_eq!(bubble(&[], 1, 1), Ok(idle));
-        assert_eq!(bubble(&[Vec::new()], 1, 1), Ok(idle));
-        assert_eq!(bubble(&order(ScheduleKind::GPipe, 2, 2).unwrap(), 0, 0), Ok(idle));
+        assert_eq!(bubble(&[], Slots::new(1, 1)), Ok(idle));
+        assert_eq!(bubble(&[Vec::new()], Slots::new(1, 1)), Ok(idle));
+        assert_eq!(bubble(&order(ScheduleKind::GPipe, 2, 2).unwrap(), Slots::new(0, 0)), Ok(idle));
     }
 
     #[test]
     fn the_deepest_pipeline_and_the_dearest_passes_stay_in_range() {
         let deep = order(ScheduleKind::OneFOneB, u16::MAX, 4).unwrap();
-        let found = bubble(&deep, u32::MAX, u32::MAX).unwrap();
+        let found = bubble(&deep, Slots::new(u32::MAX, u32::MAX)).unwrap();
         assert_eq!(found.makespan, (4 + u64::from(u16::MAX) - 1) * 2 * u64::from(u32::MAX));
         assert!(found.fraction > 0.99 && found.fraction < 1.0);
     }
 
     #[test]
     fn orders_that_cannot_run_say_where() {
-        let message = |text: &str| bubble(&parsed(text), 1, 1).unwrap_err().to_string();
+        let message = |text: &str| bubble(&parsed(text), Slots::new(1, 1)).unwrap_err().to_string();
         let tail = "though stages up to 1 and microbatches up to 0 occur";
         assert_eq!(
             message("0F0,0B0\n1B0,1F0"),
@@ -350,37 +454,6 @@ mod tests {
         assert!(message("0F0,0B0,0F1,0B1\n1F0,1B0").starts_with("no rank runs 1F1, "));
         // A table of all stages × microbatches would not fit into memory.
         assert!(message("65535F4294967295").starts_with("no rank runs 0F0, "));
-    }
-
-    #[test]
-    fn stages_keep_as_many_microbatches_as_published() {
-        for ranks in 1..7u16 {
-            for microbatches in 1..10 {
-                let gpipe = order(ScheduleKind::GPipe, ranks, microbatches).unwrap();
-                let one_f_one_b = order(ScheduleKind::OneFOneB, ranks, microbatches).unwrap();
-                for rank in 0..ranks {
-                    let kept = |order: &[Vec<Action>]| in_flight(order, StageRank(rank));
-                    let only = |count| BTreeMap::from([(Stage(rank), count)]);
-                    assert_eq!(kept(&gpipe), only(microbatches));
-                    assert_eq!(kept(&one_f_one_b), only(microbatches.min((ranks - rank).into())));
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn every_chunk_is_counted_by_itself() {
-        let order = order(ScheduleKind::Interleaved { chunks: 2 }, 2, 4).unwrap();
-        let kept = |rank| in_flight(&order, StageRank(rank));
-        assert_eq!(kept(0), BTreeMap::from([(Stage(0), 4), (Stage(2), 2)]));
-        assert_eq!(kept(1), BTreeMap::from([(Stage(1), 3), (Stage(3), 1)]));
-        assert_eq!(kept(2), BTreeMap::new());
-    }
-
-    #[test]
-    fn a_split_backward_keeps_the_activations_until_the_weight_gradient() {
-        let order = parsed("0F0,0I0,0F1,0I1,0W0,0W1");
-        assert_eq!(in_flight(&order, StageRank(0)), BTreeMap::from([(Stage(0), 2)]));
     }
 
     fn parsed(text: &str) -> Vec<Vec<Action>> {

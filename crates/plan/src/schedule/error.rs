@@ -19,7 +19,7 @@ pub enum ScheduleError {
     /// An interleaved schedule without a usable number of chunks per rank.
     #[error(
         "schedule '{given}' does not say how many chunks of layers each rank holds; \
-         write interleaved:V with V from 1 to 65535, for example interleaved:2"
+         write interleaved:V or zb-h1:V with V from 1 to 65535, for example interleaved:2"
     )]
     Chunks {
         /// What was written.
@@ -31,6 +31,21 @@ pub enum ScheduleError {
     /// An iteration of zero microbatches.
     #[error("a pipeline needs at least one microbatch per iteration")]
     NoMicrobatches,
+    /// Fewer microbatches than a schedule needs to fill its pipeline.
+    #[error(
+        "schedule {schedule} over {ranks} pipeline ranks needs at least {needed} microbatches per \
+         iteration, two for each rank; there are {microbatches}"
+    )]
+    TooFewMicrobatches {
+        /// The schedule.
+        schedule: &'static str,
+        /// Pipeline ranks.
+        ranks: u16,
+        /// Microbatches asked for.
+        microbatches: u32,
+        /// The fewest that work.
+        needed: u32,
+    },
     /// More virtual stages than a stage number can count.
     #[error(
         "{ranks} pipeline ranks with {chunks} chunks each are more than 65536 virtual stages; \

@@ -3,9 +3,12 @@
 //!
 //! The slots are those of PyTorch's `pipeline_order`, which people compare schedules by. They are a
 //! drawing, not a prediction: PyTorch leaves a fixed room for backwards whatever they cost, and
-//! rows end at their last action. For time, see [`bubble`](super::bubble).
+//! rows end at their last action. Where a backward pass is split, every pass takes one slot and
+//! starts as soon as it can, as the papers draw it; PyTorch's tables leave no room for gradients on
+//! their way there. For time, see [`bubble`](super::bubble).
 
-use super::{Action, ActionParseError, Row, ScheduleError, ScheduleKind, rows};
+use super::dry_run::ends;
+use super::{Action, ActionParseError, Row, ScheduleError, ScheduleKind, order, rows};
 use thiserror::Error;
 
 /// The most cells a grid may have; twice the actions, plus room for the idle slots of a deep
@@ -21,14 +24,34 @@ pub fn grid(
     // Every schedule here idles at most once per action and, while it fills, four slots per stage
     // and rank.
     let stages = u64::from(pipeline_ranks) * u64::from(kind.chunks());
-    let actions = stages.saturating_mul(u64::from(microbatches) * 2);
+    let actions = stages.saturating_mul(u64::from(microbatches) * kind.passes().len() as u64);
     let cells = actions
         .saturating_mul(2)
         .saturating_add(stages.saturating_mul(4 * u64::from(pipeline_ranks)));
     if cells > MAX_CELLS {
         return Err(ScheduleError::TooLarge { what: "cells", count: cells, limit: MAX_CELLS });
     }
+    if kind.splits_backward() {
+        return Ok(one_slot_each(order(kind, pipeline_ranks, microbatches)?));
+    }
     rows(kind, pipeline_ranks, microbatches)
+}
+
+/// Every pass in one slot, as soon as it can run. Orders made here can always run.
+fn one_slot_each(order: Vec<Vec<Action>>) -> Vec<Vec<Option<Action>>> {
+    let ends = ends(&order, |_| 1).unwrap_or_default();
+    order
+        .iter()
+        .zip(ends)
+        .map(|(row, ends)| {
+            let mut cells = Vec::new();
+            for (&action, end) in row.iter().zip(ends) {
+                cells.resize(end as usize - 1, None);
+                cells.push(Some(action));
+            }
+            cells
+        })
+        .collect()
 }
 
 /// The grid as comma-separated text, one line per rank; PyTorch's `_dump_csv` writes the same
@@ -139,7 +162,8 @@ mod tests {
                 0 => ScheduleKind::OneFOneB,
                 chunks => ScheduleKind::Interleaved { chunks },
             };
-            for kind in [ScheduleKind::GPipe, kind] {
+            let split = ScheduleKind::ZbH1 { chunks: chunks.max(1) };
+            for kind in [ScheduleKind::GPipe, kind, split, ScheduleKind::DualPipeV] {
                 let Ok(grid) = grid(kind, ranks, microbatches) else { continue };
                 let actions: Vec<Vec<_>> =
                     grid.iter().map(|row| row.iter().flatten().copied().collect()).collect();

@@ -49,7 +49,7 @@ impl Shape {
     pub(super) fn row(&self, rank: u16, row: &mut impl Row) {
         let [ranks, chunks] = [self.ranks, self.chunks].map(u64::from);
         let lead = 2 * u64::from(self.ranks - 1 - rank);
-        let units = chunks * u64::from(self.microbatches);
+        let units = self.units();
         let warmup = units.min((chunks - 1) * u64::from(self.per_round) + lead);
 
         row.idle(u64::from(rank));
@@ -61,23 +61,28 @@ impl Shape {
         }
         for unit in warmup..units {
             row.run(self.forward(rank, unit));
-            row.run(self.backward(rank, unit - warmup));
+            row.run(self.backward(rank, unit - warmup, Pass::Backward));
         }
         for unit in units - warmup..units {
             row.idle(1);
-            row.run(self.backward(rank, unit));
+            row.run(self.backward(rank, unit, Pass::Backward));
         }
     }
 
-    fn forward(&self, rank: u16, unit: u64) -> Action {
+    /// The number of units of a rank.
+    pub(super) fn units(&self) -> u64 {
+        u64::from(self.chunks) * u64::from(self.microbatches)
+    }
+
+    pub(super) fn forward(&self, rank: u16, unit: u64) -> Action {
         let (chunk, microbatch) = self.split(unit);
         Action { stage: Stage(chunk * self.ranks + rank), pass: Pass::Forward, microbatch }
     }
 
-    fn backward(&self, rank: u16, unit: u64) -> Action {
+    pub(super) fn backward(&self, rank: u16, unit: u64, pass: Pass) -> Action {
         let (chunk, microbatch) = self.split(unit);
         let chunk = self.chunks - 1 - chunk;
-        Action { stage: Stage(chunk * self.ranks + rank), pass: Pass::Backward, microbatch }
+        Action { stage: Stage(chunk * self.ranks + rank), pass, microbatch }
     }
 
     /// The chunk (in running order) and the microbatch of a unit. Both are below the counts they

@@ -1,12 +1,14 @@
-use super::ScheduleError;
+use super::{Pass, ScheduleError};
+use crate::ids::{Stage, StageRank};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
 /// The schedules that can be asked for today, as messages list them.
-pub(super) const AVAILABLE: &str = "gpipe, 1f1b, interleaved:V";
+pub(super) const AVAILABLE: &str = "gpipe, 1f1b, interleaved:V, zb-h1, zb-h1:V, dualpipev";
 
-/// Which pipeline schedule a strategy asks for; written `gpipe`, `1f1b` or `interleaved:V`.
+/// Which pipeline schedule a strategy asks for; written `gpipe`, `1f1b`, `interleaved:V`, `zb-h1`,
+/// `zb-h1:V` or `dualpipev`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum ScheduleKind {
@@ -23,6 +25,18 @@ pub enum ScheduleKind {
         /// activations than 1F1B for the same bubble.
         chunks: u16,
     },
+    /// 1F1B whose backward pass is split (ZB-H1: Qi et al., 2023, arXiv 2401.10241, section 2.1):
+    /// the stage before waits for the input's gradient only, and weights' gradients fill the tail.
+    /// A third of 1F1B's bubble where all three passes cost the same, with as many microbatches
+    /// kept. With several chunks per rank, PyTorch's interleaved form of it.
+    ZbH1 {
+        /// Virtual stages held by each rank.
+        chunks: u16,
+    },
+    /// DeepSeek's DualPipe cut in half (Qi et al., 2025; deepseek-ai/DualPipe, `dualpipev.py`): two
+    /// chunks per rank, laid out as a V, so that the first rank has the first and the last stage. A
+    /// forward and a backward pass of different chunks stand side by side all the time.
+    DualPipeV,
 }
 
 impl ScheduleKind {
@@ -30,8 +44,45 @@ impl ScheduleKind {
     pub const fn chunks(self) -> u16 {
         match self {
             Self::GPipe | Self::OneFOneB => 1,
-            Self::Interleaved { chunks } => chunks,
+            Self::Interleaved { chunks } | Self::ZbH1 { chunks } => chunks,
+            Self::DualPipeV => 2,
         }
+    }
+
+    /// The passes that its actions run.
+    pub const fn passes(self) -> &'static [Pass] {
+        match self {
+            Self::GPipe | Self::OneFOneB | Self::Interleaved { .. } => {
+                &[Pass::Forward, Pass::Backward]
+            }
+            Self::ZbH1 { .. } => &[Pass::Forward, Pass::BackwardInput, Pass::BackwardWeight],
+            Self::DualPipeV => {
+                &[Pass::Forward, Pass::Backward, Pass::BackwardInput, Pass::BackwardWeight]
+            }
+        }
+    }
+
+    /// Whether gradients for inputs and for weights are made apart, if only at times.
+    pub fn splits_backward(self) -> bool {
+        self.passes().contains(&Pass::BackwardWeight)
+    }
+
+    /// The pipeline rank that holds a virtual stage, when there are `ranks` of them: round and round,
+    /// as in PyTorch and Megatron-LM, or down and up again where stages form a V.
+    ///
+    /// A pipeline without ranks has no answer; the stage's own number is returned as if each had a
+    /// rank.
+    pub fn rank_of(self, stage: Stage, ranks: u16) -> StageRank {
+        let Some(at) = stage.0.checked_rem(ranks) else { return StageRank(stage.0) };
+        let upwards = self == Self::DualPipeV && (stage.0 / ranks) % 2 == 1;
+        StageRank(if upwards { ranks - 1 - at } else { at })
+    }
+
+    /// The virtual stages that a pipeline rank holds, in the model's order.
+    pub fn stages_of(self, rank: StageRank, ranks: u16) -> impl Iterator<Item = Stage> {
+        let all = u32::from(ranks) * u32::from(self.chunks());
+        let stages = (0..all).map_while(|stage| u16::try_from(stage).ok()).map(Stage);
+        stages.filter(move |&stage| self.rank_of(stage, ranks) == rank)
     }
 }
 
@@ -41,6 +92,9 @@ impl fmt::Display for ScheduleKind {
             Self::GPipe => f.write_str("gpipe"),
             Self::OneFOneB => f.write_str("1f1b"),
             Self::Interleaved { chunks } => write!(f, "interleaved:{chunks}"),
+            Self::ZbH1 { chunks: 1 } => f.write_str("zb-h1"),
+            Self::ZbH1 { chunks } => write!(f, "zb-h1:{chunks}"),
+            Self::DualPipeV => f.write_str("dualpipev"),
         }
     }
 }
@@ -61,9 +115,13 @@ impl FromStr for ScheduleKind {
                 Some(chunks @ 1..) => Ok(Self::Interleaved { chunks }),
                 _ => Err(ScheduleError::Chunks { given: given() }),
             },
-            ("zb-h1", _) | ("dualpipev" | "pipedream", None) => {
-                Err(ScheduleError::NotYet { given: given() })
-            }
+            ("zb-h1", None) => Ok(Self::ZbH1 { chunks: 1 }),
+            ("zb-h1", Some(chunks)) => match chunks.parse() {
+                Ok(chunks @ 1..) => Ok(Self::ZbH1 { chunks }),
+                _ => Err(ScheduleError::Chunks { given: given() }),
+            },
+            ("dualpipev", None) => Ok(Self::DualPipeV),
+            ("pipedream", None) => Err(ScheduleError::NotYet { given: given() }),
             _ => Err(ScheduleError::Unknown { given: given() }),
         }
     }
@@ -89,7 +147,16 @@ mod tests {
 
     #[test]
     fn text_round_trips() {
-        for text in ["gpipe", "1f1b", "interleaved:1", "interleaved:4", "interleaved:65535"] {
+        for text in [
+            "gpipe",
+            "1f1b",
+            "interleaved:1",
+            "interleaved:4",
+            "interleaved:65535",
+            "zb-h1",
+            "zb-h1:3",
+            "dualpipev",
+        ] {
             let kind: ScheduleKind = text.parse().unwrap();
             assert_eq!(kind.to_string(), text);
             let json = serde_json::to_string(&kind).unwrap();
@@ -100,25 +167,40 @@ mod tests {
 
     #[test]
     fn schedules_to_come_say_so_and_list_what_there_is() {
-        for text in ["zb-h1", "zb-h1:2", "dualpipev", "pipedream"] {
-            let error = text.parse::<ScheduleKind>().unwrap_err();
-            assert_eq!(error, ScheduleError::NotYet { given: text.to_owned() });
-            assert_eq!(
-                error.to_string(),
-                format!(
-                    "schedule '{text}' is not available yet (available: gpipe, 1f1b, interleaved:V)"
-                )
-            );
-        }
+        let error = "pipedream".parse::<ScheduleKind>().unwrap_err();
+        assert_eq!(error, ScheduleError::NotYet { given: "pipedream".to_owned() });
+        assert_eq!(
+            error.to_string(),
+            "schedule 'pipedream' is not available yet \
+             (available: gpipe, 1f1b, interleaved:V, zb-h1, zb-h1:V, dualpipev)"
+        );
+    }
+
+    #[test]
+    fn one_chunk_is_the_plain_form() {
+        assert_eq!("zb-h1:1".parse(), Ok(ScheduleKind::ZbH1 { chunks: 1 }));
+    }
+
+    #[test]
+    fn stages_go_round_the_ranks_or_down_and_up_again() {
+        let round = ScheduleKind::ZbH1 { chunks: 2 };
+        assert_eq!(round.rank_of(Stage(5), 4), StageRank(1));
+        assert_eq!(round.rank_of(Stage(5), 0), StageRank(5));
+        let of = |kind: ScheduleKind, rank| kind.stages_of(StageRank(rank), 4).collect::<Vec<_>>();
+        assert_eq!(of(round, 1), [Stage(1), Stage(5)]);
+        assert_eq!(of(ScheduleKind::DualPipeV, 0), [Stage(0), Stage(7)]);
+        assert_eq!(of(ScheduleKind::DualPipeV, 3), [Stage(3), Stage(4)]);
+        assert_eq!(of(ScheduleKind::GPipe, 4), []);
     }
 
     #[test]
     fn nonsense_is_told_apart() {
-        for text in ["", "GPipe", "gpipe:2", "1f1b:", "pipedream:3", "gpipe "] {
+        for text in ["", "GPipe", "gpipe:2", "1f1b:", "pipedream:3", "dualpipev:2", "gpipe "] {
             let error = text.parse::<ScheduleKind>().unwrap_err();
             assert_eq!(error, ScheduleError::Unknown { given: text.to_owned() });
         }
-        for chunks in ["interleaved", "interleaved:", "interleaved:0", "interleaved:-1"] {
+        for chunks in ["interleaved", "interleaved:", "interleaved:0", "interleaved:-1", "zb-h1:0"]
+        {
             let error = chunks.parse::<ScheduleKind>().unwrap_err();
             assert_eq!(error, ScheduleError::Chunks { given: chunks.to_owned() });
         }

@@ -4,7 +4,7 @@
 //! Nothing here sends or computes. [`order`] says what each rank does, [`grid`](grid::grid) lays
 //! the same actions out in time slots for people and for comparison with other systems, [`bubble`]
 //! tells how much of an ideal machine the order leaves idle, [`in_flight`] how many microbatches'
-//! activations it keeps. The orders are those of PyTorch's `torch.distributed.pipelining`;
+//! activations or gradients it keeps. The orders are those of PyTorch's `torch.distributed.pipelining`;
 //! `tests/schedule_golden.rs` compares them with its output.
 //!
 //! Every order keeps one promise that the canonical summation order rests on: within a virtual
@@ -13,19 +13,21 @@
 
 mod action;
 mod dry_run;
+mod dual_pipe_v;
 mod error;
 mod gpipe;
 pub mod grid;
+mod in_flight;
 mod interleaved;
 mod kind;
 mod one_f_one_b;
+mod zero_bubble;
 
 pub use action::{Action, ActionParseError, Pass};
-pub use dry_run::{Bubble, DryRunError, bubble, in_flight};
+pub use dry_run::{Bubble, DryRunError, Slots, bubble};
 pub use error::ScheduleError;
+pub use in_flight::{Made, in_flight};
 pub use kind::ScheduleKind;
-
-use crate::ids::{Stage, StageRank};
 
 /// The most actions an order may hold over all ranks.
 ///
@@ -35,21 +37,13 @@ pub const MAX_ACTIONS: u64 = 1 << 24;
 
 /// The compute actions of each pipeline rank, in the order in which the rank runs them.
 ///
-/// Virtual stage `s` lives on rank `s % pipeline_ranks`, as in PyTorch and Megatron-LM.
+/// [`ScheduleKind::rank_of`] says on which rank a virtual stage lives.
 pub fn order(
     kind: ScheduleKind,
     pipeline_ranks: u16,
     microbatches: u32,
 ) -> Result<Vec<Vec<Action>>, ScheduleError> {
     rows(kind, pipeline_ranks, microbatches)
-}
-
-/// The pipeline rank that holds a virtual stage, when there are `pipeline_ranks` of them.
-///
-/// A pipeline without ranks has no answer; the stage's own number is returned as if each had a
-/// rank.
-pub fn rank_of(stage: Stage, pipeline_ranks: u16) -> StageRank {
-    StageRank(stage.0.checked_rem(pipeline_ranks).unwrap_or(stage.0))
 }
 
 /// Where a schedule writes one rank's row: the order drops the idle slots, the grid keeps them.
@@ -76,8 +70,12 @@ fn rows<R: Row>(
 ) -> Result<Vec<R>, ScheduleError> {
     check(kind, ranks, microbatches)?;
     let per_round = match kind {
-        ScheduleKind::GPipe | ScheduleKind::OneFOneB => microbatches,
-        ScheduleKind::Interleaved { .. } => interleaved::per_round(ranks, microbatches)?,
+        ScheduleKind::GPipe | ScheduleKind::OneFOneB | ScheduleKind::DualPipeV => microbatches,
+        // One chunk takes any number: the length of a round does not matter then.
+        ScheduleKind::ZbH1 { chunks: 1 } => microbatches,
+        ScheduleKind::Interleaved { .. } | ScheduleKind::ZbH1 { .. } => {
+            interleaved::per_round(ranks, microbatches)?
+        }
     };
     Ok((0..ranks)
         .map(|rank| {
@@ -89,6 +87,11 @@ fn rows<R: Row>(
                     let shape = interleaved::Shape { ranks, chunks, microbatches, per_round };
                     shape.row(rank, &mut row);
                 }
+                ScheduleKind::ZbH1 { chunks } => {
+                    let shape = interleaved::Shape { ranks, chunks, microbatches, per_round };
+                    zero_bubble::row(&shape, rank, &mut row);
+                }
+                ScheduleKind::DualPipeV => dual_pipe_v::row(rank, ranks, microbatches, &mut row),
             }
             row
         })
@@ -110,8 +113,14 @@ fn check(kind: ScheduleKind, ranks: u16, microbatches: u32) -> Result<(), Schedu
     if stages > u64::from(u16::MAX) + 1 {
         return Err(ScheduleError::TooManyStages { ranks, chunks });
     }
-    // At most 2^16 stages, 2^32 microbatches and two passes: far from overflowing.
-    let actions = stages * u64::from(microbatches) * 2;
+    let needed = u32::from(ranks) * 2;
+    if kind == ScheduleKind::DualPipeV && microbatches < needed {
+        let schedule = "dualpipev";
+        return Err(ScheduleError::TooFewMicrobatches { schedule, ranks, microbatches, needed });
+    }
+    // At most 2^16 stages, 2^32 microbatches and three passes: far from overflowing.
+    let passes = if kind.splits_backward() { 3 } else { 2 };
+    let actions = stages * u64::from(microbatches) * passes;
     if actions > MAX_ACTIONS {
         return Err(ScheduleError::TooLarge {
             what: "actions",
@@ -136,6 +145,8 @@ mod tests {
             Just(ScheduleKind::GPipe),
             Just(ScheduleKind::OneFOneB),
             (1u16..5).prop_map(|chunks| ScheduleKind::Interleaved { chunks }),
+            (1u16..5).prop_map(|chunks| ScheduleKind::ZbH1 { chunks }),
+            Just(ScheduleKind::DualPipeV),
         ];
         (kind, 1u16..10, 1u32..25)
     }
@@ -187,9 +198,22 @@ mod tests {
     }
 
     #[test]
-    fn stages_go_round_the_ranks() {
-        assert_eq!(rank_of(Stage(5), 4), StageRank(1));
-        assert_eq!(rank_of(Stage(5), 0), StageRank(5));
+    fn zero_bubble_reads_as_in_the_paper() {
+        assert_eq!(
+            text(&order(ScheduleKind::ZbH1 { chunks: 1 }, 3, 4).unwrap()),
+            [
+                "0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3",
+                "1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3",
+                "2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_v_needs_two_microbatches_for_each_rank() {
+        let error = order(ScheduleKind::DualPipeV, 4, 7).unwrap_err();
+        assert!(error.to_string().contains("at least 8 microbatches"), "{error}");
+        assert!(order(ScheduleKind::DualPipeV, 4, 8).is_ok());
     }
 
     proptest! {
@@ -197,35 +221,39 @@ mod tests {
         #[test]
         fn every_pass_runs_once_on_its_rank((kind, ranks, microbatches) in any_schedule()) {
             let Ok(order) = order(kind, ranks, microbatches) else {
-                let interleaved = matches!(kind, ScheduleKind::Interleaved { .. });
-                prop_assert!(interleaved, "{} refused", kind);
+                let interleaved =
+                    matches!(kind, ScheduleKind::Interleaved { .. } | ScheduleKind::ZbH1 { chunks: 2.. });
+                let short = kind == ScheduleKind::DualPipeV && microbatches < 2 * u32::from(ranks);
+                prop_assert!(interleaved || short, "{} refused", kind);
                 return Ok(());
             };
             prop_assert_eq!(order.len(), usize::from(ranks));
             let mut seen = BTreeSet::new();
             for (rank, row) in order.iter().enumerate() {
                 for action in row {
-                    prop_assert_eq!(rank_of(action.stage, ranks).index(), rank);
+                    prop_assert_eq!(kind.rank_of(action.stage, ranks).index(), rank);
                     prop_assert!(action.stage.0 < kind.chunks() * ranks);
                     prop_assert!(action.microbatch.0 < microbatches);
-                    prop_assert!(matches!(action.pass, Pass::Forward | Pass::Backward));
-                    prop_assert!(seen.insert(*action), "{} twice", action);
+                    prop_assert!(kind.passes().contains(&action.pass));
+                    for made in [Made::Activations, Made::InputGradient, Made::WeightGradients] {
+                        let at = (action.stage, action.microbatch, made);
+                        prop_assert!(!action.pass.makes(made) || seen.insert(at), "{} twice", action);
+                    }
                 }
             }
             let stages = usize::from(kind.chunks() * ranks);
-            prop_assert_eq!(seen.len(), stages * microbatches as usize * 2);
+            prop_assert_eq!(seen.len(), stages * microbatches as usize * 3);
         }
 
         /// The canonical summation order rests on this: gradients of a stage arrive in data order.
         #[test]
         fn passes_of_a_stage_come_in_data_order((kind, ranks, microbatches) in any_schedule()) {
             for row in order(kind, ranks, microbatches).unwrap_or_default() {
-                for pass in [Pass::Forward, Pass::Backward] {
-                    for chunk in 0..kind.chunks() {
-                        let stage = Stage(row[0].stage.0 % ranks + chunk * ranks);
+                for made in [Made::Activations, Made::InputGradient, Made::WeightGradients] {
+                    for stage in row.iter().map(|action| action.stage).collect::<BTreeSet<_>>() {
                         let seen: Vec<Microbatch> = row
                             .iter()
-                            .filter(|action| action.stage == stage && action.pass == pass)
+                            .filter(|action| action.stage == stage && action.pass.makes(made))
                             .map(|action| action.microbatch)
                             .collect();
                         let expected: Vec<_> = (0..microbatches).map(Microbatch).collect();
@@ -239,7 +267,7 @@ mod tests {
         #[test]
         fn every_order_can_run((kind, ranks, microbatches) in any_schedule()) {
             if let Ok(order) = order(kind, ranks, microbatches) {
-                prop_assert!(bubble(&order, 1, 2).is_ok());
+                prop_assert!(bubble(&order, Slots::new(1, 2)).is_ok());
             }
         }
     }

@@ -87,6 +87,25 @@ fn plans() -> Vec<(&'static str, Plan)> {
             ),
         ),
         (
+            "llama-pp2-zero-bubble",
+            lowered(
+                Llama,
+                Strategy {
+                    pp: 2,
+                    schedule: ScheduleKind::ZbH1 { chunks: 1 },
+                    global_batch: 3,
+                    ..base()
+                },
+            ),
+        ),
+        (
+            "gpt2-pp2-dualpipev",
+            lowered(
+                Gpt2,
+                Strategy { pp: 2, schedule: ScheduleKind::DualPipeV, global_batch: 4, ..base() },
+            ),
+        ),
+        (
             "gpt2-zero3-pp2",
             lowered(
                 Gpt2,

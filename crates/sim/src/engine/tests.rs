@@ -83,6 +83,30 @@ fn equal_stages_have_the_bubble_of_the_textbook() {
     }
 }
 
+/// Qi et al. (arXiv 2401.10241), table 1: ranks idle (p − 1)(F + B − W), where the passes' times are
+/// what the simulator finds for them.
+#[test]
+fn a_split_backward_has_the_bubble_of_the_paper() {
+    let mini = model("mini");
+    for (pp, chunks, microbatches) in [(2, 1, 8), (4, 1, 8), (2, 2, 8)] {
+        let schedule = ScheduleKind::ZbH1 { chunks };
+        let plan = blocks_only(&mini, &strategy(&mini, pp, microbatches, schedule));
+        let outcome = run(&plan, &ideal(pp.into()));
+        let of = |pass: &str| {
+            let ops = outcome.ops.iter().filter(|op| op.name.starts_with(pass));
+            let time: f64 = ops.map(|op| op.time.0).sum();
+            time / (microbatches * u64::from(chunks)) as f64
+        };
+        let [f, b, w] = [of("forward"), of("backward input"), of("backward weight")];
+        assert!(f > 0.0 && b > 0.0 && w > 0.0, "{:?}", outcome.ops);
+        let idle = f64::from(pp - 1) * (f + b - w);
+        let busy = (microbatches * u64::from(chunks)) as f64 * (f + b + w);
+        let paper = idle / (idle + busy);
+        let bubble = outcome.bubble_fraction;
+        assert!((bubble - paper).abs() < 1e-9, "{schedule} {pp}: {bubble} {paper}");
+    }
+}
+
 /// With one microbatch the pipeline is a chain: every stage's compute, every message, and the
 /// gradient's norm over the stages.
 #[test]

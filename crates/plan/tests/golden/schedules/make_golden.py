@@ -62,6 +62,30 @@ def interleaved(chunks, ranks, microbatches):
     return table(ComputeOnly(stages, microbatches))
 
 
+class ComputeOnlyZeroBubble(schedules.ScheduleInterleavedZeroBubble):
+    """The same for the split backward pass."""
+
+    def _prepare_schedule_with_comms(self, *_, **__):
+        pass
+
+
+class ComputeOnlyDualPipeV(schedules.ScheduleDualPipeV):
+    """The same for the V."""
+
+    def _prepare_schedule_with_comms(self, *_, **__):
+        pass
+
+
+def split(cls, chunks, ranks, microbatches):
+    """The order of a schedule with a split backward pass. Its table's idle cells say nothing: they
+    leave no room for gradients on their way. A forward and a backward pass that may run as one are
+    two passes."""
+    stages = [SilentStage(0, ranks, chunk, chunks) for chunk in range(chunks)]
+    rows = table(cls(stages, microbatches))
+    passes = [[a for action in row if action for a in action.sub_actions or (action,)] for row in rows]
+    return [[str(action) for action in row] for row in passes]
+
+
 def single(cls, ranks, microbatches):
     """A schedule of one stage per rank: its table, and what its runtime makes each rank execute."""
     stages = [SilentStage(rank, ranks) for rank in range(ranks)]
@@ -118,4 +142,15 @@ if __name__ == "__main__":
             for m in sorted({pp - 1, pp, 2 * pp - 1, 2 * pp, 2 * pp + 2}):
                 tables.append((f"interleaved:{chunks}", pp, m, interleaved(chunks, pp, m)))
     write("interleaved_tables.csv", tables)
+
+    orders = []
+    for chunks in (1, 2, 3):
+        for pp in RANKS:
+            for m in (pp, 2 * pp, 3 * pp):
+                rows = split(ComputeOnlyZeroBubble, chunks, pp, m)
+                orders.append((f"zb-h1:{chunks}" if chunks > 1 else "zb-h1", pp, m, rows))
+    for pp in RANKS:
+        for m in (2 * pp, 2 * pp + 1, 4 * pp):
+            orders.append(("dualpipev", pp, m, split(ComputeOnlyDualPipeV, 2, pp, m)))
+    write("split_orders.csv", orders)
     (HERE / "interleaved_refused.csv").write_text(lines([pp, *refused(pp)] for pp in RANKS))
