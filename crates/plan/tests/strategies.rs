@@ -107,3 +107,34 @@ proptest! {
         prop_assert!(parsed.as_ref() == Ok(&plan), "{:?}", parsed.err());
     }
 }
+
+/// Both ways of a V pass the same ranks: what goes one way must not hold up the other.
+#[test]
+fn a_long_v_does_not_wait_for_itself() {
+    let shape = Shape {
+        kind: ModelKind::Gpt2,
+        layers: 14,
+        d_model: 16,
+        heads: 4,
+        kv_heads: 4,
+        head_dim: 4,
+        ffn: 32,
+        seq: 8,
+        max_positions: 8,
+        vocab: 64,
+        tied: true,
+        activation: Activation::Gelu,
+        norm_eps: 1e-5,
+        rope_theta: 0.0,
+    };
+    let model = Model::new("long", shape).unwrap();
+    for (pp, microbatches) in [(8, 16), (8, 17), (8, 40), (7, 20), (5, 12)] {
+        let schedule = ScheduleKind::DualPipeV;
+        let layout =
+            Layout { pp, schedule, global_batch: microbatches, seq: 8, ..Layout::default() };
+        let plan = lower(&model, &layout).unwrap();
+        let found = validate::validate(&plan, None);
+        let told: String = found.iter().map(|v| format!("{v}\n")).collect();
+        assert!(found.is_empty(), "{pp} ranks, {microbatches} microbatches\n{told}");
+    }
+}

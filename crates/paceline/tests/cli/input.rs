@@ -28,7 +28,7 @@ fn all_problems_are_told_at_once() {
     let told = here
         .run(
             "simulate --model gpt2-124m --tp 5 --pp 99 --global-batch x --zero 4 --compress int8 \
-             --schedule zb-h1 --cluster nowhere --network packet --dtype f64",
+             --schedule zb-h2 --cluster nowhere --network packet --dtype f64",
         )
         .refused(&[
             "problems",
@@ -37,7 +37,7 @@ fn all_problems_are_told_at_once() {
             "--global-batch: 'x'",
             "--zero: '4'",
             "--compress: 'int8' is not available yet",
-            "--schedule: schedule 'zb-h1' is not available yet",
+            "--schedule: unknown schedule 'zb-h2'",
             "--cluster: no built-in cluster is called 'nowhere'",
             "--network: the packet network is not available yet; use analytic or flow",
             "--dtype: unknown element type 'f64'",

@@ -12,6 +12,7 @@ use crate::ids::{BufferId, LayerId, ParamId, SegmentId, Stage};
 use crate::program::{MemoryKind, Segment, View};
 use crate::schedule::{Made, Pass};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 /// Where a layer's values go that do not live in scratch memory.
 #[derive(Clone, Default)]
@@ -109,9 +110,8 @@ impl Role<'_> {
                 }
             }
             for value in (0..late.len()).filter(|&value| late[value]) {
-                if !homes[at].values.contains_key(&value) {
-                    let id = self.frame_buffer(&name, kind, value, Life::Gradient, &mut state);
-                    homes[at].values.insert(value, id);
+                if let Entry::Vacant(home) = homes[at].values.entry(value) {
+                    home.insert(self.frame_buffer(&name, kind, value, Life::Gradient, &mut state));
                 }
             }
         }

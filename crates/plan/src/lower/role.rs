@@ -11,7 +11,7 @@ use crate::mesh::GroupKind;
 use crate::program::{
     Buffer, Call, LoadKind, MemoryKind, Op, Outputs, Peer, Program, Section, Segment, View,
 };
-use crate::schedule::{Made, Pass, in_flight};
+use crate::schedule::{Made, Pass, ScheduleKind, in_flight};
 use crate::units::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -219,6 +219,14 @@ impl<'c> Role<'c> {
         }))
     }
 
+    /// The lane for what goes from a virtual stage to the next one, or back. Where stages form a V, both
+    /// ways pass the same ranks, and neither may hold up the other.
+    fn pipeline_lane(&mut self, name: &str, stage: u16) -> LaneId {
+        let upwards =
+            self.context.strategy.schedule == ScheduleKind::DualPipeV && stage >= self.pp();
+        if upwards { self.lane(&format!("{name}-up")) } else { self.lane(name) }
+    }
+
     pub(super) fn buffer(
         &mut self,
         name: String,
@@ -334,7 +342,7 @@ impl<'c> Role<'c> {
         if let Some(view) = received {
             let free = self.freed(at, view.buffer, k);
             let from = Peer::Stage(self.neighbour(stage.0 - 1));
-            let lane = self.lane("forward-recv");
+            let lane = self.pipeline_lane("forward-recv", stage.0 - 1);
             let op = Op::Recv { from, channel: 2 * (stage.0 - 1), view, microbatch };
             after.push(self.body.push(lane, op, &free));
         }
@@ -357,7 +365,7 @@ impl<'c> Role<'c> {
         if let Some(view) = sent {
             let produced = self.produced();
             let to = Peer::Stage(self.neighbour(stage.0 + 1));
-            let lane = self.lane("forward-send");
+            let lane = self.pipeline_lane("forward-send", stage.0);
             let op = Op::Send { to, channel: 2 * stage.0, view, microbatch };
             let id = self.body.push(lane, op, &produced);
             self.stages[at].forward_sends.push(id);
@@ -378,7 +386,7 @@ impl<'c> Role<'c> {
         if let Some(view) = received {
             let free = self.freed(at, view.buffer, k);
             let from = Peer::Stage(self.neighbour(stage.0 + 1));
-            let lane = self.lane("backward-recv");
+            let lane = self.pipeline_lane("backward-recv", stage.0);
             let op = Op::Recv { from, channel: 2 * stage.0 + 1, view, microbatch };
             after.push(self.body.push(lane, op, &free));
         }
@@ -399,7 +407,7 @@ impl<'c> Role<'c> {
         if let Some(view) = sent {
             let produced = self.produced();
             let to = Peer::Stage(self.neighbour(stage.0 - 1));
-            let lane = self.lane("backward-send");
+            let lane = self.pipeline_lane("backward-send", stage.0 - 1);
             let op = Op::Send { to, channel: 2 * (stage.0 - 1) + 1, view, microbatch };
             let id = self.body.push(lane, op, &produced);
             self.stages[at].backward_sends.push(id);
