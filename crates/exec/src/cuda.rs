@@ -147,6 +147,9 @@ fn supported(
     if plan.mesh.world() > 1 {
         return refuse("a plan of several ranks");
     }
+    if plan.strategy.optimizer.gauges() {
+        return refuse("an optimizer that gauges tensors, such as lamb,");
+    }
     if options.save.is_some() || !matches!(options.start, Start::Seed) {
         return refuse("saving and resuming");
     }
@@ -314,7 +317,7 @@ impl<'a> Gpu<'a> {
                     AccumulateMode::Add => Ok(self.device.add(stream, from, into)?),
                 }
             }
-            Op::Step { bucket } => {
+            Op::Step { bucket, phase: _ } => {
                 let norm = match self.program.outputs.norm {
                     Some(norm) => Some(self.scalar(norm, now)?),
                     None => None,
@@ -509,6 +512,7 @@ impl<'a> Gpu<'a> {
                     scale: rule.grad_scale,
                 },
                 Rule::AdamW(rule) => Update::AdamW(rule.constants(entry.decay)),
+                Rule::Lamb(_) => unreachable!("refused before the start"),
             };
             self.device.update(
                 stream,

@@ -122,14 +122,14 @@ impl<'p> Queue<'p> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paceline_plan::program::Op;
+    use paceline_plan::program::{Op, StepPhase};
 
     /// Ops on lanes, each with what it waits for.
     fn section(ops: &[(u8, &[u32])]) -> Section {
         let mut section = Section::default();
         for (lane, after) in ops {
             let after: Vec<OpId> = after.iter().map(|&op| OpId(op)).collect();
-            section.push(LaneId(*lane), Op::Step { bucket: 0 }, &after);
+            section.push(LaneId(*lane), Op::Step { bucket: 0, phase: StepPhase::Apply }, &after);
         }
         section
     }

@@ -351,7 +351,7 @@ impl<'a> Rank<'a> {
                 self.compute.segment(&self.memory, segment, running, fresh)?;
             }
             Op::Accumulate { from, into, mode } => self.accumulate(from, into, mode, now)?,
-            Op::Step { bucket } => {
+            Op::Step { bucket, phase } => {
                 let norm = self.program.outputs.norm.map(|norm| self.scalar(norm, now));
                 let (strategy, norm) = (&self.run.plan.strategy, norm.transpose()?);
                 // All ranks see the same norm, and keep their weights if there is nothing to learn.
@@ -362,7 +362,7 @@ impl<'a> Rank<'a> {
                 let rule = Rule::new(strategy, options, iteration, norm, &self.scale);
                 let bucket = &self.program.buckets[bucket as usize];
                 let (types, pool) = (self.run.kernels.types, self.compute.pool());
-                rule.step(types, &self.memory, pool, self.place, bucket, now)?;
+                rule.step(types, &self.memory, pool, self.place, bucket, phase, now)?;
             }
             // A declaration: the memory is planned, and nothing is given back.
             Op::Free { .. } => {}

@@ -130,8 +130,9 @@ fn describe(plan: &Plan, program: &Program, op: &Op) -> Option<(SpanKind, String
         Op::Accumulate { into, .. } => {
             (SpanKind::Accumulate, format!("accumulate {}", buffer(into.buffer)))
         }
-        Op::Step { bucket } => {
-            (SpanKind::Optimizer, format!("step {}", program.buckets[bucket as usize].name))
+        Op::Step { bucket, phase } => {
+            let bucket = &program.buckets[bucket as usize].name;
+            (SpanKind::Optimizer, format!("{} {bucket}", phase.word()))
         }
         Op::Stash { into, .. } => (SpanKind::Weights, format!("stash {}", buffer(into.buffer))),
         Op::Restore { into, .. } => (SpanKind::Weights, format!("restore {}", buffer(into.buffer))),

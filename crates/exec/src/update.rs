@@ -9,11 +9,13 @@ use crate::options::TrainOptions;
 use crate::place::{Part, Place};
 use crate::types::{Types, typed};
 use paceline_kernels::arena::{Access, ArenaError, Span};
+use paceline_kernels::lamb::{self, Lamb, Squares};
 use paceline_kernels::optimizer::{self, Weights};
 use paceline_kernels::pool::{Pool, strips};
 use paceline_kernels::{Element, reduce};
+use paceline_plan::DType;
 use paceline_plan::graph::BLOCK;
-use paceline_plan::program::{Bucket, Entry, Program, View};
+use paceline_plan::program::{Bucket, Entry, Gauge, Program, StepPhase, View};
 use paceline_plan::spec::Placement;
 use paceline_plan::strategy::{OptimizerKind, Strategy};
 use std::ops::Range;
@@ -79,13 +81,15 @@ pub(crate) enum Rule {
     Sgd(optimizer::Sgd),
     Momentum(optimizer::Momentum),
     AdamW(optimizer::AdamW),
+    Lamb(Lamb),
 }
 
 impl Rule {
     /// The rule of an iteration, counted from 0, whose gradient, still scaled, has this norm.
     ///
     /// Adam's decay rates are those that language models are trained with (Brown et al., arXiv
-    /// 2005.14165, appendix B): 0.9 and 0.95, with 1e-8 beside the root. Momentum keeps 0.9.
+    /// 2005.14165, appendix B): 0.9 and 0.95, with 1e-8 beside the root. Momentum keeps 0.9. LAMB's
+    /// are its authors': 0.9 and 0.999, with 1e-6 (You et al., arXiv 1904.00962, section 4).
     pub(crate) fn new(
         strategy: &Strategy,
         options: &TrainOptions,
@@ -103,6 +107,8 @@ impl Rule {
             (None, _) | (_, None) => 1.0,
         };
         let grad_scale = clip / scale.factor();
+        // Iterations that changed nothing left no trace in the moments either.
+        let step = u64::from(iteration.saturating_sub(scale.skipped())) + 1;
         match strategy.optimizer {
             OptimizerKind::Sgd => Self::Sgd(optimizer::Sgd { lr, weight_decay, grad_scale }),
             OptimizerKind::Momentum => Self::Momentum(optimizer::Momentum {
@@ -119,13 +125,22 @@ impl Rule {
                 epsilon: 1e-8,
                 weight_decay,
                 grad_scale,
-                // Iterations that changed nothing left no trace in the moments either.
-                step: u64::from(iteration.saturating_sub(scale.skipped())) + 1,
+                step,
+            }),
+            OptimizerKind::Lamb => Self::Lamb(Lamb {
+                lr,
+                beta1: 0.9,
+                beta2: 0.999,
+                epsilon: 1e-6,
+                weight_decay,
+                grad_scale,
+                step,
             }),
         }
     }
 
-    /// Updates the part of a bucket that this rank owns, tensor by tensor.
+    /// Does a phase of the update for the part of a bucket that this rank owns, tensor by tensor.
+    #[allow(clippy::too_many_arguments)]
     pub(crate) fn step(
         &self,
         types: Types,
@@ -133,10 +148,16 @@ impl Rule {
         pool: &Pool,
         place: Place,
         bucket: &Bucket,
+        phase: StepPhase,
         running: u64,
     ) -> Result<(), ArenaError> {
         if !bucket.updated {
             return Ok(());
+        }
+        if let (StepPhase::Gauge, Some(gauge)) = (phase, bucket.gauge) {
+            for view in [gauge.weights, gauge.directions] {
+                memory.edit(memory.span(view, running), |squares: &mut [f32]| squares.fill(0.0))?;
+            }
         }
         let owned = place.owned(bucket);
         for entry in &bucket.entries {
@@ -144,10 +165,66 @@ impl Rule {
             let end = owned.end.min(entry.offset + entry.elements());
             if start < end {
                 let held = Held { memory, running, owned: &owned, elements: start..end };
-                typed!(types, <T, G> self.update::<T, G>(pool, bucket, entry, &held))?;
+                match (phase, self, bucket.gauge) {
+                    (StepPhase::Gauge, Self::Lamb(rule), Some(gauge)) => {
+                        typed!(types, <_T, G> Self::gauge::<G>(rule, pool, bucket, gauge, entry, &held))?;
+                    }
+                    (StepPhase::Gauge, _, _) => {}
+                    (StepPhase::Apply, _, _) => {
+                        typed!(types, <T, G> self.update::<T, G>(pool, bucket, entry, &held))?;
+                    }
+                }
             }
         }
         Ok(())
+    }
+
+    /// Gauges the elements of an entry that this rank holds, in whole blocks: what is behind the last
+    /// element is zero everywhere.
+    fn gauge<G: Element>(
+        rule: &Lamb,
+        pool: &Pool,
+        bucket: &Bucket,
+        gauge: Gauge,
+        entry: &Entry,
+        held: &Held<'_>,
+    ) -> Result<(), ArenaError> {
+        let blocks = held.elements.start / BLOCK..held.elements.end.div_ceil(BLOCK);
+        let held = Held { elements: blocks.start * BLOCK..blocks.end * BLOCK, ..*held };
+        let squares =
+            |view: View| within(held.memory.span(view, held.running), DType::F32, blocks.clone());
+        let views = held.memory.views(&[
+            (held.span(bucket.master.unwrap_or(bucket.params)), Access::Read),
+            (held.span(bucket.grads), Access::Read),
+            (held.span(bucket.moments[0]), Access::Write),
+            (held.span(bucket.moments[1]), Access::Write),
+            (squares(gauge.weights), Access::Write),
+            (squares(gauge.directions), Access::Write),
+        ])?;
+        let (weights, grads, block) = (views.slice::<f32>(0), views.slice::<G>(1), BLOCK as usize);
+        let moments = (strips(views.take::<f32>(2), block), strips(views.take::<f32>(3), block));
+        let sums = (strips(views.take::<f32>(4), 1), strips(views.take::<f32>(5), 1));
+        let count = (blocks.end - blocks.start) as usize;
+        pool.for_each_block(count, STRETCH / block, (moments, sums), |at, ((m, v), sums)| {
+            let at = at.start * block..at.end * block;
+            let squares = Squares { weights: sums.0, directions: sums.1 };
+            let (weights, grads) = (&weights[at.clone()], &grads[at]);
+            lamb::gauge(rule, entry.decay, block, weights, grads, m, v, squares);
+        });
+        Ok(())
+    }
+
+    /// How far an entry is trusted to move. Tensors that do not decay (biases, gains) move as Adam
+    /// would have them: that is what LAMB's authors do.
+    fn trust(bucket: &Bucket, entry: &Entry, held: &Held<'_>) -> Result<f32, ArenaError> {
+        let Some(Gauge { tensors, .. }) = bucket.gauge.filter(|_| entry.decay) else {
+            return Ok(1.0);
+        };
+        held.memory.read(held.memory.span(tensors, held.running), |sums: &[f32]| {
+            let (weights, directions) = sums.split_at(sums.len() / 2);
+            let at = entry.norm_entry as usize;
+            lamb::trust(weights[at], directions[at])
+        })
     }
 
     /// Updates the elements of an entry that this rank holds.
@@ -162,10 +239,15 @@ impl Rule {
         let mut spans = [(held.span(master), Access::Write); 5];
         spans[1] = (held.span(bucket.grads), Access::Read);
         let rounded = bucket.master.map(|_| bucket.params);
-        let others = bucket.moments.iter().take(2).chain(&rounded);
+        // Where they were moved on before, moments are only read.
+        let moved = match self {
+            Self::Lamb(_) => Access::Read,
+            Self::Sgd(_) | Self::Momentum(_) | Self::AdamW(_) => Access::Write,
+        };
+        let moments = bucket.moments.iter().take(2).map(|&view| (view, moved));
         let mut count = 2;
-        for &view in others {
-            spans[count] = (held.span(view), Access::Write);
+        for (view, access) in moments.chain(rounded.map(|view| (view, Access::Write))) {
+            spans[count] = (held.span(view), access);
             count += 1;
         }
         let views = held.memory.views(&spans[..count])?;
@@ -191,6 +273,14 @@ impl Rule {
                 pool.for_each_block(grads.len(), STRETCH, outputs, |at, (weights, (m, v))| {
                     let weights = Weights { master: weights.0, rounded: weights.1 };
                     optimizer::adamw(rule, decay, weights, &grads[at], m, v);
+                });
+            }
+            Self::Lamb(rule) => {
+                let trust = Self::trust(bucket, entry, held)?;
+                let (m, v) = (views.slice::<f32>(2), views.slice::<f32>(3));
+                pool.for_each_block(grads.len(), STRETCH, weights, |at, (master, rounded)| {
+                    let (weights, m, v) = (Weights { master, rounded }, &m[at.clone()], &v[at]);
+                    lamb::lamb(rule, decay, trust, weights, m, v);
                 });
             }
         }
@@ -247,7 +337,7 @@ mod tests {
             let strategy = Strategy { optimizer: OptimizerKind::Sgd, ..Strategy::default() };
             match Rule::new(&strategy, &options, 0, norm, &scale) {
                 Rule::Sgd(rule) => rule.grad_scale,
-                Rule::Momentum(_) | Rule::AdamW(_) => f32::NAN,
+                Rule::Momentum(_) | Rule::AdamW(_) | Rule::Lamb(_) => f32::NAN,
             }
         };
         assert_eq!(scale(Some(1.0), Some(0.5)), 1.0);

@@ -4,7 +4,9 @@ mod common;
 
 use common::*;
 use paceline_exec::{TrainOptions, train};
+use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, Order};
+use paceline_plan::model::{Model, Shape};
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{OptimizerKind, Recompute, Strategy, Sync, Zero};
 use paceline_plan::units::Bytes;
@@ -160,6 +162,54 @@ fn any_optimizer_is_cut_anywhere() {
         ];
         assert_same_bits(&tiny_gpt(true), &one, &layouts);
     }
+}
+
+/// Tensors of several blocks, so that ranks hold parts of them.
+fn several_blocks(tied: bool) -> Model {
+    let shape = Shape { d_model: 64, head_dim: 16, ffn: 128, tied, ..GPT };
+    Model::new("small-gpt", shape).expect("sound")
+}
+
+/// How far LAMB moves a tensor depends on all of it, and yet not on who holds which part.
+#[test]
+fn gauged_tensors_are_cut_anywhere() {
+    let one = Strategy { optimizer: OptimizerKind::Lamb, ..one() };
+    let zero = |zero, dp, pp| Strategy { zero, dp, pp, ..one.clone() };
+    let layouts = [
+        ("dp 2", Strategy { dp: 2, ..one.clone() }),
+        ("dp 4, zero 1", zero(Zero::Optimizer, 4, 1)),
+        ("dp 2, zero 2", zero(Zero::Gradients, 2, 1)),
+        ("dp 2, zero 3", zero(Zero::Parameters, 2, 1)),
+        ("dp 2, pp 2, zero 1", zero(Zero::Optimizer, 2, 2)),
+        ("pp 4", Strategy { pp: 4, ..one.clone() }),
+        ("dp 2, ps:3", Strategy { dp: 2, sync: Sync::Servers(3), ..one.clone() }),
+    ];
+    let cut = [
+        ("tp 2", Strategy { tp: 2, ..one.clone() }),
+        ("tp 2, sp, dp 2, zero 3", Strategy { tp: 2, sp: true, ..zero(Zero::Parameters, 2, 1) }),
+    ];
+    for tied in [true, false] {
+        assert_same_bits(&several_blocks(tied), &one, &layouts);
+        assert_close(&several_blocks(tied), &one, 1e-4, &cut);
+    }
+    let half = Strategy { dtype: DType::Bf16, ..one.clone() };
+    let dealt = Strategy { dp: 2, zero: Zero::Optimizer, ..half.clone() };
+    assert_same_bits(&several_blocks(true), &half, &[("bf16, dp 2, zero 1", dealt)]);
+}
+
+/// LAMB learns: from the loss of guessing, most of the way that AdamW goes. Its rate is a share of a
+/// tensor's length, so that other rates suit it than suit AdamW.
+#[test]
+fn gauged_steps_learn() {
+    let learnt = |optimizer, lr| {
+        let strategy = Strategy { optimizer, ..strategy(32, 32, 1) };
+        let options = TrainOptions { lr, clip: Some(1.0), ..options(150) };
+        let outcome = train(&plan(&several_blocks(true), &strategy), &options, &mut |_| {});
+        let losses: Vec<f32> = outcome.expect("sound").iterations.iter().map(|i| i.loss).collect();
+        losses[0] - losses[140..].iter().sum::<f32>() / 10.0
+    };
+    let (lamb, adamw) = (learnt(OptimizerKind::Lamb, 0.02), learnt(OptimizerKind::AdamW, 0.01));
+    assert!(adamw > 2.0 && lamb > 0.8 * adamw, "{lamb} of {adamw}");
 }
 
 /// No single rank has three leaves, but servers and replicas sum them in one order.

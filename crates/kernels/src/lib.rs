@@ -35,6 +35,7 @@ pub mod counter;
 pub mod cuda;
 pub mod element;
 pub mod embedding;
+pub mod lamb;
 pub mod linear;
 pub mod loss;
 pub mod mixed;

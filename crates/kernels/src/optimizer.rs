@@ -74,7 +74,7 @@ pub struct Weights<'a, T> {
 impl<T: Element> Weights<'_, T> {
     /// Updates every weight by a rule of its index and its value.
     #[inline(always)]
-    fn update(self, mut rule: impl FnMut(usize, f32) -> f32) {
+    pub(crate) fn update(self, mut rule: impl FnMut(usize, f32) -> f32) {
         match self.rounded {
             None => {
                 for (i, p) in self.master.iter_mut().enumerate() {
@@ -91,7 +91,7 @@ impl<T: Element> Weights<'_, T> {
     }
 
     #[track_caller]
-    fn expect(&self, grads: usize) -> usize {
+    pub(crate) fn expect(&self, grads: usize) -> usize {
         let len = self.master.len();
         expect_len("grads", grads, &[len]);
         if let Some(rounded) = &self.rounded {

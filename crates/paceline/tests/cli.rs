@@ -2,9 +2,11 @@
 
 mod cli {
     mod config;
+    mod examples;
     mod input;
     mod json;
     mod processes;
+    mod recovery;
     mod runs;
     mod studies;
     pub(crate) mod support;

@@ -469,11 +469,24 @@ pub struct Bucket {
     pub master: Option<View>,
     /// First and second moments, as far as the optimizer has them.
     pub moments: Vec<View>,
+    /// Where lengths of whole tensors stand, if the optimizer's step depends on them.
+    pub gauge: Option<Gauge>,
     /// The group among which the update is dealt out (ZeRO-1 and above, or servers); each rank
     /// updates its own of equal parts.
     pub shard: Option<GroupId>,
     /// Whether this role updates it (roles served by a parameter server do not).
     pub updated: bool,
+}
+
+/// Where the squares stand that tell how long tensors and their directions are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gauge {
+    /// Sums of squares of weights, by block of the bucket; zero for blocks that other ranks update.
+    pub weights: View,
+    /// The same of the directions that the weights are about to move in.
+    pub directions: View,
+    /// Both sums by tensor of the whole model: first those of weights, then those of directions.
+    pub tensors: View,
 }
 
 /// What an asynchronous server promises: the one data-dependent op.
@@ -565,6 +578,27 @@ pub enum AccumulateMode {
     Move,
 }
 
+/// How much of an update an op does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StepPhase {
+    /// Moves the moments on and sums squares of weights and directions into the bucket's [`Gauge`].
+    /// Weights stay as they are.
+    Gauge,
+    /// Changes the weights; all there is to do where the optimizer gauges nothing.
+    Apply,
+}
+
+impl StepPhase {
+    /// What programs and messages call such an op.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Gauge => "gauge",
+            Self::Apply => "step",
+        }
+    }
+}
+
 /// The closed set of ops. Both engines match it exhaustively.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
@@ -628,6 +662,8 @@ pub enum Op {
     Step {
         /// Position in [`Program::buckets`].
         bucket: u32,
+        /// How much of the update this is.
+        phase: StepPhase,
     },
     /// Keeps a copy of parameters as a microbatch's version.
     Stash {

@@ -3,6 +3,7 @@
 use crate::collective::{Algorithm, Order};
 use crate::dtype::DType;
 use crate::mesh::Mesh;
+use crate::program::StepPhase;
 use crate::schedule::ScheduleKind;
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
@@ -232,6 +233,9 @@ pub enum OptimizerKind {
     Momentum,
     /// Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
     AdamW,
+    /// Adam's direction, for each tensor as long as the tensor itself, for large batches (You et al.,
+    /// arXiv 1904.00962, algorithm 2).
+    Lamb,
 }
 
 impl OptimizerKind {
@@ -240,7 +244,21 @@ impl OptimizerKind {
         match self {
             Self::Sgd => 0,
             Self::Momentum => 1,
-            Self::AdamW => 2,
+            Self::AdamW | Self::Lamb => 2,
+        }
+    }
+
+    /// What an update consists of, in order.
+    pub const fn phases(self) -> &'static [StepPhase] {
+        if self.gauges() { &[StepPhase::Gauge, StepPhase::Apply] } else { &[StepPhase::Apply] }
+    }
+
+    /// Whether a step must know how long a whole tensor and its direction are, which no rank sees
+    /// that holds a part of it.
+    pub const fn gauges(self) -> bool {
+        match self {
+            Self::Sgd | Self::Momentum | Self::AdamW => false,
+            Self::Lamb => true,
         }
     }
 }
@@ -280,6 +298,7 @@ words!(OptimizerKind {
     OptimizerKind::Sgd => "sgd" = OptimizerKind::Sgd,
     OptimizerKind::Momentum => "momentum" = OptimizerKind::Momentum,
     OptimizerKind::AdamW => "adamw" = OptimizerKind::AdamW,
+    OptimizerKind::Lamb => "lamb" = OptimizerKind::Lamb,
 });
 
 impl fmt::Display for Recompute {

@@ -57,7 +57,9 @@ prop_compose! {
         bucket in prop_oneof![Just(0u64), Just(2048), Just(1 << 20)],
         dtype in prop_oneof![Just(DType::F32), Just(DType::Bf16), Just(DType::Fp8)],
         servers in prop_oneof![3 => Just(0u32), 1 => 1u32..4],
-        optimizer in prop_oneof![Just(OptimizerKind::AdamW), Just(OptimizerKind::Sgd)],
+        optimizer in prop_oneof![
+            Just(OptimizerKind::AdamW), Just(OptimizerKind::Sgd), Just(OptimizerKind::Lamb)
+        ],
     ) -> Layout {
         let (dp, tp, pp) = (1 << axes.0, 1 << axes.1, 1 << axes.2);
         let served = servers > 0;

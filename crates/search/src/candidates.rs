@@ -3,7 +3,7 @@
 use crate::Request;
 use paceline_plan::collective::Order;
 use paceline_plan::schedule::ScheduleKind;
-use paceline_plan::strategy::{OptimizerKind, Recompute, Strategy, Zero};
+use paceline_plan::strategy::{Recompute, Strategy, Zero};
 
 /// The most candidates of one search.
 const MOST: usize = 2000;
@@ -92,11 +92,7 @@ fn state_fits(request: &Request<'_>, tp: u32, pp: u32, dp: u32, zero: Zero) -> b
     let weights = base.activation_dtype().size() as f64;
     let grads = base.grad_dtype.size() as f64;
     let master = if weights < 4.0 { 4.0 } else { 0.0 };
-    let moments = match base.optimizer {
-        OptimizerKind::Sgd => 0.0,
-        OptimizerKind::Momentum => 4.0,
-        OptimizerKind::AdamW => 8.0,
-    };
+    let moments = 4.0 * base.optimizer.moments() as f64;
     let share = |dealt: bool| if dealt { 1.0 / f64::from(dp) } else { 1.0 };
     let bytes = weights * share(zero >= Zero::Parameters)
         + grads * share(zero >= Zero::Gradients)

@@ -80,6 +80,11 @@ impl Checkpoint {
         Ok(Self { path, state, weights })
     }
 
+    /// The complete checkpoints of a directory of them, by iteration.
+    pub fn all(directory: &Path) -> Vec<(u32, PathBuf)> {
+        commit::complete(directory)
+    }
+
     /// Whether a directory is a checkpoint, holds some, or is the run that wrote them.
     pub fn is_near(path: &Path) -> bool {
         Self::find(path).is_ok()

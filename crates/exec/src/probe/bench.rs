@@ -12,15 +12,16 @@ use crate::update::Rule;
 use paceline_comm::Transport;
 use paceline_kernels::arena::{Access, ArenaError};
 use paceline_kernels::pool::Pool;
-use paceline_kernels::reduce;
+use paceline_kernels::{Bf16, Element, F16, reduce};
 use paceline_plan::DType;
 use paceline_plan::graph::{BLOCK, Init};
 use paceline_plan::ids::{BufferId, Rank};
 use paceline_plan::program::{
-    self, AccumulateMode, Bucket, Buffer, Entry, MemoryKind, Plan, Program, Segment, Template, View,
+    self, AccumulateMode, Bucket, Buffer, Entry, Gauge, MemoryKind, Plan, Program, Segment,
+    Template, View,
 };
 use paceline_plan::spec::Placement;
-use paceline_plan::strategy::OptimizerKind;
+use paceline_plan::strategy::Strategy;
 use paceline_plan::units::Bytes;
 use std::num::NonZeroUsize;
 
@@ -41,20 +42,26 @@ impl Bench {
                 let whole = &lender.templates[template];
                 Template { ops: vec![whole.ops[op].clone()], ..whole.clone() }
             }
-            Subject::Step(_) | Subject::Accumulate(..) => {
+            Subject::Step(..) | Subject::Accumulate(..) => {
                 let whole = &lender.templates[template];
                 Template { ops: Vec::new(), operands: Vec::new(), ..whole.clone() }
             }
         };
         let mut buffers = match subject {
             Subject::Operator(_) => operands(&template),
-            Subject::Step(elements) => {
-                let moments = match lender.strategy.optimizer {
-                    OptimizerKind::Sgd => 0,
-                    OptimizerKind::Momentum => 1,
-                    OptimizerKind::AdamW => 2,
-                };
-                vec![buffer(DType::F32, elements.next_multiple_of(BLOCK)); 2 + moments]
+            Subject::Step(elements, _) => {
+                let strategy = &lender.strategy;
+                let (optimizer, act) = (strategy.optimizer, strategy.activation_dtype());
+                let elements = elements.next_multiple_of(BLOCK);
+                let state = usize::from(act != DType::F32) + optimizer.moments();
+                let mut buffers =
+                    vec![buffer(act, elements), buffer(strategy.grad_dtype, elements)];
+                buffers.extend(vec![buffer(DType::F32, elements); state]);
+                if optimizer.gauges() {
+                    let blocks = elements / BLOCK;
+                    buffers.extend([blocks, blocks, 2].map(|len| buffer(DType::F32, len)));
+                }
+                buffers
             }
             Subject::Accumulate(elements, _) => vec![buffer(DType::F32, elements); 2],
         };
@@ -72,7 +79,10 @@ impl Bench {
         };
         let views: Vec<View> = buffers.iter().enumerate().map(whole).collect();
         let buckets = match subject {
-            Subject::Step(elements) => vec![bucket(elements.next_multiple_of(BLOCK), &views)],
+            Subject::Step(elements, _) => {
+                let elements = elements.next_multiple_of(BLOCK);
+                vec![bucket(elements, &lender.strategy, &views)]
+            }
             Subject::Operator(_) | Subject::Accumulate(..) => lender.programs[0].buckets.clone(),
         };
         let program = Program {
@@ -132,13 +142,13 @@ impl Stand<'_> {
             Subject::Operator(_) => {
                 self.compute.segment(&self.memory, &program.segments[0], 0, false)
             }
-            Subject::Step(_) => {
+            Subject::Step(_, phase) => {
                 let options = TrainOptions::default();
                 let strategy = &self.bench.plan.strategy;
                 let scale = LossScale::new(strategy, &options);
                 let rule = Rule::new(strategy, &options, 1000, Some(1.0), &scale);
                 let (types, pool) = (self.bench.kernels.types, self.compute.pool());
-                rule.step(types, &self.memory, pool, self.place, &program.buckets[0], 0)
+                rule.step(types, &self.memory, pool, self.place, &program.buckets[0], phase, 0)
                     .map_err(Fault::from)
             }
             Subject::Accumulate(_, mode) => self.accumulate(mode).map_err(Fault::from),
@@ -174,15 +184,22 @@ impl Stand<'_> {
                 DType::U32 => views.take_u32(0).iter_mut().for_each(|id| {
                     *id = (next() % u64::from(self.bench.vocab.max(1))) as u32;
                 }),
-                DType::F32 | DType::Bf16 | DType::F16 | DType::Fp8 | DType::U8 => {
-                    views.take_f32(0).iter_mut().for_each(|value| {
-                        *value = 0.25 + next() as f32 / (1 << 25) as f32;
-                    });
-                }
+                DType::F32 => sane::<f32>(views.take(0), &mut next),
+                DType::Bf16 => sane::<Bf16>(views.take(0), &mut next),
+                DType::F16 => sane::<F16>(views.take(0), &mut next),
+                // Nothing computes on these.
+                DType::Fp8 | DType::U8 => {}
             }
         }
         Ok(())
     }
+}
+
+/// Numbers between a quarter and three.
+fn sane<T: Element>(values: &mut [T], next: &mut impl FnMut() -> u64) {
+    values.iter_mut().for_each(|value| {
+        *value = T::narrow(0.25 + next() as f32 / (1 << 25) as f32);
+    });
 }
 
 fn operands(template: &Template) -> Vec<Buffer> {
@@ -203,8 +220,12 @@ fn buffer(dtype: DType, elements: u64) -> Buffer {
     Buffer { name, dtype, elements, copies: 1, kind, offset: Bytes(0) }
 }
 
-/// A bucket of one tensor: parameters, gradients, moments.
-fn bucket(elements: u64, views: &[View]) -> Bucket {
+/// A bucket of one tensor: parameters, gradients, a master copy if parameters are rounded, moments,
+/// and the gauge's sums if there are any.
+fn bucket(elements: u64, strategy: &Strategy, views: &[View]) -> Bucket {
+    let (master, rest) =
+        views[2..].split_at(usize::from(strategy.activation_dtype() != DType::F32));
+    let (moments, sums) = rest.split_at(strategy.optimizer.moments());
     let entry = Entry {
         name: "probe".into(),
         dims: [1, elements],
@@ -223,8 +244,12 @@ fn bucket(elements: u64, views: &[View]) -> Bucket {
         entries: vec![entry],
         params: views[0],
         grads: views[1],
-        master: None,
-        moments: views[2..].to_vec(),
+        master: master.first().copied(),
+        moments: moments.to_vec(),
+        gauge: match *sums {
+            [weights, directions, tensors] => Some(Gauge { weights, directions, tensors }),
+            _ => None,
+        },
         shard: None,
         updated: true,
     }

@@ -23,7 +23,9 @@ use crate::train::run_rank;
 use bench::Bench;
 use paceline_comm::thread as threads;
 use paceline_plan::ids::{LaneId, Microbatch, Rank, SegmentId};
-use paceline_plan::program::{AccumulateMode, Op, Plan, Section, Segment, SegmentPass, Template};
+use paceline_plan::program::{
+    AccumulateMode, Op, Plan, Section, Segment, SegmentPass, StepPhase, Template,
+};
 use paceline_plan::units::Seconds;
 use std::num::NonZeroUsize;
 use std::sync::Mutex;
@@ -35,8 +37,8 @@ use std::time::{Duration, Instant};
 pub enum Subject {
     /// An operator of a template, by its position.
     Operator(usize),
-    /// The optimizer's step on so many elements.
-    Step(u64),
+    /// A phase of the optimizer's step on so many elements.
+    Step(u64, StepPhase),
     /// A sum or copy of so many elements.
     Accumulate(u64, AccumulateMode),
 }

@@ -33,7 +33,7 @@ fn ranks_run_beside_each_other_on_memory_of_their_own() {
     let plan = plan("mini");
     let sweep = Sweep::new(3, 1 << 20);
     for subject in [
-        Subject::Step(5000),
+        Subject::Step(5000, StepPhase::Apply),
         Subject::Accumulate(4096, AccumulateMode::Add),
         Subject::Accumulate(4096, AccumulateMode::Move),
     ] {

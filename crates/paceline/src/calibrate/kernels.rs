@@ -25,8 +25,10 @@ pub(super) fn tables(
         .map(|p| (p.plan, p.template, Subject::Operator(p.op), p.used.clone()))
         .collect();
     for elements in ELEMENTS {
-        let step = step_kernel(optimizer, DTYPE, elements);
-        subjects.push((0, 0, Subject::Step(elements), step));
+        for phase in optimizer.phases() {
+            let step = step_kernel(optimizer, *phase, DTYPE, elements);
+            subjects.push((0, 0, Subject::Step(elements, *phase), step));
+        }
         for mode in [AccumulateMode::Add, AccumulateMode::Move] {
             let used = accumulate_kernel(mode, DTYPE, elements);
             subjects.push((0, 0, Subject::Accumulate(elements, mode), used));

@@ -114,7 +114,7 @@ pub(super) fn page(
     if record.stopped {
         warnings.push(format!(
             "The run was stopped after {} of {} iterations.",
-            losses.len(),
+            record.iterations_before as usize + losses.len(),
             record.iterations_asked
         ));
     }
@@ -128,7 +128,11 @@ pub(super) fn page(
         title: format!("{} on {} ranks", record.model.name, record.planned_peak_bytes.len()),
         summary,
         memory: record.memory.iter().map(row).collect(),
-        loss: (!losses.is_empty()).then_some(LossCurve { losses, floor: record.floor }),
+        loss: (!losses.is_empty()).then_some(LossCurve {
+            before: record.iterations_before,
+            losses,
+            floor: record.floor,
+        }),
         simulated,
         measured,
         warnings,

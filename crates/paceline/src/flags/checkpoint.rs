@@ -101,6 +101,14 @@ impl CheckpointFlags {
 }
 
 impl Keeping {
+    /// Goes on from a checkpoint of this same run, whatever it first began from.
+    pub(crate) fn go_on_from(&mut self, path: &Path, problems: &mut Problems) {
+        let opened = Checkpoint::open(path);
+        self.resume =
+            opened.map_err(|error| problems.say("--resume", error.to_string())).ok().map(Arc::new);
+        self.init_from = None;
+    }
+
     /// A file that the run put beside a checkpoint that is resumed.
     pub(crate) fn beside(&self, name: &str) -> Option<PathBuf> {
         self.resume.as_ref().map(|resume| resume.path().join(name)).filter(|path| path.is_file())

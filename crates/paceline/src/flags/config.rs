@@ -28,10 +28,12 @@ pub(crate) fn merge(
     matches: &ArgMatches,
     command: &Command,
 ) -> Result<(Vec<OsString>, Origins), Problems> {
-    let (name, own, typed) = match matches.subcommand() {
-        Some((name, typed)) => (name, command.find_subcommand(name), typed),
-        None => ("", Some(command), matches),
-    };
+    let (mut name, mut own, mut typed, mut depth) = ("", Some(command), matches, 0);
+    // `bench train` is a command of a command, and takes what stands under [train].
+    while let Some((inner, inner_typed)) = typed.subcommand() {
+        own = own.and_then(|command| command.find_subcommand(inner));
+        (name, typed, depth) = (inner, inner_typed, depth + 1);
+    }
     let file = typed.try_get_one::<String>("config").ok().flatten();
     let (Some(file), Some(own)) = (file, own) else {
         return Ok((arguments, Origins::default()));
@@ -51,7 +53,7 @@ pub(crate) fn merge(
         return Err(reader.problems);
     }
     // A command stands first; what it takes from the file follows it.
-    let at = arguments.len().min(if name.is_empty() { 1 } else { 2 });
+    let at = arguments.len().min(1 + depth);
     let mut merged = arguments;
     merged.splice(at..at, reader.extra);
     Ok((merged, reader.origins))

@@ -1,6 +1,6 @@
 //! Who starts the ranks, and what carries bytes between them.
 
-use super::{Problems, read_text, real, size, word};
+use super::{Problems, read_text, real, size, whole, word};
 use clap::Args;
 use paceline_comm::Secret;
 use paceline_exec::Device;
@@ -40,6 +40,16 @@ pub(crate) struct LaunchFlags {
     /// never get more than this machine or its container has to give [default: what is free]
     #[arg(long, value_name = "SIZE")]
     pub memory_limit: Option<String>,
+    /// After a rank has failed, start all of them anew from the newest checkpoint, at most N times
+    /// [default: 0]
+    ///
+    /// What is done again gives the same losses, to the bit. --save-every says how much that is.
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub max_restarts: Option<String>,
+    /// After a rank has failed, go on without it: with the largest layout that the ranks that are left
+    /// can form, from the newest checkpoint; as often as there is one, or as --max-restarts says
+    #[arg(long)]
+    pub elastic: bool,
 }
 
 /// How ranks come to life.
@@ -59,6 +69,17 @@ pub(crate) struct Launch {
     pub silence: Duration,
     /// Memory that a rank may have, if the user says so.
     pub memory_limit: Option<Bytes>,
+    /// What happens after a rank has failed.
+    pub recovery: Recovery,
+}
+
+/// What happens after a rank has failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Recovery {
+    /// How often ranks are started again at most.
+    pub most: u32,
+    /// Whether those that failed are left out.
+    pub elastic: bool,
 }
 
 /// What carries bytes between ranks.
@@ -124,9 +145,13 @@ impl Default for Launch {
             secret: None,
             silence: Duration::from_secs(10),
             memory_limit: None,
+            recovery: Recovery::default(),
         }
     }
 }
+
+/// More restarts than any run needs.
+const MOST: u64 = 1_000_000;
 
 /// The variable that can hold the job's secret.
 pub(crate) const SECRET: &str = "PACELINE_SECRET";
@@ -142,15 +167,36 @@ impl LaunchFlags {
             text.parse().map_err(|_| problems.say("--bind", wrong())).ok()
         });
         let silence = real("--silence", self.silence.as_deref(), 0.05..=86_400.0, problems);
+        let transport = transport.unwrap_or(default.transport);
+        let by = by.unwrap_or(default.by);
         Launch {
-            transport: transport.unwrap_or(default.transport),
-            by: by.unwrap_or(default.by),
+            transport,
+            by,
+            recovery: self.recovery(transport, by, problems),
             device: self.device(problems).unwrap_or(default.device),
             bind: bind.unwrap_or(default.bind),
             secret: self.secret(problems),
             silence: silence.map_or(default.silence, Duration::from_secs_f64),
             memory_limit: size("--memory-limit", self.memory_limit.as_deref(), problems),
         }
+    }
+
+    /// Only processes can be lost, and only who started them can start them again.
+    fn recovery(&self, transport: Carrier, by: Starter, problems: &mut Problems) -> Recovery {
+        let most = whole("--max-restarts", self.max_restarts.as_deref(), 0..=MOST, problems);
+        let most = most.and_then(|most| u32::try_from(most).ok());
+        let unless = if self.elastic { MOST as u32 } else { 0 };
+        let recovery = Recovery { most: most.unwrap_or(unless), elastic: self.elastic };
+        let flag = if self.elastic { "--elastic" } else { "--max-restarts" };
+        if recovery.most > 0 && transport == Carrier::Thread {
+            problems
+                .say(flag, "threads are lost together; --transport auto, shm or tcp has processes");
+        }
+        if recovery.most > 0 && by == Starter::Environment {
+            problems
+                .say(flag, "is for ranks that this command starts; who started them must do it");
+        }
+        recovery
     }
 
     fn device(&self, problems: &mut Problems) -> Option<Device> {
@@ -223,11 +269,34 @@ mod tests {
             flags.silence = text("0");
             flags.device = text("cuda:x");
             flags.secret_file = Some("no-such-file".into());
+            flags.max_restarts = text("-1");
         })
         .unwrap_err();
-        for flag in ["--transport", "--launch", "--bind", "--silence", "--secret-file", "--device"]
-        {
+        let all = ["--transport", "--launch", "--bind", "--silence", "--secret-file", "--device"];
+        for flag in all.into_iter().chain(["--max-restarts"]) {
             assert!(told.contains(flag), "{flag}: {told}");
         }
+    }
+
+    #[test]
+    fn only_processes_of_our_own_are_started_again() {
+        let restarts = |transport: &str, by: &str| {
+            checked(|flags| {
+                flags.transport = text(transport);
+                flags.launch = text(by);
+                flags.max_restarts = text("2");
+            })
+        };
+        let recovery = restarts("tcp", "local").unwrap().recovery;
+        assert_eq!(recovery, Recovery { most: 2, elastic: false });
+        assert!(restarts("thread", "local").unwrap_err().contains("threads are lost together"));
+        assert!(restarts("auto", "env").unwrap_err().contains("--max-restarts"));
+        let elastic = checked(|flags| flags.elastic = true).unwrap().recovery;
+        assert!(elastic.elastic && elastic.most > 1000);
+        let at_most = checked(|flags| {
+            flags.elastic = true;
+            flags.max_restarts = text("0");
+        });
+        assert_eq!(at_most.unwrap().recovery.most, 0);
     }
 }

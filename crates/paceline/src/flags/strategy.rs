@@ -110,7 +110,7 @@ pub(crate) struct StrategyFlags {
     /// Compression of gradients; only none is available yet
     #[arg(long, value_name = "HOW", hide = true)]
     pub compress: Option<String>,
-    /// What updates the weights: sgd, momentum or adamw [default: adamw]
+    /// What updates the weights: sgd, momentum, adamw, or lamb for large batches [default: adamw]
     #[arg(long, value_name = "RULE")]
     pub optimizer: Option<String>,
 }

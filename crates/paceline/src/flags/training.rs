@@ -53,13 +53,6 @@ pub(crate) struct TrainingFlags {
     /// Directory of the run's files [default: runs/MODEL-NUMBER, the next free one]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-
-    /// Restarts after a failure; only 0 is available yet
-    #[arg(long, value_name = "N", allow_negative_numbers = true, hide = true)]
-    pub max_restarts: Option<String>,
-    /// Going on with fewer ranks; not available yet
-    #[arg(long, hide = true)]
-    pub elastic: bool,
 }
 
 /// A run's settings.
@@ -114,7 +107,6 @@ impl Default for Training {
 impl TrainingFlags {
     /// Checks every flag; `defaults` hold where one is absent.
     pub(crate) fn check(&self, defaults: &Training, problems: &mut Problems) -> Training {
-        self.not_yet(problems);
         let mut count = |flag, text: &Option<String>, least, default: u32| {
             let most = u64::from(u32::MAX - 1);
             let found = whole(flag, text.as_deref(), least..=most, problems);
@@ -174,25 +166,6 @@ impl TrainingFlags {
         }
         base.map(|base| BatchScaling { base, rule: rule.unwrap_or_default() })
     }
-
-    /// Flags of the contract whose only value today is the one that changes nothing.
-    fn not_yet(&self, problems: &mut Problems) {
-        let none: &[&str] = &[];
-        let elastic = self.elastic.then(|| "true".to_owned());
-        for (flag, given, available) in
-            [("--max-restarts", &self.max_restarts, &["0"][..]), ("--elastic", &elastic, none)]
-        {
-            let Some(text) = given.as_deref().filter(|text| !available.contains(text)) else {
-                continue;
-            };
-            let message = match available {
-                [] => "is not available yet".to_owned(),
-                [one] => format!("'{text}' is not available yet; only {one} is"),
-                some => format!("'{text}' is not available yet; {} are", some.join(" and ")),
-            };
-            problems.say(flag, message);
-        }
-    }
 }
 
 #[cfg(test)]
@@ -225,18 +198,5 @@ mod tests {
             ..Training::default()
         };
         assert_eq!(changed, Ok(expected));
-    }
-
-    #[test]
-    fn what_is_not_available_is_never_ignored() {
-        let text = |text: &str| Some(text.to_owned());
-        let told = checked(|flags| {
-            flags.elastic = true;
-            flags.max_restarts = text("3");
-            flags.lr = text("nan");
-        })
-        .unwrap_err();
-        assert_eq!(told.lines().count(), 4, "{told}");
-        assert!(told.contains("--max-restarts: '3' is not available yet; only 0 is"), "{told}");
     }
 }

@@ -1,9 +1,9 @@
 //! Starts the ranks of this machine and watches over them.
 
-use super::place::{HUB, RANK, RUN, WORLD};
-use crate::failure::Failure;
+use super::place::{HUB, LAYOUT, RANK, RESUME, RUN, WORLD};
+use super::recovery::Carried;
 use crate::flags::{Launch, SECRET};
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use paceline_comm::rendezvous::{Hub, HubOptions};
 use paceline_comm::{CommError, Secret};
 use paceline_plan::ids::Rank;
@@ -22,43 +22,94 @@ const TICK: Duration = Duration::from_millis(5);
 const JOIN: Duration = Duration::from_secs(60);
 const GRACE: Duration = Duration::from_secs(5);
 
+/// Ranks to be started.
+pub(super) struct Attempt<'a> {
+    /// How many.
+    pub(super) world: u32,
+    /// How.
+    pub(super) launch: &'a Launch,
+    /// Where their files go.
+    pub(super) directory: &'a Path,
+}
+
+/// How ranks ended that are not done.
+pub(super) enum End {
+    /// The user wanted it at once.
+    Interrupted,
+    /// One of them failed.
+    Failed(Fall),
+}
+
+/// Why ranks failed.
+pub(super) struct Fall {
+    /// The first cause.
+    pub(super) cause: String,
+    /// Where there is more to read about it.
+    pub(super) hint: String,
+    /// Whether the rank has found out itself that it cannot go on.
+    pub(super) said_itself: bool,
+    /// Whether what was asked for is to blame.
+    pub(super) wrong_input: bool,
+}
+
+impl From<anyhow::Error> for End {
+    /// What keeps ranks from starting.
+    fn from(error: anyhow::Error) -> Self {
+        let (cause, hint) = (format!("{error:#}"), String::new());
+        Self::Failed(Fall { cause, hint, said_itself: true, wrong_input: false })
+    }
+}
+
 /// Runs this same command as so many processes, one for each rank, until all have ended. Rank 0
-/// speaks for all of them; what goes wrong is said here, once, with its first cause.
+/// speaks for all of them; what goes wrong is said by the caller, once, with its first cause.
 ///
 /// Ctrl-C reaches rank 0, which ends the run after an iteration; the second ends all at once.
-pub(crate) fn run(world: u32, launch: &Launch, directory: &Path) -> Result<(), Failure> {
-    let interrupts = count_interrupts();
-    let secret = Secret::random().map_err(|error| Failure::Run(error.into()))?;
+pub(super) fn attempt(
+    attempt: &Attempt<'_>,
+    carried: &Carried,
+    interrupts: &Interrupts,
+) -> Result<(), End> {
+    let secret = Secret::random().map_err(anyhow::Error::from)?;
     let hub = Hub::start(HubOptions {
-        listen: SocketAddr::new(launch.bind, 0),
+        listen: SocketAddr::new(attempt.launch.bind, 0),
         secret: secret.clone(),
-        world,
+        world: attempt.world,
         in_rank: None,
         join: JOIN,
-        detection: launch.silence,
+        detection: attempt.launch.silence,
     })
-    .map_err(|error| Failure::Run(error.into()))?;
+    .map_err(anyhow::Error::from)?;
     let mut ranks = Ranks::default();
-    for rank in 0..world {
-        ranks.start(rank, world, &secret, hub.address(), directory).map_err(Failure::Run)?;
+    for rank in 0..attempt.world {
+        ranks.start(rank, attempt, carried, (&secret, hub.address()))?;
     }
     let mut watch = Watch { ranks, hub: Some(hub), cause: None, told: 0, deadline: None };
     while !watch.is_over() {
-        watch.look(interrupts.load(Ordering::Relaxed));
+        watch.look(interrupts.0.load(Ordering::Relaxed));
         std::thread::sleep(TICK);
     }
-    watch.conclude(directory)
+    watch.conclude(attempt.directory)
 }
 
 /// How often the user has asked for the end.
-fn count_interrupts() -> Arc<AtomicU32> {
-    let count = Arc::new(AtomicU32::new(0));
-    let handled = Arc::clone(&count);
-    // Without a handler Ctrl-C ends the launcher, whose hub the ranks then miss.
-    let _ = ctrlc::set_handler(move || {
-        handled.fetch_add(1, Ordering::Relaxed);
-    });
-    count
+pub(super) struct Interrupts(Arc<AtomicU32>);
+
+impl Interrupts {
+    /// Counts from now on.
+    pub(super) fn count() -> Self {
+        let count = Arc::new(AtomicU32::new(0));
+        let handled = Arc::clone(&count);
+        // Without a handler Ctrl-C ends the launcher, whose hub the ranks then miss.
+        let _ = ctrlc::set_handler(move || {
+            handled.fetch_add(1, Ordering::Relaxed);
+        });
+        Self(count)
+    }
+
+    /// Whether there was one.
+    pub(super) fn any(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
+    }
 }
 
 /// The processes. Dropping this ends those that still run.
@@ -74,23 +125,28 @@ impl Ranks {
     fn start(
         &mut self,
         rank: u32,
-        world: u32,
-        secret: &Secret,
-        hub: SocketAddr,
-        directory: &Path,
+        attempt: &Attempt<'_>,
+        carried: &Carried,
+        (secret, hub): (&Secret, SocketAddr),
     ) -> anyhow::Result<()> {
         let program = std::env::current_exe().context("this program cannot find itself")?;
         let mut command = Command::new(program);
         command
             .args(std::env::args_os().skip(1))
             .env(RANK, rank.to_string())
-            .env(WORLD, world.to_string())
+            .env(WORLD, attempt.world.to_string())
             .env(HUB, hub.to_string())
-            .env(RUN, directory)
+            .env(RUN, attempt.directory)
             .env(SECRET, secret.as_text())
             .stdin(Stdio::null())
             // Ctrl-C in a terminal goes to a whole group; here it is the launcher's to pass on.
             .process_group(0);
+        if let Some(resume) = &carried.resume {
+            command.env(RESUME, resume);
+        }
+        if let Some(layout) = &carried.layout {
+            command.env(LAYOUT, serde_json::to_string(layout)?);
+        }
         if rank > 0 {
             command.stdout(Stdio::null());
         }
@@ -164,19 +220,22 @@ impl Watch {
         }
     }
 
-    fn conclude(mut self, directory: &Path) -> Result<(), Failure> {
+    fn conclude(mut self, directory: &Path) -> Result<(), End> {
         if let Some(hub) = self.hub.take() {
             // No rank is left that it could wait for.
             self.cause = if hub.is_over() { hub.join().err() } else { None };
         }
         let statuses = || (0..).map(Rank).zip(self.ranks.0.iter().map(|started| started.ended));
         if self.told > 1 {
-            return Err(Failure::Interrupted);
+            return Err(End::Interrupted);
         }
         let ended_badly = statuses().find_map(|(rank, status)| {
             Some((rank, status?)).filter(|(_, status)| !status.success())
         });
-        let text = match (&self.cause, ended_badly) {
+        let wrong_input =
+            statuses().any(|(_, status)| status.and_then(|status| status.code()) == Some(2));
+        let said_itself = matches!(self.cause, Some(CommError::Failed { .. }));
+        let cause = match (&self.cause, ended_badly) {
             (None, None) => return Ok(()),
             (None, Some((rank, status))) => format!("rank {rank} {}", how(status)),
             (Some(CommError::Failed { rank, reason }), _) => {
@@ -204,7 +263,7 @@ impl Watch {
                 directory.join("flight-*.txt").display()
             ),
         };
-        Err(Failure::Run(anyhow!("{text}{hint}")))
+        Err(End::Failed(Fall { cause, hint, said_itself, wrong_input }))
     }
 }
 

@@ -12,6 +12,9 @@ pub(super) const RANK: &str = "PACELINE_RANK";
 pub(super) const WORLD: &str = "PACELINE_WORLD";
 pub(super) const HUB: &str = "PACELINE_HUB";
 pub(super) const RUN: &str = "PACELINE_RUN";
+/// What it tells ranks that are started again.
+pub(super) const RESUME: &str = "PACELINE_RESUME";
+pub(super) const LAYOUT: &str = "PACELINE_LAYOUT";
 
 /// The place of a process in a job.
 #[derive(Clone, Debug)]

@@ -10,4 +10,4 @@ pub(crate) use advice::warnings;
 pub(crate) use details::estimate_facts;
 pub(crate) use plan::{facts, plan_text};
 pub(crate) use simulation::simulation_text;
-pub(crate) use table::{count, cut, table};
+pub(crate) use table::{count, cut, percent, table};

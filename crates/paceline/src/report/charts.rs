@@ -25,8 +25,10 @@ pub(super) fn loss(out: &mut String, curve: &LossCurve) -> fmt::Result {
             short(value),
         )?;
     }
-    for iteration in ticks(1.0, chart.count, 8).into_iter().filter(|i| i.fract() == 0.0) {
-        let (x, y) = (chart.x(iteration - 1.0), HEIGHT - BOTTOM + 15.0);
+    let before = f64::from(curve.before);
+    let iterations = ticks(before + 1.0, before + chart.count, 8);
+    for iteration in iterations.into_iter().filter(|i| i.fract() == 0.0) {
+        let (x, y) = (chart.x(iteration - before - 1.0), HEIGHT - BOTTOM + 15.0);
         writeln!(out, "<text class=\"middle\" x=\"{x:.1}\" y=\"{y}\">{iteration}</text>")?;
     }
     let (middle, bottom) = ((LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 3.0);
@@ -192,7 +194,7 @@ mod tests {
 
     fn drawn(losses: Vec<f32>, floor: Option<f64>) -> String {
         let mut out = String::new();
-        loss(&mut out, &LossCurve { losses, floor }).unwrap();
+        loss(&mut out, &LossCurve { before: 0, losses, floor }).unwrap();
         assert!(!out.contains("NaN") && !out.contains("inf"), "{out}");
         out
     }
@@ -204,6 +206,16 @@ mod tests {
         assert_eq!((path.matches('M').count(), path.matches('L').count()), (2, 1));
         assert!(html.contains("1 of 4 losses are not finite") && html.contains("floor 0.5"));
         assert!(html.contains("ending at 1."));
+    }
+
+    /// A run that was resumed after 1,000 iterations shows those that it did.
+    #[test]
+    fn iterations_count_from_the_runs_very_start() {
+        let mut out = String::new();
+        let curve = LossCurve { before: 1000, losses: vec![2.0; 101], floor: None };
+        loss(&mut out, &curve).unwrap();
+        assert!(out.contains(">1020</text>") && out.contains(">1100</text>"), "{out}");
+        assert!(!out.contains(">20</text>"), "{out}");
     }
 
     #[test]

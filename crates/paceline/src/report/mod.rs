@@ -57,7 +57,9 @@ pub(crate) struct MemoryRow {
 /// The loss of every iteration.
 #[derive(Clone, Debug)]
 pub(crate) struct LossCurve {
-    /// In the order of iterations, from the first.
+    /// Iterations that an earlier run had done.
+    pub before: u32,
+    /// In the order of iterations, from the first after those.
     pub losses: Vec<f32>,
     /// The lowest loss that the data allows, where it is known.
     pub floor: Option<f64>,
@@ -135,7 +137,11 @@ mod tests {
             title: "A <run> & its \"plan\"".to_owned(),
             summary: vec![("model".to_owned(), "<script>alert(1)</script>".to_owned())],
             memory: vec![row("stage 0", "parameters", 1 << 30), row("stage 0", "activations", 0)],
-            loss: Some(LossCurve { losses: vec![4.0, f32::NAN, 2.0, 1.0], floor: Some(0.5) }),
+            loss: Some(LossCurve {
+                before: 0,
+                losses: vec![4.0, f32::NAN, 2.0, 1.0],
+                floor: Some(0.5),
+            }),
             simulated,
             insight: None,
             measured,

@@ -165,7 +165,7 @@ impl Drop for Running {
     }
 }
 
-fn children(of: u32) -> Vec<u32> {
+pub(crate) fn children(of: u32) -> Vec<u32> {
     let parent = |pid: u32| {
         let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // The name in parentheses may hold anything, spaces too.

@@ -13,6 +13,7 @@ mod arena;
 mod bind;
 mod bucket;
 mod check;
+mod gauge;
 mod norm;
 mod partition;
 mod role;

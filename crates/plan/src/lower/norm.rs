@@ -54,7 +54,7 @@ impl Role<'_> {
     }
 
     /// A small all_reduce on the control lane.
-    fn sum(&mut self, name: &str, group: GroupKind, view: View) -> Vec<OpId> {
+    pub(super) fn sum(&mut self, name: &str, group: GroupKind, view: View) -> Vec<OpId> {
         let call = self.call(name, CollectiveKind::AllReduce, Reduction::Sum, group, view, view, 1);
         let after: Vec<OpId> = self.last_compute.into_iter().collect();
         let lane = self.lane("control");
@@ -62,7 +62,13 @@ impl Role<'_> {
     }
 
     /// A segment of one operator around the step.
-    fn small(&mut self, kind: OpKind, input: View, output: View, after: &[OpId]) -> OpId {
+    pub(super) fn small(
+        &mut self,
+        kind: OpKind,
+        input: View,
+        output: View,
+        after: &[OpId],
+    ) -> OpId {
         let dtype = |v: View| self.buffers[v.buffer.index()].dtype;
         let template =
             update_template(kind, (input.len, dtype(input)), (output.len, dtype(output)));

@@ -2,6 +2,7 @@
 //! each bucket, sum them in the canonical tree, update, send the weights back.
 
 use super::arena::{self, Home};
+use super::gauge::halves;
 use super::norm::update_template;
 use super::{Context, bucket};
 use crate::collective::{self, Algorithm, CollectiveKind, Reduction};
@@ -10,8 +11,8 @@ use crate::graph::{BLOCK, OpKind};
 use crate::ids::{BufferId, CallId, LaneId, Microbatch, OpId, SegmentId};
 use crate::mesh::GroupKind;
 use crate::program::{
-    AccumulateMode, Bucket, Buffer, Call, MemoryKind, Op, Outputs, Peer, Program, Section, Segment,
-    View,
+    AccumulateMode, Bucket, Buffer, Call, Gauge, MemoryKind, Op, Outputs, Peer, Program, Section,
+    Segment, StepPhase, View,
 };
 use crate::units::Bytes;
 
@@ -49,9 +50,12 @@ pub(super) fn program(context: &mut Context, server: u32) -> Program {
     let mut ready: Vec<(usize, OpId)> = in_order.iter().map(|&at| (at, role.receive(at))).collect();
     ready.sort();
     let ready: Vec<OpId> = ready.into_iter().map(|(_, op)| op).collect();
-    let norm = role.norm(&ready);
+    let mut known = role.norm(&ready);
+    if role.context.strategy.optimizer.gauges() {
+        known = role.gauge(known);
+    }
     for at in in_order {
-        role.step(at, norm);
+        role.step(at, known);
     }
     let homes = vec![Home::Own; role.buffers.len()];
     let memory = arena::assign(&mut role.buffers, &homes, Bytes::ZERO);
@@ -114,6 +118,7 @@ impl Server<'_> {
             grads,
             master,
             moments,
+            gauge: None,
             shard,
             updated: true,
         });
@@ -181,7 +186,7 @@ impl Server<'_> {
         }
         let mut after: Vec<OpId> = last.into_iter().collect();
         if parts > 1 {
-            let call = self.sum(block_sums);
+            let call = self.sum("norm.blocks", block_sums);
             let op = Op::Collective { call, microbatch: Microbatch(0) };
             after = vec![self.body.push(CONTROL, op, &after)];
         }
@@ -189,16 +194,48 @@ impl Server<'_> {
         self.small(OpKind::Norm2, tensors, total, &[])
     }
 
+    /// How long tensors and their directions are; servers hold whole tensors between them, so that
+    /// sums among them are all there is to fill in. Returns what the step must wait for.
+    fn gauge(&mut self, norm: OpId) -> OpId {
+        let blocks: u64 = self.buckets.iter().map(|b| b.elements / BLOCK).sum();
+        let tensors = u64::from(bucket::norm_entries(&self.context.graph));
+        let kind = MemoryKind::Communication;
+        let block_sums = self.buffer("gauge.blocks".into(), DType::F32, 2 * blocks, kind);
+        let tensor_sums = self.buffer("gauge.tensors".into(), DType::F32, 2 * tensors, kind);
+        let mut offset = 0;
+        let mut known = norm;
+        for (at, bucket) in self.buckets.iter_mut().enumerate() {
+            let len = bucket.elements / BLOCK;
+            bucket.gauge = Some(Gauge {
+                weights: View { offset, len, ..block_sums },
+                directions: View { offset: blocks + offset, len, ..block_sums },
+                tensors: tensor_sums,
+            });
+            let op = Op::Step { bucket: at as u32, phase: StepPhase::Gauge };
+            known = self.body.push(COMPUTE, op, &[norm]);
+            offset += len;
+        }
+        if self.servers > 1 {
+            let call = self.sum("gauge.blocks", block_sums);
+            let op = Op::Collective { call, microbatch: Microbatch(0) };
+            known = self.body.push(CONTROL, op, &[known]);
+        }
+        for [from, into] in halves(block_sums, tensor_sums) {
+            known = self.small(OpKind::TensorSquares, from, into, &[known]);
+        }
+        known
+    }
+
     fn norm_buffer(&self) -> Option<BufferId> {
         self.buffers.iter().position(|b| b.name == "norm").map(BufferId::from)
     }
 
-    fn sum(&mut self, view: View) -> CallId {
+    fn sum(&mut self, name: &str, view: View) -> CallId {
         let (kind, order) = (CollectiveKind::AllReduce, self.context.strategy.order);
         let algorithm = collective::resolve(kind, Algorithm::Auto, self.servers, order)
             .expect("some algorithm reduces");
         self.calls.push(Call {
-            name: "all_reduce norm.blocks".into(),
+            name: format!("{kind} {name}"),
             kind,
             reduction: Reduction::Sum,
             algorithm,
@@ -225,8 +262,9 @@ impl Server<'_> {
     }
 
     /// Updates a bucket's part and sends it to every replica.
-    fn step(&mut self, at: usize, norm: OpId) {
-        let step = self.body.push(COMPUTE, Op::Step { bucket: at as u32 }, &[norm]);
+    fn step(&mut self, at: usize, known: OpId) {
+        let op = Op::Step { bucket: at as u32, phase: StepPhase::Apply };
+        let step = self.body.push(COMPUTE, op, &[known]);
         let (view, channel) = (self.buckets[at].params, at as u16);
         for replica in 0..self.context.mesh.size() {
             let to = Peer::Replica(replica);

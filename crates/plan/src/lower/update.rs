@@ -13,7 +13,7 @@ use crate::dtype::DType;
 use crate::graph::BLOCK;
 use crate::ids::{BufferId, CallId, GroupId, Microbatch, OpId};
 use crate::mesh::GroupKind;
-use crate::program::{AccumulateMode, Bucket, MemoryKind, Op, Peer, View};
+use crate::program::{AccumulateMode, Bucket, Gauge, MemoryKind, Op, Peer, StepPhase, View};
 use crate::strategy::{Strategy, Sync, Zero};
 use std::ops::Range;
 
@@ -34,6 +34,8 @@ pub(super) struct BucketState {
     pub(super) step_grads: View,
     master: Option<View>,
     moments: Vec<View>,
+    /// Where lengths of tensors stand, once the update is written.
+    pub(super) gauge: Option<Gauge>,
     pub(super) shard: Option<GroupId>,
     updated: bool,
     /// Sums of leaves that wait for their neighbours.
@@ -74,6 +76,7 @@ impl BucketState {
             grads: self.step_grads,
             master: self.master,
             moments: self.moments.clone(),
+            gauge: self.gauge,
             shard: self.shard,
             updated: self.updated,
         }
@@ -254,6 +257,7 @@ impl Role<'_> {
             step_grads,
             master,
             moments,
+            gauge: None,
             shard,
             updated,
             tree,
@@ -532,9 +536,13 @@ impl Role<'_> {
         self.add_staged();
         self.reduce_loss();
         if self.context.strategy.sync == Sync::AllReduce {
-            let norm = self.norm();
+            let mut known = self.norm();
+            if self.context.strategy.optimizer.gauges() {
+                known = self.gauge(&known);
+            }
             for bucket in 0..self.buckets.len() {
-                let step = self.compute(Op::Step { bucket: bucket as u32 }, &norm);
+                let op = Op::Step { bucket: bucket as u32, phase: StepPhase::Apply };
+                let step = self.compute(op, &known);
                 let rests_whole = self.context.strategy.zero < Zero::Parameters;
                 if let (Some(call), true) = (self.buckets[bucket].gather, rests_whole) {
                     let lane = self.lane("gather");

@@ -7,9 +7,9 @@ use super::words::{Word, parse_group, parse_init, parse_op_kind, parse_peer, par
 use crate::ids::{BufferId, CallId, GroupId, LaneId, LayerId, Microbatch, OpId, SegmentId};
 use crate::mesh::Mesh;
 use crate::program::{
-    Access, AccumulateMode, Bucket, Buffer, Call, Entry, InFlight, LoadKind, LocalOp, Memory,
-    MemoryKind, Op, Operand, Outputs, Plan, Program, Section, Segment, SegmentPass, Service,
-    Template, View,
+    Access, AccumulateMode, Bucket, Buffer, Call, Entry, Gauge, InFlight, LoadKind, LocalOp,
+    Memory, MemoryKind, Op, Operand, Outputs, Plan, Program, Section, Segment, SegmentPass,
+    Service, StepPhase, Template, View,
 };
 use crate::strategy::{Split, Strategy};
 use crate::units::Bytes;
@@ -338,6 +338,13 @@ impl<'t> Reader<'t> {
                 moments.push(view(program, &mut line)?);
             }
         }
+        let gauge = if line.eat("gauge") {
+            let weights = view(program, &mut line)?;
+            let directions = view(program, &mut line)?;
+            Some(Gauge { weights, directions, tensors: view(program, &mut line)? })
+        } else {
+            None
+        };
         let shard = if line.eat("shard") { Some(GroupId(line.id("g", "group")?)) } else { None };
         let updated = line.eat("updated");
         line.end()?;
@@ -346,7 +353,18 @@ impl<'t> Reader<'t> {
             self.next();
             entries.push(entry(line)?);
         }
-        Ok(Bucket { name, elements, entries, params, grads, master, moments, shard, updated })
+        Ok(Bucket {
+            name,
+            elements,
+            entries,
+            params,
+            grads,
+            master,
+            moments,
+            gauge,
+            shard,
+            updated,
+        })
     }
 
     fn section(&mut self, program: &Program, names: &Names<'_>, word: &str) -> Result<Section> {
@@ -561,7 +579,8 @@ fn op(program: &Program, names: &Names<'_>, line: &mut Line<'_>) -> Result<Op> {
             let (from, into) = pair(program, line)?;
             Op::Accumulate { from, into, mode }
         }
-        "step" => Op::Step { bucket: line.id("bucket", "bucket")? },
+        "step" => Op::Step { bucket: line.id("bucket", "bucket")?, phase: StepPhase::Apply },
+        "gauge" => Op::Step { bucket: line.id("bucket", "bucket")?, phase: StepPhase::Gauge },
         "stash" | "restore" => {
             let microbatch = microbatch(line)?;
             let (from, into) = pair(program, line)?;

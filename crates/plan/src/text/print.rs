@@ -4,7 +4,8 @@ use super::line::quote;
 use super::words::{Word, print_group, print_init, print_op_kind, print_peer, push};
 use crate::ids::{LaneId, OpId, SegmentId};
 use crate::program::{
-    Bucket, Call, Entry, MemoryKind, Op, Plan, Program, Section, Segment, Service, Template, View,
+    Bucket, Call, Entry, Gauge, MemoryKind, Op, Plan, Program, Section, Segment, Service, Template,
+    View,
 };
 use crate::strategy::{Split, Strategy};
 use std::fmt;
@@ -241,6 +242,12 @@ impl<'p> Printer<'p> {
                 self.view(program, moment);
             }
         }
+        if let Some(Gauge { weights, directions, tensors }) = bucket.gauge {
+            self.out.push_str(" gauge");
+            for view in [weights, directions, tensors] {
+                self.view(program, view);
+            }
+        }
         if let Some(group) = bucket.shard {
             put!(self, " shard g{group}");
         }
@@ -315,7 +322,7 @@ impl<'p> Printer<'p> {
                 put!(self, " {}", mode.word());
                 self.pair(program, from, into);
             }
-            Op::Step { bucket } => put!(self, " step bucket{bucket}"),
+            Op::Step { bucket, phase } => put!(self, " {} bucket{bucket}", phase.word()),
             Op::Stash { from, into, microbatch } => {
                 put!(self, " stash mb{microbatch}");
                 self.pair(program, from, into);

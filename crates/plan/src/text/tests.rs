@@ -9,9 +9,9 @@ use crate::ids::{
 };
 use crate::mesh::{Axis, GroupKind, Mesh};
 use crate::program::{
-    Access, AccumulateMode, Bucket, Buffer, Call, Entry, InFlight, LoadKind, LocalOp, Memory,
-    MemoryKind, Op, Operand, Outputs, Peer, Plan, Program, Section, Segment, SegmentPass, Service,
-    Template, View,
+    Access, AccumulateMode, Bucket, Buffer, Call, Entry, Gauge, InFlight, LoadKind, LocalOp,
+    Memory, MemoryKind, Op, Operand, Outputs, Peer, Plan, Program, Section, Segment, SegmentPass,
+    Service, StepPhase, Template, View,
 };
 use crate::schedule::ScheduleKind;
 use crate::spec::{Layout, Placement};
@@ -176,6 +176,7 @@ impl Draw {
                 OptimizerKind::Sgd,
                 OptimizerKind::Momentum,
                 OptimizerKind::AdamW,
+                OptimizerKind::Lamb,
             ]),
         }
     }
@@ -313,6 +314,7 @@ impl Draw {
         let (view, into) = (self.view(), self.view());
         let what = self.pick(&[LoadKind::Tokens, LoadKind::Targets]);
         let mode = self.pick(&[AccumulateMode::Add, AccumulateMode::Move]);
+        let phase = self.pick(&[StepPhase::Gauge, StepPhase::Apply]);
         let fresh = self.flag();
         self.pick(&[
             Op::Load { what, into: into.buffer, microbatch },
@@ -321,7 +323,7 @@ impl Draw {
             Op::Recv { from: peer, channel: m, view, microbatch },
             Op::Collective { call: CallId(n), microbatch },
             Op::Accumulate { from: view, into, mode },
-            Op::Step { bucket: n },
+            Op::Step { bucket: n, phase },
             Op::Stash { from: view, into, microbatch },
             Op::Restore { from: view, into, microbatch },
             Op::Free { frame: n, microbatch },
@@ -369,6 +371,11 @@ impl Draw {
                 grads: d.view(),
                 master: d.option(Self::view),
                 moments: d.list(Self::view),
+                gauge: d.option(|d| Gauge {
+                    weights: d.view(),
+                    directions: d.view(),
+                    tensors: d.view(),
+                }),
                 shard: d.option(|d| GroupId(d.short() as u16)),
                 updated: d.flag(),
             }),
@@ -495,7 +502,7 @@ fn an_op_cannot_wait_for_too_many() {
     let program = &mut plan.programs[0];
     (program.prologue, program.epilogue) = (Section::default(), Section::default());
     program.body = Section::default();
-    program.body.push(LaneId(0), Op::Step { bucket: 0 }, &[]);
+    program.body.push(LaneId(0), Op::Step { bucket: 0, phase: StepPhase::Apply }, &[]);
     let text = print(&plan);
     let waits =
         |n: usize| text.replace(" step bucket0", &format!(" step bucket0 after{}", " 0".repeat(n)));

@@ -117,13 +117,13 @@ fn join(into: &mut [u32], other: &[u32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::Op;
+    use crate::program::{Op, StepPhase};
 
     fn section(ops: &[(u8, &[u32])]) -> Section {
         let mut section = Section::default();
         for (lane, after) in ops {
             let after: Vec<OpId> = after.iter().copied().map(OpId).collect();
-            section.push(LaneId(*lane), Op::Step { bucket: 0 }, &after);
+            section.push(LaneId(*lane), Op::Step { bucket: 0, phase: StepPhase::Apply }, &after);
         }
         section
     }

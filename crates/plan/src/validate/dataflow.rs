@@ -19,7 +19,8 @@ use super::{Report, SectionKind, Site, ViolationKind};
 use crate::collective::CollectiveKind;
 use crate::ids::{BufferId, Microbatch, OpId, RoleId, SegmentId};
 use crate::program::{
-    Access, AccumulateMode, Bucket, Call, MemoryKind, Op, Plan, Program, SegmentPass, View,
+    Access, AccumulateMode, Bucket, Call, MemoryKind, Op, Plan, Program, SegmentPass, StepPhase,
+    View,
 };
 
 /// Checks roles one after the other, and keeps its memory between them.
@@ -58,7 +59,8 @@ fn views(program: &Program) -> impl Iterator<Item = View> {
     let calls = program.calls.iter().flat_map(|call| [call.input, call.output]);
     let buckets = program.buckets.iter().flat_map(|bucket| {
         let state = bucket.master.into_iter().chain(bucket.moments.iter().copied());
-        [bucket.params, bucket.grads].into_iter().chain(state)
+        let gauge = bucket.gauge.into_iter().flat_map(|g| [g.weights, g.directions, g.tensors]);
+        [bucket.params, bucket.grads].into_iter().chain(state).chain(gauge)
     });
     let services = program.services.iter().flat_map(|service| [service.receives, service.sends]);
     let ops = SectionKind::ALL.into_iter().flat_map(|section| &section.of(program).nodes);
@@ -263,7 +265,7 @@ impl Touch<'_> {
                 }
                 self.write(into);
             }
-            Op::Step { bucket } => self.step(&program.buckets[bucket as usize]),
+            Op::Step { bucket, phase } => self.step(&program.buckets[bucket as usize], phase),
             Op::Stash { from, into, .. } | Op::Restore { from, into, .. } => {
                 self.read(from);
                 self.write(into);
@@ -308,13 +310,32 @@ impl Touch<'_> {
         }
     }
 
-    fn step(&mut self, bucket: &Bucket) {
-        self.read(bucket.grads);
-        let state = bucket.master.iter().chain(&bucket.moments);
-        for &view in [bucket.params].iter().chain(state) {
-            self.read(view);
-            self.write(view);
+    fn step(&mut self, bucket: &Bucket, phase: StepPhase) {
+        let weights = [bucket.params].into_iter().chain(bucket.master);
+        let moments = bucket.moments.iter().copied();
+        match (phase, bucket.gauge) {
+            (StepPhase::Apply, None) => {
+                self.read(bucket.grads);
+                weights.chain(moments).for_each(|view| self.change(view));
+            }
+            (StepPhase::Gauge, gauge) => {
+                self.read(bucket.grads);
+                weights.for_each(|view| self.read(view));
+                moments.for_each(|view| self.change(view));
+                let squares = gauge.into_iter().flat_map(|g| [g.weights, g.directions]);
+                squares.for_each(|view| self.write(view));
+            }
+            (StepPhase::Apply, Some(gauge)) => {
+                self.read(gauge.tensors);
+                moments.for_each(|view| self.read(view));
+                weights.for_each(|view| self.change(view));
+            }
         }
+    }
+
+    fn change(&mut self, view: View) {
+        self.read(view);
+        self.write(view);
     }
 
     fn free(&mut self, buffer: BufferId) {

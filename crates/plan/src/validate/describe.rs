@@ -41,9 +41,9 @@ pub fn describe(plan: &Plan, program: &Program, op: &Op) -> String {
         Op::Accumulate { from, into, .. } => {
             format!("accumulate {} into {}", buffer(from.buffer), buffer(into.buffer))
         }
-        Op::Step { bucket } => match program.buckets.get(bucket as usize) {
-            Some(bucket) => format!("step {}", bucket.name),
-            None => format!("step bucket {bucket}"),
+        Op::Step { bucket, phase } => match program.buckets.get(bucket as usize) {
+            Some(bucket) => format!("{} {}", phase.word(), bucket.name),
+            None => format!("{} bucket {bucket}", phase.word()),
         },
         Op::Stash { from, microbatch, .. } => {
             format!("stash {} mb {microbatch}", buffer(from.buffer))

@@ -10,7 +10,7 @@ use super::cells::Place;
 use super::{Report, SectionKind, ViolationKind};
 use crate::graph::Part;
 use crate::ids::{BufferId, RoleId};
-use crate::program::{Access, Op, Plan, Program, Segment, Template, View};
+use crate::program::{Access, Gauge, Op, Plan, Program, Segment, Template, View};
 use std::ops::Range;
 
 /// What the segments of a program do, by segment.
@@ -148,6 +148,9 @@ fn private(plan: &Plan, program: &Program) -> Vec<bool> {
         let state = bucket.master.iter().chain(&bucket.moments);
         for view in [bucket.params, bucket.grads].iter().chain(state) {
             used(view.buffer);
+        }
+        if let Some(Gauge { weights, directions, tensors }) = bucket.gauge {
+            [weights, directions, tensors].into_iter().for_each(|view| used(view.buffer));
         }
     }
     for service in &program.services {

@@ -2,10 +2,12 @@
 
 use super::{Report, SectionKind, ViolationKind, groups};
 use crate::collective::{Algorithm, CollectiveKind};
-use crate::graph::Part;
+use crate::graph::{BLOCK, Part};
 use crate::ids::{BufferId, GroupId, OpId, RoleId};
 use crate::mesh::{GroupKind, Mesh};
-use crate::program::{ALIGNMENT, Access, Buffer, Call, Op, Operand, Program, Template, View};
+use crate::program::{
+    ALIGNMENT, Access, Bucket, Buffer, Call, Gauge, Op, Operand, Program, StepPhase, Template, View,
+};
 
 /// More copies of one buffer than any schedule keeps; it bounds what the other passes allocate.
 const MAX_COPIES: u32 = 1 << 16;
@@ -339,6 +341,7 @@ impl Role<'_, '_> {
             if let Some(group) = bucket.shard {
                 self.group(group);
             }
+            self.gauge(at, bucket);
             for entry in &bucket.entries {
                 let len = entry.local[0].checked_mul(entry.local[1]);
                 let end = len.and_then(|len| len.checked_add(entry.offset));
@@ -347,6 +350,35 @@ impl Role<'_, '_> {
                     self.problem(format!("bucket {at} ('{}')", bucket.name), problem);
                 }
             }
+        }
+    }
+
+    /// An optimizer that needs tensors' lengths finds them, in as many places as there are blocks and
+    /// tensors.
+    fn gauge(&mut self, at: usize, bucket: &Bucket) {
+        let plan = self.report.plan;
+        let optimizer = plan.strategy.optimizer;
+        let subject = || format!("bucket {at} ('{}')", bucket.name);
+        let Some(Gauge { weights, directions, tensors }) = bucket.gauge else {
+            if bucket.updated && optimizer.gauges() {
+                let problem = format!("{optimizer} needs a gauge, and it has none");
+                self.problem(subject(), problem);
+            }
+            return;
+        };
+        for view in [weights, directions, tensors] {
+            self.view(At::Declaration("bucket", at), view);
+        }
+        let blocks = bucket.elements / BLOCK;
+        let expected = [blocks, blocks, 2 * u64::from(plan.norm_entries)];
+        let lengths = [weights, directions, tensors].map(|view| view.len);
+        if lengths != expected {
+            let problem = format!("its gauge has {lengths:?} elements, not {expected:?}");
+            self.problem(subject(), problem);
+        }
+        for entry in bucket.entries.iter().filter(|e| e.norm_entry >= plan.norm_entries) {
+            let problem = format!("entry '{}' has no place among the model's tensors", entry.name);
+            self.problem(subject(), problem);
         }
     }
 
@@ -399,11 +431,16 @@ impl Role<'_, '_> {
                 }
                 self.same_shape(at, from, into);
             }
-            Op::Step { bucket } => {
+            Op::Step { bucket, phase } => {
                 self.dangling(at, "bucket", bucket, program.buckets.len());
                 if let Some(bucket) = program.buckets.get(bucket as usize) {
                     self.one_copy(at, bucket.params);
                     self.one_copy(at, bucket.grads);
+                    if phase == StepPhase::Gauge && bucket.gauge.is_none() {
+                        let subject = format!("gauge of bucket '{}'", bucket.name);
+                        let problem = "the bucket declares no place for squares".into();
+                        self.violation(at, ViolationKind::Declaration { subject, problem });
+                    }
                 }
             }
             Op::Stash { from, into, .. } | Op::Restore { from, into, .. } => {

@@ -12,9 +12,12 @@ use paceline_plan::graph::{LinearRole, OpKind, Part};
 use paceline_plan::ids::{LaneId, Microbatch, OpId, StageRank};
 use paceline_plan::mesh::GroupKind;
 use paceline_plan::program::{
-    Access, Bucket, InFlight, MemoryKind, Op, Peer, Plan, Program, SegmentPass, Template, View,
+    Access, Bucket, InFlight, MemoryKind, Op, Peer, Plan, Program, SegmentPass, StepPhase,
+    Template, View,
 };
 use paceline_plan::strategy::{OptimizerKind, Strategy};
+
+const STEP: Op = Op::Step { bucket: 0, phase: StepPhase::Apply };
 
 const TOKENS: u64 = 8;
 const WIDTH: u64 = 32;
@@ -87,6 +90,7 @@ fn weights(b: &mut Build, versions: u32) -> Weights {
         master: None,
         moments: Vec::new(),
         shard: None,
+        gauge: None,
         updated: true,
     });
     b.program.frames.push(vec![kept.buffer]);
@@ -128,14 +132,14 @@ fn first() -> Program {
     let arrived = body.push(RECV, recv(0), &[]);
     body.push(COMPUTE, restore(0), &[]);
     body.push(COMPUTE, compute(backward, 0), &[arrived]);
-    body.push(COMPUTE, Op::Step { bucket: 0 }, &[]);
+    body.push(COMPUTE, STEP, &[]);
     body.push(COMPUTE, drop(0), &[]);
 
     let e = &mut b.program.epilogue;
     let arrived = e.push(RECV, recv(0), &[]);
     e.push(COMPUTE, restore(0), &[]);
     e.push(COMPUTE, compute(backward, 0), &[arrived]);
-    e.push(COMPUTE, Op::Step { bucket: 0 }, &[]);
+    e.push(COMPUTE, STEP, &[]);
     b.finish()
 }
 
@@ -158,7 +162,7 @@ fn second() -> Program {
         section.push(COMPUTE, Op::Restore { from: w.versions, into: w.used, microbatch: m }, &[]);
         let done = section.push(COMPUTE, compute(backward, 0), &[]);
         section.push(SEND, send(0), &[done]);
-        section.push(COMPUTE, Op::Step { bucket: 0 }, &[]);
+        section.push(COMPUTE, STEP, &[]);
         section.push(COMPUTE, Op::Free { frame: 0, microbatch: m }, &[]);
         reads
     };

@@ -3,7 +3,7 @@
 use super::Roofline;
 use paceline_plan::DType;
 use paceline_plan::graph::{ActivationKind, NormKind, OpKind, Part};
-use paceline_plan::program::{AccumulateMode, LocalOp, Template};
+use paceline_plan::program::{AccumulateMode, LocalOp, StepPhase, Template};
 use paceline_plan::strategy::OptimizerKind;
 use paceline_plan::units::Seconds;
 
@@ -79,14 +79,14 @@ pub fn kernel(template: &Template, op: &LocalOp) -> KernelUse {
     }
 }
 
-/// The optimizer's step on so many elements.
-pub fn step_kernel(optimizer: OptimizerKind, dtype: DType, elements: u64) -> KernelUse {
-    let rule = match optimizer {
-        OptimizerKind::Sgd => "sgd",
-        OptimizerKind::Momentum => "momentum",
-        OptimizerKind::AdamW => "adamw",
-    };
-    let (name, work) = (format!("step.{rule}"), elements.max(1) as f64);
+/// The optimizer's step, or what goes before it, on so many elements.
+pub fn step_kernel(
+    optimizer: OptimizerKind,
+    phase: StepPhase,
+    dtype: DType,
+    elements: u64,
+) -> KernelUse {
+    let (name, work) = (format!("{}.{optimizer}", phase.word()), elements.max(1) as f64);
     KernelUse { name, dtype, shape: vec![elements], work }
 }
 

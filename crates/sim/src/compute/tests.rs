@@ -4,7 +4,7 @@ use crate::profile::{Attention, Loss};
 use paceline_plan::collective::Order;
 use paceline_plan::lower::lower;
 use paceline_plan::model::built_in;
-use paceline_plan::program::{Bucket, Plan, SegmentPass};
+use paceline_plan::program::{Bucket, Plan, SegmentPass, StepPhase};
 use paceline_plan::strategy::{Strategy, Zero};
 
 fn plan(name: &str, strategy: Strategy) -> Plan {
@@ -218,7 +218,7 @@ fn the_step_moves_gradients_weights_and_state() {
     let bytes = |plan: &Plan, parts: u64, profile: Profile| {
         let roofline = roofline(plan, &device, &profile);
         let program = &plan.programs[0];
-        let step = |bucket: &Bucket| roofline.step(program, bucket, parts).0;
+        let step = |bucket: &Bucket| roofline.step(program, bucket, StepPhase::Apply, parts).0;
         let elements: u64 = program.buckets.iter().map(|bucket| bucket.elements).sum();
         program.buckets.iter().map(step).sum::<f64>() * bandwidth / elements as f64
     };

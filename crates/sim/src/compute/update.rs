@@ -1,24 +1,35 @@
 //! From gradients to weights: the optimizer's step and the sums before it.
 
 use super::Roofline;
-use paceline_plan::program::{AccumulateMode, Bucket, Program, View};
+use paceline_plan::program::{AccumulateMode, Bucket, Program, StepPhase, View};
 use paceline_plan::units::Seconds;
 
 impl Roofline<'_> {
     /// One optimizer step on this rank's part of a bucket: gradients are read, master weights and
     /// moments read and written, weights written (and read where they are their own master), and
-    /// what the profile adds.
-    pub fn step(&self, program: &Program, bucket: &Bucket, parts: u64) -> Seconds {
+    /// what the profile adds. Where tensors are gauged first, that reads gradients and weights and
+    /// changes the moments, and the step proper only reads those.
+    pub fn step(
+        &self,
+        program: &Program,
+        bucket: &Bucket,
+        phase: StepPhase,
+        parts: u64,
+    ) -> Seconds {
         if !bucket.updated {
             return Seconds::ZERO;
         }
         let size = |view: &View| program.buffer(view.buffer).dtype.size() as f64;
-        let state = bucket.master.iter().chain(&bucket.moments);
-        let weights = if bucket.master.is_some() { 1.0 } else { 2.0 };
-        let per_element = size(&bucket.grads)
-            + size(&bucket.params) * weights
-            + state.map(|view| 2.0 * size(view)).sum::<f64>()
-            + self.profile.update_bytes;
+        let sum = |views: &[View]| views.iter().map(size).sum::<f64>();
+        let (grads, moments) = (size(&bucket.grads), sum(&bucket.moments));
+        let master = bucket.master.unwrap_or(bucket.params);
+        let rounded = if bucket.master.is_some() { size(&bucket.params) } else { 0.0 };
+        let changed = 2.0 * size(&master) + rounded;
+        let per_element = match (phase, bucket.gauge) {
+            (StepPhase::Apply, None) => grads + changed + 2.0 * moments + self.profile.update_bytes,
+            (StepPhase::Gauge, _) => grads + size(&master) + 2.0 * moments,
+            (StepPhase::Apply, Some(_)) => moments + changed + self.profile.update_bytes,
+        };
         let elements = (bucket.elements / parts.max(1)) as f64;
         Seconds(self.streaming(elements * per_element).device)
     }

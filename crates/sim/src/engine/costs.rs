@@ -115,11 +115,11 @@ impl<'a> Costs<'a> {
                 templates[program.segment(*segment).template as usize] * slowdown[role.index()]
             }
             Op::Accumulate { from, mode, .. } => roofline.accumulate(program, from, *mode),
-            Op::Step { bucket } => {
+            Op::Step { bucket, phase } => {
                 let bucket = &program.buckets[*bucket as usize];
                 let group = bucket.shard.map(|group| self.plan.group(group));
                 let parts = group.map_or(1, |group| self.plan.mesh.group_size(group));
-                roofline.step(program, bucket, parts.into())
+                roofline.step(program, bucket, *phase, parts.into())
             }
             Op::Stash { from, .. } | Op::Restore { from, .. } => {
                 roofline.accumulate(program, from, AccumulateMode::Move)

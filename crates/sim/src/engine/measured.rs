@@ -10,7 +10,7 @@ use crate::cluster::Measured;
 use crate::cluster::measured::{Company, Temperatures};
 use crate::compute::{KernelUse, Roofline, accumulate_kernel, kernel, step_kernel};
 use paceline_plan::ids::{Microbatch, RoleId};
-use paceline_plan::program::{AccumulateMode, Bucket, Op, Plan, Program, View};
+use paceline_plan::program::{AccumulateMode, Bucket, Op, Plan, Program, StepPhase, View};
 
 /// What an op of a rank takes by itself, with one rank at work and with one on every core.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -85,7 +85,7 @@ impl<'a> Walk<'a> {
             Op::Compute { segment, microbatch, fresh: _ } => {
                 self.segment(segment, self.running(microbatch))
             }
-            Op::Step { bucket } => self.step(&self.program.buckets[bucket as usize]),
+            Op::Step { bucket, phase } => self.step(&self.program.buckets[bucket as usize], phase),
             Op::Accumulate { from, into, mode } => {
                 self.copy(&[from, into], mode, self.running(Microbatch(0)))
             }
@@ -126,7 +126,7 @@ impl<'a> Walk<'a> {
         sum
     }
 
-    fn step(&mut self, bucket: &Bucket) -> Taken {
+    fn step(&mut self, bucket: &Bucket, phase: StepPhase) -> Taken {
         if !bucket.updated {
             return Taken::default();
         }
@@ -136,9 +136,10 @@ impl<'a> Walk<'a> {
         let views: Vec<View> = [bucket.params, bucket.grads].iter().chain(state).copied().collect();
         let reach = self.touch(&views, self.before);
         let dtype = self.program.buffer(bucket.params.buffer).dtype;
-        let used = step_kernel(self.plan.strategy.optimizer, dtype, bucket.elements / parts);
+        let optimizer = self.plan.strategy.optimizer;
+        let used = step_kernel(optimizer, phase, dtype, bucket.elements / parts);
         self.kernel(&used, reach).unwrap_or_else(|| {
-            let model = self.roofline.step(self.program, bucket, parts).0;
+            let model = self.roofline.step(self.program, bucket, phase, parts).0;
             Taken { alone: model, together: model }
         })
     }

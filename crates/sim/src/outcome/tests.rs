@@ -5,7 +5,7 @@ use paceline_plan::collective::Order;
 use paceline_plan::lower::lower;
 use paceline_plan::model::built_in;
 use paceline_plan::program::Plan;
-use paceline_plan::strategy::{Recompute, Strategy};
+use paceline_plan::strategy::{Recompute, Strategy, Sync};
 use paceline_plan::trace::{Origin, SpanKind};
 use paceline_plan::units::Bytes;
 
@@ -89,4 +89,24 @@ fn the_trace_has_one_rank_of_each_role_and_the_programs_op_numbers() {
         forward += 1;
     }
     assert!(forward > 100);
+}
+
+/// A receive that stands for both replicas ends with the later one's, after which the next on its lane
+/// may long be over.
+#[test]
+fn no_span_of_a_trace_runs_backwards() {
+    let model = built_in::get("mini").unwrap().unwrap();
+    for servers in 1..=3 {
+        let (dp, sync) = (2, Sync::Servers(servers));
+        let strategy =
+            Strategy { dp, sync, seq: 16, leaves: 2, global_batch: 4, ..Strategy::default() };
+        let plan = lower(&model, &strategy).unwrap();
+        let cluster = preset::get("laptop").unwrap().crowded(plan.mesh.world());
+        let options = Options { trace: true, ..Options::default() };
+        let trace = simulate(&plan, &cluster, &options).unwrap().trace.unwrap();
+        for span in &trace.spans {
+            assert!(span.start.0 <= span.end.0, "ps:{servers}: {span:?}");
+        }
+        assert!(trace.to_json().is_ok());
+    }
 }

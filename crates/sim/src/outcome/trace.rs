@@ -28,9 +28,11 @@ fn add_class(builder: &mut TraceBuilder, plan: &Plan, class: u32, timeline: &Tim
     let first = program.prologue.nodes.len() as u32;
     for (index, node) in program.body.nodes.iter().enumerate() {
         let (start, end) = timeline.span_of(class, OpId::from(index));
-        let before = std::mem::replace(&mut free[node.lane.index()], end);
-        // An op that stands for many ranks may reach into the next one of its lane.
+        let before = free[node.lane.index()];
+        // An op that stands for many ranks may reach into the next one of its lane, or over it.
         let start = start.max(before);
+        let end = end.max(start);
+        free[node.lane.index()] = end;
         // Giving memory up is a note to the reader of a plan; no engine does anything for it.
         if matches!(node.op, Op::Free { .. }) {
             continue;
@@ -66,8 +68,9 @@ fn name(builder: &mut TraceBuilder, plan: &Plan, program: &Program, op: &Op) -> 
         Op::Send { view, .. } => builder.name(&format!("send {}", buffer(view.buffer))),
         Op::Recv { view, .. } => builder.name(&format!("recv {}", buffer(view.buffer))),
         Op::Accumulate { into, .. } => builder.name(&format!("accumulate {}", buffer(into.buffer))),
-        Op::Step { bucket } => {
-            builder.name(&format!("step {}", program.buckets[bucket as usize].name))
+        Op::Step { bucket, phase } => {
+            let bucket = &program.buckets[bucket as usize].name;
+            builder.name(&format!("{} {bucket}", phase.word()))
         }
         Op::Stash { into, .. } => builder.name(&format!("stash {}", buffer(into.buffer))),
         Op::Restore { into, .. } => builder.name(&format!("restore {}", buffer(into.buffer))),

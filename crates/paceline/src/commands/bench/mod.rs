@@ -1,6 +1,8 @@
 //! `paceline bench`: measure this machine.
 
 mod collectives;
+mod kernels;
+mod train;
 
 use crate::failure::Failure;
 use crate::flags::Origins;
@@ -16,12 +18,16 @@ pub(crate) struct Flags {
 /// Each is explained where its flags are.
 #[derive(Debug, Subcommand)]
 enum What {
-    Collectives(collectives::Flags),
+    Collectives(Box<collectives::Flags>),
+    Kernels(Box<kernels::Flags>),
+    Train(Box<train::Flags>),
 }
 
 /// Measures what was asked for.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     match &flags.what {
         What::Collectives(flags) => collectives::run(flags, origins),
+        What::Kernels(flags) => kernels::run(flags, origins),
+        What::Train(flags) => train::run(flags, origins),
     }
 }

@@ -12,7 +12,7 @@ use crate::ids::{BufferId, CallId, GroupId, LaneId, LayerId, Microbatch, Segment
 use crate::mesh::{Axis, GroupKind};
 use crate::program::{
     Access, Bucket, Buffer, Call, Entry, InFlight, LoadKind, LocalOp, Memory, MemoryKind, Op,
-    Operand, Outputs, Peer, Segment, SegmentPass, Service, Template, View,
+    Operand, Outputs, Peer, Segment, SegmentPass, Service, StepPhase, Template, View,
 };
 use crate::spec::Placement;
 use crate::strategy::Strategy;
@@ -157,6 +157,7 @@ fn program(name: &str, body: &Ops) -> Program {
             master: None,
             moments: Vec::new(),
             shard: None,
+            gauge: None,
             updated: true,
         }],
         services: Vec::new(),
@@ -204,7 +205,7 @@ fn update(ops: &mut Ops, done: u32) {
     ));
     ops.push((REDUCE, collective(1), vec![first + 1]));
     ops.push((REDUCE, collective(2), vec![]));
-    ops.push((COMPUTE, Op::Step { bucket: 0 }, vec![first + 3]));
+    ops.push((COMPUTE, Op::Step { bucket: 0, phase: StepPhase::Apply }, vec![first + 3]));
 }
 
 fn first_stage() -> Ops {

@@ -1,0 +1,393 @@
+//! `paceline bench kernels`: how fast this machine computes what a model is made of.
+
+use crate::failure::Failure;
+use crate::flags::{
+    ClusterFlags, CommonFlags, Defaults, Origins, Problems, StrategyFlags, real, whole,
+};
+use crate::overview::{percent, table};
+use clap::Args;
+use paceline_exec::probe::{self, Conditions, Subject};
+use paceline_plan::DType;
+use paceline_plan::collective::Order;
+use paceline_plan::lower::lower;
+use paceline_plan::model::Model;
+use paceline_plan::program::{AccumulateMode, Op, Plan, StepPhase};
+use paceline_plan::strategy::{Strategy, Sync, Zero};
+use paceline_plan::units::Seconds;
+use paceline_sim::compute::{KernelUse, accumulate_kernel, kernel, step_kernel};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// Measure the kernels of a model on this machine
+///
+/// Every kernel that one rank runs in an iteration is timed on the shapes it has there, in the way
+/// training runs it. Products and attention are told in GFLOP/s, beside the best product that this
+/// machine was seen to do; everything else in GB/s, beside a plain copy or sum of as many bytes.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Flags {
+    #[command(flatten)]
+    strategy: StrategyFlags,
+    /// Threads that compute together [default: 1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Measuring")]
+    threads_per_rank: Option<String>,
+    /// Milliseconds to spend on each kernel [default: 50]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true, help_heading = "Measuring")]
+    budget: Option<String>,
+    #[command(flatten)]
+    common: CommonFlags,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  paceline bench kernels --model gpt2-124m --seq 256 --micro-batch 2
+  paceline bench kernels --model mini --threads-per-rank 2 --json";
+
+/// More threads than any processor has cores for.
+const MOST_THREADS: u64 = 1024;
+/// Longer than anyone waits for one kernel.
+const LONGEST: f64 = 60_000.0;
+
+/// Measures and prints.
+pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
+    let mut problems = Problems::new(origins);
+    let threads = whole(
+        "--threads-per-rank",
+        flags.threads_per_rank.as_deref(),
+        1..=MOST_THREADS,
+        &mut problems,
+    );
+    let budget = real("--budget", flags.budget.as_deref(), 0.0..=LONGEST, &mut problems);
+    let defaults = Defaults { dtype: DType::F32, order: Order::Canonical, one_host: true };
+    let on: Option<(&ClusterFlags, _)> = None;
+    let request = flags.strategy.check(defaults, on, &mut problems);
+    let Some(request) = request.filter(|_| problems.is_empty()) else {
+        return Err(problems.into());
+    };
+    let bench = Bench {
+        plan: alone(&request.model, &request.plan.strategy)?,
+        threads: threads
+            .and_then(|threads| NonZeroUsize::new(usize::try_from(threads).ok()?))
+            .unwrap_or(NonZeroUsize::MIN),
+        effort: Duration::from_secs_f64(budget.unwrap_or(50.0) / 1e3),
+        stop: AtomicBool::new(false),
+    };
+    paceline_exec::can_run(&bench.plan)?;
+    let output = flags.common.output();
+    let (rows, best) = bench.measure()?;
+    for row in &rows {
+        output.object(row)?;
+    }
+    let sum = Sum::of(&bench, &rows, best);
+    output.object(&sum)?;
+    if output.is_json() { Ok(()) } else { Ok(output.people(&told(&rows, &sum))?) }
+}
+
+/// The same work for one rank: its layers are cut as they would be, but nobody else is there.
+fn alone(model: &Model, strategy: &Strategy) -> Result<Plan, Failure> {
+    let own = strategy.global_batch / u64::from(strategy.dp.max(1));
+    let strategy = Strategy {
+        dp: 1,
+        pp: 1,
+        tp: 1,
+        cp: 1,
+        sp: false,
+        zero: Zero::None,
+        sync: Sync::AllReduce,
+        global_batch: own,
+        leaves: 1,
+        ..strategy.clone()
+    };
+    lower(model, &strategy).map_err(|found| {
+        let mut problems = Problems::default();
+        problems.planner(found);
+        problems.into()
+    })
+}
+
+struct Bench {
+    plan: Plan,
+    threads: NonZeroUsize,
+    effort: Duration,
+    stop: AtomicBool,
+}
+
+/// One kernel on one shape.
+#[derive(Debug, Serialize)]
+struct Row {
+    kernel: String,
+    dtype: String,
+    shape: Vec<u64>,
+    /// Times in an iteration.
+    uses: u64,
+    median_us: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gflops: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gbps: Option<f64>,
+    /// Its rate over the best product's, or over that of a copy or sum of as many bytes.
+    of_peak: f64,
+    /// Its part of the time of all kernels in an iteration.
+    share: f64,
+}
+
+/// What all kernels come to.
+#[derive(Serialize)]
+struct Sum {
+    model: String,
+    threads: usize,
+    kernels: usize,
+    /// Of all kernels in an iteration.
+    compute_s: f64,
+    tokens_per_s: f64,
+    /// The best product that was seen.
+    peak_gflops: f64,
+}
+
+impl Sum {
+    fn of(bench: &Bench, rows: &[Row], best: f64) -> Self {
+        let compute_s = rows.iter().map(|row| row.uses as f64 * row.median_us * 1e-6).sum();
+        Self {
+            model: bench.plan.model.clone(),
+            threads: bench.threads.get(),
+            kernels: rows.len(),
+            compute_s,
+            tokens_per_s: bench.plan.strategy.tokens() as f64 / compute_s,
+            peak_gflops: best / 1e9,
+        }
+    }
+}
+
+/// What is to be timed, and how often an iteration has it.
+struct Timed {
+    template: usize,
+    subject: Subject,
+    used: KernelUse,
+    uses: u64,
+}
+
+impl Bench {
+    /// The kernels by what they take of an iteration, and the rate of the best product.
+    fn measure(&self) -> Result<(Vec<Row>, f64), Failure> {
+        let mut timed = Vec::new();
+        let mut best = self.best_product()?;
+        for kernel in self.kernels() {
+            let time = self.time(&self.plan, kernel.template, kernel.subject, 1, self.threads)?;
+            if is_product(&kernel.used) {
+                best = best.max(kernel.used.work / time.0);
+            }
+            timed.push((kernel, time));
+        }
+        let whole: f64 = timed.iter().map(|(kernel, time)| kernel.uses as f64 * time.0).sum();
+        let mut plain = BTreeMap::new();
+        let mut rows = Vec::new();
+        for (Timed { used, uses, subject, .. }, time) in timed {
+            let product = is_product(&used);
+            let work = if product { used.work } else { self.bytes(&used, subject) };
+            let rate = work / time.0;
+            let peak = if product { best } else { self.plain_rate(work, &mut plain)? };
+            rows.push(Row {
+                kernel: used.name,
+                dtype: used.dtype.to_string(),
+                shape: used.shape,
+                uses,
+                median_us: time.0 * 1e6,
+                gflops: product.then_some(rate / 1e9),
+                gbps: (!product).then_some(rate / 1e9),
+                of_peak: rate / peak,
+                share: uses as f64 * time.0 / whole,
+            });
+        }
+        rows.sort_by(|a, b| b.share.total_cmp(&a.share));
+        Ok((rows, best))
+    }
+
+    /// Everything that an iteration of the first rank runs, each kernel and shape once.
+    fn kernels(&self) -> Vec<Timed> {
+        let program = &self.plan.programs[0];
+        let mut found: Vec<Timed> = Vec::new();
+        let mut note = |template, subject, used: KernelUse| {
+            let same = |t: &&mut Timed| (&t.used.name, &t.used.shape) == (&used.name, &used.shape);
+            match found.iter_mut().find(same) {
+                Some(timed) => timed.uses += 1,
+                None => found.push(Timed { template, subject, used, uses: 1 }),
+            }
+        };
+        for node in &program.body.nodes {
+            match node.op {
+                Op::Compute { segment, .. } => {
+                    let at = program.segment(segment).template as usize;
+                    let template = &self.plan.templates[at];
+                    for (index, op) in template.ops.iter().enumerate() {
+                        note(at, Subject::Operator(index), kernel(template, op));
+                    }
+                }
+                Op::Step { bucket, phase } => {
+                    let (elements, strategy) =
+                        (program.buckets[bucket as usize].elements, &self.plan.strategy);
+                    let used = step_kernel(
+                        strategy.optimizer,
+                        phase,
+                        strategy.activation_dtype(),
+                        elements,
+                    );
+                    note(0, Subject::Step(elements, phase), used);
+                }
+                Op::Accumulate { from, mode, .. } => {
+                    let dtype = program.buffer(from.buffer).dtype;
+                    let used = accumulate_kernel(mode, dtype, from.len);
+                    note(0, Subject::Accumulate(from.len, mode), used);
+                }
+                Op::Load { .. }
+                | Op::Send { .. }
+                | Op::Recv { .. }
+                | Op::Collective { .. }
+                | Op::Stash { .. }
+                | Op::Restore { .. }
+                | Op::Free { .. }
+                | Op::Serve { .. } => {}
+            }
+        }
+        found
+    }
+
+    /// Bytes that a kernel which is no product reads and writes.
+    fn bytes(&self, used: &KernelUse, subject: Subject) -> f64 {
+        match subject {
+            Subject::Operator(_) => used.work,
+            Subject::Accumulate(elements, mode) => {
+                // Probes of sums and copies are in f32.
+                (elements * 4 * touched(mode)) as f64
+            }
+            Subject::Step(elements, phase) => {
+                let strategy = &self.plan.strategy;
+                let (act, grad) = (strategy.activation_dtype().size(), strategy.grad_dtype.size());
+                let rounded = if strategy.activation_dtype() == DType::F32 { 0 } else { act };
+                let moments = 4 * strategy.optimizer.moments() as u64;
+                let gauged = strategy.optimizer.gauges();
+                let each = match phase {
+                    StepPhase::Gauge => 4 + grad + 2 * moments,
+                    StepPhase::Apply if gauged => 8 + rounded + moments,
+                    StepPhase::Apply => 8 + rounded + grad + 2 * moments,
+                };
+                (elements * each) as f64
+            }
+        }
+    }
+
+    /// A large product of this type: what the processor can do when nothing stands in its way.
+    fn best_product(&self) -> Result<f64, Failure> {
+        let strategy = Strategy {
+            dtype: self.plan.strategy.dtype,
+            grad_dtype: self.plan.strategy.grad_dtype,
+            seq: 512,
+            ..Strategy::default()
+        };
+        let wrong = |error: String| Failure::Run(anyhow::anyhow!("a probe is no model: {error}"));
+        let model = Model::parse(LARGE, "probe.toml").map_err(|error| wrong(error.to_string()))?;
+        let plan = lower(&model, &strategy).map_err(|error| wrong(error.to_string()))?;
+        let mut best: f64 = 1.0;
+        for (at, template) in plan.templates.iter().enumerate() {
+            for (index, op) in template.ops.iter().enumerate() {
+                let used = kernel(template, op);
+                if used.name.starts_with("linear.") && used.shape == [512, 1024, 4096] {
+                    let subject = Subject::Operator(index);
+                    let time = self.time(&plan, at, subject, 1, self.threads)?;
+                    best = best.max(used.work / time.0);
+                }
+            }
+        }
+        Ok(best)
+    }
+
+    /// The rate at which as many threads go through so many bytes with nothing to compute: the faster
+    /// of a copy and a sum, because some machines read faster than they write.
+    fn plain_rate(&self, bytes: f64, known: &mut BTreeMap<u64, f64>) -> Result<f64, Failure> {
+        let ranks = u32::try_from(self.threads.get()).unwrap_or(u32::MAX);
+        let each = (bytes / f64::from(ranks)).max(256.0) as u64;
+        if let Some(rate) = known.get(&each) {
+            return Ok(*rate);
+        }
+        let mut best: f64 = 1.0;
+        for mode in [AccumulateMode::Move, AccumulateMode::Add] {
+            let elements = each / (4 * touched(mode));
+            let subject = Subject::Accumulate(elements, mode);
+            let time = self.time(&self.plan, 0, subject, ranks, NonZeroUsize::MIN)?;
+            let moved = elements * 4 * touched(mode) * u64::from(ranks);
+            best = best.max(moved as f64 / time.0);
+        }
+        known.insert(each, best);
+        Ok(best)
+    }
+
+    fn time(
+        &self,
+        plan: &Plan,
+        template: usize,
+        subject: Subject,
+        ranks: u32,
+        threads: NonZeroUsize,
+    ) -> Result<Seconds, Failure> {
+        let (effort, stop) = (self.effort, &self.stop);
+        let conditions = Conditions { ranks, threads, sweep: None, effort, stop };
+        let time = probe::time(plan, template, subject, &conditions)?;
+        Ok(Seconds(time.0.max(1e-10)))
+    }
+}
+
+/// A layer whose products are large.
+const LARGE: &str = "\
+kind = \"gpt2\"
+layers = 1
+d_model = 1024
+heads = 16
+ffn = 4096
+seq = 512
+vocab = 256
+tied = true
+";
+
+/// How often a sum or a copy touches memory for one element.
+fn touched(mode: AccumulateMode) -> u64 {
+    match mode {
+        AccumulateMode::Add => 3,
+        AccumulateMode::Move => 2,
+    }
+}
+
+/// Whether a kernel is told in operations.
+fn is_product(used: &KernelUse) -> bool {
+    used.shape.len() == 3
+}
+
+fn told(rows: &[Row], sum: &Sum) -> String {
+    let lines = rows.iter().map(|row| {
+        let shape: Vec<String> = row.shape.iter().map(u64::to_string).collect();
+        let (rate, unit) = match (row.gflops, row.gbps) {
+            (Some(rate), _) => (rate, "GFLOP/s"),
+            (None, rate) => (rate.unwrap_or(0.0), "GB/s"),
+        };
+        vec![
+            row.kernel.clone(),
+            shape.join("×"),
+            row.uses.to_string(),
+            format!("{:.1}", row.median_us),
+            format!("{rate:.1} {unit:<7}"),
+            percent(row.of_peak),
+            percent(row.share),
+        ]
+    });
+    let head = ["kernel", "shape", "uses", "µs", "rate", "of peak", "of all"];
+    let mut text = table(&head, 2, lines);
+    let Sum { compute_s, tokens_per_s, peak_gflops, threads, .. } = sum;
+    let plural = if *threads == 1 { "" } else { "s" };
+    text += &format!(
+        "\nall kernels of an iteration: {}, {tokens_per_s:.0} tokens/s with {threads} thread{plural}\n\
+         peak: {peak_gflops:.1} GFLOP/s, the best product seen; for the others, a copy or a sum of as many bytes\n",
+        Seconds(*compute_s)
+    );
+    text
+}

@@ -1,0 +1,94 @@
+//! What programs hear of a run: one object for each iteration, and one for all.
+
+use crate::output::{IterationRecord, RunDir, RunRecord};
+use paceline_exec::IterationReport;
+use serde::Serialize;
+
+impl From<&IterationReport> for IterationRecord {
+    fn from(report: &IterationReport) -> Self {
+        let finite = |value: f32| value.is_finite().then_some(value);
+        Self {
+            loss: finite(report.loss),
+            grad_norm: finite(report.grad_norm),
+            seconds: report.seconds,
+        }
+    }
+}
+
+/// One iteration, for programs.
+#[derive(Serialize)]
+pub(super) struct IterationEvent {
+    event: &'static str,
+    iteration: u32,
+    loss: f32,
+    loss_bits: String,
+    tokens_per_s: f64,
+    iteration_s: f64,
+    grad_norm: f32,
+    /// In f16 runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    loss_scale: Option<f32>,
+    /// Whether the gradient left the range of f16, so that no weight was changed.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    skipped: bool,
+}
+
+impl From<&IterationReport> for IterationEvent {
+    fn from(report: &IterationReport) -> Self {
+        Self {
+            event: "iteration",
+            iteration: report.iteration,
+            loss: report.loss,
+            loss_bits: bits(report.loss),
+            tokens_per_s: report.tokens_per_s,
+            iteration_s: report.seconds,
+            grad_norm: report.grad_norm,
+            loss_scale: report.loss_scale,
+            skipped: report.skipped,
+        }
+    }
+}
+
+/// The whole run, for programs.
+#[derive(Serialize)]
+pub(super) struct DoneEvent<'a> {
+    event: &'static str,
+    iterations: usize,
+    loss: Option<f32>,
+    loss_bits: Option<String>,
+    floor: Option<f64>,
+    tokens_per_s: Option<f64>,
+    predicted_iteration_s: Option<f64>,
+    measured_iteration_s: Option<f64>,
+    peak_bytes: Option<&'a [u64]>,
+    planned_peak_bytes: &'a [u64],
+    stopped: bool,
+    checkpoint: Option<&'a str>,
+    run_dir: String,
+}
+
+impl<'a> DoneEvent<'a> {
+    pub(super) fn new(record: &'a RunRecord, directory: &RunDir) -> Self {
+        let last = record.iterations.last().and_then(|iteration| iteration.loss);
+        Self {
+            event: "done",
+            iterations: record.iterations.len(),
+            loss: last,
+            loss_bits: last.map(bits),
+            floor: record.floor,
+            tokens_per_s: record.tokens_per_s,
+            predicted_iteration_s: record.predicted_iteration_s,
+            measured_iteration_s: record.measured_iteration_s,
+            peak_bytes: record.peak_bytes.as_deref(),
+            planned_peak_bytes: &record.planned_peak_bytes,
+            stopped: record.stopped,
+            checkpoint: record.checkpoint.as_deref(),
+            run_dir: directory.path().display().to_string(),
+        }
+    }
+}
+
+/// A float's bit pattern, by which two runs are compared exactly.
+pub(super) fn bits(value: f32) -> String {
+    format!("{:08x}", value.to_bits())
+}

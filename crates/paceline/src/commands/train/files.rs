@@ -1,0 +1,81 @@
+//! What is left of a run: its files, and what people are told about it.
+
+use crate::commands::report;
+use crate::failure::Failure;
+use crate::output::{RunDir, RunRecord};
+use crate::report::breakdown_table;
+use paceline_plan::trace::{Trace, to_perfetto, to_perfetto_beside};
+use paceline_plan::units::Bytes;
+
+/// Writes the run's directory; the record last but one, because it says which traces there are.
+pub(super) fn write_files(
+    directory: &RunDir,
+    record: &mut RunRecord,
+    simulated: Option<&Trace>,
+    measured: Option<&Trace>,
+) -> Result<(), Failure> {
+    for (name, trace, there) in [
+        ("simulated.json", simulated, &mut record.simulated),
+        ("measured.json", measured, &mut record.measured),
+    ] {
+        *there = trace.is_some();
+        match trace {
+            Some(trace) => {
+                directory.write(name, &trace.to_json().map_err(|e| Failure::Run(e.into()))?)?;
+            }
+            None => directory.remove(name),
+        }
+    }
+    let both = match (simulated, measured) {
+        (Some(simulated), Some(measured)) => Some(to_perfetto_beside(simulated, measured)),
+        (Some(one), None) | (None, Some(one)) => Some(to_perfetto(one)),
+        (None, None) => None,
+    };
+    match both {
+        Some(both) => directory.write("trace.json", &both)?,
+        None => directory.remove("trace.json"),
+    }
+    let json = serde_json::to_string_pretty(&record).map_err(|e| Failure::Run(e.into()))?;
+    directory.write("run.json", &json)?;
+    Ok(directory.write("report.html", &report::page(record, simulated, measured))?)
+}
+
+/// How it went.
+pub(super) fn closing(
+    record: &RunRecord,
+    directory: &RunDir,
+    simulated: Option<&Trace>,
+    measured: Option<&Trace>,
+) -> String {
+    let mut text = String::new();
+    let losses = record.losses();
+    if let [first, .., last] | [first @ last] = losses.as_slice() {
+        let floor = record.floor.map_or(String::new(), |floor| format!(" (floor {floor:.4})"));
+        let pace = record.tokens_per_s.unwrap_or(0.0);
+        text += &format!(
+            "loss {first:.4} → {last:.4}{floor} in {} iterations at {pace:.0} tokens/s\n",
+            losses.len()
+        );
+    }
+    if record.stopped {
+        let done = record.iterations_before as usize + losses.len();
+        text += &format!("stopped after {done} of {}\n", record.iterations_asked);
+    }
+    let most = |bytes: &[u64]| Bytes(bytes.iter().copied().max().unwrap_or(0));
+    text += &format!("memory of the fullest rank: {} planned", most(&record.planned_peak_bytes));
+    if let Some(peak) = &record.peak_bytes {
+        text += &format!(", {} measured", most(peak));
+    }
+    text += "\n\n";
+    text += &breakdown_table(simulated, measured);
+    let path = |name: &str| directory.file(name).display().to_string();
+    text += &format!("\nreport    {}\n", path("report.html"));
+    text += &format!("trace     {} (opens in Perfetto)\n", path("trace.json"));
+    if let Some(checkpoint) = &record.checkpoint {
+        text += &format!("checkpoint {checkpoint}\n");
+    }
+    if let Some(exported) = &record.exported {
+        text += &format!("exported  {exported} (for transformers)\n");
+    }
+    text
+}

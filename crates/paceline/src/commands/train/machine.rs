@@ -1,0 +1,93 @@
+//! Whether this machine, its data and its disk can do what is asked.
+
+use crate::failure::Failure;
+use crate::flags::{Keeping, Problems};
+use paceline_exec::data::{Data, DataSource};
+use paceline_exec::hugging_face::can_export;
+use paceline_exec::resident;
+use paceline_plan::ids::Rank;
+use paceline_plan::model::Model;
+use paceline_plan::program::Plan;
+use paceline_plan::units::Bytes;
+use paceline_sim::cluster::{Cluster, preset};
+
+/// The most ranks that one machine can be asked to be.
+const MOST_RANKS: u32 = 1024;
+
+/// Notes data that the model cannot learn from, and a model that cannot be exported.
+pub(super) fn can_learn(
+    model: &Model,
+    plan: &Plan,
+    source: &DataSource,
+    keeping: &Keeping,
+    problems: &mut Problems,
+) {
+    let vocab = u32::try_from(model.vocab).unwrap_or(u32::MAX);
+    if let Err(error) = Data::new(source, vocab, plan.strategy.seq, 0) {
+        problems.say("--data", error.to_string());
+    }
+    if let (Some(_), Err(error)) = (&keeping.export_hf, can_export(model)) {
+        problems.say("--export-hf", error.to_string());
+    }
+}
+
+/// Notes a plan that this machine cannot hold: to find out by trying could take it down.
+pub(super) fn can_start(plan: &Plan, problems: &mut Problems) {
+    let ranks = plan.mesh.world();
+    if ranks > MOST_RANKS {
+        problems.say(
+            "--ranks",
+            format!(
+                "{ranks} ranks are more than the {MOST_RANKS} that one machine can be asked to be"
+            ),
+        );
+        return;
+    }
+    let needed = Bytes(planned(plan).into_iter().fold(0u64, u64::saturating_add));
+    if let Some(available) = resident::available().filter(|available| needed.0 > *available) {
+        problems.say(
+            "--model",
+            format!(
+                "{} on {ranks} ranks needs {needed}, and this machine has {} to give; \
+                 `paceline simulate` needs no such memory",
+                plan.model,
+                Bytes(available)
+            ),
+        );
+    }
+}
+
+/// Notes the rank that needs the most memory, if that is more than a rank may have.
+pub(super) fn fits_limit(plan: &Plan, limit: Option<Bytes>, problems: &mut Problems) {
+    let most = (0..).map(Rank).zip(planned(plan)).max_by_key(|(_, bytes)| *bytes);
+    if let (Some(limit), Some((rank, bytes))) = (limit, most)
+        && bytes > limit.0
+    {
+        problems.say(
+            "--memory-limit",
+            format!(
+                "a rank may have {limit}, and {} needs {} on rank {rank}; `paceline plan` shows what \
+                 for, and --zero, --recompute, --tp, --pp or a smaller --micro-batch need less",
+                plan.model,
+                Bytes(bytes)
+            ),
+        );
+    }
+}
+
+/// The arena of each rank.
+pub(super) fn planned(plan: &Plan) -> Vec<u64> {
+    (0..plan.mesh.world()).map(|rank| plan.program(Rank(rank)).memory.total().0).collect()
+}
+
+/// The cluster that stands for this machine until it is measured: a core for each rank, which takes
+/// turns with others where there are more ranks than cores.
+pub(super) fn this_machine(ranks: u32) -> Result<Cluster, Failure> {
+    let mut cluster =
+        preset::get("laptop").map_err(|error| Failure::flag("--cluster", error.to_string()))?;
+    if let Some(cores) = cluster.dimensions.first_mut() {
+        let available = std::thread::available_parallelism().map_or(1, usize::from);
+        cores.size = u32::try_from(available).unwrap_or(u32::MAX);
+    }
+    Ok(cluster.crowded(ranks))
+}

@@ -1,0 +1,156 @@
+//! What a run is known to be before it starts, and what it came to.
+
+use super::Job;
+use super::machine::planned;
+use crate::failure::Failure;
+use crate::output::{MemoryRecord, ModelRecord, Output, Progress, RunRecord};
+use crate::overview::{facts, warnings};
+use paceline_exec::Device;
+use paceline_exec::data::{Data, DataSource};
+use paceline_plan::ids::Rank;
+use paceline_plan::program::{MemoryKind, Plan};
+use paceline_plan::summary::summarize;
+use paceline_plan::trace::{Span, Trace};
+use paceline_plan::units::Seconds;
+
+impl Job {
+    /// What is known before the first iteration.
+    pub(super) fn record(&self) -> RunRecord {
+        let Self { model, plan, training, keeping, data, cores, cluster, .. } = self;
+        let summary = summarize(plan);
+        let mut warnings = warnings(plan, &summary, None);
+        let ranks = plan.mesh.world();
+        if ranks as usize > *cores && cluster.measured.is_none() {
+            warnings.push(format!(
+                "{ranks} ranks share {cores} core{}, the prediction gives each its own: expect it \
+                 to be too fast",
+                if *cores == 1 { "" } else { "s" }
+            ));
+        }
+        if self.launch.device != Device::Cpu {
+            warnings.push(format!(
+                "the prediction is for {}; --cluster names one with the GPU",
+                cluster.name
+            ));
+        }
+        let memory = plan.programs.iter().flat_map(|program| {
+            MemoryKind::ALL.map(|kind| MemoryRecord {
+                role: program.name.clone(),
+                kind: kind.name().to_owned(),
+                bytes: program.memory.of(kind).0,
+            })
+        });
+        let model = ModelRecord::from(model);
+        let mut facts = facts(&model, plan);
+        if let DataSource::Text(text) = &data.source {
+            let (tokens, path) = (text.tokens(), text.path().display());
+            facts.push(("data".to_owned(), format!("{path}, {tokens} tokens, 1 in 20 held out")));
+        }
+        if let Some(from) = &keeping.init_from {
+            facts.push(("weights".to_owned(), format!("from {}", from.path().display())));
+        }
+        let resumed = keeping.resume.as_ref();
+        if let Some(resume) = resumed {
+            let (iteration, path) = (resume.state().iteration, resume.path().display());
+            facts.push(("resumed".to_owned(), format!("after iteration {iteration}, from {path}")));
+        }
+        RunRecord {
+            format: RunRecord::FORMAT,
+            facts,
+            iterations_before: resumed.map_or(0, |resume| resume.state().iteration),
+            checkpoint: None,
+            exported: None,
+            model,
+            strategy: plan.strategy.clone(),
+            cluster: cluster.name.clone(),
+            iterations_asked: training.iterations,
+            lr: training.lr,
+            warmup: training.warmup,
+            weight_decay: training.weight_decay,
+            clip: training.clip,
+            seed: training.seed,
+            iterations: Vec::new(),
+            floor: self.floor(),
+            predicted_iteration_s: None,
+            measured_iteration_s: None,
+            tokens_per_s: None,
+            peak_bytes: None,
+            planned_peak_bytes: planned(plan),
+            memory: memory.collect(),
+            warnings,
+            stopped: false,
+            failed: None,
+            measured: false,
+            simulated: false,
+        }
+    }
+
+    /// The lowest loss that the data allows, where that is known.
+    fn floor(&self) -> Option<f64> {
+        let vocab = u32::try_from(self.model.vocab).ok()?;
+        let (seq, seed) = (self.plan.strategy.seq, self.training.seed);
+        Data::new(&self.data.source, vocab, seq, seed).ok()?.floor()
+    }
+
+    /// The simulator's trace; a run does not depend on it.
+    pub(super) fn predict(&self, record: &mut RunRecord) -> Option<Trace> {
+        let options = paceline_sim::Options { trace: true, ..Default::default() };
+        match paceline_sim::simulate(&self.plan, &self.cluster, &options) {
+            Ok(outcome) => {
+                record.predicted_iteration_s = Some(outcome.iteration.0);
+                outcome.trace.map(|trace| unfold(trace, &self.plan))
+            }
+            Err(error) => {
+                record.warnings.push(format!("there is no prediction: {error}"));
+                None
+            }
+        }
+    }
+
+    pub(super) fn progress(&self, record: &RunRecord) -> Progress {
+        Progress::new(record.iterations_before, self.training.iterations, record.floor)
+    }
+
+    /// What is about to happen.
+    pub(super) fn announce(&self, record: &RunRecord, output: &Output) -> Result<(), Failure> {
+        let mut text = String::new();
+        for (name, fact) in &record.facts {
+            text += &format!("{name:<9} {fact}\n");
+        }
+        if let Some(seconds) = record.predicted_iteration_s {
+            let time = Seconds(seconds);
+            text += &format!("predicted {time} an iteration on {}\n", record.cluster);
+        }
+        for warning in &record.warnings {
+            text += &format!("warning: {warning}\n");
+        }
+        Ok(output.people(&text)?)
+    }
+
+    /// The pace, from all iterations.
+    pub(super) fn conclude(&self, record: &mut RunRecord) {
+        let steady = match record.iterations.as_slice() {
+            // The first iteration also fills caches and wakes threads.
+            [_, steady @ ..] if !steady.is_empty() => steady,
+            all => all,
+        };
+        let mut times: Vec<f64> = steady.iter().map(|iteration| iteration.seconds).collect();
+        times.sort_by(f64::total_cmp);
+        record.measured_iteration_s = times.get(times.len() / 2).copied();
+        let tokens = self.plan.strategy.tokens() as f64;
+        let pace = record.measured_iteration_s.filter(|seconds| *seconds > 0.0);
+        record.tokens_per_s = pace.map(|seconds| tokens / seconds);
+    }
+}
+
+/// The simulator writes one rank of each role, because all of them take the same time; here each
+/// rank gets its copy, so that every measured rank has a prediction beside it.
+fn unfold(mut trace: Trace, plan: &Plan) -> Trace {
+    let folded = std::mem::take(&mut trace.spans);
+    for rank in (0..plan.mesh.world()).map(Rank) {
+        let stands_for = plan.representative(plan.role(rank));
+        let own = folded.iter().filter(|span| span.rank == stands_for);
+        trace.spans.extend(own.map(|span| Span { rank, ..*span }));
+    }
+    trace
+}

@@ -1,0 +1,91 @@
+//! Every run file in `examples/` is sound, trains on real processes, and keeps the promise that its
+//! comment makes.
+
+use super::support::{Folder, Ran};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+/// What a run file promises about its losses.
+enum Promise {
+    /// Those of another file, to the bit.
+    Same(&'static str),
+    /// Those of another file, within a ten-thousandth.
+    Near(&'static str),
+    /// Its own under other flags, to the bit.
+    Under(&'static str),
+    /// They fall: the others are compared with these.
+    Fall,
+}
+
+const SINGLE: &str = "single-device";
+
+/// One line for each file that trains.
+const PROMISES: [(&str, Promise); 12] = [
+    (SINGLE, Promise::Fall),
+    ("parameter-server", Promise::Same(SINGLE)),
+    ("parameter-servers", Promise::Same(SINGLE)),
+    ("all-reduce", Promise::Same(SINGLE)),
+    ("gpipe", Promise::Same(SINGLE)),
+    ("1f1b", Promise::Same(SINGLE)),
+    ("zero", Promise::Same(SINGLE)),
+    ("ring-all-reduce", Promise::Near(SINGLE)),
+    ("tensor", Promise::Near(SINGLE)),
+    ("hybrid", Promise::Near(SINGLE)),
+    ("synchronous-sgd", Promise::Under("--dp 1")),
+    ("large-batch", Promise::Under("--zero 3")),
+];
+
+/// Enough for losses to fall, short enough for twelve runs.
+const FEW: &str = "--iterations 8 --warmup 2 --seq 16 --json --save-every 0 --out run";
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples")
+}
+
+fn train(here: &Folder, name: &str, flags: &str) -> Vec<f32> {
+    let file = folder().join(format!("{name}.toml"));
+    let line = format!("train --config {} {FEW} {flags}", file.display());
+    let ran: Ran = here.run(&line).done();
+    let objects = ran.objects();
+    let losses = objects.iter().filter(|object| object["event"] == "iteration");
+    let bits = losses.map(|object| object["loss_bits"].as_str().unwrap().to_owned());
+    bits.map(|bits| f32::from_bits(u32::from_str_radix(&bits, 16).unwrap())).collect()
+}
+
+#[test]
+fn every_example_trains_and_keeps_its_promise() {
+    let here = Folder::new();
+    let losses: BTreeMap<&str, Vec<f32>> =
+        PROMISES.iter().map(|(name, _)| (*name, train(&here, name, ""))).collect();
+    for (name, promise) in &PROMISES {
+        let own = &losses[name];
+        assert_eq!(own.len(), 8, "{name}");
+        assert!(own[7] < own[0] - 0.05, "{name}: {own:?}");
+        match promise {
+            Promise::Same(other) => assert_eq!(own, &losses[other], "{name}"),
+            Promise::Near(other) => {
+                for (own, other) in own.iter().zip(&losses[other]) {
+                    assert!((own - other).abs() <= 1e-4 * other, "{name}: {own} and {other}");
+                }
+            }
+            Promise::Under(flags) => assert_eq!(own, &train(&here, name, flags), "{name} {flags}"),
+            Promise::Fall => {}
+        }
+    }
+    assert_eq!(losses["hybrid"], train(&here, "hybrid", "--dp 1 --pp 1 --zero 0"), "hybrid");
+}
+
+#[test]
+fn no_example_is_forgotten() {
+    let here = Folder::new();
+    for entry in fs::read_dir(folder()).unwrap().flatten() {
+        let (path, text) = (entry.path(), fs::read_to_string(entry.path()).unwrap());
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        here.run(&format!("plan --config {} --json", path.display())).done();
+        let trains = text.contains("paceline train --config");
+        let promised = PROMISES.iter().any(|(known, _)| *known == name);
+        assert_eq!(trains, promised, "{name}");
+        assert!(text.starts_with('#') && text.contains(&format!("examples/{name}.toml")), "{name}");
+    }
+}

@@ -1,0 +1,67 @@
+//! How long whole tensors and their directions are, which LAMB's step depends on (You et al., arXiv
+//! 1904.00962, algorithm 2).
+//!
+//! The sums go the way of the gradient's norm: by block, filled in among those who share an update,
+//! then by tensor, filled in along tp (each rank has a part of a cut tensor) and pp (a tied table counts
+//! where the embedding stands). So a step has the same bits however the update is dealt out.
+
+use super::bucket::norm_entries;
+use super::role::Role;
+use crate::dtype::DType;
+use crate::graph::{BLOCK, OpKind};
+use crate::ids::OpId;
+use crate::mesh::{Axis, GroupKind};
+use crate::program::{Gauge, MemoryKind, Op, StepPhase, View};
+
+impl Role<'_> {
+    /// Gauges every bucket once the gradient's norm is known, which scales what moves the moments.
+    /// Returns what the step must wait for.
+    pub(super) fn gauge(&mut self, norm: &[OpId]) -> Vec<OpId> {
+        let blocks: u64 = self.buckets.iter().map(|b| b.shape.elements / BLOCK).sum();
+        let tensors = u64::from(norm_entries(&self.context.graph));
+        let mut two = |name: &str, elements: u64| {
+            let kind = MemoryKind::Communication;
+            let buffer = self.buffer(name.into(), DType::F32, 2 * elements, 1, kind);
+            self.whole(buffer)
+        };
+        let (block_sums, tensor_sums) =
+            (two("gauge.blocks", blocks), two("gauge.tensors", tensors));
+        let sharded = self.buckets.first().is_some_and(|bucket| bucket.shard.is_some());
+
+        let mut offset = 0;
+        for bucket in 0..self.buckets.len() {
+            let len = self.buckets[bucket].shape.elements / BLOCK;
+            self.buckets[bucket].gauge = Some(Gauge {
+                weights: View { offset, len, ..block_sums },
+                directions: View { offset: blocks + offset, len, ..block_sums },
+                tensors: tensor_sums,
+            });
+            let phase = StepPhase::Gauge;
+            self.compute(Op::Step { bucket: bucket as u32, phase }, norm);
+            offset += len;
+        }
+        let mut after = Vec::new();
+        if sharded {
+            after = self.sum("gauge.blocks", GroupKind::Replicas, block_sums);
+        }
+        for [from, into] in halves(block_sums, tensor_sums) {
+            self.small(OpKind::TensorSquares, from, into, &after);
+        }
+        after.clear();
+        for axis in [Axis::Tp, Axis::Pp] {
+            if self.context.mesh.axis(axis) > 1 {
+                after = self.sum("gauge.tensors", GroupKind::Axis(axis), tensor_sums);
+            }
+        }
+        after
+    }
+}
+
+/// The sums of weights by block and by tensor, then those of directions.
+pub(super) fn halves(blocks: View, tensors: View) -> [[View; 2]; 2] {
+    let half = |view: View, at: u64| {
+        let len = view.len / 2;
+        View { offset: view.offset + at * len, len, ..view }
+    };
+    [0, 1].map(|at| [half(blocks, at), half(tensors, at)])
+}
