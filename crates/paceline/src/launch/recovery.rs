@@ -83,7 +83,8 @@ pub(crate) fn run(run: &Run<'_>, output: &Output) -> Result<(), Failure> {
         if restart > recovery.most {
             return Err(end(&format!("\nafter {} restarts", recovery.most)));
         }
-        if recovery.elastic {
+        // A rank that says itself why it cannot go on is not lost.
+        if recovery.elastic && !fall.said_itself {
             left -= 1;
             let Some((layout, ranks)) = (run.replan)(left) else {
                 return Err(end(&format!("\nthe {left} ranks that are left can form no layout")));
@@ -120,7 +121,7 @@ struct Restart<'a> {
 fn tell(restart: &Restart<'_>, output: &Output) {
     let Restart { restart: number, from, world, left, fall, carried } = *restart;
     let since = match from {
-        0 => "from the beginning: there is no checkpoint yet".to_owned(),
+        0 => "from where it began: it has no checkpoint yet".to_owned(),
         from => format!("after iteration {from}"),
     };
     let who = match &carried.layout {

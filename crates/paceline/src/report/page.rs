@@ -139,7 +139,7 @@ fn iteration(
     writeln!(out, "</p>")
 }
 
-/// Compute, communication, its exposed part and idleness of every rank.
+/// Compute, communication, its exposed part and the bubble of every rank.
 fn breakdown(
     out: &mut String,
     simulated: Option<&Trace>,
@@ -150,7 +150,7 @@ fn breakdown(
     write!(
         out,
         "<table class=\"{}\"><caption>Where the iteration’s time goes, in {}. Exposed is \
-         communication that no computation hides; compute, exposed and idle make up the iteration.",
+         communication that no computation hides; compute, exposed and bubble make up the iteration.",
         if both { "breakdown" } else { "breakdown narrow" },
         scale.unit,
     )?;

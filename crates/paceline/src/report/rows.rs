@@ -28,7 +28,7 @@ impl Pair {
     }
 
     /// How far one part's prediction is off, as a share of the measured iteration: then the errors
-    /// of compute, exposed communication and idleness sum to the iteration's own.
+    /// of compute, exposed communication and bubble sum to the iteration's own.
     pub(super) fn error(&self, part: &Part) -> Option<f64> {
         let (predicted, measured) = (self.simulated.as_ref()?, self.measured.as_ref()?);
         let off = (part.of)(predicted) - (part.of)(measured);
@@ -47,7 +47,7 @@ pub(super) const PARTS: [Part; 4] = [
     Part { title: "compute", of: |b| b.compute },
     Part { title: "communication", of: |b| b.communication },
     Part { title: "exposed", of: |b| b.exposed_communication },
-    Part { title: "idle", of: |b| b.idle },
+    Part { title: "bubble", of: |b| b.idle },
 ];
 
 /// One row for each rank that a trace holds; beyond `limit`, the first and the last of them.

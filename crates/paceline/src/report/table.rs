@@ -8,7 +8,7 @@ use paceline_plan::units::Seconds;
 /// Ranks shown before the middle ones are left out.
 const RANKS: usize = 16;
 
-/// Compute, communication, its exposed part and idleness of each rank in the steady iteration,
+/// Compute, communication, its exposed part and the bubble of each rank in the steady iteration,
 /// predicted beside measured, as lines that fit a terminal of 80 columns. Empty without a trace.
 pub(crate) fn breakdown_table(simulated: Option<&Trace>, measured: Option<&Trace>) -> String {
     let length =
@@ -196,7 +196,7 @@ mod tests {
         assert_rectangle(&table);
         let expected = "\
 ┌──────┬──────────────┬────────────────┬──────────────┬──────────────┐
-│  ms  │   compute    │ communication  │   exposed    │     idle     │
+│  ms  │   compute    │ communication  │   exposed    │    bubble    │
 │ rank │ pred.  meas. │  pred.   meas. │ pred.  meas. │ pred.  meas. │
 ├──────┼──────────────┼────────────────┼──────────────┼──────────────┤
 │    0 │ 0.400  0.600 │  0.400   0.400 │ 0.400  0.300 │ 0.200  0.100 │

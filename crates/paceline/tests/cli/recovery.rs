@@ -164,5 +164,5 @@ fn a_restart_never_takes_another_runs_checkpoint() {
     let (code, objects, told) = victim.end();
     assert_eq!(code, Some(0), "{told}");
     assert_eq!(restarts(&objects)[0]["iteration"], 0, "{told}");
-    assert!(told.contains("from the beginning"), "{told}");
+    assert!(told.contains("from where it began"), "{told}");
 }

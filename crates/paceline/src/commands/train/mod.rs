@@ -118,6 +118,10 @@ pub(crate) fn start(flags: &Flags, purpose: Purpose, origins: Origins) -> Result
     }
     let data = flags.data.check(&DataDefaults::of(&keeping), &mut problems);
     let launch = flags.launch.check(&mut problems);
+    if flags.checkpoints.resume.is_some() && keeping.resume.is_none() && strategy.model.is_none() {
+        // What cannot be opened would have said which model it is.
+        return Err(problems.into());
+    }
     let mut job =
         Job::check(&strategy, &flags.cluster, training, (keeping, data), launch, problems)?;
     job.purpose = purpose;
