@@ -1,9 +1,10 @@
 //! Whether a plan can be run at all: everything is looked at before anything starts.
 
 use crate::error::ExecError;
+use crate::fuse::{Step, Uses, fuse};
 use crate::kernel::Kernel;
 use crate::shard;
-use crate::types::Types;
+use crate::types::{Float, Types};
 use paceline_plan::DType;
 use paceline_plan::program::{LocalOp, Op, Plan, Program, Template};
 
@@ -12,6 +13,8 @@ use paceline_plan::program::{LocalOp, Op, Plan, Program, Template};
 pub(crate) struct Kernels {
     /// Of every template that some role uses, by template.
     pub(crate) of: Vec<Vec<Kernel>>,
+    /// How they are run, by template.
+    pub(crate) steps: Vec<Vec<Step>>,
     /// The types that they work on.
     pub(crate) types: Types,
 }
@@ -45,7 +48,20 @@ pub(crate) fn templates(plan: &Plan) -> Result<Kernels, ExecError> {
             kernels[at] = template(&plan.templates[at])?;
         }
     }
-    Ok(Kernels { of: kernels, types })
+    let steps = steps(plan, &kernels, types);
+    Ok(Kernels { of: kernels, steps, types })
+}
+
+/// How kernels are run. In 16 bits every result is rounded, also one that is only handed on; what is
+/// joined would not be.
+fn steps(plan: &Plan, kernels: &[Vec<Kernel>], types: Types) -> Vec<Vec<Step>> {
+    let several = kernels.iter().any(|kernels| kernels.len() > 1);
+    let uses = (several && types.activation == Float::F32).then(|| Uses::of(plan));
+    let of = |(at, kernels): (usize, &Vec<Kernel>)| match &uses {
+        Some(uses) => fuse(at, &plan.templates[at], kernels, uses),
+        None => (0..kernels.len()).map(Step::One).collect(),
+    };
+    kernels.iter().enumerate().map(of).collect()
 }
 
 /// Words of the model's vocabulary: the rows of its tables, wherever they stand.

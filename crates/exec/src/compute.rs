@@ -1,18 +1,22 @@
 //! Runs segments: the operators of a template on the buffers that a role bound it to.
 
+mod joined;
+mod operands;
+
 use crate::check::Kernels;
 use crate::error::Fault;
+use crate::fuse::Step;
 use crate::kernel::Kernel;
 use crate::memory::Memory;
 use crate::place::Place;
 use crate::types::{Float, Types, typed};
 use crate::update;
-use paceline_kernels::arena::{Access, ArenaError, Span, Views};
+use operands::{Operands, linear_shape};
+use paceline_kernels::arena::ArenaError;
 use paceline_kernels::loss::Columns;
 use paceline_kernels::pool::{Cut, Pool, strips};
 use paceline_kernels::{
-    Bf16, Element, F16, Rows, Write, activation, bias, embedding, linear, loss, mixed, norm,
-    reduce, rope,
+    Bf16, Element, F16, Rows, Write, activation, bias, embedding, loss, mixed, norm, reduce, rope,
 };
 use paceline_plan::graph::{ActivationKind, NormKind, Part};
 use paceline_plan::program::{LocalOp, Plan, Program, Segment, Template};
@@ -89,12 +93,28 @@ impl<'p> Compute<'p> {
     ) -> Result<(), Fault> {
         let template = &self.plan.templates[segment.template as usize];
         let kernels = &self.kernels.of[segment.template as usize];
-        for (op, &kernel) in template.ops.iter().zip(kernels) {
-            let operands = Operands::of(memory, template, segment, op, running)?;
-            typed!(self.types, <T, G> self.run::<T, G>(kernel, &operands, fresh));
-            drop(operands);
-            if self.watching && kernel != Kernel::RowMax {
-                watch(memory, template, segment, op, running)?;
+        if self.watching {
+            for (op, &kernel) in template.ops.iter().zip(kernels) {
+                let operands = Operands::of(memory, template, segment, op, running)?;
+                typed!(self.types, <T, G> self.run::<T, G>(kernel, &operands, fresh));
+                drop(operands);
+                if kernel != Kernel::RowMax {
+                    watch(memory, template, segment, op, running)?;
+                }
+            }
+            return Ok(());
+        }
+        for step in &self.kernels.steps[segment.template as usize] {
+            match step {
+                Step::One(at) => {
+                    let op = &template.ops[*at];
+                    let operands = Operands::of(memory, template, segment, op, running)?;
+                    typed!(self.types, <T, G> self.run::<T, G>(kernels[*at], &operands, fresh));
+                }
+                Step::Several(joined, op) => {
+                    let operands = Operands::of(memory, template, segment, op, running)?;
+                    self.run_joined(*joined, &operands);
+                }
             }
         }
         Ok(())
@@ -505,97 +525,3 @@ fn workspace<T: Element, G: Element>(
     };
     template.ops.iter().zip(kernels).map(need).max().unwrap_or(0)
 }
-
-/// The operands of one operator: inputs, parameters (or their gradients) and outputs.
-struct Operands<'a> {
-    views: Views<'a>,
-    template: &'a Template,
-    op: &'a LocalOp,
-}
-
-impl<'a> Operands<'a> {
-    fn of(
-        memory: &'a Memory<'_>,
-        template: &'a Template,
-        segment: &Segment,
-        op: &'a LocalOp,
-        running: u64,
-    ) -> Result<Self, ArenaError> {
-        let on_params = match op.part {
-            Part::Forward | Part::InputGradient => Access::Read,
-            Part::WeightGradient => Access::Write,
-        };
-        let inputs = op.inputs.iter().map(|i| (i, Access::Read));
-        let params = op.params.iter().map(|i| (i, on_params));
-        let outputs = op.outputs.iter().map(|i| (i, Access::Write));
-        let mut spans = [(Span { offset: 0, len: 0 }, Access::Read); MOST_OPERANDS];
-        let mut count = 0;
-        for (&operand, access) in inputs.chain(params).chain(outputs) {
-            let view = segment.operands[usize::from(operand)];
-            let replaces = |o: &u16| segment.operands[usize::from(*o)] == view;
-            spans[count] = if access == Access::Read && op.outputs.iter().any(replaces) {
-                // The operator works in place: what it reads is in what it writes.
-                (Span { offset: 0, len: 0 }, access)
-            } else {
-                (memory.span(view, running), access)
-            };
-            count += 1;
-        }
-        Ok(Self { views: memory.views(&spans[..count])?, template, op })
-    }
-
-    fn input<T: Element>(&self, i: usize) -> &[T] {
-        self.views.slice(i)
-    }
-
-    /// An input of token numbers.
-    fn ids(&self, i: usize) -> &[u32] {
-        self.views.u32(i)
-    }
-
-    fn param<T: Element>(&self, i: usize) -> &[T] {
-        self.views.slice(self.op.inputs.len() + i)
-    }
-
-    fn gradient<G: Element>(&self, i: usize) -> &mut [G] {
-        self.views.take(self.op.inputs.len() + i)
-    }
-
-    fn output<T: Element>(&self, i: usize) -> &mut [T] {
-        self.views.take(self.op.inputs.len() + self.op.params.len() + i)
-    }
-
-    fn dims(&self, operand: u16) -> [u64; 2] {
-        self.template.operands[usize::from(operand)].dims
-    }
-
-    fn param_dims(&self, i: usize) -> [u64; 2] {
-        self.dims(self.op.params[i])
-    }
-
-    /// The shape of an input.
-    fn rows(&self, i: usize) -> Rows {
-        let [rows, width] = self.dims(self.op.inputs[i]);
-        Rows { rows: rows as usize, width: width as usize }
-    }
-
-    /// The shape of an output.
-    fn output_rows(&self, i: usize) -> Rows {
-        let [rows, width] = self.dims(self.op.outputs[i]);
-        Rows { rows: rows as usize, width: width as usize }
-    }
-
-    fn linear(&self) -> linear::Shape {
-        linear_shape(self.template, self.op)
-    }
-}
-
-/// The shape of a linear operator, whose weight is `[outputs, inputs]`.
-fn linear_shape(template: &Template, op: &LocalOp) -> linear::Shape {
-    let dims = |operand: u16| template.operands[usize::from(operand)].dims;
-    let ([rows, _], [outputs, inputs]) = (dims(op.inputs[0]), dims(op.params[0]));
-    linear::Shape { rows: rows as usize, inputs: inputs as usize, outputs: outputs as usize }
-}
-
-/// More operands than any operator has.
-const MOST_OPERANDS: usize = 8;

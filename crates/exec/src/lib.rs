@@ -32,6 +32,7 @@ mod cuda;
 pub mod data;
 mod error;
 mod exchange;
+mod fuse;
 mod hearing;
 mod horizon;
 pub mod hugging_face;

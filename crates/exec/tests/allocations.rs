@@ -51,6 +51,7 @@ fn a_rank_under_way_allocates_nothing() {
         ("bf16", Strategy { dtype: DType::Bf16, grad_dtype: DType::Bf16, ..one.clone() }, 1),
         ("f16", Strategy { dtype: DType::F16, ..one.clone() }, 1),
         ("full recomputation", Strategy { recompute: Recompute::Full, ..one.clone() }, 1),
+        ("two replicas", Strategy { dp: 2, ..one.clone() }, 1),
     ] {
         assert_eq!(asked(&strategy, threads), 0, "{name}");
     }

@@ -2,7 +2,8 @@
 
 use crate::Write;
 use crate::matmul::{Operand, Product};
-use crate::pool::Pool;
+use crate::pool::{Cut, Pool, strips};
+use crate::reduce::add;
 use crate::shape::expect_len;
 
 /// The sizes of a linear operator on one microbatch.
@@ -32,6 +33,71 @@ pub fn forward(pool: &Pool, shape: Shape, x: &[f32], w: &[f32], y: &mut [f32]) {
     );
 }
 
+/// A function of single elements, such as [`crate::activation::gelu_tanh_forward`].
+pub type Forward = fn(&[f32], &mut [f32]);
+
+/// The gradient of such a function: of `dy` and `x`, written to `dx`.
+pub type Gradient = fn(&[f32], &[f32], &mut [f32]);
+
+/// What is done to a product's elements, in this order, while they are in the cache.
+#[derive(Debug, Default)]
+pub struct Epilogue<'a> {
+    /// Added to every row.
+    pub bias: Option<&'a [f32]>,
+    /// Added to all rows, and as large as all of them.
+    pub residual: Option<&'a [f32]>,
+    /// A function of the result, and where its values go.
+    pub active: Option<(Forward, &'a mut [f32])>,
+}
+
+/// [`forward`] and what follows it: the bits are those of one operator after the other.
+pub fn forward_and(
+    pool: &Pool,
+    shape: Shape,
+    x: &[f32],
+    w: &[f32],
+    y: &mut [f32],
+    after: Epilogue<'_>,
+) {
+    let Shape { rows, inputs, outputs } = shape;
+    expect_len("x", x.len(), &[rows, inputs]);
+    expect_len("w", w.len(), &[outputs, inputs]);
+    expect_len("y", y.len(), &[rows, outputs]);
+    let Epilogue { bias, residual, active } = after;
+    bias.inspect(|bias| expect_len("bias", bias.len(), &[outputs]));
+    residual.inspect(|residual| expect_len("residual", residual.len(), &[rows, outputs]));
+    let active = active.map(|(function, active)| {
+        expect_len("active", active.len(), &[rows, outputs]);
+        (function, strips(active, 1))
+    });
+    Product { height: rows, width: outputs, depth: inputs }.compute_and(
+        pool,
+        Operand::rows(x, inputs),
+        Operand::transposed(w, inputs),
+        y,
+        outputs,
+        Write::Overwrite,
+        &|mut done| {
+            let columns = done.columns();
+            for row in done.rows() {
+                let at = row * outputs + columns.start..row * outputs + columns.end;
+                let y = done.row(row);
+                if let Some(bias) = bias {
+                    add(&bias[columns.clone()], y);
+                }
+                if let Some(residual) = residual {
+                    add(&residual[at.clone()], y);
+                }
+                if let Some((function, active)) = &active {
+                    // SAFETY: these are the elements of a part of the result, which one thread has
+                    // to itself, in a slice as long as the result.
+                    function(y, unsafe { active.piece(at) });
+                }
+            }
+        },
+    );
+}
+
 /// `dx[rows, inputs] = dy[rows, outputs] w[outputs, inputs]`.
 pub fn input_gradient(pool: &Pool, shape: Shape, dy: &[f32], w: &[f32], dx: &mut [f32]) {
     let Shape { rows, inputs, outputs } = shape;
@@ -45,6 +111,45 @@ pub fn input_gradient(pool: &Pool, shape: Shape, dy: &[f32], w: &[f32], dx: &mut
         dx,
         inputs,
         Write::Overwrite,
+    );
+}
+
+/// [`input_gradient`] through the function in front of the operator, given by its gradient and its
+/// input: the bits are those of one operator after the other.
+pub fn input_gradient_through(
+    pool: &Pool,
+    shape: Shape,
+    dy: &[f32],
+    w: &[f32],
+    (gradient, x): (Gradient, &[f32]),
+    dx: &mut [f32],
+) {
+    // How many elements are copied, to be read while others are written in their place.
+    const SPAN: usize = 64;
+    let Shape { rows, inputs, outputs } = shape;
+    expect_len("dy", dy.len(), &[rows, outputs]);
+    expect_len("w", w.len(), &[outputs, inputs]);
+    expect_len("x", x.len(), &[rows, inputs]);
+    expect_len("dx", dx.len(), &[rows, inputs]);
+    Product { height: rows, width: inputs, depth: outputs }.compute_and(
+        pool,
+        Operand::rows(dy, outputs),
+        Operand::rows(w, inputs),
+        dx,
+        inputs,
+        Write::Overwrite,
+        &|mut done| {
+            let columns = done.columns();
+            for row in done.rows() {
+                let x = &x[row * inputs..][columns.clone()];
+                for (dx, x) in done.row(row).chunks_mut(SPAN).zip(x.chunks(SPAN)) {
+                    let mut copy = [0.0; SPAN];
+                    let dy = &mut copy[..dx.len()];
+                    dy.copy_from_slice(dx);
+                    gradient(dy, x, dx);
+                }
+            }
+        },
     );
 }
 
@@ -74,7 +179,10 @@ pub fn weight_gradient(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::activation::{gelu_tanh_forward, gelu_tanh_input_gradient};
+    use crate::reduce::add3;
     use crate::reference::{assert_close, bits, numeric_gradient, random, widen};
+    use crate::{Rows, bias};
     use proptest::prelude::*;
 
     fn reference(s: Shape, x: &[f64], w: &[f64]) -> Vec<f64> {
@@ -130,6 +238,56 @@ mod tests {
             weight_gradient(&pool, s, &dy, &x, &mut over, Write::Overwrite);
             weight_gradient(&pool, s, &dy, &x, &mut onto, Write::Accumulate);
             assert_eq!(bits(&over), bits(&onto), "{rows} rows");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn what_follows_gives_the_bits_of_operators_one_after_the_other(
+            rows in 0usize..150, inputs in 0usize..9, outputs in 0usize..220, threads in 1usize..3,
+            which in any::<(bool, bool, bool)>(),
+        ) {
+            let s = Shape { rows, inputs, outputs };
+            let pool = Pool::new(threads.try_into().unwrap()).unwrap();
+            let (x, w) = (random("x", rows * inputs), random("w", outputs * inputs));
+            let (b, residual) = (random("b", outputs), random("r", rows * outputs));
+            let all = Rows { rows, width: outputs };
+            let len = rows * outputs;
+
+            let mut expected = vec![f32::NAN; len];
+            forward(&pool, s, &x, &w, &mut expected);
+            if which.0 {
+                let product = expected.clone();
+                bias::forward(all, &product, &b, &mut expected);
+            }
+            if which.1 {
+                let biased = expected.clone();
+                add3(&residual, &biased, &mut expected);
+            }
+            let mut expected_active = vec![f32::NAN; if which.2 { len } else { 0 }];
+            if which.2 {
+                gelu_tanh_forward(&expected, &mut expected_active);
+            }
+
+            let (mut y, mut active) = (vec![f32::NAN; len], vec![f32::NAN; expected_active.len()]);
+            let after = Epilogue {
+                bias: which.0.then_some(&b[..]),
+                residual: which.1.then_some(&residual[..]),
+                active: which.2.then_some((gelu_tanh_forward as Forward, &mut active[..])),
+            };
+            forward_and(&pool, s, &x, &w, &mut y, after);
+            prop_assert_eq!(bits(&y), bits(&expected));
+            prop_assert_eq!(bits(&active), bits(&expected_active));
+
+            let (dy, up) = (random("dy", len), random("up", rows * inputs));
+            let (mut through, mut dx) = (vec![f32::NAN; up.len()], vec![f32::NAN; up.len()]);
+            input_gradient(&pool, s, &dy, &w, &mut dx);
+            let product = dx.clone();
+            gelu_tanh_input_gradient(&product, &up, &mut dx);
+            let function = (gelu_tanh_input_gradient as Gradient, &up[..]);
+            input_gradient_through(&pool, s, &dy, &w, function, &mut through);
+            prop_assert_eq!(bits(&through), bits(&dx));
         }
     }
 

@@ -103,7 +103,6 @@ impl Finished {
     }
 
     /// The columns of the result it covers.
-    #[cfg(test)]
     pub(crate) fn columns(&self) -> Range<usize> {
         self.columns.clone()
     }

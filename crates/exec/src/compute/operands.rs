@@ -1,0 +1,101 @@
+//! The operands of an operator, in the arena.
+
+use crate::memory::Memory;
+use paceline_kernels::arena::{Access, ArenaError, Span, Views};
+use paceline_kernels::{Element, Rows, linear};
+use paceline_plan::graph::Part;
+use paceline_plan::program::{LocalOp, Segment, Template};
+
+/// The operands of one operator: inputs, parameters (or their gradients) and outputs.
+pub(super) struct Operands<'a> {
+    views: Views<'a>,
+    template: &'a Template,
+    op: &'a LocalOp,
+}
+
+impl<'a> Operands<'a> {
+    pub(super) fn of(
+        memory: &'a Memory<'_>,
+        template: &'a Template,
+        segment: &Segment,
+        op: &'a LocalOp,
+        running: u64,
+    ) -> Result<Self, ArenaError> {
+        let on_params = match op.part {
+            Part::Forward | Part::InputGradient => Access::Read,
+            Part::WeightGradient => Access::Write,
+        };
+        let inputs = op.inputs.iter().map(|i| (i, Access::Read));
+        let params = op.params.iter().map(|i| (i, on_params));
+        let outputs = op.outputs.iter().map(|i| (i, Access::Write));
+        let mut spans = [(Span { offset: 0, len: 0 }, Access::Read); MOST_OPERANDS];
+        let mut count = 0;
+        for (&operand, access) in inputs.chain(params).chain(outputs) {
+            let view = segment.operands[usize::from(operand)];
+            let replaces = |o: &u16| segment.operands[usize::from(*o)] == view;
+            spans[count] = if access == Access::Read && op.outputs.iter().any(replaces) {
+                // The operator works in place: what it reads is in what it writes.
+                (Span { offset: 0, len: 0 }, access)
+            } else {
+                (memory.span(view, running), access)
+            };
+            count += 1;
+        }
+        Ok(Self { views: memory.views(&spans[..count])?, template, op })
+    }
+
+    pub(super) fn input<T: Element>(&self, i: usize) -> &[T] {
+        self.views.slice(i)
+    }
+
+    /// An input of token numbers.
+    pub(super) fn ids(&self, i: usize) -> &[u32] {
+        self.views.u32(i)
+    }
+
+    pub(super) fn param<T: Element>(&self, i: usize) -> &[T] {
+        self.views.slice(self.op.inputs.len() + i)
+    }
+
+    pub(super) fn gradient<G: Element>(&self, i: usize) -> &mut [G] {
+        self.views.take(self.op.inputs.len() + i)
+    }
+
+    pub(super) fn output<T: Element>(&self, i: usize) -> &mut [T] {
+        self.views.take(self.op.inputs.len() + self.op.params.len() + i)
+    }
+
+    pub(super) fn dims(&self, operand: u16) -> [u64; 2] {
+        self.template.operands[usize::from(operand)].dims
+    }
+
+    pub(super) fn param_dims(&self, i: usize) -> [u64; 2] {
+        self.dims(self.op.params[i])
+    }
+
+    /// The shape of an input.
+    pub(super) fn rows(&self, i: usize) -> Rows {
+        let [rows, width] = self.dims(self.op.inputs[i]);
+        Rows { rows: rows as usize, width: width as usize }
+    }
+
+    /// The shape of an output.
+    pub(super) fn output_rows(&self, i: usize) -> Rows {
+        let [rows, width] = self.dims(self.op.outputs[i]);
+        Rows { rows: rows as usize, width: width as usize }
+    }
+
+    pub(super) fn linear(&self) -> linear::Shape {
+        linear_shape(self.template, self.op)
+    }
+}
+
+/// The shape of a linear operator, whose weight is `[outputs, inputs]`.
+pub(super) fn linear_shape(template: &Template, op: &LocalOp) -> linear::Shape {
+    let dims = |operand: u16| template.operands[usize::from(operand)].dims;
+    let ([rows, _], [outputs, inputs]) = (dims(op.inputs[0]), dims(op.params[0]));
+    linear::Shape { rows: rows as usize, inputs: inputs as usize, outputs: outputs as usize }
+}
+
+/// More operands than any operator has.
+const MOST_OPERANDS: usize = 8;
