@@ -145,6 +145,7 @@ impl Run<'_> {
     }
 
     /// What could be joined to a product.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "what is not named here is not joined")]
     fn linear(&self, at: usize) -> Vec<Found> {
         let mut all = Vec::new();
         let mut op = self.ops[at].clone();

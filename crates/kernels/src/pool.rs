@@ -135,7 +135,9 @@ impl Pool {
     }
 }
 
-/// Memory for packed operands, made with the pool so that products need not ask for any.
+/// Memory for packed operands, made with the pool so that products need not ask for any. It is the
+/// same for every model: with AVX-512 6.3 MB for a pool and 0.8 MB for each of its threads, of which
+/// only what products have used is ever resident.
 pub(crate) struct Rooms {
     /// For a product that all threads compute together.
     pub(crate) shared: Room,
