@@ -30,6 +30,11 @@ impl Running {
     ) -> Result<Option<Rank>, CommError> {
         let mut at = 0;
         while let Some(message) = self.outgoing.get(at).copied() {
+            // Room that comes up now is not for this one if another to the same rank stands before it.
+            if self.outgoing[..at].iter().any(|earlier| earlier.to == message.to) {
+                at += 1;
+                continue;
+            }
             let header = self.header(message.round, cut.elements, dtype);
             let total = (cut.elements_in(message.chunks) * dtype.size()) as usize;
             let gone = with_pieces(cut, message.chunks, dtype, data, |pieces| {
@@ -108,4 +113,95 @@ fn with_pieces<R>(
         (*place, number) = (piece, number + 1);
     }
     call(&few[..number])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::{CollectiveSpec, run};
+    use crate::thread::{ThreadTransport, world};
+    use crate::transport::{Header, Tag, Taken, Visitor};
+    use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Reduction};
+    use std::time::Duration;
+
+    /// Wires that refuse every other message at first, as if room came up at the worst moment.
+    struct Fickle {
+        wires: ThreadTransport,
+        asked: u32,
+    }
+
+    impl Transport for Fickle {
+        fn rank(&self) -> Rank {
+            self.wires.rank()
+        }
+
+        fn world(&self) -> u32 {
+            self.wires.world()
+        }
+
+        fn send(&mut self, to: Rank, header: &Header, data: &[&[u8]]) -> Result<(), CommError> {
+            self.wires.send(to, header, data)
+        }
+
+        fn try_send(
+            &mut self,
+            to: Rank,
+            header: &Header,
+            data: &[&[u8]],
+            gone: Option<usize>,
+        ) -> Result<Option<usize>, CommError> {
+            self.asked += 1;
+            if self.asked % 2 == 1 { Ok(None) } else { self.wires.try_send(to, header, data, gone) }
+        }
+
+        fn try_take(
+            &mut self,
+            from: Rank,
+            tag: Tag,
+            visitor: &mut dyn Visitor,
+        ) -> Result<Taken, CommError> {
+            self.wires.try_take(from, tag, visitor)
+        }
+
+        fn try_recv(
+            &mut self,
+            from: Rank,
+            tag: Tag,
+        ) -> Result<Option<(Header, Vec<u8>)>, CommError> {
+            self.wires.try_recv(from, tag)
+        }
+
+        fn wait(&mut self, _: Duration) -> Result<(), CommError> {
+            self.wires.wait(Duration::from_millis(1))
+        }
+
+        fn abort(&mut self, reason: &str) {
+            self.wires.abort(reason);
+        }
+    }
+
+    #[test]
+    fn messages_to_one_rank_never_overtake_each_other() {
+        let spec = CollectiveSpec {
+            kind: CollectiveKind::AllReduce,
+            algorithm: Algorithm::HalvingDoubling,
+            order: Order::Canonical,
+            reduction: Reduction::Sum,
+            root: 0,
+            block: 1,
+        };
+        let members = [Rank(0), Rank(1)];
+        std::thread::scope(|scope| {
+            for wires in world(2) {
+                scope.spawn(move || {
+                    let mut wires = Fickle { wires, asked: 0 };
+                    let (tag, patience) = (Tag::new(0, 0), Duration::from_secs(20));
+                    let mut data = vec![1.5f32; 2 << 20];
+                    run(&mut wires, &spec, &members, tag, &mut data, None, patience).unwrap();
+                    assert!(data.iter().all(|sum| *sum == 3.0));
+                    wires
+                });
+            }
+        });
+    }
 }
