@@ -9,8 +9,9 @@ use crate::memory::{Memory, within};
 use paceline_comm::{CollectiveSpec, Progress, Receiving, Running, Sending, Tag, Transport};
 use paceline_kernels::arena::{Access, Span};
 use paceline_plan::DType;
-use paceline_plan::collective::{CollectiveKind, chunk_range};
+use paceline_plan::collective::{Algorithm, CollectiveKind, chunk_range, resolve};
 use paceline_plan::ids::{CallId, GroupId, LaneId, Rank};
+use paceline_plan::mesh::GroupKind;
 use paceline_plan::program::{Call, Peer, Plan, Program, View};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -143,16 +144,30 @@ impl<'p> Exchanges<'p> {
     }
 
     fn prepare(&self, call: &Call, tag: Tag) -> Result<Box<Running>, Fault> {
+        let members = self.plan.mesh.members(self.plan.group(call.group), self.rank);
         let spec = CollectiveSpec {
             kind: call.kind,
-            algorithm: call.algorithm,
+            algorithm: self.algorithm(call, members.len()),
             order: call.order,
             reduction: call.reduction,
             root: call.root,
             block: call.block,
         };
-        let members = self.plan.mesh.members(self.plan.group(call.group), self.rank);
         Ok(Box::new(Running::start(&spec, &members, self.rank, tag)?))
+    }
+
+    /// An algorithm that nobody asked for is left open: where ranks share memory, the wires know a
+    /// faster way to the same bits.
+    fn algorithm(&self, call: &Call, members: usize) -> Algorithm {
+        let asked = match self.plan.group(call.group) {
+            GroupKind::Replicas => self.plan.strategy.collective,
+            GroupKind::Axis(_) | GroupKind::Ends | GroupKind::Served(_) | GroupKind::Servers => {
+                Algorithm::Auto
+            }
+        };
+        let ranks = u32::try_from(members).unwrap_or(u32::MAX);
+        let open = resolve(call.kind, asked, ranks, call.order) == Ok(call.algorithm);
+        if open { asked } else { call.algorithm }
     }
 }
 

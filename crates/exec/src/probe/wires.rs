@@ -4,6 +4,7 @@ use crate::error::ExecError;
 use paceline_comm::{
     CollectiveSpec, CommError, Receiving, Running, Sending, Tag, Transport, barrier, finish,
 };
+use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Reduction};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::Seconds;
@@ -23,7 +24,8 @@ pub struct Timing {
 }
 
 /// The time of a collective among the first `ranks` ranks, all of whom call this at once: the
-/// median of its laps. The algorithm must be one that can do it.
+/// median of its laps. The algorithm must be one that can do it. The vector lies where a rank's
+/// buffers lie.
 pub fn collective(
     transport: &mut dyn Transport,
     kind: CollectiveKind,
@@ -42,9 +44,12 @@ pub fn collective(
         block: 1,
     };
     let members: Vec<Rank> = (0..ranks).map(Rank).collect();
-    let mut vector = vec![0.5f32; timing.bytes.div_ceil(4).max(1)];
+    let bytes = timing.bytes.div_ceil(4).max(1) * 4;
+    let mut shared = transport.neighbourly_memory(bytes).map_err(failed)?;
+    let mut own = if shared.is_none() { vec![0; bytes] } else { Vec::new() };
+    let vector = shared.as_deref_mut().unwrap_or(&mut own);
     let mut output = match kind {
-        CollectiveKind::AllToAll => Some(vector.clone()),
+        CollectiveKind::AllToAll => Some(vec![0; bytes]),
         CollectiveKind::AllReduce
         | CollectiveKind::ReduceScatter
         | CollectiveKind::AllGather
@@ -57,10 +62,10 @@ pub fn collective(
     laps(transport, &members, timing, |transport| {
         tag = tag.next();
         running.restart(tag);
-        vector.fill(0.5);
+        vector.fill(0);
         let began = Instant::now();
         finish(transport, timing.patience, |transport| {
-            running.progress(transport, &mut vector, output.as_deref_mut())
+            running.progress_bytes(transport, DType::F32, vector, output.as_deref_mut())
         })?;
         Ok(began.elapsed().as_secs_f64())
     })

@@ -58,8 +58,16 @@ const COLLECTIVES: [(CollectiveKind, &[Algorithm]); 4] = [
 /// One exchange to time on every rank of a world.
 #[derive(Clone, Copy)]
 struct Case {
-    collective: Option<(CollectiveKind, Algorithm)>,
+    collective: Option<Asked>,
     timing: Timing,
+}
+
+/// A collective as a plan asks for it, and the algorithm that this comes to.
+#[derive(Clone, Copy)]
+struct Asked {
+    kind: CollectiveKind,
+    algorithm: Algorithm,
+    resolved: Algorithm,
 }
 
 /// A table for each transport.
@@ -85,8 +93,8 @@ pub(super) fn wires(request: &Request, tell: Told<'_>) -> Result<Vec<Table>, Fai
                 let exchange = Exchange { bytes: Bytes(case.timing.bytes as u64), time };
                 match case.collective {
                     None => table.messages.push(exchange),
-                    Some((kind, algorithm)) => {
-                        add(&mut table.collectives, (kind, algorithm, ranks), exchange);
+                    Some(Asked { kind, resolved, .. }) => {
+                        add(&mut table.collectives, (kind, resolved, ranks), exchange);
                     }
                 }
             }
@@ -110,7 +118,7 @@ fn add(
 }
 
 fn cases(transport: Transport, ranks: u32, messages: bool, quick: bool) -> Vec<Case> {
-    let mut kinds: Vec<Option<(CollectiveKind, Algorithm)>> = Vec::new();
+    let mut kinds: Vec<Option<Asked>> = Vec::new();
     kinds.extend(messages.then_some(None));
     for (kind, algorithms) in COLLECTIVES {
         for &algorithm in algorithms {
@@ -118,11 +126,11 @@ fn cases(transport: Transport, ranks: u32, messages: bool, quick: bool) -> Vec<C
             if algorithm == Algorithm::ReadReduce && transport != Transport::Shm {
                 continue;
             }
-            let resolved = resolve(kind, algorithm, ranks, Order::Canonical);
-            if let Ok(algorithm) = resolved
-                && !kinds.contains(&Some((kind, algorithm)))
-            {
-                kinds.push(Some((kind, algorithm)));
+            let Ok(resolved) = resolve(kind, algorithm, ranks, Order::Canonical) else { continue };
+            // What nobody asks for stands first: it may be done faster than by its steps.
+            let known = |asked: &&Asked| (asked.kind, asked.resolved) == (kind, resolved);
+            if kinds.iter().flatten().find(known).is_none() {
+                kinds.push(Some(Asked { kind, algorithm, resolved }));
             }
         }
     }
@@ -187,7 +195,7 @@ where
             .map(|case| match case.collective {
                 None if wire.rank().0 > 1 => Ok(Seconds::ZERO),
                 None => probe::message(&mut wire, &case.timing),
-                Some((kind, algorithm)) => {
+                Some(Asked { kind, algorithm, .. }) => {
                     let ranks = wire.world();
                     probe::collective(&mut wire, kind, algorithm, ranks, &case.timing)
                 }
