@@ -5,14 +5,11 @@
 
 mod common;
 
+use common::wires::train_over;
 use common::{bits, options, strategy, tiny_gpt, tiny_llama};
-use paceline_comm::Secret;
-use paceline_comm::process::{ProcessOptions, Wires, connect};
-use paceline_comm::rendezvous::{Hub, HubOptions};
-use paceline_exec::{Outcome, TrainOptions, can_run, take_part, train};
+use paceline_exec::{Outcome, TrainOptions, can_run, train};
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, Order};
-use paceline_plan::ids::Rank;
 use paceline_plan::lower::lower;
 use paceline_plan::model::Model;
 use paceline_plan::program::Plan;
@@ -21,9 +18,7 @@ use paceline_plan::strategy::{OptimizerKind, Recompute, Strategy, Sync, Zero};
 use paceline_plan::units::Bytes;
 use paceline_plan::validate::validate;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
-use std::time::Duration;
 
 /// A feature: its name and its choices.
 type Feature = (&'static str, &'static [&'static str]);
@@ -214,45 +209,6 @@ fn cover(strength: usize) -> (Vec<Row>, Vec<Tuple>) {
     (rows, impossible)
 }
 
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Trains over a transport. Ranks are threads here; the wires are those of processes.
-fn run(plan: &Plan, transport: &str, options: &TrainOptions) -> Outcome {
-    let wires = match transport {
-        "thread" => return train(plan, options, &mut |_| {}).expect("a sound plan"),
-        "shm" => Wires::SharedMemory,
-        _ => Wires::Tcp,
-    };
-    let (world, secret) = (plan.mesh.world(), Secret::random().expect("random bytes"));
-    let hub = Hub::start(HubOptions {
-        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        secret: secret.clone(),
-        world,
-        in_rank: None,
-        join: PATIENCE,
-        detection: PATIENCE,
-    })
-    .expect("a hub");
-    let address = hub.address();
-    let outcome = std::thread::scope(|scope| {
-        let rank = |rank| {
-            let mut join = ProcessOptions::new(Rank(rank), world, address, secret.clone());
-            (join.hub_in_rank_0, join.wires) = (false, wires);
-            scope.spawn(move || {
-                let mut wires = connect(&join).expect("wires");
-                take_part(plan, options, &mut wires, &mut |_| {}).expect("a sound plan")
-            })
-        };
-        let ranks: Vec<_> = (0..world).map(rank).collect();
-        let mut ends = ranks.into_iter().map(|rank| rank.join().expect("no panic"));
-        let first = ends.next().flatten();
-        assert!(ends.all(|end| end.is_none()), "rank 0 alone has the outcome");
-        first.expect("rank 0 has the outcome")
-    });
-    hub.join().expect("a quiet end");
-    outcome
-}
-
 /// Trains every row, and holds it to one rank: to the bit where that is promised.
 fn hold(rows: &[Row]) {
     let mut alone: BTreeMap<String, Outcome> = BTreeMap::new();
@@ -273,7 +229,7 @@ fn hold(rows: &[Row]) {
             alone.entry(format!("{} {} {one:?}", model.name(), model.tied)).or_insert_with(|| {
                 train(&common::plan(&model, &one), &common::options(3), &mut |_| {}).expect("sound")
             });
-        let found = run(&plan, transport, &options);
+        let found = train_over(&plan, transport, &options);
         let exact = strategy.tp == 1 && strategy.order == Order::Canonical;
         let narrow = strategy.dtype != DType::F32 || strategy.grad_dtype != DType::F32;
         let tolerance = if narrow { 5e-2 } else { 1e-4 };

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
+pub(crate) mod wires;
+
 use paceline_exec::{ExecError, Outcome, TrainOptions, train};
 use paceline_plan::lower::lower;
 use paceline_plan::model::{Activation, Model, ModelKind, Shape};
