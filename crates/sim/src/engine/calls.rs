@@ -3,8 +3,9 @@
 use super::classes::Classes;
 use super::costs::Costs;
 use super::lasting::{Eras, Lasting};
+use crate::cluster::measured::Wire;
 use crate::error::SimError;
-use crate::network::{Network, Vector};
+use crate::network::{Measured, Network, NoPath, Vector};
 use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern, resolve};
 use paceline_plan::ids::{CallId, GroupId, Rank, RoleId};
 use paceline_plan::mesh::GroupKind;
@@ -74,6 +75,48 @@ impl Calls {
     /// The time of a class's call.
     pub(super) fn get(&self, class: u32, call: CallId) -> &Lasting {
         &self.all[class as usize][call.index()]
+    }
+}
+
+/// By role and op of the body: how long a collective keeps its rank's core busy, whatever the link
+/// takes. That is what it takes inside a host, where nothing but cores moves bytes.
+pub(super) fn carried(plan: &Plan, wire: &Wire) -> Vec<Vec<f64>> {
+    let inside = Measured::new(wire, Box::new(Unmeasured));
+    let of_role = |at: usize| {
+        let (role, program) = (RoleId::from(at), &plan.programs[at]);
+        let rank = plan.representative(role);
+        let time = |call: &Call| {
+            collective(plan, program, rank, call, &vector(plan, call), &inside).map_or(0.0, |t| t.0)
+        };
+        let calls: Vec<f64> = program.calls.iter().map(time).collect();
+        let of_op = |op: &Op| match op {
+            Op::Collective { call, .. } => calls[call.index()],
+            Op::Load { .. }
+            | Op::Compute { .. }
+            | Op::Send { .. }
+            | Op::Recv { .. }
+            | Op::Accumulate { .. }
+            | Op::Step { .. }
+            | Op::Stash { .. }
+            | Op::Restore { .. }
+            | Op::Free { .. }
+            | Op::Serve { .. } => 0.0,
+        };
+        program.body.nodes.iter().map(|node| of_op(&node.op)).collect()
+    };
+    (0..plan.programs.len()).map(of_role).collect()
+}
+
+/// Answers nothing: what was not measured is not known to keep a core busy.
+struct Unmeasured;
+
+impl Network for Unmeasured {
+    fn message(&self, _: Rank, _: Rank, _: Bytes) -> Result<Seconds, NoPath> {
+        Ok(Seconds::ZERO)
+    }
+
+    fn collective(&self, _: &Pattern, _: &[Rank], _: &Vector) -> Result<Seconds, NoPath> {
+        Ok(Seconds::ZERO)
     }
 }
 

@@ -1,6 +1,7 @@
 //! What ops cost a device: every template once for each kind.
 
 use super::beside::{self, Exposure};
+use super::calls;
 use super::classes::{Class, Classes};
 use super::measured::{self, Taken};
 use super::sharing::Host;
@@ -33,6 +34,9 @@ struct Taking {
     host: Host,
     /// By role and op.
     taken: Vec<Vec<Taken>>,
+    /// By role and op, how long exchanges between hosts keep a core busy; nothing on one host, where
+    /// an exchange is all work.
+    carried: Vec<Vec<f64>>,
     /// By class and op, how many times longer ops take for what runs beside them.
     stretches: Vec<Vec<f64>>,
 }
@@ -70,7 +74,11 @@ impl<'a> Costs<'a> {
             let hosts = u64::from(plan.mesh.world()).div_ceil(cluster.devices_per_host());
             let cores = f64::from(table.cores) / f64::from(threads);
             let host = Host { cores, count: hosts as f64 };
-            Taking { host, taken, stretches: Vec::new() }
+            let carried = match table.wires.first() {
+                Some(wire) if cluster.hosts > 1 => calls::carried(plan, wire),
+                Some(_) | None => Vec::new(),
+            };
+            Taking { host, taken, carried, stretches: Vec::new() }
         });
         Self { plan, profile, kinds, instant: false, measured }
     }
@@ -134,6 +142,11 @@ impl<'a> Costs<'a> {
     /// The host that ranks share, where it was measured.
     pub(super) fn shared_host(&self) -> Option<Host> {
         self.measured.as_ref().map(|measured| measured.host)
+    }
+
+    /// How long a collective between hosts keeps its rank's core busy; none where it always does.
+    pub(super) fn carried(&self, role: RoleId, op: OpId) -> Option<f64> {
+        self.measured.as_ref()?.carried.get(role.index())?.get(op.index()).copied()
     }
 
     /// How many times longer a measured op takes when every core is busy.

@@ -1,9 +1,10 @@
 //! Ranks that share cores, and what a rank does at once.
 //!
-//! On a measured host a rank is one thread: while it moves the bytes of an exchange it does not
+//! On a measured host a rank has one core: while it moves the bytes of an exchange it does not
 //! compute, and where there are more ranks than cores they take turns. Both are processor sharing:
 //! each of d things that a rank does at once runs at 1/d of its pace, and with a ranks at work on c
-//! cores each runs at c/a of its own. Beside that, ranks at work slow each other down through
+//! cores each runs at c/a of its own. An exchange over a slow link needs the core for a part of its
+//! time only, and is slowed down in that part alone. Beside that, ranks at work slow each other down through
 //! memory; how much was measured with all cores busy, and with fewer it is in proportion.
 //!
 //! How long an op takes then depends on what runs beside it, and what runs beside it on how long it
@@ -11,7 +12,7 @@
 //! answer until both agree.
 
 use super::{Costs, Timeline};
-use paceline_plan::ids::OpId;
+use paceline_plan::ids::{OpId, RoleId};
 use paceline_plan::program::{Op, Plan};
 
 /// By class and op of the body: how many times longer it takes than alone on a core of its own.
@@ -26,7 +27,8 @@ pub(super) fn stretches(
         let nodes = plan.programs[classes.get(class).role.index()].body.nodes.iter().enumerate();
         nodes.map(move |(at, node)| {
             let (start, end) = timeline.span_of(class, OpId::from(at));
-            (start.0, end.0, load(&node.op))
+            let role = classes.get(class).role;
+            (start.0, end.0, load(costs, role, OpId::from(at), &node.op, end.0 - start.0))
         })
     };
     let numbers = || 0..classes.len() as u32;
@@ -74,12 +76,13 @@ pub(super) fn stretches(
                 (integral[index(end)] - integral[index(start)]) / (end - start)
             };
             let nodes = plan.programs[role.index()].body.nodes.iter().enumerate();
-            let stretch = |(at, (start, end, _)): (usize, (f64, f64, f64))| {
+            let stretch = |(at, (start, end, load)): (usize, (f64, f64, f64))| {
                 if end <= start {
                     return 1.0;
                 }
                 let together = costs.together(role, OpId::from(at));
-                mean(&turns, start, end) + (together - 1.0) * mean(&company, start, end)
+                let turns = 1.0 + load * (mean(&turns, start, end) - 1.0);
+                turns + (together - 1.0) * mean(&company, start, end)
             };
             nodes.zip(spans(class)).map(|((at, _), span)| stretch((at, span))).collect()
         })
@@ -95,17 +98,57 @@ pub(super) struct Host {
     pub(super) count: f64,
 }
 
-/// How much of its rank's thread an op keeps busy while it lasts. A message is a copy, which is done
-/// when it is sent and when it is received; the time between is the wires'.
-fn load(op: &Op) -> f64 {
+/// How much of its rank's core an op that lasts so long keeps busy. A message is a copy, which is
+/// done when it is sent and when it is received; the time between is the wires'.
+fn load(costs: &Costs<'_>, role: RoleId, id: OpId, op: &Op, lasts: f64) -> f64 {
     match op {
         Op::Load { .. }
         | Op::Compute { .. }
         | Op::Accumulate { .. }
         | Op::Step { .. }
         | Op::Stash { .. }
-        | Op::Restore { .. }
-        | Op::Collective { .. } => 1.0,
+        | Op::Restore { .. } => 1.0,
+        Op::Collective { .. } => match costs.carried(role, id) {
+            Some(carried) if lasts > carried => carried / lasts,
+            Some(_) | None => 1.0,
+        },
         Op::Send { .. } | Op::Recv { .. } | Op::Free { .. } | Op::Serve { .. } => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::{Cluster, measured, preset};
+    use crate::profile::Profile;
+    use paceline_plan::lower::lower;
+    use paceline_plan::model::built_in;
+    use paceline_plan::strategy::Strategy;
+
+    /// How much of a core each collective of a plan keeps busy while it lasts a second.
+    fn loads(cluster: &Cluster) -> Vec<f64> {
+        let model = built_in::get("mini").unwrap().unwrap();
+        let strategy =
+            Strategy { dp: 2, leaves: 2, global_batch: 2, seq: model.seq, ..Strategy::default() };
+        let plan = lower(&model, &strategy).unwrap();
+        let profile = Profile::default();
+        let costs = Costs::new(&plan, cluster, &profile);
+        let nodes = plan.programs[0].body.nodes.iter().enumerate();
+        let collectives = nodes.filter(|(_, node)| matches!(node.op, Op::Collective { .. }));
+        collectives
+            .map(|(at, node)| load(&costs, RoleId::from(0usize), OpId::from(at), &node.op, 1.0))
+            .collect()
+    }
+
+    #[test]
+    fn an_exchange_between_hosts_leaves_most_of_the_core_free() {
+        let mut cluster = preset::get("laptop").unwrap();
+        cluster.measured = Some(measured::tests::two_cores());
+        assert!(loads(&cluster).iter().all(|load| *load == 1.0), "on one host it is all work");
+        cluster.hosts = 2;
+        let between = loads(&cluster);
+        assert!(!between.is_empty());
+        // A gigabyte a second moves a few megabytes in some milliseconds of the second.
+        assert!(between.iter().all(|load| *load > 0.0 && *load < 0.05), "{between:?}");
     }
 }

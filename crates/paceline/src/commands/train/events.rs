@@ -2,6 +2,7 @@
 
 use crate::output::{IterationRecord, RunDir, RunRecord};
 use paceline_exec::IterationReport;
+use paceline_plan::trace::Trace;
 use serde::Serialize;
 
 impl From<&IterationReport> for IterationRecord {
@@ -60,6 +61,9 @@ pub(super) struct DoneEvent<'a> {
     tokens_per_s: Option<f64>,
     predicted_iteration_s: Option<f64>,
     measured_iteration_s: Option<f64>,
+    /// Communication that no computation hid, of a steady iteration and the mean of all ranks.
+    predicted_exposed_s: Option<f64>,
+    measured_exposed_s: Option<f64>,
     peak_bytes: Option<&'a [u64]>,
     planned_peak_bytes: &'a [u64],
     stopped: bool,
@@ -68,7 +72,12 @@ pub(super) struct DoneEvent<'a> {
 }
 
 impl<'a> DoneEvent<'a> {
-    pub(super) fn new(record: &'a RunRecord, directory: &RunDir) -> Self {
+    pub(super) fn new(
+        record: &'a RunRecord,
+        directory: &RunDir,
+        predicted: Option<&Trace>,
+        measured: Option<&Trace>,
+    ) -> Self {
         let last = record.iterations.last().and_then(|iteration| iteration.loss);
         Self {
             event: "done",
@@ -79,6 +88,8 @@ impl<'a> DoneEvent<'a> {
             tokens_per_s: record.tokens_per_s,
             predicted_iteration_s: record.predicted_iteration_s,
             measured_iteration_s: record.measured_iteration_s,
+            predicted_exposed_s: predicted.and_then(exposed),
+            measured_exposed_s: measured.and_then(exposed),
             peak_bytes: record.peak_bytes.as_deref(),
             planned_peak_bytes: &record.planned_peak_bytes,
             stopped: record.stopped,
@@ -86,6 +97,13 @@ impl<'a> DoneEvent<'a> {
             run_dir: directory.path().display().to_string(),
         }
     }
+}
+
+/// Communication of a steady iteration that no computation hid, the mean of all ranks.
+fn exposed(trace: &Trace) -> Option<f64> {
+    let ranks = trace.breakdowns();
+    let sum: f64 = ranks.iter().map(|(_, breakdown)| breakdown.exposed_communication.0).sum();
+    (!ranks.is_empty()).then(|| sum / ranks.len() as f64)
 }
 
 /// A float's bit pattern, by which two runs are compared exactly.

@@ -391,7 +391,7 @@ impl Job {
             Purpose::Train => {
                 let (predicted, measured) = (predicted.as_ref(), measured.as_ref());
                 output.people(&closing(&record, &directory, predicted, measured))?;
-                Ok(output.object(&DoneEvent::new(&record, &directory))?)
+                Ok(output.object(&DoneEvent::new(&record, &directory, predicted, measured))?)
             }
             Purpose::Measure => {
                 let stopped = || anyhow::anyhow!("stopped before there was anything to measure");
