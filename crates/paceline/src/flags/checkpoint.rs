@@ -23,7 +23,7 @@ pub(crate) struct CheckpointFlags {
     /// Go on from a checkpoint, or from the last one of a run's directory
     ///
     /// --iterations counts from the run's very start: a run of 10 that is resumed with --iterations 20
-    /// has 10 left. The model and the seed are the checkpoint's unless given.
+    /// has 10 left. The model, the optimizer and the seed are the checkpoint's unless given.
     #[arg(long, value_name = "DIR")]
     pub resume: Option<PathBuf>,
     /// Start from the weights of a Hugging Face directory (GPT-2, Llama or Mistral; safetensors)

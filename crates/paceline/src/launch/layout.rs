@@ -74,7 +74,8 @@ impl Layout {
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { dp, tp, pp, leaves, .. } = self;
-        write!(f, "pp {pp} × dp {dp} × tp {tp} with {leaves} leaves")
+        let word = if *leaves == 1 { "leaf" } else { "leaves" };
+        write!(f, "pp {pp} × dp {dp} × tp {tp} with {leaves} {word}")
     }
 }
 
@@ -101,9 +102,9 @@ mod tests {
     #[test]
     fn the_model_stays_cut_where_it_can() {
         let than = Strategy { dp: 2, pp: 2, tp: 2, global_batch: 8, ..Strategy::default() };
-        assert_eq!(first(&than, 7).unwrap(), "pp 2 × dp 1 × tp 2 with 1 leaves");
+        assert_eq!(first(&than, 7).unwrap(), "pp 2 × dp 1 × tp 2 with 1 leaf");
         let than = Strategy { dp: 1, ..than };
-        assert_eq!(first(&than, 3).unwrap(), "pp 1 × dp 1 × tp 2 with 1 leaves");
+        assert_eq!(first(&than, 3).unwrap(), "pp 1 × dp 1 × tp 2 with 1 leaf");
         assert_eq!(first(&than, 0), None);
     }
 

@@ -35,6 +35,23 @@ fn kernels_of_a_model_are_timed_and_add_up() {
         let gauged = usize::from(flags.contains("lamb"));
         assert_eq!(of("gauge.lamb").is_empty(), gauged == 0, "{line}");
     }
+    // The last of two stages has the loss, the first the embedding; halved matrices are halved.
+    for (rank, own, other) in [(0, "embedding.forward", "row_max"), (4, "row_max", "embedding")] {
+        let line = format!(
+            "bench kernels --model mini --seq 16 --tp 2 --pp 2 --dp 2 --zero 1 --global-batch 4 \
+             --rank {rank} --budget 0 --json"
+        );
+        let objects = here.run(&line).done().objects();
+        let named = |name: &'static str| {
+            objects
+                .iter()
+                .filter(move |row| row["kernel"].as_str().is_some_and(|k| k.starts_with(name)))
+        };
+        assert!(named(own).count() > 0 && named(other).count() == 0, "rank {rank}");
+        let mut products = named("linear.forward").map(|row| row["shape"][2].as_u64().unwrap());
+        assert!(products.any(|outputs| outputs == 256), "512 in two halves");
+    }
+    here.run("bench kernels --model mini --dp 2 --rank 2").refused(&["--rank"]);
     let told = here.run("bench kernels --model mini --seq 16 --budget 0").done().out;
     assert!(told.contains("GFLOP/s") && told.contains("GB/s") && told.contains("of peak"));
     here.run("bench kernels --model mini --budget -1 --threads-per-rank 0 --tp 3").refused(&[

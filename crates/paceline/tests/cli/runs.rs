@@ -154,6 +154,13 @@ fn a_resumed_run_has_the_losses_of_one_that_never_stopped() {
     here.run("train --resume first --iterations 4 --global-batch 4")
         .refused(&["--iterations: counts from the run's start, and the checkpoint is at 4"]);
     here.run("train --resume nowhere --model mini").refused(&["--resume: nowhere: no complete"]);
+    // Whatever would have said which model it is cannot be opened: the model is not asked for as well.
+    let told = here.run("train --resume nowhere").refused(&["--resume: nowhere: no complete"]);
+    assert!(!told.err.contains("--model"), "{}", told.err);
+    // The moments are LAMB's, so LAMB goes on.
+    let lamb = "--seq 16 --global-batch 4 --json";
+    run(&format!("train --model mini {lamb} --optimizer lamb --iterations 2 --out lamb"));
+    run(&format!("train --resume lamb {lamb} --iterations 3 --out lamb"));
     here.run("train --model mini --save-every -1 --keep 0")
         .refused(&["--save-every: '-1'", "--keep: '0'"]);
 }

@@ -9,10 +9,11 @@ use clap::Args;
 use paceline_exec::probe::{self, Conditions, Subject};
 use paceline_plan::DType;
 use paceline_plan::collective::Order;
+use paceline_plan::ids::Rank;
 use paceline_plan::lower::lower;
 use paceline_plan::model::Model;
 use paceline_plan::program::{AccumulateMode, Op, Plan, StepPhase};
-use paceline_plan::strategy::{Strategy, Sync, Zero};
+use paceline_plan::strategy::Strategy;
 use paceline_plan::units::Seconds;
 use paceline_sim::compute::{KernelUse, accumulate_kernel, kernel, step_kernel};
 use serde::Serialize;
@@ -23,14 +24,17 @@ use std::time::Duration;
 
 /// Measure the kernels of a model on this machine
 ///
-/// Every kernel that one rank runs in an iteration is timed on the shapes it has there, in the way
-/// training runs it. Products and attention are told in GFLOP/s, beside the best product that this
+/// Every kernel that one rank of a layout runs in an iteration is timed on the shapes it has there, in
+/// the way training runs it. Products and attention are told in GFLOP/s, beside the best product that this
 /// machine was seen to do; everything else in GB/s, beside a plain copy or sum of as many bytes.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Flags {
     #[command(flatten)]
     strategy: StrategyFlags,
+    /// The rank whose kernels are timed: stages and servers have others [default: 0]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Measuring")]
+    rank: Option<String>,
     /// Threads that compute together [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Measuring")]
     threads_per_rank: Option<String>,
@@ -44,6 +48,7 @@ pub(crate) struct Flags {
 const EXAMPLES: &str = "\
 Examples:
   paceline bench kernels --model gpt2-124m --seq 256 --micro-batch 2
+  paceline bench kernels --model mini --tp 2 --pp 2 --rank 2    one of the last stage
   paceline bench kernels --model mini --threads-per-rank 2 --json";
 
 /// More threads than any processor has cores for.
@@ -64,18 +69,26 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let defaults = Defaults { dtype: DType::F32, order: Order::Canonical, one_host: true };
     let on: Option<(&ClusterFlags, _)> = None;
     let request = flags.strategy.check(defaults, on, &mut problems);
+    let world = request.as_ref().map_or(u32::MAX, |request| request.plan.mesh.world());
+    let last = u64::from(world.saturating_sub(1));
+    let rank = whole("--rank", flags.rank.as_deref(), 0..=last, &mut problems).unwrap_or(0);
+    let rank = u32::try_from(rank).unwrap_or(u32::MAX);
     let Some(request) = request.filter(|_| problems.is_empty()) else {
         return Err(problems.into());
     };
+    let mut plan = request.plan;
+    paceline_exec::can_run(&plan)?;
+    // Probes run the program that stands first.
+    let role = plan.role(Rank(rank)).index();
+    plan.programs.swap(0, role);
     let bench = Bench {
-        plan: alone(&request.model, &request.plan.strategy)?,
+        plan,
         threads: threads
             .and_then(|threads| NonZeroUsize::new(usize::try_from(threads).ok()?))
             .unwrap_or(NonZeroUsize::MIN),
         effort: Duration::from_secs_f64(budget.unwrap_or(50.0) / 1e3),
         stop: AtomicBool::new(false),
     };
-    paceline_exec::can_run(&bench.plan)?;
     let output = flags.common.output();
     let (rows, best) = bench.measure()?;
     for row in &rows {
@@ -84,28 +97,6 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let sum = Sum::of(&bench, &rows, best);
     output.object(&sum)?;
     if output.is_json() { Ok(()) } else { Ok(output.people(&told(&rows, &sum))?) }
-}
-
-/// The same work for one rank: its layers are cut as they would be, but nobody else is there.
-fn alone(model: &Model, strategy: &Strategy) -> Result<Plan, Failure> {
-    let own = strategy.global_batch / u64::from(strategy.dp.max(1));
-    let strategy = Strategy {
-        dp: 1,
-        pp: 1,
-        tp: 1,
-        cp: 1,
-        sp: false,
-        zero: Zero::None,
-        sync: Sync::AllReduce,
-        global_batch: own,
-        leaves: 1,
-        ..strategy.clone()
-    };
-    lower(model, &strategy).map_err(|found| {
-        let mut problems = Problems::default();
-        problems.planner(found);
-        problems.into()
-    })
 }
 
 struct Bench {
@@ -142,7 +133,6 @@ struct Sum {
     kernels: usize,
     /// Of all kernels in an iteration.
     compute_s: f64,
-    tokens_per_s: f64,
     /// The best product that was seen.
     peak_gflops: f64,
 }
@@ -155,7 +145,6 @@ impl Sum {
             threads: bench.threads.get(),
             kernels: rows.len(),
             compute_s,
-            tokens_per_s: bench.plan.strategy.tokens() as f64 / compute_s,
             peak_gflops: best / 1e9,
         }
     }
@@ -205,7 +194,7 @@ impl Bench {
         Ok((rows, best))
     }
 
-    /// Everything that an iteration of the first rank runs, each kernel and shape once.
+    /// Everything that an iteration of the rank runs, each kernel and shape once.
     fn kernels(&self) -> Vec<Timed> {
         let program = &self.plan.programs[0];
         let mut found: Vec<Timed> = Vec::new();
@@ -226,8 +215,14 @@ impl Bench {
                     }
                 }
                 Op::Step { bucket, phase } => {
-                    let (elements, strategy) =
-                        (program.buckets[bucket as usize].elements, &self.plan.strategy);
+                    let (bucket, strategy) =
+                        (&program.buckets[bucket as usize], &self.plan.strategy);
+                    let group = bucket.shard.map(|group| self.plan.group(group));
+                    let parts = group.map_or(1, |group| self.plan.mesh.group_size(group));
+                    let elements = bucket.elements / u64::from(parts.max(1));
+                    if !bucket.updated {
+                        continue;
+                    }
                     let used = step_kernel(
                         strategy.optimizer,
                         phase,
@@ -382,10 +377,10 @@ fn told(rows: &[Row], sum: &Sum) -> String {
     });
     let head = ["kernel", "shape", "uses", "µs", "rate", "of peak", "of all"];
     let mut text = table(&head, 2, lines);
-    let Sum { compute_s, tokens_per_s, peak_gflops, threads, .. } = sum;
+    let Sum { compute_s, peak_gflops, threads, .. } = sum;
     let plural = if *threads == 1 { "" } else { "s" };
     text += &format!(
-        "\nall kernels of an iteration: {}, {tokens_per_s:.0} tokens/s with {threads} thread{plural}\n\
+        "\nall kernels of an iteration: {} with {threads} thread{plural}\n\
          peak: {peak_gflops:.1} GFLOP/s, the best product seen; for the others, a copy or a sum of as many bytes\n",
         Seconds(*compute_s)
     );

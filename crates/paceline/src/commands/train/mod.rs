@@ -113,6 +113,9 @@ pub(crate) fn start(flags: &Flags, purpose: Purpose, origins: Origins) -> Result
     let training = flags.training.check(&defaults, &mut problems);
     let mut strategy = flags.strategy.clone();
     strategy.model = strategy.model.or_else(|| keeping.model());
+    if let (None, Some(resume)) = (&strategy.optimizer, &keeping.resume) {
+        strategy.optimizer = Some(resume.state().optimizer.to_string());
+    }
     if let Some(layout) = &carried.layout {
         layout.apply(&mut strategy);
     }
