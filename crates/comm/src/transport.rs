@@ -28,8 +28,8 @@ pub trait Transport: Send {
     /// `gone` is what the last call for this message returned, none before the first; it is also
     /// none if the wire is still busy with another message.
     ///
-    /// A message that has begun must be gone on with until it has gone, or be
-    /// [finished](Self::finish_send), before others to the same rank can begin.
+    /// A message that has begun must be gone on with until it has gone, before others to the same
+    /// rank can begin.
     fn try_send(
         &mut self,
         to: Rank,
@@ -40,19 +40,6 @@ pub trait Transport: Send {
         debug_assert!(gone.is_none(), "a message that goes at once needs no second call");
         self.send(to, header, data)?;
         Ok(Some(data.iter().map(|piece| piece.len()).sum()))
-    }
-
-    /// Hands over what is left of a message that [`try_send`](Self::try_send) has begun, or would
-    /// have; the transport keeps a copy of what the wire does not take yet.
-    fn finish_send(
-        &mut self,
-        to: Rank,
-        header: &Header,
-        data: &[&[u8]],
-        gone: Option<usize>,
-    ) -> Result<(), CommError> {
-        debug_assert!(gone.is_none(), "a message that goes at once is never left over");
-        self.send(to, header, data)
     }
 
     /// Shows what has arrived of the next message from a rank on the tag's channel. Its sequence

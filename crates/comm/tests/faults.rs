@@ -1,132 +1,24 @@
 //! Processes that are killed, stopped or cut off, and strangers at the door: every survivor ends
 //! soon with an error that names the rank, and nothing is left behind.
 
-use paceline_comm::collective::{CollectiveSpec, run};
-use paceline_comm::process::{ProcessOptions, Wires, connect};
+use paceline_comm::process::{ProcessOptions, connect};
 use paceline_comm::rendezvous::{Hub, HubOptions};
-use paceline_comm::{CommError, Secret, Tag, Transport};
-use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Reduction};
+use paceline_comm::{CommError, Tag, Transport};
 use paceline_plan::ids::Rank;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use ranks::{DETECTION, HERE, Processes, hub, options, secret, train};
+use std::io::Write;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-const HERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-const DETECTION: Duration = Duration::from_secs(1);
+mod ranks;
+
 /// A second of detection, and as much again for a machine that has other things to do.
 const SOON: Duration = Duration::from_secs(4);
-
-/// What a rank is told by a variable: `wires rank world hub deed`.
-const ROLE: &str = "PACELINE_COMM_FAULT_ROLE";
-
-fn secret() -> Secret {
-    Secret::from_text("the secret of the fault tests").unwrap()
-}
-
-fn hub(world: u32) -> Hub {
-    let hub = HubOptions {
-        listen: HERE,
-        secret: secret(),
-        world,
-        in_rank: None,
-        join: Duration::from_secs(20),
-        detection: DETECTION,
-    };
-    Hub::start(hub).unwrap()
-}
-
-fn options(wires: &str, rank: u32, world: u32, hub: SocketAddr) -> ProcessOptions {
-    let mut options = ProcessOptions::new(Rank(rank), world, hub, secret());
-    options.hub_in_rank_0 = false;
-    options.join = Duration::from_secs(20);
-    options.detection = DETECTION;
-    match wires {
-        "shm" => options.wires = Wires::SharedMemory,
-        "tcp" => options.wires = Wires::Tcp,
-        _ => options.host = Some(format!("host-{}", rank % 2)),
-    }
-    options
-}
-
-/// All reduces vectors until something goes wrong.
-fn train(transport: &mut dyn Transport, iterations: u32) -> Result<(), CommError> {
-    let spec = CollectiveSpec {
-        kind: CollectiveKind::AllReduce,
-        algorithm: Algorithm::Ring,
-        order: Order::Free,
-        reduction: Reduction::Sum,
-        root: 0,
-        block: 1,
-    };
-    let members: Vec<_> = (0..transport.world()).map(Rank).collect();
-    let mut data = vec![0.0; 1000];
-    let patience = Duration::from_secs(30);
-    for iteration in 0..iterations {
-        let tag = Tag::new(0, iteration);
-        run(transport, &spec, &members, tag, &mut data, None, patience)?;
-    }
-    Ok(())
-}
 
 /// Not a test by itself: what the started processes do.
 #[test]
 fn a_rank() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    let words: Vec<&str> = role.split(' ').collect();
-    let [wires, rank, world, hub, deed] = words[..] else { panic!("{role}") };
-    let (rank, world) = (rank.parse().unwrap(), world.parse().unwrap());
-    let mut options = options(wires, rank, world, hub.parse().unwrap());
-    options.hub_in_rank_0 = deed.contains("hub-in-0");
-    let mut transport = connect(&options).unwrap();
-    train(&mut transport, 20).unwrap();
-    println!("under way");
-    let error = train(&mut transport, u32::MAX).unwrap_err();
-    println!("ended: {error}");
-    println!("record: {}", transport.flight_record().to_string().replace('\n', "|"));
-}
-
-/// The processes of a world; whatever happens, none of them stays.
-struct Processes(Vec<(Child, BufReader<ChildStdout>)>);
-
-impl Processes {
-    fn start(wires: &str, world: u32, hub: SocketAddr, deed: &str) -> Self {
-        let spawn = |rank| {
-            let mut child = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "a_rank", "--nocapture", "--test-threads=1"])
-                .env(ROLE, format!("{wires} {rank} {world} {hub} {deed}"))
-                .stdout(Stdio::piped())
-                .stderr(Stdio::inherit())
-                .spawn()
-                .unwrap();
-            let said = BufReader::new(child.stdout.take().unwrap());
-            (child, said)
-        };
-        let mut processes = Self((0..world).map(spawn).collect());
-        (0..world).for_each(|rank| drop(processes.line(rank, "under way")));
-        processes
-    }
-
-    /// The next line of a rank that has these words in it.
-    fn line(&mut self, rank: u32, words: &str) -> String {
-        let lines = self.0[rank as usize].1.by_ref().lines();
-        let mut lines = lines.map(|line| line.unwrap());
-        lines.find(|line| line.contains(words)).unwrap_or_else(|| panic!("{rank} said no {words}"))
-    }
-
-    fn signal(&self, rank: u32, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_child(&self.0[rank as usize].0);
-        rustix::process::kill_process(pid, signal).unwrap();
-    }
-}
-
-impl Drop for Processes {
-    fn drop(&mut self) {
-        for (child, _) in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
+    ranks::take_part();
 }
 
 /// Does something to rank 2 of four and returns what the others say about it.
@@ -197,7 +89,7 @@ fn strangers_at_the_door_change_nothing() {
             let Ok(mut stream) = TcpStream::connect(at) else { return };
             let said = vec![i.wrapping_mul(37); usize::from(i) * 50];
             let _ = stream.write_all(&said);
-            let _ = stream.write_all(b"PACELINE\x01\0\0\0");
+            let _ = stream.write_all(b"PACELINE\x02\0\0\0");
             if i % 3 == 0 {
                 std::mem::forget(stream);
             }

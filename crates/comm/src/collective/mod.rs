@@ -13,7 +13,7 @@ use crate::transport::{
 };
 use incoming::Incoming;
 use lent::{Cursor, along};
-use outgoing::Outgoing;
+use outgoing::{Copied, Outgoing};
 use paceline_plan::collective::{
     Action, Algorithm, Chunks, CollectiveKind, Combine, Cut, Order, Pattern, Reduction, Step,
 };
@@ -68,10 +68,12 @@ pub struct Running {
     held: Vec<(u32, Chunks, Lent)>,
     /// The contribution that is arriving, to be held.
     arriving: Vec<u8>,
-    /// Buffers for such contributions, used before.
+    /// Buffers for such contributions and for copies, used before.
     spare: Vec<Vec<u8>>,
     /// Messages that have not gone entirely, oldest first.
     outgoing: Vec<Outgoing>,
+    /// What some of them carry, where it has been overwritten.
+    copies: Vec<Copied>,
     /// What is read or lent in place in the present round, which ends when all of it is done with.
     round: Round,
     /// Elements of the vector and their type, once the first call has shown it.
@@ -117,6 +119,7 @@ impl Running {
             arriving: Vec::new(),
             spare: Vec::new(),
             outgoing: Vec::new(),
+            copies: Vec::new(),
             round: Round::default(),
             vector: None,
             moved: 0,
@@ -147,6 +150,7 @@ impl Running {
         self.held.clear();
         self.arriving.clear();
         self.outgoing.clear();
+        self.copies.clear();
         self.round = Round::default();
         self.vector = None;
         self.moved = 0;
@@ -209,7 +213,7 @@ impl Running {
             match action {
                 Action::Send { to, chunks } => {
                     let to = self.members[to as usize];
-                    self.outgoing.push(Outgoing { to, round, chunks, gone: None });
+                    self.outgoing.push(Outgoing { to, round, chunks, gone: None, copied: false });
                     self.send_on(transport, &cut, dtype, data)?;
                 }
                 Action::Recv { from, chunks, how } => {

@@ -1,7 +1,8 @@
 //! Messages that the wire does not take at once.
 //!
 //! They go on while the steps behind them are carried out, straight from the work buffer. A step that
-//! is about to overwrite what has not gone yet waits for it, or the rest is copied.
+//! is about to overwrite what has not gone yet waits for it, or goes on beside a copy, one for all
+//! messages that carry the same.
 
 use super::{Running, ranges};
 use crate::error::CommError;
@@ -17,6 +18,22 @@ pub(super) struct Outgoing {
     pub(super) round: u32,
     pub(super) chunks: Chunks,
     pub(super) gone: Option<usize>,
+    /// Whether it goes from a copy, because its place in the work buffer has been overwritten.
+    pub(super) copied: bool,
+}
+
+/// What some messages of a round carry, as it was before it was overwritten.
+#[derive(Debug)]
+pub(super) struct Copied {
+    round: u32,
+    chunks: Chunks,
+    bytes: Vec<u8>,
+}
+
+impl Copied {
+    fn is_of(&self, message: &Outgoing) -> bool {
+        message.copied && (self.round, self.chunks) == (message.round, message.chunks)
+    }
 }
 
 impl Running {
@@ -37,9 +54,12 @@ impl Running {
             }
             let header = self.header(message.round, cut.elements, dtype);
             let total = (cut.elements_in(message.chunks) * dtype.size()) as usize;
-            let gone = with_pieces(cut, message.chunks, dtype, data, |pieces| {
-                transport.try_send(message.to, &header, pieces, message.gone)
-            })?;
+            let mut go_on =
+                |pieces: &[&[u8]]| transport.try_send(message.to, &header, pieces, message.gone);
+            let gone = match self.copies.iter().find(|copy| copy.is_of(&message)) {
+                Some(copy) => go_on(&[&copy.bytes]),
+                None => with_pieces(cut, message.chunks, dtype, data, go_on),
+            }?;
             self.moved += (gone.unwrap_or(0) - message.gone.unwrap_or(0)) as u64;
             if gone == Some(total) {
                 self.outgoing.remove(at);
@@ -47,6 +67,12 @@ impl Running {
                 self.outgoing[at].gone = gone;
                 at += 1;
             }
+        }
+        let outgoing = &self.outgoing;
+        let done = |copy: &mut Copied| !outgoing.iter().any(|message| copy.is_of(message));
+        for Copied { mut bytes, .. } in self.copies.extract_if(.., done) {
+            bytes.clear();
+            self.spare.push(bytes);
         }
         Ok(self.outgoing.first().map(|message| message.to))
     }
@@ -67,8 +93,9 @@ impl Running {
     ) -> Result<Option<Rank>, CommError> {
         let overlap = |message: &Outgoing| {
             let written = || ranges(cut, chunks, 1);
-            ranges(cut, message.chunks, 1)
-                .any(|a| written().any(|b| a.start < b.end && b.start < a.end))
+            !message.copied
+                && ranges(cut, message.chunks, 1)
+                    .any(|a| written().any(|b| a.start < b.end && b.start < a.end))
         };
         if !self.outgoing.iter().any(overlap) {
             return Ok(None);
@@ -78,18 +105,15 @@ impl Running {
         if let Some(earlier) = in_the_way().find(|message| message.round < round) {
             return Ok(Some(earlier.to));
         }
-        // The order of messages to one rank stays, so those before such a one go with it.
-        let peers: Vec<Rank> = in_the_way().map(|message| message.to).collect();
-        for message in std::mem::take(&mut self.outgoing) {
-            let Outgoing { to, round, chunks, gone } = message;
-            if !peers.contains(&to) {
-                self.outgoing.push(message);
+        for message in self.outgoing.iter_mut().filter(|message| overlap(message)) {
+            message.copied = true;
+            if self.copies.iter().any(|copy| copy.is_of(message)) {
                 continue;
             }
-            let header = self.header(round, cut.elements, dtype);
-            with_pieces(cut, chunks, dtype, data, |pieces| {
-                transport.finish_send(to, &header, pieces, gone)
-            })?;
+            let mut bytes = self.spare.pop().unwrap_or_default();
+            let pieces = ranges(cut, message.chunks, dtype.size() as usize);
+            pieces.for_each(|range| bytes.extend_from_slice(&data[range]));
+            self.copies.push(Copied { round: message.round, chunks: message.chunks, bytes });
         }
         Ok(None)
     }

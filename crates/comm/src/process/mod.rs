@@ -166,10 +166,14 @@ impl ProcessTransport {
             Ok(None) if departed => Err(CommError::Departed { rank: common.rank, peer: from }),
             Ok(found) => Ok(found),
             Err(Trouble::Comm(error)) => Err(error),
-            Err(Trouble::Wire(error)) => Err(CommError::Failed {
-                rank: from,
-                reason: format!("rank {} cannot read it: {error}", common.rank),
-            }),
+            Err(Trouble::Wire(error)) => {
+                // Nothing that follows can be read either: the world cannot go on.
+                let reason = format!("rank {} cannot read it: {error}", common.rank);
+                let cause = CommError::Failed { rank: from, reason };
+                common.fail(cause.clone());
+                common.wake();
+                Err(cause)
+            }
         }
     }
 
@@ -299,7 +303,13 @@ impl Transport for ProcessTransport {
     }
 
     fn send(&mut self, to: Rank, header: &Header, data: &[&[u8]]) -> Result<(), CommError> {
-        self.finish_send(to, header, data, None)
+        self.common.check()?;
+        self.common.check_presence(to, self.common.link(to)?)?;
+        let total = data.iter().map(|piece| piece.len()).sum();
+        self.common.note(Way::Sent, to, header, total);
+        self.send_all(to, Sending { header, data, gone: None })?;
+        self.interest.gone(to);
+        Ok(())
     }
 
     fn try_send(
@@ -334,24 +344,6 @@ impl Transport for ProcessTransport {
             _ => self.interest.blocked(to),
         }
         Ok(now)
-    }
-
-    fn finish_send(
-        &mut self,
-        to: Rank,
-        header: &Header,
-        data: &[&[u8]],
-        gone: Option<usize>,
-    ) -> Result<(), CommError> {
-        self.common.check()?;
-        self.common.check_presence(to, self.common.link(to)?)?;
-        if gone.is_none() {
-            let total = data.iter().map(|piece| piece.len()).sum();
-            self.common.note(Way::Sent, to, header, total);
-        }
-        self.send_all(to, Sending { header, data, gone })?;
-        self.interest.gone(to);
-        Ok(())
     }
 
     fn try_take(

@@ -6,11 +6,13 @@
 //! guest → door   "PACELINE", version, nonce g
 //! door  → guest  "PACELINE", version, nonce d, HMAC("door", g, d)
 //! guest → door   length, HMAC("guest", d, g, body), body
+//! door  → guest  "W"
 //! ```
 //!
 //! Until the proof is checked a connection costs a few kilobytes, has a deadline, and counts
 //! against a limit beyond which the oldest unproven one has to go. Nothing that a stranger sends
-//! can do more than end its own connection.
+//! can do more than end its own connection. A guest that has to go because of a crowd hears no
+//! welcome, and comes again.
 
 use crate::error::CommError;
 use crate::secret::{PROOF, Secret, nonce};
@@ -20,9 +22,10 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// What this program speaks; raised whenever a frame or the handshake changes.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 const MAGIC: &[u8; 8] = b"PACELINE";
 const HELLO: usize = 8 + 4 + PROOF;
+const WELCOME: [u8; 1] = *b"W";
 const ANSWER: usize = HELLO + PROOF;
 /// The most a guest can say of itself.
 pub(crate) const LONGEST_BODY: usize = 32 << 10;
@@ -150,10 +153,14 @@ impl Guest {
                 }
                 Some((guest, door)) if self.heard.len() >= 4 + PROOF => {
                     let (proof, body) = self.heard[4..].split_at(PROOF);
-                    if secret.verify("guest", &[&door, &guest, body], proof) {
-                        return Verdict::Admitted(body.to_vec());
+                    if !secret.verify("guest", &[&door, &guest, body], proof) {
+                        return Verdict::Refused;
                     }
-                    return Verdict::Refused;
+                    // One byte always fits; a guest that has gone meanwhile is not let in.
+                    return match self.stream.write_all(&WELCOME) {
+                        Ok(()) => Verdict::Admitted(body.to_vec()),
+                        Err(_) => Verdict::Refused,
+                    };
                 }
                 // The length is there, and says how much more is wanted.
                 Some(_) => {}
@@ -259,6 +266,11 @@ fn introduce(
     reply.extend(secret.prove("guest", &[door, &guest, body]));
     reply.extend_from_slice(body);
     stream.write_all(&reply).map_err(gone)?;
+    let mut welcome = [0; WELCOME.len()];
+    stream.read_exact(&mut welcome).map_err(gone)?;
+    if welcome != WELCOME {
+        return wrong(format!("what listens on {at} does not speak as this program does"));
+    }
     Ok(stream)
 }
 
@@ -350,6 +362,35 @@ mod tests {
         assert_eq!(attend(&mut door, Duration::from_secs(5)).len(), 1);
         assert!(door.guests.len() <= door.limit);
         friend.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_friend_that_was_crowded_out_comes_again() {
+        let mut door = Door::open(HERE, secret(), 1).unwrap();
+        let at = door.address().unwrap();
+        let friend = std::thread::spawn(move || enter(at, &secret(), b"", soon(20.0)).map(drop));
+        // The friend has been answered, and is shown out before its proof is looked at.
+        while door.guests.iter().all(|guest| guest.nonces.is_none()) {
+            assert!(door.attend(Duration::from_millis(5)).is_empty(), "it came in at once");
+        }
+        door.guests.clear();
+        assert_eq!(attend(&mut door, Duration::from_secs(20)).len(), 1);
+        friend.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn one_who_talks_too_slowly_is_shown_out() {
+        let mut door = Door::open(HERE, secret(), 1).unwrap();
+        let mut stream = TcpStream::connect(door.address().unwrap()).unwrap();
+        stream.write_all(&hello(&[3; PROOF])[..10]).unwrap();
+        while door.guests.is_empty() {
+            door.attend(Duration::from_millis(5));
+        }
+        door.guests[0].deadline = Instant::now();
+        door.attend(Duration::from_millis(5));
+        assert!(door.guests.is_empty());
+        let mut rest = Vec::new();
+        assert!(matches!(stream.read_to_end(&mut rest), Ok(0) | Err(_)));
     }
 
     #[test]

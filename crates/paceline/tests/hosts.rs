@@ -1,0 +1,217 @@
+//! Ranks on several hosts: four network namespaces on a switch, every port shaped to 1 Gbit/s in both
+//! directions.
+//!
+//! ```text
+//! cargo test -p paceline --test hosts -- --ignored --nocapture
+//! ```
+//!
+//! It needs root, `ip`, `tc` and a kernel with `tbf`, takes about a minute and a half, and holds measured
+//! times against arithmetic and against the simulator; so it is asked for by name, as `.ci/run` does.
+//! Where it cannot run it says so.
+
+#[path = "hosts/network.rs"]
+mod network;
+
+use network::{EFFICIENCY, Network, PAYLOAD_PER_SECOND, namespaces};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::process::{Child, Command, Output};
+use std::time::{Duration, Instant};
+
+const HOSTS: u32 = 4;
+const BYTES: u64 = 64 << 20;
+const SECRET: &str = "what the hosts of this test know";
+
+/// How many vectors the busiest port carries, one way, one after the other.
+///
+/// A single server takes in a vector from each of the three others and then sends one to each. Without a
+/// server every rank sends its vector to all others, one at a time or all at once. Those that cut the
+/// vector send every part twice, but for the rank's own: 2 (P − 1) / P (Patarasuk and Yuan 2009, section 3).
+const VECTORS: [(&str, f64); 6] = [
+    ("ps:1", 6.0),
+    ("naive", 3.0),
+    ("overlapped", 3.0),
+    ("partitioned", 1.5),
+    ("ring", 1.5),
+    ("halving-doubling", 1.5),
+];
+
+/// The same network as a cluster file.
+fn cluster() -> String {
+    format!(
+        r#"
+name = "four-shaped-hosts"
+hosts = {HOSTS}
+
+[device]
+name = "host"
+memory = "8 GiB"
+memory_bandwidth = "10 GB/s"
+peak = {{ f32 = "100 GFLOP/s" }}
+
+[[dimension]]
+name = "ethernet"
+kind = "switch"
+size = {HOSTS}
+bandwidth = "1 Gbit/s"
+latency = "100 us"
+efficiency = {EFFICIENCY}
+"#
+    )
+}
+
+/// The whole of it: one network for all, one thing after the other.
+#[test]
+#[ignore = "needs root and a quiet minute: `cargo test -p paceline --test hosts -- --ignored`"]
+fn ranks_of_several_hosts() {
+    let network = match Network::build(HOSTS) {
+        Ok(network) => network,
+        Err(why) => {
+            println!("NOT RUN: ranks on several hosts need root, ip and tc; {why}");
+            return;
+        }
+    };
+    every_algorithm_runs(&network);
+    hosts_share_memory_inside_and_wires_across(&network);
+    times_are_those_of_the_textbook_and_of_the_simulator(&network);
+    a_host_that_is_cut_off_is_named_by_all_others(&network);
+    drop(network);
+    assert_eq!(namespaces(), 0);
+}
+
+fn every_algorithm_runs(network: &Network) {
+    let algorithms = [
+        "auto",
+        "ring",
+        "multi-ring:2",
+        "halving-doubling",
+        "tree",
+        "direct",
+        "read-reduce",
+        "ps:1",
+        "ps:2",
+        "ps:4",
+        "naive",
+        "overlapped",
+        "partitioned",
+        "torus:2x2",
+        "hierarchical:ring:ring/2",
+        "hierarchical:ps:1:ring/2",
+        "hierarchical:halving-doubling:partitioned/2",
+        "hierarchical:direct:tree/2",
+    ];
+    let line = format!("--sizes 4,256KiB,2MiB --budget 1 --algorithm {}", algorithms.join(","));
+    let lines = measure(network, 1, &line);
+    assert_eq!(lines.len(), 3 * algorithms.len(), "{lines:?}");
+    let ops = "--op all_reduce,reduce_scatter,all_gather,broadcast,reduce,gather,all_to_all";
+    assert_eq!(measure(network, 1, &format!("{ops} --sizes 100000 --budget 1")).len(), 7);
+}
+
+/// Two ranks on each host: what their host's memory carries needs no wire.
+fn hosts_share_memory_inside_and_wires_across(network: &Network) {
+    let algorithms =
+        ["hierarchical:read-reduce:ring/2", "hierarchical:ring:halving-doubling/2", "ring"];
+    let line = format!("--sizes 1MiB --budget 1 --algorithm {}", algorithms.join(","));
+    assert_eq!(measure(network, 2, &line).len(), algorithms.len());
+}
+
+fn times_are_those_of_the_textbook_and_of_the_simulator(network: &Network) {
+    let names = VECTORS.map(|(name, _)| name).join(",");
+    let lines = measure(network, 1, &format!("--sizes {BYTES} --budget 1 --algorithm {names}"));
+    let seconds = |record: &Value| record["median_us"].as_f64().unwrap() / 1e6;
+    let measured: Vec<f64> = lines.iter().map(seconds).collect();
+    assert_eq!(measured.len(), VECTORS.len());
+    println!("64 MiB on {HOSTS} hosts, seconds: arithmetic, flow simulation, measured");
+    let mut wrong = Vec::new();
+    let mut found = BTreeMap::new();
+    for ((name, vectors), measured) in VECTORS.into_iter().zip(measured) {
+        let arithmetic = vectors * BYTES as f64 / PAYLOAD_PER_SECOND;
+        let simulated = simulate(name);
+        println!("{name:>20} {arithmetic:8.3} {simulated:8.3} {measured:8.3}");
+        for (what, expected, bound) in
+            [("arithmetic", arithmetic, 0.25), ("simulation", simulated, 0.2)]
+        {
+            let error = measured / expected - 1.0;
+            if error.abs() > bound {
+                wrong.push(format!("{name}: {:+.0} % from {what}", error * 100.0));
+            }
+        }
+        found.insert(name, measured);
+    }
+    assert!(wrong.is_empty(), "{wrong:?}");
+    // One server is the slowest, whole vectors between all come next, and those that cut it are fastest.
+    let of = |names: &[&str]| names.iter().map(|name| found[name]).collect::<Vec<f64>>();
+    let least = |times: Vec<f64>| times.into_iter().fold(f64::INFINITY, f64::min);
+    let most = |times: Vec<f64>| times.into_iter().fold(0.0, f64::max);
+    assert!(found["ps:1"] > 1.5 * most(of(&["naive", "overlapped"])), "{found:?}");
+    let cutting = most(of(&["partitioned", "ring", "halving-doubling"]));
+    assert!(least(of(&["naive", "overlapped"])) > 1.5 * cutting, "{found:?}");
+}
+
+fn a_host_that_is_cut_off_is_named_by_all_others(network: &Network) {
+    let ranks = start(network, 1, "--sizes 1MiB --budget 60000 --algorithm ring --silence 2");
+    std::thread::sleep(Duration::from_secs(4));
+    network.cut_off(2);
+    let began = Instant::now();
+    let ended: Vec<Output> =
+        ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect();
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    for (rank, output) in ended.iter().enumerate() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "rank {rank}: {said}");
+        // Seen from host 2, the others are the ones that are gone.
+        let name = if rank == 2 { "rank 0 on shaped-host-0" } else { "rank 2 on shaped-host-2" };
+        assert!(said.contains(name), "rank {rank}: {said}");
+    }
+    println!("cut off: {}", String::from_utf8_lossy(&ended[0].stderr).trim());
+}
+
+/// Runs `bench collectives` on so many ranks of every host; what rank 0 reports.
+fn measure(network: &Network, per_host: u32, line: &str) -> Vec<Value> {
+    let mut records = Vec::new();
+    for rank in start(network, per_host, line) {
+        let Output { status, stdout, stderr } = rank.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&stderr);
+        assert!(status.success(), "{line}: {said}");
+        let lines = String::from_utf8(stdout).unwrap();
+        records.extend(lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()));
+    }
+    assert!(records.iter().all(|record| record["wrong"] == 0), "{records:?}");
+    records
+}
+
+fn start(network: &Network, per_host: u32, line: &str) -> Vec<Child> {
+    // One port after the other, so that no world meets the remains of the last one.
+    static PORT: std::sync::atomic::AtomicU16 = std::sync::atomic::AtomicU16::new(29_600);
+    let port = PORT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let rank = |rank: u32| {
+        network.start(rank / per_host, |command| {
+            command
+                .args(["bench", "collectives", "--json", "--launch", "env"])
+                .args(["--bind", &network.address(rank / per_host)])
+                .args(line.split_whitespace())
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", (HOSTS * per_host).to_string())
+                .env("MASTER_ADDR", network.address(0))
+                .env("MASTER_PORT", port.to_string())
+                .env("PACELINE_SECRET", SECRET);
+        })
+    };
+    (0..HOSTS * per_host).map(rank).collect()
+}
+
+/// What the flow simulator says of the same steps on the same network.
+fn simulate(algorithm: &str) -> f64 {
+    let file = std::env::temp_dir().join(format!("paceline-hosts-{}.toml", std::process::id()));
+    std::fs::write(&file, cluster()).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_paceline"))
+        .args(["collective", "--op", "all_reduce", "--network", "flow", "--json"])
+        .args(["--algorithm", algorithm, "--size", &BYTES.to_string(), "--cluster"])
+        .arg(&file)
+        .output()
+        .unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let record: Value = serde_json::from_slice(&output.stdout).unwrap();
+    record["time_s"].as_f64().unwrap()
+}
