@@ -3,17 +3,30 @@
 use crate::collective::Running;
 use crate::error::CommError;
 use crate::transport::{Progress, Tag, Transport, finish};
+use paceline_plan::collective::{Action, Chunks, Combine, Step};
 use paceline_plan::ids::Rank;
 use std::time::Duration;
 
-/// One rank's side of a barrier: 2 ⌈log₂ P⌉ rounds of empty messages at most.
+/// One rank's side of a barrier.
 #[derive(Debug)]
 pub struct Barrier(Running);
 
 impl Barrier {
-    /// Prepares the side of rank `me`, a member.
+    /// Prepares the side of rank `me`, a member, of a **dissemination** barrier (Hensgen, Finkel and
+    /// Manber 1988, "Two algorithms for barrier synchronization"): in round k every rank tells the one
+    /// 2ᵏ places on that it has come, and all whom it has heard of with it.
+    ///
+    /// Rounds ⌈log₂ P⌉; messages per rank as many; fan-in 1.
     pub fn start(members: &[Rank], me: Rank, tag: Tag) -> Result<Self, CommError> {
-        Running::barrier(members, me, tag).map(Self)
+        Running::barrier(members, me, tag, dissemination).map(Self)
+    }
+
+    /// As [`start`](Self::start), of a **central** barrier: everyone tells the first member, which
+    /// tells everyone. Fewer messages altogether, for groups whose ranks share few cores.
+    ///
+    /// Rounds 2; messages P − 1 in each; fan-in P − 1.
+    pub fn central(members: &[Rank], me: Rank, tag: Tag) -> Result<Self, CommError> {
+        Running::barrier(members, me, tag, central).map(Self)
     }
 
     /// Done once every member has come this far.
@@ -32,4 +45,72 @@ pub fn wait(
 ) -> Result<(), CommError> {
     let mut barrier = Barrier::start(members, transport.rank(), tag)?;
     finish(transport, patience, |transport| barrier.progress(transport))
+}
+
+fn dissemination(ranks: u32, me: u32) -> Vec<Step> {
+    let rounds = ranks.next_power_of_two().ilog2();
+    let step = |round: u32| {
+        // Distances are below the number of ranks, and groups are far smaller than 2³¹.
+        let distance = 1 << round;
+        let (to, from) = ((me + distance) % ranks, (me + ranks - distance) % ranks);
+        [send(round, to), recv(round, from)]
+    };
+    (0..rounds).flat_map(step).collect()
+}
+
+fn central(ranks: u32, me: u32) -> Vec<Step> {
+    match me {
+        0 => {
+            let coming = (1..ranks).map(|from| recv(0, from));
+            coming.chain((1..ranks).map(|to| send(1, to))).collect()
+        }
+        _ => vec![send(0, 0), recv(1, 0)],
+    }
+}
+
+fn send(round: u32, to: u32) -> Step {
+    Step { round, action: Action::Send { to, chunks: Chunks::one(0) } }
+}
+
+fn recv(round: u32, from: u32) -> Step {
+    let how = Combine::Replace;
+    Step { round, action: Action::Recv { from, chunks: Chunks::one(0), how } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// Whom a rank has heard of, directly or not, when all messages have arrived.
+    fn heard(steps: fn(u32, u32) -> Vec<Step>, ranks: u32) -> Vec<BTreeSet<u32>> {
+        let programs: Vec<Vec<Step>> = (0..ranks).map(|me| steps(ranks, me)).collect();
+        let mut known: Vec<BTreeSet<u32>> = (0..ranks).map(|me| BTreeSet::from([me])).collect();
+        let rounds = programs.iter().flatten().map(|step| step.round + 1).max().unwrap_or(0);
+        for round in 0..rounds {
+            let before = known.clone();
+            for (me, program) in programs.iter().enumerate() {
+                for step in program.iter().filter(|step| step.round == round) {
+                    if let Action::Recv { from, .. } = step.action {
+                        known[me].extend(&before[from as usize]);
+                    }
+                }
+            }
+        }
+        known
+    }
+
+    #[test]
+    fn everyone_hears_of_everyone_in_as_many_rounds_as_are_said() {
+        for ranks in 1..=33 {
+            let all: BTreeSet<u32> = (0..ranks).collect();
+            for steps in [dissemination, central] {
+                assert!(heard(steps, ranks).iter().all(|known| *known == all), "{ranks} ranks");
+            }
+            let messages = dissemination(ranks, 0).len() as u32 / 2;
+            assert_eq!(messages, f64::from(ranks).log2().ceil() as u32);
+        }
+        assert_eq!(central(9, 0).len(), 16);
+        assert_eq!(central(9, 4).len(), 2);
+    }
 }

@@ -2,7 +2,7 @@
 
 use paceline_comm::collective::{CollectiveSpec, Running, run};
 use paceline_comm::thread::{ThreadTransport, world};
-use paceline_comm::{CommError, Progress, Tag, Transport, barrier, point};
+use paceline_comm::{Barrier, CommError, Progress, Tag, Transport, barrier, point};
 use paceline_plan::collective::{
     Algorithm, CollectiveKind, Level, Order, Reduction, canonical_fold, resolve,
 };
@@ -237,18 +237,20 @@ fn nobody_passes_a_barrier_early() {
     for ranks in 1..=9 {
         let mut transports = world(ranks);
         let members = everyone(ranks);
-        let start =
-            |me: &Rank| paceline_comm::Barrier::start(&members, *me, Tag::new(0, 0)).unwrap();
-        let mut barriers: Vec<_> = members.iter().map(start).collect();
-        let late = ranks as usize - 1;
-        for rank in (0..late).cycle().take(100 * late) {
-            let progress = barriers[rank].progress(&mut transports[rank]).unwrap();
-            assert_ne!(progress, Progress::Done, "rank {rank} did not wait for rank {late}");
+        for (channel, kind) in (0..).zip([Barrier::start, Barrier::central]) {
+            let start = |me: &Rank| kind(&members, *me, Tag::new(channel, 0)).unwrap();
+            let mut barriers: Vec<_> = members.iter().map(start).collect();
+            let late = ranks as usize - 1;
+            for rank in (0..late).cycle().take(100 * late) {
+                let progress = barriers[rank].progress(&mut transports[rank]).unwrap();
+                assert_ne!(progress, Progress::Done, "rank {rank} did not wait for rank {late}");
+            }
+            let mut done = vec![false; ranks as usize];
+            for rank in (0..ranks as usize).cycle().take(100 * ranks as usize) {
+                let progress = barriers[rank].progress(&mut transports[rank]).unwrap();
+                done[rank] = progress == Progress::Done;
+            }
+            assert!(done.into_iter().all(|done| done));
         }
-        let mut done = vec![false; ranks as usize];
-        for rank in (0..ranks as usize).cycle().take(100 * ranks as usize) {
-            done[rank] = barriers[rank].progress(&mut transports[rank]).unwrap() == Progress::Done;
-        }
-        assert!(done.into_iter().all(|done| done));
     }
 }

@@ -1,10 +1,15 @@
 //! Messages as they come in: put in place, reduced, or held.
+//!
+//! Contributions that are held are summed in canonical order whenever they come. So while the one that
+//! is next is missing, those of the same round that follow it are taken in as well: many ranks that
+//! send to one share its link, instead of waiting for their turn.
 
-use super::{Into, ranges};
+use super::{Into, Running, ranges};
 use crate::arithmetic::reduce_into;
 use crate::error::CommError;
-use crate::transport::{Header, Piece, Visitor};
-use paceline_plan::collective::{Chunks, Combine, Cut, Reduction};
+use crate::transport::{Header, Piece, Transport, Visitor};
+use paceline_plan::collective::{Action, Chunks, Combine, Cut, Reduction, Step};
+use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 use std::ops::Range;
 
@@ -20,6 +25,63 @@ pub(super) struct Incoming<'m> {
     pub(super) arriving: &'m mut Vec<u8>,
     /// How many bytes have moved.
     pub(super) moved: &'m mut u64,
+}
+
+/// A contribution that arrives before its step has come.
+#[derive(Debug)]
+pub(super) struct Early {
+    step: usize,
+    bytes: Vec<u8>,
+    whole: bool,
+}
+
+impl Running {
+    /// Takes over what came early of the present step's message; whether that is all of it.
+    pub(super) fn came_early(&mut self) -> bool {
+        let Some(at) = self.early.iter().position(|early| early.step == self.next) else {
+            return false;
+        };
+        let Early { bytes, whole, .. } = self.early.swap_remove(at);
+        let empty = std::mem::replace(&mut self.arriving, bytes);
+        self.spare.push(empty);
+        whole
+    }
+
+    /// Takes in what there is of contributions to be held in the present round, if the present step
+    /// waits for one.
+    pub(super) fn receive_early(
+        &mut self,
+        transport: &mut dyn Transport,
+        cut: &Cut,
+        dtype: DType,
+    ) -> Result<(), CommError> {
+        for step in self.next..self.steps.len() {
+            let Step { round, action } = self.steps[step];
+            let Action::Recv { from, chunks, how: how @ Combine::Hold } = action else { break };
+            if round != self.round.number {
+                break;
+            }
+            if step == self.next {
+                continue;
+            }
+            let at = self.early.iter().position(|early| early.step == step).unwrap_or_else(|| {
+                let bytes = self.spare.pop().unwrap_or_default();
+                self.early.push(Early { step, bytes, whole: false });
+                self.early.len() - 1
+            });
+            if self.early[at].whole {
+                continue;
+            }
+            let (header, peer) =
+                (self.header(round, cut.elements, dtype), self.members[from as usize]);
+            let into = Into { cut, chunks, how, dtype, data: &mut [], output: &mut [] };
+            std::mem::swap(&mut self.arriving, &mut self.early[at].bytes);
+            let whole = self.receive(transport, &header, peer, into);
+            std::mem::swap(&mut self.arriving, &mut self.early[at].bytes);
+            self.early[at].whole = whole?;
+        }
+        Ok(())
+    }
 }
 
 impl Incoming<'_> {

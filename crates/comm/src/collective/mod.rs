@@ -11,7 +11,7 @@ use crate::error::CommError;
 use crate::transport::{
     Header, Lending, Lent, Piece, Progress, Purpose, Tag, Taken, Transport, finish,
 };
-use incoming::Incoming;
+use incoming::{Early, Incoming};
 use lent::{Cursor, along};
 use outgoing::{Copied, Outgoing};
 use paceline_plan::collective::{
@@ -68,6 +68,8 @@ pub struct Running {
     held: Vec<(u32, Chunks, Lent)>,
     /// The contribution that is arriving, to be held.
     arriving: Vec<u8>,
+    /// Contributions of later steps that have begun to arrive.
+    early: Vec<Early>,
     /// Buffers for such contributions and for copies, used before.
     spare: Vec<Vec<u8>>,
     /// Messages that have not gone entirely, oldest first.
@@ -117,6 +119,7 @@ impl Running {
             next: 0,
             held: Vec::new(),
             arriving: Vec::new(),
+            early: Vec::new(),
             spare: Vec::new(),
             outgoing: Vec::new(),
             copies: Vec::new(),
@@ -128,18 +131,25 @@ impl Running {
         })
     }
 
-    /// As [`start`](Self::start), for a collective of nothing whose messages say that it is a
-    /// barrier. Halving-doubling makes every rank wait for word from every other.
-    pub(crate) fn barrier(members: &[Rank], me: Rank, tag: Tag) -> Result<Self, CommError> {
+    /// As [`start`](Self::start), for steps that carry nothing and whose messages say that they are
+    /// a barrier's.
+    pub(crate) fn barrier(
+        members: &[Rank],
+        me: Rank,
+        tag: Tag,
+        steps: fn(u32, u32) -> Vec<Step>,
+    ) -> Result<Self, CommError> {
         let spec = CollectiveSpec {
             kind: CollectiveKind::AllReduce,
-            algorithm: Algorithm::HalvingDoubling,
+            algorithm: Algorithm::Direct,
             order: Order::Free,
             reduction: Reduction::Sum,
             root: 0,
             block: 1,
         };
-        Ok(Self { is_barrier: true, together: None, ..Self::start(&spec, members, me, tag)? })
+        let start = Self::start(&spec, members, me, tag)?;
+        let steps = steps(members.len() as u32, start.me);
+        Ok(Self { is_barrier: true, together: None, steps, ..start })
     }
 
     /// Makes the same collective ready to run again, on a vector of any size, without working its
@@ -149,6 +159,7 @@ impl Running {
         self.next = 0;
         self.held.clear();
         self.arriving.clear();
+        self.early.clear();
         self.outgoing.clear();
         self.copies.clear();
         self.round = Round::default();
@@ -225,7 +236,8 @@ impl Running {
                     }
                     let peer = self.members[from as usize];
                     let into = Into { cut: &cut, chunks, how, dtype, data, output };
-                    if !self.receive(transport, &header, peer, into)? {
+                    if !self.came_early() && !self.receive(transport, &header, peer, into)? {
+                        self.receive_early(transport, &cut, dtype)?;
                         self.send_on(transport, &cut, dtype, data)?;
                         return Ok(self.pending(peer));
                     }

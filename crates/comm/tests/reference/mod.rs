@@ -82,8 +82,8 @@ pub(crate) fn specs(ranks: u32, block: u64) -> Vec<CollectiveSpec> {
 /// Runs every collective of every size and type on one rank and compares the outcome with the
 /// reference. The result is a digest of all bits, the same on every transport.
 ///
-/// Only every `thinning`-th collective is taken, others for every size and every number of ranks; 1
-/// takes all. Large vectors have one type each, in turn, and are four times as rare.
+/// Only every `thinning`-th collective is taken, others for every size and every number of ranks, and
+/// large vectors have one type each, in turn, and are four times as rare; 1 takes all of all types.
 pub(crate) fn product(transport: &mut dyn Transport, thinning: usize) -> u64 {
     let (ranks, me) = (transport.world(), transport.rank());
     let members = everyone(ranks);
@@ -91,7 +91,7 @@ pub(crate) fn product(transport: &mut dyn Transport, thinning: usize) -> u64 {
     let mut tag = Tag::new(3, 0);
     for size in SIZES {
         let known = Known::new(ranks, size);
-        let large = size > 10_000;
+        let large = size > 10_000 && thinning > 1;
         for (i, spec) in specs(ranks, if size == 1000 { 16 } else { 1 }).iter().enumerate() {
             let thinning = if large { 4 * thinning } else { thinning };
             if !(i + size + ranks as usize).is_multiple_of(thinning) {
@@ -115,6 +115,43 @@ pub(crate) fn product(transport: &mut dyn Transport, thinning: usize) -> u64 {
                 tag = tag.next();
             }
         }
+    }
+    digest.finish()
+}
+
+/// Some collectives of a vector of megabytes on one rank, compared with the reference; a digest of all
+/// bits.
+#[allow(dead_code, reason = "threads alone have no wires to fill")]
+pub(crate) fn large(transport: &mut dyn Transport) -> u64 {
+    let (ranks, me) = (transport.world(), transport.rank());
+    let members = everyone(ranks);
+    let known = Known::new(ranks, 700_003);
+    let mut digest = DefaultHasher::new();
+    let mut tag = Tag::new(5, 0);
+    let algorithms = [
+        Algorithm::Ring,
+        Algorithm::HalvingDoubling,
+        Algorithm::Overlapped,
+        Algorithm::Direct,
+        Algorithm::Tree,
+        Algorithm::ParameterServer { servers: 1 },
+    ];
+    for spec in specs(ranks, 1) {
+        if spec.reduction == Reduction::Max || !algorithms.contains(&spec.algorithm) {
+            continue;
+        }
+        let naive = known.naive(spec.kind, DType::F32);
+        let mut data = naive.input(&spec, me.0);
+        let all_to_all = spec.kind == CollectiveKind::AllToAll;
+        let mut output = all_to_all.then(|| vec![0xff; data.len()]);
+        let (vector, out) = ((naive.dtype, data.as_mut_slice()), output.as_deref_mut());
+        run_bytes(transport, &spec, &members, tag, vector, out, PATIENCE)
+            .unwrap_or_else(|error| panic!("{spec:?} at {me} of {ranks}: {error}"));
+        let (range, wanted) = naive.outcome(&spec, me.0);
+        let found = &output.unwrap_or(data)[range];
+        assert!(found == wanted, "{spec:?}, {ranks} ranks, at {me}");
+        found.hash(&mut digest);
+        tag = tag.next();
     }
     digest.finish()
 }

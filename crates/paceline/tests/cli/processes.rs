@@ -270,6 +270,33 @@ fn ranks_of_another_launcher_find_each_other() {
     assert!(second.stdout.is_empty(), "rank 0 speaks for both");
 }
 
+/// Open MPI itself starts the ranks, where it is installed.
+#[test]
+fn ranks_of_mpirun_find_each_other() {
+    let here = Folder::new();
+    let mut mpirun = Command::new("mpirun");
+    mpirun.args(["--oversubscribe", "--allow-run-as-root", "-np", "2"]);
+    let train = format!("{TRAIN} --iterations 3 --dp 2 --out run --launch env");
+    let output = mpirun
+        .arg(env!("CARGO_BIN_EXE_paceline"))
+        .args(train.split_whitespace())
+        .current_dir(here.path())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", free_port().to_string())
+        .env("PACELINE_SECRET", "known to these two ranks alone")
+        .output();
+    let Output { status, stdout, stderr } = match output {
+        Ok(output) => output,
+        Err(error) => {
+            println!("NOT RUN: mpirun cannot be started: {error}");
+            return;
+        }
+    };
+    assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
+    let expected = bits(&here.run(&format!("{TRAIN} --iterations 3 --dp 2")).done().out);
+    assert_eq!(bits(&String::from_utf8(stdout).unwrap()), expected);
+}
+
 #[test]
 fn ranks_with_different_plans_do_not_start() {
     let here = Folder::new();
