@@ -100,6 +100,18 @@ pub fn forward_and(
 
 /// `dx[rows, inputs] = dy[rows, outputs] w[outputs, inputs]`.
 pub fn input_gradient(pool: &Pool, shape: Shape, dy: &[f32], w: &[f32], dx: &mut [f32]) {
+    add_input_gradient(pool, shape, dy, w, dx, Write::Overwrite);
+}
+
+/// `dx (+)= dy w`: the share of some outputs, where they come in turns.
+pub(crate) fn add_input_gradient(
+    pool: &Pool,
+    shape: Shape,
+    dy: &[f32],
+    w: &[f32],
+    dx: &mut [f32],
+    mode: Write,
+) {
     let Shape { rows, inputs, outputs } = shape;
     expect_len("dy", dy.len(), &[rows, outputs]);
     expect_len("w", w.len(), &[outputs, inputs]);
@@ -110,7 +122,7 @@ pub fn input_gradient(pool: &Pool, shape: Shape, dy: &[f32], w: &[f32], dx: &mut
         Operand::rows(w, inputs),
         dx,
         inputs,
-        Write::Overwrite,
+        mode,
     );
 }
 

@@ -7,7 +7,6 @@
 
 use crate::element::{narrow, widen};
 use crate::pool::Pool;
-use crate::reduce::add;
 use crate::shape::expect_len;
 use crate::{Element, Write, attention, linear};
 use std::ops::Range;
@@ -15,7 +14,8 @@ use std::ops::Range;
 /// How many outputs of a linear operator are staged at a time.
 const OUTPUTS: usize = 512;
 
-/// How many elements of workspace the linear functions need.
+/// How many elements of workspace the linear functions need: one for each input of every row, and
+/// what a chunk of outputs takes. That is less than a layer keeps for its backward pass.
 pub fn linear_workspace<T: Element, G: Element>(shape: linear::Shape) -> usize {
     if is_single::<T>() && is_single::<G>() {
         return 0;
@@ -24,7 +24,7 @@ pub fn linear_workspace<T: Element, G: Element>(shape: linear::Shape) -> usize {
     let chunk = outputs.min(OUTPUTS);
     let rooms = [rows.checked_mul(inputs), rows.checked_mul(chunk), inputs.checked_mul(chunk)];
     let [whole, rows, weights] = rooms.map(|room| room.unwrap_or(usize::MAX));
-    whole.saturating_mul(2).saturating_add(rows).saturating_add(weights)
+    whole.saturating_add(rows).saturating_add(weights)
 }
 
 /// [`linear::forward`].
@@ -43,7 +43,7 @@ pub fn linear_forward<T: Element>(
     }
     let linear::Shape { rows, inputs, outputs } = shape;
     expect_len("y", y.len(), &[rows, outputs]);
-    let Rooms { whole, share: _, rest } = Rooms::cut(shape, workspace);
+    let Rooms { whole, rest } = Rooms::cut(shape, workspace);
     widen(x, whole);
     for chunk in chunks(outputs) {
         let part = linear::Shape { outputs: chunk.len(), ..shape };
@@ -73,15 +73,17 @@ pub fn linear_input_gradient<T: Element>(
     }
     let linear::Shape { rows, inputs, outputs } = shape;
     expect_len("dy", dy.len(), &[rows, outputs]);
-    let Rooms { whole, share, rest } = Rooms::cut(shape, workspace);
-    whole.fill(0.0);
+    let Rooms { whole, rest } = Rooms::cut(shape, workspace);
+    if outputs == 0 {
+        whole.fill(0.0);
+    }
     for chunk in chunks(outputs) {
         let part = linear::Shape { outputs: chunk.len(), ..shape };
         let (weights, of_rows) = chunk_rooms(rest, part);
         widen(&w[chunk.start * inputs..chunk.end * inputs], weights);
         columns(dy, outputs, &chunk, of_rows);
-        linear::input_gradient(pool, part, of_rows, weights, share);
-        add(share, whole);
+        let mode = if chunk.start == 0 { Write::Overwrite } else { Write::Accumulate };
+        linear::add_input_gradient(pool, part, of_rows, weights, whole, mode);
     }
     narrow(whole, dx);
 }
@@ -104,7 +106,7 @@ pub fn linear_weight_gradient<T: Element, G: Element>(
     let linear::Shape { rows, inputs, outputs } = shape;
     expect_len("dy", dy.len(), &[rows, outputs]);
     expect_len("dw", dw.len(), &[outputs, inputs]);
-    let Rooms { whole, share: _, rest } = Rooms::cut(shape, workspace);
+    let Rooms { whole, rest } = Rooms::cut(shape, workspace);
     widen(x, whole);
     for chunk in chunks(outputs) {
         let part = linear::Shape { outputs: chunk.len(), ..shape };
@@ -252,8 +254,6 @@ fn columns<T: Element>(x: &[T], width: usize, columns: &Range<usize>, y: &mut [f
 struct Rooms<'a> {
     /// The operand or result that has a row's inputs.
     whole: &'a mut [f32],
-    /// One chunk's share of such a result.
-    share: &'a mut [f32],
     /// A chunk's weights, then its columns of the rows.
     rest: &'a mut [f32],
 }
@@ -263,9 +263,8 @@ impl<'a> Rooms<'a> {
     fn cut(shape: linear::Shape, workspace: &'a mut [f32]) -> Self {
         let chunk = shape.outputs.min(OUTPUTS);
         let (whole, rest) = workspace.split_at_mut(shape.rows * shape.inputs);
-        let (share, rest) = rest.split_at_mut(shape.rows * shape.inputs);
         expect_len("workspace", rest.len(), &[chunk, shape.inputs + shape.rows]);
-        Self { whole, share, rest }
+        Self { whole, rest }
     }
 }
 

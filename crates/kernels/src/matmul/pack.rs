@@ -194,8 +194,9 @@ impl<'a> Lines<'a> {
             for k in (0..whole_terms).step_by(RUN) {
                 for i in (0..whole_lines).step_by(8) {
                     let from = (lines.start + i) * self.across + terms.start + k;
-                    for line in 0..8 {
-                        fetch(self.data, from + line * self.across + RUN, RUN);
+                    if k + RUN < whole_terms {
+                        let next = |line| from + line * self.across + RUN;
+                        (0..8).for_each(|line| fetch(self.data, next(line), RUN));
                     }
                     // SAFETY: the processor has what the kernel needs. The last element of the last
                     // strip has just been found within the operand, and the panel has `width`
