@@ -118,13 +118,14 @@ fn ops(program: &Program) -> Result<(), ExecError> {
                 | Op::Collective { .. }
                 | Op::Accumulate { .. }
                 | Op::Step { .. }
+                | Op::Stash { .. }
+                | Op::Restore { .. }
                 | Op::Free { .. } => continue,
-                Op::Stash { .. } | Op::Restore { .. } => "a stash of older weights",
                 Op::Serve { .. } => "an asynchronous server",
             };
             return Err(unsupported(
                 format!("{}: {what}", program.name),
-                "synchronous schedules and servers run",
+                "synchronous servers run",
             ));
         }
     }

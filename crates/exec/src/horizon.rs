@@ -77,12 +77,15 @@ impl<'a> Common<'a> {
     }
 }
 
-/// Iterations that the leader grants, one ahead of its own, so that no rank waits for its word.
+/// Iterations that the leader grants, one ahead of those that any rank may have begun, so that no rank
+/// waits for its word.
 #[derive(Debug)]
 pub(crate) struct Led<'a> {
     iterations: u32,
     stop: &'a AtomicBool,
     patience: Duration,
+    /// By how many iterations a rank may be ahead of the leader.
+    ahead: u32,
     state: Mutex<Granted>,
 }
 
@@ -99,9 +102,14 @@ struct Granted {
 
 impl<'a> Led<'a> {
     /// A run of so many iterations, unless the leader's `stop` is set before. Whoever waits longer
-    /// than `patience` for the leader gives up.
-    pub(crate) fn new(iterations: u32, stop: &'a AtomicBool, patience: Duration) -> Self {
-        Self { iterations, stop, patience, state: Mutex::default() }
+    /// than `patience` for the leader gives up. A rank may be `ahead` of the leader by so many.
+    pub(crate) fn new(
+        iterations: u32,
+        stop: &'a AtomicBool,
+        patience: Duration,
+        ahead: u32,
+    ) -> Self {
+        Self { iterations, stop, patience, ahead, state: Mutex::default() }
     }
 
     fn begin(&self, iteration: u32, transport: &mut dyn Transport) -> Result<bool, CommError> {
@@ -132,7 +140,8 @@ impl<'a> Led<'a> {
             state.stopped = state.iterations < self.iterations;
             state.over = true;
         } else {
-            state.iterations = iteration.saturating_add(2).min(self.iterations);
+            let granted = iteration.saturating_add(2).saturating_add(self.ahead);
+            state.iterations = granted.min(self.iterations);
             state.over = state.iterations == self.iterations;
         }
         for rank in (0..transport.world()).map(Rank).filter(|rank| *rank != LEADER) {
@@ -210,8 +219,8 @@ mod tests {
         let (stop, never) = (AtomicBool::new(false), AtomicBool::new(false));
         let mut wires = world(2);
         let (mut follower, mut leader) = (wires.pop().unwrap(), wires.pop().unwrap());
-        let leads = Horizon::Led(Led::new(10, &stop, PATIENCE));
-        let follows = Horizon::Led(Led::new(10, &never, PATIENCE));
+        let leads = Horizon::Led(Led::new(10, &stop, PATIENCE, 0));
+        let follows = Horizon::Led(Led::new(10, &never, PATIENCE, 0));
         let mut lead = |i| leads.begin(i, &mut leader).unwrap();
         let mut follow = |i| follows.begin(i, &mut follower).unwrap();
         assert!(lead(0));
@@ -230,7 +239,7 @@ mod tests {
         let never = AtomicBool::new(false);
         let mut wires = world(2);
         let (mut follower, mut leader) = (wires.pop().unwrap(), wires.pop().unwrap());
-        let [leads, follows] = [(); 2].map(|()| Horizon::Led(Led::new(3, &never, PATIENCE)));
+        let [leads, follows] = [(); 2].map(|()| Horizon::Led(Led::new(3, &never, PATIENCE, 0)));
         assert!((0..3).all(|i| leads.begin(i, &mut leader).unwrap()));
         assert!((0..3).all(|i| follows.begin(i, &mut follower).unwrap()));
         assert!(!leads.begin(3, &mut leader).unwrap() && !follows.begin(3, &mut follower).unwrap());

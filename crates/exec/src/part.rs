@@ -78,7 +78,12 @@ fn attempt(
         data: &data,
         saving: saving.transpose()?.map(Arc::new),
         vocab,
-        horizon: Horizon::Led(Led::new(options.iterations, &options.stop, patience)),
+        horizon: Horizon::Led(Led::new(
+            options.iterations,
+            &options.stop,
+            patience,
+            plan.iterations_ahead(),
+        )),
         clock,
     };
     let resident = Resident::start();

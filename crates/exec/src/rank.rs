@@ -193,7 +193,11 @@ impl<'a> Rank<'a> {
             let sight = self.sight(iteration, &mut ended)?;
             if let Some(norm) = sight.norm {
                 if self.scale.is_lost(norm) {
-                    return Err(self.cause(sight));
+                    return Err(match self.program.in_flight.is_empty() {
+                        true => self.cause(sight),
+                        // Iterations that run into each other cannot be run again one by one.
+                        false => unfinite(&sight),
+                    });
                 }
                 self.scale.conclude(norm);
             }
@@ -218,9 +222,7 @@ impl<'a> Rank<'a> {
     fn cause(&mut self, sight: Sight) -> ExecError {
         self.compute.watching = true;
         self.lanes.open_again();
-        let loss = sight.loss.unwrap_or(f32::NAN);
-        let nothing = ExecError::Diverged { iteration: sight.iteration + 1, loss };
-        self.drive(Queue::is_complete).err().unwrap_or(nothing)
+        self.drive(Queue::is_complete).err().unwrap_or_else(|| unfinite(&sight))
     }
 
     /// Saves the state after so many iterations, if the run is saved at all.
@@ -369,9 +371,12 @@ impl<'a> Rank<'a> {
             Op::Send { .. } | Op::Recv { .. } | Op::Collective { .. } => {
                 unreachable!("exchanges are carried")
             }
-            Op::Stash { .. } | Op::Restore { .. } | Op::Serve { .. } => {
-                unreachable!("refused before the start")
+            Op::Stash { from, into, microbatch } | Op::Restore { from, into, microbatch } => {
+                let running = running(microbatch);
+                let span = |view| self.memory.span(view, running);
+                self.memory.copy(span(from), span(into))?;
             }
+            Op::Serve { .. } => unreachable!("refused before the start"),
         }
         Ok(())
     }
@@ -386,8 +391,11 @@ impl<'a> Rank<'a> {
         running: u64,
     ) -> Result<(), Fault> {
         let strategy = &self.run.plan.strategy;
-        let before = u64::from(self.place.replica) * u64::from(strategy.microbatches())
-            + u64::from(microbatch.0);
+        let microbatches = strategy.microbatches().max(1);
+        // A number that reaches beyond the iteration is a later one's.
+        let iteration = iteration.saturating_add(microbatch.0 / microbatches);
+        let before = u64::from(self.place.replica) * u64::from(microbatches)
+            + u64::from(microbatch.0 % microbatches);
         let ahead = match what {
             LoadKind::Tokens => 0,
             LoadKind::Targets => 1,
@@ -443,4 +451,10 @@ impl<'a> Rank<'a> {
     fn scalar(&self, buffer: BufferId, running: u64) -> Result<f32, ArenaError> {
         self.memory.read(self.memory.whole(buffer, running), |values: &[f32]| values[0])
     }
+}
+
+/// What is said of an iteration without a finite gradient where nothing more is known.
+fn unfinite(sight: &Sight) -> ExecError {
+    let loss = sight.loss.unwrap_or(f32::NAN);
+    ExecError::Diverged { iteration: sight.iteration + 1, loss }
 }

@@ -72,6 +72,14 @@ impl Plan {
         }
     }
 
+    /// By how many iterations an op may be ahead of the iteration that it stands in: none, unless
+    /// iterations run into each other.
+    pub fn iterations_ahead(&self) -> u32 {
+        let bodies = self.programs.iter().flat_map(|program| &program.body.nodes);
+        let most = bodies.filter_map(|node| node.op.microbatch()).max().unwrap_or_default();
+        most.0 / self.strategy.microbatches().max(1)
+    }
+
     /// A group's kind.
     pub fn group(&self, id: GroupId) -> GroupKind {
         self.groups[id.index()]

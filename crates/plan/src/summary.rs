@@ -71,6 +71,10 @@ pub fn summarize(plan: &Plan) -> Summary {
 fn ideal_bubble(plan: &Plan) -> f64 {
     let s = &plan.strategy;
     let Ok(pp) = u16::try_from(s.pp) else { return 0.0 };
+    if !s.schedule.flushes() {
+        // Once it is full, a pipeline that never drains has nothing to wait for.
+        return 0.0;
+    }
     schedule::order(s.schedule, pp, s.microbatches())
         .ok()
         .and_then(|order| schedule::bubble(&order, Slots::new(1, 2)).ok())

@@ -3,7 +3,7 @@
 use paceline_plan::collective::{Algorithm, Order};
 use paceline_plan::lower::lower;
 use paceline_plan::model::{Activation, Model, ModelKind, Shape};
-use paceline_plan::schedule::ScheduleKind;
+use paceline_plan::schedule::{ScheduleKind, Versions};
 use paceline_plan::strategy::{OptimizerKind, Recompute, Split, Strategy as Layout, Sync, Zero};
 use paceline_plan::units::Bytes;
 use paceline_plan::{DType, text, validate};
@@ -139,4 +139,59 @@ fn a_long_v_does_not_wait_for_itself() {
         let told: String = found.iter().map(|v| format!("{v}\n")).collect();
         assert!(found.is_empty(), "{pp} ranks, {microbatches} microbatches\n{told}");
     }
+}
+
+/// Iterations that run into each other, with all that goes with them.
+#[test]
+fn pipelines_without_flush_lower_to_valid_plans() {
+    let shape = Shape {
+        kind: ModelKind::Llama,
+        layers: 4,
+        d_model: 16,
+        heads: 4,
+        kv_heads: 4,
+        head_dim: 4,
+        ffn: 32,
+        seq: 8,
+        max_positions: 0,
+        vocab: 64,
+        tied: false,
+        activation: Activation::SwiGlu,
+        norm_eps: 1e-5,
+        rope_theta: 1e4,
+    };
+    let model = Model::new("random", shape).unwrap();
+    let batches = [(Versions::Stashed, 1), (Versions::Two, 4), (Versions::Two, 7)];
+    for (versions, microbatches) in batches {
+        for (pp, tp, dp) in [(1, 1, 1), (2, 1, 1), (4, 1, 2), (3, 2, 1)] {
+            for recompute in [Recompute::None, Recompute::Full] {
+                for overlap in [true, false] {
+                    let layout = Layout {
+                        pp,
+                        tp,
+                        dp,
+                        leaves: dp,
+                        sp: tp > 1,
+                        schedule: ScheduleKind::PipeDream { versions },
+                        global_batch: microbatches * u64::from(dp),
+                        seq: 8,
+                        recompute,
+                        overlap,
+                        ..Layout::default()
+                    };
+                    let plan = lower(&model, &layout).unwrap_or_else(|p| panic!("{layout:?}: {p}"));
+                    let found = validate::validate(&plan, None);
+                    let told: String = found.iter().map(|v| format!("{v}\n")).collect();
+                    assert!(found.is_empty(), "{layout:?}\n{told}");
+                    let written = text::print(&plan);
+                    assert_eq!(text::parse(&written).unwrap(), plan);
+                }
+            }
+        }
+    }
+    let tied = Model::new("tied", Shape { tied: true, ..shape }).unwrap();
+    let schedule = ScheduleKind::PipeDream { versions: Versions::Stashed };
+    let layout = Layout { pp: 2, seq: 8, schedule, zero: Zero::Optimizer, ..Layout::default() };
+    let told = lower(&tied, &layout).unwrap_err().to_string();
+    assert!(told.contains("share one table") && told.contains("--zero 0"), "{told}");
 }

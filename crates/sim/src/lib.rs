@@ -72,17 +72,23 @@ pub fn simulate(plan: &Plan, cluster: &Cluster, options: &Options) -> Result<Out
     };
     let moments = engine::Moments::new(cluster);
     let eras = moments.networks(library);
-    let costs = engine::Costs::new(plan, cluster, &options.profile);
+    let unrolled = engine::Unrolled::of(plan);
+    let timed = unrolled.as_ref().map_or(plan, |unrolled| &unrolled.plan);
+    let costs = engine::Costs::new(timed, cluster, &options.profile);
     let run = |costs: &engine::Costs<'_>| {
         let timeline = match options.network {
-            NetworkKind::Analytic => engine::run(plan, cluster, costs, &eras),
-            NetworkKind::Flow => engine::flow::run(plan, cluster, costs),
-        };
-        timeline.map(|timeline| engine::ahead(plan, &options.profile, timeline))
+            NetworkKind::Analytic => engine::run(timed, cluster, costs, &eras),
+            NetworkKind::Flow => engine::flow::run(timed, cluster, costs),
+        }?;
+        match &unrolled {
+            Some(unrolled) => unrolled.last(plan, cluster, &timeline),
+            None => Ok(engine::ahead(plan, &options.profile, timeline)),
+        }
     };
     let timeline = run(&costs)?;
     let mut outcome = outcome::outcome(plan, cluster, &timeline, options);
-    if options.details {
+    // What an iteration waits for is not told where that lies in another.
+    if options.details && unrolled.is_none() {
         let run = outcome::Run { plan, cluster, costs: &costs, eras: &eras, options, run: &run };
         outcome.details = Some(outcome::details(&run, &timeline, &outcome)?);
     }

@@ -54,7 +54,8 @@ pub(crate) struct StrategyFlags {
     #[arg(long, value_name = "0|1|2|3", allow_negative_numbers = true)]
     pub zero: Option<String>,
     /// Order of microbatches in the pipeline: gpipe, 1f1b, interleaved:V with V chunks of layers per
-    /// rank, zb-h1 or zb-h1:V (zero bubble), dualpipev [default: 1f1b]
+    /// rank, zb-h1 or zb-h1:V (zero bubble), dualpipev, pipedream or pipedream:2bw (no flush)
+    /// [default: 1f1b]
     #[arg(long, value_name = "KIND")]
     pub schedule: Option<String>,
     /// Samples of one iteration [default: dp × micro-batch]

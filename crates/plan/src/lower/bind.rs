@@ -6,9 +6,10 @@ use super::arena::Home;
 use super::role::{Bound, BoundPass, Life, Role, StageState};
 use super::segment::{Piece, Source, aliases};
 use super::shard::ValueId;
+use super::versions::Reads;
 use crate::dtype::DType;
 use crate::graph::TensorClass;
-use crate::ids::{BufferId, LayerId, ParamId, SegmentId, Stage};
+use crate::ids::{BufferId, LayerId, Microbatch, ParamId, SegmentId, Stage};
 use crate::program::{MemoryKind, Segment, View};
 use crate::schedule::{Made, Pass};
 use std::collections::BTreeMap;
@@ -116,9 +117,14 @@ impl Role<'_> {
             }
         }
         for layer in layers.clone() {
+            let homes = &homes[layer - layers.start];
             for &pass in self.context.strategy.schedule.passes() {
-                self.passes[layer][pass as usize] =
-                    self.bind(layer, &homes[layer - layers.start], pass);
+                let reads =
+                    if pass == Pass::Forward { Reads::Newest } else { self.backward_reads() };
+                self.passes[layer][pass as usize] = self.bind(layer, homes, (pass, reads));
+            }
+            if self.forward_reads(Microbatch(0)) == Reads::Kept {
+                self.kept_forwards[layer] = self.bind(layer, homes, (Pass::Forward, Reads::Kept));
             }
         }
         self.stages.push(state);
@@ -239,6 +245,10 @@ impl Role<'_> {
     /// One spare copy lets the next microbatch arrive while the oldest is still in use.
     fn spare(&self, copies: u32) -> u32 {
         let strategy = &self.context.strategy;
+        if !strategy.schedule.flushes() {
+            // The next microbatch is asked for before the oldest is done with.
+            return 1;
+        }
         u32::from(strategy.overlap && copies < strategy.microbatches())
     }
 
@@ -283,7 +293,9 @@ impl Role<'_> {
     /// A buffer that another stage fills or empties, double so that compute need not wait for it.
     fn edge_buffer(&mut self, name: &str, kind: usize, value: ValueId) -> BufferId {
         let (elements, dtype) = self.value_elements(kind, value);
-        let copies = self.context.strategy.microbatches().clamp(1, 2);
+        let strategy = &self.context.strategy;
+        let one = strategy.microbatches() == 1 && strategy.schedule.flushes();
+        let copies = if one { 1 } else { 2 };
         self.buffer(name.to_string(), dtype, elements, copies, MemoryKind::Communication)
     }
 
@@ -322,7 +334,12 @@ impl Role<'_> {
     }
 
     /// Binds a pass over a layer to this role's buffers.
-    fn bind(&mut self, layer: usize, homes: &LayerBuffers, pass: Pass) -> BoundPass {
+    fn bind(
+        &mut self,
+        layer: usize,
+        homes: &LayerBuffers,
+        (pass, reads): (Pass, Reads),
+    ) -> BoundPass {
         let kind = self.context.graph.layers[layer].kind;
         let steps = self.context.kinds[kind].walks[pass as usize].steps.clone();
         let root = self.roots(kind);
@@ -334,7 +351,7 @@ impl Role<'_> {
                         .iter()
                         .map(|&source| match source {
                             Source::Value(v) => self.value_view(kind, pass, root[v], homes),
-                            Source::Param(p) => self.param_view(layer, p),
+                            Source::Param(p) => self.param_view(layer, p, reads),
                             Source::Gradient(p) => self.gradient_view(layer, p),
                         })
                         .collect();
@@ -368,11 +385,15 @@ impl Role<'_> {
         self.whole(id)
     }
 
-    fn param_view(&self, layer: usize, param: ParamId) -> View {
+    fn param_view(&self, layer: usize, param: ParamId, reads: Reads) -> View {
         let (bucket, entry) = self.owner(layer, param);
         let state = &self.buckets[bucket];
         let entry = &state.shape.entries[entry];
-        View { offset: entry.offset, len: entry.elements(), ..state.compute_params }
+        let base = match reads {
+            Reads::Newest => state.compute_params,
+            Reads::Kept => state.versions.unwrap_or(state.compute_params),
+        };
+        View { offset: entry.offset, len: entry.elements(), ..base }
     }
 
     fn gradient_view(&self, layer: usize, param: ParamId) -> View {

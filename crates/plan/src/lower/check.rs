@@ -74,6 +74,9 @@ pub(super) fn check(model: &Model, s: &Strategy) -> Result<(), Problems> {
     tensor(model, s, &mut say);
     later(s, &mut say);
     stages(model, s, &mut say);
+    if !s.schedule.flushes() {
+        unflushed(model, s, &mut say);
+    }
     batch(model, s, &mut say);
     synchronisation(s, &mut say);
     if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
@@ -165,7 +168,10 @@ fn stages(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
         return;
     }
     let interleaved = match s.schedule {
-        ScheduleKind::GPipe | ScheduleKind::OneFOneB | ScheduleKind::ZbH1 { chunks: 1 } => false,
+        ScheduleKind::GPipe
+        | ScheduleKind::OneFOneB
+        | ScheduleKind::ZbH1 { chunks: 1 }
+        | ScheduleKind::PipeDream { .. } => false,
         ScheduleKind::Interleaved { .. } | ScheduleKind::ZbH1 { .. } | ScheduleKind::DualPipeV => {
             true
         }
@@ -186,6 +192,37 @@ fn stages(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
         } else if let Err(error) = schedule::order(s.schedule, pp, m) {
             say("--schedule", error.to_string());
         }
+    }
+}
+
+/// What a pipeline without flush cannot do, because stages do not wait for each other.
+fn unflushed(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+    let schedule = s.schedule;
+    if model.tied && s.pp > 1 {
+        say(
+            "--schedule",
+            format!(
+                "{schedule}: the embedding and the head of {} share one table, for whose gradients the \
+                 first and the last stage would wait for each other after every update; models with \
+                 tables of their own run, mini-llama for one",
+                model.name()
+            ),
+        );
+    }
+    if s.zero != Zero::None {
+        say("--zero", format!("{schedule} keeps whole versions of the weights; use --zero 0"));
+    }
+    if let Sync::Servers(_) = s.sync {
+        say("--sync", format!("{schedule} updates on its stages; use --sync all-reduce"));
+    }
+    if s.dtype == DType::F16 {
+        say(
+            "--dtype",
+            format!(
+                "f16 needs one loss scale, which the stages of {schedule} would have to agree on; use bf16 \
+                 or f32"
+            ),
+        );
     }
 }
 

@@ -48,8 +48,10 @@ impl Role<'_> {
             self.small(OpKind::TensorSquares, from, into, &after);
         }
         after.clear();
+        // A stage that does not wait for the others needs its own tensors' alone.
+        let flushes = self.context.strategy.schedule.flushes();
         for axis in [Axis::Tp, Axis::Pp] {
-            if self.context.mesh.axis(axis) > 1 {
+            if self.context.mesh.axis(axis) > 1 && (axis == Axis::Tp || flushes) {
                 after = self.sum("gauge.tensors", GroupKind::Axis(axis), tensor_sums);
             }
         }

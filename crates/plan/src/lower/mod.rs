@@ -23,6 +23,7 @@ mod shard;
 mod split;
 mod tied;
 mod update;
+mod versions;
 
 pub use check::{Problem, Problems};
 

@@ -44,8 +44,10 @@ impl Role<'_> {
         let tensors = self.whole(tensor_sums);
         self.small(OpKind::TensorSquares, all_blocks, tensors, &after);
         after.clear();
+        // Stages that do not wait for each other clip by their own gradients' norms.
+        let flushes = self.context.strategy.schedule.flushes();
         for axis in [Axis::Tp, Axis::Pp] {
-            if self.context.mesh.axis(axis) > 1 {
+            if self.context.mesh.axis(axis) > 1 && (axis == Axis::Tp || flushes) {
                 after = self.sum("norm.tensors", GroupKind::Axis(axis), tensors);
             }
         }

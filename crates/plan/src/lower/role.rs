@@ -4,12 +4,14 @@ use super::Context;
 use super::arena::{self, Home};
 use super::shard::ValueId;
 use super::update::BucketState;
+use super::versions::Reads;
 use crate::collective::{self, Algorithm, CollectiveKind, Order, Reduction};
 use crate::dtype::DType;
 use crate::ids::{BufferId, CallId, LaneId, Microbatch, OpId, SegmentId, Stage, StageRank};
 use crate::mesh::GroupKind;
 use crate::program::{
-    Buffer, Call, LoadKind, MemoryKind, Op, Outputs, Peer, Program, Section, Segment, View,
+    Buffer, Call, InFlight, LoadKind, MemoryKind, Op, Outputs, Peer, Program, Section, Segment,
+    View,
 };
 use crate::schedule::{Made, Pass, ScheduleKind, in_flight};
 use crate::units::Bytes;
@@ -19,6 +21,7 @@ use std::ops::Range;
 /// The program of pipeline rank `rank`.
 pub(super) fn program(context: &mut Context, rank: u32) -> Program {
     let mut role = Role::new(context, rank);
+    role.run_ahead();
     let actions = role.context.order[rank as usize].clone();
     for action in actions {
         let stage = role.stages.iter().position(|state| state.stage == action.stage);
@@ -32,6 +35,7 @@ pub(super) fn program(context: &mut Context, rank: u32) -> Program {
         }
     }
     role.update();
+    role.leave_in_flight();
     role.finish()
 }
 
@@ -94,6 +98,12 @@ pub(super) struct StageState {
     freed: Vec<OpId>,
     forward_sends: Vec<OpId>,
     backward_sends: Vec<OpId>,
+    /// The number of the first forward pass of the section that is being written.
+    first_forward: usize,
+    /// The receive of what the next forward pass reads, where that is posted one pass early.
+    arriving: Option<OpId>,
+    /// The first op of the section's first forward pass that reads what it was given.
+    first_op: Option<OpId>,
     /// What the input's half of each backward pass waited for without computing anything itself, for
     /// the weights' half to wait for.
     unread: VecDeque<Vec<OpId>>,
@@ -116,6 +126,9 @@ impl StageState {
             freed: Vec::new(),
             forward_sends: Vec::new(),
             backward_sends: Vec::new(),
+            first_forward: 0,
+            arriving: None,
+            first_op: None,
             unread: VecDeque::new(),
             frames: [None; 3],
         }
@@ -138,12 +151,17 @@ pub(super) struct Role<'c> {
     pub(super) stages: Vec<StageState>,
     /// By layer of the model; empty for other ranks' layers.
     pub(super) passes: Vec<[BoundPass; 4]>,
+    /// The same for forward passes that read a version of the weights that was kept.
+    pub(super) kept_forwards: Vec<BoundPass>,
     /// What a stage of this rank puts out for the next one, if that is on this rank too, and the
     /// gradient that comes back: the former and the buffer, until the latter is declared.
     pub(super) handed: Option<(Stage, BufferId)>,
     pub(super) handed_grad: Option<(Stage, BufferId)>,
     pub(super) buckets: Vec<BucketState>,
+    /// The section that is being written.
     pub(super) body: Section,
+    prologue: Section,
+    in_flight: Vec<InFlight>,
     pub(super) last_compute: Option<OpId>,
     /// Exchanges that the next computation must wait for.
     pending: Vec<OpId>,
@@ -170,10 +188,13 @@ impl<'c> Role<'c> {
             calls: Vec::new(),
             stages: Vec::new(),
             passes: vec![Default::default(); layers],
+            kept_forwards: vec![Default::default(); layers],
             handed: None,
             handed_grad: None,
             buckets: Vec::new(),
             body: Section::default(),
+            prologue: Section::default(),
+            in_flight: Vec::new(),
             last_compute: None,
             pending: Vec::new(),
             staged: Vec::new(),
@@ -205,9 +226,51 @@ impl<'c> Role<'c> {
         stage.index() < all && u32::from(self.neighbour(stage.0).0) == self.rank
     }
 
+    /// How many microbatches' forward passes this rank has run when an iteration begins.
+    pub(super) fn ahead(&self) -> u32 {
+        self.context.strategy.schedule.ahead(self.rank as u16, self.pp())
+    }
+
     /// The most microbatches that are between two points of this rank's order, one at least.
     pub(super) fn in_flight(&self, from: (Stage, Made), until: (Stage, Made)) -> u32 {
-        in_flight(&self.context.order[self.rank as usize], from, until).max(1)
+        let row = &self.context.order[self.rank as usize];
+        // What was run ahead is between a forward pass and all that follows it.
+        let ahead = if from.1 == Made::Activations { self.ahead() } else { 0 };
+        (ahead + in_flight(row, from, until)).max(1)
+    }
+
+    /// Writes the prologue: the forward passes that are run ahead of the first iteration.
+    fn run_ahead(&mut self) {
+        if self.context.strategy.schedule.flushes() {
+            return;
+        }
+        self.keep_first_versions();
+        // What the first forward pass of all reads.
+        self.stages[0].arriving = self.receive(0, Microbatch(0));
+        for microbatch in (0..self.ahead()).map(Microbatch) {
+            self.forward(0, microbatch);
+        }
+        self.prologue = std::mem::take(&mut self.body);
+        // All of it is done when the first iteration begins.
+        self.last_compute = None;
+        self.pending.clear();
+        let first = self.ahead() as usize;
+        let state = &mut self.stages[0];
+        state.forward_sends.clear();
+        state.first_forward = first;
+        (state.arriving, state.first_op) = (None, None);
+    }
+
+    /// Declares what the next iteration's first forward pass reads, which may still be on its way when
+    /// that iteration begins.
+    fn leave_in_flight(&mut self) {
+        let stages = self.stages.iter();
+        self.in_flight = stages
+            .filter_map(|state| {
+                let before = state.first_op.into_iter().collect();
+                state.arriving.map(|op| InFlight { op, before })
+            })
+            .collect();
     }
 
     /// The lane of this name, declared on first use.
@@ -295,12 +358,12 @@ impl<'c> Role<'c> {
     fn pass(
         &mut self,
         layer: usize,
-        pass: Pass,
+        (pass, reads): (Pass, Reads),
         microbatch: Microbatch,
         fresh: bool,
         after: &mut Vec<OpId>,
     ) {
-        let bound = std::mem::take(&mut self.passes[layer][pass as usize]);
+        let bound = std::mem::take(self.bound(layer, pass, reads));
         let mut done: Vec<Option<OpId>> = vec![None; bound.pieces.len()];
         let mut waits: Vec<OpId> = Vec::new();
         for (at, piece) in bound.pieces.iter().enumerate() {
@@ -324,7 +387,14 @@ impl<'c> Role<'c> {
             }
         }
         self.pending.extend(bound.open.iter().filter_map(|&e| done[e]));
-        self.passes[layer][pass as usize] = bound;
+        *self.bound(layer, pass, reads) = bound;
+    }
+
+    fn bound(&mut self, layer: usize, pass: Pass, reads: Reads) -> &mut BoundPass {
+        match (pass, reads) {
+            (Pass::Forward, Reads::Kept) => &mut self.kept_forwards[layer],
+            _ => &mut self.passes[layer][pass as usize],
+        }
     }
 
     /// What a send must wait for: the last computation, or the exchange behind it.
@@ -339,12 +409,13 @@ impl<'c> Role<'c> {
         let (received, sent) = (state.received, state.sent);
         let loads = [(state.tokens, LoadKind::Tokens), (state.targets, LoadKind::Targets)];
         let mut after = Vec::new();
-        if let Some(view) = received {
-            let free = self.freed(at, view.buffer, k);
-            let from = Peer::Stage(self.neighbour(stage.0 - 1));
-            let lane = self.pipeline_lane("forward-recv", stage.0 - 1);
-            let op = Op::Recv { from, channel: 2 * (stage.0 - 1), view, microbatch };
-            after.push(self.body.push(lane, op, &free));
+        if self.context.strategy.schedule.flushes() {
+            after.extend(self.receive(at, microbatch));
+        } else if received.is_some() {
+            // What this pass reads was asked for one pass ago, in the last iteration if it is the first
+            // of this one; what the next one reads is asked for now.
+            after.extend(self.stages[at].arriving);
+            self.stages[at].arriving = self.receive(at, Microbatch(microbatch.0 + 1));
         }
         for (buffer, what) in loads {
             if let Some(into) = buffer {
@@ -353,13 +424,17 @@ impl<'c> Role<'c> {
                 after.push(self.body.push(lane, Op::Load { what, into, microbatch }, &free));
             }
         }
+        let first = OpId::from(self.body.nodes.len());
+        self.stages[at].first_op.get_or_insert(first);
         for layer in layers.clone() {
             self.gather(layer, &mut after);
             if let (true, Some(view)) = (layer + 1 == layers.end, sent) {
-                after.extend(self.reusable(&self.stages[at].forward_sends, view, k));
+                let state = &self.stages[at];
+                after.extend(self.reusable(&state.forward_sends, view, k, state.first_forward));
             }
             // Of what a forward pass makes, only the loss adds up.
-            self.pass(layer, Pass::Forward, microbatch, self.opens_leaf(k), &mut after);
+            let read = (Pass::Forward, self.forward_reads(microbatch));
+            self.pass(layer, read, microbatch, self.opens_leaf(k), &mut after);
             self.used(layer);
         }
         if let Some(view) = sent {
@@ -373,6 +448,16 @@ impl<'c> Role<'c> {
         if layers.end == self.context.graph.layers.len() {
             self.loss_leaf_done(k);
         }
+    }
+
+    /// Receives what the stage before puts out for a microbatch, if there is one.
+    fn receive(&mut self, at: usize, microbatch: Microbatch) -> Option<OpId> {
+        let (stage, view) = (self.stages[at].stage, self.stages[at].received?);
+        let free = self.freed(at, view.buffer, microbatch.index());
+        let from = Peer::Stage(self.neighbour(stage.0 - 1));
+        let lane = self.pipeline_lane("forward-recv", stage.0 - 1);
+        let op = Op::Recv { from, channel: 2 * (stage.0 - 1), view, microbatch };
+        Some(self.body.push(lane, op, &free))
     }
 
     /// A whole backward pass, or the half of it that makes the input's gradient.
@@ -396,9 +481,10 @@ impl<'c> Role<'c> {
                 self.reserve_gradients(layer, &mut after);
             }
             if let (true, Some(view)) = (layer == layers.start, sent) {
-                after.extend(self.reusable(&self.stages[at].backward_sends, view, k));
+                after.extend(self.reusable(&self.stages[at].backward_sends, view, k, 0));
             }
-            self.pass(layer, pass, microbatch, self.is_fresh(k), &mut after);
+            let read = (pass, self.backward_reads());
+            self.pass(layer, read, microbatch, self.is_fresh(k), &mut after);
             self.used(layer);
             if whole {
                 self.layer_done(layer, k);
@@ -431,7 +517,8 @@ impl<'c> Role<'c> {
         let mut after = self.stages[at].unread.pop_front().unwrap_or_default();
         for layer in self.stages[at].layers.clone().rev() {
             self.reserve_gradients(layer, &mut after);
-            self.pass(layer, Pass::BackwardWeight, microbatch, self.is_fresh(k), &mut after);
+            let read = (Pass::BackwardWeight, Reads::Newest);
+            self.pass(layer, read, microbatch, self.is_fresh(k), &mut after);
             self.layer_done(layer, k);
         }
         self.free_rest(at, microbatch);
@@ -464,9 +551,10 @@ impl<'c> Role<'c> {
     }
 
     /// The send that used the same copy of a double buffer, which must be done before it is written.
-    fn reusable(&self, sends: &[OpId], view: View, k: usize) -> Option<OpId> {
+    /// The section's sends begin with that of microbatch `first`; those before it are done.
+    fn reusable(&self, sends: &[OpId], view: View, k: usize, first: usize) -> Option<OpId> {
         let copies = self.buffers[view.buffer.index()].copies as usize;
-        k.checked_sub(copies).map(|old| sends[old])
+        k.checked_sub(copies + first).map(|old| sends[old])
     }
 
     /// Whether gradients start anew with this microbatch: the first of a leaf, or each one where they
@@ -509,10 +597,10 @@ impl<'c> Role<'c> {
             calls: self.calls,
             buckets,
             services: Vec::new(),
-            prologue: Section::default(),
+            prologue: self.prologue,
             body: self.body,
             epilogue: Section::default(),
-            in_flight: Vec::new(),
+            in_flight: self.in_flight,
             outputs: self.outputs,
             memory,
         }

@@ -22,8 +22,10 @@ pub(super) struct BucketState {
     pub(super) shape: BucketShape,
     /// Weights as the layers read them: whole.
     pub(super) compute_params: View,
+    /// Older weights, where iterations run into each other.
+    pub(super) versions: Option<View>,
     /// Weights as they rest: whole, or this rank's part.
-    params: View,
+    pub(super) params: View,
     /// Gradients as the layers write them: whole.
     pub(super) grads: View,
     /// Gradients of the second use of a tied table on the same rank.
@@ -123,6 +125,12 @@ impl Role<'_> {
         let params = self.buffer(name.clone() + ".param", act, rest, 1, MemoryKind::Parameters);
         let params = self.whole(params);
         let compute_params = if zero3 { self.rotating("gathered", &shape, act) } else { params };
+
+        let versions = self.version_copies().map(|copies| {
+            let name = name.clone() + ".versions";
+            let id = self.buffer(name, act, elements, copies, MemoryKind::Parameters);
+            self.whole(id)
+        });
 
         let transient = self.transient_gradients();
         let grads = if transient {
@@ -251,6 +259,7 @@ impl Role<'_> {
         self.buckets.push(BucketState {
             shape,
             compute_params,
+            versions,
             params,
             grads,
             second_use: None,
@@ -541,6 +550,7 @@ impl Role<'_> {
                 known = self.gauge(&known);
             }
             for bucket in 0..self.buckets.len() {
+                self.keep_version(bucket);
                 let op = Op::Step { bucket: bucket as u32, phase: StepPhase::Apply };
                 let step = self.compute(op, &known);
                 let rests_whole = self.context.strategy.zero < Zero::Parameters;

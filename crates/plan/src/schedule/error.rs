@@ -10,12 +10,6 @@ pub enum ScheduleError {
         /// What was written.
         given: String,
     },
-    /// The schedule is known by name, but this version does not make it.
-    #[error("schedule '{given}' is not available yet (available: {AVAILABLE})")]
-    NotYet {
-        /// What was written.
-        given: String,
-    },
     /// An interleaved schedule without a usable number of chunks per rank.
     #[error(
         "schedule '{given}' does not say how many chunks of layers each rank holds; \
@@ -45,6 +39,21 @@ pub enum ScheduleError {
         microbatches: u32,
         /// The fewest that work.
         needed: u32,
+    },
+    /// A number of microbatches that a pipeline without flush does not take.
+    #[error(
+        "schedule {schedule} over {ranks} pipeline ranks wants {takes} per iteration; \
+         there are {microbatches}"
+    )]
+    Unflushed {
+        /// The schedule.
+        schedule: String,
+        /// Pipeline ranks.
+        ranks: u16,
+        /// Microbatches asked for.
+        microbatches: u32,
+        /// How many it takes.
+        takes: String,
     },
     /// More virtual stages than a stage number can count.
     #[error(

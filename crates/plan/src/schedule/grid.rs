@@ -31,6 +31,12 @@ pub fn grid(
     if cells > MAX_CELLS {
         return Err(ScheduleError::TooLarge { what: "cells", count: cells, limit: MAX_CELLS });
     }
+    if !kind.flushes() {
+        // A run over some iterations, from its start: as 1F1B fills, without ever draining.
+        let shown = microbatches.max(2 * u32::from(pipeline_ranks));
+        order(kind, pipeline_ranks, microbatches)?;
+        return Ok(one_slot_each(order(ScheduleKind::OneFOneB, pipeline_ranks, shown)?));
+    }
     if kind.splits_backward() {
         return Ok(one_slot_each(order(kind, pipeline_ranks, microbatches)?));
     }

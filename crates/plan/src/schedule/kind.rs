@@ -5,10 +5,11 @@ use std::fmt;
 use std::str::FromStr;
 
 /// The schedules that can be asked for today, as messages list them.
-pub(super) const AVAILABLE: &str = "gpipe, 1f1b, interleaved:V, zb-h1, zb-h1:V, dualpipev";
+pub(super) const AVAILABLE: &str = "gpipe, 1f1b, interleaved:V, zb-h1, zb-h1:V, dualpipev, pipedream, \
+     pipedream:2bw";
 
 /// Which pipeline schedule a strategy asks for; written `gpipe`, `1f1b`, `interleaved:V`, `zb-h1`,
-/// `zb-h1:V` or `dualpipev`.
+/// `zb-h1:V`, `dualpipev`, `pipedream` or `pipedream:2bw`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum ScheduleKind {
@@ -37,13 +38,32 @@ pub enum ScheduleKind {
     /// chunks per rank, laid out as a V, so that the first rank has the first and the last stage. A
     /// forward and a backward pass of different chunks stand side by side all the time.
     DualPipeV,
+    /// 1F1B that never flushes (PipeDream): while one minibatch's backward passes go on, the forward
+    /// passes of later ones have begun, on the weights of that time.
+    PipeDream {
+        /// Which weights a minibatch meets.
+        versions: Versions,
+    },
+}
+
+/// Which versions of the weights a pipeline without flush keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Versions {
+    /// As many as there are minibatches under way on a stage: a forward pass reads the newest, the
+    /// backward pass of the same minibatch the same again (weight stashing: Narayanan et al., SOSP
+    /// 2019, section 3.3). Every minibatch ends in an update.
+    Stashed,
+    /// Two: all passes of a batch of microbatches read the weights before the newest when it is its
+    /// turn (PipeDream-2BW: Narayanan et al., 2021, arXiv 2006.09503, section 3.1):
+    /// W(t + 1) = W(t) − ν·∇f(W(t − 1)).
+    Two,
 }
 
 impl ScheduleKind {
     /// Virtual stages held by each pipeline rank.
     pub const fn chunks(self) -> u16 {
         match self {
-            Self::GPipe | Self::OneFOneB => 1,
+            Self::GPipe | Self::OneFOneB | Self::PipeDream { .. } => 1,
             Self::Interleaved { chunks } | Self::ZbH1 { chunks } => chunks,
             Self::DualPipeV => 2,
         }
@@ -52,7 +72,7 @@ impl ScheduleKind {
     /// The passes that its actions run.
     pub const fn passes(self) -> &'static [Pass] {
         match self {
-            Self::GPipe | Self::OneFOneB | Self::Interleaved { .. } => {
+            Self::GPipe | Self::OneFOneB | Self::Interleaved { .. } | Self::PipeDream { .. } => {
                 &[Pass::Forward, Pass::Backward]
             }
             Self::ZbH1 { .. } => &[Pass::Forward, Pass::BackwardInput, Pass::BackwardWeight],
@@ -65,6 +85,24 @@ impl ScheduleKind {
     /// Whether gradients for inputs and for weights are made apart, if only at times.
     pub fn splits_backward(self) -> bool {
         self.passes().contains(&Pass::BackwardWeight)
+    }
+
+    /// How many microbatches' forward passes a rank has run when an iteration begins: none, unless
+    /// iterations run into each other.
+    pub const fn ahead(self, rank: u16, ranks: u16) -> u32 {
+        match self {
+            Self::GPipe
+            | Self::OneFOneB
+            | Self::Interleaved { .. }
+            | Self::ZbH1 { .. }
+            | Self::DualPipeV => 0,
+            Self::PipeDream { .. } => ranks.saturating_sub(rank + 1) as u32,
+        }
+    }
+
+    /// Whether it is over with one iteration before it begins the next.
+    pub const fn flushes(self) -> bool {
+        !matches!(self, Self::PipeDream { .. })
     }
 
     /// The pipeline rank that holds a virtual stage, when there are `ranks` of them: round and round,
@@ -95,6 +133,8 @@ impl fmt::Display for ScheduleKind {
             Self::ZbH1 { chunks: 1 } => f.write_str("zb-h1"),
             Self::ZbH1 { chunks } => write!(f, "zb-h1:{chunks}"),
             Self::DualPipeV => f.write_str("dualpipev"),
+            Self::PipeDream { versions: Versions::Stashed } => f.write_str("pipedream"),
+            Self::PipeDream { versions: Versions::Two } => f.write_str("pipedream:2bw"),
         }
     }
 }
@@ -121,7 +161,8 @@ impl FromStr for ScheduleKind {
                 _ => Err(ScheduleError::Chunks { given: given() }),
             },
             ("dualpipev", None) => Ok(Self::DualPipeV),
-            ("pipedream", None) => Err(ScheduleError::NotYet { given: given() }),
+            ("pipedream", None) => Ok(Self::PipeDream { versions: Versions::Stashed }),
+            ("pipedream", Some("2bw")) => Ok(Self::PipeDream { versions: Versions::Two }),
             _ => Err(ScheduleError::Unknown { given: given() }),
         }
     }
@@ -156,6 +197,8 @@ mod tests {
             "zb-h1",
             "zb-h1:3",
             "dualpipev",
+            "pipedream",
+            "pipedream:2bw",
         ] {
             let kind: ScheduleKind = text.parse().unwrap();
             assert_eq!(kind.to_string(), text);
@@ -163,17 +206,6 @@ mod tests {
             assert_eq!(json, format!("\"{text}\""));
             assert_eq!(serde_json::from_str::<ScheduleKind>(&json).unwrap(), kind);
         }
-    }
-
-    #[test]
-    fn schedules_to_come_say_so_and_list_what_there_is() {
-        let error = "pipedream".parse::<ScheduleKind>().unwrap_err();
-        assert_eq!(error, ScheduleError::NotYet { given: "pipedream".to_owned() });
-        assert_eq!(
-            error.to_string(),
-            "schedule 'pipedream' is not available yet \
-             (available: gpipe, 1f1b, interleaved:V, zb-h1, zb-h1:V, dualpipev)"
-        );
     }
 
     #[test]
@@ -198,6 +230,7 @@ mod tests {
         for text in ["", "GPipe", "gpipe:2", "1f1b:", "pipedream:3", "dualpipev:2", "gpipe "] {
             let error = text.parse::<ScheduleKind>().unwrap_err();
             assert_eq!(error, ScheduleError::Unknown { given: text.to_owned() });
+            assert!(error.to_string().contains("(available: gpipe, 1f1b, interleaved:V, "));
         }
         for chunks in ["interleaved", "interleaved:", "interleaved:0", "interleaved:-1", "zb-h1:0"]
         {

@@ -21,13 +21,14 @@ mod in_flight;
 mod interleaved;
 mod kind;
 mod one_f_one_b;
+mod pipe_dream;
 mod zero_bubble;
 
 pub use action::{Action, ActionParseError, Pass};
 pub use dry_run::{Bubble, DryRunError, Slots, bubble};
 pub use error::ScheduleError;
 pub use in_flight::{Made, in_flight};
-pub use kind::ScheduleKind;
+pub use kind::{ScheduleKind, Versions};
 
 /// The most actions an order may hold over all ranks.
 ///
@@ -37,7 +38,9 @@ pub const MAX_ACTIONS: u64 = 1 << 24;
 
 /// The compute actions of each pipeline rank, in the order in which the rank runs them.
 ///
-/// [`ScheduleKind::rank_of`] says on which rank a virtual stage lives.
+/// [`ScheduleKind::rank_of`] says on which rank a virtual stage lives. Where iterations run into each
+/// other, it is what an iteration of many does; the forward passes that it begins with were run
+/// [`ahead`](ScheduleKind::ahead), and numbers that reach beyond it are the next one's.
 pub fn order(
     kind: ScheduleKind,
     pipeline_ranks: u16,
@@ -70,7 +73,10 @@ fn rows<R: Row>(
 ) -> Result<Vec<R>, ScheduleError> {
     check(kind, ranks, microbatches)?;
     let per_round = match kind {
-        ScheduleKind::GPipe | ScheduleKind::OneFOneB | ScheduleKind::DualPipeV => microbatches,
+        ScheduleKind::GPipe
+        | ScheduleKind::OneFOneB
+        | ScheduleKind::DualPipeV
+        | ScheduleKind::PipeDream { .. } => microbatches,
         // One chunk takes any number: the length of a round does not matter then.
         ScheduleKind::ZbH1 { chunks: 1 } => microbatches,
         ScheduleKind::Interleaved { .. } | ScheduleKind::ZbH1 { .. } => {
@@ -92,6 +98,9 @@ fn rows<R: Row>(
                     zero_bubble::row(&shape, rank, &mut row);
                 }
                 ScheduleKind::DualPipeV => dual_pipe_v::row(rank, ranks, microbatches, &mut row),
+                ScheduleKind::PipeDream { .. } => {
+                    pipe_dream::row(rank, kind.ahead(rank, ranks), microbatches, &mut row);
+                }
             }
             row
         })
@@ -118,6 +127,9 @@ fn check(kind: ScheduleKind, ranks: u16, microbatches: u32) -> Result<(), Schedu
         let schedule = "dualpipev";
         return Err(ScheduleError::TooFewMicrobatches { schedule, ranks, microbatches, needed });
     }
+    if let ScheduleKind::PipeDream { versions } = kind {
+        pipe_dream::check(versions, ranks, microbatches)?;
+    }
     // At most 2^16 stages, 2^32 microbatches and three passes: far from overflowing.
     let passes = if kind.splits_backward() { 3 } else { 2 };
     let actions = stages * u64::from(microbatches) * passes;
@@ -138,7 +150,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// Every schedule, with sizes that include fewer microbatches than ranks and counts only some
+    /// Every schedule that flushes, with sizes that include fewer microbatches than ranks and counts only some
     /// accept.
     fn any_schedule() -> impl Strategy<Value = (ScheduleKind, u16, u32)> {
         let kind = prop_oneof![

@@ -14,7 +14,7 @@ use paceline_plan::collective::Order;
 use paceline_plan::lower::lower;
 use paceline_plan::model::{Activation, Model, ModelKind, Shape};
 use paceline_plan::program::Plan;
-use paceline_plan::schedule::ScheduleKind;
+use paceline_plan::schedule::{ScheduleKind, Versions};
 use paceline_plan::strategy::{Recompute, Strategy, Sync, Zero};
 use paceline_plan::{text, validate};
 use std::path::PathBuf;
@@ -103,6 +103,29 @@ fn plans() -> Vec<(&'static str, Plan)> {
             lowered(
                 Gpt2,
                 Strategy { pp: 2, schedule: ScheduleKind::DualPipeV, global_batch: 4, ..base() },
+            ),
+        ),
+        (
+            "llama-pp2-pipedream",
+            lowered(
+                Llama,
+                Strategy {
+                    pp: 2,
+                    schedule: ScheduleKind::PipeDream { versions: Versions::Stashed },
+                    ..base()
+                },
+            ),
+        ),
+        (
+            "llama-pp2-2bw",
+            lowered(
+                Llama,
+                Strategy {
+                    pp: 2,
+                    schedule: ScheduleKind::PipeDream { versions: Versions::Two },
+                    global_batch: 2,
+                    ..base()
+                },
             ),
         ),
         (

@@ -16,8 +16,8 @@
 //! **Measured hosts.** Where ranks share cores, an op's time depends on what runs beside it, so the
 //! run is repeated until the two agree (`sharing`).
 //!
-//! The body is run once, from a standing start. No plan leaves ops in flight into the next
-//! iteration yet; one that does is timed as if the next iteration waited for them.
+//! The body is run once, from a standing start. Where iterations run into each other, several are
+//! written one after the other and the last is told (`steady`).
 
 mod ahead;
 mod alike;
@@ -33,6 +33,7 @@ mod measured;
 mod meetings;
 mod reuse;
 mod sharing;
+mod steady;
 mod timeline;
 
 pub use ahead::ahead;
@@ -41,6 +42,7 @@ pub(crate) use classes::{Class, Classes};
 pub use costs::Costs;
 pub use lasting::{Eras, Moments};
 pub(crate) use meetings::Meetings;
+pub(crate) use steady::Unrolled;
 pub use timeline::Timeline;
 
 use crate::cluster::Cluster;

@@ -9,7 +9,7 @@ use paceline_plan::ids::{Microbatch, Rank};
 use paceline_plan::lower::lower;
 use paceline_plan::model::{Model, built_in};
 use paceline_plan::program::{Op, Plan};
-use paceline_plan::schedule::ScheduleKind;
+use paceline_plan::schedule::{ScheduleKind, Versions};
 use paceline_plan::strategy::{Strategy, Sync, Zero};
 use paceline_plan::trace::SpanKind;
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
@@ -104,6 +104,28 @@ fn a_split_backward_has_the_bubble_of_the_paper() {
         let paper = idle / (idle + busy);
         let bubble = outcome.bubble_fraction;
         assert!((bubble - paper).abs() < 1e-9, "{schedule} {pp}: {bubble} {paper}");
+    }
+}
+
+/// Narayanan et al. (SOSP 2019, section 3.2): once it is full, no stage of a pipeline without flush
+/// waits, however few microbatches there are; and an iteration is what its slowest stage takes.
+#[test]
+fn a_pipeline_without_flush_never_waits() {
+    let model = model("mini-llama");
+    for (versions, pp, microbatches) in
+        [(Versions::Stashed, 2, 1), (Versions::Stashed, 4, 1), (Versions::Two, 4, 4)]
+    {
+        let schedule = ScheduleKind::PipeDream { versions };
+        let plan = blocks_only(&model, &strategy(&model, pp, microbatches, schedule));
+        let outcome = run(&plan, &ideal(pp.into()));
+        let bubble = outcome.bubble_fraction;
+        assert!(bubble.abs() < 1e-9, "{schedule} {pp}: {bubble}");
+        let slowest = outcome.roles.iter().map(|role| role.compute.0).fold(0.0, f64::max);
+        assert!((outcome.iteration.0 / slowest - 1.0).abs() < 1e-9, "{schedule} {pp}");
+        // The same with links that are shared.
+        let options = Options { network: NetworkKind::Flow, ..Options::default() };
+        let flow = simulate(&plan, &ideal(pp.into()), &options).unwrap();
+        assert!((flow.iteration.0 / outcome.iteration.0 - 1.0).abs() < 1e-6, "{schedule} {pp}");
     }
 }
 
