@@ -33,6 +33,7 @@ const PROMISES: &[(&str, Promise)] = &[
     ("tensor", Promise::Near(SINGLE)),
     ("hybrid", Promise::Near(SINGLE)),
     ("zero-bubble", Promise::Under("--schedule 1f1b")),
+    ("pipedream", Promise::Under("--transport thread")),
     ("synchronous-sgd", Promise::Under("--dp 1")),
     ("large-batch", Promise::Under("--zero 3")),
 ];
