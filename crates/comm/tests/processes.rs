@@ -12,7 +12,7 @@ use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 use reference::Known;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 mod reference;
@@ -162,15 +162,20 @@ fn world(wires: &str, ranks: u32) -> Vec<u64> {
     .unwrap();
     let children: Vec<_> =
         (0..ranks).map(|rank| spawn(wires, rank, ranks, hub.address())).collect();
-    let digest = |child: Child| {
-        let output = child.wait_with_output().unwrap();
-        let (said, complained) =
-            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success(), "{wires}, {ranks} ranks: {said}\n{complained}");
+    let outputs: Vec<_> =
+        children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+    let complaints: Vec<_> = outputs
+        .iter()
+        .filter(|output| !output.status.success())
+        .map(|output| String::from_utf8_lossy(&output.stderr))
+        .collect();
+    assert!(complaints.is_empty(), "{wires}, {ranks} ranks: {}", complaints.join("\n"));
+    let digest = |output: &Output| {
+        let said = String::from_utf8_lossy(&output.stdout);
         let at = said.find("digest ").unwrap() + "digest ".len();
         u64::from_str_radix(&said[at..at + 16], 16).unwrap()
     };
-    let digests = children.into_iter().map(digest).collect();
+    let digests = outputs.iter().map(digest).collect();
     hub.join().unwrap();
     digests
 }

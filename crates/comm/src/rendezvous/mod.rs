@@ -10,3 +10,8 @@ pub(crate) mod door;
 mod hub;
 
 pub use hub::{Hub, HubOptions};
+
+/// Whether bytes are something that a rank or the hub can be told: what a fuzzer calls.
+pub fn understood(bytes: &[u8]) -> bool {
+    control::Control::decode(bytes).is_some()
+}
