@@ -27,9 +27,6 @@ pub fn can_run(plan: &Plan) -> Result<(), ExecError> {
 
 /// Finds the kernels of a plan, or the first thing in it that cannot be run.
 pub(crate) fn check(plan: &Plan) -> Result<Kernels, ExecError> {
-    if plan.mesh.cp > 1 {
-        return Err(unsupported("context parallelism", "--cp 1 runs"));
-    }
     for program in &plan.programs {
         buffers(plan, program)?;
         ops(program)?;
@@ -148,7 +145,7 @@ fn template(template: &Template) -> Result<Vec<Kernel>, ExecError> {
         Kernel::of(op.kind, op.part).ok_or_else(|| {
             unsupported(
                 format!("{}: the operator {} ({:?})", template.name, op.kind.name(), op.part),
-                "dense models on --cp 1 run",
+                "dense models run",
             )
         })
     };

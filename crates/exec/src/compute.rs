@@ -16,7 +16,8 @@ use paceline_kernels::arena::ArenaError;
 use paceline_kernels::loss::Columns;
 use paceline_kernels::pool::{Cut, Pool, strips};
 use paceline_kernels::{
-    Bf16, Element, F16, Rows, Write, activation, bias, embedding, loss, mixed, norm, reduce, rope,
+    Bf16, Element, F16, Rows, Write, activation, bias, embedding, loss, mixed, norm, reduce,
+    ring_attention, rope,
 };
 use paceline_plan::graph::{ActivationKind, NormKind, Part};
 use paceline_plan::program::{LocalOp, Plan, Program, Segment, Template};
@@ -32,6 +33,8 @@ pub(crate) struct Compute<'p> {
     pool: Pool,
     /// Words of the vocabulary.
     vocab: u32,
+    /// How many tokens of each sequence this rank has.
+    own_seq: usize,
     /// The position of every row of a microbatch within its sequence.
     positions: Vec<u32>,
     /// Room for what kernels need beside their operands; as large as the largest wants it.
@@ -55,7 +58,10 @@ impl<'p> Compute<'p> {
         pool: Pool,
     ) -> Self {
         let (program, types) = (plan.program(place.rank), kernels.types);
-        let rows = plan.strategy.micro_batch * plan.strategy.seq;
+        let seq = plan.strategy.seq;
+        let runs = place.runs(seq).into_iter().flatten();
+        let sequence: Vec<u32> = runs.map(|position| position as u32).collect();
+        let rows = plan.strategy.micro_batch * sequence.len() as u64;
         let templates = program.segments.iter().map(|segment| segment.template as usize);
         let needs = templates.map(|t| {
             let (template, kernels) = (&plan.templates[t], &kernels.of[t]);
@@ -69,7 +75,8 @@ impl<'p> Compute<'p> {
             place,
             pool,
             vocab,
-            positions: (0..rows).map(|row| (row % plan.strategy.seq) as u32).collect(),
+            own_seq: sequence.len(),
+            positions: sequence.iter().copied().cycle().take(rows as usize).collect(),
             workspace: vec![0.0; workspace],
             order: vec![0; rows as usize],
             types,
@@ -261,6 +268,38 @@ impl<'p> Compute<'p> {
                     workspace,
                 );
             }
+            Kernel::KeysValues { width } => {
+                ring_attention::keys_and_values(width, on.input::<T>(0), on.output(0));
+            }
+            Kernel::KeysValuesInput { width } => {
+                ring_attention::add_keys_and_values(width, on.input::<T>(0), on.output(0));
+            }
+            Kernel::AttentionBlock { shape, step } => {
+                let shape = shape.with_rows(on.rows(0).rows);
+                let need = ring_attention::forward_room::<T>(pool.threads(), shape);
+                let (other, workspace) = (self.other(step), &mut self.workspace[..need]);
+                let (qkv, kv) = (on.input::<T>(0), on.input(1));
+                let (out, lse) = (on.output(0), on.output(1));
+                ring_attention::merge_step(pool, shape, other, qkv, kv, out, lse, workspace);
+            }
+            Kernel::AttentionBlockInput { shape, step } => {
+                let shape = shape.with_rows(on.rows(0).rows);
+                let need = ring_attention::backward_room::<T>(pool.threads(), shape);
+                let (other, workspace) = (self.other(step), &mut self.workspace[..need]);
+                let saved = ring_attention::Saved {
+                    dout: on.input::<T>(0),
+                    qkv: on.input(1),
+                    out: on.input(2),
+                    lse: on.input(3),
+                    kv: on.input(4),
+                };
+                // The first step of a block begins its gradients.
+                let mode = if step == 1 { Write::Overwrite } else { Write::Accumulate };
+                let gradients = (on.output(0), on.output(1));
+                ring_attention::step_gradient(
+                    pool, shape, other, saved, gradients, mode, workspace,
+                );
+            }
             Kernel::Activation(function) => {
                 let forward = match function {
                     ActivationKind::Gelu => activation::gelu_tanh_forward::<T>,
@@ -355,6 +394,15 @@ impl<'p> Compute<'p> {
         u32::try_from(first).unwrap_or(u32::MAX)
     }
 
+    /// Whose keys and values have come by the time of a step of a ring.
+    fn other(&self, step: u32) -> ring_attention::Other {
+        // After so many steps, those of the rank as many places before this one.
+        match step <= self.place.context.index {
+            true => ring_attention::Other::Earlier,
+            false => ring_attention::Other::Later,
+        }
+    }
+
     /// What the columns of this rank's logits stand for.
     fn columns(&self, logits: Rows) -> Columns {
         let first = self.first(logits.width as u64);
@@ -376,7 +424,7 @@ impl<'p> Compute<'p> {
 
     /// The positions of one sequence.
     fn sequence(&self) -> &[u32] {
-        &self.positions[..self.plan.strategy.seq as usize]
+        &self.positions[..self.own_seq]
     }
 }
 
@@ -495,6 +543,12 @@ fn workspace<T: Element, G: Element>(
             Kernel::AttentionInput(shape) => {
                 mixed::attention_backward_workspace::<T>(threads, shape.with_rows(rows(0)))
             }
+            Kernel::AttentionBlock { shape, .. } => {
+                ring_attention::forward_room::<T>(threads, shape.with_rows(rows(0)))
+            }
+            Kernel::AttentionBlockInput { shape, .. } => {
+                ring_attention::backward_room::<T>(threads, shape.with_rows(rows(0)))
+            }
             Kernel::Linear | Kernel::LinearInput | Kernel::LinearWeight => {
                 mixed::linear_workspace::<T, G>(linear_shape(template, op))
             }
@@ -510,6 +564,8 @@ fn workspace<T: Element, G: Element>(
             | Kernel::BiasWeight
             | Kernel::Rope(_)
             | Kernel::RopeInput(_)
+            | Kernel::KeysValues { .. }
+            | Kernel::KeysValuesInput { .. }
             | Kernel::Activation(_)
             | Kernel::ActivationInput(_)
             | Kernel::SwiGlu

@@ -158,7 +158,12 @@ fn supported(
     }
     for kernel in kernels.of.iter().flatten() {
         match kernel {
-            Kernel::Attention(_) | Kernel::AttentionInput(_) => return refuse("attention"),
+            Kernel::Attention(_)
+            | Kernel::AttentionInput(_)
+            | Kernel::KeysValues { .. }
+            | Kernel::KeysValuesInput { .. }
+            | Kernel::AttentionBlock { .. }
+            | Kernel::AttentionBlockInput { .. } => return refuse("attention"),
             Kernel::Rope(_) | Kernel::RopeInput(_) => return refuse("rotary embedding"),
             Kernel::Position | Kernel::PositionWeight => return refuse("position embedding"),
             Kernel::Embedding
@@ -457,6 +462,10 @@ impl<'a> Gpu<'a> {
             Kernel::Norm2 => gpu.sum(stream, on.input(0), on.output(0), true),
             Kernel::Attention(_)
             | Kernel::AttentionInput(_)
+            | Kernel::KeysValues { .. }
+            | Kernel::KeysValuesInput { .. }
+            | Kernel::AttentionBlock { .. }
+            | Kernel::AttentionBlockInput { .. }
             | Kernel::Rope(_)
             | Kernel::RopeInput(_)
             | Kernel::Position

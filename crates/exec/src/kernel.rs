@@ -23,6 +23,10 @@ pub(crate) enum Kernel {
     RopeInput(Rotation),
     Attention(AttentionShape),
     AttentionInput(AttentionShape),
+    KeysValues { width: usize },
+    KeysValuesInput { width: usize },
+    AttentionBlock { shape: AttentionShape, step: u32 },
+    AttentionBlockInput { shape: AttentionShape, step: u32 },
     Activation(ActivationKind),
     ActivationInput(ActivationKind),
     SwiGlu,
@@ -89,6 +93,18 @@ impl Kernel {
                 let shape = AttentionShape { heads, seq };
                 [Some(Self::Attention(shape)), Some(Self::AttentionInput(shape)), None]
             }
+            OpKind::KeysValues { heads } => {
+                let width = (2 * heads.kv_heads * heads.head_dim) as usize;
+                [Some(Self::KeysValues { width }), Some(Self::KeysValuesInput { width }), None]
+            }
+            OpKind::AttentionBlock { heads, queries, keys, step } if queries == keys => {
+                let shape = AttentionShape { heads, seq: queries };
+                let [forward, input] = [
+                    Self::AttentionBlock { shape, step },
+                    Self::AttentionBlockInput { shape, step },
+                ];
+                [Some(forward), Some(input), None]
+            }
             OpKind::Activation { function } => {
                 [Some(Self::Activation(function)), Some(Self::ActivationInput(function)), None]
             }
@@ -103,7 +119,7 @@ impl Kernel {
             OpKind::BlockSquares { parts } => [Some(Self::BlockSquares { parts }), None, None],
             OpKind::TensorSquares => [Some(Self::TensorSquares), None, None],
             OpKind::Norm2 => [Some(Self::Norm2), None, None],
-            OpKind::AttentionBlock { heads: _, queries: _, keys: _ }
+            OpKind::AttentionBlock { heads: _, queries: _, keys: _, step: _ }
             | OpKind::Route { experts: _, topk: _ }
             | OpKind::Dispatch { experts: _, capacity: _ }
             | OpKind::ExpertLinear { role: _, experts: _ }

@@ -34,6 +34,8 @@ pub(crate) struct Place {
     pub(crate) replica: u32,
     /// Its part of every tensor that is cut; a server holds whole tensors.
     pub(crate) tensor: Part,
+    /// Its part of every sequence, in a zigzag.
+    pub(crate) context: Part,
     /// Its part of what the update is dealt out in.
     pub(crate) update: Part,
 }
@@ -43,13 +45,27 @@ impl Place {
     pub(crate) fn of(plan: &Plan, rank: Rank) -> Self {
         let at = plan.mesh.coordinates(rank);
         let tensor = at.map_or(Part::WHOLE, |at| Part { index: at.tp, count: plan.mesh.tp.max(1) });
+        let context =
+            at.map_or(Part::WHOLE, |at| Part { index: at.cp, count: plan.mesh.cp.max(1) });
         let shard = plan.program(rank).buckets.iter().find_map(|bucket| bucket.shard);
         Self {
             rank,
             replica: at.map_or(0, |at| at.dp),
             tensor,
+            context,
             update: shard.map_or(Part::WHOLE, |group| part(plan, rank, group)),
         }
+    }
+
+    /// The tokens of a sequence of so many that this rank holds: all of them, or one run from the front
+    /// and the one as far from the end (see [`Layout::Zigzag`](paceline_plan::spec::Layout)).
+    pub(crate) fn runs(&self, seq: u64) -> [Range<u64>; 2] {
+        let Part { index, count } = self.context;
+        if count == 1 {
+            return [0..seq, seq..seq];
+        }
+        let (index, runs) = (u64::from(index), 2 * u64::from(count));
+        [index, runs - 1 - index].map(|run| run * seq / runs..(run + 1) * seq / runs)
     }
 
     /// The elements of a bucket that this rank updates.

@@ -402,10 +402,16 @@ impl<'a> Rank<'a> {
         };
         let span = self.memory.whole(into, running);
         let views = self.memory.views(&[(span, Access::Write)])?;
-        let samples = views.take_u32(0).chunks_mut(strategy.seq as usize);
+        let runs = self.place.runs(strategy.seq);
+        let own = runs.iter().map(|run| (run.end - run.start) as usize).sum();
+        let samples = views.take_u32(0).chunks_mut(own);
         let first = self.run.from.samples_before(iteration, strategy.global_batch);
-        for (sample, tokens) in (before * strategy.micro_batch..).zip(samples) {
-            self.run.data.fill(first.wrapping_add(sample), ahead, tokens)?;
+        for (sample, mut tokens) in (before * strategy.micro_batch..).zip(samples) {
+            for run in runs.iter().filter(|run| !run.is_empty()) {
+                let (part, rest) = tokens.split_at_mut((run.end - run.start) as usize);
+                self.run.data.fill(first.wrapping_add(sample), ahead + run.start, part)?;
+                tokens = rest;
+            }
         }
         Ok(())
     }

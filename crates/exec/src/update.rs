@@ -312,7 +312,9 @@ mod tests {
     use paceline_plan::ids::Rank;
 
     fn place(index: u32, count: u32) -> Place {
-        Place { rank: Rank(index), replica: 0, tensor: Part::WHOLE, update: Part { index, count } }
+        let update = Part { index, count };
+        let (tensor, context) = (Part::WHOLE, Part::WHOLE);
+        Place { rank: Rank(index), replica: 0, tensor, context, update }
     }
 
     #[test]

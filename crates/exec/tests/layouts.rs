@@ -266,6 +266,32 @@ fn tensor_parallelism_is_close() {
     assert_close(&tiny_gpt(true), &one(), 1e-5, &layouts);
 }
 
+/// Attention goes round the ranks that share a sequence.
+#[test]
+fn context_parallelism_is_close() {
+    let one = one();
+    for model in [tiny_gpt(true), tiny_gpt(false), tiny_llama()] {
+        let layouts = [
+            ("cp 2", Strategy { cp: 2, ..one.clone() }),
+            ("cp 4", Strategy { cp: 4, ..one.clone() }),
+            ("cp 2, no overlap", Strategy { cp: 2, overlap: false, ..one.clone() }),
+            ("cp 2, selective", Strategy { cp: 2, recompute: Recompute::Selective, ..one.clone() }),
+            ("cp 2, full", Strategy { cp: 2, recompute: Recompute::Full, ..one.clone() }),
+            (
+                "cp 2, dp 2, zero 3",
+                Strategy { cp: 2, dp: 2, zero: Zero::Parameters, ..one.clone() },
+            ),
+            ("cp 2, tp 2, sp", Strategy { cp: 2, tp: 2, sp: true, ..one.clone() }),
+            ("cp 2, pp 2", Strategy { cp: 2, pp: 2, ..one.clone() }),
+            (
+                "cp 4, pp 2, zero bubble",
+                Strategy { cp: 4, pp: 2, schedule: ZERO_BUBBLE, ..one.clone() },
+            ),
+        ];
+        assert_close(&model, &one, 1e-4, &layouts);
+    }
+}
+
 /// 41 words on 2 ranks, and on 4 where the last holds padding alone.
 #[test]
 fn an_uneven_vocabulary_is_padded() {

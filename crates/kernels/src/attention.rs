@@ -273,7 +273,7 @@ impl Saved<'_> {
 }
 
 /// Calls `body` for each tile with room for products and `own` elements of the workspace.
-fn for_each_in(
+pub(crate) fn for_each_in(
     pool: &Pool,
     tiles: usize,
     workspace: &mut [f32],

@@ -43,6 +43,7 @@ pub mod norm;
 pub mod optimizer;
 pub mod pool;
 pub mod reduce;
+pub mod ring_attention;
 pub mod rope;
 
 mod columns;

@@ -2,7 +2,7 @@
 
 use paceline_plan::collective::{Algorithm, Order};
 use paceline_plan::lower::lower;
-use paceline_plan::model::{Activation, Model, ModelKind, Shape};
+use paceline_plan::model::{Activation, Model, ModelKind, Shape, built_in};
 use paceline_plan::schedule::{ScheduleKind, Versions};
 use paceline_plan::strategy::{OptimizerKind, Recompute, Split, Strategy as Layout, Sync, Zero};
 use paceline_plan::units::Bytes;
@@ -194,4 +194,50 @@ fn pipelines_without_flush_lower_to_valid_plans() {
     let layout = Layout { pp: 2, seq: 8, schedule, zero: Zero::Optimizer, ..Layout::default() };
     let told = lower(&tied, &layout).unwrap_err().to_string();
     assert!(told.contains("share one table") && told.contains("--zero 0"), "{told}");
+}
+
+/// Ranks that share a sequence, with all that goes with them; and the promise of the ring: a sequence
+/// eight times as long on eight ranks needs about as much memory on each.
+#[test]
+fn sequences_that_are_shared_lower_to_valid_plans() {
+    let model = built_in::get("mini-llama").unwrap().unwrap();
+    let base = Layout { seq: 64, ..Layout::default() };
+    for (cp, tp, pp, dp) in [(2, 1, 1, 1), (4, 1, 1, 1), (3, 1, 1, 2), (2, 2, 2, 1), (8, 1, 2, 1)] {
+        for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+            for zero in [Zero::None, Zero::Parameters] {
+                for overlap in [true, false] {
+                    let schedule = ScheduleKind::ZbH1 { chunks: 1 };
+                    let layout = Layout {
+                        cp,
+                        tp,
+                        pp,
+                        dp,
+                        leaves: dp,
+                        sp: tp > 1,
+                        schedule: if pp > 1 { schedule } else { ScheduleKind::OneFOneB },
+                        seq: 96,
+                        global_batch: u64::from(4 * dp),
+                        micro_batch: 2,
+                        recompute,
+                        zero,
+                        overlap,
+                        ..base.clone()
+                    };
+                    let plan = lower(&model, &layout).unwrap_or_else(|p| panic!("{layout:?}: {p}"));
+                    let found = validate::validate(&plan, None);
+                    let told: String = found.iter().map(|v| format!("{v}\n")).collect();
+                    assert!(found.is_empty(), "{layout:?}\n{told}");
+                    assert_eq!(text::parse(&text::print(&plan)).unwrap(), plan);
+                }
+            }
+        }
+    }
+    let peak = |layout: &Layout| lower(&model, layout).unwrap().programs[0].memory.total().as_f64();
+    let long = Layout { cp: 8, seq: 8 * 1024, ..base.clone() };
+    let (one, eight) = (peak(&Layout { seq: 1024, ..base.clone() }), peak(&long));
+    assert!(eight < 1.1 * one, "{one} bytes become {eight}");
+    assert!(peak(&Layout { cp: 1, ..long }) > 4.0 * one);
+    let uneven = Layout { cp: 3, seq: 64, ..base };
+    let told = lower(&model, &uneven).unwrap_err().to_string();
+    assert!(told.contains("--seq as a multiple of 6"), "{told}");
 }

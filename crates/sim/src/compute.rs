@@ -103,7 +103,7 @@ impl<'a> Roofline<'a> {
                 let shape = attention::Shape { heads, queries: seq, keys: seq, tokens };
                 self.attention(&shape, op.part, &cost)
             }
-            OpKind::AttentionBlock { heads, queries, keys } => {
+            OpKind::AttentionBlock { heads, queries, keys, step: _ } => {
                 let tokens = template.operands[usize::from(op.inputs[0])].dims[0];
                 let shape = attention::Shape { heads, queries, keys, tokens };
                 self.attention(&shape, op.part, &cost)
@@ -113,6 +113,7 @@ impl<'a> Roofline<'a> {
             | OpKind::Norm { .. }
             | OpKind::Bias
             | OpKind::Rope { .. }
+            | OpKind::KeysValues { .. }
             | OpKind::Activation { .. }
             | OpKind::SwiGlu
             | OpKind::Add

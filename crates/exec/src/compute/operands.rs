@@ -98,4 +98,4 @@ pub(super) fn linear_shape(template: &Template, op: &LocalOp) -> linear::Shape {
 }
 
 /// More operands than any operator has.
-const MOST_OPERANDS: usize = 8;
+const MOST_OPERANDS: usize = 10;

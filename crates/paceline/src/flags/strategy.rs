@@ -34,7 +34,7 @@ pub(crate) struct StrategyFlags {
     /// Pipeline parallelism: the layers cut into stages [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub pp: Option<String>,
-    /// Context parallelism; only 1 is available yet
+    /// Parts that every sequence is cut into: attention goes round them [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true, hide = true)]
     pub cp: Option<String>,
     /// Expert parallelism; only 1 is available yet

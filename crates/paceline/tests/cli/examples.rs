@@ -34,6 +34,7 @@ const PROMISES: &[(&str, Promise)] = &[
     ("hybrid", Promise::Near(SINGLE)),
     ("zero-bubble", Promise::Under("--schedule 1f1b")),
     ("pipedream", Promise::Under("--transport thread")),
+    ("context-parallel", Promise::Under("--transport thread")),
     ("synchronous-sgd", Promise::Under("--dp 1")),
     ("large-batch", Promise::Under("--zero 3")),
 ];

@@ -76,6 +76,7 @@ fn matrix_flops(kind: &OpKind, part: Part, tokens: u64, weight: [u64; 2]) -> Flo
         | OpKind::Norm { .. }
         | OpKind::Bias
         | OpKind::Rope { .. }
+        | OpKind::KeysValues { .. }
         | OpKind::Activation { .. }
         | OpKind::SwiGlu
         | OpKind::Add
@@ -97,6 +98,7 @@ fn vector_intensity(kind: &OpKind) -> f64 {
         OpKind::Linear { .. }
         | OpKind::ExpertLinear { .. }
         | OpKind::Embedding
+        | OpKind::KeysValues { .. }
         | OpKind::Dispatch { .. }
         | OpKind::Combine { .. } => 0.0,
         OpKind::Position | OpKind::Bias | OpKind::Add | OpKind::RowMax => 1.0,

@@ -91,6 +91,8 @@ impl Tape<'_> {
                     self.input_gradient(op, &[dy, op.inputs[1]]);
                 }
             }
+            // Made by the cut along the sequence, of both attention and its gradient.
+            OpKind::KeysValues { .. } => {}
             // Around the optimizer step; nothing flows back.
             OpKind::BlockSquares { .. } | OpKind::TensorSquares | OpKind::Norm2 => {}
         }

@@ -251,8 +251,17 @@ pub enum OpKind {
         /// Tokens of one sequence.
         seq: u64,
     },
-    /// One step of ring attention: a rank's queries against one other rank's keys and values, merged
-    /// into the running (weighted values, denominators).
+    /// qkv → its keys and values alone, which ring attention sends round. Its gradient is added to
+    /// that of all three: (gradient of the keys and values, d.qkv) → d.qkv.
+    KeysValues {
+        /// Head counts.
+        heads: Heads,
+    },
+    /// One step of ring attention: a rank's queries against the keys and values of the rank `step`
+    /// places before it, merged into the running (weighted values, denominators):
+    /// (qkv, keys and values, values so far, denominators so far) → (values, denominators). Its
+    /// gradient: (d.values, qkv, values, denominators, keys and values, d.qkv so far[, gradient of the
+    /// keys and values so far]) → (d.qkv, gradient of the keys and values).
     AttentionBlock {
         /// Head counts.
         heads: Heads,
@@ -260,6 +269,8 @@ pub enum OpKind {
         queries: u64,
         /// Key tokens in this step.
         keys: u64,
+        /// How far the keys and values have come.
+        step: u32,
     },
     /// Element-wise non-linearity.
     Activation {
@@ -323,12 +334,19 @@ pub enum OpKind {
 pub const BLOCK: u64 = 1024;
 
 impl OpKind {
-    /// Which input a part of the operator overwrites with which output, if it works in place.
-    pub(crate) fn replaces(&self, part: Part) -> Option<(usize, usize)> {
-        // The logits are the largest activation of a language model, and nothing reads them after
-        // their gradient has been computed.
-        let in_place = matches!(self, Self::CrossEntropy { .. }) && part == Part::InputGradient;
-        in_place.then_some((1, 0))
+    /// Which inputs a part of the operator overwrites with which outputs, if it works in place.
+    pub(crate) fn replaces(&self, part: Part) -> &'static [(usize, usize)] {
+        match (self, part) {
+            // The logits are the largest activation of a language model, and nothing reads them after
+            // their gradient has been computed.
+            (Self::CrossEntropy { .. }, Part::InputGradient) => &[(1, 0)],
+            // Steps of a ring add up.
+            (Self::AttentionBlock { .. }, Part::Forward) => &[(2, 0), (3, 1)],
+            (Self::AttentionBlock { step: ..=1, .. }, Part::InputGradient) => &[(5, 0)],
+            (Self::AttentionBlock { .. }, Part::InputGradient) => &[(5, 0), (6, 1)],
+            (Self::KeysValues { .. }, Part::InputGradient) => &[(1, 0)],
+            _ => &[],
+        }
     }
 
     /// A short name for traces.
@@ -347,6 +365,7 @@ impl OpKind {
             Self::Bias => "bias",
             Self::Rope { .. } => "rope",
             Self::Attention { .. } => "attention",
+            Self::KeysValues { .. } => "keys_values",
             Self::AttentionBlock { .. } => "attention_block",
             Self::Activation { function } => match function {
                 ActivationKind::Gelu => "gelu",

@@ -122,7 +122,7 @@ pub(super) fn prune(items: &mut Vec<Item>, needed: &[ValueId]) {
     for item in items.drain(..).rev() {
         let (reads, writes): (&[ValueId], &[ValueId]) = match &item {
             Item::Op { inputs, outputs, .. } => (inputs, outputs),
-            Item::Convert { from, to, .. } => {
+            Item::Convert { from, to, .. } | Item::Shift { from, to } => {
                 (std::slice::from_ref(from), std::slice::from_ref(to))
             }
         };

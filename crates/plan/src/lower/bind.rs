@@ -4,7 +4,7 @@
 use super::TENSOR;
 use super::arena::Home;
 use super::role::{Bound, BoundPass, Life, Role, StageState};
-use super::segment::{Piece, Source, aliases};
+use super::segment::{Exchange, Piece, Source, aliases};
 use super::shard::ValueId;
 use super::versions::Reads;
 use crate::dtype::DType;
@@ -364,7 +364,11 @@ impl Role<'_> {
                     let segment = SegmentId::from(self.segments.len() - 1);
                     Bound::Run { segment, waits: waits.clone() }
                 }
-                Piece::Exchange { kind: collective, reduction, from, to } => {
+                Piece::Exchange { what: Exchange::Shift, from, to } => Bound::Shift {
+                    sent: self.value_view(kind, pass, root[*from], homes),
+                    received: self.value_view(kind, pass, root[*to], homes),
+                },
+                Piece::Exchange { what: Exchange::Collective(collective, reduction), from, to } => {
                     let input = self.value_view(kind, pass, root[*from], homes);
                     let output = self.value_view(kind, pass, root[*to], homes);
                     let what = &self.context.sharded[kind].values[*to].name;

@@ -72,6 +72,7 @@ pub(super) fn check(model: &Model, s: &Strategy) -> Result<(), Problems> {
         );
     }
     tensor(model, s, &mut say);
+    context(model, s, &mut say);
     later(s, &mut say);
     stages(model, s, &mut say);
     if !s.schedule.flushes() {
@@ -109,7 +110,7 @@ fn tensor(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
     if s.sp && s.tp <= 1 {
         say("--sp", "sequence parallelism needs --tp 2 or more".into());
     }
-    let tokens = s.micro_batch.saturating_mul(s.seq);
+    let tokens = s.micro_batch.saturating_mul(s.seq) / u64::from(s.cp.max(1));
     if s.sp && !tokens.is_multiple_of(tp) {
         say(
             "--sp",
@@ -120,10 +121,28 @@ fn tensor(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
     }
 }
 
-fn later(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
-    if s.cp > 1 {
-        say("--cp", "context parallelism is not available yet; use --cp 1".into());
+fn context(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+    let runs = u64::from(s.cp).saturating_mul(2);
+    if s.cp > 1 && !s.seq.is_multiple_of(runs) {
+        say(
+            "--cp",
+            format!(
+                "{} tokens cannot be dealt out to {} ranks in two equal runs each; choose --seq as a \
+                 multiple of {runs}",
+                s.seq, s.cp
+            ),
+        );
     }
+    if s.cp > 1 && model.kind == ModelKind::Mlp {
+        say("--cp", format!("{} has no attention to cut; use --dp", model.name()));
+    }
+    // Channels tell a layer's messages apart.
+    if s.cp > 1 << 12 {
+        say("--cp", format!("{} is more than the 4096 ranks that can pass things round", s.cp));
+    }
+}
+
+fn later(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     if s.ep > 1 {
         say(
             "--ep",

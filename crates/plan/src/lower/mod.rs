@@ -16,6 +16,7 @@ mod check;
 mod gauge;
 mod norm;
 mod partition;
+mod ring;
 mod role;
 mod segment;
 mod server;

@@ -8,7 +8,7 @@ use super::versions::Reads;
 use crate::collective::{self, Algorithm, CollectiveKind, Order, Reduction};
 use crate::dtype::DType;
 use crate::ids::{BufferId, CallId, LaneId, Microbatch, OpId, SegmentId, Stage, StageRank};
-use crate::mesh::GroupKind;
+use crate::mesh::{Axis, GroupKind};
 use crate::program::{
     Buffer, Call, InFlight, LoadKind, MemoryKind, Op, Outputs, Peer, Program, Section, Segment,
     View,
@@ -39,6 +39,9 @@ pub(super) fn program(context: &mut Context, rank: u32) -> Program {
     role.finish()
 }
 
+/// The first channel of what goes round; those below belong to stages.
+const RING: u16 = 1 << 15;
+
 /// A pass over one of this rank's layers, bound to its buffers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BoundPass {
@@ -50,6 +53,7 @@ pub(super) struct BoundPass {
 pub(super) enum Bound {
     Run { segment: SegmentId, waits: Vec<usize> },
     Exchange { call: CallId },
+    Shift { sent: View, received: View },
 }
 
 /// How long something lives that outlives a pass.
@@ -364,13 +368,14 @@ impl<'c> Role<'c> {
         after: &mut Vec<OpId>,
     ) {
         let bound = std::mem::take(self.bound(layer, pass, reads));
-        let mut done: Vec<Option<OpId>> = vec![None; bound.pieces.len()];
+        let mut done: Vec<Vec<OpId>> = vec![Vec::new(); bound.pieces.len()];
+        let mut shifted: Vec<OpId> = Vec::new();
         let mut waits: Vec<OpId> = Vec::new();
         for (at, piece) in bound.pieces.iter().enumerate() {
             match piece {
                 Bound::Run { segment, waits: exchanges } => {
                     waits.clear();
-                    waits.extend(exchanges.iter().filter_map(|&e| done[e]));
+                    waits.extend(exchanges.iter().flat_map(|&e| &done[e]));
                     waits.append(&mut self.pending);
                     waits.append(after);
                     let op = Op::Compute { segment: *segment, microbatch, fresh };
@@ -382,11 +387,29 @@ impl<'c> Role<'c> {
                     waits.extend_from_slice(after);
                     let lane = self.lane("tensor");
                     let op = Op::Collective { call: *call, microbatch };
-                    done[at] = Some(self.body.push(lane, op, &waits));
+                    done[at].push(self.body.push(lane, op, &waits));
+                }
+                Bound::Shift { sent, received } => {
+                    // What is handed on may have just arrived, and where the next one goes, the one
+                    // before may still be on its way out.
+                    waits.clear();
+                    waits.extend(self.last_compute);
+                    waits.extend_from_slice(&shifted);
+                    waits.extend_from_slice(after);
+                    let channel = RING + at as u16;
+                    let (to, from) = (Peer::Next(Axis::Cp), Peer::Previous(Axis::Cp));
+                    let send = Op::Send { to, channel, view: *sent, microbatch };
+                    let recv = Op::Recv { from, channel, view: *received, microbatch };
+                    let lanes = [self.lane("ring-send"), self.lane("ring-recv")];
+                    shifted = vec![
+                        self.body.push(lanes[0], send, &waits),
+                        self.body.push(lanes[1], recv, &waits),
+                    ];
+                    done[at].clone_from(&shifted);
                 }
             }
         }
-        self.pending.extend(bound.open.iter().filter_map(|&e| done[e]));
+        self.pending.extend(bound.open.iter().flat_map(|&e| &done[e]));
         *self.bound(layer, pass, reads) = bound;
     }
 

@@ -26,8 +26,17 @@ pub(super) enum Source {
 pub(super) enum Piece {
     /// A segment; `waits` are the positions of exchanges that must be done first.
     Run { template: u32, sources: Vec<Source>, waits: Vec<usize> },
+    /// Ranks exchange something.
+    Exchange { what: Exchange, from: ValueId, to: ValueId },
+}
+
+/// What ranks do together.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Exchange {
     /// A collective along the tensor-parallel axis.
-    Exchange { kind: CollectiveKind, reduction: Reduction, from: ValueId, to: ValueId },
+    Collective(CollectiveKind, Reduction),
+    /// Each hands what it has to the next one along the context-parallel axis.
+    Shift,
 }
 
 /// One pass over a layer.
@@ -74,7 +83,13 @@ pub(super) fn cut(
                 }
                 Item::Convert { kind, reduction, from, to } => {
                     cutter.close(*pass, &mut name, templates);
-                    cutter.pass.pieces.push(Piece::Exchange { kind, reduction, from, to });
+                    let what = Exchange::Collective(kind, reduction);
+                    cutter.pass.pieces.push(Piece::Exchange { what, from, to });
+                }
+                Item::Shift { from, to } => {
+                    cutter.close(*pass, &mut name, templates);
+                    let what = Exchange::Shift;
+                    cutter.pass.pieces.push(Piece::Exchange { what, from, to });
                 }
             }
         }
@@ -95,7 +110,7 @@ fn hoisted(items: &[Item]) -> Vec<Item> {
         };
         let made = out.iter().rposition(|earlier| match earlier {
             Item::Op { outputs, .. } => outputs.contains(from),
-            Item::Convert { to, .. } => to == from,
+            Item::Convert { to, .. } | Item::Shift { to, .. } => to == from,
         });
         let at = match made {
             Some(producer) => producer + 1,
@@ -225,7 +240,7 @@ pub(super) fn scratch(passes: &[&[Item]], layer: &ShardedLayer, kept: &[ValueId]
     for (at, item) in items.iter().enumerate() {
         let (reads, writes): (&[ValueId], &[ValueId]) = match item {
             Item::Op { inputs, outputs, .. } => (inputs, outputs),
-            Item::Convert { from, to, .. } => {
+            Item::Convert { from, to, .. } | Item::Shift { from, to } => {
                 (std::slice::from_ref(from), std::slice::from_ref(to))
             }
         };
@@ -234,7 +249,7 @@ pub(super) fn scratch(passes: &[&[Item]], layer: &ShardedLayer, kept: &[ValueId]
             last[root[value]] = at;
         }
         // An exchange reads its input until the first operator that waits for it.
-        if let Item::Convert { from, to, .. } = item {
+        if let Item::Convert { from, to, .. } | Item::Shift { from, to } = item {
             let reader = items[at..]
                 .iter()
                 .position(|later| matches!(later, Item::Op { inputs, .. } if inputs.contains(to)));
@@ -275,11 +290,11 @@ pub(super) fn aliases(items: &[Item], values: usize) -> Vec<ValueId> {
                 root[*to] = root[*from];
             }
             Item::Op { kind, part, inputs, outputs, .. } => {
-                if let Some((from, to)) = kind.replaces(*part) {
+                for &(from, to) in kind.replaces(*part) {
                     root[outputs[to]] = root[inputs[from]];
                 }
             }
-            Item::Convert { .. } => {}
+            Item::Convert { .. } | Item::Shift { .. } => {}
         }
     }
     root

@@ -45,6 +45,11 @@ pub(super) enum Item {
         from: ValueId,
         to: ValueId,
     },
+    /// Every rank hands a value to the next one along the context-parallel axis.
+    Shift {
+        from: ValueId,
+        to: ValueId,
+    },
 }
 
 /// A parameter as one rank holds it.
@@ -146,7 +151,7 @@ pub(super) fn external<'a>(
     for item in items {
         let (reads, writes): (&[ValueId], &[ValueId]) = match item {
             Item::Op { inputs, outputs, .. } => (inputs, outputs),
-            Item::Convert { from, to, .. } => {
+            Item::Convert { from, to, .. } | Item::Shift { from, to } => {
                 (std::slice::from_ref(from), std::slice::from_ref(to))
             }
         };
@@ -160,14 +165,14 @@ pub(super) fn external<'a>(
     outside
 }
 
-struct Sharder<'a> {
+pub(super) struct Sharder<'a> {
     graph: &'a Graph,
     layer: &'a LayerGraph,
-    strategy: &'a Strategy,
-    values: Vec<Value>,
+    pub(super) strategy: &'a Strategy,
+    pub(super) values: Vec<Value>,
     /// The placements in which each tensor is at hand.
     versions: Vec<Vec<ValueId>>,
-    items: Vec<Item>,
+    pub(super) items: Vec<Item>,
     params: Vec<ShardedParam>,
 }
 
@@ -274,13 +279,12 @@ impl<'a> Sharder<'a> {
                 self.params[param.index()].partial = true;
             }
         }
-        self.items.push(Item::Op {
-            kind: self.localize(op.kind),
-            part: op.part,
-            inputs,
-            params: op.params.clone(),
-            outputs,
-        });
+        let kind = self.localize(op.kind);
+        let params = op.params.clone();
+        self.items.push(Item::Op { kind, part: op.part, inputs, params, outputs });
+        if let (OpKind::Attention { heads, seq }, true) = (kind, self.strategy.cp > 1) {
+            self.ring(heads, seq, op.part);
+        }
     }
 
     fn cut_param(&mut self, param: ParamId, placement: Placement) {
@@ -298,7 +302,10 @@ impl<'a> Sharder<'a> {
         let tp = self.tp();
         let cut = |h: Heads| Heads { heads: h.heads / tp, kv_heads: h.kv_heads / tp, ..h };
         match kind {
-            OpKind::Attention { heads, seq } => OpKind::Attention { heads: cut(heads), seq },
+            OpKind::Attention { heads, seq } => {
+                let seq = seq / u64::from(self.strategy.cp);
+                OpKind::Attention { heads: cut(heads), seq }
+            }
             OpKind::Rope { heads, theta } => OpKind::Rope { heads: cut(heads), theta },
             other => other,
         }
@@ -371,7 +378,8 @@ impl<'a> Sharder<'a> {
                 forms(&reads, &[yields], None)
             }
             (
-                OpKind::AttentionBlock { .. }
+                OpKind::KeysValues { .. }
+                | OpKind::AttentionBlock { .. }
                 | OpKind::Route { .. }
                 | OpKind::Dispatch { .. }
                 | OpKind::ExpertLinear { .. }
@@ -419,7 +427,7 @@ mod tests {
     fn collectives(items: &[Item]) -> Vec<CollectiveKind> {
         let kinds = items.iter().filter_map(|item| match item {
             Item::Convert { kind, .. } => Some(*kind),
-            Item::Op { .. } => None,
+            Item::Op { .. } | Item::Shift { .. } => None,
         });
         kinds.collect()
     }
@@ -465,7 +473,7 @@ mod tests {
             .iter()
             .filter_map(|item| match item {
                 Item::Convert { reduction, .. } => Some(*reduction),
-                Item::Op { .. } => None,
+                Item::Op { .. } | Item::Shift { .. } => None,
             })
             .collect();
         assert_eq!(reductions, [Reduction::Max, Reduction::Sum]);

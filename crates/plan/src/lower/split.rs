@@ -36,12 +36,12 @@ pub(super) fn halves(
         let first = match item {
             Item::Op { kind, part, .. } => !is_late(kind, *part, along),
             // An exchange belongs to whoever reads its result first.
-            Item::Convert { to, .. } => awaited.contains(to),
+            Item::Convert { to, .. } | Item::Shift { to, .. } => awaited.contains(to),
         };
         if first {
             match item {
                 Item::Op { inputs, .. } => awaited.extend(inputs),
-                Item::Convert { from, .. } => awaited.push(*from),
+                Item::Convert { from, .. } | Item::Shift { from, .. } => awaited.push(*from),
             }
             input.push(item.clone());
         } else {
@@ -99,7 +99,9 @@ mod tests {
             // The layer before gets its gradient from the first half alone.
             let made = halves.input.iter().any(|item| match item {
                 Item::Op { outputs, .. } => outputs.contains(&layer.input_grad.unwrap()),
-                Item::Convert { to, .. } => *to == layer.input_grad.unwrap(),
+                Item::Convert { to, .. } | Item::Shift { to, .. } => {
+                    *to == layer.input_grad.unwrap()
+                }
             });
             assert!(made);
         }

@@ -206,10 +206,15 @@ pub(super) fn print_op_kind(kind: &OpKind, out: &mut String) {
             print_heads(heads, out);
             return push(out, format_args!(" seq={seq}"));
         }
-        OpKind::AttentionBlock { heads, queries, keys } => {
+        OpKind::KeysValues { heads } => {
+            out.push_str("keys_values");
+            print_heads(heads, out);
+            return;
+        }
+        OpKind::AttentionBlock { heads, queries, keys, step } => {
             out.push_str("attention_block");
             print_heads(heads, out);
-            return push(out, format_args!(" queries={queries} keys={keys}"));
+            return push(out, format_args!(" queries={queries} keys={keys} step={step}"));
         }
         OpKind::Activation { function } => {
             return push(out, format_args!("activation {}", function.word()));
@@ -256,7 +261,9 @@ pub(super) fn parse_op_kind(line: &mut Line<'_>) -> Result<OpKind> {
             heads: parse_heads(line)?,
             queries: line.id("queries=", "queries")?,
             keys: line.id("keys=", "keys")?,
+            step: line.id("step=", "step")?,
         },
+        "keys_values" => OpKind::KeysValues { heads: parse_heads(line)? },
         "activation" => OpKind::Activation { function: ActivationKind::parse(line)? },
         "cross_entropy" => OpKind::CrossEntropy { scale: line.id("scale=", "scale")? },
         "route" => OpKind::Route {

@@ -128,6 +128,7 @@ fn plans() -> Vec<(&'static str, Plan)> {
                 },
             ),
         ),
+        ("llama-cp4", lowered(Llama, Strategy { cp: 4, ..base() })),
         (
             "gpt2-zero3-pp2",
             lowered(

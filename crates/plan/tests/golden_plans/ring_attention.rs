@@ -31,7 +31,7 @@ pub(crate) fn plan() -> Plan {
 fn templates() -> Vec<Template> {
     let width = HEADS.heads * HEADS.head_dim;
     let kv = 2 * HEADS.kv_heads * HEADS.head_dim;
-    let kind = OpKind::AttentionBlock { heads: HEADS, queries: TOKENS, keys: TOKENS };
+    let kind = OpKind::AttentionBlock { heads: HEADS, queries: TOKENS, keys: TOKENS, step: 1 };
     let block = |name: &str, access: Access| {
         template(
             name,

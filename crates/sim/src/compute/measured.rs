@@ -43,7 +43,7 @@ pub fn kernel(template: &Template, op: &LocalOp) -> KernelUse {
             let sequences = first[0] / seq.max(1);
             (vec![sequences.saturating_mul(heads.heads), seq, heads.head_dim], cost.matrix.0)
         }
-        OpKind::AttentionBlock { heads, queries, keys } => {
+        OpKind::AttentionBlock { heads, queries, keys, step: _ } => {
             let sequences = first[0] / queries.max(1);
             (vec![sequences.saturating_mul(heads.heads), keys, heads.head_dim], cost.matrix.0)
         }
@@ -52,6 +52,7 @@ pub fn kernel(template: &Template, op: &LocalOp) -> KernelUse {
         | OpKind::Norm { .. }
         | OpKind::Bias
         | OpKind::Rope { .. }
+        | OpKind::KeysValues { .. }
         | OpKind::Activation { .. }
         | OpKind::SwiGlu
         | OpKind::Add
@@ -113,6 +114,7 @@ fn name(kind: &OpKind) -> &'static str {
         | OpKind::Rope { .. }
         | OpKind::Attention { .. }
         | OpKind::AttentionBlock { .. }
+        | OpKind::KeysValues { .. }
         | OpKind::SwiGlu
         | OpKind::Add
         | OpKind::RowMax

@@ -67,6 +67,7 @@ impl Roofline<'_> {
             | OpKind::Position
             | OpKind::Bias
             | OpKind::Rope { .. }
+            | OpKind::KeysValues { .. }
             | OpKind::Add
             | OpKind::CrossEntropy { .. }
             | OpKind::Route { .. }
@@ -162,6 +163,7 @@ pub(super) fn elementwise(op: &LocalOp) -> bool {
         | OpKind::Linear { .. }
         | OpKind::Attention { .. }
         | OpKind::AttentionBlock { .. }
+        | OpKind::KeysValues { .. }
         | OpKind::RowMax
         | OpKind::SoftmaxStats
         | OpKind::CrossEntropy { .. }

@@ -171,7 +171,7 @@ impl Row {
             return skip("multi-head latent attention cannot be planned yet");
         }
         if more_than_one("cp") {
-            return skip("context parallelism cannot be planned yet");
+            return skip("rows with context parallelism are not compared yet");
         }
         if more_than_one("window") {
             return skip("sliding-window attention cannot be planned yet");
