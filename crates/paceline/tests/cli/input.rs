@@ -165,7 +165,7 @@ fn what_is_not_available_yet_says_so_and_is_not_advertised() {
         here.run_with(&["train", "--model", "mini", flag, value]).refused(&[flag, " yet"]);
     }
     let help = here.run("--help").done().out + &here.run("train --help").done().out;
-    for absent in ["\n  serve", "--elastic", "--compress"] {
+    for absent in ["\n  serve", "--compress"] {
         assert!(!help.contains(absent), "{absent}");
     }
 }
