@@ -142,12 +142,10 @@ fn what_cannot_run_is_refused_by_name_before_the_start() {
     let quarter = told(&Strategy { dtype: DType::Fp8, ..strategy(2, 1, 1) });
     assert!(quarter.contains("fp8") && quarter.contains("--dtype f32, bf16"), "{quarter}");
 
-    let mut stashing = lower(&tiny_gpt(true), &strategy(2, 1, 1)).unwrap();
-    let view = stashing.programs[0].buckets[0].params;
-    let op = Op::Stash { from: view, into: view, microbatch: Microbatch(0) };
-    stashing.programs[0].body.push(LaneId(0), op, &[]);
-    let told = train(&stashing, &options(1), &mut |_| {}).unwrap_err().to_string();
-    assert!(told.contains("a stash of older weights cannot be run yet"), "{told}");
+    let mut serving = lower(&tiny_gpt(true), &strategy(2, 1, 1)).unwrap();
+    serving.programs[0].body.push(LaneId(0), Op::Serve { service: 0 }, &[]);
+    let told = train(&serving, &options(1), &mut |_| {}).unwrap_err().to_string();
+    assert!(told.contains("an asynchronous server cannot be run yet"), "{told}");
 }
 
 #[test]

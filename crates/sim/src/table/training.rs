@@ -170,9 +170,6 @@ impl Row {
         if self.has("attention", "mla") {
             return skip("multi-head latent attention cannot be planned yet");
         }
-        if more_than_one("cp") {
-            return skip("rows with context parallelism are not compared yet");
-        }
         if more_than_one("window") {
             return skip("sliding-window attention cannot be planned yet");
         }
@@ -238,6 +235,7 @@ impl Row {
         };
         Ok(Strategy {
             dp,
+            cp: self.optional("cp")?.unwrap_or(1),
             tp,
             pp,
             sp: tp > 1 && self.has("sp", "True"),
@@ -481,6 +479,17 @@ mod tests {
         assert!(of_any.predicted_s > 0.1 && of_any.predicted_s < 10.0);
     }
 
+    /// Two ranks that share a sequence do the work of two that do not, and exchange keys and values.
+    #[test]
+    fn rows_with_context_parallelism_are_simulated() {
+        let apart = row(MEGATRON).simulate().unwrap();
+        let cut = MEGATRON.replacen(",32,1,none", ",16,2,none", 1);
+        assert_ne!(cut, MEGATRON);
+        let shared = row(&cut).simulate().unwrap();
+        assert!(shared.predicted_s > apart.predicted_s, "{shared:?} {apart:?}");
+        assert!(shared.predicted_bytes < apart.predicted_bytes, "{shared:?} {apart:?}");
+    }
+
     #[test]
     fn what_cannot_be_represented_is_skipped_with_its_reason() {
         let reason = |from: &str, to: &str| {
@@ -492,7 +501,6 @@ mod tests {
         assert_eq!(reason(",48,8192", ",many,8192"), "layers 'many' is no number that can be used");
         assert_eq!(reason(",512,48", ",500,48"), "500 GPUs are not tp·pp·cp·dp = 512");
         assert_eq!(reason("51200,,", "51200,8,"), "models with experts cannot be planned yet");
-        assert_eq!(reason(",32,1,none", ",16,2,none"), "context parallelism cannot be planned yet");
         assert_eq!(reason("full (uniform)", "not stated"), "recomputation is 'not stated'");
         assert_eq!(reason(",fp16,", ",int4,"), "precision 'int4' cannot be planned");
         let four = "four-bit products cannot be planned yet";
