@@ -12,7 +12,7 @@
 //! Every rank knows from the plan alone where each element that it owns lies in the files, and writes
 //! it there; no rank ever holds a whole tensor of another, and no tensor crosses a wire. Ranks meet
 //! in the file system only, so that threads, processes and hosts that share one are the same to
-//! this module (`docs/adr/0007-checkpoints-meet-in-the-file-system.md`).
+//! this module (`docs/adr/0010-checkpoints-meet-in-the-file-system.md`).
 
 mod commit;
 mod error;
