@@ -214,6 +214,9 @@ fn hold(rows: &[Row]) {
     let mut alone: BTreeMap<String, Outcome> = BTreeMap::new();
     let mut wrong = Vec::new();
     for row in rows {
+        let all: Tuple = (0..).zip(*row).collect();
+        // What fails in the middle of a run fails without the line below.
+        eprintln!("{}", text(&all));
         let Case { model, strategy, transport, threads } = case(row);
         let plan = planned(row).expect("chosen because it can be planned");
         let violations = validate(&plan, None);
@@ -245,7 +248,6 @@ fn hold(rows: &[Row]) {
             let line = |o: &Outcome| -> Vec<_> {
                 o.iterations.iter().map(|i| (i.loss, i.grad_norm)).collect()
             };
-            let all: Tuple = (0..).zip(*row).collect();
             let (found, expected) = (line(&found), line(expected));
             wrong.push(format!("{}\n  {found:?}\n  {expected:?}", text(&all)));
         }
@@ -295,9 +297,7 @@ fn any_two_features_work_together() {
 }
 
 #[test]
-#[ignore = "minutes"]
 fn any_three_features_work_together() {
     let (rows, _) = cover(3);
-    eprintln!("{} rows", rows.len());
     hold(&rows);
 }

@@ -3,7 +3,7 @@
 use crate::calibrate::{self, Listener, Request, Transport};
 use crate::failure::Failure;
 use crate::flags::{CommonFlags, Origins, Problems, whole};
-use crate::output::{self, Output};
+use crate::output::{self, stop_on_interrupt};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use paceline_sim::cluster::Cluster;
@@ -11,8 +11,6 @@ use serde::Serialize;
 use std::io::{self, IsTerminal};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Measure this machine into a cluster file
@@ -65,7 +63,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let Some(out) = out.filter(|_| problems.is_empty()) else { return Err(problems.into()) };
     let output = flags.common.output();
     let began = Instant::now();
-    let stop = stop_on_interrupt(&output);
+    let stop = stop_on_interrupt(&output, "not be heard");
     let line = Line::new();
     let progress = |share: f64, next: &str| line.show(share, next);
     let measured = calibrate::measure(&request, &Listener { stop: &stop, progress: &progress });
@@ -166,20 +164,6 @@ impl Line {
             );
         }
     }
-}
-
-fn stop_on_interrupt(output: &Output) -> Arc<AtomicBool> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&stop);
-    let handled = ctrlc::set_handler(move || {
-        if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-    });
-    if let Err(error) = handled {
-        output.note(&format!("note: Ctrl-C will not be heard ({error})"));
-    }
-    stop
 }
 
 /// What was measured, in short.

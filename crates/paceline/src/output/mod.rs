@@ -1,10 +1,12 @@
 //! Where results go: lines for people, lines of JSON, files.
 
 mod atomic;
+mod interrupt;
 mod progress;
 mod run_dir;
 
 pub(crate) use atomic::write;
+pub(crate) use interrupt::stop_on_interrupt;
 pub(crate) use progress::Progress;
 pub(crate) use run_dir::{IterationRecord, MemoryRecord, ModelRecord, RunDir, RunRecord};
 

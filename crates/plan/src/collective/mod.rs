@@ -316,7 +316,7 @@ impl Pattern {
                 parameter_server::broadcast(ranks, me, root, servers)
             }
             (Naive, AllReduce) => naive::all_reduce(ranks, me),
-            (Overlapped, AllReduce) => overlapped::all_reduce(ranks, me, order),
+            (Overlapped, AllReduce) => overlapped::all_reduce(ranks, me),
             (Partitioned, AllReduce) => partitioned::all_reduce(ranks, me, order),
             (Partitioned, ReduceScatter) => partitioned::reduce_scatter(ranks, me, order),
             (Partitioned, AllGather) => partitioned::all_gather(ranks, me),

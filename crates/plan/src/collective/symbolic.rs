@@ -586,6 +586,13 @@ impl<'a> Group<'a> {
                         format!("the sum of chunk {} of all {ranks} ranks", cell / self.grain);
                     return Err(self.wrong(me, cell, found, wanted));
                 }
+                // Any order, but one: replicas that round differently drift apart.
+                let first = self.memories[0].work[cell as usize];
+                if self.pattern.kind() == CollectiveKind::AllReduce && found != first {
+                    let first =
+                        first.map(|id| self.values.text(id, 6, self.grain)).unwrap_or_default();
+                    return Err(self.wrong(me, cell, found, format!("{first}, as on rank 0")));
+                }
             }
         }
         Ok(())

@@ -89,19 +89,7 @@ pub(super) fn carried(plan: &Plan, wire: &Wire) -> Vec<Vec<f64>> {
             collective(plan, program, rank, call, &vector(plan, call), &inside).map_or(0.0, |t| t.0)
         };
         let calls: Vec<f64> = program.calls.iter().map(time).collect();
-        let of_op = |op: &Op| match op {
-            Op::Collective { call, .. } => calls[call.index()],
-            Op::Load { .. }
-            | Op::Compute { .. }
-            | Op::Send { .. }
-            | Op::Recv { .. }
-            | Op::Accumulate { .. }
-            | Op::Step { .. }
-            | Op::Stash { .. }
-            | Op::Restore { .. }
-            | Op::Free { .. }
-            | Op::Serve { .. } => 0.0,
-        };
+        let of_op = |op: &Op| op.call().map_or(0.0, |call| calls[call.index()]);
         program.body.nodes.iter().map(|node| of_op(&node.op)).collect()
     };
     (0..plan.programs.len()).map(of_role).collect()

@@ -218,21 +218,12 @@ impl<'a> Run<'a> {
 
     /// When an op ends that meets no other class and starts at a moment.
     fn alone(&self, class: u32, id: OpId, op: &Op, start: f64) -> f64 {
-        match op {
-            Op::Collective { call, .. } => {
+        match op.call() {
+            Some(call) => {
                 let stretch = self.costs.stretched(class, id);
-                self.calls.get(class, *call).map(|time| time * stretch).end(start)
+                self.calls.get(class, call).map(|time| time * stretch).end(start)
             }
-            Op::Load { .. }
-            | Op::Compute { .. }
-            | Op::Send { .. }
-            | Op::Recv { .. }
-            | Op::Accumulate { .. }
-            | Op::Step { .. }
-            | Op::Stash { .. }
-            | Op::Restore { .. }
-            | Op::Free { .. }
-            | Op::Serve { .. } => {
+            None => {
                 let work = self.costs.op(self.classes, class, id, op);
                 self.classes.pace(class).end(start, work.0)
             }

@@ -14,7 +14,7 @@ use crate::flags::{
     StrategyFlags, TOKENIZER, Training, TrainingFlags,
 };
 use crate::launch::{self, Layout, Member, Place};
-use crate::output::{IterationRecord, Output, RunDir, RunRecord};
+use crate::output::{IterationRecord, Output, RunDir, RunRecord, stop_on_interrupt};
 use clap::Args;
 use events::{DoneEvent, IterationEvent};
 use files::{closing, write_files};
@@ -336,7 +336,8 @@ impl Job {
         let predicted = self.predict(&mut record);
         self.announce(&record, output)?;
 
-        let (stop, progress) = (stop_on_interrupt(output), self.progress(&record));
+        let (stop, progress) =
+            (stop_on_interrupt(output, "end the run without its files"), self.progress(&record));
         let mut listener_left = false;
         let mut heard = |iteration: &IterationReport| {
             progress.advance(iteration.iteration, iteration.loss, iteration.tokens_per_s);
@@ -485,19 +486,4 @@ impl Job {
         record.exported = Some(path.display().to_string());
         Ok(())
     }
-}
-
-/// A flag that Ctrl-C sets. The second Ctrl-C leaves at once.
-fn stop_on_interrupt(output: &Output) -> Arc<AtomicBool> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&stop);
-    let handled = ctrlc::set_handler(move || {
-        if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-    });
-    if let Err(error) = handled {
-        output.note(&format!("note: Ctrl-C will end the run without its files ({error})"));
-    }
-    stop
 }

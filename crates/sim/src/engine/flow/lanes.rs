@@ -15,7 +15,7 @@ use crate::engine::{Costs, Timeline, describe_op};
 use crate::error::SimError;
 use crate::network::flow::{Fluid, Folded};
 use paceline_plan::ids::RoleId;
-use paceline_plan::program::{Op, Plan};
+use paceline_plan::program::Plan;
 use std::collections::BTreeMap;
 
 pub(super) fn run(
@@ -278,19 +278,8 @@ impl<'a> Run<'a> {
         let (class, op) = self.classes.op(number);
         let class = self.classes.get(class);
         let program = &self.plan.programs[class.role.index()];
-        match program.body.nodes[op.index()].op {
-            Op::Collective { call, .. } => self.costs.exposure(&class, program.call(call)).copies.0,
-            Op::Load { .. }
-            | Op::Compute { .. }
-            | Op::Send { .. }
-            | Op::Recv { .. }
-            | Op::Accumulate { .. }
-            | Op::Step { .. }
-            | Op::Stash { .. }
-            | Op::Restore { .. }
-            | Op::Free { .. }
-            | Op::Serve { .. } => 0.0,
-        }
+        let call = program.body.nodes[op.index()].op.call();
+        call.map_or(0.0, |call| self.costs.exposure(&class, program.call(call)).copies.0)
     }
 
     /// Ends a posted op, and its lane goes on.

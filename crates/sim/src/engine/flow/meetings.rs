@@ -7,7 +7,7 @@ use crate::engine::classes::{Class, Classes};
 use crate::network::Vector;
 use crate::network::flow::{Folded, Party};
 use paceline_plan::ids::{GroupId, OpId, Rank, RoleId};
-use paceline_plan::program::{Op, Plan};
+use paceline_plan::program::Plan;
 use std::collections::BTreeMap;
 
 /// Every meeting of the bodies of all classes.
@@ -286,19 +286,8 @@ impl Finder<'_> {
     fn exposed(&self, class: u32, op: OpId) -> f64 {
         let class = self.classes.get(class);
         let program = &self.plan.programs[class.role.index()];
-        match program.body.nodes[op.index()].op {
-            Op::Collective { call, .. } => self.costs.exposure(&class, program.call(call)).share,
-            Op::Load { .. }
-            | Op::Compute { .. }
-            | Op::Send { .. }
-            | Op::Recv { .. }
-            | Op::Accumulate { .. }
-            | Op::Step { .. }
-            | Op::Stash { .. }
-            | Op::Restore { .. }
-            | Op::Free { .. }
-            | Op::Serve { .. } => 1.0,
-        }
+        let call = program.body.nodes[op.index()].op.call();
+        call.map_or(1.0, |call| self.costs.exposure(&class, program.call(call)).share)
     }
 
     fn push(&mut self, exchange: u32, table: u32, ops: &[u32], expected: u32) {
