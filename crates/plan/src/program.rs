@@ -720,4 +720,21 @@ impl Op {
             Self::Accumulate { .. } | Self::Step { .. } | Self::Serve { .. } => None,
         }
     }
+
+    /// The call that it makes, if it is a collective.
+    pub fn call(&self) -> Option<CallId> {
+        match *self {
+            Self::Collective { call, .. } => Some(call),
+            Self::Load { .. }
+            | Self::Compute { .. }
+            | Self::Send { .. }
+            | Self::Recv { .. }
+            | Self::Accumulate { .. }
+            | Self::Step { .. }
+            | Self::Stash { .. }
+            | Self::Restore { .. }
+            | Self::Free { .. }
+            | Self::Serve { .. } => None,
+        }
+    }
 }
