@@ -1,12 +1,14 @@
 //! Whether a plan can be run at all: everything is looked at before anything starts.
 
+use crate::data::Reads;
 use crate::error::ExecError;
 use crate::fuse::{Step, Uses, fuse};
 use crate::kernel::Kernel;
 use crate::shard;
 use crate::types::{Float, Types};
 use paceline_plan::DType;
-use paceline_plan::program::{LocalOp, Op, Plan, Program, Template};
+use paceline_plan::graph::OpKind;
+use paceline_plan::program::{LoadKind, LocalOp, Op, Plan, Program, Template};
 
 /// The kernels of a plan.
 #[derive(Debug)]
@@ -61,20 +63,53 @@ fn steps(plan: &Plan, kernels: &[Vec<Kernel>], types: Types) -> Vec<Vec<Step>> {
     kernels.iter().enumerate().map(of).collect()
 }
 
-/// Words of the model's vocabulary: the rows of its tables, wherever they stand.
+/// Words of the model's vocabulary, or classes: the rows of its tables, wherever they stand.
 pub(crate) fn vocabulary(plan: &Plan) -> Result<u32, ExecError> {
     let entries = plan.programs.iter().flat_map(|p| &p.buckets).flat_map(|b| &b.entries);
     let mut rows = entries
-        .filter(|e| matches!(e.name.as_str(), "embedding.table.weight" | "head.table.weight"))
+        .filter(|e| {
+            matches!(
+                e.name.as_str(),
+                "embedding.table.weight" | "head.table.weight" | "head.fc.weight"
+            )
+        })
         .map(|e| e.dims[0]);
     let first = rows.next();
     match first.and_then(|rows| u32::try_from(rows).ok()) {
         Some(vocab) if rows.all(|other| other == u64::from(vocab)) => Ok(vocab),
         Some(_) | None => Err(unsupported(
-            "a model without one table of words (embedding.table.weight, head.table.weight)",
-            "language models run",
+            "a model without one table of words or classes (embedding.table.weight, \
+             head.table.weight, head.fc.weight)",
+            "models of language and of images run",
         )),
     }
+}
+
+/// What the samples of a plan's model are.
+pub(crate) fn reads(plan: &Plan) -> Result<Reads, ExecError> {
+    let vocab = vocabulary(plan)?;
+    for program in &plan.programs {
+        let ops = program.prologue.nodes.iter().chain(&program.body.nodes).map(|node| node.op);
+        let loads = ops.filter_map(|op| {
+            let Op::Load { what: LoadKind::Features, into, .. } = op else { return None };
+            Some(into)
+        });
+        for into in loads {
+            for segment in &program.segments {
+                let template = &plan.templates[segment.template as usize];
+                let reads = |op: &&LocalOp| {
+                    op.inputs.iter().any(|&i| segment.operands[usize::from(i)].buffer == into)
+                };
+                if let Some(LocalOp { kind: OpKind::Conv { window }, .. }) =
+                    template.ops.iter().find(reads)
+                {
+                    let (side, channels) = (window.side, window.channels);
+                    return Ok(Reads::Images { side, channels, classes: vocab });
+                }
+            }
+        }
+    }
+    Ok(Reads::Tokens { vocab, seq: plan.strategy.seq })
 }
 
 fn types(plan: &Plan) -> Result<Types, ExecError> {

@@ -1,5 +1,6 @@
 //! Runs segments: the operators of a template on the buffers that a role bound it to.
 
+mod images;
 mod joined;
 mod operands;
 
@@ -377,6 +378,9 @@ impl<'p> Compute<'p> {
                     );
                 });
             }
+            Kernel::Images(kernel) => {
+                images::run::<T, G>(kernel, pool, on, mode, &mut self.workspace);
+            }
             Kernel::BlockSquares { parts } => {
                 update::block_squares::<G>(pool, self.place, parts, on.input(0), on.output(0));
             }
@@ -553,6 +557,7 @@ fn workspace<T: Element, G: Element>(
                 mixed::linear_workspace::<T, G>(linear_shape(template, op))
             }
             Kernel::CrossEntropy => rows(0),
+            Kernel::Images(kernel) => images::workspace::<T, G>(kernel, template, op),
             Kernel::Embedding
             | Kernel::EmbeddingWeight
             | Kernel::Position

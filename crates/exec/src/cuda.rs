@@ -52,7 +52,7 @@ pub(crate) fn train(
     let kernels = check::check(plan)?;
     supported(plan, options, &kernels)?;
     let vocab = check::vocabulary(plan)?;
-    let data = Data::new(&options.data, vocab, plan.strategy.seq, options.seed)?;
+    let data = Data::new(&options.data, check::reads(plan)?, options.seed)?;
     let (rank, program) = (Rank(0), plan.program(Rank(0)));
     let place = Place::of(plan, rank);
     let memory = host_memory(program, &kernels, place, options.seed)?;
@@ -148,7 +148,7 @@ fn supported(
         return refuse("a plan of several ranks");
     }
     if plan.strategy.optimizer.gauges() {
-        return refuse("an optimizer that gauges tensors, such as lamb,");
+        return refuse("an optimizer that gauges tensors, such as lamb or lars,");
     }
     if options.save.is_some() || !matches!(options.start, Start::Seed) {
         return refuse("saving and resuming");
@@ -166,6 +166,7 @@ fn supported(
             | Kernel::AttentionBlockInput { .. } => return refuse("attention"),
             Kernel::Rope(_) | Kernel::RopeInput(_) => return refuse("rotary embedding"),
             Kernel::Position | Kernel::PositionWeight => return refuse("position embedding"),
+            Kernel::Images(_) => return refuse("a network on images"),
             Kernel::Embedding
             | Kernel::EmbeddingWeight
             | Kernel::Norm { .. }
@@ -352,7 +353,7 @@ impl<'a> Gpu<'a> {
     ) -> Result<(), Fault> {
         let strategy = &self.plan.strategy;
         let ahead = match what {
-            LoadKind::Tokens => 0,
+            LoadKind::Tokens | LoadKind::Features => 0,
             LoadKind::Targets => 1,
         };
         self.tokens.resize((span.len / 4) as usize, 0);
@@ -468,6 +469,7 @@ impl<'a> Gpu<'a> {
             | Kernel::AttentionBlockInput { .. }
             | Kernel::Rope(_)
             | Kernel::RopeInput(_)
+            | Kernel::Images(_)
             | Kernel::Position
             | Kernel::PositionWeight => unreachable!("refused before the start"),
         }
@@ -521,7 +523,7 @@ impl<'a> Gpu<'a> {
                     scale: rule.grad_scale,
                 },
                 Rule::AdamW(rule) => Update::AdamW(rule.constants(entry.decay)),
-                Rule::Lamb(_) => unreachable!("refused before the start"),
+                Rule::Lamb(_) | Rule::Lars(_) => unreachable!("refused before the start"),
             };
             self.device.update(
                 stream,

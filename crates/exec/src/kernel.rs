@@ -1,8 +1,9 @@
 //! The computations that can be run: an operator of the plan with one of its gradients.
 
-use paceline_kernels::attention;
+use paceline_kernels::batch_norm::Shares;
 use paceline_kernels::rope::Rotation;
-use paceline_plan::graph::{ActivationKind, Heads, NormKind, OpKind, Part};
+use paceline_kernels::{Window, attention};
+use paceline_plan::graph::{self, ActivationKind, Heads, NormKind, OpKind, Part};
 
 /// A computation that exists. Whatever a plan asks for beside these is refused before the start.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,9 +37,38 @@ pub(crate) enum Kernel {
     SoftmaxStats,
     CrossEntropy,
     CrossEntropyInput { scale: f32 },
+    Images(Images),
     BlockSquares { parts: u32 },
     TensorSquares,
     Norm2,
+}
+
+/// A computation on images; how many there are shows in the operands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Images {
+    Conv(Window),
+    ConvInput(Window),
+    ConvWeight(Window),
+    BatchSums { channels: usize },
+    BatchSumsInput { channels: usize },
+    BatchNorm(BatchNorm),
+    BatchNormInput(BatchNorm),
+    BatchNormWeight(BatchNorm),
+    MaxPool(Window),
+    MaxPoolInput(Window),
+    AveragePool { channels: usize },
+    AveragePoolInput { channels: usize },
+}
+
+/// What a batch norm has to know beside its operands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct BatchNorm {
+    pub(crate) channels: usize,
+    pub(crate) eps: f32,
+    /// Pixels that the sums are over.
+    pub(crate) count: f32,
+    /// What this rank counts of their gradients, and the microbatch of the running averages.
+    pub(crate) shares: Shares,
 }
 
 /// Attention on sequences of one length; how many there are shows in the operands.
@@ -73,6 +103,14 @@ impl Kernel {
             head_dim: heads.head_dim as usize,
             theta,
         };
+        let window = |w: graph::Window| Window {
+            side: w.side as usize,
+            channels: w.channels as usize,
+            kernel: w.kernel as usize,
+            stride: w.stride as usize,
+            padding: w.padding as usize,
+        };
+        let images = |kernel: Images| Some(Self::Images(kernel));
         let [forward, input, weight] = match kind {
             OpKind::Embedding => [Some(Self::Embedding), None, Some(Self::EmbeddingWeight)],
             OpKind::Position => [Some(Self::Position), None, Some(Self::PositionWeight)],
@@ -115,6 +153,38 @@ impl Kernel {
             OpKind::CrossEntropy { scale } => {
                 let scale = scale as f32;
                 [Some(Self::CrossEntropy), Some(Self::CrossEntropyInput { scale }), None]
+            }
+            OpKind::Conv { window: of } => {
+                let of = window(of);
+                [Images::Conv(of), Images::ConvInput(of), Images::ConvWeight(of)].map(images)
+            }
+            OpKind::BatchSums { channels } => {
+                let channels = channels as usize;
+                let input = images(Images::BatchSumsInput { channels });
+                [images(Images::BatchSums { channels }), input, None]
+            }
+            OpKind::BatchNorm { channels, eps, pixels, over, share } => {
+                let norm = BatchNorm {
+                    channels: channels as usize,
+                    eps: eps as f32,
+                    count: pixels as f32 * over as f32,
+                    shares: Shares { gradients: 1.0 / over as f32, averages: share as f32 },
+                };
+                let all = [
+                    Images::BatchNorm(norm),
+                    Images::BatchNormInput(norm),
+                    Images::BatchNormWeight(norm),
+                ];
+                all.map(images)
+            }
+            OpKind::MaxPool { window: of } => {
+                let of = window(of);
+                [images(Images::MaxPool(of)), images(Images::MaxPoolInput(of)), None]
+            }
+            OpKind::AveragePool { channels } => {
+                let channels = channels as usize;
+                let input = images(Images::AveragePoolInput { channels });
+                [images(Images::AveragePool { channels }), input, None]
             }
             OpKind::BlockSquares { parts } => [Some(Self::BlockSquares { parts }), None, None],
             OpKind::TensorSquares => [Some(Self::TensorSquares), None, None],

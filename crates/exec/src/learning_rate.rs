@@ -32,6 +32,8 @@ pub enum ScalingRule {
     /// The first: what suits plain gradient descent (Goyal et al., arXiv 1706.02677, section 2.1).
     #[default]
     Linear,
+    /// None: it stays as it is.
+    None,
     /// The root: what suits Adam and LAMB (You et al., arXiv 1904.00962, section 4.2).
     Sqrt,
 }
@@ -55,6 +57,7 @@ impl BatchScaling {
         match self.rule {
             ScalingRule::Linear => growth,
             ScalingRule::Sqrt => growth.sqrt(),
+            ScalingRule::None => 1.0,
         }
     }
 }
@@ -85,7 +88,11 @@ words!(LrSchedule {
     LrSchedule::Linear = "linear",
     LrSchedule::Cosine = "cosine"
 });
-words!(ScalingRule { ScalingRule::Linear = "linear", ScalingRule::Sqrt = "sqrt" });
+words!(ScalingRule {
+    ScalingRule::Linear = "linear",
+    ScalingRule::Sqrt = "sqrt",
+    ScalingRule::None = "none"
+});
 
 #[cfg(test)]
 mod tests {
@@ -109,6 +116,7 @@ mod tests {
         assert_eq!(factor(ScalingRule::Linear, 1024), 4.0);
         assert_eq!(factor(ScalingRule::Sqrt, 1024), 2.0);
         assert_eq!(factor(ScalingRule::Sqrt, 64), 0.5);
+        assert_eq!(factor(ScalingRule::None, 1024), 1.0);
         assert!(BatchScaling { base: 0, rule: ScalingRule::Linear }.factor(u64::MAX).is_finite());
     }
 

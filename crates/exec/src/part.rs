@@ -60,7 +60,7 @@ fn attempt(
     }
     let kernels = check::check(plan)?;
     let vocab = check::vocabulary(plan)?;
-    let data = Data::new(&options.data, vocab, plan.strategy.seq, options.seed)?;
+    let data = Data::new(&options.data, check::reads(plan)?, options.seed)?;
     let (rank, patience) = (transport.rank(), options.silence);
     let clock =
         agree_on_clock(transport, patience).map_err(during(rank, "agreeing on the clock"))?;

@@ -23,12 +23,13 @@ use crate::place::Place;
 use crate::queue::Queue;
 use crate::recorder::Recorder;
 use crate::relay::Relay;
-use crate::types::Float;
+use crate::types::{Float, typed};
 use crate::update::Rule;
 use paceline_comm::Transport;
 use paceline_kernels::arena::{Access, ArenaError};
+use paceline_kernels::element::narrow;
 use paceline_kernels::pool::Pool;
-use paceline_kernels::{Bf16, F16};
+use paceline_kernels::{Bf16, Element, F16};
 use paceline_plan::ids::{BufferId, Microbatch};
 use paceline_plan::program::{AccumulateMode, LoadKind, Op, Plan, Program, View};
 use paceline_plan::units::Seconds;
@@ -396,17 +397,22 @@ impl<'a> Rank<'a> {
         let iteration = iteration.saturating_add(microbatch.0 / microbatches);
         let before = u64::from(self.place.replica) * u64::from(microbatches)
             + u64::from(microbatch.0 % microbatches);
+        let first = self.run.from.samples_before(iteration, strategy.global_batch);
+        let first = first.wrapping_add(before * strategy.micro_batch);
+        let span = self.memory.whole(into, running);
+        let views = self.memory.views(&[(span, Access::Write)])?;
         let ahead = match what {
             LoadKind::Tokens => 0,
             LoadKind::Targets => 1,
+            LoadKind::Features => {
+                typed!(self.run.kernels.types, <T, _G> self.features::<T>(first, views.take(0)));
+                return Ok(());
+            }
         };
-        let span = self.memory.whole(into, running);
-        let views = self.memory.views(&[(span, Access::Write)])?;
         let runs = self.place.runs(strategy.seq);
         let own = runs.iter().map(|run| (run.end - run.start) as usize).sum();
         let samples = views.take_u32(0).chunks_mut(own);
-        let first = self.run.from.samples_before(iteration, strategy.global_batch);
-        for (sample, mut tokens) in (before * strategy.micro_batch..).zip(samples) {
+        for (sample, mut tokens) in (0..).zip(samples) {
             for run in runs.iter().filter(|run| !run.is_empty()) {
                 let (part, rest) = tokens.split_at_mut((run.end - run.start) as usize);
                 self.run.data.fill(first.wrapping_add(sample), ahead + run.start, part)?;
@@ -414,6 +420,22 @@ impl<'a> Rank<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Brings what consecutive samples show.
+    fn features<T: Element>(&self, first: u64, into: &mut [T]) {
+        let samples = self.run.plan.strategy.micro_batch.max(1) as usize;
+        let mut wide = vec![0.0; into.len() / samples];
+        for (sample, into) in (0..).zip(into.chunks_mut(wide.len().max(1))) {
+            let sample = first.wrapping_add(sample);
+            match T::singles_mut(into) {
+                Some(into) => self.run.data.features(sample, into),
+                None => {
+                    self.run.data.features(sample, &mut wide);
+                    narrow(&wide, into);
+                }
+            }
+        }
     }
 
     fn accumulate(

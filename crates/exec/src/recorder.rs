@@ -111,6 +111,7 @@ fn describe(plan: &Plan, program: &Program, op: &Op) -> Option<(SpanKind, String
     let buffer = |id| &program.buffer(id).name;
     Some(match *op {
         Op::Load { what: LoadKind::Tokens, .. } => (SpanKind::Load, "load tokens".into()),
+        Op::Load { what: LoadKind::Features, .. } => (SpanKind::Load, "load features".into()),
         Op::Load { what: LoadKind::Targets, .. } => (SpanKind::Load, "load targets".into()),
         Op::Compute { segment, .. } => {
             let template = &plan.templates[program.segment(segment).template as usize];

@@ -107,6 +107,7 @@ mod tests {
             offset: 0,
             init: Init::Zero,
             decay: false,
+            running: false,
             counted: true,
             norm_entry: 0,
         }

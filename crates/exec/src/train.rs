@@ -42,7 +42,7 @@ pub fn train(
     }
     let kernels = check::check(plan)?;
     let vocab = check::vocabulary(plan)?;
-    let data = Data::new(&options.data, vocab, plan.strategy.seq, options.seed)?;
+    let data = Data::new(&options.data, check::reads(plan)?, options.seed)?;
     let saving = options.save.as_ref().map(|save| Shared::new(save, plan, options.silence));
     let run = Run {
         plan,

@@ -10,6 +10,7 @@ use crate::place::{Part, Place};
 use crate::types::{Types, typed};
 use paceline_kernels::arena::{Access, ArenaError, Span};
 use paceline_kernels::lamb::{self, Lamb, Squares};
+use paceline_kernels::lars::{self, Lars};
 use paceline_kernels::optimizer::{self, Weights};
 use paceline_kernels::pool::{Pool, strips};
 use paceline_kernels::{Element, reduce};
@@ -82,6 +83,7 @@ pub(crate) enum Rule {
     Momentum(optimizer::Momentum),
     AdamW(optimizer::AdamW),
     Lamb(Lamb),
+    Lars(Lars),
 }
 
 impl Rule {
@@ -89,7 +91,9 @@ impl Rule {
     ///
     /// Adam's decay rates are those that language models are trained with (Brown et al., arXiv
     /// 2005.14165, appendix B): 0.9 and 0.95, with 1e-8 beside the root. Momentum keeps 0.9. LAMB's
-    /// are its authors': 0.9 and 0.999, with 1e-6 (You et al., arXiv 1904.00962, section 4).
+    /// are its authors': 0.9 and 0.999, with 1e-6 (You et al., arXiv 1904.00962, section 4), and so are
+    /// LARS's: it keeps 0.9 of the velocity and trusts a tensor to move by a thousandth of its length
+    /// (arXiv 1708.03888, section 5).
     pub(crate) fn new(
         strategy: &Strategy,
         options: &TrainOptions,
@@ -136,6 +140,9 @@ impl Rule {
                 grad_scale,
                 step,
             }),
+            OptimizerKind::Lars => {
+                Self::Lars(Lars { lr, momentum: 0.9, trust: 0.001, weight_decay, grad_scale })
+            }
         }
     }
 
@@ -166,8 +173,15 @@ impl Rule {
             if start < end {
                 let held = Held { memory, running, owned: &owned, elements: start..end };
                 match (phase, self, bucket.gauge) {
+                    (StepPhase::Gauge, _, _) if entry.running => {}
+                    (StepPhase::Apply, _, _) if entry.running => {
+                        typed!(types, <T, G> average::<T, G>(bucket, &held))?;
+                    }
                     (StepPhase::Gauge, Self::Lamb(rule), Some(gauge)) => {
                         typed!(types, <_T, G> Self::gauge::<G>(rule, pool, bucket, gauge, entry, &held))?;
+                    }
+                    (StepPhase::Gauge, Self::Lars(_), Some(gauge)) => {
+                        typed!(types, <_T, G> lengths::<G>(pool, bucket, gauge, &held))?;
                     }
                     (StepPhase::Gauge, _, _) => {}
                     (StepPhase::Apply, _, _) => {
@@ -214,16 +228,22 @@ impl Rule {
         Ok(())
     }
 
-    /// How far an entry is trusted to move. Tensors that do not decay (biases, gains) move as Adam
-    /// would have them: that is what LAMB's authors do.
-    fn trust(bucket: &Bucket, entry: &Entry, held: &Held<'_>) -> Result<f32, ArenaError> {
+    /// How far an entry is trusted to move, by a rule of the squares of its weights and directions.
+    /// Tensors that do not decay (biases, gains) move as they would without: that is what the authors of
+    /// LAMB and LARS do.
+    fn trust(
+        bucket: &Bucket,
+        entry: &Entry,
+        held: &Held<'_>,
+        rule: impl Fn(f32, f32) -> f32,
+    ) -> Result<f32, ArenaError> {
         let Some(Gauge { tensors, .. }) = bucket.gauge.filter(|_| entry.decay) else {
             return Ok(1.0);
         };
         held.memory.read(held.memory.span(tensors, held.running), |sums: &[f32]| {
             let (weights, directions) = sums.split_at(sums.len() / 2);
             let at = entry.norm_entry as usize;
-            lamb::trust(weights[at], directions[at])
+            rule(weights[at], directions[at])
         })
     }
 
@@ -242,7 +262,7 @@ impl Rule {
         // Where they were moved on before, moments are only read.
         let moved = match self {
             Self::Lamb(_) => Access::Read,
-            Self::Sgd(_) | Self::Momentum(_) | Self::AdamW(_) => Access::Write,
+            Self::Sgd(_) | Self::Momentum(_) | Self::AdamW(_) | Self::Lars(_) => Access::Write,
         };
         let moments = bucket.moments.iter().take(2).map(|&view| (view, moved));
         let mut count = 2;
@@ -276,16 +296,71 @@ impl Rule {
                 });
             }
             Self::Lamb(rule) => {
-                let trust = Self::trust(bucket, entry, held)?;
+                let trust = Self::trust(bucket, entry, held, lamb::trust)?;
                 let (m, v) = (views.slice::<f32>(2), views.slice::<f32>(3));
                 pool.for_each_block(grads.len(), STRETCH, weights, |at, (master, rounded)| {
                     let (weights, m, v) = (Weights { master, rounded }, &m[at.clone()], &v[at]);
                     lamb::lamb(rule, decay, trust, weights, m, v);
                 });
             }
+            Self::Lars(rule) => {
+                let rate = Self::trust(bucket, entry, held, |w, g| rule.rate(w, g))?;
+                let outputs = (weights, strips(views.take::<f32>(2), 1));
+                pool.for_each_block(grads.len(), STRETCH, outputs, |at, (weights, velocity)| {
+                    let weights = Weights { master: weights.0, rounded: weights.1 };
+                    lars::lars(rule, decay, rate, weights, &grads[at], velocity);
+                });
+            }
         }
         Ok(())
     }
+}
+
+/// Sums squares of the weights and gradients that this rank holds of an entry, block by block. What is
+/// behind the last element of a block is zero everywhere.
+fn lengths<G: Element>(
+    pool: &Pool,
+    bucket: &Bucket,
+    gauge: Gauge,
+    held: &Held<'_>,
+) -> Result<(), ArenaError> {
+    let blocks = held.elements.start / BLOCK..held.elements.end.div_ceil(BLOCK);
+    let held = Held { elements: blocks.start * BLOCK..blocks.end * BLOCK, ..*held };
+    let squares =
+        |view: View| within(held.memory.span(view, held.running), DType::F32, blocks.clone());
+    let views = held.memory.views(&[
+        (held.span(bucket.master.unwrap_or(bucket.params)), Access::Read),
+        (held.span(bucket.grads), Access::Read),
+        (squares(gauge.weights), Access::Write),
+        (squares(gauge.directions), Access::Write),
+    ])?;
+    let (weights, grads, block) = (views.slice::<f32>(0), views.slice::<G>(1), BLOCK as usize);
+    let sums = (strips(views.take::<f32>(2), 1), strips(views.take::<f32>(3), 1));
+    let count = (blocks.end - blocks.start) as usize;
+    pool.for_each_block(count, STRETCH / block, sums, |at, (of_weights, of_grads)| {
+        let at = at.start * block..at.end * block;
+        reduce::block_squares(&weights[at.clone()], block, of_weights);
+        reduce::block_squares(&grads[at], block, of_grads);
+    });
+    Ok(())
+}
+
+/// How far running averages move towards those of one iteration, as PyTorch has it.
+const AVERAGED: f32 = 0.1;
+
+/// Moves the elements of an entry that are running averages.
+fn average<T: Element, G: Element>(bucket: &Bucket, held: &Held<'_>) -> Result<(), ArenaError> {
+    let master = bucket.master.unwrap_or(bucket.params);
+    let mut spans = vec![(held.span(master), Access::Write)];
+    spans.push((held.span(bucket.grads), Access::Read));
+    if bucket.master.is_some() {
+        spans.push((held.span(bucket.params), Access::Write));
+    }
+    let views = held.memory.views(&spans)?;
+    let rounded = bucket.master.map(|_| views.take::<T>(2));
+    let weights = Weights { master: views.take::<f32>(0), rounded };
+    optimizer::average(AVERAGED, weights, views.slice::<G>(1));
+    Ok(())
 }
 
 /// Some elements of a bucket, of which a view holds all or the part that this rank owns.
@@ -339,7 +414,7 @@ mod tests {
             let strategy = Strategy { optimizer: OptimizerKind::Sgd, ..Strategy::default() };
             match Rule::new(&strategy, &options, 0, norm, &scale) {
                 Rule::Sgd(rule) => rule.grad_scale,
-                Rule::Momentum(_) | Rule::AdamW(_) | Rule::Lamb(_) => f32::NAN,
+                Rule::Momentum(_) | Rule::AdamW(_) | Rule::Lamb(_) | Rule::Lars(_) => f32::NAN,
             }
         };
         assert_eq!(scale(Some(1.0), Some(0.5)), 1.0);

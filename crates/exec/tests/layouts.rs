@@ -170,10 +170,16 @@ fn several_blocks(tied: bool) -> Model {
     Model::new("small-gpt", shape).expect("sound")
 }
 
-/// How far LAMB moves a tensor depends on all of it, and yet not on who holds which part.
+/// How far LAMB and LARS move a tensor depends on all of it, and yet not on who holds which part.
 #[test]
 fn gauged_tensors_are_cut_anywhere() {
-    let one = Strategy { optimizer: OptimizerKind::Lamb, ..one() };
+    for optimizer in [OptimizerKind::Lamb, OptimizerKind::Lars] {
+        gauged(optimizer);
+    }
+}
+
+fn gauged(optimizer: OptimizerKind) {
+    let one = Strategy { optimizer, ..one() };
     let zero = |zero, dp, pp| Strategy { zero, dp, pp, ..one.clone() };
     let layouts = [
         ("dp 2", Strategy { dp: 2, ..one.clone() }),

@@ -6,7 +6,7 @@
 mod common;
 
 use common::wires::train_over;
-use common::{bits, options, strategy, tiny_gpt, tiny_llama};
+use common::{bits, options, strategy, tiny_gpt, tiny_llama, tiny_resnet};
 use paceline_exec::{Outcome, TrainOptions, can_run, train};
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, Order};
@@ -25,7 +25,7 @@ type Feature = (&'static str, &'static [&'static str]);
 
 /// What is combined. Words are those of the command line.
 const FEATURES: [Feature; 19] = [
-    ("model", &["gpt2 tied", "gpt2", "llama"]),
+    ("model", &["gpt2 tied", "gpt2", "llama", "resnet"]),
     ("dp", &["1", "2", "4"]),
     ("tp", &["1", "2"]),
     ("pp", &["1", "2", "4"]),
@@ -83,6 +83,7 @@ fn case(row: &Row) -> Case {
     let model = match read("model") {
         "gpt2 tied" => tiny_gpt(true),
         "gpt2" => tiny_gpt(false),
+        "resnet" => tiny_resnet(),
         _ => tiny_llama(),
     };
     let strategy = Strategy {
@@ -102,6 +103,8 @@ fn case(row: &Row) -> Case {
         overlap: read("overlap") == "yes",
         bucket: Bytes(u64::from(number("bucket"))),
         optimizer: read("optimizer").parse::<OptimizerKind>().expect("an optimizer"),
+        // A sample is 16 tokens, or one image.
+        seq: model.seq,
         ..strategy(8, 1, number("leaves"))
     };
     let threads = NonZeroUsize::new(number("threads-per-rank") as usize).expect("not zero");
@@ -226,6 +229,7 @@ fn hold(rows: &[Row]) {
             dtype: strategy.dtype,
             grad_dtype: strategy.grad_dtype,
             optimizer: strategy.optimizer,
+            seq: model.seq,
             ..common::strategy(8, 1, strategy.leaves)
         };
         let expected =
@@ -259,7 +263,9 @@ fn hold(rows: &[Row]) {
 type Choices = (&'static str, &'static [&'static str]);
 
 /// What cannot stand together, and why.
-const EXCLUDED: [(Choices, Choices, &str); 10] = [
+const EXCLUDED: [(Choices, Choices, &str); 12] = [
+    (("model", &["resnet"]), ("tp", &["2"]), "images are not cut"),
+    (("model", &["resnet"]), ("sp", &["yes"]), "images are not cut"),
     (("dp", &["4"]), ("pp", &["4"]), "sixteen ranks"),
     (("tp", &["1"]), ("sp", &["yes"]), "it cuts what tensor parallelism leaves whole"),
     (("pp", &["1", "4"]), ("schedule", &["interleaved:2"]), "two to six stages, on several ranks"),

@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
-use paceline_exec::data::{Data, DataSource};
+use paceline_exec::data::{Data, DataSource, Reads};
 use paceline_exec::hugging_face::{Pretrained, can_export, export};
 use paceline_exec::inference::{GenerateError, Network, Sampling, evaluate, generate};
 use paceline_exec::safetensors::{Contents, Reader};
@@ -125,7 +125,8 @@ fn evaluation_agrees_with_training() {
         let checkpoint = saved(&model, 3, &folder.0);
         let whole = train(&plan(&model, &strategy(8, 1, 4)), &options(4), &mut |_| {}).unwrap();
         let network = Network::from_checkpoint(&model, &checkpoint).unwrap();
-        let data = Data::new(&DataSource::Builtin, 40, 16, 7).unwrap();
+        let data =
+            Data::new(&DataSource::Builtin, Reads::Tokens { vocab: 40, seq: 16 }, 7).unwrap();
         // The fourth iteration's samples are 24 to 31: what 32 samples add up to beyond 24.
         let until = |samples| {
             let found = evaluate(&network, &data, 16, samples, 3, &mut |_| {}).unwrap();
@@ -134,7 +135,8 @@ fn evaluation_agrees_with_training() {
         let found = (until(32) - until(24)) / (8.0 * 16.0);
         let expected = f64::from(whole.iterations[3].loss);
         assert!((found / expected - 1.0).abs() < 1e-5, "{}: {found}, {expected}", model.name());
-        let held_out = Data::held_out(&DataSource::Builtin, 40, 16, 7).unwrap();
+        let held_out =
+            Data::held_out(&DataSource::Builtin, Reads::Tokens { vocab: 40, seq: 16 }, 7).unwrap();
         let found = evaluate(&network, &held_out, 16, 16, 3, &mut |_| {}).unwrap();
         assert!(found.loss > found.floor.unwrap() && found.loss < 4.5, "{found:?}");
     }

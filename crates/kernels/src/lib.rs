@@ -29,19 +29,23 @@
 pub mod activation;
 pub mod arena;
 pub mod attention;
+pub mod batch_norm;
 pub mod bias;
+pub mod conv;
 pub mod counter;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod element;
 pub mod embedding;
 pub mod lamb;
+pub mod lars;
 pub mod linear;
 pub mod loss;
 pub mod mixed;
 pub mod norm;
 pub mod optimizer;
 pub mod pool;
+pub mod pooling;
 pub mod reduce;
 pub mod ring_attention;
 pub mod rope;
@@ -53,6 +57,7 @@ mod math;
 mod matmul;
 mod pages;
 mod shape;
+mod window;
 
 #[cfg(test)]
 mod reference;
@@ -61,3 +66,4 @@ mod stored;
 
 pub use element::{Bf16, Element, F16};
 pub use shape::{Rows, Write};
+pub use window::Window;

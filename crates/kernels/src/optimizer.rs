@@ -155,6 +155,13 @@ pub fn sgd<T: Element, G: Element>(rule: &Sgd, decay: bool, weights: Weights<'_,
     );
 }
 
+/// Moves running averages `share` of the way to an iteration's own, which stand where gradients do.
+pub fn average<T: Element, G: Element>(share: f32, weights: Weights<'_, T>, averages: &[G]) {
+    let len = weights.expect(averages.len());
+    let averages = &averages[..len];
+    weights.update(|i, p| p + share * (averages[i].widen() - p));
+}
+
 /// `v = momentum * v + g`, then `p -= lr * v`, or with Nesterov `p -= lr * (g + momentum * v)`. The
 /// velocity starts as zeros.
 pub fn momentum<T: Element, G: Element>(

@@ -447,7 +447,10 @@ pub struct Entry {
     pub init: Init,
     /// Whether weight decay applies.
     pub decay: bool,
-    /// Whether it enters the gradient's norm (the second use of a tied table does not).
+    /// Whether it is an average over past iterations, which a step moves towards its gradient.
+    pub running: bool,
+    /// Whether it enters the gradient's norm (the second use of a tied table does not, nor what is not
+    /// learnt).
     pub counted: bool,
     /// Its position among the norm's entries.
     pub norm_entry: u32,
@@ -570,8 +573,10 @@ pub enum Peer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LoadKind {
-    /// What the model reads.
+    /// What the model reads, as numbers of tokens.
     Tokens,
+    /// What it reads that is measured and not counted: pixels.
+    Features,
     /// What it should predict.
     Targets,
 }

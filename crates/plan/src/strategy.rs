@@ -42,6 +42,9 @@ pub struct Strategy {
     /// How layers are dealt out to pipeline stages.
     #[serde(default)]
     pub split: Split,
+    /// Whether batch norms are over the microbatches of all replicas together.
+    #[serde(default)]
+    pub sync_batch_norm: bool,
     /// Type of weights and activations.
     pub dtype: DType,
     /// Type of gradients, in memory and on the wire.
@@ -80,6 +83,7 @@ impl Default for Strategy {
             seq: 1,
             recompute: Recompute::None,
             split: Split::Cost,
+            sync_batch_norm: false,
             dtype: DType::F32,
             grad_dtype: DType::F32,
             order: Order::Canonical,
@@ -236,6 +240,9 @@ pub enum OptimizerKind {
     /// Adam's direction, for each tensor as long as the tensor itself, for large batches (You et al.,
     /// arXiv 1904.00962, algorithm 2).
     Lamb,
+    /// Momentum, for each tensor at a rate that follows its length, for large batches of images (You,
+    /// Gitman and Ginsburg, arXiv 1708.03888, algorithm 1).
+    Lars,
 }
 
 impl OptimizerKind {
@@ -243,7 +250,7 @@ impl OptimizerKind {
     pub const fn moments(self) -> usize {
         match self {
             Self::Sgd => 0,
-            Self::Momentum => 1,
+            Self::Momentum | Self::Lars => 1,
             Self::AdamW | Self::Lamb => 2,
         }
     }
@@ -258,7 +265,7 @@ impl OptimizerKind {
     pub const fn gauges(self) -> bool {
         match self {
             Self::Sgd | Self::Momentum | Self::AdamW => false,
-            Self::Lamb => true,
+            Self::Lamb | Self::Lars => true,
         }
     }
 }
@@ -299,6 +306,7 @@ words!(OptimizerKind {
     OptimizerKind::Momentum => "momentum" = OptimizerKind::Momentum,
     OptimizerKind::AdamW => "adamw" = OptimizerKind::AdamW,
     OptimizerKind::Lamb => "lamb" = OptimizerKind::Lamb,
+    OptimizerKind::Lars => "lars" = OptimizerKind::Lars,
 });
 
 impl fmt::Display for Recompute {

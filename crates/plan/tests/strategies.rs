@@ -26,7 +26,7 @@ fn model() -> impl Strategy<Value = Model> {
             vocab,
             tied,
             activation: match kind {
-                ModelKind::Mlp => Activation::Relu,
+                ModelKind::Mlp | ModelKind::Resnet => Activation::Relu,
                 ModelKind::Gpt2 => Activation::Gelu,
                 ModelKind::Llama => Activation::SwiGlu,
             },
@@ -58,7 +58,8 @@ prop_compose! {
         dtype in prop_oneof![Just(DType::F32), Just(DType::Bf16), Just(DType::Fp8)],
         servers in prop_oneof![3 => Just(0u32), 1 => 1u32..4],
         optimizer in prop_oneof![
-            Just(OptimizerKind::AdamW), Just(OptimizerKind::Sgd), Just(OptimizerKind::Lamb)
+            Just(OptimizerKind::AdamW), Just(OptimizerKind::Sgd), Just(OptimizerKind::Lamb),
+            Just(OptimizerKind::Lars)
         ],
     ) -> Layout {
         let (dp, tp, pp) = (1 << axes.0, 1 << axes.1, 1 << axes.2);

@@ -21,7 +21,7 @@ pub use measured::{KernelUse, accumulate_kernel, kernel, step_kernel};
 use crate::cluster::Device;
 use crate::profile::{Kernels, Profile};
 use paceline_plan::DType;
-use paceline_plan::graph::{Cost, LinearRole, OpKind, Part};
+use paceline_plan::graph::{Cost, LinearRole, OpKind, Part, Window};
 use paceline_plan::program::{LocalOp, Template};
 use paceline_plan::units::Seconds;
 use product::Product;
@@ -98,6 +98,7 @@ impl<'a> Roofline<'a> {
         let mut work = match op.kind {
             OpKind::Linear { role } => self.linear(template, op, role, &cost),
             OpKind::ExpertLinear { role, experts: _ } => self.linear(template, op, role, &cost),
+            OpKind::Conv { window } => self.conv(template, op, window, &cost),
             OpKind::Attention { heads, seq } => {
                 let tokens = template.operands[usize::from(op.inputs[0])].dims[0];
                 let shape = attention::Shape { heads, queries: seq, keys: seq, tokens };
@@ -120,6 +121,10 @@ impl<'a> Roofline<'a> {
             | OpKind::RowMax
             | OpKind::SoftmaxStats
             | OpKind::CrossEntropy { .. }
+            | OpKind::BatchSums { .. }
+            | OpKind::BatchNorm { .. }
+            | OpKind::MaxPool { .. }
+            | OpKind::AveragePool { .. }
             | OpKind::Route { .. }
             | OpKind::Dispatch { .. }
             | OpKind::Combine { .. }
@@ -174,6 +179,21 @@ impl<'a> Roofline<'a> {
             work.add(self.residual_dropout(op.part, output));
         }
         work
+    }
+
+    /// A convolution is a product whose rows are the places of the window. What it reads is each pixel
+    /// once: windows overlap in the caches.
+    fn conv(&self, template: &Template, op: &LocalOp, window: Window, cost: &Cost) -> Work {
+        let dims =
+            |index: Option<&u16>| index.map_or([1, 1], |&i| template.operands[usize::from(i)].dims);
+        let places = dims(op.inputs.first())[0].saturating_mul(window.places());
+        let [filters, seen] = dims(op.params.first());
+        let product = match op.part {
+            Part::Forward => Product { rows: places, columns: filters, depth: seen },
+            Part::InputGradient => Product { rows: places, columns: seen, depth: filters },
+            Part::WeightGradient => Product { rows: filters, columns: seen, depth: places },
+        };
+        self.product(product, 1.0, 1.0, self.activation(), cost.bytes.as_f64())
     }
 
     /// Bytes that making a product's fp8 operands moves.

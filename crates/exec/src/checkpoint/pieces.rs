@@ -144,7 +144,8 @@ fn writes(place: Place, entry: &Entry) -> bool {
         Placement::Replicate => true,
         Placement::Shard { .. } | Placement::Partial(_) | Placement::FlatShard => false,
     };
-    entry.counted && (!whole || place.tensor.index == 0)
+    // The second use of a tied table is written with the first.
+    (entry.counted || entry.running) && (!whole || place.tensor.index == 0)
 }
 
 fn push(pieces: &mut Vec<Piece>, next: Piece) {

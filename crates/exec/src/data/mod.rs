@@ -1,9 +1,10 @@
-//! Where training tokens come from, and which of them belong to which sample.
+//! Where tokens and images come from, and which of them belong to which sample.
 //!
 //! Nothing here knows of ranks: a sample is found from the iteration and its place in the global
 //! batch, so every layout of the same run reads the same data in the same order.
 
 pub mod corpus;
+mod images;
 mod permutation;
 mod source;
 mod text;
@@ -11,8 +12,9 @@ mod tokenizer;
 mod words;
 
 pub use corpus::{Corpus, CorpusError};
+pub use images::Images;
 pub use permutation::Permutation;
-pub use source::{BUILTIN, Data, DataError, DataSource};
+pub use source::{BUILTIN, Data, DataError, DataSource, Reads};
 pub use text::{Text, TextError};
 pub use tokenizer::{Tokenizer, TokenizerError};
 

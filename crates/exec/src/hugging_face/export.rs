@@ -129,7 +129,7 @@ fn weights(
 
 fn config(model: &Model) -> Value {
     match model.kind {
-        ModelKind::Gpt2 | ModelKind::Mlp => json!({
+        ModelKind::Gpt2 | ModelKind::Mlp | ModelKind::Resnet => json!({
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
             "vocab_size": model.vocab,

@@ -30,7 +30,7 @@ pub(super) fn parts(model: &Model, name: &str, dims: [u64; 2]) -> Option<Vec<Par
     match model.kind {
         ModelKind::Gpt2 => gpt2(layer, what, rows),
         ModelKind::Llama => llama(model, layer, what, rows),
-        ModelKind::Mlp => None,
+        ModelKind::Mlp | ModelKind::Resnet => None,
     }
 }
 
@@ -42,6 +42,9 @@ pub(super) fn refusal(model: &Model) -> Option<String> {
             "transformers' Llama has a gated network, and this model's activation is {other}"
         )),
         (ModelKind::Mlp, _) => Some("transformers has no such model as an mlp".to_owned()),
+        (ModelKind::Resnet, _) => {
+            Some("a residual network's weights are not written for transformers".to_owned())
+        }
     }
 }
 

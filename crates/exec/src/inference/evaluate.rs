@@ -11,7 +11,9 @@ use paceline_kernels::loss::{self, Columns};
 pub struct Evaluation {
     /// The mean loss of a token, in nats.
     pub loss: f64,
-    /// Tokens predicted.
+    /// The share of images whose class was found the likeliest.
+    pub accuracy: Option<f64>,
+    /// Tokens predicted, or images.
     pub tokens: u64,
     /// Samples read.
     pub samples: u64,
@@ -59,5 +61,5 @@ pub fn evaluate(
     }
     let tokens = samples * seq as u64;
     let loss = if tokens == 0 { f64::NAN } else { total / tokens as f64 };
-    Ok(Evaluation { loss, tokens, samples, floor: data.floor() })
+    Ok(Evaluation { loss, accuracy: None, tokens, samples, floor: data.floor() })
 }

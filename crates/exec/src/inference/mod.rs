@@ -8,7 +8,9 @@ mod attend;
 mod evaluate;
 mod generate;
 mod network;
+mod walk;
 
 pub use evaluate::{Evaluation, evaluate};
 pub use generate::{GenerateError, Sampling, generate};
 pub use network::Network;
+pub use walk::ImageNetwork;

@@ -4,6 +4,7 @@ use super::attend::{Attend, Heads};
 use crate::checkpoint::{Checkpoint, Source};
 use crate::hugging_face::{Pretrained, Whole};
 use crate::logical;
+use crate::outcome::Parameters;
 use crate::safetensors::SafetensorsError;
 use paceline_kernels::Rows;
 use paceline_kernels::pool::Pool;
@@ -53,6 +54,11 @@ impl Network {
         Self::load(model, &mut from.weights())
     }
 
+    /// The weights of a run that has just ended.
+    pub fn from_parameters(model: &Model, tensors: Parameters) -> Self {
+        Self::of(model, tensors)
+    }
+
     /// The weights of a Hugging Face directory.
     pub fn from_pretrained(from: &Pretrained) -> Result<Self, SafetensorsError> {
         Self::load(from.model(), &mut Whole::new(from))
@@ -70,6 +76,10 @@ impl Network {
             source.read(&name, dims, 0, &mut values)?;
             tensors.insert(name, values);
         }
+        Ok(Self::of(model, tensors))
+    }
+
+    fn of(model: &Model, mut tensors: Parameters) -> Self {
         // Every name below is the model's own, so that it is there.
         let mut take = |name: &str| tensors.remove(name);
         let mut affine = |name: &str| Affine {
@@ -88,7 +98,7 @@ impl Network {
             blocks.push(Block { attention, up: of("up"), down: of("down") });
         }
         let norm = model.kind.has_attention().then(|| affine("head.norm"));
-        Ok(Self {
+        Self {
             model: model.clone(),
             table: take("embedding.table.weight").unwrap_or_default(),
             head: take("head.table.weight"),
@@ -99,7 +109,7 @@ impl Network {
             pool: std::thread::available_parallelism()
                 .and_then(Pool::new)
                 .unwrap_or_else(|_| Pool::single()),
-        })
+        }
     }
 
     /// The residual stream behind the last layer, normed: one row per token.

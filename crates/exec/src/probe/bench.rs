@@ -235,6 +235,7 @@ fn bucket(elements: u64, strategy: &Strategy, views: &[View]) -> Bucket {
         offset: 0,
         init: Init::Zero,
         decay: true,
+        running: false,
         counted: true,
         norm_entry: 0,
     };

@@ -127,7 +127,7 @@ pub fn overhead(plan: &Plan, effort: Duration) -> Result<Seconds, ExecError> {
     stop.clip = None;
     let kernels = check::check(&idle)?;
     let vocab = check::vocabulary(&idle)?;
-    let data = Data::new(&stop.data, vocab, plan.strategy.seq, 0)?;
+    let data = Data::new(&stop.data, check::reads(plan)?, 0)?;
     let clock = Instant::now();
     let run = Run {
         plan: &idle,
@@ -156,7 +156,7 @@ pub fn overhead(plan: &Plan, effort: Duration) -> Result<Seconds, ExecError> {
 /// What bringing one token of the built-in text takes.
 pub fn load(plan: &Plan, effort: Duration) -> Result<Seconds, ExecError> {
     let (seq, source) = (plan.strategy.seq, TrainOptions::default().data);
-    let data = Data::new(&source, check::vocabulary(plan)?, seq, 0)?;
+    let data = Data::new(&source, check::reads(plan)?, 0)?;
     let mut tokens = vec![0; usize::try_from(seq).unwrap_or(1)];
     let (began, mut samples) = (Instant::now(), 0u64);
     while samples == 0 || began.elapsed() < effort {

@@ -6,7 +6,7 @@ pub(crate) mod wires;
 
 use paceline_exec::{ExecError, Outcome, TrainOptions, train};
 use paceline_plan::lower::lower;
-use paceline_plan::model::{Activation, Model, ModelKind, Shape};
+use paceline_plan::model::{Activation, Model, ModelKind, ResNet, Shape, Stem};
 use paceline_plan::program::Plan;
 use paceline_plan::strategy::Strategy;
 use paceline_plan::validate::validate;
@@ -63,6 +63,20 @@ pub(crate) fn tiny_mlp() -> Model {
         ..GPT
     };
     Model::new("tiny-mlp", shape).expect("sound")
+}
+
+/// Two blocks of two convolutions, on images of 8 × 8 pixels.
+pub(crate) fn tiny_resnet() -> Model {
+    let net = ResNet {
+        image: 8,
+        channels: 3,
+        classes: 4,
+        blocks: vec![1, 1],
+        width: 4,
+        bottleneck: false,
+        stem: Stem::Small,
+    };
+    Model::resnet("tiny-resnet", net).expect("sound")
 }
 
 /// One rank, with so many samples in the global batch and in a microbatch, and leaves.

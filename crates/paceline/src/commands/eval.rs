@@ -1,17 +1,18 @@
-//! `paceline eval`: the loss on text that training has not seen.
+//! `paceline eval`: the loss on text or images that training has not seen.
 
-use super::trained::Trained;
+use super::trained::{Learnt, Trained};
 use crate::failure::Failure;
 use crate::flags::{CommonFlags, DataChoice, DataFlags, Origins, Problems, whole};
 use clap::Args;
-use paceline_exec::data::Data;
+use paceline_exec::data::{Data, Reads};
 use paceline_exec::inference::evaluate;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// The loss of a trained model on held-out text
+/// The loss of a trained model on held-out text or images
 ///
-/// Reads what training never did: the last twentieth of the run's files, or built-in text of another seed.
+/// Reads what training never did: the last twentieth of the run's files, or built-in text or images of
+/// another seed.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  paceline eval runs/mini-001\n  \
                   paceline eval gpt2/ --data book.txt --tokenizer gpt2/tokenizer.json")]
@@ -35,11 +36,16 @@ pub(crate) struct Flags {
 const SAMPLES: u64 = 256;
 /// Tokens that are computed on at once: their logits must fit.
 const TOKENS_AT_ONCE: u64 = 1024;
+/// Images that are looked at at once.
+const IMAGES_AT_ONCE: u64 = 16;
 
 #[derive(Serialize)]
 struct Record {
     loss: f64,
     perplexity: f64,
+    /// Of a network on images, the share that it found the right class of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accuracy: Option<f64>,
     tokens: u64,
     samples: u64,
     floor: Option<f64>,
@@ -57,8 +63,8 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let seq = whole("--seq", flags.seq.as_deref(), 1..=most, &mut problems).unwrap_or(model.seq);
     let samples = whole("--samples", flags.samples.as_deref(), 1..=u64::MAX, &mut problems);
     let choice = flags.data.check(&trained.defaults, &mut problems);
-    let vocab = u32::try_from(model.vocab).unwrap_or(u32::MAX);
-    let held_out = |choice: &DataChoice| Data::held_out(&choice.source, vocab, seq, trained.seed);
+    let reads = Reads::of(model, seq);
+    let held_out = |choice: &DataChoice| Data::held_out(&choice.source, reads, trained.seed);
     let data = match choice.as_ref().map(held_out) {
         Some(Ok(data)) if problems.is_empty() => data,
         Some(Err(error)) => {
@@ -70,20 +76,31 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let there = data.samples().unwrap_or(u64::MAX);
     let samples = samples.unwrap_or(SAMPLES).min(there);
     let batch = (TOKENS_AT_ONCE / seq).max(1);
-    let found = evaluate(&trained.network, &data, seq, samples, batch, &mut |_| {})
-        .map_err(|error| Failure::Run(error.into()))?;
+    let found = match &trained.network {
+        Learnt::Tokens(network) => evaluate(network, &data, seq, samples, batch, &mut |_| {}),
+        Learnt::Images(network) => network.evaluate(&data, samples, IMAGES_AT_ONCE),
+    };
+    let found = found.map_err(|error| Failure::Run(error.into()))?;
     let name = data.path().map_or(data.name().to_owned(), |path| path.display().to_string());
     let output = flags.common.output();
     let floor = found.floor.map_or(String::new(), |floor| format!(" (floor {floor:.4})"));
-    output.people(&format!(
-        "loss {:.4}{floor}, perplexity {:.2}, on {} held-out tokens of {name}",
-        found.loss,
-        found.loss.exp(),
-        found.tokens
-    ))?;
+    let (loss, count) = (found.loss, found.tokens);
+    output.people(&match found.accuracy {
+        None => {
+            let perplexity = loss.exp();
+            format!(
+                "loss {loss:.4}{floor}, perplexity {perplexity:.2}, on {count} held-out tokens of {name}"
+            )
+        }
+        Some(share) => {
+            let percent = 100.0 * share;
+            format!("loss {loss:.4}{floor}, {percent:.1} % right, on {count} held-out images")
+        }
+    })?;
     Ok(output.object(&Record {
         loss: found.loss,
         perplexity: found.loss.exp(),
+        accuracy: found.accuracy,
         tokens: found.tokens,
         samples: found.samples,
         floor: found.floor,

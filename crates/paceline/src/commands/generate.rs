@@ -1,6 +1,6 @@
 //! `paceline generate`: text from a prompt.
 
-use super::trained::Trained;
+use super::trained::{Learnt, Trained};
 use crate::failure::Failure;
 use crate::flags::{CommonFlags, Origins, Problems, real, whole};
 use clap::Args;
@@ -69,6 +69,11 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         return Err(problems.into());
     }
     let trained = Trained::open(&flags.directory)?;
+    let Learnt::Tokens(network) = &trained.network else {
+        problems
+            .located(format!("{}: a network on images writes no text", flags.directory.display()));
+        return Err(problems.into());
+    };
     let tokenizer = match flags.tokenizer.as_deref() {
         None => trained.tokenizer()?,
         Some("builtin") => Tokenizer::Bytes,
@@ -100,7 +105,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         closed.is_none()
     };
     let started = Instant::now();
-    generate(&trained.network, &prompt, tokens, sampling, &mut |token| {
+    generate(network, &prompt, tokens, sampling, &mut |token| {
         spoken.tokens.push(token);
         show(&spoken.more())
     })

@@ -1,6 +1,6 @@
 //! One point of a study: a command whose flags are changed as if they had been typed so.
 
-use super::{Cli, Command, collective, plan, simulate};
+use super::{Cli, Command, collective, plan, simulate, train};
 use crate::failure::Failure;
 use crate::flags::{CommonFlags, Origins, Problems, is_cluster_path};
 use crate::sweep::{self, Change, Subject, SweepFlags};
@@ -23,8 +23,8 @@ pub(super) fn study(command: &Command) -> Option<Study<'_>> {
         Command::Simulate(own) => ("simulate", &simulate::USUAL, &own.sweep, &own.common),
         Command::Plan(own) => ("plan", &plan::USUAL, &own.sweep, &own.common),
         Command::Collective(own) => ("collective", &collective::USUAL, &own.sweep, &own.common),
-        Command::Train(_)
-        | Command::Search(_)
+        Command::Train(own) => ("train", &train::USUAL, &own.sweep, &own.job.common),
+        Command::Search(_)
         | Command::Validate(_)
         | Command::Bench(_)
         | Command::Calibrate(_)
@@ -94,6 +94,7 @@ fn result(
     match Cli::from_arg_matches(&matches).map_err(wrong)?.command {
         Some(Command::Simulate(flags)) => simulate::result(&flags, origins.clone()),
         Some(Command::Plan(flags)) => plan::result(&flags, origins.clone()),
+        Some(Command::Train(flags)) => train::result(&flags.job, origins.clone()),
         Some(Command::Collective(flags)) => collective::result(&flags, origins.clone()),
         _ => Err(Failure::flag("--vary", "this command has no numbers to compare")),
     }

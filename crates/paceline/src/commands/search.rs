@@ -45,7 +45,7 @@ pub(crate) struct Flags {
     /// Type of gradients [default: f32]
     #[arg(long, value_name = "TYPE", help_heading = "What")]
     grad_dtype: Option<String>,
-    /// sgd, momentum, adamw or lamb [default: adamw]
+    /// sgd, momentum, adamw, lamb or lars [default: adamw]
     #[arg(long, value_name = "NAME", help_heading = "What")]
     optimizer: Option<String>,
     /// What the software fuses; see `paceline simulate --help` [default: modern]

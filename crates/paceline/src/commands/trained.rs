@@ -5,13 +5,30 @@ use crate::flags::{DataDefaults, MODEL, Problems, TOKENIZER, read_text};
 use paceline_exec::checkpoint::Checkpoint;
 use paceline_exec::data::{BUILTIN, Tokenizer};
 use paceline_exec::hugging_face::Pretrained;
-use paceline_exec::inference::Network;
+use paceline_exec::inference::{ImageNetwork, Network};
 use paceline_plan::model::Model;
 use std::path::{Path, PathBuf};
 
+/// A model with its weights.
+pub(super) enum Learnt {
+    /// One that reads tokens.
+    Tokens(Network),
+    /// One that reads images.
+    Images(ImageNetwork),
+}
+
+impl Learnt {
+    pub(super) fn model(&self) -> &Model {
+        match self {
+            Self::Tokens(network) => network.model(),
+            Self::Images(network) => network.model(),
+        }
+    }
+}
+
 /// A model with its weights, and what it was trained on.
 pub(super) struct Trained {
-    pub(super) network: Network,
+    pub(super) network: Learnt,
     /// What it was trained on, where that is known.
     pub(super) defaults: DataDefaults,
     /// Seed of its text.
@@ -58,8 +75,12 @@ fn checkpoint(path: &Path) -> Result<Trained, String> {
     let name = file.display().to_string();
     let text = read_text(&file).map_err(|what| format!("{name} {what}"))?;
     let model = Model::parse(&text, &name).map_err(|errors| errors.to_string())?;
-    let network =
-        Network::from_checkpoint(&model, &checkpoint).map_err(|error| error.to_string())?;
+    let network = if ImageNetwork::is(&model) {
+        ImageNetwork::from_checkpoint(&model, &checkpoint).map(Learnt::Images)
+    } else {
+        Network::from_checkpoint(&model, &checkpoint).map(Learnt::Tokens)
+    };
+    let network = network.map_err(|error| error.to_string())?;
     let state = checkpoint.state();
     let tokenizer = Some(checkpoint.path().join(TOKENIZER)).filter(|file| file.is_file());
     Ok(Trained {
@@ -76,7 +97,7 @@ fn pretrained(path: &Path) -> Result<Trained, String> {
     let network = Network::from_pretrained(&pretrained).map_err(|error| error.to_string())?;
     let tokenizer = Some(path.join(TOKENIZER)).filter(|file| file.is_file());
     Ok(Trained {
-        network,
+        network: Learnt::Tokens(network),
         defaults: DataDefaults { data: None, tokenizer },
         seed: 0,
         path: path.to_owned(),

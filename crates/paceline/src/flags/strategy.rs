@@ -76,6 +76,9 @@ pub(crate) struct StrategyFlags {
     /// What is equal among pipeline stages: their cost, or their count of layers [default: cost]
     #[arg(long, value_name = "cost|count")]
     pub split: Option<String>,
+    /// Normalise batches over all replicas together instead of microbatch by microbatch
+    #[arg(long)]
+    pub sync_batch_norm: bool,
     /// Type of weights and activations: f32, bf16, f16 or fp8
     ///
     /// `train` has f32 only. `plan` and `simulate` take what the device of --cluster computes
@@ -111,7 +114,8 @@ pub(crate) struct StrategyFlags {
     /// Compression of gradients; only none is available yet
     #[arg(long, value_name = "HOW", hide = true)]
     pub compress: Option<String>,
-    /// What updates the weights: sgd, momentum, adamw, or lamb for large batches [default: adamw]
+    /// What updates the weights: sgd, momentum, adamw, or for large batches lamb or
+    /// lars [default: adamw]
     #[arg(long, value_name = "RULE")]
     pub optimizer: Option<String>,
 }
@@ -222,6 +226,7 @@ impl StrategyFlags {
             seq: whole("--seq", self.seq.as_deref(), 1..=MAX_TOKENS, problems).unwrap_or(seq),
             recompute: word("--recompute", &self.recompute, problems).unwrap_or(Recompute::None),
             split: word("--split", &self.split, problems).unwrap_or_default(),
+            sync_batch_norm: self.sync_batch_norm,
             dtype: word("--dtype", &self.dtype, problems).unwrap_or(defaults.dtype),
             grad_dtype: word("--grad-dtype", &self.grad_dtype, problems).unwrap_or(DType::F32),
             order: word("--order", &self.order, problems).unwrap_or(defaults.order),

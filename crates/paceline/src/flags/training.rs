@@ -2,7 +2,7 @@
 
 use super::{Problems, real, whole, word};
 use clap::Args;
-use paceline_exec::{BatchScaling, LrSchedule};
+use paceline_exec::{BatchScaling, LrSchedule, ScalingRule};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -32,7 +32,7 @@ pub(crate) struct TrainingFlags {
     /// learning rate follows
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub base_batch: Option<String>,
-    /// How it follows: linear with the batch, or with its root (sqrt) [default: linear]
+    /// How it follows: linear with the batch, with its root (sqrt), or not at all (none) [default: linear]
     #[arg(long, value_name = "RULE")]
     pub lr_scaling: Option<String>,
     /// Factor of the loss with which an f16 run begins [default: 65536]
@@ -161,7 +161,8 @@ impl TrainingFlags {
     fn batch_scaling(&self, problems: &mut Problems) -> Option<BatchScaling> {
         let rule = word("--lr-scaling", &self.lr_scaling, problems);
         let base = whole("--base-batch", self.base_batch.as_deref(), 1..=u64::MAX, problems);
-        if self.lr_scaling.is_some() && self.base_batch.is_none() {
+        let follows = rule.is_some_and(|rule| rule != ScalingRule::None);
+        if follows && self.base_batch.is_none() {
             problems.say("--lr-scaling", "needs --base-batch, the batch that --lr was chosen for");
         }
         base.map(|base| BatchScaling { base, rule: rule.unwrap_or_default() })

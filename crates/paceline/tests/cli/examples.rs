@@ -37,10 +37,15 @@ const PROMISES: &[(&str, Promise)] = &[
     ("context-parallel", Promise::Under("--transport thread")),
     ("synchronous-sgd", Promise::Under("--dp 1")),
     ("large-batch", Promise::Under("--zero 3")),
+    ("resnet", Promise::Under("--dp 1 --pp 2")),
 ];
 
 /// Enough for losses to fall, short enough for a dozen runs.
-const FEW: &str = "--iterations 8 --warmup 2 --seq 16 --json --save-every 0 --out run";
+const FEW: &str = "--iterations 8 --warmup 2 --json --save-every 0 --out run";
+/// What samples of tokens are cut to.
+const SHORT: &str = "--seq 16";
+/// Files whose samples are not of tokens.
+const NO_TOKENS: [&str; 1] = ["resnet"];
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples")
@@ -48,7 +53,8 @@ fn folder() -> PathBuf {
 
 fn train(here: &Folder, name: &str, flags: &str) -> Vec<f32> {
     let file = folder().join(format!("{name}.toml"));
-    let line = format!("train --config {} {FEW} {flags}", file.display());
+    let short = if NO_TOKENS.contains(&name) { "" } else { SHORT };
+    let line = format!("train --config {} {FEW} {short} {flags}", file.display());
     let ran: Ran = here.run(&line).done();
     let objects = ran.objects();
     let losses = objects.iter().filter(|object| object["event"] == "iteration");

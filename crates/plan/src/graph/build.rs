@@ -2,18 +2,21 @@
 
 use super::{
     ActivationKind, Graph, Heads, Init, LayerDecl, LayerGraph, LinearRole, NormKind, OpKind,
-    Operator, Param, Part, Tensor, TensorClass, differentiate,
+    Operator, Param, Part, Tensor, TensorClass, differentiate, resnet,
 };
 use crate::ids::{ParamId, TensorId};
-use crate::model::{Activation, Model, ModelKind};
+use crate::model::{Activation, Body, Model, ModelKind};
 
 /// The graph of a model for microbatches of `batch` sequences (over all replicas) of `seq` tokens.
 ///
 /// `tokens_per_iteration` is the number of predictions that the loss is the mean of.
 pub fn build(model: &Model, batch: u64, seq: u64, tokens_per_iteration: u64) -> Graph {
     let sizes = Sizes { model, tokens: batch * seq, seq, tokens_per_iteration };
+    if let Body::Images(net) = model.body() {
+        return resnet::build(net, &sizes, batch);
+    }
     let block = match model.kind {
-        ModelKind::Mlp => mlp_block(&sizes),
+        ModelKind::Mlp | ModelKind::Resnet => mlp_block(&sizes),
         ModelKind::Gpt2 | ModelKind::Llama => transformer_block(&sizes),
     };
     let kinds = vec![embedding(&sizes), block, head(&sizes)];
@@ -23,11 +26,12 @@ pub fn build(model: &Model, batch: u64, seq: u64, tokens_per_iteration: u64) -> 
     Graph { kinds, layers, batch, seq }
 }
 
-struct Sizes<'a> {
-    model: &'a Model,
-    tokens: u64,
+/// What the layers of a graph are built for.
+pub(super) struct Sizes<'a> {
+    pub(super) model: &'a Model,
+    pub(super) tokens: u64,
     seq: u64,
-    tokens_per_iteration: u64,
+    pub(super) tokens_per_iteration: u64,
 }
 
 fn embedding(s: &Sizes<'_>) -> LayerGraph {
@@ -101,13 +105,7 @@ fn head(s: &Sizes<'_>) -> LayerGraph {
     let table = layer.table(m.tied);
     let logits = layer.activation("logits", m.vocab);
     layer.op(OpKind::Linear { role: LinearRole::Head }, &[normed], &[table], &[logits]);
-    let max = layer.tensor("max", 1, TensorClass::Statistic);
-    layer.op(OpKind::RowMax, &[logits], &[], &[max]);
-    let stats = layer.tensor("stats", 2, TensorClass::Statistic);
-    layer.op(OpKind::SoftmaxStats, &[logits, max, targets], &[], &[stats]);
-    let loss = layer.scalar("loss", TensorClass::Loss);
-    let kind = OpKind::CrossEntropy { scale: 1.0 / s.tokens_per_iteration as f64 };
-    layer.op(kind, &[stats, logits, max, targets], &[], &[loss]);
+    layer.loss(logits, targets);
     layer.finish(Some(x), None)
 }
 
@@ -122,13 +120,13 @@ fn activation(kind: Activation) -> OpKind {
 }
 
 /// Adds operators to a layer, one after the other.
-struct Builder<'a> {
-    sizes: &'a Sizes<'a>,
-    graph: LayerGraph,
+pub(super) struct Builder<'a> {
+    pub(super) sizes: &'a Sizes<'a>,
+    pub(super) graph: LayerGraph,
 }
 
 impl<'a> Builder<'a> {
-    fn new(name: &str, sizes: &'a Sizes<'a>) -> Self {
+    pub(super) fn new(name: &str, sizes: &'a Sizes<'a>) -> Self {
         let graph = LayerGraph {
             name: name.into(),
             tensors: Vec::new(),
@@ -148,16 +146,16 @@ impl<'a> Builder<'a> {
         TensorId::from(self.graph.tensors.len() - 1)
     }
 
-    fn tensor(&mut self, name: &str, width: u64, class: TensorClass) -> TensorId {
+    pub(super) fn tensor(&mut self, name: &str, width: u64, class: TensorClass) -> TensorId {
         let dims = [self.sizes.tokens, width];
         self.push(Tensor { name: name.into(), dims, class, blocks: Vec::new() })
     }
 
-    fn scalar(&mut self, name: &str, class: TensorClass) -> TensorId {
+    pub(super) fn scalar(&mut self, name: &str, class: TensorClass) -> TensorId {
         self.push(Tensor { name: name.into(), dims: [1, 1], class, blocks: Vec::new() })
     }
 
-    fn activation(&mut self, name: &str, width: u64) -> TensorId {
+    pub(super) fn activation(&mut self, name: &str, width: u64) -> TensorId {
         self.tensor(name, width, TensorClass::Activation)
     }
 
@@ -170,9 +168,10 @@ impl<'a> Builder<'a> {
         id
     }
 
-    fn param(&mut self, name: &str, dims: [u64; 2], init: Init, decay: bool) -> ParamId {
-        let param = Param { name: name.into(), dims, blocks: Vec::new(), init, decay, tied: false };
-        self.graph.params.push(param);
+    pub(super) fn param(&mut self, name: &str, dims: [u64; 2], init: Init, decay: bool) -> ParamId {
+        let (name, blocks) = (name.into(), Vec::new());
+        let (tied, running) = (false, false);
+        self.graph.params.push(Param { name, dims, blocks, init, decay, tied, running });
         ParamId::from(self.graph.params.len() - 1)
     }
 
@@ -184,7 +183,13 @@ impl<'a> Builder<'a> {
         id
     }
 
-    fn op(&mut self, kind: OpKind, inputs: &[TensorId], params: &[ParamId], outputs: &[TensorId]) {
+    pub(super) fn op(
+        &mut self,
+        kind: OpKind,
+        inputs: &[TensorId],
+        params: &[ParamId],
+        outputs: &[TensorId],
+    ) {
         self.graph.forward.push(Operator {
             kind,
             part: Part::Forward,
@@ -197,7 +202,7 @@ impl<'a> Builder<'a> {
     fn norm(&mut self, name: &str, x: TensorId) -> TensorId {
         let m = self.sizes.model;
         let norm = match m.kind {
-            ModelKind::Gpt2 | ModelKind::Mlp => NormKind::Layer,
+            ModelKind::Gpt2 | ModelKind::Mlp | ModelKind::Resnet => NormKind::Layer,
             ModelKind::Llama => NormKind::Rms,
         };
         let gain = self.param(&format!("{name}.weight"), [1, m.d_model], Init::One, false);
@@ -221,7 +226,7 @@ impl<'a> Builder<'a> {
         // GPT-2 scales the matrices that write to the residual stream by the root of their number.
         let residual = matches!(role, LinearRole::AttentionOut | LinearRole::Down);
         let spread = match m.kind {
-            ModelKind::Mlp => (2.0 / inner as f64).sqrt(),
+            ModelKind::Mlp | ModelKind::Resnet => (2.0 / inner as f64).sqrt(),
             ModelKind::Gpt2 | ModelKind::Llama if residual => 0.02 / (2.0 * m.layers as f64).sqrt(),
             ModelKind::Gpt2 | ModelKind::Llama => 0.02,
         };
@@ -246,14 +251,29 @@ impl<'a> Builder<'a> {
         z
     }
 
-    fn add(&mut self, name: &str, a: TensorId, b: TensorId) -> TensorId {
+    pub(super) fn add(&mut self, name: &str, a: TensorId, b: TensorId) -> TensorId {
         let width = self.graph.tensor(a).dims[1];
         let y = self.activation(name, width);
         self.op(OpKind::Add, &[a, b], &[], &[y]);
         y
     }
 
-    fn finish(mut self, input: Option<TensorId>, output: Option<TensorId>) -> LayerGraph {
+    /// The loss of logits, the mean of which over an iteration is to fall.
+    pub(super) fn loss(&mut self, logits: TensorId, targets: TensorId) {
+        let max = self.tensor("max", 1, TensorClass::Statistic);
+        self.op(OpKind::RowMax, &[logits], &[], &[max]);
+        let stats = self.tensor("stats", 2, TensorClass::Statistic);
+        self.op(OpKind::SoftmaxStats, &[logits, max, targets], &[], &[stats]);
+        let loss = self.scalar("loss", TensorClass::Loss);
+        let kind = OpKind::CrossEntropy { scale: 1.0 / self.sizes.tokens_per_iteration as f64 };
+        self.op(kind, &[stats, logits, max, targets], &[], &[loss]);
+    }
+
+    pub(super) fn finish(
+        mut self,
+        input: Option<TensorId>,
+        output: Option<TensorId>,
+    ) -> LayerGraph {
         self.graph.input = input;
         self.graph.output = output;
         differentiate::differentiate(&mut self.graph);
@@ -270,7 +290,7 @@ mod tests {
         let of = |kind: usize| {
             let layer = &graph.kinds[kind];
             let tied_use = layer.name == "head";
-            let counted = layer.params.iter().filter(|p| !(p.tied && tied_use));
+            let counted = layer.params.iter().filter(|p| !(p.tied && tied_use || p.running));
             counted.map(|p| p.dims[0] * p.dims[1]).sum::<u64>()
         };
         graph.layers.iter().map(|layer| of(layer.kind)).sum()

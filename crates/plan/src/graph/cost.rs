@@ -58,6 +58,10 @@ fn matrix_flops(kind: &OpKind, part: Part, tokens: u64, weight: [u64; 2]) -> Flo
     let tokens = tokens as f64;
     match *kind {
         OpKind::Linear { .. } => Flops(2.0 * tokens * weight[0] as f64 * weight[1] as f64),
+        OpKind::Conv { window } => {
+            let places = tokens * window.places() as f64;
+            Flops(2.0 * places * weight[0] as f64 * weight[1] as f64)
+        }
         OpKind::ExpertLinear { experts, .. } => {
             Flops(2.0 * tokens * weight[0] as f64 * weight[1] as f64 / experts.max(1) as f64)
         }
@@ -83,6 +87,10 @@ fn matrix_flops(kind: &OpKind, part: Part, tokens: u64, weight: [u64; 2]) -> Flo
         | OpKind::RowMax
         | OpKind::SoftmaxStats
         | OpKind::CrossEntropy { .. }
+        | OpKind::BatchSums { .. }
+        | OpKind::BatchNorm { .. }
+        | OpKind::MaxPool { .. }
+        | OpKind::AveragePool { .. }
         | OpKind::Route { .. }
         | OpKind::Dispatch { .. }
         | OpKind::Combine { .. }
@@ -97,11 +105,16 @@ fn vector_intensity(kind: &OpKind) -> f64 {
     match kind {
         OpKind::Linear { .. }
         | OpKind::ExpertLinear { .. }
+        | OpKind::Conv { .. }
         | OpKind::Embedding
         | OpKind::KeysValues { .. }
         | OpKind::Dispatch { .. }
         | OpKind::Combine { .. } => 0.0,
         OpKind::Position | OpKind::Bias | OpKind::Add | OpKind::RowMax => 1.0,
+        OpKind::AveragePool { .. } => 1.0,
+        OpKind::BatchSums { .. } | OpKind::BatchNorm { .. } => 4.0,
+        // The larger of two numbers, at every pixel of the window.
+        OpKind::MaxPool { window } => (window.kernel * window.kernel) as f64,
         OpKind::BlockSquares { .. } | OpKind::TensorSquares | OpKind::Norm2 => 2.0,
         OpKind::Rope { .. } | OpKind::Norm { .. } | OpKind::Route { .. } => 4.0,
         OpKind::SoftmaxStats | OpKind::CrossEntropy { .. } => 8.0,

@@ -1,7 +1,7 @@
 //! Gradients on the graph, as `tf.gradients` made them: the gradient for the input and the one for the
 //! weight are operators of their own, so that a schedule may place them apart.
 
-use super::{LayerGraph, OpKind, Operator, Part, Tensor, TensorClass};
+use super::{ActivationKind, LayerGraph, OpKind, Operator, Part, Tensor, TensorClass};
 use crate::ids::{ParamId, TensorId};
 
 /// Appends the gradient operators of a layer whose forward operators are complete.
@@ -40,6 +40,8 @@ impl Tape<'_> {
             }
             // The loss's gradient already accounts for these.
             OpKind::RowMax | OpKind::SoftmaxStats => {}
+            // The norm behind them accounts for these.
+            OpKind::BatchSums { .. } => {}
             OpKind::Add => {
                 if let Some(dy) = dy {
                     for &input in &op.inputs {
@@ -58,9 +60,11 @@ impl Tape<'_> {
                     self.push(op, Part::WeightGradient, &[dy, op.inputs[0]], &op.params, &[]);
                 }
             }
-            OpKind::Linear { .. } | OpKind::ExpertLinear { .. } => {
+            OpKind::Linear { .. } | OpKind::ExpertLinear { .. } | OpKind::Conv { .. } => {
                 if let Some(dy) = dy {
-                    self.input_gradient(op, &[dy]);
+                    if !self.is_given(op.inputs[0]) {
+                        self.input_gradient(op, &[dy]);
+                    }
                     self.push(op, Part::WeightGradient, &[dy, op.inputs[0]], &op.params, &[]);
                 }
             }
@@ -71,17 +75,34 @@ impl Tape<'_> {
                     self.push(op, Part::WeightGradient, &reads, &op.params, &[]);
                 }
             }
+            OpKind::BatchNorm { channels, .. } => {
+                if let Some(dy) = dy {
+                    self.batch_norm(op, dy, channels);
+                }
+            }
             OpKind::Attention { .. } | OpKind::AttentionBlock { .. } => {
                 if let Some(dy) = dy {
                     self.input_gradient(op, &[dy, op.inputs[0], op.outputs[0], op.outputs[1]]);
                 }
             }
-            OpKind::Activation { .. } | OpKind::SwiGlu | OpKind::Route { .. } => {
+            // It is positive exactly where its argument is, and its value is often kept anyway. What a
+            // layer puts out is not: it may go to another stage.
+            OpKind::Activation { function: ActivationKind::Relu } => {
+                if let Some(dy) = dy {
+                    let kept = op.outputs[0];
+                    let leaves = self.layer.output == Some(kept);
+                    self.input_gradient(op, &[dy, if leaves { op.inputs[0] } else { kept }]);
+                }
+            }
+            OpKind::Activation { .. }
+            | OpKind::SwiGlu
+            | OpKind::MaxPool { .. }
+            | OpKind::Route { .. } => {
                 if let Some(dy) = dy {
                     self.input_gradient(op, &[dy, op.inputs[0]]);
                 }
             }
-            OpKind::Rope { .. } => {
+            OpKind::Rope { .. } | OpKind::AveragePool { .. } => {
                 if let Some(dy) = dy {
                     self.input_gradient(op, &[dy]);
                 }
@@ -104,6 +125,31 @@ impl Tape<'_> {
         let dx = self.like(x);
         self.push(op, Part::InputGradient, reads, &op.params, &[dx]);
         self.contribute(x, dx);
+    }
+
+    /// The gradients of a batch norm: sums over the microbatch first, which both of them need.
+    fn batch_norm(&mut self, op: &Operator, dy: TensorId, channels: u64) {
+        let (x, statistics) = (op.inputs[0], op.outputs[1]);
+        let sums = self.like(statistics);
+        let tensor = &mut self.layer.tensors[sums.index()];
+        tensor.class = TensorClass::Statistic;
+        self.layer.backward.push(Operator {
+            kind: OpKind::BatchSums { channels },
+            part: Part::InputGradient,
+            inputs: vec![dy, x, statistics],
+            params: Vec::new(),
+            outputs: vec![sums],
+        });
+        self.input_gradient(op, &[dy, x, statistics, sums]);
+        self.push(op, Part::WeightGradient, &[sums, statistics], &op.params, &[]);
+    }
+
+    /// Whether a tensor comes from outside the model: nothing flows back to it.
+    fn is_given(&self, tensor: TensorId) -> bool {
+        match self.layer.tensor(tensor).class {
+            TensorClass::Tokens | TensorClass::Features | TensorClass::Targets => true,
+            TensorClass::Activation | TensorClass::Statistic | TensorClass::Loss => false,
+        }
     }
 
     /// Adds a consumer's share to a tensor's gradient.

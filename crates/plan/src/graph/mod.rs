@@ -8,6 +8,7 @@
 mod build;
 mod cost;
 mod differentiate;
+mod resnet;
 
 pub use build::build;
 pub use cost::Cost;
@@ -85,6 +86,8 @@ impl LayerGraph {
 pub enum TensorClass {
     /// Token numbers that the model reads.
     Tokens,
+    /// Numbers that the model reads: pixels.
+    Features,
     /// Token numbers that it should predict.
     Targets,
     /// A value in the activation type, or its gradient.
@@ -136,6 +139,37 @@ pub struct Param {
     /// Whether this is one use of a table that another layer uses too. The uses hold equal values,
     /// and their gradients are summed once an iteration.
     pub tied: bool,
+    /// Whether it is an average over past iterations instead of something learnt: its gradient is the
+    /// iteration's own average, towards which the step moves it.
+    pub running: bool,
+}
+
+/// A square window that moves over images, which lie row by row with a pixel's channels side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Window {
+    /// Pixels along each side of an image.
+    pub side: u64,
+    /// Numbers in a pixel.
+    pub channels: u64,
+    /// Pixels along each side of the window.
+    pub kernel: u64,
+    /// Pixels from one place of the window to the next.
+    pub stride: u64,
+    /// Pixels that the window reaches beyond each edge.
+    pub padding: u64,
+}
+
+impl Window {
+    /// Places of the window along each side.
+    pub const fn side_out(&self) -> u64 {
+        let reach = self.side + 2 * self.padding;
+        if reach < self.kernel { 0 } else { (reach - self.kernel) / self.stride + 1 }
+    }
+
+    /// Places of the window on one image.
+    pub const fn places(&self) -> u64 {
+        self.side_out() * self.side_out()
+    }
 }
 
 /// Which computation of an operator this is.
@@ -291,6 +325,46 @@ pub enum OpKind {
         /// What one token's loss counts for: 1 / tokens of the global batch.
         scale: f64,
     },
+    /// images → at every place of the window, the product of what it sees with a matrix whose rows are
+    /// filters: [filters, kernel · kernel · channels].
+    Conv {
+        /// The window and the images that it moves over.
+        window: Window,
+    },
+    /// (images; running mean) → per channel (Σ (x − r), Σ (x − r)²) over all pixels of the microbatch,
+    /// from the running mean r so that little cancels (Chan, Golub and LeVeque, "Algorithms for
+    /// computing the sample variance", 1983, section 3). Its gradient: (dy, x, statistics) → per channel
+    /// (Σ dy, Σ dy·n) with n the normalised x.
+    BatchSums {
+        /// Numbers in a pixel.
+        channels: u64,
+    },
+    /// (x, sums; gain, bias, running mean, running variance) → (normalised x, statistics), where the
+    /// statistics are mean and reciprocal deviation per channel (Ioffe and Szegedy, arXiv 1502.03167,
+    /// algorithm 1). The gradient for x takes (dy, x, statistics, sums of gradients), that for the
+    /// weights (sums of gradients, statistics).
+    BatchNorm {
+        /// Numbers in a pixel.
+        channels: u64,
+        /// Added to the variance.
+        eps: f64,
+        /// Pixels of a microbatch.
+        pixels: u64,
+        /// Ranks whose microbatches the sums are over.
+        over: u32,
+        /// What a microbatch counts for in the running averages: its share of an iteration's images.
+        share: f64,
+    },
+    /// images → the largest of each channel at every place of the window.
+    MaxPool {
+        /// The window and the images that it moves over.
+        window: Window,
+    },
+    /// images → the mean of each channel.
+    AveragePool {
+        /// Numbers in a pixel.
+        channels: u64,
+    },
     /// x → (expert choices and weights per token).
     Route {
         /// Experts to choose from.
@@ -377,6 +451,11 @@ impl OpKind {
             Self::RowMax => "row_max",
             Self::SoftmaxStats => "softmax_stats",
             Self::CrossEntropy { .. } => "cross_entropy",
+            Self::Conv { .. } => "conv",
+            Self::BatchSums { .. } => "batch_sums",
+            Self::BatchNorm { .. } => "batch_norm",
+            Self::MaxPool { .. } => "max_pool",
+            Self::AveragePool { .. } => "average_pool",
             Self::Route { .. } => "route",
             Self::Dispatch { .. } => "dispatch",
             Self::ExpertLinear { .. } => "expert_linear",

@@ -1,7 +1,6 @@
 //! Binds a layer's values to the buffers of one role: what is kept from forward to backward, what crosses
 //! stages, what lives in scratch memory.
 
-use super::TENSOR;
 use super::arena::Home;
 use super::role::{Bound, BoundPass, Life, Role, StageState};
 use super::segment::{Exchange, Piece, Source, aliases};
@@ -10,6 +9,7 @@ use super::versions::Reads;
 use crate::dtype::DType;
 use crate::graph::TensorClass;
 use crate::ids::{BufferId, LayerId, Microbatch, ParamId, SegmentId, Stage};
+use crate::mesh::GroupKind;
 use crate::program::{MemoryKind, Segment, View};
 use crate::schedule::{Made, Pass};
 use std::collections::BTreeMap;
@@ -72,6 +72,7 @@ impl Role<'_> {
                 homes[at].values.insert(root[value], id);
                 match self.context.sharded[kind].values[value].class {
                     TensorClass::Tokens => state.tokens = Some(id),
+                    TensorClass::Features => state.features = Some(id),
                     TensorClass::Targets => state.targets = Some(id),
                     TensorClass::Activation | TensorClass::Statistic | TensorClass::Loss => {}
                 }
@@ -368,13 +369,18 @@ impl Role<'_> {
                     sent: self.value_view(kind, pass, root[*from], homes),
                     received: self.value_view(kind, pass, root[*to], homes),
                 },
-                Piece::Exchange { what: Exchange::Collective(collective, reduction), from, to } => {
+                Piece::Exchange {
+                    what: Exchange::Collective(axis, collective, reduction),
+                    from,
+                    to,
+                } => {
                     let input = self.value_view(kind, pass, root[*from], homes);
                     let output = self.value_view(kind, pass, root[*to], homes);
                     let what = &self.context.sharded[kind].values[*to].name;
                     let name = format!("{}.{what}", self.context.graph.layers[layer].name);
-                    let call = self.call(&name, *collective, *reduction, TENSOR, input, output, 1);
-                    Bound::Exchange { call }
+                    let group = GroupKind::Axis(*axis);
+                    let call = self.call(&name, *collective, *reduction, group, input, output, 1);
+                    Bound::Exchange { call, axis: *axis }
                 }
             });
         }

@@ -98,7 +98,8 @@ impl Deal<'_> {
                 offset,
                 init: decl.init,
                 decay: decl.decay,
-                counted: !second_use,
+                running: decl.running,
+                counted: !second_use && !decl.running,
                 norm_entry: norm_entry(self.graph, layer, param),
             };
             offset += entry.elements().div_ceil(BLOCK) * BLOCK;

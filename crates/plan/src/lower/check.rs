@@ -2,7 +2,7 @@
 
 use crate::collective::{self, Algorithm, CollectiveKind, Order};
 use crate::dtype::DType;
-use crate::model::{Model, ModelKind};
+use crate::model::{Body, Model, ModelKind};
 use crate::schedule::{self, ScheduleKind};
 use crate::strategy::{Strategy, Sync, Zero};
 use std::fmt;
@@ -72,6 +72,7 @@ pub(super) fn check(model: &Model, s: &Strategy) -> Result<(), Problems> {
         );
     }
     tensor(model, s, &mut say);
+    images(model, s, &mut say);
     context(model, s, &mut say);
     later(s, &mut say);
     stages(model, s, &mut say);
@@ -118,6 +119,40 @@ fn tensor(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
                 "a microbatch's {tokens} tokens cannot be cut into {tp} equal parts; choose --micro-batch or --seq such that they can"
             ),
         );
+    }
+}
+
+/// What networks on images cannot be cut along.
+fn images(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+    let Body::Images(net) = model.body() else {
+        if s.sync_batch_norm {
+            say("--sync-batch-norm", format!("{} has no batch norm; leave it out", model.name()));
+        }
+        return;
+    };
+    if s.sync_batch_norm && !s.schedule.flushes() {
+        say(
+            "--sync-batch-norm",
+            format!(
+                "the replicas of {} do not keep in step; use a schedule that flushes",
+                s.schedule
+            ),
+        );
+    }
+    for (flag, size) in [("--tp", s.tp), ("--cp", s.cp)] {
+        if size > 1 {
+            say(
+                flag,
+                format!("{} is cut by images and by blocks; use --dp and --pp", model.name()),
+            );
+        }
+    }
+    if s.seq != 1 {
+        say("--seq", format!("{} reads images, not sequences; leave it out", model.name()));
+    }
+    let images = s.micro_batch.saturating_mul(u64::from(s.dp.max(1)));
+    if images.checked_mul(net.largest_activation()).is_none_or(|e| e >= 1 << 56) {
+        say("--micro-batch", format!("{images} images at a time are more than can be counted"));
     }
 }
 

@@ -52,7 +52,7 @@ pub(super) struct BoundPass {
 #[derive(Clone, Debug)]
 pub(super) enum Bound {
     Run { segment: SegmentId, waits: Vec<usize> },
-    Exchange { call: CallId },
+    Exchange { call: CallId, axis: Axis },
     Shift { sent: View, received: View },
 }
 
@@ -95,6 +95,7 @@ pub(super) struct StageState {
     pub(super) received_grad: Option<View>,
     pub(super) sent_grad: Option<View>,
     pub(super) tokens: Option<BufferId>,
+    pub(super) features: Option<BufferId>,
     pub(super) targets: Option<BufferId>,
     /// For each microbatch so far, the op after which what lives until the input's gradient is free.
     input_done: Vec<OpId>,
@@ -125,6 +126,7 @@ impl StageState {
             received_grad: None,
             sent_grad: None,
             tokens: None,
+            features: None,
             targets: None,
             input_done: Vec::new(),
             freed: Vec::new(),
@@ -381,11 +383,11 @@ impl<'c> Role<'c> {
                     let op = Op::Compute { segment: *segment, microbatch, fresh };
                     self.compute(op, &waits);
                 }
-                Bound::Exchange { call } => {
+                Bound::Exchange { call, axis } => {
                     waits.clear();
                     waits.extend(self.last_compute);
                     waits.extend_from_slice(after);
-                    let lane = self.lane("tensor");
+                    let lane = self.lane(if *axis == Axis::Dp { "batch" } else { "tensor" });
                     let op = Op::Collective { call: *call, microbatch };
                     done[at].push(self.body.push(lane, op, &waits));
                 }
@@ -430,7 +432,11 @@ impl<'c> Role<'c> {
         let state = &self.stages[at];
         let (stage, layers) = (state.stage, state.layers.clone());
         let (received, sent) = (state.received, state.sent);
-        let loads = [(state.tokens, LoadKind::Tokens), (state.targets, LoadKind::Targets)];
+        let loads = [
+            (state.tokens, LoadKind::Tokens),
+            (state.features, LoadKind::Features),
+            (state.targets, LoadKind::Targets),
+        ];
         let mut after = Vec::new();
         if self.context.strategy.schedule.flushes() {
             after.extend(self.receive(at, microbatch));

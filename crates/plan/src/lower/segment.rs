@@ -9,6 +9,7 @@ use super::shard::{Item, ShardedLayer, ValueId};
 use crate::collective::{CollectiveKind, Reduction};
 use crate::graph::TensorClass;
 use crate::ids::ParamId;
+use crate::mesh::Axis;
 use crate::program::{Access, LocalOp, Operand, SegmentPass, Template};
 use crate::strategy::Strategy;
 use crate::units::Bytes;
@@ -33,8 +34,8 @@ pub(super) enum Piece {
 /// What ranks do together.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Exchange {
-    /// A collective along the tensor-parallel axis.
-    Collective(CollectiveKind, Reduction),
+    /// A collective along an axis.
+    Collective(Axis, CollectiveKind, Reduction),
     /// Each hands what it has to the next one along the context-parallel axis.
     Shift,
 }
@@ -81,9 +82,9 @@ pub(super) fn cut(
                     }
                     cutter.run.push(item);
                 }
-                Item::Convert { kind, reduction, from, to } => {
+                Item::Convert { axis, kind, reduction, from, to } => {
                     cutter.close(*pass, &mut name, templates);
-                    let what = Exchange::Collective(kind, reduction);
+                    let what = Exchange::Collective(axis, kind, reduction);
                     cutter.pass.pieces.push(Piece::Exchange { what, from, to });
                 }
                 Item::Shift { from, to } => {

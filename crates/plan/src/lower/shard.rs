@@ -11,6 +11,7 @@ use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
 use crate::graph::{Graph, Heads, LayerGraph, LinearRole, OpKind, Operator, Part, TensorClass};
 use crate::ids::{ParamId, TensorId};
+use crate::mesh::Axis;
 use crate::spec::{Conversion, Placement, conversion};
 use crate::strategy::Strategy;
 
@@ -40,6 +41,7 @@ pub(super) enum Item {
         outputs: Vec<ValueId>,
     },
     Convert {
+        axis: Axis,
         kind: CollectiveKind,
         reduction: Reduction,
         from: ValueId,
@@ -218,7 +220,7 @@ impl<'a> Sharder<'a> {
         }
         let dtype = match logical.class {
             TensorClass::Tokens | TensorClass::Targets => DType::U32,
-            TensorClass::Activation => self.strategy.activation_dtype(),
+            TensorClass::Activation | TensorClass::Features => self.strategy.activation_dtype(),
             TensorClass::Statistic | TensorClass::Loss => DType::F32,
         };
         let value = Value {
@@ -249,7 +251,7 @@ impl<'a> Sharder<'a> {
             Ok(Conversion::Collective(kind, reduction)) => {
                 let to = self.define(tensor, placement);
                 self.values[to].gathered = kind == CollectiveKind::AllGather;
-                self.items.push(Item::Convert { kind, reduction, from, to });
+                self.items.push(Item::Convert { axis: Axis::Tp, kind, reduction, from, to });
                 to
             }
             // Our rules never ask for a slice or for the impossible; a new rule that does is a bug
@@ -282,9 +284,26 @@ impl<'a> Sharder<'a> {
         let kind = self.localize(op.kind);
         let params = op.params.clone();
         self.items.push(Item::Op { kind, part: op.part, inputs, params, outputs });
+        if let (OpKind::BatchSums { .. }, true) = (kind, self.sums_over_replicas()) {
+            self.sum_over_replicas(op.outputs[0]);
+        }
         if let (OpKind::Attention { heads, seq }, true) = (kind, self.strategy.cp > 1) {
             self.ring(heads, seq, op.part);
         }
+    }
+
+    /// Whether batch norms are over the microbatches of all replicas.
+    fn sums_over_replicas(&self) -> bool {
+        self.strategy.sync_batch_norm && self.strategy.dp > 1
+    }
+
+    /// Adds up what all replicas have just made of a tensor.
+    fn sum_over_replicas(&mut self, tensor: TensorId) {
+        let Some(&from) = self.versions[tensor.index()].last() else { return };
+        self.values[from].placement = Placement::SUM;
+        let to = self.define(tensor, Placement::Replicate);
+        let (kind, reduction) = (CollectiveKind::AllReduce, Reduction::Sum);
+        self.items.push(Item::Convert { axis: Axis::Dp, kind, reduction, from, to });
     }
 
     fn cut_param(&mut self, param: ParamId, placement: Placement) {
@@ -297,7 +316,7 @@ impl<'a> Sharder<'a> {
             ShardedParam { placement, local, ..self.params[param.index()] };
     }
 
-    /// Head counts of one rank.
+    /// Sizes of one rank's part: its heads, its pixels.
     fn localize(&self, kind: OpKind) -> OpKind {
         let tp = self.tp();
         let cut = |h: Heads| Heads { heads: h.heads / tp, kv_heads: h.kv_heads / tp, ..h };
@@ -307,6 +326,12 @@ impl<'a> Sharder<'a> {
                 OpKind::Attention { heads: cut(heads), seq }
             }
             OpKind::Rope { heads, theta } => OpKind::Rope { heads: cut(heads), theta },
+            OpKind::BatchNorm { channels, eps, pixels, over, share } => {
+                let dp = self.strategy.dp;
+                let (pixels, share) = (pixels / u64::from(dp), share / f64::from(dp));
+                let over = if self.sums_over_replicas() { dp } else { over };
+                OpKind::BatchNorm { channels, eps, pixels, over, share }
+            }
             other => other,
         }
     }
@@ -384,6 +409,11 @@ impl<'a> Sharder<'a> {
                 | OpKind::Dispatch { .. }
                 | OpKind::ExpertLinear { .. }
                 | OpKind::Combine { .. }
+                | OpKind::Conv { .. }
+                | OpKind::BatchSums { .. }
+                | OpKind::BatchNorm { .. }
+                | OpKind::MaxPool { .. }
+                | OpKind::AveragePool { .. }
                 | OpKind::BlockSquares { .. }
                 | OpKind::TensorSquares
                 | OpKind::Norm2,

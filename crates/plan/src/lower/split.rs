@@ -55,8 +55,13 @@ pub(super) fn halves(
 }
 
 fn is_late(kind: &OpKind, part: Part, along: bool) -> bool {
-    let product =
-        matches!(kind, OpKind::Linear { .. } | OpKind::ExpertLinear { .. } | OpKind::Embedding);
+    let product = matches!(
+        kind,
+        OpKind::Linear { .. }
+            | OpKind::ExpertLinear { .. }
+            | OpKind::Conv { .. }
+            | OpKind::Embedding
+    );
     part == Part::WeightGradient && (product || !along)
 }
 

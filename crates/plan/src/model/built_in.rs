@@ -27,7 +27,7 @@ macro_rules! files {
     };
 }
 
-static FILES: [(&str, &str); 22] = files![
+static FILES: [(&str, &str); 25] = files![
     "mini",
     "mini-llama",
     "mlp",
@@ -50,6 +50,9 @@ static FILES: [(&str, &str); 22] = files![
     "llama3-8b",
     "llama3-70b",
     "llama3-405b",
+    "resnet-mini",
+    "resnet18",
+    "resnet50",
 ];
 
 #[cfg(test)]
@@ -86,6 +89,6 @@ mod tests {
         assert_eq!(nearest("gpt2"), Some("gpt2-124m"));
         assert_eq!(nearest("llama3-7b"), Some("llama3-8b"));
         assert_eq!(nearest("llama-3-70b"), Some("llama3-70b"));
-        assert_eq!(nearest("resnet50"), None);
+        assert_eq!(nearest("bert-base"), None);
     }
 }

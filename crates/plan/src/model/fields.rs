@@ -7,7 +7,8 @@
 use super::check::{self, divisors_near, in_range, whole_number_remedy};
 use super::error::{ModelError, ModelErrors};
 use super::field::{Dialect, Field};
-use super::{Activation, Model, ModelKind, Shape};
+use super::parse::stem;
+use super::{Activation, Body, Model, ModelKind, Shape};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -34,6 +35,8 @@ pub(super) enum Value {
     Real(f64),
     Flag(bool),
     Text(String),
+    /// An array, with its whole numbers.
+    List(Vec<Option<i128>>),
     /// Anything else, in words: "an array".
     Other(&'static str),
 }
@@ -76,7 +79,7 @@ impl Fields {
         let head_dim = if has(Field::HeadDim) { self.head_dim(d_model, heads) } else { 0 };
         let ffn = match kind {
             ModelKind::Gpt2 => self.size_after(Field::Ffn, Field::DModel, 4 * d_model),
-            ModelKind::Mlp | ModelKind::Llama => self.size(Field::Ffn),
+            ModelKind::Mlp | ModelKind::Llama | ModelKind::Resnet => self.size(Field::Ffn),
         };
         let seq = self.size(Field::Seq);
         let max_positions = match has(Field::Positions) {
@@ -111,10 +114,24 @@ impl Fields {
             self.blame(violation.field, violation.problem, violation.remedy);
         }
         if self.problems.is_empty() {
-            Ok(Model { name, shape })
+            Ok(Model { name, shape, body: Body::Tokens {} })
         } else {
             Err(ModelErrors::new(self.problems))
         }
+    }
+
+    /// A model whose numbers stand in its body, or all that was noted.
+    pub(super) fn finish_body(mut self, file_name: &str, body: Body) -> Result<Model, ModelErrors> {
+        let name = self.text(Field::Name).unwrap_or_else(|| stem(file_name).to_owned());
+        if !self.problems.is_empty() {
+            return Err(self.give_up());
+        }
+        Model::from_body(name, body)
+    }
+
+    /// The line where the kind is told.
+    pub(super) fn anchor(&self) -> usize {
+        self.anchor
     }
 
     /// Gives up where the shape cannot even be guessed at, with what was noted.
@@ -259,6 +276,7 @@ impl fmt::Display for Value {
             Self::Real(real) => write!(f, "{real:?}"),
             Self::Flag(flag) => flag.fmt(f),
             Self::Text(text) => write!(f, "the text {}", quoted(text)),
+            Self::List(_) => f.write_str("an array"),
             Self::Other(what) => f.write_str(what),
         }
     }

@@ -10,13 +10,16 @@ mod count;
 mod error;
 mod field;
 mod fields;
+mod keys;
 mod parse;
+mod resnet;
 
 pub mod built_in;
 pub mod hugging_face;
 
 pub use check::MAX_PARAMETERS;
 pub use error::{ModelError, ModelErrors};
+pub use resnet::{Block, ResNet, Stem};
 
 use serde::Serialize;
 use std::fmt;
@@ -31,17 +34,30 @@ pub struct Model {
     name: String,
     #[serde(flatten)]
     shape: Shape,
+    #[serde(flatten)]
+    body: Body,
+}
+
+/// What a model reads, with the numbers that only such models have.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Body {
+    /// Tokens: all that there is to say stands in [`Shape`].
+    Tokens {},
+    /// Images.
+    Images(ResNet),
 }
 
 /// The numbers of a model, not yet checked.
 ///
 /// Where a number has no meaning for the kind, it is zero: an `mlp` has no heads and no norm, only
-/// `gpt2` has a table of positions, only `llama` has a rotary base.
+/// `gpt2` has a table of positions, only `llama` has a rotary base. A `resnet` has its numbers in
+/// [`Body`], and here what others need to know of any model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Shape {
     /// The family, which decides the operators and which parameters have biases.
     pub kind: ModelKind,
-    /// Transformer layers; for an `mlp`, blocks of two fully connected layers.
+    /// Transformer layers; for an `mlp`, blocks of two fully connected layers; for a `resnet`, blocks.
     pub layers: u64,
     /// The width of the residual stream.
     pub d_model: u64,
@@ -81,6 +97,8 @@ pub enum ModelKind {
     Gpt2,
     /// Llama: rotary positions, RMS norm, no biases, usually a gated feed-forward network.
     Llama,
+    /// A residual network on images: convolutions, each with a batch norm.
+    Resnet,
 }
 
 /// The non-linearity of the feed-forward network.
@@ -102,9 +120,15 @@ impl Model {
     /// Checks a shape made in code; errors bear the model's name in place of a file.
     pub fn new(name: impl Into<String>, shape: Shape) -> Result<Self, ModelErrors> {
         let name = name.into();
+        if shape.kind == ModelKind::Resnet {
+            let problem = "a residual network is not told by widths and heads".to_owned();
+            let remedy = "make it with `Model::resnet`".to_owned();
+            let error = ModelError { file: name, line: None, problem, remedy };
+            return Err(ModelErrors::new(vec![error]));
+        }
         let violations = check::violations(&shape, field::Dialect::Toml, &mut Default::default());
         if violations.is_empty() {
-            return Ok(Self { name, shape });
+            return Ok(Self { name, shape, body: Body::Tokens {} });
         }
         let located = violations.into_iter().map(|v| ModelError {
             file: name.clone(),
@@ -115,6 +139,22 @@ impl Model {
         Err(ModelErrors::new(located.collect()))
     }
 
+    /// A model whose numbers stand in its body.
+    fn from_body(name: String, body: Body) -> Result<Self, ModelErrors> {
+        let Body::Images(net) = &body else { unreachable!("models of tokens have a shape") };
+        match resnet::too_large(net) {
+            None => Ok(Self { name, shape: resnet::shape(net), body }),
+            Some((problem, remedy)) => {
+                Err(ModelErrors::new(vec![ModelError { file: name, line: None, problem, remedy }]))
+            }
+        }
+    }
+
+    /// What it reads.
+    pub fn body(&self) -> &Body {
+        &self.body
+    }
+
     /// What the model is called in reports and on the command line.
     pub fn name(&self) -> &str {
         &self.name
@@ -122,7 +162,10 @@ impl Model {
 
     /// The same model on samples of another length; learned positions bound it.
     pub fn with_seq(&self, seq: u64) -> Result<Self, ModelErrors> {
-        Self::new(self.name.clone(), Shape { seq, ..self.shape })
+        match self.body {
+            Body::Tokens {} => Self::new(self.name.clone(), Shape { seq, ..self.shape }),
+            Body::Images(_) => Ok(self.clone()),
+        }
     }
 
     /// The width of all query heads together: what attention yields, before its output product.
@@ -153,7 +196,7 @@ impl Shape {
 
 impl ModelKind {
     /// The kinds that can be built.
-    pub const ALL: [Self; 3] = [Self::Mlp, Self::Gpt2, Self::Llama];
+    pub const ALL: [Self; 4] = [Self::Mlp, Self::Gpt2, Self::Llama, Self::Resnet];
 
     /// The word used in files and reports.
     pub const fn name(self) -> &'static str {
@@ -161,13 +204,14 @@ impl ModelKind {
             Self::Mlp => "mlp",
             Self::Gpt2 => "gpt2",
             Self::Llama => "llama",
+            Self::Resnet => "resnet",
         }
     }
 
     /// Whether tokens see each other.
     pub const fn has_attention(self) -> bool {
         match self {
-            Self::Mlp => false,
+            Self::Mlp | Self::Resnet => false,
             Self::Gpt2 | Self::Llama => true,
         }
     }
@@ -176,7 +220,7 @@ impl ModelKind {
     pub const fn has_biases(self) -> bool {
         match self {
             Self::Mlp | Self::Gpt2 => true,
-            Self::Llama => false,
+            Self::Llama | Self::Resnet => false,
         }
     }
 
@@ -185,6 +229,7 @@ impl ModelKind {
         match self {
             Self::Mlp => &[Activation::Relu, Activation::Gelu, Activation::SquaredRelu],
             Self::Gpt2 => &[Activation::Gelu, Activation::Relu, Activation::SquaredRelu],
+            Self::Resnet => &[Activation::Relu],
             Self::Llama => {
                 &[Activation::SwiGlu, Activation::Gelu, Activation::Relu, Activation::SquaredRelu]
             }

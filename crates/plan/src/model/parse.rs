@@ -4,7 +4,7 @@ use super::check::not_for;
 use super::error::{ModelError, ModelErrors};
 use super::field::{Dialect, Field};
 use super::fields::{Entry, Fields, Given, Value, quoted};
-use super::{Activation, Model, ModelKind};
+use super::{Activation, Body, Model, ModelKind, resnet};
 use crate::nearest::nearest;
 use std::collections::BTreeMap;
 use toml::de::{DeTable, DeValue};
@@ -20,6 +20,13 @@ impl Model {
     pub fn parse(text: &str, file_name: &str) -> Result<Self, ModelErrors> {
         let mut fields = Fields::new(Dialect::Toml, file_name, entries(text, file_name)?);
         let Some(kind) = kind(&mut fields) else { return Err(fields.give_up()) };
+        match kind {
+            ModelKind::Resnet => {
+                let body = resnet::parse(&mut fields);
+                return fields.finish_body(file_name, body);
+            }
+            ModelKind::Mlp | ModelKind::Gpt2 | ModelKind::Llama => {}
+        }
         refuse_strangers(&mut fields, kind);
         let activation = activation(&mut fields, kind);
         let given = Given { kind, activation, norm_eps: 1e-5, needs_kv_heads: false };
@@ -31,6 +38,10 @@ impl Model {
     /// Writes a model file that [`Model::parse`] reads back to an equal model.
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
+        if let Body::Images(net) = self.body() {
+            let name = toml::Value::String(self.name().to_owned());
+            return format!("name = {name}\nkind = \"resnet\"\n{}", resnet::to_toml(net));
+        }
         for field in Field::ALL.into_iter().filter(|field| field.applies_to(self.kind)) {
             let value = match field {
                 Field::Name => toml::Value::String(self.name().to_owned()).to_string(),
@@ -57,7 +68,7 @@ impl Model {
 }
 
 /// Kinds that files may name in the future, so that naming one now is not called a slip.
-const PLANNED_KINDS: [&str; 3] = ["moe", "resnet", "dlrm"];
+const PLANNED_KINDS: [&str; 2] = ["moe", "dlrm"];
 
 /// How a section is shown in messages.
 const TABLE: &str = "a table";
@@ -105,7 +116,13 @@ fn value_of(value: &DeValue<'_>) -> Value {
         DeValue::Float(real) => Value::Real(real.as_str().parse().unwrap_or(f64::NAN)),
         DeValue::Boolean(flag) => Value::Flag(*flag),
         DeValue::Datetime(_) => Value::Other("a date"),
-        DeValue::Array(_) => Value::Other("an array"),
+        DeValue::Array(list) => {
+            let whole = |value: &toml::Spanned<DeValue<'_>>| match value.get_ref() {
+                DeValue::Integer(whole) => i128::from_str_radix(whole.as_str(), whole.radix()).ok(),
+                _ => None,
+            };
+            Value::List(list.iter().map(whole).collect())
+        }
         DeValue::Table(_) => Value::Other(TABLE),
     }
 }
@@ -388,12 +405,12 @@ mod tests {
 
     #[test]
     fn kinds_are_named_or_announced() {
-        for kind in ["moe", "resnet", "dlrm"] {
+        for kind in ["moe", "dlrm"] {
             assert_told(
                 &format!("layers = 2\nkind = \"{kind}\"\nexperts = 8"),
                 &format!(
                     "m.toml:2: kind \"{kind}\" is not available yet; \
-                     use one of \"mlp\", \"gpt2\", \"llama\""
+                     use one of \"mlp\", \"gpt2\", \"llama\", \"resnet\""
                 ),
             );
         }

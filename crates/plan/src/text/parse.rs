@@ -177,9 +177,13 @@ impl<'t> Reader<'t> {
             overlap: self.field("overlap")?,
             optimizer: self.field("optimizer")?,
             split: Split::default(),
+            sync_batch_norm: false,
         };
         if self.peeked.is_some_and(|line| line.peek() == "split") {
             strategy.split = self.field("split")?;
+        }
+        if self.peeked.is_some_and(|line| line.peek() == "sync_batch_norm") {
+            strategy.sync_batch_norm = self.field("sync_batch_norm")?;
         }
         Ok(strategy)
     }
@@ -500,12 +504,24 @@ fn entry(mut line: Line<'_>) -> Result<Entry> {
     line.expect("at")?;
     let offset = line.value("offset")?;
     let init = parse_init(&mut line)?;
-    let (decay, counted) = (line.eat("decay"), line.eat("counted"));
+    let (decay, running) = (line.eat("decay"), line.eat("running"));
+    let counted = line.eat("counted");
     line.expect("norm")?;
     let norm_entry = line.value("norm entry")?;
     line.end()?;
-    let dims = shape;
-    Ok(Entry { name, dims, blocks, tp, local, offset, init, decay, counted, norm_entry })
+    Ok(Entry {
+        name,
+        dims: shape,
+        blocks,
+        tp,
+        local,
+        offset,
+        init,
+        decay,
+        running,
+        counted,
+        norm_entry,
+    })
 }
 
 fn service(program: &Program, mut line: Line<'_>) -> Result<Service> {

@@ -94,6 +94,9 @@ impl<'p> Printer<'p> {
         if s.split != Split::default() {
             put!(self, "split {}\n", s.split);
         }
+        if s.sync_batch_norm {
+            put!(self, "sync_batch_norm {}\n", s.sync_batch_norm);
+        }
     }
 
     fn template(&mut self, id: usize, template: &Template) {
@@ -264,7 +267,9 @@ impl<'p> Printer<'p> {
         self.ids("blocks", "", entry.blocks.iter());
         put!(self, " {} local {local_rows}x{local_width} at {} ", entry.tp, entry.offset);
         print_init(entry.init, &mut self.out);
-        for (flag, word) in [(entry.decay, " decay"), (entry.counted, " counted")] {
+        let flags =
+            [(entry.decay, " decay"), (entry.running, " running"), (entry.counted, " counted")];
+        for (flag, word) in flags {
             self.out.push_str(if flag { word } else { "" });
         }
         put!(self, " norm {}\n", entry.norm_entry);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::collective::{Algorithm, CollectiveKind, Level, Order, Reduction, TorusShape};
 use crate::dtype::DType;
-use crate::graph::{ActivationKind, Heads, Init, LinearRole, NormKind, OpKind, Part};
+use crate::graph::{ActivationKind, Heads, Init, LinearRole, NormKind, OpKind, Part, Window};
 use crate::ids::{
     BufferId, CallId, GroupId, LaneId, LayerId, Microbatch, OpId, SegmentId, StageRank,
 };
@@ -164,6 +164,7 @@ impl Draw {
                 Recompute::FullForward,
             ]),
             split: self.pick(&[Split::Cost, Split::Count]),
+            sync_batch_norm: self.flag(),
             dtype: self.dtype(),
             grad_dtype: self.dtype(),
             order: self.order(),
@@ -177,6 +178,7 @@ impl Draw {
                 OptimizerKind::Momentum,
                 OptimizerKind::AdamW,
                 OptimizerKind::Lamb,
+                OptimizerKind::Lars,
             ]),
         }
     }
@@ -194,6 +196,7 @@ impl Draw {
         let function =
             self.pick(&[ActivationKind::Gelu, ActivationKind::Relu, ActivationKind::SquaredRelu]);
         let (a, b, x) = (self.number(), self.number(), self.float());
+        let window = Window { side: a, channels: b, kernel: a, stride: b, padding: a };
         self.pick(&[
             OpKind::Embedding,
             OpKind::Position,
@@ -211,6 +214,11 @@ impl Draw {
             OpKind::RowMax,
             OpKind::SoftmaxStats,
             OpKind::CrossEntropy { scale: x },
+            OpKind::Conv { window },
+            OpKind::BatchSums { channels: a },
+            OpKind::BatchNorm { channels: a, eps: x, pixels: b, over: 2, share: x },
+            OpKind::MaxPool { window },
+            OpKind::AveragePool { channels: b },
             OpKind::Route { experts: a, topk: b },
             OpKind::Dispatch { experts: a, capacity: b },
             OpKind::ExpertLinear { role, experts: a },
@@ -280,6 +288,7 @@ impl Draw {
             offset: self.number(),
             init: self.pick(&[Init::Zero, Init::One, Init::Normal(deviation)]),
             decay: self.flag(),
+            running: self.flag(),
             counted: self.flag(),
             norm_entry: self.short(),
         }
@@ -313,7 +322,7 @@ impl Draw {
             Peer::Replica(n),
         ]);
         let (view, into) = (self.view(), self.view());
-        let what = self.pick(&[LoadKind::Tokens, LoadKind::Targets]);
+        let what = self.pick(&[LoadKind::Tokens, LoadKind::Features, LoadKind::Targets]);
         let mode = self.pick(&[AccumulateMode::Add, AccumulateMode::Move]);
         let phase = self.pick(&[StepPhase::Gauge, StepPhase::Apply]);
         let fresh = self.flag();

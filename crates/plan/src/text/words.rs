@@ -3,7 +3,7 @@
 use super::ParseError;
 use super::line::Line;
 use crate::collective::Reduction;
-use crate::graph::{ActivationKind, Heads, Init, LinearRole, NormKind, OpKind, Part};
+use crate::graph::{ActivationKind, Heads, Init, LinearRole, NormKind, OpKind, Part, Window};
 use crate::ids::StageRank;
 use crate::mesh::{Axis, GroupKind};
 use crate::program::{Access, AccumulateMode, LoadKind, MemoryKind, Peer, SegmentPass};
@@ -52,7 +52,7 @@ words!(Axis, "axis", {
     Pp => "pp", Dp => "dp", Cp => "cp", Tp => "tp", Edp => "edp", Ep => "ep", Etp => "etp",
 });
 words!(Access, "access", { Read => "read", Write => "write", Accumulate => "accumulate" });
-words!(LoadKind, "load", { Tokens => "tokens", Targets => "targets" });
+words!(LoadKind, "load", { Tokens => "tokens", Features => "features", Targets => "targets" });
 words!(AccumulateMode, "mode", { Add => "add", Move => "move" });
 words!(Part, "part", {
     Forward => "forward", InputGradient => "input_gradient", WeightGradient => "weight_gradient",
@@ -222,6 +222,24 @@ pub(super) fn print_op_kind(kind: &OpKind, out: &mut String) {
         OpKind::CrossEntropy { scale } => {
             return push(out, format_args!("cross_entropy scale={scale:?}"));
         }
+        OpKind::Conv { window } => {
+            out.push_str("conv");
+            return print_window(window, out);
+        }
+        OpKind::BatchSums { channels } => {
+            return push(out, format_args!("batch_sums channels={channels}"));
+        }
+        OpKind::BatchNorm { channels, eps, pixels, over, share } => {
+            push(out, format_args!("batch_norm channels={channels} eps={eps:?} pixels={pixels}"));
+            return push(out, format_args!(" over={over} share={share:?}"));
+        }
+        OpKind::MaxPool { window } => {
+            out.push_str("max_pool");
+            return print_window(window, out);
+        }
+        OpKind::AveragePool { channels } => {
+            return push(out, format_args!("average_pool channels={channels}"));
+        }
         OpKind::Route { experts, topk } => {
             return push(out, format_args!("route experts={experts} topk={topk}"));
         }
@@ -266,6 +284,17 @@ pub(super) fn parse_op_kind(line: &mut Line<'_>) -> Result<OpKind> {
         "keys_values" => OpKind::KeysValues { heads: parse_heads(line)? },
         "activation" => OpKind::Activation { function: ActivationKind::parse(line)? },
         "cross_entropy" => OpKind::CrossEntropy { scale: line.id("scale=", "scale")? },
+        "conv" => OpKind::Conv { window: parse_window(line)? },
+        "batch_sums" => OpKind::BatchSums { channels: line.id("channels=", "channels")? },
+        "batch_norm" => OpKind::BatchNorm {
+            channels: line.id("channels=", "channels")?,
+            eps: line.id("eps=", "eps")?,
+            pixels: line.id("pixels=", "pixels")?,
+            over: line.id("over=", "over")?,
+            share: line.id("share=", "share")?,
+        },
+        "max_pool" => OpKind::MaxPool { window: parse_window(line)? },
+        "average_pool" => OpKind::AveragePool { channels: line.id("channels=", "channels")? },
         "route" => OpKind::Route {
             experts: line.id("experts=", "experts")?,
             topk: line.id("topk=", "topk")?,
@@ -294,6 +323,24 @@ fn parse_heads(line: &mut Line<'_>) -> Result<Heads> {
         heads: line.id("heads=", "heads")?,
         kv_heads: line.id("kv_heads=", "kv_heads")?,
         head_dim: line.id("head_dim=", "head_dim")?,
+    })
+}
+
+fn print_window(window: Window, out: &mut String) {
+    let Window { side, channels, kernel, stride, padding } = window;
+    let sizes = format_args!(
+        " side={side} channels={channels} kernel={kernel} stride={stride} padding={padding}"
+    );
+    push(out, sizes);
+}
+
+fn parse_window(line: &mut Line<'_>) -> Result<Window> {
+    Ok(Window {
+        side: line.id("side=", "side")?,
+        channels: line.id("channels=", "channels")?,
+        kernel: line.id("kernel=", "kernel")?,
+        stride: line.id("stride=", "stride")?,
+        padding: line.id("padding=", "padding")?,
     })
 }
 

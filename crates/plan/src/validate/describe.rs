@@ -16,6 +16,9 @@ pub fn describe(plan: &Plan, program: &Program, op: &Op) -> String {
         Op::Load { what: LoadKind::Tokens, microbatch, .. } => {
             format!("load tokens mb {microbatch}")
         }
+        Op::Load { what: LoadKind::Features, microbatch, .. } => {
+            format!("load features of microbatch {microbatch}")
+        }
         Op::Load { what: LoadKind::Targets, microbatch, .. } => {
             format!("load targets mb {microbatch}")
         }

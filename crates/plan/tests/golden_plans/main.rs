@@ -35,7 +35,7 @@ fn tiny(kind: ModelKind) -> Model {
         vocab: 64,
         tied: kind == ModelKind::Gpt2,
         activation: match kind {
-            ModelKind::Mlp => Activation::Relu,
+            ModelKind::Mlp | ModelKind::Resnet => Activation::Relu,
             ModelKind::Gpt2 => Activation::Gelu,
             ModelKind::Llama => Activation::SwiGlu,
         },

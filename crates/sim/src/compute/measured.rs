@@ -39,6 +39,10 @@ pub fn kernel(template: &Template, op: &LocalOp) -> KernelUse {
             let [outputs, inputs] = op.params.first().map_or([1, 1], |i| operand(i).dims);
             (vec![first[0], inputs, outputs], cost.matrix.0)
         }
+        OpKind::Conv { window } => {
+            let [filters, seen] = op.params.first().map_or([1, 1], |i| operand(i).dims);
+            (vec![first[0].saturating_mul(window.places()), seen, filters], cost.matrix.0)
+        }
         OpKind::Attention { heads, seq } => {
             let sequences = first[0] / seq.max(1);
             (vec![sequences.saturating_mul(heads.heads), seq, heads.head_dim], cost.matrix.0)
@@ -59,6 +63,10 @@ pub fn kernel(template: &Template, op: &LocalOp) -> KernelUse {
         | OpKind::RowMax
         | OpKind::SoftmaxStats
         | OpKind::CrossEntropy { .. }
+        | OpKind::BatchSums { .. }
+        | OpKind::BatchNorm { .. }
+        | OpKind::MaxPool { .. }
+        | OpKind::AveragePool { .. }
         | OpKind::Route { .. }
         | OpKind::Dispatch { .. }
         | OpKind::Combine { .. }
@@ -120,6 +128,11 @@ fn name(kind: &OpKind) -> &'static str {
         | OpKind::RowMax
         | OpKind::SoftmaxStats
         | OpKind::CrossEntropy { .. }
+        | OpKind::Conv { .. }
+        | OpKind::BatchSums { .. }
+        | OpKind::BatchNorm { .. }
+        | OpKind::MaxPool { .. }
+        | OpKind::AveragePool { .. }
         | OpKind::Route { .. }
         | OpKind::Dispatch { .. }
         | OpKind::ExpertLinear { .. }

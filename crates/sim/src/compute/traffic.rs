@@ -47,7 +47,9 @@ impl Roofline<'_> {
                 // Backward, the first input is the gradient of the product.
                 self.many(elements(way) * EAGER_SWIGLU[way], 2)
             }
-            OpKind::Norm { .. } => self.roof(cost, self.share(NORM)),
+            OpKind::Norm { .. } | OpKind::BatchSums { .. } | OpKind::BatchNorm { .. } => {
+                self.roof(cost, self.share(NORM))
+            }
             OpKind::Activation { .. } | OpKind::SwiGlu => self.roof(cost, self.share(HEAVY)),
             OpKind::RowMax | OpKind::SoftmaxStats => {
                 // The loss as a whole is priced where it ends; what is left here are exchanges.
@@ -70,6 +72,8 @@ impl Roofline<'_> {
             | OpKind::KeysValues { .. }
             | OpKind::Add
             | OpKind::CrossEntropy { .. }
+            | OpKind::MaxPool { .. }
+            | OpKind::AveragePool { .. }
             | OpKind::Route { .. }
             | OpKind::Dispatch { .. }
             | OpKind::Combine { .. }
@@ -77,6 +81,7 @@ impl Roofline<'_> {
             | OpKind::TensorSquares
             | OpKind::Norm2 => self.roof(cost, 1.0),
             OpKind::Linear { .. }
+            | OpKind::Conv { .. }
             | OpKind::ExpertLinear { .. }
             | OpKind::Attention { .. }
             | OpKind::AttentionBlock { .. } => Work::default(),
@@ -167,6 +172,11 @@ pub(super) fn elementwise(op: &LocalOp) -> bool {
         | OpKind::RowMax
         | OpKind::SoftmaxStats
         | OpKind::CrossEntropy { .. }
+        | OpKind::Conv { .. }
+        | OpKind::BatchSums { .. }
+        | OpKind::BatchNorm { .. }
+        | OpKind::MaxPool { .. }
+        | OpKind::AveragePool { .. }
         | OpKind::Route { .. }
         | OpKind::Dispatch { .. }
         | OpKind::ExpertLinear { .. }

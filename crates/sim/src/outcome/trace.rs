@@ -64,6 +64,7 @@ fn name(builder: &mut TraceBuilder, plan: &Plan, program: &Program, op: &Op) -> 
         }
         Op::Collective { call, .. } => builder.name(&program.call(call).name),
         Op::Load { what: LoadKind::Tokens, .. } => builder.name("load tokens"),
+        Op::Load { what: LoadKind::Features, .. } => builder.name("load features"),
         Op::Load { what: LoadKind::Targets, .. } => builder.name("load targets"),
         Op::Send { view, .. } => builder.name(&format!("send {}", buffer(view.buffer))),
         Op::Recv { view, .. } => builder.name(&format!("recv {}", buffer(view.buffer))),

@@ -16,7 +16,7 @@ use clap::Args;
 #[group(skip)]
 pub(crate) struct Flags {
     #[command(flatten)]
-    run: train::Flags,
+    run: train::JobFlags,
 }
 
 const EXAMPLES: &str = "\

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::flags::{Keeping, Problems};
-use paceline_exec::data::{Data, DataSource};
+use paceline_exec::data::{Data, DataSource, Reads};
 use paceline_exec::hugging_face::can_export;
 use paceline_exec::resident;
 use paceline_plan::ids::Rank;
@@ -22,8 +22,7 @@ pub(super) fn can_learn(
     keeping: &Keeping,
     problems: &mut Problems,
 ) {
-    let vocab = u32::try_from(model.vocab).unwrap_or(u32::MAX);
-    if let Err(error) = Data::new(source, vocab, plan.strategy.seq, 0) {
+    if let Err(error) = Data::new(source, Reads::of(model, plan.strategy.seq), 0) {
         problems.say("--data", error.to_string());
     }
     if let (Some(_), Err(error)) = (&keeping.export_hf, can_export(model)) {

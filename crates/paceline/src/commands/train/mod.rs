@@ -5,6 +5,9 @@ mod files;
 mod machine;
 mod pace;
 mod record;
+mod study;
+
+pub(super) use study::{USUAL, result};
 
 use super::plan::check_plan;
 use crate::failure::Failure;
@@ -15,6 +18,7 @@ use crate::flags::{
 };
 use crate::launch::{self, Layout, Member, Place};
 use crate::output::{IterationRecord, Output, RunDir, RunRecord, stop_on_interrupt};
+use crate::sweep::SweepFlags;
 use clap::Args;
 use events::{DoneEvent, IterationEvent};
 use files::{closing, write_files};
@@ -44,9 +48,21 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 ///
 /// Ctrl-C finishes the iteration, writes everything and exits with status 0; a second Ctrl-C leaves
 /// at once.
+///
+/// With --vary, one run for each of some values of a flag: its loss, and the loss on samples that it never
+/// saw. Such runs are threads of this process, and leave no files.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Flags {
+    #[command(flatten)]
+    pub(super) job: JobFlags,
+    #[command(flatten)]
+    pub(super) sweep: SweepFlags,
+}
+
+/// A run, as it was written.
+#[derive(Args, Debug)]
+pub(crate) struct JobFlags {
     #[command(flatten)]
     strategy: StrategyFlags,
     #[command(flatten)]
@@ -60,7 +76,7 @@ pub(crate) struct Flags {
     #[command(flatten)]
     cluster: ClusterFlags,
     #[command(flatten)]
-    common: CommonFlags,
+    pub(super) common: CommonFlags,
 }
 
 const EXAMPLES: &str = "\
@@ -77,7 +93,7 @@ const DEFAULTS: Defaults = Defaults { dtype: DType::F32, order: Order::Canonical
 
 /// Trains.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
-    start(flags, Purpose::Train, origins)
+    start(&flags.job, Purpose::Train, origins)
 }
 
 /// What a run is for.
@@ -93,7 +109,20 @@ pub(crate) enum Purpose {
 const MEASURED: u32 = 20;
 
 /// Checks what was asked for, and runs it.
-pub(crate) fn start(flags: &Flags, purpose: Purpose, origins: Origins) -> Result<(), Failure> {
+pub(crate) fn start(flags: &JobFlags, purpose: Purpose, origins: Origins) -> Result<(), Failure> {
+    let mut job = prepare(flags, purpose, origins)?;
+    let scratch = match (purpose, &job.training.out) {
+        (Purpose::Measure, None) => Some(Scratch::new()?),
+        (Purpose::Measure, Some(_)) | (Purpose::Train, _) => None,
+    };
+    if let Some(Scratch(path)) = &scratch {
+        job.training.out = Some(path.clone());
+    }
+    job.run(&flags.common.output())
+}
+
+/// Checks what was asked for.
+fn prepare(flags: &JobFlags, purpose: Purpose, origins: Origins) -> Result<Job, Failure> {
     let mut problems = Problems::new(origins);
     let carried = launch::carried()?;
     let mut keeping = flags.checkpoints.check(&mut problems);
@@ -128,14 +157,7 @@ pub(crate) fn start(flags: &Flags, purpose: Purpose, origins: Origins) -> Result
     let mut job =
         Job::check(&strategy, &flags.cluster, training, (keeping, data), launch, problems)?;
     job.purpose = purpose;
-    let scratch = match (purpose, &job.training.out) {
-        (Purpose::Measure, None) => Some(Scratch::new()?),
-        (Purpose::Measure, Some(_)) | (Purpose::Train, _) => None,
-    };
-    if let Some(Scratch(path)) = &scratch {
-        job.training.out = Some(path.clone());
-    }
-    job.run(&flags.common.output())
+    Ok(job)
 }
 
 /// A directory that goes when the run has ended.

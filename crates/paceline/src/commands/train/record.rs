@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::output::{MemoryRecord, ModelRecord, Output, Progress, RunRecord};
 use crate::overview::{facts, warnings};
 use paceline_exec::Device;
-use paceline_exec::data::{Data, DataSource};
+use paceline_exec::data::{Data, DataSource, Reads};
 use paceline_plan::ids::Rank;
 use paceline_plan::program::{MemoryKind, Plan};
 use paceline_plan::summary::summarize;
@@ -87,9 +87,8 @@ impl Job {
 
     /// The lowest loss that the data allows, where that is known.
     fn floor(&self) -> Option<f64> {
-        let vocab = u32::try_from(self.model.vocab).ok()?;
-        let (seq, seed) = (self.plan.strategy.seq, self.training.seed);
-        Data::new(&self.data.source, vocab, seq, seed).ok()?.floor()
+        let reads = Reads::of(&self.model, self.plan.strategy.seq);
+        Data::new(&self.data.source, reads, self.training.seed).ok()?.floor()
     }
 
     /// The simulator's trace; a run does not depend on it.

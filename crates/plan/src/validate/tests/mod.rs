@@ -149,6 +149,7 @@ fn program(name: &str, body: &Ops) -> Program {
                 offset: 0,
                 init: Init::One,
                 decay: true,
+                running: false,
                 counted: true,
                 norm_entry: 0,
             }],

@@ -1,0 +1,200 @@
+//! Networks on images, forward: the operators of the model's graph one after the other, with the running
+//! averages of batch norms in place of a batch's own.
+
+use crate::checkpoint::{Checkpoint, Source};
+use crate::data::{Data, DataError};
+use crate::inference::Evaluation;
+use crate::kernel::{Images, Kernel};
+use crate::logical;
+use crate::outcome::Parameters;
+use crate::safetensors::SafetensorsError;
+use paceline_kernels::loss::{self, Columns};
+use paceline_kernels::pool::Pool;
+use paceline_kernels::{Rows, activation, batch_norm, bias, conv, linear, pooling, reduce};
+use paceline_plan::graph::{Graph, LayerDecl, LayerGraph, OpKind, Operator, TensorClass, build};
+use paceline_plan::model::{Body, Model};
+use std::collections::BTreeMap;
+
+/// A network on images with its weights, whole.
+#[derive(Debug)]
+pub struct ImageNetwork {
+    model: Model,
+    graph: Graph,
+    tensors: Parameters,
+    pool: Pool,
+}
+
+impl ImageNetwork {
+    /// Whether a model is such a network.
+    pub fn is(model: &Model) -> bool {
+        matches!(model.body(), Body::Images(_))
+    }
+
+    /// The weights of a checkpoint.
+    pub fn from_checkpoint(model: &Model, from: &Checkpoint) -> Result<Self, SafetensorsError> {
+        let source: &mut dyn Source = &mut from.weights();
+        let mut tensors = BTreeMap::new();
+        for (name, dims) in logical::tensors(model) {
+            let mut values = vec![0.0; (dims[0] * dims[1]) as usize];
+            source.read(&name, dims, 0, &mut values)?;
+            tensors.insert(name, values);
+        }
+        Ok(Self::from_parameters(model, tensors))
+    }
+
+    /// The weights of a run that has just ended.
+    pub fn from_parameters(model: &Model, tensors: Parameters) -> Self {
+        Self {
+            model: model.clone(),
+            graph: build(model, 1, 1, 1),
+            tensors,
+            // Without threads of its own, the calling one does it all.
+            pool: std::thread::available_parallelism()
+                .and_then(Pool::new)
+                .unwrap_or_else(|_| Pool::single()),
+        }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Looks at the first `samples` images, `batch` at a time: the mean loss, and the share of them whose
+    /// class the network found the likeliest.
+    pub fn evaluate(&self, data: &Data, samples: u64, batch: u64) -> Result<Evaluation, DataError> {
+        let classes = self.model.vocab as usize;
+        let (mut total, mut right, mut done) = (0.0, 0u64, 0);
+        while done < samples {
+            let count = batch.max(1).min(samples - done);
+            let mut targets = vec![0; count as usize];
+            for (sample, target) in (done..).zip(targets.chunks_mut(1)) {
+                data.fill(sample, 1, target)?;
+            }
+            let logits = self.logits(data, done, count as usize);
+            for (logits, &target) in logits.chunks(classes).zip(&targets) {
+                let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                right += u64::from(logits[target as usize] >= best);
+            }
+            total += losses(&logits, &targets, classes);
+            done += count;
+        }
+        let mean = |sum: f64| if samples == 0 { f64::NAN } else { sum / samples as f64 };
+        let accuracy = Some(mean(right as f64));
+        let loss = mean(total);
+        Ok(Evaluation { loss, accuracy, tokens: samples, samples, floor: data.floor() })
+    }
+
+    /// What the network makes of consecutive images: a row of one number per class for each.
+    fn logits(&self, data: &Data, first: u64, count: usize) -> Vec<f32> {
+        let mut stream = Vec::new();
+        for layer in &self.graph.layers {
+            let kind = &self.graph.kinds[layer.kind];
+            stream = self.layer(layer, kind, data, (first, count), stream);
+        }
+        stream
+    }
+
+    /// A layer on what comes out of the one before; of the last one, the logits.
+    fn layer(
+        &self,
+        layer: &LayerDecl,
+        kind: &LayerGraph,
+        data: &Data,
+        (first, count): (u64, usize),
+        input: Vec<f32>,
+    ) -> Vec<f32> {
+        let mut values: Vec<Vec<f32>> = vec![Vec::new(); kind.tensors.len()];
+        if let Some(x) = kind.input {
+            values[x.index()] = input;
+        }
+        for (value, tensor) in values.iter_mut().zip(&kind.tensors) {
+            if tensor.class == TensorClass::Features {
+                value.resize(tensor.dims[1] as usize * count, 0.0);
+                for (at, image) in value.chunks_mut(tensor.dims[1] as usize).enumerate() {
+                    data.features(first.wrapping_add(at as u64), image);
+                }
+            }
+        }
+        let mut last = 0;
+        for op in &kind.forward {
+            let Some(&output) = op.outputs.first() else { continue };
+            let width = kind.tensor(output).dims[1] as usize;
+            let mut y = vec![0.0; width * count];
+            if !self.operator(layer, kind, op, count, &values, &mut y) {
+                break;
+            }
+            last = output.index();
+            values[last] = y;
+        }
+        std::mem::take(&mut values[kind.output.map_or(last, |y| y.index())])
+    }
+
+    /// Runs an operator, unless what follows is the loss.
+    fn operator(
+        &self,
+        layer: &LayerDecl,
+        kind: &LayerGraph,
+        op: &Operator,
+        count: usize,
+        values: &[Vec<f32>],
+        y: &mut [f32],
+    ) -> bool {
+        let input = |i: usize| &values[op.inputs[i].index()][..];
+        let param = |i: usize| {
+            let name = format!("{}.{}", layer.name, kind.param(op.params[i]).name);
+            self.tensors.get(&name).map_or(&[][..], Vec::as_slice)
+        };
+        let rows = |of: &[f32]| Rows { rows: count, width: of.len() / count.max(1) };
+        let pool = &self.pool;
+        match (op.kind, Kernel::of(op.kind, op.part)) {
+            (_, Some(Kernel::Images(Images::Conv(window)))) => {
+                let filters = kind.param(op.params[0]).dims[0] as usize;
+                let shape = conv::Shape { images: count, window, filters };
+                let mut room = vec![0.0; conv::workspace::<f32, f32>(shape)];
+                conv::forward(pool, shape, input(0), param(0), y, &mut room);
+            }
+            (_, Some(Kernel::Images(Images::BatchNorm(norm)))) => {
+                let shape = Rows { rows: y.len() / norm.channels, width: norm.channels };
+                // Sums of one pixel that lies a deviation off the running mean have its moments.
+                let mut sums = vec![0.0; norm.channels];
+                sums.extend_from_slice(param(3));
+                let (params, mut unread) = ((param(0), param(1), param(2)), sums.clone());
+                let (eps, x) = (norm.eps, input(0));
+                batch_norm::forward(pool, shape, 1.0, eps, x, &sums, params, y, &mut unread);
+            }
+            (_, Some(Kernel::Images(Images::MaxPool(window)))) => {
+                pooling::max_forward(pool, count, window, input(0), y);
+            }
+            (_, Some(Kernel::Images(Images::AveragePool { channels }))) => {
+                let pixels = rows(input(0)).width / channels;
+                pooling::mean_forward(pool, (count, pixels, channels), input(0), y);
+            }
+            (OpKind::Linear { .. }, _) => {
+                let (inputs, outputs) = (rows(input(0)).width, rows(y).width);
+                let shape = linear::Shape { rows: count, inputs, outputs };
+                linear::forward(pool, shape, input(0), param(0), y);
+            }
+            (OpKind::Bias, _) => bias::forward(rows(y), input(0), param(0), y),
+            (OpKind::Activation { .. }, _) => activation::relu_forward(input(0), y),
+            (OpKind::Add, _) => reduce::add3(input(0), input(1), y),
+            (OpKind::RowMax, _) => return false,
+            // The running averages stand in for a batch's own sums.
+            _ => {}
+        }
+        true
+    }
+}
+
+/// The sum of the losses of some rows.
+fn losses(logits: &[f32], targets: &[u32], classes: usize) -> f64 {
+    let rows = Rows { rows: targets.len(), width: classes };
+    let columns = Columns { first: 0, valid: classes };
+    let mut max = vec![0.0; rows.rows];
+    let mut stats = vec![0.0; 2 * rows.rows];
+    let mut losses = vec![0.0; rows.rows];
+    loss::row_max(rows, columns, logits, &mut max);
+    loss::softmax_stats(rows, columns, logits, &max, targets, &mut stats);
+    loss::cross_entropy(&stats, &mut losses);
+    losses.iter().map(|&loss| f64::from(loss)).sum()
+}

@@ -1,0 +1,151 @@
+//! Residual networks keep the promises that other models keep.
+
+mod common;
+
+use common::*;
+use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
+use paceline_exec::{Start, TrainOptions, train};
+use paceline_plan::DType;
+use paceline_plan::model::{Model, ResNet, Stem};
+use paceline_plan::schedule::ScheduleKind;
+use paceline_plan::strategy::{OptimizerKind, Recompute, Strategy, Sync, Zero};
+use paceline_plan::units::Bytes;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+/// Three blocks of three convolutions after a large stem, on images that halve to nothing.
+fn deep() -> Model {
+    let net = ResNet {
+        image: 12,
+        channels: 2,
+        classes: 5,
+        blocks: vec![1, 2],
+        width: 4,
+        bottleneck: true,
+        stem: Stem::Large,
+    };
+    Model::resnet("deep", net).expect("sound")
+}
+
+/// Eight images an iteration, two a microbatch, four leaves.
+fn one() -> Strategy {
+    Strategy { seq: 1, optimizer: OptimizerKind::Momentum, ..strategy(8, 2, 4) }
+}
+
+#[test]
+fn any_layout_gives_the_same_bits() {
+    let zero = |zero| Strategy { dp: 2, zero, ..one() };
+    let schedule = ScheduleKind::ZbH1 { chunks: 1 };
+    let layouts = [
+        ("dp 2", Strategy { dp: 2, ..one() }),
+        ("dp 4", Strategy { dp: 4, ..one() }),
+        ("dp 4, small buckets, no overlap", {
+            Strategy { dp: 4, bucket: Bytes(1), overlap: false, ..one() }
+        }),
+        ("zero 1", zero(Zero::Optimizer)),
+        ("zero 2", zero(Zero::Gradients)),
+        ("zero 3", zero(Zero::Parameters)),
+        ("two servers", Strategy { dp: 2, sync: Sync::Servers(2), ..one() }),
+        ("pp 2", Strategy { pp: 2, ..one() }),
+        ("pp 2, dp 2, zero 3", Strategy { pp: 2, ..zero(Zero::Parameters) }),
+        ("pp 4, zero bubble", Strategy { pp: 4, schedule, ..one() }),
+        ("dp 2, full", Strategy { dp: 2, recompute: Recompute::Full, ..one() }),
+    ];
+    for model in [tiny_resnet(), deep()] {
+        assert_same_bits(&model, &one(), &layouts);
+    }
+}
+
+/// Two replicas that normalise together are one with twice the microbatch.
+#[test]
+fn batches_are_normalised_over_replicas() {
+    let large = Strategy { global_batch: 8, micro_batch: 8, leaves: 1, ..one() };
+    let sync = Strategy { sync_batch_norm: true, micro_batch: 4, leaves: 2, ..large.clone() };
+    let layouts = [
+        ("dp 2", Strategy { dp: 2, ..sync.clone() }),
+        ("dp 2, zero 2", Strategy { dp: 2, zero: Zero::Gradients, ..sync.clone() }),
+        ("dp 2, full", Strategy { dp: 2, recompute: Recompute::Full, ..sync.clone() }),
+        ("dp 2, pp 2, zero bubble", {
+            let schedule = ScheduleKind::ZbH1 { chunks: 1 };
+            Strategy { dp: 2, pp: 2, schedule, ..sync }
+        }),
+    ];
+    for model in [tiny_resnet(), deep()] {
+        assert_close(&model, &large, 1e-3, &layouts);
+    }
+    let apart = Strategy { sync_batch_norm: false, ..layouts[0].1.clone() };
+    let apart = run(&deep(), &apart);
+    let together = run(&deep(), &layouts[0].1);
+    assert_ne!(bits(&apart), bits(&together), "other statistics");
+}
+
+#[test]
+fn threads_change_no_bit() {
+    let model = tiny_resnet();
+    let run = |threads: usize| {
+        let threads_per_rank = NonZeroUsize::new(threads).expect("not zero");
+        let options = TrainOptions { threads_per_rank, ..options(4) };
+        train(&plan(&model, &one()), &options, &mut |_| {}).expect("runs")
+    };
+    let (one, three) = (run(1), run(3));
+    assert_eq!(bits(&one), bits(&three));
+    assert_eq!(one.parameters, three.parameters);
+}
+
+#[test]
+fn classes_are_learnt_in_every_type() {
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
+        let strategy = Strategy { dtype, dp: 2, ..one() };
+        let strategy = Strategy { global_batch: 32, micro_batch: 8, ..strategy };
+        let options = TrainOptions { lr: 0.1, weight_decay: 0.0, clip: None, ..options(60) };
+        let outcome = train(&plan(&tiny_resnet(), &strategy), &options, &mut |_| {});
+        let losses = outcome.unwrap_or_else(|error| panic!("{dtype}: {error}")).iterations;
+        let mean = |of: &[paceline_exec::IterationReport]| {
+            of.iter().map(|i| i.loss).sum::<f32>() / of.len() as f32
+        };
+        let (first, last) = (mean(&losses[..4]), mean(&losses[52..]));
+        assert!(last < 0.5 * first, "{dtype}: from {first} to {last}");
+    }
+}
+
+/// Running averages move towards the averages of each iteration, whatever the optimizer does.
+#[test]
+fn averages_follow_the_images() {
+    let options = TrainOptions { lr: 0.0, ..options(40) };
+    let strategy = Strategy { dp: 2, ..one() };
+    let outcome = train(&plan(&tiny_resnet(), &strategy), &options, &mut |_| {}).expect("runs");
+    let parameters = outcome.parameters.expect("kept");
+    let gains = &parameters["stem.norm1.weight"];
+    assert!(gains.iter().all(|&gain| gain == 1.0), "nothing is learnt at rate zero");
+    let spreads = &parameters["stem.norm1.running_var"];
+    // From one, by a tenth of the way each iteration.
+    assert!(spreads.iter().all(|&spread| spread > 0.0 && (spread - 1.0).abs() > 1e-3));
+    let again = train(&plan(&tiny_resnet(), &one()), &options, &mut |_| {}).expect("runs");
+    assert_eq!(again.parameters.expect("kept"), parameters);
+}
+
+#[test]
+fn a_saved_run_goes_on_with_its_averages() {
+    let folder = std::env::temp_dir().join(format!("paceline-images-{}", std::process::id()));
+    let whole = run_for(&one(), options(8));
+    let save = SaveOptions {
+        directory: folder.clone(),
+        every: None,
+        keep: 1,
+        attempt: 1,
+        beside: Vec::new(),
+    };
+    let saver = Strategy { dp: 2, zero: Zero::Parameters, ..one() };
+    run_for(&saver, TrainOptions { save: Some(save), ..options(4) });
+    let checkpoint = Checkpoint::open(&folder).unwrap_or_else(|error| panic!("{error}"));
+    let start = Start::Checkpoint(Arc::new(checkpoint));
+    let rest = run_for(&Strategy { pp: 2, ..one() }, TrainOptions { start, ..options(8) });
+    std::fs::remove_dir_all(&folder).expect("was written");
+    assert_eq!(bits(&rest), bits(&whole)[4..]);
+    assert_eq!(rest.parameters, whole.parameters);
+}
+
+fn run_for(strategy: &Strategy, options: TrainOptions) -> paceline_exec::Outcome {
+    let run = train(&plan(&tiny_resnet(), strategy), &options, &mut |_| {});
+    run.unwrap_or_else(|error| panic!("{strategy:?}: {error}"))
+}
