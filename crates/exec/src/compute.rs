@@ -1,5 +1,7 @@
 //! Runs segments: the operators of a template on the buffers that a role bound it to.
 
+mod experts;
+mod heads;
 mod images;
 mod joined;
 mod operands;
@@ -12,6 +14,7 @@ use crate::memory::Memory;
 use crate::place::Place;
 use crate::types::{Float, Types, typed};
 use crate::update;
+use experts::Routed;
 use operands::{Operands, linear_shape};
 use paceline_kernels::arena::ArenaError;
 use paceline_kernels::loss::Columns;
@@ -42,6 +45,8 @@ pub(crate) struct Compute<'p> {
     workspace: Vec<f32>,
     /// Room for the order of a microbatch's rows.
     order: Vec<u32>,
+    /// Room for the choice of experts.
+    routed: Routed,
     types: Types,
     /// Whether to look at every number that comes out of an operator.
     pub(crate) watching: bool,
@@ -69,6 +74,8 @@ impl<'p> Compute<'p> {
             typed!(types, <T, G> workspace::<T, G>(template, kernels, pool.threads()))
         });
         let workspace = needs.max().unwrap_or(0);
+        let templates = program.segments.iter().map(|segment| segment.template as usize);
+        let of_experts = templates.flat_map(|t| &kernels.of[t]).filter_map(Kernel::of_experts);
         Self {
             plan,
             program,
@@ -80,6 +87,7 @@ impl<'p> Compute<'p> {
             positions: sequence.iter().copied().cycle().take(rows as usize).collect(),
             workspace: vec![0.0; workspace],
             order: vec![0; rows as usize],
+            routed: Routed::for_all(of_experts),
             types,
             watching: false,
             loss_scale: 1.0,
@@ -104,7 +112,7 @@ impl<'p> Compute<'p> {
         if self.watching {
             for (op, &kernel) in template.ops.iter().zip(kernels) {
                 let operands = Operands::of(memory, template, segment, op, running)?;
-                typed!(self.types, <T, G> self.run::<T, G>(kernel, &operands, fresh));
+                typed!(self.types, <T, G> self.run::<T, G>(kernel, &operands, fresh))?;
                 drop(operands);
                 if kernel != Kernel::RowMax {
                     watch(memory, template, segment, op, running)?;
@@ -117,7 +125,7 @@ impl<'p> Compute<'p> {
                 Step::One(at) => {
                     let op = &template.ops[*at];
                     let operands = Operands::of(memory, template, segment, op, running)?;
-                    typed!(self.types, <T, G> self.run::<T, G>(kernels[*at], &operands, fresh));
+                    typed!(self.types, <T, G> self.run::<T, G>(kernels[*at], &operands, fresh))?;
                 }
                 Step::Several(joined, op) => {
                     let operands = Operands::of(memory, template, segment, op, running)?;
@@ -128,10 +136,17 @@ impl<'p> Compute<'p> {
         Ok(())
     }
 
-    fn run<T: Element, G: Element>(&mut self, kernel: Kernel, on: &Operands<'_>, fresh: bool) {
-        let pool = &self.pool;
+    fn run<T: Element, G: Element>(
+        &mut self,
+        kernel: Kernel,
+        on: &Operands<'_>,
+        fresh: bool,
+    ) -> Result<(), Fault> {
         let mode = if fresh { Write::Overwrite } else { Write::Accumulate };
+        let pool = &self.pool;
         match kernel {
+            Kernel::Expert(kernel) => return self.run_expert::<T, G>(kernel, on, mode),
+            Kernel::Heads(kernel) => self.run_heads::<T, G>(kernel, on, mode),
             Kernel::Embedding => {
                 let first = self.first(on.param_dims(0)[0]);
                 let (shape, ids, table) = (on.output_rows(0), on.ids(0), on.param::<T>(0));
@@ -381,14 +396,20 @@ impl<'p> Compute<'p> {
             Kernel::Images(kernel) => {
                 images::run::<T, G>(kernel, pool, on, mode, &mut self.workspace);
             }
-            Kernel::BlockSquares { parts } => {
-                update::block_squares::<G>(pool, self.place, parts, on.input(0), on.output(0));
+            Kernel::BlockSquares { parts, experts } => {
+                let part = self.place.part_of(parts, experts);
+                update::block_squares::<G>(pool, part, on.input(0), on.output(0));
             }
             Kernel::TensorSquares => {
                 update::tensor_squares(self.place, self.program, on.input(0), on.output(0));
             }
             Kernel::Norm2 => on.output::<f32>(0)[0] = update::norm(on.input(0)),
+            Kernel::Total => {
+                let numbers: &[f32] = if on.inputs() > 0 { on.input(0) } else { &[] };
+                on.output::<f32>(0)[0] = numbers.iter().sum();
+            }
         }
+        Ok(())
     }
 
     /// The first logical row or column that this rank holds of so many on every rank.
@@ -581,7 +602,10 @@ fn workspace<T: Element, G: Element>(
             | Kernel::CrossEntropyInput { .. }
             | Kernel::BlockSquares { .. }
             | Kernel::TensorSquares
-            | Kernel::Norm2 => 0,
+            | Kernel::Norm2
+            | Kernel::Total
+            | Kernel::Heads(_) => 0,
+            Kernel::Expert(kernel) => experts::workspace::<T, G>(template, op, kernel),
         }
     };
     template.ops.iter().zip(kernels).map(need).max().unwrap_or(0)

@@ -165,6 +165,8 @@ fn supported(
             | Kernel::AttentionBlock { .. }
             | Kernel::AttentionBlockInput { .. } => return refuse("attention"),
             Kernel::Rope(_) | Kernel::RopeInput(_) => return refuse("rotary embedding"),
+            Kernel::Expert(_) | Kernel::Total => return refuse("experts"),
+            Kernel::Heads(_) => return refuse("norms of heads and latent attention"),
             Kernel::Position | Kernel::PositionWeight => return refuse("position embedding"),
             Kernel::Images(_) => return refuse("a network on images"),
             Kernel::Embedding
@@ -471,7 +473,10 @@ impl<'a> Gpu<'a> {
             | Kernel::RopeInput(_)
             | Kernel::Images(_)
             | Kernel::Position
-            | Kernel::PositionWeight => unreachable!("refused before the start"),
+            | Kernel::PositionWeight
+            | Kernel::Expert(_)
+            | Kernel::Heads(_)
+            | Kernel::Total => unreachable!("refused before the start"),
         }
     }
 
@@ -549,7 +554,7 @@ impl<'a> Gpu<'a> {
         let (loss, norm) = (read(self.program.outputs.loss)?, read(self.program.outputs.norm)?);
         let now = self.recorder.now();
         let took = now - std::mem::replace(ended, now);
-        Ok(Sight { iteration, loss, norm, took })
+        Ok(Sight { iteration, loss, norm, dropped: None, took })
     }
 
     /// A number on the device, once the compute stream has come to it.

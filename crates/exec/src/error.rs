@@ -4,6 +4,7 @@ use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
 use paceline_comm::CommError;
 use paceline_kernels::arena::ArenaError;
+use paceline_kernels::experts::dispatch::Full;
 use paceline_plan::ids::Rank;
 use std::time::Duration;
 use thiserror::Error;
@@ -181,6 +182,11 @@ pub enum Fault {
         /// What it was made of.
         from: &'static str,
     },
+    /// Experts have no room for all that come.
+    #[error(
+        "{0}; raise --expert-room, or give the model a `capacity`, which drops what is beyond it"
+    )]
+    Full(Full),
     /// The op names a rank that does not exist.
     #[error("there is no such peer; validate the plan")]
     NoPeer,

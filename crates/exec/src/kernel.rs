@@ -1,9 +1,12 @@
 //! The computations that can be run: an operator of the plan with one of its gradients.
 
 use paceline_kernels::batch_norm::Shares;
+use paceline_kernels::experts::route;
 use paceline_kernels::rope::Rotation;
-use paceline_kernels::{Window, attention};
-use paceline_plan::graph::{self, ActivationKind, Heads, NormKind, OpKind, Part};
+use paceline_kernels::{Window, attention, head_norm, latent};
+use paceline_plan::graph::{
+    self, ActivationKind, Heads, LatentHeads, NormKind, OpKind, Part, Routing,
+};
 
 /// A computation that exists. Whatever a plan asks for beside these is refused before the start.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,9 +41,39 @@ pub(crate) enum Kernel {
     CrossEntropy,
     CrossEntropyInput { scale: f32 },
     Images(Images),
-    BlockSquares { parts: u32 },
+    BlockSquares { parts: u32, experts: bool },
     TensorSquares,
     Norm2,
+    Total,
+    Expert(ExpertKernel),
+    Heads(HeadKernel),
+}
+
+/// What belongs to experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum ExpertKernel {
+    Route(route::Routing),
+    RouteInput(route::Routing),
+    RouteWeight(route::Routing),
+    Dispatch { experts: usize, topk: usize, regions: usize },
+    DispatchInput { topk: usize },
+    Combine { topk: usize },
+    CombineInput { topk: usize },
+    Linear { experts: usize, regions: usize },
+    LinearInput { experts: usize, regions: usize },
+    LinearWeight { experts: usize, regions: usize },
+}
+
+/// What makes heads ready for attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum HeadKernel {
+    Norm { shape: head_norm::Shape, eps: f32 },
+    NormInput { shape: head_norm::Shape },
+    NormWeight { shape: head_norm::Shape },
+    Latent(latent::Shape),
+    LatentInput(latent::Shape),
+    Values(latent::Shape),
+    ValuesInput(latent::Shape),
 }
 
 /// A computation on images; how many there are shows in the operands.
@@ -95,6 +128,11 @@ impl AttentionShape {
 }
 
 impl Kernel {
+    /// The kernel, if it belongs to experts.
+    pub(crate) fn of_experts(&self) -> Option<ExpertKernel> {
+        if let Self::Expert(kernel) = self { Some(*kernel) } else { None }
+    }
+
     /// The computation of a part of an operator, or none if it cannot be run.
     pub(crate) fn of(kind: OpKind, part: Part) -> Option<Self> {
         let rotation = |heads: Heads, theta: f64| Rotation {
@@ -186,19 +224,88 @@ impl Kernel {
                 let input = images(Images::AveragePoolInput { channels });
                 [images(Images::AveragePool { channels }), input, None]
             }
-            OpKind::BlockSquares { parts } => [Some(Self::BlockSquares { parts }), None, None],
+            OpKind::BlockSquares { parts, experts } => {
+                [Some(Self::BlockSquares { parts, experts }), None, None]
+            }
             OpKind::TensorSquares => [Some(Self::TensorSquares), None, None],
             OpKind::Norm2 => [Some(Self::Norm2), None, None],
-            OpKind::AttentionBlock { heads: _, queries: _, keys: _, step: _ }
-            | OpKind::Route { experts: _, topk: _ }
-            | OpKind::Dispatch { experts: _, capacity: _ }
-            | OpKind::ExpertLinear { role: _, experts: _ }
-            | OpKind::Combine { topk: _ } => [None, None, None],
+            OpKind::Total => [Some(Self::Total), None, None],
+            OpKind::Route(routing) => {
+                let routing = routing_of(routing);
+                [
+                    Some(Self::Expert(ExpertKernel::Route(routing))),
+                    Some(Self::Expert(ExpertKernel::RouteInput(routing))),
+                    Some(Self::Expert(ExpertKernel::RouteWeight(routing))),
+                ]
+            }
+            OpKind::Dispatch { experts, topk, regions } => {
+                let [experts, topk, regions] = [experts, topk, regions].map(|n| n as usize);
+                let forward = ExpertKernel::Dispatch { experts, topk, regions };
+                let input = ExpertKernel::DispatchInput { topk };
+                [Some(Self::Expert(forward)), Some(Self::Expert(input)), None]
+            }
+            OpKind::Combine { topk } => {
+                let topk = topk as usize;
+                let [forward, input] =
+                    [ExpertKernel::Combine { topk }, ExpertKernel::CombineInput { topk }];
+                [Some(Self::Expert(forward)), Some(Self::Expert(input)), None]
+            }
+            OpKind::ExpertLinear { experts, regions, role: _, rows: _ } => {
+                let [experts, regions] = [experts, regions].map(|n| n as usize);
+                [
+                    Some(Self::Expert(ExpertKernel::Linear { experts, regions })),
+                    Some(Self::Expert(ExpertKernel::LinearInput { experts, regions })),
+                    Some(Self::Expert(ExpertKernel::LinearWeight { experts, regions })),
+                ]
+            }
+            OpKind::HeadNorm { heads: Heads { heads, kv_heads, head_dim }, eps } => {
+                let [heads, kv_heads, head_dim] = [heads, kv_heads, head_dim].map(|n| n as usize);
+                let shape = head_norm::Shape { heads, kv_heads, head_dim };
+                [
+                    Some(Self::Heads(HeadKernel::Norm { shape, eps: eps as f32 })),
+                    Some(Self::Heads(HeadKernel::NormInput { shape })),
+                    Some(Self::Heads(HeadKernel::NormWeight { shape })),
+                ]
+            }
+            OpKind::LatentHeads(heads) => {
+                let shape = latent_of(heads);
+                let [forward, input] = [HeadKernel::Latent(shape), HeadKernel::LatentInput(shape)];
+                [Some(Self::Heads(forward)), Some(Self::Heads(input)), None]
+            }
+            OpKind::LatentValues(heads) => {
+                let shape = latent_of(heads);
+                let [forward, input] = [HeadKernel::Values(shape), HeadKernel::ValuesInput(shape)];
+                [Some(Self::Heads(forward)), Some(Self::Heads(input)), None]
+            }
+            OpKind::AttentionBlock { heads: _, queries: _, keys: _, step: _ } => [None, None, None],
         };
         match part {
             Part::Forward => forward,
             Part::InputGradient => input,
             Part::WeightGradient => weight,
         }
+    }
+}
+
+fn routing_of(routing: Routing) -> route::Routing {
+    let Routing { experts, topk, sigmoid, scale, seq, capacity, balance } = routing;
+    route::Routing {
+        experts: experts as usize,
+        topk: topk as usize,
+        sigmoid,
+        scale: scale as f32,
+        seq: seq as usize,
+        capacity: capacity.map(|capacity| capacity as usize),
+        balance: balance as f32,
+    }
+}
+
+fn latent_of(heads: LatentHeads) -> latent::Shape {
+    latent::Shape {
+        heads: heads.heads as usize,
+        head_dim: heads.head_dim as usize,
+        rope: heads.rope as usize,
+        v_dim: heads.v_dim as usize,
+        theta: heads.theta,
     }
 }

@@ -16,6 +16,9 @@ pub struct IterationReport {
     pub loss_scale: Option<f32>,
     /// Whether its gradient left that range all the same, so that no weight was changed.
     pub skipped: bool,
+    /// Choices of tokens, over all layers, whose expert had its fill; none for models in which that
+    /// cannot happen. Exact up to 2²⁴.
+    pub dropped: Option<u64>,
     /// How long it took, from the end of the one before.
     pub seconds: f64,
     /// Tokens of the global batch a second.

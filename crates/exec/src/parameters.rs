@@ -4,7 +4,7 @@ use crate::error::ExecError;
 use crate::memory::{Memory, within};
 use crate::outcome::Parameters;
 use crate::place::Place;
-use crate::shard::runs;
+use crate::shard::runs_of;
 use crate::types::{Types, typed};
 use paceline_kernels::arena::ArenaError;
 use paceline_kernels::counter::Stream;
@@ -78,7 +78,7 @@ pub(crate) fn overlap(entry: &Entry, elements: &Range<u64>) -> Range<u64> {
 /// Writes the first values of the elements `held` of this rank's shard of an entry.
 fn fill(entry: &Entry, place: Place, seed: u64, held: &Range<u64>, values: &mut [f32]) {
     let stream = Stream::new(seed, &entry.name);
-    for run in runs(entry, place.tensor).into_iter().filter_map(|run| run.within(held)) {
+    for run in runs_of(entry, &place).into_iter().filter_map(|run| run.within(held)) {
         let start = (run.local - held.start) as usize;
         let values = &mut values[start..start + run.len as usize];
         match (run.logical, entry.init) {
@@ -135,7 +135,7 @@ impl Holding {
             bucket.entries.iter().flat_map(move |entry| {
                 let resting = resting.clone();
                 let held = overlap(entry, &resting);
-                let runs = runs(entry, self.place.tensor).into_iter();
+                let runs = runs_of(entry, &self.place).into_iter();
                 runs.filter_map(move |run| run.within(&held)).filter_map(move |run| {
                     let start = (entry.offset + run.local - resting.start) as usize;
                     let values = &values[start..start + run.len as usize];

@@ -179,9 +179,9 @@ impl Ears {
 
 impl Sight {
     fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(24);
+        let mut bytes = Vec::with_capacity(32);
         bytes.extend(self.iteration.to_le_bytes());
-        for value in [self.loss, self.norm] {
+        for value in [self.loss, self.norm, self.dropped] {
             bytes.push(u8::from(value.is_some()));
             bytes.extend(value.unwrap_or(0.0).to_le_bytes());
         }
@@ -192,13 +192,15 @@ impl Sight {
     fn decode(bytes: &[u8]) -> Option<Self> {
         let (iteration, rest) = bytes.split_first_chunk::<4>()?;
         let (loss, rest) = rest.split_first_chunk::<5>()?;
-        let (norm, took) = rest.split_first_chunk::<5>()?;
+        let (norm, rest) = rest.split_first_chunk::<5>()?;
+        let (dropped, took) = rest.split_first_chunk::<5>()?;
         let value =
             |[there, a, b, c, d]: [u8; 5]| (there != 0).then(|| f32::from_le_bytes([a, b, c, d]));
         Some(Self {
             iteration: u32::from_le_bytes(*iteration),
             loss: value(*loss),
             norm: value(*norm),
+            dropped: value(*dropped),
             took: Seconds(f64::from_le_bytes(took.try_into().ok()?)),
         })
     }

@@ -1,6 +1,7 @@
 //! Where a rank stands, as far as its arithmetic depends on it.
 
 use paceline_plan::ids::{GroupId, Rank};
+use paceline_plan::mesh::{Axis, GroupKind};
 use paceline_plan::program::{Bucket, Plan};
 use std::ops::Range;
 
@@ -36,8 +37,14 @@ pub(crate) struct Place {
     pub(crate) tensor: Part,
     /// Its part of every sequence, in a zigzag.
     pub(crate) context: Part,
+    /// Its part of the experts.
+    pub(crate) experts: Part,
+    /// Its part of every expert's matrices.
+    pub(crate) expert_tensor: Part,
     /// Its part of what the update is dealt out in.
     pub(crate) update: Part,
+    /// The same of experts that other ranks hold than the rest.
+    pub(crate) expert_update: Part,
 }
 
 impl Place {
@@ -47,13 +54,34 @@ impl Place {
         let tensor = at.map_or(Part::WHOLE, |at| Part { index: at.tp, count: plan.mesh.tp.max(1) });
         let context =
             at.map_or(Part::WHOLE, |at| Part { index: at.cp, count: plan.mesh.cp.max(1) });
-        let shard = plan.program(rank).buckets.iter().find_map(|bucket| bucket.shard);
+        let along = |axis: Axis| {
+            let index = rank.0 / plan.mesh.stride(axis) % plan.mesh.axis(axis);
+            at.map_or(Part::WHOLE, |_| Part { index, count: plan.mesh.axis(axis) })
+        };
+        let mut shards = plan.program(rank).buckets.iter().filter_map(|bucket| bucket.shard);
+        let is_expert = |group: &GroupId| plan.group(*group) == GroupKind::Axis(Axis::Edp);
+        let dense = shards.clone().find(|group| !is_expert(group));
+        let experts = shards.find(is_expert);
+        let update =
+            |shard: Option<GroupId>| shard.map_or(Part::WHOLE, |group| part(plan, rank, group));
         Self {
             rank,
             replica: at.map_or(0, |at| at.dp),
             tensor,
             context,
-            update: shard.map_or(Part::WHOLE, |group| part(plan, rank, group)),
+            experts: along(Axis::Ep),
+            expert_tensor: along(Axis::Etp),
+            update: update(dense),
+            expert_update: update(experts),
+        }
+    }
+
+    /// Its part of what is dealt out in so many, among the replicas of experts or of the rest.
+    pub(crate) fn part_of(&self, parts: u32, experts: bool) -> Part {
+        match (parts > 1, experts) {
+            (false, _) => Part::WHOLE,
+            (true, true) => self.expert_update,
+            (true, false) => self.update,
         }
     }
 
@@ -70,7 +98,12 @@ impl Place {
 
     /// The elements of a bucket that this rank updates.
     pub(crate) fn owned(&self, bucket: &Bucket) -> Range<u64> {
-        if bucket.shard.is_some() { self.update.range(bucket.elements) } else { 0..bucket.elements }
+        let experts = bucket.entries.first().is_some_and(|entry| entry.experts > 0);
+        match (bucket.shard.is_some(), experts && self.expert_update.count > 1) {
+            (false, _) => 0..bucket.elements,
+            (true, true) => self.expert_update.range(bucket.elements),
+            (true, false) => self.update.range(bucket.elements),
+        }
     }
 }
 

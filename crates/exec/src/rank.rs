@@ -78,6 +78,8 @@ pub(crate) struct Sight {
     pub(crate) loss: Option<f32>,
     /// The norm of the gradient.
     pub(crate) norm: Option<f32>,
+    /// Choices whose expert had its fill.
+    pub(crate) dropped: Option<f32>,
     /// How long the iteration took, from the end of the one before.
     pub(crate) took: Seconds,
 }
@@ -471,9 +473,10 @@ impl<'a> Rank<'a> {
         };
         let outputs = self.program.outputs;
         let (loss, norm) = (read(outputs.loss)?, read(outputs.norm)?);
+        let dropped = read(outputs.dropped)?;
         let now = self.lanes.now();
         let took = now - std::mem::replace(ended, now);
-        Ok(Sight { iteration, loss, norm, took })
+        Ok(Sight { iteration, loss, norm, dropped, took })
     }
 
     fn scalar(&self, buffer: BufferId, running: u64) -> Result<f32, ArenaError> {

@@ -26,6 +26,8 @@ struct Open {
     /// The sum of the losses, and how long the iteration took.
     loss: Option<(f32, f64)>,
     norm: Option<f32>,
+    /// Told together with the loss.
+    dropped: Option<f32>,
 }
 
 impl Reports {
@@ -65,17 +67,21 @@ impl Reports {
         let known = self.open.iter().position(|open| open.iteration == sight.iteration);
         let at = known.unwrap_or_else(|| {
             // Each speaker tells of one iteration after the other.
-            self.open.push_back(Open { iteration: sight.iteration, loss: None, norm: None });
+            let iteration = sight.iteration;
+            self.open.push_back(Open { iteration, loss: None, norm: None, dropped: None });
             self.open.len() - 1
         });
         let open = &mut self.open[at];
         if self.loss == Some(rank) {
             open.loss = sight.loss.map(|loss| (loss, sight.took.0));
+            open.dropped = sight.dropped;
         }
         if self.norm == Some(rank) {
             open.norm = sight.norm;
         }
-        while let Some(&Open { iteration, loss: Some((sum, seconds)), norm }) = self.open.front() {
+        while let Some(&Open { iteration, loss: Some((sum, seconds)), norm, dropped }) =
+            self.open.front()
+        {
             if norm.is_none() && self.norm.is_some() {
                 break;
             }
@@ -90,6 +96,7 @@ impl Reports {
                 grad_norm,
                 loss_scale,
                 skipped,
+                dropped: dropped.map(|dropped| dropped as u64),
                 seconds,
                 tokens_per_s: self.tokens as f64 / seconds,
             };

@@ -1,6 +1,6 @@
 //! Which logical elements of a tensor a rank holds, and where.
 
-use crate::place::Part;
+use crate::place::{Part, Place};
 use paceline_plan::program::Entry;
 use paceline_plan::spec::{Layout, Placement};
 use std::ops::Range;
@@ -38,11 +38,40 @@ pub(crate) fn is_holdable(placement: Placement) -> bool {
     }
 }
 
+/// The shard of an entry that a rank holds, in order.
+///
+/// Of experts, which stand below each other, it is those that are dealt out to the rank, each of them cut
+/// as other tensors are.
+pub(crate) fn runs_of(entry: &Entry, place: &Place) -> Vec<Run> {
+    if entry.experts == 0 {
+        return runs(entry, place.tensor);
+    }
+    let [rows, columns] = entry.dims;
+    let here = entry.experts / u64::from(place.experts.count);
+    let first = u64::from(place.experts.index) * here;
+    let one = Entry {
+        dims: [rows / entry.experts, columns],
+        local: [entry.local[0] / here.max(1), entry.local[1]],
+        experts: 0,
+        ..entry.clone()
+    };
+    let cut = runs(&one, place.expert_tensor);
+    let of = |expert: u64| {
+        let (local, logical) = (expert * one.elements(), (first + expert) * one.dims[0] * columns);
+        cut.iter().map(move |run| Run {
+            local: run.local + local,
+            len: run.len,
+            logical: run.logical.map(|at| at + logical),
+        })
+    };
+    (0..here).flat_map(of).collect()
+}
+
 /// The shard of an entry that part `tensor` of the tensor-parallel axis holds, in order.
 ///
 /// A cut dimension consists of blocks, each dealt out contiguously. What a block lacks to be shared
 /// equally is padding at the end of the last parts.
-pub(crate) fn runs(entry: &Entry, tensor: Part) -> Vec<Run> {
+fn runs(entry: &Entry, tensor: Part) -> Vec<Run> {
     let cut = match entry.tp {
         Placement::Shard { dim, .. } => usize::from(dim),
         Placement::Replicate | Placement::Partial(_) | Placement::FlatShard => {
@@ -102,6 +131,7 @@ mod tests {
             name: "t".into(),
             dims,
             blocks: blocks.to_vec(),
+            experts: 0,
             tp,
             local,
             offset: 0,

@@ -22,14 +22,7 @@ use paceline_plan::strategy::{OptimizerKind, Strategy};
 use std::ops::Range;
 
 /// Sums of squares of a bucket's blocks, of which this rank may hold a part; those of others are zero.
-pub(crate) fn block_squares<G: Element>(
-    pool: &Pool,
-    place: Place,
-    parts: u32,
-    grads: &[G],
-    sums: &mut [f32],
-) {
-    let part = if parts > 1 { place.update } else { Part::WHOLE };
+pub(crate) fn block_squares<G: Element>(pool: &Pool, part: Part, grads: &[G], sums: &mut [f32]) {
     let blocks = part.range(sums.len() as u64);
     let blocks = blocks.start as usize..blocks.end as usize;
     let block = BLOCK as usize;
@@ -57,7 +50,9 @@ pub(crate) fn tensor_squares(place: Place, program: &Program, blocks: &[f32], su
                 Placement::Replicate => true,
                 Placement::Shard { .. } | Placement::Partial(_) | Placement::FlatShard => false,
             };
-            if entry.counted && (!whole || place.tensor.index == 0) {
+            // Every rank has other experts, or another part of them, than those it adds up with.
+            let first = place.tensor.index == 0 || entry.experts > 0;
+            if entry.counted && (!whole || first) {
                 let first = before + entry.offset / BLOCK;
                 let count = entry.elements().div_ceil(BLOCK);
                 let of_tensor = &blocks[first as usize..(first + count) as usize];
@@ -384,24 +379,18 @@ impl Held<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paceline_plan::ids::Rank;
-
-    fn place(index: u32, count: u32) -> Place {
-        let update = Part { index, count };
-        let (tensor, context) = (Part::WHOLE, Part::WHOLE);
-        Place { rank: Rank(index), replica: 0, tensor, context, update }
-    }
 
     #[test]
     fn parts_fill_their_blocks_and_leave_the_others_zero() {
         let block = BLOCK as usize;
         let grads: Vec<f32> = (0..4 * block).map(|i| (i / block + 1) as f32).collect();
         let mut whole = [f32::NAN; 4];
-        block_squares(&Pool::single(), place(0, 1), 1, &grads, &mut whole);
+        block_squares(&Pool::single(), Part::WHOLE, &grads, &mut whole);
         assert_eq!(whole, [1024.0, 4096.0, 9216.0, 16384.0]);
         for (of_whole, grads) in [(true, &grads[..]), (false, &grads[2 * block..])] {
             let mut part = [f32::NAN; 4];
-            block_squares(&Pool::single(), place(1, 2), 2, grads, &mut part);
+            let second = Part { index: 1, count: 2 };
+            block_squares(&Pool::single(), second, grads, &mut part);
             assert_eq!(part, [0.0, 0.0, 9216.0, 16384.0], "of the whole: {of_whole}");
         }
     }

@@ -2,6 +2,8 @@
 //! in double precision.
 
 mod common;
+#[path = "reference/experts.rs"]
+mod experts;
 
 use common::*;
 use paceline_exec::data::{Corpus, sample_start};
@@ -14,23 +16,31 @@ type Weights = BTreeMap<String, Vec<f64>>;
 /// One row per token.
 type Rows = Vec<Vec<f64>>;
 
-/// The mean loss of the first iteration's samples.
-fn loss(model: &Model, weights: &Weights, samples: u64, seed: u64) -> f64 {
+/// The mean loss of the first iteration's samples, and the same with what balances experts' loads.
+fn loss(model: &Model, weights: &Weights, samples: u64, seed: u64) -> (f64, f64) {
     let corpus = Corpus::new(model.vocab as u32, seed).unwrap();
     let sample_loss = |sample: u64| {
         let start = sample_start(0, sample, samples, model.seq);
         let mut text = vec![0; model.seq as usize + 1];
         corpus.fill(start, &mut text);
-        let logits = logits(model, weights, &text[..model.seq as usize]);
+        let (logits, balance) = logits(model, weights, &text[..model.seq as usize]);
         let of_token = |(row, &target): (&Vec<f64>, &u32)| {
             row.iter().map(|l| l.exp()).sum::<f64>().ln() - row[target as usize]
         };
-        logits.iter().zip(&text[1..]).map(of_token).sum::<f64>()
+        let sum = logits.iter().zip(&text[1..]).map(of_token).sum::<f64>();
+        (sum / model.seq as f64, balance)
     };
-    (0..samples).map(sample_loss).sum::<f64>() / (samples * model.seq) as f64
+    let (mut loss, mut balance) = (0.0, 0.0);
+    for (of_tokens, of_loads) in (0..samples).map(sample_loss) {
+        loss += of_tokens / samples as f64;
+        balance += of_loads / samples as f64;
+    }
+    (loss, loss + model.experts.balance * balance)
 }
 
-fn logits(model: &Model, weights: &Weights, tokens: &[u32]) -> Rows {
+/// The logits of a sequence, and how uneven its experts' loads are, summed over layers.
+fn logits(model: &Model, weights: &Weights, tokens: &[u32]) -> (Rows, f64) {
+    let mut balance = 0.0;
     let width = model.d_model as usize;
     let row = |name: &str, i: usize| weights[name][i * width..(i + 1) * width].to_vec();
     let mut x: Rows = tokens.iter().map(|&t| row("embedding.table.weight", t as usize)).collect();
@@ -46,29 +56,105 @@ fn logits(model: &Model, weights: &Weights, tokens: &[u32]) -> Rows {
             x = each(linear(weights, &name("down"), &x), |v| v.max(0.0));
             continue;
         }
-        let qkv = linear(weights, &name("qkv"), &norm(model, weights, &name("norm1"), &x));
-        let out = linear(weights, &name("attention_out"), &attention(model, qkv));
-        x.iter_mut().zip(&out).for_each(|(x, y)| add(x, y));
-        let up = linear(weights, &name("up"), &norm(model, weights, &name("norm2"), &x));
-        let active = match model.activation {
-            Activation::Gelu => each(up, gelu),
-            Activation::SwiGlu => up.iter().map(|row| swiglu(row)).collect(),
-            Activation::Relu => each(up, |v| v.max(0.0)),
-            Activation::SquaredRelu => each(up, |v| v.max(0.0).powi(2)),
+        let normed = norm(model, weights, &name("norm1"), &x);
+        let attended = match model.latent.is_none() {
+            true => attention(model, qkv(model, weights, &name, &normed)),
+            false => latent(model, weights, &name, &normed),
         };
-        let down = linear(weights, &name("down"), &active);
-        x.iter_mut().zip(&down).for_each(|(x, y)| add(x, y));
+        let out = linear(weights, &name("attention_out"), &attended);
+        x.iter_mut().zip(&out).for_each(|(x, y)| add(x, y));
+        let normed = norm(model, weights, &name("norm2"), &x);
+        let fed = if layer < model.layers - model.expert_layers() {
+            feed_forward(model, weights, &name(""), &normed)
+        } else {
+            let (fed, imbalance) = experts::layer(model, weights, &name, &normed);
+            balance += imbalance;
+            fed
+        };
+        x.iter_mut().zip(&fed).for_each(|(x, y)| add(x, y));
     }
     if model.kind != ModelKind::Mlp {
         x = norm(model, weights, "head.norm", &x);
     }
     let table = if model.tied { "embedding.table" } else { "head.table" };
-    linear(weights, table, &x)
+    (linear(weights, table, &x), balance)
+}
+
+fn feed_forward(model: &Model, weights: &Weights, prefix: &str, x: &Rows) -> Rows {
+    let up = linear(weights, &format!("{prefix}up"), x);
+    linear(weights, &format!("{prefix}down"), &activated(model, up))
+}
+
+fn activated(model: &Model, up: Rows) -> Rows {
+    match model.activation {
+        Activation::Gelu => each(up, gelu),
+        Activation::SwiGlu => up.iter().map(|row| swiglu(row)).collect(),
+        Activation::Relu => each(up, |v| v.max(0.0)),
+        Activation::SquaredRelu => each(up, |v| v.max(0.0).powi(2)),
+    }
+}
+
+fn qkv(model: &Model, weights: &Weights, name: &dyn Fn(&str) -> String, x: &Rows) -> Rows {
+    let [heads, kv_heads, dim] = [model.heads, model.kv_heads, model.head_dim].map(|n| n as usize);
+    let mut qkv = linear(weights, &name("qkv"), x);
+    if model.qk_norm {
+        for head in qkv.iter_mut().flat_map(|row| {
+            row[..(heads + kv_heads) * dim].chunks_mut(dim).enumerate().collect::<Vec<_>>()
+        }) {
+            let gain = if head.0 < heads { "q_norm" } else { "k_norm" };
+            let normed = norm(model, weights, &name(gain), &vec![head.1.to_vec()]);
+            head.1.copy_from_slice(&normed[0]);
+        }
+    }
+    qkv
+}
+
+/// Attention from latent vectors: plain heads, with values as wide as they are.
+fn latent(model: &Model, weights: &Weights, name: &dyn Fn(&str) -> String, x: &Rows) -> Rows {
+    let [heads, dim] = [model.heads, model.head_dim].map(|n| n as usize);
+    let [rope, v_dim] = [model.latent.qk_rope, model.latent.v_dim].map(|n| n as usize);
+    let plain = dim - rope;
+    let through = |down: &str, of: &str, up: &str| {
+        let down = norm(model, weights, &name(of), &linear(weights, &name(down), x));
+        linear(weights, &name(up), &down)
+    };
+    let (q, kv) = (through("q_down", "q_norm", "q_up"), through("kv_down", "kv_norm", "kv_up"));
+    let turned = linear(weights, &name("k_rope"), x);
+    let turn = |position: usize, x: &[f64]| {
+        let mut y = x.to_vec();
+        for i in 0..rope / 2 {
+            let angle = position as f64 * model.rope_theta.powf(-2.0 * i as f64 / rope as f64);
+            let (sin, cos) = angle.sin_cos();
+            y[i] = x[i] * cos - x[i + rope / 2] * sin;
+            y[i + rope / 2] = x[i + rope / 2] * cos + x[i] * sin;
+        }
+        y
+    };
+    let own = |row: usize, head: usize| &kv[row][head * (plain + v_dim)..][..plain + v_dim];
+    let attend = |row: usize| {
+        let mut out = Vec::new();
+        for head in 0..heads {
+            let query = &q[row][head * dim..][..dim];
+            let query = [&query[..plain], &turn(row, &query[plain..])].concat();
+            let score = |at: usize| {
+                let key = [&own(at, head)[..plain], &turn(at, &turned[at])].concat();
+                (dot(&query, &key) / (dim as f64).sqrt()).exp()
+            };
+            let scores: Vec<f64> = (0..=row).map(score).collect();
+            let total: f64 = scores.iter().sum();
+            out.extend((0..v_dim).map(|v| {
+                let values = scores.iter().enumerate().map(|(i, s)| s * own(i, head)[plain + v]);
+                values.sum::<f64>() / total
+            }));
+        }
+        out
+    };
+    (0..x.len()).map(attend).collect()
 }
 
 fn attention(model: &Model, mut qkv: Rows) -> Rows {
     let [heads, kv_heads, dim] = [model.heads, model.kv_heads, model.head_dim].map(|n| n as usize);
-    if model.kind == ModelKind::Llama {
+    if model.kind.is_rotary() {
         for (position, row) in qkv.iter_mut().enumerate() {
             for head in row[..(heads + kv_heads) * dim].chunks_mut(dim) {
                 for i in 0..dim / 2 {
@@ -160,7 +246,8 @@ fn moved(weights: &Weights, name: &str, direction: &[f64], by: f64) -> Weights {
 /// changes it by less.
 #[test]
 fn losses_and_gradients_are_those_of_the_formulas() {
-    for model in [tiny_gpt(true), tiny_gpt(false), tiny_llama(), tiny_mlp()] {
+    let dense = [tiny_gpt(true), tiny_gpt(false), tiny_llama(), tiny_mlp()];
+    for model in dense.into_iter().chain([tiny_moe(), dropless_moe(), latent_moe()]) {
         let one = Strategy { optimizer: OptimizerKind::Sgd, ..strategy(2, 1, 2) };
         let after = |iterations: u32, lr: f64| {
             let options = TrainOptions {
@@ -180,17 +267,19 @@ fn losses_and_gradients_are_those_of_the_formulas() {
         let run = after(1, 1.0);
         let end = wide(run.parameters.unwrap());
 
-        let expected = loss(&model, &start, 2, 3);
+        let (expected, _) = loss(&model, &start, 2, 3);
         let found = f64::from(run.iterations[0].loss);
         assert!((found / expected - 1.0).abs() < 1e-6, "{}: {found}, {expected}", model.name());
 
         let mut squares = 0.0;
-        for (name, before) in &start {
+        // A bias for the choice alone follows the experts' loads, not the loss.
+        for (name, before) in start.iter().filter(|(name, _)| !name.ends_with("router.bias")) {
             let gradient: Vec<f64> = before.iter().zip(&end[name]).map(|(a, b)| a - b).collect();
             let square = dot(&gradient, &gradient);
             squares += square;
-            let by = 1e-4 / square.sqrt().max(1e-6);
-            let at = |by: f64| loss(&model, &moved(&start, name, &gradient, by), 2, 3);
+            // A step that is so small hardly changes the choice of any expert.
+            let by = 1e-6 / square.sqrt().max(1e-6);
+            let at = |by: f64| loss(&model, &moved(&start, name, &gradient, by), 2, 3).1;
             let slope = (at(by) - at(-by)) / (2.0 * by);
             let error = (slope - square).abs();
             assert!(

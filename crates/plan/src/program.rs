@@ -80,6 +80,15 @@ impl Plan {
         most.0 / self.strategy.microbatches().max(1)
     }
 
+    /// The ranks that hold the same of a bucket.
+    pub fn holders(&self, bucket: &Bucket) -> GroupKind {
+        let experts = bucket.entries.first().is_some_and(|entry| entry.experts > 0);
+        match experts && self.strategy.experts_apart() {
+            true => GroupKind::Axis(Axis::Edp),
+            false => GroupKind::Replicas,
+        }
+    }
+
     /// A group's kind.
     pub fn group(&self, id: GroupId) -> GroupKind {
         self.groups[id.index()]
@@ -157,6 +166,8 @@ pub struct Outputs {
     pub loss: Option<BufferId>,
     /// The norm of the gradient.
     pub norm: Option<BufferId>,
+    /// By layer, the choices of tokens that found no room with their expert.
+    pub dropped: Option<BufferId>,
 }
 
 impl Program {
@@ -437,6 +448,9 @@ pub struct Entry {
     pub dims: [u64; 2],
     /// Sizes of the blocks along the cut dimension; empty for one.
     pub blocks: Vec<u64>,
+    /// How many experts' matrices stand below each other, none for what is no expert's. They are dealt
+    /// out along `ep`, and each of them is then placed along `etp`; `blocks` are those of one.
+    pub experts: u64,
     /// What a tensor-parallel rank holds of it.
     pub tp: Placement,
     /// Local dimensions, padding of an uneven vocabulary included.

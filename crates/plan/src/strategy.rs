@@ -45,6 +45,10 @@ pub struct Strategy {
     /// Whether batch norms are over the microbatches of all replicas together.
     #[serde(default)]
     pub sync_batch_norm: bool,
+    /// How many times its equal share of a rank's tokens another rank's experts have room for, where
+    /// experts take all that come. More than that ends a run.
+    #[serde(default = "equal_share")]
+    pub expert_room: f64,
     /// Type of weights and activations.
     pub dtype: DType,
     /// Type of gradients, in memory and on the wire.
@@ -63,6 +67,11 @@ pub struct Strategy {
     pub overlap: bool,
     /// What updates the weights.
     pub optimizer: OptimizerKind,
+}
+
+/// Room for what comes if all experts are equally liked.
+fn equal_share() -> f64 {
+    1.0
 }
 
 impl Default for Strategy {
@@ -84,6 +93,7 @@ impl Default for Strategy {
             recompute: Recompute::None,
             split: Split::Cost,
             sync_batch_norm: false,
+            expert_room: equal_share(),
             dtype: DType::F32,
             grad_dtype: DType::F32,
             order: Order::Canonical,
@@ -109,6 +119,12 @@ impl Strategy {
             etp: self.etp,
             servers: self.sync.servers(),
         }
+    }
+
+    /// Whether experts are held by other ranks than the rest of a layer, or their gradients summed over
+    /// others.
+    pub fn experts_apart(&self) -> bool {
+        self.ep > 1 || self.etp > 1 || self.tp > 1
     }
 
     /// Microbatches of one replica in one iteration.

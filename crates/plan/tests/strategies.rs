@@ -2,7 +2,9 @@
 
 use paceline_plan::collective::{Algorithm, Order};
 use paceline_plan::lower::lower;
-use paceline_plan::model::{Activation, Model, ModelKind, Shape, built_in};
+use paceline_plan::model::{
+    Activation, Experts, Latent, Model, ModelKind, Router, Shape, built_in,
+};
 use paceline_plan::schedule::{ScheduleKind, Versions};
 use paceline_plan::strategy::{OptimizerKind, Recompute, Split, Strategy as Layout, Sync, Zero};
 use paceline_plan::units::Bytes;
@@ -10,7 +12,8 @@ use paceline_plan::{DType, text, validate};
 use proptest::prelude::*;
 
 fn model() -> impl Strategy<Value = Model> {
-    let kinds = prop_oneof![Just(ModelKind::Mlp), Just(ModelKind::Gpt2), Just(ModelKind::Llama)];
+    let of_tokens = ModelKind::ALL.into_iter().filter(|kind| *kind != ModelKind::Resnet);
+    let kinds = prop::sample::select(of_tokens.collect::<Vec<_>>());
     (kinds, 2u64..7, any::<bool>(), 60u64..70).prop_map(|(kind, layers, tied, vocab)| {
         let attention = kind != ModelKind::Mlp;
         let shape = Shape {
@@ -28,13 +31,51 @@ fn model() -> impl Strategy<Value = Model> {
             activation: match kind {
                 ModelKind::Mlp | ModelKind::Resnet => Activation::Relu,
                 ModelKind::Gpt2 => Activation::Gelu,
-                ModelKind::Llama => Activation::SwiGlu,
+                ModelKind::Llama | ModelKind::Moe => Activation::SwiGlu,
             },
             norm_eps: if attention { 1e-5 } else { 0.0 },
-            rope_theta: if kind == ModelKind::Llama { 1e4 } else { 0.0 },
+            rope_theta: if kind.is_rotary() { 1e4 } else { 0.0 },
+            qk_norm: kind == ModelKind::Moe && vocab % 3 == 0,
+            experts: if kind == ModelKind::Moe { experts(vocab) } else { Experts::default() },
+            latent: match kind {
+                ModelKind::Moe if vocab % 3 == 1 => {
+                    Latent { q_lora: 8, kv_lora: 4, qk_rope: 2, v_dim: 2 }
+                }
+                _ => Latent::default(),
+            },
         };
         Model::new("random", shape).unwrap()
     })
+}
+
+/// Experts of every kind, by some number.
+fn experts(number: u64) -> Experts {
+    Experts {
+        experts: 4,
+        topk: 1 + number % 2,
+        shared_experts: number % 3,
+        dense_layers: number / 2 % 2,
+        dense_ffn: number / 2 % 2 * 16,
+        router: Router::ALL[(number / 3 % 2) as usize],
+        route_scale: 1.0,
+        capacity: (number / 4 % 2) as f64,
+        balance: 0.01,
+    }
+}
+
+/// A strategy as a model with experts can follow it, with its experts cut.
+fn with_experts(model: &Model, layout: Layout, (ep, etp): (u32, u32)) -> Layout {
+    if model.kind != ModelKind::Moe {
+        return layout;
+    }
+    let ranks = layout.dp * layout.tp;
+    let ep = if layout.sync == Sync::AllReduce { (1 << ep).min(ranks) } else { 1 };
+    let etp = if layout.sync == Sync::AllReduce { (1 << etp).min(ranks / ep) } else { 1 };
+    let layout = Layout { ep, etp, sp: layout.tp > 1, expert_room: 1.5, ..layout };
+    if !layout.experts_apart() {
+        return layout;
+    }
+    Layout { zero: layout.zero.min(Zero::Optimizer), optimizer: OptimizerKind::AdamW, ..layout }
 }
 
 prop_compose! {
@@ -99,7 +140,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn random_legal_strategies_lower_to_valid_plans(model in model(), strategy in strategy()) {
+    fn random_legal_strategies_lower_to_valid_plans(
+        model in model(),
+        strategy in strategy(),
+        cut in (0u32..3, 0u32..2),
+    ) {
+        let strategy = with_experts(&model, strategy, cut);
         let stages = u64::from(strategy.pp) * u64::from(strategy.schedule.chunks());
         prop_assume!(stages <= model.layers + 2);
         let plan = lower(&model, &strategy).map_err(|e| TestCaseError::fail(e.to_string()))?;
@@ -129,6 +175,9 @@ fn a_long_v_does_not_wait_for_itself() {
         activation: Activation::Gelu,
         norm_eps: 1e-5,
         rope_theta: 0.0,
+        qk_norm: false,
+        experts: Experts::default(),
+        latent: Latent::default(),
     };
     let model = Model::new("long", shape).unwrap();
     for (pp, microbatches) in [(8, 16), (8, 17), (8, 40), (7, 20), (5, 12)] {
@@ -160,6 +209,9 @@ fn pipelines_without_flush_lower_to_valid_plans() {
         activation: Activation::SwiGlu,
         norm_eps: 1e-5,
         rope_theta: 1e4,
+        qk_norm: false,
+        experts: Experts::default(),
+        latent: Latent::default(),
     };
     let model = Model::new("random", shape).unwrap();
     let batches = [(Versions::Stashed, 1), (Versions::Two, 4), (Versions::Two, 7)];

@@ -3,7 +3,7 @@
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern};
 use paceline_plan::lower::lower;
-use paceline_plan::model::{Activation, Model, ModelKind, Shape, built_in};
+use paceline_plan::model::{Activation, Experts, Latent, Model, ModelKind, Shape, built_in};
 use paceline_plan::program::MemoryKind;
 use paceline_plan::schedule::{self, ScheduleKind, Slots};
 use paceline_plan::strategy::{Strategy, Sync, Zero};
@@ -27,6 +27,9 @@ fn even_model(layers: u64) -> Model {
         activation: Activation::SwiGlu,
         norm_eps: 1e-5,
         rope_theta: 10000.0,
+        qk_norm: false,
+        experts: Experts::default(),
+        latent: Latent::default(),
     };
     Model::new("even", shape).unwrap()
 }

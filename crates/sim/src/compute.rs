@@ -97,7 +97,9 @@ impl<'a> Roofline<'a> {
         let cost = template.cost(op);
         let mut work = match op.kind {
             OpKind::Linear { role } => self.linear(template, op, role, &cost),
-            OpKind::ExpertLinear { role, experts: _ } => self.linear(template, op, role, &cost),
+            OpKind::ExpertLinear { experts, rows, .. } => {
+                self.expert_linear(template, op, (experts, rows), &cost)
+            }
             OpKind::Conv { window } => self.conv(template, op, window, &cost),
             OpKind::Attention { heads, seq } => {
                 let tokens = template.operands[usize::from(op.inputs[0])].dims[0];
@@ -125,12 +127,16 @@ impl<'a> Roofline<'a> {
             | OpKind::BatchNorm { .. }
             | OpKind::MaxPool { .. }
             | OpKind::AveragePool { .. }
-            | OpKind::Route { .. }
+            | OpKind::Route(_)
+            | OpKind::HeadNorm { .. }
+            | OpKind::LatentHeads(_)
+            | OpKind::LatentValues(_)
             | OpKind::Dispatch { .. }
             | OpKind::Combine { .. }
             | OpKind::BlockSquares { .. }
             | OpKind::TensorSquares
-            | OpKind::Norm2 => self.traffic(template, op, &cost),
+            | OpKind::Norm2
+            | OpKind::Total => self.traffic(template, op, &cost),
         };
         if work.kernels > 0 {
             work.add(self.fill(template, op));
@@ -146,7 +152,7 @@ impl<'a> Roofline<'a> {
         let [outputs, inputs] = dims(op.params.first());
         // The logits stay in the activations' type: they decide the loss, and fp8 is too coarse.
         let dtype = match (self.dtype, role) {
-            (DType::Fp8, LinearRole::Head) => DType::Bf16,
+            (DType::Fp8, LinearRole::Head | LinearRole::Router) => DType::Bf16,
             (dtype, _) => dtype,
         };
         let product = match op.part {
@@ -194,6 +200,43 @@ impl<'a> Roofline<'a> {
             Part::WeightGradient => Product { rows: filters, columns: seen, depth: places },
         };
         self.product(product, 1.0, 1.0, self.activation(), cost.bytes.as_f64())
+    }
+
+    /// One product for each expert, in one kernel, on an equal share of the tokens.
+    fn expert_linear(
+        &self,
+        template: &Template,
+        op: &LocalOp,
+        (experts, rows): (u64, u64),
+        cost: &Cost,
+    ) -> Work {
+        let weight = op.params.first().map_or([1, 1], |&i| template.operands[usize::from(i)].dims);
+        let experts = experts.max(1);
+        let (each, outputs, inputs) = (rows.div_ceil(experts), weight[0] / experts, weight[1]);
+        let product = match op.part {
+            Part::Forward => Product { rows: each, columns: outputs, depth: inputs },
+            Part::InputGradient => Product { rows: each, columns: inputs, depth: outputs },
+            Part::WeightGradient => Product { rows: outputs, columns: inputs, depth: each },
+        };
+        let aligned = if self.device.is_accelerator() {
+            product::alignment([outputs, inputs], self.dtype)
+        } else {
+            1.0
+        };
+        let bytes = cost.bytes.as_f64();
+        let mut work = self.product(product, experts as f64, aligned, self.dtype, bytes);
+        let elements = |width: u64| rows as f64 * width as f64;
+        let weights = weight[0] as f64 * weight[1] as f64;
+        if self.dtype == DType::Fp8 {
+            let moved = self.casts(op.part, elements(inputs), elements(outputs), weights);
+            work.add(self.streaming(moved / CAST));
+        }
+        if op.part == Part::WeightGradient && !self.profile.fused_accumulation {
+            let gradient = op.params.first().map(|&i| template.operands[usize::from(i)].dtype);
+            let per_element = 2 * gradient.map_or(4, DType::size) + self.activation().size();
+            work.add(self.streaming(weights * per_element as f64));
+        }
+        work
     }
 
     /// Bytes that making a product's fp8 operands moves.

@@ -5,10 +5,9 @@ use crate::memory::{Memory, within};
 use crate::parameters::{overlap, resting};
 use crate::place::Place;
 use crate::safetensors::Contents;
-use crate::shard::runs;
+use crate::shard::runs_of;
 use paceline_kernels::arena::Span;
 use paceline_plan::DType;
-use paceline_plan::mesh::GroupKind;
 use paceline_plan::program::{Bucket, Entry, Plan, Program, View};
 use paceline_plan::spec::Placement;
 use std::collections::BTreeMap;
@@ -118,7 +117,7 @@ pub(super) fn each_run(
     mut each: impl FnMut(u64, u64, u64),
 ) {
     let held = overlap(entry, elements);
-    for run in runs(entry, place.tensor).into_iter().filter_map(|run| run.within(&held)) {
+    for run in runs_of(entry, &place).into_iter().filter_map(|run| run.within(&held)) {
         if let Some(logical) = run.logical {
             each(run.local, logical, run.len);
         }
@@ -130,7 +129,7 @@ fn share(plan: &Plan, place: Place, bucket: &Bucket) -> Range<u64> {
     if bucket.shard.is_some() {
         return place.owned(bucket);
     }
-    let replicas = plan.mesh.members(GroupKind::Replicas, place.rank);
+    let replicas = plan.mesh.members(plan.holders(bucket), place.rank);
     let index = replicas.iter().position(|&rank| rank == place.rank).unwrap_or(0) as u64;
     let cut = |index: u64| {
         let cut = u128::from(bucket.elements) * u128::from(index) / replicas.len().max(1) as u128;
@@ -144,8 +143,10 @@ fn writes(place: Place, entry: &Entry) -> bool {
         Placement::Replicate => true,
         Placement::Shard { .. } | Placement::Partial(_) | Placement::FlatShard => false,
     };
+    // Ranks that hold the same experts share them out among themselves.
+    let first = place.tensor.index == 0 || entry.experts > 0;
     // The second use of a tied table is written with the first.
-    (entry.counted || entry.running) && (!whole || place.tensor.index == 0)
+    (entry.counted || entry.running) && (!whole || first)
 }
 
 fn push(pieces: &mut Vec<Piece>, next: Piece) {

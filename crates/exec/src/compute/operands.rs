@@ -1,7 +1,9 @@
 //! The operands of an operator, in the arena.
 
+use super::experts::expert_shape;
 use crate::memory::Memory;
 use paceline_kernels::arena::{Access, ArenaError, Span, Views};
+use paceline_kernels::experts::product;
 use paceline_kernels::{Element, Rows, linear};
 use paceline_plan::graph::Part;
 use paceline_plan::program::{LocalOp, Segment, Template};
@@ -71,6 +73,30 @@ impl<'a> Operands<'a> {
 
     pub(super) fn param_dims(&self, i: usize) -> [u64; 2] {
         self.dims(self.op.params[i])
+    }
+
+    /// How many inputs there are.
+    pub(super) fn inputs(&self) -> usize {
+        self.op.inputs.len()
+    }
+
+    /// How many outputs there are.
+    pub(super) fn outputs(&self) -> usize {
+        self.op.outputs.len()
+    }
+
+    pub(super) fn has_param(&self, i: usize) -> bool {
+        i < self.op.params.len()
+    }
+
+    /// An output of whole numbers.
+    pub(super) fn output_ids(&self, i: usize) -> &mut [u32] {
+        self.views.take_u32(self.op.inputs.len() + self.op.params.len() + i)
+    }
+
+    /// The shape of experts' products.
+    pub(super) fn experts(&self, experts: usize, regions: usize) -> product::Shape {
+        expert_shape(self.template, self.op, experts, regions)
     }
 
     /// The shape of an input.

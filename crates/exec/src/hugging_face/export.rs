@@ -152,7 +152,7 @@ fn config(model: &Model) -> Value {
             "eos_token_id": null,
             "torch_dtype": "float32",
         }),
-        ModelKind::Llama => json!({
+        ModelKind::Llama | ModelKind::Moe => json!({
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
             "vocab_size": model.vocab,

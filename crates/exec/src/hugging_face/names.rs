@@ -30,7 +30,7 @@ pub(super) fn parts(model: &Model, name: &str, dims: [u64; 2]) -> Option<Vec<Par
     match model.kind {
         ModelKind::Gpt2 => gpt2(layer, what, rows),
         ModelKind::Llama => llama(model, layer, what, rows),
-        ModelKind::Mlp | ModelKind::Resnet => None,
+        ModelKind::Mlp | ModelKind::Resnet | ModelKind::Moe => None,
     }
 }
 
@@ -44,6 +44,9 @@ pub(super) fn refusal(model: &Model) -> Option<String> {
         (ModelKind::Mlp, _) => Some("transformers has no such model as an mlp".to_owned()),
         (ModelKind::Resnet, _) => {
             Some("a residual network's weights are not written for transformers".to_owned())
+        }
+        (ModelKind::Moe, _) => {
+            Some("the names of experts in transformers are not known here yet".to_owned())
         }
     }
 }

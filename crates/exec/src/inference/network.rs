@@ -9,7 +9,7 @@ use crate::safetensors::SafetensorsError;
 use paceline_kernels::Rows;
 use paceline_kernels::pool::Pool;
 use paceline_kernels::{activation, bias, embedding, linear, norm, reduce, rope};
-use paceline_plan::model::{Activation, Model, ModelKind};
+use paceline_plan::model::{Activation, Model};
 use std::collections::BTreeMap;
 
 /// A model with its weights, whole.
@@ -135,7 +135,7 @@ impl Network {
                 Some(attention) => {
                     let normed = self.normed(rows, &attention.norm1, &x);
                     let mut qkv = self.linear(rows.rows, &attention.qkv, &normed);
-                    if self.model.kind == ModelKind::Llama {
+                    if self.model.kind.is_rotary() {
                         rope::forward_in_place(self.rotation(), positions, &mut qkv);
                     }
                     let mut seen = vec![0.0; rows.rows * self.model.query_width() as usize];

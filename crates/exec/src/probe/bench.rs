@@ -230,6 +230,7 @@ fn bucket(elements: u64, strategy: &Strategy, views: &[View]) -> Bucket {
         name: "probe".into(),
         dims: [1, elements],
         blocks: Vec::new(),
+        experts: 0,
         tp: Placement::Replicate,
         local: [1, elements],
         offset: 0,

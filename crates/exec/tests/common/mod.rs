@@ -6,7 +6,9 @@ pub(crate) mod wires;
 
 use paceline_exec::{ExecError, Outcome, TrainOptions, train};
 use paceline_plan::lower::lower;
-use paceline_plan::model::{Activation, Model, ModelKind, ResNet, Shape, Stem};
+use paceline_plan::model::{
+    Activation, Experts, Latent, Model, ModelKind, ResNet, Router, Shape, Stem,
+};
 use paceline_plan::program::Plan;
 use paceline_plan::strategy::Strategy;
 use paceline_plan::validate::validate;
@@ -26,6 +28,21 @@ pub(crate) const GPT: Shape = Shape {
     activation: Activation::Gelu,
     norm_eps: 1e-5,
     rope_theta: 0.0,
+    qk_norm: false,
+    experts: DENSE,
+    latent: Latent { q_lora: 0, kv_lora: 0, qk_rope: 0, v_dim: 0 },
+};
+
+const DENSE: Experts = Experts {
+    experts: 0,
+    topk: 0,
+    shared_experts: 0,
+    dense_layers: 0,
+    dense_ffn: 0,
+    router: Router::Softmax,
+    route_scale: 0.0,
+    capacity: 0.0,
+    balance: 0.0,
 };
 
 pub(crate) fn tiny_gpt(tied: bool) -> Model {
@@ -47,6 +64,50 @@ pub(crate) fn tiny_llama() -> Model {
         ..GPT
     };
     Model::new("tiny-llama", shape).expect("sound")
+}
+
+/// Norms on queries and keys, a dense layer first, an expert for all, and too little room.
+pub(crate) fn tiny_moe() -> Model {
+    moe("tiny-moe", Experts { capacity: 1.0, ..EXPERTS }, Latent::default())
+}
+
+/// The same without a bound: everything is kept.
+pub(crate) fn dropless_moe() -> Model {
+    moe("dropless-moe", EXPERTS, Latent::default())
+}
+
+/// Latent attention, and sigmoids with a bias.
+pub(crate) fn latent_moe() -> Model {
+    let experts = Experts { router: Router::Sigmoid, route_scale: 2.5, topk: 1, ..EXPERTS };
+    moe("latent-moe", experts, Latent { q_lora: 12, kv_lora: 8, qk_rope: 2, v_dim: 3 })
+}
+
+const EXPERTS: Experts = Experts {
+    experts: 4,
+    topk: 2,
+    shared_experts: 1,
+    dense_layers: 1,
+    dense_ffn: 24,
+    route_scale: 1.0,
+    balance: 0.05,
+    ..DENSE
+};
+
+fn moe(name: &str, experts: Experts, latent: Latent) -> Model {
+    let shape = Shape {
+        kind: ModelKind::Moe,
+        kv_heads: if latent.is_none() { 2 } else { GPT.heads },
+        ffn: 16,
+        max_positions: 0,
+        tied: false,
+        activation: Activation::SwiGlu,
+        rope_theta: 10_000.0,
+        qk_norm: latent.is_none(),
+        experts,
+        latent,
+        ..GPT
+    };
+    Model::new(name, shape).expect("sound")
 }
 
 pub(crate) fn tiny_mlp() -> Model {

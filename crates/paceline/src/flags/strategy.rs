@@ -37,12 +37,16 @@ pub(crate) struct StrategyFlags {
     /// Parts that every sequence is cut into: attention goes round them [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true, hide = true)]
     pub cp: Option<String>,
-    /// Expert parallelism; only 1 is available yet
-    #[arg(long, value_name = "N", allow_negative_numbers = true, hide = true)]
+    /// Expert parallelism: every layer's experts dealt out to so many of the same ranks [default: 1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub ep: Option<String>,
-    /// Tensor parallelism of experts; only 1 is available yet
-    #[arg(long, value_name = "N", allow_negative_numbers = true, hide = true)]
+    /// Tensor parallelism of experts: each expert's matrices cut into parts [default: 1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub etp: Option<String>,
+    /// With --ep and experts that take all that come: for how many times an equal share of a rank's
+    /// tokens the experts of another have room; more end the run [default: 1, 2 for train]
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
+    pub expert_room: Option<String>,
     /// Sequence parallelism: with --tp, cut along tokens what is outside the matrices
     #[arg(long)]
     pub sp: bool,
@@ -127,6 +131,8 @@ pub(crate) struct Defaults {
     pub dtype: DType,
     /// Order of summation.
     pub order: Order,
+    /// Room for tokens of uneven liking where experts take all that come.
+    pub expert_room: f64,
     /// Whether all ranks share a host where no cluster is described: as here, on this machine.
     pub one_host: bool,
 }
@@ -142,7 +148,7 @@ impl Defaults {
                 unit.unwrap_or(DType::F32)
             }
         };
-        Self { dtype, order, one_host: false }
+        Self { dtype, order, expert_room: 1.0, one_host: false }
     }
 }
 
@@ -227,6 +233,8 @@ impl StrategyFlags {
             recompute: word("--recompute", &self.recompute, problems).unwrap_or(Recompute::None),
             split: word("--split", &self.split, problems).unwrap_or_default(),
             sync_batch_norm: self.sync_batch_norm,
+            expert_room: word("--expert-room", &self.expert_room, problems)
+                .unwrap_or(defaults.expert_room),
             dtype: word("--dtype", &self.dtype, problems).unwrap_or(defaults.dtype),
             grad_dtype: word("--grad-dtype", &self.grad_dtype, problems).unwrap_or(DType::F32),
             order: word("--order", &self.order, problems).unwrap_or(defaults.order),
@@ -322,7 +330,7 @@ mod tests {
     use super::*;
 
     const CANONICAL: Defaults =
-        Defaults { dtype: DType::F32, order: Order::Canonical, one_host: false };
+        Defaults { dtype: DType::F32, order: Order::Canonical, expert_room: 1.0, one_host: false };
 
     fn flags(pairs: &[(&str, &str)]) -> StrategyFlags {
         let mut flags = StrategyFlags { model: Some("mini".to_owned()), ..Default::default() };

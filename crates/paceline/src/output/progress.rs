@@ -33,13 +33,23 @@ impl Progress {
         Self { bar, terminal, total, floor, before, started: Instant::now() }
     }
 
-    /// An iteration is done.
-    pub(crate) fn advance(&self, iteration: u32, loss: f32, tokens_per_s: f64) {
+    /// An iteration is done, in which experts may have dropped tokens.
+    pub(crate) fn advance(
+        &self,
+        iteration: u32,
+        loss: f32,
+        tokens_per_s: f64,
+        dropped: Option<u64>,
+    ) {
         let floor = match self.floor {
             Some(floor) => format!(" (floor {floor:.3})"),
             None => String::new(),
         };
-        let message = format!("loss {loss:.4}{floor}  {} tokens/s", thousands(tokens_per_s));
+        let rate = thousands(tokens_per_s);
+        let mut message = format!("loss {loss:.4}{floor}  {rate} tokens/s");
+        if let Some(dropped) = dropped {
+            message += &format!("  {dropped} dropped");
+        }
         if self.terminal {
             self.bar.set_position(iteration.into());
             self.bar.set_message(message);

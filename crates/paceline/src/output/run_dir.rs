@@ -106,6 +106,22 @@ pub(crate) struct ModelRecord {
     pub vocab: u64,
     /// Whether the head uses the token embedding.
     pub tied: bool,
+    /// Experts of a layer that tokens choose from.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub experts: u64,
+    /// Experts that a token goes to.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub topk: u64,
+    /// Experts that every token goes to.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub shared_experts: u64,
+    /// Parameters that one token meets, where experts leave some out.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub active_params: u64,
+}
+
+fn is_zero(value: &u64) -> bool {
+    *value == 0
 }
 
 impl From<&Model> for ModelRecord {
@@ -122,6 +138,10 @@ impl From<&Model> for ModelRecord {
             seq: model.seq,
             vocab: model.vocab,
             tied: model.tied,
+            experts: model.experts.experts,
+            topk: model.experts.topk,
+            shared_experts: model.experts.shared_experts,
+            active_params: if model.experts.is_none() { 0 } else { model.active_parameters() },
         }
     }
 }

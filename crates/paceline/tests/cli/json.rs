@@ -238,7 +238,7 @@ fn every_row_of_a_table_is_answered() {
     let (error, predicted) =
         (plain["error"].as_f64().unwrap(), plain["predicted_s"].as_f64().unwrap());
     assert!((error - (predicted - 2.0) / 2.0).abs() < 1e-12);
-    assert!(moe["skipped"].as_str().unwrap().contains("experts"));
+    assert!(moe["skipped"].as_str().unwrap().contains("topk"));
     assert_eq!(total["rows"], 2);
     assert!((total["median_abs_error"].as_f64().unwrap() - error.abs()).abs() < 1e-12);
     let ratio = 2.0 / predicted;

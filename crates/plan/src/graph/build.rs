@@ -1,11 +1,11 @@
 //! What each model is, as operators. How it is cut is not decided here.
 
 use super::{
-    ActivationKind, Graph, Heads, Init, LayerDecl, LayerGraph, LinearRole, NormKind, OpKind,
-    Operator, Param, Part, Tensor, TensorClass, differentiate, resnet,
+    ActivationKind, Graph, Heads, Init, LatentHeads, LayerDecl, LayerGraph, LinearRole, NormKind,
+    OpKind, Operator, Param, Part, Routing, Tensor, TensorClass, differentiate, resnet,
 };
 use crate::ids::{ParamId, TensorId};
-use crate::model::{Activation, Body, Model, ModelKind};
+use crate::model::{Activation, Body, Experts, Latent, Model, ModelKind, Router};
 
 /// The graph of a model for microbatches of `batch` sequences (over all replicas) of `seq` tokens.
 ///
@@ -17,11 +17,19 @@ pub fn build(model: &Model, batch: u64, seq: u64, tokens_per_iteration: u64) -> 
     }
     let block = match model.kind {
         ModelKind::Mlp | ModelKind::Resnet => mlp_block(&sizes),
-        ModelKind::Gpt2 | ModelKind::Llama => transformer_block(&sizes),
+        ModelKind::Gpt2 | ModelKind::Llama => transformer_block("block", &sizes),
+        ModelKind::Moe => transformer_block("experts", &sizes),
     };
-    let kinds = vec![embedding(&sizes), block, head(&sizes)];
+    let mut kinds = vec![embedding(&sizes), block, head(&sizes)];
+    let dense = model.experts.dense_layers;
+    if dense > 0 {
+        kinds.push(transformer_block("block", &sizes));
+    }
     let mut layers = vec![LayerDecl { name: "embedding".into(), kind: 0 }];
-    layers.extend((0..model.layers).map(|i| LayerDecl { name: format!("blocks.{i}"), kind: 1 }));
+    layers.extend((0..model.layers).map(|i| {
+        let kind = if i < dense { 3 } else { 1 };
+        LayerDecl { name: format!("blocks.{i}"), kind }
+    }));
     layers.push(LayerDecl { name: "head".into(), kind: 2 });
     Graph { kinds, layers, batch, seq }
 }
@@ -51,33 +59,22 @@ fn embedding(s: &Sizes<'_>) -> LayerGraph {
     layer.finish(None, Some(x))
 }
 
-fn transformer_block(s: &Sizes<'_>) -> LayerGraph {
+/// Attention and a feed-forward part: one network in a `block`, several in a layer of `experts`.
+fn transformer_block(name: &str, s: &Sizes<'_>) -> LayerGraph {
     let m = s.model;
-    let heads = Heads { heads: m.heads, kv_heads: m.kv_heads, head_dim: m.head_dim };
-    let mut layer = Builder::new("block", s);
+    let mut layer = Builder::new(name, s);
     let x = layer.activation("x", m.d_model);
-
     let n1 = layer.norm("norm1", x);
-    let qkv_blocks = [m.query_width(), m.kv_width(), m.kv_width()];
-    let mut qkv = layer.linear("qkv", n1, &qkv_blocks, LinearRole::Qkv);
-    if m.kind == ModelKind::Llama {
-        let rotated = layer.activation_of("qkv.rotated", &qkv_blocks);
-        layer.op(OpKind::Rope { heads, theta: m.rope_theta }, &[qkv], &[], &[rotated]);
-        qkv = rotated;
-    }
-    let attended = layer.activation("attended", m.query_width());
-    let lse = layer.tensor("lse", m.heads, TensorClass::Statistic);
-    layer.op(OpKind::Attention { heads, seq: s.seq }, &[qkv], &[], &[attended, lse]);
+    let attended = if m.latent.is_none() { layer.attention(n1) } else { layer.latent(n1) };
     let out = layer.linear("attention_out", attended, &[m.d_model], LinearRole::AttentionOut);
     let middle = layer.add("middle", x, out);
-
     let n2 = layer.norm("norm2", middle);
-    let up_blocks = if m.gated() { vec![m.ffn, m.ffn] } else { vec![m.ffn] };
-    let up = layer.linear("up", n2, &up_blocks, LinearRole::Up);
-    let active = layer.activation("active", m.ffn);
-    layer.op(activation(m.activation), &[up], &[], &[active]);
-    let down = layer.linear("down", active, &[m.d_model], LinearRole::Down);
-    let y = layer.add("y", middle, down);
+    let fed = match name {
+        "experts" => layer.experts(n2),
+        _ if m.kind == ModelKind::Moe => layer.feed_forward("", n2, m.experts.dense_ffn),
+        _ => layer.feed_forward("", n2, m.ffn),
+    };
+    let y = layer.add("y", middle, fed);
     layer.finish(Some(x), Some(y))
 }
 
@@ -169,9 +166,10 @@ impl<'a> Builder<'a> {
     }
 
     pub(super) fn param(&mut self, name: &str, dims: [u64; 2], init: Init, decay: bool) -> ParamId {
-        let (name, blocks) = (name.into(), Vec::new());
+        let (name, blocks, experts) = (name.into(), Vec::new(), 0);
         let (tied, running) = (false, false);
-        self.graph.params.push(Param { name, dims, blocks, init, decay, tied, running });
+        let param = Param { name, dims, blocks, init, decay, experts, tied, running };
+        self.graph.params.push(param);
         ParamId::from(self.graph.params.len() - 1)
     }
 
@@ -203,14 +201,15 @@ impl<'a> Builder<'a> {
         let m = self.sizes.model;
         let norm = match m.kind {
             ModelKind::Gpt2 | ModelKind::Mlp | ModelKind::Resnet => NormKind::Layer,
-            ModelKind::Llama => NormKind::Rms,
+            ModelKind::Llama | ModelKind::Moe => NormKind::Rms,
         };
-        let gain = self.param(&format!("{name}.weight"), [1, m.d_model], Init::One, false);
+        let width = self.graph.tensor(x).dims[1];
+        let gain = self.param(&format!("{name}.weight"), [1, width], Init::One, false);
         let mut params = vec![gain];
         if norm == NormKind::Layer {
-            params.push(self.param(&format!("{name}.bias"), [1, m.d_model], Init::Zero, false));
+            params.push(self.param(&format!("{name}.bias"), [1, width], Init::Zero, false));
         }
-        let y = self.activation(name, m.d_model);
+        let y = self.activation(name, width);
         // Mean and reciprocal deviation, or the reciprocal root mean square alone.
         let width = if norm == NormKind::Layer { 2 } else { 1 };
         let stats = self.tensor(&format!("{name}.stats"), width, TensorClass::Statistic);
@@ -223,15 +222,8 @@ impl<'a> Builder<'a> {
         let m = self.sizes.model;
         let inner = self.graph.tensor(x).dims[1];
         let out: u64 = blocks.iter().sum();
-        // GPT-2 scales the matrices that write to the residual stream by the root of their number.
-        let residual = matches!(role, LinearRole::AttentionOut | LinearRole::Down);
-        let spread = match m.kind {
-            ModelKind::Mlp | ModelKind::Resnet => (2.0 / inner as f64).sqrt(),
-            ModelKind::Gpt2 | ModelKind::Llama if residual => 0.02 / (2.0 * m.layers as f64).sqrt(),
-            ModelKind::Gpt2 | ModelKind::Llama => 0.02,
-        };
-        let weight =
-            self.param(&format!("{name}.weight"), [out, inner], Init::Normal(spread), true);
+        let init = self.spread(inner, role);
+        let weight = self.param(&format!("{name}.weight"), [out, inner], init, true);
         if blocks.len() > 1 {
             self.graph.params[weight.index()].blocks = blocks.to_vec();
         }
@@ -249,6 +241,172 @@ impl<'a> Builder<'a> {
         let z = self.activation_of(name, blocks);
         self.op(OpKind::Bias, &[y], &[bias], &[z]);
         z
+    }
+
+    /// How a product's weight starts.
+    fn spread(&self, inner: u64, role: LinearRole) -> Init {
+        let m = self.sizes.model;
+        // GPT-2 scales the matrices that write to the residual stream by the root of their number.
+        let residual = matches!(role, LinearRole::AttentionOut | LinearRole::Down);
+        Init::Normal(match m.kind {
+            ModelKind::Mlp | ModelKind::Resnet => (2.0 / inner as f64).sqrt(),
+            ModelKind::Gpt2 | ModelKind::Llama | ModelKind::Moe if residual => {
+                0.02 / (2.0 * m.layers as f64).sqrt()
+            }
+            ModelKind::Gpt2 | ModelKind::Llama | ModelKind::Moe => 0.02,
+        })
+    }
+
+    /// Attention of all heads on what a norm yields.
+    fn attention(&mut self, x: TensorId) -> TensorId {
+        let m = self.sizes.model;
+        let heads = Heads { heads: m.heads, kv_heads: m.kv_heads, head_dim: m.head_dim };
+        let blocks = [m.query_width(), m.kv_width(), m.kv_width()];
+        let mut qkv = self.linear("qkv", x, &blocks, LinearRole::Qkv);
+        if m.qk_norm {
+            let gains = ["q_norm.weight", "k_norm.weight"]
+                .map(|name| self.param(name, [1, m.head_dim], Init::One, false));
+            let normed = self.activation_of("qkv.normed", &blocks);
+            let stats = self.tensor("qkv.stats", m.heads + m.kv_heads, TensorClass::Statistic);
+            self.graph.tensors[stats.index()].blocks = vec![m.heads, m.kv_heads];
+            let kind = OpKind::HeadNorm { heads, eps: m.norm_eps };
+            self.op(kind, &[qkv], &gains, &[normed, stats]);
+            qkv = normed;
+        }
+        if m.kind.is_rotary() {
+            let rotated = self.activation_of("qkv.rotated", &blocks);
+            self.op(OpKind::Rope { heads, theta: m.rope_theta }, &[qkv], &[], &[rotated]);
+            qkv = rotated;
+        }
+        self.attend(qkv, heads)
+    }
+
+    fn attend(&mut self, qkv: TensorId, heads: Heads) -> TensorId {
+        let attended = self.activation("attended", heads.heads * heads.head_dim);
+        let lse = self.tensor("lse", heads.heads, TensorClass::Statistic);
+        let kind = OpKind::Attention { heads, seq: self.sizes.seq };
+        self.op(kind, &[qkv], &[], &[attended, lse]);
+        attended
+    }
+
+    /// Attention whose heads come from latent vectors (DeepSeek-V2, arXiv 2405.04434, eq. 9 to 19).
+    fn latent(&mut self, x: TensorId) -> TensorId {
+        let m = self.sizes.model;
+        let Latent { q_lora, kv_lora, qk_rope, v_dim } = m.latent;
+        let (heads, head_dim) = (m.heads, m.head_dim);
+        let shape = LatentHeads { heads, head_dim, rope: qk_rope, v_dim, theta: m.rope_theta };
+        let down = self.linear("q_down", x, &[q_lora], LinearRole::Latent);
+        let down = self.norm("q_norm", down);
+        let q = self.linear("q_up", down, &[heads * head_dim], LinearRole::Qkv);
+        let down = self.linear("kv_down", x, &[kv_lora], LinearRole::Latent);
+        let down = self.norm("kv_norm", down);
+        let own = head_dim - qk_rope + v_dim;
+        let kv = self.linear("kv_up", down, &[heads * own], LinearRole::Qkv);
+        let turned = self.linear("k_rope", x, &[qk_rope], LinearRole::Latent);
+        let qkv = self.activation_of("qkv", &[heads * head_dim; 3]);
+        self.op(OpKind::LatentHeads(shape), &[q, kv, turned], &[], &[qkv]);
+        let padded = self.attend(qkv, Heads { heads, kv_heads: heads, head_dim });
+        let values = self.activation("values", heads * v_dim);
+        self.op(OpKind::LatentValues(shape), &[padded], &[], &[values]);
+        values
+    }
+
+    /// A feed-forward network of a given width.
+    fn feed_forward(&mut self, prefix: &str, x: TensorId, ffn: u64) -> TensorId {
+        let m = self.sizes.model;
+        let up_blocks = if m.gated() { vec![ffn, ffn] } else { vec![ffn] };
+        let up = self.linear(&format!("{prefix}up"), x, &up_blocks, LinearRole::Up);
+        let active = self.activation(&format!("{prefix}active"), ffn);
+        self.op(activation(m.activation), &[up], &[], &[active]);
+        self.linear(&format!("{prefix}down"), active, &[m.d_model], LinearRole::Down)
+    }
+
+    /// Experts, and a network for all tokens if the model has one.
+    fn experts(&mut self, x: TensorId) -> TensorId {
+        let m = self.sizes.model;
+        let Experts { experts, topk, shared_experts, router, .. } = m.experts;
+        let logits = self.linear("router", x, &[experts], LinearRole::Router);
+        let choices = self.tensor("choices", topk, TensorClass::Index);
+        let gates = self.tensor("gates", topk, TensorClass::Statistic);
+        let (mut made, mut params) = (vec![choices, gates], Vec::new());
+        let routing = self.routing();
+        if routing.capacity.is_some() {
+            made.push(self.scalar("dropped", TensorClass::Dropped));
+        }
+        if router == Router::Sigmoid {
+            params.push(self.param("router.bias", [1, experts], Init::Zero, false));
+        }
+        self.op(OpKind::Route(routing), &[logits], &params, &made);
+
+        let rows = self.dispatched("dispatched", m.d_model);
+        let slots = self.tensor("slots", topk, TensorClass::Index);
+        let counts = self.push(Tensor {
+            name: "counts".into(),
+            dims: [1, experts],
+            class: TensorClass::Counts,
+            blocks: Vec::new(),
+        });
+        let kind = OpKind::Dispatch { experts, topk, regions: 1 };
+        self.op(kind, &[x, choices], &[], &[rows, slots, counts]);
+        let up_blocks = if m.gated() { vec![m.ffn, m.ffn] } else { vec![m.ffn] };
+        let up = self.expert_linear("experts.up", rows, counts, &up_blocks, LinearRole::Up);
+        let active = self.dispatched("experts.active", m.ffn);
+        self.op(activation(m.activation), &[up], &[], &[active]);
+        let down =
+            self.expert_linear("experts.down", active, counts, &[m.d_model], LinearRole::Down);
+        let combined = self.activation("combined", m.d_model);
+        self.op(OpKind::Combine { topk }, &[down, slots, gates], &[], &[combined]);
+        if shared_experts == 0 {
+            return combined;
+        }
+        let shared = self.feed_forward("shared.", x, shared_experts * m.ffn);
+        self.add("fed", combined, shared)
+    }
+
+    fn routing(&self) -> Routing {
+        let (m, seq) = (self.sizes.model, self.sizes.seq);
+        let sequences = (self.sizes.tokens_per_iteration / seq.max(1)).max(1);
+        Routing {
+            experts: m.experts.experts,
+            topk: m.experts.topk,
+            sigmoid: m.experts.router == Router::Sigmoid,
+            scale: m.experts.route_scale,
+            seq,
+            capacity: m.experts.taken(seq),
+            balance: m.experts.balance / sequences as f64,
+        }
+    }
+
+    /// Tokens in expert order. How many places there are for them is decided with their cut.
+    fn dispatched(&mut self, name: &str, width: u64) -> TensorId {
+        let dims = [self.sizes.tokens * self.sizes.model.experts.topk, width];
+        let (name, class) = (name.into(), TensorClass::Dispatched);
+        self.push(Tensor { name, dims, class, blocks: Vec::new() })
+    }
+
+    /// The product of every token with its expert's matrix.
+    fn expert_linear(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        counts: TensorId,
+        blocks: &[u64],
+        role: LinearRole,
+    ) -> TensorId {
+        let Experts { experts, .. } = self.sizes.model.experts;
+        let [rows, inner] = self.graph.tensor(x).dims;
+        let out: u64 = blocks.iter().sum();
+        let init = self.spread(inner, role);
+        let weight = self.param(&format!("{name}.weight"), [experts * out, inner], init, true);
+        let param = &mut self.graph.params[weight.index()];
+        param.experts = experts;
+        if blocks.len() > 1 {
+            param.blocks = blocks.to_vec();
+        }
+        let y = self.dispatched(name, out);
+        let kind = OpKind::ExpertLinear { role, experts, regions: 1, rows };
+        self.op(kind, &[x, counts], &[weight], &[y]);
+        y
     }
 
     pub(super) fn add(&mut self, name: &str, a: TensorId, b: TensorId) -> TensorId {

@@ -36,6 +36,13 @@ impl Template {
         let bytes = all.map(|&i| {
             let operand = &self.operands[usize::from(i)];
             let once = operand.elements() * operand.dtype.size();
+            let once = match op.kind {
+                // Of the places for tokens, those that are taken.
+                OpKind::ExpertLinear { rows, .. } if operand.dims[0] == first[0] => {
+                    rows.min(first[0]) * operand.dims[1] * operand.dtype.size()
+                }
+                _ => once,
+            };
             let times = if operand.access == Access::Accumulate { 2 } else { 1 };
             match op.kind {
                 // A lookup touches the rows it needs, not the table.
@@ -62,8 +69,9 @@ fn matrix_flops(kind: &OpKind, part: Part, tokens: u64, weight: [u64; 2]) -> Flo
             let places = tokens * window.places() as f64;
             Flops(2.0 * places * weight[0] as f64 * weight[1] as f64)
         }
-        OpKind::ExpertLinear { experts, .. } => {
-            Flops(2.0 * tokens * weight[0] as f64 * weight[1] as f64 / experts.max(1) as f64)
+        OpKind::ExpertLinear { experts, rows, .. } => {
+            let outputs = weight[0] as f64 / experts.max(1) as f64;
+            Flops(2.0 * rows as f64 * outputs * weight[1] as f64)
         }
         OpKind::Attention { heads, seq } => {
             let width = (heads.heads * heads.head_dim) as f64;
@@ -91,12 +99,16 @@ fn matrix_flops(kind: &OpKind, part: Part, tokens: u64, weight: [u64; 2]) -> Flo
         | OpKind::BatchNorm { .. }
         | OpKind::MaxPool { .. }
         | OpKind::AveragePool { .. }
-        | OpKind::Route { .. }
+        | OpKind::Route(_)
         | OpKind::Dispatch { .. }
         | OpKind::Combine { .. }
+        | OpKind::HeadNorm { .. }
+        | OpKind::LatentHeads(_)
+        | OpKind::LatentValues(_)
         | OpKind::BlockSquares { .. }
         | OpKind::TensorSquares
-        | OpKind::Norm2 => Flops(0.0),
+        | OpKind::Norm2
+        | OpKind::Total => Flops(0.0),
     }
 }
 
@@ -109,14 +121,19 @@ fn vector_intensity(kind: &OpKind) -> f64 {
         | OpKind::Embedding
         | OpKind::KeysValues { .. }
         | OpKind::Dispatch { .. }
+        | OpKind::LatentValues(_)
         | OpKind::Combine { .. } => 0.0,
         OpKind::Position | OpKind::Bias | OpKind::Add | OpKind::RowMax => 1.0,
         OpKind::AveragePool { .. } => 1.0,
         OpKind::BatchSums { .. } | OpKind::BatchNorm { .. } => 4.0,
         // The larger of two numbers, at every pixel of the window.
         OpKind::MaxPool { window } => (window.kernel * window.kernel) as f64,
-        OpKind::BlockSquares { .. } | OpKind::TensorSquares | OpKind::Norm2 => 2.0,
-        OpKind::Rope { .. } | OpKind::Norm { .. } | OpKind::Route { .. } => 4.0,
+        OpKind::BlockSquares { .. } | OpKind::TensorSquares | OpKind::Norm2 | OpKind::Total => 2.0,
+        OpKind::Rope { .. }
+        | OpKind::Norm { .. }
+        | OpKind::HeadNorm { .. }
+        | OpKind::LatentHeads(_)
+        | OpKind::Route(_) => 4.0,
         OpKind::SoftmaxStats | OpKind::CrossEntropy { .. } => 8.0,
         OpKind::Activation { .. } | OpKind::SwiGlu => 10.0,
         OpKind::Attention { .. } | OpKind::AttentionBlock { .. } => 0.0,

@@ -60,7 +60,7 @@ impl Tape<'_> {
                     self.push(op, Part::WeightGradient, &[dy, op.inputs[0]], &op.params, &[]);
                 }
             }
-            OpKind::Linear { .. } | OpKind::ExpertLinear { .. } | OpKind::Conv { .. } => {
+            OpKind::Linear { .. } | OpKind::Conv { .. } => {
                 if let Some(dy) = dy {
                     if !self.is_given(op.inputs[0]) {
                         self.input_gradient(op, &[dy]);
@@ -68,7 +68,48 @@ impl Tape<'_> {
                     self.push(op, Part::WeightGradient, &[dy, op.inputs[0]], &op.params, &[]);
                 }
             }
-            OpKind::Norm { .. } => {
+            OpKind::ExpertLinear { .. } => {
+                let [x, counts] = op.inputs[..] else { return };
+                if let Some(dy) = dy {
+                    self.input_gradient(op, &[dy, counts]);
+                    self.push(op, Part::WeightGradient, &[dy, x, counts], &op.params, &[]);
+                }
+            }
+            OpKind::Route(_) => {
+                let [choices, gates, ..] = op.outputs[..] else { return };
+                if let Some(dgates) = self.gradients[gates.index()] {
+                    self.input_gradient(op, &[dgates, op.inputs[0]]);
+                    if !op.params.is_empty() {
+                        self.push(op, Part::WeightGradient, &[choices], &op.params, &[]);
+                    }
+                }
+            }
+            OpKind::Dispatch { .. } => {
+                if let Some(dy) = dy {
+                    self.input_gradient(op, &[dy, op.outputs[1]]);
+                }
+            }
+            OpKind::Combine { .. } => {
+                let [rows, slots, gates] = op.inputs[..] else { return };
+                if let Some(dy) = dy {
+                    let (drows, dgates) = (self.like(rows), self.like(gates));
+                    let reads = [dy, rows, slots, gates];
+                    self.push(op, Part::InputGradient, &reads, &[], &[drows, dgates]);
+                    self.contribute(rows, drows);
+                    self.contribute(gates, dgates);
+                }
+            }
+            OpKind::LatentHeads(_) => {
+                let [q, kv, turned] = op.inputs[..] else { return };
+                if let Some(dy) = dy {
+                    let made = [q, kv, turned].map(|t| self.like(t));
+                    self.push(op, Part::InputGradient, &[dy], &[], &made);
+                    for (of, share) in [q, kv, turned].into_iter().zip(made) {
+                        self.contribute(of, share);
+                    }
+                }
+            }
+            OpKind::Norm { .. } | OpKind::HeadNorm { .. } => {
                 if let Some(dy) = dy {
                     let reads = [dy, op.inputs[0], op.outputs[1]];
                     self.input_gradient(op, &reads);
@@ -94,28 +135,21 @@ impl Tape<'_> {
                     self.input_gradient(op, &[dy, if leaves { op.inputs[0] } else { kept }]);
                 }
             }
-            OpKind::Activation { .. }
-            | OpKind::SwiGlu
-            | OpKind::MaxPool { .. }
-            | OpKind::Route { .. } => {
+            OpKind::Activation { .. } | OpKind::SwiGlu | OpKind::MaxPool { .. } => {
                 if let Some(dy) = dy {
                     self.input_gradient(op, &[dy, op.inputs[0]]);
                 }
             }
-            OpKind::Rope { .. } | OpKind::AveragePool { .. } => {
+            OpKind::Rope { .. } | OpKind::AveragePool { .. } | OpKind::LatentValues(_) => {
                 if let Some(dy) = dy {
                     self.input_gradient(op, &[dy]);
-                }
-            }
-            OpKind::Dispatch { .. } | OpKind::Combine { .. } => {
-                if let Some(dy) = dy {
-                    self.input_gradient(op, &[dy, op.inputs[1]]);
                 }
             }
             // Made by the cut along the sequence, of both attention and its gradient.
             OpKind::KeysValues { .. } => {}
             // Around the optimizer step; nothing flows back.
-            OpKind::BlockSquares { .. } | OpKind::TensorSquares | OpKind::Norm2 => {}
+            OpKind::BlockSquares { .. } | OpKind::TensorSquares | OpKind::Norm2 | OpKind::Total => {
+            }
         }
     }
 
@@ -148,7 +182,13 @@ impl Tape<'_> {
     fn is_given(&self, tensor: TensorId) -> bool {
         match self.layer.tensor(tensor).class {
             TensorClass::Tokens | TensorClass::Features | TensorClass::Targets => true,
-            TensorClass::Activation | TensorClass::Statistic | TensorClass::Loss => false,
+            TensorClass::Activation
+            | TensorClass::Statistic
+            | TensorClass::Loss
+            | TensorClass::Index
+            | TensorClass::Dispatched
+            | TensorClass::Counts
+            | TensorClass::Dropped => false,
         }
     }
 
@@ -177,7 +217,10 @@ impl Tape<'_> {
         let tensor = Tensor {
             name: format!("d.{}", source.name),
             dims: source.dims,
-            class: TensorClass::Activation,
+            class: match source.class {
+                kept @ (TensorClass::Dispatched | TensorClass::Statistic) => kept,
+                _ => TensorClass::Activation,
+            },
             blocks: source.blocks.clone(),
         };
         self.layer.tensors.push(tensor);

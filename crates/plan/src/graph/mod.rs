@@ -96,6 +96,31 @@ pub enum TensorClass {
     Statistic,
     /// The sum of the losses of the microbatches so far.
     Loss,
+    /// Whole numbers that are computed: which experts a token goes to.
+    Index,
+    /// Tokens in the order of the experts that they go to, in the activation type.
+    Dispatched,
+    /// How many tokens go to each expert.
+    Counts,
+    /// How many tokens found no room with an expert, over the microbatches so far.
+    Dropped,
+}
+
+impl TensorClass {
+    /// Whether microbatches add to it rather than replace it.
+    pub const fn adds_up(self) -> bool {
+        match self {
+            Self::Loss | Self::Dropped => true,
+            Self::Tokens
+            | Self::Features
+            | Self::Targets
+            | Self::Activation
+            | Self::Statistic
+            | Self::Index
+            | Self::Dispatched
+            | Self::Counts => false,
+        }
+    }
 }
 
 /// A value between operators of one layer.
@@ -136,6 +161,9 @@ pub struct Param {
     pub init: Init,
     /// Whether weight decay applies (matrices: yes; biases and norms: no).
     pub decay: bool,
+    /// How many experts' matrices stand below each other; none for what is no expert's. `blocks` are
+    /// then those of one expert.
+    pub experts: u64,
     /// Whether this is one use of a table that another layer uses too. The uses hold equal values,
     /// and their gradients are summed once an iteration.
     pub tied: bool,
@@ -213,6 +241,10 @@ pub enum LinearRole {
     Down,
     /// Logits.
     Head,
+    /// A token's affinities to the experts.
+    Router,
+    /// Down to a latent vector.
+    Latent,
 }
 
 /// Layer norm or root-mean-square norm.
@@ -246,6 +278,40 @@ pub struct Heads {
     pub kv_heads: u64,
     /// Width of one head.
     pub head_dim: u64,
+}
+
+/// How tokens come to experts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Routing {
+    /// Experts to choose from.
+    pub experts: u64,
+    /// Experts a token goes to.
+    pub topk: u64,
+    /// Whether affinities are sigmoids, with a bias for the choice, or a softmax.
+    pub sigmoid: bool,
+    /// What the weights of a token's experts add up to.
+    pub scale: f64,
+    /// Tokens of one sequence.
+    pub seq: u64,
+    /// How many tokens of a sequence an expert takes; none for all that come.
+    pub capacity: Option<u64>,
+    /// What a sequence's imbalance counts for in the loss.
+    pub balance: f64,
+}
+
+/// The shape of attention whose heads come from latent vectors. After sharding, of one rank's part.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LatentHeads {
+    /// Heads.
+    pub heads: u64,
+    /// Numbers of a head's queries and keys.
+    pub head_dim: u64,
+    /// How many of these, at their end, are turned by position.
+    pub rope: u64,
+    /// Numbers of a head's values.
+    pub v_dim: u64,
+    /// Base of the wavelengths.
+    pub theta: f64,
 }
 
 /// The closed set of operators. Inputs and outputs are listed as the forward part has them; gradients
@@ -365,42 +431,64 @@ pub enum OpKind {
         /// Numbers in a pixel.
         channels: u64,
     },
-    /// x → (expert choices and weights per token).
-    Route {
+    /// affinities of whole sequences → (choices, their weights, those without room[, how many]). The
+    /// rows that come out are those that this rank has of the sequences; each token's first choice
+    /// counts before any second one, and earlier tokens before later ones. A sigmoid's bias is a
+    /// parameter whose gradient is the experts' excess load. The gradient of the affinities includes
+    /// that of the balancing loss.
+    Route(Routing),
+    /// (x, choices) → (tokens in expert order, each choice's place among them, counts). There is a
+    /// region for each rank that has experts, filled from its start.
+    Dispatch {
         /// Experts to choose from.
         experts: u64,
         /// Experts a token goes to.
         topk: u64,
+        /// Regions, each for an equal number of experts.
+        regions: u64,
     },
-    /// x, choices → tokens in expert order, at most `capacity` per expert.
-    Dispatch {
-        /// Experts to choose from.
-        experts: u64,
-        /// Tokens an expert takes.
-        capacity: u64,
-    },
-    /// expert-ordered tokens → their expert's product, for each of the experts held here.
+    /// (tokens in expert order, counts) → their expert's product, for each of the experts held here.
     ExpertLinear {
         /// Which matrix of the expert it is.
         role: LinearRole,
         /// Experts held here.
         experts: u64,
+        /// Regions that the tokens stand in: one for each rank that they come from.
+        regions: u64,
+        /// Tokens that come if all experts are equally liked, which is what is costed.
+        rows: u64,
     },
-    /// expert-ordered tokens, choices → weighted sum per token.
+    /// (tokens in expert order, places, weights) → weighted sum per token.
     Combine {
         /// Experts a token went to.
         topk: u64,
     },
+    /// qkv → (qkv with queries and keys normalised head by head, statistics).
+    HeadNorm {
+        /// Head counts.
+        heads: Heads,
+        /// Added to the mean square.
+        eps: f64,
+    },
+    /// (queries, keys' unturned numbers and values, keys' turned numbers) → qkv, with values as wide
+    /// as keys, zero at their ends.
+    LatentHeads(LatentHeads),
+    /// weighted values as wide as keys → as wide as they are.
+    LatentValues(LatentHeads),
     /// gradient → Σ g² per block of [`BLOCK`] elements. The gradient may be one of several equal parts
     /// that the replicas hold; the blocks of the others are zero.
     BlockSquares {
         /// Into how many parts the gradient is dealt out.
         parts: u32,
+        /// Whether among the replicas of experts.
+        experts: bool,
     },
     /// sums of blocks → sums of tensors.
     TensorSquares,
     /// sums of tensors → the gradient's norm.
     Norm2,
+    /// numbers, or none → their sum.
+    Total,
 }
 
 /// Elements of a block: sums of squares are formed per block, and ZeRO and buckets cut only at block
@@ -435,6 +523,8 @@ impl OpKind {
                 LinearRole::Up => "up",
                 LinearRole::Down => "down",
                 LinearRole::Head => "head",
+                LinearRole::Router => "router",
+                LinearRole::Latent => "latent",
             },
             Self::Bias => "bias",
             Self::Rope { .. } => "rope",
@@ -456,13 +546,17 @@ impl OpKind {
             Self::BatchNorm { .. } => "batch_norm",
             Self::MaxPool { .. } => "max_pool",
             Self::AveragePool { .. } => "average_pool",
-            Self::Route { .. } => "route",
+            Self::Route(_) => "route",
             Self::Dispatch { .. } => "dispatch",
             Self::ExpertLinear { .. } => "expert_linear",
             Self::Combine { .. } => "combine",
+            Self::HeadNorm { .. } => "head_norm",
+            Self::LatentHeads(_) => "latent_heads",
+            Self::LatentValues(_) => "latent_values",
             Self::BlockSquares { .. } => "block_squares",
             Self::TensorSquares => "tensor_squares",
             Self::Norm2 => "norm2",
+            Self::Total => "total",
         }
     }
 }

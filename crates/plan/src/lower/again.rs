@@ -35,6 +35,7 @@ impl Keeps {
                 || product(layer, op).is_some_and(|role| match role {
                     LinearRole::Qkv | LinearRole::Head => true,
                     LinearRole::AttentionOut | LinearRole::Down => exchanged,
+                    LinearRole::Router | LinearRole::Latent => false,
                     LinearRole::Up => up,
                 })
         };

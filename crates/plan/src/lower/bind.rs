@@ -74,7 +74,13 @@ impl Role<'_> {
                     TensorClass::Tokens => state.tokens = Some(id),
                     TensorClass::Features => state.features = Some(id),
                     TensorClass::Targets => state.targets = Some(id),
-                    TensorClass::Activation | TensorClass::Statistic | TensorClass::Loss => {}
+                    TensorClass::Activation
+                    | TensorClass::Statistic
+                    | TensorClass::Loss
+                    | TensorClass::Index
+                    | TensorClass::Dispatched
+                    | TensorClass::Counts
+                    | TensorClass::Dropped => {}
                 }
             }
             if let (Some(value), true) = (output, layer + 1 == layers.end) {
@@ -351,7 +357,10 @@ impl Role<'_> {
                     let operands = sources
                         .iter()
                         .map(|&source| match source {
-                            Source::Value(v) => self.value_view(kind, pass, root[v], homes),
+                            Source::Value(v) => match self.counted(kind, v, layer) {
+                                Some(view) => view,
+                                None => self.value_view(kind, pass, root[v], homes),
+                            },
                             Source::Param(p) => self.param_view(layer, p, reads),
                             Source::Gradient(p) => self.gradient_view(layer, p),
                         })
@@ -385,6 +394,12 @@ impl Role<'_> {
             });
         }
         BoundPass { pieces, open: steps.open }
+    }
+
+    /// The place of a layer's count of dropped tokens, if a value is that.
+    fn counted(&self, kind: usize, value: ValueId, layer: usize) -> Option<View> {
+        let dropped = self.context.sharded[kind].values[value].class == TensorClass::Dropped;
+        if dropped { self.dropped_place(layer) } else { None }
     }
 
     fn value_view(&mut self, kind: usize, pass: Pass, root: ValueId, homes: &LayerBuffers) -> View {

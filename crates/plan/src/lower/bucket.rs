@@ -1,7 +1,7 @@
 //! Deals a stage's parameters out to buckets: what is reduced, updated and gathered together.
 
 use super::shard::ShardedLayer;
-use crate::graph::{BLOCK, Graph};
+use crate::graph::{BLOCK, Graph, Param};
 use crate::ids::{LayerId, ParamId};
 use crate::program::Entry;
 use crate::strategy::{Strategy, Zero};
@@ -22,6 +22,8 @@ pub(super) struct BucketShape {
     pub(super) partial: u64,
     /// Whether it is a table that two layers use.
     pub(super) tied: bool,
+    /// Whether it holds experts that are held by other ranks than the rest of their layers.
+    pub(super) experts: bool,
 }
 
 /// What dealing out needs to know.
@@ -31,11 +33,13 @@ pub(super) struct Deal<'a> {
     pub(super) strategy: &'a Strategy,
     /// Into how many parts a bucket is dealt out: replicas under ZeRO, or servers.
     pub(super) parts: u64,
+    /// The same for a bucket of experts that are held apart.
+    pub(super) expert_parts: u64,
 }
 
 impl Deal<'_> {
     /// The buckets of a run of layers, in the order in which the backward pass fills them. A tied table
-    /// is a bucket of its own.
+    /// is a bucket of its own, and so are experts that other ranks hold.
     pub(super) fn buckets(&self, layers: Range<usize>) -> Vec<BucketShape> {
         let mut buckets = Vec::new();
         let mut end = layers.end;
@@ -44,33 +48,48 @@ impl Deal<'_> {
             size += self.layer_elements(layer) * self.strategy.grad_dtype.size();
             let full = size >= self.strategy.bucket.0 || self.strategy.zero == Zero::Parameters;
             if size > 0 && (full || layer == layers.start) {
-                buckets.push(self.bucket(layer..end, false));
+                if (layer..end).any(|layer| self.has_experts_apart(layer)) {
+                    buckets.push(self.bucket(layer..end, Holds::Experts));
+                }
+                buckets.push(self.bucket(layer..end, Holds::Rest));
                 end = layer;
                 size = 0;
             }
-            if self.params(layer).any(|(_, tied)| tied) {
-                buckets.push(self.bucket(layer..layer + 1, true));
+            if self.params(layer).any(|(_, holds)| holds == Holds::Tied) {
+                buckets.push(self.bucket(layer..layer + 1, Holds::Tied));
             }
         }
         buckets
     }
 
-    /// Each parameter of a layer, and whether it is tied.
-    fn params(&self, layer: usize) -> impl Iterator<Item = (ParamId, bool)> {
+    /// Each parameter of a layer, and the kind of bucket that holds it.
+    fn params(&self, layer: usize) -> impl Iterator<Item = (ParamId, Holds)> {
         let params = &self.graph.layer(LayerId::from(layer)).params;
-        params.iter().enumerate().map(|(i, p)| (ParamId::from(i), p.tied))
+        let apart = self.strategy.experts_apart();
+        params.iter().enumerate().map(move |(i, p)| {
+            let holds = match (p.tied, p.experts > 0 && apart) {
+                (true, _) => Holds::Tied,
+                (false, true) => Holds::Experts,
+                (false, false) => Holds::Rest,
+            };
+            (ParamId::from(i), holds)
+        })
+    }
+
+    fn has_experts_apart(&self, layer: usize) -> bool {
+        self.params(layer).any(|(_, holds)| holds == Holds::Experts)
     }
 
     fn layer_elements(&self, layer: usize) -> u64 {
         let sharded = &self.sharded[self.graph.layers[layer].kind];
-        let own = self.params(layer).filter(|(_, tied)| !tied);
+        let own = self.params(layer).filter(|(_, holds)| *holds != Holds::Tied);
         own.map(|(p, _)| sharded.params[p.index()].local.iter().product::<u64>()).sum()
     }
 
-    fn bucket(&self, layers: Range<usize>, tied: bool) -> BucketShape {
+    fn bucket(&self, layers: Range<usize>, holds: Holds) -> BucketShape {
         let mut owners = Vec::new();
         for layer in layers.clone() {
-            for (param, _) in self.params(layer).filter(|(_, t)| *t == tied) {
+            for (param, _) in self.params(layer).filter(|(_, held)| *held == holds) {
                 owners.push((LayerId::from(layer), param));
             }
         }
@@ -93,6 +112,7 @@ impl Deal<'_> {
                 name,
                 dims: decl.dims,
                 blocks: decl.blocks.clone(),
+                experts: decl.experts,
                 tp: sharded.placement,
                 local: sharded.local,
                 offset,
@@ -108,15 +128,19 @@ impl Deal<'_> {
             }
             entries.push(entry);
         }
-        let step = BLOCK * self.parts;
+        let (tied, experts) = (holds == Holds::Tied, holds == Holds::Experts);
+        let step = BLOCK * if experts { self.expert_parts } else { self.parts };
         let first = &self.graph.layers[layers.start].name;
-        let name = match (tied, layers.len()) {
+        let mut name = match (tied, layers.len()) {
             (true, _) => "embedding.table".to_string(),
             (false, 1) => first.clone(),
             (false, _) => format!("{first}..{}", self.graph.layers[layers.end - 1].name),
         };
+        if experts {
+            name.push_str(".experts");
+        }
         let elements = offset.div_ceil(step) * step;
-        BucketShape { name, layers, entries, owners, elements, partial, tied }
+        BucketShape { name, layers, entries, owners, elements, partial, tied, experts }
     }
 
     fn sharded_param(&self, layer: LayerId, param: ParamId) -> super::shard::ShardedParam {
@@ -124,19 +148,41 @@ impl Deal<'_> {
     }
 }
 
-/// A parameter's number among all of the model's; the second use of a tied table has that of the first.
+/// What a bucket holds of its layers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Holds {
+    /// A table that two layers use.
+    Tied,
+    /// Experts that other ranks hold than the rest.
+    Experts,
+    /// Everything else.
+    Rest,
+}
+
+/// A parameter's number among all of the model's, experts' last; the second use of a tied table has that
+/// of the first.
 fn norm_entry(graph: &Graph, layer: LayerId, param: ParamId) -> u32 {
     let decl = graph.layer(layer).param(param);
     if decl.tied && graph.layer(layer).input.is_some() {
         let first = graph.layer(LayerId(0));
         return first.params.iter().position(|p| p.tied).unwrap_or(0) as u32;
     }
+    let experts = decl.experts > 0;
+    let alike = |params: &[Param]| params.iter().filter(|p| (p.experts > 0) == experts).count();
     let before: usize =
-        (0..layer.index()).map(|l| graph.layer(LayerId::from(l)).params.len()).sum();
-    (before + param.index()) as u32
+        (0..layer.index()).map(|l| alike(&graph.layer(LayerId::from(l)).params)).sum();
+    let own = alike(&graph.layer(layer).params[..param.index()]);
+    let others = if experts { dense_norm_entries(graph) } else { 0 };
+    others + (before + own) as u32
 }
 
 /// Number of entries of the gradient's norm.
 pub(super) fn norm_entries(graph: &Graph) -> u32 {
     (0..graph.layers.len()).map(|l| graph.layer(LayerId::from(l)).params.len() as u32).sum()
+}
+
+/// Number of those that are no expert's, which come first.
+pub(super) fn dense_norm_entries(graph: &Graph) -> u32 {
+    let of = |layer| graph.layer(LayerId::from(layer)).params.iter().filter(|p| p.experts == 0);
+    (0..graph.layers.len()).map(|layer| of(layer).count() as u32).sum()
 }

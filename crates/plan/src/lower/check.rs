@@ -1,5 +1,6 @@
 //! Whether a strategy can be planned for a model: all problems at once, each with what would work.
 
+use super::check_experts;
 use crate::collective::{self, Algorithm, CollectiveKind, Order};
 use crate::dtype::DType;
 use crate::model::{Body, Model, ModelKind};
@@ -74,7 +75,8 @@ pub(super) fn check(model: &Model, s: &Strategy) -> Result<(), Problems> {
     tensor(model, s, &mut say);
     images(model, s, &mut say);
     context(model, s, &mut say);
-    later(s, &mut say);
+    types(s, &mut say);
+    check_experts::check(model, s, &mut say);
     stages(model, s, &mut say);
     if !s.schedule.flushes() {
         unflushed(model, s, &mut say);
@@ -98,14 +100,18 @@ fn tensor(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
             ),
         );
     }
-    if !model.ffn.is_multiple_of(tp) {
+    // Experts are cut along --etp; what every token goes through is cut as elsewhere.
+    let widths = match model.kind {
+        ModelKind::Mlp | ModelKind::Gpt2 | ModelKind::Llama | ModelKind::Resnet => [model.ffn, 0],
+        ModelKind::Moe => {
+            [model.experts.dense_ffn, model.experts.shared_experts.saturating_mul(model.ffn)]
+        }
+    };
+    for ffn in widths.into_iter().filter(|ffn| !ffn.is_multiple_of(tp)) {
+        let legal = divisors(ffn);
         say(
             "--tp",
-            format!(
-                "{tp} does not divide the feed-forward width {}; these do: {}",
-                model.ffn,
-                divisors(model.ffn)
-            ),
+            format!("{tp} does not divide the feed-forward width {ffn}; these do: {legal}"),
         );
     }
     if s.sp && s.tp <= 1 {
@@ -177,20 +183,7 @@ fn context(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, Strin
     }
 }
 
-fn later(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
-    if s.ep > 1 {
-        say(
-            "--ep",
-            "expert parallelism is not available yet (no model with experts is); use --ep 1".into(),
-        );
-    }
-    if s.etp > 1 {
-        say(
-            "--etp",
-            "expert parallelism is not available yet (no model with experts is); use --etp 1"
-                .into(),
-        );
-    }
+fn types(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     if !matches!(s.dtype, DType::F32 | DType::Bf16 | DType::F16 | DType::Fp8) {
         say("--dtype", format!("{} holds no weights; use f32, bf16, f16 or fp8", s.dtype));
     }
@@ -318,6 +311,9 @@ fn batch(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)
     }
     let tokens = s.micro_batch.checked_mul(u64::from(s.dp)).and_then(|b| b.checked_mul(s.seq));
     let widest = model.vocab.max(model.ffn.saturating_mul(2)).max(model.d_model.saturating_mul(3));
+    let heads = model.heads.saturating_mul(model.head_dim).saturating_mul(3);
+    let copies = model.experts.topk.max(1);
+    let widest = widest.max(heads).saturating_mul(copies).max(model.experts.experts);
     let fits = |t: u64| t.checked_mul(widest).is_some_and(|e| e < 1 << 56);
     if !tokens.is_some_and(fits) || s.global_batch.checked_mul(s.seq).is_none_or(|t| t >= 1 << 56) {
         say(
@@ -398,7 +394,7 @@ fn synchronisation(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
 }
 
 /// The divisors of a number, as a person would list them.
-fn divisors(n: u64) -> String {
+pub(super) fn divisors(n: u64) -> String {
     let all: Vec<u64> = (1..=n.min(1 << 20)).filter(|d| n.is_multiple_of(*d)).take(12).collect();
     all.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -13,6 +13,9 @@ mod arena;
 mod bind;
 mod bucket;
 mod check;
+mod check_experts;
+mod dropped;
+mod experts;
 mod gauge;
 mod norm;
 mod partition;
@@ -139,20 +142,29 @@ impl Context {
         }) as u32
     }
 
-    /// Into how many parts the update of a bucket is dealt out, and among whom.
-    fn update_group(&self) -> Option<GroupKind> {
+    /// Into how many parts the update of a bucket is dealt out, and among whom, given who holds the same
+    /// of it.
+    fn update_group(&self, holders: GroupKind) -> Option<GroupKind> {
         match (self.strategy.sync, self.strategy.zero) {
             (Sync::Servers(_), _) => Some(GroupKind::Servers),
             (Sync::AllReduce, Zero::None) => None,
             (Sync::AllReduce, Zero::Optimizer | Zero::Gradients | Zero::Parameters) => {
-                (self.mesh.replicas() > 1).then_some(GroupKind::Replicas)
+                (self.mesh.group_size(holders) > 1).then_some(holders)
             }
         }
     }
 
     fn deal(&self) -> bucket::Deal<'_> {
-        let parts = self.update_group().map_or(1, |g| u64::from(self.mesh.group_size(g)));
-        bucket::Deal { graph: &self.graph, sharded: &self.sharded, strategy: &self.strategy, parts }
+        let parts = |holders: GroupKind| {
+            self.update_group(holders).map_or(1, |g| u64::from(self.mesh.group_size(g)))
+        };
+        bucket::Deal {
+            graph: &self.graph,
+            sharded: &self.sharded,
+            strategy: &self.strategy,
+            parts: parts(GroupKind::Replicas),
+            expert_parts: parts(EXPERT_REPLICAS),
+        }
     }
 }
 
@@ -166,10 +178,8 @@ impl Kind {
         let ends = [layer.input, layer.output, layer.output_grad, layer.input_grad];
         let mut kept: Vec<_> = ends.into_iter().flatten().chain(layer.saved.clone()).collect();
         kept.extend(layer.halves.iter().flat_map(|halves| &halves.late));
-        // The loss has a buffer of its own; what is aliased to something kept is kept with it.
-        kept.extend(
-            (0..layer.values.len()).filter(|&v| layer.values[v].class == graph::TensorClass::Loss),
-        );
+        // The loss and the count of dropped tokens have buffers of their own; what is aliased to something kept is kept with it.
+        kept.extend((0..layer.values.len()).filter(|&v| layer.values[v].class.adds_up()));
         let mut kind = Self::default();
         for &pass in strategy.schedule.passes() {
             let parts = parts(layer, pass);
@@ -196,3 +206,5 @@ fn parts(layer: &ShardedLayer, pass: Pass) -> Vec<(SegmentPass, &[Item])> {
 
 /// The tensor-parallel group.
 const TENSOR: GroupKind = GroupKind::Axis(Axis::Tp);
+/// The ranks that hold the same experts.
+const EXPERT_REPLICAS: GroupKind = GroupKind::Axis(Axis::Edp);

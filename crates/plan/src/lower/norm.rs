@@ -1,7 +1,8 @@
 //! The gradient's norm, which clipping needs and people want to see.
 
-use super::bucket::norm_entries;
+use super::bucket::{dense_norm_entries, norm_entries};
 use super::role::Role;
+use super::update::BucketState;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
 use crate::graph::{BLOCK, OpKind, Part};
@@ -16,8 +17,6 @@ impl Role<'_> {
     /// ranks hold count as zero until a sum along each axis fills them in, so that the result has the
     /// same bits however the gradient is dealt out. Returns what the step must wait for.
     pub(super) fn norm(&mut self) -> Vec<OpId> {
-        let parts =
-            self.buckets.first().and_then(|b| b.shard).map_or(1, |_| self.context.mesh.replicas());
         let blocks: u64 = self.buckets.iter().map(|b| b.shape.elements / BLOCK).sum();
         let entries = u64::from(norm_entries(&self.context.graph));
         let block_sums =
@@ -28,31 +27,55 @@ impl Role<'_> {
         self.outputs.norm = Some(total);
 
         let mut offset = 0;
+        let mut after = Vec::new();
+        // Runs of blocks that the same ranks hold parts of: what is not an expert's, and what is.
+        let mut dealt: Vec<(GroupKind, View)> = Vec::new();
         for bucket in 0..self.buckets.len() {
-            let (grads, ready) = (self.buckets[bucket].step_grads, self.buckets[bucket].ready);
-            let len = self.buckets[bucket].shape.elements / BLOCK;
+            let state = &self.buckets[bucket];
+            let (grads, ready, holders) = (state.step_grads, state.ready, self.dealt_among(state));
+            let len = state.shape.elements / BLOCK;
             let sums = View { buffer: block_sums, offset, len };
-            let after: Vec<OpId> = ready.into_iter().collect();
-            self.small(OpKind::BlockSquares { parts }, grads, sums, &after);
+            let parts = holders.map_or(1, |group| self.context.mesh.group_size(group));
+            let experts = state.shape.experts;
+            let ready: Vec<OpId> = ready.into_iter().collect();
+            self.small(OpKind::BlockSquares { parts, experts }, grads, sums, &ready);
+            match (holders, dealt.last_mut()) {
+                (Some(group), Some((last, view)))
+                    if group == *last && view.offset + view.len == offset =>
+                {
+                    view.len += len;
+                }
+                (Some(group), _) => dealt.push((group, sums)),
+                (None, _) => {}
+            }
             offset += len;
         }
         let all_blocks = self.whole(block_sums);
-        let mut after = Vec::new();
-        if parts > 1 {
-            after = self.sum("norm.blocks", GroupKind::Replicas, all_blocks);
+        for (group, view) in dealt {
+            after = self.sum("norm.blocks", group, view);
         }
         let tensors = self.whole(tensor_sums);
         self.small(OpKind::TensorSquares, all_blocks, tensors, &after);
         after.clear();
+        let dense = u64::from(dense_norm_entries(&self.context.graph));
+        let experts = View { offset: dense, len: entries - dense, ..tensors };
+        let parts = [(Axis::Tp, View { len: dense, ..tensors })];
+        let apart = [(Axis::Ep, experts), (Axis::Etp, experts)];
         // Stages that do not wait for each other clip by their own gradients' norms.
         let flushes = self.context.strategy.schedule.flushes();
-        for axis in [Axis::Tp, Axis::Pp] {
-            if self.context.mesh.axis(axis) > 1 && (axis == Axis::Tp || flushes) {
-                after = self.sum("norm.tensors", GroupKind::Axis(axis), tensors);
+        let stages = flushes.then_some((Axis::Pp, tensors));
+        for (axis, view) in parts.into_iter().chain(apart).chain(stages) {
+            if self.context.mesh.axis(axis) > 1 && view.len > 0 {
+                after = self.sum("norm.tensors", GroupKind::Axis(axis), view);
             }
         }
         let total = self.whole(total);
         vec![self.small(OpKind::Norm2, tensors, total, &after)]
+    }
+
+    /// Among whom a bucket's gradients are dealt out at the step, if they are.
+    fn dealt_among(&self, state: &BucketState) -> Option<GroupKind> {
+        state.shard.map(|group| self.context.groups[group.index()])
     }
 
     /// A small all_reduce on the control lane.

@@ -2,6 +2,7 @@
 
 use super::Context;
 use super::arena::{self, Home};
+use super::dropped::Dropped;
 use super::shard::ValueId;
 use super::update::BucketState;
 use super::versions::Reads;
@@ -175,6 +176,8 @@ pub(super) struct Role<'c> {
     pub(super) staged: Vec<(usize, usize)>,
     pub(super) outputs: Outputs,
     pub(super) loss_tree: Vec<BufferId>,
+    /// Where dropped tokens are counted, if any can be.
+    pub(super) dropped: Option<Dropped>,
 }
 
 impl<'c> Role<'c> {
@@ -206,6 +209,7 @@ impl<'c> Role<'c> {
             staged: Vec::new(),
             outputs: Outputs::default(),
             loss_tree: Vec::new(),
+            dropped: None,
         };
         let last = Stage::from(role.context.stages.len() - 1);
         let mine: Vec<Stage> =
@@ -216,6 +220,9 @@ impl<'c> Role<'c> {
         if mine.contains(&last) {
             role.declare_loss();
         }
+        let layers: Vec<usize> =
+            mine.iter().flat_map(|stage| role.context.stages[stage.index()].clone()).collect();
+        role.declare_dropped(layers.into_iter());
         for &stage in &mine {
             role.declare_stage(stage);
         }
@@ -387,7 +394,12 @@ impl<'c> Role<'c> {
                     waits.clear();
                     waits.extend(self.last_compute);
                     waits.extend_from_slice(after);
-                    let lane = self.lane(if *axis == Axis::Dp { "batch" } else { "tensor" });
+                    // What goes along both axes of the experts follows each other.
+                    let lane = self.lane(match axis {
+                        Axis::Dp => "batch",
+                        Axis::Ep | Axis::Etp => "experts",
+                        Axis::Pp | Axis::Cp | Axis::Tp | Axis::Edp => "tensor",
+                    });
                     let op = Op::Collective { call: *call, microbatch };
                     done[at].push(self.body.push(lane, op, &waits));
                 }
@@ -474,6 +486,7 @@ impl<'c> Role<'c> {
             let id = self.body.push(lane, op, &produced);
             self.stages[at].forward_sends.push(id);
         }
+        self.dropped_leaf_done(&layers, k);
         if layers.end == self.context.graph.layers.len() {
             self.loss_leaf_done(k);
         }

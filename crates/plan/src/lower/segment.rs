@@ -7,7 +7,6 @@
 use super::arena::{Interval, pack};
 use super::shard::{Item, ShardedLayer, ValueId};
 use crate::collective::{CollectiveKind, Reduction};
-use crate::graph::TensorClass;
 use crate::ids::ParamId;
 use crate::mesh::Axis;
 use crate::program::{Access, LocalOp, Operand, SegmentPass, Template};
@@ -217,7 +216,7 @@ fn operand(source: Source, access: Access, layer: &ShardedLayer, strategy: &Stra
     match source {
         Source::Value(v) => {
             let value = &layer.values[v];
-            let access = if value.class == TensorClass::Loss { Access::Accumulate } else { access };
+            let access = if value.class.adds_up() { Access::Accumulate } else { access };
             Operand { dims: value.dims, dtype: value.dtype, access }
         }
         Source::Param(p) => Operand {

@@ -59,7 +59,7 @@ pub(super) fn program(context: &mut Context, server: u32) -> Program {
     }
     let homes = vec![Home::Own; role.buffers.len()];
     let memory = arena::assign(&mut role.buffers, &homes, Bytes::ZERO);
-    let outputs = Outputs { loss: None, norm: role.norm_buffer() };
+    let outputs = Outputs { norm: role.norm_buffer(), ..Outputs::default() };
     Program {
         name: format!("parameter server {server}"),
         lanes: ["compute", "recv", "send", "control"].map(String::from).to_vec(),
@@ -181,7 +181,12 @@ impl Server<'_> {
             let len = self.buckets[at].elements / BLOCK;
             let grads = self.buckets[at].grads;
             let sums = View { offset, len, ..block_sums };
-            last = Some(self.small(OpKind::BlockSquares { parts }, grads, sums, &[ready]));
+            last = Some(self.small(
+                OpKind::BlockSquares { parts, experts: false },
+                grads,
+                sums,
+                &[ready],
+            ));
             offset += len;
         }
         let mut after: Vec<OpId> = last.into_iter().collect();

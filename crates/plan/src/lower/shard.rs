@@ -1,4 +1,4 @@
-//! How a layer is cut along the tensor-parallel axis.
+//! How a layer is cut along the tensor-parallel axis; `experts` says how what belongs to experts is.
 //!
 //! [`rule`] says for every operator what it needs and what it yields (Shoeybi et al., arXiv 1909.08053;
 //! Korthikanti et al., arXiv 2205.05198). Where that differs from what there is, a conversion is
@@ -6,10 +6,13 @@
 //! and the vocabulary-parallel loss all come out of it.
 
 use super::again::{self, Keeps};
+use super::experts::{self, At};
 use super::split::{self, Halves};
 use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
-use crate::graph::{Graph, Heads, LayerGraph, LinearRole, OpKind, Operator, Part, TensorClass};
+use crate::graph::{
+    Graph, Heads, LatentHeads, LayerGraph, LinearRole, OpKind, Operator, Part, TensorClass,
+};
 use crate::ids::{ParamId, TensorId};
 use crate::mesh::Axis;
 use crate::spec::{Conversion, Placement, conversion};
@@ -25,7 +28,9 @@ pub(super) struct Value {
     pub(super) name: String,
     pub(super) class: TensorClass,
     /// Came out of an all_gather: cheaper to gather again than to keep.
-    gathered: bool,
+    pub(super) gathered: bool,
+    /// How far tokens in expert order have come; none for what is in the order of tokens.
+    pub(super) at: Option<At>,
 }
 
 pub(super) type ValueId = usize;
@@ -102,7 +107,8 @@ pub(super) fn shard(
     for versions in &mut sharder.versions {
         versions.retain(|&v| {
             let value = &sharder.values[v];
-            !value.gathered && !matches!(value.placement, Placement::Partial(_))
+            let unsummed = matches!(value.placement, Placement::Partial(_));
+            !value.gathered && !unsummed && value.at != Some(At::Unsummed)
         });
     }
     for op in &layer.forward {
@@ -110,7 +116,10 @@ pub(super) fn shard(
             for output in &op.outputs {
                 sharder.versions[output.index()].clear();
             }
-            sharder.apply(op);
+            // What was counted once is not counted again.
+            let mut op = op.clone();
+            op.outputs.retain(|&t| !layer.tensor(t).class.adds_up());
+            sharder.apply(&op);
         }
     }
     let mut recompute = std::mem::take(&mut sharder.items);
@@ -169,13 +178,15 @@ pub(super) fn external<'a>(
 
 pub(super) struct Sharder<'a> {
     graph: &'a Graph,
-    layer: &'a LayerGraph,
+    pub(super) layer: &'a LayerGraph,
     pub(super) strategy: &'a Strategy,
     pub(super) values: Vec<Value>,
     /// The placements in which each tensor is at hand.
-    versions: Vec<Vec<ValueId>>,
+    pub(super) versions: Vec<Vec<ValueId>>,
     pub(super) items: Vec<Item>,
-    params: Vec<ShardedParam>,
+    pub(super) params: Vec<ShardedParam>,
+    /// Rows that there are for what one rank sends to the experts of another.
+    pub(super) region: u64,
 }
 
 impl<'a> Sharder<'a> {
@@ -185,7 +196,11 @@ impl<'a> Sharder<'a> {
             local: p.dims,
             partial: false,
         };
-        Self {
+        let routing = layer.forward.iter().find_map(|op| match op.kind {
+            OpKind::Route(routing) => Some(routing),
+            _ => None,
+        });
+        let mut sharder = Self {
             graph,
             layer,
             strategy,
@@ -193,7 +208,21 @@ impl<'a> Sharder<'a> {
             versions: vec![Vec::new(); layer.tensors.len()],
             items: Vec::new(),
             params: layer.params.iter().map(whole).collect(),
+            region: 0,
+        };
+        if let Some(routing) = routing {
+            let tokens = sharder.local_tokens(sharder.stream());
+            let sizes = (routing.experts, routing.topk);
+            sharder.region = experts::region_rows(strategy, tokens, routing.capacity, sizes);
         }
+        sharder
+    }
+
+    /// Tokens of a microbatch that one rank has.
+    fn local_tokens(&self, placement: Placement) -> u64 {
+        let replicas = u64::from(self.strategy.dp) * u64::from(self.strategy.cp);
+        let tokens = self.graph.batch * self.graph.seq / replicas;
+        if placement == Placement::TOKENS { tokens / self.tp() } else { tokens }
     }
 
     fn tp(&self) -> u64 {
@@ -201,12 +230,12 @@ impl<'a> Sharder<'a> {
     }
 
     /// The placement of the residual stream.
-    fn stream(&self) -> Placement {
+    pub(super) fn stream(&self) -> Placement {
         if self.strategy.sp && self.tp() > 1 { Placement::TOKENS } else { Placement::Replicate }
     }
 
     /// Makes a value of a tensor; other versions of it stay at hand.
-    fn define(&mut self, tensor: TensorId, placement: Placement) -> ValueId {
+    pub(super) fn define(&mut self, tensor: TensorId, placement: Placement) -> ValueId {
         let logical = self.layer.tensor(tensor);
         let replicas = u64::from(self.strategy.dp) * u64::from(self.strategy.cp);
         let mut dims = logical.dims;
@@ -219,9 +248,14 @@ impl<'a> Sharder<'a> {
             Placement::Replicate | Placement::Partial(_) | Placement::FlatShard => {}
         }
         let dtype = match logical.class {
-            TensorClass::Tokens | TensorClass::Targets => DType::U32,
-            TensorClass::Activation | TensorClass::Features => self.strategy.activation_dtype(),
-            TensorClass::Statistic | TensorClass::Loss => DType::F32,
+            TensorClass::Tokens
+            | TensorClass::Targets
+            | TensorClass::Index
+            | TensorClass::Counts => DType::U32,
+            TensorClass::Activation | TensorClass::Features | TensorClass::Dispatched => {
+                self.strategy.activation_dtype()
+            }
+            TensorClass::Statistic | TensorClass::Loss | TensorClass::Dropped => DType::F32,
         };
         let value = Value {
             placement,
@@ -230,6 +264,7 @@ impl<'a> Sharder<'a> {
             name: logical.name.clone(),
             class: logical.class,
             gathered: false,
+            at: None,
         };
         self.values.push(value);
         let id = self.values.len() - 1;
@@ -238,7 +273,7 @@ impl<'a> Sharder<'a> {
     }
 
     /// The tensor in a placement, converted if it is not at hand in it.
-    fn need(&mut self, tensor: TensorId, placement: Placement) -> ValueId {
+    pub(super) fn need(&mut self, tensor: TensorId, placement: Placement) -> ValueId {
         let versions = &self.versions[tensor.index()];
         if let Some(&v) = versions.iter().find(|&&v| self.values[v].placement == placement) {
             return v;
@@ -266,6 +301,9 @@ impl<'a> Sharder<'a> {
     }
 
     fn apply(&mut self, op: &Operator) {
+        if experts::is_expert(self, op) {
+            return self.apply_expert(op);
+        }
         let rule = self.rule(op);
         let inputs: Vec<ValueId> =
             op.inputs.iter().zip(&rule.inputs).map(|(&t, &p)| self.need(t, p)).collect();
@@ -317,7 +355,7 @@ impl<'a> Sharder<'a> {
     }
 
     /// Sizes of one rank's part: its heads, its pixels.
-    fn localize(&self, kind: OpKind) -> OpKind {
+    pub(super) fn localize(&self, kind: OpKind) -> OpKind {
         let tp = self.tp();
         let cut = |h: Heads| Heads { heads: h.heads / tp, kv_heads: h.kv_heads / tp, ..h };
         match kind {
@@ -332,7 +370,12 @@ impl<'a> Sharder<'a> {
                 let over = if self.sums_over_replicas() { dp } else { over };
                 OpKind::BatchNorm { channels, eps, pixels, over, share }
             }
-            other => other,
+            OpKind::HeadNorm { heads, eps } => OpKind::HeadNorm { heads: cut(heads), eps },
+            OpKind::LatentHeads(h) => OpKind::LatentHeads(LatentHeads { heads: h.heads / tp, ..h }),
+            OpKind::LatentValues(h) => {
+                OpKind::LatentValues(LatentHeads { heads: h.heads / tp, ..h })
+            }
+            other => self.localize_expert(other),
         }
     }
 
@@ -364,6 +407,9 @@ impl<'a> Sharder<'a> {
         match (op.kind, op.part) {
             (OpKind::Embedding, Part::Forward) => forms(&[P::Replicate], &[P::SUM], Some(P::ROWS)),
             (OpKind::Embedding, _) => forms(&[P::Replicate, P::Replicate], &[], Some(P::ROWS)),
+            (OpKind::Linear { role: LinearRole::Router | LinearRole::Latent }, _) => {
+                self.on_stream(same(stream, None))
+            }
             (OpKind::Linear { role }, part) => match (column(role), part) {
                 (true, Part::Forward) => forms(&[P::Replicate], &[P::WIDTH], Some(P::ROWS)),
                 (true, Part::InputGradient) => forms(&[P::WIDTH], &[P::SUM], Some(P::ROWS)),
@@ -390,9 +436,30 @@ impl<'a> Sharder<'a> {
                 let wide = op.inputs.iter().any(|&t| self.held(t) == Some(P::WIDTH));
                 same(if wide { P::WIDTH } else { stream }, None)
             }
-            (OpKind::Rope { .. } | OpKind::Attention { .. } | OpKind::SwiGlu, _) => {
-                same(P::WIDTH, None)
+            (
+                OpKind::Rope { .. }
+                | OpKind::Attention { .. }
+                | OpKind::SwiGlu
+                | OpKind::LatentValues(_),
+                _,
+            ) => same(P::WIDTH, None),
+            // A rank's gradient covers its own heads.
+            (OpKind::HeadNorm { .. }, _) => Rule { partial_gradient: true, ..same(P::WIDTH, None) },
+            (OpKind::LatentHeads(_), Part::Forward) => {
+                forms(&[P::WIDTH, P::WIDTH, P::Replicate], &[P::WIDTH], None)
             }
+            (OpKind::LatentHeads(_), _) => forms(&[P::WIDTH], &[P::WIDTH, P::WIDTH, P::SUM], None),
+            // The choice is made on whole sequences, for a rank's own tokens.
+            (OpKind::Route(_), Part::Forward) => Rule {
+                inputs: vec![P::Replicate],
+                outputs: op.outputs.iter().map(|&t| self.routed(t)).collect(),
+                params: None,
+                partial_gradient: false,
+            },
+            (OpKind::Route(_), Part::InputGradient) => {
+                forms(&[stream, P::Replicate], &[stream], None)
+            }
+            (OpKind::Route(_), Part::WeightGradient) => self.on_stream(forms(&[stream], &[], None)),
             (OpKind::RowMax, _) => forms(&[P::WIDTH], &[P::MAX], None),
             (OpKind::SoftmaxStats, _) => {
                 forms(&[P::WIDTH, P::Replicate, P::Replicate], &[P::SUM], None)
@@ -405,7 +472,6 @@ impl<'a> Sharder<'a> {
             (
                 OpKind::KeysValues { .. }
                 | OpKind::AttentionBlock { .. }
-                | OpKind::Route { .. }
                 | OpKind::Dispatch { .. }
                 | OpKind::ExpertLinear { .. }
                 | OpKind::Combine { .. }
@@ -416,9 +482,18 @@ impl<'a> Sharder<'a> {
                 | OpKind::AveragePool { .. }
                 | OpKind::BlockSquares { .. }
                 | OpKind::TensorSquares
-                | OpKind::Norm2,
+                | OpKind::Norm2
+                | OpKind::Total,
                 _,
             ) => same(P::Replicate, None),
+        }
+    }
+
+    /// The placement of a routing's result: a row for each of a rank's tokens, or a count.
+    fn routed(&self, tensor: TensorId) -> Placement {
+        match self.layer.tensor(tensor).class.adds_up() {
+            true => Placement::Replicate,
+            false => self.stream(),
         }
     }
 
@@ -444,7 +519,9 @@ struct Rule {
 fn column(role: LinearRole) -> bool {
     match role {
         LinearRole::Qkv | LinearRole::Up | LinearRole::Head => true,
-        LinearRole::AttentionOut | LinearRole::Down => false,
+        LinearRole::AttentionOut | LinearRole::Down | LinearRole::Router | LinearRole::Latent => {
+            false
+        }
     }
 }
 

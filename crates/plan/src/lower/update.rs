@@ -112,7 +112,8 @@ impl Role<'_> {
 
     fn declare_bucket(&mut self, shape: BucketShape) {
         let s = self.context.strategy.clone();
-        let group = self.context.update_group();
+        let holders = if shape.experts { super::EXPERT_REPLICAS } else { GroupKind::Replicas };
+        let group = self.context.update_group(holders);
         let parts = group.map_or(1, |g| u64::from(self.context.mesh.group_size(g)));
         let served = s.sync != Sync::AllReduce;
         let (name, elements) = (shape.name.clone(), shape.elements);
@@ -225,22 +226,14 @@ impl Role<'_> {
         });
         let summed = total.unwrap_or(grads);
         let tied_sum = (uses == Uses::Ranks).then(|| self.tied_call(&name, summed));
-        let replicas = self.context.mesh.replicas();
+        let replicas = self.context.mesh.group_size(holders);
         let reduce = (replicas > 1 && !served).then(|| {
             let (kind, output) = match (s.zero, staged) {
                 (Zero::None, _) => (CollectiveKind::AllReduce, summed),
                 (_, Some(staged)) => (CollectiveKind::ReduceScatter, staged),
                 (_, None) => (CollectiveKind::ReduceScatter, step_grads),
             };
-            self.call(
-                &format!("{name}.grad"),
-                kind,
-                Reduction::Sum,
-                GroupKind::Replicas,
-                summed,
-                output,
-                BLOCK,
-            )
+            self.call(&format!("{name}.grad"), kind, Reduction::Sum, holders, summed, output, BLOCK)
         });
         let gather = sharded.then(|| {
             let input = params;
@@ -249,7 +242,7 @@ impl Role<'_> {
                 &format!("{name}.param"),
                 CollectiveKind::AllGather,
                 Reduction::Sum,
-                GroupKind::Replicas,
+                holders,
                 input,
                 output,
                 BLOCK,
@@ -429,7 +422,9 @@ impl Role<'_> {
     /// Joins the leaf that just ended with its neighbours, if one did.
     fn leaf_done(&mut self, bucket: usize, k: usize) {
         let Some(leaf) = self.leaf(k).filter(|_| !self.transient_gradients()) else { return };
-        let (grads, tree) = (self.buckets[bucket].grads, self.buckets[bucket].tree.clone());
+        let state = &self.buckets[bucket];
+        let grads = state.grads;
+        let tree: Vec<View> = state.tree.iter().map(|&level| self.whole(level)).collect();
         let waits: Vec<OpId> = self.buckets[bucket].ready.into_iter().collect();
         self.join(leaf, grads, &tree, &waits);
     }
@@ -438,21 +433,19 @@ impl Role<'_> {
     /// forward passes may come before this one's backward passes.
     pub(super) fn loss_leaf_done(&mut self, k: usize) {
         let (Some(leaf), Some(loss)) = (self.leaf(k), self.outputs.loss) else { return };
-        let tree = self.loss_tree.clone();
+        let tree: Vec<View> = self.loss_tree.iter().map(|&level| self.whole(level)).collect();
         let view = self.whole(loss);
         self.join(leaf, view, &tree, &[]);
     }
 
     /// A binary counter: leaf j meets the sums at its trailing one bits, then rests at the next bit.
-    fn join(&mut self, leaf: u32, value: View, tree: &[BufferId], waits: &[OpId]) {
+    pub(super) fn join(&mut self, leaf: u32, value: View, tree: &[View], waits: &[OpId]) {
         let mut waits = waits;
-        for &level in tree.iter().take(leaf.trailing_ones() as usize) {
-            let from = self.whole(level);
+        for &from in tree.iter().take(leaf.trailing_ones() as usize) {
             self.compute(Op::Accumulate { from, into: value, mode: AccumulateMode::Add }, waits);
             waits = &[];
         }
-        if let Some(&level) = tree.get(leaf.trailing_ones() as usize) {
-            let into = self.whole(level);
+        if let Some(&into) = tree.get(leaf.trailing_ones() as usize) {
             self.compute(Op::Accumulate { from: value, into, mode: AccumulateMode::Move }, waits);
         }
     }
@@ -544,6 +537,7 @@ impl Role<'_> {
         }
         self.add_staged();
         self.reduce_loss();
+        self.reduce_dropped();
         if self.context.strategy.sync == Sync::AllReduce {
             let mut known = self.norm();
             if self.context.strategy.optimizer.gauges() {

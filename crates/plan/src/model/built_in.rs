@@ -27,9 +27,10 @@ macro_rules! files {
     };
 }
 
-static FILES: [(&str, &str); 25] = files![
+static FILES: [(&str, &str); 31] = files![
     "mini",
     "mini-llama",
+    "mini-moe",
     "mlp",
     "gpt2-124m",
     "gpt2-350m",
@@ -53,6 +54,11 @@ static FILES: [(&str, &str); 25] = files![
     "resnet-mini",
     "resnet18",
     "resnet50",
+    "mixtral-8x7b",
+    "mixtral-8x22b",
+    "qwen3-30b-a3b",
+    "qwen3-235b-a22b",
+    "deepseek-v3",
 ];
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The rules that a shape must keep, wherever it came from.
 
 use super::field::{Dialect, Field};
-use super::{ModelKind, Shape};
+use super::{Experts, Latent, ModelKind, Shape};
 use std::collections::BTreeSet;
 
 /// The most parameters a model may have. At 16 bytes each, the most that training state takes, the
@@ -31,6 +31,8 @@ pub(super) fn violations(
     check.attention();
     check.positions();
     check.activation();
+    check.experts();
+    check.latent();
     check.total();
     check.found
 }
@@ -84,6 +86,24 @@ impl Check<'_> {
                 1.0..1e15,
                 "use a number such as 10000.0 or 500000.0",
             ),
+            (
+                Field::RouteScale,
+                self.shape.experts.route_scale,
+                1e-6..1e6,
+                "use 1.0, or the factor of the model's weights",
+            ),
+            (
+                Field::Capacity,
+                self.shape.experts.capacity,
+                0.0..1e9,
+                "use a factor such as 1.25, or 0.0 for no bound",
+            ),
+            (
+                Field::Balance,
+                self.shape.experts.balance,
+                0.0..1e6,
+                "use a small number such as 0.01, or 0.0",
+            ),
         ] {
             let word = self.dialect.word(field);
             self.rule(&[field], |_| match field.applies_to(kind) {
@@ -116,7 +136,7 @@ impl Check<'_> {
         });
         let head_dim_word = self.dialect.word(Field::HeadDim);
         self.rule(&[Field::HeadDim, Field::Heads, Field::DModel], |shape| {
-            let odd = shape.kind == ModelKind::Llama && !shape.head_dim.is_multiple_of(2);
+            let odd = shape.kind.is_rotary() && !shape.head_dim.is_multiple_of(2);
             odd.then(|| {
                 (
                     format!(
@@ -162,6 +182,95 @@ impl Check<'_> {
         });
     }
 
+    fn experts(&mut self) {
+        let kind = self.shape.kind;
+        if kind != ModelKind::Moe {
+            self.rule(&[Field::QkNorm], |shape| {
+                shape.qk_norm.then(|| not_for(Field::QkNorm.word(), kind))
+            });
+            return;
+        }
+        self.rule(&[Field::Topk, Field::Experts], |shape| {
+            let Experts { experts, topk, .. } = shape.experts;
+            (topk > experts).then(|| {
+                (
+                    format!("`topk` is {topk}, and there are {experts} `experts` to choose from"),
+                    format!("use at most {experts}"),
+                )
+            })
+        });
+        self.rule(&[Field::DenseLayers, Field::Layers], |shape| {
+            let (dense, layers) = (shape.experts.dense_layers, shape.layers);
+            (dense >= layers).then(|| {
+                (
+                    format!("`dense_layers` is {dense}, which leaves none of {layers} to experts"),
+                    format!("use at most {}, or kind \"llama\"", layers - 1),
+                )
+            })
+        });
+        self.rule(&[Field::DenseFfn, Field::DenseLayers], |shape| {
+            let (ffn, layers) = (shape.experts.dense_ffn, shape.experts.dense_layers);
+            ((ffn == 0) != (layers == 0)).then(|| {
+                (
+                    format!("`dense_ffn` is {ffn} for {layers} `dense_layers`"),
+                    "give both, or leave both out".to_owned(),
+                )
+            })
+        });
+    }
+
+    fn latent(&mut self) {
+        if self.shape.latent.is_none() {
+            return;
+        }
+        let all = [Field::KvLora, Field::QLora, Field::QkRope, Field::VDim, Field::HeadDim];
+        self.rule(&all, |shape| {
+            let Latent { q_lora, kv_lora, qk_rope, v_dim } = shape.latent;
+            ([q_lora, kv_lora, qk_rope, v_dim].contains(&0)).then(|| {
+                (
+                    "latent attention needs `q_lora`, `kv_lora`, `qk_rope` and `v_dim`".to_owned(),
+                    "give all four, or leave all out".to_owned(),
+                )
+            })
+        });
+        self.rule(&[Field::QkRope, Field::HeadDim], |shape| {
+            let (rope, head_dim) = (shape.latent.qk_rope, shape.head_dim);
+            (rope > head_dim || !rope.is_multiple_of(2)).then(|| {
+                (
+                    format!("`qk_rope` is {rope} of a head's {head_dim} numbers"),
+                    format!("use an even number, at most {head_dim}"),
+                )
+            })
+        });
+        self.rule(&[Field::VDim, Field::HeadDim], |shape| {
+            let (v_dim, head_dim) = (shape.latent.v_dim, shape.head_dim);
+            (v_dim > head_dim).then(|| {
+                (
+                    format!("`v_dim` is {v_dim}, beyond the `head_dim` of {head_dim}"),
+                    format!("use at most {head_dim}"),
+                )
+            })
+        });
+        self.rule(&[Field::KvHeads, Field::Heads], |shape| {
+            (shape.kv_heads != shape.heads).then(|| {
+                (
+                    "`kv_heads` differs from `heads`, and latent attention has keys for every head"
+                        .to_owned(),
+                    "leave it out".to_owned(),
+                )
+            })
+        });
+        self.rule(&[Field::QkNorm], |shape| {
+            shape.qk_norm.then(|| {
+                (
+                    "`qk_norm` does not go with latent attention, whose latent vectors have norms"
+                        .to_owned(),
+                    "leave it out".to_owned(),
+                )
+            })
+        });
+    }
+
     fn total(&mut self) {
         let words: Vec<_> = [Field::Layers, Field::DModel, Field::Ffn, Field::Vocab]
             .iter()
@@ -189,12 +298,12 @@ impl Check<'_> {
 
 /// Whether a size can be meant.
 pub(super) fn in_range(field: Field, size: u64) -> bool {
-    (1..=field.limit()).contains(&size)
+    (field.least()..=field.limit()).contains(&size)
 }
 
 /// What to write where a size is not one.
 pub(super) fn whole_number_remedy(field: Field) -> String {
-    format!("use a whole number from 1 to {}", field.limit())
+    format!("use a whole number from {} to {}", field.least(), field.limit())
 }
 
 /// The complaint about a field that means nothing for the kind.
@@ -217,7 +326,7 @@ pub(super) fn divisors_near(number: u64, wanted: u64) -> String {
     if below == above { below.to_string() } else { format!("{below} or {above}") }
 }
 
-fn sizes(shape: &Shape) -> [(Field, u64); 9] {
+fn sizes(shape: &Shape) -> [(Field, u64); 18] {
     [
         (Field::Layers, shape.layers),
         (Field::DModel, shape.d_model),
@@ -228,6 +337,15 @@ fn sizes(shape: &Shape) -> [(Field, u64); 9] {
         (Field::Seq, shape.seq),
         (Field::Positions, shape.max_positions),
         (Field::Vocab, shape.vocab),
+        (Field::Experts, shape.experts.experts),
+        (Field::Topk, shape.experts.topk),
+        (Field::SharedExperts, shape.experts.shared_experts),
+        (Field::DenseLayers, shape.experts.dense_layers),
+        (Field::DenseFfn, shape.experts.dense_ffn),
+        (Field::QLora, shape.latent.q_lora),
+        (Field::KvLora, shape.latent.kv_lora),
+        (Field::QkRope, shape.latent.qk_rope),
+        (Field::VDim, shape.latent.v_dim),
     ]
 }
 

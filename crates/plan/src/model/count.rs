@@ -1,6 +1,6 @@
 //! Counting: parameters to the unit, and floating-point operations of the matrix products.
 
-use super::{Body, Model, ModelKind, Shape};
+use super::{Body, Experts, Latent, Model, ModelKind, Router, Shape};
 use crate::units::Flops;
 
 impl Model {
@@ -16,9 +16,17 @@ impl Model {
         }
     }
 
-    /// The parameters of one layer; all layers have the same.
+    /// The parameters of one layer: all have the same, but for the dense ones that may stand before a
+    /// mixture of experts.
     pub fn layer_parameters(&self) -> u64 {
         self.layer_count() as u64
+    }
+
+    /// The parameters that one token meets: all, but for the experts that it does not go to.
+    pub fn active_parameters(&self) -> u64 {
+        let Experts { experts, topk, .. } = self.experts;
+        let idle = u128::from(experts - topk) * self.expert_count();
+        self.parameters() - (u128::from(self.expert_layers()) * idle) as u64
     }
 
     /// What the matrix products of one iteration cost on `batch` samples of `seq` tokens, forward
@@ -29,34 +37,59 @@ impl Model {
     /// 2104.04473), eq. 3, and 72·B·s·l·h²·(1 + s/(6h) + V/(12lh)) without, Korthikanti et al.
     /// (arXiv 2205.05198), eq. 7. As there, attention counts whole although half of it is masked.
     pub fn flops_per_iteration(&self, batch: u64, seq: u64, recompute: bool) -> Flops {
-        let layer: Flops = self.layer_products(seq).map(|product| product.flops()).sum();
+        let layers: Flops =
+            self.layer_products(seq).map(|(times, product)| product.flops() * times as f64).sum();
         let layer_passes = if recompute { 4.0 } else { 3.0 };
-        let per_sample = layer * (self.layers as f64 * layer_passes);
+        let per_sample = layers * layer_passes;
         (per_sample + self.head_product(seq).flops() * 3.0) * batch as f64
     }
 
     /// What a token has to cost at least, the basis of MFU: 6N + 12·L·H·Q·T for L layers of H heads
     /// of width Q on T tokens, Chowdhery et al., PaLM (arXiv 2204.02311), appendix B. Recomputation
-    /// never counts, and N is every parameter.
+    /// never counts, and N is every parameter that a token meets.
     pub fn model_flops_per_token(&self, seq: u64) -> Flops {
         let attention = 12.0 * self.layers as f64 * self.query_width() as f64 * seq as f64;
-        Flops(6.0 * self.parameters() as f64 + attention)
+        Flops(6.0 * self.active_parameters() as f64 + attention)
     }
 
-    /// The products of one layer's forward pass on one sample.
-    fn layer_products(&self, seq: u64) -> impl Iterator<Item = Product> {
-        let Shape { d_model, heads, head_dim, ffn, .. } = **self;
+    /// The products of the layers' forward passes on one sample, and how many layers have each.
+    fn layer_products(&self, seq: u64) -> impl Iterator<Item = (u64, Product)> {
+        let Shape { d_model, heads, head_dim, ffn, layers, experts, latent, .. } = **self;
         let token_wise = |count, n, k| Product { count, m: seq, n, k };
-        let attention = [
-            token_wise(1, self.query_width() + 2 * self.kv_width(), d_model),
+        let v_dim = if latent.is_none() { head_dim } else { latent.v_dim };
+        let projections = if latent.is_none() {
+            vec![token_wise(1, self.query_width() + 2 * self.kv_width(), d_model)]
+        } else {
+            let Latent { q_lora, kv_lora, qk_rope, v_dim } = latent;
+            vec![
+                token_wise(1, q_lora + kv_lora + qk_rope, d_model),
+                token_wise(1, self.query_width(), q_lora),
+                token_wise(1, heads * (head_dim - qk_rope + v_dim), kv_lora),
+            ]
+        };
+        let core = [
             Product { count: heads, m: seq, n: seq, k: head_dim },
-            Product { count: heads, m: seq, n: head_dim, k: seq },
-            token_wise(1, d_model, self.query_width()),
+            Product { count: heads, m: seq, n: v_dim, k: seq },
+            token_wise(1, d_model, heads * v_dim),
         ];
+        let attention = projections.into_iter().chain(core);
+        let attention = attention.filter(|_| self.kind.has_attention()).map(move |p| (layers, p));
         let into_ffn = if self.gated() { 2 } else { 1 };
-        let feed_forward = [token_wise(into_ffn, ffn, d_model), token_wise(1, d_model, ffn)];
-        let attention = attention.into_iter().filter(|_| self.kind.has_attention());
-        attention.chain(feed_forward)
+        let feed_forward = move |times: u64, networks: u64, ffn: u64| {
+            let products = [
+                token_wise(networks.saturating_mul(into_ffn), ffn, d_model),
+                token_wise(networks, d_model, ffn),
+            ];
+            products.map(|product| (times, product)).into_iter().filter(move |_| times > 0)
+        };
+        let with_experts = self.expert_layers();
+        let dense = if experts.is_none() { ffn } else { experts.dense_ffn };
+        let networks = experts.topk.saturating_add(experts.shared_experts);
+        let router = (with_experts, token_wise(1, experts.experts, d_model));
+        attention
+            .chain(feed_forward(layers - with_experts, 1, dense))
+            .chain(feed_forward(with_experts, networks, ffn))
+            .chain((with_experts > 0).then_some(router))
     }
 
     /// The product that yields the logits of one sample.
@@ -73,25 +106,66 @@ impl Shape {
             [self.layers, self.d_model, self.max_positions, self.vocab].map(u128::from);
         let tables = (vocab + positions) * d_model;
         let head = if self.tied { 0 } else { vocab * d_model };
-        tables + layers * self.layer_count() + self.norm_count() + head
+        let dense = u128::from(self.experts.dense_layers);
+        let with_experts = (layers - dense.min(layers)) * self.layer_count();
+        let dense = dense * (self.attention_count() + self.network_count(self.experts.dense_ffn));
+        tables + dense + with_experts + self.norm_count() + head
     }
 
     fn layer_count(&self) -> u128 {
-        let [d_model, heads, kv_heads, head_dim, ffn] =
-            [self.d_model, self.heads, self.kv_heads, self.head_dim, self.ffn].map(u128::from);
-        let linear = |out: u128, into: u128| {
-            let bias = if self.kind.has_biases() { out } else { 0 };
-            out * into + bias
-        };
-        let attention = if self.kind.has_attention() {
-            linear((heads + 2 * kv_heads) * head_dim, d_model)
-                + linear(d_model, heads * head_dim)
-                + 2 * self.norm_count()
+        let Experts { experts, shared_experts, router, .. } = self.experts;
+        let feed_forward = if self.kind == ModelKind::Moe {
+            let networks = u128::from(experts) + u128::from(shared_experts);
+            // The router, and its bias if it has one.
+            let choice = u128::from(self.d_model) + u128::from(router == Router::Sigmoid);
+            networks * self.expert_count() + u128::from(experts) * choice
         } else {
-            0
+            self.network_count(self.ffn)
         };
+        self.attention_count() + feed_forward
+    }
+
+    /// The parameters of attention and of a layer's norms.
+    fn attention_count(&self) -> u128 {
+        if !self.kind.has_attention() {
+            return 0;
+        }
+        let [d_model, heads, kv_heads, head_dim] =
+            [self.d_model, self.heads, self.kv_heads, self.head_dim].map(u128::from);
+        let projections = if self.latent.is_none() {
+            let norms = if self.qk_norm { 2 * head_dim } else { 0 };
+            self.linear_count((heads + 2 * kv_heads) * head_dim, d_model)
+                + self.linear_count(d_model, heads * head_dim)
+                + norms
+        } else {
+            let Latent { q_lora, kv_lora, qk_rope, v_dim } = self.latent;
+            let [q_lora, kv_lora, qk_rope, v_dim] =
+                [q_lora, kv_lora, qk_rope, v_dim].map(u128::from);
+            // Each latent vector has a norm.
+            let turned_apart = (head_dim + v_dim).saturating_sub(qk_rope);
+            q_lora * (d_model + 1 + heads * head_dim)
+                + kv_lora * (d_model + 1 + heads * turned_apart)
+                + qk_rope * d_model
+                + heads * v_dim * d_model
+        };
+        projections + 2 * self.norm_count()
+    }
+
+    /// The parameters of one expert.
+    fn expert_count(&self) -> u128 {
+        self.network_count(self.ffn)
+    }
+
+    /// The parameters of a feed-forward network of a given width.
+    fn network_count(&self, ffn: u64) -> u128 {
+        let [d_model, ffn] = [self.d_model, ffn].map(u128::from);
         let into_ffn = if self.gated() { 2 } else { 1 };
-        attention + into_ffn * linear(ffn, d_model) + linear(d_model, ffn)
+        into_ffn * self.linear_count(ffn, d_model) + self.linear_count(d_model, ffn)
+    }
+
+    fn linear_count(&self, out: u128, into: u128) -> u128 {
+        let bias = if self.kind.has_biases() { out } else { 0 };
+        out * into + bias
     }
 
     /// The parameters of one norm: gain and bias, only a gain, or no norm at all.
@@ -99,7 +173,7 @@ impl Shape {
         let vectors = match self.kind {
             ModelKind::Mlp | ModelKind::Resnet => 0,
             ModelKind::Gpt2 => 2,
-            ModelKind::Llama => 1,
+            ModelKind::Llama | ModelKind::Moe => 1,
         };
         vectors * u128::from(self.d_model)
     }
@@ -152,6 +226,12 @@ pub(in crate::model) mod tests {
             ("llama3-8b", 8_030_261_248),
             ("llama3-70b", 70_553_706_496),
             ("llama3-405b", 405_853_388_800),
+            // Of the published weights; DeepSeek-V3's without its module for a second token.
+            ("mixtral-8x7b", 46_702_792_704),
+            ("mixtral-8x22b", 140_620_634_112),
+            ("qwen3-30b-a3b", 30_532_122_624),
+            ("qwen3-235b-a22b", 235_093_634_560),
+            ("deepseek-v3", 671_026_419_200),
         ] {
             assert_eq!(model(name).parameters(), published, "{name}");
         }
@@ -208,7 +288,11 @@ pub(in crate::model) mod tests {
                     .iter()
                     .product::<u128>()
             };
-            let layer: u128 = model.layer_products(model.seq).map(exact).sum();
+            let each = model.layer_products(model.seq).map(|(times, product)| {
+                assert_eq!(times, model.layers);
+                exact(product)
+            });
+            let layer: u128 = each.sum();
             let head = exact(model.head_product(model.seq));
             // 96·s·l·h²·(1 + s/(6h) + V/(16lh)) for one sample, multiplied out.
             let eq_3 = 96 * s * l * h * h + 16 * s * s * l * h + 6 * s * h * v;
@@ -267,10 +351,24 @@ pub(in crate::model) mod tests {
         (kinds, sizes, rest, 1e-12f64..0.09, 1.0f64..1e12).prop_map(
             |(kind, (layers, head_pairs, kv_heads, group, ffn), rest, norm_eps, rope_theta)| {
                 let (seq, spare, vocab, tied, activation) = rest;
+                let experts = match kind {
+                    ModelKind::Moe => Experts {
+                        experts: group + 1,
+                        topk: group,
+                        shared_experts: group - 1,
+                        router: Router::ALL[activation % 2],
+                        route_scale: norm_eps,
+                        capacity: norm_eps - 0.01f64.min(norm_eps),
+                        ..Experts::default()
+                    },
+                    ModelKind::Mlp | ModelKind::Gpt2 | ModelKind::Llama | ModelKind::Resnet => {
+                        Experts::default()
+                    }
+                };
                 let (attention, learned, rotary) = (
                     u64::from(kind.has_attention()),
                     u64::from(kind == ModelKind::Gpt2),
-                    f64::from(u8::from(kind == ModelKind::Llama)),
+                    f64::from(u8::from(kind.is_rotary())),
                 );
                 let activations: &[Activation] = kind.activations();
                 Shape {
@@ -288,6 +386,9 @@ pub(in crate::model) mod tests {
                     activation: activations[activation % activations.len()],
                     norm_eps: norm_eps * attention as f64,
                     rope_theta: rope_theta * rotary,
+                    qk_norm: kind == ModelKind::Moe && tied,
+                    experts,
+                    latent: Latent::default(),
                 }
             },
         )
@@ -305,7 +406,9 @@ pub(in crate::model) mod tests {
                     let twice = model.flops_per_iteration(batch, model.seq, true).0;
                     prop_assert!(once.is_finite() && once >= batch as f64);
                     prop_assert!(twice >= once && twice <= once * 4.0 / 3.0 * (1.0 + 1e-12));
-                    prop_assert!(model.model_flops_per_token(model.seq).0 >= 6.0 * parameters as f64);
+                    let active = model.active_parameters();
+                    prop_assert!((1..=parameters).contains(&active));
+                    prop_assert!(model.model_flops_per_token(model.seq).0 >= 6.0 * active as f64);
                 }
                 Err(errors) => {
                     // The only rule that these shapes can break.
@@ -329,7 +432,9 @@ pub(in crate::model) mod tests {
             let [layers, d_model, heads, kv_heads, head_dim, ffn, seq, max_positions, vocab] = numbers;
             let shape = Shape {
                 kind, layers, d_model, heads, kv_heads, head_dim, ffn, seq, max_positions, vocab,
-                tied: false, activation: Activation::Gelu, norm_eps, rope_theta,
+                tied: false, activation: Activation::Gelu, norm_eps, rope_theta, qk_norm: false,
+                experts: Experts { experts: layers, topk: heads, dense_layers: seq, ..Experts::default() },
+                latent: Latent { q_lora: ffn, kv_lora: vocab, qk_rope: heads, v_dim: seq },
             };
             if let Ok(model) = Model::new("any", shape) {
                 prop_assert!(model.parameters() > 0);

@@ -21,6 +21,20 @@ pub(super) enum Field {
     Activation,
     NormEps,
     RopeTheta,
+    Experts,
+    Topk,
+    SharedExperts,
+    DenseLayers,
+    DenseFfn,
+    Router,
+    RouteScale,
+    Capacity,
+    Balance,
+    QkNorm,
+    QLora,
+    KvLora,
+    QkRope,
+    VDim,
 }
 
 /// Which words a description uses.
@@ -35,7 +49,7 @@ pub(super) enum Dialect {
 }
 
 impl Field {
-    pub(super) const ALL: [Self; 16] = [
+    pub(super) const ALL: [Self; 30] = [
         Self::Name,
         Self::Kind,
         Self::Layers,
@@ -52,6 +66,20 @@ impl Field {
         Self::Activation,
         Self::NormEps,
         Self::RopeTheta,
+        Self::Experts,
+        Self::Topk,
+        Self::SharedExperts,
+        Self::DenseLayers,
+        Self::DenseFfn,
+        Self::Router,
+        Self::RouteScale,
+        Self::Capacity,
+        Self::Balance,
+        Self::QkNorm,
+        Self::QLora,
+        Self::KvLora,
+        Self::QkRope,
+        Self::VDim,
     ];
 
     /// The word of our own files, which error messages fall back on.
@@ -73,6 +101,20 @@ impl Field {
             Self::Activation => "activation",
             Self::NormEps => "norm_eps",
             Self::RopeTheta => "rope_theta",
+            Self::Experts => "experts",
+            Self::Topk => "topk",
+            Self::SharedExperts => "shared_experts",
+            Self::DenseLayers => "dense_layers",
+            Self::DenseFfn => "dense_ffn",
+            Self::Router => "router",
+            Self::RouteScale => "route_scale",
+            Self::Capacity => "capacity",
+            Self::Balance => "balance",
+            Self::QkNorm => "qk_norm",
+            Self::QLora => "q_lora",
+            Self::KvLora => "kv_lora",
+            Self::QkRope => "qk_rope",
+            Self::VDim => "v_dim",
         }
     }
 
@@ -81,7 +123,21 @@ impl Field {
         match self {
             Self::Heads | Self::KvHeads | Self::HeadDim | Self::NormEps => kind.has_attention(),
             Self::Positions => matches!(kind, ModelKind::Gpt2),
-            Self::Gated | Self::RopeTheta => matches!(kind, ModelKind::Llama),
+            Self::Gated | Self::RopeTheta => kind.is_rotary(),
+            Self::Experts
+            | Self::Topk
+            | Self::SharedExperts
+            | Self::DenseLayers
+            | Self::DenseFfn
+            | Self::Router
+            | Self::RouteScale
+            | Self::Capacity
+            | Self::Balance
+            | Self::QkNorm
+            | Self::QLora
+            | Self::KvLora
+            | Self::QkRope
+            | Self::VDim => matches!(kind, ModelKind::Moe),
             Self::Name
             | Self::Kind
             | Self::Layers
@@ -98,12 +154,27 @@ impl Field {
     /// magnitude above anything trained, and low enough that products of three fit 128 bits.
     pub(super) const fn limit(self) -> u64 {
         match self {
-            Self::Layers => 65_535,
+            Self::Layers | Self::DenseLayers | Self::Experts | Self::Topk => 65_535,
+            Self::SharedExperts => 1 << 10,
             Self::Seq | Self::Positions => 1 << 30,
             Self::Vocab => 1 << 31,
             // By custom four times the width of the model.
-            Self::Ffn => 1 << 26,
+            Self::Ffn | Self::DenseFfn => 1 << 26,
             _ => 1 << 24,
+        }
+    }
+
+    /// The smallest size: what a model may lack may be zero.
+    pub(super) const fn least(self) -> u64 {
+        match self {
+            Self::SharedExperts
+            | Self::DenseLayers
+            | Self::DenseFfn
+            | Self::QLora
+            | Self::KvLora
+            | Self::QkRope
+            | Self::VDim => 0,
+            _ => 1,
         }
     }
 
@@ -115,6 +186,8 @@ impl Field {
             Self::Ffn => "3072",
             Self::Seq => "1024",
             Self::Vocab => "50257",
+            Self::Experts => "8",
+            Self::Topk => "2",
             _ => "768",
         }
     }
@@ -148,9 +221,7 @@ const fn gpt2_word(field: Field) -> Option<&'static str> {
         Field::Tied => "tie_word_embeddings",
         Field::Activation => "activation_function",
         Field::NormEps => "layer_norm_epsilon",
-        Field::Name | Field::KvHeads | Field::HeadDim | Field::Gated | Field::RopeTheta => {
-            return None;
-        }
+        _ => return None,
     })
 }
 
@@ -169,6 +240,6 @@ const fn llama_word(field: Field) -> Option<&'static str> {
         Field::Activation => "hidden_act",
         Field::NormEps => "rms_norm_eps",
         Field::RopeTheta => "rope_theta",
-        Field::Name | Field::Positions | Field::Gated => return None,
+        _ => return None,
     })
 }

@@ -8,7 +8,7 @@ use super::check::{self, divisors_near, in_range, whole_number_remedy};
 use super::error::{ModelError, ModelErrors};
 use super::field::{Dialect, Field};
 use super::parse::stem;
-use super::{Activation, Body, Model, ModelKind, Shape};
+use super::{Activation, Body, Experts, Latent, Model, ModelKind, Router, Shape};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -79,7 +79,9 @@ impl Fields {
         let head_dim = if has(Field::HeadDim) { self.head_dim(d_model, heads) } else { 0 };
         let ffn = match kind {
             ModelKind::Gpt2 => self.size_after(Field::Ffn, Field::DModel, 4 * d_model),
-            ModelKind::Mlp | ModelKind::Llama | ModelKind::Resnet => self.size(Field::Ffn),
+            ModelKind::Mlp | ModelKind::Llama | ModelKind::Moe | ModelKind::Resnet => {
+                self.size(Field::Ffn)
+            }
         };
         let seq = self.size(Field::Seq);
         let max_positions = match has(Field::Positions) {
@@ -105,7 +107,45 @@ impl Fields {
             activation: given.activation,
             norm_eps,
             rope_theta,
+            qk_norm: has(Field::QkNorm) && self.flag(Field::QkNorm).unwrap_or(false),
+            experts: if has(Field::Experts) { self.experts() } else { Experts::default() },
+            latent: if has(Field::KvLora) { self.latent() } else { Latent::default() },
         }
+    }
+
+    /// The experts; what is not told is absent, and their weights add up to one.
+    fn experts(&mut self) -> Experts {
+        let mut or_none = |field: Field| self.size_if_given(field).unwrap_or(0);
+        let [shared_experts, dense_layers, dense_ffn] =
+            [Field::SharedExperts, Field::DenseLayers, Field::DenseFfn].map(&mut or_none);
+        Experts {
+            experts: self.size(Field::Experts),
+            topk: self.size(Field::Topk),
+            shared_experts,
+            dense_layers,
+            dense_ffn,
+            router: self.router(),
+            route_scale: self.real_or(Field::RouteScale, 1.0),
+            capacity: self.real_or(Field::Capacity, 0.0),
+            balance: self.real_or(Field::Balance, 0.0),
+        }
+    }
+
+    fn router(&mut self) -> Router {
+        let Some(word) = self.text(Field::Router) else { return Router::default() };
+        let found = Router::ALL.into_iter().find(|router| router.name() == word);
+        if found.is_none() {
+            let problem = format!("router {} is unknown", quoted(&word));
+            self.blame(Field::Router, problem, "use \"softmax\" or \"sigmoid\"");
+        }
+        found.unwrap_or_default()
+    }
+
+    fn latent(&mut self) -> Latent {
+        let [q_lora, kv_lora, qk_rope, v_dim] =
+            [Field::QLora, Field::KvLora, Field::QkRope, Field::VDim]
+                .map(|field| self.size_if_given(field).unwrap_or(0));
+        Latent { q_lora, kv_lora, qk_rope, v_dim }
     }
 
     /// Checks the shape that was read: a model, or all that was noted and all that is violated.

@@ -8,6 +8,7 @@
 mod check;
 mod count;
 mod error;
+mod experts;
 mod field;
 mod fields;
 mod keys;
@@ -19,6 +20,7 @@ pub mod hugging_face;
 
 pub use check::MAX_PARAMETERS;
 pub use error::{ModelError, ModelErrors};
+pub use experts::{Experts, Latent, Router};
 pub use resnet::{Block, ResNet, Stem};
 
 use serde::Serialize;
@@ -51,8 +53,8 @@ pub enum Body {
 /// The numbers of a model, not yet checked.
 ///
 /// Where a number has no meaning for the kind, it is zero: an `mlp` has no heads and no norm, only
-/// `gpt2` has a table of positions, only `llama` has a rotary base. A `resnet` has its numbers in
-/// [`Body`], and here what others need to know of any model.
+/// `gpt2` has a table of positions, only `llama` and `moe` have a rotary base, and only `moe` has
+/// experts. A `resnet` has its numbers in [`Body`], and here what others need to know of any model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Shape {
     /// The family, which decides the operators and which parameters have biases.
@@ -83,6 +85,14 @@ pub struct Shape {
     pub norm_eps: f64,
     /// The base of the rotary angles.
     pub rope_theta: f64,
+    /// Whether queries and keys pass through a norm, head by head, before they are turned.
+    pub qk_norm: bool,
+    /// The experts of a `moe`, whose `ffn` is the width of one.
+    #[serde(flatten, skip_serializing_if = "Experts::is_none")]
+    pub experts: Experts,
+    /// Latent vectors of attention, for a `moe` that has them.
+    #[serde(flatten, skip_serializing_if = "Latent::is_none")]
+    pub latent: Latent,
 }
 
 /// A family of models.
@@ -99,6 +109,8 @@ pub enum ModelKind {
     Llama,
     /// A residual network on images: convolutions, each with a batch norm.
     Resnet,
+    /// Llama's layers with experts in place of the feed-forward network.
+    Moe,
 }
 
 /// The non-linearity of the feed-forward network.
@@ -173,9 +185,17 @@ impl Model {
         self.shape.heads * self.shape.head_dim
     }
 
-    /// The width of all key heads together; the values have the same.
+    /// The width of all key heads together; without latent vectors, the values have the same.
     pub fn kv_width(&self) -> u64 {
         self.shape.kv_heads * self.shape.head_dim
+    }
+
+    /// Layers whose feed-forward part is experts.
+    pub fn expert_layers(&self) -> u64 {
+        match self.shape.kind {
+            ModelKind::Mlp | ModelKind::Gpt2 | ModelKind::Llama | ModelKind::Resnet => 0,
+            ModelKind::Moe => self.shape.layers - self.shape.experts.dense_layers,
+        }
     }
 }
 
@@ -196,7 +216,7 @@ impl Shape {
 
 impl ModelKind {
     /// The kinds that can be built.
-    pub const ALL: [Self; 4] = [Self::Mlp, Self::Gpt2, Self::Llama, Self::Resnet];
+    pub const ALL: [Self; 5] = [Self::Mlp, Self::Gpt2, Self::Llama, Self::Moe, Self::Resnet];
 
     /// The word used in files and reports.
     pub const fn name(self) -> &'static str {
@@ -205,6 +225,7 @@ impl ModelKind {
             Self::Gpt2 => "gpt2",
             Self::Llama => "llama",
             Self::Resnet => "resnet",
+            Self::Moe => "moe",
         }
     }
 
@@ -212,7 +233,7 @@ impl ModelKind {
     pub const fn has_attention(self) -> bool {
         match self {
             Self::Mlp | Self::Resnet => false,
-            Self::Gpt2 | Self::Llama => true,
+            Self::Gpt2 | Self::Llama | Self::Moe => true,
         }
     }
 
@@ -220,7 +241,15 @@ impl ModelKind {
     pub const fn has_biases(self) -> bool {
         match self {
             Self::Mlp | Self::Gpt2 => true,
-            Self::Llama | Self::Resnet => false,
+            Self::Llama | Self::Moe | Self::Resnet => false,
+        }
+    }
+
+    /// Whether positions are rotary, and norms by root mean square.
+    pub const fn is_rotary(self) -> bool {
+        match self {
+            Self::Mlp | Self::Gpt2 | Self::Resnet => false,
+            Self::Llama | Self::Moe => true,
         }
     }
 
@@ -230,7 +259,7 @@ impl ModelKind {
             Self::Mlp => &[Activation::Relu, Activation::Gelu, Activation::SquaredRelu],
             Self::Gpt2 => &[Activation::Gelu, Activation::Relu, Activation::SquaredRelu],
             Self::Resnet => &[Activation::Relu],
-            Self::Llama => {
+            Self::Llama | Self::Moe => {
                 &[Activation::SwiGlu, Activation::Gelu, Activation::Relu, Activation::SquaredRelu]
             }
         }

@@ -16,7 +16,10 @@ impl Model {
     /// `kind`, `layers`, `d_model`, `seq` and `vocab` are needed, `heads` where there is attention,
     /// and `ffn` except for `gpt2`, where it is `4 · d_model` by custom. `kv_heads` is `heads` unless
     /// given, `head_dim` is `d_model / heads`, `positions` is `seq`, `norm_eps` is 1e-5, `rope_theta`
-    /// is 10000, `activation` is the kind's own, and `tied` is true for `gpt2` only.
+    /// is 10000, `activation` is the kind's own, and `tied` is true for `gpt2` only. A `moe` needs
+    /// `experts` and `topk`; its `router` is "softmax" and its `route_scale` 1 unless given, and what
+    /// else it may have (`shared_experts`, `dense_layers` with `dense_ffn`, `capacity`, `balance`,
+    /// `qk_norm`, latent attention) it has only if given.
     pub fn parse(text: &str, file_name: &str) -> Result<Self, ModelErrors> {
         let mut fields = Fields::new(Dialect::Toml, file_name, entries(text, file_name)?);
         let Some(kind) = kind(&mut fields) else { return Err(fields.give_up()) };
@@ -25,7 +28,7 @@ impl Model {
                 let body = resnet::parse(&mut fields);
                 return fields.finish_body(file_name, body);
             }
-            ModelKind::Mlp | ModelKind::Gpt2 | ModelKind::Llama => {}
+            ModelKind::Mlp | ModelKind::Gpt2 | ModelKind::Llama | ModelKind::Moe => {}
         }
         refuse_strangers(&mut fields, kind);
         let activation = activation(&mut fields, kind);
@@ -60,6 +63,20 @@ impl Model {
                 Field::Activation => format!("\"{}\"", self.activation),
                 Field::NormEps => format!("{:?}", self.norm_eps),
                 Field::RopeTheta => format!("{:?}", self.rope_theta),
+                Field::Experts => self.experts.experts.to_string(),
+                Field::Topk => self.experts.topk.to_string(),
+                Field::SharedExperts => self.experts.shared_experts.to_string(),
+                Field::DenseLayers => self.experts.dense_layers.to_string(),
+                Field::DenseFfn => self.experts.dense_ffn.to_string(),
+                Field::Router => format!("\"{}\"", self.experts.router),
+                Field::RouteScale => format!("{:?}", self.experts.route_scale),
+                Field::Capacity => format!("{:?}", self.experts.capacity),
+                Field::Balance => format!("{:?}", self.experts.balance),
+                Field::QkNorm => self.qk_norm.to_string(),
+                Field::QLora => self.latent.q_lora.to_string(),
+                Field::KvLora => self.latent.kv_lora.to_string(),
+                Field::QkRope => self.latent.qk_rope.to_string(),
+                Field::VDim => self.latent.v_dim.to_string(),
             };
             text.push_str(&format!("{} = {value}\n", field.word()));
         }
@@ -68,13 +85,10 @@ impl Model {
 }
 
 /// Kinds that files may name in the future, so that naming one now is not called a slip.
-const PLANNED_KINDS: [&str; 2] = ["moe", "dlrm"];
+const PLANNED_KINDS: [&str; 1] = ["dlrm"];
 
 /// How a section is shown in messages.
 const TABLE: &str = "a table";
-
-/// Keys of the planned kinds.
-const PLANNED_KEYS: [&str; 3] = ["experts", "topk", "shared_experts"];
 
 /// The file's name without folders and ending.
 pub(super) fn stem(file_name: &str) -> &str {
@@ -160,10 +174,6 @@ fn refuse_strangers(fields: &mut Fields, kind: ModelKind) {
         let (problem, remedy) = match Field::ALL.into_iter().find(|field| field.word() == key) {
             Some(field) if field.applies_to(kind) => continue,
             Some(_) => not_for(key, kind),
-            None if PLANNED_KEYS.contains(&key.as_str()) => (
-                format!("`{key}` belongs to kind \"moe\", which is not available yet"),
-                "leave it out".to_owned(),
-            ),
             None if matches!(entry.value, Value::Other(TABLE)) => (
                 format!("{} is a section, and a model file has none", quoted(key)),
                 format!("write the keys without `[{}]` above them", key.escape_debug()),
@@ -399,21 +409,17 @@ mod tests {
         }
         assert_told(
             &format!("{LLAMA}experts = 8"),
-            "m.toml:8: `experts` belongs to kind \"moe\", which is not available yet; leave it out",
+            "m.toml:8: `experts` does not apply to kind \"llama\"; leave it out",
         );
     }
 
     #[test]
     fn kinds_are_named_or_announced() {
-        for kind in ["moe", "dlrm"] {
-            assert_told(
-                &format!("layers = 2\nkind = \"{kind}\"\nexperts = 8"),
-                &format!(
-                    "m.toml:2: kind \"{kind}\" is not available yet; \
-                     use one of \"mlp\", \"gpt2\", \"llama\", \"resnet\""
-                ),
-            );
-        }
+        assert_told(
+            "layers = 2\nkind = \"dlrm\"\nexperts = 8",
+            "m.toml:2: kind \"dlrm\" is not available yet; \
+             use one of \"mlp\", \"gpt2\", \"llama\", \"moe\", \"resnet\"",
+        );
         let told_of = |text: &str| told(text);
         assert!(told_of("kind = \"gtp2\"").contains("did you mean \"gpt2\"?"));
         assert!(told_of("kind = \"bert\"").contains("use one of"));
@@ -506,8 +512,8 @@ mod tests {
 
         #[test]
         fn any_values_are_read_or_refused(
-            kind in prop::sample::select(vec!["mlp", "gpt2", "llama"]),
-            values in prop::collection::vec(any::<i64>().prop_map(|v| v >> (v & 63)), 16),
+            kind in prop::sample::select(vec!["mlp", "gpt2", "llama", "moe"]),
+            values in prop::collection::vec(any::<i64>().prop_map(|v| v >> (v & 63)), 30),
         ) {
             let keys = Field::ALL.into_iter().skip(2).zip(values);
             let lines = keys.map(|(field, value)| format!("{} = {value}\n", field.word()));

@@ -4,7 +4,7 @@
 use super::error::ModelErrors;
 use super::fields::Fields;
 use super::keys::Keys;
-use super::{Activation, Body, MAX_PARAMETERS, Model, ModelKind, Shape};
+use super::{Activation, Body, Experts, Latent, MAX_PARAMETERS, Model, ModelKind, Shape};
 use serde::Serialize;
 
 /// The numbers of a residual network.
@@ -204,6 +204,9 @@ pub(super) fn shape(net: &ResNet) -> Shape {
         activation: Activation::Relu,
         norm_eps: 1e-5,
         rope_theta: 0.0,
+        qk_norm: false,
+        experts: Experts::default(),
+        latent: Latent::default(),
     }
 }
 

@@ -178,12 +178,16 @@ impl<'t> Reader<'t> {
             optimizer: self.field("optimizer")?,
             split: Split::default(),
             sync_batch_norm: false,
+            expert_room: 1.0,
         };
         if self.peeked.is_some_and(|line| line.peek() == "split") {
             strategy.split = self.field("split")?;
         }
         if self.peeked.is_some_and(|line| line.peek() == "sync_batch_norm") {
             strategy.sync_batch_norm = self.field("sync_batch_norm")?;
+        }
+        if self.peeked.is_some_and(|line| line.peek() == "expert_room") {
+            strategy.expert_room = self.field("expert_room")?;
         }
         Ok(strategy)
     }
@@ -307,7 +311,8 @@ impl<'t> Reader<'t> {
         let mut output = |word: &str| -> Result<Option<BufferId>> {
             Ok(if line.eat(word) { Some(BufferId(line.id("b", "buffer")?)) } else { None })
         };
-        let outputs = Outputs { loss: output("loss")?, norm: output("norm")? };
+        let outputs =
+            Outputs { loss: output("loss")?, norm: output("norm")?, dropped: output("dropped")? };
         line.end()?;
         Ok(Program {
             name,
@@ -498,6 +503,7 @@ fn entry(mut line: Line<'_>) -> Result<Entry> {
             blocks.push(line.value("block")?);
         }
     }
+    let experts = if line.eat("experts") { line.value("experts")? } else { 0 };
     let tp = parse_placement(&mut line)?;
     line.expect("local")?;
     let local = dims(&mut line)?;
@@ -513,6 +519,7 @@ fn entry(mut line: Line<'_>) -> Result<Entry> {
         name,
         dims: shape,
         blocks,
+        experts,
         tp,
         local,
         offset,

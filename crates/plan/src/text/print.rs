@@ -97,6 +97,10 @@ impl<'p> Printer<'p> {
         if s.sync_batch_norm {
             put!(self, "sync_batch_norm {}\n", s.sync_batch_norm);
         }
+        // Likewise: only experts on several ranks need room.
+        if s.expert_room != 1.0 {
+            put!(self, "expert_room {:?}\n", s.expert_room);
+        }
     }
 
     fn template(&mut self, id: usize, template: &Template) {
@@ -141,6 +145,7 @@ impl<'p> Printer<'p> {
         put!(self, "\noutputs");
         self.ids("loss", "b", program.outputs.loss.iter());
         self.ids("norm", "b", program.outputs.norm.iter());
+        self.ids("dropped", "b", program.outputs.dropped.iter());
         self.out.push('\n');
         for (id, b) in program.buffers.iter().enumerate() {
             self.line_of(&format!("b{id} "), &b.name);
@@ -265,6 +270,9 @@ impl<'p> Printer<'p> {
         let ([rows, width], [local_rows, local_width]) = (entry.dims, entry.local);
         put!(self, " {rows}x{width}");
         self.ids("blocks", "", entry.blocks.iter());
+        if entry.experts > 0 {
+            put!(self, " experts {}", entry.experts);
+        }
         put!(self, " {} local {local_rows}x{local_width} at {} ", entry.tp, entry.offset);
         print_init(entry.init, &mut self.out);
         let flags =

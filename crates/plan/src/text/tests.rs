@@ -3,7 +3,9 @@
 use super::*;
 use crate::collective::{Algorithm, CollectiveKind, Level, Order, Reduction, TorusShape};
 use crate::dtype::DType;
-use crate::graph::{ActivationKind, Heads, Init, LinearRole, NormKind, OpKind, Part, Window};
+use crate::graph::{
+    ActivationKind, Heads, Init, LatentHeads, LinearRole, NormKind, OpKind, Part, Routing, Window,
+};
 use crate::ids::{
     BufferId, CallId, GroupId, LaneId, LayerId, Microbatch, OpId, SegmentId, StageRank,
 };
@@ -165,6 +167,7 @@ impl Draw {
             ]),
             split: self.pick(&[Split::Cost, Split::Count]),
             sync_batch_norm: self.flag(),
+            expert_room: self.pick(&[1.0, 2.5]),
             dtype: self.dtype(),
             grad_dtype: self.dtype(),
             order: self.order(),
@@ -192,11 +195,30 @@ impl Draw {
             LinearRole::Up,
             LinearRole::Down,
             LinearRole::Head,
+            LinearRole::Router,
+            LinearRole::Latent,
         ]);
+        let latent = LatentHeads {
+            heads: self.number(),
+            head_dim: self.number(),
+            rope: self.number(),
+            v_dim: self.number(),
+            theta: self.float(),
+        };
         let function =
             self.pick(&[ActivationKind::Gelu, ActivationKind::Relu, ActivationKind::SquaredRelu]);
         let (a, b, x) = (self.number(), self.number(), self.float());
         let window = Window { side: a, channels: b, kernel: a, stride: b, padding: a };
+        let capacity = self.pick(&[None, Some(a)]);
+        let routing = Routing {
+            experts: a,
+            topk: b,
+            sigmoid: capacity.is_none(),
+            scale: x,
+            seq: b,
+            capacity,
+            balance: x,
+        };
         self.pick(&[
             OpKind::Embedding,
             OpKind::Position,
@@ -219,13 +241,17 @@ impl Draw {
             OpKind::BatchNorm { channels: a, eps: x, pixels: b, over: 2, share: x },
             OpKind::MaxPool { window },
             OpKind::AveragePool { channels: b },
-            OpKind::Route { experts: a, topk: b },
-            OpKind::Dispatch { experts: a, capacity: b },
-            OpKind::ExpertLinear { role, experts: a },
+            OpKind::Route(routing),
+            OpKind::Dispatch { experts: a, topk: b, regions: a },
+            OpKind::ExpertLinear { role, experts: a, regions: b, rows: a },
             OpKind::Combine { topk: a },
-            OpKind::BlockSquares { parts: b as u32 },
+            OpKind::HeadNorm { heads, eps: x },
+            OpKind::LatentHeads(latent),
+            OpKind::LatentValues(latent),
+            OpKind::BlockSquares { parts: b as u32, experts: a > b },
             OpKind::TensorSquares,
             OpKind::Norm2,
+            OpKind::Total,
         ])
     }
 
@@ -277,6 +303,7 @@ impl Draw {
             name: self.name(),
             dims: self.dims(),
             blocks: self.list(Self::number),
+            experts: self.below(3),
             tp: self.pick(&[
                 Placement::Replicate,
                 Placement::Shard { dim, layout },
@@ -404,6 +431,7 @@ impl Draw {
             outputs: Outputs {
                 loss: self.option(|d| BufferId(d.short())),
                 norm: self.option(|d| BufferId(d.short())),
+                dropped: self.option(|d| BufferId(d.short())),
             },
             memory,
         }

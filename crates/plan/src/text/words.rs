@@ -3,7 +3,9 @@
 use super::ParseError;
 use super::line::Line;
 use crate::collective::Reduction;
-use crate::graph::{ActivationKind, Heads, Init, LinearRole, NormKind, OpKind, Part, Window};
+use crate::graph::{
+    ActivationKind, Heads, Init, LatentHeads, LinearRole, NormKind, OpKind, Part, Routing, Window,
+};
 use crate::ids::StageRank;
 use crate::mesh::{Axis, GroupKind};
 use crate::program::{Access, AccumulateMode, LoadKind, MemoryKind, Peer, SegmentPass};
@@ -63,6 +65,7 @@ words!(SegmentPass, "pass", {
 });
 words!(LinearRole, "matrix", {
     Qkv => "qkv", AttentionOut => "attention_out", Up => "up", Down => "down", Head => "head",
+    Router => "router", Latent => "latent",
 });
 words!(NormKind, "norm", { Layer => "layer", Rms => "rms" });
 words!(ActivationKind, "function", {
@@ -192,6 +195,7 @@ pub(super) fn print_op_kind(kind: &OpKind, out: &mut String) {
         OpKind::SoftmaxStats => "softmax_stats",
         OpKind::TensorSquares => "tensor_squares",
         OpKind::Norm2 => "norm2",
+        OpKind::Total => "total",
         OpKind::Norm { norm, eps } => {
             return push(out, format_args!("norm {} eps={eps:?}", norm.word()));
         }
@@ -240,18 +244,26 @@ pub(super) fn print_op_kind(kind: &OpKind, out: &mut String) {
         OpKind::AveragePool { channels } => {
             return push(out, format_args!("average_pool channels={channels}"));
         }
-        OpKind::Route { experts, topk } => {
-            return push(out, format_args!("route experts={experts} topk={topk}"));
+        OpKind::Route(routing) => return print_routing(&routing, out),
+        OpKind::Dispatch { experts, topk, regions } => {
+            let text = format_args!("dispatch experts={experts} topk={topk} regions={regions}");
+            return push(out, text);
         }
-        OpKind::Dispatch { experts, capacity } => {
-            return push(out, format_args!("dispatch experts={experts} capacity={capacity}"));
-        }
-        OpKind::ExpertLinear { role, experts } => {
-            return push(out, format_args!("expert_linear {} experts={experts}", role.word()));
+        OpKind::ExpertLinear { role, experts, regions, rows } => {
+            push(out, format_args!("expert_linear {} experts={experts}", role.word()));
+            return push(out, format_args!(" regions={regions} rows={rows}"));
         }
         OpKind::Combine { topk } => return push(out, format_args!("combine topk={topk}")),
-        OpKind::BlockSquares { parts } => {
-            return push(out, format_args!("block_squares parts={parts}"));
+        OpKind::HeadNorm { heads, eps } => {
+            out.push_str("head_norm");
+            print_heads(heads, out);
+            return push(out, format_args!(" eps={eps:?}"));
+        }
+        OpKind::LatentHeads(heads) => return print_latent("latent_heads", heads, out),
+        OpKind::LatentValues(heads) => return print_latent("latent_values", heads, out),
+        OpKind::BlockSquares { parts, experts } => {
+            let of = if experts { " experts" } else { "" };
+            return push(out, format_args!("block_squares parts={parts}{of}"));
         }
     };
     out.push_str(plain);
@@ -269,6 +281,7 @@ pub(super) fn parse_op_kind(line: &mut Line<'_>) -> Result<OpKind> {
         "softmax_stats" => OpKind::SoftmaxStats,
         "tensor_squares" => OpKind::TensorSquares,
         "norm2" => OpKind::Norm2,
+        "total" => OpKind::Total,
         "norm" => OpKind::Norm { norm: NormKind::parse(line)?, eps: line.id("eps=", "eps")? },
         "linear" => OpKind::Linear { role: LinearRole::parse(line)? },
         "rope" => OpKind::Rope { heads: parse_heads(line)?, theta: line.id("theta=", "theta")? },
@@ -295,21 +308,74 @@ pub(super) fn parse_op_kind(line: &mut Line<'_>) -> Result<OpKind> {
         },
         "max_pool" => OpKind::MaxPool { window: parse_window(line)? },
         "average_pool" => OpKind::AveragePool { channels: line.id("channels=", "channels")? },
-        "route" => OpKind::Route {
-            experts: line.id("experts=", "experts")?,
-            topk: line.id("topk=", "topk")?,
-        },
+        "route" => OpKind::Route(parse_routing(line)?),
         "dispatch" => OpKind::Dispatch {
             experts: line.id("experts=", "experts")?,
-            capacity: line.id("capacity=", "capacity")?,
+            topk: line.id("topk=", "topk")?,
+            regions: line.id("regions=", "regions")?,
         },
         "expert_linear" => OpKind::ExpertLinear {
             role: LinearRole::parse(line)?,
             experts: line.id("experts=", "experts")?,
+            regions: line.id("regions=", "regions")?,
+            rows: line.id("rows=", "rows")?,
         },
         "combine" => OpKind::Combine { topk: line.id("topk=", "topk")? },
-        "block_squares" => OpKind::BlockSquares { parts: line.id("parts=", "parts")? },
+        "head_norm" => OpKind::HeadNorm { heads: parse_heads(line)?, eps: line.id("eps=", "eps")? },
+        "latent_heads" => OpKind::LatentHeads(parse_latent(line)?),
+        "latent_values" => OpKind::LatentValues(parse_latent(line)?),
+        "block_squares" => OpKind::BlockSquares {
+            parts: line.id("parts=", "parts")?,
+            experts: line.eat("experts"),
+        },
         other => return line.error(format!("there is no operator '{other}'")),
+    })
+}
+
+fn print_routing(routing: &Routing, out: &mut String) {
+    let Routing { experts, topk, sigmoid, scale, seq, capacity, balance } = *routing;
+    let scores = if sigmoid { "sigmoid" } else { "softmax" };
+    push(out, format_args!("route {scores} experts={experts} topk={topk} scale={scale:?}"));
+    push(out, format_args!(" seq={seq} balance={balance:?}"));
+    if let Some(capacity) = capacity {
+        push(out, format_args!(" capacity={capacity}"));
+    }
+}
+
+fn parse_routing(line: &mut Line<'_>) -> Result<Routing> {
+    let sigmoid = match line.word("scores")? {
+        "sigmoid" => true,
+        "softmax" => false,
+        other => return line.error(format!("scores '{other}' is none of softmax, sigmoid")),
+    };
+    let mut routing = Routing {
+        experts: line.id("experts=", "experts")?,
+        topk: line.id("topk=", "topk")?,
+        sigmoid,
+        scale: line.id("scale=", "scale")?,
+        seq: line.id("seq=", "seq")?,
+        balance: line.id("balance=", "balance")?,
+        capacity: None,
+    };
+    if line.peek().starts_with("capacity=") {
+        routing.capacity = Some(line.id("capacity=", "capacity")?);
+    }
+    Ok(routing)
+}
+
+fn print_latent(word: &str, heads: LatentHeads, out: &mut String) {
+    let LatentHeads { heads, head_dim, rope, v_dim, theta } = heads;
+    push(out, format_args!("{word} heads={heads} head_dim={head_dim} rope={rope}"));
+    push(out, format_args!(" v_dim={v_dim} theta={theta:?}"));
+}
+
+fn parse_latent(line: &mut Line<'_>) -> Result<LatentHeads> {
+    Ok(LatentHeads {
+        heads: line.id("heads=", "heads")?,
+        head_dim: line.id("head_dim=", "head_dim")?,
+        rope: line.id("rope=", "rope")?,
+        v_dim: line.id("v_dim=", "v_dim")?,
+        theta: line.id("theta=", "theta")?,
     })
 }
 

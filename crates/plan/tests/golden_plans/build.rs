@@ -2,10 +2,10 @@
 
 use paceline_plan::DType;
 use paceline_plan::graph::{OpKind, Part};
-use paceline_plan::ids::{BufferId, CallId, LaneId, Microbatch, OpId, SegmentId};
+use paceline_plan::ids::{BufferId, LaneId, Microbatch, SegmentId};
 use paceline_plan::program::{
-    Access, Buffer, Call, LocalOp, Memory, MemoryKind, Op, Operand, Outputs, Program, Section,
-    Segment, SegmentPass, Template, View,
+    Access, Buffer, LocalOp, Memory, MemoryKind, Op, Operand, Outputs, Program, Section, Segment,
+    SegmentPass, Template, View,
 };
 use paceline_plan::units::Bytes;
 
@@ -60,16 +60,6 @@ impl Build {
         let operands = operands.to_vec();
         self.program.segments.push(Segment { template, layer: None, operands });
         SegmentId::from(self.program.segments.len() - 1)
-    }
-
-    pub(crate) fn call(&mut self, call: Call) -> CallId {
-        self.program.calls.push(call);
-        CallId::from(self.program.calls.len() - 1)
-    }
-
-    /// A computation in the body.
-    pub(crate) fn compute(&mut self, segment: SegmentId, microbatch: u32, after: &[OpId]) -> OpId {
-        self.program.body.push(COMPUTE, compute(segment, microbatch), after)
     }
 
     /// Assigns addresses, kind after kind.

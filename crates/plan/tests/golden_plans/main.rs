@@ -6,13 +6,12 @@
 
 mod build;
 mod downpour;
-mod experts;
 mod pipedream;
 mod ring_attention;
 
 use paceline_plan::collective::Order;
 use paceline_plan::lower::lower;
-use paceline_plan::model::{Activation, Model, ModelKind, Shape};
+use paceline_plan::model::{Activation, Experts, Latent, Model, ModelKind, Shape};
 use paceline_plan::program::Plan;
 use paceline_plan::schedule::{ScheduleKind, Versions};
 use paceline_plan::strategy::{Recompute, Strategy, Sync, Zero};
@@ -37,10 +36,25 @@ fn tiny(kind: ModelKind) -> Model {
         activation: match kind {
             ModelKind::Mlp | ModelKind::Resnet => Activation::Relu,
             ModelKind::Gpt2 => Activation::Gelu,
-            ModelKind::Llama => Activation::SwiGlu,
+            ModelKind::Llama | ModelKind::Moe => Activation::SwiGlu,
         },
         norm_eps: if mlp { 0.0 } else { 1e-5 },
-        rope_theta: if kind == ModelKind::Llama { 10000.0 } else { 0.0 },
+        rope_theta: if kind.is_rotary() { 10000.0 } else { 0.0 },
+        qk_norm: false,
+        experts: match kind {
+            ModelKind::Moe => Experts {
+                experts: 4,
+                topk: 2,
+                route_scale: 1.0,
+                capacity: 1.0,
+                balance: 0.01,
+                ..Experts::default()
+            },
+            ModelKind::Mlp | ModelKind::Gpt2 | ModelKind::Llama | ModelKind::Resnet => {
+                Experts::default()
+            }
+        },
+        latent: Latent::default(),
     };
     Model::new(format!("tiny-{}", kind.name()), shape).unwrap()
 }
@@ -52,7 +66,7 @@ fn lowered(kind: ModelKind, strategy: Strategy) -> Plan {
 
 /// All golden plans, by name.
 fn plans() -> Vec<(&'static str, Plan)> {
-    use ModelKind::{Gpt2, Llama, Mlp};
+    use ModelKind::{Gpt2, Llama, Mlp, Moe};
     let base = Strategy::default;
     vec![
         ("mlp-dp2", lowered(Mlp, Strategy { dp: 2, global_batch: 4, ..base() })),
@@ -151,11 +165,26 @@ fn plans() -> Vec<(&'static str, Plan)> {
             ),
         ),
         (
+            "moe-dp2-tp2-ep2-etp2",
+            lowered(
+                Moe,
+                Strategy {
+                    dp: 2,
+                    tp: 2,
+                    sp: true,
+                    ep: 2,
+                    etp: 2,
+                    zero: Zero::Optimizer,
+                    global_batch: 2,
+                    ..base()
+                },
+            ),
+        ),
+        (
             "mlp-ps2",
             lowered(Mlp, Strategy { dp: 2, sync: Sync::Servers(2), global_batch: 4, ..base() }),
         ),
         ("later-pipedream", pipedream::plan()),
-        ("later-experts", experts::plan()),
         ("later-ring-attention", ring_attention::plan()),
         ("later-downpour", downpour::plan()),
     ]

@@ -35,13 +35,19 @@ pub fn kernel(template: &Template, op: &LocalOp) -> KernelUse {
         (largest.map_or_else(|| vec![1, 1], |operand| operand.dims.to_vec()), cost.bytes.as_f64())
     };
     let (shape, work) = match op.kind {
-        OpKind::Linear { .. } | OpKind::ExpertLinear { .. } => {
+        OpKind::Linear { .. } => {
             let [outputs, inputs] = op.params.first().map_or([1, 1], |i| operand(i).dims);
             (vec![first[0], inputs, outputs], cost.matrix.0)
         }
         OpKind::Conv { window } => {
             let [filters, seen] = op.params.first().map_or([1, 1], |i| operand(i).dims);
             (vec![first[0].saturating_mul(window.places()), seen, filters], cost.matrix.0)
+        }
+        // As fast as the product of one expert.
+        OpKind::ExpertLinear { experts, rows, .. } => {
+            let [outputs, inputs] = op.params.first().map_or([1, 1], |i| operand(i).dims);
+            let experts = experts.max(1);
+            (vec![rows.div_ceil(experts), inputs, outputs / experts], cost.matrix.0)
         }
         OpKind::Attention { heads, seq } => {
             let sequences = first[0] / seq.max(1);
@@ -67,12 +73,16 @@ pub fn kernel(template: &Template, op: &LocalOp) -> KernelUse {
         | OpKind::BatchNorm { .. }
         | OpKind::MaxPool { .. }
         | OpKind::AveragePool { .. }
-        | OpKind::Route { .. }
+        | OpKind::Route(_)
+        | OpKind::HeadNorm { .. }
+        | OpKind::LatentHeads(_)
+        | OpKind::LatentValues(_)
         | OpKind::Dispatch { .. }
         | OpKind::Combine { .. }
         | OpKind::BlockSquares { .. }
         | OpKind::TensorSquares
-        | OpKind::Norm2 => of_memory(),
+        | OpKind::Norm2
+        | OpKind::Total => of_memory(),
     };
     let part = match op.part {
         Part::Forward => "forward",
@@ -110,7 +120,7 @@ pub fn accumulate_kernel(mode: AccumulateMode, dtype: DType, elements: u64) -> K
 
 fn name(kind: &OpKind) -> &'static str {
     match kind {
-        OpKind::Linear { .. } => "linear",
+        OpKind::Linear { .. } | OpKind::ExpertLinear { .. } => "linear",
         OpKind::Norm { norm: NormKind::Layer, .. } => "norm.layer",
         OpKind::Norm { norm: NormKind::Rms, .. } => "norm.rms",
         OpKind::Activation { function: ActivationKind::Gelu } => "gelu",
@@ -133,13 +143,16 @@ fn name(kind: &OpKind) -> &'static str {
         | OpKind::BatchNorm { .. }
         | OpKind::MaxPool { .. }
         | OpKind::AveragePool { .. }
-        | OpKind::Route { .. }
+        | OpKind::Route(_)
+        | OpKind::HeadNorm { .. }
+        | OpKind::LatentHeads(_)
+        | OpKind::LatentValues(_)
         | OpKind::Dispatch { .. }
-        | OpKind::ExpertLinear { .. }
         | OpKind::Combine { .. }
         | OpKind::BlockSquares { .. }
         | OpKind::TensorSquares
-        | OpKind::Norm2 => kind.name(),
+        | OpKind::Norm2
+        | OpKind::Total => kind.name(),
     }
 }
 

@@ -74,12 +74,16 @@ impl Roofline<'_> {
             | OpKind::CrossEntropy { .. }
             | OpKind::MaxPool { .. }
             | OpKind::AveragePool { .. }
-            | OpKind::Route { .. }
+            | OpKind::Route(_)
+            | OpKind::HeadNorm { .. }
+            | OpKind::LatentHeads(_)
+            | OpKind::LatentValues(_)
             | OpKind::Dispatch { .. }
             | OpKind::Combine { .. }
             | OpKind::BlockSquares { .. }
             | OpKind::TensorSquares
-            | OpKind::Norm2 => self.roof(cost, 1.0),
+            | OpKind::Norm2
+            | OpKind::Total => self.roof(cost, 1.0),
             OpKind::Linear { .. }
             | OpKind::Conv { .. }
             | OpKind::ExpertLinear { .. }
@@ -177,12 +181,16 @@ pub(super) fn elementwise(op: &LocalOp) -> bool {
         | OpKind::BatchNorm { .. }
         | OpKind::MaxPool { .. }
         | OpKind::AveragePool { .. }
-        | OpKind::Route { .. }
+        | OpKind::Route(_)
+        | OpKind::HeadNorm { .. }
+        | OpKind::LatentHeads(_)
+        | OpKind::LatentValues(_)
         | OpKind::Dispatch { .. }
         | OpKind::ExpertLinear { .. }
         | OpKind::Combine { .. }
         | OpKind::BlockSquares { .. }
         | OpKind::TensorSquares
-        | OpKind::Norm2 => false,
+        | OpKind::Norm2
+        | OpKind::Total => false,
     }
 }

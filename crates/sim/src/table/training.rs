@@ -11,7 +11,7 @@ use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, Order};
 use paceline_plan::ids::RoleId;
 use paceline_plan::lower::lower;
-use paceline_plan::model::{Activation, Model, ModelKind, Shape};
+use paceline_plan::model::{Activation, Experts, Latent, Model, ModelKind, Shape};
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{Recompute, Split, Strategy, Zero};
 use paceline_plan::units::Bytes;
@@ -164,12 +164,6 @@ impl Row {
     fn not_yet(&self) -> Result<(), Skipped> {
         let skip = |reason: &str| Err(Skipped(reason.to_owned()));
         let more_than_one = |column: &str| self.number::<u64>(column).is_ok_and(|value| value > 1);
-        if more_than_one("experts") {
-            return skip("models with experts cannot be planned yet");
-        }
-        if self.has("attention", "mla") {
-            return skip("multi-head latent attention cannot be planned yet");
-        }
         if more_than_one("window") {
             return skip("sliding-window attention cannot be planned yet");
         }
@@ -194,14 +188,22 @@ impl Row {
             }
             _ => return Err(Skipped(format!("activation '{words}' cannot be planned"))),
         };
+        let (experts, latent) = (self.experts()?, self.latent()?);
+        let kind = if experts.is_none() { kind } else { ModelKind::Moe };
         let learned = kind == ModelKind::Gpt2;
+        let head_dim = self.optional("head_dim")?.unwrap_or(d_model / heads.max(1));
+        let kv_heads = if latent.is_none() { self.optional("kv_heads")? } else { None };
         let shape = Shape {
             kind,
             layers: self.number("layers")?,
             d_model,
             heads,
-            kv_heads: self.optional("kv_heads")?.unwrap_or(heads),
-            head_dim: self.optional("head_dim")?.unwrap_or(d_model / heads.max(1)),
+            kv_heads: kv_heads.unwrap_or(heads),
+            head_dim: if latent.is_none() {
+                head_dim
+            } else {
+                self.mla("qk_nope")? + latent.qk_rope
+            },
             ffn: self.optional("ffn")?.unwrap_or(d_model.saturating_mul(4)),
             seq,
             max_positions: if learned { seq } else { 0 },
@@ -210,9 +212,52 @@ impl Row {
             activation,
             norm_eps: 1e-5,
             rope_theta: if learned { 0.0 } else { 500_000.0 },
+            // The family's attention, whatever the row says of it.
+            qk_norm: kind == ModelKind::Moe && latent.is_none() && self.has("model", "Qwen3"),
+            experts,
+            latent,
         };
         Model::new(self.id(), shape)
             .map_err(|errors| Skipped(errors.to_string().replace('\n', "; ")))
+    }
+
+    /// The experts, if the run had any. What they take is not bounded in any of these rows, and their
+    /// balancing loss costs nothing that could be measured.
+    fn experts(&self) -> Result<Experts, Skipped> {
+        if !self.number::<u64>("experts").is_ok_and(|experts| experts > 1) {
+            return Ok(Experts::default());
+        }
+        let or_none = |column: &str| Ok(self.optional(column)?.unwrap_or(0));
+        Ok(Experts {
+            experts: self.number("experts")?,
+            topk: self.number("topk")?,
+            shared_experts: or_none("shared_experts")?,
+            dense_layers: or_none("dense_layers")?,
+            dense_ffn: or_none("dense_ffn")?,
+            route_scale: 1.0,
+            ..Experts::default()
+        })
+    }
+
+    /// The widths of latent attention, if the run had that.
+    fn latent(&self) -> Result<Latent, Skipped> {
+        if !self.has("attention", "mla") {
+            return Ok(Latent::default());
+        }
+        Ok(Latent {
+            q_lora: self.mla("q_lora")?,
+            kv_lora: self.mla("kv_lora")?,
+            qk_rope: self.mla("qk_rope")?,
+            v_dim: self.mla("v")?,
+        })
+    }
+
+    /// A number of `mla:q_lora=1536;kv_lora=512`.
+    fn mla(&self, name: &str) -> Result<u64, Skipped> {
+        let words = self.record.get("attention").unwrap_or("").trim_start_matches("mla:");
+        let mut pairs = words.split(';').filter_map(|pair| pair.split_once('='));
+        let value = pairs.find(|(key, _)| *key == name).and_then(|(_, value)| value.parse().ok());
+        value.ok_or_else(|| Skipped(format!("attention '{words}' lacks {name}")))
     }
 
     /// The vocabulary as the run's matrices had it: Megatron-LM makes it a multiple of 128 on each
@@ -238,6 +283,8 @@ impl Row {
             cp: self.optional("cp")?.unwrap_or(1),
             tp,
             pp,
+            ep: self.optional("ep")?.unwrap_or(1),
+            etp: self.optional("etp")?.unwrap_or(1),
             sp: tp > 1 && self.has("sp", "True"),
             zero: self.zero(),
             schedule,
@@ -490,6 +537,35 @@ mod tests {
         assert!(shared.predicted_bytes < apart.predicted_bytes, "{shared:?} {apart:?}");
     }
 
+    /// Experts on eight ranks, with latent attention and without: the columns that only such rows have.
+    #[test]
+    fn rows_with_experts_are_simulated() {
+        let header =
+            format!("{HEADER},topk,attention,shared_experts,dense_layers,dense_ffn,ep,etp");
+        let of = |more: &str| {
+            let line = LLAMA.replacen("128256,,", "128256,64,", 1);
+            assert_ne!(line, LLAMA);
+            let text = format!("{header}\n{line},{more}\n");
+            rows(&text, "runs.csv").unwrap().remove(0)
+        };
+        let plain = of("8,gqa,,,,8,1");
+        let Request { model, strategy, .. } = plain.request().unwrap();
+        assert_eq!(
+            (model.kind, model.experts.experts, model.experts.topk),
+            (ModelKind::Moe, 64, 8)
+        );
+        assert_eq!((strategy.ep, strategy.etp, strategy.expert_room), (8, 1, 1.0));
+        let latent = of("8,mla:q_lora=1536;kv_lora=512;qk_nope=128;qk_rope=64;v=128,1,1,4096,8,2");
+        let model = latent.request().unwrap().model;
+        assert_eq!((model.head_dim, model.kv_heads, model.latent.v_dim), (192, 32, 128));
+        assert_eq!((model.experts.shared_experts, model.experts.dense_layers), (1, 1));
+        let [plain, latent] = [plain, latent].map(|row| row.simulate().unwrap().predicted_s);
+        let dense = row(LLAMA).simulate().unwrap().predicted_s;
+        assert!(plain > dense && latent > 0.0, "{plain} {latent} {dense}");
+        let lacking = of("8,mla:q_lora=1536,,,,8,1").request().unwrap_err().to_string();
+        assert_eq!(lacking, "attention 'q_lora=1536' lacks kv_lora");
+    }
+
     #[test]
     fn what_cannot_be_represented_is_skipped_with_its_reason() {
         let reason = |from: &str, to: &str| {
@@ -500,7 +576,7 @@ mod tests {
         assert_eq!(reason(",4,1536,", ",,1536,"), "micro_batch is not stated");
         assert_eq!(reason(",48,8192", ",many,8192"), "layers 'many' is no number that can be used");
         assert_eq!(reason(",512,48", ",500,48"), "500 GPUs are not tp·pp·cp·dp = 512");
-        assert_eq!(reason("51200,,", "51200,8,"), "models with experts cannot be planned yet");
+        assert_eq!(reason("51200,,", "51200,8,"), "topk is not stated");
         assert_eq!(reason("full (uniform)", "not stated"), "recomputation is 'not stated'");
         assert_eq!(reason(",fp16,", ",int4,"), "precision 'int4' cannot be planned");
         let four = "four-bit products cannot be planned yet";

@@ -32,6 +32,9 @@ pub(super) struct IterationEvent {
     /// Whether the gradient left the range of f16, so that no weight was changed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     skipped: bool,
+    /// Choices of tokens whose expert had its fill, for models whose experts have a capacity.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dropped: Option<u64>,
 }
 
 impl From<&IterationReport> for IterationEvent {
@@ -46,6 +49,7 @@ impl From<&IterationReport> for IterationEvent {
             grad_norm: report.grad_norm,
             loss_scale: report.loss_scale,
             skipped: report.skipped,
+            dropped: report.dropped,
         }
     }
 }

@@ -89,7 +89,8 @@ Examples:
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// What holds where no flag says otherwise.
-const DEFAULTS: Defaults = Defaults { dtype: DType::F32, order: Order::Canonical, one_host: true };
+const DEFAULTS: Defaults =
+    Defaults { dtype: DType::F32, order: Order::Canonical, expert_room: 2.0, one_host: true };
 
 /// Trains.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
@@ -362,7 +363,8 @@ impl Job {
             (stop_on_interrupt(output, "end the run without its files"), self.progress(&record));
         let mut listener_left = false;
         let mut heard = |iteration: &IterationReport| {
-            progress.advance(iteration.iteration, iteration.loss, iteration.tokens_per_s);
+            let IterationReport { loss, tokens_per_s, dropped, .. } = *iteration;
+            progress.advance(iteration.iteration, loss, tokens_per_s, dropped);
             record.iterations.push(IterationRecord::from(iteration));
             let told = match self.purpose {
                 Purpose::Train => output.object(&IterationEvent::from(iteration)),

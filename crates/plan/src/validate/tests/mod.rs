@@ -144,6 +144,7 @@ fn program(name: &str, body: &Ops) -> Program {
                 name: "w".into(),
                 dims: [1, N],
                 blocks: Vec::new(),
+                experts: 0,
                 tp: Placement::Replicate,
                 local: [1, N],
                 offset: 0,
@@ -166,7 +167,7 @@ fn program(name: &str, body: &Ops) -> Program {
         body: section(body),
         epilogue: Section::default(),
         in_flight: Vec::new(),
-        outputs: Outputs { loss: None, norm: Some(BufferId(NORM)) },
+        outputs: Outputs { norm: Some(BufferId(NORM)), ..Outputs::default() },
         memory: Memory::default(),
     };
     lay_out(&mut program);

@@ -211,7 +211,7 @@ fn golden_plans_take_the_same_time_folded_or_not() {
         include_str!("../../../../../plans/gpt2-dp2-tp2-pp2.plan"),
         include_str!("../../../../../plans/gpt2-zero3-pp2.plan"),
         include_str!("../../../../../plans/later-downpour.plan"),
-        include_str!("../../../../../plans/later-experts.plan"),
+        include_str!("../../../../../plans/moe-dp2-tp2-ep2-etp2.plan"),
         include_str!("../../../../../plans/later-pipedream.plan"),
         include_str!("../../../../../plans/later-ring-attention.plan"),
         include_str!("../../../../../plans/llama-pp2-interleaved.plan"),

@@ -1,0 +1,131 @@
+//! Experts, wherever they are held: the same losses, and the same tokens dropped.
+
+mod common;
+
+use common::wires::train_over;
+use common::{
+    assert_same_bits, dropless_moe, latent_moe, options, plan, run, strategy, tiny_moe, try_run,
+};
+use paceline_exec::Outcome;
+use paceline_plan::model::{Experts, Model, Shape};
+use paceline_plan::schedule::ScheduleKind;
+use paceline_plan::strategy::{Recompute, Strategy, Zero};
+
+/// Eight samples an iteration, two a microbatch, four leaves.
+fn one() -> Strategy {
+    Strategy { expert_room: 4.0, ..strategy(8, 1, 4) }
+}
+
+/// How the same ranks are cut for experts, with all that goes with it.
+fn layouts() -> Vec<(&'static str, Strategy)> {
+    let sp = |tp: u32| Strategy { tp, sp: true, ..one() };
+    let zero = Zero::Optimizer;
+    vec![
+        ("dp 2, ep 2", Strategy { dp: 2, ep: 2, ..one() }),
+        ("dp 4, ep 2", Strategy { dp: 4, ep: 2, ..one() }),
+        ("dp 4, ep 4, zero 1", Strategy { dp: 4, ep: 4, zero, ..one() }),
+        ("dp 2, etp 2", Strategy { dp: 2, etp: 2, ..one() }),
+        (
+            "dp 4, ep 2, etp 2, full",
+            Strategy { dp: 4, ep: 2, etp: 2, recompute: Recompute::Full, ..one() },
+        ),
+        ("tp 2", sp(2)),
+        ("tp 2, ep 2", Strategy { ep: 2, ..sp(2) }),
+        ("dp 2, tp 2, ep 2, zero 1", Strategy { dp: 2, ep: 2, zero, ..sp(2) }),
+        ("dp 2, tp 2, ep 2, etp 2", Strategy { dp: 2, ep: 2, etp: 2, overlap: false, ..sp(2) }),
+        ("pp 2, dp 2, ep 2", Strategy { pp: 2, dp: 2, ep: 2, ..one() }),
+        (
+            "pp 2, dp 2, tp 2, ep 4, zero bubble, zero 1",
+            Strategy {
+                pp: 2,
+                dp: 2,
+                ep: 4,
+                zero,
+                schedule: ScheduleKind::ZbH1 { chunks: 1 },
+                micro_batch: 2,
+                leaves: 2,
+                ..sp(2)
+            },
+        ),
+        (
+            "pp 2, interleaved, dp 2, ep 2",
+            Strategy {
+                pp: 2,
+                dp: 2,
+                ep: 2,
+                schedule: ScheduleKind::Interleaved { chunks: 2 },
+                ..one()
+            },
+        ),
+    ]
+}
+
+/// Asserts that losses and norms are equal within 1e-4, and that the same was dropped.
+fn assert_alike(name: &str, found: &Outcome, expected: &Outcome) {
+    for (found, expected) in found.iterations.iter().zip(&expected.iterations) {
+        let at = expected.iteration;
+        let off = (found.loss / expected.loss - 1.0).abs();
+        assert!(off < 1e-4, "{name}, iteration {at}: {} against {}", found.loss, expected.loss);
+        let off = (found.grad_norm / expected.grad_norm - 1.0).abs();
+        assert!(off < 1e-3, "{name}: {} against {}", found.grad_norm, expected.grad_norm);
+        assert_eq!(found.dropped, expected.dropped, "{name}, iteration {at}");
+    }
+}
+
+#[test]
+fn experts_anywhere_give_the_same_losses() {
+    for model in [tiny_moe(), dropless_moe(), latent_moe()] {
+        let expected = run(&model, &one());
+        let dropped: u64 = expected.iterations.iter().filter_map(|i| i.dropped).sum();
+        let bounded = model.experts.capacity > 0.0;
+        assert_eq!(expected.iterations[0].dropped.is_some(), bounded);
+        assert_eq!(dropped > 0, bounded, "a bound at an equal share drops some: {dropped}");
+        for (name, layout) in layouts() {
+            let found = run(&model, &layout);
+            assert_alike(&format!("{}: {name}", model.name()), &found, &expected);
+        }
+    }
+}
+
+#[test]
+fn whole_replicas_with_experts_give_the_same_bits() {
+    let layouts = [
+        ("dp 2", Strategy { dp: 2, ..one() }),
+        ("dp 4, zero 3", Strategy { dp: 4, zero: Zero::Parameters, ..one() }),
+        ("pp 2", Strategy { pp: 2, ..one() }),
+        ("full", Strategy { recompute: Recompute::Full, ..one() }),
+    ];
+    for model in [tiny_moe(), latent_moe()] {
+        assert_same_bits(&model, &one(), &layouts);
+    }
+}
+
+#[test]
+fn experts_that_have_no_room_end_the_run_and_say_what_helps() {
+    // Of two experts on two ranks a token goes to one, and a start without balance is uneven.
+    let model = dropless_moe();
+    let shape =
+        Shape { experts: Experts { topk: 1, experts: 2, balance: 0.0, ..model.experts }, ..*model };
+    let model = Model::new("uneven", shape).unwrap();
+    let layout = Strategy { dp: 2, ep: 2, expert_room: 1.0, ..one() };
+    let told = try_run(&model, &layout).unwrap_err().to_string();
+    assert!(told.contains("tokens go to the experts of part"), "{told}");
+    assert!(told.contains("raise --expert-room") && told.contains("rank "), "{told}");
+    let room = Strategy { expert_room: 2.0, ..layout };
+    let expected = run(&model, &Strategy { expert_room: 2.0, ..one() });
+    assert_alike("room for all that can come", &run(&model, &room), &expected);
+}
+
+#[test]
+fn experts_travel_over_every_wire() {
+    let model = tiny_moe();
+    let layout = Strategy { dp: 2, ep: 2, ..one() };
+    let expected = run(&model, &layout);
+    for transport in ["shm", "tcp"] {
+        let found = train_over(&plan(&model, &layout), transport, &options(5));
+        for (found, expected) in found.iterations.iter().zip(&expected.iterations) {
+            assert_eq!(found.loss.to_bits(), expected.loss.to_bits(), "{transport}");
+            assert_eq!(found.dropped, expected.dropped, "{transport}");
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! Brings tokens into the order of their experts, and what the experts make of them back.
+
+use super::route::DROPPED;
+use crate::lanes;
+use crate::pool::{Cut, Pool, strips};
+use crate::shape::expect_len;
+use crate::{Element, Rows};
+use std::fmt;
+
+/// The place of a choice that found no room.
+pub const NOWHERE: u32 = u32::MAX;
+
+/// How many tokens go where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Tokens and their width.
+    pub tokens: Rows,
+    /// Experts a token goes to.
+    pub topk: usize,
+    /// All experts.
+    pub experts: usize,
+    /// Holders of an equal number of experts each.
+    pub regions: usize,
+    /// Rows for the experts of one holder.
+    pub region_rows: usize,
+}
+
+/// More tokens want to go to one holder's experts than there are rows for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full {
+    /// Which holder.
+    pub region: usize,
+    /// How many tokens.
+    pub tokens: usize,
+    /// How many rows.
+    pub rows: usize,
+}
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { region, tokens, rows } = self;
+        write!(f, "{tokens} tokens go to the experts of part {region}, which has room for {rows}")
+    }
+}
+
+/// Finds a place for every choice: `slots[tokens, topk]`, and `counts[experts]`. Within an expert,
+/// tokens keep their order. `starts` is room for a number for each expert.
+pub fn places(
+    shape: Shape,
+    choices: &[u32],
+    slots: &mut [u32],
+    counts: &mut [u32],
+    starts: &mut [u32],
+) -> Result<(), Full> {
+    expect_len("choices", choices.len(), &[shape.tokens.rows, shape.topk]);
+    expect_len("slots", slots.len(), &[shape.tokens.rows, shape.topk]);
+    expect_len("counts", counts.len(), &[shape.experts]);
+    counts.fill(0);
+    for (slot, &choice) in slots.iter_mut().zip(choices) {
+        *slot = NOWHERE;
+        if choice & DROPPED == 0 {
+            let taken = &mut counts[choice as usize];
+            *slot = *taken;
+            *taken += 1;
+        }
+    }
+    let each = shape.experts / shape.regions.max(1);
+    for region in 0..shape.regions {
+        let mut next = region * shape.region_rows;
+        for expert in region * each..(region + 1) * each {
+            starts[expert] = next as u32;
+            next += counts[expert] as usize;
+        }
+        let tokens = next - region * shape.region_rows;
+        if tokens > shape.region_rows {
+            return Err(Full { region, tokens, rows: shape.region_rows });
+        }
+    }
+    for (slot, &choice) in slots.iter_mut().zip(choices) {
+        if choice & DROPPED == 0 {
+            *slot += starts[choice as usize];
+        }
+    }
+    Ok(())
+}
+
+/// Puts a copy of every token into each of its places; places without a token are zero.
+pub fn scatter<T: Element>(pool: &Pool, shape: Shape, x: &[T], slots: &[u32], rows: &mut [T]) {
+    spread(pool, shape, slots, rows, |token, _, row| {
+        row.copy_from_slice(&x[shape.tokens.range(token)]);
+    });
+}
+
+/// The gradient of the tokens: the sum of that of their copies.
+pub fn gather<T: Element>(pool: &Pool, shape: Shape, drows: &[T], slots: &[u32], dx: &mut [T]) {
+    weighted(pool, shape, drows, slots, None, dx);
+}
+
+/// What comes of a token: the weighted sum of what its experts made of it.
+pub fn combine<T: Element>(
+    pool: &Pool,
+    shape: Shape,
+    rows: &[T],
+    slots: &[u32],
+    gates: &[f32],
+    y: &mut [T],
+) {
+    weighted(pool, shape, rows, slots, Some(gates), y);
+}
+
+/// The gradient of what experts made, and of the weights. A choice without a place has none.
+#[expect(clippy::too_many_arguments, reason = "one name per tensor of the operator")]
+pub fn combine_gradient<T: Element>(
+    pool: &Pool,
+    shape: Shape,
+    dy: &[T],
+    rows: &[T],
+    slots: &[u32],
+    gates: &[f32],
+    drows: &mut [T],
+    dgates: &mut [f32],
+) {
+    let (width, topk) = (shape.tokens.width, shape.topk);
+    spread(pool, shape, slots, drows, |token, at, row| {
+        let gate = gates[token * topk + at];
+        for (row, dy) in row.iter_mut().zip(&dy[shape.tokens.range(token)]) {
+            *row = T::narrow(gate * dy.widen());
+        }
+    });
+    expect_len("dgates", dgates.len(), &[shape.tokens.rows, topk]);
+    pool.for_each_block(shape.tokens.rows, block(width), strips(dgates, topk), |tokens, dgates| {
+        for (token, dgates) in tokens.zip(dgates.chunks_exact_mut(topk)) {
+            let dy = &dy[shape.tokens.range(token)];
+            for (dgate, &slot) in dgates.iter_mut().zip(&slots[token * topk..][..topk]) {
+                *dgate = match slot {
+                    NOWHERE => 0.0,
+                    slot => {
+                        let row = &rows[slot as usize * width..][..width];
+                        lanes::sum([dy, row], |[dy, row]| dy * row)
+                    }
+                };
+            }
+        }
+    });
+}
+
+fn weighted<T: Element>(
+    pool: &Pool,
+    shape: Shape,
+    rows: &[T],
+    slots: &[u32],
+    gates: Option<&[f32]>,
+    y: &mut [T],
+) {
+    let (width, topk) = (shape.tokens.width, shape.topk);
+    pool.for_each_block(shape.tokens.rows, block(width), strips(y, width), |tokens, y| {
+        for (token, y) in tokens.zip(y.chunks_exact_mut(width)) {
+            let at = token * topk..(token + 1) * topk;
+            for (column, y) in y.iter_mut().enumerate() {
+                let mut sum = 0.0;
+                for at in at.clone().filter(|&at| slots[at] != NOWHERE) {
+                    let value = rows[slots[at] as usize * width + column].widen();
+                    sum += gates.map_or(1.0, |gates| gates[at]) * value;
+                }
+                *y = T::narrow(sum);
+            }
+        }
+    });
+}
+
+/// Fills the row of every choice that has a place: `fill` gets the token, which of its choices it is,
+/// and the row. Other rows become zero.
+fn spread<T: Element>(
+    pool: &Pool,
+    shape: Shape,
+    slots: &[u32],
+    rows: &mut [T],
+    fill: impl Fn(usize, usize, &mut [T]) + Sync,
+) {
+    let (width, topk) = (shape.tokens.width, shape.topk);
+    expect_len("rows", rows.len(), &[shape.regions, shape.region_rows, width]);
+    expect_len("slots", slots.len(), &[shape.tokens.rows, topk]);
+    let places = shape.regions * shape.region_rows;
+    let outside = slots.iter().find(|&&slot| slot != NOWHERE && slot as usize >= places);
+    assert!(outside.is_none(), "a place beyond the {places} that there are");
+    rows.fill(T::ZERO);
+    let rows = strips(rows, width);
+    let block = block(width);
+    pool.for_each(shape.tokens.rows.div_ceil(block), |tile| {
+        for token in tile * block..shape.tokens.rows.min((tile + 1) * block) {
+            for (at, &slot) in slots[token * topk..][..topk].iter().enumerate() {
+                if slot != NOWHERE {
+                    let slot = slot as usize;
+                    // SAFETY: the place is one of those that there are, and `places` gives each to
+                    // one choice only, so that no other thread has it.
+                    fill(token, at, unsafe { rows.piece(slot..slot + 1) });
+                }
+            }
+        }
+    });
+}
+
+/// How many tokens a thread takes at a time.
+fn block(width: usize) -> usize {
+    ((1 << 14) / width.max(1)).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::{assert_close, numeric_gradient, random, widen};
+
+    const SHAPE: Shape = Shape {
+        tokens: Rows { rows: 4, width: 3 },
+        topk: 2,
+        experts: 4,
+        regions: 2,
+        region_rows: 5,
+    };
+    const CHOICES: [u32; 8] = [3, 0, 1, 3, 3, DROPPED, 0, 2];
+
+    fn placed() -> (Vec<u32>, Vec<u32>) {
+        let (mut slots, mut counts, mut starts) = (vec![0; 8], vec![0; 4], vec![0; 4]);
+        places(SHAPE, &CHOICES, &mut slots, &mut counts, &mut starts).unwrap();
+        (slots, counts)
+    }
+
+    #[test]
+    fn experts_follow_each_other_and_tokens_keep_their_order() {
+        let (slots, counts) = placed();
+        assert_eq!(counts, [2, 1, 1, 3]);
+        // Region 0: expert 0 with tokens 0 and 3, expert 1 with 1; region 1: 2 with 3, 3 with 0, 1, 2.
+        assert_eq!(slots, [6, 0, 2, 7, 8, NOWHERE, 1, 5]);
+    }
+
+    #[test]
+    fn too_many_tokens_for_a_region_are_told() {
+        let (mut slots, mut counts, mut starts) = (vec![0; 8], vec![0; 4], vec![0; 4]);
+        let small = Shape { region_rows: 3, ..SHAPE };
+        let full = places(small, &CHOICES, &mut slots, &mut counts, &mut starts).unwrap_err();
+        assert_eq!(full, Full { region: 1, tokens: 4, rows: 3 });
+        assert!(full.to_string().contains("4 tokens go to the experts of part 1"));
+    }
+
+    #[test]
+    fn tokens_go_and_come_back_and_so_do_gradients() {
+        let (slots, _) = placed();
+        let pool = Pool::single();
+        let (x, gates) = (random("x", 12), random("gates", 8));
+        let mut rows = vec![f32::NAN; 30];
+        scatter(&pool, SHAPE, &x, &slots, &mut rows);
+        assert_eq!(rows[6 * 3..7 * 3], x[..3]);
+        assert_eq!(rows[3 * 3..5 * 3], [0.0; 6], "places without a token");
+
+        let combined = |x: &[f64], gates: &[f64]| {
+            let mut y = vec![0.0; 12];
+            for token in 0..4 {
+                for at in (0..2).filter(|at| slots[2 * token + at] != NOWHERE) {
+                    for c in 0..3 {
+                        y[3 * token + c] += gates[2 * token + at] * x[3 * token + c];
+                    }
+                }
+            }
+            y
+        };
+        let mut y = vec![f32::NAN; 12];
+        combine(&pool, SHAPE, &rows, &slots, &gates, &mut y);
+        assert_close(&y, &combined(&widen(&x), &widen(&gates)));
+
+        let dy = random("dy", 12);
+        let (mut drows, mut dgates, mut dx) =
+            (vec![f32::NAN; 30], vec![f32::NAN; 8], vec![0.0; 12]);
+        combine_gradient(&pool, SHAPE, &dy, &rows, &slots, &gates, &mut drows, &mut dgates);
+        gather(&pool, SHAPE, &drows, &slots, &mut dx);
+        let by_x = numeric_gradient(&widen(&x), &widen(&dy), |x| combined(x, &widen(&gates)));
+        assert_close(&dx, &by_x);
+        let by_gates = numeric_gradient(&widen(&gates), &widen(&dy), |g| combined(&widen(&x), g));
+        assert_close(&dgates, &by_gates);
+        assert_eq!(dgates[5], 0.0, "what was dropped teaches nothing");
+    }
+}

@@ -1,0 +1,449 @@
+//! Which experts a token goes to, how much each counts, and how evenly they are liked.
+//!
+//! A token's `topk` experts are those of the largest scores; their weights are their scores, divided
+//! by the sum of those chosen (Jiang et al., Mixtral, arXiv 2401.04088, section 2.1; DeepSeek-V3, arXiv
+//! 2412.19437, eq. 13) unless there is only one, whose weight is its score (Fedus et al., Switch
+//! Transformer, arXiv 2101.03961, eq. 2): otherwise nothing would teach the router.
+//!
+//! The loss that balances loads is that of DeepSeek-V3, eq. 17 to 20, for every sequence by itself: the
+//! sum over experts of f·P, with f the expert's share of the choices in units of an equal one and P its
+//! mean normalised score.
+
+use crate::Element;
+use crate::lanes;
+use crate::math::{exp, sigmoid};
+use crate::shape::{Write, expect_len};
+use std::ops::Range;
+
+/// Set in a choice that found no room; the other bits are the expert.
+pub const DROPPED: u32 = 1 << 31;
+
+/// How choices are made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Routing {
+    /// Experts to choose from.
+    pub experts: usize,
+    /// Experts a token goes to.
+    pub topk: usize,
+    /// Whether scores are sigmoids, or a softmax.
+    pub sigmoid: bool,
+    /// What the weights of a token's experts add up to.
+    pub scale: f32,
+    /// Tokens of one sequence.
+    pub seq: usize,
+    /// How many tokens of a sequence an expert takes, if not all.
+    pub capacity: Option<usize>,
+    /// What a sequence's imbalance counts for in the loss.
+    pub balance: f32,
+}
+
+impl Routing {
+    /// How many numbers a [`Room`] needs: whole ones, and floats.
+    pub fn room(&self) -> (usize, usize) {
+        let choices = self.seq.saturating_mul(self.topk);
+        (choices.saturating_add(self.experts), self.experts)
+    }
+}
+
+/// Where choices of a whole sequence are worked out.
+#[derive(Debug)]
+pub struct Room<'a> {
+    /// As many as [`Routing::room`] says.
+    pub whole: &'a mut [u32],
+    /// Likewise.
+    pub floats: &'a mut [f32],
+}
+
+/// Chooses experts for the rows `own` of `logits`, which holds whole sequences: `choices` and `gates`
+/// are `[own, topk]`. Returns how many choices found no room.
+///
+/// First choices count before second ones, and earlier tokens before later ones. `bias` is added to
+/// the scores of a sigmoid for the choice alone.
+pub fn forward<T: Element>(
+    routing: Routing,
+    own: Range<usize>,
+    logits: &[T],
+    bias: Option<&[T]>,
+    choices: &mut [u32],
+    gates: &mut [f32],
+    mut room: Room<'_>,
+) -> u64 {
+    let Routing { experts, topk, seq, .. } = routing;
+    expect_len("choices", choices.len(), &[own.len(), topk]);
+    expect_len("gates", gates.len(), &[own.len(), topk]);
+    let mut dropped = 0;
+    for sequence in sequences(&own, seq) {
+        let Room { whole, floats } = &mut room;
+        let (chosen, counts) = choose(routing, &sequence, logits, bias, whole, floats);
+        if let Some(capacity) = routing.capacity {
+            drop_beyond(capacity, topk, chosen, counts);
+        }
+        for row in sequence.start.max(own.start)..sequence.end.min(own.end) {
+            let chosen = &chosen[(row - sequence.start) * topk..][..topk];
+            let at = (row - own.start) * topk..(row - own.start + 1) * topk;
+            choices[at.clone()].copy_from_slice(chosen);
+            dropped += chosen.iter().filter(|&&choice| choice & DROPPED != 0).count() as u64;
+            weights(routing, &logits[row * experts..][..experts], chosen, &mut gates[at]);
+        }
+    }
+    dropped
+}
+
+/// The gradient of the logits of the rows `own`, from that of their gates and from the balancing loss,
+/// which is multiplied with `loss_scale` as the other gradients are.
+#[expect(clippy::too_many_arguments, reason = "one name per tensor of the operator")]
+pub fn input_gradient<T: Element>(
+    routing: Routing,
+    own: Range<usize>,
+    dgates: &[f32],
+    logits: &[T],
+    bias: Option<&[T]>,
+    dlogits: &mut [T],
+    loss_scale: f32,
+    mut room: Room<'_>,
+) {
+    let Routing { experts, topk, seq, .. } = routing;
+    expect_len("dgates", dgates.len(), &[own.len(), topk]);
+    expect_len("dlogits", dlogits.len(), &[own.len(), experts]);
+    for sequence in sequences(&own, seq) {
+        let Room { whole, floats } = &mut room;
+        let (chosen, counts) = choose(routing, &sequence, logits, bias, whole, floats);
+        // What a normalised score counts for: balance · f / T, eq. 17 and 18.
+        let share = experts as f32 / (topk * seq) as f32;
+        let weight = routing.balance * loss_scale * share / seq as f32;
+        for row in sequence.start.max(own.start)..sequence.end.min(own.end) {
+            let logits = &logits[row * experts..][..experts];
+            let chosen = &chosen[(row - sequence.start) * topk..][..topk];
+            let dgates = &dgates[(row - own.start) * topk..][..topk];
+            let floats = &mut floats[..experts];
+            scores(routing, logits, floats);
+            let dlogits = &mut dlogits[(row - own.start) * experts..][..experts];
+            let normal = 1.0 / floats.iter().sum::<f32>();
+            let mean: f32 = floats.iter().zip(&*counts).map(|(&s, &n)| s * n as f32).sum();
+            let (mean, picked) = (mean * normal, Picked::of(routing, chosen, dgates, floats));
+            for (expert, dlogit) in dlogits.iter_mut().enumerate() {
+                let score = floats[expert];
+                // By the score: of the balancing loss, and of the gates.
+                let mut by_score = weight * (counts[expert] as f32 - mean) * normal;
+                if let Some(at) = chosen.iter().position(|&choice| choice as usize == expert) {
+                    by_score += picked.by_score(dgates[at]);
+                }
+                // By the logit: a softmax's scores are proportional to exponentials, and what is
+                // subtracted above is its normalisation.
+                let slope = if routing.sigmoid { score * (1.0 - score) } else { score };
+                let whole = if routing.sigmoid { 0.0 } else { picked.whole(normal) };
+                *dlogit = T::narrow((by_score - whole) * slope);
+            }
+        }
+    }
+}
+
+/// `dbias (+)=` `factor` times each expert's excess over an equal share of some choices. It is no
+/// gradient of the loss, but what lowers the bias of experts that are liked too much (DeepSeek-V3,
+/// arXiv 2412.19437, section 2.1.2).
+pub fn bias_gradient<G: Element>(
+    choices: &[u32],
+    factor: f32,
+    dbias: &mut [G],
+    mode: Write,
+    counts: &mut [u32],
+) {
+    count(choices, counts);
+    let equal = choices.len() as f32 / dbias.len().max(1) as f32;
+    for (dbias, &count) in dbias.iter_mut().zip(&*counts) {
+        *dbias = G::narrow(mode.start(*dbias) + factor * (count as f32 - equal));
+    }
+}
+
+/// The sequences that some rows belong to.
+fn sequences(own: &Range<usize>, seq: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+    let seq = seq.max(1);
+    let all = own.start / seq..if own.is_empty() { 0 } else { own.end.div_ceil(seq) };
+    all.map(move |at| at * seq..(at + 1) * seq)
+}
+
+/// The choices of all tokens of a sequence, and how many each expert has.
+fn choose<'r, T: Element>(
+    routing: Routing,
+    sequence: &Range<usize>,
+    logits: &[T],
+    bias: Option<&[T]>,
+    whole: &'r mut [u32],
+    floats: &mut [f32],
+) -> (&'r mut [u32], &'r mut [u32]) {
+    let Routing { experts, topk, seq, .. } = routing;
+    let (chosen, counts) = whole.split_at_mut(seq * topk);
+    let counts = &mut counts[..experts];
+    for (row, chosen) in sequence.clone().zip(chosen.chunks_exact_mut(topk)) {
+        let keys = &mut floats[..experts];
+        let logits = &logits[row * experts..][..experts];
+        match bias {
+            Some(bias) => {
+                for ((key, logit), bias) in keys.iter_mut().zip(logits).zip(bias) {
+                    *key = sigmoid(logit.widen()) + bias.widen();
+                }
+            }
+            None => {
+                for (key, logit) in keys.iter_mut().zip(logits) {
+                    *key = logit.widen();
+                }
+            }
+        }
+        largest(keys, chosen);
+    }
+    count(chosen, counts);
+    (chosen, counts)
+}
+
+/// The positions of the largest keys, in falling order; of equal ones the first.
+fn largest(keys: &[f32], chosen: &mut [u32]) {
+    for at in 0..chosen.len() {
+        let mut best = None;
+        for (position, &key) in keys.iter().enumerate() {
+            if chosen[..at].contains(&(position as u32)) {
+                continue;
+            }
+            if best.is_none_or(|(_, most)| key > most) {
+                best = Some((position as u32, key));
+            }
+        }
+        chosen[at] = best.map_or(0, |(position, _)| position);
+    }
+}
+
+fn count(choices: &[u32], counts: &mut [u32]) {
+    counts.fill(0);
+    for choice in choices {
+        counts[(choice & !DROPPED) as usize] += 1;
+    }
+}
+
+/// Marks the choices that come when an expert has its fill.
+fn drop_beyond(capacity: usize, topk: usize, chosen: &mut [u32], counts: &mut [u32]) {
+    counts.fill(0);
+    for place in 0..topk {
+        for choice in chosen[place..].iter_mut().step_by(topk) {
+            let taken = &mut counts[*choice as usize];
+            if (*taken as usize) < capacity {
+                *taken += 1;
+            } else {
+                *choice |= DROPPED;
+            }
+        }
+    }
+}
+
+/// A token's scores of all experts, up to a common factor for a softmax.
+fn scores<T: Element>(routing: Routing, logits: &[T], scores: &mut [f32]) {
+    if routing.sigmoid {
+        for (score, logit) in scores.iter_mut().zip(logits) {
+            *score = sigmoid(logit.widen());
+        }
+        return;
+    }
+    let max = lanes::max(logits);
+    for (score, logit) in scores.iter_mut().zip(logits) {
+        *score = exp(logit.widen() - max);
+    }
+}
+
+/// The weights of a token's experts.
+fn weights<T: Element>(routing: Routing, logits: &[T], chosen: &[u32], gates: &mut [f32]) {
+    let expert = |choice: u32| (choice & !DROPPED) as usize;
+    let max = if routing.sigmoid { 0.0 } else { lanes::max(logits) };
+    let score = |logit: &T| match routing.sigmoid {
+        true => sigmoid(logit.widen()),
+        false => exp(logit.widen() - max),
+    };
+    for (gate, &choice) in gates.iter_mut().zip(chosen) {
+        *gate = score(&logits[expert(choice)]);
+    }
+    // One score by itself stays what it is; a softmax's is then a share of all.
+    let sum: f32 = match (gates.len(), routing.sigmoid) {
+        (1, true) => 1.0,
+        (1, false) => logits.iter().map(score).sum(),
+        _ => gates.iter().sum(),
+    };
+    let factor = routing.scale / sum;
+    gates.iter_mut().for_each(|gate| *gate *= factor);
+}
+
+/// What the gates' gradient is for the scores.
+struct Picked {
+    /// Multiplies a gate's gradient.
+    factor: f32,
+    /// The mean of the gates' gradients by their weights, if they are divided by the chosen's sum.
+    mean: f32,
+    /// The share of the only gate of a softmax, times its gradient.
+    single: f32,
+}
+
+impl Picked {
+    fn of(routing: Routing, chosen: &[u32], dgates: &[f32], scores: &[f32]) -> Self {
+        let score = |&choice: &u32| scores[choice as usize];
+        let sum: f32 = chosen.iter().map(score).sum();
+        let weighted: f32 = chosen.iter().zip(dgates).map(|(c, d)| score(c) * d).sum();
+        match (chosen.len(), routing.sigmoid) {
+            (1, true) => Self { factor: routing.scale, mean: 0.0, single: 0.0 },
+            (1, false) => {
+                let all: f32 = scores.iter().sum();
+                let factor = routing.scale / all;
+                Self { factor, mean: 0.0, single: weighted * factor }
+            }
+            _ => Self { factor: routing.scale / sum, mean: weighted / sum, single: 0.0 },
+        }
+    }
+
+    fn by_score(&self, dgate: f32) -> f32 {
+        self.factor * (dgate - self.mean)
+    }
+
+    /// What every score loses because all of a softmax's add up to one.
+    fn whole(&self, normal: f32) -> f32 {
+        self.single * normal
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::{assert_within, numeric_gradient, random, widen};
+
+    const ROUTING: Routing = Routing {
+        experts: 5,
+        topk: 2,
+        sigmoid: false,
+        scale: 1.5,
+        seq: 6,
+        capacity: None,
+        balance: 0.0,
+    };
+
+    /// Choices, gates and the number of dropped ones, for some rows.
+    fn routed(
+        routing: Routing,
+        own: Range<usize>,
+        logits: &[f32],
+        bias: Option<&[f32]>,
+    ) -> (Vec<u32>, Vec<f32>, u64) {
+        let (mut choices, mut gates) =
+            (vec![0; own.len() * routing.topk], vec![f32::NAN; own.len() * routing.topk]);
+        let (whole, floats) = routing.room();
+        let (mut whole, mut floats) = (vec![0; whole], vec![0.0; floats]);
+        let room = Room { whole: &mut whole, floats: &mut floats };
+        let dropped = forward(routing, own, logits, bias, &mut choices, &mut gates, room);
+        (choices, gates, dropped)
+    }
+
+    /// Gates by the definition, and the balancing loss of all sequences as one more result.
+    fn reference(routing: Routing, choices: &[u32], logits: &[f64]) -> Vec<f64> {
+        let Routing { experts, topk, seq, scale, .. } = routing;
+        let rows = logits.len() / experts;
+        let all: Vec<Vec<f64>> = logits
+            .chunks(experts)
+            .map(|row| match routing.sigmoid {
+                true => row.iter().map(|l| 1.0 / (1.0 + (-l).exp())).collect(),
+                false => {
+                    let sum: f64 = row.iter().map(|l| l.exp()).sum();
+                    row.iter().map(|l| l.exp() / sum).collect()
+                }
+            })
+            .collect();
+        let mut out = Vec::new();
+        for (scores, chosen) in all.iter().zip(choices.chunks(topk)) {
+            let of = |c: &u32| scores[*c as usize];
+            let sum: f64 = if topk == 1 { 1.0 } else { chosen.iter().map(of).sum() };
+            out.extend(chosen.iter().map(|c| f64::from(scale) * of(c) / sum));
+        }
+        let mut balance = 0.0;
+        for sequence in 0..rows / seq {
+            let rows = sequence * seq..(sequence + 1) * seq;
+            for expert in 0..experts {
+                let chosen = &choices[rows.start * topk..rows.end * topk];
+                let count = chosen.iter().filter(|&&c| c as usize == expert).count();
+                let f = experts as f64 * count as f64 / (topk * seq) as f64;
+                let p: f64 =
+                    rows.clone().map(|r| all[r][expert] / all[r].iter().sum::<f64>()).sum();
+                balance += f * p / seq as f64;
+            }
+        }
+        out.push(balance);
+        out
+    }
+
+    #[test]
+    fn gates_and_gradients_agree_with_the_reference() {
+        for (topk, sigmoid, balance) in
+            [(2, false, 0.0), (2, false, 0.3), (3, true, 0.2), (1, false, 0.1), (1, true, 0.0)]
+        {
+            let routing = Routing { topk, sigmoid, balance, ..ROUTING };
+            let (rows, experts) = (2 * routing.seq, routing.experts);
+            let logits = random("logits", rows * experts);
+            let (choices, gates, dropped) = routed(routing, 0..rows, &logits, None);
+            assert_eq!(dropped, 0);
+            let expected = reference(routing, &choices, &widen(&logits));
+            assert_within(&gates, &expected[..gates.len()], 1e-6);
+
+            let dgates = random("dgates", rows * topk);
+            let (whole, floats) = routing.room();
+            let (mut whole, mut floats) = (vec![0; whole], vec![0.0; floats]);
+            let mut dlogits = vec![f32::NAN; rows * experts];
+            let room = Room { whole: &mut whole, floats: &mut floats };
+            let scale = 4.0;
+            input_gradient(routing, 0..rows, &dgates, &logits, None, &mut dlogits, scale, room);
+            let mut dy = widen(&dgates);
+            dy.push(f64::from(balance * scale));
+            let expected = numeric_gradient(&widen(&logits), &dy, |logits| {
+                reference(routing, &choices, logits)
+            });
+            assert_within(&dlogits, &expected, 2e-5);
+        }
+    }
+
+    #[test]
+    fn a_part_of_the_rows_gets_what_the_whole_would() {
+        let routing = Routing { capacity: Some(3), balance: 0.1, ..ROUTING };
+        let (rows, topk) = (3 * routing.seq, routing.topk);
+        let logits = random("logits", rows * routing.experts);
+        let (choices, gates, dropped) = routed(routing, 0..rows, &logits, None);
+        assert!(dropped > 0);
+        let mut sum = 0;
+        for part in 0..9 {
+            let own = part * rows / 9..(part + 1) * rows / 9;
+            let at = own.start * topk..own.end * topk;
+            let (some, some_gates, dropped) = routed(routing, own, &logits, None);
+            assert_eq!((&some[..], &some_gates[..]), (&choices[at.clone()], &gates[at]));
+            sum += dropped;
+        }
+        assert_eq!(sum, dropped);
+    }
+
+    #[test]
+    fn first_choices_and_earlier_tokens_find_room() {
+        let routing = Routing { experts: 3, seq: 3, capacity: Some(2), ..ROUTING };
+        // Every token likes expert 0 most; the first two like 1 next, the last likes 2.
+        let logits = [3.0, 2.0, 1.0, 3.0, 2.0, 1.0, 3.0, 1.0, 2.0];
+        let (choices, _, dropped) = routed(routing, 0..3, &logits, None);
+        assert_eq!(choices, [0, 1, 0, 1, DROPPED, 2]);
+        assert_eq!(dropped, 1);
+    }
+
+    #[test]
+    fn a_bias_changes_the_choice_and_not_the_weight() {
+        let routing = Routing { experts: 3, seq: 1, topk: 1, sigmoid: true, scale: 1.0, ..ROUTING };
+        let logits = [1.0, 0.5, 0.0];
+        let (choices, gates, _) = routed(routing, 0..1, &logits, Some(&[0.0, 0.5, 0.0]));
+        assert_eq!(choices, [1]);
+        assert_within(&gates, &[1.0 / (1.0 + (-0.5f64).exp())], 1e-6);
+        let (mut excess, mut counts) = ([1.0f32; 3], [0; 3]);
+        bias_gradient(&[0, 0, 1 | DROPPED], 0.5, &mut excess, Write::Accumulate, &mut counts);
+        assert_eq!(excess, [1.5, 1.0, 0.5]);
+    }
+
+    #[test]
+    fn what_is_no_number_is_still_chosen_once() {
+        let routing = Routing { seq: 1, ..ROUTING };
+        let (choices, _, _) = routed(routing, 0..1, &[f32::NAN; 5], None);
+        assert_eq!(choices, [0, 1]);
+    }
+}

@@ -1,0 +1,181 @@
+//! Attention with latent vectors (DeepSeek-V2, arXiv 2405.04434, eq. 9 to 19): puts queries, keys and
+//! values together from the products that made them, and takes values apart again.
+//!
+//! A head's queries and keys have `head_dim` numbers, of which the last `rope` are turned by position;
+//! those of the keys are one vector for all heads. Values have `v_dim` numbers and are padded with zeros
+//! to the width of keys, so that attention is the same as everywhere else. Within what is turned,
+//! element i is paired with element i + rope/2, as in [`crate::rope`].
+
+use crate::Element;
+use crate::math::{exp_f64, ln_f64, sin_cos_turns};
+use crate::shape::expect_len;
+
+/// The sizes of a row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shape {
+    /// Heads.
+    pub heads: usize,
+    /// Numbers of a head's queries and keys.
+    pub head_dim: usize,
+    /// How many of them are turned.
+    pub rope: usize,
+    /// Numbers of a head's values.
+    pub v_dim: usize,
+    /// The base of the frequencies.
+    pub theta: f64,
+}
+
+impl Shape {
+    /// The width of all queries, of all keys, and of all padded values.
+    pub fn width(self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    fn plain(self) -> usize {
+        self.head_dim - self.rope
+    }
+
+    /// The width of keys that are not turned together with values.
+    fn kv_width(self) -> usize {
+        self.heads * (self.plain() + self.v_dim)
+    }
+
+    /// Turns what has `rope` numbers; `direction` is 1, or -1 for turning back.
+    fn turn<T: Element>(self, position: u32, direction: f64, x: &mut [T]) {
+        let half = self.rope / 2;
+        for pair in 0..half {
+            let exponent = -2.0 * pair as f64 / self.rope as f64;
+            let frequency = exp_f64(exponent * ln_f64(self.theta)) / std::f64::consts::TAU;
+            let (sin, cos) = sin_cos_turns(f64::from(position) * frequency);
+            let (sin, cos) = ((sin * direction) as f32, cos as f32);
+            let (low, high) = (x[pair].widen(), x[pair + half].widen());
+            x[pair] = T::narrow(low * cos - high * sin);
+            x[pair + half] = T::narrow(high * cos + low * sin);
+        }
+    }
+}
+
+/// `qkv = [queries | keys | values]` of one row from its queries, `[plain keys, values]` by head, and
+/// the keys' turned numbers.
+pub fn heads<T: Element>(
+    shape: Shape,
+    position: u32,
+    q: &[T],
+    kv: &[T],
+    turned: &[T],
+    qkv: &mut [T],
+) {
+    expect_len("q", q.len(), &[shape.width()]);
+    expect_len("kv", kv.len(), &[shape.kv_width()]);
+    expect_len("qkv", qkv.len(), &[3, shape.width()]);
+    let (plain, dim) = (shape.plain(), shape.head_dim);
+    let (queries, rest) = qkv.split_at_mut(shape.width());
+    let (keys, values) = rest.split_at_mut(shape.width());
+    queries.copy_from_slice(q);
+    let own = kv.chunks_exact(plain + shape.v_dim);
+    let heads = queries.chunks_exact_mut(dim).zip(keys.chunks_exact_mut(dim));
+    for (((query, key), value), kv) in heads.zip(values.chunks_exact_mut(dim)).zip(own) {
+        shape.turn(position, 1.0, &mut query[plain..]);
+        key[..plain].copy_from_slice(&kv[..plain]);
+        key[plain..].copy_from_slice(turned);
+        shape.turn(position, 1.0, &mut key[plain..]);
+        value[..shape.v_dim].copy_from_slice(&kv[plain..]);
+        value[shape.v_dim..].fill(T::ZERO);
+    }
+}
+
+/// The gradients of what [`heads`] puts together.
+pub fn heads_gradient<T: Element>(
+    shape: Shape,
+    position: u32,
+    dqkv: &[T],
+    dq: &mut [T],
+    dkv: &mut [T],
+    dturned: &mut [T],
+) {
+    expect_len("dqkv", dqkv.len(), &[3, shape.width()]);
+    expect_len("dkv", dkv.len(), &[shape.kv_width()]);
+    let (plain, dim) = (shape.plain(), shape.head_dim);
+    let (queries, rest) = dqkv.split_at(shape.width());
+    let (keys, values) = rest.split_at(shape.width());
+    dq.copy_from_slice(queries);
+    dq.chunks_exact_mut(dim).for_each(|query| shape.turn(position, -1.0, &mut query[plain..]));
+    let own = dkv.chunks_exact_mut(plain + shape.v_dim);
+    for ((key, value), dkv) in keys.chunks_exact(dim).zip(values.chunks_exact(dim)).zip(own) {
+        dkv[..plain].copy_from_slice(&key[..plain]);
+        dkv[plain..].copy_from_slice(&value[..shape.v_dim]);
+    }
+    for (at, dturned) in dturned.iter_mut().enumerate() {
+        let of_heads = keys.chunks_exact(dim).map(|key| key[plain + at].widen());
+        *dturned = T::narrow(of_heads.sum());
+    }
+    shape.turn(position, -1.0, dturned);
+}
+
+/// The values of one row without their padding.
+pub fn values<T: Element>(shape: Shape, padded: &[T], y: &mut [T]) {
+    expect_len("padded", padded.len(), &[shape.width()]);
+    let heads = padded.chunks_exact(shape.head_dim).zip(y.chunks_exact_mut(shape.v_dim));
+    heads.for_each(|(padded, y)| y.copy_from_slice(&padded[..shape.v_dim]));
+}
+
+/// The gradient of padded values; nothing comes to the padding.
+pub fn values_gradient<T: Element>(shape: Shape, dy: &[T], dpadded: &mut [T]) {
+    expect_len("dpadded", dpadded.len(), &[shape.width()]);
+    let heads = dpadded.chunks_exact_mut(shape.head_dim).zip(dy.chunks_exact(shape.v_dim));
+    for (dpadded, dy) in heads {
+        dpadded[..shape.v_dim].copy_from_slice(dy);
+        dpadded[shape.v_dim..].fill(T::ZERO);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::{assert_close, numeric_gradient, random, widen};
+
+    const SHAPE: Shape = Shape { heads: 2, head_dim: 7, rope: 4, v_dim: 5, theta: 10_000.0 };
+
+    /// `x` is queries, keys with values, and turned numbers end to end.
+    fn reference(position: f64, x: &[f64]) -> Vec<f64> {
+        let (q, rest) = x.split_at(14);
+        let (kv, turned) = rest.split_at(16);
+        let turn = |x: &[f64]| {
+            let mut y = x.to_vec();
+            for i in 0..2 {
+                let angle = position * 10_000f64.powf(-(i as f64) / 2.0);
+                y[i] = x[i] * angle.cos() - x[i + 2] * angle.sin();
+                y[i + 2] = x[i + 2] * angle.cos() + x[i] * angle.sin();
+            }
+            y
+        };
+        let queries = q.chunks(7).flat_map(|q| [&q[..3], &turn(&q[3..])[..]].concat());
+        let keys = kv.chunks(8).flat_map(|kv| [&kv[..3], &turn(turned)[..]].concat());
+        let values = kv.chunks(8).flat_map(|kv| [&kv[3..], &[0.0; 2]].concat());
+        queries.chain(keys).chain(values).collect()
+    }
+
+    #[test]
+    fn heads_and_gradients_agree_with_the_reference() {
+        let (x, dy) = (random("x", 34), random("dy", 42));
+        let mut qkv = vec![f32::NAN; 42];
+        heads(SHAPE, 9, &x[..14], &x[14..30], &x[30..], &mut qkv);
+        assert_close(&qkv, &reference(9.0, &widen(&x)));
+        let mut dx = vec![f32::NAN; 34];
+        let (dq, rest) = dx.split_at_mut(14);
+        let (dkv, dturned) = rest.split_at_mut(16);
+        heads_gradient(SHAPE, 9, &dy, dq, dkv, dturned);
+        assert_close(&dx, &numeric_gradient(&widen(&x), &widen(&dy), |x| reference(9.0, x)));
+    }
+
+    #[test]
+    fn padding_comes_off_and_on() {
+        let padded = random("padded", 14);
+        let mut y = vec![f32::NAN; 10];
+        values(SHAPE, &padded, &mut y);
+        assert_eq!(y[5..], padded[7..12]);
+        let mut back = vec![f32::NAN; 14];
+        values_gradient(SHAPE, &y, &mut back);
+        assert_eq!((&back[7..12], &back[12..]), (&padded[7..12], &[0.0; 2][..]));
+    }
+}

@@ -1,0 +1,98 @@
+//! Whether experts can be cut as a strategy asks.
+
+use super::check::divisors;
+use crate::model::{Model, ModelKind};
+use crate::strategy::{OptimizerKind, Strategy, Sync, Zero};
+
+/// Says what keeps a model's experts from being cut so.
+pub(super) fn check(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+    if model.kind != ModelKind::Moe {
+        for (flag, size) in [("--ep", s.ep), ("--etp", s.etp)] {
+            if size > 1 {
+                say(flag, format!("{} has no experts to cut; use {flag} 1", model.name()));
+            }
+        }
+        return;
+    }
+    axes(model, s, say);
+    whole_sequences(model, s, say);
+    if s.experts_apart() {
+        apart(s, say);
+    }
+    if !(s.expert_room >= 1.0 && s.expert_room < 1e9) {
+        let room = s.expert_room;
+        say("--expert-room", format!("{room:?} is less than what comes at least; use 1 or more"));
+    }
+}
+
+fn axes(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+    let product = |sizes: &[u32]| {
+        sizes.iter().fold(1u64, |product, &size| product.saturating_mul(size.max(1).into()))
+    };
+    let (stage, cut) = (product(&[s.dp, s.cp, s.tp]), product(&[s.ep, s.etp]));
+    if !stage.is_multiple_of(cut) {
+        say(
+            "--ep",
+            format!(
+                "ep·etp = {cut} does not divide dp·cp·tp = {stage}, whose ranks hold the experts; these do: {}",
+                divisors(stage)
+            ),
+        );
+    }
+    let (experts, ep) = (model.experts.experts, u64::from(s.ep.max(1)));
+    if !experts.is_multiple_of(ep) {
+        let legal = divisors(experts);
+        say(
+            "--ep",
+            format!("{ep} does not divide {}'s {experts} experts; these do: {legal}", model.name()),
+        );
+    }
+    let (ffn, etp) = (model.ffn, u64::from(s.etp.max(1)));
+    if !ffn.is_multiple_of(etp) {
+        let legal = divisors(ffn);
+        say("--etp", format!("{etp} does not divide an expert's width {ffn}; these do: {legal}"));
+    }
+}
+
+/// Which tokens an expert takes, and how even the loads are, is decided on whole sequences.
+fn whole_sequences(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+    if s.tp > 1 && !s.sp {
+        say(
+            "--tp",
+            "each token goes to its experts from one rank; with experts, --tp needs --sp, which \
+             deals tokens out"
+                .into(),
+        );
+    }
+    if s.cp > 1 && (model.experts.capacity > 0.0 || model.experts.balance > 0.0) {
+        say(
+            "--cp",
+            format!(
+                "{} counts its experts' tokens over whole sequences, of which ranks along --cp have \
+                 parts; give a model with capacity = 0.0 and balance = 0.0, or use --cp 1",
+                model.name()
+            ),
+        );
+    }
+}
+
+/// What is not there for experts that other ranks hold than the rest of their layers.
+fn apart(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+    if s.zero >= Zero::Gradients {
+        say(
+            "--zero",
+            "with --ep, --etp or --tp, experts have ZeRO up to stage 1; use --zero 1".into(),
+        );
+    }
+    if let Sync::Servers(_) = s.sync {
+        say("--sync", format!("{} serves whole replicas; use --ep 1 and --etp 1", s.sync));
+    }
+    if s.optimizer == OptimizerKind::Lamb {
+        say(
+            "--optimizer",
+            "lamb measures whole tensors, and no rank sees those of experts that are dealt out; \
+             use adamw"
+                .into(),
+        );
+    }
+}

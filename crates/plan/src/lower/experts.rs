@@ -1,0 +1,237 @@
+//! How tokens come to experts that other ranks hold, and back.
+//!
+//! Along `ep` each rank holds some of the experts, and along `etp` a part of each. A rank sorts its
+//! tokens by expert into regions, one for each rank along `ep`. From there on the table of conversions
+//! says what to do:
+//!
+//! ```text
+//!  cut by token ──all_to_all ep──► cut by expert ──all_gather etp──► whole, before an expert's first matrix
+//!  cut by token ◄─all_to_all ep─── cut by expert ◄─reduce_scatter── unsummed, behind its last one
+//! ```
+//!
+//! A region's size is planned: all that an expert's capacity admits, or so many times the equal share
+//! ([`Strategy::expert_room`]). Which of its rows are taken, the counts tell, which go the same way.
+
+use super::shard::{Item, Sharder, ValueId};
+use crate::collective::{CollectiveKind, Reduction};
+use crate::graph::{LinearRole, OpKind, Operator, Part, TensorClass};
+use crate::ids::{ParamId, TensorId};
+use crate::mesh::Axis;
+use crate::spec::{Conversion, Placement, conversion};
+use crate::strategy::Strategy;
+
+/// How far tokens in expert order have come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum At {
+    /// With the rank whose tokens they are.
+    Home,
+    /// With the ranks that hold their experts, each rank along `etp` with some.
+    Arrived,
+    /// With all ranks that hold a part of their experts.
+    Gathered,
+    /// The same, as parts of a sum.
+    Unsummed,
+}
+
+/// Whether an operator works on tokens in expert order.
+pub(super) fn is_expert(sharder: &Sharder<'_>, op: &Operator) -> bool {
+    let dispatched = |t: &TensorId| sharder.layer.tensor(*t).class == TensorClass::Dispatched;
+    op.inputs.iter().chain(&op.outputs).any(dispatched)
+}
+
+/// Rows that one region has room for.
+///
+/// An expert takes no token twice, so no more than min(topk, experts of the region) rows a token ever
+/// come. With a capacity, whole sequences bound it; without one, `expert_room` times the equal share.
+pub(super) fn region_rows(
+    strategy: &Strategy,
+    tokens: u64,
+    capacity: Option<u64>,
+    (experts, topk): (u64, u64),
+) -> u64 {
+    let ep = u64::from(strategy.ep);
+    let own = experts / ep;
+    let most = tokens * topk.min(own);
+    match capacity {
+        Some(capacity) => {
+            most.min(own.saturating_mul(strategy.micro_batch).saturating_mul(capacity))
+        }
+        None if ep == 1 => most,
+        None => {
+            let equal = tokens as f64 * topk as f64 / ep as f64;
+            most.min((equal * strategy.expert_room).ceil() as u64)
+        }
+    }
+}
+
+impl Sharder<'_> {
+    /// Adds an operator on tokens in expert order.
+    pub(super) fn apply_expert(&mut self, op: &Operator) {
+        let tokens = self.stream();
+        let (home, there) = (At::Home, self.gathered());
+        let unsummed = if self.strategy.etp > 1 { At::Unsummed } else { there };
+        let inputs: Vec<ValueId>;
+        let outputs: Vec<ValueId>;
+        match (op.kind, op.part) {
+            (OpKind::Dispatch { .. }, Part::Forward) => {
+                inputs = op.inputs.iter().map(|&t| self.need(t, tokens)).collect();
+                let [rows, slots, counts] = op.outputs[..] else { unreachable!("three results") };
+                outputs = vec![
+                    self.define_rows(rows, home, false),
+                    self.define(slots, tokens),
+                    self.define_rows(counts, home, false),
+                ];
+            }
+            (OpKind::Dispatch { .. }, _) => {
+                let [rows, slots] = op.inputs[..] else { unreachable!("two operands") };
+                inputs = vec![self.need_rows(rows, home), self.need(slots, tokens)];
+                outputs = vec![self.define(op.outputs[0], tokens)];
+            }
+            (OpKind::Combine { .. }, Part::Forward) => {
+                let [rows, slots, gates] = op.inputs[..] else { unreachable!("three operands") };
+                inputs = vec![
+                    self.need_rows(rows, home),
+                    self.need(slots, tokens),
+                    self.need(gates, tokens),
+                ];
+                outputs = vec![self.define(op.outputs[0], tokens)];
+            }
+            (OpKind::Combine { .. }, _) => {
+                let [dy, rows, slots, gates] = op.inputs[..] else { unreachable!("four operands") };
+                inputs = vec![
+                    self.need(dy, tokens),
+                    self.need_rows(rows, home),
+                    self.need(slots, tokens),
+                    self.need(gates, tokens),
+                ];
+                let [drows, dgates] = op.outputs[..] else { unreachable!("two results") };
+                outputs = vec![self.define_rows(drows, home, false), self.define(dgates, tokens)];
+            }
+            (OpKind::ExpertLinear { role, .. }, part) => {
+                inputs = op.inputs.iter().map(|&t| self.need_rows(t, there)).collect();
+                // Into the middle of an expert, or out of it.
+                let inward = (role == LinearRole::Up) == (part == Part::Forward);
+                let at = if inward { there } else { unsummed };
+                outputs = op.outputs.iter().map(|&t| self.define_rows(t, at, inward)).collect();
+                op.params.iter().for_each(|&param| self.cut_expert(param, role));
+            }
+            // Between an expert's matrices.
+            (_, _) => {
+                inputs = op.inputs.iter().map(|&t| self.need_rows(t, there)).collect();
+                outputs = op.outputs.iter().map(|&t| self.define_rows(t, there, true)).collect();
+            }
+        }
+        let (kind, part, params) = (self.localize(op.kind), op.part, op.params.clone());
+        self.items.push(Item::Op { kind, part, inputs, params, outputs });
+    }
+
+    fn gathered(&self) -> At {
+        match (self.strategy.etp > 1, self.strategy.ep > 1) {
+            (true, _) => At::Gathered,
+            (false, true) => At::Arrived,
+            (false, false) => At::Home,
+        }
+    }
+
+    /// Makes a value of a tensor in expert order. `inner` is what is cut along `etp`.
+    fn define_rows(&mut self, tensor: TensorId, at: At, inner: bool) -> ValueId {
+        let (ep, etp) = (u64::from(self.strategy.ep), u64::from(self.strategy.etp));
+        let regions = match at {
+            At::Home | At::Arrived => ep,
+            At::Gathered | At::Unsummed => ep * etp,
+        };
+        let [_, width] = self.layer.tensor(tensor).dims;
+        let counts = self.layer.tensor(tensor).class == TensorClass::Counts;
+        let dims = if counts {
+            [regions, width / ep]
+        } else {
+            [regions * self.region, if inner { width / etp } else { width }]
+        };
+        let id = self.define(tensor, Placement::Replicate);
+        let value = &mut self.values[id];
+        (value.dims, value.at) = (dims, Some(at));
+        id
+    }
+
+    /// A tensor in expert order where it is needed.
+    fn need_rows(&mut self, tensor: TensorId, at: At) -> ValueId {
+        let versions = &self.versions[tensor.index()];
+        if let Some(&v) = versions.iter().find(|&&v| self.values[v].at == Some(at)) {
+            return v;
+        }
+        // What is nearest on the way: the last one that was made, unless an earlier one is.
+        let (by_token, by_expert) = (Placement::TOKENS, Placement::ROWS);
+        let (before, axis, from, to) = match at {
+            At::Gathered => (self.arrived(), Axis::Etp, Placement::TOKENS, Placement::Replicate),
+            At::Arrived if self.is_at(tensor, At::Unsummed) => {
+                (At::Unsummed, Axis::Etp, Placement::SUM, Placement::TOKENS)
+            }
+            At::Arrived => (At::Home, Axis::Ep, by_token, by_expert),
+            At::Home if self.strategy.ep > 1 => (At::Arrived, Axis::Ep, by_expert, by_token),
+            At::Home => (At::Unsummed, Axis::Etp, Placement::SUM, Placement::TOKENS),
+            At::Unsummed => unreachable!("sums are made, not asked for"),
+        };
+        let from_value = self.need_rows(tensor, before);
+        let Ok(Conversion::Collective(kind, reduction)) = conversion(from, to) else {
+            unreachable!("a change of cut is a collective")
+        };
+        let value = self.define_rows(tensor, at, false);
+        self.values[value].gathered = kind == CollectiveKind::AllGather;
+        self.convert(axis, (kind, reduction), from_value, value);
+        value
+    }
+
+    /// Where tokens are before they are gathered along `etp`.
+    fn arrived(&self) -> At {
+        if self.strategy.ep > 1 { At::Arrived } else { At::Home }
+    }
+
+    fn is_at(&self, tensor: TensorId, at: At) -> bool {
+        self.versions[tensor.index()].iter().any(|&v| self.values[v].at == Some(at))
+    }
+
+    fn convert(
+        &mut self,
+        axis: Axis,
+        (kind, reduction): (CollectiveKind, Reduction),
+        from: ValueId,
+        to: ValueId,
+    ) {
+        self.items.push(Item::Convert { axis, kind, reduction, from, to });
+    }
+
+    /// Cuts an expert's matrix: along its outputs on the way in, along its inputs on the way out.
+    fn cut_expert(&mut self, param: ParamId, role: LinearRole) {
+        let (ep, etp) = (u64::from(self.strategy.ep), u64::from(self.strategy.etp));
+        let [rows, columns] = self.layer.param(param).dims;
+        let (placement, local) = match (etp > 1, role) {
+            (false, _) => (Placement::Replicate, [rows / ep, columns]),
+            (true, LinearRole::Up) => (Placement::ROWS, [rows / ep / etp, columns]),
+            (true, _) => (Placement::WIDTH, [rows / ep, columns / etp]),
+        };
+        let held = &mut self.params[param.index()];
+        (held.placement, held.local) = (placement, local);
+    }
+
+    /// An expert's operator as one rank has it.
+    pub(super) fn localize_expert(&self, kind: OpKind) -> OpKind {
+        let (ep, etp) = (u64::from(self.strategy.ep), u64::from(self.strategy.etp));
+        match kind {
+            OpKind::Dispatch { experts, topk, regions: _ } => {
+                OpKind::Dispatch { experts, topk, regions: ep }
+            }
+            OpKind::ExpertLinear { role, experts, regions: _, rows } => {
+                // As many come as go, from every rank along `etp`.
+                let share = u64::from(self.strategy.mesh().size() / self.strategy.pp.max(1));
+                let equal = (rows * etp).div_ceil(share);
+                let rows = equal.min(ep * etp * self.region);
+                OpKind::ExpertLinear { role, experts: experts / ep, regions: ep * etp, rows }
+            }
+            OpKind::Route(routing) => {
+                let seq = routing.seq / u64::from(self.strategy.cp);
+                OpKind::Route(crate::graph::Routing { seq, ..routing })
+            }
+            other => other,
+        }
+    }
+}
