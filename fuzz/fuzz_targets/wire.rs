@@ -8,10 +8,10 @@ use paceline_comm::{rendezvous, wire};
 
 fuzz_target!(|bytes: &[u8]| {
     if let Some(head) = bytes.first_chunk::<{ wire::HEAD }>()
-        && let Ok(wire::Frame::Message { header, payload }) = wire::decode(head)
+        && let Ok(message @ wire::Frame::Message { header, payload, in_place }) = wire::decode(head)
     {
-        let again = wire::decode(&wire::encode(&header, payload));
-        assert_eq!(again, Ok(wire::Frame::Message { header, payload }));
+        let again = wire::decode(&wire::encode(&header, payload, in_place));
+        assert_eq!(again, Ok(message));
     }
     wire::drain(bytes);
     rendezvous::understood(bytes);

@@ -34,6 +34,12 @@ pub(crate) struct Inflow {
     current: Option<Current>,
     /// Whether the sender has said goodbye.
     pub(crate) ended: bool,
+    /// How many messages have been taken out of the stream that came in place, and of how many the
+    /// sender knows.
+    taken: u64,
+    told: u64,
+    /// How many of those that went the other way the sender has said to have taken.
+    heard: u64,
 }
 
 /// The message that is arriving.
@@ -42,6 +48,7 @@ struct Current {
     header: Header,
     total: usize,
     arrived: usize,
+    in_place: bool,
     /// What has been put aside, from this byte on.
     kept: Option<(usize, Vec<u8>)>,
 }
@@ -131,6 +138,7 @@ impl Inflow {
                 current.arrived += n;
                 if n == left {
                     source.consume(looked_at + padded(current.total) - current.total);
+                    self.taken += u64::from(current.in_place);
                     self.current = None;
                     return Ok(Taken::Whole);
                 }
@@ -156,14 +164,45 @@ impl Inflow {
         }
     }
 
+    /// How many messages that came in place have been taken, if the sender has not been told; from now on
+    /// it has.
+    pub(crate) fn untold(&mut self) -> Option<u64> {
+        let before = std::mem::replace(&mut self.told, self.taken);
+        (self.taken > before).then_some(self.taken)
+    }
+
+    /// Reads on until the sender has said that it has taken so many messages that went in place; whether it
+    /// has. What stands before that is put aside.
+    pub(crate) fn hear(
+        &mut self,
+        source: &mut impl Source,
+        mail: &mut Mailbox,
+        messages: u64,
+    ) -> Result<bool, Trouble> {
+        loop {
+            let arriving = self.heard < messages && self.current(source)?.is_some();
+            if self.heard >= messages {
+                return Ok(true);
+            }
+            if !arriving || !self.keep(source, mail)? {
+                return Ok(false);
+            }
+        }
+    }
+
     /// The message that is arriving, if one is.
     fn current(&mut self, source: &mut impl Source) -> Result<Option<&mut Current>, Trouble> {
-        if self.current.is_none() && !self.ended {
+        while self.current.is_none() && !self.ended {
             let Some(head) = source.head()? else { return Ok(None) };
             match wire::decode(&head).map_err(Trouble::Wire)? {
                 Frame::Goodbye => self.ended = true,
-                Frame::Message { header, payload } => {
-                    self.current = Some(Current { header, total: payload, arrived: 0, kept: None });
+                Frame::Taken { messages } if messages <= self.heard => {
+                    return Err(Trouble::Wire(WireError::Field { what: "count" }));
+                }
+                Frame::Taken { messages } => self.heard = messages,
+                Frame::Message { header, payload, in_place } => {
+                    let (total, arrived, kept) = (payload, 0, None);
+                    self.current = Some(Current { header, total, arrived, in_place, kept });
                 }
             }
         }
@@ -188,6 +227,7 @@ impl Inflow {
                 continue;
             }
             source.consume(n + padded(current.total) - current.total);
+            self.taken += u64::from(current.in_place);
             if let Some(Current { header, total, kept: Some((shown, data)), .. }) =
                 self.current.take()
             {
@@ -241,8 +281,9 @@ mod tests {
 
     fn stream() -> Vec<u8> {
         let mut stream = Vec::new();
-        for (header, data) in messages() {
-            stream.extend(wire::encode(&header, data.len()));
+        for (at, (header, data)) in (1..).zip(messages()) {
+            stream.extend(wire::taken(at));
+            stream.extend(wire::encode(&header, data.len(), at % 2 == 0));
             stream.extend(&data);
             stream.resize(stream.len().next_multiple_of(GRAIN), 0);
         }
@@ -284,7 +325,36 @@ mod tests {
             }
         }
         assert!(inflow.ended);
+        assert_eq!((inflow.taken, inflow.heard), (2, 4));
         found
+    }
+
+    #[test]
+    fn what_stands_before_a_count_is_put_aside() {
+        let stream = stream();
+        let mut source = Bytes { bytes: &stream, there: HEAD };
+        let (mut inflow, mut mail) = (Inflow::default(), Mailbox::default());
+        assert!(inflow.hear(&mut source, &mut mail, 1).unwrap());
+        assert!(!inflow.hear(&mut source, &mut mail, 3).unwrap());
+        source.there = source.bytes.len();
+        assert!(inflow.hear(&mut source, &mut mail, 3).unwrap());
+        assert_eq!((inflow.taken, inflow.heard), (1, 3));
+        for (header, data) in messages() {
+            let channel = header.tag.channel();
+            let parcel = inflow.parcel(&mut source, &mut mail, channel).unwrap().unwrap();
+            assert_eq!((parcel.header, parcel.data), (header, data));
+        }
+        assert!(!inflow.hear(&mut source, &mut mail, 5).unwrap());
+        assert_eq!((inflow.untold(), inflow.untold()), (Some(2), None));
+    }
+
+    #[test]
+    fn counts_only_grow() {
+        let stream = [wire::taken(2), wire::taken(2)].concat();
+        let mut source = Bytes { bytes: &stream, there: stream.len() };
+        let (mut inflow, mut mail) = (Inflow::default(), Mailbox::default());
+        let wrong = inflow.parcel(&mut source, &mut mail, 0);
+        assert!(matches!(wrong, Err(Trouble::Wire(WireError::Field { what: "count" }))));
     }
 
     proptest! {

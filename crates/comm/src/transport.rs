@@ -42,6 +42,36 @@ pub trait Transport: Send {
         Ok(Some(data.iter().map(|piece| piece.len()).sum()))
     }
 
+    /// As [`try_send`](Self::try_send), for bytes that stay as they are not only until they have gone but
+    /// until the peer has taken them: a wire that can spares them a copy. Whether they have to is what
+    /// [`went_in_place`](Self::went_in_place) tells.
+    fn try_send_in_place(
+        &mut self,
+        to: Rank,
+        header: &Header,
+        data: &[&[u8]],
+        gone: Option<usize>,
+    ) -> Result<Option<usize>, CommError> {
+        self.try_send(to, header, data, gone)
+    }
+
+    /// The receipt of the last message to a rank on the tag's channel, which has just gone entirely, if it
+    /// went in place. Its bytes have to stay until it [is taken](Self::is_taken).
+    fn went_in_place(&self, _to: Rank, _tag: Tag) -> Option<u64> {
+        None
+    }
+
+    /// Tells all ranks how many of their messages have been taken that came in place. Whoever takes part
+    /// in what such messages may belong to says so at its end.
+    fn tell_taken(&mut self) -> Result<(), CommError> {
+        Ok(())
+    }
+
+    /// Whether a rank has said that it has taken the message of this receipt.
+    fn is_taken(&mut self, _by: Rank, _tag: Tag, _receipt: u64) -> Result<bool, CommError> {
+        Ok(true)
+    }
+
     /// Shows what has arrived of the next message from a rank on the tag's channel. Its sequence
     /// number may be another than the tag's; then the two ranks disagree, and [`Header::check`] says
     /// how.

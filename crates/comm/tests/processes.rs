@@ -60,7 +60,7 @@ fn a_rank() {
     options.join = Duration::from_secs(20);
     match wires {
         "shm" | "read" | "large-shm" => options.wires = Wires::SharedMemory,
-        "tcp" | "large-tcp" => (options.wires, options.connections) = (Wires::Tcp, 2),
+        "tcp" | "large-tcp" | "late" => (options.wires, options.connections) = (Wires::Tcp, 2),
         // Three hosts, as far as names go.
         _ => options.host = Some(format!("host-{}", rank.0 % 3)),
     }
@@ -68,9 +68,41 @@ fn a_rank() {
     let digest = match wires {
         "read" | "read-auto" => read_in_place(&mut transport),
         "large-shm" | "large-tcp" | "large-auto" => reference::large(&mut transport),
+        "late" => overwrite_at_once(&mut transport),
         _ => reference::product(&mut transport, thinning(wires)),
     };
     println!("digest {digest:016x}");
+}
+
+/// A root that writes to its vector as soon as it has it back, and others that come late to the broadcast.
+fn overwrite_at_once(transport: &mut ProcessTransport) -> u64 {
+    const ROOT: u32 = 1;
+    let members = reference::everyone(transport.world());
+    let is_root = transport.rank() == Rank(ROOT);
+    let byte = |i: usize| (i % 251) as u8;
+    let mut tag = Tag::new(9, 0);
+    for algorithm in [Algorithm::Direct, Algorithm::Ring, Algorithm::HalvingDoubling] {
+        let spec = CollectiveSpec {
+            kind: CollectiveKind::Broadcast,
+            algorithm,
+            order: Order::Free,
+            reduction: Reduction::Sum,
+            root: ROOT,
+            block: 1,
+        };
+        let mut data: Vec<u8> =
+            (0..1 << 21).map(|i| if is_root { byte(i) } else { 0xff }).collect();
+        if !is_root {
+            // What the root sends meanwhile fits into its socket, and waits there.
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let vector = (DType::U8, &mut data[..]);
+        run_bytes(transport, &spec, &members, tag, vector, None, Duration::from_secs(20)).unwrap();
+        assert!(is_root || data.iter().enumerate().all(|(i, found)| *found == byte(i)));
+        data.fill(0x55);
+        tag = tag.next();
+    }
+    0
 }
 
 /// Every collective by read-reduce, on vectors that the others can read in place and on others.
@@ -212,6 +244,11 @@ fn large_vectors_are_right_on_every_wire() {
             assert_eq!(world(wires, ranks), wanted, "{wires}, {ranks} ranks");
         }
     }
+}
+
+#[test]
+fn a_vector_is_handed_back_when_nobody_reads_it_any_more() {
+    assert_eq!(world("late", 3), [0; 3]);
 }
 
 #[test]

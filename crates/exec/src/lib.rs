@@ -67,5 +67,6 @@ pub use learning_rate::{BatchScaling, LrSchedule, ScalingRule};
 pub use loss_scale::LossScale;
 pub use options::{Device, Start, TrainOptions};
 pub use outcome::{IterationReport, Outcome, Parameters};
+pub use paceline_kernels::prefer_large_pages;
 pub use part::take_part;
 pub use train::train;

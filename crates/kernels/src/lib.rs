@@ -68,5 +68,6 @@ mod reference;
 mod stored;
 
 pub use element::{Bf16, Element, F16};
+pub use pages::prefer_large_pages;
 pub use shape::{Rows, Write};
 pub use window::Window;

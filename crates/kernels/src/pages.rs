@@ -6,6 +6,13 @@
 
 use std::ptr::NonNull;
 
+/// Asks for large pages for memory that is no arena's: for vectors of a measurement, say, that are to lie as
+/// those of a run do.
+pub fn prefer_large_pages(memory: &mut [u8]) {
+    let bytes = memory.len();
+    prefer_large(NonNull::from(memory).cast(), bytes);
+}
+
 /// Asks the system to back some memory with large pages. It may decline, and then nothing changes
 /// but the time that kernels take.
 pub(crate) fn prefer_large(start: NonNull<u8>, bytes: usize) {

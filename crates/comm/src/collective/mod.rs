@@ -1,5 +1,6 @@
 //! Collectives in flight: the steps of `paceline-plan`, interpreted on a transport.
 
+mod in_place;
 mod incoming;
 mod lent;
 mod outgoing;
@@ -11,6 +12,7 @@ use crate::error::CommError;
 use crate::transport::{
     Header, Lending, Lent, Piece, Progress, Purpose, Tag, Taken, Transport, finish,
 };
+use in_place::InPlace;
 use incoming::{Early, Incoming};
 use lent::{Cursor, along};
 use outgoing::{Copied, Outgoing};
@@ -49,7 +51,8 @@ pub struct CollectiveSpec {
 /// collective.
 ///
 /// Messages go straight from the buffers and are reduced as they come in; a send that the wire does
-/// not take at once goes on beside the steps that follow it. Large vectors go through the steps piece
+/// not take at once goes on beside the steps that follow it. Where the wire can, the peer gets large ones
+/// from the buffers themselves, which are not handed back before it has. Large vectors go through the steps piece
 /// by piece. Where all members share memory, an
 /// all_reduce whose order of summation allows it is done together instead of by steps.
 #[derive(Debug)]
@@ -76,6 +79,8 @@ pub struct Running {
     outgoing: Vec<Outgoing>,
     /// What some of them carry, where it has been overwritten.
     copies: Vec<Copied>,
+    /// What has gone and may still be read where it lies.
+    in_place: InPlace,
     /// What is read or lent in place in the present round, which ends when all of it is done with.
     round: Round,
     /// Elements of the vector and their type, once the first call has shown it.
@@ -123,6 +128,7 @@ impl Running {
             spare: Vec::new(),
             outgoing: Vec::new(),
             copies: Vec::new(),
+            in_place: InPlace::default(),
             round: Round::default(),
             vector: None,
             moved: 0,
@@ -162,6 +168,7 @@ impl Running {
         self.early.clear();
         self.outgoing.clear();
         self.copies.clear();
+        self.in_place = InPlace::default();
         self.round = Round::default();
         self.vector = None;
         self.moved = 0;
@@ -214,10 +221,11 @@ impl Running {
                 return Ok(self.pending(on));
             }
             let Some(Step { round, action }) = step else {
-                return Ok(match self.send_on(transport, &cut, dtype, data)? {
-                    Some(on) => self.pending(on),
-                    None => Progress::Done,
-                });
+                let on = match self.send_on(transport, &cut, dtype, data)? {
+                    Some(on) => Some(on),
+                    None => self.settle(transport)?,
+                };
+                return Ok(on.map_or(Progress::Done, |on| self.pending(on)));
             };
             self.round.number = round;
             let header = self.header(round, cut.elements, dtype);

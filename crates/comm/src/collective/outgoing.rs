@@ -4,7 +4,7 @@
 //! is about to overwrite what has not gone yet waits for it, or goes on beside a copy, one for all
 //! messages that carry the same.
 
-use super::{Running, ranges};
+use super::{Running, in_place, ranges};
 use crate::error::CommError;
 use crate::transport::Transport;
 use paceline_plan::collective::{Chunks, Cut};
@@ -45,6 +45,7 @@ impl Running {
         dtype: DType,
         data: &[u8],
     ) -> Result<Option<Rank>, CommError> {
+        let in_place = in_place::suits(self.spec.algorithm);
         let mut at = 0;
         while let Some(message) = self.outgoing.get(at).copied() {
             // Room that comes up now is not for this one if another to the same rank stands before it.
@@ -54,14 +55,19 @@ impl Running {
             }
             let header = self.header(message.round, cut.elements, dtype);
             let total = (cut.elements_in(message.chunks) * dtype.size()) as usize;
-            let mut go_on =
-                |pieces: &[&[u8]]| transport.try_send(message.to, &header, pieces, message.gone);
+            let Outgoing { to, chunks, gone: before, .. } = message;
             let gone = match self.copies.iter().find(|copy| copy.is_of(&message)) {
-                Some(copy) => go_on(&[&copy.bytes]),
-                None => with_pieces(cut, message.chunks, dtype, data, go_on),
+                Some(copy) => transport.try_send(to, &header, &[&copy.bytes], before),
+                None => with_pieces(cut, chunks, dtype, data, |pieces| match in_place {
+                    true => transport.try_send_in_place(to, &header, pieces, before),
+                    false => transport.try_send(to, &header, pieces, before),
+                }),
             }?;
-            self.moved += (gone.unwrap_or(0) - message.gone.unwrap_or(0)) as u64;
+            self.moved += (gone.unwrap_or(0) - before.unwrap_or(0)) as u64;
             if gone == Some(total) {
+                if in_place && let Some(receipt) = transport.went_in_place(to, self.tag) {
+                    self.in_place.lent(to, receipt);
+                }
                 self.outgoing.remove(at);
             } else {
                 self.outgoing[at].gone = gone;

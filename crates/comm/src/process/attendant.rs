@@ -1,7 +1,8 @@
 //! The second thread of a rank: signs of life, and what did not fit.
 
 use super::Common;
-use super::link::{Connection, Link};
+use super::connection::Connection;
+use super::link::Link;
 use crate::error::CommError;
 use crate::rendezvous::control::{Control, Hangup, Line, Member};
 use crate::rendezvous::door::timespec;

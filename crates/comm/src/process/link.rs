@@ -4,17 +4,15 @@
 //! only what must be promised and does not fit is copied, to wait in a queue that the rank's second
 //! thread empties too.
 
+use super::connection::Connection;
 use super::lock;
 use crate::error::CommError;
 use crate::shm::inbox::{Bell, Outbox};
 use crate::transport::{Header, Tag};
-use crate::wire::{self, GRAIN, HEAD, padded};
+use crate::wire::{self, HEAD, padded};
 use std::collections::VecDeque;
-use std::io::{ErrorKind, IoSlice, Write};
-use std::net::TcpStream;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock};
-use std::time::Instant;
 
 /// How messages get to a rank.
 #[derive(Debug)]
@@ -33,20 +31,22 @@ pub(super) struct Sending<'m> {
     pub(super) header: &'m Header,
     pub(super) data: &'m [&'m [u8]],
     pub(super) gone: Option<usize>,
+    /// Whether the bytes stay as they are until the peer has taken them.
+    pub(super) in_place: bool,
 }
 
 impl<'m> Sending<'m> {
-    fn total(&self) -> usize {
+    pub(super) fn total(&self) -> usize {
         self.data.iter().map(|piece| piece.len()).sum()
     }
 
     /// What tells it from other messages to the same rank.
-    fn key(&self) -> Key {
+    pub(super) fn key(&self) -> Key {
         (self.header.tag, self.header.round)
     }
 
     /// The pieces from some byte on.
-    fn rest(&self, mut skip: usize) -> impl Iterator<Item = &'m [u8]> {
+    pub(super) fn rest(&self, mut skip: usize) -> impl Iterator<Item = &'m [u8]> {
         self.data.iter().filter_map(move |piece| {
             let skipped = skip.min(piece.len());
             skip -= skipped;
@@ -55,11 +55,11 @@ impl<'m> Sending<'m> {
     }
 
     /// All that is left of it, as one run of bytes.
-    fn remains(&self) -> Vec<u8> {
+    pub(super) fn remains(&self) -> Vec<u8> {
         let total = self.total();
         let mut bytes = match self.gone {
             Some(_) => Vec::with_capacity(padded(total)),
-            None => wire::encode(self.header, total).to_vec(),
+            None => wire::encode(self.header, total, false).to_vec(),
         };
         self.rest(self.gone.unwrap_or(0)).for_each(|piece| bytes.extend_from_slice(piece));
         bytes.resize(bytes.len() + padded(total) - total, 0);
@@ -67,17 +67,17 @@ impl<'m> Sending<'m> {
     }
 }
 
-type Key = (Tag, u32);
+pub(super) type Key = (Tag, u32);
 
 /// Bytes that wait for the wire.
 #[derive(Debug, Default)]
-struct Waiting {
-    bytes: Vec<u8>,
-    gone: usize,
+pub(super) struct Waiting {
+    pub(super) bytes: Vec<u8>,
+    pub(super) gone: usize,
 }
 
 impl Waiting {
-    fn is_done(&self) -> bool {
+    pub(super) fn is_done(&self) -> bool {
         self.gone == self.bytes.len()
     }
 }
@@ -184,7 +184,7 @@ impl ToRing {
             None if !self.queue.is_empty() || self.begun.is_some() => return Ok(None),
             None if self.outbox.room(HEAD + padded(total))? < HEAD => return Ok(None),
             None => {
-                self.outbox.put(&wire::encode(message.header, total));
+                self.outbox.put(&wire::encode(message.header, total, false));
                 self.begun = Some(message.key());
                 0
             }
@@ -246,175 +246,5 @@ impl ToRing {
             }
         }
         Ok(())
-    }
-}
-
-/// One of the connections to a rank elsewhere.
-#[derive(Debug)]
-pub(super) struct Connection {
-    pub(super) stream: TcpStream,
-    out: Mutex<ToSocket>,
-    /// When it broke, if it has. On a broken connection nothing can be sent any more, and nothing
-    /// comes; who is to blame, the hub says.
-    broken: OnceLock<Instant>,
-    /// Whether the peer has said goodbye.
-    pub(super) ended: AtomicBool,
-}
-
-#[derive(Debug, Default)]
-struct ToSocket {
-    /// The rest of a head or of a filling, which comes before everything else.
-    carry: Waiting,
-    queue: VecDeque<Waiting>,
-    begun: Option<Key>,
-}
-
-impl Connection {
-    pub(super) fn new(stream: TcpStream) -> Self {
-        let (out, ended) = (Mutex::default(), AtomicBool::new(false));
-        Self { stream, out, broken: OnceLock::new(), ended }
-    }
-
-    /// Since when it has been broken.
-    pub(super) fn broken(&self) -> Option<Instant> {
-        self.broken.get().copied()
-    }
-
-    pub(super) fn is_broken(&self) -> bool {
-        self.broken.get().is_some()
-    }
-
-    pub(super) fn mark_broken(&self) {
-        let _ = self.broken.set(Instant::now());
-    }
-
-    /// Whether something waits for the socket and for nothing else.
-    pub(super) fn is_behind(&self) -> bool {
-        let out = lock(&self.out);
-        let ready = !out.carry.is_done() || (out.begun.is_none() && !out.queue.is_empty());
-        ready && !self.is_broken()
-    }
-
-    /// Sends what the socket takes; how much of the message has gone.
-    pub(super) fn try_send(&self, message: Sending<'_>) -> Option<usize> {
-        self.go_on(&mut lock(&self.out), message)
-    }
-
-    /// Sends what the socket takes and keeps a copy of the rest; whether there is one.
-    pub(super) fn send(&self, message: Sending<'_>) -> bool {
-        let mut out = lock(&self.out);
-        let gone = self.go_on(&mut out, message);
-        if gone.is_none_or(|gone| gone < message.total()) {
-            let rest = Waiting { bytes: Sending { gone, ..message }.remains(), gone: 0 };
-            if gone.is_some() {
-                out.begun = None;
-                out.queue.push_front(rest);
-            } else {
-                out.queue.push_back(rest);
-            }
-        }
-        !out.queue.is_empty() || !out.carry.is_done()
-    }
-
-    /// Queues the last frame.
-    pub(super) fn say_goodbye(&self) {
-        let mut out = lock(&self.out);
-        // What was never finished makes the stream unreadable; nobody waits for it then.
-        if out.begun.is_none() {
-            out.queue.push_back(Waiting { bytes: wire::goodbye().to_vec(), gone: 0 });
-        }
-        self.empty(&mut out);
-    }
-
-    /// Writes as much of what waits as the socket takes.
-    pub(super) fn flush(&self) {
-        self.empty(&mut lock(&self.out));
-    }
-
-    fn go_on(&self, out: &mut ToSocket, message: Sending<'_>) -> Option<usize> {
-        self.empty(out);
-        let total = message.total();
-        if self.is_broken() {
-            return Some(total);
-        }
-        let others_first = !out.queue.is_empty() || out.begun.is_some();
-        if !out.carry.is_done() || (message.gone.is_none() && others_first) {
-            return message.gone;
-        }
-        let head = wire::encode(message.header, total);
-        let filling = [0; GRAIN];
-        let mut gone = message.gone;
-        loop {
-            let before: &[u8] = if gone.is_none() { &head } else { &[] };
-            let after = &filling[..padded(total) - total];
-            let mut slices = [IoSlice::new(&[]); 64];
-            let mut used = 1;
-            slices[0] = IoSlice::new(before);
-            let mut offered = before.len();
-            for piece in message.rest(gone.unwrap_or(0)) {
-                if used + 1 == slices.len() {
-                    break;
-                }
-                slices[used] = IoSlice::new(piece);
-                used += 1;
-                offered += piece.len();
-            }
-            let last = offered - before.len() == total - gone.unwrap_or(0);
-            if last {
-                slices[used] = IoSlice::new(after);
-                used += 1;
-            }
-            let n = match (&self.stream).write_vectored(&slices[..used]) {
-                Ok(n) => n,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return gone,
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(_) => {
-                    self.mark_broken();
-                    return Some(total);
-                }
-            };
-            out.begun = Some(message.key());
-            let mut keep = |bytes: &[u8]| out.carry = Waiting { bytes: bytes.to_vec(), gone: 0 };
-            if n < before.len() {
-                keep(&before[n..]);
-                return Some(0);
-            }
-            let payload = (n - before.len()).min(total - gone.unwrap_or(0));
-            gone = Some(gone.unwrap_or(0) + payload);
-            if gone == Some(total) {
-                let filled = n - before.len() - payload;
-                if filled < after.len() {
-                    keep(&after[filled..]);
-                }
-                out.begun = None;
-                return gone;
-            }
-        }
-    }
-
-    /// Writes what waits, unless a message that has begun comes first.
-    fn empty(&self, out: &mut ToSocket) {
-        loop {
-            let waiting = if !out.carry.is_done() {
-                &mut out.carry
-            } else if let (None, Some(first)) = (out.begun, out.queue.front_mut()) {
-                first
-            } else {
-                break;
-            };
-            if self.is_broken() {
-                *out = ToSocket::default();
-                break;
-            }
-            match (&self.stream).write(&waiting.bytes[waiting.gone..]) {
-                Ok(n) => waiting.gone += n,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => self.mark_broken(),
-            }
-            if out.carry.is_done() && out.queue.front().is_some_and(Waiting::is_done) {
-                out.queue.pop_front();
-            }
-        }
     }
 }

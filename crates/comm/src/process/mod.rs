@@ -7,6 +7,7 @@
 
 mod attendant;
 mod connect;
+mod connection;
 mod link;
 mod stream;
 mod waiting;
@@ -196,6 +197,35 @@ impl ProcessTransport {
         lock(&self.common.recorder).awaiting(from, tag);
     }
 
+    /// Sends what the wire takes; how much has gone.
+    fn send_some(&mut self, to: Rank, message: Sending<'_>) -> Result<Option<usize>, CommError> {
+        let Sending { header, gone, .. } = message;
+        let common = &self.common;
+        common.check()?;
+        let total = message.total();
+        let link = common.link(to)?;
+        common.check_presence(to, link)?;
+        let now = match link {
+            Link::Own => {
+                self.send_all(to, message)?;
+                Some(total)
+            }
+            Link::Shared(link) => link.try_send(message)?,
+            Link::Sockets(connections) => {
+                let index = header.tag.channel() as usize % connections.len();
+                connections[index].try_send(message)
+            }
+        };
+        if gone.is_none() && now.is_some() {
+            self.common.note(Way::Sent, to, header, total);
+        }
+        match now {
+            Some(now) if now == total => self.interest.gone(to),
+            _ => self.interest.blocked(to),
+        }
+        Ok(now)
+    }
+
     /// Sends, keeping a copy of what does not fit.
     fn send_all(&mut self, to: Rank, message: Sending<'_>) -> Result<(), CommError> {
         let Self { common, arrivals, .. } = self;
@@ -291,6 +321,14 @@ impl Incoming<'_> {
             Origin::Socket(inflow, stream) => inflow.parcel(stream, self.mail, channel),
         }
     }
+
+    /// Whether the peer has said that it has taken so many messages that went in place.
+    fn hear(&mut self, messages: u64) -> Result<bool, Trouble> {
+        match &mut self.stream {
+            Origin::Nothing | Origin::Ring(..) => Ok(true),
+            Origin::Socket(inflow, stream) => inflow.hear(stream, self.mail, messages),
+        }
+    }
 }
 
 impl Transport for ProcessTransport {
@@ -307,7 +345,7 @@ impl Transport for ProcessTransport {
         self.common.check_presence(to, self.common.link(to)?)?;
         let total = data.iter().map(|piece| piece.len()).sum();
         self.common.note(Way::Sent, to, header, total);
-        self.send_all(to, Sending { header, data, gone: None })?;
+        self.send_all(to, Sending { header, data, gone: None, in_place: false })?;
         self.interest.gone(to);
         Ok(())
     }
@@ -319,31 +357,52 @@ impl Transport for ProcessTransport {
         data: &[&[u8]],
         gone: Option<usize>,
     ) -> Result<Option<usize>, CommError> {
-        let common = &self.common;
+        self.send_some(to, Sending { header, data, gone, in_place: false })
+    }
+
+    fn try_send_in_place(
+        &mut self,
+        to: Rank,
+        header: &Header,
+        data: &[&[u8]],
+        gone: Option<usize>,
+    ) -> Result<Option<usize>, CommError> {
+        self.send_some(to, Sending { header, data, gone, in_place: true })
+    }
+
+    fn went_in_place(&self, to: Rank, tag: Tag) -> Option<u64> {
+        match self.common.links.get(to.index()) {
+            Some(Link::Sockets(connections)) => {
+                connections[tag.channel() as usize % connections.len()].lent()
+            }
+            Some(Link::Own | Link::Shared(_)) | None => None,
+        }
+    }
+
+    fn tell_taken(&mut self) -> Result<(), CommError> {
+        let Self { common, arrivals, .. } = self;
         common.check()?;
-        let message = Sending { header, data, gone };
-        let total: usize = data.iter().map(|piece| piece.len()).sum();
-        let link = common.link(to)?;
-        common.check_presence(to, link)?;
-        let now = match link {
-            Link::Own => {
-                self.send_all(to, message)?;
-                Some(total)
+        for (link, arrivals) in common.links.iter().zip(arrivals) {
+            let Link::Sockets(connections) = link else { continue };
+            for (connection, (inflow, _)) in connections.iter().zip(&mut arrivals.inflows) {
+                if let Some(messages) = inflow.untold()
+                    && connection.tell_taken(messages)
+                {
+                    common.wake();
+                }
             }
-            Link::Shared(link) => link.try_send(message)?,
-            Link::Sockets(connections) => {
-                let index = header.tag.channel() as usize % connections.len();
-                connections[index].try_send(message)
-            }
-        };
-        if gone.is_none() && now.is_some() {
-            self.common.note(Way::Sent, to, header, total);
         }
-        match now {
-            Some(now) if now == total => self.interest.gone(to),
-            _ => self.interest.blocked(to),
+        Ok(())
+    }
+
+    fn is_taken(&mut self, by: Rank, tag: Tag, receipt: u64) -> Result<bool, CommError> {
+        let heard = |incoming: &mut Incoming<'_>| Ok(incoming.hear(receipt)?.then_some(()));
+        let taken = self.look(by, tag.channel(), heard)?.is_some();
+        match taken {
+            true => self.interest.arrived(by),
+            false => self.missing(by, tag),
         }
-        Ok(now)
+        Ok(taken)
     }
 
     fn try_take(

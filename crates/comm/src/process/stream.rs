@@ -1,7 +1,7 @@
 //! The receiving half of a connection: a buffer small enough to stay in the nearest caches, from
 //! which messages are shown to whoever takes them.
 
-use super::link::Connection;
+use super::connection::Connection;
 use crate::error::CommError;
 use crate::inflow::Source;
 use crate::wire::{GRAIN, HEAD};
@@ -21,6 +21,17 @@ pub(super) struct Backlog {
     /// Whether the last message was large. The next one is likely to be as well: then only its head
     /// is read, so that the rest can go straight to where it belongs.
     large: bool,
+    /// Whether nobody has asked for what follows the last head.
+    fresh: bool,
+}
+
+impl Backlog {
+    /// Notes how much is left of the present message, of which the first to ask tells the size.
+    fn expect(&mut self, left: usize) {
+        if std::mem::take(&mut self.fresh) {
+            self.large = left >= BUFFER / 2;
+        }
+    }
 }
 
 /// A connection and its backlog.
@@ -63,18 +74,18 @@ impl Stream<'_> {
 impl Source for Stream<'_> {
     fn head(&mut self) -> Result<Option<[u8; HEAD]>, CommError> {
         self.fetch(HEAD, if self.backlog.large { HEAD } else { BUFFER });
-        let Backlog { bytes, start, end, large, .. } = &mut *self.backlog;
+        let Backlog { bytes, start, end, fresh, .. } = &mut *self.backlog;
         let head = bytes[*start..*end].first_chunk().copied();
         if head.is_some() {
             *start += HEAD;
-            *large = false;
+            *fresh = true;
         }
         Ok(head)
     }
 
     fn peek(&mut self, wanted: usize) -> Result<&[u8], CommError> {
         self.fetch(wanted.min(GRAIN), BUFFER);
-        self.backlog.large |= wanted >= BUFFER / 2;
+        self.backlog.expect(wanted);
         let Backlog { bytes, start, end, .. } = &*self.backlog;
         Ok(&bytes[*start..*end])
     }
@@ -87,8 +98,8 @@ impl Source for Stream<'_> {
     }
 
     fn read_into(&mut self, into: &mut [u8]) -> Result<Option<usize>, CommError> {
-        let Backlog { start, end, skip, large, .. } = &mut *self.backlog;
-        *large |= into.len() >= BUFFER / 2;
+        self.backlog.expect(into.len());
+        let Backlog { start, end, skip, .. } = &mut *self.backlog;
         if start != end || *skip > 0 || self.connection.is_broken() {
             return Ok(None);
         }

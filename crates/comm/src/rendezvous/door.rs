@@ -14,6 +14,7 @@
 //! can do more than end its own connection. A guest that has to go because of a crowd hears no
 //! welcome, and comes again.
 
+use super::loopback;
 use crate::error::CommError;
 use crate::secret::{PROOF, Secret, nonce};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -22,7 +23,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// What this program speaks; raised whenever a frame or the handshake changes.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 const MAGIC: &[u8; 8] = b"PACELINE";
 const HELLO: usize = 8 + 4 + PROOF;
 const WELCOME: [u8; 1] = *b"W";
@@ -46,7 +47,7 @@ pub(crate) struct Door {
 impl Door {
     /// Opens a door for about so many guests.
     pub(crate) fn open(at: SocketAddr, secret: Secret, expected: u32) -> Result<Self, CommError> {
-        let listener = TcpListener::bind(at)
+        let listener = loopback::listen(at)
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
             .map_err(|error| problem(format!("cannot listen on {at}: {error}")))?;
         Ok(Self { listener, secret, guests: Vec::new(), limit: STRANGERS + expected as usize })
@@ -208,7 +209,7 @@ pub(crate) fn enter(
 ) -> Result<TcpStream, CommError> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let error = match TcpStream::connect_timeout(&at, left.min(Duration::from_secs(5))) {
+        let error = match loopback::connect(at, left.min(Duration::from_secs(5))) {
             Ok(stream) => match introduce(stream, at, secret, body, deadline) {
                 Ok(stream) => return Ok(stream),
                 // Crowded out by strangers, perhaps: worth another try.

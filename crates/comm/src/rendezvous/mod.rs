@@ -8,6 +8,7 @@
 pub(crate) mod control;
 pub(crate) mod door;
 mod hub;
+mod loopback;
 
 pub use hub::{Hub, HubOptions};
 

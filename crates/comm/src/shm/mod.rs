@@ -5,6 +5,7 @@
 //! and lengths are checked here; who may touch which bytes when is the protocol of [`inbox`].
 #![allow(unsafe_code)]
 
+pub(crate) mod chute;
 pub(crate) mod inbox;
 pub(crate) mod window;
 

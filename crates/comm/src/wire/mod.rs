@@ -18,9 +18,11 @@ pub const HEAD: usize = 32 + purpose::BYTES;
 pub const GRAIN: usize = 64;
 /// The longest payload.
 const LONGEST_PAYLOAD: u64 = 1 << 40;
-const MAGIC: u32 = u32::from_le_bytes(*b"PLM2");
+const MAGIC: u32 = u32::from_le_bytes(*b"PLM3");
 const MESSAGE: u8 = 1;
 const GOODBYE: u8 = 2;
+const MESSAGE_IN_PLACE: u8 = 3;
+const TAKEN: u8 = 4;
 
 /// Why bytes are not a frame.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -53,17 +55,23 @@ pub enum Frame {
         header: Header,
         /// How many bytes follow, before they are filled up.
         payload: usize,
+        /// Whether the sender may still have them where they lie, and is to be told once they have been
+        /// taken.
+        in_place: bool,
+    },
+    /// The peer has taken so many messages that went in place, all in all.
+    Taken {
+        /// How many.
+        messages: u64,
     },
     /// The peer leaves; nothing follows.
     Goodbye,
 }
 
-/// The bytes that stand before a payload on the wire.
-pub fn encode(header: &Header, payload: usize) -> [u8; HEAD] {
-    let mut head = [0; HEAD];
-    head[0..4].copy_from_slice(&MAGIC.to_le_bytes());
-    head[4] = MESSAGE;
-    head[8..16].copy_from_slice(&(payload as u64).to_le_bytes());
+/// The bytes that stand before a payload on the wire, which may lie in the sender's memory until it has been
+/// taken.
+pub fn encode(header: &Header, payload: usize, in_place: bool) -> [u8; HEAD] {
+    let mut head = start(if in_place { MESSAGE_IN_PLACE } else { MESSAGE }, payload as u64);
     let tag = u64::from(header.tag.channel()) << 32 | u64::from(header.tag.sequence());
     head[16..24].copy_from_slice(&tag.to_le_bytes());
     head[24..28].copy_from_slice(&header.round.to_le_bytes());
@@ -75,9 +83,19 @@ pub fn encode(header: &Header, payload: usize) -> [u8; HEAD] {
 
 /// The last frame of a rank that leaves in peace.
 pub(crate) fn goodbye() -> [u8; HEAD] {
+    start(GOODBYE, 0)
+}
+
+/// Says that so many messages have been taken that went in place.
+pub(crate) fn taken(messages: u64) -> [u8; HEAD] {
+    start(TAKEN, messages)
+}
+
+fn start(kind: u8, number: u64) -> [u8; HEAD] {
     let mut head = [0; HEAD];
     head[0..4].copy_from_slice(&MAGIC.to_le_bytes());
-    head[4] = GOODBYE;
+    head[4] = kind;
+    head[8..16].copy_from_slice(&number.to_le_bytes());
     head
 }
 
@@ -88,10 +106,10 @@ pub fn decode(head: &[u8; HEAD]) -> Result<Frame, WireError> {
     }
     let payload = u64::from_le_bytes(array(head, 8));
     match head[4] {
-        MESSAGE if payload > LONGEST_PAYLOAD => {
+        MESSAGE | MESSAGE_IN_PLACE if payload > LONGEST_PAYLOAD => {
             Err(WireError::Length { found: payload, limit: LONGEST_PAYLOAD })
         }
-        MESSAGE => {
+        kind @ (MESSAGE | MESSAGE_IN_PLACE) => {
             let tag = u64::from_le_bytes(array(head, 16));
             let round = u32::from_le_bytes(array(head, 24));
             let purpose = match head.last_chunk() {
@@ -99,9 +117,11 @@ pub fn decode(head: &[u8; HEAD]) -> Result<Frame, WireError> {
                 None => return Err(WireError::Field { what: "purpose" }),
             };
             let header = Header { tag: Tag::new((tag >> 32) as u32, tag as u32), purpose, round };
-            Ok(Frame::Message { header, payload: payload as usize })
+            let in_place = kind == MESSAGE_IN_PLACE;
+            Ok(Frame::Message { header, payload: payload as usize, in_place })
         }
         GOODBYE if payload == 0 => Ok(Frame::Goodbye),
+        TAKEN => Ok(Frame::Taken { messages: payload }),
         _ => Err(WireError::Field { what: "kind" }),
     }
 }
@@ -166,16 +186,26 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn what_is_understood_is_what_was_written(at in 0..HEAD, bit in 0u8..8, which in 0usize..4) {
+        fn what_is_understood_is_what_was_written(
+            at in 0..HEAD,
+            bit in 0u8..8,
+            which in 0usize..4,
+            in_place in any::<bool>(),
+        ) {
             let (header, data) = &messages()[which];
-            let mut head = encode(header, data.len());
-            let whole = Frame::Message { header: *header, payload: data.len() };
-            prop_assert_eq!(decode(&head), Ok(whole.clone()));
+            let mut head = encode(header, data.len(), in_place);
+            let whole = Frame::Message { header: *header, payload: data.len(), in_place };
+            prop_assert_eq!(decode(&head), Ok(whole));
             head[at] ^= 1 << bit;
             // Whatever a damaged head means, it means the same when written anew.
-            if let Ok(Frame::Message { header, payload }) = decode(&head) {
-                let again = decode(&encode(&header, payload));
-                prop_assert_eq!(again, Ok(Frame::Message { header, payload }));
+            match decode(&head) {
+                Ok(message @ Frame::Message { header, payload, in_place }) => {
+                    prop_assert_eq!(decode(&encode(&header, payload, in_place)), Ok(message));
+                }
+                Ok(Frame::Taken { messages }) => {
+                    prop_assert_eq!(decode(&taken(messages)), Ok(Frame::Taken { messages }));
+                }
+                Ok(Frame::Goodbye) | Err(_) => {}
             }
         }
     }
@@ -183,7 +213,7 @@ pub(crate) mod tests {
     #[test]
     fn giant_lengths_and_strangers_are_refused() {
         let header = messages()[2].0;
-        let mut head = encode(&header, 0);
+        let mut head = encode(&header, 0, false);
         head[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
         let error = decode(&head).unwrap_err().to_string();
         assert!(error.contains("claims 18446744073709551615 bytes of payload"), "{error}");
@@ -191,5 +221,6 @@ pub(crate) mod tests {
         stranger[..14].copy_from_slice(b"GET / HTTP/1.1");
         assert_eq!(decode(&stranger), Err(WireError::Magic));
         assert_eq!(decode(&goodbye()), Ok(Frame::Goodbye));
+        assert_eq!(decode(&taken(u64::MAX)), Ok(Frame::Taken { messages: u64::MAX }));
     }
 }

@@ -4,6 +4,7 @@ use crate::error::ExecError;
 use paceline_comm::{
     CollectiveSpec, CommError, Receiving, Running, Sending, Tag, Transport, barrier, finish,
 };
+use paceline_kernels::prefer_large_pages;
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Reduction};
 use paceline_plan::ids::Rank;
@@ -47,6 +48,7 @@ pub fn collective(
     let bytes = timing.bytes.div_ceil(4).max(1) * 4;
     let mut shared = transport.neighbourly_memory(bytes).map_err(failed)?;
     let mut own = if shared.is_none() { vec![0; bytes] } else { Vec::new() };
+    prefer_large_pages(&mut own);
     let vector = shared.as_deref_mut().unwrap_or(&mut own);
     let mut output = match kind {
         CollectiveKind::AllToAll => Some(vec![0; bytes]),

@@ -338,6 +338,7 @@ fn go_through(
         false => transport.neighbourly_memory(largest)?,
     };
     let mut private = if shared.is_some() { Vec::new() } else { vec![0; largest] };
+    paceline_exec::prefer_large_pages(&mut private);
     let mut sequence = 0;
     for &kind in &request.ops {
         let algorithms = match request.algorithms.as_slice() {
