@@ -2,6 +2,8 @@
 
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
+use crate::memory::MemoryError;
+use crate::store::StoreError;
 use paceline_comm::CommError;
 use paceline_kernels::arena::ArenaError;
 use paceline_kernels::experts::dispatch::Full;
@@ -42,8 +44,8 @@ pub enum ExecError {
     Memory {
         /// The rank.
         rank: Rank,
-        /// What the allocator said.
-        source: ArenaError,
+        /// What the allocator, or the disk, said.
+        source: MemoryError,
     },
     /// An op failed.
     #[error("rank {rank}, iteration {iteration}, {op}: {source}")]
@@ -162,6 +164,9 @@ pub enum Fault {
     /// In the rank's memory.
     #[error(transparent)]
     Arena(#[from] ArenaError),
+    /// In what is offloaded.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// In the data.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -190,4 +195,13 @@ pub enum Fault {
     /// The op names a rank that does not exist.
     #[error("there is no such peer; validate the plan")]
     NoPeer,
+}
+
+impl From<MemoryError> for Fault {
+    fn from(error: MemoryError) -> Self {
+        match error {
+            MemoryError::Arena(error) => error.into(),
+            MemoryError::Store(error) => error.into(),
+        }
+    }
 }

@@ -7,7 +7,7 @@ use paceline_plan::ids::{LaneId, OpId, Rank};
 use paceline_plan::program::{Op, Plan, Program, Section};
 use paceline_plan::units::Seconds;
 use paceline_plan::validate::describe;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// The lanes of one rank's program.
@@ -18,6 +18,8 @@ pub(crate) struct Lanes<'a> {
     rank: Rank,
     clock: Instant,
     state: Mutex<State<'a>>,
+    /// Told of everything that may let an op start, for those who wait here.
+    changed: Condvar,
 }
 
 #[derive(Debug)]
@@ -29,6 +31,13 @@ struct State<'a> {
     /// Passes of the body that ran an iteration again.
     again: u32,
     recorder: Recorder,
+    /// Ops of [`Kind::Storage`] that are under way, and that are done.
+    storing: u32,
+    moves: u64,
+    /// Whether nobody waits here any more.
+    over: bool,
+    /// What a thread that waits here met.
+    trouble: Option<ExecError>,
 }
 
 /// Which thread an op is for.
@@ -38,11 +47,16 @@ pub(crate) enum Kind {
     Work,
     /// In flight for a while.
     Exchange,
+    /// Between the arena and the store, by a thread of its own.
+    Storage,
 }
 
 impl Kind {
-    fn of(op: &Op) -> Self {
+    fn of(program: &Program, op: &Op) -> Self {
         match op {
+            Op::Stash { .. } | Op::Restore { .. } if program.offloaded(op).is_some() => {
+                Self::Storage
+            }
             Op::Send { .. } | Op::Recv { .. } | Op::Collective { .. } => Self::Exchange,
             Op::Load { .. }
             | Op::Compute { .. }
@@ -54,6 +68,17 @@ impl Kind {
             | Op::Serve { .. } => Self::Work,
         }
     }
+}
+
+/// What the thread that computes can expect of the store when it has nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// Something was moved meanwhile: there may be something to do by now.
+    Ready,
+    /// Something is under way, whose end will be told.
+    Busy,
+    /// Nothing.
+    Idle,
 }
 
 /// A section of a program.
@@ -98,8 +123,12 @@ impl<'a> Lanes<'a> {
             first: 0,
             again: 0,
             recorder: Recorder::new(clock, program),
+            storing: 0,
+            moves: 0,
+            over: false,
+            trouble: None,
         };
-        Self { plan, program, rank, clock, state: Mutex::new(state) }
+        Self { plan, program, rank, clock, state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// The time since the run started.
@@ -116,11 +145,13 @@ impl<'a> Lanes<'a> {
         let queue = Queue::new(self.section(section), self.program.lanes.len(), in_flight);
         let mut state = self.state();
         (state.queue, state.section, state.first) = (queue, section, first);
+        self.changed.notify_all();
     }
 
     /// Opens the next pass of the section.
     pub(crate) fn open(&self) {
         self.state().queue.open();
+        self.changed.notify_all();
     }
 
     /// As [`open`](Self::open), for a pass that runs the iteration before again.
@@ -128,6 +159,7 @@ impl<'a> Lanes<'a> {
         let mut state = self.state();
         state.again += 1;
         state.queue.open();
+        self.changed.notify_all();
     }
 
     /// Whether the queue is as wanted.
@@ -137,11 +169,77 @@ impl<'a> Lanes<'a> {
 
     /// Starts an op of a kind, if one may start.
     pub(crate) fn start(&self, kind: Kind) -> Option<Started<'a>> {
-        let mut state = self.state();
-        let (lane, op) = self.next(&state, kind)?;
-        let started = self.at(&state, lane, op);
+        self.start_in(&mut self.state(), kind)
+    }
+
+    fn start_in(&self, state: &mut State<'a>, kind: Kind) -> Option<Started<'a>> {
+        let (lane, op) = self.next(state, kind)?;
+        let started = self.at(state, lane, op);
         state.queue.start(lane);
+        state.storing += u32::from(kind == Kind::Storage);
         Some(started)
+    }
+
+    /// Starts an op of a kind as soon as one may start; none if there is nothing more to do.
+    pub(crate) fn wait_for(&self, kind: Kind) -> Option<Started<'a>> {
+        let mut state = self.state();
+        loop {
+            if state.over {
+                return None;
+            }
+            if let Some(started) = self.start_in(&mut state, kind) {
+                return Some(started);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Ends all waits here.
+    pub(crate) fn end_waits(&self) {
+        self.state().over = true;
+        self.changed.notify_all();
+    }
+
+    /// How many moves to or from the store are done.
+    pub(crate) fn moves(&self) -> u64 {
+        self.state().moves
+    }
+
+    /// How the store keeps the thread that computes, which looked around when so many moves were done
+    /// and found nothing to do.
+    pub(crate) fn stored(&self, moves: u64) -> Stored {
+        self.stored_in(&self.state(), moves)
+    }
+
+    fn stored_in(&self, state: &State<'a>, moves: u64) -> Stored {
+        if state.trouble.is_some() || state.moves != moves {
+            Stored::Ready
+        } else if state.storing > 0 || self.next(state, Kind::Storage).is_some() {
+            Stored::Busy
+        } else {
+            Stored::Idle
+        }
+    }
+
+    /// Waits while the store is busy and there is nothing else to do.
+    pub(crate) fn wait_for_store(&self, moves: u64) {
+        let mut state = self.state();
+        while self.stored_in(&state, moves) == Stored::Busy {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Says what a thread that waits here met.
+    pub(crate) fn report(&self, trouble: ExecError) {
+        let mut state = self.state();
+        state.trouble = Some(trouble);
+        state.storing = 0;
+        self.changed.notify_all();
+    }
+
+    /// Fails with what a thread met that waits here.
+    pub(crate) fn trouble(&self) -> Result<(), ExecError> {
+        self.state().trouble.take().map_or(Ok(()), Err)
     }
 
     /// Whether an op of a kind may start.
@@ -159,8 +257,16 @@ impl<'a> Lanes<'a> {
         } as u32;
         let mut state = self.state();
         state.queue.finish(started.lane);
+        if Kind::of(self.program, started.op) == Kind::Storage {
+            state.storing = state.storing.saturating_sub(1);
+            state.moves += 1;
+        }
         let (lane, number) = (started.lane, before + started.id.0);
         state.recorder.note(lane, number, started.pass, started.start, wait);
+        drop(state);
+        if self.program.memory.stored().0 > 0 {
+            self.changed.notify_all();
+        }
     }
 
     /// An op that waits, under way or not: what a rank that is stuck is stuck at.
@@ -198,7 +304,7 @@ impl<'a> Lanes<'a> {
         let nodes = &self.section(state.section).nodes;
         (0..state.queue.lanes()).map(LaneId::from).find_map(|lane| {
             let (op, pass) = state.queue.ready(lane)?;
-            (Kind::of(&nodes[op.index()].op) == kind).then_some((lane, (op, pass)))
+            (Kind::of(self.program, &nodes[op.index()].op) == kind).then_some((lane, (op, pass)))
         })
     }
 

@@ -9,6 +9,7 @@
 //!                                 ─► compute   segments on kernels
 //!                                 ─► relay ─► courier ─► exchange     messages and collectives, as
 //!                                              state machines that a second thread moves meanwhile
+//!                                 ─► storage ─► store     what is offloaded, moved by a third one
 //!                                 ─► update    the gradient's norm and the optimizer's step
 //!                                 ─► parameters, data: where numbers come from, by logical place
 //!                                 ─► checkpoint     where they are kept, by logical name
@@ -57,6 +58,8 @@ mod reports;
 pub mod resident;
 pub mod safetensors;
 mod shard;
+mod storage;
+mod store;
 mod train;
 mod types;
 mod update;

@@ -1,19 +1,35 @@
 //! Where a rank's buffers lie.
 
 use crate::error::Fault;
+use crate::store::{Store, StoreError};
 use paceline_comm::Transport;
 use paceline_kernels::arena::{Access, Arena, ArenaError, Span, Views};
 use paceline_kernels::element::Plain;
 use paceline_plan::DType;
 use paceline_plan::ids::BufferId;
 use paceline_plan::program::{Program, View};
+use paceline_plan::strategy;
 use std::ops::Range;
+use std::path::Path;
+use thiserror::Error;
 
-/// A rank's arena, addressed by the plan's views.
+/// A rank's arena, and its store if anything is offloaded, addressed by the plan's views.
 #[derive(Debug)]
 pub(crate) struct Memory<'p> {
     program: &'p Program,
     arena: Arena,
+    store: Option<Store>,
+}
+
+/// Why memory could not be had or used.
+#[derive(Debug, Error)]
+pub enum MemoryError {
+    /// The arena.
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }
 
 impl<'p> Memory<'p> {
@@ -28,7 +44,19 @@ impl<'p> Memory<'p> {
             Some(shared) => Arena::adopt(Box::new(shared)),
             None => Arena::new(bytes)?,
         };
-        Ok(Self { program, arena })
+        Ok(Self { program, arena, store: None })
+    }
+
+    /// The same with the store that the plan asks for, if it does.
+    pub(crate) fn with_store(
+        self,
+        kind: strategy::Store,
+        folder: &Path,
+    ) -> Result<Self, StoreError> {
+        let memory = self.program.memory;
+        let bytes = memory.stored().0;
+        let open = || Store::open(memory.total().0, bytes, kind, folder);
+        Ok(Self { store: (bytes > 0).then(open).transpose()?, ..self })
     }
 
     /// Its size.
@@ -83,6 +111,67 @@ impl<'p> Memory<'p> {
     /// Copies one span to another of the same length; onto itself is nothing to do.
     pub(crate) fn copy(&self, from: Span, to: Span) -> Result<(), ArenaError> {
         if from == to { Ok(()) } else { self.arena.copy(from, to) }
+    }
+}
+
+/// What is slow, because it may be in the store: for what is done now and then.
+impl Memory<'_> {
+    fn is_stored(&self, span: Span) -> bool {
+        span.offset >= self.program.memory.total().0 && span.len > 0
+    }
+
+    fn store(&self) -> Result<&Store, StoreError> {
+        self.store.as_ref().ok_or(StoreError::None)
+    }
+
+    /// As [`edit`](Self::edit), wherever the span lies.
+    pub(crate) fn edit_anywhere<T: Plain, R>(
+        &self,
+        span: Span,
+        body: impl FnOnce(&mut [T]) -> R,
+    ) -> Result<R, MemoryError> {
+        if !self.is_stored(span) {
+            return Ok(self.edit(span, body)?);
+        }
+        let (copy, whole) = self.copied(span)?;
+        let edited = body(copy.views(&[(whole, Access::Write)])?.take(0));
+        self.store()?.write(span.offset, copy.views(&[(whole, Access::Read)])?.bytes(0))?;
+        Ok(edited)
+    }
+
+    /// As [`read`](Self::read), wherever the span lies.
+    pub(crate) fn read_anywhere<T: Plain, R>(
+        &self,
+        span: Span,
+        body: impl FnOnce(&[T]) -> R,
+    ) -> Result<R, MemoryError> {
+        if !self.is_stored(span) {
+            return Ok(self.read(span, body)?);
+        }
+        let (copy, whole) = self.copied(span)?;
+        Ok(body(copy.views(&[(whole, Access::Read)])?.slice(0)))
+    }
+
+    fn copied(&self, span: Span) -> Result<(Arena, Span), MemoryError> {
+        let (copy, whole) = (Arena::new(span.len)?, Span { offset: 0, len: span.len });
+        self.store()?.read(span.offset, copy.views(&[(whole, Access::Write)])?.take_bytes(0))?;
+        Ok((copy, whole))
+    }
+
+    /// Copies one span to another of the same length, one of which is in the store.
+    pub(crate) fn transfer(&self, from: Span, to: Span) -> Result<(), MemoryError> {
+        match (self.is_stored(from), self.is_stored(to)) {
+            (false, true) => {
+                let views = self.views(&[(from, Access::Read)])?;
+                self.store()?.write(to.offset, views.bytes(0))?;
+            }
+            (true, false) => {
+                let views = self.views(&[(to, Access::Write)])?;
+                self.store()?.read(from.offset, views.take_bytes(0))?;
+            }
+            (false, false) | (true, true) => self.copy(from, to)?,
+        }
+        Ok(())
     }
 }
 

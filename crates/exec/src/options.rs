@@ -6,6 +6,7 @@ use crate::error::ExecError;
 use crate::hugging_face::Pretrained;
 use crate::learning_rate::{BatchScaling, LrSchedule};
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -58,6 +59,8 @@ pub struct TrainOptions {
     pub silence: Duration,
     /// What computes.
     pub device: Device,
+    /// The folder for what is offloaded to disk.
+    pub offload_folder: PathBuf,
     /// Whether the outcome carries the final weights, whole and by name.
     pub keep_parameters: bool,
 }
@@ -94,6 +97,7 @@ impl Default for TrainOptions {
             stop: Arc::default(),
             silence: Duration::from_secs(60),
             device: Device::Cpu,
+            offload_folder: std::env::temp_dir(),
             keep_parameters: false,
         }
     }

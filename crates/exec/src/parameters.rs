@@ -1,12 +1,11 @@
 //! The weights: where they start, and how they are put together again.
 
 use crate::error::ExecError;
-use crate::memory::{Memory, within};
+use crate::memory::{Memory, MemoryError, within};
 use crate::outcome::Parameters;
 use crate::place::Place;
 use crate::shard::runs_of;
 use crate::types::{Types, typed};
-use paceline_kernels::arena::ArenaError;
 use paceline_kernels::counter::Stream;
 use paceline_kernels::element::narrow;
 use paceline_plan::DType;
@@ -23,10 +22,10 @@ pub(crate) fn initialise(
     place: Place,
     program: &Program,
     seed: u64,
-) -> Result<(), ArenaError> {
+) -> Result<(), MemoryError> {
     for bucket in &program.buckets {
         let params = (bucket.params, resting(place, bucket));
-        let master = bucket.master.map(|master| (master, place.owned(bucket)));
+        let master = bucket.resting_master().map(|master| (master, place.owned(bucket)));
         for (view, elements) in [params].into_iter().chain(master) {
             let dtype = memory.dtype(view.buffer);
             let span = memory.span(view, 0);
@@ -38,11 +37,11 @@ pub(crate) fn initialise(
                 let start = entry.offset + held.start - elements.start;
                 let at = within(span, dtype, start..start + (held.end - held.start));
                 if dtype == DType::F32 {
-                    memory.edit(at, |values| fill(entry, place, seed, &held, values))?;
+                    memory.edit_anywhere(at, |values| fill(entry, place, seed, &held, values))?;
                 } else {
                     let mut values = vec![0.0; (held.end - held.start) as usize];
                     fill(entry, place, seed, &held, &mut values);
-                    typed!(types, <T, _G> memory.edit::<T, _>(at, |rounded| {
+                    typed!(types, <T, _G> memory.edit_anywhere::<T, _>(at, |rounded| {
                         narrow(&values, rounded);
                     }))?;
                 }
@@ -60,7 +59,7 @@ pub(crate) fn resting(place: Place, bucket: &Bucket) -> Range<u64> {
 /// Where a rank has a bucket's weights in single precision, and which elements of the bucket that
 /// are; none if only others do.
 fn exact(place: Place, bucket: &Bucket, program: &Program) -> Option<(View, Range<u64>)> {
-    match bucket.master {
+    match bucket.resting_master() {
         Some(master) => Some((master, place.owned(bucket))),
         None => {
             let single = program.buffer(bucket.params.buffer).dtype == DType::F32;
@@ -106,9 +105,9 @@ impl Holding {
         memory: &Memory<'_>,
         place: Place,
         program: &Program,
-    ) -> Result<Self, ArenaError> {
+    ) -> Result<Self, MemoryError> {
         let copy = |bucket: &Bucket| match exact(place, bucket, program) {
-            Some((view, _)) => memory.read(memory.span(view, 0), <[f32]>::to_vec),
+            Some((view, _)) => memory.read_anywhere(memory.span(view, 0), <[f32]>::to_vec),
             None => Ok(Vec::new()),
         };
         let values = program.buckets.iter().map(copy).collect::<Result<_, _>>()?;

@@ -14,7 +14,7 @@ use crate::data::Data;
 use crate::error::{ExecError, Fault};
 use crate::horizon::Horizon;
 use crate::hugging_face::Whole;
-use crate::lanes::{Kind, Lanes, SectionOf, Started, Wait};
+use crate::lanes::{Kind, Lanes, SectionOf, Started, Stored, Wait};
 use crate::loss_scale::LossScale;
 use crate::memory::Memory;
 use crate::options::{Start, TrainOptions};
@@ -23,6 +23,7 @@ use crate::place::Place;
 use crate::queue::Queue;
 use crate::recorder::Recorder;
 use crate::relay::Relay;
+use crate::storage;
 use crate::types::{Float, typed};
 use crate::update::Rule;
 use paceline_comm::Transport;
@@ -36,7 +37,7 @@ use paceline_plan::units::Seconds;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What all ranks of a run share.
 #[derive(Debug)]
@@ -116,6 +117,9 @@ pub(crate) struct Rank<'a> {
 /// An op that takes less is over before a second thread is awake: messages wait for its end.
 const WORTH_A_THREAD: Seconds = Seconds(200e-6);
 
+/// How long to sleep at most where whoever is waited for ends the sleep.
+const A_WHILE: Duration = Duration::from_millis(50);
+
 impl<'a> Rank<'a> {
     /// Sets a rank up: its memory, and the weights it starts from.
     pub(crate) fn new(
@@ -132,6 +136,9 @@ impl<'a> Rank<'a> {
             source,
         })?;
         let refused = |source| ExecError::Memory { rank, source };
+        let memory = memory
+            .with_store(run.plan.strategy.store, &run.options.offload_folder)
+            .map_err(|source| refused(source.into()))?;
         match &run.options.start {
             Start::Seed => {
                 let (types, seed) = (run.kernels.types, run.options.seed);
@@ -169,16 +176,26 @@ impl<'a> Rank<'a> {
     /// Runs the whole program. `tell` hears of every iteration.
     pub(crate) fn work(&mut self, tell: &mut Tell<'_>) -> Result<(), ExecError> {
         let (relay, rank) = (Arc::clone(&self.relay), self.place.rank);
-        if !relay.can_overlap() {
+        let (lanes, memory) = (Arc::clone(&self.lanes), Arc::clone(&self.memory));
+        let stores = self.program.memory.stored().0 > 0;
+        if !relay.can_overlap() && !stores {
             return self.run_program(tell);
         }
+        let microbatches = self.run.plan.strategy.microbatches();
         thread::scope(|scope| {
-            // However this ends, the other thread must not be waited for in vain.
-            let _end = relay.end_on_drop();
-            thread::Builder::new()
-                .name(format!("wires {rank}"))
-                .spawn_scoped(scope, || relay.attend())
-                .map_err(|source| ExecError::Thread { rank, source })?;
+            // However this ends, the other threads must not be waited for in vain.
+            let (_end, _over) = (relay.end_on_drop(), storage::End(&lanes));
+            let thread = |name: &str| thread::Builder::new().name(format!("{name} {rank}"));
+            let failed = |source| ExecError::Thread { rank, source };
+            if relay.can_overlap() {
+                thread("wires").spawn_scoped(scope, || relay.attend()).map_err(failed)?;
+            }
+            if stores {
+                let (relay, lanes, memory) = (&relay, &lanes, &memory);
+                let done = move || relay.nudge();
+                let attend = move || storage::attend(rank, microbatches, memory, lanes, done);
+                thread("store").spawn_scoped(scope, attend).map_err(failed)?;
+            }
             self.run_program(tell)
         })
     }
@@ -294,15 +311,31 @@ impl<'a> Rank<'a> {
     fn drive(&mut self, wanted: fn(&Queue<'a>) -> bool) -> Result<(), ExecError> {
         let relay = Arc::clone(&self.relay);
         let mut carrying = Some(relay.take()?);
-        while !self.lanes.are(wanted) {
+        loop {
+            let moves = self.lanes.moves();
+            if self.lanes.are(wanted) {
+                break;
+            }
             let mut moved = false;
             if let Some(courier) = &mut carrying {
                 moved = courier.carry()?;
             }
             let Some(started) = self.lanes.start(Kind::Work) else {
+                self.lanes.trouble()?;
                 match &mut carrying {
                     None => carrying = Some(relay.take()?),
-                    Some(courier) if !moved => courier.wait(self.run.options.silence)?,
+                    Some(courier) if !moved => match self.lanes.stored(moves) {
+                        Stored::Ready => {}
+                        Stored::Busy => {
+                            if relay.can_overlap() {
+                                courier.sleep(A_WHILE)?;
+                            } else {
+                                self.lanes.wait_for_store(moves);
+                            }
+                            courier.is_back();
+                        }
+                        Stored::Idle => courier.wait(self.run.options.silence)?,
+                    },
                     Some(_) => {}
                 }
                 continue;
@@ -469,7 +502,10 @@ impl<'a> Rank<'a> {
         let running = u64::from(iteration) * u64::from(self.run.plan.strategy.microbatches());
         let read = |buffer: Option<BufferId>| {
             let value = buffer.map(|buffer| self.scalar(buffer, running)).transpose();
-            value.map_err(|source| ExecError::Memory { rank: self.place.rank, source })
+            value.map_err(|source| ExecError::Memory {
+                rank: self.place.rank,
+                source: source.into(),
+            })
         };
         let outputs = self.program.outputs;
         let (loss, norm) = (read(outputs.loss)?, read(outputs.norm)?);

@@ -135,6 +135,12 @@ fn describe(plan: &Plan, program: &Program, op: &Op) -> Option<(SpanKind, String
             let bucket = &program.buckets[bucket as usize].name;
             (SpanKind::Optimizer, format!("{} {bucket}", phase.word()))
         }
+        Op::Stash { from, .. } if program.offloaded(op).is_some() => {
+            (SpanKind::Offload, format!("stash {}", buffer(from.buffer)))
+        }
+        Op::Restore { into, .. } if program.offloaded(op).is_some() => {
+            (SpanKind::Offload, format!("restore {}", buffer(into.buffer)))
+        }
         Op::Stash { into, .. } => (SpanKind::Weights, format!("stash {}", buffer(into.buffer))),
         Op::Restore { into, .. } => (SpanKind::Weights, format!("restore {}", buffer(into.buffer))),
         Op::Serve { service } => (SpanKind::Serve, format!("serve {service}")),

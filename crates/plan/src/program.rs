@@ -185,6 +185,25 @@ impl Program {
     pub fn call(&self, id: CallId) -> &Call {
         &self.calls[id.index()]
     }
+
+    /// The bytes that an op moves to or from the store; none if it moves nothing there.
+    pub fn offloaded(&self, op: &Op) -> Option<Bytes> {
+        let (inside, rests) = match *op {
+            Op::Stash { from, into, .. } => (from, into),
+            Op::Restore { from, into, .. } => (into, from),
+            Op::Load { .. }
+            | Op::Compute { .. }
+            | Op::Send { .. }
+            | Op::Recv { .. }
+            | Op::Collective { .. }
+            | Op::Accumulate { .. }
+            | Op::Step { .. }
+            | Op::Free { .. }
+            | Op::Serve { .. } => return None,
+        };
+        let stored = self.buffer(rests.buffer).kind == MemoryKind::Stored;
+        stored.then(|| Bytes(inside.len * self.buffer(inside.buffer).dtype.size()))
+    }
 }
 
 /// What a buffer's bytes count as.
@@ -201,16 +220,28 @@ pub enum MemoryKind {
     Activations,
     /// Buffers that exist only to send, receive, gather or reduce.
     Communication,
+    /// What rests outside the arena, in a store behind it, until it is restored.
+    Stored,
 }
 
 impl MemoryKind {
-    /// All kinds, in the arena's order.
-    pub const ALL: [Self; 5] = [
+    /// What is in the arena, in its order.
+    pub const ARENA: [Self; 5] = [
         Self::Parameters,
         Self::Gradients,
         Self::Optimizer,
         Self::Activations,
         Self::Communication,
+    ];
+
+    /// All kinds, in the order of addresses: the arena's, then the store's.
+    pub const ALL: [Self; 6] = [
+        Self::Parameters,
+        Self::Gradients,
+        Self::Optimizer,
+        Self::Activations,
+        Self::Communication,
+        Self::Stored,
     ];
 
     /// The word used in reports and in JSON.
@@ -221,21 +252,28 @@ impl MemoryKind {
             Self::Optimizer => "optimizer",
             Self::Activations => "activations",
             Self::Communication => "communication",
+            Self::Stored => "stored",
         }
     }
 }
 
-/// Bytes of a role's arena.
+/// Bytes of a role's arena, and of its store. Addresses go on from the one to the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
     /// By kind, in the order of [`MemoryKind::ALL`].
-    pub by_kind: [Bytes; 5],
+    pub by_kind: [Bytes; 6],
 }
 
 impl Memory {
     /// The arena's size.
     pub fn total(&self) -> Bytes {
-        self.by_kind.iter().copied().sum()
+        let [arena @ .., _stored] = self.by_kind;
+        arena.into_iter().sum()
+    }
+
+    /// The store's size; its addresses begin where the arena's end.
+    pub fn stored(&self) -> Bytes {
+        self.of(MemoryKind::Stored)
     }
 
     /// Bytes of one kind.
@@ -494,6 +532,9 @@ pub struct Bucket {
     pub master: Option<View>,
     /// First and second moments, as far as the optimizer has them.
     pub moments: Vec<View>,
+    /// Where master weights and moments rest, in this order, if that is not where a step changes them:
+    /// several buckets then share the views above.
+    pub stored: Vec<View>,
     /// Where lengths of whole tensors stand, if the optimizer's step depends on them.
     pub gauge: Option<Gauge>,
     /// The group among which the update is dealt out (ZeRO-1 and above, or servers); each rank
@@ -501,6 +542,20 @@ pub struct Bucket {
     pub shard: Option<GroupId>,
     /// Whether this role updates it (roles served by a parameter server do not).
     pub updated: bool,
+}
+
+impl Bucket {
+    /// Master weights, where they rest.
+    pub fn resting_master(&self) -> Option<View> {
+        let master = self.master?;
+        Some(self.stored.first().copied().unwrap_or(master))
+    }
+
+    /// Moments, where they rest.
+    pub fn resting_moments(&self) -> &[View] {
+        let masters = usize::from(self.master.is_some());
+        self.stored.get(masters..).filter(|s| !s.is_empty()).unwrap_or(&self.moments)
+    }
 }
 
 /// Where the squares stand that tell how long tensors and their directions are.
@@ -692,22 +747,22 @@ pub enum Op {
         /// How much of the update this is.
         phase: StepPhase,
     },
-    /// Keeps a copy of parameters as a microbatch's version.
+    /// Keeps a copy: a microbatch's version of parameters, or what is offloaded.
     Stash {
-        /// The parameters.
+        /// What.
         from: View,
-        /// Where the versions are kept.
+        /// Where it is kept.
         into: View,
-        /// Whose version.
+        /// Whose it is.
         microbatch: Microbatch,
     },
-    /// Brings a microbatch's version of parameters back.
+    /// Brings back what was kept.
     Restore {
-        /// Where the versions are kept.
+        /// Where it is kept.
         from: View,
-        /// Where compute reads it.
+        /// Where it is read.
         into: View,
-        /// Whose version.
+        /// Whose it is.
         microbatch: Microbatch,
     },
     /// Declares a frame's copies for this microbatch dead.

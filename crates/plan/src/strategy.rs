@@ -67,6 +67,12 @@ pub struct Strategy {
     pub overlap: bool,
     /// What updates the weights.
     pub optimizer: OptimizerKind,
+    /// What rests outside the ranks' memory.
+    #[serde(default)]
+    pub offload: Offload,
+    /// Where that is.
+    #[serde(default)]
+    pub store: Store,
 }
 
 /// Room for what comes if all experts are equally liked.
@@ -103,6 +109,8 @@ impl Default for Strategy {
             bucket: Bytes(25 << 20),
             overlap: true,
             optimizer: OptimizerKind::AdamW,
+            offload: Offload::None,
+            store: Store::Disk,
         }
     }
 }
@@ -223,6 +231,48 @@ pub enum Split {
     Count,
 }
 
+/// What a rank keeps in a store outside its memory, and brings when it is needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Offload {
+    /// Nothing.
+    #[default]
+    None,
+    /// Master weights and moments, except while their bucket is updated (Ren et al., arXiv 2101.06840,
+    /// with the step where the weights are).
+    Optimizer,
+    /// What blocks keep from forward to backward pass (Rhu et al., arXiv 1602.08124).
+    Activations,
+    /// Both.
+    All,
+}
+
+impl Offload {
+    /// From the least that is moved to the most.
+    pub const ALL: [Self; 4] = [Self::None, Self::Optimizer, Self::Activations, Self::All];
+
+    /// Whether the optimizer's state rests in the store.
+    pub const fn optimizer(self) -> bool {
+        matches!(self, Self::Optimizer | Self::All)
+    }
+
+    /// Whether activations do.
+    pub const fn activations(self) -> bool {
+        matches!(self, Self::Activations | Self::All)
+    }
+}
+
+/// Where offloaded bytes rest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Store {
+    /// A file.
+    #[default]
+    Disk,
+    /// The host's memory, beside the device's.
+    Host,
+}
+
 /// How replicas come to the same weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -316,6 +366,16 @@ words!(Zero {
 words!(Split {
     Split::Cost => "cost" = Split::Cost,
     Split::Count => "count" = Split::Count,
+});
+words!(Offload {
+    Offload::None => "none" = Offload::None,
+    Offload::Optimizer => "optimizer" = Offload::Optimizer,
+    Offload::Activations => "activations" = Offload::Activations,
+    Offload::All => "all" = Offload::All,
+});
+words!(Store {
+    Store::Disk => "disk" = Store::Disk,
+    Store::Host => "host" = Store::Host,
 });
 words!(OptimizerKind {
     OptimizerKind::Sgd => "sgd" = OptimizerKind::Sgd,

@@ -27,6 +27,8 @@ pub struct Summary {
     /// What is in it.
     #[serde(skip)]
     pub memory: Memory,
+    /// What one rank moves to and from its store in one iteration, for the rank that moves most.
+    pub offloaded: Bytes,
     /// What one rank sends along each axis in one iteration, for the rank that sends most.
     pub traffic: BTreeMap<&'static str, Traffic>,
 }
@@ -63,8 +65,14 @@ pub fn summarize(plan: &Plan) -> Summary {
         peak_bytes: memory.total(),
         fullest,
         memory,
+        offloaded: plan.programs.iter().map(offloaded).max().unwrap_or_default(),
         traffic,
     }
+}
+
+/// What one rank of a role moves to and from its store.
+fn offloaded(program: &Program) -> Bytes {
+    program.body.nodes.iter().filter_map(|node| program.offloaded(&node.op)).sum()
 }
 
 /// The idle share of the schedule with equal stages.

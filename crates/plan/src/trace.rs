@@ -99,6 +99,8 @@ pub enum SpanKind {
     Optimizer,
     /// Stashing or restoring a version of the weights.
     Weights,
+    /// To or from a rank's store.
+    Offload,
     /// A parameter server answering its peers.
     Serve,
     /// An op that stands ready on its lane and is blocked by another rank or lane.
@@ -107,7 +109,7 @@ pub enum SpanKind {
 
 impl SpanKind {
     /// Every kind, in the order in which legends list them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Load,
         Self::Forward,
         Self::Backward,
@@ -120,6 +122,7 @@ impl SpanKind {
         Self::Accumulate,
         Self::Optimizer,
         Self::Weights,
+        Self::Offload,
         Self::Serve,
         Self::Wait,
     ];
@@ -139,6 +142,7 @@ impl SpanKind {
             Self::Accumulate => "accumulate",
             Self::Optimizer => "optimizer",
             Self::Weights => "weights",
+            Self::Offload => "offload",
             Self::Serve => "serve",
             Self::Wait => "wait",
         }
@@ -156,15 +160,20 @@ impl SpanKind {
             | Self::Accumulate
             | Self::Optimizer
             | Self::Weights => true,
-            Self::Send | Self::Recv | Self::Collective | Self::Serve | Self::Wait => false,
+            Self::Send
+            | Self::Recv
+            | Self::Collective
+            | Self::Offload
+            | Self::Serve
+            | Self::Wait => false,
         }
     }
 
-    /// Whether bytes move between ranks. Serving counts: a server's time goes to its peers'
-    /// messages.
+    /// Whether bytes move between ranks, or between one and its store. Serving counts: a server's
+    /// time goes to its peers' messages.
     pub const fn is_communication(self) -> bool {
         match self {
-            Self::Send | Self::Recv | Self::Collective | Self::Serve => true,
+            Self::Send | Self::Recv | Self::Collective | Self::Offload | Self::Serve => true,
             Self::Load
             | Self::Forward
             | Self::Backward

@@ -6,7 +6,9 @@ use paceline_plan::model::{
     Activation, Experts, Latent, Model, ModelKind, Router, Shape, built_in,
 };
 use paceline_plan::schedule::{ScheduleKind, Versions};
-use paceline_plan::strategy::{OptimizerKind, Recompute, Split, Strategy as Layout, Sync, Zero};
+use paceline_plan::strategy::{
+    Offload, OptimizerKind, Recompute, Split, Store, Strategy as Layout, Sync, Zero,
+};
 use paceline_plan::units::Bytes;
 use paceline_plan::{DType, text, validate};
 use proptest::prelude::*;
@@ -102,6 +104,9 @@ prop_compose! {
             Just(OptimizerKind::AdamW), Just(OptimizerKind::Sgd), Just(OptimizerKind::Lamb),
             Just(OptimizerKind::Lars)
         ],
+        offload in prop_oneof![
+            3 => Just(Offload::None), 1 => Just(Offload::Optimizer), 1 => Just(Offload::Activations), 1 => Just(Offload::All)
+        ],
     ) -> Layout {
         let (dp, tp, pp) = (1 << axes.0, 1 << axes.1, 1 << axes.2);
         let served = servers > 0;
@@ -111,7 +116,13 @@ prop_compose! {
         let rounds = if schedule == ScheduleKind::DualPipeV { rounds.max(1) } else { rounds };
         let microbatches = pp << rounds;
         let leaves = dp * (1 << leaves.min(rounds));
+        let offload = match offload {
+            Offload::Optimizer | Offload::All if served => Offload::None,
+            Offload::Activations | Offload::All if schedule.splits_backward() => Offload::None,
+            other => other,
+        };
         Layout {
+            offload,
             dp,
             tp,
             pp,
@@ -155,6 +166,46 @@ proptest! {
         let parsed = text::parse(&text::print(&plan));
         prop_assert!(parsed.as_ref() == Ok(&plan), "{:?}", parsed.err());
     }
+}
+
+/// What goes to the store leaves the arena: bytes are moved, not lost, and much of them.
+#[test]
+fn offloading_empties_the_arena() {
+    let model = built_in::get("gpt2-124m").unwrap().unwrap();
+    let of = |offload: Offload| {
+        let layout = Layout { offload, store: Store::Host, seq: 256, ..Layout::default() };
+        let plan = lower(&model, &layout).unwrap();
+        assert_eq!(validate::validate(&plan, None), vec![]);
+        let memory = plan.programs[0].memory;
+        (memory.total().as_f64(), memory.stored().as_f64())
+    };
+    let (whole, none) = of(Offload::None);
+    assert_eq!(none, 0.0);
+    // Two moments of every parameter, and buffers for those of the two largest buckets.
+    let (arena, stored) = of(Offload::Optimizer);
+    let state = 8.0 * model.parameters() as f64;
+    assert!((stored / state - 1.0).abs() < 0.01, "{stored} of {state}");
+    assert!(arena < whole - 0.4 * state, "{arena} of {whole}");
+    // Nine of twelve blocks' activations.
+    let (arena, stored) = of(Offload::Activations);
+    assert!(stored > 0.0 && arena < whole - 0.7 * stored, "{arena} of {whole}, {stored} stored");
+    let (least, _) = of(Offload::All);
+    assert!(least < arena);
+}
+
+#[test]
+fn what_cannot_be_offloaded_is_refused() {
+    let model = built_in::get("mini-llama").unwrap().unwrap();
+    let told = |layout: Layout| lower(&model, &layout).unwrap_err().to_string();
+    let base = Layout { seq: 8, pp: 2, global_batch: 4, ..Layout::default() };
+    let schedule = ScheduleKind::ZbH1 { chunks: 1 };
+    let halves = told(Layout { schedule, offload: Offload::Activations, ..base.clone() });
+    assert!(halves.contains("--offload: zb-h1 reads activations twice"), "{halves}");
+    let schedule = ScheduleKind::PipeDream { versions: Versions::Two };
+    let flows = told(Layout { schedule, offload: Offload::Optimizer, ..base.clone() });
+    assert!(flows.contains("has no pause"), "{flows}");
+    let served = Layout { pp: 1, sync: Sync::Servers(1), offload: Offload::All, ..base };
+    assert!(told(served).contains("the servers hold the optimizer's state"));
 }
 
 /// Both ways of a V pass the same ranks: what goes one way must not hold up the other.

@@ -4,6 +4,7 @@ use crate::network::NoPath;
 use crate::network::flow::FlowError;
 use paceline_plan::collective::CollectiveError;
 use paceline_plan::ids::{OpId, Rank};
+use paceline_plan::strategy::Store;
 use thiserror::Error;
 
 /// Why a plan could not be timed.
@@ -21,6 +22,17 @@ pub enum SimError {
         devices: u64,
         /// The cluster's name.
         cluster: String,
+    },
+    /// Something is offloaded, and nothing is known of the way there.
+    #[error(
+        "the plan offloads to its store '{store}', and device {device} does not say how fast that \
+         is; say --set device.{store}_bandwidth=25GB/s, or write it into the cluster's file"
+    )]
+    NoStore {
+        /// Where to.
+        store: Store,
+        /// The device's name.
+        device: String,
     },
     /// Two ranks that must talk cannot.
     #[error("rank {rank} ({role}), op {op} '{what}': {source}")]

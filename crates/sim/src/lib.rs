@@ -40,6 +40,7 @@ pub use uncertainty::{ErrorBand, error_band, quantile};
 
 use cluster::Cluster;
 use paceline_plan::program::Plan;
+use paceline_plan::strategy::Offload;
 
 /// What a simulation can be asked for beside the plan and the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -66,6 +67,11 @@ pub fn simulate(plan: &Plan, cluster: &Cluster, options: &Options) -> Result<Out
         return Err(SimError::TooFewDevices { ranks, devices, cluster });
     }
     network::check_switches(plan, cluster)?;
+    let store = plan.strategy.store;
+    let mut blind = cluster.kinds().filter(|device| device.store(store).is_none());
+    if let (true, Some(device)) = (plan.strategy.offload != Offload::None, blind.next()) {
+        return Err(SimError::NoStore { store, device: device.name.clone() });
+    }
     let library = match options.network {
         NetworkKind::Analytic => options.profile.library,
         NetworkKind::Flow => Library::Steps,

@@ -46,7 +46,7 @@ pub(crate) fn restore_weights(
     source: &mut dyn Source,
 ) -> Result<(), ExecError> {
     for bucket in &program.buckets {
-        for view in [Some(bucket.params), bucket.master].into_iter().flatten() {
+        for view in [Some(bucket.params), bucket.resting_master()].into_iter().flatten() {
             fill(memory, place, bucket, view, source, &|name| name.to_owned())?;
         }
     }
@@ -65,7 +65,7 @@ pub(crate) fn restore_moments(
     }
     let reader = checkpoint.moments()?;
     for bucket in &program.buckets {
-        for (moment, &view) in bucket.moments.iter().enumerate() {
+        for (moment, &view) in bucket.resting_moments().iter().enumerate() {
             let named = move |name: &str| moment_name(name, moment);
             fill(memory, place, bucket, view, &mut &reader, &named)?;
         }
@@ -94,9 +94,13 @@ fn fill(
             let at = within(span, dtype, start..start + len);
             let mut read = |values: &mut [f32]| source.read(&name, entry.dims, logical, values);
             let read = match Float::of(dtype).unwrap_or(Float::F32) {
-                Float::F32 => memory.edit(at, read),
-                Float::Bf16 => memory.edit(at, |rounded: &mut [Bf16]| through(rounded, &mut read)),
-                Float::F16 => memory.edit(at, |rounded: &mut [F16]| through(rounded, &mut read)),
+                Float::F32 => memory.edit_anywhere(at, read),
+                Float::Bf16 => {
+                    memory.edit_anywhere(at, |rounded: &mut [Bf16]| through(rounded, &mut read))
+                }
+                Float::F16 => {
+                    memory.edit_anywhere(at, |rounded: &mut [F16]| through(rounded, &mut read))
+                }
             };
             result = match read {
                 Ok(read) => read.map_err(|error| CheckpointError::from(error).into()),

@@ -85,9 +85,9 @@ pub(super) fn pieces(
                 });
             };
             let place_of = |contents: &Contents, name: &str| Some(contents.tensor(name)?.at);
-            let weights = bucket.master.unwrap_or(bucket.params);
+            let weights = bucket.resting_master().unwrap_or(bucket.params);
             add(weights, In::Weights, place_of(&files.weights, &entry.name));
-            for (moment, &view) in bucket.moments.iter().enumerate() {
+            for (moment, &view) in bucket.resting_moments().iter().enumerate() {
                 let name = moment_name(&entry.name, moment);
                 let at = files.moments.as_ref().and_then(|file| place_of(file, &name));
                 add(view, In::Moments, at);

@@ -124,7 +124,7 @@ impl Saver {
             let len = (piece.span.len / 4) as usize;
             let into = &mut copy[at..at + len];
             memory
-                .read(piece.span, |values| into.copy_from_slice(values))
+                .read_anywhere(piece.span, |values| into.copy_from_slice(values))
                 .map_err(|source| ExecError::Memory { rank: self.rank, source })?;
             at += len;
         }
@@ -161,7 +161,7 @@ impl Saver {
         let mut fault = None;
         let written = self.shared.save(self.rank, &state, &self.abandoned, |write| {
             for piece in self.pieces.iter() {
-                match memory.read(piece.span, |values| write(piece, values)) {
+                match memory.read_anywhere(piece.span, |values| write(piece, values)) {
                     Ok(written) => written?,
                     Err(source) => {
                         fault = Some(ExecError::Memory { rank: self.rank, source });

@@ -70,7 +70,7 @@ impl Bench {
             buffer.offset = end;
             end += buffer.extent();
         }
-        let mut by_kind = [Bytes(0); 5];
+        let mut by_kind = [Bytes(0); 6];
         by_kind[MemoryKind::Activations as usize] = end;
         let whole = |(at, buffer): (usize, &Buffer)| View {
             buffer: BufferId::from(at),
@@ -115,7 +115,7 @@ impl Bench {
         let pool = Pool::new(threads).map_err(|source| ExecError::Thread { rank, source })?;
         let compute = Compute::new(&self.plan, &self.kernels, place, self.vocab, pool);
         let stand = Stand { bench: self, rank, memory, place, compute };
-        stand.fill().map_err(|source| ExecError::Memory { rank, source })?;
+        stand.fill().map_err(|source| ExecError::Memory { rank, source: source.into() })?;
         Ok(stand)
     }
 }
@@ -248,6 +248,7 @@ fn bucket(elements: u64, strategy: &Strategy, views: &[View]) -> Bucket {
         grads: views[1],
         master: master.first().copied(),
         moments: moments.to_vec(),
+        stored: Vec::new(),
         gauge: match *sums {
             [weights, directions, tensors] => Some(Gauge { weights, directions, tensors }),
             _ => None,

@@ -151,6 +151,10 @@ struct Record<'a> {
     bubble_fraction: f64,
     peak_bytes: u64,
     memory: BTreeMap<&'static str, u64>,
+    /// What rests outside the fullest role's arena.
+    stored_bytes: u64,
+    /// What one rank moves there and back in an iteration.
+    offloaded_bytes: u64,
     bytes_by_axis: BTreeMap<&'static str, u64>,
     messages_by_axis: BTreeMap<&'static str, u64>,
     warnings: &'a [String],
@@ -165,7 +169,9 @@ impl<'a> Record<'a> {
             ops_per_iteration: summary.ops_per_iteration,
             bubble_fraction: summary.bubble_fraction,
             peak_bytes: summary.peak_bytes.0,
-            memory: MemoryKind::ALL.map(|kind| (kind.name(), summary.memory.of(kind).0)).into(),
+            memory: MemoryKind::ARENA.map(|kind| (kind.name(), summary.memory.of(kind).0)).into(),
+            stored_bytes: summary.memory.stored().0,
+            offloaded_bytes: summary.offloaded.0,
             bytes_by_axis: traffic().map(|(axis, sent)| (*axis, sent.bytes.0)).collect(),
             messages_by_axis: traffic().map(|(axis, sent)| (*axis, sent.messages)).collect(),
             warnings,

@@ -208,7 +208,7 @@ fn memory(plan: &Plan) -> Vec<MemoryRow> {
     let roles = plan.programs.iter();
     roles
         .flat_map(|program| {
-            MemoryKind::ALL.map(|kind| MemoryRow {
+            MemoryKind::ARENA.map(|kind| MemoryRow {
                 role: program.name.clone(),
                 kind: kind.name().to_owned(),
                 bytes: program.memory.of(kind),

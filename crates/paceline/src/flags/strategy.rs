@@ -11,7 +11,7 @@ use paceline_plan::mesh::GroupKind;
 use paceline_plan::model::Model;
 use paceline_plan::program::Plan;
 use paceline_plan::schedule::ScheduleKind;
-use paceline_plan::strategy::{OptimizerKind, Recompute, Strategy, Sync, Zero};
+use paceline_plan::strategy::{Offload, OptimizerKind, Recompute, Store, Strategy, Sync, Zero};
 use paceline_plan::units::Bytes;
 use paceline_sim::cluster::Cluster;
 
@@ -122,6 +122,14 @@ pub(crate) struct StrategyFlags {
     /// lars [default: adamw]
     #[arg(long, value_name = "RULE")]
     pub optimizer: Option<String>,
+    /// What rests outside a rank's memory until it is needed: none, optimizer (master weights and
+    /// moments), activations (of blocks, from forward to backward pass), all of it, or auto: the
+    /// first of these that lets the plan fit [default: none]
+    #[arg(long, value_name = "WHAT")]
+    pub offload: Option<String>,
+    /// Where that is: a file on disk, or the host's memory [default: disk for train, host else]
+    #[arg(long, value_name = "disk|host")]
+    pub offload_to: Option<String>,
 }
 
 /// Defaults in which commands differ.
@@ -135,6 +143,8 @@ pub(crate) struct Defaults {
     pub expert_room: f64,
     /// Whether all ranks share a host where no cluster is described: as here, on this machine.
     pub one_host: bool,
+    /// Memory that a rank may have, if anybody said so.
+    pub limit: Option<Bytes>,
 }
 
 impl Defaults {
@@ -148,7 +158,8 @@ impl Defaults {
                 unit.unwrap_or(DType::F32)
             }
         };
-        Self { dtype, order, expert_room: 1.0, one_host: false }
+        let limit = cluster.and_then(|c| c.kinds().map(|device| device.memory).min());
+        Self { dtype, order, expert_room: 1.0, one_host: false, limit }
     }
 }
 
@@ -198,7 +209,11 @@ impl StrategyFlags {
             settle(&mut strategy, &fabric, problems);
         }
         let model = model?;
-        let plan = lower(&model, &strategy).map_err(|found| problems.planner(found)).ok()?;
+        let plan = if self.offload.as_deref() == Some(AUTO) {
+            fitting(&model, strategy, defaults.limit, problems)?
+        } else {
+            lower(&model, &strategy).map_err(|found| problems.planner(found)).ok()?
+        };
         problems.is_empty().then_some(Request { model, plan })
     }
 
@@ -245,6 +260,12 @@ impl StrategyFlags {
             overlap: !self.no_overlap,
             optimizer: word("--optimizer", &self.optimizer, problems)
                 .unwrap_or(OptimizerKind::AdamW),
+            offload: match self.offload.as_deref() {
+                Some(AUTO) => Offload::None,
+                _ => word("--offload", &self.offload, problems).unwrap_or_default(),
+            },
+            store: word("--offload-to", &self.offload_to, problems)
+                .unwrap_or(if defaults.one_host { Store::Disk } else { Store::Host }),
         }
     }
 
@@ -290,6 +311,34 @@ impl StrategyFlags {
     }
 }
 
+/// The word for as much as is needed.
+const AUTO: &str = "auto";
+
+/// The plan that offloads the least of those that fit; the one that needs the least if none does.
+fn fitting(
+    model: &Model,
+    strategy: Strategy,
+    limit: Option<Bytes>,
+    problems: &mut Problems,
+) -> Option<Plan> {
+    let Some(limit) = limit else {
+        let text = "auto must know what a rank may have; say --memory-limit, or --cluster";
+        problems.say("--offload", text.to_owned());
+        return None;
+    };
+    let mut best = lower(model, &strategy).map_err(|found| problems.planner(found)).ok()?;
+    let peak = |plan: &Plan| plan.programs.iter().map(|p| p.memory.total()).max();
+    for offload in Offload::ALL {
+        if peak(&best) <= Some(limit) {
+            break;
+        }
+        // What cannot be offloaded here stays.
+        let more = lower(model, &Strategy { offload, ..strategy.clone() });
+        best = more.ok().filter(|plan| peak(plan) < peak(&best)).unwrap_or(best);
+    }
+    Some(best)
+}
+
 /// Settles what the collective leaves open to whoever knows where the replicas stand.
 fn settle(strategy: &mut Strategy, fabric: &Fabric, problems: &mut Problems) {
     let members = strategy.mesh().members(GroupKind::Replicas, Rank(0));
@@ -329,8 +378,13 @@ fn world(strategy: &Strategy) -> u64 {
 mod tests {
     use super::*;
 
-    const CANONICAL: Defaults =
-        Defaults { dtype: DType::F32, order: Order::Canonical, expert_room: 1.0, one_host: false };
+    const CANONICAL: Defaults = Defaults {
+        dtype: DType::F32,
+        order: Order::Canonical,
+        expert_room: 1.0,
+        one_host: false,
+        limit: None,
+    };
 
     fn flags(pairs: &[(&str, &str)]) -> StrategyFlags {
         let mut flags = StrategyFlags { model: Some("mini".to_owned()), ..Default::default() };

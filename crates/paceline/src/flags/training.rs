@@ -53,6 +53,9 @@ pub(crate) struct TrainingFlags {
     /// Directory of the run's files [default: runs/MODEL-NUMBER, the next free one]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    /// Folder for what --offload moves to disk [default: the run's]
+    #[arg(long, value_name = "DIR")]
+    pub offload_dir: Option<PathBuf>,
 }
 
 /// A run's settings.
@@ -82,6 +85,8 @@ pub(crate) struct Training {
     pub seed: u64,
     /// Where the run's files go, if the user said.
     pub out: Option<PathBuf>,
+    /// Where offloaded bytes go, if the user said.
+    pub offload_dir: Option<PathBuf>,
 }
 
 impl Default for Training {
@@ -100,6 +105,7 @@ impl Default for Training {
             threads_per_rank: None,
             seed: 0,
             out: None,
+            offload_dir: None,
         }
     }
 }
@@ -154,6 +160,7 @@ impl TrainingFlags {
             threads_per_rank,
             seed,
             out,
+            offload_dir: self.offload_dir.clone().or(defaults.offload_dir.clone()),
         }
     }
 

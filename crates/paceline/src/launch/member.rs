@@ -111,6 +111,7 @@ fn facts(plan: &Plan, training: &Training) -> BTreeMap<String, String> {
         seed,
         threads_per_rank: _,
         out: _,
+        offload_dir: _,
     } = training;
     for (name, value) in [
         ("iterations", iterations.to_string()),

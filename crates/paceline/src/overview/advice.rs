@@ -74,7 +74,7 @@ fn on_cluster(plan: &Plan, summary: &Summary, cluster: &Cluster, warnings: &mut 
 
 /// What saves memory and has not been asked for.
 fn remedies(plan: &Plan) -> String {
-    use paceline_plan::strategy::Recompute;
+    use paceline_plan::strategy::{Offload, Recompute};
     let s = &plan.strategy;
     let mut remedies = Vec::new();
     if s.recompute != Recompute::Full {
@@ -82,6 +82,9 @@ fn remedies(plan: &Plan) -> String {
     }
     if s.zero < Zero::Optimizer && plan.mesh.replicas() > 1 {
         remedies.push("--zero 1");
+    }
+    if s.offload == Offload::None {
+        remedies.push("--offload auto");
     }
     if s.micro_batch > 1 {
         remedies.push("a smaller --micro-batch");

@@ -4,7 +4,7 @@ use super::table::{count, cut, percent, table};
 use crate::output::ModelRecord;
 use paceline_plan::collective::{CollectiveKind, Order, resolve};
 use paceline_plan::program::{MemoryKind, Plan};
-use paceline_plan::strategy::{Recompute, Sync, Zero};
+use paceline_plan::strategy::{Offload, Recompute, Sync, Zero};
 use paceline_plan::summary::Summary;
 use paceline_plan::units::Bytes;
 use std::fmt::Write;
@@ -38,6 +38,9 @@ pub(crate) fn facts(model: &ModelRecord, plan: &Plan) -> Vec<(String, String)> {
     let mut types = format!("{} weights and activations, {} gradients", s.dtype, s.grad_dtype);
     if s.recompute != Recompute::None {
         types += &format!(", {} recomputation", s.recompute);
+    }
+    if s.offload != Offload::None {
+        types += &format!(", {} offloaded to {}", s.offload, s.store);
     }
     let schedule = match s.pp {
         1 => "one stage".to_owned(),
@@ -173,7 +176,7 @@ fn write_plan(
     let fullest = plan.programs.get(summary.fullest).map_or("", |program| &program.name);
     let short = fullest.split_once(" (").map_or(fullest, |(short, _)| short);
     writeln!(out, "memory of {short}, the fullest role")?;
-    for kind in MemoryKind::ALL {
+    for kind in MemoryKind::ARENA {
         let bytes = summary.memory.of(kind);
         let share = bytes.as_f64() / summary.peak_bytes.as_f64().max(1.0);
         let (text, share) = (bytes.to_string(), percent(share));
@@ -183,7 +186,18 @@ fn write_plan(
         Some((name, memory)) => format!("  of {memory} on {name}"),
         None => String::new(),
     };
-    writeln!(out, "  {:<14}{:>10}{of}\n", "all", summary.peak_bytes.to_string())?;
+    writeln!(out, "  {:<14}{:>10}{of}", "all", summary.peak_bytes.to_string())?;
+    let stored = summary.memory.stored();
+    if stored > Bytes::ZERO {
+        let (to, moved) = (plan.strategy.store, summary.offloaded);
+        writeln!(
+            out,
+            "  {:<14}{:>10}  on {to}, {moved} moved an iteration",
+            "stored",
+            stored.to_string()
+        )?;
+    }
+    writeln!(out)?;
 
     if summary.traffic.is_empty() {
         return writeln!(out, "nothing is sent between ranks");

@@ -114,6 +114,7 @@ fn pass(kind: SpanKind) -> SpanKind {
         | SpanKind::Accumulate
         | SpanKind::Optimizer
         | SpanKind::Weights
+        | SpanKind::Offload
         | SpanKind::Serve
         | SpanKind::Wait => kind,
     }

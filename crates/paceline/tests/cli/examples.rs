@@ -29,6 +29,7 @@ const PROMISES: &[(&str, Promise)] = &[
     ("gpipe", Promise::Same(SINGLE)),
     ("1f1b", Promise::Same(SINGLE)),
     ("zero", Promise::Same(SINGLE)),
+    ("offload", Promise::Same(SINGLE)),
     ("ring-all-reduce", Promise::Near(SINGLE)),
     ("tensor", Promise::Near(SINGLE)),
     ("hybrid", Promise::Near(SINGLE)),

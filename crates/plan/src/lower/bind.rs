@@ -51,7 +51,7 @@ impl Role<'_> {
                 let id = if layer == layers.start {
                     self.arriving(&name, kind, value, life, &mut state)
                 } else {
-                    self.frame_buffer(&name, kind, value, life, &mut state)
+                    self.kept_buffer(layer, value, life, &mut state)
                 };
                 homes[at].values.insert(root[value], id);
                 if layer > layers.start {
@@ -68,7 +68,7 @@ impl Role<'_> {
                     continue;
                 }
                 let life = self.kept(late[root[value]]);
-                let id = self.frame_buffer(&name, kind, value, life, &mut state);
+                let id = self.kept_buffer(layer, value, life, &mut state);
                 homes[at].values.insert(root[value], id);
                 match self.context.sharded[kind].values[value].class {
                     TensorClass::Tokens => state.tokens = Some(id),
@@ -279,6 +279,36 @@ impl Role<'_> {
         let items: Vec<_> =
             layer.forward.iter().chain(&layer.recompute).chain(&layer.backward).cloned().collect();
         aliases(&items, layer.values.len())
+    }
+
+    /// The buffer of a value that the backward pass reads: in a frame, or in a slot if it rests in the
+    /// store meanwhile.
+    fn kept_buffer(
+        &mut self,
+        layer: usize,
+        value: ValueId,
+        life: Life,
+        state: &mut StageState,
+    ) -> BufferId {
+        let kind = self.context.graph.layers[layer].kind;
+        let moved = match self.context.sharded[kind].values[value].class {
+            TensorClass::Activation
+            | TensorClass::Statistic
+            | TensorClass::Index
+            | TensorClass::Dispatched
+            | TensorClass::Counts => self.offloads(layer),
+            TensorClass::Tokens
+            | TensorClass::Features
+            | TensorClass::Targets
+            | TensorClass::Loss
+            | TensorClass::Dropped => false,
+        };
+        if moved {
+            let copies = self.copies(state.stage, life);
+            return self.slot_buffer(layer, value, self.value_elements(kind, value), copies);
+        }
+        let name = self.context.graph.layers[layer].name.clone();
+        self.frame_buffer(&name, kind, value, life, state)
     }
 
     fn frame_buffer(

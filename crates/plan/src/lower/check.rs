@@ -5,7 +5,7 @@ use crate::collective::{self, Algorithm, CollectiveKind, Order};
 use crate::dtype::DType;
 use crate::model::{Body, Model, ModelKind};
 use crate::schedule::{self, ScheduleKind};
-use crate::strategy::{Strategy, Sync, Zero};
+use crate::strategy::{Offload, Strategy, Sync, Zero};
 use std::fmt;
 use thiserror::Error;
 
@@ -83,6 +83,7 @@ pub(super) fn check(model: &Model, s: &Strategy) -> Result<(), Problems> {
     }
     batch(model, s, &mut say);
     synchronisation(s, &mut say);
+    offload(s, &mut say);
     if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
 }
 
@@ -268,6 +269,35 @@ fn unflushed(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, Str
             format!(
                 "f16 needs one loss scale, which the stages of {schedule} would have to agree on; use bf16 \
                  or f32"
+            ),
+        );
+    }
+}
+
+fn offload(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+    if s.offload.optimizer() && s.sync != Sync::AllReduce {
+        say(
+            "--offload",
+            format!(
+                "with --sync {} the servers hold the optimizer's state; use none or activations",
+                s.sync
+            ),
+        );
+    }
+    let schedule = s.schedule;
+    if s.offload != Offload::None && !schedule.flushes() {
+        say(
+            "--offload",
+            format!(
+                "{schedule} has no pause in which anything could come and go; use 1f1b or gpipe"
+            ),
+        );
+    }
+    if s.offload.activations() && schedule.splits_backward() {
+        say(
+            "--offload",
+            format!(
+                "{schedule} reads activations twice, long apart; use 1f1b, interleaved:V or gpipe"
             ),
         );
     }

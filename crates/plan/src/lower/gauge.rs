@@ -11,7 +11,7 @@ use crate::dtype::DType;
 use crate::graph::{BLOCK, OpKind};
 use crate::ids::OpId;
 use crate::mesh::{Axis, GroupKind};
-use crate::program::{Gauge, MemoryKind, Op, StepPhase, View};
+use crate::program::{Gauge, MemoryKind, StepPhase, View};
 
 impl Role<'_> {
     /// Gauges every bucket once the gradient's norm is known, which scales what moves the moments.
@@ -36,8 +36,7 @@ impl Role<'_> {
                 directions: View { offset: blocks + offset, len, ..block_sums },
                 tensors: tensor_sums,
             });
-            let phase = StepPhase::Gauge;
-            self.compute(Op::Step { bucket: bucket as u32, phase }, norm);
+            self.step(bucket, StepPhase::Gauge, norm);
             offset += len;
         }
         let mut after = Vec::new();

@@ -18,6 +18,7 @@ mod dropped;
 mod experts;
 mod gauge;
 mod norm;
+mod offload;
 mod partition;
 mod ring;
 mod role;

@@ -3,6 +3,7 @@
 use super::Context;
 use super::arena::{self, Home};
 use super::dropped::Dropped;
+use super::offload::Offloading;
 use super::shard::ValueId;
 use super::update::BucketState;
 use super::versions::Reads;
@@ -24,7 +25,8 @@ pub(super) fn program(context: &mut Context, rank: u32) -> Program {
     let mut role = Role::new(context, rank);
     role.run_ahead();
     let actions = role.context.order[rank as usize].clone();
-    for action in actions {
+    for (at, &action) in actions.iter().enumerate() {
+        role.offloading.following = actions.get(at + 1).copied();
         let stage = role.stages.iter().position(|state| state.stage == action.stage);
         let stage = stage.expect("a rank runs its own stages");
         match action.pass {
@@ -178,6 +180,7 @@ pub(super) struct Role<'c> {
     pub(super) loss_tree: Vec<BufferId>,
     /// Where dropped tokens are counted, if any can be.
     pub(super) dropped: Option<Dropped>,
+    pub(super) offloading: Offloading,
 }
 
 impl<'c> Role<'c> {
@@ -210,6 +213,7 @@ impl<'c> Role<'c> {
             outputs: Outputs::default(),
             loss_tree: Vec::new(),
             dropped: None,
+            offloading: Offloading::default(),
         };
         let last = Stage::from(role.context.stages.len() - 1);
         let mine: Vec<Stage> =
@@ -435,7 +439,7 @@ impl<'c> Role<'c> {
     }
 
     /// What a send must wait for: the last computation, or the exchange behind it.
-    fn produced(&mut self) -> Vec<OpId> {
+    pub(super) fn produced(&mut self) -> Vec<OpId> {
         self.last_compute.into_iter().chain(self.pending.iter().copied()).collect()
     }
 
@@ -473,10 +477,12 @@ impl<'c> Role<'c> {
                 let state = &self.stages[at];
                 after.extend(self.reusable(&state.forward_sends, view, k, state.first_forward));
             }
+            self.make_room(layer, &layers, &mut after);
             // Of what a forward pass makes, only the loss adds up.
             let read = (Pass::Forward, self.forward_reads(microbatch));
             self.pass(layer, read, microbatch, self.opens_leaf(k), &mut after);
             self.used(layer);
+            self.put_away(layer, &layers, microbatch);
         }
         if let Some(view) = sent {
             let produced = self.produced();
@@ -517,7 +523,9 @@ impl<'c> Role<'c> {
             let op = Op::Recv { from, channel: 2 * stage.0 + 1, view, microbatch };
             after.push(self.body.push(lane, op, &free));
         }
+        self.bring_last(&layers, microbatch);
         for layer in layers.clone().rev() {
+            self.brought(layer, &mut after);
             self.gather(layer, &mut after);
             if whole {
                 self.reserve_gradients(layer, &mut after);
@@ -528,6 +536,7 @@ impl<'c> Role<'c> {
             let read = (pass, self.backward_reads());
             self.pass(layer, read, microbatch, self.is_fresh(k), &mut after);
             self.used(layer);
+            self.vacate(layer, &layers, microbatch);
             if whole {
                 self.layer_done(layer, k);
             }

@@ -118,6 +118,7 @@ impl Server<'_> {
             grads,
             master,
             moments,
+            stored: Vec::new(),
             gauge: None,
             shard,
             updated: true,

@@ -36,6 +36,7 @@ pub(super) struct BucketState {
     pub(super) step_grads: View,
     master: Option<View>,
     moments: Vec<View>,
+    stored: Vec<View>,
     /// Where lengths of tensors stand, once the update is written.
     pub(super) gauge: Option<Gauge>,
     pub(super) shard: Option<GroupId>,
@@ -78,6 +79,7 @@ impl BucketState {
             grads: self.step_grads,
             master: self.master,
             moments: self.moments.clone(),
+            stored: self.stored.clone(),
             gauge: self.gauge,
             shard: self.shard,
             updated: self.updated,
@@ -177,17 +179,13 @@ impl Role<'_> {
             self.whole(id)
         });
         let state_elements = if sharded { part } else { elements };
-        let mut state = |what: &str| {
-            let id = self.buffer(
-                format!("{name}.{what}"),
-                DType::F32,
-                state_elements,
-                1,
-                MemoryKind::Optimizer,
-            );
-            self.whole(id)
-        };
         let updated = !served;
+        let mut stored = Vec::new();
+        let mut state = |what: &str| {
+            let [works, rests] = self.state_views(&name, what, state_elements);
+            stored.extend(Some(rests).filter(|&rests| rests != works));
+            works
+        };
         let master = (updated && act != DType::F32).then(|| state("master"));
         let moments = if updated { s.optimizer.moments() } else { 0 };
         let moments = ["moment1", "moment2"][..moments].iter().map(|m| state(m)).collect();
@@ -259,6 +257,7 @@ impl Role<'_> {
             step_grads,
             master,
             moments,
+            stored,
             gauge: None,
             shard,
             updated,
@@ -545,8 +544,7 @@ impl Role<'_> {
             }
             for bucket in 0..self.buckets.len() {
                 self.keep_version(bucket);
-                let op = Op::Step { bucket: bucket as u32, phase: StepPhase::Apply };
-                let step = self.compute(op, &known);
+                let step = self.step(bucket, StepPhase::Apply, &known);
                 let rests_whole = self.context.strategy.zero < Zero::Parameters;
                 if let (Some(call), true) = (self.buckets[bucket].gather, rests_whole) {
                     let lane = self.lane("gather");

@@ -11,7 +11,7 @@ use crate::program::{
     Memory, MemoryKind, Op, Operand, Outputs, Plan, Program, Section, Segment, SegmentPass,
     Service, StepPhase, Template, View,
 };
-use crate::strategy::{Split, Strategy};
+use crate::strategy::{Offload, Split, Store, Strategy};
 use crate::units::Bytes;
 use std::fmt::Display;
 use std::str::FromStr;
@@ -179,6 +179,8 @@ impl<'t> Reader<'t> {
             split: Split::default(),
             sync_batch_norm: false,
             expert_room: 1.0,
+            offload: Offload::default(),
+            store: Store::default(),
         };
         if self.peeked.is_some_and(|line| line.peek() == "split") {
             strategy.split = self.field("split")?;
@@ -188,6 +190,10 @@ impl<'t> Reader<'t> {
         }
         if self.peeked.is_some_and(|line| line.peek() == "expert_room") {
             strategy.expert_room = self.field("expert_room")?;
+        }
+        if self.peeked.is_some_and(|line| line.peek() == "offload") {
+            strategy.offload = self.field("offload")?;
+            strategy.store = self.field("store")?;
         }
         Ok(strategy)
     }
@@ -303,6 +309,9 @@ impl<'t> Reader<'t> {
         let mut line = self.line_of("memory")?;
         let mut memory = Memory::default();
         for kind in MemoryKind::ALL {
+            if kind == MemoryKind::Stored && line.is_empty() {
+                break;
+            }
             line.expect(kind.word())?;
             memory.by_kind[kind as usize] = Bytes(line.value("number of bytes")?);
         }
@@ -347,6 +356,12 @@ impl<'t> Reader<'t> {
                 moments.push(view(program, &mut line)?);
             }
         }
+        let mut stored = Vec::new();
+        if line.eat("stored") {
+            while line.starts_id("b") {
+                stored.push(view(program, &mut line)?);
+            }
+        }
         let gauge = if line.eat("gauge") {
             let weights = view(program, &mut line)?;
             let directions = view(program, &mut line)?;
@@ -370,6 +385,7 @@ impl<'t> Reader<'t> {
             grads,
             master,
             moments,
+            stored,
             gauge,
             shard,
             updated,

@@ -7,7 +7,7 @@ use crate::program::{
     Bucket, Call, Entry, Gauge, MemoryKind, Op, Plan, Program, Section, Segment, Service, Template,
     View,
 };
-use crate::strategy::{Split, Strategy};
+use crate::strategy::{Offload, Split, Store, Strategy};
 use std::fmt;
 
 /// The first line of every plan.
@@ -90,7 +90,7 @@ impl<'p> Printer<'p> {
         put!(self, "order {}\nleaves {}\nsync {}\n", s.order, s.leaves, s.sync);
         put!(self, "collective {}\nbucket {}\n", s.collective, s.bucket.0);
         put!(self, "overlap {}\noptimizer {}\n", s.overlap, s.optimizer);
-        // Added later: a plan that does not say so is split by cost.
+        // Added later: a plan that does not say so is split by cost, and offloads nothing.
         if s.split != Split::default() {
             put!(self, "split {}\n", s.split);
         }
@@ -100,6 +100,9 @@ impl<'p> Printer<'p> {
         // Likewise: only experts on several ranks need room.
         if s.expert_room != 1.0 {
             put!(self, "expert_room {:?}\n", s.expert_room);
+        }
+        if (s.offload, s.store) != (Offload::default(), Store::default()) {
+            put!(self, "offload {}\nstore {}\n", s.offload, s.store);
         }
     }
 
@@ -140,7 +143,10 @@ impl<'p> Printer<'p> {
         }
         put!(self, "\nmemory");
         for kind in MemoryKind::ALL {
-            put!(self, " {} {}", kind.word(), program.memory.of(kind).0);
+            let bytes = program.memory.of(kind).0;
+            if kind != MemoryKind::Stored || bytes > 0 {
+                put!(self, " {} {bytes}", kind.word());
+            }
         }
         put!(self, "\noutputs");
         self.ids("loss", "b", program.outputs.loss.iter());
@@ -248,6 +254,12 @@ impl<'p> Printer<'p> {
             self.out.push_str(" moments");
             for &moment in &bucket.moments {
                 self.view(program, moment);
+            }
+        }
+        if !bucket.stored.is_empty() {
+            self.out.push_str(" stored");
+            for &view in &bucket.stored {
+                self.view(program, view);
             }
         }
         if let Some(Gauge { weights, directions, tensors }) = bucket.gauge {

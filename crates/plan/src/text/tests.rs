@@ -17,7 +17,7 @@ use crate::program::{
 };
 use crate::schedule::ScheduleKind;
 use crate::spec::{Layout, Placement};
-use crate::strategy::{OptimizerKind, Recompute, Split, Strategy, Sync, Zero};
+use crate::strategy::{Offload, OptimizerKind, Recompute, Split, Store, Strategy, Sync, Zero};
 use crate::units::Bytes;
 use proptest::prelude::*;
 
@@ -168,6 +168,8 @@ impl Draw {
             split: self.pick(&[Split::Cost, Split::Count]),
             sync_batch_norm: self.flag(),
             expert_room: self.pick(&[1.0, 2.5]),
+            offload: self.pick(&Offload::ALL),
+            store: self.pick(&[Store::Disk, Store::Host]),
             dtype: self.dtype(),
             grad_dtype: self.dtype(),
             order: self.order(),
@@ -408,6 +410,7 @@ impl Draw {
                 grads: d.view(),
                 master: d.option(Self::view),
                 moments: d.list(Self::view),
+                stored: d.list(Self::view),
                 gauge: d.option(|d| Gauge {
                     weights: d.view(),
                     directions: d.view(),

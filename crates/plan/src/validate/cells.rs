@@ -9,6 +9,7 @@ use super::clocks::Epoch;
 use super::effects::{Clobber, Effects};
 use crate::ids::{BufferId, LaneId};
 use crate::program::{Buffer, MemoryKind, Program, View};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// What no microbatch in particular wrote, or may read.
@@ -156,8 +157,16 @@ impl Cells {
             }
         }
         self.empty(program, slots as usize, padding);
+        let stored = program.buckets.iter().flat_map(|bucket| &bucket.stored);
+        let state: BTreeSet<BufferId> = stored.map(|view| view.buffer).collect();
         for (id, buffer) in program.buffers.iter().enumerate() {
-            let lasting = matches!(buffer.kind, MemoryKind::Parameters | MemoryKind::Optimizer);
+            let lasting = match buffer.kind {
+                MemoryKind::Parameters | MemoryKind::Optimizer => true,
+                MemoryKind::Stored => state.contains(&BufferId::from(id)),
+                MemoryKind::Gradients | MemoryKind::Activations | MemoryKind::Communication => {
+                    false
+                }
+            };
             if lasting && !effects.private[id] {
                 self.define(id as u32, buffer);
             }

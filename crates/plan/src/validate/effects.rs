@@ -145,7 +145,7 @@ fn private(plan: &Plan, program: &Program) -> Vec<bool> {
         used(call.output.buffer);
     }
     for bucket in &program.buckets {
-        let state = bucket.master.iter().chain(&bucket.moments);
+        let state = bucket.master.iter().chain(&bucket.moments).chain(&bucket.stored);
         for view in [bucket.params, bucket.grads].iter().chain(state) {
             used(view.buffer);
         }

@@ -1,4 +1,4 @@
-//! The arena is as large as declared, and no larger than the device.
+//! Arena and store are as large as declared, and the arena no larger than the device.
 
 use super::{Report, ViolationKind};
 use crate::ids::RoleId;
@@ -34,7 +34,7 @@ pub(super) fn check(report: &mut Report<'_>, role: RoleId, limit: Option<Bytes>)
         start = region_end;
     }
     if let Some(limit) = limit
-        && Bytes(start) > limit
+        && memory.total() > limit
     {
         report.role(role, ViolationKind::OverLimit { limit, memory });
     }

@@ -22,7 +22,10 @@ pub(super) fn padding(program: &Program) -> Vec<View> {
         .filter(|view| view.offset == 0)
         .filter(|view| match program.buffer(view.buffer).kind {
             MemoryKind::Gradients | MemoryKind::Communication => true,
-            MemoryKind::Parameters | MemoryKind::Optimizer | MemoryKind::Activations => false,
+            MemoryKind::Parameters
+            | MemoryKind::Optimizer
+            | MemoryKind::Activations
+            | MemoryKind::Stored => false,
         })
         .map(|view| (view.buffer, view.len))
         .collect();

@@ -6,7 +6,8 @@ use crate::graph::{BLOCK, Part};
 use crate::ids::{BufferId, GroupId, OpId, RoleId};
 use crate::mesh::{GroupKind, Mesh};
 use crate::program::{
-    ALIGNMENT, Access, Bucket, Buffer, Call, Gauge, Op, Operand, Program, StepPhase, Template, View,
+    ALIGNMENT, Access, Bucket, Buffer, Call, Gauge, MemoryKind, Op, Operand, Program, StepPhase,
+    Template, View,
 };
 
 /// More copies of one buffer than any schedule keeps; it bounds what the other passes allocate.
@@ -192,7 +193,20 @@ impl Role<'_, '_> {
     }
 
     /// Whether a view lies in its buffer.
+    /// Whether a view is one of memory in the arena.
     fn view(&mut self, at: At<'_>, view: View) -> bool {
+        let inside = self.view_anywhere(at, view);
+        let buffer = self.program.buffers.get(view.buffer.index());
+        if let Some(buffer) = buffer.filter(|buffer| buffer.kind == MemoryKind::Stored) {
+            let subject = format!("'{}'", buffer.name);
+            let problem = "rests in the store, which ops only stash to and restore from".into();
+            self.violation(at, ViolationKind::Declaration { subject, problem });
+        }
+        inside
+    }
+
+    /// Whether a view is one of a buffer, wherever that lies.
+    fn view_anywhere(&mut self, at: At<'_>, view: View) -> bool {
         let View { buffer: BufferId(index), offset, len } = view;
         let Some(buffer) = self.program.buffers.get(index as usize) else {
             let count = self.program.buffers.len() as u64;
@@ -338,6 +352,14 @@ impl Role<'_, '_> {
             for view in views.into_iter().flatten().chain(bucket.moments.iter().copied()) {
                 self.view(At::Declaration("bucket", at), view);
             }
+            for &view in &bucket.stored {
+                self.view_anywhere(At::Declaration("bucket", at), view);
+            }
+            let worked = bucket.master.iter().chain(&bucket.moments).map(|view| view.len);
+            if !bucket.stored.is_empty() && worked.ne(bucket.stored.iter().map(|view| view.len)) {
+                let problem = "its state does not rest as it is updated";
+                self.problem(format!("bucket {at} ('{}')", bucket.name), problem);
+            }
             if let Some(group) = bucket.shard {
                 self.group(group);
             }
@@ -443,8 +465,13 @@ impl Role<'_, '_> {
                     }
                 }
             }
-            Op::Stash { from, into, .. } | Op::Restore { from, into, .. } => {
+            Op::Stash { from, into, .. } => {
                 self.view(at, from);
+                self.view_anywhere(at, into);
+                self.same_shape(at, from, into);
+            }
+            Op::Restore { from, into, .. } => {
+                self.view_anywhere(at, from);
                 self.view(at, into);
                 self.same_shape(at, from, into);
             }

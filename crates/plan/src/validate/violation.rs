@@ -398,7 +398,7 @@ pub enum ViolationKind {
 
 /// `1.50 GiB parameters + 3.00 GiB activations`, largest first.
 fn breakdown(memory: &Memory) -> String {
-    let mut kinds = MemoryKind::ALL.map(|kind| (memory.of(kind), kind));
+    let mut kinds = MemoryKind::ARENA.map(|kind| (memory.of(kind), kind));
     kinds.sort_by_key(|&(bytes, kind)| (std::cmp::Reverse(bytes), kind));
     let parts: Vec<String> = kinds
         .iter()

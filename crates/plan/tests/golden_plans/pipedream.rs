@@ -89,6 +89,7 @@ fn weights(b: &mut Build, versions: u32) -> Weights {
         grads: grad,
         master: None,
         moments: Vec::new(),
+        stored: Vec::new(),
         shard: None,
         gauge: None,
         updated: true,

@@ -1,6 +1,7 @@
 //! One device: how fast it computes, how much it holds, how fast it reads what it holds.
 
 use paceline_plan::DType;
+use paceline_plan::strategy::Store;
 use paceline_plan::units::{Bytes, BytesPerSec, Flops, Seconds};
 use serde::Serialize;
 use std::ops::{Div, Mul};
@@ -42,6 +43,12 @@ pub struct Device {
     /// any, the units that compute do the copying. As many as needed if nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub copy_engines: Option<u32>,
+    /// What it copies to or from its host's memory, in one direction, while its neighbours do the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_bandwidth: Option<BytesPerSec>,
+    /// Its share of what the host's disks read or write.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_bandwidth: Option<BytesPerSec>,
 }
 
 /// Peak rates by element type; absent where the device has no unit for the type.
@@ -102,6 +109,14 @@ impl Device {
             DType::Bf16 => self.peak.bf16.is_some(),
             DType::F16 => self.peak.f16.is_some(),
             DType::Fp8 => self.peak.fp8.is_some(),
+        }
+    }
+
+    /// The rate at which a store outside the device's memory is filled or read, if it is known.
+    pub fn store(&self, store: Store) -> Option<BytesPerSec> {
+        match store {
+            Store::Host => self.host_bandwidth,
+            Store::Disk => self.disk_bandwidth,
         }
     }
 

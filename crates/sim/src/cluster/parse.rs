@@ -135,7 +135,7 @@ impl Cluster {
     }
 }
 
-const DEVICE_KEYS: [&str; 13] = [
+const DEVICE_KEYS: [&str; 15] = [
     "name",
     "peak",
     "max_efficiency",
@@ -149,6 +149,8 @@ const DEVICE_KEYS: [&str; 13] = [
     "memory_efficiency",
     "launch_overhead",
     "copy_engines",
+    "host_bandwidth",
+    "disk_bandwidth",
 ];
 
 /// How an entry says which devices it is about.
@@ -242,6 +244,11 @@ impl Reader<'_> {
         let launch = self.optional(section, "launch_overhead", TIME.example, read_time, 0.0);
         let few = |value: &DeValue<'_>| whole(value, 0, MAX_ENGINES).map(Some);
         let copy_engines = self.optional(section, "copy_engines", "2", few, None);
+        let mut store = |key| {
+            let read = |value: &DeValue<'_>| measured(value, &RATE).map(|v| Some(BytesPerSec(v)));
+            self.optional(section, key, "25 GB/s", read, None)
+        };
+        let (host_bandwidth, disk_bandwidth) = (store("host_bandwidth"), store("disk_bandwidth"));
         let peak = match self.table(section, "peak", "[device.peak]") {
             Some(section) => self.peak(&section),
             None => None,
@@ -260,6 +267,8 @@ impl Reader<'_> {
             memory_efficiency: memory_efficiency?,
             launch_overhead: Seconds(launch?),
             copy_engines: copy_engines?,
+            host_bandwidth: host_bandwidth?,
+            disk_bandwidth: disk_bandwidth?,
         })
     }
 

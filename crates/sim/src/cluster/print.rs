@@ -7,7 +7,7 @@ use super::{
     Change, Cluster, Device, Dimension, DimensionKind, FlopsPerSec, GraphLink, HostPorts,
     OtherLink, Peak, Place, Run, Schedule, Straggler, Tree, Uneven,
 };
-use paceline_plan::units::Seconds;
+use paceline_plan::units::{BytesPerSec, Seconds};
 use std::fmt::Write;
 
 impl Cluster {
@@ -195,6 +195,10 @@ fn write_device(out: &mut String, device: &Device, at: Option<&Place>) -> std::f
     writeln!(out, "launch_overhead = \"{}\"", TIME.write(launch_overhead.0))?;
     if let Some(engines) = device.copy_engines {
         writeln!(out, "copy_engines = {engines}")?;
+    }
+    let stores = [("host", device.host_bandwidth), ("disk", device.disk_bandwidth)];
+    for (name, BytesPerSec(rate)) in stores.into_iter().filter_map(|(n, rate)| Some((n, rate?))) {
+        writeln!(out, "{name}_bandwidth = \"{}\"", RATE.write(rate))?;
     }
     writeln!(out, "\n[device.peak]")?;
     for (name, rate) in rates(peak) {

@@ -124,7 +124,7 @@ impl Cluster {
     }
 
     /// All kinds of devices, by number.
-    pub(crate) fn kinds(&self) -> impl Iterator<Item = &Device> {
+    pub fn kinds(&self) -> impl Iterator<Item = &Device> {
         std::iter::once(&self.device).chain(self.uneven.kinds.iter().map(|kind| &kind.device))
     }
 

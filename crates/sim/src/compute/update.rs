@@ -2,7 +2,8 @@
 
 use super::Roofline;
 use paceline_plan::program::{AccumulateMode, Bucket, Program, StepPhase, View};
-use paceline_plan::units::Seconds;
+use paceline_plan::strategy::Store;
+use paceline_plan::units::{Bytes, Seconds};
 
 impl Roofline<'_> {
     /// One optimizer step on this rank's part of a bucket: gradients are read, master weights and
@@ -42,6 +43,12 @@ impl Roofline<'_> {
         };
         let bytes = view.len as f64 * program.buffer(view.buffer).dtype.size() as f64;
         Seconds(self.streaming(bytes * touched).device)
+    }
+
+    /// A copy to or from the store; `simulate` has seen to it that its rate is known.
+    pub fn offload(&self, store: Store, bytes: Bytes) -> Seconds {
+        let rate = self.device.store(store).unwrap_or(self.device.memory_bandwidth);
+        Seconds(self.device.launch_overhead.0 + bytes.as_f64() / rate.0)
     }
 
     /// What communication takes from computations beside it when it moves so many bytes through

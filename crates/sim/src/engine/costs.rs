@@ -129,14 +129,20 @@ impl<'a> Costs<'a> {
                 let parts = group.map_or(1, |group| self.plan.mesh.group_size(group));
                 roofline.step(program, bucket, *phase, parts.into())
             }
-            Op::Stash { from, .. } | Op::Restore { from, .. } => {
-                roofline.accumulate(program, from, AccumulateMode::Move)
-            }
+            Op::Stash { from, .. } | Op::Restore { from, .. } => match program.offloaded(op) {
+                Some(bytes) => roofline.offload(self.plan.strategy.store, bytes),
+                None => roofline.accumulate(program, from, AccumulateMode::Move),
+            },
             // These take their time where ranks meet; see `calls` and `meetings`.
             Op::Collective { .. } | Op::Send { .. } | Op::Recv { .. } | Op::Serve { .. } => {
                 Seconds::ZERO
             }
         }
+    }
+
+    /// Whether an op moves something to or from its rank's store.
+    pub(super) fn offloads(&self, role: RoleId, op: &Op) -> bool {
+        self.plan.programs[role.index()].offloaded(op).is_some()
     }
 
     /// The host that ranks share, where it was measured.

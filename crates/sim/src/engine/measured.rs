@@ -89,6 +89,12 @@ impl<'a> Walk<'a> {
             Op::Accumulate { from, into, mode } => {
                 self.copy(&[from, into], mode, self.running(Microbatch(0)))
             }
+            Op::Stash { .. } | Op::Restore { .. }
+                if let Some(bytes) = self.program.offloaded(op) =>
+            {
+                let time = self.roofline.offload(self.plan.strategy.store, bytes).0;
+                Taken { alone: time, together: time }
+            }
             Op::Stash { from, into, microbatch } | Op::Restore { from, into, microbatch } => {
                 self.copy(&[from, into], AccumulateMode::Move, self.running(microbatch))
             }

@@ -102,6 +102,8 @@ pub(super) struct Host {
 /// done when it is sent and when it is received; the time between is the wires'.
 fn load(costs: &Costs<'_>, role: RoleId, id: OpId, op: &Op, lasts: f64) -> f64 {
     match op {
+        // The time is mostly the disk's.
+        Op::Stash { .. } | Op::Restore { .. } if costs.offloads(role, op) => 0.0,
         Op::Load { .. }
         | Op::Compute { .. }
         | Op::Accumulate { .. }

@@ -75,6 +75,7 @@ impl Account {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Label {
     Compute(&'static str),
+    Store(&'static str),
     Collective(&'static str, GroupKind),
     /// A message, and whether a server is at one end.
     Message(&'static str, Option<Axis>),
@@ -85,13 +86,15 @@ impl Label {
     pub(super) fn of_both_sides(self) -> Self {
         match self {
             Self::Message("send" | "recv", axis) => Self::Message("send/recv", axis),
-            Self::Message(_, _) | Self::Compute(_) | Self::Collective(_, _) => self,
+            Self::Message(_, _) | Self::Compute(_) | Self::Store(_) | Self::Collective(_, _) => {
+                self
+            }
         }
     }
 
     pub(super) fn words(self, mesh: &Mesh) -> String {
         match self {
-            Self::Compute(word) => word.to_owned(),
+            Self::Compute(word) | Self::Store(word) => word.to_owned(),
             Self::Collective(word, GroupKind::Axis(axis)) => format!("{word} {axis}"),
             Self::Collective(word, GroupKind::Replicas) => {
                 let cut = if mesh.cp > 1 { "dp·cp" } else { "dp" };
@@ -129,6 +132,8 @@ pub(super) fn label(plan: &Plan, program: &Program, op: &Op) -> Option<Label> {
         }
         Op::Accumulate { .. } => Label::Compute("accumulate"),
         Op::Step { .. } => Label::Compute("optimizer step"),
+        Op::Stash { .. } if program.offloaded(op).is_some() => Label::Store("offload out"),
+        Op::Restore { .. } if program.offloaded(op).is_some() => Label::Store("offload in"),
         Op::Stash { .. } | Op::Restore { .. } => Label::Compute("weight versions"),
         Op::Serve { .. } => Label::Message("serve", None),
     })
@@ -162,6 +167,9 @@ pub(super) fn kind(plan: &Plan, program: &Program, op: &Op) -> SpanKind {
         Op::Collective { .. } => SpanKind::Collective,
         Op::Accumulate { .. } => SpanKind::Accumulate,
         Op::Step { .. } => SpanKind::Optimizer,
+        Op::Stash { .. } | Op::Restore { .. } if program.offloaded(op).is_some() => {
+            SpanKind::Offload
+        }
         Op::Stash { .. } | Op::Restore { .. } => SpanKind::Weights,
         // It moves nothing and takes no time; it stands on the compute lane.
         Op::Free { .. } => SpanKind::Accumulate,

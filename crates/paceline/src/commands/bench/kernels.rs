@@ -66,8 +66,13 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         &mut problems,
     );
     let budget = real("--budget", flags.budget.as_deref(), 0.0..=LONGEST, &mut problems);
-    let defaults =
-        Defaults { dtype: DType::F32, order: Order::Canonical, expert_room: 2.0, one_host: true };
+    let defaults = Defaults {
+        dtype: DType::F32,
+        order: Order::Canonical,
+        expert_room: 2.0,
+        one_host: true,
+        limit: None,
+    };
     let on: Option<(&ClusterFlags, _)> = None;
     let request = flags.strategy.check(defaults, on, &mut problems);
     let world = request.as_ref().map_or(u32::MAX, |request| request.plan.mesh.world());

@@ -8,6 +8,7 @@ use paceline_exec::resident;
 use paceline_plan::ids::Rank;
 use paceline_plan::model::Model;
 use paceline_plan::program::Plan;
+use paceline_plan::strategy::Store;
 use paceline_plan::units::Bytes;
 use paceline_sim::cluster::{Cluster, preset};
 
@@ -42,7 +43,12 @@ pub(super) fn can_start(plan: &Plan, problems: &mut Problems) {
         );
         return;
     }
-    let needed = Bytes(planned(plan).into_iter().fold(0u64, u64::saturating_add));
+    let beside = |rank: u32| match plan.strategy.store {
+        Store::Host => plan.program(Rank(rank)).memory.stored().0,
+        Store::Disk => 0,
+    };
+    let needed = planned(plan).into_iter().chain((0..ranks).map(beside));
+    let needed = Bytes(needed.fold(0u64, u64::saturating_add));
     if let Some(available) = resident::available().filter(|available| needed.0 > *available) {
         problems.say(
             "--model",
@@ -66,7 +72,7 @@ pub(super) fn fits_limit(plan: &Plan, limit: Option<Bytes>, problems: &mut Probl
             "--memory-limit",
             format!(
                 "a rank may have {limit}, and {} needs {} on rank {rank}; `paceline plan` shows what \
-                 for, and --zero, --recompute, --tp, --pp or a smaller --micro-batch need less",
+                 for, and --offload, --zero, --recompute, --tp, --pp or a smaller --micro-batch need less",
                 plan.model,
                 Bytes(bytes)
             ),

@@ -89,8 +89,13 @@ Examples:
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// What holds where no flag says otherwise.
-const DEFAULTS: Defaults =
-    Defaults { dtype: DType::F32, order: Order::Canonical, expert_room: 2.0, one_host: true };
+const DEFAULTS: Defaults = Defaults {
+    dtype: DType::F32,
+    order: Order::Canonical,
+    expert_room: 2.0,
+    one_host: true,
+    limit: None,
+};
 
 /// Trains.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
@@ -214,7 +219,8 @@ impl Job {
         if strategy.dtype.as_deref() == Some("fp8") {
             problems.say("--dtype", "'fp8' cannot be trained in yet; f32, bf16 and f16 can");
         }
-        let request = strategy.check(DEFAULTS, on, &mut problems);
+        let defaults = Defaults { limit: launch.memory_limit, ..DEFAULTS };
+        let request = strategy.check(defaults, on, &mut problems);
         // Of several ranks on one machine, each would count what the others have taken.
         let place = if problems.is_empty() { launch::place(&launch)? } else { None };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -323,7 +329,8 @@ impl Job {
             let mut strategy = asked.clone();
             layout.apply(&mut strategy);
             let mut problems = Problems::default();
-            let plan = strategy.check(DEFAULTS, on, &mut problems)?.plan;
+            let defaults = Defaults { limit: self.launch.memory_limit, ..DEFAULTS };
+            let plan = strategy.check(defaults, on, &mut problems)?.plan;
             fits_limit(&plan, self.launch.memory_limit, &mut problems);
             can_start(&plan, &mut problems);
             let sound = problems.is_empty() && check_plan(&plan).is_ok();
@@ -456,8 +463,16 @@ impl Job {
             stop: Arc::clone(stop),
             silence: SILENCE.max(self.launch.silence),
             device: self.launch.device,
+            offload_folder: self.offload_folder(directory),
             ..TrainOptions::default()
         }
+    }
+
+    /// Where offloaded bytes go: beside the run's files, unless the user said otherwise.
+    fn offload_folder(&self, directory: &Path) -> PathBuf {
+        let own = Some(directory).filter(|path| !path.as_os_str().is_empty());
+        let named = self.training.offload_dir.as_deref().or(own).or(self.training.out.as_deref());
+        named.map_or_else(std::env::temp_dir, Path::to_owned)
     }
 
     /// As many threads as the user said, or the cores, shared out among the ranks.

@@ -34,7 +34,7 @@ impl Job {
             ));
         }
         let memory = plan.programs.iter().flat_map(|program| {
-            MemoryKind::ALL.map(|kind| MemoryRecord {
+            MemoryKind::ARENA.map(|kind| MemoryRecord {
                 role: program.name.clone(),
                 kind: kind.name().to_owned(),
                 bytes: program.memory.of(kind).0,

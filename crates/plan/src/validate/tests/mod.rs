@@ -158,6 +158,7 @@ fn program(name: &str, body: &Ops) -> Program {
             grads: view(DW),
             master: None,
             moments: Vec::new(),
+            stored: Vec::new(),
             shard: None,
             gauge: None,
             updated: true,

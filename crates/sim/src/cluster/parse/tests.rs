@@ -447,7 +447,9 @@ fn device() -> impl Strategy<Value = Device> {
         1.0..4.0,
         proptest::option::of(0u32..9),
     );
-    (name(), peaks, numbers, units).prop_map(|(name, (f32, tf32, fp8), numbers, units)| {
+    let stores = (proptest::option::of(rate(1e18)), proptest::option::of(rate(1e18)));
+    let all = (name(), peaks, numbers, units, stores);
+    all.prop_map(|(name, (f32, tf32, fp8), numbers, units, (host, disk))| {
         let (max_efficiency, memory_efficiency, memory, bandwidth, launch) = numbers;
         let (sustained_efficiency, older_instructions, multiprocessors, ..) = units;
         let (.., systolic_width, sparse, copy_engines) = units;
@@ -465,6 +467,8 @@ fn device() -> impl Strategy<Value = Device> {
             memory_efficiency,
             launch_overhead: Seconds(launch),
             copy_engines,
+            host_bandwidth: host.map(BytesPerSec),
+            disk_bandwidth: disk.map(BytesPerSec),
         }
     })
 }

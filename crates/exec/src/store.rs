@@ -1,0 +1,159 @@
+//! Where offloaded bytes rest: a file without a name, or memory beside the arena.
+
+use paceline_plan::strategy;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use thiserror::Error;
+
+/// A rank's store. Its addresses go on where the arena's end.
+#[derive(Debug)]
+pub(crate) struct Store {
+    /// The first address.
+    start: u64,
+    medium: Medium,
+}
+
+#[derive(Debug)]
+enum Medium {
+    Disk { file: File, folder: PathBuf },
+    Host(Mutex<Vec<u8>>),
+}
+
+/// Why the store could not do its work.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// There is no room, or nothing may be written there.
+    #[error(
+        "cannot keep {bytes} offloaded bytes in {}: {source}; --offload-dir names another folder",
+        folder.display()
+    )]
+    Open {
+        /// How many.
+        bytes: u64,
+        /// Where.
+        folder: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The host has not so much memory.
+    #[error("the host has no {bytes} bytes to offload to; --offload-to disk needs less memory")]
+    Memory {
+        /// How many.
+        bytes: u64,
+    },
+    /// The file could not be read or written.
+    #[error("offloading to {}: {source}", folder.display())]
+    Move {
+        /// Where the file is.
+        folder: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The plan offloads, and nobody has opened a store.
+    #[error("there is no store to offload to")]
+    None,
+}
+
+impl Store {
+    /// Makes room for `bytes`, all zero, behind address `start`.
+    pub(crate) fn open(
+        start: u64,
+        bytes: u64,
+        kind: strategy::Store,
+        folder: &Path,
+    ) -> Result<Self, StoreError> {
+        let medium = match kind {
+            strategy::Store::Host => {
+                let mut memory = Vec::new();
+                let size = usize::try_from(bytes).map_err(|_| StoreError::Memory { bytes })?;
+                memory.try_reserve_exact(size).map_err(|_| StoreError::Memory { bytes })?;
+                memory.resize(size, 0);
+                Medium::Host(Mutex::new(memory))
+            }
+            strategy::Store::Disk => {
+                let folder = folder.to_owned();
+                match nameless(&folder, bytes) {
+                    Ok(file) => Medium::Disk { file, folder },
+                    Err(source) => return Err(StoreError::Open { bytes, folder, source }),
+                }
+            }
+        };
+        Ok(Self { start, medium })
+    }
+
+    /// Copies bytes to an address.
+    pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        let at = at - self.start;
+        match &self.medium {
+            Medium::Disk { file, folder } => {
+                let moved = |source| StoreError::Move { folder: folder.clone(), source };
+                file.write_all_at(bytes, at).map_err(moved)
+            }
+            Medium::Host(memory) => {
+                let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
+                memory[at as usize..][..bytes.len()].copy_from_slice(bytes);
+                Ok(())
+            }
+        }
+    }
+
+    /// Copies bytes from an address.
+    pub(crate) fn read(&self, at: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        let at = at - self.start;
+        match &self.medium {
+            Medium::Disk { file, folder } => {
+                let moved = |source| StoreError::Move { folder: folder.clone(), source };
+                file.read_exact_at(into, at).map_err(moved)
+            }
+            Medium::Host(memory) => {
+                let memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
+                into.copy_from_slice(&memory[at as usize..][..into.len()]);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A file that goes with this process, however that ends: it has lost its name before it is used.
+fn nameless(folder: &Path, bytes: u64) -> io::Result<File> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    std::fs::create_dir_all(folder)?;
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let path = folder.join(format!(".offload-{}-{number}", std::process::id()));
+    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    file.set_len(bytes)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_put_there_comes_back() {
+        let folder = std::env::temp_dir().join(format!("paceline-store-{}", std::process::id()));
+        for kind in [strategy::Store::Disk, strategy::Store::Host] {
+            let store = Store::open(1000, 64, kind, &folder).unwrap();
+            store.write(1010, &[1, 2, 3]).unwrap();
+            let mut back = [9; 5];
+            store.read(1009, &mut back).unwrap();
+            assert_eq!(back, [0, 1, 2, 3, 0], "{kind}");
+        }
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "a file kept its name");
+        std::fs::remove_dir(&folder).unwrap();
+    }
+
+    #[test]
+    fn where_nothing_can_be_written_the_folder_is_named() {
+        let file = std::env::temp_dir().join(format!("paceline-no-store-{}", std::process::id()));
+        std::fs::write(&file, "a file").unwrap();
+        let told = Store::open(0, 8, strategy::Store::Disk, &file).unwrap_err().to_string();
+        std::fs::remove_file(&file).unwrap();
+        assert!(told.contains("paceline-no-store") && told.contains("--offload-dir"), "{told}");
+    }
+}
