@@ -94,6 +94,35 @@ fn a_plan_over_the_limit_does_not_start() {
 }
 
 #[test]
+fn a_plan_over_the_limit_offloads_what_it_must() {
+    let here = Folder::new();
+    let model = "kind = \"llama\"\nlayers = 12\nd_model = 32\nheads = 4\nkv_heads = 4\nffn = 64\n\
+                 seq = 64\nvocab = 256\ntied = false\n";
+    fs::write(here.path().join("deep.toml"), model).unwrap();
+    let shape = "--model deep.toml --dp 2 --global-batch 8 --micro-batch 4 --leaves 2 --json";
+    let peak = |offload: &str| -> u64 {
+        let plan = here.run(&format!("plan {shape} --dtype f32 --offload {offload}")).done();
+        plan.objects()[0]["peak_bytes"].as_u64().unwrap()
+    };
+    let (kept, moved) = (peak("none"), peak("activations"));
+    assert!(moved < kept * 7 / 10, "{moved} of {kept}");
+    let train = |flags: &str| {
+        let run = format!("train {shape} --iterations 4 --save-every 0 {flags}");
+        let objects = here.run(&run).done().objects();
+        let losses = objects.iter().filter(|object| object["event"] == "iteration");
+        let bits: Vec<String> = losses.map(|line| line["loss_bits"].to_string()).collect();
+        (bits, objects.last().unwrap()["planned_peak_bytes"][0].as_u64().unwrap())
+    };
+    let limit = format!("--offload auto --memory-limit {}B", (kept + moved) / 2);
+    let (bits, planned) = train(&limit);
+    assert_eq!((bits, planned), (train("").0, moved));
+    assert_eq!(train(&format!("{limit} --offload-to host")).1, moved);
+    let auto = format!("train {shape} --iterations 4 --offload auto");
+    here.run(&auto).refused(&["--offload: auto must know what a rank may have", "--memory-limit"]);
+    here.run(&format!("train {shape} --offload some")).refused(&["--offload", "activations"]);
+}
+
+#[test]
 fn read_reduce_reads_arenas_in_place() {
     let here = Folder::new();
     let run = |how: &str| {
