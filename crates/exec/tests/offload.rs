@@ -67,9 +67,10 @@ fn it_goes_with_other_optimizers_and_types() {
 fn experts_offload_what_they_were_given_too() {
     for model in [tiny_moe(), dropless_moe()].map(|model| deep(&model)) {
         let all = Offload::All;
-        let layouts = [("all", Strategy { offload: all, ..one() })];
-        assert_same_bits(&model, &one(), &layouts);
-        let apart = Strategy { dp: 2, ep: 2, ..one() };
+        let one = Strategy { expert_room: 4.0, ..one() };
+        let layouts = [("all", Strategy { offload: all, ..one.clone() })];
+        assert_same_bits(&model, &one, &layouts);
+        let apart = Strategy { dp: 2, ep: 2, ..one };
         assert_same_bits(&model, &apart, &[("ep 2", Strategy { offload: all, ..apart.clone() })]);
     }
 }
