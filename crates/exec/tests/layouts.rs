@@ -8,7 +8,7 @@ use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, Order};
 use paceline_plan::model::{Model, Shape};
 use paceline_plan::schedule::ScheduleKind;
-use paceline_plan::strategy::{OptimizerKind, Recompute, Strategy, Sync, Zero};
+use paceline_plan::strategy::{OptimizerKind, Recompute, Split, Strategy, Sync, Zero};
 use paceline_plan::units::Bytes;
 use std::num::NonZeroUsize;
 
@@ -46,6 +46,8 @@ fn pipelines_give_the_same_bits() {
                 ("pp 2, dp 2", Strategy { pp: 2, dp: 2, ..pipe.clone() }),
             ];
             if schedule.chunks() == 1 {
+                let split = Split::At(vec![1]);
+                layouts.push(("pp 2, cut early", Strategy { pp: 2, split, ..pipe.clone() }));
                 layouts.push(("pp 4", Strategy { pp: 4, ..pipe }));
             }
             assert_same_bits(&model, &one(), &layouts);

@@ -42,7 +42,7 @@ fn offloading_changes_no_bit() {
             ("pp 2", Strategy { offload: all, ..pipe.clone() }),
             ("gpipe", Strategy { offload: all, schedule: ScheduleKind::GPipe, ..pipe.clone() }),
             ("full", Strategy { offload: all, recompute: Recompute::Full, ..pipe.clone() }),
-            ("no overlap", Strategy { offload: all, overlap: false, ..pipe }),
+            ("no overlap", Strategy { offload: all, overlap: false, ..pipe.clone() }),
         ];
         assert_same_bits(&model, &one(), &layouts);
     }

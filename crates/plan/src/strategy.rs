@@ -219,7 +219,7 @@ pub enum Recompute {
 }
 
 /// What is equal among pipeline stages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
     /// Their cost, as nearly as whole layers allow, embedding and head included.
@@ -229,6 +229,9 @@ pub enum Split {
     /// blocks cannot be dealt out equally but could if embedding and head counted as two more, they
     /// do. This is what Megatron-LM and torchtitan do.
     Count,
+    /// Nothing is said: the stages behind the first begin at these layers, counted from 0 with the
+    /// embedding. A profile yields such a list.
+    At(Vec<u32>),
 }
 
 /// What a rank keeps in a store outside its memory, and brings when it is needed.
@@ -363,10 +366,6 @@ words!(Zero {
     Zero::Gradients => "2" = Zero::Gradients,
     Zero::Parameters => "3" = Zero::Parameters,
 });
-words!(Split {
-    Split::Cost => "cost" = Split::Cost,
-    Split::Count => "count" = Split::Count,
-});
 words!(Offload {
     Offload::None => "none" = Offload::None,
     Offload::Optimizer => "optimizer" = Offload::Optimizer,
@@ -384,6 +383,37 @@ words!(OptimizerKind {
     OptimizerKind::Lamb => "lamb" = OptimizerKind::Lamb,
     OptimizerKind::Lars => "lars" = OptimizerKind::Lars,
 });
+
+impl fmt::Display for Split {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cost => f.write_str("cost"),
+            Self::Count => f.write_str("count"),
+            Self::At(starts) => {
+                let starts: Vec<String> = starts.iter().map(u32::to_string).collect();
+                write!(f, "at:{}", starts.join(","))
+            }
+        }
+    }
+}
+
+impl FromStr for Split {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix("at:") {
+            None if text == "cost" => Ok(Self::Cost),
+            None if text == "count" => Ok(Self::Count),
+            None => Err(format!("'{text}' is none of cost, count, at:L,L…")),
+            Some("") => Ok(Self::At(Vec::new())),
+            Some(starts) => {
+                let starts: Result<Vec<u32>, _> = starts.split(',').map(str::parse).collect();
+                let unreadable = |_| format!("'{text}': write layers' numbers, as in at:3,7,10");
+                starts.map(Self::At).map_err(unreadable)
+            }
+        }
+    }
+}
 
 impl fmt::Display for Recompute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

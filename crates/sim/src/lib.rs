@@ -41,6 +41,7 @@ pub use uncertainty::{ErrorBand, error_band, quantile};
 use cluster::Cluster;
 use paceline_plan::program::Plan;
 use paceline_plan::strategy::Offload;
+use paceline_plan::units::Seconds;
 
 /// What a simulation can be asked for beside the plan and the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -54,6 +55,17 @@ pub struct Options {
     /// Whether to find out what the iteration waits for, what limits it, how busy the links are and
     /// how memory fills. It takes a few times as long as the simulation alone.
     pub details: bool,
+}
+
+/// How long each layer of a plan's model computes in one iteration on a cluster: a profile, by which
+/// stages can be cut.
+pub fn profile(
+    plan: &Plan,
+    cluster: &Cluster,
+    options: &Options,
+) -> Result<Vec<Seconds>, SimError> {
+    let costs = engine::Costs::new(plan, cluster, &options.profile);
+    engine::layer_times(plan, cluster, &costs)
 }
 
 /// Times one iteration of a plan on a cluster.

@@ -6,12 +6,14 @@ use clap::Args;
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, Fabric, Order};
 use paceline_plan::ids::Rank;
-use paceline_plan::lower::lower;
+use paceline_plan::lower::{balance, lower};
 use paceline_plan::mesh::GroupKind;
 use paceline_plan::model::Model;
 use paceline_plan::program::Plan;
 use paceline_plan::schedule::ScheduleKind;
-use paceline_plan::strategy::{Offload, OptimizerKind, Recompute, Store, Strategy, Sync, Zero};
+use paceline_plan::strategy::{
+    Offload, OptimizerKind, Recompute, Split, Store, Strategy, Sync, Zero,
+};
 use paceline_plan::units::Bytes;
 use paceline_sim::cluster::Cluster;
 
@@ -77,8 +79,10 @@ pub(crate) struct StrategyFlags {
     /// does) [default: none]
     #[arg(long, value_name = "WHAT")]
     pub recompute: Option<String>,
-    /// What is equal among pipeline stages: their cost, or their count of layers [default: cost]
-    #[arg(long, value_name = "cost|count")]
+    /// Where stages of the pipeline begin: such that they have equal cost, by counting operations, or
+    /// an equal count of layers, or equal times in a profile (of --cluster: measured, if it is a
+    /// file of `paceline calibrate`), or at:L,L… for stages that begin at these layers [default: cost]
+    #[arg(long, value_name = "HOW")]
     pub split: Option<String>,
     /// Normalise batches over all replicas together instead of microbatch by microbatch
     #[arg(long)]
@@ -209,6 +213,9 @@ impl StrategyFlags {
             settle(&mut strategy, &fabric, problems);
         }
         let model = model?;
+        if self.split.as_deref() == Some(PROFILE) {
+            strategy.split = profiled(&model, &strategy, on.map(|(_, cluster)| cluster), problems)?;
+        }
         let plan = if self.offload.as_deref() == Some(AUTO) {
             fitting(&model, strategy, defaults.limit, problems)?
         } else {
@@ -246,7 +253,10 @@ impl StrategyFlags {
             micro_batch,
             seq: whole("--seq", self.seq.as_deref(), 1..=MAX_TOKENS, problems).unwrap_or(seq),
             recompute: word("--recompute", &self.recompute, problems).unwrap_or(Recompute::None),
-            split: word("--split", &self.split, problems).unwrap_or_default(),
+            split: match self.split.as_deref() {
+                Some(PROFILE) => Split::default(),
+                _ => word("--split", &self.split, problems).unwrap_or_default(),
+            },
             sync_batch_norm: self.sync_batch_norm,
             expert_room: word("--expert-room", &self.expert_room, problems)
                 .unwrap_or(defaults.expert_room),
@@ -309,6 +319,31 @@ impl StrategyFlags {
             problems.say("--compress", format!("'{text}' is not available yet; only none is"));
         }
     }
+}
+
+/// The word for stages that take equally long.
+const PROFILE: &str = "profile";
+
+/// Stages that take equally long on a cluster, by a profile of the model's layers under this strategy.
+fn profiled(
+    model: &Model,
+    strategy: &Strategy,
+    cluster: Option<&Cluster>,
+    problems: &mut Problems,
+) -> Option<Split> {
+    let Some(cluster) = cluster else {
+        let text = "profile must know what layers take; say --cluster, best with a file of \
+                    `paceline calibrate`";
+        problems.say("--split", text.to_owned());
+        return None;
+    };
+    let plan = lower(model, strategy).map_err(|found| problems.planner(found)).ok()?;
+    let options = paceline_sim::Options::default();
+    let times = paceline_sim::profile(&plan, cluster, &options);
+    let times = times.map_err(|error| problems.say("--split", error.to_string())).ok()?;
+    let costs: Vec<f64> = times.iter().map(|time| time.0).collect();
+    let stages = strategy.pp as usize * usize::from(strategy.schedule.chunks());
+    Some(balance(&costs, stages))
 }
 
 /// The word for as much as is needed.

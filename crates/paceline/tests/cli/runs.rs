@@ -282,3 +282,24 @@ fn a_model_of_the_built_in_text_speaks_its_words() {
         "--prompt: 'hello' is no word of the built-in text; its words are such as ba, da",
     ]);
 }
+
+/// Stages that are cut by a profile take no longer than those that are cut by counting operations, and
+/// train to the same bits.
+#[test]
+fn stages_can_be_cut_by_a_profile() {
+    let here = Folder::new();
+    let layout = "--model gpt2-124m --pp 4 --micro-batch 4 --global-batch 64 --cluster dgx-a100:1";
+    let takes = |split: &str| -> f64 {
+        let ran = here.run(&format!("simulate {layout} --split {split} --json")).done();
+        ran.objects()[0]["iteration_s"].as_f64().unwrap()
+    };
+    assert!(takes("profile") <= takes("cost") && takes("profile") < takes("at:1,2,3"));
+    let text = here.run(&format!("plan {layout} --split profile --format text")).done();
+    assert!(text.out.contains("split at:"), "the plan says where stages begin");
+    let train =
+        |flags: &str| losses(&here.run(&format!("{TRAIN} {flags} --out run")).done().objects());
+    assert_eq!(train("--pp 2 --cluster laptop --split profile"), train(""));
+    here.run(&format!("{TRAIN} --pp 2 --split profile")).refused(&["--split", "--cluster"]);
+    here.run(&format!("{TRAIN} --pp 2 --split at:9")).refused(&["--split: at:9", "into 2 stages"]);
+    here.run(&format!("{TRAIN} --pp 2 --split half")).refused(&["--split", "cost, count"]);
+}

@@ -5,7 +5,7 @@ use crate::collective::{self, Algorithm, CollectiveKind, Order};
 use crate::dtype::DType;
 use crate::model::{Body, Model, ModelKind};
 use crate::schedule::{self, ScheduleKind};
-use crate::strategy::{Offload, Strategy, Sync, Zero};
+use crate::strategy::{Offload, Split, Strategy, Sync, Zero};
 use std::fmt;
 use thiserror::Error;
 
@@ -214,6 +214,24 @@ fn stages(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
             ),
         );
         return;
+    }
+    if let Split::At(starts) = &s.split {
+        let ends = starts.iter().skip(1).map(|&start| u64::from(start)).chain([units]);
+        let rising =
+            starts.iter().zip(ends).all(|(&start, end)| start > 0 && u64::from(start) < end);
+        if starts.len() as u64 + 1 != stages || !rising {
+            say(
+                "--split",
+                format!(
+                    "{} does not cut {}'s {units} layers, embedding and head included, into {stages} stages; \
+                     name the {} layers at which stages behind the first begin, in order",
+                    s.split,
+                    model.name(),
+                    stages.saturating_sub(1)
+                ),
+            );
+            return;
+        }
     }
     let interleaved = match s.schedule {
         ScheduleKind::GPipe

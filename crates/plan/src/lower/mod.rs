@@ -31,6 +31,7 @@ mod update;
 mod versions;
 
 pub use check::{Problem, Problems};
+pub use partition::balance;
 
 use crate::graph::{self, Graph};
 use crate::ids::GroupId;
@@ -101,7 +102,7 @@ impl Context {
         let batch = strategy.micro_batch * u64::from(strategy.dp);
         let mut graph = graph::build(model, batch, strategy.seq, strategy.tokens());
         let stages = usize::from(strategy.schedule.chunks()) * strategy.pp as usize;
-        let stages = partition::partition(&graph, stages, strategy.split);
+        let stages = partition::partition(&graph, stages, &strategy.split);
         let like = again::tell_apart(&mut graph, &stages, strategy.recompute);
         let mut templates = Vec::new();
         let sharded: Vec<ShardedLayer> = (graph.kinds.iter().zip(&like))

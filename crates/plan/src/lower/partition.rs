@@ -8,11 +8,27 @@ use std::ops::Range;
 /// Contiguous runs of layers, one per virtual stage.
 ///
 /// The chain must have at least as many layers as there are stages.
-pub(super) fn partition(graph: &Graph, stages: usize, split: Split) -> Vec<Range<usize>> {
+pub(super) fn partition(graph: &Graph, stages: usize, split: &Split) -> Vec<Range<usize>> {
     match split {
         Split::Cost => by_cost(graph, stages),
         Split::Count => by_count(graph.layers.len(), stages),
+        Split::At(starts) => by_starts(graph.layers.len(), starts),
     }
+}
+
+fn by_starts(layers: usize, starts: &[u32]) -> Vec<Range<usize>> {
+    let starts: Vec<usize> = starts.iter().map(|&start| start as usize).collect();
+    let from = std::iter::once(0).chain(starts.iter().copied());
+    from.zip(starts.iter().copied().chain([layers])).map(|(from, until)| from..until).collect()
+}
+
+/// Where stages behind the first begin such that they cost as nearly the same as whole layers
+/// allow, when each layer costs as much as told.
+///
+/// There must be at least as many layers as stages, and one stage.
+pub fn balance(costs: &[f64], stages: usize) -> Split {
+    let cut = even(costs, stages);
+    Split::At(cut.iter().skip(1).map(|stage| stage.start as u32).collect())
 }
 
 /// Equal numbers of blocks, as [`Split::Count`] says. The chain's first layer is the embedding and
@@ -39,8 +55,12 @@ fn by_count(layers: usize, stages: usize) -> Vec<Range<usize>> {
 fn by_cost(graph: &Graph, stages: usize) -> Vec<Range<usize>> {
     let costs: Vec<f64> =
         (0..graph.layers.len()).map(|i| layer_cost(graph, LayerId::from(i))).collect();
-    let ceiling = best(&costs, stages, f64::INFINITY, f64::max).0;
-    best(&costs, stages, ceiling * (1.0 + 1e-9), |sum, cost| sum + cost * cost).1
+    even(&costs, stages)
+}
+
+fn even(costs: &[f64], stages: usize) -> Vec<Range<usize>> {
+    let ceiling = best(costs, stages, f64::INFINITY, f64::max).0;
+    best(costs, stages, ceiling * (1.0 + 1e-9), |sum, cost| sum + cost * cost).1
 }
 
 /// Matrix operations of forward and backward; what has none costs a token's worth of copying.
@@ -106,7 +126,7 @@ mod tests {
     fn sizes(name: &str, stages: usize) -> Vec<usize> {
         let model = built_in::get(name).unwrap().unwrap();
         let graph = graph::build(&model, 1, model.seq, model.seq);
-        partition(&graph, stages, Split::Cost).into_iter().map(|r| r.len()).collect()
+        partition(&graph, stages, &Split::Cost).into_iter().map(|r| r.len()).collect()
     }
 
     #[test]
@@ -128,6 +148,18 @@ mod tests {
             assert_eq!((cut[0].start, cut[stages - 1].end), (0, layers));
             assert!(cut.windows(2).all(|pair| pair[0].end == pair[1].start));
             assert!(cut.iter().all(|stage| !stage.is_empty()), "{layers} in {stages}");
+        }
+    }
+
+    #[test]
+    fn told_costs_decide_where_stages_begin() {
+        let costs = [1.0, 2.0, 2.0, 2.0, 2.0, 6.0];
+        assert_eq!(balance(&costs, 1), Split::At(vec![]));
+        assert_eq!(balance(&costs, 2), Split::At(vec![4]));
+        assert_eq!(balance(&costs, 3), Split::At(vec![3, 5]));
+        assert_eq!(by_starts(6, &[3, 5]), [0..3, 3..5, 5..6]);
+        for split in [balance(&costs, 1), balance(&costs, 3), Split::Cost, Split::Count] {
+            assert_eq!(split.to_string().parse(), Ok(split));
         }
     }
 

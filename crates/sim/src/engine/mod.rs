@@ -48,7 +48,8 @@ pub use timeline::Timeline;
 use crate::cluster::Cluster;
 use crate::error::SimError;
 use paceline_plan::ids::{OpId, RoleId};
-use paceline_plan::program::Plan;
+use paceline_plan::program::{Op, Plan};
+use paceline_plan::units::Seconds;
 use paceline_plan::validate::describe;
 
 /// When every op of every role's body starts and ends.
@@ -111,6 +112,30 @@ pub(crate) fn meetings(
 ) -> Result<Meetings, SimError> {
     let calls = Calls::new(plan, classes, costs, eras)?;
     meetings::find(plan, classes, costs, &calls, eras)
+}
+
+/// How long each layer of a plan's model computes for one iteration, on the ranks that hold it: what
+/// was measured of a calibrated cluster, or what the device's description comes to.
+pub(crate) fn layer_times(
+    plan: &Plan,
+    cluster: &Cluster,
+    costs: &Costs<'_>,
+) -> Result<Vec<Seconds>, SimError> {
+    let classes = Classes::of(plan, cluster)?;
+    let mut times = vec![Seconds::ZERO; plan.layers.len()];
+    for role in (0..plan.mesh.pp).map(RoleId) {
+        let Some(class) = classes.all.iter().position(|class| class.role == role) else { continue };
+        let program = &plan.programs[role.index()];
+        for (id, node) in program.body.nodes.iter().enumerate() {
+            if let Op::Compute { segment, .. } = node.op
+                && let Some(layer) = program.segment(segment).layer
+            {
+                let took = costs.op(&classes, class as u32, OpId::from(id), &node.op);
+                times[layer.index()] = times[layer.index()] + took;
+            }
+        }
+    }
+    Ok(times)
 }
 
 /// Ranks that play a role.
