@@ -36,6 +36,7 @@ const PROMISES: &[(&str, Promise)] = &[
     ("zero-bubble", Promise::Under("--schedule 1f1b")),
     ("pipedream", Promise::Under("--transport thread")),
     ("context-parallel", Promise::Under("--transport thread")),
+    ("experts", Promise::Under("--transport thread")),
     ("synchronous-sgd", Promise::Under("--dp 1")),
     ("large-batch", Promise::Under("--zero 3")),
     ("resnet", Promise::Under("--dp 1 --pp 2")),
