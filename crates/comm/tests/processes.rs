@@ -91,7 +91,7 @@ fn overwrite_at_once(transport: &mut ProcessTransport) -> u64 {
             block: 1,
         };
         let mut data: Vec<u8> =
-            (0..1 << 21).map(|i| if is_root { byte(i) } else { 0xff }).collect();
+            (0..4 << 20).map(|i| if is_root { byte(i) } else { 0xff }).collect();
         if !is_root {
             // What the root sends meanwhile fits into its socket, and waits there.
             std::thread::sleep(Duration::from_millis(50));

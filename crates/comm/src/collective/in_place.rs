@@ -12,6 +12,7 @@ use super::Running;
 use crate::error::CommError;
 use crate::transport::Transport;
 use paceline_plan::collective::Algorithm;
+use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 
 /// Whether the messages of an algorithm may go in place.
@@ -35,6 +36,10 @@ pub(super) fn suits(algorithm: Algorithm) -> bool {
     }
 }
 
+/// Vectors of fewer bytes than this are copied: the receivers' word at the end costs more than the copies.
+/// All members have the same vector, and come to the same conclusion.
+const LARGE: u64 = 4 << 20;
+
 /// What has gone in place and may not have been taken.
 #[derive(Debug, Default)]
 pub(super) struct InPlace {
@@ -55,12 +60,18 @@ impl InPlace {
 }
 
 impl Running {
+    /// Whether messages go in place.
+    pub(super) fn goes_in_place(&self) -> bool {
+        let bytes = |(elements, dtype): (usize, DType)| elements as u64 * dtype.size();
+        suits(self.spec.algorithm) && self.vector.is_some_and(|vector| bytes(vector) >= LARGE)
+    }
+
     /// Comes to an end with everyone; who has not taken everything, if somebody has not.
     pub(super) fn settle(
         &mut self,
         transport: &mut dyn Transport,
     ) -> Result<Option<Rank>, CommError> {
-        if !std::mem::replace(&mut self.in_place.told, true) && suits(self.spec.algorithm) {
+        if !std::mem::replace(&mut self.in_place.told, true) && self.goes_in_place() {
             transport.tell_taken()?;
         }
         while let Some((to, receipt)) = self.in_place.to.last().copied() {

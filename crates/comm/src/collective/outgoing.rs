@@ -4,7 +4,7 @@
 //! is about to overwrite what has not gone yet waits for it, or goes on beside a copy, one for all
 //! messages that carry the same.
 
-use super::{Running, in_place, ranges};
+use super::{Running, ranges};
 use crate::error::CommError;
 use crate::transport::Transport;
 use paceline_plan::collective::{Chunks, Cut};
@@ -45,7 +45,7 @@ impl Running {
         dtype: DType,
         data: &[u8],
     ) -> Result<Option<Rank>, CommError> {
-        let in_place = in_place::suits(self.spec.algorithm);
+        let in_place = self.goes_in_place();
         let mut at = 0;
         while let Some(message) = self.outgoing.get(at).copied() {
             // Room that comes up now is not for this one if another to the same rank stands before it.

@@ -11,9 +11,9 @@ use rustix::pipe::{
 };
 use std::os::fd::{AsFd, OwnedFd};
 
-/// How much is handed over at once; a user may have a thousand pipes of this size before a system cuts
-/// them short.
-const CAPACITY: usize = 256 << 10;
+/// How much is handed over at once; a user may have a hundred pipes of this size before a system keeps
+/// them smaller.
+const CAPACITY: usize = 512 << 10;
 /// How many places can be handed over at once, at most.
 const PLACES: usize = 16;
 
