@@ -17,11 +17,13 @@ pub fn candidates(request: &Request<'_>) -> Vec<Strategy> {
         for pp in divisors(devices / tp) {
             let dp = devices / tp / pp;
             for zero in zeros(dp) {
-                if !state_fits(request, tp, pp, dp, zero) {
-                    continue;
-                }
-                for schedule in schedules(request, pp) {
-                    batches(request, Cut { tp, pp, dp, zero, schedule }, &mut all);
+                for ep in parts_of_experts(request, tp * dp) {
+                    if !state_fits(request, tp, pp, dp, ep, zero) {
+                        continue;
+                    }
+                    for schedule in schedules(request, pp) {
+                        batches(request, Cut { tp, pp, dp, ep, zero, schedule }, &mut all);
+                    }
                 }
             }
         }
@@ -35,6 +37,7 @@ struct Cut {
     tp: u32,
     pp: u32,
     dp: u32,
+    ep: u32,
     zero: Zero,
     schedule: ScheduleKind,
 }
@@ -52,6 +55,7 @@ fn batches(request: &Request<'_>, cut: Cut, all: &mut Vec<Strategy>) {
                 tp: cut.tp,
                 pp: cut.pp,
                 dp: cut.dp,
+                ep: cut.ep,
                 sp: cut.tp > 1 && (micro_batch * base.seq).is_multiple_of(u64::from(cut.tp)),
                 zero: cut.zero,
                 schedule: cut.schedule,
@@ -78,17 +82,27 @@ fn schedules(request: &Request<'_>, pp: u32) -> Vec<ScheduleKind> {
     all
 }
 
+/// Into how many parts a model's experts can be dealt out to so many ranks; one for a model without.
+fn parts_of_experts(request: &Request<'_>, ranks: u32) -> Vec<u32> {
+    let experts = request.model.experts.experts.max(1);
+    divisors(ranks).into_iter().filter(|ep| experts.is_multiple_of(u64::from(*ep))).collect()
+}
+
 /// Whether heads and widths can be cut so.
 fn tensor_fits(request: &Request<'_>, tp: u32) -> bool {
     let tp = u64::from(tp);
     let m = request.model;
-    m.ffn.is_multiple_of(tp) && (m.heads == 0 || m.kv_heads.is_multiple_of(tp))
+    let experts = m.experts.experts > 0;
+    (experts || m.ffn.is_multiple_of(tp)) && (m.heads == 0 || m.kv_heads.is_multiple_of(tp))
 }
 
 /// Whether parameters, gradients and optimizer state alone leave room (Rajbhandari et al., arXiv 1910.02054).
-fn state_fits(request: &Request<'_>, tp: u32, pp: u32, dp: u32, zero: Zero) -> bool {
+fn state_fits(request: &Request<'_>, tp: u32, pp: u32, dp: u32, ep: u32, zero: Zero) -> bool {
     let base = &request.base;
-    let held = request.model.parameters() as f64 / f64::from(tp) / f64::from(pp);
+    let all = request.model.parameters() as f64;
+    let experts = request.model.expert_parameters() as f64;
+    // Tensor parallelism does not cut experts.
+    let held = ((all - experts) / f64::from(tp) + experts / f64::from(ep)) / f64::from(pp);
     let weights = base.activation_dtype().size() as f64;
     let grads = base.grad_dtype.size() as f64;
     let master = if weights < 4.0 { 4.0 } else { 0.0 };

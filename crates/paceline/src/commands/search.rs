@@ -177,6 +177,8 @@ struct Words {
     dp: u32,
     tp: u32,
     pp: u32,
+    #[serde(skip_serializing_if = "is_one")]
+    ep: u32,
     sp: bool,
     zero: u8,
     schedule: String,
@@ -191,12 +193,18 @@ struct Words {
     grad_dtype: String,
 }
 
+/// Whether an axis is not used.
+fn is_one(size: &u32) -> bool {
+    *size == 1
+}
+
 impl Words {
     fn new(s: &Strategy) -> Self {
         Self {
             dp: s.dp,
             tp: s.tp,
             pp: s.pp,
+            ep: s.ep,
             sp: s.sp,
             zero: s.zero.stage(),
             schedule: s.schedule.to_string(),
@@ -212,7 +220,8 @@ impl Words {
     /// What differs from the defaults, as one would type it.
     fn flags(&self) -> String {
         let mut flags = Vec::new();
-        for (flag, size) in [("--dp", self.dp), ("--tp", self.tp), ("--pp", self.pp)] {
+        let axes = [("--dp", self.dp), ("--tp", self.tp), ("--pp", self.pp), ("--ep", self.ep)];
+        for (flag, size) in axes {
             if size > 1 {
                 flags.push(format!("{flag} {size}"));
             }

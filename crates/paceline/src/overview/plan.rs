@@ -76,6 +76,12 @@ fn mesh(plan: &Plan) -> String {
     if plan.strategy.sp {
         text += ", sequence-parallel";
     }
+    let experts = [("edp", mesh.edp()), ("ep", mesh.ep), ("etp", mesh.etp)];
+    if mesh.ep * mesh.etp > 1 {
+        let used = experts.iter().filter(|axis| axis.1 > 1);
+        let used: Vec<String> = used.map(|(name, size)| format!("{name} {size}")).collect();
+        text += &format!(", for experts {}", used.join(" × "));
+    }
     if mesh.servers > 0 {
         text += &format!(" + {}", plural(mesh.servers.into(), "parameter server"));
     }

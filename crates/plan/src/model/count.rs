@@ -29,6 +29,12 @@ impl Model {
         self.parameters() - (u128::from(self.expert_layers()) * idle) as u64
     }
 
+    /// The parameters of all experts that tokens choose from.
+    pub fn expert_parameters(&self) -> u64 {
+        let experts = u128::from(self.expert_layers()) * u128::from(self.experts.experts);
+        (experts * self.expert_count()) as u64
+    }
+
     /// What the matrix products of one iteration cost on `batch` samples of `seq` tokens, forward
     /// and backward, and with `recompute` the second forward of every layer (not of the head).
     ///

@@ -60,7 +60,10 @@ const REFUSED: [(&str, &str); 5] = [
     ("qwen2", "it has biases on queries, keys and values only"),
     ("qwen3", "it has norms on queries and keys"),
     ("gemma", "its norms add one to their gain, and its activation is a gated GELU"),
-    ("mixtral", "experts are not available yet"),
+    (
+        "mixtral",
+        "the names of its experts are not known here yet; --model mixtral-8x7b has its shape",
+    ),
     ("gpt_neox", "its attention and feed-forward run side by side"),
 ];
 
@@ -463,7 +466,7 @@ mod tests {
     #[test]
     fn other_families_are_refused_with_the_reason() {
         for (family, why) in
-            [("qwen2", "biases"), ("mixtral", "not available yet"), ("bert", "is unknown")]
+            [("qwen2", "biases"), ("mixtral", "names of its experts"), ("bert", "is unknown")]
         {
             let told = told(&GPT2.replace(r#"": "gpt2""#, &format!("\": \"{family}\"")));
             assert!(told.starts_with("config.json:6: `model_type`"), "{told}");
