@@ -65,6 +65,10 @@ fn steps(plan: &Plan, kernels: &[Vec<Kernel>], types: Types) -> Vec<Vec<Step>> {
 
 /// Words of the model's vocabulary, or classes: the rows of its tables, wherever they stand.
 pub(crate) fn vocabulary(plan: &Plan) -> Result<u32, ExecError> {
+    if clicks(plan).is_some() {
+        // Yes and no.
+        return Ok(2);
+    }
     let entries = plan.programs.iter().flat_map(|p| &p.buckets).flat_map(|b| &b.entries);
     let mut rows = entries
         .filter(|e| {
@@ -85,8 +89,28 @@ pub(crate) fn vocabulary(plan: &Plan) -> Result<u32, ExecError> {
     }
 }
 
+/// What samples are to a plan with tables.
+fn clicks(plan: &Plan) -> Option<Reads> {
+    let program = plan.programs.first()?;
+    let mut entries = program.buckets.iter().flat_map(|bucket| &bucket.entries);
+    let tables = entries.find(|entry| entry.sparse)?.blocks.clone();
+    let ops = plan.templates.iter().flat_map(|template| &template.ops);
+    let lookups = { ops }.find_map(|op| {
+        let OpKind::EmbeddingBag { lookups, .. } = op.kind else { return None };
+        Some(lookups)
+    })?;
+    let dense = program.body.nodes.iter().find_map(|node| {
+        let Op::Load { what: LoadKind::Features, into, .. } = node.op else { return None };
+        Some(program.buffer(into).elements)
+    })?;
+    Some(Reads::Clicks { dense: dense / plan.strategy.micro_batch.max(1), tables, lookups })
+}
+
 /// What the samples of a plan's model are.
 pub(crate) fn reads(plan: &Plan) -> Result<Reads, ExecError> {
+    if let Some(reads) = clicks(plan) {
+        return Ok(reads);
+    }
     let vocab = vocabulary(plan)?;
     for program in &plan.programs {
         let ops = program.prologue.nodes.iter().chain(&program.body.nodes).map(|node| node.op);
@@ -114,6 +138,12 @@ pub(crate) fn reads(plan: &Plan) -> Result<Reads, ExecError> {
 
 fn types(plan: &Plan) -> Result<Types, ExecError> {
     let strategy = &plan.strategy;
+    if clicks(plan).is_some() && strategy.dtype != DType::F32 {
+        return Err(unsupported(
+            format!("{} tables, whose rows would lose small steps,", strategy.dtype),
+            "--dtype f32 trains tables",
+        ));
+    }
     if strategy.dtype == DType::F16 && strategy.sync.servers() > 0 {
         return Err(unsupported(
             "f16 with parameter servers, whose replicas do not hear of overflows,",

@@ -1,5 +1,6 @@
 //! Runs segments: the operators of a template on the buffers that a role bound it to.
 
+mod clicks;
 mod experts;
 mod heads;
 mod images;
@@ -14,6 +15,7 @@ use crate::memory::Memory;
 use crate::place::Place;
 use crate::types::{Float, Types, typed};
 use crate::update;
+use clicks::TablesHeld;
 use experts::Routed;
 use operands::{Operands, linear_shape};
 use paceline_kernels::arena::ArenaError;
@@ -48,6 +50,10 @@ pub(crate) struct Compute<'p> {
     /// Room for the choice of experts.
     routed: Routed,
     types: Types,
+    /// What this rank holds of tables, if there are any.
+    tables: Option<TablesHeld>,
+    /// The rate of the steps of their rows.
+    pub(crate) rate: f32,
     /// Whether to look at every number that comes out of an operator.
     pub(crate) watching: bool,
     /// What the loss's gradient is multiplied with, so that small ones stay in range.
@@ -89,6 +95,8 @@ impl<'p> Compute<'p> {
             order: vec![0; rows as usize],
             routed: Routed::for_all(of_experts),
             types,
+            tables: TablesHeld::of(program, place),
+            rate: 0.0,
             watching: false,
             loss_scale: 1.0,
         }
@@ -393,6 +401,21 @@ impl<'p> Compute<'p> {
                     );
                 });
             }
+            Kernel::Clicks(kernel) => {
+                if let Some(tables) = &self.tables {
+                    clicks::run::<T>(kernel, pool, on, tables, self.rate);
+                }
+            }
+            Kernel::BinaryCrossEntropy => {
+                let losses = &mut self.workspace[..on.rows(0).rows];
+                loss::binary_cross_entropy(on.input::<T>(0), on.ids(1), losses);
+                let (sum, total) = (loss::sum(losses), &mut on.output::<f32>(0)[0]);
+                *total = if fresh { sum } else { *total + sum };
+            }
+            Kernel::BinaryCrossEntropyInput { scale } => {
+                let (scale, logits) = (scale * self.loss_scale, on.input::<T>(0));
+                loss::binary_input_gradient(scale, logits, on.ids(1), on.output(0));
+            }
             Kernel::Images(kernel) => {
                 images::run::<T, G>(kernel, pool, on, mode, &mut self.workspace);
             }
@@ -577,7 +600,7 @@ fn workspace<T: Element, G: Element>(
             Kernel::Linear | Kernel::LinearInput | Kernel::LinearWeight => {
                 mixed::linear_workspace::<T, G>(linear_shape(template, op))
             }
-            Kernel::CrossEntropy => rows(0),
+            Kernel::CrossEntropy | Kernel::BinaryCrossEntropy => rows(0),
             Kernel::Images(kernel) => images::workspace::<T, G>(kernel, template, op),
             Kernel::Embedding
             | Kernel::EmbeddingWeight
@@ -600,6 +623,8 @@ fn workspace<T: Element, G: Element>(
             | Kernel::RowMax
             | Kernel::SoftmaxStats
             | Kernel::CrossEntropyInput { .. }
+            | Kernel::Clicks(_)
+            | Kernel::BinaryCrossEntropyInput { .. }
             | Kernel::BlockSquares { .. }
             | Kernel::TensorSquares
             | Kernel::Norm2

@@ -53,6 +53,7 @@ pub(crate) fn train(
     supported(plan, options, &kernels)?;
     let vocab = check::vocabulary(plan)?;
     let data = Data::new(&options.data, check::reads(plan)?, options.seed)?;
+    let data = data.again(options.distinct);
     let (rank, program) = (Rank(0), plan.program(Rank(0)));
     let place = Place::of(plan, rank);
     let memory = host_memory(program, &kernels, place, options.seed)?;
@@ -169,6 +170,9 @@ fn supported(
             Kernel::Heads(_) => return refuse("norms of heads and latent attention"),
             Kernel::Position | Kernel::PositionWeight => return refuse("position embedding"),
             Kernel::Images(_) => return refuse("a network on images"),
+            Kernel::Clicks(_)
+            | Kernel::BinaryCrossEntropy
+            | Kernel::BinaryCrossEntropyInput { .. } => return refuse("a recommendation model"),
             Kernel::Embedding
             | Kernel::EmbeddingWeight
             | Kernel::Norm { .. }
@@ -472,6 +476,9 @@ impl<'a> Gpu<'a> {
             | Kernel::Rope(_)
             | Kernel::RopeInput(_)
             | Kernel::Images(_)
+            | Kernel::Clicks(_)
+            | Kernel::BinaryCrossEntropy
+            | Kernel::BinaryCrossEntropyInput { .. }
             | Kernel::Position
             | Kernel::PositionWeight
             | Kernel::Expert(_)

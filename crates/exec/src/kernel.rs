@@ -41,6 +41,9 @@ pub(crate) enum Kernel {
     CrossEntropy,
     CrossEntropyInput { scale: f32 },
     Images(Images),
+    Clicks(Clicks),
+    BinaryCrossEntropy,
+    BinaryCrossEntropyInput { scale: f32 },
     BlockSquares { parts: u32, experts: bool },
     TensorSquares,
     Norm2,
@@ -91,6 +94,15 @@ pub(crate) enum Images {
     MaxPoolInput(Window),
     AveragePool { channels: usize },
     AveragePoolInput { channels: usize },
+}
+
+/// A computation on tables, or on what comes out of them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Clicks {
+    EmbeddingBag { tables: u64, lookups: u64, width: u64 },
+    EmbeddingBagWeight { tables: u64, lookups: u64, width: u64 },
+    Interact { tables: u64, parts: u32 },
+    InteractInput { tables: u64, parts: u32 },
 }
 
 /// What a batch norm has to know beside its operands.
@@ -191,6 +203,23 @@ impl Kernel {
             OpKind::CrossEntropy { scale } => {
                 let scale = scale as f32;
                 [Some(Self::CrossEntropy), Some(Self::CrossEntropyInput { scale }), None]
+            }
+            OpKind::EmbeddingBag { tables, lookups, width } => {
+                let [forward, weight] = [
+                    Clicks::EmbeddingBag { tables, lookups, width },
+                    Clicks::EmbeddingBagWeight { tables, lookups, width },
+                ];
+                [Some(Self::Clicks(forward)), None, Some(Self::Clicks(weight))]
+            }
+            OpKind::Interact { tables, width: _, parts } => {
+                let [forward, input] =
+                    [Clicks::Interact { tables, parts }, Clicks::InteractInput { tables, parts }];
+                [Some(Self::Clicks(forward)), Some(Self::Clicks(input)), None]
+            }
+            OpKind::BinaryCrossEntropy { scale } => {
+                let scale = scale as f32;
+                let input = Self::BinaryCrossEntropyInput { scale };
+                [Some(Self::BinaryCrossEntropy), Some(input), None]
             }
             OpKind::Conv { window: of } => {
                 let of = window(of);

@@ -5,7 +5,7 @@ use crate::data::DataSource;
 use crate::error::ExecError;
 use crate::hugging_face::Pretrained;
 use crate::learning_rate::{BatchScaling, LrSchedule};
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -49,6 +49,8 @@ pub struct TrainOptions {
     pub seed: u64,
     /// What is learnt from.
     pub data: DataSource,
+    /// How many different samples are learnt from, again and again; none for as many as there are.
+    pub distinct: Option<NonZeroU64>,
     /// What is learnt on top of.
     pub start: Start,
     /// Where the run is saved, if it is.
@@ -92,6 +94,7 @@ impl Default for TrainOptions {
             threads_per_rank: NonZeroUsize::MIN,
             seed: 0,
             data: DataSource::Builtin,
+            distinct: None,
             start: Start::Seed,
             save: None,
             stop: Arc::default(),

@@ -61,6 +61,7 @@ fn attempt(
     let kernels = check::check(plan)?;
     let vocab = check::vocabulary(plan)?;
     let data = Data::new(&options.data, check::reads(plan)?, options.seed)?;
+    let data = data.again(options.distinct);
     let (rank, patience) = (transport.rank(), options.silence);
     let clock =
         agree_on_clock(transport, patience).map_err(during(rank, "agreeing on the clock"))?;

@@ -2,7 +2,7 @@
 
 use paceline_plan::ids::{GroupId, Rank};
 use paceline_plan::mesh::{Axis, GroupKind};
-use paceline_plan::program::{Bucket, Plan};
+use paceline_plan::program::{Bucket, Entry, Plan};
 use std::ops::Range;
 
 /// One of several equal parts.
@@ -33,6 +33,8 @@ pub(crate) struct Place {
     pub(crate) rank: Rank,
     /// Its replica, whose samples it reads.
     pub(crate) replica: u32,
+    /// The same, as one of all replicas.
+    pub(crate) replicas: Part,
     /// Its part of every tensor that is cut; a server holds whole tensors.
     pub(crate) tensor: Part,
     /// Its part of every sequence, in a zigzag.
@@ -67,6 +69,8 @@ impl Place {
         Self {
             rank,
             replica: at.map_or(0, |at| at.dp),
+            replicas: at
+                .map_or(Part::WHOLE, |at| Part { index: at.dp, count: plan.mesh.dp.max(1) }),
             tensor,
             context,
             experts: along(Axis::Ep),
@@ -94,6 +98,11 @@ impl Place {
         }
         let (index, runs) = (u64::from(index), 2 * u64::from(count));
         [index, runs - 1 - index].map(|run| run * seq / runs..(run + 1) * seq / runs)
+    }
+
+    /// Its part of what an entry's placement deals out.
+    pub(crate) fn part(&self, entry: &Entry) -> Part {
+        if entry.sparse { self.replicas } else { self.tensor }
     }
 
     /// The elements of a bucket that this rank updates.

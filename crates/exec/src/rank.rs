@@ -209,6 +209,8 @@ impl<'a> Rank<'a> {
         while self.begin_iteration(iteration)? {
             self.lanes.open();
             self.compute.loss_scale = self.scale.factor();
+            let batch = self.run.plan.strategy.global_batch;
+            self.compute.rate = self.run.options.lr_at(iteration, batch) as f32;
             self.drive(Queue::is_complete)?;
             let sight = self.sight(iteration, &mut ended)?;
             if let Some(norm) = sight.norm {
@@ -432,8 +434,8 @@ impl<'a> Rank<'a> {
         let iteration = iteration.saturating_add(microbatch.0 / microbatches);
         let before = u64::from(self.place.replica) * u64::from(microbatches)
             + u64::from(microbatch.0 % microbatches);
-        let first = self.run.from.samples_before(iteration, strategy.global_batch);
-        let first = first.wrapping_add(before * strategy.micro_batch);
+        let all = self.run.from.samples_before(iteration, strategy.global_batch);
+        let first = all.wrapping_add(before * strategy.micro_batch);
         let span = self.memory.whole(into, running);
         let views = self.memory.views(&[(span, Access::Write)])?;
         let ahead = match what {
@@ -444,6 +446,16 @@ impl<'a> Rank<'a> {
                 return Ok(());
             }
         };
+        if let (LoadKind::Tokens, Some(each)) = (what, self.run.data.counted()) {
+            // What all replicas' samples look up, or what this one's do.
+            let ids = views.take_u32(0);
+            let here = (ids.len() / each) as u64 == strategy.micro_batch;
+            let first = if here { first } else { all };
+            for (sample, ids) in (0..).zip(ids.chunks_mut(each)) {
+                self.run.data.fill(first.wrapping_add(sample), 0, ids)?;
+            }
+            return Ok(());
+        }
         let runs = self.place.runs(strategy.seq);
         let own = runs.iter().map(|run| (run.end - run.start) as usize).sum();
         let samples = views.take_u32(0).chunks_mut(own);

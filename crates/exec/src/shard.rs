@@ -1,6 +1,7 @@
 //! Which logical elements of a tensor a rank holds, and where.
 
 use crate::place::{Part, Place};
+use paceline_plan::lower::assign;
 use paceline_plan::program::Entry;
 use paceline_plan::spec::{Layout, Placement};
 use std::ops::Range;
@@ -34,6 +35,7 @@ pub(crate) fn is_holdable(placement: Placement) -> bool {
     match placement {
         Placement::Replicate => true,
         Placement::Shard { dim: 0 | 1, layout: Layout::Contiguous | Layout::Blocks } => true,
+        Placement::Shard { dim: 0, layout: Layout::Whole } => true,
         Placement::Shard { .. } | Placement::Partial(_) | Placement::FlatShard => false,
     }
 }
@@ -44,7 +46,7 @@ pub(crate) fn is_holdable(placement: Placement) -> bool {
 /// as other tensors are.
 pub(crate) fn runs_of(entry: &Entry, place: &Place) -> Vec<Run> {
     if entry.experts == 0 {
-        return runs(entry, place.tensor);
+        return runs(entry, place.part(entry));
     }
     let [rows, columns] = entry.dims;
     let here = entry.experts / u64::from(place.experts.count);
@@ -78,6 +80,9 @@ fn runs(entry: &Entry, tensor: Part) -> Vec<Run> {
             return vec![Run { local: 0, len: entry.elements(), logical: Some(0) }];
         }
     };
+    if let Placement::Shard { layout: Layout::Whole, .. } = entry.tp {
+        return whole_blocks(entry, tensor);
+    }
     let [_, columns] = entry.dims;
     let [_, local_columns] = entry.local;
     let pieces = pieces(entry, cut, tensor);
@@ -98,6 +103,24 @@ fn runs(entry: &Entry, tensor: Part) -> Vec<Run> {
         pieces.iter().map(place)
     };
     (0..entry.local[0]).flat_map(of_row).collect()
+}
+
+/// The blocks that a part holds, one after the other, and what is left of its shard.
+fn whole_blocks(entry: &Entry, part: Part) -> Vec<Run> {
+    let columns = entry.dims[1];
+    let (mut found, mut logical) = (Vec::new(), 0);
+    for (seat, &rows) in assign(&entry.blocks, part.count).iter().zip(&entry.blocks) {
+        if seat.rank == part.index {
+            let (local, len) = (seat.first * columns, rows * columns);
+            found.push(Run { local, len, logical: Some(logical * columns) });
+        }
+        logical += rows;
+    }
+    found.sort_by_key(|run| run.local);
+    let end = found.last().map_or(0, |run| run.local + run.len);
+    let padding = Run { local: end, len: entry.elements().saturating_sub(end), logical: None };
+    found.extend([padding].into_iter().filter(|run| run.len > 0));
+    found
 }
 
 /// The indices of the cut dimension that a part holds.
@@ -138,6 +161,7 @@ mod tests {
             init: Init::Zero,
             decay: false,
             running: false,
+            sparse: false,
             counted: true,
             norm_entry: 0,
         }

@@ -43,6 +43,7 @@ pub fn train(
     let kernels = check::check(plan)?;
     let vocab = check::vocabulary(plan)?;
     let data = Data::new(&options.data, check::reads(plan)?, options.seed)?;
+    let data = data.again(options.distinct);
     let saving = options.save.as_ref().map(|save| Shared::new(save, plan, options.silence));
     let run = Run {
         plan,

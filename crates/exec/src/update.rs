@@ -224,8 +224,8 @@ impl Rule {
     }
 
     /// How far an entry is trusted to move, by a rule of the squares of its weights and directions.
-    /// Tensors that do not decay (biases, gains) move as they would without: that is what the authors of
-    /// LAMB and LARS do.
+    /// Tensors that do not decay (biases, gains) move as they would without: that is what LAMB's authors
+    /// do.
     fn trust(
         bucket: &Bucket,
         entry: &Entry,
@@ -299,7 +299,11 @@ impl Rule {
                 });
             }
             Self::Lars(rule) => {
-                let rate = Self::trust(bucket, entry, held, |w, g| rule.rate(w, g))?;
+                // What does not decay moves as if it were as long as its gradient.
+                let rate = match entry.decay {
+                    true => Self::trust(bucket, entry, held, |w, g| rule.rate(w, g))?,
+                    false => rule.trust as f32,
+                };
                 let outputs = (weights, strips(views.take::<f32>(2), 1));
                 pool.for_each_block(grads.len(), STRETCH, outputs, |at, (weights, velocity)| {
                     let weights = Weights { master: weights.0, rounded: weights.1 };

@@ -39,6 +39,7 @@ pub mod element;
 pub mod embedding;
 pub mod experts;
 pub mod head_norm;
+pub mod interaction;
 pub mod lamb;
 pub mod lars;
 pub mod latent;
@@ -52,6 +53,7 @@ pub mod pooling;
 pub mod reduce;
 pub mod ring_attention;
 pub mod rope;
+pub mod tables;
 
 mod columns;
 mod instruction_set;

@@ -9,7 +9,7 @@
 use crate::embedding::local;
 use crate::instruction_set::vectorised;
 use crate::lanes;
-use crate::math::{exp, ln_f64};
+use crate::math::{exp, exp_f64, ln_f64, sigmoid};
 use crate::shape::expect_len;
 use crate::{Element, Rows};
 
@@ -91,6 +91,32 @@ pub fn cross_entropy(stats: &[f32], loss: &mut [f32]) {
     expect_len("stats", stats.len(), &[loss.len(), 2]);
     for (loss, &[sum, target]) in loss.iter_mut().zip(stats.as_chunks::<2>().0) {
         *loss = (ln_f64(f64::from(sum)) - f64::from(target)) as f32;
+    }
+}
+
+/// `loss[row]` of a yes (1) or no (0) whose logit is given: `ln(1 + e^l) - target * l`.
+pub fn binary_cross_entropy<T: Element>(logits: &[T], targets: &[u32], loss: &mut [f32]) {
+    expect_len("logits", logits.len(), &[loss.len()]);
+    expect_len("targets", targets.len(), &[loss.len()]);
+    for ((loss, logit), &target) in loss.iter_mut().zip(logits).zip(targets) {
+        let logit = f64::from(logit.widen());
+        // Of the larger of the two exponents, so that none overflows.
+        let tail = ln_f64(1.0 + exp_f64(-logit.abs()));
+        *loss = (logit.max(0.0) + tail - f64::from(target) * logit) as f32;
+    }
+}
+
+/// `dlogits = (probability - target) * scale`.
+pub fn binary_input_gradient<T: Element>(
+    scale: f32,
+    logits: &[T],
+    targets: &[u32],
+    dlogits: &mut [T],
+) {
+    expect_len("logits", logits.len(), &[dlogits.len()]);
+    expect_len("targets", targets.len(), &[dlogits.len()]);
+    for ((gradient, logit), &target) in dlogits.iter_mut().zip(logits).zip(targets) {
+        *gradient = T::narrow((sigmoid(logit.widen()) - target as f32) * scale);
     }
 }
 
@@ -219,6 +245,26 @@ mod tests {
             }
         }
         (loss, dlogits)
+    }
+
+    #[test]
+    fn a_yes_or_no_and_its_gradient() {
+        let logits = [-200.0f32, -1.5, 0.0, 0.25, 90.0];
+        for target in [0u32, 1] {
+            let targets = [target; 5];
+            let mut losses = [0.0; 5];
+            binary_cross_entropy(&logits, &targets, &mut losses);
+            let mut gradient = [0.0f32; 5];
+            binary_input_gradient(2.0, &logits, &targets, &mut gradient);
+            for ((&l, loss), g) in logits.iter().zip(losses).zip(gradient) {
+                let (l, y) = (f64::from(l), f64::from(target));
+                let expected = if y > 0.0 { (-l).exp().ln_1p() } else { l.exp().ln_1p() };
+                let expected = if expected.is_finite() { expected } else { l.abs() };
+                assert!((f64::from(loss) - expected).abs() < 1e-6 * (1.0 + expected), "{l}");
+                let p = 1.0 / (1.0 + (-l).exp());
+                assert!((f64::from(g) - 2.0 * (p - y)).abs() < 1e-6, "{l} {g}");
+            }
+        }
     }
 
     proptest! {

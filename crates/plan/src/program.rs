@@ -501,6 +501,9 @@ pub struct Entry {
     pub decay: bool,
     /// Whether it is an average over past iterations, which a step moves towards its gradient.
     pub running: bool,
+    /// Whether its rows take their steps one by one, where they are looked up. Its placement is then along
+    /// the data-parallel axis.
+    pub sparse: bool,
     /// Whether it enters the gradient's norm (the second use of a tied table does not, nor what is not
     /// learnt).
     pub counted: bool,

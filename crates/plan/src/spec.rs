@@ -20,6 +20,8 @@ pub enum Layout {
     Blocks,
     /// 2n runs; rank i holds runs i and 2n−1−i, which balances causal attention.
     Zigzag,
+    /// The dimension consists of blocks (tables), and a rank holds some of them whole.
+    Whole,
 }
 
 /// What one rank of an axis holds of a tensor.
@@ -65,6 +67,7 @@ impl fmt::Display for Placement {
                     Layout::Contiguous => "",
                     Layout::Blocks => "b",
                     Layout::Zigzag => "z",
+                    Layout::Whole => "w",
                 };
                 write!(f, "S{dim}{mark}")
             }

@@ -49,6 +49,9 @@ pub struct Strategy {
     /// experts take all that come. More than that ends a run.
     #[serde(default = "equal_share")]
     pub expert_room: f64,
+    /// Who holds what of the tables of a recommendation model.
+    #[serde(default)]
+    pub tables: Tables,
     /// Type of weights and activations.
     pub dtype: DType,
     /// Type of gradients, in memory and on the wire.
@@ -100,6 +103,7 @@ impl Default for Strategy {
             split: Split::Cost,
             sync_batch_norm: false,
             expert_room: equal_share(),
+            tables: Tables::Auto,
             dtype: DType::F32,
             grad_dtype: DType::F32,
             order: Order::Canonical,
@@ -276,6 +280,31 @@ pub enum Store {
     Host,
 }
 
+/// Who holds what of the tables of a recommendation model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tables {
+    /// Whole tables on different replicas.
+    #[default]
+    Auto,
+    /// Every replica holds all of them.
+    Replicate,
+    /// Every replica holds some of them whole.
+    Table,
+    /// Every replica holds some rows of each.
+    Row,
+}
+
+impl Tables {
+    /// What is done where nothing is asked for.
+    pub const fn settled(self) -> Self {
+        match self {
+            Self::Auto => Self::Table,
+            other @ (Self::Replicate | Self::Table | Self::Row) => other,
+        }
+    }
+}
+
 /// How replicas come to the same weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -365,6 +394,12 @@ words!(Zero {
     Zero::Optimizer => "1" = Zero::Optimizer,
     Zero::Gradients => "2" = Zero::Gradients,
     Zero::Parameters => "3" = Zero::Parameters,
+});
+words!(Tables {
+    Tables::Auto => "auto" = Tables::Auto,
+    Tables::Replicate => "replicate" = Tables::Replicate,
+    Tables::Table => "table" = Tables::Table,
+    Tables::Row => "row" = Tables::Row,
 });
 words!(Offload {
     Offload::None => "none" = Offload::None,

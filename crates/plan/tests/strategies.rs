@@ -14,7 +14,9 @@ use paceline_plan::{DType, text, validate};
 use proptest::prelude::*;
 
 fn model() -> impl Strategy<Value = Model> {
-    let of_tokens = ModelKind::ALL.into_iter().filter(|kind| *kind != ModelKind::Resnet);
+    let of_tokens = ModelKind::ALL
+        .into_iter()
+        .filter(|kind| !matches!(kind, ModelKind::Resnet | ModelKind::Dlrm));
     let kinds = prop::sample::select(of_tokens.collect::<Vec<_>>());
     (kinds, 2u64..7, any::<bool>(), 60u64..70).prop_map(|(kind, layers, tied, vocab)| {
         let attention = kind != ModelKind::Mlp;
@@ -31,7 +33,7 @@ fn model() -> impl Strategy<Value = Model> {
             vocab,
             tied,
             activation: match kind {
-                ModelKind::Mlp | ModelKind::Resnet => Activation::Relu,
+                ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm => Activation::Relu,
                 ModelKind::Gpt2 => Activation::Gelu,
                 ModelKind::Llama | ModelKind::Moe => Activation::SwiGlu,
             },

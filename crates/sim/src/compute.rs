@@ -101,6 +101,15 @@ impl<'a> Roofline<'a> {
                 self.expert_linear(template, op, (experts, rows), &cost)
             }
             OpKind::Conv { window } => self.conv(template, op, window, &cost),
+            OpKind::Interact { tables, width, parts: _ } => {
+                // A small product for every sample.
+                let samples = template.operands[usize::from(op.inputs[0])].dims[0] as f64;
+                let vectors = tables + 1;
+                let product = Product { rows: vectors, columns: vectors, depth: width };
+                let times = if op.part == Part::Forward { 1.0 } else { 2.0 };
+                let bytes = cost.bytes.as_f64();
+                self.product(product, samples * times, 1.0, self.activation(), bytes)
+            }
             OpKind::Attention { heads, seq } => {
                 let tokens = template.operands[usize::from(op.inputs[0])].dims[0];
                 let shape = attention::Shape { heads, queries: seq, keys: seq, tokens };
@@ -123,6 +132,8 @@ impl<'a> Roofline<'a> {
             | OpKind::RowMax
             | OpKind::SoftmaxStats
             | OpKind::CrossEntropy { .. }
+            | OpKind::EmbeddingBag { .. }
+            | OpKind::BinaryCrossEntropy { .. }
             | OpKind::BatchSums { .. }
             | OpKind::BatchNorm { .. }
             | OpKind::MaxPool { .. }

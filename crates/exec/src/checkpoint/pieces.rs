@@ -129,6 +129,11 @@ fn share(plan: &Plan, place: Place, bucket: &Bucket) -> Range<u64> {
     if bucket.shard.is_some() {
         return place.owned(bucket);
     }
+    let cut = |entry: &Entry| entry.sparse && entry.tp != Placement::Replicate;
+    if bucket.entries.iter().any(cut) {
+        // No other replica holds any of it.
+        return 0..bucket.elements;
+    }
     let replicas = plan.mesh.members(plan.holders(bucket), place.rank);
     let index = replicas.iter().position(|&rank| rank == place.rank).unwrap_or(0) as u64;
     let cut = |index: u64| {
@@ -146,7 +151,8 @@ fn writes(place: Place, entry: &Entry) -> bool {
     // Ranks that hold the same experts share them out among themselves.
     let first = place.tensor.index == 0 || entry.experts > 0;
     // The second use of a tied table is written with the first.
-    (entry.counted || entry.running) && (!whole || first)
+    let kept = entry.counted || entry.running || entry.sparse;
+    kept && (!whole || first)
 }
 
 fn push(pieces: &mut Vec<Piece>, next: Piece) {

@@ -1,8 +1,9 @@
-//! Where tokens and images come from, and which of them belong to which sample.
+//! Where tokens, images and clicks come from, and which of them belong to which sample.
 //!
 //! Nothing here knows of ranks: a sample is found from the iteration and its place in the global
 //! batch, so every layout of the same run reads the same data in the same order.
 
+mod clicks;
 pub mod corpus;
 mod images;
 mod permutation;
@@ -11,6 +12,7 @@ mod text;
 mod tokenizer;
 mod words;
 
+pub use clicks::Clicks;
 pub use corpus::{Corpus, CorpusError};
 pub use images::Images;
 pub use permutation::Permutation;

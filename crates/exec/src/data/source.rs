@@ -1,10 +1,12 @@
 //! What a run learns from, behind one face: samples by number.
 
+use super::clicks::Clicks;
 use super::corpus::{Corpus, CorpusError};
 use super::images::Images;
 use super::sample_start;
 use super::text::{Samples, Text, TextError};
 use paceline_plan::model::{Body, Model};
+use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
 use thiserror::Error;
@@ -20,7 +22,7 @@ pub enum DataSource {
 }
 
 /// What a model's samples are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reads {
     /// Sequences of tokens.
     Tokens {
@@ -38,6 +40,15 @@ pub enum Reads {
         /// How many classes there are.
         classes: u32,
     },
+    /// What is measured and counted of clicks.
+    Clicks {
+        /// Numbers that are measured of each.
+        dense: u64,
+        /// Values of each category.
+        tables: Vec<u64>,
+        /// How many values of each category a sample has.
+        lookups: u64,
+    },
 }
 
 impl Reads {
@@ -49,6 +60,9 @@ impl Reads {
             Body::Images(net) => {
                 Self::Images { side: net.image, channels: net.channels, classes: vocab }
             }
+            Body::Clicks(net) => {
+                Self::Clicks { dense: net.dense, tables: net.tables.clone(), lookups: net.lookups }
+            }
         }
     }
 }
@@ -57,6 +71,8 @@ impl Reads {
 #[derive(Debug)]
 pub struct Data {
     seq: u64,
+    /// After how many samples they begin anew, if they do.
+    distinct: Option<NonZeroU64>,
     kind: Kind,
 }
 
@@ -65,6 +81,7 @@ enum Kind {
     Builtin(Corpus),
     Text(Samples),
     Images(Images),
+    Clicks(Clicks),
 }
 
 /// Why there are no samples.
@@ -78,7 +95,7 @@ pub enum DataError {
     Text(#[from] TextError),
     /// The model reads something else.
     #[error(
-        "{0} are text, and this model reads images; leave --data out, the built-in ones are drawn"
+        "{0} are text, and this model reads something else; leave --data out, the built-in ones are drawn"
     )]
     NotText(String),
 }
@@ -112,17 +129,30 @@ impl Data {
             (DataSource::Builtin, Reads::Images { side, channels, classes }) => {
                 (1, Kind::Images(Images::new(side, channels, classes, seed)))
             }
-            (DataSource::Text(text), Reads::Images { .. }) => {
+            (DataSource::Builtin, Reads::Clicks { dense, tables, lookups }) => {
+                (1, Kind::Clicks(Clicks::new(dense, tables, lookups, seed)))
+            }
+            (DataSource::Text(text), Reads::Images { .. } | Reads::Clicks { .. }) => {
                 return Err(DataError::NotText(text.path().display().to_string()));
             }
         };
-        Ok(Self { seq, kind })
+        Ok(Self { seq, distinct: None, kind })
+    }
+
+    /// The same, but only the first so many samples, again and again.
+    pub fn again(self, distinct: Option<NonZeroU64>) -> Self {
+        Self { distinct, ..self }
+    }
+
+    /// The number under which a sample is found.
+    fn number(&self, sample: u64) -> u64 {
+        self.distinct.map_or(sample, |distinct| sample % distinct)
     }
 
     /// What checkpoints call this data, to know it again.
     pub fn name(&self) -> &str {
         match &self.kind {
-            Kind::Builtin(_) | Kind::Images(_) => BUILTIN,
+            Kind::Builtin(_) | Kind::Images(_) | Kind::Clicks(_) => BUILTIN,
             Kind::Text(samples) => samples.text().name(),
         }
     }
@@ -130,7 +160,7 @@ impl Data {
     /// Where the files are, if it is files.
     pub fn path(&self) -> Option<&Path> {
         match &self.kind {
-            Kind::Builtin(_) | Kind::Images(_) => None,
+            Kind::Builtin(_) | Kind::Images(_) | Kind::Clicks(_) => None,
             Kind::Text(samples) => Some(samples.text().path()),
         }
     }
@@ -138,6 +168,7 @@ impl Data {
     /// Fills in the tokens of a sample, from its token `ahead` on: 0 for what the model reads, 1 for what it
     /// should predict. Of an image that is its class.
     pub fn fill(&self, sample: u64, ahead: u64, tokens: &mut [u32]) -> Result<(), DataError> {
+        let sample = self.number(sample);
         match &self.kind {
             Kind::Builtin(corpus) => {
                 let start = sample_start(0, sample, 0, self.seq);
@@ -149,21 +180,39 @@ impl Data {
                 tokens.fill(images.class(sample));
                 Ok(())
             }
+            Kind::Clicks(clicks) if ahead == 0 => {
+                clicks.ids(sample, tokens);
+                Ok(())
+            }
+            Kind::Clicks(clicks) => {
+                tokens.fill(clicks.clicked(sample));
+                Ok(())
+            }
         }
     }
 
     /// Fills in what a sample shows, where that is measured: the pixels of an image, row by row.
     pub fn features(&self, sample: u64, features: &mut [f32]) {
+        let sample = self.number(sample);
         match &self.kind {
             Kind::Images(images) => images.fill(sample, features),
+            Kind::Clicks(clicks) => clicks.fill(sample, features),
             Kind::Builtin(_) | Kind::Text(_) => features.fill(0.0),
+        }
+    }
+
+    /// How many rows of tables a sample looks up, if it does.
+    pub(crate) fn counted(&self) -> Option<usize> {
+        match &self.kind {
+            Kind::Clicks(clicks) => Some(clicks.looked_up()),
+            Kind::Builtin(_) | Kind::Text(_) | Kind::Images(_) => None,
         }
     }
 
     /// How many different samples there are; none if they do not end.
     pub fn samples(&self) -> Option<u64> {
         match &self.kind {
-            Kind::Builtin(_) | Kind::Images(_) => None,
+            Kind::Builtin(_) | Kind::Images(_) | Kind::Clicks(_) => None,
             Kind::Text(samples) => Some(samples.windows()),
         }
     }
@@ -172,6 +221,7 @@ impl Data {
     pub fn floor(&self) -> Option<f64> {
         match &self.kind {
             Kind::Builtin(corpus) => Some(corpus.floor_for(self.seq)),
+            Kind::Clicks(clicks) => Some(clicks.floor()),
             Kind::Text(_) | Kind::Images(_) => None,
         }
     }

@@ -129,7 +129,7 @@ fn weights(
 
 fn config(model: &Model) -> Value {
     match model.kind {
-        ModelKind::Gpt2 | ModelKind::Mlp | ModelKind::Resnet => json!({
+        ModelKind::Gpt2 | ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm => json!({
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
             "vocab_size": model.vocab,

@@ -30,7 +30,7 @@ pub(super) fn parts(model: &Model, name: &str, dims: [u64; 2]) -> Option<Vec<Par
     match model.kind {
         ModelKind::Gpt2 => gpt2(layer, what, rows),
         ModelKind::Llama => llama(model, layer, what, rows),
-        ModelKind::Mlp | ModelKind::Resnet | ModelKind::Moe => None,
+        ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm | ModelKind::Moe => None,
     }
 }
 
@@ -42,8 +42,8 @@ pub(super) fn refusal(model: &Model) -> Option<String> {
             "transformers' Llama has a gated network, and this model's activation is {other}"
         )),
         (ModelKind::Mlp, _) => Some("transformers has no such model as an mlp".to_owned()),
-        (ModelKind::Resnet, _) => {
-            Some("a residual network's weights are not written for transformers".to_owned())
+        (ModelKind::Resnet | ModelKind::Dlrm, _) => {
+            Some(format!("a {}'s weights are not written for transformers", model.kind))
         }
         (ModelKind::Moe, _) => {
             Some("the names of experts in transformers are not known here yet".to_owned())

@@ -65,9 +65,11 @@ pub fn generate(
     let last = prompt.len().saturating_add(tokens).saturating_sub(1) as u64;
     let positions = match model.kind {
         ModelKind::Gpt2 => model.max_positions,
-        ModelKind::Llama | ModelKind::Mlp | ModelKind::Resnet | ModelKind::Moe => {
-            u64::from(u32::MAX)
-        }
+        ModelKind::Llama
+        | ModelKind::Mlp
+        | ModelKind::Resnet
+        | ModelKind::Dlrm
+        | ModelKind::Moe => u64::from(u32::MAX),
     };
     if last > positions {
         return Err(GenerateError::Long { prompt: prompt.len(), tokens, positions });

@@ -1,5 +1,5 @@
-//! Networks on images, forward: the operators of the model's graph one after the other, with the running
-//! averages of batch norms in place of a batch's own.
+//! Networks on images and clicks, forward: the operators of the model's graph one after the other, with the
+//! running averages of batch norms in place of a batch's own.
 
 use crate::checkpoint::{Checkpoint, Source};
 use crate::data::{Data, DataError};
@@ -10,12 +10,15 @@ use crate::outcome::Parameters;
 use crate::safetensors::SafetensorsError;
 use paceline_kernels::loss::{self, Columns};
 use paceline_kernels::pool::Pool;
-use paceline_kernels::{Rows, activation, batch_norm, bias, conv, linear, pooling, reduce};
+use paceline_kernels::tables::{Held, Lookups, sum_rows};
+use paceline_kernels::{
+    Rows, activation, batch_norm, bias, conv, interaction, linear, pooling, reduce,
+};
 use paceline_plan::graph::{Graph, LayerDecl, LayerGraph, OpKind, Operator, TensorClass, build};
 use paceline_plan::model::{Body, Model};
 use std::collections::BTreeMap;
 
-/// A network on images with its weights, whole.
+/// A network on images or clicks with its weights, whole.
 #[derive(Debug)]
 pub struct ImageNetwork {
     model: Model,
@@ -27,7 +30,10 @@ pub struct ImageNetwork {
 impl ImageNetwork {
     /// Whether a model is such a network.
     pub fn is(model: &Model) -> bool {
-        matches!(model.body(), Body::Images(_))
+        match model.body() {
+            Body::Tokens {} => false,
+            Body::Images(_) | Body::Clicks(_) => true,
+        }
     }
 
     /// The weights of a checkpoint.
@@ -60,10 +66,11 @@ impl ImageNetwork {
         &self.model
     }
 
-    /// Looks at the first `samples` images, `batch` at a time: the mean loss, and the share of them whose
-    /// class the network found the likeliest.
+    /// Looks at the first `samples` samples, `batch` at a time: the mean loss, and the share of them whose
+    /// class, or whether they were clicked, the network found the likeliest.
     pub fn evaluate(&self, data: &Data, samples: u64, batch: u64) -> Result<Evaluation, DataError> {
-        let classes = self.model.vocab as usize;
+        let binary = matches!(self.model.body(), Body::Clicks(_));
+        let classes = if binary { 1 } else { self.model.vocab as usize };
         let (mut total, mut right, mut done) = (0.0, 0u64, 0);
         while done < samples {
             let count = batch.max(1).min(samples - done);
@@ -74,9 +81,19 @@ impl ImageNetwork {
             let logits = self.logits(data, done, count as usize);
             for (logits, &target) in logits.chunks(classes).zip(&targets) {
                 let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                right += u64::from(logits[target as usize] >= best);
+                let found = match binary {
+                    true => (logits[0] > 0.0) == (target == 1),
+                    false => logits[target as usize] >= best,
+                };
+                right += u64::from(found);
             }
-            total += losses(&logits, &targets, classes);
+            total += if binary {
+                let mut losses = vec![0.0; targets.len()];
+                loss::binary_cross_entropy(&logits, &targets, &mut losses);
+                losses.iter().map(|&loss| f64::from(loss)).sum()
+            } else {
+                losses(&logits, &targets, classes)
+            };
             done += count;
         }
         let mean = |sum: f64| if samples == 0 { f64::NAN } else { sum / samples as f64 };
@@ -90,7 +107,8 @@ impl ImageNetwork {
         let mut stream = Vec::new();
         for layer in &self.graph.layers {
             let kind = &self.graph.kinds[layer.kind];
-            stream = self.layer(layer, kind, data, (first, count), stream);
+            let seen = Seen { data, first, count };
+            stream = self.layer(layer, kind, &seen, stream);
         }
         stream
     }
@@ -100,10 +118,10 @@ impl ImageNetwork {
         &self,
         layer: &LayerDecl,
         kind: &LayerGraph,
-        data: &Data,
-        (first, count): (u64, usize),
+        seen: &Seen<'_>,
         input: Vec<f32>,
     ) -> Vec<f32> {
+        let Seen { data, first, count } = *seen;
         let mut values: Vec<Vec<f32>> = vec![Vec::new(); kind.tensors.len()];
         if let Some(x) = kind.input {
             values[x.index()] = input;
@@ -121,7 +139,7 @@ impl ImageNetwork {
             let Some(&output) = op.outputs.first() else { continue };
             let width = kind.tensor(output).dims[1] as usize;
             let mut y = vec![0.0; width * count];
-            if !self.operator(layer, kind, op, count, &values, &mut y) {
+            if !self.operator(layer, kind, op, seen, &values, &mut y) {
                 break;
             }
             last = output.index();
@@ -136,10 +154,11 @@ impl ImageNetwork {
         layer: &LayerDecl,
         kind: &LayerGraph,
         op: &Operator,
-        count: usize,
+        seen: &Seen<'_>,
         values: &[Vec<f32>],
         y: &mut [f32],
     ) -> bool {
+        let count = seen.count;
         let input = |i: usize| &values[op.inputs[i].index()][..];
         let param = |i: usize| {
             let name = format!("{}.{}", layer.name, kind.param(op.params[i]).name);
@@ -178,12 +197,41 @@ impl ImageNetwork {
             (OpKind::Bias, _) => bias::forward(rows(y), input(0), param(0), y),
             (OpKind::Activation { .. }, _) => activation::relu_forward(input(0), y),
             (OpKind::Add, _) => reduce::add3(input(0), input(1), y),
-            (OpKind::RowMax, _) => return false,
+            (OpKind::EmbeddingBag { tables, lookups, width }, _) => {
+                let [tables, each, width] = [tables, lookups, width].map(|n| n as usize);
+                let mut ids = vec![0; count * tables * each];
+                for (at, ids) in ids.chunks_mut(tables * each).enumerate() {
+                    // Built-in samples are always there.
+                    let _ = seen.data.fill(seen.first.wrapping_add(at as u64), 0, ids);
+                }
+                let mut start = 0;
+                let whole = |(slot, &rows): (usize, &u64)| {
+                    start += rows;
+                    Some(Held { first: 0, rows, at: start - rows, slot })
+                };
+                let blocks = &kind.param(op.params[0]).blocks;
+                let held: Vec<Option<Held>> = blocks.iter().enumerate().map(whole).collect();
+                sum_rows(pool, Lookups { tables, each, width }, &held, &ids, param(0), y);
+            }
+            (OpKind::Interact { tables, width, .. }, _) => {
+                let [tables, width] = [tables, width].map(|n| n as usize);
+                let shape = interaction::Shape { samples: count, tables, width };
+                let place = |sample, table| (sample * tables + table) * width;
+                interaction::forward(pool, shape, place, input(0), input(1), y);
+            }
+            (OpKind::RowMax | OpKind::BinaryCrossEntropy { .. }, _) => return false,
             // The running averages stand in for a batch's own sums.
             _ => {}
         }
         true
     }
+}
+
+/// What is looked at: consecutive samples.
+struct Seen<'d> {
+    data: &'d Data,
+    first: u64,
+    count: usize,
 }
 
 /// The sum of the losses of some rows.

@@ -237,6 +237,7 @@ fn bucket(elements: u64, strategy: &Strategy, views: &[View]) -> Bucket {
         init: Init::Zero,
         decay: true,
         running: false,
+        sparse: false,
         counted: true,
         norm_entry: 0,
     };

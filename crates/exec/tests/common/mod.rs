@@ -7,7 +7,7 @@ pub(crate) mod wires;
 use paceline_exec::{ExecError, Outcome, TrainOptions, train};
 use paceline_plan::lower::lower;
 use paceline_plan::model::{
-    Activation, Experts, Latent, Model, ModelKind, ResNet, Router, Shape, Stem,
+    Activation, Dlrm, Experts, Latent, Model, ModelKind, ResNet, Router, Shape, Stem,
 };
 use paceline_plan::program::Plan;
 use paceline_plan::strategy::Strategy;
@@ -138,6 +138,19 @@ pub(crate) fn tiny_resnet() -> Model {
         stem: Stem::Small,
     };
     Model::resnet("tiny-resnet", net).expect("sound")
+}
+
+/// Five tables of unlike sizes, and networks of two layers.
+pub(crate) fn tiny_dlrm() -> Model {
+    let net = Dlrm {
+        dense: 3,
+        tables: vec![50, 7, 30, 1, 12],
+        width: 4,
+        lookups: 2,
+        bottom: vec![8],
+        top: vec![8],
+    };
+    Model::dlrm("tiny-dlrm", net).expect("sound")
 }
 
 /// One rank, with so many samples in the global batch and in a microbatch, and leaves.

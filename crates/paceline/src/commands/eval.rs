@@ -64,7 +64,8 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let samples = whole("--samples", flags.samples.as_deref(), 1..=u64::MAX, &mut problems);
     let choice = flags.data.check(&trained.defaults, &mut problems);
     let reads = Reads::of(model, seq);
-    let held_out = |choice: &DataChoice| Data::held_out(&choice.source, reads, trained.seed);
+    let held_out =
+        |choice: &DataChoice| Data::held_out(&choice.source, reads.clone(), trained.seed);
     let data = match choice.as_ref().map(held_out) {
         Some(Ok(data)) if problems.is_empty() => data,
         Some(Err(error)) => {
@@ -94,7 +95,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         }
         Some(share) => {
             let percent = 100.0 * share;
-            format!("loss {loss:.4}{floor}, {percent:.1} % right, on {count} held-out images")
+            format!("loss {loss:.4}{floor}, {percent:.1} % right, on {count} held-out samples")
         }
     })?;
     Ok(output.object(&Record {

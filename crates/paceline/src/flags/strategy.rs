@@ -87,6 +87,10 @@ pub(crate) struct StrategyFlags {
     /// Normalise batches over all replicas together instead of microbatch by microbatch
     #[arg(long)]
     pub sync_batch_norm: bool,
+    /// Who holds what of a recommendation model's tables: every replica all (replicate), some of them whole
+    /// (table) or some rows of each (row) [default: auto, which is table]
+    #[arg(long, value_name = "HOW")]
+    pub tables: Option<String>,
     /// Type of weights and activations: f32, bf16, f16 or fp8
     ///
     /// `train` has f32 only. `plan` and `simulate` take what the device of --cluster computes
@@ -260,6 +264,7 @@ impl StrategyFlags {
             sync_batch_norm: self.sync_batch_norm,
             expert_room: word("--expert-room", &self.expert_room, problems)
                 .unwrap_or(defaults.expert_room),
+            tables: word("--tables", &self.tables, problems).unwrap_or_default(),
             dtype: word("--dtype", &self.dtype, problems).unwrap_or(defaults.dtype),
             grad_dtype: word("--grad-dtype", &self.grad_dtype, problems).unwrap_or(DType::F32),
             order: word("--order", &self.order, problems).unwrap_or(defaults.order),

@@ -3,7 +3,7 @@
 use super::{Problems, real, whole, word};
 use clap::Args;
 use paceline_exec::{BatchScaling, LrSchedule, ScalingRule};
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
 /// More threads than any processor has cores for.
@@ -44,6 +44,9 @@ pub(crate) struct TrainingFlags {
     /// Scale gradients down to this norm; 0 leaves them [default: 1]
     #[arg(long, value_name = "NORM", allow_negative_numbers = true)]
     pub clip: Option<String>,
+    /// Learn from so many samples again and again, instead of from new ones
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub distinct: Option<String>,
     /// Seed of the first weights and of the data [default: 0]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub seed: Option<String>,
@@ -83,6 +86,8 @@ pub(crate) struct Training {
     pub threads_per_rank: Option<NonZeroUsize>,
     /// Seed of weights and data.
     pub seed: u64,
+    /// How many different samples there are, if the user said.
+    pub distinct: Option<NonZeroU64>,
     /// Where the run's files go, if the user said.
     pub out: Option<PathBuf>,
     /// Where offloaded bytes go, if the user said.
@@ -104,6 +109,7 @@ impl Default for Training {
             clip: Some(1.0),
             threads_per_rank: None,
             seed: 0,
+            distinct: None,
             out: None,
             offload_dir: None,
         }
@@ -138,6 +144,8 @@ impl TrainingFlags {
         let schedule = schedule.unwrap_or(defaults.schedule);
         let batch_scaling = self.batch_scaling(problems).or(defaults.batch_scaling);
         let seed = whole("--seed", self.seed.as_deref(), 0..=u64::MAX, problems);
+        let distinct = whole("--distinct", self.distinct.as_deref(), 1..=u64::MAX, problems);
+        let distinct = distinct.and_then(NonZeroU64::new).or(defaults.distinct);
         let threads = self.threads_per_rank.as_deref();
         let threads = whole("--threads-per-rank", threads, 1..=MAX_THREADS, problems);
         let threads = threads.and_then(|n| NonZeroUsize::new(usize::try_from(n).ok()?));
@@ -159,6 +167,7 @@ impl TrainingFlags {
             clip,
             threads_per_rank,
             seed,
+            distinct,
             out,
             offload_dir: self.offload_dir.clone().or(defaults.offload_dir.clone()),
         }

@@ -109,6 +109,7 @@ fn facts(plan: &Plan, training: &Training) -> BTreeMap<String, String> {
         weight_decay,
         clip,
         seed,
+        distinct,
         threads_per_rank: _,
         out: _,
         offload_dir: _,
@@ -124,6 +125,7 @@ fn facts(plan: &Plan, training: &Training) -> BTreeMap<String, String> {
         ("weight decay", weight_decay.to_string()),
         ("clip norm", format!("{clip:?}")),
         ("seed", seed.to_string()),
+        ("different samples", format!("{distinct:?}")),
     ] {
         know(name.into(), value);
     }

@@ -2,7 +2,7 @@
 
 use super::{
     ActivationKind, Graph, Heads, Init, LatentHeads, LayerDecl, LayerGraph, LinearRole, NormKind,
-    OpKind, Operator, Param, Part, Routing, Tensor, TensorClass, differentiate, resnet,
+    OpKind, Operator, Param, Part, Routing, Tensor, TensorClass, differentiate, dlrm, resnet,
 };
 use crate::ids::{ParamId, TensorId};
 use crate::model::{Activation, Body, Experts, Latent, Model, ModelKind, Router};
@@ -12,11 +12,13 @@ use crate::model::{Activation, Body, Experts, Latent, Model, ModelKind, Router};
 /// `tokens_per_iteration` is the number of predictions that the loss is the mean of.
 pub fn build(model: &Model, batch: u64, seq: u64, tokens_per_iteration: u64) -> Graph {
     let sizes = Sizes { model, tokens: batch * seq, seq, tokens_per_iteration };
-    if let Body::Images(net) = model.body() {
-        return resnet::build(net, &sizes, batch);
+    match model.body() {
+        Body::Tokens {} => {}
+        Body::Images(net) => return resnet::build(net, &sizes, batch),
+        Body::Clicks(net) => return dlrm::build(net, &sizes, batch),
     }
     let block = match model.kind {
-        ModelKind::Mlp | ModelKind::Resnet => mlp_block(&sizes),
+        ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm => mlp_block(&sizes),
         ModelKind::Gpt2 | ModelKind::Llama => transformer_block("block", &sizes),
         ModelKind::Moe => transformer_block("experts", &sizes),
     };
@@ -167,8 +169,8 @@ impl<'a> Builder<'a> {
 
     pub(super) fn param(&mut self, name: &str, dims: [u64; 2], init: Init, decay: bool) -> ParamId {
         let (name, blocks, experts) = (name.into(), Vec::new(), 0);
-        let (tied, running) = (false, false);
-        let param = Param { name, dims, blocks, init, decay, experts, tied, running };
+        let (tied, running, sparse) = (false, false, false);
+        let param = Param { name, dims, blocks, init, decay, experts, tied, running, sparse };
         self.graph.params.push(param);
         ParamId::from(self.graph.params.len() - 1)
     }
@@ -200,7 +202,9 @@ impl<'a> Builder<'a> {
     fn norm(&mut self, name: &str, x: TensorId) -> TensorId {
         let m = self.sizes.model;
         let norm = match m.kind {
-            ModelKind::Gpt2 | ModelKind::Mlp | ModelKind::Resnet => NormKind::Layer,
+            ModelKind::Gpt2 | ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm => {
+                NormKind::Layer
+            }
             ModelKind::Llama | ModelKind::Moe => NormKind::Rms,
         };
         let width = self.graph.tensor(x).dims[1];
@@ -249,7 +253,7 @@ impl<'a> Builder<'a> {
         // GPT-2 scales the matrices that write to the residual stream by the root of their number.
         let residual = matches!(role, LinearRole::AttentionOut | LinearRole::Down);
         Init::Normal(match m.kind {
-            ModelKind::Mlp | ModelKind::Resnet => (2.0 / inner as f64).sqrt(),
+            ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm => (2.0 / inner as f64).sqrt(),
             ModelKind::Gpt2 | ModelKind::Llama | ModelKind::Moe if residual => {
                 0.02 / (2.0 * m.layers as f64).sqrt()
             }

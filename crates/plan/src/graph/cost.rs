@@ -49,6 +49,9 @@ impl Template {
                 OpKind::Embedding if op.params.contains(&i) => {
                     first[0] * operand.dims[1] * operand.dtype.size() * times
                 }
+                OpKind::EmbeddingBag { tables, lookups, .. } if op.params.contains(&i) => {
+                    first[0] * tables * lookups * operand.dims[1] * operand.dtype.size() * times
+                }
                 OpKind::Position if op.params.contains(&i) => once.min(first[0] * 4),
                 _ => once * times,
             }
@@ -68,6 +71,12 @@ fn matrix_flops(kind: &OpKind, part: Part, tokens: u64, weight: [u64; 2]) -> Flo
         OpKind::Conv { window } => {
             let places = tokens * window.places() as f64;
             Flops(2.0 * places * weight[0] as f64 * weight[1] as f64)
+        }
+        OpKind::Interact { tables, width, .. } => {
+            // Every vector with every other, though half of the products are not kept.
+            let vectors = (tables + 1) as f64;
+            let forward = 2.0 * tokens * vectors * vectors * width as f64;
+            Flops(if part == Part::InputGradient { 2.0 * forward } else { forward })
         }
         OpKind::ExpertLinear { experts, rows, .. } => {
             let outputs = weight[0] as f64 / experts.max(1) as f64;
@@ -95,6 +104,8 @@ fn matrix_flops(kind: &OpKind, part: Part, tokens: u64, weight: [u64; 2]) -> Flo
         | OpKind::RowMax
         | OpKind::SoftmaxStats
         | OpKind::CrossEntropy { .. }
+        | OpKind::EmbeddingBag { .. }
+        | OpKind::BinaryCrossEntropy { .. }
         | OpKind::BatchSums { .. }
         | OpKind::BatchNorm { .. }
         | OpKind::MaxPool { .. }
@@ -118,13 +129,15 @@ fn vector_intensity(kind: &OpKind) -> f64 {
         OpKind::Linear { .. }
         | OpKind::ExpertLinear { .. }
         | OpKind::Conv { .. }
+        | OpKind::Interact { .. }
         | OpKind::Embedding
         | OpKind::KeysValues { .. }
         | OpKind::Dispatch { .. }
         | OpKind::LatentValues(_)
         | OpKind::Combine { .. } => 0.0,
         OpKind::Position | OpKind::Bias | OpKind::Add | OpKind::RowMax => 1.0,
-        OpKind::AveragePool { .. } => 1.0,
+        OpKind::AveragePool { .. } | OpKind::EmbeddingBag { .. } => 1.0,
+        OpKind::BinaryCrossEntropy { .. } => 10.0,
         OpKind::BatchSums { .. } | OpKind::BatchNorm { .. } => 4.0,
         // The larger of two numbers, at every pixel of the window.
         OpKind::MaxPool { window } => (window.kernel * window.kernel) as f64,

@@ -38,6 +38,21 @@ impl Tape<'_> {
                 self.push(op, Part::InputGradient, &[stats, logits, max, targets], &[], &[dlogits]);
                 self.contribute(logits, dlogits);
             }
+            OpKind::BinaryCrossEntropy { .. } => {
+                let [logits, targets] = op.inputs[..] else { return };
+                let dlogits = self.like(logits);
+                self.push(op, Part::InputGradient, &[logits, targets], &[], &[dlogits]);
+                self.contribute(logits, dlogits);
+            }
+            OpKind::Interact { .. } => {
+                if let Some(dy) = dy {
+                    let [x, sums] = op.inputs[..] else { return };
+                    let (dx, dsums) = (self.like(x), self.like(sums));
+                    self.push(op, Part::InputGradient, &[dy, x, sums], &[], &[dx, dsums]);
+                    self.contribute(x, dx);
+                    self.contribute(sums, dsums);
+                }
+            }
             // The loss's gradient already accounts for these.
             OpKind::RowMax | OpKind::SoftmaxStats => {}
             // The norm behind them accounts for these.
@@ -55,7 +70,7 @@ impl Tape<'_> {
                     self.contribute(op.inputs[0], dy);
                 }
             }
-            OpKind::Embedding => {
+            OpKind::Embedding | OpKind::EmbeddingBag { .. } => {
                 if let Some(dy) = dy {
                     self.push(op, Part::WeightGradient, &[dy, op.inputs[0]], &op.params, &[]);
                 }

@@ -8,6 +8,7 @@
 mod build;
 mod cost;
 mod differentiate;
+mod dlrm;
 mod resnet;
 
 pub use build::build;
@@ -170,6 +171,9 @@ pub struct Param {
     /// Whether it is an average over past iterations instead of something learnt: its gradient is the
     /// iteration's own average, towards which the step moves it.
     pub running: bool,
+    /// Whether a sample touches a few of its rows only: it has no gradient of its own size, and the
+    /// operator that knows which rows those are takes their step.
+    pub sparse: bool,
 }
 
 /// A square window that moves over images, which lie row by row with a pixel's channels side by side.
@@ -431,6 +435,32 @@ pub enum OpKind {
         /// Numbers in a pixel.
         channels: u64,
     },
+    /// ids → for each table the sum of the rows that a sample looks up, side by side. Its weight gradient,
+    /// of (gradient of the sums, ids), is the step of those rows.
+    EmbeddingBag {
+        /// How many tables there are.
+        tables: u64,
+        /// Rows of each that a sample looks up.
+        lookups: u64,
+        /// The width of a row.
+        width: u64,
+    },
+    /// (x, sums of rows) → x and the products of all pairs of vectors among x and the sums, side by side
+    /// (Naumov et al., arXiv 1906.00091, section 2.1.3). Its gradient: (dy, x, sums) → (dx, d.sums).
+    Interact {
+        /// How many tables there are.
+        tables: u64,
+        /// The width of a vector.
+        width: u64,
+        /// Ranks from which the sums of whole tables came, each with its own tables of all samples.
+        parts: u32,
+    },
+    /// (logit, target) → Σ over rows of the loss of a yes or no, added to the iteration's loss. Its
+    /// gradient is that of the logits: (probability − target)·scale.
+    BinaryCrossEntropy {
+        /// What one sample's loss counts for.
+        scale: f64,
+    },
     /// affinities of whole sequences → (choices, their weights, those without room[, how many]). The
     /// rows that come out are those that this rank has of the sequences; each token's first choice
     /// counts before any second one, and earlier tokens before later ones. A sigmoid's bias is a
@@ -546,6 +576,9 @@ impl OpKind {
             Self::BatchNorm { .. } => "batch_norm",
             Self::MaxPool { .. } => "max_pool",
             Self::AveragePool { .. } => "average_pool",
+            Self::EmbeddingBag { .. } => "embedding_bag",
+            Self::Interact { .. } => "interact",
+            Self::BinaryCrossEntropy { .. } => "binary_cross_entropy",
             Self::Route(_) => "route",
             Self::Dispatch { .. } => "dispatch",
             Self::ExpertLinear { .. } => "expert_linear",

@@ -441,6 +441,9 @@ impl Role<'_> {
     }
 
     fn param_view(&self, layer: usize, param: ParamId, reads: Reads) -> View {
+        if let Some(view) = self.table_view(layer, param) {
+            return view;
+        }
         let (bucket, entry) = self.owner(layer, param);
         let state = &self.buckets[bucket];
         let entry = &state.shape.entries[entry];

@@ -62,11 +62,25 @@ impl Deal<'_> {
         buckets
     }
 
-    /// Each parameter of a layer, and the kind of bucket that holds it.
+    /// The tables of a run of layers, whose rows take their own steps, if there are any.
+    pub(super) fn tables(&self, layers: Range<usize>) -> Option<BucketShape> {
+        let layer = layers.into_iter().find(|&layer| {
+            self.graph.layer(LayerId::from(layer)).params.iter().any(|param| param.sparse)
+        })?;
+        let params = self.graph.layer(LayerId::from(layer)).params.iter().enumerate();
+        let sparse = params.filter(|(_, param)| param.sparse).map(|(i, _)| ParamId::from(i));
+        let owners = sparse.map(|param| (LayerId::from(layer), param)).collect();
+        let mut shape = self.filled(layer..layer + 1, owners, Holds::Rest);
+        shape.name = "tables".into();
+        Some(shape)
+    }
+
+    /// Each parameter of a layer that has a gradient, and the kind of bucket that holds it.
     fn params(&self, layer: usize) -> impl Iterator<Item = (ParamId, Holds)> {
         let params = &self.graph.layer(LayerId::from(layer)).params;
         let apart = self.strategy.experts_apart();
-        params.iter().enumerate().map(move |(i, p)| {
+        let dense = params.iter().enumerate().filter(|(_, p)| !p.sparse);
+        dense.map(move |(i, p)| {
             let holds = match (p.tied, p.experts > 0 && apart) {
                 (true, _) => Holds::Tied,
                 (false, true) => Holds::Experts,
@@ -93,6 +107,16 @@ impl Deal<'_> {
                 owners.push((LayerId::from(layer), param));
             }
         }
+        self.filled(layers, owners, holds)
+    }
+
+    /// A bucket of these parameters.
+    fn filled(
+        &self,
+        layers: Range<usize>,
+        mut owners: Vec<(LayerId, ParamId)>,
+        holds: Holds,
+    ) -> BucketShape {
         // What must be summed along tp stands first, so that one call covers it.
         owners.sort_by_key(|&(layer, param)| !self.sharded_param(layer, param).partial);
         let mut entries = Vec::with_capacity(owners.len());
@@ -119,7 +143,8 @@ impl Deal<'_> {
                 init: decl.init,
                 decay: decl.decay,
                 running: decl.running,
-                counted: !second_use && !decl.running,
+                sparse: decl.sparse,
+                counted: !second_use && !decl.running && !decl.sparse,
                 norm_entry: norm_entry(self.graph, layer, param),
             };
             offset += entry.elements().div_ceil(BLOCK) * BLOCK;

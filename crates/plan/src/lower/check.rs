@@ -5,7 +5,7 @@ use crate::collective::{self, Algorithm, CollectiveKind, Order};
 use crate::dtype::DType;
 use crate::model::{Body, Model, ModelKind};
 use crate::schedule::{self, ScheduleKind};
-use crate::strategy::{Offload, Split, Strategy, Sync, Zero};
+use crate::strategy::{Offload, OptimizerKind, Split, Strategy, Sync, Tables, Zero};
 use std::fmt;
 use thiserror::Error;
 
@@ -74,6 +74,7 @@ pub(super) fn check(model: &Model, s: &Strategy) -> Result<(), Problems> {
     }
     tensor(model, s, &mut say);
     images(model, s, &mut say);
+    clicks(model, s, &mut say);
     context(model, s, &mut say);
     types(s, &mut say);
     check_experts::check(model, s, &mut say);
@@ -103,7 +104,11 @@ fn tensor(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
     }
     // Experts are cut along --etp; what every token goes through is cut as elsewhere.
     let widths = match model.kind {
-        ModelKind::Mlp | ModelKind::Gpt2 | ModelKind::Llama | ModelKind::Resnet => [model.ffn, 0],
+        ModelKind::Mlp
+        | ModelKind::Gpt2
+        | ModelKind::Llama
+        | ModelKind::Resnet
+        | ModelKind::Dlrm => [model.ffn, 0],
         ModelKind::Moe => {
             [model.experts.dense_ffn, model.experts.shared_experts.saturating_mul(model.ffn)]
         }
@@ -160,6 +165,55 @@ fn images(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
     let images = s.micro_batch.saturating_mul(u64::from(s.dp.max(1)));
     if images.checked_mul(net.largest_activation()).is_none_or(|e| e >= 1 << 56) {
         say("--micro-batch", format!("{images} images at a time are more than can be counted"));
+    }
+}
+
+/// What recommendation models cannot be asked for.
+fn clicks(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+    let Body::Clicks(net) = model.body() else {
+        if s.tables != Tables::Auto {
+            say("--tables", format!("{} has no tables to deal out; leave it out", model.name()));
+        }
+        return;
+    };
+    for (flag, size) in [("--tp", s.tp), ("--cp", s.cp), ("--pp", s.pp)] {
+        if size > 1 {
+            say(
+                flag,
+                format!("{} is cut by samples and by tables; use --dp and --tables", model.name()),
+            );
+        }
+    }
+    if s.seq != 1 {
+        say("--seq", format!("{} reads clicks, not sequences; leave it out", model.name()));
+    }
+    if s.microbatches() > 1 {
+        say(
+            "--micro-batch",
+            format!(
+                "rows of tables take their step where they are looked up, once an iteration; use {}, all \
+                 of a replica's samples",
+                s.global_batch / u64::from(s.dp.max(1))
+            ),
+        );
+    }
+    if s.optimizer != OptimizerKind::Sgd {
+        say(
+            "--optimizer",
+            format!(
+                "{} keeps state for every row of every table; {} trains with sgd, whose steps touch only \
+                 the rows of a batch",
+                s.optimizer,
+                model.name()
+            ),
+        );
+    }
+    if let Sync::Servers(_) = s.sync {
+        say("--sync", format!("replicas hold {}'s tables; use --sync all-reduce", model.name()));
+    }
+    let samples = s.micro_batch.saturating_mul(u64::from(s.dp.max(1)));
+    if samples.checked_mul(net.largest_activation()).is_none_or(|e| e >= 1 << 56) {
+        say("--micro-batch", format!("{samples} samples at a time are more than can be counted"));
     }
 }
 

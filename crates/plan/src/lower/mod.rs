@@ -26,12 +26,14 @@ mod segment;
 mod server;
 mod shard;
 mod split;
+mod tables;
 mod tied;
 mod update;
 mod versions;
 
 pub use check::{Problem, Problems};
 pub use partition::balance;
+pub use tables::{Seat, assign, slots};
 
 use crate::graph::{self, Graph};
 use crate::ids::GroupId;

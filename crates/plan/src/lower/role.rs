@@ -5,6 +5,7 @@ use super::arena::{self, Home};
 use super::dropped::Dropped;
 use super::offload::Offloading;
 use super::shard::ValueId;
+use super::tables::TableState;
 use super::update::BucketState;
 use super::versions::Reads;
 use crate::collective::{self, Algorithm, CollectiveKind, Order, Reduction};
@@ -12,8 +13,8 @@ use crate::dtype::DType;
 use crate::ids::{BufferId, CallId, LaneId, Microbatch, OpId, SegmentId, Stage, StageRank};
 use crate::mesh::{Axis, GroupKind};
 use crate::program::{
-    Buffer, Call, InFlight, LoadKind, MemoryKind, Op, Outputs, Peer, Program, Section, Segment,
-    View,
+    Bucket, Buffer, Call, InFlight, LoadKind, MemoryKind, Op, Outputs, Peer, Program, Section,
+    Segment, View,
 };
 use crate::schedule::{Made, Pass, ScheduleKind, in_flight};
 use crate::units::Bytes;
@@ -167,6 +168,8 @@ pub(super) struct Role<'c> {
     pub(super) handed: Option<(Stage, BufferId)>,
     pub(super) handed_grad: Option<(Stage, BufferId)>,
     pub(super) buckets: Vec<BucketState>,
+    /// Tables whose rows take their own steps.
+    pub(super) tables: Option<TableState>,
     /// The section that is being written.
     pub(super) body: Section,
     prologue: Section,
@@ -204,6 +207,7 @@ impl<'c> Role<'c> {
             handed: None,
             handed_grad: None,
             buckets: Vec::new(),
+            tables: None,
             body: Section::default(),
             prologue: Section::default(),
             in_flight: Vec::new(),
@@ -220,6 +224,7 @@ impl<'c> Role<'c> {
             role.context.strategy.schedule.stages_of(StageRank(rank as u16), role.pp()).collect();
         for &stage in &mine {
             role.declare_buckets(role.context.stages[stage.index()].clone());
+            role.declare_tables(role.context.stages[stage.index()].clone());
         }
         if mine.contains(&last) {
             role.declare_loss();
@@ -638,7 +643,8 @@ impl<'c> Role<'c> {
                 }
             })
             .collect();
-        let buckets = self.buckets.iter().map(|state| state.finish()).collect();
+        let mut buckets: Vec<Bucket> = self.buckets.iter().map(|state| state.finish()).collect();
+        buckets.extend(self.tables.iter().map(TableState::finish));
         Program {
             name: format!("pipeline rank {} ({})", self.rank, spans.join(", ")),
             lanes: self.lanes,

@@ -192,7 +192,11 @@ impl Cutter<'_> {
                 .iter()
                 .map(|&v| slot(Source::Value(v), Access::Read, self.layer, self.strategy))
                 .collect();
-            let (of, access): (fn(ParamId) -> Source, _) = if gradient {
+            let rows = matches!(kind, crate::graph::OpKind::EmbeddingBag { .. });
+            let (of, access): (fn(ParamId) -> Source, _) = if gradient && rows {
+                // Rows take their step where their gradient is known.
+                (Source::Param, Access::Accumulate)
+            } else if gradient {
                 (Source::Gradient, Access::Accumulate)
             } else {
                 (Source::Param, Access::Read)

@@ -177,7 +177,7 @@ pub(super) fn external<'a>(
 }
 
 pub(super) struct Sharder<'a> {
-    graph: &'a Graph,
+    pub(super) graph: &'a Graph,
     pub(super) layer: &'a LayerGraph,
     pub(super) strategy: &'a Strategy,
     pub(super) values: Vec<Value>,
@@ -301,6 +301,9 @@ impl<'a> Sharder<'a> {
     }
 
     fn apply(&mut self, op: &Operator) {
+        if self.on_tables(op) {
+            return;
+        }
         if experts::is_expert(self, op) {
             return self.apply_expert(op);
         }
@@ -475,6 +478,9 @@ impl<'a> Sharder<'a> {
                 | OpKind::Dispatch { .. }
                 | OpKind::ExpertLinear { .. }
                 | OpKind::Combine { .. }
+                | OpKind::EmbeddingBag { .. }
+                | OpKind::Interact { .. }
+                | OpKind::BinaryCrossEntropy { .. }
                 | OpKind::Conv { .. }
                 | OpKind::BatchSums { .. }
                 | OpKind::BatchNorm { .. }

@@ -27,7 +27,7 @@ macro_rules! files {
     };
 }
 
-static FILES: [(&str, &str); 31] = files![
+static FILES: [(&str, &str); 33] = files![
     "mini",
     "mini-llama",
     "mini-moe",
@@ -59,6 +59,8 @@ static FILES: [(&str, &str); 31] = files![
     "qwen3-30b-a3b",
     "qwen3-235b-a22b",
     "deepseek-v3",
+    "dlrm-mini",
+    "dlrm-criteo",
 ];
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ impl Model {
         match self.body() {
             Body::Tokens {} => self.count() as u64,
             Body::Images(net) => net.count() as u64,
+            Body::Clicks(net) => net.count() as u64,
         }
     }
 
@@ -177,7 +178,7 @@ impl Shape {
     /// The parameters of one norm: gain and bias, only a gain, or no norm at all.
     fn norm_count(&self) -> u128 {
         let vectors = match self.kind {
-            ModelKind::Mlp | ModelKind::Resnet => 0,
+            ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm => 0,
             ModelKind::Gpt2 => 2,
             ModelKind::Llama | ModelKind::Moe => 1,
         };
@@ -350,7 +351,9 @@ pub(in crate::model) mod tests {
 
     /// Shapes that a file could hold, from tiny to beyond the limit on parameters.
     pub(in crate::model) fn shapes() -> impl Strategy<Value = Shape> {
-        let of_tokens = ModelKind::ALL.into_iter().filter(|kind| *kind != ModelKind::Resnet);
+        let of_tokens = ModelKind::ALL
+            .into_iter()
+            .filter(|kind| !matches!(kind, ModelKind::Resnet | ModelKind::Dlrm));
         let kinds = prop::sample::select(of_tokens.collect::<Vec<_>>());
         let sizes = (up_to(65_535), up_to(1 << 17), up_to(1 << 12), up_to(64), up_to(1 << 26));
         let rest = (up_to(1 << 30), up_to(1 << 20), up_to(1 << 31), any::<bool>(), 0usize..4);
@@ -367,9 +370,11 @@ pub(in crate::model) mod tests {
                         capacity: norm_eps - 0.01f64.min(norm_eps),
                         ..Experts::default()
                     },
-                    ModelKind::Mlp | ModelKind::Gpt2 | ModelKind::Llama | ModelKind::Resnet => {
-                        Experts::default()
-                    }
+                    ModelKind::Mlp
+                    | ModelKind::Gpt2
+                    | ModelKind::Llama
+                    | ModelKind::Resnet
+                    | ModelKind::Dlrm => Experts::default(),
                 };
                 let (attention, learned, rotary) = (
                     u64::from(kind.has_attention()),

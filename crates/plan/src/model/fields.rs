@@ -79,9 +79,11 @@ impl Fields {
         let head_dim = if has(Field::HeadDim) { self.head_dim(d_model, heads) } else { 0 };
         let ffn = match kind {
             ModelKind::Gpt2 => self.size_after(Field::Ffn, Field::DModel, 4 * d_model),
-            ModelKind::Mlp | ModelKind::Llama | ModelKind::Moe | ModelKind::Resnet => {
-                self.size(Field::Ffn)
-            }
+            ModelKind::Mlp
+            | ModelKind::Llama
+            | ModelKind::Moe
+            | ModelKind::Resnet
+            | ModelKind::Dlrm => self.size(Field::Ffn),
         };
         let seq = self.size(Field::Seq);
         let max_positions = match has(Field::Positions) {

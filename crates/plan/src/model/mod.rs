@@ -7,6 +7,7 @@
 
 mod check;
 mod count;
+mod dlrm;
 mod error;
 mod experts;
 mod field;
@@ -19,6 +20,7 @@ pub mod built_in;
 pub mod hugging_face;
 
 pub use check::MAX_PARAMETERS;
+pub use dlrm::Dlrm;
 pub use error::{ModelError, ModelErrors};
 pub use experts::{Experts, Latent, Router};
 pub use resnet::{Block, ResNet, Stem};
@@ -48,13 +50,16 @@ pub enum Body {
     Tokens {},
     /// Images.
     Images(ResNet),
+    /// What is measured and counted of a click.
+    Clicks(Dlrm),
 }
 
 /// The numbers of a model, not yet checked.
 ///
 /// Where a number has no meaning for the kind, it is zero: an `mlp` has no heads and no norm, only
 /// `gpt2` has a table of positions, only `llama` and `moe` have a rotary base, and only `moe` has
-/// experts. A `resnet` has its numbers in [`Body`], and here what others need to know of any model.
+/// experts. A `resnet` and a `dlrm` have their numbers in [`Body`], and here what others need to know of
+/// any model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Shape {
     /// The family, which decides the operators and which parameters have biases.
@@ -111,6 +116,8 @@ pub enum ModelKind {
     Resnet,
     /// Llama's layers with experts in place of the feed-forward network.
     Moe,
+    /// A recommendation model: tables, and networks around the products of what is looked up in them.
+    Dlrm,
 }
 
 /// The non-linearity of the feed-forward network.
@@ -132,9 +139,9 @@ impl Model {
     /// Checks a shape made in code; errors bear the model's name in place of a file.
     pub fn new(name: impl Into<String>, shape: Shape) -> Result<Self, ModelErrors> {
         let name = name.into();
-        if shape.kind == ModelKind::Resnet {
-            let problem = "a residual network is not told by widths and heads".to_owned();
-            let remedy = "make it with `Model::resnet`".to_owned();
+        if matches!(shape.kind, ModelKind::Resnet | ModelKind::Dlrm) {
+            let problem = "such a model is not told by widths and heads".to_owned();
+            let remedy = "make it with `Model::resnet` or `Model::dlrm`".to_owned();
             let error = ModelError { file: name, line: None, problem, remedy };
             return Err(ModelErrors::new(vec![error]));
         }
@@ -153,9 +160,13 @@ impl Model {
 
     /// A model whose numbers stand in its body.
     fn from_body(name: String, body: Body) -> Result<Self, ModelErrors> {
-        let Body::Images(net) = &body else { unreachable!("models of tokens have a shape") };
-        match resnet::too_large(net) {
-            None => Ok(Self { name, shape: resnet::shape(net), body }),
+        let (problem, shape) = match &body {
+            Body::Images(net) => (resnet::too_large(net), resnet::shape(net)),
+            Body::Clicks(net) => (dlrm::too_large(net), dlrm::shape(net)),
+            Body::Tokens {} => unreachable!("models of tokens have a shape"),
+        };
+        match problem {
+            None => Ok(Self { name, shape, body }),
             Some((problem, remedy)) => {
                 Err(ModelErrors::new(vec![ModelError { file: name, line: None, problem, remedy }]))
             }
@@ -176,7 +187,7 @@ impl Model {
     pub fn with_seq(&self, seq: u64) -> Result<Self, ModelErrors> {
         match self.body {
             Body::Tokens {} => Self::new(self.name.clone(), Shape { seq, ..self.shape }),
-            Body::Images(_) => Ok(self.clone()),
+            Body::Images(_) | Body::Clicks(_) => Ok(self.clone()),
         }
     }
 
@@ -193,7 +204,11 @@ impl Model {
     /// Layers whose feed-forward part is experts.
     pub fn expert_layers(&self) -> u64 {
         match self.shape.kind {
-            ModelKind::Mlp | ModelKind::Gpt2 | ModelKind::Llama | ModelKind::Resnet => 0,
+            ModelKind::Mlp
+            | ModelKind::Gpt2
+            | ModelKind::Llama
+            | ModelKind::Resnet
+            | ModelKind::Dlrm => 0,
             ModelKind::Moe => self.shape.layers - self.shape.experts.dense_layers,
         }
     }
@@ -216,7 +231,8 @@ impl Shape {
 
 impl ModelKind {
     /// The kinds that can be built.
-    pub const ALL: [Self; 5] = [Self::Mlp, Self::Gpt2, Self::Llama, Self::Moe, Self::Resnet];
+    pub const ALL: [Self; 6] =
+        [Self::Mlp, Self::Gpt2, Self::Llama, Self::Moe, Self::Resnet, Self::Dlrm];
 
     /// The word used in files and reports.
     pub const fn name(self) -> &'static str {
@@ -226,13 +242,14 @@ impl ModelKind {
             Self::Llama => "llama",
             Self::Resnet => "resnet",
             Self::Moe => "moe",
+            Self::Dlrm => "dlrm",
         }
     }
 
     /// Whether tokens see each other.
     pub const fn has_attention(self) -> bool {
         match self {
-            Self::Mlp | Self::Resnet => false,
+            Self::Mlp | Self::Resnet | Self::Dlrm => false,
             Self::Gpt2 | Self::Llama | Self::Moe => true,
         }
     }
@@ -241,14 +258,14 @@ impl ModelKind {
     pub const fn has_biases(self) -> bool {
         match self {
             Self::Mlp | Self::Gpt2 => true,
-            Self::Llama | Self::Moe | Self::Resnet => false,
+            Self::Llama | Self::Moe | Self::Resnet | Self::Dlrm => false,
         }
     }
 
     /// Whether positions are rotary, and norms by root mean square.
     pub const fn is_rotary(self) -> bool {
         match self {
-            Self::Mlp | Self::Gpt2 | Self::Resnet => false,
+            Self::Mlp | Self::Gpt2 | Self::Resnet | Self::Dlrm => false,
             Self::Llama | Self::Moe => true,
         }
     }
@@ -258,7 +275,7 @@ impl ModelKind {
         match self {
             Self::Mlp => &[Activation::Relu, Activation::Gelu, Activation::SquaredRelu],
             Self::Gpt2 => &[Activation::Gelu, Activation::Relu, Activation::SquaredRelu],
-            Self::Resnet => &[Activation::Relu],
+            Self::Resnet | Self::Dlrm => &[Activation::Relu],
             Self::Llama | Self::Moe => {
                 &[Activation::SwiGlu, Activation::Gelu, Activation::Relu, Activation::SquaredRelu]
             }

@@ -4,7 +4,7 @@ use super::check::not_for;
 use super::error::{ModelError, ModelErrors};
 use super::field::{Dialect, Field};
 use super::fields::{Entry, Fields, Given, Value, quoted};
-use super::{Activation, Body, Model, ModelKind, resnet};
+use super::{Activation, Body, Model, ModelKind, dlrm, resnet};
 use crate::nearest::nearest;
 use std::collections::BTreeMap;
 use toml::de::{DeTable, DeValue};
@@ -28,6 +28,10 @@ impl Model {
                 let body = resnet::parse(&mut fields);
                 return fields.finish_body(file_name, body);
             }
+            ModelKind::Dlrm => {
+                let body = dlrm::parse(&mut fields);
+                return fields.finish_body(file_name, body);
+            }
             ModelKind::Mlp | ModelKind::Gpt2 | ModelKind::Llama | ModelKind::Moe => {}
         }
         refuse_strangers(&mut fields, kind);
@@ -41,9 +45,14 @@ impl Model {
     /// Writes a model file that [`Model::parse`] reads back to an equal model.
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
-        if let Body::Images(net) = self.body() {
+        let rest = match self.body() {
+            Body::Tokens {} => None,
+            Body::Images(net) => Some(resnet::to_toml(net)),
+            Body::Clicks(net) => Some(dlrm::to_toml(net)),
+        };
+        if let Some(rest) = rest {
             let name = toml::Value::String(self.name().to_owned());
-            return format!("name = {name}\nkind = \"resnet\"\n{}", resnet::to_toml(net));
+            return format!("name = {name}\nkind = \"{}\"\n{rest}", self.kind);
         }
         for field in Field::ALL.into_iter().filter(|field| field.applies_to(self.kind)) {
             let value = match field {
@@ -83,9 +92,6 @@ impl Model {
         text
     }
 }
-
-/// Kinds that files may name in the future, so that naming one now is not called a slip.
-const PLANNED_KINDS: [&str; 1] = ["dlrm"];
 
 /// How a section is shown in messages.
 const TABLE: &str = "a table";
@@ -152,16 +158,11 @@ fn kind(fields: &mut Fields) -> Option<ModelKind> {
     if let Some(kind) = ModelKind::ALL.into_iter().find(|kind| kind.name() == word) {
         return Some(kind);
     }
-    let (problem, remedy) = if PLANNED_KINDS.contains(&word.as_str()) {
-        (format!("kind \"{word}\" is not available yet"), format!("use one of {known}"))
-    } else {
-        let meant = nearest(&word, ModelKind::ALL.map(ModelKind::name));
-        let remedy = match meant {
-            Some(meant) => format!("did you mean \"{meant}\"? (known: {known})"),
-            None => format!("use one of {known}"),
-        };
-        (format!("kind {} is unknown", quoted(&word)), remedy)
+    let remedy = match nearest(&word, ModelKind::ALL.map(ModelKind::name)) {
+        Some(meant) => format!("did you mean \"{meant}\"? (known: {known})"),
+        None => format!("use one of {known}"),
     };
+    let problem = format!("kind {} is unknown", quoted(&word));
     fields.blame(Field::Kind, problem, remedy);
     None
 }
@@ -414,12 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_are_named_or_announced() {
-        assert_told(
-            "layers = 2\nkind = \"dlrm\"\nexperts = 8",
-            "m.toml:2: kind \"dlrm\" is not available yet; \
-             use one of \"mlp\", \"gpt2\", \"llama\", \"moe\", \"resnet\"",
-        );
+    fn kinds_are_named() {
         let told_of = |text: &str| told(text);
         assert!(told_of("kind = \"gtp2\"").contains("did you mean \"gpt2\"?"));
         assert!(told_of("kind = \"bert\"").contains("use one of"));

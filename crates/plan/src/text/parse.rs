@@ -11,7 +11,7 @@ use crate::program::{
     Memory, MemoryKind, Op, Operand, Outputs, Plan, Program, Section, Segment, SegmentPass,
     Service, StepPhase, Template, View,
 };
-use crate::strategy::{Offload, Split, Store, Strategy};
+use crate::strategy::{Offload, Split, Store, Strategy, Tables};
 use crate::units::Bytes;
 use std::fmt::Display;
 use std::str::FromStr;
@@ -181,9 +181,13 @@ impl<'t> Reader<'t> {
             expert_room: 1.0,
             offload: Offload::default(),
             store: Store::default(),
+            tables: Tables::default(),
         };
         if self.peeked.is_some_and(|line| line.peek() == "split") {
             strategy.split = self.field("split")?;
+        }
+        if self.peeked.is_some_and(|line| line.peek() == "tables") {
+            strategy.tables = self.field("tables")?;
         }
         if self.peeked.is_some_and(|line| line.peek() == "sync_batch_norm") {
             strategy.sync_batch_norm = self.field("sync_batch_norm")?;
@@ -527,7 +531,7 @@ fn entry(mut line: Line<'_>) -> Result<Entry> {
     let offset = line.value("offset")?;
     let init = parse_init(&mut line)?;
     let (decay, running) = (line.eat("decay"), line.eat("running"));
-    let counted = line.eat("counted");
+    let (sparse, counted) = (line.eat("sparse"), line.eat("counted"));
     line.expect("norm")?;
     let norm_entry = line.value("norm entry")?;
     line.end()?;
@@ -542,6 +546,7 @@ fn entry(mut line: Line<'_>) -> Result<Entry> {
         init,
         decay,
         running,
+        sparse,
         counted,
         norm_entry,
     })

@@ -7,7 +7,7 @@ use crate::program::{
     Bucket, Call, Entry, Gauge, MemoryKind, Op, Plan, Program, Section, Segment, Service, Template,
     View,
 };
-use crate::strategy::{Offload, Split, Store, Strategy};
+use crate::strategy::{Offload, Split, Store, Strategy, Tables};
 use std::fmt;
 
 /// The first line of every plan.
@@ -93,6 +93,9 @@ impl<'p> Printer<'p> {
         // Added later: a plan that does not say so is split by cost, and offloads nothing.
         if s.split != Split::default() {
             put!(self, "split {}\n", s.split);
+        }
+        if s.tables != Tables::default() {
+            put!(self, "tables {}\n", s.tables);
         }
         if s.sync_batch_norm {
             put!(self, "sync_batch_norm {}\n", s.sync_batch_norm);
@@ -287,8 +290,12 @@ impl<'p> Printer<'p> {
         }
         put!(self, " {} local {local_rows}x{local_width} at {} ", entry.tp, entry.offset);
         print_init(entry.init, &mut self.out);
-        let flags =
-            [(entry.decay, " decay"), (entry.running, " running"), (entry.counted, " counted")];
+        let flags = [
+            (entry.decay, " decay"),
+            (entry.running, " running"),
+            (entry.sparse, " sparse"),
+            (entry.counted, " counted"),
+        ];
         for (flag, word) in flags {
             self.out.push_str(if flag { word } else { "" });
         }

@@ -17,7 +17,9 @@ use crate::program::{
 };
 use crate::schedule::ScheduleKind;
 use crate::spec::{Layout, Placement};
-use crate::strategy::{Offload, OptimizerKind, Recompute, Split, Store, Strategy, Sync, Zero};
+use crate::strategy::{
+    Offload, OptimizerKind, Recompute, Split, Store, Strategy, Sync, Tables, Zero,
+};
 use crate::units::Bytes;
 use proptest::prelude::*;
 
@@ -170,6 +172,7 @@ impl Draw {
             expert_room: self.pick(&[1.0, 2.5]),
             offload: self.pick(&Offload::ALL),
             store: self.pick(&[Store::Disk, Store::Host]),
+            tables: self.pick(&[Tables::Auto, Tables::Replicate, Tables::Table, Tables::Row]),
             dtype: self.dtype(),
             grad_dtype: self.dtype(),
             order: self.order(),
@@ -238,6 +241,9 @@ impl Draw {
             OpKind::RowMax,
             OpKind::SoftmaxStats,
             OpKind::CrossEntropy { scale: x },
+            OpKind::EmbeddingBag { tables: a, lookups: b, width: a },
+            OpKind::Interact { tables: a, width: b, parts: 3 },
+            OpKind::BinaryCrossEntropy { scale: x },
             OpKind::Conv { window },
             OpKind::BatchSums { channels: a },
             OpKind::BatchNorm { channels: a, eps: x, pixels: b, over: 2, share: x },
@@ -318,6 +324,7 @@ impl Draw {
             init: self.pick(&[Init::Zero, Init::One, Init::Normal(deviation)]),
             decay: self.flag(),
             running: self.flag(),
+            sparse: self.flag(),
             counted: self.flag(),
             norm_entry: self.short(),
         }

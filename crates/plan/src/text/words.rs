@@ -152,11 +152,12 @@ pub(super) fn parse_placement(line: &mut Line<'_>) -> Result<Placement> {
                 return line
                     .error(format!("placement '{word}' is none of R, S0, S0b, S0z, P+, P^, F"));
             };
-            let digits = shard.trim_end_matches(['b', 'z']);
+            let digits = shard.trim_end_matches(['b', 'z', 'w']);
             let layout = match &shard[digits.len()..] {
                 "" => Layout::Contiguous,
                 "b" => Layout::Blocks,
                 "z" => Layout::Zigzag,
+                "w" => Layout::Whole,
                 _ => return line.error(format!("placement '{word}' has more than one layout")),
             };
             Placement::Shard { dim: line.read("cut dimension", digits)?, layout }
@@ -226,6 +227,17 @@ pub(super) fn print_op_kind(kind: &OpKind, out: &mut String) {
         }
         OpKind::CrossEntropy { scale } => {
             return push(out, format_args!("cross_entropy scale={scale:?}"));
+        }
+        OpKind::EmbeddingBag { tables, lookups, width } => {
+            push(out, format_args!("embedding_bag tables={tables} lookups={lookups}"));
+            return push(out, format_args!(" width={width}"));
+        }
+        OpKind::Interact { tables, width, parts } => {
+            let sizes = format_args!("interact tables={tables} width={width} parts={parts}");
+            return push(out, sizes);
+        }
+        OpKind::BinaryCrossEntropy { scale } => {
+            return push(out, format_args!("binary_cross_entropy scale={scale:?}"));
         }
         OpKind::Conv { window } => {
             out.push_str("conv");
@@ -298,6 +310,17 @@ pub(super) fn parse_op_kind(line: &mut Line<'_>) -> Result<OpKind> {
         "keys_values" => OpKind::KeysValues { heads: parse_heads(line)? },
         "activation" => OpKind::Activation { function: ActivationKind::parse(line)? },
         "cross_entropy" => OpKind::CrossEntropy { scale: line.id("scale=", "scale")? },
+        "embedding_bag" => OpKind::EmbeddingBag {
+            tables: line.id("tables=", "tables")?,
+            lookups: line.id("lookups=", "lookups")?,
+            width: line.id("width=", "width")?,
+        },
+        "interact" => OpKind::Interact {
+            tables: line.id("tables=", "tables")?,
+            width: line.id("width=", "width")?,
+            parts: line.id("parts=", "parts")?,
+        },
+        "binary_cross_entropy" => OpKind::BinaryCrossEntropy { scale: line.id("scale=", "scale")? },
         "conv" => OpKind::Conv { window: parse_window(line)? },
         "batch_sums" => OpKind::BatchSums { channels: line.id("channels=", "channels")? },
         "batch_norm" => OpKind::BatchNorm {

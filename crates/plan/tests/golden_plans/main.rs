@@ -34,7 +34,7 @@ fn tiny(kind: ModelKind) -> Model {
         vocab: 64,
         tied: kind == ModelKind::Gpt2,
         activation: match kind {
-            ModelKind::Mlp | ModelKind::Resnet => Activation::Relu,
+            ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm => Activation::Relu,
             ModelKind::Gpt2 => Activation::Gelu,
             ModelKind::Llama | ModelKind::Moe => Activation::SwiGlu,
         },
@@ -50,9 +50,11 @@ fn tiny(kind: ModelKind) -> Model {
                 balance: 0.01,
                 ..Experts::default()
             },
-            ModelKind::Mlp | ModelKind::Gpt2 | ModelKind::Llama | ModelKind::Resnet => {
-                Experts::default()
-            }
+            ModelKind::Mlp
+            | ModelKind::Gpt2
+            | ModelKind::Llama
+            | ModelKind::Resnet
+            | ModelKind::Dlrm => Experts::default(),
         },
         latent: Latent::default(),
     };

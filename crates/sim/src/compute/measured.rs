@@ -69,6 +69,9 @@ pub fn kernel(template: &Template, op: &LocalOp) -> KernelUse {
         | OpKind::RowMax
         | OpKind::SoftmaxStats
         | OpKind::CrossEntropy { .. }
+        | OpKind::EmbeddingBag { .. }
+        | OpKind::Interact { .. }
+        | OpKind::BinaryCrossEntropy { .. }
         | OpKind::BatchSums { .. }
         | OpKind::BatchNorm { .. }
         | OpKind::MaxPool { .. }
@@ -139,6 +142,9 @@ fn name(kind: &OpKind) -> &'static str {
         | OpKind::SoftmaxStats
         | OpKind::CrossEntropy { .. }
         | OpKind::Conv { .. }
+        | OpKind::EmbeddingBag { .. }
+        | OpKind::Interact { .. }
+        | OpKind::BinaryCrossEntropy { .. }
         | OpKind::BatchSums { .. }
         | OpKind::BatchNorm { .. }
         | OpKind::MaxPool { .. }

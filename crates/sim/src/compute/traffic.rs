@@ -72,6 +72,8 @@ impl Roofline<'_> {
             | OpKind::KeysValues { .. }
             | OpKind::Add
             | OpKind::CrossEntropy { .. }
+            | OpKind::EmbeddingBag { .. }
+            | OpKind::BinaryCrossEntropy { .. }
             | OpKind::MaxPool { .. }
             | OpKind::AveragePool { .. }
             | OpKind::Route(_)
@@ -86,6 +88,7 @@ impl Roofline<'_> {
             | OpKind::Total => self.roof(cost, 1.0),
             OpKind::Linear { .. }
             | OpKind::Conv { .. }
+            | OpKind::Interact { .. }
             | OpKind::ExpertLinear { .. }
             | OpKind::Attention { .. }
             | OpKind::AttentionBlock { .. } => Work::default(),
@@ -177,6 +180,9 @@ pub(super) fn elementwise(op: &LocalOp) -> bool {
         | OpKind::SoftmaxStats
         | OpKind::CrossEntropy { .. }
         | OpKind::Conv { .. }
+        | OpKind::EmbeddingBag { .. }
+        | OpKind::Interact { .. }
+        | OpKind::BinaryCrossEntropy { .. }
         | OpKind::BatchSums { .. }
         | OpKind::BatchNorm { .. }
         | OpKind::MaxPool { .. }

@@ -454,6 +454,7 @@ impl Job {
             threads_per_rank: self.threads_per_rank(),
             seed: training.seed,
             data: self.data.source.clone(),
+            distinct: training.distinct,
             start: match (&self.keeping.resume, &self.keeping.init_from) {
                 (Some(resume), _) => Start::Checkpoint(Arc::clone(resume)),
                 (None, Some(from)) => Start::Pretrained(Arc::clone(from)),

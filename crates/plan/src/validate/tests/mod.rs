@@ -151,6 +151,7 @@ fn program(name: &str, body: &Ops) -> Program {
                 init: Init::One,
                 decay: true,
                 running: false,
+                sparse: false,
                 counted: true,
                 norm_entry: 0,
             }],

@@ -1,0 +1,182 @@
+//! Tables of a recommendation model: sums of the rows that samples look up, and the steps of those rows.
+//!
+//! A table may have more rows than any batch touches, so there is no gradient of its size: each row that
+//! was looked up takes its step along the gradient of the sum that it was part of, sample after sample.
+
+use crate::Element;
+use crate::pool::{Pool, strips};
+use crate::shape::expect_len;
+
+/// How samples look up rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lookups {
+    /// How many tables there are.
+    pub tables: usize,
+    /// Rows of each that a sample looks up.
+    pub each: usize,
+    /// The width of a row.
+    pub width: usize,
+}
+
+/// What is held here of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Its first row that is held.
+    pub first: u64,
+    /// How many rows are held.
+    pub rows: u64,
+    /// Where the first of them lies, in rows.
+    pub at: u64,
+    /// Where its sums stand among those of a sample, in widths of a row.
+    pub slot: usize,
+}
+
+impl Held {
+    /// Where a row lies, in elements, if it is held.
+    #[inline(always)]
+    fn place(&self, id: u32, width: usize) -> Option<usize> {
+        let row = u64::from(id).checked_sub(self.first).filter(|&row| row < self.rows)?;
+        Some((self.at + row) as usize * width)
+    }
+}
+
+/// `sums[sample, slot] =` the sum of the rows that a sample looks up in the table with that slot, of
+/// those that are held here. `held` says so for every table.
+pub fn sum_rows<T: Element>(
+    pool: &Pool,
+    shape: Lookups,
+    held: &[Option<Held>],
+    ids: &[u32],
+    table: &[T],
+    sums: &mut [T],
+) {
+    let Lookups { tables, each, width } = shape;
+    let samples = ids.len() / (tables * each).max(1);
+    expect_len("ids", ids.len(), &[samples, tables, each]);
+    expect_len("held", held.len(), &[tables]);
+    let row = sums.len() / samples.max(1);
+    pool.for_each_block(samples, SAMPLES, strips(sums, row), |at, sums| {
+        for (sample, sums) in at.zip(sums.chunks_mut(row.max(1))) {
+            sums.fill(T::ZERO);
+            let ids = &ids[sample * tables * each..][..tables * each];
+            for (ids, held) in ids.chunks(each).zip(held) {
+                let Some(held) = held else { continue };
+                let sum = &mut sums[held.slot * width..][..width];
+                for at in ids.iter().filter_map(|&id| held.place(id, width)) {
+                    for (sum, value) in sum.iter_mut().zip(&table[at..at + width]) {
+                        *sum = T::narrow(sum.widen() + value.widen());
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// `row -= rate * gradient` for every row that a sample looked up, in the order of samples. A gradient
+/// that is not finite changes nothing.
+pub fn step_rows<T: Element>(
+    shape: Lookups,
+    rate: f32,
+    held: &[Option<Held>],
+    gradients: &[T],
+    ids: &[u32],
+    table: &mut [T],
+) {
+    let Lookups { tables, each, width } = shape;
+    let samples = ids.len() / (tables * each).max(1);
+    expect_len("ids", ids.len(), &[samples, tables, each]);
+    expect_len("held", held.len(), &[tables]);
+    let row = gradients.len() / samples.max(1);
+    for (ids, gradients) in ids.chunks(tables * each).zip(gradients.chunks(row.max(1))) {
+        for (ids, held) in ids.chunks(each).zip(held) {
+            let Some(held) = held else { continue };
+            let gradient = &gradients[held.slot * width..][..width];
+            if !gradient.iter().all(|g| g.widen().is_finite()) {
+                continue;
+            }
+            for at in ids.iter().filter_map(|&id| held.place(id, width)) {
+                for (value, gradient) in table[at..at + width].iter_mut().zip(gradient) {
+                    *value = T::narrow(value.widen() - rate * gradient.widen());
+                }
+            }
+        }
+    }
+}
+
+/// How many samples a thread takes at a time.
+const SAMPLES: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::{assert_close, random, random_ids};
+
+    const SHAPE: Lookups = Lookups { tables: 2, each: 3, width: 5 };
+
+    /// Two tables of 4 and 6 rows, whole.
+    fn whole() -> [Option<Held>; 2] {
+        [(0, 4, 0), (4, 6, 1)].map(|(at, rows, slot)| Some(Held { first: 0, rows, at, slot }))
+    }
+
+    fn ids() -> Vec<u32> {
+        let mut ids = random_ids("ids", 7 * 6, 6);
+        ids.chunks_mut(6).for_each(|ids| ids[..3].iter_mut().for_each(|id| *id %= 4));
+        ids
+    }
+
+    #[test]
+    fn sums_are_those_of_the_rows_looked_up_and_parts_add_up() {
+        let (ids, table) = (ids(), random("table", 10 * 5));
+        let mut sums = vec![f32::NAN; 7 * 10];
+        sum_rows(&Pool::single(), SHAPE, &whole(), &ids, &table, &mut sums);
+        let expected = |i: usize| {
+            let (sample, slot, column) = (i / 10, i % 10 / 5, i % 5);
+            let of = ids[sample * 6 + slot * 3..][..3].iter();
+            of.map(|&id| f64::from(table[(slot * 4 + id as usize) * 5 + column])).sum::<f64>()
+        };
+        assert_close(&sums, &(0..70).map(expected).collect::<Vec<_>>());
+
+        // Rows 0 and 1 of the first table and 0 to 2 of the second here, the others elsewhere.
+        let part = |first: [u64; 2], rows: [u64; 2]| {
+            [0, 1].map(|t| {
+                let at = if t == 0 { 0 } else { rows[0] };
+                Some(Held { first: first[t], rows: rows[t], at, slot: t })
+            })
+        };
+        let rows = |of: &[usize]| {
+            of.iter().flat_map(|row| table[row * 5..row * 5 + 5].to_vec()).collect::<Vec<f32>>()
+        };
+        let mut halves = [vec![f32::NAN; 70], vec![f32::NAN; 70]];
+        let parts = [
+            (part([0, 0], [2, 3]), rows(&[0, 1, 4, 5, 6])),
+            (part([2, 3], [2, 3]), rows(&[2, 3, 7, 8, 9])),
+        ];
+        for ((held, table), sums) in parts.iter().zip(&mut halves) {
+            sum_rows(&Pool::single(), SHAPE, held, &ids, table, sums);
+        }
+        let both: Vec<f64> =
+            halves[0].iter().zip(&halves[1]).map(|(a, b)| f64::from(a + b)).collect();
+        assert_close(&sums, &both);
+    }
+
+    #[test]
+    fn rows_step_along_the_gradients_of_the_sums_they_are_in() {
+        let (ids, table) = (ids(), random("table", 50));
+        let gradients = random("gradients", 70);
+        let mut stepped = table.clone();
+        step_rows(SHAPE, 0.5, &whole(), &gradients, &ids, &mut stepped);
+        let mut expected: Vec<f64> = table.iter().map(|&v| f64::from(v)).collect();
+        for (i, &id) in ids.iter().enumerate() {
+            let (sample, slot) = (i / 6, i % 6 / 3);
+            for column in 0..5 {
+                let row = slot * 4 + id as usize;
+                expected[row * 5 + column] -=
+                    0.5 * f64::from(gradients[sample * 10 + slot * 5 + column]);
+            }
+        }
+        assert_close(&stepped, &expected);
+        let lost = vec![f32::NAN; 70];
+        step_rows(SHAPE, 0.5, &whole(), &lost, &ids, &mut stepped);
+        assert_close(&stepped, &expected);
+    }
+}
