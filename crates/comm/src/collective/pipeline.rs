@@ -13,9 +13,9 @@ use paceline_plan::collective::{Action, Algorithm, Pattern, Step};
 
 /// Bytes of a piece of a chunk: a part of what the caches of a host hold, and long beside what a message
 /// costs (seen: 20 µs, where eight ranks take turns on two cores).
-pub(super) const PIECE: u64 = 1 << 20;
-/// Chunks of so many pieces or fewer still fit, and are left whole.
-const WHOLE: u64 = 2;
+pub(super) const PIECE: u64 = 512 << 10;
+/// Chunks of so many pieces or fewer still fit, and are left whole: messages are dearer than misses there.
+const WHOLE: u64 = 4;
 /// How many pieces are under way at a time.
 const AT_A_TIME: u32 = 2;
 
@@ -114,9 +114,9 @@ mod tests {
         let ring = pattern(Algorithm::Ring, 4);
         let pieces = |pattern: &Pattern, bytes| pieces(pattern, bytes, PIECE);
         assert_eq!(pieces(&ring, 0), 1);
-        assert_eq!(pieces(&ring, 8 * PIECE), 1);
-        assert_eq!(pieces(&ring, 8 * PIECE + 1), 3);
-        assert_eq!(pieces(&ring, 64 << 20), 16);
+        assert_eq!(pieces(&ring, 16 * PIECE), 1);
+        assert_eq!(pieces(&ring, 16 * PIECE + 1), 5);
+        assert_eq!(pieces(&ring, 64 << 20), 32);
         assert_eq!(pieces(&ring, u64::MAX), 1 << 16);
         assert_eq!(pieces(&pattern(Algorithm::Partitioned, 4), 64 << 20), 1);
         assert_eq!(pieces(&pattern(Algorithm::Tree, 4), 64 << 20), 1);
