@@ -35,6 +35,9 @@ ROWS = [
     ("large", "--pp 2 --global-batch 8 --micro-batch 1"),
     ("wide", "--dp 2 --global-batch 16 --micro-batch 8 --bucket-mib 2"),
     ("wide", "--tp 2 --global-batch 8 --micro-batch 4"),
+] + [
+    ("large", f"--dp 2 --global-batch 8 --micro-batch 4 --bucket-mib 4 --optimizer momentum --compress {how}")
+    for how in ("none", "int8", "onebit", "topk:0.01", "powersgd:4")
 ]
 
 

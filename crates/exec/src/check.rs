@@ -31,7 +31,7 @@ pub fn can_run(plan: &Plan) -> Result<(), ExecError> {
 pub(crate) fn check(plan: &Plan) -> Result<Kernels, ExecError> {
     for program in &plan.programs {
         buffers(plan, program)?;
-        ops(program)?;
+        ops(plan, program)?;
         placements(program)?;
     }
     templates(plan)
@@ -169,7 +169,7 @@ fn buffers(plan: &Plan, program: &Program) -> Result<(), ExecError> {
     }
 }
 
-fn ops(program: &Program) -> Result<(), ExecError> {
+fn ops(plan: &Plan, program: &Program) -> Result<(), ExecError> {
     for section in [&program.prologue, &program.body, &program.epilogue] {
         for node in &section.nodes {
             let what = match node.op {
@@ -183,11 +183,13 @@ fn ops(program: &Program) -> Result<(), ExecError> {
                 | Op::Stash { .. }
                 | Op::Restore { .. }
                 | Op::Free { .. } => continue,
+                // Whom it serves asks for leave only if the strategy says so.
+                Op::Serve { .. } if plan.strategy.sync.is_async() => continue,
                 Op::Serve { .. } => "an asynchronous server",
             };
             return Err(unsupported(
                 format!("{}: {what}", program.name),
-                "synchronous servers run",
+                "--sync async-ps:K and ssp:K:S make plans with such servers that run",
             ));
         }
     }

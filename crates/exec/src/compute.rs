@@ -1,6 +1,7 @@
 //! Runs segments: the operators of a template on the buffers that a role bound it to.
 
 mod clicks;
+mod compressed;
 mod experts;
 mod heads;
 mod images;
@@ -17,7 +18,8 @@ use crate::types::{Float, Types, typed};
 use crate::update;
 use clicks::TablesHeld;
 use experts::Routed;
-use operands::{Operands, linear_shape};
+pub(crate) use operands::Operands;
+use operands::linear_shape;
 use paceline_kernels::arena::ArenaError;
 use paceline_kernels::loss::Columns;
 use paceline_kernels::pool::{Cut, Pool, strips};
@@ -431,6 +433,8 @@ impl<'p> Compute<'p> {
                 let numbers: &[f32] = if on.inputs() > 0 { on.input(0) } else { &[] };
                 on.output::<f32>(0)[0] = numbers.iter().sum();
             }
+            Kernel::Compress(op) => compressed::run::<G>(pool, self.program, op, on),
+            Kernel::Outer(op) => update::outer(pool, op, on),
         }
         Ok(())
     }
@@ -629,6 +633,8 @@ fn workspace<T: Element, G: Element>(
             | Kernel::TensorSquares
             | Kernel::Norm2
             | Kernel::Total
+            | Kernel::Compress(_)
+            | Kernel::Outer(_)
             | Kernel::Heads(_) => 0,
             Kernel::Expert(kernel) => experts::workspace::<T, G>(template, op, kernel),
         }

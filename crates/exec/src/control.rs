@@ -22,6 +22,8 @@ pub(crate) enum Subject {
     Remains,
     /// Where checkpoints lie.
     Checkpoints,
+    /// Leave for a replica that waits for nobody to run one more iteration.
+    Leave,
 }
 
 /// Set in the channels of these messages, and in none of a plan's.

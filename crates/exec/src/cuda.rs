@@ -195,6 +195,7 @@ fn supported(
             | Kernel::BlockSquares { .. }
             | Kernel::TensorSquares
             | Kernel::Norm2 => {}
+            Kernel::Compress(_) | Kernel::Outer(_) => return refuse("what replicas exchange"),
         }
     }
     Ok(())
@@ -483,7 +484,9 @@ impl<'a> Gpu<'a> {
             | Kernel::PositionWeight
             | Kernel::Expert(_)
             | Kernel::Heads(_)
-            | Kernel::Total => unreachable!("refused before the start"),
+            | Kernel::Total
+            | Kernel::Compress(_)
+            | Kernel::Outer(_) => unreachable!("refused before the start"),
         }
     }
 

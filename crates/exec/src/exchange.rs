@@ -254,6 +254,6 @@ impl Flight {
 const COLLECTIVE: u32 = 1 << 31;
 
 /// The tag of a message; its number is that of the microbatch, over all iterations.
-fn message(channel: u16, running: u64) -> Tag {
+pub(crate) fn message(channel: u16, running: u64) -> Tag {
     Tag::new(u32::from(channel), running as u32)
 }

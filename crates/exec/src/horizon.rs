@@ -1,9 +1,11 @@
 //! How far all ranks go.
 
 use crate::control::{LEADER, Subject, hear, say};
+use crate::serve::{Leave, Question};
 use paceline_comm::{CommError, Transport};
 use paceline_plan::ids::Rank;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,18 +19,31 @@ pub(crate) enum Horizon<'a> {
     Common(Common<'a>),
     /// Among processes, which are told by the leader.
     Led(Led<'a>),
+    /// Among replicas that wait for nobody, which ask a server.
+    Asked(Asked<'a>),
 }
 
 impl Horizon<'_> {
-    /// Whether an iteration, counted from 0, takes place. Ranks ask for one after the other.
+    /// Whether an iteration, counted from 0, takes place. Ranks ask for one after the other, and tell the
+    /// loss and the norm that they saw in the last one.
     pub(crate) fn begin(
         &self,
         iteration: u32,
+        saw: Option<[f32; 2]>,
         transport: &mut dyn Transport,
     ) -> Result<bool, CommError> {
         match self {
             Self::Common(common) => Ok(common.begin(iteration)),
             Self::Led(led) => led.begin(iteration, transport),
+            Self::Asked(asked) => asked.begin(iteration, saw, transport),
+        }
+    }
+
+    /// How many iterations the run has, counted from the very first, where only its end tells.
+    pub(crate) fn end(&self) -> Option<u32> {
+        match self {
+            Self::Common(_) | Self::Led(_) => None,
+            Self::Asked(asked) => Some(asked.end.load(Ordering::Relaxed)),
         }
     }
 
@@ -37,7 +52,56 @@ impl Horizon<'_> {
         match self {
             Self::Common(common) => lock(&common.state).stopped,
             Self::Led(led) => lock(&led.state).stopped,
+            Self::Asked(asked) => asked.stopped.load(Ordering::Relaxed),
         }
+    }
+}
+
+/// Leaves that the first server deals out, one for each iteration of each replica: whoever is fast runs more
+/// of them.
+#[derive(Debug)]
+pub(crate) struct Asked<'a> {
+    servers: Range<u32>,
+    /// The run's first iteration.
+    first: u32,
+    stop: &'a AtomicBool,
+    patience: Duration,
+    end: AtomicU32,
+    stopped: AtomicBool,
+}
+
+impl<'a> Asked<'a> {
+    /// `servers` are the ranks to ask and to take leave of; `first` is the run's first iteration.
+    pub(crate) fn new(
+        servers: Range<u32>,
+        first: u32,
+        stop: &'a AtomicBool,
+        patience: Duration,
+    ) -> Self {
+        let (end, stopped) = (AtomicU32::new(first), AtomicBool::new(false));
+        Self { servers, first, stop, patience, end, stopped }
+    }
+
+    fn begin(
+        &self,
+        iteration: u32,
+        saw: Option<[f32; 2]>,
+        transport: &mut dyn Transport,
+    ) -> Result<bool, CommError> {
+        let (server, about) = (Rank(self.servers.start), (Subject::Leave, iteration - self.first));
+        let stop = self.stop.load(Ordering::Relaxed);
+        say(transport, server, about, &Question { saw, stop }.encode())?;
+        let leave = hear(transport, server, about, self.patience, Leave::decode)?;
+        let reason = "its leave for an iteration cannot be read";
+        let leave = leave.ok_or(CommError::Failed { rank: server, reason: reason.into() })?;
+        if !leave.granted {
+            self.end.store(leave.iterations, Ordering::Relaxed);
+            self.stopped.fetch_or(stop, Ordering::Relaxed);
+            for server in self.servers.clone().skip(1).map(Rank) {
+                say(transport, server, (Subject::Leave, 0), &Question::default().encode())?;
+            }
+        }
+        Ok(leave.granted)
     }
 }
 
@@ -221,8 +285,8 @@ mod tests {
         let (mut follower, mut leader) = (wires.pop().unwrap(), wires.pop().unwrap());
         let leads = Horizon::Led(Led::new(10, &stop, PATIENCE, 0));
         let follows = Horizon::Led(Led::new(10, &never, PATIENCE, 0));
-        let mut lead = |i| leads.begin(i, &mut leader).unwrap();
-        let mut follow = |i| follows.begin(i, &mut follower).unwrap();
+        let mut lead = |i| leads.begin(i, None, &mut leader).unwrap();
+        let mut follow = |i| follows.begin(i, None, &mut follower).unwrap();
         assert!(lead(0));
         // Granted ahead: the follower need not wait for the leader's second iteration.
         assert!(follow(0) && follow(1));
@@ -240,9 +304,12 @@ mod tests {
         let mut wires = world(2);
         let (mut follower, mut leader) = (wires.pop().unwrap(), wires.pop().unwrap());
         let [leads, follows] = [(); 2].map(|()| Horizon::Led(Led::new(3, &never, PATIENCE, 0)));
-        assert!((0..3).all(|i| leads.begin(i, &mut leader).unwrap()));
-        assert!((0..3).all(|i| follows.begin(i, &mut follower).unwrap()));
-        assert!(!leads.begin(3, &mut leader).unwrap() && !follows.begin(3, &mut follower).unwrap());
+        assert!((0..3).all(|i| leads.begin(i, None, &mut leader).unwrap()));
+        assert!((0..3).all(|i| follows.begin(i, None, &mut follower).unwrap()));
+        assert!(
+            !leads.begin(3, None, &mut leader).unwrap()
+                && !follows.begin(3, None, &mut follower).unwrap()
+        );
         assert!(!leads.stopped() && !follows.stopped());
     }
 }

@@ -4,9 +4,11 @@ use paceline_kernels::batch_norm::Shares;
 use paceline_kernels::experts::route;
 use paceline_kernels::rope::Rotation;
 use paceline_kernels::{Window, attention, head_norm, latent};
+use paceline_plan::compress::CompressOp;
 use paceline_plan::graph::{
     self, ActivationKind, Heads, LatentHeads, NormKind, OpKind, Part, Routing,
 };
+use paceline_plan::outer::OuterOp;
 
 /// A computation that exists. Whatever a plan asks for beside these is refused before the start.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,6 +49,8 @@ pub(crate) enum Kernel {
     BlockSquares { parts: u32, experts: bool },
     TensorSquares,
     Norm2,
+    Compress(CompressOp),
+    Outer(OuterOp),
     Total,
     Expert(ExpertKernel),
     Heads(HeadKernel),
@@ -258,6 +262,8 @@ impl Kernel {
             }
             OpKind::TensorSquares => [Some(Self::TensorSquares), None, None],
             OpKind::Norm2 => [Some(Self::Norm2), None, None],
+            OpKind::Compress(op) => [Some(Self::Compress(op)), None, None],
+            OpKind::Outer(op) => [Some(Self::Outer(op)), None, None],
             OpKind::Total => [Some(Self::Total), None, None],
             OpKind::Route(routing) => {
                 let routing = routing_of(routing);

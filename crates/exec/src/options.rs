@@ -65,6 +65,17 @@ pub struct TrainOptions {
     pub offload_folder: PathBuf,
     /// Whether the outcome carries the final weights, whole and by name.
     pub keep_parameters: bool,
+    /// A rank that is made slow on purpose.
+    pub straggler: Option<Straggler>,
+}
+
+/// A rank whose computations take so many times as long: it sleeps after each of them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Straggler {
+    /// Which rank.
+    pub rank: u32,
+    /// From 1 on.
+    pub factor: f64,
 }
 
 /// Where a run starts.
@@ -102,6 +113,7 @@ impl Default for TrainOptions {
             device: Device::Cpu,
             offload_folder: std::env::temp_dir(),
             keep_parameters: false,
+            straggler: None,
         }
     }
 }
@@ -125,6 +137,11 @@ impl TrainOptions {
         if !(sound(f64::from(self.loss_scale)) && self.loss_scale >= 1.0) {
             let value = f64::from(self.loss_scale);
             return refuse("--loss-scale", value, "a number from 1 on, such as 65536");
+        }
+        if let Some(Straggler { factor, .. }) =
+            self.straggler.filter(|slow| !(1.0..=1e6).contains(&slow.factor))
+        {
+            return refuse("--straggler", factor, "a rank and a factor from 1 on, such as 1:2");
         }
         match self.clip {
             Some(clip) if !(sound(clip) && clip > 0.0) => {

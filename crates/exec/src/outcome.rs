@@ -1,5 +1,6 @@
 //! What a run tells.
 
+use crate::serve::Staleness;
 use paceline_plan::trace::Trace;
 use std::collections::BTreeMap;
 
@@ -23,6 +24,8 @@ pub struct IterationReport {
     pub seconds: f64,
     /// Tokens of the global batch a second.
     pub tokens_per_s: f64,
+    /// How stale gradients were, where servers apply them as they come.
+    pub staleness: Option<Staleness>,
 }
 
 /// A run that came to its end.

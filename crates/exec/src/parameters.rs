@@ -59,6 +59,9 @@ pub(crate) fn resting(place: Place, bucket: &Bucket) -> Range<u64> {
 /// Where a rank has a bucket's weights in single precision, and which elements of the bucket that
 /// are; none if only others do.
 fn exact(place: Place, bucket: &Bucket, program: &Program) -> Option<(View, Range<u64>)> {
+    if !bucket.updated {
+        return None;
+    }
     match bucket.resting_master() {
         Some(master) => Some((master, place.owned(bucket))),
         None => {

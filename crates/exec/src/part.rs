@@ -16,7 +16,8 @@ use crate::place::Place;
 use crate::rank::{Remains, Run, Sight};
 use crate::reports::Reports;
 use crate::resident::Resident;
-use crate::train::{from, run_rank};
+use crate::serve::Staleness;
+use crate::train::{asked, from, run_rank};
 use paceline_comm::{CommError, Transport};
 use paceline_plan::ids::Rank;
 use paceline_plan::program::Plan;
@@ -71,26 +72,31 @@ fn attempt(
             .map_err(during(rank, "agreeing on where checkpoints lie"))?;
     }
     let saving = save.as_ref().map(|save| Shared::new(save, plan, patience));
+    let begins = from(plan, options, &data)?;
+    let first = begins.iteration;
     let run = Run {
         plan,
         options,
         kernels: &kernels,
-        from: from(plan, options, &data)?,
+        from: begins,
         data: &data,
         saving: saving.transpose()?.map(Arc::new),
         vocab,
-        horizon: Horizon::Led(Led::new(
-            options.iterations,
-            &options.stop,
-            patience,
-            plan.iterations_ahead(),
-        )),
+        horizon: match asked(plan, options, first) {
+            Some(asked) => asked,
+            None => Horizon::Led(Led::new(
+                options.iterations,
+                &options.stop,
+                patience,
+                plan.iterations_ahead(),
+            )),
+        },
         clock,
     };
     let resident = Resident::start();
     let mut reports = Reports::new(plan, options);
     if rank == LEADER {
-        let mut ears = Ears::new(&reports);
+        let mut ears = Ears::new(&reports, plan.strategy.sync.is_async());
         let remains = run_rank(&run, transport, &mut |sight, transport| {
             reports.hear(LEADER, sight, report);
             ears.catch_up(transport, &mut reports, report)
@@ -99,6 +105,8 @@ fn attempt(
             run.saving.iter().for_each(|saving| saving.clear());
         }
         let remains = remains?;
+        // Where replicas wait for nobody, the servers count the iterations.
+        ears.own = run.horizon.end().map_or(ears.own, |end| end - first);
         ears.hear_out(transport, patience, &mut reports, report)?;
         let left = Left::of(&run, rank, remains, &resident);
         return gather(&run, transport, left, reports).map(Some);
@@ -125,12 +133,14 @@ struct Ears {
     speakers: Vec<(Rank, u32)>,
     /// How many iterations rank 0 itself has seen the end of.
     own: u32,
+    /// Whether the speakers count other iterations than rank 0, and stay until it has left.
+    apart: bool,
 }
 
 impl Ears {
-    fn new(reports: &Reports) -> Self {
+    fn new(reports: &Reports, apart: bool) -> Self {
         let others = reports.speakers().into_iter().filter(|rank| *rank != LEADER);
-        Self { speakers: others.map(|rank| (rank, 0)).collect(), own: 0 }
+        Self { speakers: others.map(|rank| (rank, 0)).collect(), own: 0, apart }
     }
 
     /// Hears what there is, without waiting.
@@ -147,7 +157,7 @@ impl Ears {
                 sight.map_err(during(LEADER, "hearing of an iteration"))
             };
             // Whoever has said all may have left already.
-            while *heard < self.own
+            while (self.apart || *heard < self.own)
                 && let Some(sight) = next(transport, *heard)?
             {
                 *heard += 1;
@@ -187,6 +197,11 @@ impl Sight {
             bytes.extend(value.unwrap_or(0.0).to_le_bytes());
         }
         bytes.extend(self.took.0.to_le_bytes());
+        if let Some(Staleness { mean, max, ahead }) = self.staleness {
+            bytes.extend(mean.to_le_bytes());
+            bytes.extend(max.to_le_bytes());
+            bytes.extend(ahead.to_le_bytes());
+        }
         bytes
     }
 
@@ -194,7 +209,17 @@ impl Sight {
         let (iteration, rest) = bytes.split_first_chunk::<4>()?;
         let (loss, rest) = rest.split_first_chunk::<5>()?;
         let (norm, rest) = rest.split_first_chunk::<5>()?;
-        let (dropped, took) = rest.split_first_chunk::<5>()?;
+        let (dropped, rest) = rest.split_first_chunk::<5>()?;
+        let (took, rest) = rest.split_first_chunk::<8>()?;
+        let staleness = || {
+            let (mean, rest) = rest.split_first_chunk::<8>()?;
+            let (max, ahead) = rest.split_first_chunk::<8>()?;
+            Some(Staleness {
+                mean: f64::from_le_bytes(*mean),
+                max: u64::from_le_bytes(*max),
+                ahead: u32::from_le_bytes(ahead.try_into().ok()?),
+            })
+        };
         let value =
             |[there, a, b, c, d]: [u8; 5]| (there != 0).then(|| f32::from_le_bytes([a, b, c, d]));
         Some(Self {
@@ -202,7 +227,8 @@ impl Sight {
             loss: value(*loss),
             norm: value(*norm),
             dropped: value(*dropped),
-            took: Seconds(f64::from_le_bytes(took.try_into().ok()?)),
+            took: Seconds(f64::from_le_bytes(*took)),
+            staleness: staleness(),
         })
     }
 }

@@ -23,16 +23,17 @@ use crate::place::Place;
 use crate::queue::Queue;
 use crate::recorder::Recorder;
 use crate::relay::Relay;
+use crate::serve::{Serving, Staleness};
 use crate::storage;
 use crate::types::{Float, typed};
-use crate::update::Rule;
+use crate::update::{Rule, norm_of};
 use paceline_comm::Transport;
 use paceline_kernels::arena::{Access, ArenaError};
 use paceline_kernels::element::narrow;
 use paceline_kernels::pool::Pool;
 use paceline_kernels::{Bf16, Element, F16};
 use paceline_plan::ids::{BufferId, Microbatch};
-use paceline_plan::program::{AccumulateMode, LoadKind, Op, Plan, Program, View};
+use paceline_plan::program::{AccumulateMode, LoadKind, Op, Plan, Program, StepPhase, View};
 use paceline_plan::units::Seconds;
 use std::path::Path;
 use std::sync::Arc;
@@ -83,6 +84,8 @@ pub(crate) struct Sight {
     pub(crate) dropped: Option<f32>,
     /// How long the iteration took, from the end of the one before.
     pub(crate) took: Seconds,
+    /// How stale the gradients were that a server applied.
+    pub(crate) staleness: Option<Staleness>,
 }
 
 /// Whoever hears what a rank sees, and may use its wires to pass it on.
@@ -108,6 +111,10 @@ pub(crate) struct Rank<'a> {
     compute: Compute<'a>,
     saver: Option<Saver>,
     scale: LossScale,
+    /// What is known of the replicas that this rank serves as they come.
+    serving: Option<Serving>,
+    /// The loss and the norm of the last iteration, for whoever asks for leave to run the next.
+    saw: Option<[f32; 2]>,
     /// By op of the body: how long it took the last time.
     took: Vec<Seconds>,
     /// What was computed last, for messages.
@@ -168,6 +175,8 @@ impl<'a> Rank<'a> {
             compute: Compute::new(run.plan, run.kernels, place, run.vocab, pool),
             saver,
             scale: LossScale::new(&run.plan.strategy, run.options),
+            serving: Serving::of(run.plan, rank, run.from.iteration, run.options.iterations),
+            saw: None,
             took: vec![Seconds(f64::INFINITY); program.body.nodes.len()],
             at: None,
         })
@@ -213,9 +222,15 @@ impl<'a> Rank<'a> {
             self.compute.rate = self.run.options.lr_at(iteration, batch) as f32;
             self.drive(Queue::is_complete)?;
             let sight = self.sight(iteration, &mut ended)?;
+            if self.serving.as_ref().is_some_and(|serving| serving.iterations() <= iteration) {
+                // The replicas have left in the middle of it.
+                break;
+            }
             if let Some(norm) = sight.norm {
                 if self.scale.is_lost(norm) {
-                    return Err(match self.program.in_flight.is_empty() {
+                    // Of replicas that train apart, the others do not know.
+                    let alike = self.run.plan.strategy.local.is_none();
+                    return Err(match alike && self.program.in_flight.is_empty() {
                         true => self.cause(sight),
                         // Iterations that run into each other cannot be run again one by one.
                         false => unfinite(&sight),
@@ -235,6 +250,8 @@ impl<'a> Rank<'a> {
             self.saver.as_mut().map_or(Ok(()), Saver::poll)?;
         }
         self.drive(Queue::is_drained)?;
+        let iteration =
+            self.run.horizon.end().filter(|_| self.serving.is_none()).unwrap_or(iteration);
         self.once(SectionOf::Epilogue, iteration.saturating_sub(1))?;
         self.save(iteration, Saver::finish)
     }
@@ -276,7 +293,10 @@ impl<'a> Rank<'a> {
     }
 
     fn begin_iteration(&mut self, iteration: u32) -> Result<bool, ExecError> {
-        let begun = self.run.horizon.begin(iteration, self.relay.take()?.transport);
+        if let Some(serving) = &self.serving {
+            return Ok(serving.is_open());
+        }
+        let begun = self.run.horizon.begin(iteration, self.saw, self.relay.take()?.transport);
         begun.map_err(during(self.place.rank, "asking how far to go"))
     }
 
@@ -342,6 +362,15 @@ impl<'a> Rank<'a> {
                 }
                 continue;
             };
+            if let Op::Serve { service } = *started.op {
+                let mut courier = match carrying.take() {
+                    Some(courier) => courier,
+                    None => relay.take()?,
+                };
+                self.serve(&started, service, courier.transport)?;
+                carrying = Some(courier);
+                continue;
+            }
             match &carrying {
                 Some(courier) if courier.is_under_way() && self.is_worth_a_thread(&started) => {
                     carrying = None;
@@ -372,6 +401,12 @@ impl<'a> Rank<'a> {
         if started.section == SectionOf::Body {
             self.took[started.id.index()] = self.lanes.now() - started.start;
         }
+        if let (Some(slow), Op::Compute { .. }) = (self.run.options.straggler, started.op)
+            && slow.rank == self.place.rank.0
+        {
+            let took = (self.lanes.now() - started.start).0;
+            thread::sleep(Duration::from_secs_f64(took * (slow.factor - 1.0)));
+        }
         self.lanes.finish(started, Wait::default());
         Ok(())
     }
@@ -399,7 +434,14 @@ impl<'a> Rank<'a> {
                     return Ok(());
                 }
                 let (options, iteration) = (self.run.options, started.iteration);
-                let rule = Rule::new(strategy, options, iteration, norm, &self.scale);
+                let rule = match strategy.local {
+                    None => Rule::new(strategy, options, iteration, norm, &self.scale),
+                    Some(local) => {
+                        let before = u64::from(iteration) * u64::from(local.steps);
+                        let update = (iteration, before + self.earlier_steps(started));
+                        Rule::of_update(strategy, options, update, norm, &self.scale)
+                    }
+                };
                 let bucket = &self.program.buckets[bucket as usize];
                 let (types, pool) = (self.run.kernels.types, self.compute.pool());
                 rule.step(types, &self.memory, pool, self.place, bucket, phase, now)?;
@@ -414,9 +456,55 @@ impl<'a> Rank<'a> {
                 let span = |view| self.memory.span(view, running);
                 self.memory.copy(span(from), span(into))?;
             }
-            Op::Serve { .. } => unreachable!("refused before the start"),
+            Op::Serve { .. } => unreachable!("servers have the wires in hand"),
         }
         Ok(())
+    }
+
+    /// How many steps of the same bucket stand before one in the iteration.
+    fn earlier_steps(&self, started: &Started<'_>) -> u64 {
+        let before = &self.program.body.nodes[..started.id.index()];
+        before.iter().filter(|node| node.op == *started.op).count() as u64
+    }
+
+    /// Serves replicas as they come, for one iteration's worth of requests.
+    fn serve(
+        &mut self,
+        started: &Started<'a>,
+        service: u32,
+        transport: &mut dyn Transport,
+    ) -> Result<(), ExecError> {
+        self.at = Some(*started);
+        let Some(mut serving) = self.serving.take() else { return Ok(()) };
+        let (program, silence) = (self.program, self.run.options.silence);
+        let (memory, service) = (Arc::clone(&self.memory), &program.services[service as usize]);
+        let mut apply = |bucket: u32, updates: u64| self.apply(bucket, updates, service.requests);
+        let served = serving.serve(transport, &memory, program, service, silence, &mut apply);
+        self.serving = Some(serving);
+        served?;
+        self.lanes.finish(started, Wait::default());
+        Ok(())
+    }
+
+    /// Applies the gradients of one request to this server's part of a bucket, after so many updates of
+    /// it. They are clipped by their own norm: a server has not seen the rest.
+    fn apply(&mut self, bucket: u32, updates: u64, requests: u32) -> Result<(), Fault> {
+        let Run { plan, options, kernels, .. } = self.run;
+        let bucket = &self.program.buckets[bucket as usize];
+        let grads = self.memory.span(bucket.grads, 0);
+        let types = kernels.types;
+        let norm = typed!(types, <_T, G> self.memory.read(grads, |grads: &[G]| norm_of(grads)))?;
+        if !norm.is_finite() {
+            return Ok(());
+        }
+        let replicas = u64::from(plan.mesh.size()) * u64::from(requests.max(1));
+        let before = self.run.from.iteration;
+        let iteration = before.saturating_add((updates / replicas.max(1)) as u32);
+        let update = u64::from(before) * replicas + updates;
+        let strategy = &plan.strategy;
+        let rule = Rule::of_update(strategy, options, (iteration, update), Some(norm), &self.scale);
+        let (pool, apply) = (self.compute.pool(), StepPhase::Apply);
+        Ok(rule.step(types, &self.memory, pool, self.place, bucket, apply, 0)?)
     }
 
     /// Brings a microbatch of this rank's replica: consecutive samples of the global batch.
@@ -510,7 +598,7 @@ impl<'a> Rank<'a> {
     }
 
     /// What there is to see at the end of an iteration. `ended` is when the last one ended.
-    fn sight(&self, iteration: u32, ended: &mut Seconds) -> Result<Sight, ExecError> {
+    fn sight(&mut self, iteration: u32, ended: &mut Seconds) -> Result<Sight, ExecError> {
         let running = u64::from(iteration) * u64::from(self.run.plan.strategy.microbatches());
         let read = |buffer: Option<BufferId>| {
             let value = buffer.map(|buffer| self.scalar(buffer, running)).transpose();
@@ -520,11 +608,25 @@ impl<'a> Rank<'a> {
             })
         };
         let outputs = self.program.outputs;
-        let (loss, norm) = (read(outputs.loss)?, read(outputs.norm)?);
+        let (mut loss, mut norm) = (read(outputs.loss)?, read(outputs.norm)?);
         let dropped = read(outputs.dropped)?;
         let now = self.lanes.now();
         let took = now - std::mem::replace(ended, now);
-        Ok(Sight { iteration, loss, norm, dropped, took })
+        Ok(match &mut self.serving {
+            Some(serving) => {
+                let seen = std::mem::take(&mut serving.seen);
+                if let Some([mean_loss, mean_norm]) = seen.means() {
+                    // As if all replicas had told of this iteration.
+                    loss = Some((mean_loss * f64::from(self.run.plan.mesh.size())) as f32);
+                    norm = Some(mean_norm as f32);
+                }
+                Sight { iteration, loss, norm, dropped, took, staleness: seen.staleness() }
+            }
+            None => {
+                self.saw = loss.zip(norm).map(|(loss, norm)| [loss, norm]);
+                Sight { iteration, loss, norm, dropped, took, staleness: None }
+            }
+        })
     }
 
     fn scalar(&self, buffer: BufferId, running: u64) -> Result<f32, ArenaError> {

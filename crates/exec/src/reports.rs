@@ -4,6 +4,7 @@ use crate::loss_scale::LossScale;
 use crate::options::TrainOptions;
 use crate::outcome::IterationReport;
 use crate::rank::Sight;
+use crate::serve::Staleness;
 use paceline_plan::ids::{Rank as RankId, RoleId};
 use paceline_plan::program::{Outputs, Plan};
 use std::collections::VecDeque;
@@ -28,6 +29,7 @@ struct Open {
     norm: Option<f32>,
     /// Told together with the loss.
     dropped: Option<f32>,
+    staleness: Option<Staleness>,
 }
 
 impl Reports {
@@ -36,9 +38,11 @@ impl Reports {
             let role = plan.programs.iter().position(|program| has(&program.outputs));
             role.map(|role| plan.representative(RoleId::from(role)))
         };
+        // Where replicas do not wait for each other, the first server hears of all.
+        let served = plan.strategy.sync.is_async().then_some(RankId(plan.mesh.size()));
         Self {
-            loss: first(|outputs| outputs.loss.is_some()),
-            norm: first(|outputs| outputs.norm.is_some()),
+            loss: served.or_else(|| first(|outputs| outputs.loss.is_some())),
+            norm: served.or_else(|| first(|outputs| outputs.norm.is_some())),
             tokens: plan.strategy.tokens(),
             scale: LossScale::new(&plan.strategy, options),
             // Ranks are seldom far apart; and nobody reads on through millions of reports.
@@ -67,8 +71,9 @@ impl Reports {
         let known = self.open.iter().position(|open| open.iteration == sight.iteration);
         let at = known.unwrap_or_else(|| {
             // Each speaker tells of one iteration after the other.
-            let iteration = sight.iteration;
-            self.open.push_back(Open { iteration, loss: None, norm: None, dropped: None });
+            let (iteration, staleness) = (sight.iteration, sight.staleness);
+            let (loss, norm, dropped) = (None, None, None);
+            self.open.push_back(Open { iteration, loss, norm, dropped, staleness });
             self.open.len() - 1
         });
         let open = &mut self.open[at];
@@ -79,7 +84,7 @@ impl Reports {
         if self.norm == Some(rank) {
             open.norm = sight.norm;
         }
-        while let Some(&Open { iteration, loss: Some((sum, seconds)), norm, dropped }) =
+        while let Some(&Open { iteration, loss: Some((sum, seconds)), norm, dropped, staleness }) =
             self.open.front()
         {
             if norm.is_none() && self.norm.is_some() {
@@ -99,6 +104,7 @@ impl Reports {
                 dropped: dropped.map(|dropped| dropped as u64),
                 seconds,
                 tokens_per_s: self.tokens as f64 / seconds,
+                staleness,
             };
             self.done.push(complete);
             report(&complete);

@@ -5,7 +5,7 @@ use crate::checkpoint::{Shared, TrainingState};
 use crate::data::Data;
 use crate::error::ExecError;
 use crate::hearing::{Speaker, hearing};
-use crate::horizon::{Common, Horizon};
+use crate::horizon::{Asked, Common, Horizon};
 use crate::options::{Device, Start, TrainOptions};
 use crate::outcome::{IterationReport, Outcome};
 use crate::parameters;
@@ -45,15 +45,17 @@ pub fn train(
     let data = Data::new(&options.data, check::reads(plan)?, options.seed)?;
     let data = data.again(options.distinct);
     let saving = options.save.as_ref().map(|save| Shared::new(save, plan, options.silence));
+    let begins = from(plan, options, &data)?;
     let run = Run {
         plan,
         options,
         kernels: &kernels,
-        from: from(plan, options, &data)?,
+        from: begins,
         data: &data,
         saving: saving.transpose()?.map(Arc::new),
         vocab,
-        horizon: Horizon::Common(Common::new(options.iterations, &options.stop)),
+        horizon: asked(plan, options, begins.iteration)
+            .unwrap_or_else(|| Horizon::Common(Common::new(options.iterations, &options.stop))),
         clock: Instant::now(),
     };
     let resident = Resident::start();
@@ -105,6 +107,13 @@ pub fn train(
         }
         None => outcome(&run, reports, remains, &resident),
     }
+}
+
+/// How far ranks go that do not wait for each other; none if they do.
+pub(crate) fn asked<'a>(plan: &Plan, options: &'a TrainOptions, first: u32) -> Option<Horizon<'a>> {
+    let servers = plan.mesh.size()..plan.mesh.world();
+    let asked = || Asked::new(servers, first, &options.stop, options.silence);
+    plan.strategy.sync.is_async().then(|| Horizon::Asked(asked()))
 }
 
 /// Where a run begins. A checkpoint's moments belong to one optimizer.

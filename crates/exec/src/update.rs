@@ -3,6 +3,7 @@
 //! Every sum here runs over fixed blocks of a tensor in a fixed order, and every element is updated
 //! by itself, so that the bits do not depend on who holds what.
 
+use crate::compute::Operands;
 use crate::loss_scale::LossScale;
 use crate::memory::{Memory, within};
 use crate::options::TrainOptions;
@@ -12,10 +13,12 @@ use paceline_kernels::arena::{Access, ArenaError, Span};
 use paceline_kernels::lamb::{self, Lamb, Squares};
 use paceline_kernels::lars::{self, Lars};
 use paceline_kernels::optimizer::{self, Weights};
+use paceline_kernels::outer::{self, Outer};
 use paceline_kernels::pool::{Pool, strips};
 use paceline_kernels::{Element, reduce};
 use paceline_plan::DType;
 use paceline_plan::graph::BLOCK;
+use paceline_plan::outer::OuterOp;
 use paceline_plan::program::{Bucket, Entry, Gauge, Program, StepPhase, View};
 use paceline_plan::spec::Placement;
 use paceline_plan::strategy::{OptimizerKind, Strategy};
@@ -68,6 +71,57 @@ pub(crate) fn norm(sums: &[f32]) -> f32 {
     sums.iter().sum::<f32>().sqrt()
 }
 
+/// What replicas that train apart do when they compare their weights.
+pub(crate) fn outer(pool: &Pool, op: OuterOp, on: &Operands<'_>) {
+    match op {
+        OuterOp::Difference => {
+            let (weights, anchor) = (on.input::<f32>(0), on.input::<f32>(1));
+            let moved = on.output::<f32>(0);
+            pool.for_each_block(moved.len(), STRETCH, strips(moved, 1), |at, moved| {
+                outer::difference(&weights[at.clone()], &anchor[at], moved);
+            });
+        }
+        OuterOp::Step { replicas, rate, momentum } => {
+            let rule = Outer {
+                share: 1.0 / replicas.max(1) as f32,
+                rate: rate as f32,
+                momentum: momentum as f32,
+            };
+            let moved = on.input::<f32>(0);
+            let (weights, anchor) = (on.output::<f32>(0), on.output::<f32>(1));
+            let count = moved.len();
+            if on.outputs() > 2 {
+                let both = (strips(weights, 1), strips(anchor, 1));
+                let outputs = (both, strips(on.output::<f32>(2), 1));
+                pool.for_each_block(
+                    count,
+                    STRETCH,
+                    outputs,
+                    |at, ((weights, anchor), velocity)| {
+                        outer::step(rule, &moved[at], anchor, Some(velocity), weights);
+                    },
+                );
+            } else {
+                let outputs = (strips(weights, 1), strips(anchor, 1));
+                pool.for_each_block(count, STRETCH, outputs, |at, (weights, anchor)| {
+                    outer::step(rule, &moved[at], anchor, None, weights);
+                });
+            }
+        }
+    }
+}
+
+/// The norm of one gradient by itself.
+pub(crate) fn norm_of<G: Element>(grads: &[G]) -> f32 {
+    let mut total = 0.0f64;
+    for block in grads.chunks(BLOCK as usize) {
+        let mut sum = [0.0];
+        reduce::block_squares(block, block.len(), &mut sum);
+        total += f64::from(sum[0]);
+    }
+    total.sqrt() as f32
+}
+
 /// How many parameters a thread updates at a time.
 const STRETCH: usize = 1 << 16;
 
@@ -96,6 +150,19 @@ impl Rule {
         norm: Option<f32>,
         scale: &LossScale,
     ) -> Self {
+        // Iterations that changed nothing left no trace in the moments either.
+        let update = u64::from(iteration.saturating_sub(scale.skipped()));
+        Self::of_update(strategy, options, (iteration, update), norm, scale)
+    }
+
+    /// The rule of an update, counted from 0, where iterations have several.
+    pub(crate) fn of_update(
+        strategy: &Strategy,
+        options: &TrainOptions,
+        (iteration, update): (u32, u64),
+        norm: Option<f32>,
+        scale: &LossScale,
+    ) -> Self {
         let lr = options.lr_at(iteration, strategy.global_batch);
         let weight_decay = options.weight_decay;
         let clip = match (options.clip, norm) {
@@ -106,8 +173,7 @@ impl Rule {
             (None, _) | (_, None) => 1.0,
         };
         let grad_scale = clip / scale.factor();
-        // Iterations that changed nothing left no trace in the moments either.
-        let step = u64::from(iteration.saturating_sub(scale.skipped())) + 1;
+        let step = update + 1;
         match strategy.optimizer {
             OptimizerKind::Sgd => Self::Sgd(optimizer::Sgd { lr, weight_decay, grad_scale }),
             OptimizerKind::Momentum => Self::Momentum(optimizer::Momentum {

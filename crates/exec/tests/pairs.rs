@@ -10,6 +10,7 @@ use common::{bits, options, strategy, tiny_gpt, tiny_llama, tiny_resnet};
 use paceline_exec::{Outcome, TrainOptions, can_run, train};
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, Order};
+use paceline_plan::compress::Compression;
 use paceline_plan::lower::lower;
 use paceline_plan::model::Model;
 use paceline_plan::program::Plan;
@@ -24,7 +25,7 @@ use std::num::NonZeroUsize;
 type Feature = (&'static str, &'static [&'static str]);
 
 /// What is combined. Words are those of the command line.
-const FEATURES: [Feature; 19] = [
+const FEATURES: [Feature; 20] = [
     ("model", &["gpt2 tied", "gpt2", "llama", "resnet"]),
     ("dp", &["1", "2", "4"]),
     ("tp", &["1", "2"]),
@@ -59,6 +60,7 @@ const FEATURES: [Feature; 19] = [
     ("bucket", &["1", "26214400"]),
     ("optimizer", &["sgd", "momentum", "adamw"]),
     ("leaves", &["4", "8"]),
+    ("compress", &["none", "int8", "onebit", "topk:0.1", "powersgd:2"]),
 ];
 
 /// A choice of every feature.
@@ -105,6 +107,7 @@ fn case(row: &Row) -> Case {
         optimizer: read("optimizer").parse::<OptimizerKind>().expect("an optimizer"),
         // A sample is 16 tokens, or one image.
         seq: model.seq,
+        compress: read("compress").parse::<Compression>().expect("a compression"),
         ..strategy(8, 1, number("leaves"))
     };
     let threads = NonZeroUsize::new(number("threads-per-rank") as usize).expect("not zero");
@@ -179,6 +182,10 @@ fn cover(strength: usize) -> (Vec<Row>, Vec<Tuple>) {
     const CANDIDATES: usize = 8;
     let mut dice = Dice(1);
     let mut missing = tuples(strength);
+    if strength > 2 {
+        // What two features cannot do, a third does not mend; pairs are tried all the same.
+        missing.retain(|tuple| !is_excluded(tuple));
+    }
     let (mut rows, mut impossible) = (Vec::new(), Vec::new());
     while let Some(wanted) = missing.first().cloned() {
         let mut best: Option<(usize, Row)> = None;
@@ -239,14 +246,15 @@ fn hold(rows: &[Row]) {
         let found = train_over(&plan, transport, &options);
         let exact = strategy.tp == 1 && strategy.order == Order::Canonical;
         let narrow = strategy.dtype != DType::F32 || strategy.grad_dtype != DType::F32;
-        let tolerance = if narrow { 5e-2 } else { 1e-4 };
+        let lossy = strategy.compress != Compression::None;
+        let tolerance = if narrow || lossy { 5e-2 } else { 1e-4 };
         let near = |a: f32, b: f32| (a - b).abs() <= tolerance * b.abs();
         let same = if exact {
             bits(&found) == bits(expected) && found.parameters == expected.parameters
         } else {
             let pairs = found.iterations.iter().zip(&expected.iterations);
             found.iterations.len() == expected.iterations.len() && { pairs }
-                .all(|(f, e)| near(f.loss, e.loss) && near(f.grad_norm, e.grad_norm))
+                .all(|(f, e)| near(f.loss, e.loss) && (lossy || near(f.grad_norm, e.grad_norm)))
         };
         if !same {
             let line = |o: &Outcome| -> Vec<_> {
@@ -263,9 +271,10 @@ fn hold(rows: &[Row]) {
 type Choices = (&'static str, &'static [&'static str]);
 
 /// What cannot stand together, and why.
-const EXCLUDED: [(Choices, Choices, &str); 12] = [
+const EXCLUDED: [(Choices, Choices, &str); 21] = [
     (("model", &["resnet"]), ("tp", &["2"]), "images are not cut"),
     (("model", &["resnet"]), ("sp", &["yes"]), "images are not cut"),
+    (("model", &["resnet"]), LOSSY, "running averages go with the gradients"),
     (("dp", &["4"]), ("pp", &["4"]), "sixteen ranks"),
     (("tp", &["1"]), ("sp", &["yes"]), "it cuts what tensor parallelism leaves whole"),
     (("pp", &["1", "4"]), ("schedule", &["interleaved:2"]), "two to six stages, on several ranks"),
@@ -276,7 +285,22 @@ const EXCLUDED: [(Choices, Choices, &str); 12] = [
     (("schedule", &["interleaved:2"]), ("sync", &["ps:1", "ps:2"]), "it needs a pipeline"),
     (("dtype", &["f16"]), ("sync", &["ps:1", "ps:2"]), "replicas do not hear of overflows"),
     (("collective", &["read-reduce"]), ("transport", &["thread"]), "it maps memory of processes"),
+    (("dp", &["1"]), LOSSY, "there is nobody to send to"),
+    (("zero", &["1", "2", "3"]), LOSSY, "every replica decodes the whole sum"),
+    (("order", &["canonical"]), LOSSY, "what is rounded depends on who sends it"),
+    (("sync", &["ps:1", "ps:2"]), LOSSY, "servers get gradients as they are"),
+    (("dtype", &["f16"]), LOSSY, "what is left of an iteration has its loss scale"),
+    (("optimizer", &["adamw"]), ("compress", &["onebit"]), "signs have no second moments"),
+    (WHOLE, ("compress", &["int8", "onebit", "topk:0.1"]), "messages are gathered, not reduced"),
+    (
+        ("collective", &["multi-ring:2", "halving-doubling", "partitioned"]),
+        ("compress", &["int8", "onebit"]),
+        "parts go to their owners by all_to_all",
+    ),
 ];
+
+/// What changes gradients on their way.
+const LOSSY: Choices = ("compress", &["int8", "onebit", "topk:0.1", "powersgd:2"]);
 
 /// These reduce whole vectors, and with ZeRO each rank wants a part.
 const WHOLE: Choices = ("collective", &["tree", "ps:1", "naive", "overlapped"]);

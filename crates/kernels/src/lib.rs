@@ -31,6 +31,7 @@ pub mod arena;
 pub mod attention;
 pub mod batch_norm;
 pub mod bias;
+pub mod compress;
 pub mod conv;
 pub mod counter;
 #[cfg(feature = "cuda")]
@@ -48,6 +49,7 @@ pub mod loss;
 pub mod mixed;
 pub mod norm;
 pub mod optimizer;
+pub mod outer;
 pub mod pool;
 pub mod pooling;
 pub mod reduce;

@@ -5,6 +5,7 @@
 //! the plan has decided.
 
 pub mod collective;
+pub mod compress;
 pub mod dtype;
 pub mod graph;
 pub mod ids;
@@ -12,6 +13,7 @@ pub mod lower;
 pub mod mesh;
 pub mod model;
 pub mod nearest;
+pub mod outer;
 pub mod program;
 pub mod schedule;
 pub mod spec;

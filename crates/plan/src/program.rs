@@ -581,7 +581,8 @@ pub struct Service {
     pub receives: View,
     /// What it sends back.
     pub sends: View,
-    /// Requests per peer in one run of the section.
+    /// Requests per peer in one run of the section, on average: whoever is fast may take the turn of one
+    /// who is slow, and over a whole run all that were sent are answered.
     pub requests: u32,
     /// How many iterations the fastest peer may be ahead of the slowest (`None`: no bound).
     pub staleness: Option<u32>,

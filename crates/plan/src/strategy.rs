@@ -1,8 +1,10 @@
 //! The choices a user makes: how the world is cut, in what order work is done, with which types.
 
 use crate::collective::{Algorithm, Order};
+use crate::compress::Compression;
 use crate::dtype::DType;
 use crate::mesh::Mesh;
+use crate::outer::Local;
 use crate::program::StepPhase;
 use crate::schedule::ScheduleKind;
 use crate::units::Bytes;
@@ -76,6 +78,12 @@ pub struct Strategy {
     /// Where that is.
     #[serde(default)]
     pub store: Store,
+    /// What gradients are turned into on their way between replicas.
+    #[serde(default)]
+    pub compress: Compression,
+    /// How replicas train apart, if they do.
+    #[serde(default)]
+    pub local: Option<Local>,
 }
 
 /// Room for what comes if all experts are equally liked.
@@ -115,6 +123,8 @@ impl Default for Strategy {
             optimizer: OptimizerKind::AdamW,
             offload: Offload::None,
             store: Store::Disk,
+            compress: Compression::None,
+            local: None,
         }
     }
 }
@@ -143,6 +153,17 @@ impl Strategy {
     pub fn microbatches(&self) -> u32 {
         let samples = self.micro_batch.saturating_mul(u64::from(self.dp));
         u32::try_from(self.global_batch / samples.max(1)).unwrap_or(u32::MAX)
+    }
+
+    /// Tokens whose mean loss an update goes down: all of an iteration's, or those of one replica whose
+    /// gradients are applied by themselves.
+    pub fn tokens_of_update(&self) -> u64 {
+        let updates = match (self.sync.is_async(), self.local) {
+            (_, Some(local)) => u64::from(self.dp).saturating_mul(local.steps.into()),
+            (true, None) => self.dp.into(),
+            (false, None) => 1,
+        };
+        self.tokens() / updates.max(1)
     }
 
     /// Tokens of one iteration.
@@ -313,6 +334,13 @@ pub enum Sync {
     AllReduce,
     /// They send gradients to so many servers, which update and send weights back.
     Servers(u32),
+    /// The same, but nobody waits for anybody: servers apply each replica's gradients as they come.
+    Async {
+        /// How many servers.
+        servers: u32,
+        /// How many iterations the fastest replica may be ahead of the slowest; none for any number.
+        staleness: Option<u32>,
+    },
 }
 
 impl Sync {
@@ -320,7 +348,15 @@ impl Sync {
     pub const fn servers(self) -> u32 {
         match self {
             Self::AllReduce => 0,
-            Self::Servers(k) => k,
+            Self::Servers(servers) | Self::Async { servers, .. } => servers,
+        }
+    }
+
+    /// Whether replicas do not wait for each other.
+    pub const fn is_async(self) -> bool {
+        match self {
+            Self::AllReduce | Self::Servers(_) => false,
+            Self::Async { .. } => true,
         }
     }
 }
@@ -491,6 +527,8 @@ impl fmt::Display for Sync {
         match self {
             Self::AllReduce => f.write_str("all-reduce"),
             Self::Servers(k) => write!(f, "ps:{k}"),
+            Self::Async { servers, staleness: None } => write!(f, "async-ps:{servers}"),
+            Self::Async { servers, staleness: Some(bound) } => write!(f, "ssp:{servers}:{bound}"),
         }
     }
 }
@@ -500,20 +538,31 @@ impl FromStr for Sync {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let count = |k: &str| match k.parse::<u32>() {
-            Ok(k) if (1..=4096).contains(&k) => Ok(Self::Servers(k)),
+            Ok(k) if (1..=4096).contains(&k) => Ok(k),
             _ => Err(format!("'{text}': the number of servers must be 1 to 4096, as in ps:2")),
+        };
+        let bound = |s: &str| {
+            let wrong =
+                |_| format!("'{text}': the bound must be 0 or more iterations, as in ssp:1:4");
+            s.parse::<u32>().map_err(wrong)
         };
         match text.split_once(':') {
             None if text == "all-reduce" => Ok(Self::AllReduce),
             None if text == "ps" => Ok(Self::Servers(1)),
-            Some(("ps", k)) => count(k),
-            Some(("async-ps" | "ssp", _)) => {
-                Err(format!("'{text}' is not available yet; all-reduce and ps:K are"))
+            Some(("ps", k)) => count(k).map(Self::Servers),
+            Some(("async-ps", k)) => {
+                count(k).map(|servers| Self::Async { servers, staleness: None })
             }
+            Some(("ssp", rest)) => match rest.split_once(':') {
+                Some((k, s)) => Ok(Self::Async { servers: count(k)?, staleness: Some(bound(s)?) }),
+                None => Err(format!("'{text}': say how far replicas may be apart, as in ssp:1:4")),
+            },
+            None if text == "async-ps" => Ok(Self::Async { servers: 1, staleness: None }),
             None if text == "hogwild" => {
-                Err("'hogwild' is not available yet; all-reduce and ps:K are".into())
+                Err("'hogwild' is not available yet; all-reduce, ps:K, async-ps:K and ssp:K:S are"
+                    .into())
             }
-            _ => Err(format!("'{text}' is none of all-reduce, ps:K")),
+            _ => Err(format!("'{text}' is none of all-reduce, ps:K, async-ps:K, ssp:K:S")),
         }
     }
 }

@@ -147,7 +147,9 @@ impl<'a> Roofline<'a> {
             | OpKind::BlockSquares { .. }
             | OpKind::TensorSquares
             | OpKind::Norm2
-            | OpKind::Total => self.traffic(template, op, &cost),
+            | OpKind::Total
+            | OpKind::Compress(_)
+            | OpKind::Outer(_) => self.traffic(template, op, &cost),
         };
         if work.kernels > 0 {
             work.add(self.fill(template, op));

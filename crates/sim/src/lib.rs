@@ -100,7 +100,7 @@ pub fn simulate(plan: &Plan, cluster: &Cluster, options: &Options) -> Result<Out
         }?;
         match &unrolled {
             Some(unrolled) => unrolled.last(plan, cluster, &timeline),
-            None => Ok(engine::ahead(plan, &options.profile, timeline)),
+            None => Ok(engine::settle(plan, engine::ahead(plan, &options.profile, timeline))),
         }
     };
     let timeline = run(&costs)?;

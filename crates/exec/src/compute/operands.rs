@@ -9,7 +9,7 @@ use paceline_plan::graph::Part;
 use paceline_plan::program::{LocalOp, Segment, Template};
 
 /// The operands of one operator: inputs, parameters (or their gradients) and outputs.
-pub(super) struct Operands<'a> {
+pub(crate) struct Operands<'a> {
     views: Views<'a>,
     template: &'a Template,
     op: &'a LocalOp,
@@ -46,7 +46,7 @@ impl<'a> Operands<'a> {
         Ok(Self { views: memory.views(&spans[..count])?, template, op })
     }
 
-    pub(super) fn input<T: Element>(&self, i: usize) -> &[T] {
+    pub(crate) fn input<T: Element>(&self, i: usize) -> &[T] {
         self.views.slice(i)
     }
 
@@ -63,11 +63,16 @@ impl<'a> Operands<'a> {
         self.views.take(self.op.inputs.len() + i)
     }
 
-    pub(super) fn output<T: Element>(&self, i: usize) -> &mut [T] {
+    pub(crate) fn output<T: Element>(&self, i: usize) -> &mut [T] {
         self.views.take(self.op.inputs.len() + self.op.params.len() + i)
     }
 
-    pub(super) fn dims(&self, operand: u16) -> [u64; 2] {
+    /// An output of words.
+    pub(super) fn words_out(&self, i: usize) -> &mut [u32] {
+        self.views.take_u32(self.op.inputs.len() + self.op.params.len() + i)
+    }
+
+    pub(crate) fn dims(&self, operand: u16) -> [u64; 2] {
         self.template.operands[usize::from(operand)].dims
     }
 
@@ -81,7 +86,7 @@ impl<'a> Operands<'a> {
     }
 
     /// How many outputs there are.
-    pub(super) fn outputs(&self) -> usize {
+    pub(crate) fn outputs(&self) -> usize {
         self.op.outputs.len()
     }
 

@@ -5,10 +5,12 @@ use super::{ClusterFlags, Problems, whole, word};
 use clap::Args;
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, Fabric, Order};
+use paceline_plan::compress::Compression;
 use paceline_plan::ids::Rank;
 use paceline_plan::lower::{balance, lower};
 use paceline_plan::mesh::GroupKind;
 use paceline_plan::model::Model;
+use paceline_plan::outer::Local;
 use paceline_plan::program::Plan;
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{
@@ -109,7 +111,8 @@ pub(crate) struct StrategyFlags {
     /// [default: dp]
     #[arg(long, value_name = "L", allow_negative_numbers = true)]
     pub leaves: Option<String>,
-    /// How replicas agree: all-reduce, or ps:K for K parameter servers [default: all-reduce]
+    /// How replicas agree: all-reduce; ps:K for K parameter servers; async-ps:K where nobody waits for
+    /// anybody; ssp:K:S where nobody is more than S iterations ahead [default: all-reduce]
     #[arg(long, value_name = "HOW")]
     pub sync: Option<String>,
     /// Algorithm of the gradients' reduction: auto, ring, multi-ring:C, halving-doubling, tree,
@@ -123,9 +126,18 @@ pub(crate) struct StrategyFlags {
     /// Keep communication from running beside compute
     #[arg(long)]
     pub no_overlap: bool,
-    /// Compression of gradients; only none is available yet
-    #[arg(long, value_name = "HOW", hide = true)]
+    /// What gradients are turned into on the wire, what is lost being added to the next ones: int8,
+    /// onebit (signs), topk:FRACTION (the largest) or powersgd:RANK (narrow factors) [default: none]
+    #[arg(long, value_name = "HOW")]
     pub compress: Option<String>,
+    /// Updates that each replica makes by itself in an iteration, with an equal share of its samples,
+    /// before replicas compare their weights (local SGD, DiLoCo) [default: none: they share gradients]
+    #[arg(long, value_name = "H", allow_negative_numbers = true)]
+    pub local_steps: Option<String>,
+    /// What becomes of the mean of how far replicas moved: average (all go there) or nesterov (it is a
+    /// gradient, as in DiLoCo) [default: nesterov]
+    #[arg(long, value_name = "RULE")]
+    pub outer_optimizer: Option<String>,
     /// What updates the weights: sgd, momentum, adamw, or for large batches lamb or
     /// lars [default: adamw]
     #[arg(long, value_name = "RULE")]
@@ -242,6 +254,13 @@ impl StrategyFlags {
         let bucket =
             whole("--bucket-mib", self.bucket_mib.as_deref(), 1..=MAX_BUCKET_MIB, problems);
         let least = Strategy::default();
+        let compress = word("--compress", &self.compress, problems).unwrap_or_default();
+        let sync: Sync = word("--sync", &self.sync, problems).unwrap_or(Sync::AllReduce);
+        // What is rounded for the wire cannot have the same bits in every layout, and what is applied as
+        // it comes not even in two runs.
+        let local = self.local(problems);
+        let bits = compress == Compression::None && !sync.is_async() && local.is_none();
+        let order = if bits { defaults.order } else { Order::Free };
         Strategy {
             dp,
             tp,
@@ -267,9 +286,9 @@ impl StrategyFlags {
             tables: word("--tables", &self.tables, problems).unwrap_or_default(),
             dtype: word("--dtype", &self.dtype, problems).unwrap_or(defaults.dtype),
             grad_dtype: word("--grad-dtype", &self.grad_dtype, problems).unwrap_or(DType::F32),
-            order: word("--order", &self.order, problems).unwrap_or(defaults.order),
+            order: word("--order", &self.order, problems).unwrap_or(order),
             leaves: leaves.and_then(|leaves| u32::try_from(leaves).ok()).unwrap_or(dp),
-            sync: word("--sync", &self.sync, problems).unwrap_or(Sync::AllReduce),
+            sync,
             collective: word("--collective", &self.collective, problems).unwrap_or(Algorithm::Auto),
             bucket: bucket.map_or(least.bucket, |mib| Bytes(mib << 20)),
             overlap: !self.no_overlap,
@@ -281,7 +300,20 @@ impl StrategyFlags {
             },
             store: word("--offload-to", &self.offload_to, problems)
                 .unwrap_or(if defaults.one_host { Store::Disk } else { Store::Host }),
+            compress,
+            local,
         }
+    }
+
+    /// How replicas train apart, if they do.
+    fn local(&self, problems: &mut Problems) -> Option<Local> {
+        let outer = word("--outer-optimizer", &self.outer_optimizer, problems);
+        let steps = whole("--local-steps", self.local_steps.as_deref(), 1..=1 << 20, problems);
+        if outer.is_some() && self.local_steps.is_none() {
+            problems.say("--outer-optimizer", "needs --local-steps, after which replicas compare");
+        }
+        let steps = u32::try_from(steps?).ok()?;
+        Some(Local { steps, outer: outer.unwrap_or_default() })
     }
 
     /// The sizes of the axes, `dp` filled up to `--ranks`.
@@ -319,9 +351,6 @@ impl StrategyFlags {
                  in a file with --config"
             );
             problems.say("--strategy", text);
-        }
-        if let Some(text) = self.compress.as_deref().filter(|text| *text != "none") {
-            problems.say("--compress", format!("'{text}' is not available yet; only none is"));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Problems, real, whole, word};
 use clap::Args;
-use paceline_exec::{BatchScaling, LrSchedule, ScalingRule};
+use paceline_exec::{BatchScaling, LrSchedule, ScalingRule, Straggler};
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
@@ -53,6 +53,9 @@ pub(crate) struct TrainingFlags {
     /// Threads that compute for one rank [default: the cores, shared out among the ranks]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub threads_per_rank: Option<String>,
+    /// A rank that is made slow on purpose: its computations take FACTOR times as long
+    #[arg(long, value_name = "RANK:FACTOR")]
+    pub straggler: Option<String>,
     /// Directory of the run's files [default: runs/MODEL-NUMBER, the next free one]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -88,6 +91,8 @@ pub(crate) struct Training {
     pub seed: u64,
     /// How many different samples there are, if the user said.
     pub distinct: Option<NonZeroU64>,
+    /// A rank that is made slow on purpose.
+    pub straggler: Option<Straggler>,
     /// Where the run's files go, if the user said.
     pub out: Option<PathBuf>,
     /// Where offloaded bytes go, if the user said.
@@ -110,6 +115,7 @@ impl Default for Training {
             threads_per_rank: None,
             seed: 0,
             distinct: None,
+            straggler: None,
             out: None,
             offload_dir: None,
         }
@@ -154,6 +160,7 @@ impl TrainingFlags {
             problems.say("--out", "exists and is not a directory");
         }
         let seed = seed.unwrap_or(defaults.seed);
+        let straggler = self.straggler(problems).or(defaults.straggler);
         let threads_per_rank = threads.or(defaults.threads_per_rank);
         Training {
             iterations,
@@ -168,9 +175,24 @@ impl TrainingFlags {
             threads_per_rank,
             seed,
             distinct,
+            straggler,
             out,
             offload_dir: self.offload_dir.clone().or(defaults.offload_dir.clone()),
         }
+    }
+
+    /// Who is slow, and how slow.
+    fn straggler(&self, problems: &mut Problems) -> Option<Straggler> {
+        let text = self.straggler.as_deref()?;
+        let parsed = text.split_once(':').and_then(|(rank, factor)| {
+            Some(Straggler { rank: rank.parse().ok()?, factor: factor.parse().ok()? })
+        });
+        let found = parsed.filter(|slow| (1.0..=1e6).contains(&slow.factor));
+        if found.is_none() {
+            let works = "is no rank and factor from 1 on, as in 1:2";
+            problems.say("--straggler", format!("'{text}' {works}"));
+        }
+        found
     }
 
     /// How the learning rate follows the batch, where the user says what it was chosen for.

@@ -97,7 +97,7 @@ fn facts(plan: &Plan, training: &Training) -> BTreeMap<String, String> {
             know(format!("strategy's {name}"), value.to_string());
         }
     }
-    // Neither the number of threads nor the directory changes what is computed.
+    // Neither the number of threads nor a slow rank nor the directory changes what is computed.
     let Training {
         iterations,
         lr,
@@ -111,6 +111,7 @@ fn facts(plan: &Plan, training: &Training) -> BTreeMap<String, String> {
         seed,
         distinct,
         threads_per_rank: _,
+        straggler: _,
         out: _,
         offload_dir: _,
     } = training;

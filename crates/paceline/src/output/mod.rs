@@ -8,7 +8,9 @@ mod run_dir;
 pub(crate) use atomic::write;
 pub(crate) use interrupt::stop_on_interrupt;
 pub(crate) use progress::Progress;
-pub(crate) use run_dir::{IterationRecord, MemoryRecord, ModelRecord, RunDir, RunRecord};
+pub(crate) use run_dir::{
+    IterationRecord, MemoryRecord, ModelRecord, RunDir, RunRecord, StalenessRecord,
+};
 
 use serde::Serialize;
 use std::io::{self, Write};

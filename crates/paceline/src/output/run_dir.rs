@@ -155,6 +155,20 @@ pub(crate) struct IterationRecord {
     pub grad_norm: Option<f32>,
     /// How long it took.
     pub seconds: f64,
+    /// How stale gradients were, where servers apply them as they come.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub staleness: Option<StalenessRecord>,
+}
+
+/// How many updates by others gradients missed.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct StalenessRecord {
+    /// The mean.
+    pub mean: f64,
+    /// The most.
+    pub max: u64,
+    /// By how many iterations the fastest replica was ahead of the slowest at most.
+    pub ahead: u32,
 }
 
 /// What one kind of buffer takes on the ranks of one role.
@@ -169,6 +183,17 @@ pub(crate) struct MemoryRecord {
 }
 
 impl RunRecord {
+    /// How stale gradients were over the whole run, where servers applied them as they came.
+    pub(crate) fn staleness(&self) -> Option<StalenessRecord> {
+        let all = || self.iterations.iter().filter_map(|iteration| iteration.staleness);
+        let count = all().count();
+        (count > 0).then(|| StalenessRecord {
+            mean: all().map(|staleness| staleness.mean).sum::<f64>() / count as f64,
+            max: all().map(|staleness| staleness.max).max().unwrap_or(0),
+            ahead: all().map(|staleness| staleness.ahead).max().unwrap_or(0),
+        })
+    }
+
     /// The layout written today.
     pub(crate) const FORMAT: u32 = 1;
 

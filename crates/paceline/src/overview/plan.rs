@@ -99,6 +99,9 @@ fn update(plan: &Plan) -> String {
 /// How replicas come to the same weights; nothing where there is one.
 fn agreement(plan: &Plan) -> Option<String> {
     let s = &plan.strategy;
+    if s.sync.is_async() {
+        return Some(format!("gradients to servers ({}) as they come, weights back", s.sync));
+    }
     if let Sync::Servers(_) = s.sync {
         return Some(format!("gradients to servers ({}), weights back", s.sync));
     }

@@ -119,7 +119,9 @@ fn matrix_flops(kind: &OpKind, part: Part, tokens: u64, weight: [u64; 2]) -> Flo
         | OpKind::BlockSquares { .. }
         | OpKind::TensorSquares
         | OpKind::Norm2
-        | OpKind::Total => Flops(0.0),
+        | OpKind::Total
+        | OpKind::Compress(_)
+        | OpKind::Outer(_) => Flops(0.0),
     }
 }
 
@@ -150,5 +152,7 @@ fn vector_intensity(kind: &OpKind) -> f64 {
         OpKind::SoftmaxStats | OpKind::CrossEntropy { .. } => 8.0,
         OpKind::Activation { .. } | OpKind::SwiGlu => 10.0,
         OpKind::Attention { .. } | OpKind::AttentionBlock { .. } => 0.0,
+        OpKind::Compress(op) => op.intensity(),
+        OpKind::Outer(_) => 2.0,
     }
 }

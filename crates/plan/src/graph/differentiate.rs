@@ -163,8 +163,12 @@ impl Tape<'_> {
             // Made by the cut along the sequence, of both attention and its gradient.
             OpKind::KeysValues { .. } => {}
             // Around the optimizer step; nothing flows back.
-            OpKind::BlockSquares { .. } | OpKind::TensorSquares | OpKind::Norm2 | OpKind::Total => {
-            }
+            OpKind::BlockSquares { .. }
+            | OpKind::TensorSquares
+            | OpKind::Norm2
+            | OpKind::Total
+            | OpKind::Compress(_)
+            | OpKind::Outer(_) => {}
         }
     }
 

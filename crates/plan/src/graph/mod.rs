@@ -14,7 +14,9 @@ mod resnet;
 pub use build::build;
 pub use cost::Cost;
 
+use crate::compress::CompressOp;
 use crate::ids::{LayerId, ParamId, TensorId};
+use crate::outer::OuterOp;
 use serde::{Deserialize, Serialize};
 
 /// A model's layers, in forward order.
@@ -519,6 +521,10 @@ pub enum OpKind {
     Norm2,
     /// numbers, or none → their sum.
     Total,
+    /// A part of a compressed reduction.
+    Compress(CompressOp),
+    /// A part of the comparison of replicas that train apart.
+    Outer(OuterOp),
 }
 
 /// Elements of a block: sums of squares are formed per block, and ZeRO and buckets cut only at block
@@ -590,6 +596,8 @@ impl OpKind {
             Self::TensorSquares => "tensor_squares",
             Self::Norm2 => "norm2",
             Self::Total => "total",
+            Self::Compress(op) => op.name(),
+            Self::Outer(op) => op.name(),
         }
     }
 }

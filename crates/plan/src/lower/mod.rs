@@ -14,15 +14,18 @@ mod bind;
 mod bucket;
 mod check;
 mod check_experts;
+mod compress;
 mod dropped;
 mod experts;
 mod gauge;
+mod local;
 mod norm;
 mod offload;
 mod partition;
 mod ring;
 mod role;
 mod segment;
+mod serve;
 mod server;
 mod shard;
 mod split;
@@ -35,6 +38,7 @@ pub use check::{Problem, Problems};
 pub use partition::balance;
 pub use tables::{Seat, assign, slots};
 
+use crate::compress::Codec;
 use crate::graph::{self, Graph};
 use crate::ids::GroupId;
 use crate::mesh::{Axis, GroupKind, Mesh};
@@ -55,7 +59,10 @@ pub fn lower(model: &Model, strategy: &Strategy) -> Result<Plan, Problems> {
         programs.push(role::program(&mut context, rank));
     }
     for server in 0..strategy.sync.servers() {
-        programs.push(server::program(&mut context, server));
+        programs.push(match strategy.sync {
+            Sync::Async { staleness, .. } => serve::program(&mut context, server, staleness),
+            Sync::Servers(_) | Sync::AllReduce => server::program(&mut context, server),
+        });
     }
     Ok(Plan {
         model: model.name().to_string(),
@@ -102,7 +109,7 @@ struct Walk {
 impl Context {
     fn new(model: &Model, strategy: &Strategy) -> Result<Self, Problems> {
         let batch = strategy.micro_batch * u64::from(strategy.dp);
-        let mut graph = graph::build(model, batch, strategy.seq, strategy.tokens());
+        let mut graph = graph::build(model, batch, strategy.seq, strategy.tokens_of_update());
         let stages = usize::from(strategy.schedule.chunks()) * strategy.pp as usize;
         let stages = partition::partition(&graph, stages, &strategy.split);
         let like = again::tell_apart(&mut graph, &stages, strategy.recompute);
@@ -150,7 +157,7 @@ impl Context {
     /// of it.
     fn update_group(&self, holders: GroupKind) -> Option<GroupKind> {
         match (self.strategy.sync, self.strategy.zero) {
-            (Sync::Servers(_), _) => Some(GroupKind::Servers),
+            (Sync::Servers(_) | Sync::Async { .. }, _) => Some(GroupKind::Servers),
             (Sync::AllReduce, Zero::None) => None,
             (Sync::AllReduce, Zero::Optimizer | Zero::Gradients | Zero::Parameters) => {
                 (self.mesh.group_size(holders) > 1).then_some(holders)
@@ -159,8 +166,12 @@ impl Context {
     }
 
     fn deal(&self) -> bucket::Deal<'_> {
-        let parts = |holders: GroupKind| {
-            self.update_group(holders).map_or(1, |g| u64::from(self.mesh.group_size(g)))
+        // What is encoded by block is summed by parts.
+        let by_block = self.strategy.compress.codec().and_then(Codec::words_per_block).is_some();
+        let parts = |holders: GroupKind| match self.update_group(holders) {
+            Some(group) => u64::from(self.mesh.group_size(group)),
+            None if by_block => u64::from(self.mesh.group_size(holders)),
+            None => 1,
         };
         bucket::Deal {
             graph: &self.graph,

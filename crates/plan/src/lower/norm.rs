@@ -6,7 +6,7 @@ use super::update::BucketState;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
 use crate::graph::{BLOCK, OpKind, Part};
-use crate::ids::{Microbatch, OpId, SegmentId};
+use crate::ids::{BufferId, Microbatch, OpId, SegmentId};
 use crate::mesh::{Axis, GroupKind};
 use crate::program::{
     Access, LocalOp, MemoryKind, Op, Operand, Segment, SegmentPass, Template, View,
@@ -19,11 +19,9 @@ impl Role<'_> {
     pub(super) fn norm(&mut self) -> Vec<OpId> {
         let blocks: u64 = self.buckets.iter().map(|b| b.shape.elements / BLOCK).sum();
         let entries = u64::from(norm_entries(&self.context.graph));
-        let block_sums =
-            self.buffer("norm.blocks".into(), DType::F32, blocks, 1, MemoryKind::Communication);
-        let tensor_sums =
-            self.buffer("norm.tensors".into(), DType::F32, entries, 1, MemoryKind::Communication);
-        let total = self.buffer("norm".into(), DType::F32, 1, 1, MemoryKind::Communication);
+        let block_sums = self.norm_buffer("norm.blocks", blocks);
+        let tensor_sums = self.norm_buffer("norm.tensors", entries);
+        let total = self.norm_buffer("norm", 1);
         self.outputs.norm = Some(total);
 
         let mut offset = 0;
@@ -71,6 +69,17 @@ impl Role<'_> {
         }
         let total = self.whole(total);
         vec![self.small(OpKind::Norm2, tensors, total, &after)]
+    }
+
+    /// A buffer of the norm's, declared on first use: replicas that train apart need it several times.
+    fn norm_buffer(&mut self, name: &str, elements: u64) -> BufferId {
+        match self.buffers.iter().position(|buffer| buffer.name == name) {
+            Some(at) => BufferId::from(at),
+            None => {
+                let kind = MemoryKind::Communication;
+                self.buffer(name.into(), DType::F32, elements, 1, kind)
+            }
+        }
     }
 
     /// Among whom a bucket's gradients are dealt out at the step, if they are.

@@ -2,6 +2,7 @@
 
 use super::Context;
 use super::arena::{self, Home};
+use super::compress::Waiting;
 use super::dropped::Dropped;
 use super::offload::Offloading;
 use super::shard::ValueId;
@@ -25,6 +26,8 @@ use std::ops::Range;
 pub(super) fn program(context: &mut Context, rank: u32) -> Program {
     let mut role = Role::new(context, rank);
     role.run_ahead();
+    role.start_compressed();
+    role.set_out();
     let actions = role.context.order[rank as usize].clone();
     for (at, &action) in actions.iter().enumerate() {
         role.offloading.following = actions.get(at + 1).copied();
@@ -36,6 +39,9 @@ pub(super) fn program(context: &mut Context, rank: u32) -> Program {
                 role.backward(stage, action.microbatch, action.pass);
             }
             Pass::BackwardWeight => role.weights(stage, action.microbatch),
+        }
+        if action.pass == Pass::Backward {
+            role.update_apart(action.microbatch.index());
         }
     }
     role.update();
@@ -172,13 +178,15 @@ pub(super) struct Role<'c> {
     pub(super) tables: Option<TableState>,
     /// The section that is being written.
     pub(super) body: Section,
-    prologue: Section,
+    pub(super) prologue: Section,
     in_flight: Vec<InFlight>,
     pub(super) last_compute: Option<OpId>,
     /// Exchanges that the next computation must wait for.
     pending: Vec<OpId>,
     /// Buckets whose reduction of a microbatch is still to be added to those before.
     pub(super) staged: Vec<(usize, usize)>,
+    /// Compressed reductions that are under way.
+    pub(super) waiting: Vec<Waiting>,
     pub(super) outputs: Outputs,
     pub(super) loss_tree: Vec<BufferId>,
     /// Where dropped tokens are counted, if any can be.
@@ -214,6 +222,7 @@ impl<'c> Role<'c> {
             last_compute: None,
             pending: Vec::new(),
             staged: Vec::new(),
+            waiting: Vec::new(),
             outputs: Outputs::default(),
             loss_tree: Vec::new(),
             dropped: None,
@@ -616,7 +625,8 @@ impl<'c> Role<'c> {
     /// Whether gradients start anew with this microbatch: the first of a leaf, or each one where they
     /// are reduced at once.
     pub(super) fn is_fresh(&self, k: usize) -> bool {
-        self.transient_gradients() || self.opens_leaf(k)
+        let opens = self.apart().map_or_else(|| self.opens_leaf(k), |size| k.is_multiple_of(size));
+        self.transient_gradients() || opens
     }
 
     /// Whether this microbatch is the first of a leaf.

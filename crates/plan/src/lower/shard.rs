@@ -489,7 +489,9 @@ impl<'a> Sharder<'a> {
                 | OpKind::BlockSquares { .. }
                 | OpKind::TensorSquares
                 | OpKind::Norm2
-                | OpKind::Total,
+                | OpKind::Total
+                | OpKind::Compress(_)
+                | OpKind::Outer(_),
                 _,
             ) => same(P::Replicate, None),
         }

@@ -6,6 +6,8 @@
 //! is the balanced tree; the reduction among replicas continues that tree.
 
 use super::bucket::BucketShape;
+use super::compress::Compressed;
+use super::local::Comparison;
 use super::role::Role;
 use super::tied::Uses;
 use crate::collective::{CollectiveKind, Order, Reduction};
@@ -57,6 +59,10 @@ pub(super) struct BucketState {
     /// The reduction's result when it is added up per microbatch.
     staged: Option<View>,
     reduce: Option<CallId>,
+    /// What takes the place of that where gradients are compressed.
+    pub(super) compressed: Option<Compressed>,
+    /// How replicas that train apart compare it.
+    pub(super) comparison: Option<Comparison>,
     tensor_sum: Option<CallId>,
     gather: Option<CallId>,
     /// The op after which gradients are final.
@@ -225,7 +231,10 @@ impl Role<'_> {
         let summed = total.unwrap_or(grads);
         let tied_sum = (uses == Uses::Ranks).then(|| self.tied_call(&name, summed));
         let replicas = self.context.mesh.group_size(holders);
-        let reduce = (replicas > 1 && !served).then(|| {
+        let compressed = self.declare_compressed(&name, &shape.entries, elements, holders);
+        let comparison = self.declare_comparison(&name, elements, holders);
+        let apart = served || comparison.is_some();
+        let reduce = (replicas > 1 && !apart && compressed.is_none()).then(|| {
             let (kind, output) = match (s.zero, staged) {
                 (Zero::None, _) => (CollectiveKind::AllReduce, summed),
                 (_, Some(staged)) => (CollectiveKind::ReduceScatter, staged),
@@ -269,6 +278,8 @@ impl Role<'_> {
             staged,
             total,
             reduce,
+            compressed,
+            comparison,
             tensor_sum,
             tied_sum,
             gather,
@@ -414,7 +425,8 @@ impl Role<'_> {
     /// The number of the leaf that ends with this microbatch, if one does.
     pub(super) fn leaf(&self, k: usize) -> Option<u32> {
         let s = &self.context.strategy;
-        let size = (s.microbatches() / s.local_leaves()).max(1) as usize;
+        let whole = (s.microbatches() / s.local_leaves()).max(1) as usize;
+        let size = self.apart().unwrap_or(whole);
         (k % size == size - 1).then_some((k / size) as u32)
     }
 
@@ -453,6 +465,7 @@ impl Role<'_> {
     pub(super) fn reduce(&mut self, bucket: usize, k: usize) {
         let microbatch = Microbatch::from(k);
         self.add_staged();
+        self.decompress();
         let mut after: Vec<OpId> =
             self.last_compute.into_iter().chain(self.buckets[bucket].ready).collect();
         if let Some(call) = self.buckets[bucket].tensor_sum {
@@ -467,7 +480,10 @@ impl Role<'_> {
                 after.push(last);
             }
             after = vec![self.body.push(lane, Op::Collective { call, microbatch }, &after)];
-        } else if let Sync::Servers(servers) = self.context.strategy.sync {
+        } else if let Some(compressed) = self.buckets[bucket].compressed {
+            return self.compress(bucket, compressed, &after);
+        } else if self.context.strategy.sync != Sync::AllReduce {
+            let servers = self.context.strategy.sync.servers();
             after = self.push_to_servers(bucket, servers, &after);
         }
         let state = &self.buckets[bucket];
@@ -535,8 +551,17 @@ impl Role<'_> {
             }
         }
         self.add_staged();
+        self.decompress_all();
+        if self.context.strategy.sync.is_async() {
+            // A replica tells of its own samples; nobody waits to hear of the others'.
+            self.norm();
+            return;
+        }
         self.reduce_loss();
         self.reduce_dropped();
+        if self.context.strategy.local.is_some() {
+            return self.compare();
+        }
         if self.context.strategy.sync == Sync::AllReduce {
             let mut known = self.norm();
             if self.context.strategy.optimizer.gauges() {

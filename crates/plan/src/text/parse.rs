@@ -4,6 +4,7 @@ use super::ParseError;
 use super::line::Line;
 use super::print::{HEADER, Names};
 use super::words::{Word, parse_group, parse_init, parse_op_kind, parse_peer, parse_placement};
+use crate::compress::Compression;
 use crate::ids::{BufferId, CallId, GroupId, LaneId, LayerId, Microbatch, OpId, SegmentId};
 use crate::mesh::Mesh;
 use crate::program::{
@@ -182,6 +183,8 @@ impl<'t> Reader<'t> {
             offload: Offload::default(),
             store: Store::default(),
             tables: Tables::default(),
+            compress: Compression::None,
+            local: None,
         };
         if self.peeked.is_some_and(|line| line.peek() == "split") {
             strategy.split = self.field("split")?;
@@ -198,6 +201,12 @@ impl<'t> Reader<'t> {
         if self.peeked.is_some_and(|line| line.peek() == "offload") {
             strategy.offload = self.field("offload")?;
             strategy.store = self.field("store")?;
+        }
+        if self.peeked.is_some_and(|line| line.peek() == "compress") {
+            strategy.compress = self.field("compress")?;
+        }
+        if self.peeked.is_some_and(|line| line.peek() == "local") {
+            strategy.local = Some(self.field("local")?);
         }
         Ok(strategy)
     }

@@ -2,6 +2,7 @@
 
 use super::line::quote;
 use super::words::{Word, print_group, print_init, print_op_kind, print_peer, push};
+use crate::compress::Compression;
 use crate::ids::{LaneId, OpId, SegmentId};
 use crate::program::{
     Bucket, Call, Entry, Gauge, MemoryKind, Op, Plan, Program, Section, Segment, Service, Template,
@@ -106,6 +107,12 @@ impl<'p> Printer<'p> {
         }
         if (s.offload, s.store) != (Offload::default(), Store::default()) {
             put!(self, "offload {}\nstore {}\n", s.offload, s.store);
+        }
+        if s.compress != Compression::None {
+            put!(self, "compress {}\n", s.compress);
+        }
+        if let Some(local) = s.local {
+            put!(self, "local {local}\n");
         }
     }
 

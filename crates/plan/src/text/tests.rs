@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::collective::{Algorithm, CollectiveKind, Level, Order, Reduction, TorusShape};
+use crate::compress::{Codec, CompressOp, Compression};
 use crate::dtype::DType;
 use crate::graph::{
     ActivationKind, Heads, Init, LatentHeads, LinearRole, NormKind, OpKind, Part, Routing, Window,
@@ -10,6 +11,7 @@ use crate::ids::{
     BufferId, CallId, GroupId, LaneId, LayerId, Microbatch, OpId, SegmentId, StageRank,
 };
 use crate::mesh::{Axis, GroupKind, Mesh};
+use crate::outer::{Local, Outer, OuterOp};
 use crate::program::{
     Access, AccumulateMode, Bucket, Buffer, Call, Entry, Gauge, InFlight, LoadKind, LocalOp,
     Memory, MemoryKind, Op, Operand, Outputs, Peer, Plan, Program, Section, Segment, SegmentPass,
@@ -177,7 +179,12 @@ impl Draw {
             grad_dtype: self.dtype(),
             order: self.order(),
             leaves: self.short(),
-            sync: self.pick(&[Sync::AllReduce, Sync::Servers(servers)]),
+            sync: self.pick(&[
+                Sync::AllReduce,
+                Sync::Servers(servers),
+                Sync::Async { servers, staleness: None },
+                Sync::Async { servers, staleness: Some(servers) },
+            ]),
             collective: self.algorithm(),
             bucket: Bytes(self.number()),
             overlap: self.flag(),
@@ -188,6 +195,14 @@ impl Draw {
                 OptimizerKind::Lamb,
                 OptimizerKind::Lars,
             ]),
+            compress: self.pick(&[
+                Compression::None,
+                Compression::Int8,
+                Compression::OneBit,
+                Compression::TopK(0.01),
+                Compression::PowerSgd(4),
+            ]),
+            local: self.pick(&[None, Some(Local { steps: 8, outer: Outer::Nesterov })]),
         }
     }
 
@@ -260,6 +275,16 @@ impl Draw {
             OpKind::TensorSquares,
             OpKind::Norm2,
             OpKind::Total,
+            OpKind::Outer(OuterOp::Difference),
+            OpKind::Outer(OuterOp::Step { replicas: b as u32, rate: x, momentum: 0.5 }),
+            OpKind::Compress(CompressOp::Encode { codec: Codec::Int8 }),
+            OpKind::Compress(CompressOp::Pick { fraction: x, bucket: b as u32 }),
+            OpKind::Compress(CompressOp::Merge { codec: Codec::OneBit, terms: b as u32 }),
+            OpKind::Compress(CompressOp::Decode { codec: Codec::TopK, terms: b as u32 }),
+            OpKind::Compress(CompressOp::Guess { rank: 4, bucket: b as u32 }),
+            OpKind::Compress(CompressOp::Left { rank: 4, bucket: b as u32 }),
+            OpKind::Compress(CompressOp::Right { rank: 4, bucket: b as u32 }),
+            OpKind::Compress(CompressOp::Product { rank: 4, bucket: b as u32 }),
         ])
     }
 

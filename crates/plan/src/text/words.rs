@@ -3,11 +3,13 @@
 use super::ParseError;
 use super::line::Line;
 use crate::collective::Reduction;
+use crate::compress::{Codec, CompressOp};
 use crate::graph::{
     ActivationKind, Heads, Init, LatentHeads, LinearRole, NormKind, OpKind, Part, Routing, Window,
 };
 use crate::ids::StageRank;
 use crate::mesh::{Axis, GroupKind};
+use crate::outer::OuterOp;
 use crate::program::{Access, AccumulateMode, LoadKind, MemoryKind, Peer, SegmentPass};
 use crate::spec::{Layout, Placement};
 use std::fmt::Write;
@@ -278,6 +280,13 @@ pub(super) fn print_op_kind(kind: &OpKind, out: &mut String) {
             let of = if experts { " experts" } else { "" };
             return push(out, format_args!("block_squares parts={parts}{of}"));
         }
+        OpKind::Compress(op) => return print_compress_op(op, out),
+        OpKind::Outer(OuterOp::Difference) => "outer_difference",
+        OpKind::Outer(OuterOp::Step { replicas, rate, momentum }) => {
+            let rule =
+                format_args!("outer_step replicas={replicas} rate={rate:?} momentum={momentum:?}");
+            return push(out, rule);
+        }
     };
     out.push_str(plain);
 }
@@ -345,6 +354,13 @@ pub(super) fn parse_op_kind(line: &mut Line<'_>) -> Result<OpKind> {
             rows: line.id("rows=", "rows")?,
         },
         "combine" => OpKind::Combine { topk: line.id("topk=", "topk")? },
+        "outer_difference" => OpKind::Outer(OuterOp::Difference),
+        "outer_step" => OpKind::Outer(OuterOp::Step {
+            replicas: line.id("replicas=", "replicas")?,
+            rate: line.id("rate=", "rate")?,
+            momentum: line.id("momentum=", "momentum")?,
+        }),
+        "compress" => OpKind::Compress(parse_compress_op(line)?),
         "head_norm" => OpKind::HeadNorm { heads: parse_heads(line)?, eps: line.id("eps=", "eps")? },
         "latent_heads" => OpKind::LatentHeads(parse_latent(line)?),
         "latent_values" => OpKind::LatentValues(parse_latent(line)?),
@@ -401,6 +417,68 @@ fn parse_latent(line: &mut Line<'_>) -> Result<LatentHeads> {
         v_dim: line.id("v_dim=", "v_dim")?,
         theta: line.id("theta=", "theta")?,
     })
+}
+
+fn print_compress_op(op: CompressOp, out: &mut String) {
+    match op {
+        CompressOp::Encode { codec } => {
+            push(out, format_args!("compress encode {}", codec.word()));
+        }
+        CompressOp::Pick { fraction, bucket } => {
+            push(out, format_args!("compress pick fraction={fraction:?} bucket={bucket}"));
+        }
+        CompressOp::Merge { codec, terms } => {
+            push(out, format_args!("compress merge {} terms={terms}", codec.word()));
+        }
+        CompressOp::Decode { codec, terms } => {
+            push(out, format_args!("compress decode {} terms={terms}", codec.word()));
+        }
+        CompressOp::Guess { rank, bucket } => {
+            push(out, format_args!("compress guess rank={rank} bucket={bucket}"));
+        }
+        CompressOp::Left { rank, bucket } => {
+            push(out, format_args!("compress left rank={rank} bucket={bucket}"));
+        }
+        CompressOp::Right { rank, bucket } => {
+            push(out, format_args!("compress right rank={rank} bucket={bucket}"));
+        }
+        CompressOp::Product { rank, bucket } => {
+            push(out, format_args!("compress product rank={rank} bucket={bucket}"));
+        }
+    }
+}
+
+fn parse_compress_op(line: &mut Line<'_>) -> Result<CompressOp> {
+    let step = line.word("step of a compression")?;
+    let factors = |line: &mut Line<'_>| -> Result<(u32, u32)> {
+        Ok((line.id("rank=", "rank")?, line.id("bucket=", "bucket")?))
+    };
+    Ok(match step {
+        "encode" => CompressOp::Encode { codec: parse_codec(line)? },
+        "pick" => CompressOp::Pick {
+            fraction: line.id("fraction=", "fraction")?,
+            bucket: line.id("bucket=", "bucket")?,
+        },
+        "merge" => {
+            CompressOp::Merge { codec: parse_codec(line)?, terms: line.id("terms=", "terms")? }
+        }
+        "decode" => {
+            CompressOp::Decode { codec: parse_codec(line)?, terms: line.id("terms=", "terms")? }
+        }
+        "guess" => factors(line).map(|(rank, bucket)| CompressOp::Guess { rank, bucket })?,
+        "left" => factors(line).map(|(rank, bucket)| CompressOp::Left { rank, bucket })?,
+        "right" => factors(line).map(|(rank, bucket)| CompressOp::Right { rank, bucket })?,
+        "product" => factors(line).map(|(rank, bucket)| CompressOp::Product { rank, bucket })?,
+        other => return line.error(format!("there is no step '{other}' of a compression")),
+    })
+}
+
+fn parse_codec(line: &mut Line<'_>) -> Result<Codec> {
+    let word = line.word("codec")?;
+    match Codec::ALL.into_iter().find(|codec| codec.word() == word) {
+        Some(codec) => Ok(codec),
+        None => line.error(format!("there is no codec '{word}'")),
+    }
 }
 
 fn print_heads(heads: Heads, out: &mut String) {

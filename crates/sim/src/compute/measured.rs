@@ -85,7 +85,9 @@ pub fn kernel(template: &Template, op: &LocalOp) -> KernelUse {
         | OpKind::BlockSquares { .. }
         | OpKind::TensorSquares
         | OpKind::Norm2
-        | OpKind::Total => of_memory(),
+        | OpKind::Total
+        | OpKind::Compress(_)
+        | OpKind::Outer(_) => of_memory(),
     };
     let part = match op.part {
         Part::Forward => "forward",
@@ -158,7 +160,9 @@ fn name(kind: &OpKind) -> &'static str {
         | OpKind::BlockSquares { .. }
         | OpKind::TensorSquares
         | OpKind::Norm2
-        | OpKind::Total => kind.name(),
+        | OpKind::Total
+        | OpKind::Compress(_)
+        | OpKind::Outer(_) => kind.name(),
     }
 }
 

@@ -85,7 +85,9 @@ impl Roofline<'_> {
             | OpKind::BlockSquares { .. }
             | OpKind::TensorSquares
             | OpKind::Norm2
-            | OpKind::Total => self.roof(cost, 1.0),
+            | OpKind::Total
+            | OpKind::Compress(_)
+            | OpKind::Outer(_) => self.roof(cost, 1.0),
             OpKind::Linear { .. }
             | OpKind::Conv { .. }
             | OpKind::Interact { .. }
@@ -197,6 +199,8 @@ pub(super) fn elementwise(op: &LocalOp) -> bool {
         | OpKind::BlockSquares { .. }
         | OpKind::TensorSquares
         | OpKind::Norm2
-        | OpKind::Total => false,
+        | OpKind::Total
+        | OpKind::Compress(_)
+        | OpKind::Outer(_) => false,
     }
 }

@@ -12,7 +12,7 @@ use crate::profile::Profile;
 use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern};
 use paceline_plan::ids::{OpId, Rank, RoleId};
 use paceline_plan::mesh::{Axis, GroupKind};
-use paceline_plan::program::{AccumulateMode, Call, Op, Plan, View};
+use paceline_plan::program::{AccumulateMode, Call, Op, Plan, StepPhase, View};
 use paceline_plan::units::{Bytes, Seconds};
 
 /// What a plan's ops cost a device of each kind, and how messages are sent.
@@ -241,12 +241,22 @@ impl<'a> Costs<'a> {
         let me = self.plan.representative(role);
         let bytes =
             |view: &View| Bytes(view.len.saturating_mul(program.buffer(view.buffer).dtype.size()));
+        let servers = self.plan.mesh.servers.max(1);
+        let update = match self.instant {
+            true => Seconds::ZERO,
+            false => (program.buckets.iter())
+                .map(|bucket| {
+                    let roofline = &self.kinds[0].roofline;
+                    roofline.step(program, bucket, StepPhase::Apply, servers.into())
+                })
+                .sum(),
+        };
         let mut time = Seconds::ZERO;
         let peers = self.plan.mesh.members(self.plan.group(service.group), me);
         for peer in peers.into_iter().filter(|&peer| peer != me) {
             let request = network.message(peer, me, bytes(&service.receives))?;
             let answer = network.message(me, peer, bytes(&service.sends))?;
-            time += (request + answer) * f64::from(service.requests);
+            time += (request + update + answer) * f64::from(service.requests);
         }
         Ok(time)
     }

@@ -32,6 +32,7 @@ mod lasting;
 mod measured;
 mod meetings;
 mod reuse;
+mod serving;
 mod sharing;
 mod steady;
 mod timeline;
@@ -42,6 +43,7 @@ pub(crate) use classes::{Class, Classes};
 pub use costs::Costs;
 pub use lasting::{Eras, Moments};
 pub(crate) use meetings::Meetings;
+pub(crate) use serving::settle;
 pub(crate) use steady::Unrolled;
 pub use timeline::Timeline;
 

@@ -2,9 +2,10 @@
 
 use super::OpStat;
 use crate::engine::Timeline;
+use paceline_plan::graph::OpKind;
 use paceline_plan::ids::{OpId, RoleId};
 use paceline_plan::mesh::{Axis, GroupKind, Mesh};
-use paceline_plan::program::{Op, Peer, Plan, Program, SegmentPass};
+use paceline_plan::program::{Op, Peer, Plan, Program, SegmentPass, Template};
 use paceline_plan::trace::{Intervals, SpanKind};
 use paceline_plan::units::Seconds;
 use std::collections::BTreeMap;
@@ -121,6 +122,7 @@ pub(super) fn label(plan: &Plan, program: &Program, op: &Op) -> Option<Label> {
                 SegmentPass::BackwardInput => "backward input",
                 SegmentPass::BackwardWeight => "backward weight",
                 SegmentPass::Recompute => "recompute",
+                SegmentPass::Update if compresses(template) => "compression",
                 SegmentPass::Update => "gradient norm",
             })
         }
@@ -137,6 +139,11 @@ pub(super) fn label(plan: &Plan, program: &Program, op: &Op) -> Option<Label> {
         Op::Stash { .. } | Op::Restore { .. } => Label::Compute("weight versions"),
         Op::Serve { .. } => Label::Message("serve", None),
     })
+}
+
+/// Whether a template is a part of a compressed reduction.
+fn compresses(template: &Template) -> bool {
+    template.ops.iter().any(|op| matches!(op.kind, OpKind::Compress(_)))
 }
 
 /// The axis along which a message goes; none to or from a server.

@@ -1,7 +1,7 @@
 //! What programs hear of a run: one object for each iteration, and one for all.
 
-use crate::output::{IterationRecord, RunDir, RunRecord};
-use paceline_exec::IterationReport;
+use crate::output::{IterationRecord, RunDir, RunRecord, StalenessRecord};
+use paceline_exec::{IterationReport, Staleness};
 use paceline_plan::trace::Trace;
 use serde::Serialize;
 
@@ -12,7 +12,14 @@ impl From<&IterationReport> for IterationRecord {
             loss: finite(report.loss),
             grad_norm: finite(report.grad_norm),
             seconds: report.seconds,
+            staleness: report.staleness.map(StalenessRecord::from),
         }
+    }
+}
+
+impl From<Staleness> for StalenessRecord {
+    fn from(Staleness { mean, max, ahead }: Staleness) -> Self {
+        Self { mean, max, ahead }
     }
 }
 
@@ -35,6 +42,9 @@ pub(super) struct IterationEvent {
     /// Choices of tokens whose expert had its fill, for models whose experts have a capacity.
     #[serde(skip_serializing_if = "Option::is_none")]
     dropped: Option<u64>,
+    /// How many updates by others the gradients missed, where servers apply them as they come.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    staleness: Option<StalenessRecord>,
 }
 
 impl From<&IterationReport> for IterationEvent {
@@ -50,6 +60,7 @@ impl From<&IterationReport> for IterationEvent {
             loss_scale: report.loss_scale,
             skipped: report.skipped,
             dropped: report.dropped,
+            staleness: report.staleness.map(StalenessRecord::from),
         }
     }
 }
@@ -71,6 +82,9 @@ pub(super) struct DoneEvent<'a> {
     peak_bytes: Option<&'a [u64]>,
     planned_peak_bytes: &'a [u64],
     stopped: bool,
+    /// Over the whole run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    staleness: Option<StalenessRecord>,
     checkpoint: Option<&'a str>,
     run_dir: String,
 }
@@ -97,6 +111,7 @@ impl<'a> DoneEvent<'a> {
             peak_bytes: record.peak_bytes.as_deref(),
             planned_peak_bytes: &record.planned_peak_bytes,
             stopped: record.stopped,
+            staleness: record.staleness(),
             checkpoint: record.checkpoint.as_deref(),
             run_dir: directory.path().display().to_string(),
         }

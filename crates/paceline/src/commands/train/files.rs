@@ -2,7 +2,7 @@
 
 use crate::commands::report;
 use crate::failure::Failure;
-use crate::output::{RunDir, RunRecord};
+use crate::output::{RunDir, RunRecord, StalenessRecord};
 use crate::report::breakdown_table;
 use paceline_plan::trace::{Trace, to_perfetto, to_perfetto_beside};
 use paceline_plan::units::Bytes;
@@ -55,6 +55,12 @@ pub(super) fn closing(
         text += &format!(
             "loss {first:.4} → {last:.4}{floor} in {} iterations at {pace:.0} tokens/s\n",
             losses.len()
+        );
+    }
+    if let Some(StalenessRecord { mean, max, ahead }) = record.staleness() {
+        text += &format!(
+            "staleness: a gradient missed {mean:.2} updates on average, {max} at most; the fastest replica was \
+             {ahead} iterations ahead at most\n"
         );
     }
     if record.stopped {

@@ -32,7 +32,8 @@ use paceline_plan::DType;
 use paceline_plan::collective::Order;
 use paceline_plan::model::Model;
 use paceline_plan::program::Plan;
-use paceline_sim::cluster::Cluster;
+use paceline_plan::units::Seconds;
+use paceline_sim::cluster::{Cluster, Place as Somewhere, Run, Straggler};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -233,6 +234,23 @@ impl Job {
         if let (Some(Request { model, plan }), Some(data)) = (&request, &data) {
             can_learn(model, plan, &data.source, &keeping, &mut problems);
         }
+        if let (Some(slow), Some(Request { plan, .. })) = (training.straggler, &request)
+            && slow.rank >= plan.mesh.world()
+        {
+            let (rank, last) = (slow.rank, plan.mesh.world() - 1);
+            problems.say("--straggler", format!("there is no rank {rank}; the last one is {last}"));
+        }
+        if let (Saving::Every(_), Some(Request { plan, .. })) = (&keeping.saving, &request)
+            && plan.strategy.sync.is_async()
+        {
+            let sync = plan.strategy.sync;
+            problems.say(
+                "--save-every",
+                format!(
+                    "with {sync} ranks are at different iterations; the run is saved at its end"
+                ),
+            );
+        }
         let done = keeping.resume.as_ref().map_or(0, |resume| resume.state().iteration);
         if done > 0 && training.iterations <= done {
             problems.say(
@@ -252,10 +270,19 @@ impl Job {
         if let Some(Place { launched: Some(directory), .. }) = &place {
             training.out = Some(directory.clone());
         }
-        let cluster = match described {
+        let mut cluster = match described {
             Some(cluster) => cluster,
             None => this_machine(plan.mesh.world())?,
         };
+        if let Some(slow) = training.straggler {
+            // The prediction knows of it too.
+            cluster.uneven.stragglers.push(Straggler {
+                at: Somewhere::Ranks(vec![Run::one(slow.rank)]),
+                factor: slow.factor,
+                from: Seconds::ZERO,
+                until: None,
+            });
+        }
         let asked = (strategy.clone(), flags.clone());
         let purpose = Purpose::Train;
         let mut job = Self {
@@ -465,6 +492,7 @@ impl Job {
             silence: SILENCE.max(self.launch.silence),
             device: self.launch.device,
             offload_folder: self.offload_folder(directory),
+            straggler: training.straggler,
             ..TrainOptions::default()
         }
     }

@@ -1,0 +1,435 @@
+//! A server that applies gradients as they come: what the one data-dependent op does.
+//!
+//! Replicas push the gradients of a bucket and pull its weights, each at its own pace. Server 0 also deals
+//! out the work: before each of its iterations a replica asks it for leave, and tells it what it saw of
+//! the last one. The run is over for a replica when there is no leave any more, and for a server when that
+//! is so for all replicas and every push has been answered.
+
+use crate::control::{Subject, say, try_hear};
+use crate::error::{ExecError, Fault};
+use crate::exchange::message;
+use crate::memory::Memory;
+use paceline_comm::{CommError, Progress, Receiving, Sending, Transport};
+use paceline_kernels::arena::Access;
+use paceline_plan::ids::{Rank, RoleId};
+use paceline_plan::program::{Plan, Program, Service, View};
+use std::time::{Duration, Instant};
+
+/// How many updates by others a gradient missed: those between the pull of the weights that it was computed
+/// on and its own arrival.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Staleness {
+    /// The mean over all pushes.
+    pub mean: f64,
+    /// The most of any push.
+    pub max: u64,
+    /// By how many iterations the fastest replica was ahead of the slowest at most.
+    pub ahead: u32,
+}
+
+/// What was seen between two reports.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seen {
+    losses: f64,
+    norms: f64,
+    /// How often a replica told of both.
+    told: u32,
+    stale: u64,
+    pushes: u64,
+    max: u64,
+    ahead: u32,
+}
+
+impl Seen {
+    /// The mean loss and norm that replicas told of.
+    pub(crate) fn means(&self) -> Option<[f64; 2]> {
+        let mean = |sum: f64| sum / f64::from(self.told);
+        (self.told > 0).then(|| [self.losses, self.norms].map(mean))
+    }
+
+    /// The staleness of the pushes so far; none if there were none.
+    pub(crate) fn staleness(&self) -> Option<Staleness> {
+        let mean = self.stale as f64 / self.pushes as f64;
+        (self.pushes > 0).then_some(Staleness { mean, max: self.max, ahead: self.ahead })
+    }
+}
+
+/// What a replica says when it asks for leave to run an iteration.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Question {
+    /// The loss and the norm of its last iteration, if it has run one.
+    pub(crate) saw: Option<[f32; 2]>,
+    /// Whether somebody wants the run to end.
+    pub(crate) stop: bool,
+}
+
+impl Question {
+    pub(crate) fn encode(self) -> [u8; 10] {
+        let [loss, norm] = self.saw.unwrap_or_default().map(f32::to_le_bytes);
+        let mut bytes = [0; 10];
+        bytes[0] = u8::from(self.saw.is_some());
+        bytes[1] = u8::from(self.stop);
+        bytes[2..6].copy_from_slice(&loss);
+        bytes[6..].copy_from_slice(&norm);
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let [saw, stop, l0, l1, l2, l3, n0, n1, n2, n3] = *bytes.first_chunk::<10>()?;
+        let values = [[l0, l1, l2, l3], [n0, n1, n2, n3]].map(f32::from_le_bytes);
+        Some(Self { saw: (saw != 0).then_some(values), stop: stop != 0 })
+    }
+}
+
+/// The answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Leave {
+    pub(crate) granted: bool,
+    /// If not, how many iterations the servers' run has in the end.
+    pub(crate) iterations: u32,
+}
+
+impl Leave {
+    fn encode(self) -> [u8; 5] {
+        let [a, b, c, d] = self.iterations.to_le_bytes();
+        [u8::from(self.granted), a, b, c, d]
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let [granted, a, b, c, d] = *bytes.first_chunk::<5>()?;
+        Some(Self { granted: granted != 0, iterations: u32::from_le_bytes([a, b, c, d]) })
+    }
+}
+
+/// A server between requests.
+#[derive(Debug)]
+pub(crate) struct Serving {
+    rank: Rank,
+    /// Whether this is server 0.
+    deals: bool,
+    peers: Vec<Peer>,
+    parts: Vec<Part>,
+    microbatches: u64,
+    staleness: Option<u32>,
+    /// Iterations before this run.
+    before: u32,
+    /// Iterations' leaves that there are, and how many were granted.
+    leaves: u64,
+    granted: u64,
+    /// Runs of the op so far.
+    served: u64,
+    pub(crate) seen: Seen,
+    pub(crate) whole: Seen,
+    moved_at: Instant,
+}
+
+/// A replica, as a server sees it.
+#[derive(Clone, Copy, Debug)]
+struct Peer {
+    rank: Rank,
+    /// Questions that it has asked.
+    asked: u32,
+    gone: bool,
+}
+
+/// A bucket's part.
+#[derive(Debug)]
+struct Part {
+    doing: Doing,
+    /// Updates so far.
+    version: u64,
+    /// By replica: pushes so far, the version of the weights that it has, and whether an answer is owed.
+    replicas: Vec<Replica>,
+    /// Who is looked at first for the next push.
+    turn: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Replica {
+    pushes: u32,
+    has: u64,
+    owed: bool,
+}
+
+/// What a part's memory is used for.
+#[derive(Debug)]
+enum Doing {
+    Nothing,
+    Receiving(usize, Receiving, Progress),
+    Sending(Sending, Progress),
+}
+
+/// Applies what has arrived for a bucket: its number, and how many updates it has seen.
+pub(crate) type Apply<'a> = dyn FnMut(u32, u64) -> Result<(), Fault> + 'a;
+
+impl Serving {
+    /// A server of a plan that runs to so many iterations, of which some are behind it; none for a role
+    /// that serves nobody.
+    pub(crate) fn of(plan: &Plan, rank: Rank, before: u32, iterations: u32) -> Option<Self> {
+        let program = plan.program(rank);
+        let service = program.services.first()?;
+        let members = plan.mesh.members(plan.group(service.group), rank);
+        let peers: Vec<Peer> = members
+            .into_iter()
+            .filter(|peer| *peer != rank)
+            .map(|rank| Peer { rank, asked: 0, gone: false })
+            .collect();
+        let parts = program.buckets.iter().map(|_| Part::new(peers.len())).collect();
+        let leaves = u64::from(iterations.saturating_sub(before)) * peers.len() as u64;
+        Some(Self {
+            rank,
+            deals: plan.role(rank) == RoleId(plan.mesh.pp),
+            peers,
+            parts,
+            microbatches: u64::from(plan.strategy.microbatches()),
+            staleness: service.staleness,
+            before,
+            leaves,
+            granted: 0,
+            served: 0,
+            seen: Seen::default(),
+            whole: Seen::default(),
+            moved_at: Instant::now(),
+        })
+    }
+
+    /// Whether there is anything left to serve.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.is_over()
+    }
+
+    /// How many times every replica has been served on average, rounded down, over all runs.
+    pub(crate) fn iterations(&self) -> u32 {
+        let least = self.parts.iter().map(|part| part.version).min().unwrap_or(0);
+        self.before + (least / self.peers.len().max(1) as u64) as u32
+    }
+
+    /// Serves as many requests of every bucket as there are replicas, or until all have left.
+    pub(crate) fn serve(
+        &mut self,
+        transport: &mut dyn Transport,
+        memory: &Memory<'_>,
+        program: &Program,
+        service: &Service,
+        silence: Duration,
+        apply: &mut Apply<'_>,
+    ) -> Result<(), ExecError> {
+        self.served += u64::from(service.requests) * self.peers.len() as u64;
+        self.moved_at = Instant::now();
+        loop {
+            let mut moved = self.hear(transport).map_err(|source| self.control(source))?;
+            for bucket in 0..self.parts.len() {
+                moved |= self
+                    .advance(transport, memory, program, bucket, apply)
+                    .map_err(|source| self.failed(program, bucket, source))?;
+            }
+            // Whoever deals out the work also waits to be told of as many iterations.
+            let told = !self.deals || u64::from(self.whole.told) >= self.served;
+            let enough = told && self.parts.iter().all(|part| part.version >= self.served);
+            // The last ones are served until they leave.
+            if self.is_over() || enough && self.served < self.leaves {
+                return Ok(());
+            }
+            if moved {
+                self.moved_at = Instant::now();
+                continue;
+            }
+            let waited = self.moved_at.elapsed();
+            if waited >= silence {
+                return Err(self.silent(waited));
+            }
+            transport.wait(silence - waited).map_err(|source| self.control(source))?;
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let idle = |part: &Part| {
+            matches!(part.doing, Doing::Nothing) && part.replicas.iter().all(|r| !r.owed)
+        };
+        self.peers.iter().all(|peer| peer.gone) && self.parts.iter().all(idle)
+    }
+
+    /// Hears replicas that ask for leave, or that have left.
+    fn hear(&mut self, transport: &mut dyn Transport) -> Result<bool, CommError> {
+        let mut moved = false;
+        for at in 0..self.peers.len() {
+            let Peer { rank, asked, gone } = self.peers[at];
+            if gone {
+                continue;
+            }
+            let about = (Subject::Leave, asked);
+            let Some(question) = try_hear(transport, rank, about, Question::decode)? else {
+                continue;
+            };
+            moved = true;
+            self.peers[at].asked += 1;
+            if !self.deals {
+                // To the other servers, a replica says only that it leaves.
+                self.peers[at].gone = true;
+                continue;
+            }
+            let reason = "what it said of its last iteration cannot be read";
+            let question = question.ok_or(CommError::Failed { rank, reason: reason.into() })?;
+            if let Some([loss, norm]) = question.saw {
+                for seen in [&mut self.seen, &mut self.whole] {
+                    seen.losses += f64::from(loss);
+                    seen.norms += f64::from(norm);
+                    seen.told += 1;
+                }
+            }
+            if question.stop {
+                self.leaves = self.granted;
+            }
+            let granted = self.granted < self.leaves;
+            self.granted += u64::from(granted);
+            self.peers[at].gone = !granted;
+            let iterations = self.before + (self.leaves / self.peers.len().max(1) as u64) as u32;
+            say(transport, rank, about, &Leave { granted, iterations }.encode())?;
+        }
+        Ok(moved)
+    }
+
+    /// Takes a bucket as far as it gets without waiting; whether it got anywhere.
+    fn advance(
+        &mut self,
+        transport: &mut dyn Transport,
+        memory: &Memory<'_>,
+        program: &Program,
+        bucket: usize,
+        apply: &mut Apply<'_>,
+    ) -> Result<bool, Fault> {
+        let slowest = self.slowest(bucket);
+        let channel = bucket as u16;
+        let number = |pushes: u32| u64::from(self.before + pushes) * self.microbatches;
+        let part = &mut self.parts[bucket];
+        let decl = &program.buckets[bucket];
+        let of = |view: View| (memory.span(view, 0), memory.dtype(view.buffer));
+        let nothing = Progress::Pending { on: self.rank, step: usize::MAX, moved: 0 };
+        match &mut part.doing {
+            Doing::Nothing => {
+                let may = |r: &Replica| match (self.staleness, slowest) {
+                    (Some(bound), Some(slowest)) => r.pushes <= slowest.saturating_add(bound),
+                    (None, _) | (_, None) => true,
+                };
+                if let Some(at) = part.replicas.iter().position(|r| r.owed && may(r)) {
+                    let tag = message(channel, number(part.replicas[at].pushes - 1));
+                    let state = Sending::start(self.peers[at].rank, tag);
+                    part.doing = Doing::Sending(state, nothing);
+                    let replica = &mut part.replicas[at];
+                    (replica.has, replica.owed) = (part.version, false);
+                    let ahead = slowest.map_or(0, |slowest| replica.pushes.saturating_sub(slowest));
+                    for seen in [&mut self.seen, &mut self.whole] {
+                        seen.ahead = seen.ahead.max(ahead);
+                    }
+                    return Ok(true);
+                }
+                let count = self.peers.len();
+                for at in (part.turn..part.turn + count).map(|at| at % count) {
+                    if part.replicas[at].owed || self.peers[at].gone {
+                        continue;
+                    }
+                    let tag = message(channel, number(part.replicas[at].pushes));
+                    let mut state = Receiving::start(self.peers[at].rank, tag);
+                    let (span, dtype) = of(decl.grads);
+                    let views = memory.views(&[(span, Access::Write)])?;
+                    let progress = state.progress_bytes(transport, dtype, views.take_bytes(0))?;
+                    // Whoever has begun to arrive has the memory until all of it is there.
+                    if !matches!(progress, Progress::Pending { moved: 0, .. }) {
+                        part.doing = Doing::Receiving(at, state, nothing);
+                        part.turn = at + 1;
+                        return Ok(true);
+                    }
+                }
+                Ok(false)
+            }
+            Doing::Receiving(at, state, before) => {
+                let (at, (span, dtype)) = (*at, of(decl.grads));
+                let progress = {
+                    let views = memory.views(&[(span, Access::Write)])?;
+                    state.progress_bytes(transport, dtype, views.take_bytes(0))?
+                };
+                if progress != Progress::Done {
+                    return Ok(std::mem::replace(before, progress) != progress);
+                }
+                part.doing = Doing::Nothing;
+                apply(bucket as u32, part.version)?;
+                let replica = &mut part.replicas[at];
+                let stale = part.version - replica.has;
+                part.version += 1;
+                replica.pushes += 1;
+                replica.owed = true;
+                for seen in [&mut self.seen, &mut self.whole] {
+                    seen.stale += stale;
+                    seen.pushes += 1;
+                    seen.max = seen.max.max(stale);
+                }
+                Ok(true)
+            }
+            Doing::Sending(state, before) => {
+                let (span, dtype) = of(decl.params);
+                let views = memory.views(&[(span, Access::Read)])?;
+                let progress = state.progress_bytes(transport, dtype, views.bytes(0))?;
+                if progress != Progress::Done {
+                    return Ok(std::mem::replace(before, progress) != progress);
+                }
+                part.doing = Doing::Nothing;
+                Ok(true)
+            }
+        }
+    }
+
+    /// The fewest pushes of a bucket by a replica that is still there.
+    fn slowest(&self, bucket: usize) -> Option<u32> {
+        let replicas = self.peers.iter().zip(&self.parts[bucket].replicas);
+        replicas.filter(|(peer, _)| !peer.gone).map(|(_, replica)| replica.pushes).min()
+    }
+
+    fn control(&self, source: CommError) -> ExecError {
+        ExecError::Control { rank: self.rank, doing: "serving replicas", source }
+    }
+
+    fn failed(&self, program: &Program, bucket: usize, source: Fault) -> ExecError {
+        let op = format!("serve {}", program.buckets[bucket].name);
+        ExecError::Op { rank: self.rank, iteration: self.iterations() + 1, op, source }
+    }
+
+    /// Names the replica that has pushed least of those that are still there.
+    fn silent(&self, waited: Duration) -> ExecError {
+        let behind = self.peers.iter().enumerate().filter(|(_, peer)| !peer.gone);
+        let pushes = |at: usize| self.parts.iter().map(|part| part.replicas[at].pushes).min();
+        let peer =
+            behind.min_by_key(|(at, _)| pushes(*at)).map_or(self.rank, |(_, peer)| peer.rank);
+        let (rank, iteration) = (self.rank, self.iterations() + 1);
+        ExecError::Silent { rank, iteration, op: "serve".into(), peer, waited }
+    }
+}
+
+impl Part {
+    fn new(replicas: usize) -> Self {
+        Self {
+            doing: Doing::Nothing,
+            version: 0,
+            replicas: vec![Replica::default(); replicas],
+            turn: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_and_leaves_arrive_as_they_were_sent() {
+        for question in [
+            Question { saw: None, stop: true },
+            Question { saw: Some([1.5, f32::INFINITY]), stop: false },
+        ] {
+            let read = Question::decode(&question.encode()).unwrap();
+            assert_eq!((read.saw, read.stop), (question.saw, question.stop));
+        }
+        let leave = Leave { granted: true, iterations: 0x0102_0304 };
+        assert_eq!(Leave::decode(&leave.encode()), Some(leave));
+        assert!(Question::decode(&[1, 2]).is_none() && Leave::decode(&[]).is_none());
+    }
+}

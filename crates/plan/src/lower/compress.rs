@@ -1,0 +1,280 @@
+//! Compressed reductions: what replicas exchange instead of a bucket's gradients.
+//!
+//! | compression | what goes over the wires | bytes per rank of N, for n elements |
+//! |---|---|---|
+//! | int8, onebit | all_to_all of encoded parts, then all_gather of encoded sums | 2·(N−1)/N · encoded |
+//! | topk | all_gather of places and values | (N−1) · 8·fraction·n |
+//! | powersgd | all_reduces of the left and of the right factors | 2·(N−1)/N · 4·rank·(rows + columns) |
+//!
+//! Encoded, n elements are n·257/256 bytes with int8 and n·49/1024·4 with onebit. Both ways are encoded, each
+//! with an error buffer of its own, as Seide et al. (Interspeech 2014, section 3) do: a rank keeps what its
+//! encoding of its gradients lost, and the owner of a part what its encoding of the sum lost.
+//!
+//! What waits for an exchange stands on the compute lane where the next bucket's gradients are complete,
+//! so that computing need not wait for the wires.
+
+use super::role::Role;
+use crate::collective::{CollectiveKind, Reduction};
+use crate::compress::{Codec, CompressOp, Compression, factor_lengths, picked};
+use crate::dtype::DType;
+use crate::graph::{BLOCK, OpKind};
+use crate::ids::{CallId, LaneId, Microbatch, OpId};
+use crate::mesh::GroupKind;
+use crate::program::{MemoryKind, Op, View};
+
+/// How a bucket's gradients are reduced in compressed form.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Compressed {
+    /// Blocks are encoded; each rank sums its part.
+    Blocks {
+        codec: Codec,
+        /// Among how many.
+        terms: u32,
+        error: View,
+        /// The whole message, of gradients first and of their sums at the end.
+        message: View,
+        /// Everybody's messages about this rank's part.
+        received: View,
+        /// This rank's part of the sum, encoded, and what that lost.
+        sum: View,
+        sum_error: View,
+        exchange: CallId,
+        gather: CallId,
+    },
+    /// A few elements are sent to everybody.
+    Few { fraction: f64, terms: u32, error: View, message: View, received: View, gather: CallId },
+    /// Matrices are multiplied out of factors.
+    Factors { rank: u32, error: View, left: View, right: View, sum_left: CallId, sum_right: CallId },
+}
+
+/// A compressed reduction that waits for an exchange.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiting {
+    bucket: usize,
+    exchange: OpId,
+    /// How many of its exchanges are behind it.
+    done: u8,
+}
+
+impl Role<'_> {
+    /// Declares the compressed reduction of a bucket's gradients; none if they go as they are.
+    pub(super) fn declare_compressed(
+        &mut self,
+        name: &str,
+        entries: &[crate::program::Entry],
+        elements: u64,
+        holders: GroupKind,
+    ) -> Option<Compressed> {
+        let replicas = self.context.mesh.group_size(holders);
+        if replicas <= 1 {
+            return None;
+        }
+        let ranks = u64::from(replicas);
+        match self.context.strategy.compress {
+            Compression::None => None,
+            Compression::Int8 | Compression::OneBit => {
+                let codec = self.context.strategy.compress.codec()?;
+                let words = codec.words_per_block()?;
+                let len = elements / BLOCK * words;
+                let error = self.carried(name, "error", elements);
+                let sum_error = self.carried(name, "sum.error", elements / ranks);
+                let message = self.wire(name, "message", DType::U32, len);
+                let received = self.wire(name, "received", DType::U32, len);
+                let sum = self.wire(name, "sum", DType::U32, len / ranks);
+                let (all_to_all, all_gather) =
+                    (CollectiveKind::AllToAll, CollectiveKind::AllGather);
+                let exchange = self.exchange(name, all_to_all, holders, (message, received), words);
+                let gather = self.exchange(name, all_gather, holders, (sum, message), words);
+                Some(Compressed::Blocks {
+                    codec,
+                    terms: replicas,
+                    error,
+                    message,
+                    received,
+                    sum,
+                    sum_error,
+                    exchange,
+                    gather,
+                })
+            }
+            Compression::TopK(fraction) => {
+                let picked: u64 = entries.iter().map(|entry| picked(entry, fraction)).sum();
+                let len = 2 * picked;
+                let error = self.carried(name, "error", elements);
+                let message = self.wire(name, "message", DType::U32, len);
+                let received = self.wire(name, "received", DType::U32, len * ranks);
+                let gather = self.exchange(
+                    name,
+                    CollectiveKind::AllGather,
+                    holders,
+                    (message, received),
+                    len,
+                );
+                Some(Compressed::Few {
+                    fraction,
+                    terms: replicas,
+                    error,
+                    message,
+                    received,
+                    gather,
+                })
+            }
+            Compression::PowerSgd(rank) => {
+                let [left, right] = factor_lengths(entries, rank);
+                // A bucket without matrices goes as it is.
+                if right == 0 {
+                    return None;
+                }
+                let error = self.carried(name, "error", elements);
+                let left = self.wire(name, "left", DType::F32, left);
+                let right = self.carried(name, "right", right);
+                let all_reduce = CollectiveKind::AllReduce;
+                let sum_left =
+                    self.exchange(&format!("{name}.left"), all_reduce, holders, (left, left), 1);
+                let sum_right =
+                    self.exchange(&format!("{name}.right"), all_reduce, holders, (right, right), 1);
+                Some(Compressed::Factors { rank, error, left, right, sum_left, sum_right })
+            }
+        }
+    }
+
+    /// What is carried from one iteration to the next: state, as moments are.
+    fn carried(&mut self, name: &str, what: &str, elements: u64) -> View {
+        let name = format!("{name}.{what}");
+        let buffer = self.buffer(name, DType::F32, elements, 1, MemoryKind::Optimizer);
+        self.whole(buffer)
+    }
+
+    fn wire(&mut self, name: &str, what: &str, dtype: DType, elements: u64) -> View {
+        let name = format!("{name}.{what}");
+        let buffer = self.buffer(name, dtype, elements, 1, MemoryKind::Communication);
+        self.whole(buffer)
+    }
+
+    fn exchange(
+        &mut self,
+        name: &str,
+        kind: CollectiveKind,
+        holders: GroupKind,
+        (input, output): (View, View),
+        block: u64,
+    ) -> CallId {
+        let name = format!("{name}.grad");
+        self.call(&name, kind, Reduction::Sum, holders, input, output, block)
+    }
+
+    /// Writes what must have happened before the first iteration: right factors are as good as any. Errors
+    /// are zero from the start, as moments are.
+    pub(super) fn start_compressed(&mut self) {
+        for bucket in 0..self.buckets.len() {
+            if let Some(Compressed::Factors { rank, right, .. }) = self.buckets[bucket].compressed {
+                let guess = CompressOp::Guess { rank, bucket: bucket as u32 };
+                let op = self.compress_op(guess, &[], &[right]);
+                self.prologue.push(LaneId(0), op, &[]);
+            }
+        }
+    }
+
+    /// Starts the compressed reduction of a bucket.
+    pub(super) fn compress(&mut self, bucket: usize, compressed: Compressed, after: &[OpId]) {
+        let grads = self.buckets[bucket].grads;
+        let call = match compressed {
+            Compressed::Blocks { codec, error, message, exchange, .. } => {
+                let encode = CompressOp::Encode { codec };
+                self.run_compress(encode, &[grads, error], &[message, error], after);
+                exchange
+            }
+            Compressed::Few { fraction, error, message, gather, .. } => {
+                let pick = CompressOp::Pick { fraction, bucket: bucket as u32 };
+                self.run_compress(pick, &[grads, error], &[message, error], after);
+                gather
+            }
+            Compressed::Factors { rank, error, left, right, sum_left, .. } => {
+                let step = CompressOp::Left { rank, bucket: bucket as u32 };
+                self.run_compress(step, &[grads, right, error], &[left, error], after);
+                sum_left
+            }
+        };
+        self.await_exchange(bucket, call, 0);
+    }
+
+    /// Takes all compressed reductions one exchange further. It is called when the next reduction starts,
+    /// a bucket's backward pass later, so that computing need not wait for one.
+    pub(super) fn decompress(&mut self) {
+        for Waiting { bucket, exchange, done } in std::mem::take(&mut self.waiting) {
+            let state = &self.buckets[bucket];
+            let (Some(compressed), grads) = (state.compressed, state.grads) else { continue };
+            let (number, after) = (bucket as u32, [exchange]);
+            let decoded = match (compressed, done) {
+                (
+                    Compressed::Blocks {
+                        codec,
+                        terms,
+                        received,
+                        sum,
+                        sum_error: error,
+                        gather,
+                        ..
+                    },
+                    0,
+                ) => {
+                    let merge = CompressOp::Merge { codec, terms };
+                    self.run_compress(merge, &[received, error], &[sum, error], &after);
+                    self.await_exchange(bucket, gather, 1);
+                    continue;
+                }
+                (Compressed::Blocks { codec, message, .. }, _) => {
+                    let decode = CompressOp::Decode { codec, terms: 1 };
+                    self.run_compress(decode, &[message], &[grads], &after)
+                }
+                (Compressed::Few { terms, received, .. }, _) => {
+                    let decode = CompressOp::Decode { codec: Codec::TopK, terms };
+                    self.run_compress(decode, &[received], &[grads], &after)
+                }
+                (Compressed::Factors { rank, error, left, right, sum_right, .. }, 0) => {
+                    let step = CompressOp::Right { rank, bucket: number };
+                    self.run_compress(step, &[left, error], &[left, right, error], &after);
+                    self.await_exchange(bucket, sum_right, 1);
+                    continue;
+                }
+                (Compressed::Factors { rank, left, right, .. }, _) => {
+                    let product = CompressOp::Product { rank, bucket: number };
+                    self.run_compress(product, &[left, right], &[grads], &after)
+                }
+            };
+            self.buckets[bucket].ready = Some(decoded);
+        }
+    }
+
+    /// Takes all compressed reductions to their end.
+    pub(super) fn decompress_all(&mut self) {
+        while !self.waiting.is_empty() {
+            self.decompress();
+        }
+    }
+
+    fn await_exchange(&mut self, bucket: usize, call: CallId, done: u8) {
+        let after: Vec<OpId> = self.last_compute.into_iter().collect();
+        let lane = self.lane("reduce");
+        let op = Op::Collective { call, microbatch: Microbatch(0) };
+        let exchange = self.body.push(lane, op, &after);
+        self.waiting.push(Waiting { bucket, exchange, done });
+    }
+
+    fn run_compress(
+        &mut self,
+        op: CompressOp,
+        inputs: &[View],
+        outputs: &[View],
+        after: &[OpId],
+    ) -> OpId {
+        let op = self.compress_op(op, inputs, outputs);
+        self.compute(op, after)
+    }
+
+    /// A segment of one operator of a compressed reduction.
+    fn compress_op(&mut self, op: CompressOp, inputs: &[View], outputs: &[View]) -> Op {
+        let segment = self.update_segment(OpKind::Compress(op), inputs, outputs);
+        Op::Compute { segment, microbatch: Microbatch(0), fresh: true }
+    }
+}

@@ -1,0 +1,35 @@
+//! Replicas that do not wait for each other: how long an iteration's worth of work takes.
+//!
+//! Every class of replicas runs at its own pace, as if servers were always ready; a server needs its time for
+//! each request. So an iteration, as many requests as there are replicas, takes as long as the servers need
+//! for them or as the replicas need to send them, whichever is longer. Replicas that take T₁…T_P for one
+//! iteration of their own send P requests in P / Σ(1/Tᵢ). Where none may be more than a bound ahead of the
+//! slowest, all go at its pace in the long run, whatever the bound: it helps against delays that come and go
+//! (Ho et al., NIPS 2013), of which there are none here.
+
+use super::timeline::Timeline;
+use paceline_plan::ids::OpId;
+use paceline_plan::program::Plan;
+use paceline_plan::strategy::Sync;
+
+/// Cuts a run of all bodies to the time of an iteration, where replicas do not wait for each other.
+pub(crate) fn settle(plan: &Plan, mut timeline: Timeline) -> Timeline {
+    let Sync::Async { staleness, .. } = plan.strategy.sync else { return timeline };
+    let (mut rate, mut slowest, mut serving) = (0.0, 0.0f64, 0.0f64);
+    for class in 0..timeline.classes().len() as u32 {
+        let of = timeline.classes().get(class);
+        let ops = plan.programs[of.role.index()].body.nodes.len();
+        let ends = (0..ops).map(|op| timeline.span_of(class, OpId::from(op)).1.0);
+        let end = ends.fold(0.0, f64::max);
+        if of.role.0 >= plan.mesh.pp {
+            serving = serving.max(end);
+        } else if end > 0.0 {
+            rate += f64::from(of.ranks) / end;
+            slowest = slowest.max(end);
+        }
+    }
+    let together = if rate > 0.0 { f64::from(plan.mesh.size()) / rate } else { 0.0 };
+    let replicas = if staleness.is_some() { slowest } else { together };
+    timeline.cut(replicas.max(serving));
+    timeline
+}
