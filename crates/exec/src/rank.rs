@@ -438,7 +438,7 @@ impl<'a> Rank<'a> {
                     None => Rule::new(strategy, options, iteration, norm, &self.scale),
                     Some(local) => {
                         let before = u64::from(iteration) * u64::from(local.steps);
-                        let update = (iteration, before + self.earlier_steps(started));
+                        let update = (iteration, before + self.earlier_steps(started), 1.0);
                         Rule::of_update(strategy, options, update, norm, &self.scale)
                     }
                 };
@@ -502,7 +502,9 @@ impl<'a> Rank<'a> {
         let iteration = before.saturating_add((updates / replicas.max(1)) as u32);
         let update = u64::from(before) * replicas + updates;
         let strategy = &plan.strategy;
-        let rule = Rule::of_update(strategy, options, (iteration, update), Some(norm), &self.scale);
+        // As many requests as there are replicas move as far as one step for all of them would.
+        let update = (iteration, update, 1.0 / replicas.max(1) as f64);
+        let rule = Rule::of_update(strategy, options, update, Some(norm), &self.scale);
         let (pool, apply) = (self.compute.pool(), StepPhase::Apply);
         Ok(rule.step(types, &self.memory, pool, self.place, bucket, apply, 0)?)
     }

@@ -152,18 +152,19 @@ impl Rule {
     ) -> Self {
         // Iterations that changed nothing left no trace in the moments either.
         let update = u64::from(iteration.saturating_sub(scale.skipped()));
-        Self::of_update(strategy, options, (iteration, update), norm, scale)
+        Self::of_update(strategy, options, (iteration, update, 1.0), norm, scale)
     }
 
-    /// The rule of an update, counted from 0, where iterations have several.
+    /// The rule of an update, counted from 0, where iterations have several, each with a share of the
+    /// learning rate.
     pub(crate) fn of_update(
         strategy: &Strategy,
         options: &TrainOptions,
-        (iteration, update): (u32, u64),
+        (iteration, update, share): (u32, u64, f64),
         norm: Option<f32>,
         scale: &LossScale,
     ) -> Self {
-        let lr = options.lr_at(iteration, strategy.global_batch);
+        let lr = share * options.lr_at(iteration, strategy.global_batch);
         let weight_decay = options.weight_decay;
         let clip = match (options.clip, norm) {
             (Some(clip), Some(norm)) => {

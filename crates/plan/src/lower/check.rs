@@ -1,11 +1,9 @@
 //! Whether a strategy can be planned for a model: all problems at once, each with what would work.
 
-use super::check_experts;
+use super::{check_experts, check_replicas};
 use crate::collective::{self, Algorithm, CollectiveKind, Order};
-use crate::compress::{Codec, Compression};
 use crate::dtype::DType;
 use crate::model::{Body, Model, ModelKind};
-use crate::outer::Local;
 use crate::schedule::{self, ScheduleKind};
 use crate::strategy::{Offload, OptimizerKind, Split, Strategy, Sync, Tables, Zero};
 use std::fmt;
@@ -87,27 +85,7 @@ pub(super) fn check(model: &Model, s: &Strategy) -> Result<(), Problems> {
     batch(model, s, &mut say);
     synchronisation(s, &mut say);
     offload(s, &mut say);
-    if s.sync.is_async() {
-        asynchronous(s, &mut say);
-    }
-    let special = [
-        ("--sync", s.sync.is_async()),
-        ("--local-steps", s.local.is_some()),
-        ("--compress", s.compress != Compression::None),
-    ];
-    for (flag, _) in special.into_iter().filter(|(_, asked)| *asked) {
-        if let Body::Images(_) = model.body() {
-            let why =
-                "batch norm's running averages go with the gradients, and must be the mean of all";
-            say(flag, format!("{}: {why}; leave it out", model.name()));
-        }
-    }
-    if let Some(local) = s.local {
-        apart(s, local, &mut say);
-    }
-    if s.compress != Compression::None {
-        compression(s, &mut say);
-    }
+    check_replicas::check(model, s, &mut say);
     if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
 }
 
@@ -515,148 +493,6 @@ fn synchronisation(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
                 );
             }
         }
-    }
-}
-
-/// What replicas that do not wait for each other cannot do.
-fn asynchronous(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
-    let sync = s.sync;
-    if s.order == Order::Canonical {
-        say(
-            "--order",
-            format!(
-                "canonical promises the same bits in every run, and {sync} applies gradients in the order \
-                 in which they happen to come; use --order free"
-            ),
-        );
-    }
-    if s.optimizer.gauges() {
-        say(
-            "--optimizer",
-            format!(
-                "{} needs whole tensors, and servers that do not wait for each other have parts; with \
-                 {sync} use sgd, momentum or adamw",
-                s.optimizer
-            ),
-        );
-    }
-}
-
-/// What replicas that train apart cannot do.
-fn apart(s: &Strategy, local: Local, say: &mut impl FnMut(&'static str, String)) {
-    let steps = local.steps;
-    let flag = "--local-steps";
-    if steps == 0 || !s.microbatches().is_multiple_of(steps) {
-        say(
-            flag,
-            format!(
-                "each replica's {} microbatches cannot make {steps} updates of equally many; choose \
-                 --global-batch as a multiple of {}",
-                s.microbatches(),
-                u64::from(steps.max(1)).saturating_mul(s.micro_batch).saturating_mul(s.dp.into())
-            ),
-        );
-    }
-    if s.dp <= 1 {
-        say(
-            flag,
-            "a single replica has nobody to compare its weights with; use --dp 2 or more".into(),
-        );
-    }
-    for (other, size) in [("--pp", s.pp), ("--cp", s.cp)] {
-        if size > 1 {
-            say(other, format!("{flag}: replicas that train apart are whole; use {other} 1"));
-        }
-    }
-    if s.zero != Zero::None {
-        say("--zero", format!("{flag}: each replica has a state of its own; use --zero 0"));
-    }
-    if s.sync != Sync::AllReduce {
-        say("--sync", format!("{flag}: replicas compare among themselves; use --sync all-reduce"));
-    }
-    if s.offload != Offload::None {
-        say("--offload", format!("{flag} keeps all its state in memory; use --offload none"));
-    }
-    if s.compress != Compression::None {
-        say("--compress", format!("{flag} sends no gradients; use --compress none"));
-    }
-    if s.dtype != DType::F32 || s.grad_dtype != DType::F32 {
-        say("--dtype", format!("{flag} compares weights in f32; use --dtype f32 --grad-dtype f32"));
-    }
-    if s.order == Order::Canonical {
-        say(
-            "--order",
-            format!(
-                "canonical promises the same bits for every --dp, and with {flag} every replica goes \
-                     its own way; use --order free"
-            ),
-        );
-    }
-    if s.optimizer.gauges() {
-        say(
-            "--optimizer",
-            format!("{flag} runs with sgd, momentum and adamw, not with {}", s.optimizer),
-        );
-    }
-}
-
-/// What compressed gradients cannot be combined with.
-fn compression(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
-    let compress = s.compress;
-    if s.dp.saturating_mul(s.cp) <= 1 {
-        say(
-            "--compress",
-            format!("{compress}: a single replica sends its gradients nowhere; use --dp 2 or more"),
-        );
-    }
-    if s.order == Order::Canonical {
-        say(
-            "--order",
-            format!(
-                "canonical promises the same bits for every --dp, and what {compress} rounds depends \
-                 on who sends it; use --order free"
-            ),
-        );
-    }
-    if s.zero != Zero::None {
-        say("--zero", format!("{compress} gives every replica the whole sum; use --zero 0"));
-    }
-    if s.sync != Sync::AllReduce {
-        say(
-            "--sync",
-            format!("{compress} is for gradients between replicas; use --sync all-reduce"),
-        );
-    }
-    if s.dtype == DType::F16 {
-        say(
-            "--dtype",
-            format!(
-                "f16 changes the gradients' scale from iteration to iteration, and what {compress} left \
-                 of the last one has the old; use bf16 or f32"
-            ),
-        );
-    }
-    let adaptive = matches!(s.optimizer, OptimizerKind::AdamW | OptimizerKind::Lamb);
-    if compress == Compression::OneBit && adaptive {
-        say(
-            "--optimizer",
-            format!(
-                "{} divides by the gradients' second moments, and of signs those say nothing (Tang et al., \
-                 arXiv 2102.02888); with onebit use momentum or sgd",
-                s.optimizer
-            ),
-        );
-    }
-    let kinds: &[CollectiveKind] = match compress.codec() {
-        Some(Codec::Int8 | Codec::OneBit) => &[CollectiveKind::AllToAll, CollectiveKind::AllGather],
-        Some(Codec::TopK) => &[CollectiveKind::AllGather],
-        None => &[CollectiveKind::AllReduce],
-    };
-    let replicas = s.dp.saturating_mul(s.cp).max(1);
-    let resolved =
-        kinds.iter().map(|&kind| collective::resolve(kind, s.collective, replicas, s.order));
-    if let Some(error) = resolved.filter_map(Result::err).next() {
-        say("--collective", format!("{compress}: {error}"));
     }
 }
 

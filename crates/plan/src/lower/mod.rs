@@ -14,6 +14,7 @@ mod bind;
 mod bucket;
 mod check;
 mod check_experts;
+mod check_replicas;
 mod compress;
 mod dropped;
 mod experts;

@@ -48,6 +48,7 @@ pub(super) fn program(context: &mut Context, server: u32, staleness: Option<u32>
                 .iter()
                 .map(|m| state(m))
                 .collect(),
+            stored: Vec::new(),
             gauge: None,
             shard,
             updated: true,

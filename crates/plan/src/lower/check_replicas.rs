@@ -1,0 +1,176 @@
+//! Whether a strategy's replicas can agree as it says: without waiting, seldom, or in few bits.
+
+use crate::collective::{self, CollectiveKind, Order};
+use crate::compress::{Codec, Compression};
+use crate::dtype::DType;
+use crate::model::{Body, Model};
+use crate::outer::Local;
+use crate::strategy::{Offload, OptimizerKind, Strategy, Sync, Zero};
+
+/// Collects what is wrong with how replicas agree.
+pub(super) fn check(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+    if s.sync.is_async() {
+        asynchronous(s, say);
+    }
+    let special = [
+        ("--sync", s.sync.is_async()),
+        ("--local-steps", s.local.is_some()),
+        ("--compress", s.compress != Compression::None),
+    ];
+    for (flag, _) in special.into_iter().filter(|(_, asked)| *asked) {
+        // Batch norm's running averages go with the gradients and must be the mean of all, and tables that
+        // are dealt out have gradients of their own.
+        if !matches!(model.body(), Body::Tokens {}) {
+            let works = "models that read text can be trained so, others not yet";
+            say(flag, format!("{}: {works}; leave it out", model.name()));
+        }
+    }
+    if let Some(local) = s.local {
+        apart(s, local, say);
+    }
+    if s.compress != Compression::None {
+        compression(s, say);
+    }
+}
+
+/// What replicas that do not wait for each other cannot do.
+fn asynchronous(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+    let sync = s.sync;
+    if s.order == Order::Canonical {
+        say(
+            "--order",
+            format!(
+                "canonical promises the same bits in every run, and {sync} applies gradients in the order \
+                 in which they happen to come; use --order free"
+            ),
+        );
+    }
+    if s.optimizer.gauges() {
+        say(
+            "--optimizer",
+            format!(
+                "{} needs whole tensors, and servers that do not wait for each other have parts; with \
+                 {sync} use sgd, momentum or adamw",
+                s.optimizer
+            ),
+        );
+    }
+}
+
+/// What replicas that train apart cannot do.
+fn apart(s: &Strategy, local: Local, say: &mut impl FnMut(&'static str, String)) {
+    let steps = local.steps;
+    let flag = "--local-steps";
+    if steps == 0 || !s.microbatches().is_multiple_of(steps) {
+        say(
+            flag,
+            format!(
+                "each replica's {} microbatches cannot make {steps} updates of equally many; choose \
+                 --global-batch as a multiple of {}",
+                s.microbatches(),
+                u64::from(steps.max(1)).saturating_mul(s.micro_batch).saturating_mul(s.dp.into())
+            ),
+        );
+    }
+    if s.dp <= 1 {
+        say(
+            flag,
+            "a single replica has nobody to compare its weights with; use --dp 2 or more".into(),
+        );
+    }
+    for (other, size) in [("--pp", s.pp), ("--cp", s.cp)] {
+        if size > 1 {
+            say(other, format!("{flag}: replicas that train apart are whole; use {other} 1"));
+        }
+    }
+    if s.zero != Zero::None {
+        say("--zero", format!("{flag}: each replica has a state of its own; use --zero 0"));
+    }
+    if s.sync != Sync::AllReduce {
+        say("--sync", format!("{flag}: replicas compare among themselves; use --sync all-reduce"));
+    }
+    if s.offload != Offload::None {
+        say("--offload", format!("{flag} keeps all its state in memory; use --offload none"));
+    }
+    if s.compress != Compression::None {
+        say("--compress", format!("{flag} sends no gradients; use --compress none"));
+    }
+    if s.dtype != DType::F32 || s.grad_dtype != DType::F32 {
+        say("--dtype", format!("{flag} compares weights in f32; use --dtype f32 --grad-dtype f32"));
+    }
+    if s.order == Order::Canonical {
+        say(
+            "--order",
+            format!(
+                "canonical promises the same bits for every --dp, and with {flag} every replica goes \
+                     its own way; use --order free"
+            ),
+        );
+    }
+    if s.optimizer.gauges() {
+        say(
+            "--optimizer",
+            format!("{flag} runs with sgd, momentum and adamw, not with {}", s.optimizer),
+        );
+    }
+}
+
+/// What compressed gradients cannot be combined with.
+fn compression(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+    let compress = s.compress;
+    if s.dp.saturating_mul(s.cp) <= 1 {
+        say(
+            "--compress",
+            format!("{compress}: a single replica sends its gradients nowhere; use --dp 2 or more"),
+        );
+    }
+    if s.order == Order::Canonical {
+        say(
+            "--order",
+            format!(
+                "canonical promises the same bits for every --dp, and what {compress} rounds depends \
+                 on who sends it; use --order free"
+            ),
+        );
+    }
+    if s.zero != Zero::None {
+        say("--zero", format!("{compress} gives every replica the whole sum; use --zero 0"));
+    }
+    if s.sync != Sync::AllReduce {
+        say(
+            "--sync",
+            format!("{compress} is for gradients between replicas; use --sync all-reduce"),
+        );
+    }
+    if s.dtype == DType::F16 {
+        say(
+            "--dtype",
+            format!(
+                "f16 changes the gradients' scale from iteration to iteration, and what {compress} left \
+                 of the last one has the old; use bf16 or f32"
+            ),
+        );
+    }
+    let adaptive = matches!(s.optimizer, OptimizerKind::AdamW | OptimizerKind::Lamb);
+    if compress == Compression::OneBit && adaptive {
+        say(
+            "--optimizer",
+            format!(
+                "{} divides by the gradients' second moments, and of signs those say nothing (Tang et al., \
+                 arXiv 2102.02888); with onebit use momentum or sgd",
+                s.optimizer
+            ),
+        );
+    }
+    let kinds: &[CollectiveKind] = match compress.codec() {
+        Some(Codec::Int8 | Codec::OneBit) => &[CollectiveKind::AllToAll, CollectiveKind::AllGather],
+        Some(Codec::TopK) => &[CollectiveKind::AllGather],
+        None => &[CollectiveKind::AllReduce],
+    };
+    let replicas = s.dp.saturating_mul(s.cp).max(1);
+    let resolved =
+        kinds.iter().map(|&kind| collective::resolve(kind, s.collective, replicas, s.order));
+    if let Some(error) = resolved.filter_map(Result::err).next() {
+        say("--collective", format!("{compress}: {error}"));
+    }
+}
