@@ -83,6 +83,10 @@ fn apart(s: &Strategy, local: Local, say: &mut impl FnMut(&'static str, String))
             say(other, format!("{flag}: replicas that train apart are whole; use {other} 1"));
         }
     }
+    if s.sp {
+        let why = "gradients of what is cut along tokens are summed once an iteration";
+        say("--sp", format!("{flag}: {why}; leave out --sp"));
+    }
     if s.zero != Zero::None {
         say("--zero", format!("{flag}: each replica has a state of its own; use --zero 0"));
     }
