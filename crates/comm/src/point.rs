@@ -7,20 +7,24 @@ use paceline_plan::ids::Rank;
 use std::time::Duration;
 
 /// A message on its way out.
+///
+/// It goes straight from where it lies, as fast as the receiver takes it in: a copy that waited for
+/// the wire would be memory that no plan knows of.
 #[derive(Debug)]
 pub struct Sending {
     to: Rank,
     tag: Tag,
-    sent: bool,
+    /// How many bytes have gone, once it has begun.
+    gone: Option<usize>,
 }
 
 impl Sending {
     /// Prepares a message.
     pub const fn start(to: Rank, tag: Tag) -> Self {
-        Self { to, tag, sent: false }
+        Self { to, tag, gone: None }
     }
 
-    /// Sends the message, if that has not been done; transports buffer, so it is done at once.
+    /// Sends as much of the message as the wire takes. Until it is done, the data must stay as it is.
     pub fn progress(
         &mut self,
         transport: &mut dyn Transport,
@@ -36,11 +40,14 @@ impl Sending {
         dtype: DType,
         data: &[u8],
     ) -> Result<Progress, CommError> {
-        if !self.sent {
-            transport.send(self.to, &header(self.tag, dtype, data.len()), &[data])?;
-            self.sent = true;
+        if self.gone != Some(data.len()) {
+            let header = header(self.tag, dtype, data.len());
+            self.gone = transport.try_send(self.to, &header, &[data], self.gone)?;
         }
-        Ok(Progress::Done)
+        Ok(match self.gone {
+            Some(gone) if gone == data.len() => Progress::Done,
+            gone => Progress::Pending { on: self.to, step: 0, moved: gone.unwrap_or(0) as u64 },
+        })
     }
 }
 
@@ -135,14 +142,15 @@ impl Visitor for Whole<'_> {
     }
 }
 
-/// Sends a message.
+/// Sends a message. Never waits: what the wire does not take yet is copied.
 pub fn send(
     transport: &mut dyn Transport,
     to: Rank,
     tag: Tag,
     data: &[f32],
 ) -> Result<(), CommError> {
-    Sending::start(to, tag).progress(transport, data).map(|_| ())
+    let data = bytemuck::cast_slice(data);
+    transport.send(to, &header(tag, DType::F32, data.len()), &[data])
 }
 
 /// Waits for a message, giving up on a sender that is silent for as long as `patience`.
