@@ -62,17 +62,18 @@ impl<'a> Courier<'a> {
     /// happened.
     pub(crate) fn carry(&mut self) -> Result<bool, ExecError> {
         let mut moved = false;
-        while let Some(started) = self.lanes.start(Kind::Exchange) {
-            self.at = Some(started);
-            let flight = self.begin(&started).map_err(|s| self.lanes.failed(&started, s))?;
-            let progress = Progress::Pending { on: self.rank, step: usize::MAX, moved: 0 };
-            let in_flight = InFlight { flight, started, progress, wait: Wait::default() };
-            self.flights[started.lane.index()] = Some(in_flight);
-            moved = true;
-        }
-        for lane in 0..self.flights.len() {
-            if let Some(in_flight) = self.flights[lane].take() {
-                moved |= self.advance(in_flight)?;
+        loop {
+            moved |= self.begin_all()?;
+            let mut ended = false;
+            for lane in 0..self.flights.len() {
+                if let Some(in_flight) = self.flights[lane].take() {
+                    moved |= self.advance(in_flight)?;
+                    ended |= self.flights[lane].is_none();
+                }
+            }
+            // What has ended may let another begin, and whoever carries may compute for long now.
+            if !ended {
+                break;
             }
         }
         self.at = None;
@@ -80,6 +81,20 @@ impl<'a> Courier<'a> {
             self.moved_at = Instant::now();
         }
         Ok(moved)
+    }
+
+    /// Begins what may begin; whether anything may.
+    fn begin_all(&mut self) -> Result<bool, ExecError> {
+        let mut begun = false;
+        while let Some(started) = self.lanes.start(Kind::Exchange) {
+            self.at = Some(started);
+            let flight = self.begin(&started).map_err(|s| self.lanes.failed(&started, s))?;
+            let progress = Progress::Pending { on: self.rank, step: usize::MAX, moved: 0 };
+            let in_flight = InFlight { flight, started, progress, wait: Wait::default() };
+            self.flights[started.lane.index()] = Some(in_flight);
+            begun = true;
+        }
+        Ok(begun)
     }
 
     /// Whether anything is in flight.
