@@ -1,10 +1,11 @@
-//! Ranks that share cores, and what a rank does at once.
+//! Ranks that share cores, and what a rank does at once with its core and its link.
 //!
 //! On a measured host a rank has one core: while it moves the bytes of an exchange it does not
 //! compute, and where there are more ranks than cores they take turns. Both are processor sharing:
 //! each of d things that a rank does at once runs at 1/d of its pace, and with a ranks at work on c
 //! cores each runs at c/a of its own. An exchange over a slow link needs the core for a part of its
-//! time only, and is slowed down in that part alone. Beside that, ranks at work slow each other down through
+//! time only, and is slowed down in that part alone; in the rest it has the link, which a rank's
+//! exchanges share in the same way. Beside that, ranks at work slow each other down through
 //! memory; how much was measured with all cores busy, and with fewer it is in proportion.
 //!
 //! How long an op takes then depends on what runs beside it, and what runs beside it on how long it
@@ -28,31 +29,36 @@ pub(super) fn stretches(
         nodes.map(move |(at, node)| {
             let (start, end) = timeline.span_of(class, OpId::from(at));
             let role = classes.get(class).role;
-            (start.0, end.0, load(costs, role, OpId::from(at), &node.op, end.0 - start.0))
+            let load = load(costs, role, OpId::from(at), &node.op, end.0 - start.0);
+            Spent { start: start.0, end: end.0, load }
         })
     };
     let numbers = || 0..classes.len() as u32;
     let mut moments: Vec<f64> =
-        numbers().flat_map(spans).flat_map(|(start, end, _)| [start, end]).collect();
+        numbers().flat_map(spans).flat_map(|spent| [spent.start, spent.end]).collect();
     moments.sort_unstable_by(f64::total_cmp);
     moments.dedup();
     let index = |time: f64| moments.partition_point(|&moment| moment < time);
     // What each class does at once, from each moment to the next; and how many ranks are at work.
     let mut at_work = vec![0.0; moments.len()];
     let mut doing: Vec<Vec<f64>> = Vec::new();
+    let mut sending: Vec<Vec<f64>> = Vec::new();
     for class in numbers() {
-        let mut changes = vec![0.0; moments.len() + 1];
-        for (start, end, load) in spans(class).filter(|span| span.1 > span.0) {
-            changes[index(start)] += load;
-            changes[index(end)] -= load;
-        }
-        let mut sum = 0.0;
-        let own: Vec<f64> = (moments.iter().zip(&changes))
-            .map(|(_, change)| {
+        let at_once = |of: fn(&Load) -> f64| {
+            let mut changes = vec![0.0; moments.len() + 1];
+            for Spent { start, end, load } in spans(class).filter(|spent| spent.end > spent.start) {
+                changes[index(start)] += of(&load);
+                changes[index(end)] -= of(&load);
+            }
+            let mut sum = 0.0;
+            let sums = moments.iter().zip(&changes).map(|(_, change)| {
                 sum += change;
                 sum
-            })
-            .collect();
+            });
+            sums.collect::<Vec<f64>>()
+        };
+        let own = at_once(|load| load.core);
+        sending.push(at_once(|load| load.link));
         let ranks = f64::from(classes.get(class).ranks) / host.count;
         for (all, own) in at_work.iter_mut().zip(&own) {
             *all += own.min(1.0) * ranks;
@@ -63,26 +69,30 @@ pub(super) fn stretches(
     numbers()
         .map(|class| {
             let role = classes.get(class).role;
-            // Integrals up to each moment: of the slowdown, and of its share with busy neighbours.
-            let (mut turns, mut company) = (vec![0.0], vec![0.0]);
+            // Integrals up to each moment: of the slowdown, of its share with busy neighbours, and of
+            // that at the link.
+            let (mut turns, mut company, mut queues) = (vec![0.0], vec![0.0], vec![0.0]);
             for (at, pair) in moments.windows(2).enumerate() {
                 let slower =
                     doing[class as usize][at].max(1.0) * (at_work[at].max(1.0) / cores).max(1.0);
                 let beside = (at_work[at].min(cores) - 1.0).max(0.0) / (cores - 1.0).max(1.0);
                 turns.push(turns[at] + slower * (pair[1] - pair[0]));
                 company.push(company[at] + slower * beside * (pair[1] - pair[0]));
+                let queue = sending[class as usize][at].max(1.0);
+                queues.push(queues[at] + queue * (pair[1] - pair[0]));
             }
             let mean = |integral: &[f64], start: f64, end: f64| {
                 (integral[index(end)] - integral[index(start)]) / (end - start)
             };
             let nodes = plan.programs[role.index()].body.nodes.iter().enumerate();
-            let stretch = |(at, (start, end, load)): (usize, (f64, f64, f64))| {
+            let stretch = |(at, Spent { start, end, load }): (usize, Spent)| {
                 if end <= start {
                     return 1.0;
                 }
                 let together = costs.together(role, OpId::from(at));
-                let turns = 1.0 + load * (mean(&turns, start, end) - 1.0);
-                turns + (together - 1.0) * mean(&company, start, end)
+                let turns = 1.0 + load.core * (mean(&turns, start, end) - 1.0);
+                let queues = load.link * (mean(&queues, start, end) - 1.0);
+                turns + queues + (together - 1.0) * mean(&company, start, end)
             };
             nodes.zip(spans(class)).map(|((at, _), span)| stretch((at, span))).collect()
         })
@@ -98,23 +108,45 @@ pub(super) struct Host {
     pub(super) count: f64,
 }
 
-/// How much of its rank's core an op that lasts so long keeps busy. A message is a copy, which is
-/// done when it is sent and when it is received; the time between is the wires'.
-fn load(costs: &Costs<'_>, role: RoleId, id: OpId, op: &Op, lasts: f64) -> f64 {
+/// An op: when it ran, and how busy it kept what.
+#[derive(Clone, Copy, Debug)]
+struct Spent {
+    start: f64,
+    end: f64,
+    load: Load,
+}
+
+/// How much of its rank's core and of its link an op keeps busy while it runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Load {
+    core: f64,
+    link: f64,
+}
+
+impl Load {
+    const WORK: Self = Self { core: 1.0, link: 0.0 };
+    const NONE: Self = Self { core: 0.0, link: 0.0 };
+}
+
+/// What an op that lasts so long keeps busy. A message is a copy, which is done when it is sent and
+/// when it is received; the time between is the wires', and those of a pipeline go opposite ways.
+fn load(costs: &Costs<'_>, role: RoleId, id: OpId, op: &Op, lasts: f64) -> Load {
     match op {
         // The time is mostly the disk's.
-        Op::Stash { .. } | Op::Restore { .. } if costs.offloads(role, op) => 0.0,
+        Op::Stash { .. } | Op::Restore { .. } if costs.offloads(role, op) => Load::NONE,
         Op::Load { .. }
         | Op::Compute { .. }
         | Op::Accumulate { .. }
         | Op::Step { .. }
         | Op::Stash { .. }
-        | Op::Restore { .. } => 1.0,
+        | Op::Restore { .. } => Load::WORK,
         Op::Collective { .. } => match costs.carried(role, id) {
-            Some(carried) if lasts > carried => carried / lasts,
-            Some(_) | None => 1.0,
+            Some(carried) if lasts > carried => {
+                Load { core: carried / lasts, link: 1.0 - carried / lasts }
+            }
+            Some(_) | None => Load::WORK,
         },
-        Op::Send { .. } | Op::Recv { .. } | Op::Free { .. } | Op::Serve { .. } => 0.0,
+        Op::Send { .. } | Op::Recv { .. } | Op::Free { .. } | Op::Serve { .. } => Load::NONE,
     }
 }
 
@@ -125,10 +157,10 @@ mod tests {
     use crate::profile::Profile;
     use paceline_plan::lower::lower;
     use paceline_plan::model::built_in;
-    use paceline_plan::strategy::Strategy;
+    use paceline_plan::strategy::{Strategy, Zero};
 
     /// How much of a core each collective of a plan keeps busy while it lasts a second.
-    fn loads(cluster: &Cluster) -> Vec<f64> {
+    fn loads(cluster: &Cluster) -> Vec<Load> {
         let model = built_in::get("mini").unwrap().unwrap();
         let strategy =
             Strategy { dp: 2, leaves: 2, global_batch: 2, seq: model.seq, ..Strategy::default() };
@@ -146,11 +178,46 @@ mod tests {
     fn an_exchange_between_hosts_leaves_most_of_the_core_free() {
         let mut cluster = preset::get("laptop").unwrap();
         cluster.measured = Some(measured::tests::two_cores());
-        assert!(loads(&cluster).iter().all(|load| *load == 1.0), "on one host it is all work");
+        assert!(loads(&cluster).iter().all(|load| *load == Load::WORK), "all work on one host");
         cluster.hosts = 2;
         let between = loads(&cluster);
         assert!(!between.is_empty());
         // A gigabyte a second moves a few megabytes in some milliseconds of the second.
-        assert!(between.iter().all(|load| *load > 0.0 && *load < 0.05), "{between:?}");
+        assert!(between.iter().all(|l| l.core > 0.0 && l.core < 0.05), "{between:?}");
+        assert!(between.iter().all(|l| l.core + l.link == 1.0), "{between:?}");
+    }
+
+    /// Gathers and reductions of ZeRO 3 are under way at once: however they overlap, a link takes as
+    /// long as their bytes do.
+    #[test]
+    fn exchanges_at_once_do_not_have_the_link_twice() {
+        let mut cluster = preset::get("laptop").unwrap();
+        cluster.measured = Some(measured::tests::two_cores());
+        cluster.hosts = 2;
+        for (dimension, size) in cluster.dimensions.iter_mut().zip([1, 2]) {
+            (dimension.size, dimension.devices_per_link) = (size, 1);
+        }
+        let link = cluster.dimensions.last().unwrap();
+        let rate = link.bandwidth.0 * link.efficiency;
+        let model = built_in::get("mini").unwrap().unwrap();
+        let zero = Zero::Parameters;
+        let strategy = Strategy {
+            dp: 2,
+            leaves: 2,
+            global_batch: 4,
+            seq: model.seq,
+            zero,
+            ..Strategy::default()
+        };
+        let plan = lower(&model, &strategy).unwrap();
+        let program = &plan.programs[0];
+        let halves = program.body.nodes.iter().filter_map(|node| node.op.call()).map(|call| {
+            let call = program.call(call);
+            call.elements() as f64 * call.dtype.size() as f64 / 2.0
+        });
+        let least = halves.sum::<f64>() / rate;
+        let iteration =
+            crate::simulate(&plan, &cluster, &crate::Options::default()).unwrap().iteration;
+        assert!(iteration.0 > 0.97 * least, "{} s for what takes {least} s", iteration.0);
     }
 }
