@@ -69,7 +69,7 @@ pub(crate) fn train(
     device.upload(COMPUTE, whole, views.bytes(0)).map_err(starting)?;
     drop(views);
     device.synchronise().map_err(starting)?;
-    let recorder = Recorder::new(Instant::now(), program);
+    let recorder = Recorder::new(Instant::now(), program, options.traced);
     let zero = device.mark(COMPUTE).map_err(starting)?;
     let mut gpu = Gpu {
         plan,

@@ -114,15 +114,16 @@ pub(crate) struct Wait {
 }
 
 impl<'a> Lanes<'a> {
-    /// `clock` is when the run started; before its prologue nothing may start.
-    pub(crate) fn new(plan: &'a Plan, rank: Rank, clock: Instant) -> Self {
+    /// `clock` is when the run started; before its prologue nothing may start. Of the last `traced`
+    /// iterations notes are kept.
+    pub(crate) fn new(plan: &'a Plan, rank: Rank, clock: Instant, traced: Option<u32>) -> Self {
         let program = plan.program(rank);
         let state = State {
             queue: Queue::new(&program.prologue, program.lanes.len(), &[]),
             section: SectionOf::Prologue,
             first: 0,
             again: 0,
-            recorder: Recorder::new(clock, program),
+            recorder: Recorder::new(clock, program, traced),
             storing: 0,
             moves: 0,
             over: false,

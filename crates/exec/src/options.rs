@@ -63,6 +63,8 @@ pub struct TrainOptions {
     pub device: Device,
     /// The folder for what is offloaded to disk.
     pub offload_folder: PathBuf,
+    /// How many iterations at the end the trace holds, 0 for none; if not given, as many as suits.
+    pub traced: Option<u32>,
     /// Whether the outcome carries the final weights, whole and by name.
     pub keep_parameters: bool,
     /// A rank that is made slow on purpose.
@@ -112,6 +114,7 @@ impl Default for TrainOptions {
             silence: Duration::from_secs(60),
             device: Device::Cpu,
             offload_folder: std::env::temp_dir(),
+            traced: None,
             keep_parameters: false,
             straggler: None,
         }

@@ -163,7 +163,8 @@ impl<'a> Rank<'a> {
         let saver = run.saving.as_ref().map(saver);
         let pool = Pool::new(run.options.threads_per_rank)
             .map_err(|source| ExecError::Thread { rank, source })?;
-        let (memory, lanes) = (Arc::new(memory), Arc::new(Lanes::new(run.plan, rank, run.clock)));
+        let lanes = Arc::new(Lanes::new(run.plan, rank, run.clock, run.options.traced));
+        let memory = Arc::new(memory);
         let relay = Arc::new(Relay::new(Courier::new(run.plan, transport, &memory, &lanes)));
         Ok(Self {
             run,

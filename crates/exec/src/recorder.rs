@@ -8,13 +8,18 @@ use paceline_plan::units::Seconds;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// Iterations that a rank remembers: enough to see a steady one, few enough for any length of run.
-const REMEMBERED: u32 = 3;
+/// Iterations that a rank remembers where nobody says how many: enough for a median of steady ones.
+const REMEMBERED: u32 = 6;
+/// Of long programs fewer, so that notes stay small beside what they are of, but a steady one at least.
+const NOTES: usize = 1 << 16;
+const FEWEST: u32 = 3;
 
 /// One rank's spans of the last few iterations, on the clock that all ranks share.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     clock: Instant,
+    /// Iterations that are remembered.
+    remembered: u32,
     records: VecDeque<Record>,
 }
 
@@ -30,17 +35,25 @@ struct Record {
 }
 
 impl Recorder {
-    /// `clock` is when the run started. There is room for all that is remembered of the program, so
-    /// that taking notes never waits for memory.
-    pub(crate) fn new(clock: Instant, program: &Program) -> Self {
+    /// `clock` is when the run started; of `asked` iterations all is remembered, of as many as suits the
+    /// program if nobody asked. There is room for all of that, so that taking notes never waits for
+    /// memory.
+    pub(crate) fn new(clock: Instant, program: &Program, asked: Option<u32>) -> Self {
         let once = program.prologue.nodes.len() + program.epilogue.nodes.len();
-        let room = once + (REMEMBERED as usize + 1) * program.body.nodes.len();
-        Self { clock, records: VecDeque::with_capacity(room) }
+        let body = program.body.nodes.len();
+        let most = (NOTES / body.max(1)).max(FEWEST as usize);
+        let remembered = asked.unwrap_or(most.min(REMEMBERED as usize) as u32);
+        let room = match remembered {
+            0 => 0,
+            // The one that is under way comes on top.
+            remembered => once + (remembered as usize).min(most) * body + body,
+        };
+        Self { clock, remembered, records: VecDeque::with_capacity(room) }
     }
 
     /// Takes the notes, and leaves none.
     pub(crate) fn take(&mut self) -> Self {
-        Self { clock: self.clock, records: std::mem::take(&mut self.records) }
+        Self { records: std::mem::take(&mut self.records), ..*self }
     }
 
     /// The time since the run started.
@@ -71,10 +84,15 @@ impl Recorder {
         (start, end): (Seconds, Seconds),
         wait: Wait,
     ) {
-        while self.records.front().is_some_and(|r| r.iteration + REMEMBERED <= iteration) {
-            self.records.pop_front();
+        let Self { remembered, records, .. } = self;
+        if *remembered == 0 {
+            return;
         }
-        self.records.push_back(Record { lane, op, iteration, start, end, wait });
+        let is_old = |r: &Record| r.iteration.saturating_add(*remembered) <= iteration;
+        while records.front().is_some_and(is_old) {
+            records.pop_front();
+        }
+        records.push_back(Record { lane, op, iteration, start, end, wait });
     }
 
     /// Adds this rank's spans to a trace.
@@ -83,7 +101,8 @@ impl Recorder {
         let sections = [&program.prologue, &program.body, &program.epilogue];
         let nodes: Vec<&Node> = sections.into_iter().flat_map(|s| &s.nodes).collect();
         let last = self.records.iter().map(|r| r.iteration).max().unwrap_or(0);
-        let known = self.records.iter().filter(|r| r.iteration + REMEMBERED > last);
+        let is_known = |r: &&Record| r.iteration.saturating_add(self.remembered) > last;
+        let known = self.records.iter().filter(is_known);
         for record in known {
             let op = &nodes[record.op as usize].op;
             let Some((kind, name)) = describe(plan, program, op) else { continue };

@@ -165,7 +165,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lanes::{Lanes, SectionOf};
+    use crate::lanes::{Kind, Lanes, SectionOf};
     use crate::memory::Memory;
     use crate::queue::Queue;
     use paceline_comm::Transport;
@@ -182,8 +182,8 @@ mod tests {
 
     const AGES: Duration = Duration::from_secs(20);
 
-    /// Two ranks whose iteration is one all_reduce.
-    fn one_exchange() -> Plan {
+    /// Two ranks whose iteration is so many all_reduces, one after the other.
+    fn exchanges(count: usize) -> Plan {
         let model = built_in::get("mini").unwrap().unwrap();
         let strategy =
             Strategy { dp: 2, leaves: 2, global_batch: 2, seq: model.seq, ..Strategy::default() };
@@ -194,7 +194,10 @@ mod tests {
             let call = CallId::from(program.calls.iter().position(reduces).unwrap());
             program.body = Section::default();
             program.in_flight.clear();
-            program.body.push(LaneId(1), Op::Collective { call, microbatch: Microbatch(0) }, &[]);
+            for _ in 0..count {
+                let op = Op::Collective { call, microbatch: Microbatch(0) };
+                program.body.push(LaneId(1), op, &[]);
+            }
         }
         plan
     }
@@ -207,7 +210,7 @@ mod tests {
     ) {
         let rank = transport.rank();
         let memory = Arc::new(Memory::new(plan.program(rank), transport).unwrap());
-        let lanes = Arc::new(Lanes::new(plan, rank, Instant::now()));
+        let lanes = Arc::new(Lanes::new(plan, rank, Instant::now(), None));
         lanes.enter(SectionOf::Body, 0);
         lanes.open();
         let relay = Relay::new(Courier::new(plan, transport, &memory, &lanes));
@@ -221,7 +224,7 @@ mod tests {
 
     #[test]
     fn messages_move_while_the_first_thread_does_something_else() {
-        let plan = one_exchange();
+        let plan = exchanges(1);
         thread::scope(|scope| {
             for mut transport in world(2) {
                 let plan = &plan;
@@ -240,9 +243,37 @@ mod tests {
         });
     }
 
+    /// Whoever has carried may go and compute: what could begin must not wait for that.
+    #[test]
+    fn the_next_exchange_begins_where_the_last_one_ends() {
+        let plan = exchanges(3);
+        thread::scope(|scope| {
+            for mut transport in world(2) {
+                let plan = &plan;
+                scope.spawn(move || {
+                    let rank = transport.rank();
+                    let memory = Memory::new(plan.program(rank), &mut transport).unwrap();
+                    let memory = Arc::new(memory);
+                    let lanes = Arc::new(Lanes::new(plan, rank, Instant::now(), None));
+                    lanes.enter(SectionOf::Body, 0);
+                    lanes.open();
+                    let mut courier = Courier::new(plan, &mut transport, &memory, &lanes);
+                    while !lanes.are(Queue::is_drained) {
+                        if !courier.carry().unwrap() {
+                            courier.wait(AGES).unwrap();
+                        }
+                        assert!(!lanes.has(Kind::Exchange), "something could have begun");
+                    }
+                    drop(courier);
+                    transport
+                });
+            }
+        });
+    }
+
     #[test]
     fn what_the_second_thread_meets_the_first_one_says() {
-        let plan = one_exchange();
+        let plan = exchanges(1);
         let mut wires = world(2);
         let (mut other, mut own) = (wires.pop().unwrap(), wires.pop().unwrap());
         lent(&plan, &mut own, |relay, _| {

@@ -65,7 +65,12 @@ fn no_iterations_are_a_run_too() {
 fn the_trace_has_every_op_of_the_last_iterations() {
     let strategy = Strategy { dp: 2, pp: 2, zero: Zero::Optimizer, ..strategy(8, 1, 4) };
     let plan = plan(&tiny_gpt(true), &strategy);
-    let trace = train(&plan, &options(5), &mut |_| {}).unwrap().trace;
+    let traced = |traced| TrainOptions { traced: Some(traced), ..options(5) };
+    let untraced = train(&plan, &traced(0), &mut |_| {}).unwrap();
+    assert!(untraced.trace.spans.is_empty());
+    let outcome = train(&plan, &traced(3), &mut |_| {}).unwrap();
+    assert_eq!(bits(&outcome), bits(&untraced));
+    let trace = outcome.trace;
     trace.check().unwrap();
     assert_eq!((trace.origin, trace.world), (Origin::Measured, 4));
     assert_eq!(trace.ranks(), [Rank(0), Rank(1), Rank(2), Rank(3)]);

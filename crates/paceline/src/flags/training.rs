@@ -56,6 +56,10 @@ pub(crate) struct TrainingFlags {
     /// A rank that is made slow on purpose: its computations take FACTOR times as long
     #[arg(long, value_name = "RANK:FACTOR")]
     pub straggler: Option<String>,
+    /// Iterations at the end of the run whose ops are traced, 0 for none [default: 6, of long
+    /// programs 3]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub trace_iterations: Option<String>,
     /// Directory of the run's files [default: runs/MODEL-NUMBER, the next free one]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -93,6 +97,8 @@ pub(crate) struct Training {
     pub distinct: Option<NonZeroU64>,
     /// A rank that is made slow on purpose.
     pub straggler: Option<Straggler>,
+    /// Iterations that the trace holds, if the user said.
+    pub traced: Option<u32>,
     /// Where the run's files go, if the user said.
     pub out: Option<PathBuf>,
     /// Where offloaded bytes go, if the user said.
@@ -116,6 +122,7 @@ impl Default for Training {
             seed: 0,
             distinct: None,
             straggler: None,
+            traced: None,
             out: None,
             offload_dir: None,
         }
@@ -132,6 +139,10 @@ impl TrainingFlags {
         };
         let iterations = count("--iterations", &self.iterations, 1, defaults.iterations);
         let warmup = count("--warmup", &self.warmup, 0, defaults.warmup);
+        let traced = self
+            .trace_iterations
+            .as_ref()
+            .map(|_| count("--trace-iterations", &self.trace_iterations, 0, 0));
         let mut number =
             |flag, text: &Option<String>, most| real(flag, text.as_deref(), 0.0..=most, problems);
         let lr = number("--lr", &self.lr, 1e3).unwrap_or(defaults.lr);
@@ -176,6 +187,7 @@ impl TrainingFlags {
             seed,
             distinct,
             straggler,
+            traced: traced.or(defaults.traced),
             out,
             offload_dir: self.offload_dir.clone().or(defaults.offload_dir.clone()),
         }
@@ -227,12 +239,14 @@ mod tests {
             flags.iterations = text("7");
             flags.clip = text("0");
             flags.threads_per_rank = text("3");
+            flags.trace_iterations = text("0");
             flags.seed = text("18446744073709551615");
         });
         let expected = Training {
             iterations: 7,
             clip: None,
             threads_per_rank: NonZeroUsize::new(3),
+            traced: Some(0),
             seed: u64::MAX,
             ..Training::default()
         };

@@ -97,7 +97,8 @@ fn facts(plan: &Plan, training: &Training) -> BTreeMap<String, String> {
             know(format!("strategy's {name}"), value.to_string());
         }
     }
-    // Neither the number of threads nor a slow rank nor the directory changes what is computed.
+    // Neither the number of threads nor a slow rank, the trace or the directory changes what is
+    // computed.
     let Training {
         iterations,
         lr,
@@ -112,6 +113,7 @@ fn facts(plan: &Plan, training: &Training) -> BTreeMap<String, String> {
         distinct,
         threads_per_rank: _,
         straggler: _,
+        traced: _,
         out: _,
         offload_dir: _,
     } = training;
