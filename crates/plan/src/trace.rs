@@ -17,6 +17,7 @@ mod breakdown;
 mod builder;
 mod compare;
 mod intervals;
+mod misses;
 mod perfetto;
 
 pub use breakdown::{Breakdown, Window};
@@ -25,6 +26,7 @@ pub use compare::{
     Comparison, NameComparison, OpComparison, RankComparison, Tally, compare, compare_ranks,
 };
 pub use intervals::Intervals;
+pub use misses::{Cause, Class, Miss, Misses, misses};
 pub use perfetto::{to_perfetto, to_perfetto_beside};
 
 use crate::ids::Rank;

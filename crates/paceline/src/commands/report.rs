@@ -3,9 +3,9 @@
 use crate::failure::Failure;
 use crate::flags::{CommonFlags, Origins, Problems};
 use crate::output::{RunDir, RunRecord};
-use crate::report::{LossCurve, MemoryRow, ReportInput, render};
+use crate::report::{LossCurve, MemoryRow, ReportInput, Verdict, render, verdict};
 use clap::Args;
-use paceline_plan::trace::Trace;
+use paceline_plan::trace::{Misses, Trace, misses};
 use paceline_plan::units::{Bytes, Seconds};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,9 @@ use std::process::{Command, Stdio};
 
 /// Draw a run and its prediction again, as one HTML page
 ///
-/// Reads run.json and the traces of a directory that `paceline train` or the demo wrote, and writes
-/// report.html beside them. The page needs no network and no server.
+/// Reads run.json and the traces of a directory that `paceline train` or the demo wrote, writes
+/// report.html beside them, and says where the prediction was off. The page needs no network and no
+/// server.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Example:\n  paceline train --model mini --out runs/first --iterations 20\n  \
@@ -34,6 +35,9 @@ pub(crate) struct Flags {
 #[derive(Serialize)]
 struct Record {
     report: String,
+    /// The iteration, and what it was spent on, the largest difference first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    misses: Option<Misses>,
 }
 
 /// Reads, draws, writes.
@@ -61,8 +65,15 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     directory.write("report.html", &page(&record, traces.0.as_ref(), traces.1.as_ref()))?;
     let page = directory.file("report.html");
     let output = flags.common.output();
-    output.people(&page.display().to_string())?;
-    output.object(&Record { report: page.display().to_string() })?;
+    let (simulated, measured) = (traces.0.as_ref(), traces.1.as_ref());
+    let mut text = format!("{}\n", page.display());
+    if let Some(Verdict { summary, lines }) = verdict(simulated, measured) {
+        text += &summary.iter().map(|line| format!("{line}\n")).collect::<String>();
+        text += &lines.iter().map(|line| format!("  {line}\n")).collect::<String>();
+    }
+    output.people(&text)?;
+    let misses = simulated.zip(measured).and_then(|(s, m)| misses(s, m));
+    output.object(&Record { report: page.display().to_string(), misses })?;
     if flags.open {
         open(&page)?;
     }
@@ -80,6 +91,9 @@ pub(super) fn page(
     let losses = record.losses();
     if let [first, .., last] | [first @ last] = losses.as_slice() {
         fact("loss", format!("{first:.4} → {last:.4} in {} iterations", losses.len()));
+    }
+    for restart in &record.restarts {
+        fact("restarted", format!("after iteration {}: {}", restart.after, restart.cause));
     }
     if let Some(pace) = record.tokens_per_s {
         fact("pace", format!("{pace:.0} tokens/s"));
@@ -114,7 +128,7 @@ pub(super) fn page(
     if record.stopped {
         warnings.push(format!(
             "The run was stopped after {} of {} iterations.",
-            record.iterations_before as usize + losses.len(),
+            record.iterations_done(),
             record.iterations_asked
         ));
     }

@@ -10,7 +10,7 @@ use super::layout::Layout;
 use super::place::{LAYOUT, RANK, RESUME};
 use crate::failure::Failure;
 use crate::flags::{Keeping, Launch};
-use crate::output::Output;
+use crate::output::{Journal, Output, RestartRecord, RunDir};
 use anyhow::anyhow;
 use paceline_exec::checkpoint::Checkpoint;
 use serde::Serialize;
@@ -60,6 +60,8 @@ pub(crate) fn carried() -> Result<Carried, Failure> {
 pub(crate) fn run(run: &Run<'_>, output: &Output) -> Result<(), Failure> {
     let interrupts = Interrupts::count();
     let written = Written::since_now(&Keeping::folder(run.directory));
+    let directory = RunDir::existing(run.directory);
+    Journal::clear(&directory);
     let recovery = run.launch.recovery;
     let (mut world, mut left) = (run.world, run.world);
     let mut carried = Carried::default();
@@ -94,6 +96,10 @@ pub(crate) fn run(run: &Run<'_>, output: &Output) -> Result<(), Failure> {
         let newest = written.newest(run.iterations);
         let from = newest.as_ref().map_or(0, |(iteration, _)| *iteration);
         carried.resume = newest.map(|(_, path)| path);
+        Journal::note_restart(
+            &directory,
+            RestartRecord { after: from, cause: fall.cause.clone() },
+        )?;
         tell(&Restart { restart, from, world, left, fall: &fall.cause, carried: &carried }, output);
         before = Some(whoever(&fall.cause).to_owned());
     }

@@ -2,14 +2,16 @@
 
 mod atomic;
 mod interrupt;
+mod journal;
 mod progress;
 mod run_dir;
 
 pub(crate) use atomic::write;
 pub(crate) use interrupt::stop_on_interrupt;
+pub(crate) use journal::{Journal, Past};
 pub(crate) use progress::Progress;
 pub(crate) use run_dir::{
-    IterationRecord, MemoryRecord, ModelRecord, RunDir, RunRecord, StalenessRecord,
+    IterationRecord, MemoryRecord, ModelRecord, RestartRecord, RunDir, RunRecord, StalenessRecord,
 };
 
 use serde::Serialize;

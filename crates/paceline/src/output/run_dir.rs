@@ -7,6 +7,7 @@
 //! | `simulated.json` | the simulator's trace of the same plan |
 //! | `trace.json` | both, for Perfetto and Chrome |
 //! | `report.html` | both, for people |
+//! | `iterations.jsonl` | every iteration so far, while a run is under way |
 //! | `checkpoints/` | the trained state; the last few |
 
 use super::write;
@@ -49,6 +50,9 @@ pub(crate) struct RunRecord {
     pub iterations_before: u32,
     /// Every iteration after those.
     pub iterations: Vec<IterationRecord>,
+    /// Where ranks were lost and all started anew, oldest first.
+    #[serde(default)]
+    pub restarts: Vec<RestartRecord>,
     /// The last checkpoint, if there is one.
     #[serde(default)]
     pub checkpoint: Option<String>,
@@ -147,7 +151,7 @@ impl From<&Model> for ModelRecord {
 }
 
 /// One iteration. A loss that is not finite has no JSON number; it is absent.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct IterationRecord {
     /// Mean loss of a token.
     pub loss: Option<f32>,
@@ -161,7 +165,7 @@ pub(crate) struct IterationRecord {
 }
 
 /// How many updates by others gradients missed.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StalenessRecord {
     /// The mean.
     pub mean: f64,
@@ -169,6 +173,15 @@ pub(crate) struct StalenessRecord {
     pub max: u64,
     /// By how many iterations the fastest replica was ahead of the slowest at most.
     pub ahead: u32,
+}
+
+/// A restart.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RestartRecord {
+    /// The iteration after which training went on.
+    pub after: u32,
+    /// What had ended it.
+    pub cause: String,
 }
 
 /// What one kind of buffer takes on the ranks of one role.
@@ -196,6 +209,11 @@ impl RunRecord {
 
     /// The layout written today.
     pub(crate) const FORMAT: u32 = 1;
+
+    /// The last iteration that was done, counted from the very first.
+    pub(crate) fn iterations_done(&self) -> u32 {
+        self.iterations_before + self.iterations.len() as u32
+    }
 
     /// The losses, with NaN for those that are not finite.
     pub(crate) fn losses(&self) -> Vec<f32> {

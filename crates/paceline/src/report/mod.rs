@@ -8,6 +8,7 @@ mod charts;
 mod coarse;
 mod insight;
 mod memory_curve;
+mod misses;
 mod numbers;
 mod page;
 mod picture;
@@ -16,6 +17,7 @@ mod table;
 mod timeline;
 
 pub(crate) use insight::Insight;
+pub(crate) use misses::{Verdict, verdict};
 pub(crate) use picture::picture;
 pub(crate) use table::breakdown_table;
 
@@ -192,8 +194,9 @@ mod tests {
         // The forward pass takes 200 µs of an iteration of 1 ms less than was measured.
         assert!(html.contains("<td class=\"error\">−20.0 %</td>"));
         assert!(html.contains("microbatch 7"));
+        assert!(html.contains("<li>F&lt;0&gt; (forward): 0.400 ms predicted, 0.600 ms measured"));
         let alone = render(&full(None, Some(&measured)));
         assert_eq!(alone.matches("class=\"plot\"").count(), 1);
-        assert!(!alone.contains("Largest differences"));
+        assert!(!alone.contains("Largest differences") && !alone.contains("was off"));
     }
 }

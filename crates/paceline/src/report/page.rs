@@ -1,5 +1,6 @@
 //! The page around the figures: facts, tables, and the words that explain them.
 
+use super::misses::{Verdict, verdict};
 use super::numbers::{Scale, Text, percent};
 use super::rows::{PARTS, Pair, Row, rows};
 use super::{ReportInput, charts, insight, memory_curve, timeline};
@@ -36,6 +37,9 @@ pub(super) fn write(out: &mut String, input: &ReportInput<'_>) -> fmt::Result {
             breakdown(out, simulated, measured, &scale)
         })?;
         section(out, "Timeline", |out| timeline::write(out, simulated, measured))?;
+    }
+    if let Some(verdict) = verdict(simulated, measured) {
+        section(out, "Where the prediction was off", |out| words(out, &verdict))?;
     }
     if let Some(found) = &input.insight {
         section(out, "What limits this", |out| insight::limits(out, found))?;
@@ -197,6 +201,23 @@ fn breakdown(
         writeln!(out, "</tr>")?;
     }
     writeln!(out, "</tbody></table>")
+}
+
+/// Where the prediction was off, in words.
+fn words(out: &mut String, verdict: &Verdict) -> fmt::Result {
+    writeln!(out, "<p>{}</p>", Text(&verdict.summary.join(" ")))?;
+    if verdict.lines.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "<ul>")?;
+    for line in &verdict.lines {
+        writeln!(out, "<li>{}</li>", Text(line))?;
+    }
+    writeln!(
+        out,
+        "</ul>\n<p>Every moment of a rank counts once: to the computation that ran, else to the \
+         exchange that was under way, else to waiting. A negative share makes up for others.</p>"
+    )
 }
 
 fn cells(out: &mut String, pair: &Pair, both: bool, scale: &Scale) -> fmt::Result {

@@ -109,6 +109,16 @@ fn restarted_runs_end_with_the_bits_of_undisturbed_ones() {
         assert_eq!(losses(&objects), expected, "{context}");
         let restarts = restarts(&objects);
         assert_eq!(restarts.len(), 2, "{context}");
+        // What lies in the directory is the whole run, not what came since the last restart.
+        let run = here.path().join(format!("run-{ranks}"));
+        let read = |name: &str| std::fs::read_to_string(run.join(name)).unwrap();
+        let record: Value = serde_json::from_str(&read("run.json")).unwrap();
+        assert_eq!(record["iterations"].as_array().unwrap().len(), 150, "{context}");
+        assert_eq!(record["iterations_before"], 0, "{context}");
+        assert_eq!(record["restarts"][1]["after"], restarts[1]["iteration"], "{context}");
+        let page = read("report.html");
+        assert!(page.contains("in 150 iterations") && page.contains("restarted"), "{context}");
+        assert!(!run.join("iterations.jsonl").exists(), "{context}");
         for restart in restarts {
             assert!(restart["iteration"].as_u64().unwrap() % 10 == 0, "{restart}");
             assert!(restart["cause"].as_str().unwrap().contains("ended by signal 9"), "{restart}");

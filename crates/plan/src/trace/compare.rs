@@ -115,7 +115,7 @@ impl Tally {
     }
 
     /// The difference without its sign, by which lists are ordered.
-    fn gap(&self) -> f64 {
+    pub(super) fn gap(&self) -> f64 {
         self.difference().0.abs()
     }
 }

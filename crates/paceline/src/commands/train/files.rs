@@ -3,7 +3,7 @@
 use crate::commands::report;
 use crate::failure::Failure;
 use crate::output::{RunDir, RunRecord, StalenessRecord};
-use crate::report::breakdown_table;
+use crate::report::{Verdict, breakdown_table, verdict};
 use paceline_plan::trace::{Trace, to_perfetto, to_perfetto_beside};
 use paceline_plan::units::Bytes;
 
@@ -40,6 +40,9 @@ pub(super) fn write_files(
     Ok(directory.write("report.html", &report::page(record, simulated, measured))?)
 }
 
+/// Ops that are named as causes of a prediction's error; the report names more.
+const CAUSES: usize = 3;
+
 /// How it went.
 pub(super) fn closing(
     record: &RunRecord,
@@ -64,7 +67,7 @@ pub(super) fn closing(
         );
     }
     if record.stopped {
-        let done = record.iterations_before as usize + losses.len();
+        let done = record.iterations_done();
         text += &format!("stopped after {done} of {}\n", record.iterations_asked);
     }
     let most = |bytes: &[u64]| Bytes(bytes.iter().copied().max().unwrap_or(0));
@@ -74,6 +77,10 @@ pub(super) fn closing(
     }
     text += "\n\n";
     text += &breakdown_table(simulated, measured);
+    if let Some(Verdict { summary, lines }) = verdict(simulated, measured) {
+        text += &summary[1..].iter().map(|line| format!("{line}\n")).collect::<String>();
+        text += &lines.iter().take(CAUSES).map(|line| format!("  {line}\n")).collect::<String>();
+    }
     let path = |name: &str| directory.file(name).display().to_string();
     text += &format!("\nreport    {}\n", path("report.html"));
     text += &format!("trace     {} (opens in Perfetto)\n", path("trace.json"));

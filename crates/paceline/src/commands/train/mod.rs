@@ -17,7 +17,7 @@ use crate::flags::{
     StrategyFlags, TOKENIZER, Training, TrainingFlags,
 };
 use crate::launch::{self, Layout, Member, Place};
-use crate::output::{IterationRecord, Output, RunDir, RunRecord, stop_on_interrupt};
+use crate::output::{IterationRecord, Journal, Output, RunDir, RunRecord, stop_on_interrupt};
 use crate::sweep::SweepFlags;
 use clap::Args;
 use events::{DoneEvent, IterationEvent};
@@ -389,7 +389,13 @@ impl Job {
     /// unless this process is the first of several.
     fn lead(self, mut member: Option<Member>, output: &Output) -> Result<(), Failure> {
         let directory = self.directory()?;
-        let mut record = self.record();
+        // Ranks that the launcher starts again go on with the journal of those before them.
+        if member.as_ref().is_none_or(|member| member.place.launched.is_none()) {
+            Journal::clear(&directory);
+        }
+        let resumed = self.keeping.resume.as_ref().map_or(0, |resume| resume.state().iteration);
+        let (mut journal, past) = Journal::go_on(&directory, resumed)?;
+        let mut record = self.record(past);
         let predicted = self.predict(&mut record);
         self.announce(&record, output)?;
 
@@ -399,7 +405,9 @@ impl Job {
         let mut heard = |iteration: &IterationReport| {
             let IterationReport { loss, tokens_per_s, dropped, .. } = *iteration;
             progress.advance(iteration.iteration, loss, tokens_per_s, dropped);
-            record.iterations.push(IterationRecord::from(iteration));
+            let done = IterationRecord::from(iteration);
+            journal.note(iteration.iteration, &done);
+            record.iterations.push(done);
             let told = match self.purpose {
                 Purpose::Train => output.object(&IterationEvent::from(iteration)),
                 Purpose::Measure => Ok(()),
@@ -449,6 +457,7 @@ impl Job {
             output.note(&format!("what there is lies in {}", directory.path().display()));
             return Err(failure);
         }
+        Journal::clear(&directory);
         match self.purpose {
             Purpose::Train => {
                 let (predicted, measured) = (predicted.as_ref(), measured.as_ref());
@@ -493,6 +502,7 @@ impl Job {
             device: self.launch.device,
             offload_folder: self.offload_folder(directory),
             straggler: training.straggler,
+            traced: training.traced,
             ..TrainOptions::default()
         }
     }
@@ -537,9 +547,9 @@ impl Job {
     /// Notes the last checkpoint, and exports it if that was asked for.
     fn keep(&self, record: &mut RunRecord, directory: &RunDir) -> Result<(), Failure> {
         // A directory may hold checkpoints of another run, which was longer.
-        let done = record.iterations_before as usize + record.iterations.len();
+        let done = record.iterations_done();
         let all = Checkpoint::all(&Keeping::folder(directory.path())).into_iter().rev();
-        let mut own = all.filter(|(iteration, _)| *iteration as usize <= done);
+        let mut own = all.filter(|(iteration, _)| *iteration <= done);
         let Some((_, path)) = own.next().filter(|_| self.keeping.saving != Saving::Never) else {
             return Ok(());
         };

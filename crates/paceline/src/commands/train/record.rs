@@ -3,7 +3,7 @@
 use super::Job;
 use super::machine::planned;
 use crate::failure::Failure;
-use crate::output::{MemoryRecord, ModelRecord, Output, Progress, RunRecord};
+use crate::output::{MemoryRecord, ModelRecord, Output, Past, Progress, RunRecord};
 use crate::overview::{facts, warnings};
 use paceline_exec::Device;
 use paceline_exec::data::{Data, DataSource, Reads};
@@ -14,8 +14,8 @@ use paceline_plan::trace::{Span, Trace};
 use paceline_plan::units::Seconds;
 
 impl Job {
-    /// What is known before the first iteration.
-    pub(super) fn record(&self) -> RunRecord {
+    /// What is known before the first iteration, if `past` is behind it.
+    pub(super) fn record(&self, past: Past) -> RunRecord {
         let Self { model, plan, training, keeping, data, cores, cluster, .. } = self;
         let summary = summarize(plan);
         let mut warnings = warnings(plan, &summary, None);
@@ -50,14 +50,15 @@ impl Job {
             facts.push(("weights".to_owned(), format!("from {}", from.path().display())));
         }
         let resumed = keeping.resume.as_ref();
-        if let Some(resume) = resumed {
+        if let (Some(resume), true) = (resumed, past.restarts.is_empty()) {
             let (iteration, path) = (resume.state().iteration, resume.path().display());
             facts.push(("resumed".to_owned(), format!("after iteration {iteration}, from {path}")));
         }
         RunRecord {
             format: RunRecord::FORMAT,
             facts,
-            iterations_before: resumed.map_or(0, |resume| resume.state().iteration),
+            iterations_before: past.before,
+            restarts: past.restarts,
             checkpoint: None,
             exported: None,
             model,
@@ -69,7 +70,7 @@ impl Job {
             weight_decay: training.weight_decay,
             clip: training.clip,
             seed: training.seed,
-            iterations: Vec::new(),
+            iterations: past.iterations,
             floor: self.floor(),
             predicted_iteration_s: None,
             measured_iteration_s: None,
@@ -107,7 +108,7 @@ impl Job {
     }
 
     pub(super) fn progress(&self, record: &RunRecord) -> Progress {
-        Progress::new(record.iterations_before, self.training.iterations, record.floor)
+        Progress::new(record.iterations_done(), self.training.iterations, record.floor)
     }
 
     /// What is about to happen.

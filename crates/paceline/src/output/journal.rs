@@ -1,0 +1,162 @@
+//! What a run writes down as it goes, so that nothing of it is lost with rank 0.
+//!
+//! `run.json` is written when ranks end. Those that are killed write nothing, and those that start
+//! anew would know only what they did themselves; so each iteration, and each restart, is a line of a
+//! file that outlives them. It goes once `run.json` holds all of it.
+
+use super::run_dir::{IterationRecord, RestartRecord, RunDir};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+
+/// The file's name in the run's directory.
+const NAME: &str = "iterations.jsonl";
+
+/// The journal of a run that is under way.
+#[derive(Debug)]
+pub(crate) struct Journal(File);
+
+/// What a journal tells of earlier attempts at the same run.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Past {
+    /// Iterations that were done before the run began.
+    pub before: u32,
+    /// Every iteration after those that still counts.
+    pub iterations: Vec<IterationRecord>,
+    /// What ended the attempts, oldest first.
+    pub restarts: Vec<RestartRecord>,
+}
+
+/// A line of the file.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Iteration {
+        iteration: u32,
+        #[serde(flatten)]
+        record: IterationRecord,
+    },
+    Restart(RestartRecord),
+}
+
+impl Journal {
+    /// Forgets what another run has left in the directory.
+    pub(crate) fn clear(directory: &RunDir) {
+        directory.remove(NAME);
+    }
+
+    /// Goes on with the journal of a run whose state is that after iteration `done`, and tells what it
+    /// holds up to there.
+    pub(crate) fn go_on(directory: &RunDir, done: u32) -> io::Result<(Self, Past)> {
+        let path = directory.file(NAME);
+        let text = match fs::read(&path) {
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(error),
+        };
+        let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+        if !text.is_empty() && !text.ends_with('\n') {
+            // Whoever wrote this was killed in the middle of a line.
+            file.write_all(b"\n")?;
+        }
+        Ok((Self(file), Past::read(&text, done)))
+    }
+
+    /// Notes an iteration. A disk that takes no more is heard of when the run's files are written:
+    /// training goes on until then.
+    pub(crate) fn note(&mut self, iteration: u32, record: &IterationRecord) {
+        let _ = put(&mut self.0, &Line::Iteration { iteration, record: *record });
+    }
+
+    /// Notes a restart, while no rank runs.
+    pub(crate) fn note_restart(directory: &RunDir, restart: RestartRecord) -> io::Result<()> {
+        let Self(mut file) = Self::go_on(directory, 0)?.0;
+        put(&mut file, &Line::Restart(restart))
+    }
+}
+
+/// One write for each line, so that only the last can be torn.
+fn put(file: &mut File, line: &Line) -> io::Result<()> {
+    file.write_all(format!("{}\n", serde_json::to_string(line)?).as_bytes())
+}
+
+impl Past {
+    fn read(text: &str, done: u32) -> Self {
+        let mut past = Self { before: done, ..Self::default() };
+        let lines = text.lines().filter_map(|line| serde_json::from_str(line).ok());
+        for line in lines {
+            match line {
+                Line::Iteration { iteration, record } => {
+                    if past.iterations.is_empty() {
+                        past.before = iteration.saturating_sub(1);
+                    }
+                    if iteration == past.done() + 1 {
+                        past.iterations.push(record);
+                    }
+                }
+                Line::Restart(restart) => {
+                    past.forget_after(restart.after);
+                    past.restarts.push(restart);
+                }
+            }
+        }
+        past.forget_after(done);
+        if past.iterations.is_empty() {
+            past.before = done;
+        }
+        past
+    }
+
+    /// The last iteration that is known of.
+    pub(crate) fn done(&self) -> u32 {
+        self.before + self.iterations.len() as u32
+    }
+
+    fn forget_after(&mut self, done: u32) {
+        self.iterations.truncate(done.saturating_sub(self.before) as usize);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn iteration(number: u32) -> IterationRecord {
+        let loss = Some(number as f32);
+        IterationRecord { loss, grad_norm: None, seconds: 0.5, staleness: None }
+    }
+
+    fn restart(after: u32) -> RestartRecord {
+        RestartRecord { after, cause: format!("rank 1 fell after {after}") }
+    }
+
+    #[test]
+    fn what_was_done_again_counts_once_and_torn_lines_do_not() {
+        let path = std::env::temp_dir().join(format!("paceline-journal-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        let directory = RunDir::existing(&path);
+        Journal::clear(&directory);
+        let (mut journal, past) = Journal::go_on(&directory, 4).unwrap();
+        assert_eq!(past, Past { before: 4, ..Past::default() });
+        (5..=9).for_each(|number| journal.note(number, &iteration(number)));
+        journal.0.write_all(b"{\"iteration\":10,\"lo").unwrap();
+        Journal::note_restart(&directory, restart(7)).unwrap();
+        let (mut journal, past) = Journal::go_on(&directory, 7).unwrap();
+        let expected = Past {
+            before: 4,
+            iterations: (5..=7).map(iteration).collect(),
+            restarts: vec![restart(7)],
+        };
+        assert_eq!((&past, past.done()), (&expected, 7));
+        (8..=12).for_each(|number| journal.note(number, &iteration(number)));
+        let (_, past) = Journal::go_on(&directory, 12).unwrap();
+        assert_eq!(past.iterations, (5..=12).map(iteration).collect::<Vec<_>>());
+
+        // From where it began: nothing counts any more, but that there was a restart.
+        Journal::note_restart(&directory, restart(0)).unwrap();
+        let (_, past) = Journal::go_on(&directory, 4).unwrap();
+        let restarts = vec![restart(7), restart(0)];
+        assert_eq!(past, Past { before: 4, iterations: Vec::new(), restarts });
+        fs::remove_dir_all(&path).unwrap();
+    }
+}
