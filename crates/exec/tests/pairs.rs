@@ -379,6 +379,7 @@ fn any_two_features_work_together() {
 }
 
 #[test]
+#[ignore = "minutes"]
 fn any_three_features_work_together() {
     let (rows, _) = cover(3);
     hold(&rows);
