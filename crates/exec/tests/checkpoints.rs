@@ -136,6 +136,31 @@ fn tensor_parallel_runs_go_on_close() {
     assert_eq!(bits(&rest), bits(&whole)[10..]);
 }
 
+/// Experts are saved whole, whoever holds which of them.
+#[test]
+fn runs_with_experts_go_on_close() {
+    let model = tiny_moe();
+    let dealt = Strategy { dp: 4, ep: 2, etp: 2, zero: Zero::Optimizer, ..one() };
+    let cut = Strategy { dp: 2, tp: 2, sp: true, ep: 4, zero: Zero::Optimizer, ..one() };
+    let whole = run_with(&model, &one(), &options(12));
+    let cases = [
+        ("ep 2 and etp 2 save", &dealt, one()),
+        ("ep 4 goes on", &one(), cut.clone()),
+        ("ep 4 goes on from ep 2", &dealt, cut.clone()),
+    ];
+    for (name, saver, strategy) in cases {
+        let folder = Folder::new(name);
+        let save = saving(&folder.0, None);
+        run_with(&model, saver, &TrainOptions { save, ..options(6) });
+        let start = resumed(&folder.0);
+        let rest = run_with(&model, &strategy, &TrainOptions { start, ..options(12) });
+        for (found, expected) in rest.iterations.iter().zip(&whole.iterations[6..]) {
+            let error = (found.loss - expected.loss).abs() / expected.loss;
+            assert!(error < 1e-4, "{name}, iteration {}: {error}", found.iteration);
+        }
+    }
+}
+
 #[test]
 fn a_larger_batch_goes_on_with_the_next_sample() {
     let model = tiny_gpt(true);

@@ -17,7 +17,8 @@ use std::time::Duration;
 
 #[test]
 fn the_built_in_models_learn() {
-    for (name, lr, iterations) in [("mini", 3e-3, 30), ("mini-llama", 3e-3, 30), ("mlp", 1e-2, 90)]
+    for (name, lr, iterations) in
+        [("mini", 3e-3, 30), ("mini-llama", 3e-3, 30), ("mini-moe", 3e-3, 30), ("mlp", 1e-2, 90)]
     {
         let model = built_in::get(name).expect("built in").expect("sound");
         let strategy = Strategy { dp: 2, seq: model.seq, ..strategy(16, 8, 2) };
