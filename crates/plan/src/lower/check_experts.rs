@@ -1,6 +1,7 @@
 //! Whether experts can be cut as a strategy asks.
 
 use super::check::divisors;
+use crate::compress::Compression;
 use crate::model::{Model, ModelKind};
 use crate::strategy::{OptimizerKind, Strategy, Sync, Zero};
 
@@ -84,8 +85,15 @@ fn apart(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
             "with --ep, --etp or --tp, experts have ZeRO up to stage 1; use --zero 1".into(),
         );
     }
-    if let Sync::Servers(_) = s.sync {
+    if s.sync != Sync::AllReduce {
         say("--sync", format!("{} serves whole replicas; use --ep 1 and --etp 1", s.sync));
+    }
+    if s.compress != Compression::None {
+        let message = "gradients of experts that are dealt out are not compressed; use none";
+        say("--compress", message.into());
+    }
+    if s.local.is_some() {
+        say("--local-steps", "replicas that train apart hold whole experts; use --ep 1".into());
     }
     if s.optimizer == OptimizerKind::Lamb {
         say(
