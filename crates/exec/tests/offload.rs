@@ -51,7 +51,8 @@ fn offloading_changes_no_bit() {
 #[test]
 fn it_goes_with_other_optimizers_and_types() {
     let model = deep(&tiny_llama());
-    for optimizer in [OptimizerKind::Sgd, OptimizerKind::Momentum, OptimizerKind::Lamb] {
+    use OptimizerKind::{Lamb, Lars, Momentum, Sgd};
+    for optimizer in [Sgd, Momentum, Lamb, Lars] {
         let kept = Strategy { optimizer, ..one() };
         let moved = Strategy { offload: Offload::All, bucket: Bytes(1), ..kept.clone() };
         assert_same_bits(&model, &kept, &[("all", moved)]);

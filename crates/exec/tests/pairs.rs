@@ -6,7 +6,7 @@
 mod common;
 
 use common::wires::train_over;
-use common::{bits, options, strategy, tiny_gpt, tiny_llama, tiny_resnet};
+use common::{bits, options, strategy, tiny_gpt, tiny_llama, tiny_moe, tiny_resnet};
 use paceline_exec::{Outcome, TrainOptions, can_run, train};
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, Order};
@@ -16,7 +16,7 @@ use paceline_plan::model::Model;
 use paceline_plan::outer::{Local, Outer};
 use paceline_plan::program::Plan;
 use paceline_plan::schedule::ScheduleKind;
-use paceline_plan::strategy::{OptimizerKind, Recompute, Strategy, Sync, Zero};
+use paceline_plan::strategy::{Offload, OptimizerKind, Recompute, Strategy, Sync, Zero};
 use paceline_plan::units::Bytes;
 use paceline_plan::validate::validate;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,15 +25,30 @@ use std::num::NonZeroUsize;
 /// A feature: its name and its choices.
 type Feature = (&'static str, &'static [&'static str]);
 
-/// What is combined. Words are those of the command line.
-const FEATURES: [Feature; 21] = [
-    ("model", &["gpt2 tied", "gpt2", "llama", "resnet"]),
+/// What is combined. Words are those of the command line; a new one needs nothing but its place here,
+/// and in [`EXCLUDED`] what it cannot stand with.
+const FEATURES: &[Feature] = &[
+    ("model", &["gpt2 tied", "gpt2", "llama", "resnet", "moe"]),
     ("dp", &["1", "2", "4"]),
     ("tp", &["1", "2"]),
     ("pp", &["1", "2", "4"]),
+    ("cp", &["1", "2"]),
+    ("ep", &["1", "2"]),
     ("sp", &["no", "yes"]),
     ("zero", &["0", "1", "2", "3"]),
-    ("schedule", &["gpipe", "1f1b", "interleaved:2"]),
+    (
+        "schedule",
+        &[
+            "gpipe",
+            "1f1b",
+            "interleaved:2",
+            "zb-h1",
+            "zb-h1:2",
+            "dualpipev",
+            "pipedream",
+            "pipedream:2bw",
+        ],
+    ),
     ("recompute", &["none", "selective", "full"]),
     ("dtype", &["f32", "bf16", "f16"]),
     ("grad-dtype", &["f32", "bf16"]),
@@ -59,14 +74,21 @@ const FEATURES: [Feature; 21] = [
     ("threads-per-rank", &["1", "2"]),
     ("overlap", &["yes", "no"]),
     ("bucket", &["1", "26214400"]),
-    ("optimizer", &["sgd", "momentum", "adamw"]),
-    ("leaves", &["4", "8"]),
+    ("optimizer", &["sgd", "momentum", "adamw", "lamb", "lars"]),
+    // As many as replicas, or a number.
+    ("leaves", &["dp", "4", "8"]),
+    // All of a leaf, or a number of samples.
+    ("micro-batch", &["leaf", "1"]),
+    ("offload", &["none", "optimizer", "all"]),
     ("compress", &["none", "int8", "onebit", "topk:0.1", "powersgd:2"]),
     ("local-steps", &["none", "2"]),
 ];
 
 /// A choice of every feature.
-type Row = [u8; FEATURES.len()];
+type Row = Vec<u8>;
+
+/// Samples of an iteration.
+const SAMPLES: u64 = 8;
 
 /// What a row asks for.
 struct Case {
@@ -88,12 +110,21 @@ fn case(row: &Row) -> Case {
         "gpt2 tied" => tiny_gpt(true),
         "gpt2" => tiny_gpt(false),
         "resnet" => tiny_resnet(),
+        "moe" => tiny_moe(),
         _ => tiny_llama(),
+    };
+    let leaves = number(if read("leaves") == "dp" { "dp" } else { "leaves" });
+    let micro_batch = match read("micro-batch") {
+        "leaf" => SAMPLES / u64::from(leaves),
+        samples => samples.parse().expect("a number"),
     };
     let strategy = Strategy {
         dp: number("dp"),
         tp: number("tp"),
         pp: number("pp"),
+        cp: number("cp"),
+        ep: number("ep"),
+        offload: read("offload").parse::<Offload>().expect("something to offload"),
         sp: read("sp") == "yes",
         zero: [Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Parameters]
             [number("zero") as usize],
@@ -111,7 +142,7 @@ fn case(row: &Row) -> Case {
         seq: model.seq,
         compress: read("compress").parse::<Compression>().expect("a compression"),
         local: read("local-steps").parse().ok().map(|steps| Local { steps, outer: Outer::Average }),
-        ..strategy(8, 1, number("leaves"))
+        ..strategy(SAMPLES, micro_batch, leaves)
     };
     let threads = NonZeroUsize::new(number("threads-per-rank") as usize).expect("not zero");
     Case { model, strategy, transport: read("transport"), threads }
@@ -164,6 +195,11 @@ fn tuples(strength: usize) -> BTreeSet<Tuple> {
     found
 }
 
+/// All of a row.
+fn tuple(row: &Row) -> Tuple {
+    (0..).zip(row.iter().copied()).collect()
+}
+
 fn holds(row: &Row, tuple: &Tuple) -> bool {
     tuple.iter().all(|&(feature, choice)| row[feature as usize] == choice)
 }
@@ -179,7 +215,7 @@ fn text(tuple: &Tuple) -> String {
 /// A row with some choices, the others random; unless what is wanted cannot be, choices that cannot stand
 /// beside those before them are rolled again.
 fn roll(dice: &mut Dice, wanted: &Tuple) -> Row {
-    let mut row: Row = FEATURES.map(|(_, choices)| dice.roll(choices.len()));
+    let mut row: Row = FEATURES.iter().map(|(_, words)| dice.roll(words.len())).collect();
     wanted.iter().for_each(|&(feature, choice)| row[feature as usize] = choice);
     if is_excluded(wanted) {
         return row;
@@ -222,7 +258,7 @@ fn cover(strength: usize) -> (Vec<Row>, Vec<Tuple>) {
                 continue;
             }
             let news = missing.iter().filter(|tuple| holds(&row, tuple)).count();
-            if best.is_none_or(|(most, _)| news > most) {
+            if best.as_ref().is_none_or(|(most, _)| news > *most) {
                 best = Some((news, row));
             }
             candidates += 1;
@@ -244,12 +280,24 @@ fn cover(strength: usize) -> (Vec<Row>, Vec<Tuple>) {
     (rows, impossible)
 }
 
-/// Trains every row, and holds it to one rank: to the bit where that is promised.
+/// What a layout is held to: one rank, or without flush a pipeline of as many stages and replicas, whose
+/// depth says how old the weights are that a pass reads.
+fn plain(strategy: &Strategy) -> Strategy {
+    let &Strategy { dtype, grad_dtype, optimizer, micro_batch, leaves, seq, .. } = strategy;
+    let one = common::strategy(SAMPLES, micro_batch, leaves);
+    let one = Strategy { dtype, grad_dtype, optimizer, seq, ..one };
+    if strategy.schedule.flushes() {
+        return one;
+    }
+    Strategy { dp: strategy.dp, pp: strategy.pp, schedule: strategy.schedule, ..one }
+}
+
+/// Trains every row, and holds it to a plain layout: to the bit where that is promised.
 fn hold(rows: &[Row]) {
     let mut alone: BTreeMap<String, Outcome> = BTreeMap::new();
     let mut wrong = Vec::new();
     for row in rows {
-        let all: Tuple = (0..).zip(*row).collect();
+        let all = tuple(row);
         // What fails in the middle of a run fails without the line below.
         eprintln!("{}", text(&all));
         let Case { model, strategy, transport, threads } = case(row);
@@ -257,19 +305,15 @@ fn hold(rows: &[Row]) {
         let violations = validate(&plan, None);
         assert!(violations.is_empty(), "{row:?}: {violations:?}");
         let options = TrainOptions { threads_per_rank: threads, ..options(3) };
-        let one = Strategy {
-            dtype: strategy.dtype,
-            grad_dtype: strategy.grad_dtype,
-            optimizer: strategy.optimizer,
-            seq: model.seq,
-            ..common::strategy(8, 1, strategy.leaves)
-        };
-        let expected =
-            alone.entry(format!("{} {} {one:?}", model.name(), model.tied)).or_insert_with(|| {
-                train(&common::plan(&model, &one), &common::options(3), &mut |_| {}).expect("sound")
-            });
+        let plain = plain(&strategy);
+        let name = format!("{} {} {plain:?}", model.name(), model.tied);
+        let expected = alone.entry(name).or_insert_with(|| {
+            let plan = common::plan(&model, &plain);
+            train(&plan, &common::options(3), &mut |_| {}).expect("a sound plan")
+        });
         let found = train_over(&plan, transport, &options);
-        let exact = strategy.tp == 1 && strategy.order == Order::Canonical;
+        let whole = strategy.tp * strategy.cp * strategy.ep == 1;
+        let exact = whole && strategy.order == Order::Canonical;
         let narrow = strategy.dtype != DType::F32 || strategy.grad_dtype != DType::F32;
         let lossy = strategy.compress != Compression::None;
         let tolerance = if narrow || lossy { 5e-2 } else { 1e-4 };
@@ -301,18 +345,44 @@ fn hold(rows: &[Row]) {
 type Choices = (&'static str, &'static [&'static str]);
 
 /// What cannot stand together, and why.
-const EXCLUDED: [(Choices, Choices, &str); 34] = [
+const EXCLUDED: &[(Choices, Choices, &str)] = &[
+    (("model", &["gpt2 tied", "gpt2", "llama", "resnet"]), ("ep", &["2"]), "they have no experts"),
+    (("zero", &["2", "3"]), ("ep", &["2"]), "experts that are dealt out keep whole gradients"),
+    (("optimizer", &["lamb", "lars"]), ("ep", &["2"]), "no rank sees the length of an expert"),
+    (("cp", &["2"]), ("model", &["moe"]), "an expert's capacity is a whole sequence's"),
+    (("cp", &["2"]), ("ep", &["2"]), "an expert's capacity is a whole sequence's"),
+    (("optimizer", &["lamb", "lars"]), UNWAITING, "lengths are of one moment"),
+    (("optimizer", &["lamb", "lars"]), APART, "lengths are of all replicas"),
+    (("model", &["moe"]), UNFLUSHED, "dropped tokens are those of an iteration"),
+    (("ep", &["2"]), UNFLUSHED, "dropped tokens are those of an iteration"),
+    (SERVED, ("ep", &["2"]), "servers serve whole replicas"),
+    (LOSSY, ("ep", &["2"]), "experts have gradients among themselves"),
+    (APART, ("ep", &["2"]), "replicas that train apart are whole"),
     (("model", &["resnet"]), ("tp", &["2"]), "images are not cut"),
     (("model", &["resnet"]), ("sp", &["yes"]), "images are not cut"),
+    (("model", &["resnet"]), ("cp", &["2"]), "images are not cut"),
     (("model", &["resnet"]), LOSSY, "running averages go with the gradients"),
+    (("dp", &["4"]), ("schedule", &["dualpipev"]), "two microbatches, of four that it needs"),
+    (("leaves", &["8"]), ("schedule", &["pipedream"]), "it has one microbatch"),
+    (("micro-batch", &["1"]), ("schedule", &["pipedream"]), "it has one microbatch"),
+    (("zero", &["1", "2", "3"]), UNFLUSHED, "it keeps whole versions of the weights"),
+    (("dtype", &["f16"]), UNFLUSHED, "stages have no loss scale in common"),
+    (OFFLOADED, UNFLUSHED, "there is no pause in which anything could come and go"),
+    (OFFLOADED, SERVED, "servers hold the state"),
+    (OFFLOADED, APART, "weights are compared where they are"),
+    (("offload", &["all"]), SPLIT, "activations would be read twice"),
+    (UNFLUSHED, SERVED, "stages update by themselves"),
+    (UNFLUSHED, APART, "it needs a pipeline"),
+    (("cp", &["2"]), SERVED, "servers serve whole replicas"),
+    (("cp", &["2"]), APART, "replicas that train apart are whole"),
     (("dp", &["4"]), ("pp", &["4"]), "sixteen ranks"),
     (("tp", &["1"]), ("sp", &["yes"]), "it cuts what tensor parallelism leaves whole"),
-    (("pp", &["1", "4"]), ("schedule", &["interleaved:2"]), "two to six stages, on several ranks"),
+    (("pp", &["1", "4"]), CHUNKED, "two to six stages, on several ranks"),
     (("zero", &["1", "2", "3"]), SERVED, "servers hold the state"),
     (("tp", &["2"]), SERVED, "servers serve whole replicas"),
     (("sp", &["yes"]), SERVED, "servers serve whole replicas"),
     (("pp", &["2", "4"]), SERVED, "servers serve whole replicas"),
-    (("schedule", &["interleaved:2"]), SERVED, "it needs a pipeline"),
+    (CHUNKED, SERVED, "it needs a pipeline"),
     (("dtype", &["f16"]), SERVED, "replicas do not hear of overflows"),
     (("collective", &["read-reduce"]), ("transport", &["thread"]), "it maps memory of processes"),
     (("order", &["canonical"]), UNWAITING, "gradients are applied as they come"),
@@ -321,19 +391,18 @@ const EXCLUDED: [(Choices, Choices, &str); 34] = [
     (("dp", &["1"]), APART, "there is nobody to compare with"),
     (("sp", &["yes"]), APART, "tensor-parallel sums come once an iteration"),
     (("pp", &["2", "4"]), APART, "replicas that train apart are whole"),
-    (("schedule", &["interleaved:2"]), APART, "it needs a pipeline"),
+    (CHUNKED, APART, "it needs a pipeline"),
     (("zero", &["1", "2", "3"]), APART, "each has a state of its own"),
     (SERVED, APART, "replicas compare among themselves"),
     (LOSSY, APART, "no gradients are sent"),
     (("dtype", &["bf16", "f16"]), APART, "weights are compared in f32"),
     (("grad-dtype", &["bf16"]), APART, "weights are compared in f32"),
     (("order", &["canonical"]), APART, "every replica goes its own way"),
-    (("dp", &["1"]), LOSSY, "there is nobody to send to"),
     (("zero", &["1", "2", "3"]), LOSSY, "every replica decodes the whole sum"),
     (("order", &["canonical"]), LOSSY, "what is rounded depends on who sends it"),
     (SERVED, LOSSY, "servers get gradients as they are"),
     (("dtype", &["f16"]), LOSSY, "what is left of an iteration has its loss scale"),
-    (("optimizer", &["adamw"]), ("compress", &["onebit"]), "signs have no second moments"),
+    (("optimizer", &["adamw", "lamb"]), ("compress", &["onebit"]), "signs have no second moments"),
     (WHOLE, ("compress", &["int8", "onebit", "topk:0.1"]), "messages are gathered, not reduced"),
     (
         ("collective", &["multi-ring:2", "halving-doubling", "partitioned"]),
@@ -341,6 +410,18 @@ const EXCLUDED: [(Choices, Choices, &str); 34] = [
         "parts go to their owners by all_to_all",
     ),
 ];
+
+/// Schedules of two chunks of layers for each rank.
+const CHUNKED: Choices = ("schedule", &["interleaved:2", "zb-h1:2", "dualpipev"]);
+
+/// Schedules that cut backward passes in two.
+const SPLIT: Choices = ("schedule", &["zb-h1", "zb-h1:2", "dualpipev"]);
+
+/// Schedules that do not flush.
+const UNFLUSHED: Choices = ("schedule", &["pipedream", "pipedream:2bw"]);
+
+/// Something rests elsewhere.
+const OFFLOADED: Choices = ("offload", &["optimizer", "all"]);
 
 /// Servers keep the weights.
 const SERVED: Choices = ("sync", &["ps:1", "ps:2", "async-ps:1", "ssp:2:1"]);
@@ -358,14 +439,19 @@ const LOSSY: Choices = ("compress", &["int8", "onebit", "topk:0.1", "powersgd:2"
 const WHOLE: Choices = ("collective", &["tree", "ps:1", "naive", "overlapped"]);
 
 fn is_excluded(tuple: &Tuple) -> bool {
+    why_excluded(tuple).is_some()
+}
+
+fn why_excluded(tuple: &Tuple) -> Option<&'static str> {
     let has = |(feature, choices): &Choices| {
         tuple.iter().any(|&(at, choice)| {
             let (name, words) = FEATURES[at as usize];
             name == *feature && choices.contains(&words[choice as usize])
         })
     };
-    EXCLUDED.iter().any(|(one, other, _)| has(one) && has(other))
-        || has(&("zero", &["1", "2", "3"])) && has(&WHOLE)
+    let known = EXCLUDED.iter().find(|(one, other, _)| has(one) && has(other));
+    let parts = has(&("zero", &["1", "2", "3"])) && has(&WHOLE);
+    known.map(|&(_, _, why)| why).or(parts.then_some("each rank wants a part"))
 }
 
 #[test]
@@ -374,7 +460,8 @@ fn any_two_features_work_together() {
     let surprising: Vec<String> =
         impossible.iter().filter(|tuple| !is_excluded(tuple)).map(text).collect();
     assert!(surprising.is_empty(), "no layout has\n{}", surprising.join("\n"));
-    assert!(rows.iter().all(|row| !is_excluded(&(0..).zip(*row).collect())), "excluded in vain");
+    let vain: BTreeSet<&str> = rows.iter().filter_map(|row| why_excluded(&tuple(row))).collect();
+    assert!(vain.is_empty(), "excluded in vain: {vain:?}");
     hold(&rows);
 }
 

@@ -394,6 +394,15 @@ impl OptimizerKind {
         if self.gauges() { &[StepPhase::Gauge, StepPhase::Apply] } else { &[StepPhase::Apply] }
     }
 
+    /// The phase of an update that moves the moments on: LAMB's direction is one of them, and must be
+    /// known before its length is.
+    pub const fn moves_moments_in(self) -> StepPhase {
+        match self {
+            Self::Lamb => StepPhase::Gauge,
+            Self::Sgd | Self::Momentum | Self::AdamW | Self::Lars => StepPhase::Apply,
+        }
+    }
+
     /// Whether a step must know how long a whole tensor and its direction are, which no rank sees
     /// that holds a part of it.
     pub const fn gauges(self) -> bool {

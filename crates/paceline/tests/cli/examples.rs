@@ -14,7 +14,7 @@ enum Promise {
     Near(&'static str),
     /// Its own under other flags, to the bit.
     Under(&'static str),
-    /// They fall: the others are compared with these.
+    /// They fall: the others are compared with these, or nothing orders the updates.
     Fall,
 }
 
@@ -40,6 +40,11 @@ const PROMISES: &[(&str, Promise)] = &[
     ("synchronous-sgd", Promise::Under("--dp 1")),
     ("large-batch", Promise::Under("--zero 3")),
     ("resnet", Promise::Under("--dp 1 --pp 2")),
+    ("dlrm", Promise::Under("--transport thread")),
+    ("compression", Promise::Under("--transport thread")),
+    ("diloco", Promise::Under("--transport thread")),
+    ("downpour", Promise::Fall),
+    ("bounded-staleness", Promise::Fall),
 ];
 
 /// Enough for losses to fall, short enough for a dozen runs.
@@ -47,7 +52,7 @@ const FEW: &str = "--iterations 8 --warmup 2 --json --save-every 0 --out run";
 /// What samples of tokens are cut to.
 const SHORT: &str = "--seq 16";
 /// Files whose samples are not of tokens.
-const NO_TOKENS: [&str; 1] = ["resnet"];
+const NO_TOKENS: [&str; 2] = ["resnet", "dlrm"];
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples")

@@ -319,6 +319,16 @@ fn stages(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
 /// What a pipeline without flush cannot do, because stages do not wait for each other.
 fn unflushed(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     let schedule = s.schedule;
+    if model.experts.capacity > 0.0 {
+        say(
+            "--schedule",
+            format!(
+                "{schedule}: tokens that {}'s experts drop are counted iteration by iteration, and these \
+                 run into each other; use 1f1b, or a model without a capacity",
+                model.name()
+            ),
+        );
+    }
     if model.tied && s.pp > 1 {
         say(
             "--schedule",

@@ -195,13 +195,10 @@ impl Role<'_> {
         }
         let waits: Vec<OpId> = known.iter().copied().chain(after).collect();
         let step = self.compute(op, &waits);
-        // Of an update in two phases, the first changes the moments and the second the weights.
         let masters = usize::from(state.master.is_some());
-        let changed = match (phase, self.context.strategy.optimizer.gauges()) {
-            (StepPhase::Gauge, _) => masters..worked.len(),
-            (StepPhase::Apply, false) => 0..worked.len(),
-            (StepPhase::Apply, true) => 0..masters,
-        };
+        let moments = self.context.strategy.optimizer.moves_moments_in() == phase;
+        let from = if phase == StepPhase::Apply { 0 } else { masters };
+        let changed = from..if moments { worked.len() } else { masters };
         let lane = self.lane("offload-out");
         let mut done = vec![step];
         for at in changed {

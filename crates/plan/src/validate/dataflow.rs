@@ -327,8 +327,8 @@ impl Touch<'_> {
             }
             (StepPhase::Apply, Some(gauge)) => {
                 self.read(gauge.tensors);
-                moments.for_each(|view| self.read(view));
-                weights.for_each(|view| self.change(view));
+                self.read(bucket.grads);
+                weights.chain(moments).for_each(|view| self.change(view));
             }
         }
     }
