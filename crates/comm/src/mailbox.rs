@@ -12,6 +12,8 @@ use std::collections::VecDeque;
 pub(crate) struct Mailbox {
     channels: Vec<(u32, VecDeque<Parcel>)>,
     spare: Vec<Vec<u8>>,
+    /// How many messages have ever been put aside.
+    put_aside: u64,
 }
 
 /// A message, or the end of one whose beginning has been shown already.
@@ -30,6 +32,7 @@ const SPARE: usize = 4;
 
 impl Mailbox {
     pub(crate) fn push(&mut self, parcel: Parcel) {
+        self.put_aside += 1;
         let channel = parcel.header.tag.channel();
         match self.channels.iter_mut().find(|(other, _)| *other == channel) {
             Some((_, queue)) => queue.push_back(parcel),
@@ -39,6 +42,11 @@ impl Mailbox {
 
     pub(crate) fn pop(&mut self, channel: u32) -> Option<Parcel> {
         self.channels.iter_mut().find(|(other, _)| *other == channel)?.1.pop_front()
+    }
+
+    /// How many messages have ever been put aside here.
+    pub(crate) fn put_aside(&self) -> u64 {
+        self.put_aside
     }
 
     /// Whether something waits on a channel.

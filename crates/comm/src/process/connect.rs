@@ -147,6 +147,7 @@ pub fn connect(options: &ProcessOptions) -> Result<ProcessTransport, CommError> 
     let cores = online_cores().max(bound);
     Ok(ProcessTransport {
         seen: common.bell.count(),
+        aside: false,
         common,
         inbox,
         arrivals,

@@ -47,6 +47,9 @@ pub struct ProcessTransport {
     manners: Manners,
     /// How often the bell had rung at the end of the last wait.
     seen: u32,
+    /// Whether a message was put aside since the last wait. Who asked for it before it was found would
+    /// wait for nothing: the wires have no news of it any more.
+    aside: bool,
     /// The shared buffers of this rank.
     sites: Vec<Arc<Site>>,
     /// Those of its neighbours.
@@ -131,13 +134,14 @@ impl ProcessTransport {
         channel: u32,
         look: impl FnOnce(&mut Incoming<'_>) -> Result<Option<R>, Trouble>,
     ) -> Result<Option<R>, CommError> {
-        let Self { common, inbox, arrivals, .. } = self;
+        let Self { common, inbox, arrivals, aside, .. } = self;
         common.check()?;
         let link = common.link(from)?;
         if common.behind.load(Ordering::Acquire) > 0 {
             common.flush_shared()?;
         }
         let Arrivals { mail, inflows } = &mut arrivals[from.index()];
+        let before = mail.put_aside();
         let (outcome, departed) = match link {
             Link::Own => (look(&mut Incoming { mail, stream: Origin::Nothing }), false),
             Link::Shared(link) => {
@@ -163,6 +167,7 @@ impl ProcessTransport {
                 (outcome, ended)
             }
         };
+        *aside |= mail.put_aside() != before;
         match outcome {
             Ok(None) if departed => Err(CommError::Departed { rank: common.rank, peer: from }),
             Ok(found) => Ok(found),

@@ -85,7 +85,7 @@ impl ProcessTransport {
 
     fn wait_as_asked(&mut self, at_most: Duration, manners: Manners) {
         let seen = std::mem::replace(&mut self.seen, self.common.bell.count());
-        if seen != self.seen || self.memory_has_news() {
+        if std::mem::take(&mut self.aside) || seen != self.seen || self.memory_has_news() {
             return;
         }
         let (by_memory, by_socket) = self.ways();
