@@ -25,7 +25,7 @@ use crate::reports::Reports;
 use crate::types::Float;
 use crate::update::{Held, Rule};
 use paceline_comm::thread;
-use paceline_kernels::arena::{Access, Span};
+use paceline_kernels::arena::{Access, ArenaError, Span};
 use paceline_kernels::cuda::{CudaError, Device, Function, Mark, Stream, Update};
 use paceline_kernels::{Rows, Write, linear};
 use paceline_plan::DType;
@@ -51,7 +51,6 @@ pub(crate) fn train(
 ) -> Result<Outcome, ExecError> {
     let kernels = check::check(plan)?;
     supported(plan, options, &kernels)?;
-    let vocab = check::vocabulary(plan)?;
     let data = Data::new(&options.data, check::reads(plan)?, options.seed)?;
     let data = data.again(options.distinct);
     let (rank, program) = (Rank(0), plan.program(Rank(0)));
@@ -64,7 +63,7 @@ pub(crate) fn train(
         ExecError::Op { rank, iteration, op, source }
     };
     let device = Device::open(ordinal, 2, bytes).map_err(starting)?;
-    let refused = |source| ExecError::Memory { rank, source };
+    let refused = |source: ArenaError| ExecError::Memory { rank, source: source.into() };
     let views = memory.views(&[(whole, Access::Read)]).map_err(refused)?;
     device.upload(COMPUTE, whole, views.bytes(0)).map_err(starting)?;
     drop(views);
@@ -99,7 +98,8 @@ pub(crate) fn train(
         let views = memory.views(&[(whole, Access::Write)]).map_err(refused)?;
         device.download(COMPUTE, whole, views.take_bytes(0)).map_err(starting)?;
         drop(views);
-        let holding = Holding::read(&memory, place, program).map_err(refused)?;
+        let read = Holding::read(&memory, place, program);
+        let holding = read.map_err(|source| ExecError::Memory { rank, source })?;
         Some(parameters::assemble([(&holding, program)])?)
     } else {
         None
@@ -564,7 +564,7 @@ impl<'a> Gpu<'a> {
         let (loss, norm) = (read(self.program.outputs.loss)?, read(self.program.outputs.norm)?);
         let now = self.recorder.now();
         let took = now - std::mem::replace(ended, now);
-        Ok(Sight { iteration, loss, norm, dropped: None, took })
+        Ok(Sight { iteration, loss, norm, dropped: None, staleness: None, took })
     }
 
     /// A number on the device, once the compute stream has come to it.
