@@ -13,15 +13,20 @@
 //! k = iteration × microbatches of an iteration + the op's own number. That number may reach beyond the
 //! iteration: a pipeline without flush runs ahead. The epilogue counts as the iteration after the last.
 
+mod bucket;
+mod memory;
+
+pub use bucket::{Bucket, Entry, Gauge};
+pub use memory::{ALIGNMENT, Buffer, Memory, MemoryKind};
+
 use crate::collective::{Algorithm, CollectiveKind, Order, Reduction};
 use crate::dtype::DType;
-use crate::graph::{Init, OpKind, Part};
+use crate::graph::{OpKind, Part};
 use crate::ids::{
     BufferId, CallId, GroupId, LaneId, LayerId, Microbatch, OpId, Rank, RoleId, SegmentId,
     StageRank,
 };
 use crate::mesh::{Axis, GroupKind, Mesh};
-use crate::spec::Placement;
 use crate::strategy::Strategy;
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
@@ -206,124 +211,6 @@ impl Program {
     }
 }
 
-/// What a buffer's bytes count as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MemoryKind {
-    /// Weights that compute reads.
-    Parameters,
-    /// Gradients of weights.
-    Gradients,
-    /// Master weights and moments.
-    Optimizer,
-    /// Activations, their gradients and scratch.
-    Activations,
-    /// Buffers that exist only to send, receive, gather or reduce.
-    Communication,
-    /// What rests outside the arena, in a store behind it, until it is restored.
-    Stored,
-}
-
-impl MemoryKind {
-    /// What is in the arena, in its order.
-    pub const ARENA: [Self; 5] = [
-        Self::Parameters,
-        Self::Gradients,
-        Self::Optimizer,
-        Self::Activations,
-        Self::Communication,
-    ];
-
-    /// All kinds, in the order of addresses: the arena's, then the store's.
-    pub const ALL: [Self; 6] = [
-        Self::Parameters,
-        Self::Gradients,
-        Self::Optimizer,
-        Self::Activations,
-        Self::Communication,
-        Self::Stored,
-    ];
-
-    /// The word used in reports and in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Parameters => "parameters",
-            Self::Gradients => "gradients",
-            Self::Optimizer => "optimizer",
-            Self::Activations => "activations",
-            Self::Communication => "communication",
-            Self::Stored => "stored",
-        }
-    }
-}
-
-/// Bytes of a role's arena, and of its store. Addresses go on from the one to the other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Memory {
-    /// By kind, in the order of [`MemoryKind::ALL`].
-    pub by_kind: [Bytes; 6],
-}
-
-impl Memory {
-    /// The arena's size.
-    pub fn total(&self) -> Bytes {
-        let [arena @ .., _stored] = self.by_kind;
-        arena.into_iter().sum()
-    }
-
-    /// The store's size; its addresses begin where the arena's end.
-    pub fn stored(&self) -> Bytes {
-        self.of(MemoryKind::Stored)
-    }
-
-    /// Bytes of one kind.
-    pub fn of(&self, kind: MemoryKind) -> Bytes {
-        self.by_kind[kind as usize]
-    }
-}
-
-/// A run of elements in a role's arena, `copies` times.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Buffer {
-    /// A name for people.
-    pub name: String,
-    /// Element type.
-    pub dtype: DType,
-    /// Elements of one copy.
-    pub elements: u64,
-    /// How many copies there are.
-    pub copies: u32,
-    /// What it counts as.
-    pub kind: MemoryKind,
-    /// Where the first copy starts in the arena.
-    pub offset: Bytes,
-}
-
-/// Every buffer, and every copy of one, starts at a multiple of this many bytes.
-pub const ALIGNMENT: u64 = 64;
-
-impl Buffer {
-    /// Bytes of one copy, without padding.
-    pub fn bytes(&self) -> Bytes {
-        Bytes(self.elements * self.dtype.size())
-    }
-
-    /// Distance between two copies.
-    pub fn stride(&self) -> Bytes {
-        self.bytes().round_up(ALIGNMENT)
-    }
-
-    /// Bytes from the first copy's start to the last copy's end.
-    pub fn extent(&self) -> Bytes {
-        self.stride() * u64::from(self.copies)
-    }
-
-    /// Where the copy for a running microbatch number starts.
-    pub fn copy_offset(&self, running: u64) -> Bytes {
-        self.offset + self.stride() * (running % u64::from(self.copies))
-    }
-}
-
 /// A part of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
@@ -475,101 +362,6 @@ impl Call {
     pub fn bytes(&self) -> Bytes {
         Bytes(self.elements() * self.dtype.size())
     }
-}
-
-/// A tensor's place in a bucket.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
-    /// Logical name: `blocks.3.qkv.weight`.
-    pub name: String,
-    /// Logical dimensions, without padding.
-    pub dims: [u64; 2],
-    /// Sizes of the blocks along the cut dimension; empty for one.
-    pub blocks: Vec<u64>,
-    /// How many experts' matrices stand below each other, none for what is no expert's. They are dealt
-    /// out along `ep`, and each of them is then placed along `etp`; `blocks` are those of one.
-    pub experts: u64,
-    /// What a tensor-parallel rank holds of it.
-    pub tp: Placement,
-    /// Local dimensions, padding of an uneven vocabulary included.
-    pub local: [u64; 2],
-    /// First element in the bucket; a multiple of the block size.
-    pub offset: u64,
-    /// Starting values.
-    pub init: Init,
-    /// Whether weight decay applies.
-    pub decay: bool,
-    /// Whether it is an average over past iterations, which a step moves towards its gradient.
-    pub running: bool,
-    /// Whether its rows take their steps one by one, where they are looked up. Its placement is then along
-    /// the data-parallel axis.
-    pub sparse: bool,
-    /// Whether it enters the gradient's norm (the second use of a tied table does not, nor what is not
-    /// learnt).
-    pub counted: bool,
-    /// Its position among the norm's entries.
-    pub norm_entry: u32,
-}
-
-impl Entry {
-    /// Local elements.
-    pub fn elements(&self) -> u64 {
-        self.local[0] * self.local[1]
-    }
-}
-
-/// Parameters that are reduced, updated and gathered together.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Bucket {
-    /// A name for people.
-    pub name: String,
-    /// Elements, padding included.
-    pub elements: u64,
-    /// Its tensors.
-    pub entries: Vec<Entry>,
-    /// Weights in the compute type: whole, or this rank's part with ZeRO-3.
-    pub params: View,
-    /// Gradients at the time of the step: whole, or this rank's part with ZeRO-1 and above.
-    pub grads: View,
-    /// Master weights (when the compute type is not f32), in f32, for the part this rank updates.
-    pub master: Option<View>,
-    /// First and second moments, as far as the optimizer has them.
-    pub moments: Vec<View>,
-    /// Where master weights and moments rest, in this order, if that is not where a step changes them:
-    /// several buckets then share the views above.
-    pub stored: Vec<View>,
-    /// Where lengths of whole tensors stand, if the optimizer's step depends on them.
-    pub gauge: Option<Gauge>,
-    /// The group among which the update is dealt out (ZeRO-1 and above, or servers); each rank
-    /// updates its own of equal parts.
-    pub shard: Option<GroupId>,
-    /// Whether this role updates it (roles served by a parameter server do not).
-    pub updated: bool,
-}
-
-impl Bucket {
-    /// Master weights, where they rest.
-    pub fn resting_master(&self) -> Option<View> {
-        let master = self.master?;
-        Some(self.stored.first().copied().unwrap_or(master))
-    }
-
-    /// Moments, where they rest.
-    pub fn resting_moments(&self) -> &[View] {
-        let masters = usize::from(self.master.is_some());
-        self.stored.get(masters..).filter(|s| !s.is_empty()).unwrap_or(&self.moments)
-    }
-}
-
-/// Where the squares stand that tell how long tensors and their directions are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gauge {
-    /// Sums of squares of weights, by block of the bucket; zero for blocks that other ranks update.
-    pub weights: View,
-    /// The same of the directions that the weights are about to move in.
-    pub directions: View,
-    /// Both sums by tensor of the whole model: first those of weights, then those of directions.
-    pub tensors: View,
 }
 
 /// What an asynchronous server promises: the one data-dependent op.

@@ -38,8 +38,8 @@ pub(crate) struct StrategyFlags {
     /// Pipeline parallelism: the layers cut into stages [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub pp: Option<String>,
-    /// Parts that every sequence is cut into: attention goes round them [default: 1]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, hide = true)]
+    /// Context parallelism: every sequence cut into parts, which attention goes round [default: 1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub cp: Option<String>,
     /// Expert parallelism: every layer's experts dealt out to so many of the same ranks [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
@@ -95,7 +95,7 @@ pub(crate) struct StrategyFlags {
     pub tables: Option<String>,
     /// Type of weights and activations: f32, bf16, f16 or fp8
     ///
-    /// `train` has f32 only. `plan` and `simulate` take what the device of --cluster computes
+    /// `train` has f32 where nothing is said, and no fp8. `plan` and `simulate` take what the device of --cluster computes
     /// fastest in training: bf16 where it has a unit for it, else f16, else f32; bf16 without a
     /// cluster.
     #[arg(long, value_name = "TYPE")]

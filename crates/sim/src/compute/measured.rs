@@ -123,47 +123,23 @@ pub fn accumulate_kernel(mode: AccumulateMode, dtype: DType, elements: u64) -> K
     KernelUse { name: name.into(), dtype, shape: vec![elements], work: elements.max(1) as f64 }
 }
 
+/// What a kernel is called: as its operator, unless several operators share one or one has several.
 fn name(kind: &OpKind) -> &'static str {
-    match kind {
-        OpKind::Linear { .. } | OpKind::ExpertLinear { .. } => "linear",
-        OpKind::Norm { norm: NormKind::Layer, .. } => "norm.layer",
-        OpKind::Norm { norm: NormKind::Rms, .. } => "norm.rms",
-        OpKind::Activation { function: ActivationKind::Gelu } => "gelu",
-        OpKind::Activation { function: ActivationKind::Relu } => "relu",
-        OpKind::Activation { function: ActivationKind::SquaredRelu } => "squared_relu",
-        OpKind::Embedding
-        | OpKind::Position
-        | OpKind::Bias
-        | OpKind::Rope { .. }
-        | OpKind::Attention { .. }
-        | OpKind::AttentionBlock { .. }
-        | OpKind::KeysValues { .. }
-        | OpKind::SwiGlu
-        | OpKind::Add
-        | OpKind::RowMax
-        | OpKind::SoftmaxStats
-        | OpKind::CrossEntropy { .. }
-        | OpKind::Conv { .. }
-        | OpKind::EmbeddingBag { .. }
-        | OpKind::Interact { .. }
-        | OpKind::BinaryCrossEntropy { .. }
-        | OpKind::BatchSums { .. }
-        | OpKind::BatchNorm { .. }
-        | OpKind::MaxPool { .. }
-        | OpKind::AveragePool { .. }
-        | OpKind::Route(_)
-        | OpKind::HeadNorm { .. }
-        | OpKind::LatentHeads(_)
-        | OpKind::LatentValues(_)
-        | OpKind::Dispatch { .. }
-        | OpKind::Combine { .. }
-        | OpKind::BlockSquares { .. }
-        | OpKind::TensorSquares
-        | OpKind::Norm2
-        | OpKind::Total
-        | OpKind::Compress(_)
-        | OpKind::Outer(_) => kind.name(),
+    if let OpKind::Norm { norm, .. } = kind {
+        return match norm {
+            NormKind::Layer => "norm.layer",
+            NormKind::Rms => "norm.rms",
+        };
     }
+    if let OpKind::Activation { function } = kind {
+        return match function {
+            ActivationKind::Gelu => "gelu",
+            ActivationKind::Relu => "relu",
+            ActivationKind::SquaredRelu => "squared_relu",
+        };
+    }
+    let product = matches!(kind, OpKind::Linear { .. } | OpKind::ExpertLinear { .. });
+    if product { "linear" } else { kind.name() }
 }
 
 impl Roofline<'_> {

@@ -165,42 +165,14 @@ impl Roofline<'_> {
 
 /// Whether an operator treats every element by itself, so that it can share a kernel with another.
 pub(super) fn elementwise(op: &LocalOp) -> bool {
-    match op.kind {
+    let alone = matches!(
+        op.kind,
         OpKind::Bias
-        | OpKind::Add
-        | OpKind::Activation { .. }
-        | OpKind::SwiGlu
-        | OpKind::Rope { .. }
-        | OpKind::Position => op.part != Part::WeightGradient,
-        OpKind::Embedding
-        | OpKind::Norm { .. }
-        | OpKind::Linear { .. }
-        | OpKind::Attention { .. }
-        | OpKind::AttentionBlock { .. }
-        | OpKind::KeysValues { .. }
-        | OpKind::RowMax
-        | OpKind::SoftmaxStats
-        | OpKind::CrossEntropy { .. }
-        | OpKind::Conv { .. }
-        | OpKind::EmbeddingBag { .. }
-        | OpKind::Interact { .. }
-        | OpKind::BinaryCrossEntropy { .. }
-        | OpKind::BatchSums { .. }
-        | OpKind::BatchNorm { .. }
-        | OpKind::MaxPool { .. }
-        | OpKind::AveragePool { .. }
-        | OpKind::Route(_)
-        | OpKind::HeadNorm { .. }
-        | OpKind::LatentHeads(_)
-        | OpKind::LatentValues(_)
-        | OpKind::Dispatch { .. }
-        | OpKind::ExpertLinear { .. }
-        | OpKind::Combine { .. }
-        | OpKind::BlockSquares { .. }
-        | OpKind::TensorSquares
-        | OpKind::Norm2
-        | OpKind::Total
-        | OpKind::Compress(_)
-        | OpKind::Outer(_) => false,
-    }
+            | OpKind::Add
+            | OpKind::Activation { .. }
+            | OpKind::SwiGlu
+            | OpKind::Rope { .. }
+            | OpKind::Position
+    );
+    alone && op.part != Part::WeightGradient
 }
