@@ -21,6 +21,8 @@ pub(crate) enum Horizon<'a> {
     Led(Led<'a>),
     /// Among replicas that wait for nobody, which ask a server.
     Asked(Asked<'a>),
+    /// Among threads that wait for nobody.
+    Dealt(Dealt<'a>),
 }
 
 impl Horizon<'_> {
@@ -36,6 +38,7 @@ impl Horizon<'_> {
             Self::Common(common) => Ok(common.begin(iteration)),
             Self::Led(led) => led.begin(iteration, transport),
             Self::Asked(asked) => asked.begin(iteration, saw, transport),
+            Self::Dealt(dealt) => Ok(dealt.begin(transport.rank())),
         }
     }
 
@@ -44,6 +47,15 @@ impl Horizon<'_> {
         match self {
             Self::Common(_) | Self::Led(_) => None,
             Self::Asked(asked) => Some(asked.end.load(Ordering::Relaxed)),
+            Self::Dealt(dealt) => Some(dealt.end()),
+        }
+    }
+
+    /// By how many iterations the fastest rank is now ahead of the slowest, where nobody waits.
+    pub(crate) fn ahead(&self) -> u32 {
+        match self {
+            Self::Common(_) | Self::Led(_) | Self::Asked(_) => 0,
+            Self::Dealt(dealt) => dealt.ahead(),
         }
     }
 
@@ -53,6 +65,7 @@ impl Horizon<'_> {
             Self::Common(common) => lock(&common.state).stopped,
             Self::Led(led) => lock(&led.state).stopped,
             Self::Asked(asked) => asked.stopped.load(Ordering::Relaxed),
+            Self::Dealt(dealt) => lock(&dealt.state).stopped,
         }
     }
 }
@@ -102,6 +115,60 @@ impl<'a> Asked<'a> {
             }
         }
         Ok(leave.granted)
+    }
+}
+
+/// Leaves that threads take, one for each iteration of each of them: whoever is fast runs more.
+#[derive(Debug)]
+pub(crate) struct Dealt<'a> {
+    stop: &'a AtomicBool,
+    /// The run's first iteration.
+    first: u32,
+    state: Mutex<Dealing>,
+}
+
+#[derive(Debug)]
+struct Dealing {
+    /// Leaves that there are, and how many were taken.
+    leaves: u64,
+    taken: u64,
+    /// By rank: how many it has taken; none for one that has left.
+    begun: Vec<Option<u32>>,
+    stopped: bool,
+}
+
+impl<'a> Dealt<'a> {
+    /// A run of so many ranks from iteration `first` to `iterations`, unless `stop` is set before.
+    pub(crate) fn new(ranks: u32, first: u32, iterations: u32, stop: &'a AtomicBool) -> Self {
+        let leaves = u64::from(iterations.saturating_sub(first)) * u64::from(ranks);
+        let begun = vec![Some(0); ranks as usize];
+        let state = Mutex::new(Dealing { leaves, taken: 0, begun, stopped: false });
+        Self { stop, first, state }
+    }
+
+    fn begin(&self, rank: Rank) -> bool {
+        let mut state = lock(&self.state);
+        if self.stop.load(Ordering::Relaxed) && state.taken < state.leaves {
+            state.leaves = state.taken;
+            state.stopped = true;
+        }
+        let takes_place = state.taken < state.leaves;
+        state.taken += u64::from(takes_place);
+        if let Some(begun) = state.begun.get_mut(rank.index()) {
+            *begun = begun.filter(|_| takes_place).map(|begun| begun + 1);
+        }
+        takes_place
+    }
+
+    fn end(&self) -> u32 {
+        let state = lock(&self.state);
+        self.first + (state.leaves / state.begun.len().max(1) as u64) as u32
+    }
+
+    fn ahead(&self) -> u32 {
+        let state = lock(&self.state);
+        let begun = || state.begun.iter().flatten();
+        begun().max().zip(begun().min()).map_or(0, |(most, least)| most - least)
     }
 }
 
@@ -274,6 +341,22 @@ mod tests {
         let horizon = Common::new(5, &stop);
         assert!(!horizon.begin(0));
         assert!(Horizon::Common(horizon).stopped());
+    }
+
+    #[test]
+    fn whoever_is_fast_takes_more_leaves_and_all_hear_of_the_same_end() {
+        let stop = AtomicBool::new(false);
+        let dealt = Dealt::new(2, 10, 13, &stop);
+        assert!((0..4).all(|_| dealt.begin(Rank(0))) && dealt.begin(Rank(1)));
+        assert_eq!(dealt.ahead(), 3);
+        assert!(dealt.begin(Rank(1)) && !dealt.begin(Rank(0)));
+        assert_eq!((dealt.ahead(), dealt.end()), (0, 13), "who has left is ahead of nobody");
+        let dealt = Dealt::new(2, 10, 13, &stop);
+        assert!((0..3).all(|_| dealt.begin(Rank(0))));
+        stop.store(true, Ordering::Relaxed);
+        assert!(!dealt.begin(Rank(1)) && !dealt.begin(Rank(0)));
+        assert_eq!(dealt.end(), 11, "three of two ranks' leaves are one iteration and a half");
+        assert!(Horizon::Dealt(dealt).stopped());
     }
 
     const PATIENCE: Duration = Duration::from_secs(5);

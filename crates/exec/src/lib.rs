@@ -10,7 +10,8 @@
 //!                                 ─► relay ─► courier ─► exchange     messages and collectives, as
 //!                                              state machines that a second thread moves meanwhile
 //!                                 ─► storage ─► store     what is offloaded, moved by a third one
-//!                                 ─► update    the gradient's norm and the optimizer's step
+//!                                 ─► update    the gradient's norm and the optimizer's step;
+//!                                    unlocked: the same on memory that ranks share, in commons
 //!                                 ─► parameters, data: where numbers come from, by logical place
 //!                                 ─► checkpoint     where they are kept, by logical name
 //! ```
@@ -25,6 +26,7 @@
 mod cgroup;
 mod check;
 pub mod checkpoint;
+mod commons;
 mod compute;
 mod control;
 mod courier;
@@ -59,10 +61,12 @@ pub mod resident;
 pub mod safetensors;
 mod serve;
 mod shard;
+mod staleness;
 mod storage;
 mod store;
 mod train;
 mod types;
+mod unlocked;
 mod update;
 
 pub use check::can_run;
@@ -73,5 +77,5 @@ pub use options::{Device, Start, Straggler, TrainOptions};
 pub use outcome::{IterationReport, Outcome, Parameters};
 pub use paceline_kernels::prefer_large_pages;
 pub use part::take_part;
-pub use serve::Staleness;
+pub use staleness::Staleness;
 pub use train::train;

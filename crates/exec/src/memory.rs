@@ -1,5 +1,6 @@
 //! Where a rank's buffers lie.
 
+use crate::commons::Commons;
 use crate::error::Fault;
 use crate::store::{Store, StoreError};
 use paceline_comm::Transport;
@@ -11,14 +12,17 @@ use paceline_plan::program::{Program, View};
 use paceline_plan::strategy;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 use thiserror::Error;
 
-/// A rank's arena, and its store if anything is offloaded, addressed by the plan's views.
+/// A rank's arena, its store if anything is offloaded, and what it shares with others if it does, addressed by
+/// the plan's views.
 #[derive(Debug)]
 pub(crate) struct Memory<'p> {
     program: &'p Program,
     arena: Arena,
     store: Option<Store>,
+    commons: Option<Arc<Commons>>,
 }
 
 /// Why memory could not be had or used.
@@ -44,7 +48,7 @@ impl<'p> Memory<'p> {
             Some(shared) => Arena::adopt(Box::new(shared)),
             None => Arena::new(bytes)?,
         };
-        Ok(Self { program, arena, store: None })
+        Ok(Self { program, arena, store: None, commons: None })
     }
 
     /// The same with the store that the plan asks for, if it does.
@@ -59,7 +63,18 @@ impl<'p> Memory<'p> {
         Ok(Self { store: (bytes > 0).then(open).transpose()?, ..self })
     }
 
-    /// Its size.
+    /// The same with what all ranks share, if they do.
+    pub(crate) fn with_commons(self, commons: Option<Arc<Commons>>) -> Self {
+        Self { commons, ..self }
+    }
+
+    /// What all ranks share, if a view is of that.
+    pub(crate) fn commons(&self, view: View) -> Option<&Commons> {
+        let span = self.span(view, 0);
+        self.commons.as_deref().filter(|commons| commons.holds(span))
+    }
+
+    /// The arena's size.
     pub(crate) fn bytes(&self) -> u64 {
         self.arena.bytes()
     }
@@ -114,10 +129,14 @@ impl<'p> Memory<'p> {
     }
 }
 
-/// What is slow, because it may be in the store: for what is done now and then.
+/// What is slow, because it may be in the store or shared: for what is done now and then.
 impl Memory<'_> {
     fn is_stored(&self, span: Span) -> bool {
         span.offset >= self.program.memory.total().0 && span.len > 0
+    }
+
+    fn shared(&self, span: Span) -> Option<&Commons> {
+        self.commons.as_deref().filter(|commons| commons.holds(span))
     }
 
     fn store(&self) -> Result<&Store, StoreError> {
@@ -135,7 +154,11 @@ impl Memory<'_> {
         }
         let (copy, whole) = self.copied(span)?;
         let edited = body(copy.views(&[(whole, Access::Write)])?.take(0));
-        self.store()?.write(span.offset, copy.views(&[(whole, Access::Read)])?.bytes(0))?;
+        let views = copy.views(&[(whole, Access::Read)])?;
+        match self.shared(span) {
+            Some(commons) => commons.words(span)?.write(views.f32(0)),
+            None => self.store()?.write(span.offset, views.bytes(0))?,
+        }
         Ok(edited)
     }
 
@@ -154,7 +177,13 @@ impl Memory<'_> {
 
     fn copied(&self, span: Span) -> Result<(Arena, Span), MemoryError> {
         let (copy, whole) = (Arena::new(span.len)?, Span { offset: 0, len: span.len });
-        self.store()?.read(span.offset, copy.views(&[(whole, Access::Write)])?.take_bytes(0))?;
+        {
+            let views = copy.views(&[(whole, Access::Write)])?;
+            match self.shared(span) {
+                Some(commons) => commons.words(span)?.read(views.take_f32(0)),
+                None => self.store()?.read(span.offset, views.take_bytes(0))?,
+            }
+        }
         Ok((copy, whole))
     }
 

@@ -1,6 +1,6 @@
 //! What a run tells.
 
-use crate::serve::Staleness;
+use crate::staleness::Staleness;
 use paceline_plan::trace::Trace;
 use std::collections::BTreeMap;
 

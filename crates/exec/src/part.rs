@@ -16,7 +16,7 @@ use crate::place::Place;
 use crate::rank::{Remains, Run, Sight};
 use crate::reports::Reports;
 use crate::resident::Resident;
-use crate::serve::Staleness;
+use crate::staleness::Staleness;
 use crate::train::{asked, from, run_rank};
 use paceline_comm::{CommError, Transport};
 use paceline_plan::ids::Rank;
@@ -59,6 +59,11 @@ fn attempt(
         let what = "a GPU for one rank of several".to_owned();
         return Err(ExecError::Unsupported { what, works: "--device cpu runs any layout" });
     }
+    if plan.programs.iter().any(|program| program.memory.shared().0 > 0) {
+        let what = format!("--sync {} among processes", plan.strategy.sync);
+        let works = "ranks that share their weights are threads of one process: --transport thread";
+        return Err(ExecError::Unsupported { what, works });
+    }
     let kernels = check::check(plan)?;
     let vocab = check::vocabulary(plan)?;
     let data = Data::new(&options.data, check::reads(plan)?, options.seed)?;
@@ -81,6 +86,7 @@ fn attempt(
         from: begins,
         data: &data,
         saving: saving.transpose()?.map(Arc::new),
+        commons: None,
         vocab,
         horizon: match asked(plan, options, first) {
             Some(asked) => asked,

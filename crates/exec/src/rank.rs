@@ -7,6 +7,7 @@ use crate::check::Kernels;
 use crate::checkpoint::{
     DataPosition, Saver, Shared, TrainingState, restore_moments, restore_weights,
 };
+use crate::commons::Commons;
 use crate::compute::{Compute, add};
 use crate::control::during;
 use crate::courier::Courier;
@@ -23,9 +24,11 @@ use crate::place::Place;
 use crate::queue::Queue;
 use crate::recorder::Recorder;
 use crate::relay::Relay;
-use crate::serve::{Serving, Staleness};
+use crate::serve::Serving;
+use crate::staleness::{Staleness, Watch};
 use crate::storage;
 use crate::types::{Float, typed};
+use crate::unlocked;
 use crate::update::{Rule, norm_of};
 use paceline_comm::Transport;
 use paceline_kernels::arena::{Access, ArenaError};
@@ -49,9 +52,23 @@ pub(crate) struct Run<'a> {
     pub(crate) data: &'a Data,
     pub(crate) from: From,
     pub(crate) saving: Option<Arc<Shared>>,
+    /// What all ranks share, if they do.
+    pub(crate) commons: Option<Arc<Commons>>,
     pub(crate) vocab: u32,
     pub(crate) horizon: Horizon<'a>,
     pub(crate) clock: Instant,
+}
+
+impl Run<'_> {
+    /// The iteration that an update belongs to, its number over all runs and its share of the learning rate,
+    /// where every replica makes so many in an iteration as they come, and so many have come in this run. All
+    /// of an iteration together move as far as one step for all replicas would.
+    fn unordered_update(&self, updates: u64, each: u32) -> (u32, u64, f64) {
+        let all = (u64::from(self.plan.mesh.size()) * u64::from(each.max(1))).max(1);
+        let before = self.from.iteration;
+        let iteration = before.saturating_add((updates / all) as u32);
+        (iteration, u64::from(before) * all + updates, 1.0 / all as f64)
+    }
 }
 
 /// Where a run begins.
@@ -84,7 +101,7 @@ pub(crate) struct Sight {
     pub(crate) dropped: Option<f32>,
     /// How long the iteration took, from the end of the one before.
     pub(crate) took: Seconds,
-    /// How stale the gradients were that a server applied.
+    /// How stale the gradients were that were applied as they came.
     pub(crate) staleness: Option<Staleness>,
 }
 
@@ -113,6 +130,8 @@ pub(crate) struct Rank<'a> {
     scale: LossScale,
     /// What is known of the replicas that this rank serves as they come.
     serving: Option<Serving>,
+    /// What this rank misses of others' steps on what they share.
+    watch: Option<Watch>,
     /// The loss and the norm of the last iteration, for whoever asks for leave to run the next.
     saw: Option<[f32; 2]>,
     /// By op of the body: how long it took the last time.
@@ -145,7 +164,8 @@ impl<'a> Rank<'a> {
         let refused = |source| ExecError::Memory { rank, source };
         let memory = memory
             .with_store(run.plan.strategy.store, &run.options.offload_folder)
-            .map_err(|source| refused(source.into()))?;
+            .map_err(|source| refused(source.into()))?
+            .with_commons(run.commons.clone());
         match &run.options.start {
             Start::Seed => {
                 let (types, seed) = (run.kernels.types, run.options.seed);
@@ -177,6 +197,7 @@ impl<'a> Rank<'a> {
             saver,
             scale: LossScale::new(&run.plan.strategy, run.options),
             serving: Serving::of(run.plan, rank, run.from.iteration, run.options.iterations),
+            watch: run.commons.as_ref().map(|_| Watch::new(program.buckets.len())),
             saw: None,
             took: vec![Seconds(f64::INFINITY); program.body.nodes.len()],
             at: None,
@@ -229,8 +250,9 @@ impl<'a> Rank<'a> {
             }
             if let Some(norm) = sight.norm {
                 if self.scale.is_lost(norm) {
-                    // Of replicas that train apart, the others do not know.
-                    let alike = self.run.plan.strategy.local.is_none();
+                    // Of replicas that train apart or wait for nobody, the others do not know.
+                    let strategy = &self.run.plan.strategy;
+                    let alike = strategy.local.is_none() && !strategy.sync.is_async();
                     return Err(match alike && self.program.in_flight.is_empty() {
                         true => self.cause(sight),
                         // Iterations that run into each other cannot be run again one by one.
@@ -435,15 +457,24 @@ impl<'a> Rank<'a> {
                     return Ok(());
                 }
                 let (options, iteration) = (self.run.options, started.iteration);
-                let rule = match strategy.local {
-                    None => Rule::new(strategy, options, iteration, norm, &self.scale),
-                    Some(local) => {
+                let number = bucket as usize;
+                let bucket = &self.program.buckets[number];
+                let update = match (strategy.local, self.memory.commons(bucket.params)) {
+                    (None, None) => None,
+                    (Some(local), _) => {
                         let before = u64::from(iteration) * u64::from(local.steps);
-                        let update = (iteration, before + self.earlier_steps(started), 1.0);
-                        Rule::of_update(strategy, options, update, norm, &self.scale)
+                        Some((iteration, before + self.earlier_steps(started), 1.0))
+                    }
+                    (None, Some(commons)) => {
+                        let steps = commons.count(number);
+                        self.watch.iter_mut().for_each(|watch| watch.steps(number, steps));
+                        Some(self.run.unordered_update(steps, 1))
                     }
                 };
-                let bucket = &self.program.buckets[bucket as usize];
+                let rule = match update {
+                    None => Rule::new(strategy, options, iteration, norm, &self.scale),
+                    Some(update) => Rule::of_update(strategy, options, update, norm, &self.scale),
+                };
                 let (types, pool) = (self.run.kernels.types, self.compute.pool());
                 rule.step(types, &self.memory, pool, self.place, bucket, phase, now)?;
             }
@@ -451,6 +482,9 @@ impl<'a> Rank<'a> {
             Op::Free { .. } => {}
             Op::Send { .. } | Op::Recv { .. } | Op::Collective { .. } => {
                 unreachable!("exchanges are carried")
+            }
+            Op::Restore { from, into, .. } if self.memory.commons(from).is_some() => {
+                self.pull(from, into, now)?;
             }
             Op::Stash { from, into, microbatch } | Op::Restore { from, into, microbatch } => {
                 let running = running(microbatch);
@@ -460,6 +494,17 @@ impl<'a> Rank<'a> {
             Op::Serve { .. } => unreachable!("servers have the wires in hand"),
         }
         Ok(())
+    }
+
+    /// Copies what all ranks share, as it now is, to where this rank computes on it.
+    fn pull(&mut self, from: View, into: View, running: u64) -> Result<(), ArenaError> {
+        let Some(commons) = self.memory.commons(from) else { return Ok(()) };
+        let bucket = self.program.buckets.iter().position(|bucket| bucket.params == from);
+        if let (Some(watch), Some(bucket)) = (&mut self.watch, bucket) {
+            watch.reads(bucket, commons.steps(bucket));
+        }
+        let (from, into) = (self.memory.span(from, running), self.memory.span(into, running));
+        unlocked::pull(self.compute.pool(), &self.memory, commons, from, into)
     }
 
     /// How many steps of the same bucket stand before one in the iteration.
@@ -498,14 +543,8 @@ impl<'a> Rank<'a> {
         if !norm.is_finite() {
             return Ok(());
         }
-        let replicas = u64::from(plan.mesh.size()) * u64::from(requests.max(1));
-        let before = self.run.from.iteration;
-        let iteration = before.saturating_add((updates / replicas.max(1)) as u32);
-        let update = u64::from(before) * replicas + updates;
-        let strategy = &plan.strategy;
-        // As many requests as there are replicas move as far as one step for all of them would.
-        let update = (iteration, update, 1.0 / replicas.max(1) as f64);
-        let rule = Rule::of_update(strategy, options, update, Some(norm), &self.scale);
+        let update = self.run.unordered_update(updates, requests);
+        let rule = Rule::of_update(&plan.strategy, options, update, Some(norm), &self.scale);
         let (pool, apply) = (self.compute.pool(), StepPhase::Apply);
         Ok(rule.step(types, &self.memory, pool, self.place, bucket, apply, 0)?)
     }
@@ -627,7 +666,9 @@ impl<'a> Rank<'a> {
             }
             None => {
                 self.saw = loss.zip(norm).map(|(loss, norm)| [loss, norm]);
-                Sight { iteration, loss, norm, dropped, took, staleness: None }
+                let ahead = self.run.horizon.ahead();
+                let staleness = self.watch.as_mut().and_then(|watch| watch.take(ahead));
+                Sight { iteration, loss, norm, dropped, took, staleness }
             }
         })
     }

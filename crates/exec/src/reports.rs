@@ -4,10 +4,12 @@ use crate::loss_scale::LossScale;
 use crate::options::TrainOptions;
 use crate::outcome::IterationReport;
 use crate::rank::Sight;
-use crate::serve::Staleness;
+use crate::staleness::Staleness;
 use paceline_plan::ids::{Rank as RankId, RoleId};
 use paceline_plan::program::{Outputs, Plan};
+use paceline_plan::units::Seconds;
 use std::collections::VecDeque;
+use std::time::Instant;
 
 /// Puts together what each rank sees of an iteration.
 pub(crate) struct Reports {
@@ -15,6 +17,8 @@ pub(crate) struct Reports {
     loss: Option<RankId>,
     norm: Option<RankId>,
     tokens: u64,
+    /// What replicas tell that wait for nobody, where no server hears of all.
+    together: Option<Together>,
     /// Follows the norms as every rank does.
     scale: LossScale,
     /// What is known of iterations that are not complete.
@@ -39,8 +43,11 @@ impl Reports {
             role.map(|role| plan.representative(RoleId::from(role)))
         };
         // Where replicas do not wait for each other, the first server hears of all.
-        let served = plan.strategy.sync.is_async().then_some(RankId(plan.mesh.size()));
+        let first_server = (plan.mesh.servers > 0).then_some(RankId(plan.mesh.size()));
+        let unordered = plan.strategy.sync.is_async();
+        let served = first_server.filter(|_| unordered);
         Self {
+            together: (unordered && served.is_none()).then(|| Together::new(plan.mesh.size())),
             loss: served.or_else(|| first(|outputs| outputs.loss.is_some())),
             norm: served.or_else(|| first(|outputs| outputs.norm.is_some())),
             tokens: plan.strategy.tokens(),
@@ -65,6 +72,12 @@ impl Reports {
         sight: Sight,
         report: &mut dyn FnMut(&IterationReport),
     ) {
+        if let Some(together) = &mut self.together {
+            if let Some(sight) = together.hear(sight) {
+                self.complete(&sight, report);
+            }
+            return;
+        }
         if self.loss != Some(rank) && self.norm != Some(rank) {
             return;
         }
@@ -91,23 +104,76 @@ impl Reports {
                 break;
             }
             self.open.pop_front();
-            let norm = norm.unwrap_or(f32::NAN);
-            let (grad_norm, loss_scale) = (norm / self.scale.factor(), self.scale.reported());
-            let skipped = self.scale.overflows(norm);
-            self.scale.conclude(norm);
-            let complete = IterationReport {
-                iteration: iteration + 1,
-                loss: sum / self.tokens as f32,
-                grad_norm,
-                loss_scale,
-                skipped,
-                dropped: dropped.map(|dropped| dropped as u64),
-                seconds,
-                tokens_per_s: self.tokens as f64 / seconds,
-                staleness,
-            };
-            self.done.push(complete);
-            report(&complete);
+            let took = Seconds(seconds);
+            let sight = Sight { iteration, loss: Some(sum), norm, dropped, took, staleness };
+            self.complete(&sight, report);
         }
+    }
+
+    /// Reports an iteration of which all is known.
+    fn complete(&mut self, sight: &Sight, report: &mut dyn FnMut(&IterationReport)) {
+        let (loss, norm) = (sight.loss.unwrap_or(f32::NAN), sight.norm.unwrap_or(f32::NAN));
+        let (grad_norm, loss_scale) = (norm / self.scale.factor(), self.scale.reported());
+        let skipped = self.scale.overflows(norm);
+        self.scale.conclude(norm);
+        let complete = IterationReport {
+            iteration: sight.iteration + 1,
+            loss: loss / self.tokens as f32,
+            grad_norm,
+            loss_scale,
+            skipped,
+            dropped: sight.dropped.map(|dropped| dropped as u64),
+            seconds: sight.took.0,
+            tokens_per_s: self.tokens as f64 / sight.took.0,
+            staleness: sight.staleness,
+        };
+        self.done.push(complete);
+        report(&complete);
+    }
+}
+
+/// What replicas tell of iterations of their own: as many of them as there are replicas are one of the run.
+struct Together {
+    replicas: u32,
+    /// What was told since the last one, and how often.
+    sum: Option<Sight>,
+    told: u32,
+    /// When the last one was complete, and its number.
+    last: Option<(Instant, u32)>,
+}
+
+impl Together {
+    fn new(replicas: u32) -> Self {
+        Self { replicas, sum: None, told: 0, last: None }
+    }
+
+    /// Takes in what a replica saw; an iteration of the run, if that completes one.
+    fn hear(&mut self, sight: Sight) -> Option<Sight> {
+        let sum = match self.sum.take() {
+            None => sight,
+            Some(sum) => Sight {
+                loss: sum.loss.zip(sight.loss).map(|(a, b)| a + b),
+                norm: sum.norm.zip(sight.norm).map(|(a, b)| a + b),
+                dropped: sum.dropped.zip(sight.dropped).map(|(a, b)| a + b),
+                staleness: sum.staleness.zip(sight.staleness).map(|(a, b)| a.with(b)),
+                ..sum
+            },
+        };
+        self.told += 1;
+        if self.told < self.replicas {
+            self.sum = Some(sum);
+            return None;
+        }
+        self.told = 0;
+        let now = Instant::now();
+        // All begin with the same iteration, whose time is then that of whoever ends it.
+        let (took, iteration) = match self.last {
+            None => (sight.took, sum.iteration),
+            Some((before, number)) => (Seconds((now - before).as_secs_f64()), number + 1),
+        };
+        self.last = Some((now, iteration));
+        let replicas = self.replicas as f32;
+        let staleness = sum.staleness.map(|all| all.over(self.replicas));
+        Some(Sight { iteration, took, norm: sum.norm.map(|n| n / replicas), staleness, ..sum })
     }
 }

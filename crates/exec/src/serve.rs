@@ -9,23 +9,12 @@ use crate::control::{Subject, say, try_hear};
 use crate::error::{ExecError, Fault};
 use crate::exchange::message;
 use crate::memory::Memory;
+use crate::staleness::{Missed, Staleness};
 use paceline_comm::{CommError, Progress, Receiving, Sending, Transport};
 use paceline_kernels::arena::Access;
 use paceline_plan::ids::{Rank, RoleId};
 use paceline_plan::program::{Plan, Program, Service, View};
 use std::time::{Duration, Instant};
-
-/// How many updates by others a gradient missed: those between the pull of the weights that it was computed
-/// on and its own arrival.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Staleness {
-    /// The mean over all pushes.
-    pub mean: f64,
-    /// The most of any push.
-    pub max: u64,
-    /// By how many iterations the fastest replica was ahead of the slowest at most.
-    pub ahead: u32,
-}
 
 /// What was seen between two reports.
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,10 +23,7 @@ pub(crate) struct Seen {
     norms: f64,
     /// How often a replica told of both.
     told: u32,
-    stale: u64,
-    pushes: u64,
-    max: u64,
-    ahead: u32,
+    missed: Missed,
 }
 
 impl Seen {
@@ -49,8 +35,7 @@ impl Seen {
 
     /// The staleness of the pushes so far; none if there were none.
     pub(crate) fn staleness(&self) -> Option<Staleness> {
-        let mean = self.stale as f64 / self.pushes as f64;
-        (self.pushes > 0).then_some(Staleness { mean, max: self.max, ahead: self.ahead })
+        self.missed.staleness()
     }
 }
 
@@ -319,7 +304,7 @@ impl Serving {
                     (replica.has, replica.owed) = (part.version, false);
                     let ahead = slowest.map_or(0, |slowest| replica.pushes.saturating_sub(slowest));
                     for seen in [&mut self.seen, &mut self.whole] {
-                        seen.ahead = seen.ahead.max(ahead);
+                        seen.missed.note_ahead(ahead);
                     }
                     return Ok(true);
                 }
@@ -359,9 +344,7 @@ impl Serving {
                 replica.pushes += 1;
                 replica.owed = true;
                 for seen in [&mut self.seen, &mut self.whole] {
-                    seen.stale += stale;
-                    seen.pushes += 1;
-                    seen.max = seen.max.max(stale);
+                    seen.missed.count(stale);
                 }
                 Ok(true)
             }

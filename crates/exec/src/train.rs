@@ -2,10 +2,11 @@
 
 use crate::check;
 use crate::checkpoint::{Shared, TrainingState};
+use crate::commons::Commons;
 use crate::data::Data;
 use crate::error::ExecError;
 use crate::hearing::{Speaker, hearing};
-use crate::horizon::{Asked, Common, Horizon};
+use crate::horizon::{Asked, Common, Dealt, Horizon};
 use crate::options::{Device, Start, TrainOptions};
 use crate::outcome::{IterationReport, Outcome};
 use crate::parameters;
@@ -14,6 +15,7 @@ use crate::reports::Reports;
 use crate::resident::Resident;
 use paceline_comm::Transport;
 use paceline_comm::thread::{self as wires, ThreadTransport};
+use paceline_kernels::arena::ArenaError;
 use paceline_plan::ids::Rank as RankId;
 use paceline_plan::program::Plan;
 use paceline_plan::trace::{Origin, TraceBuilder};
@@ -46,6 +48,9 @@ pub fn train(
     let data = data.again(options.distinct);
     let saving = options.save.as_ref().map(|save| Shared::new(save, plan, options.silence));
     let begins = from(plan, options, &data)?;
+    let resident = Resident::start();
+    let refused = |source: ArenaError| ExecError::Memory { rank: RankId(0), source: source.into() };
+    let commons = Commons::of(plan).map_err(refused)?;
     let run = Run {
         plan,
         options,
@@ -53,12 +58,12 @@ pub fn train(
         from: begins,
         data: &data,
         saving: saving.transpose()?.map(Arc::new),
+        commons: commons.map(Arc::new),
         vocab,
         horizon: asked(plan, options, begins.iteration)
             .unwrap_or_else(|| Horizon::Common(Common::new(options.iterations, &options.stop))),
         clock: Instant::now(),
     };
-    let resident = Resident::start();
     let cause = OnceLock::new();
     let mut reports = Reports::new(plan, options);
     // What goes wrong with a thread itself comes before anything that ranks say about each other.
@@ -112,8 +117,15 @@ pub fn train(
 /// How far ranks go that do not wait for each other; none if they do.
 pub(crate) fn asked<'a>(plan: &Plan, options: &'a TrainOptions, first: u32) -> Option<Horizon<'a>> {
     let servers = plan.mesh.size()..plan.mesh.world();
-    let asked = || Asked::new(servers, first, &options.stop, options.silence);
-    plan.strategy.sync.is_async().then(|| Horizon::Asked(asked()))
+    let (stop, silence) = (&*options.stop, options.silence);
+    match (plan.strategy.sync.is_async(), servers.is_empty()) {
+        (false, _) => None,
+        (true, false) => Some(Horizon::Asked(Asked::new(servers, first, stop, silence))),
+        (true, true) => {
+            let ranks = plan.mesh.size();
+            Some(Horizon::Dealt(Dealt::new(ranks, first, options.iterations, stop)))
+        }
+    }
 }
 
 /// Where a run begins. A checkpoint's moments belong to one optimizer.
@@ -220,7 +232,10 @@ fn outcome(
     });
     let parameters =
         if run.options.keep_parameters { Some(parameters::assemble(held)?) } else { None };
-    let arena_bytes: Vec<u64> = remains.iter().map(|remains| remains.arena_bytes).collect();
+    let mut arena_bytes: Vec<u64> = remains.iter().map(|remains| remains.arena_bytes).collect();
+    if let (Some(first), Some(commons)) = (arena_bytes.first_mut(), &run.commons) {
+        *first += commons.bytes();
+    }
     Ok(Outcome {
         iterations: reports.done,
         trace: trace.finish(),

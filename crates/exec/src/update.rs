@@ -123,7 +123,7 @@ pub(crate) fn norm_of<G: Element>(grads: &[G]) -> f32 {
 }
 
 /// How many parameters a thread updates at a time.
-const STRETCH: usize = 1 << 16;
+pub(crate) const STRETCH: usize = 1 << 16;
 
 /// The optimizer's rule in one iteration.
 #[derive(Clone, Copy, Debug)]
@@ -234,6 +234,12 @@ impl Rule {
             let end = owned.end.min(entry.offset + entry.elements());
             if start < end {
                 let held = Held { memory, running, owned: &owned, elements: start..end };
+                if let Some(commons) = memory.commons(bucket.params) {
+                    typed!(types, <_T, G> {
+                        self.update_unlocked::<G>(pool, commons, bucket, entry, &held)
+                    })?;
+                    continue;
+                }
                 match (phase, self, bucket.gauge) {
                     (StepPhase::Gauge, _, _) if entry.running => {}
                     (StepPhase::Apply, _, _) if entry.running => {
@@ -412,7 +418,7 @@ fn lengths<G: Element>(
 }
 
 /// How far running averages move towards those of one iteration, as PyTorch has it.
-const AVERAGED: f32 = 0.1;
+pub(crate) const AVERAGED: f32 = 0.1;
 
 /// Moves the elements of an entry that are running averages.
 fn average<T: Element, G: Element>(bucket: &Bucket, held: &Held<'_>) -> Result<(), ArenaError> {

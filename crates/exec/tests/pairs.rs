@@ -69,7 +69,7 @@ const FEATURES: &[Feature] = &[
             "partitioned",
         ],
     ),
-    ("sync", &["all-reduce", "ps:1", "ps:2", "async-ps:1", "ssp:2:1"]),
+    ("sync", &["all-reduce", "ps:1", "ps:2", "async-ps:1", "ssp:2:1", "hogwild"]),
     ("transport", &["thread", "shm", "tcp"]),
     ("threads-per-rank", &["1", "2"]),
     ("overlap", &["yes", "no"]),
@@ -153,6 +153,9 @@ fn planned(row: &Row) -> Option<Plan> {
     let Case { model, strategy, transport, .. } = case(row);
     // Threads of one process have no memory that they could map.
     if strategy.collective == Algorithm::ReadReduce && transport == "thread" {
+        return None;
+    }
+    if strategy.sync == Sync::Hogwild && transport != "thread" {
         return None;
     }
     let plan = lower(&model, &strategy).ok()?;
@@ -355,7 +358,7 @@ const EXCLUDED: &[(Choices, Choices, &str)] = &[
     (("optimizer", &["lamb", "lars"]), APART, "lengths are of all replicas"),
     (("model", &["moe"]), UNFLUSHED, "dropped tokens are those of an iteration"),
     (("ep", &["2"]), UNFLUSHED, "dropped tokens are those of an iteration"),
-    (SERVED, ("ep", &["2"]), "servers serve whole replicas"),
+    (SERVED, ("ep", &["2"]), "they serve whole replicas"),
     (LOSSY, ("ep", &["2"]), "experts have gradients among themselves"),
     (APART, ("ep", &["2"]), "replicas that train apart are whole"),
     (("model", &["resnet"]), ("tp", &["2"]), "images are not cut"),
@@ -368,23 +371,27 @@ const EXCLUDED: &[(Choices, Choices, &str)] = &[
     (("zero", &["1", "2", "3"]), UNFLUSHED, "it keeps whole versions of the weights"),
     (("dtype", &["f16"]), UNFLUSHED, "stages have no loss scale in common"),
     (OFFLOADED, UNFLUSHED, "there is no pause in which anything could come and go"),
-    (OFFLOADED, SERVED, "servers hold the state"),
+    (OFFLOADED, SERVED, "the state is held elsewhere"),
     (OFFLOADED, APART, "weights are compared where they are"),
     (("offload", &["all"]), SPLIT, "activations would be read twice"),
     (UNFLUSHED, SERVED, "stages update by themselves"),
     (UNFLUSHED, APART, "it needs a pipeline"),
-    (("cp", &["2"]), SERVED, "servers serve whole replicas"),
+    (("cp", &["2"]), SERVED, "they serve whole replicas"),
     (("cp", &["2"]), APART, "replicas that train apart are whole"),
     (("dp", &["4"]), ("pp", &["4"]), "sixteen ranks"),
     (("tp", &["1"]), ("sp", &["yes"]), "it cuts what tensor parallelism leaves whole"),
     (("pp", &["1", "4"]), CHUNKED, "two to six stages, on several ranks"),
-    (("zero", &["1", "2", "3"]), SERVED, "servers hold the state"),
-    (("tp", &["2"]), SERVED, "servers serve whole replicas"),
-    (("sp", &["yes"]), SERVED, "servers serve whole replicas"),
-    (("pp", &["2", "4"]), SERVED, "servers serve whole replicas"),
+    (("zero", &["1", "2", "3"]), SERVED, "the state is held elsewhere"),
+    (("tp", &["2"]), SERVED, "they serve whole replicas"),
+    (("sp", &["yes"]), SERVED, "they serve whole replicas"),
+    (("pp", &["2", "4"]), SERVED, "they serve whole replicas"),
     (CHUNKED, SERVED, "it needs a pipeline"),
     (("dtype", &["f16"]), SERVED, "replicas do not hear of overflows"),
     (("collective", &["read-reduce"]), ("transport", &["thread"]), "it maps memory of processes"),
+    (("transport", &["shm", "tcp"]), SHARED, "ranks are threads of one process"),
+    (("collective", &["read-reduce"]), SHARED, "it maps memory of processes"),
+    (("dtype", &["bf16"]), SHARED, "weights are shared in f32"),
+    (("grad-dtype", &["bf16"]), SHARED, "weights are shared in f32"),
     (("order", &["canonical"]), UNWAITING, "gradients are applied as they come"),
     (("model", &["resnet"]), UNWAITING, "running averages go with the gradients"),
     (("model", &["resnet"]), APART, "running averages go with the gradients"),
@@ -423,11 +430,14 @@ const UNFLUSHED: Choices = ("schedule", &["pipedream", "pipedream:2bw"]);
 /// Something rests elsewhere.
 const OFFLOADED: Choices = ("offload", &["optimizer", "all"]);
 
-/// Servers keep the weights.
-const SERVED: Choices = ("sync", &["ps:1", "ps:2", "async-ps:1", "ssp:2:1"]);
+/// Servers keep the weights, or memory that all ranks share.
+const SERVED: Choices = ("sync", &["ps:1", "ps:2", "async-ps:1", "ssp:2:1", "hogwild"]);
 
 /// Nobody waits.
-const UNWAITING: Choices = ("sync", &["async-ps:1", "ssp:2:1"]);
+const UNWAITING: Choices = ("sync", &["async-ps:1", "ssp:2:1", "hogwild"]);
+
+/// Threads share the weights.
+const SHARED: Choices = ("sync", &["hogwild"]);
 
 /// Replicas train apart.
 const APART: Choices = ("local-steps", &["2"]);

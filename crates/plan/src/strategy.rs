@@ -341,13 +341,16 @@ pub enum Sync {
         /// How many iterations the fastest replica may be ahead of the slowest; none for any number.
         staleness: Option<u32>,
     },
+    /// Threads of one process that share one set of weights and update it without locks (Recht et al.,
+    /// NIPS 2011).
+    Hogwild,
 }
 
 impl Sync {
     /// Ranks beside the mesh.
     pub const fn servers(self) -> u32 {
         match self {
-            Self::AllReduce => 0,
+            Self::AllReduce | Self::Hogwild => 0,
             Self::Servers(servers) | Self::Async { servers, .. } => servers,
         }
     }
@@ -356,7 +359,7 @@ impl Sync {
     pub const fn is_async(self) -> bool {
         match self {
             Self::AllReduce | Self::Servers(_) => false,
-            Self::Async { .. } => true,
+            Self::Async { .. } | Self::Hogwild => true,
         }
     }
 }
@@ -535,6 +538,7 @@ impl fmt::Display for Sync {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AllReduce => f.write_str("all-reduce"),
+            Self::Hogwild => f.write_str("hogwild"),
             Self::Servers(k) => write!(f, "ps:{k}"),
             Self::Async { servers, staleness: None } => write!(f, "async-ps:{servers}"),
             Self::Async { servers, staleness: Some(bound) } => write!(f, "ssp:{servers}:{bound}"),
@@ -567,11 +571,8 @@ impl FromStr for Sync {
                 None => Err(format!("'{text}': say how far replicas may be apart, as in ssp:1:4")),
             },
             None if text == "async-ps" => Ok(Self::Async { servers: 1, staleness: None }),
-            None if text == "hogwild" => {
-                Err("'hogwild' is not available yet; all-reduce, ps:K, async-ps:K and ssp:K:S are"
-                    .into())
-            }
-            _ => Err(format!("'{text}' is none of all-reduce, ps:K, async-ps:K, ssp:K:S")),
+            None if text == "hogwild" => Ok(Self::Hogwild),
+            _ => Err(format!("'{text}' is none of all-reduce, ps:K, async-ps:K, ssp:K:S, hogwild")),
         }
     }
 }

@@ -45,7 +45,7 @@ pub struct Traffic {
 /// Adds a plan up.
 pub fn summarize(plan: &Plan) -> Summary {
     let fullest = (0..plan.programs.len())
-        .max_by_key(|&r| (plan.programs[r].memory.total(), std::cmp::Reverse(r)))
+        .max_by_key(|&r| (plan.programs[r].memory.with_shared(), std::cmp::Reverse(r)))
         .unwrap_or(0);
     let memory = plan.programs.get(fullest).map(|p| p.memory).unwrap_or_default();
     let mut traffic: BTreeMap<&'static str, Traffic> = BTreeMap::new();
@@ -62,7 +62,7 @@ pub fn summarize(plan: &Plan) -> Summary {
         roles: plan.programs.len(),
         ops_per_iteration: plan.programs.iter().map(|p| p.body.nodes.len()).max().unwrap_or(0),
         bubble_fraction: ideal_bubble(plan),
-        peak_bytes: memory.total(),
+        peak_bytes: memory.with_shared(),
         fullest,
         memory,
         offloaded: plan.programs.iter().map(offloaded).max().unwrap_or_default(),

@@ -1,10 +1,12 @@
 //! Random legal strategies lower to valid plans.
 
 use paceline_plan::collective::{Algorithm, Order};
+use paceline_plan::ids::LaneId;
 use paceline_plan::lower::lower;
 use paceline_plan::model::{
     Activation, Experts, Latent, Model, ModelKind, Router, Shape, built_in,
 };
+use paceline_plan::program::{AccumulateMode, MemoryKind, Op};
 use paceline_plan::schedule::{ScheduleKind, Versions};
 use paceline_plan::strategy::{
     Offload, OptimizerKind, Recompute, Split, Store, Strategy as Layout, Sync, Zero,
@@ -346,4 +348,37 @@ fn sequences_that_are_shared_lower_to_valid_plans() {
     let uneven = Layout { cp: 3, seq: 64, ..base };
     let told = lower(&model, &uneven).unwrap_err().to_string();
     assert!(told.contains("--seq as a multiple of 6"), "{told}");
+}
+
+/// Weights that all ranks share are copied and stepped; whatever else reaches for them is found.
+#[test]
+fn what_all_ranks_share_is_only_restored_from_and_stepped() {
+    let model = built_in::get("mini").unwrap().unwrap();
+    let layout = Layout {
+        dp: 3,
+        sync: Sync::Hogwild,
+        order: Order::Free,
+        global_batch: 6,
+        seq: model.seq,
+        ..Layout::default()
+    };
+    let plan = lower(&model, &layout).unwrap();
+    assert!(validate::validate(&plan, None).is_empty());
+    assert_eq!(text::parse(&text::print(&plan)).unwrap(), plan);
+    let said = |plan: &paceline_plan::program::Plan| {
+        let all = validate::validate(plan, None);
+        all.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    };
+    let bucket = plan.programs[0].buckets[0].clone();
+    let mut reaches = plan.clone();
+    let mode = AccumulateMode::Move;
+    let op = Op::Accumulate { from: bucket.params, into: bucket.grads, mode };
+    reaches.programs[0].body.push(LaneId(0), op, &[]);
+    assert!(said(&reaches).contains("is shared by all ranks"), "{}", said(&reaches));
+    let mut own = plan.clone();
+    own.programs[0].buffers[bucket.moments[0].buffer.index()].kind = MemoryKind::Optimizer;
+    assert!(said(&own).contains("its weights or its moments, and not both"), "{}", said(&own));
+    let mut narrow = plan.clone();
+    narrow.programs[0].buffers[bucket.params.buffer.index()].dtype = DType::Bf16;
+    assert!(said(&narrow).contains("not in f32"), "{}", said(&narrow));
 }

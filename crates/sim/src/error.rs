@@ -34,6 +34,19 @@ pub enum SimError {
         /// The device's name.
         device: String,
     },
+    /// Ranks share memory, and stand where there is none to share.
+    #[error(
+        "the plan's {ranks} ranks share their weights as threads of one process, and on cluster {cluster} \
+         {why}; use the cores of one host, as in --cluster laptop, or --sync async-ps:1"
+    )]
+    NoSharedMemory {
+        /// Ranks of the plan.
+        ranks: u64,
+        /// The cluster's name.
+        cluster: String,
+        /// What stands in the way.
+        why: &'static str,
+    },
     /// Two ranks that must talk cannot.
     #[error("rank {rank} ({role}), op {op} '{what}': {source}")]
     NoPath {

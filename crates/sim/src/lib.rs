@@ -39,9 +39,10 @@ pub use profile::{Attention, Casts, Kernels, Library, Loss, Profile};
 pub use uncertainty::{ErrorBand, error_band, quantile};
 
 use cluster::Cluster;
+use paceline_plan::ids::Rank;
 use paceline_plan::program::Plan;
 use paceline_plan::strategy::Offload;
-use paceline_plan::units::Seconds;
+use paceline_plan::units::{Bytes, Seconds};
 
 /// What a simulation can be asked for beside the plan and the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -79,6 +80,9 @@ pub fn simulate(plan: &Plan, cluster: &Cluster, options: &Options) -> Result<Out
         return Err(SimError::TooFewDevices { ranks, devices, cluster });
     }
     network::check_switches(plan, cluster)?;
+    if plan.programs.iter().any(|program| program.memory.shared() > Bytes::ZERO) {
+        shares_memory(plan, cluster)?;
+    }
     let store = plan.strategy.store;
     let mut blind = cluster.kinds().filter(|device| device.store(store).is_none());
     if let (true, Some(device)) = (plan.strategy.offload != Offload::None, blind.next()) {
@@ -111,4 +115,18 @@ pub fn simulate(plan: &Plan, cluster: &Cluster, options: &Options) -> Result<Out
         outcome.details = Some(outcome::details(&run, &timeline, &outcome)?);
     }
     Ok(outcome)
+}
+
+/// Ranks that share weights need a memory that all of them reach.
+fn shares_memory(plan: &Plan, cluster: &Cluster) -> Result<(), SimError> {
+    let ranks: Vec<Rank> = (0..plan.mesh.world()).map(Rank).collect();
+    let why = if cluster.hosts_of(&ranks) > 1 {
+        "they stand on several hosts"
+    } else if cluster.kinds().any(|device| device.is_accelerator()) {
+        "every device has a memory of its own"
+    } else {
+        return Ok(());
+    };
+    let cluster = cluster.name.clone();
+    Err(SimError::NoSharedMemory { ranks: ranks.len() as u64, cluster, why })
 }

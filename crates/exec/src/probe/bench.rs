@@ -70,7 +70,7 @@ impl Bench {
             buffer.offset = end;
             end += buffer.extent();
         }
-        let mut by_kind = [Bytes(0); 6];
+        let mut by_kind = program::Memory::default().by_kind;
         by_kind[MemoryKind::Activations as usize] = end;
         let whole = |(at, buffer): (usize, &Buffer)| View {
             buffer: BufferId::from(at),

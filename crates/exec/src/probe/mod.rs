@@ -136,6 +136,7 @@ pub fn overhead(plan: &Plan, effort: Duration) -> Result<Seconds, ExecError> {
         data: &data,
         from: From::default(),
         saving: None,
+        commons: None,
         vocab,
         horizon: Horizon::Common(Common::new(stop.iterations, &stop.stop)),
         clock,

@@ -153,6 +153,8 @@ struct Record<'a> {
     memory: BTreeMap<&'static str, u64>,
     /// What rests outside the fullest role's arena.
     stored_bytes: u64,
+    /// What all ranks share, which the peak of the first one counts.
+    shared_bytes: u64,
     /// What one rank moves there and back in an iteration.
     offloaded_bytes: u64,
     bytes_by_axis: BTreeMap<&'static str, u64>,
@@ -171,6 +173,7 @@ impl<'a> Record<'a> {
             peak_bytes: summary.peak_bytes.0,
             memory: MemoryKind::ARENA.map(|kind| (kind.name(), summary.memory.of(kind).0)).into(),
             stored_bytes: summary.memory.stored().0,
+            shared_bytes: summary.memory.shared().0,
             offloaded_bytes: summary.offloaded.0,
             bytes_by_axis: traffic().map(|(axis, sent)| (*axis, sent.bytes.0)).collect(),
             messages_by_axis: traffic().map(|(axis, sent)| (*axis, sent.messages)).collect(),

@@ -112,7 +112,8 @@ pub(crate) struct StrategyFlags {
     #[arg(long, value_name = "L", allow_negative_numbers = true)]
     pub leaves: Option<String>,
     /// How replicas agree: all-reduce; ps:K for K parameter servers; async-ps:K where nobody waits for
-    /// anybody; ssp:K:S where nobody is more than S iterations ahead [default: all-reduce]
+    /// anybody; ssp:K:S where nobody is more than S iterations ahead; hogwild for threads that share one
+    /// set of weights and update it without locks [default: all-reduce]
     #[arg(long, value_name = "HOW")]
     pub sync: Option<String>,
     /// Algorithm of the gradients' reduction: auto, ring, multi-ring:C, halving-doubling, tree,
@@ -396,7 +397,7 @@ fn fitting(
         return None;
     };
     let mut best = lower(model, &strategy).map_err(|found| problems.planner(found)).ok()?;
-    let peak = |plan: &Plan| plan.programs.iter().map(|p| p.memory.total()).max();
+    let peak = |plan: &Plan| plan.programs.iter().map(|p| p.memory.with_shared()).max();
     for offload in Offload::ALL {
         if peak(&best) <= Some(limit) {
             break;

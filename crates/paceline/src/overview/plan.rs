@@ -99,6 +99,9 @@ fn update(plan: &Plan) -> String {
 /// How replicas come to the same weights; nothing where there is one.
 fn agreement(plan: &Plan) -> Option<String> {
     let s = &plan.strategy;
+    if s.sync == Sync::Hogwild {
+        return Some("one set of weights in shared memory, updated without locks".to_owned());
+    }
     if s.sync.is_async() {
         return Some(format!("gradients to servers ({}) as they come, weights back", s.sync));
     }
@@ -196,6 +199,10 @@ fn write_plan(
         None => String::new(),
     };
     writeln!(out, "  {:<14}{:>10}{of}", "all", summary.peak_bytes.to_string())?;
+    let shared = summary.memory.shared();
+    if shared > Bytes::ZERO {
+        writeln!(out, "  {:<14}{:>10}  of it, once for all ranks", "shared", shared.to_string())?;
+    }
     let stored = summary.memory.stored();
     if stored > Bytes::ZERO {
         let (to, moved) = (plan.strategy.store, summary.offloaded);

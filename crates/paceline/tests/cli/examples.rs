@@ -45,6 +45,7 @@ const PROMISES: &[(&str, Promise)] = &[
     ("diloco", Promise::Under("--transport thread")),
     ("downpour", Promise::Fall),
     ("bounded-staleness", Promise::Fall),
+    ("hogwild", Promise::Fall),
 ];
 
 /// Enough for losses to fall, short enough for a dozen runs.

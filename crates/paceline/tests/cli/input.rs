@@ -154,17 +154,35 @@ fn what_is_not_available_yet_says_so_and_is_not_advertised() {
     let here = Folder::new();
     here.run("serve --whatever 3").refused(&["not available yet", "simulate"]);
     here.run("trian").refused(&["did you mean train?"]);
-    for (flag, value) in [
-        ("--launch", "mpi"),
-        ("--transport", "mpi"),
-        ("--dtype", "fp8"),
-        ("--strategy", "auto"),
-        ("--sync", "hogwild"),
-    ] {
+    for (flag, value) in
+        [("--launch", "mpi"), ("--transport", "mpi"), ("--dtype", "fp8"), ("--strategy", "auto")]
+    {
         here.run_with(&["train", "--model", "mini", flag, value]).refused(&[flag, " yet"]);
     }
     let help = here.run("--help").done().out + &here.run("train --help").done().out;
     assert!(!help.contains("\n  serve"));
+}
+
+#[test]
+fn ranks_that_share_their_weights_are_threads_of_one_process() {
+    let here = Folder::new();
+    let run = "train --model mini --dp 2 --sync hogwild --iterations 1";
+    here.run(&format!("{run} --transport tcp --launch env --max-restarts 1 --save-every 2"))
+        .refused(&[
+            "--transport: ranks",
+            "--launch: ranks",
+            "--max-restarts: ranks",
+            "--save-every",
+        ]);
+    here.run(&format!("{run} --order canonical --tp 2 --pp 2 --zero 1 --dtype bf16"))
+        .refused(&["--order", "--tp", "--pp", "--zero", "--dtype"]);
+    let simulate = "simulate --model mini --sync hogwild --dtype f32";
+    let alone = here.run(&format!("{simulate} --dp 2 --cluster dgx-a100:1"));
+    assert!(alone.err.contains("every device has a memory of its own"), "{}", alone.err);
+    let apart = here.run(&format!("{simulate} --cluster laptop:2 --dp 4"));
+    assert!(apart.err.contains("they stand on several hosts"), "{}", apart.err);
+    let planned = here.run("plan --model mini --dp 2 --sync hogwild --order free --json").done();
+    assert!(planned.objects()[0]["shared_bytes"].as_u64() > Some(0));
 }
 
 #[test]

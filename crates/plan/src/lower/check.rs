@@ -358,7 +358,7 @@ fn unflushed(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, Str
 }
 
 fn offload(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
-    if s.offload.optimizer() && s.sync != Sync::AllReduce {
+    if s.offload.optimizer() && s.sync.servers() > 0 {
         say(
             "--offload",
             format!(
@@ -481,6 +481,7 @@ fn synchronisation(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
                 say("--collective", error.to_string());
             }
         }
+        Sync::Hogwild => {}
         Sync::Servers(_) | Sync::Async { .. } => {
             for (flag, size) in [("--tp", s.tp), ("--pp", s.pp), ("--cp", s.cp)] {
                 if size > 1 {

@@ -12,6 +12,9 @@ pub(super) fn check(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static s
     if s.sync.is_async() {
         asynchronous(s, say);
     }
+    if s.sync == Sync::Hogwild {
+        sharing(s, say);
+    }
     let special = [
         ("--sync", s.sync.is_async()),
         ("--local-steps", s.local.is_some()),
@@ -49,11 +52,34 @@ fn asynchronous(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
         say(
             "--optimizer",
             format!(
-                "{} needs whole tensors, and servers that do not wait for each other have parts; with \
-                 {sync} use sgd, momentum or adamw",
+                "{} needs lengths of whole tensors at one moment, and with {sync} nobody waits for one; use \
+                 sgd, momentum or adamw",
                 s.optimizer
             ),
         );
+    }
+}
+
+/// What replicas that share their weights cannot do.
+fn sharing(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+    let sync = s.sync;
+    for (flag, size) in [("--tp", s.tp), ("--pp", s.pp), ("--cp", s.cp)] {
+        if size > 1 {
+            say(flag, format!("with --sync {sync} every rank is a whole replica; use {flag} 1"));
+        }
+    }
+    if s.zero != Zero::None {
+        say("--zero", format!("with --sync {sync} the state is there once already; use --zero 0"));
+    }
+    if s.offload != Offload::None {
+        say(
+            "--offload",
+            format!("{sync} keeps what all ranks share in memory; use --offload none"),
+        );
+    }
+    if s.dtype != DType::F32 || s.grad_dtype != DType::F32 {
+        let works = "use --dtype f32 --grad-dtype f32";
+        say("--dtype", format!("{sync} updates shared weights one f32 at a time; {works}"));
     }
 }
 

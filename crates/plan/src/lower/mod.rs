@@ -19,6 +19,7 @@ mod compress;
 mod dropped;
 mod experts;
 mod gauge;
+mod hogwild;
 mod local;
 mod norm;
 mod offload;
@@ -62,7 +63,9 @@ pub fn lower(model: &Model, strategy: &Strategy) -> Result<Plan, Problems> {
     for server in 0..strategy.sync.servers() {
         programs.push(match strategy.sync {
             Sync::Async { staleness, .. } => serve::program(&mut context, server, staleness),
-            Sync::Servers(_) | Sync::AllReduce => server::program(&mut context, server),
+            Sync::Servers(_) | Sync::AllReduce | Sync::Hogwild => {
+                server::program(&mut context, server)
+            }
         });
     }
     Ok(Plan {
@@ -159,7 +162,7 @@ impl Context {
     fn update_group(&self, holders: GroupKind) -> Option<GroupKind> {
         match (self.strategy.sync, self.strategy.zero) {
             (Sync::Servers(_) | Sync::Async { .. }, _) => Some(GroupKind::Servers),
-            (Sync::AllReduce, Zero::None) => None,
+            (Sync::AllReduce, Zero::None) | (Sync::Hogwild, _) => None,
             (Sync::AllReduce, Zero::Optimizer | Zero::Gradients | Zero::Parameters) => {
                 (self.mesh.group_size(holders) > 1).then_some(holders)
             }

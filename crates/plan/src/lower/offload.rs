@@ -162,7 +162,11 @@ impl Role<'_> {
     /// Where a bucket's optimizer state lies during its step, and where it rests if that is the store.
     pub(super) fn state_views(&mut self, bucket: &str, what: &str, elements: u64) -> [View; 2] {
         let offloads = self.context.strategy.offload.optimizer();
-        let kind = if offloads { MemoryKind::Stored } else { MemoryKind::Optimizer };
+        let kind = match (offloads, self.shares_weights()) {
+            (true, _) => MemoryKind::Stored,
+            (false, true) => MemoryKind::Shared,
+            (false, false) => MemoryKind::Optimizer,
+        };
         let rests = self.buffer(format!("{bucket}.{what}"), DType::F32, elements, 1, kind);
         let rests = self.whole(rests);
         if !offloads {

@@ -28,6 +28,7 @@ pub(super) fn program(context: &mut Context, rank: u32) -> Program {
     role.run_ahead();
     role.start_compressed();
     role.set_out();
+    role.meet();
     let actions = role.context.order[rank as usize].clone();
     for (at, &action) in actions.iter().enumerate() {
         role.offloading.following = actions.get(at + 1).copied();
@@ -179,6 +180,7 @@ pub(super) struct Role<'c> {
     /// The section that is being written.
     pub(super) body: Section,
     pub(super) prologue: Section,
+    pub(super) epilogue: Section,
     in_flight: Vec<InFlight>,
     pub(super) last_compute: Option<OpId>,
     /// Exchanges that the next computation must wait for.
@@ -218,6 +220,7 @@ impl<'c> Role<'c> {
             tables: None,
             body: Section::default(),
             prologue: Section::default(),
+            epilogue: Section::default(),
             in_flight: Vec::new(),
             last_compute: None,
             pending: Vec::new(),
@@ -487,6 +490,7 @@ impl<'c> Role<'c> {
         self.stages[at].first_op.get_or_insert(first);
         for layer in layers.clone() {
             self.gather(layer, &mut after);
+            self.pull(layer);
             if let (true, Some(view)) = (layer + 1 == layers.end, sent) {
                 let state = &self.stages[at];
                 after.extend(self.reusable(&state.forward_sends, view, k, state.first_forward));
@@ -666,7 +670,7 @@ impl<'c> Role<'c> {
             services: Vec::new(),
             prologue: self.prologue,
             body: self.body,
-            epilogue: Section::default(),
+            epilogue: self.epilogue,
             in_flight: self.in_flight,
             outputs: self.outputs,
             memory,

@@ -70,8 +70,9 @@ pub(super) struct BucketState {
     /// The last op that used the buffer for whole weights (ZeRO-3), or for whole gradients (ZeRO-2, 3).
     params_used: Option<OpId>,
     grads_used: Option<OpId>,
-    /// Whether the whole weights are at hand (ZeRO-3).
-    gathered: bool,
+    /// Whether the weights are at hand that layers read: gathered (ZeRO-3), or copied from where all ranks
+    /// share them.
+    pub(super) gathered: bool,
 }
 
 impl BucketState {
@@ -123,7 +124,7 @@ impl Role<'_> {
         let holders = if shape.experts { super::EXPERT_REPLICAS } else { GroupKind::Replicas };
         let group = self.context.update_group(holders);
         let parts = group.map_or(1, |g| u64::from(self.context.mesh.group_size(g)));
-        let served = s.sync != Sync::AllReduce;
+        let (served, shared) = (s.sync.servers() > 0, self.shares_weights());
         let (name, elements) = (shape.name.clone(), shape.elements);
         let part = elements / parts;
         let sharded = parts > 1 && !served;
@@ -131,9 +132,16 @@ impl Role<'_> {
 
         let zero3 = sharded && s.zero == Zero::Parameters;
         let rest = if zero3 { part } else { elements };
-        let params = self.buffer(name.clone() + ".param", act, rest, 1, MemoryKind::Parameters);
+        let kind = if shared { MemoryKind::Shared } else { MemoryKind::Parameters };
+        let params = self.buffer(name.clone() + ".param", act, rest, 1, kind);
         let params = self.whole(params);
-        let compute_params = if zero3 { self.rotating("gathered", &shape, act) } else { params };
+        let compute_params = if zero3 {
+            self.rotating("gathered", &shape, act)
+        } else if shared {
+            self.own_copy(&name, elements, act)
+        } else {
+            params
+        };
 
         let versions = self.version_copies().map(|copies| {
             let name = name.clone() + ".versions";
@@ -233,7 +241,7 @@ impl Role<'_> {
         let replicas = self.context.mesh.group_size(holders);
         let compressed = self.declare_compressed(&name, &shape.entries, elements, holders);
         let comparison = self.declare_comparison(&name, elements, holders);
-        let apart = served || comparison.is_some();
+        let apart = served || shared || comparison.is_some();
         let reduce = (replicas > 1 && !apart && compressed.is_none()).then(|| {
             let (kind, output) = match (s.zero, staged) {
                 (Zero::None, _) => (CollectiveKind::AllReduce, summed),
@@ -363,7 +371,7 @@ impl Role<'_> {
     }
 
     /// The buckets that a layer reads weights from.
-    fn buckets_of(&self, layer: usize) -> Vec<usize> {
+    pub(super) fn buckets_of(&self, layer: usize) -> Vec<usize> {
         let reads_table = self.context.graph.layer(layer.into()).params.iter().any(|p| p.tied);
         let holds = |b: &BucketState| {
             if b.shape.tied { reads_table } else { b.shape.layers.contains(&layer) }
@@ -482,8 +490,7 @@ impl Role<'_> {
             after = vec![self.body.push(lane, Op::Collective { call, microbatch }, &after)];
         } else if let Some(compressed) = self.buckets[bucket].compressed {
             return self.compress(bucket, compressed, &after);
-        } else if self.context.strategy.sync != Sync::AllReduce {
-            let servers = self.context.strategy.sync.servers();
+        } else if let servers @ 1.. = self.context.strategy.sync.servers() {
             after = self.push_to_servers(bucket, servers, &after);
         }
         let state = &self.buckets[bucket];
@@ -554,7 +561,10 @@ impl Role<'_> {
         self.decompress_all();
         if self.context.strategy.sync.is_async() {
             // A replica tells of its own samples; nobody waits to hear of the others'.
-            self.norm();
+            let known = self.norm();
+            if self.shares_weights() {
+                self.push(&known);
+            }
             return;
         }
         self.reduce_loss();

@@ -20,6 +20,9 @@ pub enum MemoryKind {
     Communication,
     /// What rests outside the arena, in a store behind it, until it is restored.
     Stored,
+    /// What all ranks of a process share, in a common beside their arenas: it is there once, however many
+    /// they are.
+    Shared,
 }
 
 impl MemoryKind {
@@ -32,14 +35,15 @@ impl MemoryKind {
         Self::Communication,
     ];
 
-    /// All kinds, in the order of addresses: the arena's, then the store's.
-    pub const ALL: [Self; 6] = [
+    /// All kinds, in the order of addresses: the arena's, then the store's, then the common.
+    pub const ALL: [Self; 7] = [
         Self::Parameters,
         Self::Gradients,
         Self::Optimizer,
         Self::Activations,
         Self::Communication,
         Self::Stored,
+        Self::Shared,
     ];
 
     /// The word used in reports and in JSON.
@@ -51,27 +55,38 @@ impl MemoryKind {
             Self::Activations => "activations",
             Self::Communication => "communication",
             Self::Stored => "stored",
+            Self::Shared => "shared",
         }
     }
 }
 
-/// Bytes of a role's arena, and of its store. Addresses go on from the one to the other.
+/// Bytes of a role's arena, of its store and of the common. Addresses go on from the one to the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
     /// By kind, in the order of [`MemoryKind::ALL`].
-    pub by_kind: [Bytes; 6],
+    pub by_kind: [Bytes; 7],
 }
 
 impl Memory {
     /// The arena's size.
     pub fn total(&self) -> Bytes {
-        let [arena @ .., _stored] = self.by_kind;
+        let [arena @ .., _stored, _shared] = self.by_kind;
         arena.into_iter().sum()
     }
 
     /// The store's size; its addresses begin where the arena's end.
     pub fn stored(&self) -> Bytes {
         self.of(MemoryKind::Stored)
+    }
+
+    /// The size of what all ranks share; its addresses begin where the store's end.
+    pub fn shared(&self) -> Bytes {
+        self.of(MemoryKind::Shared)
+    }
+
+    /// What the first rank of a process takes, which also counts what all of them share.
+    pub fn with_shared(&self) -> Bytes {
+        self.total() + self.shared()
     }
 
     /// Bytes of one kind.

@@ -322,10 +322,12 @@ impl<'t> Reader<'t> {
         let mut line = self.line_of("memory")?;
         let mut memory = Memory::default();
         for kind in MemoryKind::ALL {
-            if kind == MemoryKind::Stored && line.is_empty() {
-                break;
+            // What there is nothing of outside the arena is left out.
+            if MemoryKind::ARENA.contains(&kind) {
+                line.expect(kind.word())?;
+            } else if !line.eat(kind.word()) {
+                continue;
             }
-            line.expect(kind.word())?;
             memory.by_kind[kind as usize] = Bytes(line.value("number of bytes")?);
         }
         line.end()?;

@@ -154,7 +154,7 @@ impl<'p> Printer<'p> {
         put!(self, "\nmemory");
         for kind in MemoryKind::ALL {
             let bytes = program.memory.of(kind).0;
-            if kind != MemoryKind::Stored || bytes > 0 {
+            if MemoryKind::ARENA.contains(&kind) || bytes > 0 {
                 put!(self, " {} {bytes}", kind.word());
             }
         }

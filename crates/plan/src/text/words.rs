@@ -76,7 +76,7 @@ words!(ActivationKind, "function", {
 words!(MemoryKind, "kind of memory", {
     Parameters => "parameters", Gradients => "gradients", Optimizer => "optimizer",
     Activations => "activations", Communication => "communication",
-    Stored => "stored",
+    Stored => "stored", Shared => "shared",
 });
 
 /// Writes a group: `axis tp`, `served 1`.

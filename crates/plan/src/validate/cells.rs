@@ -161,7 +161,7 @@ impl Cells {
         let state: BTreeSet<BufferId> = stored.map(|view| view.buffer).collect();
         for (id, buffer) in program.buffers.iter().enumerate() {
             let lasting = match buffer.kind {
-                MemoryKind::Parameters | MemoryKind::Optimizer => true,
+                MemoryKind::Parameters | MemoryKind::Optimizer | MemoryKind::Shared => true,
                 MemoryKind::Stored => state.contains(&BufferId::from(id)),
                 MemoryKind::Gradients | MemoryKind::Activations | MemoryKind::Communication => {
                     false

@@ -25,7 +25,8 @@ pub(super) fn padding(program: &Program) -> Vec<View> {
             MemoryKind::Parameters
             | MemoryKind::Optimizer
             | MemoryKind::Activations
-            | MemoryKind::Stored => false,
+            | MemoryKind::Stored
+            | MemoryKind::Shared => false,
         })
         .map(|view| (view.buffer, view.len))
         .collect();

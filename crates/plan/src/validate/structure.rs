@@ -2,6 +2,7 @@
 
 use super::{Report, SectionKind, ViolationKind, groups};
 use crate::collective::{Algorithm, CollectiveKind};
+use crate::dtype::DType;
 use crate::graph::{BLOCK, Part};
 use crate::ids::{BufferId, GroupId, OpId, RoleId};
 use crate::mesh::{GroupKind, Mesh};
@@ -192,16 +193,27 @@ impl Role<'_, '_> {
         }
     }
 
-    /// Whether a view lies in its buffer.
     /// Whether a view is one of memory in the arena.
     fn view(&mut self, at: At<'_>, view: View) -> bool {
+        self.view_outside(at, view, &[])
+    }
+
+    /// Whether a view is one of memory in the arena, or of one of these kinds outside.
+    fn view_outside(&mut self, at: At<'_>, view: View, reached: &[MemoryKind]) -> bool {
         let inside = self.view_anywhere(at, view);
-        let buffer = self.program.buffers.get(view.buffer.index());
-        if let Some(buffer) = buffer.filter(|buffer| buffer.kind == MemoryKind::Stored) {
-            let subject = format!("'{}'", buffer.name);
-            let problem = "rests in the store, which ops only stash to and restore from".into();
-            self.violation(at, ViolationKind::Declaration { subject, problem });
-        }
+        let Some(buffer) = self.program.buffers.get(view.buffer.index()) else { return inside };
+        let problem = match buffer.kind {
+            kind if reached.contains(&kind) => return inside,
+            MemoryKind::Stored => "rests in the store, which ops only stash to and restore from",
+            MemoryKind::Shared => "is shared by all ranks, which only restore from there and step",
+            MemoryKind::Parameters
+            | MemoryKind::Gradients
+            | MemoryKind::Optimizer
+            | MemoryKind::Activations
+            | MemoryKind::Communication => return inside,
+        };
+        let subject = format!("'{}'", buffer.name);
+        self.violation(at, ViolationKind::Declaration { subject, problem: problem.into() });
         inside
     }
 
@@ -348,10 +360,13 @@ impl Role<'_, '_> {
 
     fn buckets(&mut self) {
         for (at, bucket) in self.program.buckets.iter().enumerate() {
-            let views = [Some(bucket.params), Some(bucket.grads), bucket.master];
-            for view in views.into_iter().flatten().chain(bucket.moments.iter().copied()) {
+            for view in [bucket.params].into_iter().chain(bucket.moments.iter().copied()) {
+                self.view_outside(At::Declaration("bucket", at), view, &[MemoryKind::Shared]);
+            }
+            for view in [bucket.grads].into_iter().chain(bucket.master) {
                 self.view(At::Declaration("bucket", at), view);
             }
+            self.sharing(at, bucket);
             for &view in &bucket.stored {
                 self.view_anywhere(At::Declaration("bucket", at), view);
             }
@@ -373,6 +388,25 @@ impl Role<'_, '_> {
                 }
             }
         }
+    }
+
+    /// Weights that all ranks share are changed as they are: in f32, with moments beside them, at addresses
+    /// that are the same for all.
+    fn sharing(&mut self, at: usize, bucket: &Bucket) {
+        let buffer = |view: &View| self.program.buffers.get(view.buffer.index());
+        let shared = |view: &View| buffer(view).is_some_and(|b| b.kind == MemoryKind::Shared);
+        let weights = shared(&bucket.params);
+        let single = buffer(&bucket.params).is_some_and(|b| b.dtype == DType::F32);
+        let problem = if bucket.moments.iter().any(|moment| shared(moment) != weights) {
+            "all ranks share its weights or its moments, and not both"
+        } else if weights && !(single && bucket.master.is_none()) {
+            "its weights are shared, and not in f32"
+        } else if weights && self.report.plan.programs.len() > 1 {
+            "its weights are shared, and ranks have different programs"
+        } else {
+            return;
+        };
+        self.problem(format!("bucket {at} ('{}')", bucket.name), problem);
     }
 
     /// An optimizer that needs tensors' lengths finds them, in as many places as there are blocks and
@@ -467,11 +501,11 @@ impl Role<'_, '_> {
             }
             Op::Stash { from, into, .. } => {
                 self.view(at, from);
-                self.view_anywhere(at, into);
+                self.view_outside(at, into, &[MemoryKind::Stored]);
                 self.same_shape(at, from, into);
             }
             Op::Restore { from, into, .. } => {
-                self.view_anywhere(at, from);
+                self.view_outside(at, from, &[MemoryKind::Stored, MemoryKind::Shared]);
                 self.view(at, into);
                 self.same_shape(at, from, into);
             }

@@ -14,7 +14,11 @@ use paceline_plan::strategy::Sync;
 
 /// Cuts a run of all bodies to the time of an iteration, where replicas do not wait for each other.
 pub(crate) fn settle(plan: &Plan, mut timeline: Timeline) -> Timeline {
-    let Sync::Async { staleness, .. } = plan.strategy.sync else { return timeline };
+    let staleness = match plan.strategy.sync {
+        Sync::Async { staleness, .. } => staleness,
+        Sync::Hogwild => None,
+        Sync::AllReduce | Sync::Servers(_) => return timeline,
+    };
     let (mut rate, mut slowest, mut serving) = (0.0, 0.0f64, 0.0f64);
     for class in 0..timeline.classes().len() as u32 {
         let of = timeline.classes().get(class);
@@ -32,4 +36,54 @@ pub(crate) fn settle(plan: &Plan, mut timeline: Timeline) -> Timeline {
     let replicas = if staleness.is_some() { slowest } else { together };
     timeline.cut(replicas.max(serving));
     timeline
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cluster::{Cluster, Place, Run, Straggler, preset};
+    use crate::{Options, SimError, simulate};
+    use paceline_plan::collective::Order;
+    use paceline_plan::lower::lower;
+    use paceline_plan::model::built_in;
+    use paceline_plan::strategy::{Strategy, Sync};
+    use paceline_plan::units::Seconds;
+
+    /// Replicas of four samples each that share their weights.
+    fn shared(dp: u32, cluster: &Cluster) -> Result<f64, SimError> {
+        let model = built_in::get("mini").unwrap().unwrap();
+        let strategy = Strategy {
+            dp,
+            sync: Sync::Hogwild,
+            order: Order::Free,
+            global_batch: 4 * u64::from(dp),
+            micro_batch: 4,
+            seq: model.seq,
+            ..Strategy::default()
+        };
+        let plan = lower(&model, &strategy).unwrap();
+        simulate(&plan, cluster, &Options::default()).map(|outcome| outcome.iteration.0)
+    }
+
+    #[test]
+    fn threads_that_share_weights_wait_for_nobody() {
+        let mut laptop = preset::get("laptop").unwrap();
+        let alone = shared(1, &laptop).unwrap();
+        assert_eq!(shared(2, &laptop).unwrap(), alone, "another one costs nothing");
+        let at = Place::Ranks(vec![Run::one(1)]);
+        let slow = Straggler { at, factor: 4.0, from: Seconds::ZERO, until: None };
+        laptop.uneven.stragglers.push(slow);
+        // In the time of four iterations the slow one runs one and the other four: five of two.
+        let found = shared(2, &laptop).unwrap() / alone;
+        assert!((found - 1.6).abs() < 0.05, "{found}");
+    }
+
+    #[test]
+    fn they_need_a_memory_that_all_reach() {
+        let refused = |dp, cluster: &str| {
+            let error = shared(dp, &preset::get(cluster).unwrap()).unwrap_err();
+            assert!(matches!(error, SimError::NoSharedMemory { .. }), "{cluster}: {error}");
+        };
+        refused(2, "dgx-a100:1");
+        refused(4, "laptop:2");
+    }
 }

@@ -128,7 +128,7 @@ pub(crate) fn outcome(
     let slowest = RoleId::from(busiest.unwrap_or(0));
     let of_slowest = accounts.get(slowest.index()).cloned().unwrap_or_default();
     let ops = of_slowest.ops(plan, slowest, timeline);
-    let peak_bytes = plan.programs.iter().map(|p| p.memory.total()).max().unwrap_or_default();
+    let peak_bytes = plan.programs.iter().map(|p| p.memory.with_shared()).max().unwrap_or_default();
     let devices = f64::from(plan.mesh.world());
     let peaks = peaks(plan, cluster);
     let over = |amount: f64| if iteration.0 > 0.0 { amount / iteration.0 } else { 0.0 };
@@ -176,7 +176,8 @@ fn peaks(plan: &Plan, cluster: &Cluster) -> f64 {
 
 /// Whether every rank's arena fits into its device.
 fn fits(plan: &Plan, cluster: &Cluster) -> bool {
-    let fits = |rank: Rank| plan.program(rank).memory.total() <= cluster.device_of(rank).memory;
+    let fits =
+        |rank: Rank| plan.program(rank).memory.with_shared() <= cluster.device_of(rank).memory;
     if cluster.uneven.kinds.is_empty() {
         let mut roles = (0..plan.programs.len()).map(RoleId::from);
         return roles.all(|role| fits(plan.representative(role)));

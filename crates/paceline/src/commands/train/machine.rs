@@ -1,10 +1,10 @@
 //! Whether this machine, its data and its disk can do what is asked.
 
 use crate::failure::Failure;
-use crate::flags::{Keeping, Problems};
+use crate::flags::{Carrier, Keeping, Launch, Problems, Starter};
 use paceline_exec::data::{Data, DataSource, Reads};
 use paceline_exec::hugging_face::can_export;
-use paceline_exec::resident;
+use paceline_exec::{Device, resident};
 use paceline_plan::ids::Rank;
 use paceline_plan::model::Model;
 use paceline_plan::program::Plan;
@@ -80,9 +80,37 @@ pub(super) fn fits_limit(plan: &Plan, limit: Option<Bytes>, problems: &mut Probl
     }
 }
 
-/// The arena of each rank.
+/// The arena of each rank; the first one's with what all of them share.
 pub(super) fn planned(plan: &Plan) -> Vec<u64> {
-    (0..plan.mesh.world()).map(|rank| plan.program(Rank(rank)).memory.total().0).collect()
+    let memory = |rank| plan.program(Rank(rank)).memory;
+    let shared = memory(0).shared().0;
+    let beside = |rank| if rank == 0 { shared } else { 0 };
+    (0..plan.mesh.world()).map(|rank| memory(rank).total().0 + beside(rank)).collect()
+}
+
+/// Has ranks that share their weights run as threads, and notes what asks for processes.
+pub(super) fn share_a_process(plan: &Plan, launch: &mut Launch, problems: &mut Problems) {
+    let sync = plan.strategy.sync;
+    if plan.programs.iter().all(|program| program.memory.shared().0 == 0) {
+        return;
+    }
+    let mut refuse = |flag, works: &str| {
+        let why = "ranks that share their weights are threads of one process";
+        problems.say(flag, format!("{why}; with --sync {sync} {works}"));
+    };
+    match launch.transport {
+        Carrier::Auto | Carrier::Thread => launch.transport = Carrier::Thread,
+        Carrier::SharedMemory | Carrier::Tcp => refuse("--transport", "use auto or thread"),
+    }
+    if launch.by != Starter::Local {
+        refuse("--launch", "use local");
+    }
+    if launch.recovery.most > 0 {
+        refuse("--max-restarts", "leave it out: they are lost together");
+    }
+    if launch.device != Device::Cpu {
+        refuse("--device", "use cpu");
+    }
 }
 
 /// The cluster that stands for this machine until it is measured: a core for each rank, which takes

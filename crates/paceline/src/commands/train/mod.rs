@@ -22,7 +22,7 @@ use crate::sweep::SweepFlags;
 use clap::Args;
 use events::{DoneEvent, IterationEvent};
 use files::{closing, write_files};
-use machine::{can_learn, can_start, fits_limit, this_machine};
+use machine::{can_learn, can_start, fits_limit, share_a_process, this_machine};
 use pace::Pace;
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
 use paceline_exec::data::Tokenizer;
@@ -212,7 +212,7 @@ impl Job {
         flags: &ClusterFlags,
         mut training: Training,
         (keeping, data): (Keeping, Option<DataChoice>),
-        launch: Launch,
+        mut launch: Launch,
         mut problems: Problems,
     ) -> Result<Self, Failure> {
         let described = flags.check(&mut problems);
@@ -226,6 +226,7 @@ impl Job {
         let place = if problems.is_empty() { launch::place(&launch)? } else { None };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if let Some(Request { plan, .. }) = &request {
+            share_a_process(plan, &mut launch, &mut problems);
             fits_limit(plan, launch.memory_limit, &mut problems);
         }
         if let (Some(Request { plan, .. }), None) = (&request, &place) {
