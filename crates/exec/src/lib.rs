@@ -58,6 +58,7 @@ mod recorder;
 mod relay;
 mod reports;
 pub mod resident;
+mod run;
 pub mod safetensors;
 mod serve;
 mod shard;

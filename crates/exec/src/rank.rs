@@ -3,27 +3,22 @@
 //! The thread of a rank computes, and carries messages when there is nothing to compute; a second
 //! one carries them while it computes, see [`crate::relay`].
 
-use crate::check::Kernels;
-use crate::checkpoint::{
-    DataPosition, Saver, Shared, TrainingState, restore_moments, restore_weights,
-};
-use crate::commons::Commons;
+use crate::checkpoint::{DataPosition, Saver, TrainingState, restore_moments, restore_weights};
 use crate::compute::{Compute, add};
 use crate::control::during;
 use crate::courier::Courier;
-use crate::data::Data;
 use crate::error::{ExecError, Fault};
-use crate::horizon::Horizon;
 use crate::hugging_face::Whole;
 use crate::lanes::{Kind, Lanes, SectionOf, Started, Stored, Wait};
 use crate::loss_scale::LossScale;
 use crate::memory::Memory;
-use crate::options::{Start, TrainOptions};
+use crate::options::Start;
 use crate::parameters::{self, Holding};
 use crate::place::Place;
 use crate::queue::Queue;
 use crate::recorder::Recorder;
 use crate::relay::Relay;
+use crate::run::Run;
 use crate::serve::Serving;
 use crate::staleness::{Staleness, Watch};
 use crate::storage;
@@ -36,57 +31,12 @@ use paceline_kernels::element::narrow;
 use paceline_kernels::pool::Pool;
 use paceline_kernels::{Bf16, Element, F16};
 use paceline_plan::ids::{BufferId, Microbatch};
-use paceline_plan::program::{AccumulateMode, LoadKind, Op, Plan, Program, StepPhase, View};
+use paceline_plan::program::{AccumulateMode, LoadKind, Op, Program, StepPhase, View};
 use paceline_plan::units::Seconds;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
-
-/// What all ranks of a run share.
-#[derive(Debug)]
-pub(crate) struct Run<'a> {
-    pub(crate) plan: &'a Plan,
-    pub(crate) options: &'a TrainOptions,
-    pub(crate) kernels: &'a Kernels,
-    pub(crate) data: &'a Data,
-    pub(crate) from: From,
-    pub(crate) saving: Option<Arc<Shared>>,
-    /// What all ranks share, if they do.
-    pub(crate) commons: Option<Arc<Commons>>,
-    pub(crate) vocab: u32,
-    pub(crate) horizon: Horizon<'a>,
-    pub(crate) clock: Instant,
-}
-
-impl Run<'_> {
-    /// The iteration that an update belongs to, its number over all runs and its share of the learning rate,
-    /// where every replica makes so many in an iteration as they come, and so many have come in this run. All
-    /// of an iteration together move as far as one step for all replicas would.
-    fn unordered_update(&self, updates: u64, each: u32) -> (u32, u64, f64) {
-        let all = (u64::from(self.plan.mesh.size()) * u64::from(each.max(1))).max(1);
-        let before = self.from.iteration;
-        let iteration = before.saturating_add((updates / all) as u32);
-        (iteration, u64::from(before) * all + updates, 1.0 / all as f64)
-    }
-}
-
-/// Where a run begins.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct From {
-    /// Iterations that are behind it.
-    pub(crate) iteration: u32,
-    /// Samples that are behind it.
-    pub(crate) samples: u64,
-}
-
-impl From {
-    /// Samples that are behind an iteration's first one.
-    pub(crate) fn samples_before(self, iteration: u32, global_batch: u64) -> u64 {
-        let iterations = u64::from(iteration.saturating_sub(self.iteration));
-        self.samples.wrapping_add(iterations.wrapping_mul(global_batch))
-    }
-}
+use std::time::Duration;
 
 /// What a rank sees at the end of an iteration, where its program says that it has it.
 #[derive(Clone, Copy, Debug)]

@@ -388,6 +388,7 @@ const EXCLUDED: &[(Choices, Choices, &str)] = &[
     (CHUNKED, SERVED, "it needs a pipeline"),
     (("dtype", &["f16"]), SERVED, "replicas do not hear of overflows"),
     (("collective", &["read-reduce"]), ("transport", &["thread"]), "it maps memory of processes"),
+    (("dp", &["1"]), SHARED, "one rank, and rows have several"),
     (("transport", &["shm", "tcp"]), SHARED, "ranks are threads of one process"),
     (("collective", &["read-reduce"]), SHARED, "it maps memory of processes"),
     (("dtype", &["bf16"]), SHARED, "weights are shared in f32"),

@@ -18,7 +18,7 @@ use crate::data::Data;
 use crate::error::ExecError;
 use crate::horizon::{Common, Horizon};
 use crate::options::TrainOptions;
-use crate::rank::{From, Run};
+use crate::run::{From, Run};
 use crate::train::run_rank;
 use bench::Bench;
 use paceline_comm::thread as threads;

@@ -167,13 +167,12 @@ fn what_is_not_available_yet_says_so_and_is_not_advertised() {
 fn ranks_that_share_their_weights_are_threads_of_one_process() {
     let here = Folder::new();
     let run = "train --model mini --dp 2 --sync hogwild --iterations 1";
-    here.run(&format!("{run} --transport tcp --launch env --max-restarts 1 --save-every 2"))
-        .refused(&[
-            "--transport: ranks",
-            "--launch: ranks",
-            "--max-restarts: ranks",
-            "--save-every",
-        ]);
+    here.run(&format!("{run} --transport tcp --max-restarts 1 --save-every 2")).refused(&[
+        "--transport: ranks",
+        "--max-restarts: ranks",
+        "--save-every",
+    ]);
+    here.run(&format!("{run} --launch env")).refused(&["--launch: ranks"]);
     here.run(&format!("{run} --order canonical --tp 2 --pp 2 --zero 1 --dtype bf16"))
         .refused(&["--order", "--tp", "--pp", "--zero", "--dtype"]);
     let simulate = "simulate --model mini --sync hogwild --dtype f32";
@@ -181,7 +180,8 @@ fn ranks_that_share_their_weights_are_threads_of_one_process() {
     assert!(alone.err.contains("every device has a memory of its own"), "{}", alone.err);
     let apart = here.run(&format!("{simulate} --cluster laptop:2 --dp 4"));
     assert!(apart.err.contains("they stand on several hosts"), "{}", apart.err);
-    let planned = here.run("plan --model mini --dp 2 --sync hogwild --order free --json").done();
+    let planned =
+        here.run("plan --model mini --dp 2 --sync hogwild --order free --dtype f32 --json").done();
     assert!(planned.objects()[0]["shared_bytes"].as_u64() > Some(0));
 }
 

@@ -222,11 +222,13 @@ impl Job {
         }
         let defaults = Defaults { limit: launch.memory_limit, ..DEFAULTS };
         let request = strategy.check(defaults, on, &mut problems);
+        if let Some(Request { plan, .. }) = &request {
+            share_a_process(plan, &mut launch, &mut problems);
+        }
         // Of several ranks on one machine, each would count what the others have taken.
         let place = if problems.is_empty() { launch::place(&launch)? } else { None };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if let Some(Request { plan, .. }) = &request {
-            share_a_process(plan, &mut launch, &mut problems);
             fits_limit(plan, launch.memory_limit, &mut problems);
         }
         if let (Some(Request { plan, .. }), None) = (&request, &place) {
