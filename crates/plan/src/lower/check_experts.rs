@@ -3,7 +3,7 @@
 use super::check::divisors;
 use crate::compress::Compression;
 use crate::model::{Model, ModelKind};
-use crate::strategy::{OptimizerKind, Strategy, Sync, Zero};
+use crate::strategy::{Strategy, Sync, Zero};
 
 /// Says what keeps a model's experts from being cut so.
 pub(super) fn check(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
@@ -95,12 +95,14 @@ fn apart(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     if s.local.is_some() {
         say("--local-steps", "replicas that train apart hold whole experts; use --ep 1".into());
     }
-    if s.optimizer == OptimizerKind::Lamb {
+    if s.optimizer.gauges() {
         say(
             "--optimizer",
-            "lamb measures whole tensors, and no rank sees those of experts that are dealt out; \
-             use adamw"
-                .into(),
+            format!(
+                "{} measures whole tensors, and no rank sees those of experts that are dealt out; \
+                 use adamw",
+                s.optimizer
+            ),
         );
     }
 }
