@@ -2,9 +2,11 @@
 """Two data-parallel ranks of one thread each: Paceline beside PyTorch's DDP over Gloo, in turns.
 
 A round runs Paceline on two ranks, DDP on two ranks, and Paceline on one rank with the batch of one,
-each once, so that a machine that is slow for a while is slow for all; ratios are taken within rounds
+alone and twice at once, each once, so that a machine that is slow for a while is slow for all; ratios are taken within rounds
 and the median of the rounds is printed. `over_ddp` above 1: Paceline is faster. `weak_scaling` is the
-time of one rank over that of two, each rank with the same batch: 1 is perfect.
+time of one rank over that of two, each rank with the same batch: 1 is perfect. `apart` is that of one
+rank over two jobs of one rank each that run at once and know nothing of each other: what the machine's
+cores leave each other, and the most that two ranks can reach there.
 
     python3 benches/peers/ddp.py --paceline target/release/paceline
 
@@ -13,6 +15,7 @@ those of train.py. One rank is kept to one core, as each of two is, with the oth
 """
 
 import argparse
+import contextlib
 import json
 import os
 import socket
@@ -37,22 +40,30 @@ def start(command, **more):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
 
 
-def paceline(given, case, ranks):
-    """The median seconds of an iteration."""
+def paceline(given, case, ranks, jobs=1):
+    """The median seconds of an iteration, of the slower of some jobs that run at once."""
     model, batch, seq, iterations = case
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            given.paceline, "train", "--json", "--model", str(model), "--dp", str(ranks),
-            "--global-batch", str(ranks * batch), "--micro-batch", str(batch), "--seq", str(seq),
-            "--threads-per-rank", "1", "--iterations", str(WARMUP + iterations), "--out", folder,
-            *given.flags.split(),
-        ]
-        if ranks == 1:
-            command = ["taskset", "-c", str(min(os.sched_getaffinity(0))), *command]
-        out = finish(start(command), "paceline")
-    lines = [json.loads(line) for line in out.splitlines()]
-    seconds = [line["iteration_s"] for line in lines if line["event"] == "iteration"]
-    return statistics.median(seconds[WARMUP:])
+    cores = sorted(os.sched_getaffinity(0))
+    with contextlib.ExitStack() as stack:
+        running = []
+        for job in range(jobs):
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            command = [
+                given.paceline, "train", "--json", "--model", str(model), "--dp", str(ranks),
+                "--global-batch", str(ranks * batch), "--micro-batch", str(batch), "--seq", str(seq),
+                "--threads-per-rank", "1", "--iterations", str(WARMUP + iterations), "--out", folder,
+                *given.flags.split(),
+            ]
+            if ranks == 1:
+                command = ["taskset", "-c", str(cores[job % len(cores)]), *command]
+            running.append(start(command))
+        outs = [finish(process, "paceline") for process in running]
+    medians = []
+    for out in outs:
+        lines = [json.loads(line) for line in out.splitlines()]
+        seconds = [line["iteration_s"] for line in lines if line["event"] == "iteration"]
+        medians.append(statistics.median(seconds[WARMUP:]))
+    return max(medians)
 
 
 def ddp(given, case):
@@ -85,10 +96,11 @@ def main():
     for name in given.cases.split(","):
         case, rows = CASES[name], []
         for _ in range(given.rounds):
-            two, other, one = paceline(given, case, RANKS), ddp(given, case), paceline(given, case, 1)
+            two, other = paceline(given, case, RANKS), ddp(given, case)
+            one, apart = paceline(given, case, 1), paceline(given, case, 1, jobs=RANKS)
             row = {
-                "paceline_s": two, "ddp_s": other, "one_rank_s": one,
-                "over_ddp": other / two, "weak_scaling": one / two,
+                "paceline_s": two, "ddp_s": other, "one_rank_s": one, "apart_s": apart,
+                "over_ddp": other / two, "weak_scaling": one / two, "apart": one / apart,
             }
             rows.append(row)
             print(f"  {name}: {json.dumps(row)}", file=sys.stderr)

@@ -9,6 +9,7 @@
 //! Every collective comes from the conversion table; every address from `arena`.
 
 mod again;
+mod apart;
 mod arena;
 mod bind;
 mod bucket;

@@ -46,6 +46,7 @@ pub(super) fn program(context: &mut Context, rank: u32) -> Program {
         }
     }
     role.update();
+    role.keep_apart();
     role.leave_in_flight();
     role.finish()
 }

@@ -11,7 +11,7 @@ use paceline_plan::model::{Model, built_in};
 use paceline_plan::program::{Op, Plan};
 use paceline_plan::schedule::{ScheduleKind, Versions};
 use paceline_plan::strategy::{Strategy, Sync, Zero};
-use paceline_plan::trace::SpanKind;
+use paceline_plan::trace::{Breakdown, SpanKind};
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
 use proptest::prelude::*;
 
@@ -629,5 +629,33 @@ proptest! {
                 prop_assert_eq!(folded.span_of(class, op), apart.span_of(r, op), "rank {}", r);
             }
         }
+    }
+}
+
+/// Whatever is dealt out among replicas, without overlap all communication is exposed, and with it
+/// some is hidden.
+#[test]
+fn without_overlap_nothing_is_computed_beside_an_exchange() {
+    let (model, cluster) = (model("mini"), preset::holding("laptop", 4).unwrap());
+    let stages = [Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Parameters];
+    for (zero, order) in
+        stages.into_iter().flat_map(|z| [Order::Canonical, Order::Free].map(|o| (z, o)))
+    {
+        let base = strategy(&model, 1, 16, ScheduleKind::OneFOneB);
+        let base = Strategy { dp: 4, leaves: 4, zero, order, bucket: Bytes(1 << 16), ..base };
+        let hidden = |overlap| {
+            let plan = lower(&model, &Strategy { overlap, ..base.clone() }).unwrap();
+            let options = Options { trace: true, ..Options::default() };
+            let trace = simulate(&plan, &cluster, &options).unwrap().trace.unwrap();
+            let hidden = |b: &Breakdown| b.communication.0 - b.exposed_communication.0;
+            trace.breakdowns().iter().map(|(_, b)| hidden(b)).fold(0.0, f64::max)
+        };
+        let (apart, beside) = (hidden(false), hidden(true));
+        // Iterations follow each other without a wait: the first gather meets the last step.
+        assert!(
+            apart < 0.02 * beside,
+            "{zero:?}, {order}: {apart} s are hidden, {beside} with overlap"
+        );
+        assert!(beside > 1e-5, "{zero:?}, {order}: nothing is hidden");
     }
 }
