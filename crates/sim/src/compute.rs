@@ -97,8 +97,12 @@ impl<'a> Roofline<'a> {
         let cost = template.cost(op);
         let mut work = match op.kind {
             OpKind::Linear { role } => self.linear(template, op, role, &cost),
-            OpKind::ExpertLinear { experts, rows, .. } => {
-                self.expert_linear(template, op, (experts, rows), &cost)
+            OpKind::ExpertLinear { experts, regions, rows, role } => {
+                let mut work = self.expert_linear(template, op, (experts, regions, rows), &cost);
+                if experts > 1 && regions > 1 && !self.profile.fused_permutation {
+                    work.add(self.chunks(template, op, role, rows));
+                }
+                work
             }
             OpKind::Conv { window } => self.conv(template, op, window, &cost),
             OpKind::Interact { tables, width, parts: _ } => {
@@ -118,7 +122,9 @@ impl<'a> Roofline<'a> {
             OpKind::AttentionBlock { heads, queries, keys, step: _ } => {
                 let tokens = template.operands[usize::from(op.inputs[0])].dims[0];
                 let shape = attention::Shape { heads, queries, keys, tokens };
-                self.attention(&shape, op.part, &cost)
+                let mut work = self.attention(&shape, op.part, &cost);
+                work.add(self.merge(&shape, op.part));
+                work
             }
             OpKind::Embedding
             | OpKind::Position
@@ -215,14 +221,18 @@ impl<'a> Roofline<'a> {
         self.product(product, 1.0, 1.0, self.activation(), cost.bytes.as_f64())
     }
 
-    /// One product for each expert, in one kernel, on an equal share of the tokens.
+    /// One product for each expert, in one kernel, on an equal share of the tokens of the rank that
+    /// has most of them.
     fn expert_linear(
         &self,
         template: &Template,
         op: &LocalOp,
-        (experts, rows): (u64, u64),
+        (experts, regions, rows): (u64, u64, u64),
         cost: &Cost,
     ) -> Work {
+        let spread = self.profile.expert_spread / (experts.max(1) as f64).sqrt();
+        let fullest = 1.0 + spread * largest_of(regions);
+        let rows = (rows as f64 * fullest).round() as u64;
         let weight = op.params.first().map_or([1, 1], |&i| template.operands[usize::from(i)].dims);
         let experts = experts.max(1);
         let (each, outputs, inputs) = (rows.div_ceil(experts), weight[0] / experts, weight[1]);
@@ -250,6 +260,21 @@ impl<'a> Roofline<'a> {
             work.add(self.streaming(weights * per_element as f64));
         }
         work
+    }
+
+    /// Tokens that come from several ranks for several experts are copied into the experts' order
+    /// before their first product, and back after their last.
+    fn chunks(&self, template: &Template, op: &LocalOp, role: LinearRole, rows: u64) -> Work {
+        // The narrow side: what comes to the first product, and the gradient that leaves it.
+        let last = role == LinearRole::Down;
+        let leaves = last == (op.part == Part::Forward);
+        let operands = if leaves { &op.outputs } else { &op.inputs };
+        if op.part == Part::WeightGradient {
+            return Work::default();
+        }
+        let width = operands.first().map_or(0, |&i| template.operands[usize::from(i)].dims[1]);
+        let size = self.activation().size() as f64;
+        self.streaming(2.0 * rows as f64 * width as f64 * size)
     }
 
     /// Bytes that making a product's fp8 operands moves.
@@ -307,6 +332,18 @@ impl<'a> Roofline<'a> {
         }
         self.streaming(bytes as f64)
     }
+}
+
+/// How many standard deviations the largest of so many normal values lies above their mean, about:
+/// √(2 ln n) − (ln ln n + ln 4π) / 2√(2 ln n).
+pub(crate) fn largest_of(count: u64) -> f64 {
+    if count < 2 {
+        return 0.0;
+    }
+    let log = (count as f64).ln();
+    let root = (2.0 * log).sqrt();
+    let deviations = root - (log.ln() + (4.0 * std::f64::consts::PI).ln()) / (2.0 * root);
+    deviations.max(0.0)
 }
 
 /// Of the memory's rate, what finding the largest value and casting reach: 3.4 and 3.8 TB/s measured

@@ -68,6 +68,16 @@ impl Roofline<'_> {
         }
     }
 
+    /// What a step of a ring moves beside its kernel. On CPUs our own kernel does that too.
+    pub(super) fn merge(&self, shape: &Shape, part: Part) -> Work {
+        if !self.device.is_accelerator() {
+            return Work::default();
+        }
+        let width = shape.heads.heads as f64 * shape.heads.head_dim as f64;
+        let way = usize::from(part != Part::Forward);
+        self.streaming(shape.tokens as f64 * width * self.profile.ring.merge[way])
+    }
+
     /// The kernels that the software has for this device, unless it writes scores.
     ///
     /// cuDNN has no backward pass for the fifth generation of matrix units that both drops at

@@ -246,3 +246,44 @@ fn tiny_kernels_cost_their_launch() {
     let quick = Profile { host_issue: Seconds(1e-9), ..Profile::MODERN };
     assert_eq!(time(&quick), alone);
 }
+
+/// One run of every template of a pass.
+fn layers_time(plan: &Plan, device: &Device, profile: &Profile, pass: SegmentPass) -> f64 {
+    let roofline = roofline(plan, device, profile);
+    let templates = plan.templates.iter().filter(|template| template.pass == pass);
+    templates.map(|template| roofline.template(template).0).sum()
+}
+
+/// Experts whose loads spread are paced by the fullest rank, but only where ranks have their own.
+#[test]
+fn the_fullest_rank_paces_a_layer_of_experts() {
+    let device = preset::get("dgx-h100").unwrap().device;
+    let even = Profile { expert_spread: 0.0, ..Profile::MEGATRON_CORE };
+    let gain = |ep: u32| {
+        let batch = Strategy { dp: 8, ep, global_batch: 8, leaves: 8, ..half(DType::Bf16) };
+        let plan = plan("mixtral-8x7b", batch);
+        let time = |profile| layers_time(&plan, &device, profile, SegmentPass::Forward);
+        time(&Profile::MEGATRON_CORE) / time(&even)
+    };
+    assert_eq!(gain(1), 1.0, "every rank has all experts");
+    let (two_each, one_each) = (gain(4), gain(8));
+    assert!(1.01 < two_each && two_each < one_each && one_each < 1.08, "{two_each} {one_each}");
+}
+
+#[test]
+fn tensor_expressions_permute_tokens_more_slowly_than_kernels_made_for_it() {
+    let device = preset::get("dgx-h100").unwrap().device;
+    let fused = Profile { fused_permutation: true, ..Profile::MEGATRON_CORE };
+    let plan = plan(
+        "mixtral-8x7b",
+        Strategy { dp: 4, ep: 4, global_batch: 4, leaves: 4, ..half(DType::Bf16) },
+    );
+    for (pass, bytes) in [(SegmentPass::Forward, 5.0 + 34.0), (SegmentPass::Backward, 37.0 + 25.0)]
+    {
+        let time = |profile| layers_time(&plan, &device, profile, pass);
+        let longer = time(&Profile::MEGATRON_CORE) - time(&fused);
+        // Two experts for each of 4,096 tokens of 4,096, and two copies of them; less what is moved anyway.
+        let most = 2.0 * 4096.0 * 4096.0 * (bytes + 8.0) / device.sustained_memory_bandwidth().0;
+        assert!((0.5..1.05).contains(&(longer / most)), "{pass:?}: {longer} {most}");
+    }
+}

@@ -3,7 +3,7 @@
 //! A collective is a kernel too: it reads and writes the device's memory, and computations beside
 //! it wait for theirs. And where products are cut into parts, exchanges hide behind them.
 
-use crate::compute::Roofline;
+use crate::compute::{Roofline, largest_of};
 use crate::profile::Profile;
 use paceline_plan::collective::CollectiveKind;
 use paceline_plan::mesh::{Axis, GroupKind};
@@ -75,16 +75,9 @@ fn moved(plan: &Plan, call: &Call, profile: &Profile) -> f64 {
 ///
 /// Devices of one kind differ, by their silicon and by how well they are cooled, and more so at the
 /// power limit (Sinha et al., "Not All GPUs Are Created Equal", SC 2022). Ranks wait for each other
-/// in every iteration, so the slowest sets the pace: of n normal values the largest lies about
-/// √(2 ln n) − (ln ln n + ln 4π) / 2√(2 ln n) deviations above the mean.
+/// in every iteration, so the slowest sets the pace.
 pub(super) fn slowest(ranks: u32) -> f64 {
-    if ranks < 2 {
-        return 1.0;
-    }
-    let log = f64::from(ranks).ln();
-    let root = (2.0 * log).sqrt();
-    let deviations = root - (log.ln() + (4.0 * std::f64::consts::PI).ln()) / (2.0 * root);
-    1.0 + DEVIATION * deviations.max(0.0)
+    1.0 + DEVIATION * largest_of(ranks.into())
 }
 
 /// The standard deviation of what devices of one kind sustain.

@@ -4,15 +4,16 @@ use super::beside::{self, Exposure};
 use super::calls;
 use super::classes::{Class, Classes};
 use super::measured::{self, Taken};
+use super::ring::{self, Sizes};
 use super::sharing::Host;
 use crate::cluster::Cluster;
 use crate::compute::Roofline;
 use crate::network::{Network, NoPath, Vector};
 use crate::profile::Profile;
 use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern};
-use paceline_plan::ids::{OpId, Rank, RoleId};
+use paceline_plan::ids::{LaneId, OpId, Rank, RoleId};
 use paceline_plan::mesh::{Axis, GroupKind};
-use paceline_plan::program::{AccumulateMode, Call, Op, Plan, StepPhase, View};
+use paceline_plan::program::{AccumulateMode, Call, Node, Op, Plan, StepPhase, View};
 use paceline_plan::units::{Bytes, Seconds};
 
 /// What a plan's ops cost a device of each kind, and how messages are sent.
@@ -22,6 +23,8 @@ pub struct Costs<'a> {
     profile: &'a Profile,
     /// By kind of device.
     kinds: Vec<Kind<'a>>,
+    /// By role, what software sends more than planned of what goes round.
+    rings: Vec<Sizes>,
     /// Whether everything that a rank does by itself takes no time.
     instant: bool,
     /// Where the host was measured.
@@ -80,7 +83,9 @@ impl<'a> Costs<'a> {
             };
             Taking { host, taken, carried, stretches: Vec::new() }
         });
-        Self { plan, profile, kinds, instant: false, measured }
+        let sizes = |program| Sizes::new(plan, program, &profile.ring);
+        let rings = plan.programs.iter().map(sizes).collect();
+        Self { plan, profile, kinds, rings, instant: false, measured }
     }
 
     /// The same with computation that takes no time.
@@ -183,6 +188,19 @@ impl<'a> Costs<'a> {
         beside::exposure(self.plan, call, self.profile, roofline)
     }
 
+    /// The lane on which an op takes its turn.
+    pub(super) fn lane(&self, node: &Node) -> LaneId {
+        ring::lane(node, &self.profile.ring)
+    }
+
+    /// The bytes of a message that a role sends or receives.
+    pub(super) fn bytes(&self, role: RoleId, view: &View) -> Bytes {
+        let buffer = self.plan.programs[role.index()].buffer(view.buffer);
+        let planned = Bytes(view.len.saturating_mul(buffer.dtype.size()));
+        let times = self.rings[role.index()].of(view.buffer);
+        if times > 1.0 { Bytes((planned.as_f64() * times) as u64) } else { planned }
+    }
+
     /// The time of a message between two roles' ranks.
     pub(super) fn message(
         &self,
@@ -215,7 +233,9 @@ impl<'a> Costs<'a> {
         bytes: Bytes,
     ) -> Result<Option<Seconds>, NoPath> {
         let Plan { mesh, strategy, .. } = self.plan;
-        let between_stages = mesh.coordinates(from).is_some() && mesh.coordinates(to).is_some();
+        // What goes round the ranks of a stage differs from one tensor-parallel rank to the next.
+        let stage = |rank| mesh.coordinates(rank).map(|at| at.pp);
+        let between_stages = matches!((stage(from), stage(to)), (Some(a), Some(b)) if a != b);
         if !self.profile.sliced_messages || mesh.tp == 1 || strategy.sp || !between_stages {
             return Ok(None);
         }

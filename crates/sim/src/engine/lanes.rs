@@ -128,8 +128,9 @@ impl<'a> Run<'a> {
             run.lanes.extend(last.iter().map(idle));
             for node in &program.body.nodes {
                 let number = run.lane.len() as u32;
-                let lane = first + node.lane.index();
-                match std::mem::replace(&mut last[node.lane.index()], number) {
+                let own = costs.lane(node).index();
+                let lane = first + own;
+                match std::mem::replace(&mut last[own], number) {
                     NONE => run.lanes[lane].head = number,
                     before => run.next[before as usize] = number,
                 }

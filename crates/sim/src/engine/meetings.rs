@@ -8,7 +8,7 @@ use crate::error::SimError;
 use crate::network::{Network, NoPath};
 use paceline_plan::ids::{CallId, OpId, Rank, RoleId};
 use paceline_plan::mesh::Axis;
-use paceline_plan::program::{Op, Peer, Plan, Program, View};
+use paceline_plan::program::{Op, Peer, Plan};
 use paceline_plan::units::Bytes;
 use std::collections::BTreeMap;
 
@@ -136,7 +136,8 @@ impl Finder<'_> {
     fn sides(&mut self) -> Result<(Vec<Side>, Vec<Side>), SimError> {
         let (mut sends, mut recvs) = (Vec::new(), Vec::new());
         for class in 0..self.classes.len() as u32 {
-            let program = &self.plan.programs[self.classes.get(class).role.index()];
+            let role = self.classes.get(class).role;
+            let program = &self.plan.programs[role.index()];
             // Few peers and many messages: whom they mean is looked up once.
             let mut partners: BTreeMap<(Peer, bool), Option<Partner>> = BTreeMap::new();
             for (index, node) in program.body.nodes.iter().enumerate() {
@@ -158,7 +159,7 @@ impl Finder<'_> {
                     | Op::Serve { .. } => continue,
                 };
                 let op = OpId::from(index);
-                let bytes = bytes(program, &view);
+                let bytes = self.costs.bytes(role, &view);
                 if let Peer::Server(server) = peer
                     && self.serves(server)
                 {
@@ -355,10 +356,6 @@ fn pairs<'s>(
             if from_server { (b, a) } else { (a, b) }
         })
     })
-}
-
-fn bytes(program: &Program, view: &View) -> Bytes {
-    Bytes(view.len.saturating_mul(program.buffer(view.buffer).dtype.size()))
 }
 
 /// The ops with which a role takes part in a group.

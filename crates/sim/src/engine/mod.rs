@@ -32,6 +32,7 @@ mod lasting;
 mod measured;
 mod meetings;
 mod reuse;
+mod ring;
 mod serving;
 mod sharing;
 mod steady;

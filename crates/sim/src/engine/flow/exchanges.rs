@@ -9,7 +9,7 @@ use crate::network::{Analytic, Vector};
 use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern};
 use paceline_plan::ids::{GroupId, OpId, Rank, RoleId};
 use paceline_plan::mesh::{Axis, GroupKind};
-use paceline_plan::program::{Call, Op, Peer, Plan, Program, View};
+use paceline_plan::program::{Call, Op, Peer, Plan, Program};
 use paceline_plan::units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -123,14 +123,14 @@ impl<'a> Exchanges<'a> {
         match *op {
             Op::Collective { call, .. } => self.call(role, program.call(call)),
             Op::Send { to, channel, view, microbatch } => {
-                let bytes = bytes(program, &view);
+                let bytes = self.costs.bytes(role, &view);
                 match self.serving(to) {
                     Some(server) => self.request(role, server, true, bytes),
                     None => self.send(role, to, (channel, microbatch.0), bytes),
                 }
             }
             Op::Recv { from, channel, view, microbatch } => match self.serving(from) {
-                Some(server) => self.request(role, server, false, bytes(program, &view)),
+                Some(server) => self.request(role, server, false, self.costs.bytes(role, &view)),
                 None => Ok(Part::Recv { from, channel, microbatch: microbatch.0 }),
             },
             Op::Serve { .. } => Ok(Part::Serve),
@@ -252,8 +252,4 @@ impl<'a> Exchanges<'a> {
         let all = self.marks.len() as u32;
         *self.marks.entry(mark).or_insert(all)
     }
-}
-
-fn bytes(program: &Program, view: &View) -> Bytes {
-    Bytes(view.len.saturating_mul(program.buffer(view.buffer).dtype.size()))
 }

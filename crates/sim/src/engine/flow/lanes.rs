@@ -141,8 +141,9 @@ impl<'a> Run<'a> {
         self.lanes.extend(last.iter().map(idle));
         for node in &program.body.nodes {
             let number = self.lane.len() as u32;
-            let lane = first + node.lane.index();
-            match std::mem::replace(&mut last[node.lane.index()], number) {
+            let own = self.costs.lane(node).index();
+            let lane = first + own;
+            match std::mem::replace(&mut last[own], number) {
                 NONE => self.lanes[lane].head = number,
                 before => self.next[before as usize] = number,
             }
