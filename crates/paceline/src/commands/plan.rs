@@ -13,6 +13,7 @@ use paceline_plan::model::Model;
 use paceline_plan::program::{MemoryKind, Plan};
 use paceline_plan::schedule::grid;
 use paceline_plan::summary::{Summary, summarize};
+use paceline_plan::validate::Violation;
 use paceline_plan::{text, validate};
 use paceline_sim::cluster::Cluster;
 use serde::Serialize;
@@ -124,9 +125,13 @@ fn lower(flags: &Flags, mut problems: Problems) -> Result<Planned, Failure> {
     Ok(Planned { model, plan, cluster })
 }
 
-/// A plan that the planner made and the validator refuses is our mistake, not the user's.
+/// Refuses a plan that does not pass validation.
 pub(super) fn check_plan(plan: &Plan) -> Result<(), Failure> {
-    let violations = validate::validate(plan, None);
+    refuse(&validate::validate(plan, None))
+}
+
+/// A plan that the planner made and the validator refuses is our mistake, not the user's.
+pub(super) fn refuse(violations: &[Violation]) -> Result<(), Failure> {
     let Some(first) = violations.first() else { return Ok(()) };
     let more = match violations.len() - 1 {
         0 => String::new(),

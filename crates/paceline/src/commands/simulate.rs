@@ -2,7 +2,7 @@
 
 mod record;
 
-use super::plan::check_plan;
+use super::plan::refuse;
 use crate::estimate::Estimate;
 use crate::failure::Failure;
 use crate::flags::{
@@ -19,11 +19,13 @@ use paceline_plan::model::Model;
 use paceline_plan::program::{MemoryKind, Plan};
 use paceline_plan::summary::summarize;
 use paceline_plan::trace::to_perfetto;
+use paceline_plan::validate::{self, Violation};
 use paceline_sim::cluster::Cluster;
-use paceline_sim::{Outcome, Profile, SimError};
+use paceline_sim::{Options, Outcome, Profile, SimError};
 use record::Record;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Predict a plan's time and memory on a described cluster
 ///
@@ -120,13 +122,18 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         save(path, &page, &output)?;
     }
     if output.is_json() {
-        return Ok(output.object(&Record::new(&outcome, &estimate, flags.details))?);
+        output.object(&Record::new(&outcome, &estimate, flags.details))?;
+        std::mem::forget((plan, outcome));
+        return Ok(());
     }
     if !flags.details {
         outcome.details = None;
     }
     let predicted = (&outcome, &estimate);
-    Ok(output.people(&simulation_text(&record, &plan, &cluster, predicted, &warnings))?)
+    output.people(&simulation_text(&record, &plan, &cluster, predicted, &warnings))?;
+    // The command ends here, and its memory with it, all at once.
+    std::mem::forget((plan, outcome));
+    Ok(())
 }
 
 /// The prediction as the JSON of one line, with details where they are asked for: they cost several
@@ -176,17 +183,37 @@ fn predict(
     else {
         return Err(problems.into());
     };
-    let options = paceline_sim::Options { profile, network, trace, details };
-    // Checking takes about as long as simulating, and neither needs the other.
-    let (checked, outcome) = std::thread::scope(|scope| {
-        let checking = scope.spawn(|| check_plan(&plan));
-        let outcome = paceline_sim::simulate(&plan, &cluster, &options);
-        (checking.join(), outcome)
-    });
-    checked.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    let options = Options { profile, network, trace, details };
+    let (violations, outcome) = check_and_simulate(&plan, &cluster, &options);
+    refuse(&violations)?;
     let outcome = outcome.map_err(refused)?;
     let estimate = Estimate::new(&whole_run, &plan, outcome.iteration);
     Ok(Prediction { model, plan, cluster, outcome, estimate })
+}
+
+/// Checks and times a plan, which take about as long as each other and need nothing of each other.
+/// Whoever is through first does what is left of the checks.
+fn check_and_simulate(
+    plan: &Plan,
+    cluster: &Cluster,
+    options: &Options,
+) -> (Vec<Violation>, Result<Outcome, SimError>) {
+    let taken = AtomicBool::new(false);
+    let rest = || match taken.swap(true, Ordering::Relaxed) {
+        true => Vec::new(),
+        false => validate::together(plan),
+    };
+    std::thread::scope(|scope| {
+        let checking = scope.spawn(|| {
+            let mut found = validate::alone(plan, None);
+            found.extend(rest());
+            found
+        });
+        let outcome = paceline_sim::simulate(plan, cluster, options);
+        let mut found = rest();
+        found.extend(checking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        (found, outcome)
+    })
 }
 
 /// What the simulator refuses is wrong with the request.

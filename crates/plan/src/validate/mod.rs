@@ -41,18 +41,32 @@ use std::fmt;
 ///
 /// With a limit, roles whose arena is larger than so many bytes are reported too.
 pub fn validate(plan: &Plan, limit: Option<Bytes>) -> Vec<Violation> {
+    let mut found = alone(plan, limit);
+    found.extend(together(plan));
+    found
+}
+
+/// What is wrong with the plan as such and with each role by itself: names, memory, dataflow.
+///
+/// This and [`together`] need nothing of each other, so that a caller with two threads can use both.
+pub fn alone(plan: &Plan, limit: Option<Bytes>) -> Vec<Violation> {
     let mut report = Report { plan, violations: Vec::new() };
-    if !structure::check_plan(&mut report) {
-        return report.violations;
-    }
-    let roles = || (0..plan.programs.len()).map(RoleId::from);
-    let sound: Vec<bool> = roles().map(|role| structure::check_role(&mut report, role)).collect();
+    let Some(sound) = structure(&mut report) else { return report.violations };
     let mut dataflow = dataflow::Checker::default();
-    for role in roles().filter(|role| sound[role.index()]) {
+    for role in (0..sound.len()).filter(|&role| sound[role]).map(RoleId::from) {
         memory::check(&mut report, role, limit);
         dataflow.check(&mut report, role);
     }
-    if sound.iter().all(|&sound| sound) {
+    report.violations
+}
+
+/// What is wrong between roles: messages and collectives without counterpart, and waiting in a
+/// circle. Nothing where [`alone`] finds names that lead nowhere.
+pub fn together(plan: &Plan) -> Vec<Violation> {
+    let mut report = Report { plan, violations: Vec::new() };
+    let sound = structure(&mut report);
+    report.violations.clear();
+    if sound.is_some_and(|sound| sound.iter().all(|&sound| sound)) {
         for section in SectionKind::ALL {
             let found = report.violations.len();
             let links = matching::check(&mut report, section);
@@ -62,6 +76,13 @@ pub fn validate(plan: &Plan, limit: Option<Bytes>) -> Vec<Violation> {
         }
     }
     report.violations
+}
+
+/// Which roles' names all lead somewhere; none if those of the plan do not.
+fn structure(report: &mut Report<'_>) -> Option<Vec<bool>> {
+    let roles = (0..report.plan.programs.len()).map(RoleId::from);
+    structure::check_plan(report)
+        .then(|| roles.map(|role| structure::check_role(report, role)).collect())
 }
 
 /// Which of a program's three sections an op stands in.
