@@ -302,6 +302,12 @@ fn pipelines_without_flush_lower_to_valid_plans() {
     let layout = Layout { pp: 2, seq: 8, schedule, zero: Zero::Optimizer, ..Layout::default() };
     let told = lower(&tied, &layout).unwrap_err().to_string();
     assert!(told.contains("share one table") && told.contains("--zero 0"), "{told}");
+    let layout = Layout { zero: Zero::None, global_batch: 6, ..layout };
+    let told = lower(&model, &layout).unwrap_err().to_string();
+    assert!(told.contains("there are 6: ") && told.contains("use --micro-batch 6"), "{told}");
+    let schedule = ScheduleKind::PipeDream { versions: Versions::Two };
+    let told = lower(&model, &Layout { pp: 4, schedule, global_batch: 2, ..layout }).unwrap_err();
+    assert!(told.to_string().contains("raise --global-batch to 4"), "{told}");
 }
 
 /// Ranks that share a sequence, with all that goes with them; and the promise of the ring: a sequence

@@ -4,7 +4,7 @@ use super::{check_experts, check_replicas};
 use crate::collective::{self, Algorithm, CollectiveKind, Order};
 use crate::dtype::DType;
 use crate::model::{Body, Model, ModelKind};
-use crate::schedule::{self, ScheduleKind};
+use crate::schedule::{self, ScheduleKind, Versions};
 use crate::strategy::{Offload, OptimizerKind, Split, Strategy, Sync, Tables, Zero};
 use std::fmt;
 use thiserror::Error;
@@ -311,8 +311,30 @@ fn stages(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
                 ),
             );
         } else if let Err(error) = schedule::order(s.schedule, pp, m) {
-            say("--schedule", error.to_string());
+            say("--schedule", format!("{error}{}", unflushed_help(s)));
         }
+    }
+}
+
+/// What would give a pipeline without flush as many microbatches as it takes.
+fn unflushed_help(s: &Strategy) -> String {
+    let samples = s.global_batch / u64::from(s.dp.max(1));
+    match s.schedule {
+        ScheduleKind::PipeDream { versions: Versions::Stashed } => format!(
+            ": it updates after each; use --micro-batch {samples}, all of a replica's samples, or \
+             pipedream:2bw, which adds several up"
+        ),
+        ScheduleKind::PipeDream { versions: Versions::Two } => {
+            format!(
+                "; raise --global-batch to {} or lower --micro-batch",
+                u64::from(s.pp).saturating_mul(s.micro_batch).saturating_mul(u64::from(s.dp))
+            )
+        }
+        ScheduleKind::GPipe
+        | ScheduleKind::OneFOneB
+        | ScheduleKind::Interleaved { .. }
+        | ScheduleKind::ZbH1 { .. }
+        | ScheduleKind::DualPipeV => String::new(),
     }
 }
 
