@@ -3,8 +3,8 @@
 //! Every device, fabric and software stack has one description for all rows. The bounds asserted
 //! here are the ones that the project promises; `docs/validation.md` has the errors themselves.
 
-use paceline_sim::quantile;
 use paceline_sim::table::training::{Row, rows};
+use paceline_sim::{ErrorBand, Profile, error_band, quantile};
 
 const TABLE: &str = include_str!("../../../validation/training.csv");
 
@@ -32,6 +32,26 @@ fn times_come_out_as_promised() {
     let (median, most) = (quantile(&errors, 0.5).unwrap(), quantile(&errors, 0.9).unwrap());
     assert!(median < 0.07, "median {median}");
     assert!(most < 0.15, "90th percentile {most}");
+}
+
+/// What is told of a prediction's uncertainty is what the table shows today.
+#[test]
+fn bands_are_those_of_the_measured_runs() {
+    let rows = rows(TABLE, "validation/training.csv").unwrap();
+    let runs = rows.iter().filter_map(|row| {
+        let predicted = row.simulate().ok()?.predicted_s;
+        Some((row.request().ok()?.profile, (row.measured_s()?, predicted)))
+    });
+    let runs: Vec<(Profile, (f64, f64))> = runs.collect();
+    let hold = |profile: &Profile, found: ErrorBand| {
+        let told = error_band(profile);
+        let off = (told.low - found.low).abs().max((told.high - found.high).abs());
+        assert!(off < 0.02, "{profile}: {found:?}, and {told:?} is told");
+    };
+    let all = ErrorBand::of_runs(runs.iter().map(|&(_, run)| run)).unwrap();
+    hold(&Profile::MODERN, all);
+    let own = runs.iter().filter(|(profile, _)| profile.name == Profile::MEGATRON_2021.name);
+    hold(&Profile::MEGATRON_2021, ErrorBand::of_runs(own.map(|&(_, run)| run)).unwrap());
 }
 
 #[test]
