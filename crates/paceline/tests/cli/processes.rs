@@ -79,6 +79,29 @@ fn hold_memory_to_the_plan(layouts: &[&str]) {
     }
 }
 
+/// The promise of ring attention, measured: eight ranks with a sequence eight times as long need as
+/// much memory each as one rank needs for one.
+#[test]
+fn a_sequence_eight_times_as_long_takes_eight_ranks_no_more_memory_each() {
+    let here = Folder::new();
+    let shape = "--model mini-llama --global-batch 1 --micro-batch 1 --dtype f32 --json";
+    let peaks = |flags: &str| -> Vec<u64> {
+        let train = format!("train {shape} --iterations 2 --save-every 0 --threads-per-rank 1");
+        let objects = here.run(&format!("{train} {flags}")).done().objects();
+        let peaks = objects.last().unwrap()["peak_bytes"].as_array().unwrap();
+        peaks.iter().map(|bytes| bytes.as_u64().unwrap()).collect()
+    };
+    let one = peaks("--seq 512")[0];
+    let whole = here.run(&format!("plan {shape} --seq 4096")).done().objects();
+    let whole = whole[0]["peak_bytes"].as_u64().unwrap();
+    assert!(whole > 3 * one, "{whole} on one rank are too little to tell from {one}");
+    let eight = peaks("--cp 8 --seq 4096");
+    assert_eq!(eight.len(), 8);
+    for peak in eight {
+        assert!(peak < one + one / 10 + (8 << 20), "{peak} against {one}");
+    }
+}
+
 #[test]
 fn a_plan_over_the_limit_does_not_start() {
     let here = Folder::new();
