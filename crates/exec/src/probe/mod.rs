@@ -7,9 +7,12 @@
 
 mod bench;
 mod pace;
+mod store;
 mod sweep;
 mod wires;
 
+pub use crate::store::StoreError;
+pub use store::store;
 pub use sweep::Sweep;
 pub use wires::{Timing, collective, message};
 

@@ -4,6 +4,7 @@
 //! grid      which operators, on which shapes: those of layers of real models
 //! kernels   what each takes: in the cache and from memory, alone and with all cores busy
 //! wires     what messages and collectives take over each transport
+//! stores    how fast bytes are offloaded and brought back
 //! ```
 //!
 //! The clock is read by `paceline_exec::probe`, which runs every op as training does; how a table
@@ -18,9 +19,11 @@ pub(crate) use wires::Transport;
 
 use crate::failure::Failure;
 use paceline_plan::DType;
+use paceline_plan::strategy::Store;
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
 use paceline_sim::cluster::{Cluster, Device, FlopsPerSec, Measured, Peak, preset};
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -35,6 +38,8 @@ pub(crate) struct Request {
     pub ranks: Vec<u32>,
     /// Transports, the one that answers first.
     pub transports: Vec<Transport>,
+    /// Where offloaded bytes would be kept on disk.
+    pub offload_dir: PathBuf,
     /// Few shapes, for a look.
     pub quick: bool,
 }
@@ -86,7 +91,22 @@ pub(crate) fn measure(request: &Request, listener: &Listener<'_>) -> Result<Clus
         kernels: tables,
         wires,
     };
-    describe(measured)
+    let mut cluster = describe(measured)?;
+    listener.tell(1.0, "what is offloaded")?;
+    stores(request, &mut cluster.device)?;
+    Ok(cluster)
+}
+
+/// Measures how fast offloaded bytes are put away and brought back.
+fn stores(request: &Request, device: &mut Device) -> Result<(), Failure> {
+    let bytes = if request.quick { 16 << 20 } else { 128 << 20 };
+    let rate = |kind| {
+        let rate = paceline_exec::probe::store(kind, &request.offload_dir, bytes);
+        rate.map_err(|error| Failure::Run(error.into()))
+    };
+    device.host_bandwidth = Some(rate(Store::Host)?);
+    device.disk_bandwidth = Some(rate(Store::Disk)?);
+    Ok(())
 }
 
 /// More ranks than anyone starts on so many cores; beyond the cores they take turns.
@@ -157,6 +177,7 @@ mod tests {
             threads: number(2),
             ranks: vec![1, 2],
             transports: vec![Transport::Thread],
+            offload_dir: std::env::temp_dir(),
             quick: true,
         }
     }
@@ -181,7 +202,8 @@ mod tests {
 
     #[test]
     fn what_is_measured_is_a_cluster_file_that_predicts() {
-        let cluster = hasty();
+        let mut cluster = hasty();
+        stores(&request(), &mut cluster.device).unwrap();
         let text = cluster.to_toml();
         assert_eq!(Cluster::parse(&text, "measured.toml").as_ref(), Ok(&cluster));
         let mini = built_in::get("mini").unwrap().unwrap();

@@ -16,7 +16,8 @@ use std::time::Instant;
 /// Measure this machine into a cluster file
 ///
 /// Kernels are timed by shape, in the cache and from memory, alone and with every core busy; so are
-/// messages and collectives over every transport. The file describes a cluster of one host, which
+/// messages and collectives over every transport, and what offloading takes. The file describes a
+/// cluster of one host, which
 /// `plan`, `simulate`, `search` and `train` read with --cluster; what was measured then replaces
 /// the model. No command uses it unless told to.
 ///
@@ -37,6 +38,9 @@ pub(crate) struct Flags {
     /// Transports to time, the one that answers first: thread, shm, tcp [default: all]
     #[arg(long, value_name = "NAME,NAME…")]
     transport: Option<String>,
+    /// Where `train` will keep what it offloads to disk [default: the folder of the cluster file]
+    #[arg(long, value_name = "DIR")]
+    offload_dir: Option<PathBuf>,
     /// Few shapes and short measurements
     #[arg(long)]
     quick: bool,
@@ -120,7 +124,17 @@ impl Flags {
                 })
                 .collect(),
         };
-        Request { cores, threads: threads.unwrap_or(cores), ranks, transports, quick: self.quick }
+        let beside = self.out.as_deref().and_then(Path::parent);
+        let beside = beside.filter(|folder| !folder.as_os_str().is_empty());
+        let offload_dir = self.offload_dir.as_deref().or(beside).unwrap_or(Path::new("."));
+        Request {
+            cores,
+            threads: threads.unwrap_or(cores),
+            ranks,
+            transports,
+            offload_dir: offload_dir.to_owned(),
+            quick: self.quick,
+        }
     }
 }
 
