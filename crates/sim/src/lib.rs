@@ -97,6 +97,7 @@ pub fn simulate(plan: &Plan, cluster: &Cluster, options: &Options) -> Result<Out
     let unrolled = engine::Unrolled::of(plan);
     let timed = unrolled.as_ref().map_or(plan, |unrolled| &unrolled.plan);
     let costs = engine::Costs::new(timed, cluster, &options.profile);
+    let settle = |timeline| engine::settle(plan, engine::ahead(plan, &options.profile, timeline));
     let run = |costs: &engine::Costs<'_>| {
         let timeline = match options.network {
             NetworkKind::Analytic => engine::run(timed, cluster, costs, &eras),
@@ -104,14 +105,15 @@ pub fn simulate(plan: &Plan, cluster: &Cluster, options: &Options) -> Result<Out
         }?;
         match &unrolled {
             Some(unrolled) => unrolled.last(plan, cluster, &timeline),
-            None => Ok(engine::settle(plan, engine::ahead(plan, &options.profile, timeline))),
+            None => Ok(settle(timeline)),
         }
     };
     let timeline = run(&costs)?;
     let mut outcome = outcome::outcome(plan, cluster, &timeline, options);
     // What an iteration waits for is not told where that lies in another.
     if options.details && unrolled.is_none() {
-        let run = outcome::Run { plan, cluster, costs: &costs, eras: &eras, options, run: &run };
+        let (eras, run, settle) = (&eras, &run, &settle);
+        let run = outcome::Run { plan, cluster, costs: &costs, eras, options, run, settle };
         outcome.details = Some(outcome::details(&run, &timeline, &outcome)?);
     }
     Ok(outcome)

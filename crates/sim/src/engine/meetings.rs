@@ -26,7 +26,7 @@ pub(super) struct Meeting {
 }
 
 /// Every meeting of the bodies of all roles.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Meetings {
     pub(super) all: Vec<Meeting>,
     /// Numbers of ops, meeting after meeting.
@@ -53,6 +53,13 @@ impl Meetings {
     /// How often any op joins a meeting.
     pub(crate) fn joins(&self) -> usize {
         self.joined.len()
+    }
+
+    /// The same ones, which take no time.
+    pub(super) fn instant(&self) -> Self {
+        let mut instant = self.clone();
+        instant.all.iter_mut().for_each(|meeting| meeting.duration = Lasting::ZERO);
+        instant
     }
 
     fn push(&mut self, ops: &[u32], expected: u32, message: bool, duration: Lasting) {

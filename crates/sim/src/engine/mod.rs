@@ -51,7 +51,7 @@ pub use timeline::Timeline;
 use crate::cluster::Cluster;
 use crate::error::SimError;
 use paceline_plan::ids::{OpId, RoleId};
-use paceline_plan::program::{Op, Plan};
+use paceline_plan::program::{Op, Plan, Program};
 use paceline_plan::units::Seconds;
 use paceline_plan::validate::describe;
 
@@ -106,15 +106,45 @@ pub(crate) fn run_without_collectives(
     lanes::run(plan, classes, &meetings, costs, &calls)
 }
 
-/// Who meets whom among classes of ranks, for those who ask why an op started when it did.
-pub(crate) fn meetings(
-    plan: &Plan,
-    classes: &Classes,
-    costs: &Costs<'_>,
-    eras: &Eras<'_>,
-) -> Result<Meetings, SimError> {
-    let calls = Calls::new(plan, classes, costs, eras)?;
-    meetings::find(plan, classes, costs, &calls, eras)
+/// Who meets whom among classes of ranks and how long it takes them, for those who ask why an op
+/// started when it did, and what would be if something cost nothing.
+pub(crate) struct Encounters<'a> {
+    plan: &'a Plan,
+    classes: &'a Classes,
+    calls: Calls,
+    pub(crate) meetings: Meetings,
+}
+
+impl<'a> Encounters<'a> {
+    /// All encounters of the bodies.
+    pub(crate) fn of(
+        plan: &'a Plan,
+        classes: &'a Classes,
+        costs: &Costs<'_>,
+        eras: &Eras<'_>,
+    ) -> Result<Self, SimError> {
+        let calls = Calls::new(plan, classes, costs, eras)?;
+        let meetings = meetings::find(plan, classes, costs, &calls, eras)?;
+        Ok(Self { plan, classes, calls, meetings })
+    }
+
+    /// Whether they take as long whatever computations cost. On measured hosts they do not, since
+    /// both share cores, nor at servers, which compute their answers.
+    pub(crate) fn stand_alone(&self, costs: &Costs<'_>) -> bool {
+        let serves = |program: &Program| !program.services.is_empty();
+        costs.shared_host().is_none() && !self.plan.programs.iter().any(serves)
+    }
+
+    /// The same where nothing that is exchanged takes time.
+    pub(crate) fn instant(&self) -> Self {
+        let calls = Calls::instant(self.plan, self.classes);
+        Self { calls, meetings: self.meetings.instant(), ..*self }
+    }
+
+    /// The bodies with these encounters, and with computations that cost so much.
+    pub(crate) fn run(&self, costs: &Costs<'_>) -> Result<Timeline, SimError> {
+        lanes::run(self.plan, self.classes.clone(), &self.meetings, costs, &self.calls)
+    }
 }
 
 /// How long each layer of a plan's model computes for one iteration, on the ranks that hold it: what

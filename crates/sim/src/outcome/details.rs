@@ -8,7 +8,7 @@ use super::memory::{MemoryCurve, memory};
 use super::{Outcome, RoleStats};
 use crate::Options;
 use crate::cluster::Cluster;
-use crate::engine::{self, Costs, Eras, Timeline};
+use crate::engine::{Costs, Encounters, Eras, Timeline};
 use crate::error::SimError;
 use paceline_plan::program::Plan;
 use paceline_plan::units::Seconds;
@@ -37,6 +37,8 @@ pub(crate) struct Run<'a> {
     pub(crate) options: &'a Options,
     /// Runs the plan with costs that differ from these.
     pub(crate) run: &'a dyn Fn(&Costs<'_>) -> Result<Timeline, SimError>,
+    /// What becomes of a run's end: what is left to the next iteration is cut off.
+    pub(crate) settle: &'a dyn Fn(Timeline) -> Timeline,
 }
 
 /// Finds them out for an iteration that was simulated.
@@ -45,12 +47,12 @@ pub(crate) fn details(
     timeline: &Timeline,
     outcome: &Outcome,
 ) -> Result<Details, SimError> {
-    let meetings = engine::meetings(run.plan, timeline.classes(), run.costs, run.eras)?;
+    let met = Encounters::of(run.plan, timeline.classes(), run.costs, run.eras)?;
     let busy = |role: &RoleStats| role.compute + role.exposed;
     let busiest = outcome.roles.iter().map(busy).fold(Seconds::ZERO, Seconds::max);
     Ok(Details {
-        critical_path: critical_path(run.plan, timeline, &meetings),
-        limits: limits(run, busiest)?,
+        critical_path: critical_path(run.plan, timeline, &met.meetings),
+        limits: limits(run, &met, busiest)?,
         bandwidth: bandwidth(run, outcome.iteration),
         memory: memory(run.plan, timeline),
     })

@@ -1,10 +1,10 @@
 //! What limits an iteration: how long it would take if one thing cost nothing.
 
 use super::details::Run;
-use crate::engine::{self, Eras};
+use crate::engine::{self, Encounters, Eras};
 use crate::error::SimError;
 use crate::network::{Network, NoPath, Vector};
-use crate::{Options, simulate};
+use crate::{NetworkKind, Options, simulate};
 use paceline_plan::collective::Pattern;
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
@@ -31,14 +31,27 @@ pub struct Limits {
     pub even: Option<Seconds>,
 }
 
-/// Simulates the plan again, without communication and without computation. `busiest` is the busy
-/// time of the rank that has the longest.
-pub(super) fn limits(run: &Run<'_>, busiest: Seconds) -> Result<Limits, SimError> {
+/// Simulates the plan again, without communication and without computation, with what is known of
+/// who meets whom. `busiest` is the busy time of the rank that has the longest.
+pub(super) fn limits(
+    run: &Run<'_>,
+    met: &Encounters<'_>,
+    busiest: Seconds,
+) -> Result<Limits, SimError> {
+    let known = met.stand_alone(run.costs);
     // Links that carry everything at once are shared by nobody, whatever the backend.
-    let instant = Eras::still(Instant);
-    let no_network =
-        engine::run_without_collectives(run.plan, run.cluster, run.costs, &instant)?.end();
-    let no_compute = (run.run)(&run.costs.without_compute())?.end();
+    let no_network = match known {
+        true => met.instant().run(run.costs)?.end(),
+        false => {
+            let instant = Eras::still(Instant);
+            engine::run_without_collectives(run.plan, run.cluster, run.costs, &instant)?.end()
+        }
+    };
+    let idle = run.costs.without_compute();
+    let no_compute = match run.options.network {
+        NetworkKind::Analytic if known => (run.settle)(met.run(&idle)?).end(),
+        NetworkKind::Analytic | NetworkKind::Flow => (run.run)(&idle)?.end(),
+    };
     let even = match run.cluster.is_even() {
         true => None,
         false => {
@@ -65,7 +78,10 @@ impl Network for Instant {
 #[cfg(test)]
 mod tests {
     use super::super::cases::{blocks_only, close, cluster, ideal, mini, run, strategy};
+    use super::{Encounters, Eras, Instant, engine};
     use crate::cluster::preset;
+    use crate::engine::{Costs, Moments};
+    use crate::{Library, Profile};
     use paceline_plan::lower::lower;
     use paceline_plan::strategy::{Strategy, Zero};
     use proptest::prelude::*;
@@ -97,6 +113,29 @@ mod tests {
         let (outcome, details) = run(&plan, &cluster(4, 1e5, 0.0));
         close(details.limits.no_compute.0, outcome.communication.0);
         close(details.limits.no_network.0, outcome.compute.0);
+    }
+
+    /// What is known of who meets whom gives the bits of finding it out again.
+    #[test]
+    fn known_encounters_change_nothing() {
+        let layout = Strategy { tp: 2, dp: 2, zero: Zero::Parameters, ..strategy(4, 8) };
+        let plan = lower(&mini(), &layout).unwrap();
+        let cluster = preset::holding("dgx-a100", plan.mesh.world().into()).unwrap();
+        let moments = Moments::new(&cluster);
+        let (eras, profile) = (moments.networks(Library::Nccl), Profile::default());
+        let costs = Costs::new(&plan, &cluster, &profile);
+        let first = engine::run(&plan, &cluster, &costs, &eras).unwrap();
+        let met = Encounters::of(&plan, first.classes(), &costs, &eras).unwrap();
+        assert!(met.stand_alone(&costs));
+        assert_eq!(met.run(&costs).unwrap().end(), first.end());
+        let idle = costs.without_compute();
+        let found = engine::run(&plan, &cluster, &idle, &eras).unwrap().end();
+        assert!(found < first.end());
+        assert_eq!(met.run(&idle).unwrap().end(), found);
+        let still = Eras::still(Instant);
+        let found = engine::run_without_collectives(&plan, &cluster, &costs, &still).unwrap().end();
+        assert!(found < first.end());
+        assert_eq!(met.instant().run(&costs).unwrap().end(), found);
     }
 
     proptest! {
