@@ -107,17 +107,38 @@ impl Trace {
     }
 
     /// The breakdown on every traced rank in some iteration, whichever iteration the spans that
-    /// fall into its window belong to.
+    /// fall into its window belong to. Ranks that wait for nobody may have been through with that
+    /// iteration long before, or come to it later: such a one has a window of its own.
     pub fn breakdowns_in(&self, window: &Window) -> Vec<(Rank, Breakdown)> {
         let mut by_rank: BTreeMap<Rank, Vec<&Span>> = BTreeMap::new();
         for span in &self.spans {
-            let spans = by_rank.entry(span.rank).or_default();
-            if span.start.0 < window.end.0 && span.end.0 > window.start.0 {
-                spans.push(span);
-            }
+            by_rank.entry(span.rank).or_default().push(span);
         }
-        by_rank.into_iter().map(|(rank, spans)| (rank, breakdown(&spans, window))).collect()
+        let parts = by_rank.into_iter().map(|(rank, spans)| {
+            let window = own_window(&spans, window).unwrap_or(*window);
+            let touches = |s: &&Span| s.start.0 < window.end.0 && s.end.0 > window.start.0;
+            let spans: Vec<&Span> = spans.into_iter().filter(touches).collect();
+            (rank, breakdown(&spans, &window))
+        });
+        parts.collect()
     }
+}
+
+/// The window of an iteration on a rank that did nothing of it in the world's.
+fn own_window(spans: &[&Span], world: &Window) -> Option<Window> {
+    let of = |iteration: u32| {
+        let done = spans.iter().filter(move |s| s.iteration == iteration);
+        done.filter(|s| s.kind != SpanKind::Wait)
+    };
+    let mine = || of(world.iteration);
+    if mine().any(|s| s.start.0 < world.end.0 && s.end.0 > world.start.0) {
+        return None;
+    }
+    let start = mine().map(|s| s.start.0).reduce(f64::min)?;
+    let last = mine().map(|s| s.end.0).reduce(f64::max)?;
+    let next = of(world.iteration + 1).map(|s| s.start.0).reduce(f64::min);
+    let (start, end) = (Seconds(start), Seconds(next.unwrap_or(last).max(start)));
+    Some(Window { iteration: world.iteration, start, end })
 }
 
 /// One rank's breakdown over a window, from the spans that touch it.
@@ -205,6 +226,27 @@ mod tests {
         // Rank 1's work of iteration 0 falls into iteration 1's window: that is the steady state.
         let (rank, second) = trace.breakdowns()[1];
         assert_eq!((rank, second.compute, second.idle), (Rank(1), Seconds(2.0), Seconds(1.0)));
+    }
+
+    #[test]
+    fn ranks_that_wait_for_nobody_are_told_of_by_their_own_clocks() {
+        // Rank 0 is through with all of its iterations before rank 1 comes to its second.
+        let mut sketch = Sketch::new(Origin::Measured, 2);
+        for i in 0..4u32 {
+            let (fast, slow) = (f64::from(i), 10.0 * f64::from(i));
+            sketch = sketch.span((0, i, 0), ("compute", Forward, "F"), (fast, fast + 0.75)).span(
+                (1, i, 0),
+                ("compute", Forward, "F"),
+                (slow, slow + 10.0),
+            );
+        }
+        let trace = sketch.finish();
+        let window = Window { iteration: 2, start: Seconds(20.0), end: Seconds(30.0) };
+        let parts: Vec<_> = trace.breakdowns_in(&window).into_iter().map(|(_, b)| b).collect();
+        assert_eq!((parts[0].total, parts[0].compute), (Seconds(1.0), Seconds(0.75)));
+        assert_eq!((parts[0].idle, parts[0].communication), (Seconds(0.25), Seconds::ZERO));
+        assert_eq!((parts[1].total, parts[1].compute), (Seconds(10.0), Seconds(10.0)));
+        assert!(parts[1].exposed_communication.0.is_sign_positive());
     }
 
     #[test]

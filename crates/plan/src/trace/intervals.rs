@@ -51,14 +51,16 @@ impl Intervals {
 
     /// How much time the set holds.
     pub fn measure(&self) -> Seconds {
-        Seconds(self.0.iter().map(|(start, end)| end - start).sum())
+        Seconds(self.0.iter().map(|(start, end)| end - start).fold(0.0, |sum, part| sum + part))
     }
 
     /// How much time the set holds between two points. Costs only what lies between them.
     pub fn measure_within(&self, start: Seconds, end: Seconds) -> Seconds {
         let first = self.0.partition_point(|part| part.1 <= start.0);
         let inside = self.0[first..].iter().take_while(|part| part.0 < end.0);
-        Seconds(inside.map(|part| (part.1.min(end.0) - part.0.max(start.0)).max(0.0)).sum())
+        let lengths = inside.map(|part| (part.1.min(end.0) - part.0.max(start.0)).max(0.0));
+        // The sum of nothing would be −0.
+        Seconds(lengths.fold(0.0, |sum, part| sum + part))
     }
 }
 
