@@ -235,3 +235,69 @@ impl Sharder<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph;
+    use crate::lower::again::Keeps;
+    use crate::lower::shard::shard;
+    use crate::model::built_in;
+
+    /// What is exchanged on the way through a layer of experts, and back.
+    fn exchanges(strategy: Strategy) -> [Vec<(Axis, CollectiveKind)>; 2] {
+        let model = built_in::get("mini-moe").unwrap().unwrap();
+        let strategy = Strategy { seq: model.seq, ..strategy };
+        let graph = graph::build(&model, u64::from(strategy.dp), model.seq, model.seq);
+        let kind = graph.kinds.iter().find(|kind| kind.name == "experts").unwrap();
+        let layer = shard(&graph, kind, &strategy, Keeps::All);
+        [&layer.forward, &layer.backward].map(|items| {
+            let of = |item: &Item| match item {
+                Item::Convert { axis, kind, .. } => Some((*axis, *kind)),
+                Item::Op { .. } | Item::Shift { .. } => None,
+            };
+            items.iter().filter_map(of).collect()
+        })
+    }
+
+    #[test]
+    fn tokens_and_counts_go_and_tokens_and_gradients_come_back() {
+        let exchange = (Axis::Ep, CollectiveKind::AllToAll);
+        let alone = exchanges(Strategy { dp: 4, ..Strategy::default() });
+        assert_eq!(alone, [vec![], vec![]], "experts that all ranks hold");
+        let [forward, backward] = exchanges(Strategy { dp: 4, ep: 4, ..Strategy::default() });
+        assert_eq!(forward, [exchange; 3], "tokens, counts, and what became of the tokens");
+        assert_eq!(backward, [exchange; 2], "gradients there and back");
+    }
+
+    #[test]
+    fn parts_of_experts_gather_and_scatter() {
+        let along = |kind| (Axis::Etp, kind);
+        let exchange = (Axis::Ep, CollectiveKind::AllToAll);
+        let [gather, scatter] =
+            [CollectiveKind::AllGather, CollectiveKind::ReduceScatter].map(along);
+        let [forward, backward] =
+            exchanges(Strategy { dp: 4, ep: 2, etp: 2, ..Strategy::default() });
+        assert_eq!(forward, [exchange, gather, exchange, gather, scatter, exchange]);
+        // What was gathered is gathered again where weights' gradients read it.
+        assert_eq!(backward.iter().filter(|&&found| found == exchange).count(), 2);
+        assert_eq!(backward.iter().filter(|&&found| found == scatter).count(), 1);
+        let [forward, _] = exchanges(Strategy { dp: 2, etp: 2, ..Strategy::default() });
+        assert_eq!(forward, [gather, gather, scatter], "nothing goes along an axis of one");
+    }
+
+    #[test]
+    fn a_region_holds_what_can_come_or_so_many_shares() {
+        let of = |ep, room, capacity| {
+            let strategy =
+                Strategy { ep, expert_room: room, micro_batch: 2, ..Strategy::default() };
+            region_rows(&strategy, 128, capacity, (8, 2))
+        };
+        assert_eq!(of(1, 1.0, None), 256, "every choice of every token");
+        assert_eq!(of(4, 1.0, None), 64, "an equal share");
+        assert_eq!(of(4, 1.5, None), 96);
+        assert_eq!(of(8, 100.0, None), 128, "an expert takes a token once");
+        assert_eq!(of(4, 1.0, Some(20)), 80, "two experts, two sequences, twenty of each");
+        assert_eq!(of(4, 1.0, Some(1 << 60)), 256, "no more than there are");
+    }
+}
