@@ -9,7 +9,7 @@ use paceline_exec::hugging_face::{Pretrained, can_export, export};
 use paceline_exec::inference::{GenerateError, Network, Sampling, evaluate, generate};
 use paceline_exec::safetensors::{Contents, Reader};
 use paceline_exec::{Start, TrainOptions, train};
-use paceline_plan::model::Model;
+use paceline_plan::model::{Experts, Model, Shape};
 use paceline_plan::strategy::{Strategy, Zero};
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,6 +34,21 @@ impl Drop for Folder {
     }
 }
 
+/// Experts that transformers knows by the name of Mixtral.
+fn mixtral_like() -> Model {
+    let shape = *dropless_moe();
+    let experts = Experts { shared_experts: 0, dense_layers: 0, dense_ffn: 0, ..shape.experts };
+    Model::new("mixtral-like", Shape { qk_norm: false, experts, ..shape }).expect("sound")
+}
+
+/// Experts and latent attention that transformers knows by the name of DeepSeek-V3, whose configuration has
+/// no word for the balancing loss.
+fn deepseek_like() -> Model {
+    let shape = *latent_moe();
+    let experts = Experts { balance: 0.0, ..shape.experts };
+    Model::new("deepseek-like", Shape { norm_eps: 1e-6, experts, ..shape }).expect("sound")
+}
+
 /// A run of so many iterations, saved.
 fn saved(model: &Model, iterations: u32, folder: &Path) -> Checkpoint {
     let directory = folder.join("checkpoints");
@@ -45,7 +60,7 @@ fn saved(model: &Model, iterations: u32, folder: &Path) -> Checkpoint {
 
 #[test]
 fn exported_weights_come_back_to_the_bit_under_any_layout() {
-    for model in [tiny_gpt(true), tiny_gpt(false), tiny_llama()] {
+    for model in [tiny_gpt(true), tiny_gpt(false), tiny_llama(), mixtral_like(), deepseek_like()] {
         let folder = Folder::new(&format!("exported-{}-{}", model.name(), model.tied));
         let checkpoint = saved(&model, 0, &folder.0);
         let directory = folder.0.join("hf");
@@ -114,13 +129,20 @@ fn sharded_and_older_files_are_read() {
 fn what_has_no_form_elsewhere_is_not_exported() {
     let told = can_export(&tiny_mlp()).unwrap_err().to_string();
     assert_eq!(told, "tiny-mlp cannot be exported: transformers has no such model as an mlp");
+    let told = can_export(&tiny_moe()).unwrap_err().to_string();
+    assert!(
+        told.starts_with("tiny-moe cannot be exported: transformers has experts as in"),
+        "{told}"
+    );
     assert!(can_export(&tiny_llama()).is_ok());
 }
 
 /// The network of evaluation is the network of training: on the same samples, the same loss.
 #[test]
 fn evaluation_agrees_with_training() {
-    for model in [tiny_gpt(true), tiny_gpt(false), tiny_llama(), tiny_mlp()] {
+    for model in
+        [tiny_gpt(true), tiny_gpt(false), tiny_llama(), tiny_mlp(), dropless_moe(), latent_moe()]
+    {
         let folder = Folder::new(&format!("eval-{}-{}", model.name(), model.tied));
         let checkpoint = saved(&model, 3, &folder.0);
         let whole = train(&plan(&model, &strategy(8, 1, 4)), &options(4), &mut |_| {}).unwrap();
@@ -154,7 +176,7 @@ fn generation_from_memory_is_generation_from_the_whole_text() {
         done.map(|()| said)
     };
     let bold = Sampling { temperature: 0.0, top_k: None, seed: 0 };
-    for model in [tiny_gpt(true), tiny_llama(), tiny_mlp()] {
+    for model in [tiny_gpt(true), tiny_llama(), tiny_mlp(), tiny_moe(), latent_moe()] {
         let folder = Folder::new(&format!("generate-{}", model.name()));
         let checkpoint = saved(&model, 30, &folder.0);
         let network = Network::from_checkpoint(&model, &checkpoint).unwrap();

@@ -1,11 +1,12 @@
 //! Writes a checkpoint as a directory that `transformers` loads.
 
-use super::names::{parts, refusal};
+use super::config::config;
+use super::family::Family;
+use super::names::parts;
 use crate::checkpoint::Checkpoint;
 use crate::logical;
 use crate::safetensors::{Contents, SafetensorsError};
-use paceline_plan::model::{Activation, Model, ModelKind};
-use serde_json::{Value, json};
+use paceline_plan::model::Model;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -39,10 +40,12 @@ pub enum ExportError {
 
 /// Whether a model has a form that `transformers` knows.
 pub fn can_export(model: &Model) -> Result<(), ExportError> {
-    match refusal(model) {
-        Some(problem) => Err(ExportError::Model { model: model.name().to_owned(), problem }),
-        None => Ok(()),
-    }
+    family(model).map(|_| ())
+}
+
+fn family(model: &Model) -> Result<Family, ExportError> {
+    let refused = |problem| ExportError::Model { model: model.name().to_owned(), problem };
+    Family::of(model).map_err(refused)
 }
 
 /// Writes `config.json`, `model.safetensors` and, if there is one, `tokenizer.json`.
@@ -55,7 +58,7 @@ pub fn export(
     tokenizer: Option<&[u8]>,
     directory: &Path,
 ) -> Result<(), ExportError> {
-    can_export(model)?;
+    let family = family(model)?;
     let refused = |path: &Path| {
         let path = path.to_owned();
         move |source| ExportError::Write { path, source }
@@ -68,7 +71,7 @@ pub fn export(
         let path = directory.join("tokenizer.json");
         whole(&path, |mut file, path| file.write_all(tokenizer).map_err(refused(path)))?;
     }
-    let config = format!("{:#}\n", config(model));
+    let config = format!("{:#}\n", config(family, model));
     whole(&directory.join("config.json"), |mut file, path| {
         file.write_all(config.as_bytes()).map_err(refused(path))
     })
@@ -121,58 +124,9 @@ fn weights(
             first += values.len() as u64;
             let values = part.turned(values, part.rows);
             let Some(tensor) = contents.tensor(&part.name) else { continue };
-            file.write_all_at(bytemuck::cast_slice(&values), tensor.at).map_err(refused)?;
+            let at = tensor.at + part.first(dims[1]) * size_of::<f32>() as u64;
+            file.write_all_at(bytemuck::cast_slice(&values), at).map_err(refused)?;
         }
     }
     Ok(())
-}
-
-fn config(model: &Model) -> Value {
-    match model.kind {
-        ModelKind::Gpt2 | ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm => json!({
-            "architectures": ["GPT2LMHeadModel"],
-            "model_type": "gpt2",
-            "vocab_size": model.vocab,
-            "n_positions": model.max_positions,
-            "n_embd": model.d_model,
-            "n_layer": model.layers,
-            "n_head": model.heads,
-            "n_inner": model.ffn,
-            "activation_function": match model.activation {
-                Activation::Gelu | Activation::SwiGlu => "gelu_new",
-                Activation::Relu => "relu",
-                Activation::SquaredRelu => "relu2",
-            },
-            "layer_norm_epsilon": model.norm_eps,
-            "tie_word_embeddings": model.tied,
-            "attn_pdrop": 0.0,
-            "embd_pdrop": 0.0,
-            "resid_pdrop": 0.0,
-            "bos_token_id": null,
-            "eos_token_id": null,
-            "torch_dtype": "float32",
-        }),
-        ModelKind::Llama | ModelKind::Moe => json!({
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "vocab_size": model.vocab,
-            "max_position_embeddings": model.seq,
-            "hidden_size": model.d_model,
-            "intermediate_size": model.ffn,
-            "num_hidden_layers": model.layers,
-            "num_attention_heads": model.heads,
-            "num_key_value_heads": model.kv_heads,
-            "head_dim": model.head_dim,
-            "hidden_act": "silu",
-            "rms_norm_eps": model.norm_eps,
-            "rope_theta": model.rope_theta,
-            "attention_bias": false,
-            "attention_dropout": 0.0,
-            "mlp_bias": false,
-            "tie_word_embeddings": model.tied,
-            "bos_token_id": null,
-            "eos_token_id": null,
-            "torch_dtype": "float32",
-        }),
-    }
 }

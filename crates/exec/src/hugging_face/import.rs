@@ -16,6 +16,8 @@ use thiserror::Error;
 pub struct Pretrained {
     path: PathBuf,
     model: Model,
+    /// Whether rows that are turned together stand side by side.
+    paired: bool,
     files: Vec<Reader>,
     /// Which file has which of their tensors.
     places: BTreeMap<String, usize>,
@@ -58,6 +60,13 @@ pub enum ImportError {
     },
 }
 
+/// What a configuration says of how weights lie, and not of the model.
+#[derive(Deserialize)]
+struct Lying {
+    model_type: String,
+    rope_interleave: Option<bool>,
+}
+
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
@@ -69,8 +78,17 @@ impl Pretrained {
         let config = path.join("config.json");
         let text = read(&config)?;
         let model = hugging_face::parse(&text, &config.display().to_string())?;
-        let mut found =
-            Self { path: path.to_owned(), model, files: Vec::new(), places: BTreeMap::new() };
+        let lying: Option<Lying> = serde_json::from_str(&text).ok();
+        let mut found = Self {
+            path: path.to_owned(),
+            model,
+            // DeepSeek-V3's class has them so where a file is silent; the others do not ask.
+            paired: lying.is_some_and(|lying| {
+                lying.model_type == "deepseek_v3" && lying.rope_interleave != Some(false)
+            }),
+            files: Vec::new(),
+            places: BTreeMap::new(),
+        };
         let (single, index) =
             (path.join("model.safetensors"), path.join("model.safetensors.index.json"));
         if single.is_file() {
@@ -121,7 +139,10 @@ impl Pretrained {
         for part in parts {
             let (reader, theirs) = self.find(&part.name)?;
             reader.expect(theirs, &part.shape(dims[1]))?;
-            values.append(&mut part.turned(reader.whole(theirs)?, dims[1]));
+            let mut own = vec![0.0; (part.rows * dims[1]) as usize];
+            reader.read(theirs, part.first(dims[1]), &mut own)?;
+            let own = part.turned(own, dims[1]);
+            values.append(&mut if self.paired { part.unpaired(own, dims[1]) } else { own });
         }
         Ok(values)
     }

@@ -1,12 +1,15 @@
 //! Which of Hugging Face's tensors make one of ours.
 //!
-//! GPT-2 keeps its matrices as `[inputs, outputs]` (its `Conv1D`), ours are `[outputs, inputs]`. Llama
-//! keeps queries, keys, values, gate and up apart; ours stand one below the other in one matrix.
-//! Rotary positions turn element i with element i + half of a head in both.
+//! GPT-2 keeps its matrices as `[inputs, outputs]` (its `Conv1D`), ours are `[outputs, inputs]`. The others
+//! keep queries, keys, values, gate and up apart, and every expert's; ours stand one below the other in one
+//! matrix. DeepSeek-V3 has the keys that all heads share below the latent vector's matrix; ours are two.
+//! Rotary positions turn element i with element i + half of a head in all of them, unless a file of
+//! DeepSeek-V3 says that it has pairs side by side.
 
-use paceline_plan::model::{Activation, Model, ModelKind};
+use super::family::Family;
+use paceline_plan::model::Model;
 
-/// A tensor of theirs that is some rows of ours.
+/// A tensor of theirs, or some rows of it, that is some rows of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     /// Their name.
@@ -15,6 +18,11 @@ pub(super) struct Part {
     pub(super) rows: u64,
     /// Whether it lies the other way round.
     pub(super) transposed: bool,
+    /// The first of their rows, and how many they have, where not all are ours.
+    pub(super) within: Option<(u64, u64)>,
+    /// How many rows a head has, and how many of them, its last, are turned by position, where
+    /// files may have the two of a pair side by side.
+    pub(super) pairs: Option<(u64, u64)>,
 }
 
 /// The parts of one of our tensors, from its first row on. None if the name is not of such a model.
@@ -27,28 +35,21 @@ pub(super) fn parts(model: &Model, name: &str, dims: [u64; 2]) -> Option<Vec<Par
         }
         None => (None, name),
     };
-    match model.kind {
-        ModelKind::Gpt2 => gpt2(layer, what, rows),
-        ModelKind::Llama => llama(model, layer, what, rows),
-        ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm | ModelKind::Moe => None,
-    }
-}
-
-/// Why a model has no such form, if it has none.
-pub(super) fn refusal(model: &Model) -> Option<String> {
-    match (model.kind, model.activation) {
-        (ModelKind::Gpt2, _) | (ModelKind::Llama, Activation::SwiGlu) => None,
-        (ModelKind::Llama, other) => Some(format!(
-            "transformers' Llama has a gated network, and this model's activation is {other}"
-        )),
-        (ModelKind::Mlp, _) => Some("transformers has no such model as an mlp".to_owned()),
-        (ModelKind::Resnet | ModelKind::Dlrm, _) => {
-            Some(format!("a {}'s weights are not written for transformers", model.kind))
+    let family = Family::of(model).ok()?;
+    let theirs = match family {
+        Family::Gpt2 => return gpt2(layer, what, rows),
+        Family::Llama | Family::Mixtral | Family::Qwen3Moe | Family::DeepseekV3 => {
+            attention(model, layer, what, rows)
+                .or_else(|| feed_forward(family, model, what, rows))?
         }
-        (ModelKind::Moe, _) => {
-            Some("the names of experts in transformers are not known here yet".to_owned())
-        }
-    }
+    };
+    let prefix = layer.map_or(String::new(), |layer| format!("model.layers.{layer}."));
+    Some(
+        theirs
+            .into_iter()
+            .map(|part| Part { name: format!("{prefix}{}", part.name), ..part })
+            .collect(),
+    )
 }
 
 fn gpt2(layer: Option<u64>, what: &str, rows: u64) -> Option<Vec<Part>> {
@@ -73,46 +74,100 @@ fn gpt2(layer: Option<u64>, what: &str, rows: u64) -> Option<Vec<Part>> {
         (None, _) => return None,
     };
     let transposed = matrix && kind == "weight";
-    Some(vec![Part { name: format!("{theirs}.{kind}"), rows, transposed }])
+    Some(vec![Part { transposed, ..Part::new(format!("{theirs}.{kind}"), rows) }])
 }
 
-fn llama(model: &Model, layer: Option<u64>, what: &str, rows: u64) -> Option<Vec<Part>> {
+/// What stands outside the layers, and in them before the feed-forward part. All families but GPT-2 have
+/// the same names.
+fn attention(model: &Model, layer: Option<u64>, what: &str, rows: u64) -> Option<Vec<Part>> {
     let stem = what.strip_suffix(".weight")?;
+    let part = |name: &str, rows| Part::new(format!("{name}.weight"), rows);
     let (queries, keys) = (model.query_width(), model.kv_width());
-    let theirs: Vec<(&str, u64)> = match (layer, stem) {
-        (None, "embedding.table") => vec![("model.embed_tokens", rows)],
-        (None, "head.norm") => vec![("model.norm", rows)],
-        (None, "head.table") => vec![("lm_head", rows)],
-        (Some(_), "norm1") => vec![("input_layernorm", rows)],
+    let (turned, latent) = (model.latent.qk_rope, model.latent.kv_lora);
+    let down = |first, pairs| Part {
+        within: Some((first, latent + turned)),
+        pairs,
+        ..part("self_attn.kv_a_proj_with_mqa", rows)
+    };
+    let all = |name: &str| vec![part(name, rows)];
+    Some(match (layer, stem) {
+        (None, "embedding.table") => all("model.embed_tokens"),
+        (None, "head.norm") => all("model.norm"),
+        (None, "head.table") => all("lm_head"),
+        (Some(_), "norm1") => all("input_layernorm"),
         (Some(_), "qkv") => vec![
-            ("self_attn.q_proj", queries),
-            ("self_attn.k_proj", keys),
-            ("self_attn.v_proj", keys),
+            part("self_attn.q_proj", queries),
+            part("self_attn.k_proj", keys),
+            part("self_attn.v_proj", keys),
         ],
-        (Some(_), "attention_out") => vec![("self_attn.o_proj", rows)],
-        (Some(_), "norm2") => vec![("post_attention_layernorm", rows)],
-        (Some(_), "up") => vec![("mlp.gate_proj", model.ffn), ("mlp.up_proj", model.ffn)],
-        (Some(_), "down") => vec![("mlp.down_proj", rows)],
+        (Some(_), "q_norm") if model.qk_norm => all("self_attn.q_norm"),
+        (Some(_), "k_norm") => all("self_attn.k_norm"),
+        (Some(_), "q_down") => all("self_attn.q_a_proj"),
+        (Some(_), "q_norm") => all("self_attn.q_a_layernorm"),
+        (Some(_), "q_up") => {
+            let pairs = Some((model.head_dim, turned));
+            vec![Part { pairs, ..part("self_attn.q_b_proj", rows) }]
+        }
+        (Some(_), "kv_down") => vec![down(0, None)],
+        (Some(_), "k_rope") => vec![down(latent, Some((turned, turned)))],
+        (Some(_), "kv_norm") => all("self_attn.kv_a_layernorm"),
+        (Some(_), "kv_up") => all("self_attn.kv_b_proj"),
+        (Some(_), "attention_out") => all("self_attn.o_proj"),
+        (Some(_), "norm2") => all("post_attention_layernorm"),
         (None | Some(_), _) => return None,
+    })
+}
+
+/// A layer's network, or its router and experts.
+fn feed_forward(family: Family, model: &Model, what: &str, rows: u64) -> Option<Vec<Part>> {
+    let part = |name: String, rows| Part::new(format!("{name}.weight"), rows);
+    let gated = |prefix: &str| {
+        let half = |name| part(format!("{prefix}.{name}"), rows / 2);
+        vec![half("gate_proj"), half("up_proj")]
     };
-    let part = |(name, rows): (&str, u64)| {
-        let name = match layer {
-            Some(layer) => format!("model.layers.{layer}.{name}.weight"),
-            None => format!("{name}.weight"),
-        };
-        Part { name, rows, transposed: false }
+    let (layer, [gate, up, down]) = match family {
+        Family::Mixtral => ("block_sparse_moe", ["w1", "w3", "w2"]),
+        Family::Gpt2 | Family::Llama | Family::Qwen3Moe | Family::DeepseekV3 => {
+            ("mlp", ["gate_proj", "up_proj", "down_proj"])
+        }
     };
-    Some(theirs.into_iter().map(part).collect())
+    let experts = model.experts.experts;
+    let each = |names: &[&str]| {
+        let rows = rows / experts.max(1) / names.len() as u64;
+        let of = |expert, name: &&str| part(format!("{layer}.experts.{expert}.{name}"), rows);
+        (0..experts).flat_map(|expert| names.iter().map(move |name| of(expert, name))).collect()
+    };
+    Some(match what {
+        "up.weight" => gated("mlp"),
+        "down.weight" => vec![part("mlp.down_proj".to_owned(), rows)],
+        "router.weight" => vec![part(format!("{layer}.gate"), rows)],
+        "router.bias" => vec![Part::new(format!("{layer}.gate.e_score_correction_bias"), rows)],
+        "experts.up.weight" => each(&[gate, up]),
+        "experts.down.weight" => each(&[down]),
+        "shared.up.weight" => gated("mlp.shared_experts"),
+        "shared.down.weight" => vec![part("mlp.shared_experts.down_proj".to_owned(), rows)],
+        _ => return None,
+    })
 }
 
 impl Part {
+    fn new(name: String, rows: u64) -> Self {
+        Self { name, rows, transposed: false, within: None, pairs: None }
+    }
+
     /// The shape of their tensor, which has `columns` of ours in a row. One row is a vector of theirs.
     pub(super) fn shape(&self, columns: u64) -> Vec<u64> {
-        match (self.rows, self.transposed) {
+        let rows = self.within.map_or(self.rows, |(_, rows)| rows);
+        match (rows, self.transposed) {
             (1, false) => vec![columns],
             (rows, false) => vec![rows, columns],
             (rows, true) => vec![columns, rows],
         }
+    }
+
+    /// The first element of theirs that is ours.
+    pub(super) fn first(&self, columns: u64) -> u64 {
+        self.within.map_or(0, |(first, _)| first * columns)
     }
 
     /// Turns values of theirs into ours, or ours into theirs; `rows` is how many rows those given have.
@@ -129,5 +184,48 @@ impl Part {
             }
         }
         turned
+    }
+
+    /// Takes pairs of rows that stand side by side apart: the first of each, then the second of each.
+    pub(super) fn unpaired(&self, values: Vec<f32>, columns: u64) -> Vec<f32> {
+        let Some((head, turned)) = self.pairs else { return values };
+        let [head, turned, columns] = [head, turned, columns].map(|n| n as usize);
+        let mut apart = values.clone();
+        let plain = (head - turned) * columns;
+        let heads = values.chunks_exact(head * columns).zip(apart.chunks_exact_mut(head * columns));
+        for (from, to) in heads {
+            let to = to[plain..].chunks_exact_mut(columns);
+            let order = (0..turned).map(|row| row % (turned / 2) * 2 + row / (turned / 2));
+            for (to, row) in to.zip(order) {
+                to.copy_from_slice(&from[plain + row * columns..][..columns]);
+            }
+        }
+        apart
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paceline_plan::model::built_in;
+
+    #[test]
+    fn pairs_come_apart_behind_what_is_not_turned() {
+        let pairs = Some((5, 4));
+        let part = Part { pairs, ..Part::new("q".to_owned(), 10) };
+        let rows: Vec<f32> = (0..10u8).map(f32::from).collect();
+        let expected = [0.0, 1.0, 3.0, 2.0, 4.0, 5.0, 6.0, 8.0, 7.0, 9.0];
+        assert_eq!(part.unpaired(rows, 1), expected);
+    }
+
+    #[test]
+    fn rows_of_their_tensors_add_up_to_ours() {
+        for name in ["mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "llama3-8b", "gpt2-124m"] {
+            let model = built_in::get(name).unwrap().unwrap();
+            for (name, dims) in crate::logical::tensors(&model) {
+                let parts = parts(&model, &name, dims).unwrap_or_else(|| panic!("{name}"));
+                assert_eq!(parts.iter().map(|part| part.rows).sum::<u64>(), dims[0], "{name}");
+            }
+        }
     }
 }

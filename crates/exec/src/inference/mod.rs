@@ -4,10 +4,13 @@
 //! is cut, nothing is kept for a backward pass, and the length of what is read changes with every
 //! token.
 
+mod affine;
 mod attend;
 mod evaluate;
+mod feed;
 mod generate;
 mod network;
+mod project;
 mod walk;
 
 pub use evaluate::{Evaluation, evaluate};

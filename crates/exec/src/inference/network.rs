@@ -1,6 +1,9 @@
 //! The layers of a model, forward.
 
-use super::attend::{Attend, Heads};
+use super::affine::Affine;
+use super::attend::Attend;
+use super::feed::Feed;
+use super::project::Project;
 use crate::checkpoint::{Checkpoint, Source};
 use crate::hugging_face::{Pretrained, Whole};
 use crate::logical;
@@ -8,8 +11,8 @@ use crate::outcome::Parameters;
 use crate::safetensors::SafetensorsError;
 use paceline_kernels::Rows;
 use paceline_kernels::pool::Pool;
-use paceline_kernels::{activation, bias, embedding, linear, norm, reduce, rope};
-use paceline_plan::model::{Activation, Model};
+use paceline_kernels::{activation, embedding, linear, reduce};
+use paceline_plan::model::Model;
 use std::collections::BTreeMap;
 
 /// A model with its weights, whole.
@@ -25,25 +28,17 @@ pub struct Network {
     pool: Pool,
 }
 
-/// A gain or a matrix, and a bias where the model has one.
-#[derive(Debug)]
-struct Affine {
-    weight: Vec<f32>,
-    bias: Option<Vec<f32>>,
-}
-
 #[derive(Debug)]
 struct Block {
     /// None for a network whose tokens do not see each other.
     attention: Option<Attention>,
-    up: Affine,
-    down: Affine,
+    feed: Feed,
 }
 
 #[derive(Debug)]
 struct Attention {
     norm1: Affine,
-    qkv: Affine,
+    project: Project,
     out: Affine,
     norm2: Affine,
 }
@@ -80,29 +75,24 @@ impl Network {
     }
 
     fn of(model: &Model, mut tensors: Parameters) -> Self {
-        // Every name below is the model's own, so that it is there.
-        let mut take = |name: &str| tensors.remove(name);
-        let mut affine = |name: &str| Affine {
-            weight: take(&format!("{name}.weight")).unwrap_or_default(),
-            bias: take(&format!("{name}.bias")),
-        };
         let mut blocks = Vec::new();
         for layer in 0..model.layers {
-            let mut of = |what: &str| affine(&format!("blocks.{layer}.{what}"));
+            let name = format!("blocks.{layer}");
             let attention = model.kind.has_attention().then(|| Attention {
-                norm1: of("norm1"),
-                qkv: of("qkv"),
-                out: of("attention_out"),
-                norm2: of("norm2"),
+                norm1: Affine::take(&mut tensors, &format!("{name}.norm1")),
+                project: Project::take(model, &mut tensors, &name),
+                out: Affine::take(&mut tensors, &format!("{name}.attention_out")),
+                norm2: Affine::take(&mut tensors, &format!("{name}.norm2")),
             });
-            blocks.push(Block { attention, up: of("up"), down: of("down") });
+            let feed = Feed::take(model, &mut tensors, layer, &name);
+            blocks.push(Block { attention, feed });
         }
-        let norm = model.kind.has_attention().then(|| affine("head.norm"));
+        let norm = model.kind.has_attention().then(|| Affine::take(&mut tensors, "head.norm"));
         Self {
             model: model.clone(),
-            table: take("embedding.table.weight").unwrap_or_default(),
-            head: take("head.table.weight"),
-            positions: take("embedding.position.weight"),
+            table: tensors.remove("embedding.table.weight").unwrap_or_default(),
+            head: tensors.remove("head.table.weight"),
+            positions: tensors.remove("embedding.position.weight"),
             blocks,
             norm,
             // Without threads of its own, the calling one does it all.
@@ -133,28 +123,40 @@ impl Network {
         for (layer, block) in self.blocks.iter().enumerate() {
             match &block.attention {
                 Some(attention) => {
-                    let normed = self.normed(rows, &attention.norm1, &x);
-                    let mut qkv = self.linear(rows.rows, &attention.qkv, &normed);
-                    if self.model.kind.is_rotary() {
-                        rope::forward_in_place(self.rotation(), positions, &mut qkv);
-                    }
-                    let mut seen = vec![0.0; rows.rows * self.model.query_width() as usize];
-                    attend.attend(layer, (self.heads(), &self.pool), &qkv, &mut seen);
-                    self.add(&mut x, &self.linear(rows.rows, &attention.out, &seen));
-                    let normed = self.normed(rows, &attention.norm2, &x);
-                    let y = self.feed_forward(rows.rows, block, &normed);
-                    self.add(&mut x, &y);
+                    let y = self.attended(attention, layer, positions, attend, &x);
+                    reduce::add(&y, &mut x);
+                    let normed = attention.norm2.normed(self.model.norm_eps, &x);
+                    let y = block.feed.forward(&self.model, &self.pool, rows.rows, &normed);
+                    reduce::add(&y, &mut x);
                 }
                 None => {
-                    let y = self.feed_forward(rows.rows, block, &x);
+                    let y = block.feed.forward(&self.model, &self.pool, rows.rows, &x);
                     activation::relu_forward(&y, &mut x);
                 }
             }
         }
         match &self.norm {
-            Some(norm) => self.normed(rows, norm, &x),
+            Some(norm) => norm.normed(self.model.norm_eps, &x),
             None => x,
         }
+    }
+
+    /// What attention adds to the stream.
+    fn attended(
+        &self,
+        attention: &Attention,
+        layer: usize,
+        positions: &[u32],
+        attend: &mut dyn Attend,
+        x: &[f32],
+    ) -> Vec<f32> {
+        let (model, pool) = (&self.model, &self.pool);
+        let rows = x.len() / model.d_model.max(1) as usize;
+        let normed = attention.norm1.normed(model.norm_eps, x);
+        let qkv = attention.project.rows(model, pool, positions, (rows, &normed));
+        let mut seen = vec![0.0; rows * model.query_width() as usize];
+        attend.attend(layer, (Project::heads(model), pool), &qkv, &mut seen);
+        attention.out.product(pool, rows, &attention.project.seen(model, seen))
     }
 
     /// The logits of rows of the stream.
@@ -171,69 +173,5 @@ impl Network {
             &mut logits,
         );
         logits
-    }
-
-    pub(super) fn heads(&self) -> Heads {
-        let [heads, kv_heads, head_dim] =
-            [self.model.heads, self.model.kv_heads, self.model.head_dim].map(|n| n as usize);
-        Heads { heads, kv_heads, head_dim }
-    }
-
-    fn rotation(&self) -> rope::Rotation {
-        let Heads { heads, kv_heads, head_dim } = self.heads();
-        rope::Rotation { heads, kv_heads, head_dim, theta: self.model.rope_theta }
-    }
-
-    fn normed(&self, rows: Rows, affine: &Affine, x: &[f32]) -> Vec<f32> {
-        let mut y = vec![0.0; x.len()];
-        let mut stats = vec![0.0; 2 * rows.rows];
-        let (epsilon, gain) = (self.model.norm_eps as f32, &affine.weight);
-        match &affine.bias {
-            Some(bias) => {
-                norm::layer_norm_forward(rows, epsilon, x, gain, bias, &mut y, &mut stats);
-            }
-            None => {
-                let stats = &mut stats[..rows.rows];
-                norm::rms_norm_forward(rows, epsilon, x, gain, &mut y, stats);
-            }
-        }
-        y
-    }
-
-    fn linear(&self, rows: usize, affine: &Affine, x: &[f32]) -> Vec<f32> {
-        let inputs = x.len() / rows.max(1);
-        let outputs = affine.weight.len() / inputs.max(1);
-        let mut y = vec![0.0; rows * outputs];
-        linear::forward(
-            &self.pool,
-            linear::Shape { rows, inputs, outputs },
-            x,
-            &affine.weight,
-            &mut y,
-        );
-        if let Some(added) = &affine.bias {
-            let product = y.clone();
-            bias::forward(Rows { rows, width: outputs }, &product, added, &mut y);
-        }
-        y
-    }
-
-    fn feed_forward(&self, rows: usize, block: &Block, x: &[f32]) -> Vec<f32> {
-        let up = self.linear(rows, &block.up, x);
-        let width = self.model.ffn as usize;
-        let mut active = vec![0.0; rows * width];
-        match self.model.activation {
-            Activation::Gelu => activation::gelu_tanh_forward(&up, &mut active),
-            Activation::Relu => activation::relu_forward(&up, &mut active),
-            Activation::SquaredRelu => activation::squared_relu_forward(&up, &mut active),
-            Activation::SwiGlu => {
-                activation::swiglu_forward(Rows { rows, width }, &up, &mut active)
-            }
-        }
-        self.linear(rows, &block.down, &active)
-    }
-
-    fn add(&self, x: &mut [f32], y: &[f32]) {
-        reduce::add(y, x);
     }
 }

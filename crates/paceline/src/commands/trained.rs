@@ -6,7 +6,7 @@ use paceline_exec::checkpoint::Checkpoint;
 use paceline_exec::data::{BUILTIN, Tokenizer};
 use paceline_exec::hugging_face::Pretrained;
 use paceline_exec::inference::{ImageNetwork, Network};
-use paceline_plan::model::{Model, ModelKind};
+use paceline_plan::model::Model;
 use std::path::{Path, PathBuf};
 
 /// A model with its weights.
@@ -75,13 +75,6 @@ fn checkpoint(path: &Path) -> Result<Trained, String> {
     let name = file.display().to_string();
     let text = read_text(&file).map_err(|what| format!("{name} {what}"))?;
     let model = Model::parse(&text, &name).map_err(|errors| errors.to_string())?;
-    if model.kind == ModelKind::Moe {
-        return Err(format!(
-            "{name}: {} has experts, which train but do not yet run here; `paceline train --resume` \
-             goes on with it",
-            model.name()
-        ));
-    }
     let network = if ImageNetwork::is(&model) {
         ImageNetwork::from_checkpoint(&model, &checkpoint).map(Learnt::Images)
     } else {

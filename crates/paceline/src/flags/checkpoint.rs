@@ -26,7 +26,7 @@ pub(crate) struct CheckpointFlags {
     /// has 10 left. The model, the optimizer and the seed are the checkpoint's unless given.
     #[arg(long, value_name = "DIR")]
     pub resume: Option<PathBuf>,
-    /// Start from the weights of a Hugging Face directory (GPT-2, Llama or Mistral; safetensors)
+    /// Start from the weights of a Hugging Face directory (GPT-2, Llama, Mistral, Mixtral, Qwen3-MoE or DeepSeek-V3; safetensors)
     #[arg(long, value_name = "HF_DIR")]
     pub init_from: Option<PathBuf>,
     /// When done, write the model as a directory that Hugging Face's transformers load

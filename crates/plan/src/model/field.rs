@@ -1,6 +1,7 @@
 //! The fields of a description, and what each source of descriptions calls them.
 
 use super::ModelKind;
+use super::hugging_face::experts::{DENSE_LAYERS, HEAD_DIM, QK_NORM, ROUTER};
 
 /// One entry of a description of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,6 +47,12 @@ pub(super) enum Dialect {
     HuggingFaceGpt2,
     /// `config.json` of Llama and of the families that share its fields.
     HuggingFaceLlama,
+    /// `config.json` of Mixtral.
+    HuggingFaceMixtral,
+    /// `config.json` of Qwen3 with experts.
+    HuggingFaceQwen3Moe,
+    /// `config.json` of DeepSeek-V3.
+    HuggingFaceDeepseekV3,
 }
 
 impl Field {
@@ -200,6 +207,9 @@ impl Dialect {
             Self::Toml => Some(field.word()),
             Self::HuggingFaceGpt2 => gpt2_word(field),
             Self::HuggingFaceLlama => llama_word(field),
+            Self::HuggingFaceMixtral => mixtral_word(field),
+            Self::HuggingFaceQwen3Moe => qwen3_moe_word(field),
+            Self::HuggingFaceDeepseekV3 => deepseek_v3_word(field),
         }
     }
 
@@ -241,5 +251,46 @@ const fn llama_word(field: Field) -> Option<&'static str> {
         Field::NormEps => "rms_norm_eps",
         Field::RopeTheta => "rope_theta",
         _ => return None,
+    })
+}
+
+const fn mixtral_word(field: Field) -> Option<&'static str> {
+    Some(match field {
+        Field::Experts => "num_local_experts",
+        Field::Topk => "num_experts_per_tok",
+        Field::Balance => "router_aux_loss_coef",
+        _ => return llama_word(field),
+    })
+}
+
+const fn qwen3_moe_word(field: Field) -> Option<&'static str> {
+    Some(match field {
+        Field::Experts => "num_experts",
+        Field::Topk => "num_experts_per_tok",
+        Field::Balance => "router_aux_loss_coef",
+        Field::Ffn => "moe_intermediate_size",
+        Field::DenseFfn => "intermediate_size",
+        Field::DenseLayers => DENSE_LAYERS,
+        Field::QkNorm => QK_NORM,
+        _ => return llama_word(field),
+    })
+}
+
+const fn deepseek_v3_word(field: Field) -> Option<&'static str> {
+    Some(match field {
+        Field::Experts => "n_routed_experts",
+        Field::Topk => "num_experts_per_tok",
+        Field::SharedExperts => "n_shared_experts",
+        Field::Ffn => "moe_intermediate_size",
+        Field::DenseFfn => "intermediate_size",
+        Field::DenseLayers => "first_k_dense_replace",
+        Field::RouteScale => "routed_scaling_factor",
+        Field::Router => ROUTER,
+        Field::QLora => "q_lora_rank",
+        Field::KvLora => "kv_lora_rank",
+        Field::QkRope => "qk_rope_head_dim",
+        Field::VDim => "v_head_dim",
+        Field::HeadDim => HEAD_DIM,
+        _ => return llama_word(field),
     })
 }

@@ -5,6 +5,8 @@
 //! and that we cannot represent is an error: weights that load and then mean something else are
 //! worse than none.
 
+pub(super) mod experts;
+
 use super::error::{ModelError, ModelErrors};
 use super::field::{Dialect, Field};
 use super::fields::{Entry, Fields, Given, Value, quoted};
@@ -13,12 +15,13 @@ use super::{Activation, Model, ModelKind};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 
-/// Reads a `config.json` with `model_type` `gpt2`, `llama` or `mistral`.
+/// Reads a `config.json` with `model_type` `gpt2`, `llama`, `mistral`, `mixtral`, `qwen3_moe` or `deepseek_v3`.
 ///
 /// `file_name` is what errors call the file; the folder that holds it names the model.
 pub fn parse(text: &str, file_name: &str) -> Result<Model, ModelErrors> {
-    let entries = entries(text, file_name)?;
+    let mut entries = entries(text, file_name)?;
     let family = family(&entries, file_name)?;
+    experts::settle(family, &mut entries);
     let mut fields = Fields::new(family.dialect(), file_name, entries);
     refuse_the_unrepresentable(&mut fields, family);
     let activation = activation(&mut fields, family);
@@ -33,6 +36,12 @@ enum Family {
     Llama,
     /// Llama's layers, and a sliding window that must not bite.
     Mistral,
+    /// Mistral's layers with experts.
+    Mixtral,
+    /// Experts, and norms on queries and keys.
+    Qwen3Moe,
+    /// Experts, and latent attention.
+    DeepseekV3,
 }
 
 impl Family {
@@ -40,6 +49,9 @@ impl Family {
         match self {
             Self::Gpt2 => Dialect::HuggingFaceGpt2,
             Self::Llama | Self::Mistral => Dialect::HuggingFaceLlama,
+            Self::Mixtral => Dialect::HuggingFaceMixtral,
+            Self::Qwen3Moe => Dialect::HuggingFaceQwen3Moe,
+            Self::DeepseekV3 => Dialect::HuggingFaceDeepseekV3,
         }
     }
 
@@ -48,34 +60,35 @@ impl Family {
         let (kind, norm_eps) = match self {
             Self::Gpt2 => (ModelKind::Gpt2, 1e-5),
             Self::Llama | Self::Mistral => (ModelKind::Llama, 1e-6),
+            Self::Mixtral => (ModelKind::Moe, 1e-5),
+            Self::Qwen3Moe | Self::DeepseekV3 => (ModelKind::Moe, 1e-6),
         };
-        // Silence means 8 to Mistral's class and "as many as heads" to older writers: ask.
-        let needs_kv_heads = matches!(self, Self::Mistral);
+        // Silence means some number to these classes and "as many as heads" to older writers: ask.
+        let needs_kv_heads = matches!(self, Self::Mistral | Self::Mixtral | Self::Qwen3Moe);
         Given { kind, activation, norm_eps, needs_kv_heads }
     }
 }
 
 /// Families that people will try, and what keeps them out.
-const REFUSED: [(&str, &str); 5] = [
+const REFUSED: [(&str, &str); 4] = [
     ("qwen2", "it has biases on queries, keys and values only"),
     ("qwen3", "it has norms on queries and keys"),
     ("gemma", "its norms add one to their gain, and its activation is a gated GELU"),
-    (
-        "mixtral",
-        "the names of its experts are not known here yet; --model mixtral-8x7b has its shape",
-    ),
     ("gpt_neox", "its attention and feed-forward run side by side"),
 ];
 
 fn family(entries: &BTreeMap<String, Entry>, file_name: &str) -> Result<Family, ModelErrors> {
-    let known = "use a config.json with \"model_type\" gpt2, llama or mistral, \
-                 or write a model file in TOML";
+    let known = "use a config.json with \"model_type\" gpt2, llama, mistral, mixtral, qwen3_moe or \
+                 deepseek_v3, or write a model file in TOML";
     let entry = entries.get("model_type");
     let problem = match entry.map(|entry| &entry.value) {
         Some(Value::Text(word)) => match word.as_str() {
             "gpt2" => return Ok(Family::Gpt2),
             "llama" => return Ok(Family::Llama),
             "mistral" => return Ok(Family::Mistral),
+            "mixtral" => return Ok(Family::Mixtral),
+            "qwen3_moe" => return Ok(Family::Qwen3Moe),
+            "deepseek_v3" => return Ok(Family::DeepseekV3),
             word => match REFUSED.iter().find(|(refused, _)| *refused == word) {
                 Some((_, why)) => {
                     format!("`model_type` \"{word}\" cannot be represented: {why}")
@@ -98,7 +111,11 @@ fn refuse_the_unrepresentable(fields: &mut Fields, family: Family) {
             ("scale_attn_by_inverse_layer_idx", false),
             ("add_cross_attention", false),
         ],
-        Family::Llama | Family::Mistral => &[("attention_bias", false), ("mlp_bias", false)],
+        Family::Llama
+        | Family::Mistral
+        | Family::Mixtral
+        | Family::Qwen3Moe
+        | Family::DeepseekV3 => &[("attention_bias", false), ("mlp_bias", false)],
     };
     for (word, only) in fixed {
         let Some(Entry { line, value }) = fields.entries().get(*word) else { continue };
@@ -110,9 +127,13 @@ fn refuse_the_unrepresentable(fields: &mut Fields, family: Family) {
     if family != Family::Gpt2 {
         refuse_scaled_positions(fields);
     }
-    if family == Family::Mistral {
-        refuse_a_window(fields);
+    match family {
+        // The default of Mistral's configuration class.
+        Family::Mistral => refuse_a_window(fields, Some(4096)),
+        Family::Mixtral => refuse_a_window(fields, None),
+        Family::Gpt2 | Family::Llama | Family::Qwen3Moe | Family::DeepseekV3 => {}
     }
+    experts::refuse(fields, family);
 }
 
 fn refuse_scaled_positions(fields: &mut Fields) {
@@ -137,8 +158,8 @@ fn refuse_scaled_positions(fields: &mut Fields) {
 }
 
 /// A window at least as long as the longest sample is no window. A file that is silent has one of
-/// 4096 tokens, the default of Mistral's configuration class; `null` says that there is none.
-fn refuse_a_window(fields: &mut Fields) {
+/// `silent` tokens, if any; `null` says that there is none.
+fn refuse_a_window(fields: &mut Fields, silent: Option<i128>) {
     let longest = match fields.entry(Field::Seq).map(|entry| &entry.value) {
         Some(Value::Whole(longest)) => *longest,
         _ => return,
@@ -150,7 +171,10 @@ fn refuse_a_window(fields: &mut Fields) {
             let (line, problem) = (*line, format!("`{SLIDING_WINDOW}` is {value}"));
             return fields.note(line, problem, "use null, for attention to all earlier tokens");
         }
-        None => (fields.entry(Field::Kind).map_or(1, |entry| entry.line), 4096),
+        None => match silent {
+            Some(window) => (fields.entry(Field::Kind).map_or(1, |entry| entry.line), window),
+            None => return,
+        },
     };
     if window < longest {
         fields.note(
@@ -178,7 +202,11 @@ fn activation(fields: &mut Fields, family: Family) -> Activation {
                 ("relu2", Activation::SquaredRelu),
             ],
         ),
-        Family::Llama | Family::Mistral => {
+        Family::Llama
+        | Family::Mistral
+        | Family::Mixtral
+        | Family::Qwen3Moe
+        | Family::DeepseekV3 => {
             (Activation::SwiGlu, &[("silu", Activation::SwiGlu), ("swish", Activation::SwiGlu)])
         }
     };
@@ -271,7 +299,7 @@ fn value_of(value: &Json) -> Value {
             Err(_) => Value::Real(number.as_f64().unwrap_or(f64::NAN)),
         },
         Json::String(text) => Value::Text(text.clone()),
-        Json::Array(_) => Value::Other("an array"),
+        Json::Array(list) => Value::List(list.iter().map(|n| n.as_i64().map(i128::from)).collect()),
         Json::Object(_) => Value::Other("an object"),
     }
 }
@@ -466,11 +494,11 @@ mod tests {
     #[test]
     fn other_families_are_refused_with_the_reason() {
         for (family, why) in
-            [("qwen2", "biases"), ("mixtral", "names of its experts"), ("bert", "is unknown")]
+            [("qwen2", "biases"), ("qwen3", "norms on queries"), ("bert", "is unknown")]
         {
             let told = told(&GPT2.replace(r#"": "gpt2""#, &format!("\": \"{family}\"")));
             assert!(told.starts_with("config.json:6: `model_type`"), "{told}");
-            assert!(told.contains(why) && told.contains("gpt2, llama or mistral"), "{told}");
+            assert!(told.contains(why) && told.contains("gpt2, llama, mistral,"), "{told}");
         }
         assert!(told("{}").starts_with("config.json:1: `model_type` is missing"));
     }
