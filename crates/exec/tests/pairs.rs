@@ -350,8 +350,6 @@ type Choices = (&'static str, &'static [&'static str]);
 /// What cannot stand together, and why.
 const EXCLUDED: &[(Choices, Choices, &str)] = &[
     (("model", &["gpt2 tied", "gpt2", "llama", "resnet"]), ("ep", &["2"]), "they have no experts"),
-    (("zero", &["2", "3"]), ("ep", &["2"]), "experts that are dealt out keep whole gradients"),
-    (("optimizer", &["lamb", "lars"]), ("ep", &["2"]), "no rank sees the length of an expert"),
     (("cp", &["2"]), ("model", &["moe"]), "an expert's capacity is a whole sequence's"),
     (("cp", &["2"]), ("ep", &["2"]), "an expert's capacity is a whole sequence's"),
     (("optimizer", &["lamb", "lars"]), UNWAITING, "lengths are of one moment"),

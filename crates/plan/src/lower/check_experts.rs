@@ -3,7 +3,7 @@
 use super::check::divisors;
 use crate::compress::Compression;
 use crate::model::{Model, ModelKind};
-use crate::strategy::{Strategy, Sync, Zero};
+use crate::strategy::{Strategy, Sync};
 
 /// Says what keeps a model's experts from being cut so.
 pub(super) fn check(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
@@ -79,12 +79,6 @@ fn whole_sequences(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static st
 
 /// What is not there for experts that other ranks hold than the rest of their layers.
 fn apart(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
-    if s.zero >= Zero::Gradients {
-        say(
-            "--zero",
-            "with --ep, --etp or --tp, experts have ZeRO up to stage 1; use --zero 1".into(),
-        );
-    }
     if s.sync != Sync::AllReduce {
         say("--sync", format!("{} serves whole replicas; use --ep 1 and --etp 1", s.sync));
     }
@@ -94,15 +88,5 @@ fn apart(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     }
     if s.local.is_some() {
         say("--local-steps", "replicas that train apart hold whole experts; use --ep 1".into());
-    }
-    if s.optimizer.gauges() {
-        say(
-            "--optimizer",
-            format!(
-                "{} measures whole tensors, and no rank sees those of experts that are dealt out; \
-                 use adamw",
-                s.optimizer
-            ),
-        );
     }
 }

@@ -2,16 +2,18 @@
 //! 1904.00962, algorithm 2).
 //!
 //! The sums go the way of the gradient's norm: by block, filled in among those who share an update,
-//! then by tensor, filled in along tp (each rank has a part of a cut tensor) and pp (a tied table counts
-//! where the embedding stands). So a step has the same bits however the update is dealt out.
+//! then by tensor, filled in along tp (each rank has a part of a cut tensor), along ep and etp (each has other
+//! experts, or other parts of them) and pp (a tied table counts where the embedding stands). So a step
+//! has the same bits however the update is dealt out.
 
-use super::bucket::norm_entries;
+use super::bucket::{dense_norm_entries, norm_entries};
 use super::role::Role;
 use crate::dtype::DType;
 use crate::graph::{BLOCK, OpKind};
 use crate::ids::OpId;
 use crate::mesh::{Axis, GroupKind};
 use crate::program::{Gauge, MemoryKind, StepPhase, View};
+use std::ops::Range;
 
 impl Role<'_> {
     /// Gauges every bucket once the gradient's norm is known, which scales what moves the moments.
@@ -26,7 +28,6 @@ impl Role<'_> {
         };
         let (block_sums, tensor_sums) =
             (two("gauge.blocks", blocks), two("gauge.tensors", tensors));
-        let sharded = self.buckets.first().is_some_and(|bucket| bucket.shard.is_some());
 
         let mut offset = 0;
         for bucket in 0..self.buckets.len() {
@@ -40,22 +41,44 @@ impl Role<'_> {
             offset += len;
         }
         let mut after = Vec::new();
-        if sharded {
-            after = self.sum("gauge.blocks", GroupKind::Replicas, block_sums);
+        for (group, run) in self.dealt() {
+            for view in both(block_sums, &run) {
+                after = self.sum("gauge.blocks", group, view);
+            }
         }
         for [from, into] in halves(block_sums, tensor_sums) {
             self.small(OpKind::TensorSquares, from, into, &after);
         }
         after.clear();
-        // A stage that does not wait for the others needs its own tensors' alone.
-        let flushes = self.context.strategy.schedule.flushes();
-        for axis in [Axis::Tp, Axis::Pp] {
-            if self.context.mesh.axis(axis) > 1 && (axis == Axis::Tp || flushes) {
-                after = self.sum("gauge.tensors", GroupKind::Axis(axis), tensor_sums);
+        let dense = u64::from(dense_norm_entries(&self.context.graph));
+        let (rest, experts) = (0..dense, dense..tensors);
+        let axes = [
+            (Axis::Tp, rest),
+            (Axis::Ep, experts.clone()),
+            (Axis::Etp, experts),
+            (Axis::Pp, 0..tensors),
+        ];
+        for (axis, run) in axes {
+            // A stage that does not wait for the others needs its own tensors' alone.
+            let waits = axis != Axis::Pp || self.context.strategy.schedule.flushes();
+            if self.context.mesh.axis(axis) > 1 && waits && !run.is_empty() {
+                for view in both(tensor_sums, &run) {
+                    after = self.sum("gauge.tensors", GroupKind::Axis(axis), view);
+                }
             }
         }
         after
     }
+}
+
+/// The same run of both halves: one view where it is all of them.
+fn both(sums: View, run: &Range<u64>) -> Vec<View> {
+    let half = sums.len / 2;
+    if *run == (0..half) {
+        return vec![sums];
+    }
+    let len = run.end - run.start;
+    [0, half].map(|first| View { offset: sums.offset + first + run.start, len, ..sums }).to_vec()
 }
 
 /// The sums of weights by block and by tensor, then those of directions.

@@ -27,6 +27,7 @@ mod offload;
 mod partition;
 mod ring;
 mod role;
+mod rotating;
 mod segment;
 mod serve;
 mod server;

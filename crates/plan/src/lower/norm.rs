@@ -11,6 +11,7 @@ use crate::mesh::{Axis, GroupKind};
 use crate::program::{
     Access, LocalOp, MemoryKind, Op, Operand, Segment, SegmentPass, Template, View,
 };
+use std::ops::Range;
 
 impl Role<'_> {
     /// The gradient's norm: sums of squares per block, per tensor, over all tensors. Blocks that other
@@ -26,8 +27,6 @@ impl Role<'_> {
 
         let mut offset = 0;
         let mut after = Vec::new();
-        // Runs of blocks that the same ranks hold parts of: what is not an expert's, and what is.
-        let mut dealt: Vec<(GroupKind, View)> = Vec::new();
         for bucket in 0..self.buckets.len() {
             let state = &self.buckets[bucket];
             let (grads, ready, holders) = (state.step_grads, state.ready, self.dealt_among(state));
@@ -37,20 +36,12 @@ impl Role<'_> {
             let experts = state.shape.experts;
             let ready: Vec<OpId> = ready.into_iter().collect();
             self.small(OpKind::BlockSquares { parts, experts }, grads, sums, &ready);
-            match (holders, dealt.last_mut()) {
-                (Some(group), Some((last, view)))
-                    if group == *last && view.offset + view.len == offset =>
-                {
-                    view.len += len;
-                }
-                (Some(group), _) => dealt.push((group, sums)),
-                (None, _) => {}
-            }
             offset += len;
         }
         let all_blocks = self.whole(block_sums);
-        for (group, view) in dealt {
-            after = self.sum("norm.blocks", group, view);
+        for (group, blocks) in self.dealt() {
+            let (offset, len) = (blocks.start, blocks.end - blocks.start);
+            after = self.sum("norm.blocks", group, View { offset, len, ..all_blocks });
         }
         let tensors = self.whole(tensor_sums);
         self.small(OpKind::TensorSquares, all_blocks, tensors, &after);
@@ -80,6 +71,25 @@ impl Role<'_> {
                 self.buffer(name.into(), DType::F32, elements, 1, kind)
             }
         }
+    }
+
+    /// Runs of blocks, over all buckets, that the same ranks hold parts of: what is not an expert's, and
+    /// what is.
+    pub(super) fn dealt(&self) -> Vec<(GroupKind, Range<u64>)> {
+        let mut runs: Vec<(GroupKind, Range<u64>)> = Vec::new();
+        let mut offset = 0;
+        for state in &self.buckets {
+            let end = offset + state.shape.elements / BLOCK;
+            match (self.dealt_among(state), runs.last_mut()) {
+                (Some(group), Some((last, run))) if group == *last && run.end == offset => {
+                    run.end = end;
+                }
+                (Some(group), _) => runs.push((group, offset..end)),
+                (None, _) => {}
+            }
+            offset = end;
+        }
+        runs
     }
 
     /// Among whom a bucket's gradients are dealt out at the step, if they are.

@@ -58,6 +58,9 @@ pub(super) struct BucketState {
     pub(super) tied_sum: Option<CallId>,
     /// The reduction's result when it is added up per microbatch.
     staged: Option<View>,
+    /// Whether nobody holds the same of it, and its gradients are added up here while those of others are
+    /// reduced microbatch by microbatch.
+    alone: bool,
     reduce: Option<CallId>,
     /// What takes the place of that where gradients are compressed.
     pub(super) compressed: Option<Compressed>,
@@ -149,8 +152,11 @@ impl Role<'_> {
             self.whole(id)
         });
 
+        let replicas = self.context.mesh.group_size(holders);
         let transient = self.transient_gradients();
-        let grads = if transient {
+        // Experts that no other rank holds have nobody to be reduced with.
+        let alone = transient && replicas == 1 && s.microbatches() > 1;
+        let grads = if transient && (replicas > 1 || alone) {
             self.rotating("grads", &shape, s.grad_dtype)
         } else {
             let id = self.buffer(
@@ -162,17 +168,18 @@ impl Role<'_> {
             );
             self.whole(id)
         };
-        let step_grads = if sharded && s.zero >= Zero::Gradients {
-            let id = self.buffer(
-                name.clone() + ".grad.part",
-                s.grad_dtype,
-                part,
-                1,
-                MemoryKind::Gradients,
-            );
-            self.whole(id)
-        } else {
-            grads
+        let apart_from_grads = match (sharded && s.zero >= Zero::Gradients, alone) {
+            (true, _) => Some((".grad.part", part)),
+            (false, true) => Some((".grad.sum", elements)),
+            (false, false) => None,
+        };
+        let step_grads = match apart_from_grads {
+            Some((what, len)) => {
+                let name = name.clone() + what;
+                let id = self.buffer(name, s.grad_dtype, len, 1, MemoryKind::Gradients);
+                self.whole(id)
+            }
+            None => grads,
         };
         let uses = if shape.tied { self.uses() } else { Uses::Together };
         let apart = uses != Uses::Together;
@@ -181,7 +188,7 @@ impl Role<'_> {
             let id = self.buffer(name, s.grad_dtype, elements, 1, MemoryKind::Gradients);
             self.whole(id)
         });
-        let per_microbatch = transient && s.microbatches() > 1 && total.is_none();
+        let per_microbatch = transient && replicas > 1 && s.microbatches() > 1 && total.is_none();
         let staged = per_microbatch.then(|| {
             let id = self.buffer(
                 name.clone() + ".grad.staged",
@@ -238,7 +245,6 @@ impl Role<'_> {
         });
         let summed = total.unwrap_or(grads);
         let tied_sum = (uses == Uses::Ranks).then(|| self.tied_call(&name, summed));
-        let replicas = self.context.mesh.group_size(holders);
         let compressed = self.declare_compressed(&name, &shape.entries, elements, holders);
         let comparison = self.declare_comparison(&name, elements, holders);
         let apart = served || shared || comparison.is_some();
@@ -284,6 +290,7 @@ impl Role<'_> {
             second_leaves: Vec::new(),
             second_total: None,
             staged,
+            alone,
             total,
             reduce,
             compressed,
@@ -296,33 +303,6 @@ impl Role<'_> {
             grads_used: None,
             gathered: false,
         });
-    }
-
-    /// One of two buffers that blocks use in turn; embedding, head and tied tables have their own.
-    fn rotating(&mut self, what: &str, shape: &BucketShape, dtype: DType) -> View {
-        let inner = |l: usize| {
-            let layer = self.context.graph.layer(l.into());
-            layer.input.is_some() && layer.output.is_some()
-        };
-        let blocks = !shape.tied && shape.layers.clone().all(inner);
-        let name = if blocks {
-            let turn = if self.context.strategy.zero == Zero::Parameters {
-                shape.layers.start
-            } else {
-                self.buckets.len()
-            };
-            format!("{what}.{}", turn % 2)
-        } else {
-            format!("{}.{what}", shape.name)
-        };
-        let id = match self.buffers.iter().position(|b| b.name == name) {
-            Some(at) => {
-                self.buffers[at].elements = self.buffers[at].elements.max(shape.elements);
-                BufferId::from(at)
-            }
-            None => self.buffer(name, dtype, shape.elements, 1, MemoryKind::Communication),
-        };
-        View { buffer: id, offset: 0, len: shape.elements }
     }
 
     /// Declares the loss of the last stage.
@@ -492,6 +472,14 @@ impl Role<'_> {
             return self.compress(bucket, compressed, &after);
         } else if let servers @ 1.. = self.context.strategy.sync.servers() {
             after = self.push_to_servers(bucket, servers, &after);
+        }
+        if self.buckets[bucket].alone {
+            let BucketState { grads: from, step_grads: into, .. } = self.buckets[bucket];
+            let mode = if k == 0 { AccumulateMode::Move } else { AccumulateMode::Add };
+            let added = self.compute(Op::Accumulate { from, into, mode }, &after);
+            self.buckets[bucket].grads_used = Some(added);
+            self.buckets[bucket].ready = Some(added);
+            return;
         }
         let state = &self.buckets[bucket];
         if state.tensor_sum.is_some() || state.reduce.is_some() {
