@@ -323,7 +323,9 @@ impl Kernel {
 }
 
 fn routing_of(routing: Routing) -> route::Routing {
-    let Routing { experts, topk, sigmoid, scale, seq, capacity, balance } = routing;
+    let Routing { experts, topk, sigmoid, scale, seq, capacity, balance, .. } = routing;
+    let [groups, kept_groups, parts] =
+        [routing.groups, routing.kept_groups, routing.parts].map(|n| n as usize);
     route::Routing {
         experts: experts as usize,
         topk: topk as usize,
@@ -332,6 +334,9 @@ fn routing_of(routing: Routing) -> route::Routing {
         seq: seq as usize,
         capacity: capacity.map(|capacity| capacity as usize),
         balance: balance as f32,
+        groups,
+        kept_groups,
+        parts,
     }
 }
 

@@ -59,6 +59,12 @@ fn layouts() -> Vec<(&'static str, Strategy)> {
             "dp 4, ep 2, zero 3, free",
             Strategy { dp: 4, ep: 2, zero: Zero::Parameters, order: Order::Free, ..one() },
         ),
+        ("cp 2", Strategy { cp: 2, ..one() }),
+        (
+            "dp 2, cp 2, ep 4, zero 3",
+            Strategy { dp: 2, cp: 2, ep: 4, zero: Zero::Parameters, ..one() },
+        ),
+        ("cp 2, tp 2, ep 2, full", Strategy { cp: 2, ep: 2, recompute: Recompute::Full, ..sp(2) }),
         // Experts have replicas, and the rest has none.
         ("tp 2, zero 3", Strategy { zero: Zero::Parameters, ..sp(2) }),
         (

@@ -6,13 +6,13 @@
 mod common;
 
 use common::wires::train_over;
-use common::{bits, options, strategy, tiny_gpt, tiny_llama, tiny_moe, tiny_resnet};
+use common::{bits, options, strategy, tiny_dlrm, tiny_gpt, tiny_llama, tiny_moe, tiny_resnet};
 use paceline_exec::{Outcome, TrainOptions, can_run, train};
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, Order};
 use paceline_plan::compress::Compression;
 use paceline_plan::lower::lower;
-use paceline_plan::model::Model;
+use paceline_plan::model::{Body, Model};
 use paceline_plan::outer::{Local, Outer};
 use paceline_plan::program::Plan;
 use paceline_plan::schedule::ScheduleKind;
@@ -28,7 +28,7 @@ type Feature = (&'static str, &'static [&'static str]);
 /// What is combined. Words are those of the command line; a new one needs nothing but its place here,
 /// and in [`EXCLUDED`] what it cannot stand with.
 const FEATURES: &[Feature] = &[
-    ("model", &["gpt2 tied", "gpt2", "llama", "resnet", "moe"]),
+    ("model", &["gpt2 tied", "gpt2", "llama", "resnet", "moe", "dlrm"]),
     ("dp", &["1", "2", "4"]),
     ("tp", &["1", "2"]),
     ("pp", &["1", "2", "4"]),
@@ -111,6 +111,7 @@ fn case(row: &Row) -> Case {
         "gpt2" => tiny_gpt(false),
         "resnet" => tiny_resnet(),
         "moe" => tiny_moe(),
+        "dlrm" => tiny_dlrm(),
         _ => tiny_llama(),
     };
     let leaves = number(if read("leaves") == "dp" { "dp" } else { "leaves" });
@@ -138,7 +139,7 @@ fn case(row: &Row) -> Case {
         overlap: read("overlap") == "yes",
         bucket: Bytes(u64::from(number("bucket"))),
         optimizer: read("optimizer").parse::<OptimizerKind>().expect("an optimizer"),
-        // A sample is 16 tokens, or one image.
+        // A sample is 16 tokens, or one image, or one click.
         seq: model.seq,
         compress: read("compress").parse::<Compression>().expect("a compression"),
         local: read("local-steps").parse().ok().map(|steps| Local { steps, outer: Outer::Average }),
@@ -285,14 +286,19 @@ fn cover(strength: usize) -> (Vec<Row>, Vec<Tuple>) {
 
 /// What a layout is held to: one rank, or without flush a pipeline of as many stages and replicas, whose
 /// depth says how old the weights are that a pass reads.
-fn plain(strategy: &Strategy) -> Strategy {
+fn plain(model: &Model, strategy: &Strategy) -> Strategy {
     let &Strategy { dtype, grad_dtype, optimizer, micro_batch, leaves, seq, .. } = strategy;
-    let one = common::strategy(SAMPLES, micro_batch, leaves);
+    let one = match model.body() {
+        // Rows step once, with all samples of an iteration.
+        Body::Clicks(_) => common::strategy(SAMPLES, SAMPLES, 1),
+        Body::Tokens {} | Body::Images(_) => common::strategy(SAMPLES, micro_batch, leaves),
+    };
     let one = Strategy { dtype, grad_dtype, optimizer, seq, ..one };
     if strategy.schedule.flushes() {
         return one;
     }
-    Strategy { dp: strategy.dp, pp: strategy.pp, schedule: strategy.schedule, ..one }
+    let &Strategy { dp, pp, schedule, .. } = strategy;
+    Strategy { dp, pp, schedule, micro_batch, leaves, ..one }
 }
 
 /// Trains every row, and holds it to a plain layout: to the bit where that is promised.
@@ -308,14 +314,16 @@ fn hold(rows: &[Row]) {
         let violations = validate(&plan, None);
         assert!(violations.is_empty(), "{row:?}: {violations:?}");
         let options = TrainOptions { threads_per_rank: threads, ..options(3) };
-        let plain = plain(&strategy);
+        let plain = plain(&model, &strategy);
         let name = format!("{} {} {plain:?}", model.name(), model.tied);
         let expected = alone.entry(name).or_insert_with(|| {
             let plan = common::plan(&model, &plain);
             train(&plan, &common::options(3), &mut |_| {}).expect("a sound plan")
         });
         let found = train_over(&plan, transport, &options);
-        let whole = strategy.tp * strategy.cp * strategy.ep == 1;
+        // Samples that other ranks look up have sums in another order.
+        let tables = matches!(model.body(), Body::Clicks(_));
+        let whole = strategy.tp * strategy.cp * strategy.ep == 1 && !tables;
         let exact = whole && strategy.order == Order::Canonical;
         let narrow = strategy.dtype != DType::F32 || strategy.grad_dtype != DType::F32;
         let lossy = strategy.compress != Compression::None;
@@ -349,9 +357,11 @@ type Choices = (&'static str, &'static [&'static str]);
 
 /// What cannot stand together, and why.
 const EXCLUDED: &[(Choices, Choices, &str)] = &[
-    (("model", &["gpt2 tied", "gpt2", "llama", "resnet"]), ("ep", &["2"]), "they have no experts"),
-    (("cp", &["2"]), ("model", &["moe"]), "an expert's capacity is a whole sequence's"),
-    (("cp", &["2"]), ("ep", &["2"]), "an expert's capacity is a whole sequence's"),
+    (
+        ("model", &["gpt2 tied", "gpt2", "llama", "resnet", "dlrm"]),
+        ("ep", &["2"]),
+        "they have no experts",
+    ),
     (("optimizer", &["lamb", "lars"]), UNWAITING, "lengths are of one moment"),
     (("optimizer", &["lamb", "lars"]), APART, "lengths are of all replicas"),
     (("model", &["moe"]), UNFLUSHED, "dropped tokens are those of an iteration"),
@@ -363,6 +373,19 @@ const EXCLUDED: &[(Choices, Choices, &str)] = &[
     (("model", &["resnet"]), ("sp", &["yes"]), "images are not cut"),
     (("model", &["resnet"]), ("cp", &["2"]), "images are not cut"),
     (("model", &["resnet"]), LOSSY, "running averages go with the gradients"),
+    (CLICKS, ("tp", &["2"]), "it is cut by samples and by tables"),
+    (CLICKS, ("sp", &["yes"]), "it is cut by samples and by tables"),
+    (CLICKS, ("cp", &["2"]), "it is cut by samples and by tables"),
+    (CLICKS, ("pp", &["2", "4"]), "it is cut by samples and by tables"),
+    (CLICKS, ("dp", &["1"]), "it has replicas alone"),
+    (CLICKS, CHUNKED, "it needs a pipeline"),
+    (CLICKS, ("optimizer", &["momentum", "adamw", "lamb", "lars"]), "rows have no state"),
+    (CLICKS, ("leaves", &["8"]), "rows step once an iteration"),
+    (CLICKS, ("micro-batch", &["1"]), "rows step once an iteration"),
+    (CLICKS, SERVED, "replicas hold tables"),
+    (CLICKS, ("dtype", &["bf16", "f16"]), "rows would lose small steps"),
+    (CLICKS, LOSSY, "tables that are dealt out have gradients of their own"),
+    (CLICKS, APART, "rows step once an iteration"),
     (("dp", &["4"]), ("schedule", &["dualpipev"]), "two microbatches, of four that it needs"),
     (("leaves", &["8"]), ("schedule", &["pipedream"]), "it has one microbatch"),
     (("micro-batch", &["1"]), ("schedule", &["pipedream"]), "it has one microbatch"),
@@ -425,6 +448,9 @@ const SPLIT: Choices = ("schedule", &["zb-h1", "zb-h1:2", "dualpipev"]);
 
 /// Schedules that do not flush.
 const UNFLUSHED: Choices = ("schedule", &["pipedream", "pipedream:2bw"]);
+
+/// A model whose tables are dealt out to replicas.
+const CLICKS: Choices = ("model", &["dlrm"]);
 
 /// Something rests elsewhere.
 const OFFLOADED: Choices = ("offload", &["optimizer", "all"]);

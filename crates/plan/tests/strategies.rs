@@ -63,6 +63,8 @@ fn experts(number: u64) -> Experts {
         dense_layers: number / 2 % 2,
         dense_ffn: number / 2 % 2 * 16,
         router: Router::ALL[(number / 3 % 2) as usize],
+        groups: 0,
+        group_topk: 0,
         route_scale: 1.0,
         capacity: (number / 4 % 2) as f64,
         balance: 0.01,
@@ -77,11 +79,7 @@ fn with_experts(model: &Model, layout: Layout, (ep, etp): (u32, u32)) -> Layout 
     let ranks = layout.dp * layout.tp;
     let ep = if layout.sync == Sync::AllReduce { (1 << ep).min(ranks) } else { 1 };
     let etp = if layout.sync == Sync::AllReduce { (1 << etp).min(ranks / ep) } else { 1 };
-    let layout = Layout { ep, etp, sp: layout.tp > 1, expert_room: 1.5, ..layout };
-    if !layout.experts_apart() {
-        return layout;
-    }
-    Layout { zero: layout.zero.min(Zero::Optimizer), optimizer: OptimizerKind::AdamW, ..layout }
+    Layout { ep, etp, sp: layout.tp > 1, expert_room: 1.5, ..layout }
 }
 
 prop_compose! {

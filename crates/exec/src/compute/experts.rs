@@ -4,7 +4,8 @@ use super::operands::Operands;
 use super::{Compute, Write};
 use crate::error::Fault;
 use crate::kernel::ExpertKernel;
-use paceline_kernels::experts::route::{self, Room};
+use crate::place::Place;
+use paceline_kernels::experts::route::{self, Room, Routing};
 use paceline_kernels::experts::{dispatch, product};
 use paceline_kernels::{Element, Rows};
 use paceline_plan::program::{LocalOp, Template};
@@ -59,7 +60,7 @@ impl Compute<'_> {
         let room = Room { whole: &mut routed.whole, floats: &mut routed.floats };
         match kernel {
             ExpertKernel::Route(routing) => {
-                let own = own(self.place.tensor.index, on.rows(0).rows, on.output_rows(0).rows);
+                let own = own(self.place, routing, on.rows(0).rows, on.output_rows(0).rows);
                 let bias = on.has_param(0).then(|| on.param::<T>(0));
                 let (choices, gates) = (on.output_ids(0), on.output(1));
                 let logits = on.input::<T>(0);
@@ -71,7 +72,7 @@ impl Compute<'_> {
                 }
             }
             ExpertKernel::RouteInput(routing) => {
-                let own = own(self.place.tensor.index, on.rows(1).rows, on.output_rows(0).rows);
+                let own = own(self.place, routing, on.rows(1).rows, on.output_rows(0).rows);
                 let bias = on.has_param(0).then(|| on.param::<T>(0));
                 let (dgates, logits) = (on.input(0), on.input::<T>(1));
                 let (dlogits, scale) = (on.output(0), self.loss_scale);
@@ -137,6 +138,15 @@ impl Compute<'_> {
     }
 }
 
+/// The rows of a microbatch's sequences that a rank has, of those that all know: of its part of the
+/// sequences, those of its part of the tensor-parallel axis.
+fn own(place: Place, routing: Routing, all: usize, rows: usize) -> Range<usize> {
+    let of_part = all / routing.parts.max(1);
+    let part = if routing.parts > 1 { place.context.index as usize * of_part } else { 0 };
+    let first = part + if rows < of_part { place.tensor.index as usize * rows } else { 0 };
+    first..first + rows
+}
+
 /// Elements of workspace that an expert's product needs.
 pub(super) fn workspace<T: Element, G: Element>(
     template: &Template,
@@ -175,12 +185,6 @@ pub(super) fn expert_shape(
         inputs: inputs as usize,
         outputs: outputs as usize / experts.max(1),
     }
-}
-
-/// The rows of a microbatch's sequences that this rank has, of those that all know.
-fn own(index: u32, all: usize, rows: usize) -> Range<usize> {
-    let first = if rows < all { index as usize * rows } else { 0 };
-    first..first + rows
 }
 
 /// Where tokens stand, whichever expert's places they are.

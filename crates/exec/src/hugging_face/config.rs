@@ -115,6 +115,7 @@ fn qwen3(model: &Model) -> Value {
 fn deepseek(model: &Model) -> Value {
     let Experts { experts, shared_experts, dense_layers, dense_ffn, route_scale, .. } =
         model.experts;
+    let Experts { groups, group_topk, .. } = model.experts;
     let Latent { q_lora, kv_lora, qk_rope, v_dim } = model.latent;
     json!({
         "architectures": ["DeepseekV3ForCausalLM"],
@@ -126,8 +127,8 @@ fn deepseek(model: &Model) -> Value {
         "first_k_dense_replace": dense_layers,
         "routed_scaling_factor": route_scale,
         "norm_topk_prob": shares(&model.experts),
-        "n_group": 1,
-        "topk_group": 1,
+        "n_group": groups.max(1),
+        "topk_group": group_topk.max(1),
         "q_lora_rank": q_lora,
         "kv_lora_rank": kv_lora,
         "qk_rope_head_dim": qk_rope,

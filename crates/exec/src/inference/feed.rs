@@ -125,6 +125,9 @@ impl Experts {
             seq: rows,
             capacity: None,
             balance: 0.0,
+            groups: model.experts.groups.max(1) as usize,
+            kept_groups: model.experts.group_topk.max(1) as usize,
+            parts: 1,
         };
         let (whole, floats) = routing.room();
         let (mut whole, mut floats) = (vec![0; whole], vec![0.0; floats]);

@@ -40,6 +40,8 @@ const DENSE: Experts = Experts {
     dense_layers: 0,
     dense_ffn: 0,
     router: Router::Softmax,
+    groups: 0,
+    group_topk: 0,
     route_scale: 0.0,
     capacity: 0.0,
     balance: 0.0,

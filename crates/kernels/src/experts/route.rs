@@ -5,6 +5,9 @@
 //! 2412.19437, eq. 13) unless there is only one, whose weight is its score (Fedus et al., Switch
 //! Transformer, arXiv 2101.03961, eq. 2): otherwise nothing would teach the router.
 //!
+//! Experts may stand in groups, and a token's then come from few of them: those whose two best scores add
+//! up to the most (DeepSeek-V3, section 2.1.2, node-limited routing, as its published code has it).
+//!
 //! The loss that balances loads is that of DeepSeek-V3, eq. 17 to 20, for every sequence by itself: the
 //! sum over experts of f·P, with f the expert's share of the choices in units of an equal one and P its
 //! mean normalised score.
@@ -35,13 +38,66 @@ pub struct Routing {
     pub capacity: Option<usize>,
     /// What a sequence's imbalance counts for in the loss.
     pub balance: f32,
+    /// Groups of equally many experts, one after the other.
+    pub groups: usize,
+    /// Groups that a token's experts come from.
+    pub kept_groups: usize,
+    /// Parts in which sequences were dealt out in a zigzag: rows stand part by part, in each the tokens of
+    /// one sequence after those of another, of which it has a run from the front and one from the end.
+    pub parts: usize,
 }
 
 impl Routing {
     /// How many numbers a [`Room`] needs: whole ones, and floats.
     pub fn room(&self) -> (usize, usize) {
         let choices = self.seq.saturating_mul(self.topk);
-        (choices.saturating_add(self.experts), self.experts)
+        (choices.saturating_add(self.experts), self.experts.saturating_add(self.groups))
+    }
+
+    /// Tokens of a sequence that stand together.
+    fn each(&self) -> usize {
+        (self.seq / self.parts.max(1)).max(1)
+    }
+
+    /// The row of a sequence's token, of so many rows.
+    fn row(&self, rows: usize, sequence: usize, token: usize) -> usize {
+        if self.parts <= 1 {
+            return sequence * self.seq + token;
+        }
+        let (each, sequences) = (self.each(), rows / self.seq.max(1));
+        let run = (each / 2).max(1);
+        let (at, last) = (token / run, 2 * self.parts - 1);
+        let (part, behind) = if at < self.parts { (at, 0) } else { (last - at, run) };
+        (part * sequences + sequence) * each + behind + token % run
+    }
+
+    /// The token of its sequence that a row is, of so many rows.
+    fn token(&self, rows: usize, row: usize) -> usize {
+        let (each, at) = (self.each(), row % self.each());
+        if self.parts <= 1 {
+            return at;
+        }
+        let (part, run) = (row / (rows / self.parts).max(1), (each / 2).max(1));
+        let runs = if at < run { part } else { 2 * self.parts - 1 - part };
+        runs * run + at % run
+    }
+
+    /// The sequences that some rows of one part belong to, each with its rows among them.
+    fn sequences(
+        &self,
+        rows: usize,
+        own: &Range<usize>,
+    ) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+        let each = self.each();
+        let of_part = (rows / self.parts.max(1)).max(1);
+        let part = own.start / of_part * of_part;
+        let own = own.clone();
+        let first = (own.start - part) / each;
+        let last = if own.is_empty() { first } else { (own.end - part).div_ceil(each) };
+        (first..last).map(move |sequence| {
+            let start = part + sequence * each;
+            (sequence, start.max(own.start)..(start + each).min(own.end))
+        })
     }
 }
 
@@ -68,18 +124,19 @@ pub fn forward<T: Element>(
     gates: &mut [f32],
     mut room: Room<'_>,
 ) -> u64 {
-    let Routing { experts, topk, seq, .. } = routing;
+    let Routing { experts, topk, .. } = routing;
     expect_len("choices", choices.len(), &[own.len(), topk]);
     expect_len("gates", gates.len(), &[own.len(), topk]);
     let mut dropped = 0;
-    for sequence in sequences(&own, seq) {
+    let rows = logits.len() / experts.max(1);
+    for (sequence, of_sequence) in routing.sequences(rows, &own) {
         let Room { whole, floats } = &mut room;
-        let (chosen, counts) = choose(routing, &sequence, logits, bias, whole, floats);
+        let (chosen, counts) = choose(routing, sequence, logits, bias, whole, floats);
         if let Some(capacity) = routing.capacity {
             drop_beyond(capacity, topk, chosen, counts);
         }
-        for row in sequence.start.max(own.start)..sequence.end.min(own.end) {
-            let chosen = &chosen[(row - sequence.start) * topk..][..topk];
+        for row in of_sequence {
+            let chosen = &chosen[routing.token(rows, row) * topk..][..topk];
             let at = (row - own.start) * topk..(row - own.start + 1) * topk;
             choices[at.clone()].copy_from_slice(chosen);
             dropped += chosen.iter().filter(|&&choice| choice & DROPPED != 0).count() as u64;
@@ -105,15 +162,16 @@ pub fn input_gradient<T: Element>(
     let Routing { experts, topk, seq, .. } = routing;
     expect_len("dgates", dgates.len(), &[own.len(), topk]);
     expect_len("dlogits", dlogits.len(), &[own.len(), experts]);
-    for sequence in sequences(&own, seq) {
+    let rows = logits.len() / experts.max(1);
+    for (sequence, of_sequence) in routing.sequences(rows, &own) {
         let Room { whole, floats } = &mut room;
-        let (chosen, counts) = choose(routing, &sequence, logits, bias, whole, floats);
+        let (chosen, counts) = choose(routing, sequence, logits, bias, whole, floats);
         // What a normalised score counts for: balance · f / T, eq. 17 and 18.
         let share = experts as f32 / (topk * seq) as f32;
         let weight = routing.balance * loss_scale * share / seq as f32;
-        for row in sequence.start.max(own.start)..sequence.end.min(own.end) {
+        for row in of_sequence {
             let logits = &logits[row * experts..][..experts];
-            let chosen = &chosen[(row - sequence.start) * topk..][..topk];
+            let chosen = &chosen[routing.token(rows, row) * topk..][..topk];
             let dgates = &dgates[(row - own.start) * topk..][..topk];
             let floats = &mut floats[..experts];
             scores(routing, logits, floats);
@@ -155,17 +213,10 @@ pub fn bias_gradient<G: Element>(
     }
 }
 
-/// The sequences that some rows belong to.
-fn sequences(own: &Range<usize>, seq: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-    let seq = seq.max(1);
-    let all = own.start / seq..if own.is_empty() { 0 } else { own.end.div_ceil(seq) };
-    all.map(move |at| at * seq..(at + 1) * seq)
-}
-
 /// The choices of all tokens of a sequence, and how many each expert has.
 fn choose<'r, T: Element>(
     routing: Routing,
-    sequence: &Range<usize>,
+    sequence: usize,
     logits: &[T],
     bias: Option<&[T]>,
     whole: &'r mut [u32],
@@ -174,8 +225,10 @@ fn choose<'r, T: Element>(
     let Routing { experts, topk, seq, .. } = routing;
     let (chosen, counts) = whole.split_at_mut(seq * topk);
     let counts = &mut counts[..experts];
-    for (row, chosen) in sequence.clone().zip(chosen.chunks_exact_mut(topk)) {
-        let keys = &mut floats[..experts];
+    let rows = logits.len() / experts.max(1);
+    for (token, chosen) in chosen.chunks_exact_mut(topk).take(seq).enumerate() {
+        let (keys, groups) = floats.split_at_mut(experts);
+        let row = routing.row(rows, sequence, token);
         let logits = &logits[row * experts..][..experts];
         match bias {
             Some(bias) => {
@@ -189,10 +242,38 @@ fn choose<'r, T: Element>(
                 }
             }
         }
+        if routing.kept_groups < routing.groups {
+            keep_groups(routing.kept_groups, keys, &mut groups[..routing.groups]);
+        }
         largest(keys, chosen);
     }
     count(chosen, counts);
     (chosen, counts)
+}
+
+/// Leaves only the experts of those groups to choose from whose two largest keys add up to the most; of equal
+/// ones the first.
+fn keep_groups(kept: usize, keys: &mut [f32], sums: &mut [f32]) {
+    let each = (keys.len() / sums.len().max(1)).max(1);
+    for (sum, keys) in sums.iter_mut().zip(keys.chunks_exact(each)) {
+        let (mut best, mut next) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+        for &key in keys {
+            if key > best {
+                (best, next) = (key, best);
+            } else if key > next {
+                next = key;
+            }
+        }
+        *sum = best + if each > 1 { next } else { 0.0 };
+    }
+    for group in 0..sums.len() {
+        let before = |other: &usize| {
+            sums[*other] > sums[group] || (sums[*other] == sums[group] && *other < group)
+        };
+        if (0..sums.len()).filter(before).count() >= kept {
+            keys[group * each..(group + 1) * each].fill(f32::NEG_INFINITY);
+        }
+    }
 }
 
 /// The positions of the largest keys, in falling order; of equal ones the first.
@@ -317,6 +398,9 @@ mod tests {
         seq: 6,
         capacity: None,
         balance: 0.0,
+        groups: 1,
+        kept_groups: 1,
+        parts: 1,
     };
 
     /// Choices, gates and the number of dropped ones, for some rows.
@@ -416,6 +500,67 @@ mod tests {
             sum += dropped;
         }
         assert_eq!(sum, dropped);
+    }
+
+    /// Sequences that several hold parts of, in a zigzag, are routed as if one had them.
+    #[test]
+    fn where_tokens_stand_does_not_matter() {
+        let (sequences, parts) = (3, 2);
+        let seq = 8;
+        let routing = Routing { seq, capacity: Some(3), balance: 0.1, ..ROUTING };
+        let (topk, experts, rows) = (routing.topk, routing.experts, sequences * seq);
+        let logits = random("logits", rows * experts);
+        let (choices, gates, dropped) = routed(routing, 0..rows, &logits, None);
+        let dealt = Routing { parts, ..routing };
+        // Two tokens from the front, and those that are as far from the end.
+        let tokens = [[0, 1, 6, 7], [2, 3, 4, 5]];
+        let mut order = Vec::new();
+        for tokens in tokens {
+            order.extend((0..sequences).flat_map(|s| tokens.map(|token| s * seq + token)));
+        }
+        let lying: Vec<f32> =
+            order.iter().flat_map(|&row| logits[row * experts..][..experts].to_vec()).collect();
+        let gradient = |routing: Routing, own: Range<usize>, logits: &[f32]| {
+            let (whole, floats) = routing.room();
+            let (mut whole, mut floats) = (vec![0; whole], vec![0.0; floats]);
+            let room = Room { whole: &mut whole, floats: &mut floats };
+            let (dgates, len) = (vec![0.5; own.len() * topk], own.len() * experts);
+            let mut dlogits = vec![f32::NAN; len];
+            input_gradient(routing, own, &dgates, logits, None, &mut dlogits, 1.0, room);
+            dlogits
+        };
+        let whole = gradient(routing, 0..rows, &logits);
+        let mut sum = 0;
+        // Halves of parts, as ranks hold them that share a part's tokens.
+        for own in [0..6, 6..12, 12..18, 18..24] {
+            let (some, some_gates, dropped) = routed(dealt, own.clone(), &lying, None);
+            let parts_of = gradient(dealt, own.clone(), &lying);
+            for (at, row) in own.enumerate() {
+                let token = order[row];
+                assert_eq!(some[at * topk..][..topk], choices[token * topk..][..topk]);
+                assert_eq!(some_gates[at * topk..][..topk], gates[token * topk..][..topk]);
+                assert_eq!(
+                    parts_of[at * experts..][..experts],
+                    whole[token * experts..][..experts]
+                );
+            }
+            sum += dropped;
+        }
+        assert_eq!((sum, dropped > 0), (dropped, true));
+    }
+
+    #[test]
+    fn experts_come_from_the_groups_with_the_best_pairs() {
+        let sigmoid = true;
+        let routing = Routing { experts: 6, groups: 3, kept_groups: 1, seq: 1, sigmoid, ..ROUTING };
+        // The single best expert is in the first group, the best pair in the second.
+        let logits = [3.0, -9.0, 1.0, 0.9, 0.8, -1.0];
+        let (choices, _, _) = routed(routing, 0..1, &logits, None);
+        assert_eq!(choices, [2, 3]);
+        let (choices, _, _) = routed(Routing { kept_groups: 2, ..routing }, 0..1, &logits, None);
+        assert_eq!(choices, [2, 3], "the third group's pair is better than the first's");
+        let (choices, _, _) = routed(Routing { kept_groups: 3, ..routing }, 0..1, &logits, None);
+        assert_eq!(choices, [0, 2], "no limit");
     }
 
     #[test]

@@ -378,6 +378,9 @@ impl<'a> Builder<'a> {
             seq,
             capacity: m.experts.taken(seq),
             balance: m.experts.balance / sequences as f64,
+            groups: m.experts.groups.max(1),
+            kept_groups: m.experts.group_topk.max(1),
+            parts: 1,
         }
     }
 

@@ -303,6 +303,12 @@ pub struct Routing {
     pub capacity: Option<u64>,
     /// What a sequence's imbalance counts for in the loss.
     pub balance: f64,
+    /// Groups of equally many experts.
+    pub groups: u64,
+    /// Groups that a token's experts come from.
+    pub kept_groups: u64,
+    /// Ranks that each have a part of every sequence, in a zigzag. Before sharding one.
+    pub parts: u64,
 }
 
 /// The shape of attention whose heads come from latent vectors. After sharding, of one rank's part.

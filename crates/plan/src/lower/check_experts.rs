@@ -16,7 +16,7 @@ pub(super) fn check(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static s
         return;
     }
     axes(model, s, say);
-    whole_sequences(model, s, say);
+    tokens_dealt_out(s, say);
     if s.experts_apart() {
         apart(s, say);
     }
@@ -55,24 +55,14 @@ fn axes(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String))
     }
 }
 
-/// Which tokens an expert takes, and how even the loads are, is decided on whole sequences.
-fn whole_sequences(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+/// A token goes to its experts from one rank.
+fn tokens_dealt_out(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     if s.tp > 1 && !s.sp {
         say(
             "--tp",
             "each token goes to its experts from one rank; with experts, --tp needs --sp, which \
              deals tokens out"
                 .into(),
-        );
-    }
-    if s.cp > 1 && (model.experts.capacity > 0.0 || model.experts.balance > 0.0) {
-        say(
-            "--cp",
-            format!(
-                "{} counts its experts' tokens over whole sequences, of which ranks along --cp have \
-                 parts; give a model with capacity = 0.0 and balance = 0.0, or use --cp 1",
-                model.name()
-            ),
         );
     }
 }

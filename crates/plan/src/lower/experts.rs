@@ -14,7 +14,7 @@
 
 use super::shard::{Item, Sharder, ValueId};
 use crate::collective::{CollectiveKind, Reduction};
-use crate::graph::{LinearRole, OpKind, Operator, Part, TensorClass};
+use crate::graph::{LinearRole, OpKind, Operator, Part, Routing, TensorClass};
 use crate::ids::{ParamId, TensorId};
 use crate::mesh::Axis;
 use crate::spec::{Conversion, Placement, conversion};
@@ -31,6 +31,8 @@ pub(super) enum At {
     Gathered,
     /// The same, as parts of a sum.
     Unsummed,
+    /// Affinities of whole sequences, with all ranks that have parts of them.
+    Sequences,
 }
 
 /// Whether an operator works on tokens in expert order.
@@ -139,6 +141,7 @@ impl Sharder<'_> {
         let regions = match at {
             At::Home | At::Arrived => ep,
             At::Gathered | At::Unsummed => ep * etp,
+            At::Sequences => unreachable!("affinities are not in expert order"),
         };
         let [_, width] = self.layer.tensor(tensor).dims;
         let counts = self.layer.tensor(tensor).class == TensorClass::Counts;
@@ -170,6 +173,7 @@ impl Sharder<'_> {
             At::Home if self.strategy.ep > 1 => (At::Arrived, Axis::Ep, by_expert, by_token),
             At::Home => (At::Unsummed, Axis::Etp, Placement::SUM, Placement::TOKENS),
             At::Unsummed => unreachable!("sums are made, not asked for"),
+            At::Sequences => unreachable!("affinities are not in expert order"),
         };
         let from_value = self.need_rows(tensor, before);
         let Ok(Conversion::Collective(kind, reduction)) = conversion(from, to) else {
@@ -179,6 +183,38 @@ impl Sharder<'_> {
         self.values[value].gathered = kind == CollectiveKind::AllGather;
         self.convert(axis, (kind, reduction), from_value, value);
         value
+    }
+
+    /// Whether ranks must see all of a sequence's affinities to route their own tokens: its experts' loads
+    /// are counted.
+    fn on_whole_sequences(&self, routing: &Routing) -> bool {
+        let counted = routing.capacity.is_some() || routing.balance > 0.0;
+        counted && self.strategy.cp > 1
+    }
+
+    /// The affinities that a routing reads, of all ranks that have parts of its sequences.
+    pub(super) fn affinities(&mut self, kind: OpKind, tensor: TensorId, own: ValueId) -> ValueId {
+        let OpKind::Route(routing) = kind else { return own };
+        if !self.on_whole_sequences(&routing)
+            || self.layer.tensor(tensor).class != TensorClass::Activation
+        {
+            return own;
+        }
+        let versions = &self.versions[tensor.index()];
+        if let Some(&v) = versions.iter().find(|&&v| self.values[v].at == Some(At::Sequences)) {
+            return v;
+        }
+        let Ok(Conversion::Collective(kind, reduction)) =
+            conversion(Placement::TOKENS, Placement::Replicate)
+        else {
+            unreachable!("what is cut by token is gathered")
+        };
+        let all = self.define(tensor, Placement::Replicate);
+        let value = &mut self.values[all];
+        value.dims[0] *= u64::from(self.strategy.cp);
+        (value.at, value.gathered) = (Some(At::Sequences), true);
+        self.convert(Axis::Cp, (kind, reduction), own, all);
+        all
     }
 
     /// Where tokens are before they are gathered along `etp`.
@@ -227,10 +263,10 @@ impl Sharder<'_> {
                 let rows = equal.min(ep * etp * self.region);
                 OpKind::ExpertLinear { role, experts: experts / ep, regions: ep * etp, rows }
             }
-            OpKind::Route(routing) => {
-                let seq = routing.seq / u64::from(self.strategy.cp);
-                OpKind::Route(crate::graph::Routing { seq, ..routing })
-            }
+            OpKind::Route(routing) => OpKind::Route(match self.on_whole_sequences(&routing) {
+                true => Routing { parts: self.strategy.cp.into(), ..routing },
+                false => Routing { seq: routing.seq / u64::from(self.strategy.cp), ..routing },
+            }),
             other => other,
         }
     }

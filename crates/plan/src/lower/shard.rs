@@ -275,7 +275,11 @@ impl<'a> Sharder<'a> {
     /// The tensor in a placement, converted if it is not at hand in it.
     pub(super) fn need(&mut self, tensor: TensorId, placement: Placement) -> ValueId {
         let versions = &self.versions[tensor.index()];
-        if let Some(&v) = versions.iter().find(|&&v| self.values[v].placement == placement) {
+        let held = |v: &&ValueId| {
+            let value = &self.values[**v];
+            value.placement == placement && value.at.is_none()
+        };
+        if let Some(&v) = versions.iter().find(held) {
             return v;
         }
         let Some(&from) = versions.last() else {
@@ -308,8 +312,11 @@ impl<'a> Sharder<'a> {
             return self.apply_expert(op);
         }
         let rule = self.rule(op);
-        let inputs: Vec<ValueId> =
+        let mut inputs: Vec<ValueId> =
             op.inputs.iter().zip(&rule.inputs).map(|(&t, &p)| self.need(t, p)).collect();
+        for (&tensor, input) in op.inputs.iter().zip(&mut inputs) {
+            *input = self.affinities(op.kind, tensor, *input);
+        }
         let outputs: Vec<ValueId> =
             op.outputs.iter().zip(&rule.outputs).map(|(&t, &p)| self.define(t, p)).collect();
         if let Some(how) = rule.params {

@@ -1,7 +1,7 @@
 //! The rules that a shape must keep, wherever it came from.
 
 use super::field::{Dialect, Field};
-use super::{Experts, Latent, ModelKind, Shape};
+use super::{Experts, Latent, ModelKind, Router, Shape};
 use std::collections::BTreeSet;
 
 /// The most parameters a model may have. At 16 bytes each, the most that training state takes, the
@@ -217,6 +217,36 @@ impl Check<'_> {
                 )
             })
         });
+        self.groups();
+    }
+
+    fn groups(&mut self) {
+        let [groups, group_topk] = [Field::Groups, Field::GroupTopk].map(|f| self.dialect.word(f));
+        self.rule(&[Field::GroupTopk, Field::Groups, Field::Experts, Field::Topk], |shape| {
+            let Experts { experts, topk, groups: all, group_topk: some, router, .. } =
+                shape.experts;
+            if all == 0 && some == 0 {
+                return None;
+            }
+            let given =
+                format!("`{group_topk}` is {some} of {all} `{groups}` of {experts} experts");
+            let remedy = if all == 0 || some == 0 {
+                "give both, or leave both out".to_owned()
+            } else if router != Router::Sigmoid {
+                "use router \"sigmoid\", whose scores of a group add up".to_owned()
+            } else if !experts.is_multiple_of(all) || experts / all < 2 {
+                format!(
+                    "use a number of groups of two or more experts each; these divide: {}",
+                    divisors_near(experts, all)
+                )
+            } else if some > all || some.saturating_mul(experts / all) < topk {
+                let least = topk.div_ceil(experts / all);
+                format!("use {least} to {all}, so that {topk} can be chosen")
+            } else {
+                return None;
+            };
+            Some((given, remedy))
+        });
     }
 
     fn latent(&mut self) {
@@ -326,7 +356,7 @@ pub(super) fn divisors_near(number: u64, wanted: u64) -> String {
     if below == above { below.to_string() } else { format!("{below} or {above}") }
 }
 
-fn sizes(shape: &Shape) -> [(Field, u64); 18] {
+fn sizes(shape: &Shape) -> [(Field, u64); 20] {
     [
         (Field::Layers, shape.layers),
         (Field::DModel, shape.d_model),
@@ -342,6 +372,8 @@ fn sizes(shape: &Shape) -> [(Field, u64); 18] {
         (Field::SharedExperts, shape.experts.shared_experts),
         (Field::DenseLayers, shape.experts.dense_layers),
         (Field::DenseFfn, shape.experts.dense_ffn),
+        (Field::Groups, shape.experts.groups),
+        (Field::GroupTopk, shape.experts.group_topk),
         (Field::QLora, shape.latent.q_lora),
         (Field::KvLora, shape.latent.kv_lora),
         (Field::QkRope, shape.latent.qk_rope),

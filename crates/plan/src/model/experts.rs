@@ -21,6 +21,11 @@ pub struct Experts {
     pub dense_ffn: u64,
     /// How a token's affinity to an expert is scored.
     pub router: Router,
+    /// Groups that experts stand in, equally many in each; zero where there are none.
+    pub groups: u64,
+    /// Groups that a token's experts come from: those whose two best add up to the most (DeepSeek-V3,
+    /// arXiv 2412.19437, section 2.1.2).
+    pub group_topk: u64,
     /// What the weights of a token's experts add up to.
     pub route_scale: f64,
     /// How many times its equal share of a sequence's tokens an expert takes; what is beyond is

@@ -28,6 +28,8 @@ pub(super) enum Field {
     DenseLayers,
     DenseFfn,
     Router,
+    Groups,
+    GroupTopk,
     RouteScale,
     Capacity,
     Balance,
@@ -56,7 +58,7 @@ pub(super) enum Dialect {
 }
 
 impl Field {
-    pub(super) const ALL: [Self; 30] = [
+    pub(super) const ALL: [Self; 32] = [
         Self::Name,
         Self::Kind,
         Self::Layers,
@@ -79,6 +81,8 @@ impl Field {
         Self::DenseLayers,
         Self::DenseFfn,
         Self::Router,
+        Self::Groups,
+        Self::GroupTopk,
         Self::RouteScale,
         Self::Capacity,
         Self::Balance,
@@ -114,6 +118,8 @@ impl Field {
             Self::DenseLayers => "dense_layers",
             Self::DenseFfn => "dense_ffn",
             Self::Router => "router",
+            Self::Groups => "groups",
+            Self::GroupTopk => "group_topk",
             Self::RouteScale => "route_scale",
             Self::Capacity => "capacity",
             Self::Balance => "balance",
@@ -137,6 +143,8 @@ impl Field {
             | Self::DenseLayers
             | Self::DenseFfn
             | Self::Router
+            | Self::Groups
+            | Self::GroupTopk
             | Self::RouteScale
             | Self::Capacity
             | Self::Balance
@@ -161,7 +169,12 @@ impl Field {
     /// magnitude above anything trained, and low enough that products of three fit 128 bits.
     pub(super) const fn limit(self) -> u64 {
         match self {
-            Self::Layers | Self::DenseLayers | Self::Experts | Self::Topk => 65_535,
+            Self::Layers
+            | Self::DenseLayers
+            | Self::Experts
+            | Self::Topk
+            | Self::Groups
+            | Self::GroupTopk => 65_535,
             Self::SharedExperts => 1 << 10,
             Self::Seq | Self::Positions => 1 << 30,
             Self::Vocab => 1 << 31,
@@ -177,6 +190,8 @@ impl Field {
             Self::SharedExperts
             | Self::DenseLayers
             | Self::DenseFfn
+            | Self::Groups
+            | Self::GroupTopk
             | Self::QLora
             | Self::KvLora
             | Self::QkRope
@@ -286,6 +301,8 @@ const fn deepseek_v3_word(field: Field) -> Option<&'static str> {
         Field::DenseLayers => "first_k_dense_replace",
         Field::RouteScale => "routed_scaling_factor",
         Field::Router => ROUTER,
+        Field::Groups => "n_group",
+        Field::GroupTopk => "topk_group",
         Field::QLora => "q_lora_rank",
         Field::KvLora => "kv_lora_rank",
         Field::QkRope => "qk_rope_head_dim",

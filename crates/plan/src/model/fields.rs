@@ -120,6 +120,7 @@ impl Fields {
         let mut or_none = |field: Field| self.size_if_given(field).unwrap_or(0);
         let [shared_experts, dense_layers, dense_ffn] =
             [Field::SharedExperts, Field::DenseLayers, Field::DenseFfn].map(&mut or_none);
+        let [groups, group_topk] = [Field::Groups, Field::GroupTopk].map(&mut or_none);
         Experts {
             experts: self.size(Field::Experts),
             topk: self.size(Field::Topk),
@@ -127,6 +128,8 @@ impl Fields {
             dense_layers,
             dense_ffn,
             router: self.router(),
+            groups,
+            group_topk,
             route_scale: self.real_or(Field::RouteScale, 1.0),
             capacity: self.real_or(Field::Capacity, 0.0),
             balance: self.real_or(Field::Balance, 0.0),

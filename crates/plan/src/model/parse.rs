@@ -78,6 +78,8 @@ impl Model {
                 Field::DenseLayers => self.experts.dense_layers.to_string(),
                 Field::DenseFfn => self.experts.dense_ffn.to_string(),
                 Field::Router => format!("\"{}\"", self.experts.router),
+                Field::Groups => self.experts.groups.to_string(),
+                Field::GroupTopk => self.experts.group_topk.to_string(),
                 Field::RouteScale => format!("{:?}", self.experts.route_scale),
                 Field::Capacity => format!("{:?}", self.experts.capacity),
                 Field::Balance => format!("{:?}", self.experts.balance),

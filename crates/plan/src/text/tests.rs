@@ -238,6 +238,9 @@ impl Draw {
             seq: b,
             capacity,
             balance: x,
+            groups: a,
+            kept_groups: b,
+            parts: a,
         };
         self.pick(&[
             OpKind::Embedding,

@@ -373,12 +373,19 @@ pub(super) fn parse_op_kind(line: &mut Line<'_>) -> Result<OpKind> {
 }
 
 fn print_routing(routing: &Routing, out: &mut String) {
-    let Routing { experts, topk, sigmoid, scale, seq, capacity, balance } = *routing;
+    let Routing { experts, topk, sigmoid, scale, seq, capacity, balance, .. } = *routing;
+    let Routing { groups, kept_groups, parts, .. } = *routing;
     let scores = if sigmoid { "sigmoid" } else { "softmax" };
     push(out, format_args!("route {scores} experts={experts} topk={topk} scale={scale:?}"));
     push(out, format_args!(" seq={seq} balance={balance:?}"));
     if let Some(capacity) = capacity {
         push(out, format_args!(" capacity={capacity}"));
+    }
+    if (groups, kept_groups) != (1, 1) {
+        push(out, format_args!(" groups={groups} kept={kept_groups}"));
+    }
+    if parts != 1 {
+        push(out, format_args!(" parts={parts}"));
     }
 }
 
@@ -396,9 +403,19 @@ fn parse_routing(line: &mut Line<'_>) -> Result<Routing> {
         seq: line.id("seq=", "seq")?,
         balance: line.id("balance=", "balance")?,
         capacity: None,
+        groups: 1,
+        kept_groups: 1,
+        parts: 1,
     };
     if line.peek().starts_with("capacity=") {
         routing.capacity = Some(line.id("capacity=", "capacity")?);
+    }
+    if line.peek().starts_with("groups=") {
+        routing.groups = line.id("groups=", "groups")?;
+        routing.kept_groups = line.id("kept=", "kept groups")?;
+    }
+    if line.peek().starts_with("parts=") {
+        routing.parts = line.id("parts=", "parts")?;
     }
     Ok(routing)
 }

@@ -57,6 +57,14 @@ pub(super) fn settle(family: Family, entries: &mut BTreeMap<String, Entry>) {
                 let value = Value::Whole(plain.saturating_add(turned));
                 entries.insert(HEAD_DIM.to_owned(), Entry { line, value });
             }
+            // Groups of which all may be chosen from limit nothing.
+            let [all, some] = ["n_group", "topk_group"].map(|word| whole(entries, word));
+            if let (Some((_, all)), Some((_, some))) = (all, some)
+                && all == some
+            {
+                entries.remove("n_group");
+                entries.remove("topk_group");
+            }
             if dense.is_some_and(|(_, layers)| layers == 0) {
                 entries.remove("intermediate_size");
             }
@@ -100,14 +108,6 @@ pub(super) fn refuse(fields: &mut Fields, family: Family) {
             shares(fields);
             let reason = "latent vectors have norms of that epsilon whatever the file says";
             only(fields, "rms_norm_eps", &Value::Real(1e-6), reason);
-            let [all, some] = ["n_group", "topk_group"].map(|word| whole(fields.entries(), word));
-            if let (Some((_, all)), Some((line, some))) = (all, some)
-                && some < all
-            {
-                let problem =
-                    format!("`topk_group` is {some} of {all}, which cannot be represented");
-                fields.note(line, problem, format!("only {all}, which limits nothing, can"));
-            }
             if fields.entries().get(HEAD_DIM).is_none() {
                 let problem = "`qk_nope_head_dim` or `qk_rope_head_dim` is missing".to_owned();
                 fields.note(
@@ -213,7 +213,7 @@ mod tests {
   "rms_norm_eps": 1e-06,
   "rope_theta": 10000,
   "routed_scaling_factor": 2.5,
-  "topk_group": 8,
+  "topk_group": 4,
   "v_head_dim": 128,
   "vocab_size": 129280
 }"#;
@@ -267,7 +267,7 @@ mod tests {
             (QWEN3, "[]", "[3]", "use a model whose dense layers come first"),
             (QWEN3, "[]", "7", "use a model whose dense layers come first"),
             (MIXTRAL, "\"sliding_window\": null", "\"sliding_window\": 64", "set it to null"),
-            (DEEPSEEK, "\"topk_group\": 8", "\"topk_group\": 4", "only 8, which limits nothing"),
+            (DEEPSEEK, "\"topk_group\": 4", "\"topk_group\": 9", "use 1 to 8"),
             (DEEPSEEK, "1e-06", "1e-05", "only 1e-6 can"),
             (DEEPSEEK, "\"q_lora_rank\": 1536,", "\"q_lora_rank\": null,", "needs `q_lora`"),
             (DEEPSEEK, "\"qk_nope_head_dim\": 128,", "", "`qk_nope_head_dim` or"),
