@@ -204,10 +204,11 @@ impl Sight {
             bytes.extend(value.unwrap_or(0.0).to_le_bytes());
         }
         bytes.extend(self.took.0.to_le_bytes());
-        if let Some(Staleness { mean, max, ahead }) = self.staleness {
+        if let Some(Staleness { mean, max, ahead, histogram }) = self.staleness {
             bytes.extend(mean.to_le_bytes());
             bytes.extend(max.to_le_bytes());
             bytes.extend(ahead.to_le_bytes());
+            bytes.extend(histogram.iter().flat_map(|count| count.to_le_bytes()));
         }
         bytes
     }
@@ -220,11 +221,15 @@ impl Sight {
         let (took, rest) = rest.split_first_chunk::<8>()?;
         let staleness = || {
             let (mean, rest) = rest.split_first_chunk::<8>()?;
-            let (max, ahead) = rest.split_first_chunk::<8>()?;
+            let (max, rest) = rest.split_first_chunk::<8>()?;
+            let (ahead, rest) = rest.split_first_chunk::<4>()?;
+            let (counts, _) = rest.as_chunks::<4>();
+            let counts: &[[u8; 4]; Staleness::BINS] = counts.try_into().ok()?;
             Some(Staleness {
                 mean: f64::from_le_bytes(*mean),
                 max: u64::from_le_bytes(*max),
-                ahead: u32::from_le_bytes(ahead.try_into().ok()?),
+                ahead: u32::from_le_bytes(*ahead),
+                histogram: counts.map(u32::from_le_bytes),
             })
         };
         let value =

@@ -3,7 +3,9 @@
 //! The thread of a rank computes, and carries messages when there is nothing to compute; a second
 //! one carries them while it computes, see [`crate::relay`].
 
-use crate::checkpoint::{DataPosition, Saver, TrainingState, restore_moments, restore_weights};
+use crate::checkpoint::{
+    DataPosition, Saver, TrainingState, restore_carried, restore_moments, restore_weights,
+};
 use crate::compute::{Compute, add};
 use crate::control::during;
 use crate::courier::Courier;
@@ -184,6 +186,9 @@ impl<'a> Rank<'a> {
     fn run_program(&mut self, tell: &mut Tell<'_>) -> Result<(), ExecError> {
         let first = self.run.from.iteration;
         self.once(SectionOf::Prologue, first)?;
+        if let Start::Checkpoint(checkpoint) = &self.run.options.start {
+            restore_carried(&self.memory, self.run.plan, self.place.rank, checkpoint)?;
+        }
         self.lanes.enter(SectionOf::Body, first);
         let mut iteration = first;
         let mut ended = self.lanes.now();

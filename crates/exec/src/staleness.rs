@@ -10,15 +10,23 @@ pub struct Staleness {
     pub max: u64,
     /// By how many iterations the fastest replica was ahead of the slowest at most.
     pub ahead: u32,
+    /// How many updates missed so many: none, one, and so on, and at the end all that missed more.
+    pub histogram: [u32; Self::BINS],
 }
 
 impl Staleness {
+    /// Numbers of missed updates that are told apart.
+    pub const BINS: usize = 17;
+
     /// Of two replicas: the means add up, and [`over`](Self::over) divides them.
     pub(crate) fn with(self, other: Self) -> Self {
         Self {
             mean: self.mean + other.mean,
             max: self.max.max(other.max),
             ahead: self.ahead.max(other.ahead),
+            histogram: std::array::from_fn(|at| {
+                self.histogram[at].saturating_add(other.histogram[at])
+            }),
         }
     }
 
@@ -35,6 +43,7 @@ pub(crate) struct Missed {
     updates: u64,
     max: u64,
     ahead: u32,
+    histogram: [u32; Staleness::BINS],
 }
 
 impl Missed {
@@ -43,6 +52,8 @@ impl Missed {
         self.all += missed;
         self.updates += 1;
         self.max = self.max.max(missed);
+        let bin = usize::try_from(missed).map_or(Staleness::BINS, |missed| missed);
+        self.histogram[bin.min(Staleness::BINS - 1)] += 1;
     }
 
     /// Notes how far the fastest replica is ahead of the slowest.
@@ -53,7 +64,8 @@ impl Missed {
     /// In sum; none if there was no update.
     pub(crate) fn staleness(&self) -> Option<Staleness> {
         let mean = self.all as f64 / self.updates as f64;
-        (self.updates > 0).then_some(Staleness { mean, max: self.max, ahead: self.ahead })
+        let Self { max, ahead, histogram, .. } = *self;
+        (self.updates > 0).then_some(Staleness { mean, max, ahead, histogram })
     }
 }
 
@@ -101,7 +113,16 @@ mod tests {
         watch.reads(1, 3);
         watch.steps(0, 3);
         watch.steps(1, 7);
-        assert_eq!(watch.take(2), Some(Staleness { mean: 2.0, max: 4, ahead: 2 }));
+        let mut histogram = [0; Staleness::BINS];
+        (histogram[0], histogram[4]) = (1, 1);
+        assert_eq!(watch.take(2), Some(Staleness { mean: 2.0, max: 4, ahead: 2, histogram }));
+        watch.steps(0, 1000);
+        let late = watch.take(0).unwrap();
+        assert_eq!((late.max, late.histogram[Staleness::BINS - 1]), (997, 1));
+        assert_eq!(
+            late.with(late).over(2),
+            Staleness { histogram: late.histogram.map(|n| 2 * n), ..late }
+        );
         assert_eq!(watch.take(2), None);
     }
 }

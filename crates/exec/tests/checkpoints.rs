@@ -3,10 +3,13 @@
 mod common;
 
 use common::*;
-use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
+use paceline_exec::checkpoint::{Carries, Checkpoint, SaveOptions};
 use paceline_exec::{ExecError, Outcome, Start, TrainOptions, train};
 use paceline_plan::DType;
+use paceline_plan::collective::Order;
+use paceline_plan::compress::Compression;
 use paceline_plan::model::Model;
+use paceline_plan::outer::{Local, Outer};
 use paceline_plan::strategy::{OptimizerKind, Strategy, Sync, Zero};
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -57,6 +60,48 @@ fn run_with(model: &Model, strategy: &Strategy, options: &TrainOptions) -> Outco
 
 fn one() -> Strategy {
     strategy(8, 1, 4)
+}
+
+/// What compression has not sent yet, the factors of its last gradients, velocities of comparisons and moments of
+/// replicas that train apart: under the same layout the run is the one that never stopped, and under another it
+/// goes on without them.
+#[test]
+fn what_ranks_carry_by_themselves_goes_on_under_the_same_layout() {
+    let base = Strategy { dp: 2, order: Order::Free, ..strategy(8, 1, 8) };
+    let lossy =
+        |compress| Strategy { compress, optimizer: OptimizerKind::Momentum, ..base.clone() };
+    let apart = |outer| Strategy { local: Some(Local { steps: 2, outer }), ..base.clone() };
+    let layouts = [
+        lossy(Compression::Int8),
+        lossy(Compression::OneBit),
+        lossy(Compression::TopK(0.1)),
+        Strategy { pp: 2, ..lossy(Compression::PowerSgd(2)) },
+        apart(Outer::Nesterov),
+        apart(Outer::Average),
+    ];
+    let model = tiny_gpt(true);
+    for (number, layout) in layouts.iter().enumerate() {
+        let folder = Folder::new(&format!("carried-{number}"));
+        let whole = run_with(&model, layout, &options(12));
+        let save = saving(&folder.0, Some(3));
+        run_with(&model, layout, &TrainOptions { save, ..options(6) });
+        let on = TrainOptions { start: resumed(&folder.0), ..options(12) };
+        let found = run_with(&model, layout, &on);
+        let told = format!("{} {:?}", layout.compress, layout.local);
+        assert_eq!(bits(&found), bits(&whole)[6..], "{told}");
+        assert_eq!(found.parameters, whole.parameters, "{told}");
+
+        let checkpoint = Checkpoint::open(&folder.0).unwrap();
+        let carries = |layout: &Strategy| checkpoint.carries(&plan(&model, layout)).unwrap();
+        let wider = Strategy { dp: 4, ..layout.clone() };
+        assert_eq!(carries(layout), Carries::All, "{told}");
+        assert_eq!(carries(&wider), Carries::Anew, "{told}");
+        assert_eq!(carries(&one()), Carries::Nothing, "{told}");
+        let found = run_with(&model, &wider, &on);
+        for (f, w) in found.iterations.iter().zip(&whole.iterations[6..]) {
+            assert!((f.loss - w.loss).abs() < 0.05 * w.loss, "{told}: {} {}", f.loss, w.loss);
+        }
+    }
 }
 
 /// Every layout saves, every layout goes on: bits agree with the run that never stopped.

@@ -25,6 +25,7 @@ fn staleness(outcome: &Outcome) -> Staleness {
         mean: all.iter().map(|s| s.mean).sum::<f64>() / all.len() as f64,
         max: all.iter().map(|s| s.max).max().unwrap(),
         ahead: all.iter().map(|s| s.ahead).max().unwrap(),
+        histogram: std::array::from_fn(|at| all.iter().map(|s| s.histogram[at]).sum()),
     }
 }
 
@@ -43,7 +44,9 @@ fn one_replica_trains_as_with_a_server_that_waits() {
                 };
                 assert_eq!(losses(&found), losses(&expected), "{}", layout.sync);
                 assert_eq!(found.parameters, expected.parameters, "{}", layout.sync);
-                assert_eq!(staleness(&found), Staleness { mean: 0.0, max: 0, ahead: 0 });
+                let Staleness { mean, max, ahead, histogram } = staleness(&found);
+                assert_eq!((mean, max, ahead), (0.0, 0, 0));
+                assert!(histogram[0] > 0 && histogram[1..].iter().all(|n| *n == 0));
             }
         }
     }

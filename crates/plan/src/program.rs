@@ -85,6 +85,11 @@ impl Plan {
         most.0 / self.strategy.microbatches().max(1)
     }
 
+    /// Whether replicas make steps of their own, so that their masters and moments differ.
+    pub fn states_differ(&self) -> bool {
+        self.strategy.local.is_some()
+    }
+
     /// The ranks that hold the same of a bucket.
     pub fn holders(&self, bucket: &Bucket) -> GroupKind {
         let experts = bucket.entries.first().is_some_and(|entry| entry.experts > 0);

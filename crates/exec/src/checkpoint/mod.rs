@@ -4,6 +4,7 @@
 //! DIR/iteration-00000010/   complete, or it is not there under this name
 //!     model.safetensors     weights, whole tensors, by the plan's logical names
 //!     optimizer.safetensors NAME.moment1, NAME.moment2
+//!     carried.safetensors   what ranks carry by themselves, if they do: the one part that has a layout
 //!     training.json         iteration, position in the data, seed, optimizer: TrainingState
 //!     …                     what the caller put beside them (the model's file, a tokenizer)
 //! DIR/.iteration-00000020.ATTEMPT.partial/   under way, or left by a run that died
@@ -14,6 +15,7 @@
 //! in the file system only, so that threads, processes and hosts that share one are the same to
 //! this module (`docs/adr/0010-checkpoints-meet-in-the-file-system.md`).
 
+mod carried;
 mod commit;
 mod error;
 mod load;
@@ -21,9 +23,11 @@ mod pieces;
 mod save;
 mod state;
 
+pub use carried::Carries;
 pub use error::CheckpointError;
 pub use state::{Checkpoint, DataPosition, TrainingState};
 
+pub(crate) use carried::restore_carried;
 pub(crate) use load::{Source, restore_moments, restore_weights};
 pub(crate) use save::{Saver, Shared};
 
@@ -52,6 +56,8 @@ pub const FOLDER: &str = "checkpoints";
 pub(crate) const WEIGHTS: &str = "model.safetensors";
 /// The optimizer's file within a checkpoint.
 pub(crate) const MOMENTS: &str = "optimizer.safetensors";
+/// The file of what ranks carry within a checkpoint.
+pub(crate) const CARRIED: &str = "carried.safetensors";
 /// The training state's file within a checkpoint.
 pub(crate) const STATE: &str = "training.json";
 

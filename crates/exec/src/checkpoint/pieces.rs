@@ -1,6 +1,6 @@
 //! Which elements of a rank's arena stand where in a checkpoint's files.
 
-use super::moment_name;
+use super::{carried, moment_name};
 use crate::memory::{Memory, within};
 use crate::parameters::{overlap, resting};
 use crate::place::Place;
@@ -19,6 +19,8 @@ pub(crate) struct Files {
     pub(super) weights: Contents,
     /// None if the optimizer keeps nothing.
     pub(super) moments: Option<Contents>,
+    /// None if ranks carry nothing else.
+    pub(super) carried: Option<Contents>,
 }
 
 impl Files {
@@ -37,7 +39,8 @@ impl Files {
         let metadata = BTreeMap::from([("format".to_owned(), "paceline".to_owned())]);
         let moments =
             if moments.is_empty() { None } else { Some(Contents::new(moments, &metadata)?) };
-        Ok(Self { weights: Contents::new(weights, &metadata)?, moments })
+        let carried = carried::contents(plan)?;
+        Ok(Self { weights: Contents::new(weights, &metadata)?, moments, carried })
     }
 }
 
@@ -46,6 +49,7 @@ impl Files {
 pub(super) enum In {
     Weights,
     Moments,
+    Carried,
 }
 
 /// Elements that are neighbours in the arena and in a file.
@@ -94,6 +98,8 @@ pub(super) fn pieces(
             }
         }
     }
+    let own = files.carried.iter();
+    pieces.extend(own.flat_map(|file| carried::pieces(plan, place.rank, memory, file)));
     pieces
 }
 

@@ -3,7 +3,7 @@
 use super::commit::{self, UnderWay};
 use super::error::CheckpointError;
 use super::pieces::{Files, In, Piece, pieces};
-use super::{MOMENTS, SaveOptions, TrainingState, WEIGHTS};
+use super::{CARRIED, MOMENTS, SaveOptions, TrainingState, WEIGHTS};
 use crate::error::ExecError;
 use crate::memory::Memory;
 use crate::place::Place;
@@ -243,16 +243,19 @@ impl Shared {
         let weights = Some(open(under_way, rank, WEIGHTS, &self.files.weights)?);
         let moments = self.files.moments.as_ref();
         let moments = moments.map(|file| open(under_way, rank, MOMENTS, file)).transpose()?;
+        let carried = self.files.carried.as_ref();
+        let carried = carried.map(|file| open(under_way, rank, CARRIED, file)).transpose()?;
         put(&mut |piece, values| {
             let file = match piece.file {
                 In::Weights => &weights,
                 In::Moments => &moments,
+                In::Carried => &carried,
             };
             let Some((file, path)) = file else { return Ok(()) };
             file.write_all_at(bytemuck::cast_slice(values), piece.at)
                 .map_err(CheckpointError::write(path))
         })?;
-        for (file, path) in [&weights, &moments].into_iter().flatten() {
+        for (file, path) in [&weights, &moments, &carried].into_iter().flatten() {
             File::sync_all(file).map_err(CheckpointError::write(path))?;
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use super::commit;
 use super::error::CheckpointError;
-use super::{MOMENTS, STATE, WEIGHTS};
+use super::{CARRIED, MOMENTS, STATE, WEIGHTS};
 use crate::loss_scale::LossScale;
 use crate::safetensors::Reader;
 use paceline_plan::strategy::{OptimizerKind, Strategy};
@@ -117,5 +117,11 @@ impl Checkpoint {
     /// The optimizer's state.
     pub(crate) fn moments(&self) -> Result<Reader, CheckpointError> {
         Ok(Reader::open(&self.path.join(MOMENTS))?)
+    }
+
+    /// What ranks carried, if they did.
+    pub(super) fn carried(&self) -> Result<Option<Reader>, CheckpointError> {
+        let path = self.path.join(CARRIED);
+        Ok(if path.is_file() { Some(Reader::open(&path)?) } else { None })
     }
 }

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::flags::{CommonFlags, Origins, Problems};
 use crate::output::{RunDir, RunRecord};
-use crate::report::{LossCurve, MemoryRow, ReportInput, Verdict, render, verdict};
+use crate::report::{LossCurve, MemoryRow, ReportInput, StalenessBars, Verdict, render, verdict};
 use clap::Args;
 use paceline_plan::trace::{Misses, Trace, misses};
 use paceline_plan::units::{Bytes, Seconds};
@@ -146,6 +146,12 @@ pub(super) fn page(
             before: record.iterations_before,
             losses,
             floor: record.floor,
+        }),
+        staleness: record.staleness().map(|found| StalenessBars {
+            mean: found.mean,
+            max: found.max,
+            ahead: found.ahead,
+            counts: found.histogram.to_vec(),
         }),
         simulated,
         measured,

@@ -12,6 +12,7 @@
 
 use super::write;
 use crate::flags::Problems;
+use paceline_exec::Staleness;
 use paceline_plan::model::Model;
 use paceline_plan::strategy::Strategy;
 use paceline_plan::trace::Trace;
@@ -173,6 +174,9 @@ pub(crate) struct StalenessRecord {
     pub max: u64,
     /// By how many iterations the fastest replica was ahead of the slowest at most.
     pub ahead: u32,
+    /// How many updates missed none, one and so on; the last number is of all that missed more.
+    #[serde(default)]
+    pub histogram: [u32; Staleness::BINS],
 }
 
 /// A restart.
@@ -204,6 +208,9 @@ impl RunRecord {
             mean: all().map(|staleness| staleness.mean).sum::<f64>() / count as f64,
             max: all().map(|staleness| staleness.max).max().unwrap_or(0),
             ahead: all().map(|staleness| staleness.ahead).max().unwrap_or(0),
+            histogram: std::array::from_fn(|at| {
+                all().map(|staleness| staleness.histogram[at]).fold(0, u32::saturating_add)
+            }),
         })
     }
 

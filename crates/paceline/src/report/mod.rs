@@ -13,6 +13,7 @@ mod numbers;
 mod page;
 mod picture;
 mod rows;
+mod staleness;
 mod table;
 mod timeline;
 
@@ -35,6 +36,8 @@ pub(crate) struct ReportInput<'a> {
     pub memory: Vec<MemoryRow>,
     /// How training went.
     pub loss: Option<LossCurve>,
+    /// How stale gradients were, where they were applied as they came.
+    pub staleness: Option<StalenessBars>,
     /// The prediction.
     pub simulated: Option<&'a Trace>,
     /// What the prediction says beyond its timeline.
@@ -65,6 +68,19 @@ pub(crate) struct LossCurve {
     pub losses: Vec<f32>,
     /// The lowest loss that the data allows, where it is known.
     pub floor: Option<f64>,
+}
+
+/// How many updates by others gradients missed.
+#[derive(Clone, Debug)]
+pub(crate) struct StalenessBars {
+    /// The mean.
+    pub mean: f64,
+    /// The most.
+    pub max: u64,
+    /// By how many iterations the fastest replica was ahead of the slowest at most.
+    pub ahead: u32,
+    /// How many missed none, one and so on; the last number is of all that missed more.
+    pub counts: Vec<u32>,
 }
 
 /// The page, as one HTML text.
@@ -144,6 +160,7 @@ mod tests {
                 losses: vec![4.0, f32::NAN, 2.0, 1.0],
                 floor: Some(0.5),
             }),
+            staleness: Some(StalenessBars { mean: 0.5, max: 1, ahead: 0, counts: vec![1, 1] }),
             simulated,
             insight: None,
             measured,

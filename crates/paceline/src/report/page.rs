@@ -3,7 +3,7 @@
 use super::misses::{Verdict, verdict};
 use super::numbers::{Scale, Text, percent};
 use super::rows::{PARTS, Pair, Row, rows};
-use super::{ReportInput, charts, insight, memory_curve, timeline};
+use super::{ReportInput, charts, insight, memory_curve, staleness, timeline};
 use paceline_plan::trace::{Comparison, Tally, Trace, Window, compare};
 use paceline_plan::units::Seconds;
 use std::fmt::{self, Write};
@@ -52,6 +52,9 @@ pub(super) fn write(out: &mut String, input: &ReportInput<'_>) -> fmt::Result {
     }
     if let Some(curve) = &input.loss {
         section(out, "Loss", |out| charts::loss(out, curve))?;
+    }
+    if let Some(bars) = &input.staleness {
+        section(out, "Staleness", |out| staleness::histogram(out, bars))?;
     }
     if !input.memory.is_empty() {
         section(out, "Memory", |out| charts::memory(out, &input.memory))?;

@@ -18,8 +18,8 @@ impl From<&IterationReport> for IterationRecord {
 }
 
 impl From<Staleness> for StalenessRecord {
-    fn from(Staleness { mean, max, ahead }: Staleness) -> Self {
-        Self { mean, max, ahead }
+    fn from(Staleness { mean, max, ahead, histogram }: Staleness) -> Self {
+        Self { mean, max, ahead, histogram }
     }
 }
 

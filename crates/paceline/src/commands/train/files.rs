@@ -60,7 +60,7 @@ pub(super) fn closing(
             losses.len()
         );
     }
-    if let Some(StalenessRecord { mean, max, ahead }) = record.staleness() {
+    if let Some(StalenessRecord { mean, max, ahead, .. }) = record.staleness() {
         text += &format!(
             "staleness: a gradient missed {mean:.2} updates on average, {max} at most; the fastest replica was \
              {ahead} iterations ahead at most\n"

@@ -6,6 +6,7 @@ use crate::failure::Failure;
 use crate::output::{MemoryRecord, ModelRecord, Output, Past, Progress, RunRecord};
 use crate::overview::{facts, warnings};
 use paceline_exec::Device;
+use paceline_exec::checkpoint::Carries;
 use paceline_exec::data::{Data, DataSource, Reads};
 use paceline_plan::ids::Rank;
 use paceline_plan::program::{MemoryKind, Plan};
@@ -32,6 +33,15 @@ impl Job {
                 "the prediction is for {}; --cluster names one with the GPU",
                 cluster.name
             ));
+        }
+        if let Some(resume) = &keeping.resume
+            && let Ok(Carries::Anew) = resume.carries(plan)
+        {
+            warnings.push(
+                "the checkpoint is another layout's: what its ranks had not sent yet of compressed \
+                 gradients, velocities of comparisons and moments of replicas that train apart begin anew"
+                    .to_owned(),
+            );
         }
         let memory = plan.programs.iter().flat_map(|program| {
             MemoryKind::ARENA.map(|kind| MemoryRecord {
