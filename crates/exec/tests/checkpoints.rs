@@ -78,6 +78,7 @@ fn what_ranks_carry_by_themselves_goes_on_under_the_same_layout() {
         Strategy { pp: 2, ..lossy(Compression::PowerSgd(2)) },
         apart(Outer::Nesterov),
         apart(Outer::Average),
+        Strategy { compress: Compression::TopK(0.1), ..apart(Outer::Nesterov) },
     ];
     let model = tiny_gpt(true);
     for (number, layout) in layouts.iter().enumerate() {

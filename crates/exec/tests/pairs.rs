@@ -423,7 +423,6 @@ const EXCLUDED: &[(Choices, Choices, &str)] = &[
     (CHUNKED, APART, "it needs a pipeline"),
     (("zero", &["1", "2", "3"]), APART, "each has a state of its own"),
     (SERVED, APART, "replicas compare among themselves"),
-    (LOSSY, APART, "no gradients are sent"),
     (("dtype", &["bf16", "f16"]), APART, "weights are compared in f32"),
     (("grad-dtype", &["bf16"]), APART, "weights are compared in f32"),
     (("order", &["canonical"]), APART, "every replica goes its own way"),
@@ -431,7 +430,7 @@ const EXCLUDED: &[(Choices, Choices, &str)] = &[
     (("order", &["canonical"]), LOSSY, "what is rounded depends on who sends it"),
     (SERVED, LOSSY, "servers get gradients as they are"),
     (("dtype", &["f16"]), LOSSY, "what is left of an iteration has its loss scale"),
-    (("optimizer", &["adamw", "lamb"]), ("compress", &["onebit"]), "signs have no second moments"),
+    (("optimizer", &["lamb"]), ("compress", &["onebit"]), "signs have no second moments"),
     (WHOLE, ("compress", &["int8", "onebit", "topk:0.1"]), "messages are gathered, not reduced"),
     (
         ("collective", &["multi-ring:2", "halving-doubling", "partitioned"]),

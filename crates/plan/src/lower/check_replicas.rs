@@ -122,9 +122,6 @@ fn apart(s: &Strategy, local: Local, say: &mut impl FnMut(&'static str, String))
     if s.offload != Offload::None {
         say("--offload", format!("{flag} keeps all its state in memory; use --offload none"));
     }
-    if s.compress != Compression::None {
-        say("--compress", format!("{flag} sends no gradients; use --compress none"));
-    }
     if s.dtype != DType::F32 || s.grad_dtype != DType::F32 {
         say("--dtype", format!("{flag} compares weights in f32; use --dtype f32 --grad-dtype f32"));
     }
@@ -182,12 +179,12 @@ fn compression(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
         );
     }
     let adaptive = matches!(s.optimizer, OptimizerKind::AdamW | OptimizerKind::Lamb);
-    if compress == Compression::OneBit && adaptive {
+    if compress == Compression::OneBit && adaptive && s.local.is_none() {
         say(
             "--optimizer",
             format!(
                 "{} divides by the gradients' second moments, and of signs those say nothing (Tang et al., \
-                 arXiv 2102.02888); with onebit use momentum or sgd",
+                 arXiv 2102.02888); with onebit use momentum or sgd, or --local-steps 1, which sends steps",
                 s.optimizer
             ),
         );

@@ -1,4 +1,5 @@
-//! Compressed reductions: what replicas exchange instead of a bucket's gradients.
+//! Compressed reductions: what replicas exchange instead of a bucket's gradients, or of how far each has moved its
+//! weights.
 //!
 //! | compression | what goes over the wires | bytes per rank of N, for n elements |
 //! |---|---|---|
@@ -14,6 +15,7 @@
 //! so that computing need not wait for the wires.
 
 use super::role::Role;
+use super::update::BucketState;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::compress::{Codec, CompressOp, Compression, factor_lengths, picked};
 use crate::dtype::DType;
@@ -54,6 +56,13 @@ pub(super) struct Waiting {
     exchange: OpId,
     /// How many of its exchanges are behind it.
     done: u8,
+}
+
+impl BucketState {
+    /// What replicas sum: gradients, or how far each has moved.
+    fn exchanged(&self) -> View {
+        self.comparison.map_or(self.grads, |comparison| comparison.moved)
+    }
 }
 
 impl Role<'_> {
@@ -177,7 +186,7 @@ impl Role<'_> {
 
     /// Starts the compressed reduction of a bucket.
     pub(super) fn compress(&mut self, bucket: usize, compressed: Compressed, after: &[OpId]) {
-        let grads = self.buckets[bucket].grads;
+        let grads = self.buckets[bucket].exchanged();
         let call = match compressed {
             Compressed::Blocks { codec, error, message, exchange, .. } => {
                 let encode = CompressOp::Encode { codec };
@@ -203,7 +212,7 @@ impl Role<'_> {
     pub(super) fn decompress(&mut self) {
         for Waiting { bucket, exchange, done } in std::mem::take(&mut self.waiting) {
             let state = &self.buckets[bucket];
-            let (Some(compressed), grads) = (state.compressed, state.grads) else { continue };
+            let (Some(compressed), grads) = (state.compressed, state.exchanged()) else { continue };
             let (number, after) = (bucket as u32, [exchange]);
             let decoded = match (compressed, done) {
                 (

@@ -1,11 +1,14 @@
 //! Replicas that train apart: each makes several updates of its own in an iteration, and then all compare how
-//! far they have moved since the last time (see [`crate::outer`]).
+//! far they have moved since the last time (see [`crate::outer`]). Where that is compressed, what compression loses
+//! is added to the next comparison: with one update in an iteration, each replica's own step of Adam goes over
+//! the wires instead of its gradient, as in Chen et al. (arXiv 2004.14180), and second moments
+//! see gradients as they were.
 
 use super::role::Role;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
 use crate::graph::{BLOCK, OpKind, Part};
-use crate::ids::{CallId, LaneId, Microbatch, SegmentId};
+use crate::ids::{CallId, LaneId, Microbatch, OpId, SegmentId};
 use crate::mesh::GroupKind;
 use crate::outer::OuterOp;
 use crate::program::{
@@ -22,8 +25,9 @@ pub(super) struct Comparison {
     anchor: View,
     velocity: Option<View>,
     /// How far the weights have moved, and then the sum of that.
-    moved: View,
-    sum: CallId,
+    pub(super) moved: View,
+    /// How that is summed, unless it is compressed.
+    sum: Option<CallId>,
 }
 
 impl Role<'_> {
@@ -33,6 +37,7 @@ impl Role<'_> {
         name: &str,
         elements: u64,
         holders: GroupKind,
+        compressed: bool,
     ) -> Option<Comparison> {
         let (_, momentum) = self.context.strategy.local?.outer.rule();
         let mut state = |what: &str, kind| {
@@ -44,7 +49,7 @@ impl Role<'_> {
         let moved = state("moved", MemoryKind::Communication);
         let (kind, sum) = (CollectiveKind::AllReduce, Reduction::Sum);
         let name = format!("{name}.moved");
-        let sum = self.call(&name, kind, sum, holders, moved, moved, BLOCK);
+        let sum = (!compressed).then(|| self.call(&name, kind, sum, holders, moved, moved, BLOCK));
         let replicas = self.context.mesh.group_size(holders);
         Some(Comparison { replicas, anchor, velocity, moved, sum })
     }
@@ -90,16 +95,25 @@ impl Role<'_> {
             let params = self.buckets[bucket].params;
             let op = self.outer_op(OuterOp::Difference, &[params, anchor], &[moved]);
             let done = self.compute(op, &[]);
-            let lane = self.lane("reduce");
-            let op = Op::Collective { call: sum, microbatch: Microbatch(0) };
-            summed.push((params, comparison, self.body.push(lane, op, &[done])));
+            let sum = sum.map(|call| {
+                let lane = self.lane("reduce");
+                let op = Op::Collective { call, microbatch: Microbatch(0) };
+                self.body.push(lane, op, &[done])
+            });
+            if let Some(compressed) = self.buckets[bucket].compressed {
+                self.decompress();
+                self.compress(bucket, compressed, &[done]);
+            }
+            summed.push((bucket, params, comparison, sum));
         }
-        for (params, comparison, sum) in summed {
+        self.decompress_all();
+        for (bucket, params, comparison, sum) in summed {
+            let sum: Vec<OpId> = sum.into_iter().chain(self.buckets[bucket].ready).collect();
             let Comparison { replicas, anchor, velocity, moved, .. } = comparison;
             let inputs: Vec<View> = [moved, anchor].into_iter().chain(velocity).collect();
             let outputs: Vec<View> = [params, anchor].into_iter().chain(velocity).collect();
             let op = self.outer_op(OuterOp::Step { replicas, rate, momentum }, &inputs, &outputs);
-            self.compute(op, &[sum]);
+            self.compute(op, &sum);
         }
     }
 

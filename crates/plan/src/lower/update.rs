@@ -246,7 +246,7 @@ impl Role<'_> {
         let summed = total.unwrap_or(grads);
         let tied_sum = (uses == Uses::Ranks).then(|| self.tied_call(&name, summed));
         let compressed = self.declare_compressed(&name, &shape.entries, elements, holders);
-        let comparison = self.declare_comparison(&name, elements, holders);
+        let comparison = self.declare_comparison(&name, elements, holders, compressed.is_some());
         let apart = served || shared || comparison.is_some();
         let reduce = (replicas > 1 && !apart && compressed.is_none()).then(|| {
             let (kind, output) = match (s.zero, staged) {
@@ -468,7 +468,9 @@ impl Role<'_> {
                 after.push(last);
             }
             after = vec![self.body.push(lane, Op::Collective { call, microbatch }, &after)];
-        } else if let Some(compressed) = self.buckets[bucket].compressed {
+        } else if let (Some(compressed), None) =
+            (self.buckets[bucket].compressed, self.buckets[bucket].comparison)
+        {
             return self.compress(bucket, compressed, &after);
         } else if let servers @ 1.. = self.context.strategy.sync.servers() {
             after = self.push_to_servers(bucket, servers, &after);
