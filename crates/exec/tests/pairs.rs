@@ -505,3 +505,22 @@ fn any_three_features_work_together() {
     let (rows, _) = cover(3);
     hold(&rows);
 }
+
+/// A row as the others print it: `PACELINE_ROW="model moe with dp 4 with …"`. What it does not name takes
+/// its first choice.
+#[test]
+#[ignore = "by hand, to see a row that failed again"]
+fn one_row_works() {
+    let Ok(wanted) = std::env::var("PACELINE_ROW") else {
+        panic!("PACELINE_ROW names the row");
+    };
+    let mut row: Row = vec![0; FEATURES.len()];
+    for words in wanted.split(" with ") {
+        let named = |&(name, _): &Choices| words.strip_prefix(name)?.strip_prefix(' ');
+        let found = FEATURES.iter().enumerate().find_map(|(at, f)| Some((at, named(f)?)));
+        let (feature, choice) = found.unwrap_or_else(|| panic!("no feature is called {words}"));
+        let at = FEATURES[feature].1.iter().position(|known| *known == choice);
+        row[feature] = at.unwrap_or_else(|| panic!("no choice is called {words}")) as u8;
+    }
+    hold(&[row]);
+}
