@@ -24,6 +24,7 @@ use paceline_plan::spec::Placement;
 use paceline_plan::strategy::Strategy;
 use paceline_plan::units::Bytes;
 use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
 
 /// The one-op plan of a subject.
 pub(super) struct Bench {
@@ -120,6 +121,9 @@ impl Bench {
     }
 }
 
+/// Longer than a thread takes to get up.
+const UP: Duration = Duration::from_micros(200);
+
 /// A rank ready to run the op over and over.
 pub(super) struct Stand<'b> {
     bench: &'b Bench,
@@ -133,6 +137,19 @@ impl Stand<'_> {
     /// Who runs it.
     pub(super) fn rank(&self) -> Rank {
         self.rank
+    }
+
+    /// Gets all threads of the rank up, and keeps them busy for a moment: in training they seldom sleep.
+    pub(super) fn wake(&self) {
+        let pool = self.compute.pool();
+        if pool.threads() > 1 {
+            pool.for_each(pool.threads(), |_| {
+                let began = Instant::now();
+                while began.elapsed() < UP {
+                    std::hint::spin_loop();
+                }
+            });
+        }
     }
 
     /// Runs the op once.

@@ -30,6 +30,7 @@ use paceline_plan::program::{
     AccumulateMode, Op, Plan, Section, Segment, SegmentPass, StepPhase, Template,
 };
 use paceline_plan::units::Seconds;
+use std::cell::RefCell;
 use std::num::NonZeroUsize;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -81,11 +82,13 @@ pub fn time(
             .map(|mut transport| {
                 let (bench, pace, medians) = (&bench, &pace, &medians);
                 scope.spawn(move || {
-                    let mut stand = bench.set_up(&mut transport, conditions.threads)?;
-                    let rank = stand.rank().0;
-                    let sweep =
-                        || conditions.sweep.iter().for_each(|s| s.walk(rank, conditions.ranks));
-                    let median = pace.median(conditions, sweep, || stand.run())?;
+                    let stand = bench.set_up(&mut transport, conditions.threads)?;
+                    let (rank, stand) = (stand.rank().0, RefCell::new(stand));
+                    let sweep = || {
+                        conditions.sweep.iter().for_each(|s| s.walk(rank, conditions.ranks));
+                        stand.borrow().wake();
+                    };
+                    let median = pace.median(conditions, sweep, || stand.borrow_mut().run())?;
                     medians.lock().unwrap_or_else(|e| e.into_inner()).push(median);
                     Ok(())
                 })
