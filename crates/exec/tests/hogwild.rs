@@ -3,9 +3,9 @@
 
 mod common;
 
-use common::{bits, options, plan, strategy, tiny_gpt, tiny_llama};
+use common::{bits, options, plan, staleness, strategy, tiny_gpt, tiny_llama};
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
-use paceline_exec::{Outcome, Staleness, Start, Straggler, TrainOptions, train};
+use paceline_exec::{Staleness, Start, Straggler, TrainOptions, train};
 use paceline_plan::collective::Order;
 use paceline_plan::strategy::{OptimizerKind, Strategy, Sync};
 use std::num::NonZeroUsize;
@@ -20,17 +20,6 @@ fn sharing(dp: u32, optimizer: OptimizerKind) -> Strategy {
 
 const OPTIMIZERS: [OptimizerKind; 3] =
     [OptimizerKind::Sgd, OptimizerKind::Momentum, OptimizerKind::AdamW];
-
-fn staleness(outcome: &Outcome) -> Staleness {
-    let all: Vec<Staleness> = outcome.iterations.iter().filter_map(|i| i.staleness).collect();
-    assert_eq!(all.len(), outcome.iterations.len(), "every iteration says so");
-    Staleness {
-        mean: all.iter().map(|s| s.mean).sum::<f64>() / all.len() as f64,
-        max: all.iter().map(|s| s.max).max().unwrap(),
-        ahead: all.iter().map(|s| s.ahead).max().unwrap(),
-        histogram: std::array::from_fn(|at| all.iter().map(|s| s.histogram[at]).sum()),
-    }
-}
 
 #[test]
 fn one_rank_alone_trains_to_the_bit_as_without_sharing() {

@@ -4,7 +4,7 @@
 mod common;
 
 use common::wires::train_over;
-use common::{bits, options, plan, strategy, tiny_gpt, tiny_llama};
+use common::{bits, options, plan, staleness, strategy, tiny_gpt, tiny_llama};
 use paceline_exec::{Outcome, Staleness, Straggler, TrainOptions, train};
 use paceline_plan::collective::Order;
 use paceline_plan::strategy::{Strategy, Sync};
@@ -15,18 +15,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 fn served(dp: u32, servers: u32, staleness: Option<u32>) -> Strategy {
     let sync = Sync::Async { servers, staleness };
     Strategy { dp, sync, order: Order::Free, ..strategy(dp.into(), 1, dp) }
-}
-
-/// The mean over a run, and the most of all iterations.
-fn staleness(outcome: &Outcome) -> Staleness {
-    let all: Vec<Staleness> = outcome.iterations.iter().filter_map(|i| i.staleness).collect();
-    assert_eq!(all.len(), outcome.iterations.len(), "every iteration says so");
-    Staleness {
-        mean: all.iter().map(|s| s.mean).sum::<f64>() / all.len() as f64,
-        max: all.iter().map(|s| s.max).max().unwrap(),
-        ahead: all.iter().map(|s| s.ahead).max().unwrap(),
-        histogram: std::array::from_fn(|at| all.iter().map(|s| s.histogram[at]).sum()),
-    }
 }
 
 #[test]

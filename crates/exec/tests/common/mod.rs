@@ -4,7 +4,7 @@
 
 pub(crate) mod wires;
 
-use paceline_exec::{ExecError, Outcome, TrainOptions, train};
+use paceline_exec::{ExecError, Outcome, Staleness, TrainOptions, train};
 use paceline_plan::lower::lower;
 use paceline_plan::model::{
     Activation, Dlrm, Experts, Latent, Model, ModelKind, ResNet, Router, Shape, Stem,
@@ -234,5 +234,17 @@ pub(crate) fn assert_close(
                 assert!(error <= tolerance, "{} {name}: {f} against {e}, {error}", model.name());
             }
         }
+    }
+}
+
+/// How stale gradients were: the mean over a run, the most of all iterations, and every one counted.
+pub(crate) fn staleness(outcome: &Outcome) -> Staleness {
+    let all: Vec<Staleness> = outcome.iterations.iter().filter_map(|i| i.staleness).collect();
+    assert_eq!(all.len(), outcome.iterations.len(), "every iteration says so");
+    Staleness {
+        mean: all.iter().map(|s| s.mean).sum::<f64>() / all.len() as f64,
+        max: all.iter().map(|s| s.max).max().unwrap(),
+        ahead: all.iter().map(|s| s.ahead).max().unwrap(),
+        histogram: std::array::from_fn(|at| all.iter().map(|s| s.histogram[at]).sum()),
     }
 }
