@@ -49,31 +49,56 @@ impl Window {
     pub fn length(&self) -> Seconds {
         self.end - self.start
     }
+
+    fn is_touched_by(&self, span: &Span) -> bool {
+        span.start.0 < self.end.0 && span.end.0 > self.start.0
+    }
+}
+
+/// The iterations of some spans, in order.
+fn windows<'s>(spans: impl IntoIterator<Item = &'s Span>) -> Vec<Window> {
+    let mut extents: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
+    for span in spans.into_iter().filter(|s| s.kind != SpanKind::Wait) {
+        let extent = extents.entry(span.iteration).or_insert((f64::INFINITY, f64::NEG_INFINITY));
+        *extent = (extent.0.min(span.start.0), extent.1.max(span.end.0));
+    }
+    let extents: Vec<_> = extents.into_iter().collect();
+    let next = extents.iter().skip(1).map(Some).chain([None]);
+    extents
+        .iter()
+        .zip(next)
+        .map(|(&(iteration, (start, last)), next)| {
+            let end = match next {
+                Some(&(following, (begin, _))) if following - iteration == 1 => begin,
+                _ => last,
+            };
+            // A next iteration that was prefetched before this one began leaves no time here.
+            Window { iteration, start: Seconds(start), end: Seconds(end.max(start)) }
+        })
+        .collect()
+}
+
+/// All but the first and the last, as far as others are left.
+fn steady(mut windows: Vec<Window>) -> Vec<Window> {
+    if windows.len() > 2 {
+        windows.pop();
+    }
+    if windows.len() > 1 {
+        windows.remove(0);
+    }
+    windows
+}
+
+/// The one of median length, the lower one of two.
+fn median(mut windows: Vec<Window>) -> Option<Window> {
+    windows.sort_by(|a, b| a.length().0.total_cmp(&b.length().0));
+    windows.get(windows.len().checked_sub(1)? / 2).copied()
 }
 
 impl Trace {
     /// The traced iterations, in order.
     pub fn windows(&self) -> Vec<Window> {
-        let mut extents: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
-        for span in self.spans.iter().filter(|s| s.kind != SpanKind::Wait) {
-            let extent =
-                extents.entry(span.iteration).or_insert((f64::INFINITY, f64::NEG_INFINITY));
-            *extent = (extent.0.min(span.start.0), extent.1.max(span.end.0));
-        }
-        let extents: Vec<_> = extents.into_iter().collect();
-        let next = extents.iter().skip(1).map(Some).chain([None]);
-        extents
-            .iter()
-            .zip(next)
-            .map(|(&(iteration, (start, last)), next)| {
-                let end = match next {
-                    Some(&(following, (begin, _))) if following - iteration == 1 => begin,
-                    _ => last,
-                };
-                // A next iteration that was prefetched before this one began leaves no time here.
-                Window { iteration, start: Seconds(start), end: Seconds(end.max(start)) }
-            })
-            .collect()
+        windows(&self.spans)
     }
 
     /// How long each traced iteration took.
@@ -84,21 +109,29 @@ impl Trace {
     /// The iterations that represent the run: without the first, which warms up, and the last,
     /// which drains, as far as others are left.
     pub fn steady_windows(&self) -> Vec<Window> {
-        let mut windows = self.windows();
-        if windows.len() > 2 {
-            windows.pop();
-        }
-        if windows.len() > 1 {
-            windows.remove(0);
-        }
-        windows
+        steady(self.windows())
     }
 
     /// The steady iteration of median length (the lower one of two): what reports show and compare.
+    /// Ranks that wait for nobody drift apart; where some iterations find all of them at work, it is
+    /// one of those.
     pub fn steady_window(&self) -> Option<Window> {
-        let mut windows = self.steady_windows();
-        windows.sort_by(|a, b| a.length().0.total_cmp(&b.length().0));
-        windows.get(windows.len().checked_sub(1)? / 2).copied()
+        let windows = self.steady_windows();
+        let shared = self.shared_by_all(&windows);
+        median(if shared.is_empty() { windows } else { shared })
+    }
+
+    /// The windows in which every rank works that ever does.
+    fn shared_by_all(&self, windows: &[Window]) -> Vec<Window> {
+        let mut at_work: BTreeMap<Rank, Vec<bool>> = BTreeMap::new();
+        for span in self.spans.iter().filter(|s| s.kind != SpanKind::Wait) {
+            let touched = at_work.entry(span.rank).or_insert_with(|| vec![false; windows.len()]);
+            for (touched, window) in touched.iter_mut().zip(windows) {
+                *touched |= window.is_touched_by(span);
+            }
+        }
+        let by_all = |at: usize| at_work.values().all(|touched| touched[at]);
+        (0..windows.len()).filter(|at| by_all(*at)).map(|at| windows[at]).collect()
     }
 
     /// The steady iteration's breakdown on every traced rank.
@@ -116,29 +149,26 @@ impl Trace {
         }
         let parts = by_rank.into_iter().map(|(rank, spans)| {
             let window = own_window(&spans, window).unwrap_or(*window);
-            let touches = |s: &&Span| s.start.0 < window.end.0 && s.end.0 > window.start.0;
-            let spans: Vec<&Span> = spans.into_iter().filter(touches).collect();
+            let spans: Vec<&Span> =
+                spans.into_iter().filter(|span| window.is_touched_by(span)).collect();
             (rank, breakdown(&spans, &window))
         });
         parts.collect()
     }
 }
 
-/// The window of an iteration on a rank that did nothing of it in the world's.
+/// The window of a rank that did nothing of an iteration in the world's: when it did, or if that was not
+/// traced and it did nothing else meanwhile, its own steady one.
 fn own_window(spans: &[&Span], world: &Window) -> Option<Window> {
-    let of = |iteration: u32| {
-        let done = spans.iter().filter(move |s| s.iteration == iteration);
-        done.filter(|s| s.kind != SpanKind::Wait)
-    };
-    let mine = || of(world.iteration);
-    if mine().any(|s| s.start.0 < world.end.0 && s.end.0 > world.start.0) {
+    let worked = |span: &&&Span| span.kind != SpanKind::Wait && world.is_touched_by(span);
+    if spans.iter().filter(worked).any(|span| span.iteration == world.iteration) {
         return None;
     }
-    let start = mine().map(|s| s.start.0).reduce(f64::min)?;
-    let last = mine().map(|s| s.end.0).reduce(f64::max)?;
-    let next = of(world.iteration + 1).map(|s| s.start.0).reduce(f64::min);
-    let (start, end) = (Seconds(start), Seconds(next.unwrap_or(last).max(start)));
-    Some(Window { iteration: world.iteration, start, end })
+    let own = windows(spans.iter().copied());
+    if let Some(same) = own.iter().find(|window| window.iteration == world.iteration) {
+        return Some(*same);
+    }
+    if spans.iter().any(|span| worked(&span)) { None } else { median(steady(own)) }
 }
 
 /// One rank's breakdown over a window, from the spans that touch it.
@@ -247,6 +277,37 @@ mod tests {
         assert_eq!((parts[0].idle, parts[0].communication), (Seconds(0.25), Seconds::ZERO));
         assert_eq!((parts[1].total, parts[1].compute), (Seconds(10.0), Seconds(10.0)));
         assert!(parts[1].exposed_communication.0.is_sign_positive());
+    }
+
+    #[test]
+    fn a_rank_of_which_other_iterations_were_traced_is_shown_in_its_own() {
+        // Rank 1 ran ahead and had ended before the first iteration that is known of rank 0.
+        let mut sketch = Sketch::new(Origin::Measured, 2);
+        for i in 0..5u32 {
+            let (late, early) = (100.0 + 10.0 * f64::from(i), 2.0 * f64::from(i));
+            sketch = sketch
+                .span((0, 90 + i, 0), ("compute", Forward, "F"), (late, late + 8.0))
+                .span((1, 97 + i, 0), ("compute", Forward, "F"), (early, early + 1.5));
+        }
+        let parts: Vec<_> = sketch.finish().breakdowns().into_iter().map(|(_, b)| b).collect();
+        let spent = |b: &Breakdown| (b.total, b.compute, b.idle);
+        assert_eq!(spent(&parts[0]), (Seconds(10.0), Seconds(8.0), Seconds(2.0)));
+        assert_eq!(spent(&parts[1]), (Seconds(2.0), Seconds(1.5), Seconds(0.5)));
+    }
+
+    #[test]
+    fn an_iteration_that_finds_everyone_at_work_is_shown() {
+        // Rank 1 is traced from the middle of rank 0's iteration 3 on.
+        let mut sketch = Sketch::new(Origin::Measured, 2);
+        for i in 0..6u32 {
+            let t = 10.0 * f64::from(i);
+            sketch = sketch.span((0, i, 0), ("compute", Forward, "F"), (t, t + 9.0 - f64::from(i)));
+        }
+        for i in 3..5u32 {
+            let t = 35.0 + 5.0 * f64::from(i - 3);
+            sketch = sketch.span((1, i, 0), ("compute", Forward, "F"), (t, t + 1.0));
+        }
+        assert_eq!(sketch.finish().steady_window().unwrap().iteration, 3);
     }
 
     #[test]
