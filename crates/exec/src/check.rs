@@ -106,6 +106,16 @@ fn clicks(plan: &Plan) -> Option<Reads> {
     Some(Reads::Clicks { dense: dense / plan.strategy.micro_batch.max(1), tables, lookups })
 }
 
+/// How far behind the targets the loads of a plan reach.
+fn further(plan: &Plan) -> u64 {
+    let sections = plan.programs.iter().flat_map(|program| [&program.prologue, &program.body]);
+    let places = sections.flat_map(|section| &section.nodes).filter_map(|node| {
+        let Op::Load { what: LoadKind::Further(places), .. } = node.op else { return None };
+        Some(u64::from(places))
+    });
+    places.max().unwrap_or(1).saturating_sub(1)
+}
+
 /// What the samples of a plan's model are.
 pub(crate) fn reads(plan: &Plan) -> Result<Reads, ExecError> {
     if let Some(reads) = clicks(plan) {
@@ -133,7 +143,7 @@ pub(crate) fn reads(plan: &Plan) -> Result<Reads, ExecError> {
             }
         }
     }
-    Ok(Reads::Tokens { vocab, seq: plan.strategy.seq })
+    Ok(Reads::Tokens { vocab, seq: plan.strategy.seq, further: further(plan) })
 }
 
 fn types(plan: &Plan) -> Result<Types, ExecError> {

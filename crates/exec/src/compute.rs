@@ -152,6 +152,7 @@ impl<'p> Compute<'p> {
         on: &Operands<'_>,
         fresh: bool,
     ) -> Result<(), Fault> {
+        let fresh = fresh && !on.adds();
         let mode = if fresh { Write::Overwrite } else { Write::Accumulate };
         let pool = &self.pool;
         match kernel {

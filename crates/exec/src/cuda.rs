@@ -362,6 +362,7 @@ impl<'a> Gpu<'a> {
         let ahead = match what {
             LoadKind::Tokens | LoadKind::Features => 0,
             LoadKind::Targets => 1,
+            LoadKind::Further(places) => u64::from(places),
         };
         self.tokens.resize((span.len / 4) as usize, 0);
         let before = u64::from(iteration) * strategy.global_batch;
@@ -396,6 +397,7 @@ impl<'a> Gpu<'a> {
         on: &Operands<'_>,
         fresh: bool,
     ) -> Result<(), CudaError> {
+        let fresh = fresh && !on.op.adds(on.template);
         let mode = if fresh { Write::Overwrite } else { Write::Accumulate };
         let gpu = self.device;
         match kernel {
@@ -564,7 +566,7 @@ impl<'a> Gpu<'a> {
         let (loss, norm) = (read(self.program.outputs.loss)?, read(self.program.outputs.norm)?);
         let now = self.recorder.now();
         let took = now - std::mem::replace(ended, now);
-        Ok(Sight { iteration, loss, norm, dropped: None, staleness: None, took })
+        Ok(Sight { iteration, loss, further: None, norm, dropped: None, staleness: None, took })
     }
 
     /// A number on the device, once the compute stream has come to it.

@@ -252,7 +252,9 @@ fn read(plan: &Plan, program: &Program) -> Vec<Range<u64>> {
         let operands = &plan.templates[segment.template as usize].operands;
         for (operand, &view) in operands.iter().zip(&segment.operands) {
             match operand.access {
-                Access::Read | Access::Accumulate => read.extend(spans(program, view)),
+                Access::Read | Access::Accumulate | Access::Add => {
+                    read.extend(spans(program, view))
+                }
                 Access::Write => {}
             }
         }

@@ -4,16 +4,16 @@ use paceline_plan::graph::build;
 use paceline_plan::model::Model;
 use std::collections::BTreeMap;
 
-/// Every tensor of a model with its dimensions; a tied table once.
+/// Every tensor of a model with its dimensions; a shared table once.
 pub(crate) fn tensors(model: &Model) -> BTreeMap<String, [u64; 2]> {
     let graph = build(model, 1, 1, 1);
     let mut tensors = BTreeMap::new();
     for layer in &graph.layers {
         for param in &graph.kinds[layer.kind].params {
-            let name = if param.tied {
-                "embedding.table.weight".to_owned()
-            } else {
-                format!("{}.{}", layer.name, param.name)
+            let name = match (param.tied, param.borrowed) {
+                (true, _) => "embedding.table.weight".to_owned(),
+                (false, true) => format!("head.{}", param.name),
+                (false, false) => format!("{}.{}", layer.name, param.name),
             };
             tensors.insert(name, param.dims);
         }

@@ -11,6 +11,9 @@ pub struct IterationReport {
     pub iteration: u32,
     /// The mean loss of its tokens, in nats.
     pub loss: f32,
+    /// That of predictions of further tokens, the mean over the modules that make them; none for models
+    /// without.
+    pub further_loss: Option<f32>,
     /// The norm of the gradient, before clipping.
     pub grad_norm: f32,
     /// The factor of the loss that kept gradients in the range of f16, in runs that have one.

@@ -199,7 +199,7 @@ impl Sight {
     fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(32);
         bytes.extend(self.iteration.to_le_bytes());
-        for value in [self.loss, self.norm, self.dropped] {
+        for value in [self.loss, self.further, self.norm, self.dropped] {
             bytes.push(u8::from(value.is_some()));
             bytes.extend(value.unwrap_or(0.0).to_le_bytes());
         }
@@ -216,6 +216,7 @@ impl Sight {
     fn decode(bytes: &[u8]) -> Option<Self> {
         let (iteration, rest) = bytes.split_first_chunk::<4>()?;
         let (loss, rest) = rest.split_first_chunk::<5>()?;
+        let (further, rest) = rest.split_first_chunk::<5>()?;
         let (norm, rest) = rest.split_first_chunk::<5>()?;
         let (dropped, rest) = rest.split_first_chunk::<5>()?;
         let (took, rest) = rest.split_first_chunk::<8>()?;
@@ -237,6 +238,7 @@ impl Sight {
         Some(Self {
             iteration: u32::from_le_bytes(*iteration),
             loss: value(*loss),
+            further: value(*further),
             norm: value(*norm),
             dropped: value(*dropped),
             took: Seconds(f64::from_le_bytes(*took)),

@@ -47,6 +47,8 @@ pub(crate) struct Sight {
     pub(crate) iteration: u32,
     /// The sum of all tokens' losses.
     pub(crate) loss: Option<f32>,
+    /// The same of predictions of further tokens, the mean of all modules for them.
+    pub(crate) further: Option<f32>,
     /// The norm of the gradient.
     pub(crate) norm: Option<f32>,
     /// Choices whose expert had its fill.
@@ -526,6 +528,7 @@ impl<'a> Rank<'a> {
         let ahead = match what {
             LoadKind::Tokens => 0,
             LoadKind::Targets => 1,
+            LoadKind::Further(places) => u64::from(places),
             LoadKind::Features => {
                 typed!(self.run.kernels.types, <T, _G> self.features::<T>(first, views.take(0)));
                 return Ok(());
@@ -606,7 +609,7 @@ impl<'a> Rank<'a> {
         };
         let outputs = self.program.outputs;
         let (mut loss, mut norm) = (read(outputs.loss)?, read(outputs.norm)?);
-        let dropped = read(outputs.dropped)?;
+        let (dropped, further) = (read(outputs.dropped)?, self.further(running)?);
         let now = self.lanes.now();
         let took = now - std::mem::replace(ended, now);
         Ok(match &mut self.serving {
@@ -617,15 +620,26 @@ impl<'a> Rank<'a> {
                     loss = Some((mean_loss * f64::from(self.run.plan.mesh.size())) as f32);
                     norm = Some(mean_norm as f32);
                 }
-                Sight { iteration, loss, norm, dropped, took, staleness: seen.staleness() }
+                let staleness = seen.staleness();
+                Sight { iteration, loss, further, norm, dropped, took, staleness }
             }
             None => {
                 self.saw = loss.zip(norm).map(|(loss, norm)| [loss, norm]);
                 let ahead = self.run.horizon.ahead();
                 let staleness = self.watch.as_mut().and_then(|watch| watch.take(ahead));
-                Sight { iteration, loss, norm, dropped, took, staleness }
+                Sight { iteration, loss, further, norm, dropped, took, staleness }
             }
         })
+    }
+
+    /// The mean over modules for further tokens of what stands behind the loss, where there are any.
+    fn further(&self, running: u64) -> Result<Option<f32>, ExecError> {
+        let Some(loss) = self.program.outputs.loss else { return Ok(None) };
+        let read = self.memory.read(self.memory.whole(loss, running), |values: &[f32]| {
+            let modules = values.len() - 1;
+            (modules > 0).then(|| values[1..].iter().sum::<f32>() / modules as f32)
+        });
+        read.map_err(|source| ExecError::Memory { rank: self.place.rank, source: source.into() })
     }
 
     fn scalar(&self, buffer: BufferId, running: u64) -> Result<f32, ArenaError> {

@@ -132,6 +132,9 @@ fn describe(plan: &Plan, program: &Program, op: &Op) -> Option<(SpanKind, String
         Op::Load { what: LoadKind::Tokens, .. } => (SpanKind::Load, "load tokens".into()),
         Op::Load { what: LoadKind::Features, .. } => (SpanKind::Load, "load features".into()),
         Op::Load { what: LoadKind::Targets, .. } => (SpanKind::Load, "load targets".into()),
+        Op::Load { what: LoadKind::Further(_), .. } => {
+            (SpanKind::Load, "load further tokens".into())
+        }
         Op::Compute { segment, .. } => {
             let template = &plan.templates[program.segment(segment).template as usize];
             let kind = match template.pass {

@@ -26,12 +26,14 @@ pub(crate) struct Reports {
     pub(crate) done: Vec<IterationReport>,
 }
 
+#[derive(Clone, Copy)]
 struct Open {
     iteration: u32,
     /// The sum of the losses, and how long the iteration took.
     loss: Option<(f32, f64)>,
     norm: Option<f32>,
     /// Told together with the loss.
+    further: Option<f32>,
     dropped: Option<f32>,
     staleness: Option<Staleness>,
 }
@@ -85,27 +87,31 @@ impl Reports {
         let at = known.unwrap_or_else(|| {
             // Each speaker tells of one iteration after the other.
             let (iteration, staleness) = (sight.iteration, sight.staleness);
-            let (loss, norm, dropped) = (None, None, None);
-            self.open.push_back(Open { iteration, loss, norm, dropped, staleness });
+            let (loss, norm, further, dropped) = (None, None, None, None);
+            self.open.push_back(Open { iteration, loss, norm, further, dropped, staleness });
             self.open.len() - 1
         });
         let open = &mut self.open[at];
         if self.loss == Some(rank) {
             open.loss = sight.loss.map(|loss| (loss, sight.took.0));
-            open.dropped = sight.dropped;
+            (open.further, open.dropped) = (sight.further, sight.dropped);
         }
         if self.norm == Some(rank) {
             open.norm = sight.norm;
         }
-        while let Some(&Open { iteration, loss: Some((sum, seconds)), norm, dropped, staleness }) =
-            self.open.front()
-        {
+        while let Some(&open) = self.open.front() {
+            let Open { iteration, loss: Some((sum, seconds)), norm, further, dropped, staleness } =
+                open
+            else {
+                break;
+            };
             if norm.is_none() && self.norm.is_some() {
                 break;
             }
             self.open.pop_front();
             let took = Seconds(seconds);
-            let sight = Sight { iteration, loss: Some(sum), norm, dropped, took, staleness };
+            let loss = Some(sum);
+            let sight = Sight { iteration, loss, further, norm, dropped, took, staleness };
             self.complete(&sight, report);
         }
     }
@@ -119,6 +125,7 @@ impl Reports {
         let complete = IterationReport {
             iteration: sight.iteration + 1,
             loss: loss / self.tokens as f32,
+            further_loss: sight.further.map(|sum| sum / self.tokens as f32),
             grad_norm,
             loss_scale,
             skipped,
@@ -154,6 +161,7 @@ impl Together {
             Some(sum) => Sight {
                 loss: sum.loss.zip(sight.loss).map(|(a, b)| a + b),
                 norm: sum.norm.zip(sight.norm).map(|(a, b)| a + b),
+                further: sum.further.zip(sight.further).map(|(a, b)| a + b),
                 dropped: sum.dropped.zip(sight.dropped).map(|(a, b)| a + b),
                 staleness: sum.staleness.zip(sight.staleness).map(|(a, b)| a.with(b)),
                 ..sum

@@ -6,7 +6,9 @@
 mod common;
 
 use common::wires::train_over;
-use common::{bits, options, strategy, tiny_dlrm, tiny_gpt, tiny_llama, tiny_moe, tiny_resnet};
+use common::{
+    bits, further, options, strategy, tiny_dlrm, tiny_gpt, tiny_llama, tiny_moe, tiny_resnet,
+};
 use paceline_exec::{Outcome, TrainOptions, can_run, train};
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, Order};
@@ -28,7 +30,7 @@ type Feature = (&'static str, &'static [&'static str]);
 /// What is combined. Words are those of the command line; a new one needs nothing but its place here,
 /// and in [`EXCLUDED`] what it cannot stand with.
 const FEATURES: &[Feature] = &[
-    ("model", &["gpt2 tied", "gpt2", "llama", "resnet", "moe", "dlrm"]),
+    ("model", &["gpt2 tied", "gpt2", "llama", "llama mtp", "resnet", "moe", "dlrm"]),
     ("dp", &["1", "2", "4"]),
     ("tp", &["1", "2"]),
     ("pp", &["1", "2", "4"]),
@@ -111,6 +113,7 @@ fn case(row: &Row) -> Case {
         "gpt2" => tiny_gpt(false),
         "resnet" => tiny_resnet(),
         "moe" => tiny_moe(),
+        "llama mtp" => further(&tiny_llama(), 1, false),
         "dlrm" => tiny_dlrm(),
         _ => tiny_llama(),
     };
@@ -358,7 +361,7 @@ type Choices = (&'static str, &'static [&'static str]);
 /// What cannot stand together, and why.
 const EXCLUDED: &[(Choices, Choices, &str)] = &[
     (
-        ("model", &["gpt2 tied", "gpt2", "llama", "resnet", "dlrm"]),
+        ("model", &["gpt2 tied", "gpt2", "llama", "llama mtp", "resnet", "dlrm"]),
         ("ep", &["2"]),
         "they have no experts",
     ),

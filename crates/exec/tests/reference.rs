@@ -16,68 +16,105 @@ type Weights = BTreeMap<String, Vec<f64>>;
 /// One row per token.
 type Rows = Vec<Vec<f64>>;
 
-/// The mean loss of the first iteration's samples, and the same with what balances experts' loads.
-fn loss(model: &Model, weights: &Weights, samples: u64, seed: u64) -> (f64, f64) {
+/// The losses of the first iteration's samples.
+#[derive(Clone, Copy, Default)]
+struct Losses {
+    /// Of the next tokens.
+    next: f64,
+    /// Of further ones, the mean over the modules that predict them.
+    further: f64,
+    /// What gradients are of: both, and what balances experts' loads.
+    whole: f64,
+}
+
+fn loss(model: &Model, weights: &Weights, samples: u64, seed: u64) -> Losses {
     let corpus = Corpus::new(model.vocab as u32, seed).unwrap();
-    let sample_loss = |sample: u64| {
+    let modules = model.mtp.depth.max(1) as f64;
+    let mut losses = Losses::default();
+    for sample in 0..samples {
         let start = sample_start(0, sample, samples, model.seq);
-        let mut text = vec![0; model.seq as usize + 1];
+        let mut text = vec![0; (model.seq + 1 + model.mtp.depth) as usize];
         corpus.fill(start, &mut text);
-        let (logits, balance) = logits(model, weights, &text[..model.seq as usize]);
+        let (heads, balance) = logits(model, weights, &text);
         let of_token = |(row, &target): (&Vec<f64>, &u32)| {
             row.iter().map(|l| l.exp()).sum::<f64>().ln() - row[target as usize]
         };
-        let sum = logits.iter().zip(&text[1..]).map(of_token).sum::<f64>();
-        (sum / model.seq as f64, balance)
-    };
-    let (mut loss, mut balance) = (0.0, 0.0);
-    for (of_tokens, of_loads) in (0..samples).map(sample_loss) {
-        loss += of_tokens / samples as f64;
-        balance += of_loads / samples as f64;
+        losses.whole += model.experts.balance * balance / samples as f64;
+        for (ahead, logits) in heads.iter().enumerate() {
+            let sum = logits.iter().zip(&text[1 + ahead..]).map(of_token).sum::<f64>();
+            let mean = sum / (model.seq * samples) as f64;
+            match ahead {
+                0 => losses.next += mean,
+                _ => losses.further += mean / modules,
+            }
+        }
     }
-    (loss, loss + model.experts.balance * balance)
+    losses.whole += losses.next + model.mtp.weight * losses.further;
+    losses
 }
 
-/// The logits of a sequence, and how uneven its experts' loads are, summed over layers.
-fn logits(model: &Model, weights: &Weights, tokens: &[u32]) -> (Rows, f64) {
+/// The logits that every head makes of the tokens of a sequence, behind which stand those that are to be
+/// predicted; and how uneven its experts' loads are, summed over layers.
+fn logits(model: &Model, weights: &Weights, text: &[u32]) -> (Vec<Rows>, f64) {
     let mut balance = 0.0;
-    let width = model.d_model as usize;
+    let (width, seq) = (model.d_model as usize, model.seq as usize);
     let row = |name: &str, i: usize| weights[name][i * width..(i + 1) * width].to_vec();
-    let mut x: Rows = tokens.iter().map(|&t| row("embedding.table.weight", t as usize)).collect();
+    let embedded = |ahead: usize| -> Rows {
+        text[ahead..][..seq].iter().map(|&t| row("embedding.table.weight", t as usize)).collect()
+    };
+    let table = if model.tied { "embedding.table" } else { "head.table" };
+    let mut x = embedded(0);
     if model.kind == ModelKind::Gpt2 {
         for (position, x) in x.iter_mut().enumerate() {
             add(x, &row("embedding.position.weight", position));
         }
     }
     for layer in 0..model.layers {
-        let name = |what: &str| format!("blocks.{layer}.{what}");
-        if model.kind == ModelKind::Mlp {
-            x = each(linear(weights, &name("up"), &x), |v| v.max(0.0));
-            x = each(linear(weights, &name("down"), &x), |v| v.max(0.0));
-            continue;
-        }
-        let normed = norm(model, weights, &name("norm1"), &x);
-        let attended = match model.latent.is_none() {
-            true => attention(model, qkv(model, weights, &name, &normed)),
-            false => latent(model, weights, &name, &normed),
-        };
-        let out = linear(weights, &name("attention_out"), &attended);
-        x.iter_mut().zip(&out).for_each(|(x, y)| add(x, y));
-        let normed = norm(model, weights, &name("norm2"), &x);
-        let fed = if layer < model.layers - model.expert_layers() {
-            feed_forward(model, weights, &name(""), &normed)
-        } else {
-            let (fed, imbalance) = experts::layer(model, weights, &name, &normed);
-            balance += imbalance;
-            fed
-        };
-        x.iter_mut().zip(&fed).for_each(|(x, y)| add(x, y));
+        balance += block(model, weights, layer, &mut x);
     }
     if model.kind != ModelKind::Mlp {
         x = norm(model, weights, "head.norm", &x);
     }
-    let table = if model.tied { "embedding.table" } else { "head.table" };
-    (linear(weights, table, &x), balance)
+    let mut heads = vec![linear(weights, table, &x)];
+    for depth in 1..=model.mtp.depth {
+        let layer = model.layers + depth - 1;
+        let name = |what: &str| format!("blocks.{layer}.{what}");
+        let token = norm(model, weights, &name("join.token_norm"), &embedded(depth as usize));
+        let hidden = norm(model, weights, &name("join.hidden_norm"), &x);
+        x = linear(weights, &name("join.token"), &token);
+        let hidden = linear(weights, &name("join.hidden"), &hidden);
+        x.iter_mut().zip(&hidden).for_each(|(x, y)| add(x, y));
+        balance += block(model, weights, layer, &mut x);
+        x = norm(model, weights, &name("head.norm"), &x);
+        heads.push(linear(weights, table, &x));
+    }
+    (heads, balance)
+}
+
+/// What a layer makes of the stream, and how uneven its experts' loads are.
+fn block(model: &Model, weights: &Weights, layer: u64, x: &mut Rows) -> f64 {
+    let name = |what: &str| format!("blocks.{layer}.{what}");
+    if model.kind == ModelKind::Mlp {
+        for product in ["up", "down"] {
+            *x = each(linear(weights, &name(product), x), |v| v.max(0.0));
+        }
+        return 0.0;
+    }
+    let normed = norm(model, weights, &name("norm1"), x);
+    let attended = match model.latent.is_none() {
+        true => attention(model, qkv(model, weights, &name, &normed)),
+        false => latent(model, weights, &name, &normed),
+    };
+    let out = linear(weights, &name("attention_out"), &attended);
+    x.iter_mut().zip(&out).for_each(|(x, y)| add(x, y));
+    let normed = norm(model, weights, &name("norm2"), x);
+    let has_experts = model.kind == ModelKind::Moe && layer >= model.experts.dense_layers;
+    let (fed, imbalance) = match has_experts {
+        true => experts::layer(model, weights, &name, &normed),
+        false => (feed_forward(model, weights, &name(""), &normed), 0.0),
+    };
+    x.iter_mut().zip(&fed).for_each(|(x, y)| add(x, y));
+    imbalance
 }
 
 fn feed_forward(model: &Model, weights: &Weights, prefix: &str, x: &Rows) -> Rows {
@@ -247,7 +284,9 @@ fn moved(weights: &Weights, name: &str, direction: &[f64], by: f64) -> Weights {
 #[test]
 fn losses_and_gradients_are_those_of_the_formulas() {
     let dense = [tiny_gpt(true), tiny_gpt(false), tiny_llama(), tiny_mlp()];
-    for model in dense.into_iter().chain([tiny_moe(), dropless_moe(), latent_moe()]) {
+    let sparse = [tiny_moe(), dropless_moe(), latent_moe()];
+    let further = [further(&tiny_llama(), 2, true), further(&latent_moe(), 2, false)];
+    for model in dense.into_iter().chain(sparse).chain(further) {
         let one = Strategy { optimizer: OptimizerKind::Sgd, ..strategy(2, 1, 2) };
         let after = |iterations: u32, lr: f64| {
             let options = TrainOptions {
@@ -267,9 +306,14 @@ fn losses_and_gradients_are_those_of_the_formulas() {
         let run = after(1, 1.0);
         let end = wide(run.parameters.unwrap());
 
-        let (expected, _) = loss(&model, &start, 2, 3);
-        let found = f64::from(run.iterations[0].loss);
-        assert!((found / expected - 1.0).abs() < 1e-6, "{}: {found}, {expected}", model.name());
+        let expected = loss(&model, &start, 2, 3);
+        let close = |found: f32, expected: f64| {
+            let off = f64::from(found) / expected - 1.0;
+            assert!(off.abs() < 1e-6, "{}: {found}, {expected}", model.name());
+        };
+        close(run.iterations[0].loss, expected.next);
+        assert_eq!(run.iterations[0].further_loss.is_some(), model.mtp.depth > 0);
+        run.iterations[0].further_loss.inspect(|&found| close(found, expected.further));
 
         let mut squares = 0.0;
         // A bias for the choice alone follows the experts' loads, not the loss.
@@ -279,7 +323,7 @@ fn losses_and_gradients_are_those_of_the_formulas() {
             squares += square;
             // A step that is so small hardly changes the choice of any expert.
             let by = 1e-6 / square.sqrt().max(1e-6);
-            let at = |by: f64| loss(&model, &moved(&start, name, &gradient, by), 2, 3).1;
+            let at = |by: f64| loss(&model, &moved(&start, name, &gradient, by), 2, 3).whole;
             let slope = (at(by) - at(-by)) / (2.0 * by);
             let error = (slope - square).abs();
             assert!(

@@ -148,7 +148,8 @@ fn evaluation_agrees_with_training() {
         let whole = train(&plan(&model, &strategy(8, 1, 4)), &options(4), &mut |_| {}).unwrap();
         let network = Network::from_checkpoint(&model, &checkpoint).unwrap();
         let data =
-            Data::new(&DataSource::Builtin, Reads::Tokens { vocab: 40, seq: 16 }, 7).unwrap();
+            Data::new(&DataSource::Builtin, Reads::Tokens { vocab: 40, seq: 16, further: 0 }, 7)
+                .unwrap();
         // The fourth iteration's samples are 24 to 31: what 32 samples add up to beyond 24.
         let until = |samples| {
             let found = evaluate(&network, &data, 16, samples, 3, &mut |_| {}).unwrap();
@@ -157,8 +158,12 @@ fn evaluation_agrees_with_training() {
         let found = (until(32) - until(24)) / (8.0 * 16.0);
         let expected = f64::from(whole.iterations[3].loss);
         assert!((found / expected - 1.0).abs() < 1e-5, "{}: {found}, {expected}", model.name());
-        let held_out =
-            Data::held_out(&DataSource::Builtin, Reads::Tokens { vocab: 40, seq: 16 }, 7).unwrap();
+        let held_out = Data::held_out(
+            &DataSource::Builtin,
+            Reads::Tokens { vocab: 40, seq: 16, further: 0 },
+            7,
+        )
+        .unwrap();
         let found = evaluate(&network, &held_out, 16, 16, 3, &mut |_| {}).unwrap();
         assert!(found.loss > found.floor.unwrap() && found.loss < 4.5, "{found:?}");
     }

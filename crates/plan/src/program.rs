@@ -269,6 +269,8 @@ pub enum Access {
     Write,
     /// Adds to it; a *fresh* compute op overwrites it instead.
     Accumulate,
+    /// Adds to it, however fresh: an op before has begun the sum.
+    Add,
 }
 
 /// One operand of a template.
@@ -302,6 +304,14 @@ pub struct LocalOp {
     pub params: Vec<u16>,
     /// Operands it writes.
     pub outputs: Vec<u16>,
+}
+
+impl LocalOp {
+    /// Whether its gradients are added to what is there, however fresh the segment runs.
+    pub fn adds(&self, template: &Template) -> bool {
+        let adds = |&i: &u16| template.operands[usize::from(i)].access == Access::Add;
+        self.part == Part::WeightGradient && self.params.iter().any(adds)
+    }
 }
 
 /// A computation without communication inside, shared by all layers of equal shape: the unit that is
@@ -449,6 +459,8 @@ pub enum LoadKind {
     Features,
     /// What it should predict.
     Targets,
+    /// Tokens so many places behind those that it reads.
+    Further(u16),
 }
 
 /// How an accumulation treats what is there.

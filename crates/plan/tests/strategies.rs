@@ -4,7 +4,7 @@ use paceline_plan::collective::{Algorithm, Order};
 use paceline_plan::ids::LaneId;
 use paceline_plan::lower::lower;
 use paceline_plan::model::{
-    Activation, Experts, Latent, Model, ModelKind, Router, Shape, built_in,
+    Activation, Experts, Latent, Model, ModelKind, Mtp, Router, Shape, built_in,
 };
 use paceline_plan::program::{AccumulateMode, MemoryKind, Op};
 use paceline_plan::schedule::{ScheduleKind, Versions};
@@ -48,6 +48,10 @@ fn model() -> impl Strategy<Value = Model> {
                     Latent { q_lora: 8, kv_lora: 4, qk_rope: 2, v_dim: 2 }
                 }
                 _ => Latent::default(),
+            },
+            mtp: match layers % 3 {
+                depth @ 1.. if kind.is_rotary() => Mtp { depth, weight: 0.3 },
+                _ => Mtp::default(),
             },
         };
         Model::new("random", shape).unwrap()
@@ -231,6 +235,7 @@ fn a_long_v_does_not_wait_for_itself() {
         qk_norm: false,
         experts: Experts::default(),
         latent: Latent::default(),
+        mtp: Mtp::default(),
     };
     let model = Model::new("long", shape).unwrap();
     for (pp, microbatches) in [(8, 16), (8, 17), (8, 40), (7, 20), (5, 12)] {
@@ -265,6 +270,7 @@ fn pipelines_without_flush_lower_to_valid_plans() {
         qk_norm: false,
         experts: Experts::default(),
         latent: Latent::default(),
+        mtp: Mtp::default(),
     };
     let model = Model::new("random", shape).unwrap();
     let batches = [(Versions::Stashed, 1), (Versions::Two, 4), (Versions::Two, 7)];

@@ -3,7 +3,7 @@
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern};
 use paceline_plan::lower::lower;
-use paceline_plan::model::{Activation, Experts, Latent, Model, ModelKind, Shape, built_in};
+use paceline_plan::model::{Activation, Experts, Latent, Model, ModelKind, Mtp, Shape, built_in};
 use paceline_plan::program::MemoryKind;
 use paceline_plan::schedule::{self, ScheduleKind, Slots};
 use paceline_plan::strategy::{Strategy, Sync, Zero};
@@ -30,6 +30,7 @@ fn even_model(layers: u64) -> Model {
         qk_norm: false,
         experts: Experts::default(),
         latent: Latent::default(),
+        mtp: Mtp::default(),
     };
     Model::new("even", shape).unwrap()
 }

@@ -171,7 +171,8 @@ fn transient_gradients(plan: &Plan, program: &Program) -> [f64; 3] {
         for (operand, view) in template.operands.iter().zip(&segment.operands) {
             let buffer = program.buffer(view.buffer);
             let transient = buffer.kind == MemoryKind::Communication;
-            if operand.access == Access::Accumulate && transient && seen.insert(view.buffer) {
+            let adds = matches!(operand.access, Access::Accumulate | Access::Add);
+            if adds && transient && seen.insert(view.buffer) {
                 bytes[place] += buffer.extent().as_f64();
             }
         }

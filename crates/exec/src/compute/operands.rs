@@ -50,6 +50,11 @@ impl<'a> Operands<'a> {
         self.views.slice(i)
     }
 
+    /// Whether what it writes is added to what is there, however fresh the segment.
+    pub(super) fn adds(&self) -> bool {
+        self.op.adds(self.template)
+    }
+
     /// An input of token numbers.
     pub(super) fn ids(&self, i: usize) -> &[u32] {
         self.views.u32(i)

@@ -30,6 +30,8 @@ pub enum Reads {
         vocab: u32,
         /// How long a sequence is.
         seq: u64,
+        /// How many tokens behind a sequence's last target are read too.
+        further: u64,
     },
     /// Images, each of one class.
     Images {
@@ -56,7 +58,7 @@ impl Reads {
     pub fn of(model: &Model, seq: u64) -> Self {
         let vocab = u32::try_from(model.vocab).unwrap_or(u32::MAX);
         match model.body() {
-            Body::Tokens {} => Self::Tokens { vocab, seq },
+            Body::Tokens {} => Self::Tokens { vocab, seq, further: model.mtp.depth },
             Body::Images(net) => {
                 Self::Images { side: net.image, channels: net.channels, classes: vocab }
             }
@@ -120,11 +122,11 @@ impl Data {
         shuffle: Option<u64>,
     ) -> Result<Self, DataError> {
         let (seq, kind) = match (source, reads) {
-            (DataSource::Builtin, Reads::Tokens { vocab, seq }) => {
+            (DataSource::Builtin, Reads::Tokens { vocab, seq, .. }) => {
                 (seq, Kind::Builtin(Corpus::new(vocab, seed)?))
             }
-            (DataSource::Text(text), Reads::Tokens { vocab, seq }) => {
-                (seq, Kind::Text(Samples::new(text, vocab, seq, shuffle)?))
+            (DataSource::Text(text), Reads::Tokens { vocab, seq, further }) => {
+                (seq, Kind::Text(Samples::new(text, vocab, (seq, further), shuffle)?))
             }
             (DataSource::Builtin, Reads::Images { side, channels, classes }) => {
                 (1, Kind::Images(Images::new(side, channels, classes, seed)))
@@ -166,7 +168,7 @@ impl Data {
     }
 
     /// Fills in the tokens of a sample, from its token `ahead` on: 0 for what the model reads, 1 for what it
-    /// should predict. Of an image that is its class.
+    /// should predict, and more for modules that predict further ones, which read on into what follows. Of an image that is its class.
     pub fn fill(&self, sample: u64, ahead: u64, tokens: &mut [u32]) -> Result<(), DataError> {
         let sample = self.number(sample);
         match &self.kind {

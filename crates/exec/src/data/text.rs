@@ -243,11 +243,12 @@ pub(super) struct Samples {
 }
 
 impl Samples {
-    /// The part to learn from, every epoch in another order, or the part that is held out.
+    /// The part to learn from, every epoch in another order, or the part that is held out. Behind a
+    /// window's last target there are `further` more tokens.
     pub(super) fn new(
         text: &std::sync::Arc<Text>,
         vocab: u32,
-        seq: u64,
+        (seq, further): (u64, u64),
         shuffled_by: Option<u64>,
     ) -> Result<Self, TextError> {
         if text.vocab > vocab {
@@ -255,9 +256,11 @@ impl Samples {
         }
         let held_out = text.tokens / HELD_OUT;
         let cut = text.tokens - held_out;
-        let windows = |tokens: u64| tokens.saturating_sub(1).checked_div(seq).unwrap_or(0);
+        let behind = further.saturating_add(1);
+        let windows = |tokens: u64| tokens.saturating_sub(behind).checked_div(seq).unwrap_or(0);
         if windows(held_out) == 0 {
             let (path, tokens) = (text.path.clone(), text.tokens);
+            let seq = seq.saturating_add(further);
             return Err(TextError::Short { path, tokens, seq });
         }
         let (first, windows) = match shuffled_by {
@@ -390,7 +393,7 @@ mod tests {
         let folder = Folder::new("windows");
         let bytes: Vec<u8> = (0..2000u32).map(|i| (i / 8) as u8).collect();
         let text = Arc::new(Text::bytes(&folder.file("t", &bytes)).unwrap());
-        let samples = Samples::new(&text, 256, 8, Some(3)).unwrap();
+        let samples = Samples::new(&text, 256, (8, 0), Some(3)).unwrap();
         assert_eq!(samples.windows(), 237);
         let epoch = |epoch: u64| -> Vec<u32> {
             let first = |sample| {
@@ -408,7 +411,7 @@ mod tests {
             order.sort();
             assert!(order.iter().copied().eq(0..237), "each once, and none of the last 100 bytes");
         }
-        let held_out = Samples::new(&text, 256, 8, None).unwrap();
+        let held_out = Samples::new(&text, 256, (8, 0), None).unwrap();
         assert_eq!(held_out.windows(), 12);
         let mut tokens = [0; 1];
         held_out.fill(0, 0, &mut tokens).unwrap();
@@ -424,16 +427,16 @@ mod tests {
         assert!(told(Text::bytes(&folder.0)).ends_with("there is no text here"));
         assert!(told(Text::bytes(&folder.0.join("absent"))).contains("No such file"));
         let text = Arc::new(Text::bytes(&folder.file("t", &[b'x'; 180])).unwrap());
-        let short = Samples::new(&text, 256, 9, Some(0)).unwrap_err().to_string();
+        let short = Samples::new(&text, 256, (9, 0), Some(0)).unwrap_err().to_string();
         assert!(
             short.contains("180 tokens are too few for samples of 9; 200 are needed"),
             "{short}"
         );
-        assert!(Samples::new(&text, 256, 8, Some(0)).is_ok());
+        assert!(Samples::new(&text, 256, (8, 0), Some(0)).is_ok());
         for seq in [0, u64::MAX] {
-            assert!(Samples::new(&text, 256, seq, Some(0)).is_err());
+            assert!(Samples::new(&text, 256, (seq, 0), Some(0)).is_err());
         }
-        let small = Samples::new(&text, 255, 8, Some(0)).unwrap_err().to_string();
+        let small = Samples::new(&text, 255, (8, 0), Some(0)).unwrap_err().to_string();
         assert!(small.contains("has 256 tokens and the model's vocabulary 255"), "{small}");
     }
 

@@ -135,6 +135,6 @@ fn deepseek(model: &Model) -> Value {
         "qk_nope_head_dim": model.head_dim - qk_rope,
         "v_head_dim": v_dim,
         "rope_interleave": false,
-        "num_nextn_predict_layers": 0,
+        "num_nextn_predict_layers": model.mtp.depth,
     })
 }

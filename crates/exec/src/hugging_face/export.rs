@@ -124,8 +124,13 @@ fn weights(
             first += values.len() as u64;
             let values = part.turned(values, part.rows);
             let Some(tensor) = contents.tensor(&part.name) else { continue };
-            let at = tensor.at + part.first(dims[1]) * size_of::<f32>() as u64;
-            file.write_all_at(bytemuck::cast_slice(&values), at).map_err(refused)?;
+            let mut rest = &values[..];
+            for (first, len) in part.runs(dims[1]) {
+                let (run, behind) = rest.split_at(len as usize);
+                let at = tensor.at + first * size_of::<f32>() as u64;
+                file.write_all_at(bytemuck::cast_slice(run), at).map_err(refused)?;
+                rest = behind;
+            }
         }
     }
     Ok(())

@@ -110,6 +110,11 @@ impl Pretrained {
         } else {
             return Err(ImportError::NoWeights { path: path.to_owned() });
         }
+        // transformers drops modules for further tokens from weights, and leaves their number in place.
+        let module = format!("model.layers.{}.eh_proj.weight", found.model.layers);
+        if !found.places.contains_key(&module) {
+            found.model = found.model.without_mtp();
+        }
         Ok(found)
     }
 
@@ -140,7 +145,12 @@ impl Pretrained {
             let (reader, theirs) = self.find(&part.name)?;
             reader.expect(theirs, &part.shape(dims[1]))?;
             let mut own = vec![0.0; (part.rows * dims[1]) as usize];
-            reader.read(theirs, part.first(dims[1]), &mut own)?;
+            let mut rest = &mut own[..];
+            for (first, len) in part.runs(dims[1]) {
+                let (run, behind) = rest.split_at_mut(len as usize);
+                reader.read(theirs, first, run)?;
+                rest = behind;
+            }
             let own = part.turned(own, dims[1]);
             values.append(&mut if self.paired { part.unpaired(own, dims[1]) } else { own });
         }

@@ -2,7 +2,9 @@
 //!
 //! GPT-2 keeps its matrices as `[inputs, outputs]` (its `Conv1D`), ours are `[outputs, inputs]`. The others
 //! keep queries, keys, values, gate and up apart, and every expert's; ours stand one below the other in one
-//! matrix. DeepSeek-V3 has the keys that all heads share below the latent vector's matrix; ours are two.
+//! matrix. DeepSeek-V3 has the keys that all heads share below the latent vector's matrix; ours are two. Its module
+//! for a second token joins by one matrix what ours do by two, which stand side by side in it; the tables that
+//! the module shares are not written again. The other families have no such modules, and theirs are left out.
 //! Rotary positions turn element i with element i + half of a head in all of them, unless a file of
 //! DeepSeek-V3 says that it has pairs side by side.
 
@@ -20,6 +22,8 @@ pub(super) struct Part {
     pub(super) transposed: bool,
     /// The first of their rows, and how many they have, where not all are ours.
     pub(super) within: Option<(u64, u64)>,
+    /// The first of their columns, and how many they have, where not all are ours.
+    pub(super) beside: Option<(u64, u64)>,
     /// How many rows a head has, and how many of them, its last, are turned by position, where
     /// files may have the two of a pair side by side.
     pub(super) pairs: Option<(u64, u64)>,
@@ -36,6 +40,9 @@ pub(super) fn parts(model: &Model, name: &str, dims: [u64; 2]) -> Option<Vec<Par
         None => (None, name),
     };
     let family = Family::of(model).ok()?;
+    if layer.is_some_and(|layer| layer >= model.layers) && family != Family::DeepseekV3 {
+        return None;
+    }
     let theirs = match family {
         Family::Gpt2 => return gpt2(layer, what, rows),
         Family::Llama | Family::Mixtral | Family::Qwen3Moe | Family::DeepseekV3 => {
@@ -90,6 +97,7 @@ fn attention(model: &Model, layer: Option<u64>, what: &str, rows: u64) -> Option
         ..part("self_attn.kv_a_proj_with_mqa", rows)
     };
     let all = |name: &str| vec![part(name, rows)];
+    let beside = |first| vec![Part { beside: Some((first, 2 * rows)), ..part("eh_proj", rows) }];
     Some(match (layer, stem) {
         (None, "embedding.table") => all("model.embed_tokens"),
         (None, "head.norm") => all("model.norm"),
@@ -114,6 +122,11 @@ fn attention(model: &Model, layer: Option<u64>, what: &str, rows: u64) -> Option
         (Some(_), "kv_up") => all("self_attn.kv_b_proj"),
         (Some(_), "attention_out") => all("self_attn.o_proj"),
         (Some(_), "norm2") => all("post_attention_layernorm"),
+        (Some(_), "join.token_norm") => all("enorm"),
+        (Some(_), "join.hidden_norm") => all("hnorm"),
+        (Some(_), "join.token") => beside(0),
+        (Some(_), "join.hidden") => beside(rows),
+        (Some(_), "head.norm") => all("shared_head.norm"),
         (None | Some(_), _) => return None,
     })
 }
@@ -152,12 +165,13 @@ fn feed_forward(family: Family, model: &Model, what: &str, rows: u64) -> Option<
 
 impl Part {
     fn new(name: String, rows: u64) -> Self {
-        Self { name, rows, transposed: false, within: None, pairs: None }
+        Self { name, rows, transposed: false, within: None, beside: None, pairs: None }
     }
 
     /// The shape of their tensor, which has `columns` of ours in a row. One row is a vector of theirs.
     pub(super) fn shape(&self, columns: u64) -> Vec<u64> {
         let rows = self.within.map_or(self.rows, |(_, rows)| rows);
+        let columns = self.beside.map_or(columns, |(_, columns)| columns);
         match (rows, self.transposed) {
             (1, false) => vec![columns],
             (rows, false) => vec![rows, columns],
@@ -165,9 +179,14 @@ impl Part {
         }
     }
 
-    /// The first element of theirs that is ours.
-    pub(super) fn first(&self, columns: u64) -> u64 {
-        self.within.map_or(0, |(first, _)| first * columns)
+    /// The runs of their elements that are ours, each by its first one and its length, in our order.
+    pub(super) fn runs(&self, columns: u64) -> impl Iterator<Item = (u64, u64)> + use<> {
+        let start = self.within.map_or(0, |(first, _)| first * columns);
+        let (count, len, first, stride) = match self.beside {
+            None => (1, self.rows * columns, start, 0),
+            Some((first, all)) => (self.rows, columns, first, all),
+        };
+        (0..count).map(move |run| (first + run * stride, len))
     }
 
     /// Turns values of theirs into ours, or ours into theirs; `rows` is how many rows those given have.
@@ -220,12 +239,30 @@ mod tests {
 
     #[test]
     fn rows_of_their_tensors_add_up_to_ours() {
-        for name in ["mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "llama3-8b", "gpt2-124m"] {
+        let names = ["mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3-mtp", "llama3-8b", "gpt2-124m"];
+        for name in names {
             let model = built_in::get(name).unwrap().unwrap();
             for (name, dims) in crate::logical::tensors(&model) {
                 let parts = parts(&model, &name, dims).unwrap_or_else(|| panic!("{name}"));
                 assert_eq!(parts.iter().map(|part| part.rows).sum::<u64>(), dims[0], "{name}");
             }
         }
+    }
+
+    #[test]
+    fn halves_of_a_matrix_that_joins_stand_side_by_side() {
+        let model = built_in::get("deepseek-v3-mtp").unwrap().unwrap();
+        let of = |name: &str| parts(&model, name, [7168, 7168]).unwrap().remove(0);
+        let [token, hidden] =
+            ["token", "hidden"].map(|half| of(&format!("blocks.61.join.{half}.weight")));
+        for part in [&token, &hidden] {
+            assert_eq!(part.name, "model.layers.61.eh_proj.weight");
+            assert_eq!(part.shape(7168), [7168, 2 * 7168]);
+            assert_eq!(part.runs(7168).count(), 7168);
+        }
+        assert_eq!(token.runs(7168).nth(1), Some((2 * 7168, 7168)));
+        assert_eq!(hidden.runs(7168).nth(1), Some((3 * 7168, 7168)));
+        let norm = parts(&model, "blocks.61.head.norm.weight", [1, 7168]).unwrap().remove(0);
+        assert_eq!(norm.name, "model.layers.61.shared_head.norm.weight");
     }
 }

@@ -64,9 +64,10 @@ impl Network {
         &self.model
     }
 
+    /// Reads what the next token needs: modules for further ones are left out.
     fn load(model: &Model, source: &mut dyn Source) -> Result<Self, SafetensorsError> {
         let mut tensors = BTreeMap::new();
-        for (name, dims) in logical::tensors(model) {
+        for (name, dims) in logical::tensors(&model.without_mtp()) {
             let mut values = vec![0.0; (dims[0] * dims[1]) as usize];
             source.read(&name, dims, 0, &mut values)?;
             tensors.insert(name, values);

@@ -7,7 +7,7 @@ pub(crate) mod wires;
 use paceline_exec::{ExecError, Outcome, Staleness, TrainOptions, train};
 use paceline_plan::lower::lower;
 use paceline_plan::model::{
-    Activation, Dlrm, Experts, Latent, Model, ModelKind, ResNet, Router, Shape, Stem,
+    Activation, Dlrm, Experts, Latent, Model, ModelKind, Mtp, ResNet, Router, Shape, Stem,
 };
 use paceline_plan::program::Plan;
 use paceline_plan::strategy::Strategy;
@@ -31,6 +31,7 @@ pub(crate) const GPT: Shape = Shape {
     qk_norm: false,
     experts: DENSE,
     latent: Latent { q_lora: 0, kv_lora: 0, qk_rope: 0, v_dim: 0 },
+    mtp: Mtp { depth: 0, weight: 0.0 },
 };
 
 const DENSE: Experts = Experts {
@@ -110,6 +111,13 @@ fn moe(name: &str, experts: Experts, latent: Latent) -> Model {
         ..GPT
     };
     Model::new(name, shape).expect("sound")
+}
+
+/// The same with modules that predict so many further tokens.
+pub(crate) fn further(model: &Model, depth: u64, tied: bool) -> Model {
+    let mtp = Mtp { depth, weight: 0.6 };
+    let name = format!("{} and {depth} further", model.name());
+    Model::new(name, Shape { mtp, tied, ..**model }).expect("sound")
 }
 
 pub(crate) fn tiny_mlp() -> Model {

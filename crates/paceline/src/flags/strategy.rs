@@ -376,7 +376,12 @@ fn profiled(
     let options = paceline_sim::Options::default();
     let times = paceline_sim::profile(&plan, cluster, &options);
     let times = times.map_err(|error| problems.say("--split", error.to_string())).ok()?;
-    let costs: Vec<f64> = times.iter().map(|time| time.0).collect();
+    let mut costs: Vec<f64> = times.iter().map(|time| time.0).collect();
+    if model.mtp.depth > 0 {
+        // Modules for further tokens stay with the head.
+        let behind: f64 = costs.split_off(model.layers as usize + 2).iter().sum();
+        costs.last_mut().into_iter().for_each(|head| *head += behind);
+    }
     let stages = strategy.pp as usize * usize::from(strategy.schedule.chunks());
     Some(balance(&costs, stages))
 }

@@ -123,6 +123,9 @@ pub(crate) struct ModelRecord {
     /// Parameters that one token meets, where experts leave some out.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub active_params: u64,
+    /// Modules that predict further tokens.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub mtp_depth: u64,
 }
 
 fn is_zero(value: &u64) -> bool {
@@ -147,6 +150,7 @@ impl From<&Model> for ModelRecord {
             topk: model.experts.topk,
             shared_experts: model.experts.shared_experts,
             active_params: if model.experts.is_none() { 0 } else { model.active_parameters() },
+            mtp_depth: model.mtp.depth,
         }
     }
 }

@@ -18,9 +18,12 @@ const ROLE_WIDTH: usize = 64;
 pub(crate) fn facts(model: &ModelRecord, plan: &Plan) -> Vec<(String, String)> {
     let s = &plan.strategy;
     let fact = |name: &str, text: String| (name.to_owned(), text);
-    let tied = if model.tied { ", tied head" } else { "" };
+    let mut beside = if model.tied { ", tied head".to_owned() } else { String::new() };
+    if model.mtp_depth > 0 {
+        beside += &format!(", {} for further tokens", plural(model.mtp_depth, "module"));
+    }
     let shape = format!(
-        "{} ({}): {} parameters, {} layers of width {}{tied}",
+        "{} ({}): {} parameters, {} layers of width {}{beside}",
         model.name,
         model.kind,
         count(model.params),

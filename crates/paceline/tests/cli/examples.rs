@@ -37,6 +37,7 @@ const PROMISES: &[(&str, Promise)] = &[
     ("pipedream", Promise::Under("--transport thread")),
     ("context-parallel", Promise::Under("--transport thread")),
     ("experts", Promise::Under("--transport thread")),
+    ("multi-token", Promise::Under("--pp 1")),
     ("synchronous-sgd", Promise::Under("--dp 1")),
     ("large-batch", Promise::Under("--zero 3")),
     ("resnet", Promise::Under("--dp 1 --pp 2")),

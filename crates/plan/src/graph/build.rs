@@ -22,7 +22,7 @@ pub fn build(model: &Model, batch: u64, seq: u64, tokens_per_iteration: u64) -> 
         ModelKind::Gpt2 | ModelKind::Llama => transformer_block("block", &sizes),
         ModelKind::Moe => transformer_block("experts", &sizes),
     };
-    let mut kinds = vec![embedding(&sizes), block, head(&sizes)];
+    let mut kinds = vec![embedding(&sizes), block, head(&sizes, 0)];
     let dense = model.experts.dense_layers;
     if dense > 0 {
         kinds.push(transformer_block("block", &sizes));
@@ -33,6 +33,15 @@ pub fn build(model: &Model, batch: u64, seq: u64, tokens_per_iteration: u64) -> 
         LayerDecl { name: format!("blocks.{i}"), kind }
     }));
     layers.push(LayerDecl { name: "head".into(), kind: 2 });
+    for depth in 1..=model.mtp.depth {
+        let (name, kind) = (format!("blocks.{}", model.layers + depth - 1), kinds.len());
+        kinds.extend([join(&sizes, depth), head(&sizes, depth)]);
+        layers.extend([
+            LayerDecl { name: format!("{name}.join"), kind },
+            LayerDecl { name: name.clone(), kind: 1 },
+            LayerDecl { name: format!("{name}.head"), kind: kind + 1 },
+        ]);
+    }
     Graph { kinds, layers, batch, seq }
 }
 
@@ -48,7 +57,7 @@ fn embedding(s: &Sizes<'_>) -> LayerGraph {
     let m = s.model;
     let mut layer = Builder::new("embedding", s);
     let tokens = layer.tensor("tokens", 1, TensorClass::Tokens);
-    let table = layer.table(m.tied);
+    let table = layer.table(0, m.tied || m.mtp.depth > 0);
     let mut x = layer.activation("embedded", m.d_model);
     layer.op(OpKind::Embedding, &[tokens], &[table], &[x]);
     if m.kind == ModelKind::Gpt2 {
@@ -95,17 +104,45 @@ fn mlp_block(s: &Sizes<'_>) -> LayerGraph {
     layer.finish(Some(x), Some(y))
 }
 
-fn head(s: &Sizes<'_>) -> LayerGraph {
+/// Where a module for a further token begins (DeepSeek-V3, arXiv 2412.19437, eq. 21): what comes from the
+/// head before it, and the embedding of the token `depth` places on, each normed, go through one matrix.
+/// Its two halves are products of their own here, so that nothing need be put side by side.
+fn join(s: &Sizes<'_>, depth: u64) -> LayerGraph {
     let m = s.model;
-    let mut layer = Builder::new("head", s);
+    let mut layer = Builder::new(&format!("join{depth}"), s);
+    let x = layer.activation("x", m.d_model);
+    let tokens = layer.tensor("tokens", 1, TensorClass::Further(depth as u16));
+    // Behind it, the next module's reads the same table, and so does this one's head if tied.
+    let table = layer.table(depth, true);
+    layer.graph.params[table.index()].adds = m.tied || depth < m.mtp.depth;
+    let embedded = layer.activation("embedded", m.d_model);
+    layer.op(OpKind::Embedding, &[tokens], &[table], &[embedded]);
+    let token = layer.norm("token_norm", embedded);
+    let token = layer.linear("token", token, &[m.d_model], LinearRole::Join);
+    let hidden = layer.norm("hidden_norm", x);
+    let hidden = layer.linear("hidden", hidden, &[m.d_model], LinearRole::Join);
+    let y = layer.add("y", token, hidden);
+    layer.finish(Some(x), Some(y))
+}
+
+/// Norm, logits and loss: the model's own, or that of the module for the token `depth` places behind the
+/// next one. What a module behind it reads has been normed, as Megatron-LM has it.
+fn head(s: &Sizes<'_>, depth: u64) -> LayerGraph {
+    let m = s.model;
+    let (name, class) = match depth {
+        0 => ("head".to_owned(), TensorClass::Targets),
+        _ => (format!("head{depth}"), TensorClass::Further(depth as u16 + 1)),
+    };
+    let mut layer = Builder::new(&name, s);
     let x = layer.activation("x", m.d_model);
     let normed = if m.kind == ModelKind::Mlp { x } else { layer.norm("norm", x) };
-    let targets = layer.tensor("targets", 1, TensorClass::Targets);
-    let table = layer.table(m.tied);
+    let targets = layer.tensor("targets", 1, class);
+    let table = layer.table(depth, m.tied);
+    layer.graph.params[table.index()].adds = depth < m.mtp.depth;
     let logits = layer.activation("logits", m.vocab);
     layer.op(OpKind::Linear { role: LinearRole::Head }, &[normed], &[table], &[logits]);
-    layer.loss(logits, targets);
-    layer.finish(Some(x), None)
+    layer.loss(logits, targets, if depth == 0 { 1.0 } else { m.mtp.share() });
+    layer.finish(Some(x), (depth < m.mtp.depth).then_some(normed))
 }
 
 fn activation(kind: Activation) -> OpKind {
@@ -169,17 +206,30 @@ impl<'a> Builder<'a> {
 
     pub(super) fn param(&mut self, name: &str, dims: [u64; 2], init: Init, decay: bool) -> ParamId {
         let (name, blocks, experts) = (name.into(), Vec::new(), 0);
-        let (tied, running, sparse) = (false, false, false);
-        let param = Param { name, dims, blocks, init, decay, experts, tied, running, sparse };
+        let [tied, borrowed, adds, running, sparse] = [false; 5];
+        let param = Param {
+            name,
+            dims,
+            blocks,
+            init,
+            decay,
+            experts,
+            tied,
+            borrowed,
+            adds,
+            running,
+            sparse,
+        };
         self.graph.params.push(param);
         ParamId::from(self.graph.params.len() - 1)
     }
 
-    /// The table of the vocabulary, which the embedding and, if tied, the head use.
-    fn table(&mut self, tied: bool) -> ParamId {
+    /// A table of the vocabulary: the embedding's if tied, else the head's, which that of a module borrows.
+    fn table(&mut self, depth: u64, tied: bool) -> ParamId {
         let dims = [self.sizes.model.vocab, self.sizes.model.d_model];
         let id = self.param("table.weight", dims, Init::Normal(0.02), true);
-        self.graph.params[id.index()].tied = tied;
+        let param = &mut self.graph.params[id.index()];
+        (param.tied, param.borrowed) = (tied, !tied && depth > 0);
         id
     }
 
@@ -423,14 +473,15 @@ impl<'a> Builder<'a> {
         y
     }
 
-    /// The loss of logits, the mean of which over an iteration is to fall.
-    pub(super) fn loss(&mut self, logits: TensorId, targets: TensorId) {
+    /// The loss of logits, the mean of which over an iteration is to fall; it counts for a share of it.
+    pub(super) fn loss(&mut self, logits: TensorId, targets: TensorId, share: f64) {
         let max = self.tensor("max", 1, TensorClass::Statistic);
         self.op(OpKind::RowMax, &[logits], &[], &[max]);
         let stats = self.tensor("stats", 2, TensorClass::Statistic);
         self.op(OpKind::SoftmaxStats, &[logits, max, targets], &[], &[stats]);
         let loss = self.scalar("loss", TensorClass::Loss);
-        let kind = OpKind::CrossEntropy { scale: 1.0 / self.sizes.tokens_per_iteration as f64 };
+        let scale = share / self.sizes.tokens_per_iteration as f64;
+        let kind = OpKind::CrossEntropy { scale };
         self.op(kind, &[stats, logits, max, targets], &[], &[loss]);
     }
 
@@ -454,8 +505,9 @@ mod tests {
     fn parameters(graph: &Graph) -> u64 {
         let of = |kind: usize| {
             let layer = &graph.kinds[kind];
-            let tied_use = layer.name == "head";
-            let counted = layer.params.iter().filter(|p| !(p.tied && tied_use || p.running));
+            let second_use = layer.input.is_some();
+            let counted =
+                layer.params.iter().filter(|p| !(p.tied && second_use || p.borrowed || p.running));
             counted.map(|p| p.dims[0] * p.dims[1]).sum::<u64>()
         };
         graph.layers.iter().map(|layer| of(layer.kind)).sum()

@@ -43,7 +43,10 @@ impl Template {
                 }
                 _ => once,
             };
-            let times = if operand.access == Access::Accumulate { 2 } else { 1 };
+            let times = match operand.access {
+                Access::Read | Access::Write => 1,
+                Access::Accumulate | Access::Add => 2,
+            };
             match op.kind {
                 // A lookup touches the rows it needs, not the table.
                 OpKind::Embedding if op.params.contains(&i) => {

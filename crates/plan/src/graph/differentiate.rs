@@ -200,7 +200,10 @@ impl Tape<'_> {
     /// Whether a tensor comes from outside the model: nothing flows back to it.
     fn is_given(&self, tensor: TensorId) -> bool {
         match self.layer.tensor(tensor).class {
-            TensorClass::Tokens | TensorClass::Features | TensorClass::Targets => true,
+            TensorClass::Tokens
+            | TensorClass::Features
+            | TensorClass::Targets
+            | TensorClass::Further(_) => true,
             TensorClass::Activation
             | TensorClass::Statistic
             | TensorClass::Loss

@@ -37,6 +37,24 @@ impl Graph {
     pub fn layer(&self, layer: LayerId) -> &LayerGraph {
         &self.kinds[self.layers[layer.index()].kind]
     }
+
+    /// The first layer that has a loss: the head, from which on layers stay on one stage.
+    pub fn head(&self) -> usize {
+        let with_loss = |decl: &LayerDecl| self.kinds[decl.kind].has_loss();
+        self.layers.iter().position(with_loss).unwrap_or(self.layers.len().saturating_sub(1))
+    }
+
+    /// The layer that holds a parameter of another one: the head, where modules for further tokens use
+    /// its table. A tied table stands with each stage that uses it.
+    pub fn holder(&self, layer: LayerId, param: ParamId) -> (LayerId, ParamId) {
+        if !self.layer(layer).param(param).borrowed {
+            return (layer, param);
+        }
+        let head = LayerId::from(self.head());
+        let name = &self.layer(layer).param(param).name;
+        let own = self.layer(head).params.iter().position(|held| held.name == *name);
+        (head, own.map_or(param, ParamId::from))
+    }
 }
 
 /// One layer of the chain.
@@ -81,6 +99,17 @@ impl LayerGraph {
     pub fn param(&self, id: ParamId) -> &Param {
         &self.params[id.index()]
     }
+
+    /// Whether it has a loss.
+    pub fn has_loss(&self) -> bool {
+        self.tensors.iter().any(|tensor| tensor.class == TensorClass::Loss)
+    }
+
+    /// Whether it takes something in and hands it on, and nothing else comes of it: what stands
+    /// between embedding and heads.
+    pub fn is_block(&self) -> bool {
+        self.input.is_some() && self.output.is_some() && !self.has_loss()
+    }
 }
 
 /// What a tensor is, which decides its element type and who fills it.
@@ -93,6 +122,8 @@ pub enum TensorClass {
     Features,
     /// Token numbers that it should predict.
     Targets,
+    /// Token numbers that stand so many places behind those that it reads.
+    Further(u16),
     /// A value in the activation type, or its gradient.
     Activation,
     /// A value that always stays f32: norm statistics, softmax sums.
@@ -117,6 +148,7 @@ impl TensorClass {
             Self::Tokens
             | Self::Features
             | Self::Targets
+            | Self::Further(_)
             | Self::Activation
             | Self::Statistic
             | Self::Index
@@ -167,9 +199,14 @@ pub struct Param {
     /// How many experts' matrices stand below each other; none for what is no expert's. `blocks` are
     /// then those of one expert.
     pub experts: u64,
-    /// Whether this is one use of a table that another layer uses too. The uses hold equal values,
-    /// and their gradients are summed once an iteration.
+    /// Whether this is one use of the embedding's table that other layers use too. Where they stand
+    /// on two stages, both hold equal values, and their gradients are summed once an iteration.
     pub tied: bool,
+    /// Whether the head holds it, which stands on the same stage.
+    pub borrowed: bool,
+    /// Whether a layer behind this one on the same stage uses it too, whose backward pass has begun the
+    /// sum that this one's gradient is added to.
+    pub adds: bool,
     /// Whether it is an average over past iterations instead of something learnt: its gradient is the
     /// iteration's own average, towards which the step moves it.
     pub running: bool,
@@ -251,6 +288,8 @@ pub enum LinearRole {
     Router,
     /// Down to a latent vector.
     Latent,
+    /// From one of the two that a module for a further token joins.
+    Join,
 }
 
 /// Layer norm or root-mean-square norm.
@@ -567,6 +606,7 @@ impl OpKind {
                 LinearRole::Head => "head",
                 LinearRole::Router => "router",
                 LinearRole::Latent => "latent",
+                LinearRole::Join => "join",
             },
             Self::Bias => "bias",
             Self::Rope { .. } => "rope",

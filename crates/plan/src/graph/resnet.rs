@@ -98,7 +98,7 @@ fn head(net: &ResNet, sizes: &Sizes<'_>) -> LayerGraph {
     layer.op(OpKind::Linear { role: LinearRole::Head }, &[mean], &[weight], &[product]);
     let logits = layer.activation("logits", net.classes);
     layer.op(OpKind::Bias, &[product], &[bias], &[logits]);
-    layer.loss(logits, targets);
+    layer.loss(logits, targets, 1.0);
     layer.finish(Some(x), None)
 }
 

@@ -27,15 +27,15 @@ impl Keeps {
     /// Whether an operator of the forward pass runs again before the gradients. `exchanged` says
     /// whether what comes out of the row-parallel products is summed over ranks.
     pub(super) fn computes_again(self, layer: &LayerGraph, op: &Operator, exchanged: bool) -> bool {
-        // The first layer has no input to start from, and the last one's loss counts once.
-        let inner = layer.input.is_some() && layer.output.is_some();
+        // The first layer has no input to start from, and a loss counts once.
+        let inner = layer.is_block();
         let attention = matches!(op.kind, OpKind::Attention { .. } | OpKind::AttentionBlock { .. });
         let kept = |up: bool| {
             attention
                 || product(layer, op).is_some_and(|role| match role {
                     LinearRole::Qkv | LinearRole::Head => true,
                     LinearRole::AttentionOut | LinearRole::Down => exchanged,
-                    LinearRole::Router | LinearRole::Latent => false,
+                    LinearRole::Router | LinearRole::Latent | LinearRole::Join => false,
                     LinearRole::Up => up,
                 })
         };
@@ -81,10 +81,7 @@ pub(super) fn tell_apart(
     let mut keeps = vec![first; graph.kinds.len()];
     let Some(other) = other else { return keeps };
     for stage in stages {
-        let inner = |graph: &Graph, layer: usize| {
-            let kind = &graph.kinds[graph.layers[layer].kind];
-            kind.input.is_some() && kind.output.is_some()
-        };
+        let inner = |graph: &Graph, layer: usize| graph.kinds[graph.layers[layer].kind].is_block();
         let blocks: Vec<usize> = stage.clone().filter(|&layer| inner(graph, layer)).collect();
         for (at, layer) in blocks.into_iter().enumerate() {
             let again = match recompute {

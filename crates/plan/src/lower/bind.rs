@@ -10,7 +10,7 @@ use crate::dtype::DType;
 use crate::graph::TensorClass;
 use crate::ids::{BufferId, LayerId, Microbatch, ParamId, SegmentId, Stage};
 use crate::mesh::GroupKind;
-use crate::program::{MemoryKind, Segment, View};
+use crate::program::{LoadKind, MemoryKind, Segment, View};
 use crate::schedule::{Made, Pass};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -51,17 +51,19 @@ impl Role<'_> {
                 let id = if layer == layers.start {
                     self.arriving(&name, kind, value, life, &mut state)
                 } else {
-                    self.kept_buffer(layer, value, life, &mut state)
-                };
-                homes[at].values.insert(root[value], id);
-                if layer > layers.start {
-                    // It is what the layer before puts out.
+                    // It is what the layer before puts out, which that one may keep for its own weights.
                     let before = self.context.graph.layers[layer - 1].kind;
                     let from =
                         self.context.sharded[before].output.expect("inner layers have outputs");
                     let from = self.roots(before)[from];
+                    let id = match homes[at - 1].values.get(&from) {
+                        Some(&kept) => kept,
+                        None => self.kept_buffer(layer, value, life, &mut state),
+                    };
                     homes[at - 1].values.insert(from, id);
-                }
+                    id
+                };
+                homes[at].values.insert(root[value], id);
             }
             for value in saved {
                 if homes[at].values.contains_key(&root[value]) {
@@ -70,17 +72,8 @@ impl Role<'_> {
                 let life = self.kept(late[root[value]]);
                 let id = self.kept_buffer(layer, value, life, &mut state);
                 homes[at].values.insert(root[value], id);
-                match self.context.sharded[kind].values[value].class {
-                    TensorClass::Tokens => state.tokens = Some(id),
-                    TensorClass::Features => state.features = Some(id),
-                    TensorClass::Targets => state.targets = Some(id),
-                    TensorClass::Activation
-                    | TensorClass::Statistic
-                    | TensorClass::Loss
-                    | TensorClass::Index
-                    | TensorClass::Dispatched
-                    | TensorClass::Counts
-                    | TensorClass::Dropped => {}
+                if let Some(what) = loaded(self.context.sharded[kind].values[value].class) {
+                    state.loads.push((what, id));
                 }
             }
             if let (Some(value), true) = (output, layer + 1 == layers.end) {
@@ -110,19 +103,13 @@ impl Role<'_> {
                 };
                 homes[at].values.insert(root[value], id);
             }
-            if let Some(loss) = self.outputs.loss {
-                let values = &self.context.sharded[kind].values;
-                let of_loss = values.iter().position(|v| v.class == TensorClass::Loss);
-                if let Some(value) = of_loss {
-                    homes[at].values.insert(root[value], loss);
-                }
-            }
             for value in (0..late.len()).filter(|&value| late[value]) {
                 if let Entry::Vacant(home) = homes[at].values.entry(value) {
                     home.insert(self.frame_buffer(&name, kind, value, Life::Gradient, &mut state));
                 }
             }
         }
+        state.loads.sort_by_key(|&(what, _)| what);
         for layer in layers.clone() {
             let homes = &homes[layer - layers.start];
             for &pass in self.context.strategy.schedule.passes() {
@@ -300,6 +287,7 @@ impl Role<'_> {
             TensorClass::Tokens
             | TensorClass::Features
             | TensorClass::Targets
+            | TensorClass::Further(_)
             | TensorClass::Loss
             | TensorClass::Dropped => false,
         };
@@ -426,10 +414,13 @@ impl Role<'_> {
         BoundPass { pieces, open: steps.open }
     }
 
-    /// The place of a layer's count of dropped tokens, if a value is that.
+    /// The place of a layer's loss or of its count of dropped tokens, if a value is that.
     fn counted(&self, kind: usize, value: ValueId, layer: usize) -> Option<View> {
-        let dropped = self.context.sharded[kind].values[value].class == TensorClass::Dropped;
-        if dropped { self.dropped_place(layer) } else { None }
+        match self.context.sharded[kind].values[value].class {
+            TensorClass::Dropped => self.dropped_place(layer),
+            TensorClass::Loss => self.loss_place(layer),
+            _ => None,
+        }
     }
 
     fn value_view(&mut self, kind: usize, pass: Pass, root: ValueId, homes: &LayerBuffers) -> View {
@@ -458,22 +449,42 @@ impl Role<'_> {
         let (bucket, entry) = self.owner(layer, param);
         let state = &self.buckets[bucket];
         let entry = &state.shape.entries[entry];
-        // The head's use of a table that this rank holds for the embedding too has its own gradient.
-        let second = !state.shape.layers.contains(&layer);
-        let base = if second { state.second_use.expect("a tied table") } else { state.grads };
+        // The uses from the head on of a table that this rank holds for the embedding too have their own
+        // gradient.
+        let behind = self.context.graph.layer(layer.into()).input.is_some();
+        let second = state.second_use.filter(|_| behind && state.shape.tied);
+        let base = second.unwrap_or(state.grads);
         View { offset: entry.offset, len: entry.elements(), ..base }
     }
 
     /// The bucket and the entry that hold a parameter.
     fn owner(&self, layer: usize, param: ParamId) -> (usize, usize) {
+        let holder = self.context.graph.holder(LayerId::from(layer), param);
         let found = self.buckets.iter().enumerate().find_map(|(b, state)| {
             let owners = &state.shape.owners;
-            let entry = owners.iter().position(|&o| o == (LayerId::from(layer), param))?;
+            let entry = owners.iter().position(|&owner| owner == holder)?;
             Some((b, entry))
         });
         found.unwrap_or_else(|| {
             let tied = self.buckets.iter().position(|b| b.shape.tied);
             (tied.expect("every parameter has a bucket"), 0)
         })
+    }
+}
+
+/// What is loaded for a value, if it comes from outside the model.
+fn loaded(class: TensorClass) -> Option<LoadKind> {
+    match class {
+        TensorClass::Tokens => Some(LoadKind::Tokens),
+        TensorClass::Features => Some(LoadKind::Features),
+        TensorClass::Targets => Some(LoadKind::Targets),
+        TensorClass::Further(places) => Some(LoadKind::Further(places)),
+        TensorClass::Activation
+        | TensorClass::Statistic
+        | TensorClass::Loss
+        | TensorClass::Index
+        | TensorClass::Dispatched
+        | TensorClass::Counts
+        | TensorClass::Dropped => None,
     }
 }

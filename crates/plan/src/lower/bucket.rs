@@ -20,7 +20,7 @@ pub(super) struct BucketShape {
     pub(super) elements: u64,
     /// Leading elements whose gradients must be summed along the tensor-parallel axis.
     pub(super) partial: u64,
-    /// Whether it is a table that two layers use.
+    /// Whether it is the embedding's table, which other layers use too.
     pub(super) tied: bool,
     /// Whether it holds experts that are held by other ranks than the rest of their layers.
     pub(super) experts: bool,
@@ -56,7 +56,12 @@ impl Deal<'_> {
                 size = 0;
             }
             if self.params(layer).any(|(_, holds)| holds == Holds::Tied) {
-                buckets.push(self.bucket(layer..layer + 1, Holds::Tied));
+                // From the head on, all uses have one gradient.
+                let first = self.graph.layer(LayerId::from(layer)).input.is_none();
+                let known = buckets.iter().any(|bucket: &BucketShape| bucket.tied);
+                if first || !known {
+                    buckets.push(self.bucket(layer..layer + 1, Holds::Tied));
+                }
             }
         }
         buckets
@@ -79,7 +84,7 @@ impl Deal<'_> {
     fn params(&self, layer: usize) -> impl Iterator<Item = (ParamId, Holds)> {
         let params = &self.graph.layer(LayerId::from(layer)).params;
         let apart = self.strategy.experts_apart();
-        let dense = params.iter().enumerate().filter(|(_, p)| !p.sparse);
+        let dense = params.iter().enumerate().filter(|(_, p)| !p.sparse && !p.borrowed);
         dense.map(move |(i, p)| {
             let holds = match (p.tied, p.experts > 0 && apart) {
                 (true, _) => Holds::Tied,
@@ -176,7 +181,7 @@ impl Deal<'_> {
 /// What a bucket holds of its layers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Holds {
-    /// A table that two layers use.
+    /// The embedding's table, which other layers use too.
     Tied,
     /// Experts that other ranks hold than the rest.
     Experts,

@@ -351,13 +351,13 @@ fn unflushed(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, Str
             ),
         );
     }
-    if model.tied && s.pp > 1 {
+    if (model.tied || model.mtp.depth > 0) && s.pp > 1 {
         say(
             "--schedule",
             format!(
-                "{schedule}: the embedding and the head of {} share one table, for whose gradients the \
-                 first and the last stage would wait for each other after every update; models with \
-                 tables of their own run, mini-llama for one",
+                "{schedule}: the first and the last stage of {} share one table, for whose \
+                 gradients they would wait for each other after every update; models with tables of their own \
+                 run, mini-llama for one",
                 model.name()
             ),
         );

@@ -52,8 +52,7 @@ struct Slot {
 impl Role<'_> {
     /// Whether a layer's activations go to the store: those of blocks do.
     pub(super) fn offloads(&self, layer: usize) -> bool {
-        let layer = self.context.graph.layer(layer.into());
-        let block = layer.input.is_some() && layer.output.is_some();
+        let block = self.context.graph.layer(layer.into()).is_block();
         self.context.strategy.offload.activations() && block
     }
 
@@ -106,8 +105,9 @@ impl Role<'_> {
             let own = self.context.stages[next.stage.index()] == *layers;
             own && next.pass == Pass::Backward && next.microbatch == microbatch
         });
-        let later = (layer + 1..layers.end).filter(|l| self.offloading.groups.contains_key(l));
-        if !(turns && later.count() < SLOTS) {
+        let mut turn = (layer + SLOTS..layers.end).step_by(SLOTS);
+        let needed = turn.any(|later| self.offloading.groups.contains_key(&later));
+        if !turns || needed {
             let lane = self.lane("offload-out");
             for (from, into) in group {
                 busy = vec![self.body.push(lane, Op::Stash { from, into, microbatch }, &busy)];

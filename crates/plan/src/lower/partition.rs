@@ -5,15 +5,21 @@ use crate::ids::LayerId;
 use crate::strategy::Split;
 use std::ops::Range;
 
-/// Contiguous runs of layers, one per virtual stage.
+/// Contiguous runs of layers, one per virtual stage. From the head on all stay together: modules for
+/// further tokens share its table, and stages behind the loss would have nothing to overlap with.
 ///
 /// The chain must have at least as many layers as there are stages.
 pub(super) fn partition(graph: &Graph, stages: usize, split: &Split) -> Vec<Range<usize>> {
-    match split {
-        Split::Cost => by_cost(graph, stages),
-        Split::Count => by_count(graph.layers.len(), stages),
-        Split::At(starts) => by_starts(graph.layers.len(), starts),
+    let units = graph.head() + 1;
+    let mut cut = match split {
+        Split::Cost => by_cost(graph, units, stages),
+        Split::Count => by_count(units, stages),
+        Split::At(starts) => by_starts(units, starts),
+    };
+    if let Some(last) = cut.last_mut() {
+        last.end = graph.layers.len();
     }
+    cut
 }
 
 fn by_starts(layers: usize, starts: &[u32]) -> Vec<Range<usize>> {
@@ -52,9 +58,13 @@ fn by_count(layers: usize, stages: usize) -> Vec<Range<usize>> {
 
 /// Stages of nearly equal cost, embedding and head included: the largest cost is as small as it can
 /// be, and among such cuts the sum of squares is.
-fn by_cost(graph: &Graph, stages: usize) -> Vec<Range<usize>> {
-    let costs: Vec<f64> =
+fn by_cost(graph: &Graph, units: usize, stages: usize) -> Vec<Range<usize>> {
+    let mut costs: Vec<f64> =
         (0..graph.layers.len()).map(|i| layer_cost(graph, LayerId::from(i))).collect();
+    let behind: f64 = costs.drain(units..).sum();
+    if let Some(head) = costs.last_mut() {
+        *head += behind;
+    }
     even(&costs, stages)
 }
 

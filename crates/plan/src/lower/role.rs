@@ -106,9 +106,8 @@ pub(super) struct StageState {
     pub(super) sent: Option<View>,
     pub(super) received_grad: Option<View>,
     pub(super) sent_grad: Option<View>,
-    pub(super) tokens: Option<BufferId>,
-    pub(super) features: Option<BufferId>,
-    pub(super) targets: Option<BufferId>,
+    /// What comes from outside the model, and where to.
+    pub(super) loads: Vec<(LoadKind, BufferId)>,
     /// For each microbatch so far, the op after which what lives until the input's gradient is free.
     input_done: Vec<OpId>,
     /// The same for what lives until the weights' gradients.
@@ -137,9 +136,7 @@ impl StageState {
             sent: None,
             received_grad: None,
             sent_grad: None,
-            tokens: None,
-            features: None,
-            targets: None,
+            loads: Vec::new(),
             input_done: Vec::new(),
             freed: Vec::new(),
             forward_sends: Vec::new(),
@@ -466,11 +463,7 @@ impl<'c> Role<'c> {
         let state = &self.stages[at];
         let (stage, layers) = (state.stage, state.layers.clone());
         let (received, sent) = (state.received, state.sent);
-        let loads = [
-            (state.tokens, LoadKind::Tokens),
-            (state.features, LoadKind::Features),
-            (state.targets, LoadKind::Targets),
-        ];
+        let loads = state.loads.clone();
         let mut after = Vec::new();
         if self.context.strategy.schedule.flushes() {
             after.extend(self.receive(at, microbatch));
@@ -480,12 +473,10 @@ impl<'c> Role<'c> {
             after.extend(self.stages[at].arriving);
             self.stages[at].arriving = self.receive(at, Microbatch(microbatch.0 + 1));
         }
-        for (buffer, what) in loads {
-            if let Some(into) = buffer {
-                let free = self.freed(at, into, k);
-                let lane = self.lane("load");
-                after.push(self.body.push(lane, Op::Load { what, into, microbatch }, &free));
-            }
+        for (what, into) in loads {
+            let free = self.freed(at, into, k);
+            let lane = self.lane("load");
+            after.push(self.body.push(lane, Op::Load { what, into, microbatch }, &free));
         }
         let first = OpId::from(self.body.nodes.len());
         self.stages[at].first_op.get_or_insert(first);

@@ -15,10 +15,7 @@ impl Role<'_> {
     /// must stay zero.
     pub(super) fn rotating(&mut self, what: &str, shape: &BucketShape, dtype: DType) -> View {
         let inner = |shape: &BucketShape| {
-            let inner = |l: usize| {
-                let layer = self.context.graph.layer(l.into());
-                layer.input.is_some() && layer.output.is_some()
-            };
+            let inner = |l: usize| self.context.graph.layer(l.into()).is_block();
             !shape.tied && shape.layers.clone().all(inner)
         };
         let name = if inner(shape) {

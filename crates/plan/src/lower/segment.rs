@@ -196,6 +196,8 @@ impl Cutter<'_> {
             let (of, access): (fn(ParamId) -> Source, _) = if gradient && rows {
                 // Rows take their step where their gradient is known.
                 (Source::Param, Access::Accumulate)
+            } else if gradient && params.iter().any(|p| self.layer.params[p.index()].adds) {
+                (Source::Gradient, Access::Add)
             } else if gradient {
                 (Source::Gradient, Access::Accumulate)
             } else {

@@ -66,6 +66,8 @@ pub(super) struct ShardedParam {
     pub(super) local: [u64; 2],
     /// Whether its gradient must still be summed along the tensor-parallel axis.
     pub(super) partial: bool,
+    /// Whether its gradient is added to one that another layer's backward pass has begun.
+    pub(super) adds: bool,
 }
 
 /// A layer as one rank sees it.
@@ -195,6 +197,7 @@ impl<'a> Sharder<'a> {
             placement: Placement::Replicate,
             local: p.dims,
             partial: false,
+            adds: p.adds,
         };
         let routing = layer.forward.iter().find_map(|op| match op.kind {
             OpKind::Route(routing) => Some(routing),
@@ -250,6 +253,7 @@ impl<'a> Sharder<'a> {
         let dtype = match logical.class {
             TensorClass::Tokens
             | TensorClass::Targets
+            | TensorClass::Further(_)
             | TensorClass::Index
             | TensorClass::Counts => DType::U32,
             TensorClass::Activation | TensorClass::Features | TensorClass::Dispatched => {
@@ -417,9 +421,10 @@ impl<'a> Sharder<'a> {
         match (op.kind, op.part) {
             (OpKind::Embedding, Part::Forward) => forms(&[P::Replicate], &[P::SUM], Some(P::ROWS)),
             (OpKind::Embedding, _) => forms(&[P::Replicate, P::Replicate], &[], Some(P::ROWS)),
-            (OpKind::Linear { role: LinearRole::Router | LinearRole::Latent }, _) => {
-                self.on_stream(same(stream, None))
-            }
+            (
+                OpKind::Linear { role: LinearRole::Router | LinearRole::Latent | LinearRole::Join },
+                _,
+            ) => self.on_stream(same(stream, None)),
             (OpKind::Linear { role }, part) => match (column(role), part) {
                 (true, Part::Forward) => forms(&[P::Replicate], &[P::WIDTH], Some(P::ROWS)),
                 (true, Part::InputGradient) => forms(&[P::WIDTH], &[P::SUM], Some(P::ROWS)),
@@ -534,9 +539,11 @@ struct Rule {
 fn column(role: LinearRole) -> bool {
     match role {
         LinearRole::Qkv | LinearRole::Up | LinearRole::Head => true,
-        LinearRole::AttentionOut | LinearRole::Down | LinearRole::Router | LinearRole::Latent => {
-            false
-        }
+        LinearRole::AttentionOut
+        | LinearRole::Down
+        | LinearRole::Router
+        | LinearRole::Latent
+        | LinearRole::Join => false,
     }
 }
 

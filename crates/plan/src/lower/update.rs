@@ -307,14 +307,28 @@ impl Role<'_> {
 
     /// Declares the loss of the last stage.
     pub(super) fn declare_loss(&mut self) {
-        let loss = self.buffer("loss".into(), DType::F32, 1, 1, MemoryKind::Gradients);
+        let heads = self.heads().len() as u64;
+        let loss = self.buffer("loss".into(), DType::F32, heads, 1, MemoryKind::Gradients);
         self.outputs.loss = Some(loss);
         let levels = self.context.strategy.local_leaves().trailing_zeros();
         self.loss_tree = (0..levels)
             .map(|level| {
-                self.buffer(format!("loss.leaf{level}"), DType::F32, 1, 1, MemoryKind::Gradients)
+                let name = format!("loss.leaf{level}");
+                self.buffer(name, DType::F32, heads, 1, MemoryKind::Gradients)
             })
             .collect();
+    }
+
+    /// The layers that have a loss, in order: the head, and those of modules for further tokens.
+    fn heads(&self) -> Vec<usize> {
+        let graph = &self.context.graph;
+        (0..graph.layers.len()).filter(|&layer| graph.layer(layer.into()).has_loss()).collect()
+    }
+
+    /// The place of a layer's loss.
+    pub(super) fn loss_place(&self, layer: usize) -> Option<View> {
+        let offset = self.heads().iter().position(|&head| head == layer)? as u64;
+        Some(View { buffer: self.outputs.loss?, offset, len: 1 })
     }
 
     /// ZeRO-3: brings a layer's weights, unless they are at hand.
@@ -352,9 +366,16 @@ impl Role<'_> {
 
     /// The buckets that a layer reads weights from.
     pub(super) fn buckets_of(&self, layer: usize) -> Vec<usize> {
-        let reads_table = self.context.graph.layer(layer.into()).params.iter().any(|p| p.tied);
-        let holds = |b: &BucketState| {
-            if b.shape.tied { reads_table } else { b.shape.layers.contains(&layer) }
+        let params = &self.context.graph.layer(layer.into()).params;
+        let (reads_table, borrows) =
+            (params.iter().any(|p| p.tied), params.iter().any(|p| p.borrowed));
+        let head = self.context.graph.head();
+        let holds = |b: &BucketState| match b.shape.tied {
+            true => reads_table,
+            false => {
+                let layers = &b.shape.layers;
+                layers.contains(&layer) || borrows && layers.contains(&head) && !b.shape.experts
+            }
         };
         (0..self.buckets.len()).filter(|&b| holds(&self.buckets[b])).collect()
     }

@@ -27,10 +27,11 @@ macro_rules! files {
     };
 }
 
-static FILES: [(&str, &str); 33] = files![
+static FILES: [(&str, &str); 35] = files![
     "mini",
     "mini-llama",
     "mini-moe",
+    "mini-moe-mtp",
     "mlp",
     "gpt2-124m",
     "gpt2-350m",
@@ -59,6 +60,7 @@ static FILES: [(&str, &str); 33] = files![
     "qwen3-30b-a3b",
     "qwen3-235b-a22b",
     "deepseek-v3",
+    "deepseek-v3-mtp",
     "dlrm-mini",
     "dlrm-criteo",
 ];

@@ -33,6 +33,7 @@ pub(super) fn violations(
     check.activation();
     check.experts();
     check.latent();
+    check.mtp();
     check.total();
     check.found
 }
@@ -97,6 +98,12 @@ impl Check<'_> {
                 self.shape.experts.capacity,
                 0.0..1e9,
                 "use a factor such as 1.25, or 0.0 for no bound",
+            ),
+            (
+                Field::MtpWeight,
+                self.shape.mtp.weight,
+                0.0..1e6,
+                "use a share of the next token's loss such as 0.3",
             ),
             (
                 Field::Balance,
@@ -301,6 +308,19 @@ impl Check<'_> {
         });
     }
 
+    fn mtp(&mut self) {
+        let [depth, weight] = [Field::MtpDepth, Field::MtpWeight].map(|f| self.dialect.word(f));
+        self.rule(&[Field::MtpWeight, Field::MtpDepth], |shape| {
+            let (modules, share) = (shape.mtp.depth, shape.mtp.weight);
+            ((modules == 0) != (share == 0.0)).then(|| {
+                (
+                    format!("`{weight}` is {share:?} for a `{depth}` of {modules}"),
+                    "give both, or leave both out".to_owned(),
+                )
+            })
+        });
+    }
+
     fn total(&mut self) {
         let words: Vec<_> = [Field::Layers, Field::DModel, Field::Ffn, Field::Vocab]
             .iter()
@@ -356,7 +376,7 @@ pub(super) fn divisors_near(number: u64, wanted: u64) -> String {
     if below == above { below.to_string() } else { format!("{below} or {above}") }
 }
 
-fn sizes(shape: &Shape) -> [(Field, u64); 20] {
+fn sizes(shape: &Shape) -> [(Field, u64); 21] {
     [
         (Field::Layers, shape.layers),
         (Field::DModel, shape.d_model),
@@ -378,6 +398,7 @@ fn sizes(shape: &Shape) -> [(Field, u64); 20] {
         (Field::KvLora, shape.latent.kv_lora),
         (Field::QkRope, shape.latent.qk_rope),
         (Field::VDim, shape.latent.v_dim),
+        (Field::MtpDepth, shape.mtp.depth),
     ]
 }
 

@@ -48,20 +48,25 @@ impl Model {
             self.layer_products(seq).map(|(times, product)| product.flops() * times as f64).sum();
         let layer_passes = if recompute { 4.0 } else { 3.0 };
         let per_sample = layers * layer_passes;
-        (per_sample + self.head_product(seq).flops() * 3.0) * batch as f64
+        let heads = (1 + self.mtp.depth) as f64;
+        (per_sample + self.head_product(seq).flops() * 3.0 * heads) * batch as f64
     }
 
     /// What a token has to cost at least, the basis of MFU: 6N + 12·L·H·Q·T for L layers of H heads
     /// of width Q on T tokens, Chowdhery et al., PaLM (arXiv 2204.02311), appendix B. Recomputation
     /// never counts, and N is every parameter that a token meets.
+    /// A module for a further token meets the head's parameters once more.
     pub fn model_flops_per_token(&self, seq: u64) -> Flops {
-        let attention = 12.0 * self.layers as f64 * self.query_width() as f64 * seq as f64;
-        Flops(6.0 * self.active_parameters() as f64 + attention)
+        let layers = (self.layers + self.mtp.depth) as f64;
+        let attention = 12.0 * layers * self.query_width() as f64 * seq as f64;
+        let heads = self.mtp.depth as f64 * self.vocab as f64 * self.d_model as f64;
+        Flops(6.0 * (self.active_parameters() as f64 + heads) + attention)
     }
 
     /// The products of the layers' forward passes on one sample, and how many layers have each.
     fn layer_products(&self, seq: u64) -> impl Iterator<Item = (u64, Product)> {
-        let Shape { d_model, heads, head_dim, ffn, layers, experts, latent, .. } = **self;
+        let Shape { d_model, heads, head_dim, ffn, experts, latent, mtp, .. } = **self;
+        let layers = self.layers + mtp.depth;
         let token_wise = |count, n, k| Product { count, m: seq, n, k };
         let v_dim = if latent.is_none() { head_dim } else { latent.v_dim };
         let projections = if latent.is_none() {
@@ -97,6 +102,7 @@ impl Model {
             .chain(feed_forward(layers - with_experts, 1, dense))
             .chain(feed_forward(with_experts, networks, ffn))
             .chain((with_experts > 0).then_some(router))
+            .chain((mtp.depth > 0).then_some((mtp.depth, token_wise(2, d_model, d_model))))
     }
 
     /// The product that yields the logits of one sample.
@@ -116,7 +122,15 @@ impl Shape {
         let dense = u128::from(self.experts.dense_layers);
         let with_experts = (layers - dense.min(layers)) * self.layer_count();
         let dense = dense * (self.attention_count() + self.network_count(self.experts.dense_ffn));
-        tables + dense + with_experts + self.norm_count() + head
+        let further = u128::from(self.mtp.depth) * self.module_count();
+        tables + dense + with_experts + further + self.norm_count() + head
+    }
+
+    /// The parameters of a module for a further token: norms of what it joins, the product that joins them,
+    /// a layer, and a norm before the head.
+    fn module_count(&self) -> u128 {
+        let d_model = u128::from(self.d_model);
+        2 * d_model * d_model + 3 * self.norm_count() + self.layer_count()
     }
 
     fn layer_count(&self) -> u128 {
@@ -205,7 +219,7 @@ impl Product {
 #[cfg(test)]
 pub(in crate::model) mod tests {
     use super::*;
-    use crate::model::{Activation, MAX_PARAMETERS, built_in};
+    use crate::model::{Activation, MAX_PARAMETERS, Mtp, built_in};
     use proptest::prelude::*;
 
     fn model(name: &str) -> Model {
@@ -239,6 +253,8 @@ pub(in crate::model) mod tests {
             ("qwen3-30b-a3b", 30_532_122_624),
             ("qwen3-235b-a22b", 235_093_634_560),
             ("deepseek-v3", 671_026_419_200),
+            // Its layer 61: 11,507,286,272 of a layer, 2 · 7168² that join, three norms.
+            ("deepseek-v3-mtp", 671_026_419_200 + 11_507_286_272 + 102_760_448 + 3 * 7168),
         ] {
             assert_eq!(model(name).parameters(), published, "{name}");
         }
@@ -400,6 +416,10 @@ pub(in crate::model) mod tests {
                     qk_norm: kind == ModelKind::Moe && tied,
                     experts,
                     latent: Latent::default(),
+                    mtp: match (layers % 3) * u64::from(kind.is_rotary()) {
+                        0 => Mtp::default(),
+                        depth => Mtp { depth, weight: rope_theta.min(1e3) },
+                    },
                 }
             },
         )
@@ -446,6 +466,7 @@ pub(in crate::model) mod tests {
                 tied: false, activation: Activation::Gelu, norm_eps, rope_theta, qk_norm: false,
                 experts: Experts { experts: layers, topk: heads, dense_layers: seq, ..Experts::default() },
                 latent: Latent { q_lora: ffn, kv_lora: vocab, qk_rope: heads, v_dim: seq },
+                mtp: Mtp { depth: heads, weight: norm_eps },
             };
             if let Ok(model) = Model::new("any", shape) {
                 prop_assert!(model.parameters() > 0);

@@ -124,6 +124,7 @@ pub(super) fn shape(net: &Dlrm) -> Shape {
         qk_norm: false,
         experts: Experts::default(),
         latent: Latent::default(),
+        mtp: Default::default(),
         activation: Activation::Relu,
         norm_eps: 0.0,
         rope_theta: 0.0,

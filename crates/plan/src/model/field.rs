@@ -38,6 +38,8 @@ pub(super) enum Field {
     KvLora,
     QkRope,
     VDim,
+    MtpDepth,
+    MtpWeight,
 }
 
 /// Which words a description uses.
@@ -58,7 +60,7 @@ pub(super) enum Dialect {
 }
 
 impl Field {
-    pub(super) const ALL: [Self; 32] = [
+    pub(super) const ALL: [Self; 34] = [
         Self::Name,
         Self::Kind,
         Self::Layers,
@@ -91,6 +93,8 @@ impl Field {
         Self::KvLora,
         Self::QkRope,
         Self::VDim,
+        Self::MtpDepth,
+        Self::MtpWeight,
     ];
 
     /// The word of our own files, which error messages fall back on.
@@ -128,6 +132,8 @@ impl Field {
             Self::KvLora => "kv_lora",
             Self::QkRope => "qk_rope",
             Self::VDim => "v_dim",
+            Self::MtpDepth => "mtp_depth",
+            Self::MtpWeight => "mtp_weight",
         }
     }
 
@@ -136,7 +142,7 @@ impl Field {
         match self {
             Self::Heads | Self::KvHeads | Self::HeadDim | Self::NormEps => kind.has_attention(),
             Self::Positions => matches!(kind, ModelKind::Gpt2),
-            Self::Gated | Self::RopeTheta => kind.is_rotary(),
+            Self::Gated | Self::RopeTheta | Self::MtpDepth | Self::MtpWeight => kind.is_rotary(),
             Self::Experts
             | Self::Topk
             | Self::SharedExperts
@@ -176,6 +182,7 @@ impl Field {
             | Self::Groups
             | Self::GroupTopk => 65_535,
             Self::SharedExperts => 1 << 10,
+            Self::MtpDepth => 64,
             Self::Seq | Self::Positions => 1 << 30,
             Self::Vocab => 1 << 31,
             // By custom four times the width of the model.
@@ -195,7 +202,8 @@ impl Field {
             | Self::QLora
             | Self::KvLora
             | Self::QkRope
-            | Self::VDim => 0,
+            | Self::VDim
+            | Self::MtpDepth => 0,
             _ => 1,
         }
     }
@@ -307,6 +315,7 @@ const fn deepseek_v3_word(field: Field) -> Option<&'static str> {
         Field::KvLora => "kv_lora_rank",
         Field::QkRope => "qk_rope_head_dim",
         Field::VDim => "v_head_dim",
+        Field::MtpDepth => "num_nextn_predict_layers",
         Field::HeadDim => HEAD_DIM,
         _ => return llama_word(field),
     })

@@ -8,7 +8,7 @@ use super::check::{self, divisors_near, in_range, whole_number_remedy};
 use super::error::{ModelError, ModelErrors};
 use super::field::{Dialect, Field};
 use super::parse::stem;
-use super::{Activation, Body, Experts, Latent, Model, ModelKind, Router, Shape};
+use super::{Activation, Body, Experts, Latent, Model, ModelKind, Mtp, Router, Shape};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -112,6 +112,7 @@ impl Fields {
             qk_norm: has(Field::QkNorm) && self.flag(Field::QkNorm).unwrap_or(false),
             experts: if has(Field::Experts) { self.experts() } else { Experts::default() },
             latent: if has(Field::KvLora) { self.latent() } else { Latent::default() },
+            mtp: if has(Field::MtpDepth) { self.mtp() } else { Mtp::default() },
         }
     }
 
@@ -151,6 +152,13 @@ impl Fields {
             [Field::QLora, Field::KvLora, Field::QkRope, Field::VDim]
                 .map(|field| self.size_if_given(field).unwrap_or(0));
         Latent { q_lora, kv_lora, qk_rope, v_dim }
+    }
+
+    /// The modules for further tokens; they count as DeepSeek-V3's did unless it is told.
+    fn mtp(&mut self) -> Mtp {
+        let depth = self.size_if_given(Field::MtpDepth).unwrap_or(0);
+        let usual = if depth > 0 { Mtp::WEIGHT } else { 0.0 };
+        Mtp { depth, weight: self.real_or(Field::MtpWeight, usual) }
     }
 
     /// Checks the shape that was read: a model, or all that was noted and all that is violated.

@@ -13,6 +13,7 @@ mod experts;
 mod field;
 mod fields;
 mod keys;
+mod mtp;
 mod parse;
 mod resnet;
 
@@ -23,6 +24,7 @@ pub use check::MAX_PARAMETERS;
 pub use dlrm::Dlrm;
 pub use error::{ModelError, ModelErrors};
 pub use experts::{Experts, Latent, Router};
+pub use mtp::Mtp;
 pub use resnet::{Block, ResNet, Stem};
 
 use serde::Serialize;
@@ -98,6 +100,9 @@ pub struct Shape {
     /// Latent vectors of attention, for a `moe` that has them.
     #[serde(flatten, skip_serializing_if = "Latent::is_none")]
     pub latent: Latent,
+    /// Modules that predict further tokens, for a `llama` or a `moe` that has them.
+    #[serde(flatten, skip_serializing_if = "Mtp::is_none")]
+    pub mtp: Mtp,
 }
 
 /// A family of models.
@@ -191,6 +196,13 @@ impl Model {
         }
     }
 
+    /// The same model without modules for further tokens, which only training needs.
+    pub fn without_mtp(&self) -> Self {
+        let mut plain = self.clone();
+        plain.shape.mtp = Mtp::default();
+        plain
+    }
+
     /// The width of all query heads together: what attention yields, before its output product.
     pub fn query_width(&self) -> u64 {
         self.shape.heads * self.shape.head_dim
@@ -201,7 +213,7 @@ impl Model {
         self.shape.kv_heads * self.shape.head_dim
     }
 
-    /// Layers whose feed-forward part is experts.
+    /// Layers whose feed-forward part is experts, those of modules for further tokens included.
     pub fn expert_layers(&self) -> u64 {
         match self.shape.kind {
             ModelKind::Mlp
@@ -209,7 +221,9 @@ impl Model {
             | ModelKind::Llama
             | ModelKind::Resnet
             | ModelKind::Dlrm => 0,
-            ModelKind::Moe => self.shape.layers - self.shape.experts.dense_layers,
+            ModelKind::Moe => {
+                self.shape.layers - self.shape.experts.dense_layers + self.shape.mtp.depth
+            }
         }
     }
 }

@@ -19,7 +19,8 @@ impl Model {
     /// is 10000, `activation` is the kind's own, and `tied` is true for `gpt2` only. A `moe` needs
     /// `experts` and `topk`; its `router` is "softmax" and its `route_scale` 1 unless given, and what
     /// else it may have (`shared_experts`, `dense_layers` with `dense_ffn`, `capacity`, `balance`,
-    /// `qk_norm`, latent attention) it has only if given.
+    /// `qk_norm`, latent attention) it has only if given. So has a `llama` or a `moe` modules for further
+    /// tokens (`mtp_depth`, and `mtp_weight`, which is 0.3 unless given).
     pub fn parse(text: &str, file_name: &str) -> Result<Self, ModelErrors> {
         let mut fields = Fields::new(Dialect::Toml, file_name, entries(text, file_name)?);
         let Some(kind) = kind(&mut fields) else { return Err(fields.give_up()) };
@@ -88,6 +89,8 @@ impl Model {
                 Field::KvLora => self.latent.kv_lora.to_string(),
                 Field::QkRope => self.latent.qk_rope.to_string(),
                 Field::VDim => self.latent.v_dim.to_string(),
+                Field::MtpDepth => self.mtp.depth.to_string(),
+                Field::MtpWeight => format!("{:?}", self.mtp.weight),
             };
             text.push_str(&format!("{} = {value}\n", field.word()));
         }

@@ -207,6 +207,7 @@ pub(super) fn shape(net: &ResNet) -> Shape {
         qk_norm: false,
         experts: Experts::default(),
         latent: Latent::default(),
+        mtp: Default::default(),
     }
 }
 

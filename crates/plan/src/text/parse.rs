@@ -3,14 +3,16 @@
 use super::ParseError;
 use super::line::Line;
 use super::print::{HEADER, Names};
-use super::words::{Word, parse_group, parse_init, parse_op_kind, parse_peer, parse_placement};
+use super::words::{
+    Word, parse_group, parse_init, parse_load, parse_op_kind, parse_peer, parse_placement,
+};
 use crate::compress::Compression;
 use crate::ids::{BufferId, CallId, GroupId, LaneId, LayerId, Microbatch, OpId, SegmentId};
 use crate::mesh::Mesh;
 use crate::program::{
-    Access, AccumulateMode, Bucket, Buffer, Call, Entry, Gauge, InFlight, LoadKind, LocalOp,
-    Memory, MemoryKind, Op, Operand, Outputs, Plan, Program, Section, Segment, SegmentPass,
-    Service, StepPhase, Template, View,
+    Access, AccumulateMode, Bucket, Buffer, Call, Entry, Gauge, InFlight, LocalOp, Memory,
+    MemoryKind, Op, Operand, Outputs, Plan, Program, Section, Segment, SegmentPass, Service,
+    StepPhase, Template, View,
 };
 use crate::strategy::{Offload, Split, Store, Strategy, Tables};
 use crate::units::Bytes;
@@ -610,7 +612,7 @@ fn op(program: &Program, names: &Names<'_>, line: &mut Line<'_>) -> Result<Op> {
     let microbatch = |line: &mut Line<'_>| Ok(Microbatch(line.id("mb", "microbatch")?));
     Ok(match word {
         "load" => {
-            let what = LoadKind::parse(line)?;
+            let what = parse_load(line)?;
             let microbatch = microbatch(line)?;
             Op::Load { what, into: BufferId(line.id("b", "buffer")?), microbatch }
         }

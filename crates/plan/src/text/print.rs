@@ -1,7 +1,7 @@
 //! A plan as text.
 
 use super::line::quote;
-use super::words::{Word, print_group, print_init, print_op_kind, print_peer, push};
+use super::words::{Word, print_group, print_init, print_load, print_op_kind, print_peer, push};
 use crate::compress::Compression;
 use crate::ids::{LaneId, OpId, SegmentId};
 use crate::program::{
@@ -338,7 +338,9 @@ impl<'p> Printer<'p> {
     fn op(&mut self, program: &Program, names: &Names<'_>, op: &Op) {
         match *op {
             Op::Load { what, into, microbatch } => {
-                put!(self, " load {} mb{microbatch} b{into}", what.word());
+                self.out.push_str(" load ");
+                print_load(what, &mut self.out);
+                put!(self, " mb{microbatch} b{into}");
             }
             Op::Compute { segment, microbatch, fresh } => {
                 let token = names.segment(segment);

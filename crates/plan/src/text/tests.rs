@@ -217,6 +217,7 @@ impl Draw {
             LinearRole::Head,
             LinearRole::Router,
             LinearRole::Latent,
+            LinearRole::Join,
         ]);
         let latent = LatentHeads {
             heads: self.number(),
@@ -386,7 +387,12 @@ impl Draw {
             Peer::Replica(n),
         ]);
         let (view, into) = (self.view(), self.view());
-        let what = self.pick(&[LoadKind::Tokens, LoadKind::Features, LoadKind::Targets]);
+        let what = self.pick(&[
+            LoadKind::Tokens,
+            LoadKind::Features,
+            LoadKind::Targets,
+            LoadKind::Further(m),
+        ]);
         let mode = self.pick(&[AccumulateMode::Add, AccumulateMode::Move]);
         let phase = self.pick(&[StepPhase::Gauge, StepPhase::Apply]);
         let fresh = self.flag();

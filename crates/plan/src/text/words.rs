@@ -55,8 +55,9 @@ macro_rules! words {
 words!(Axis, "axis", {
     Pp => "pp", Dp => "dp", Cp => "cp", Tp => "tp", Edp => "edp", Ep => "ep", Etp => "etp",
 });
-words!(Access, "access", { Read => "read", Write => "write", Accumulate => "accumulate" });
-words!(LoadKind, "load", { Tokens => "tokens", Features => "features", Targets => "targets" });
+words!(Access, "access", {
+    Read => "read", Write => "write", Accumulate => "accumulate", Add => "add",
+});
 words!(AccumulateMode, "mode", { Add => "add", Move => "move" });
 words!(Part, "part", {
     Forward => "forward", InputGradient => "input_gradient", WeightGradient => "weight_gradient",
@@ -67,7 +68,7 @@ words!(SegmentPass, "pass", {
 });
 words!(LinearRole, "matrix", {
     Qkv => "qkv", AttentionOut => "attention_out", Up => "up", Down => "down", Head => "head",
-    Router => "router", Latent => "latent",
+    Router => "router", Latent => "latent", Join => "join",
 });
 words!(NormKind, "norm", { Layer => "layer", Rms => "rms" });
 words!(ActivationKind, "function", {
@@ -78,6 +79,33 @@ words!(MemoryKind, "kind of memory", {
     Activations => "activations", Communication => "communication",
     Stored => "stored", Shared => "shared",
 });
+
+/// Writes what a load brings: `tokens`, `further2`.
+pub(super) fn print_load(what: LoadKind, out: &mut String) {
+    match what {
+        LoadKind::Tokens => out.push_str("tokens"),
+        LoadKind::Features => out.push_str("features"),
+        LoadKind::Targets => out.push_str("targets"),
+        LoadKind::Further(places) => push(out, format_args!("further{places}")),
+    }
+}
+
+/// Reads what a load brings.
+pub(super) fn parse_load(line: &mut Line<'_>) -> Result<LoadKind> {
+    Ok(match line.word("load")? {
+        "tokens" => LoadKind::Tokens,
+        "features" => LoadKind::Features,
+        "targets" => LoadKind::Targets,
+        other => match other.strip_prefix("further") {
+            Some(places) => LoadKind::Further(line.read("number of places", places)?),
+            None => {
+                return line.error(format!(
+                    "load '{other}' is none of tokens, features, targets, further1"
+                ));
+            }
+        },
+    })
+}
 
 /// Writes a group: `axis tp`, `served 1`.
 pub(super) fn print_group(group: GroupKind, out: &mut String) {

@@ -287,7 +287,7 @@ impl Touch<'_> {
         let (operands, clobbers) = effects.of(segment.index());
         for &Operand { view, access, place } in operands {
             let reads = match access {
-                Access::Read => true,
+                Access::Read | Access::Add => true,
                 Access::Accumulate => !fresh,
                 Access::Write => false,
             };
@@ -305,7 +305,7 @@ impl Touch<'_> {
             match access {
                 Access::Read => {}
                 Access::Write => self.write_at(view.buffer, place()),
-                Access::Accumulate => self.write_shared(view.buffer, place()),
+                Access::Accumulate | Access::Add => self.write_shared(view.buffer, place()),
             }
         }
     }

@@ -22,6 +22,9 @@ pub fn describe(plan: &Plan, program: &Program, op: &Op) -> String {
         Op::Load { what: LoadKind::Targets, microbatch, .. } => {
             format!("load targets mb {microbatch}")
         }
+        Op::Load { what: LoadKind::Further(places), microbatch, .. } => {
+            format!("load tokens {places} further on mb {microbatch}")
+        }
         Op::Compute { segment, microbatch, .. } => {
             let template = program.segments.get(segment.index()).map(|s| s.template as usize);
             match template.and_then(|t| plan.templates.get(t)) {

@@ -72,7 +72,7 @@ impl Effects {
                 self.operands.push(Operand { view, access: operand.access, place: None });
             } else {
                 // What went in and does not come out is destroyed all the same.
-                if operand.access == Access::Accumulate {
+                if matches!(operand.access, Access::Accumulate | Access::Add) {
                     self.operands.push(Operand { view, access: operand.access, place: None });
                 }
                 self.clobbers.push(Clobber { range: bytes(program, view), buffer: view.buffer });

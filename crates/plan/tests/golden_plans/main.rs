@@ -11,7 +11,7 @@ mod ring_attention;
 
 use paceline_plan::collective::Order;
 use paceline_plan::lower::lower;
-use paceline_plan::model::{Activation, Experts, Latent, Model, ModelKind, Shape};
+use paceline_plan::model::{Activation, Experts, Latent, Model, ModelKind, Mtp, Shape};
 use paceline_plan::program::Plan;
 use paceline_plan::schedule::{ScheduleKind, Versions};
 use paceline_plan::strategy::{Recompute, Strategy, Sync, Zero};
@@ -57,6 +57,7 @@ fn tiny(kind: ModelKind) -> Model {
             | ModelKind::Dlrm => Experts::default(),
         },
         latent: Latent::default(),
+        mtp: Mtp::default(),
     };
     Model::new(format!("tiny-{}", kind.name()), shape).unwrap()
 }

@@ -66,6 +66,7 @@ fn name(builder: &mut TraceBuilder, plan: &Plan, program: &Program, op: &Op) -> 
         Op::Load { what: LoadKind::Tokens, .. } => builder.name("load tokens"),
         Op::Load { what: LoadKind::Features, .. } => builder.name("load features"),
         Op::Load { what: LoadKind::Targets, .. } => builder.name("load targets"),
+        Op::Load { what: LoadKind::Further(_), .. } => builder.name("load further tokens"),
         Op::Send { view, .. } => builder.name(&format!("send {}", buffer(view.buffer))),
         Op::Recv { view, .. } => builder.name(&format!("recv {}", buffer(view.buffer))),
         Op::Accumulate { into, .. } => builder.name(&format!("accumulate {}", buffer(into.buffer))),

@@ -11,7 +11,7 @@ use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, Order};
 use paceline_plan::ids::RoleId;
 use paceline_plan::lower::lower;
-use paceline_plan::model::{Activation, Experts, Latent, Model, ModelKind, Shape};
+use paceline_plan::model::{Activation, Experts, Latent, Model, ModelKind, Mtp, Shape};
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{Recompute, Split, Strategy, Zero};
 use paceline_plan::units::Bytes;
@@ -167,9 +167,6 @@ impl Row {
         if more_than_one("window") {
             return skip("sliding-window attention cannot be planned yet");
         }
-        if self.record.get("mtp_layers").is_some_and(|layers| layers != "0") {
-            return skip("multi-token prediction cannot be planned yet");
-        }
         Ok(())
     }
 
@@ -216,6 +213,10 @@ impl Row {
             qk_norm: kind == ModelKind::Moe && latent.is_none() && self.has("model", "Qwen3"),
             experts,
             latent,
+            mtp: match self.optional("mtp_layers")?.unwrap_or(0) {
+                0 => Mtp::default(),
+                depth => Mtp { depth, weight: Mtp::WEIGHT },
+            },
         };
         Model::new(self.id(), shape)
             .map_err(|errors| Skipped(errors.to_string().replace('\n', "; ")))

@@ -33,6 +33,9 @@ pub(super) struct IterationEvent {
     tokens_per_s: f64,
     iteration_s: f64,
     grad_norm: f32,
+    /// The mean loss of further tokens, for models with modules that predict them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mtp_loss: Option<f32>,
     /// In f16 runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     loss_scale: Option<f32>,
@@ -57,6 +60,7 @@ impl From<&IterationReport> for IterationEvent {
             tokens_per_s: report.tokens_per_s,
             iteration_s: report.seconds,
             grad_norm: report.grad_norm,
+            mtp_loss: report.further_loss,
             loss_scale: report.loss_scale,
             skipped: report.skipped,
             dropped: report.dropped,
