@@ -17,6 +17,8 @@ pub(crate) struct Lanes<'a> {
     program: &'a Program,
     rank: Rank,
     clock: Instant,
+    /// Whether some ops do not take place in every iteration.
+    has_turns: bool,
     state: Mutex<State<'a>>,
     /// Told of everything that may let an op start, for those who wait here.
     changed: Condvar,
@@ -129,7 +131,8 @@ impl<'a> Lanes<'a> {
             over: false,
             trouble: None,
         };
-        Self { plan, program, rank, clock, state: Mutex::new(state), changed: Condvar::new() }
+        let (has_turns, state, changed) = (plan.has_turns(), Mutex::new(state), Condvar::new());
+        Self { plan, program, rank, clock, has_turns, state, changed }
     }
 
     /// The time since the run started.
@@ -151,7 +154,9 @@ impl<'a> Lanes<'a> {
 
     /// Opens the next pass of the section.
     pub(crate) fn open(&self) {
-        self.state().queue.open();
+        let mut state = self.state();
+        state.queue.open();
+        self.pass_over(&mut state);
         self.changed.notify_all();
     }
 
@@ -160,6 +165,7 @@ impl<'a> Lanes<'a> {
         let mut state = self.state();
         state.again += 1;
         state.queue.open();
+        self.pass_over(&mut state);
         self.changed.notify_all();
     }
 
@@ -264,6 +270,7 @@ impl<'a> Lanes<'a> {
         }
         let (lane, number) = (started.lane, before + started.id.0);
         state.recorder.note(lane, number, started.pass, started.start, wait);
+        self.pass_over(&mut state);
         drop(state);
         if self.program.memory.stored().0 > 0 {
             self.changed.notify_all();
@@ -319,6 +326,25 @@ impl<'a> Lanes<'a> {
             iteration: pass - state.again,
             pass,
             start: self.now(),
+        }
+    }
+
+    /// Is done with ops that may start and whose turn it is not.
+    fn pass_over(&self, state: &mut State<'a>) {
+        if !self.has_turns || state.section != SectionOf::Body {
+            return;
+        }
+        let nodes = &self.program.body.nodes;
+        let lanes = || (0..self.program.lanes.len()).map(LaneId::from);
+        let idle = |state: &State<'a>, lane: &LaneId| {
+            state.queue.ready(*lane).is_some_and(|(op, pass)| {
+                let iteration = state.first + pass as u32 - state.again;
+                let now = self.plan.strategy.turn(iteration);
+                !nodes[op.index()].turn.takes_place(now)
+            })
+        };
+        while let Some(lane) = lanes().find(|lane| idle(state, lane)) {
+            state.queue.finish(lane);
         }
     }
 

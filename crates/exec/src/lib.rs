@@ -61,6 +61,7 @@ pub mod resident;
 mod run;
 pub mod safetensors;
 mod serve;
+mod settled;
 mod shard;
 mod staleness;
 mod storage;

@@ -22,6 +22,7 @@ use crate::recorder::Recorder;
 use crate::relay::Relay;
 use crate::run::Run;
 use crate::serve::Serving;
+use crate::settled::On;
 use crate::staleness::{Staleness, Watch};
 use crate::storage;
 use crate::types::{Float, typed};
@@ -407,7 +408,9 @@ impl<'a> Rank<'a> {
             }
             Op::Accumulate { from, into, mode } => self.accumulate(from, into, mode, now)?,
             Op::Step { bucket, phase } => {
-                let norm = self.program.outputs.norm.map(|norm| self.scalar(norm, now));
+                // Shares are made before the norm of all is known.
+                let known = self.program.outputs.norm.filter(|_| phase != StepPhase::Share);
+                let norm = known.map(|norm| self.scalar(norm, now));
                 let (strategy, norm) = (&self.run.plan.strategy, norm.transpose()?);
                 // All ranks see the same norm, and keep their weights if there is nothing to learn.
                 if norm.is_some_and(|norm| !norm.is_finite()) {
@@ -432,8 +435,20 @@ impl<'a> Rank<'a> {
                     None => Rule::new(strategy, options, iteration, norm, &self.scale),
                     Some(update) => Rule::of_update(strategy, options, update, norm, &self.scale),
                 };
-                let (types, pool) = (self.run.kernels.types, self.compute.pool());
-                rule.step(types, &self.memory, pool, self.place, bucket, phase, now)?;
+                let (types, pool, place) =
+                    (self.run.kernels.types, self.compute.pool(), self.place);
+                let memory = &*self.memory;
+                let ranks = || self.run.plan.mesh.group_size(self.run.plan.holders(bucket));
+                let settled = || rule.settled(strategy.compress_warmup, ranks());
+                let on = On { types, memory, pool, place, bucket, running: now };
+                match (phase, settled()) {
+                    (StepPhase::Gauge | StepPhase::Apply, _) => {
+                        rule.step(types, memory, pool, place, bucket, phase, now)?;
+                    }
+                    (StepPhase::Share, Some(settled)) => on.share(&settled)?,
+                    (StepPhase::Follow, Some(settled)) => on.follow(&settled)?,
+                    (StepPhase::Share | StepPhase::Follow, None) => {}
+                }
             }
             // A declaration: the memory is planned, and nothing is given back.
             Op::Free { .. } => {}

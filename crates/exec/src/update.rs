@@ -15,6 +15,7 @@ use paceline_kernels::lars::{self, Lars};
 use paceline_kernels::optimizer::{self, Weights};
 use paceline_kernels::outer::{self, Outer};
 use paceline_kernels::pool::{Pool, strips};
+use paceline_kernels::settled::Settled;
 use paceline_kernels::{Element, reduce};
 use paceline_plan::DType;
 use paceline_plan::graph::BLOCK;
@@ -208,6 +209,15 @@ impl Rule {
         }
     }
 
+    /// The rule once second moments have settled, after so many gradients, and first moments are exchanged among so
+    /// many ranks; none for rules without two moments.
+    pub(crate) fn settled(&self, seen: u32, ranks: u32) -> Option<Settled> {
+        match *self {
+            Self::AdamW(rule) => Some(Settled { rule, seen: u64::from(seen.max(1)), ranks }),
+            Self::Sgd(_) | Self::Momentum(_) | Self::Lamb(_) | Self::Lars(_) => None,
+        }
+    }
+
     /// Does a phase of the update for the part of a bucket that this rank owns, tensor by tensor.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn step(
@@ -251,7 +261,7 @@ impl Rule {
                     (StepPhase::Gauge, Self::Lars(_), Some(gauge)) => {
                         typed!(types, <_T, G> lengths::<G>(pool, bucket, gauge, &held))?;
                     }
-                    (StepPhase::Gauge, _, _) => {}
+                    (StepPhase::Gauge | StepPhase::Share | StepPhase::Follow, _, _) => {}
                     (StepPhase::Apply, _, _) => {
                         typed!(types, <T, G> self.update::<T, G>(pool, bucket, entry, &held))?;
                     }

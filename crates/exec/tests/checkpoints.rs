@@ -70,12 +70,19 @@ fn what_ranks_carry_by_themselves_goes_on_under_the_same_layout() {
     let base = Strategy { dp: 2, order: Order::Free, ..strategy(8, 1, 8) };
     let lossy =
         |compress| Strategy { compress, optimizer: OptimizerKind::Momentum, ..base.clone() };
+    // One is past its warm-up where it stops, one is not.
+    let first_moments = |compress_warmup| {
+        let compress = Compression::OneBit;
+        Strategy { compress, compress_warmup, ..base.clone() }
+    };
     let apart = |outer| Strategy { local: Some(Local { steps: 2, outer }), ..base.clone() };
     let layouts = [
         lossy(Compression::Int8),
         lossy(Compression::OneBit),
         lossy(Compression::TopK(0.1)),
         Strategy { pp: 2, ..lossy(Compression::PowerSgd(2)) },
+        first_moments(3),
+        first_moments(8),
         apart(Outer::Nesterov),
         apart(Outer::Average),
         Strategy { compress: Compression::TopK(0.1), ..apart(Outer::Nesterov) },

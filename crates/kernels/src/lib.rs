@@ -55,6 +55,7 @@ pub mod pooling;
 pub mod reduce;
 pub mod ring_attention;
 pub mod rope;
+pub mod settled;
 pub mod tables;
 
 mod columns;

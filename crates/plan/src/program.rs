@@ -15,9 +15,11 @@
 
 mod bucket;
 mod memory;
+mod turn;
 
 pub use bucket::{Bucket, Entry, Gauge};
 pub use memory::{ALIGNMENT, Buffer, Memory, MemoryKind};
+pub use turn::Turn;
 
 use crate::collective::{Algorithm, CollectiveKind, Order, Reduction};
 use crate::dtype::DType;
@@ -417,7 +419,14 @@ impl Section {
         let after_start = u32::try_from(self.edges.len()).expect("fewer than 2^32 edges");
         let after_len = u16::try_from(after.len()).expect("fewer than 2^16 edges of one op");
         self.edges.extend_from_slice(after);
-        self.nodes.push(Node { lane, op, after_start, after_len });
+        self.nodes.push(Node { lane, op, turn: Turn::Always, after_start, after_len });
+        id
+    }
+
+    /// Adds an op that does not take place in every iteration.
+    pub fn push_in_turn(&mut self, turn: Turn, lane: LaneId, op: Op, after: &[OpId]) -> OpId {
+        let id = self.push(lane, op, after);
+        self.nodes[id.index()].turn = turn;
         id
     }
 }
@@ -429,6 +438,8 @@ pub struct Node {
     pub lane: LaneId,
     /// What it does.
     pub op: Op,
+    /// In which iterations.
+    pub turn: Turn,
     after_start: u32,
     after_len: u16,
 }
@@ -482,6 +493,10 @@ pub enum StepPhase {
     Gauge,
     /// Changes the weights; all there is to do where the optimizer gauges nothing.
     Apply,
+    /// Turns this rank's part of a sum of gradients into its part of the next first moment.
+    Share,
+    /// Changes the weights by the first moment that stands where gradients do.
+    Follow,
 }
 
 impl StepPhase {
@@ -490,6 +505,8 @@ impl StepPhase {
         match self {
             Self::Gauge => "gauge",
             Self::Apply => "step",
+            Self::Share => "share",
+            Self::Follow => "follow",
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::collective::{Action, Cut, Pattern};
 use crate::mesh::GroupKind;
-use crate::program::{Call, Memory, Op, Peer, Plan, Program};
+use crate::program::{Call, Memory, Op, Peer, Plan, Program, Turn};
 use crate::schedule::{self, Slots};
 use crate::units::Bytes;
 use serde::Serialize;
@@ -89,7 +89,7 @@ fn ideal_bubble(plan: &Plan) -> f64 {
         .map_or(0.0, |bubble| bubble.fraction)
 }
 
-/// What one rank of a role sends along each axis.
+/// What one rank of a role sends along each axis in an iteration after any warm-up.
 pub fn program_traffic(plan: &Plan, program: &Program) -> BTreeMap<&'static str, Traffic> {
     let mut cost: Vec<Option<Traffic>> = vec![None; program.calls.len()];
     let mut traffic: BTreeMap<&'static str, Traffic> = BTreeMap::new();
@@ -98,7 +98,7 @@ pub fn program_traffic(plan: &Plan, program: &Program) -> BTreeMap<&'static str,
         total.messages += sent.messages;
         total.bytes += sent.bytes;
     };
-    for node in &program.body.nodes {
+    for node in program.body.nodes.iter().filter(|node| node.turn != Turn::WarmUp) {
         match node.op {
             Op::Collective { call, .. } => {
                 let decl = program.call(call);

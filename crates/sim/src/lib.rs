@@ -40,7 +40,7 @@ pub use uncertainty::{ErrorBand, error_band, quantile};
 
 use cluster::Cluster;
 use paceline_plan::ids::Rank;
-use paceline_plan::program::Plan;
+use paceline_plan::program::{Plan, Turn};
 use paceline_plan::strategy::Offload;
 use paceline_plan::units::{Bytes, Seconds};
 
@@ -69,11 +69,22 @@ pub fn profile(
     engine::layer_times(plan, cluster, &costs)
 }
 
-/// Times one iteration of a plan on a cluster.
+/// Times one iteration of a plan on a cluster, and beside one after a warm-up one of the warm-up itself.
 ///
 /// The plan must be one that [`paceline_plan::validate`] passes. Rank r of the plan stands on
 /// device r of the cluster, which must have at least as many.
 pub fn simulate(plan: &Plan, cluster: &Cluster, options: &Options) -> Result<Outcome, SimError> {
+    let mut outcome = in_turn(&plan.in_turn(Turn::Steady), cluster, options)?;
+    if plan.has_turns() {
+        let options = Options { trace: false, details: false, ..*options };
+        let warm_up = in_turn(&plan.in_turn(Turn::WarmUp), cluster, &options)?;
+        outcome.warm_up = Some(warm_up.iteration);
+    }
+    Ok(outcome)
+}
+
+/// Times an iteration of a plan without turns.
+fn in_turn(plan: &Plan, cluster: &Cluster, options: &Options) -> Result<Outcome, SimError> {
     let (ranks, devices) = (u64::from(plan.mesh.world()), cluster.devices());
     if ranks > devices {
         let cluster = cluster.name.clone();

@@ -131,6 +131,10 @@ pub(crate) struct StrategyFlags {
     /// onebit (signs), topk:FRACTION (the largest) or powersgd:RANK (narrow factors) [default: none]
     #[arg(long, value_name = "HOW")]
     pub compress: Option<String>,
+    /// First iterations in which gradients go as they are all the same. With adamw, first moments are
+    /// compressed after them instead of gradients (1-bit Adam) [default: 0]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub compress_warmup: Option<String>,
     /// Updates that each replica makes by itself in an iteration, with an equal share of its samples,
     /// before replicas compare their weights (local SGD, DiLoCo) [default: none: they share gradients]
     #[arg(long, value_name = "H", allow_negative_numbers = true)]
@@ -256,6 +260,8 @@ impl StrategyFlags {
             whole("--bucket-mib", self.bucket_mib.as_deref(), 1..=MAX_BUCKET_MIB, problems);
         let least = Strategy::default();
         let compress = word("--compress", &self.compress, problems).unwrap_or_default();
+        let most = 0..=u64::from(u32::MAX);
+        let warmup = whole("--compress-warmup", self.compress_warmup.as_deref(), most, problems);
         let sync: Sync = word("--sync", &self.sync, problems).unwrap_or(Sync::AllReduce);
         // What is rounded for the wire cannot have the same bits in every layout, and what is applied as
         // it comes not even in two runs.
@@ -302,6 +308,7 @@ impl StrategyFlags {
             store: word("--offload-to", &self.offload_to, problems)
                 .unwrap_or(if defaults.one_host { Store::Disk } else { Store::Host }),
             compress,
+            compress_warmup: warmup.and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
             local,
         }
     }

@@ -66,6 +66,10 @@ fn write_simulation(
     let rank = slowest(outcome);
     let expected = band(outcome.iteration, outcome.error_band);
     writeln!(out, "iteration      {:>9}  {expected}", outcome.iteration.to_string())?;
+    if let Some(warm_up) = outcome.warm_up {
+        let first = count(plan.strategy.compress_warmup.into());
+        writeln!(out, "warm-up        {:>9}  in each of the first {first}", warm_up.to_string())?;
+    }
     writeln!(out, "compute        {:>9}  {rank}", outcome.compute.to_string())?;
     let exposed = outcome.exposed_communication.to_string();
     writeln!(

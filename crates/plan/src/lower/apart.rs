@@ -40,7 +40,7 @@ impl Role<'_> {
                 | Op::Free { .. }
                 | Op::Serve { .. } => {}
             }
-            turns.push(node.lane, node.op, &after);
+            turns.push_in_turn(node.turn, node.lane, node.op, &after);
         }
         self.body = turns;
     }

@@ -34,6 +34,9 @@ pub(super) fn check(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static s
     if s.compress != Compression::None {
         compression(s, say);
     }
+    if s.compress_warmup > 0 {
+        warm_up(s, say);
+    }
 }
 
 /// What replicas that do not wait for each other cannot do.
@@ -142,6 +145,22 @@ fn apart(s: &Strategy, local: Local, say: &mut impl FnMut(&'static str, String))
     }
 }
 
+/// What a warm-up of compression cannot be combined with.
+fn warm_up(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+    let flag = "--compress-warmup";
+    if s.compress == Compression::None {
+        say(flag, "nothing is compressed after it; name a --compress".into());
+    }
+    if s.local.is_some() {
+        let why = "replicas that train apart never exchange gradients";
+        say(flag, format!("{why}; leave it out"));
+    }
+    if s.exchanges_moments() && s.offload != Offload::None {
+        let why = "first moments are exchanged, and must be at hand";
+        say("--offload", format!("{flag}: {why}; use --offload none"));
+    }
+}
+
 /// What compressed gradients cannot be combined with.
 fn compression(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     let compress = s.compress;
@@ -178,13 +197,18 @@ fn compression(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
             ),
         );
     }
-    let adaptive = matches!(s.optimizer, OptimizerKind::AdamW | OptimizerKind::Lamb);
-    if compress == Compression::OneBit && adaptive && s.local.is_none() {
+    let blind = match s.optimizer {
+        OptimizerKind::AdamW => s.local.is_none() && !s.exchanges_moments(),
+        OptimizerKind::Lamb => true,
+        OptimizerKind::Sgd | OptimizerKind::Momentum | OptimizerKind::Lars => false,
+    };
+    if compress == Compression::OneBit && blind {
         say(
             "--optimizer",
             format!(
                 "{} divides by the gradients' second moments, and of signs those say nothing (Tang et al., \
-                 arXiv 2102.02888); with onebit use momentum or sgd, or --local-steps 1, which sends steps",
+                 arXiv 2102.02888); with onebit use adamw and --compress-warmup 100, after which first moments \
+                 are sent, or adamw and --local-steps 1, which sends steps, or momentum, or sgd",
                 s.optimizer
             ),
         );

@@ -11,6 +11,9 @@
 //! with an error buffer of its own, as Seide et al. (Interspeech 2014, section 3) do: a rank keeps what its
 //! encoding of its gradients lost, and the owner of a part what its encoding of the sum lost.
 //!
+//! In the iterations of a warm-up, gradients are reduced as they are; both reductions stand in the body, and take
+//! turns. With Adam, what is exchanged after it are shares of the first moment.
+//!
 //! What waits for an exchange stands on the compute lane where the next bucket's gradients are complete,
 //! so that computing need not wait for the wires.
 
@@ -22,7 +25,7 @@ use crate::dtype::DType;
 use crate::graph::{BLOCK, OpKind};
 use crate::ids::{CallId, LaneId, Microbatch, OpId};
 use crate::mesh::GroupKind;
-use crate::program::{MemoryKind, Op, View};
+use crate::program::{MemoryKind, Op, StepPhase, Turn, View};
 
 /// How a bucket's gradients are reduced in compressed form.
 #[derive(Clone, Copy, Debug)]
@@ -187,6 +190,11 @@ impl Role<'_> {
     /// Starts the compressed reduction of a bucket.
     pub(super) fn compress(&mut self, bucket: usize, compressed: Compressed, after: &[OpId]) {
         let grads = self.buckets[bucket].exchanged();
+        if self.context.strategy.exchanges_moments() {
+            let share = Op::Step { bucket: bucket as u32, phase: StepPhase::Share };
+            let share = self.compute(share, after);
+            self.once_warm(share);
+        }
         let call = match compressed {
             Compressed::Blocks { codec, error, message, exchange, .. } => {
                 let encode = CompressOp::Encode { codec };
@@ -267,6 +275,7 @@ impl Role<'_> {
         let lane = self.lane("reduce");
         let op = Op::Collective { call, microbatch: Microbatch(0) };
         let exchange = self.body.push(lane, op, &after);
+        self.once_warm(exchange);
         self.waiting.push(Waiting { bucket, exchange, done });
     }
 
@@ -278,7 +287,16 @@ impl Role<'_> {
         after: &[OpId],
     ) -> OpId {
         let op = self.compress_op(op, inputs, outputs);
-        self.compute(op, after)
+        let op = self.compute(op, after);
+        self.once_warm(op);
+        op
+    }
+
+    /// Notes that an op takes place once the warm-up is over, if there is one.
+    pub(super) fn once_warm(&mut self, op: OpId) {
+        if self.context.strategy.compress_warmup > 0 {
+            self.body.nodes[op.index()].turn = Turn::Steady;
+        }
     }
 
     /// A segment of one operator of a compressed reduction.

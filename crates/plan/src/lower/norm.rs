@@ -29,12 +29,12 @@ impl Role<'_> {
         let mut after = Vec::new();
         for bucket in 0..self.buckets.len() {
             let state = &self.buckets[bucket];
-            let (grads, ready, holders) = (state.step_grads, state.ready, self.dealt_among(state));
+            let (grads, holders) = (state.step_grads, self.dealt_among(state));
             let len = state.shape.elements / BLOCK;
             let sums = View { buffer: block_sums, offset, len };
             let parts = holders.map_or(1, |group| self.context.mesh.group_size(group));
             let experts = state.shape.experts;
-            let ready: Vec<OpId> = ready.into_iter().collect();
+            let ready: Vec<OpId> = state.ready.into_iter().chain(state.ready_warming_up).collect();
             self.small(OpKind::BlockSquares { parts, experts }, grads, sums, &ready);
             offset += len;
         }

@@ -15,7 +15,7 @@ use crate::dtype::DType;
 use crate::graph::BLOCK;
 use crate::ids::{BufferId, CallId, GroupId, Microbatch, OpId};
 use crate::mesh::GroupKind;
-use crate::program::{AccumulateMode, Bucket, Gauge, MemoryKind, Op, Peer, StepPhase, View};
+use crate::program::{AccumulateMode, Bucket, Gauge, MemoryKind, Op, Peer, StepPhase, Turn, View};
 use crate::strategy::{Strategy, Sync, Zero};
 use std::ops::Range;
 
@@ -62,7 +62,7 @@ pub(super) struct BucketState {
     /// reduced microbatch by microbatch.
     alone: bool,
     reduce: Option<CallId>,
-    /// What takes the place of that where gradients are compressed.
+    /// What takes the place of that where gradients are compressed, or once the warm-up is over.
     pub(super) compressed: Option<Compressed>,
     /// How replicas that train apart compare it.
     pub(super) comparison: Option<Comparison>,
@@ -70,6 +70,8 @@ pub(super) struct BucketState {
     gather: Option<CallId>,
     /// The op after which gradients are final.
     pub(super) ready: Option<OpId>,
+    /// The same in the iterations of a warm-up.
+    pub(super) ready_warming_up: Option<OpId>,
     /// The last op that used the buffer for whole weights (ZeRO-3), or for whole gradients (ZeRO-2, 3).
     params_used: Option<OpId>,
     grads_used: Option<OpId>,
@@ -248,7 +250,8 @@ impl Role<'_> {
         let compressed = self.declare_compressed(&name, &shape.entries, elements, holders);
         let comparison = self.declare_comparison(&name, elements, holders, compressed.is_some());
         let apart = served || shared || comparison.is_some();
-        let reduce = (replicas > 1 && !apart && compressed.is_none()).then(|| {
+        let dense = compressed.is_none() || s.compress_warmup > 0;
+        let reduce = (replicas > 1 && !apart && dense).then(|| {
             let (kind, output) = match (s.zero, staged) {
                 (Zero::None, _) => (CollectiveKind::AllReduce, summed),
                 (_, Some(staged)) => (CollectiveKind::ReduceScatter, staged),
@@ -299,6 +302,7 @@ impl Role<'_> {
             tied_sum,
             gather,
             ready: None,
+            ready_warming_up: None,
             params_used: None,
             grads_used: None,
             gathered: false,
@@ -488,12 +492,20 @@ impl Role<'_> {
                 // The staged part must have been added up before it is overwritten.
                 after.push(last);
             }
-            after = vec![self.body.push(lane, Op::Collective { call, microbatch }, &after)];
-        } else if let (Some(compressed), None) =
+            let op = Op::Collective { call, microbatch };
+            if self.buckets[bucket].compressed.is_some() {
+                let reduced = self.body.push_in_turn(Turn::WarmUp, lane, op, &after);
+                self.buckets[bucket].ready_warming_up = Some(reduced);
+            } else {
+                after = vec![self.body.push(lane, op, &after)];
+            }
+        }
+        if let (Some(compressed), None) =
             (self.buckets[bucket].compressed, self.buckets[bucket].comparison)
         {
             return self.compress(bucket, compressed, &after);
-        } else if let servers @ 1.. = self.context.strategy.sync.servers() {
+        }
+        if let servers @ 1.. = self.context.strategy.sync.servers() {
             after = self.push_to_servers(bucket, servers, &after);
         }
         if self.buckets[bucket].alone {
@@ -591,6 +603,13 @@ impl Role<'_> {
             for bucket in 0..self.buckets.len() {
                 self.keep_version(bucket);
                 let step = self.step(bucket, StepPhase::Apply, &known);
+                if self.context.strategy.exchanges_moments()
+                    && self.buckets[bucket].compressed.is_some()
+                {
+                    self.body.nodes[step.index()].turn = Turn::WarmUp;
+                    let follow = self.step(bucket, StepPhase::Follow, &[]);
+                    self.once_warm(follow);
+                }
                 let rests_whole = self.context.strategy.zero < Zero::Parameters;
                 if let (Some(call), true) = (self.buckets[bucket].gather, rests_whole) {
                     let lane = self.lane("gather");

@@ -12,7 +12,7 @@ use crate::mesh::Mesh;
 use crate::program::{
     Access, AccumulateMode, Bucket, Buffer, Call, Entry, Gauge, InFlight, LocalOp, Memory,
     MemoryKind, Op, Operand, Outputs, Plan, Program, Section, Segment, SegmentPass, Service,
-    StepPhase, Template, View,
+    StepPhase, Template, Turn, View,
 };
 use crate::strategy::{Offload, Split, Store, Strategy, Tables};
 use crate::units::Bytes;
@@ -186,6 +186,7 @@ impl<'t> Reader<'t> {
             store: Store::default(),
             tables: Tables::default(),
             compress: Compression::None,
+            compress_warmup: 0,
             local: None,
         };
         if self.peeked.is_some_and(|line| line.peek() == "split") {
@@ -206,6 +207,9 @@ impl<'t> Reader<'t> {
         }
         if self.peeked.is_some_and(|line| line.peek() == "compress") {
             strategy.compress = self.field("compress")?;
+        }
+        if self.peeked.is_some_and(|line| line.peek() == "compress_warmup") {
+            strategy.compress_warmup = self.field("compress_warmup")?;
         }
         if self.peeked.is_some_and(|line| line.peek() == "local") {
             strategy.local = Some(self.field("local")?);
@@ -415,6 +419,7 @@ impl<'t> Reader<'t> {
         while let Some(mut line) = self.numbered("", section.nodes.len(), "op")? {
             let lane = lane(program, names, &mut line)?;
             let op = op(program, names, &mut line)?;
+            let turn = if line.eat("only") { turn(&mut line)? } else { Turn::Always };
             let mut after = Vec::new();
             if line.eat("after") {
                 while !line.is_empty() {
@@ -425,9 +430,18 @@ impl<'t> Reader<'t> {
             if after.len() > usize::from(u16::MAX) {
                 return line.error(format!("an op can wait for {} others at most", u16::MAX));
             }
-            section.push(lane, op, &after);
+            section.push_in_turn(turn, lane, op, &after);
         }
         Ok(section)
+    }
+}
+
+/// In which iterations an op takes place, where not in all.
+fn turn(line: &mut Line<'_>) -> Result<Turn> {
+    let word = line.word("turn")?;
+    match [Turn::WarmUp, Turn::Steady].into_iter().find(|turn| turn.word() == word) {
+        Some(turn) => Ok(turn),
+        None => line.error(format!("an op is for warm-up or steady only, not '{word}'")),
     }
 }
 
@@ -638,6 +652,8 @@ fn op(program: &Program, names: &Names<'_>, line: &mut Line<'_>) -> Result<Op> {
         }
         "step" => Op::Step { bucket: line.id("bucket", "bucket")?, phase: StepPhase::Apply },
         "gauge" => Op::Step { bucket: line.id("bucket", "bucket")?, phase: StepPhase::Gauge },
+        "share" => Op::Step { bucket: line.id("bucket", "bucket")?, phase: StepPhase::Share },
+        "follow" => Op::Step { bucket: line.id("bucket", "bucket")?, phase: StepPhase::Follow },
         "stash" | "restore" => {
             let microbatch = microbatch(line)?;
             let (from, into) = pair(program, line)?;

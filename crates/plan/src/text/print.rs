@@ -6,7 +6,7 @@ use crate::compress::Compression;
 use crate::ids::{LaneId, OpId, SegmentId};
 use crate::program::{
     Bucket, Call, Entry, Gauge, MemoryKind, Op, Plan, Program, Section, Segment, Service, Template,
-    View,
+    Turn, View,
 };
 use crate::strategy::{Offload, Split, Store, Strategy, Tables};
 use std::fmt;
@@ -110,6 +110,9 @@ impl<'p> Printer<'p> {
         }
         if s.compress != Compression::None {
             put!(self, "compress {}\n", s.compress);
+        }
+        if s.compress_warmup != 0 {
+            put!(self, "compress_warmup {}\n", s.compress_warmup);
         }
         if let Some(local) = s.local {
             put!(self, "local {local}\n");
@@ -330,6 +333,9 @@ impl<'p> Printer<'p> {
                 None => put!(self, "{}", node.lane),
             }
             self.op(program, names, &node.op);
+            if node.turn != Turn::Always {
+                put!(self, " only {}", node.turn.word());
+            }
             self.ids("after", "", section.after(OpId(id as u32)).iter());
             self.out.push('\n');
         }

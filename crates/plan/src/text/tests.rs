@@ -15,7 +15,7 @@ use crate::outer::{Local, Outer, OuterOp};
 use crate::program::{
     Access, AccumulateMode, Bucket, Buffer, Call, Entry, Gauge, InFlight, LoadKind, LocalOp,
     Memory, MemoryKind, Op, Operand, Outputs, Peer, Plan, Program, Section, Segment, SegmentPass,
-    Service, StepPhase, Template, View,
+    Service, StepPhase, Template, Turn, View,
 };
 use crate::schedule::ScheduleKind;
 use crate::spec::{Layout, Placement};
@@ -202,6 +202,7 @@ impl Draw {
                 Compression::TopK(0.01),
                 Compression::PowerSgd(4),
             ]),
+            compress_warmup: self.short(),
             local: self.pick(&[None, Some(Local { steps: 8, outer: Outer::Nesterov })]),
         }
     }
@@ -394,7 +395,8 @@ impl Draw {
             LoadKind::Further(m),
         ]);
         let mode = self.pick(&[AccumulateMode::Add, AccumulateMode::Move]);
-        let phase = self.pick(&[StepPhase::Gauge, StepPhase::Apply]);
+        let phase =
+            self.pick(&[StepPhase::Gauge, StepPhase::Apply, StepPhase::Share, StepPhase::Follow]);
         let fresh = self.flag();
         self.pick(&[
             Op::Load { what, into: into.buffer, microbatch },
@@ -416,7 +418,8 @@ impl Draw {
         for _ in 0..self.below(6) {
             let after = self.list(|d| OpId(d.short()));
             let (lane, op) = (LaneId(self.short() as u8), self.op());
-            section.push(lane, op, &after);
+            let turn = self.pick(&Turn::ALL);
+            section.push_in_turn(turn, lane, op, &after);
         }
         section
     }

@@ -314,7 +314,7 @@ impl Touch<'_> {
         let weights = [bucket.params].into_iter().chain(bucket.master);
         let moments = bucket.moments.iter().copied();
         match (phase, bucket.gauge) {
-            (StepPhase::Apply, None) => {
+            (StepPhase::Apply | StepPhase::Follow, None) => {
                 self.read(bucket.grads);
                 weights.chain(moments).for_each(|view| self.change(view));
             }
@@ -325,7 +325,11 @@ impl Touch<'_> {
                 let squares = gauge.into_iter().flat_map(|g| [g.weights, g.directions]);
                 squares.for_each(|view| self.write(view));
             }
-            (StepPhase::Apply, Some(gauge)) => {
+            (StepPhase::Share, _) => {
+                moments.take(1).for_each(|view| self.read(view));
+                self.change(bucket.grads);
+            }
+            (StepPhase::Apply | StepPhase::Follow, Some(gauge)) => {
                 self.read(gauge.tensors);
                 self.read(bucket.grads);
                 weights.chain(moments).for_each(|view| self.change(view));

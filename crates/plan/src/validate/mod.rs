@@ -33,7 +33,7 @@ pub use describe::describe;
 pub use violation::{Place, Site, Violation, ViolationKind};
 
 use crate::ids::{OpId, Rank, RoleId};
-use crate::program::{Plan, Program, Section};
+use crate::program::{Plan, Program, Section, Turn};
 use crate::units::Bytes;
 use std::fmt;
 
@@ -50,6 +50,10 @@ pub fn validate(plan: &Plan, limit: Option<Bytes>) -> Vec<Violation> {
 ///
 /// This and [`together`] need nothing of each other, so that a caller with two threads can use both.
 pub fn alone(plan: &Plan, limit: Option<Bytes>) -> Vec<Violation> {
+    in_each_turn(plan, |plan| alone_in(plan, limit))
+}
+
+fn alone_in(plan: &Plan, limit: Option<Bytes>) -> Vec<Violation> {
     let mut report = Report { plan, violations: Vec::new() };
     let Some(sound) = structure(&mut report) else { return report.violations };
     let mut dataflow = dataflow::Checker::default();
@@ -63,6 +67,10 @@ pub fn alone(plan: &Plan, limit: Option<Bytes>) -> Vec<Violation> {
 /// What is wrong between roles: messages and collectives without counterpart, and waiting in a
 /// circle. Nothing where [`alone`] finds names that lead nowhere.
 pub fn together(plan: &Plan) -> Vec<Violation> {
+    in_each_turn(plan, together_in)
+}
+
+fn together_in(plan: &Plan) -> Vec<Violation> {
     let mut report = Report { plan, violations: Vec::new() };
     let sound = structure(&mut report);
     report.violations.clear();
@@ -76,6 +84,21 @@ pub fn together(plan: &Plan) -> Vec<Violation> {
         }
     }
     report.violations
+}
+
+/// Checks the iterations of every turn as if they were all there is: no two of them run at once, and what one leaves the
+/// next takes up where any two iterations meet. What is wrong in several turns is said once.
+fn in_each_turn(plan: &Plan, check: impl Fn(&Plan) -> Vec<Violation>) -> Vec<Violation> {
+    if !plan.has_turns() {
+        return check(plan);
+    }
+    let mut found = check(&plan.in_turn(Turn::WarmUp));
+    for violation in check(&plan.in_turn(Turn::Steady)) {
+        if !found.contains(&violation) {
+            found.push(violation);
+        }
+    }
+    found
 }
 
 /// Which roles' names all lead somewhere; none if those of the plan do not.

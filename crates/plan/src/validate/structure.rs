@@ -8,7 +8,7 @@ use crate::ids::{BufferId, GroupId, OpId, RoleId};
 use crate::mesh::{GroupKind, Mesh};
 use crate::program::{
     ALIGNMENT, Access, Bucket, Buffer, Call, Gauge, MemoryKind, Op, Operand, Program, StepPhase,
-    Template, View,
+    Template, Turn, View,
 };
 
 /// More copies of one buffer than any schedule keeps; it bounds what the other passes allocate.
@@ -464,6 +464,11 @@ impl Role<'_, '_> {
                 let lane = program.lanes.get(node.lane.index()).cloned().unwrap_or_default();
                 self.violation(at, ViolationKind::ComputeLane { lane });
             }
+            if section != SectionKind::Body && node.turn != Turn::Always {
+                let subject = format!("op {op} of the {}", section.name());
+                let problem = "only ops of the body take turns".into();
+                self.violation(at, ViolationKind::Declaration { subject, problem });
+            }
             self.op(at, &node.op);
         }
     }
@@ -492,6 +497,12 @@ impl Role<'_, '_> {
                 if let Some(bucket) = program.buckets.get(bucket as usize) {
                     self.one_copy(at, bucket.params);
                     self.one_copy(at, bucket.grads);
+                    let settled = matches!(phase, StepPhase::Share | StepPhase::Follow);
+                    if settled && bucket.moments.len() != 2 {
+                        let subject = format!("{} of bucket '{}'", phase.word(), bucket.name);
+                        let problem = "the bucket declares no two moments".into();
+                        self.violation(at, ViolationKind::Declaration { subject, problem });
+                    }
                     if phase == StepPhase::Gauge && bucket.gauge.is_none() {
                         let subject = format!("gauge of bucket '{}'", bucket.name);
                         let problem = "the bucket declares no place for squares".into();

@@ -29,6 +29,9 @@ impl Roofline<'_> {
         let per_element = match (phase, bucket.gauge) {
             (StepPhase::Apply, None) => grads + changed + 2.0 * moments + self.profile.update_bytes,
             (StepPhase::Gauge, _) => grads + size(&master) + 2.0 * moments,
+            (StepPhase::Share, _) => 2.0 * grads + 0.5 * moments,
+            // The first moment is written and not read.
+            (StepPhase::Follow, _) => grads + changed + 1.5 * moments + self.profile.update_bytes,
             (StepPhase::Apply, Some(_)) => moments + changed + self.profile.update_bytes,
         };
         let elements = (bucket.elements / parts.max(1)) as f64;

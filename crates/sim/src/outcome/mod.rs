@@ -40,6 +40,8 @@ use statistics::Account;
 pub struct Outcome {
     /// From the first op's start to the last op's end.
     pub iteration: Seconds,
+    /// The same of an iteration of the warm-up, where there is one.
+    pub warm_up: Option<Seconds>,
     /// Factors on `iteration` between which a measurement is expected.
     pub error_band: ErrorBand,
     /// Time in which the rank computes.
@@ -146,6 +148,7 @@ pub(crate) fn outcome(
     });
     Outcome {
         iteration,
+        warm_up: None,
         error_band: error_band(&options.profile),
         compute: of_slowest.compute,
         communication: of_slowest.communication,

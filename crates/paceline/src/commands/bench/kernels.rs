@@ -271,6 +271,8 @@ impl Bench {
                 let gauged = strategy.optimizer.gauges();
                 let each = match phase {
                     StepPhase::Gauge => 4 + grad + 2 * moments,
+                    StepPhase::Share => 2 * grad + moments / 2,
+                    StepPhase::Follow => 8 + rounded + grad + moments + moments / 2,
                     StepPhase::Apply if gauged => 8 + rounded + moments,
                     StepPhase::Apply => 8 + rounded + grad + 2 * moments,
                 };

@@ -12,6 +12,9 @@ use serde::{Serialize, Serializer};
 #[derive(Serialize)]
 pub(super) struct Record<'a> {
     iteration_s: f64,
+    /// One of those before compression sets in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warmup_iteration_s: Option<f64>,
     /// Factors on `iteration_s`.
     error_band: [f64; 2],
     compute_s: f64,
@@ -40,6 +43,7 @@ impl<'a> Record<'a> {
     pub(super) fn new(outcome: &'a Outcome, estimate: &Estimate, curves: bool) -> Self {
         Self {
             iteration_s: outcome.iteration.0,
+            warmup_iteration_s: outcome.warm_up.map(|warm_up| warm_up.0),
             error_band: [outcome.error_band.low, outcome.error_band.high],
             compute_s: outcome.compute.0,
             communication_s: outcome.communication.0,

@@ -1,0 +1,139 @@
+//! AdamW once its second moment has settled: ranks agree on the first moment instead of the gradient, which can
+//! then be compressed (1-bit Adam; Tang et al., arXiv 2102.02888, algorithm 1).
+//!
+//! The second moment of what was compressed would be that of the errors of compression, so it is no longer an average of
+//! squares. It is not frozen either: where gradients grow after the warm-up, steps would grow with them. The mean of
+//! squares is never below the square of the mean, so where the first moment proves the second too small, that is raised to
+//! its square. It only grows, as AMSGrad's does (Reddi et al., arXiv 1904.09237, algorithm 2), with which compressed
+//! gradients are known to converge (Li et al., arXiv 2205.05632).
+
+use crate::Element;
+use crate::instruction_set::vectorised;
+use crate::math::powi;
+use crate::optimizer::{AdamW, Weights};
+use crate::shape::expect_len;
+
+/// The rule of such an update.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settled {
+    /// What it was before; its factor for gradients is one for first moments.
+    pub rule: AdamW,
+    /// How many gradients the second moment is an average over.
+    pub seen: u64,
+    /// How many ranks the first moment is the sum over.
+    pub ranks: u32,
+}
+
+/// Turns a rank's part of a sum of gradients into its part of the next first moment: all ranks' parts add up to
+/// `beta1 * m + (1 - beta1) * g`.
+pub fn share<G: Element>(rule: &Settled, grads: &mut [G], first: &[f32]) {
+    let len = grads.len();
+    expect_len("first", first.len(), &[len]);
+    let beta1 = rule.rule.beta1;
+    let (stays, towards) = ((beta1 / f64::from(rule.ranks.max(1))) as f32, (1.0 - beta1) as f32);
+    vectorised(
+        #[inline(always)]
+        || {
+            for (grad, m) in grads.iter_mut().zip(&first[..len]) {
+                *grad = G::narrow(stays * m + towards * grad.widen());
+            }
+        },
+    );
+}
+
+/// Makes a step by the first moment that ranks agreed on, which is kept in `first`; `decay` says whether this tensor
+/// decays at all.
+///
+/// Panics if `rule.rule.step` or `rule.seen` is zero: there is no bias correction for them.
+pub fn follow<T: Element, G: Element>(
+    rule: &Settled,
+    decay: bool,
+    weights: Weights<'_, T>,
+    moments: &[G],
+    first: &mut [f32],
+    second: &mut [f32],
+) {
+    let len = weights.expect(moments.len());
+    expect_len("first", first.len(), &[len]);
+    expect_len("second", second.len(), &[len]);
+    assert!(rule.seen > 0, "`seen` is zero, but a second moment is of one gradient at least");
+    let constants = rule.rule.constants(decay);
+    let (keep, rate, scale) = (constants.keep, constants.rate, constants.scale);
+    let unbiased = 1.0 - powi(rule.rule.beta2, rule.seen);
+    let (correction, unbiased) = (unbiased.sqrt() as f32, unbiased as f32);
+    let epsilon = constants.epsilon;
+    vectorised(
+        #[inline(always)]
+        || {
+            let (moments, first, second) = (&moments[..len], &mut first[..len], &mut second[..len]);
+            weights.update(|i, p| {
+                let m = moments[i].widen() * scale;
+                let v = second[i].max(unbiased * m * m);
+                (first[i], second[i]) = (m, v);
+                p * keep - rate * m / (v.sqrt() / correction + epsilon)
+            });
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optimizer::adamw;
+    use crate::reference::random;
+
+    const RULE: AdamW = AdamW {
+        lr: 1e-2,
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        grad_scale: 1.0,
+        step: 8,
+    };
+
+    /// With a second moment that stays where it is, a step by shares that nobody rounds is Adam's.
+    #[test]
+    fn shares_that_arrive_whole_make_adams_step() {
+        const LEN: usize = 37;
+        let (grads, m, v): (Vec<[f32; 2]>, _, _) = (
+            random("1", LEN).into_iter().zip(random("2", LEN)).map(|(a, b)| [a, b]).collect(),
+            random("3", LEN),
+            vec![4.0; LEN],
+        );
+        let settled = Settled { rule: RULE, seen: 8, ranks: 2 };
+        let mut parts = [0, 1].map(|rank| grads.iter().map(|g| g[rank]).collect::<Vec<f32>>());
+        let sums: Vec<f32> = grads.iter().map(|g| g[0] + g[1]).collect();
+        parts.iter_mut().for_each(|part| share(&settled, part, &m));
+        let agreed: Vec<f32> = parts[0].iter().zip(&parts[1]).map(|(a, b)| a + b).collect();
+
+        let mut found = (random("4", LEN), m.clone(), v.clone());
+        let weights = Weights::<f32> { master: &mut found.0, rounded: None };
+        follow(&settled, true, weights, &agreed, &mut found.1, &mut found.2);
+        assert_eq!(found.2, v, "nothing proves it too small");
+
+        // As much of the second moment stays as there was.
+        let still = AdamW { beta2: 1.0 - 1e-12, ..RULE };
+        let scale = (1.0 - powi(RULE.beta2, 8)) / (1.0 - powi(still.beta2, 8));
+        let mut wanted =
+            (random("4", LEN), m, v.iter().map(|v| v / scale as f32).collect::<Vec<_>>());
+        let weights = Weights::<f32> { master: &mut wanted.0, rounded: None };
+        adamw(&still, true, weights, &sums, &mut wanted.1, &mut wanted.2);
+        for (found, wanted) in found.0.iter().zip(&wanted.0).chain(found.1.iter().zip(&wanted.1)) {
+            assert!((found - wanted).abs() < 1e-4, "{found} against {wanted}");
+        }
+    }
+
+    #[test]
+    fn no_step_is_longer_than_the_rate() {
+        let settled = Settled { rule: AdamW { weight_decay: 0.0, ..RULE }, seen: 3, ranks: 4 };
+        let (mut p, mut m, mut v) = ([0.0f32; 3], [0.0; 3], [0.0, 1e-12, 1.0]);
+        let weights = Weights::<f32> { master: &mut p, rounded: None };
+        follow(&settled, false, weights, &[5.0, -5.0, 0.5], &mut m, &mut v);
+        let rate = (RULE.lr / (1.0 - powi(RULE.beta1, RULE.step))) as f32;
+        assert!(p.iter().all(|p| p.abs() <= rate * 1.0001), "{p:?} at a rate of {rate}");
+        assert_eq!(m, [5.0, -5.0, 0.5]);
+        assert!(v[0] > 1.0 && v[1] > 1.0, "{v:?}");
+        assert_eq!(v[2], 1.0);
+    }
+}
