@@ -5,12 +5,13 @@ use crate::cluster::{
 use crate::network::{Analytic, Network};
 use crate::{Library, NetworkKind, Options, Outcome, Profile, SimError, simulate};
 use paceline_plan::collective::Order;
+use paceline_plan::compress::Compression;
 use paceline_plan::ids::{Microbatch, Rank};
 use paceline_plan::lower::lower;
 use paceline_plan::model::{Model, built_in};
 use paceline_plan::program::{Op, Plan};
 use paceline_plan::schedule::{ScheduleKind, Versions};
-use paceline_plan::strategy::{Strategy, Sync, Zero};
+use paceline_plan::strategy::{OptimizerKind, Strategy, Sync, Zero};
 use paceline_plan::trace::{Breakdown, SpanKind};
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
 use proptest::prelude::*;
@@ -55,6 +56,35 @@ fn blocks_only(model: &Model, strategy: &Strategy) -> Plan {
 
 fn run(plan: &Plan, cluster: &Cluster) -> Outcome {
     simulate(plan, cluster, &Options::default()).unwrap()
+}
+
+/// An iteration of the warm-up takes as long as one without compression, and one after it as long as if there had
+/// been none.
+#[test]
+fn both_kinds_of_iterations_of_a_warm_up_are_timed() {
+    let model = model("mini");
+    let mut cluster = preset::holding("laptop", 2).unwrap();
+    for dimension in &mut cluster.dimensions {
+        dimension.bandwidth = BytesPerSec(12.5e6);
+    }
+    let layout = |compress, compress_warmup| Strategy {
+        dp: 2,
+        compress,
+        compress_warmup,
+        optimizer: OptimizerKind::Momentum,
+        ..strategy(&model, 1, 4, ScheduleKind::OneFOneB)
+    };
+    let time = |layout: &Strategy| run(&lower(&model, layout).unwrap(), &cluster);
+    let onebit = Compression::OneBit;
+    let (whole, compressed) = (time(&layout(Compression::None, 0)), time(&layout(onebit, 0)));
+    assert!(3.0 * compressed.iteration.0 < whole.iteration.0);
+    assert_eq!((whole.warm_up, compressed.warm_up), (None, None));
+    let both = time(&layout(onebit, 100));
+    let near = |found: Seconds, wanted: Seconds| (found.0 / wanted.0 - 1.0).abs() < 1e-3;
+    assert!(near(both.iteration, compressed.iteration));
+    // Buckets are padded such that their blocks can be dealt out.
+    let warm_up = both.warm_up.unwrap();
+    assert!((warm_up.0 / whole.iteration.0 - 1.0).abs() < 0.02, "{warm_up} {}", whole.iteration);
 }
 
 /// Narayanan et al. (arXiv 2104.04473), sections 2.2.1 and 2.2.2, as a share of the iteration.
