@@ -345,7 +345,7 @@ fn gather(
     let parameters = if options.keep_parameters { Some(parameters::assemble(held)?) } else { None };
     Ok(Outcome {
         iterations: reports.done,
-        trace: trace.finish(),
+        trace: trace.finish().gathered(plan),
         arena_bytes: left.iter().map(|left| left.arena_bytes).collect(),
         peak_bytes: left.iter().map(|left| left.peak_bytes).collect(),
         copy_bytes: left.iter().map(|left| left.copy_bytes).collect(),

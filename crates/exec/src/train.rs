@@ -239,7 +239,7 @@ fn outcome(
     }
     Ok(Outcome {
         iterations: reports.done,
-        trace: trace.finish(),
+        trace: trace.finish().gathered(plan),
         peak_bytes: resident.per_rank(&arena_bytes),
         arena_bytes,
         copy_bytes: remains.iter().map(|remains| remains.copy_bytes).collect(),

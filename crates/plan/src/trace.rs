@@ -16,6 +16,7 @@
 mod breakdown;
 mod builder;
 mod compare;
+mod gathered;
 mod intervals;
 mod misses;
 mod perfetto;
