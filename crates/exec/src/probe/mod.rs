@@ -6,15 +6,17 @@
 //! When a kernel or a wire gets faster, so do its probes.
 
 mod bench;
+mod crowd;
 mod pace;
 mod store;
 mod sweep;
 mod wires;
 
 pub use crate::store::StoreError;
+pub use crowd::Crowd;
 pub use store::store;
 pub use sweep::Sweep;
-pub use wires::{Timing, collective, message};
+pub use wires::{Before, Lap, Patience, Timing, collective, delivery, message};
 
 use crate::check;
 use crate::data::Data;

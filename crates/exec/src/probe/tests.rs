@@ -52,18 +52,50 @@ fn an_op_without_work_costs_something_and_so_does_a_token() {
 #[test]
 fn exchanges_are_timed_on_every_rank() {
     use paceline_plan::collective::{Algorithm, CollectiveKind};
-    let timing = Timing { bytes: 4096, laps: 3, channel: 0, patience: Duration::from_secs(20) };
+    let (patience, clock) = (Duration::from_secs(20), Instant::now());
+    let timing = Timing { bytes: 4096, laps: 3, channel: 0, patience, clock };
+    let sweep = Sweep::new(2, 1 << 20);
     std::thread::scope(|scope| {
         for mut transport in threads::world(2) {
+            let sweep = &sweep;
             scope.spawn(move || {
                 let there = message(&mut transport, &timing).unwrap();
                 assert!(there.0 > 0.0);
-                for (channel, kind) in (2..).step_by(2).zip(CollectiveKind::ALL) {
-                    let timing = Timing { channel, ..timing };
-                    let time = collective(&mut transport, kind, Algorithm::Direct, 2, &timing);
-                    assert!(time.unwrap().0 > 0.0, "{kind}");
+                let told = |laps: Vec<Lap>| {
+                    assert_eq!(laps.len(), 3);
+                    for lap in laps {
+                        let (from, until) = lap.waited.unwrap_or((lap.left, lap.left));
+                        assert!(lap.came <= from && from <= until && until <= lap.left, "{lap:?}");
+                        assert!(lap.spent_after(0.0) > 0.0, "{lap:?}");
+                        assert_eq!(lap.spent_after(lap.left), 0.0);
+                    }
+                };
+                let cold = (Before::Sweep(sweep), Patience::Asleep);
+                let timing = Timing { channel: 2, ..timing };
+                told(delivery(&mut transport, &timing, cold).unwrap());
+                for (channel, kind) in (4..).step_by(4).zip(CollectiveKind::ALL) {
+                    let warm = (Before::Nothing, Patience::Awake);
+                    for (channel, how) in [(channel, warm), (channel + 2, cold)] {
+                        let timing = Timing { channel, ..timing };
+                        let direct = Algorithm::Direct;
+                        told(collective(&mut transport, kind, direct, 2, &timing, how).unwrap());
+                    }
                 }
             });
         }
     });
+}
+
+#[test]
+fn waiting_for_others_is_no_time_in_an_exchange() {
+    let lap = Lap { came: 1.0, waited: Some((1.5, 4.0)), left: 6.0 };
+    assert_eq!(lap.spent_after(0.0), 2.5);
+    assert_eq!(lap.spent_after(3.0), 2.0, "the others came at 3");
+    assert_eq!(lap.spent_after(5.0), 1.0);
+    assert_eq!(Lap { waited: None, ..lap }.spent_after(2.0), 4.0);
+}
+
+#[test]
+fn a_crowd_goes_when_it_is_no_longer_wanted() {
+    drop(Crowd::new(3));
 }

@@ -1,8 +1,10 @@
 //! What exchanges take over a transport, seen from each of its ranks.
 
+use super::Sweep;
 use crate::error::ExecError;
 use paceline_comm::{
-    CollectiveSpec, CommError, Receiving, Running, Sending, Tag, Transport, barrier, finish,
+    CollectiveSpec, CommError, Progress, Receiving, Running, Sending, Tag, Transport, barrier,
+    finish,
 };
 use paceline_kernels::prefer_large_pages;
 use paceline_plan::DType;
@@ -22,18 +24,63 @@ pub struct Timing {
     pub channel: u32,
     /// How long a rank waits for another.
     pub patience: Duration,
+    /// A clock that all ranks share.
+    pub clock: Instant,
 }
 
-/// The time of a collective among the first `ranks` ranks, all of whom call this at once: the
-/// median of its laps. The algorithm must be one that can do it. The vector lies where a rank's
-/// buffers lie.
+/// What ranks come from when they meet for an exchange.
+#[derive(Clone, Copy, Debug)]
+pub enum Before<'a> {
+    /// Another one like it: all that it touches is in the cache, as far as it fits.
+    Nothing,
+    /// Work on so much memory of their own that the caches hold nothing else.
+    Sweep(&'a Sweep),
+}
+
+/// How a rank waits in the midst of an exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// As one that has nothing else to do.
+    Awake,
+    /// As the second thread of a rank, beside one that computes and needs the core.
+    Asleep,
+}
+
+/// An exchange as one rank saw it, in seconds of the shared clock.
+///
+/// It is told as a run's trace tells it: a rank that waits for the others to come does not move
+/// bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lap {
+    /// When it came.
+    pub came: f64,
+    /// From when to when it waited for a first answer, if it did.
+    pub waited: Option<(f64, f64)>,
+    /// When it left.
+    pub left: f64,
+}
+
+impl Lap {
+    /// How long the rank was in it after a moment, without its first wait.
+    pub fn spent_after(&self, moment: f64) -> f64 {
+        let after = |from: f64, to: f64| (to - from.max(moment)).max(0.0);
+        match self.waited {
+            Some((from, until)) => after(self.came, from) + after(until, self.left),
+            None => after(self.came, self.left),
+        }
+    }
+}
+
+/// Collectives among the first `ranks` ranks, all of whom call this at once. The algorithm must be
+/// one that can do it. The vector lies where a rank's buffers lie, and its rank has written it.
 pub fn collective(
     transport: &mut dyn Transport,
     kind: CollectiveKind,
     algorithm: Algorithm,
     ranks: u32,
     timing: &Timing,
-) -> Result<Seconds, ExecError> {
+    (before, patience): (Before<'_>, Patience),
+) -> Result<Vec<Lap>, ExecError> {
     let me = transport.rank();
     let failed = |source| ExecError::Control { rank: me, doing: "timing a collective", source };
     let spec = CollectiveSpec {
@@ -65,11 +112,10 @@ pub fn collective(
         tag = tag.next();
         running.restart(tag);
         vector.fill(0);
-        let began = Instant::now();
-        finish(transport, timing.patience, |transport| {
+        prepare(before, me, ranks);
+        carry(transport, timing, patience, |transport| {
             running.progress_bytes(transport, DType::F32, vector, output.as_deref_mut())
-        })?;
-        Ok(began.elapsed().as_secs_f64())
+        })
     })
     .map_err(failed)
 }
@@ -102,26 +148,92 @@ pub fn message(transport: &mut dyn Transport, timing: &Timing) -> Result<Seconds
         }
         Ok(began.elapsed().as_secs_f64())
     });
-    Ok(there_and_back.map_err(failed)? * 0.5)
+    let mut times = there_and_back.map_err(failed)?;
+    times.sort_unstable_by(f64::total_cmp);
+    Ok(Seconds(times[times.len() / 2] * 0.5))
 }
 
-/// The median lap, each of which all members begin together.
-fn laps(
+/// Messages from rank 0 to rank 1, who both call this at once: what each of the two does for them.
+pub fn delivery(
+    transport: &mut dyn Transport,
+    timing: &Timing,
+    (before, patience): (Before<'_>, Patience),
+) -> Result<Vec<Lap>, ExecError> {
+    let me = transport.rank();
+    let failed = |source| ExecError::Control { rank: me, doing: "timing a message", source };
+    let members = [Rank(0), Rank(1)];
+    let peer = members[usize::from(me == Rank(0))];
+    let mut data = vec![0.5f32; timing.bytes.div_ceil(4).max(1)];
+    let mut tag = Tag::new(timing.channel, 0);
+    laps(transport, &members, timing, |transport| {
+        tag = tag.next();
+        data.fill(0.5);
+        prepare(before, me, 2);
+        if me == Rank(0) {
+            let mut out = Sending::start(peer, tag);
+            carry(transport, timing, patience, |transport| out.progress(transport, &data))
+        } else {
+            let mut back = Receiving::start(peer, tag);
+            carry(transport, timing, patience, |transport| back.progress(transport, &mut data))
+        }
+    })
+    .map_err(failed)
+}
+
+fn prepare(before: Before<'_>, me: Rank, ranks: u32) {
+    match before {
+        Before::Nothing => {}
+        Before::Sweep(sweep) => sweep.walk(me.0, ranks),
+    }
+}
+
+/// Drives one exchange to its end as a rank's courier does, and notes what that notes.
+fn carry(
+    transport: &mut dyn Transport,
+    timing: &Timing,
+    patience: Patience,
+    mut progress: impl FnMut(&mut dyn Transport) -> Result<Progress, CommError>,
+) -> Result<Lap, CommError> {
+    let now = || timing.clock.elapsed().as_secs_f64();
+    let came = now();
+    let mut last = progress(transport)?;
+    let (from, mut until) = (now(), None);
+    let mut since = Instant::now();
+    while let Progress::Pending { on, .. } = last {
+        let waited = since.elapsed();
+        if waited >= timing.patience {
+            return Err(CommError::Silent { rank: on, after: waited });
+        }
+        match patience {
+            Patience::Awake => transport.wait(timing.patience - waited)?,
+            Patience::Asleep => transport.sleep(timing.patience - waited)?,
+        }
+        let asked = now();
+        let next = progress(transport)?;
+        if next != last {
+            until.get_or_insert(asked);
+            (last, since) = (next, Instant::now());
+        }
+    }
+    Ok(Lap { came, waited: until.map(|until| (from, until)), left: now() })
+}
+
+/// The laps that count, each of which all members begin together.
+fn laps<T>(
     transport: &mut dyn Transport,
     members: &[Rank],
     timing: &Timing,
-    mut lap: impl FnMut(&mut dyn Transport) -> Result<f64, CommError>,
-) -> Result<Seconds, CommError> {
-    let mut times = Vec::with_capacity(timing.laps as usize);
+    mut lap: impl FnMut(&mut dyn Transport) -> Result<T, CommError>,
+) -> Result<Vec<T>, CommError> {
+    let mut laps = Vec::with_capacity(timing.laps as usize);
     let unmeasured = timing.laps / 4 + 1;
     for number in 0..unmeasured + timing.laps.max(1) {
         let meet = Tag::new(timing.channel + 1, number);
         barrier::wait(transport, members, meet, timing.patience)?;
-        let time = lap(transport)?;
+        let seen = lap(transport)?;
         if number >= unmeasured {
-            times.push(time);
+            laps.push(seen);
         }
     }
-    times.sort_unstable_by(f64::total_cmp);
-    Ok(Seconds(times[times.len() / 2]))
+    Ok(laps)
 }

@@ -1,18 +1,18 @@
 //! Times exchanges between ranks that are threads here, over every transport.
 
-use super::{Request, Told};
+use super::{Request, Told, host};
 use crate::failure::Failure;
 use paceline_comm::process::{ProcessOptions, Wires, connect};
 use paceline_comm::rendezvous::{Hub, HubOptions};
-use paceline_comm::{Secret, Transport as Wire, thread as threads};
+use paceline_comm::{Secret, Transport as Wire, affinity, thread as threads};
 use paceline_exec::ExecError;
-use paceline_exec::probe::{self, Timing};
+use paceline_exec::probe::{self, Before, Crowd, Lap, Patience, Sweep, Timing};
 use paceline_plan::collective::{Algorithm, CollectiveKind, Order, resolve};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
 use paceline_sim::cluster::measured::{CollectiveTable, Exchange, Wire as Table};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What carries messages between ranks of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +62,67 @@ struct Case {
     timing: Timing,
 }
 
+/// Under which conditions exchanges are timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Setting {
+    /// One after the other.
+    Warm,
+    /// Each after work on other memory.
+    Cold,
+    /// One after the other, while every core also computes.
+    Crowded,
+}
+
+impl Setting {
+    const ALL: [Self; 3] = [Self::Warm, Self::Cold, Self::Crowded];
+
+    /// Laps of so many bytes: as many as it takes until the next few would not change much.
+    fn laps(self, bytes: usize, quick: bool) -> u32 {
+        match (self, quick) {
+            (Self::Warm, _) => {
+                let budget = if quick { 8 << 20 } else { 48 << 20 };
+                (budget / bytes).clamp(5, if quick { 40 } else { 200 }) as u32
+            }
+            // Pushing everything out of the caches takes longer than the exchange.
+            (Self::Cold, false) => 12,
+            // Turns come and go by chance: some laps wait for many, some for none.
+            (Self::Crowded, false) => 24,
+            (Self::Cold | Self::Crowded, true) => 3,
+        }
+    }
+
+    /// What counts of the laps' times. Rare long waits for a turn are a part of the whole; where
+    /// nobody else is at work they are somebody else's doing.
+    fn sum_up(self, mut times: Vec<f64>) -> Seconds {
+        times.sort_unstable_by(f64::total_cmp);
+        let time = match self {
+            Self::Warm | Self::Cold => times.get(times.len() / 2).copied().unwrap_or(0.0),
+            Self::Crowded => times.iter().sum::<f64>() / times.len().max(1) as f64,
+        };
+        // A clock that stands still is no time.
+        Seconds(time.max(1e-9))
+    }
+}
+
+/// What the ranks of a world have in common while they are timed.
+#[derive(Clone, Copy)]
+struct Stage<'a> {
+    setting: Setting,
+    sweep: &'a Sweep,
+    /// Whether each rank has cores to itself, as training gives it.
+    apart: bool,
+}
+
+/// What a rank saw of a case.
+enum Seen {
+    /// The time of a message.
+    Time(Seconds),
+    /// Every exchange.
+    Laps(Vec<Lap>),
+    /// Nothing: the case was none of its business.
+    Nothing,
+}
+
 /// A collective as a plan asks for it, and the algorithm that this comes to.
 #[derive(Clone, Copy)]
 struct Asked {
@@ -78,6 +139,9 @@ pub(super) fn wires(request: &Request, tell: Told<'_>) -> Result<Vec<Table>, Fai
     if counts.is_empty() {
         return Ok(tables);
     }
+    let cores = u32::try_from(request.cores.get()).unwrap_or(u32::MAX);
+    let most = counts.iter().copied().max().unwrap_or(1);
+    let sweep = Sweep::new(most, host::cache());
     for (at, &transport) in request.transports.iter().enumerate() {
         let mut table =
             Table { transport: transport.name().into(), messages: vec![], collectives: vec![] };
@@ -85,12 +149,24 @@ pub(super) fn wires(request: &Request, tell: Told<'_>) -> Result<Vec<Table>, Fai
             let name = transport.name();
             let done = (at * counts.len() + nth) as f64 / parts;
             tell(done, &format!("{name} between {ranks} ranks"))?;
-            let cases = cases(transport, ranks, nth == 0, request.quick);
-            let times = world(transport, ranks, &cases)?;
-            for (case, time) in cases.iter().zip(times) {
-                // A clock that stands still is no time.
-                let time = Seconds(time.0.max(1e-9));
-                let exchange = Exchange { bytes: Bytes(case.timing.bytes as u64), time };
+            let apart = transport != Transport::Thread && ranks <= cores;
+            let cases = |setting| cases(transport, ranks, nth == 0, (setting, request.quick));
+            let timed = |setting| {
+                let stage = Stage { setting, sweep: &sweep, apart };
+                let crowd = (setting == Setting::Crowded).then(|| Crowd::new(cores));
+                let times = world(transport, ranks, &cases(setting), stage);
+                drop(crowd);
+                times
+            };
+            let [warm, cold, crowded] = Setting::ALL.map(timed);
+            let (warm, cold, crowded) = (warm?, cold?, crowded?);
+            for (at, case) in cases(Setting::Warm).iter().enumerate() {
+                let exchange = Exchange {
+                    bytes: Bytes(case.timing.bytes as u64),
+                    time: warm[at],
+                    cold: Some(cold[at]),
+                    crowded: Some(crowded[at]),
+                };
                 match case.collective {
                     None => table.messages.push(exchange),
                     Some(Asked { kind, resolved, .. }) => {
@@ -117,7 +193,12 @@ fn add(
     }
 }
 
-fn cases(transport: Transport, ranks: u32, messages: bool, quick: bool) -> Vec<Case> {
+fn cases(
+    transport: Transport,
+    ranks: u32,
+    messages: bool,
+    (setting, quick): (Setting, bool),
+) -> Vec<Case> {
     let mut kinds: Vec<Option<Asked>> = Vec::new();
     kinds.extend(messages.then_some(None));
     for (kind, algorithms) in COLLECTIVES {
@@ -134,31 +215,32 @@ fn cases(transport: Transport, ranks: u32, messages: bool, quick: bool) -> Vec<C
             }
         }
     }
-    let budget = if quick { 8 << 20 } else { 48 << 20 };
-    let case = |collective, bytes: usize| {
-        let laps = (budget / bytes).clamp(5, if quick { 40 } else { 200 }) as u32;
-        let timing = Timing { bytes, laps, channel: 0, patience: PATIENCE };
-        Case { collective, timing }
-    };
+    let clock = Instant::now();
     let sizes = || SIZES.into_iter().filter(|&bytes| !quick || bytes <= 4 << 20);
     let all = kinds.into_iter().flat_map(|kind| sizes().map(move |bytes| (kind, bytes)));
     // Each has two channels of its own.
     (0..)
         .step_by(2)
         .zip(all)
-        .map(|(channel, (kind, bytes))| {
-            let Case { collective, timing } = case(kind, bytes);
-            Case { collective, timing: Timing { channel, ..timing } }
+        .map(|(channel, (collective, bytes))| {
+            let laps = setting.laps(bytes, quick);
+            let timing = Timing { bytes, laps, channel, patience: PATIENCE, clock };
+            Case { collective, timing }
         })
         .collect()
 }
 
-/// Runs every case on a world of so many ranks; the times are those of rank 0.
-fn world(transport: Transport, ranks: u32, cases: &[Case]) -> Result<Vec<Seconds>, Failure> {
+/// Runs every case on a world of so many ranks.
+fn world(
+    transport: Transport,
+    ranks: u32,
+    cases: &[Case],
+    stage: Stage<'_>,
+) -> Result<Vec<Seconds>, Failure> {
     let wires = match transport {
         Transport::Thread => {
             let own = threads::world(ranks).into_iter();
-            return run(own.map(|wire| move || Ok(wire)).collect(), cases);
+            return run(own.map(|wire| move || Ok(wire)).collect(), cases, stage);
         }
         Transport::Shm => Wires::SharedMemory,
         Transport::Tcp => Wires::Tcp,
@@ -178,45 +260,90 @@ fn world(transport: Transport, ranks: u32, cases: &[Case]) -> Result<Vec<Seconds
         (options.hub_in_rank_0, options.wires) = (false, wires);
         move || Ok(connect(&options)?)
     };
-    let times = run((0..ranks).map(join).collect(), cases)?;
+    let times = run((0..ranks).map(join).collect(), cases, stage)?;
     hub.join()?;
     Ok(times)
 }
 
 /// Runs the cases on a thread for each rank, which makes its own end of the wires.
-fn run<W, M>(ends: Vec<M>, cases: &[Case]) -> Result<Vec<Seconds>, Failure>
+fn run<W, M>(ends: Vec<M>, cases: &[Case], stage: Stage<'_>) -> Result<Vec<Seconds>, Failure>
 where
     W: Wire,
     M: FnOnce() -> Result<W, Failure> + Send,
 {
-    let attempt = |end: M| {
+    let ranks = u32::try_from(ends.len()).unwrap_or(u32::MAX);
+    let attempt = |rank: u32, end: M| {
+        if stage.apart {
+            affinity::keep_to_share(rank, ranks);
+        }
         let mut wire = end()?;
-        let times: Result<Vec<Seconds>, ExecError> = (cases.iter())
-            .map(|case| match case.collective {
-                None if wire.rank().0 > 1 => Ok(Seconds::ZERO),
-                None => probe::message(&mut wire, &case.timing),
-                Some(Asked { kind, algorithm, .. }) => {
-                    let ranks = wire.world();
-                    probe::collective(&mut wire, kind, algorithm, ranks, &case.timing)
-                }
-            })
-            .collect();
-        times.map_err(Failure::from)
+        let seen: Result<Vec<Seen>, ExecError> =
+            cases.iter().map(|case| see(&mut wire, case, stage)).collect();
+        seen.map_err(Failure::from)
     };
     let ended: Vec<_> = std::thread::scope(|scope| {
+        let attempt = &attempt;
         let threads: Vec<_> =
-            ends.into_iter().map(|end| scope.spawn(move || attempt(end))).collect();
+            (0..).zip(ends).map(|(rank, end)| scope.spawn(move || attempt(rank, end))).collect();
         threads.into_iter().map(|thread| thread.join()).collect()
     });
-    let mut first = Vec::new();
+    let mut seen = Vec::new();
     for (rank, end) in ended.into_iter().enumerate() {
         let broke = || Failure::Run(anyhow::anyhow!("rank {rank} broke while it was timed"));
-        let times = end.map_err(|_| broke())??;
-        if rank == 0 {
-            first = times;
+        seen.push(end.map_err(|_| broke())??);
+    }
+    let of_case = |at: usize| {
+        let of_ranks: Vec<&Seen> = seen.iter().filter_map(|cases| cases.get(at)).collect();
+        stage.setting.sum_up(times(&cases[at], &of_ranks))
+    };
+    Ok((0..cases.len()).map(of_case).collect())
+}
+
+/// Takes part in a case.
+fn see(wire: &mut dyn Wire, case: &Case, stage: Stage<'_>) -> Result<Seen, ExecError> {
+    let Stage { setting, sweep, apart } = stage;
+    let before = match setting {
+        Setting::Cold => Before::Sweep(sweep),
+        Setting::Warm | Setting::Crowded => Before::Nothing,
+    };
+    // Ranks with cores of their own share them with nobody but their own computations, beside which
+    // their second threads exchange.
+    let patience = match setting {
+        Setting::Crowded if apart => Patience::Asleep,
+        Setting::Warm | Setting::Cold | Setting::Crowded => Patience::Awake,
+    };
+    match case.collective {
+        None if wire.rank().0 > 1 => Ok(Seen::Nothing),
+        None if setting == Setting::Warm => probe::message(wire, &case.timing).map(Seen::Time),
+        None => probe::delivery(wire, &case.timing, (before, patience)).map(Seen::Laps),
+        Some(Asked { kind, algorithm, .. }) => {
+            let (ranks, how) = (wire.world(), (before, patience));
+            probe::collective(wire, kind, algorithm, ranks, &case.timing, how).map(Seen::Laps)
         }
     }
-    Ok(first)
+}
+
+/// The time of every lap: what the ranks spent on it on average, from when all of them were there.
+/// Who sends a message need not wait until somebody is there to take it.
+fn times(case: &Case, seen: &[&Seen]) -> Vec<f64> {
+    let mut laps: Vec<&[Lap]> = Vec::new();
+    for seen in seen {
+        match seen {
+            Seen::Time(time) => return vec![time.0],
+            Seen::Laps(own) => laps.push(own),
+            Seen::Nothing => {}
+        }
+    }
+    let count = laps.iter().map(|own| own.len()).min().unwrap_or(0);
+    let lap = |number: usize| {
+        let of_ranks = || laps.iter().map(|own| own[number]);
+        let all_there = match case.collective {
+            Some(_) => of_ranks().map(|lap| lap.came).fold(f64::MIN, f64::max),
+            None => f64::MIN,
+        };
+        of_ranks().map(|lap| lap.spent_after(all_there)).sum::<f64>() / laps.len().max(1) as f64
+    };
+    (0..count).map(lap).collect()
 }
 
 #[cfg(test)]
@@ -225,14 +352,35 @@ mod tests {
 
     #[test]
     fn every_transport_carries_every_case() {
+        let sweep = Sweep::new(2, 1 << 20);
         for transport in Transport::ALL {
-            let mut cases = cases(transport, 2, true, true);
-            cases.iter_mut().for_each(|case| {
-                (case.timing.laps, case.timing.bytes) = (1, case.timing.bytes.min(1 << 16));
-            });
-            let times = world(transport, 2, &cases).unwrap();
-            assert_eq!(times.len(), cases.len());
-            assert!(times.iter().all(|time| time.0 > 0.0), "{transport:?}");
+            for setting in Setting::ALL {
+                let mut cases = cases(transport, 2, true, (setting, true));
+                cases.iter_mut().for_each(|case| {
+                    (case.timing.laps, case.timing.bytes) = (1, case.timing.bytes.min(1 << 16));
+                });
+                let stage = Stage { setting, sweep: &sweep, apart: true };
+                let times = world(transport, 2, &cases, stage).unwrap();
+                assert_eq!(times.len(), cases.len());
+                assert!(times.iter().all(|time| time.0 > 0.0), "{transport:?} {setting:?}");
+            }
         }
+    }
+
+    #[test]
+    fn an_exchange_begins_when_the_last_rank_is_there() {
+        let timing =
+            Timing { bytes: 64, laps: 1, channel: 0, patience: PATIENCE, clock: Instant::now() };
+        let (kind, algorithm) = (CollectiveKind::AllReduce, Algorithm::Ring);
+        let asked = Asked { kind, algorithm, resolved: algorithm };
+        let first = Seen::Laps(vec![Lap { came: 1.0, waited: Some((1.5, 4.0)), left: 6.0 }]);
+        let last = Seen::Laps(vec![Lap { came: 3.0, waited: None, left: 7.0 }]);
+        let seen = [&first, &last, &Seen::Nothing];
+        let collective = Case { collective: Some(asked), timing };
+        assert_eq!(times(&collective, &seen), [(2.0 + 4.0) / 2.0]);
+        let message = Case { collective: None, timing };
+        assert_eq!(times(&message, &seen), [(2.5 + 4.0) / 2.0]);
+        assert_eq!(Setting::Crowded.sum_up(vec![1.0, 1.0, 7.0]), Seconds(3.0));
+        assert_eq!(Setting::Cold.sum_up(vec![1.0, 1.0, 7.0]), Seconds(1.0));
     }
 }

@@ -126,8 +126,27 @@ pub struct CollectiveTable {
 pub struct Exchange {
     /// Bytes.
     pub bytes: Bytes,
-    /// Time.
+    /// Time of one after the other, which finds in the caches what the last one touched.
     pub time: Seconds,
+    /// The same between ranks that have worked on other memory since, if that was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cold: Option<Seconds>,
+    /// The same as `time` while every core also computes, if that was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub crowded: Option<Seconds>,
+}
+
+/// What an exchange takes, by what its ranks come from and what runs beside it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Moved {
+    /// Where the caches hold all that it touches.
+    pub warm: Seconds,
+    /// What comes on top where they hold nothing of how it is done: the wires, the code.
+    pub unready: Seconds,
+    /// What comes on top where they hold nothing of its bytes.
+    pub cold: Seconds,
+    /// What comes on top where every core also computes: waiting for turns.
+    pub turns: Seconds,
 }
 
 fn by_name<S: serde::Serializer>(algorithm: &Algorithm, to: S) -> Result<S::Ok, S::Error> {
@@ -238,6 +257,40 @@ impl Wire {
             |t: &&CollectiveTable| (t.kind, t.algorithm, t.ranks) == (kind, algorithm, ranks);
         exchange(&self.collectives.iter().find(same)?.times, bytes)
     }
+
+    /// What a message takes under which conditions.
+    pub fn moved_message(&self, bytes: Bytes) -> Option<Moved> {
+        moved(&self.messages, bytes)
+    }
+
+    /// What a collective takes under which conditions, if that one was measured.
+    pub fn moved_collective(
+        &self,
+        kind: CollectiveKind,
+        algorithm: Algorithm,
+        ranks: u32,
+        bytes: Bytes,
+    ) -> Option<Moved> {
+        let same =
+            |t: &&CollectiveTable| (t.kind, t.algorithm, t.ranks) == (kind, algorithm, ranks);
+        moved(&self.collectives.iter().find(same)?.times, bytes)
+    }
+}
+
+/// What an exchange takes under which conditions; nothing on top where that was not measured.
+fn moved(times: &[Exchange], bytes: Bytes) -> Option<Moved> {
+    let warm = exchange(times, bytes)?;
+    let over = |of: fn(&Exchange) -> Option<Seconds>, bytes: Bytes| {
+        let known = times.iter().filter_map(|e| Some(Exchange { time: of(e)?, ..*e }));
+        let known: Vec<Exchange> = known.collect();
+        let base = exchange(times, bytes).unwrap_or(Seconds::ZERO);
+        exchange(&known, bytes).map_or(Seconds::ZERO, |time| (time - base).max(Seconds::ZERO))
+    };
+    let cold = over(|e| e.cold, bytes);
+    // The smallest hardly moves anything.
+    let least = times.first().map_or(cold, |least| over(|e| e.cold, least.bytes));
+    let unready = Seconds(least.0.min(cold.0));
+    Some(Moved { warm, unready, cold: cold - unready, turns: over(|e| e.crowded, bytes) })
 }
 
 /// Time by bytes; beyond the largest, at its rate.
@@ -295,9 +348,10 @@ pub(crate) mod tests {
         };
         let exchanges = |latency: f64| {
             [64, 4096, 1 << 20]
-                .map(|bytes| Exchange {
-                    bytes: Bytes(bytes),
-                    time: Seconds(latency + bytes as f64 * 1e-9),
+                .map(|bytes| {
+                    let time = Seconds(latency + bytes as f64 * 1e-9);
+                    let cold = Some(time + Seconds(3e-5 + bytes as f64 * 2e-9));
+                    Exchange { bytes: Bytes(bytes), time, cold, crowded: Some(time * 10.0) }
                 })
                 .to_vec()
         };
@@ -379,6 +433,25 @@ pub(crate) mod tests {
         assert_eq!(wire.collective(kind, two, 4, Bytes(64)), None);
         let large = wire.collective(kind, two, 2, Bytes(2 << 20)).unwrap();
         assert!((large.0 - 2.0 * (2e-5 + (1 << 20) as f64 * 1e-9)).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_comes_on_top_of_an_exchange_is_told_apart() {
+        let machine = two_cores();
+        let wire = &machine.wires[0];
+        let large = Bytes(1 << 20);
+        let Moved { warm, unready, cold, turns } = wire.moved_message(large).unwrap();
+        assert_eq!(warm, wire.message(large).unwrap());
+        assert!((unready.0 - 3e-5).abs() < 1e-6, "{unready:?}");
+        assert!((cold.0 / (2e-9 * large.as_f64()) - 1.0).abs() < 1e-3, "{cold:?}");
+        assert!((turns.0 / warm.0 - 9.0).abs() < 1e-9);
+        // An older file knows of none of it.
+        let old = |e: &Exchange| Exchange { cold: None, crowded: None, ..*e };
+        let old: Vec<Exchange> = wire.messages.iter().map(old).collect();
+        let plain = moved(&old, large).unwrap();
+        assert_eq!((plain.unready, plain.cold), (Seconds::ZERO, Seconds::ZERO));
+        assert_eq!((plain.warm, plain.turns), (warm, Seconds::ZERO));
+        assert_eq!(moved(&[], large), None);
     }
 
     proptest! {

@@ -17,7 +17,9 @@
 //!
 //! [[measured.wire]]
 //! transport = "thread"
-//! messages = [{ bytes = 64, time = 1e-5 }]
+//! messages = [                       # cold and crowded: optional
+//!   { bytes = 64, time = 1e-5, cold = 4e-5, crowded = 1e-3 },
+//! ]
 //!
 //! [[measured.wire.collective]]
 //! kind = "all_reduce"
@@ -192,7 +194,10 @@ fn temperatures(value: &DeValue<'_>) -> Result<Temperatures, String> {
 fn exchanges(value: &DeValue<'_>) -> Result<Vec<Exchange>, String> {
     let entries = list(value, |fields| {
         let time = Seconds(positive(fields.of("time")?)?);
-        Ok(Exchange { bytes: size(fields.of("bytes")?)?, time })
+        let optional = |key| fields.of(key).ok().map(positive).transpose();
+        let (cold, crowded) = (optional("cold")?, optional("crowded")?);
+        let (cold, crowded) = (cold.map(Seconds), crowded.map(Seconds));
+        Ok(Exchange { bytes: size(fields.of("bytes")?)?, time, cold, crowded })
     })?;
     grows(entries, |entry| entry.bytes)
 }
@@ -251,6 +256,8 @@ mod tests {
         assert!(key.contains("did you mean transport?"), "{key}");
         let shape = told("shape = [32, 64, 64]", "shape = []");
         assert!(shape.contains("entry 1: its shape"), "{shape}");
+        let crowded = told("crowded = ", "crowded = -1.0, x = ");
+        assert!(crowded.contains("entry 1: a value is no number above 0"), "{crowded}");
         let line = told("algorithm = ", "algorithm = 3 #");
         assert!(line.starts_with("m.toml:") && line.contains("algorithm"), "{line}");
     }

@@ -52,8 +52,12 @@ fn wire(out: &mut String, wire: &Wire) -> std::fmt::Result {
 
 fn exchanges(out: &mut String, key: &str, entries: &[Exchange]) -> std::fmt::Result {
     writeln!(out, "{key} = [")?;
-    for Exchange { bytes, time } in entries {
-        writeln!(out, "  {{ bytes = {}, time = {:?} }},", bytes.0, time.0)?;
+    for Exchange { bytes, time, cold, crowded } in entries {
+        write!(out, "  {{ bytes = {}, time = {:?}", bytes.0, time.0)?;
+        for (key, time) in [("cold", cold), ("crowded", crowded)] {
+            time.iter().try_for_each(|time| write!(out, ", {key} = {:?}", time.0))?;
+        }
+        writeln!(out, " }},")?;
     }
     writeln!(out, "]")
 }
