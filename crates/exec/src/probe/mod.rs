@@ -16,7 +16,7 @@ pub use crate::store::StoreError;
 pub use crowd::Crowd;
 pub use store::store;
 pub use sweep::Sweep;
-pub use wires::{Before, Lap, Patience, Timing, collective, delivery, message};
+pub use wires::{Before, Lap, Timing, collective, delivery, message};
 
 use crate::check;
 use crate::data::Data;

@@ -70,11 +70,11 @@ fn exchanges_are_timed_on_every_rank() {
                         assert_eq!(lap.spent_after(lap.left), 0.0);
                     }
                 };
-                let cold = (Before::Sweep(sweep), Patience::Asleep);
+                let cold = Before::Sweep(sweep);
                 let timing = Timing { channel: 2, ..timing };
                 told(delivery(&mut transport, &timing, cold).unwrap());
                 for (channel, kind) in (4..).step_by(4).zip(CollectiveKind::ALL) {
-                    let warm = (Before::Nothing, Patience::Awake);
+                    let warm = Before::Nothing;
                     for (channel, how) in [(channel, warm), (channel + 2, cold)] {
                         let timing = Timing { channel, ..timing };
                         let direct = Algorithm::Direct;

@@ -37,15 +37,6 @@ pub enum Before<'a> {
     Sweep(&'a Sweep),
 }
 
-/// How a rank waits in the midst of an exchange.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patience {
-    /// As one that has nothing else to do.
-    Awake,
-    /// As the second thread of a rank, beside one that computes and needs the core.
-    Asleep,
-}
-
 /// An exchange as one rank saw it, in seconds of the shared clock.
 ///
 /// It is told as a run's trace tells it: a rank that waits for the others to come does not move
@@ -79,7 +70,7 @@ pub fn collective(
     algorithm: Algorithm,
     ranks: u32,
     timing: &Timing,
-    (before, patience): (Before<'_>, Patience),
+    before: Before<'_>,
 ) -> Result<Vec<Lap>, ExecError> {
     let me = transport.rank();
     let failed = |source| ExecError::Control { rank: me, doing: "timing a collective", source };
@@ -113,7 +104,7 @@ pub fn collective(
         running.restart(tag);
         vector.fill(0);
         prepare(before, me, ranks);
-        carry(transport, timing, patience, |transport| {
+        carry(transport, timing, |transport| {
             running.progress_bytes(transport, DType::F32, vector, output.as_deref_mut())
         })
     })
@@ -157,7 +148,7 @@ pub fn message(transport: &mut dyn Transport, timing: &Timing) -> Result<Seconds
 pub fn delivery(
     transport: &mut dyn Transport,
     timing: &Timing,
-    (before, patience): (Before<'_>, Patience),
+    before: Before<'_>,
 ) -> Result<Vec<Lap>, ExecError> {
     let me = transport.rank();
     let failed = |source| ExecError::Control { rank: me, doing: "timing a message", source };
@@ -171,10 +162,10 @@ pub fn delivery(
         prepare(before, me, 2);
         if me == Rank(0) {
             let mut out = Sending::start(peer, tag);
-            carry(transport, timing, patience, |transport| out.progress(transport, &data))
+            carry(transport, timing, |transport| out.progress(transport, &data))
         } else {
             let mut back = Receiving::start(peer, tag);
-            carry(transport, timing, patience, |transport| back.progress(transport, &mut data))
+            carry(transport, timing, |transport| back.progress(transport, &mut data))
         }
     })
     .map_err(failed)
@@ -191,7 +182,6 @@ fn prepare(before: Before<'_>, me: Rank, ranks: u32) {
 fn carry(
     transport: &mut dyn Transport,
     timing: &Timing,
-    patience: Patience,
     mut progress: impl FnMut(&mut dyn Transport) -> Result<Progress, CommError>,
 ) -> Result<Lap, CommError> {
     let now = || timing.clock.elapsed().as_secs_f64();
@@ -204,10 +194,7 @@ fn carry(
         if waited >= timing.patience {
             return Err(CommError::Silent { rank: on, after: waited });
         }
-        match patience {
-            Patience::Awake => transport.wait(timing.patience - waited)?,
-            Patience::Asleep => transport.sleep(timing.patience - waited)?,
-        }
+        transport.wait(timing.patience - waited)?;
         let asked = now();
         let next = progress(transport)?;
         if next != last {

@@ -18,6 +18,7 @@ mod wires;
 pub(crate) use wires::Transport;
 
 use crate::failure::Failure;
+use paceline_exec::probe::Sweep;
 use paceline_plan::DType;
 use paceline_plan::strategy::Store;
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
@@ -80,7 +81,8 @@ pub(crate) fn measure(request: &Request, listener: &Listener<'_>) -> Result<Clus
     let kernels = |share: f64, next: &str| listener.tell(share * KERNELS, next);
     let tables = kernels::tables(&probes, request, listener.stop, &kernels)?;
     let wires = |share: f64, next: &str| listener.tell(KERNELS + share * (1.0 - KERNELS), next);
-    let wires = wires::wires(request, &wires)?;
+    let sweep = sweep(request);
+    let wires = wires::wires(request, &sweep, &wires)?;
     let effort = request.effort() * 10;
     let measured = Measured {
         cores: u32::try_from(request.cores.get()).unwrap_or(u32::MAX),
@@ -89,12 +91,18 @@ pub(crate) fn measure(request: &Request, listener: &Listener<'_>) -> Result<Clus
         per_token: paceline_exec::probe::load(&probes.plans[0], effort)?,
         memory: kernels::memory(&probes, request, listener.stop)?,
         kernels: tables,
+        swept: Some(Bytes(sweep.bytes())),
         wires,
     };
     let mut cluster = describe(measured)?;
     listener.tell(1.0, "what is offloaded")?;
     stores(request, &mut cluster.device)?;
     Ok(cluster)
+}
+
+/// Memory to empty the caches with, for as many ranks as exchange something.
+fn sweep(request: &Request) -> Sweep {
+    Sweep::new(request.ranks.iter().copied().max().unwrap_or(1), host::cache())
 }
 
 /// Measures how fast offloaded bytes are put away and brought back.
@@ -195,7 +203,8 @@ mod tests {
             per_token: Seconds(1e-9),
             memory: kernels::memory(&probes, &request, &stop).unwrap(),
             kernels: kernels::tables(&probes, &request, &stop, &tell).unwrap(),
-            wires: wires::wires(&request, &tell).unwrap(),
+            swept: Some(Bytes(1 << 20)),
+            wires: wires::wires(&request, &Sweep::new(2, 1 << 20), &tell).unwrap(),
         })
         .unwrap()
     }

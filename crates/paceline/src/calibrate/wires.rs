@@ -1,12 +1,12 @@
 //! Times exchanges between ranks that are threads here, over every transport.
 
-use super::{Request, Told, host};
+use super::{Request, Told};
 use crate::failure::Failure;
 use paceline_comm::process::{ProcessOptions, Wires, connect};
 use paceline_comm::rendezvous::{Hub, HubOptions};
 use paceline_comm::{Secret, Transport as Wire, affinity, thread as threads};
 use paceline_exec::ExecError;
-use paceline_exec::probe::{self, Before, Crowd, Lap, Patience, Sweep, Timing};
+use paceline_exec::probe::{self, Before, Crowd, Lap, Sweep, Timing};
 use paceline_plan::collective::{Algorithm, CollectiveKind, Order, resolve};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
@@ -69,7 +69,7 @@ enum Setting {
     Warm,
     /// Each after work on other memory.
     Cold,
-    /// One after the other, while every core also computes.
+    /// One after the other, while every core also computes, in a world of more ranks than cores.
     Crowded,
 }
 
@@ -85,8 +85,15 @@ impl Setting {
             }
             // Pushing everything out of the caches takes longer than the exchange.
             (Self::Cold, false) => 12,
-            // Turns come and go by chance: some laps wait for many, some for none.
-            (Self::Crowded, false) => 24,
+            // Turns come and go by chance: some laps wait for many, some for none. A large exchange waits
+            // for many in one.
+            (Self::Crowded, false) => {
+                if bytes > 1 << 20 {
+                    6
+                } else {
+                    24
+                }
+            }
             (Self::Cold | Self::Crowded, true) => 3,
         }
     }
@@ -109,6 +116,8 @@ impl Setting {
 struct Stage<'a> {
     setting: Setting,
     sweep: &'a Sweep,
+    /// Ranks that take part.
+    members: u32,
     /// Whether each rank has cores to itself, as training gives it.
     apart: bool,
 }
@@ -132,7 +141,11 @@ struct Asked {
 }
 
 /// A table for each transport.
-pub(super) fn wires(request: &Request, tell: Told<'_>) -> Result<Vec<Table>, Failure> {
+pub(super) fn wires(
+    request: &Request,
+    sweep: &Sweep,
+    tell: Told<'_>,
+) -> Result<Vec<Table>, Failure> {
     let counts: Vec<u32> = request.ranks.iter().copied().filter(|&ranks| ranks > 1).collect();
     let parts = (request.transports.len() * counts.len()).max(1) as f64;
     let mut tables = Vec::new();
@@ -140,8 +153,6 @@ pub(super) fn wires(request: &Request, tell: Told<'_>) -> Result<Vec<Table>, Fai
         return Ok(tables);
     }
     let cores = u32::try_from(request.cores.get()).unwrap_or(u32::MAX);
-    let most = counts.iter().copied().max().unwrap_or(1);
-    let sweep = Sweep::new(most, host::cache());
     for (at, &transport) in request.transports.iter().enumerate() {
         let mut table =
             Table { transport: transport.name().into(), messages: vec![], collectives: vec![] };
@@ -149,14 +160,14 @@ pub(super) fn wires(request: &Request, tell: Told<'_>) -> Result<Vec<Table>, Fai
             let name = transport.name();
             let done = (at * counts.len() + nth) as f64 / parts;
             tell(done, &format!("{name} between {ranks} ranks"))?;
-            let apart = transport != Transport::Thread && ranks <= cores;
             let cases = |setting| cases(transport, ranks, nth == 0, (setting, request.quick));
             let timed = |setting| {
-                let stage = Stage { setting, sweep: &sweep, apart };
                 let crowd = (setting == Setting::Crowded).then(|| Crowd::new(cores));
-                let times = world(transport, ranks, &cases(setting), stage);
-                drop(crowd);
-                times
+                // Ranks wait in another way where there are more of them than cores.
+                let of = if crowd.is_some() { ranks.max(cores.saturating_add(1)) } else { ranks };
+                let apart = transport != Transport::Thread && of <= cores;
+                let stage = Stage { setting, sweep, members: ranks, apart };
+                world(transport, of, &cases(setting), stage)
             };
             let [warm, cold, crowded] = Setting::ALL.map(timed);
             let (warm, cold, crowded) = (warm?, cold?, crowded?);
@@ -301,24 +312,18 @@ where
 
 /// Takes part in a case.
 fn see(wire: &mut dyn Wire, case: &Case, stage: Stage<'_>) -> Result<Seen, ExecError> {
-    let Stage { setting, sweep, apart } = stage;
+    let Stage { setting, sweep, members, .. } = stage;
     let before = match setting {
         Setting::Cold => Before::Sweep(sweep),
         Setting::Warm | Setting::Crowded => Before::Nothing,
     };
-    // Ranks with cores of their own share them with nobody but their own computations, beside which
-    // their second threads exchange.
-    let patience = match setting {
-        Setting::Crowded if apart => Patience::Asleep,
-        Setting::Warm | Setting::Cold | Setting::Crowded => Patience::Awake,
-    };
     match case.collective {
         None if wire.rank().0 > 1 => Ok(Seen::Nothing),
         None if setting == Setting::Warm => probe::message(wire, &case.timing).map(Seen::Time),
-        None => probe::delivery(wire, &case.timing, (before, patience)).map(Seen::Laps),
+        None => probe::delivery(wire, &case.timing, before).map(Seen::Laps),
+        Some(_) if wire.rank().0 >= members => Ok(Seen::Nothing),
         Some(Asked { kind, algorithm, .. }) => {
-            let (ranks, how) = (wire.world(), (before, patience));
-            probe::collective(wire, kind, algorithm, ranks, &case.timing, how).map(Seen::Laps)
+            probe::collective(wire, kind, algorithm, members, &case.timing, before).map(Seen::Laps)
         }
     }
 }
@@ -359,8 +364,8 @@ mod tests {
                 cases.iter_mut().for_each(|case| {
                     (case.timing.laps, case.timing.bytes) = (1, case.timing.bytes.min(1 << 16));
                 });
-                let stage = Stage { setting, sweep: &sweep, apart: true };
-                let times = world(transport, 2, &cases, stage).unwrap();
+                let stage = Stage { setting, sweep: &sweep, members: 2, apart: false };
+                let times = world(transport, 3, &cases, stage).unwrap();
                 assert_eq!(times.len(), cases.len());
                 assert!(times.iter().all(|time| time.0 > 0.0), "{transport:?} {setting:?}");
             }

@@ -39,6 +39,8 @@ pub struct Measured {
     pub memory: Memory,
     /// Kernels by shape.
     pub kernels: Vec<KernelTable>,
+    /// Bytes of other memory that ranks went through together before a cold exchange.
+    pub swept: Option<Bytes>,
     /// Transports; the first is the one that answers.
     pub wires: Vec<Wire>,
 }
@@ -131,7 +133,8 @@ pub struct Exchange {
     /// The same between ranks that have worked on other memory since, if that was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cold: Option<Seconds>,
-    /// The same as `time` while every core also computes, if that was measured.
+    /// The same as `time` while every core also computes and there are more ranks than cores, if that
+    /// was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub crowded: Option<Seconds>,
 }
@@ -145,7 +148,8 @@ pub struct Moved {
     pub unready: Seconds,
     /// What comes on top where they hold nothing of its bytes.
     pub cold: Seconds,
-    /// What comes on top where every core also computes: waiting for turns.
+    /// What comes on top where every core also computes and there are more ranks than cores: waiting
+    /// for turns. As long again, which is a fair share of the cores, where it was not measured.
     pub turns: Seconds,
 }
 
@@ -168,6 +172,16 @@ impl Measured {
     pub fn kernel(&self, name: &str, dtype: DType, threads: u32) -> Option<&KernelTable> {
         let same = self.kernels.iter().filter(|t| t.name == name && t.dtype == dtype);
         same.filter(|t| t.threads <= threads.max(1)).max_by_key(|t| t.threads)
+    }
+
+    /// The part, from 0 to 1, of what a cold exchange has to fetch that is to be fetched again after
+    /// each of so many ranks has touched so many other bytes.
+    ///
+    /// In proportion: a cache that several share loses by chance rather than in order, and somebody
+    /// else's bytes count as well.
+    pub fn lost(&self, distance: f64, ranks: f64) -> f64 {
+        let swept = self.swept.map_or(f64::INFINITY, |swept| swept.as_f64().max(1.0));
+        (distance * ranks.max(1.0) / swept).clamp(0.0, 1.0)
     }
 
     /// Threads that compute for each of so many ranks of a host.
@@ -277,20 +291,22 @@ impl Wire {
     }
 }
 
-/// What an exchange takes under which conditions; nothing on top where that was not measured.
+/// What an exchange takes under which conditions.
 fn moved(times: &[Exchange], bytes: Bytes) -> Option<Moved> {
     let warm = exchange(times, bytes)?;
     let over = |of: fn(&Exchange) -> Option<Seconds>, bytes: Bytes| {
         let known = times.iter().filter_map(|e| Some(Exchange { time: of(e)?, ..*e }));
         let known: Vec<Exchange> = known.collect();
         let base = exchange(times, bytes).unwrap_or(Seconds::ZERO);
-        exchange(&known, bytes).map_or(Seconds::ZERO, |time| (time - base).max(Seconds::ZERO))
+        exchange(&known, bytes).map(|time| (time - base).max(Seconds::ZERO))
     };
-    let cold = over(|e| e.cold, bytes);
+    let cold = |bytes| over(|e| e.cold, bytes).unwrap_or(Seconds::ZERO);
+    let whole = cold(bytes);
     // The smallest hardly moves anything.
-    let least = times.first().map_or(cold, |least| over(|e| e.cold, least.bytes));
-    let unready = Seconds(least.0.min(cold.0));
-    Some(Moved { warm, unready, cold: cold - unready, turns: over(|e| e.crowded, bytes) })
+    let least = times.first().map_or(whole, |least| cold(least.bytes));
+    let unready = Seconds(least.0.min(whole.0));
+    let turns = over(|e| e.crowded, bytes).unwrap_or(warm);
+    Some(Moved { warm, unready, cold: whole - unready, turns })
 }
 
 /// Time by bytes; beyond the largest, at its rate.
@@ -374,6 +390,7 @@ pub(crate) mod tests {
                 ],
             },
             kernels: vec![products],
+            swept: Some(Bytes(1 << 25)),
             wires: vec![
                 Wire {
                     transport: "thread".into(),
@@ -423,6 +440,15 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn caches_lose_in_proportion_to_what_all_ranks_touch() {
+        let machine = two_cores();
+        assert_eq!(machine.lost(0.0, 2.0), 0.0);
+        assert_eq!(machine.lost((1 << 23) as f64, 2.0), 0.5);
+        assert_eq!(machine.lost(f64::INFINITY, 1.0), 1.0);
+        assert_eq!(Measured { swept: None, ..machine }.lost(1e12, 8.0), 0.0);
+    }
+
+    #[test]
     fn the_chosen_wire_answers() {
         let mut machine = two_cores();
         assert!(machine.choose_wire("tcp") && !machine.choose_wire("mpi"));
@@ -450,7 +476,7 @@ pub(crate) mod tests {
         let old: Vec<Exchange> = wire.messages.iter().map(old).collect();
         let plain = moved(&old, large).unwrap();
         assert_eq!((plain.unready, plain.cold), (Seconds::ZERO, Seconds::ZERO));
-        assert_eq!((plain.warm, plain.turns), (warm, Seconds::ZERO));
+        assert_eq!((plain.warm, plain.turns), (warm, warm));
         assert_eq!(moved(&[], large), None);
     }
 

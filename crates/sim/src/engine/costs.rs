@@ -3,7 +3,8 @@
 use super::beside::{self, Exposure};
 use super::calls;
 use super::classes::{Class, Classes};
-use super::measured::{self, Taken};
+use super::measured::{self, Durations};
+use super::moving::Moving;
 use super::ring::{self, Sizes};
 use super::sharing::Host;
 use crate::cluster::Cluster;
@@ -35,8 +36,8 @@ pub struct Costs<'a> {
 #[derive(Clone)]
 struct Taking {
     host: Host,
-    /// By role and op.
-    taken: Vec<Vec<Taken>>,
+    /// By role.
+    durations: Vec<Durations>,
     /// By role and op, how long exchanges between hosts keep a core busy; nothing on one host, where
     /// an exchange is all work.
     carried: Vec<Vec<f64>>,
@@ -73,15 +74,23 @@ impl<'a> Costs<'a> {
         let measured = cluster.measured.as_ref().map(|table| {
             let ranks = u64::from(plan.mesh.world()).min(cluster.devices_per_host());
             let threads = table.threads_of(ranks);
-            let taken = measured::durations(plan, table, threads, &kinds[0].roofline);
+            let wire = table.wires.first().filter(|_| cluster.hosts == 1);
+            let durations = measured::durations(
+                plan,
+                (table, wire),
+                (ranks as f64, threads),
+                &kinds[0].roofline,
+            );
             let hosts = u64::from(plan.mesh.world()).div_ceil(cluster.devices_per_host());
             let cores = f64::from(table.cores) / f64::from(threads);
             let host = Host { cores, count: hosts as f64 };
-            let carried = match table.wires.first() {
+            // Between hosts, bytes go through sockets.
+            let sockets = table.wires.iter().find(|wire| wire.transport == "tcp");
+            let carried = match sockets.or(table.wires.first()) {
                 Some(wire) if cluster.hosts > 1 => calls::carried(plan, wire),
                 Some(_) | None => Vec::new(),
             };
-            Taking { host, taken, carried, stretches: Vec::new() }
+            Taking { host, durations, carried, stretches: Vec::new() }
         });
         let sizes = |program| Sizes::new(plan, program, &profile.ring);
         let rings = plan.programs.iter().map(sizes).collect();
@@ -100,7 +109,8 @@ impl<'a> Costs<'a> {
         let program = &self.plan.programs[role.index()];
         let Kind { roofline, templates, slowdown } = &self.kinds[kind];
         let taken = self.measured.as_ref().filter(|_| kind == 0).map(|measured| {
-            Seconds(measured.taken[role.index()][id.index()].alone) * self.stretched(number, id)
+            let taken = measured.durations[role.index()].taken[id.index()];
+            Seconds(taken.alone) * self.stretched(number, id)
         });
         match op {
             Op::Free { .. } => Seconds::ZERO,
@@ -162,8 +172,13 @@ impl<'a> Costs<'a> {
 
     /// How many times longer a measured op takes when every core is busy.
     pub(super) fn together(&self, role: RoleId, op: OpId) -> f64 {
-        let taken = self.measured.as_ref().map(|m| m.taken[role.index()][op.index()]);
+        let taken = self.measured.as_ref().map(|m| m.durations[role.index()].taken[op.index()]);
         taken.filter(|t| t.alone > 0.0).map_or(1.0, |t| t.together / t.alone)
+    }
+
+    /// What an exchange inside a measured host takes; none for others.
+    pub(super) fn moving(&self, role: RoleId, op: OpId) -> Option<Moving> {
+        *self.measured.as_ref()?.durations.get(role.index())?.moving.get(op.index())?
     }
 
     /// Sets how many times longer measured ops take, by class and op.

@@ -3,7 +3,7 @@
 use super::calls::Calls;
 use super::classes::{Class, Classes};
 use super::engines::{Engines, Request, Wanting, computes};
-use super::meetings::Meetings;
+use super::meetings::{Meeting, Meetings};
 use super::timeline::Timeline;
 use super::{Costs, describe_op};
 use crate::error::SimError;
@@ -239,9 +239,11 @@ impl<'a> Run<'a> {
     /// Its lane goes on with the first, because a rank that is through need not wait for the
     /// others.
     fn hold(&mut self, meeting: u32, start: f64, came: u32) {
-        let end = self.meetings.all[meeting as usize].duration.end(start);
+        let Meeting { duration, handed, .. } = &self.meetings.all[meeting as usize];
+        let end = duration.end(start);
+        let mut first = handed.as_ref().map(|handed| handed.end(start));
         for &op in self.meetings.ops(meeting) {
-            let number = op as usize;
+            let (number, end) = (op as usize, first.take().unwrap_or(end));
             let lane = &mut self.lanes[self.lane[number] as usize];
             let open = lane.open.map_or(0, |open| open - 1);
             if self.start[number] == OPEN {

@@ -3,14 +3,19 @@
 //! Unlike a template's time by the roofline, that of a measured segment depends on where it stands:
 //! a layer that runs right behind the one whose output it reads finds it in a cache, and weights
 //! that were last used a microbatch ago may have left it. So the body is walked once to fill the
-//! caches, and once more to see what a steady iteration finds in them ([`Reuse`]).
+//! caches, and once more to see what a steady iteration finds in them ([`Reuse`]). Exchanges find
+//! their vectors there, or not, in the same way.
 
+use super::calls::vector;
+use super::moving::{Lost, Moving};
 use super::reuse::Reuse;
 use crate::cluster::Measured;
-use crate::cluster::measured::{Company, Temperatures};
+use crate::cluster::measured::{Company, Temperatures, Wire};
 use crate::compute::{KernelUse, Roofline, accumulate_kernel, kernel, step_kernel};
+use paceline_plan::collective::Pattern;
 use paceline_plan::ids::{Microbatch, RoleId};
-use paceline_plan::program::{AccumulateMode, Bucket, Op, Plan, Program, StepPhase, View};
+use paceline_plan::program::{AccumulateMode, Bucket, Call, Op, Plan, Program, StepPhase, View};
+use paceline_plan::units::Bytes;
 
 /// What an op of a rank takes by itself, with one rank at work and with one on every core.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -19,25 +24,40 @@ pub(super) struct Taken {
     pub(super) together: f64,
 }
 
-/// By role and op of the body; nothing for ops that meet other ranks.
+/// What the ops of a role's body take.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Durations {
+    /// By op; nothing for those that meet other ranks.
+    pub(super) taken: Vec<Taken>,
+    /// By op; for exchanges over a measured wire.
+    pub(super) moving: Vec<Option<Moving>>,
+}
+
+/// By role, for so many ranks on a host with so many threads each. Without a wire, exchanges are left to
+/// the network.
 pub(super) fn durations(
     plan: &Plan,
-    measured: &Measured,
-    threads: u32,
+    (measured, wire): (&Measured, Option<&Wire>),
+    on_host: (f64, u32),
     roofline: &Roofline<'_>,
-) -> Vec<Vec<Taken>> {
+) -> Vec<Durations> {
     let roles = (0..plan.programs.len()).map(RoleId::from);
-    roles.map(|role| Walk::new(plan, role, measured, threads, roofline).run()).collect()
+    roles.map(|role| Walk::new(plan, role, (measured, wire), on_host, roofline).run()).collect()
 }
 
 struct Walk<'a> {
     plan: &'a Plan,
     program: &'a Program,
     measured: &'a Measured,
+    wire: Option<&'a Wire>,
+    /// That share a host and its caches.
+    ranks: f64,
     /// That compute for this rank.
     threads: u32,
     roofline: &'a Roofline<'a>,
     reuse: Reuse,
+    /// When the last exchange was.
+    exchanged: u64,
     /// The microbatches of the iterations before.
     before: u64,
 }
@@ -54,19 +74,94 @@ impl<'a> Walk<'a> {
     fn new(
         plan: &'a Plan,
         role: RoleId,
-        measured: &'a Measured,
-        threads: u32,
+        (measured, wire): (&'a Measured, Option<&'a Wire>),
+        (ranks, threads): (f64, u32),
         roofline: &'a Roofline<'a>,
     ) -> Self {
         let program = &plan.programs[role.index()];
-        Self { plan, program, measured, threads, roofline, reuse: Reuse::default(), before: 0 }
+        let (reuse, exchanged, before) = (Reuse::default(), 0, 0);
+        Self { plan, program, measured, wire, ranks, threads, roofline, reuse, exchanged, before }
     }
 
-    fn run(mut self) -> Vec<Taken> {
+    fn run(mut self) -> Durations {
         let nodes = &self.program.body.nodes;
-        nodes.iter().for_each(|node| _ = self.op(&node.op));
+        nodes.iter().for_each(|node| _ = self.either(&node.op));
         self.before += u64::from(self.plan.strategy.microbatches());
-        nodes.iter().map(|node| self.op(&node.op)).collect()
+        let (taken, moving) = nodes.iter().map(|node| self.either(&node.op)).unzip();
+        Durations { taken, moving }
+    }
+
+    fn either(&mut self, op: &Op) -> (Taken, Option<Moving>) {
+        match *op {
+            Op::Collective { call, microbatch } => {
+                let call = self.program.call(call);
+                let running = self.running(microbatch);
+                (Taken::default(), self.collective(call, running))
+            }
+            Op::Send { view, microbatch, .. } | Op::Recv { view, microbatch, .. } => {
+                (Taken::default(), self.message(view, self.running(microbatch)))
+            }
+            Op::Load { .. }
+            | Op::Compute { .. }
+            | Op::Accumulate { .. }
+            | Op::Step { .. }
+            | Op::Stash { .. }
+            | Op::Restore { .. }
+            | Op::Free { .. }
+            | Op::Serve { .. } => (self.op(op), None),
+        }
+    }
+
+    fn collective(&mut self, call: &Call, running: u64) -> Option<Moving> {
+        let views = [call.input, call.output];
+        // In place, the second is the first.
+        let views = &views[..1 + usize::from(call.input != call.output)];
+        let lost = self.lost(views, running);
+        let ranks = self.plan.mesh.group_size(self.plan.group(call.group));
+        let (bytes, wire) = (vector(self.plan, call).bytes(), self.wire?);
+        let pattern = Pattern::new(call.kind, call.algorithm, call.order, ranks, call.root);
+        let algorithm = pattern.map_or(call.algorithm, |pattern| pattern.algorithm());
+        let whole = wire.moved_collective(call.kind, algorithm, ranks, bytes);
+        // One that was not measured is made of messages, of a rank's part each.
+        let parts = || wire.moved_message(bytes / u64::from(ranks.max(1)));
+        Some(Moving::new(&whole.or_else(parts)?, (ranks, self.apart()), lost))
+    }
+
+    fn message(&mut self, view: View, running: u64) -> Option<Moving> {
+        let lost = self.lost(&[view], running);
+        let size = self.program.buffer(view.buffer).dtype.size();
+        let moved = self.wire?.moved_message(Bytes(view.len.saturating_mul(size)))?;
+        Some(Moving::new(&moved, (2, self.apart()), lost))
+    }
+
+    /// Whether every rank has a core of its own.
+    fn apart(&self) -> bool {
+        self.ranks * f64::from(self.threads) <= f64::from(self.measured.cores)
+    }
+
+    /// What the caches have lost of the wires since the last exchange, and of these views since they
+    /// were touched.
+    fn lost(&mut self, views: &[View], running: u64) -> Lost {
+        let lost = |distance: f64| self.measured.lost(distance, self.ranks);
+        let wires = lost(self.reuse.since(self.exchanged));
+        let (mut bytes, mut gone) = (0.0, 0.0);
+        for view in views {
+            for part in self.reuse.touch(self.program, view, running) {
+                bytes += part.bytes;
+                gone += part.bytes * lost(part.distance);
+            }
+        }
+        self.exchanged = self.reuse.now();
+        Lost { wires, vectors: if bytes > 0.0 { gone / bytes } else { 0.0 } }
+    }
+
+    /// How far operands lie beyond where a kernel that runs on them over and over finds them, which is
+    /// as far as they are large.
+    fn farther(&self, coldness: f64, bytes: f64, company: Company) -> f64 {
+        let bytes = bytes.max(1.0);
+        let least = self.measured.memory.coldness(bytes, company);
+        let farther = if least < 1.0 { (coldness / bytes - least) / (1.0 - least) } else { 0.0 };
+        farther.clamp(0.0, 1.0)
     }
 
     fn running(&self, microbatch: Microbatch) -> u64 {
@@ -98,16 +193,11 @@ impl<'a> Walk<'a> {
             Op::Stash { from, into, microbatch } | Op::Restore { from, into, microbatch } => {
                 self.copy(&[from, into], AccumulateMode::Move, self.running(microbatch))
             }
-            Op::Collective { call, microbatch } => {
-                let call = self.program.call(call);
-                self.touch(&[call.input, call.output], self.running(microbatch));
-                return Taken::default();
-            }
-            Op::Send { view, microbatch, .. } | Op::Recv { view, microbatch, .. } => {
-                self.touch(&[view], self.running(microbatch));
-                return Taken::default();
-            }
-            Op::Free { .. } | Op::Serve { .. } => return Taken::default(),
+            Op::Collective { .. }
+            | Op::Send { .. }
+            | Op::Recv { .. }
+            | Op::Free { .. }
+            | Op::Serve { .. } => return Taken::default(),
         };
         taken.alone += self.measured.per_op.0;
         taken.together += self.measured.per_op.0;
@@ -178,15 +268,10 @@ impl<'a> Walk<'a> {
     /// A kernel on operands that lie so far away; none if it was not measured.
     fn kernel(&self, used: &KernelUse, reach: Reach) -> Option<Taken> {
         let table = self.measured.kernel(&used.name, used.dtype, self.threads)?;
-        let bytes = reach.bytes.max(1.0);
         let time = |company, coldness: f64| {
             let Temperatures { warm, cold } = table.time(&used.shape, used.work, company)?;
-            // A kernel that runs on one set of operands over and over finds them as far away as
-            // they are large; only what lies beyond that makes it slower.
-            let least = self.measured.memory.coldness(bytes, company);
-            let farther =
-                if least < 1.0 { (coldness / bytes - least) / (1.0 - least) } else { 0.0 };
-            Some(warm.0 + (cold.0 - warm.0).max(0.0) * farther.clamp(0.0, 1.0))
+            let farther = self.farther(coldness, reach.bytes, company);
+            Some(warm.0 + (cold.0 - warm.0).max(0.0) * farther)
         };
         let alone = time(Company::Alone, reach.alone)?;
         let together = time(Company::Together, reach.together)?;

@@ -16,6 +16,9 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug)]
 pub(super) struct Meeting {
     pub(super) duration: Lasting,
+    /// When its first op is through, if before the others: a message inside a host is copied by its
+    /// sender, who need not wait until the receiver has had its turn.
+    pub(super) handed: Option<Lasting>,
     /// Whether it is a message, which copy engines move, and no collective.
     pub(super) message: bool,
     /// How many ops must come; more than there are if some have no counterpart.
@@ -58,14 +61,17 @@ impl Meetings {
     /// The same ones, which take no time.
     pub(super) fn instant(&self) -> Self {
         let mut instant = self.clone();
-        instant.all.iter_mut().for_each(|meeting| meeting.duration = Lasting::ZERO);
+        for meeting in &mut instant.all {
+            (meeting.duration, meeting.handed) = (Lasting::ZERO, None);
+        }
         instant
     }
 
     fn push(&mut self, ops: &[u32], expected: u32, message: bool, duration: Lasting) {
         let start = self.ops.len() as u32;
         self.ops.extend_from_slice(ops);
-        self.all.push(Meeting { duration, message, expected, start, len: ops.len() as u32 });
+        let (len, handed) = (ops.len() as u32, None);
+        self.all.push(Meeting { duration, handed, message, expected, start, len });
     }
 
     /// An op that waits for another which does not exist.
@@ -256,12 +262,26 @@ impl Finder<'_> {
                     Some((same, time)) if same == message => time,
                     Some(_) | None => self.time(send.op, message)?,
                 };
-                self.found.push(&[send.op, recv.op], 2, true, time.clone());
+                self.message(send.op, recv.op, &time);
                 known = Some((message, time));
             }
         }
         recvs.flatten().for_each(|side| self.found.push_lonely(side.op));
         Ok(())
+    }
+
+    /// Pairs the two sides of a message that takes so long where nothing runs beside it.
+    fn message(&mut self, send: u32, recv: u32, time: &Lasting) {
+        let (class, op) = self.classes.op(recv);
+        let Some(moving) = self.costs.moving(self.classes.get(class).role, op) else {
+            self.found.push(&[send, recv], 2, true, time.clone());
+            return;
+        };
+        let stretch = self.costs.stretched(class, op);
+        self.found.push(&[send, recv], 2, true, time.map(|time| time * stretch));
+        if let Some(meeting) = self.found.all.last_mut() {
+            meeting.handed = Some(time.map(|time| time * moving.slower.min(stretch)));
+        }
     }
 
     /// The time of a message, told of one op if there is no way.

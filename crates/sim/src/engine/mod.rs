@@ -31,6 +31,7 @@ mod lanes;
 mod lasting;
 mod measured;
 mod meetings;
+mod moving;
 mod reuse;
 mod ring;
 mod serving;

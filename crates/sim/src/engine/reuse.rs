@@ -72,8 +72,13 @@ impl Reuse {
         parts
     }
 
+    /// The present moment.
+    pub(super) fn now(&self) -> u64 {
+        self.clock
+    }
+
     /// Bytes touched since a moment.
-    fn since(&self, at: u64) -> f64 {
+    pub(super) fn since(&self, at: u64) -> f64 {
         let mut sum = 0.0;
         for (_, bytes) in self.by_time.range(at + 1..).rev() {
             sum += bytes;

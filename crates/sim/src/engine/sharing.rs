@@ -8,10 +8,15 @@
 //! exchanges share in the same way. Beside that, ranks at work slow each other down through
 //! memory; how much was measured with all cores busy, and with fewer it is in proportion.
 //!
+//! Inside a host, an exchange is no steady work: its ranks wait for each other's messages, and each
+//! time for a turn if the cores compute meanwhile. What that comes to was measured ([`Moving`]); cores
+//! are kept busy for no more than it takes where they are free.
+//!
 //! How long an op takes then depends on what runs beside it, and what runs beside it on how long it
 //! takes. [`stretches`] answers the first half from a timeline; the engine runs again with the
 //! answer until both agree.
 
+use super::moving::Moving;
 use super::{Costs, Timeline};
 use paceline_plan::ids::{OpId, RoleId};
 use paceline_plan::program::{Op, Plan};
@@ -28,8 +33,9 @@ pub(super) fn stretches(
         let nodes = plan.programs[classes.get(class).role.index()].body.nodes.iter().enumerate();
         nodes.map(move |(at, node)| {
             let (start, end) = timeline.span_of(class, OpId::from(at));
-            let role = classes.get(class).role;
-            let load = load(costs, role, OpId::from(at), &node.op, end.0 - start.0);
+            let (role, id) = (classes.get(class).role, OpId::from(at));
+            let (lasts, stretch) = (end.0 - start.0, costs.stretched(class, id));
+            let load = load(costs, (role, id), &node.op, lasts, stretch);
             Spent { start: start.0, end: end.0, load }
         })
     };
@@ -39,8 +45,10 @@ pub(super) fn stretches(
     moments.sort_unstable_by(f64::total_cmp);
     moments.dedup();
     let index = |time: f64| moments.partition_point(|&moment| moment < time);
-    // What each class does at once, from each moment to the next; and how many ranks are at work.
+    // What each class does at once, from each moment to the next; how many ranks are at work, and how
+    // many of them compute.
     let mut at_work = vec![0.0; moments.len()];
+    let mut computing = vec![0.0; moments.len()];
     let mut doing: Vec<Vec<f64>> = Vec::new();
     let mut sending: Vec<Vec<f64>> = Vec::new();
     for class in numbers() {
@@ -60,9 +68,11 @@ pub(super) fn stretches(
         let own = at_once(|load| load.core);
         sending.push(at_once(|load| load.link));
         let ranks = f64::from(classes.get(class).ranks) / host.count;
-        for (all, own) in at_work.iter_mut().zip(&own) {
-            *all += own.min(1.0) * ranks;
-        }
+        let add = |all: &mut [f64], own: &[f64]| {
+            all.iter_mut().zip(own).for_each(|(all, own)| *all += own.min(1.0) * ranks);
+        };
+        add(&mut at_work, &own);
+        add(&mut computing, &at_once(|load| load.compute));
         doing.push(own);
     }
     let cores = host.cores.max(1.0);
@@ -85,9 +95,22 @@ pub(super) fn stretches(
                 (integral[index(end)] - integral[index(start)]) / (end - start)
             };
             let nodes = plan.programs[role.index()].body.nodes.iter().enumerate();
+            // An exchange inside the host, from moment to moment as crowded as it is there.
+            let exchange = |moving: Moving, (start, end): (f64, f64), stretch: f64| {
+                let alone = (end - start) / stretch;
+                let pieces = (index(start)..index(end)).map(|at| {
+                    let length = (moments[at + 1] - moments[at]) / alone;
+                    (length, moving.crowding(computing[at], cores))
+                });
+                moving.through(pieces)
+            };
             let stretch = |(at, Spent { start, end, load }): (usize, Spent)| {
+                let moving = costs.moving(role, OpId::from(at));
                 if end <= start {
-                    return 1.0;
+                    return moving.map_or(1.0, |moving| moving.slower);
+                }
+                if let Some(moving) = moving {
+                    return exchange(moving, (start, end), costs.stretched(class, OpId::from(at)));
                 }
                 let together = costs.together(role, OpId::from(at));
                 let turns = 1.0 + load.core * (mean(&turns, start, end) - 1.0);
@@ -120,17 +143,27 @@ struct Spent {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Load {
     core: f64,
+    /// The part of it that does not wait for others, and is in the way of those who do.
+    compute: f64,
     link: f64,
 }
 
 impl Load {
-    const WORK: Self = Self { core: 1.0, link: 0.0 };
-    const NONE: Self = Self { core: 0.0, link: 0.0 };
+    const WORK: Self = Self { core: 1.0, compute: 1.0, link: 0.0 };
+    const NONE: Self = Self { core: 0.0, compute: 0.0, link: 0.0 };
+
+    /// An exchange that needs the core for a part of its time, and a link for the rest if it goes
+    /// over one.
+    fn exchange(core: f64, link: bool) -> Self {
+        let core = core.clamp(0.0, 1.0);
+        Self { core, compute: 0.0, link: if link { 1.0 - core } else { 0.0 } }
+    }
 }
 
-/// What an op that lasts so long keeps busy. A message is a copy, which is done when it is sent and
-/// when it is received; the time between is the wires', and those of a pipeline go opposite ways.
-fn load(costs: &Costs<'_>, role: RoleId, id: OpId, op: &Op, lasts: f64) -> Load {
+/// What an op keeps busy that lasts so long, which is so many times what it takes by itself. A message
+/// is a copy, which is done when it is sent and when it is received; the time between is the wires',
+/// and those of a pipeline go opposite ways.
+fn load(costs: &Costs<'_>, (role, id): (RoleId, OpId), op: &Op, lasts: f64, stretch: f64) -> Load {
     match op {
         // The time is mostly the disk's.
         Op::Stash { .. } | Op::Restore { .. } if costs.offloads(role, op) => Load::NONE,
@@ -140,11 +173,10 @@ fn load(costs: &Costs<'_>, role: RoleId, id: OpId, op: &Op, lasts: f64) -> Load 
         | Op::Step { .. }
         | Op::Stash { .. }
         | Op::Restore { .. } => Load::WORK,
-        Op::Collective { .. } => match costs.carried(role, id) {
-            Some(carried) if lasts > carried => {
-                Load { core: carried / lasts, link: 1.0 - carried / lasts }
-            }
-            Some(_) | None => Load::WORK,
+        Op::Collective { .. } => match (costs.carried(role, id), costs.moving(role, id)) {
+            (Some(carried), _) if lasts > carried => Load::exchange(carried / lasts, true),
+            (None, Some(moving)) => Load::exchange(moving.slower / stretch, false),
+            (Some(_) | None, _) => Load::exchange(1.0, false),
         },
         Op::Send { .. } | Op::Recv { .. } | Op::Free { .. } | Op::Serve { .. } => Load::NONE,
     }
@@ -170,7 +202,10 @@ mod tests {
         let nodes = plan.programs[0].body.nodes.iter().enumerate();
         let collectives = nodes.filter(|(_, node)| matches!(node.op, Op::Collective { .. }));
         collectives
-            .map(|(at, node)| load(&costs, RoleId::from(0usize), OpId::from(at), &node.op, 1.0))
+            .map(|(at, node)| {
+                let place = (RoleId::from(0usize), OpId::from(at));
+                load(&costs, place, &node.op, 1.0, 1.0)
+            })
             .collect()
     }
 
@@ -178,7 +213,8 @@ mod tests {
     fn an_exchange_between_hosts_leaves_most_of_the_core_free() {
         let mut cluster = preset::get("laptop").unwrap();
         cluster.measured = Some(measured::tests::two_cores());
-        assert!(loads(&cluster).iter().all(|load| *load == Load::WORK), "all work on one host");
+        let inside = loads(&cluster);
+        assert!(inside.iter().all(|load| load.core == 1.0 && load.compute == 0.0), "{inside:?}");
         cluster.hosts = 2;
         let between = loads(&cluster);
         assert!(!between.is_empty());

@@ -80,7 +80,7 @@ pub(super) struct DoneEvent<'a> {
     tokens_per_s: Option<f64>,
     predicted_iteration_s: Option<f64>,
     measured_iteration_s: Option<f64>,
-    /// Communication that no computation hid, of a steady iteration and the mean of all ranks.
+    /// Communication that no computation hid, of steady iterations and the mean of all ranks.
     predicted_exposed_s: Option<f64>,
     measured_exposed_s: Option<f64>,
     peak_bytes: Option<&'a [u64]>,
@@ -122,11 +122,18 @@ impl<'a> DoneEvent<'a> {
     }
 }
 
-/// Communication of a steady iteration that no computation hid, the mean of all ranks.
+/// Communication that no computation hid, the mean of all ranks: the median of the steady iterations,
+/// since it varies more from one to the next than their length does.
 fn exposed(trace: &Trace) -> Option<f64> {
-    let ranks = trace.breakdowns();
-    let sum: f64 = ranks.iter().map(|(_, breakdown)| breakdown.exposed_communication.0).sum();
-    (!ranks.is_empty()).then(|| sum / ranks.len() as f64)
+    let mut means: Vec<f64> = Vec::new();
+    for window in trace.steady_windows() {
+        let ranks = trace.breakdowns_in(&window);
+        let sum: f64 = ranks.iter().map(|(_, breakdown)| breakdown.exposed_communication.0).sum();
+        means.extend((!ranks.is_empty()).then(|| sum / ranks.len() as f64));
+    }
+    means.sort_unstable_by(f64::total_cmp);
+    let (low, high) = (means.get(means.len().checked_sub(1)? / 2)?, means.get(means.len() / 2)?);
+    Some((low + high) / 2.0)
 }
 
 /// A float's bit pattern, by which two runs are compared exactly.

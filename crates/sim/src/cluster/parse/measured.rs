@@ -6,6 +6,7 @@
 //! per_op = 3e-7                      # seconds, as all times here
 //! per_token = 2e-8
 //! copies = [{ bytes = 65536, alone = 6.4e10, together = 6.4e10 }]
+//! swept = 41943040                   # bytes touched before a cold exchange; optional
 //!
 //! [[measured.kernel]]
 //! name = "linear.forward"
@@ -50,7 +51,7 @@ impl Reader<'_> {
         let section = self.table(file, "measured", "[measured]")?;
         self.known_keys(
             &section,
-            &["cores", "threads", "per_op", "per_token", "copies", "kernel", "wire"],
+            &["cores", "threads", "per_op", "per_token", "copies", "swept", "kernel", "wire"],
         );
         let cores = self.required(&section, "cores", "2", count);
         let some = |value: &DeValue<'_>| count(value).map(Some);
@@ -69,6 +70,7 @@ impl Reader<'_> {
             })?;
             grows(copies, |copy: &CopyRate| copy.bytes)
         });
+        let swept = self.optional(&section, "swept", "41943040", |v| size(v).map(Some), None);
         let kernels = self.tables(&section, "kernel", Self::kernel_table);
         let wires = self.tables(&section, "wire", Self::wire);
         Some(Some(Measured {
@@ -78,6 +80,7 @@ impl Reader<'_> {
             per_token: per_token?,
             memory: Memory { copies: copies? },
             kernels: kernels?,
+            swept: swept?,
             wires: wires?,
         }))
     }

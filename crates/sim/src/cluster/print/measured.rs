@@ -7,7 +7,7 @@ use super::quoted;
 use std::fmt::Write;
 
 pub(super) fn write(out: &mut String, measured: &Measured) -> std::fmt::Result {
-    let Measured { cores, threads, per_op, per_token, memory, kernels, wires } = measured;
+    let Measured { cores, threads, per_op, per_token, memory, kernels, swept, wires } = measured;
     writeln!(out, "\n# Times are in seconds, rates in bytes a second.\n[measured]")?;
     writeln!(out, "cores = {cores}\nper_op = {:?}\nper_token = {:?}", per_op.0, per_token.0)?;
     if let Some(threads) = threads {
@@ -19,6 +19,7 @@ pub(super) fn write(out: &mut String, measured: &Measured) -> std::fmt::Result {
         writeln!(out, "  {{ bytes = {bytes}, alone = {alone:?}, together = {together:?} }},")?;
     }
     writeln!(out, "]")?;
+    swept.iter().try_for_each(|swept| writeln!(out, "swept = {}", swept.0))?;
     kernels.iter().try_for_each(|table| kernel(out, table))?;
     wires.iter().try_for_each(|table| wire(out, table))
 }
