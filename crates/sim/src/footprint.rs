@@ -5,7 +5,7 @@
 //! holds what is alive. The two differ where stages are busy at different times, where the software
 //! keeps more or less than the plan does, and where an allocator takes more than it hands out.
 
-use crate::profile::{Kernels, Profile};
+use crate::profile::{Attention, Kernels, Profile};
 use paceline_plan::DType;
 use paceline_plan::graph::{LinearRole, OpKind, Part};
 use paceline_plan::ids::RoleId;
@@ -60,7 +60,8 @@ impl Frames {
         let mut bytes: Vec<f64> = (program.frames.iter())
             .map(|ids| ids.iter().map(|&id| uses.kept(program.buffer(id), id.index())).sum())
             .collect();
-        for (frame, more) in branches(plan, program, profile, &of) {
+        let beyond = branches(plan, program, profile, &of);
+        for (frame, more) in beyond.into_iter().chain(scores(plan, program, profile, &of)) {
             bytes[frame] += more;
         }
         Self { of, bytes }
@@ -216,6 +217,34 @@ fn branches(
     segments.collect()
 }
 
+/// What attention keeps where its scores are written, by frame: their softmax, and with dropout the mask and what
+/// it leaves of them, the 5as²b of Korthikanti et al. (arXiv 2205.05198, section 4.1). Nothing of attention that is
+/// computed again, whose denominators are not kept either.
+fn scores(
+    plan: &Plan,
+    program: &Program,
+    profile: &Profile,
+    of: &[Option<usize>],
+) -> Vec<(usize, f64)> {
+    if profile.attention != Attention::Written {
+        return Vec::new();
+    }
+    let size = plan.strategy.activation_dtype().size() as f64;
+    let each = if profile.dropout { 2.0 * size + 1.0 } else { size };
+    let mut kept = Vec::new();
+    for segment in &program.segments {
+        let template = &plan.templates[segment.template as usize];
+        for op in template.ops.iter().filter(|_| template.pass == SegmentPass::Forward) {
+            let OpKind::Attention { seq, .. } = op.kind else { continue };
+            let denominators = op.outputs.get(1).map(|&i| segment.operands[usize::from(i)].buffer);
+            if let Some(frame) = denominators.and_then(|buffer| of[buffer.index()]) {
+                kept.push((frame, elements(template, op, 1) * seq as f64 * each));
+            }
+        }
+    }
+    kept
+}
+
 /// Elements of an operator's output.
 fn elements(template: &Template, op: &LocalOp, output: usize) -> f64 {
     op.outputs.get(output).map_or(0.0, |&i| template.operands[usize::from(i)].elements() as f64)
@@ -297,6 +326,11 @@ mod tests {
         // Two branches of 48 layers, 1,024 tokens of 1,600.
         let masks = with(Profile { dropout: true, ..Profile::MODERN });
         assert_eq!(masks, 2.0 * 48.0 * 1024.0 * 1600.0);
+        // 48 layers of 25 heads, each with a square of scores, and with dropout a second one and a mask.
+        let written = Profile { attention: Attention::Written, ..Profile::MODERN };
+        let squares = 48.0 * 25.0 * 1024.0 * 1024.0;
+        assert_eq!(with(written), 2.0 * squares);
+        assert_eq!(with(Profile { dropout: true, ..written }) - masks, 5.0 * squares);
         assert!(with(Profile { loss: Loss::EAGER, ..Profile::MODERN }) > 0.0);
         let reserved = with(Profile { reserve: 1.5, ..Profile::MODERN });
         assert!((reserved / plain as f64 - 0.5).abs() < 1e-6);

@@ -72,8 +72,5 @@ fn memory_comes_out_as_promised() {
 fn what_is_not_represented_is_named() {
     let reasons: Vec<String> =
         complete().filter_map(|row| row.simulate().err()).map(|why| why.to_string()).collect();
-    for why in &reasons {
-        assert!(why.contains("multi-token prediction"), "{why}");
-    }
-    assert!(reasons.len() <= 1, "{reasons:?}");
+    assert!(reasons.is_empty(), "{reasons:?}");
 }

@@ -6,6 +6,7 @@
 use super::csv::{self, Record};
 use super::{Skipped, TableError, platform};
 use crate::cluster::Cluster;
+use crate::profile::Attention;
 use crate::{Options, Profile, footprint, simulate};
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, Order};
@@ -157,7 +158,15 @@ impl Row {
             Profile::MODERN
         };
         let cut = |words: &str| self.has("overlap_flags", words);
-        Profile { overlapped_tensor: cut("tp-comm-overlap") || cut("async-TP"), ..profile }
+        let attention = match self.has("deterministic_flags", "attention-backend=unfused") {
+            true => Attention::Written,
+            false => profile.attention,
+        };
+        Profile {
+            attention,
+            overlapped_tensor: cut("tp-comm-overlap") || cut("async-TP"),
+            ..profile
+        }
     }
 
     /// What no plan can say yet.
@@ -473,6 +482,8 @@ mod tests {
         assert_eq!(profile(megatron, "none", "", "fp16").name, "megatron-2021");
         assert_eq!(name("", "none", ""), "modern");
         assert!(!profile(megatron, "none", "", "bf16").overlapped_tensor);
+        let flags = "NVTE_ALLOW_NONDETERMINISTIC_ALGO=0; attention-backend=unfused";
+        assert_eq!(profile(megatron, flags, "", "bf16").attention, Attention::Written);
     }
 
     #[test]
