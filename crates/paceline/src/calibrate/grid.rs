@@ -70,25 +70,32 @@ pub(super) fn probes(quick: bool) -> Result<Probes, Failure> {
     let mut known = BTreeSet::new();
     for layer in layers {
         let plan = plan(layer)?;
-        for (template, whole) in plan.templates.iter().enumerate() {
-            for (op, local) in whole.ops.iter().enumerate() {
-                let used = kernel(whole, local);
-                let most = if used.shape.len() == 3 { MOST_FLOPS } else { MOST_BYTES };
-                // What is computed again is computed as before.
-                let again = whole.pass == SegmentPass::Recompute;
-                if used.dtype == DTYPE
-                    && used.work <= most
-                    && !again
-                    && known.insert((used.name.clone(), used.shape.clone()))
-                {
-                    operators.push(Probe { plan: plans.len(), template, op, used });
-                }
+        for probe in self::operators(&plan) {
+            let used = &probe.used;
+            let most = if used.shape.len() == 3 { MOST_FLOPS } else { MOST_BYTES };
+            if used.dtype == DTYPE
+                && used.work <= most
+                && known.insert((used.name.clone(), used.shape.clone()))
+            {
+                operators.push(Probe { plan: plans.len(), ..probe });
             }
         }
         plans.push(plan);
     }
     operators.sort_by(|a, b| (&a.used.name, &a.used.shape).cmp(&(&b.used.name, &b.used.shape)));
     Ok(Probes { plans, operators })
+}
+
+/// All operators of a plan; what is computed again is computed as before.
+pub(super) fn operators(plan: &Plan) -> impl Iterator<Item = Probe> {
+    let templates = plan.templates.iter().enumerate();
+    templates.filter(|(_, whole)| whole.pass != SegmentPass::Recompute).flat_map(
+        |(template, whole)| {
+            let used = move |local| kernel(whole, local);
+            let ops = whole.ops.iter().enumerate();
+            ops.map(move |(op, local)| Probe { plan: 0, template, op, used: used(local) })
+        },
+    )
 }
 
 fn plan((kind, width, head, vocab, batch, seq): Layer) -> Result<Plan, Failure> {

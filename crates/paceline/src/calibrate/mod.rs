@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! grid      which operators, on which shapes: those of layers of real models
+//! glance    those of one plan, in a fraction of a second
 //! kernels   what each takes: in the cache and from memory, alone and with all cores busy
 //! wires     what messages and collectives take over each transport
 //! stores    how fast bytes are offloaded and brought back
@@ -10,11 +11,13 @@
 //! The clock is read by `paceline_exec::probe`, which runs every op as training does; how a table
 //! answers for what was not measured is `paceline_sim`'s affair. Here the two meet.
 
+mod glance;
 mod grid;
 mod host;
 mod kernels;
 mod wires;
 
+pub(crate) use glance::glance;
 pub(crate) use wires::Transport;
 
 use crate::failure::Failure;
@@ -125,7 +128,8 @@ fn most_ranks(cores: u32) -> u32 {
 /// The cluster of a measured host: one device for each rank, as one core behaves.
 fn describe(measured: Measured) -> Result<Cluster, Failure> {
     let products = measured.kernels.iter().filter(|table| table.name.starts_with("linear."));
-    let samples = products.filter(|table| table.threads == 1).flat_map(|table| &table.samples);
+    let fewest = measured.kernels.iter().map(|table| table.threads).min();
+    let samples = products.filter(|t| Some(t.threads) == fewest).flat_map(|table| &table.samples);
     let best = samples.map(|sample| sample.work / sample.alone.warm.0).fold(1.0, f64::max);
     let rate = measured.memory.copies.last().map_or(1e9, |copy| copy.together.0);
     let (bandwidth, latency) = match measured.wires.first() {

@@ -42,10 +42,12 @@ fn a_run_reports_every_iteration_and_its_end() {
     if cfg!(target_os = "linux") {
         assert_eq!(ranks("peak_bytes").len(), 2);
     }
-    for name in ["run.json", "measured.json", "simulated.json", "trace.json", "report.html"] {
+    for name in
+        ["run.json", "measured.json", "simulated.json", "trace.json", "report.html", "machine.toml"]
+    {
         assert!(here.path().join("run").join(name).is_file(), "{name}");
     }
-    assert_eq!(fs::read_dir(here.path().join("run")).unwrap().count(), 6, "and checkpoints");
+    assert_eq!(fs::read_dir(here.path().join("run")).unwrap().count(), 7, "and checkpoints");
     let checkpoint = here.path().join(done["checkpoint"].as_str().unwrap());
     assert_eq!(checkpoint, here.path().join("run/checkpoints/iteration-00000003"));
     for name in ["model.safetensors", "optimizer.safetensors", "training.json", "model.toml"] {

@@ -11,6 +11,7 @@ use paceline_plan::program::Plan;
 use paceline_plan::strategy::Store;
 use paceline_plan::units::Bytes;
 use paceline_sim::cluster::{Cluster, preset};
+use std::path::Path;
 
 /// The most ranks that one machine can be asked to be.
 const MOST_RANKS: u32 = 1024;
@@ -113,9 +114,16 @@ pub(super) fn share_a_process(plan: &Plan, launch: &mut Launch, problems: &mut P
     }
 }
 
-/// The cluster that stands for this machine until it is measured: a core for each rank, which takes
-/// turns with others where there are more ranks than cores.
-pub(super) fn this_machine(ranks: u32) -> Result<Cluster, Failure> {
+/// Where a run leaves what was seen of its machine.
+pub(super) const MACHINE: &str = "machine.toml";
+
+/// The cluster that stands for this machine: as whoever launched this rank has left it, or as a common one
+/// with a core for each rank, which takes turns with others where there are more ranks than cores.
+pub(super) fn this_machine(ranks: u32, launched: Option<&Path>) -> Result<Cluster, Failure> {
+    let seen = launched.and_then(|directory| std::fs::read_to_string(directory.join(MACHINE)).ok());
+    if let Some(seen) = seen.and_then(|text| Cluster::parse(&text, MACHINE).ok()) {
+        return Ok(seen);
+    }
     let mut cluster =
         preset::get("laptop").map_err(|error| Failure::flag("--cluster", error.to_string()))?;
     if let Some(cores) = cluster.dimensions.first_mut() {

@@ -10,6 +10,7 @@ mod study;
 pub(super) use study::{USUAL, result};
 
 use super::plan::check_plan;
+use crate::calibrate::glance;
 use crate::failure::Failure;
 use crate::flags::{
     Carrier, CheckpointFlags, ClusterFlags, CommonFlags, DataChoice, DataDefaults, DataFlags,
@@ -17,17 +18,17 @@ use crate::flags::{
     StrategyFlags, TOKENIZER, Training, TrainingFlags,
 };
 use crate::launch::{self, Layout, Member, Place};
-use crate::output::{IterationRecord, Journal, Output, RunDir, RunRecord, stop_on_interrupt};
+use crate::output::{self, IterationRecord, Journal, Output, RunDir, RunRecord, stop_on_interrupt};
 use crate::sweep::SweepFlags;
 use clap::Args;
 use events::{DoneEvent, IterationEvent};
 use files::{closing, write_files};
-use machine::{can_learn, can_start, fits_limit, share_a_process, this_machine};
+use machine::{MACHINE, can_learn, can_start, fits_limit, share_a_process, this_machine};
 use pace::Pace;
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
 use paceline_exec::data::Tokenizer;
 use paceline_exec::hugging_face::export;
-use paceline_exec::{IterationReport, Start, TrainOptions};
+use paceline_exec::{Device, IterationReport, Start, TrainOptions};
 use paceline_plan::DType;
 use paceline_plan::collective::Order;
 use paceline_plan::model::Model;
@@ -199,6 +200,8 @@ pub(super) struct Job {
     cores: usize,
     /// What the prediction is for.
     cluster: Cluster,
+    /// Whether the user said so.
+    is_described: bool,
     /// What it is for.
     purpose: Purpose,
     /// What was asked for: ranks that are lost may ask for another layout of it.
@@ -273,9 +276,13 @@ impl Job {
         if let Some(Place { launched: Some(directory), .. }) = &place {
             training.out = Some(directory.clone());
         }
+        let is_described = described.is_some();
         let mut cluster = match described {
             Some(cluster) => cluster,
-            None => this_machine(plan.mesh.world())?,
+            None => {
+                let launched = place.as_ref().and_then(|place| place.launched.as_deref());
+                this_machine(plan.mesh.world(), launched)?
+            }
         };
         if let Some(slow) = training.straggler {
             // The prediction knows of it too.
@@ -298,6 +305,7 @@ impl Job {
             place,
             cores,
             cluster,
+            is_described,
             purpose,
             asked,
         };
@@ -315,6 +323,23 @@ impl Job {
             Carrier::Thread => "thread",
             Carrier::Tcp => "tcp",
         });
+    }
+
+    /// Has a short look at what this machine takes for the plan, unless the user has said what it is, and leaves
+    /// it in the run's directory, for ranks that are processes and for whoever wants to predict more.
+    fn look_around(&mut self, directory: &RunDir) {
+        if self.is_described || self.purpose != Purpose::Train || self.launch.device != Device::Cpu
+        {
+            return;
+        }
+        let cores = NonZeroUsize::new(self.cores).unwrap_or(NonZeroUsize::MIN);
+        // A run does not depend on its prediction.
+        let Ok(seen) = glance(&self.plan, self.threads_per_rank(), cores) else { return };
+        let text = format!("# Seen in a short look before a run of {}.\n", self.plan.model);
+        let _ = output::write(&directory.path().join(MACHINE), (text + &seen.to_toml()).as_bytes());
+        let uneven = std::mem::take(&mut self.cluster.uneven);
+        self.cluster = Cluster { uneven, ..seen };
+        self.suit_measurements();
     }
 
     /// Trains: as threads of this process, as processes that this one starts, or as the one of them
@@ -339,6 +364,7 @@ impl Job {
             None if threads => self.lead(None, output),
             None => {
                 let directory = self.directory()?;
+                self.look_around(&directory);
                 let run = launch::Run {
                     world,
                     launch: &self.launch,
@@ -390,8 +416,11 @@ impl Job {
 
     /// Predicts, trains, writes the run's directory and says how it went. All ranks are threads
     /// unless this process is the first of several.
-    fn lead(self, mut member: Option<Member>, output: &Output) -> Result<(), Failure> {
+    fn lead(mut self, mut member: Option<Member>, output: &Output) -> Result<(), Failure> {
         let directory = self.directory()?;
+        if member.is_none() {
+            self.look_around(&directory);
+        }
         // Ranks that the launcher starts again go on with the journal of those before them.
         if member.as_ref().is_none_or(|member| member.place.launched.is_none()) {
             Journal::clear(&directory);
