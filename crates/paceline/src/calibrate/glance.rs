@@ -88,6 +88,7 @@ pub(crate) fn glance(
         per_token: probe::load(&lender.plans[0], EFFORT * 2)?,
         memory: Memory { copies },
         kernels: tables,
+        swept: None,
         wires: Vec::new(),
     })?;
     cluster.name = "this machine".into();
