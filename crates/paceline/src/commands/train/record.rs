@@ -139,7 +139,10 @@ impl Job {
 
     /// The pace, from all iterations.
     pub(super) fn conclude(&self, record: &mut RunRecord) {
-        let steady = match record.iterations.as_slice() {
+        // What is predicted is the pace after any warm-up of compression.
+        let warm_up = self.plan.strategy.compress_warmup.saturating_sub(record.iterations_before);
+        let compressed = record.iterations.get(warm_up as usize..).filter(|rest| !rest.is_empty());
+        let steady = match compressed.unwrap_or(&record.iterations) {
             // The first iteration also fills caches and wakes threads.
             [_, steady @ ..] if !steady.is_empty() => steady,
             all => all,
