@@ -71,7 +71,7 @@ fn batches_are_normalised_over_replicas() {
         }),
     ];
     for model in [tiny_resnet(), deep()] {
-        assert_close(&model, &large, 1e-3, &layouts);
+        assert_close(&model, &large, 1e-5, &layouts);
     }
     let apart = Strategy { sync_batch_norm: false, ..layouts[0].1.clone() };
     let apart = run(&deep(), &apart);
