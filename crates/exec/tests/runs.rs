@@ -171,7 +171,9 @@ fn a_silent_peer_is_named() {
     program.lanes.push("extra".into());
     let from = Peer::Stage(paceline_plan::ids::StageRank(0));
     let op = Op::Recv { from, channel: 99, view, microbatch: Microbatch(2) };
-    program.body.push(lane, op, &[]);
+    // After everything else, which may hold the place it would be written to.
+    let all: Vec<OpId> = (0..program.body.nodes.len()).map(OpId::from).collect();
+    program.body.push(lane, op, &all);
     let options = TrainOptions { silence: Duration::from_millis(200), ..options(3) };
     let error = train(&plan, &options, &mut |_| {}).unwrap_err();
     let told = error.to_string();
