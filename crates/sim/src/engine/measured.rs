@@ -12,10 +12,10 @@ use super::reuse::Reuse;
 use crate::cluster::Measured;
 use crate::cluster::measured::{Company, Temperatures, Wire};
 use crate::compute::{KernelUse, Roofline, accumulate_kernel, kernel, step_kernel};
-use paceline_plan::collective::Pattern;
+use paceline_plan::collective::{CollectiveKind, Pattern};
 use paceline_plan::ids::{Microbatch, RoleId};
 use paceline_plan::program::{AccumulateMode, Bucket, Call, Op, Plan, Program, StepPhase, View};
-use paceline_plan::units::Bytes;
+use paceline_plan::units::{Bytes, Seconds};
 
 /// What an op of a rank takes by itself, with one rank at work and with one on every core.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -124,7 +124,31 @@ impl<'a> Walk<'a> {
         let whole = wire.moved_collective(call.kind, algorithm, ranks, bytes);
         // One that was not measured is made of messages, of a rank's part each.
         let parts = || wire.moved_message(bytes / u64::from(ranks.max(1)));
-        Some(Moving::new(&whole.or_else(parts)?, (ranks, self.apart()), lost))
+        let moved = whole.or_else(parts)?;
+        let brought =
+            self.brought(call, ranks).map_or(Seconds::ZERO, |Temperatures { warm, cold }| {
+                warm + (cold - warm).max(Seconds::ZERO) * lost.vectors
+            });
+        Some(Moving::new(&moved, (ranks, self.apart()), lost).with(brought, &moved))
+    }
+
+    /// What bringing a vector to where a collective works takes, or its result from there: they all work
+    /// in place, on the whole of it.
+    fn brought(&self, call: &Call, ranks: u32) -> Option<Temperatures> {
+        let elements = match call.kind {
+            _ if call.input == call.output => return None,
+            CollectiveKind::AllReduce | CollectiveKind::Reduce | CollectiveKind::Broadcast => {
+                call.elements()
+            }
+            CollectiveKind::ReduceScatter | CollectiveKind::AllGather | CollectiveKind::Gather => {
+                call.elements() / u64::from(ranks.max(1))
+            }
+            CollectiveKind::AllToAll => return None,
+        };
+        let used = accumulate_kernel(AccumulateMode::Move, call.dtype, elements);
+        // By the one thread that moves a rank's bytes.
+        let table = self.measured.kernel(&used.name, used.dtype, 1)?;
+        table.time(&used.shape, used.work, Company::Together)
     }
 
     fn message(&mut self, view: View, running: u64) -> Option<Moving> {

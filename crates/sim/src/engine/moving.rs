@@ -9,6 +9,7 @@
 //! with a core of its own shares that fairly with its own computations.
 
 use crate::cluster::measured::Moved;
+use paceline_plan::units::Seconds;
 
 /// An exchange, in multiples of what it takes one after the other.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,6 +39,12 @@ impl Moving {
         let over = |time: f64| if warm.0 > 0.0 { time / warm.0 } else { 0.0 };
         let slower = 1.0 + over(unready.0 * lost.wires) + over(cold.0 * lost.vectors);
         Self { slower, turns: if apart { slower } else { over(turns.0) }, ranks: ranks.into() }
+    }
+
+    /// The same with something that its ranks do before or after it, each by itself.
+    pub(super) fn with(self, other: Seconds, moved: &Moved) -> Self {
+        let more = if moved.warm.0 > 0.0 { other.0 / moved.warm.0 } else { 0.0 };
+        Self { slower: self.slower + more, turns: self.turns + more, ..self }
     }
 
     /// How crowded it is for this exchange on so many cores of which so many compute, from 0 to 1.
@@ -75,7 +82,6 @@ impl Moving {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paceline_plan::units::Seconds;
     use proptest::prelude::*;
 
     const PAIR: Moving = Moving { slower: 2.0, turns: 8.0, ranks: 2.0 };
@@ -90,6 +96,7 @@ mod tests {
         assert_eq!(moving(0.5, 1.0), Moving { slower: 3.0, ..PAIR });
         let apart = Moving::new(&moved, (2, true), Lost::default());
         assert_eq!((apart.slower, apart.turns), (1.0, 1.0), "half of its core");
+        assert_eq!(apart.with(Seconds(2.0), &moved), Moving { slower: 3.0, turns: 3.0, ..apart });
     }
 
     #[test]
