@@ -267,9 +267,7 @@ impl Wire {
         ranks: u32,
         bytes: Bytes,
     ) -> Option<Seconds> {
-        let same =
-            |t: &&CollectiveTable| (t.kind, t.algorithm, t.ranks) == (kind, algorithm, ranks);
-        exchange(&self.collectives.iter().find(same)?.times, bytes)
+        exchange(self.times(kind, algorithm, ranks)?, bytes)
     }
 
     /// What a message takes under which conditions.
@@ -285,9 +283,13 @@ impl Wire {
         ranks: u32,
         bytes: Bytes,
     ) -> Option<Moved> {
+        moved(self.times(kind, algorithm, ranks)?, bytes)
+    }
+
+    fn times(&self, kind: CollectiveKind, algorithm: Algorithm, ranks: u32) -> Option<&[Exchange]> {
         let same =
             |t: &&CollectiveTable| (t.kind, t.algorithm, t.ranks) == (kind, algorithm, ranks);
-        moved(&self.collectives.iter().find(same)?.times, bytes)
+        self.collectives.iter().find(same).map(|table| table.times.as_slice())
     }
 }
 
