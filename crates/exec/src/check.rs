@@ -148,10 +148,10 @@ pub(crate) fn reads(plan: &Plan) -> Result<Reads, ExecError> {
 
 fn types(plan: &Plan) -> Result<Types, ExecError> {
     let strategy = &plan.strategy;
-    if clicks(plan).is_some() && strategy.dtype != DType::F32 {
+    if clicks(plan).is_some() && strategy.dtype == DType::F16 {
         return Err(unsupported(
-            format!("{} tables, whose rows would lose small steps,", strategy.dtype),
-            "--dtype f32 trains tables",
+            "f16 with tables, whose gradients do not enter the norm by which overflows are seen,",
+            "--dtype bf16 and f32 train models with tables",
         ));
     }
     if strategy.dtype == DType::F16 && strategy.sync.servers() > 0 {

@@ -406,7 +406,7 @@ impl<'p> Compute<'p> {
             }
             Kernel::Clicks(kernel) => {
                 if let Some(tables) = &self.tables {
-                    clicks::run::<T>(kernel, pool, on, tables, self.rate);
+                    clicks::run::<T, G>(kernel, pool, on, tables, (self.rate, mode));
                 }
             }
             Kernel::BinaryCrossEntropy => {

@@ -105,6 +105,7 @@ pub(crate) enum Images {
 pub(crate) enum Clicks {
     EmbeddingBag { tables: u64, lookups: u64, width: u64 },
     EmbeddingBagWeight { tables: u64, lookups: u64, width: u64 },
+    StepRows { tables: u64, lookups: u64, width: u64 },
     Interact { tables: u64, parts: u32 },
     InteractInput { tables: u64, parts: u32 },
 }
@@ -214,6 +215,10 @@ impl Kernel {
                     Clicks::EmbeddingBagWeight { tables, lookups, width },
                 ];
                 [Some(Self::Clicks(forward)), None, Some(Self::Clicks(weight))]
+            }
+            OpKind::StepRows { tables, lookups, width } => {
+                let step = Clicks::StepRows { tables, lookups, width };
+                [None, None, Some(Self::Clicks(step))]
             }
             OpKind::Interact { tables, width: _, parts } => {
                 let [forward, input] =

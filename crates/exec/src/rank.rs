@@ -419,6 +419,7 @@ impl<'a> Rank<'a> {
                 let (options, iteration) = (self.run.options, started.iteration);
                 let number = bucket as usize;
                 let bucket = &self.program.buckets[number];
+                let norm = norm.filter(|_| bucket.is_clipped());
                 let update = match (strategy.local, self.memory.commons(bucket.params)) {
                     (None, None) => None,
                     (Some(local), _) => {
@@ -516,7 +517,8 @@ impl<'a> Rank<'a> {
             return Ok(());
         }
         let update = self.run.unordered_update(updates, requests);
-        let rule = Rule::of_update(&plan.strategy, options, update, Some(norm), &self.scale);
+        let norm = Some(norm).filter(|_| bucket.is_clipped());
+        let rule = Rule::of_update(&plan.strategy, options, update, norm, &self.scale);
         let (pool, apply) = (self.compute.pool(), StepPhase::Apply);
         Ok(rule.step(types, &self.memory, pool, self.place, bucket, apply, 0)?)
     }
@@ -553,9 +555,17 @@ impl<'a> Rank<'a> {
             // What all replicas' samples look up, or what this one's do.
             let ids = views.take_u32(0);
             let here = (ids.len() / each) as u64 == strategy.micro_batch;
-            let first = if here { first } else { all };
+            let of_replica = strategy.micro_batch * u64::from(microbatches);
             for (sample, ids) in (0..).zip(ids.chunks_mut(each)) {
-                self.run.data.fill(first.wrapping_add(sample), 0, ids)?;
+                let number = if here {
+                    first.wrapping_add(sample)
+                } else {
+                    let [replica, at] =
+                        [sample / strategy.micro_batch, sample % strategy.micro_batch];
+                    let before = u64::from(microbatch.0 % microbatches) * strategy.micro_batch;
+                    all.wrapping_add(replica * of_replica + before + at)
+                };
+                self.run.data.fill(number, 0, ids)?;
             }
             return Ok(());
         }

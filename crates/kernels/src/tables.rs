@@ -1,11 +1,15 @@
-//! Tables of a recommendation model: sums of the rows that samples look up, and the steps of those rows.
+//! Tables of a recommendation model: sums of the rows that samples look up, and the gradients or the steps of
+//! those rows.
 //!
-//! A table may have more rows than any batch touches, so there is no gradient of its size: each row that
-//! was looked up takes its step along the gradient of the sum that it was part of, sample after sample.
+//! A table may have more rows than any batch touches. Plain descent needs no gradient of its size: each row
+//! that was looked up takes its step along the gradient of the sum that it was part of, sample after sample.
+//!
+//! Rows are f32, whatever type their sums and the gradients of those have.
 
-use crate::Element;
 use crate::pool::{Pool, strips};
 use crate::shape::expect_len;
+use crate::{Element, Write};
+use std::ops::Range;
 
 /// How samples look up rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +51,7 @@ pub fn sum_rows<T: Element>(
     shape: Lookups,
     held: &[Option<Held>],
     ids: &[u32],
-    table: &[T],
+    table: &[f32],
     sums: &mut [T],
 ) {
     let Lookups { tables, each, width } = shape;
@@ -64,7 +68,7 @@ pub fn sum_rows<T: Element>(
                 let sum = &mut sums[held.slot * width..][..width];
                 for at in ids.iter().filter_map(|&id| held.place(id, width)) {
                     for (sum, value) in sum.iter_mut().zip(&table[at..at + width]) {
-                        *sum = T::narrow(sum.widen() + value.widen());
+                        *sum = T::narrow(sum.widen() + value);
                     }
                 }
             }
@@ -80,7 +84,47 @@ pub fn step_rows<T: Element>(
     held: &[Option<Held>],
     gradients: &[T],
     ids: &[u32],
-    table: &mut [T],
+    table: &mut [f32],
+) {
+    for_each_lookup(shape, held, gradients, ids, |at, gradient| {
+        if !gradient.iter().all(|g| g.widen().is_finite()) {
+            return;
+        }
+        for (value, gradient) in table[at].iter_mut().zip(gradient) {
+            *value -= rate * gradient.widen();
+        }
+    });
+}
+
+/// `d.row =`, or `+=`, the sum of the gradients of all sums that a row is part of, in the order of samples.
+/// Rows that nobody looked up have none.
+pub fn add_rows<T: Element, G: Element>(
+    pool: &Pool,
+    shape: Lookups,
+    held: &[Option<Held>],
+    gradients: &[T],
+    ids: &[u32],
+    table: &mut [G],
+    mode: Write,
+) {
+    if mode == Write::Overwrite {
+        pool.for_each_block(table.len(), ELEMENTS, strips(table, 1), |_, part| part.fill(G::ZERO));
+    }
+    for_each_lookup(shape, held, gradients, ids, |at, gradient| {
+        for (sum, gradient) in table[at].iter_mut().zip(gradient) {
+            *sum = G::narrow(sum.widen() + gradient.widen());
+        }
+    });
+}
+
+/// Calls `each` for every row that is looked up and held here, with its elements and the gradient of the
+/// sum that it is part of, in the order of samples.
+fn for_each_lookup<T>(
+    shape: Lookups,
+    held: &[Option<Held>],
+    gradients: &[T],
+    ids: &[u32],
+    mut each_row: impl FnMut(Range<usize>, &[T]),
 ) {
     let Lookups { tables, each, width } = shape;
     let samples = ids.len() / (tables * each).max(1);
@@ -91,13 +135,8 @@ pub fn step_rows<T: Element>(
         for (ids, held) in ids.chunks(each).zip(held) {
             let Some(held) = held else { continue };
             let gradient = &gradients[held.slot * width..][..width];
-            if !gradient.iter().all(|g| g.widen().is_finite()) {
-                continue;
-            }
             for at in ids.iter().filter_map(|&id| held.place(id, width)) {
-                for (value, gradient) in table[at..at + width].iter_mut().zip(gradient) {
-                    *value = T::narrow(value.widen() - rate * gradient.widen());
-                }
+                each_row(at..at + width, gradient);
             }
         }
     }
@@ -105,6 +144,9 @@ pub fn step_rows<T: Element>(
 
 /// How many samples a thread takes at a time.
 const SAMPLES: usize = 16;
+
+/// How many elements a thread sets to zero at a time.
+const ELEMENTS: usize = 1 << 16;
 
 #[cfg(test)]
 mod tests {
@@ -178,5 +220,24 @@ mod tests {
         let lost = vec![f32::NAN; 70];
         step_rows(SHAPE, 0.5, &whole(), &lost, &ids, &mut stepped);
         assert_close(&stepped, &expected);
+    }
+
+    /// A step of plain descent is along the gradient, and gradients add up over microbatches.
+    #[test]
+    fn gradients_of_rows_are_what_their_steps_go_along() {
+        let (ids, gradients) = (ids(), random("gradients", 70));
+        let mut stepped = vec![0.0; 50];
+        step_rows(SHAPE, -1.0, &whole(), &gradients, &ids, &mut stepped);
+        let expected: Vec<f64> = stepped.iter().map(|&v| f64::from(v)).collect();
+        let add = |(ids, gradients): (&[u32], &[f32]), sums: &mut [f32], mode| {
+            add_rows(&Pool::single(), SHAPE, &whole(), gradients, ids, sums, mode);
+        };
+        let mut whole_batch = vec![f32::NAN; 50];
+        add((&ids, &gradients), &mut whole_batch, Write::Overwrite);
+        assert_close(&whole_batch, &expected);
+        let mut parts = vec![f32::NAN; 50];
+        add((&ids[..18], &gradients[..30]), &mut parts, Write::Overwrite);
+        add((&ids[18..], &gradients[30..]), &mut parts, Write::Accumulate);
+        assert_close(&parts, &expected);
     }
 }

@@ -139,6 +139,7 @@ impl<'a> Roofline<'a> {
             | OpKind::SoftmaxStats
             | OpKind::CrossEntropy { .. }
             | OpKind::EmbeddingBag { .. }
+            | OpKind::StepRows { .. }
             | OpKind::BinaryCrossEntropy { .. }
             | OpKind::BatchSums { .. }
             | OpKind::BatchNorm { .. }

@@ -4,10 +4,10 @@ use super::operands::Operands;
 use crate::kernel::Clicks;
 use crate::place::{Part, Place};
 use crate::shard::{Run, runs_of};
-use paceline_kernels::Element;
 use paceline_kernels::interaction::{self, Shape};
 use paceline_kernels::pool::Pool;
 use paceline_kernels::tables::{self, Held, Lookups};
+use paceline_kernels::{Element, Write};
 use paceline_plan::lower::{Seat, assign, slots};
 use paceline_plan::program::Program;
 use paceline_plan::spec::{Layout, Placement};
@@ -58,12 +58,12 @@ impl TablesHeld {
 }
 
 /// Runs a kernel on its operands. `rate` is that of the rows' steps.
-pub(super) fn run<T: Element>(
+pub(super) fn run<T: Element, G: Element>(
     kernel: Clicks,
     pool: &Pool,
     on: &Operands<'_>,
     tables: &TablesHeld,
-    rate: f32,
+    (rate, mode): (f32, Write),
 ) {
     let lookups = |tables: u64, each: u64, width: u64| Lookups {
         tables: tables as usize,
@@ -77,11 +77,16 @@ pub(super) fn run<T: Element>(
             let own = on.output_rows(0).rows * shape.tables * shape.each;
             let skipped = if own < ids.len() { tables.replicas.index as usize * own } else { 0 };
             let ids = &ids[skipped..skipped + own];
-            tables::sum_rows(pool, shape, &tables.held, ids, on.param::<T>(0), on.output(0));
+            tables::sum_rows(pool, shape, &tables.held, ids, on.param(0), on.output::<T>(0));
         }
         Clicks::EmbeddingBagWeight { tables: count, lookups: each, width } => {
             let shape = lookups(count, each, width);
-            let (gradients, ids, table) = (on.input::<T>(0), on.ids(1), on.gradient::<T>(0));
+            let (gradients, ids, table) = (on.input::<T>(0), on.ids(1), on.gradient::<G>(0));
+            tables::add_rows(pool, shape, &tables.held, gradients, ids, table, mode);
+        }
+        Clicks::StepRows { tables: count, lookups: each, width } => {
+            let shape = lookups(count, each, width);
+            let (gradients, ids, table) = (on.input::<T>(0), on.ids(1), on.gradient(0));
             tables::step_rows(shape, rate, &tables.held, gradients, ids, table);
         }
         Clicks::Interact { tables: count, parts } => {

@@ -52,7 +52,10 @@ impl Template {
                 OpKind::Embedding if op.params.contains(&i) => {
                     first[0] * operand.dims[1] * operand.dtype.size() * times
                 }
-                OpKind::EmbeddingBag { tables, lookups, .. } if op.params.contains(&i) => {
+                OpKind::EmbeddingBag { tables, lookups, .. }
+                | OpKind::StepRows { tables, lookups, .. }
+                    if op.params.contains(&i) =>
+                {
                     first[0] * tables * lookups * operand.dims[1] * operand.dtype.size() * times
                 }
                 OpKind::Position if op.params.contains(&i) => once.min(first[0] * 4),
@@ -108,6 +111,7 @@ fn matrix_flops(kind: &OpKind, part: Part, tokens: u64, weight: [u64; 2]) -> Flo
         | OpKind::SoftmaxStats
         | OpKind::CrossEntropy { .. }
         | OpKind::EmbeddingBag { .. }
+        | OpKind::StepRows { .. }
         | OpKind::BinaryCrossEntropy { .. }
         | OpKind::BatchSums { .. }
         | OpKind::BatchNorm { .. }
@@ -141,7 +145,7 @@ fn vector_intensity(kind: &OpKind) -> f64 {
         | OpKind::LatentValues(_)
         | OpKind::Combine { .. } => 0.0,
         OpKind::Position | OpKind::Bias | OpKind::Add | OpKind::RowMax => 1.0,
-        OpKind::AveragePool { .. } | OpKind::EmbeddingBag { .. } => 1.0,
+        OpKind::AveragePool { .. } | OpKind::EmbeddingBag { .. } | OpKind::StepRows { .. } => 1.0,
         OpKind::BinaryCrossEntropy { .. } => 10.0,
         OpKind::BatchSums { .. } | OpKind::BatchNorm { .. } => 4.0,
         // The larger of two numbers, at every pixel of the window.

@@ -163,7 +163,8 @@ impl Tape<'_> {
             // Made by the cut along the sequence, of both attention and its gradient.
             OpKind::KeysValues { .. } => {}
             // Around the optimizer step; nothing flows back.
-            OpKind::BlockSquares { .. }
+            OpKind::StepRows { .. }
+            | OpKind::BlockSquares { .. }
             | OpKind::TensorSquares
             | OpKind::Norm2
             | OpKind::Total

@@ -482,9 +482,19 @@ pub enum OpKind {
         /// Numbers in a pixel.
         channels: u64,
     },
-    /// ids → for each table the sum of the rows that a sample looks up, side by side. Its weight gradient,
-    /// of (gradient of the sums, ids), is the step of those rows.
+    /// ids → for each table the sum of the rows that a sample looks up, side by side. Its weight gradient is of
+    /// (gradient of the sums, ids).
     EmbeddingBag {
+        /// How many tables there are.
+        tables: u64,
+        /// Rows of each that a sample looks up.
+        lookups: u64,
+        /// The width of a row.
+        width: u64,
+    },
+    /// (gradient of the sums, ids) → a step of plain descent of the rows that were looked up, in place of
+    /// their gradient.
+    StepRows {
         /// How many tables there are.
         tables: u64,
         /// Rows of each that a sample looks up.
@@ -629,6 +639,7 @@ impl OpKind {
             Self::MaxPool { .. } => "max_pool",
             Self::AveragePool { .. } => "average_pool",
             Self::EmbeddingBag { .. } => "embedding_bag",
+            Self::StepRows { .. } => "step_rows",
             Self::Interact { .. } => "interact",
             Self::BinaryCrossEntropy { .. } => "binary_cross_entropy",
             Self::Route(_) => "route",

@@ -1,6 +1,8 @@
 //! Deals a stage's parameters out to buckets: what is reduced, updated and gathered together.
 
 use super::shard::ShardedLayer;
+use super::tables::{self, Learn};
+use crate::dtype::DType;
 use crate::graph::{BLOCK, Graph, Param};
 use crate::ids::{LayerId, ParamId};
 use crate::program::Entry;
@@ -24,6 +26,15 @@ pub(super) struct BucketShape {
     pub(super) tied: bool,
     /// Whether it holds experts that are held by other ranks than the rest of their layers.
     pub(super) experts: bool,
+    /// Whether it holds tables, which are looked up: they do not enter the gradient's norm.
+    pub(super) tables: bool,
+}
+
+impl BucketShape {
+    /// The type in which layers read its weights.
+    pub(super) fn dtype(&self, strategy: &Strategy) -> DType {
+        if self.tables { DType::F32 } else { strategy.activation_dtype() }
+    }
 }
 
 /// What dealing out needs to know.
@@ -39,7 +50,8 @@ pub(super) struct Deal<'a> {
 
 impl Deal<'_> {
     /// The buckets of a run of layers, in the order in which the backward pass fills them. A tied table
-    /// is a bucket of its own, and so are experts that other ranks hold.
+    /// is a bucket of its own, and so are experts that other ranks hold; the last one are tables that have
+    /// gradients.
     pub(super) fn buckets(&self, layers: Range<usize>) -> Vec<BucketShape> {
         let mut buckets = Vec::new();
         let mut end = layers.end;
@@ -64,10 +76,13 @@ impl Deal<'_> {
                 }
             }
         }
+        if tables::learn(self.strategy) != Learn::AtOnce {
+            buckets.extend(self.tables(layers));
+        }
         buckets
     }
 
-    /// The tables of a run of layers, whose rows take their own steps, if there are any.
+    /// The tables of a run of layers, if there are any.
     pub(super) fn tables(&self, layers: Range<usize>) -> Option<BucketShape> {
         let layer = layers.into_iter().find(|&layer| {
             self.graph.layer(LayerId::from(layer)).params.iter().any(|param| param.sparse)
@@ -75,12 +90,10 @@ impl Deal<'_> {
         let params = self.graph.layer(LayerId::from(layer)).params.iter().enumerate();
         let sparse = params.filter(|(_, param)| param.sparse).map(|(i, _)| ParamId::from(i));
         let owners = sparse.map(|param| (LayerId::from(layer), param)).collect();
-        let mut shape = self.filled(layer..layer + 1, owners, Holds::Rest);
-        shape.name = "tables".into();
-        Some(shape)
+        Some(self.filled(layer..layer + 1, owners, Holds::Tables))
     }
 
-    /// Each parameter of a layer that has a gradient, and the kind of bucket that holds it.
+    /// Each parameter of a layer but its tables, and the kind of bucket that holds it.
     fn params(&self, layer: usize) -> impl Iterator<Item = (ParamId, Holds)> {
         let params = &self.graph.layer(LayerId::from(layer)).params;
         let apart = self.strategy.experts_apart();
@@ -166,11 +179,14 @@ impl Deal<'_> {
             (false, 1) => first.clone(),
             (false, _) => format!("{first}..{}", self.graph.layers[layers.end - 1].name),
         };
-        if experts {
-            name.push_str(".experts");
+        match holds {
+            Holds::Experts => name.push_str(".experts"),
+            Holds::Tables => name = "tables".into(),
+            Holds::Tied | Holds::Rest => {}
         }
         let elements = offset.div_ceil(step) * step;
-        BucketShape { name, layers, entries, owners, elements, partial, tied, experts }
+        let tables = holds == Holds::Tables;
+        BucketShape { name, layers, entries, owners, elements, partial, tied, experts, tables }
     }
 
     fn sharded_param(&self, layer: LayerId, param: ParamId) -> super::shard::ShardedParam {
@@ -185,6 +201,8 @@ enum Holds {
     Tied,
     /// Experts that other ranks hold than the rest.
     Experts,
+    /// Tables that are looked up.
+    Tables,
     /// Everything else.
     Rest,
 }

@@ -1,11 +1,11 @@
 //! Whether a strategy can be planned for a model: all problems at once, each with what would work.
 
-use super::{check_experts, check_replicas};
+use super::{check_experts, check_replicas, tables};
 use crate::collective::{self, Algorithm, CollectiveKind, Order};
 use crate::dtype::DType;
 use crate::model::{Body, Model, ModelKind};
 use crate::schedule::{self, ScheduleKind, Versions};
-use crate::strategy::{Offload, OptimizerKind, Split, Strategy, Sync, Tables, Zero};
+use crate::strategy::{Offload, Split, Strategy, Sync, Tables, Zero};
 use std::fmt;
 use thiserror::Error;
 
@@ -188,29 +188,18 @@ fn clicks(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
     if s.seq != 1 {
         say("--seq", format!("{} reads clicks, not sequences; leave it out", model.name()));
     }
-    if s.microbatches() > 1 {
+    let dealt = matches!(s.tables, Tables::Table | Tables::Row);
+    if dealt && !tables::in_step(s) {
+        let with =
+            if s.local.is_some() { "--local-steps".into() } else { format!("--sync {}", s.sync) };
         say(
-            "--micro-batch",
+            "--tables",
             format!(
-                "rows of tables take their step where they are looked up, once an iteration; use {}, all \
-                 of a replica's samples",
-                s.global_batch / u64::from(s.dp.max(1))
+                "{}: every sample looks up rows that other replicas hold, and with {with} those are not waited \
+                 for, or hold none; use --tables replicate, or --sync all-reduce without --local-steps",
+                s.tables
             ),
         );
-    }
-    if s.optimizer != OptimizerKind::Sgd {
-        say(
-            "--optimizer",
-            format!(
-                "{} keeps state for every row of every table; {} trains with sgd, whose steps touch only \
-                 the rows of a batch",
-                s.optimizer,
-                model.name()
-            ),
-        );
-    }
-    if let Sync::Servers(_) = s.sync {
-        say("--sync", format!("replicas hold {}'s tables; use --sync all-reduce", model.name()));
     }
     let samples = s.micro_batch.saturating_mul(u64::from(s.dp.max(1)));
     if samples.checked_mul(net.largest_activation()).is_none_or(|e| e >= 1 << 56) {

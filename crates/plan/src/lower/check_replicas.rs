@@ -21,12 +21,17 @@ pub(super) fn check(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static s
         ("--compress", s.compress != Compression::None),
     ];
     for (flag, _) in special.into_iter().filter(|(_, asked)| *asked) {
-        // Batch norm's running averages go with the gradients and must be the mean of all, and tables that
-        // are dealt out have gradients of their own.
-        if !matches!(model.body(), Body::Tokens {}) {
+        // Batch norm's running averages go with the gradients and must be the mean of all.
+        if matches!(model.body(), Body::Images(_)) {
             let works = "models that read text can be trained so, others not yet";
             say(flag, format!("{}: {works}; leave it out", model.name()));
         }
+    }
+    if let (Body::Clicks(_), true) = (model.body(), s.sync.is_async() && s.dtype != DType::F32) {
+        say(
+            "--dtype",
+            format!("tables stay f32, and what {} serves has one type; use --dtype f32", s.sync),
+        );
     }
     if let Some(local) = s.local {
         apart(s, local, say);

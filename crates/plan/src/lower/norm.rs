@@ -18,7 +18,8 @@ impl Role<'_> {
     /// ranks hold count as zero until a sum along each axis fills them in, so that the result has the
     /// same bits however the gradient is dealt out. Returns what the step must wait for.
     pub(super) fn norm(&mut self) -> Vec<OpId> {
-        let blocks: u64 = self.buckets.iter().map(|b| b.shape.elements / BLOCK).sum();
+        let counted = self.buckets.iter().filter(|b| !b.shape.tables);
+        let blocks: u64 = counted.map(|b| b.shape.elements / BLOCK).sum();
         let entries = u64::from(norm_entries(&self.context.graph));
         let block_sums = self.norm_buffer("norm.blocks", blocks);
         let tensor_sums = self.norm_buffer("norm.tensors", entries);
@@ -26,15 +27,20 @@ impl Role<'_> {
         self.outputs.norm = Some(total);
 
         let mut offset = 0;
-        let mut after = Vec::new();
+        let (mut after, mut uncounted) = (Vec::new(), Vec::new());
         for bucket in 0..self.buckets.len() {
             let state = &self.buckets[bucket];
+            let ready: Vec<OpId> = state.ready.into_iter().chain(state.ready_warming_up).collect();
+            // Tables are the last bucket, and what is clipped are networks; their step waits all the same.
+            if state.shape.tables {
+                uncounted = ready;
+                continue;
+            }
             let (grads, holders) = (state.step_grads, self.dealt_among(state));
             let len = state.shape.elements / BLOCK;
             let sums = View { buffer: block_sums, offset, len };
             let parts = holders.map_or(1, |group| self.context.mesh.group_size(group));
             let experts = state.shape.experts;
-            let ready: Vec<OpId> = state.ready.into_iter().chain(state.ready_warming_up).collect();
             self.small(OpKind::BlockSquares { parts, experts }, grads, sums, &ready);
             offset += len;
         }
@@ -59,6 +65,7 @@ impl Role<'_> {
             }
         }
         let total = self.whole(total);
+        after.append(&mut uncounted);
         vec![self.small(OpKind::Norm2, tensors, total, &after)]
     }
 
@@ -73,12 +80,12 @@ impl Role<'_> {
         }
     }
 
-    /// Runs of blocks, over all buckets, that the same ranks hold parts of: what is not an expert's, and
-    /// what is.
+    /// Runs of blocks, over all buckets but that of tables, that the same ranks hold parts of: what is not an
+    /// expert's, and what is.
     pub(super) fn dealt(&self) -> Vec<(GroupKind, Range<u64>)> {
         let mut runs: Vec<(GroupKind, Range<u64>)> = Vec::new();
         let mut offset = 0;
-        for state in &self.buckets {
+        for state in self.buckets.iter().filter(|b| !b.shape.tables) {
             let end = offset + state.shape.elements / BLOCK;
             match (self.dealt_among(state), runs.last_mut()) {
                 (Some(group), Some((last, run))) if group == *last && run.end == offset => {

@@ -7,6 +7,7 @@
 use super::arena::{Interval, pack};
 use super::shard::{Item, ShardedLayer, ValueId};
 use crate::collective::{CollectiveKind, Reduction};
+use crate::dtype::DType;
 use crate::ids::ParamId;
 use crate::mesh::Axis;
 use crate::program::{Access, LocalOp, Operand, SegmentPass, Template};
@@ -192,7 +193,7 @@ impl Cutter<'_> {
                 .iter()
                 .map(|&v| slot(Source::Value(v), Access::Read, self.layer, self.strategy))
                 .collect();
-            let rows = matches!(kind, crate::graph::OpKind::EmbeddingBag { .. });
+            let rows = matches!(kind, crate::graph::OpKind::StepRows { .. });
             let (of, access): (fn(ParamId) -> Source, _) = if gradient && rows {
                 // Rows take their step where their gradient is known.
                 (Source::Param, Access::Accumulate)
@@ -225,11 +226,11 @@ fn operand(source: Source, access: Access, layer: &ShardedLayer, strategy: &Stra
             let access = if value.class.adds_up() { Access::Accumulate } else { access };
             Operand { dims: value.dims, dtype: value.dtype, access }
         }
-        Source::Param(p) => Operand {
-            dims: layer.params[p.index()].local,
-            dtype: strategy.activation_dtype(),
-            access,
-        },
+        Source::Param(p) => {
+            let param = &layer.params[p.index()];
+            let dtype = if param.table { DType::F32 } else { strategy.activation_dtype() };
+            Operand { dims: param.local, dtype, access }
+        }
         Source::Gradient(p) => {
             Operand { dims: layer.params[p.index()].local, dtype: strategy.grad_dtype, access }
         }

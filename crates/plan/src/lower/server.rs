@@ -100,7 +100,7 @@ impl Server<'_> {
     fn declare(&mut self, shape: &bucket::BucketShape) -> usize {
         let s = self.context.strategy.clone();
         let part = shape.elements / u64::from(self.servers);
-        let (name, act) = (&shape.name, s.activation_dtype());
+        let (name, act) = (&shape.name, shape.dtype(&s));
         let params = self.buffer(format!("{name}.param"), act, part, MemoryKind::Parameters);
         let grads = self.buffer(format!("{name}.grad"), s.grad_dtype, part, MemoryKind::Gradients);
         let mut state = |what: &str| {
@@ -168,7 +168,8 @@ impl Server<'_> {
     }
 
     fn norm(&mut self, ready: &[OpId]) -> OpId {
-        let blocks: u64 = self.buckets.iter().map(|b| b.elements / BLOCK).sum();
+        let counted = self.buckets.iter().filter(|bucket| bucket.is_clipped());
+        let blocks: u64 = counted.map(|b| b.elements / BLOCK).sum();
         let entries = u64::from(bucket::norm_entries(&self.context.graph));
         let block_sums =
             self.buffer("norm.blocks".into(), DType::F32, blocks, MemoryKind::Communication);
@@ -177,8 +178,13 @@ impl Server<'_> {
         let total = self.buffer("norm".into(), DType::F32, 1, MemoryKind::Communication);
         let parts = self.servers;
         let mut offset = 0;
-        let mut last = None;
+        let (mut last, mut uncounted) = (None, Vec::new());
         for (at, &ready) in ready.iter().enumerate() {
+            // Tables are the last bucket, and what is clipped are networks; their step waits all the same.
+            if !self.buckets[at].is_clipped() {
+                uncounted.push(ready);
+                continue;
+            }
             let len = self.buckets[at].elements / BLOCK;
             let grads = self.buckets[at].grads;
             let sums = View { offset, len, ..block_sums };
@@ -197,7 +203,7 @@ impl Server<'_> {
             after = vec![self.body.push(CONTROL, op, &after)];
         }
         self.small(OpKind::TensorSquares, block_sums, tensors, &after);
-        self.small(OpKind::Norm2, tensors, total, &[])
+        self.small(OpKind::Norm2, tensors, total, &uncounted)
     }
 
     /// How long tensors and their directions are; servers hold whole tensors between them, so that

@@ -68,6 +68,8 @@ pub(super) struct ShardedParam {
     pub(super) partial: bool,
     /// Whether its gradient is added to one that another layer's backward pass has begun.
     pub(super) adds: bool,
+    /// Whether it is a table that is looked up, which is f32 whatever else is.
+    pub(super) table: bool,
 }
 
 /// A layer as one rank sees it.
@@ -198,6 +200,7 @@ impl<'a> Sharder<'a> {
             local: p.dims,
             partial: false,
             adds: p.adds,
+            table: p.sparse,
         };
         let routing = layer.forward.iter().find_map(|op| match op.kind {
             OpKind::Route(routing) => Some(routing),
@@ -491,6 +494,7 @@ impl<'a> Sharder<'a> {
                 | OpKind::ExpertLinear { .. }
                 | OpKind::Combine { .. }
                 | OpKind::EmbeddingBag { .. }
+                | OpKind::StepRows { .. }
                 | OpKind::Interact { .. }
                 | OpKind::BinaryCrossEntropy { .. }
                 | OpKind::Conv { .. }

@@ -8,21 +8,64 @@
 //!            all_to_all to the samples' replicas
 //! ```
 //!
-//! A table's gradient never exists: where the gradients of a microbatch's sums are, the rows that were
-//! looked up take their step at once. There is one microbatch in an iteration, so that nothing reads a
-//! row between its step and the next iteration.
+//! How rows learn depends on what an update needs ([`Learn`]). Plain descent of one microbatch wants no
+//! gradient as large as a table: where the gradients of the sums are, the rows that were looked up take
+//! their step at once, and nothing reads a row between its step and the next iteration. Everything else
+//! adds gradients up over microbatches and gives every row a state, as other parameters have it: dealt out with
+//! the rows, which then have nobody to be reduced with; or on every replica, reduced, served or
+//! compared as the networks are.
+//!
+//! Tables stay f32 whatever the networks are. Rows that were looked up once must not lose small steps, and
+//! a copy in 16 bits beside the exact rows would take more memory, not less.
 
 use super::role::Role;
 use super::shard::{Item, Sharder};
+use crate::dtype::DType;
 use crate::graph::{OpKind, Operator, Part};
 use crate::ids::{LayerId, ParamId, TensorId};
 use crate::mesh::Axis;
 use crate::program::{Bucket, MemoryKind, View};
 use crate::spec::{Conversion, Layout, Placement, conversion};
-use crate::strategy::Tables;
+use crate::strategy::{OptimizerKind, Strategy, Sync, Tables};
 use std::ops::Range;
 
-/// Where a role's tables lie.
+/// How rows of tables learn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Learn {
+    /// They take their step where they are looked up.
+    AtOnce,
+    /// They have gradients and a state, where they are held and nowhere else.
+    Apart,
+    /// They are on every replica, with the gradients of that one's samples, as other parameters are.
+    Together,
+}
+
+/// How rows learn under a strategy.
+pub(super) fn learn(s: &Strategy) -> Learn {
+    let plain = s.optimizer == OptimizerKind::Sgd && s.microbatches() == 1;
+    match held(s) {
+        _ if plain && in_step(s) && s.schedule.flushes() => Learn::AtOnce,
+        Tables::Table | Tables::Row => Learn::Apart,
+        Tables::Replicate | Tables::Auto => Learn::Together,
+    }
+}
+
+/// How tables are held, where there is a choice.
+pub(super) fn held(s: &Strategy) -> Tables {
+    match s.tables {
+        _ if s.dp == 1 => Tables::Replicate,
+        // Whoever is not waited for cannot be asked for rows.
+        Tables::Auto if !in_step(s) => Tables::Replicate,
+        tables => tables.settled(),
+    }
+}
+
+/// Whether all replicas run the same microbatch at a time, on the same weights.
+pub(super) fn in_step(s: &Strategy) -> bool {
+    s.sync == Sync::AllReduce && s.local.is_none()
+}
+
+/// Where a role's tables lie whose rows take their own steps.
 #[derive(Clone, Debug)]
 pub(super) struct TableState {
     pub(super) shape: super::bucket::BucketShape,
@@ -49,15 +92,18 @@ impl TableState {
 }
 
 impl Role<'_> {
-    /// Declares the tables of a virtual stage, if it has any.
+    /// Declares the tables of a virtual stage, if it has any whose rows take their own steps.
     pub(super) fn declare_tables(&mut self, layers: Range<usize>) {
+        if learn(&self.context.strategy) != Learn::AtOnce {
+            return;
+        }
         let Some(shape) = self.context.deal().tables(layers) else { return };
-        let (dtype, kind) = (self.context.strategy.activation_dtype(), MemoryKind::Parameters);
+        let (dtype, kind) = (DType::F32, MemoryKind::Parameters);
         let buffer = self.buffer("tables.param".into(), dtype, shape.elements, 1, kind);
         self.tables = Some(TableState { params: self.whole(buffer), shape });
     }
 
-    /// Where a parameter lies, if it is a table.
+    /// Where a parameter lies, if it is a table whose rows take their own steps.
     pub(super) fn table_view(&self, layer: usize, param: ParamId) -> Option<View> {
         let tables = self.tables.as_ref()?;
         let owners = &tables.shape.owners;
@@ -102,12 +148,8 @@ pub struct Seat {
 }
 
 impl Sharder<'_> {
-    /// How tables are held, where there is a choice.
     fn tables(&self) -> Tables {
-        match (self.strategy.dp, self.strategy.tables) {
-            (1, _) => Tables::Replicate,
-            (_, tables) => tables.settled(),
-        }
+        held(self.strategy)
     }
 
     /// Applies an operator on tables or on what comes out of them, if it is one.
@@ -116,7 +158,9 @@ impl Sharder<'_> {
             (OpKind::EmbeddingBag { tables, width, .. }, Part::Forward) => {
                 self.look_up(op, tables, width);
             }
-            (OpKind::EmbeddingBag { tables, width, .. }, _) => self.step_rows(op, tables, width),
+            (OpKind::EmbeddingBag { tables, lookups, width }, _) => {
+                self.teach_rows(op, tables, lookups, width);
+            }
             (OpKind::Interact { tables, width, .. }, _) => self.meet(op, tables, width),
             _ => return false,
         }
@@ -158,8 +202,13 @@ impl Sharder<'_> {
         };
         let held = &mut self.params[table.index()];
         (held.placement, held.local) = (placement, [local, width]);
-        // Every replica knows what all samples look up.
-        let ids = self.define_as(ids, Placement::Replicate, |dims| dims[0] = all);
+        let ids = match learn(self.strategy) {
+            Learn::Together => self.define(ids, Placement::Replicate),
+            // Every replica knows what all samples look up.
+            Learn::AtOnce | Learn::Apart => {
+                self.define_as(ids, Placement::Replicate, |dims| dims[0] = all)
+            }
+        };
         let (from, to) = match self.tables() {
             Tables::Replicate | Tables::Auto => (Placement::Replicate, Placement::Replicate),
             Tables::Row => (Placement::SUM, Placement::TOKENS),
@@ -177,13 +226,16 @@ impl Sharder<'_> {
         self.turn(pooled, made, (from, to), dims);
     }
 
-    fn step_rows(&mut self, op: &Operator, tables: u64, width: u64) {
-        let (all, _) = self.samples();
+    /// Brings the gradients of sums to the rows that were summed, for their step or for their gradient.
+    fn teach_rows(&mut self, op: &Operator, tables: u64, lookups: u64, width: u64) {
+        let (all, own) = self.samples();
         let (gradient, ids) = (op.inputs[0], op.inputs[1]);
         let from = self.versions[gradient.index()].last().copied().unwrap_or_default();
+        let learn = learn(self.strategy);
+        let here = self.strategy.dp == 1 || learn == Learn::Together;
         let (ways, dims) = match self.tables() {
-            Tables::Replicate | Tables::Auto if self.strategy.dp == 1 => {
-                ((Placement::Replicate, Placement::Replicate), [all, tables * width])
+            Tables::Replicate | Tables::Auto if here => {
+                ((Placement::Replicate, Placement::Replicate), [own, tables * width])
             }
             Tables::Replicate | Tables::Auto | Tables::Row => {
                 ((Placement::TOKENS, Placement::Replicate), [all, tables * width])
@@ -193,13 +245,11 @@ impl Sharder<'_> {
         let whole = self.turn(gradient, from, ways, dims);
         let ids = self.versions[ids.index()].last().copied().unwrap_or_default();
         let (inputs, params) = (vec![whole, ids], op.params.clone());
-        self.items.push(Item::Op {
-            kind: op.kind,
-            part: op.part,
-            inputs,
-            params,
-            outputs: Vec::new(),
-        });
+        let kind = match learn {
+            Learn::AtOnce => OpKind::StepRows { tables, lookups, width },
+            Learn::Apart | Learn::Together => op.kind,
+        };
+        self.items.push(Item::Op { kind, part: op.part, inputs, params, outputs: Vec::new() });
     }
 
     fn meet(&mut self, op: &Operator, tables: u64, width: u64) {

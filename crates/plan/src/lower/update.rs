@@ -9,6 +9,7 @@ use super::bucket::BucketShape;
 use super::compress::Compressed;
 use super::local::Comparison;
 use super::role::Role;
+use super::tables::{Learn, learn};
 use super::tied::Uses;
 use crate::collective::{CollectiveKind, Order, Reduction};
 use crate::dtype::DType;
@@ -126,14 +127,19 @@ impl Role<'_> {
 
     fn declare_bucket(&mut self, shape: BucketShape) {
         let s = self.context.strategy.clone();
-        let holders = if shape.experts { super::EXPERT_REPLICAS } else { GroupKind::Replicas };
-        let group = self.context.update_group(holders);
+        // Whoever holds the same; nobody, where tables are dealt out.
+        let holders = match (shape.experts, shape.tables && learn(&s) == Learn::Apart) {
+            (true, _) => Some(super::EXPERT_REPLICAS),
+            (false, true) => None,
+            (false, false) => Some(GroupKind::Replicas),
+        };
+        let group = holders.and_then(|holders| self.context.update_group(holders));
         let parts = group.map_or(1, |g| u64::from(self.context.mesh.group_size(g)));
         let (served, shared) = (s.sync.servers() > 0, self.shares_weights());
         let (name, elements) = (shape.name.clone(), shape.elements);
         let part = elements / parts;
         let sharded = parts > 1 && !served;
-        let act = s.activation_dtype();
+        let act = shape.dtype(&s);
 
         let zero3 = sharded && s.zero == Zero::Parameters;
         let rest = if zero3 { part } else { elements };
@@ -154,9 +160,9 @@ impl Role<'_> {
             self.whole(id)
         });
 
-        let replicas = self.context.mesh.group_size(holders);
+        let replicas = holders.map_or(1, |holders| self.context.mesh.group_size(holders));
         let transient = self.transient_gradients();
-        // Experts that no other rank holds have nobody to be reduced with.
+        // Experts and rows that no other rank holds have nobody to be reduced with.
         let alone = transient && replicas == 1 && s.microbatches() > 1;
         let grads = if transient && (replicas > 1 || alone) {
             self.rotating("grads", &shape, s.grad_dtype)
@@ -247,11 +253,13 @@ impl Role<'_> {
         });
         let summed = total.unwrap_or(grads);
         let tied_sum = (uses == Uses::Ranks).then(|| self.tied_call(&name, summed));
-        let compressed = self.declare_compressed(&name, &shape.entries, elements, holders);
-        let comparison = self.declare_comparison(&name, elements, holders, compressed.is_some());
+        let compressed =
+            holders.and_then(|h| self.declare_compressed(&name, &shape.entries, elements, h));
+        let comparison =
+            holders.and_then(|h| self.declare_comparison(&name, elements, h, compressed.is_some()));
         let apart = served || shared || comparison.is_some();
         let dense = compressed.is_none() || s.compress_warmup > 0;
-        let reduce = (replicas > 1 && !apart && dense).then(|| {
+        let reduce = holders.filter(|_| replicas > 1 && !apart && dense).map(|holders| {
             let (kind, output) = match (s.zero, staged) {
                 (Zero::None, _) => (CollectiveKind::AllReduce, summed),
                 (_, Some(staged)) => (CollectiveKind::ReduceScatter, staged),
@@ -259,7 +267,7 @@ impl Role<'_> {
             };
             self.call(&format!("{name}.grad"), kind, Reduction::Sum, holders, summed, output, BLOCK)
         });
-        let gather = sharded.then(|| {
+        let gather = holders.filter(|_| sharded).map(|holders| {
             let input = params;
             let output = compute_params;
             self.call(

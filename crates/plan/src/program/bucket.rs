@@ -29,8 +29,8 @@ pub struct Entry {
     pub decay: bool,
     /// Whether it is an average over past iterations, which a step moves towards its gradient.
     pub running: bool,
-    /// Whether its rows take their steps one by one, where they are looked up. Its placement is then along
-    /// the data-parallel axis.
+    /// Whether its rows are looked up: tables of a recommendation model. Its placement is then along the
+    /// data-parallel axis.
     pub sparse: bool,
     /// Whether it enters the gradient's norm (the second use of a tied table does not, nor what is not
     /// learnt).
@@ -76,6 +76,11 @@ pub struct Bucket {
 }
 
 impl Bucket {
+    /// Whether its gradients are clipped by the norm of all: tables' rows, which do not enter it, are not.
+    pub fn is_clipped(&self) -> bool {
+        self.entries.iter().all(|entry| !entry.sparse)
+    }
+
     /// Master weights, where they rest.
     pub fn resting_master(&self) -> Option<View> {
         let master = self.master?;

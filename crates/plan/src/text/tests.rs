@@ -262,6 +262,7 @@ impl Draw {
             OpKind::SoftmaxStats,
             OpKind::CrossEntropy { scale: x },
             OpKind::EmbeddingBag { tables: a, lookups: b, width: a },
+            OpKind::StepRows { tables: b, lookups: a, width: b },
             OpKind::Interact { tables: a, width: b, parts: 3 },
             OpKind::BinaryCrossEntropy { scale: x },
             OpKind::Conv { window },

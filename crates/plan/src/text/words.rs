@@ -262,6 +262,10 @@ pub(super) fn print_op_kind(kind: &OpKind, out: &mut String) {
             push(out, format_args!("embedding_bag tables={tables} lookups={lookups}"));
             return push(out, format_args!(" width={width}"));
         }
+        OpKind::StepRows { tables, lookups, width } => {
+            push(out, format_args!("step_rows tables={tables} lookups={lookups}"));
+            return push(out, format_args!(" width={width}"));
+        }
         OpKind::Interact { tables, width, parts } => {
             let sizes = format_args!("interact tables={tables} width={width} parts={parts}");
             return push(out, sizes);
@@ -348,6 +352,11 @@ pub(super) fn parse_op_kind(line: &mut Line<'_>) -> Result<OpKind> {
         "activation" => OpKind::Activation { function: ActivationKind::parse(line)? },
         "cross_entropy" => OpKind::CrossEntropy { scale: line.id("scale=", "scale")? },
         "embedding_bag" => OpKind::EmbeddingBag {
+            tables: line.id("tables=", "tables")?,
+            lookups: line.id("lookups=", "lookups")?,
+            width: line.id("width=", "width")?,
+        },
+        "step_rows" => OpKind::StepRows {
             tables: line.id("tables=", "tables")?,
             lookups: line.id("lookups=", "lookups")?,
             width: line.id("width=", "width")?,

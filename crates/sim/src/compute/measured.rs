@@ -70,6 +70,7 @@ pub fn kernel(template: &Template, op: &LocalOp) -> KernelUse {
         | OpKind::SoftmaxStats
         | OpKind::CrossEntropy { .. }
         | OpKind::EmbeddingBag { .. }
+        | OpKind::StepRows { .. }
         | OpKind::Interact { .. }
         | OpKind::BinaryCrossEntropy { .. }
         | OpKind::BatchSums { .. }

@@ -87,6 +87,7 @@ impl Roofline<'_> {
             | OpKind::Add
             | OpKind::CrossEntropy { .. }
             | OpKind::EmbeddingBag { .. }
+            | OpKind::StepRows { .. }
             | OpKind::BinaryCrossEntropy { .. }
             | OpKind::MaxPool { .. }
             | OpKind::AveragePool { .. }
