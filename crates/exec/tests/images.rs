@@ -6,7 +6,10 @@ use common::*;
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
 use paceline_exec::{Start, TrainOptions, train};
 use paceline_plan::DType;
+use paceline_plan::collective::Order;
+use paceline_plan::lower::lower;
 use paceline_plan::model::{Model, ResNet, Stem};
+use paceline_plan::outer::{Local, Outer};
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{OptimizerKind, Recompute, Strategy, Sync, Zero};
 use paceline_plan::units::Bytes;
@@ -122,6 +125,86 @@ fn averages_follow_the_images() {
     assert!(spreads.iter().all(|&spread| spread > 0.0 && (spread - 1.0).abs() > 1e-3));
     let again = train(&plan(&tiny_resnet(), &one()), &options, &mut |_| {}).expect("runs");
     assert_eq!(again.parameters.expect("kept"), parameters);
+}
+
+/// Gradients may go in few bits, and replicas may compare their weights with momentum: the averages are still those
+/// of all images.
+#[test]
+fn averages_are_the_same_however_replicas_agree() {
+    let averages = |strategy: &Strategy| {
+        let mut parameters = run_for(strategy, TrainOptions { lr: 0.0, ..options(8) }).parameters;
+        let all = parameters.as_mut().expect("kept");
+        all.retain(|name, _| name.contains("running"));
+        parameters.expect("kept")
+    };
+    let two = Strategy { dp: 2, micro_batch: 4, leaves: 2, order: Order::Free, ..one() };
+    let expected = averages(&two);
+    let compressed = ["int8", "onebit", "topk:0.1", "powersgd:2"].map(|word| {
+        let compress = word.parse().expect("a compression");
+        (word, Strategy { compress, ..two.clone() })
+    });
+    let apart = [Outer::Average, Outer::Nesterov].map(|outer| {
+        let local = Some(Local { steps: 1, outer });
+        ("apart", Strategy { local, ..two.clone() })
+    });
+    for (name, layout) in compressed.into_iter().chain(apart) {
+        for (tensor, found) in averages(&layout) {
+            for (f, e) in found.iter().zip(&expected[&tensor]) {
+                assert!((f - e).abs() <= 1e-5 * e.abs().max(0.1), "{name}, {tensor}: {f} {e}");
+            }
+        }
+    }
+}
+
+/// What one replica alone pushes to a server that waits for nobody, or to memory that it shares, is applied as ever:
+/// a server that clipped by what it receives would not know averages from gradients.
+#[test]
+fn one_replica_trains_as_ever_where_nobody_waits() {
+    let alone = Strategy { order: Order::Free, leaves: 1, ..one() };
+    let options = TrainOptions { clip: None, ..options(6) };
+    let expected = run_for(&alone, options.clone()).parameters;
+    for sync in ["async-ps:1", "async-ps:2", "ssp:1:1", "hogwild"] {
+        let sync: Sync = sync.parse().expect("a way to agree");
+        let found = run_for(&Strategy { sync, ..alone.clone() }, options.clone()).parameters;
+        assert_eq!(found, expected, "{sync}");
+    }
+}
+
+#[test]
+fn classes_are_learnt_however_replicas_agree() {
+    let two = Strategy { dp: 2, order: Order::Free, ..one() };
+    let two = Strategy { global_batch: 32, micro_batch: 8, ..two };
+    let sync = |word: &str| Strategy { sync: word.parse().expect("known"), ..two.clone() };
+    let local = |outer| Strategy { local: Some(Local { steps: 2, outer }), ..two.clone() };
+    let topk = "topk:0.1".parse().expect("a compression");
+    let layouts = [
+        ("top-k", Strategy { compress: topk, ..two.clone() }),
+        ("local", local(Outer::Average)),
+        ("local, Nesterov", local(Outer::Nesterov)),
+        ("a server", sync("async-ps:1")),
+        ("hogwild", sync("hogwild")),
+    ];
+    for (name, layout) in layouts {
+        let options = TrainOptions { lr: 0.05, weight_decay: 0.0, clip: Some(1.0), ..options(60) };
+        let losses = run_for(&layout, options).iterations;
+        let mean = |of: &[paceline_exec::IterationReport]| {
+            of.iter().map(|i| i.loss).sum::<f32>() / of.len() as f32
+        };
+        let (first, last) = (mean(&losses[..4]), mean(&losses[52..]));
+        eprintln!("{name}: from {first} to {last}");
+        assert!(last < 0.6 * first, "{name}: from {first} to {last}");
+    }
+}
+
+#[test]
+fn what_norms_over_replicas_cannot_do_is_told() {
+    let two = Strategy { dp: 2, order: Order::Free, sync_batch_norm: true, ..one() };
+    let local = Some(Local { steps: 2, outer: Outer::Average });
+    let sync = Sync::Async { servers: 1, staleness: None };
+    for layout in [Strategy { local, ..two.clone() }, Strategy { sync, ..two }] {
+        let told = lower(&tiny_resnet(), &layout).unwrap_err().to_string();
+        assert!(told.contains("--sync-batch-norm: replicas that are not waited for"), "{told}");
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::shard::ShardedLayer;
 use super::tables::{self, Learn};
+use crate::compress::Compression;
 use crate::dtype::DType;
 use crate::graph::{BLOCK, Graph, Param};
 use crate::ids::{LayerId, ParamId};
@@ -28,6 +29,8 @@ pub(super) struct BucketShape {
     pub(super) experts: bool,
     /// Whether it holds tables, which are looked up: they do not enter the gradient's norm.
     pub(super) tables: bool,
+    /// Whether it holds running averages and nothing else.
+    pub(super) averages: bool,
 }
 
 impl BucketShape {
@@ -50,8 +53,8 @@ pub(super) struct Deal<'a> {
 
 impl Deal<'_> {
     /// The buckets of a run of layers, in the order in which the backward pass fills them. A tied table
-    /// is a bucket of its own, and so are experts that other ranks hold; the last one are tables that have
-    /// gradients.
+    /// is a bucket of its own, and so are experts that other ranks hold, and running averages where replicas
+    /// agree in a way that would not keep them averages; the last one are tables that have gradients.
     pub(super) fn buckets(&self, layers: Range<usize>) -> Vec<BucketShape> {
         let mut buckets = Vec::new();
         let mut end = layers.end;
@@ -62,6 +65,10 @@ impl Deal<'_> {
             if size > 0 && (full || layer == layers.start) {
                 if (layer..end).any(|layer| self.has_experts_apart(layer)) {
                     buckets.push(self.bucket(layer..end, Holds::Experts));
+                }
+                let averages = |(_, holds)| holds == Holds::Averages;
+                if (layer..end).any(|layer| self.params(layer).any(averages)) {
+                    buckets.push(self.bucket(layer..end, Holds::Averages));
                 }
                 buckets.push(self.bucket(layer..end, Holds::Rest));
                 end = layer;
@@ -98,10 +105,12 @@ impl Deal<'_> {
         let params = &self.graph.layer(LayerId::from(layer)).params;
         let apart = self.strategy.experts_apart();
         let dense = params.iter().enumerate().filter(|(_, p)| !p.sparse && !p.borrowed);
+        let averages_apart = averages_apart(self.strategy);
         dense.map(move |(i, p)| {
             let holds = match (p.tied, p.experts > 0 && apart) {
                 (true, _) => Holds::Tied,
                 (false, true) => Holds::Experts,
+                (false, false) if p.running && averages_apart => Holds::Averages,
                 (false, false) => Holds::Rest,
             };
             (ParamId::from(i), holds)
@@ -181,12 +190,24 @@ impl Deal<'_> {
         };
         match holds {
             Holds::Experts => name.push_str(".experts"),
+            Holds::Averages => name.push_str(".averages"),
             Holds::Tables => name = "tables".into(),
             Holds::Tied | Holds::Rest => {}
         }
         let elements = offset.div_ceil(step) * step;
-        let tables = holds == Holds::Tables;
-        BucketShape { name, layers, entries, owners, elements, partial, tied, experts, tables }
+        let [tables, averages] = [Holds::Tables, Holds::Averages].map(|kind| kind == holds);
+        BucketShape {
+            name,
+            layers,
+            entries,
+            owners,
+            elements,
+            partial,
+            tied,
+            experts,
+            tables,
+            averages,
+        }
     }
 
     fn sharded_param(&self, layer: LayerId, param: ParamId) -> super::shard::ShardedParam {
@@ -203,8 +224,17 @@ enum Holds {
     Experts,
     /// Tables that are looked up.
     Tables,
+    /// Running averages, where they are held apart.
+    Averages,
     /// Everything else.
     Rest,
+}
+
+/// Whether running averages are not reduced and updated with the weights: compression would round them away,
+/// what replicas that train apart do with momentum would carry a variance below zero, and a server that clips by
+/// what it receives must not count them.
+fn averages_apart(s: &Strategy) -> bool {
+    s.compress != Compression::None || s.local.is_some() || s.sync.is_async()
 }
 
 /// A parameter's number among all of the model's, experts' last; the second use of a tied table has that

@@ -152,6 +152,10 @@ fn images(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
             ),
         );
     }
+    if s.sync_batch_norm && (s.sync.is_async() || s.local.is_some()) {
+        let why = "replicas that are not waited for, or have weights of their own, have no norm in common";
+        say("--sync-batch-norm", format!("{why}; leave it out"));
+    }
     for (flag, size) in [("--tp", s.tp), ("--cp", s.cp)] {
         if size > 1 {
             say(

@@ -15,18 +15,6 @@ pub(super) fn check(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static s
     if s.sync == Sync::Hogwild {
         sharing(s, say);
     }
-    let special = [
-        ("--sync", s.sync.is_async()),
-        ("--local-steps", s.local.is_some()),
-        ("--compress", s.compress != Compression::None),
-    ];
-    for (flag, _) in special.into_iter().filter(|(_, asked)| *asked) {
-        // Batch norm's running averages go with the gradients and must be the mean of all.
-        if matches!(model.body(), Body::Images(_)) {
-            let works = "models that read text can be trained so, others not yet";
-            say(flag, format!("{}: {works}; leave it out", model.name()));
-        }
-    }
     if let (Body::Clicks(_), true) = (model.body(), s.sync.is_async() && s.dtype != DType::F32) {
         say(
             "--dtype",

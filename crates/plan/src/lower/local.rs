@@ -4,13 +4,14 @@
 //! the wires instead of its gradient, as in Chen et al. (arXiv 2004.14180), and second moments
 //! see gradients as they were.
 
+use super::bucket::BucketShape;
 use super::role::Role;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
 use crate::graph::{BLOCK, OpKind, Part};
 use crate::ids::{CallId, LaneId, Microbatch, OpId, SegmentId};
 use crate::mesh::GroupKind;
-use crate::outer::OuterOp;
+use crate::outer::{Outer, OuterOp};
 use crate::program::{
     Access, AccumulateMode, LocalOp, MemoryKind, Op, Operand, Segment, SegmentPass, StepPhase,
     Template, View,
@@ -24,6 +25,8 @@ pub(super) struct Comparison {
     /// The weights at the last one.
     anchor: View,
     velocity: Option<View>,
+    /// The rate of the step that all take, and how much of the velocity it keeps.
+    rule: (f64, f64),
     /// How far the weights have moved, and then the sum of that.
     pub(super) moved: View,
     /// How that is summed, unless it is compressed.
@@ -34,24 +37,26 @@ impl Role<'_> {
     /// Declares the comparison of a bucket, if replicas train apart.
     pub(super) fn declare_comparison(
         &mut self,
-        name: &str,
-        elements: u64,
+        shape: &BucketShape,
         holders: GroupKind,
         compressed: bool,
     ) -> Option<Comparison> {
-        let (_, momentum) = self.context.strategy.local?.outer.rule();
+        let outer = self.context.strategy.local?.outer;
+        let (name, elements) = (&shape.name, shape.elements);
+        // Running averages stay averages; with momentum, a variance could end below zero.
+        let rule = if shape.averages { Outer::Average } else { outer }.rule();
         let mut state = |what: &str, kind| {
             let buffer = self.buffer(format!("{name}.{what}"), DType::F32, elements, 1, kind);
             self.whole(buffer)
         };
         let anchor = state("anchor", MemoryKind::Optimizer);
-        let velocity = (momentum > 0.0).then(|| state("velocity", MemoryKind::Optimizer));
+        let velocity = (rule.1 > 0.0).then(|| state("velocity", MemoryKind::Optimizer));
         let moved = state("moved", MemoryKind::Communication);
         let (kind, sum) = (CollectiveKind::AllReduce, Reduction::Sum);
         let name = format!("{name}.moved");
         let sum = (!compressed).then(|| self.call(&name, kind, sum, holders, moved, moved, BLOCK));
         let replicas = self.context.mesh.group_size(holders);
-        Some(Comparison { replicas, anchor, velocity, moved, sum })
+        Some(Comparison { replicas, anchor, velocity, rule, moved, sum })
     }
 
     /// Writes what must have happened before the first iteration: replicas set out from the first weights.
@@ -86,8 +91,6 @@ impl Role<'_> {
 
     /// Compares how far replicas have moved, and moves all to the same weights.
     pub(super) fn compare(&mut self) {
-        let Some(local) = self.context.strategy.local else { return };
-        let (rate, momentum) = local.outer.rule();
         let mut summed = Vec::new();
         for bucket in 0..self.buckets.len() {
             let Some(comparison) = self.buckets[bucket].comparison else { continue };
@@ -109,7 +112,8 @@ impl Role<'_> {
         self.decompress_all();
         for (bucket, params, comparison, sum) in summed {
             let sum: Vec<OpId> = sum.into_iter().chain(self.buckets[bucket].ready).collect();
-            let Comparison { replicas, anchor, velocity, moved, .. } = comparison;
+            let Comparison { replicas, anchor, velocity, rule: (rate, momentum), moved, .. } =
+                comparison;
             let inputs: Vec<View> = [moved, anchor].into_iter().chain(velocity).collect();
             let outputs: Vec<View> = [params, anchor].into_iter().chain(velocity).collect();
             let op = self.outer_op(OuterOp::Step { replicas, rate, momentum }, &inputs, &outputs);

@@ -253,10 +253,11 @@ impl Role<'_> {
         });
         let summed = total.unwrap_or(grads);
         let tied_sum = (uses == Uses::Ranks).then(|| self.tied_call(&name, summed));
-        let compressed =
-            holders.and_then(|h| self.declare_compressed(&name, &shape.entries, elements, h));
+        let compressed = holders
+            .filter(|_| !shape.averages)
+            .and_then(|h| self.declare_compressed(&name, &shape.entries, elements, h));
         let comparison =
-            holders.and_then(|h| self.declare_comparison(&name, elements, h, compressed.is_some()));
+            holders.and_then(|h| self.declare_comparison(&shape, h, compressed.is_some()));
         let apart = served || shared || comparison.is_some();
         let dense = compressed.is_none() || s.compress_warmup > 0;
         let reduce = holders.filter(|_| replicas > 1 && !apart && dense).map(|holders| {
