@@ -33,6 +33,17 @@ pub enum ExecError {
         /// What would work.
         works: &'static str,
     },
+    /// A warm-up is asked for that is behind the run already, and was another one.
+    #[error(
+        "the run that is resumed has had a warm-up of {settled} iterations, not of {said}; use {settled}, or leave \
+         out --compress-warmup"
+    )]
+    Settled {
+        /// Iterations that were asked for.
+        said: u32,
+        /// Iterations that they were.
+        settled: u32,
+    },
     /// There is no data for this model.
     #[error(transparent)]
     Data(#[from] DataError),

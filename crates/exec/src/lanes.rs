@@ -4,7 +4,7 @@ use crate::error::{ExecError, Fault};
 use crate::queue::Queue;
 use crate::recorder::Recorder;
 use paceline_plan::ids::{LaneId, OpId, Rank};
-use paceline_plan::program::{Op, Plan, Program, Section};
+use paceline_plan::program::{Op, Plan, Program, Section, Turn};
 use paceline_plan::units::Seconds;
 use paceline_plan::validate::describe;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,6 +19,8 @@ pub(crate) struct Lanes<'a> {
     clock: Instant,
     /// Whether some ops do not take place in every iteration.
     has_turns: bool,
+    /// How many of the run's first iterations are its warm-up.
+    warm_up: u32,
     state: Mutex<State<'a>>,
     /// Told of everything that may let an op start, for those who wait here.
     changed: Condvar,
@@ -117,7 +119,7 @@ pub(crate) struct Wait {
 
 impl<'a> Lanes<'a> {
     /// `clock` is when the run started; before its prologue nothing may start. Of the last `traced`
-    /// iterations notes are kept.
+    /// iterations notes are kept. There is no warm-up.
     pub(crate) fn new(plan: &'a Plan, rank: Rank, clock: Instant, traced: Option<u32>) -> Self {
         let program = plan.program(rank);
         let state = State {
@@ -132,7 +134,12 @@ impl<'a> Lanes<'a> {
             trouble: None,
         };
         let (has_turns, state, changed) = (plan.has_turns(), Mutex::new(state), Condvar::new());
-        Self { plan, program, rank, clock, has_turns, state, changed }
+        Self { plan, program, rank, clock, has_turns, warm_up: 0, state, changed }
+    }
+
+    /// The same in a run whose first so many iterations are a warm-up.
+    pub(crate) fn warming_up(self, warm_up: u32) -> Self {
+        Self { warm_up, ..self }
     }
 
     /// The time since the run started.
@@ -339,7 +346,7 @@ impl<'a> Lanes<'a> {
         let idle = |state: &State<'a>, lane: &LaneId| {
             state.queue.ready(*lane).is_some_and(|(op, pass)| {
                 let iteration = state.first + pass as u32 - state.again;
-                let now = self.plan.strategy.turn(iteration);
+                let now = Turn::of(iteration, self.warm_up);
                 !nodes[op.index()].turn.takes_place(now)
             })
         };

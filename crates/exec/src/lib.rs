@@ -70,6 +70,7 @@ mod train;
 mod types;
 mod unlocked;
 mod update;
+mod warm_up;
 
 pub use check::can_run;
 pub use error::{ExecError, Fault};
@@ -81,3 +82,4 @@ pub use paceline_kernels::prefer_large_pages;
 pub use part::take_part;
 pub use staleness::Staleness;
 pub use train::train;
+pub use warm_up::warm_up;

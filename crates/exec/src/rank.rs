@@ -20,7 +20,7 @@ use crate::place::Place;
 use crate::queue::Queue;
 use crate::recorder::Recorder;
 use crate::relay::Relay;
-use crate::run::Run;
+use crate::run::{From, Run};
 use crate::serve::Serving;
 use crate::settled::On;
 use crate::staleness::{Staleness, Watch};
@@ -138,7 +138,8 @@ impl<'a> Rank<'a> {
         let saver = run.saving.as_ref().map(saver);
         let pool = Pool::new(run.options.threads_per_rank)
             .map_err(|source| ExecError::Thread { rank, source })?;
-        let lanes = Arc::new(Lanes::new(run.plan, rank, run.clock, run.options.traced));
+        let lanes = Lanes::new(run.plan, rank, run.clock, run.options.traced);
+        let lanes = Arc::new(lanes.warming_up(run.from.warm_up));
         let memory = Arc::new(memory);
         let relay = Arc::new(Relay::new(Courier::new(run.plan, transport, &memory, &lanes)));
         Ok(Self {
@@ -257,19 +258,21 @@ impl<'a> Rank<'a> {
 
     /// The state of training after so many iterations.
     fn state(&self, iteration: u32) -> TrainingState {
-        let Run { plan, options, data, .. } = self.run;
+        let Run { plan, options, data, from: From { warm_up, .. }, .. } = *self.run;
+        let strategy = &plan.strategy;
         TrainingState {
             format: TrainingState::FORMAT,
             iteration,
             seed: options.seed,
             data: DataPosition {
                 source: data.name().to_owned(),
-                samples: self.run.from.samples_before(iteration, plan.strategy.global_batch),
+                samples: self.run.from.samples_before(iteration, strategy.global_batch),
                 path: data.path().map(Path::to_owned),
             },
-            optimizer: plan.strategy.optimizer,
+            optimizer: strategy.optimizer,
             loss_scale: self.scale.reported().map(|_| self.scale),
-            strategy: plan.strategy.clone(),
+            settled: (strategy.exchanges_moments() && iteration > warm_up).then_some(warm_up),
+            strategy: strategy.clone(),
         }
     }
 
@@ -440,7 +443,7 @@ impl<'a> Rank<'a> {
                     (self.run.kernels.types, self.compute.pool(), self.place);
                 let memory = &*self.memory;
                 let ranks = || self.run.plan.mesh.group_size(self.run.plan.holders(bucket));
-                let settled = || rule.settled(strategy.compress_warmup, ranks());
+                let settled = || rule.settled(self.run.from.warm_up, ranks());
                 let on = On { types, memory, pool, place, bucket, running: now };
                 match (phase, settled()) {
                     (StepPhase::Gauge | StepPhase::Apply, _) => {

@@ -45,6 +45,8 @@ pub(crate) struct From {
     pub(crate) iteration: u32,
     /// Samples that are behind it.
     pub(crate) samples: u64,
+    /// Iterations, of all and not of those to come, in which gradients go as they are before they are compressed.
+    pub(crate) warm_up: u32,
 }
 
 impl From {

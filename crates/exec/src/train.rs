@@ -14,6 +14,7 @@ use crate::rank::{Rank, Remains, Sight, Tell};
 use crate::reports::Reports;
 use crate::resident::Resident;
 use crate::run::{From, Run};
+use crate::warm_up::warm_up;
 use paceline_comm::Transport;
 use paceline_comm::thread::{self as wires, ThreadTransport};
 use paceline_kernels::arena::ArenaError;
@@ -132,8 +133,12 @@ pub(crate) fn asked<'a>(plan: &Plan, options: &'a TrainOptions, first: u32) -> O
 /// Where a run begins. A checkpoint's moments belong to one optimizer.
 pub(crate) fn from(plan: &Plan, options: &TrainOptions, data: &Data) -> Result<From, ExecError> {
     let state = match &options.start {
-        Start::Seed | Start::Pretrained(_) => return Ok(From::default()),
-        Start::Checkpoint(checkpoint) => checkpoint.state(),
+        Start::Seed | Start::Pretrained(_) => None,
+        Start::Checkpoint(checkpoint) => Some(checkpoint.state()),
+    };
+    let warm_up = warm_up(&plan.strategy, options.iterations, state)?;
+    let Some(state) = state else {
+        return Ok(From { warm_up, ..From::default() });
     };
     let TrainingState { iteration, optimizer, data: ref position, .. } = *state;
     if optimizer != plan.strategy.optimizer {
@@ -142,7 +147,7 @@ pub(crate) fn from(plan: &Plan, options: &TrainOptions, data: &Data) -> Result<F
         return Err(ExecError::Option { option: "--optimizer", value, works });
     }
     let samples = if position.source == data.name() { position.samples } else { 0 };
-    Ok(From { iteration, samples })
+    Ok(From { iteration, samples, warm_up })
 }
 
 #[cfg(feature = "cuda")]

@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use paceline_exec::checkpoint::{Carries, Checkpoint, SaveOptions};
-use paceline_exec::{ExecError, Outcome, Start, TrainOptions, train};
+use paceline_exec::{ExecError, Outcome, Start, TrainOptions, train, warm_up};
 use paceline_plan::DType;
 use paceline_plan::collective::Order;
 use paceline_plan::compress::Compression;
@@ -71,9 +71,9 @@ fn what_ranks_carry_by_themselves_goes_on_under_the_same_layout() {
     let lossy =
         |compress| Strategy { compress, optimizer: OptimizerKind::Momentum, ..base.clone() };
     // One is past its warm-up where it stops, one is not.
-    let first_moments = |compress_warmup| {
+    let first_moments = |warm_up| {
         let compress = Compression::OneBit;
-        Strategy { compress, compress_warmup, ..base.clone() }
+        Strategy { compress, compress_warmup: Some(warm_up), ..base.clone() }
     };
     let apart = |outer| Strategy { local: Some(Local { steps: 2, outer }), ..base.clone() };
     let layouts = [
@@ -109,6 +109,46 @@ fn what_ranks_carry_by_themselves_goes_on_under_the_same_layout() {
         for (f, w) in found.iterations.iter().zip(&whole.iterations[6..]) {
             assert!((f.loss - w.loss).abs() < 0.05 * w.loss, "{told}: {} {}", f.loss, w.loss);
         }
+    }
+}
+
+/// A warm-up that nobody gave a length is a fifth of the run. Once it is over it is over, even if the run is to be
+/// longer; and iterations without compression were a warm-up too.
+#[test]
+fn a_run_does_not_warm_up_anew() {
+    let model = tiny_gpt(true);
+    let dense = Strategy { dp: 2, order: Order::Free, ..strategy(8, 1, 8) };
+    let layout = Strategy { compress: Compression::OneBit, ..dense.clone() };
+    let state = |folder: &Folder| Checkpoint::open(&folder.0).unwrap().state().clone();
+    let warm_up = |said, iterations, state| {
+        let asked = Strategy { compress_warmup: said, ..layout.clone() };
+        warm_up(&asked, iterations, Some(state)).map_err(|error| error.to_string())
+    };
+
+    let folder = Folder::new("settled");
+    let save = saving(&folder.0, Some(6));
+    let whole = run_with(&model, &layout, &TrainOptions { save, ..options(10) });
+    fs::remove_dir_all(folder.0.join("iteration-00000010")).unwrap();
+    let on = TrainOptions { start: resumed(&folder.0), ..options(10) };
+    let found = run_with(&model, &layout, &on);
+    assert_eq!(bits(&found), bits(&whole)[6..]);
+    assert_eq!(found.parameters, whole.parameters);
+    let settled = state(&folder);
+    assert_eq!((settled.iteration, settled.settled), (6, Some(2)));
+    assert_eq!(warm_up(None, 1000, &settled), Ok(2));
+    assert_eq!(warm_up(Some(2), 1000, &settled), Ok(2));
+    let refused = warm_up(Some(20), 1000, &settled).unwrap_err();
+    assert!(refused.contains("of 2 iterations, not of 20; use 2"), "{refused}");
+
+    let folder = Folder::new("unsettled");
+    let save = saving(&folder.0, None);
+    run_with(&model, &dense, &TrainOptions { save, ..options(6) });
+    let unsettled = state(&folder);
+    assert_eq!(unsettled.settled, None);
+    assert_eq!([10, 1000].map(|run| warm_up(None, run, &unsettled)), [Ok(6), Ok(200)]);
+    let on = TrainOptions { start: resumed(&folder.0), ..options(10) };
+    for (f, w) in run_with(&model, &layout, &on).iterations.iter().zip(&whole.iterations[6..]) {
+        assert!((f.loss - w.loss).abs() < 0.05 * w.loss, "{} {}", f.loss, w.loss);
     }
 }
 

@@ -82,7 +82,8 @@ const FEATURES: &[Feature] = &[
     // All of a leaf, or a number of samples.
     ("micro-batch", &["leaf", "1"]),
     ("offload", &["none", "optimizer", "all"]),
-    ("compress", &["none", "int8", "onebit", "topk:0.1", "powersgd:2"]),
+    // With a warm-up of so many iterations, or of as many as the optimizer needs.
+    ("compress", &["none", "int8", "onebit", "onebit after 2", "topk:0.1", "powersgd:2"]),
     ("local-steps", &["none", "2"]),
 ];
 
@@ -117,6 +118,10 @@ fn case(row: &Row) -> Case {
         "dlrm" => tiny_dlrm(),
         _ => tiny_llama(),
     };
+    let (compress, warm_up) = match read("compress").split_once(" after ") {
+        Some((compress, warm_up)) => (compress, Some(warm_up.parse().expect("a number"))),
+        None => (read("compress"), None),
+    };
     let leaves = number(if read("leaves") == "dp" { "dp" } else { "leaves" });
     let micro_batch = match read("micro-batch") {
         "leaf" => SAMPLES / u64::from(leaves),
@@ -144,7 +149,8 @@ fn case(row: &Row) -> Case {
         optimizer: read("optimizer").parse::<OptimizerKind>().expect("an optimizer"),
         // A sample is 16 tokens, or one image, or one click.
         seq: model.seq,
-        compress: read("compress").parse::<Compression>().expect("a compression"),
+        compress: compress.parse::<Compression>().expect("a compression"),
+        compress_warmup: warm_up,
         local: read("local-steps").parse().ok().map(|steps| Local { steps, outer: Outer::Average }),
         ..strategy(SAMPLES, micro_batch, leaves)
     };
@@ -425,11 +431,20 @@ const EXCLUDED: &[(Choices, Choices, &str)] = &[
     (("order", &["canonical"]), LOSSY, "what is rounded depends on who sends it"),
     (SERVED, LOSSY, "servers get gradients as they are"),
     (("dtype", &["f16"]), LOSSY, "what is left of an iteration has its loss scale"),
-    (("optimizer", &["lamb"]), ("compress", &["onebit"]), "signs have no second moments"),
-    (WHOLE, ("compress", &["int8", "onebit", "topk:0.1"]), "messages are gathered, not reduced"),
+    (
+        ("optimizer", &["lamb"]),
+        ("compress", &["onebit", "onebit after 2", "topk:0.1", "powersgd:2"]),
+        "they say too little of second moments",
+    ),
+    (("compress", &["onebit after 2"]), APART, "gradients are never exchanged"),
+    (
+        WHOLE,
+        ("compress", &["int8", "onebit", "onebit after 2", "topk:0.1"]),
+        "messages are gathered, not reduced",
+    ),
     (
         ("collective", &["multi-ring:2", "halving-doubling", "partitioned"]),
-        ("compress", &["int8", "onebit"]),
+        ("compress", &["int8", "onebit", "onebit after 2"]),
         "parts go to their owners by all_to_all",
     ),
 ];
@@ -462,7 +477,8 @@ const SHARED: Choices = ("sync", &["hogwild"]);
 const APART: Choices = ("local-steps", &["2"]);
 
 /// What changes gradients on their way.
-const LOSSY: Choices = ("compress", &["int8", "onebit", "topk:0.1", "powersgd:2"]);
+const LOSSY: Choices =
+    ("compress", &["int8", "onebit", "onebit after 2", "topk:0.1", "powersgd:2"]);
 
 /// These reduce whole vectors, and with ZeRO each rank wants a part.
 const WHOLE: Choices = ("collective", &["tree", "ps:1", "naive", "overlapped"]);

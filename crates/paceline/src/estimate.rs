@@ -3,6 +3,7 @@
 use crate::flags::WholeRun;
 use paceline_plan::program::Plan;
 use paceline_plan::units::Seconds;
+use paceline_sim::Outcome;
 use paceline_sim::training::{Checkpointing, Failures, TrainingCost, TrainingRun};
 
 /// What was asked about a whole run.
@@ -32,7 +33,9 @@ pub(crate) struct FailureEstimate {
 }
 
 impl Estimate {
-    pub(crate) fn new(run: &WholeRun, plan: &Plan, iteration: Seconds) -> Self {
+    /// Of a run whose iterations take as long as was simulated, those of a warm-up of compression included.
+    pub(crate) fn new(run: &WholeRun, plan: &Plan, outcome: &Outcome) -> Self {
+        let iteration = outcome.iteration;
         let devices = u64::from(plan.mesh.world());
         let failures = run.failures.map(|flags| {
             let job =
@@ -50,13 +53,17 @@ impl Estimate {
             }
         });
         let cost = run.tokens.map(|tokens| {
-            let training = TrainingRun {
+            let mut training = TrainingRun {
                 tokens,
                 tokens_per_iteration: plan.strategy.tokens(),
                 iteration,
+                warm_up: None,
                 devices,
                 price_per_device_hour: run.price_per_device_hour,
             };
+            let all = u32::try_from(training.iterations()).unwrap_or(u32::MAX);
+            let first = u64::from(plan.strategy.warm_up(all));
+            training.warm_up = outcome.warm_up.map(|each| (first, each));
             training.cost(failures.as_ref().map(|failures| &failures.chosen))
         });
         Self { cost, failures }

@@ -23,5 +23,6 @@ pub mod text;
 pub mod trace;
 pub mod units;
 pub mod validate;
+mod warm_up;
 
 pub use dtype::DType;

@@ -81,9 +81,10 @@ pub struct Strategy {
     /// What gradients are turned into on their way between replicas.
     #[serde(default)]
     pub compress: Compression,
-    /// First iterations in which they go as they are.
+    /// First iterations in which they go as they are; if nothing is said, as many as the optimizer needs, which
+    /// is a share of the run (see [`Strategy::warm_up`]). So a plan holds for runs of any length.
     #[serde(default)]
-    pub compress_warmup: u32,
+    pub compress_warmup: Option<u32>,
     /// How replicas train apart, if they do.
     #[serde(default)]
     pub local: Option<Local>,
@@ -127,7 +128,7 @@ impl Default for Strategy {
             offload: Offload::None,
             store: Store::Disk,
             compress: Compression::None,
-            compress_warmup: 0,
+            compress_warmup: None,
             local: None,
         }
     }
@@ -168,14 +169,6 @@ impl Strategy {
             (false, None) => 1,
         };
         self.tokens() / updates.max(1)
-    }
-
-    /// Whether replicas exchange first moments once the warm-up of compression is over: what second moments would
-    /// make of compressed gradients is noise, so those stay as the warm-up left them (1-bit Adam; Tang et al.,
-    /// arXiv 2102.02888, algorithm 1).
-    pub fn exchanges_moments(&self) -> bool {
-        let adam = self.optimizer == OptimizerKind::AdamW && self.local.is_none();
-        adam && self.compress != Compression::None && self.compress_warmup > 0
     }
 
     /// Tokens of one iteration.

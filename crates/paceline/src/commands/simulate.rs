@@ -187,7 +187,7 @@ fn predict(
     let (violations, outcome) = check_and_simulate(&plan, &cluster, &options);
     refuse(&violations)?;
     let outcome = outcome.map_err(refused)?;
-    let estimate = Estimate::new(&whole_run, &plan, outcome.iteration);
+    let estimate = Estimate::new(&whole_run, &plan, &outcome);
     Ok(Prediction { model, plan, cluster, outcome, estimate })
 }
 

@@ -132,7 +132,8 @@ pub(crate) struct StrategyFlags {
     #[arg(long, value_name = "HOW")]
     pub compress: Option<String>,
     /// First iterations in which gradients go as they are all the same. With adamw, first moments are
-    /// compressed after them instead of gradients (1-bit Adam) [default: 0]
+    /// compressed after them instead of gradients (1-bit Adam) [default: with adamw and onebit or topk a
+    /// fifth of the run, else 0]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub compress_warmup: Option<String>,
     /// Updates that each replica makes by itself in an iteration, with an equal share of its samples,
@@ -308,7 +309,7 @@ impl StrategyFlags {
             store: word("--offload-to", &self.offload_to, problems)
                 .unwrap_or(if defaults.one_host { Store::Disk } else { Store::Host }),
             compress,
-            compress_warmup: warmup.and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
+            compress_warmup: warmup.and_then(|n| u32::try_from(n).ok()),
             local,
         }
     }

@@ -40,6 +40,9 @@ pub(crate) struct RunRecord {
     pub lr: f64,
     /// Iterations of linear warmup.
     pub warmup: u32,
+    /// First iterations in which gradients went between replicas as they are, before they were compressed.
+    #[serde(default)]
+    pub compress_warmup: u32,
     /// Decoupled weight decay.
     pub weight_decay: f64,
     /// The norm to which gradients were scaled down.

@@ -3,6 +3,7 @@
 use super::table::{count, cut, percent, table};
 use crate::output::ModelRecord;
 use paceline_plan::collective::{CollectiveKind, Order, resolve};
+use paceline_plan::compress::Compression;
 use paceline_plan::program::{MemoryKind, Plan};
 use paceline_plan::strategy::{Offload, Recompute, Sync, Zero};
 use paceline_plan::summary::Summary;
@@ -60,6 +61,7 @@ pub(crate) fn facts(model: &ModelRecord, plan: &Plan) -> Vec<(String, String)> {
         fact("update", update(plan)),
     ];
     facts.extend(agreement(plan).map(|text| fact("replicas", text)));
+    facts.extend(compression(plan).map(|text| fact("compress", text)));
     facts.push(fact("schedule", schedule));
     facts
 }
@@ -127,6 +129,25 @@ fn agreement(plan: &Plan) -> Option<String> {
     let algorithm = algorithm.unwrap_or(s.collective);
     let bucket = s.bucket;
     Some(format!("{kind} by {algorithm} {overlap} compute, {bucket} buckets, {order}"))
+}
+
+/// What is compressed, and from when on; nothing where all goes as it is.
+fn compression(plan: &Plan) -> Option<String> {
+    let s = &plan.strategy;
+    if s.compress == Compression::None {
+        return None;
+    }
+    let what = match (s.local, s.exchanges_moments()) {
+        (Some(_), _) => "how far replicas moved",
+        (None, true) => "first moments",
+        (None, false) => "gradients",
+    };
+    let after = match s.compress_warmup {
+        _ if !s.warms_up() => String::new(),
+        Some(said) => format!(", after {} of whole gradients", plural(said.into(), "iteration")),
+        None => ", after a fifth of the run with whole gradients".to_owned(),
+    };
+    Some(format!("{what} by {}{after}", s.compress))
 }
 
 /// The whole plan, at most 40 lines of 100 columns.

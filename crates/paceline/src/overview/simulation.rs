@@ -67,8 +67,11 @@ fn write_simulation(
     let expected = band(outcome.iteration, outcome.error_band);
     writeln!(out, "iteration      {:>9}  {expected}", outcome.iteration.to_string())?;
     if let Some(warm_up) = outcome.warm_up {
-        let first = count(plan.strategy.compress_warmup.into());
-        writeln!(out, "warm-up        {:>9}  in each of the first {first}", warm_up.to_string())?;
+        let first = match plan.strategy.compress_warmup {
+            Some(said) => format!("in each of the first {}", count(said.into())),
+            None => "in the first fifth of a run".to_owned(),
+        };
+        writeln!(out, "warm-up        {:>9}  {first}", warm_up.to_string())?;
     }
     writeln!(out, "compute        {:>9}  {rank}", outcome.compute.to_string())?;
     let exposed = outcome.exposed_communication.to_string();

@@ -45,6 +45,25 @@ fn all_problems_are_told_at_once() {
     assert_eq!(told.err.lines().count(), 10, "{}", told.err);
 }
 
+/// Second moments cannot be learned from signs: flags and run files are refused alike, and told what works.
+#[test]
+fn compression_from_the_start_is_refused_where_adam_cannot_learn_from_it() {
+    let here = Folder::new();
+    let layout = "--model mini --dp 2 --global-batch 4";
+    for how in ["onebit", "topk:0.1", "powersgd:2"] {
+        here.run(&format!("train {layout} --compress {how} --compress-warmup 0")).refused(&[
+            "--compress-warmup: adamw divides by",
+            "leave it out for a fifth of the run, or say 1 or more",
+        ]);
+    }
+    here.file("run.toml", "compress = \"onebit\"\ncompress-warmup = 0\n");
+    here.run(&format!("plan {layout} --config run.toml")).refused(&["run.toml:2", "adamw divides"]);
+    here.run(&format!("plan {layout} --compress int8 --compress-warmup 0")).done();
+    here.run(&format!("plan {layout} --compress onebit --optimizer momentum --compress-warmup 0"))
+        .done();
+    here.run(&format!("plan {layout} --compress-warmup 5")).refused(&["name a --compress"]);
+}
+
 #[test]
 fn unknown_models_and_clusters_get_a_suggestion_and_the_list() {
     let here = Folder::new();

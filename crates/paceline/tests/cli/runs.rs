@@ -167,6 +167,34 @@ fn a_resumed_run_has_the_losses_of_one_that_never_stopped() {
         .refused(&["--save-every: '-1'", "--keep: '0'"]);
 }
 
+/// With Adam compression sets in after a fifth of the run; plans say so, and runs know how many iterations that is, also
+/// where they go on from a shorter one.
+#[test]
+fn compression_warms_up_by_default_and_once() {
+    let here = Folder::new();
+    let layout = "--seq 16 --dp 2 --global-batch 4 --compress topk:0.1";
+    let planned = here.run(&format!("plan --model mini {layout}")).done().out;
+    let told = "compress  first moments by topk:0.1, after a fifth of the run with whole gradients";
+    assert!(planned.contains(told), "{planned}");
+    let cluster = "--cluster laptop --tokens 1M";
+    let simulated = here.run(&format!("simulate --model mini {layout} {cluster}")).done().out;
+    assert!(simulated.contains("in the first fifth of a run"), "{simulated}");
+
+    let common = format!("{layout} --transport thread");
+    let first = format!("train --model mini {common} --iterations 10 --out first");
+    let told = here.run(&first).done().out;
+    assert!(told.contains("warm-up   iterations 1 to 2 of 10"), "{told}");
+    let record = |name: &str| -> Value {
+        let text = fs::read_to_string(here.path().join(name).join("run.json")).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    assert_eq!(record("first")["compress_warmup"], 2);
+    here.run(&format!("train {common} --iterations 100 --resume first --compress-warmup 20"))
+        .refused(&["--compress-warmup: the run that is resumed has had a warm-up of 2 iterations"]);
+    here.run(&format!("train {common} --iterations 20 --resume first --out second")).done();
+    assert_eq!(record("second")["compress_warmup"], 2);
+}
+
 /// Starts a run that saves after every iteration and would go on for hours; ends it with a signal once it has
 /// saved a few times.
 fn signalled(here: &Folder, signal: &str, out: &str) -> std::process::ExitStatus {

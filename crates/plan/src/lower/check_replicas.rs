@@ -27,7 +27,7 @@ pub(super) fn check(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static s
     if s.compress != Compression::None {
         compression(s, say);
     }
-    if s.compress_warmup > 0 {
+    if s.warms_up() {
         warm_up(s, say);
     }
 }
@@ -148,9 +148,10 @@ fn warm_up(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
         let why = "replicas that train apart never exchange gradients";
         say(flag, format!("{why}; leave it out"));
     }
-    if s.exchanges_moments() && s.offload != Offload::None {
-        let why = "first moments are exchanged, and must be at hand";
-        say("--offload", format!("{flag}: {why}; use --offload none"));
+    if s.exchanges_moments() && s.offload.optimizer() {
+        let why = "after a warm-up first moments are exchanged, and must be at hand";
+        let works = "use --offload none or activations, or --optimizer momentum";
+        say("--offload", format!("{} with {}: {why}; {works}", s.compress, s.optimizer));
     }
 }
 
@@ -190,18 +191,17 @@ fn compression(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
             ),
         );
     }
-    let blind = match s.optimizer {
-        OptimizerKind::AdamW => s.local.is_none() && !s.exchanges_moments(),
-        OptimizerKind::Lamb => true,
-        OptimizerKind::Sgd | OptimizerKind::Momentum | OptimizerKind::Lars => false,
-    };
-    if compress == Compression::OneBit && blind {
+    if s.blinds_optimizer() && !s.exchanges_moments() {
+        let (flag, works) = match s.optimizer {
+            OptimizerKind::Lamb => ("--optimizer", "use adamw"),
+            _ => ("--compress-warmup", "leave it out for a fifth of the run, or say 1 or more"),
+        };
         say(
-            "--optimizer",
+            flag,
             format!(
-                "{} divides by the gradients' second moments, and of signs those say nothing (Tang et al., \
-                 arXiv 2102.02888); with onebit use adamw and --compress-warmup 100, after which first moments \
-                 are sent, or adamw and --local-steps 1, which sends steps, or momentum, or sgd",
+                "{} divides by the gradients' second moments, and what {compress} leaves of gradients tells \
+                 nothing about those, so they are learned from whole gradients first (Tang et al., arXiv \
+                 2102.02888); {works}, or --local-steps 1, which sends steps, or --optimizer momentum or sgd",
                 s.optimizer
             ),
         );

@@ -294,7 +294,7 @@ impl Role<'_> {
 
     /// Notes that an op takes place once the warm-up is over, if there is one.
     pub(super) fn once_warm(&mut self, op: OpId) {
-        if self.context.strategy.compress_warmup > 0 {
+        if self.context.strategy.warms_up() {
             self.body.nodes[op.index()].turn = Turn::Steady;
         }
     }

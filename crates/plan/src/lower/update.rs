@@ -259,7 +259,7 @@ impl Role<'_> {
         let comparison =
             holders.and_then(|h| self.declare_comparison(&shape, h, compressed.is_some()));
         let apart = served || shared || comparison.is_some();
-        let dense = compressed.is_none() || s.compress_warmup > 0;
+        let dense = compressed.is_none() || s.warms_up();
         let reduce = holders.filter(|_| replicas > 1 && !apart && dense).map(|holders| {
             let (kind, output) = match (s.zero, staged) {
                 (Zero::None, _) => (CollectiveKind::AllReduce, summed),

@@ -6,7 +6,6 @@
 
 use super::{Op, Plan};
 use crate::ids::Microbatch;
-use crate::strategy::Strategy;
 use std::borrow::Cow;
 
 /// In which iterations an op takes place.
@@ -25,6 +24,11 @@ impl Turn {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Always, Self::WarmUp, Self::Steady];
 
+    /// The turn of an iteration, counted from 0, in a run with a warm-up of so many.
+    pub const fn of(iteration: u32, warm_up: u32) -> Self {
+        if iteration < warm_up { Self::WarmUp } else { Self::Steady }
+    }
+
     /// The word in plans.
     pub const fn word(self) -> &'static str {
         match self {
@@ -37,13 +41,6 @@ impl Turn {
     /// Whether an op with this turn takes place in iterations of the turn `now`.
     pub fn takes_place(self, now: Self) -> bool {
         self == Self::Always || self == now
-    }
-}
-
-impl Strategy {
-    /// The turn of an iteration, counted from 0.
-    pub fn turn(&self, iteration: u32) -> Turn {
-        if iteration < self.compress_warmup { Turn::WarmUp } else { Turn::Steady }
     }
 }
 

@@ -186,7 +186,7 @@ impl<'t> Reader<'t> {
             store: Store::default(),
             tables: Tables::default(),
             compress: Compression::None,
-            compress_warmup: 0,
+            compress_warmup: None,
             local: None,
         };
         if self.peeked.is_some_and(|line| line.peek() == "split") {
@@ -209,7 +209,7 @@ impl<'t> Reader<'t> {
             strategy.compress = self.field("compress")?;
         }
         if self.peeked.is_some_and(|line| line.peek() == "compress_warmup") {
-            strategy.compress_warmup = self.field("compress_warmup")?;
+            strategy.compress_warmup = Some(self.field("compress_warmup")?);
         }
         if self.peeked.is_some_and(|line| line.peek() == "local") {
             strategy.local = Some(self.field("local")?);

@@ -111,8 +111,8 @@ impl<'p> Printer<'p> {
         if s.compress != Compression::None {
             put!(self, "compress {}\n", s.compress);
         }
-        if s.compress_warmup != 0 {
-            put!(self, "compress_warmup {}\n", s.compress_warmup);
+        if let Some(warm_up) = s.compress_warmup {
+            put!(self, "compress_warmup {warm_up}\n");
         }
         if let Some(local) = s.local {
             put!(self, "local {local}\n");

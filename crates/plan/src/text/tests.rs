@@ -202,7 +202,7 @@ impl Draw {
                 Compression::TopK(0.01),
                 Compression::PowerSgd(4),
             ]),
-            compress_warmup: self.short(),
+            compress_warmup: self.flag().then(|| self.short()),
             local: self.pick(&[None, Some(Local { steps: 8, outer: Outer::Nesterov })]),
         }
     }

@@ -76,10 +76,11 @@ fn both_kinds_of_iterations_of_a_warm_up_are_timed() {
     };
     let time = |layout: &Strategy| run(&lower(&model, layout).unwrap(), &cluster);
     let onebit = Compression::OneBit;
-    let (whole, compressed) = (time(&layout(Compression::None, 0)), time(&layout(onebit, 0)));
+    let (whole, compressed) =
+        (time(&layout(Compression::None, None)), time(&layout(onebit, Some(0))));
     assert!(3.0 * compressed.iteration.0 < whole.iteration.0);
     assert_eq!((whole.warm_up, compressed.warm_up), (None, None));
-    let both = time(&layout(onebit, 100));
+    let both = time(&layout(onebit, Some(100)));
     let near = |found: Seconds, wanted: Seconds| (found.0 / wanted.0 - 1.0).abs() < 1e-3;
     assert!(near(both.iteration, compressed.iteration));
     // Buckets are padded such that their blocks can be dealt out.

@@ -13,6 +13,8 @@ pub struct TrainingRun {
     pub tokens_per_iteration: u64,
     /// Time of one iteration.
     pub iteration: Seconds,
+    /// How many first iterations take another time, and which, if some do.
+    pub warm_up: Option<(u64, Seconds)>,
     /// Devices that are held, and paid for, from the first iteration to the last.
     pub devices: u64,
     /// What one device costs for an hour, in any currency.
@@ -35,11 +37,19 @@ pub struct TrainingCost {
 }
 
 impl TrainingRun {
+    /// How many iterations it has; the last one may be filled only partly.
+    pub fn iterations(&self) -> u64 {
+        self.tokens.div_ceil(self.tokens_per_iteration.max(1))
+    }
+
     /// Adds the run up. With `failures`, of every second only the share that is goodput trains.
     pub fn cost(&self, failures: Option<&Failures>) -> TrainingCost {
-        let iterations = self.tokens.div_ceil(self.tokens_per_iteration.max(1));
+        let iterations = self.iterations();
         let goodput = failures.map_or(1.0, |failures| failures.goodput);
-        let wall = Seconds(iterations as f64 * self.iteration.0 / goodput);
+        let (first, each) = self.warm_up.unwrap_or((0, self.iteration));
+        let first = first.min(iterations);
+        let rest = (iterations - first) as f64 * self.iteration.0;
+        let wall = Seconds((first as f64 * each.0 + rest) / goodput);
         let device_hours = self.devices as f64 * wall.0 / 3600.0;
         let cost = self.price_per_device_hour.map(|price| price * device_hours);
         TrainingCost { tokens: self.tokens, iterations, wall, device_hours, cost }
@@ -55,6 +65,7 @@ mod tests {
         tokens: 1_000_001,
         tokens_per_iteration: 1000,
         iteration: Seconds(3.6),
+        warm_up: None,
         devices: 16,
         price_per_device_hour: Some(2.5),
     };
@@ -79,6 +90,7 @@ mod tests {
             tokens: 300_000_000_000,
             tokens_per_iteration,
             iteration: Seconds(operations / (1024.0 * 140e12)),
+            warm_up: None,
             devices: 1024,
             price_per_device_hour: None,
         };
@@ -100,6 +112,14 @@ mod tests {
         assert!(
             (failing.cost.unwrap() / alone.cost.unwrap() * failures.goodput - 1.0).abs() < 1e-12
         );
+    }
+
+    #[test]
+    fn a_warm_up_takes_its_own_time() {
+        let slow = |first| TrainingRun { warm_up: Some((first, Seconds(7.2))), ..RUN };
+        let wall = |first| slow(first).cost(None).wall.0;
+        assert!((wall(200) - (200.0 * 7.2 + 801.0 * 3.6)).abs() < 1e-9);
+        assert!((wall(5000) - 1001.0 * 7.2).abs() < 1e-9, "all of it");
     }
 
     #[test]

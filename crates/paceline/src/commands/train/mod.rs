@@ -204,6 +204,8 @@ pub(super) struct Job {
     is_described: bool,
     /// What it is for.
     purpose: Purpose,
+    /// First iterations whose gradients go as they are before they are compressed.
+    warm_up: u32,
     /// What was asked for: ranks that are lost may ask for another layout of it.
     asked: (StrategyFlags, ClusterFlags),
 }
@@ -266,6 +268,14 @@ impl Job {
                 ),
             );
         }
+        let resumed = keeping.resume.as_ref().map(|resume| resume.state());
+        let warm_up = request.as_ref().map_or(Ok(0), |Request { plan, .. }| {
+            paceline_exec::warm_up(&plan.strategy, training.iterations, resumed)
+        });
+        let warm_up = warm_up.unwrap_or_else(|error| {
+            problems.say("--compress-warmup", error.to_string());
+            0
+        });
         let (Some(Request { model, plan }), Some(data), true) =
             (request, data, problems.is_empty())
         else {
@@ -307,6 +317,7 @@ impl Job {
             cluster,
             is_described,
             purpose,
+            warm_up,
             asked,
         };
         job.suit_measurements();

@@ -52,6 +52,10 @@ impl Job {
         });
         let model = ModelRecord::from(model);
         let mut facts = facts(&model, plan);
+        if self.warm_up > 0 {
+            let (first, all) = (self.warm_up, training.iterations);
+            facts.push(("warm-up".to_owned(), format!("iterations 1 to {first} of {all}")));
+        }
         if let DataSource::Text(text) = &data.source {
             let (tokens, path) = (text.tokens(), text.path().display());
             facts.push(("data".to_owned(), format!("{path}, {tokens} tokens, 1 in 20 held out")));
@@ -77,6 +81,7 @@ impl Job {
             iterations_asked: training.iterations,
             lr: training.lr,
             warmup: training.warmup,
+            compress_warmup: self.warm_up,
             weight_decay: training.weight_decay,
             clip: training.clip,
             seed: training.seed,
@@ -140,7 +145,7 @@ impl Job {
     /// The pace, from all iterations.
     pub(super) fn conclude(&self, record: &mut RunRecord) {
         // What is predicted is the pace after any warm-up of compression.
-        let warm_up = self.plan.strategy.compress_warmup.saturating_sub(record.iterations_before);
+        let warm_up = record.compress_warmup.saturating_sub(record.iterations_before);
         let compressed = record.iterations.get(warm_up as usize..).filter(|rest| !rest.is_empty());
         let steady = match compressed.unwrap_or(&record.iterations) {
             // The first iteration also fills caches and wakes threads.
