@@ -335,7 +335,13 @@ fn what_tables_cannot_do_is_told() {
         change(&mut strategy);
         lower(&tiny_dlrm(), &strategy).unwrap_err().to_string()
     };
-    assert!(told(&|s| s.sync = Sync::Servers(1)).contains("--tables: row: every sample looks up"));
+    let servers = told(&|s| s.sync = Sync::Servers(1));
+    assert!(
+        servers.contains("--tables: row: with --sync ps:1 servers hold the weights"),
+        "{servers}"
+    );
+    let apart = told(&|s| s.local = Some(Local { steps: 1, outer: Outer::Average }));
+    assert!(apart.contains("--tables: row: with --local-steps every replica has"), "{apart}");
     assert!(told(&|s| s.pp = 2).contains("--pp: tiny-dlrm is cut by samples and by tables"));
     assert!(
         lower(&tiny_gpt(true), &Strategy { tables: Tables::Row, ..strategy(8, 1, 1) })

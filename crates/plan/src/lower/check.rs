@@ -194,16 +194,15 @@ fn clicks(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
     }
     let dealt = matches!(s.tables, Tables::Table | Tables::Row);
     if dealt && !tables::in_step(s) {
-        let with =
-            if s.local.is_some() { "--local-steps".into() } else { format!("--sync {}", s.sync) };
-        say(
-            "--tables",
-            format!(
-                "{}: every sample looks up rows that other replicas hold, and with {with} those are not waited \
-                 for, or hold none; use --tables replicate, or --sync all-reduce without --local-steps",
-                s.tables
-            ),
-        );
+        let (with, why) = match (s.local, s.sync) {
+            (Some(_), _) => ("--local-steps".into(), "every replica has weights of its own"),
+            (None, sync @ Sync::Servers(_)) => {
+                (format!("--sync {sync}"), "servers hold the weights")
+            }
+            (None, sync) => (format!("--sync {sync}"), "nobody waits for another's rows"),
+        };
+        let works = "use --tables replicate, or --sync all-reduce without --local-steps";
+        say("--tables", format!("{}: with {with} {why}; {works}", s.tables));
     }
     let samples = s.micro_batch.saturating_mul(u64::from(s.dp.max(1)));
     if samples.checked_mul(net.largest_activation()).is_none_or(|e| e >= 1 << 56) {

@@ -12,8 +12,8 @@
 //! gradient as large as a table: where the gradients of the sums are, the rows that were looked up take
 //! their step at once, and nothing reads a row between its step and the next iteration. Everything else
 //! adds gradients up over microbatches and gives every row a state, as other parameters have it: dealt out with
-//! the rows, which then have nobody to be reduced with; or on every replica, reduced, served or
-//! compared as the networks are.
+//! the rows, which then have nobody to be reduced with; or on every replica, of its own samples, and reduced,
+//! served or compared as the networks are.
 //!
 //! Tables stay f32 whatever the networks are. Rows that were looked up once must not lose small steps, and
 //! a copy in 16 bits beside the exact rows would take more memory, not less.
