@@ -173,7 +173,8 @@ fn small(optimizer: OptimizerKind, compress: Compression) -> Strategy {
     Strategy { optimizer, global_batch: 4, micro_batch: 2, ..replicas(2, compress) }
 }
 
-/// What is said nowhere, such as a warm-up, is as it is by default.
+/// What is said nowhere, such as a warm-up, is as it is by default. Momentum with `onebit` depends on the seed;
+/// `docs/parallelism/compression.md` tells by how much.
 #[test]
 fn losses_end_within_two_percent_of_those_without_compression() {
     let mut wrong = Vec::new();
