@@ -137,6 +137,19 @@ fn read_in_place(transport: &mut ProcessTransport) -> u64 {
             }
         }
     }
+    // Of what is left open and may be read, nothing is sent but where it lies.
+    let neighbours = members.iter().all(|rank| *rank == me || transport.is_neighbour(*rank));
+    for kind in [CollectiveKind::ReduceScatter, CollectiveKind::AllGather] {
+        let (algorithm, order) = (Algorithm::Auto, Order::Canonical);
+        let spec = CollectiveSpec { kind, algorithm, order, ..read_reduce(ranks)[0] };
+        let vector = (DType::F32, &mut shared[..1 << 20]);
+        run_bytes(transport, &spec, &members, tag, vector, None, patience).unwrap();
+        let record = transport.flight_record();
+        let own = record.entries().filter(|entry| entry.header.tag == tag);
+        let most = own.map(|entry| entry.bytes).max();
+        assert!(ranks == 1 || neighbours == (most < Some(1000)), "{kind}: {most:?} bytes at once");
+        tag = tag.next();
+    }
     // The canonical order is the one of messages.
     let [messages, reads] = [Algorithm::Direct, Algorithm::ReadReduce].map(|algorithm| {
         let data: &mut [u8] = &mut shared[..4000];
@@ -159,7 +172,8 @@ fn read_reduce(ranks: u32) -> Vec<CollectiveSpec> {
     let hierarchy =
         Algorithm::Hierarchical { inner: Level::ReadReduce, outer: Level::Ring, host: None };
     let mut specs = Vec::new();
-    for algorithm in [Algorithm::ReadReduce, hierarchy.with_host(ranks.min(3))] {
+    // What nobody has chosen is read too where that keeps its order.
+    for algorithm in [Algorithm::ReadReduce, Algorithm::Auto, hierarchy.with_host(ranks.min(3))] {
         for kind in CollectiveKind::ALL {
             for order in [Order::Free, Order::Canonical] {
                 if resolve(kind, algorithm, ranks, order).is_ok() {

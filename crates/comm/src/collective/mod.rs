@@ -54,7 +54,8 @@ pub struct CollectiveSpec {
 /// not take at once goes on beside the steps that follow it. Where the wire can, the peer gets large ones
 /// from the buffers themselves, which are not handed back before it has. Large vectors go through the steps piece
 /// by piece. Where all members share memory, an
-/// all_reduce whose order of summation allows it is done together instead of by steps.
+/// all_reduce whose order of summation allows it is done together instead of by steps, and what is
+/// scattered, gathered or exchanged by an algorithm that nobody has chosen is read where it lies.
 #[derive(Debug)]
 pub struct Running {
     spec: CollectiveSpec,
@@ -89,6 +90,8 @@ pub struct Running {
     moved: u64,
     /// Whether steps can be done without, which depends on the transport too.
     together: Option<Together>,
+    /// Whether the members may read each other's vectors instead, which depends on it as well.
+    may_read: bool,
     is_barrier: bool,
 }
 
@@ -133,6 +136,7 @@ impl Running {
             vector: None,
             moved: 0,
             together: Together::suits(spec, &pattern).then(|| Together::new(members, index)),
+            may_read: may_read(spec) && ranks > 1,
             is_barrier: false,
         })
     }
@@ -200,6 +204,9 @@ impl Running {
         data: &mut [u8],
         output: Option<&mut [u8]>,
     ) -> Result<Progress, CommError> {
+        if std::mem::take(&mut self.may_read) {
+            self.read_if_possible(transport)?;
+        }
         let output = self.check_buffers(transport.rank(), dtype, data, output)?;
         let size = dtype.size() as usize;
         let cut = self.cut(data.len() / size);
@@ -291,6 +298,22 @@ impl Running {
             }
             self.next += 1;
         }
+    }
+
+    /// Goes over to reading, before anything has been said, if all members share memory: what one
+    /// member finds here all others find.
+    fn read_if_possible(&mut self, transport: &dyn Transport) -> Result<(), CommError> {
+        let own = self.members[self.me as usize];
+        let others = self.members.iter().filter(|rank| **rank != own);
+        if transport.shares_memory() && others.into_iter().all(|&rank| transport.is_neighbour(rank))
+        {
+            let CollectiveSpec { kind, order, root, .. } = self.spec;
+            let ranks = self.members.len() as u32;
+            self.pattern = Pattern::new(kind, Algorithm::ReadReduce, order, ranks, root)?;
+            self.spec.algorithm = Algorithm::ReadReduce;
+            (self.steps, self.pieces) = (self.pattern.steps(self.me), 1);
+        }
+        Ok(())
     }
 
     fn pending(&self, on: Rank) -> Progress {
@@ -515,6 +538,18 @@ pub fn run_bytes(
     finish(transport, patience, |transport| {
         running.progress_bytes(transport, dtype, data, output.as_deref_mut())
     })
+}
+
+/// Whether reading may take the place of the steps asked for: the choice is left open, and there is only
+/// one order to sum in. Whoever broadcasts, gathers or reduces to one rank may go before the others are
+/// done, which a lender may not.
+fn may_read(asked: &CollectiveSpec) -> bool {
+    let kind = matches!(
+        asked.kind,
+        CollectiveKind::ReduceScatter | CollectiveKind::AllGather | CollectiveKind::AllToAll
+    );
+    let open = asked.algorithm == Algorithm::Auto;
+    kind && open && (asked.order == Order::Canonical || !asked.kind.reduces())
 }
 
 /// What is under way between ranks that read each other's memory.
