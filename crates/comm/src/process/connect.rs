@@ -58,6 +58,9 @@ pub struct ProcessOptions {
     pub join: Duration,
     /// After how long without a sign a rank is given up. Death is noticed at once.
     pub detection: Duration,
+    /// Threads of each rank that want a core while it waits: whoever watches for a message must not be in
+    /// the way of another rank's.
+    pub threads: usize,
     /// This host's name, if it is not to be the system's. Ranks of different names never share
     /// memory.
     pub host: Option<String>,
@@ -79,6 +82,7 @@ impl ProcessOptions {
             ring: 256 << 10,
             join: Duration::from_secs(60),
             detection: Duration::from_secs(10),
+            threads: 1,
             host: None,
         }
     }
@@ -152,7 +156,7 @@ pub fn connect(options: &ProcessOptions) -> Result<ProcessTransport, CommError> 
         inbox,
         arrivals,
         interest: Interest::default(),
-        manners: Manners::among(here, cores),
+        manners: Manners::among(here.saturating_mul(options.threads.max(1)), cores),
         sites: Vec::new(),
         windows: Default::default(),
         stages: Vec::new(),

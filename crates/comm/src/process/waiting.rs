@@ -1,7 +1,9 @@
 //! How a rank waits: it watches what it asked for, then lets others have the core, then sleeps.
 //!
-//! Where every rank of the host has a core of its own, watching is fastest and costs nobody anything,
-//! for some microseconds. After that it sleeps at once: on a core that it shares with a stranger,
+//! Where every rank of the host has its cores to itself, watching is fastest and costs nobody anything.
+//! Ranks that train together come to an exchange some milliseconds apart, and whoever finds a sleeper
+//! there pays for waking it: some tens of microseconds on a virtual machine, more than the exchange.
+//! After that it sleeps at once: on a core that it shares with a stranger,
 //! giving its turn away would cost a whole slice of the scheduler's, while a sleeper is woken into
 //! the first place. Where there are more ranks than cores, the one that is waited for most likely
 //! needs a turn, so a rank that waits gives its own away for a while before it sleeps.
@@ -13,6 +15,10 @@ use paceline_plan::ids::Rank;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
+
+/// For how long a rank watches sockets at most: each look is a call of the system, which has packets to
+/// carry meanwhile.
+const AT_SOCKETS: Duration = Duration::from_micros(20);
 
 /// For how long a rank does what before it sleeps.
 #[derive(Clone, Copy, Debug)]
@@ -27,10 +33,10 @@ impl Manners {
     /// None of it: somebody else needs the core.
     pub(super) const ASLEEP: Self = Self { watch: Duration::ZERO, give_way: Duration::ZERO };
 
-    /// What suits so many ranks of one host on so many cores.
-    pub(super) fn among(ranks: usize, cores: usize) -> Self {
-        if ranks <= cores {
-            Self { watch: Duration::from_micros(20), give_way: Duration::ZERO }
+    /// What suits so many threads of one host's ranks on so many cores.
+    pub(super) fn among(threads: usize, cores: usize) -> Self {
+        if threads <= cores {
+            Self { watch: Duration::from_millis(5), give_way: Duration::ZERO }
         } else {
             Self { watch: Duration::ZERO, give_way: Duration::from_micros(200) }
         }
@@ -89,7 +95,10 @@ impl ProcessTransport {
             return;
         }
         let (by_memory, by_socket) = self.ways();
-        let Manners { watch, give_way } = manners;
+        let Manners { mut watch, give_way } = manners;
+        if by_socket {
+            watch = watch.min(AT_SOCKETS);
+        }
         let until = (watch + give_way).min(at_most);
         // Most of what comes soon comes before it would be known what time it is.
         if by_memory && !watch.is_zero() && self.watch() {

@@ -40,6 +40,8 @@ pub(crate) fn connect(
     options.facts = facts(plan, training);
     options.bind = launch.bind;
     options.detection = launch.silence;
+    // Cores that are shared out among ranks are enough for all.
+    options.threads = training.threads_per_rank.map_or(1, std::num::NonZero::get);
     options.wires = match launch.transport {
         Carrier::Auto | Carrier::Thread => Wires::Auto,
         Carrier::SharedMemory => Wires::SharedMemory,
