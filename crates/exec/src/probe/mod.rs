@@ -27,9 +27,11 @@ use crate::run::{From, Run};
 use crate::train::run_rank;
 use bench::Bench;
 use paceline_comm::thread as threads;
-use paceline_plan::ids::{LaneId, Microbatch, Rank, SegmentId};
+use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Reduction};
+use paceline_plan::ids::{CallId, GroupId, LaneId, Microbatch, Rank, SegmentId};
+use paceline_plan::mesh::GroupKind;
 use paceline_plan::program::{
-    AccumulateMode, Op, Plan, Section, Segment, SegmentPass, StepPhase, Template,
+    AccumulateMode, Call, Op, Plan, Section, Segment, SegmentPass, StepPhase, Template, View,
 };
 use paceline_plan::units::Seconds;
 use std::cell::RefCell;
@@ -110,11 +112,22 @@ pub fn time(
     Ok(Seconds(medians.iter().sum::<f64>() / medians.len().max(1) as f64))
 }
 
+/// An op that does nothing but take its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// A computation of no operators.
+    Computation,
+    /// A collective of a rank with itself.
+    Exchange,
+}
+
 /// What an op of a program takes beside its work.
-pub fn overhead(plan: &Plan, effort: Duration) -> Result<Seconds, ExecError> {
-    /// Ops that do nothing: enough to be a large part of what an iteration takes.
+pub fn overhead(plan: &Plan, turn: Turn, effort: Duration) -> Result<Seconds, ExecError> {
+    /// Enough of them to be a large part of what an iteration takes.
     const OPS: u32 = 2000;
     let mut idle = plan.clone();
+    let alone = GroupId::from(idle.groups.len());
+    idle.groups.push(GroupKind::Replicas);
     let name = "nothing".to_owned();
     let template =
         Template { name, pass: SegmentPass::Forward, operands: Vec::new(), ops: Vec::new() };
@@ -124,10 +137,28 @@ pub fn overhead(plan: &Plan, effort: Duration) -> Result<Seconds, ExecError> {
     let program = &mut idle.programs[0];
     let nothing = SegmentId::from(program.segments.len());
     program.segments.push(segment);
+    let call = CallId::from(program.calls.len());
+    let view = View { buffer: program.buckets[0].grads.buffer, offset: 0, len: 1 };
+    program.calls.push(Call {
+        name: "nothing".to_owned(),
+        kind: CollectiveKind::AllReduce,
+        reduction: Reduction::Sum,
+        algorithm: Algorithm::Direct,
+        order: Order::Canonical,
+        group: alone,
+        root: 0,
+        input: view,
+        output: view,
+        dtype: program.buffer(view.buffer).dtype,
+        block: 1,
+    });
     (program.prologue, program.epilogue) = (Section::default(), Section::default());
     program.body = Section::default();
     for microbatch in (0..OPS).map(Microbatch) {
-        let op = Op::Compute { segment: nothing, microbatch, fresh: false };
+        let op = match turn {
+            Turn::Computation => Op::Compute { segment: nothing, microbatch, fresh: false },
+            Turn::Exchange => Op::Collective { call, microbatch },
+        };
         program.body.push(LaneId(0), op, &[]);
     }
     (program.in_flight, program.outputs) = (Vec::new(), Default::default());

@@ -23,11 +23,6 @@ impl Sweep {
         Self { memory, words }
     }
 
-    /// Bytes that ranks which walk at once go through together.
-    pub fn bytes(&self) -> u64 {
-        self.words as u64 * size_of::<u64>() as u64
-    }
-
     /// Walks through the memory of one of so many ranks that do so at once.
     ///
     /// Every second line is changed: what a run then brings into the cache has to push out lines

@@ -45,7 +45,9 @@ fn ranks_run_beside_each_other_on_memory_of_their_own() {
 #[test]
 fn an_op_without_work_costs_something_and_so_does_a_token() {
     let plan = plan("mini");
-    assert!(overhead(&plan, Duration::ZERO).unwrap().0 > 0.0);
+    for turn in [Turn::Computation, Turn::Exchange] {
+        assert!(overhead(&plan, turn, Duration::ZERO).unwrap().0 > 0.0, "{turn:?}");
+    }
     assert!(load(&plan, Duration::from_micros(100)).unwrap().0 > 0.0);
 }
 
@@ -70,7 +72,7 @@ fn exchanges_are_timed_on_every_rank() {
                         assert_eq!(lap.spent_after(lap.left), 0.0);
                     }
                 };
-                let cold = Before::Sweep(sweep);
+                let cold = Before::Sweep(sweep, Duration::ZERO);
                 let timing = Timing { channel: 2, ..timing };
                 told(delivery(&mut transport, &timing, cold).unwrap());
                 for (channel, kind) in (4..).step_by(4).zip(CollectiveKind::ALL) {

@@ -33,8 +33,11 @@ pub struct Timing {
 pub enum Before<'a> {
     /// Another one like it: all that it touches is in the cache, as far as it fits.
     Nothing,
-    /// Work on so much memory of their own that the caches hold nothing else.
-    Sweep(&'a Sweep),
+    /// Work on so much memory of their own that the caches hold nothing else, and then for a while on none:
+    /// a processor whose memory has rested is slow to begin with.
+    Sweep(&'a Sweep, Duration),
+    /// Work for so long on no memory at all.
+    Work(Duration),
 }
 
 /// An exchange as one rank saw it, in seconds of the shared clock.
@@ -174,7 +177,21 @@ pub fn delivery(
 fn prepare(before: Before<'_>, me: Rank, ranks: u32) {
     match before {
         Before::Nothing => {}
-        Before::Sweep(sweep) => sweep.walk(me.0, ranks),
+        Before::Sweep(sweep, time) => {
+            sweep.walk(me.0, ranks);
+            work(time);
+        }
+        Before::Work(time) => work(time),
+    }
+}
+
+/// Computes for so long, in registers.
+fn work(time: Duration) {
+    let (began, mut value) = (Instant::now(), 1.0f64);
+    while began.elapsed() < time {
+        for _ in 0..1000 {
+            value = std::hint::black_box(value * 1.000_000_1);
+        }
     }
 }
 

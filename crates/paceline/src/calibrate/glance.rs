@@ -8,7 +8,7 @@
 use super::grid::{self, Probe};
 use super::{DTYPE, describe, host, number};
 use crate::failure::Failure;
-use paceline_exec::probe::{self, Conditions, Subject};
+use paceline_exec::probe::{self, Conditions, Subject, Turn};
 use paceline_plan::program::{AccumulateMode, Plan, Program};
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
 use paceline_sim::cluster::measured::{CopyRate, KernelTable, Memory, Sample, Temperatures};
@@ -84,11 +84,12 @@ pub(crate) fn glance(
     let mut cluster = describe(Measured {
         cores: u32::try_from(cores.get()).unwrap_or(u32::MAX),
         threads: None,
-        per_op: probe::overhead(&lender.plans[0], EFFORT * 4)?,
+        per_op: probe::overhead(&lender.plans[0], Turn::Computation, EFFORT * 4)?,
+        per_exchange: probe::overhead(&lender.plans[0], Turn::Exchange, EFFORT * 4)?,
         per_token: probe::load(&lender.plans[0], EFFORT * 2)?,
         memory: Memory { copies },
         kernels: tables,
-        swept: None,
+        strangers: BytesPerSec(0.0),
         wires: Vec::new(),
     })?;
     cluster.name = "this machine".into();

@@ -21,7 +21,7 @@ pub(crate) use glance::glance;
 pub(crate) use wires::Transport;
 
 use crate::failure::Failure;
-use paceline_exec::probe::Sweep;
+use paceline_exec::probe::{self, Sweep, Turn};
 use paceline_plan::DType;
 use paceline_plan::strategy::Store;
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
@@ -87,14 +87,16 @@ pub(crate) fn measure(request: &Request, listener: &Listener<'_>) -> Result<Clus
     let sweep = sweep(request);
     let wires = wires::wires(request, &sweep, &wires)?;
     let effort = request.effort() * 10;
+    let memory = kernels::memory(&probes, request, listener.stop)?;
     let measured = Measured {
         cores: u32::try_from(request.cores.get()).unwrap_or(u32::MAX),
         threads: None,
-        per_op: paceline_exec::probe::overhead(&probes.plans[0], effort)?,
+        per_op: probe::overhead(&probes.plans[0], Turn::Computation, effort)?,
+        per_exchange: probe::overhead(&probes.plans[0], Turn::Exchange, effort)?,
         per_token: paceline_exec::probe::load(&probes.plans[0], effort)?,
-        memory: kernels::memory(&probes, request, listener.stop)?,
+        strangers: wires::strangers(request, &memory, &sweep)?,
+        memory,
         kernels: tables,
-        swept: Some(Bytes(sweep.bytes())),
         wires,
     };
     let mut cluster = describe(measured)?;
@@ -204,10 +206,11 @@ mod tests {
             cores: 2,
             threads: None,
             per_op: Seconds(1e-7),
+            per_exchange: Seconds(1e-6),
             per_token: Seconds(1e-9),
             memory: kernels::memory(&probes, &request, &stop).unwrap(),
             kernels: kernels::tables(&probes, &request, &stop, &tell).unwrap(),
-            swept: Some(Bytes(1 << 20)),
+            strangers: BytesPerSec(1e10),
             wires: wires::wires(&request, &Sweep::new(2, 1 << 20), &tell).unwrap(),
         })
         .unwrap()

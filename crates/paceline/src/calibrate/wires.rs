@@ -9,8 +9,8 @@ use paceline_exec::ExecError;
 use paceline_exec::probe::{self, Before, Crowd, Lap, Sweep, Timing};
 use paceline_plan::collective::{Algorithm, CollectiveKind, Order, resolve};
 use paceline_plan::ids::Rank;
-use paceline_plan::units::{Bytes, Seconds};
-use paceline_sim::cluster::measured::{CollectiveTable, Exchange, Wire as Table};
+use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
+use paceline_sim::cluster::measured::{CollectiveTable, Company, Exchange, Memory, Wire as Table};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -69,6 +69,8 @@ enum Setting {
     Warm,
     /// Each after work on other memory.
     Cold,
+    /// Each after a while of work on no memory.
+    Later,
     /// One after the other, while every core also computes, in a world of more ranks than cores.
     Crowded,
 }
@@ -84,7 +86,7 @@ impl Setting {
                 (budget / bytes).clamp(5, if quick { 40 } else { 200 }) as u32
             }
             // Pushing everything out of the caches takes longer than the exchange.
-            (Self::Cold, false) => 12,
+            (Self::Cold | Self::Later, false) => 12,
             // Turns come and go by chance: some laps wait for many, some for none. A large exchange waits
             // for many in one.
             (Self::Crowded, false) => {
@@ -94,7 +96,7 @@ impl Setting {
                     24
                 }
             }
-            (Self::Cold | Self::Crowded, true) => 3,
+            (Self::Cold | Self::Later | Self::Crowded, true) => 3,
         }
     }
 
@@ -103,7 +105,9 @@ impl Setting {
     fn sum_up(self, mut times: Vec<f64>) -> Seconds {
         times.sort_unstable_by(f64::total_cmp);
         let time = match self {
-            Self::Warm | Self::Cold => times.get(times.len() / 2).copied().unwrap_or(0.0),
+            Self::Warm | Self::Cold | Self::Later => {
+                times.get(times.len() / 2).copied().unwrap_or(0.0)
+            }
             Self::Crowded => times.iter().sum::<f64>() / times.len().max(1) as f64,
         };
         // A clock that stands still is no time.
@@ -138,6 +142,49 @@ struct Asked {
     kind: CollectiveKind,
     algorithm: Algorithm,
     resolved: Algorithm,
+}
+
+/// As long as ranks may compute before an exchange: after it little is left in caches that others use too.
+const A_REST: Duration = Duration::from_millis(5);
+
+/// About as long as ranks compute between two exchanges.
+const A_WHILE: Duration = Duration::from_millis(1);
+
+/// How many bytes a second caches lose by themselves, told by how much of what it takes a cold exchange
+/// longer one takes after a while in which its ranks touched nothing.
+pub(super) fn strangers(
+    request: &Request,
+    memory: &Memory,
+    sweep: &Sweep,
+) -> Result<BytesPerSec, Failure> {
+    let none = BytesPerSec(0.0);
+    let ranks = request.ranks.iter().copied().find(|&ranks| ranks > 1);
+    let Some((ranks, &transport)) = ranks.zip(request.transports.first()) else {
+        return Ok(none);
+    };
+    let (kind, algorithm) = (CollectiveKind::AllReduce, Algorithm::Auto);
+    let Ok(resolved) = resolve(kind, algorithm, ranks, Order::Canonical) else {
+        return Ok(none);
+    };
+    let laps = if request.quick { 4 } else { 40 };
+    let timing =
+        Timing { bytes: 1 << 20, laps, channel: 0, patience: PATIENCE, clock: Instant::now() };
+    let case = Case { collective: Some(Asked { kind, algorithm, resolved }), timing };
+    let cores = u32::try_from(request.cores.get()).unwrap_or(u32::MAX);
+    let apart = transport != Transport::Thread && ranks <= cores;
+    // The three of a round see the machine in the same mood.
+    let round = || {
+        let time = |setting| {
+            let stage = Stage { setting, sweep, members: ranks, apart };
+            Ok::<f64, Failure>(world(transport, ranks, &[case], stage)?[0].0)
+        };
+        let (warm, later) = (time(Setting::Warm)?, time(Setting::Later)?);
+        let cold = time(Setting::Cold)?;
+        Ok::<f64, Failure>(((later - warm) / (cold - warm).max(1e-9)).clamp(0.0, 1.0))
+    };
+    let mut shares = [round()?, round()?, round()?];
+    shares.sort_unstable_by(f64::total_cmp);
+    Ok(BytesPerSec(memory.distance(shares[1], Company::Together) / A_WHILE.as_secs_f64()))
 }
 
 /// A table for each transport.
@@ -314,7 +361,8 @@ where
 fn see(wire: &mut dyn Wire, case: &Case, stage: Stage<'_>) -> Result<Seen, ExecError> {
     let Stage { setting, sweep, members, .. } = stage;
     let before = match setting {
-        Setting::Cold => Before::Sweep(sweep),
+        Setting::Cold => Before::Sweep(sweep, A_REST),
+        Setting::Later => Before::Work(A_WHILE),
         Setting::Warm | Setting::Crowded => Before::Nothing,
     };
     match case.collective {

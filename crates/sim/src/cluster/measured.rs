@@ -33,14 +33,17 @@ pub struct Measured {
     pub threads: Option<u32>,
     /// What an op of a program costs beside its work: finding it, dating it, finding its buffers.
     pub per_op: Seconds,
+    /// The same of an exchange with other ranks.
+    pub per_exchange: Seconds,
     /// What bringing one token of a microbatch takes.
     pub per_token: Seconds,
     /// The memory, as one core and as all cores at once see it.
     pub memory: Memory,
     /// Kernels by shape.
     pub kernels: Vec<KernelTable>,
-    /// Bytes of other memory that ranks went through together before a cold exchange.
-    pub swept: Option<Bytes>,
+    /// Bytes a second that caches lose by themselves: other machines on the same processor, and the system,
+    /// push them out as if the rank had touched so many.
+    pub strangers: BytesPerSec,
     /// Transports; the first is the one that answers.
     pub wires: Vec<Wire>,
 }
@@ -175,13 +178,14 @@ impl Measured {
     }
 
     /// The part, from 0 to 1, of what a cold exchange has to fetch that is to be fetched again after
-    /// each of so many ranks has touched so many other bytes.
+    /// each of so many ranks has touched so many other bytes, in so much time.
     ///
-    /// In proportion: a cache that several share loses by chance rather than in order, and somebody
-    /// else's bytes count as well.
-    pub fn lost(&self, distance: f64, ranks: f64) -> f64 {
-        let swept = self.swept.map_or(f64::INFINITY, |swept| swept.as_f64().max(1.0));
-        (distance * ranks.max(1.0) / swept).clamp(0.0, 1.0)
+    /// In a cache that several share, somebody else's bytes count as well; copies were timed with a rank
+    /// on every core.
+    pub fn lost(&self, distance: f64, ranks: f64, time: Seconds) -> f64 {
+        let others = (ranks / f64::from(self.cores.max(1))).max(1.0);
+        let touched = distance * others + self.strangers.0 * time.0;
+        self.memory.coldness(touched, Company::Together)
     }
 
     /// Threads that compute for each of so many ranks of a host.
@@ -216,6 +220,18 @@ impl Memory {
             return 0.0;
         }
         ((between(&points, distance.max(1.0)) - least) / (most - least)).clamp(0.0, 1.0)
+    }
+}
+
+impl Memory {
+    /// The fewest bytes after which an operand is as cold as that: the reverse of [`coldness`](Self::coldness).
+    pub fn distance(&self, coldness: f64, company: Company) -> f64 {
+        let (mut near, mut far) = (0.0f64, self.copies.last().map_or(0.0, |c| c.bytes.as_f64()));
+        for _ in 0..64 {
+            let middle = 0.5 * (near + far);
+            if self.coldness(middle, company) < coldness { near = middle } else { far = middle }
+        }
+        if coldness > 0.0 { far } else { 0.0 }
     }
 }
 
@@ -383,6 +399,7 @@ pub(crate) mod tests {
             cores: 2,
             threads: None,
             per_op: Seconds(5e-7),
+            per_exchange: Seconds(1e-6),
             per_token: Seconds(2e-8),
             memory: Memory {
                 copies: vec![
@@ -392,7 +409,7 @@ pub(crate) mod tests {
                 ],
             },
             kernels: vec![products],
-            swept: Some(Bytes(1 << 25)),
+            strangers: BytesPerSec(1e9),
             wires: vec![
                 Wire {
                     transport: "thread".into(),
@@ -437,17 +454,28 @@ pub(crate) mod tests {
         assert_eq!(memory.coldness(1e12, Company::Alone), 1.0);
         let middle = memory.coldness((1 << 20) as f64, Company::Alone);
         assert!((middle - 1.0 / 7.0).abs() < 1e-9, "{middle}");
+        for coldness in [0.1, 0.5, 0.9] {
+            let distance = memory.distance(coldness, Company::Together);
+            assert!((memory.coldness(distance, Company::Together) - coldness).abs() < 1e-6);
+        }
+        assert_eq!(memory.distance(0.0, Company::Alone), 0.0);
+        assert_eq!(memory.distance(1.0, Company::Alone), (1 << 26) as f64);
         let flat = Memory { copies: vec![memory.copies[0]] };
         assert_eq!(flat.coldness(1e9, Company::Together), 0.0);
     }
 
     #[test]
-    fn caches_lose_in_proportion_to_what_all_ranks_touch() {
+    fn caches_lose_by_what_all_ranks_touch() {
         let machine = two_cores();
-        assert_eq!(machine.lost(0.0, 2.0), 0.0);
-        assert_eq!(machine.lost((1 << 23) as f64, 2.0), 0.5);
-        assert_eq!(machine.lost(f64::INFINITY, 1.0), 1.0);
-        assert_eq!(Measured { swept: None, ..machine }.lost(1e12, 8.0), 0.0);
+        let lost = |bytes: f64, ranks| machine.lost(bytes, ranks, Seconds::ZERO);
+        assert_eq!(lost(0.0, 2.0), 0.0);
+        let some = lost((1 << 20) as f64, 2.0);
+        assert_eq!(some, machine.memory.coldness((1 << 20) as f64, Company::Together));
+        assert!(some > 0.0 && lost((1 << 20) as f64, 4.0) > some);
+        assert_eq!(lost((1 << 20) as f64, 1.0), some, "a core may stay empty");
+        assert_eq!(lost(f64::INFINITY, 1.0), 1.0);
+        let left = machine.lost(0.0, 2.0, Seconds((1 << 20) as f64 * 1e-9));
+        assert!((left - some).abs() < 1e-12, "strangers touch a gigabyte a second");
     }
 
     #[test]

@@ -43,6 +43,8 @@ struct Taking {
     carried: Vec<Vec<f64>>,
     /// By class and op, how many times longer ops take for what runs beside them.
     stretches: Vec<Vec<f64>>,
+    /// By class and op, how long computations are kept waiting by exchanges that their thread moves.
+    held: Vec<Vec<f64>>,
 }
 
 /// Costs on one kind of device.
@@ -90,7 +92,7 @@ impl<'a> Costs<'a> {
                 Some(wire) if cluster.hosts > 1 => calls::carried(plan, wire),
                 Some(_) | None => Vec::new(),
             };
-            Taking { host, durations, carried, stretches: Vec::new() }
+            Taking { host, durations, carried, stretches: Vec::new(), held: Vec::new() }
         });
         let sizes = |program| Sizes::new(plan, program, &profile.ring);
         let rings = plan.programs.iter().map(sizes).collect();
@@ -181,11 +183,21 @@ impl<'a> Costs<'a> {
         *self.measured.as_ref()?.durations.get(role.index())?.moving.get(op.index())?
     }
 
-    /// Sets how many times longer measured ops take, by class and op.
-    pub(super) fn stretch(&mut self, stretches: Vec<Vec<f64>>) {
+    /// Sets how many times longer measured ops take, and how long they are kept waiting, by class and op.
+    pub(super) fn settle(&mut self, stretches: Vec<Vec<f64>>, held: Vec<Vec<f64>>) {
         if let Some(measured) = &mut self.measured {
-            measured.stretches = stretches;
+            (measured.stretches, measured.held) = (stretches, held);
         }
+    }
+
+    /// How long a measured computation that could start is kept waiting.
+    pub(super) fn held(&self, class: u32, op: OpId) -> f64 {
+        let held = self
+            .measured
+            .as_ref()
+            .filter(|_| !self.instant)
+            .and_then(|m| m.held.get(class as usize));
+        held.and_then(|ops| ops.get(op.index())).copied().unwrap_or(0.0)
     }
 
     /// How many times longer an op takes for what runs beside it on a measured host.

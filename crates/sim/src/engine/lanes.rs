@@ -169,8 +169,9 @@ impl<'a> Run<'a> {
                 self.lanes[at as usize].open = Some(1);
                 return false;
             }
-            let end = self.alone(class, op, &body.nodes[op.index()].op, posted);
-            self.finish(head, posted, end, end);
+            let start = posted + self.costs.held(class, op);
+            let end = self.alone(class, op, &body.nodes[op.index()].op, start);
+            self.finish(head, start, end, end);
             return true;
         }
         self.lanes[at as usize].open = Some(meetings.len() as u32);

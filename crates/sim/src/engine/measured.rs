@@ -58,6 +58,9 @@ struct Walk<'a> {
     reuse: Reuse,
     /// When the last exchange was.
     exchanged: u64,
+    /// How long ops have taken so far, and up to which moment of `reuse` each went.
+    time: f64,
+    ended: Vec<(u64, f64)>,
     /// The microbatches of the iterations before.
     before: u64,
 }
@@ -80,7 +83,21 @@ impl<'a> Walk<'a> {
     ) -> Self {
         let program = &plan.programs[role.index()];
         let (reuse, exchanged, before) = (Reuse::default(), 0, 0);
-        Self { plan, program, measured, wire, ranks, threads, roofline, reuse, exchanged, before }
+        let (time, ended) = (0.0, Vec::new());
+        Self {
+            plan,
+            program,
+            measured,
+            wire,
+            ranks,
+            threads,
+            roofline,
+            reuse,
+            exchanged,
+            time,
+            ended,
+            before,
+        }
     }
 
     fn run(mut self) -> Durations {
@@ -108,7 +125,12 @@ impl<'a> Walk<'a> {
             | Op::Stash { .. }
             | Op::Restore { .. }
             | Op::Free { .. }
-            | Op::Serve { .. } => (self.op(op), None),
+            | Op::Serve { .. } => {
+                let taken = self.op(op);
+                self.time += taken.together;
+                self.ended.push((self.reuse.now(), self.time));
+                (taken, None)
+            }
         }
     }
 
@@ -129,7 +151,8 @@ impl<'a> Walk<'a> {
             self.brought(call, ranks).map_or(Seconds::ZERO, |Temperatures { warm, cold }| {
                 warm + (cold - warm).max(Seconds::ZERO) * lost.vectors
             });
-        Some(Moving::new(&moved, (ranks, self.apart()), lost).with(brought, &moved))
+        let more = brought + self.measured.per_exchange;
+        Some(Moving::new(&moved, (ranks, self.apart()), lost).with(more, &moved))
     }
 
     /// What bringing a vector to where a collective works takes, or its result from there: they all work
@@ -155,7 +178,8 @@ impl<'a> Walk<'a> {
         let lost = self.lost(&[view], running);
         let size = self.program.buffer(view.buffer).dtype.size();
         let moved = self.wire?.moved_message(Bytes(view.len.saturating_mul(size)))?;
-        Some(Moving::new(&moved, (2, self.apart()), lost))
+        let more = self.measured.per_exchange;
+        Some(Moving::new(&moved, (2, self.apart()), lost).with(more, &moved))
     }
 
     /// Whether every rank has a core of its own.
@@ -166,17 +190,26 @@ impl<'a> Walk<'a> {
     /// What the caches have lost of the wires since the last exchange, and of these views since they
     /// were touched.
     fn lost(&mut self, views: &[View], running: u64) -> Lost {
-        let lost = |distance: f64| self.measured.lost(distance, self.ranks);
-        let wires = lost(self.reuse.since(self.exchanged));
+        let lost = |walk: &Self, distance: f64, at: u64| {
+            walk.measured.lost(distance, walk.ranks, walk.since(at))
+        };
+        let wires = lost(self, self.reuse.since(self.exchanged), self.exchanged);
         let (mut bytes, mut gone) = (0.0, 0.0);
         for view in views {
             for part in self.reuse.touch(self.program, view, running) {
                 bytes += part.bytes;
-                gone += part.bytes * lost(part.distance);
+                gone += part.bytes * lost(self, part.distance, part.at);
             }
         }
         self.exchanged = self.reuse.now();
         Lost { wires, vectors: if bytes > 0.0 { gone / bytes } else { 0.0 } }
+    }
+
+    /// The time that ops have taken since a moment of `reuse`.
+    fn since(&self, at: u64) -> Seconds {
+        let by_then = self.ended.partition_point(|&(moment, _)| moment < at);
+        let passed = self.ended.get(by_then).map_or(self.time, |&(_, time)| time);
+        Seconds(self.time - if at == 0 { 0.0 } else { passed })
     }
 
     /// How far operands lie beyond where a kernel that runs on them over and over finds them, which is

@@ -13,8 +13,8 @@
 //! depend on nothing but those of ops that ended before, so a worklist of lanes finds them in any
 //! order: no queue of events, and the same result whatever the order.
 //!
-//! **Measured hosts.** Where ranks share cores, an op's time depends on what runs beside it, so the
-//! run is repeated until the two agree (`sharing`).
+//! **Measured hosts.** Where ranks share cores, an op's time depends on what runs beside it, and its
+//! start on what its thread is at (`carrying`), so the run is repeated until they agree (`sharing`).
 //!
 //! The body is run once, from a standing start. Where iterations run into each other, several are
 //! written one after the other and the last is told (`steady`).
@@ -23,6 +23,7 @@ mod ahead;
 mod alike;
 mod beside;
 mod calls;
+mod carrying;
 mod classes;
 mod costs;
 mod engines;
@@ -85,7 +86,8 @@ fn run_classes(
     // Each pass follows what the one before found beside each op; the first few settle it.
     let mut costs = costs.clone();
     for _ in 0..SETTLING {
-        costs.stretch(sharing::stretches(plan, &costs, &timeline, host));
+        let held = carrying::held(plan, &costs, &timeline);
+        costs.settle(sharing::stretches(plan, &costs, &timeline, host), held);
         timeline = once(&costs, timeline.into_classes())?;
     }
     Ok(timeline)

@@ -35,6 +35,8 @@ pub(super) struct Access {
     pub(super) bytes: f64,
     /// Endless for what was never touched.
     pub(super) distance: f64,
+    /// The moment of the last one; 0 if there was none.
+    pub(super) at: u64,
 }
 
 impl Reuse {
@@ -57,11 +59,12 @@ impl Reuse {
             let shared =
                 end.min(start.saturating_add(touched.elements)) - view.offset.max(*start).min(end);
             covered += shared;
-            parts.push(Access { bytes: shared as f64 * size, distance: self.since(touched.at) });
+            let (bytes, at) = (shared as f64 * size, touched.at);
+            parts.push(Access { bytes, distance: self.since(at), at });
         }
         let missing = view.len.saturating_sub(covered);
         if missing > 0 {
-            parts.push(Access { bytes: missing as f64 * size, distance: f64::INFINITY });
+            parts.push(Access { bytes: missing as f64 * size, distance: f64::INFINITY, at: 0 });
         }
         for (place, touched) in known {
             self.put(place, touched.elements, touched.bytes);
@@ -129,7 +132,8 @@ mod tests {
             reuse.touch(program, &b, 0);
         }
         let again = reuse.touch(program, &a, 0);
-        assert_eq!(again, [Access { bytes: 16.0 * size(&a), distance: 4.0 * size(&b) }]);
+        let (bytes, distance) = (16.0 * size(&a), 4.0 * size(&b));
+        assert_eq!(again, [Access { bytes, distance, at: 2 }], "touched second, and last now");
     }
 
     #[test]

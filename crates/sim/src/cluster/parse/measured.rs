@@ -4,9 +4,10 @@
 //! [measured]
 //! cores = 2
 //! per_op = 3e-7                      # seconds, as all times here
+//! per_exchange = 1e-6
 //! per_token = 2e-8
 //! copies = [{ bytes = 65536, alone = 6.4e10, together = 6.4e10 }]
-//! swept = 41943040                   # bytes touched before a cold exchange; optional
+//! strangers = 1e10                   # bytes a second that caches lose by themselves; optional
 //!
 //! [[measured.kernel]]
 //! name = "linear.forward"
@@ -51,12 +52,23 @@ impl Reader<'_> {
         let section = self.table(file, "measured", "[measured]")?;
         self.known_keys(
             &section,
-            &["cores", "threads", "per_op", "per_token", "copies", "swept", "kernel", "wire"],
+            &[
+                "cores",
+                "threads",
+                "per_op",
+                "per_exchange",
+                "per_token",
+                "copies",
+                "strangers",
+                "kernel",
+                "wire",
+            ],
         );
         let cores = self.required(&section, "cores", "2", count);
         let some = |value: &DeValue<'_>| count(value).map(Some);
         let threads = self.optional(&section, "threads", "1", some, None);
         let per_op = self.optional(&section, "per_op", "3e-7", time, Seconds::ZERO);
+        let per_exchange = self.optional(&section, "per_exchange", "1e-6", time, Seconds::ZERO);
         let per_token = self.optional(&section, "per_token", "2e-8", time, Seconds::ZERO);
         let example = "[{ bytes = 65536, alone = 6.4e10, together = 6.4e10 }]";
         let copies = self.required(&section, "copies", example, |value| {
@@ -70,17 +82,24 @@ impl Reader<'_> {
             })?;
             grows(copies, |copy: &CopyRate| copy.bytes)
         });
-        let swept = self.optional(&section, "swept", "41943040", |v| size(v).map(Some), None);
+        let strangers = |value: &DeValue<'_>| {
+            let rate = number(value).filter(|rate| (0.0..=1e15).contains(rate));
+            rate.map(BytesPerSec)
+                .ok_or_else(|| "it is no number of bytes a second from 0 on".into())
+        };
+        let none = BytesPerSec(0.0);
+        let strangers = self.optional(&section, "strangers", "1e10", strangers, none);
         let kernels = self.tables(&section, "kernel", Self::kernel_table);
         let wires = self.tables(&section, "wire", Self::wire);
         Some(Some(Measured {
             cores: cores?,
             threads: threads?,
             per_op: per_op?,
+            per_exchange: per_exchange?,
             per_token: per_token?,
             memory: Memory { copies: copies? },
             kernels: kernels?,
-            swept: swept?,
+            strangers: strangers?,
             wires: wires?,
         }))
     }

@@ -7,9 +7,20 @@ use super::quoted;
 use std::fmt::Write;
 
 pub(super) fn write(out: &mut String, measured: &Measured) -> std::fmt::Result {
-    let Measured { cores, threads, per_op, per_token, memory, kernels, swept, wires } = measured;
+    let Measured {
+        cores,
+        threads,
+        per_op,
+        per_exchange,
+        per_token,
+        memory,
+        kernels,
+        strangers,
+        wires,
+    } = measured;
     writeln!(out, "\n# Times are in seconds, rates in bytes a second.\n[measured]")?;
-    writeln!(out, "cores = {cores}\nper_op = {:?}\nper_token = {:?}", per_op.0, per_token.0)?;
+    writeln!(out, "cores = {cores}\nper_op = {:?}", per_op.0)?;
+    writeln!(out, "per_exchange = {:?}\nper_token = {:?}", per_exchange.0, per_token.0)?;
     if let Some(threads) = threads {
         writeln!(out, "threads = {threads}")?;
     }
@@ -19,7 +30,7 @@ pub(super) fn write(out: &mut String, measured: &Measured) -> std::fmt::Result {
         writeln!(out, "  {{ bytes = {bytes}, alone = {alone:?}, together = {together:?} }},")?;
     }
     writeln!(out, "]")?;
-    swept.iter().try_for_each(|swept| writeln!(out, "swept = {}", swept.0))?;
+    writeln!(out, "strangers = {:?}", strangers.0)?;
     kernels.iter().try_for_each(|table| kernel(out, table))?;
     wires.iter().try_for_each(|table| wire(out, table))
 }
