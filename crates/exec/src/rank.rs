@@ -271,7 +271,7 @@ impl<'a> Rank<'a> {
             },
             optimizer: strategy.optimizer,
             loss_scale: self.scale.reported().map(|_| self.scale),
-            settled: (strategy.exchanges_moments() && iteration > warm_up).then_some(warm_up),
+            settled: (strategy.warms_up() && iteration > warm_up).then_some(warm_up),
             strategy: strategy.clone(),
         }
     }

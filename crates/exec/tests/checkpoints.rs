@@ -120,10 +120,11 @@ fn a_run_does_not_warm_up_anew() {
     let dense = Strategy { dp: 2, order: Order::Free, ..strategy(8, 1, 8) };
     let layout = Strategy { compress: Compression::OneBit, ..dense.clone() };
     let state = |folder: &Folder| Checkpoint::open(&folder.0).unwrap().state().clone();
-    let warm_up = |said, iterations, state| {
+    let asked_of = |layout: &Strategy, said, iterations, state| {
         let asked = Strategy { compress_warmup: said, ..layout.clone() };
         warm_up(&asked, iterations, Some(state)).map_err(|error| error.to_string())
     };
+    let warm_up = |said, iterations, state| asked_of(&layout, said, iterations, state);
 
     let folder = Folder::new("settled");
     let save = saving(&folder.0, Some(6));
@@ -139,6 +140,16 @@ fn a_run_does_not_warm_up_anew() {
     assert_eq!(warm_up(Some(2), 1000, &settled), Ok(2));
     let refused = warm_up(Some(20), 1000, &settled).unwrap_err();
     assert!(refused.contains("of 2 iterations, not of 20; use 2"), "{refused}");
+
+    // Velocities do not depend on its length: who says another one gets it.
+    let momentum = Strategy { optimizer: OptimizerKind::Momentum, ..layout.clone() };
+    let folder = Folder::new("velocities");
+    let save = saving(&folder.0, None);
+    run_with(&model, &momentum, &TrainOptions { save, ..options(10) });
+    let over = state(&folder);
+    assert_eq!((over.iteration, over.settled), (10, Some(2)));
+    let lengths = [None, Some(20)].map(|said| asked_of(&momentum, said, 1000, &over));
+    assert_eq!(lengths, [Ok(2), Ok(20)]);
 
     let folder = Folder::new("unsettled");
     let save = saving(&folder.0, None);

@@ -114,7 +114,10 @@ fn bytes_on_the_wire_are_those_planned() {
             let plan = plan(&model, &ring);
             let planned = planned_bytes(&plan);
             // Of blocks that cannot be dealt out equally, a summary tells of the first rank.
-            assert_eq!(counted(&plan, &options(3))[0], 3 * planned, "{compress}");
+            let whole_first = u64::from(ring.warm_up(3));
+            let expected = whole_first * planned_bytes(&plan.in_turn(Turn::WarmUp))
+                + (3 - whole_first) * planned;
+            assert_eq!(counted(&plan, &options(3))[0], expected, "{compress}");
             match compress {
                 Compression::None => whole = planned,
                 _ => assert!(2 * planned < whole, "{compress}: {planned} of {whole}"),
@@ -155,17 +158,22 @@ fn end(outcome: &Outcome) -> f32 {
 /// Where a layout comes to rest at a learning rate, in the mean of some seeds: that of one run is itself a matter of a
 /// percent.
 fn rest(layout: &Strategy, lr: f64, seeds: &[u64]) -> f32 {
-    let plan = plan(&tiny_gpt(true), layout);
-    let of_seed = |&seed: &u64| {
+    let plan = &plan(&tiny_gpt(true), layout);
+    let of_seed = |seed: u64| {
         // Towards the end it hardly moves any more.
         let schedule = LrSchedule::Linear;
         let keep_parameters = false;
         let weight_decay = 0.0;
         let run =
             TrainOptions { keep_parameters, schedule, lr, seed, weight_decay, ..options(1000) };
-        end(&train(&plan, &run, &mut |_| {}).unwrap())
+        end(&train(plan, &run, &mut |_| {}).unwrap())
     };
-    seeds.iter().map(of_seed).sum::<f32>() / seeds.len() as f32
+    // Ranks of so small a model mostly wait for each other, so that runs beside each other take little longer than one.
+    let ends: Vec<f32> = std::thread::scope(|scope| {
+        let runs: Vec<_> = seeds.iter().map(|&seed| scope.spawn(move || of_seed(seed))).collect();
+        runs.into_iter().map(|run| run.join().expect("a run that ends")).collect()
+    });
+    ends.iter().sum::<f32>() / ends.len() as f32
 }
 
 /// Two replicas of two samples each.
@@ -173,14 +181,14 @@ fn small(optimizer: OptimizerKind, compress: Compression) -> Strategy {
     Strategy { optimizer, global_batch: 4, micro_batch: 2, ..replicas(2, compress) }
 }
 
-/// What is said nowhere, such as a warm-up, is as it is by default. Momentum with `onebit` depends on the seed;
-/// `docs/parallelism/compression.md` tells by how much.
+/// What is said nowhere, such as a warm-up, is as it is by default. With seed 0 momentum would keep to it with `onebit`
+/// from the start; with each of the three others it would end more than 4 % higher.
 #[test]
 fn losses_end_within_two_percent_of_those_without_compression() {
     let mut wrong = Vec::new();
     let optimizers = [
         (OptimizerKind::Sgd, 1.0, &[0][..]),
-        (OptimizerKind::Momentum, 0.3, &[0]),
+        (OptimizerKind::Momentum, 0.3, &[1, 2, 3]),
         (OptimizerKind::AdamW, 0.01, &[0, 1]),
     ];
     for (optimizer, lr, seeds) in optimizers {

@@ -3,6 +3,10 @@
 //! Adam divides by the root of its second moments. Of signs, and of what arrives late and at once, those learn how
 //! gradients were compressed instead of how they vary. So they are learned from gradients as they are, in a warm-up, and
 //! first moments are exchanged after it (1-bit Adam; Tang et al., arXiv 2102.02888, algorithm 1).
+//!
+//! Momentum divides by nothing, but carries on for some ten iterations what signs send late, and they send late what
+//! stands out among its neighbours. Only the start of a run suffers from it: after the same warm-up, gradients themselves
+//! can be compressed (`docs/parallelism/compression.md` tells what was measured).
 
 use crate::compress::Compression;
 use crate::strategy::{OptimizerKind, Strategy};
@@ -14,7 +18,7 @@ const SHARE: u32 = 5;
 impl Strategy {
     /// Whether the first iterations exchange gradients as they are although later ones do not.
     pub fn warms_up(&self) -> bool {
-        self.compress_warmup.map_or(self.blinds_optimizer(), |said| said > 0)
+        self.compress_warmup.map_or(self.needs_warm_up(), |said| said > 0)
     }
 
     /// The first iterations of a run of so many in which gradients go as they are: as many as were said, or else a
@@ -22,7 +26,7 @@ impl Strategy {
     pub fn warm_up(&self, iterations: u32) -> u32 {
         match self.compress_warmup {
             Some(said) => said,
-            None if self.blinds_optimizer() => (iterations / SHARE).max(1),
+            None if self.needs_warm_up() => (iterations / SHARE).max(1),
             None => 0,
         }
     }
@@ -31,6 +35,18 @@ impl Strategy {
     pub fn exchanges_moments(&self) -> bool {
         let adam = self.optimizer == OptimizerKind::AdamW && self.local.is_none();
         adam && self.compress != Compression::None && self.warms_up()
+    }
+
+    /// Whether losses would not end where those of whole gradients do if compression set in at once.
+    pub fn needs_warm_up(&self) -> bool {
+        self.blinds_optimizer() || self.delays_velocities()
+    }
+
+    /// Whether velocities would be led astray by what compression sends late. Of the compressions only `onebit` takes many
+    /// iterations over what stands out among its neighbours; `topk` sends that first.
+    fn delays_velocities(&self) -> bool {
+        let momentum = self.optimizer == OptimizerKind::Momentum && self.local.is_none();
+        momentum && self.compress == Compression::OneBit
     }
 
     /// Whether the optimizer's second moments would learn too little of gradients from what compression leaves of them.
@@ -61,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fifth_of_the_run_where_second_moments_need_it() {
+    fn a_fifth_of_the_run_where_optimizers_need_it() {
         for compress in ALL {
             let adam = with(OptimizerKind::AdamW, compress);
             let needed = compress != Compression::Int8;
@@ -70,9 +86,15 @@ mod tests {
             let fifths = if needed { [1, 1, 1, 2, 200, u32::MAX / 5] } else { [0; 6] };
             assert_eq!(lengths, fifths, "{compress}");
             let momentum = with(OptimizerKind::Momentum, compress);
-            assert!(!momentum.warms_up() && momentum.warm_up(1000) == 0, "{compress}");
+            let needed = compress == Compression::OneBit;
+            assert_eq!(momentum.warms_up(), needed, "{compress}");
+            assert_eq!(momentum.warm_up(1000), if needed { 200 } else { 0 }, "{compress}");
+            assert!(!momentum.exchanges_moments(), "{compress}");
+            assert!(!with(OptimizerKind::Sgd, compress).warms_up(), "{compress}");
             let local = Some(Local { steps: 1, outer: Outer::Average });
-            assert!(!Strategy { local, ..adam }.warms_up(), "{compress}");
+            for apart in [adam, momentum] {
+                assert!(!Strategy { local, ..apart }.warms_up(), "{compress}");
+            }
         }
         assert!(!with(OptimizerKind::AdamW, Compression::None).warms_up());
     }

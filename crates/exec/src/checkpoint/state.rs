@@ -26,7 +26,8 @@ pub struct TrainingState {
     /// The factor of the loss, in runs whose gradients need one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
-    /// How many gradients second moments are an average over, if they have settled since: ranks exchange first moments.
+    /// How many iterations the warm-up of compression was, if it is over. Where ranks exchange first moments since,
+    /// second moments are an average over so many gradients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settled: Option<u32>,
     /// How the run was cut when it was saved. For people: a checkpoint has no layout.

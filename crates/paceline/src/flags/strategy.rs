@@ -132,8 +132,8 @@ pub(crate) struct StrategyFlags {
     #[arg(long, value_name = "HOW")]
     pub compress: Option<String>,
     /// First iterations in which gradients go as they are all the same. With adamw, first moments are
-    /// compressed after them instead of gradients (1-bit Adam) [default: with adamw and onebit or topk a
-    /// fifth of the run, else 0]
+    /// compressed after them instead of gradients (1-bit Adam) [default: a fifth of the run with adamw and
+    /// onebit, topk or powersgd and with momentum and onebit, else 0]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub compress_warmup: Option<String>,
     /// Updates that each replica makes by itself in an iteration, with an equal share of its samples,

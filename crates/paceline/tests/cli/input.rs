@@ -45,9 +45,9 @@ fn all_problems_are_told_at_once() {
     assert_eq!(told.err.lines().count(), 10, "{}", told.err);
 }
 
-/// Second moments cannot be learned from signs: flags and run files are refused alike, and told what works.
+/// Second moments cannot be learned from signs, and velocities do not bear them at first: flags and run files are refused alike, and told what works.
 #[test]
-fn compression_from_the_start_is_refused_where_adam_cannot_learn_from_it() {
+fn compression_from_the_start_is_refused_where_optimizers_do_not_bear_it() {
     let here = Folder::new();
     let layout = "--model mini --dp 2 --global-batch 4";
     for how in ["onebit", "topk:0.1", "powersgd:2"] {
@@ -59,7 +59,15 @@ fn compression_from_the_start_is_refused_where_adam_cannot_learn_from_it() {
     here.file("run.toml", "compress = \"onebit\"\ncompress-warmup = 0\n");
     here.run(&format!("plan {layout} --config run.toml")).refused(&["run.toml:2", "adamw divides"]);
     here.run(&format!("plan {layout} --compress int8 --compress-warmup 0")).done();
-    here.run(&format!("plan {layout} --compress onebit --optimizer momentum --compress-warmup 0"))
+    let momentum = format!("plan {layout} --optimizer momentum --compress");
+    here.run(&format!("{momentum} onebit --compress-warmup 0")).refused(&[
+        "--compress-warmup: onebit sends late",
+        "leave it out for a fifth of the run, or say 1 or more",
+    ]);
+    for works in ["onebit", "onebit --compress-warmup 1", "topk:0.1 --compress-warmup 0"] {
+        here.run(&format!("{momentum} {works}")).done();
+    }
+    here.run(&format!("plan {layout} --compress onebit --optimizer sgd --compress-warmup 0"))
         .done();
     here.run(&format!("plan {layout} --compress-warmup 5")).refused(&["name a --compress"]);
 }

@@ -205,6 +205,16 @@ fn compression(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
                 s.optimizer
             ),
         );
+    } else if s.needs_warm_up() && !s.warms_up() {
+        say(
+            "--compress-warmup",
+            format!(
+                "{compress} sends late what stands out among its neighbours, and {} carries that on, from which \
+                 losses suffer if a run starts so; leave it out for a fifth of the run, or say 1 or more, or use \
+                 --compress int8 or topk:0.1, --local-steps 1, or --optimizer sgd",
+                s.optimizer
+            ),
+        );
     }
     let kinds: &[CollectiveKind] = match compress.codec() {
         Some(Codec::Int8 | Codec::OneBit) => &[CollectiveKind::AllToAll, CollectiveKind::AllGather],

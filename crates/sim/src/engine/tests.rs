@@ -71,7 +71,7 @@ fn both_kinds_of_iterations_of_a_warm_up_are_timed() {
         dp: 2,
         compress,
         compress_warmup,
-        optimizer: OptimizerKind::Momentum,
+        optimizer: OptimizerKind::Sgd,
         ..strategy(&model, 1, 4, ScheduleKind::OneFOneB)
     };
     let time = |layout: &Strategy| run(&lower(&model, layout).unwrap(), &cluster);
