@@ -34,7 +34,9 @@ use paceline_kernels::element::narrow;
 use paceline_kernels::pool::Pool;
 use paceline_kernels::{Bf16, Element, F16};
 use paceline_plan::ids::{BufferId, Microbatch};
-use paceline_plan::program::{AccumulateMode, LoadKind, Op, Program, StepPhase, View};
+use paceline_plan::program::{
+    AccumulateMode, LoadKind, Op, Program, StepPhase, View, WORTH_A_THREAD,
+};
 use paceline_plan::units::Seconds;
 use std::path::Path;
 use std::sync::Arc;
@@ -94,9 +96,6 @@ pub(crate) struct Rank<'a> {
     /// What was computed last, for messages.
     at: Option<Started<'a>>,
 }
-
-/// An op that takes less is over before a second thread is awake: messages wait for its end.
-const WORTH_A_THREAD: Seconds = Seconds(200e-6);
 
 /// How long to sleep at most where whoever is waited for ends the sleep.
 const A_WHILE: Duration = Duration::from_millis(50);

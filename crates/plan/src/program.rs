@@ -30,8 +30,12 @@ use crate::ids::{
 };
 use crate::mesh::{Axis, GroupKind, Mesh};
 use crate::strategy::Strategy;
-use crate::units::Bytes;
+use crate::units::{Bytes, Seconds};
 use serde::{Deserialize, Serialize};
+
+/// An op that takes less is over before a second thread is awake: a rank's messages wait for its end. The
+/// executor goes by it, and whoever predicts what an executor does.
+pub const WORTH_A_THREAD: Seconds = Seconds(200e-6);
 
 /// What every rank does, and where everything lies.
 #[derive(Clone, Debug, PartialEq)]

@@ -303,10 +303,7 @@ impl Running {
     /// Goes over to reading, before anything has been said, if all members share memory: what one
     /// member finds here all others find.
     fn read_if_possible(&mut self, transport: &dyn Transport) -> Result<(), CommError> {
-        let own = self.members[self.me as usize];
-        let others = self.members.iter().filter(|rank| **rank != own);
-        if transport.shares_memory() && others.into_iter().all(|&rank| transport.is_neighbour(rank))
-        {
+        if transport.shares_memory() && are_neighbours(&self.members, transport) {
             let CollectiveSpec { kind, order, root, .. } = self.spec;
             let ranks = self.members.len() as u32;
             self.pattern = Pattern::new(kind, Algorithm::ReadReduce, order, ranks, root)?;
@@ -538,6 +535,15 @@ pub fn run_bytes(
     finish(transport, patience, |transport| {
         running.progress_bytes(transport, dtype, data, output.as_deref_mut())
     })
+}
+
+/// Whether all of these ranks, of which this is one, share memory.
+fn are_neighbours<'r>(
+    members: impl IntoIterator<Item = &'r Rank>,
+    transport: &dyn Transport,
+) -> bool {
+    let own = transport.rank();
+    members.into_iter().all(|&rank| rank == own || transport.is_neighbour(rank))
 }
 
 /// Whether reading may take the place of the steps asked for: the choice is left open, and there is only

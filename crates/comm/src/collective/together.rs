@@ -111,8 +111,7 @@ impl Together {
     /// Whether all members share memory: what one member finds here all others find.
     pub(super) fn is_possible(&mut self, transport: &dyn Transport) -> bool {
         *self.possible.get_or_insert_with(|| {
-            let others = self.peers.iter().enumerate().filter(|(i, _)| *i != self.me);
-            others.into_iter().all(|(_, peer)| transport.is_neighbour(peer.rank))
+            super::are_neighbours(self.peers.iter().map(|peer| &peer.rank), transport)
         })
     }
 
