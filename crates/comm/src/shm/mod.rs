@@ -7,6 +7,7 @@
 
 pub(crate) mod chute;
 pub(crate) mod inbox;
+mod pages;
 pub(crate) mod window;
 
 use crate::error::CommError;
@@ -38,7 +39,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// A new segment of zeros, and the descriptor that keeps it open for others to find.
+    /// A new segment of zeros, and the descriptor that keeps it open for others to find. It lies on large
+    /// pages as far as it has room for them and the system can be moved to it.
     pub(crate) fn create(bytes: usize) -> Result<(Self, OwnedFd, Address), CommError> {
         let failed =
             |error| problem(format!("cannot make {bytes} bytes of shared memory: {error}"));
@@ -49,6 +51,8 @@ impl Mapping {
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
         let mapping = Self::map(&file, bytes).map_err(failed)?;
+        // SAFETY: nobody else knows of the segment yet, which is all zeros and writable.
+        unsafe { pages::enlarge(mapping.base, bytes) };
         let address = Address {
             process: std::process::id(),
             descriptor: file.as_raw_fd() as u32,
@@ -74,11 +78,17 @@ impl Mapping {
 
     fn map(file: &OwnedFd, bytes: usize) -> Result<Self, rustix::io::Errno> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a fresh mapping at an address of the system's choice overlaps nothing; the file
-        // is as long as the mapping and sealed against shrinking.
-        let base =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, file, 0)? };
+        let place = if bytes < pages::LARGE { None } else { Some(pages::Place::new(bytes)?) };
+        let (at, flags) = match &place {
+            Some(place) => (place.start(), flags | MapFlags::FIXED),
+            None => (std::ptr::null_mut(), flags),
+        };
+        // SAFETY: a fresh mapping at an address of the system's choice, or in a place that was set aside
+        // for it, overlaps nothing that is used; the file is as long as the mapping and sealed against
+        // shrinking.
+        let base = unsafe { rustix::mm::mmap(at, bytes, protection, flags, file, 0)? };
         let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::FAULT)?;
+        place.into_iter().for_each(pages::Place::fill);
         Ok(Self { base, bytes })
     }
 

@@ -5,7 +5,7 @@
 //! buffer when it first hears of it and keeps it mapped. That nobody writes what another reads is
 //! laid down by the collective: what is lent stays as it is until the reader is done.
 
-use super::{Address, Mapping};
+use super::{Address, Mapping, pages};
 use crate::error::CommError;
 use crate::secret::{PROOF, nonce};
 use std::collections::VecDeque;
@@ -38,7 +38,7 @@ impl SharedBuffer {
     pub(crate) fn new(bytes: usize) -> Result<Self, CommError> {
         let total = bytes.checked_add(START).filter(|total| *total < isize::MAX as usize);
         let total = total.ok_or_else(|| super::problem(format!("{bytes} bytes are too many")))?;
-        let (map, file, address) = Mapping::create(total)?;
+        let (map, file, address) = Mapping::create(pages::rounded(total))?;
         let mark = nonce()?;
         // SAFETY: nobody else knows of the segment yet.
         unsafe { map.write(0, &mark) };
