@@ -3,6 +3,7 @@
 use paceline_plan::ids::BufferId;
 use paceline_plan::program::{Program, View};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 /// A run of elements: buffer, copy, first element.
 type Place = (BufferId, u64, u64);
@@ -23,7 +24,6 @@ pub(super) struct Reuse {
 struct Touched {
     at: u64,
     elements: u64,
-    bytes: f64,
 }
 
 /// No cache is larger: farther than this is memory, and nobody counts on.
@@ -49,28 +49,42 @@ impl Reuse {
         let before = self.last.range(place(0)..place(view.offset)).next_back();
         let before =
             before.filter(|((.., start), t)| start.saturating_add(t.elements) > view.offset);
-        let known: Vec<(Place, Touched)> = (before.into_iter())
+        let known: Vec<(u64, Touched)> = (before.into_iter())
             .chain(self.last.range(place(view.offset)..place(end)))
-            .map(|(&place, &touched)| (place, touched))
+            .map(|(&(.., start), &touched)| (start, touched))
             .collect();
         let mut covered = 0;
         let mut parts = Vec::with_capacity(known.len() + 1);
-        for ((.., start), touched) in &known {
-            let shared =
-                end.min(start.saturating_add(touched.elements)) - view.offset.max(*start).min(end);
-            covered += shared;
-            let (bytes, at) = (shared as f64 * size, touched.at);
-            parts.push(Access { bytes, distance: self.since(at), at });
+        for &(start, Touched { at, elements }) in &known {
+            let (from, to) = (start.max(view.offset), end.min(start.saturating_add(elements)));
+            covered += to - from;
+            parts.push(Access { bytes: (to - from) as f64 * size, distance: self.since(at), at });
         }
         let missing = view.len.saturating_sub(covered);
         if missing > 0 {
             parts.push(Access { bytes: missing as f64 * size, distance: f64::INFINITY, at: 0 });
         }
-        for (place, touched) in known {
-            self.put(place, touched.elements, touched.bytes);
+        for (&Access { bytes, .. }, (start, touched)) in parts.iter().zip(known) {
+            let Touched { at, elements } = touched;
+            self.last.remove(&place(start));
+            // What lies before and behind the view was touched when it was.
+            let stop = start.saturating_add(elements);
+            for (start, stop) in [(start, view.offset), (end, stop)] {
+                if start < stop {
+                    self.last.insert(place(start), Touched { at, elements: stop - start });
+                }
+            }
+            if let Entry::Occupied(mut then) = self.by_time.entry(at) {
+                *then.get_mut() -= bytes;
+                if *then.get() <= 0.0 {
+                    then.remove();
+                }
+            }
         }
-        if missing > 0 {
-            self.put(place(view.offset), view.len, view.len as f64 * size);
+        if view.len > 0 {
+            self.clock += 1;
+            self.last.insert(place(view.offset), Touched { at: self.clock, elements: view.len });
+            self.by_time.insert(self.clock, view.len as f64 * size);
         }
         parts
     }
@@ -90,15 +104,6 @@ impl Reuse {
             }
         }
         sum
-    }
-
-    fn put(&mut self, place: Place, elements: u64, bytes: f64) {
-        self.clock += 1;
-        let now = Touched { at: self.clock, elements, bytes };
-        if let Some(before) = self.last.insert(place, now) {
-            self.by_time.remove(&before.at);
-        }
-        self.by_time.insert(self.clock, bytes);
     }
 }
 
@@ -150,5 +155,21 @@ mod tests {
         assert_eq!(whole[0].distance, 8.0 * size);
         assert_eq!(whole[1].distance, 0.0);
         assert_eq!(whole[2].distance, f64::INFINITY);
+    }
+
+    /// A bucket of gradients is touched as a whole and layer by layer.
+    #[test]
+    fn a_part_does_not_bring_the_whole_near() {
+        let plan = plan();
+        let program = &plan.programs[0];
+        let size = program.buffer(BufferId(0)).dtype.size() as f64;
+        let mut reuse = Reuse::default();
+        reuse.touch(program, &view(0, 0, 20), 0);
+        assert_eq!(reuse.touch(program, &view(0, 8, 4), 0).len(), 1);
+        let whole = reuse.touch(program, &view(0, 0, 20), 0);
+        let parts: Vec<_> = whole.iter().map(|p| (p.bytes / size, p.distance / size)).collect();
+        assert_eq!(parts, [(8.0, 4.0), (4.0, 0.0), (8.0, 4.0)]);
+        assert_eq!(reuse.since(0), 20.0 * size, "nothing counts twice");
+        assert_eq!(reuse.touch(program, &view(0, 0, 20), 0).len(), 1, "one again");
     }
 }
