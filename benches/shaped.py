@@ -88,7 +88,7 @@ devices_per_link = 1
     text = calibrated.replace("\nhosts = 1\n", "\nhosts = 2\n").replace("\ncores = 2\n", "\ncores = 1\n")
     text = text.replace("\nsize = 64\n", "\nsize = 1\n")
     # The two hosts are one machine: a rank is never alone with its caches and its memory.
-    text = re.sub(r"alone = (\[[^]]*\]|[^,]*), together = (\[[^]]*\]|[^ ]*)", r"alone = \2, together = \2", text)
+    text = re.sub(r"alone = (\[[^]]*\]|[^,]*), together = (\[[^]]*\]|[^ ,}]*)", r"alone = \2, together = \2", text)
     at = text.index("\n# Times are in seconds")
     path = folder / "two-hosts.toml"
     path.write_text(text[:at] + link + text[at:])

@@ -5,18 +5,22 @@
 //! probe is a program of one op on an arena of its own, run by the same code as any other program.
 //! When a kernel or a wire gets faster, so do its probes.
 
+mod before;
 mod bench;
 mod crowd;
+mod layers;
 mod pace;
 mod store;
 mod sweep;
 mod wires;
 
 pub use crate::store::StoreError;
+pub use before::Before;
 pub use crowd::Crowd;
+pub use layers::{LAYER, Layers};
 pub use store::store;
 pub use sweep::Sweep;
-pub use wires::{Before, Lap, Timing, collective, delivery, message};
+pub use wires::{Lap, Timing, collective, delivery, message};
 
 use crate::check;
 use crate::data::Data;
@@ -58,8 +62,8 @@ pub struct Conditions<'a> {
     pub ranks: u32,
     /// Threads that compute for each of them.
     pub threads: NonZeroUsize,
-    /// Where operands are when the computation starts: in the cache if they fit, or swept out of it.
-    pub sweep: Option<&'a Sweep>,
+    /// What comes before each run, and pushes its operands out of the caches.
+    pub before: Before<'a>,
     /// How long to go on once enough was seen.
     pub effort: Duration,
     /// Set from outside to come back early.
@@ -88,11 +92,11 @@ pub fn time(
                 scope.spawn(move || {
                     let stand = bench.set_up(&mut transport, conditions.threads)?;
                     let (rank, stand) = (stand.rank().0, RefCell::new(stand));
-                    let sweep = || {
-                        conditions.sweep.iter().for_each(|s| s.walk(rank, conditions.ranks));
+                    let before = || {
+                        conditions.before.happens(rank, conditions.ranks);
                         stand.borrow().wake();
                     };
-                    let median = pace.median(conditions, sweep, || stand.borrow_mut().run())?;
+                    let median = pace.median(conditions, before, || stand.borrow_mut().run())?;
                     medians.lock().unwrap_or_else(|e| e.into_inner()).push(median);
                     Ok(())
                 })

@@ -1,6 +1,6 @@
 //! How often to repeat a computation, alone or in step with others.
 
-use super::Conditions;
+use super::{Before, Conditions};
 use crate::error::ExecError;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,9 +18,6 @@ const BATCH: Duration = Duration::from_micros(30);
 
 /// Batches without which there is no median.
 const FEWEST: usize = 5;
-
-/// Runs after a sweep, which takes many times as long as most of them.
-const SWEEPS: usize = 3;
 
 /// How long threads of one rank take, at most, to spread over the cores: they begin where they were made,
 /// and the system moves them when it comes to look.
@@ -51,7 +48,7 @@ impl Pace {
     pub(super) fn median(
         &self,
         conditions: &Conditions<'_>,
-        mut sweep: impl FnMut(),
+        mut before: impl FnMut(),
         mut run: impl FnMut() -> Result<(), ExecError>,
     ) -> Result<f64, ExecError> {
         // The first run pays for pages, instructions and branches that no later one pays for; the
@@ -61,9 +58,11 @@ impl Pace {
         let once = began.elapsed().max(Duration::from_nanos(1));
         let ready = ready.and_then(|()| settle(conditions, &mut run));
         self.begin.wait();
-        let measured = match conditions.sweep {
-            Some(_) => self.swept(&mut sweep, &mut run),
-            None => self.batches(conditions, once, &mut run),
+        let measured = match conditions.before {
+            Before::Nothing => self.batches(conditions, once, &mut run),
+            Before::Sweep(_) | Before::Layers(..) => {
+                self.one_by_one(conditions.before, &mut before, &mut run)
+            }
         };
         let measured = ready.and(measured);
         self.done.fetch_add(1, Ordering::Relaxed);
@@ -73,25 +72,28 @@ impl Pace {
         measured
     }
 
-    /// Runs one by one, each after a sweep. All ranks sweep at once and then run at once: a run
-    /// beside another rank's sweep would be that of a stranger machine. So that none waits for one
+    /// Runs one by one, each after what comes before it. All ranks do that at once and then run at once: a
+    /// run beside another rank's sweep would be that of a stranger machine. So that none waits for one
     /// that has left, every rank meets the others as often, whatever its runs say.
-    fn swept(
+    fn one_by_one(
         &self,
-        sweep: &mut impl FnMut(),
+        what: Before<'_>,
+        before: &mut impl FnMut(),
         run: &mut impl FnMut() -> Result<(), ExecError>,
     ) -> Result<f64, ExecError> {
-        let mut times = [0.0; SWEEPS];
+        let mut times = Vec::new();
         let mut well = Ok(());
-        for time in &mut times {
-            sweep();
+        for number in 0..what.settles() + what.runs() {
+            before();
             self.begin.wait();
             let start = Instant::now();
             well = well.and_then(|()| run());
-            *time = start.elapsed().as_secs_f64();
+            if number >= what.settles() {
+                times.push(start.elapsed().as_secs_f64());
+            }
         }
         times.sort_unstable_by(f64::total_cmp);
-        well.map(|()| times[SWEEPS / 2])
+        well.map(|()| times[times.len() / 2])
     }
 
     fn batches(

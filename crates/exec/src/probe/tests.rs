@@ -9,8 +9,8 @@ fn plan(model: &str) -> Plan {
     lower(&model, &strategy).unwrap()
 }
 
-fn conditions<'a>(stop: &'a AtomicBool, ranks: u32, sweep: Option<&'a Sweep>) -> Conditions<'a> {
-    Conditions { ranks, threads: NonZeroUsize::MIN, sweep, effort: Duration::ZERO, stop }
+fn conditions<'a>(stop: &'a AtomicBool, ranks: u32, before: Before<'a>) -> Conditions<'a> {
+    Conditions { ranks, threads: NonZeroUsize::MIN, before, effort: Duration::ZERO, stop }
 }
 
 #[test]
@@ -20,7 +20,8 @@ fn every_operator_of_the_small_models_can_be_timed() {
         let plan = plan(model);
         for (at, template) in plan.templates.iter().enumerate() {
             for op in 0..template.ops.len() {
-                let time = time(&plan, at, Subject::Operator(op), &conditions(&stop, 1, None));
+                let time =
+                    time(&plan, at, Subject::Operator(op), &conditions(&stop, 1, Before::Nothing));
                 assert!(time.unwrap().0 > 0.0, "{model}: {} {op}", template.name);
             }
         }
@@ -37,7 +38,7 @@ fn ranks_run_beside_each_other_on_memory_of_their_own() {
         Subject::Accumulate(4096, AccumulateMode::Add),
         Subject::Accumulate(4096, AccumulateMode::Move),
     ] {
-        let time = time(&plan, 0, subject, &conditions(&stop, 3, Some(&sweep)));
+        let time = time(&plan, 0, subject, &conditions(&stop, 3, Before::Sweep(&sweep)));
         assert!(time.unwrap().0 > 0.0, "{subject:?}");
     }
 }
@@ -72,7 +73,7 @@ fn exchanges_are_timed_on_every_rank() {
                         assert_eq!(lap.spent_after(lap.left), 0.0);
                     }
                 };
-                let cold = Before::Sweep(sweep, Duration::ZERO);
+                let cold = Before::Sweep(sweep);
                 let timing = Timing { channel: 2, ..timing };
                 told(delivery(&mut transport, &timing, cold).unwrap());
                 for (channel, kind) in (4..).step_by(4).zip(CollectiveKind::ALL) {

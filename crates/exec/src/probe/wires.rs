@@ -1,6 +1,6 @@
 //! What exchanges take over a transport, seen from each of its ranks.
 
-use super::Sweep;
+use super::Before;
 use crate::error::ExecError;
 use paceline_comm::{
     CollectiveSpec, CommError, Progress, Receiving, Running, Sending, Tag, Transport, barrier,
@@ -26,18 +26,6 @@ pub struct Timing {
     pub patience: Duration,
     /// A clock that all ranks share.
     pub clock: Instant,
-}
-
-/// What ranks come from when they meet for an exchange.
-#[derive(Clone, Copy, Debug)]
-pub enum Before<'a> {
-    /// Another one like it: all that it touches is in the cache, as far as it fits.
-    Nothing,
-    /// Work on so much memory of their own that the caches hold nothing else, and then for a while on none:
-    /// a processor whose memory has rested is slow to begin with.
-    Sweep(&'a Sweep, Duration),
-    /// Work for so long on no memory at all.
-    Work(Duration),
 }
 
 /// An exchange as one rank saw it, in seconds of the shared clock.
@@ -106,7 +94,7 @@ pub fn collective(
         tag = tag.next();
         running.restart(tag);
         vector.fill(0);
-        prepare(before, me, ranks);
+        before.happens(me.0, ranks);
         carry(transport, timing, |transport| {
             running.progress_bytes(transport, DType::F32, vector, output.as_deref_mut())
         })
@@ -162,7 +150,7 @@ pub fn delivery(
     laps(transport, &members, timing, |transport| {
         tag = tag.next();
         data.fill(0.5);
-        prepare(before, me, 2);
+        before.happens(me.0, 2);
         if me == Rank(0) {
             let mut out = Sending::start(peer, tag);
             carry(transport, timing, |transport| out.progress(transport, &data))
@@ -172,27 +160,6 @@ pub fn delivery(
         }
     })
     .map_err(failed)
-}
-
-fn prepare(before: Before<'_>, me: Rank, ranks: u32) {
-    match before {
-        Before::Nothing => {}
-        Before::Sweep(sweep, time) => {
-            sweep.walk(me.0, ranks);
-            work(time);
-        }
-        Before::Work(time) => work(time),
-    }
-}
-
-/// Computes for so long, in registers.
-fn work(time: Duration) {
-    let (began, mut value) = (Instant::now(), 1.0f64);
-    while began.elapsed() < time {
-        for _ in 0..1000 {
-            value = std::hint::black_box(value * 1.000_000_1);
-        }
-    }
 }
 
 /// Drives one exchange to its end as a rank's courier does, and notes what that notes.

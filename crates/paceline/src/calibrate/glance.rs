@@ -8,7 +8,7 @@
 use super::grid::{self, Probe};
 use super::{DTYPE, describe, host, number};
 use crate::failure::Failure;
-use paceline_exec::probe::{self, Conditions, Subject, Turn};
+use paceline_exec::probe::{self, Before, Conditions, Subject, Turn};
 use paceline_plan::program::{AccumulateMode, Plan, Program};
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
 use paceline_sim::cluster::measured::{CopyRate, KernelTable, Memory, Sample, Temperatures};
@@ -46,7 +46,7 @@ pub(crate) fn glance(
     let conditions = |effort| Conditions {
         ranks: u32::try_from(at_once).unwrap_or(1),
         threads,
-        sweep: None,
+        before: Before::Nothing,
         effort,
         stop: &stop,
     };
@@ -89,7 +89,8 @@ pub(crate) fn glance(
         per_token: probe::load(&lender.plans[0], EFFORT * 2)?,
         memory: Memory { copies },
         kernels: tables,
-        strangers: BytesPerSec(0.0),
+        aging: Vec::new(),
+        uneven: 0.0,
         wires: Vec::new(),
     })?;
     cluster.name = "this machine".into();

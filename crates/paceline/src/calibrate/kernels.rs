@@ -3,7 +3,7 @@
 use super::grid::Probes;
 use super::{DTYPE, Request, Told, host, number};
 use crate::failure::Failure;
-use paceline_exec::probe::{self, Conditions, Subject, Sweep};
+use paceline_exec::probe::{self, Before, Conditions, Subject, Sweep};
 use paceline_plan::program::AccumulateMode;
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
 use paceline_sim::cluster::measured::{CopyRate, KernelTable, Memory, Sample, Temperatures};
@@ -40,15 +40,15 @@ pub(super) fn tables(
     for (done, (plan, template, subject, used)) in subjects.iter().enumerate() {
         tell(done as f64 / subjects.len() as f64, &used.name)?;
         let plan = &probes.plans[*plan];
-        let time = |ranks, threads, sweep| {
+        let time = |ranks, threads, before| {
             let effort = request.effort();
-            let conditions = Conditions { ranks, threads: number(threads), sweep, effort, stop };
+            let conditions = Conditions { ranks, threads: number(threads), before, effort, stop };
             let time = probe::time(plan, *template, *subject, &conditions)?;
             Ok::<_, Failure>(Seconds(time.0.max(1e-10)))
         };
         let both = |ranks, threads| {
-            let warm = time(ranks, threads, None)?;
-            let cold = time(ranks, threads, Some(&sweep))?;
+            let warm = time(ranks, threads, Before::Nothing)?;
+            let cold = time(ranks, threads, Before::Sweep(&sweep))?;
             Ok::<_, Failure>(Temperatures { warm, cold })
         };
         let mut keep = |threads: usize, alone, together| {
@@ -88,7 +88,7 @@ pub(super) fn memory(
         // Half is read, half is written.
         let subject = Subject::Accumulate(bytes / 8, AccumulateMode::Move);
         let (threads, effort) = (number(1), request.effort());
-        let conditions = Conditions { ranks, threads, sweep: None, effort, stop };
+        let conditions = Conditions { ranks, threads, before: Before::Nothing, effort, stop };
         let time = probe::time(&probes.plans[0], 0, subject, &conditions)?;
         Ok::<_, Failure>(BytesPerSec(bytes as f64 / time.0.max(1e-10)))
     };

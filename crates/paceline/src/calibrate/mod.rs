@@ -11,6 +11,7 @@
 //! The clock is read by `paceline_exec::probe`, which runs every op as training does; how a table
 //! answers for what was not measured is `paceline_sim`'s affair. Here the two meet.
 
+mod aging;
 mod glance;
 mod grid;
 mod host;
@@ -75,15 +76,17 @@ impl Listener<'_> {
     }
 }
 
-/// Of the whole time, what kernels take.
-const KERNELS: f64 = 0.85;
+/// Of the whole time, what kernels take, and when exchanges are done.
+const KERNELS: f64 = 0.6;
+const WIRES: f64 = 0.85;
 
 /// Measures everything that was asked for.
 pub(crate) fn measure(request: &Request, listener: &Listener<'_>) -> Result<Cluster, Failure> {
     let probes = grid::probes(request.quick)?;
     let kernels = |share: f64, next: &str| listener.tell(share * KERNELS, next);
     let tables = kernels::tables(&probes, request, listener.stop, &kernels)?;
-    let wires = |share: f64, next: &str| listener.tell(KERNELS + share * (1.0 - KERNELS), next);
+    let wires = |share: f64, next: &str| listener.tell(KERNELS + share * (WIRES - KERNELS), next);
+    let aging = |share: f64, next: &str| listener.tell(WIRES + share * (1.0 - WIRES), next);
     let sweep = sweep(request);
     let wires = wires::wires(request, &sweep, &wires)?;
     let effort = request.effort() * 10;
@@ -94,7 +97,8 @@ pub(crate) fn measure(request: &Request, listener: &Listener<'_>) -> Result<Clus
         per_op: probe::overhead(&probes.plans[0], Turn::Computation, effort)?,
         per_exchange: probe::overhead(&probes.plans[0], Turn::Exchange, effort)?,
         per_token: paceline_exec::probe::load(&probes.plans[0], effort)?,
-        strangers: wires::strangers(request, &memory, &sweep)?,
+        aging: aging::aging(&probes, request, &sweep, listener.stop, &aging)?,
+        uneven: aging::uneven(request),
         memory,
         kernels: tables,
         wires,
@@ -210,7 +214,8 @@ mod tests {
             per_token: Seconds(1e-9),
             memory: kernels::memory(&probes, &request, &stop).unwrap(),
             kernels: kernels::tables(&probes, &request, &stop, &tell).unwrap(),
-            strangers: BytesPerSec(1e10),
+            aging: Vec::new(),
+            uneven: 0.01,
             wires: wires::wires(&request, &Sweep::new(2, 1 << 20), &tell).unwrap(),
         })
         .unwrap()

@@ -9,8 +9,8 @@ use paceline_exec::ExecError;
 use paceline_exec::probe::{self, Before, Crowd, Lap, Sweep, Timing};
 use paceline_plan::collective::{Algorithm, CollectiveKind, Order, resolve};
 use paceline_plan::ids::Rank;
-use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
-use paceline_sim::cluster::measured::{CollectiveTable, Company, Exchange, Memory, Wire as Table};
+use paceline_plan::units::{Bytes, Seconds};
+use paceline_sim::cluster::measured::{CollectiveTable, Exchange, Wire as Table};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -57,9 +57,11 @@ const COLLECTIVES: [(CollectiveKind, &[Algorithm]); 4] = [
 
 /// One exchange to time on every rank of a world.
 #[derive(Clone, Copy)]
-struct Case {
+struct Case<'a> {
     collective: Option<Asked>,
     timing: Timing,
+    /// What ranks come from.
+    before: Before<'a>,
 }
 
 /// Under which conditions exchanges are timed.
@@ -69,8 +71,6 @@ enum Setting {
     Warm,
     /// Each after work on other memory.
     Cold,
-    /// Each after a while of work on no memory.
-    Later,
     /// One after the other, while every core also computes, in a world of more ranks than cores.
     Crowded,
 }
@@ -82,21 +82,21 @@ impl Setting {
     fn laps(self, bytes: usize, quick: bool) -> u32 {
         match (self, quick) {
             (Self::Warm, _) => {
-                let budget = if quick { 8 << 20 } else { 48 << 20 };
-                (budget / bytes).clamp(5, if quick { 40 } else { 200 }) as u32
+                let budget = if quick { 8 << 20 } else { 16 << 20 };
+                (budget / bytes).clamp(4, if quick { 40 } else { 64 }) as u32
             }
             // Pushing everything out of the caches takes longer than the exchange.
-            (Self::Cold | Self::Later, false) => 12,
+            (Self::Cold, false) => 5,
             // Turns come and go by chance: some laps wait for many, some for none. A large exchange waits
             // for many in one.
             (Self::Crowded, false) => {
                 if bytes > 1 << 20 {
-                    6
+                    3
                 } else {
-                    24
+                    10
                 }
             }
-            (Self::Cold | Self::Later | Self::Crowded, true) => 3,
+            (Self::Cold | Self::Crowded, true) => 3,
         }
     }
 
@@ -105,9 +105,7 @@ impl Setting {
     fn sum_up(self, mut times: Vec<f64>) -> Seconds {
         times.sort_unstable_by(f64::total_cmp);
         let time = match self {
-            Self::Warm | Self::Cold | Self::Later => {
-                times.get(times.len() / 2).copied().unwrap_or(0.0)
-            }
+            Self::Warm | Self::Cold => times.get(times.len() / 2).copied().unwrap_or(0.0),
             Self::Crowded => times.iter().sum::<f64>() / times.len().max(1) as f64,
         };
         // A clock that stands still is no time.
@@ -117,9 +115,9 @@ impl Setting {
 
 /// What the ranks of a world have in common while they are timed.
 #[derive(Clone, Copy)]
-struct Stage<'a> {
-    setting: Setting,
-    sweep: &'a Sweep,
+struct Stage {
+    /// Whether messages are timed there and back.
+    both_ways: bool,
     /// Ranks that take part.
     members: u32,
     /// Whether each rank has cores to itself, as training gives it.
@@ -144,47 +142,30 @@ struct Asked {
     resolved: Algorithm,
 }
 
-/// As long as ranks may compute before an exchange: after it little is left in caches that others use too.
-const A_REST: Duration = Duration::from_millis(5);
-
-/// About as long as ranks compute between two exchanges.
-const A_WHILE: Duration = Duration::from_millis(1);
-
-/// How many bytes a second caches lose by themselves, told by how much of what it takes a cold exchange
-/// longer one takes after a while in which its ranks touched nothing.
-pub(super) fn strangers(
+/// What exchanges of so many bytes take after each of the things that ranks may come from; none if ranks
+/// exchange nothing.
+pub(super) fn aged(
     request: &Request,
-    memory: &Memory,
-    sweep: &Sweep,
-) -> Result<BytesPerSec, Failure> {
-    let none = BytesPerSec(0.0);
+    sizes: &[usize],
+    before: &[Before<'_>],
+) -> Result<Option<Vec<Vec<Seconds>>>, Failure> {
     let ranks = request.ranks.iter().copied().find(|&ranks| ranks > 1);
-    let Some((ranks, &transport)) = ranks.zip(request.transports.first()) else {
-        return Ok(none);
-    };
+    let Some((ranks, &transport)) = ranks.zip(request.transports.first()) else { return Ok(None) };
     let (kind, algorithm) = (CollectiveKind::AllReduce, Algorithm::Auto);
-    let Ok(resolved) = resolve(kind, algorithm, ranks, Order::Canonical) else {
-        return Ok(none);
+    let Ok(resolved) = resolve(kind, algorithm, ranks, Order::Canonical) else { return Ok(None) };
+    let clock = Instant::now();
+    let case = |(channel, (&bytes, &before))| {
+        let laps = Setting::Cold.laps(bytes, request.quick);
+        let timing = Timing { bytes, laps, channel, patience: PATIENCE, clock };
+        Case { collective: Some(Asked { kind, algorithm, resolved }), timing, before }
     };
-    let laps = if request.quick { 4 } else { 40 };
-    let timing =
-        Timing { bytes: 1 << 20, laps, channel: 0, patience: PATIENCE, clock: Instant::now() };
-    let case = Case { collective: Some(Asked { kind, algorithm, resolved }), timing };
+    let all = sizes.iter().flat_map(|bytes| before.iter().map(move |before| (bytes, before)));
+    let cases: Vec<Case<'_>> = (0..).step_by(2).zip(all).map(case).collect();
     let cores = u32::try_from(request.cores.get()).unwrap_or(u32::MAX);
     let apart = transport != Transport::Thread && ranks <= cores;
-    // The three of a round see the machine in the same mood.
-    let round = || {
-        let time = |setting| {
-            let stage = Stage { setting, sweep, members: ranks, apart };
-            Ok::<f64, Failure>(world(transport, ranks, &[case], stage)?[0].0)
-        };
-        let (warm, later) = (time(Setting::Warm)?, time(Setting::Later)?);
-        let cold = time(Setting::Cold)?;
-        Ok::<f64, Failure>(((later - warm) / (cold - warm).max(1e-9)).clamp(0.0, 1.0))
-    };
-    let mut shares = [round()?, round()?, round()?];
-    shares.sort_unstable_by(f64::total_cmp);
-    Ok(BytesPerSec(memory.distance(shares[1], Company::Together) / A_WHILE.as_secs_f64()))
+    let stage = Stage { both_ways: false, members: ranks, apart };
+    let times = several(request.quick, || world(transport, ranks, &cases, stage), Setting::Cold)?;
+    Ok(Some(times.chunks(before.len().max(1)).map(<[Seconds]>::to_vec).collect()))
 }
 
 /// A table for each transport.
@@ -207,17 +188,26 @@ pub(super) fn wires(
             let name = transport.name();
             let done = (at * counts.len() + nth) as f64 / parts;
             tell(done, &format!("{name} between {ranks} ranks"))?;
-            let cases = |setting| cases(transport, ranks, nth == 0, (setting, request.quick));
+            let cases = |setting| {
+                let before = match setting {
+                    Setting::Cold => Before::Sweep(sweep),
+                    Setting::Warm | Setting::Crowded => Before::Nothing,
+                };
+                cases(transport, ranks, nth == 0, (setting, request.quick), before)
+            };
             let timed = |setting| {
                 let crowd = (setting == Setting::Crowded).then(|| Crowd::new(cores));
                 // Ranks wait in another way where there are more of them than cores.
                 let of = if crowd.is_some() { ranks.max(cores.saturating_add(1)) } else { ranks };
                 let apart = transport != Transport::Thread && of <= cores;
-                let stage = Stage { setting, sweep, members: ranks, apart };
-                world(transport, of, &cases(setting), stage)
+                let both_ways = setting == Setting::Warm;
+                let stage = Stage { both_ways, members: ranks, apart };
+                let cases = cases(setting);
+                several(request.quick, || world(transport, of, &cases, stage), setting)
             };
             let [warm, cold, crowded] = Setting::ALL.map(timed);
-            let (warm, cold, crowded) = (warm?, cold?, crowded?);
+            let (warm, cold, crowded): (Vec<Seconds>, Vec<Seconds>, Vec<Seconds>) =
+                (warm?, cold?, crowded?);
             for (at, case) in cases(Setting::Warm).iter().enumerate() {
                 let exchange = Exchange {
                     bytes: Bytes(case.timing.bytes as u64),
@@ -251,12 +241,13 @@ fn add(
     }
 }
 
-fn cases(
+fn cases<'a>(
     transport: Transport,
     ranks: u32,
     messages: bool,
     (setting, quick): (Setting, bool),
-) -> Vec<Case> {
+    before: Before<'a>,
+) -> Vec<Case<'a>> {
     let mut kinds: Vec<Option<Asked>> = Vec::new();
     kinds.extend(messages.then_some(None));
     for (kind, algorithms) in COLLECTIVES {
@@ -283,18 +274,39 @@ fn cases(
         .map(|(channel, (collective, bytes))| {
             let laps = setting.laps(bytes, quick);
             let timing = Timing { bytes, laps, channel, patience: PATIENCE, clock };
-            Case { collective, timing }
+            Case { collective, timing, before }
         })
         .collect()
 }
 
-/// Runs every case on a world of so many ranks.
+/// The time of each case, measured several times: on a virtual machine the same exchange was seen to take 66 µs
+/// now and 445 a second ago.
+fn several(
+    quick: bool,
+    mut measure: impl FnMut() -> Result<Vec<Vec<f64>>, Failure>,
+    setting: Setting,
+) -> Result<Vec<Seconds>, Failure> {
+    let passes: Result<Vec<_>, _> =
+        (0..if quick { 1 } else { PASSES }).map(|_| measure()).collect();
+    let passes = passes?;
+    let of_case = |case: usize| {
+        let times = passes.iter().filter_map(|pass| pass.get(case).cloned());
+        let times: Vec<f64> = times.map(|times| setting.sum_up(times).0).collect();
+        Seconds(times.iter().sum::<f64>() / times.len().max(1) as f64)
+    };
+    Ok((0..passes.first().map_or(0, Vec::len)).map(of_case).collect())
+}
+
+/// How often exchanges are timed.
+const PASSES: usize = 3;
+
+/// Runs every case on a world of so many ranks: what its laps took.
 fn world(
     transport: Transport,
     ranks: u32,
-    cases: &[Case],
-    stage: Stage<'_>,
-) -> Result<Vec<Seconds>, Failure> {
+    cases: &[Case<'_>],
+    stage: Stage,
+) -> Result<Vec<Vec<f64>>, Failure> {
     let wires = match transport {
         Transport::Thread => {
             let own = threads::world(ranks).into_iter();
@@ -324,7 +336,7 @@ fn world(
 }
 
 /// Runs the cases on a thread for each rank, which makes its own end of the wires.
-fn run<W, M>(ends: Vec<M>, cases: &[Case], stage: Stage<'_>) -> Result<Vec<Seconds>, Failure>
+fn run<W, M>(ends: Vec<M>, cases: &[Case<'_>], stage: Stage) -> Result<Vec<Vec<f64>>, Failure>
 where
     W: Wire,
     M: FnOnce() -> Result<W, Failure> + Send,
@@ -352,22 +364,17 @@ where
     }
     let of_case = |at: usize| {
         let of_ranks: Vec<&Seen> = seen.iter().filter_map(|cases| cases.get(at)).collect();
-        stage.setting.sum_up(times(&cases[at], &of_ranks))
+        times(&cases[at], &of_ranks)
     };
     Ok((0..cases.len()).map(of_case).collect())
 }
 
 /// Takes part in a case.
-fn see(wire: &mut dyn Wire, case: &Case, stage: Stage<'_>) -> Result<Seen, ExecError> {
-    let Stage { setting, sweep, members, .. } = stage;
-    let before = match setting {
-        Setting::Cold => Before::Sweep(sweep, A_REST),
-        Setting::Later => Before::Work(A_WHILE),
-        Setting::Warm | Setting::Crowded => Before::Nothing,
-    };
+fn see(wire: &mut dyn Wire, case: &Case<'_>, stage: Stage) -> Result<Seen, ExecError> {
+    let (before, members) = (case.before, stage.members);
     match case.collective {
         None if wire.rank().0 > 1 => Ok(Seen::Nothing),
-        None if setting == Setting::Warm => probe::message(wire, &case.timing).map(Seen::Time),
+        None if stage.both_ways => probe::message(wire, &case.timing).map(Seen::Time),
         None => probe::delivery(wire, &case.timing, before).map(Seen::Laps),
         Some(_) if wire.rank().0 >= members => Ok(Seen::Nothing),
         Some(Asked { kind, algorithm, .. }) => {
@@ -378,7 +385,7 @@ fn see(wire: &mut dyn Wire, case: &Case, stage: Stage<'_>) -> Result<Seen, ExecE
 
 /// The time of every lap: what the ranks spent on it on average, from when all of them were there.
 /// Who sends a message need not wait until somebody is there to take it.
-fn times(case: &Case, seen: &[&Seen]) -> Vec<f64> {
+fn times(case: &Case<'_>, seen: &[&Seen]) -> Vec<f64> {
     let mut laps: Vec<&[Lap]> = Vec::new();
     for seen in seen {
         match seen {
@@ -408,14 +415,17 @@ mod tests {
         let sweep = Sweep::new(2, 1 << 20);
         for transport in Transport::ALL {
             for setting in Setting::ALL {
-                let mut cases = cases(transport, 2, true, (setting, true));
+                let before = Before::Sweep(&sweep);
+                let mut cases = cases(transport, 2, true, (setting, true), before);
                 cases.iter_mut().for_each(|case| {
                     (case.timing.laps, case.timing.bytes) = (1, case.timing.bytes.min(1 << 16));
                 });
-                let stage = Stage { setting, sweep: &sweep, members: 2, apart: false };
+                let both_ways = setting == Setting::Warm;
+                let stage = Stage { both_ways, members: 2, apart: false };
                 let times = world(transport, 3, &cases, stage).unwrap();
                 assert_eq!(times.len(), cases.len());
-                assert!(times.iter().all(|time| time.0 > 0.0), "{transport:?} {setting:?}");
+                let all = times.iter().flatten();
+                assert!(all.into_iter().all(|&time| time > 0.0), "{transport:?} {setting:?}");
             }
         }
     }
@@ -429,9 +439,10 @@ mod tests {
         let first = Seen::Laps(vec![Lap { came: 1.0, waited: Some((1.5, 4.0)), left: 6.0 }]);
         let last = Seen::Laps(vec![Lap { came: 3.0, waited: None, left: 7.0 }]);
         let seen = [&first, &last, &Seen::Nothing];
-        let collective = Case { collective: Some(asked), timing };
+        let before = Before::Nothing;
+        let collective = Case { collective: Some(asked), timing, before };
         assert_eq!(times(&collective, &seen), [(2.0 + 4.0) / 2.0]);
-        let message = Case { collective: None, timing };
+        let message = Case { collective: None, timing, before };
         assert_eq!(times(&message, &seen), [(2.5 + 4.0) / 2.0]);
         assert_eq!(Setting::Crowded.sum_up(vec![1.0, 1.0, 7.0]), Seconds(3.0));
         assert_eq!(Setting::Cold.sum_up(vec![1.0, 1.0, 7.0]), Seconds(1.0));

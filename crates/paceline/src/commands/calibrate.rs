@@ -21,7 +21,7 @@ use std::time::Instant;
 /// `plan`, `simulate`, `search` and `train` read with --cluster; what was measured then replaces
 /// the model. No command uses it unless told to.
 ///
-/// It takes two or three minutes, half a one with --quick. Other work on this machine is measured with
+/// It takes four or five minutes, one with --quick. Other work on this machine is measured with
 /// it: the quieter the better. Ctrl-C ends it, and no file is written.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]

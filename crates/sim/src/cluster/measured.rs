@@ -10,9 +10,9 @@
 //! unit of the nearest place on their boundary.
 //!
 //! **Caches.** Every kernel was timed twice: on operands that it had just touched, and on operands
-//! that had left all caches. [`Memory::coldness`] says where between the two an operand lies, from
-//! how much was touched since it was last used; it is measured too, as the rate of a copy by the
-//! size of what is copied.
+//! that had left all caches. [`Measured::coldness`] says where between the two an operand lies, from
+//! how much was touched since it was last used. That is measured too, by kernels that run after others
+//! ([`Aged`]): what prefetching hides of a copy is not hidden from them.
 //!
 //! **Neighbours.** And twice again: with one rank at work, and with as many as there are cores.
 
@@ -41,9 +41,11 @@ pub struct Measured {
     pub memory: Memory,
     /// Kernels by shape.
     pub kernels: Vec<KernelTable>,
-    /// Bytes a second that caches lose by themselves: other machines on the same processor, and the system,
-    /// push them out as if the rank had touched so many.
-    pub strangers: BytesPerSec,
+    /// What the caches lose while ranks compute; where absent, `memory` answers.
+    pub aging: Vec<Aged>,
+    /// How much longer the slowest of ranks on all cores takes than the fastest for the same work, in parts of
+    /// that.
+    pub uneven: f64,
     /// Transports; the first is the one that answers.
     pub wires: Vec<Wire>,
 }
@@ -142,6 +144,38 @@ pub struct Exchange {
     pub crowded: Option<Seconds>,
 }
 
+/// What the caches have lost of something after a rank has touched so many other bytes, as parts of what has to
+/// be fetched where nothing is left.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Aged {
+    /// Bytes that were touched, computing.
+    pub bytes: Bytes,
+    /// Of a kernel's operands and of what else it needs, with one rank at work.
+    pub alone: f64,
+    /// The same with a rank on every core.
+    pub together: f64,
+    /// Of how an exchange is done: the wires, the code.
+    pub wires: f64,
+    /// Of the bytes of an exchange of [`SMALL`](Self::SMALL) or fewer.
+    pub small: f64,
+    /// Of the bytes of one of [`LARGE`](Self::LARGE) or more.
+    pub large: f64,
+}
+
+impl Aged {
+    /// A vector that a core's own cache has room for.
+    pub const SMALL: u64 = 128 << 10;
+    /// One that lies beyond it anyway.
+    pub const LARGE: u64 = 4 << 20;
+
+    /// Of the bytes of an exchange of so many.
+    pub fn vectors(&self, bytes: f64) -> f64 {
+        let [small, large] = [Self::SMALL, Self::LARGE].map(|bytes| (bytes as f64).ln());
+        let way = ((bytes.max(1.0).ln() - small) / (large - small)).clamp(0.0, 1.0);
+        self.small + way * (self.large - self.small)
+    }
+}
+
 /// What an exchange takes, by what its ranks come from and what runs beside it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moved {
@@ -178,14 +212,39 @@ impl Measured {
     }
 
     /// The part, from 0 to 1, of what a cold exchange has to fetch that is to be fetched again after
-    /// each of so many ranks has touched so many other bytes, in so much time.
+    /// each of so many ranks has touched so many other bytes: of its wires or of its vectors.
     ///
-    /// In a cache that several share, somebody else's bytes count as well; copies were timed with a rank
+    /// In a cache that several share, somebody else's bytes count as well; aging was measured with a rank
     /// on every core.
-    pub fn lost(&self, distance: f64, ranks: f64, time: Seconds) -> f64 {
+    pub fn lost(&self, of: impl Fn(&Aged) -> f64, distance: f64, ranks: f64) -> f64 {
         let others = (ranks / f64::from(self.cores.max(1))).max(1.0);
-        let touched = distance * others + self.strangers.0 * time.0;
-        self.memory.coldness(touched, Company::Together)
+        let aged = self.aged(of, distance * others);
+        aged.unwrap_or_else(|| self.memory.coldness(distance * others, Company::Together))
+    }
+
+    /// How cold a kernel's operand is, from 0 where it is as near as can be to 1 where it comes from memory, by
+    /// the bytes that were touched since it was.
+    pub fn coldness(&self, distance: f64, company: Company) -> f64 {
+        let aged = match company {
+            Company::Alone => self.aged(|aged| aged.alone, distance),
+            Company::Together => self.aged(|aged| aged.together, distance),
+        };
+        aged.unwrap_or_else(|| self.memory.coldness(distance, company))
+    }
+
+    /// None if it was not measured.
+    fn aged(&self, of: impl Fn(&Aged) -> f64, distance: f64) -> Option<f64> {
+        let place = |aged: &Aged| aged.bytes.as_f64();
+        let after = self.aging.partition_point(|aged| place(aged) < distance);
+        let before = after.checked_sub(1).and_then(|before| self.aging.get(before));
+        match (before, self.aging.get(after)) {
+            (Some(from), Some(to)) => {
+                let way = (distance / place(from)).ln() / (place(to) / place(from)).ln();
+                Some(of(from) + way * (of(to) - of(from)))
+            }
+            (None, Some(first)) => Some(of(first) * distance / place(first)),
+            (last, None) => last.map(&of),
+        }
     }
 
     /// Threads that compute for each of so many ranks of a host.
@@ -220,18 +279,6 @@ impl Memory {
             return 0.0;
         }
         ((between(&points, distance.max(1.0)) - least) / (most - least)).clamp(0.0, 1.0)
-    }
-}
-
-impl Memory {
-    /// The fewest bytes after which an operand is as cold as that: the reverse of [`coldness`](Self::coldness).
-    pub fn distance(&self, coldness: f64, company: Company) -> f64 {
-        let (mut near, mut far) = (0.0f64, self.copies.last().map_or(0.0, |c| c.bytes.as_f64()));
-        for _ in 0..64 {
-            let middle = 0.5 * (near + far);
-            if self.coldness(middle, company) < coldness { near = middle } else { far = middle }
-        }
-        if coldness > 0.0 { far } else { 0.0 }
     }
 }
 
@@ -409,7 +456,8 @@ pub(crate) mod tests {
                 ],
             },
             kernels: vec![products],
-            strangers: BytesPerSec(1e9),
+            aging: Vec::new(),
+            uneven: 0.0,
             wires: vec![
                 Wire {
                     transport: "thread".into(),
@@ -454,12 +502,6 @@ pub(crate) mod tests {
         assert_eq!(memory.coldness(1e12, Company::Alone), 1.0);
         let middle = memory.coldness((1 << 20) as f64, Company::Alone);
         assert!((middle - 1.0 / 7.0).abs() < 1e-9, "{middle}");
-        for coldness in [0.1, 0.5, 0.9] {
-            let distance = memory.distance(coldness, Company::Together);
-            assert!((memory.coldness(distance, Company::Together) - coldness).abs() < 1e-6);
-        }
-        assert_eq!(memory.distance(0.0, Company::Alone), 0.0);
-        assert_eq!(memory.distance(1.0, Company::Alone), (1 << 26) as f64);
         let flat = Memory { copies: vec![memory.copies[0]] };
         assert_eq!(flat.coldness(1e9, Company::Together), 0.0);
     }
@@ -467,15 +509,32 @@ pub(crate) mod tests {
     #[test]
     fn caches_lose_by_what_all_ranks_touch() {
         let machine = two_cores();
-        let lost = |bytes: f64, ranks| machine.lost(bytes, ranks, Seconds::ZERO);
+        let lost = |bytes: f64, ranks| machine.lost(|aged| aged.small, bytes, ranks);
         assert_eq!(lost(0.0, 2.0), 0.0);
         let some = lost((1 << 20) as f64, 2.0);
         assert_eq!(some, machine.memory.coldness((1 << 20) as f64, Company::Together));
         assert!(some > 0.0 && lost((1 << 20) as f64, 4.0) > some);
         assert_eq!(lost((1 << 20) as f64, 1.0), some, "a core may stay empty");
         assert_eq!(lost(f64::INFINITY, 1.0), 1.0);
-        let left = machine.lost(0.0, 2.0, Seconds((1 << 20) as f64 * 1e-9));
-        assert!((left - some).abs() < 1e-12, "strangers touch a gigabyte a second");
+    }
+
+    #[test]
+    fn caches_lose_by_and_by() {
+        let aged = |bytes, wires, vectors| {
+            let (alone, together, small, large) = (0.5 * vectors, vectors, vectors, 0.0);
+            Aged { bytes: Bytes(bytes), alone, together, wires, small, large }
+        };
+        let aging = vec![aged(1 << 10, 0.2, 0.1), aged(1 << 20, 1.0, 0.5)];
+        let machine = Measured { aging, ..two_cores() };
+        let vectors = |bytes: u64| machine.lost(|aged| aged.vectors(64.0), bytes as f64, 2.0);
+        assert_eq!([0, 1 << 9, 1 << 10, 1 << 20, 1 << 30].map(vectors), [0.0, 0.05, 0.1, 0.5, 0.5]);
+        assert!((vectors(1 << 15) - 0.3).abs() < 1e-12, "{}", vectors(1 << 15));
+        assert_eq!(machine.lost(|aged| aged.wires, 1024.0, 2.0), 0.2);
+        assert_eq!(machine.lost(|aged| aged.small, 512.0, 4.0), 0.1, "ranks that take turns");
+        let half = ((Aged::SMALL * Aged::LARGE) as f64).sqrt();
+        assert!((machine.aging[1].vectors(half) - 0.25).abs() < 1e-12);
+        assert_eq!(machine.coldness(1024.0, Company::Together), 0.1);
+        assert_eq!(machine.coldness(1024.0, Company::Alone), 0.05);
     }
 
     #[test]

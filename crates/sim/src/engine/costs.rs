@@ -45,6 +45,8 @@ struct Taking {
     stretches: Vec<Vec<f64>>,
     /// By class and op, how long computations are kept waiting by exchanges that their thread moves.
     held: Vec<Vec<f64>>,
+    /// How far ranks come apart, in parts of the time since they met.
+    uneven: f64,
 }
 
 /// Costs on one kind of device.
@@ -92,7 +94,8 @@ impl<'a> Costs<'a> {
                 Some(wire) if cluster.hosts > 1 => calls::carried(plan, wire),
                 Some(_) | None => Vec::new(),
             };
-            Taking { host, durations, carried, stretches: Vec::new(), held: Vec::new() }
+            let (stretches, held) = (Vec::new(), Vec::new());
+            Taking { host, durations, carried, stretches, held, uneven: table.uneven }
         });
         let sizes = |program| Sizes::new(plan, program, &profile.ring);
         let rings = plan.programs.iter().map(sizes).collect();
@@ -181,6 +184,11 @@ impl<'a> Costs<'a> {
     /// What an exchange inside a measured host takes; none for others.
     pub(super) fn moving(&self, role: RoleId, op: OpId) -> Option<Moving> {
         *self.measured.as_ref()?.durations.get(role.index())?.moving.get(op.index())?
+    }
+
+    /// How far ranks that do the same come apart, in parts of the time since they met.
+    pub(super) fn uneven(&self) -> f64 {
+        self.measured.as_ref().map_or(0.0, |measured| measured.uneven)
     }
 
     /// Sets how many times longer measured ops take, and how long they are kept waiting, by class and op.

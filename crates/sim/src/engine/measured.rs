@@ -58,9 +58,8 @@ struct Walk<'a> {
     reuse: Reuse,
     /// When the last exchange was.
     exchanged: u64,
-    /// How long ops have taken so far, and up to which moment of `reuse` each went.
-    time: f64,
-    ended: Vec<(u64, f64)>,
+    /// Up to which moment of `reuse` each kernel went, and how many bytes it touched.
+    kernels: Vec<(u64, f64)>,
     /// The microbatches of the iterations before.
     before: u64,
 }
@@ -83,7 +82,6 @@ impl<'a> Walk<'a> {
     ) -> Self {
         let program = &plan.programs[role.index()];
         let (reuse, exchanged, before) = (Reuse::default(), 0, 0);
-        let (time, ended) = (0.0, Vec::new());
         Self {
             plan,
             program,
@@ -94,8 +92,7 @@ impl<'a> Walk<'a> {
             roofline,
             reuse,
             exchanged,
-            time,
-            ended,
+            kernels: Vec::new(),
             before,
         }
     }
@@ -125,12 +122,7 @@ impl<'a> Walk<'a> {
             | Op::Stash { .. }
             | Op::Restore { .. }
             | Op::Free { .. }
-            | Op::Serve { .. } => {
-                let taken = self.op(op);
-                self.time += taken.together;
-                self.ended.push((self.reuse.now(), self.time));
-                (taken, None)
-            }
+            | Op::Serve { .. } => (self.op(op), None),
         }
     }
 
@@ -190,33 +182,39 @@ impl<'a> Walk<'a> {
     /// What the caches have lost of the wires since the last exchange, and of these views since they
     /// were touched.
     fn lost(&mut self, views: &[View], running: u64) -> Lost {
-        let lost = |walk: &Self, distance: f64, at: u64| {
-            walk.measured.lost(distance, walk.ranks, walk.since(at))
-        };
-        let wires = lost(self, self.reuse.since(self.exchanged), self.exchanged);
+        let whole: f64 = views.iter().map(|view| self.bytes(view)).fold(0.0, f64::max);
+        let since = self.reuse.since(self.exchanged);
+        let wires = self.measured.lost(|aged| aged.wires, since, self.ranks);
         let (mut bytes, mut gone) = (0.0, 0.0);
         for view in views {
             for part in self.reuse.touch(self.program, view, running) {
                 bytes += part.bytes;
-                gone += part.bytes * lost(self, part.distance, part.at);
+                // What a kernel touched it touched all the while it ran, on average when half was done.
+                let distance = part.distance.max(self.halfway(part.at));
+                let lost = self.measured.lost(|aged| aged.vectors(whole), distance, self.ranks);
+                gone += part.bytes * lost;
             }
         }
         self.exchanged = self.reuse.now();
         Lost { wires, vectors: if bytes > 0.0 { gone / bytes } else { 0.0 } }
     }
 
-    /// The time that ops have taken since a moment of `reuse`.
-    fn since(&self, at: u64) -> Seconds {
-        let by_then = self.ended.partition_point(|&(moment, _)| moment < at);
-        let passed = self.ended.get(by_then).map_or(self.time, |&(_, time)| time);
-        Seconds(self.time - if at == 0 { 0.0 } else { passed })
+    fn bytes(&self, view: &View) -> f64 {
+        view.len as f64 * self.program.buffer(view.buffer).dtype.size() as f64
+    }
+
+    /// The bytes touched since the kernel that touched something at a moment was halfway.
+    fn halfway(&self, at: u64) -> f64 {
+        let number = self.kernels.partition_point(|&(end, _)| end < at);
+        let kernel = self.kernels.get(number).filter(|_| at > 0);
+        kernel.map_or(0.0, |&(end, bytes)| self.reuse.since(end) + 0.5 * bytes)
     }
 
     /// How far operands lie beyond where a kernel that runs on them over and over finds them, which is
     /// as far as they are large.
     fn farther(&self, coldness: f64, bytes: f64, company: Company) -> f64 {
         let bytes = bytes.max(1.0);
-        let least = self.measured.memory.coldness(bytes, company);
+        let least = self.measured.coldness(bytes, company);
         let farther = if least < 1.0 { (coldness / bytes - least) / (1.0 - least) } else { 0.0 };
         farther.clamp(0.0, 1.0)
     }
@@ -313,12 +311,13 @@ impl<'a> Walk<'a> {
         for view in views {
             for part in self.reuse.touch(self.program, view, running) {
                 let coldness =
-                    |company| self.measured.memory.coldness(part.distance, company) * part.bytes;
+                    |company| self.measured.coldness(part.distance, company) * part.bytes;
                 reach.bytes += part.bytes;
                 reach.alone += coldness(Company::Alone);
                 reach.together += coldness(Company::Together);
             }
         }
+        self.kernels.push((self.reuse.now(), reach.bytes));
         reach
     }
 

@@ -6,7 +6,7 @@ use crate::flags::{
 };
 use crate::overview::{percent, table};
 use clap::Args;
-use paceline_exec::probe::{self, Conditions, Subject};
+use paceline_exec::probe::{self, Before, Conditions, Subject};
 use paceline_plan::DType;
 use paceline_plan::collective::Order;
 use paceline_plan::ids::Rank;
@@ -335,7 +335,7 @@ impl Bench {
         threads: NonZeroUsize,
     ) -> Result<Seconds, Failure> {
         let (effort, stop) = (self.effort, &self.stop);
-        let conditions = Conditions { ranks, threads, sweep: None, effort, stop };
+        let conditions = Conditions { ranks, threads, before: Before::Nothing, effort, stop };
         let time = probe::time(plan, template, subject, &conditions)?;
         Ok(Seconds(time.0.max(1e-10)))
     }

@@ -7,7 +7,10 @@
 //! per_exchange = 1e-6
 //! per_token = 2e-8
 //! copies = [{ bytes = 65536, alone = 6.4e10, together = 6.4e10 }]
-//! strangers = 1e10                   # bytes a second that caches lose by themselves; optional
+//! uneven = 0.01                      # how far ranks come apart; optional
+//! aging = [                          # what caches lose while ranks compute; optional
+//!   { bytes = 393216, alone = 0.1, together = 0.2, wires = 0.1, small = 0.1, large = 0.05 },
+//! ]
 //!
 //! [[measured.kernel]]
 //! name = "linear.forward"
@@ -31,7 +34,8 @@
 //! ```
 
 use super::super::measured::{
-    CollectiveTable, CopyRate, Exchange, KernelTable, Measured, Memory, Sample, Temperatures, Wire,
+    Aged, CollectiveTable, CopyRate, Exchange, KernelTable, Measured, Memory, Sample, Temperatures,
+    Wire,
 };
 use super::reader::{Reader, Section, count, integer, number, shown, text};
 use paceline_plan::DType;
@@ -59,7 +63,8 @@ impl Reader<'_> {
                 "per_exchange",
                 "per_token",
                 "copies",
-                "strangers",
+                "aging",
+                "uneven",
                 "kernel",
                 "wire",
             ],
@@ -82,13 +87,23 @@ impl Reader<'_> {
             })?;
             grows(copies, |copy: &CopyRate| copy.bytes)
         });
-        let strangers = |value: &DeValue<'_>| {
-            let rate = number(value).filter(|rate| (0.0..=1e15).contains(rate));
-            rate.map(BytesPerSec)
-                .ok_or_else(|| "it is no number of bytes a second from 0 on".into())
+        let example = "[{ bytes = 393216, alone = 0.1, together = 0.2, wires = 0.1, small = 0.1, large = 0.05 }]";
+        let read = |value: &DeValue<'_>| {
+            let aging = list(value, |fields| {
+                let share = |key| fields.of(key).and_then(share);
+                Ok(Aged {
+                    bytes: size(fields.of("bytes")?)?,
+                    alone: share("alone")?,
+                    together: share("together")?,
+                    wires: share("wires")?,
+                    small: share("small")?,
+                    large: share("large")?,
+                })
+            })?;
+            grows(aging, |aged: &Aged| aged.bytes)
         };
-        let none = BytesPerSec(0.0);
-        let strangers = self.optional(&section, "strangers", "1e10", strangers, none);
+        let aging = self.optional(&section, "aging", example, read, Vec::new());
+        let uneven = self.optional(&section, "uneven", "0.01", share, 0.0);
         let kernels = self.tables(&section, "kernel", Self::kernel_table);
         let wires = self.tables(&section, "wire", Self::wire);
         Some(Some(Measured {
@@ -99,7 +114,8 @@ impl Reader<'_> {
             per_token: per_token?,
             memory: Memory { copies: copies? },
             kernels: kernels?,
-            strangers: strangers?,
+            aging: aging?,
+            uneven: uneven?,
             wires: wires?,
         }))
     }
@@ -227,6 +243,11 @@ fn exchanges(value: &DeValue<'_>) -> Result<Vec<Exchange>, String> {
 fn grows<T>(entries: Vec<T>, bytes: impl Fn(&T) -> Bytes) -> Result<Vec<T>, String> {
     let ordered = entries.windows(2).all(|pair| bytes(&pair[0]) < bytes(&pair[1]));
     if ordered { Ok(entries) } else { Err("its bytes do not grow from entry to entry".into()) }
+}
+
+fn share(value: &DeValue<'_>) -> Result<f64, String> {
+    let share = number(value).filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "a share is no number from 0 to 1".into())
 }
 
 fn size(value: &DeValue<'_>) -> Result<Bytes, String> {

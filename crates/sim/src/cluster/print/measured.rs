@@ -1,7 +1,7 @@
 //! The `[measured]` table as text; every number reads back as the same bits.
 
 use super::super::measured::{
-    CollectiveTable, CopyRate, Exchange, KernelTable, Measured, Sample, Temperatures, Wire,
+    Aged, CollectiveTable, CopyRate, Exchange, KernelTable, Measured, Sample, Temperatures, Wire,
 };
 use super::quoted;
 use std::fmt::Write;
@@ -15,7 +15,8 @@ pub(super) fn write(out: &mut String, measured: &Measured) -> std::fmt::Result {
         per_token,
         memory,
         kernels,
-        strangers,
+        aging,
+        uneven,
         wires,
     } = measured;
     writeln!(out, "\n# Times are in seconds, rates in bytes a second.\n[measured]")?;
@@ -30,7 +31,16 @@ pub(super) fn write(out: &mut String, measured: &Measured) -> std::fmt::Result {
         writeln!(out, "  {{ bytes = {bytes}, alone = {alone:?}, together = {together:?} }},")?;
     }
     writeln!(out, "]")?;
-    writeln!(out, "strangers = {:?}", strangers.0)?;
+    writeln!(out, "uneven = {uneven:?}")?;
+    if !aging.is_empty() {
+        writeln!(out, "aging = [")?;
+        for Aged { bytes, alone, together, wires, small, large } in aging {
+            let bytes = bytes.0;
+            write!(out, "  {{ bytes = {bytes}, alone = {alone:?}, together = {together:?}, ")?;
+            writeln!(out, "wires = {wires:?}, small = {small:?}, large = {large:?} }},")?;
+        }
+        writeln!(out, "]")?;
+    }
     kernels.iter().try_for_each(|table| kernel(out, table))?;
     wires.iter().try_for_each(|table| wire(out, table))
 }
