@@ -134,11 +134,6 @@ pub(super) struct Stand<'b> {
 }
 
 impl Stand<'_> {
-    /// Who runs it.
-    pub(super) fn rank(&self) -> Rank {
-        self.rank
-    }
-
     /// Gets all threads of the rank up, and keeps them busy for a moment: in training they seldom sleep.
     pub(super) fn wake(&self) {
         let pool = self.compute.pool();

@@ -5,6 +5,7 @@
 //! probe is a program of one op on an arena of its own, run by the same code as any other program.
 //! When a kernel or a wire gets faster, so do its probes.
 
+mod apart;
 mod before;
 mod bench;
 mod crowd;
@@ -15,6 +16,7 @@ mod sweep;
 mod wires;
 
 pub use crate::store::StoreError;
+pub use apart::{apart, round_trip};
 pub use before::Before;
 pub use crowd::Crowd;
 pub use layers::{LAYER, Layers};
@@ -30,7 +32,8 @@ use crate::options::TrainOptions;
 use crate::run::{From, Run};
 use crate::train::run_rank;
 use bench::Bench;
-use paceline_comm::thread as threads;
+use paceline_comm::affinity::Share;
+use paceline_comm::{Transport, thread as threads};
 use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Reduction};
 use paceline_plan::ids::{CallId, GroupId, LaneId, Microbatch, Rank, SegmentId};
 use paceline_plan::mesh::GroupKind;
@@ -90,8 +93,11 @@ pub fn time(
             .map(|mut transport| {
                 let (bench, pace, medians) = (&bench, &pace, &medians);
                 scope.spawn(move || {
-                    let stand = bench.set_up(&mut transport, conditions.threads)?;
-                    let (rank, stand) = (stand.rank().0, RefCell::new(stand));
+                    let rank = transport.rank().0;
+                    let stand = spread(rank, conditions, || {
+                        bench.set_up(&mut transport, conditions.threads)
+                    })?;
+                    let stand = RefCell::new(stand);
                     let before = || {
                         conditions.before.happens(rank, conditions.ranks);
                         stand.borrow().wake();
@@ -114,6 +120,19 @@ pub fn time(
     first?;
     let medians = medians.into_inner().unwrap_or_else(|e| e.into_inner());
     Ok(Seconds(medians.iter().sum::<f64>() / medians.len().max(1) as f64))
+}
+
+/// Sets a rank up on cores of its own, as training does. Its threads are where training's come to be in a
+/// while: many probes are over before a scheduler looks where it left them.
+fn spread<T>(rank: u32, conditions: &Conditions<'_>, set_up: impl FnOnce() -> T) -> T {
+    match Share::of(rank, conditions.ranks) {
+        Some(share) if conditions.threads.get() > 1 => share.keep_beside(set_up),
+        Some(share) => {
+            share.keep();
+            set_up()
+        }
+        None => set_up(),
+    }
 }
 
 /// An op that does nothing but take its turn.

@@ -17,26 +17,7 @@ pub(super) struct Pace {
 const BATCH: Duration = Duration::from_micros(30);
 
 /// Batches without which there is no median.
-const FEWEST: usize = 5;
-
-/// How long threads of one rank take, at most, to spread over the cores: they begin where they were made,
-/// and the system moves them when it comes to look.
-const SPREAD: Duration = Duration::from_millis(20);
-
-/// Runs until the threads of a rank are where they stay.
-fn settle(
-    conditions: &Conditions<'_>,
-    run: &mut impl FnMut() -> Result<(), ExecError>,
-) -> Result<(), ExecError> {
-    let began = Instant::now();
-    while conditions.threads.get() > 1 && began.elapsed() < SPREAD {
-        run()?;
-        if conditions.stop.load(Ordering::Relaxed) {
-            break;
-        }
-    }
-    Ok(())
-}
+const FEWEST: usize = 3;
 
 impl Pace {
     pub(super) fn new(ranks: u32) -> Self {
@@ -56,7 +37,6 @@ impl Pace {
         let ready = run();
         let (began, ready) = (Instant::now(), ready.and_then(|()| run()));
         let once = began.elapsed().max(Duration::from_nanos(1));
-        let ready = ready.and_then(|()| settle(conditions, &mut run));
         self.begin.wait();
         let measured = match conditions.before {
             Before::Nothing => self.batches(conditions, once, &mut run),

@@ -1,4 +1,4 @@
-//! `bench kernels` and `bench train`: what they print adds up, whatever this machine's speed is.
+//! `bench kernels`, `bench cores` and `bench train`: what they print adds up, whatever this machine's speed is.
 
 use super::support::Folder;
 use serde_json::Value;
@@ -59,6 +59,26 @@ fn kernels_of_a_model_are_timed_and_add_up() {
         "--threads-per-rank",
         "--tp",
     ]);
+}
+
+#[test]
+fn cores_are_some_way_from_each_other() {
+    let here = Folder::new();
+    here.run("bench cores --rounds 0").refused(&["--rounds"]);
+    let cores = std::thread::available_parallelism().unwrap().get();
+    if cores < 2 {
+        return;
+    }
+    let objects = here.run("bench cores --rounds 2 --json").done().objects();
+    let (sum, pairs) = objects.split_last().unwrap();
+    assert_eq!(pairs.len(), cores * (cores - 1) / 2);
+    for pair in pairs {
+        let (least, most) = (number(pair, "least_s"), number(pair, "most_s"));
+        assert!(0.0 < least && least <= most, "{pair}");
+        assert!(number(sum, "least_s") <= least && most <= number(sum, "most_s"), "{sum}");
+    }
+    let told = here.run("bench cores --rounds 1").done().out;
+    assert!(told.contains("there and back"), "{told}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `paceline bench`: measure this machine.
 
 mod collectives;
+mod cores;
 mod kernels;
 mod train;
 
@@ -19,6 +20,7 @@ pub(crate) struct Flags {
 #[derive(Debug, Subcommand)]
 enum What {
     Collectives(Box<collectives::Flags>),
+    Cores(Box<cores::Flags>),
     Kernels(Box<kernels::Flags>),
     Train(Box<train::Flags>),
 }
@@ -27,6 +29,7 @@ enum What {
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     match &flags.what {
         What::Collectives(flags) => collectives::run(flags, origins),
+        What::Cores(flags) => cores::run(flags, origins),
         What::Kernels(flags) => kernels::run(flags, origins),
         What::Train(flags) => train::run(flags, origins),
     }
