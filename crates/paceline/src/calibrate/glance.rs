@@ -91,6 +91,7 @@ pub(crate) fn glance(
         kernels: tables,
         aging: Vec::new(),
         uneven: 0.0,
+        apart: None,
         wires: Vec::new(),
     })?;
     cluster.name = "this machine".into();

@@ -5,6 +5,7 @@
 //! glance    those of one plan, in a fraction of a second
 //! kernels   what each takes: in the cache and from memory, alone and with all cores busy
 //! wires     what messages and collectives take over each transport
+//! steady    again what was measured while the host had moved the cores
 //! stores    how fast bytes are offloaded and brought back
 //! ```
 //!
@@ -16,12 +17,15 @@ mod glance;
 mod grid;
 mod host;
 mod kernels;
+mod steady;
 mod wires;
 
 pub(crate) use glance::glance;
 pub(crate) use wires::Transport;
 
 use crate::failure::Failure;
+use aging::Aging;
+use kernels::Kernels;
 use paceline_exec::probe::{self, Sweep, Turn};
 use paceline_plan::DType;
 use paceline_plan::strategy::Store;
@@ -31,6 +35,8 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use steady::Steady;
+use wires::Exchanges;
 
 /// How thoroughly to measure what.
 #[derive(Clone, Debug)]
@@ -50,6 +56,11 @@ pub(crate) struct Request {
 }
 
 impl Request {
+    /// Ranks that can compute at once.
+    fn all_cores(&self) -> u32 {
+        u32::try_from(self.cores.get()).unwrap_or(u32::MAX)
+    }
+
     /// How long a measurement goes on at least.
     fn effort(&self) -> Duration {
         if self.quick { Duration::from_micros(1000) } else { Duration::from_millis(4) }
@@ -76,32 +87,49 @@ impl Listener<'_> {
     }
 }
 
-/// Of the whole time, what kernels take, and when exchanges are done.
-const KERNELS: f64 = 0.6;
+/// How often everything is measured, the whole of it each time: a machine is faster in some minutes than in others, and its
+/// caches are larger when nobody else wants them. Whatever was timed in one of those would stay out of proportion.
+const ROUNDS: u32 = 3;
+
+/// Of a round's time, what kernels take, and when exchanges are done.
+const KERNELS: f64 = 0.5;
 const WIRES: f64 = 0.85;
 
 /// Measures everything that was asked for.
 pub(crate) fn measure(request: &Request, listener: &Listener<'_>) -> Result<Cluster, Failure> {
-    let probes = grid::probes(request.quick)?;
-    let kernels = |share: f64, next: &str| listener.tell(share * KERNELS, next);
-    let tables = kernels::tables(&probes, request, listener.stop, &kernels)?;
-    let wires = |share: f64, next: &str| listener.tell(KERNELS + share * (WIRES - KERNELS), next);
-    let aging = |share: f64, next: &str| listener.tell(WIRES + share * (1.0 - WIRES), next);
-    let sweep = sweep(request);
-    let wires = wires::wires(request, &sweep, &wires)?;
+    let (probes, stop) = (grid::probes(request.quick)?, listener.stop);
+    listener.tell(0.0, "how far the cores are apart")?;
+    let (sweep, steady) = (sweep(request), Steady::new(request, stop));
+    let mut kernels = Kernels::new(&probes, request, (&steady, stop));
+    let mut exchanges = Exchanges::new(request, &steady, &sweep);
+    let mut aging = Aging::new(&probes, request, &sweep, (&steady, stop));
+    for round in 0..ROUNDS {
+        let part = |from: f64, to: f64| {
+            move |share: f64, next: &str| {
+                let done = f64::from(round) + from + share * (to - from);
+                listener.tell(done / f64::from(ROUNDS), next)
+            }
+        };
+        kernels.round(&part(0.0, KERNELS))?;
+        // A look has kernels three times over and the rest once.
+        if !request.quick || round + 1 == ROUNDS {
+            exchanges.round(&part(KERNELS, WIRES))?;
+            aging.round(&part(WIRES, 1.0))?;
+        }
+    }
     let effort = request.effort() * 10;
-    let memory = kernels::memory(&probes, request, listener.stop)?;
     let measured = Measured {
-        cores: u32::try_from(request.cores.get()).unwrap_or(u32::MAX),
+        cores: request.all_cores(),
         threads: None,
+        apart: steady.apart(),
         per_op: probe::overhead(&probes.plans[0], Turn::Computation, effort)?,
         per_exchange: probe::overhead(&probes.plans[0], Turn::Exchange, effort)?,
         per_token: paceline_exec::probe::load(&probes.plans[0], effort)?,
-        aging: aging::aging(&probes, request, &sweep, listener.stop, &aging)?,
+        memory: kernels::memory(&probes, request, stop)?,
+        kernels: kernels.tables(),
+        aging: aging.curves(),
         uneven: aging::uneven(request),
-        memory,
-        kernels: tables,
-        wires,
+        wires: exchanges.tables(),
     };
     let mut cluster = describe(measured)?;
     listener.tell(1.0, "what is offloaded")?;
@@ -203,20 +231,29 @@ mod tests {
     /// Measured with the least effort: what matters is that everything fits together.
     fn hasty() -> Cluster {
         let (request, stop) = (request(), AtomicBool::new(true));
+        let steady = Steady::new(&request, &stop);
         let mut probes = grid::probes(true).unwrap();
         probes.operators.retain(|probe| probe.used.work < 3e5);
+        let sweep = Sweep::new(2, 1 << 20);
+        let mut kernels = Kernels::new(&probes, &request, (&steady, &stop));
+        let mut exchanges = Exchanges::new(&request, &steady, &sweep);
         let tell = |_: f64, _: &str| Ok(());
+        for _ in 0..2 {
+            kernels.round(&tell).unwrap();
+            exchanges.round(&tell).unwrap();
+        }
         describe(Measured {
             cores: 2,
             threads: None,
+            apart: steady.apart(),
             per_op: Seconds(1e-7),
             per_exchange: Seconds(1e-6),
             per_token: Seconds(1e-9),
             memory: kernels::memory(&probes, &request, &stop).unwrap(),
-            kernels: kernels::tables(&probes, &request, &stop, &tell).unwrap(),
+            kernels: kernels.tables(),
             aging: Vec::new(),
             uneven: 0.01,
-            wires: wires::wires(&request, &Sweep::new(2, 1 << 20), &tell).unwrap(),
+            wires: exchanges.tables(),
         })
         .unwrap()
     }

@@ -1,5 +1,6 @@
 //! Times exchanges between ranks that are threads here, over every transport.
 
+use super::steady::Steady;
 use super::{Request, Told};
 use crate::failure::Failure;
 use paceline_comm::process::{ProcessOptions, Wires, connect};
@@ -146,6 +147,7 @@ struct Asked {
 /// exchange nothing.
 pub(super) fn aged(
     request: &Request,
+    steady: &Steady<'_>,
     sizes: &[usize],
     before: &[Before<'_>],
 ) -> Result<Option<Vec<Vec<Seconds>>>, Failure> {
@@ -161,72 +163,131 @@ pub(super) fn aged(
     };
     let all = sizes.iter().flat_map(|bytes| before.iter().map(move |before| (bytes, before)));
     let cases: Vec<Case<'_>> = (0..).step_by(2).zip(all).map(case).collect();
-    let cores = u32::try_from(request.cores.get()).unwrap_or(u32::MAX);
-    let apart = transport != Transport::Thread && ranks <= cores;
+    let apart = transport != Transport::Thread && ranks <= request.all_cores();
     let stage = Stage { both_ways: false, members: ranks, apart };
-    let times = several(request.quick, || world(transport, ranks, &cases, stage), Setting::Cold)?;
-    Ok(Some(times.chunks(before.len().max(1)).map(<[Seconds]>::to_vec).collect()))
+    let mut times = Vec::with_capacity(cases.len());
+    for some in cases.chunks(before.len().max(1)) {
+        let seen = steady.measure(|| world(transport, ranks, some, stage))?;
+        times.push(seen.into_iter().map(|laps| Setting::Cold.sum_up(laps)).collect());
+    }
+    Ok(Some(times))
 }
 
-/// A table for each transport.
-pub(super) fn wires(
-    request: &Request,
-    sweep: &Sweep,
-    tell: Told<'_>,
-) -> Result<Vec<Table>, Failure> {
-    let counts: Vec<u32> = request.ranks.iter().copied().filter(|&ranks| ranks > 1).collect();
-    let parts = (request.transports.len() * counts.len()).max(1) as f64;
-    let mut tables = Vec::new();
-    if counts.is_empty() {
-        return Ok(tables);
+/// Exchanges over every transport, and what they took in every round.
+pub(super) struct Exchanges<'a> {
+    request: &'a Request,
+    steady: &'a Steady<'a>,
+    series: Vec<Series<'a>>,
+}
+
+/// Exchanges of the same ranks in the same setting.
+struct Series<'a> {
+    transport: Transport,
+    ranks: u32,
+    setting: Setting,
+    cases: Vec<Case<'a>>,
+    /// Of each case, by round.
+    times: Vec<Vec<f64>>,
+}
+
+impl<'a> Exchanges<'a> {
+    pub(super) fn new(request: &'a Request, steady: &'a Steady<'a>, sweep: &'a Sweep) -> Self {
+        let counts: Vec<u32> = request.ranks.iter().copied().filter(|&ranks| ranks > 1).collect();
+        let mut series = Vec::new();
+        for &transport in &request.transports {
+            for (nth, &ranks) in counts.iter().enumerate() {
+                for setting in Setting::ALL {
+                    let before = match setting {
+                        Setting::Cold => Before::Sweep(sweep),
+                        Setting::Warm | Setting::Crowded => Before::Nothing,
+                    };
+                    let how = (setting, request.quick);
+                    let cases = cases(transport, ranks, nth == 0, how, before);
+                    let times = vec![Vec::new(); cases.len()];
+                    series.push(Series { transport, ranks, setting, cases, times });
+                }
+            }
+        }
+        Self { request, steady, series }
     }
-    let cores = u32::try_from(request.cores.get()).unwrap_or(u32::MAX);
-    for (at, &transport) in request.transports.iter().enumerate() {
-        let mut table =
-            Table { transport: transport.name().into(), messages: vec![], collectives: vec![] };
-        for (nth, &ranks) in counts.iter().enumerate() {
-            let name = transport.name();
-            let done = (at * counts.len() + nth) as f64 / parts;
-            tell(done, &format!("{name} between {ranks} ranks"))?;
-            let cases = |setting| {
-                let before = match setting {
-                    Setting::Cold => Before::Sweep(sweep),
-                    Setting::Warm | Setting::Crowded => Before::Nothing,
-                };
-                cases(transport, ranks, nth == 0, (setting, request.quick), before)
-            };
-            let timed = |setting| {
-                let crowd = (setting == Setting::Crowded).then(|| Crowd::new(cores));
-                // Ranks wait in another way where there are more of them than cores.
-                let of = if crowd.is_some() { ranks.max(cores.saturating_add(1)) } else { ranks };
-                let apart = transport != Transport::Thread && of <= cores;
-                let both_ways = setting == Setting::Warm;
-                let stage = Stage { both_ways, members: ranks, apart };
-                let cases = cases(setting);
-                several(request.quick, || world(transport, of, &cases, stage), setting)
-            };
-            let [warm, cold, crowded] = Setting::ALL.map(timed);
-            let (warm, cold, crowded): (Vec<Seconds>, Vec<Seconds>, Vec<Seconds>) =
-                (warm?, cold?, crowded?);
-            for (at, case) in cases(Setting::Warm).iter().enumerate() {
+
+    /// Times every exchange once more; forgets what was before if the cores are not as far apart any more as was usual then.
+    pub(super) fn round(&mut self, tell: Told<'_>) -> Result<(), Failure> {
+        let (cores, steady) = (self.request.all_cores(), self.steady);
+        let parts = self.series.len() as f64;
+        for (nth, series) in self.series.iter_mut().enumerate() {
+            let next = format!("{} between {} ranks", series.transport.name(), series.ranks);
+            tell(nth as f64 / parts, &next)?;
+            series.round(cores, steady)?;
+        }
+        if steady.has_changed() {
+            let series = self.series.iter_mut();
+            series.for_each(|series| series.times.iter_mut().for_each(Vec::clear));
+            return self.round(tell);
+        }
+        Ok(())
+    }
+
+    /// A table for each transport.
+    pub(super) fn tables(&self) -> Vec<Table> {
+        let mut tables: Vec<Table> = Vec::new();
+        for settings in self.series.chunks(Setting::ALL.len()) {
+            let [warm, cold, crowded] = settings else { continue };
+            let transport = warm.transport.name();
+            if tables.last().is_none_or(|table| table.transport != transport) {
+                let (messages, collectives) = (Vec::new(), Vec::new());
+                tables.push(Table { transport: transport.into(), messages, collectives });
+            }
+            let Some(table) = tables.last_mut() else { continue };
+            for (at, case) in warm.cases.iter().enumerate() {
                 let exchange = Exchange {
                     bytes: Bytes(case.timing.bytes as u64),
-                    time: warm[at],
-                    cold: Some(cold[at]),
-                    crowded: Some(crowded[at]),
+                    time: warm.mean(at),
+                    cold: Some(cold.mean(at)),
+                    crowded: Some(crowded.mean(at)),
                 };
                 match case.collective {
                     None => table.messages.push(exchange),
                     Some(Asked { kind, resolved, .. }) => {
-                        add(&mut table.collectives, (kind, resolved, ranks), exchange);
+                        add(&mut table.collectives, (kind, resolved, warm.ranks), exchange);
                     }
                 }
             }
         }
-        tables.push(table);
+        tables
     }
-    Ok(tables)
 }
+
+impl Series<'_> {
+    /// Times a few cases at once: few enough for the machine to stay as it is.
+    fn round(&mut self, cores: u32, steady: &Steady<'_>) -> Result<(), Failure> {
+        let Self { transport, ranks, setting, .. } = *self;
+        let crowded = setting == Setting::Crowded;
+        // Ranks wait in another way where there are more of them than cores.
+        let of = if crowded { ranks.max(cores.saturating_add(1)) } else { ranks };
+        let apart = transport != Transport::Thread && of <= cores;
+        let stage = Stage { both_ways: setting == Setting::Warm, members: ranks, apart };
+        for (cases, times) in self.cases.chunks(AT_ONCE).zip(self.times.chunks_mut(AT_ONCE)) {
+            let seen = steady.measure(|| {
+                let _crowd = crowded.then(|| Crowd::new(cores));
+                world(transport, of, cases, stage)
+            })?;
+            for (times, laps) in times.iter_mut().zip(seen) {
+                times.push(setting.sum_up(laps).0);
+            }
+        }
+        Ok(())
+    }
+
+    /// What a case took, on average over the rounds.
+    fn mean(&self, case: usize) -> Seconds {
+        let times = &self.times[case];
+        Seconds(times.iter().sum::<f64>() / times.len().max(1) as f64)
+    }
+}
+
+/// Cases that are timed in one world, as many as there are sizes.
+const AT_ONCE: usize = SIZES.len();
 
 fn add(
     tables: &mut Vec<CollectiveTable>,
@@ -278,27 +339,6 @@ fn cases<'a>(
         })
         .collect()
 }
-
-/// The time of each case, measured several times: on a virtual machine the same exchange was seen to take 66 µs
-/// now and 445 a second ago.
-fn several(
-    quick: bool,
-    mut measure: impl FnMut() -> Result<Vec<Vec<f64>>, Failure>,
-    setting: Setting,
-) -> Result<Vec<Seconds>, Failure> {
-    let passes: Result<Vec<_>, _> =
-        (0..if quick { 1 } else { PASSES }).map(|_| measure()).collect();
-    let passes = passes?;
-    let of_case = |case: usize| {
-        let times = passes.iter().filter_map(|pass| pass.get(case).cloned());
-        let times: Vec<f64> = times.map(|times| setting.sum_up(times).0).collect();
-        Seconds(times.iter().sum::<f64>() / times.len().max(1) as f64)
-    };
-    Ok((0..passes.first().map_or(0, Vec::len)).map(of_case).collect())
-}
-
-/// How often exchanges are timed.
-const PASSES: usize = 3;
 
 /// Runs every case on a world of so many ranks: what its laps took.
 fn world(

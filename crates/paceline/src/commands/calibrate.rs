@@ -192,6 +192,8 @@ struct Record {
     product_flops_per_s: f64,
     /// The rate of copying what no cache holds: one core, and each of all at once.
     copy_bytes_per_s: [f64; 2],
+    /// A word from one core to another and back.
+    apart_s: Option<f64>,
     wires: Vec<WireRecord>,
     per_op_s: f64,
     took_s: f64,
@@ -224,6 +226,7 @@ impl Record {
             samples: kernels().map(|table| table.samples.len()).sum(),
             product_flops_per_s: cluster.device.peak.f32.0,
             copy_bytes_per_s: copy.map_or([0.0; 2], |c| [c.alone.0, c.together.0]),
+            apart_s: measured.and_then(|m| m.apart).map(|time| time.0),
             wires: wires.collect(),
             per_op_s: measured.map_or(0.0, |m| m.per_op.0),
             took_s,
@@ -244,6 +247,9 @@ impl Record {
             self.took_s,
             self.product_flops_per_s / 1e9,
         );
+        if let Some(apart) = self.apart_s {
+            text += &format!("cores     {:.0} ns from one to another and back\n", apart * 1e9);
+        }
         for wire in &self.wires {
             text += &format!(
                 "{:<9} {:.1} µs, {:.1} GB/s\n",

@@ -31,6 +31,8 @@ pub struct Measured {
     pub cores: u32,
     /// Threads that compute for each rank; where absent, the cores shared out among the ranks.
     pub threads: Option<u32>,
+    /// How long a word took from one core to another and back while all this was measured.
+    pub apart: Option<Seconds>,
     /// What an op of a program costs beside its work: finding it, dating it, finding its buffers.
     pub per_op: Seconds,
     /// The same of an exchange with other ranks.
@@ -445,6 +447,7 @@ pub(crate) mod tests {
         Measured {
             cores: 2,
             threads: None,
+            apart: None,
             per_op: Seconds(5e-7),
             per_exchange: Seconds(1e-6),
             per_token: Seconds(2e-8),

@@ -3,6 +3,7 @@
 //! ```toml
 //! [measured]
 //! cores = 2
+//! apart = 5e-8                       # a word from a core to another and back; optional
 //! per_op = 3e-7                      # seconds, as all times here
 //! per_exchange = 1e-6
 //! per_token = 2e-8
@@ -59,6 +60,7 @@ impl Reader<'_> {
             &[
                 "cores",
                 "threads",
+                "apart",
                 "per_op",
                 "per_exchange",
                 "per_token",
@@ -72,6 +74,8 @@ impl Reader<'_> {
         let cores = self.required(&section, "cores", "2", count);
         let some = |value: &DeValue<'_>| count(value).map(Some);
         let threads = self.optional(&section, "threads", "1", some, None);
+        let some = |value: &DeValue<'_>| time(value).map(Some);
+        let apart = self.optional(&section, "apart", "5e-8", some, None);
         let per_op = self.optional(&section, "per_op", "3e-7", time, Seconds::ZERO);
         let per_exchange = self.optional(&section, "per_exchange", "1e-6", time, Seconds::ZERO);
         let per_token = self.optional(&section, "per_token", "2e-8", time, Seconds::ZERO);
@@ -109,6 +113,7 @@ impl Reader<'_> {
         Some(Some(Measured {
             cores: cores?,
             threads: threads?,
+            apart: apart?,
             per_op: per_op?,
             per_exchange: per_exchange?,
             per_token: per_token?,

@@ -10,6 +10,7 @@ pub(super) fn write(out: &mut String, measured: &Measured) -> std::fmt::Result {
     let Measured {
         cores,
         threads,
+        apart,
         per_op,
         per_exchange,
         per_token,
@@ -24,6 +25,9 @@ pub(super) fn write(out: &mut String, measured: &Measured) -> std::fmt::Result {
     writeln!(out, "per_exchange = {:?}\nper_token = {:?}", per_exchange.0, per_token.0)?;
     if let Some(threads) = threads {
         writeln!(out, "threads = {threads}")?;
+    }
+    if let Some(apart) = apart {
+        writeln!(out, "apart = {:?}", apart.0)?;
     }
     writeln!(out, "copies = [")?;
     for CopyRate { bytes, alone, together } in &memory.copies {
