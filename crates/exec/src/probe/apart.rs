@@ -77,6 +77,14 @@ pub fn apart() -> Option<Seconds> {
     (cores > 1).then(|| round_trip(&first, &last))
 }
 
+/// Cores that are so many times as near or as far as they were are elsewhere: where they stay, looks differ by a third.
+const ELSEWHERE: f64 = 1.6;
+
+/// Whether cores that are so far apart now have been moved since they were so far apart then.
+pub fn were_moved(now: Seconds, then: Seconds) -> bool {
+    now.0 > ELSEWHERE * then.0 || now.0 * ELSEWHERE < then.0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,5 +97,13 @@ mod tests {
             None => assert_eq!(before, 1),
         }
         assert_eq!(affinity::cores(), before, "this thread is left where it was");
+    }
+
+    #[test]
+    fn looks_differ_a_little_where_cores_stay() {
+        let usual = Seconds(5.1e-8);
+        for (now, moved) in [(4.2e-8, false), (7e-8, false), (2.7e-8, true), (3e-7, true)] {
+            assert_eq!(were_moved(Seconds(now), usual), moved, "{now}");
+        }
     }
 }

@@ -16,7 +16,7 @@ mod sweep;
 mod wires;
 
 pub use crate::store::StoreError;
-pub use apart::{apart, round_trip};
+pub use apart::{apart, round_trip, were_moved};
 pub use before::Before;
 pub use crowd::Crowd;
 pub use layers::{LAYER, Layers};

@@ -14,9 +14,6 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Cores that are so many times as near or as far as usual are elsewhere: where they stay, looks differ by a third.
-const ELSEWHERE: f64 = 1.6;
-
 /// Looks that differ by less than this factor count as the same.
 const ALIKE: f64 = 1.25;
 
@@ -28,7 +25,7 @@ pub(super) struct Steady<'a> {
     stop: &'a AtomicBool,
     seen: RefCell<Seen>,
     /// What was usual when somebody last asked.
-    asked: Cell<f64>,
+    asked: Cell<Seconds>,
     /// How much time there is for waiting, and for measuring again.
     patience: Cell<Duration>,
 }
@@ -66,7 +63,8 @@ impl<'a> Steady<'a> {
     pub(super) fn new(request: &Request, stop: &'a AtomicBool) -> Self {
         let looks = if request.quick { 20 } else { 150 };
         let patience = Cell::new(Duration::from_secs(if request.quick { 20 } else { 180 }));
-        let steady = Self { stop, seen: RefCell::default(), asked: Cell::new(0.0), patience };
+        let steady =
+            Self { stop, seen: RefCell::default(), asked: Cell::new(Seconds::ZERO), patience };
         for _ in 0..looks {
             steady.is_usual();
             if stop.load(Ordering::Relaxed) {
@@ -86,8 +84,8 @@ impl<'a> Steady<'a> {
     /// Whether other distances are usual now than in the beginning, or when this was last asked: all that was
     /// measured before is of another machine.
     pub(super) fn has_changed(&self) -> bool {
-        let usual = self.seen.borrow().usual().unwrap_or(0.0);
-        is_elsewhere(usual, self.asked.replace(usual))
+        let usual = self.apart().unwrap_or(Seconds::ZERO);
+        probe::were_moved(usual, self.asked.replace(usual))
     }
 
     /// Measures something, and again if the cores were elsewhere before it or after; in the end, as they are.
@@ -108,10 +106,10 @@ impl<'a> Steady<'a> {
     }
 
     fn is_usual(&self) -> bool {
-        let Some(Seconds(now)) = probe::apart().filter(|time| time.0 > 0.0) else { return true };
+        let Some(now) = probe::apart().filter(|time| time.0 > 0.0) else { return true };
         let mut seen = self.seen.borrow_mut();
-        seen.add(now, Instant::now());
-        !is_elsewhere(now, seen.usual().unwrap_or(now))
+        seen.add(now.0, Instant::now());
+        !probe::were_moved(now, seen.usual().map_or(now, Seconds))
     }
 
     fn may_spend(&self, time: Duration) -> bool {
@@ -119,10 +117,6 @@ impl<'a> Steady<'a> {
         self.patience.set(left.unwrap_or(Duration::ZERO));
         left.is_some() && !self.stop.load(Ordering::Relaxed)
     }
-}
-
-fn is_elsewhere(now: f64, usual: f64) -> bool {
-    now > ELSEWHERE * usual || now * ELSEWHERE < usual
 }
 
 #[cfg(test)]
@@ -141,8 +135,5 @@ mod tests {
         }
         let usual = seen.usual().unwrap();
         assert!((usual / 5e-8).ln().abs() < ALIKE.ln() / 2.0, "{usual}");
-        for (apart, elsewhere) in [(4.2e-8, false), (7e-8, false), (2.7e-8, true), (3e-7, true)] {
-            assert_eq!(is_elsewhere(apart, usual), elsewhere, "{apart}");
-        }
     }
 }

@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::flags::{Carrier, Keeping, Launch, Problems, Starter};
 use paceline_exec::data::{Data, DataSource, Reads};
 use paceline_exec::hugging_face::can_export;
-use paceline_exec::{Device, resident};
+use paceline_exec::{Device, probe, resident};
 use paceline_plan::ids::Rank;
 use paceline_plan::model::Model;
 use paceline_plan::program::Plan;
@@ -112,6 +112,19 @@ pub(super) fn share_a_process(plan: &Plan, launch: &mut Launch, problems: &mut P
     if launch.device != Device::Cpu {
         refuse("--device", "use cpu");
     }
+}
+
+/// What to say if the host of a virtual machine has moved its cores since it was calibrated: what ranks exchange
+/// inside a host then takes another time than was predicted.
+pub(super) fn moved(cluster: &Cluster) -> Option<String> {
+    let then = cluster.measured.as_ref()?.apart?;
+    let now = probe::apart().filter(|now| probe::were_moved(*now, then))?;
+    let (now, then) = (now.0 * 1e9, then.0 * 1e9);
+    Some(format!(
+        "note: the cores are {now:.0} ns apart now and were {then:.0} when this machine was calibrated (`paceline bench \
+         cores`): exchanges take {} than predicted",
+        if now > then { "longer" } else { "less" }
+    ))
 }
 
 /// Where a run leaves what was seen of its machine.

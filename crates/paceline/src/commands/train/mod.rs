@@ -23,7 +23,7 @@ use crate::sweep::SweepFlags;
 use clap::Args;
 use events::{DoneEvent, IterationEvent};
 use files::{closing, write_files};
-use machine::{MACHINE, can_learn, can_start, fits_limit, share_a_process, this_machine};
+use machine::{MACHINE, can_learn, can_start, fits_limit, moved, share_a_process, this_machine};
 use pace::Pace;
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
 use paceline_exec::data::Tokenizer;
@@ -383,7 +383,12 @@ impl Job {
                     iterations: self.training.iterations,
                     replan: &|ranks| self.replan(ranks),
                 };
-                launch::run(&run, output)
+                let before = moved(&self.cluster);
+                let ended = launch::run(&run, output);
+                if let Some(moved) = before.or_else(|| moved(&self.cluster)) {
+                    output.note(&moved);
+                }
+                ended
             }
         }
     }
