@@ -5,7 +5,8 @@ usage: shaped.py PACELINE [--rate 1gbit] [--cluster CALIBRATED.toml] [--flags "â
 
 Each rank stands in a network namespace of its own and on a core of its own; a veth pair joins them,
 with a token bucket at both ends (`tc tbf`). A link that was idle gives what its bucket holds at once, as
-no wire does, so the bucket is as small as timers of a busy machine permit. This needs root. With the file of `paceline calibrate` on
+no wire does, so the bucket is small. But it has room for the largest packet that TCP hands down (64 KiB): what does not fit in is
+cut into frames by the core that computes, which a network card would do for it. This needs root. With the file of `paceline calibrate` on
 this machine, predictions are made for two hosts of one core each, joined by a link of that rate less
 the heads of its frames, and of the latency that was measured through a socket. Nothing is fitted. Each
 row is trained with overlap and without. At the end stands what compression is worth: how many times shorter an iteration
@@ -58,7 +59,7 @@ def join(rate):
         sh(f"{run} ip addr add {address}/24 dev {end}")
         sh(f"{run} ip link set {end} up")
         sh(f"{run} ip link set lo up")
-        sh(f"{run} tc qdisc add dev {end} root tbf rate {rate} burst 48kb latency 100ms")
+        sh(f"{run} tc qdisc add dev {end} root tbf rate {rate} burst 72kb latency 100ms")
 
 
 def part():
