@@ -24,7 +24,8 @@ const HERE: u32 = 0;
 const THERE: u32 = 1;
 const GONE: u32 = 2;
 
-/// How long a word takes from one core to another and back; each share is kept to while it does.
+/// How long a word takes from one core to another and back. This thread is kept to the first meanwhile, and then to
+/// all cores that it could use before. Nothing if the system has no thread to give.
 pub fn round_trip(one: &Share, other: &Share) -> Seconds {
     let ball = Ball(AtomicU32::new(THERE));
     // Both are on their cores before either keeps one busy.
@@ -41,7 +42,6 @@ pub fn round_trip(one: &Share, other: &Share) -> Seconds {
         }
     };
     let ask = || {
-        one.keep();
         ready.wait();
         let hand_over = || {
             while ball.0.load(Acquire) == THERE {
@@ -62,19 +62,24 @@ pub fn round_trip(one: &Share, other: &Share) -> Seconds {
         ball.0.store(GONE, Release);
         best
     };
-    // Neither is this thread, whose own cores are left as they are.
+    let all = Share::of(0, 1);
     let best = std::thread::scope(|scope| {
-        scope.spawn(answer);
-        scope.spawn(ask).join()
+        let other = std::thread::Builder::new().spawn_scoped(scope, answer);
+        other.map_or(0.0, |_| {
+            one.keep();
+            ask()
+        })
     });
-    Seconds(best.unwrap_or(0.0))
+    all.iter().for_each(|all| _ = all.keep());
+    Seconds(best)
 }
 
-/// The round trip between the first and the last of the cores that this thread may use; none if there is but one.
+/// The round trip between the first and the last of the cores that this thread may use; none if there is but one, or no
+/// thread to be had.
 pub fn apart() -> Option<Seconds> {
     let cores = u32::try_from(affinity::cores()).unwrap_or(u32::MAX);
     let (first, last) = (Share::of(0, cores)?, Share::of(cores - 1, cores)?);
-    (cores > 1).then(|| round_trip(&first, &last))
+    (cores > 1).then(|| round_trip(&first, &last)).filter(|time| time.0 > 0.0)
 }
 
 /// Cores that are so many times as near or as far as they were are elsewhere: where they stay, looks differ by a third.

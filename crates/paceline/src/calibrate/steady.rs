@@ -106,7 +106,7 @@ impl<'a> Steady<'a> {
     }
 
     fn is_usual(&self) -> bool {
-        let Some(now) = probe::apart().filter(|time| time.0 > 0.0) else { return true };
+        let Some(now) = probe::apart() else { return true };
         let mut seen = self.seen.borrow_mut();
         seen.add(now.0, Instant::now());
         !probe::were_moved(now, seen.usual().map_or(now, Seconds))
