@@ -5,6 +5,7 @@
 //! glance    those of one plan, in a fraction of a second
 //! kernels   what each takes: in the cache and from memory, alone and with all cores busy
 //! wires     what messages and collectives take over each transport
+//! aging     what caches lose of both while ranks compute something else
 //! steady    again what was measured while the host had moved the cores
 //! stores    how fast bytes are offloaded and brought back
 //! ```
@@ -95,8 +96,17 @@ const ROUNDS: u32 = 3;
 const KERNELS: f64 = 0.5;
 const WIRES: f64 = 0.85;
 
+/// A measured machine.
+#[derive(Debug)]
+pub(crate) struct Calibrated {
+    /// What it is.
+    pub cluster: Cluster,
+    /// How many of the measurements that depend on it had to be made while its cores were not where they usually are.
+    pub elsewhere: u32,
+}
+
 /// Measures everything that was asked for.
-pub(crate) fn measure(request: &Request, listener: &Listener<'_>) -> Result<Cluster, Failure> {
+pub(crate) fn measure(request: &Request, listener: &Listener<'_>) -> Result<Calibrated, Failure> {
     let (probes, stop) = (grid::probes(request.quick)?, listener.stop);
     listener.tell(0.0, "how far the cores are apart")?;
     let (sweep, steady) = (sweep(request), Steady::new(request, stop));
@@ -134,7 +144,7 @@ pub(crate) fn measure(request: &Request, listener: &Listener<'_>) -> Result<Clus
     let mut cluster = describe(measured)?;
     listener.tell(1.0, "what is offloaded")?;
     stores(request, &mut cluster.device)?;
-    Ok(cluster)
+    Ok(Calibrated { cluster, elsewhere: steady.elsewhere() })
 }
 
 /// Memory to empty the caches with, for as many ranks as exchange something.

@@ -28,6 +28,8 @@ pub(super) struct Steady<'a> {
     asked: Cell<Seconds>,
     /// How much time there is for waiting, and for measuring again.
     patience: Cell<Duration>,
+    /// Measurements that were kept although the cores were elsewhere.
+    elsewhere: Cell<u32>,
 }
 
 /// For how long cores were how far apart.
@@ -63,8 +65,8 @@ impl<'a> Steady<'a> {
     pub(super) fn new(request: &Request, stop: &'a AtomicBool) -> Self {
         let looks = if request.quick { 20 } else { 150 };
         let patience = Cell::new(Duration::from_secs(if request.quick { 20 } else { 180 }));
-        let steady =
-            Self { stop, seen: RefCell::default(), asked: Cell::new(Seconds::ZERO), patience };
+        let (seen, asked, elsewhere) = (RefCell::default(), Cell::new(Seconds::ZERO), Cell::new(0));
+        let steady = Self { stop, seen, asked, patience, elsewhere };
         for _ in 0..looks {
             steady.is_usual();
             if stop.load(Ordering::Relaxed) {
@@ -88,18 +90,27 @@ impl<'a> Steady<'a> {
         probe::were_moved(usual, self.asked.replace(usual))
     }
 
+    /// How many measurements were kept although the cores were elsewhere: there was no more time to wait.
+    pub(super) fn elsewhere(&self) -> u32 {
+        self.elsewhere.get()
+    }
+
     /// Measures something, and again if the cores were elsewhere before it or after; in the end, as they are.
     pub(super) fn measure<T>(
         &self,
         mut measure: impl FnMut() -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         loop {
-            while !self.is_usual() && self.may_spend(PAUSE) {
+            let mut usual = self.is_usual();
+            while !usual && self.may_spend(PAUSE) {
                 std::thread::sleep(PAUSE);
+                usual = self.is_usual();
             }
             let began = Instant::now();
             let measured = measure()?;
-            if self.is_usual() || !self.may_spend(began.elapsed()) {
+            usual &= self.is_usual();
+            if usual || !self.may_spend(began.elapsed()) {
+                self.elsewhere.set(self.elsewhere.get() + u32::from(!usual));
                 return Ok(measured);
             }
         }

@@ -211,19 +211,25 @@ impl<'a> Exchanges<'a> {
         Self { request, steady, series }
     }
 
-    /// Times every exchange once more; forgets what was before if the cores are not as far apart any more as was usual then.
+    /// Times every exchange once more, and again if the cores turn out to be usually elsewhere: all that was
+    /// measured before is forgotten then.
     pub(super) fn round(&mut self, tell: Told<'_>) -> Result<(), Failure> {
+        self.pass(tell)?;
+        if self.steady.has_changed() {
+            let times = self.series.iter_mut().flat_map(|series| &mut series.times);
+            times.for_each(Vec::clear);
+            self.pass(tell)?;
+        }
+        Ok(())
+    }
+
+    fn pass(&mut self, tell: Told<'_>) -> Result<(), Failure> {
         let (cores, steady) = (self.request.all_cores(), self.steady);
         let parts = self.series.len() as f64;
         for (nth, series) in self.series.iter_mut().enumerate() {
             let next = format!("{} between {} ranks", series.transport.name(), series.ranks);
             tell(nth as f64 / parts, &next)?;
             series.round(cores, steady)?;
-        }
-        if steady.has_changed() {
-            let series = self.series.iter_mut();
-            series.for_each(|series| series.times.iter_mut().for_each(Vec::clear));
-            return self.round(tell);
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! `paceline calibrate`: measure this machine into a cluster file.
 
-use crate::calibrate::{self, Listener, Request, Transport};
+use crate::calibrate::{self, Calibrated, Listener, Request, Transport};
 use crate::failure::Failure;
 use crate::flags::{CommonFlags, Origins, Problems, whole};
 use crate::output::{self, stop_on_interrupt};
@@ -72,13 +72,20 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let progress = |share: f64, next: &str| line.show(share, next);
     let measured = calibrate::measure(&request, &Listener { stop: &stop, progress: &progress });
     line.bar.finish_and_clear();
-    let cluster = measured?;
+    let Calibrated { cluster, elsewhere } = measured?;
     let text = format!("{}{}", header(&request), cluster.to_toml());
     output::write(&out, text.as_bytes()).map_err(|error| {
         Failure::flag("--out", format!("{} cannot be written: {error}", out.display()))
     })?;
     let record = Record::new(&cluster, &out, began.elapsed().as_secs_f64());
     output.people(&record.words())?;
+    if elsewhere > 0 {
+        output.note(&format!(
+            "note: {elsewhere} measurements were made while the cores were not where they usually are, and there was no \
+             more time to wait: what ranks exchange may be predicted badly; `paceline bench cores` shows whether \
+             they are moved, and another calibration may be luckier"
+        ));
+    }
     Ok(output.object(&record)?)
 }
 
