@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Predicted beside measured: trains a matrix of small layouts for real and prints the errors.
+"""Trains small models in many layouts and prints the error of the predicted iteration times.
 
 usage: predict.py PACELINE CLUSTER.toml [--iterations N] [--only TEXT] [--repeat N] [--transport NAME]
 
-PACELINE is the built program, CLUSTER.toml what `paceline calibrate` wrote on this machine. Each
-row is one `paceline train --json`; its prediction is made before it starts. Nothing here is fitted.
+PACELINE is the built program, CLUSTER.toml the file that `paceline calibrate` wrote on this machine.
+Each row is one `paceline train --json`, whose prediction is made before training starts. Nothing is
+fitted.
 
-A virtual machine's host moves its cores. A row before or after which they are not as far apart as they
-were when the machine was calibrated (`paceline bench cores`) is run again; how often is told.
+A hypervisor may migrate the virtual cores. A row is repeated if the core round trip before or after it
+(`paceline bench core-to-core`) differs from that of the calibration; the number of repetitions is printed.
 """
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -72,34 +74,36 @@ def run(program, cluster, model, flags, iterations, folder):
     return iteration, (done["predicted_exposed_s"] or 0.0, done["measured_exposed_s"] or 0.0)
 
 
-# Cores that are so many times as near or as far as they were are elsewhere, and how often to try again.
-ELSEWHERE = 1.6
+# Largest factor between the core round trips of calibration and run, and attempts per run.
+MAX_DRIFT = 1.6
 TRIES = 10
 
 
-def apart(program):
-    """How long a word takes from one core to another and back, now; none on a single core."""
-    done = subprocess.run([program, "bench", "cores", "--rounds", "1", "--json"], capture_output=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])["apart_s"] if done.returncode == 0 else None
+def core_round_trip(program):
+    """Current core round trip in seconds; None on a single core."""
+    done = subprocess.run([program, "bench", "core-to-core", "--rounds", "1", "--json"], capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])["core_round_trip_s"] if done.returncode == 0 else None
 
 
-def run_alike(again, calibrated, program, *rest):
-    """A run with the cores as far from each other as they were; `again` gets those that were not."""
-    def elsewhere():
-        now = apart(program) if calibrated else None
-        return now is not None and not 1 / ELSEWHERE <= now / calibrated <= ELSEWHERE
+def run_unmigrated(repeated, calibrated, program, *rest):
+    """Runs, at most TRIES times, until the core round trip equals that of the calibration.
+
+    Appends every run with migrated cores to `repeated`; after TRIES such runs the last one is used.
+    """
+    def migrated():
+        now = core_round_trip(program) if calibrated else None
+        return now is not None and not 1 / MAX_DRIFT <= now / calibrated <= MAX_DRIFT
 
     for _ in range(TRIES):
-        before = elsewhere()
-        seen = run(program, *rest)
-        if not before and not elsewhere():
+        before = migrated()
+        result = run(program, *rest)
+        if not before and not migrated():
             break
-        again.append(rest)
-    return seen
+        repeated.append(rest)
+    return result
 
 
-# Exposed communication below this share of an iteration is judged by what it does to the iteration: in
-# itself it is noise.
+# Exposed communication below this share of an iteration is noise; its error is given relative to the iteration.
 SHARE = 0.02
 HEAD = f"{'predicted':>10} {'measured':>10} {'error':>9} {'exposed':>10} {'measured':>10} {'error':>9}  ms"
 
@@ -117,7 +121,7 @@ def summary(what, errors):
     errors.sort()
     if errors:
         print(f"{what}, {len(errors)} rows: median error {statistics.median(errors) * 100:.1f} %, "
-              f"90th percentile {errors[int(0.9 * (len(errors) - 1))] * 100:.1f} %, worst {errors[-1] * 100:.1f} %")
+              f"90th percentile {errors[math.ceil(0.9 * len(errors)) - 1] * 100:.1f} %, worst {errors[-1] * 100:.1f} %")
 
 
 def main():
@@ -125,12 +129,12 @@ def main():
     parser.add_argument("program")
     parser.add_argument("cluster")
     parser.add_argument("--iterations", type=int, default=12)
-    parser.add_argument("--only", default="", help="rows whose text contains this")
-    parser.add_argument("--repeat", type=int, default=1, help="runs of a row; their medians count")
-    parser.add_argument("--transport", help="rows that exchange something, over this one: tcp is the loopback device")
+    parser.add_argument("--only", default="", help="run only rows that contain this text")
+    parser.add_argument("--repeat", type=int, default=1, help="runs per row; medians are used")
+    parser.add_argument("--transport", help="run only rows with communication, over this transport (tcp: loopback device)")
     given = parser.parse_args()
-    errors, all_exposed, exposures, little, again = [], [], [], [], []
-    calibrated = tomllib.loads(Path(given.cluster).read_text()).get("measured", {}).get("apart")
+    errors, all_exposed, exposures, small, repeated = [], [], [], [], []
+    calibrated = tomllib.loads(Path(given.cluster).read_text()).get("measured", {}).get("core_round_trip")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         models = {"wide": WIDE, "large": LARGE, "deep": DEEP}
@@ -145,7 +149,7 @@ def main():
             if given.only not in f"{model} {flags}":
                 continue
             named = str(folder / f"{model}.toml") if model in models else model
-            runs = [run_alike(again, calibrated, given.program, given.cluster, named, flags, given.iterations, folder)
+            runs = [run_unmigrated(repeated, calibrated, given.program, given.cluster, named, flags, given.iterations, folder)
                     for _ in range(given.repeat)]
             iteration, exposed = (tuple(statistics.median(run[part][side] for run in runs) for side in (0, 1))
                                   for part in (0, 1))
@@ -155,13 +159,13 @@ def main():
             if exposed[1] > SHARE * iteration[1]:
                 exposures.append(abs(error(exposed)))
             elif exposed[1]:
-                little.append(abs(exposed[0] - exposed[1]) / iteration[1])
+                small.append(abs(exposed[0] - exposed[1]) / iteration[1])
             print(f"{row(iteration)} {row(exposed)}  {model} {flags}", flush=True)
-    print(f"{len(again)} runs with the cores elsewhere, which do not count")
+    print(f"{len(repeated)} runs with migrated cores")
     summary("iterations", errors)
     summary("exposed communication", all_exposed)
     summary(f"exposed communication of more than {SHARE:.0%} of an iteration", exposures)
-    summary("less than that, in shares of an iteration", little)
+    summary("less than that, relative to the iteration", small)
 
 
 if __name__ == "__main__":

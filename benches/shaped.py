@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Trains two ranks across a link that is shaped to a rate, and prints what overlap is worth there.
+"""Trains two ranks over a rate-limited link, with and without overlap, and prints prediction errors.
 
 usage: shaped.py PACELINE [--rate 1gbit] [--cluster CALIBRATED.toml] [--flags "…"] [--only TEXT]
 
-Each rank stands in a network namespace of its own and on a core of its own; a veth pair joins them,
-with a token bucket at both ends (`tc tbf`). A link that was idle gives what its bucket holds at once, as
-no wire does, so the bucket is small. But it has room for the largest packet that TCP hands down (64 KiB): what does not fit in is
-cut into frames by the core that computes, which a network card would do for it. This needs root. With the file of `paceline calibrate` on
-this machine, predictions are made for two hosts of one core each, joined by a link of that rate less
-the heads of its frames, and of the latency that was measured through a socket. Nothing is fitted. Each
-row is trained with overlap and without. At the end stands what compression is worth: how many times shorter an iteration
-is than with gradients as they are.
+Each rank has its own network namespace and core. A veth pair with a token bucket at both ends (`tc tbf`)
+joins them. An idle link sends a full bucket at once, unlike a wire, so the bucket is small. It still holds
+the largest packet of TCP (64 KiB): larger packets would be segmented by the computing core, work that a
+NIC offloads. Root is required.
+
+With a file of `paceline calibrate` for this machine, predictions are made for two hosts of one core each,
+joined by a link of the given rate minus frame headers, with the latency measured through a socket.
+Nothing is fitted. The last lines are the speedups by compression over uncompressed gradients.
 """
 
 import argparse
@@ -49,8 +49,8 @@ def sh(command):
     subprocess.run(command.split(), check=True, capture_output=True)
 
 
-def join(rate):
-    part()
+def create_link(rate):
+    remove_link()
     for host in HOSTS:
         sh(f"ip netns add {host}")
     sh(f"ip link add veth-a netns {HOSTS[0]} type veth peer name veth-b netns {HOSTS[1]}")
@@ -62,17 +62,17 @@ def join(rate):
         sh(f"{run} tc qdisc add dev {end} root tbf rate {rate} burst 72kb latency 100ms")
 
 
-def part():
+def remove_link():
     for host in HOSTS:
         subprocess.run(["ip", "netns", "del", host], capture_output=True)
 
 
 def two_hosts(calibrated, rate, folder):
-    """The cluster file of this set-up, from that of one host."""
+    """Writes the cluster file of this setup, derived from that of one host, and returns its path."""
     described = tomllib.loads(calibrated)
-    tcp = next(wire for wire in described["measured"]["wire"] if wire["transport"] == "tcp")
-    latency = min(message["time"] for message in tcp["messages"])
-    payload = 1448 / 1514  # of an Ethernet frame that carries IPv4 and TCP with timestamps
+    tcp = next(table for table in described["measured"]["transport"] if table["name"] == "tcp")
+    latency = min(message["warm"] for message in tcp["messages"])
+    payload = 1448 / 1514  # payload of an Ethernet frame with IPv4 and TCP timestamps
     units = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
     number = rate.rstrip("kmgbit")
     speed = float(number) * units[rate[len(number):]] / 8 * payload
@@ -88,8 +88,8 @@ devices_per_link = 1
 '''
     text = calibrated.replace("\nhosts = 1\n", "\nhosts = 2\n").replace("\ncores = 2\n", "\ncores = 1\n")
     text = text.replace("\nsize = 64\n", "\nsize = 1\n")
-    # The two hosts are one machine: a rank is never alone with its caches and its memory.
-    text = re.sub(r"alone = (\[[^]]*\]|[^,]*), together = (\[[^]]*\]|[^ ,}]*)", r"alone = \2, together = \2", text)
+    # Both hosts are one machine, whose ranks always share caches and memory: `all_cores` applies throughout.
+    text = re.sub(r"solo = (\[[^]]*\]|[^,]*), all_cores = (\[[^]]*\]|[^ ,}]*)", r"solo = \2, all_cores = \2", text)
     at = text.index("\n# Times are in seconds")
     path = folder / "two-hosts.toml"
     path.write_text(text[:at] + link + text[at:])
@@ -97,12 +97,12 @@ devices_per_link = 1
 
 
 def train(given, model, flags, folder):
-    """What rank 0 says at the end, and the median iteration without the first two."""
+    """Returns (predicted, measured) pairs of iteration time, without the first two, and exposed communication."""
     secret = secrets.token_hex(16)
     ranks = []
     cores = sorted(os.sched_getaffinity(0))
     for rank, (host, address) in enumerate(zip(HOSTS, ADDRESSES)):
-        place = {
+        rank_env = {
             "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": PORT,
             "PACELINE_SECRET": secret,
         }
@@ -114,7 +114,7 @@ def train(given, model, flags, folder):
         ]
         if given.cluster:
             command += ["--cluster", given.cluster]
-        environment = {**os.environ, **place}
+        environment = {**os.environ, **rank_env}
         ranks.append(subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     ends = [process.communicate() for process in ranks]
@@ -127,16 +127,16 @@ def train(given, model, flags, folder):
     return iteration, (done[0]["predicted_exposed_s"], done[0]["measured_exposed_s"])
 
 
-def gains(times):
-    """What compression is worth, from the predicted and measured iterations by flags."""
+def print_speedups(times):
+    """Prints the speedups by compression, from predicted and measured iteration times by flags."""
     for flags, compressed in times.items():
         rest, _, how = flags.partition("--compress ")
         how, _, more = how.partition(" ")
         plain = times.get(f"{rest}--compress none" + (f" {more}" if more else ""))
         if how and how != "none" and plain:
             predicted, measured = (a / b for a, b in zip(plain, compressed))
-            off = f"{100 * (predicted / measured - 1):+.1f} %"
-            print(f"gain of {how} {more}: predicted {predicted:.2f}, measured {measured:.2f}, {off}")
+            deviation = f"{100 * (predicted / measured - 1):+.1f} %"
+            print(f"speedup of {how} {more}: predicted {predicted:.2f}, measured {measured:.2f}, {deviation}")
 
 
 def main():
@@ -145,11 +145,11 @@ def main():
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--cluster", default="")
     parser.add_argument("--iterations", type=int, default=8)
-    parser.add_argument("--flags", default="", help="more flags for every row")
-    parser.add_argument("--only", default="", help="rows whose text contains this")
+    parser.add_argument("--flags", default="", help="additional flags for every row")
+    parser.add_argument("--only", default="", help="run only rows that contain this text")
     given = parser.parse_args()
     errors, exposures, times = [], [], {}
-    join(given.rate)
+    create_link(given.rate)
     try:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -171,9 +171,9 @@ def main():
                     print(f"{row(iteration)} {row(exposed)}  {model} {flags}{more}", flush=True)
         summary("iterations", errors)
         summary("exposed communication", exposures)
-        gains(times)
+        print_speedups(times)
     finally:
-        part()
+        remove_link()
 
 
 if __name__ == "__main__":

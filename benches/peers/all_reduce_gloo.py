@@ -1,8 +1,8 @@
-"""An all_reduce of f32 vectors by Gloo, through torch.distributed, timed as the others are.
+"""Times an all_reduce of f32 vectors with Gloo through torch.distributed.
 
     python all_reduce_gloo.py RANKS MILLISECONDS BYTES...
 
-Starts its own ranks. One line per size: bytes, microseconds.
+Starts its own ranks. Prints one line per size: bytes, median microseconds of the slowest rank.
 """
 
 import os
@@ -25,14 +25,14 @@ def rank_main(rank, ranks, port, budget, sizes):
             if size > 1 << 20:
                 dist.barrier()
             data.fill_(1.0)
-            began = time.perf_counter()
+            start = time.perf_counter()
             dist.all_reduce(data)
-            return time.perf_counter() - began
+            return time.perf_counter() - start
 
         lap()
-        fits = torch.tensor([min(max(3.0, budget / max(lap(), 1e-6)), 5000.0)])
-        dist.all_reduce(fits, op=dist.ReduceOp.MIN)
-        laps = int(fits.item())
+        affordable = torch.tensor([min(max(3.0, budget / max(lap(), 1e-6)), 5000.0)])
+        dist.all_reduce(affordable, op=dist.ReduceOp.MIN)
+        laps = int(affordable.item())
         for _ in range(laps // 8):
             lap()
         times = torch.tensor([lap() for _ in range(laps)], dtype=torch.float64)

@@ -1,16 +1,15 @@
-"""all_reduce beside OpenMPI and Gloo, alternating in one run.
+"""Compares all_reduce with OpenMPI and Gloo, in alternating runs.
 
     cargo build --release && python3 benches/peers/collectives.py [--ranks 2,4,8] [--sizes 1MiB,16MiB,128MiB]
 
 Needs mpicc and mpirun on the PATH, and a Python with torch in PACELINE_TORCH_PYTHON (default: this one);
-what is missing is left out and said. Each contender is run --rounds times, in turn; of each the best
-median counts, so that a disturbance hits nobody's figure. Vectors of ours lie in memory that ranks
-share, as a training run's do; `shm, private` is ours on ordinary memory, as MPI's are.
+missing libraries are skipped with a message. Contenders run in turn, --rounds times each, and the best
+median of each is used, which removes disturbances. Paceline's vectors are in shared memory, as in
+training; `shm, private` uses private memory, as MPI does.
 
-The limit is the memory's, or that of the caches: an all_reduce of P ranks must read and write P vectors once.
-What those carry is measured in the same run, with as many bytes in use as the P vectors have: as many processes
-as there are cores copy at once, each its share. Below 1 MiB waiting for each other counts, not bytes, and no
-limit is printed.
+The limit is the bandwidth of memory or caches: an all_reduce of P ranks must read and write P vectors once.
+It is measured in the same run by copies on all cores at once, with the working set of the P vectors. Below
+1 MiB synchronisation dominates, and no limit is printed.
 """
 
 import argparse
@@ -62,21 +61,21 @@ def plain(command):
 
 
 def copy(size, barrier, results):
-    """Copies so many bytes over and over; the best time is a turn's, without the waiting for others."""
+    """Copies `size` bytes repeatedly and reports the bandwidth of the fastest copy in GB/s."""
     data = memoryview(bytearray(b"\1" * size))
-    other = memoryview(bytearray(b"\1" * size))
-    turns = max(5, min(2000, (256 << 20) // size))
+    source = memoryview(bytearray(b"\1" * size))
+    copies = max(5, min(2000, (256 << 20) // size))
     barrier.wait()
     best = 1e18
-    for _ in range(turns):
-        began = time.perf_counter()
-        data[:] = other
-        best = min(best, time.perf_counter() - began)
+    for _ in range(copies):
+        start = time.perf_counter()
+        data[:] = source
+        best = min(best, time.perf_counter() - start)
     results.put(2 * size / best / 1e9)
 
 
 def copy_rate(total):
-    """Bytes read and written by copies on all cores at once, in GB/s, where they use `total` bytes of memory."""
+    """Copy bandwidth of all cores at once in GB/s, reads plus writes, with a working set of `total` bytes."""
     cores = os.cpu_count() or 1
     barrier, results = multiprocessing.Barrier(cores), multiprocessing.Queue()
     size = max(total // (2 * cores), 4096)
@@ -97,7 +96,7 @@ def main():
     parser.add_argument("--ranks", default="2,4,8")
     parser.add_argument("--sizes", default="4KiB,64KiB,1MiB,16MiB,128MiB")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--budget", type=int, default=200, help="milliseconds for each size")
+    parser.add_argument("--budget", type=int, default=200, help="milliseconds per size")
     arguments = parser.parse_args()
     sizes = [parse_size(size) for size in arguments.sizes.split(",")]
     budget, program = arguments.budget, arguments.program
@@ -117,13 +116,13 @@ def main():
         contenders["OpenMPI shm"] = plain(lambda ranks: mpirun + tail(ranks))
         contenders["OpenMPI tcp"] = plain(lambda ranks: mpirun + ["--mca", "btl", "tcp,self"] + tail(ranks))
     else:
-        print("no mpicc or mpirun: OpenMPI is left out")
+        print("no mpicc or mpirun: OpenMPI is skipped")
     torch = os.environ.get("PACELINE_TORCH_PYTHON", sys.executable)
     if subprocess.run([torch, "-c", "import torch"], capture_output=True).returncode == 0:
         script = os.path.join(HERE, "all_reduce_gloo.py")
         contenders["Gloo"] = plain(lambda ranks: [torch, script, str(ranks), str(budget)])
     else:
-        print("no torch in PACELINE_TORCH_PYTHON: Gloo is left out")
+        print("no torch in PACELINE_TORCH_PYTHON: Gloo is skipped")
     columns = list(contenders)
     ratios = [("shm", "OpenMPI shm"), ("shm, private", "OpenMPI shm"), ("tcp", "OpenMPI tcp"), ("tcp", "Gloo")]
     ratios = [pair for pair in ratios if pair[1] in contenders]
@@ -141,7 +140,7 @@ def main():
             if size >= 1 << 20:
                 rate = max(copy_rate(ranks * size) for _ in range(2))
                 limit = 2 * ranks * size / (rate * 1e9) * 1e6
-                words.append(f"shm at {limit / best['shm'][size] * 100:.0f} % of copies' {rate:.0f} GB/s")
+                words.append(f"shm at {limit / best['shm'][size] * 100:.0f} % of the copy limit of {rate:.0f} GB/s")
             print(f"{ranks:>5} {size:>10}  times faster: " + ", ".join(words))
 
 

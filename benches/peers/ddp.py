@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Two data-parallel ranks of one thread each: Paceline beside PyTorch's DDP over Gloo, in turns.
+"""Compares Paceline with PyTorch's DDP over Gloo: two data-parallel ranks of one thread each.
 
-A round runs Paceline on two ranks, DDP on two ranks, and Paceline on one rank with the batch of one,
-alone and twice at once, each once, so that a machine that is slow for a while is slow for all; ratios are taken within rounds
-and the median of the rounds is printed. `over_ddp` above 1: Paceline is faster. `weak_scaling` is the
-time of one rank over that of two, each rank with the same batch: 1 is perfect. `apart` is that of one
-rank over two jobs of one rank each that run at once and know nothing of each other: what the machine's
-cores leave each other, and the most that two ranks can reach there.
+A round runs, once each: Paceline on two ranks, DDP on two ranks, Paceline on one rank, and two independent
+one-rank jobs of Paceline at once. Ratios are taken within rounds, so slow phases of the machine cancel; the
+median of the rounds is printed.
+
+    over_ddp          time of DDP over Paceline; above 1 Paceline is faster
+    weak_scaling      time of one rank over that of two with the same batch per rank; 1 is ideal
+    independent_jobs  time of one job over that of two independent jobs at once: the contention of the
+                      machine's cores, and the upper bound of weak_scaling
 
     python3 benches/peers/ddp.py --paceline target/release/paceline
 
-The interpreter that has PyTorch is taken from --python or the variable PYTHON. Models and batches are
-those of train.py. One rank is kept to one core, as each of two is, with the other core idle.
+--python or the variable PYTHON names the interpreter that has PyTorch. Models and batches are those of
+train.py. A single rank is pinned to one core, like each of two ranks; the other core is idle.
 """
 
 import argparse
@@ -41,7 +43,7 @@ def start(command, **more):
 
 
 def paceline(given, case, ranks, jobs=1):
-    """The median seconds of an iteration, of the slower of some jobs that run at once."""
+    """Median iteration time in seconds of the slowest of `jobs` concurrent jobs."""
     model, batch, seq, iterations = case
     cores = sorted(os.sched_getaffinity(0))
     with contextlib.ExitStack() as stack:
@@ -67,7 +69,7 @@ def paceline(given, case, ranks, jobs=1):
 
 
 def ddp(given, case):
-    """The same of DDP."""
+    """Median iteration time in seconds of DDP."""
     model, batch, seq, iterations = case
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -77,9 +79,9 @@ def ddp(given, case):
         "--batch", str(batch), "--seq", str(seq), "--threads", "1", "--warmup", str(WARMUP),
         "--iterations", str(iterations),
     ]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
+    rank_env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
     ranks = [
-        start(command, env={**os.environ, **place, "RANK": str(rank)}) for rank in range(RANKS)
+        start(command, env={**os.environ, **rank_env, "RANK": str(rank)}) for rank in range(RANKS)
     ]
     outs = [finish(process, f"DDP's rank {rank}") for rank, process in enumerate(ranks)]
     return statistics.median(json.loads(outs[0].splitlines()[-1])["iteration_s"])
@@ -91,16 +93,16 @@ def main():
     arguments.add_argument("--python", default=os.environ.get("PYTHON", sys.executable))
     arguments.add_argument("--cases", default="a,b")
     arguments.add_argument("--rounds", type=int, default=5)
-    arguments.add_argument("--flags", default="", help="more flags for paceline train")
+    arguments.add_argument("--flags", default="", help="additional flags for paceline train")
     given = arguments.parse_args()
     for name in given.cases.split(","):
         case, rows = CASES[name], []
         for _ in range(given.rounds):
             two, other = paceline(given, case, RANKS), ddp(given, case)
-            one, apart = paceline(given, case, 1), paceline(given, case, 1, jobs=RANKS)
+            one, independent = paceline(given, case, 1), paceline(given, case, 1, jobs=RANKS)
             row = {
-                "paceline_s": two, "ddp_s": other, "one_rank_s": one, "apart_s": apart,
-                "over_ddp": other / two, "weak_scaling": one / two, "apart": one / apart,
+                "paceline_s": two, "ddp_s": other, "one_rank_s": one, "independent_jobs_s": independent,
+                "over_ddp": other / two, "weak_scaling": one / two, "independent_jobs": one / independent,
             }
             rows.append(row)
             print(f"  {name}: {json.dumps(row)}", file=sys.stderr)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Trains the same model with Paceline and with PyTorch, in turns, and prints how they compare.
+"""Compares training speed and memory of Paceline and PyTorch on the same model, in alternating runs.
 
-A round runs Paceline, PyTorch eager and (unless --no-compile) torch.compile once each, so that a
-machine that is slow for a while is slow for all; ratios are taken within rounds, and the median of
-the rounds is printed. Above 1, Paceline is faster. Memory is the largest resident size minus 16
-bytes per parameter: weights, gradients and the two moments of AdamW, which everyone must hold.
+A round runs Paceline, PyTorch eager and (unless --no-compile) torch.compile once each. Ratios are taken
+within rounds, so slow phases of the machine cancel; the median of the rounds is printed. Above 1, Paceline
+is faster. Memory is the peak resident size minus 16 bytes per parameter, the weights, gradients and two
+AdamW moments that both need.
 
     python3 benches/peers/train.py --paceline target/release/paceline
 
-The interpreter that has PyTorch is taken from --python or the variable PYTHON.
+--python or the variable PYTHON names the interpreter that has PyTorch.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 MODELS = HERE.parent.parent / "models"
-# Name: model file, samples in a batch, tokens in a sample, iterations measured in a round.
+# Name: model file, samples per batch, tokens per sample, measured iterations per round.
 CASES = {
     "a": (HERE / "train-a.toml", 4, 256, 8),
     "b": (MODELS / "gpt2-124m.toml", 2, 256, 3),
@@ -30,7 +30,7 @@ WARMUP = 2
 
 
 def paceline(given, case, threads):
-    """The median seconds of an iteration, the largest resident bytes, and tokens a second."""
+    """Median iteration time in seconds, and peak resident bytes."""
     model, batch, seq, iterations = case
     command = [
         given.paceline, "train", "--json", "--model", str(model), "--global-batch", str(batch),
@@ -91,7 +91,7 @@ def main():
     arguments.add_argument("--cases", default="a,b")
     arguments.add_argument("--threads", default="1,2")
     arguments.add_argument("--rounds", type=int, default=5)
-    arguments.add_argument("--under", default="", help="a command to run each under: 'nice -n -19'")
+    arguments.add_argument("--under", default="", help="prefix of each command, such as 'nice -n -19'")
     arguments.add_argument("--no-compile", action="store_true")
     given = arguments.parse_args()
     for name in given.cases.split(","):

@@ -1,15 +1,14 @@
-"""Trains the model of `models/*.toml` with PyTorch on the CPU and prints how fast it went.
+"""Trains the model of a `models/*.toml` file with PyTorch on the CPU and prints iteration times.
 
-The model is the one `paceline train` runs: GPT-2 with pre-normalisation, tanh-GELU, a fused query,
-key and value projection with bias, a tied table, AdamW with betas (0.9, 0.95) and a gradient norm
-clipped to 1. It is written as a user of PyTorch would write it for speed: fused attention
-(`scaled_dot_product_attention`), the fused optimizer, gradients set to none.
+The model is that of `paceline train`: GPT-2 with pre-normalisation, tanh-GELU, fused QKV projection with
+bias, tied embeddings, AdamW with betas (0.9, 0.95) and gradient clipping at norm 1. It uses PyTorch's fast
+paths: fused attention (`scaled_dot_product_attention`), the fused optimizer, gradients set to none.
 
-With `--distributed` it is one rank of a job under DistributedDataParallel over Gloo, told its place as
-`torchrun` tells it (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and kept to a core of its own; each
-rank has a batch of its own, and the slowest rank's time of an iteration counts.
+With `--distributed` it is one rank of DistributedDataParallel over Gloo, with torchrun's variables (RANK,
+WORLD_SIZE, MASTER_ADDR, MASTER_PORT), pinned to its own core. Each rank has its own batch, and the iteration
+time is that of the slowest rank.
 
-Prints one JSON object: seconds of each measured iteration, and the largest resident memory.
+Prints one JSON object: seconds of each measured iteration, and peak resident memory.
 """
 
 import argparse
@@ -68,11 +67,11 @@ class Gpt2(nn.Module):
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--model", required=True, help="a model file")
+    arguments.add_argument("--model", required=True, help="model file")
     arguments.add_argument("--batch", type=int, required=True)
     arguments.add_argument("--seq", type=int, required=True)
     arguments.add_argument("--threads", type=int, default=1)
-    arguments.add_argument("--warmup", type=int, default=2, help="iterations not measured")
+    arguments.add_argument("--warmup", type=int, default=2, help="unmeasured iterations")
     arguments.add_argument("--iterations", type=int, default=8)
     arguments.add_argument("--compile", action="store_true", help="use torch.compile")
     arguments.add_argument("--distributed", action="store_true", help="one rank of several")
@@ -93,7 +92,7 @@ def main():
     parameters = sum(parameter.numel() for parameter in model.parameters())
     loss_of = torch.compile(model) if given.compile else model
     if given.distributed:
-        # Buckets that are views of the gradients save a copy, as the manual advises for speed.
+        # Gradients as views of the buckets save a copy, as the PyTorch manual recommends.
         loss_of = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.01,

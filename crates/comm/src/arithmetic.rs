@@ -1,17 +1,17 @@
-//! Reductions of vectors of any float type, as they lie in messages and in memory.
+//! Reductions of vectors of any float type, in messages and in memory.
 //!
-//! Every combination of two elements is done in f32 and rounded once to the stored type, to nearest
-//! and ties to even. So a canonical sum has the same bits whether its partial sums met in one place
-//! or travelled between ranks, in every type.
+//! Every combination of two elements is computed in f32 and rounded once to the stored dtype, to
+//! nearest, ties to even. A canonical sum therefore has the same bits in every dtype, no matter if
+//! its partial sums are combined in one place or travel between ranks.
 //!
-//! The loops work on bytes without alignment and are compiled for each instruction set; `pulp`
-//! picks the widest that the machine has. No result depends on that: elements never mix.
+//! The loops work on unaligned bytes and are compiled for each instruction set; `pulp` selects the
+//! widest one available. No result depends on that choice: elements never mix.
 
 use crate::half_precision::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use paceline_plan::collective::{Reduction, canonical_fold};
 use paceline_plan::dtype::DType;
 
-/// Whether vectors of this type can be reduced at all.
+/// Returns true if vectors of this dtype can be reduced.
 pub(crate) const fn reducible(dtype: DType) -> bool {
     match dtype {
         DType::F32 | DType::Bf16 | DType::F16 => true,
@@ -19,7 +19,7 @@ pub(crate) const fn reducible(dtype: DType) -> bool {
     }
 }
 
-/// Reduces `from` into `into`, element by element. Types that are not [`reducible`] are left alone.
+/// Reduces `from` into `into` by element. Dtypes that are not [`reducible`] stay unchanged.
 pub(crate) fn reduce_into(dtype: DType, reduction: Reduction, into: &mut [u8], from: &[u8]) {
     debug_assert_eq!(into.len(), from.len());
     pulp::Arch::new().dispatch(Work { dtype, reduction, lanes: Loop::InPlace { into, from } });
@@ -28,41 +28,41 @@ pub(crate) fn reduce_into(dtype: DType, reduction: Reduction, into: &mut [u8], f
 /// Writes the reduction of `a` and `b` to `into`.
 fn reduce_to(dtype: DType, reduction: Reduction, into: &mut [u8], (a, b): (&[u8], &[u8])) {
     debug_assert!(into.len() == a.len() && into.len() == b.len());
-    pulp::Arch::new().dispatch(Work { dtype, reduction, lanes: Loop::Apart { into, a, b } });
+    pulp::Arch::new().dispatch(Work { dtype, reduction, lanes: Loop::OutOfPlace { into, a, b } });
 }
 
-/// The contributions of all members but one, in the members' order, and that one's place. None of
-/// them is changed: they may lie in the memory of other ranks.
+/// Contributions of all members but one, in member order, and that member's position. They are
+/// read-only: they may be stored in the memory of other ranks.
 pub(crate) struct Contributions<'a> {
-    /// Those of the others.
+    /// Contributions of the other members.
     pub(crate) others: &'a [&'a [u8]],
-    /// How many of them stand before the member that reduces.
+    /// Number of contributions that precede the reducing member.
     pub(crate) before: usize,
 }
 
 /// A node of the canonical tree.
 #[derive(Clone, Copy)]
 enum Node {
-    /// What the reducing member has, or a partial sum with that in it.
+    /// The reducing member's own data, or a partial sum that includes it.
     Own,
-    /// A contribution as it came.
+    /// An unchanged contribution.
     Other(usize),
     /// A partial sum of others only.
     Sum(usize),
 }
 
-/// Partial sums of a tile, kept from tile to tile.
+/// Partial sums of a tile; buffers are reused from tile to tile.
 #[derive(Debug, Default)]
 struct Sums {
     tiles: Vec<Vec<u8>>,
     free: Vec<usize>,
 }
 
-/// So many bytes are reduced at a time, so that every partial sum stays in the nearest cache.
+/// Bytes reduced at a time, so that every partial sum stays in the L1 cache.
 const TILE: usize = 8192;
 
 impl Contributions<'_> {
-    /// Reduces all contributions, in canonical order, into `own`, which is as long as each.
+    /// Reduces all contributions, in canonical order, into `own`, which has the same length.
     pub(crate) fn fold_into(&self, dtype: DType, reduction: Reduction, own: &mut [u8]) {
         let mut sums = Sums::default();
         for (i, own) in own.chunks_mut(TILE).enumerate() {
@@ -73,7 +73,7 @@ impl Contributions<'_> {
     }
 }
 
-/// Reduces one tile of all contributions into the one that stands behind `before` others.
+/// Reduces one tile of all contributions into `own`, the member that follows `before` others.
 fn fold_tile<'o>(
     dtype: DType,
     reduction: Reduction,
@@ -88,8 +88,8 @@ fn fold_tile<'o>(
     free.extend(0..tiles.len());
     let members =
         (0..before).map(Node::Other).chain([Node::Own]).chain((before..others).map(Node::Other));
-    // Both reductions commute, so whichever operand is the member's own takes the result, and in the
-    // end that is where everything has gone.
+    // Both reductions commute, so the member's own operand, if present, takes the result. The final
+    // result therefore ends up there.
     canonical_fold(members, |a, b| match (a, b) {
         (Node::Own, Node::Other(i)) | (Node::Other(i), Node::Own) => {
             reduce_into(dtype, reduction, own, other(i));
@@ -124,23 +124,9 @@ fn fold_tile<'o>(
     });
 }
 
-/// In which order the contributions of all members are combined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sequence {
-    /// By the canonical tree.
-    Canonical,
-    /// From this member backwards, around the group.
-    Backwards(usize),
-}
-
-/// Reduces the contributions of all members, which are of equal length, and gives everyone the
-/// result: every byte is read once and written once.
-pub(crate) fn reduce_everywhere(
-    dtype: DType,
-    reduction: Reduction,
-    sequence: Sequence,
-    members: &mut [&mut [u8]],
-) {
+/// Reduces the contributions of all members, of equal length, in canonical order, and writes the
+/// result to all of them. Every byte is read once and written once.
+pub(crate) fn reduce_everywhere(dtype: DType, reduction: Reduction, members: &mut [&mut [u8]]) {
     let bytes = members.first().map_or(0, |member| member.len());
     debug_assert!(members.iter().all(|member| member.len() == bytes));
     if let [a, b] = members {
@@ -152,26 +138,15 @@ pub(crate) fn reduce_everywhere(
         let tile = start..bytes.min(start + TILE);
         let part = |member: usize| &members[member][tile.clone()];
         let count = members.len();
-        match sequence {
-            Sequence::Canonical => {
-                sum.clear();
-                sum.extend_from_slice(part(0));
-                let other = |i: usize| part(i + 1);
-                fold_tile(dtype, reduction, &mut sum, 0, count - 1, other, &mut sums);
-            }
-            Sequence::Backwards(first) => {
-                sum.clear();
-                sum.extend_from_slice(part(first % count));
-                let others = (1..count).map(|k| (first + count - k) % count);
-                others.for_each(|member| reduce_into(dtype, reduction, &mut sum, part(member)));
-            }
-        }
+        sum.clear();
+        sum.extend_from_slice(part(0));
+        fold_tile(dtype, reduction, &mut sum, 0, count - 1, |i| part(i + 1), &mut sums);
         members.iter_mut().for_each(|member| member[tile.clone()].copy_from_slice(&sum));
     }
 }
 
-/// As [`reduce_everywhere`] for two, whose order does not matter. What was just reduced is copied
-/// while it is still in the nearest cache.
+/// Like [`reduce_everywhere`] for two members, for which order does not matter. Each tile is copied
+/// while it is still in the L1 cache.
 fn reduce_both(dtype: DType, reduction: Reduction, a: &mut [u8], b: &mut [u8]) {
     for (a, b) in a.chunks_mut(TILE).zip(b.chunks_mut(TILE)) {
         reduce_into(dtype, reduction, a, b);
@@ -179,7 +154,7 @@ fn reduce_both(dtype: DType, reduction: Reduction, a: &mut [u8], b: &mut [u8]) {
     }
 }
 
-/// A loop, to be compiled for each instruction set.
+/// Loop compiled for each instruction set.
 struct Work<'a> {
     dtype: DType,
     reduction: Reduction,
@@ -195,10 +170,10 @@ impl pulp::WithSimd for Work<'_> {
     }
 }
 
-/// A loop over elements, before their type and what is done with them are known.
+/// Loop over elements, before dtype and reduction are known.
 enum Loop<'a> {
     InPlace { into: &'a mut [u8], from: &'a [u8] },
-    Apart { into: &'a mut [u8], a: &'a [u8], b: &'a [u8] },
+    OutOfPlace { into: &'a mut [u8], a: &'a [u8], b: &'a [u8] },
 }
 
 #[inline(always)]
@@ -236,7 +211,7 @@ impl Loop<'_> {
                     *a = store(combine(load(*a), load(*b)));
                 }
             }
-            Self::Apart { into, a, b } => {
+            Self::OutOfPlace { into, a, b } => {
                 let into = into.as_chunks_mut::<N>().0;
                 let (a, b) = (a.as_chunks::<N>().0, b.as_chunks::<N>().0);
                 for ((into, a), b) in into.iter_mut().zip(a).zip(b) {
@@ -247,8 +222,8 @@ impl Loop<'_> {
     }
 }
 
-/// The larger of two numbers: NaN if either is, and +0 above −0, so that the order of the operands
-/// never shows.
+/// Larger of two numbers: NaN if either is NaN, and +0 above −0, so the result does not depend on
+/// operand order.
 #[inline(always)]
 fn maximum(a: f32, b: f32) -> f32 {
     if a > b {
@@ -256,7 +231,7 @@ fn maximum(a: f32, b: f32) -> f32 {
     } else if b > a {
         b
     } else if a == b {
-        // Equal numbers have equal bits, except for zeros, of which this gives the positive one.
+        // Equal numbers have equal bits, except zeros, for which the AND gives +0.
         f32::from_bits(a.to_bits() & b.to_bits())
     } else {
         f32::NAN
@@ -325,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn everyone_gets_the_result_in_the_order_that_was_asked_for() {
+    fn all_members_get_the_canonical_sum() {
         let value =
             |rank: usize, i: usize| ((rank * 7919 + i * 104_729) % 1000) as f32 * 0.1 + 1e-3;
         let elements = 5000;
@@ -335,29 +310,19 @@ mod tests {
             for ranks in 1..=9 {
                 let part = |r| (0..elements).flat_map(move |i| store(dtype, value(r, i))).collect();
                 let parts: Vec<Vec<u8>> = (0..ranks).map(part).collect();
-                for sequence in (0..ranks).map(Sequence::Backwards).chain([Sequence::Canonical]) {
-                    let wanted: Vec<u8> = (0..elements * size)
-                        .step_by(size)
-                        .flat_map(|i| {
-                            let part = |r: usize| load(dtype, &parts[r][i..i + size]);
-                            let sum = match sequence {
-                                Sequence::Canonical => {
-                                    canonical_fold((0..ranks).map(part), rounded)
-                                }
-                                Sequence::Backwards(first) => {
-                                    let order = (0..ranks).map(|k| (first + ranks - k) % ranks);
-                                    order.map(part).reduce(rounded)
-                                }
-                            };
-                            store(dtype, sum.unwrap())
-                        })
-                        .collect();
-                    let mut found = parts.clone();
-                    let mut members: Vec<_> = found.iter_mut().map(Vec::as_mut_slice).collect();
-                    reduce_everywhere(dtype, Reduction::Sum, sequence, &mut members);
-                    for found in &found {
-                        assert_eq!(*found, wanted, "{dtype}, {ranks} ranks, {sequence:?}");
-                    }
+                let wanted: Vec<u8> = (0..elements * size)
+                    .step_by(size)
+                    .flat_map(|i| {
+                        let part = |r: usize| load(dtype, &parts[r][i..i + size]);
+                        let sum = canonical_fold((0..ranks).map(part), rounded);
+                        store(dtype, sum.unwrap())
+                    })
+                    .collect();
+                let mut found = parts.clone();
+                let mut members: Vec<_> = found.iter_mut().map(Vec::as_mut_slice).collect();
+                reduce_everywhere(dtype, Reduction::Sum, &mut members);
+                for found in &found {
+                    assert_eq!(*found, wanted, "{dtype}, {ranks} ranks");
                 }
             }
         }

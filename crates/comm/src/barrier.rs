@@ -1,6 +1,6 @@
-//! Points that no rank passes before all have reached them.
+//! Barriers: no rank passes before all have arrived.
 
-use crate::collective::Running;
+use crate::collective::ActiveCollective;
 use crate::error::CommError;
 use crate::transport::{Progress, Tag, Transport, finish};
 use paceline_plan::collective::{Action, Chunks, Combine, Step};
@@ -9,42 +9,42 @@ use std::time::Duration;
 
 /// One rank's side of a barrier.
 #[derive(Debug)]
-pub struct Barrier(Running);
+pub struct Barrier(ActiveCollective);
 
 impl Barrier {
-    /// Prepares the side of rank `me`, a member, of a **dissemination** barrier (Hensgen, Finkel and
-    /// Manber 1988, "Two algorithms for barrier synchronization"): in round k every rank tells the one
-    /// 2ᵏ places on that it has come, and all whom it has heard of with it.
+    /// Prepares the side of rank `me`, a member, of a **dissemination** barrier (Hensgen, Finkel
+    /// and Manber 1988, "Two algorithms for barrier synchronization"). In round k every rank
+    /// signals the rank 2ᵏ places ahead that it, and all ranks it has heard of, have arrived.
     ///
-    /// Rounds ⌈log₂ P⌉; messages per rank as many; fan-in 1.
+    /// ⌈log₂ P⌉ rounds and as many messages per rank; fan-in 1.
     pub fn start(members: &[Rank], me: Rank, tag: Tag) -> Result<Self, CommError> {
-        Running::barrier(members, me, tag, dissemination).map(Self)
+        ActiveCollective::barrier(members, me, tag, dissemination).map(Self)
     }
 
-    /// As [`start`](Self::start), of a **central** barrier: everyone tells the first member, which
-    /// tells everyone. Fewer messages altogether, for groups whose ranks share few cores.
+    /// Like [`start`](Self::start), for a **central** barrier: all members signal the first, and
+    /// then it signals all of them. Sends fewer messages in total, for groups whose ranks share few
+    /// cores.
     ///
-    /// Rounds 2; messages P − 1 in each; fan-in P − 1.
+    /// 2 rounds of P − 1 messages each; fan-in P − 1.
     pub fn central(members: &[Rank], me: Rank, tag: Tag) -> Result<Self, CommError> {
-        Running::barrier(members, me, tag, central).map(Self)
+        ActiveCollective::barrier(members, me, tag, central).map(Self)
     }
 
-    /// Done once every member has come this far.
+    /// Advances the barrier; done once every member has arrived.
     pub fn progress(&mut self, transport: &mut dyn Transport) -> Result<Progress, CommError> {
         self.0.progress(transport, &mut [], None)
     }
 }
 
-/// Waits until every member has come this far, giving up on one that is silent for as long as
-/// `patience`.
+/// Waits until every member has arrived; fails if a member is silent for `timeout`.
 pub fn wait(
     transport: &mut dyn Transport,
     members: &[Rank],
     tag: Tag,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<(), CommError> {
     let mut barrier = Barrier::start(members, transport.rank(), tag)?;
-    finish(transport, patience, |transport| barrier.progress(transport))
+    finish(transport, timeout, |transport| barrier.progress(transport))
 }
 
 fn dissemination(ranks: u32, me: u32) -> Vec<Step> {
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Whom a rank has heard of, directly or not, when all messages have arrived.
+    /// Ranks that each rank has heard of, directly or indirectly, once all messages have arrived.
     fn heard(steps: fn(u32, u32) -> Vec<Step>, ranks: u32) -> Vec<BTreeSet<u32>> {
         let programs: Vec<Vec<Step>> = (0..ranks).map(|me| steps(ranks, me)).collect();
         let mut known: Vec<BTreeSet<u32>> = (0..ranks).map(|me| BTreeSet::from([me])).collect();

@@ -1,4 +1,4 @@
-//! What can go wrong between ranks.
+//! Errors of communication between ranks.
 
 use crate::transport::Header;
 use paceline_plan::collective::{Algorithm, CollectiveError};
@@ -6,68 +6,68 @@ use paceline_plan::ids::Rank;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Why communication ended; the rank that is to blame is always named.
+/// Reason why communication ended; names the rank at fault, if there is one.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CommError {
-    /// A rank said that it cannot go on, or died.
+    /// A rank reported that it cannot continue, or died.
     #[error("rank {rank} failed: {reason}")]
     Failed {
         /// The rank that failed.
         rank: Rank,
-        /// What it said, or how it was noticed.
+        /// Reason given by the rank, or the way the failure was detected.
         reason: String,
     },
-    /// A rank died, or nothing has been heard of it for too long.
+    /// A rank died, or was silent for too long.
     #[error(
         "rank {rank} on {host} {how}; last heard of {:.1} s ago, {}",
         silent.as_secs_f64(),
         if doing.is_empty() { "before its first operation" } else { doing.as_str() }
     )]
-    Lost {
+    PeerLost {
         /// The rank that is lost.
         rank: Rank,
         /// The host it ran on.
         host: String,
-        /// How it was noticed.
+        /// Way the loss was detected.
         how: String,
-        /// What the rank was doing when it was last heard of.
+        /// Operation of the rank when it was last heard of.
         doing: String,
-        /// For how long it had been silent when it was given up.
+        /// Duration of its silence when it was declared lost.
         silent: Duration,
     },
-    /// The job could not start, or lost what holds it together; no single rank is to blame.
+    /// The job could not start, or lost its coordination; no single rank is at fault.
     #[error("{problem}")]
     Job {
-        /// What is wrong, who is concerned, and what would work.
+        /// The problem, the ranks concerned, and a possible remedy.
         problem: String,
     },
-    /// A rank ended its part while another still counted on it.
+    /// A rank left while another still depended on it.
     #[error("rank {peer} has left, but rank {rank} still has messages to exchange with it")]
-    Departed {
+    PeerClosed {
         /// The rank that noticed.
         rank: Rank,
         /// The rank that left.
         peer: Rank,
     },
-    /// A rank did not send what it owes for too long. The transport never says this: whoever waits
-    /// decides how long is too long.
+    /// A rank did not send an expected message in time. The transport never returns this: the
+    /// caller sets the timeout.
     #[error("rank {rank} has been silent for {after:?}")]
-    Silent {
+    Timeout {
         /// The rank that owes a message.
         rank: Rank,
-        /// How long it was waited for.
+        /// Time waited for it.
         after: Duration,
     },
-    /// Two ranks do different things at the same point of their programs.
+    /// Two ranks execute different operations at the same point of their programs.
     #[error("rank {rank} is at {expected}, but rank {peer} is at {found}")]
     Mismatch {
         /// The rank that noticed.
         rank: Rank,
-        /// The rank whose message came.
+        /// The rank whose message arrived.
         peer: Rank,
-        /// What the first rank does.
+        /// Operation of the first rank.
         expected: Box<Header>,
-        /// What the second rank does.
+        /// Operation of the second rank.
         found: Box<Header>,
     },
     /// A message's length contradicts its own header.
@@ -77,17 +77,17 @@ pub enum CommError {
         rank: Rank,
         /// The sender.
         peer: Rank,
-        /// What the header implies.
+        /// Length in bytes implied by the header.
         expected: u64,
-        /// What came.
+        /// Length received.
         found: u64,
     },
-    /// A rank that does not exist is addressed.
+    /// An operation addresses a rank that does not exist.
     #[error("rank {rank} is not in a world of {world} ranks")]
     NoSuchRank {
-        /// The address.
+        /// The addressed rank.
         rank: Rank,
-        /// How many ranks there are.
+        /// Number of ranks.
         world: u32,
     },
     /// A rank takes part in an operation of a group that it does not belong to.
@@ -100,21 +100,21 @@ pub enum CommError {
     },
     /// A group names a rank twice.
     #[error("rank {rank} is in the group twice")]
-    Twice {
+    DuplicateRank {
         /// The rank.
         rank: Rank,
     },
-    /// The buffers do not suit the collective.
+    /// The buffers are unsuitable for the collective.
     #[error("rank {rank}, {kind}: {problem}")]
     Buffers {
         /// The rank.
         rank: Rank,
         /// The kind of the collective.
         kind: &'static str,
-        /// What does not fit, and what would.
+        /// The mismatch, and the expected value.
         problem: String,
     },
-    /// The collective reads the memory of other ranks, which this transport cannot.
+    /// The collective reads the memory of other ranks, but this transport cannot.
     #[error(
         "rank {rank}: {algorithm} reads the memory of other ranks, which this transport does not \
          share; direct sends the same as messages"
@@ -122,10 +122,10 @@ pub enum CommError {
     NoSharedMemory {
         /// The rank.
         rank: Rank,
-        /// How the collective should have been done.
+        /// Requested algorithm of the collective.
         algorithm: Algorithm,
     },
-    /// The collective needs a switch that sums, which no transport here reaches.
+    /// The collective needs a switch that sums, but no transport here reaches one.
     #[error(
         "rank {rank}: {algorithm} needs a switch that sums, which this transport does not reach; auto \
          chooses an algorithm without one"
@@ -133,7 +133,7 @@ pub enum CommError {
     NoSummingSwitch {
         /// The rank.
         rank: Rank,
-        /// How the collective should have been done.
+        /// Requested algorithm of the collective.
         algorithm: Algorithm,
     },
     /// The collective itself is impossible.
@@ -141,7 +141,7 @@ pub enum CommError {
     Collective(#[from] CollectiveError),
 }
 
-/// The group as people write it, cut short where it is long.
+/// Formats the group for display, shortened if it is long.
 fn list(members: &[Rank]) -> String {
     const SHOWN: usize = 16;
     let mut names: Vec<_> = members.iter().take(SHOWN).map(Rank::to_string).collect();

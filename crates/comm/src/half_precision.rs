@@ -1,4 +1,4 @@
-//! 16-bit floats to f32 and back, without branches, so that loops over them become vector code.
+//! Conversion of 16-bit floats to f32 and back, without branches, so that loops vectorise.
 //!
 //! Rounding is to nearest, ties to even (IEEE 754-2008, 4.3.1). NaN stays NaN and becomes quiet.
 
@@ -8,7 +8,7 @@ pub(crate) const fn bf16_to_f32(half: u16) -> f32 {
     f32::from_bits((half as u32) << 16)
 }
 
-/// Adding just below half a unit, plus the last kept bit, carries exactly when rounding goes up.
+/// Adding just below half a unit plus the last kept bit carries exactly when rounding goes up.
 #[inline(always)]
 pub(crate) const fn f32_to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -18,8 +18,8 @@ pub(crate) const fn f32_to_bf16(value: f32) -> u16 {
     (if is_nan { quiet } else { rounded } >> 16) as u16
 }
 
-/// The exponents' biases differ by 112. Multiplying by 2¹¹² puts that right for subnormal numbers
-/// too, exactly; only infinities and NaN need their exponent filled up.
+/// The exponent biases differ by 112. Multiplying by 2¹¹² corrects this exactly, for subnormal
+/// numbers too; only infinities and NaN need their exponent filled with ones.
 #[inline(always)]
 pub(crate) const fn f16_to_f32(half: u16) -> f32 {
     let magnitude = ((half & 0x7fff) as u32) << 13;
@@ -28,9 +28,9 @@ pub(crate) const fn f16_to_f32(half: u16) -> f32 {
     f32::from_bits(scaled | special | ((half & 0x8000) as u32) << 16)
 }
 
-/// Below 2⁻¹⁴ results are subnormal: multiples of 2⁻²⁴, which is the unit in the last place of ½, so
-/// adding ½ rounds to them. From 2¹⁶ on everything is infinite; what rounds up to that is carried
-/// there.
+/// Below 2⁻¹⁴ results are subnormal: multiples of 2⁻²⁴, the unit in the last place of ½, so adding
+/// ½ rounds to them. From 2¹⁶ on all results are infinite; values that round up to that limit are
+/// carried there.
 #[inline(always)]
 pub(crate) const fn f32_to_f16(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -49,7 +49,7 @@ pub(crate) const fn f32_to_f16(value: f32) -> u16 {
 mod tests {
     use super::*;
 
-    /// The value of an f16 by its definition.
+    /// Value of an f16 by its definition.
     fn definition(half: u16) -> f64 {
         let sign = if half & 0x8000 == 0 { 1.0 } else { -1.0 };
         let (exponent, fraction) = (i32::from(half >> 10 & 31), f64::from(half & 1023));
@@ -80,7 +80,7 @@ mod tests {
         }
     }
 
-    /// Between two neighbours: below the middle down, above it up, in the middle to the even one.
+    /// Checks rounding between neighbours: to the nearer one, and at the midpoint to even.
     fn rounds_to_nearest(widen: fn(u16) -> f32, narrow: fn(f32) -> u16, largest: u16) {
         for low in 0..largest {
             let (a, b) = (widen(low), widen(low + 1));

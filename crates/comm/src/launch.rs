@@ -1,69 +1,77 @@
-//! Which rank this process is, from what its launcher put into the environment.
+//! Rank and world size of this process, from the launcher's environment variables.
 
 use crate::error::CommError;
 use std::collections::BTreeMap;
 
-/// A process's place in a job.
+/// Rank of a process in a job, as set by its launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Its rank.
+pub struct RankEnv {
+    /// Rank of the process.
     pub rank: u32,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub world: u32,
-    /// Its number among the ranks of its host, where the launcher says so.
+    /// Index among the ranks of its host, if the launcher sets it.
     pub local_rank: Option<u32>,
-    /// The host on which rank 0 listens, where the launcher says so.
+    /// Number of ranks on its host, if the launcher sets it.
+    pub local_world: Option<u32>,
+    /// Host of rank 0's listener, if the launcher sets it.
     pub address: Option<String>,
-    /// The port on which it listens, where the launcher says so.
+    /// Port of rank 0's listener, if the launcher sets it.
     pub port: Option<u16>,
-    /// Whose variables were believed.
+    /// Launcher whose variables were used.
     pub launcher: &'static str,
 }
 
-/// One launcher's words for a place.
-struct Dialect {
+/// Names of one launcher's environment variables.
+struct LauncherVars {
     launcher: &'static str,
     rank: &'static str,
     world: &'static str,
     local_rank: &'static [&'static str],
+    local_world: &'static [&'static str],
 }
 
-/// In the order in which they are believed. `torchrun`'s come first because people set them by
-/// hand inside other launchers; Slurm's come last because they are set in every Slurm job, also
+/// Launchers in order of precedence. `torchrun`'s variables come first because people set them by
+/// hand inside other launchers. Slurm's come last because they are set in every Slurm job, also
 /// around an `mpirun`.
-const DIALECTS: [Dialect; 4] = [
-    Dialect {
+const LAUNCHERS: [LauncherVars; 4] = [
+    LauncherVars {
         launcher: "torchrun",
         rank: "RANK",
         world: "WORLD_SIZE",
         local_rank: &["LOCAL_RANK"],
+        local_world: &["LOCAL_WORLD_SIZE"],
     },
-    Dialect {
+    LauncherVars {
         launcher: "Open MPI",
         rank: "OMPI_COMM_WORLD_RANK",
         world: "OMPI_COMM_WORLD_SIZE",
         local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
+        local_world: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
     },
-    Dialect {
+    LauncherVars {
         launcher: "PMI",
         rank: "PMI_RANK",
         world: "PMI_SIZE",
         local_rank: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK"],
+        local_world: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"],
     },
-    Dialect {
+    LauncherVars {
         launcher: "Slurm",
         rank: "SLURM_PROCID",
         world: "SLURM_NTASKS",
         local_rank: &["SLURM_LOCALID"],
+        local_world: &["SLURM_NTASKS_PER_NODE"],
     },
 ];
 
-/// Reads a place from variables; with none of them set there is none.
+/// Reads rank and world size from `variables`; returns `None` if no launcher's variables are set.
 ///
-/// The address and the port are `MASTER_ADDR` and `MASTER_PORT` under every launcher; under Slurm
-/// the first host of the job's list stands in for a missing address.
-pub fn place(variables: &BTreeMap<String, String>) -> Result<Option<Place>, CommError> {
-    let Some(dialect) = DIALECTS.iter().find(|dialect| variables.contains_key(dialect.rank)) else {
+/// The address and the port are `MASTER_ADDR` and `MASTER_PORT` under every launcher. Under Slurm
+/// the first host of the job's list replaces a missing address.
+pub fn rank_env(variables: &BTreeMap<String, String>) -> Result<Option<RankEnv>, CommError> {
+    let Some(dialect) = LAUNCHERS.iter().find(|dialect| variables.contains_key(dialect.rank))
+    else {
         return Ok(None);
     };
     let number = |name: &str| -> Result<Option<u32>, CommError> {
@@ -79,10 +87,10 @@ pub fn place(variables: &BTreeMap<String, String>) -> Result<Option<Place>, Comm
         let (a, b) = (dialect.rank, dialect.world);
         return Err(problem(format!("{a} is {rank}, but {b} is {world}: ranks count from 0")));
     }
-    let mut local_rank = None;
-    for name in dialect.local_rank {
-        local_rank = local_rank.or(number(name)?);
-    }
+    let first = |names: &[&str]| -> Result<Option<u32>, CommError> {
+        names.iter().try_fold(None, |found: Option<u32>, name| Ok(found.or(number(name)?)))
+    };
+    let (local_rank, local_world) = (first(dialect.local_rank)?, first(dialect.local_world)?);
     let port = match variables.get("MASTER_PORT") {
         None => None,
         Some(text) => {
@@ -97,10 +105,11 @@ pub fn place(variables: &BTreeMap<String, String>) -> Result<Option<Place>, Comm
             .then(|| variables.get("SLURM_JOB_NODELIST").or(variables.get("SLURM_NODELIST")));
         first_host(list??)
     });
-    Ok(Some(Place { rank, world, local_rank, address, port, launcher: dialect.launcher }))
+    let launcher = dialect.launcher;
+    Ok(Some(RankEnv { rank, world, local_rank, local_world, address, port, launcher }))
 }
 
-/// The first host of Slurm's list: `a,b` or `gpu[03-07,11],login`.
+/// First host of Slurm's list: `a,b` or `gpu[03-07,11],login`.
 fn first_host(list: &str) -> Option<String> {
     let host = match list.find(['[', ',']) {
         Some(at) if list[at..].starts_with('[') => {
@@ -124,12 +133,12 @@ fn problem(problem: String) -> CommError {
 mod tests {
     use super::*;
 
-    fn read(variables: &[(&str, &str)]) -> Result<Option<Place>, String> {
+    fn read(variables: &[(&str, &str)]) -> Result<Option<RankEnv>, String> {
         let map = variables.iter().map(|(name, value)| (name.to_string(), value.to_string()));
-        place(&map.collect()).map_err(|error| error.to_string())
+        rank_env(&map.collect()).map_err(|error| error.to_string())
     }
 
-    fn found(variables: &[(&str, &str)]) -> Place {
+    fn found(variables: &[(&str, &str)]) -> RankEnv {
         read(variables).unwrap().unwrap()
     }
 
@@ -144,8 +153,15 @@ mod tests {
         ]);
         let address = Some("10.0.0.7".to_owned());
         let launcher = "torchrun";
-        let wanted =
-            Place { rank: 3, world: 8, local_rank: Some(1), address, port: Some(29500), launcher };
+        let wanted = RankEnv {
+            local_world: None,
+            rank: 3,
+            world: 8,
+            local_rank: Some(1),
+            address,
+            port: Some(29500),
+            launcher,
+        };
         assert_eq!(place, wanted);
         let open_mpi = [
             ("OMPI_COMM_WORLD_RANK", "0"),

@@ -1,25 +1,25 @@
-//! Moves and reduces bytes between ranks, and knows nothing of what they mean.
+//! Moves and reduces bytes between ranks, independent of their meaning.
 //!
-//! A [`Transport`] carries tagged messages. [`thread`] is the one for ranks that are threads of one
-//! process; [`process`] is the one for processes, which uses shared memory between ranks of one host
-//! and TCP between hosts. [`rendezvous`] is how processes find each other, [`launch`] how a process
-//! learns from its launcher which rank it is.
+//! A [`Transport`] carries tagged messages. [`thread`] connects ranks that are threads of one
+//! process; [`process`] connects processes, by shared memory within a host and by TCP between
+//! hosts. Processes find each other through [`rendezvous`], and [`launch`] reads a process's rank
+//! from its launcher.
 //!
-//! [`Running`] interprets the steps of a collective from `paceline-plan` on any transport, and
+//! [`ActiveCollective`] interprets the steps of a collective from `paceline-plan` on any transport.
 //! [`point`] and [`barrier`] have the same shape: a small state machine whose `progress` never
-//! blocks, so that one thread can keep many of them under way.
+//! blocks, so that one thread can keep many in flight.
 //!
-//! Nothing here waits for ever: a rank that fails takes its world down with an error that names it,
-//! a rank that disagrees is found by the header of its first message, a process that dies or stops
-//! is noticed by the hub, and a rank that is silent is noticed by whoever waits for it.
+//! Nothing here waits forever. A rank that fails ends its world with an error that names it, and a
+//! rank that disagrees is detected by the header of its first message. A process that dies or stops
+//! is detected by the rendezvous server, and a silent rank by the rank that waits for it.
 
 pub mod affinity;
 mod arithmetic;
 pub mod barrier;
 pub mod collective;
 mod error;
+mod frame_reader;
 mod half_precision;
-mod inflow;
 pub mod launch;
 mod mailbox;
 pub mod measure;
@@ -31,15 +31,18 @@ mod secret;
 mod shm;
 pub mod thread;
 mod transport;
+mod transport_kind;
 pub mod wire;
 
 pub use barrier::Barrier;
-pub use collective::{CollectiveSpec, Running};
+pub use collective::{ActiveCollective, CollectiveSpec};
 pub use error::CommError;
 pub use point::{Receiving, Sending};
-pub use recorder::{Entry, FlightRecorder, Way};
+pub use recorder::{Direction, Entry, FlightRecorder};
 pub use secret::Secret;
 pub use shm::window::{Loan, SharedBuffer, Window};
 pub use transport::{
-    Header, Lending, Lent, Piece, Progress, Purpose, Tag, Taken, Transport, Visitor, Waker, finish,
+    Header, Lent, MessageChunk, MessageSink, Progress, Purpose, RecvStatus, Tag, Transport, Waker,
+    finish,
 };
+pub use transport_kind::TransportKind;

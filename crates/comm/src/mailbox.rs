@@ -1,74 +1,73 @@
-//! Messages that have arrived before anybody asked for them.
+//! Messages that arrived before they were requested.
 
 use crate::error::CommError;
-use crate::transport::{Header, Piece, Taken, Visitor};
+use crate::transport::{Header, MessageChunk, MessageSink, RecvStatus};
 use std::collections::VecDeque;
 
-/// One sender's messages, by channel, each oldest first.
+/// Messages of one sender, by channel, each oldest first.
 ///
-/// Channels are few and the one that is asked for is mostly the one of last time, so they stand in a
-/// list that is searched.
+/// There are few channels, and mostly the same one is requested again, so a list is searched.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
-    channels: Vec<(u32, VecDeque<Parcel>)>,
+    channels: Vec<(u32, VecDeque<QueuedMessage>)>,
     spare: Vec<Vec<u8>>,
-    /// How many messages have ever been put aside.
+    /// Total number of messages queued so far.
     put_aside: u64,
 }
 
-/// A message, or the end of one whose beginning has been shown already.
+/// A message, or the end of one whose beginning has already been delivered.
 #[derive(Debug)]
-pub(crate) struct Parcel {
+pub(crate) struct QueuedMessage {
     pub(crate) header: Header,
-    /// How many bytes the whole message has.
+    /// Length of the whole message, in bytes.
     pub(crate) total: usize,
-    /// How many of them are not here any more.
+    /// Number of bytes already delivered.
     pub(crate) shown: usize,
     pub(crate) data: Vec<u8>,
 }
 
-/// How many spare buffers are worth keeping.
+/// Maximum number of spare buffers retained.
 const SPARE: usize = 4;
 
 impl Mailbox {
-    pub(crate) fn push(&mut self, parcel: Parcel) {
+    pub(crate) fn push(&mut self, message: QueuedMessage) {
         self.put_aside += 1;
-        let channel = parcel.header.tag.channel();
+        let channel = message.header.tag.channel();
         match self.channels.iter_mut().find(|(other, _)| *other == channel) {
-            Some((_, queue)) => queue.push_back(parcel),
-            None => self.channels.push((channel, VecDeque::from([parcel]))),
+            Some((_, queue)) => queue.push_back(message),
+            None => self.channels.push((channel, VecDeque::from([message]))),
         }
     }
 
-    pub(crate) fn pop(&mut self, channel: u32) -> Option<Parcel> {
+    pub(crate) fn pop(&mut self, channel: u32) -> Option<QueuedMessage> {
         self.channels.iter_mut().find(|(other, _)| *other == channel)?.1.pop_front()
     }
 
-    /// How many messages have ever been put aside here.
+    /// Total number of messages queued here so far.
     pub(crate) fn put_aside(&self) -> u64 {
         self.put_aside
     }
 
-    /// Whether something waits on a channel.
+    /// Returns true if a message is queued on a channel.
     pub(crate) fn has(&self, channel: u32) -> bool {
         self.channels.iter().any(|(other, queue)| *other == channel && !queue.is_empty())
     }
 
-    /// Shows the next message of a channel, if there is one.
-    pub(crate) fn show(
+    /// Passes the next message of a channel, if any, to `visit`.
+    pub(crate) fn deliver(
         &mut self,
         channel: u32,
-        visit: &mut dyn Visitor,
-    ) -> Result<Taken, CommError> {
-        let Some(Parcel { header, total, shown, data }) = self.pop(channel) else {
-            return Ok(Taken::Nothing);
+        visit: &mut dyn MessageSink,
+    ) -> Result<RecvStatus, CommError> {
+        let Some(QueuedMessage { header, total, shown, data }) = self.pop(channel) else {
+            return Ok(RecvStatus::None);
         };
-        visit.show(&header, Piece { total, at: shown, bytes: &data })?;
+        visit.chunk(&header, MessageChunk { total, at: shown, bytes: &data })?;
         self.recycle(data);
-        Ok(Taken::Whole)
+        Ok(RecvStatus::Complete)
     }
 
-    /// An empty buffer, a used one where there is one.
+    /// Returns an empty buffer, reusing a spare one if possible.
     pub(crate) fn buffer(&mut self) -> Vec<u8> {
         self.spare.pop().unwrap_or_default()
     }

@@ -1,30 +1,32 @@
-//! How long a collective takes, and whether it is right.
+//! Timing and verification of collectives.
 //!
-//! As `nccl-tests` does it: all ranks start together, a lap is timed by each rank for itself, and the
-//! slowest rank of a lap is the lap. *Algorithm bandwidth* is the vector's size over that time; *bus
-//! bandwidth* scales it by what the operation must move through the busiest link, so that it can be
-//! compared with a link whatever the number of ranks (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+//! The method is that of `nccl-tests`: all ranks start together, each rank times each lap, and a
+//! lap's time is that of its slowest rank. *Algorithm bandwidth* is the vector's size over that
+//! time. *Bus bandwidth* scales it by the traffic the operation needs through the busiest link. It
+//! compares with link bandwidth for any number of ranks (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 
-use crate::collective::{CollectiveSpec, Running};
+use crate::collective::{ActiveCollective, CollectiveSpec};
 use crate::error::CommError;
 use crate::transport::{Tag, Transport, finish};
 use crate::{barrier, collective};
-use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Reduction, chunk_range};
+use paceline_plan::collective::{
+    Algorithm, CollectiveKind, Reduction, SummationOrder, chunk_range,
+};
 use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// What was seen of one collective of one size.
+/// Timing result of one collective of one size.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Measured {
-    /// The median lap.
+pub struct CollectiveTiming {
+    /// Median lap time.
     pub median: Duration,
-    /// Elements that were not what they should be, on this rank.
+    /// Number of wrong elements on this rank.
     pub wrong: u64,
 }
 
-/// The factor from algorithm to bus bandwidth, for so many ranks.
+/// Factor from algorithm to bus bandwidth for `ranks` ranks.
 pub fn bus_factor(kind: CollectiveKind, ranks: u32) -> f64 {
     let n = f64::from(ranks.max(1));
     match kind {
@@ -37,8 +39,8 @@ pub fn bus_factor(kind: CollectiveKind, ranks: u32) -> f64 {
     }
 }
 
-/// Bytes that every rank together must read from and write to memory, at least, where they share it:
-/// every vector that is read once and every one that is written once.
+/// Minimum bytes that all ranks together read from and write to shared memory: every vector read
+/// once plus every vector written once.
 pub fn least_traffic(kind: CollectiveKind, ranks: u32, bytes: u64) -> u64 {
     let n = u64::from(ranks);
     match kind {
@@ -50,30 +52,31 @@ pub fn least_traffic(kind: CollectiveKind, ranks: u32, bytes: u64) -> u64 {
     }
 }
 
-/// Runs a collective of f32 elements over and over on all ranks of a world.
+/// Runs a collective of f32 elements repeatedly on all ranks of a world.
 ///
-/// `data` is the vector, `output` as large again for an all_to_all. About as many laps are timed as
-/// fit into `budget`, at least three, after some that are not; the same number on all ranks.
+/// `data` is the vector; `output` has the same size and is needed for all_to_all. Times about as
+/// many laps as fit into `budget`, at least three, after untimed warm-up laps; the number is the
+/// same on all ranks.
 pub fn measure(
     transport: &mut dyn Transport,
     spec: &CollectiveSpec,
     data: &mut [u8],
     mut output: Option<&mut [u8]>,
-    (sequence, budget, patience): (u32, Duration, Duration),
-) -> Result<Measured, CommError> {
+    (sequence, budget, timeout): (u32, Duration, Duration),
+) -> Result<CollectiveTiming, CommError> {
     let (me, world) = (transport.rank(), transport.world());
     let members: Vec<Rank> = (0..world).map(Rank).collect();
     let mut tag = Tag::new(sequence, 0);
-    let mut running = Running::start(spec, &members, me, tag)?;
+    let mut running = ActiveCollective::start(spec, &members, me, tag)?;
     let mut lap = |transport: &mut dyn Transport, data: &mut [u8]| {
-        // Of small vectors the laps follow each other, as they do in a training loop.
+        // Laps of small vectors follow each other without a barrier, as in a training loop.
         if data.len() > 1 << 20 {
-            barrier::wait(transport, &members, Tag::new(sequence + 1, tag.sequence()), patience)?;
+            barrier::wait(transport, &members, Tag::new(sequence + 1, tag.sequence()), timeout)?;
         }
         tag = tag.next();
         running.restart(tag);
         let began = Instant::now();
-        finish(transport, patience, |transport| {
+        finish(transport, timeout, |transport| {
             running.progress_bytes(transport, DType::F32, data, output.as_deref_mut())
         })?;
         Ok::<_, CommError>(began.elapsed())
@@ -82,7 +85,7 @@ pub fn measure(
     let first = lap(transport, data)?;
     let second = lap(transport, data)?;
     let laps = budget.as_secs_f64() / second.min(first).as_secs_f64().max(1e-7);
-    let laps = agree(transport, sequence + 2, laps.clamp(3.0, 5000.0) as f32, patience)? as usize;
+    let laps = agree(transport, sequence + 2, laps.clamp(3.0, 5000.0) as f32, timeout)? as usize;
     for _ in 0..laps / 8 {
         lap(transport, data)?;
     }
@@ -90,56 +93,56 @@ pub fn measure(
     for _ in 0..laps {
         times.push(lap(transport, data)?.as_secs_f32());
     }
-    slowest(transport, sequence + 3, &mut times, patience)?;
+    slowest(transport, sequence + 3, &mut times, timeout)?;
     times.sort_unstable_by(f32::total_cmp);
     let median = Duration::from_secs_f32(times[times.len() / 2]);
     fill(spec, me, world, data);
     lap(transport, data)?;
     let result = output.as_deref().unwrap_or(data);
-    Ok(Measured { median, wrong: count_wrong(spec, me, world, result) })
+    Ok(CollectiveTiming { median, wrong: count_wrong(spec, me, world, result) })
 }
 
-/// The least of what all ranks propose.
+/// Minimum of the ranks' proposals.
 fn agree(
     transport: &mut dyn Transport,
     channel: u32,
     proposal: f32,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<f32, CommError> {
     let mut least = [-proposal];
-    maximum(transport, channel, &mut least, patience)?;
+    maximum(transport, channel, &mut least, timeout)?;
     Ok(-least[0])
 }
 
-/// The slowest rank's time of each lap.
+/// Replaces each lap's time by that of the slowest rank.
 fn slowest(
     transport: &mut dyn Transport,
     channel: u32,
     times: &mut [f32],
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<(), CommError> {
-    maximum(transport, channel, times, patience)
+    maximum(transport, channel, times, timeout)
 }
 
 fn maximum(
     transport: &mut dyn Transport,
     channel: u32,
     values: &mut [f32],
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<(), CommError> {
     let spec = CollectiveSpec {
         kind: CollectiveKind::AllReduce,
         algorithm: Algorithm::Direct,
-        order: Order::Canonical,
+        order: SummationOrder::Canonical,
         reduction: Reduction::Max,
         root: 0,
         block: 1,
     };
     let members: Vec<Rank> = (0..transport.world()).map(Rank).collect();
-    collective::run(transport, &spec, &members, Tag::new(channel, 0), values, None, patience)
+    collective::run(transport, &spec, &members, Tag::new(channel, 0), values, None, timeout)
 }
 
-/// Small whole numbers, whose sums are exact in any order.
+/// Small integers, whose sums are exact in any order.
 fn value(rank: u32, index: usize) -> f32 {
     ((rank as usize * 31 + index * 17) % 25) as f32 - 12.0
 }
@@ -205,7 +208,7 @@ mod tests {
             let spec = CollectiveSpec {
                 kind,
                 algorithm: Algorithm::Auto,
-                order: Order::Free,
+                order: SummationOrder::Free,
                 reduction: Reduction::Sum,
                 root: 1,
                 block: 1,
@@ -228,7 +231,7 @@ mod tests {
         let spec = CollectiveSpec {
             kind: CollectiveKind::AllReduce,
             algorithm: Algorithm::Auto,
-            order: Order::Free,
+            order: SummationOrder::Free,
             reduction: Reduction::Sum,
             root: 0,
             block: 1,

@@ -1,30 +1,32 @@
-//! Messages from one rank to another, outside any collective.
+//! Point-to-point messages.
 
 use crate::error::CommError;
-use crate::transport::{Header, Piece, Progress, Purpose, Tag, Taken, Transport, Visitor, finish};
+use crate::transport::{
+    Header, MessageChunk, MessageSink, Progress, Purpose, RecvStatus, Tag, Transport, finish,
+};
 use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 use std::time::Duration;
 
-/// A message on its way out.
+/// A message being sent.
 ///
-/// It goes straight from where it lies, as fast as the receiver takes it in: a copy that waited for
-/// the wire would be memory that no plan knows of.
+/// It is sent directly from the caller's buffer, as fast as the receiver accepts it: a queued copy
+/// would be memory that no plan accounts for.
 #[derive(Debug)]
 pub struct Sending {
     to: Rank,
     tag: Tag,
-    /// How many bytes have gone, once it has begun.
+    /// Number of bytes sent; `None` before the start.
     gone: Option<usize>,
 }
 
 impl Sending {
-    /// Prepares a message.
+    /// Prepares a send.
     pub const fn start(to: Rank, tag: Tag) -> Self {
         Self { to, tag, gone: None }
     }
 
-    /// Sends as much of the message as the wire takes. Until it is done, the data must stay as it is.
+    /// Sends as much as the transport accepts. The data must not change until it is done.
     pub fn progress(
         &mut self,
         transport: &mut dyn Transport,
@@ -33,7 +35,7 @@ impl Sending {
         self.progress_bytes(transport, DType::F32, bytemuck::cast_slice(data))
     }
 
-    /// As [`progress`](Self::progress), for elements of any type.
+    /// Like [`progress`](Self::progress), for elements of any dtype.
     pub fn progress_bytes(
         &mut self,
         transport: &mut dyn Transport,
@@ -51,7 +53,7 @@ impl Sending {
     }
 }
 
-/// A message on its way in.
+/// A message being received.
 #[derive(Debug)]
 pub struct Receiving {
     from: Rank,
@@ -61,12 +63,12 @@ pub struct Receiving {
 }
 
 impl Receiving {
-    /// Expects a message.
+    /// Prepares a receive.
     pub const fn start(from: Rank, tag: Tag) -> Self {
         Self { from, tag, arrived: 0, received: false }
     }
 
-    /// Takes in what is there of the message; the buffer must have exactly its size.
+    /// Receives available data of the message; the buffer must have exactly its size.
     pub fn progress(
         &mut self,
         transport: &mut dyn Transport,
@@ -75,7 +77,7 @@ impl Receiving {
         self.progress_bytes(transport, DType::F32, bytemuck::cast_slice_mut(data))
     }
 
-    /// As [`progress`](Self::progress), for elements of any type.
+    /// Like [`progress`](Self::progress), for elements of any dtype.
     pub fn progress_bytes(
         &mut self,
         transport: &mut dyn Transport,
@@ -89,8 +91,8 @@ impl Receiving {
         let expected = header(self.tag, dtype, data.len());
         let arrived = &mut self.arrived;
         let mut whole = Whole { rank, peer, expected, arrived, data };
-        let taken = transport.try_take(peer, self.tag, &mut whole)?;
-        if taken == Taken::Whole {
+        let taken = transport.try_recv_into(peer, self.tag, &mut whole)?;
+        if taken == RecvStatus::Complete {
             self.received = true;
             return Ok(Progress::Done);
         }
@@ -98,7 +100,7 @@ impl Receiving {
     }
 }
 
-/// A message that is put into a buffer as it is.
+/// Message sink that stores a message unchanged in a buffer.
 struct Whole<'m> {
     rank: Rank,
     peer: Rank,
@@ -119,15 +121,15 @@ impl Whole<'_> {
     }
 }
 
-impl Visitor for Whole<'_> {
-    fn show(&mut self, header: &Header, piece: Piece<'_>) -> Result<(), CommError> {
+impl MessageSink for Whole<'_> {
+    fn chunk(&mut self, header: &Header, piece: MessageChunk<'_>) -> Result<(), CommError> {
         self.check(header, piece.total)?;
         *self.arrived = piece.at + piece.bytes.len();
         self.data[piece.at..*self.arrived].copy_from_slice(piece.bytes);
         Ok(())
     }
 
-    fn place(
+    fn destination(
         &mut self,
         header: &Header,
         total: usize,
@@ -137,12 +139,12 @@ impl Visitor for Whole<'_> {
         Ok(self.data.get_mut(at..))
     }
 
-    fn placed(&mut self, bytes: usize) {
+    fn written(&mut self, bytes: usize) {
         *self.arrived += bytes;
     }
 }
 
-/// Sends a message. Never waits: what the wire does not take yet is copied.
+/// Sends a message. Never blocks: data that the transport does not accept yet is copied.
 pub fn send(
     transport: &mut dyn Transport,
     to: Rank,
@@ -153,16 +155,16 @@ pub fn send(
     transport.send(to, &header(tag, DType::F32, data.len()), &[data])
 }
 
-/// Waits for a message, giving up on a sender that is silent for as long as `patience`.
+/// Waits for a message; fails if the sender is silent for `timeout`.
 pub fn recv(
     transport: &mut dyn Transport,
     from: Rank,
     tag: Tag,
     data: &mut [f32],
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<(), CommError> {
     let mut receiving = Receiving::start(from, tag);
-    finish(transport, patience, |transport| receiving.progress(transport, data))
+    finish(transport, timeout, |transport| receiving.progress(transport, data))
 }
 
 fn header(tag: Tag, dtype: DType, bytes: usize) -> Header {

@@ -1,38 +1,38 @@
-//! The flight recorder: the last messages of a rank, to be read after a failure.
+//! Flight recorder: the last messages of a rank, for analysis after a failure.
 
 use crate::transport::{Header, Tag};
 use paceline_plan::ids::Rank;
 use std::fmt::{self, Write};
 use std::time::{Duration, Instant};
 
-/// Remembers the last messages of a rank and forgets the older ones.
+/// Ring buffer of a rank's last messages.
 #[derive(Clone, Debug)]
 pub struct FlightRecorder {
     began: Instant,
     entries: Vec<Entry>,
-    /// How many messages there have been; the next one goes to this place modulo the capacity.
+    /// Number of messages recorded; the next one is stored at this index modulo the capacity.
     count: u64,
     awaited: Option<(Rank, Tag)>,
 }
 
-/// One message.
+/// One recorded message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// When, since the recorder was made.
+    /// Time since the recorder was created.
     pub at: Duration,
-    /// In which direction it went.
-    pub way: Way,
+    /// Direction of the message.
+    pub way: Direction,
     /// The other rank.
     pub peer: Rank,
-    /// What it was for.
+    /// Header of the message.
     pub header: Header,
-    /// Its size.
+    /// Size of the message.
     pub bytes: u64,
 }
 
-/// The direction of a message, as the recording rank sees it.
+/// Direction of a message, from the recording rank's view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// Handed to the transport.
     Sent,
     /// Taken from the transport.
@@ -47,7 +47,7 @@ impl FlightRecorder {
         Self { began: Instant::now(), entries, count: 0, awaited: None }
     }
 
-    pub(crate) fn record(&mut self, way: Way, peer: Rank, header: &Header, bytes: usize) {
+    pub(crate) fn record(&mut self, way: Direction, peer: Rank, header: &Header, bytes: usize) {
         let at = self.began.elapsed();
         let entry = Entry { at, way, peer, header: *header, bytes: bytes as u64 };
         let place = (self.count % Self::CAPACITY as u64) as usize;
@@ -59,12 +59,12 @@ impl FlightRecorder {
         self.awaited = None;
     }
 
-    /// Notes whose message is missing at the moment.
+    /// Records the message that is currently missing.
     pub(crate) fn awaiting(&mut self, peer: Rank, tag: Tag) {
         self.awaited = Some((peer, tag));
     }
 
-    /// What is remembered, oldest first.
+    /// Recorded messages, oldest first.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         let split = if self.entries.len() < Self::CAPACITY {
             0
@@ -74,7 +74,7 @@ impl FlightRecorder {
         self.entries[split..].iter().chain(&self.entries[..split])
     }
 
-    /// What the rank is doing, in a few words; nothing if it has not begun.
+    /// Short description of the rank's current operation; empty before the first message.
     pub fn doing(&self) -> String {
         let mut text = String::new();
         if let Some(last) = self.entries().last() {
@@ -93,8 +93,8 @@ impl fmt::Display for FlightRecorder {
         writeln!(f, "{} messages, the last {} of them:", self.count, self.entries.len())?;
         for Entry { at, way, peer, header, bytes } in self.entries() {
             let way = match way {
-                Way::Sent => "sent to",
-                Way::Received => "received from",
+                Direction::Sent => "sent to",
+                Direction::Received => "received from",
             };
             let seconds = at.as_secs_f64();
             writeln!(f, "{seconds:12.6} s  {way} rank {peer}, {bytes} bytes: {header}")?;
@@ -118,7 +118,7 @@ mod tests {
         for i in 0..1000 {
             let header =
                 Header { tag: Tag::new(1, i), purpose: Purpose::Barrier { ranks: 2 }, round: 0 };
-            recorder.record(Way::Sent, Rank(i), &header, 8);
+            recorder.record(Direction::Sent, Rank(i), &header, 8);
         }
         let kept: Vec<u32> = recorder.entries().map(|entry| entry.peer.0).collect();
         assert_eq!(kept, (744..1000).collect::<Vec<_>>());

@@ -1,10 +1,10 @@
-//! The secret of a job, and the proof of knowing it.
+//! Secret of a job, and the proof of knowing it.
 //!
-//! Whoever connects says a fresh random number and proves to know the secret by an HMAC-SHA256
-//! (RFC 2104, FIPS 180-4) over the other side's number: the secret itself never travels, a recorded
-//! proof is worthless the next time, and each side's proof has a label of its own, so that neither
-//! can be played back to its maker. What follows the handshake is not signed; where the network
-//! itself is hostile, a tunnel is needed.
+//! Each side of a connection sends a fresh random nonce. It proves that it knows the secret by an
+//! HMAC-SHA256 (RFC 2104, FIPS 180-4) over the other side's nonce. The secret itself is never sent,
+//! and a recorded proof is worthless for another connection. Each side's proof has its own label,
+//! so that neither can be replayed to its author. Data after the handshake is not signed; a hostile
+//! network needs a tunnel.
 
 use crate::error::CommError;
 use hmac::{Hmac, Mac};
@@ -14,18 +14,18 @@ use std::fmt;
 /// Bytes of a nonce and of a proof.
 pub(crate) const PROOF: usize = 32;
 
-/// What all ranks of a job know and nobody else does. Never printed, not even by `{:?}`.
+/// Secret known only to the ranks of a job. Never printed, not even by `{:?}`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// A new secret, for a launcher to hand to the ranks it starts.
+    /// Creates a new secret, for a launcher to pass to the ranks it starts.
     pub fn random() -> Result<Self, CommError> {
         let bytes = nonce()?;
         Ok(Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
     }
 
-    /// A secret from a file or a variable. Short ones could be guessed.
+    /// Parses a secret from a file or variable; rejects short ones, which could be guessed.
     pub fn from_text(text: &str) -> Result<Self, CommError> {
         const SHORTEST: usize = 16;
         let text = text.trim();
@@ -39,24 +39,24 @@ impl Secret {
         Ok(Self(text.to_owned()))
     }
 
-    /// The secret as [`from_text`](Self::from_text) takes it, to be handed to a rank. Whoever
-    /// calls this is to keep it out of command lines and logs.
+    /// Returns the secret in the form that [`from_text`](Self::from_text) accepts, to pass it to a
+    /// rank. Callers must keep it out of command lines and logs.
     pub fn as_text(&self) -> &str {
         &self.0
     }
 
-    /// The proof that belongs to a label and what was said.
+    /// Computes the proof for a label and the exchanged data.
     pub(crate) fn prove(&self, label: &str, said: &[&[u8]]) -> [u8; PROOF] {
         self.mac(label, said).finalize().into_bytes().into()
     }
 
-    /// Whether a proof is right, in a time that does not depend on where it is wrong.
+    /// Returns true if a proof is correct, in constant time.
     pub(crate) fn verify(&self, label: &str, said: &[&[u8]], proof: &[u8]) -> bool {
         self.mac(label, said).verify_slice(proof).is_ok()
     }
 
     fn mac(&self, label: &str, said: &[&[u8]]) -> Hmac<Sha256> {
-        // HMAC takes keys of any length; the type cannot say so.
+        // HMAC takes keys of any length; the type does not express that.
         let mut mac = Hmac::<Sha256>::new_from_slice(self.0.as_bytes())
             .unwrap_or_else(|_| unreachable!("HMAC takes keys of any length"));
         for part in [label.as_bytes()].iter().chain(said) {
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn hmac_is_the_one_of_rfc_4231() {
-        // Test case 2: the mechanism under the proofs, without our label and lengths.
+        // Test case 2: the HMAC under the proofs, without our label and lengths.
         let mut mac = Hmac::<Sha256>::new_from_slice(b"Jefe").unwrap();
         mac.update(b"what do ya want for nothing?");
         let hex: String =

@@ -1,14 +1,14 @@
-//! Ranks that are threads of one process.
+//! Transport for ranks that are threads of one process.
 
 use crate::error::CommError;
-use crate::transport::{Header, Piece, Tag, Taken, Transport, Visitor, Waker};
+use crate::transport::{Header, MessageChunk, MessageSink, RecvStatus, Tag, Transport, Waker};
 use paceline_plan::ids::Rank;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// A world of so many ranks: one transport for each, in order, to be moved into its thread.
+/// Creates `ranks` connected transports, in rank order, each to be moved into its thread.
 pub fn world(ranks: u32) -> Vec<ThreadTransport> {
     let shared = Arc::new(World {
         ranks: (0..ranks).map(|_| RankState::default()).collect(),
@@ -20,15 +20,15 @@ pub fn world(ranks: u32) -> Vec<ThreadTransport> {
         .collect()
 }
 
-/// The end of one rank.
+/// Transport endpoint of one rank.
 ///
-/// Dropping it tells the others that this rank has left; dropping it while its thread panics tells
-/// them that it has failed.
+/// Dropping it tells the other ranks that this one has left; dropping it during a panic tells them
+/// that it has failed.
 #[derive(Debug)]
 pub struct ThreadTransport {
     world: Arc<World>,
     rank: Rank,
-    /// How many events of the own mailbox the last wait has seen.
+    /// Event count of this rank's mailbox at the last wait.
     seen: u64,
 }
 
@@ -36,7 +36,7 @@ pub struct ThreadTransport {
 struct World {
     ranks: Vec<RankState>,
     failure: OnceLock<CommError>,
-    /// Buffers of used messages: what one rank receives another will want to send.
+    /// Buffers of consumed messages, reused for later sends of any rank.
     spare: Mutex<Vec<Vec<u8>>>,
 }
 
@@ -54,14 +54,14 @@ impl RankState {
     }
 }
 
-/// What it is for, and its bytes.
+/// Header and bytes of a message.
 type Message = (Header, Vec<u8>);
 
 #[derive(Debug, Default)]
 struct Mail {
-    /// By sender and channel, oldest first.
+    /// Queues by sender and channel, oldest message first.
     queues: HashMap<(Rank, u32), VecDeque<Message>>,
-    /// Counts everything that is worth waking up for.
+    /// Number of events that end a wait.
     events: u64,
 }
 
@@ -86,10 +86,10 @@ impl World {
         self.ranks.iter().for_each(RankState::wake);
     }
 
-    /// An empty buffer with room for so many bytes; a used one where there is one.
+    /// Returns an empty buffer with capacity for `bytes` bytes, reusing a spare one if possible.
     fn buffer(&self, bytes: usize) -> Vec<u8> {
         let mut spare = lock(&self.spare);
-        // The smallest that suffices, or else the largest, which then needs the least to grow.
+        // The smallest that suffices, or else the largest, as it needs to grow least.
         let fitting = |(_, buffer): &(usize, &Vec<u8>)| {
             let capacity = buffer.capacity();
             if capacity >= bytes { (0, capacity) } else { (1, usize::MAX - capacity) }
@@ -102,7 +102,7 @@ impl World {
         buffer
     }
 
-    /// Keeps the buffer of a used message, a few for every rank.
+    /// Keeps the buffer of a consumed message, a few per rank.
     fn recycle(&self, buffer: Vec<u8>) {
         let mut spare = lock(&self.spare);
         if buffer.capacity() > 0 && spare.len() < 4 * self.ranks.len() {
@@ -124,7 +124,7 @@ impl Transport for ThreadTransport {
         self.world.check()?;
         let receiver = self.world.state(to)?;
         if receiver.departed.load(Ordering::Acquire) {
-            return Err(CommError::Departed { rank: self.rank, peer: to });
+            return Err(CommError::PeerClosed { rank: self.rank, peer: to });
         }
         let mut message = self.world.buffer(data.iter().map(|piece| piece.len()).sum());
         data.iter().for_each(|piece| message.extend_from_slice(piece));
@@ -137,25 +137,25 @@ impl Transport for ThreadTransport {
         Ok(())
     }
 
-    fn try_take(
+    fn try_recv_into(
         &mut self,
         from: Rank,
         tag: Tag,
-        visit: &mut dyn Visitor,
-    ) -> Result<Taken, CommError> {
-        let Some((header, data)) = self.try_recv(from, tag)? else { return Ok(Taken::Nothing) };
-        visit.show(&header, Piece { total: data.len(), at: 0, bytes: &data })?;
+        visit: &mut dyn MessageSink,
+    ) -> Result<RecvStatus, CommError> {
+        let Some((header, data)) = self.try_recv(from, tag)? else { return Ok(RecvStatus::None) };
+        visit.chunk(&header, MessageChunk { total: data.len(), at: 0, bytes: &data })?;
         self.world.recycle(data);
-        Ok(Taken::Whole)
+        Ok(RecvStatus::Complete)
     }
 
     fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<(Header, Vec<u8>)>, CommError> {
         self.world.check()?;
-        // Read before the queue: whatever the sender sent before it left is in the queue by then.
+        // Checked before the queue: all messages sent before the departure are queued.
         let departed = self.world.state(from)?.departed.load(Ordering::Acquire);
         let mut mail = lock(&self.world.state(self.rank)?.mail);
         match mail.queues.get_mut(&(from, tag.channel())).and_then(VecDeque::pop_front) {
-            None if departed => Err(CommError::Departed { rank: self.rank, peer: from }),
+            None if departed => Err(CommError::PeerClosed { rank: self.rank, peer: from }),
             message => Ok(message),
         }
     }
@@ -195,8 +195,8 @@ impl Drop for ThreadTransport {
     }
 }
 
-/// A lock whose holder panicked still guards consistent data: no panic can happen in the middle of
-/// an update here.
+/// Locks a mutex, ignoring poison: no panic can happen in the middle of an update here, so the data
+/// stays consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -223,7 +223,7 @@ mod tests {
         tag: Tag,
     ) -> Result<Option<(Tag, u8)>, CommError> {
         let mut found = None;
-        transport.try_take(from, tag, &mut |header: &Header, piece: Piece<'_>| {
+        transport.try_recv_into(from, tag, &mut |header: &Header, piece: MessageChunk<'_>| {
             found = Some((header.tag, piece.bytes[0]));
             Ok(())
         })?;
@@ -268,7 +268,7 @@ mod tests {
         send(&mut a, Rank(1), tag, 1).unwrap();
         drop(a);
         assert!(take(&mut b, Rank(0), tag).unwrap().is_some());
-        let departed = CommError::Departed { rank: Rank(1), peer: Rank(0) };
+        let departed = CommError::PeerClosed { rank: Rank(1), peer: Rank(0) };
         assert_eq!(take(&mut b, Rank(0), tag), Err(departed.clone()));
         assert_eq!(send(&mut b, Rank(0), tag, 0), Err(departed));
     }
@@ -279,7 +279,7 @@ mod tests {
         b.wait(Duration::from_millis(1)).unwrap();
         let tag = Tag::new(0, 0);
         send(&mut a, Rank(1), tag, 1).unwrap();
-        // The message came before the wait: an hour would show if it were missed.
+        // The message arrived before the wait: missing it would take an hour.
         b.wait(Duration::from_secs(3600)).unwrap();
         assert!(take(&mut b, Rank(0), tag).unwrap().is_some());
     }

@@ -1,4 +1,4 @@
-//! The seam between collectives and wires.
+//! Transport interface between collectives and the means of communication.
 
 use crate::collective::CollectiveSpec;
 use crate::error::CommError;
@@ -9,27 +9,26 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// One rank's end of all its wires.
+/// One rank's endpoint for messages to and from all ranks.
 ///
 /// Messages from one rank on one channel arrive in the order in which they were sent. Once any rank
 /// has failed, every call of every rank returns [`CommError::Failed`] with that rank's name.
 pub trait Transport: Send {
-    /// Who this is.
+    /// This rank.
     fn rank(&self) -> Rank;
 
-    /// How many ranks there are.
+    /// Number of ranks.
     fn world(&self) -> u32;
 
-    /// Hands a message over, whose bytes lie in several pieces. Never blocks: the transport keeps a
-    /// copy of what the wire does not take yet.
+    /// Sends a message whose bytes are stored in several pieces. Never blocks: the transport copies
+    /// data that it cannot send yet.
     fn send(&mut self, to: Rank, header: &Header, data: &[&[u8]]) -> Result<(), CommError>;
 
-    /// Hands over as much of a message as the wire takes now, copying nothing that it does not.
-    /// `gone` is what the last call for this message returned, none before the first; it is also
-    /// none if the wire is still busy with another message.
+    /// Sends as much of a message as possible now, without copying the rest. `gone` is the result
+    /// of the last call for this message, `None` before the first. The result is also `None` while
+    /// the transport is busy with another message.
     ///
-    /// A message that has begun must be gone on with until it has gone, before others to the same
-    /// rank can begin.
+    /// A message that has begun must be sent completely before another to the same rank can begin.
     fn try_send(
         &mut self,
         to: Rank,
@@ -42,10 +41,10 @@ pub trait Transport: Send {
         Ok(Some(data.iter().map(|piece| piece.len()).sum()))
     }
 
-    /// As [`try_send`](Self::try_send), for bytes that stay as they are not only until they have gone but
-    /// until the peer has taken them: a wire that can spares them a copy. Whether they have to is what
-    /// [`went_in_place`](Self::went_in_place) tells.
-    fn try_send_in_place(
+    /// Like [`try_send`](Self::try_send), for bytes that stay unchanged not only until they are
+    /// sent but until the peer has taken them. A transport that supports it saves a copy;
+    /// [`zero_copy_receipt`](Self::zero_copy_receipt) tells if it did.
+    fn try_send_zero_copy(
         &mut self,
         to: Rank,
         header: &Header,
@@ -55,127 +54,121 @@ pub trait Transport: Send {
         self.try_send(to, header, data, gone)
     }
 
-    /// The receipt of the last message to a rank on the tag's channel, which has just gone entirely, if it
-    /// went in place. Its bytes have to stay until it [is taken](Self::is_taken).
-    fn went_in_place(&self, _to: Rank, _tag: Tag) -> Option<u64> {
+    /// Receipt of the last message to a rank on the tag's channel, just sent completely, if it was
+    /// zero-copy. Its bytes must stay unchanged until it [is acked](Self::is_acked).
+    fn zero_copy_receipt(&self, _to: Rank, _tag: Tag) -> Option<u64> {
         None
     }
 
-    /// Tells all ranks how many of their messages have been taken that came in place. Whoever takes part
-    /// in what such messages may belong to says so at its end.
-    fn tell_taken(&mut self) -> Result<(), CommError> {
+    /// Acks the zero-copy messages taken so far, to all ranks. Every participant of an operation
+    /// that may use zero-copy sends calls this at its end.
+    fn send_acks(&mut self) -> Result<(), CommError> {
         Ok(())
     }
 
-    /// Whether a rank has said that it has taken the message of this receipt.
-    fn is_taken(&mut self, _by: Rank, _tag: Tag, _receipt: u64) -> Result<bool, CommError> {
+    /// Returns true if a rank has acked the message with this receipt.
+    fn is_acked(&mut self, _by: Rank, _tag: Tag, _receipt: u64) -> Result<bool, CommError> {
         Ok(true)
     }
 
-    /// Shows what has arrived of the next message from a rank on the tag's channel. Its sequence
-    /// number may be another than the tag's; then the two ranks disagree, and [`Header::check`] says
-    /// how.
+    /// Passes the data that has arrived of the next message from a rank on the tag's channel to
+    /// `visit`. If its sequence number differs from the tag's, the two ranks disagree, and
+    /// [`Header::check`] reports the difference.
     ///
-    /// Every byte is shown once, in order, and is gone after that; an empty message is shown as one
-    /// empty piece.
-    fn try_take(
+    /// Every byte is passed once, in order; an empty message is passed as one empty piece.
+    fn try_recv_into(
         &mut self,
         from: Rank,
         tag: Tag,
-        visit: &mut dyn Visitor,
-    ) -> Result<Taken, CommError>;
+        visit: &mut dyn MessageSink,
+    ) -> Result<RecvStatus, CommError>;
 
-    /// The next message from a rank on the tag's channel, once all of it is there: for messages whose
-    /// length the receiver does not know.
+    /// Returns the next message from a rank on the tag's channel once it is complete, for messages
+    /// of unknown length.
     fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<(Header, Vec<u8>)>, CommError>;
 
-    /// Parks the thread until something may have arrived of what was asked for and not there, or
-    /// something may go that did not, or for that long. Returning is no promise that anything did.
+    /// Parks the thread until requested data may have arrived, a blocked send may proceed, or
+    /// `at_most` has passed. May return without any change.
     fn wait(&mut self, at_most: Duration) -> Result<(), CommError>;
 
-    /// As [`wait`](Self::wait), but asleep from the start: for a thread beside one that computes and
-    /// needs the core.
+    /// Like [`wait`](Self::wait), but blocks from the start: for a thread beside one that computes
+    /// and needs the core.
     fn sleep(&mut self, at_most: Duration) -> Result<(), CommError> {
         self.wait(at_most)
     }
 
-    /// What ends a wait of this rank from another thread. None where nothing can; then one thread has
-    /// to do all of this rank's work.
+    /// Returns a handle that ends a wait of this rank from another thread. With `None`, one thread
+    /// has to do all of this rank's work.
     fn waker(&self) -> Option<Waker> {
         None
     }
 
-    /// Tells every rank that this one cannot go on. The first failure is the one that counts.
+    /// Tells every rank that this one cannot continue. The first failure counts.
     fn abort(&mut self, reason: &str);
 
-    /// Whether ranks can read each other's memory.
+    /// Returns true if ranks can read each other's memory.
     fn shares_memory(&self) -> bool {
         false
     }
 
-    /// Whether this rank and that one can map each other's [`SharedBuffer`]s. Of ranks that can,
-    /// any two can.
-    fn is_neighbour(&self, _rank: Rank) -> bool {
+    /// Returns true if this rank and the given one can map each other's [`SharedBuffer`]s. The
+    /// relation is transitive.
+    fn shares_memory_with(&self, _rank: Rank) -> bool {
         false
     }
 
-    /// Memory for vectors that neighbours can read in place, zero at first; none where there are no
-    /// such neighbours. Read-reduce on vectors elsewhere copies them once more.
-    fn neighbourly_memory(&mut self, _bytes: usize) -> Result<Option<SharedBuffer>, CommError> {
+    /// Allocates zeroed memory for vectors that ranks of the shm domain can read in place; `None`
+    /// if there are no such ranks. Shared memory on other vectors copies them once more.
+    fn alloc_shared(&mut self, _bytes: usize) -> Result<Option<SharedBuffer>, CommError> {
         Ok(None)
     }
 
-    /// Where neighbours find these bytes, if they lie in such memory.
+    /// Returns the location of these bytes for other ranks, if they are stored in such memory.
     fn locate(&self, _bytes: &[u8]) -> Option<Loan> {
         None
     }
 
-    /// What a neighbour has located; none if this rank cannot reach any neighbour's memory.
+    /// Opens memory located by a peer; `None` if this rank can reach no peer's memory.
     fn open(&mut self, _loan: &Loan) -> Result<Option<Window>, CommError> {
         Ok(None)
     }
 
-    /// A piece of neighbourly memory of so many bytes to work in for a while; one that was given
-    /// back where there is one.
-    fn take_stage(&mut self, bytes: usize) -> Result<Option<SharedBuffer>, CommError> {
-        self.neighbourly_memory(bytes)
+    /// Takes a staging buffer of `bytes` bytes in shared memory, reusing a returned one if
+    /// possible.
+    fn take_staging(&mut self, bytes: usize) -> Result<Option<SharedBuffer>, CommError> {
+        self.alloc_shared(bytes)
     }
 
-    /// Takes a stage back.
-    fn give_stage_back(&mut self, stage: SharedBuffer) {
+    /// Returns a staging buffer.
+    fn return_staging(&mut self, stage: SharedBuffer) {
         drop(stage);
     }
 
-    /// Lets a rank read bytes where they lie, if both can reach them, and sends them if not. What is
-    /// lent must stay as it is until the reader has said that it is done, which it does with an
-    /// empty message of the same header; whether that is to come is the result.
+    /// Lets a rank read bytes in place if both can reach them, and sends a copy otherwise. Lent
+    /// bytes must stay unchanged until the reader reports that it is done, with an empty message of
+    /// the same header. The result tells if that message will follow.
     ///
-    /// Nothing is done, and nothing is the result, on a transport that shares no memory.
-    fn lend(
-        &mut self,
-        _to: Rank,
-        _header: &Header,
-        _bytes: &[&[u8]],
-    ) -> Result<Option<Lending>, CommError> {
-        Ok(None)
+    /// Does nothing and returns `None` on a transport without shared memory.
+    fn lend(&mut self, _to: Rank, _header: &Header, _bytes: &[&[u8]]) -> Result<bool, CommError> {
+        Ok(false)
     }
 
-    /// What a rank has lent, if the message that says so is there.
+    /// Returns the bytes a rank has lent, if its message has arrived.
     fn try_borrow(&mut self, _from: Rank, _tag: Tag) -> Result<Option<(Header, Lent)>, CommError> {
         Ok(None)
     }
 }
 
-/// What looks at a message as it comes in. Every function of a header and a piece is one.
-pub trait Visitor {
-    /// Takes a piece in.
-    fn show(&mut self, header: &Header, piece: Piece<'_>) -> Result<(), CommError>;
+/// Consumer of a message as it arrives. Every function of a header and a chunk is one.
+pub trait MessageSink {
+    /// Consumes a chunk.
+    fn chunk(&mut self, header: &Header, piece: MessageChunk<'_>) -> Result<(), CommError>;
 
-    /// Where the bytes of a message of `total` bytes are to lie from byte `at` on, as many as lie
-    /// together, if nothing is to be done with them but to put them there. A transport that can
-    /// write them there itself spares them a buffer on the way, and tells [`placed`](Self::placed)
-    /// of those that it has written instead of showing them.
-    fn place(
+    /// Contiguous memory for the bytes of a message of `total` bytes from byte `at` on, if they are
+    /// only to be stored. A transport that can write there directly saves a buffer on the way. It
+    /// reports such bytes to [`written`](Self::written) instead of passing them to
+    /// [`chunk`](Self::chunk).
+    fn destination(
         &mut self,
         _header: &Header,
         _total: usize,
@@ -184,22 +177,22 @@ pub trait Visitor {
         Ok(None)
     }
 
-    /// So many bytes have been written to where they were last said to lie.
-    fn placed(&mut self, _bytes: usize) {}
+    /// Reports that `bytes` bytes have been written to the last destination.
+    fn written(&mut self, _bytes: usize) {}
 }
 
-impl<F: FnMut(&Header, Piece<'_>) -> Result<(), CommError>> Visitor for F {
-    fn show(&mut self, header: &Header, piece: Piece<'_>) -> Result<(), CommError> {
+impl<F: FnMut(&Header, MessageChunk<'_>) -> Result<(), CommError>> MessageSink for F {
+    fn chunk(&mut self, header: &Header, piece: MessageChunk<'_>) -> Result<(), CommError> {
         self(header, piece)
     }
 }
 
-/// Ends the wait of a rank that is under way, or else its next one, from any thread.
+/// Ends a rank's current wait, or else its next one, from any thread.
 #[derive(Clone)]
 pub struct Waker(Arc<dyn Fn() + Send + Sync>);
 
 impl Waker {
-    /// One that calls `wake`.
+    /// Creates a waker that calls `wake`.
     pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Self {
         Self(Arc::new(wake))
     }
@@ -216,48 +209,39 @@ impl fmt::Debug for Waker {
     }
 }
 
-/// A part of a message. All but the last end at a multiple of 64 bytes from the beginning.
+/// Part of a message. All but the last end at a multiple of 64 bytes from the beginning.
 #[derive(Clone, Copy, Debug)]
-pub struct Piece<'p> {
-    /// How many bytes the whole message has.
+pub struct MessageChunk<'p> {
+    /// Length of the whole message, in bytes.
     pub total: usize,
-    /// How many stand before this piece.
+    /// Number of bytes before this chunk.
     pub at: usize,
-    /// The elements, as they lie in the sender's memory. All ranks have the same byte order.
+    /// Elements in the sender's memory representation. All ranks have the same byte order.
     pub bytes: &'p [u8],
 }
 
-/// What was there of a message.
+/// Amount of a message received by a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
+pub enum RecvStatus {
     /// Nothing new.
-    Nothing,
-    /// Some of it, and more is to come.
-    Part,
-    /// All of it, now or in earlier calls.
-    Whole,
+    None,
+    /// Part of it; more will follow.
+    Partial,
+    /// All of it, in this or earlier calls.
+    Complete,
 }
 
-/// How bytes were lent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lending {
-    /// In place: the reader will say that it is done.
-    InPlace,
-    /// As a copy: nothing is to be waited for.
-    Copied,
-}
-
-/// Bytes of another rank.
+/// Bytes lent by another rank.
 #[derive(Debug)]
 pub enum Lent {
-    /// Where the lender has them.
+    /// In the lender's memory.
     InPlace(Window),
     /// A copy.
     Copied(Vec<u8>),
 }
 
 impl Lent {
-    /// How many there are.
+    /// Number of bytes.
     pub fn bytes(&self) -> usize {
         match self {
             Self::InPlace(window) => window.bytes(),
@@ -265,7 +249,7 @@ impl Lent {
         }
     }
 
-    /// The bytes, in order, in as many pieces as they lie in.
+    /// The bytes, in order, as contiguous pieces.
     pub fn pieces(&self) -> Vec<&[u8]> {
         match self {
             Self::InPlace(window) => window.pieces(),
@@ -274,16 +258,16 @@ impl Lent {
     }
 }
 
-/// Which conversation a message belongs to, and how far that has got.
+/// Channel of a message and its operation number.
 ///
-/// Channels never mix: whoever runs several things at once (the lanes of a program, the groups of a
-/// lane) gives each a channel of its own. Within a channel the sequence number counts operations,
-/// so that ranks which have lost step notice at once.
+/// Channels never mix: concurrent activities (the lanes of a program, the groups of a lane) each
+/// use their own channel. Within a channel the sequence number counts operations, so that ranks out
+/// of step are detected at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag(u64);
 
 impl Tag {
-    /// An operation of a channel.
+    /// Creates the tag of an operation of a channel.
     pub const fn new(channel: u32, sequence: u32) -> Self {
         Self((channel as u64) << 32 | sequence as u64)
     }
@@ -310,19 +294,19 @@ impl fmt::Display for Tag {
     }
 }
 
-/// What a sender is doing, so that a receiver can tell whether it is doing the same.
+/// Description of a sender's operation, by which a receiver checks that it does the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Where in its channel the sender is.
+    /// Channel and operation number.
     pub tag: Tag,
-    /// What it does there.
+    /// Operation of the sender.
     pub purpose: Purpose,
-    /// The round of the collective.
+    /// Round of the collective.
     pub round: u32,
 }
 
 impl Header {
-    /// Compares what a peer does with what `rank` does.
+    /// Compares the header `found` from a peer with that of `rank`.
     pub fn check(&self, rank: Rank, peer: Rank, found: &Self) -> Result<(), CommError> {
         if self == found {
             return Ok(());
@@ -337,30 +321,30 @@ impl fmt::Display for Header {
     }
 }
 
-/// An operation as both ends of a message must see it.
+/// Operation, which must be equal at both ends of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Part of a collective.
     Collective {
-        /// What all members agree on.
+        /// Parameters that all members agree on.
         spec: CollectiveSpec,
-        /// How many members there are.
+        /// Number of members.
         ranks: u32,
-        /// Elements of the whole vector.
+        /// Number of elements of the whole vector.
         elements: u64,
-        /// How each of them is stored.
+        /// Dtype of the elements.
         dtype: DType,
     },
-    /// A message by itself.
+    /// A single message.
     PointToPoint {
-        /// Its elements.
+        /// Number of elements.
         elements: u64,
-        /// How each of them is stored.
+        /// Dtype of the elements.
         dtype: DType,
     },
-    /// Nothing but a sign of having got there.
+    /// A barrier message without payload.
     Barrier {
-        /// How many ranks meet.
+        /// Number of ranks that synchronise.
         ranks: u32,
     },
 }
@@ -391,26 +375,26 @@ impl fmt::Display for Purpose {
     }
 }
 
-/// How far an operation has got.
+/// Progress of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Nothing is left to do.
     Done,
-    /// A message is not there yet, or not gone. The same value twice means that nothing has moved in between.
+    /// A message is missing or not fully sent. Equal values mean that nothing has moved.
     Pending {
-        /// Whose message it is.
+        /// Rank at the other end of that message.
         on: Rank,
-        /// Which of the operation's steps waits for it.
+        /// Index of the operation's waiting step.
         step: usize,
-        /// How many bytes have moved so far.
+        /// Number of bytes moved so far.
         moved: u64,
     },
 }
 
-/// Drives one operation to its end, and gives up when nothing has moved for as long as `patience`.
+/// Drives one operation to its end; fails if nothing has moved for `timeout`.
 pub fn finish(
     transport: &mut dyn Transport,
-    patience: Duration,
+    timeout: Duration,
     mut progress: impl FnMut(&mut dyn Transport) -> Result<Progress, CommError>,
 ) -> Result<(), CommError> {
     let mut last = Progress::Done;
@@ -418,15 +402,15 @@ pub fn finish(
     loop {
         let now = progress(transport)?;
         let Progress::Pending { on, .. } = now else { return Ok(()) };
-        // Clocks are read as little as possible: a short operation takes less than a few readings.
+        // Read the clock rarely: a short operation takes less time than a few readings.
         let waited = if now == last { since.elapsed() } else { Duration::ZERO };
         if now != last {
             (last, since) = (now, Instant::now());
         }
-        if waited >= patience {
-            return Err(CommError::Silent { rank: on, after: waited });
+        if waited >= timeout {
+            return Err(CommError::Timeout { rank: on, after: waited });
         }
-        transport.wait(patience - waited)?;
+        transport.wait(timeout - waited)?;
     }
 }
 

@@ -1,37 +1,37 @@
-//! A message that was found while somebody looked for another one is not slept over.
+//! A message that is queued while another one is requested must end a wait.
 
-use paceline_comm::process::{ProcessOptions, Wires, connect};
-use paceline_comm::rendezvous::{Hub, HubOptions};
-use paceline_comm::{Secret, Tag, Transport, point};
+use paceline_comm::process::{ProcessOptions, connect};
+use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
+use paceline_comm::{Secret, Tag, Transport, TransportKind, point};
 use paceline_plan::ids::Rank;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longer than any wait that ends by itself.
+/// Longer than any wait that ends without news.
 const AGES: Duration = Duration::from_secs(30);
 
 /// Two channels that share every connection.
 const ASKED_FIRST: Tag = Tag::new(0, 0);
 const ASKED_LATER: Tag = Tag::new(64, 0);
 
-/// Rank 1 asks for the first message before it was sent, then for the second, which never comes, and
-/// finds the first on the way.
-fn found_on_the_way(wires: Wires) {
+/// Rank 1 requests the first message before it is sent. It then requests a second one, never sent,
+/// and queues the first on the way.
+fn found_on_the_way(wires: TransportKind) {
     let (world, secret) = (2, Secret::random().unwrap());
-    let hub = Hub::start(HubOptions {
+    let rendezvous = RendezvousServer::start(RendezvousOptions {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         secret: secret.clone(),
         world,
         in_rank: None,
         join: AGES,
-        detection: AGES,
+        heartbeat_timeout: AGES,
     })
     .unwrap();
     let join = |rank| {
-        let mut join = ProcessOptions::new(Rank(rank), world, hub.address(), secret.clone());
-        (join.hub_in_rank_0, join.wires) = (false, wires);
+        let mut join = ProcessOptions::new(Rank(rank), world, rendezvous.address(), secret.clone());
+        (join.rendezvous_in_rank_0, join.transport) = (false, wires);
         join
     };
     let (joins, (asked, hear_asked), (sent, hear_sent)) =
@@ -51,7 +51,7 @@ fn found_on_the_way(wires: Wires) {
             asked.send(()).unwrap();
             hear_sent.recv().unwrap();
             let began = Instant::now();
-            // What was sent may take a moment, and a wait may end early.
+            // The message may take a moment to arrive, and a wait may end early.
             let mut found = None;
             while found.is_none() && began.elapsed() < AGES {
                 assert!(wires.try_recv(Rank(0), ASKED_LATER).unwrap().is_none());
@@ -62,15 +62,15 @@ fn found_on_the_way(wires: Wires) {
             asked.send(()).unwrap();
         });
     });
-    hub.join().unwrap();
+    rendezvous.join().unwrap();
 }
 
 #[test]
 fn over_tcp() {
-    found_on_the_way(Wires::Tcp);
+    found_on_the_way(TransportKind::Tcp);
 }
 
 #[test]
 fn over_shared_memory() {
-    found_on_the_way(Wires::SharedMemory);
+    found_on_the_way(TransportKind::Shm);
 }

@@ -1,10 +1,10 @@
-//! Every collective by every algorithm equals the same thing done naively in one place.
+//! Every collective with every algorithm equals a naive computation in one place.
 
-use paceline_comm::collective::{CollectiveSpec, Running, run};
+use paceline_comm::collective::{ActiveCollective, CollectiveSpec, run};
 use paceline_comm::thread::{ThreadTransport, world};
 use paceline_comm::{Barrier, CommError, Progress, Tag, Transport, barrier, point};
 use paceline_plan::collective::{
-    Algorithm, CollectiveKind, Level, Order, Reduction, canonical_fold, resolve,
+    Algorithm, CollectiveKind, Level, Reduction, SummationOrder, canonical_fold, resolve,
 };
 use paceline_plan::ids::Rank;
 use proptest::prelude::*;
@@ -13,9 +13,9 @@ use std::time::Duration;
 
 mod reference;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Runs the same function on every rank of a world, each on a thread of its own.
+/// Runs the same function on every rank of a world, one thread per rank.
 fn on_all<R: Send>(ranks: u32, body: impl Fn(&mut ThreadTransport) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let body = &body;
@@ -34,7 +34,7 @@ fn every_algorithm_equals_the_naive_result() {
     }
 }
 
-/// Numbers of very different sizes, whose sum shows the order in which it was taken.
+/// Numbers of very different magnitude, whose sum depends on the summation order.
 fn rough(rank: u32, i: usize) -> f32 {
     let mut x = (u64::from(rank) << 32 | i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -55,7 +55,7 @@ fn canonical_order_gives_the_same_bits_whatever_the_algorithm() {
             .collect();
         for algorithm in algorithms(ranks) {
             let kind = CollectiveKind::AllReduce;
-            let order = Order::Canonical;
+            let order = SummationOrder::Canonical;
             if resolve(kind, algorithm, ranks, order).is_err() {
                 continue;
             }
@@ -65,7 +65,7 @@ fn canonical_order_gives_the_same_bits_whatever_the_algorithm() {
                 let me = transport.rank().0;
                 let mut data: Vec<f32> = (0..n).map(|i| rough(me, i)).collect();
                 let tag = Tag::new(0, 0);
-                run(transport, &spec, &everyone(ranks), tag, &mut data, None, PATIENCE).unwrap();
+                run(transport, &spec, &everyone(ranks), tag, &mut data, None, TIMEOUT).unwrap();
                 data
             });
             for result in results {
@@ -90,8 +90,10 @@ fn interleave(spec: &CollectiveSpec, ranks: u32, n: usize, picks: &[u8]) -> Vec<
     let mut transports = world(ranks);
     let members = everyone(ranks);
     let tag = Tag::new(0, 0);
-    let mut sides: Vec<_> =
-        members.iter().map(|me| Running::start(spec, &members, *me, tag).unwrap()).collect();
+    let mut sides: Vec<_> = members
+        .iter()
+        .map(|me| ActiveCollective::start(spec, &members, *me, tag).unwrap())
+        .collect();
     let mut data: Vec<Vec<f32>> =
         (0..ranks).map(|r| (0..n).map(|i| rough(r, i)).collect()).collect();
     let mut done = vec![false; ranks as usize];
@@ -131,7 +133,7 @@ fn collectives_of_two_channels_run_at_once() {
     let spec = CollectiveSpec {
         kind: CollectiveKind::AllReduce,
         algorithm: Algorithm::Ring,
-        order: Order::Free,
+        order: SummationOrder::Free,
         reduction: Reduction::Sum,
         root: 0,
         block: 1,
@@ -139,12 +141,13 @@ fn collectives_of_two_channels_run_at_once() {
     on_all(4, |transport| {
         let me = transport.rank();
         let members = everyone(4);
-        let start = |channel| Running::start(&spec, &members, me, Tag::new(channel, 0)).unwrap();
+        let start =
+            |channel| ActiveCollective::start(&spec, &members, me, Tag::new(channel, 0)).unwrap();
         let mut lanes = [start(0), start(1)];
         let mut data = [vec![1.0; 100], vec![2.0; 50]];
         loop {
             let mut pending = false;
-            // Half of the ranks look at the lanes in the other order.
+            // Half of the ranks poll the lanes in the other order.
             for lane in 0..2 {
                 let lane = (lane + me.index()) % 2;
                 let progress = lanes[lane].progress(transport, &mut data[lane], None).unwrap();
@@ -153,7 +156,7 @@ fn collectives_of_two_channels_run_at_once() {
             if !pending {
                 break;
             }
-            transport.wait(PATIENCE).unwrap();
+            transport.wait(TIMEOUT).unwrap();
         }
         assert_eq!(data, [vec![4.0; 100], vec![8.0; 50]]);
     });
@@ -164,7 +167,7 @@ fn a_group_may_be_part_of_the_world_in_any_order_and_start_again() {
     let spec = CollectiveSpec {
         kind: CollectiveKind::Reduce,
         algorithm: Algorithm::Direct,
-        order: Order::Canonical,
+        order: SummationOrder::Canonical,
         reduction: Reduction::Sum,
         root: 1,
         block: 1,
@@ -176,11 +179,11 @@ fn a_group_may_be_part_of_the_world_in_any_order_and_start_again() {
             return;
         }
         let mut tag = Tag::new(9, 0);
-        let mut running = Running::start(&spec, &members, me, tag).unwrap();
+        let mut running = ActiveCollective::start(&spec, &members, me, tag).unwrap();
         for n in [10, 3] {
             let mut data = vec![me.0 as f32; n];
             let progress = |t: &mut dyn Transport| running.progress(t, &mut data, None);
-            paceline_comm::finish(transport, PATIENCE, progress).unwrap();
+            paceline_comm::finish(transport, TIMEOUT, progress).unwrap();
             if me == Rank(2) {
                 assert_eq!(data, vec![6.0; n]);
             }
@@ -194,14 +197,14 @@ fn a_group_may_be_part_of_the_world_in_any_order_and_start_again() {
 fn what_needs_shared_memory_is_refused_without() {
     let hierarchical = |inner, outer| Algorithm::Hierarchical { inner, outer, host: None };
     for algorithm in [
-        Algorithm::ReadReduce,
-        hierarchical(Level::ReadReduce, Level::Ring).with_host(2),
-        hierarchical(Level::Ring, Level::ReadReduce).with_host(2),
+        Algorithm::SharedMemory,
+        hierarchical(Level::SharedMemory, Level::Ring).with_host(2),
+        hierarchical(Level::Ring, Level::SharedMemory).with_host(2),
     ] {
         let spec = CollectiveSpec {
             kind: CollectiveKind::AllReduce,
             algorithm,
-            order: Order::Free,
+            order: SummationOrder::Free,
             reduction: Reduction::Sum,
             root: 0,
             block: 1,
@@ -209,7 +212,7 @@ fn what_needs_shared_memory_is_refused_without() {
         on_all(4, |transport| {
             let (rank, tag) = (transport.rank(), Tag::new(0, 0));
             let mut data = vec![1.0; 8];
-            let error = run(transport, &spec, &everyone(4), tag, &mut data, None, PATIENCE);
+            let error = run(transport, &spec, &everyone(4), tag, &mut data, None, TIMEOUT);
             assert_eq!(error, Err(CommError::NoSharedMemory { rank, algorithm }));
         });
     }
@@ -225,9 +228,9 @@ fn messages_and_barriers_go_around() {
         for lap in 0..3 {
             let tag = Tag::new(1, lap);
             point::send(transport, next, tag, &[me as f32, lap as f32]).unwrap();
-            point::recv(transport, previous, tag, &mut token, PATIENCE).unwrap();
+            point::recv(transport, previous, tag, &mut token, TIMEOUT).unwrap();
             assert_eq!(token, [previous.0 as f32, lap as f32]);
-            barrier::wait(transport, &everyone(ranks), Tag::new(2, lap), PATIENCE).unwrap();
+            barrier::wait(transport, &everyone(ranks), Tag::new(2, lap), TIMEOUT).unwrap();
         }
     });
 }

@@ -1,21 +1,21 @@
-//! A dead, silent or disagreeing rank ends in an error that names it, on every other rank, soon.
+//! A dead, silent or disagreeing rank soon causes an error that names it, on every other rank.
 
-use paceline_comm::collective::{CollectiveSpec, Running, run};
+use paceline_comm::collective::{ActiveCollective, CollectiveSpec, run};
 use paceline_comm::thread::{ThreadTransport, world};
 use paceline_comm::{CommError, Tag, Transport, barrier, point};
-use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Reduction};
+use paceline_plan::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder};
 use paceline_plan::ids::Rank;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_secs(1);
 
 fn all_reduce(algorithm: Algorithm) -> CollectiveSpec {
     CollectiveSpec {
         kind: CollectiveKind::AllReduce,
         algorithm,
-        order: Order::Free,
+        order: SummationOrder::Free,
         reduction: Reduction::Sum,
         root: 0,
         block: 1,
@@ -28,7 +28,7 @@ fn everyone(ranks: u32) -> Vec<Rank> {
 
 type Outcome = Result<(), CommError>;
 
-/// Starts every rank of a world on a thread of its own.
+/// Starts every rank of a world on its own thread.
 fn spawn<F>(ranks: u32, body: F) -> Vec<JoinHandle<Outcome>>
 where
     F: Fn(&mut ThreadTransport) -> Outcome + Clone + Send + 'static,
@@ -40,13 +40,13 @@ where
     world(ranks).into_iter().map(spawn).collect()
 }
 
-/// So many collectives, if nothing goes wrong.
+/// Runs `iterations` collectives, if nothing fails.
 fn train(transport: &mut dyn Transport, algorithm: Algorithm, iterations: u32) -> Outcome {
     let members = everyone(transport.world());
     let mut data = vec![0.0; 100];
     for iteration in 0..iterations {
         let tag = Tag::new(0, iteration);
-        run(transport, &all_reduce(algorithm), &members, tag, &mut data, None, PATIENCE)?;
+        run(transport, &all_reduce(algorithm), &members, tag, &mut data, None, TIMEOUT)?;
     }
     Ok(())
 }
@@ -65,7 +65,7 @@ fn a_panic_is_known_everywhere_soon() {
         let threads = spawn(5, move |transport| {
             if transport.rank() == Rank(3) {
                 train(transport, algorithm, 10)?;
-                // As a panic would, but without its message among the test's output.
+                // Like a panic, but without its message in the test output.
                 std::panic::resume_unwind(Box::new("gone"));
             }
             train(transport, algorithm, u32::MAX)
@@ -109,31 +109,31 @@ fn a_rank_that_leaves_early_is_missed() {
         _ => train(transport, Algorithm::Ring, u32::MAX),
     });
     let outcomes: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-    assert!(matches!(outcomes[0], Err(CommError::Departed { .. })), "{:?}", outcomes[0]);
-    assert!(matches!(outcomes[1], Err(CommError::Departed { .. })), "{:?}", outcomes[1]);
+    assert!(matches!(outcomes[0], Err(CommError::PeerClosed { .. })), "{:?}", outcomes[0]);
+    assert!(matches!(outcomes[1], Err(CommError::PeerClosed { .. })), "{:?}", outcomes[1]);
 }
 
 #[test]
 fn a_silent_rank_is_named() {
     let mut world = world(2);
     let mut data = [0.0];
-    let patience = Duration::from_millis(30);
-    let error = point::recv(&mut world[0], Rank(1), Tag::new(0, 0), &mut data, patience);
+    let timeout = Duration::from_millis(30);
+    let error = point::recv(&mut world[0], Rank(1), Tag::new(0, 0), &mut data, timeout);
     match error {
-        Err(CommError::Silent { rank: Rank(1), after }) => assert!(after >= patience),
+        Err(CommError::Timeout { rank: Rank(1), after }) => assert!(after >= timeout),
         other => panic!("{other:?}"),
     }
 }
 
-/// Two ranks that do different things at the same point: what the first of them to notice says.
+/// Runs two ranks with different operations at the same point; returns the first error reported.
 fn disagreement(theirs: CollectiveSpec, elements: usize, sequence: u32) -> String {
     let ours = all_reduce(Algorithm::Ring);
     let mut world = world(2);
     let members = everyone(2);
     let mut sides = [
-        (Running::start(&ours, &members, Rank(0), Tag::new(5, 1)).unwrap(), vec![0.0; 8]),
+        (ActiveCollective::start(&ours, &members, Rank(0), Tag::new(5, 1)).unwrap(), vec![0.0; 8]),
         (
-            Running::start(&theirs, &members, Rank(1), Tag::new(5, sequence)).unwrap(),
+            ActiveCollective::start(&theirs, &members, Rank(1), Tag::new(5, sequence)).unwrap(),
             vec![0.0; elements],
         ),
     ];
@@ -170,7 +170,7 @@ fn a_message_where_a_barrier_is_expected_is_a_disagreement() {
     let mut world = world(2);
     let tag = Tag::new(0, 0);
     point::send(&mut world[1], Rank(0), tag, &[1.0, 2.0]).unwrap();
-    let error = barrier::wait(&mut world[0], &everyone(2), tag, PATIENCE).unwrap_err();
+    let error = barrier::wait(&mut world[0], &everyone(2), tag, TIMEOUT).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("rank 0 is at a barrier of 2 ranks"), "{text}");
     assert!(text.contains("rank 1 is at a message of 2 f32 elements"), "{text}");
@@ -180,17 +180,17 @@ fn a_message_where_a_barrier_is_expected_is_a_disagreement() {
 fn wrong_groups_and_buffers_are_refused() {
     let ring = all_reduce(Algorithm::Ring);
     let tag = Tag::new(0, 0);
-    let start = |members: &[Rank], me| Running::start(&ring, members, me, tag).map(drop);
+    let start = |members: &[Rank], me| ActiveCollective::start(&ring, members, me, tag).map(drop);
     let error = |result: Outcome| result.unwrap_err().to_string();
     assert_eq!(error(start(&everyone(3), Rank(7))), "rank 7 is not in the group {0, 1, 2}");
     assert_eq!(error(start(&[Rank(1), Rank(0), Rank(1)], Rank(0))), "rank 1 is in the group twice");
     assert!(start(&[], Rank(0)).is_err());
-    let canonical = CollectiveSpec { order: Order::Canonical, ..ring };
-    assert!(Running::start(&canonical, &everyone(3), Rank(0), tag).is_err());
+    let canonical = CollectiveSpec { order: SummationOrder::Canonical, ..ring };
+    assert!(ActiveCollective::start(&canonical, &everyone(3), Rank(0), tag).is_err());
 
     let mut world = world(2);
     let mut progress = |spec: &CollectiveSpec, data: &mut [f32], output: Option<&mut [f32]>| {
-        let mut running = Running::start(spec, &everyone(2), Rank(0), tag).unwrap();
+        let mut running = ActiveCollective::start(spec, &everyone(2), Rank(0), tag).unwrap();
         running.progress(&mut world[0], data, output).unwrap_err().to_string()
     };
     let all_to_all =
@@ -202,7 +202,7 @@ fn wrong_groups_and_buffers_are_refused() {
     assert!(text.contains("3 elements instead of 4"), "{text}");
     assert!(progress(&ring, &mut [0.0; 4], Some(&mut other)).contains("in place"));
 
-    let mut running = Running::start(&ring, &everyone(2), Rank(0), tag).unwrap();
+    let mut running = ActiveCollective::start(&ring, &everyone(2), Rank(0), tag).unwrap();
     let wrong_end = running.progress(&mut world[1], &mut [0.0; 4], None);
     assert!(matches!(wrong_end, Err(CommError::NotAMember { rank: Rank(1), .. })));
     running.progress(&mut world[0], &mut [0.0; 4], None).unwrap();

@@ -1,40 +1,40 @@
-//! Processes that are killed, stopped or cut off, and strangers at the door: every survivor ends
-//! soon with an error that names the rank, and nothing is left behind.
+//! Processes that are killed, stopped or cut off, and unauthenticated connections: every survivor
+//! soon ends with an error that names the rank, and nothing is left behind.
 
 use paceline_comm::process::{ProcessOptions, connect};
-use paceline_comm::rendezvous::{Hub, HubOptions};
+use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
 use paceline_comm::{CommError, Tag, Transport};
 use paceline_plan::ids::Rank;
-use ranks::{DETECTION, HERE, Processes, hub, options, secret, train};
+use ranks::{HEARTBEAT_TIMEOUT, HERE, Processes, options, rendezvous, secret, train};
 use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 mod ranks;
 
-/// A second of detection, and as much again for a machine that has other things to do.
+/// Detection bound: the heartbeat timeout of 1 s, plus slack for a busy machine.
 const SOON: Duration = Duration::from_secs(4);
 
-/// Not a test by itself: what the started processes do.
+/// Not a test: entry point of the started processes.
 #[test]
 fn a_rank() {
     ranks::take_part();
 }
 
-/// Does something to rank 2 of four and returns what the others say about it.
+/// Sends `signal` to rank `victim` of four and returns the errors of the others.
 fn strike(wires: &str, signal: rustix::process::Signal, victim: u32) -> Vec<String> {
-    let hub = hub(4);
-    let mut processes = Processes::start(wires, 4, hub.address(), "-");
-    // Signs of life say what a rank does, and come five times within the bound.
-    std::thread::sleep(DETECTION / 2);
+    let rendezvous = rendezvous(4);
+    let mut processes = Processes::start(wires, 4, rendezvous.address(), "-");
+    // Heartbeats describe a rank's operation and are sent five times per heartbeat timeout.
+    std::thread::sleep(HEARTBEAT_TIMEOUT / 2);
     let began = Instant::now();
     processes.signal(victim, signal);
     let survivors = (0..4).filter(|rank| *rank != victim);
     let said: Vec<_> = survivors.map(|rank| processes.line(rank, "ended: ")).collect();
     assert!(began.elapsed() < SOON, "{wires}: {:?}", began.elapsed());
-    let cause = hub.join().unwrap_err();
+    let cause = rendezvous.join().unwrap_err();
     assert!(
-        matches!(&cause, CommError::Lost { rank, .. } if rank.0 == victim),
+        matches!(&cause, CommError::PeerLost { rank, .. } if rank.0 == victim),
         "the launcher's side: {cause}"
     );
     said
@@ -62,12 +62,11 @@ fn a_stopped_rank_is_named_within_the_bound() {
 
 #[test]
 fn the_rank_with_the_hub_is_named_too() {
-    // The port is free again when the listener is gone; nobody else takes it in between.
     for (signal, how) in
         [(rustix::process::Signal::KILL, "died"), (rustix::process::Signal::STOP, "stopped")]
     {
-        let at = std::net::TcpListener::bind(HERE).unwrap().local_addr().unwrap();
-        let mut processes = Processes::start("shm", 3, at, "hub-in-0");
+        let at = ranks::unused_address();
+        let mut processes = Processes::start("shm", 3, at, "rendezvous-in-0");
         let began = Instant::now();
         processes.signal(0, signal);
         for rank in [1, 2] {
@@ -82,8 +81,8 @@ fn the_rank_with_the_hub_is_named_too() {
 
 #[test]
 fn strangers_at_the_door_change_nothing() {
-    let hub = hub(3);
-    let at = hub.address();
+    let rendezvous = rendezvous(3);
+    let at = rendezvous.address();
     let garbage = std::thread::spawn(move || {
         for i in 0..60u8 {
             let Ok(mut stream) = TcpStream::connect(at) else { return };
@@ -99,17 +98,17 @@ fn strangers_at_the_door_change_nothing() {
     garbage.join().unwrap();
     processes.signal(1, rustix::process::Signal::KILL);
     assert!(processes.line(0, "ended: ").contains("rank 1 on"));
-    assert!(matches!(hub.join(), Err(CommError::Lost { rank: Rank(1), .. })));
+    assert!(matches!(rendezvous.join(), Err(CommError::PeerLost { rank: Rank(1), .. })));
 }
 
-/// Ranks of one process: enough where nobody has to die.
+/// Runs all ranks in one process; sufficient if no rank has to die.
 fn together<R: Send>(
     world: u32,
     change: impl Fn(&mut ProcessOptions) + Sync,
     body: impl Fn(Result<paceline_comm::process::ProcessTransport, CommError>) -> R + Sync,
 ) -> (Vec<R>, Result<(), CommError>) {
-    let hub = hub(world);
-    let at = hub.address();
+    let rendezvous = rendezvous(world);
+    let at = rendezvous.address();
     let outcomes = std::thread::scope(|scope| {
         let (change, body) = (&change, &body);
         let start = |rank| {
@@ -122,7 +121,7 @@ fn together<R: Send>(
         let threads: Vec<_> = (0..world).map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    (outcomes, hub.join())
+    (outcomes, rendezvous.join())
 }
 
 #[test]
@@ -136,7 +135,7 @@ fn ranks_with_different_plans_do_not_start() {
     let (outcomes, cause) = together(3, change, |transport| transport.map(drop).unwrap_err());
     let cause = cause.unwrap_err();
     for error in outcomes {
-        // Whoever came after the end finds nobody to talk to.
+        // A rank that joined after the end finds no server.
         let text = error.to_string();
         let gone = text.contains("cannot connect") || text.contains("gone");
         assert!(error == cause || gone, "{text}");
@@ -148,20 +147,20 @@ fn ranks_with_different_plans_do_not_start() {
 
 #[test]
 fn a_missing_rank_is_named() {
-    let hub = Hub::start(HubOptions {
+    let rendezvous = RendezvousServer::start(RendezvousOptions {
         listen: HERE,
         secret: secret(),
         world: 3,
         in_rank: None,
         join: Duration::from_millis(300),
-        detection: DETECTION,
+        heartbeat_timeout: HEARTBEAT_TIMEOUT,
     })
     .unwrap();
-    let mut options = options("shm", 1, 3, hub.address());
+    let mut options = options("shm", 1, 3, rendezvous.address());
     options.join = Duration::from_secs(5);
     let error = connect(&options).map(drop).unwrap_err().to_string();
-    assert_eq!(error, "ranks 0, 2 of 3 did not come within 0.3 s");
-    assert_eq!(hub.join().unwrap_err().to_string(), error);
+    assert_eq!(error, "rendezvous timed out after 0.3 s; missing ranks 0, 2 of 3");
+    assert_eq!(rendezvous.join().unwrap_err().to_string(), error);
 }
 
 #[test]
@@ -195,18 +194,18 @@ fn who_leaves_early_is_missed_and_its_messages_still_arrive() {
             }
             _ => {
                 let mut data = vec![0.0; 1 << 20];
-                let patience = Duration::from_secs(5);
+                let timeout = Duration::from_secs(5);
                 let transport: &mut dyn Transport = &mut transport;
-                paceline_comm::point::recv(transport, Rank(2), tag, &mut data, patience).unwrap();
+                paceline_comm::point::recv(transport, Rank(2), tag, &mut data, timeout).unwrap();
                 assert_eq!(data, large);
-                paceline_comm::point::recv(transport, Rank(2), tag, &mut data, patience)
+                paceline_comm::point::recv(transport, Rank(2), tag, &mut data, timeout)
             }
         }
     };
     let (outcomes, cause) = together(3, |_| {}, body);
     assert_eq!(outcomes[2], Ok(()));
     for (rank, outcome) in (0..).map(Rank).zip(&outcomes[..2]) {
-        assert_eq!(*outcome, Err(CommError::Departed { rank, peer: Rank(2) }));
+        assert_eq!(*outcome, Err(CommError::PeerClosed { rank, peer: Rank(2) }));
     }
     assert_eq!(cause, Ok(()));
 }
@@ -229,7 +228,7 @@ fn nothing_stays_open_after_a_world() {
         );
         assert_eq!((outcomes, cause), (vec![Ok(()); 3], Ok(())));
     };
-    // Other tests of this process open and close descriptors meanwhile: look until it is quiet.
+    // Other tests of this process open and close descriptors: poll until it is quiet.
     let before = count();
     (0..5).for_each(|_| run());
     let end = Instant::now() + Duration::from_secs(10);

@@ -1,13 +1,15 @@
-//! Ranks that are real processes give the same bits as threads do, over shared memory, over TCP and
+//! Ranks that are real processes give the same bits as threads, over shared memory, over TCP and
 //! over both.
 //!
-//! Every rank is this test binary, started again with a variable that says what to do.
+//! Every rank is this test binary, started again with an environment variable that sets its role.
 
 use paceline_comm::collective::{CollectiveSpec, run_bytes};
-use paceline_comm::process::{ProcessOptions, ProcessTransport, Wires, connect};
-use paceline_comm::rendezvous::{Hub, HubOptions};
-use paceline_comm::{Secret, Tag, Transport, thread};
-use paceline_plan::collective::{Algorithm, CollectiveKind, Level, Order, Reduction, resolve};
+use paceline_comm::process::{ProcessOptions, ProcessTransport, connect};
+use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
+use paceline_comm::{CommError, Secret, Tag, Transport, TransportKind, thread};
+use paceline_plan::collective::{
+    Algorithm, CollectiveKind, Level, Reduction, SummationOrder, resolve,
+};
 use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 use reference::Known;
@@ -19,8 +21,8 @@ mod reference;
 
 const HERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// Messages through sockets cost the most, and there are thousands. `PACELINE_PRODUCT=all` takes every
-/// collective on every transport, which takes minutes.
+/// Thinning factor per transport: messages through sockets cost the most, and there are thousands.
+/// `PACELINE_PRODUCT=all` runs every collective on every transport and takes minutes.
 fn thinning(wires: &str) -> usize {
     match (wires, std::env::var("PACELINE_PRODUCT").as_deref()) {
         (_, Ok("all")) => 1,
@@ -35,38 +37,41 @@ fn secret() -> Secret {
     Secret::from_text(SECRET).unwrap()
 }
 
-/// What a rank is told by a variable: `wires rank world hub`.
+/// Environment variable with a rank's role: `wires rank world rendezvous`.
 const ROLE: &str = "PACELINE_COMM_TEST_ROLE";
 
-fn spawn(wires: &str, rank: u32, world: u32, hub: SocketAddr) -> Child {
+fn spawn(wires: &str, rank: u32, world: u32, rendezvous: SocketAddr) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "a_rank", "--nocapture", "--test-threads=1"])
-        .env(ROLE, format!("{wires} {rank} {world} {hub}"))
+        .env(ROLE, format!("{wires} {rank} {world} {rendezvous}"))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap()
 }
 
-/// Not a test by itself: what the started processes do.
+/// Not a test: entry point of the started processes.
 #[test]
 fn a_rank() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let words: Vec<&str> = role.split(' ').collect();
-    let [wires, rank, world, hub] = words[..] else { panic!("{role}") };
+    let [wires, rank, world, rendezvous] = words[..] else { panic!("{role}") };
     let (rank, world) = (Rank(rank.parse().unwrap()), world.parse().unwrap());
-    let mut options = ProcessOptions::new(rank, world, hub.parse().unwrap(), secret());
-    options.hub_in_rank_0 = false;
+    let mut options = ProcessOptions::new(rank, world, rendezvous.parse().unwrap(), secret());
+    options.rendezvous_in_rank_0 = false;
     options.join = Duration::from_secs(20);
     match wires {
-        "shm" | "read" | "large-shm" => options.wires = Wires::SharedMemory,
-        "tcp" | "large-tcp" | "late" => (options.wires, options.connections) = (Wires::Tcp, 2),
-        // Three hosts, as far as names go.
+        "shm" | "read" | "large-shm" => options.transport = TransportKind::Shm,
+        "tcp" | "large-tcp" | "late" => {
+            (options.transport, options.connections) = (TransportKind::Tcp, 2)
+        }
+        // Three hosts, by name only.
         _ => options.host = Some(format!("host-{}", rank.0 % 3)),
     }
     let mut transport = connect(&options).unwrap();
     let digest = match wires {
-        "read" | "read-auto" => read_in_place(&mut transport),
+        "read" => read_in_place(&mut transport),
+        "read-auto" => refuse_to_read_between_hosts(&mut transport),
         "large-shm" | "large-tcp" | "large-auto" => reference::large(&mut transport),
         "late" => overwrite_at_once(&mut transport),
         _ => reference::product(&mut transport, thinning(wires)),
@@ -74,7 +79,7 @@ fn a_rank() {
     println!("digest {digest:016x}");
 }
 
-/// A root that writes to its vector as soon as it has it back, and others that come late to the broadcast.
+/// Broadcasts from a root that overwrites its vector at once, to peers that arrive late.
 fn overwrite_at_once(transport: &mut ProcessTransport) -> u64 {
     const ROOT: u32 = 1;
     let members = reference::everyone(transport.world());
@@ -85,7 +90,7 @@ fn overwrite_at_once(transport: &mut ProcessTransport) -> u64 {
         let spec = CollectiveSpec {
             kind: CollectiveKind::Broadcast,
             algorithm,
-            order: Order::Free,
+            order: SummationOrder::Free,
             reduction: Reduction::Sum,
             root: ROOT,
             block: 1,
@@ -93,7 +98,7 @@ fn overwrite_at_once(transport: &mut ProcessTransport) -> u64 {
         let mut data: Vec<u8> =
             (0..4 << 20).map(|i| if is_root { byte(i) } else { 0xff }).collect();
         if !is_root {
-            // What the root sends meanwhile fits into its socket, and waits there.
+            // Data that the root sends meanwhile fits into its socket and waits there.
             std::thread::sleep(Duration::from_millis(50));
         }
         let vector = (DType::U8, &mut data[..]);
@@ -105,17 +110,30 @@ fn overwrite_at_once(transport: &mut ProcessTransport) -> u64 {
     0
 }
 
-/// Every collective by read-reduce, on vectors that the others can read in place and on others.
+/// Checks that memory is never shared between hosts: the plan must not ask for it.
+fn refuse_to_read_between_hosts(transport: &mut ProcessTransport) -> u64 {
+    let (ranks, rank) = (transport.world(), transport.rank());
+    let spec = shared_memory(ranks)[0];
+    let (members, timeout) = (reference::everyone(ranks), Duration::from_secs(20));
+    let mut data = vec![0; 4096];
+    let vector = (DType::F32, data.as_mut_slice());
+    let error = run_bytes(transport, &spec, &members, Tag::new(8, 0), vector, None, timeout);
+    let algorithm = Algorithm::SharedMemory;
+    assert_eq!(error, Err(CommError::NoSharedMemory { rank, algorithm }));
+    0
+}
+
+/// Runs every collective with shared-memory, on vectors in shared memory and in private memory.
 fn read_in_place(transport: &mut ProcessTransport) -> u64 {
     let (ranks, me) = (transport.world(), transport.rank());
     let members = reference::everyone(ranks);
-    let patience = Duration::from_secs(20);
+    let timeout = Duration::from_secs(20);
     let mut tag = Tag::new(8, 0);
     let mut shared = transport.shared_buffer(1 << 21).unwrap();
     for size in reference::SIZES {
         let known = Known::new(ranks, size);
         for dtype in reference::TYPES {
-            for spec in read_reduce(ranks) {
+            for spec in shared_memory(ranks) {
                 let all_to_all = spec.kind == CollectiveKind::AllToAll;
                 let naive = known.naive(spec.kind, dtype);
                 let n = naive.n;
@@ -124,12 +142,12 @@ fn read_in_place(transport: &mut ProcessTransport) -> u64 {
                 for in_place in [true, false] {
                     let mut private = input.clone();
                     let mut output = all_to_all.then(|| vec![0xff; input.len()]);
-                    // Not at the buffer's beginning, nor aligned to anything.
+                    // Neither at the buffer's beginning nor aligned.
                     let data =
                         if in_place { &mut shared[6..][..input.len()] } else { &mut private };
                     data.copy_from_slice(&input);
                     let (vector, out) = ((dtype, &mut *data), output.as_deref_mut());
-                    run_bytes(transport, &spec, &members, tag, vector, out, patience).unwrap();
+                    run_bytes(transport, &spec, &members, tag, vector, out, timeout).unwrap();
                     let found = output.as_deref().unwrap_or(data);
                     assert!(found[range.clone()] == wanted, "{spec:?}, {n} {dtype}, at {me}");
                     tag = tag.next();
@@ -137,30 +155,34 @@ fn read_in_place(transport: &mut ProcessTransport) -> u64 {
             }
         }
     }
-    // Of what is left open and may be read, nothing is sent but where it lies.
-    let neighbours = members.iter().all(|rank| *rank == me || transport.is_neighbour(*rank));
-    for kind in [CollectiveKind::ReduceScatter, CollectiveKind::AllGather] {
-        let (algorithm, order) = (Algorithm::Auto, Order::Canonical);
-        let spec = CollectiveSpec { kind, algorithm, order, ..read_reduce(ranks)[0] };
+    // Only locations are sent with loans, and whole vectors with messages.
+    let kinds =
+        [CollectiveKind::AllReduce, CollectiveKind::ReduceScatter, CollectiveKind::AllGather];
+    for (kind, algorithm) in kinds.into_iter().flat_map(|kind| {
+        [Algorithm::SharedMemory, Algorithm::Direct].map(|algorithm| (kind, algorithm))
+    }) {
+        let order = SummationOrder::Canonical;
+        let spec = CollectiveSpec { kind, algorithm, order, ..shared_memory(ranks)[0] };
         let vector = (DType::F32, &mut shared[..1 << 20]);
-        run_bytes(transport, &spec, &members, tag, vector, None, patience).unwrap();
+        run_bytes(transport, &spec, &members, tag, vector, None, timeout).unwrap();
         let record = transport.flight_record();
         let own = record.entries().filter(|entry| entry.header.tag == tag);
         let most = own.map(|entry| entry.bytes).max();
-        assert!(ranks == 1 || neighbours == (most < Some(1000)), "{kind}: {most:?} bytes at once");
+        let lends = algorithm == Algorithm::SharedMemory;
+        assert!(ranks == 1 || lends == (most < Some(1000)), "{kind} {algorithm}: {most:?} bytes");
         tag = tag.next();
     }
-    // The canonical order is the one of messages.
-    let [messages, reads] = [Algorithm::Direct, Algorithm::ReadReduce].map(|algorithm| {
+    // The canonical order equals that of messages.
+    let [messages, reads] = [Algorithm::Direct, Algorithm::SharedMemory].map(|algorithm| {
         let data: &mut [u8] = &mut shared[..4000];
         for (i, element) in data.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             let value = 1.0 / (1 + i * 7 % 13 + me.index() * 3) as f32;
             *element = value.to_ne_bytes();
         }
-        let order = Order::Canonical;
-        let spec = CollectiveSpec { algorithm, order, ..read_reduce(ranks)[0] };
+        let order = SummationOrder::Canonical;
+        let spec = CollectiveSpec { algorithm, order, ..shared_memory(ranks)[0] };
         let vector = (DType::F32, &mut *data);
-        run_bytes(transport, &spec, &members, tag, vector, None, patience).unwrap();
+        run_bytes(transport, &spec, &members, tag, vector, None, timeout).unwrap();
         tag = tag.next();
         data.to_vec()
     });
@@ -168,14 +190,13 @@ fn read_in_place(transport: &mut ProcessTransport) -> u64 {
     0
 }
 
-fn read_reduce(ranks: u32) -> Vec<CollectiveSpec> {
+fn shared_memory(ranks: u32) -> Vec<CollectiveSpec> {
     let hierarchy =
-        Algorithm::Hierarchical { inner: Level::ReadReduce, outer: Level::Ring, host: None };
+        Algorithm::Hierarchical { inner: Level::SharedMemory, outer: Level::Ring, host: None };
     let mut specs = Vec::new();
-    // What nobody has chosen is read too where that keeps its order.
-    for algorithm in [Algorithm::ReadReduce, Algorithm::Auto, hierarchy.with_host(ranks.min(3))] {
+    for algorithm in [Algorithm::SharedMemory, hierarchy.with_host(ranks.min(3))] {
         for kind in CollectiveKind::ALL {
-            for order in [Order::Free, Order::Canonical] {
+            for order in [SummationOrder::Free, SummationOrder::Canonical] {
                 if resolve(kind, algorithm, ranks, order).is_ok() {
                     let (reduction, root, block) = (Reduction::Sum, ranks / 2, 1);
                     specs.push(CollectiveSpec { kind, algorithm, order, reduction, root, block });
@@ -191,23 +212,22 @@ fn ranks_read_each_others_memory() {
     for ranks in [1, 2, 3, 4, 6, 9] {
         assert_eq!(world("read", ranks), vec![0; ranks as usize]);
     }
-    // Between hosts, what would be read is sent.
     assert_eq!(world("read-auto", 6), vec![0; 6]);
 }
 
-/// Runs the product in a world of processes; the digest of each rank.
+/// Runs all collectives in a world of processes; returns the digest of each rank.
 fn world(wires: &str, ranks: u32) -> Vec<u64> {
-    let hub = Hub::start(HubOptions {
+    let rendezvous = RendezvousServer::start(RendezvousOptions {
         listen: HERE,
         secret: secret(),
         world: ranks,
         in_rank: None,
         join: Duration::from_secs(20),
-        detection: Duration::from_secs(10),
+        heartbeat_timeout: Duration::from_secs(10),
     })
     .unwrap();
     let children: Vec<_> =
-        (0..ranks).map(|rank| spawn(wires, rank, ranks, hub.address())).collect();
+        (0..ranks).map(|rank| spawn(wires, rank, ranks, rendezvous.address())).collect();
     let outputs: Vec<_> =
         children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
     let complaints: Vec<_> = outputs
@@ -222,11 +242,11 @@ fn world(wires: &str, ranks: u32) -> Vec<u64> {
         u64::from_str_radix(&said[at..at + 16], 16).unwrap()
     };
     let digests = outputs.iter().map(digest).collect();
-    hub.join().unwrap();
+    rendezvous.join().unwrap();
     digests
 }
 
-/// Threads, which are checked with all collectives elsewhere.
+/// Reference digests of the thread transport, checked with all collectives elsewhere.
 fn threads(ranks: u32, thinning: usize) -> Vec<u64> {
     on_threads(ranks, move |transport| reference::product(transport, thinning))
 }
@@ -249,7 +269,7 @@ fn shared_memory_gives_the_bits_of_threads() {
     }
 }
 
-/// Vectors that no wire takes at once: they go in pieces, wait for room, and are read in place.
+/// Vectors too large to send at once: sent in pieces, blocked for space, read in place.
 #[test]
 fn large_vectors_are_right_on_every_wire() {
     for ranks in 2..=4 {

@@ -1,15 +1,15 @@
-//! The sleeping protocol of `shm::inbox`, explored exhaustively.
+//! Exhaustive model check of the sleep protocol of `shm::inbox`.
 //!
-//! A producer puts something into a ring and rings the bell if the consumer sleeps; a consumer looks
-//! at the ring, says that it sleeps, looks again, and sleeps on the bell. Both are written down here as
-//! the memory operations that the code performs, one per step, on a machine whose processors keep
-//! their stores in a buffer until it is drained (x86-TSO; Sewell et al., CACM 53(7), 2010): a load sees
-//! the thread's own latest buffered store, or memory. Every interleaving of steps and drains is visited.
-//! In none of them may the consumer sleep for good while there is something to see.
+//! A producer puts data into a ring and rings the doorbell if the consumer sleeps. A consumer
+//! checks the ring, sets its sleep flag, checks again, and sleeps on the doorbell. Both are
+//! modelled as the memory operations that the code performs, one per step. The machine's processors
+//! keep their stores in a buffer until it is drained (x86-TSO; Sewell et al., CACM 53(7), 2010): a
+//! load sees the thread's own latest buffered store, or memory. Every interleaving of steps and
+//! drains is visited. In none of them may the consumer sleep forever while there is data.
 
 use std::collections::{BTreeSet, VecDeque};
 
-/// Places in memory.
+/// Addresses in memory.
 const TAIL: usize = 0;
 const ASLEEP: usize = 1;
 const BELL: usize = 2;
@@ -21,15 +21,15 @@ enum Do {
     Store(usize, u8),
     /// Drains the thread's own stores.
     Fence,
-    /// Ends the thread if the place has this value.
+    /// Ends the thread if the address has this value.
     EndIf(usize, u8),
-    /// Goes on only if the place has this value; otherwise the thread is done.
+    /// Continues only if the address has this value; otherwise the thread ends.
     OnlyIf(usize, u8),
-    /// An atomic increment, which drains first.
+    /// An atomic increment, preceded by a drain.
     Increment(usize),
     /// Wakes the other thread if it sleeps.
     Wake,
-    /// The futex: sleeps if the place has this value in memory, atomically with the check.
+    /// The futex: sleeps if the address has this value in memory, atomically with the check.
     SleepIf(usize, u8),
 }
 
@@ -57,7 +57,7 @@ impl Machine {
         self.threads[thread].stores.is_empty()
     }
 
-    /// What can happen next: a thread's step, or its oldest store reaching memory.
+    /// Possible next states: a thread's step, or its oldest store reaching memory.
     fn successors(&self, programs: &[&[Do]; 2]) -> Vec<Machine> {
         let mut all = Vec::new();
         for (i, program) in programs.iter().enumerate() {
@@ -99,7 +99,7 @@ impl Machine {
     }
 }
 
-/// The state in which the consumer sleeps for good, if there is one, and how many states there are.
+/// Returns a state in which the consumer sleeps forever, if any, and the number of states.
 fn explore(producer: &[Do], consumer: &[Do]) -> (Option<Machine>, usize) {
     let programs = [producer, consumer];
     let start = Machine { memory: [0; 3], threads: Default::default() };
@@ -122,7 +122,7 @@ fn explore(producer: &[Do], consumer: &[Do]) -> (Option<Machine>, usize) {
 /// `Outbox::publish`.
 const PRODUCER: [Do; 5] =
     [Do::Store(TAIL, 1), Do::Fence, Do::OnlyIf(ASLEEP, 1), Do::Increment(BELL), Do::Wake];
-/// The last look, and `Bell::sleep`.
+/// The last check, and `Doorbell::sleep`.
 const CONSUMER: [Do; 5] =
     [Do::EndIf(TAIL, 1), Do::Store(ASLEEP, 1), Do::Fence, Do::EndIf(TAIL, 1), Do::SleepIf(BELL, 0)];
 
@@ -142,8 +142,8 @@ fn without_either_fence_a_message_can_be_slept_through() {
     assert!(explore(&PRODUCER, &without(&CONSUMER)).0.is_some());
 }
 
-/// Room in a full ring: the producer notes its wish and looks again, the consumer takes something out
-/// and looks for the wish. Here TAIL stands for the room, and ASLEEP for the wish.
+/// Space in a full ring: the producer sets its request and checks again; the consumer takes data
+/// out and checks for the request. Here TAIL represents the space, and ASLEEP the request.
 #[test]
 fn nobody_waits_for_room_that_is_there() {
     let consumer_makes_room =

@@ -1,21 +1,21 @@
-//! How much memory the control groups of this process leave it: a container's limit is not the
+//! Memory that the control groups of this process leave it: a container's limit is not the
 //! machine's.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The least that any control group around this process still gives; none without a limit.
+/// Smallest number of bytes left in any enclosing control group; `None` without a limit.
 pub(crate) fn room() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     room_in(&groups, |file| fs::read_to_string(file).ok())
 }
 
-/// The files of one version of control groups.
+/// File names of one version of control groups.
 struct Version {
     mount: &'static str,
     limit: &'static str,
     used: &'static str,
-    /// What the kernel gives back for the asking: files that it keeps in memory.
+    /// Field of memory that the kernel frees on demand: cached files.
     spare: &'static str,
 }
 
@@ -32,8 +32,8 @@ const SECOND: Version = Version {
     spare: "inactive_file",
 };
 
-/// `groups` is `/proc/self/cgroup`: a line `number:controllers:path` for each hierarchy, of which the
-/// second version's has no controllers.
+/// Computes the available memory. `groups` is `/proc/self/cgroup`: a line `number:controllers:path`
+/// for each hierarchy; that of version 2 has no controllers.
 fn room_in(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let mut least = None;
     for line in groups.lines() {
@@ -45,7 +45,7 @@ fn room_in(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> 
             _ => continue,
         };
         let inside: PathBuf = path.trim_start_matches('/').into();
-        // A limit holds for all groups below it. Inside a container the path may lead nowhere, but
+        // A limit applies to all groups below it. Inside a container the path may not exist, but
         // its root is the container's own group.
         for group in inside.ancestors() {
             let room = version.room(&Path::new(version.mount).join(group), &read);
@@ -58,7 +58,7 @@ fn room_in(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> 
 impl Version {
     fn room(&self, group: &Path, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
         let number = |name: &str| read(&group.join(name))?.trim().parse::<u64>().ok();
-        // No limit is the word "max", or a number beyond any machine's memory.
+        // No limit is given as "max", or as a number beyond any machine's memory.
         let limit = number(self.limit).filter(|limit| *limit < 1 << 60)?;
         let used = number(self.used)?;
         let stat = read(&group.join("memory.stat")).unwrap_or_default();

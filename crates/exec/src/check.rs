@@ -1,6 +1,6 @@
-//! Whether a plan can be run at all: everything is looked at before anything starts.
+//! Checks that a plan can be run, before anything starts.
 
-use crate::data::Reads;
+use crate::data::SampleKind;
 use crate::error::ExecError;
 use crate::fuse::{Step, Uses, fuse};
 use crate::kernel::Kernel;
@@ -10,24 +10,24 @@ use paceline_plan::DType;
 use paceline_plan::graph::OpKind;
 use paceline_plan::program::{LoadKind, LocalOp, Op, Plan, Program, Template};
 
-/// The kernels of a plan.
+/// Kernels of a plan.
 #[derive(Debug)]
 pub(crate) struct Kernels {
-    /// Of every template that some role uses, by template.
+    /// Kernels of every template that some role uses, by template.
     pub(crate) of: Vec<Vec<Kernel>>,
-    /// How they are run, by template.
+    /// Execution steps of the kernels, by template.
     pub(crate) steps: Vec<Vec<Step>>,
-    /// The types that they work on.
+    /// Dtypes that the kernels work on.
     pub(crate) types: Types,
 }
 
-/// Whether a plan can be run, before anything is started for it.
+/// Checks that a plan can be run, before anything is started for it.
 pub fn can_run(plan: &Plan) -> Result<(), ExecError> {
     check(plan)?;
     vocabulary(plan).map(|_| ())
 }
 
-/// Finds the kernels of a plan, or the first thing in it that cannot be run.
+/// Finds the kernels of a plan, or fails with the first part that cannot be run.
 pub(crate) fn check(plan: &Plan) -> Result<Kernels, ExecError> {
     for program in &plan.programs {
         buffers(plan, program)?;
@@ -37,7 +37,7 @@ pub(crate) fn check(plan: &Plan) -> Result<Kernels, ExecError> {
     templates(plan)
 }
 
-/// The kernels of every template that some role uses.
+/// Finds the kernels of every template that some role uses.
 pub(crate) fn templates(plan: &Plan) -> Result<Kernels, ExecError> {
     let types = types(plan)?;
     let mut kernels = vec![Vec::new(); plan.templates.len()];
@@ -51,8 +51,8 @@ pub(crate) fn templates(plan: &Plan) -> Result<Kernels, ExecError> {
     Ok(Kernels { of: kernels, steps, types })
 }
 
-/// How kernels are run. In 16 bits every result is rounded, also one that is only handed on; what is
-/// joined would not be.
+/// Execution steps of kernels, fused in f32 only. In 16 bits every result is rounded, even an
+/// intermediate one; a fused kernel would not round it.
 fn steps(plan: &Plan, kernels: &[Vec<Kernel>], types: Types) -> Vec<Vec<Step>> {
     let several = kernels.iter().any(|kernels| kernels.len() > 1);
     let uses = (several && types.activation == Float::F32).then(|| Uses::of(plan));
@@ -63,10 +63,10 @@ fn steps(plan: &Plan, kernels: &[Vec<Kernel>], types: Types) -> Vec<Vec<Step>> {
     kernels.iter().enumerate().map(of).collect()
 }
 
-/// Words of the model's vocabulary, or classes: the rows of its tables, wherever they stand.
+/// Size of the model's vocabulary, or number of classes: the rows of its tables, in any role.
 pub(crate) fn vocabulary(plan: &Plan) -> Result<u32, ExecError> {
     if clicks(plan).is_some() {
-        // Yes and no.
+        // Clicked and not clicked.
         return Ok(2);
     }
     let entries = plan.programs.iter().flat_map(|p| &p.buckets).flat_map(|b| &b.entries);
@@ -89,8 +89,8 @@ pub(crate) fn vocabulary(plan: &Plan) -> Result<u32, ExecError> {
     }
 }
 
-/// What samples are to a plan with tables.
-fn clicks(plan: &Plan) -> Option<Reads> {
+/// Sample kind of a plan with embedding tables, if it has any.
+fn clicks(plan: &Plan) -> Option<SampleKind> {
     let program = plan.programs.first()?;
     let mut entries = program.buckets.iter().flat_map(|bucket| &bucket.entries);
     let tables = entries.find(|entry| entry.sparse)?.blocks.clone();
@@ -103,21 +103,21 @@ fn clicks(plan: &Plan) -> Option<Reads> {
         let Op::Load { what: LoadKind::Features, into, .. } = node.op else { return None };
         Some(program.buffer(into).elements)
     })?;
-    Some(Reads::Clicks { dense: dense / plan.strategy.micro_batch.max(1), tables, lookups })
+    Some(SampleKind::Clicks { dense: dense / plan.strategy.micro_batch.max(1), tables, lookups })
 }
 
-/// How far behind the targets the loads of a plan reach.
-fn further(plan: &Plan) -> u64 {
+/// Number of tokens beyond the targets that the loads of a plan reach.
+fn lookahead(plan: &Plan) -> u64 {
     let sections = plan.programs.iter().flat_map(|program| [&program.prologue, &program.body]);
     let places = sections.flat_map(|section| &section.nodes).filter_map(|node| {
-        let Op::Load { what: LoadKind::Further(places), .. } = node.op else { return None };
+        let Op::Load { what: LoadKind::Lookahead(places), .. } = node.op else { return None };
         Some(u64::from(places))
     });
     places.max().unwrap_or(1).saturating_sub(1)
 }
 
-/// What the samples of a plan's model are.
-pub(crate) fn reads(plan: &Plan) -> Result<Reads, ExecError> {
+/// Sample kind of a plan's model.
+pub(crate) fn reads(plan: &Plan) -> Result<SampleKind, ExecError> {
     if let Some(reads) = clicks(plan) {
         return Ok(reads);
     }
@@ -138,12 +138,12 @@ pub(crate) fn reads(plan: &Plan) -> Result<Reads, ExecError> {
                     template.ops.iter().find(reads)
                 {
                     let (side, channels) = (window.side, window.channels);
-                    return Ok(Reads::Images { side, channels, classes: vocab });
+                    return Ok(SampleKind::Images { side, channels, classes: vocab });
                 }
             }
         }
     }
-    Ok(Reads::Tokens { vocab, seq: plan.strategy.seq, further: further(plan) })
+    Ok(SampleKind::Tokens { vocab, seq: plan.strategy.seq, lookahead: lookahead(plan) })
 }
 
 fn types(plan: &Plan) -> Result<Types, ExecError> {
@@ -166,7 +166,7 @@ fn types(plan: &Plan) -> Result<Types, ExecError> {
     })
 }
 
-/// Every buffer has the type that the strategy says, or one that never changes.
+/// Checks that every buffer has a dtype of the strategy, or f32 or u32.
 fn buffers(plan: &Plan, program: &Program) -> Result<(), ExecError> {
     let strategy = &plan.strategy;
     let known = [DType::F32, DType::U32, strategy.activation_dtype(), strategy.grad_dtype];
@@ -193,7 +193,7 @@ fn ops(plan: &Plan, program: &Program) -> Result<(), ExecError> {
                 | Op::Stash { .. }
                 | Op::Restore { .. }
                 | Op::Free { .. } => continue,
-                // Whom it serves asks for leave only if the strategy says so.
+                // Replicas request grants only if the strategy is asynchronous.
                 Op::Serve { .. } if plan.strategy.sync.is_async() => continue,
                 Op::Serve { .. } => "an asynchronous server",
             };
@@ -219,9 +219,9 @@ fn placements(program: &Program) -> Result<(), ExecError> {
 
 fn template(template: &Template) -> Result<Vec<Kernel>, ExecError> {
     let kernel = |op: &LocalOp| {
-        Kernel::of(op.kind, op.part).ok_or_else(|| {
+        Kernel::of(op.kind, op.pass).ok_or_else(|| {
             unsupported(
-                format!("{}: the operator {} ({:?})", template.name, op.kind.name(), op.part),
+                format!("{}: the operator {} ({:?})", template.name, op.kind.name(), op.pass),
                 "dense models run",
             )
         })

@@ -1,11 +1,11 @@
-//! Runs segments: the operators of a template on the buffers that a role bound it to.
+//! Execution of segments: the operators of a template on the buffers that a role binds to it.
 
 mod clicks;
 mod compressed;
 mod experts;
+mod fused;
 mod heads;
 mod images;
-mod joined;
 mod operands;
 
 use crate::check::Kernels;
@@ -13,7 +13,7 @@ use crate::error::Fault;
 use crate::fuse::Step;
 use crate::kernel::Kernel;
 use crate::memory::Memory;
-use crate::place::Place;
+use crate::rank_coords::RankCoords;
 use crate::types::{Float, Types, typed};
 use crate::update;
 use clicks::TablesHeld;
@@ -24,50 +24,50 @@ use paceline_kernels::arena::ArenaError;
 use paceline_kernels::loss::Columns;
 use paceline_kernels::pool::{Cut, Pool, strips};
 use paceline_kernels::{
-    Bf16, Element, F16, Rows, Write, activation, bias, embedding, loss, mixed, norm, reduce,
-    ring_attention, rope,
+    Bf16, Element, F16, Rows, Write, activation, bias, embedding, loss, mixed_precision, norm,
+    reduce, ring_attention, rope,
 };
-use paceline_plan::graph::{ActivationKind, NormKind, Part};
+use paceline_plan::graph::{ActivationKind, NormKind, OpPass};
 use paceline_plan::program::{LocalOp, Plan, Program, Segment, Template};
 use std::ops::Range;
 
-/// What the computations of one rank share.
+/// State shared by the computations of one rank.
 #[derive(Debug)]
 pub(crate) struct Compute<'p> {
     plan: &'p Plan,
     program: &'p Program,
     kernels: &'p Kernels,
-    place: Place,
+    place: RankCoords,
     pool: Pool,
-    /// Words of the vocabulary.
+    /// Size of the vocabulary.
     vocab: u32,
-    /// How many tokens of each sequence this rank has.
+    /// Number of tokens of each sequence that this rank has.
     own_seq: usize,
-    /// The position of every row of a microbatch within its sequence.
+    /// Position of every row of a microbatch within its sequence.
     positions: Vec<u32>,
-    /// Room for what kernels need beside their operands; as large as the largest wants it.
+    /// Workspace of kernels besides their operands, sized for the largest.
     workspace: Vec<f32>,
-    /// Room for the order of a microbatch's rows.
+    /// Buffer for the order of a microbatch's rows.
     order: Vec<u32>,
-    /// Room for the choice of experts.
+    /// Buffers for expert routing.
     routed: Routed,
     types: Types,
-    /// What this rank holds of tables, if there are any.
+    /// Embedding table rows that this rank holds, if the model has tables.
     tables: Option<TablesHeld>,
-    /// The rate of the steps of their rows.
+    /// Learning rate of the row updates.
     pub(crate) rate: f32,
-    /// Whether to look at every number that comes out of an operator.
+    /// True if every output of an operator is checked for non-finite values.
     pub(crate) watching: bool,
-    /// What the loss's gradient is multiplied with, so that small ones stay in range.
+    /// Factor of the loss gradient, so that small gradients stay in range.
     pub(crate) loss_scale: f32,
 }
 
 impl<'p> Compute<'p> {
-    /// `pool` are the threads that compute for this rank.
+    /// Creates the state; `pool` holds the threads that compute for this rank.
     pub(crate) fn new(
         plan: &'p Plan,
         kernels: &'p Kernels,
-        place: Place,
+        place: RankCoords,
         vocab: u32,
         pool: Pool,
     ) -> Self {
@@ -104,12 +104,12 @@ impl<'p> Compute<'p> {
         }
     }
 
-    /// The threads that compute for this rank.
+    /// Threads that compute for this rank.
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// Runs a segment on the copies for a running microbatch number; `fresh` gradients start anew.
+    /// Runs a segment for microbatch number `running`; `fresh` overwrites gradients.
     pub(crate) fn segment(
         &mut self,
         memory: &Memory<'_>,
@@ -125,7 +125,7 @@ impl<'p> Compute<'p> {
                 typed!(self.types, <T, G> self.run::<T, G>(kernel, &operands, fresh))?;
                 drop(operands);
                 if kernel != Kernel::RowMax {
-                    watch(memory, template, segment, op, running)?;
+                    check_finite(memory, template, segment, op, running)?;
                 }
             }
             return Ok(());
@@ -139,7 +139,7 @@ impl<'p> Compute<'p> {
                 }
                 Step::Several(joined, op) => {
                     let operands = Operands::of(memory, template, segment, op, running)?;
-                    self.run_joined(*joined, &operands);
+                    self.run_fused(*joined, &operands);
                 }
             }
         }
@@ -236,19 +236,22 @@ impl<'p> Compute<'p> {
             }
             Kernel::Linear => {
                 let (shape, x, w) = (on.linear(), on.input::<T>(0), on.param(0));
-                let workspace = &mut self.workspace[..mixed::linear_workspace::<T, G>(shape)];
-                mixed::linear_forward(pool, shape, x, w, on.output(0), workspace);
+                let workspace =
+                    &mut self.workspace[..mixed_precision::linear_workspace::<T, G>(shape)];
+                mixed_precision::linear_forward(pool, shape, x, w, on.output(0), workspace);
             }
             Kernel::LinearInput => {
                 let (shape, dy, w) = (on.linear(), on.input::<T>(0), on.param(0));
-                let workspace = &mut self.workspace[..mixed::linear_workspace::<T, G>(shape)];
-                mixed::linear_input_gradient(pool, shape, dy, w, on.output(0), workspace);
+                let workspace =
+                    &mut self.workspace[..mixed_precision::linear_workspace::<T, G>(shape)];
+                mixed_precision::linear_input_gradient(pool, shape, dy, w, on.output(0), workspace);
             }
             Kernel::LinearWeight => {
                 let (shape, dy, x) = (on.linear(), on.input::<T>(0), on.input(1));
-                let workspace = &mut self.workspace[..mixed::linear_workspace::<T, G>(shape)];
+                let workspace =
+                    &mut self.workspace[..mixed_precision::linear_workspace::<T, G>(shape)];
                 let dw = on.gradient::<G>(0);
-                mixed::linear_weight_gradient(pool, shape, dy, x, dw, mode, workspace);
+                mixed_precision::linear_weight_gradient(pool, shape, dy, x, dw, mode, workspace);
             }
             Kernel::Bias => {
                 let (shape, x, b) = (on.rows(0), on.input::<T>(0), on.param::<T>(0));
@@ -274,17 +277,25 @@ impl<'p> Compute<'p> {
             }
             Kernel::Attention(shape) => {
                 let shape = shape.with_rows(on.rows(0).rows);
-                let need = mixed::attention_forward_workspace::<T>(pool.threads(), shape);
+                let need = mixed_precision::attention_forward_workspace::<T>(pool.threads(), shape);
                 let (qkv, out, lse) = (on.input::<T>(0), on.output(0), on.output(1));
-                mixed::attention_forward(pool, shape, qkv, out, lse, &mut self.workspace[..need]);
+                mixed_precision::attention_forward(
+                    pool,
+                    shape,
+                    qkv,
+                    out,
+                    lse,
+                    &mut self.workspace[..need],
+                );
             }
             Kernel::AttentionInput(shape) => {
                 let shape = shape.with_rows(on.rows(0).rows);
-                let need = mixed::attention_backward_workspace::<T>(pool.threads(), shape);
+                let need =
+                    mixed_precision::attention_backward_workspace::<T>(pool.threads(), shape);
                 let workspace = &mut self.workspace[..need];
                 let (dout, qkv) = (on.input::<T>(0), on.input(1));
                 let (out, lse) = (on.input(2), on.input(3));
-                mixed::attention_backward(
+                mixed_precision::attention_backward(
                     pool,
                     shape,
                     dout,
@@ -320,7 +331,7 @@ impl<'p> Compute<'p> {
                     lse: on.input(3),
                     kv: on.input(4),
                 };
-                // The first step of a block begins its gradients.
+                // The first step of a block initialises its gradients.
                 let mode = if step == 1 { Write::Overwrite } else { Write::Accumulate };
                 let gradients = (on.output(0), on.output(1));
                 ring_attention::step_gradient(
@@ -440,31 +451,31 @@ impl<'p> Compute<'p> {
         Ok(())
     }
 
-    /// The first logical row or column that this rank holds of so many on every rank.
+    /// First logical row or column that this rank holds, with `local` of them on every rank.
     fn first(&self, local: u64) -> u32 {
         let first = u64::from(self.place.tensor.index) * local;
-        // Beyond the largest word there is only padding, which no token means.
+        // Beyond the largest token there is only padding, to which no token refers.
         u32::try_from(first).unwrap_or(u32::MAX)
     }
 
-    /// Whose keys and values have come by the time of a step of a ring.
+    /// Origin of the keys and values that have arrived by a step of ring attention.
     fn other(&self, step: u32) -> ring_attention::Other {
-        // After so many steps, those of the rank as many places before this one.
+        // After `step` steps, those of the rank `step` places before this one.
         match step <= self.place.context.index {
             true => ring_attention::Other::Earlier,
             false => ring_attention::Other::Later,
         }
     }
 
-    /// What the columns of this rank's logits stand for.
+    /// Vocabulary range of this rank's logit columns.
     fn columns(&self, logits: Rows) -> Columns {
         let first = self.first(logits.width as u64);
         let valid = logits.width.min(self.vocab.saturating_sub(first) as usize);
         Columns { first, valid }
     }
 
-    /// The positions of this rank's rows: of one sequence, if it has whole ones, or of its part of a
-    /// stream cut along tokens.
+    /// Positions of this rank's rows: of one sequence if it has whole ones, or of its shard of a
+    /// stream split along tokens.
     fn positions(&self, rows: usize) -> &[u32] {
         let first =
             if rows < self.positions.len() { self.place.tensor.index as usize * rows } else { 0 };
@@ -475,15 +486,15 @@ impl<'p> Compute<'p> {
         &self.positions[first..first + rows]
     }
 
-    /// The positions of one sequence.
+    /// Positions of one sequence.
     fn sequence(&self) -> &[u32] {
         &self.positions[..self.own_seq]
     }
 }
 
-/// Refuses numbers that are none in what an operator has made. (The largest of no logits, which a
-/// rank with nothing but padding has, is infinite by right.)
-fn watch(
+/// Rejects non-finite numbers in the outputs of an operator. (The maximum of no logits, on a rank
+/// with only padding, is legitimately infinite.)
+fn check_finite(
     memory: &Memory<'_>,
     template: &Template,
     segment: &Segment,
@@ -500,7 +511,7 @@ fn watch(
             None => None,
         })
     };
-    let is_gradient = op.part == Part::WeightGradient;
+    let is_gradient = op.pass == OpPass::BackwardWeight;
     let made = op.outputs.iter().chain(if is_gradient { &op.params[..] } else { &[] });
     for &operand in made {
         if let Some(value) = first_bad(operand)? {
@@ -510,26 +521,26 @@ fn watch(
                     from = "weights that are no finite numbers any more";
                 }
             }
-            let operator = format!("{} ({})", op.kind.name(), part_name(op.part));
+            let operator = format!("{} ({})", op.kind.name(), part_name(op.pass));
             return Err(Fault::NotFinite { operator, value, from });
         }
     }
     Ok(())
 }
 
-fn part_name(part: Part) -> &'static str {
+fn part_name(part: OpPass) -> &'static str {
     match part {
-        Part::Forward => "forward",
-        Part::InputGradient => "gradient of its input",
-        Part::WeightGradient => "gradient of its weight",
+        OpPass::Forward => "forward",
+        OpPass::BackwardInput => "gradient of its input",
+        OpPass::BackwardWeight => "gradient of its weight",
     }
 }
 
-/// How many elements a thread takes at a time: what fits the nearest cache.
+/// Number of elements a thread takes at a time: as many as fit the L1 cache.
 const TILE: usize = 1 << 14;
 
-/// Runs a kernel of rows on all threads, some rows at a time. `body` gets the shape of its part, its
-/// rows, and its part of the outputs. Rows do not depend on each other, so neither do the bits on the
+/// Runs a kernel of rows on all threads, some rows at a time. `body` gets the shape of its part,
+/// its rows, and its part of the outputs. Rows are independent, so the bits do not depend on the
 /// number of threads.
 fn over_rows<C: Cut>(
     pool: &Pool,
@@ -543,7 +554,7 @@ fn over_rows<C: Cut>(
     });
 }
 
-/// As [`over_rows`], for kernels of single elements.
+/// Like [`over_rows`], for element-wise kernels.
 fn over_elements<T: Element>(
     pool: &Pool,
     output: &mut [T],
@@ -557,7 +568,7 @@ pub(crate) fn add<T: Element>(pool: &Pool, from: &[T], into: &mut [T]) {
     over_elements(pool, into, |at, into| reduce::add(&from[at], into));
 }
 
-/// As [`over_rows`], a sequence at a time. `body` gets the elements of its sequence.
+/// Like [`over_rows`], one sequence at a time. `body` gets the elements of its sequence.
 fn over_sequences<T: Element>(
     pool: &Pool,
     shape: Rows,
@@ -571,17 +582,17 @@ fn over_sequences<T: Element>(
     });
 }
 
-/// The elements of some rows.
+/// Element range of a row range.
 fn elements(shape: Rows, rows: &Range<usize>) -> Range<usize> {
     rows.start * shape.width..rows.end * shape.width
 }
 
-/// Rows of two halves, each as wide as these.
+/// Shape of rows with two halves, each of the given width.
 fn twice(shape: Rows) -> Rows {
     Rows { width: 2 * shape.width, ..shape }
 }
 
-/// Elements of workspace that a template's operators need with so many threads.
+/// Workspace, in elements, that a template's operators need with `threads` threads.
 fn workspace<T: Element, G: Element>(
     template: &Template,
     kernels: &[Kernel],
@@ -591,11 +602,12 @@ fn workspace<T: Element, G: Element>(
         let rows = |i: usize| template.operands[usize::from(op.inputs[i])].dims[0] as usize;
         match *kernel {
             Kernel::Attention(shape) => {
-                mixed::attention_forward_workspace::<T>(threads, shape.with_rows(rows(0)))
+                mixed_precision::attention_forward_workspace::<T>(threads, shape.with_rows(rows(0)))
             }
-            Kernel::AttentionInput(shape) => {
-                mixed::attention_backward_workspace::<T>(threads, shape.with_rows(rows(0)))
-            }
+            Kernel::AttentionInput(shape) => mixed_precision::attention_backward_workspace::<T>(
+                threads,
+                shape.with_rows(rows(0)),
+            ),
             Kernel::AttentionBlock { shape, .. } => {
                 ring_attention::forward_room::<T>(threads, shape.with_rows(rows(0)))
             }
@@ -603,7 +615,7 @@ fn workspace<T: Element, G: Element>(
                 ring_attention::backward_room::<T>(threads, shape.with_rows(rows(0)))
             }
             Kernel::Linear | Kernel::LinearInput | Kernel::LinearWeight => {
-                mixed::linear_workspace::<T, G>(linear_shape(template, op))
+                mixed_precision::linear_workspace::<T, G>(linear_shape(template, op))
             }
             Kernel::CrossEntropy | Kernel::BinaryCrossEntropy => rows(0),
             Kernel::Images(kernel) => images::workspace::<T, G>(kernel, template, op),

@@ -1,4 +1,4 @@
-//! What ranks in different processes tell each other beside the plan's own messages.
+//! Control messages between ranks of different processes, besides the plan's own messages.
 
 use crate::error::ExecError;
 use paceline_comm::{CommError, Header, Progress, Purpose, Tag, Transport, finish};
@@ -6,45 +6,45 @@ use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 use std::time::Duration;
 
-/// The rank that draws the horizon, hears the others and reports.
+/// Rank that decides the stop, collects the others' reports and prints them.
 pub(crate) const LEADER: Rank = Rank(0);
 
-/// What a message is about. Each subject is a channel of its own.
+/// Topic of a control message. Each topic has its own channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Subject {
-    /// What the leader's clock shows.
+pub(crate) enum ControlTopic {
+    /// Time on the leader's clock.
     Clock,
-    /// How far all ranks go.
-    Horizon,
-    /// What a rank saw of an iteration.
-    Sight,
-    /// What is left of a rank at the end.
-    Remains,
-    /// Where checkpoints lie.
+    /// Last iteration of all ranks.
+    Stop,
+    /// A rank's statistics of an iteration.
+    Stats,
+    /// A rank's result at the end.
+    Result,
+    /// Directory of the checkpoints.
     Checkpoints,
-    /// Leave for a replica that waits for nobody to run one more iteration.
-    Leave,
+    /// Grant for an asynchronous replica to run one more iteration.
+    Grant,
 }
 
-/// Set in the channels of these messages, and in none of a plan's.
+/// Bit set in the channels of control messages, and in none of a plan's.
 const CONTROL: u32 = 1 << 30;
 
 /// Sends a message of any length.
-pub(crate) fn say(
+pub(crate) fn send(
     transport: &mut dyn Transport,
     to: Rank,
-    (subject, sequence): (Subject, u32),
+    (subject, sequence): (ControlTopic, u32),
     bytes: &[u8],
 ) -> Result<(), CommError> {
     let tag = Tag::new(CONTROL | subject as u32, sequence);
     transport.send(to, &header(tag, bytes.len()), &[bytes])
 }
 
-/// The next message on a subject, if it is there, given to `read`.
-pub(crate) fn try_hear<R>(
+/// Passes the next message on a topic to `read`, if it has arrived.
+pub(crate) fn try_recv<R>(
     transport: &mut dyn Transport,
     from: Rank,
-    (subject, sequence): (Subject, u32),
+    (subject, sequence): (ControlTopic, u32),
     read: impl FnOnce(&[u8]) -> R,
 ) -> Result<Option<R>, CommError> {
     let tag = Tag::new(CONTROL | subject as u32, sequence);
@@ -53,27 +53,27 @@ pub(crate) fn try_hear<R>(
     Ok(Some(read(&data)))
 }
 
-/// Waits for the next message on a subject.
-pub(crate) fn hear<R>(
+/// Waits for the next message on a topic.
+pub(crate) fn recv<R>(
     transport: &mut dyn Transport,
     from: Rank,
-    about: (Subject, u32),
-    patience: Duration,
+    about: (ControlTopic, u32),
+    timeout: Duration,
     mut read: impl FnMut(&[u8]) -> R,
 ) -> Result<R, CommError> {
     let mut heard = None;
-    finish(transport, patience, |transport| {
-        heard = try_hear(transport, from, about, &mut read)?;
+    finish(transport, timeout, |transport| {
+        heard = try_recv(transport, from, about, &mut read)?;
         Ok(match heard {
             Some(_) => Progress::Done,
             None => Progress::Pending { on: from, step: 0, moved: 0 },
         })
     })?;
-    // `finish` ends well only when something was heard.
-    heard.ok_or(CommError::Silent { rank: from, after: patience })
+    // `finish` succeeds only if a message was received.
+    heard.ok_or(CommError::Timeout { rank: from, after: timeout })
 }
 
-/// Says what a rank was about when such a message failed.
+/// Adds the rank and its activity to a control message error.
 pub(crate) fn during(
     rank: Rank,
     doing: &'static str,

@@ -1,27 +1,27 @@
-//! One rank on a GPU: the same program, from the same offsets, with lanes as streams.
+//! Execution of one rank on a GPU: the same program, at the same offsets, with lanes as streams.
 //!
-//! The compute lane is one stream, all other lanes (loading, communication) are a second. An op is
-//! queued when its turn comes and counts as done for the host; the device keeps the order of its
-//! stream, and where an op comes after one of the other stream, its stream waits for that one's
-//! mark. The host waits at the end of an iteration, when it reads the loss, and before the optimizer's
-//! first step, when it reads the norm.
+//! The compute lane is one stream; all other lanes (loading, communication) are a second one. An op
+//! is queued when its turn comes and then counts as done for the host. The device preserves the
+//! order of its stream. If an op depends on one of the other stream, its stream waits for that op's
+//! mark. The host waits at the end of an iteration, when it reads the loss, and before the
+//! optimizer's first step, when it reads the norm.
 
 use crate::check;
 use crate::data::Data;
 use crate::error::{ExecError, Fault};
-use crate::horizon::Common;
 use crate::kernel::Kernel;
-use crate::lanes::Wait;
 use crate::loss_scale::LossScale;
 use crate::memory::{Memory, within};
+use crate::op_scheduler::WaitSpan;
 use crate::options::{Start, TrainOptions};
 use crate::outcome::{IterationReport, Outcome};
-use crate::parameters::{self, Holding};
-use crate::place::Place;
-use crate::queue::Queue;
-use crate::rank::Sight;
+use crate::parameters::{self, HeldWeights};
+use crate::rank::IterationStats;
+use crate::rank_coords::RankCoords;
+use crate::ready_queue::ReadyQueue;
 use crate::recorder::Recorder;
-use crate::reports::Reports;
+use crate::reports::ReportAggregator;
+use crate::stop_consensus::SharedStop;
 use crate::types::Float;
 use crate::update::{Held, Rule};
 use paceline_comm::thread;
@@ -31,18 +31,18 @@ use paceline_kernels::{Rows, Write, linear};
 use paceline_plan::DType;
 use paceline_plan::graph::{ActivationKind, BLOCK, NormKind};
 use paceline_plan::ids::{BufferId, LaneId, Microbatch, OpId, Rank};
+use paceline_plan::program::label::describe;
 use paceline_plan::program::{
     AccumulateMode, Bucket, LoadKind, LocalOp, Op, Plan, Program, Section, Segment, Template, View,
 };
 use paceline_plan::trace::{Origin, TraceBuilder};
 use paceline_plan::units::Seconds;
-use paceline_plan::validate::describe;
 use std::time::Instant;
 
 const COMPUTE: Stream = 0;
-const BESIDE: Stream = 1;
+const COPY: Stream = 1;
 
-/// Trains a plan of one rank on a GPU. As [`crate::train()`] otherwise.
+/// Trains a plan of one rank on a GPU; otherwise like [`crate::train()`].
 pub(crate) fn train(
     plan: &Plan,
     options: &TrainOptions,
@@ -52,9 +52,9 @@ pub(crate) fn train(
     let kernels = check::check(plan)?;
     supported(plan, options, &kernels)?;
     let data = Data::new(&options.data, check::reads(plan)?, options.seed)?;
-    let data = data.again(options.distinct);
+    let data = data.repeat_first(options.distinct);
     let (rank, program) = (Rank(0), plan.program(Rank(0)));
-    let place = Place::of(plan, rank);
+    let place = RankCoords::of(plan, rank);
     let memory = host_memory(program, &kernels, place, options.seed)?;
     let bytes = memory.bytes();
     let whole = Span { offset: 0, len: bytes };
@@ -85,10 +85,10 @@ pub(crate) fn train(
         spans: Vec::new(),
         tokens: Vec::new(),
     };
-    let horizon = Common::new(options.iterations, &options.stop);
-    let mut reports = Reports::new(plan, options);
-    gpu.work(&horizon, &mut |sight| {
-        reports.hear(rank, sight, report);
+    let stop = SharedStop::new(options.iterations, &options.stop);
+    let mut reports = ReportAggregator::new(plan, options);
+    gpu.work(&stop, &mut |stats| {
+        reports.add(rank, stats, report);
     })?;
     let recorder = gpu.recorder;
     let mut trace =
@@ -98,7 +98,7 @@ pub(crate) fn train(
         let views = memory.views(&[(whole, Access::Write)]).map_err(refused)?;
         device.download(COMPUTE, whole, views.take_bytes(0)).map_err(starting)?;
         drop(views);
-        let read = Holding::read(&memory, place, program);
+        let read = HeldWeights::read(&memory, place, program);
         let holding = read.map_err(|source| ExecError::Memory { rank, source })?;
         Some(parameters::assemble([(&holding, program)])?)
     } else {
@@ -111,16 +111,16 @@ pub(crate) fn train(
         peak_bytes: Some(vec![device.taken()]),
         copy_bytes: vec![0],
         floor: data.floor(),
-        stopped: crate::horizon::Horizon::Common(horizon).stopped(),
+        stopped: crate::stop_consensus::StopConsensus::Shared(stop).stopped(),
         parameters,
     })
 }
 
-/// The arena on the host, with the first weights in it.
+/// Creates the arena on the host, with the initial weights.
 fn host_memory<'p>(
     program: &'p Program,
     kernels: &check::Kernels,
-    place: Place,
+    place: RankCoords,
     seed: u64,
 ) -> Result<Memory<'p>, ExecError> {
     let rank = place.rank;
@@ -132,7 +132,7 @@ fn host_memory<'p>(
     Ok(memory)
 }
 
-/// Refuses what has no kernel on a GPU yet.
+/// Rejects plans and options that have no GPU kernel yet.
 fn supported(
     plan: &Plan,
     options: &TrainOptions,
@@ -148,8 +148,8 @@ fn supported(
     if plan.mesh.world() > 1 {
         return refuse("a plan of several ranks");
     }
-    if plan.strategy.optimizer.gauges() {
-        return refuse("an optimizer that gauges tensors, such as lamb or lars,");
+    if plan.strategy.optimizer.needs_tensor_norms() {
+        return refuse("an optimizer with tensor norms, such as lamb or lars,");
     }
     if options.save.is_some() || !matches!(options.start, Start::Seed) {
         return refuse("saving and resuming");
@@ -207,45 +207,49 @@ struct Gpu<'a> {
     options: &'a TrainOptions,
     kernels: &'a check::Kernels,
     data: &'a Data,
-    place: Place,
-    /// Where buffers lie; the host's copy of the arena.
+    place: RankCoords,
+    /// Offsets of buffers; the host's copy of the arena.
     memory: &'a Memory<'a>,
     device: &'a Device,
     recorder: Recorder,
-    /// The device's moment at which the recorder's clock was zero.
+    /// Device mark at the zero of the recorder's clock.
     zero: Mark,
-    /// By op of the section that is running: its end.
+    /// End marks by op of the running section.
     marks: Vec<Option<Mark>>,
-    /// The ops of the iteration, until their times can be read.
+    /// Ops of the iteration, until their times can be read.
     spans: Vec<(LaneId, OpId, u32, Mark)>,
-    /// What is uploaded of a load.
+    /// Host buffer for the upload of a load.
     tokens: Vec<u32>,
 }
 
 impl<'a> Gpu<'a> {
-    fn work(&mut self, horizon: &Common<'_>, tell: &mut dyn FnMut(Sight)) -> Result<(), ExecError> {
+    fn work(
+        &mut self,
+        stop: &SharedStop<'_>,
+        report: &mut dyn FnMut(IterationStats),
+    ) -> Result<(), ExecError> {
         let program = self.program;
         self.run(&program.prologue, 0, 0)?;
         let before = program.prologue.nodes.len() as u32;
         let mut iteration = 0;
         let mut ended = self.recorder.now();
-        while horizon.begin(iteration) {
+        while stop.begin(iteration) {
             self.run(&program.body, before, iteration)?;
-            let sight = self.sight(iteration, &mut ended)?;
+            let stats = self.stats(iteration, &mut ended)?;
             iteration += 1;
-            if let Some(loss) = sight.loss.filter(|loss| !loss.is_finite()) {
+            if let Some(loss) = stats.loss.filter(|loss| !loss.is_finite()) {
                 return Err(ExecError::Diverged { iteration, loss });
             }
-            tell(sight);
+            report(stats);
         }
         let before = before + program.body.nodes.len() as u32;
         self.run(&program.epilogue, before, iteration.saturating_sub(1))
     }
 
-    /// Queues a section, waits for its end and notes when its ops ran.
+    /// Queues a section, waits for its end and records the times of its ops.
     fn run(&mut self, section: &'a Section, before: u32, iteration: u32) -> Result<(), ExecError> {
         let lanes = self.program.lanes.len();
-        let mut queue = Queue::new(section, lanes, &[]);
+        let mut queue = ReadyQueue::new(section, lanes, &[]);
         queue.open();
         self.marks.clear();
         self.marks.resize_with(section.nodes.len(), || None);
@@ -273,7 +277,7 @@ impl<'a> Gpu<'a> {
             let Some(end) = &self.marks[op.index()] else { continue };
             let at = |mark: &Mark| self.device.seconds(&self.zero, mark).map(Seconds);
             let times = (at(&start).map_err(ended)?, at(end).map_err(ended)?);
-            self.recorder.note_between(lane, before + op.0, iteration, times, Wait::default());
+            self.recorder.note_between(lane, before + op.0, iteration, times, WaitSpan::default());
         }
         Ok(())
     }
@@ -283,7 +287,7 @@ impl<'a> Gpu<'a> {
         ExecError::Op { rank: self.place.rank, iteration: iteration + 1, op, source }
     }
 
-    /// Queues an op behind what it comes after.
+    /// Queues an op behind its dependencies.
     fn enqueue(
         &mut self,
         section: &Section,
@@ -291,7 +295,7 @@ impl<'a> Gpu<'a> {
         op: OpId,
         iteration: u32,
     ) -> Result<(), Fault> {
-        let stream_of = |lane: LaneId| if lane.index() == 0 { COMPUTE } else { BESIDE };
+        let stream_of = |lane: LaneId| if lane.index() == 0 { COMPUTE } else { COPY };
         let stream = stream_of(lane);
         for earlier in section.after(op) {
             if stream_of(section.nodes[earlier.index()].lane) != stream
@@ -349,7 +353,7 @@ impl<'a> Gpu<'a> {
         }
     }
 
-    /// Brings consecutive samples of the global batch.
+    /// Uploads consecutive samples of the global batch.
     fn load(
         &mut self,
         stream: Stream,
@@ -362,7 +366,7 @@ impl<'a> Gpu<'a> {
         let ahead = match what {
             LoadKind::Tokens | LoadKind::Features => 0,
             LoadKind::Targets => 1,
-            LoadKind::Further(places) => u64::from(places),
+            LoadKind::Lookahead(places) => u64::from(places),
         };
         self.tokens.resize((span.len / 4) as usize, 0);
         let before = u64::from(iteration) * strategy.global_batch;
@@ -460,7 +464,7 @@ impl<'a> Gpu<'a> {
             Kernel::CrossEntropyInput { scale } => {
                 let (stats, max, targets) = (on.input(0), on.input(2), on.input(3));
                 let dlogits = on.output(0);
-                // Where the gradient takes the logits' place, they stand there already.
+                // If the gradient replaces the logits in place, they are stored there already.
                 let logits = if on.input(1).len == 0 { dlogits } else { on.input(1) };
                 let shape = on.rows(1);
                 gpu.cross_entropy_input(stream, shape, scale, stats, logits, max, targets, dlogits)
@@ -492,7 +496,7 @@ impl<'a> Gpu<'a> {
         }
     }
 
-    /// As [`crate::update::tensor_squares`], for the one rank.
+    /// Like [`crate::update::tensor_squares`], for a single rank.
     fn tensor_squares(&self, stream: Stream, blocks: Span, sums: Span) -> Result<(), CudaError> {
         self.device.fill(stream, sums, 0.0)?;
         let mut before = 0;
@@ -553,7 +557,7 @@ impl<'a> Gpu<'a> {
         Ok(())
     }
 
-    fn sight(&self, iteration: u32, ended: &mut Seconds) -> Result<Sight, ExecError> {
+    fn stats(&self, iteration: u32, ended: &mut Seconds) -> Result<IterationStats, ExecError> {
         let running = u64::from(iteration) * u64::from(self.plan.strategy.microbatches());
         let read = |buffer: Option<BufferId>| {
             let value = buffer.map(|buffer| self.scalar(buffer, running)).transpose();
@@ -566,10 +570,18 @@ impl<'a> Gpu<'a> {
         let (loss, norm) = (read(self.program.outputs.loss)?, read(self.program.outputs.norm)?);
         let now = self.recorder.now();
         let took = now - std::mem::replace(ended, now);
-        Ok(Sight { iteration, loss, further: None, norm, dropped: None, staleness: None, took })
+        Ok(IterationStats {
+            iteration,
+            loss,
+            mtp_loss: None,
+            norm,
+            dropped: None,
+            staleness: None,
+            took,
+        })
     }
 
-    /// A number on the device, once the compute stream has come to it.
+    /// Downloads a number once the compute stream has reached this point.
     fn scalar(&self, buffer: BufferId, running: u64) -> Result<f32, CudaError> {
         let span = Span { len: 4, ..self.memory.whole(buffer, running) };
         let mut bytes = [0; 4];
@@ -586,7 +598,7 @@ fn function(kind: ActivationKind) -> Function {
     }
 }
 
-/// The operands of one operator, by where they lie.
+/// Operands of one operator, as spans of the arena.
 struct Operands<'a> {
     memory: &'a Memory<'a>,
     template: &'a Template,

@@ -1,9 +1,9 @@
-//! What can go wrong in a run.
+//! Errors of a run.
 
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
 use crate::memory::MemoryError;
-use crate::store::StoreError;
+use crate::offload_store::StoreError;
 use paceline_comm::CommError;
 use paceline_kernels::arena::ArenaError;
 use paceline_kernels::experts::dispatch::Full;
@@ -11,16 +11,16 @@ use paceline_plan::ids::Rank;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Why a run ended early: the first cause, whatever it made the other ranks do. Iterations count
+/// Reason why a run ended early: the first cause, not its effects on other ranks. Iterations count
 /// from 1, as in reports.
 #[derive(Debug, Error)]
 pub enum ExecError {
-    /// The plan asks for something that only the simulator can do so far.
+    /// The plan needs a feature that only the simulator supports so far.
     #[error("{what} cannot be run yet; {works}")]
     Unsupported {
-        /// What it asks for, and where.
+        /// The feature, and its location.
         what: String,
-        /// What can be run instead.
+        /// Supported alternative.
         works: &'static str,
     },
     /// An option is out of its range.
@@ -28,34 +28,33 @@ pub enum ExecError {
     Option {
         /// The option's flag.
         option: &'static str,
-        /// What was given.
+        /// Value given.
         value: String,
-        /// What would work.
+        /// Valid values.
         works: &'static str,
     },
-    /// A warm-up is asked for that is behind the run already, and was another one.
+    /// The requested compression warm-up differs from the one the resumed run has completed.
     #[error(
-        "the run that is resumed has had a warm-up of {settled} iterations, not of {said}; use {settled}, or leave \
-         out --compress-warmup"
+        "the resumed run had a compression warm-up of {done} iterations, not {asked}; use {done}, or leave out --compress-warmup"
     )]
-    Settled {
-        /// Iterations that were asked for.
-        said: u32,
-        /// Iterations that they were.
-        settled: u32,
+    WarmupMismatch {
+        /// Number of iterations requested.
+        asked: u32,
+        /// Number of iterations completed.
+        done: u32,
     },
     /// There is no data for this model.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// The run cannot be saved, or not go on from where it was.
+    /// The run cannot be saved or resumed.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// A rank's arena cannot be had.
+    /// A rank's arena cannot be allocated.
     #[error("rank {rank}: {source}")]
     Memory {
         /// The rank.
         rank: Rank,
-        /// What the allocator, or the disk, said.
+        /// Error of the allocator or the disk.
         source: MemoryError,
     },
     /// An op failed.
@@ -65,12 +64,12 @@ pub enum ExecError {
         rank: Rank,
         /// The iteration.
         iteration: u32,
-        /// The op, in words.
+        /// Description of the op.
         op: String,
-        /// What happened.
+        /// Cause of the failure.
         source: Fault,
     },
-    /// A rank owes a message for too long.
+    /// An expected message did not arrive in time.
     #[error(
         "rank {rank}, iteration {iteration}, {op}: nothing came from rank {peer} for {:.1} s",
         .waited.as_secs_f64()
@@ -84,10 +83,10 @@ pub enum ExecError {
         op: String,
         /// The rank that it waited for.
         peer: Rank,
-        /// How long it waited.
+        /// Time waited.
         waited: Duration,
     },
-    /// Nothing is under way and nothing may start.
+    /// No op is running and none may start.
     #[error(
         "rank {rank}, iteration {iteration}, {op}: waits for ops that never run; validate the plan"
     )]
@@ -99,36 +98,36 @@ pub enum ExecError {
         /// An op that waits.
         op: String,
     },
-    /// The ranks could not talk about the run itself.
+    /// A control message between ranks failed.
     #[error("rank {rank}, {doing}: {source}")]
     Control {
         /// The rank that noticed.
         rank: Rank,
-        /// What it was about.
+        /// Activity of that rank.
         doing: &'static str,
-        /// What happened.
+        /// Cause of the failure.
         source: CommError,
     },
-    /// The loss is not a number any more.
+    /// The loss is no longer finite.
     #[error(
         "iteration {iteration}: the loss is {loss}; a lower learning rate or --clip 1 may keep it finite"
     )]
     Diverged {
         /// The iteration.
         iteration: u32,
-        /// What the loss is.
+        /// Value of the loss.
         loss: f32,
     },
-    /// A rank met an error in this program.
+    /// A rank panicked because of a bug in this program.
     #[error("rank {rank}, iteration {iteration}, {op}: {message}")]
     Panicked {
         /// The rank.
         rank: Rank,
         /// The iteration.
         iteration: u32,
-        /// The op that it was at.
+        /// The op it was executing.
         op: String,
-        /// What the panic said.
+        /// Panic message.
         message: String,
     },
     /// A rank's thread cannot be started.
@@ -136,7 +135,7 @@ pub enum ExecError {
     Thread {
         /// The rank.
         rank: Rank,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// Two ranks that should hold the same weights do not.
@@ -152,7 +151,7 @@ pub enum ExecError {
 }
 
 impl ExecError {
-    /// Whether this rank only ended because another one failed before it.
+    /// Returns true if this rank ended only because another one failed before it.
     pub(crate) fn is_echo(&self) -> bool {
         if let Self::Checkpoint(error) = self {
             return error.is_echo();
@@ -161,46 +160,49 @@ impl ExecError {
         else {
             return false;
         };
-        // The hub, if there is one, has told all ranks the same.
-        matches!(source, CommError::Failed { .. } | CommError::Lost { .. } | CommError::Job { .. })
+        // The rendezvous server, if there is one, has reported the same to all ranks.
+        matches!(
+            source,
+            CommError::Failed { .. } | CommError::PeerLost { .. } | CommError::Job { .. }
+        )
     }
 }
 
-/// Why an op failed.
+/// Reason why an op failed.
 #[derive(Debug, Error)]
 pub enum Fault {
-    /// Between ranks.
+    /// Communication between ranks.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// In the rank's memory.
+    /// Access to the rank's arena.
     #[error(transparent)]
     Arena(#[from] ArenaError),
-    /// In what is offloaded.
+    /// Access to offloaded state.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// In the data.
+    /// Access to the data.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// On the GPU.
+    /// Execution on the GPU.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Gpu(#[from] paceline_kernels::cuda::CudaError),
-    /// A number that is none, where it first came up.
+    /// A non-finite number, at its first occurrence.
     #[error(
         "{operator} makes {value} of {from}; a lower learning rate, a longer warmup or --clip 1 may \
          keep numbers finite, and no weight has been changed by this iteration"
     )]
     NotFinite {
-        /// The operator, and which of its gradients.
+        /// The operator and its pass.
         operator: String,
-        /// What it made.
+        /// Value it computed.
         value: f32,
-        /// What it was made of.
+        /// Description of its inputs.
         from: &'static str,
     },
-    /// Experts have no room for all that come.
+    /// The expert buffers are too small for the tokens sent to them.
     #[error(
-        "{0}; raise --expert-room, or give the model a `capacity`, which drops what is beyond it"
+        "{0}; raise --expert-buffer-factor, or give the model a `capacity`, which drops tokens beyond it"
     )]
     Full(Full),
     /// The op names a rank that does not exist.

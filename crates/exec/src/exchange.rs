@@ -1,40 +1,42 @@
-//! Messages and collectives of one rank: how they are named on the wires, and their state in flight.
+//! Messages and collectives of one rank: their tags and their state in flight.
 //!
-//! **Channels.** What must not mix has a channel of its own. A message by itself goes by the plan's
-//! channel number, which tells apart what two ranks exchange; a collective by its group and its
-//! lane, whose calls run in one order on all members. Lanes are matched between roles by name.
+//! Channels: exchanges that must not mix use separate channels. A point-to-point message uses the
+//! plan's channel number, which distinguishes the exchanges of two ranks. A collective uses its
+//! group and its lane, whose calls run in one order on all members. Lanes are matched between roles
+//! by name.
 
 use crate::error::Fault;
 use crate::memory::{Memory, within};
-use paceline_comm::{CollectiveSpec, Progress, Receiving, Running, Sending, Tag, Transport};
+use paceline_comm::{
+    ActiveCollective, CollectiveSpec, Progress, Receiving, Sending, Tag, Transport,
+};
 use paceline_kernels::arena::{Access, Span};
 use paceline_plan::DType;
-use paceline_plan::collective::{Algorithm, CollectiveKind, chunk_range, resolve};
+use paceline_plan::collective::{CollectiveKind, chunk_range};
 use paceline_plan::ids::{CallId, GroupId, LaneId, Rank};
-use paceline_plan::mesh::GroupKind;
 use paceline_plan::program::{Call, Peer, Plan, Program, View};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The communication of one rank.
+/// Communication state of one rank.
 #[derive(Debug)]
-pub(crate) struct Exchanges<'p> {
+pub(crate) struct CommContext<'p> {
     plan: &'p Plan,
     program: &'p Program,
     rank: Rank,
-    /// The number of each lane's name among those of all roles.
+    /// Number of each lane's name among those of all roles.
     lanes: Vec<u32>,
-    /// By call: the elements of its vector that belong to this rank.
+    /// Elements of each call's vector that belong to this rank.
     own: Vec<Range<u64>>,
-    /// How many collectives each group has begun on each lane.
+    /// Number of collectives begun by each group on each lane.
     begun: BTreeMap<(GroupId, LaneId), u32>,
-    /// Collectives between two uses, by call: their steps need to be worked out only once.
-    idle: Vec<Option<Box<Running>>>,
+    /// Idle collectives by call: their steps are computed only once.
+    idle: Vec<Option<Box<ActiveCollective>>>,
 }
 
 /// An exchange in flight.
 #[derive(Debug)]
-pub(crate) enum Flight {
+pub(crate) enum ExchangeState {
     Send {
         state: Sending,
         data: Span,
@@ -46,19 +48,19 @@ pub(crate) enum Flight {
         dtype: DType,
     },
     Collective {
-        state: Box<Running>,
+        state: Box<ActiveCollective>,
         call: CallId,
-        /// The work buffer.
+        /// Work buffer.
         data: Span,
         dtype: DType,
-        /// The output buffer of an all_to_all.
+        /// Output buffer of an all_to_all.
         output: Option<Span>,
-        /// Where the result has to be copied from and to at the end.
+        /// Source and destination of the result's copy at the end.
         result: Option<(Span, Span)>,
     },
 }
 
-impl<'p> Exchanges<'p> {
+impl<'p> CommContext<'p> {
     pub(crate) fn new(plan: &'p Plan, rank: Rank) -> Self {
         let program = plan.program(rank);
         let mut names: Vec<&String> = plan.programs.iter().flat_map(|p| &p.lanes).collect();
@@ -88,9 +90,13 @@ impl<'p> Exchanges<'p> {
         channel: u16,
         (data, dtype): (Span, DType),
         running: u64,
-    ) -> Result<Flight, Fault> {
+    ) -> Result<ExchangeState, Fault> {
         let to = self.plan.peer(self.rank, to).ok_or(Fault::NoPeer)?;
-        Ok(Flight::Send { state: Sending::start(to, message(channel, running)), data, dtype })
+        Ok(ExchangeState::Send {
+            state: Sending::start(to, message(channel, running)),
+            data,
+            dtype,
+        })
     }
 
     /// Begins to receive a message.
@@ -100,9 +106,9 @@ impl<'p> Exchanges<'p> {
         channel: u16,
         (data, dtype): (Span, DType),
         running: u64,
-    ) -> Result<Flight, Fault> {
+    ) -> Result<ExchangeState, Fault> {
         let from = self.plan.peer(self.rank, from).ok_or(Fault::NoPeer)?;
-        Ok(Flight::Receive {
+        Ok(ExchangeState::Receive {
             state: Receiving::start(from, message(channel, running)),
             data,
             dtype,
@@ -116,7 +122,7 @@ impl<'p> Exchanges<'p> {
         id: CallId,
         lane: LaneId,
         running: u64,
-    ) -> Result<Flight, Fault> {
+    ) -> Result<ExchangeState, Fault> {
         let call = self.program.call(id);
         let begun = self.begun.entry((call.group, lane)).or_default();
         let channel = COLLECTIVE | self.lanes[lane.index()] << 16 | u32::from(call.group.0);
@@ -132,54 +138,40 @@ impl<'p> Exchanges<'p> {
         let own = self.own[id.index()].clone();
         let Buffers { data, output, result } = buffers(memory, call, own, running)?;
         let dtype = call.dtype;
-        Ok(Flight::Collective { state, call: id, data, dtype, output, result })
+        Ok(ExchangeState::Collective { state, call: id, data, dtype, output, result })
     }
 
-    /// Keeps what a collective that is done can use again.
-    pub(crate) fn keep(&mut self, flight: Flight) {
-        match flight {
-            Flight::Collective { state, call, .. } => self.idle[call.index()] = Some(state),
-            Flight::Send { .. } | Flight::Receive { .. } => {}
+    /// Keeps the reusable state of a finished collective.
+    pub(crate) fn keep(&mut self, state: ExchangeState) {
+        match state {
+            ExchangeState::Collective { state, call, .. } => self.idle[call.index()] = Some(state),
+            ExchangeState::Send { .. } | ExchangeState::Receive { .. } => {}
         }
     }
 
-    fn prepare(&self, call: &Call, tag: Tag) -> Result<Box<Running>, Fault> {
+    fn prepare(&self, call: &Call, tag: Tag) -> Result<Box<ActiveCollective>, Fault> {
         let members = self.plan.mesh.members(self.plan.group(call.group), self.rank);
         let spec = CollectiveSpec {
             kind: call.kind,
-            algorithm: self.algorithm(call, members.len()),
+            algorithm: call.algorithm,
             order: call.order,
             reduction: call.reduction,
             root: call.root,
             block: call.block,
         };
-        Ok(Box::new(Running::start(&spec, &members, self.rank, tag)?))
-    }
-
-    /// An algorithm that nobody asked for is left open: where ranks share memory, the wires know a
-    /// faster way to the same bits.
-    fn algorithm(&self, call: &Call, members: usize) -> Algorithm {
-        let asked = match self.plan.group(call.group) {
-            GroupKind::Replicas => self.plan.strategy.collective,
-            GroupKind::Axis(_) | GroupKind::Ends | GroupKind::Served(_) | GroupKind::Servers => {
-                Algorithm::Auto
-            }
-        };
-        let ranks = u32::try_from(members).unwrap_or(u32::MAX);
-        let open = resolve(call.kind, asked, ranks, call.order) == Ok(call.algorithm);
-        if open { asked } else { call.algorithm }
+        Ok(Box::new(ActiveCollective::start(&spec, &members, self.rank, tag)?))
     }
 }
 
-/// Where a collective works.
+/// Buffers of a collective.
 struct Buffers {
     data: Span,
     output: Option<Span>,
     result: Option<(Span, Span)>,
 }
 
-/// Brings what a collective works on to where it works: all of them work in place, on the whole vector.
-/// `own` is this rank's part of it.
+/// Copies a collective's input to its work buffer: all collectives work in place, on the whole
+/// vector. `own` is this rank's part of it.
 fn buffers(
     memory: &Memory<'_>,
     call: &Call,
@@ -188,7 +180,7 @@ fn buffers(
 ) -> Result<Buffers, Fault> {
     let (input, output) = (memory.span(call.input, running), memory.span(call.output, running));
     let in_place = call.input == call.output;
-    // A view that holds less than the whole vector holds this rank's part.
+    // A view shorter than the whole vector holds this rank's part.
     let part_of = |view: View, span: Span| {
         if view.len == call.elements() { within(span, call.dtype, own.clone()) } else { span }
     };
@@ -212,8 +204,8 @@ fn buffers(
     })
 }
 
-impl Flight {
-    /// Moves on as far as it can without waiting. Memory is held during this call only.
+impl ExchangeState {
+    /// Advances as far as possible without blocking. Memory is borrowed during this call only.
     pub(crate) fn progress(
         &mut self,
         transport: &mut dyn Transport,
@@ -250,10 +242,10 @@ impl Flight {
     }
 }
 
-/// Set in the channels of collectives, and in those of messages not.
+/// Bit set in the channels of collectives, and not in those of messages.
 const COLLECTIVE: u32 = 1 << 31;
 
-/// The tag of a message; its number is that of the microbatch, over all iterations.
+/// Tag of a message; its sequence number is that of the microbatch, over all iterations.
 pub(crate) fn message(channel: u16, running: u64) -> Tag {
     Tag::new(u32::from(channel), running as u32)
 }

@@ -1,57 +1,57 @@
-//! Joins operators of a segment, so that what one hands to the next stays in the cache.
+//! Operator fusion within a segment, so that intermediate results stay in the cache.
 //!
-//! The bits are those of the operators one after the other. What is handed on and read by nothing else
-//! is not written at all. Which memory that is does not show in a template, so the programs that use it
-//! are looked at ([`Uses`]).
+//! The bits are those of the separate operators. An intermediate result that no other op reads is
+//! not written at all. A template does not show the memory of its operands, so the programs that
+//! use it are analysed ([`Uses`]).
 
 use crate::kernel::Kernel;
 use paceline_plan::graph::{ActivationKind, NormKind};
 use paceline_plan::program::{Access, LocalOp, Op, Plan, Program, Segment, Template, View};
 use std::ops::Range;
 
-/// Something that runs at once.
+/// Unit of execution.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Step {
-    /// An operator of the template, by its position.
+    /// One operator of the template, by index.
     One(usize),
-    /// Several of them, on the operands of all in the order that [`Joined`] gives.
-    Several(Joined, LocalOp),
+    /// Several fused operators, on the operands of all in the order that [`FusedKernel`] gives.
+    Several(FusedKernel, LocalOp),
 }
 
-/// Operators that are computed together.
+/// Kernel that computes several operators at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Joined {
-    /// A product, then a bias, then the addition of a second input, as far as they are there; and a
-    /// function of the result as a second output.
+pub(crate) enum FusedKernel {
+    /// A GEMM, then a bias, then the addition of a second input, each if present; and an activation
+    /// of the result as a second output.
     Linear { bias: bool, residual: bool, activation: Option<ActivationKind> },
-    /// The gradient of a linear operator's input, then that of the function in front of it, whose input
-    /// is the second one.
+    /// Input gradient of a linear operator, then that of the preceding activation, whose input is
+    /// the second one.
     LinearInput(ActivationKind),
     /// A sum and its normalisation: the outputs are the sum, then those of the normalisation.
     AddNorm { norm: NormKind, eps: f32 },
-    /// The gradient of a normalisation's input, and the addition of a last input to it.
+    /// Input gradient of a normalisation, and the addition of a last input to it.
     NormInputAdd { norm: NormKind },
-    /// The largest logit of each row and the sums that need it, while the row is in the cache: of
-    /// logits and targets.
+    /// Maximum logit of each row and the sums that need it, while the row is in the cache; the
+    /// inputs are logits and targets.
     RowMaxStats,
 }
 
-/// The steps of template `number` of a plan: its operators, joined where the uses of their operands allow it.
+/// Steps of template `number`: its operators, fused if the uses of their operands allow it.
 pub(crate) fn fuse(
     number: usize,
     template: &Template,
     kernels: &[Kernel],
     uses: &Uses<'_>,
 ) -> Vec<Step> {
-    let run = Run { ops: &template.ops, kernels };
+    let run = OpSequence { ops: &template.ops, kernels };
     let mut steps = Vec::new();
     let mut at = 0;
     while at < kernels.len() {
-        // The longest that is allowed; what is left over joins again behind it.
+        // The longest allowed candidate; the remaining operators may fuse again after it.
         let found =
             run.from(at).into_iter().rev().find(|found| uses.allow(number, template, found));
         match found {
-            Some(Found { kernel, op, before, count, .. }) => {
+            Some(FusionCandidate { kernel, op, before, count, .. }) => {
                 steps.extend(before.map(Step::One));
                 steps.push(Step::Several(kernel, op));
                 at += count;
@@ -65,27 +65,27 @@ pub(crate) fn fuse(
     steps
 }
 
-/// Operators that could be joined.
-struct Found {
-    kernel: Joined,
+/// Operators that could be fused.
+struct FusionCandidate {
+    kernel: FusedKernel,
     op: LocalOp,
-    /// Operators among them that run by themselves, first.
+    /// Operators among them that run separately, first.
     before: Range<usize>,
-    /// How many there are in all.
+    /// Total number of operators.
     count: usize,
     /// Operands that would not be written.
     skipped: Vec<u16>,
 }
 
-/// The operators of a template.
-struct Run<'a> {
+/// Operators of a template.
+struct OpSequence<'a> {
     ops: &'a [LocalOp],
     kernels: &'a [Kernel],
 }
 
-impl Run<'_> {
-    /// What could be joined from an operator on, shorter before longer.
-    fn from(&self, at: usize) -> Vec<Found> {
+impl OpSequence<'_> {
+    /// Fusion candidates starting at an operator, shorter before longer.
+    fn from(&self, at: usize) -> Vec<FusionCandidate> {
         match (self.kernels[at], self.kernels.get(at + 1), self.kernels.get(at + 2)) {
             (Kernel::Linear, ..) => self.linear(at),
             (Kernel::LinearInput, Some(&Kernel::ActivationInput(function)), _) => {
@@ -103,7 +103,7 @@ impl Run<'_> {
                 }
                 op.params.clone_from(&norms.params);
                 op.outputs.extend(&norms.outputs);
-                vec![found(Joined::AddNorm { norm, eps }, op, 2, Vec::new())]
+                vec![found(FusedKernel::AddNorm { norm, eps }, op, 2, Vec::new())]
             }
             (Kernel::NormInput { norm }, Some(Kernel::Add), _) => {
                 let mut op = self.ops[at].clone();
@@ -112,7 +112,7 @@ impl Run<'_> {
                     Some(other) => {
                         op.inputs.push(other);
                         op.outputs.clone_from(&self.ops[at + 1].outputs);
-                        vec![found(Joined::NormInputAdd { norm }, op, 2, skipped)]
+                        vec![found(FusedKernel::NormInputAdd { norm }, op, 2, skipped)]
                     }
                     None => Vec::new(),
                 }
@@ -124,15 +124,15 @@ impl Run<'_> {
                 }
                 op.inputs.push(stats.inputs[2]);
                 op.outputs.extend(&stats.outputs);
-                vec![found(Joined::RowMaxStats, op, 2, Vec::new())]
+                vec![found(FusedKernel::RowMaxStats, op, 2, Vec::new())]
             }
             _ => Vec::new(),
         }
     }
 
-    /// The gradient of a linear operator's input and that of the function in front of it. The gradient
-    /// of the weight, if it stands between them, goes first: it does not need them, nor they it.
-    fn through(&self, at: usize, last: usize, function: ActivationKind) -> Vec<Found> {
+    /// Input gradient of a linear operator and that of the preceding activation. A weight gradient
+    /// between them runs first, since they are independent of each other.
+    fn through(&self, at: usize, last: usize, function: ActivationKind) -> Vec<FusionCandidate> {
         let (mut op, behind) = (self.ops[at].clone(), &self.ops[last]);
         let skipped = vec![op.outputs[0]];
         if behind.inputs[0] != skipped[0] {
@@ -140,13 +140,13 @@ impl Run<'_> {
         }
         op.inputs.push(behind.inputs[1]);
         op.outputs.clone_from(&behind.outputs);
-        let (kernel, count) = (Joined::LinearInput(function), last + 1 - at);
-        vec![Found { kernel, op, before: at + 1..last, count, skipped }]
+        let (kernel, count) = (FusedKernel::LinearInput(function), last + 1 - at);
+        vec![FusionCandidate { kernel, op, before: at + 1..last, count, skipped }]
     }
 
-    /// What could be joined to a product.
+    /// Fusion candidates that start with a GEMM.
     #[expect(clippy::wildcard_enum_match_arm, reason = "what is not named here is not joined")]
-    fn linear(&self, at: usize) -> Vec<Found> {
+    fn linear(&self, at: usize) -> Vec<FusionCandidate> {
         let mut all = Vec::new();
         let mut op = self.ops[at].clone();
         let mut skipped = Vec::new();
@@ -176,7 +176,7 @@ impl Run<'_> {
                 skipped.push(result);
                 op.outputs.clone_from(&next.outputs);
             }
-            let kernel = Joined::Linear { bias, residual, activation };
+            let kernel = FusedKernel::Linear { bias, residual, activation };
             all.push(found(kernel, op.clone(), count, skipped.clone()));
             if activation.is_some() {
                 break;
@@ -186,11 +186,11 @@ impl Run<'_> {
     }
 }
 
-fn found(kernel: Joined, op: LocalOp, count: usize, skipped: Vec<u16>) -> Found {
-    Found { kernel, op, before: 0..0, count, skipped }
+fn found(kernel: FusedKernel, op: LocalOp, count: usize, skipped: Vec<u16>) -> FusionCandidate {
+    FusionCandidate { kernel, op, before: 0..0, count, skipped }
 }
 
-/// What is added to a value, if the operator adds anything to it but itself.
+/// Operand added to a value, if it is not the value itself.
 fn other(add: &LocalOp, value: u16) -> Option<u16> {
     match add.inputs[..] {
         [a, b] if a == value && b != value => Some(b),
@@ -199,24 +199,24 @@ fn other(add: &LocalOp, value: u16) -> Option<u16> {
     }
 }
 
-/// How the programs of a plan use their memory.
+/// Memory uses of a plan's programs.
 pub(crate) struct Uses<'p> {
-    /// With each program, the bytes that are read by something else than what wrote them.
+    /// Each program with the byte ranges that are read outside the segment that wrote them.
     programs: Vec<(&'p Program, Vec<Range<u64>>)>,
 }
 
 impl<'p> Uses<'p> {
-    /// Looks at everything in a plan that reads what something else wrote.
+    /// Collects all reads in a plan of data that another op wrote.
     pub(crate) fn of(plan: &'p Plan) -> Self {
         let of = |program: &'p Program| (program, read(plan, program));
         Self { programs: plan.programs.iter().map(of).collect() }
     }
 
-    /// Whether operators of template number `at` may be joined wherever it is used.
-    fn allow(&self, at: usize, template: &Template, found: &Found) -> bool {
+    /// Returns true if operators of template number `at` may be fused in all its uses.
+    fn allow(&self, at: usize, template: &Template, found: &FusionCandidate) -> bool {
         let once = |operand: &u16| {
             let by = |op: &LocalOp| op.inputs.contains(operand) || op.outputs.contains(operand);
-            // By what writes it and by what reads it.
+            // Once by its writer and once by its reader.
             template.ops.iter().filter(|op| by(op)).count() == 2
         };
         let fits = |(program, read): &(&Program, Vec<Range<u64>>)| {
@@ -227,10 +227,10 @@ impl<'p> Uses<'p> {
     }
 }
 
-impl Found {
-    /// Whether they may be joined in a segment: nothing elsewhere reads what would not be written, and
-    /// what is written early is nothing that is still read. (The plan may give an output the memory of
-    /// an input that an operator before it was the last to read.)
+impl FusionCandidate {
+    /// Returns true if they may be fused in a segment: nothing else reads the skipped operands, and
+    /// no early write overwrites data that is still read. (The plan may give an output the memory
+    /// of an input that an earlier operator was the last to read.)
     fn fits(&self, program: &Program, segment: &Segment, read: &[Range<u64>]) -> bool {
         let bytes = |operand: &u16| spans(program, segment.operands[usize::from(*operand)]);
         let LocalOp { inputs, params, outputs, .. } = &self.op;
@@ -244,7 +244,7 @@ impl Found {
     }
 }
 
-/// The bytes that are read by something else than what wrote them: by another segment, or on their way
+/// Byte ranges that are read outside the segment that wrote them: by another segment, or to be sent
 /// to another rank.
 fn read(plan: &Plan, program: &Program) -> Vec<Range<u64>> {
     let mut read = Vec::new();
@@ -268,7 +268,7 @@ fn read(plan: &Plan, program: &Program) -> Vec<Range<u64>> {
                 read.extend(spans(program, from).chain(spans(program, into)));
             }
             Op::Stash { from, .. } | Op::Restore { from, .. } => read.extend(spans(program, from)),
-            // These read and write what no segment hands from one operator to the next.
+            // These access no intermediate results of a segment.
             Op::Load { .. }
             | Op::Compute { .. }
             | Op::Recv { .. }
@@ -280,7 +280,7 @@ fn read(plan: &Plan, program: &Program) -> Vec<Range<u64>> {
     read
 }
 
-/// The bytes of a view, in every copy of its buffer.
+/// Byte ranges of a view, in every copy of its buffer.
 fn spans(program: &Program, view: View) -> impl Iterator<Item = Range<u64>> {
     let buffer = program.buffer(view.buffer);
     let (size, copies) = (buffer.dtype.size(), u64::from(buffer.copies));
@@ -303,8 +303,8 @@ mod tests {
     use paceline_plan::model::built_in;
     use paceline_plan::strategy::Strategy;
 
-    /// The joined kernels of every template, by its name.
-    fn joined(model: &str, strategy: Strategy) -> Vec<(String, Vec<Joined>)> {
+    /// Fused kernels of every template, by its name.
+    fn joined(model: &str, strategy: Strategy) -> Vec<(String, Vec<FusedKernel>)> {
         let model = built_in::get(model).expect("a built-in model").expect("a sound one");
         let plan = lower(&model, &strategy).expect("a sound strategy");
         let steps = check::check(&plan).expect("a plan that runs").steps;
@@ -316,39 +316,39 @@ mod tests {
         names.zip(steps.iter().map(|steps| steps.iter().filter_map(several).collect())).collect()
     }
 
-    fn of(all: &[(String, Vec<Joined>)], name: &str) -> Vec<Joined> {
+    fn of(all: &[(String, Vec<FusedKernel>)], name: &str) -> Vec<FusedKernel> {
         let found = all.iter().find(|(known, _)| known == name);
         found.unwrap_or_else(|| panic!("no {name} in {all:?}")).1.clone()
     }
 
-    fn linear(residual: bool, activation: Option<ActivationKind>) -> Joined {
-        Joined::Linear { bias: true, residual, activation }
+    fn linear(residual: bool, activation: Option<ActivationKind>) -> FusedKernel {
+        FusedKernel::Linear { bias: true, residual, activation }
     }
 
     #[test]
     fn one_rank_joins_what_follows_a_product() {
-        let norm = Joined::NormInputAdd { norm: NormKind::Layer };
+        let norm = FusedKernel::NormInputAdd { norm: NormKind::Layer };
         let all = joined("mini", Strategy { seq: 64, ..Strategy::default() });
         let up = linear(false, Some(ActivationKind::Gelu));
         let down = linear(true, None);
         assert_eq!(of(&all, "F.block.0"), [linear(false, None), down, up, down]);
-        let through = Joined::LinearInput(ActivationKind::Gelu);
+        let through = FusedKernel::LinearInput(ActivationKind::Gelu);
         assert_eq!(of(&all, "B.block.0"), [through, norm, norm]);
-        assert_eq!(of(&all, "F.head.0"), [Joined::RowMaxStats]);
+        assert_eq!(of(&all, "F.head.0"), [FusedKernel::RowMaxStats]);
     }
 
-    /// Between a product that is cut and its bias stands an all_reduce, so they are not neighbours.
+    /// An all_reduce separates a sharded GEMM from its bias, so they are not adjacent.
     #[test]
     fn what_other_ranks_need_is_written() {
         let all = joined("mini", Strategy { tp: 2, seq: 64, ..Strategy::default() });
-        let forward: Vec<Joined> = all
+        let forward: Vec<FusedKernel> = all
             .iter()
             .filter(|(name, _)| name.starts_with("F.block"))
             .flat_map(|a| a.1.clone())
             .collect();
-        let with_sum = |j: &Joined| matches!(j, Joined::Linear { residual: true, .. });
+        let with_sum = |j: &FusedKernel| matches!(j, FusedKernel::Linear { residual: true, .. });
         assert!(!forward.iter().any(with_sum), "{forward:?}");
-        let add_norm = |j: &Joined| matches!(j, Joined::AddNorm { .. });
+        let add_norm = |j: &FusedKernel| matches!(j, FusedKernel::AddNorm { .. });
         assert!(forward.iter().any(add_norm), "{forward:?}");
     }
 
@@ -359,7 +359,7 @@ mod tests {
         assert!(joined("mini", strategy).iter().all(|(_, joined)| joined.is_empty()));
     }
 
-    /// A value that another segment reads keeps being written.
+    /// A value that another segment reads is still written.
     #[test]
     fn what_is_read_elsewhere_is_not_skipped() {
         let model = built_in::get("mini").expect("a built-in model").expect("a sound one");
@@ -372,7 +372,7 @@ mod tests {
         let program = &mut plan.programs[0];
         let block = program.segments.iter().position(|s| s.template as usize == at).expect("used");
         let view = program.segments[block].operands[usize::from(product)];
-        // The head's first input, as it were.
+        // Make it the head's first input.
         let head = plan.templates.iter().position(|t| t.name == "F.head.0").expect("there");
         let reads = |operand: &paceline_plan::program::Operand| operand.access == Access::Read;
         let input = plan.templates[head].operands.iter().position(reads).expect("it reads");

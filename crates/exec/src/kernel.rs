@@ -1,4 +1,4 @@
-//! The computations that can be run: an operator of the plan with one of its gradients.
+//! Kernels that can be run: each is an operator of the plan in one of its passes.
 
 use paceline_kernels::batch_norm::Shares;
 use paceline_kernels::experts::route;
@@ -6,11 +6,11 @@ use paceline_kernels::rope::Rotation;
 use paceline_kernels::{Window, attention, head_norm, latent};
 use paceline_plan::compress::CompressOp;
 use paceline_plan::graph::{
-    self, ActivationKind, Heads, LatentHeads, NormKind, OpKind, Part, Routing,
+    self, ActivationKind, Heads, LatentHeads, NormKind, OpKind, OpPass, Routing,
 };
-use paceline_plan::outer::OuterOp;
+use paceline_plan::outer_optimizer::OuterOp;
 
-/// A computation that exists. Whatever a plan asks for beside these is refused before the start.
+/// An implemented computation. Anything else in a plan is rejected before the start.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kernel {
     Embedding,
@@ -56,7 +56,7 @@ pub(crate) enum Kernel {
     Heads(HeadKernel),
 }
 
-/// What belongs to experts.
+/// Kernels of experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum ExpertKernel {
     Route(route::Routing),
@@ -71,7 +71,7 @@ pub(crate) enum ExpertKernel {
     LinearWeight { experts: usize, regions: usize },
 }
 
-/// What makes heads ready for attention.
+/// Kernels that prepare heads for attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum HeadKernel {
     Norm { shape: head_norm::Shape, eps: f32 },
@@ -83,7 +83,7 @@ pub(crate) enum HeadKernel {
     ValuesInput(latent::Shape),
 }
 
-/// A computation on images; how many there are shows in the operands.
+/// Kernels on images; the operands give the number of images.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Images {
     Conv(Window),
@@ -100,7 +100,7 @@ pub(crate) enum Images {
     AveragePoolInput { channels: usize },
 }
 
-/// A computation on tables, or on what comes out of them.
+/// Kernels on embedding tables or their outputs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Clicks {
     EmbeddingBag { tables: u64, lookups: u64, width: u64 },
@@ -110,18 +110,18 @@ pub(crate) enum Clicks {
     InteractInput { tables: u64, parts: u32 },
 }
 
-/// What a batch norm has to know beside its operands.
+/// Parameters of a batch norm besides its operands.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct BatchNorm {
     pub(crate) channels: usize,
     pub(crate) eps: f32,
-    /// Pixels that the sums are over.
+    /// Number of pixels in the sums.
     pub(crate) count: f32,
-    /// What this rank counts of their gradients, and the microbatch of the running averages.
+    /// Share of this rank in the gradients, and of the microbatch in the running averages.
     pub(crate) shares: Shares,
 }
 
-/// Attention on sequences of one length; how many there are shows in the operands.
+/// Attention on sequences of one length; the operands give their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AttentionShape {
     heads: Heads,
@@ -129,7 +129,7 @@ pub(crate) struct AttentionShape {
 }
 
 impl AttentionShape {
-    /// The kernel's shape for so many rows.
+    /// Shape of the kernel for `rows` rows.
     pub(crate) fn with_rows(self, rows: usize) -> attention::Shape {
         let Heads { heads, kv_heads, head_dim } = self.heads;
         let seq = self.seq as usize;
@@ -145,13 +145,13 @@ impl AttentionShape {
 }
 
 impl Kernel {
-    /// The kernel, if it belongs to experts.
+    /// The expert kernel, if it is one.
     pub(crate) fn of_experts(&self) -> Option<ExpertKernel> {
         if let Self::Expert(kernel) = self { Some(*kernel) } else { None }
     }
 
-    /// The computation of a part of an operator, or none if it cannot be run.
-    pub(crate) fn of(kind: OpKind, part: Part) -> Option<Self> {
+    /// Kernel of an operator's pass; `None` if it cannot be run.
+    pub(crate) fn of(kind: OpKind, part: OpPass) -> Option<Self> {
         let rotation = |heads: Heads, theta: f64| Rotation {
             heads: heads.heads as usize,
             kv_heads: heads.kv_heads as usize,
@@ -320,9 +320,9 @@ impl Kernel {
             OpKind::AttentionBlock { heads: _, queries: _, keys: _, step: _ } => [None, None, None],
         };
         match part {
-            Part::Forward => forward,
-            Part::InputGradient => input,
-            Part::WeightGradient => weight,
+            OpPass::Forward => forward,
+            OpPass::BackwardInput => input,
+            OpPass::BackwardWeight => weight,
         }
     }
 }

@@ -1,46 +1,46 @@
-//! How the learning rate moves over a run.
+//! Learning rate over the course of a run.
 
 use paceline_kernels::optimizer::half_cosine;
 use std::fmt;
 use std::str::FromStr;
 
-/// What the learning rate does once the warmup is over.
+/// Learning rate schedule after the warmup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LrSchedule {
-    /// It stays.
+    /// Constant learning rate.
     #[default]
     Constant,
-    /// It falls along a line, to its lowest at the last iteration.
+    /// Linear decay to the minimum at the last iteration.
     Linear,
-    /// It falls along half a cosine (Loshchilov and Hutter, arXiv 1608.03983, equation 5, without
-    /// restarts), to its lowest at the last iteration.
+    /// Half-cosine decay (Loshchilov and Hutter, arXiv 1608.03983, equation 5, without restarts) to
+    /// the minimum at the last iteration.
     Cosine,
 }
 
-/// How the learning rate follows the size of the global batch.
+/// Scaling of the learning rate with the global batch size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchScaling {
-    /// Samples of the batch that the learning rate was chosen for.
+    /// Batch size, in samples, that the learning rate was chosen for.
     pub base: u64,
-    /// How it follows.
+    /// Scaling rule.
     pub rule: ScalingRule,
 }
 
-/// By which power of the batch's growth the learning rate grows.
+/// Power of the batch growth by which the learning rate grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ScalingRule {
-    /// The first: what suits plain gradient descent (Goyal et al., arXiv 1706.02677, section 2.1).
+    /// Linear: for plain gradient descent (Goyal et al., arXiv 1706.02677, section 2.1).
     #[default]
     Linear,
-    /// None: it stays as it is.
+    /// No scaling.
     None,
-    /// The root: what suits Adam and LAMB (You et al., arXiv 1904.00962, section 4.2).
+    /// Square root: for Adam and LAMB (You et al., arXiv 1904.00962, section 4.2).
     Sqrt,
 }
 
 impl LrSchedule {
-    /// The share of the way from the lowest learning rate to the highest that is left after this
-    /// much of the fall, from 0 to 1.
+    /// Fraction of the range between minimum and maximum learning rate that remains at `progress`,
+    /// 0 to 1, of the decay.
     pub(crate) fn left(self, progress: f64) -> f64 {
         match self {
             Self::Constant => 1.0,
@@ -51,7 +51,7 @@ impl LrSchedule {
 }
 
 impl BatchScaling {
-    /// What the learning rate is multiplied with for a batch of so many samples.
+    /// Factor of the learning rate for a batch of `batch` samples.
     pub(crate) fn factor(self, batch: u64) -> f64 {
         let growth = batch as f64 / self.base.max(1) as f64;
         match self.rule {

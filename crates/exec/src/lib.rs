@@ -1,74 +1,74 @@
-//! Runs a plan on real ranks.
+//! Executor: runs a plan on real ranks.
 //!
-//! Each rank interprets its role's program op by op: no branch here knows of a strategy, and nothing
-//! is decided that the plan has decided. [`train()`] starts every rank as a thread of this process;
-//! [`take_part`] is one rank of a world of processes, over wires that are already there.
+//! Each rank interprets its role's program op by op: the code has no branch on the strategy, and
+//! makes no decision that the plan has made. [`train()`] starts every rank as a thread of this
+//! process; [`run_process_rank`] runs one rank of a world of processes, over an existing transport.
 //!
 //! ```text
-//! train, part ─► rank             ─► lanes, queue     which op may start: lanes and `after` edges
-//!                                 ─► compute   segments on kernels
-//!                                 ─► relay ─► courier ─► exchange     messages and collectives, as
-//!                                              state machines that a second thread moves meanwhile
-//!                                 ─► storage ─► store     what is offloaded, moved by a third one
-//!                                 ─► update    the gradient's norm and the optimizer's step;
-//!                                    unlocked: the same on memory that ranks share, in commons
-//!                                 ─► parameters, data: where numbers come from, by logical place
-//!                                 ─► checkpoint     where they are kept, by logical name
+//! train, process_rank ─► rank ─► op_scheduler, ready_queue   next op: lanes and `after` edges
+//!                             ─► compute   segments on kernels
+//!                             ─► progress_thread ─► progress_engine ─► exchange   messages and
+//!                                collectives, as state machines that a second thread advances
+//!                             ─► offload_thread ─► offload_store   offloaded state (third thread)
+//!                             ─► update    the gradient norm and the optimizer step;
+//!                                hogwild: the same on memory that ranks share, in shared_weights
+//!                             ─► parameters, data   sources of numbers, by logical index
+//!                             ─► checkpoint   saved state, by logical name
 //! ```
 //!
-//! Beside it, [`probe`] times single ops with the same code.
+//! In addition, [`probe`] times single ops with the same code.
 //!
-//! What is absent: gradients (the plan holds them as operators), addresses (the plan assigns them),
-//! and any clock but the one that dates spans.
+//! Not in this crate: gradient rules (the plan has them as operators), address assignment (done by
+//! the plan), and any clock but the one that timestamps spans.
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
 mod cgroup;
 mod check;
 pub mod checkpoint;
-mod commons;
+mod compressed_adam;
 mod compute;
 mod control;
-mod courier;
 #[cfg(feature = "cuda")]
 mod cuda;
 pub mod data;
 mod error;
 mod exchange;
 mod fuse;
-mod hearing;
-mod horizon;
+mod hogwild;
 pub mod hugging_face;
 pub mod inference;
 mod kernel;
-mod lanes;
 mod learning_rate;
 mod logical;
 mod loss_scale;
 mod memory;
+mod offload_store;
+mod offload_thread;
+mod op_scheduler;
 mod options;
 mod outcome;
 mod parameters;
-mod part;
-mod place;
 pub mod probe;
-mod queue;
+mod process_rank;
+mod progress_engine;
+mod progress_thread;
 mod rank;
+mod rank_coords;
+mod ready_queue;
 mod recorder;
-mod relay;
+mod report_channel;
 mod reports;
 pub mod resident;
 mod run;
 pub mod safetensors;
 mod serve;
-mod settled;
 mod shard;
+mod shared_weights;
 mod staleness;
-mod storage;
-mod store;
+mod stop_consensus;
 mod train;
 mod types;
-mod unlocked;
 mod update;
 mod warm_up;
 
@@ -78,8 +78,8 @@ pub use learning_rate::{BatchScaling, LrSchedule, ScalingRule};
 pub use loss_scale::LossScale;
 pub use options::{Device, Start, Straggler, TrainOptions};
 pub use outcome::{IterationReport, Outcome, Parameters};
-pub use paceline_kernels::prefer_large_pages;
-pub use part::take_part;
+pub use paceline_kernels::prefer_huge_pages;
+pub use process_rank::run_process_rank;
 pub use staleness::Staleness;
 pub use train::train;
 pub use warm_up::warm_up;

@@ -1,10 +1,10 @@
-//! A model's tensors by their logical names, as plans call them.
+//! Tensors of a model by their logical names, as used in plans.
 
 use paceline_plan::graph::build;
 use paceline_plan::model::Model;
 use std::collections::BTreeMap;
 
-/// Every tensor of a model with its dimensions; a shared table once.
+/// Every tensor of a model with its dimensions; a shared table appears once.
 pub(crate) fn tensors(model: &Model) -> BTreeMap<String, [u64; 2]> {
     let graph = build(model, 1, 1, 1);
     let mut tensors = BTreeMap::new();

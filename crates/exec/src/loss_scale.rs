@@ -1,40 +1,40 @@
-//! Keeps small gradients in the range of f16.
+//! Loss scaling: keeps small gradients in the range of f16.
 
 use crate::options::{Start, TrainOptions};
 use paceline_plan::DType;
 use paceline_plan::strategy::Strategy;
 use serde::{Deserialize, Serialize};
 
-/// The factor of the loss in an f16 run, which moves gradients to where f16 has numbers for them
-/// (Micikevicius et al., "Mixed precision training", arXiv 1710.03740, section 3.2).
+/// Loss scale of an f16 run: a factor that moves gradients into the range of f16 (Micikevicius et
+/// al., "Mixed precision training", arXiv 1710.03740, section 3.2).
 ///
-/// It doubles after 2000 iterations without overflow and halves with every overflow, whose
-/// iteration then changes no weight. The gradient's norm tells: it is finite exactly if all of the
-/// gradient is, all ranks see the same bits of it, and so all of them decide alike without a word.
-/// The factor is a power of two: where nothing leaves the range of normal numbers, it changes no
-/// digit.
+/// It doubles after 2000 iterations without overflow and halves with every overflow; such an
+/// iteration changes no weight. The gradient norm detects overflows: it is finite exactly if the
+/// whole gradient is. All ranks see the same bits of it, so they decide alike without
+/// communication. The factor is a power of two: if nothing leaves the range of normal numbers, it
+/// changes no digit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScale {
     #[serde(skip)]
     dynamic: bool,
     scale: f32,
-    /// Iterations since the last change.
+    /// Number of iterations since the last change.
     good: u32,
-    /// Iterations that changed no weight.
+    /// Number of iterations that changed no weight.
     skipped: u32,
 }
 
-/// Iterations without overflow after which the factor doubles; PyTorch's `GradScaler` waits as long.
+/// Iterations without overflow after which the factor doubles; the same as PyTorch's `GradScaler`.
 const WINDOW: u32 = 2000;
-/// The largest factor: its product with any f16 is far from the end of f32.
+/// Largest factor: its product with any f16 is far below the maximum of f32.
 const LARGEST: f32 = 16_777_216.0;
 
 impl LossScale {
-    /// The factor of the first iteration: as it was saved, or one, for ever, where activations have
-    /// the range of f32.
+    /// Factor of the first iteration: the saved one, or that of the options. Always 1 if
+    /// activations and gradients have the range of f32.
     pub(crate) fn new(strategy: &Strategy, options: &TrainOptions) -> Self {
         let dynamic = strategy.dtype == DType::F16 || strategy.grad_dtype == DType::F16;
-        // Whatever was asked for, the power of two below it.
+        // Round the requested value down to a power of two.
         let first = f32::from_bits(options.loss_scale.clamp(1.0, LARGEST).to_bits() & 0x7f80_0000);
         let saved = match &options.start {
             Start::Checkpoint(checkpoint) => checkpoint.state().loss_scale,
@@ -46,32 +46,32 @@ impl LossScale {
         }
     }
 
-    /// The factor of the present iteration.
+    /// Factor of the current iteration.
     pub(crate) fn factor(&self) -> f32 {
         self.scale
     }
 
-    /// The factor, if it may change.
+    /// Factor, if it may change.
     pub(crate) fn reported(&self) -> Option<f32> {
         self.dynamic.then_some(self.scale)
     }
 
-    /// Iterations so far that changed no weight.
+    /// Number of iterations so far that changed no weight.
     pub(crate) fn skipped(&self) -> u32 {
         self.skipped
     }
 
-    /// Whether a gradient with this norm, still scaled, is lost.
+    /// Returns true if a gradient with this norm, still scaled, has overflowed.
     pub(crate) fn overflows(&self, norm: f32) -> bool {
         self.dynamic && !norm.is_finite()
     }
 
-    /// Whether no smaller factor could bring a gradient with this norm back.
+    /// Returns true if no smaller factor could make this norm finite.
     pub(crate) fn is_lost(&self, norm: f32) -> bool {
         !norm.is_finite() && (!self.dynamic || self.scale <= 1.0)
     }
 
-    /// Ends an iteration whose gradient had this norm, still scaled.
+    /// Ends an iteration with this gradient norm, still scaled, and adjusts the factor.
     pub(crate) fn conclude(&mut self, norm: f32) {
         if self.overflows(norm) {
             self.scale = (self.scale / 2.0).max(1.0);

@@ -1,8 +1,8 @@
-//! Where a rank's buffers lie.
+//! Memory of a rank's buffers.
 
-use crate::commons::Commons;
 use crate::error::Fault;
-use crate::store::{Store, StoreError};
+use crate::offload_store::{OffloadStore, StoreError};
+use crate::shared_weights::SharedWeights;
 use paceline_comm::Transport;
 use paceline_kernels::arena::{Access, Arena, ArenaError, Span, Views};
 use paceline_kernels::element::Plain;
@@ -15,43 +15,43 @@ use std::path::Path;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// A rank's arena, its store if anything is offloaded, and what it shares with others if it does, addressed by
-/// the plan's views.
+/// Arena of a rank, its offload store if state is offloaded, and its shared weights if there are
+/// any, addressed by the plan's views.
 #[derive(Debug)]
 pub(crate) struct Memory<'p> {
     program: &'p Program,
     arena: Arena,
-    store: Option<Store>,
-    commons: Option<Arc<Commons>>,
+    store: Option<OffloadStore>,
+    shared_weights: Option<Arc<SharedWeights>>,
 }
 
-/// Why memory could not be had or used.
+/// Reason why memory could not be allocated or used.
 #[derive(Debug, Error)]
 pub enum MemoryError {
-    /// The arena.
+    /// Error of the arena.
     #[error(transparent)]
     Arena(#[from] ArenaError),
-    /// The store.
+    /// Error of the offload store.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl<'p> Memory<'p> {
-    /// Allocates what the plan asks for, all zero; where neighbours can read it, if there are any.
+    /// Allocates the plan's arena, all zero; in shared memory if other ranks can read it.
     pub(crate) fn new(program: &'p Program, transport: &mut dyn Transport) -> Result<Self, Fault> {
         let bytes = program.memory.total().0;
         let shared = match usize::try_from(bytes) {
-            Ok(bytes) => transport.neighbourly_memory(bytes)?,
+            Ok(bytes) => transport.alloc_shared(bytes)?,
             Err(_) => None,
         };
         let arena = match shared {
             Some(shared) => Arena::adopt(Box::new(shared)),
             None => Arena::new(bytes)?,
         };
-        Ok(Self { program, arena, store: None, commons: None })
+        Ok(Self { program, arena, store: None, shared_weights: None })
     }
 
-    /// The same with the store that the plan asks for, if it does.
+    /// Adds the offload store, if the plan needs one.
     pub(crate) fn with_store(
         self,
         kind: strategy::Store,
@@ -59,27 +59,27 @@ impl<'p> Memory<'p> {
     ) -> Result<Self, StoreError> {
         let memory = self.program.memory;
         let bytes = memory.stored().0;
-        let open = || Store::open(memory.total().0, bytes, kind, folder);
+        let open = || OffloadStore::open(memory.total().0, bytes, kind, folder);
         Ok(Self { store: (bytes > 0).then(open).transpose()?, ..self })
     }
 
-    /// The same with what all ranks share, if they do.
-    pub(crate) fn with_commons(self, commons: Option<Arc<Commons>>) -> Self {
-        Self { commons, ..self }
+    /// Adds the weights shared by all ranks, if any.
+    pub(crate) fn with_shared_weights(self, shared_weights: Option<Arc<SharedWeights>>) -> Self {
+        Self { shared_weights, ..self }
     }
 
-    /// What all ranks share, if a view is of that.
-    pub(crate) fn commons(&self, view: View) -> Option<&Commons> {
+    /// Returns the shared weights, if they hold the view.
+    pub(crate) fn shared_weights(&self, view: View) -> Option<&SharedWeights> {
         let span = self.span(view, 0);
-        self.commons.as_deref().filter(|commons| commons.holds(span))
+        self.shared_weights.as_deref().filter(|shared_weights| shared_weights.holds(span))
     }
 
-    /// The arena's size.
+    /// Bytes of the arena.
     pub(crate) fn bytes(&self) -> u64 {
         self.arena.bytes()
     }
 
-    /// The bytes of a view, in the copy for a running microbatch number.
+    /// Span of a view, in the buffer copy of microbatch number `running`.
     pub(crate) fn span(&self, view: View, running: u64) -> Span {
         let buffer = self.program.buffer(view.buffer);
         let size = buffer.dtype.size();
@@ -87,7 +87,7 @@ impl<'p> Memory<'p> {
         Span { offset, len: view.len * size }
     }
 
-    /// The bytes of a whole buffer's copy.
+    /// Span of a whole buffer's copy.
     pub(crate) fn whole(&self, buffer: BufferId, running: u64) -> Span {
         let len = self.program.buffer(buffer).elements;
         self.span(View { buffer, offset: 0, len }, running)
@@ -98,12 +98,12 @@ impl<'p> Memory<'p> {
         self.arena.views(spans)
     }
 
-    /// The type of a buffer's elements.
+    /// Dtype of a buffer.
     pub(crate) fn dtype(&self, buffer: BufferId) -> DType {
         self.program.buffer(buffer).dtype
     }
 
-    /// Runs `body` on one span that it may change.
+    /// Runs `body` on one mutable span.
     pub(crate) fn edit<T: Plain, R>(
         &self,
         span: Span,
@@ -123,27 +123,27 @@ impl<'p> Memory<'p> {
         Ok(body(views.slice(0)))
     }
 
-    /// Copies one span to another of the same length; onto itself is nothing to do.
+    /// Copies one span to another of the same length; does nothing if they are the same.
     pub(crate) fn copy(&self, from: Span, to: Span) -> Result<(), ArenaError> {
         if from == to { Ok(()) } else { self.arena.copy(from, to) }
     }
 }
 
-/// What is slow, because it may be in the store or shared: for what is done now and then.
+/// Slow accesses to spans that may be offloaded or shared, for infrequent operations.
 impl Memory<'_> {
     fn is_stored(&self, span: Span) -> bool {
         span.offset >= self.program.memory.total().0 && span.len > 0
     }
 
-    fn shared(&self, span: Span) -> Option<&Commons> {
-        self.commons.as_deref().filter(|commons| commons.holds(span))
+    fn shared(&self, span: Span) -> Option<&SharedWeights> {
+        self.shared_weights.as_deref().filter(|shared_weights| shared_weights.holds(span))
     }
 
-    fn store(&self) -> Result<&Store, StoreError> {
+    fn store(&self) -> Result<&OffloadStore, StoreError> {
         self.store.as_ref().ok_or(StoreError::None)
     }
 
-    /// As [`edit`](Self::edit), wherever the span lies.
+    /// Like [`edit`](Self::edit), for a span in the arena, the store or shared weights.
     pub(crate) fn edit_anywhere<T: Plain, R>(
         &self,
         span: Span,
@@ -156,13 +156,13 @@ impl Memory<'_> {
         let edited = body(copy.views(&[(whole, Access::Write)])?.take(0));
         let views = copy.views(&[(whole, Access::Read)])?;
         match self.shared(span) {
-            Some(commons) => commons.words(span)?.write(views.f32(0)),
+            Some(shared_weights) => shared_weights.words(span)?.write(views.f32(0)),
             None => self.store()?.write(span.offset, views.bytes(0))?,
         }
         Ok(edited)
     }
 
-    /// As [`read`](Self::read), wherever the span lies.
+    /// Like [`read`](Self::read), for a span in the arena, the store or shared weights.
     pub(crate) fn read_anywhere<T: Plain, R>(
         &self,
         span: Span,
@@ -180,14 +180,14 @@ impl Memory<'_> {
         {
             let views = copy.views(&[(whole, Access::Write)])?;
             match self.shared(span) {
-                Some(commons) => commons.words(span)?.read(views.take_f32(0)),
+                Some(shared_weights) => shared_weights.words(span)?.read(views.take_f32(0)),
                 None => self.store()?.read(span.offset, views.take_bytes(0))?,
             }
         }
         Ok((copy, whole))
     }
 
-    /// Copies one span to another of the same length, one of which is in the store.
+    /// Copies one span to another of the same length; one of them is in the store.
     pub(crate) fn transfer(&self, from: Span, to: Span) -> Result<(), MemoryError> {
         match (self.is_stored(from), self.is_stored(to)) {
             (false, true) => {
@@ -204,7 +204,7 @@ impl Memory<'_> {
     }
 }
 
-/// A part of a span, counted in elements of a type.
+/// Part of a span, given as a range of elements of `dtype`.
 pub(crate) fn within(span: Span, dtype: DType, elements: Range<u64>) -> Span {
     let size = dtype.size();
     Span {

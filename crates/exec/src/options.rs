@@ -1,4 +1,4 @@
-//! What a user chooses about a run that the plan does not say.
+//! User options of a run that are not part of the plan.
 
 use crate::checkpoint::{Checkpoint, SaveOptions};
 use crate::data::DataSource;
@@ -11,84 +11,84 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// What computes.
+/// Device that computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
-    /// The cores of this machine.
+    /// Cores of this machine.
     #[default]
     Cpu,
-    /// A GPU, by its number. Only a build with the feature `cuda` can use it.
+    /// GPU with this index. Requires a build with the feature `cuda`.
     Cuda(usize),
 }
 
-/// How to train. The plan says how the work is cut; this says how long and how fast it learns.
+/// Training options. The plan defines how work is sharded; these set the run's length and learning.
 #[derive(Clone, Debug)]
 pub struct TrainOptions {
-    /// The iteration to run to, counted from the very first: a run that goes on from a checkpoint has
-    /// those before it behind it.
+    /// Last iteration to run, counted from the very first: a resumed run has already completed
+    /// those before its checkpoint.
     pub iterations: u32,
-    /// The learning rate after warmup.
+    /// Learning rate after warmup.
     pub lr: f64,
     /// Iterations over which the learning rate rises linearly to `lr`.
     pub warmup: u32,
-    /// What the learning rate does after that, until the last iteration.
+    /// Learning-rate schedule after warmup, until the last iteration.
     pub schedule: LrSchedule,
-    /// Where a learning rate that falls ends.
+    /// Final value of a decaying learning rate.
     pub min_lr: f64,
-    /// How `lr` and `min_lr` follow the size of the global batch; none for as they are.
+    /// Scaling of `lr` and `min_lr` with the global batch size; `None` leaves them unchanged.
     pub batch_scaling: Option<BatchScaling>,
-    /// How much of the weights decays, for tensors that decay.
+    /// Weight decay coefficient, for tensors that decay.
     pub weight_decay: f64,
-    /// The largest norm a gradient may have; a longer one is scaled down to it.
+    /// Maximum gradient norm; a gradient with a larger norm is scaled down to it.
     pub clip: Option<f64>,
-    /// The factor of the loss with which an f16 run begins; from there it follows the gradients.
+    /// Initial loss scale of an f16 run; from there it follows the gradients.
     pub loss_scale: f32,
-    /// How many threads compute for each rank. The bits do not depend on it.
+    /// Number of compute threads per rank. Results are bitwise independent of it.
     pub threads_per_rank: NonZeroUsize,
-    /// Decides the first weights, and the text or its order.
+    /// Seed of the initial weights, and of the text or its order.
     pub seed: u64,
-    /// What is learnt from.
+    /// Training data.
     pub data: DataSource,
-    /// How many different samples are learnt from, again and again; none for as many as there are.
+    /// Number of distinct samples, repeated in a cycle; `None` for all there are.
     pub distinct: Option<NonZeroU64>,
-    /// What is learnt on top of.
+    /// Initial weights of the run.
     pub start: Start,
-    /// Where the run is saved, if it is.
+    /// Checkpoint options, if the run is saved.
     pub save: Option<SaveOptions>,
-    /// Set from outside to end the run after the iteration that is under way.
+    /// Set from outside to end the run after the current iteration.
     pub stop: Arc<AtomicBool>,
-    /// A rank that hears nothing for so long while it waits gives up.
-    pub silence: Duration,
-    /// What computes.
+    /// Time without progress after which a blocked exchange fails.
+    pub exchange_timeout: Duration,
+    /// Device that computes.
     pub device: Device,
-    /// The folder for what is offloaded to disk.
+    /// Folder of the disk offload store.
     pub offload_folder: PathBuf,
-    /// How many iterations at the end the trace holds, 0 for none; if not given, as many as suits.
+    /// Number of final iterations in the trace, 0 for none; `None` picks a suitable number.
     pub traced: Option<u32>,
-    /// Whether the outcome carries the final weights, whole and by name.
+    /// True if the outcome includes the final weights, unsharded and by name.
     pub keep_parameters: bool,
-    /// A rank that is made slow on purpose.
+    /// Rank that is slowed down on purpose.
     pub straggler: Option<Straggler>,
 }
 
-/// A rank whose computations take so many times as long: it sleeps after each of them.
+/// Rank whose computations take `factor` times as long: it sleeps after each of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Straggler {
-    /// Which rank.
+    /// Rank to slow down.
     pub rank: u32,
-    /// From 1 on.
+    /// Slowdown factor, at least 1.
     pub factor: f64,
 }
 
-/// Where a run starts.
+/// Starting point of a run.
 #[derive(Clone, Debug, Default)]
 pub enum Start {
-    /// From random weights.
+    /// Random weights.
     #[default]
     Seed,
-    /// Where another run was when it was saved, whatever its layout.
+    /// Saved state of another run, of any layout.
     Checkpoint(Arc<Checkpoint>),
-    /// From weights that were trained elsewhere; the optimizer starts anew.
+    /// Pretrained weights; the optimizer state starts from zero.
     Pretrained(Arc<Pretrained>),
 }
 
@@ -111,7 +111,7 @@ impl Default for TrainOptions {
             start: Start::Seed,
             save: None,
             stop: Arc::default(),
-            silence: Duration::from_secs(60),
+            exchange_timeout: Duration::from_secs(60),
             device: Device::Cpu,
             offload_folder: std::env::temp_dir(),
             traced: None,
@@ -122,7 +122,7 @@ impl Default for TrainOptions {
 }
 
 impl TrainOptions {
-    /// Refuses numbers with which nothing can be learnt.
+    /// Rejects values with which nothing can be learnt.
     pub(crate) fn check(&self) -> Result<(), ExecError> {
         let sound = |x: f64| x.is_finite() && x >= 0.0;
         let refuse = |option, value: f64, works| {
@@ -154,7 +154,7 @@ impl TrainOptions {
         }
     }
 
-    /// The learning rate of an iteration, counted from 0, with so many samples in its batch.
+    /// Learning rate of an iteration, counted from 0, with `batch` samples in its global batch.
     pub(crate) fn lr_at(&self, iteration: u32, batch: u64) -> f64 {
         let done = f64::from(iteration) + 1.0;
         let lr = if iteration < self.warmup {

@@ -1,57 +1,56 @@
-//! What a run tells.
+//! Results of a run.
 
 use crate::staleness::Staleness;
 use paceline_plan::trace::Trace;
 use std::collections::BTreeMap;
 
-/// One iteration, as soon as it is done.
+/// Report of one iteration, delivered as soon as it is done.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct IterationReport {
-    /// Which one, counted from 1.
+    /// Iteration number, counted from 1.
     pub iteration: u32,
-    /// The mean loss of its tokens, in nats.
+    /// Mean loss per token, in nats.
     pub loss: f32,
-    /// That of predictions of further tokens, the mean over the modules that make them; none for models
-    /// without.
-    pub further_loss: Option<f32>,
-    /// The norm of the gradient, before clipping.
+    /// Loss of multi-token prediction, the mean over its modules; `None` for models without.
+    pub mtp_loss: Option<f32>,
+    /// Gradient norm before clipping.
     pub grad_norm: f32,
-    /// The factor of the loss that kept gradients in the range of f16, in runs that have one.
+    /// Loss scale that kept gradients in the range of f16, in runs that use one.
     pub loss_scale: Option<f32>,
-    /// Whether its gradient left that range all the same, so that no weight was changed.
+    /// True if the gradient overflowed that range nevertheless, so that no weight was changed.
     pub skipped: bool,
-    /// Choices of tokens, over all layers, whose expert had its fill; none for models in which that
-    /// cannot happen. Exact up to 2²⁴.
-    pub dropped: Option<u64>,
-    /// How long it took, from the end of the one before.
+    /// Token-to-expert assignments, over all layers, dropped because the expert was full; `None`
+    /// for models that cannot drop. Exact up to 2²⁴.
+    pub dropped_tokens: Option<u64>,
+    /// Duration in seconds, from the end of the previous iteration.
     pub seconds: f64,
-    /// Tokens of the global batch a second.
+    /// Tokens of the global batch per second.
     pub tokens_per_s: f64,
-    /// How stale gradients were, where servers apply them as they come.
+    /// Gradient staleness, where updates are applied asynchronously.
     pub staleness: Option<Staleness>,
 }
 
-/// A run that came to its end.
+/// Outcome of a completed run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// All iterations, in order.
     pub iterations: Vec<IterationReport>,
-    /// When every rank did what, for the last few iterations.
+    /// Trace of every rank over the last few iterations.
     pub trace: Trace,
-    /// The size of each rank's arena.
+    /// Arena size of each rank.
     pub arena_bytes: Vec<u64>,
-    /// The most memory that each rank really used, where the system tells.
+    /// Peak memory that each rank really used, where the system reports it.
     pub peak_bytes: Option<Vec<u64>>,
-    /// What each rank holds beside its arena: the copy of its state that checkpoints are written
+    /// Memory of each rank outside its arena: the copy of its state that checkpoints are written
     /// from.
     pub copy_bytes: Vec<u64>,
-    /// The loss that no model can stay below on this text, where that is known.
+    /// Loss floor of this text, where it is known: no model can go below it.
     pub floor: Option<f64>,
-    /// Whether the run was ended from outside.
+    /// True if the run was ended from outside.
     pub stopped: bool,
-    /// The final weights, if they were asked for.
+    /// Final weights, if requested.
     pub parameters: Option<Parameters>,
 }
 
-/// Whole tensors by name, free of any layout.
+/// Unsharded tensors by name, independent of any layout.
 pub type Parameters = BTreeMap<String, Vec<f32>>;

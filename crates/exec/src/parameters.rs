@@ -1,25 +1,25 @@
-//! The weights: where they start, and how they are put together again.
+//! Weights: initialisation, and assembly of whole tensors from shards.
 
 use crate::error::ExecError;
 use crate::memory::{Memory, MemoryError, within};
 use crate::outcome::Parameters;
-use crate::place::Place;
+use crate::rank_coords::RankCoords;
 use crate::shard::runs_of;
 use crate::types::{Types, typed};
-use paceline_kernels::counter::Stream;
 use paceline_kernels::element::narrow;
+use paceline_kernels::philox::Stream;
 use paceline_plan::DType;
 use paceline_plan::graph::Init;
 use paceline_plan::program::{Bucket, Entry, Program, View};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Gives every weight that this rank holds its first value, which depends on the seed, the tensor's
-/// name and the logical place of the element alone. Everything else in the arena starts as zero.
+/// Initialises every weight that this rank holds. Values depend only on the seed, the tensor's name
+/// and the element's logical position. Everything else in the arena starts as zero.
 pub(crate) fn initialise(
     memory: &Memory<'_>,
     types: Types,
-    place: Place,
+    place: RankCoords,
     program: &Program,
     seed: u64,
 ) -> Result<(), MemoryError> {
@@ -51,14 +51,14 @@ pub(crate) fn initialise(
     Ok(())
 }
 
-/// The elements of a bucket that this rank's resting weights are: all, or its part.
-pub(crate) fn resting(place: Place, bucket: &Bucket) -> Range<u64> {
+/// Elements of a bucket that this rank's resting weights cover: all of them, or its shard.
+pub(crate) fn resting(place: RankCoords, bucket: &Bucket) -> Range<u64> {
     if bucket.params.len == bucket.elements { 0..bucket.elements } else { place.owned(bucket) }
 }
 
-/// Where a rank has a bucket's weights in single precision, and which elements of the bucket that
-/// are; none if only others do.
-fn exact(place: Place, bucket: &Bucket, program: &Program) -> Option<(View, Range<u64>)> {
+/// View of a bucket's weights in single precision on this rank, and the bucket elements it covers;
+/// `None` if only other ranks hold them.
+fn exact(place: RankCoords, bucket: &Bucket, program: &Program) -> Option<(View, Range<u64>)> {
     if !bucket.updated {
         return None;
     }
@@ -71,14 +71,14 @@ fn exact(place: Place, bucket: &Bucket, program: &Program) -> Option<(View, Rang
     }
 }
 
-/// The elements of an entry that lie within some elements of its bucket, counted from the entry.
+/// Elements of an entry within the range `elements` of its bucket, counted from the entry.
 pub(crate) fn overlap(entry: &Entry, elements: &Range<u64>) -> Range<u64> {
     let within = |at: u64| at.clamp(entry.offset, entry.offset + entry.elements()) - entry.offset;
     within(elements.start)..within(elements.end)
 }
 
-/// Writes the first values of the elements `held` of this rank's shard of an entry.
-fn fill(entry: &Entry, place: Place, seed: u64, held: &Range<u64>, values: &mut [f32]) {
+/// Writes the initial values of the elements `held` of this rank's shard of an entry.
+fn fill(entry: &Entry, place: RankCoords, seed: u64, held: &Range<u64>, values: &mut [f32]) {
     let stream = Stream::new(seed, &entry.name);
     for run in runs_of(entry, &place).into_iter().filter_map(|run| run.within(held)) {
         let start = (run.local - held.start) as usize;
@@ -93,20 +93,20 @@ fn fill(entry: &Entry, place: Place, seed: u64, held: &Range<u64>, values: &mut 
     }
 }
 
-/// What one rank holds of the weights, as they lie in its arena.
+/// Weights that one rank holds, laid out as in its arena.
 #[derive(Debug)]
-pub(crate) struct Holding {
-    place: Place,
-    /// By bucket.
+pub(crate) struct HeldWeights {
+    place: RankCoords,
+    /// Values per bucket.
     values: Vec<Vec<f32>>,
 }
 
-impl Holding {
-    /// Copies the weights that this rank answers for: the exact ones, where layers read them
-    /// rounded.
+impl HeldWeights {
+    /// Copies the weights that this rank is responsible for: the master copy where layers read
+    /// rounded weights.
     pub(crate) fn read(
         memory: &Memory<'_>,
-        place: Place,
+        place: RankCoords,
         program: &Program,
     ) -> Result<Self, MemoryError> {
         let copy = |bucket: &Bucket| match exact(place, bucket, program) {
@@ -117,17 +117,17 @@ impl Holding {
         Ok(Self { place, values })
     }
 
-    /// The values by bucket, for another process.
+    /// Values per bucket, to be sent to another process.
     pub(crate) fn values(&self) -> &[Vec<f32>] {
         &self.values
     }
 
-    /// What another process holds.
-    pub(crate) fn of(place: Place, values: Vec<Vec<f32>>) -> Self {
+    /// Builds the weights that another process holds.
+    pub(crate) fn of(place: RankCoords, values: Vec<Vec<f32>>) -> Self {
         Self { place, values }
     }
 
-    /// The values of a run of an entry that this rank holds, if it holds any.
+    /// Values of every element run that this rank holds, with its entry and logical offset.
     fn pieces<'a>(
         &'a self,
         program: &'a Program,
@@ -148,10 +148,10 @@ impl Holding {
     }
 }
 
-/// Puts whole tensors together from what all ranks hold, and finds ranks that disagree about an
+/// Assembles whole tensors from the shards of all ranks. Fails if two ranks disagree about an
 /// element that both hold.
 pub(crate) fn assemble<'a>(
-    holdings: impl IntoIterator<Item = (&'a Holding, &'a Program)>,
+    holdings: impl IntoIterator<Item = (&'a HeldWeights, &'a Program)>,
 ) -> Result<Parameters, ExecError> {
     let mut whole: BTreeMap<String, Vec<Option<f32>>> = BTreeMap::new();
     for (holding, program) in holdings {

@@ -1,32 +1,32 @@
 //! One rank: interprets its program.
 //!
-//! The thread of a rank computes, and carries messages when there is nothing to compute; a second
-//! one carries them while it computes, see [`crate::relay`].
+//! The compute thread of a rank computes, and drives exchanges when there is nothing to compute. A
+//! progress thread drives them while it computes, see [`crate::progress_thread`].
 
 use crate::checkpoint::{
-    DataPosition, Saver, TrainingState, restore_carried, restore_moments, restore_weights,
+    DataPosition, Saver, TrainingState, restore_moments, restore_rank_state, restore_weights,
 };
+use crate::compressed_adam::MomentumExchange;
 use crate::compute::{Compute, add};
 use crate::control::during;
-use crate::courier::Courier;
 use crate::error::{ExecError, Fault};
+use crate::hogwild;
 use crate::hugging_face::Whole;
-use crate::lanes::{Kind, Lanes, SectionOf, Started, Stored, Wait};
 use crate::loss_scale::LossScale;
 use crate::memory::Memory;
+use crate::offload_thread;
+use crate::op_scheduler::{OffloadStatus, OpClass, OpScheduler, RunningOp, WaitSpan};
 use crate::options::Start;
-use crate::parameters::{self, Holding};
-use crate::place::Place;
-use crate::queue::Queue;
+use crate::parameters::{self, HeldWeights};
+use crate::progress_engine::ProgressEngine;
+use crate::progress_thread::ProgressThread;
+use crate::rank_coords::RankCoords;
+use crate::ready_queue::ReadyQueue;
 use crate::recorder::Recorder;
-use crate::relay::Relay;
-use crate::run::{From, Run};
-use crate::serve::Serving;
-use crate::settled::On;
-use crate::staleness::{Staleness, Watch};
-use crate::storage;
+use crate::run::{ResumePoint, RunContext};
+use crate::serve::ServerState;
+use crate::staleness::{Staleness, StalenessTracker};
 use crate::types::{Float, typed};
-use crate::unlocked;
 use crate::update::{Rule, norm_of};
 use paceline_comm::Transport;
 use paceline_kernels::arena::{Access, ArenaError};
@@ -35,80 +35,82 @@ use paceline_kernels::pool::Pool;
 use paceline_kernels::{Bf16, Element, F16};
 use paceline_plan::ids::{BufferId, Microbatch};
 use paceline_plan::program::{
-    AccumulateMode, LoadKind, Op, Program, StepPhase, View, WORTH_A_THREAD,
+    AccumulateMode, LoadKind, Op, PROGRESS_HANDOFF_MIN, Program, StepPhase, View,
 };
 use paceline_plan::units::Seconds;
+use paceline_plan::validate::SectionKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// What a rank sees at the end of an iteration, where its program says that it has it.
+/// Per-iteration statistics; `None` on ranks whose program does not compute them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sight {
-    /// Counted from 0.
+pub(crate) struct IterationStats {
+    /// Iteration, counted from 0.
     pub(crate) iteration: u32,
-    /// The sum of all tokens' losses.
+    /// Sum of the losses of all tokens.
     pub(crate) loss: Option<f32>,
-    /// The same of predictions of further tokens, the mean of all modules for them.
-    pub(crate) further: Option<f32>,
-    /// The norm of the gradient.
+    /// Same for multi-token prediction, the mean over its modules.
+    pub(crate) mtp_loss: Option<f32>,
+    /// Gradient norm.
     pub(crate) norm: Option<f32>,
-    /// Choices whose expert had its fill.
+    /// Number of token-to-expert assignments dropped because the expert was full.
     pub(crate) dropped: Option<f32>,
-    /// How long the iteration took, from the end of the one before.
+    /// Duration of the iteration, from the end of the previous one.
     pub(crate) took: Seconds,
-    /// How stale the gradients were that were applied as they came.
+    /// Staleness of asynchronously applied gradients.
     pub(crate) staleness: Option<Staleness>,
 }
 
-/// Whoever hears what a rank sees, and may use its wires to pass it on.
-pub(crate) type Tell<'t> = dyn FnMut(Sight, &mut dyn Transport) -> Result<(), ExecError> + 't;
+/// Callback that receives a rank's statistics, and may use its transport to forward them.
+pub(crate) type ReportFn<'t> =
+    dyn FnMut(IterationStats, &mut dyn Transport) -> Result<(), ExecError> + 't;
 
-/// What is left of a rank after its run.
+/// Result of a rank after its run.
 #[derive(Debug)]
-pub(crate) struct Remains {
+pub(crate) struct RankResult {
     pub(crate) arena_bytes: u64,
     pub(crate) copy_bytes: u64,
     pub(crate) recorder: Recorder,
-    pub(crate) holding: Option<Holding>,
+    pub(crate) weights: Option<HeldWeights>,
 }
 
-/// A rank of the plan at work.
+/// Rank that executes its program of the plan.
 pub(crate) struct Rank<'a> {
-    run: &'a Run<'a>,
+    run: &'a RunContext<'a>,
     program: &'a Program,
-    place: Place,
+    place: RankCoords,
     memory: Arc<Memory<'a>>,
-    lanes: Arc<Lanes<'a>>,
-    relay: Arc<Relay<'a>>,
+    lanes: Arc<OpScheduler<'a>>,
+    progress: Arc<ProgressThread<'a>>,
     compute: Compute<'a>,
     saver: Option<Saver>,
     scale: LossScale,
-    /// What is known of the replicas that this rank serves as they come.
-    serving: Option<Serving>,
-    /// What this rank misses of others' steps on what they share.
-    watch: Option<Watch>,
-    /// The loss and the norm of the last iteration, for whoever asks for leave to run the next.
+    /// State of an asynchronous server about its replicas.
+    serving: Option<ServerState>,
+    /// Staleness of this rank's steps on shared weights.
+    staleness: Option<StalenessTracker>,
+    /// Loss and norm of the last iteration, sent with the request for the next grant.
     saw: Option<[f32; 2]>,
-    /// By op of the body: how long it took the last time.
+    /// Last duration of each op of the body.
     took: Vec<Seconds>,
-    /// What was computed last, for messages.
-    at: Option<Started<'a>>,
+    /// Op computed last, for messages.
+    at: Option<RunningOp<'a>>,
 }
 
-/// How long to sleep at most where whoever is waited for ends the sleep.
+/// Longest sleep where the awaited thread ends the sleep.
 const A_WHILE: Duration = Duration::from_millis(50);
 
 impl<'a> Rank<'a> {
-    /// Sets a rank up: its memory, and the weights it starts from.
+    /// Sets up a rank: its memory and its initial weights.
     pub(crate) fn new(
-        run: &'a Run<'a>,
+        run: &'a RunContext<'a>,
         transport: &'a mut dyn Transport,
     ) -> Result<Self, ExecError> {
         let rank = transport.rank();
         let program = run.plan.program(rank);
-        let place = Place::of(run.plan, rank);
+        let place = RankCoords::of(run.plan, rank);
         let memory = Memory::new(program, transport).map_err(|source| ExecError::Op {
             rank,
             iteration: 1,
@@ -119,7 +121,7 @@ impl<'a> Rank<'a> {
         let memory = memory
             .with_store(run.plan.strategy.store, &run.options.offload_folder)
             .map_err(|source| refused(source.into()))?
-            .with_commons(run.commons.clone());
+            .with_shared_weights(run.shared_weights.clone());
         match &run.options.start {
             Start::Seed => {
                 let (types, seed) = (run.kernels.types, run.options.seed);
@@ -137,62 +139,68 @@ impl<'a> Rank<'a> {
         let saver = run.saving.as_ref().map(saver);
         let pool = Pool::new(run.options.threads_per_rank)
             .map_err(|source| ExecError::Thread { rank, source })?;
-        let lanes = Lanes::new(run.plan, rank, run.clock, run.options.traced);
+        let lanes = OpScheduler::new(run.plan, rank, run.clock, run.options.traced);
         let lanes = Arc::new(lanes.warming_up(run.from.warm_up));
         let memory = Arc::new(memory);
-        let relay = Arc::new(Relay::new(Courier::new(run.plan, transport, &memory, &lanes)));
+        let progress = Arc::new(ProgressThread::new(ProgressEngine::new(
+            run.plan, transport, &memory, &lanes,
+        )));
         Ok(Self {
             run,
             program,
             place,
             memory,
             lanes,
-            relay,
+            progress,
             compute: Compute::new(run.plan, run.kernels, place, run.vocab, pool),
             saver,
             scale: LossScale::new(&run.plan.strategy, run.options),
-            serving: Serving::of(run.plan, rank, run.from.iteration, run.options.iterations),
-            watch: run.commons.as_ref().map(|_| Watch::new(program.buckets.len())),
+            serving: ServerState::of(run.plan, rank, run.from.iteration, run.options.iterations),
+            staleness: run
+                .shared_weights
+                .as_ref()
+                .map(|_| StalenessTracker::new(program.buckets.len())),
             saw: None,
             took: vec![Seconds(f64::INFINITY); program.body.nodes.len()],
             at: None,
         })
     }
 
-    /// Runs the whole program. `tell` hears of every iteration.
-    pub(crate) fn work(&mut self, tell: &mut Tell<'_>) -> Result<(), ExecError> {
-        let (relay, rank) = (Arc::clone(&self.relay), self.place.rank);
+    /// Runs the whole program. `report` is called for every iteration.
+    pub(crate) fn work(&mut self, report: &mut ReportFn<'_>) -> Result<(), ExecError> {
+        let (progress, rank) = (Arc::clone(&self.progress), self.place.rank);
         let (lanes, memory) = (Arc::clone(&self.lanes), Arc::clone(&self.memory));
         let stores = self.program.memory.stored().0 > 0;
-        if !relay.can_overlap() && !stores {
-            return self.run_program(tell);
+        if !progress.can_overlap() && !stores {
+            return self.run_program(report);
         }
         let microbatches = self.run.plan.strategy.microbatches();
         thread::scope(|scope| {
-            // However this ends, the other threads must not be waited for in vain.
-            let (_end, _over) = (relay.end_on_drop(), storage::End(&lanes));
+            // Shuts the other threads down on any exit path: the scope joins them.
+            let (_end, _over) =
+                (progress.shutdown_on_drop(), offload_thread::ShutdownGuard(&lanes));
             let thread = |name: &str| thread::Builder::new().name(format!("{name} {rank}"));
             let failed = |source| ExecError::Thread { rank, source };
-            if relay.can_overlap() {
-                thread("wires").spawn_scoped(scope, || relay.attend()).map_err(failed)?;
+            if progress.can_overlap() {
+                thread("progress").spawn_scoped(scope, || progress.run()).map_err(failed)?;
             }
             if stores {
-                let (relay, lanes, memory) = (&relay, &lanes, &memory);
-                let done = move || relay.nudge();
-                let attend = move || storage::attend(rank, microbatches, memory, lanes, done);
+                let (progress, lanes, memory) = (&progress, &lanes, &memory);
+                let done = move || progress.wake();
+                let attend = move || offload_thread::run(rank, microbatches, memory, lanes, done);
                 thread("store").spawn_scoped(scope, attend).map_err(failed)?;
             }
-            self.run_program(tell)
+            self.run_program(report)
         })
     }
 
-    fn run_program(&mut self, tell: &mut Tell<'_>) -> Result<(), ExecError> {
+    fn run_program(&mut self, report: &mut ReportFn<'_>) -> Result<(), ExecError> {
         let first = self.run.from.iteration;
-        self.once(SectionOf::Prologue, first)?;
+        self.once(SectionKind::Prologue, first)?;
         if let Start::Checkpoint(checkpoint) = &self.run.options.start {
-            restore_carried(&self.memory, self.run.plan, self.place.rank, checkpoint)?;
+            restore_rank_state(&self.memory, self.run.plan, self.place.rank, checkpoint)?;
         }
-        self.lanes.enter(SectionOf::Body, first);
+        self.lanes.enter(SectionKind::Body, first);
         let mut iteration = first;
         let mut ended = self.lanes.now();
         while self.begin_iteration(iteration)? {
@@ -200,52 +208,51 @@ impl<'a> Rank<'a> {
             self.compute.loss_scale = self.scale.factor();
             let batch = self.run.plan.strategy.global_batch;
             self.compute.rate = self.run.options.lr_at(iteration, batch) as f32;
-            self.drive(Queue::is_complete)?;
-            let sight = self.sight(iteration, &mut ended)?;
+            self.drive(ReadyQueue::is_complete)?;
+            let stats = self.iteration_stats(iteration, &mut ended)?;
             if self.serving.as_ref().is_some_and(|serving| serving.iterations() <= iteration) {
-                // The replicas have left in the middle of it.
+                // The replicas left in the middle of this iteration.
                 break;
             }
-            if let Some(norm) = sight.norm {
+            if let Some(norm) = stats.norm {
                 if self.scale.is_lost(norm) {
-                    // Of replicas that train apart or wait for nobody, the others do not know.
+                    // With local SGD or asynchronous replicas, the other ranks do not know of it.
                     let strategy = &self.run.plan.strategy;
-                    let alike = strategy.local.is_none() && !strategy.sync.is_async();
-                    return Err(match alike && self.program.in_flight.is_empty() {
-                        true => self.cause(sight),
-                        // Iterations that run into each other cannot be run again one by one.
-                        false => unfinite(&sight),
+                    let same = strategy.local.is_none() && !strategy.sync.is_async();
+                    return Err(match same && self.program.in_flight.is_empty() {
+                        true => self.cause(stats),
+                        // Overlapping iterations cannot be repeated one by one.
+                        false => unfinite(&stats),
                     });
                 }
                 self.scale.conclude(norm);
             }
             iteration += 1;
-            if let Some(loss) = sight.loss.filter(|loss| !loss.is_finite()) {
+            if let Some(loss) = stats.loss.filter(|loss| !loss.is_finite()) {
                 return Err(ExecError::Diverged { iteration, loss });
             }
-            tell(sight, self.relay.take()?.transport)?;
+            report(stats, self.progress.acquire()?.transport)?;
             if self.saver.as_ref().is_some_and(|saver| saver.is_due(iteration)) {
-                self.drive(Queue::is_drained)?;
+                self.drive(ReadyQueue::is_drained)?;
                 self.save(iteration, Saver::begin)?;
             }
             self.saver.as_mut().map_or(Ok(()), Saver::poll)?;
         }
-        self.drive(Queue::is_drained)?;
-        let iteration =
-            self.run.horizon.end().filter(|_| self.serving.is_none()).unwrap_or(iteration);
-        self.once(SectionOf::Epilogue, iteration.saturating_sub(1))?;
+        self.drive(ReadyQueue::is_drained)?;
+        let iteration = self.run.stop.end().filter(|_| self.serving.is_none()).unwrap_or(iteration);
+        self.once(SectionKind::Epilogue, iteration.saturating_sub(1))?;
         self.save(iteration, Saver::finish)
     }
 
-    /// Why an iteration ended without a finite gradient. Weights are as they were before it, so all
-    /// ranks, which know the same, run it again and look at every number.
-    fn cause(&mut self, sight: Sight) -> ExecError {
+    /// Finds the cause of a non-finite gradient. Weights are unchanged since before the iteration.
+    /// All ranks see the same norm, so all repeat the iteration and check every value.
+    fn cause(&mut self, stats: IterationStats) -> ExecError {
         self.compute.watching = true;
-        self.lanes.open_again();
-        self.drive(Queue::is_complete).err().unwrap_or_else(|| unfinite(&sight))
+        self.lanes.repeat_iteration();
+        self.drive(ReadyQueue::is_complete).err().unwrap_or_else(|| unfinite(&stats))
     }
 
-    /// Saves the state after so many iterations, if the run is saved at all.
+    /// Saves the state after `iteration` iterations, if the run is saved at all.
     fn save(
         &mut self,
         iteration: u32,
@@ -255,9 +262,9 @@ impl<'a> Rank<'a> {
         self.saver.as_mut().map_or(Ok(()), |saver| how(saver, &self.memory, state))
     }
 
-    /// The state of training after so many iterations.
+    /// State of training after `iteration` iterations.
     fn state(&self, iteration: u32) -> TrainingState {
-        let Run { plan, options, data, from: From { warm_up, .. }, .. } = *self.run;
+        let RunContext { plan, options, data, from: ResumePoint { warm_up, .. }, .. } = *self.run;
         let strategy = &plan.strategy;
         TrainingState {
             format: TrainingState::FORMAT,
@@ -270,7 +277,8 @@ impl<'a> Rank<'a> {
             },
             optimizer: strategy.optimizer,
             loss_scale: self.scale.reported().map(|_| self.scale),
-            settled: (strategy.warms_up() && iteration > warm_up).then_some(warm_up),
+            compress_warmup_done: (strategy.has_compress_warmup() && iteration > warm_up)
+                .then_some(warm_up),
             strategy: strategy.clone(),
         }
     }
@@ -279,26 +287,31 @@ impl<'a> Rank<'a> {
         if let Some(serving) = &self.serving {
             return Ok(serving.is_open());
         }
-        let begun = self.run.horizon.begin(iteration, self.saw, self.relay.take()?.transport);
+        let begun = self.run.stop.begin(iteration, self.saw, self.progress.acquire()?.transport);
         begun.map_err(during(self.place.rank, "asking how far to go"))
     }
 
-    /// Takes the rank apart.
-    pub(crate) fn remains(self) -> Result<Remains, ExecError> {
+    /// Consumes the rank and returns its result.
+    pub(crate) fn into_result(self) -> Result<RankResult, ExecError> {
         let holding = if self.run.options.keep_parameters {
-            let read = Holding::read(&self.memory, self.place, self.program);
+            let read = HeldWeights::read(&self.memory, self.place, self.program);
             Some(read.map_err(|source| ExecError::Memory { rank: self.place.rank, source })?)
         } else {
             None
         };
         let arena_bytes = self.memory.bytes();
         let copy_bytes = self.saver.as_ref().map_or(0, Saver::bytes);
-        Ok(Remains { arena_bytes, copy_bytes, recorder: self.lanes.take_notes(), holding })
+        Ok(RankResult {
+            arena_bytes,
+            copy_bytes,
+            recorder: self.lanes.take_notes(),
+            weights: holding,
+        })
     }
 
-    /// The iteration, counted from 1, and the op that the rank is at.
-    pub(crate) fn whereabouts(&self) -> (u32, String) {
-        let carried = self.relay.after_panic().and_then(|courier| courier.at());
+    /// Current iteration, counted from 1, and current op.
+    pub(crate) fn current_op(&self) -> (u32, String) {
+        let carried = self.progress.after_panic().and_then(|engine| engine.at());
         match carried.or(self.at) {
             Some(at) => (at.iteration + 1, self.lanes.describe(&at)),
             None => (1, "start".into()),
@@ -306,82 +319,82 @@ impl<'a> Rank<'a> {
     }
 
     /// Runs a section once.
-    fn once(&mut self, section: SectionOf, iteration: u32) -> Result<(), ExecError> {
+    fn once(&mut self, section: SectionKind, iteration: u32) -> Result<(), ExecError> {
         self.lanes.enter(section, iteration);
         self.lanes.open();
-        self.drive(Queue::is_drained)
+        self.drive(ReadyQueue::is_drained)
     }
 
-    /// Computes and carries until the queue is as wanted.
-    fn drive(&mut self, wanted: fn(&Queue<'a>) -> bool) -> Result<(), ExecError> {
-        let relay = Arc::clone(&self.relay);
-        let mut carrying = Some(relay.take()?);
+    /// Computes and drives exchanges until the queue satisfies `wanted`.
+    fn drive(&mut self, wanted: fn(&ReadyQueue<'a>) -> bool) -> Result<(), ExecError> {
+        let progress = Arc::clone(&self.progress);
+        let mut progressing = Some(progress.acquire()?);
         loop {
             let moves = self.lanes.moves();
             if self.lanes.are(wanted) {
                 break;
             }
             let mut moved = false;
-            if let Some(courier) = &mut carrying {
-                moved = courier.carry()?;
+            if let Some(engine) = &mut progressing {
+                moved = engine.make_progress()?;
             }
-            let Some(started) = self.lanes.start(Kind::Work) else {
-                self.lanes.trouble()?;
-                match &mut carrying {
-                    None => carrying = Some(relay.take()?),
-                    Some(courier) if !moved => match self.lanes.stored(moves) {
-                        Stored::Ready => {}
-                        Stored::Busy => {
-                            if relay.can_overlap() {
-                                courier.sleep(A_WHILE)?;
+            let Some(started) = self.lanes.start(OpClass::Compute) else {
+                self.lanes.error()?;
+                match &mut progressing {
+                    None => progressing = Some(progress.acquire()?),
+                    Some(engine) if !moved => match self.lanes.offload_status(moves) {
+                        OffloadStatus::Ready => {}
+                        OffloadStatus::Busy => {
+                            if progress.can_overlap() {
+                                engine.sleep(A_WHILE)?;
                             } else {
-                                self.lanes.wait_for_store(moves);
+                                self.lanes.wait_for_offload(moves);
                             }
-                            courier.is_back();
+                            engine.is_back();
                         }
-                        Stored::Idle => courier.wait(self.run.options.silence)?,
+                        OffloadStatus::Idle => engine.wait(self.run.options.exchange_timeout)?,
                     },
                     Some(_) => {}
                 }
                 continue;
             };
             if let Op::Serve { service } = *started.op {
-                let mut courier = match carrying.take() {
-                    Some(courier) => courier,
-                    None => relay.take()?,
+                let mut engine = match progressing.take() {
+                    Some(engine) => engine,
+                    None => progress.acquire()?,
                 };
-                self.serve(&started, service, courier.transport)?;
-                carrying = Some(courier);
+                self.serve(&started, service, engine.transport)?;
+                progressing = Some(engine);
                 continue;
             }
-            match &carrying {
-                Some(courier) if courier.is_under_way() && self.is_worth_a_thread(&started) => {
-                    carrying = None;
-                    relay.lend();
+            match &progressing {
+                Some(engine) if engine.is_under_way() && self.should_hand_off(&started) => {
+                    progressing = None;
+                    progress.release();
                 }
                 Some(_) => {}
-                None if self.lanes.has(Kind::Exchange) => relay.nudge(),
+                None if self.lanes.has(OpClass::Exchange) => progress.wake(),
                 None => {}
             }
             self.perform(&started)?;
         }
-        // Between two drives the wires are this thread's.
-        if carrying.is_none() { relay.take().map(|_| ()) } else { Ok(()) }
+        // Between two calls of `drive`, the compute thread owns the transport.
+        if progressing.is_none() { progress.acquire().map(|_| ()) } else { Ok(()) }
     }
 
-    fn is_worth_a_thread(&self, started: &Started<'a>) -> bool {
+    fn should_hand_off(&self, started: &RunningOp<'a>) -> bool {
         let took = match started.section {
-            SectionOf::Body => self.took[started.id.index()],
-            SectionOf::Prologue | SectionOf::Epilogue => Seconds(f64::INFINITY),
+            SectionKind::Body => self.took[started.id.index()],
+            SectionKind::Prologue | SectionKind::Epilogue => Seconds(f64::INFINITY),
         };
-        self.relay.can_overlap() && took >= WORTH_A_THREAD
+        self.progress.can_overlap() && took >= PROGRESS_HANDOFF_MIN
     }
 
-    /// Does an op that is no exchange.
-    fn perform(&mut self, started: &Started<'a>) -> Result<(), ExecError> {
+    /// Executes an op that is not an exchange.
+    fn perform(&mut self, started: &RunningOp<'a>) -> Result<(), ExecError> {
         self.at = Some(*started);
         self.compute_op(started).map_err(|source| self.lanes.failed(started, source))?;
-        if started.section == SectionOf::Body {
+        if started.section == SectionKind::Body {
             self.took[started.id.index()] = self.lanes.now() - started.start;
         }
         if let (Some(slow), Op::Compute { .. }) = (self.run.options.straggler, started.op)
@@ -390,11 +403,11 @@ impl<'a> Rank<'a> {
             let took = (self.lanes.now() - started.start).0;
             thread::sleep(Duration::from_secs_f64(took * (slow.factor - 1.0)));
         }
-        self.lanes.finish(started, Wait::default());
+        self.lanes.finish(started, WaitSpan::default());
         Ok(())
     }
 
-    fn compute_op(&mut self, started: &Started<'a>) -> Result<(), Fault> {
+    fn compute_op(&mut self, started: &RunningOp<'a>) -> Result<(), Fault> {
         let running = |microbatch: Microbatch| {
             u64::from(started.pass) * u64::from(self.run.plan.strategy.microbatches())
                 + u64::from(microbatch.0)
@@ -410,11 +423,11 @@ impl<'a> Rank<'a> {
             }
             Op::Accumulate { from, into, mode } => self.accumulate(from, into, mode, now)?,
             Op::Step { bucket, phase } => {
-                // Shares are made before the norm of all is known.
-                let known = self.program.outputs.norm.filter(|_| phase != StepPhase::Share);
+                // Local momenta are computed before the global norm is known.
+                let known = self.program.outputs.norm.filter(|_| phase != StepPhase::LocalMomentum);
                 let norm = known.map(|norm| self.scalar(norm, now));
                 let (strategy, norm) = (&self.run.plan.strategy, norm.transpose()?);
-                // All ranks see the same norm, and keep their weights if there is nothing to learn.
+                // All ranks see the same norm, and keep their weights if it is not finite.
                 if norm.is_some_and(|norm| !norm.is_finite()) {
                     return Ok(());
                 }
@@ -422,15 +435,15 @@ impl<'a> Rank<'a> {
                 let number = bucket as usize;
                 let bucket = &self.program.buckets[number];
                 let norm = norm.filter(|_| bucket.is_clipped());
-                let update = match (strategy.local, self.memory.commons(bucket.params)) {
+                let update = match (strategy.local, self.memory.shared_weights(bucket.params)) {
                     (None, None) => None,
                     (Some(local), _) => {
                         let before = u64::from(iteration) * u64::from(local.steps);
                         Some((iteration, before + self.earlier_steps(started), 1.0))
                     }
-                    (None, Some(commons)) => {
-                        let steps = commons.count(number);
-                        self.watch.iter_mut().for_each(|watch| watch.steps(number, steps));
+                    (None, Some(shared_weights)) => {
+                        let steps = shared_weights.count(number);
+                        self.staleness.iter_mut().for_each(|watch| watch.steps(number, steps));
                         Some(self.run.unordered_update(steps, 1))
                     }
                 };
@@ -442,23 +455,27 @@ impl<'a> Rank<'a> {
                     (self.run.kernels.types, self.compute.pool(), self.place);
                 let memory = &*self.memory;
                 let ranks = || self.run.plan.mesh.group_size(self.run.plan.holders(bucket));
-                let settled = || rule.settled(self.run.from.warm_up, ranks());
-                let on = On { types, memory, pool, place, bucket, running: now };
-                match (phase, settled()) {
-                    (StepPhase::Gauge | StepPhase::Apply, _) => {
+                let compressed_adam = || rule.compressed_adam(self.run.from.warm_up, ranks());
+                let on = MomentumExchange { types, memory, pool, place, bucket, running: now };
+                match (phase, compressed_adam()) {
+                    (StepPhase::TensorNorms | StepPhase::Apply, _) => {
                         rule.step(types, memory, pool, place, bucket, phase, now)?;
                     }
-                    (StepPhase::Share, Some(settled)) => on.share(&settled)?,
-                    (StepPhase::Follow, Some(settled)) => on.follow(&settled)?,
-                    (StepPhase::Share | StepPhase::Follow, None) => {}
+                    (StepPhase::LocalMomentum, Some(compressed_adam)) => {
+                        on.local_momentum(&compressed_adam)?
+                    }
+                    (StepPhase::ApplyMomentum, Some(compressed_adam)) => {
+                        on.apply_momentum(&compressed_adam)?
+                    }
+                    (StepPhase::LocalMomentum | StepPhase::ApplyMomentum, None) => {}
                 }
             }
-            // A declaration: the memory is planned, and nothing is given back.
+            // A declaration only: memory is planned, and nothing is released.
             Op::Free { .. } => {}
             Op::Send { .. } | Op::Recv { .. } | Op::Collective { .. } => {
                 unreachable!("exchanges are carried")
             }
-            Op::Restore { from, into, .. } if self.memory.commons(from).is_some() => {
+            Op::Restore { from, into, .. } if self.memory.shared_weights(from).is_some() => {
                 self.pull(from, into, now)?;
             }
             Op::Stash { from, into, microbatch } | Op::Restore { from, into, microbatch } => {
@@ -466,51 +483,52 @@ impl<'a> Rank<'a> {
                 let span = |view| self.memory.span(view, running);
                 self.memory.copy(span(from), span(into))?;
             }
-            Op::Serve { .. } => unreachable!("servers have the wires in hand"),
+            Op::Serve { .. } => unreachable!("servers own the transport"),
         }
         Ok(())
     }
 
-    /// Copies what all ranks share, as it now is, to where this rank computes on it.
+    /// Copies the current shared weights to the buffer that this rank computes on.
     fn pull(&mut self, from: View, into: View, running: u64) -> Result<(), ArenaError> {
-        let Some(commons) = self.memory.commons(from) else { return Ok(()) };
+        let Some(shared_weights) = self.memory.shared_weights(from) else { return Ok(()) };
         let bucket = self.program.buckets.iter().position(|bucket| bucket.params == from);
-        if let (Some(watch), Some(bucket)) = (&mut self.watch, bucket) {
-            watch.reads(bucket, commons.steps(bucket));
+        if let (Some(watch), Some(bucket)) = (&mut self.staleness, bucket) {
+            watch.reads(bucket, shared_weights.steps(bucket));
         }
         let (from, into) = (self.memory.span(from, running), self.memory.span(into, running));
-        unlocked::pull(self.compute.pool(), &self.memory, commons, from, into)
+        hogwild::pull(self.compute.pool(), &self.memory, shared_weights, from, into)
     }
 
-    /// How many steps of the same bucket stand before one in the iteration.
-    fn earlier_steps(&self, started: &Started<'_>) -> u64 {
+    /// Number of earlier steps of the same bucket in the iteration.
+    fn earlier_steps(&self, started: &RunningOp<'_>) -> u64 {
         let before = &self.program.body.nodes[..started.id.index()];
         before.iter().filter(|node| node.op == *started.op).count() as u64
     }
 
-    /// Serves replicas as they come, for one iteration's worth of requests.
+    /// Serves replicas asynchronously, for one iteration's worth of requests.
     fn serve(
         &mut self,
-        started: &Started<'a>,
+        started: &RunningOp<'a>,
         service: u32,
         transport: &mut dyn Transport,
     ) -> Result<(), ExecError> {
         self.at = Some(*started);
         let Some(mut serving) = self.serving.take() else { return Ok(()) };
-        let (program, silence) = (self.program, self.run.options.silence);
+        let (program, exchange_timeout) = (self.program, self.run.options.exchange_timeout);
         let (memory, service) = (Arc::clone(&self.memory), &program.services[service as usize]);
         let mut apply = |bucket: u32, updates: u64| self.apply(bucket, updates, service.requests);
-        let served = serving.serve(transport, &memory, program, service, silence, &mut apply);
+        let served =
+            serving.serve(transport, &memory, program, service, exchange_timeout, &mut apply);
         self.serving = Some(serving);
         served?;
-        self.lanes.finish(started, Wait::default());
+        self.lanes.finish(started, WaitSpan::default());
         Ok(())
     }
 
-    /// Applies the gradients of one request to this server's part of a bucket, after so many updates of
-    /// it. They are clipped by their own norm: a server has not seen the rest.
+    /// Applies the gradients of one request to this server's shard of a bucket, after `updates`
+    /// earlier updates. They are clipped by their own norm: a server has not seen the rest.
     fn apply(&mut self, bucket: u32, updates: u64, requests: u32) -> Result<(), Fault> {
-        let Run { plan, options, kernels, .. } = self.run;
+        let RunContext { plan, options, kernels, .. } = self.run;
         let bucket = &self.program.buckets[bucket as usize];
         let grads = self.memory.span(bucket.grads, 0);
         let types = kernels.types;
@@ -525,7 +543,7 @@ impl<'a> Rank<'a> {
         Ok(rule.step(types, &self.memory, pool, self.place, bucket, apply, 0)?)
     }
 
-    /// Brings a microbatch of this rank's replica: consecutive samples of the global batch.
+    /// Loads a microbatch of this rank's replica: consecutive samples of the global batch.
     fn load(
         &mut self,
         what: LoadKind,
@@ -536,7 +554,7 @@ impl<'a> Rank<'a> {
     ) -> Result<(), Fault> {
         let strategy = &self.run.plan.strategy;
         let microbatches = strategy.microbatches().max(1);
-        // A number that reaches beyond the iteration is a later one's.
+        // A microbatch number beyond the iteration belongs to a later one.
         let iteration = iteration.saturating_add(microbatch.0 / microbatches);
         let before = u64::from(self.place.replica) * u64::from(microbatches)
             + u64::from(microbatch.0 % microbatches);
@@ -547,14 +565,14 @@ impl<'a> Rank<'a> {
         let ahead = match what {
             LoadKind::Tokens => 0,
             LoadKind::Targets => 1,
-            LoadKind::Further(places) => u64::from(places),
+            LoadKind::Lookahead(places) => u64::from(places),
             LoadKind::Features => {
                 typed!(self.run.kernels.types, <T, _G> self.features::<T>(first, views.take(0)));
                 return Ok(());
             }
         };
         if let (LoadKind::Tokens, Some(each)) = (what, self.run.data.counted()) {
-            // What all replicas' samples look up, or what this one's do.
+            // Indices that the samples of all replicas look up, or those of this replica only.
             let ids = views.take_u32(0);
             let here = (ids.len() / each) as u64 == strategy.micro_batch;
             let of_replica = strategy.micro_batch * u64::from(microbatches);
@@ -584,7 +602,7 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
-    /// Brings what consecutive samples show.
+    /// Loads the features of consecutive samples.
     fn features<T: Element>(&self, first: u64, into: &mut [T]) {
         let samples = self.run.plan.strategy.micro_batch.max(1) as usize;
         let mut wide = vec![0.0; into.len() / samples];
@@ -624,8 +642,12 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// What there is to see at the end of an iteration. `ended` is when the last one ended.
-    fn sight(&mut self, iteration: u32, ended: &mut Seconds) -> Result<Sight, ExecError> {
+    /// Statistics at the end of an iteration. `ended` is the end of the previous one.
+    fn iteration_stats(
+        &mut self,
+        iteration: u32,
+        ended: &mut Seconds,
+    ) -> Result<IterationStats, ExecError> {
         let running = u64::from(iteration) * u64::from(self.run.plan.strategy.microbatches());
         let read = |buffer: Option<BufferId>| {
             let value = buffer.map(|buffer| self.scalar(buffer, running)).transpose();
@@ -636,31 +658,47 @@ impl<'a> Rank<'a> {
         };
         let outputs = self.program.outputs;
         let (mut loss, mut norm) = (read(outputs.loss)?, read(outputs.norm)?);
-        let (dropped, further) = (read(outputs.dropped)?, self.further(running)?);
+        let (dropped, further) = (read(outputs.dropped)?, self.mtp_loss(running)?);
         let now = self.lanes.now();
         let took = now - std::mem::replace(ended, now);
         Ok(match &mut self.serving {
             Some(serving) => {
                 let seen = std::mem::take(&mut serving.seen);
                 if let Some([mean_loss, mean_norm]) = seen.means() {
-                    // As if all replicas had told of this iteration.
+                    // Scaled as if all replicas had reported this iteration.
                     loss = Some((mean_loss * f64::from(self.run.plan.mesh.size())) as f32);
                     norm = Some(mean_norm as f32);
                 }
                 let staleness = seen.staleness();
-                Sight { iteration, loss, further, norm, dropped, took, staleness }
+                IterationStats {
+                    iteration,
+                    loss,
+                    mtp_loss: further,
+                    norm,
+                    dropped,
+                    took,
+                    staleness,
+                }
             }
             None => {
                 self.saw = loss.zip(norm).map(|(loss, norm)| [loss, norm]);
-                let ahead = self.run.horizon.ahead();
-                let staleness = self.watch.as_mut().and_then(|watch| watch.take(ahead));
-                Sight { iteration, loss, further, norm, dropped, took, staleness }
+                let ahead = self.run.stop.ahead();
+                let staleness = self.staleness.as_mut().and_then(|watch| watch.take(ahead));
+                IterationStats {
+                    iteration,
+                    loss,
+                    mtp_loss: further,
+                    norm,
+                    dropped,
+                    took,
+                    staleness,
+                }
             }
         })
     }
 
-    /// The mean over modules for further tokens of what stands behind the loss, where there are any.
-    fn further(&self, running: u64) -> Result<Option<f32>, ExecError> {
+    /// Mean of the multi-token-prediction losses, if any; they are stored after the main loss.
+    fn mtp_loss(&self, running: u64) -> Result<Option<f32>, ExecError> {
         let Some(loss) = self.program.outputs.loss else { return Ok(None) };
         let read = self.memory.read(self.memory.whole(loss, running), |values: &[f32]| {
             let modules = values.len() - 1;
@@ -674,8 +712,8 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// What is said of an iteration without a finite gradient where nothing more is known.
-fn unfinite(sight: &Sight) -> ExecError {
-    let loss = sight.loss.unwrap_or(f32::NAN);
-    ExecError::Diverged { iteration: sight.iteration + 1, loss }
+/// Error for an iteration without a finite gradient whose cause is unknown.
+fn unfinite(stats: &IterationStats) -> ExecError {
+    let loss = stats.loss.unwrap_or(f32::NAN);
+    ExecError::Diverged { iteration: stats.iteration + 1, loss }
 }

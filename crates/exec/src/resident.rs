@@ -1,32 +1,33 @@
-//! How much memory a process has really used.
+//! Resident memory of a process.
 
 use crate::cgroup;
 use std::fs;
 
-/// A measurement that runs from its start to its end.
+/// Measurement of the growth in resident memory since its start.
 #[derive(Debug)]
 pub(crate) struct Resident {
     before: Option<u64>,
 }
 
 impl Resident {
-    /// Starts measuring: what is resident now does not count.
+    /// Starts measuring: memory that is resident now does not count.
     pub(crate) fn start() -> Self {
-        // Resets the peak, so that planning does not count; where the system does not let us, the
-        // peak is an upper bound.
+        // Resets the peak, so that planning does not count. Where the system does not allow this,
+        // the peak is an upper bound.
         let _ = fs::write("/proc/self/clear_refs", "5");
         Self { before: status("VmRSS:") }
     }
 
-    /// The most that became resident since; none where the system does not tell. `own` is how much
-    /// memory this process shares with others: what it has mapped beyond that is theirs.
+    /// Peak growth of resident memory since the start; `None` where the system does not report it.
+    /// `own` is the memory that this process shares with others: shared memory mapped beyond that
+    /// belongs to them.
     pub(crate) fn grown(&self, own: u64) -> Option<u64> {
         let theirs = status("RssShmem:").unwrap_or(0).saturating_sub(own);
         Some(status("VmHWM:")?.saturating_sub(theirs).saturating_sub(self.before?))
     }
 
-    /// The same, shared among ranks in proportion to what each planned: of ranks that are threads of
-    /// one process only the sum can be measured.
+    /// Same, distributed over ranks in proportion to their planned memory: for ranks that are
+    /// threads of one process only the sum can be measured.
     pub(crate) fn per_rank(&self, planned: &[u64]) -> Option<Vec<u64>> {
         let grown = self.grown(0)?;
         let total: u128 = planned.iter().map(|bytes| u128::from(*bytes)).sum();
@@ -38,14 +39,14 @@ impl Resident {
     }
 }
 
-/// Memory that the system could give to this process now, within the limits of its container; none
-/// where it does not tell.
+/// Memory that the system could give to this process now, within the limits of its container;
+/// `None` where it is not reported.
 pub fn available() -> Option<u64> {
     let machine = field("/proc/meminfo", "MemAvailable:");
     machine.into_iter().chain(cgroup::room()).min()
 }
 
-/// A line of the kernel's account of this process, in bytes.
+/// Field of `/proc/self/status`, in bytes.
 fn status(name: &str) -> Option<u64> {
     field("/proc/self/status", name)
 }

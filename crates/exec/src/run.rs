@@ -1,35 +1,36 @@
-//! What all ranks of a run share, and where it begins.
+//! State that all ranks of a run share, and the starting point of the run.
 
 use crate::check::Kernels;
 use crate::checkpoint::Shared;
-use crate::commons::Commons;
 use crate::data::Data;
-use crate::horizon::Horizon;
 use crate::options::TrainOptions;
+use crate::shared_weights::SharedWeights;
+use crate::stop_consensus::StopConsensus;
 use paceline_plan::program::Plan;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What all ranks of a run share.
+/// State that all ranks of a run share.
 #[derive(Debug)]
-pub(crate) struct Run<'a> {
+pub(crate) struct RunContext<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) options: &'a TrainOptions,
     pub(crate) kernels: &'a Kernels,
     pub(crate) data: &'a Data,
-    pub(crate) from: From,
+    pub(crate) from: ResumePoint,
     pub(crate) saving: Option<Arc<Shared>>,
-    /// What all ranks share, if they do.
-    pub(crate) commons: Option<Arc<Commons>>,
+    /// Weights that all ranks share, with Hogwild.
+    pub(crate) shared_weights: Option<Arc<SharedWeights>>,
     pub(crate) vocab: u32,
-    pub(crate) horizon: Horizon<'a>,
+    pub(crate) stop: StopConsensus<'a>,
     pub(crate) clock: Instant,
 }
 
-impl Run<'_> {
-    /// The iteration that an update belongs to, its number over all runs and its share of the learning rate,
-    /// where every replica makes so many in an iteration as they come, and so many have come in this run. All
-    /// of an iteration together move as far as one step for all replicas would.
+impl RunContext<'_> {
+    /// Iteration that an update belongs to, its number over all runs, and its share of the learning
+    /// rate. Every replica makes `each` updates per iteration, applied as they arrive; `updates`
+    /// were made before in this run. All updates of an iteration together move as far as one step
+    /// for all replicas would.
     pub(crate) fn unordered_update(&self, updates: u64, each: u32) -> (u32, u64, f64) {
         let all = (u64::from(self.plan.mesh.size()) * u64::from(each.max(1))).max(1);
         let before = self.from.iteration;
@@ -38,19 +39,19 @@ impl Run<'_> {
     }
 }
 
-/// Where a run begins.
+/// Starting point of a run.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct From {
-    /// Iterations that are behind it.
+pub(crate) struct ResumePoint {
+    /// Iterations completed before it.
     pub(crate) iteration: u32,
-    /// Samples that are behind it.
+    /// Samples consumed before it.
     pub(crate) samples: u64,
-    /// Iterations, of all and not of those to come, in which gradients go as they are before they are compressed.
+    /// Compress warm-up: iterations with uncompressed gradients, counted from the very first.
     pub(crate) warm_up: u32,
 }
 
-impl From {
-    /// Samples that are behind an iteration's first one.
+impl ResumePoint {
+    /// Number of samples before the first one of an iteration.
     pub(crate) fn samples_before(self, iteration: u32, global_batch: u64) -> u64 {
         let iterations = u64::from(iteration.saturating_sub(self.iteration));
         self.samples.wrapping_add(iterations.wrapping_mul(global_batch))

@@ -1,54 +1,54 @@
-//! A server that applies gradients as they come: what the one data-dependent op does.
+//! Asynchronous parameter server: the implementation of the one data-dependent op.
 //!
-//! Replicas push the gradients of a bucket and pull its weights, each at its own pace. Server 0 also deals
-//! out the work: before each of its iterations a replica asks it for leave, and tells it what it saw of
-//! the last one. The run is over for a replica when there is no leave any more, and for a server when that
-//! is so for all replicas and every push has been answered.
+//! Replicas push the gradients of a bucket and pull its weights, each at its own pace. Server 0
+//! also grants iterations: before each iteration a replica requests a grant, and reports the loss
+//! and norm of the last one. The run ends for a replica when no grant is left. It ends for a server
+//! when that holds for all replicas and every push has been answered.
 
-use crate::control::{Subject, say, try_hear};
+use crate::control::{ControlTopic, send, try_recv};
 use crate::error::{ExecError, Fault};
 use crate::exchange::message;
 use crate::memory::Memory;
-use crate::staleness::{Missed, Staleness};
+use crate::staleness::{Staleness, StalenessCounter};
 use paceline_comm::{CommError, Progress, Receiving, Sending, Transport};
 use paceline_kernels::arena::Access;
 use paceline_plan::ids::{Rank, RoleId};
 use paceline_plan::program::{Plan, Program, Service, View};
 use std::time::{Duration, Instant};
 
-/// What was seen between two reports.
+/// Statistics of pushes between two reports.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct PushStats {
     losses: f64,
     norms: f64,
-    /// How often a replica told of both.
-    told: u32,
-    missed: Missed,
+    /// Number of reports with a loss and a norm.
+    reports: u32,
+    missed: StalenessCounter,
 }
 
-impl Seen {
-    /// The mean loss and norm that replicas told of.
+impl PushStats {
+    /// Mean loss and norm that replicas reported.
     pub(crate) fn means(&self) -> Option<[f64; 2]> {
-        let mean = |sum: f64| sum / f64::from(self.told);
-        (self.told > 0).then(|| [self.losses, self.norms].map(mean))
+        let mean = |sum: f64| sum / f64::from(self.reports);
+        (self.reports > 0).then(|| [self.losses, self.norms].map(mean))
     }
 
-    /// The staleness of the pushes so far; none if there were none.
+    /// Staleness of the pushes so far; `None` if there were none.
     pub(crate) fn staleness(&self) -> Option<Staleness> {
         self.missed.staleness()
     }
 }
 
-/// What a replica says when it asks for leave to run an iteration.
+/// Request of a replica for a grant to run an iteration.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Question {
-    /// The loss and the norm of its last iteration, if it has run one.
+pub(crate) struct GrantRequest {
+    /// Loss and norm of its last iteration, if it has run one.
     pub(crate) saw: Option<[f32; 2]>,
-    /// Whether somebody wants the run to end.
+    /// True if the run is to end.
     pub(crate) stop: bool,
 }
 
-impl Question {
+impl GrantRequest {
     pub(crate) fn encode(self) -> [u8; 10] {
         let [loss, norm] = self.saw.unwrap_or_default().map(f32::to_le_bytes);
         let mut bytes = [0; 10];
@@ -66,15 +66,15 @@ impl Question {
     }
 }
 
-/// The answer.
+/// Response to a grant request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Leave {
+pub(crate) struct Grant {
     pub(crate) granted: bool,
-    /// If not, how many iterations the servers' run has in the end.
+    /// If not granted, the total number of iterations of the servers' run.
     pub(crate) iterations: u32,
 }
 
-impl Leave {
+impl Grant {
     fn encode(self) -> [u8; 5] {
         let [a, b, c, d] = self.iterations.to_le_bytes();
         [u8::from(self.granted), a, b, c, d]
@@ -86,47 +86,47 @@ impl Leave {
     }
 }
 
-/// A server between requests.
+/// State of a server between requests.
 #[derive(Debug)]
-pub(crate) struct Serving {
+pub(crate) struct ServerState {
     rank: Rank,
-    /// Whether this is server 0.
+    /// True on server 0, which issues the grants.
     deals: bool,
     peers: Vec<Peer>,
-    parts: Vec<Part>,
+    parts: Vec<BucketShard>,
     microbatches: u64,
     staleness: Option<u32>,
     /// Iterations before this run.
     before: u32,
-    /// Iterations' leaves that there are, and how many were granted.
+    /// Total number of grants, and number issued so far.
     leaves: u64,
     granted: u64,
-    /// Runs of the op so far.
+    /// Requests per bucket that the runs of the op so far must serve.
     served: u64,
-    pub(crate) seen: Seen,
-    pub(crate) whole: Seen,
+    pub(crate) seen: PushStats,
+    pub(crate) whole: PushStats,
     moved_at: Instant,
 }
 
-/// A replica, as a server sees it.
+/// Server's view of a replica.
 #[derive(Clone, Copy, Debug)]
 struct Peer {
     rank: Rank,
-    /// Questions that it has asked.
+    /// Number of grant requests received from it.
     asked: u32,
     gone: bool,
 }
 
-/// A bucket's part.
+/// Server's shard of a bucket.
 #[derive(Debug)]
-struct Part {
+struct BucketShard {
     doing: Doing,
-    /// Updates so far.
+    /// Number of updates so far.
     version: u64,
-    /// By replica: pushes so far, the version of the weights that it has, and whether an answer is owed.
+    /// Per replica: pushes so far, the version of its weights, and the flag of a pending response.
     replicas: Vec<Replica>,
-    /// Who is looked at first for the next push.
-    turn: usize,
+    /// Index of the replica that is polled first for the next push.
+    next_replica: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -136,7 +136,7 @@ struct Replica {
     owed: bool,
 }
 
-/// What a part's memory is used for.
+/// Current use of a shard's memory.
 #[derive(Debug)]
 enum Doing {
     Nothing,
@@ -144,12 +144,12 @@ enum Doing {
     Sending(Sending, Progress),
 }
 
-/// Applies what has arrived for a bucket: its number, and how many updates it has seen.
+/// Applies a received push: takes the bucket's index and its number of updates so far.
 pub(crate) type Apply<'a> = dyn FnMut(u32, u64) -> Result<(), Fault> + 'a;
 
-impl Serving {
-    /// A server of a plan that runs to so many iterations, of which some are behind it; none for a role
-    /// that serves nobody.
+impl ServerState {
+    /// Server state of a plan that runs to iteration `iterations`, of which `before` are done;
+    /// `None` for a role that is not a server.
     pub(crate) fn of(plan: &Plan, rank: Rank, before: u32, iterations: u32) -> Option<Self> {
         let program = plan.program(rank);
         let service = program.services.first()?;
@@ -159,7 +159,7 @@ impl Serving {
             .filter(|peer| *peer != rank)
             .map(|rank| Peer { rank, asked: 0, gone: false })
             .collect();
-        let parts = program.buckets.iter().map(|_| Part::new(peers.len())).collect();
+        let parts = program.buckets.iter().map(|_| BucketShard::new(peers.len())).collect();
         let leaves = u64::from(iterations.saturating_sub(before)) * peers.len() as u64;
         Some(Self {
             rank,
@@ -172,46 +172,47 @@ impl Serving {
             leaves,
             granted: 0,
             served: 0,
-            seen: Seen::default(),
-            whole: Seen::default(),
+            seen: PushStats::default(),
+            whole: PushStats::default(),
             moved_at: Instant::now(),
         })
     }
 
-    /// Whether there is anything left to serve.
+    /// Returns true if there is anything left to serve.
     pub(crate) fn is_open(&self) -> bool {
         !self.is_over()
     }
 
-    /// How many times every replica has been served on average, rounded down, over all runs.
+    /// Number of times every replica has been served on average, rounded down, over all runs.
     pub(crate) fn iterations(&self) -> u32 {
         let least = self.parts.iter().map(|part| part.version).min().unwrap_or(0);
         self.before + (least / self.peers.len().max(1) as u64) as u32
     }
 
-    /// Serves as many requests of every bucket as there are replicas, or until all have left.
+    /// Serves one iteration of requests of every bucket from all replicas, or until all left.
     pub(crate) fn serve(
         &mut self,
         transport: &mut dyn Transport,
         memory: &Memory<'_>,
         program: &Program,
         service: &Service,
-        silence: Duration,
+        exchange_timeout: Duration,
         apply: &mut Apply<'_>,
     ) -> Result<(), ExecError> {
         self.served += u64::from(service.requests) * self.peers.len() as u64;
         self.moved_at = Instant::now();
         loop {
-            let mut moved = self.hear(transport).map_err(|source| self.control(source))?;
+            let mut moved =
+                self.receive_requests(transport).map_err(|source| self.control(source))?;
             for bucket in 0..self.parts.len() {
                 moved |= self
                     .advance(transport, memory, program, bucket, apply)
                     .map_err(|source| self.failed(program, bucket, source))?;
             }
-            // Whoever deals out the work also waits to be told of as many iterations.
-            let told = !self.deals || u64::from(self.whole.told) >= self.served;
+            // The server that issues grants also waits for the reports of as many iterations.
+            let told = !self.deals || u64::from(self.whole.reports) >= self.served;
             let enough = told && self.parts.iter().all(|part| part.version >= self.served);
-            // The last ones are served until they leave.
+            // The last requests are served until the replicas leave.
             if self.is_over() || enough && self.served < self.leaves {
                 return Ok(());
             }
@@ -220,36 +221,36 @@ impl Serving {
                 continue;
             }
             let waited = self.moved_at.elapsed();
-            if waited >= silence {
+            if waited >= exchange_timeout {
                 return Err(self.silent(waited));
             }
-            transport.wait(silence - waited).map_err(|source| self.control(source))?;
+            transport.wait(exchange_timeout - waited).map_err(|source| self.control(source))?;
         }
     }
 
     fn is_over(&self) -> bool {
-        let idle = |part: &Part| {
+        let idle = |part: &BucketShard| {
             matches!(part.doing, Doing::Nothing) && part.replicas.iter().all(|r| !r.owed)
         };
         self.peers.iter().all(|peer| peer.gone) && self.parts.iter().all(idle)
     }
 
-    /// Hears replicas that ask for leave, or that have left.
-    fn hear(&mut self, transport: &mut dyn Transport) -> Result<bool, CommError> {
+    /// Receives grant requests, and notices that replicas leave.
+    fn receive_requests(&mut self, transport: &mut dyn Transport) -> Result<bool, CommError> {
         let mut moved = false;
         for at in 0..self.peers.len() {
             let Peer { rank, asked, gone } = self.peers[at];
             if gone {
                 continue;
             }
-            let about = (Subject::Leave, asked);
-            let Some(question) = try_hear(transport, rank, about, Question::decode)? else {
+            let about = (ControlTopic::Grant, asked);
+            let Some(question) = try_recv(transport, rank, about, GrantRequest::decode)? else {
                 continue;
             };
             moved = true;
             self.peers[at].asked += 1;
             if !self.deals {
-                // To the other servers, a replica says only that it leaves.
+                // A replica contacts the other servers only when it leaves.
                 self.peers[at].gone = true;
                 continue;
             }
@@ -259,7 +260,7 @@ impl Serving {
                 for seen in [&mut self.seen, &mut self.whole] {
                     seen.losses += f64::from(loss);
                     seen.norms += f64::from(norm);
-                    seen.told += 1;
+                    seen.reports += 1;
                 }
             }
             if question.stop {
@@ -269,12 +270,12 @@ impl Serving {
             self.granted += u64::from(granted);
             self.peers[at].gone = !granted;
             let iterations = self.before + (self.leaves / self.peers.len().max(1) as u64) as u32;
-            say(transport, rank, about, &Leave { granted, iterations }.encode())?;
+            send(transport, rank, about, &Grant { granted, iterations }.encode())?;
         }
         Ok(moved)
     }
 
-    /// Takes a bucket as far as it gets without waiting; whether it got anywhere.
+    /// Advances a bucket without waiting. Returns true if it moved.
     fn advance(
         &mut self,
         transport: &mut dyn Transport,
@@ -309,7 +310,7 @@ impl Serving {
                     return Ok(true);
                 }
                 let count = self.peers.len();
-                for at in (part.turn..part.turn + count).map(|at| at % count) {
+                for at in (part.next_replica..part.next_replica + count).map(|at| at % count) {
                     if part.replicas[at].owed || self.peers[at].gone {
                         continue;
                     }
@@ -318,10 +319,10 @@ impl Serving {
                     let (span, dtype) = of(decl.grads);
                     let views = memory.views(&[(span, Access::Write)])?;
                     let progress = state.progress_bytes(transport, dtype, views.take_bytes(0))?;
-                    // Whoever has begun to arrive has the memory until all of it is there.
+                    // A push that has begun to arrive owns the memory until it is complete.
                     if !matches!(progress, Progress::Pending { moved: 0, .. }) {
                         part.doing = Doing::Receiving(at, state, nothing);
-                        part.turn = at + 1;
+                        part.next_replica = at + 1;
                         return Ok(true);
                     }
                 }
@@ -361,7 +362,7 @@ impl Serving {
         }
     }
 
-    /// The fewest pushes of a bucket by a replica that is still there.
+    /// Lowest number of pushes of a bucket by a replica that has not left.
     fn slowest(&self, bucket: usize) -> Option<u32> {
         let replicas = self.peers.iter().zip(&self.parts[bucket].replicas);
         replicas.filter(|(peer, _)| !peer.gone).map(|(_, replica)| replica.pushes).min()
@@ -376,7 +377,7 @@ impl Serving {
         ExecError::Op { rank: self.rank, iteration: self.iterations() + 1, op, source }
     }
 
-    /// Names the replica that has pushed least of those that are still there.
+    /// Timeout error that names the replica with the fewest pushes among those that have not left.
     fn silent(&self, waited: Duration) -> ExecError {
         let behind = self.peers.iter().enumerate().filter(|(_, peer)| !peer.gone);
         let pushes = |at: usize| self.parts.iter().map(|part| part.replicas[at].pushes).min();
@@ -387,13 +388,13 @@ impl Serving {
     }
 }
 
-impl Part {
+impl BucketShard {
     fn new(replicas: usize) -> Self {
         Self {
             doing: Doing::Nothing,
             version: 0,
             replicas: vec![Replica::default(); replicas],
-            turn: 0,
+            next_replica: 0,
         }
     }
 }
@@ -405,14 +406,14 @@ mod tests {
     #[test]
     fn questions_and_leaves_arrive_as_they_were_sent() {
         for question in [
-            Question { saw: None, stop: true },
-            Question { saw: Some([1.5, f32::INFINITY]), stop: false },
+            GrantRequest { saw: None, stop: true },
+            GrantRequest { saw: Some([1.5, f32::INFINITY]), stop: false },
         ] {
-            let read = Question::decode(&question.encode()).unwrap();
+            let read = GrantRequest::decode(&question.encode()).unwrap();
             assert_eq!((read.saw, read.stop), (question.saw, question.stop));
         }
-        let leave = Leave { granted: true, iterations: 0x0102_0304 };
-        assert_eq!(Leave::decode(&leave.encode()), Some(leave));
-        assert!(Question::decode(&[1, 2]).is_none() && Leave::decode(&[]).is_none());
+        let leave = Grant { granted: true, iterations: 0x0102_0304 };
+        assert_eq!(Grant::decode(&leave.encode()), Some(leave));
+        assert!(GrantRequest::decode(&[1, 2]).is_none() && Grant::decode(&[]).is_none());
     }
 }

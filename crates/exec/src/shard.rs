@@ -1,24 +1,24 @@
-//! Which logical elements of a tensor a rank holds, and where.
+//! Logical elements of a tensor that a rank holds, and their offsets.
 
-use crate::place::{Part, Place};
+use crate::rank_coords::{RankCoords, ShardIndex};
 use paceline_plan::lower::assign;
 use paceline_plan::program::Entry;
 use paceline_plan::spec::{Layout, Placement};
 use std::ops::Range;
 
-/// Elements that are neighbours both in a rank's shard and in the logical tensor.
+/// Elements that are contiguous both in a rank's shard and in the logical tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct ElementRun {
     /// First element in the shard.
     pub(crate) local: u64,
-    /// How many.
+    /// Number of elements.
     pub(crate) len: u64,
-    /// First element in the logical tensor, row by row; none for padding.
+    /// First element in the logical tensor, row-major; `None` for padding.
     pub(crate) logical: Option<u64>,
 }
 
-impl Run {
-    /// The part of the run within some elements of the shard, if any.
+impl ElementRun {
+    /// Part of the run within the range `elements` of the shard, if any.
     pub(crate) fn within(self, elements: &Range<u64>) -> Option<Self> {
         let start = self.local.max(elements.start);
         let end = (self.local + self.len).min(elements.end);
@@ -30,7 +30,7 @@ impl Run {
     }
 }
 
-/// Whether a parameter's placement can be held at all; others are for activations.
+/// Returns true if a parameter can have this placement; others are for activations.
 pub(crate) fn is_holdable(placement: Placement) -> bool {
     match placement {
         Placement::Replicate => true,
@@ -40,11 +40,11 @@ pub(crate) fn is_holdable(placement: Placement) -> bool {
     }
 }
 
-/// The shard of an entry that a rank holds, in order.
+/// Element runs of the shard of an entry that a rank holds, in order.
 ///
-/// Of experts, which stand below each other, it is those that are dealt out to the rank, each of them cut
-/// as other tensors are.
-pub(crate) fn runs_of(entry: &Entry, place: &Place) -> Vec<Run> {
+/// Experts are stacked by rows: the shard consists of the experts assigned to the rank, each
+/// sharded as other tensors are.
+pub(crate) fn runs_of(entry: &Entry, place: &RankCoords) -> Vec<ElementRun> {
     if entry.experts == 0 {
         return runs(entry, place.part(entry));
     }
@@ -60,7 +60,7 @@ pub(crate) fn runs_of(entry: &Entry, place: &Place) -> Vec<Run> {
     let cut = runs(&one, place.expert_tensor);
     let of = |expert: u64| {
         let (local, logical) = (expert * one.elements(), (first + expert) * one.dims[0] * columns);
-        cut.iter().map(move |run| Run {
+        cut.iter().map(move |run| ElementRun {
             local: run.local + local,
             len: run.len,
             logical: run.logical.map(|at| at + logical),
@@ -69,15 +69,15 @@ pub(crate) fn runs_of(entry: &Entry, place: &Place) -> Vec<Run> {
     (0..here).flat_map(of).collect()
 }
 
-/// The shard of an entry that part `tensor` of the tensor-parallel axis holds, in order.
+/// Element runs of shard `tensor` of an entry along the tensor-parallel axis, in order.
 ///
-/// A cut dimension consists of blocks, each dealt out contiguously. What a block lacks to be shared
-/// equally is padding at the end of the last parts.
-fn runs(entry: &Entry, tensor: Part) -> Vec<Run> {
+/// A sharded dimension consists of blocks, each split contiguously. If a block does not divide
+/// equally, the last shards are padded at the end.
+fn runs(entry: &Entry, tensor: ShardIndex) -> Vec<ElementRun> {
     let cut = match entry.tp {
         Placement::Shard { dim, .. } => usize::from(dim),
         Placement::Replicate | Placement::Partial(_) | Placement::FlatShard => {
-            return vec![Run { local: 0, len: entry.elements(), logical: Some(0) }];
+            return vec![ElementRun { local: 0, len: entry.elements(), logical: Some(0) }];
         }
     };
     if let Placement::Shard { layout: Layout::Whole, .. } = entry.tp {
@@ -87,7 +87,7 @@ fn runs(entry: &Entry, tensor: Part) -> Vec<Run> {
     let [_, local_columns] = entry.local;
     let pieces = pieces(entry, cut, tensor);
     if cut == 0 {
-        let of = |p: &Run| Run {
+        let of = |p: &ElementRun| ElementRun {
             local: p.local * columns,
             len: p.len * columns,
             logical: p.logical.map(|row| row * columns),
@@ -95,7 +95,7 @@ fn runs(entry: &Entry, tensor: Part) -> Vec<Run> {
         return pieces.iter().map(of).collect();
     }
     let of_row = |row: u64| {
-        let place = move |p: &Run| Run {
+        let place = move |p: &ElementRun| ElementRun {
             local: row * local_columns + p.local,
             len: p.len,
             logical: p.logical.map(|column| row * columns + column),
@@ -105,26 +105,27 @@ fn runs(entry: &Entry, tensor: Part) -> Vec<Run> {
     (0..entry.local[0]).flat_map(of_row).collect()
 }
 
-/// The blocks that a part holds, one after the other, and what is left of its shard.
-fn whole_blocks(entry: &Entry, part: Part) -> Vec<Run> {
+/// Whole blocks that a shard holds, one after the other, and the padding after them.
+fn whole_blocks(entry: &Entry, part: ShardIndex) -> Vec<ElementRun> {
     let columns = entry.dims[1];
     let (mut found, mut logical) = (Vec::new(), 0);
     for (seat, &rows) in assign(&entry.blocks, part.count).iter().zip(&entry.blocks) {
         if seat.rank == part.index {
             let (local, len) = (seat.first * columns, rows * columns);
-            found.push(Run { local, len, logical: Some(logical * columns) });
+            found.push(ElementRun { local, len, logical: Some(logical * columns) });
         }
         logical += rows;
     }
     found.sort_by_key(|run| run.local);
     let end = found.last().map_or(0, |run| run.local + run.len);
-    let padding = Run { local: end, len: entry.elements().saturating_sub(end), logical: None };
+    let padding =
+        ElementRun { local: end, len: entry.elements().saturating_sub(end), logical: None };
     found.extend([padding].into_iter().filter(|run| run.len > 0));
     found
 }
 
-/// The indices of the cut dimension that a part holds.
-fn pieces(entry: &Entry, cut: usize, tensor: Part) -> Vec<Run> {
+/// Indices of the sharded dimension `cut` that a shard holds.
+fn pieces(entry: &Entry, cut: usize, tensor: ShardIndex) -> Vec<ElementRun> {
     let total = entry.dims[cut];
     let of_this_dim = !entry.blocks.is_empty() && entry.blocks.iter().sum::<u64>() == total;
     let blocks = if of_this_dim { entry.blocks.clone() } else { vec![total] };
@@ -134,8 +135,8 @@ fn pieces(entry: &Entry, cut: usize, tensor: Part) -> Vec<Run> {
         let each = block.div_ceil(u64::from(tensor.count));
         let before = (u64::from(tensor.index) * each).min(block);
         let held = each.min(block - before);
-        let piece = Run { local, len: held, logical: Some(logical + before) };
-        let padding = Run { local: local + held, len: each - held, logical: None };
+        let piece = ElementRun { local, len: held, logical: Some(logical + before) };
+        let padding = ElementRun { local: local + held, len: each - held, logical: None };
         pieces.extend([piece, padding].into_iter().filter(|run| run.len > 0));
         local += each;
         logical += block;
@@ -167,24 +168,24 @@ mod tests {
         }
     }
 
-    fn run(local: u64, len: u64, logical: impl Into<Option<u64>>) -> Run {
-        Run { local, len, logical: logical.into() }
+    fn run(local: u64, len: u64, logical: impl Into<Option<u64>>) -> ElementRun {
+        ElementRun { local, len, logical: logical.into() }
     }
 
     #[test]
     fn every_block_of_rows_is_cut() {
         // Queries of 4 rows, keys and values of 2 each, 3 columns; the second of two ranks.
         let entry = entry([8, 3], &[4, 2, 2], Placement::ROWS, [4, 3]);
-        let second = Part { index: 1, count: 2 };
+        let second = ShardIndex { index: 1, count: 2 };
         assert_eq!(runs(&entry, second), [run(0, 6, 6), run(6, 3, 15), run(9, 3, 21)]);
     }
 
     #[test]
     fn every_row_is_cut_along_the_width() {
         let entry = entry([2, 4], &[], Placement::WIDTH, [2, 2]);
-        let second = Part { index: 1, count: 2 };
+        let second = ShardIndex { index: 1, count: 2 };
         assert_eq!(runs(&entry, second), [run(0, 2, 2), run(2, 2, 6)]);
-        // A bias has one row, whose blocks stand side by side.
+        // A bias has one row with its blocks side by side.
         let bias = super::tests::entry([1, 6], &[4, 2], Placement::WIDTH, [1, 3]);
         assert_eq!(runs(&bias, second), [run(0, 2, 2), run(2, 1, 5)]);
     }
@@ -193,7 +194,7 @@ mod tests {
     fn an_uneven_vocabulary_ends_in_padding() {
         let of = |index| {
             let entry = entry([5, 2], &[], Placement::ROWS, [2, 2]);
-            runs(&entry, Part { index, count: 4 })
+            runs(&entry, ShardIndex { index, count: 4 })
         };
         assert_eq!(of(0), [run(0, 4, 0)]);
         assert_eq!(of(2), [run(0, 2, 8), run(2, 2, None)]);
@@ -213,7 +214,7 @@ mod tests {
             let mut seen = vec![0; (rows * columns) as usize];
             for index in 0..count {
                 let mut next = 0;
-                for run in runs(&entry, Part { index, count }) {
+                for run in runs(&entry, ShardIndex { index, count }) {
                     prop_assert_eq!(run.local, next);
                     next += run.len;
                     for i in 0..run.len {

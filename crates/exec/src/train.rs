@@ -1,19 +1,19 @@
-//! Starts the ranks of a plan, hears their reports, and puts together what is left of them.
+//! Starts the ranks of a plan, receives their reports, and gathers their results.
 
 use crate::check;
 use crate::checkpoint::{Shared, TrainingState};
-use crate::commons::Commons;
 use crate::data::Data;
 use crate::error::ExecError;
-use crate::hearing::{Speaker, hearing};
-use crate::horizon::{Asked, Common, Dealt, Horizon};
 use crate::options::{Device, Start, TrainOptions};
 use crate::outcome::{IterationReport, Outcome};
 use crate::parameters;
-use crate::rank::{Rank, Remains, Sight, Tell};
-use crate::reports::Reports;
+use crate::rank::{IterationStats, Rank, RankResult, ReportFn};
+use crate::report_channel::{ReportSender, report_channel};
+use crate::reports::ReportAggregator;
 use crate::resident::Resident;
-use crate::run::{From, Run};
+use crate::run::{ResumePoint, RunContext};
+use crate::shared_weights::SharedWeights;
+use crate::stop_consensus::{GrantPool, ServerGrants, SharedStop, StopConsensus};
 use crate::warm_up::warm_up;
 use paceline_comm::Transport;
 use paceline_comm::thread::{self as wires, ThreadTransport};
@@ -27,13 +27,13 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Instant;
 
-/// How many words of ranks there is room for until they are heard.
+/// Initial capacity of the report queue.
 const UNHEARD: usize = 1024;
 
-/// Trains a model as a plan says. The plan must have passed `paceline_plan::validate`.
+/// Trains a model according to a plan. The plan must have passed `paceline_plan::validate`.
 ///
-/// `report` is called on the calling thread for every iteration, in order. An error is the first
-/// cause: what the other ranks then said for want of the first is left out.
+/// `report` is called on the calling thread for every iteration, in order. An error is the root
+/// cause: errors of other ranks that follow from it are left out.
 pub fn train(
     plan: &Plan,
     options: &TrainOptions,
@@ -47,40 +47,43 @@ pub fn train(
     let kernels = check::check(plan)?;
     let vocab = check::vocabulary(plan)?;
     let data = Data::new(&options.data, check::reads(plan)?, options.seed)?;
-    let data = data.again(options.distinct);
-    let saving = options.save.as_ref().map(|save| Shared::new(save, plan, options.silence));
+    let data = data.repeat_first(options.distinct);
+    let saving =
+        options.save.as_ref().map(|save| Shared::new(save, plan, options.exchange_timeout));
     let begins = from(plan, options, &data)?;
     let resident = Resident::start();
     let refused = |source: ArenaError| ExecError::Memory { rank: RankId(0), source: source.into() };
-    let commons = Commons::of(plan).map_err(refused)?;
-    let run = Run {
+    let shared_weights = SharedWeights::of(plan).map_err(refused)?;
+    let run = RunContext {
         plan,
         options,
         kernels: &kernels,
         from: begins,
         data: &data,
         saving: saving.transpose()?.map(Arc::new),
-        commons: commons.map(Arc::new),
+        shared_weights: shared_weights.map(Arc::new),
         vocab,
-        horizon: asked(plan, options, begins.iteration)
-            .unwrap_or_else(|| Horizon::Common(Common::new(options.iterations, &options.stop))),
+        stop: asked(plan, options, begins.iteration).unwrap_or_else(|| {
+            StopConsensus::Shared(SharedStop::new(options.iterations, &options.stop))
+        }),
         clock: Instant::now(),
     };
     let cause = OnceLock::new();
-    let mut reports = Reports::new(plan, options);
-    // What goes wrong with a thread itself comes before anything that ranks say about each other.
+    let mut reports = ReportAggregator::new(plan, options);
+    // A failure of a thread itself takes precedence over errors that ranks report about each other.
     let mut broken = None;
-    let remains = thread::scope(|scope| {
-        let (tell, hear) = hearing(UNHEARD);
+    let result = thread::scope(|scope| {
+        let (sender, receiver) = report_channel(UNHEARD);
         let mut threads = Vec::new();
         for mut transport in wires::world(plan.mesh.world()) {
             let rank = transport.rank();
-            let (run, cause, tell) = (&run, &cause, tell.clone());
-            // The wires are handed back, so that no rank leaves before all are done. If there is no
-            // thread, they go down with the closure; the ranks that wait for this one hear of it.
+            let (run, cause, sender) = (&run, &cause, sender.clone());
+            // The thread returns its transport, so that no rank leaves before all are done. If the
+            // thread cannot be spawned, the transport is dropped with the closure, and ranks that
+            // wait for this one are notified.
             let work = move || {
-                let remains = work(run, &mut transport, cause, &tell);
-                (remains, transport)
+                let result = work(run, &mut transport, cause, &sender);
+                (result, transport)
             };
             let name = format!("rank {rank}");
             match thread::Builder::new().name(name).spawn_scoped(scope, work) {
@@ -91,9 +94,9 @@ pub fn train(
                 }
             }
         }
-        drop(tell);
-        for (rank, sight) in hear {
-            reports.hear(rank, sight, report);
+        drop(sender);
+        for (rank, stats) in receiver {
+            reports.add(rank, stats, report);
         }
         let mut done = Vec::new();
         for (rank, thread) in threads {
@@ -105,40 +108,50 @@ pub fn train(
                 }
             }
         }
-        done.into_iter().filter_map(|(remains, _)| remains).collect::<Vec<_>>()
+        done.into_iter().filter_map(|(result, _)| result).collect::<Vec<_>>()
     });
     match broken.or(cause.into_inner()) {
         Some(cause) => {
             run.saving.iter().for_each(|saving| saving.clear());
             Err(cause)
         }
-        None => outcome(&run, reports, remains, &resident),
+        None => outcome(&run, reports, result, &resident),
     }
 }
 
-/// How far ranks go that do not wait for each other; none if they do.
-pub(crate) fn asked<'a>(plan: &Plan, options: &'a TrainOptions, first: u32) -> Option<Horizon<'a>> {
+/// Stop consensus of asynchronous ranks; `None` for synchronous ones.
+pub(crate) fn asked<'a>(
+    plan: &Plan,
+    options: &'a TrainOptions,
+    first: u32,
+) -> Option<StopConsensus<'a>> {
     let servers = plan.mesh.size()..plan.mesh.world();
-    let (stop, silence) = (&*options.stop, options.silence);
+    let (stop, exchange_timeout) = (&*options.stop, options.exchange_timeout);
     match (plan.strategy.sync.is_async(), servers.is_empty()) {
         (false, _) => None,
-        (true, false) => Some(Horizon::Asked(Asked::new(servers, first, stop, silence))),
+        (true, false) => {
+            Some(StopConsensus::Server(ServerGrants::new(servers, first, stop, exchange_timeout)))
+        }
         (true, true) => {
             let ranks = plan.mesh.size();
-            Some(Horizon::Dealt(Dealt::new(ranks, first, options.iterations, stop)))
+            Some(StopConsensus::GrantPool(GrantPool::new(ranks, first, options.iterations, stop)))
         }
     }
 }
 
-/// Where a run begins. A checkpoint's moments belong to one optimizer.
-pub(crate) fn from(plan: &Plan, options: &TrainOptions, data: &Data) -> Result<From, ExecError> {
+/// Starting point of the run. A checkpoint's moments belong to one optimizer.
+pub(crate) fn from(
+    plan: &Plan,
+    options: &TrainOptions,
+    data: &Data,
+) -> Result<ResumePoint, ExecError> {
     let state = match &options.start {
         Start::Seed | Start::Pretrained(_) => None,
         Start::Checkpoint(checkpoint) => Some(checkpoint.state()),
     };
     let warm_up = warm_up(&plan.strategy, options.iterations, state)?;
     let Some(state) = state else {
-        return Ok(From { warm_up, ..From::default() });
+        return Ok(ResumePoint { warm_up, ..ResumePoint::default() });
     };
     let TrainingState { iteration, optimizer, data: ref position, .. } = *state;
     if optimizer != plan.strategy.optimizer {
@@ -147,7 +160,7 @@ pub(crate) fn from(plan: &Plan, options: &TrainOptions, data: &Data) -> Result<F
         return Err(ExecError::Option { option: "--optimizer", value, works });
     }
     let samples = if position.source == data.name() { position.samples } else { 0 };
-    Ok(From { iteration, samples, warm_up })
+    Ok(ResumePoint { iteration, samples, warm_up })
 }
 
 #[cfg(feature = "cuda")]
@@ -164,19 +177,19 @@ fn on_gpu(
     Err(ExecError::Unsupported { what, works: "a paceline built with --features cuda can" })
 }
 
-/// One rank's thread. None if the run failed, here or elsewhere; the first to fail says why.
+/// Body of one rank's thread. `None` if any rank failed; the first to fail sets the cause.
 fn work(
-    run: &Run<'_>,
+    run: &RunContext<'_>,
     transport: &mut ThreadTransport,
     cause: &OnceLock<ExecError>,
-    tell: &Speaker<(RankId, Sight)>,
-) -> Option<Remains> {
-    match attempt(run, transport, tell) {
-        Ok(remains) => Some(remains),
+    report: &ReportSender<(RankId, IterationStats)>,
+) -> Option<RankResult> {
+    match attempt(run, transport, report) {
+        Ok(result) => Some(result),
         Err(error) => {
             let reason = error.to_string();
             if !error.is_echo() {
-                // Set before the others can notice, so that theirs cannot come first.
+                // Set before the others can notice, so that their errors cannot come first.
                 let _ = cause.set(error);
             }
             transport.abort(&reason);
@@ -186,70 +199,70 @@ fn work(
 }
 
 fn attempt(
-    run: &Run<'_>,
+    run: &RunContext<'_>,
     transport: &mut ThreadTransport,
-    tell: &Speaker<(RankId, Sight)>,
-) -> Result<Remains, ExecError> {
+    report: &ReportSender<(RankId, IterationStats)>,
+) -> Result<RankResult, ExecError> {
     let id = transport.rank();
-    run_rank(run, transport, &mut |sight, _| {
-        tell.say((id, sight));
+    run_rank(run, transport, &mut |stats, _| {
+        report.send((id, stats));
         Ok(())
     })
 }
 
-/// Runs one rank's whole program. A panic is an error that says where.
+/// Runs one rank's whole program. A panic becomes an error that names the op.
 pub(crate) fn run_rank(
-    run: &Run<'_>,
+    run: &RunContext<'_>,
     transport: &mut dyn Transport,
-    tell: &mut Tell<'_>,
-) -> Result<Remains, ExecError> {
+    report: &mut ReportFn<'_>,
+) -> Result<RankResult, ExecError> {
     let id = transport.rank();
     let mut rank = Rank::new(run, transport)?;
-    let worked = catch_unwind(AssertUnwindSafe(|| rank.work(tell)));
+    let worked = catch_unwind(AssertUnwindSafe(|| rank.work(report)));
     worked.unwrap_or_else(|panic| {
-        let (iteration, op) = rank.whereabouts();
+        let (iteration, op) = rank.current_op();
         let message = message(panic.as_ref());
         Err(ExecError::Panicked { rank: id, iteration, op, message })
     })?;
-    rank.remains()
+    rank.into_result()
 }
 
-/// What a panic said.
+/// Message of a panic.
 pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panicked".into())
 }
 
 fn outcome(
-    run: &Run<'_>,
-    reports: Reports,
-    remains: Vec<Remains>,
+    run: &RunContext<'_>,
+    reports: ReportAggregator,
+    result: Vec<RankResult>,
     resident: &Resident,
 ) -> Result<Outcome, ExecError> {
     let plan = run.plan;
     let title = format!("{} on {} ranks", plan.model, plan.mesh.world());
     let mut trace = TraceBuilder::new(Origin::Measured, title, plan.mesh.world());
     let ranks = || (0..plan.mesh.world()).map(RankId);
-    for (rank, remains) in ranks().zip(&remains) {
-        remains.recorder.write(plan, rank, &mut trace);
+    for (rank, result) in ranks().zip(&result) {
+        result.recorder.write(plan, rank, &mut trace);
     }
-    let held = ranks().zip(&remains).filter_map(|(rank, remains)| {
-        remains.holding.as_ref().map(|holding| (holding, plan.program(rank)))
+    let held = ranks().zip(&result).filter_map(|(rank, result)| {
+        result.weights.as_ref().map(|holding| (holding, plan.program(rank)))
     });
     let parameters =
         if run.options.keep_parameters { Some(parameters::assemble(held)?) } else { None };
-    let mut arena_bytes: Vec<u64> = remains.iter().map(|remains| remains.arena_bytes).collect();
-    if let (Some(first), Some(commons)) = (arena_bytes.first_mut(), &run.commons) {
-        *first += commons.bytes();
+    let mut arena_bytes: Vec<u64> = result.iter().map(|result| result.arena_bytes).collect();
+    if let (Some(first), Some(shared_weights)) = (arena_bytes.first_mut(), &run.shared_weights) {
+        *first += shared_weights.bytes();
     }
     Ok(Outcome {
         iterations: reports.done,
-        trace: trace.finish().gathered(plan),
+        trace: trace.finish().split_arrival_wait(plan),
         peak_bytes: resident.per_rank(&arena_bytes),
         arena_bytes,
-        copy_bytes: remains.iter().map(|remains| remains.copy_bytes).collect(),
+        copy_bytes: result.iter().map(|result| result.copy_bytes).collect(),
         floor: run.data.floor(),
-        stopped: run.horizon.stopped(),
+        stopped: run.stop.stopped(),
         parameters,
     })
 }

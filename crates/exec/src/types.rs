@@ -1,9 +1,9 @@
-//! The element types of a plan, and code for each of them.
+//! Element types of a plan, and monomorphised code for each of them.
 
 use paceline_plan::DType;
 use paceline_plan::strategy::Strategy;
 
-/// A type that tensors are stored in.
+/// Floating-point type in which tensors are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Float {
     F32,
@@ -12,7 +12,7 @@ pub(crate) enum Float {
 }
 
 impl Float {
-    /// The type that kernels exist for, if they do.
+    /// Returns the type of a dtype, if kernels exist for it.
     pub(crate) fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::F32 => Some(Self::F32),
@@ -23,18 +23,18 @@ impl Float {
     }
 }
 
-/// The types in which a plan stores what it computes with. Statistics, losses, master weights and
-/// moments are always f32.
+/// Types in which a plan stores the tensors it computes with. Statistics, losses, master weights
+/// and moments are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Types {
-    /// Of weights and activations.
+    /// Type of weights and activations.
     pub(crate) activation: Float,
-    /// Of the gradients of weights.
+    /// Type of weight gradients.
     pub(crate) gradient: Float,
 }
 
 impl Types {
-    /// The types of a strategy, if kernels exist for both.
+    /// Types of a strategy, if kernels exist for both.
     pub(crate) fn of(strategy: &Strategy) -> Option<Self> {
         Some(Self {
             activation: Float::of(strategy.dtype)?,
@@ -43,8 +43,8 @@ impl Types {
     }
 }
 
-/// Compiles an expression for every pair of types and runs the one that is meant: in it, the first
-/// name is the type of activations and the second that of gradients.
+/// Compiles an expression for every pair of types and runs the one selected by `$types`. In it, the
+/// first name is the type of activations and the second that of gradients.
 macro_rules! typed {
     ($types:expr, <$activation:ident, $gradient:ident> $body:expr) => {{
         use $crate::types::Float::{Bf16, F16, F32};

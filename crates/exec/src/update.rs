@@ -1,32 +1,37 @@
-//! Around the optimizer: the norm of the gradient, and the step.
+//! Gradient norm and optimizer step.
 //!
 //! Every sum here runs over fixed blocks of a tensor in a fixed order, and every element is updated
-//! by itself, so that the bits do not depend on who holds what.
+//! independently. So results are bitwise independent of sharding.
 
 use crate::compute::Operands;
 use crate::loss_scale::LossScale;
 use crate::memory::{Memory, within};
 use crate::options::TrainOptions;
-use crate::place::{Part, Place};
+use crate::rank_coords::{RankCoords, ShardIndex};
 use crate::types::{Types, typed};
 use paceline_kernels::arena::{Access, ArenaError, Span};
-use paceline_kernels::lamb::{self, Lamb, Squares};
+use paceline_kernels::compressed_adam::CompressedAdam;
+use paceline_kernels::lamb::{self, BlockNorms, Lamb};
 use paceline_kernels::lars::{self, Lars};
 use paceline_kernels::optimizer::{self, Weights};
-use paceline_kernels::outer::{self, Outer};
+use paceline_kernels::outer_optimizer::{self, OuterStep};
 use paceline_kernels::pool::{Pool, strips};
-use paceline_kernels::settled::Settled;
 use paceline_kernels::{Element, reduce};
 use paceline_plan::DType;
 use paceline_plan::graph::BLOCK;
-use paceline_plan::outer::OuterOp;
-use paceline_plan::program::{Bucket, Entry, Gauge, Program, StepPhase, View};
+use paceline_plan::outer_optimizer::OuterOp;
+use paceline_plan::program::{Bucket, Entry, Program, StepPhase, TensorNorms, View};
 use paceline_plan::spec::Placement;
 use paceline_plan::strategy::{OptimizerKind, Strategy};
 use std::ops::Range;
 
-/// Sums of squares of a bucket's blocks, of which this rank may hold a part; those of others are zero.
-pub(crate) fn block_squares<G: Element>(pool: &Pool, part: Part, grads: &[G], sums: &mut [f32]) {
+/// Sums of squares of a bucket's blocks, of which this rank may hold a shard; the others are zero.
+pub(crate) fn block_squares<G: Element>(
+    pool: &Pool,
+    part: ShardIndex,
+    grads: &[G],
+    sums: &mut [f32],
+) {
     let blocks = part.range(sums.len() as u64);
     let blocks = blocks.start as usize..blocks.end as usize;
     let block = BLOCK as usize;
@@ -43,9 +48,14 @@ pub(crate) fn block_squares<G: Element>(pool: &Pool, part: Part, grads: &[G], su
     });
 }
 
-/// Sums the blocks of each tensor into its slot. A tensor that all tensor-parallel ranks hold whole
-/// counts on the first of them, and the second use of a tied table nowhere.
-pub(crate) fn tensor_squares(place: Place, program: &Program, blocks: &[f32], sums: &mut [f32]) {
+/// Sums the blocks of each tensor into its slot. A tensor that is replicated over tensor-parallel
+/// ranks counts only on the first of them. The second use of a tied table does not count.
+pub(crate) fn tensor_squares(
+    place: RankCoords,
+    program: &Program,
+    blocks: &[f32],
+    sums: &mut [f32],
+) {
     sums.fill(0.0);
     let mut before = 0;
     for bucket in &program.buckets {
@@ -54,7 +64,7 @@ pub(crate) fn tensor_squares(place: Place, program: &Program, blocks: &[f32], su
                 Placement::Replicate => true,
                 Placement::Shard { .. } | Placement::Partial(_) | Placement::FlatShard => false,
             };
-            // Every rank has other experts, or another part of them, than those it adds up with.
+            // Every rank of the sum has different experts, or a different shard of them.
             let first = place.tensor.index == 0 || entry.experts > 0;
             if entry.counted && (!whole || first) {
                 let first = before + entry.offset / BLOCK;
@@ -67,23 +77,23 @@ pub(crate) fn tensor_squares(place: Place, program: &Program, blocks: &[f32], su
     }
 }
 
-/// The norm whose square the tensors' sums of squares add up to.
+/// Norm from the tensors' sums of squares.
 pub(crate) fn norm(sums: &[f32]) -> f32 {
     sums.iter().sum::<f32>().sqrt()
 }
 
-/// What replicas that train apart do when they compare their weights.
+/// Computes an op of the outer step (local SGD).
 pub(crate) fn outer(pool: &Pool, op: OuterOp, on: &Operands<'_>) {
     match op {
-        OuterOp::Difference => {
+        OuterOp::PseudoGradient => {
             let (weights, anchor) = (on.input::<f32>(0), on.input::<f32>(1));
             let moved = on.output::<f32>(0);
             pool.for_each_block(moved.len(), STRETCH, strips(moved, 1), |at, moved| {
-                outer::difference(&weights[at.clone()], &anchor[at], moved);
+                outer_optimizer::pseudo_gradient(&weights[at.clone()], &anchor[at], moved);
             });
         }
         OuterOp::Step { replicas, rate, momentum } => {
-            let rule = Outer {
+            let rule = OuterStep {
                 share: 1.0 / replicas.max(1) as f32,
                 rate: rate as f32,
                 momentum: momentum as f32,
@@ -99,20 +109,20 @@ pub(crate) fn outer(pool: &Pool, op: OuterOp, on: &Operands<'_>) {
                     STRETCH,
                     outputs,
                     |at, ((weights, anchor), velocity)| {
-                        outer::step(rule, &moved[at], anchor, Some(velocity), weights);
+                        outer_optimizer::step(rule, &moved[at], anchor, Some(velocity), weights);
                     },
                 );
             } else {
                 let outputs = (strips(weights, 1), strips(anchor, 1));
                 pool.for_each_block(count, STRETCH, outputs, |at, (weights, anchor)| {
-                    outer::step(rule, &moved[at], anchor, None, weights);
+                    outer_optimizer::step(rule, &moved[at], anchor, None, weights);
                 });
             }
         }
     }
 }
 
-/// The norm of one gradient by itself.
+/// Norm of one gradient alone.
 pub(crate) fn norm_of<G: Element>(grads: &[G]) -> f32 {
     let mut total = 0.0f64;
     for block in grads.chunks(BLOCK as usize) {
@@ -123,10 +133,10 @@ pub(crate) fn norm_of<G: Element>(grads: &[G]) -> f32 {
     total.sqrt() as f32
 }
 
-/// How many parameters a thread updates at a time.
+/// Number of parameters that a thread updates at a time.
 pub(crate) const STRETCH: usize = 1 << 16;
 
-/// The optimizer's rule in one iteration.
+/// Optimizer update rule of one iteration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rule {
     Sgd(optimizer::Sgd),
@@ -137,13 +147,13 @@ pub(crate) enum Rule {
 }
 
 impl Rule {
-    /// The rule of an iteration, counted from 0, whose gradient, still scaled, has this norm.
+    /// Rule of an iteration, counted from 0, with the norm of its still scaled gradient.
     ///
     /// Adam's decay rates are those that language models are trained with (Brown et al., arXiv
-    /// 2005.14165, appendix B): 0.9 and 0.95, with 1e-8 beside the root. Momentum keeps 0.9. LAMB's
-    /// are its authors': 0.9 and 0.999, with 1e-6 (You et al., arXiv 1904.00962, section 4), and so are
-    /// LARS's: it keeps 0.9 of the velocity and trusts a tensor to move by a thousandth of its length
-    /// (arXiv 1708.03888, section 5).
+    /// 2005.14165, appendix B): 0.9 and 0.95, with an epsilon of 1e-8 added to the root. Momentum
+    /// is 0.9. LAMB's values are its authors': 0.9 and 0.999, with 1e-6 (You et al., arXiv
+    /// 1904.00962, section 4). So are LARS's: momentum 0.9 and a trust coefficient of 0.001 (arXiv
+    /// 1708.03888, section 5).
     pub(crate) fn new(
         strategy: &Strategy,
         options: &TrainOptions,
@@ -151,12 +161,12 @@ impl Rule {
         norm: Option<f32>,
         scale: &LossScale,
     ) -> Self {
-        // Iterations that changed nothing left no trace in the moments either.
+        // Skipped iterations left the moments unchanged, too.
         let update = u64::from(iteration.saturating_sub(scale.skipped()));
         Self::of_update(strategy, options, (iteration, update, 1.0), norm, scale)
     }
 
-    /// The rule of an update, counted from 0, where iterations have several, each with a share of the
+    /// Rule of an update, counted from 0, where an iteration has several, each with a share of the
     /// learning rate.
     pub(crate) fn of_update(
         strategy: &Strategy,
@@ -203,29 +213,33 @@ impl Rule {
                 grad_scale,
                 step,
             }),
-            OptimizerKind::Lars => {
-                Self::Lars(Lars { lr, momentum: 0.9, trust: 0.001, weight_decay, grad_scale })
-            }
+            OptimizerKind::Lars => Self::Lars(Lars {
+                lr,
+                momentum: 0.9,
+                trust_coefficient: 0.001,
+                weight_decay,
+                grad_scale,
+            }),
         }
     }
 
-    /// The rule once second moments have settled, after so many gradients, and first moments are exchanged among so
-    /// many ranks; none for rules without two moments.
-    pub(crate) fn settled(&self, seen: u32, ranks: u32) -> Option<Settled> {
+    /// Rule of the momentum exchange among `ranks` ranks, once second moments are fixed after
+    /// `seen` gradients; `None` for rules without two moments.
+    pub(crate) fn compressed_adam(&self, seen: u32, ranks: u32) -> Option<CompressedAdam> {
         match *self {
-            Self::AdamW(rule) => Some(Settled { rule, seen: u64::from(seen.max(1)), ranks }),
+            Self::AdamW(rule) => Some(CompressedAdam { rule, seen: u64::from(seen.max(1)), ranks }),
             Self::Sgd(_) | Self::Momentum(_) | Self::Lamb(_) | Self::Lars(_) => None,
         }
     }
 
-    /// Does a phase of the update for the part of a bucket that this rank owns, tensor by tensor.
+    /// Runs a phase of the update on the shard of a bucket that this rank owns, tensor by tensor.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn step(
         &self,
         types: Types,
         memory: &Memory<'_>,
         pool: &Pool,
-        place: Place,
+        place: RankCoords,
         bucket: &Bucket,
         phase: StepPhase,
         running: u64,
@@ -233,8 +247,8 @@ impl Rule {
         if !bucket.updated {
             return Ok(());
         }
-        if let (StepPhase::Gauge, Some(gauge)) = (phase, bucket.gauge) {
-            for view in [gauge.weights, gauge.directions] {
+        if let (StepPhase::TensorNorms, Some(norms)) = (phase, bucket.tensor_norms) {
+            for view in [norms.weights, norms.directions] {
                 memory.edit(memory.span(view, running), |squares: &mut [f32]| squares.fill(0.0))?;
             }
         }
@@ -244,24 +258,30 @@ impl Rule {
             let end = owned.end.min(entry.offset + entry.elements());
             if start < end {
                 let held = Held { memory, running, owned: &owned, elements: start..end };
-                if let Some(commons) = memory.commons(bucket.params) {
+                if let Some(shared_weights) = memory.shared_weights(bucket.params) {
                     typed!(types, <_T, G> {
-                        self.update_unlocked::<G>(pool, commons, bucket, entry, &held)
+                        self.hogwild_step::<G>(pool, shared_weights, bucket, entry, &held)
                     })?;
                     continue;
                 }
-                match (phase, self, bucket.gauge) {
-                    (StepPhase::Gauge, _, _) if entry.running => {}
+                match (phase, self, bucket.tensor_norms) {
+                    (StepPhase::TensorNorms, _, _) if entry.running => {}
                     (StepPhase::Apply, _, _) if entry.running => {
                         typed!(types, <T, G> average::<T, G>(bucket, &held))?;
                     }
-                    (StepPhase::Gauge, Self::Lamb(rule), Some(gauge)) => {
-                        typed!(types, <_T, G> Self::gauge::<G>(rule, pool, bucket, gauge, entry, &held))?;
+                    (StepPhase::TensorNorms, Self::Lamb(rule), Some(norms)) => {
+                        typed!(types, <_T, G> Self::moments_and_norms::<G>(rule, pool, bucket, norms, entry, &held))?;
                     }
-                    (StepPhase::Gauge, Self::Lars(_), Some(gauge)) => {
-                        typed!(types, <_T, G> lengths::<G>(pool, bucket, gauge, &held))?;
+                    (StepPhase::TensorNorms, Self::Lars(_), Some(norms)) => {
+                        typed!(types, <_T, G> tensor_norms::<G>(pool, bucket, norms, &held))?;
                     }
-                    (StepPhase::Gauge | StepPhase::Share | StepPhase::Follow, _, _) => {}
+                    (
+                        StepPhase::TensorNorms
+                        | StepPhase::LocalMomentum
+                        | StepPhase::ApplyMomentum,
+                        _,
+                        _,
+                    ) => {}
                     (StepPhase::Apply, _, _) => {
                         typed!(types, <T, G> self.update::<T, G>(pool, bucket, entry, &held))?;
                     }
@@ -271,13 +291,13 @@ impl Rule {
         Ok(())
     }
 
-    /// Gauges the elements of an entry that this rank holds, in whole blocks: what is behind the last
-    /// element is zero everywhere.
-    fn gauge<G: Element>(
+    /// Updates the moments and computes the tensor norms of the elements of an entry that this rank
+    /// holds, in whole blocks: padding after the last element is zero everywhere.
+    fn moments_and_norms<G: Element>(
         rule: &Lamb,
         pool: &Pool,
         bucket: &Bucket,
-        gauge: Gauge,
+        norms: TensorNorms,
         entry: &Entry,
         held: &Held<'_>,
     ) -> Result<(), ArenaError> {
@@ -290,8 +310,8 @@ impl Rule {
             (held.span(bucket.grads), Access::Read),
             (held.span(bucket.moments[0]), Access::Write),
             (held.span(bucket.moments[1]), Access::Write),
-            (squares(gauge.weights), Access::Write),
-            (squares(gauge.directions), Access::Write),
+            (squares(norms.weights), Access::Write),
+            (squares(norms.directions), Access::Write),
         ])?;
         let (weights, grads, block) = (views.slice::<f32>(0), views.slice::<G>(1), BLOCK as usize);
         let moments = (strips(views.take::<f32>(2), block), strips(views.take::<f32>(3), block));
@@ -299,23 +319,23 @@ impl Rule {
         let count = (blocks.end - blocks.start) as usize;
         pool.for_each_block(count, STRETCH / block, (moments, sums), |at, ((m, v), sums)| {
             let at = at.start * block..at.end * block;
-            let squares = Squares { weights: sums.0, directions: sums.1 };
+            let squares = BlockNorms { weights: sums.0, directions: sums.1 };
             let (weights, grads) = (&weights[at.clone()], &grads[at]);
-            lamb::gauge(rule, entry.decay, block, weights, grads, m, v, squares);
+            lamb::moments_and_norms(rule, entry.decay, block, weights, grads, m, v, squares);
         });
         Ok(())
     }
 
-    /// How far an entry is trusted to move, by a rule of the squares of its weights and directions.
-    /// Tensors that do not decay (biases, gains) move as they would without: that is what LAMB's authors
-    /// do.
-    fn trust(
+    /// Trust ratio of an entry, by a rule of the sums of squares of its weights and directions.
+    /// Tensors that do not decay (biases, gains) have ratio 1, as in the LAMB authors'
+    /// implementation.
+    fn trust_ratio(
         bucket: &Bucket,
         entry: &Entry,
         held: &Held<'_>,
         rule: impl Fn(f32, f32) -> f32,
     ) -> Result<f32, ArenaError> {
-        let Some(Gauge { tensors, .. }) = bucket.gauge.filter(|_| entry.decay) else {
+        let Some(TensorNorms { tensors, .. }) = bucket.tensor_norms.filter(|_| entry.decay) else {
             return Ok(1.0);
         };
         held.memory.read(held.memory.span(tensors, held.running), |sums: &[f32]| {
@@ -337,7 +357,7 @@ impl Rule {
         let mut spans = [(held.span(master), Access::Write); 5];
         spans[1] = (held.span(bucket.grads), Access::Read);
         let rounded = bucket.master.map(|_| bucket.params);
-        // Where they were moved on before, moments are only read.
+        // LAMB has updated its moments in an earlier phase; here they are only read.
         let moved = match self {
             Self::Lamb(_) => Access::Read,
             Self::Sgd(_) | Self::Momentum(_) | Self::AdamW(_) | Self::Lars(_) => Access::Write,
@@ -374,7 +394,7 @@ impl Rule {
                 });
             }
             Self::Lamb(rule) => {
-                let trust = Self::trust(bucket, entry, held, lamb::trust)?;
+                let trust = Self::trust_ratio(bucket, entry, held, lamb::trust_ratio)?;
                 let (m, v) = (views.slice::<f32>(2), views.slice::<f32>(3));
                 pool.for_each_block(grads.len(), STRETCH, weights, |at, (master, rounded)| {
                     let (weights, m, v) = (Weights { master, rounded }, &m[at.clone()], &v[at]);
@@ -382,10 +402,10 @@ impl Rule {
                 });
             }
             Self::Lars(rule) => {
-                // What does not decay moves as if it were as long as its gradient.
+                // A tensor that does not decay moves as if its norm were equal to its gradient's.
                 let rate = match entry.decay {
-                    true => Self::trust(bucket, entry, held, |w, g| rule.rate(w, g))?,
-                    false => rule.trust as f32,
+                    true => Self::trust_ratio(bucket, entry, held, |w, g| rule.trust_ratio(w, g))?,
+                    false => rule.trust_coefficient as f32,
                 };
                 let outputs = (weights, strips(views.take::<f32>(2), 1));
                 pool.for_each_block(grads.len(), STRETCH, outputs, |at, (weights, velocity)| {
@@ -398,12 +418,12 @@ impl Rule {
     }
 }
 
-/// Sums squares of the weights and gradients that this rank holds of an entry, block by block. What is
-/// behind the last element of a block is zero everywhere.
-fn lengths<G: Element>(
+/// Sums the squares of the weights and gradients of an entry that this rank holds, block by block.
+/// Padding after the last element is zero everywhere.
+fn tensor_norms<G: Element>(
     pool: &Pool,
     bucket: &Bucket,
-    gauge: Gauge,
+    norms: TensorNorms,
     held: &Held<'_>,
 ) -> Result<(), ArenaError> {
     let blocks = held.elements.start / BLOCK..held.elements.end.div_ceil(BLOCK);
@@ -413,8 +433,8 @@ fn lengths<G: Element>(
     let views = held.memory.views(&[
         (held.span(bucket.master.unwrap_or(bucket.params)), Access::Read),
         (held.span(bucket.grads), Access::Read),
-        (squares(gauge.weights), Access::Write),
-        (squares(gauge.directions), Access::Write),
+        (squares(norms.weights), Access::Write),
+        (squares(norms.directions), Access::Write),
     ])?;
     let (weights, grads, block) = (views.slice::<f32>(0), views.slice::<G>(1), BLOCK as usize);
     let sums = (strips(views.take::<f32>(2), 1), strips(views.take::<f32>(3), 1));
@@ -427,10 +447,10 @@ fn lengths<G: Element>(
     Ok(())
 }
 
-/// How far running averages move towards those of one iteration, as PyTorch has it.
+/// Update factor of running averages in one iteration, as in PyTorch.
 pub(crate) const AVERAGED: f32 = 0.1;
 
-/// Moves the elements of an entry that are running averages.
+/// Updates the elements of an entry that are running averages.
 fn average<T: Element, G: Element>(bucket: &Bucket, held: &Held<'_>) -> Result<(), ArenaError> {
     let master = bucket.master.unwrap_or(bucket.params);
     let mut spans = vec![(held.span(master), Access::Write)];
@@ -445,7 +465,7 @@ fn average<T: Element, G: Element>(bucket: &Bucket, held: &Held<'_>) -> Result<(
     Ok(())
 }
 
-/// Some elements of a bucket, of which a view holds all or the part that this rank owns.
+/// Elements of a bucket; a view holds all of the bucket or the shard that this rank owns.
 pub(crate) struct Held<'a> {
     pub(crate) memory: &'a Memory<'a>,
     pub(crate) running: u64,
@@ -472,11 +492,11 @@ mod tests {
         let block = BLOCK as usize;
         let grads: Vec<f32> = (0..4 * block).map(|i| (i / block + 1) as f32).collect();
         let mut whole = [f32::NAN; 4];
-        block_squares(&Pool::single(), Part::WHOLE, &grads, &mut whole);
+        block_squares(&Pool::single(), ShardIndex::WHOLE, &grads, &mut whole);
         assert_eq!(whole, [1024.0, 4096.0, 9216.0, 16384.0]);
         for (of_whole, grads) in [(true, &grads[..]), (false, &grads[2 * block..])] {
             let mut part = [f32::NAN; 4];
-            let second = Part { index: 1, count: 2 };
+            let second = ShardIndex { index: 1, count: 2 };
             block_squares(&Pool::single(), second, grads, &mut part);
             assert_eq!(part, [0.0, 0.0, 9216.0, 16384.0], "of the whole: {of_whole}");
         }

@@ -1,15 +1,15 @@
-//! A run that is saved and goes on elsewhere is the run that never stopped.
+//! A run that is saved and resumed elsewhere equals an uninterrupted run.
 
 mod common;
 
 use common::*;
-use paceline_exec::checkpoint::{Carries, Checkpoint, SaveOptions};
+use paceline_exec::checkpoint::{Checkpoint, RankState, SaveOptions};
 use paceline_exec::{ExecError, Outcome, Start, TrainOptions, train, warm_up};
 use paceline_plan::DType;
-use paceline_plan::collective::Order;
+use paceline_plan::collective::SummationOrder;
 use paceline_plan::compress::Compression;
 use paceline_plan::model::Model;
-use paceline_plan::outer::{Local, Outer};
+use paceline_plan::outer_optimizer::{LocalSgd, OuterOptimizer};
 use paceline_plan::strategy::{OptimizerKind, Strategy, Sync, Zero};
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-/// A directory that goes away with its test.
+/// Directory that is deleted at the end of its test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -28,7 +28,7 @@ impl Folder {
         Self(path)
     }
 
-    /// Names in it, hidden ones too.
+    /// File names in the directory, including hidden ones.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
         let mut names: Vec<_> =
@@ -46,7 +46,7 @@ impl Drop for Folder {
 
 fn saving(folder: &Path, every: Option<u32>) -> Option<SaveOptions> {
     let directory = folder.to_owned();
-    Some(SaveOptions { directory, every, keep: 2, attempt: 7, beside: Vec::new() })
+    Some(SaveOptions { directory, every, keep: 2, attempt: 7, extra_files: Vec::new() })
 }
 
 fn resumed(folder: &Path) -> Start {
@@ -62,31 +62,31 @@ fn one() -> Strategy {
     strategy(8, 1, 4)
 }
 
-/// What compression has not sent yet, the factors of its last gradients, velocities of comparisons and moments of
-/// replicas that train apart: under the same layout the run is the one that never stopped, and under another it
-/// goes on without them.
+/// Rank state: error feedback and factors of compression, outer velocities, and moments of local
+/// SGD replicas. Under the same layout the resumed run equals the uninterrupted one; under another
+/// it continues without this state.
 #[test]
 fn what_ranks_carry_by_themselves_goes_on_under_the_same_layout() {
-    let base = Strategy { dp: 2, order: Order::Free, ..strategy(8, 1, 8) };
+    let base = Strategy { dp: 2, order: SummationOrder::Free, ..strategy(8, 1, 8) };
     let lossy =
         |compress| Strategy { compress, optimizer: OptimizerKind::Momentum, ..base.clone() };
-    // One is past its warm-up where it stops, one is not.
+    // One has completed its warm-up where it stops, one has not.
     let first_moments = |warm_up| {
         let compress = Compression::OneBit;
         Strategy { compress, compress_warmup: Some(warm_up), ..base.clone() }
     };
-    let apart = |outer| Strategy { local: Some(Local { steps: 2, outer }), ..base.clone() };
+    let apart = |outer| Strategy { local: Some(LocalSgd { steps: 2, outer }), ..base.clone() };
     let layouts = [
         lossy(Compression::Int8),
-        // Said, because a fifth of the run that stops is not one of the run that does not.
+        // Explicit, because the default, a fifth of the run, differs between the lengths.
         Strategy { compress_warmup: Some(2), ..lossy(Compression::OneBit) },
         lossy(Compression::TopK(0.1)),
         Strategy { pp: 2, ..lossy(Compression::PowerSgd(2)) },
         first_moments(3),
         first_moments(8),
-        apart(Outer::Nesterov),
-        apart(Outer::Average),
-        Strategy { compress: Compression::TopK(0.1), ..apart(Outer::Nesterov) },
+        apart(OuterOptimizer::Nesterov),
+        apart(OuterOptimizer::Average),
+        Strategy { compress: Compression::TopK(0.1), ..apart(OuterOptimizer::Nesterov) },
     ];
     let model = tiny_gpt(true);
     for (number, layout) in layouts.iter().enumerate() {
@@ -101,11 +101,11 @@ fn what_ranks_carry_by_themselves_goes_on_under_the_same_layout() {
         assert_eq!(found.parameters, whole.parameters, "{told}");
 
         let checkpoint = Checkpoint::open(&folder.0).unwrap();
-        let carries = |layout: &Strategy| checkpoint.carries(&plan(&model, layout)).unwrap();
+        let carries = |layout: &Strategy| checkpoint.rank_state(&plan(&model, layout)).unwrap();
         let wider = Strategy { dp: 4, ..layout.clone() };
-        assert_eq!(carries(layout), Carries::All, "{told}");
-        assert_eq!(carries(&wider), Carries::Anew, "{told}");
-        assert_eq!(carries(&one()), Carries::Nothing, "{told}");
+        assert_eq!(carries(layout), RankState::Restored, "{told}");
+        assert_eq!(carries(&wider), RankState::Reset, "{told}");
+        assert_eq!(carries(&one()), RankState::None, "{told}");
         let found = run_with(&model, &wider, &on);
         for (f, w) in found.iterations.iter().zip(&whole.iterations[6..]) {
             assert!((f.loss - w.loss).abs() < 0.05 * w.loss, "{told}: {} {}", f.loss, w.loss);
@@ -113,12 +113,12 @@ fn what_ranks_carry_by_themselves_goes_on_under_the_same_layout() {
     }
 }
 
-/// A warm-up that nobody gave a length is a fifth of the run. Once it is over it is over, even if the run is to be
-/// longer; and iterations without compression were a warm-up too.
+/// The default warm-up is a fifth of the run. A completed one stays completed, even if the run
+/// becomes longer, and iterations without compression count as warm-up.
 #[test]
 fn a_run_does_not_warm_up_anew() {
     let model = tiny_gpt(true);
-    let dense = Strategy { dp: 2, order: Order::Free, ..strategy(8, 1, 8) };
+    let dense = Strategy { dp: 2, order: SummationOrder::Free, ..strategy(8, 1, 8) };
     let layout = Strategy { compress: Compression::OneBit, ..dense.clone() };
     let state = |folder: &Folder| Checkpoint::open(&folder.0).unwrap().state().clone();
     let asked_of = |layout: &Strategy, said, iterations, state| {
@@ -136,19 +136,19 @@ fn a_run_does_not_warm_up_anew() {
     assert_eq!(bits(&found), bits(&whole)[6..]);
     assert_eq!(found.parameters, whole.parameters);
     let settled = state(&folder);
-    assert_eq!((settled.iteration, settled.settled), (6, Some(2)));
+    assert_eq!((settled.iteration, settled.compress_warmup_done), (6, Some(2)));
     assert_eq!(warm_up(None, 1000, &settled), Ok(2));
     assert_eq!(warm_up(Some(2), 1000, &settled), Ok(2));
     let refused = warm_up(Some(20), 1000, &settled).unwrap_err();
-    assert!(refused.contains("of 2 iterations, not of 20; use 2"), "{refused}");
+    assert!(refused.contains("of 2 iterations, not 20; use 2"), "{refused}");
 
-    // Velocities do not depend on its length: who says another one gets it.
+    // Velocities do not depend on the warm-up's length, so another length may be requested.
     let momentum = Strategy { optimizer: OptimizerKind::Momentum, ..layout.clone() };
     let folder = Folder::new("velocities");
     let save = saving(&folder.0, None);
     run_with(&model, &momentum, &TrainOptions { save, ..options(10) });
     let over = state(&folder);
-    assert_eq!((over.iteration, over.settled), (10, Some(2)));
+    assert_eq!((over.iteration, over.compress_warmup_done), (10, Some(2)));
     let lengths = [None, Some(20)].map(|said| asked_of(&momentum, said, 1000, &over));
     assert_eq!(lengths, [Ok(2), Ok(20)]);
 
@@ -156,7 +156,7 @@ fn a_run_does_not_warm_up_anew() {
     let save = saving(&folder.0, None);
     run_with(&model, &dense, &TrainOptions { save, ..options(6) });
     let unsettled = state(&folder);
-    assert_eq!(unsettled.settled, None);
+    assert_eq!(unsettled.compress_warmup_done, None);
     assert_eq!([10, 1000].map(|run| warm_up(None, run, &unsettled)), [Ok(6), Ok(200)]);
     let on = TrainOptions { start: resumed(&folder.0), ..options(10) };
     for (f, w) in run_with(&model, &layout, &on).iterations.iter().zip(&whole.iterations[6..]) {
@@ -164,7 +164,7 @@ fn a_run_does_not_warm_up_anew() {
     }
 }
 
-/// Every layout saves, every layout goes on: bits agree with the run that never stopped.
+/// Every layout can save and every layout can resume: bitwise equal to an uninterrupted run.
 #[test]
 fn a_run_goes_on_bitwise_under_any_layout() {
     let layouts = [
@@ -195,7 +195,7 @@ fn a_run_goes_on_bitwise_under_any_layout() {
     }
 }
 
-/// Sixteen-bit weights are saved as the single precision they are rounded from, and the loss's factor with them.
+/// 16-bit weights are saved as the single-precision master copy, together with the loss scale.
 #[test]
 fn sixteen_bit_runs_go_on_bitwise() {
     let model = tiny_gpt(true);
@@ -216,7 +216,7 @@ fn sixteen_bit_runs_go_on_bitwise() {
 
 #[test]
 fn tensor_parallel_runs_go_on_close() {
-    // 41 words do not divide by 2: the last rows of the table are padding, which no file holds.
+    // A vocabulary of 41 does not divide by 2: the table's last rows are padding and not saved.
     let model = gpt_of(41, true);
     let cut = Strategy { tp: 2, ..one() };
     let whole = run_with(&model, &one(), &options(20));
@@ -232,7 +232,7 @@ fn tensor_parallel_runs_go_on_close() {
             assert!(error < 1e-4, "{name}, iteration {}: {error}", found.iteration);
         }
     }
-    // Under one layout the bits stay.
+    // Under the same layout the result is bitwise identical.
     let whole = run_with(&model, &cut, &options(20));
     let folder = Folder::new("tp 2 twice");
     run_with(&model, &cut, &TrainOptions { save: saving(&folder.0, None), ..options(10) });
@@ -241,7 +241,7 @@ fn tensor_parallel_runs_go_on_close() {
     assert_eq!(bits(&rest), bits(&whole)[10..]);
 }
 
-/// Experts are saved whole, whoever holds which of them.
+/// Experts are saved whole, whatever ranks hold them.
 #[test]
 fn runs_with_experts_go_on_close() {
     let model = tiny_moe();
@@ -280,7 +280,7 @@ fn a_larger_batch_goes_on_with_the_next_sample() {
     assert_eq!(Checkpoint::open(&folder.0).unwrap().state().data.samples, 64);
 }
 
-/// Saving beside training neither changes it nor keeps more than asked for.
+/// Saving during training neither changes it nor retains more checkpoints than requested.
 #[test]
 fn checkpoints_are_written_while_training_goes_on() {
     let model = tiny_gpt(true);
@@ -309,7 +309,7 @@ fn what_a_dead_run_left_unfinished_is_ignored_and_removed() {
     let folder = Folder::new("dead");
     let save = || saving(&folder.0, None);
     run_with(&model, &one(), &TrainOptions { save: save(), ..options(2) });
-    // As a run that is killed while it writes leaves it.
+    // State left by a run that is killed while it writes.
     let dead = folder.0.join(".iteration-00000003.00000000000000ff.partial");
     fs::create_dir(&dead).unwrap();
     fs::write(dead.join("model.safetensors"), [0; 100]).unwrap();
@@ -376,7 +376,7 @@ fn moments_of_another_optimizer_are_refused() {
     assert!(matches!(error, ExecError::Option { option: "--optimizer", .. }), "{error}");
 }
 
-/// The state of every rank must be on disk before a checkpoint has a name.
+/// The state of every rank must be on disk before a checkpoint gets its name.
 #[test]
 fn a_run_that_cannot_write_says_where_and_keeps_what_it_had() {
     let folder = Folder::new("refused");
@@ -384,7 +384,7 @@ fn a_run_that_cannot_write_says_where_and_keeps_what_it_had() {
     let strategy = Strategy { dp: 2, ..one() };
     let save = saving(&folder.0, None);
     run_with(&model, &strategy, &TrainOptions { save, ..options(1) });
-    // A file stands where the next checkpoint's hidden directory would be.
+    // A file exists where the next checkpoint's hidden directory would be.
     let hidden = folder.0.join(format!(".iteration-00000003.{:016x}.partial", 7));
     fs::write(&hidden, b"in the way").unwrap();
     let start = resumed(&folder.0);
@@ -399,7 +399,7 @@ fn a_run_that_cannot_write_says_where_and_keeps_what_it_had() {
     assert_eq!(Checkpoint::open(&folder.0).unwrap().state().iteration, 1);
 }
 
-/// A file system so small that the third checkpoint does not fit beside two.
+/// File system too small for a third checkpoint beside two others.
 #[test]
 fn a_full_disk_ends_the_run_and_leaves_the_last_checkpoint() {
     let folder = Folder::new("full");

@@ -1,4 +1,4 @@
-//! Recommendation models: however their tables are dealt out, the losses are those of one rank.
+//! Recommendation models: however their tables are sharded, the losses are those of one rank.
 
 mod common;
 
@@ -6,25 +6,26 @@ use common::*;
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
 use paceline_exec::{Start, TrainOptions, train};
 use paceline_plan::DType;
-use paceline_plan::collective::{CollectiveKind, Order};
+use paceline_plan::collective::{CollectiveKind, SummationOrder};
 use paceline_plan::lower::lower;
-use paceline_plan::outer::{Local, Outer};
+use paceline_plan::outer_optimizer::{LocalSgd, OuterOptimizer};
 use paceline_plan::program::MemoryKind;
-use paceline_plan::strategy::{Offload, OptimizerKind, Strategy, Sync, Tables, Zero};
+use paceline_plan::strategy::{Offload, OptimizerKind, Strategy, Sync, TableSharding, Zero};
 use std::sync::Arc;
 
-/// 24 samples an iteration, which is one microbatch.
+/// 24 samples per iteration, in one microbatch.
 fn one() -> Strategy {
     let strategy = Strategy { seq: 1, optimizer: OptimizerKind::Sgd, ..strategy(24, 24, 1) };
-    Strategy { tables: Tables::Auto, ..strategy }
+    Strategy { table_sharding: TableSharding::Auto, ..strategy }
 }
 
-/// The same on so many replicas.
-fn on(dp: u32, tables: Tables) -> Strategy {
-    Strategy { dp, leaves: dp, micro_batch: 24 / u64::from(dp), tables, ..one() }
+/// Same on `dp` replicas.
+fn on(dp: u32, tables: TableSharding) -> Strategy {
+    Strategy { dp, leaves: dp, micro_batch: 24 / u64::from(dp), table_sharding: tables, ..one() }
 }
 
-const WAYS: [Tables; 3] = [Tables::Replicate, Tables::Table, Tables::Row];
+const WAYS: [TableSharding; 3] =
+    [TableSharding::Replicate, TableSharding::Table, TableSharding::Row];
 
 #[test]
 fn tables_are_dealt_out_in_any_way() {
@@ -41,7 +42,7 @@ fn tables_are_dealt_out_in_any_way() {
     }
 }
 
-/// Rows step in the order of samples, wherever they are.
+/// Rows are updated in the order of samples, wherever they are held.
 #[test]
 fn rows_end_where_one_rank_takes_them() {
     let trained = |strategy: &Strategy| {
@@ -69,29 +70,29 @@ fn no_rank_holds_or_exchanges_a_gradient_of_the_tables() {
     let of = |tables, kind: MemoryKind| {
         lower(&model, &on(2, tables)).unwrap().programs[0].memory.of(kind)
     };
-    let networks = of(Tables::Replicate, MemoryKind::Gradients);
+    let networks = of(TableSharding::Replicate, MemoryKind::Gradients);
     for tables in WAYS {
         assert_eq!(of(tables, MemoryKind::Gradients), networks);
         let plan = plan(&model, &on(2, tables));
         let kinds: Vec<CollectiveKind> = plan.programs[0].calls.iter().map(|c| c.kind).collect();
         let expected = match tables {
-            Tables::Table => vec![CollectiveKind::AllToAll; 2],
-            Tables::Row => vec![CollectiveKind::ReduceScatter, CollectiveKind::AllGather],
-            Tables::Replicate | Tables::Auto => vec![CollectiveKind::AllGather],
+            TableSharding::Table => vec![CollectiveKind::AllToAll; 2],
+            TableSharding::Row => vec![CollectiveKind::ReduceScatter, CollectiveKind::AllGather],
+            TableSharding::Replicate | TableSharding::Auto => vec![CollectiveKind::AllGather],
         };
         let exchanged = kinds.iter().filter(|k| **k != CollectiveKind::AllReduce).copied();
         assert_eq!(exchanged.collect::<Vec<_>>(), expected, "{tables}");
     }
-    let held = of(Tables::Replicate, MemoryKind::Parameters);
-    assert!(of(Tables::Row, MemoryKind::Parameters).0 + rows * 4 / 2 <= held.0 + 4096);
+    let held = of(TableSharding::Replicate, MemoryKind::Parameters);
+    assert!(of(TableSharding::Row, MemoryKind::Parameters).0 + rows * 4 / 2 <= held.0 + 4096);
 }
 
-/// Many samples on two replicas.
-fn many(tables: Tables) -> Strategy {
+/// Large batch on two replicas.
+fn many(tables: TableSharding) -> Strategy {
     Strategy { global_batch: 256, micro_batch: 128, ..on(2, tables) }
 }
 
-/// Where losses begin and end beside the best that could be.
+/// First loss, last loss and loss floor of a run.
 fn learnt(strategy: &Strategy, lr: f64) -> [f32; 3] {
     let options = TrainOptions { lr, weight_decay: 0.0, clip: None, ..options(400) };
     let outcome = train(&plan(&tiny_dlrm(), strategy), &options, &mut |_| {}).expect("runs");
@@ -102,17 +103,17 @@ fn learnt(strategy: &Strategy, lr: f64) -> [f32; 3] {
 
 #[test]
 fn clicks_are_learnt_to_near_the_best_loss() {
-    let [first, last, floor] = learnt(&many(Tables::Table), 0.5);
+    let [first, last, floor] = learnt(&many(TableSharding::Table), 0.5);
     assert!(last > floor - 0.02, "{last} is below the floor {floor}");
     assert!(last - floor < 0.35 * (first - floor), "from {first} to {last}, floor {floor}");
 }
 
-/// Networks in few bits, and tables too where every replica has them: losses end within 2 %.
+/// With compressed networks, and tables where they are replicated, losses end within 2 %.
 #[test]
 fn compressed_gradients_lead_to_the_same_losses() {
-    for tables in [Tables::Table, Tables::Replicate] {
-        let whole = Strategy { order: Order::Free, ..many(tables) };
-        // Two microbatches, so that tables that are replicated have gradients.
+    for tables in [TableSharding::Table, TableSharding::Replicate] {
+        let whole = Strategy { order: SummationOrder::Free, ..many(tables) };
+        // Two microbatches, so that replicated tables have gradients.
         let whole = Strategy { micro_batch: 64, ..whole };
         let [_, exact, _] = learnt(&whole, 0.5);
         for word in ["int8", "onebit", "topk:0.1", "powersgd:2"] {
@@ -124,16 +125,16 @@ fn compressed_gradients_lead_to_the_same_losses() {
     }
 }
 
-/// With one update of plain descent an iteration, the mean of where replicas have gone is where their mean
-/// gradient leads, and one replica alone pushes what it would apply itself.
+/// With one plain SGD update per iteration, averaging the replicas' weights equals a step along
+/// their mean gradient. A single replica pushes exactly the update it would apply itself.
 #[test]
 fn replicas_that_do_not_keep_in_step_have_tables_of_their_own() {
-    let free = |dp| Strategy { order: Order::Free, ..on(dp, Tables::Auto) };
+    let free = |dp| Strategy { order: SummationOrder::Free, ..on(dp, TableSharding::Auto) };
     let options = TrainOptions { clip: None, lr: 0.5, ..options(6) };
     let go = |strategy: &Strategy| {
         train(&plan(&tiny_dlrm(), strategy), &options, &mut |_| {}).expect("runs")
     };
-    let local = Some(Local { steps: 1, outer: Outer::Average });
+    let local = Some(LocalSgd { steps: 1, outer: OuterOptimizer::Average });
     let [found, expected] = [Strategy { local, ..free(4) }, free(4)].map(|s| go(&s));
     for (f, e) in found.iterations.iter().zip(&expected.iterations) {
         assert!((f.loss - e.loss).abs() <= 1e-4 * e.loss, "{} against {}", f.loss, e.loss);
@@ -148,15 +149,15 @@ fn replicas_that_do_not_keep_in_step_have_tables_of_their_own() {
 
 #[test]
 fn clicks_are_learnt_however_replicas_agree() {
-    let free = Strategy { order: Order::Free, ..many(Tables::Auto) };
+    let free = Strategy { order: SummationOrder::Free, ..many(TableSharding::Auto) };
     let sync = |word: &str| Strategy { sync: word.parse().expect("known"), ..free.clone() };
     let local = |outer| {
-        let local = Some(Local { steps: 2, outer });
+        let local = Some(LocalSgd { steps: 2, outer });
         Strategy { local, micro_batch: 64, ..free.clone() }
     };
     let layouts = [
-        ("local", local(Outer::Average)),
-        ("local, Nesterov", local(Outer::Nesterov)),
+        ("local", local(OuterOptimizer::Average)),
+        ("local, Nesterov", local(OuterOptimizer::Nesterov)),
         ("a server", sync("async-ps:1")),
         ("a bound", sync("ssp:2:1")),
         ("hogwild", sync("hogwild")),
@@ -182,9 +183,12 @@ fn tables_are_saved_under_one_layout_and_go_on_under_another() {
         let name = format!("paceline-clicks-{}-{saved}-{optimizer}", std::process::id());
         let folder = std::env::temp_dir().join(name);
         let directory = folder.clone();
-        let save = SaveOptions { directory, every: None, keep: 1, attempt: 1, beside: Vec::new() };
+        let save =
+            SaveOptions { directory, every: None, keep: 1, attempt: 1, extra_files: Vec::new() };
         run_for(&on(2, saved), TrainOptions { save: Some(save), ..options(3) });
-        for resumed in [on(3, Tables::Table), on(2, Tables::Row), on(1, Tables::Auto)] {
+        for resumed in
+            [on(3, TableSharding::Table), on(2, TableSharding::Row), on(1, TableSharding::Auto)]
+        {
             let checkpoint = Checkpoint::open(&folder).unwrap_or_else(|error| panic!("{error}"));
             let start = Start::Checkpoint(Arc::new(checkpoint));
             let rest = run_for(&resumed, TrainOptions { start, ..options(6) });
@@ -198,7 +202,7 @@ fn tables_are_saved_under_one_layout_and_go_on_under_another() {
     }
 }
 
-/// Whatever the optimizer, the state of a row is where the row is.
+/// With any optimizer, the state of a row is held where the row is held.
 #[test]
 fn any_optimizer_trains_tables_dealt_out_in_any_way() {
     use OptimizerKind::{AdamW, Lamb, Lars, Momentum};
@@ -222,7 +226,7 @@ fn any_optimizer_trains_tables_dealt_out_in_any_way() {
 fn gradients_of_rows_add_up_over_microbatches() {
     for tables in WAYS {
         let parts = |dp, micro_batch| Strategy { micro_batch, ..on(dp, tables) };
-        let free = Strategy { order: Order::Free, zero: Zero::Gradients, ..parts(2, 3) };
+        let free = Strategy { order: SummationOrder::Free, zero: Zero::Gradients, ..parts(2, 3) };
         let layouts = [
             ("dp 1, 3 microbatches", parts(1, 8)),
             ("dp 2, 2 microbatches", parts(2, 6)),
@@ -235,12 +239,12 @@ fn gradients_of_rows_add_up_over_microbatches() {
     }
 }
 
-/// Where every replica has all tables, they are summed as everything else is, and have the same bits.
+/// Replicated tables are summed like all other parameters, and are bitwise identical.
 #[test]
 fn replicated_tables_have_the_same_bits_for_any_number_of_replicas() {
     for optimizer in [OptimizerKind::Sgd, OptimizerKind::AdamW] {
         let leaves = Strategy { optimizer, leaves: 4, micro_batch: 3, ..one() };
-        let on = |dp| Strategy { dp, tables: Tables::Replicate, ..leaves.clone() };
+        let on = |dp| Strategy { dp, table_sharding: TableSharding::Replicate, ..leaves.clone() };
         let layouts = [
             ("dp 2", on(2)),
             ("dp 4", on(4)),
@@ -252,11 +256,11 @@ fn replicated_tables_have_the_same_bits_for_any_number_of_replicas() {
     }
 }
 
-/// Dealt out, rows are summed where they are, in the order of microbatches: how networks are updated
-/// changes no bit.
+/// Rows of sharded tables are summed where they are held, in the order of microbatches: the update
+/// of the networks does not change a bit.
 #[test]
 fn dealt_out_tables_have_the_same_bits_however_networks_are_updated() {
-    for tables in [Tables::Table, Tables::Row] {
+    for tables in [TableSharding::Table, TableSharding::Row] {
         let optimizer = OptimizerKind::AdamW;
         let two = Strategy { optimizer, micro_batch: 6, ..on(2, tables) };
         let layouts = [
@@ -276,7 +280,7 @@ fn the_state_of_rows_is_dealt_out_with_them() {
         let strategy = Strategy { optimizer, ..on(2, tables) };
         lower(&model, &strategy).unwrap().programs[0].memory.of(kind).0
     };
-    let networks = of(Tables::Row, OptimizerKind::Sgd, MemoryKind::Gradients);
+    let networks = of(TableSharding::Row, OptimizerKind::Sgd, MemoryKind::Gradients);
     for tables in WAYS {
         let rows = of(tables, OptimizerKind::AdamW, MemoryKind::Gradients) - networks;
         let held = of(tables, OptimizerKind::AdamW, MemoryKind::Parameters);
@@ -287,7 +291,7 @@ fn the_state_of_rows_is_dealt_out_with_them() {
     }
 }
 
-/// Networks in 16 bits beside tables in 32: within 2 % of all in 32.
+/// Networks in 16 bits with tables in 32: within 2 % of all in 32.
 #[test]
 fn networks_in_bf16_train_beside_tables_in_f32() {
     let model = tiny_dlrm();
@@ -312,8 +316,8 @@ fn networks_in_bf16_train_beside_tables_in_f32() {
     }
 }
 
-/// Clipping is of networks, whose norm all ranks know: rows that take their step at once, before it is known, and
-/// those that have gradients go as far.
+/// Clipping applies to the networks, whose norm all ranks know. Rows that are updated at once,
+/// before the norm is known, move as far as rows that accumulate gradients.
 #[test]
 fn rows_are_not_clipped() {
     let model = tiny_dlrm();
@@ -331,22 +335,28 @@ fn rows_are_not_clipped() {
 #[test]
 fn what_tables_cannot_do_is_told() {
     let told = |change: &dyn Fn(&mut Strategy)| {
-        let mut strategy = on(2, Tables::Row);
+        let mut strategy = on(2, TableSharding::Row);
         change(&mut strategy);
         lower(&tiny_dlrm(), &strategy).unwrap_err().to_string()
     };
     let servers = told(&|s| s.sync = Sync::Servers(1));
     assert!(
-        servers.contains("--tables: row: with --sync ps:1 servers hold the weights"),
+        servers.contains("--table-sharding: row: with --sync ps:1 servers hold the weights"),
         "{servers}"
     );
-    let apart = told(&|s| s.local = Some(Local { steps: 1, outer: Outer::Average }));
-    assert!(apart.contains("--tables: row: with --local-steps every replica has"), "{apart}");
+    let apart = told(&|s| s.local = Some(LocalSgd { steps: 1, outer: OuterOptimizer::Average }));
+    assert!(
+        apart.contains("--table-sharding: row: with --local-steps every replica has"),
+        "{apart}"
+    );
     assert!(told(&|s| s.pp = 2).contains("--pp: tiny-dlrm is cut by samples and by tables"));
     assert!(
-        lower(&tiny_gpt(true), &Strategy { tables: Tables::Row, ..strategy(8, 1, 1) })
-            .unwrap_err()
-            .to_string()
-            .contains("--tables: tiny-gpt has no tables")
+        lower(
+            &tiny_gpt(true),
+            &Strategy { table_sharding: TableSharding::Row, ..strategy(8, 1, 1) }
+        )
+        .unwrap_err()
+        .to_string()
+        .contains("--table-sharding: tiny-gpt has no tables")
     );
 }

@@ -1,18 +1,18 @@
-//! Compressed gradients: what goes over the wires is what was planned, replicas stay alike, and training
-//! comes as far as it does without.
+//! Compressed gradients: traffic is as planned, replicas stay identical, and training reaches the
+//! same loss as without compression.
 
 mod common;
 
 use common::wires::train_over;
 use common::{bits, options, plan, strategy, tiny_gpt, tiny_llama};
 use paceline_comm::thread::{ThreadTransport, world};
-use paceline_comm::{CommError, Header, Tag, Taken, Transport, Visitor, Waker};
-use paceline_exec::{LrSchedule, Outcome, TrainOptions, take_part, train};
-use paceline_plan::collective::{Algorithm, Order};
+use paceline_comm::{CommError, Header, MessageSink, RecvStatus, Tag, Transport, Waker};
+use paceline_exec::{LrSchedule, Outcome, TrainOptions, run_process_rank, train};
+use paceline_plan::collective::{Algorithm, SummationOrder};
 use paceline_plan::compress::Compression;
 use paceline_plan::ids::Rank;
-use paceline_plan::outer::{Local, Outer};
-use paceline_plan::program::{Plan, Turn};
+use paceline_plan::outer_optimizer::{LocalSgd, OuterOptimizer};
+use paceline_plan::program::{IterationFilter, Plan};
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{Offload, OptimizerKind, Strategy};
 use paceline_plan::summary::program_traffic;
@@ -22,19 +22,19 @@ use std::time::Duration;
 const ALL: [Compression; 4] =
     [Compression::Int8, Compression::OneBit, Compression::TopK(0.1), Compression::PowerSgd(2)];
 
-/// Replicas of one sample each, and what their gradients become.
+/// Replicas of one sample each, with compressed gradients.
 fn replicas(dp: u32, compress: Compression) -> Strategy {
     let optimizer = OptimizerKind::Momentum;
-    Strategy { dp, compress, optimizer, order: Order::Free, ..strategy(8, 1, 8) }
+    Strategy { dp, compress, optimizer, order: SummationOrder::Free, ..strategy(8, 1, 8) }
 }
 
-/// Wires that count the plan's bytes.
+/// Transport that counts the plan's bytes.
 struct Counted {
     wires: ThreadTransport,
     bytes: u64,
 }
 
-/// Set in the channels of what ranks tell each other beside the plan.
+/// Bit set in the channels of control messages, which are not part of the plan.
 const BESIDE: u32 = 1 << 30;
 
 impl Transport for Counted {
@@ -53,13 +53,13 @@ impl Transport for Counted {
         self.wires.send(to, header, data)
     }
 
-    fn try_take(
+    fn try_recv_into(
         &mut self,
         from: Rank,
         tag: Tag,
-        visit: &mut dyn Visitor,
-    ) -> Result<Taken, CommError> {
-        self.wires.try_take(from, tag, visit)
+        visit: &mut dyn MessageSink,
+    ) -> Result<RecvStatus, CommError> {
+        self.wires.try_recv_into(from, tag, visit)
     }
 
     fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<(Header, Vec<u8>)>, CommError> {
@@ -79,7 +79,7 @@ impl Transport for Counted {
     }
 }
 
-/// The bytes that each rank sent in a run.
+/// Bytes sent by each rank in a run.
 fn counted(plan: &Plan, options: &TrainOptions) -> Vec<u64> {
     std::thread::scope(|scope| {
         let ranks: Vec<_> = world(plan.mesh.world())
@@ -87,7 +87,7 @@ fn counted(plan: &Plan, options: &TrainOptions) -> Vec<u64> {
             .map(|wires| {
                 scope.spawn(move || {
                     let mut wires = Counted { wires, bytes: 0 };
-                    take_part(plan, options, &mut wires, &mut |_| {}).expect("a sound plan");
+                    run_process_rank(plan, options, &mut wires, &mut |_| {}).expect("a sound plan");
                     wires
                 })
             })
@@ -97,7 +97,7 @@ fn counted(plan: &Plan, options: &TrainOptions) -> Vec<u64> {
     })
 }
 
-/// What a plan has the first rank send in an iteration.
+/// Bytes that the first rank sends in an iteration according to the plan.
 fn planned_bytes(plan: &Plan) -> u64 {
     let traffic = program_traffic(plan, plan.program(Rank(0)));
     traffic.values().map(|traffic| traffic.bytes.0).sum()
@@ -106,16 +106,16 @@ fn planned_bytes(plan: &Plan) -> u64 {
 #[test]
 fn bytes_on_the_wire_are_those_planned() {
     let model = tiny_gpt(false);
-    let steps = Some(Local { steps: 1, outer: Outer::Average });
+    let steps = Some(LocalSgd { steps: 1, outer: OuterOptimizer::Average });
     for (dp, local) in [(2, None), (4, None), (2, steps)] {
         let mut whole = 0;
         for compress in [Compression::None].into_iter().chain(ALL) {
             let ring = Strategy { collective: Algorithm::Ring, local, ..replicas(dp, compress) };
             let plan = plan(&model, &ring);
             let planned = planned_bytes(&plan);
-            // Of blocks that cannot be dealt out equally, a summary tells of the first rank.
-            let whole_first = u64::from(ring.warm_up(3));
-            let expected = whole_first * planned_bytes(&plan.in_turn(Turn::WarmUp))
+            // The traffic summary describes the first rank, if blocks do not divide equally.
+            let whole_first = u64::from(ring.compress_warmup(3));
+            let expected = whole_first * planned_bytes(&plan.filtered(IterationFilter::Warmup))
                 + (3 - whole_first) * planned;
             assert_eq!(counted(&plan, &options(3))[0], expected, "{compress}");
             match compress {
@@ -126,7 +126,7 @@ fn bytes_on_the_wire_are_those_planned() {
                 let optimizer = OptimizerKind::AdamW;
                 let late = Strategy { compress_warmup: Some(2), optimizer, ..ring };
                 let plan = common::plan(&model, &late);
-                let warming_up = planned_bytes(&plan.in_turn(Turn::WarmUp));
+                let warming_up = planned_bytes(&plan.filtered(IterationFilter::Warmup));
                 assert!(warming_up >= whole && planned_bytes(&plan) == planned, "{compress}");
                 let sent = counted(&plan, &options(3))[0];
                 assert_eq!(sent, 2 * warming_up + planned, "{compress} after a warm-up");
@@ -149,18 +149,18 @@ fn replicas_end_alike_over_every_transport() {
     }
 }
 
-/// The mean loss of the last iterations.
+/// Mean loss of the last iterations.
 fn end(outcome: &Outcome) -> f32 {
     let last = &outcome.iterations[outcome.iterations.len() - 20..];
     last.iter().map(|i| i.loss).sum::<f32>() / last.len() as f32
 }
 
-/// Where a layout comes to rest at a learning rate, in the mean of some seeds: that of one run is itself a matter of a
+/// Final loss of a layout at a learning rate, averaged over seeds: single runs differ by about one
 /// percent.
 fn rest(layout: &Strategy, lr: f64, seeds: &[u64]) -> f32 {
     let plan = &plan(&tiny_gpt(true), layout);
     let of_seed = |seed: u64| {
-        // Towards the end it hardly moves any more.
+        // The learning rate decays, so that the loss hardly moves towards the end.
         let schedule = LrSchedule::Linear;
         let keep_parameters = false;
         let weight_decay = 0.0;
@@ -168,7 +168,7 @@ fn rest(layout: &Strategy, lr: f64, seeds: &[u64]) -> f32 {
             TrainOptions { keep_parameters, schedule, lr, seed, weight_decay, ..options(1000) };
         end(&train(plan, &run, &mut |_| {}).unwrap())
     };
-    // Ranks of so small a model mostly wait for each other, so that runs beside each other take little longer than one.
+    // Ranks of a tiny model mostly wait, so concurrent runs take little longer than one.
     let ends: Vec<f32> = std::thread::scope(|scope| {
         let runs: Vec<_> = seeds.iter().map(|&seed| scope.spawn(move || of_seed(seed))).collect();
         runs.into_iter().map(|run| run.join().expect("a run that ends")).collect()
@@ -181,8 +181,9 @@ fn small(optimizer: OptimizerKind, compress: Compression) -> Strategy {
     Strategy { optimizer, global_batch: 4, micro_batch: 2, ..replicas(2, compress) }
 }
 
-/// What is said nowhere, such as a warm-up, is as it is by default. With seed 0 momentum would keep to it with `onebit`
-/// from the start; with each of the three others it would end more than 4 % higher.
+/// Unspecified options, such as the warm-up, have their defaults. Without a warm-up, momentum with
+/// `onebit` would stay within the bound for seed 0; for each of the three other seeds it would end
+/// more than 4 % higher.
 #[test]
 fn losses_end_within_two_percent_of_those_without_compression() {
     let mut wrong = Vec::new();
@@ -208,15 +209,15 @@ fn losses_end_within_two_percent_of_those_without_compression() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The other way to spare Adam's second moments: each replica makes its own step, and steps are compressed. Where noise
-/// is most of a gradient, the second moments of one of P replicas are P times as large, so the learning rate is √P times
-/// as large.
+/// Alternative that protects Adam's second moments: each replica makes its own step, and steps are
+/// compressed. Where noise dominates the gradient, the second moments of one of P replicas are P
+/// times as large, so the learning rate is √P times as large.
 #[test]
 fn compressed_steps_of_adam_end_within_two_percent_too() {
     let whole = small(OptimizerKind::AdamW, Compression::None);
     let expected = rest(&whole, 0.01, &[0, 1]);
     for compress in [Compression::OneBit, Compression::TopK(0.1)] {
-        let local = Some(Local { steps: 1, outer: Outer::Average });
+        let local = Some(LocalSgd { steps: 1, outer: OuterOptimizer::Average });
         let steps = Strategy { compress, local, ..whole.clone() };
         let found = rest(&steps, 0.01 * 2f64.sqrt(), &[0, 1]);
         let off = (found - expected) / expected;
@@ -225,8 +226,8 @@ fn compressed_steps_of_adam_end_within_two_percent_too() {
     }
 }
 
-/// With every way to cut a model, the first iterations are those of gradients that go as they are, as far
-/// as rounding to whole numbers lets them.
+/// With every layout, the first iterations match those of uncompressed gradients, within
+/// quantisation error.
 #[test]
 fn every_layout_can_compress() {
     let (gpt, llama) = (tiny_gpt(true), tiny_llama());
@@ -259,7 +260,7 @@ fn every_layout_can_compress() {
                 assert!(f.grad_norm.is_finite() && f.grad_norm > 0.0, "{name}, {compress}");
             }
         }
-        // A warm-up is a run without compression, to the bit, and what follows is near it.
+        // A warm-up is bitwise a run without compression, and the iterations after it stay close.
         let adam = Strategy { optimizer: OptimizerKind::AdamW, ..layout(Compression::None) };
         let whole = common::run(model, &adam);
         let compress = Compression::OneBit;

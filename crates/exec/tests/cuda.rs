@@ -1,15 +1,15 @@
-//! A plan on a GPU gives what it gives on the CPU. Skips, visibly, where there is no GPU.
+//! A plan gives the same result on a GPU as on the CPU. Prints that it skips if there is no GPU.
 #![cfg(feature = "cuda")]
 
 mod common;
 
 use common::{options, plan, strategy, tiny_mlp};
 use paceline_exec::{Device, ExecError, TrainOptions, train};
-use paceline_plan::model::{Activation, Model, Shape};
+use paceline_plan::model::{Activation, Model, ModelDims};
 use paceline_plan::strategy::{OptimizerKind, Strategy};
 use paceline_plan::trace::SpanKind;
 
-/// Whether a run ended for want of a GPU; says so.
+/// Returns true and prints a note if a run failed because there is no GPU.
 fn skipped(error: &ExecError) -> bool {
     let text = error.to_string();
     let absent = text.contains("cannot be loaded") || text.contains("there is no CUDA device");
@@ -23,7 +23,7 @@ fn skipped(error: &ExecError) -> bool {
 fn an_mlp_learns_as_on_the_cpu() {
     for activation in [Activation::Relu, Activation::Gelu] {
         for optimizer in [OptimizerKind::AdamW, OptimizerKind::Sgd, OptimizerKind::Momentum] {
-            let shape = Shape { activation, ..*tiny_mlp() };
+            let shape = ModelDims { activation, ..*tiny_mlp() };
             let model = Model::new("tiny-mlp", shape);
             let layout = Strategy { optimizer, ..strategy(8, 2, 2) };
             let plan = plan(&model.unwrap(), &layout);
@@ -41,7 +41,7 @@ fn an_mlp_learns_as_on_the_cpu() {
                     assert!(error < 1e-5, "{activation:?} {optimizer:?}: {f} against {e}, {error}");
                 }
             }
-            // The weights too, where Adam has not blown the rounding of tiny gradients up.
+            // Weights too, except with Adam, which amplifies the rounding of tiny gradients.
             if optimizer != OptimizerKind::AdamW {
                 let (found, expected) = (found.parameters.unwrap(), expected.parameters.unwrap());
                 for (name, expected) in expected {
@@ -50,7 +50,7 @@ fn an_mlp_learns_as_on_the_cpu() {
                     }
                 }
             }
-            // Ops of both lanes are dated by the device's own clock.
+            // Ops of both lanes are timed by the device's own clock.
             let computed = |kind| found.trace.spans.iter().any(|span| span.kind == kind);
             assert!(computed(SpanKind::Load) && computed(SpanKind::Backward));
             assert!(found.trace.spans.iter().all(|span| span.end.0 >= span.start.0));

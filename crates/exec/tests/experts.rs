@@ -1,4 +1,4 @@
-//! Experts, wherever they are held: the same losses, and the same tokens dropped.
+//! Experts on any ranks: the same losses, and the same dropped tokens.
 
 mod common;
 
@@ -7,17 +7,17 @@ use common::{
     assert_same_bits, dropless_moe, latent_moe, options, plan, run, strategy, tiny_moe, try_run,
 };
 use paceline_exec::Outcome;
-use paceline_plan::collective::Order;
-use paceline_plan::model::{Experts, Model, Shape};
+use paceline_plan::collective::SummationOrder;
+use paceline_plan::model::{Experts, Model, ModelDims};
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{OptimizerKind, Recompute, Strategy, Zero};
 
-/// Eight samples an iteration, two a microbatch, four leaves.
+/// Eight samples per iteration, one per microbatch, four leaves.
 fn one() -> Strategy {
-    Strategy { expert_room: 4.0, ..strategy(8, 1, 4) }
+    Strategy { expert_buffer_factor: 4.0, ..strategy(8, 1, 4) }
 }
 
-/// How the same ranks are cut for experts, with all that goes with it.
+/// Layouts with expert parallelism, combined with other features.
 fn layouts() -> Vec<(&'static str, Strategy)> {
     let sp = |tp: u32| Strategy { tp, sp: true, ..one() };
     let zero = Zero::Optimizer;
@@ -50,14 +50,14 @@ fn layouts() -> Vec<(&'static str, Strategy)> {
         ),
         ("dp 4, ep 2, zero 2", Strategy { dp: 4, ep: 2, zero: Zero::Gradients, ..one() }),
         ("dp 4, ep 2, zero 3", Strategy { dp: 4, ep: 2, zero: Zero::Parameters, ..one() }),
-        // Nobody holds the same experts, and gradients of the rest are reduced one by one.
+        // No two ranks hold the same experts, and gradients of the rest are reduced one by one.
         (
             "dp 2, ep 2, zero 2, free",
-            Strategy { dp: 2, ep: 2, zero: Zero::Gradients, order: Order::Free, ..one() },
+            Strategy { dp: 2, ep: 2, zero: Zero::Gradients, order: SummationOrder::Free, ..one() },
         ),
         (
             "dp 4, ep 2, zero 3, free",
-            Strategy { dp: 4, ep: 2, zero: Zero::Parameters, order: Order::Free, ..one() },
+            Strategy { dp: 4, ep: 2, zero: Zero::Parameters, order: SummationOrder::Free, ..one() },
         ),
         ("cp 2", Strategy { cp: 2, ..one() }),
         (
@@ -65,7 +65,7 @@ fn layouts() -> Vec<(&'static str, Strategy)> {
             Strategy { dp: 2, cp: 2, ep: 4, zero: Zero::Parameters, ..one() },
         ),
         ("cp 2, tp 2, ep 2, full", Strategy { cp: 2, ep: 2, recompute: Recompute::Full, ..sp(2) }),
-        // Experts have replicas, and the rest has none.
+        // Experts have replicas, the rest has none.
         ("tp 2, zero 3", Strategy { zero: Zero::Parameters, ..sp(2) }),
         (
             "pp 2, dp 2, tp 2, ep 2, zero 3",
@@ -84,7 +84,7 @@ fn layouts() -> Vec<(&'static str, Strategy)> {
     ]
 }
 
-/// Asserts that losses and norms are equal within 1e-4, and that the same was dropped.
+/// Asserts that losses and norms are equal within 1e-4, and dropped tokens exactly.
 fn assert_alike(name: &str, found: &Outcome, expected: &Outcome) {
     for (found, expected) in found.iterations.iter().zip(&expected.iterations) {
         let at = expected.iteration;
@@ -97,7 +97,7 @@ fn assert_alike(name: &str, found: &Outcome, expected: &Outcome) {
             found.grad_norm,
             expected.grad_norm
         );
-        assert_eq!(found.dropped, expected.dropped, "{name}, iteration {at}");
+        assert_eq!(found.dropped_tokens, expected.dropped_tokens, "{name}, iteration {at}");
     }
 }
 
@@ -105,9 +105,9 @@ fn assert_alike(name: &str, found: &Outcome, expected: &Outcome) {
 fn experts_anywhere_give_the_same_losses() {
     for model in [tiny_moe(), dropless_moe(), latent_moe()] {
         let expected = run(&model, &one());
-        let dropped: u64 = expected.iterations.iter().filter_map(|i| i.dropped).sum();
+        let dropped: u64 = expected.iterations.iter().filter_map(|i| i.dropped_tokens).sum();
         let bounded = model.experts.capacity > 0.0;
-        assert_eq!(expected.iterations[0].dropped.is_some(), bounded);
+        assert_eq!(expected.iterations[0].dropped_tokens.is_some(), bounded);
         assert_eq!(dropped > 0, bounded, "a bound at an equal share drops some: {dropped}");
         for (name, layout) in layouts() {
             let found = run(&model, &layout);
@@ -116,7 +116,7 @@ fn experts_anywhere_give_the_same_losses() {
     }
 }
 
-/// A step that depends on how long a whole tensor is, of which no rank has all experts.
+/// The step depends on the norm of a whole tensor, of which no rank holds all experts.
 #[test]
 fn lengths_of_experts_that_are_dealt_out_are_those_of_whole_tensors() {
     let model = tiny_moe();
@@ -153,17 +153,19 @@ fn whole_replicas_with_experts_give_the_same_bits() {
 
 #[test]
 fn experts_that_have_no_room_end_the_run_and_say_what_helps() {
-    // Of two experts on two ranks a token goes to one, and a start without balance is uneven.
+    // A token goes to one of two experts on two ranks; unbalanced routing starts uneven.
     let model = dropless_moe();
-    let shape =
-        Shape { experts: Experts { topk: 1, experts: 2, balance: 0.0, ..model.experts }, ..*model };
+    let shape = ModelDims {
+        experts: Experts { topk: 1, experts: 2, balance: 0.0, ..model.experts },
+        ..*model
+    };
     let model = Model::new("uneven", shape).unwrap();
-    let layout = Strategy { dp: 2, ep: 2, expert_room: 1.0, ..one() };
+    let layout = Strategy { dp: 2, ep: 2, expert_buffer_factor: 1.0, ..one() };
     let told = try_run(&model, &layout).unwrap_err().to_string();
     assert!(told.contains("tokens go to the experts of part"), "{told}");
-    assert!(told.contains("raise --expert-room") && told.contains("rank "), "{told}");
-    let room = Strategy { expert_room: 2.0, ..layout };
-    let expected = run(&model, &Strategy { expert_room: 2.0, ..one() });
+    assert!(told.contains("raise --expert-buffer-factor") && told.contains("rank "), "{told}");
+    let room = Strategy { expert_buffer_factor: 2.0, ..layout };
+    let expected = run(&model, &Strategy { expert_buffer_factor: 2.0, ..one() });
     assert_alike("room for all that can come", &run(&model, &room), &expected);
 }
 
@@ -176,7 +178,7 @@ fn experts_travel_over_every_wire() {
         let found = train_over(&plan(&model, &layout), transport, &options(5));
         for (found, expected) in found.iterations.iter().zip(&expected.iterations) {
             assert_eq!(found.loss.to_bits(), expected.loss.to_bits(), "{transport}");
-            assert_eq!(found.dropped, expected.dropped, "{transport}");
+            assert_eq!(found.dropped_tokens, expected.dropped_tokens, "{transport}");
         }
     }
 }

@@ -1,12 +1,12 @@
-//! Threads that share one set of weights and update it without locks: they learn, they say how stale their
-//! gradients were, what they leave is what is saved, and one of them alone trains as ever.
+//! Hogwild: threads share one set of weights and update it without locks. They learn, report
+//! staleness, and save the weights they leave; a single thread trains as usual.
 
 mod common;
 
 use common::{bits, options, plan, staleness, strategy, tiny_gpt, tiny_llama};
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
 use paceline_exec::{Staleness, Start, Straggler, TrainOptions, train};
-use paceline_plan::collective::Order;
+use paceline_plan::collective::SummationOrder;
 use paceline_plan::strategy::{OptimizerKind, Strategy, Sync};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Replicas of two samples each.
 fn sharing(dp: u32, optimizer: OptimizerKind) -> Strategy {
-    let (sync, order) = (Sync::Hogwild, Order::Free);
+    let (sync, order) = (Sync::Hogwild, SummationOrder::Free);
     Strategy { dp, sync, order, optimizer, ..strategy(2 * u64::from(dp), 2, dp) }
 }
 
@@ -33,7 +33,7 @@ fn one_rank_alone_trains_to_the_bit_as_without_sharing() {
             let found = train(&plan(&model, &layout), &options, &mut |_| {}).unwrap();
             assert_eq!(bits(&found), bits(&expected), "{optimizer}");
             assert_eq!(found.parameters, expected.parameters, "{optimizer}");
-            let Staleness { mean, max, ahead, histogram } = staleness(&found);
+            let Staleness { mean, max, max_lead: ahead, histogram } = staleness(&found);
             assert_eq!((mean, max, ahead), (0.0, 0, 0), "{optimizer}");
             assert!(histogram[0] > 0 && histogram[1..].iter().all(|n| *n == 0));
         }
@@ -43,7 +43,7 @@ fn one_rank_alone_trains_to_the_bit_as_without_sharing() {
 #[test]
 fn threads_that_race_for_the_weights_learn_all_the_same() {
     let model = tiny_gpt(true);
-    // Descent without second moments is slow.
+    // SGD and momentum are slow without second moments.
     let runs = [(0.5, 300), (0.05, 300), (3e-3, 150)];
     for (optimizer, (lr, count)) in OPTIMIZERS.into_iter().zip(runs) {
         let options = TrainOptions { lr, keep_parameters: false, ..options(count) };
@@ -60,7 +60,7 @@ fn threads_that_race_for_the_weights_learn_all_the_same() {
         let (_, found, outcome) = end(&layout);
         let Staleness { mean, max, .. } = staleness(&outcome);
         eprintln!("{optimizer}: {first} to {found}, {waited} where all wait; {mean} missed, {max}");
-        // Which steps get lost or come late differs from run to run.
+        // Lost and late steps differ from run to run.
         let (shared, together) = (first - found, first - waited);
         assert!(together > 0.15, "{optimizer}: {first} to {waited}");
         assert!(shared > 0.4 * together, "{optimizer}: {first} to {found}, not {waited}");
@@ -68,20 +68,20 @@ fn threads_that_race_for_the_weights_learn_all_the_same() {
     }
 }
 
-/// While a slow rank computes, others step: its own steps miss theirs, and it runs fewer iterations.
+/// While a slow rank computes, others step: its own steps are stale, and it runs fewer iterations.
 #[test]
 fn a_straggler_misses_what_the_others_do() {
     let slow = Some(Straggler { rank: 1, factor: 20.0 });
     let options = TrainOptions { straggler: slow, ..options(40) };
     let layout = sharing(2, OptimizerKind::Sgd);
     let outcome = train(&plan(&tiny_gpt(false), &layout), &options, &mut |_| {}).unwrap();
-    let Staleness { max, ahead, .. } = staleness(&outcome);
+    let Staleness { max, max_lead: ahead, .. } = staleness(&outcome);
     assert!(max > 0 && ahead > 0, "{max} missed at most, {ahead} ahead");
     assert_eq!(outcome.iterations.len(), 40);
 }
 
-/// Ranks meet when the last step is made: what the run hands over is what it saved, and any layout goes on
-/// from there, as it does the other way round.
+/// Ranks synchronise after the last step: the run returns the weights it saved. Any layout resumes
+/// from there, and Hogwild resumes from any layout.
 #[test]
 fn what_is_saved_is_what_the_last_step_left() {
     let folder = std::env::temp_dir().join(format!("paceline-hogwild-{}", std::process::id()));
@@ -95,14 +95,14 @@ fn what_is_saved_is_what_the_last_step_left() {
             every: None,
             keep: 1,
             attempt: 1,
-            beside: Vec::new(),
+            extra_files: Vec::new(),
         };
         let options = TrainOptions { lr: 3e-3, ..options(60) };
         let saving = TrainOptions { save: Some(save), ..options.clone() };
         let outcome = train(&plan(&model, first), &saving, &mut |_| {}).unwrap();
         let checkpoint = Arc::new(Checkpoint::open(&folder).unwrap());
         assert_eq!(checkpoint.state().iteration, 60);
-        // A run of no iteration hands over what it was given.
+        // A run without iterations returns the weights it was given.
         let start = Start::Checkpoint(checkpoint);
         let none = TrainOptions { start: start.clone(), ..options.clone() };
         let again = train(&plan(&model, then), &none, &mut |_| {}).unwrap();
@@ -134,7 +134,7 @@ fn a_wish_to_stop_ends_the_run_for_all() {
     assert!((3..100_000).contains(&outcome.iterations.len()));
 }
 
-/// However many ranks there are, weights and moments are there once; each adds a copy and its gradients.
+/// Weights and moments exist once for all ranks; each rank adds a copy and its gradients.
 #[test]
 fn what_is_shared_is_planned_once() {
     let model = tiny_gpt(true);

@@ -1,4 +1,4 @@
-//! Residual networks keep the promises that other models keep.
+//! Residual networks keep the same guarantees as other models.
 
 mod common;
 
@@ -6,17 +6,17 @@ use common::*;
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
 use paceline_exec::{Start, TrainOptions, train};
 use paceline_plan::DType;
-use paceline_plan::collective::Order;
+use paceline_plan::collective::SummationOrder;
 use paceline_plan::lower::lower;
 use paceline_plan::model::{Model, ResNet, Stem};
-use paceline_plan::outer::{Local, Outer};
+use paceline_plan::outer_optimizer::{LocalSgd, OuterOptimizer};
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{OptimizerKind, Recompute, Strategy, Sync, Zero};
 use paceline_plan::units::Bytes;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-/// Three blocks of three convolutions after a large stem, on images that halve to nothing.
+/// Three blocks of three convolutions after a large stem, on small, repeatedly downsampled images.
 fn deep() -> Model {
     let net = ResNet {
         image: 12,
@@ -30,7 +30,7 @@ fn deep() -> Model {
     Model::resnet("deep", net).expect("sound")
 }
 
-/// Eight images an iteration, two a microbatch, four leaves.
+/// Eight images per iteration, two per microbatch, four leaves.
 fn one() -> Strategy {
     Strategy { seq: 1, optimizer: OptimizerKind::Momentum, ..strategy(8, 2, 4) }
 }
@@ -59,7 +59,7 @@ fn any_layout_gives_the_same_bits() {
     }
 }
 
-/// Two replicas that normalise together are one with twice the microbatch.
+/// Two replicas with synchronised batch norm equal one with twice the microbatch.
 #[test]
 fn batches_are_normalised_over_replicas() {
     let large = Strategy { global_batch: 8, micro_batch: 8, leaves: 1, ..one() };
@@ -111,7 +111,7 @@ fn classes_are_learnt_in_every_type() {
     }
 }
 
-/// Running averages move towards the averages of each iteration, whatever the optimizer does.
+/// Running averages follow the averages of each iteration, whatever the optimizer does.
 #[test]
 fn averages_follow_the_images() {
     let options = TrainOptions { lr: 0.0, ..options(40) };
@@ -121,14 +121,14 @@ fn averages_follow_the_images() {
     let gains = &parameters["stem.norm1.weight"];
     assert!(gains.iter().all(|&gain| gain == 1.0), "nothing is learnt at rate zero");
     let spreads = &parameters["stem.norm1.running_var"];
-    // From one, by a tenth of the way each iteration.
+    // They start at one and move a tenth of the way in each iteration.
     assert!(spreads.iter().all(|&spread| spread > 0.0 && (spread - 1.0).abs() > 1e-3));
     let again = train(&plan(&tiny_resnet(), &one()), &options, &mut |_| {}).expect("runs");
     assert_eq!(again.parameters.expect("kept"), parameters);
 }
 
-/// Gradients may go in few bits, and replicas may compare their weights with momentum: the averages are still those
-/// of all images.
+/// With compressed gradients or an outer step with momentum, the averages are still those of all
+/// images.
 #[test]
 fn averages_are_the_same_however_replicas_agree() {
     let averages = |strategy: &Strategy| {
@@ -137,14 +137,14 @@ fn averages_are_the_same_however_replicas_agree() {
         all.retain(|name, _| name.contains("running"));
         parameters.expect("kept")
     };
-    let two = Strategy { dp: 2, micro_batch: 4, leaves: 2, order: Order::Free, ..one() };
+    let two = Strategy { dp: 2, micro_batch: 4, leaves: 2, order: SummationOrder::Free, ..one() };
     let expected = averages(&two);
     let compressed = ["int8", "onebit", "topk:0.1", "powersgd:2"].map(|word| {
         let compress = word.parse().expect("a compression");
         (word, Strategy { compress, ..two.clone() })
     });
-    let apart = [Outer::Average, Outer::Nesterov].map(|outer| {
-        let local = Some(Local { steps: 1, outer });
+    let apart = [OuterOptimizer::Average, OuterOptimizer::Nesterov].map(|outer| {
+        let local = Some(LocalSgd { steps: 1, outer });
         ("apart", Strategy { local, ..two.clone() })
     });
     for (name, layout) in compressed.into_iter().chain(apart) {
@@ -156,11 +156,11 @@ fn averages_are_the_same_however_replicas_agree() {
     }
 }
 
-/// What one replica alone pushes to a server that waits for nobody, or to memory that it shares, is applied as ever:
-/// a server that clipped by what it receives would not know averages from gradients.
+/// Pushes of a single replica to an asynchronous server, or to shared weights, are applied as
+/// usual. A server that clipped by the received norm could not tell averages from gradients.
 #[test]
 fn one_replica_trains_as_ever_where_nobody_waits() {
-    let alone = Strategy { order: Order::Free, leaves: 1, ..one() };
+    let alone = Strategy { order: SummationOrder::Free, leaves: 1, ..one() };
     let options = TrainOptions { clip: None, ..options(6) };
     let expected = run_for(&alone, options.clone()).parameters;
     for sync in ["async-ps:1", "async-ps:2", "ssp:1:1", "hogwild"] {
@@ -172,15 +172,15 @@ fn one_replica_trains_as_ever_where_nobody_waits() {
 
 #[test]
 fn classes_are_learnt_however_replicas_agree() {
-    let two = Strategy { dp: 2, order: Order::Free, ..one() };
+    let two = Strategy { dp: 2, order: SummationOrder::Free, ..one() };
     let two = Strategy { global_batch: 32, micro_batch: 8, ..two };
     let sync = |word: &str| Strategy { sync: word.parse().expect("known"), ..two.clone() };
-    let local = |outer| Strategy { local: Some(Local { steps: 2, outer }), ..two.clone() };
+    let local = |outer| Strategy { local: Some(LocalSgd { steps: 2, outer }), ..two.clone() };
     let topk = "topk:0.1".parse().expect("a compression");
     let layouts = [
         ("top-k", Strategy { compress: topk, ..two.clone() }),
-        ("local", local(Outer::Average)),
-        ("local, Nesterov", local(Outer::Nesterov)),
+        ("local", local(OuterOptimizer::Average)),
+        ("local, Nesterov", local(OuterOptimizer::Nesterov)),
         ("a server", sync("async-ps:1")),
         ("hogwild", sync("hogwild")),
     ];
@@ -198,8 +198,8 @@ fn classes_are_learnt_however_replicas_agree() {
 
 #[test]
 fn what_norms_over_replicas_cannot_do_is_told() {
-    let two = Strategy { dp: 2, order: Order::Free, sync_batch_norm: true, ..one() };
-    let local = Some(Local { steps: 2, outer: Outer::Average });
+    let two = Strategy { dp: 2, order: SummationOrder::Free, sync_batch_norm: true, ..one() };
+    let local = Some(LocalSgd { steps: 2, outer: OuterOptimizer::Average });
     let sync = Sync::Async { servers: 1, staleness: None };
     for layout in [Strategy { local, ..two.clone() }, Strategy { sync, ..two }] {
         let told = lower(&tiny_resnet(), &layout).unwrap_err().to_string();
@@ -216,7 +216,7 @@ fn a_saved_run_goes_on_with_its_averages() {
         every: None,
         keep: 1,
         attempt: 1,
-        beside: Vec::new(),
+        extra_files: Vec::new(),
     };
     let saver = Strategy { dp: 2, zero: Zero::Parameters, ..one() };
     run_for(&saver, TrainOptions { save: Some(save), ..options(4) });

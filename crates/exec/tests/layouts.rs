@@ -1,12 +1,12 @@
-//! The promise: whatever the layout, the same losses.
+//! Every layout gives the same losses.
 
 mod common;
 
 use common::*;
 use paceline_exec::{TrainOptions, train};
 use paceline_plan::DType;
-use paceline_plan::collective::{Algorithm, Order};
-use paceline_plan::model::{Model, Shape};
+use paceline_plan::collective::{Algorithm, SummationOrder};
+use paceline_plan::model::{Model, ModelDims};
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{OptimizerKind, Recompute, Split, Strategy, Sync, Zero};
 use paceline_plan::units::Bytes;
@@ -15,7 +15,7 @@ use std::num::NonZeroUsize;
 const INTERLEAVED: ScheduleKind = ScheduleKind::Interleaved { chunks: 2 };
 const ZERO_BUBBLE: ScheduleKind = ScheduleKind::ZbH1 { chunks: 1 };
 
-/// Eight samples an iteration, one a microbatch, four leaves.
+/// Eight samples per iteration, one per microbatch, four leaves.
 fn one() -> Strategy {
     strategy(8, 1, 4)
 }
@@ -56,11 +56,11 @@ fn pipelines_give_the_same_bits() {
     assert_same_bits(&tiny_mlp(), &one(), &[("pp 4", Strategy { pp: 4, ..one() })]);
 }
 
-/// A backward pass in two halves sums what a whole one does, in the same order.
+/// A split backward pass sums the same terms as a whole one, in the same order.
 #[test]
 fn zero_bubble_pipelines_give_the_same_bits() {
     let schedules = [ZERO_BUBBLE, ScheduleKind::ZbH1 { chunks: 2 }, ScheduleKind::DualPipeV];
-    // With one leaf, norms' gradients come with the input's; with several, with the products'.
+    // With one leaf, norm gradients are in the input half; with several, in the weight half.
     for one in [strategy(8, 1, 1), one()] {
         for model in [tiny_gpt(true), tiny_gpt(false), tiny_llama()] {
             for schedule in schedules {
@@ -97,7 +97,7 @@ fn zero_gives_the_same_bits() {
                 ("dp 2, pp 2", Strategy { dp: 2, pp: 2, ..dealt.clone() }),
             ];
             assert_same_bits(&model, &one(), &layouts);
-            // One microbatch a replica: gradients are reduced as soon as they are there.
+            // One microbatch per replica: gradients are reduced as soon as they are available.
             let single = strategy(4, 1, 4);
             let layouts = [
                 ("dp 4, one microbatch", Strategy { dp: 4, zero, ..single.clone() }),
@@ -166,13 +166,13 @@ fn any_optimizer_is_cut_anywhere() {
     }
 }
 
-/// Tensors of several blocks, so that ranks hold parts of them.
+/// Model with tensors of several blocks, so that ranks hold shards of them.
 fn several_blocks(tied: bool) -> Model {
-    let shape = Shape { d_model: 64, head_dim: 16, ffn: 128, tied, ..GPT };
+    let shape = ModelDims { d_model: 64, head_dim: 16, ffn: 128, tied, ..GPT };
     Model::new("small-gpt", shape).expect("sound")
 }
 
-/// How far LAMB and LARS move a tensor depends on all of it, and yet not on who holds which part.
+/// LAMB and LARS steps depend on the whole tensor, but not on its sharding.
 #[test]
 fn gauged_tensors_are_cut_anywhere() {
     for optimizer in [OptimizerKind::Lamb, OptimizerKind::Lars] {
@@ -205,8 +205,8 @@ fn gauged(optimizer: OptimizerKind) {
     assert_same_bits(&several_blocks(true), &half, &[("bf16, dp 2, zero 1", dealt)]);
 }
 
-/// LAMB learns: from the loss of guessing, most of the way that AdamW goes. Its rate is a share of a
-/// tensor's length, so that other rates suit it than suit AdamW.
+/// LAMB learns: from the initial loss, most of the way that AdamW goes. Its rate is relative to a
+/// tensor's norm, so it needs other rates than AdamW.
 #[test]
 fn gauged_steps_learn() {
     let learnt = |optimizer, lr| {
@@ -220,7 +220,7 @@ fn gauged_steps_learn() {
     assert!(adamw > 2.0 && lamb > 0.8 * adamw, "{lamb} of {adamw}");
 }
 
-/// No single rank has three leaves, but servers and replicas sum them in one order.
+/// A single rank cannot have three leaves, but servers and replicas sum them in one order.
 #[test]
 fn three_replicas_agree_with_servers() {
     let three = Strategy { dp: 3, ..strategy(6, 1, 3) };
@@ -234,8 +234,8 @@ fn three_replicas_agree_with_servers() {
     assert_same_bits(&tiny_gpt(true), &three, &layouts);
 }
 
-/// Leaves fix the order of summation; how many samples share a microbatch does not change what is
-/// summed, but does change the shapes of the products.
+/// Leaves fix the order of summation. The microbatch size does not change the terms, but changes
+/// the shapes of the GEMMs.
 #[test]
 fn accumulation_depends_on_leaves_alone() {
     let one = strategy(8, 2, 1);
@@ -274,7 +274,7 @@ fn tensor_parallelism_is_close() {
     assert_close(&tiny_gpt(true), &one(), 1e-5, &layouts);
 }
 
-/// Attention goes round the ranks that share a sequence.
+/// Ring attention passes around the ranks that share a sequence.
 #[test]
 fn context_parallelism_is_close() {
     let one = one();
@@ -300,7 +300,7 @@ fn context_parallelism_is_close() {
     }
 }
 
-/// 41 words on 2 ranks, and on 4 where the last holds padding alone.
+/// Vocabularies of 41 on 2 and 4 ranks, and of 5 on 4, where the last rank holds only padding.
 #[test]
 fn an_uneven_vocabulary_is_padded() {
     for (vocab, tp) in [(41, 2), (41, 4), (5, 4)] {
@@ -320,7 +320,7 @@ fn an_uneven_vocabulary_is_padded() {
 
 #[test]
 fn free_order_is_close() {
-    let free = Strategy { order: Order::Free, leaves: 1, ..one() };
+    let free = Strategy { order: SummationOrder::Free, leaves: 1, ..one() };
     for collective in [Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::Direct] {
         let layouts = [
             ("dp 2", Strategy { dp: 2, collective, ..free.clone() }),
@@ -389,7 +389,7 @@ fn products_of_everything() {
     for model in [tiny_gpt(true), tiny_llama()] {
         assert_close(&model, &one(), 1e-5, &layouts);
     }
-    // Against the same tensor-parallel degree, everything else keeps the bits.
+    // With the same tensor-parallel degree, everything else is bitwise identical.
     let one = Strategy { tp: 2, ..one() };
     assert_same_bits(&tiny_gpt(true), &one, &[("2×2×2", cube)]);
 }

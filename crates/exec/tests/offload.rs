@@ -1,5 +1,4 @@
-//! What rests in a store and comes back is what it was: the same bits, in less memory, by the planned
-//! traffic.
+//! Offloaded state returns unchanged: the same bits, in less memory, with the planned traffic.
 
 mod common;
 
@@ -8,7 +7,7 @@ use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
 use paceline_exec::{Start, TrainOptions, train};
 use paceline_plan::DType;
 use paceline_plan::ids::Rank;
-use paceline_plan::model::{Model, Shape};
+use paceline_plan::model::{Model, ModelDims};
 use paceline_plan::program::{Op, Plan};
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{Offload, OptimizerKind, Recompute, Store, Strategy, Zero};
@@ -16,14 +15,14 @@ use paceline_plan::trace::SpanKind;
 use paceline_plan::units::Bytes;
 use std::sync::Arc;
 
-/// Eight samples an iteration, one a microbatch, four leaves.
+/// Eight samples per iteration, one per microbatch, four leaves.
 fn one() -> Strategy {
     strategy(8, 1, 4)
 }
 
-/// More blocks than have a place in memory.
+/// Same model with more blocks than have a slot in memory.
 fn deep(model: &Model) -> Model {
-    Model::new("deep", Shape { layers: 6, ..**model }).expect("sound")
+    Model::new("deep", ModelDims { layers: 6, ..**model }).expect("sound")
 }
 
 #[test]
@@ -68,7 +67,7 @@ fn it_goes_with_other_optimizers_and_types() {
 fn experts_offload_what_they_were_given_too() {
     for model in [tiny_moe(), dropless_moe()].map(|model| deep(&model)) {
         let all = Offload::All;
-        let one = Strategy { expert_room: 4.0, ..one() };
+        let one = Strategy { expert_buffer_factor: 4.0, ..one() };
         let layouts = [("all", Strategy { offload: all, ..one.clone() })];
         assert_same_bits(&model, &one, &layouts);
         let apart = Strategy { dp: 2, ep: 2, ..one };
@@ -76,7 +75,7 @@ fn experts_offload_what_they_were_given_too() {
     }
 }
 
-/// Bytes that a rank's body moves to or from the store.
+/// Number and bytes of transfers between a rank's body and the store.
 fn planned(plan: &Plan, rank: Rank) -> (usize, u64) {
     let program = plan.program(rank);
     let moves = program.body.nodes.iter().filter_map(|node| program.offloaded(&node.op));
@@ -92,13 +91,13 @@ fn memory_is_saved_and_the_traffic_is_the_planned_one() {
     let outcome = train(&moved, &options(5), &mut |_| {}).unwrap();
     let arena = kept.programs[0].memory.total().0;
     assert!(outcome.arena_bytes[0] < arena * 4 / 5, "{:?} of {arena}", outcome.arena_bytes);
-    // An op that is planned is an op that was run, every iteration.
+    // Every planned op ran in every iteration.
     let (moves, bytes) = planned(&moved, Rank(0));
     assert!(moves > 0 && bytes > 16 * model.parameters());
     let spans = outcome.trace.spans.iter().filter(|span| span.kind == SpanKind::Offload);
     let iterations = outcome.trace.windows().len();
     assert_eq!(spans.count(), moves * iterations);
-    // The last blocks of a microbatch whose backward pass follows at once stay where they are.
+    // The last blocks of a microbatch whose backward pass follows at once stay in memory.
     let program = moved.program(Rank(0));
     let activations = |op: &Op| match *op {
         Op::Stash { from, .. } => program.buffer(from.buffer).name.contains("slot"),
@@ -106,7 +105,7 @@ fn memory_is_saved_and_the_traffic_is_the_planned_one() {
     };
     let stashes = program.body.nodes.iter().filter(|node| activations(&node.op)).count();
     let one_block = program.buffers.iter().filter(|b| b.name.contains("slot0")).count();
-    // Three of six blocks in each of eight microbatches; the first keeps what it was given.
+    // Three of six blocks in each of eight microbatches; the first keeps its input.
     assert!(stashes <= 8 * 3 * one_block, "{stashes} stashes of {one_block} each");
 }
 
@@ -133,7 +132,7 @@ fn a_run_goes_on_elsewhere_with_what_was_offloaded() {
             every,
             keep: 1,
             attempt: 7,
-            beside: vec![],
+            extra_files: vec![],
         });
         train(&plan(&model, &first), &TrainOptions { save, ..options(4) }, &mut |_| {}).unwrap();
         let start = Start::Checkpoint(Arc::new(Checkpoint::open(&directory).unwrap()));
@@ -144,7 +143,7 @@ fn a_run_goes_on_elsewhere_with_what_was_offloaded() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-/// The store's thread and the one that computes wait for each other all the time.
+/// The offload thread and the compute thread wait for each other all the time.
 #[test]
 fn a_rank_and_its_store_never_miss_each_other() {
     let model = deep(&tiny_llama());

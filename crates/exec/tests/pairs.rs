@@ -1,21 +1,21 @@
-//! Any two features work together: a generated matrix of layouts in which every pair of choices
-//! stands in some row, each trained on real ranks and held to one rank's losses.
+//! Pairwise tests: a generated matrix of layouts in which every pair of choices occurs in some row.
+//! Each row is trained on real ranks and compared with one rank's losses.
 //!
 //! `cargo test -p paceline-exec --test pairs -- --ignored` does the same for triples, in minutes.
 
 mod common;
 
-use common::wires::train_over;
+use common::wires::{fabric, train_over};
 use common::{
     bits, further, options, strategy, tiny_dlrm, tiny_gpt, tiny_llama, tiny_moe, tiny_resnet,
 };
 use paceline_exec::{Outcome, TrainOptions, can_run, train};
 use paceline_plan::DType;
-use paceline_plan::collective::{Algorithm, Order};
+use paceline_plan::collective::{Algorithm, SummationOrder};
 use paceline_plan::compress::Compression;
-use paceline_plan::lower::lower;
+use paceline_plan::lower::lower_on;
 use paceline_plan::model::{Body, Model};
-use paceline_plan::outer::{Local, Outer};
+use paceline_plan::outer_optimizer::{LocalSgd, OuterOptimizer};
 use paceline_plan::program::Plan;
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{Offload, OptimizerKind, Recompute, Strategy, Sync, Zero};
@@ -27,8 +27,8 @@ use std::num::NonZeroUsize;
 /// A feature: its name and its choices.
 type Feature = (&'static str, &'static [&'static str]);
 
-/// What is combined. Words are those of the command line; a new one needs nothing but its place here,
-/// and in [`EXCLUDED`] what it cannot stand with.
+/// Features that are combined. Choices are command-line values; a new one only needs an entry here,
+/// and in [`EXCLUDED`] the choices it cannot be combined with.
 const FEATURES: &[Feature] = &[
     ("model", &["gpt2 tied", "gpt2", "llama", "llama mtp", "resnet", "moe", "dlrm"]),
     ("dp", &["1", "2", "4"]),
@@ -64,7 +64,7 @@ const FEATURES: &[Feature] = &[
             "halving-doubling",
             "tree",
             "direct",
-            "read-reduce",
+            "shared-memory",
             "ps:1",
             "naive",
             "overlapped",
@@ -77,23 +77,23 @@ const FEATURES: &[Feature] = &[
     ("overlap", &["yes", "no"]),
     ("bucket", &["1", "26214400"]),
     ("optimizer", &["sgd", "momentum", "adamw", "lamb", "lars"]),
-    // As many as replicas, or a number.
+    // As many as replicas, or a fixed number.
     ("leaves", &["dp", "4", "8"]),
-    // All of a leaf, or a number of samples.
+    // A whole leaf, or a number of samples.
     ("micro-batch", &["leaf", "1"]),
     ("offload", &["none", "optimizer", "all"]),
-    // With a warm-up of so many iterations, or of as many as the optimizer needs.
+    // `after N` sets a warm-up of N iterations; otherwise it is as long as the optimizer needs.
     ("compress", &["none", "int8", "onebit", "onebit after 2", "topk:0.1", "powersgd:2"]),
     ("local-steps", &["none", "2"]),
 ];
 
-/// A choice of every feature.
+/// One choice for every feature.
 type Row = Vec<u8>;
 
-/// Samples of an iteration.
+/// Number of samples per iteration.
 const SAMPLES: u64 = 8;
 
-/// What a row asks for.
+/// Settings of a row.
 struct Case {
     model: Model,
     strategy: Strategy,
@@ -141,7 +141,11 @@ fn case(row: &Row) -> Case {
         recompute: read("recompute").parse::<Recompute>().expect("a recomputation"),
         dtype: read("dtype").parse::<DType>().expect("a type"),
         grad_dtype: read("grad-dtype").parse::<DType>().expect("a type"),
-        order: if read("order") == "free" { Order::Free } else { Order::Canonical },
+        order: if read("order") == "free" {
+            SummationOrder::Free
+        } else {
+            SummationOrder::Canonical
+        },
         collective: read("collective").parse::<Algorithm>().expect("an algorithm"),
         sync: read("sync").parse::<Sync>().expect("a way to agree"),
         overlap: read("overlap") == "yes",
@@ -151,32 +155,35 @@ fn case(row: &Row) -> Case {
         seq: model.seq,
         compress: compress.parse::<Compression>().expect("a compression"),
         compress_warmup: warm_up,
-        local: read("local-steps").parse().ok().map(|steps| Local { steps, outer: Outer::Average }),
+        local: read("local-steps")
+            .parse()
+            .ok()
+            .map(|steps| LocalSgd { steps, outer: OuterOptimizer::Average }),
         ..strategy(SAMPLES, micro_batch, leaves)
     };
     let threads = NonZeroUsize::new(number("threads-per-rank") as usize).expect("not zero");
     Case { model, strategy, transport: read("transport"), threads }
 }
 
-/// The plan of a row, if there can be one of two to eight ranks.
+/// Plan of a row, if there is one for two to eight ranks.
 fn planned(row: &Row) -> Option<Plan> {
     let Case { model, strategy, transport, .. } = case(row);
-    // Threads of one process have no memory that they could map.
-    if strategy.collective == Algorithm::ReadReduce && transport == "thread" {
+    // Only processes of one host map each other's memory.
+    if strategy.collective == Algorithm::SharedMemory && transport != "shm" {
         return None;
     }
     if strategy.sync == Sync::Hogwild && transport != "thread" {
         return None;
     }
-    let plan = lower(&model, &strategy).ok()?;
+    let plan = lower_on(&model, &strategy, &fabric(transport)).ok()?;
     ((2..=8).contains(&plan.mesh.world()) && can_run(&plan).is_ok()).then_some(plan)
 }
 
-/// Numbers that look random and are the same in every run.
+/// Deterministic pseudo-random numbers.
 struct Dice(u64);
 
 impl Dice {
-    /// A number below `sides` (splitmix64; Steele et al. 2014).
+    /// Random number below `sides` (splitmix64; Steele et al. 2014).
     fn roll(&mut self, sides: usize) -> u8 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -189,7 +196,7 @@ impl Dice {
 /// Some features, each with a choice.
 type Tuple = Vec<(u8, u8)>;
 
-/// All choices of any so many features.
+/// All combinations of choices of `strength` features.
 fn tuples(strength: usize) -> BTreeSet<Tuple> {
     let mut found = BTreeSet::from([Tuple::new()]);
     for _ in 0..strength {
@@ -208,7 +215,7 @@ fn tuples(strength: usize) -> BTreeSet<Tuple> {
     found
 }
 
-/// All of a row.
+/// All choices of a row.
 fn tuple(row: &Row) -> Tuple {
     (0..).zip(row.iter().copied()).collect()
 }
@@ -225,8 +232,8 @@ fn text(tuple: &Tuple) -> String {
     tuple.iter().map(one).collect::<Vec<_>>().join(" with ")
 }
 
-/// A row with some choices, the others random; unless what is wanted cannot be, choices that cannot stand
-/// beside those before them are rolled again.
+/// Row with the choices `wanted` and random others. Choices that are excluded by earlier ones are
+/// drawn again, unless `wanted` itself is excluded.
 fn roll(dice: &mut Dice, wanted: &Tuple) -> Row {
     let mut row: Row = FEATURES.iter().map(|(_, words)| dice.roll(words.len())).collect();
     wanted.iter().for_each(|&(feature, choice)| row[feature as usize] = choice);
@@ -248,17 +255,17 @@ fn roll(dice: &mut Dice, wanted: &Tuple) -> Row {
     row
 }
 
-/// Rows in which every tuple stands that can stand in any, and the tuples that cannot.
+/// Rows that cover every possible tuple, and the impossible tuples.
 ///
-/// Greedy: each row is made around a tuple that is still missing, and of several such rows the one
-/// with the most other missing ones is taken.
+/// Greedy: each row is built around a missing tuple, and of several such rows the one that covers
+/// the most other missing tuples is taken.
 fn cover(strength: usize) -> (Vec<Row>, Vec<Tuple>) {
     const TRIES: usize = 6000;
     const CANDIDATES: usize = 8;
     let mut dice = Dice(1);
     let mut missing = tuples(strength);
     if strength > 2 {
-        // What two features cannot do, a third does not mend; pairs are tried all the same.
+        // A third feature cannot make an excluded pair work; with strength 2 all pairs are tried.
         missing.retain(|tuple| !is_excluded(tuple));
     }
     let (mut rows, mut impossible) = (Vec::new(), Vec::new());
@@ -293,12 +300,12 @@ fn cover(strength: usize) -> (Vec<Row>, Vec<Tuple>) {
     (rows, impossible)
 }
 
-/// What a layout is held to: one rank, or without flush a pipeline of as many stages and replicas, whose
-/// depth says how old the weights are that a pass reads.
+/// Reference of a layout: one rank, or without flush a pipeline of as many stages and replicas,
+/// whose depth determines the age of the weights that a pass reads.
 fn plain(model: &Model, strategy: &Strategy) -> Strategy {
     let &Strategy { dtype, grad_dtype, optimizer, micro_batch, leaves, seq, .. } = strategy;
     let one = match model.body() {
-        // Rows that are dealt out have one sum over all samples, whatever the leaves.
+        // Rows of sharded tables have one sum over all samples, whatever the leaves.
         Body::Clicks(_) => common::strategy(SAMPLES, SAMPLES, 1),
         Body::Tokens {} | Body::Images(_) => common::strategy(SAMPLES, micro_batch, leaves),
     };
@@ -310,13 +317,13 @@ fn plain(model: &Model, strategy: &Strategy) -> Strategy {
     Strategy { dp, pp, schedule, micro_batch, leaves, ..one }
 }
 
-/// Trains every row, and holds it to a plain layout: to the bit where that is promised.
+/// Trains every row and compares it with a plain layout: bitwise where that is guaranteed.
 fn hold(rows: &[Row]) {
     let mut alone: BTreeMap<String, Outcome> = BTreeMap::new();
     let mut wrong = Vec::new();
     for row in rows {
         let all = tuple(row);
-        // What fails in the middle of a run fails without the line below.
+        // Printed now, because a failure in the middle of a run skips the report below.
         eprintln!("{}", text(&all));
         let Case { model, strategy, transport, threads } = case(row);
         let plan = planned(row).expect("chosen because it can be planned");
@@ -330,18 +337,18 @@ fn hold(rows: &[Row]) {
             train(&plan, &common::options(3), &mut |_| {}).expect("a sound plan")
         });
         let found = train_over(&plan, transport, &options);
-        // Samples that other ranks look up have sums in another order.
+        // Lookups for samples of other ranks are summed in another order.
         let tables = matches!(model.body(), Body::Clicks(_));
         let whole = strategy.tp * strategy.cp * strategy.ep == 1 && !tables;
-        let exact = whole && strategy.order == Order::Canonical;
+        let exact = whole && strategy.order == SummationOrder::Canonical;
         let narrow = strategy.dtype != DType::F32 || strategy.grad_dtype != DType::F32;
         let lossy = strategy.compress != Compression::None;
         let tolerance = if narrow || lossy { 5e-2 } else { 1e-4 };
         let near = |a: f32, b: f32| (a - b).abs() <= tolerance * b.abs();
-        // Those that update at other times than one rank are held to learning at all.
+        // Layouts that update at other times than one rank must only learn at all.
         let free = strategy.sync.is_async() || strategy.local.is_some();
         let same = if free {
-            // A click is the toss of a coin, and here are few of them.
+            // Click losses are noisy, and there are few samples here.
             let times = if tables { 5.0 } else { 2.0 };
             let sound = |loss: f32| loss.is_finite() && loss < times * expected.iterations[0].loss;
             found.iterations.len() == 3 && found.iterations.iter().all(|f| sound(f.loss))
@@ -366,7 +373,7 @@ fn hold(rows: &[Row]) {
 /// Choices of a feature.
 type Choices = (&'static str, &'static [&'static str]);
 
-/// What cannot stand together, and why.
+/// Pairs of choices that cannot be combined, each with the reason.
 const EXCLUDED: &[(Choices, Choices, &str)] = &[
     (
         ("model", &["gpt2 tied", "gpt2", "llama", "llama mtp", "resnet", "dlrm"]),
@@ -379,7 +386,7 @@ const EXCLUDED: &[(Choices, Choices, &str)] = &[
     (("ep", &["2"]), UNFLUSHED, "dropped tokens are those of an iteration"),
     (SERVED, ("ep", &["2"]), "they serve whole replicas"),
     (LOSSY, ("ep", &["2"]), "experts have gradients among themselves"),
-    (APART, ("ep", &["2"]), "replicas that train apart are whole"),
+    (APART, ("ep", &["2"]), "needs whole replicas"),
     (("model", &["resnet"]), ("tp", &["2"]), "images are not cut"),
     (("model", &["resnet"]), ("sp", &["yes"]), "images are not cut"),
     (("model", &["resnet"]), ("cp", &["2"]), "images are not cut"),
@@ -401,7 +408,7 @@ const EXCLUDED: &[(Choices, Choices, &str)] = &[
     (UNFLUSHED, SERVED, "stages update by themselves"),
     (UNFLUSHED, APART, "it needs a pipeline"),
     (("cp", &["2"]), SERVED, "they serve whole replicas"),
-    (("cp", &["2"]), APART, "replicas that train apart are whole"),
+    (("cp", &["2"]), APART, "needs whole replicas"),
     (("dp", &["4"]), ("pp", &["4"]), "sixteen ranks"),
     (("tp", &["1"]), ("sp", &["yes"]), "it cuts what tensor parallelism leaves whole"),
     (("pp", &["1", "4"]), CHUNKED, "two to six stages, on several ranks"),
@@ -411,22 +418,22 @@ const EXCLUDED: &[(Choices, Choices, &str)] = &[
     (("pp", &["2", "4"]), SERVED, "they serve whole replicas"),
     (CHUNKED, SERVED, "it needs a pipeline"),
     (("dtype", &["f16"]), SERVED, "replicas do not hear of overflows"),
-    (("collective", &["read-reduce"]), ("transport", &["thread"]), "it maps memory of processes"),
+    (("collective", &["shared-memory"]), ("transport", &["thread", "tcp"]), "it maps memory"),
     (("dp", &["1"]), SHARED, "one rank, and rows have several"),
     (("transport", &["shm", "tcp"]), SHARED, "ranks are threads of one process"),
-    (("collective", &["read-reduce"]), SHARED, "it maps memory of processes"),
+    (("collective", &["shared-memory"]), SHARED, "it maps memory of processes"),
     (("dtype", &["bf16"]), SHARED, "weights are shared in f32"),
     (("grad-dtype", &["bf16"]), SHARED, "weights are shared in f32"),
     (("order", &["canonical"]), UNWAITING, "gradients are applied as they come"),
-    (("dp", &["1"]), APART, "there is nobody to compare with"),
+    (("dp", &["1"]), APART, "needs at least 2 replicas"),
     (("sp", &["yes"]), APART, "tensor-parallel sums come once an iteration"),
-    (("pp", &["2", "4"]), APART, "replicas that train apart are whole"),
+    (("pp", &["2", "4"]), APART, "needs whole replicas"),
     (CHUNKED, APART, "it needs a pipeline"),
     (("zero", &["1", "2", "3"]), APART, "each has a state of its own"),
     (SERVED, APART, "replicas compare among themselves"),
     (("dtype", &["bf16", "f16"]), APART, "weights are compared in f32"),
     (("grad-dtype", &["bf16"]), APART, "weights are compared in f32"),
-    (("order", &["canonical"]), APART, "every replica goes its own way"),
+    (("order", &["canonical"]), APART, "replicas diverge"),
     (("zero", &["1", "2", "3"]), LOSSY, "every replica decodes the whole sum"),
     (("order", &["canonical"]), LOSSY, "what is rounded depends on who sends it"),
     (SERVED, LOSSY, "servers get gradients as they are"),
@@ -449,38 +456,38 @@ const EXCLUDED: &[(Choices, Choices, &str)] = &[
     ),
 ];
 
-/// Schedules of two chunks of layers for each rank.
+/// Schedules with two chunks of layers per rank.
 const CHUNKED: Choices = ("schedule", &["interleaved:2", "zb-h1:2", "dualpipev"]);
 
-/// Schedules that cut backward passes in two.
+/// Schedules that split the backward pass.
 const SPLIT: Choices = ("schedule", &["zb-h1", "zb-h1:2", "dualpipev"]);
 
 /// Schedules that do not flush.
 const UNFLUSHED: Choices = ("schedule", &["pipedream", "pipedream:2bw"]);
 
-/// A model whose tables are dealt out to replicas.
+/// Model whose tables are sharded over replicas.
 const CLICKS: Choices = ("model", &["dlrm"]);
 
-/// Something rests elsewhere.
+/// Offloaded state.
 const OFFLOADED: Choices = ("offload", &["optimizer", "all"]);
 
-/// Servers keep the weights, or memory that all ranks share.
+/// Weights held by servers, or in memory that all ranks share.
 const SERVED: Choices = ("sync", &["ps:1", "ps:2", "async-ps:1", "ssp:2:1", "hogwild"]);
 
-/// Nobody waits.
+/// Asynchronous replicas.
 const UNWAITING: Choices = ("sync", &["async-ps:1", "ssp:2:1", "hogwild"]);
 
-/// Threads share the weights.
+/// Weights shared by threads.
 const SHARED: Choices = ("sync", &["hogwild"]);
 
-/// Replicas train apart.
+/// Local SGD.
 const APART: Choices = ("local-steps", &["2"]);
 
-/// What changes gradients on their way.
+/// Lossy gradient compression.
 const LOSSY: Choices =
     ("compress", &["int8", "onebit", "onebit after 2", "topk:0.1", "powersgd:2"]);
 
-/// These reduce whole vectors, and with ZeRO each rank wants a part.
+/// Algorithms that reduce whole vectors, while with ZeRO each rank needs a shard.
 const WHOLE: Choices = ("collective", &["tree", "ps:1", "naive", "overlapped"]);
 
 fn is_excluded(tuple: &Tuple) -> bool {
@@ -517,8 +524,8 @@ fn any_three_features_work_together() {
     hold(&rows);
 }
 
-/// A row as the others print it: `PACELINE_ROW="model moe with dp 4 with …"`. What it does not name takes
-/// its first choice.
+/// Runs a row as printed by the other tests: `PACELINE_ROW="model moe with dp 4 with …"`. Features
+/// that it does not name take their first choice.
 #[test]
 #[ignore = "by hand, to see a row that failed again"]
 fn one_row_works() {

@@ -1,31 +1,31 @@
-//! Ranks that share nothing but wires come to the same end as threads that share a process.
+//! Ranks that share only a transport give the same result as threads that share a process.
 
 mod common;
 
 use common::{bits, options, plan, strategy, tiny_gpt};
 use paceline_comm::Transport;
 use paceline_comm::thread::world;
-use paceline_exec::{Outcome, TrainOptions, take_part, train};
+use paceline_exec::{Outcome, TrainOptions, run_process_rank, train};
 use paceline_plan::ids::Rank;
 use paceline_plan::program::Plan;
 use paceline_plan::strategy::{Strategy, Sync};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Runs every rank by itself; what rank 0 has at the end, and the losses it was told of.
+/// Runs every rank as a process rank. Returns rank 0's outcome and the losses reported to it.
 fn apart(plan: &Plan, options: &TrainOptions) -> (Outcome, Vec<u32>) {
     std::thread::scope(|scope| {
         let ranks: Vec<_> = world(plan.mesh.world())
             .into_iter()
             .map(|mut wires| {
-                // Only the leader's wish to stop may count.
+                // Only the leader's stop flag may count.
                 let mut options = options.clone();
                 if wires.rank() != Rank(0) {
                     options.stop = Arc::default();
                 }
                 scope.spawn(move || {
                     let mut told = Vec::new();
-                    let part = take_part(plan, &options, &mut wires, &mut |report| {
+                    let part = run_process_rank(plan, &options, &mut wires, &mut |report| {
                         told.push(report.loss.to_bits());
                     });
                     (part.unwrap(), told, wires)
@@ -92,8 +92,9 @@ fn a_rank_that_cannot_start_takes_the_others_with_it() {
     let mut wires = world(2);
     let (mut second, mut first) = (wires.pop().unwrap(), wires.pop().unwrap());
     let wrong = TrainOptions { lr: f64::NAN, ..options(3) };
-    let cause = take_part(&plan, &wrong, &mut second, &mut |_| {}).unwrap_err().to_string();
+    let cause = run_process_rank(&plan, &wrong, &mut second, &mut |_| {}).unwrap_err().to_string();
     assert!(cause.starts_with("--lr is NaN"), "{cause}");
-    let echo = take_part(&plan, &options(3), &mut first, &mut |_| {}).unwrap_err().to_string();
+    let echo =
+        run_process_rank(&plan, &options(3), &mut first, &mut |_| {}).unwrap_err().to_string();
     assert!(echo.contains("rank 1 failed: --lr is NaN"), "{echo}");
 }

@@ -1,4 +1,4 @@
-//! Pipelines without flush: the same bits as one rank that keeps the same versions of the weights.
+//! Pipelines without flush: bitwise equal to one rank that uses the same weight versions.
 
 mod common;
 
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 const STASHED: ScheduleKind = ScheduleKind::PipeDream { versions: Versions::Stashed };
 const TWO: ScheduleKind = ScheduleKind::PipeDream { versions: Versions::Two };
 
-/// Stages clip by their own norms, which one rank does not have; so nothing is clipped here.
+/// Options without clipping: stages clip by their own norms, which a single rank does not have.
 fn unclipped(iterations: u32) -> TrainOptions {
     TrainOptions { clip: None, ..options(iterations) }
 }
@@ -24,7 +24,7 @@ fn trained(plan: &Plan, iterations: u32) -> Outcome {
     train(plan, &unclipped(iterations), &mut |_| {}).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// By how many updates the weights of each tensor are behind when a minibatch reads them.
+/// Number of updates by which each tensor's weights are stale when a minibatch reads them.
 fn delays(pipelined: &Plan) -> BTreeMap<String, u32> {
     let ranks = pipelined.strategy.pp;
     let stages = (0..ranks).zip(&pipelined.programs);
@@ -35,16 +35,16 @@ fn delays(pipelined: &Plan) -> BTreeMap<String, u32> {
     stages.flat_map(of).collect()
 }
 
-/// One rank that runs minibatch after minibatch, each on weights that are as old as in the pipeline:
-/// minibatch k reads version k − delay of each tensor (Narayanan et al., SOSP 2019, section 3.4), or
-/// batch t version t − 1 of all (arXiv 2006.09503, section 3.1).
+/// Plan of one rank that runs minibatch after minibatch, each on weights as old as in the pipeline.
+/// Minibatch k reads version k − delay of each tensor (Narayanan et al., SOSP 2019, section 3.4),
+/// or batch t reads version t − 1 of all (arXiv 2006.09503, section 3.1).
 fn sequential(model: &Model, pipelined: &Plan) -> Plan {
     let strategy = &pipelined.strategy;
     let versions = match strategy.schedule {
         ScheduleKind::PipeDream { versions } => versions,
         other => panic!("{other} flushes"),
     };
-    // Buckets of one layer each, so that none spans stages.
+    // One layer per bucket, so that no bucket spans stages.
     let one = Strategy {
         pp: 1,
         schedule: ScheduleKind::OneFOneB,
@@ -75,7 +75,7 @@ fn sequential(model: &Model, pipelined: &Plan) -> Plan {
         program.memory.by_kind[MemoryKind::Communication as usize] += kept.extent();
         program.buffers.push(kept);
         let kept = BufferId::from(program.buffers.len() - 1);
-        // Every pass reads what was kept for it; gradients and updates stay with the newest.
+        // Every pass reads the version stashed for it; gradients and updates use the latest.
         for segment in &mut program.segments {
             for view in segment.operands.iter_mut().filter(|v| v.buffer == bucket.params.buffer) {
                 view.buffer = kept;
@@ -96,7 +96,7 @@ fn sequential(model: &Model, pipelined: &Plan) -> Plan {
             let step = program.body.nodes.iter().position(
                 |node| matches!(node.op, Op::Step { bucket, .. } if bucket as usize == at),
             );
-            // A place before the update: the ops around it are small and stand on one lane.
+            // The copy takes the update's slot: the ops around it are small and on one lane.
             let node = &mut program.body.nodes[step.expect("every bucket is updated")];
             let update = std::mem::replace(&mut node.op, keep(0));
             program.body.push(compute, update, &[]);
@@ -143,7 +143,7 @@ fn two_versions_are_those_of_the_sequential_run() {
     }
 }
 
-/// Replicas agree after every minibatch, and give the bits of one that sums as they do.
+/// Replicas synchronise after every minibatch; bitwise equal to one with the same sum order.
 #[test]
 fn replicas_of_a_pipeline_without_flush_give_the_same_bits() {
     let one = Strategy { pp: 2, schedule: TWO, ..strategy(8, 1, 2) };

@@ -1,4 +1,4 @@
-//! Runs in 16-bit types: the same promises, and losses near those of f32.
+//! Runs in 16-bit types: the same guarantees, and losses close to those of f32.
 
 mod common;
 
@@ -8,7 +8,7 @@ use paceline_plan::DType;
 use paceline_plan::model::built_in;
 use paceline_plan::strategy::{Recompute, Strategy, Sync, Zero};
 
-/// Weights and activations in one type, gradients in another.
+/// Strategy with separate types for weights and activations, and for gradients.
 fn stored(dtype: DType, grad_dtype: DType) -> Strategy {
     Strategy { dtype, grad_dtype, ..strategy(8, 1, 4) }
 }
@@ -61,7 +61,7 @@ fn learnt(dtype: DType, grad_dtype: DType) -> Outcome {
     train(&plan(&model, &strategy), &options, &mut |_| {}).expect("a sound plan")
 }
 
-/// What a run has come to: the mean of its last ten losses.
+/// Final loss of a run: the mean of its last ten losses.
 fn level(outcome: &Outcome) -> f32 {
     let last = &outcome.iterations[outcome.iterations.len() - 10..];
     last.iter().map(|i| i.loss).sum::<f32>() / last.len() as f32
@@ -81,7 +81,7 @@ fn sixteen_bits_learn_as_well_as_thirty_two() {
     }
 }
 
-/// A gradient beyond the range of f16 changes no weight, and the next one is scaled down.
+/// A gradient beyond the range of f16 changes no weight, and the loss scale is reduced.
 #[test]
 fn an_overflow_skips_the_iteration_and_halves_the_scale() {
     let plan = plan(&tiny_gpt(true), &stored(DType::F16, DType::F32));

@@ -1,11 +1,12 @@
-//! What the README promises of layouts, over twenty iterations.
+//! Guarantees of the README about layouts, over twenty iterations.
 
 mod common;
 
-use common::wires::train_over;
+use common::wires::{fabric, train_over};
 use common::{bits, options, plan, strategy, tiny_gpt, tiny_llama};
 use paceline_exec::{Outcome, TrainOptions, train};
-use paceline_plan::collective::{Algorithm, Order};
+use paceline_plan::collective::{Algorithm, SummationOrder};
+use paceline_plan::lower::lower_on;
 use paceline_plan::model::Model;
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{Recompute, Strategy, Zero};
@@ -13,7 +14,7 @@ use std::num::NonZeroUsize;
 
 const ITERATIONS: u32 = 20;
 
-/// Eight samples an iteration, one a microbatch, eight leaves.
+/// Eight samples per iteration, one per microbatch, eight leaves.
 fn one() -> Strategy {
     strategy(8, 1, 8)
 }
@@ -61,8 +62,8 @@ fn transports_and_threads_keep_every_bit() {
         Strategy { tp: 2, sp: true, ..one() },
     ];
     for layout in layouts {
-        let plan = plan(&tiny_gpt(true), &layout);
         let run = |transport: &str, threads: usize| {
+            let plan = lower_on(&tiny_gpt(true), &layout, &fabric(transport)).expect("a plan");
             let threads_per_rank = NonZeroUsize::new(threads).expect("not zero");
             let options = TrainOptions { threads_per_rank, ..options(ITERATIONS) };
             let outcome = train_over(&plan, transport, &options);
@@ -77,10 +78,10 @@ fn transports_and_threads_keep_every_bit() {
     }
 }
 
-/// Tensor and sequence parallelism and free order change the order of sums, not what is summed.
+/// Tensor and sequence parallelism and free order change the order of sums, not their terms.
 #[test]
 fn other_sums_end_within_a_ten_thousandth() {
-    let free = Strategy { order: Order::Free, leaves: 1, ..one() };
+    let free = Strategy { order: SummationOrder::Free, leaves: 1, ..one() };
     let layouts = [
         Strategy { tp: 2, ..one() },
         Strategy { tp: 4, ..one() },

@@ -1,9 +1,9 @@
-//! Layouts that nobody thought of.
+//! Randomly generated layouts.
 
 mod common;
 
 use common::*;
-use paceline_plan::collective::Order;
+use paceline_plan::collective::SummationOrder;
 use paceline_plan::lower::lower;
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{Recompute, Split, Strategy as Layout, Sync, Zero};
@@ -49,7 +49,7 @@ fn any_layout() -> impl Strategy<Value = Layout> {
                 sync,
                 bucket: Bytes(bucket),
                 overlap,
-                order: if free { Order::Free } else { Order::Canonical },
+                order: if free { SummationOrder::Free } else { SummationOrder::Canonical },
                 leaves: dp << more,
                 ..strategy(16, 2, 1)
             }
@@ -65,7 +65,7 @@ proptest! {
         prop_assume!(lower(&model, &layout).is_ok());
         let one = strategy(16, 2, layout.leaves);
         prop_assume!(lower(&model, &one).is_ok());
-        if layout.tp == 1 && layout.order == Order::Canonical {
+        if layout.tp == 1 && layout.order == SummationOrder::Canonical {
             assert_same_bits(&model, &one, &[("layout", layout)]);
         } else {
             assert_close(&model, &one, 1e-5, &[("layout", layout)]);

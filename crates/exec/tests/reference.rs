@@ -16,14 +16,14 @@ type Weights = BTreeMap<String, Vec<f64>>;
 /// One row per token.
 type Rows = Vec<Vec<f64>>;
 
-/// The losses of the first iteration's samples.
+/// Losses of the first iteration's samples.
 #[derive(Clone, Copy, Default)]
 struct Losses {
-    /// Of the next tokens.
+    /// Loss of next-token prediction.
     next: f64,
-    /// Of further ones, the mean over the modules that predict them.
+    /// Loss of multi-token prediction, the mean over its modules.
     further: f64,
-    /// What gradients are of: both, and what balances experts' loads.
+    /// Total loss that gradients are taken of: both, and the balancing loss of the experts.
     whole: f64,
 }
 
@@ -53,8 +53,8 @@ fn loss(model: &Model, weights: &Weights, samples: u64, seed: u64) -> Losses {
     losses
 }
 
-/// The logits that every head makes of the tokens of a sequence, behind which stand those that are to be
-/// predicted; and how uneven its experts' loads are, summed over layers.
+/// Logits of every head for the tokens of a sequence, which is followed by the target tokens; and
+/// the load imbalance of its experts, summed over layers.
 fn logits(model: &Model, weights: &Weights, text: &[u32]) -> (Vec<Rows>, f64) {
     let mut balance = 0.0;
     let (width, seq) = (model.d_model as usize, model.seq as usize);
@@ -91,7 +91,7 @@ fn logits(model: &Model, weights: &Weights, text: &[u32]) -> (Vec<Rows>, f64) {
     (heads, balance)
 }
 
-/// What a layer makes of the stream, and how uneven its experts' loads are.
+/// Applies a layer to the residual stream. Returns the load imbalance of its experts.
 fn block(model: &Model, weights: &Weights, layer: u64, x: &mut Rows) -> f64 {
     let name = |what: &str| format!("blocks.{layer}.{what}");
     if model.kind == ModelKind::Mlp {
@@ -146,7 +146,7 @@ fn qkv(model: &Model, weights: &Weights, name: &dyn Fn(&str) -> String, x: &Rows
     qkv
 }
 
-/// Attention from latent vectors: plain heads, with values as wide as they are.
+/// Latent attention in expanded form: plain heads, with values of their own width.
 fn latent(model: &Model, weights: &Weights, name: &dyn Fn(&str) -> String, x: &Rows) -> Rows {
     let [heads, dim] = [model.heads, model.head_dim].map(|n| n as usize);
     let [rope, v_dim] = [model.latent.qk_rope, model.latent.v_dim].map(|n| n as usize);
@@ -270,7 +270,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// Moved by `by` along a direction, in one tensor.
+/// Weights with one tensor moved by `by` along a direction.
 fn moved(weights: &Weights, name: &str, direction: &[f64], by: f64) -> Weights {
     let mut weights = weights.clone();
     let tensor = weights.get_mut(name).unwrap();
@@ -278,9 +278,9 @@ fn moved(weights: &Weights, name: &str, direction: &[f64], by: f64) -> Weights {
     weights
 }
 
-/// One step of plain descent moves the weights by the gradient itself. Along it, the reference's loss
-/// must change by the square of its length, tensor by tensor; a wrong gradient of the same length
-/// changes it by less.
+/// One step of plain SGD moves the weights by the gradient itself. Along it, the reference loss
+/// must change by the squared norm of the gradient, tensor by tensor. A wrong gradient of the same
+/// norm changes it by less.
 #[test]
 fn losses_and_gradients_are_those_of_the_formulas() {
     let dense = [tiny_gpt(true), tiny_gpt(false), tiny_llama(), tiny_mlp()];
@@ -312,16 +312,16 @@ fn losses_and_gradients_are_those_of_the_formulas() {
             assert!(off.abs() < 1e-6, "{}: {found}, {expected}", model.name());
         };
         close(run.iterations[0].loss, expected.next);
-        assert_eq!(run.iterations[0].further_loss.is_some(), model.mtp.depth > 0);
-        run.iterations[0].further_loss.inspect(|&found| close(found, expected.further));
+        assert_eq!(run.iterations[0].mtp_loss.is_some(), model.mtp.depth > 0);
+        run.iterations[0].mtp_loss.inspect(|&found| close(found, expected.further));
 
         let mut squares = 0.0;
-        // A bias for the choice alone follows the experts' loads, not the loss.
+        // The router's selection bias follows the experts' loads, not the loss.
         for (name, before) in start.iter().filter(|(name, _)| !name.ends_with("router.bias")) {
             let gradient: Vec<f64> = before.iter().zip(&end[name]).map(|(a, b)| a - b).collect();
             let square = dot(&gradient, &gradient);
             squares += square;
-            // A step that is so small hardly changes the choice of any expert.
+            // Such a small step hardly changes the routing.
             let by = 1e-6 / square.sqrt().max(1e-6);
             let at = |by: f64| loss(&model, &moved(&start, name, &gradient, by), 2, 3).whole;
             let slope = (at(by) - at(-by)) / (2.0 * by);

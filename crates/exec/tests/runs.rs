@@ -1,4 +1,4 @@
-//! What a run tells, how it ends, and what it says when it cannot go on.
+//! Reports of a run, its end, and its error messages.
 
 mod common;
 
@@ -8,7 +8,7 @@ use paceline_plan::DType;
 use paceline_plan::ids::{LaneId, Microbatch, OpId, Rank};
 use paceline_plan::lower::lower;
 use paceline_plan::model::built_in;
-use paceline_plan::program::{InFlight, Op, Peer, View};
+use paceline_plan::program::{CarryoverOp, Op, Peer, View};
 use paceline_plan::strategy::{Strategy, Sync, Zero};
 use paceline_plan::trace::{Origin, SpanKind};
 use std::collections::BTreeSet;
@@ -80,7 +80,7 @@ fn the_trace_has_every_op_of_the_last_iterations() {
         let shown = body.iter().filter(|node| !matches!(node.op, Op::Free { .. })).count();
         for iteration in 2..5 {
             let of = trace.spans.iter().filter(|s| s.rank == rank && s.iteration == iteration);
-            // What waited for other ranks shows in several pieces.
+            // Ops that waited for other ranks appear as several spans.
             let ops: BTreeSet<u32> =
                 of.filter(|s| s.kind != SpanKind::Wait).map(|s| s.op).collect();
             assert_eq!(ops.len(), shown);
@@ -127,7 +127,7 @@ fn a_loss_that_is_no_number_ends_the_run() {
         let options = TrainOptions { lr: 1e38, warmup: 0, clip: None, ..options(50) };
         let mut heard = 0;
         match train(&plan, &options, &mut |i| heard = i.iteration) {
-            // The first update makes weights whose products nothing can hold.
+            // The first update produces weights whose products overflow.
             Err(ExecError::Op { rank, iteration, op, source }) => {
                 let told = source.to_string();
                 assert_eq!((iteration, heard), (2, 1), "{op}: {told}");
@@ -163,7 +163,7 @@ fn too_small_a_vocabulary_has_no_text() {
 
 #[test]
 fn a_silent_peer_is_named() {
-    // Rank 1 expects one message more than rank 0 sends.
+    // Rank 1 expects one more message than rank 0 sends.
     let mut plan = lower(&tiny_gpt(true), &Strategy { pp: 2, ..strategy(4, 1, 4) }).unwrap();
     let program = &mut plan.programs[1];
     let view = View { len: 1, ..program.buckets[0].grads };
@@ -171,13 +171,13 @@ fn a_silent_peer_is_named() {
     program.lanes.push("extra".into());
     let from = Peer::Stage(paceline_plan::ids::StageRank(0));
     let op = Op::Recv { from, channel: 99, view, microbatch: Microbatch(2) };
-    // After everything else, which may hold the place it would be written to.
+    // After all other ops, which may hold the buffer it would be written to.
     let all: Vec<OpId> = (0..program.body.nodes.len()).map(OpId::from).collect();
     program.body.push(lane, op, &all);
-    let options = TrainOptions { silence: Duration::from_millis(200), ..options(3) };
+    let options = TrainOptions { exchange_timeout: Duration::from_millis(200), ..options(3) };
     let error = train(&plan, &options, &mut |_| {}).unwrap_err();
     let told = error.to_string();
-    // Rank 0 may be the first to lose patience: it waits for rank 1 in the second iteration.
+    // Rank 0 may time out first: it waits for rank 1 in the second iteration.
     let named = told.contains("nothing came from rank 0 for 0.2 s")
         || told.contains("nothing came from rank 1 for 0.2 s");
     assert!(matches!(error, ExecError::Silent { .. }) && named, "{told}");
@@ -203,7 +203,7 @@ fn an_error_of_one_rank_ends_all_and_is_the_cause() {
 #[test]
 fn a_panic_of_one_rank_ends_all_and_names_the_op() {
     let mut plan = lower(&tiny_gpt(true), &Strategy { dp: 2, ..strategy(4, 1, 4) }).unwrap();
-    // A weight of the wrong length, which a kernel refuses.
+    // A weight of the wrong length, which a kernel rejects.
     let segment = &mut plan.programs[0].segments[1];
     segment.operands.iter_mut().for_each(|view| view.len /= 2);
     let error = train(&plan, &options(1), &mut |_| {}).unwrap_err();
@@ -223,7 +223,7 @@ fn a_circle_of_edges_is_found_at_once() {
     assert!(matches!(error, ExecError::Stuck { .. }), "{error}");
 }
 
-/// An op that may stay in flight does not change what is computed.
+/// Carryover ops do not change the result.
 #[test]
 fn gathers_may_reach_into_the_next_iteration() {
     let strategy = Strategy { dp: 2, zero: Zero::Optimizer, ..strategy(4, 1, 4) };
@@ -239,6 +239,6 @@ fn gathers_may_reach_into_the_next_iteration() {
     let first_compute = program.body.nodes.iter().position(|node| node.lane == LaneId(0)).unwrap();
     let before = vec![OpId::from(first_compute)];
     program.in_flight =
-        gathers.into_iter().map(|op| InFlight { op, before: before.clone() }).collect();
+        gathers.into_iter().map(|op| CarryoverOp { op, before: before.clone() }).collect();
     assert_eq!(bits(&train(&plan, &options(5), &mut |_| {}).unwrap()), expected);
 }

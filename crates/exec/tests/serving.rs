@@ -1,12 +1,12 @@
-//! Servers that apply gradients as they come: they learn, they say how stale gradients were, they keep the
-//! bound, and one replica alone trains as ever.
+//! Asynchronous servers: replicas learn, staleness is reported, the staleness bound holds, and a
+//! single replica trains as usual.
 
 mod common;
 
 use common::wires::train_over;
 use common::{bits, options, plan, staleness, strategy, tiny_gpt, tiny_llama};
 use paceline_exec::{Outcome, Staleness, Straggler, TrainOptions, train};
-use paceline_plan::collective::Order;
+use paceline_plan::collective::SummationOrder;
 use paceline_plan::strategy::{Strategy, Sync};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Replicas of one sample each that push to servers.
 fn served(dp: u32, servers: u32, staleness: Option<u32>) -> Strategy {
     let sync = Sync::Async { servers, staleness };
-    Strategy { dp, sync, order: Order::Free, ..strategy(dp.into(), 1, dp) }
+    Strategy { dp, sync, order: SummationOrder::Free, ..strategy(dp.into(), 1, dp) }
 }
 
 #[test]
@@ -32,7 +32,7 @@ fn one_replica_trains_as_with_a_server_that_waits() {
                 };
                 assert_eq!(losses(&found), losses(&expected), "{}", layout.sync);
                 assert_eq!(found.parameters, expected.parameters, "{}", layout.sync);
-                let Staleness { mean, max, ahead, histogram } = staleness(&found);
+                let Staleness { mean, max, max_lead: ahead, histogram } = staleness(&found);
                 assert_eq!((mean, max, ahead), (0.0, 0, 0));
                 assert!(histogram[0] > 0 && histogram[1..].iter().all(|n| *n == 0));
             }
@@ -45,12 +45,12 @@ fn replicas_that_wait_for_nobody_learn_all_the_same() {
     let model = tiny_gpt(true);
     let options = TrainOptions { lr: 3e-3, keep_parameters: false, ..options(150) };
     let end = |sync: Sync| {
-        let order = Order::Free;
+        let order = SummationOrder::Free;
         let layout = Strategy { dp: 3, sync, order, ..strategy(6, 2, 3) };
         let outcome = train(&plan(&model, &layout), &options, &mut |_| {}).unwrap();
         assert_eq!(outcome.iterations.len(), 150);
         if sync.is_async() {
-            // Of three replicas, two others can come between a pull and its push, and more if one is slow.
+            // Two others can push between a pull and its push, and more if one is slow.
             let Staleness { mean, max, .. } = staleness(&outcome);
             assert!(mean > 0.0 && mean <= max as f64, "{mean} {max}");
         }
@@ -61,7 +61,7 @@ fn replicas_that_wait_for_nobody_learn_all_the_same() {
     for sync in ["async-ps:1", "async-ps:2", "ssp:1:1", "ssp:2:3"] {
         let (_, found) = end(sync.parse().unwrap());
         eprintln!("{sync}: {first} to {found}, {waited} where all wait");
-        // Which gradients are stale differs from run to run.
+        // Stale gradients differ from run to run.
         assert!(found < 0.8 * first && found < 1.3 * waited, "{sync}: {found}, {waited}");
     }
 }
@@ -75,9 +75,9 @@ fn nobody_gets_further_ahead_of_a_straggler_than_the_bound() {
         for bound in [0, 1, 4] {
             let layout = served(3, servers, Some(bound));
             let outcome = train(&plan(&model, &layout), &options, &mut |_| {}).unwrap();
-            let Staleness { ahead, max, .. } = staleness(&outcome);
+            let Staleness { max_lead: ahead, max, .. } = staleness(&outcome);
             assert!(ahead <= bound, "{}: {ahead} ahead", layout.sync);
-            // Between a pull and its push, each of two others is at most that far ahead or behind.
+            // Between a pull and its push, both others are at most `bound` ahead or behind.
             let most = 2 * (2 * u64::from(bound) + 1);
             assert!(max <= most, "{}: {max} updates missed", layout.sync);
         }

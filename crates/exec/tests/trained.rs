@@ -4,19 +4,19 @@ mod common;
 
 use common::*;
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
-use paceline_exec::data::{Data, DataSource, Reads};
+use paceline_exec::data::{Data, DataSource, SampleKind};
 use paceline_exec::hugging_face::{Pretrained, can_export, export};
 use paceline_exec::inference::{GenerateError, Network, Sampling, evaluate, generate};
 use paceline_exec::safetensors::{Contents, Reader};
 use paceline_exec::{Start, TrainOptions, train};
-use paceline_plan::model::{Experts, Model, Shape};
+use paceline_plan::model::{Experts, Model, ModelDims};
 use paceline_plan::strategy::{Strategy, Zero};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A directory that goes away with its test.
+/// Directory that is deleted at the end of its test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -34,25 +34,25 @@ impl Drop for Folder {
     }
 }
 
-/// Experts that transformers knows by the name of Mixtral.
+/// Expert model in the form that transformers calls Mixtral.
 fn mixtral_like() -> Model {
     let shape = *dropless_moe();
     let experts = Experts { shared_experts: 0, dense_layers: 0, dense_ffn: 0, ..shape.experts };
-    Model::new("mixtral-like", Shape { qk_norm: false, experts, ..shape }).expect("sound")
+    Model::new("mixtral-like", ModelDims { qk_norm: false, experts, ..shape }).expect("sound")
 }
 
-/// Experts and latent attention that transformers knows by the name of DeepSeek-V3, whose configuration has
-/// no word for the balancing loss.
+/// Expert model with latent attention in the form that transformers calls DeepSeek-V3, whose
+/// configuration has no key for the balancing loss.
 fn deepseek_like() -> Model {
     let shape = *latent_moe();
     let experts = Experts { balance: 0.0, ..shape.experts };
-    Model::new("deepseek-like", Shape { norm_eps: 1e-6, experts, ..shape }).expect("sound")
+    Model::new("deepseek-like", ModelDims { norm_eps: 1e-6, experts, ..shape }).expect("sound")
 }
 
-/// A run of so many iterations, saved.
+/// Runs and saves `iterations` iterations.
 fn saved(model: &Model, iterations: u32, folder: &Path) -> Checkpoint {
     let directory = folder.join("checkpoints");
-    let save = SaveOptions { directory, every: None, keep: 1, attempt: 1, beside: Vec::new() };
+    let save = SaveOptions { directory, every: None, keep: 1, attempt: 1, extra_files: Vec::new() };
     let options = TrainOptions { save: Some(save), ..options(iterations) };
     train(&plan(model, &strategy(8, 1, 4)), &options, &mut |_| {}).unwrap();
     Checkpoint::open(folder).unwrap()
@@ -82,7 +82,7 @@ fn exported_weights_come_back_to_the_bit_under_any_layout() {
     }
 }
 
-/// Large models come in several files with a list, and GPT-2's first files have no prefix.
+/// Large models have several files with an index; GPT-2's first files have no name prefix.
 #[test]
 fn sharded_and_older_files_are_read() {
     let model = tiny_gpt(true);
@@ -137,7 +137,7 @@ fn what_has_no_form_elsewhere_is_not_exported() {
     assert!(can_export(&tiny_llama()).is_ok());
 }
 
-/// The network of evaluation is the network of training: on the same samples, the same loss.
+/// Evaluation uses the same network as training: on the same samples, the same loss.
 #[test]
 fn evaluation_agrees_with_training() {
     for model in
@@ -147,10 +147,13 @@ fn evaluation_agrees_with_training() {
         let checkpoint = saved(&model, 3, &folder.0);
         let whole = train(&plan(&model, &strategy(8, 1, 4)), &options(4), &mut |_| {}).unwrap();
         let network = Network::from_checkpoint(&model, &checkpoint).unwrap();
-        let data =
-            Data::new(&DataSource::Builtin, Reads::Tokens { vocab: 40, seq: 16, further: 0 }, 7)
-                .unwrap();
-        // The fourth iteration's samples are 24 to 31: what 32 samples add up to beyond 24.
+        let data = Data::new(
+            &DataSource::Builtin,
+            SampleKind::Tokens { vocab: 40, seq: 16, lookahead: 0 },
+            7,
+        )
+        .unwrap();
+        // The fourth iteration's samples are 24 to 31: the sum over 32 samples minus that over 24.
         let until = |samples| {
             let found = evaluate(&network, &data, 16, samples, 3, &mut |_| {}).unwrap();
             found.loss * found.tokens as f64
@@ -160,7 +163,7 @@ fn evaluation_agrees_with_training() {
         assert!((found / expected - 1.0).abs() < 1e-5, "{}: {found}, {expected}", model.name());
         let held_out = Data::held_out(
             &DataSource::Builtin,
-            Reads::Tokens { vocab: 40, seq: 16, further: 0 },
+            SampleKind::Tokens { vocab: 40, seq: 16, lookahead: 0 },
             7,
         )
         .unwrap();
@@ -169,7 +172,7 @@ fn evaluation_agrees_with_training() {
     }
 }
 
-/// Keys and values from memory are those that a reader of the whole text would see.
+/// Keys and values from the KV cache equal those computed from the whole text.
 #[test]
 fn generation_from_memory_is_generation_from_the_whole_text() {
     let said = |network: &Network, prompt: &[u32], tokens, sampling| {

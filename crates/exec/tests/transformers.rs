@@ -1,7 +1,7 @@
-//! Our losses and our words against those of Hugging Face's transformers and PyTorch, from the same weights and
-//! tokens.
+//! Losses and generated tokens against those of Hugging Face's transformers and PyTorch, from the
+//! same weights and tokens.
 //!
-//! `fixtures/reference.py` made the numbers; the weights follow from the seed.
+//! `fixtures/reference.py` generated the numbers; the weights follow from the seed.
 
 use paceline_exec::inference::{Network, Sampling, generate};
 use paceline_exec::{TrainOptions, train};
@@ -11,7 +11,7 @@ use paceline_plan::program::Plan;
 use paceline_plan::strategy::Strategy;
 use serde_json::Value;
 
-/// Holds so many losses of a run to theirs, and what is said before it.
+/// Compares the first `held` losses of a run with the fixture, and the tokens generated before it.
 fn compare(model: &str, fixture: &str, held: usize) {
     let model = Model::parse(model, "fixture.toml").unwrap_or_else(|errors| panic!("{errors}"));
     let fixture: Value = serde_json::from_str(fixture).unwrap();
@@ -48,11 +48,11 @@ fn compare(model: &str, fixture: &str, held: usize) {
         );
     }
     says_the_same(&model, &fixture, &plan);
-    // The comparison means something only if there was something to learn.
+    // The comparison is meaningful only if the loss decreases.
     assert!(theirs[theirs.len() - 1] < 0.97 * theirs[0], "{theirs:?}");
 }
 
-/// Before anything is learnt, the likeliest tokens behind a prompt are theirs.
+/// Before training, the likeliest tokens after a prompt equal those of the fixture.
 fn says_the_same(model: &Model, fixture: &Value, plan: &Plan) {
     let tokens = |name: &str| -> Vec<u32> {
         fixture[name].as_array().unwrap().iter().map(|t| t.as_u64().unwrap() as u32).collect()
@@ -92,7 +92,7 @@ fn qwen3_moe_learns_as_in_transformers() {
     compare(include_str!("fixtures/qwen3-moe.toml"), include_str!("fixtures/qwen3-moe.json"), 10);
 }
 
-/// The bias of the choice follows the loads here, and rests in transformers: one loss is the same.
+/// The router bias follows the loads here and is constant there: only one loss is equal.
 #[test]
 fn deepseek_v3_is_that_of_transformers() {
     compare(

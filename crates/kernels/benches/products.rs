@@ -1,21 +1,21 @@
-//! How fast products are on the shapes that training has, beside the `gemm` crate.
+//! GEMM throughput on the shapes of training, compared with the `gemm` crate.
 //!
-//! `cargo bench -p paceline-kernels --bench products -- [THREADS [SECONDS [OUTPUTS]]]` prints GFLOP/s, best of
-//! the repetitions that fit into the seconds given to each (0.3), for the forward pass of a linear
-//! operator, the gradient of its input and that of its weight; for the shapes with so many outputs, if
-//! they are named. With one thread `gemm` runs beside
-//! ours in turns; it does not divide its work as ours does, and is left out with more.
+//! `cargo bench -p paceline-kernels --bench products -- [THREADS [SECONDS [OUTPUTS]]]` prints
+//! GFLOP/s for a linear operator's forward pass, input gradient and weight gradient. Each is the
+//! best of the repetitions that fit into SECONDS (0.3). OUTPUTS selects the shapes with that number
+//! of outputs. With one thread `gemm` runs alternately with ours; it does not divide its work as
+//! ours does, and is left out with more.
 
 use gemm::Parallelism;
 use paceline_kernels::Write;
-use paceline_kernels::counter::Stream;
 use paceline_kernels::linear::{self, Shape};
+use paceline_kernels::philox::Stream;
 use paceline_kernels::pool::Pool;
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
-/// Rows, inputs and outputs of the linear operators of the two models that are compared with
-/// PyTorch in `benches/peers`, a layer's and the head's.
+/// Rows, inputs and outputs of the linear operators, of a layer and of the head, of the two models
+/// that are compared with PyTorch in `benches/peers`.
 const SHAPES: [[usize; 3]; 10] = [
     [1024, 384, 1152],
     [1024, 384, 384],
@@ -76,7 +76,7 @@ fn main() {
     }
 }
 
-/// The best times of our product and of the crate's, in turns.
+/// Best times of our GEMM and of the crate's, run alternately.
 fn turns(
     seconds: f64,
     mut ours: impl FnMut(),
@@ -102,7 +102,7 @@ fn turns(
     best
 }
 
-/// The crate's product as this one used it: the same parts of the depth, one thread.
+/// GEMM of the crate as this project used it: the same split of the depth, one thread.
 fn product_of_gemm(
     [height, width, depth]: [usize; 3],
     [a, b]: [&[f32]; 2],
@@ -112,7 +112,7 @@ fn product_of_gemm(
     let part = depth.div_ceil(depth.div_ceil(512));
     for first in (0..depth).step_by(part) {
         let terms = part.min(depth - first);
-        // SAFETY: the operands and the result have as many elements as their sizes and strides say.
+        // SAFETY: operands and result have as many elements as their sizes and strides require.
         unsafe {
             gemm::gemm(
                 height,

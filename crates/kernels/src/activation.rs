@@ -1,7 +1,7 @@
-//! The activation functions of a feed-forward layer, each with the gradient of its input.
+//! Activation functions of a feed-forward layer, each with its input gradient.
 //!
-//! All are functions of single elements, except SwiGLU, which halves the width of a row. The
-//! gradients are computed from the saved input of the forward pass.
+//! All are elementwise, except SwiGLU, which halves the width of a row. The gradients are computed
+//! from the saved input of the forward pass.
 
 use crate::instruction_set::vectorised;
 use crate::math::sigmoid;
@@ -50,11 +50,11 @@ pub fn squared_relu_input_gradient<T: Element>(dy: &[T], x: &[T], dx: &mut [T]) 
     );
 }
 
-/// GELU in the tanh approximation that GPT-2 uses (Hendrycks and Gimpel, 2016, section 2):
-/// `y = x / 2 * (1 + tanh(u))` with `u = sqrt(2 / pi) * (x + 0.044715 x^3)`.
+/// GELU in the tanh approximation that GPT-2 uses (Hendrycks and Gimpel, 2016, section 2): `y = x /
+/// 2 * (1 + tanh(u))` with `u = sqrt(2 / pi) * (x + 0.044715 x^3)`.
 ///
-/// Since `(1 + tanh(u)) / 2` is the logistic function of `2 u`, no tanh is computed, and nothing
-/// cancels where `x` is large and negative.
+/// Since `(1 + tanh(u)) / 2` is the logistic function of `2 u`, no tanh is computed, and there is
+/// no cancellation for large negative `x`.
 pub fn gelu_tanh_forward<T: Element>(x: &[T], y: &mut [T]) {
     map(
         x,
@@ -64,7 +64,7 @@ pub fn gelu_tanh_forward<T: Element>(x: &[T], y: &mut [T]) {
     );
 }
 
-/// The gradient of [`gelu_tanh_forward`]'s input.
+/// Input gradient of [`gelu_tanh_forward`].
 pub fn gelu_tanh_input_gradient<T: Element>(dy: &[T], x: &[T], dx: &mut [T]) {
     map_gradient(
         dy,
@@ -98,7 +98,7 @@ pub fn swiglu_forward<T: Element>(shape: Rows, x: &[T], y: &mut [T]) {
     );
 }
 
-/// The gradient of [`swiglu_forward`]'s input, laid out as that input: `[dgate | dup]`.
+/// Input gradient of [`swiglu_forward`], laid out as that input: `[dgate | dup]`.
 pub fn swiglu_input_gradient<T: Element>(shape: Rows, dy: &[T], x: &[T], dx: &mut [T]) {
     let Rows { rows, width } = shape;
     expect_len("dy", dy.len(), &[rows, width]);
@@ -125,7 +125,7 @@ pub fn swiglu_input_gradient<T: Element>(shape: Rows, dy: &[T], x: &[T], dx: &mu
 
 /// 2 sqrt(2 / pi).
 const TWICE_ROOT: f32 = std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::SQRT_2;
-/// The coefficient of the cubic term in the approximation of GELU.
+/// Coefficient of the cubic term in the approximation of GELU.
 const CUBIC: f32 = 0.044_715;
 
 #[inline(always)]

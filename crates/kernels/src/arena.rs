@@ -1,15 +1,15 @@
-//! The one block of memory in which a rank keeps every planned buffer.
+//! Arena: the one block of memory in which a rank holds every planned buffer.
 //!
-//! The plan assigns each buffer an offset ahead of time, and buffers whose lifetimes do not meet
-//! share bytes. What the compiler cannot see is checked here when an op begins: [`Arena::views`]
-//! hands out slices of several buffers at once and refuses a pair that overlaps where one of them
-//! is written, be it within the op or against an op of another lane that is still running. So the
-//! lanes of a rank may work in one arena at the same time, and an error in a plan ends as an error
-//! that names the spans, not as a wrong number. This is the only module that needs `unsafe` to
-//! share memory.
+//! The plan assigns each buffer an offset ahead of time, and buffers whose lifetimes do not overlap
+//! share bytes. Aliasing that the compiler cannot see is checked here when an op begins.
+//! [`Arena::views`] returns slices of several buffers at once, and rejects a pair that overlaps
+//! where one of them is written. This holds within the op and against an op of another lane that is
+//! still running. So the lanes of a rank may work in one arena concurrently. A faulty plan causes
+//! an error that names the spans, not a wrong number. This is the only module that needs `unsafe`
+//! to share memory.
 
 use crate::element::Plain;
-use crate::pages::prefer_large;
+use crate::huge_pages::prefer_huge;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;
 use std::fmt;
@@ -18,38 +18,38 @@ use std::ptr::NonNull;
 use std::slice;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A zeroed block of bytes, aligned for the widest vectors.
+/// Zeroed block of bytes, aligned for the widest vectors.
 pub struct Arena {
-    /// The first byte of the arena, on a boundary inside its block.
+    /// First byte of the arena, at an aligned address inside its block.
     memory: NonNull<u8>,
     block: Block,
     bytes: u64,
     leases: Mutex<Leases>,
 }
 
-/// Where an arena's memory comes from.
+/// Origin of an arena's memory.
 enum Block {
-    /// From this process's allocator.
+    /// Allocated by this process.
     Allocated(NonNull<u8>, Layout),
-    /// From elsewhere; kept for as long as the arena lives and never looked into.
-    Adopted { _owner: Box<dyn Lender> },
+    /// Provided by an owner, which is kept alive as long as the arena and never accessed.
+    Adopted { _owner: Box<dyn BackingMemory> },
 }
 
-/// Memory that an arena can be laid out in: shared memory that other processes read, for one.
-pub trait Lender: DerefMut<Target = [u8]> + Send + Sync {}
+/// Memory that can back an arena, for example shared memory that other processes read.
+pub trait BackingMemory: DerefMut<Target = [u8]> + Send + Sync {}
 
-impl<T: DerefMut<Target = [u8]> + Send + Sync> Lender for T {}
+impl<T: DerefMut<Target = [u8]> + Send + Sync> BackingMemory for T {}
 
-/// A range of an arena's bytes.
+/// Range of an arena's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
-    /// The first byte, a multiple of two.
+    /// First byte, a multiple of two.
     pub offset: u64,
-    /// How many bytes there are, a multiple of two; zero is allowed.
+    /// Number of bytes, a multiple of two; zero is allowed.
     pub len: u64,
 }
 
-/// What an op does with a span.
+/// Access of an op to a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     /// The span is only read; other ops may read it too.
@@ -58,7 +58,7 @@ pub enum Access {
     Write,
 }
 
-/// The slices of one op, held until this value is dropped.
+/// Slices of one op, held until this value is dropped.
 pub struct Views<'a> {
     arena: &'a Arena,
     holder: u64,
@@ -68,46 +68,46 @@ pub struct Views<'a> {
     taken: Cell<u32>,
 }
 
-/// How many spans one call of [`Arena::views`] may name: more than any operator has.
+/// Maximum number of spans per call of [`Arena::views`]: more than any operator has.
 pub const MAX_SPANS: usize = 32;
 
-/// Why an arena could not be made or a span of it not be used.
+/// Error when creating an arena or using a span of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArenaError {
-    /// The memory is not to be had.
+    /// The memory cannot be allocated.
     #[error("cannot allocate an arena of {bytes} bytes; use a plan whose peak memory is smaller")]
     OutOfMemory {
-        /// The size asked for.
+        /// Requested size.
         bytes: u64,
     },
-    /// A span ends behind the arena.
+    /// A span ends beyond the arena.
     #[error("span {index} ({span}) ends beyond the arena's {bytes} bytes")]
     OutOfBounds {
-        /// Which of the spans it is.
+        /// Index of the span.
         index: usize,
-        /// The span itself.
+        /// Span itself.
         span: Span,
-        /// The size of the arena.
+        /// Size of the arena.
         bytes: u64,
     },
-    /// A span does not begin and end between elements.
+    /// A span does not begin and end at element boundaries.
     #[error("span {index} ({span}) does not begin and end at a multiple of two bytes")]
     Misaligned {
-        /// Which of the spans it is.
+        /// Index of the span.
         index: usize,
-        /// The span itself.
+        /// Span itself.
         span: Span,
     },
     /// Two spans of one op share bytes, and at least one of them is written.
     #[error("spans {first} ({first_span}) and {second} ({second_span}) overlap and one is written")]
     Overlap {
-        /// Which span comes first in the list.
+        /// Index of the first span in the list.
         first: usize,
-        /// That span itself.
+        /// First span itself.
         first_span: Span,
-        /// Which span it overlaps.
+        /// Index of the span it overlaps.
         second: usize,
-        /// That span itself.
+        /// Second span itself.
         second_span: Span,
     },
     /// A span shares bytes with one that another op still holds, and one of them is written.
@@ -116,45 +116,45 @@ pub enum ArenaError {
          the plan lacks an edge between them"
     )]
     Busy {
-        /// Which of the spans it is.
+        /// Index of the span.
         index: usize,
-        /// The span itself.
+        /// Span itself.
         span: Span,
-        /// The span that is held.
+        /// Span that is held.
         held: Span,
     },
     /// An op names more spans than one call can hold.
     #[error("an op names {count} spans, but {MAX_SPANS} is the most it can hold at once")]
     TooManySpans {
-        /// How many it names.
+        /// Number of spans it names.
         count: usize,
     },
 }
 
 impl Arena {
-    /// Allocates `bytes` bytes, all zero, on a boundary of 64 bytes.
+    /// Allocates `bytes` bytes, all zero, aligned to 64 bytes.
     pub fn new(bytes: u64) -> Result<Self, ArenaError> {
         let refused = || ArenaError::OutOfMemory { bytes };
-        // The allocator hands out untouched pages of zeros for ordinary alignments, but clears
-        // every byte itself for larger ones; so the boundary is found here, in one line to spare.
+        // For ordinary alignments the allocator returns untouched zero pages, but for larger ones
+        // it clears every byte itself. So alignment is done here, with one cache line to spare.
         let size = bytes.checked_add(ALIGNMENT as u64).and_then(|size| size.try_into().ok());
         let layout = Layout::from_size_align(size.ok_or_else(refused)?, align_of::<f32>())
             .map_err(|_| refused())?;
         // SAFETY: the layout's size is at least ALIGNMENT, hence not zero.
         let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
-        prefer_large(allocation, layout.size());
+        prefer_huge(allocation, layout.size());
         let padding = allocation.addr().get().wrapping_neg() % ALIGNMENT;
-        // SAFETY: the padding is less than the ALIGNMENT bytes allocated beyond those asked for.
+        // SAFETY: the padding is less than the ALIGNMENT bytes allocated beyond those requested.
         let memory = unsafe { allocation.add(padding) };
         let leases = Leases { next: 0, held: Vec::with_capacity(4 * MAX_SPANS) };
         let block = Block::Allocated(allocation, layout);
         Ok(Arena { memory, block, bytes, leases: Mutex::new(leases) })
     }
 
-    /// Takes memory from elsewhere instead. It must be zero; its length is the arena's.
+    /// Builds an arena on existing memory. It must be zero; its length is the arena's.
     ///
-    /// Panics if the memory does not begin on a boundary of 64 bytes: mapped pages always do.
-    pub fn adopt(mut lender: Box<dyn Lender>) -> Self {
+    /// Panics if the memory is not aligned to 64 bytes: mapped pages always are.
+    pub fn adopt(mut lender: Box<dyn BackingMemory>) -> Self {
         let memory = NonNull::from(&mut **lender);
         let bytes = memory.len() as u64;
         let memory = memory.cast::<u8>();
@@ -164,14 +164,14 @@ impl Arena {
         Arena { memory, block, bytes, leases: Mutex::new(leases) }
     }
 
-    /// How many bytes the arena has.
+    /// Size of the arena in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Gives access to several spans at once, for as long as the result lives.
     ///
-    /// Refuses spans out of bounds or off alignment, and every overlap in which one side is
+    /// Rejects spans that are out of bounds or misaligned, and every overlap in which one side is
     /// written: between two of these spans, or with one that another [`Views`] holds. It never
     /// waits: an overlap between ops means that the plan lacks an edge.
     pub fn views(&self, spans: &[(Span, Access)]) -> Result<Views<'_>, ArenaError> {
@@ -204,25 +204,25 @@ impl Arena {
         Ok(Views { arena: self, holder, spans: list, count: spans.len(), taken: Cell::new(0) })
     }
 
-    /// One span as numbers, for reading. Having the arena to oneself, there is nothing to hold.
+    /// One span as `f32`, for reading. `&mut self` excludes other views, so no lease is taken.
     pub fn f32(&mut self, span: Span) -> Result<&[f32], ArenaError> {
         Ok(self.f32_mut(span)?)
     }
 
-    /// One span as numbers, for writing. Having the arena to oneself, there is nothing to hold.
+    /// One span as `f32`, for writing. `&mut self` excludes other views, so no lease is taken.
     pub fn f32_mut(&mut self, span: Span) -> Result<&mut [f32], ArenaError> {
         self.check(0, span)?;
         let len = span.elements::<f32>();
         // SAFETY: `check` found the span inside the arena, `elements` that it is aligned for `f32`,
-        // every pattern of bits is an `f32`, and `&mut self` proves that no view is alive.
+        // every bit pattern is a valid `f32`, and `&mut self` proves that no view is alive.
         Ok(unsafe { slice::from_raw_parts_mut(self.pointer(span), len) })
     }
 
-    /// One span as integers, for writing. Having the arena to oneself, there is nothing to hold.
+    /// One span as `u32`, for writing. `&mut self` excludes other views, so no lease is taken.
     pub fn u32_mut(&mut self, span: Span) -> Result<&mut [u32], ArenaError> {
         self.check(0, span)?;
         let len = span.elements::<u32>();
-        // SAFETY: as in `f32_mut`; every pattern of bits is a `u32`.
+        // SAFETY: as in `f32_mut`; every bit pattern is a valid `u32`.
         Ok(unsafe { slice::from_raw_parts_mut(self.pointer(span), len) })
     }
 
@@ -246,7 +246,7 @@ impl Arena {
         }
     }
 
-    /// The address of a span that `check` has accepted.
+    /// Address of a span that `check` has accepted.
     fn pointer<T>(&self, span: Span) -> *mut T {
         // SAFETY: `check` found `span.offset` to be at most the arena's size, so the sum stays in
         // the allocation (or one past its end, for an empty span).
@@ -254,7 +254,7 @@ impl Arena {
     }
 
     fn leases(&self) -> MutexGuard<'_, Leases> {
-        // A panic while the lock is held cannot leave the list half changed.
+        // A panic under the lock cannot leave the list inconsistent.
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -284,34 +284,35 @@ impl fmt::Debug for Arena {
 }
 
 impl Views<'_> {
-    /// Span `index`, which was asked for reading, as elements of a type. Panics if it was not, or if
-    /// it is not aligned for the type.
+    /// Span `index`, requested for reading, as elements of type `T`. Panics if it was not, or if it
+    /// is not aligned for the type.
     pub fn slice<T: Plain>(&self, index: usize) -> &[T] {
         let span = self.span(index, Access::Read);
         let len = span.elements::<T>();
-        // SAFETY: the span is in bounds and aligned, every pattern of bits is a value of plain data,
-        // and until this value is dropped its lease keeps every writer away.
+        // SAFETY: the span is in bounds and aligned, every bit pattern is a valid value of plain
+        // data, and until this value is dropped its lease excludes every writer.
         unsafe { slice::from_raw_parts(self.arena.pointer(span), len) }
     }
 
-    /// Span `index`, which was asked for writing, as elements of a type. Panics if it was not, if it
-    /// is not aligned for the type, or when it is taken a second time.
+    /// Span `index`, requested for writing, as elements of type `T`. Panics if it was not, if it is
+    /// not aligned for the type, or when it is taken a second time.
     #[expect(clippy::mut_from_ref, reason = "each span can be taken once, see `take_span`")]
     pub fn take<T: Plain>(&self, index: usize) -> &mut [T] {
         let span = self.take_span(index);
         let len = span.elements::<T>();
-        // SAFETY: the span is in bounds and aligned, and every pattern of bits is a value of plain
-        // data. Nothing else reaches its bytes until this value is dropped: its lease keeps other
-        // views away, no other span of this one overlaps it, and `take_span` gives it out once.
+        // SAFETY: the span is in bounds and aligned, and every bit pattern is a valid value of
+        // plain data. Nothing else accesses its bytes until this value is dropped: its lease
+        // excludes other views, no other span of this one overlaps it, and `take_span` gives it out
+        // once.
         unsafe { slice::from_raw_parts_mut(self.arena.pointer(span), len) }
     }
 
-    /// [`slice`](Self::slice) of single-precision numbers.
+    /// [`slice`](Self::slice) of `f32`.
     pub fn f32(&self, index: usize) -> &[f32] {
         self.slice(index)
     }
 
-    /// [`slice`](Self::slice) of integers.
+    /// [`slice`](Self::slice) of `u32`.
     pub fn u32(&self, index: usize) -> &[u32] {
         self.slice(index)
     }
@@ -321,12 +322,12 @@ impl Views<'_> {
         self.slice(index)
     }
 
-    /// [`take`](Self::take) of single-precision numbers.
+    /// [`take`](Self::take) of `f32`.
     pub fn take_f32(&self, index: usize) -> &mut [f32] {
         self.take(index)
     }
 
-    /// [`take`](Self::take) of integers.
+    /// [`take`](Self::take) of `u32`.
     pub fn take_u32(&self, index: usize) -> &mut [u32] {
         self.take(index)
     }
@@ -360,8 +361,8 @@ impl Drop for Views<'_> {
 }
 
 impl Span {
-    /// How many elements of a type the span has. Panics if it does not begin and end between such
-    /// elements: the arena itself begins on a boundary for all of them.
+    /// Number of elements of type `T` in the span. Panics if it does not begin and end at such
+    /// elements' boundaries: the arena itself is aligned for all of them.
     #[track_caller]
     fn elements<T: Plain>(&self) -> usize {
         let size = size_of::<T>() as u64;
@@ -372,7 +373,7 @@ impl Span {
         (self.len / size) as usize
     }
 
-    /// Whether the spans share a byte. An empty span shares none.
+    /// Returns true if the spans share a byte. An empty span shares none.
     pub fn overlaps(&self, other: &Span) -> bool {
         self.len > 0
             && other.len > 0
@@ -387,19 +388,19 @@ impl fmt::Display for Span {
     }
 }
 
-/// The alignment of an arena: one cache line, and one register of the widest vectors.
+/// Alignment of an arena: one cache line, and one register of the widest vectors.
 const ALIGNMENT: usize = 64;
 
-/// The size of the smallest element that a span may hold, and the alignment of a span.
+/// Size of the smallest element that a span may hold, and alignment of a span.
 const ELEMENT: u64 = 2;
 
-/// The spans in use, each with the number of the views that hold it.
+/// Spans in use, each with the number of the [`Views`] that holds it.
 struct Leases {
     next: u64,
     held: Vec<(u64, (Span, Access))>,
 }
 
-/// Whether two uses cannot be made at the same time.
+/// Returns true if two accesses exclude each other.
 fn conflict((a, access): (Span, Access), (b, other): (Span, Access)) -> bool {
     (access == Access::Write || other == Access::Write) && a.overlaps(&b)
 }

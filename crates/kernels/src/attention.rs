@@ -3,44 +3,44 @@
 //!
 //! `softmax(q k^T / sqrt(head_dim)) v` (Vaswani et al., 2017, equation 1), where a row of `qkv` is
 //! `[query heads | key heads | value heads]` and each key head serves `heads / kv_heads`
-//! consecutive query heads (Ainslie et al., 2023). The scores of one block of queries of one head
-//! exist at a time; the forward pass saves the logarithm of each softmax's denominator, from which
-//! the backward pass computes the scores again (Dao, "FlashAttention-2", 2023, algorithm 2).
+//! consecutive query heads (Ainslie et al., 2023). Only the scores of one block of queries of one
+//! head exist at a time. The forward pass saves the logarithm of each softmax's denominator; the
+//! backward pass recomputes the scores from it (Dao, "FlashAttention-2", 2023, algorithm 2).
 
 use crate::Write;
 use crate::instruction_set::vectorised;
-use crate::lanes;
 use crate::math::{exp, ln_f64};
-use crate::matmul::{Operand, Product, Room};
+use crate::matmul::{Operand, PackBuffer, Product};
+use crate::ordered_sum;
 use crate::pool::{Cut, Pool, Strips, strips};
 use crate::shape::expect_len;
 
-/// The sizes of an attention operator on one microbatch.
+/// Sizes of an attention operator on one microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// How many sequences there are.
+    /// Number of sequences.
     pub batch: usize,
-    /// How many tokens a sequence has.
+    /// Number of tokens per sequence.
     pub seq: usize,
-    /// How many query heads there are.
+    /// Number of query heads.
     pub heads: usize,
-    /// How many key heads, and as many value heads, there are: a divisor of `heads`.
+    /// Number of key heads, equal to the number of value heads: a divisor of `heads`.
     pub kv_heads: usize,
-    /// The width of one head.
+    /// Width of one head.
     pub head_dim: usize,
-    /// Whether a token sees only itself and those before it.
+    /// True if a token attends only to itself and earlier tokens.
     pub causal: bool,
 }
 
 impl Shape {
-    /// How many elements of workspace each thread needs in [`forward`]. It grows with the length of
-    /// a sequence, not with its square.
+    /// Number of workspace elements that each thread needs in [`forward`]. It grows with the length
+    /// of a sequence, not with its square.
     pub fn forward_workspace(&self) -> usize {
         let block = BLOCK.min(self.seq);
         block.saturating_mul(self.seq.saturating_add(self.head_dim))
     }
 
-    /// How many elements of workspace each thread needs in [`backward`].
+    /// Number of workspace elements that each thread needs in [`backward`].
     pub fn backward_workspace(&self) -> usize {
         let block = BLOCK.min(self.seq);
         let scores = block.saturating_mul(self.seq).saturating_mul(2);
@@ -48,22 +48,22 @@ impl Shape {
         scores.saturating_add(rows.saturating_mul(self.head_dim))
     }
 
-    /// The width of a fused row.
+    /// Width of a fused row.
     fn width(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
-    /// The factor of the scores.
+    /// Scale factor of the scores.
     fn scale(&self) -> f32 {
         1.0 / (self.head_dim as f32).sqrt()
     }
 
-    /// How many blocks of queries a sequence has.
+    /// Number of query blocks per sequence.
     fn blocks(&self) -> usize {
         self.seq.div_ceil(BLOCK)
     }
 
-    /// A block of queries of one head, and where in the tensors it stands.
+    /// Block of queries of one head, and its offsets in the tensors.
     fn block(self, sequence: usize, head: usize, index: usize) -> Block {
         let Shape { seq, heads, kv_heads, head_dim, causal, .. } = self;
         let first = index * BLOCK;
@@ -82,7 +82,7 @@ impl Shape {
         }
     }
 
-    /// Panics on sizes that no attention has or tensors that are not of these sizes.
+    /// Panics on invalid sizes, or on tensors that do not have these sizes.
     #[track_caller]
     fn expect(&self, qkv: &[f32], out: &[f32], lse: &[f32]) {
         let Shape { batch, seq, heads, kv_heads, head_dim, .. } = *self;
@@ -127,8 +127,8 @@ pub fn forward(
             let (scores, rest) = own.split_at_mut(queries * keys);
             let attended = &mut rest[..queries * head_dim];
             block.scores(room, shape, qkv, scores);
-            // SAFETY: the statistics of this block of this head lie in the slice, and no other tile
-            // has the same.
+            // SAFETY: the statistics of this block of this head are inside the slice, and no other
+            // tile has the same.
             let lse = unsafe { lse.piece(block.lse..block.lse + queries) };
             let sums = softmax_rows(&block, shape, scores, lse);
             Product { height: queries, width: head_dim, depth: keys }.compute_in(
@@ -152,11 +152,12 @@ pub fn forward(
     );
 }
 
-/// `dqkv` from the gradient of the output and what the forward pass read and saved.
+/// `dqkv` from the gradient of the output and from the inputs and saved values of the forward pass.
 ///
 /// `workspace` has [`Shape::backward_workspace`] elements for each thread of the pool; its contents
-/// do not matter. The gradients of a key or value head are added up over the query heads that share
-/// it, in their order, and over the blocks of queries from the first token to the last.
+/// do not matter. The gradients of a key or value head are summed over the query heads that share
+/// it, in their order. Within a head they are summed over the blocks of queries, from the first
+/// token to the last.
 #[expect(clippy::too_many_arguments, reason = "one name per tensor of the operator")]
 pub fn backward(
     pool: &Pool,
@@ -181,7 +182,7 @@ pub fn backward(
     });
 }
 
-/// What the backward pass reads.
+/// Inputs of the backward pass.
 #[derive(Clone, Copy)]
 struct Saved<'a> {
     dout: &'a [f32],
@@ -191,13 +192,13 @@ struct Saved<'a> {
 }
 
 impl Saved<'_> {
-    /// The gradients of one key and value head of a sequence, and of the query heads it serves.
+    /// Gradients of one key and value head of a sequence, and of the query heads it serves.
     fn backward_of(
         self,
         shape: Shape,
         sequence: usize,
         kv_head: usize,
-        room: &mut Room,
+        room: &mut PackBuffer,
         own: &mut [f32],
         dqkv: &Strips<'_, f32>,
     ) {
@@ -213,7 +214,7 @@ impl Saved<'_> {
         let write = |rows: &[f32], at: usize| {
             for (row, values) in rows.chunks_exact(head_dim).enumerate() {
                 let at = at + row * width;
-                // SAFETY: `at` is a place of this key head, or of a query head that it serves, in
+                // SAFETY: `at` is an offset of this key head, or of a query head that it serves, in
                 // the rows of this sequence: inside the slice, and no other tile writes there.
                 let part = unsafe { dqkv.piece(at..at + head_dim) };
                 part.copy_from_slice(values);
@@ -272,30 +273,30 @@ impl Saved<'_> {
     }
 }
 
-/// Calls `body` for each tile with room for products and `own` elements of the workspace.
+/// Calls `body` for each tile with a pack buffer for GEMMs and `own` elements of the workspace.
 pub(crate) fn for_each_in(
     pool: &Pool,
     tiles: usize,
     workspace: &mut [f32],
     own: usize,
-    body: impl Fn(&mut Room, &mut [f32], usize) + Sync,
+    body: impl Fn(&mut PackBuffer, &mut [f32], usize) + Sync,
 ) {
-    let rooms = &mut *pool.rooms();
+    let rooms = &mut *pool.pack_buffers();
     let (rooms, workspace) = (strips(&mut rooms.own, 1), strips(workspace, own));
     pool.for_each_slot(tiles, |slot, tile| {
-        // SAFETY: a pool has a room, and the workspace a part, for every thread, and no two calls
-        // have the same slot at the same time.
+        // SAFETY: there is a pack buffer, and a part of the workspace, for every thread of the
+        // pool, and no two calls have the same slot at the same time.
         let (room, own) = unsafe { (rooms.piece(slot..slot + 1), workspace.piece(slot..slot + 1)) };
         body(&mut room[0], own, tile);
     });
 }
 
-/// How many queries are processed at a time: enough to keep a matrix product busy, few enough that
-/// the half of the diagonal block that causality discards is little work.
+/// Number of queries processed at a time: enough to keep a GEMM busy, few enough that little work
+/// is wasted on the masked half of the diagonal block.
 const BLOCK: usize = 64;
 
-/// A block of queries of one head. Queries `first..first + queries` of a sequence see keys up to
-/// `keys`; the other fields are offsets of its first element in the tensors.
+/// Block of queries of one head. Queries `first..first + queries` of a sequence attend to keys up
+/// to `keys`; the other fields are offsets of its first element in the tensors.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     first: usize,
@@ -310,7 +311,7 @@ struct Block {
 
 impl Block {
     /// `scores[queries, keys] = q k^T`, not yet scaled or masked.
-    fn scores(&self, room: &mut Room, shape: Shape, qkv: &[f32], scores: &mut [f32]) {
+    fn scores(&self, room: &mut PackBuffer, shape: Shape, qkv: &[f32], scores: &mut [f32]) {
         Product { height: self.queries, width: self.keys, depth: shape.head_dim }.compute_in(
             room,
             Operand::rows(&qkv[self.q..], shape.width()),
@@ -321,15 +322,15 @@ impl Block {
         );
     }
 
-    /// How many keys the query in row `row` sees.
+    /// Number of keys that the query in row `row` attends to.
     #[inline(always)]
     fn visible(&self, shape: Shape, row: usize) -> usize {
         if shape.causal { self.first + row + 1 } else { self.keys }
     }
 }
 
-/// Replaces scores by exponentials, writes the log-sum-exp of each row and returns their sums, by
-/// which the output, being narrower than the scores, is divided instead of them.
+/// Replaces scores by exponentials, writes the log-sum-exp of each row and returns the row sums.
+/// The output is divided by the sums instead of the scores, because it is narrower.
 fn softmax_rows(block: &Block, shape: Shape, scores: &mut [f32], lse: &mut [f32]) -> [f32; BLOCK] {
     let scale = shape.scale();
     let mut sums = [0.0; BLOCK];
@@ -338,12 +339,12 @@ fn softmax_rows(block: &Block, shape: Shape, scores: &mut [f32], lse: &mut [f32]
         || {
             for (row, (scores, lse)) in scores.chunks_exact_mut(block.keys).zip(lse).enumerate() {
                 let (seen, hidden) = scores.split_at_mut(block.visible(shape, row));
-                let max = lanes::max(seen) * scale;
+                let max = ordered_sum::max(seen) * scale;
                 for score in seen.iter_mut() {
                     *score = exp(*score * scale - max);
                 }
                 hidden.fill(0.0);
-                let sum = lanes::sum([seen], |[p]| p);
+                let sum = ordered_sum::sum([seen], |[p]| p);
                 *lse = (f64::from(max) + ln_f64(f64::from(sum))) as f32;
                 sums[row] = sum;
             }
@@ -352,7 +353,7 @@ fn softmax_rows(block: &Block, shape: Shape, scores: &mut [f32], lse: &mut [f32]
     sums
 }
 
-/// Turns scores `p` into probabilities and the gradients `ds` of the probabilities into those of
+/// Converts scores `p` to probabilities, and the gradients `ds` of the probabilities to those of
 /// the unscaled scores: `ds = p * (ds - dot(dout, out)) * scale`.
 fn score_gradients(
     block: &Block,
@@ -369,7 +370,7 @@ fn score_gradients(
             let rows = p.chunks_exact_mut(block.keys).zip(ds.chunks_exact_mut(block.keys));
             for (row, (p, ds)) in rows.enumerate() {
                 let head = row * stride..row * stride + shape.head_dim;
-                let dot = lanes::sum([&dout[head.clone()], &out[head]], |[d, o]| d * o);
+                let dot = ordered_sum::sum([&dout[head.clone()], &out[head]], |[d, o]| d * o);
                 let lse = lse[block.lse + row];
                 let visible = block.visible(shape, row);
                 for (p, ds) in p[..visible].iter_mut().zip(&mut ds[..visible]) {

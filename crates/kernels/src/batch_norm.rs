@@ -1,25 +1,25 @@
-//! Batch normalisation (Ioffe and Szegedy, arXiv 1502.03167) of images: over all pixels of a microbatch,
-//! channel by channel.
+//! Batch normalisation (Ioffe and Szegedy, arXiv 1502.03167) of images: over all pixels of a
+//! microbatch, channel by channel.
 //!
-//! The sums that it needs are operators of their own, because the pixels may lie on several ranks: what
-//! they yield is added up between the ranks, or not. All of them hold two numbers for each channel, first
-//! one of every channel and then the other.
+//! Its sums are separate operators, because the pixels may be distributed over ranks: the results
+//! are reduced over the ranks, or not. All of them hold two numbers per channel: first one number
+//! of every channel, then the other.
 
 use crate::instruction_set::vectorised;
 use crate::pool::{Pool, strips};
 use crate::shape::expect_len;
 use crate::{Element, Rows, Write};
 
-/// How many pixels are summed in single precision before their sum moves on to double.
+/// Number of pixels that are summed in single precision before their sum is added in double.
 const BLOCK: usize = 256;
 
-/// How many elements of workspace the sums of so many pixels need; `shape` has a row for each.
+/// Number of workspace elements that the sums need; `shape` has one row per pixel.
 pub fn workspace(shape: Rows) -> usize {
     shape.rows.div_ceil(BLOCK) * 2 * shape.width
 }
 
-/// Per channel Σ (x − shift) and Σ (x − shift)² over all pixels. A shift that is near the mean keeps the
-/// variance from drowning in it (Chan, Golub and LeVeque, 1983, section 3).
+/// Per channel Σ (x − shift) and Σ (x − shift)² over all pixels. A shift close to the mean avoids
+/// cancellation in the variance (Chan, Golub and LeVeque, 1983, section 3).
 pub fn sums<T: Element>(
     pool: &Pool,
     shape: Rows,
@@ -66,7 +66,7 @@ pub fn gradient_sums<T: Element>(
     });
 }
 
-/// Sums over rows: blocks of them in single precision, and those in their order in double.
+/// Sums over rows: within blocks in single precision, and over blocks in their order in double.
 fn in_blocks(
     pool: &Pool,
     shape: Rows,
@@ -95,8 +95,9 @@ fn in_blocks(
     }
 }
 
-/// `y = (x − mean) / sqrt(variance + epsilon) · gain + bias`, with mean and variance of `count` pixels
-/// from their [`sums`]. Saves `statistics`: the mean and the reciprocal of the deviation.
+/// `y = (x − mean) / sqrt(variance + epsilon) · gain + bias`, with mean and variance of `count`
+/// pixels from their [`sums`]. Saves `statistics`: the mean and the reciprocal of the standard
+/// deviation.
 #[expect(clippy::too_many_arguments, reason = "one name per tensor of the operator")]
 pub fn forward<T: Element>(
     pool: &Pool,
@@ -138,8 +139,8 @@ pub fn forward<T: Element>(
     });
 }
 
-/// The gradient of the input, with the [`gradient_sums`] over the `count` pixels of the microbatch:
-/// `dx = gain / deviation · (dy − mean(dy) − n · mean(dy · n))`.
+/// Input gradient, with the [`gradient_sums`] over the `count` pixels of the microbatch: `dx = gain
+/// / deviation · (dy − mean(dy) − n · mean(dy · n))`.
 #[expect(clippy::too_many_arguments, reason = "one name per tensor of the operator")]
 pub fn input_gradient<T: Element>(
     pool: &Pool,
@@ -181,17 +182,17 @@ pub fn input_gradient<T: Element>(
     });
 }
 
-/// What a microbatch adds to a norm's gradients and to its running averages.
+/// Weights of a microbatch in a norm's gradients and in its running averages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shares {
-    /// What this rank counts of the sums of gradients, which may be over several.
+    /// Share of this rank in the gradient sums, which may be over several ranks.
     pub gradients: f32,
-    /// What the microbatch counts of an iteration's average.
+    /// Share of the microbatch in an iteration's average.
     pub averages: f32,
 }
 
-/// `dgain (+)= Σ dy · n` and `dbias (+)= Σ dy`, of which this rank counts its share; and its share of the
-/// iteration's mean and variance, of `count` pixels and without bias (Bessel).
+/// `dgain (+)= Σ dy · n` and `dbias (+)= Σ dy`, times this rank's share. Also adds its share of the
+/// iteration's mean and unbiased variance (Bessel) of `count` pixels.
 pub fn weight_gradient<G: Element>(
     count: f32,
     epsilon: f32,
@@ -300,7 +301,7 @@ mod tests {
         }
     }
 
-    /// A mean of a thousand deviations, as a running average would have learnt it.
+    /// Mean of a thousand standard deviations, shifted as by a learnt running average.
     #[test]
     fn a_far_mean_does_not_drown_the_variance() {
         let shape = Rows { rows: 4096, width: 2 };

@@ -1,7 +1,7 @@
-//! The bias that may follow a linear operator.
+//! Bias that may follow a linear operator.
 //!
-//! It is an operator of its own: under tensor parallelism it is added once, after the partial
-//! products have been summed.
+//! It is a separate operator: under tensor parallelism it is added once, after the partial products
+//! have been summed.
 
 use crate::columns::{STRIP, close, open};
 use crate::instruction_set::vectorised;
@@ -27,8 +27,8 @@ pub fn forward<T: Element>(shape: Rows, x: &[T], b: &[T], y: &mut [T]) {
     );
 }
 
-/// `db[width] (+)=` the sum of the rows of `dy`, added in their order. The gradient of the input
-/// is `dy` itself.
+/// `db[width] (+)=` the sum of the rows of `dy`, added in their order. The input gradient is `dy`
+/// itself.
 pub fn weight_gradient<T: Element, G: Element>(
     pool: &Pool,
     shape: Rows,

@@ -1,26 +1,26 @@
-//! Sums over the rows of a matrix, some columns at a time.
+//! Sums over the rows of a matrix, one strip of columns at a time.
 //!
-//! The gradient of a weight that every row shares is such a sum. It is formed in single precision
-//! for a strip of columns that fits on the stack, from the old values or from zero, row after row,
-//! and rounded once at the end: so a 16-bit gradient loses nothing while its rows are added, and
-//! the strips may be dealt out to threads without changing a bit.
+//! The gradient of a weight that every row shares is such a sum. It is computed in single precision
+//! for a strip of columns that fits on the stack, from the old values or from zero, row after row.
+//! It is rounded once at the end. So a 16-bit gradient loses nothing while its rows are added, and
+//! strips may be distributed over threads without changing a bit.
 
 use crate::element::Element;
 use crate::shape::Write;
 use std::ops::Range;
 
-/// How many columns a strip has.
+/// Number of columns in a strip.
 pub(crate) const STRIP: usize = 128;
 
-/// The running sums of one strip.
+/// Running sums of one strip.
 pub(crate) type Sums = [f32; STRIP];
 
-/// The strips of a matrix of so many columns.
+/// Strips of a matrix of `width` columns.
 pub(crate) fn strips(width: usize) -> impl Iterator<Item = Range<usize>> {
     (0..width).step_by(STRIP).map(move |first| first..width.min(first + STRIP))
 }
 
-/// The sums that a strip starts from.
+/// Initial sums of a strip.
 #[inline(always)]
 pub(crate) fn open<G: Element>(mode: Write, old: &[G]) -> Sums {
     let mut sums = [0.0; STRIP];

@@ -1,46 +1,47 @@
-//! Gradients in fewer bits, and what is left of them.
+//! Gradient compression with error feedback.
 //!
-//! Every encoder takes gradients and an *error*, what earlier ones lost, writes their sum to a message of
-//! 32-bit words as well as it can, and leaves in the error what the message does not say. Decoding a message
-//! and adding the error gives the sum back to the last bit but those that adding itself rounds.
+//! Every encoder takes gradients and an *error*, the compression error of earlier ones. It encodes
+//! their sum into a message of 32-bit words, and leaves in the error what the message does not
+//! represent. Decoding a message and adding the error restores the sum, up to the rounding of that
+//! addition.
 //!
-//! A number that is not finite goes into the message, so that everybody sees it, and not into the error, which
-//! would never be rid of it.
+//! A non-finite number goes into the message, so that every rank sees it, and not into the error,
+//! where it would remain forever.
 
-mod factors;
-mod few;
-mod signs;
-mod small;
+mod int8;
+mod onebit;
+mod powersgd;
+mod topk;
 
-pub use factors::{left, orthonormalise, product, residue, right};
-pub use few::{decode_few, encode_few};
+pub use powersgd::{left, orthonormalise, product, residue, right};
+pub use topk::{decode_topk, encode_topk};
 
 use crate::Element;
 use crate::shape::expect_len;
 
-/// How the elements of a block become words.
+/// Encoding of the elements of a block as words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockCode {
-    /// A scale, then whole numbers from −127 to 127, four to a word.
+    /// A scale, then integers from −127 to 127, four per word.
     Int8,
-    /// How many elements there are before the zeros at the end, then for every 64 of them the mean of what
-    /// is not below zero, the mean of what is, and their signs.
-    Signs,
+    /// Number of elements before the trailing zeros. Then, for every 64 of them, the mean of the
+    /// non-negative values, the mean of the negative ones, and the signs.
+    OneBit,
 }
 
-/// Elements of a block at most.
+/// Maximum number of elements in a block.
 pub const MOST: usize = 1024;
 
 impl BlockCode {
-    /// Words that so many elements become.
+    /// Number of words that encode `elements` elements.
     pub fn words(self, elements: usize) -> usize {
         match self {
             Self::Int8 => 1 + elements.div_ceil(4),
-            Self::Signs => 1 + elements.div_ceil(signs::GROUP) * signs::WORDS,
+            Self::OneBit => 1 + elements.div_ceil(onebit::GROUP) * onebit::WORDS,
         }
     }
 
-    /// Encodes blocks of `block` elements: gradients plus what was lost of earlier ones.
+    /// Encodes blocks of `block` elements: gradients plus the error of earlier ones.
     pub fn encode<G: Element>(
         self,
         block: usize,
@@ -60,7 +61,7 @@ impl BlockCode {
         }
     }
 
-    /// Encodes the sum of messages of equal length, plus what was lost of earlier sums.
+    /// Encodes the sum of messages of equal length, plus the error of earlier sums.
     pub fn merge<'m>(
         self,
         block: usize,
@@ -80,7 +81,7 @@ impl BlockCode {
         }
     }
 
-    /// What a message says.
+    /// Decodes a message.
     pub fn decode<G: Element>(self, block: usize, message: &[u32], gradients: &mut [G]) {
         let mut values = [0.0f32; MOST];
         let words = message.chunks(self.words(block));
@@ -95,21 +96,24 @@ impl BlockCode {
     }
 
     fn blocks(self, block: usize, message: &mut [u32]) -> impl Iterator<Item = &mut [u32]> {
-        assert!(block.is_multiple_of(signs::GROUP) && block <= MOST, "a block of {block} elements");
+        assert!(
+            block.is_multiple_of(onebit::GROUP) && block <= MOST,
+            "a block of {block} elements"
+        );
         message.chunks_mut(self.words(block))
     }
 
     fn encode_block(self, values: &[f32], error: &mut [f32], words: &mut [u32]) {
         match self {
-            Self::Int8 => small::encode(values, error, words),
-            Self::Signs => signs::encode(values, error, words),
+            Self::Int8 => int8::encode(values, error, words),
+            Self::OneBit => onebit::encode(values, error, words),
         }
     }
 
     fn add_block(self, words: &[u32], values: &mut [f32]) {
         match self {
-            Self::Int8 => small::add(words, values),
-            Self::Signs => signs::add(words, values),
+            Self::Int8 => int8::add(words, values),
+            Self::OneBit => onebit::add(words, values),
         }
     }
 }
@@ -138,7 +142,7 @@ mod tests {
             values in prop::collection::vec((-1e3f32..1e3, -1.0f32..1.0), 3 * BLOCK),
         ) {
             let gradients: Vec<f32> = values.iter().map(|v| v.0).collect();
-            for code in [BlockCode::Int8, BlockCode::Signs] {
+            for code in [BlockCode::Int8, BlockCode::OneBit] {
                 let mut error: Vec<f32> = values.iter().map(|v| v.1).collect();
                 let whole: Vec<f32> = values.iter().map(|v| v.0 + v.1).collect();
                 let message = encoded(code, &gradients, &mut error);
@@ -164,7 +168,7 @@ mod tests {
         fn a_sum_of_messages_is_the_sum_of_what_they_say(
             terms in prop::collection::vec(prop::collection::vec(-10.0f32..10.0, 2 * BLOCK), 1..5),
         ) {
-            for code in [BlockCode::Int8, BlockCode::Signs] {
+            for code in [BlockCode::Int8, BlockCode::OneBit] {
                 let (mut received, mut sum) = (Vec::new(), vec![0.0f32; 2 * BLOCK]);
                 for term in &terms {
                     let message = encoded(code, term, &mut vec![0.0; 2 * BLOCK]);
@@ -190,7 +194,7 @@ mod tests {
     fn zeros_at_the_end_stay_zero() {
         let mut gradients = vec![1.0f32; BLOCK];
         gradients[10..].fill(0.0);
-        for code in [BlockCode::Int8, BlockCode::Signs] {
+        for code in [BlockCode::Int8, BlockCode::OneBit] {
             let mut error = vec![0.0; BLOCK];
             let message = encoded(code, &gradients, &mut error);
             let mut said = vec![f32::NAN; BLOCK];
@@ -205,7 +209,7 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut gradients = vec![1.0f32; BLOCK];
             gradients[3] = bad;
-            for code in [BlockCode::Int8, BlockCode::Signs] {
+            for code in [BlockCode::Int8, BlockCode::OneBit] {
                 let mut error = vec![0.25; BLOCK];
                 let message = encoded(code, &gradients, &mut error);
                 let mut said = vec![0.0f32; BLOCK];

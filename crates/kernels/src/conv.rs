@@ -1,9 +1,9 @@
-//! Convolutions over images, as matrix products: the rows of one operand are what a window sees at its
-//! places, those of the other are filters (Chellapilla, Puri and Simard, "High performance convolutional
-//! neural networks for document processing", 2006).
+//! Convolutions over images by im2col and GEMM: one operand's rows are the patches under the
+//! window, those of the other are filters (Chellapilla, Puri and Simard, "High performance
+//! convolutional neural networks for document processing", 2006).
 //!
-//! What windows see is written out for some images at a time, as many as fit a workspace whose size
-//! depends on the shape alone. A window of one pixel sees the image itself, and nothing is written out.
+//! Patches are written out for a chunk of images at a time, as many as fit a workspace whose size
+//! depends on the shape alone. A 1 × 1 window reads the image itself, and nothing is written out.
 
 use crate::element::{narrow, widen};
 use crate::instruction_set::vectorised;
@@ -13,28 +13,28 @@ use crate::window::Window;
 use crate::{Element, Write, linear};
 use std::ops::Range;
 
-/// The sizes of a convolution on one microbatch.
+/// Sizes of a convolution on one microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// How many images there are.
+    /// Number of images.
     pub images: usize,
-    /// The window, and the images that it moves over.
+    /// Window, and size of the images that it moves over.
     pub window: Window,
-    /// Numbers that come out at every place.
+    /// Number of output channels.
     pub filters: usize,
 }
 
-/// How many elements of what windows see are written out at a time, unless one image has more.
+/// Number of im2col elements that are written out at a time, unless one image has more.
 const ROOM: usize = 1 << 20;
 
 impl Shape {
-    /// How many images are worked on at a time.
+    /// Number of images processed at a time.
     fn at_once(&self) -> usize {
         let each = self.window.places() * self.window.seen();
         (ROOM / each.max(1)).clamp(1, self.images.max(1))
     }
 
-    /// The product for so many images.
+    /// GEMM shape for `images` images.
     fn product(&self, images: usize) -> linear::Shape {
         let rows = images * self.window.places();
         linear::Shape { rows, inputs: self.window.seen(), outputs: self.filters }
@@ -51,7 +51,7 @@ impl Shape {
     }
 }
 
-/// How many elements of workspace a convolution and its gradients need.
+/// Number of workspace elements that a convolution and its gradients need.
 pub fn workspace<T: Element, G: Element>(shape: Shape) -> usize {
     let single = is_single::<T>() && is_single::<G>();
     if single && shape.window.is_pointwise() {
@@ -62,7 +62,7 @@ pub fn workspace<T: Element, G: Element>(shape: Shape) -> usize {
     rows * inputs + staged
 }
 
-/// `y = ` what the window sees at every place, times the filters `w[filters, kernel, kernel, channels]`.
+/// `y = ` each window position's patch times the filters `w[filters, kernel, kernel, channels]`.
 pub fn forward<T: Element>(
     pool: &Pool,
     shape: Shape,
@@ -81,7 +81,7 @@ pub fn forward<T: Element>(
     for chunk in shape.chunks() {
         let part = shape.product(chunk.len());
         let seen = &mut rooms.seen[..part.rows * part.inputs];
-        see(pool, shape, x, chunk.clone(), seen);
+        im2col(pool, shape, x, chunk.clone(), seen);
         let y = &mut y[rows(shape, &chunk)];
         match T::singles_mut(y) {
             Some(y) => linear::forward(pool, part, seen, wide, y),
@@ -94,7 +94,7 @@ pub fn forward<T: Element>(
     }
 }
 
-/// The gradient of a convolution's input: every place gives back to the pixels it saw.
+/// Input gradient of a convolution: every window position contributes to the pixels it covered.
 pub fn input_gradient<T: Element>(
     pool: &Pool,
     shape: Shape,
@@ -115,12 +115,12 @@ pub fn input_gradient<T: Element>(
         let seen = &mut rooms.seen[..part.rows * part.inputs];
         let dy = single(&dy[rows(shape, &chunk)], rooms.rows);
         linear::input_gradient(pool, part, dy, wide, seen);
-        give_back(pool, shape, seen, &mut dx[images(shape, &chunk)]);
+        col2im(pool, shape, seen, &mut dx[images(shape, &chunk)]);
     }
 }
 
-/// `dw (+)=` the sum over all places of `dy` times what the window saw there. Images are added in their
-/// order, some at a time.
+/// `dw (+)=` the sum over all window positions of `dy` times the patch there. Images are added in
+/// their order, a chunk at a time.
 pub fn weight_gradient<T: Element, G: Element>(
     pool: &Pool,
     shape: Shape,
@@ -149,7 +149,7 @@ pub fn weight_gradient<T: Element, G: Element>(
     for chunk in shape.chunks() {
         let part = shape.product(chunk.len());
         let seen = &mut room.seen[..part.rows * part.inputs];
-        see(pool, shape, x, chunk.clone(), seen);
+        im2col(pool, shape, x, chunk.clone(), seen);
         let dy = single(&dy[rows(shape, &chunk)], room.rows);
         let sums = match G::singles_mut(dw) {
             Some(dw) => dw,
@@ -163,8 +163,7 @@ pub fn weight_gradient<T: Element, G: Element>(
     }
 }
 
-/// What the workspace is cut into: what windows see, and where a 16-bit type is widened its weights and
-/// its rows.
+/// Parts of the workspace: im2col patches, and for 16-bit types the widened weights and rows.
 struct Rooms<'w> {
     seen: &'w mut [f32],
     weights: &'w mut [f32],
@@ -180,7 +179,7 @@ impl<'w> Rooms<'w> {
         Self { seen, weights, rows }
     }
 
-    /// The rooms, and the weights in single precision.
+    /// Splits the workspace, and returns the weights in single precision.
     fn cut<T: Element>(
         shape: Shape,
         w: &'w [T],
@@ -199,13 +198,13 @@ impl<'w> Rooms<'w> {
     }
 }
 
-/// [`Rooms`] whose weights are being read.
+/// [`Rooms`] without the weights, which are being read.
 struct RowRooms<'w> {
     seen: &'w mut [f32],
     rows: &'w mut [f32],
 }
 
-/// Some rows in single precision: themselves, or widened into a room.
+/// Rows in single precision: the slice itself, or a widened copy in `room`.
 fn single<'a, T: Element>(x: &'a [T], room: &'a mut [f32]) -> &'a [f32] {
     match T::singles(x) {
         Some(x) => x,
@@ -217,23 +216,23 @@ fn single<'a, T: Element>(x: &'a [T], room: &'a mut [f32]) -> &'a [f32] {
     }
 }
 
-/// The elements of some images' inputs.
+/// Element range of a chunk of images in the input.
 fn images(shape: Shape, chunk: &Range<usize>) -> Range<usize> {
     let each = shape.window.image();
     chunk.start * each..chunk.end * each
 }
 
-/// The elements of some images' outputs.
+/// Element range of a chunk of images in the output.
 fn rows(shape: Shape, chunk: &Range<usize>) -> Range<usize> {
     let each = shape.window.places() * shape.filters;
     chunk.start * each..chunk.end * each
 }
 
-/// Writes out what the window sees: for each image of a chunk and each place a row.
-fn see<T: Element>(pool: &Pool, shape: Shape, x: &[T], chunk: Range<usize>, seen: &mut [f32]) {
+/// Writes out the patches: one row for each image of a chunk and each window position.
+fn im2col<T: Element>(pool: &Pool, shape: Shape, x: &[T], chunk: Range<usize>, seen: &mut [f32]) {
     let window = shape.window;
     let (side, width) = (window.side_out(), window.kernel * window.channels);
-    // A line of places at a time.
+    // One line of window positions at a time.
     let lines = chunk.len() * side;
     let strips = strips(seen, side * window.seen());
     pool.for_each_block(lines, 1, strips, |line, seen| {
@@ -263,15 +262,15 @@ fn see<T: Element>(pool: &Pool, shape: Shape, x: &[T], chunk: Range<usize>, seen
     });
 }
 
-/// Adds what every place gives back to the pixels that it saw: per pixel in the order of places.
-fn give_back<T: Element>(pool: &Pool, shape: Shape, seen: &[f32], dx: &mut [T]) {
+/// Adds the patch gradients to the pixels they cover: per pixel in window order.
+fn col2im<T: Element>(pool: &Pool, shape: Shape, seen: &[f32], dx: &mut [T]) {
     let window = shape.window;
     let (side, row, channels) = (window.side_out(), window.side * window.channels, window.channels);
     let width = window.kernel * channels;
     let lines = dx.len().checked_div(row).unwrap_or(0);
     pool.for_each_block(lines, 1, strips(dx, row), |line, dx| {
         let (image, y) = (line.start / window.side, line.start % window.side);
-        // Lines of places that saw this line of pixels.
+        // Lines of window positions that cover this line of pixels.
         let reach = y + window.padding;
         let first = (reach + 1).saturating_sub(window.kernel).div_ceil(window.stride);
         let last = (reach / window.stride).min(side.saturating_sub(1));
@@ -289,7 +288,7 @@ fn give_back<T: Element>(pool: &Pool, shape: Shape, seen: &[f32], dx: &mut [T]) 
                         let line = (image * side + place_y) * side;
                         for place_x in 0..side {
                             let (columns, before) = window.covered(place_x);
-                            // The elements of the line that this place saw, within the span.
+                            // Covered elements of the line, within the span.
                             let (from, to) = (columns.start * channels, columns.end * channels);
                             let (low, high) = (from.max(start), to.min(end));
                             if low >= high {
@@ -314,7 +313,7 @@ fn give_back<T: Element>(pool: &Pool, shape: Shape, seen: &[f32], dx: &mut [T]) 
     });
 }
 
-/// How many elements of a line of pixels are summed at a time.
+/// Number of elements of a line of pixels that are summed at a time.
 const SPAN: usize = 512;
 
 fn is_single<T: Element>() -> bool {
@@ -397,7 +396,7 @@ mod tests {
         }
     }
 
-    /// Many chunks, on any number of threads, give the bits of one thread.
+    /// With several chunks, any number of threads gives the bits of one thread.
     #[test]
     fn threads_change_no_bit_and_narrow_types_are_rounded_once() {
         let window = Window { side: 33, channels: 20, kernel: 3, stride: 1, padding: 1 };

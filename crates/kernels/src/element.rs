@@ -1,47 +1,47 @@
-//! How one number of a tensor is stored.
+//! Storage types of tensor elements.
 //!
-//! Every kernel computes in `f32`, whatever its operands are stored in: an element is widened when
+//! Every kernel computes in `f32`, for any storage type of its operands: an element is widened when
 //! it is read and rounded once when it is written, to nearest and ties to even (IEEE 754-2008,
 //! section 4.3.1). So a 16-bit type costs precision only where a tensor passes through memory.
 //!
-//! Conversions are integer operations without branches, which the compiler turns into vector code
+//! Conversions are integer operations without branches. The compiler turns them into vector code
 //! for each instruction set, with the same bits on all of them. AVX-512 has an instruction that
-//! rounds to bfloat16, but it takes subnormal numbers for zero (Intel SDM, VCVTNEPS2BF16), so its
-//! results would differ from those of every other processor; kernels of 16-bit operands are bound
-//! by memory, not by the few instructions that it would save.
+//! rounds to bfloat16, but it treats subnormal numbers as zero (Intel SDM, VCVTNEPS2BF16), so its
+//! results would differ from those of every other processor. Kernels of 16-bit operands are
+//! memory-bound, so the few instructions it would save do not matter.
 
 use crate::instruction_set::vectorised;
 use crate::shape::expect_len;
 
-/// A type in which a tensor's elements can be stored.
+/// Type in which a tensor's elements can be stored.
 pub trait Element: Plain + PartialEq + std::fmt::Debug {
     /// Zero.
     const ZERO: Self;
 
-    /// The number itself: no 16-bit number needs rounding.
+    /// Converts to `f32`, exactly.
     fn widen(self) -> f32;
 
-    /// The nearest number that can be stored, the even one of two; NaN stays NaN, and what is too
-    /// large becomes infinite.
+    /// Rounds to the nearest storable number, ties to even; NaN stays NaN, and values that are too
+    /// large become infinite.
     fn narrow(value: f32) -> Self;
 
-    /// The slice itself, if its elements are `f32` already and need no staging.
+    /// Returns the slice itself, if its elements are `f32` already and need no staging.
     fn singles(_x: &[Self]) -> Option<&[f32]> {
         None
     }
 
-    /// As [`singles`](Self::singles), to be written.
+    /// Same as [`singles`](Self::singles), for writing.
     fn singles_mut(_x: &mut [Self]) -> Option<&mut [f32]> {
         None
     }
 }
 
-/// Plain data: every pattern of bits is a value, and there is no padding.
+/// Plain data: every bit pattern is a valid value, and there is no padding.
 ///
 /// # Safety
 ///
-/// A type has this trait only if any bytes of its size are one of its values, and if all bytes of a
-/// value are initialised.
+/// A type may implement this trait only if any bytes of its size are one of its values, and if all
+/// bytes of a value are initialised.
 pub unsafe trait Plain: Copy + Send + Sync + 'static {}
 
 // SAFETY: floats and integers are plain data.
@@ -51,7 +51,7 @@ unsafe impl Plain for u32 {}
 // SAFETY: as above.
 unsafe impl Plain for u8 {}
 
-/// A 16-bit float with the exponent of `f32` and 8 significant bits.
+/// 16-bit float with the exponent of `f32` and 8 significant bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Bf16(pub u16);
@@ -59,7 +59,7 @@ pub struct Bf16(pub u16);
 // SAFETY: it is a `u16`, which is plain data.
 unsafe impl Plain for Bf16 {}
 
-/// The 16-bit float of IEEE 754: 5 bits of exponent, 11 significant bits.
+/// 16-bit float of IEEE 754: 5 exponent bits, 11 significant bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct F16(pub u16);
@@ -98,7 +98,7 @@ impl Element for Bf16 {
         f32::from_bits(u32::from(self.0) << 16)
     }
 
-    /// Adding just below half a unit, plus the last bit that stays, carries exactly when rounding
+    /// Adding just below half a unit, plus the last retained bit, carries exactly when rounding
     /// goes up.
     #[inline(always)]
     fn narrow(value: f32) -> Self {
@@ -113,8 +113,8 @@ impl Element for Bf16 {
 impl Element for F16 {
     const ZERO: Self = Self(0);
 
-    /// The biases of the exponents differ by 112. Multiplying by 2^112 puts that right, for
-    /// subnormal numbers too and exactly; infinity and NaN need their exponent filled up.
+    /// The exponent biases differ by 112. Multiplying by 2^112 corrects that exactly, for subnormal
+    /// numbers too; infinity and NaN need all exponent bits set.
     #[inline(always)]
     fn widen(self) -> f32 {
         let magnitude = u32::from(self.0 & 0x7fff) << 13;
@@ -124,8 +124,8 @@ impl Element for F16 {
     }
 
     /// Below 2^-14 results are subnormal: multiples of 2^-24, the unit in the last place of 1/2, so
-    /// that adding 1/2 rounds to them. From 2^16 on everything is infinite; what rounds up to that
-    /// is carried there.
+    /// adding 1/2 rounds to them. From 2^16 on everything is infinite; values that round up to 2^16
+    /// carry into infinity.
     #[inline(always)]
     fn narrow(value: f32) -> Self {
         let bits = value.to_bits();
@@ -171,7 +171,7 @@ pub fn narrow<T: Element>(x: &[f32], y: &mut [T]) {
 mod tests {
     use super::*;
 
-    /// The value of a 16-bit float by the definition of its format.
+    /// Value of a 16-bit float by the definition of its format.
     fn defined(half: u16, fraction_bits: u32) -> f64 {
         let exponent_bits = 15 - fraction_bits;
         let bias = (1 << (exponent_bits - 1)) - 1;
@@ -192,7 +192,7 @@ mod tests {
         }
     }
 
-    /// All numbers of the type, and what lies between each and the next.
+    /// Checks all numbers of the type, and the values between each and the next.
     fn is_rounded<T: Element>(of: fn(u16) -> T, bits: fn(T) -> u16, fraction_bits: u32) {
         let infinity = ((1u16 << (15 - fraction_bits)) - 1) << fraction_bits;
         for half in 0..=u16::MAX {
@@ -206,7 +206,7 @@ mod tests {
         }
         for low in 0..infinity {
             let (a, b) = (of(low).widen(), of(low + 1).widen());
-            // Above the largest number lies, for the purpose of rounding, the next power of two.
+            // For rounding, the next power of two follows the largest number.
             let b = if b.is_finite() { b } else { 2.0 * a - of(low - 1).widen() };
             let middle = a + (b - a) / 2.0;
             if !b.is_finite() {
@@ -229,7 +229,7 @@ mod tests {
         is_rounded(F16, |x| x.0, 10);
     }
 
-    /// The vector code of each instruction set against one element at a time.
+    /// Compares the vector code of each instruction set with converting one element at a time.
     #[test]
     fn long_slices_are_converted_as_single_elements_are() {
         fn agree<T: Element>() {

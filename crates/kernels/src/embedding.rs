@@ -1,7 +1,7 @@
 //! Token and position embedding.
 //!
-//! A token table may be cut by vocabulary rows: a shard holds rows `first..first + held`. Tokens
-//! of other shards give rows of zeros, so that the sum over shards is the whole lookup.
+//! A token table may be sharded by vocabulary rows: a shard holds rows `first..first + held`.
+//! Tokens of other shards give rows of zeros, so that the sum over shards is the whole lookup.
 
 use crate::columns::{close, open, strips};
 use crate::instruction_set::vectorised;
@@ -25,7 +25,7 @@ pub fn forward<T: Element>(shape: Rows, first: u32, ids: &[u32], table: &[T], y:
 /// `dtable[ids[row] - first] (+)= dy[row]` for every row held here. The rows of one token are added
 /// in their order, in single precision, and their sum is rounded once.
 ///
-/// `order` is workspace for one number per row; its contents do not matter.
+/// `order` is a workspace of one element per row; its contents do not matter.
 pub fn weight_gradient<T: Element, G: Element>(
     shape: Rows,
     first: u32,
@@ -40,7 +40,7 @@ pub fn weight_gradient<T: Element, G: Element>(
     expect_len("dy", dy.len(), &[shape.rows, shape.width]);
     expect_len("order", order.len(), &[shape.rows]);
     mode.prepare(dtable);
-    // The rows by token: equal tokens stand together, and among them rows in their order.
+    // Rows sorted by token: rows of equal tokens are adjacent and in their order.
     order.iter_mut().zip(0..).for_each(|(place, row)| *place = row);
     order.sort_unstable_by_key(|&row| (ids[row as usize], row));
     vectorised(
@@ -65,7 +65,7 @@ pub fn weight_gradient<T: Element, G: Element>(
 /// `y = x + table[position]`. `positions` holds the position of each row of one sequence; `x` holds
 /// any number of sequences of that length.
 ///
-/// Panics on a position that `table` does not have: the plan has checked the longest sequence.
+/// Panics on a position outside `table`: the plan has checked the longest sequence.
 pub fn position_forward<T: Element>(
     shape: Rows,
     positions: &[u32],
@@ -91,9 +91,9 @@ pub fn position_forward<T: Element>(
 }
 
 /// `dtable[position] (+)= dy` for every row. The rows of one position are added in their order, in
-/// single precision, and their sum is rounded once. The gradient of the input is `dy`.
+/// single precision, and their sum is rounded once. The input gradient is `dy`.
 ///
-/// No position may stand twice in `positions`.
+/// No position may occur twice in `positions`.
 pub fn position_weight_gradient<T: Element, G: Element>(
     shape: Rows,
     positions: &[u32],
@@ -124,13 +124,13 @@ pub fn position_weight_gradient<T: Element, G: Element>(
     );
 }
 
-/// The index of `id` in the rows `first..first + held`, if it is one of them.
+/// Index of `id` in the rows `first..first + held`, if it is one of them.
 #[inline(always)]
 pub(crate) fn local(id: u32, first: u32, held: usize) -> Option<usize> {
     id.checked_sub(first).map(|index| index as usize).filter(|&index| index < held)
 }
 
-/// How many rows a table of `len` elements has.
+/// Number of rows of a table of `len` elements.
 #[track_caller]
 fn held_rows(shape: Rows, len: usize) -> usize {
     let held = len.checked_div(shape.width).unwrap_or(0);

@@ -1,5 +1,6 @@
-//! Root-mean-square normalisation of queries and keys, head by head (Henry et al., arXiv 2010.04245; as
-//! Qwen3 has it), on the fused output of the query, key and value projections. Values pass.
+//! Root-mean-square normalisation of queries and keys, head by head (Henry et al., arXiv
+//! 2010.04245; as in Qwen3), on the fused output of the query, key and value projections. Values
+//! are copied.
 
 use crate::columns::{STRIP, close, open};
 use crate::norm::{rms_norm_forward, rms_norm_input_gradient};
@@ -7,35 +8,35 @@ use crate::pool::{Pool, strips};
 use crate::shape::expect_len;
 use crate::{Element, Rows, Write};
 
-/// The layout of a fused row.
+/// Layout of a fused row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key heads, and as many value heads.
+    /// Number of key heads, equal to the number of value heads.
     pub kv_heads: usize,
-    /// The width of one head.
+    /// Width of one head.
     pub head_dim: usize,
 }
 
 impl Shape {
-    /// The width of a row.
+    /// Width of a row.
     pub fn width(self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
-    /// Statistics of a row: one for each head that has a norm.
+    /// Number of statistics per row: one for each normalised head.
     pub fn stats(self) -> usize {
         self.heads + self.kv_heads
     }
 
-    /// The heads of queries and of keys, as matrices of a row.
+    /// Query heads and key heads of a row, as matrices.
     fn parts(self) -> [Rows; 2] {
         [self.heads, self.kv_heads].map(|rows| Rows { rows, width: self.head_dim })
     }
 }
 
-/// Normalises some rows; `gains` are those of queries and of keys.
+/// Normalises rows; `gains` are those of queries and of keys.
 pub fn forward<T: Element>(
     shape: Shape,
     eps: f32,
@@ -58,7 +59,7 @@ pub fn forward<T: Element>(
     }
 }
 
-/// The gradient of the input of some rows.
+/// Input gradient of rows.
 pub fn input_gradient<T: Element>(
     shape: Shape,
     dy: &[T],
@@ -83,7 +84,7 @@ pub fn input_gradient<T: Element>(
     }
 }
 
-/// The gradients of the gains: sums over rows and over the heads of a row, in their order.
+/// Gradients of the gains: sums over rows and over the heads of a row, in their order.
 pub fn weight_gradient<T: Element, G: Element>(
     pool: &Pool,
     shape: Shape,

@@ -2,21 +2,21 @@
 
 /// Runs `body` compiled for the widest vectors of this processor.
 ///
-/// The compiler may only use wider registers, never fuse or reorder floating-point operations, so
-/// every version computes the same bits; which one ran shows in the time alone. `body` must be
-/// marked `#[inline(always)]`, as must what it calls: code that is not inlined here stays compiled
-/// for the baseline.
+/// The compiler may only use wider registers, never fuse or reorder floating-point operations. So
+/// every version computes the same bits, and they differ only in speed. `body` must be marked
+/// `#[inline(always)]`, as must the functions it calls: code that is not inlined here stays
+/// compiled for the baseline.
 #[inline(always)]
 pub(crate) fn vectorised<R>(body: impl FnOnce() -> R) -> R {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         use std::arch::is_x86_feature_detected as detected;
         if detected!("avx512f") && detected!("avx512vl") && detected!("avx512dq") {
-            // SAFETY: the processor has just been found to have the features that `avx512` enables.
+            // SAFETY: the check above found the features that `avx512` enables.
             return unsafe { x86::avx512(body) };
         }
         if detected!("avx2") {
-            // SAFETY: the processor has just been found to have the feature that `avx2` enables.
+            // SAFETY: the check above found the feature that `avx2` enables.
             return unsafe { x86::avx2(body) };
         }
     }
@@ -39,13 +39,13 @@ mod x86 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lanes;
     use crate::math::exp;
+    use crate::ordered_sum;
     use crate::reference::random;
 
     #[inline(always)]
     fn body(x: &[f32]) -> f32 {
-        lanes::sum([x], |[v]| exp(v) * 0.1 + v)
+        ordered_sum::sum([x], |[v]| exp(v) * 0.1 + v)
     }
 
     #[test]

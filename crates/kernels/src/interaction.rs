@@ -1,31 +1,31 @@
-//! The products of all pairs of a sample's vectors (Naumov et al., arXiv 1906.00091, section 2.1.3).
+//! Products of all pairs of a sample's vectors (Naumov et al., arXiv 1906.00091, section 2.1.3).
 
 use crate::Element;
-use crate::lanes;
+use crate::ordered_sum;
 use crate::pool::{Pool, strips};
 use crate::shape::expect_len;
 
-/// Samples, and the vectors that meet in each: one, and one for each table.
+/// Number of samples and of their interacting vectors: a dense one, and one per table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// How many samples there are.
+    /// Number of samples.
     pub samples: usize,
-    /// How many tables there are.
+    /// Number of tables.
     pub tables: usize,
-    /// The width of a vector.
+    /// Width of a vector.
     pub width: usize,
 }
 
 impl Shape {
-    /// The width of what comes out: the first vector, and the product of every vector with each one
-    /// before it.
+    /// Width of the output: the first vector, and the product of every vector with each earlier
+    /// one.
     pub fn met(&self) -> usize {
         self.width + (self.tables + 1) * self.tables / 2
     }
 }
 
-/// `y[sample] = [x, products of pairs]`. `place` says where the vector of a sample's table stands in
-/// `sums`.
+/// `y[sample] = [x, products of pairs]`. `place` returns the offset in `sums` of the vector of a
+/// sample and a table.
 pub fn forward<T: Element>(
     pool: &Pool,
     shape: Shape,
@@ -47,13 +47,13 @@ pub fn forward<T: Element>(
         let mut products = y[width..].iter_mut();
         for i in 1..=tables {
             for (j, product) in (0..i).zip(&mut products) {
-                *product = T::narrow(lanes::sum([vector(i), vector(j)], |[a, b]| a * b));
+                *product = T::narrow(ordered_sum::sum([vector(i), vector(j)], |[a, b]| a * b));
             }
         }
     });
 }
 
-/// The gradients of [`forward`]'s inputs. Where `place` leads to no vector, `dsums` is zero.
+/// Input gradients of [`forward`]. `dsums` is zero at offsets that `place` never returns.
 pub fn input_gradient<T: Element>(
     shape: Shape,
     place: impl Fn(usize, usize) -> usize,
@@ -126,7 +126,7 @@ mod tests {
     fn products_and_their_gradients_are_those_of_the_definition_wherever_vectors_stand() {
         let (x, sums, dy) = (random("x", 15), random("sums", 60), random("dy", 3 * 15));
         let plain = |sample: usize, table: usize| (sample * 4 + table) * 5;
-        // From two ranks, each with two tables and a place to spare.
+        // From two ranks, each with two tables and an unused slot.
         let dealt = |sample: usize, table: usize| ((table % 2 * 3 + sample) * 3 + table / 2) * 5;
         let mut spread = vec![0.0; 2 * 3 * 3 * 5];
         for (sample, table) in (0..12).map(|i| (i / 4, i % 4)) {

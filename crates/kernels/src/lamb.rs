@@ -1,10 +1,10 @@
-//! LAMB: Adam's direction, for each tensor as long as the tensor itself (You et al., arXiv 1904.00962,
-//! algorithm 2, with the identity for its function φ).
+//! LAMB: Adam's direction, scaled for each tensor to the norm of the tensor itself (You et al.,
+//! arXiv 1904.00962, algorithm 2, with the identity for its function φ).
 //!
-//! How far a tensor moves depends on all of its elements, and a rank may hold a part of them. So an
-//! update has two halves with a sum in between, which is the caller's: [`gauge`] moves the moments on
-//! and sums squares by block, [`lamb`] takes the step. The direction is not kept but computed from
-//! the moments again: an optimizer waits for memory, not for arithmetic.
+//! The step of a tensor depends on all of its elements, and a rank may hold a shard of them. So an
+//! update has two halves with a sum in between, which is up to the caller: [`moments_and_norms`]
+//! updates the moments and sums squares by block, [`lamb`] takes the step. The direction is not
+//! saved but recomputed from the moments: an optimizer is memory-bound.
 
 use crate::Element;
 use crate::instruction_set::vectorised;
@@ -12,42 +12,42 @@ use crate::math::powi;
 use crate::optimizer::Weights;
 use crate::shape::expect_len;
 
-/// LAMB's constants in one iteration.
+/// Constants of LAMB in one iteration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lamb {
-    /// The learning rate of this iteration.
+    /// Learning rate of this iteration.
     pub lr: f64,
-    /// The decay of the first moment.
+    /// Decay of the first moment.
     pub beta1: f64,
-    /// The decay of the second moment.
+    /// Decay of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment, after its bias has been corrected.
+    /// Term added to the root of the second moment, after bias correction.
     pub epsilon: f64,
-    /// The factor of the parameters that is added to their direction.
+    /// Factor of the parameters that is added to their direction.
     pub weight_decay: f64,
-    /// A factor for every gradient, below one when their norm is clipped.
+    /// Factor of every gradient, below one when their norm is clipped.
     pub grad_scale: f32,
-    /// The number of this update, counted from one.
+    /// Number of this update, counted from one.
     pub step: u64,
 }
 
-/// Where [`gauge`] puts its sums, one for each block.
+/// Output of [`moments_and_norms`]: one sum of squares for each block.
 #[derive(Debug)]
-pub struct Squares<'a> {
-    /// Of the weights.
+pub struct BlockNorms<'a> {
+    /// Sums of the weights.
     pub weights: &'a mut [f32],
-    /// Of the directions.
+    /// Sums of the directions.
     pub directions: &'a mut [f32],
 }
 
-/// Moves the moments towards the gradient and sums the squares of each block of `block` elements (the
-/// last one has what is left): of the weights, and of the direction they are about to move in. Sums
-/// are in double precision, rounded once, so that they do not depend on who holds which blocks.
+/// Moves the moments towards the gradient and sums the squares of each block of `block` elements
+/// (the last one may be shorter): of the weights, and of the direction of their step. Sums are in
+/// double precision, rounded once, so that they do not depend on sharding.
 ///
-/// `decay` says whether this tensor decays at all. Panics if `rule.step` is zero: there is no bias
+/// `decay` enables weight decay for this tensor. Panics if `rule.step` is zero: there is no bias
 /// correction for it.
 #[allow(clippy::too_many_arguments)]
-pub fn gauge<G: Element>(
+pub fn moments_and_norms<G: Element>(
     rule: &Lamb,
     decay: bool,
     block: usize,
@@ -55,7 +55,7 @@ pub fn gauge<G: Element>(
     grads: &[G],
     first: &mut [f32],
     second: &mut [f32],
-    squares: Squares<'_>,
+    squares: BlockNorms<'_>,
 ) {
     assert!(block > 0, "`block` is zero, but a block has at least one element");
     let len = weights.len();
@@ -72,14 +72,14 @@ pub fn gauge<G: Element>(
             let moments = first.chunks_mut(block).zip(second.chunks_mut(block));
             let operands = weights.chunks(block).zip(grads.chunks(block));
             for ((sums, moments), operands) in sums.zip(moments).zip(operands) {
-                let (weights, directions) = with.gauge_block(operands, moments);
+                let (weights, directions) = with.block_moments_and_norms(operands, moments);
                 (*sums.0, *sums.1) = (weights as f32, directions as f32);
             }
         },
     );
 }
 
-/// `p -= lr * trust * direction`, where `trust` is what [`trust`] makes of the whole tensor's sums.
+/// `p -= lr * trust * direction`, where `trust` is the [`trust_ratio`] of the whole tensor's sums.
 pub fn lamb<T: Element>(
     rule: &Lamb,
     decay: bool,
@@ -101,24 +101,24 @@ pub fn lamb<T: Element>(
     );
 }
 
-/// The ratio of a tensor's length to that of its direction, from the sums of their squares: 1 where
-/// either is zero, as a tensor of zeros could never leave its place.
-pub fn trust(weights: f32, directions: f32) -> f32 {
+/// Ratio of a tensor's norm to that of its direction, from the sums of their squares. It is 1 if
+/// either is zero, since a tensor of zeros could never move otherwise.
+pub fn trust_ratio(weights: f32, directions: f32) -> f32 {
     let ratio = (f64::from(weights) / f64::from(directions)).sqrt();
     if weights > 0.0 && directions > 0.0 && ratio.is_finite() { ratio as f32 } else { 1.0 }
 }
 
-/// What an update multiplies with, the same for every element of a tensor.
+/// Factors of an update, the same for every element of a tensor.
 #[derive(Clone, Copy)]
 struct Constants {
-    /// One over the first moment's bias.
+    /// Bias correction of the first moment: a factor.
     unbias: f32,
-    /// The root of the second moment's bias.
+    /// Root of the second moment's bias: a divisor.
     correction: f32,
-    /// How far the first moment goes towards the gradient.
+    /// Factor by which the first moment moves towards the gradient.
     towards: f32,
     beta2: f32,
-    /// What the square of the gradient adds to the second moment.
+    /// Factor of the squared gradient in the second moment.
     fresh: f32,
     epsilon: f32,
     decay: f32,
@@ -141,7 +141,7 @@ impl Lamb {
     }
 }
 
-/// Elements whose squares are summed side by side.
+/// Number of elements whose squares are summed in parallel.
 const LANES: usize = 8;
 
 impl Constants {
@@ -150,18 +150,18 @@ impl Constants {
         self.unbias * m / (v.sqrt() / self.correction + self.epsilon) + self.decay * p
     }
 
-    /// Moves the moments of one element on; its weight and its direction.
+    /// Updates the moments of one element. Returns its weight and its direction.
     #[inline(always)]
-    fn moved<G: Element>(self, p: f32, g: G, m: &mut f32, v: &mut f32) -> [f64; 2] {
+    fn direction_and_moments<G: Element>(self, p: f32, g: G, m: &mut f32, v: &mut f32) -> [f64; 2] {
         let g = g.widen() * self.scale;
         *m += self.towards * (g - *m);
         *v = self.beta2 * *v + self.fresh * (g * g);
         [f64::from(p), f64::from(self.direction(p, *m, *v))]
     }
 
-    /// The sums of squares of a block, in lanes joined as a balanced tree.
+    /// Sums of squares of a block, in lanes joined as a balanced tree.
     #[inline(always)]
-    fn gauge_block<G: Element>(
+    fn block_moments_and_norms<G: Element>(
         self,
         (weights, grads): (&[f32], &[G]),
         (first, second): (&mut [f32], &mut [f32]),
@@ -173,14 +173,15 @@ impl Constants {
         let (v, v_tail) = second.as_chunks_mut::<LANES>();
         for (((p, g), m), v) in p.iter().zip(g).zip(m).zip(v) {
             for lane in 0..LANES {
-                let [p, u] = self.moved(p[lane], g[lane], &mut m[lane], &mut v[lane]);
+                let [p, u] =
+                    self.direction_and_moments(p[lane], g[lane], &mut m[lane], &mut v[lane]);
                 sums[0][lane] += p * p;
                 sums[1][lane] += u * u;
             }
         }
         let tail = p_tail.iter().zip(g_tail).zip(m_tail).zip(v_tail);
         for (lane, (((p, g), m), v)) in tail.enumerate() {
-            let [p, u] = self.moved(*p, *g, m, v);
+            let [p, u] = self.direction_and_moments(*p, *g, m, v);
             sums[0][lane] += p * p;
             sums[1][lane] += u * u;
         }
@@ -211,13 +212,13 @@ mod tests {
         Weights { master, rounded: None }
     }
 
-    /// A whole update of one tensor whose blocks have 16 elements; its trust.
+    /// Whole update of one tensor with blocks of 16 elements.
     fn update(rule: &Lamb, decay: bool, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
         let blocks = p.len().div_ceil(16);
         let (mut weights, mut directions) = (vec![0.0; blocks], vec![0.0; blocks]);
-        let squares = Squares { weights: &mut weights, directions: &mut directions };
-        gauge(rule, decay, 16, p, g, m, v, squares);
-        let trust = trust(weights.iter().sum(), directions.iter().sum());
+        let squares = BlockNorms { weights: &mut weights, directions: &mut directions };
+        moments_and_norms(rule, decay, 16, p, g, m, v, squares);
+        let trust = trust_ratio(weights.iter().sum(), directions.iter().sum());
         lamb(rule, decay, trust, plain(p), m, v);
     }
 
@@ -252,7 +253,7 @@ mod tests {
             assert_within(&v, &wide_v, 1e-5);
         }
 
-        /// Ranks that hold whole blocks sum, move and step to the same bits.
+        /// Ranks that hold whole blocks sum, update and step with the same bits.
         #[test]
         fn blocks_may_be_anywhere(blocks in 2usize..6, cut in 1usize..5, tail in 1usize..17) {
             let (len, cut) = ((blocks - 1) * 16 + tail, cut.min(blocks - 1) * 16);
@@ -265,9 +266,9 @@ mod tests {
                     let count = range.len().div_ceil(16);
                     let mut sums = [vec![0.0; count], vec![0.0; count]];
                     let [w, d] = &mut sums;
-                    let squares = Squares { weights: w, directions: d };
+                    let squares = BlockNorms { weights: w, directions: d };
                     let (m, v) = (&mut m[range.clone()], &mut v[range.clone()]);
-                    gauge(&rule, true, 16, &p[range.clone()], &g[range.clone()], m, v, squares);
+                    moments_and_norms(&rule, true, 16, &p[range.clone()], &g[range.clone()], m, v, squares);
                     weights.append(w);
                     directions.append(d);
                 }
@@ -284,14 +285,14 @@ mod tests {
 
     #[test]
     fn a_tensor_without_length_or_direction_is_trusted_as_it_is() {
-        assert_eq!(trust(0.0, 4.0), 1.0);
-        assert_eq!(trust(4.0, 0.0), 1.0);
-        assert_eq!(trust(16.0, 4.0), 2.0);
-        assert_eq!(trust(f32::INFINITY, 4.0), 1.0);
-        assert_eq!(trust(f32::NAN, 4.0), 1.0);
+        assert_eq!(trust_ratio(0.0, 4.0), 1.0);
+        assert_eq!(trust_ratio(4.0, 0.0), 1.0);
+        assert_eq!(trust_ratio(16.0, 4.0), 2.0);
+        assert_eq!(trust_ratio(f32::INFINITY, 4.0), 1.0);
+        assert_eq!(trust_ratio(f32::NAN, 4.0), 1.0);
     }
 
-    /// The step is as long as the tensor times the rate, whatever the gradient's size.
+    /// The step's norm is the tensor's times the rate, whatever the gradient's magnitude.
     #[test]
     fn the_size_of_the_gradient_does_not_matter() {
         let lengths = [1e-3f32, 1.0, 1e3].map(|factor| {
@@ -311,8 +312,8 @@ mod tests {
         let grads: Vec<Bf16> = random("g", 40).iter().map(|&g| Bf16::narrow(g)).collect();
         let mut master = random("p", 40);
         let (mut m, mut v, mut rounded) = ([0.0; 40], [0.0; 40], [F16::ZERO; 40]);
-        let squares = Squares { weights: &mut [0.0], directions: &mut [0.0] };
-        gauge(&RULE, true, 64, &master, &grads, &mut m, &mut v, squares);
+        let squares = BlockNorms { weights: &mut [0.0], directions: &mut [0.0] };
+        moments_and_norms(&RULE, true, 64, &master, &grads, &mut m, &mut v, squares);
         let weights = Weights { master: &mut master, rounded: Some(&mut rounded[..]) };
         lamb(&RULE, true, 0.5, weights, &m, &v);
         assert!(master.iter().zip(&rounded).all(|(&p, &r)| r == F16::narrow(p)));

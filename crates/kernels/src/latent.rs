@@ -1,32 +1,32 @@
-//! Attention with latent vectors (DeepSeek-V2, arXiv 2405.04434, eq. 9 to 19): puts queries, keys and
-//! values together from the products that made them, and takes values apart again.
+//! Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, eq. 9 to 19): assembles queries,
+//! keys and values from their projections, and extracts the values again.
 //!
-//! A head's queries and keys have `head_dim` numbers, of which the last `rope` are turned by position;
-//! those of the keys are one vector for all heads. Values have `v_dim` numbers and are padded with zeros
-//! to the width of keys, so that attention is the same as everywhere else. Within what is turned,
-//! element i is paired with element i + rope/2, as in [`crate::rope`].
+//! A head's queries and keys have `head_dim` elements, of which the last `rope` are rotated by
+//! position; those of the keys are one vector for all heads. Values have `v_dim` elements and are
+//! zero-padded to the width of keys, so that attention is the same as everywhere else. Within the
+//! rotated part, element i is paired with element i + rope/2, as in [`crate::rope`].
 
 use crate::Element;
-use crate::math::{exp_f64, ln_f64, sin_cos_turns};
+use crate::math::{exp_f64, ln_f64, sin_cos_cycles};
 use crate::shape::expect_len;
 
-/// The sizes of a row.
+/// Sizes of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
-    /// Numbers of a head's queries and keys.
+    /// Width of a head's queries and keys.
     pub head_dim: usize,
-    /// How many of them are turned.
+    /// Number of rotated elements among them.
     pub rope: usize,
-    /// Numbers of a head's values.
+    /// Width of a head's values.
     pub v_dim: usize,
-    /// The base of the frequencies.
+    /// Base of the rotation frequencies.
     pub theta: f64,
 }
 
 impl Shape {
-    /// The width of all queries, of all keys, and of all padded values.
+    /// Width of all queries, of all keys, and of all padded values.
     pub fn width(self) -> usize {
         self.heads * self.head_dim
     }
@@ -35,18 +35,18 @@ impl Shape {
         self.head_dim - self.rope
     }
 
-    /// The width of keys that are not turned together with values.
+    /// Width of the unrotated keys together with the values.
     fn kv_width(self) -> usize {
         self.heads * (self.plain() + self.v_dim)
     }
 
-    /// Turns what has `rope` numbers; `direction` is 1, or -1 for turning back.
-    fn turn<T: Element>(self, position: u32, direction: f64, x: &mut [T]) {
+    /// Rotates `rope` elements; `direction` is 1, or -1 for the inverse.
+    fn rotate<T: Element>(self, position: u32, direction: f64, x: &mut [T]) {
         let half = self.rope / 2;
         for pair in 0..half {
             let exponent = -2.0 * pair as f64 / self.rope as f64;
             let frequency = exp_f64(exponent * ln_f64(self.theta)) / std::f64::consts::TAU;
-            let (sin, cos) = sin_cos_turns(f64::from(position) * frequency);
+            let (sin, cos) = sin_cos_cycles(f64::from(position) * frequency);
             let (sin, cos) = ((sin * direction) as f32, cos as f32);
             let (low, high) = (x[pair].widen(), x[pair + half].widen());
             x[pair] = T::narrow(low * cos - high * sin);
@@ -55,8 +55,8 @@ impl Shape {
     }
 }
 
-/// `qkv = [queries | keys | values]` of one row from its queries, `[plain keys, values]` by head, and
-/// the keys' turned numbers.
+/// `qkv = [queries | keys | values]` of one row from its queries, `[unrotated keys, values]` by
+/// head, and the rotated part of the keys.
 pub fn heads<T: Element>(
     shape: Shape,
     position: u32,
@@ -75,16 +75,16 @@ pub fn heads<T: Element>(
     let own = kv.chunks_exact(plain + shape.v_dim);
     let heads = queries.chunks_exact_mut(dim).zip(keys.chunks_exact_mut(dim));
     for (((query, key), value), kv) in heads.zip(values.chunks_exact_mut(dim)).zip(own) {
-        shape.turn(position, 1.0, &mut query[plain..]);
+        shape.rotate(position, 1.0, &mut query[plain..]);
         key[..plain].copy_from_slice(&kv[..plain]);
         key[plain..].copy_from_slice(turned);
-        shape.turn(position, 1.0, &mut key[plain..]);
+        shape.rotate(position, 1.0, &mut key[plain..]);
         value[..shape.v_dim].copy_from_slice(&kv[plain..]);
         value[shape.v_dim..].fill(T::ZERO);
     }
 }
 
-/// The gradients of what [`heads`] puts together.
+/// Input gradients of [`heads`].
 pub fn heads_gradient<T: Element>(
     shape: Shape,
     position: u32,
@@ -99,7 +99,7 @@ pub fn heads_gradient<T: Element>(
     let (queries, rest) = dqkv.split_at(shape.width());
     let (keys, values) = rest.split_at(shape.width());
     dq.copy_from_slice(queries);
-    dq.chunks_exact_mut(dim).for_each(|query| shape.turn(position, -1.0, &mut query[plain..]));
+    dq.chunks_exact_mut(dim).for_each(|query| shape.rotate(position, -1.0, &mut query[plain..]));
     let own = dkv.chunks_exact_mut(plain + shape.v_dim);
     for ((key, value), dkv) in keys.chunks_exact(dim).zip(values.chunks_exact(dim)).zip(own) {
         dkv[..plain].copy_from_slice(&key[..plain]);
@@ -109,17 +109,17 @@ pub fn heads_gradient<T: Element>(
         let of_heads = keys.chunks_exact(dim).map(|key| key[plain + at].widen());
         *dturned = T::narrow(of_heads.sum());
     }
-    shape.turn(position, -1.0, dturned);
+    shape.rotate(position, -1.0, dturned);
 }
 
-/// The values of one row without their padding.
+/// Values of one row without their padding.
 pub fn values<T: Element>(shape: Shape, padded: &[T], y: &mut [T]) {
     expect_len("padded", padded.len(), &[shape.width()]);
     let heads = padded.chunks_exact(shape.head_dim).zip(y.chunks_exact_mut(shape.v_dim));
     heads.for_each(|(padded, y)| y.copy_from_slice(&padded[..shape.v_dim]));
 }
 
-/// The gradient of padded values; nothing comes to the padding.
+/// Gradient of padded values; that of the padding is zero.
 pub fn values_gradient<T: Element>(shape: Shape, dy: &[T], dpadded: &mut [T]) {
     expect_len("dpadded", dpadded.len(), &[shape.width()]);
     let heads = dpadded.chunks_exact_mut(shape.head_dim).zip(dy.chunks_exact(shape.v_dim));
@@ -136,7 +136,7 @@ mod tests {
 
     const SHAPE: Shape = Shape { heads: 2, head_dim: 7, rope: 4, v_dim: 5, theta: 10_000.0 };
 
-    /// `x` is queries, keys with values, and turned numbers end to end.
+    /// Reference; `x` holds queries, keys with values, and rotated key elements in a row.
     fn reference(position: f64, x: &[f64]) -> Vec<f64> {
         let (q, rest) = x.split_at(14);
         let (kv, turned) = rest.split_at(16);

@@ -6,14 +6,14 @@ use crate::pool::{Cut, Pool, strips};
 use crate::reduce::add;
 use crate::shape::expect_len;
 
-/// The sizes of a linear operator on one microbatch.
+/// Sizes of a linear operator on one microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// How many tokens pass through.
+    /// Number of tokens.
     pub rows: usize,
-    /// The width of a row of `x`.
+    /// Width of a row of `x`.
     pub inputs: usize,
-    /// The width of a row of `y`.
+    /// Width of a row of `y`.
     pub outputs: usize,
 }
 
@@ -33,24 +33,24 @@ pub fn forward(pool: &Pool, shape: Shape, x: &[f32], w: &[f32], y: &mut [f32]) {
     );
 }
 
-/// A function of single elements, such as [`crate::activation::gelu_tanh_forward`].
+/// Elementwise function, such as [`crate::activation::gelu_tanh_forward`].
 pub type Forward = fn(&[f32], &mut [f32]);
 
-/// The gradient of such a function: of `dy` and `x`, written to `dx`.
+/// Gradient of such a function: reads `dy` and `x`, writes `dx`.
 pub type Gradient = fn(&[f32], &[f32], &mut [f32]);
 
-/// What is done to a product's elements, in this order, while they are in the cache.
+/// Operations on a GEMM's result, applied in this order while its elements are in the cache.
 #[derive(Debug, Default)]
 pub struct Epilogue<'a> {
-    /// Added to every row.
+    /// Bias added to every row.
     pub bias: Option<&'a [f32]>,
-    /// Added to all rows, and as large as all of them.
+    /// Residual of the same shape as the result, added to it.
     pub residual: Option<&'a [f32]>,
-    /// A function of the result, and where its values go.
+    /// Function of the result, and the slice its values are written to.
     pub active: Option<(Forward, &'a mut [f32])>,
 }
 
-/// [`forward`] and what follows it: the bits are those of one operator after the other.
+/// [`forward`] with a fused epilogue: bitwise equal to running the operators one after the other.
 pub fn forward_and(
     pool: &Pool,
     shape: Shape,
@@ -89,8 +89,8 @@ pub fn forward_and(
                     add(&residual[at.clone()], y);
                 }
                 if let Some((function, active)) = &active {
-                    // SAFETY: these are the elements of a part of the result, which one thread has
-                    // to itself, in a slice as long as the result.
+                    // SAFETY: these are the elements of a part of the result that one thread owns
+                    // exclusively, in a slice as long as the result.
                     function(y, unsafe { active.piece(at) });
                 }
             }
@@ -103,7 +103,7 @@ pub fn input_gradient(pool: &Pool, shape: Shape, dy: &[f32], w: &[f32], dx: &mut
     add_input_gradient(pool, shape, dy, w, dx, Write::Overwrite);
 }
 
-/// `dx (+)= dy w`: the share of some outputs, where they come in turns.
+/// `dx (+)= dy w`: the contribution of a chunk of outputs.
 pub(crate) fn add_input_gradient(
     pool: &Pool,
     shape: Shape,
@@ -126,8 +126,8 @@ pub(crate) fn add_input_gradient(
     );
 }
 
-/// [`input_gradient`] through the function in front of the operator, given by its gradient and its
-/// input: the bits are those of one operator after the other.
+/// [`input_gradient`] fused with the function before the operator, given by its gradient and its
+/// input: bitwise equal to running the operators one after the other.
 pub fn input_gradient_through(
     pool: &Pool,
     shape: Shape,
@@ -136,7 +136,7 @@ pub fn input_gradient_through(
     (gradient, x): (Gradient, &[f32]),
     dx: &mut [f32],
 ) {
-    // How many elements are copied, to be read while others are written in their place.
+    // Number of elements copied at a time, since the gradient is written over its own input.
     const SPAN: usize = 64;
     let Shape { rows, inputs, outputs } = shape;
     expect_len("dy", dy.len(), &[rows, outputs]);

@@ -1,31 +1,31 @@
-//! Cross entropy over a vocabulary that may be cut across ranks.
+//! Cross entropy over a vocabulary that may be sharded over ranks.
 //!
 //! The loss of a row is `ln(sum of exp(l - max)) - (l[target] - max)`. It is computed in the parts
 //! that the vocabulary-parallel loss of Megatron-LM needs (Shoeybi et al., 2019, section 3): the
-//! largest logit of each row, then two sums, with a reduction over the shards after each; the
+//! largest logit of each row, then two sums, with a reduction over the shards after each. The
 //! logits themselves are never gathered. A shard holds the logits of some [`Columns`] of the
 //! vocabulary. Without shards the same functions are called one after the other.
 
 use crate::embedding::local;
 use crate::instruction_set::vectorised;
-use crate::lanes;
 use crate::math::{exp, exp_f64, ln_f64, sigmoid};
+use crate::ordered_sum;
 use crate::shape::expect_len;
 use crate::{Element, Rows};
 
-/// What the columns of a shard's logits stand for: column `c` is word `first + c` of the vocabulary
-/// if `c < valid`. A vocabulary that its shards cannot share equally is padded; the columns behind
-/// are those of no word, whatever they hold is ignored, and their gradient is zero.
+/// Mapping of a shard's logit columns to the vocabulary: column `c` is token `first + c` if `c <
+/// valid`. A vocabulary that does not divide equally is padded; padding columns are ignored, and
+/// their gradient is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Columns {
-    /// The word of the first column.
+    /// Token of the first column.
     pub first: u32,
-    /// How many columns stand for words, at most the width of a row.
+    /// Number of columns that are not padding, at most the width of a row.
     pub valid: usize,
 }
 
 impl Columns {
-    /// The column of a word, if it is held here.
+    /// Column of a token, if it is held here.
     #[inline(always)]
     fn of(self, word: u32) -> Option<usize> {
         local(word, self.first, self.valid)
@@ -42,7 +42,7 @@ impl Columns {
     }
 }
 
-/// `max[row]` = the largest logit of the row held here; to be reduced by maximum over shards.
+/// `max[row]` = the largest logit of the row in this shard; to be reduced by maximum over shards.
 pub fn row_max<T: Element>(shape: Rows, columns: Columns, logits: &[T], max: &mut [f32]) {
     expect_len("logits", logits.len(), &[shape.rows, shape.width]);
     expect_len("max", max.len(), &[shape.rows]);
@@ -51,7 +51,7 @@ pub fn row_max<T: Element>(shape: Rows, columns: Columns, logits: &[T], max: &mu
         #[inline(always)]
         || {
             for (row, max) in max.iter_mut().enumerate() {
-                *max = lanes::max(&logits[shape.range(row)][..columns.valid]);
+                *max = ordered_sum::max(&logits[shape.range(row)][..columns.valid]);
             }
         },
     );
@@ -78,7 +78,7 @@ pub fn softmax_stats<T: Element>(
             let rows = max.iter().zip(targets).zip(stats.as_chunks_mut::<2>().0).enumerate();
             for (row, ((&max, &target), stats)) in rows {
                 let logits = &logits[shape.range(row)][..columns.valid];
-                let sum = lanes::sum([logits], |[l]| exp(l - max));
+                let sum = ordered_sum::sum([logits], |[l]| exp(l - max));
                 let target = columns.of(target).map_or(0.0, |t| logits[t].widen() - max);
                 *stats = [sum, target];
             }
@@ -94,13 +94,13 @@ pub fn cross_entropy(stats: &[f32], loss: &mut [f32]) {
     }
 }
 
-/// `loss[row]` of a yes (1) or no (0) whose logit is given: `ln(1 + e^l) - target * l`.
+/// `loss[row]` of a binary target (1 or 0) with the given logit: `ln(1 + e^l) - target * l`.
 pub fn binary_cross_entropy<T: Element>(logits: &[T], targets: &[u32], loss: &mut [f32]) {
     expect_len("logits", logits.len(), &[loss.len()]);
     expect_len("targets", targets.len(), &[loss.len()]);
     for ((loss, logit), &target) in loss.iter_mut().zip(logits).zip(targets) {
         let logit = f64::from(logit.widen());
-        // Of the larger of the two exponents, so that none overflows.
+        // Factors out the larger of the two exponentials, so that none overflows.
         let tail = ln_f64(1.0 + exp_f64(-logit.abs()));
         *loss = (logit.max(0.0) + tail - f64::from(target) * logit) as f32;
     }
@@ -120,11 +120,11 @@ pub fn binary_input_gradient<T: Element>(
     }
 }
 
-/// The sum of the losses of all rows, in an order that depends on their number alone.
+/// Sum of the losses of all rows, in an order that depends on their number alone.
 pub fn sum(loss: &[f32]) -> f32 {
     vectorised(
         #[inline(always)]
-        || lanes::sum([loss], |[l]| l),
+        || ordered_sum::sum([loss], |[l]| l),
     )
 }
 
@@ -146,8 +146,8 @@ pub fn input_gradient<T: Element>(
     input_gradient_in_place(shape, columns, scale, max, stats, targets, dlogits);
 }
 
-/// [`input_gradient`], replacing the logits by their gradient: they are the largest activation of
-/// a language model, and nothing needs them afterwards.
+/// [`input_gradient`] in place, replacing the logits by their gradient: they are the largest
+/// activation of a language model, and are not needed afterwards.
 pub fn input_gradient_in_place<T: Element>(
     shape: Rows,
     columns: Columns,
@@ -169,7 +169,7 @@ pub fn input_gradient_in_place<T: Element>(
             for (row, ((&max, &target), &[sum, _])) in rows {
                 let (logits, padding) = logits[shape.range(row)].split_at_mut(columns.valid);
                 let share = scale / sum;
-                // The target's term is subtracted before it is rounded.
+                // For the target, the subtraction comes before the rounding.
                 let target = columns.of(target).map(|t| (t, exp(logits[t].widen() - max) * share));
                 for l in logits.iter_mut() {
                     *l = T::narrow(exp(l.widen() - max) * share);
@@ -197,8 +197,8 @@ mod tests {
             .collect()
     }
 
-    /// Runs the loss as `cuts` shards would, with the reductions in between. Every shard has a
-    /// column of padding, which must count for nothing.
+    /// Runs the loss on shards split at `cuts`, with the reductions in between. Every shard has a
+    /// padding column, which must be ignored.
     fn sharded(
         shape: Rows,
         targets: &[u32],
@@ -278,7 +278,7 @@ mod tests {
             let targets = random_ids("t", rows, width as u32);
             let (loss, dlogits) = sharded(shape, &targets, &logits, &cuts);
             if width == 1 {
-                // The only word of a vocabulary is predicted with certainty.
+                // The only token of a vocabulary is predicted with certainty.
                 assert!(loss.iter().chain(&dlogits).all(|&v| v == 0.0));
             } else {
                 let wide = widen(&logits);

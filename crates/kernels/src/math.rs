@@ -1,15 +1,15 @@
 //! Elementary functions that give the same bits on every platform.
 //!
-//! The C library's `exp`, `ln` and `cos` differ in the last bit from one system to the next, which
-//! would make a loss curve depend on the machine. These use only operations that IEEE 754 rounds
-//! in one way, have no branches in the way of vectorisation, and state their error.
+//! The C library's `exp`, `ln` and `cos` differ in the last bit from one system to the next, so a
+//! loss curve would depend on the machine. These functions use only operations whose rounding IEEE
+//! 754 defines exactly, have no branches that prevent vectorisation, and state their error.
 
 use std::f64::consts::{LN_2, TAU};
 
 /// e to the power of `x`, with a relative error below 1.5e-7.
 ///
-/// Results below 2^-125 (`x` below about -87) are zero: a softmax has no use for subnormal
-/// numbers, and processors are slow with them. Above 88.72 the result is infinite; NaN stays NaN.
+/// Results below 2^-125 (`x` below about -87) are zero: a softmax does not need subnormal numbers,
+/// and processors are slow with them. Above 88.72 the result is infinite; NaN stays NaN.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     // Adding 1.5 * 2^23 leaves the nearest integer in the low bits of the sum.
@@ -34,8 +34,8 @@ pub(crate) fn exp(x: f32) -> f32 {
     p = p * r + 1.0;
     p = p * r + 1.0;
 
-    // 2^(n-1) by its bits, and p doubled in turn: 2^n itself is out of range at n = 128, and at
-    // n = -126 the bits are those of zero, which flushes what would be subnormal.
+    // 2^(n-1) from its bits, times p doubled: 2^n itself is out of range at n = 128, and at n =
+    // -126 the bits are those of zero, which flushes results that would be subnormal.
     let half = f32::from_bits(shifted.to_bits().wrapping_add(126) << 23);
     (p + p) * half
 }
@@ -46,8 +46,8 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// e to the power of `x` in double precision, for `x` between -700 and 700; beyond them, the value
-/// at the bound.
+/// e to the power of `x` in double precision, for `x` between -700 and 700; outside, the value at
+/// the bound.
 #[inline(always)]
 pub(crate) fn exp_f64(x: f64) -> f64 {
     let x = x.clamp(-700.0, 700.0);
@@ -82,7 +82,7 @@ pub(crate) fn ln_of_normal(x: f64) -> f64 {
     const MANTISSA: u64 = (1 << 52) - 1;
     let bits = x.to_bits();
     let m = f64::from_bits((bits & MANTISSA) | 1.0f64.to_bits());
-    // The exponent as a number: its bits under those of 2^52, minus 2^52 and the exponent's bias.
+    // Exponent as a number: its bits below those of 2^52, minus 2^52 and the exponent's bias.
     const TWO_52: f64 = 4_503_599_627_370_496.0;
     let exponent = f64::from_bits((bits >> 52) | TWO_52.to_bits()) - (TWO_52 + 1023.0);
     let upper = m > std::f64::consts::SQRT_2;
@@ -108,7 +108,7 @@ pub(crate) fn ln_of_normal(x: f64) -> f64 {
 
 /// Sine and cosine of an angle given in full turns, so that removing whole turns is exact.
 #[inline(always)]
-pub(crate) fn sin_cos_turns(turns: f64) -> (f64, f64) {
+pub(crate) fn sin_cos_cycles(turns: f64) -> (f64, f64) {
     let fraction = turns - ((turns + SHIFT_F64) - SHIFT_F64);
     let shifted = fraction * 4.0 + SHIFT_F64;
     let quarter = shifted.to_bits() & 3;
@@ -121,7 +121,7 @@ pub(crate) fn sin_cos_turns(turns: f64) -> (f64, f64) {
     (if quarter & 2 == 0 { a } else { -a }, if (quarter + 1) & 2 == 0 { b } else { -b })
 }
 
-/// An integer power by repeated squaring: the standard library leaves the error of its own open.
+/// Integer power by repeated squaring: the standard library does not specify the error of its own.
 pub(crate) fn powi(base: f64, exponent: u64) -> f64 {
     let (mut result, mut square, mut rest) = (1.0, base, exponent);
     while rest > 0 {
@@ -141,7 +141,7 @@ const SHIFT_F64: f64 = 6_755_399_441_055_744.0;
 const LN_2_HIGH_F64: f64 = 0.693_147_180_369_123_8;
 const LN_2_LOW_F64: f64 = 1.908_214_929_270_587_7e-10;
 
-/// The series whose term `i` is `z` / `ratios[i]` times the term before it, by Horner's rule.
+/// Sum of the series whose term `i` is `z` / `ratios[i]` times the previous term, by Horner's rule.
 #[inline(always)]
 fn series<const N: usize>(z: f64, ratios: &[u32; N]) -> f64 {
     let mut p = 1.0;
@@ -191,8 +191,8 @@ mod tests {
             assert!((exp_f64(x) / x.exp() - 1.0).abs() < 1e-15, "exp {x}");
             let p = exp_f64(x * 0.1);
             assert!((ln_f64(p) - p.ln()).abs() <= 2e-16 * (1.0 + p.ln().abs()), "ln {p}");
-            let (sin, cos) = sin_cos_turns(x);
-            // The standard library sees the angle already rounded to a multiple of its last bit.
+            let (sin, cos) = sin_cos_cycles(x);
+            // The standard library gets an angle that is already rounded.
             let angle = x.fract() * TAU;
             assert!((sin - angle.sin()).abs() < 2e-15, "sin {x}");
             assert!((cos - angle.cos()).abs() < 2e-15, "cos {x}");
@@ -206,8 +206,8 @@ mod tests {
         assert_eq!(ln_f64(f64::INFINITY), f64::INFINITY);
         assert!(ln_f64(-1.0).is_nan());
         assert!((ln_f64(1e-310) - (1e-310f64).ln()).abs() < 1e-12);
-        assert_eq!(sin_cos_turns(0.25), (1.0, sin_cos_turns(0.25).1));
-        assert_eq!(sin_cos_turns(0.0), (0.0, 1.0));
+        assert_eq!(sin_cos_cycles(0.25), (1.0, sin_cos_cycles(0.25).1));
+        assert_eq!(sin_cos_cycles(0.0), (0.0, 1.0));
         assert_eq!(powi(0.9, 0), 1.0);
         assert!((powi(0.999, 1000) - 0.999f64.powf(1000.0)).abs() < 1e-13);
         assert_eq!(powi(0.5, u64::MAX), 0.0);

@@ -1,28 +1,28 @@
-//! The matrix product behind every kernel that has one.
+//! GEMM used by every kernel that multiplies matrices.
 //!
 //! Operands are copied into panels (`pack`), and tiles of the result are computed from panels in
 //! registers (`tile`), after Goto and van de Geijn, "Anatomy of high-performance matrix
 //! multiplication" (2008). The loops around this keep the panels in the caches:
 //!
-//! | what | elements | where it stays |
+//! | data | elements | location |
 //! |---|---|---|
 //! | a tile of the result | 8 x 48 with AVX-512 | registers |
-//! | the rows of one piece of work, packed | [`BLOCK`] x [`DEPTH`] | second cache |
-//! | all packed panels | [`SHARED`] lines of [`DEPTH`] | third cache |
+//! | the rows of one work item, packed | [`BLOCK`] x [`DEPTH`] | L2 cache |
+//! | all packed panels | [`SHARED`] lines of [`DEPTH`] | L3 cache |
 //!
-//! The right operand is always packed: a tile reads all of a panel, and tile after tile the same.
-//! The left one is read where it lies if its rows can be, see [`Lines::are_at_hand`].
+//! The right operand is always packed: a tile reads all of a panel, and successive tiles read the
+//! same one. The left operand is read in place if its rows allow it, see [`Lines::are_at_hand`].
 //!
 //! An element is a sum over the depth in parts of at most [`DEPTH`] terms: a part is one chain of
-//! multiply-adds, and the parts are added in order. Nothing else has a say in its bits: not the
-//! height and width of the result, not its place in it, not the layout of the operands, not the
-//! number of threads, and not which of the instruction sets with fused multiply-adds ran.
+//! multiply-adds, and the parts are added in order. Its bits depend on nothing else: not on the
+//! height and width of the result, its position in it, the layout of the operands, or the number of
+//! threads. All instruction sets with fused multiply-adds give the same bits.
 
 mod pack;
 mod tile;
 
 use crate::Write;
-use crate::pages::prefer_large;
+use crate::huge_pages::prefer_huge;
 use crate::pool::{Cut, Pool, strips};
 use pack::{Format, Lines};
 use std::marker::PhantomData;
@@ -30,27 +30,27 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use tile::{Kernel, Left, Tile};
 
-/// How many terms of an inner product are added before the partial sum goes to memory. It fixes the
-/// order of summation, and so it is not tuned to a processor's caches at run time.
+/// Number of terms of an inner product that are added before the partial sum is written to memory.
+/// It fixes the order of summation, so it is not tuned to a processor's caches at run time.
 const DEPTH: usize = 512;
 
-/// How many elements a packed line has room for. A few more than it holds, so that panels do not lie
-/// a power of two apart, where they would drive each other out of the first cache.
+/// Capacity of a packed line in elements. It is slightly larger than the contents, so that panels
+/// are not a power of two apart and do not evict each other from the L1 cache.
 const LINE: usize = DEPTH + 2;
 
-/// How many rows of the result one piece of work has.
+/// Number of rows of the result per work item.
 const BLOCK: usize = 128;
 
-/// How many columns of the result one piece of work has.
+/// Number of columns of the result per work item.
 const STRIPE: usize = 192;
 
-/// How many rows or columns one thread packs at a time: whole panels of every kernel.
+/// Number of rows or columns that one thread packs at a time: whole panels of every kernel.
 const PACKED: usize = 192;
 
-/// How many rows, and how many columns, the threads of a pool pack together.
+/// Number of rows, and of columns, that the threads of a pool pack together.
 const SHARED: usize = 1536;
 
-/// A matrix that is read: element (i, j) stands at `i * row_stride + j * column_stride`.
+/// Input matrix: element (i, j) is at `i * row_stride + j * column_stride`.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand<'a> {
     data: &'a [f32],
@@ -59,17 +59,17 @@ pub(crate) struct Operand<'a> {
 }
 
 impl<'a> Operand<'a> {
-    /// A matrix whose rows lie `stride` elements apart.
+    /// Matrix whose rows are `stride` elements apart.
     pub(crate) fn rows(data: &'a [f32], stride: usize) -> Self {
         Operand { data, row_stride: stride, column_stride: 1 }
     }
 
-    /// The transpose of a matrix whose rows lie `stride` elements apart.
+    /// Transpose of a matrix whose rows are `stride` elements apart.
     pub(crate) fn transposed(data: &'a [f32], stride: usize) -> Self {
         Operand { data, row_stride: 1, column_stride: stride }
     }
 
-    /// Panics unless all of a `height` x `width` matrix lies inside the slice.
+    /// Panics unless all of a `height` x `width` matrix is inside the slice.
     fn expect(&self, name: &str, height: usize, width: usize) {
         let needed = extent(height, width, self.row_stride, self.column_stride);
         assert!(
@@ -80,7 +80,7 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// The sizes of a product: `[height, width] = [height, depth] x [depth, width]`.
+/// Sizes of a GEMM: `[height, width] = [height, depth] x [depth, width]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Product {
     pub(crate) height: usize,
@@ -88,7 +88,7 @@ pub(crate) struct Product {
     pub(crate) depth: usize,
 }
 
-/// A finished part of a result, for what is done to its elements while they are in the cache.
+/// Finished part of a result, for operations on its elements while they are in the cache.
 pub(crate) struct Finished {
     rows: Range<usize>,
     columns: Range<usize>,
@@ -97,22 +97,22 @@ pub(crate) struct Finished {
 }
 
 impl Finished {
-    /// The rows of the result it covers.
+    /// Rows of the result that it covers.
     pub(crate) fn rows(&self) -> Range<usize> {
         self.rows.clone()
     }
 
-    /// The columns of the result it covers.
+    /// Columns of the result that it covers.
     pub(crate) fn columns(&self) -> Range<usize> {
         self.columns.clone()
     }
 
-    /// Its part of one of its rows.
+    /// Covered part of one of its rows.
     #[inline(always)]
     pub(crate) fn row(&mut self, row: usize) -> &mut [f32] {
         assert!(self.rows.contains(&row));
-        // SAFETY: the row and the columns are those of a piece of work that one thread has to
-        // itself, inside a result that `Call::check` found within its slice.
+        // SAFETY: the row and the columns are those of a work item that one thread owns
+        // exclusively, inside a result that `Call::new` found within its slice.
         unsafe {
             let first = self.c.add(row * self.stride + self.columns.start);
             std::slice::from_raw_parts_mut(first, self.columns.len())
@@ -121,15 +121,15 @@ impl Finished {
 }
 
 /// Memory for packed operands.
-pub(crate) struct Room {
+pub(crate) struct PackBuffer {
     kernel: Kernel,
-    /// How many rows and columns can be packed at a time.
+    /// Number of rows and columns that can be packed at a time.
     lines: usize,
     a: Aligned,
     b: Aligned,
 }
 
-/// Elements on the boundary of a cache line, so that no register is filled from two.
+/// Elements aligned to a cache line, so that no register load crosses two.
 struct Aligned {
     data: Vec<f32>,
     first: usize,
@@ -138,7 +138,7 @@ struct Aligned {
 impl Aligned {
     fn zeros(len: usize) -> Self {
         let mut data = vec![0.0; len + 15];
-        prefer_large(NonNull::from(&mut data[..]).cast(), size_of_val(&data[..]));
+        prefer_huge(NonNull::from(&mut data[..]).cast(), size_of_val(&data[..]));
         let first = data.as_ptr().align_offset(64).min(15);
         Self { data, first }
     }
@@ -148,19 +148,19 @@ impl Aligned {
     }
 
     fn elements_mut(&mut self) -> &mut [f32] {
-        // What is beyond the length asked for belongs to no line.
+        // Elements beyond the requested length belong to no line.
         let len = self.data.len() - 15;
         &mut self.data[self.first..][..len]
     }
 }
 
-impl Room {
-    /// Room for the threads of a pool together.
+impl PackBuffer {
+    /// Buffer that all threads of a pool share.
     pub(crate) fn shared() -> Self {
         Self::of(SHARED)
     }
 
-    /// Room for one thread that computes small products by itself.
+    /// Buffer of one thread that computes small GEMMs alone.
     pub(crate) fn small() -> Self {
         Self::of(STRIPE)
     }
@@ -174,7 +174,7 @@ impl Room {
         Self { kernel, lines, a: room(kernel.rows), b: room(kernel.columns) }
     }
 
-    /// How packed rows and packed columns lie in it.
+    /// Layouts of packed rows and of packed columns.
     fn formats(&self) -> (Format, Format) {
         let Kernel { rows, columns, lanes, .. } = self.kernel;
         (
@@ -185,7 +185,7 @@ impl Room {
 }
 
 impl Product {
-    /// Computes `c = a b`, or `c += a b`, where the rows of `c` lie `stride` elements apart, with
+    /// Computes `c = a b`, or `c += a b`, where the rows of `c` are `stride` elements apart, with
     /// all threads of a pool.
     pub(crate) fn compute(
         self,
@@ -199,7 +199,7 @@ impl Product {
         self.compute_and(pool, a, b, c, stride, mode, &|_| {});
     }
 
-    /// [`Product::compute`], calling `finish` once for every part of the result when its sums are
+    /// [`Product::compute`] that calls `finish` once for every part of the result when its sums are
     /// complete, on the thread that computed it.
     #[expect(clippy::too_many_arguments, reason = "operands, result and what is done with it")]
     pub(crate) fn compute_and(
@@ -213,14 +213,14 @@ impl Product {
         finish: &(dyn Fn(Finished) + Sync),
     ) {
         let call = Call::new(self, a, b, c, stride, mode);
-        let rooms = &mut *pool.rooms();
+        let rooms = &mut *pool.pack_buffers();
         call.run(&mut rooms.shared, &|pieces, body| pool.for_each(pieces, body), finish);
     }
 
-    /// [`Product::compute`] on the calling thread alone: for products inside a tile of a pool.
+    /// [`Product::compute`] on the calling thread alone: for GEMMs inside a tile of a pool.
     pub(crate) fn compute_in(
         self,
-        room: &mut Room,
+        room: &mut PackBuffer,
         a: Operand<'_>,
         b: Operand<'_>,
         c: &mut [f32],
@@ -232,10 +232,10 @@ impl Product {
     }
 }
 
-/// How the pieces of a product are handed out: calls the function once for each number.
+/// Distributes the work items of a GEMM: calls the function once for each index.
 type Deal<'a> = &'a dyn Fn(usize, &(dyn Fn(usize) + Sync));
 
-/// A product whose operands and result have been found to fit its sizes.
+/// GEMM whose operands and result have been checked against its sizes.
 struct Call<'a> {
     product: Product,
     a: Lines<'a>,
@@ -244,7 +244,7 @@ struct Call<'a> {
     mode: Write,
 }
 
-/// The result of a product, which threads write in different places at the same time.
+/// Result of a GEMM; threads write disjoint parts of it concurrently.
 #[derive(Clone, Copy)]
 struct Target<'a> {
     data: *mut f32,
@@ -252,13 +252,13 @@ struct Target<'a> {
     borrow: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: it stands for an exclusive borrow, of which `Call::run` gives each piece of work its own
+// SAFETY: it represents an exclusive borrow, of which `Call::run` gives each work item its own
 // elements.
 unsafe impl Sync for Target<'_> {}
 
-/// Some rows, some columns and some terms of a product.
+/// Range of rows, columns and terms of a GEMM.
 #[derive(Clone)]
-struct Part {
+struct BlockRange {
     rows: Range<usize>,
     columns: Range<usize>,
     terms: Range<usize>,
@@ -286,19 +286,19 @@ impl<'a> Call<'a> {
         Self { product, a: Lines::rows(a), b: Lines::columns(b), c, mode }
     }
 
-    /// Computes part after part; the threads work on one part together.
-    fn run(&self, room: &mut Room, deal: Deal<'_>, finish: &(dyn Fn(Finished) + Sync)) {
+    /// Computes part after part; all threads work on the same part.
+    fn run(&self, room: &mut PackBuffer, deal: Deal<'_>, finish: &(dyn Fn(Finished) + Sync)) {
         let Product { height, width, depth } = self.product;
         let kernel = room.kernel;
         let tall = if self.a.are_at_hand() { height.max(1) } else { room.lines };
         let tall = share(height, tall, kernel.rows);
         let wide = share(width, room.lines, kernel.columns);
         let deep = share(depth, DEPTH, 1);
-        // What the room holds, by its first line and first term.
+        // Contents of the buffer, by first line and first term.
         let mut packed = [None; 2];
         for left in (0..width).step_by(wide) {
             for top in (0..height).step_by(tall) {
-                let part = Part {
+                let part = BlockRange {
                     rows: top..height.min(top + tall),
                     columns: left..width.min(left + wide),
                     terms: 0..0,
@@ -308,7 +308,7 @@ impl<'a> Call<'a> {
                     continue;
                 }
                 for first in (0..depth).step_by(deep) {
-                    let part = Part { terms: first..depth.min(first + deep), ..part.clone() };
+                    let part = BlockRange { terms: first..depth.min(first + deep), ..part.clone() };
                     let wanted = [Some((top, first)), Some((left, first))];
                     let stale = [packed[0] != wanted[0], packed[1] != wanted[1]];
                     self.pack(room, deal, &part, stale);
@@ -319,8 +319,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// A sum of no terms.
-    fn empty(&self, part: Part, finish: &(dyn Fn(Finished) + Sync)) {
+    /// Handles a depth of zero: a sum of no terms.
+    fn empty(&self, part: BlockRange, finish: &(dyn Fn(Finished) + Sync)) {
         let mut finished = self.finished(part.rows, part.columns);
         for row in finished.rows() {
             self.mode.prepare(finished.row(row));
@@ -328,8 +328,8 @@ impl<'a> Call<'a> {
         finish(finished);
     }
 
-    /// Packs the rows and the columns of a part, as far as they are `stale`.
-    fn pack(&self, room: &mut Room, deal: Deal<'_>, part: &Part, stale: [bool; 2]) {
+    /// Packs the rows and the columns of a part, where they are `stale`.
+    fn pack(&self, room: &mut PackBuffer, deal: Deal<'_>, part: &BlockRange, stale: [bool; 2]) {
         let kernel = room.kernel;
         let (rows, columns) = room.formats();
         let (a, b) = (strips(room.a.elements_mut(), LINE), strips(room.b.elements_mut(), LINE));
@@ -343,8 +343,8 @@ impl<'a> Call<'a> {
             let (operand, lines, format, panels) = &sides[side];
             let first = piece * PACKED;
             let count = PACKED.min(lines.len() - first);
-            // SAFETY: the room has as many lines as are packed at a time, filled up to whole
-            // panels; every piece has its own, and each is packed once.
+            // SAFETY: the buffer has as many lines as are packed at a time, rounded up to whole
+            // panels; every work item has its own, and each is packed once.
             let panels =
                 unsafe { panels.piece(first..first + count.next_multiple_of(format.panel)) };
             let lines = lines.start + first..lines.start + first + count;
@@ -352,12 +352,12 @@ impl<'a> Call<'a> {
         });
     }
 
-    /// Multiplies what has been packed, piece by piece.
+    /// Multiplies the packed operands, one work item at a time.
     fn multiply(
         &self,
-        room: &Room,
+        room: &PackBuffer,
         deal: Deal<'_>,
-        part: &Part,
+        part: &BlockRange,
         finish: &(dyn Fn(Finished) + Sync),
     ) {
         let (kernel, depth) = (room.kernel, part.terms.len());
@@ -375,8 +375,9 @@ impl<'a> Call<'a> {
                     let at = (part.rows.start + i) * self.c.stride + part.columns.start + j;
                     // SAFETY: the kernel was chosen for this processor. `pack` has written the
                     // panels of `depth` terms that begin at lines `i` and `j`, each LINE elements
-                    // a line, but for rows that are read in the operand; the tile lies in this
-                    // piece of the result, which is within its slice and which no other piece meets.
+                    // per line, except for rows that are read in place in the operand. The tile is
+                    // inside this work item's part of the result, which is within its slice and
+                    // overlaps no other work item's.
                     unsafe {
                         (kernel.run)(Tile {
                             depth,
@@ -409,12 +410,12 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The largest of equal shares of `size`, each a multiple of `unit` and at most about `most`.
+/// Size of the largest of equal parts of `size`, a multiple of `unit` and at most about `most`.
 fn share(size: usize, most: usize, unit: usize) -> usize {
     size.div_ceil(size.div_ceil(most).max(1)).next_multiple_of(unit).max(unit)
 }
 
-/// How many elements a matrix with these strides spans, or nothing when that overflows.
+/// Number of elements that a matrix with these strides spans, or `None` on overflow.
 fn extent(height: usize, width: usize, row_stride: usize, column_stride: usize) -> Option<usize> {
     if height == 0 || width == 0 {
         return Some(0);

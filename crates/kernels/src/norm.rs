@@ -2,11 +2,11 @@
 //! Sennrich, 2019), over the width of each row.
 //!
 //! The forward pass saves a few numbers per row, from which both gradients are computed without
-//! passing over the row once more for its moments.
+//! another pass over the row for its moments.
 
 use crate::columns::{STRIP, close, open};
 use crate::instruction_set::vectorised;
-use crate::lanes;
+use crate::ordered_sum;
 use crate::pool::{Pool, strips};
 use crate::shape::expect_len;
 use crate::{Element, Rows, Write};
@@ -33,8 +33,8 @@ pub fn layer_norm_forward<T: Element>(
             let share = 1.0 / shape.width as f32;
             for (row, stats) in stats.as_chunks_mut::<2>().0.iter_mut().enumerate() {
                 let x = &x[shape.range(row)];
-                let mean = lanes::sum([x], |[x]| x) * share;
-                let variance = lanes::sum([x], |[x]| (x - mean) * (x - mean)) * share;
+                let mean = ordered_sum::sum([x], |[x]| x) * share;
+                let variance = ordered_sum::sum([x], |[x]| (x - mean) * (x - mean)) * share;
                 let scale = 1.0 / (variance + epsilon).sqrt();
                 *stats = [mean, scale];
                 let weights = gamma.iter().zip(beta);
@@ -47,8 +47,8 @@ pub fn layer_norm_forward<T: Element>(
     );
 }
 
-/// The gradient of layer normalisation's input: with `g = dy * gamma` and `n` the normalised row,
-/// `dx = (g - mean(g) - n * mean(g * n)) / standard deviation`.
+/// Input gradient of layer normalisation: with `g = dy * gamma` and `n` the normalised row, `dx =
+/// (g - mean(g) - n * mean(g * n)) / standard deviation`.
 pub fn layer_norm_input_gradient<T: Element>(
     shape: Rows,
     dy: &[T],
@@ -67,10 +67,10 @@ pub fn layer_norm_input_gradient<T: Element>(
             let share = 1.0 / shape.width as f32;
             for (row, &[mean, scale]) in stats.as_chunks::<2>().0.iter().enumerate() {
                 let (x, dy) = (&x[shape.range(row)], &dy[shape.range(row)]);
-                let along = lanes::sum([dy, gamma], |[dy, gamma]| dy * gamma) * share;
-                let across =
-                    lanes::sum([dy, gamma, x], |[dy, gamma, x]| dy * gamma * ((x - mean) * scale))
-                        * share;
+                let along = ordered_sum::sum([dy, gamma], |[dy, gamma]| dy * gamma) * share;
+                let across = ordered_sum::sum([dy, gamma, x], |[dy, gamma, x]| {
+                    dy * gamma * ((x - mean) * scale)
+                }) * share;
                 let inputs = dy.iter().zip(gamma).zip(x);
                 for (dx, ((dy, gamma), x)) in dx[shape.range(row)].iter_mut().zip(inputs) {
                     let normal = (x.widen() - mean) * scale;
@@ -140,7 +140,7 @@ pub fn rms_norm_forward<T: Element>(
             let share = 1.0 / shape.width as f32;
             for (row, stats) in stats.iter_mut().enumerate() {
                 let x = &x[shape.range(row)];
-                let scale = 1.0 / (lanes::sum([x], |[x]| x * x) * share + epsilon).sqrt();
+                let scale = 1.0 / (ordered_sum::sum([x], |[x]| x * x) * share + epsilon).sqrt();
                 *stats = scale;
                 for ((y, x), gamma) in y[shape.range(row)].iter_mut().zip(x).zip(gamma) {
                     *y = T::narrow(x.widen() * scale * gamma.widen());
@@ -150,8 +150,8 @@ pub fn rms_norm_forward<T: Element>(
     );
 }
 
-/// The gradient of root-mean-square normalisation's input: with `g = dy * gamma` and `n` the
-/// normalised row, `dx = (g - n * mean(g * n)) / root mean square`.
+/// Input gradient of root-mean-square normalisation: with `g = dy * gamma` and `n` the normalised
+/// row, `dx = (g - n * mean(g * n)) / root mean square`.
 pub fn rms_norm_input_gradient<T: Element>(
     shape: Rows,
     dy: &[T],
@@ -171,7 +171,8 @@ pub fn rms_norm_input_gradient<T: Element>(
             for (row, &scale) in stats.iter().enumerate() {
                 let (x, dy) = (&x[shape.range(row)], &dy[shape.range(row)]);
                 let across =
-                    lanes::sum([dy, gamma, x], |[dy, gamma, x]| dy * gamma * (x * scale)) * share;
+                    ordered_sum::sum([dy, gamma, x], |[dy, gamma, x]| dy * gamma * (x * scale))
+                        * share;
                 let inputs = dy.iter().zip(gamma).zip(x);
                 for (dx, ((dy, gamma), x)) in dx[shape.range(row)].iter_mut().zip(inputs) {
                     let g = dy.widen() * gamma.widen();
@@ -256,7 +257,7 @@ mod tests {
         #[test]
         fn layer_norm_agrees_with_the_reference(rows in 0usize..6, width in 2usize..40) {
             let shape = Rows { rows, width };
-            // An offset of several deviations, as activations have: the mean must really go.
+            // An offset of several deviations, as in activations: the mean must be removed.
             let x: Vec<f32> = random("x", rows * width).iter().map(|v| v + 3.0).collect();
             let (gamma, beta) = (random("gamma", width), random("beta", width));
             let dy = random("dy", rows * width);
@@ -271,7 +272,7 @@ mod tests {
             layer_norm_input_gradient(shape, &dy, &x, &gamma, &stats, &mut dx);
             let expected = numeric_gradient(&wx, &wd, |x| layer_norm(width, x, &wg, &wb));
             if width > 2 {
-                // Two elements are always normalised to -1 and 1: their gradient is rounding.
+                // Two elements always become -1 and 1: their gradient is rounding error.
                 assert_close(&dx, &expected);
             }
 

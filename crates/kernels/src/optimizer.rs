@@ -1,78 +1,78 @@
 //! Optimizer updates: one pass over a flat slice of parameters.
 //!
-//! Every element is updated by itself, so a tensor may be cut anywhere without changing a bit. The
-//! arithmetic follows PyTorch's single-tensor implementations: constants are computed in double
-//! precision, elements in single precision.
+//! Every element is updated independently, so a tensor may be split anywhere without changing a
+//! bit. The arithmetic follows PyTorch's single-tensor implementations: constants are computed in
+//! double precision, elements in single precision.
 //!
 //! Weights are updated in single precision. Where layers read them in a 16-bit type, the updated
 //! ones are rounded into a copy in the same pass ([`Weights`]).
 
 use crate::Element;
 use crate::instruction_set::vectorised;
-use crate::math::{powi, sin_cos_turns};
+use crate::math::{powi, sin_cos_cycles};
 use crate::shape::expect_len;
 
 /// Stochastic gradient descent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sgd {
-    /// The learning rate of this iteration.
+    /// Learning rate of this iteration.
     pub lr: f64,
-    /// The factor of the parameters that is added to their gradient.
+    /// Factor of the parameters that is added to their gradient.
     pub weight_decay: f64,
-    /// A factor for every gradient, below one when their norm is clipped.
+    /// Factor of every gradient, below one when their norm is clipped.
     pub grad_scale: f32,
 }
 
-/// Stochastic gradient descent with a velocity (Sutskever et al., 2013).
+/// Stochastic gradient descent with momentum (Sutskever et al., 2013).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Momentum {
-    /// The learning rate of this iteration.
+    /// Learning rate of this iteration.
     pub lr: f64,
-    /// How much of the velocity stays from one iteration to the next.
+    /// Factor of the velocity from one iteration to the next.
     pub momentum: f64,
-    /// Whether to step from where the velocity will lead, as Nesterov's method does.
+    /// True for Nesterov momentum, which steps from the point that the velocity leads to.
     pub nesterov: bool,
-    /// The factor of the parameters that is added to their gradient.
+    /// Factor of the parameters that is added to their gradient.
     pub weight_decay: f64,
-    /// A factor for every gradient, below one when their norm is clipped.
+    /// Factor of every gradient, below one when their norm is clipped.
     pub grad_scale: f32,
 }
 
 /// Adam with decoupled weight decay (Loshchilov and Hutter, 2019, algorithm 2).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
-    /// The learning rate of this iteration.
+    /// Learning rate of this iteration.
     pub lr: f64,
-    /// The decay of the first moment.
+    /// Decay of the first moment.
     pub beta1: f64,
-    /// The decay of the second moment.
+    /// Decay of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment, after its bias has been corrected.
+    /// Term added to the root of the second moment, after bias correction.
     pub epsilon: f64,
-    /// The factor of the learning rate by which parameters shrink.
+    /// Factor of the learning rate by which parameters shrink.
     pub weight_decay: f64,
-    /// A factor for every gradient, below one when their norm is clipped.
+    /// Factor of every gradient, below one when their norm is clipped.
     pub grad_scale: f32,
-    /// The number of this update, counted from one.
+    /// Number of this update, counted from one.
     pub step: u64,
 }
 
-/// `(1 + cos(pi x)) / 2`: the way down of a learning rate, the same bits on every platform.
+/// `(1 + cos(pi x)) / 2`: cosine decay of a learning rate, with the same bits on every platform.
 pub fn half_cosine(x: f64) -> f64 {
-    0.5 + 0.5 * sin_cos_turns(0.5 * x).1
+    0.5 + 0.5 * sin_cos_cycles(0.5 * x).1
 }
 
-/// The weights that an update changes.
+/// Weights that an update changes.
 #[derive(Debug)]
 pub struct Weights<'a, T> {
-    /// In single precision.
+    /// Weights in single precision.
     pub master: &'a mut [f32],
-    /// What layers read, where that is another copy: the master's values, rounded.
+    /// Separate copy that layers read, if any: the master's values, rounded.
     pub rounded: Option<&'a mut [T]>,
 }
 
 impl<T: Element> Weights<'_, T> {
-    /// Updates every weight by a rule of its index and its value.
+    /// Updates every weight by a function of its index and its value.
     #[inline(always)]
     pub(crate) fn update(self, mut rule: impl FnMut(usize, f32) -> f32) {
         match self.rounded {
@@ -101,29 +101,29 @@ impl<T: Element> Weights<'_, T> {
     }
 }
 
-/// What an AdamW update multiplies with, the same for every element of a tensor. A GPU is told these.
+/// Constants of an AdamW update, the same for every element of a tensor. They are passed to a GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWConstants {
-    /// What stays of a parameter after its decay.
+    /// Factor of a parameter after its decay.
     pub keep: f32,
-    /// The learning rate over the first moment's bias.
+    /// Learning rate divided by the first moment's bias.
     pub rate: f32,
-    /// The root of the second moment's bias.
+    /// Root of the second moment's bias.
     pub correction: f32,
-    /// How far the first moment goes towards the gradient.
+    /// Factor by which the first moment moves towards the gradient.
     pub towards: f32,
-    /// What stays of the second moment.
+    /// Decay of the second moment.
     pub beta2: f32,
-    /// What the square of the gradient adds to it.
+    /// Factor of the squared gradient in the second moment.
     pub fresh: f32,
-    /// Added to the root of the second moment.
+    /// Term added to the root of the second moment.
     pub epsilon: f32,
-    /// The factor of every gradient.
+    /// Factor of every gradient.
     pub scale: f32,
 }
 
 impl AdamW {
-    /// The constants of this update for a tensor; `decay` says whether it decays at all.
+    /// Constants of this update for a tensor; `decay` enables its weight decay.
     ///
     /// Panics if `step` is zero: there is no bias correction for it.
     pub fn constants(&self, decay: bool) -> AdamWConstants {
@@ -141,7 +141,7 @@ impl AdamW {
     }
 }
 
-/// `p -= lr * (g + weight_decay * p)`; `decay` says whether this tensor decays at all.
+/// `p -= lr * (g + weight_decay * p)`; `decay` enables weight decay for this tensor.
 pub fn sgd<T: Element, G: Element>(rule: &Sgd, decay: bool, weights: Weights<'_, T>, grads: &[G]) {
     let len = weights.expect(grads.len());
     let (lr, scale) = (rule.lr as f32, rule.grad_scale);
@@ -155,7 +155,7 @@ pub fn sgd<T: Element, G: Element>(rule: &Sgd, decay: bool, weights: Weights<'_,
     );
 }
 
-/// Moves running averages `share` of the way to an iteration's own, which stand where gradients do.
+/// Moves running averages by `share` towards an iteration's own, stored as gradients.
 pub fn average<T: Element, G: Element>(share: f32, weights: Weights<'_, T>, averages: &[G]) {
     let len = weights.expect(averages.len());
     let averages = &averages[..len];
@@ -226,7 +226,7 @@ mod tests {
     use crate::reference::{assert_within, random, widen};
     use crate::{Bf16, F16};
 
-    /// Weights that are read as they are updated.
+    /// Weights without a rounded copy.
     fn plain(master: &mut [f32]) -> Weights<'_, f32> {
         Weights { master, rounded: None }
     }
@@ -323,7 +323,7 @@ mod tests {
         }
     }
 
-    /// The copy that layers read is the master rounded, and rounding never reaches the master.
+    /// The copy that layers read is the rounded master, and rounding never affects the master.
     #[test]
     fn the_copy_follows_the_master_and_does_not_change_it() {
         let grads: Vec<Bf16> = random("g", LEN).iter().map(|&g| Bf16::narrow(g)).collect();

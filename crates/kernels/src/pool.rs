@@ -1,15 +1,16 @@
-//! The threads that compute for one rank.
+//! Thread pool that computes for one rank.
 //!
-//! A kernel cuts its result into tiles and hands them out with [`Pool::for_each`]; whichever thread
-//! is free takes the next one. What a tile computes must not depend on who computes it, nor on how
-//! many threads there are: tiles are cut by the shape of the result alone, and no sum is ever cut
-//! between threads. So a pool changes how long a kernel takes, and not a bit of what it gives.
+//! A kernel splits its result into tiles and distributes them with [`Pool::for_each`]; the next
+//! free thread takes the next tile. The result of a tile must not depend on the thread that
+//! computes it, nor on the number of threads: tiles are split by the shape of the result alone, and
+//! no sum is ever split between threads. So a pool changes the time of a kernel, but not a bit of
+//! its result.
 //!
 //! The threads live as long as the pool. Between two kernels they spin for some microseconds, since
-//! the next one is usually at hand, and sleep after that. A thread that wakes too late for a kernel
-//! is not waited for. Nothing here allocates once a pool is made.
+//! the next one usually follows soon, and then sleep. A kernel does not wait for a thread that
+//! wakes too late. Nothing here allocates once a pool exists.
 
-use crate::matmul::Room;
+use crate::matmul::PackBuffer;
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -26,58 +27,58 @@ mod strips;
 
 pub use strips::{Cut, Strips, strips};
 
-/// A calling thread and those that help it.
+/// Calling thread and its helper threads.
 pub struct Pool {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
-    rooms: Mutex<Rooms>,
-    /// Set while a kernel runs: a kernel inside a kernel gets the calling thread alone.
+    rooms: Mutex<PackBuffers>,
+    /// Set while a kernel runs: a nested kernel runs on the calling thread alone.
     taken: AtomicBool,
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the calling one among them. Fails if the system has no thread
-    /// to give.
+    /// Creates a pool of `threads` threads, including the calling one. Fails if a thread cannot be
+    /// spawned.
     pub fn new(threads: NonZeroUsize) -> io::Result<Self> {
         let mut pool = Self::single();
         let shared = Arc::new(Shared::new(threads.get() - 1));
         pool.shared = Arc::clone(&shared);
-        pool.rooms = Mutex::new(Rooms::new(threads.get()));
+        pool.rooms = Mutex::new(PackBuffers::new(threads.get()));
         for slot in 1..threads.get() {
             let shared = Arc::clone(&shared);
             let name = format!("compute {slot}");
-            // Should one fail, dropping the pool ends those that have been started.
+            // If one fails, dropping the pool ends those that have been started.
             let helper = thread::Builder::new().name(name).spawn(move || shared.help(slot))?;
             pool.helpers.push(helper);
         }
         Ok(pool)
     }
 
-    /// A pool of the calling thread alone.
+    /// Creates a pool of the calling thread alone.
     pub fn single() -> Self {
         Self {
             shared: Arc::new(Shared::new(0)),
             helpers: Vec::new(),
-            rooms: Mutex::new(Rooms::new(1)),
+            rooms: Mutex::new(PackBuffers::new(1)),
             taken: AtomicBool::new(false),
         }
     }
 
-    /// How many threads compute, the calling one included.
+    /// Number of compute threads, including the calling one.
     pub fn threads(&self) -> usize {
         self.helpers.len() + 1
     }
 
     /// Calls `body` once for each tile below `tiles`, on any thread and in any order, and returns
-    /// when all have been called.
+    /// when all calls are done.
     ///
     /// A panic of `body` is passed on to the caller once all threads have left it.
     pub fn for_each(&self, tiles: usize, body: impl Fn(usize) + Sync) {
         self.for_each_slot(tiles, |_, tile| body(tile));
     }
 
-    /// [`Pool::for_each`] that also says which thread calls: a number below [`Pool::threads`] that
-    /// no two calls have at the same time.
+    /// [`Pool::for_each`] that also passes a thread slot: a number below [`Pool::threads`] that no
+    /// two calls have at the same time.
     pub fn for_each_slot(&self, tiles: usize, body: impl Fn(usize, usize) + Sync) {
         if tiles < 2 || self.helpers.is_empty() || self.taken.swap(true, Acquire) {
             (0..tiles).for_each(|tile| body(0, tile));
@@ -90,7 +91,7 @@ impl Pool {
         }
     }
 
-    /// [`Pool::for_each`] with room to work in: each thread gets an element of `rooms` to itself
+    /// [`Pool::for_each`] with a workspace: each thread gets exclusive use of an element of `rooms`
     /// while it computes a tile. There must be one for every thread.
     pub fn for_each_with<T: Send>(
         &self,
@@ -102,15 +103,15 @@ impl Pool {
         assert!(rooms.len() >= threads, "{threads} threads cannot work in {} rooms", rooms.len());
         let rooms = strips(rooms, 1);
         self.for_each_slot(tiles, |slot, tile| {
-            // SAFETY: `slot` is below the number of threads, hence of rooms, and no two calls have
-            // the same one at the same time.
+            // SAFETY: `slot` is below the number of threads, hence below that of rooms, and no two
+            // calls have the same one at the same time.
             let room = unsafe { rooms.piece(slot..slot + 1) };
             body(&mut room[0], tile);
         });
     }
 
-    /// Cuts `rows` rows into blocks of `block` (the last may be shorter) and calls `body` for each
-    /// with its rows and with its part of what `output` holds for writing, see [`Cut`].
+    /// Splits `rows` rows into blocks of `block` (the last may be shorter) and calls `body` for
+    /// each with its rows and its writable part of `output`, see [`Cut`].
     pub fn for_each_block<C: Cut>(
         &self,
         rows: usize,
@@ -122,32 +123,35 @@ impl Pool {
         let block = block.max(1);
         self.for_each(rows.div_ceil(block), |tile| {
             let range = tile * block..rows.min((tile + 1) * block);
-            // SAFETY: the ranges of different tiles do not meet, each tile is called once, and all
-            // lie within the rows that `output` was found to have.
+            // SAFETY: the ranges of different tiles do not overlap, each tile is called once, and
+            // all are within the rows that `output` was found to have.
             body(range.clone(), unsafe { output.piece(range) });
         });
     }
 
-    /// Where the threads of this pool keep the packed operands of products.
-    pub(crate) fn rooms(&self) -> MutexGuard<'_, Rooms> {
-        // What a panic leaves in a room does not matter: its contents are always written first.
+    /// Buffers in which the threads of this pool pack the operands of GEMMs.
+    pub(crate) fn pack_buffers(&self) -> MutexGuard<'_, PackBuffers> {
+        // The contents left by a panic do not matter: a buffer is always written before it is read.
         self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Memory for packed operands, made with the pool so that products need not ask for any. It is the
-/// same for every model: with AVX-512 6.3 MB for a pool and 0.8 MB for each of its threads, of which
-/// only what products have used is ever resident.
-pub(crate) struct Rooms {
-    /// For a product that all threads compute together.
-    pub(crate) shared: Room,
-    /// By thread, for products that one thread computes by itself.
-    pub(crate) own: Vec<Room>,
+/// Memory for packed operands, allocated with the pool so that GEMMs need not allocate. It is the
+/// same for every model: with AVX-512 6.3 MB for a pool and 0.8 MB for each of its threads. Only
+/// the part that GEMMs have used is ever resident.
+pub(crate) struct PackBuffers {
+    /// Buffer for a GEMM that all threads compute together.
+    pub(crate) shared: PackBuffer,
+    /// Buffer of each thread, for GEMMs that one thread computes alone.
+    pub(crate) own: Vec<PackBuffer>,
 }
 
-impl Rooms {
+impl PackBuffers {
     fn new(threads: usize) -> Self {
-        Self { shared: Room::shared(), own: (0..threads).map(|_| Room::small()).collect() }
+        Self {
+            shared: PackBuffer::shared(),
+            own: (0..threads).map(|_| PackBuffer::small()).collect(),
+        }
     }
 }
 
@@ -156,7 +160,7 @@ impl Drop for Pool {
         self.shared.stop.store(true, SeqCst);
         for helper in self.helpers.drain(..) {
             helper.thread().unpark();
-            // A panic of a tile was handed to the caller of its kernel.
+            // A panic of a tile was already passed to the caller of its kernel.
             let _ = helper.join();
         }
     }
@@ -168,48 +172,48 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// How often a thread looks for work before it sleeps: some tens of microseconds.
+/// Number of spins of a thread before it sleeps: some tens of microseconds.
 const SPINS: u32 = 4000;
 
-/// How often the caller looks for the last helper before it lets others run.
-const PATIENCE: u32 = 20_000;
+/// Number of spins of the caller for the last helper before it yields.
+const JOIN_SPINS: u32 = 20_000;
 
-/// The bit of [`Shared::gate`] that says that a kernel may be joined.
+/// Bit of [`Shared::gate`] that is set while a kernel may be joined.
 const OPEN: u64 = 1 << 31;
-/// The bits that count the helpers that are in it.
+/// Bits that count the helpers inside the kernel.
 const INSIDE: u64 = OPEN - 1;
-/// What is added for every kernel: the bits above the others number them.
+/// Increment for every kernel: the bits above the others number them.
 const NEXT: u64 = 1 << 32;
 
-/// What the threads of a pool share.
+/// State that the threads of a pool share.
 struct Shared {
-    /// The number of the kernel, whether it is open, and how many helpers are in it: one word, so
-    /// that joining a kernel that has just been closed fails.
+    /// Number of the kernel, its open bit, and the number of helpers inside: one word, so that
+    /// joining a kernel that has just been closed fails.
     gate: AtomicU64,
-    /// The next tile to be taken.
+    /// Next tile to be taken.
     next: AtomicUsize,
-    /// What is to be done. Written while the gate is closed and nobody is inside; read inside.
+    /// Current job. Written while the gate is closed and no thread is inside; read inside.
     job: UnsafeCell<Option<Job>>,
-    /// What a helper's tile panicked with, if one did.
+    /// Panic payload of a helper's tile, if one panicked.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    /// By helper: whether it sleeps, or is about to.
+    /// True for each helper that sleeps or is about to.
     asleep: Vec<AtomicBool>,
     stop: AtomicBool,
 }
 
 // SAFETY: `job` is the only field that is not `Sync` by itself. Its one writer is `run`, whose
-// caller holds the pool's `taken`, while the gate is closed and counts nobody inside; readers have
-// passed the open gate, whose release and acquire order the write before them, and leave it before
-// the caller returns.
+// caller holds the pool's `taken`, while the gate is closed and counts no thread inside; readers
+// have passed the open gate, whose release and acquire order the write before them, and leave it
+// before the caller returns.
 unsafe impl Sync for Shared {}
-// SAFETY: the pointer in `job` is only followed while the caller that made it waits in `run`.
+// SAFETY: the pointer in `job` is only dereferenced while its creator waits in `run`.
 unsafe impl Send for Shared {}
 
-/// The tiles of one kernel.
+/// Tiles of one kernel.
 #[derive(Clone, Copy)]
 struct Job {
     tiles: usize,
-    /// Stands for a borrow that ends when `Shared::run` returns, which is after its last use.
+    /// Represents a borrow that ends when `Shared::run` returns, which is after its last use.
     body: *const (dyn Fn(usize, usize) + Sync),
 }
 
@@ -225,21 +229,21 @@ impl Shared {
         }
     }
 
-    /// Runs one kernel on the calling thread and whoever joins it.
+    /// Runs one kernel on the calling thread and the helpers that join it.
     fn run(
         &self,
         tiles: usize,
         body: &(dyn Fn(usize, usize) + Sync),
         helpers: &[JoinHandle<()>],
     ) -> Result<(), Box<dyn Any + Send>> {
-        // SAFETY: this only takes the lifetime away; `run` does not return before every thread that
-        // could follow the pointer has left.
+        // SAFETY: this only removes the lifetime; `run` does not return before every thread that
+        // could dereference the pointer has left.
         let body: *const (dyn Fn(usize, usize) + Sync) = unsafe { std::mem::transmute(body) };
         let job = Job { tiles, body };
-        // SAFETY: the gate is closed and nobody is inside, see `Sync for Shared`.
+        // SAFETY: the gate is closed and no thread is inside, see `Sync for Shared`.
         unsafe { *self.job.get() = Some(job) };
         self.next.store(0, Relaxed);
-        // Sequential consistency, here and in `help`: either this thread sees a helper asleep, or
+        // Sequential consistency, here and in `rest`: either this thread sees a helper asleep, or
         // that helper sees the gate open before it sleeps.
         self.gate.fetch_add(NEXT | OPEN, SeqCst);
         for (helper, asleep) in helpers.iter().zip(&self.asleep) {
@@ -252,7 +256,7 @@ impl Shared {
         let mut looks = 0u32;
         while self.gate.load(Acquire) & INSIDE != 0 {
             looks = looks.saturating_add(1);
-            if looks < PATIENCE { spin_loop() } else { thread::yield_now() }
+            if looks < JOIN_SPINS { spin_loop() } else { thread::yield_now() }
         }
         let theirs = self.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         own.and(theirs.map_or(Ok(()), Err))
@@ -260,7 +264,7 @@ impl Shared {
 
     /// Takes tiles until there are none left.
     fn take_tiles(&self, job: Job, slot: usize) {
-        // A panic keeps the others from taking more.
+        // On a panic, the others take no more tiles.
         struct Rest<'a>(&'a AtomicUsize, usize);
         impl Drop for Rest<'_> {
             fn drop(&mut self) {
@@ -273,14 +277,14 @@ impl Shared {
             if tile >= job.tiles {
                 break;
             }
-            // SAFETY: the caller of `run` waits until this thread is out, so the borrow that this
-            // pointer stands for is alive.
+            // SAFETY: the caller of `run` waits until this thread has left, so the borrow that this
+            // pointer represents is alive.
             unsafe { (*job.body)(slot, tile) };
         }
         drop(rest);
     }
 
-    /// The life of a helper.
+    /// Main loop of a helper.
     fn help(&self, slot: usize) {
         let mut done = 0;
         while !self.stop.load(Relaxed) {
@@ -302,7 +306,7 @@ impl Shared {
         }
     }
 
-    /// Goes inside, if there is an open kernel that is not number `done`; returns its number.
+    /// Joins an open kernel other than number `done`, if there is one. Returns its number.
     fn join(&self, done: u64) -> Option<u64> {
         let mut gate = self.gate.load(SeqCst);
         loop {
@@ -316,7 +320,7 @@ impl Shared {
         }
     }
 
-    /// Waits for a kernel that is not number `done`: awake for a while, then asleep.
+    /// Waits for a kernel other than number `done`: spins for a while, then sleeps.
     fn rest(&self, slot: usize, done: u64) {
         for _ in 0..SPINS {
             if is_new(self.gate.load(Relaxed), done) || self.stop.load(Relaxed) {
@@ -333,7 +337,7 @@ impl Shared {
     }
 }
 
-/// Whether the gate is open for a kernel that is not number `done`.
+/// Returns true if the gate is open for a kernel other than number `done`.
 fn is_new(gate: u64, done: u64) -> bool {
     gate & OPEN != 0 && gate / NEXT != done
 }

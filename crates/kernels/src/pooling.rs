@@ -1,4 +1,4 @@
-//! What takes the place of several pixels: the largest of each channel in a window, or the mean of all.
+//! Max pooling over a window, and global average pooling, per channel.
 
 use crate::Element;
 use crate::instruction_set::vectorised;
@@ -6,7 +6,7 @@ use crate::pool::{Pool, strips};
 use crate::shape::expect_len;
 use crate::window::Window;
 
-/// `y =` the largest of each channel at every place of the window; what lies beyond an edge never is.
+/// `y =` the maximum of each channel at every window position; padding is never the maximum.
 pub fn max_forward<T: Element>(pool: &Pool, images: usize, window: Window, x: &[T], y: &mut [T]) {
     expect_len("x", x.len(), &[images, window.image()]);
     expect_len("y", y.len(), &[images, window.places(), window.channels]);
@@ -27,7 +27,7 @@ pub fn max_forward<T: Element>(pool: &Pool, images: usize, window: Window, x: &[
                     {
                         let pixel = &x[(row * window.side + column) * channels..][..channels];
                         for (y, x) in y.iter_mut().zip(pixel) {
-                            // What is no number stays.
+                            // NaN propagates.
                             if x.widen() > y.widen() || x.widen().is_nan() {
                                 *y = *x;
                             }
@@ -39,7 +39,7 @@ pub fn max_forward<T: Element>(pool: &Pool, images: usize, window: Window, x: &[
     });
 }
 
-/// The gradient of [`max_forward`]'s input: all of it goes to the first pixel that was the largest.
+/// Input gradient of [`max_forward`]: all of it goes to the first pixel that had the maximum.
 pub fn max_input_gradient<T: Element>(
     pool: &Pool,
     images: usize,
@@ -52,7 +52,7 @@ pub fn max_input_gradient<T: Element>(
     expect_len("x", x.len(), &[images, window.image()]);
     expect_len("dx", dx.len(), &[images, window.image()]);
     let (side, channels) = (window.side_out(), window.channels);
-    // Channels do not meet, but pixels do: an image is one piece of work.
+    // Windows may overlap in pixels, but images are independent: one image is one task.
     pool.for_each_block(images, 1, strips(dx, window.image()), |image, dx| {
         let x = &x[image.start * window.image()..image.end * window.image()];
         let each = window.places() * channels;
@@ -106,7 +106,7 @@ pub fn mean_forward<T: Element>(
     });
 }
 
-/// The gradient of [`mean_forward`]'s input: every pixel gets its share.
+/// Input gradient of [`mean_forward`]: every pixel receives an equal share.
 pub fn mean_input_gradient<T: Element>(
     pool: &Pool,
     (images, pixels, channels): (usize, usize, usize),
@@ -126,7 +126,7 @@ pub fn mean_input_gradient<T: Element>(
     });
 }
 
-/// How many channels are summed at a time.
+/// Number of channels summed at a time.
 const SPAN: usize = 256;
 
 #[cfg(test)]

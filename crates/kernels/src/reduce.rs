@@ -1,8 +1,8 @@
-//! Element-wise combinations of whole tensors, and the blocks of the gradient's norm.
+//! Element-wise operations on whole tensors, and block-wise sums of squares for the gradient norm.
 
 use crate::Element;
 use crate::instruction_set::vectorised;
-use crate::lanes::{self, larger};
+use crate::ordered_sum::{self, larger};
 use crate::shape::expect_len;
 
 /// `out += a`.
@@ -46,21 +46,21 @@ pub fn scale(factor: f32, x: &mut [f32]) {
     );
 }
 
-/// The first element that is not a finite number, if there is one.
+/// Returns the first element that is not finite, if there is one.
 pub fn first_not_finite<T: Element>(x: &[T]) -> Option<f32> {
-    // A sum of numbers times zero is zero: one pass without branches tells whether to look closer.
+    // Finite numbers times zero sum to zero: one branch-free pass decides if a search is needed.
     let sum = vectorised(
         #[inline(always)]
-        || lanes::sum([x], |[x]| x * 0.0),
+        || ordered_sum::sum([x], |[x]| x * 0.0),
     );
     if sum == 0.0 { None } else { x.iter().map(|x| x.widen()).find(|x| !x.is_finite()) }
 }
 
-/// `out[i]` = the sum of squares of block `i` of `x`, in double precision, rounded once; every block
-/// has `block` elements, the last one what is left.
+/// `out[i]` = the sum of squares of block `i` of `x`, in double precision, rounded once. Every
+/// block has `block` elements, except that the last one has the remainder.
 ///
-/// The norm of a gradient is the sum of its blocks: where ranks hold whole blocks, each computes
-/// the same numbers as one rank that holds all of them.
+/// The gradient norm is computed from these block sums. Ranks that hold whole blocks therefore
+/// compute the same numbers as one rank that holds all of them.
 pub fn block_squares<G: Element>(x: &[G], block: usize, out: &mut [f32]) {
     assert!(block > 0, "`block` is zero, but a block has at least one element");
     expect_len("out", out.len(), &[x.len().div_ceil(block)]);
@@ -74,7 +74,7 @@ pub fn block_squares<G: Element>(x: &[G], block: usize, out: &mut [f32]) {
     );
 }
 
-/// The sum of squares, in eight lanes of `f64` joined as a balanced tree.
+/// The sum of squares, in eight `f64` lanes combined as a balanced tree.
 #[inline(always)]
 fn squares<G: Element>(x: &[G]) -> f64 {
     const LANES: usize = 8;

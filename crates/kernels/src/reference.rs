@@ -1,26 +1,26 @@
-//! What the tests measure with: random inputs, the distance to an `f64` reference, and gradients
-//! by finite differences of that reference.
+//! Test helpers: random inputs, comparison with an `f64` reference, and gradients by finite
+//! differences of that reference.
 
-use crate::counter::Stream;
+use crate::philox::Stream;
 
-/// `len` standard normal numbers, the same for the same name.
+/// `len` standard normal numbers, determined by `name`.
 pub(crate) fn random(name: &str, len: usize) -> Vec<f32> {
     let stream = Stream::new(7, name);
     (0..len as u64).map(|i| stream.normal(i)).collect()
 }
 
-/// `len` numbers below `bound`, the same for the same name.
+/// `len` integers below `bound`, determined by `name`.
 pub(crate) fn random_ids(name: &str, len: usize, bound: u32) -> Vec<u32> {
     let stream = Stream::new(7, name);
     (0..len as u64).map(|i| (stream.bits(i) % u64::from(bound)) as u32).collect()
 }
 
-/// The same numbers in double precision.
+/// Converts the numbers to double precision.
 pub(crate) fn widen(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&v| f64::from(v)).collect()
 }
 
-/// The bit patterns, for comparisons that must be exact.
+/// The bit patterns, for exact comparisons.
 pub(crate) fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|v| v.to_bits()).collect()
 }

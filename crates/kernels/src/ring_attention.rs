@@ -1,37 +1,37 @@
-//! One step of ring attention (Liu et al., 2023, arXiv 2310.01889) on sequences that are dealt out in
-//! a zigzag: a rank's queries against the keys and values of another rank, merged into what it has
-//! attended to so far.
+//! One step of ring attention (Liu et al., 2023, arXiv 2310.01889) on sequences sharded in a
+//! zigzag. A rank attends with its queries to the keys and values of another rank, and merges the
+//! result into its output so far.
 //!
-//! A sequence is cut into `2n` runs, and rank `i` of `n` holds runs `i` and `2n − 1 − i`, in this
-//! order. Of the keys of an earlier rank, all of its queries see the first half; of those of a later
-//! rank, the second half of its queries sees all. Either is half of the scores, without any masked
-//! one, so that every step is equal work on every rank.
+//! A sequence is split into `2n` runs, and rank `i` of `n` holds runs `i` and `2n − 1 − i`, in this
+//! order. For an earlier rank's keys, all queries see the first half. For a later rank's keys, the
+//! second half of the queries sees all. Either case is half of the scores, none of them masked, so
+//! every step is equal work on every rank.
 //!
-//! Outputs are merged by the logarithms of their softmaxes' denominators (Dao, "FlashAttention-2",
-//! 2023, section 3.1). The backward pass computes each step's probabilities from the final ones, so
-//! that gradients only add up.
+//! Outputs are merged by their log-sum-exp, the logarithm of the softmax denominator (Dao,
+//! "FlashAttention-2", 2023, section 3.1). The backward pass computes each step's probabilities
+//! from the final log-sum-exp, so the gradients of the steps simply add up.
 
 use crate::attention::{self, for_each_in};
 use crate::instruction_set::vectorised;
-use crate::lanes;
 use crate::math::{exp, ln_f64};
 use crate::matmul::{Operand, Product};
+use crate::ordered_sum;
 use crate::pool::{Cut, Pool, strips};
 use crate::shape::expect_len;
 use crate::{Element, Write};
 use std::ops::Range;
 
-/// Whose keys and values a step is about.
+/// Position of the rank that owns a step's keys and values, relative to this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Other {
-    /// Those of a rank with a lower number.
+    /// A rank with a lower number.
     Earlier,
-    /// Those of a rank with a higher number.
+    /// A rank with a higher number.
     Later,
 }
 
 impl Other {
-    /// The queries of a sequence that see anything, and the keys that they see.
+    /// The queries of a sequence that see any key, and the keys that they see.
     fn seen(self, seq: usize) -> (Range<usize>, Range<usize>) {
         match self {
             Self::Earlier => (0..seq, 0..seq / 2),
@@ -40,15 +40,15 @@ impl Other {
     }
 }
 
-/// How many queries are processed at a time.
+/// Number of queries processed at a time.
 const BLOCK: usize = 64;
 
-/// How many elements of workspace each thread needs in [`forward`].
+/// Number of workspace elements that each thread needs in [`forward`].
 pub fn forward_workspace(shape: attention::Shape) -> usize {
     BLOCK.min(shape.seq).saturating_mul(shape.seq.saturating_add(shape.head_dim))
 }
 
-/// How many elements of workspace each thread needs in [`backward`].
+/// Number of workspace elements that each thread needs in [`backward`].
 pub fn backward_workspace(shape: attention::Shape) -> usize {
     let block = BLOCK.min(shape.seq);
     let scores = block.saturating_mul(shape.seq).saturating_mul(2);
@@ -56,21 +56,21 @@ pub fn backward_workspace(shape: attention::Shape) -> usize {
     scores.saturating_add(rows.saturating_mul(shape.head_dim))
 }
 
-/// How many elements of workspace [`merge_step`] needs on so many threads.
+/// Number of workspace elements that [`merge_step`] needs on `threads` threads.
 pub fn forward_room<T: Element>(threads: usize, shape: attention::Shape) -> usize {
     let Sizes { qkv, kv, out } = Sizes::of(shape);
     let staged = if is_single::<T>() { 0 } else { qkv + kv + out };
     forward_workspace(shape).saturating_mul(threads).saturating_add(staged)
 }
 
-/// How many elements of workspace [`step_gradient`] needs on so many threads.
+/// Number of workspace elements that [`step_gradient`] needs on `threads` threads.
 pub fn backward_room<T: Element>(threads: usize, shape: attention::Shape) -> usize {
     let Sizes { qkv, kv, out } = Sizes::of(shape);
     let staged = if is_single::<T>() { 0 } else { 2 * (qkv + kv + out) };
     backward_workspace(shape).saturating_mul(threads).saturating_add(staged)
 }
 
-/// Elements of the tensors of a step.
+/// Number of elements of each tensor of a step.
 struct Sizes {
     qkv: usize,
     kv: usize,
@@ -92,7 +92,7 @@ fn is_single<T: Element>() -> bool {
     T::singles(&[]).is_some()
 }
 
-/// [`forward`] on stored elements of any type; sums are single precision.
+/// [`forward`] for any storage dtype; sums are single precision.
 #[expect(clippy::too_many_arguments, reason = "one name per tensor of the operator")]
 pub fn merge_step<T: Element>(
     pool: &Pool,
@@ -120,7 +120,7 @@ pub fn merge_step<T: Element>(
     narrow(wide_out, out);
 }
 
-/// What the backward pass of a step reads.
+/// Inputs of a step's backward pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Saved<'a, T> {
     /// The gradient of the output.
@@ -129,13 +129,13 @@ pub struct Saved<'a, T> {
     pub qkv: &'a [T],
     /// The final output.
     pub out: &'a [T],
-    /// The final logarithms of the denominators.
+    /// The final log-sum-exp of each row.
     pub lse: &'a [f32],
     /// The other rank's keys and values.
     pub kv: &'a [T],
 }
 
-/// [`backward`] on stored elements of any type; sums are single precision.
+/// [`backward`] for any storage dtype; sums are single precision.
 pub fn step_gradient<T: Element>(
     pool: &Pool,
     shape: attention::Shape,
@@ -184,7 +184,7 @@ fn narrow<T: Element>(from: &[f32], into: &mut [T]) {
     from.iter().zip(into).for_each(|(&from, into)| *into = T::narrow(from));
 }
 
-/// Where things stand in the tensors of one step.
+/// Offsets into the tensors of one step.
 #[derive(Clone, Copy)]
 struct Layout {
     shape: attention::Shape,
@@ -224,14 +224,14 @@ impl Layout {
         first..self.queries.1.min(first + BLOCK)
     }
 
-    /// The first element of a query's head in the fused rows, and in the output's.
+    /// Offsets of a query head in the fused rows and in the output rows.
     fn query(&self, sequence: usize, head: usize, token: usize) -> (usize, usize) {
         let row = sequence * self.shape.seq + token;
         let at = head * self.shape.head_dim;
         (row * self.qkv_width() + at, row * self.out_width() + at)
     }
 
-    /// The first element of a sequence's key head, and of its value head.
+    /// Offsets of a sequence's key head and value head.
     fn keys(&self, sequence: usize, kv_head: usize) -> (usize, usize) {
         let start = sequence * self.shape.seq * self.kv_width();
         let at = |head: usize| start + head * self.shape.head_dim;
@@ -253,7 +253,7 @@ impl Layout {
     }
 }
 
-/// `kv[tokens, 2 kv_heads * head_dim]`: the keys and values of fused rows.
+/// `kv[tokens, 2 kv_heads * head_dim] =` the keys and values of the fused rows.
 pub fn keys_and_values<T: Copy>(width: usize, qkv: &[T], kv: &mut [T]) {
     let rows = kv.len().checked_div(width).unwrap_or(0);
     let fused = qkv.len().checked_div(rows).unwrap_or(0);
@@ -262,7 +262,7 @@ pub fn keys_and_values<T: Copy>(width: usize, qkv: &[T], kv: &mut [T]) {
     }
 }
 
-/// Adds gradients of keys and values to those of fused rows.
+/// Adds key and value gradients to those of the fused rows.
 pub fn add_keys_and_values<T: Element>(width: usize, dkv: &[T], dqkv: &mut [T]) {
     let rows = dkv.len().checked_div(width).unwrap_or(0);
     let fused = dqkv.len().checked_div(rows).unwrap_or(0);
@@ -271,10 +271,10 @@ pub fn add_keys_and_values<T: Element>(width: usize, dkv: &[T], dqkv: &mut [T]) 
     }
 }
 
-/// Merges a step into `out` and `lse`, which hold what was attended to before.
+/// Merges a step into `out` and `lse`, which hold the result of the previous steps.
 ///
-/// Tensors are as in [`attention::forward`], with `kv[batch, seq, 2 kv_heads * head_dim]` of another
-/// rank. `workspace` has [`forward_workspace`] elements for each thread of the pool.
+/// Tensors are as in [`attention::forward`], with `kv[batch, seq, 2 kv_heads * head_dim]` of
+/// another rank. `workspace` has [`forward_workspace`] elements for each thread of the pool.
 #[expect(clippy::too_many_arguments, reason = "one name per tensor of the operator")]
 pub fn forward(
     pool: &Pool,
@@ -310,8 +310,8 @@ pub fn forward(
             Write::Overwrite,
         );
         let at = layout.lse(sequence, head, tokens.start);
-        // SAFETY: the statistics of these queries of this head lie in the slice, and no other tile
-        // has the same.
+        // SAFETY: the statistics of these queries of this head are inside the slice, and no other
+        // tile has the same queries and head.
         let lse = unsafe { lse.piece(at..at + queries) };
         let shares = merge(layout.scale(), keys, scores, lse);
         Product { height: queries, width: head_dim, depth: keys }.compute_in(
@@ -325,7 +325,7 @@ pub fn forward(
         for (row, attended) in attended.chunks_exact(head_dim).enumerate() {
             let (before, now) = shares[row];
             let at = first_out + row * layout.out_width();
-            // SAFETY: as above, for one head's part of a row of the output.
+            // SAFETY: as above, for one head's part of an output row.
             let out = unsafe { out.piece(at..at + head_dim) };
             for (out, &value) in out.iter_mut().zip(attended) {
                 *out = *out * before + value * now;
@@ -334,19 +334,19 @@ pub fn forward(
     });
 }
 
-/// Replaces scores by exponentials and each row's log-sum-exp by that over these keys too. Returns what
-/// the output so far, and the values under the exponentials, are multiplied with.
+/// Replaces scores by exponentials, and extends each row's log-sum-exp by these keys. Returns the
+/// factors for the output so far and for the product of exponentials and values.
 fn merge(scale: f32, keys: usize, scores: &mut [f32], lse: &mut [f32]) -> [(f32, f32); BLOCK] {
     let mut shares = [(0.0, 0.0); BLOCK];
     vectorised(
         #[inline(always)]
         || {
             for (row, (scores, lse)) in scores.chunks_exact_mut(keys).zip(lse).enumerate() {
-                let max = lanes::max(scores) * scale;
+                let max = ordered_sum::max(scores) * scale;
                 for score in scores.iter_mut() {
                     *score = exp(*score * scale - max);
                 }
-                let sum = lanes::sum([&*scores], |[p]| p);
+                let sum = ordered_sum::sum([&*scores], |[p]| p);
                 let here = (f64::from(max) + ln_f64(f64::from(sum))) as f32;
                 let (low, high) = if *lse < here { (*lse, here) } else { (here, *lse) };
                 let more = 1.0 + f64::from(exp(low - high));
@@ -359,10 +359,11 @@ fn merge(scale: f32, keys: usize, scores: &mut [f32], lse: &mut [f32]) -> [(f32,
     shares
 }
 
-/// The gradients of one step: added to the queries' part of `dqkv`, and to `dkv` or in its place.
+/// Computes the gradients of one step; adds to the queries' part of `dqkv`, and adds to or
+/// overwrites `dkv`.
 ///
-/// `out` and `lse` are the final ones. `workspace` has [`backward_workspace`] elements for each thread
-/// of the pool.
+/// `out` and `lse` are the final ones. `workspace` has [`backward_workspace`] elements for each
+/// thread of the pool.
 #[expect(clippy::too_many_arguments, reason = "one name per tensor of the operator")]
 pub fn backward(
     pool: &Pool,
@@ -445,8 +446,8 @@ pub fn backward(
                 );
                 for (row, values) in dq.chunks_exact(head_dim).enumerate() {
                     let at = q + row * layout.qkv_width();
-                    // SAFETY: a query head that this key head serves, in the rows of this sequence:
-                    // inside the slice, and no other tile writes there.
+                    // SAFETY: this is a query head of this key head's group, in the rows of this
+                    // sequence: inside the slice, and no other tile writes there.
                     let part = unsafe { dqkv.piece(at..at + head_dim) };
                     crate::reduce::add(values, part);
                 }
@@ -482,7 +483,7 @@ fn score_gradients(
             let rows = p.chunks_exact_mut(keys).zip(ds.chunks_exact_mut(keys)).zip(lse);
             for (row, ((p, ds), &lse)) in rows.enumerate() {
                 let head = row * stride..row * stride + head_dim;
-                let dot = lanes::sum([&dout[head.clone()], &out[head]], |[d, o]| d * o);
+                let dot = ordered_sum::sum([&dout[head.clone()], &out[head]], |[d, o]| d * o);
                 for (p, ds) in p.iter_mut().zip(ds) {
                     *p = exp(*p * scale - lse);
                     *ds = *p * (*ds - dot) * scale;
@@ -497,14 +498,14 @@ mod tests {
     use super::*;
     use crate::reference::{assert_close, random, widen};
 
-    /// The positions that a rank holds.
+    /// The token positions that a rank holds.
     fn zigzag(rank: usize, ranks: usize, seq: usize) -> Vec<usize> {
         let run = seq / (2 * ranks);
         let of = |index: usize| index * run..(index + 1) * run;
         of(rank).chain(of(2 * ranks - 1 - rank)).collect()
     }
 
-    /// What a rank holds of a tensor of `[batch, seq, width]`.
+    /// A rank's shard of a tensor of shape `[batch, seq, width]`.
     fn dealt(all: &[f32], batch: usize, positions: &[usize], seq: usize, width: usize) -> Vec<f32> {
         let mut part = Vec::new();
         for sequence in 0..batch {
@@ -515,7 +516,7 @@ mod tests {
         part
     }
 
-    /// All steps of all ranks are what attention over the whole sequence is, forward and backward.
+    /// The steps of all ranks equal attention over the whole sequence, forward and backward.
     #[test]
     fn the_ring_is_attention_over_the_whole_sequence() {
         for (ranks, seq, kv_heads) in [(1, 6, 1), (2, 12, 2), (3, 18, 1), (2, 4 * BLOCK + 8, 2)] {

@@ -1,25 +1,25 @@
 //! Rotary position embedding (Su et al., "RoFormer", 2021, section 3.2) on the fused output of the
 //! query, key and value projections.
 //!
-//! A row is `[query heads | key heads | value heads]`; queries and keys are rotated, values pass.
-//! Within a head of width d, element i is paired with element i + d/2, as in Hugging Face's Llama,
-//! so that its checkpoints load unchanged; the pair is turned by `position * theta^(-2i/d)`. The
-//! angle is reduced in double precision, so that it stays accurate at long contexts, where a
-//! rotation computed in single precision is not.
+//! A row is `[query heads | key heads | value heads]`; queries and keys are rotated, values are
+//! left unchanged. Within a head of width d, element i is paired with element i + d/2, as in
+//! Hugging Face's Llama, so that its checkpoints load unchanged. The pair is rotated by `position *
+//! theta^(-2i/d)`. The angle is reduced in double precision, so that it stays accurate at long
+//! contexts, unlike a rotation computed in single precision.
 
 use crate::Element;
 use crate::instruction_set::vectorised;
-use crate::math::{exp_f64, ln_f64, sin_cos_turns};
+use crate::math::{exp_f64, ln_f64, sin_cos_cycles};
 use crate::shape::expect_len;
 
-/// The layout of a fused row and the base of the rotation's frequencies.
+/// Layout of a fused row, and the base of the rotation frequencies.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rotation {
-    /// How many query heads a row has.
+    /// Number of query heads per row.
     pub heads: usize,
-    /// How many key heads, and as many value heads, a row has.
+    /// Number of key heads per row, equal to the number of value heads.
     pub kv_heads: usize,
-    /// The width of one head, an even number.
+    /// Width of one head, an even number.
     pub head_dim: usize,
     /// The base of the frequencies: 10 000 in the paper, 500 000 in Llama 3.
     pub theta: f64,
@@ -35,12 +35,12 @@ pub fn forward<T: Element>(rotation: Rotation, positions: &[u32], qkv: &[T], out
     forward_in_place(rotation, positions, out);
 }
 
-/// Rotates the queries and keys of `qkv` where they are.
+/// Rotates the queries and keys of `qkv` in place.
 pub fn forward_in_place<T: Element>(rotation: Rotation, positions: &[u32], qkv: &mut [T]) {
     rotate(rotation, positions, qkv, 1.0);
 }
 
-/// The gradient of the input: a rotation's transpose is the rotation back.
+/// Computes the input gradient; the transpose of a rotation is the inverse rotation.
 pub fn input_gradient<T: Element>(
     rotation: Rotation,
     positions: &[u32],
@@ -52,12 +52,12 @@ pub fn input_gradient<T: Element>(
     input_gradient_in_place(rotation, positions, dqkv);
 }
 
-/// The gradient of the input, computed where the gradient of the output stands.
+/// Computes the input gradient in place of the output gradient.
 pub fn input_gradient_in_place<T: Element>(rotation: Rotation, positions: &[u32], dqkv: &mut [T]) {
     rotate(rotation, positions, dqkv, -1.0);
 }
 
-/// How many pairs of a head are turned per pass: their angles fit on the stack.
+/// Number of pairs of a head rotated per pass: their angles fit on the stack.
 const PAIRS: usize = 64;
 
 fn rotate<T: Element>(rotation: Rotation, positions: &[u32], qkv: &mut [T], direction: f32) {
@@ -81,7 +81,7 @@ fn rotate<T: Element>(rotation: Rotation, positions: &[u32], qkv: &mut [T], dire
                 for (row, &position) in positions.iter().enumerate() {
                     let (mut sin, mut cos) = ([0.0f32; PAIRS], [0.0f32; PAIRS]);
                     for i in 0..PAIRS {
-                        let (s, c) = sin_cos_turns(f64::from(position) * frequencies[i]);
+                        let (s, c) = sin_cos_cycles(f64::from(position) * frequencies[i]);
                         sin[i] = s as f32 * direction;
                         cos[i] = c as f32;
                     }
@@ -89,7 +89,7 @@ fn rotate<T: Element>(rotation: Rotation, positions: &[u32], qkv: &mut [T], dire
                         let start = (sequence * seq + row) * width;
                         for head in qkv[start..start + rotated].chunks_exact_mut(head_dim) {
                             let (low, high) = head.split_at_mut(half);
-                            turn(
+                            rotate_pairs(
                                 &mut low[pairs.clone()],
                                 &mut high[pairs.clone()],
                                 &sin[..count],
@@ -104,7 +104,7 @@ fn rotate<T: Element>(rotation: Rotation, positions: &[u32], qkv: &mut [T], dire
 }
 
 #[inline(always)]
-fn turn<T: Element>(low: &mut [T], high: &mut [T], sin: &[f32], cos: &[f32]) {
+fn rotate_pairs<T: Element>(low: &mut [T], high: &mut [T], sin: &[f32], cos: &[f32]) {
     for ((low, high), (&sin, &cos)) in low.iter_mut().zip(high).zip(sin.iter().zip(cos)) {
         let (x, y) = (low.widen(), high.widen());
         *low = T::narrow(x * cos - y * sin);

@@ -1,4 +1,4 @@
-//! The shape that most kernels share, and the check of a slice against it.
+//! The shape shared by most kernels, and the check of slice lengths.
 
 use crate::element::Element;
 use std::ops::Range;
@@ -6,23 +6,23 @@ use std::ops::Range;
 /// A row-major matrix of activations: `rows` tokens of `width` features each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
-    /// How many rows there are: batch times sequence length.
+    /// Number of rows: batch times sequence length.
     pub rows: usize,
-    /// How many elements a row has.
+    /// Number of elements per row.
     pub width: usize,
 }
 
 impl Rows {
-    /// The range of elements that row `row` takes in the slice.
+    /// The element range of row `row` in the slice.
     #[inline(always)]
     pub(crate) fn range(self, row: usize) -> Range<usize> {
         row * self.width..(row + 1) * self.width
     }
 }
 
-/// What a weight gradient does with the values already in its destination.
+/// Write mode of a weight gradient: overwrites its destination or adds to it.
 ///
-/// Accumulating onto zeros gives the bits that overwriting gives (up to the sign of a zero), so a
+/// Accumulating onto zeros gives the same bits as overwriting (up to the sign of a zero), so a
 /// gradient buffer need not be cleared before the first microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Write {
@@ -33,7 +33,7 @@ pub enum Write {
 }
 
 impl Write {
-    /// Clears `destination` for a kernel that can only add.
+    /// Clears `destination` in overwrite mode, for a kernel that can only add.
     pub(crate) fn prepare<T: Element>(self, destination: &mut [T]) {
         match self {
             Write::Overwrite => destination.fill(T::ZERO),
@@ -41,7 +41,7 @@ impl Write {
         }
     }
 
-    /// What a sum starts from.
+    /// Initial value of a sum.
     #[inline(always)]
     pub(crate) fn start<T: Element>(self, old: T) -> f32 {
         match self {
@@ -51,7 +51,7 @@ impl Write {
     }
 }
 
-/// Panics unless a slice of `len` elements is exactly as long as its shape `sizes` says.
+/// Panics unless `len` equals the product of the shape's `sizes`.
 #[track_caller]
 pub(crate) fn expect_len(name: &str, len: usize, sizes: &[usize]) {
     let needed = sizes.iter().try_fold(1usize, |product, &size| product.checked_mul(size));

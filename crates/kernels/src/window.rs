@@ -1,53 +1,53 @@
-//! A square window that moves over images: where it stands, and what it sees there.
+//! A square sliding window over images: its positions and the elements it covers.
 //!
-//! Images lie row by row, a pixel's channels side by side. What a window sees of one row of an image is
-//! therefore one run of neighbouring elements.
+//! Images are stored row by row with channels innermost. The part of an image row that a window
+//! covers is therefore contiguous.
 
 use std::ops::Range;
 
-/// A window, and the images that it moves over.
+/// A window and the size of the images that it slides over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Pixels along each side of an image.
     pub side: usize,
-    /// Numbers in a pixel.
+    /// Number of channels of a pixel.
     pub channels: usize,
     /// Pixels along each side of the window.
     pub kernel: usize,
-    /// Pixels from one place of the window to the next.
+    /// Pixels between consecutive window positions.
     pub stride: usize,
-    /// Pixels that the window reaches beyond each edge.
+    /// Pixels of padding beyond each edge.
     pub padding: usize,
 }
 
 impl Window {
-    /// Places of the window along each side.
+    /// Number of window positions along each side.
     pub fn side_out(&self) -> usize {
         (self.side + 2 * self.padding).checked_sub(self.kernel).map_or(0, |r| r / self.stride + 1)
     }
 
-    /// Places of the window on one image.
+    /// Number of window positions on one image.
     pub fn places(&self) -> usize {
         self.side_out() * self.side_out()
     }
 
-    /// Elements of one image.
+    /// Number of elements of one image.
     pub fn image(&self) -> usize {
         self.side * self.side * self.channels
     }
 
-    /// Elements that the window sees at one place, those beyond the edges included.
+    /// Number of elements of the window at one position, padding included.
     pub fn seen(&self) -> usize {
         self.kernel * self.kernel * self.channels
     }
 
-    /// Whether a place is a pixel, and the places are all pixels in their order.
+    /// Returns true if the window is a single pixel, and its positions are all pixels in order.
     pub(crate) fn is_pointwise(&self) -> bool {
         self.kernel == 1 && self.stride == 1 && self.padding == 0
     }
 
-    /// The pixels of the image along one side that the window covers at a place, and how many pixels of
-    /// it lie before the edge.
+    /// The image pixels along one side that the window covers at position `place`, and the number
+    /// of padding pixels before them.
     #[inline(always)]
     pub(crate) fn covered(&self, place: usize) -> (Range<usize>, usize) {
         let start = place * self.stride;

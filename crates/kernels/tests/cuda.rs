@@ -1,10 +1,10 @@
-//! Every kernel of the GPU against the CPU's. Skips, visibly, where there is no GPU.
+//! Compares every GPU kernel with its CPU counterpart. Skips, visibly, if there is no GPU.
 #![cfg(feature = "cuda")]
 
 use paceline_kernels::arena::Span;
-use paceline_kernels::counter::Stream as Random;
 use paceline_kernels::cuda::{CudaError, Device, Function, Update};
 use paceline_kernels::loss::Columns;
+use paceline_kernels::philox::Stream as Random;
 use paceline_kernels::pool::Pool;
 use paceline_kernels::{
     Rows, Write, activation, bias, embedding, linear, loss, norm, optimizer, reduce,
@@ -208,7 +208,7 @@ fn norms_agree() {
             gpu.norm_weight(0, shape, on_dy, on_x, on_stats, on_dgamma, dbeta_at, mode).unwrap();
             bench.same(on_y, &y);
             bench.same(on_stats, &stats);
-            // One element has no deviation: what is divided by it is all rounding.
+            // The variance of one element is zero, so the quotient is all rounding error.
             if width > 1 {
                 bench.same(on_dx, &dx);
             }
@@ -254,7 +254,7 @@ fn tables_of_words_agree() {
     let Some(mut bench) = Bench::open() else { return };
     for shape in SHAPES {
         let n = shape.rows * shape.width;
-        // A table of 5 words, and a word beyond it.
+        // A table of 5 tokens; ids are taken modulo 6.
         let (table, dy) = (random("table", 5 * shape.width), random("dy", n));
         let ids: Vec<u32> = (0..shape.rows as u32).map(|row| row * 3 % 6).collect();
         let (on_table, on_ids, on_dy) = (bench.put(&table), bench.put_words(&ids), bench.put(&dy));

@@ -1,4 +1,4 @@
-//! What a whole training run takes, from one predicted iteration.
+//! Estimates a whole training run from one predicted iteration.
 
 use crate::flags::WholeRun;
 use paceline_plan::program::Plan;
@@ -6,34 +6,34 @@ use paceline_plan::units::Seconds;
 use paceline_sim::Outcome;
 use paceline_sim::training::{Checkpointing, Failures, TrainingCost, TrainingRun};
 
-/// What was asked about a whole run.
+/// The requested estimates of a whole run.
 pub(crate) struct Estimate {
-    /// With `--tokens`.
+    /// Present with `--tokens`.
     pub cost: Option<TrainingCost>,
-    /// With `--mtbf-hours`.
+    /// Present with `--mtbf-hours`.
     pub failures: Option<FailureEstimate>,
 }
 
-/// What failures leave of the time.
+/// Goodput under failures.
 pub(crate) struct FailureEstimate {
     /// Mean time between failures of the whole job.
     pub mtbf: Seconds,
-    /// Ranks that may fail.
+    /// Number of ranks that may fail.
     pub devices: u64,
-    /// Iterations between checkpoints, as asked for or else the best number.
+    /// Iterations between checkpoints, as requested or else the best number.
     pub every: u64,
-    /// What they leave.
+    /// Goodput with that number.
     pub chosen: Failures,
-    /// The best number of iterations.
+    /// The best number of iterations between checkpoints.
     pub best_every: u64,
-    /// What it leaves.
+    /// Goodput with the best number.
     pub best: Failures,
-    /// The best time between checkpoints, were iterations divisible.
+    /// The best time between checkpoints if iterations were divisible.
     pub best_interval: Seconds,
 }
 
 impl Estimate {
-    /// Of a run whose iterations take as long as was simulated, those of a warm-up of compression included.
+    /// Estimates a run with the simulated iteration times, including any compression warm-up.
     pub(crate) fn new(run: &WholeRun, plan: &Plan, outcome: &Outcome) -> Self {
         let iteration = outcome.iteration;
         let devices = u64::from(plan.mesh.world());
@@ -62,7 +62,7 @@ impl Estimate {
                 price_per_device_hour: run.price_per_device_hour,
             };
             let all = u32::try_from(training.iterations()).unwrap_or(u32::MAX);
-            let first = u64::from(plan.strategy.warm_up(all));
+            let first = u64::from(plan.strategy.compress_warmup(all));
             training.warm_up = outcome.warm_up.map(|each| (first, each));
             training.cost(failures.as_ref().map(|failures| &failures.chosen))
         });

@@ -1,49 +1,49 @@
-//! How a command ends when it does not end well.
+//! Failures of a command, their messages and exit codes.
 
 use crate::flags::Problems;
 use paceline_exec::ExecError;
 use std::io;
 use std::process::ExitCode;
 
-/// Why a command did not do what it was asked.
+/// Reason that a command failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The request is wrong: exit status 2.
     Input(Problems),
-    /// The request was right and the run failed: exit status 1.
+    /// The request was valid and the run failed: exit status 1.
     Run(anyhow::Error),
-    /// The run failed, and whoever started this rank says why: exit status 1.
-    Told,
-    /// The user did not want to wait for the end of an iteration: exit status 130.
+    /// The run failed, and the launcher of this rank reports why: exit status 1.
+    Reported,
+    /// The user did not wait for the end of an iteration: exit status 130.
     Interrupted,
-    /// Whoever read the output has seen enough, as `head` has: not a failure at all.
+    /// The reader of the output closed it, as `head` does: exit status 0.
     Closed,
 }
 
 impl Failure {
-    /// What people are told.
+    /// The message for the user.
     pub(crate) fn message(&self) -> Option<String> {
         match self {
             Self::Input(problems) => Some(problems.to_string()),
             Self::Run(error) => Some(format!("error: {error:#}")),
-            Self::Told | Self::Interrupted | Self::Closed => None,
+            Self::Reported | Self::Interrupted | Self::Closed => None,
         }
     }
 
-    /// What programs are told.
+    /// The exit code of the process.
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             Self::Input(_) => ExitCode::from(2),
-            Self::Run(_) | Self::Told => ExitCode::FAILURE,
+            Self::Run(_) | Self::Reported => ExitCode::FAILURE,
             Self::Interrupted => ExitCode::from(130),
             Self::Closed => ExitCode::SUCCESS,
         }
     }
 
-    /// One thing is wrong with one flag.
+    /// Creates an input failure about one flag.
     pub(crate) fn flag(flag: &str, text: impl Into<String>) -> Self {
         let mut problems = Problems::default();
-        problems.say(flag, text);
+        problems.add(flag, text);
         Self::Input(problems)
     }
 }
@@ -64,7 +64,7 @@ impl From<io::Error> for Failure {
 }
 
 impl From<ExecError> for Failure {
-    /// What the executor cannot do is the request's fault; what happened to it is not.
+    /// Unsupported requests are input failures; errors during execution are run failures.
     fn from(error: ExecError) -> Self {
         match error {
             ExecError::Unsupported { .. } | ExecError::Option { .. } | ExecError::Data(_) => {
@@ -72,7 +72,7 @@ impl From<ExecError> for Failure {
                 problems.located(error);
                 Self::Input(problems)
             }
-            // Its text has its cause in it already.
+            // Its text already contains its cause.
             other => Self::Run(anyhow::anyhow!("{other}")),
         }
     }

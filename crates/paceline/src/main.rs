@@ -1,19 +1,19 @@
 //! The command line of Paceline: plans, simulates and runs distributed deep-learning training.
 //!
 //! ```text
-//! calibrate  this machine, measured into a cluster
-//! commands   one enum of commands, one file each: what each does, step by step
-//! estimate   a whole training run, from one predicted iteration
-//! flags      what a person typed → what a library takes; all problems at once
-//! launch     one command, many processes: starting ranks and watching them
-//! output     lines for people, lines of JSON, files that are whole or absent
-//! overview   a plan and a simulation in words a person reads in one screen
+//! calibrate  measures this machine into a cluster
+//! commands   one enum of commands, one file each
+//! estimate   estimates a whole training run from one predicted iteration
+//! flags      converts command-line flags to library types; reports all problems at once
+//! launch     starts one process per rank and supervises them
+//! output     text, JSON lines, and files that are complete or absent
+//! overview   summaries of a plan and of a simulation that fit one screen
 //! plot       charts as SVG
 //! report     the HTML page of a run, and its table for the terminal
-//! sweep      a command for many values of its flags: table, JSON and picture
+//! sweep      runs a command for many values of its flags: table, JSON and chart
 //! ```
 //!
-//! Nothing here decides how a plan is made, timed or run: the library crates do.
+//! This crate does not decide how a plan is made, timed or run: the library crates do.
 
 mod calibrate;
 mod commands;
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if let Some(message) = failure.message() {
-                // Nobody is left to tell if standard error is closed.
+                // The message is lost if standard error is closed.
                 let _ = writeln!(std::io::stderr(), "{message}");
             }
             failure.exit_code()

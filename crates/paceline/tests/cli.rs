@@ -1,4 +1,4 @@
-//! The command line as a user meets it: the built binary, its exit status, its words, its JSON.
+//! Tests the built binary as a user runs it: exit status, text and JSON.
 
 mod cli {
     mod bench;

@@ -1,5 +1,5 @@
-//! Every golden plan goes through the simulator, and every one that the executor can run by now through the
-//! executor.
+//! Runs every golden plan through the simulator, and every one that the executor supports through
+//! the executor.
 
 use paceline_exec::TrainOptions;
 use paceline_plan::program::Plan;
@@ -8,7 +8,7 @@ use paceline_sim::cluster::preset;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Plans that are written by hand for what comes later: validated and simulated, not executed.
+/// Prefix of handwritten plans for future features: validated and simulated, not executed.
 const LATER: &str = "later-";
 
 fn plans() -> BTreeMap<String, Plan> {

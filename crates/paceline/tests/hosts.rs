@@ -1,13 +1,13 @@
-//! Ranks on several hosts: four network namespaces on a switch, every port shaped to 1 Gbit/s in both
-//! directions.
+//! Ranks on several hosts: four network namespaces on a switch, every port shaped to 1 Gbit/s in
+//! both directions.
 //!
 //! ```text
 //! cargo test --release -p paceline --test hosts -- --ignored --nocapture
 //! ```
 //!
-//! It needs root, `ip`, `tc` and a kernel with `tbf`, takes about a minute and a half, and holds measured
-//! times against arithmetic and against the simulator; so it is asked for by name, as `.ci/run` does.
-//! Where it cannot run it says so.
+//! The test needs root, `ip`, `tc` and a kernel with `tbf`, and takes about a minute and a half. It
+//! compares measured times with arithmetic and with the simulator. It therefore has to be requested
+//! by name, as `.ci/run` does. If it cannot run, it says so.
 
 #[path = "hosts/network.rs"]
 mod network;
@@ -22,13 +22,15 @@ const HOSTS: u32 = 4;
 const BYTES: u64 = 64 << 20;
 const SECRET: &str = "what the hosts of this test know";
 
-/// How many vectors the busiest port carries, one way, one after the other.
+/// Number of vectors that the busiest port carries in sequence; sending and receiving at once count
+/// as one.
 ///
-/// A single server takes in a vector from each of the three others and then sends one to each. Without a
-/// server every rank sends its vector to all others, one at a time or all at once. Those that cut the
-/// vector send every part twice, but for the rank's own: 2 (P − 1) / P (Patarasuk and Yuan 2009, section 3).
+/// A single server receives a vector from each of the three others and then sends one to each.
+/// Without a server every rank sends its vector to all others, one at a time or all at once. The
+/// algorithms that split the vector send every part twice, except for the rank's own: 2 (P − 1) / P
+/// (Patarasuk and Yuan 2009, section 3).
 ///
-/// Sums are taken in the order that training has them in unless told otherwise, which a ring cannot.
+/// Sums are taken in training's default order, except for the ring, which cannot keep it.
 const VECTORS: [(&str, &str, f64); 6] = [
     ("ps:1", "canonical", 6.0),
     ("naive", "canonical", 3.0),
@@ -62,7 +64,7 @@ efficiency = {EFFICIENCY}
     )
 }
 
-/// The whole of it: one network for all, one thing after the other.
+/// All tests in sequence on one network.
 #[test]
 #[ignore = "needs root and a quiet minute: `cargo test --release -p paceline --test hosts -- --ignored`"]
 fn ranks_of_several_hosts() {
@@ -89,7 +91,6 @@ fn every_algorithm_runs(network: &Network) {
         "halving-doubling",
         "tree",
         "direct",
-        "read-reduce",
         "ps:1",
         "ps:2",
         "ps:4",
@@ -109,10 +110,10 @@ fn every_algorithm_runs(network: &Network) {
     assert_eq!(measure(network, 1, &format!("{ops} --sizes 100000 --budget 1")).len(), 7);
 }
 
-/// Two ranks on each host: what their host's memory carries needs no wire.
+/// Two ranks on each host: ranks of one host communicate through shared memory.
 fn hosts_share_memory_inside_and_wires_across(network: &Network) {
     let algorithms =
-        ["hierarchical:read-reduce:ring/2", "hierarchical:ring:halving-doubling/2", "ring"];
+        ["hierarchical:shared-memory:ring/2", "hierarchical:ring:halving-doubling/2", "ring"];
     let line = format!("--sizes 1MiB --budget 1 --algorithm {}", algorithms.join(","));
     assert_eq!(measure(network, 2, &line).len(), algorithms.len());
 }
@@ -136,7 +137,7 @@ fn times_are_those_of_the_textbook_and_of_the_simulator(network: &Network) {
     for ((name, order, vectors), measured) in VECTORS.into_iter().zip(measured) {
         let arithmetic = vectors * BYTES as f64 / PAYLOAD_PER_SECOND;
         let simulated = simulate(name, order);
-        // Whoever else is at work on this machine can only make it longer: what is late gets another try.
+        // Other work on this machine can only increase the time: a slow case is measured again.
         let again = || time(order, name).into_iter();
         let measured = match measured > 1.15 * arithmetic.max(simulated) {
             true => again().chain(again()).fold(measured, f64::min),
@@ -154,7 +155,7 @@ fn times_are_those_of_the_textbook_and_of_the_simulator(network: &Network) {
         found.insert(name, measured);
     }
     assert!(wrong.is_empty(), "{wrong:?}");
-    // One server is the slowest, whole vectors between all come next, and those that cut it are fastest.
+    // One server is slowest, whole vectors between all come next, and split vectors are fastest.
     let of = |names: &[&str]| names.iter().map(|name| found[name]).collect::<Vec<f64>>();
     let least = |times: Vec<f64>| times.into_iter().fold(f64::INFINITY, f64::min);
     let most = |times: Vec<f64>| times.into_iter().fold(0.0, f64::max);
@@ -164,7 +165,8 @@ fn times_are_those_of_the_textbook_and_of_the_simulator(network: &Network) {
 }
 
 fn a_host_that_is_cut_off_is_named_by_all_others(network: &Network) {
-    let ranks = start(network, 1, "--sizes 1MiB --budget 60000 --algorithm ring --silence 2");
+    let ranks =
+        start(network, 1, "--sizes 1MiB --budget 60000 --algorithm ring --heartbeat-timeout 2");
     std::thread::sleep(Duration::from_secs(4));
     network.cut_off(2);
     let began = Instant::now();
@@ -174,14 +176,14 @@ fn a_host_that_is_cut_off_is_named_by_all_others(network: &Network) {
     for (rank, output) in ended.iter().enumerate() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "rank {rank}: {said}");
-        // Seen from host 2, the others are the ones that are gone.
+        // From the view of host 2, the others are lost.
         let name = if rank == 2 { "rank 0 on shaped-host-0" } else { "rank 2 on shaped-host-2" };
         assert!(said.contains(name), "rank {rank}: {said}");
     }
     println!("cut off: {}", String::from_utf8_lossy(&ended[0].stderr).trim());
 }
 
-/// Runs `bench collectives` on so many ranks of every host; what rank 0 reports.
+/// Runs `bench collectives` on `per_host` ranks of every host; returns the records of rank 0.
 fn measure(network: &Network, per_host: u32, line: &str) -> Vec<Value> {
     let mut records = Vec::new();
     for rank in start(network, per_host, line) {
@@ -196,7 +198,7 @@ fn measure(network: &Network, per_host: u32, line: &str) -> Vec<Value> {
 }
 
 fn start(network: &Network, per_host: u32, line: &str) -> Vec<Child> {
-    // One port after the other, so that no world meets the remains of the last one.
+    // A new port each time, so that no world meets leftovers of the previous one.
     static PORT: std::sync::atomic::AtomicU16 = std::sync::atomic::AtomicU16::new(29_600);
     let port = PORT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let rank = |rank: u32| {
@@ -215,7 +217,7 @@ fn start(network: &Network, per_host: u32, line: &str) -> Vec<Child> {
     (0..HOSTS * per_host).map(rank).collect()
 }
 
-/// What the flow simulator says of the same steps on the same network.
+/// Time that the flow simulator predicts for the same algorithm on the same network.
 fn simulate(algorithm: &str, order: &str) -> f64 {
     let file = std::env::temp_dir().join(format!("paceline-hosts-{}.toml", std::process::id()));
     std::fs::write(&file, cluster()).unwrap();

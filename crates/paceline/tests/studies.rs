@@ -1,18 +1,18 @@
-//! Every command of `docs/studies.md` and of the pages of `docs/parallelism/` is run, every number in its text and every picture beside it is
-//! compared with what the command says today.
+//! Runs every command of `docs/studies.md` and of the pages of `docs/parallelism/`. Compares every
+//! number in their text and every picture with the command's current output.
 //!
 //! ```text
 //! **1.75×**<!-- = a[x=1] / a[x=2] -->     the number before it has this value, to its last digit
 //! <!-- holds: a[x=1] < b < 2 * c -->      this is so
 //! ```
 //!
-//! A name is a field of the JSON, its brackets say of which point. Where the simulator has become
-//! better, `UPDATE_GOLDEN=1 cargo test -p paceline --test studies` writes the page and its pictures
-//! anew; what the text says in words is then for a person to read again.
+//! A name is a JSON field; its brackets select the point. After an improvement of the simulator,
+//! `UPDATE_GOLDEN=1 cargo test -p paceline --test studies` rewrites the page's numbers and
+//! pictures; a person must then review the text.
 
 #[path = "studies/claim.rs"]
 mod claim;
-// The page computes as `--y` does.
+// The page uses the arithmetic of `--y`.
 #[allow(dead_code)]
 #[path = "../src/sweep/expression.rs"]
 mod expression;
@@ -33,7 +33,7 @@ fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }
 
-/// The files of a folder of pages that have an extension.
+/// The files of a docs folder with the given extension.
 fn files(folder: &str, extension: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(docs().join(folder)).unwrap();
     let paths = entries.map(|entry| entry.unwrap().path());
@@ -43,7 +43,7 @@ fn files(folder: &str, extension: &str) -> Vec<PathBuf> {
     found
 }
 
-/// What a study's command says today, and what it draws.
+/// Current output of a study's command, and its picture.
 struct Outcome {
     points: Vec<Value>,
     picture: String,
@@ -89,7 +89,7 @@ fn the_pages_of_parallelism_say_and_show_what_their_commands_do() {
     }
 }
 
-/// Carries out a page's commands, and compares what it says and shows with what they do.
+/// Runs a page's commands, and compares its claims and pictures with their results.
 fn holds(file: &Path, folder: &str) -> Page {
     let page = Page::parse(&std::fs::read_to_string(file).unwrap(), folder);
     let outcomes: Vec<Outcome> = std::thread::scope(|scope| {

@@ -1,9 +1,10 @@
-//! What gradients are turned into before they go over a wire, and what that takes.
+//! Gradient compression: formats, operators and message sizes.
 //!
-//! A compressed reduction is made of ordinary ops: an operator that encodes a bucket's gradients, a
-//! collective of what comes out, an operator that decodes it (see `lower/compress.rs`). What is lost in
-//! encoding stays in an *error* buffer and is added to the next iteration's gradients, so that nothing is
-//! lost for good (Seide et al., Interspeech 2014; Karimireddy et al., arXiv 1901.09847).
+//! A compressed reduction consists of ordinary ops: an operator that encodes a bucket's gradients,
+//! a collective of the result, and an operator that decodes it (see `lower/compress.rs`). The
+//! encoding error stays in an *error feedback* buffer and is added to the next iteration's
+//! gradients, so that nothing is lost permanently (Seide et al., Interspeech 2014; Karimireddy et
+//! al., arXiv 1901.09847).
 
 use crate::graph::BLOCK;
 use crate::program::Entry;
@@ -11,28 +12,28 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// What a user asks for.
+/// Requested compression.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compression {
-    /// Gradients go as they are.
+    /// Gradients are sent uncompressed.
     #[default]
     None,
-    /// Whole numbers from −127 to 127 and a scale for each block.
+    /// Integers from −127 to 127 and a scale for each block.
     Int8,
-    /// Signs, and for every 64 of them the mean of what is above zero and of what is below (Seide et al.
-    /// 2014).
+    /// Signs, and for every 64 of them the mean of the positive and of the negative elements (Seide
+    /// et al. 2014).
     OneBit,
-    /// The largest elements of each tensor and where they stand; so much of all (Aji and Heafield, arXiv
-    /// 1704.05021).
+    /// The given fraction of each tensor: its largest elements with their indices (Aji and
+    /// Heafield, arXiv 1704.05021).
     TopK(f64),
-    /// Each matrix as the product of two narrow ones of so many columns (PowerSGD; Vogels et al., arXiv
-    /// 1905.13727).
+    /// Each matrix as the product of two narrow matrices with the given number of columns
+    /// (PowerSGD; Vogels et al., arXiv 1905.13727).
     PowerSgd(u32),
 }
 
 impl Compression {
-    /// What elements become, if they are encoded one by one.
+    /// Codec of the elements, if they are encoded one by one.
     pub const fn codec(self) -> Option<Codec> {
         match self {
             Self::Int8 => Some(Codec::Int8),
@@ -43,24 +44,24 @@ impl Compression {
     }
 }
 
-/// How elements are written into the 32-bit words of a message.
+/// Format of elements in the 32-bit words of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Codec {
-    /// Per block: the scale, then four elements to a word.
+    /// Per block: the scale, then four elements per word.
     Int8,
-    /// Per block: how many elements there are before the zeros at its end; then for every 64 elements the
+    /// Per block: the number of elements before its trailing zeros; then for every 64 elements the
     /// means of both signs in 16 bits each, and the signs.
     OneBit,
-    /// Places, then values.
+    /// Indices, then values.
     TopK,
 }
 
 impl Codec {
-    /// All of them.
+    /// All codecs.
     pub const ALL: [Self; 3] = [Self::Int8, Self::OneBit, Self::TopK];
 
-    /// The word in plans.
+    /// Name in plans.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Int8 => "int8",
@@ -69,7 +70,7 @@ impl Codec {
         }
     }
 
-    /// Words that a block becomes, if blocks are encoded one by one.
+    /// Number of words per encoded block, if blocks are encoded one by one.
     pub const fn words_per_block(self) -> Option<u64> {
         match self {
             Self::Int8 => Some(1 + BLOCK / 4),
@@ -79,105 +80,105 @@ impl Codec {
     }
 }
 
-/// The operators of a compressed reduction. The first output of those that name an error works in place.
+/// Operators of a compressed reduction. Operators with an error operand update it in place.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CompressOp {
     /// gradient, error → message, error.
     Encode {
-        /// Into what.
+        /// Target codec.
         codec: Codec,
     },
     /// gradient, error → message of the largest elements, error.
-    Pick {
-        /// How much of each tensor.
+    SelectTopK {
+        /// Fraction of each tensor.
         fraction: f64,
-        /// Which bucket of the program.
+        /// Index of the bucket in the program.
         bucket: u32,
     },
-    /// messages of all ranks about this rank's part, error → message of the sum, error.
+    /// messages of all ranks for this rank's part, error → message of the sum, error.
     Merge {
-        /// From and into what.
+        /// Source and target codec.
         codec: Codec,
-        /// How many messages.
+        /// Number of messages.
         terms: u32,
     },
     /// messages → their sum.
     Decode {
-        /// From what.
+        /// Source codec.
         codec: Codec,
-        /// How many messages.
+        /// Number of messages.
         terms: u32,
     },
-    /// → first right factors of a bucket's matrices, as good as any.
-    Guess {
-        /// Columns.
+    /// → arbitrary initial right factors of a bucket's matrices.
+    InitRight {
+        /// Number of columns.
         rank: u32,
-        /// Which bucket of the program.
+        /// Index of the bucket in the program.
         bucket: u32,
     },
-    /// gradient, right factors, error → left factors M·Q with all that is no matrix, error (the M).
+    /// gradient, right factors, error → left factors M·Q with unfactored tensors, error (the M).
     Left {
-        /// Columns.
+        /// Number of columns.
         rank: u32,
-        /// Which bucket of the program.
+        /// Index of the bucket in the program.
         bucket: u32,
     },
     /// left factors, error → left factors with orthonormal columns, right factors Mᵀ·P, error.
     Right {
-        /// Columns.
+        /// Number of columns.
         rank: u32,
-        /// Which bucket of the program.
+        /// Index of the bucket in the program.
         bucket: u32,
     },
     /// left factors, right factors → gradient P·Qᵀ.
     Product {
-        /// Columns.
+        /// Number of columns.
         rank: u32,
-        /// Which bucket of the program.
+        /// Index of the bucket in the program.
         bucket: u32,
     },
 }
 
 impl CompressOp {
-    /// A short name for traces.
+    /// Short name for traces.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Encode { .. } => "encode",
-            Self::Pick { .. } => "pick",
+            Self::SelectTopK { .. } => "select_topk",
             Self::Merge { .. } => "merge",
             Self::Decode { .. } => "decode",
-            Self::Guess { .. } => "guess_factors",
+            Self::InitRight { .. } => "init_right",
             Self::Left { .. } => "left_factors",
             Self::Right { .. } => "right_factors",
             Self::Product { .. } => "factors_product",
         }
     }
 
-    /// Rough operations per element that goes in or out.
+    /// Approximate operations per input or output element.
     pub(crate) fn intensity(self) -> f64 {
         match self {
-            Self::Pick { .. } => 12.0,
+            Self::SelectTopK { .. } => 12.0,
             Self::Encode { .. } | Self::Decode { .. } => 4.0,
             Self::Merge { .. } => 8.0,
-            Self::Guess { .. } => 40.0,
+            Self::InitRight { .. } => 40.0,
             Self::Left { rank, .. } | Self::Product { rank, .. } => 2.0 * f64::from(rank),
-            // The factor itself, and what it leaves of the matrix.
+            // The factor itself, and the residual of the matrix.
             Self::Right { rank, .. } => 4.0 * f64::from(rank),
         }
     }
 }
 
-/// How long the factors of a tensor are: left rows × rank and right columns × rank; none if that is no
-/// shorter than the tensor.
+/// Lengths of a tensor's factors: left rows × rank and right columns × rank; `None` if both
+/// together are no shorter than the tensor.
 pub fn factors(entry: &Entry, rank: u32) -> Option<[u64; 2]> {
     let [rows, columns] = entry.local;
     let [left, right] = [rows, columns].map(|side| side.saturating_mul(u64::from(rank)));
     (left.saturating_add(right) < entry.elements()).then_some([left, right])
 }
 
-/// Elements of all left factors of a bucket, tensors that have none standing there whole, and of all right
-/// factors.
+/// Number of elements of all left factors and of all right factors of a bucket. Tensors that are
+/// not factored count in full on the left.
 pub fn factor_lengths(entries: &[Entry], rank: u32) -> [u64; 2] {
     entries.iter().fold([0, 0], |[left, right], entry| match factors(entry, rank) {
         Some(of) => [left + of[0], right + of[1]],
@@ -185,8 +186,8 @@ pub fn factor_lengths(entries: &[Entry], rank: u32) -> [u64; 2] {
     })
 }
 
-/// How many of a tensor's elements are sent: at least one, however small the fraction. Tensors count one by
-/// one, so that ranks which hold the same tensor beside different ones pick the same of it.
+/// Number of a tensor's elements that are sent: at least one for any fraction. Tensors are counted
+/// separately, so ranks that hold the same tensor next to different ones select the same elements.
 pub fn picked(entry: &Entry, fraction: f64) -> u64 {
     let elements = entry.elements();
     ((elements as f64 * fraction).ceil() as u64).clamp(1, elements.max(1))
@@ -213,11 +214,11 @@ impl FromStr for Compression {
                 "none" => Ok(Self::None),
                 "int8" => Ok(Self::Int8),
                 "onebit" => Ok(Self::OneBit),
-                "topk" => Err("'topk': say how much is sent, as in topk:0.01".into()),
-                "powersgd" => Err("'powersgd': say of what rank, as in powersgd:4".into()),
+                "topk" => Err("'topk': missing fraction, as in topk:0.01".into()),
+                "powersgd" => Err("'powersgd': missing rank, as in powersgd:4".into()),
                 _ => Err(none_of(text)),
             },
-            // Each element that is sent takes two words, its place and its value.
+            // Each sent element takes two words, its index and its value.
             Some(("topk", fraction)) => match fraction.parse::<f64>() {
                 Ok(fraction) if fraction > 0.0 && fraction <= 0.5 => Ok(Self::TopK(fraction)),
                 Ok(_) | Err(_) => Err(format!(

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// How one element of a tensor is stored.
+/// Element type of a stored tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DType {
@@ -14,9 +14,9 @@ pub enum DType {
     Bf16,
     /// IEEE 16-bit float.
     F16,
-    /// 8-bit float (e4m3 forward, e5m2 gradients), for matrix products; stored activations stay bf16.
+    /// 8-bit float (e4m3 forward, e5m2 gradients) for GEMMs; stored activations stay bf16.
     Fp8,
-    /// Token numbers.
+    /// Token ids.
     U32,
     /// Raw bytes.
     U8,
@@ -32,7 +32,7 @@ impl DType {
         }
     }
 
-    /// The word used in flags and in the text form.
+    /// Name used in flags and in the text form.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",

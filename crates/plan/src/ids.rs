@@ -1,4 +1,4 @@
-//! Indices in types: a rank is not a stage, a microbatch is not a layer.
+//! Typed indices: a rank is not a stage, a microbatch is not a layer.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -20,7 +20,7 @@ macro_rules! index {
         }
 
         impl From<usize> for $name {
-            /// Panics if the index does not fit, which only a plan too large to hold can cause.
+            /// Panics if the index does not fit; only a plan too large for memory can cause this.
             fn from(index: usize) -> Self {
                 Self(<$inner>::try_from(index).expect(concat!(stringify!($name), " index too large")))
             }
@@ -41,7 +41,8 @@ index!(
     /// A position along the pipeline axis: the ranks that hold the same layers.
     StageRank, u16);
 index!(
-    /// A virtual stage: a run of layers. With an interleaved schedule a pipeline rank holds several.
+    /// A virtual stage: consecutive layers. With an interleaved schedule a pipeline rank holds
+    /// several.
     Stage, u16);
 index!(
     /// A microbatch of one data-parallel replica, counted within an iteration.
@@ -59,7 +60,7 @@ index!(
     /// A buffer of a program.
     BufferId, u32);
 index!(
-    /// A segment of a program: what a compute op runs.
+    /// A segment of a program, run by a compute op.
     SegmentId, u32);
 index!(
     /// A declared collective of a program.
@@ -74,8 +75,8 @@ index!(
     /// An op of a program's section, in plan order.
     OpId, u32);
 index!(
-    /// Which copy of a replicated buffer an op works on.
+    /// Index of the copy of a replicated buffer that an op uses.
     Slot, u16);
 index!(
-    /// A role: ranks of one role run the same program.
+    /// A role: all ranks of a role run the same program.
     RoleId, u32);

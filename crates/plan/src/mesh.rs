@@ -1,14 +1,14 @@
-//! The world of ranks as a grid, and the groups that run along its axes.
+//! The world of ranks as a mesh, and the groups along its axes.
 //!
-//! Dense operators see `pp × dp × cp × tp`, with `tp` innermost: rank = ((p·dp + d)·cp + c)·tp + t.
-//! Expert operators see the *same* ranks as `pp × edp × ep × etp` with edp·ep·etp = dp·cp·tp, so `ep`
-//! and `etp` never multiply the world. Parameter servers stand after all of these.
+//! Dense operators use the mesh `pp × dp × cp × tp`, with `tp` innermost: rank = ((p·dp + d)·cp +
+//! c)·tp + t. Expert operators use the *same* ranks as `pp × edp × ep × etp` with edp·ep·etp =
+//! dp·cp·tp, so `ep` and `etp` never multiply the world. Parameter servers come after all of these.
 
 use crate::ids::Rank;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A direction of the mesh.
+/// An axis of the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Axis {
@@ -16,20 +16,20 @@ pub enum Axis {
     Pp,
     /// Data-parallel replicas.
     Dp,
-    /// Parts of the sequence.
+    /// Shards of the sequence.
     Cp,
-    /// Parts of every matrix.
+    /// Shards of every matrix.
     Tp,
     /// Replicas of an expert.
     Edp,
     /// Different experts.
     Ep,
-    /// Parts of an expert's matrices.
+    /// Shards of an expert's matrices.
     Etp,
 }
 
 impl Axis {
-    /// The word used in flags, reports and the text form.
+    /// Name used in flags, reports and the text form.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pp => "pp",
@@ -49,39 +49,39 @@ impl fmt::Display for Axis {
     }
 }
 
-/// The sizes of the axes.
+/// Sizes of the axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mesh {
-    /// Pipeline stages.
+    /// Number of pipeline ranks.
     pub pp: u32,
-    /// Data-parallel replicas.
+    /// Number of data-parallel replicas.
     pub dp: u32,
-    /// Context-parallel parts.
+    /// Number of context-parallel shards.
     pub cp: u32,
-    /// Tensor-parallel parts.
+    /// Number of tensor-parallel shards.
     pub tp: u32,
-    /// Expert-parallel parts.
+    /// Number of expert-parallel shards.
     pub ep: u32,
-    /// Tensor-parallel parts of an expert.
+    /// Number of tensor-parallel shards of an expert.
     pub etp: u32,
-    /// Parameter servers, which stand after the mesh.
+    /// Number of parameter servers, which come after the mesh.
     pub servers: u32,
 }
 
-/// Where a rank stands.
+/// Coordinates of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coordinates {
-    /// Along the pipeline.
+    /// Index along the pipeline.
     pub pp: u32,
-    /// Which replica.
+    /// Index of the replica.
     pub dp: u32,
-    /// Which part of the sequence.
+    /// Index of the sequence shard.
     pub cp: u32,
-    /// Which part of the matrices.
+    /// Index of the matrix shard.
     pub tp: u32,
 }
 
-/// A kind of group: for every rank, the set of ranks it means.
+/// A kind of group: maps every rank to a set of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupKind {
@@ -98,22 +98,22 @@ pub enum GroupKind {
 }
 
 impl Mesh {
-    /// Ranks of the mesh, servers excluded.
+    /// Number of ranks of the mesh, servers excluded.
     pub const fn size(&self) -> u32 {
         self.pp * self.dp * self.cp * self.tp
     }
 
-    /// All ranks, servers included.
+    /// Number of all ranks, servers included.
     pub const fn world(&self) -> u32 {
         self.size() + self.servers
     }
 
-    /// Ranks that hold the same parameters.
+    /// Number of ranks that hold the same parameters.
     pub const fn replicas(&self) -> u32 {
         self.dp * self.cp
     }
 
-    /// Replicas of each expert: what is left of dp·cp·tp.
+    /// Number of replicas of each expert: dp·cp·tp / (ep·etp).
     pub const fn edp(&self) -> u32 {
         self.dp * self.cp * self.tp / (self.ep * self.etp)
     }
@@ -131,7 +131,7 @@ impl Mesh {
         }
     }
 
-    /// How far apart neighbours along an axis stand, in ranks.
+    /// Distance in ranks between neighbours along an axis.
     pub const fn stride(&self, axis: Axis) -> u32 {
         match axis {
             Axis::Tp | Axis::Etp => 1,
@@ -143,7 +143,7 @@ impl Mesh {
         }
     }
 
-    /// Where a rank stands; `None` for a parameter server.
+    /// Coordinates of a rank; `None` for a parameter server.
     pub fn coordinates(&self, rank: Rank) -> Option<Coordinates> {
         let at = |axis: Axis| rank.0 / self.stride(axis) % self.axis(axis);
         (rank.0 < self.size()).then(|| Coordinates {
@@ -159,7 +159,7 @@ impl Mesh {
         Rank(((at.pp * self.dp + at.dp) * self.cp + at.cp) * self.tp + at.tp)
     }
 
-    /// The number of ranks in a group of this kind.
+    /// Number of ranks in a group of this kind.
     pub const fn group_size(&self, group: GroupKind) -> u32 {
         match group {
             GroupKind::Axis(axis) => self.axis(axis),
@@ -176,7 +176,8 @@ impl Mesh {
         }
     }
 
-    /// The ranks of the group that `rank` belongs to, in the group's order. Empty if it belongs to none.
+    /// Ranks of the group that `rank` belongs to, in the group's order; empty if it belongs to
+    /// none.
     pub fn members(&self, group: GroupKind, rank: Rank) -> Vec<Rank> {
         let along = |axis: Axis| {
             let stride = self.stride(axis);

@@ -1,50 +1,54 @@
 //! The plan: per role, a program of ops on lanes, over buffers with planned addresses.
 //!
 //! Ranks that run the same program share it (a *role*): all ranks of one pipeline stage, whatever
-//! their data-, context- and tensor-parallel coordinates; each parameter server is a role of its own.
+//! their data-, context- and tensor-parallel coordinates. Each parameter server is a separate role.
 //! Peers and groups are therefore named relative to the rank that reads the program.
 //!
-//! **Lanes.** Ops stand in the order of their section. Two ops of one lane run in that order; an op
-//! also waits for the ops named in its `after` list. Nothing else orders them: what may overlap is
-//! visible here.
+//! **Lanes.** Ops are listed in the order of their section. Two ops of one lane run in that order;
+//! an op also waits for the ops in its `after` list. Nothing else orders them, so all possible
+//! overlap is visible here.
 //!
-//! **Copies.** Activations of several microbatches are alive at once, so a buffer may have several
-//! copies. An op of running microbatch k works on copy k mod copies of each buffer it names, where
-//! k = iteration × microbatches of an iteration + the op's own number. That number may reach beyond the
-//! iteration: a pipeline without flush runs ahead. The epilogue counts as the iteration after the last.
+//! **Copies.** Activations of several microbatches are live at once, so a buffer may have several
+//! copies. An op of running microbatch k uses copy k mod copies of each buffer it names, where k =
+//! iteration × microbatches of an iteration + the op's own microbatch index. That index may exceed
+//! the iteration: a pipeline without flush runs ahead. The epilogue counts as the iteration after
+//! the last.
 
 mod bucket;
+mod iteration_filter;
+pub mod label;
 mod memory;
-mod turn;
 
-pub use bucket::{Bucket, Entry, Gauge};
+pub use bucket::{Bucket, Entry, TensorNorms};
+pub use iteration_filter::IterationFilter;
 pub use memory::{ALIGNMENT, Buffer, Memory, MemoryKind};
-pub use turn::Turn;
 
-use crate::collective::{Algorithm, CollectiveKind, Order, Reduction};
+use crate::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder};
 use crate::dtype::DType;
-use crate::graph::{OpKind, Part};
+use crate::graph::{OpKind, OpPass};
 use crate::ids::{
     BufferId, CallId, GroupId, LaneId, LayerId, Microbatch, OpId, Rank, RoleId, SegmentId,
     StageRank,
 };
 use crate::mesh::{Axis, GroupKind, Mesh};
+use crate::schedule::Pass;
 use crate::strategy::Strategy;
 use crate::units::{Bytes, Seconds};
 use serde::{Deserialize, Serialize};
 
-/// An op that takes less is over before a second thread is awake: a rank's messages wait for its end. The
-/// executor goes by it, and whoever predicts what an executor does.
-pub const WORTH_A_THREAD: Seconds = Seconds(200e-6);
+/// Minimum duration of a compute op for a hand-off to the progress thread. A shorter op ends before
+/// a second thread is awake, so the rank's messages wait for its end. Both the executor and the
+/// simulator use it.
+pub const PROGRESS_HANDOFF_MIN: Seconds = Seconds(200e-6);
 
-/// What every rank does, and where everything lies.
+/// Programs of all ranks, with all buffer addresses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// The choices that this plan follows.
+    /// Strategy that this plan implements.
     pub strategy: Strategy,
-    /// The grid of ranks.
+    /// Mesh of ranks.
     pub mesh: Mesh,
     /// Groups that calls refer to by [`GroupId`].
     pub groups: Vec<GroupKind>,
@@ -54,14 +58,14 @@ pub struct Plan {
     pub programs: Vec<Program>,
     /// Names of the model's layers.
     pub layers: Vec<String>,
-    /// Trained parameters of the model, tied tables counted once.
+    /// Number of trained parameters of the model, tied tables counted once.
     pub parameters: u64,
-    /// Tensors whose squares make up the gradient's norm, over all stages.
+    /// Number of tensors in the gradient norm, over all stages.
     pub norm_entries: u32,
 }
 
 impl Plan {
-    /// The role that a rank plays.
+    /// Role of a rank.
     pub fn role(&self, rank: Rank) -> RoleId {
         match self.mesh.coordinates(rank) {
             Some(at) => RoleId(at.pp),
@@ -69,12 +73,12 @@ impl Plan {
         }
     }
 
-    /// A rank's program.
+    /// Program of a rank.
     pub fn program(&self, rank: Rank) -> &Program {
         &self.programs[self.role(rank).index()]
     }
 
-    /// The first rank that plays a role; the others do the same at other coordinates.
+    /// First rank of a role; the others run the same program at other coordinates.
     pub fn representative(&self, role: RoleId) -> Rank {
         if role.0 < self.mesh.pp {
             Rank(role.0 * self.mesh.stride(Axis::Pp))
@@ -83,34 +87,34 @@ impl Plan {
         }
     }
 
-    /// By how many iterations an op may be ahead of the iteration that it stands in: none, unless
-    /// iterations run into each other.
+    /// Number of iterations by which an op may run ahead of its own iteration: zero, unless
+    /// iterations overlap.
     pub fn iterations_ahead(&self) -> u32 {
         let bodies = self.programs.iter().flat_map(|program| &program.body.nodes);
         let most = bodies.filter_map(|node| node.op.microbatch()).max().unwrap_or_default();
         most.0 / self.strategy.microbatches().max(1)
     }
 
-    /// Whether replicas make steps of their own, so that their masters and moments differ.
+    /// Returns true if replicas make local steps, so that their masters and moments differ.
     pub fn states_differ(&self) -> bool {
         self.strategy.local.is_some()
     }
 
-    /// The ranks that hold the same of a bucket.
+    /// Ranks that hold the same parameters of a bucket.
     pub fn holders(&self, bucket: &Bucket) -> GroupKind {
         let experts = bucket.entries.first().is_some_and(|entry| entry.experts > 0);
-        match experts && self.strategy.experts_apart() {
+        match experts && self.strategy.has_separate_experts() {
             true => GroupKind::Axis(Axis::Edp),
             false => GroupKind::Replicas,
         }
     }
 
-    /// A group's kind.
+    /// Kind of a group.
     pub fn group(&self, id: GroupId) -> GroupKind {
         self.groups[id.index()]
     }
 
-    /// The rank that a peer means for this rank. `None` if there is none (a server's neighbour).
+    /// Rank that `peer` denotes for this rank; `None` if there is none (a server's neighbour).
     pub fn peer(&self, rank: Rank, peer: Peer) -> Option<Rank> {
         let along = |axis: Axis, step: u32| {
             let members = self.mesh.members(GroupKind::Axis(axis), rank);
@@ -131,78 +135,78 @@ impl Plan {
     }
 }
 
-/// What one role does.
+/// Program of one role.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// A name for people: `stage 3 (layers 12..16)`.
+    /// Display name: `stage 3 (layers 12..16)`.
     pub name: String,
     /// Lanes, by [`LaneId`]; the first is the compute lane.
     pub lanes: Vec<String>,
     /// Buffers, by [`BufferId`].
     pub buffers: Vec<Buffer>,
-    /// Groups of buffers that are freed together, by position.
+    /// Groups of buffers that are freed together, by index.
     pub frames: Vec<Vec<BufferId>>,
-    /// What compute ops run, by [`SegmentId`].
+    /// Segments that compute ops run, by [`SegmentId`].
     pub segments: Vec<Segment>,
-    /// What collective ops do, by [`CallId`].
+    /// Collectives that collective ops run, by [`CallId`].
     pub calls: Vec<Call>,
     /// Parameters with their gradients and optimizer state, in units of reduction.
     pub buckets: Vec<Bucket>,
-    /// What asynchronous serving declares.
+    /// Services of asynchronous servers.
     pub services: Vec<Service>,
-    /// Once before the first iteration.
+    /// Runs once before the first iteration.
     pub prologue: Section,
-    /// Every iteration.
+    /// Runs in every iteration.
     pub body: Section,
-    /// Once after the last iteration.
+    /// Runs once after the last iteration.
     pub epilogue: Section,
-    /// Ops of the body that need not be done when the next body starts.
-    pub in_flight: Vec<InFlight>,
-    /// Where the iteration's results stand.
+    /// Ops of the body that may complete after the next body has started.
+    pub in_flight: Vec<CarryoverOp>,
+    /// Buffers of the iteration's results.
     pub outputs: Outputs,
-    /// The arena's size and what it holds.
+    /// Size of the arena by kind of contents.
     pub memory: Memory,
 }
 
-/// An op of the body that may still run when the next body starts: what arrives early (PipeDream), or
-/// weights that are gathered while the next forward pass begins.
+/// An op of the body that may still run when the next body starts: an early receive (PipeDream), or
+/// a weight gather that overlaps with the next forward pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InFlight {
+pub struct CarryoverOp {
     /// The op.
     pub op: OpId,
-    /// Ops of the next body that wait for it, beside those behind it on its lane. The epilogue waits for
-    /// everything.
+    /// Ops of the next body that wait for it, besides those after it on its lane. The epilogue
+    /// waits for everything.
     pub before: Vec<OpId>,
 }
 
-/// Results of an iteration that a person wants to see.
+/// Results of an iteration that are reported to the user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outputs {
-    /// The sum of all tokens' losses, on the ranks that have it.
+    /// Sum of all tokens' losses, on the ranks that have it.
     pub loss: Option<BufferId>,
-    /// The norm of the gradient.
+    /// Norm of the gradient.
     pub norm: Option<BufferId>,
-    /// By layer, the choices of tokens that found no room with their expert.
+    /// Number of expert choices dropped for lack of capacity, over all layers.
     pub dropped: Option<BufferId>,
 }
 
 impl Program {
-    /// A buffer.
+    /// Buffer with the given id.
     pub fn buffer(&self, id: BufferId) -> &Buffer {
         &self.buffers[id.index()]
     }
 
-    /// A segment.
+    /// Segment with the given id.
     pub fn segment(&self, id: SegmentId) -> &Segment {
         &self.segments[id.index()]
     }
 
-    /// A collective.
+    /// Collective with the given id.
     pub fn call(&self, id: CallId) -> &Call {
         &self.calls[id.index()]
     }
 
-    /// The bytes that an op moves to or from the store; none if it moves nothing there.
+    /// Number of bytes that an op moves to or from the offload store; `None` for other ops.
     pub fn offloaded(&self, op: &Op) -> Option<Bytes> {
         let (inside, rests) = match *op {
             Op::Stash { from, into, .. } => (from, into),
@@ -217,7 +221,7 @@ impl Program {
             | Op::Free { .. }
             | Op::Serve { .. } => return None,
         };
-        let stored = self.buffer(rests.buffer).kind == MemoryKind::Stored;
+        let stored = self.buffer(rests.buffer).kind == MemoryKind::Offloaded;
         stored.then(|| Bytes(inside.len * self.buffer(inside.buffer).dtype.size()))
     }
 }
@@ -225,7 +229,7 @@ impl Program {
 /// A part of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
-    /// Which buffer.
+    /// The buffer.
     pub buffer: BufferId,
     /// First element within a copy.
     pub offset: u64,
@@ -233,10 +237,10 @@ pub struct View {
     pub len: u64,
 }
 
-/// The pass that a computation belongs to.
+/// Pass that a compute op belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum SegmentPass {
+pub enum ComputePass {
     /// Forward.
     Forward,
     /// Input and weight gradients together.
@@ -245,13 +249,24 @@ pub enum SegmentPass {
     BackwardInput,
     /// Weight gradients only.
     BackwardWeight,
-    /// Forward again, because its results were not kept.
+    /// Forward again, because its results were not saved.
     Recompute,
-    /// Around the optimizer step.
+    /// Optimizer step and its surrounding ops.
     Update,
 }
 
-impl SegmentPass {
+impl From<Pass> for ComputePass {
+    fn from(pass: Pass) -> Self {
+        match pass {
+            Pass::Forward => Self::Forward,
+            Pass::Backward => Self::Backward,
+            Pass::BackwardInput => Self::BackwardInput,
+            Pass::BackwardWeight => Self::BackwardWeight,
+        }
+    }
+}
+
+impl ComputePass {
     /// One letter (`F B I W R U`), as in the schedule's notation.
     pub const fn letter(self) -> char {
         match self {
@@ -265,17 +280,17 @@ impl SegmentPass {
     }
 }
 
-/// What a segment does to an operand.
+/// Access of a segment to an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
-    /// Reads what was there.
+    /// Reads the previous value.
     Read,
-    /// Defines it, whatever was there.
+    /// Overwrites the previous value.
     Write,
-    /// Adds to it; a *fresh* compute op overwrites it instead.
+    /// Adds to the value; a *fresh* compute op overwrites it instead.
     Accumulate,
-    /// Adds to it, however fresh: an op before has begun the sum.
+    /// Adds to the value, even if fresh: an earlier op has started the sum.
     Add,
 }
 
@@ -286,12 +301,12 @@ pub struct Operand {
     pub dims: [u64; 2],
     /// Element type.
     pub dtype: DType,
-    /// What the template does to it.
+    /// Access of the template to it.
     pub access: Access,
 }
 
 impl Operand {
-    /// Elements.
+    /// Number of elements.
     pub fn elements(&self) -> u64 {
         self.dims[0] * self.dims[1]
     }
@@ -300,10 +315,10 @@ impl Operand {
 /// An operator on operands of its template, with one rank's shapes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LocalOp {
-    /// What it computes, with local head counts and the like.
+    /// Operator with its local sizes, e.g. head counts.
     pub kind: OpKind,
     /// Forward, input gradient or weight gradient.
-    pub part: Part,
+    pub pass: OpPass,
     /// Operands it reads, in the operator's order.
     pub inputs: Vec<u16>,
     /// Parameters it reads, or whose gradients it adds to.
@@ -313,21 +328,21 @@ pub struct LocalOp {
 }
 
 impl LocalOp {
-    /// Whether its gradients are added to what is there, however fresh the segment runs.
+    /// Returns true if its gradients are added to the previous value even in a fresh segment.
     pub fn adds(&self, template: &Template) -> bool {
         let adds = |&i: &u16| template.operands[usize::from(i)].access == Access::Add;
-        self.part == Part::WeightGradient && self.params.iter().any(adds)
+        self.pass == OpPass::BackwardWeight && self.params.iter().any(adds)
     }
 }
 
-/// A computation without communication inside, shared by all layers of equal shape: the unit that is
-/// executed, costed and traced.
+/// Communication-free operator sequence, shared by all layers of equal shape: the unit of
+/// execution, costing and tracing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Template {
-    /// A name for people and traces: `F.block.0`.
+    /// Name for display and traces: `F.block.0`.
     pub name: String,
-    /// Which pass it belongs to.
-    pub pass: SegmentPass,
+    /// Pass that it belongs to.
+    pub pass: ComputePass,
     /// Its operands.
     pub operands: Vec<Operand>,
     /// Its operators, in order.
@@ -337,9 +352,9 @@ pub struct Template {
 /// A template bound to one layer's buffers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Position in [`Plan::templates`].
+    /// Index in [`Plan::templates`].
     pub template: u32,
-    /// The layer it belongs to, if any.
+    /// Layer that it belongs to, if any.
     pub layer: Option<LayerId>,
     /// One view per operand of the template.
     pub operands: Vec<View>,
@@ -348,56 +363,56 @@ pub struct Segment {
 /// A collective that a role takes part in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// A name for people and traces: `all_reduce blocks.3.x tp`.
+    /// Name for display and traces: `all_reduce blocks.3.x tp`.
     pub name: String,
-    /// What it does.
+    /// Kind of collective.
     pub kind: CollectiveKind,
-    /// How the parts are combined, where any are.
+    /// Operation that combines contributions, if the kind reduces.
     pub reduction: Reduction,
-    /// By which algorithm; never `Auto`.
+    /// Algorithm; never `Auto`.
     pub algorithm: Algorithm,
-    /// Whether the order of summation is fixed.
-    pub order: Order,
-    /// Among which ranks.
+    /// Order of summation.
+    pub order: SummationOrder,
+    /// Group of ranks that take part.
     pub group: GroupId,
-    /// Index in the group of the root, where the kind has one.
+    /// Index of the root in the group, if the kind has one.
     pub root: u32,
-    /// What goes in. For `all_gather`, this rank's part (or, in place, the whole vector).
+    /// Input. For `all_gather`, this rank's part (or, in place, the whole vector).
     pub input: View,
-    /// What comes out. For `reduce_scatter`, this rank's part (or, in place, the whole vector). Equal to
-    /// `input` when the call works in place.
+    /// Output. For `reduce_scatter`, this rank's part (or, in place, the whole vector). Equal to
+    /// `input` if the call works in place.
     pub output: View,
-    /// Element type on the wire.
+    /// Element type of the messages.
     pub dtype: DType,
-    /// Parts are cut at multiples of this many elements.
+    /// Parts are split at multiples of this number of elements.
     pub block: u64,
 }
 
 impl Call {
-    /// Elements of the whole vector that the call is about.
+    /// Number of elements of the whole vector.
     pub fn elements(&self) -> u64 {
         self.input.len.max(self.output.len)
     }
 
-    /// Bytes of the whole vector.
+    /// Number of bytes of the whole vector.
     pub fn bytes(&self) -> Bytes {
         Bytes(self.elements() * self.dtype.size())
     }
 }
 
-/// What an asynchronous server promises: the one data-dependent op.
+/// Contract of an asynchronous server: the only data-dependent op.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// Whom it serves, in the group's order.
+    /// Ranks that it serves, in the group's order.
     pub group: GroupId,
-    /// What it receives from each peer, per request.
+    /// View that it receives from each peer, per request.
     pub receives: View,
-    /// What it sends back.
+    /// View that it sends back.
     pub sends: View,
-    /// Requests per peer in one run of the section, on average: whoever is fast may take the turn of one
-    /// who is slow, and over a whole run all that were sent are answered.
+    /// Average number of requests per peer in one run of the section. A fast peer may take the turn
+    /// of a slow one; over a whole run every request is answered.
     pub requests: u32,
-    /// How many iterations the fastest peer may be ahead of the slowest (`None`: no bound).
+    /// Maximum lead in iterations of the fastest peer over the slowest (`None`: no bound).
     pub staleness: Option<u32>,
 }
 
@@ -406,12 +421,12 @@ pub struct Service {
 pub struct Section {
     /// Ops, by [`OpId`].
     pub nodes: Vec<Node>,
-    /// The `after` lists, end to end.
+    /// The `after` lists, concatenated.
     pub edges: Vec<OpId>,
 }
 
 impl Section {
-    /// The ops that must be done before this one starts, beside those before it on its lane.
+    /// Ops that must complete before this one starts, besides those before it on its lane.
     pub fn after(&self, op: OpId) -> &[OpId] {
         let node = &self.nodes[op.index()];
         &self.edges[node.after_start as usize..][..node.after_len as usize]
@@ -423,14 +438,20 @@ impl Section {
         let after_start = u32::try_from(self.edges.len()).expect("fewer than 2^32 edges");
         let after_len = u16::try_from(after.len()).expect("fewer than 2^16 edges of one op");
         self.edges.extend_from_slice(after);
-        self.nodes.push(Node { lane, op, turn: Turn::Always, after_start, after_len });
+        self.nodes.push(Node { lane, op, filter: IterationFilter::All, after_start, after_len });
         id
     }
 
-    /// Adds an op that does not take place in every iteration.
-    pub fn push_in_turn(&mut self, turn: Turn, lane: LaneId, op: Op, after: &[OpId]) -> OpId {
+    /// Adds an op that does not run in every iteration.
+    pub fn push_filtered(
+        &mut self,
+        turn: IterationFilter,
+        lane: LaneId,
+        op: Op,
+        after: &[OpId],
+    ) -> OpId {
         let id = self.push(lane, op, after);
-        self.nodes[id.index()].turn = turn;
+        self.nodes[id.index()].filter = turn;
         id
     }
 }
@@ -438,12 +459,12 @@ impl Section {
 /// An op on its lane.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// Where it stands.
+    /// Lane of the op.
     pub lane: LaneId,
-    /// What it does.
+    /// The op.
     pub op: Op,
-    /// In which iterations.
-    pub turn: Turn,
+    /// Iterations in which it runs.
+    pub filter: IterationFilter,
     after_start: u32,
     after_len: u16,
 }
@@ -454,31 +475,31 @@ pub struct Node {
 pub enum Peer {
     /// The rank with the same coordinates on another pipeline rank.
     Stage(StageRank),
-    /// The next rank along an axis, around the end.
+    /// The next rank along an axis, with wrap-around.
     Next(Axis),
-    /// The rank before along an axis, around the end.
+    /// The previous rank along an axis, with wrap-around.
     Previous(Axis),
     /// A parameter server.
     Server(u32),
-    /// A rank of the mesh, seen from a server.
+    /// A rank of the mesh, from the view of a server.
     Replica(u32),
 }
 
-/// What a load brings.
+/// Kind of data that a load reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LoadKind {
-    /// What the model reads, as numbers of tokens.
+    /// Input token ids of the model.
     Tokens,
-    /// What it reads that is measured and not counted: pixels.
+    /// Input features of the model, e.g. pixels.
     Features,
-    /// What it should predict.
+    /// Prediction targets.
     Targets,
-    /// Tokens so many places behind those that it reads.
-    Further(u16),
+    /// Token ids the given number of positions after the input tokens.
+    Lookahead(u16),
 }
 
-/// How an accumulation treats what is there.
+/// Treatment of the previous value by an accumulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AccumulateMode {
@@ -488,133 +509,133 @@ pub enum AccumulateMode {
     Move,
 }
 
-/// How much of an update an op does.
+/// Phase of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StepPhase {
-    /// Moves the moments on and sums squares of weights and directions into the bucket's [`Gauge`].
-    /// Weights stay as they are.
-    Gauge,
-    /// Changes the weights; all there is to do where the optimizer gauges nothing.
+    /// Updates the moments and sums squares of weights and directions into the bucket's
+    /// [`TensorNorms`]. Weights stay unchanged.
+    TensorNorms,
+    /// Changes the weights; the only phase if the optimizer needs no tensor norms.
     Apply,
-    /// Turns this rank's part of a sum of gradients into its part of the next first moment.
-    Share,
-    /// Changes the weights by the first moment that stands where gradients do.
-    Follow,
+    /// Converts this rank's gradient contribution into its contribution to the next first moment.
+    LocalMomentum,
+    /// Changes the weights by the first moment, which is in the gradient buffer.
+    ApplyMomentum,
 }
 
 impl StepPhase {
-    /// What programs and messages call such an op.
+    /// Name of such an op in programs and messages.
     pub const fn word(self) -> &'static str {
         match self {
-            Self::Gauge => "gauge",
+            Self::TensorNorms => "tensor_norms",
             Self::Apply => "step",
-            Self::Share => "share",
-            Self::Follow => "follow",
+            Self::LocalMomentum => "local_momentum",
+            Self::ApplyMomentum => "apply_momentum",
         }
     }
 }
 
-/// The closed set of ops. Both engines match it exhaustively.
+/// The closed set of ops. Executor and simulator match it exhaustively.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Brings a microbatch's tokens.
+    /// Loads a microbatch's data.
     Load {
-        /// Which of them.
+        /// Kind of data.
         what: LoadKind,
-        /// Where to.
+        /// Destination.
         into: BufferId,
-        /// Of which microbatch.
+        /// Microbatch of the data.
         microbatch: Microbatch,
     },
     /// Runs a segment.
     Compute {
-        /// Which one.
+        /// The segment.
         segment: SegmentId,
-        /// On which microbatch.
+        /// Microbatch it runs on.
         microbatch: Microbatch,
-        /// Whether accumulated operands start anew.
+        /// True if accumulated operands start from zero.
         fresh: bool,
     },
     /// Sends a view. The receiver's `Recv` names the same channel and microbatch.
     Send {
-        /// Whom to.
+        /// Receiver.
         to: Peer,
-        /// Tells apart what two ranks exchange.
+        /// Distinguishes the messages of two ranks.
         channel: u16,
-        /// What.
+        /// Data to send.
         view: View,
-        /// Of which microbatch.
+        /// Microbatch of the data.
         microbatch: Microbatch,
     },
     /// Receives into a view.
     Recv {
-        /// Whom from.
+        /// Sender.
         from: Peer,
-        /// As the sender's.
+        /// Channel of the sender.
         channel: u16,
-        /// Where to.
+        /// Destination.
         view: View,
-        /// Of which microbatch.
+        /// Microbatch of the data.
         microbatch: Microbatch,
     },
     /// Takes part in a collective.
     Collective {
-        /// Which one.
+        /// The collective.
         call: CallId,
-        /// On which microbatch.
+        /// Microbatch it runs on.
         microbatch: Microbatch,
     },
-    /// Adds one buffer to another, element by element.
+    /// Adds one buffer to another, element-wise, or copies it.
     Accumulate {
-        /// What is added.
+        /// Source.
         from: View,
-        /// To what.
+        /// Destination.
         into: View,
-        /// Whether `into` counts.
+        /// Treatment of the previous value of `into`.
         mode: AccumulateMode,
     },
     /// Updates a bucket's parameters from its gradients.
     Step {
-        /// Position in [`Program::buckets`].
+        /// Index in [`Program::buckets`].
         bucket: u32,
-        /// How much of the update this is.
+        /// Phase of the update.
         phase: StepPhase,
     },
-    /// Keeps a copy: a microbatch's version of parameters, or what is offloaded.
+    /// Saves a copy: a microbatch's version of parameters, or offloaded data.
     Stash {
-        /// What.
+        /// Source.
         from: View,
-        /// Where it is kept.
+        /// Buffer of the saved copy.
         into: View,
-        /// Whose it is.
+        /// Microbatch of the data.
         microbatch: Microbatch,
     },
-    /// Brings back what was kept.
+    /// Restores a saved copy.
     Restore {
-        /// Where it is kept.
+        /// Buffer of the saved copy.
         from: View,
-        /// Where it is read.
+        /// Destination.
         into: View,
-        /// Whose it is.
+        /// Microbatch of the data.
         microbatch: Microbatch,
     },
-    /// Declares a frame's copies for this microbatch dead.
+    /// Frees a frame's copies of this microbatch.
     Free {
-        /// Position in [`Program::frames`].
+        /// Index in [`Program::frames`].
         frame: u32,
-        /// Of which microbatch.
+        /// Microbatch of the copies.
         microbatch: Microbatch,
     },
-    /// Answers requests as they come.
+    /// Answers requests in order of arrival.
     Serve {
-        /// Position in [`Program::services`].
+        /// Index in [`Program::services`].
         service: u32,
     },
 }
 
 impl Op {
-    /// The microbatch it belongs to, if any.
+    /// Microbatch of the op, if any.
     pub fn microbatch(&self) -> Option<Microbatch> {
         match *self {
             Self::Load { microbatch, .. }
@@ -629,7 +650,7 @@ impl Op {
         }
     }
 
-    /// The call that it makes, if it is a collective.
+    /// Call of the op, if it is a collective.
     pub fn call(&self) -> Option<CallId> {
         match *self {
             Self::Collective { call, .. } => Some(call),

@@ -1,60 +1,60 @@
-//! Who holds what of a tensor, and the one table of what it costs to change that.
+//! Tensor placements along mesh axes, and the one table of conversions between them.
 //!
-//! For every axis of the mesh a tensor is whole on each rank, cut, or an unsummed part. A mismatch
-//! between what an operator yields and what the next one needs is repaired by [`conversion`] and by
-//! nothing else: it is the only source of collectives.
+//! Along every mesh axis a tensor is replicated, sharded or partial. A mismatch between an
+//! operator's output and the next operator's input is resolved only by [`conversion`], the single
+//! source of collectives.
 
 use crate::collective::{CollectiveKind, Reduction};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use thiserror::Error;
 
-/// How a cut dimension is dealt out to the ranks of an axis.
+/// Distribution of a sharded dimension across the ranks of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Layout {
-    /// Rank i holds the i-th of n equal runs.
+    /// Rank i holds the i-th of n equal contiguous ranges.
     Contiguous,
-    /// The dimension consists of blocks (queries, keys, values); each is cut contiguously, and a rank
-    /// holds its run of every block.
+    /// The dimension consists of blocks (queries, keys, values); each is sharded contiguously, and
+    /// a rank holds its range of every block.
     Blocks,
-    /// 2n runs; rank i holds runs i and 2n−1−i, which balances causal attention.
+    /// 2n ranges; rank i holds ranges i and 2n−1−i, which balances causal attention.
     Zigzag,
-    /// The dimension consists of blocks (tables), and a rank holds some of them whole.
+    /// The dimension consists of blocks (tables), and a rank holds some of them completely.
     Whole,
 }
 
-/// What one rank of an axis holds of a tensor.
+/// Part of a tensor held by one rank of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
-    /// All of it.
+    /// The whole tensor.
     Replicate,
-    /// Its part of one dimension.
+    /// A shard along one dimension.
     Shard {
-        /// Which dimension.
+        /// The sharded dimension.
         dim: u8,
-        /// How it is dealt out.
+        /// Its distribution across the ranks.
         layout: Layout,
     },
-    /// A value of full shape that must still be combined with those of the other ranks.
+    /// A value of full shape that must still be reduced with those of the other ranks.
     Partial(Reduction),
-    /// Its part of a padded flat bucket of tensors (ZeRO).
+    /// A shard of a padded flat bucket of tensors (ZeRO).
     FlatShard,
 }
 
 impl Placement {
-    /// Contiguous cut of the token dimension.
+    /// Contiguous shard of the token dimension.
     pub const TOKENS: Self = Self::Shard { dim: 0, layout: Layout::Contiguous };
-    /// Zigzag cut of the token dimension.
+    /// Zigzag shard of the token dimension.
     pub const ZIGZAG: Self = Self::Shard { dim: 0, layout: Layout::Zigzag };
-    /// Cut of the width; blocks (if the tensor has them) are each cut.
+    /// Shard of the width; blocks (if the tensor has them) are each sharded.
     pub const WIDTH: Self = Self::Shard { dim: 1, layout: Layout::Blocks };
-    /// Cut of a weight's rows; blocks (if it has them) are each cut.
+    /// Shard of a weight's rows; blocks (if it has them) are each sharded.
     pub const ROWS: Self = Self::Shard { dim: 0, layout: Layout::Blocks };
-    /// An unsummed part.
+    /// A partial sum.
     pub const SUM: Self = Self::Partial(Reduction::Sum);
-    /// A part still to be maximised.
+    /// A partial maximum.
     pub const MAX: Self = Self::Partial(Reduction::Max);
 }
 
@@ -89,28 +89,28 @@ pub struct Spec {
     pub tp: Placement,
 }
 
-/// What it takes to get from one placement to another.
+/// Operation that converts one placement into another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conversion {
-    /// Nothing: they are the same.
+    /// Nothing: the placements are equal.
     None,
-    /// Each rank keeps a part of what it has: free.
+    /// Each rank keeps a slice of its data; free.
     Slice,
-    /// The ranks of the axis communicate.
+    /// A collective among the ranks of the axis.
     Collective(CollectiveKind, Reduction),
 }
 
-/// No rule leads from one placement to the other.
+/// Error: no rule converts one placement into the other.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("no conversion leads from {from} to {to}")]
 pub struct NoConversion {
-    /// What there is.
+    /// The existing placement.
     pub from: Placement,
-    /// What is needed.
+    /// The required placement.
     pub to: Placement,
 }
 
-/// The table: what it takes to turn `from` into `to` along one axis.
+/// Looks up the conversion from `from` to `to` along one axis.
 pub fn conversion(from: Placement, to: Placement) -> Result<Conversion, NoConversion> {
     use CollectiveKind::{AllGather, AllReduce, AllToAll, ReduceScatter};
     use Placement::{FlatShard, Partial, Replicate, Shard};

@@ -1,10 +1,10 @@
-//! The choices a user makes: how the world is cut, in what order work is done, with which types.
+//! Parallelization strategy: degrees of parallelism, schedule, dtypes and all other user choices.
 
-use crate::collective::{Algorithm, Order};
+use crate::collective::{Algorithm, SummationOrder};
 use crate::compress::Compression;
 use crate::dtype::DType;
 use crate::mesh::Mesh;
-use crate::outer::Local;
+use crate::outer_optimizer::LocalSgd;
 use crate::program::StepPhase;
 use crate::schedule::ScheduleKind;
 use crate::units::Bytes;
@@ -12,91 +12,92 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Everything that, with a model, determines a plan.
+/// All inputs that, together with a model, determine a plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Strategy {
     /// Data-parallel replicas.
     pub dp: u32,
-    /// Tensor-parallel parts.
+    /// Tensor-parallel degree.
     pub tp: u32,
     /// Pipeline stages.
     pub pp: u32,
-    /// Context-parallel parts.
+    /// Context-parallel degree.
     pub cp: u32,
-    /// Expert-parallel parts.
+    /// Expert-parallel degree.
     pub ep: u32,
-    /// Tensor-parallel parts of an expert.
+    /// Tensor-parallel degree of an expert.
     pub etp: u32,
-    /// Whether activations outside the tensor-parallel matrices are cut along tokens.
+    /// True if activations outside the tensor-parallel matrices are sharded along tokens.
     pub sp: bool,
-    /// What is dealt out among replicas.
+    /// State that ZeRO shards across replicas.
     pub zero: Zero,
     /// The pipeline schedule.
     pub schedule: ScheduleKind,
-    /// Samples of one iteration.
+    /// Samples per iteration.
     pub global_batch: u64,
-    /// Samples of one microbatch on one replica.
+    /// Samples per microbatch on one replica.
     pub micro_batch: u64,
-    /// Tokens of one sample.
+    /// Tokens per sample.
     pub seq: u64,
-    /// What is computed again instead of kept.
+    /// Activations that are recomputed instead of saved.
     pub recompute: Recompute,
-    /// How layers are dealt out to pipeline stages.
+    /// Assignment of layers to pipeline stages.
     #[serde(default)]
     pub split: Split,
-    /// Whether batch norms are over the microbatches of all replicas together.
+    /// True if batch norm statistics are over the microbatches of all replicas.
     #[serde(default)]
     pub sync_batch_norm: bool,
-    /// How many times its equal share of a rank's tokens another rank's experts have room for, where
-    /// experts take all that come. More than that ends a run.
+    /// Size of the expert buffer as a multiple of the equal share of a rank's tokens, if experts
+    /// drop no tokens. A run fails if more tokens arrive.
     #[serde(default = "equal_share")]
-    pub expert_room: f64,
-    /// Who holds what of the tables of a recommendation model.
+    pub expert_buffer_factor: f64,
+    /// Sharding of a recommendation model's tables.
     #[serde(default)]
-    pub tables: Tables,
-    /// Type of weights and activations.
+    pub table_sharding: TableSharding,
+    /// Dtype of weights and activations.
     pub dtype: DType,
-    /// Type of gradients, in memory and on the wire.
+    /// Dtype of gradients, in memory and in messages.
     pub grad_dtype: DType,
-    /// Whether the order of summation is fixed.
-    pub order: Order,
+    /// Summation order: canonical or free.
+    pub order: SummationOrder,
     /// Leaves of the summation tree.
     pub leaves: u32,
-    /// How replicas agree.
+    /// Synchronisation of the replicas.
     pub sync: Sync,
-    /// Algorithm of the gradients' reduction.
+    /// Algorithm of the gradient reduction.
     pub collective: Algorithm,
-    /// Gradients are reduced in buckets of at least this size.
+    /// Minimum size of a gradient bucket.
     pub bucket: Bytes,
-    /// Whether communication may run beside compute.
+    /// True if communication may overlap with compute.
     pub overlap: bool,
-    /// What updates the weights.
+    /// The optimizer.
     pub optimizer: OptimizerKind,
-    /// What rests outside the ranks' memory.
+    /// State that is offloaded from the ranks' memory.
     #[serde(default)]
     pub offload: Offload,
-    /// Where that is.
+    /// Location of the offloaded state.
     #[serde(default)]
     pub store: Store,
-    /// What gradients are turned into on their way between replicas.
+    /// Compression of gradients between replicas.
     #[serde(default)]
     pub compress: Compression,
-    /// First iterations in which they go as they are; if nothing is said, as many as the optimizer needs, which
-    /// is a share of the run (see [`Strategy::warm_up`]). So a plan holds for runs of any length.
+    /// Number of first iterations with uncompressed gradients. `None`: as many as the optimizer
+    /// needs, a fraction of the run (see [`Strategy::compress_warmup()`]), so that a plan is valid
+    /// for runs of any length.
     #[serde(default)]
     pub compress_warmup: Option<u32>,
-    /// How replicas train apart, if they do.
+    /// Local SGD settings, if replicas make local steps.
     #[serde(default)]
-    pub local: Option<Local>,
+    pub local: Option<LocalSgd>,
 }
 
-/// Room for what comes if all experts are equally liked.
+/// Expert buffer factor for perfectly balanced routing.
 fn equal_share() -> f64 {
     1.0
 }
 
 impl Default for Strategy {
-    /// One rank, one sample, nothing clever.
+    /// One rank, one sample, no parallelism.
     fn default() -> Self {
         Self {
             dp: 1,
@@ -114,11 +115,11 @@ impl Default for Strategy {
             recompute: Recompute::None,
             split: Split::Cost,
             sync_batch_norm: false,
-            expert_room: equal_share(),
-            tables: Tables::Auto,
+            expert_buffer_factor: equal_share(),
+            table_sharding: TableSharding::Auto,
             dtype: DType::F32,
             grad_dtype: DType::F32,
-            order: Order::Canonical,
+            order: SummationOrder::Canonical,
             leaves: 1,
             sync: Sync::AllReduce,
             collective: Algorithm::Auto,
@@ -135,7 +136,7 @@ impl Default for Strategy {
 }
 
 impl Strategy {
-    /// The grid of ranks that the strategy asks for.
+    /// Device mesh of the strategy.
     pub fn mesh(&self) -> Mesh {
         Mesh {
             pp: self.pp,
@@ -148,20 +149,20 @@ impl Strategy {
         }
     }
 
-    /// Whether experts are held by other ranks than the rest of a layer, or their gradients summed over
-    /// others.
-    pub fn experts_apart(&self) -> bool {
+    /// Returns true if experts are held by other ranks than the rest of their layer, or their
+    /// gradients are summed over other ranks.
+    pub fn has_separate_experts(&self) -> bool {
         self.ep > 1 || self.etp > 1 || self.tp > 1
     }
 
-    /// Microbatches of one replica in one iteration.
+    /// Microbatches per replica and iteration.
     pub fn microbatches(&self) -> u32 {
         let samples = self.micro_batch.saturating_mul(u64::from(self.dp));
         u32::try_from(self.global_batch / samples.max(1)).unwrap_or(u32::MAX)
     }
 
-    /// Tokens whose mean loss an update goes down: all of an iteration's, or those of one replica whose
-    /// gradients are applied by themselves.
+    /// Number of tokens over which the loss of one update is averaged: all of an iteration's, or
+    /// one replica's if its gradients are applied separately.
     pub fn tokens_of_update(&self) -> u64 {
         let updates = match (self.sync.is_async(), self.local) {
             (_, Some(local)) => u64::from(self.dp).saturating_mul(local.steps.into()),
@@ -171,20 +172,20 @@ impl Strategy {
         self.tokens() / updates.max(1)
     }
 
-    /// Tokens of one iteration.
+    /// Tokens per iteration.
     pub fn tokens(&self) -> u64 {
         self.global_batch.saturating_mul(self.seq)
     }
 
-    /// Leaves of the summation tree that one replica forms.
+    /// Leaves of the summation tree per replica.
     pub fn local_leaves(&self) -> u32 {
         match self.order {
-            Order::Canonical => (self.leaves / self.dp).max(1),
-            Order::Free => 1,
+            SummationOrder::Canonical => (self.leaves / self.dp).max(1),
+            SummationOrder::Free => 1,
         }
     }
 
-    /// The type in which activations are stored: fp8 is for products only.
+    /// Dtype of stored activations; fp8 is used for GEMMs only.
     pub fn activation_dtype(&self) -> DType {
         match self.dtype {
             DType::Fp8 => DType::Bf16,
@@ -193,11 +194,11 @@ impl Strategy {
     }
 }
 
-/// What ZeRO deals out among replicas (Rajbhandari et al., arXiv 1910.02054).
+/// State that ZeRO shards across replicas (Rajbhandari et al., arXiv 1910.02054).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Zero {
-    /// Nothing: every replica has all.
+    /// Nothing: every replica holds everything.
     None,
     /// Optimizer state (stage 1).
     Optimizer,
@@ -208,12 +209,12 @@ pub enum Zero {
 }
 
 impl Zero {
-    /// The stage's number.
+    /// ZeRO stage number.
     pub const fn stage(self) -> u8 {
         self as u8
     }
 
-    /// From the stage's number.
+    /// Converts from the ZeRO stage number.
     pub const fn from_stage(stage: u8) -> Option<Self> {
         Some(match stage {
             0 => Self::None,
@@ -225,105 +226,105 @@ impl Zero {
     }
 }
 
-/// What is computed again in the backward pass.
+/// Activations that the backward pass recomputes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
-    /// Nothing: all activations are kept.
+    /// None: all activations are saved.
     None,
-    /// Attention's core, which is cheap to compute and large to keep (Korthikanti et al., arXiv 2205.05198).
+    /// The attention core: cheap to compute, large to save (Korthikanti et al., arXiv 2205.05198).
     Selective,
-    /// Everything but attention and about half of the products' results: those of the query, key and
-    /// value matrix are kept, those of the output matrix only where tensor parallelism exchanges
-    /// them, and those into the feed-forward part in every second layer. torchtitan's `selective`
-    /// with option `op` keeps as much: it counts products one by one and keeps every second, gate
-    /// and up being two of them, and all that a reduce_scatter yields.
+    /// Everything but attention and about half of the GEMM outputs. Outputs of the query-key-value
+    /// matrix are saved. Outputs of the output matrix are saved only if tensor parallelism
+    /// exchanges them, and inner outputs of the feed-forward part in every second layer.
+    /// torchtitan's `selective` with option `op` saves as much: it counts GEMMs one by one (gate
+    /// and up are two) and saves every second output, plus all reduce_scatter results.
     SelectiveOp,
-    /// Every layer, from its input, as far as the backward pass reads what comes out.
+    /// Every layer, from its input up to the last value that the backward pass reads.
     Full,
-    /// The same for the first so many layers of each virtual stage only.
+    /// Like `Full`, but only for the given number of first layers of each virtual stage.
     FullOf(u16),
-    /// Every layer, from its input to its very end, although nothing reads the last product and the
-    /// exchange behind it: what software does that runs the forward pass again as a whole.
+    /// Every layer, from its input to its very end, although nothing reads the last GEMM and the
+    /// exchange after it. Frameworks that rerun the whole forward pass do this.
     FullForward,
 }
 
-/// What is equal among pipeline stages.
+/// Criterion for assigning layers to pipeline stages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
-    /// Their cost, as nearly as whole layers allow, embedding and head included.
+    /// Equal cost, as nearly as whole layers allow, including embedding and head.
     #[default]
     Cost,
-    /// Their number of blocks; embedding and head come on top of the first and the last. Where the
-    /// blocks cannot be dealt out equally but could if embedding and head counted as two more, they
-    /// do. This is what Megatron-LM and torchtitan do.
+    /// Equal number of blocks; embedding and head are added to the first and the last stage. If the
+    /// blocks do not divide equally but would with embedding and head counted as two more, they are
+    /// counted. Megatron-LM and torchtitan do the same.
     Count,
-    /// Nothing is said: the stages behind the first begin at these layers, counted from 0 with the
+    /// Explicit: the stages after the first begin at these layers, counted from 0 with the
     /// embedding. A profile yields such a list.
     At(Vec<u32>),
 }
 
-/// What a rank keeps in a store outside its memory, and brings when it is needed.
+/// State that a rank keeps in the offload store and prefetches before use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Offload {
     /// Nothing.
     #[default]
     None,
-    /// Master weights and moments, except while their bucket is updated (Ren et al., arXiv 2101.06840,
-    /// with the step where the weights are).
+    /// Master weights and moments, except while their bucket is updated (Ren et al., arXiv
+    /// 2101.06840, but with the step executed where the weights are).
     Optimizer,
-    /// What blocks keep from forward to backward pass (Rhu et al., arXiv 1602.08124).
+    /// Activations that blocks save for the backward pass (Rhu et al., arXiv 1602.08124).
     Activations,
     /// Both.
     All,
 }
 
 impl Offload {
-    /// From the least that is moved to the most.
+    /// All variants, from least to most traffic.
     pub const ALL: [Self; 4] = [Self::None, Self::Optimizer, Self::Activations, Self::All];
 
-    /// Whether the optimizer's state rests in the store.
+    /// Returns true if the optimizer state is offloaded.
     pub const fn optimizer(self) -> bool {
         matches!(self, Self::Optimizer | Self::All)
     }
 
-    /// Whether activations do.
+    /// Returns true if activations are offloaded.
     pub const fn activations(self) -> bool {
         matches!(self, Self::Activations | Self::All)
     }
 }
 
-/// Where offloaded bytes rest.
+/// Location of offloaded state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Store {
     /// A file.
     #[default]
     Disk,
-    /// The host's memory, beside the device's.
+    /// Host memory, separate from device memory.
     Host,
 }
 
-/// Who holds what of the tables of a recommendation model.
+/// Sharding of a recommendation model's tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Tables {
-    /// Whole tables on different replicas.
+pub enum TableSharding {
+    /// Default: the same as `Table`.
     #[default]
     Auto,
     /// Every replica holds all of them.
     Replicate,
-    /// Every replica holds some of them whole.
+    /// Every replica holds some of the tables completely.
     Table,
-    /// Every replica holds some rows of each.
+    /// Every replica holds some rows of each table.
     Row,
 }
 
-impl Tables {
-    /// What is done where nothing is asked for.
-    pub const fn settled(self) -> Self {
+impl TableSharding {
+    /// Replaces `Auto` by the default.
+    pub const fn resolve(self) -> Self {
         match self {
             Self::Auto => Self::Table,
             other @ (Self::Replicate | Self::Table | Self::Row) => other,
@@ -331,19 +332,19 @@ impl Tables {
     }
 }
 
-/// How replicas come to the same weights.
+/// Method that keeps the replicas' weights in sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sync {
-    /// They reduce gradients among themselves.
+    /// Replicas all-reduce gradients.
     AllReduce,
-    /// They send gradients to so many servers, which update and send weights back.
+    /// Replicas send gradients to this number of servers, which return updated weights.
     Servers(u32),
-    /// The same, but nobody waits for anybody: servers apply each replica's gradients as they come.
+    /// The same, asynchronously: servers apply each replica's gradients on arrival.
     Async {
-        /// How many servers.
+        /// Number of servers.
         servers: u32,
-        /// How many iterations the fastest replica may be ahead of the slowest; none for any number.
+        /// Maximum lead of the fastest over the slowest replica, in iterations; `None`: no limit.
         staleness: Option<u32>,
     },
     /// Threads of one process that share one set of weights and update it without locks (Recht et al.,
@@ -352,7 +353,7 @@ pub enum Sync {
 }
 
 impl Sync {
-    /// Ranks beside the mesh.
+    /// Number of server ranks outside the mesh.
     pub const fn servers(self) -> u32 {
         match self {
             Self::AllReduce | Self::Hogwild => 0,
@@ -360,7 +361,7 @@ impl Sync {
         }
     }
 
-    /// Whether replicas do not wait for each other.
+    /// Returns true if replicas do not wait for each other.
     pub const fn is_async(self) -> bool {
         match self {
             Self::AllReduce | Self::Servers(_) => false,
@@ -369,26 +370,26 @@ impl Sync {
     }
 }
 
-/// The rule that updates weights.
+/// Optimizer algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OptimizerKind {
-    /// Plain gradient descent.
+    /// Plain SGD.
     Sgd,
-    /// With momentum.
+    /// SGD with momentum.
     Momentum,
     /// Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
     AdamW,
-    /// Adam's direction, for each tensor as long as the tensor itself, for large batches (You et al.,
+    /// LAMB: Adam's direction scaled per tensor by the trust ratio, for large batches (You et al.,
     /// arXiv 1904.00962, algorithm 2).
     Lamb,
-    /// Momentum, for each tensor at a rate that follows its length, for large batches of images (You,
-    /// Gitman and Ginsburg, arXiv 1708.03888, algorithm 1).
+    /// LARS: momentum with a rate per tensor that follows the tensor's norm, for large batches of
+    /// images (You, Gitman and Ginsburg, arXiv 1708.03888, algorithm 1).
     Lars,
 }
 
 impl OptimizerKind {
-    /// f32 values it keeps per parameter, beside a master copy of the weights.
+    /// Number of f32 values per parameter, in addition to the master weights.
     pub const fn moments(self) -> usize {
         match self {
             Self::Sgd => 0,
@@ -397,23 +398,27 @@ impl OptimizerKind {
         }
     }
 
-    /// What an update consists of, in order.
+    /// Phases of an update, in order.
     pub const fn phases(self) -> &'static [StepPhase] {
-        if self.gauges() { &[StepPhase::Gauge, StepPhase::Apply] } else { &[StepPhase::Apply] }
+        if self.needs_tensor_norms() {
+            &[StepPhase::TensorNorms, StepPhase::Apply]
+        } else {
+            &[StepPhase::Apply]
+        }
     }
 
-    /// The phase of an update that moves the moments on: LAMB's direction is one of them, and must be
-    /// known before its length is.
+    /// Phase of an update that advances the moments. LAMB's direction depends on them and must be
+    /// known before its norm.
     pub const fn moves_moments_in(self) -> StepPhase {
         match self {
-            Self::Lamb => StepPhase::Gauge,
+            Self::Lamb => StepPhase::TensorNorms,
             Self::Sgd | Self::Momentum | Self::AdamW | Self::Lars => StepPhase::Apply,
         }
     }
 
-    /// Whether a step must know how long a whole tensor and its direction are, which no rank sees
-    /// that holds a part of it.
-    pub const fn gauges(self) -> bool {
+    /// Returns true if a step needs the norms of whole tensors and their directions, which a rank
+    /// with only a shard cannot compute.
+    pub const fn needs_tensor_norms(self) -> bool {
         match self {
             Self::Sgd | Self::Momentum | Self::AdamW => false,
             Self::Lamb | Self::Lars => true,
@@ -448,11 +453,11 @@ words!(Zero {
     Zero::Gradients => "2" = Zero::Gradients,
     Zero::Parameters => "3" = Zero::Parameters,
 });
-words!(Tables {
-    Tables::Auto => "auto" = Tables::Auto,
-    Tables::Replicate => "replicate" = Tables::Replicate,
-    Tables::Table => "table" = Tables::Table,
-    Tables::Row => "row" = Tables::Row,
+words!(TableSharding {
+    TableSharding::Auto => "auto" = TableSharding::Auto,
+    TableSharding::Replicate => "replicate" = TableSharding::Replicate,
+    TableSharding::Table => "table" = TableSharding::Table,
+    TableSharding::Row => "row" = TableSharding::Row,
 });
 words!(Offload {
     Offload::None => "none" = Offload::None,
@@ -573,7 +578,7 @@ impl FromStr for Sync {
             }
             Some(("ssp", rest)) => match rest.split_once(':') {
                 Some((k, s)) => Ok(Self::Async { servers: count(k)?, staleness: Some(bound(s)?) }),
-                None => Err(format!("'{text}': say how far replicas may be apart, as in ssp:1:4")),
+                None => Err(format!("'{text}': missing staleness bound, as in ssp:1:4")),
             },
             None if text == "async-ps" => Ok(Self::Async { servers: 1, staleness: None }),
             None if text == "hogwild" => Ok(Self::Hogwild),

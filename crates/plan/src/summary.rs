@@ -1,48 +1,48 @@
-//! A plan in numbers: what a person wants to know before reading it.
+//! Summary statistics of a plan.
 
-use crate::collective::{Action, Cut, Pattern};
+use crate::collective::{Action, Chunking, Pattern};
 use crate::mesh::GroupKind;
-use crate::program::{Call, Memory, Op, Peer, Plan, Program, Turn};
+use crate::program::{Call, IterationFilter, Memory, Op, Peer, Plan, Program};
 use crate::schedule::{self, Slots};
 use crate::units::Bytes;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A plan in numbers.
+/// Summary statistics of a plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
-    /// All ranks.
+    /// Number of ranks.
     pub ranks: u32,
-    /// Distinct programs.
+    /// Number of distinct programs.
     pub roles: usize,
-    /// Ops of the longest program's body.
+    /// Number of ops in the body of the longest program.
     pub ops_per_iteration: usize,
-    /// Idle share of the schedule when stages cost the same, a backward pass costs two forward passes
-    /// and communication is free.
+    /// Idle fraction of the schedule if stages cost the same, a backward pass costs two forward
+    /// passes and communication is free.
     pub bubble_fraction: f64,
-    /// The fullest role's arena.
+    /// Memory of the role with the largest footprint.
     pub peak_bytes: Bytes,
-    /// Which role that is.
+    /// Index of that role.
     pub fullest: usize,
-    /// What is in it.
+    /// Memory of that role by kind.
     #[serde(skip)]
     pub memory: Memory,
-    /// What one rank moves to and from its store in one iteration, for the rank that moves most.
+    /// Offload traffic of one rank per iteration, maximum over ranks.
     pub offloaded: Bytes,
-    /// What one rank sends along each axis in one iteration, for the rank that sends most.
+    /// Traffic sent by one rank along each axis per iteration, maximum over ranks.
     pub traffic: BTreeMap<&'static str, Traffic>,
 }
 
-/// What one rank sends.
+/// Traffic sent by one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {
-    /// Messages.
+    /// Number of messages.
     pub messages: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: Bytes,
 }
 
-/// Adds a plan up.
+/// Summarizes a plan.
 pub fn summarize(plan: &Plan) -> Summary {
     let fullest = (0..plan.programs.len())
         .max_by_key(|&r| (plan.programs[r].memory.with_shared(), std::cmp::Reverse(r)))
@@ -70,17 +70,17 @@ pub fn summarize(plan: &Plan) -> Summary {
     }
 }
 
-/// What one rank of a role moves to and from its store.
+/// Offload traffic of one rank of a role, in both directions.
 fn offloaded(program: &Program) -> Bytes {
     program.body.nodes.iter().filter_map(|node| program.offloaded(&node.op)).sum()
 }
 
-/// The idle share of the schedule with equal stages.
+/// Idle fraction of the schedule with equal stages.
 fn ideal_bubble(plan: &Plan) -> f64 {
     let s = &plan.strategy;
     let Ok(pp) = u16::try_from(s.pp) else { return 0.0 };
     if !s.schedule.flushes() {
-        // Once it is full, a pipeline that never drains has nothing to wait for.
+        // A pipeline that never drains has no bubble once it is full.
         return 0.0;
     }
     schedule::order(s.schedule, pp, s.microbatches())
@@ -89,7 +89,7 @@ fn ideal_bubble(plan: &Plan) -> f64 {
         .map_or(0.0, |bubble| bubble.fraction)
 }
 
-/// What one rank of a role sends along each axis in an iteration after any warm-up.
+/// Traffic sent by one rank of a role along each axis, in an iteration after any warm-up.
 pub fn program_traffic(plan: &Plan, program: &Program) -> BTreeMap<&'static str, Traffic> {
     let mut cost: Vec<Option<Traffic>> = vec![None; program.calls.len()];
     let mut traffic: BTreeMap<&'static str, Traffic> = BTreeMap::new();
@@ -98,7 +98,7 @@ pub fn program_traffic(plan: &Plan, program: &Program) -> BTreeMap<&'static str,
         total.messages += sent.messages;
         total.bytes += sent.bytes;
     };
-    for node in program.body.nodes.iter().filter(|node| node.turn != Turn::WarmUp) {
+    for node in program.body.nodes.iter().filter(|node| node.filter != IterationFilter::Warmup) {
         match node.op {
             Op::Collective { call, .. } => {
                 let decl = program.call(call);
@@ -135,13 +135,13 @@ pub fn program_traffic(plan: &Plan, program: &Program) -> BTreeMap<&'static str,
     traffic
 }
 
-/// What the first rank of a group sends in one call.
+/// Traffic sent by the first rank of a group in one call.
 fn call_traffic(plan: &Plan, call: &Call) -> Traffic {
     let ranks = plan.mesh.group_size(plan.group(call.group));
     let Ok(pattern) = Pattern::new(call.kind, call.algorithm, call.order, ranks, call.root) else {
         return Traffic::default();
     };
-    let cut = Cut { elements: call.elements(), chunks: pattern.chunks(), block: call.block };
+    let cut = Chunking { elements: call.elements(), chunks: pattern.chunks(), block: call.block };
     let mut sent = Traffic::default();
     for step in pattern.steps(0) {
         if let Action::Send { chunks, .. } = step.action {
@@ -152,7 +152,7 @@ fn call_traffic(plan: &Plan, call: &Call) -> Traffic {
     sent
 }
 
-/// The axis that a group's traffic counts to.
+/// Axis under which a group's traffic is counted.
 pub fn group_axis(group: GroupKind) -> &'static str {
     match group {
         GroupKind::Axis(axis) => axis.name(),

@@ -1,24 +1,24 @@
-//! The one trace that both engines write.
+//! Trace format shared by the simulator and the executor.
 //!
-//! The simulator and the executor run the same program, so their spans carry the same rank and op
-//! number and can be laid over each other op by op ([`compare`]). A trace may hold fewer ranks than
-//! its world: the simulator folds ranks that behave alike and writes one of each.
+//! Both run the same program, so their spans carry the same rank and op number and can be compared
+//! op by op ([`compare()`]). A trace may hold fewer ranks than its world: the simulator folds
+//! symmetric ranks and writes one of each class.
 //!
-//! The contract for writers:
+//! Rules for writers:
 //! - A span covers the time in which its op occupied its lane. Time in which the op was only
 //!   blocked is a [`SpanKind::Wait`] span with the same lane and op number. It may be written
-//!   beside the op's own span or inside it: [`TraceBuilder::finish`] cuts waiting out of the spans
-//!   around it, so readers find the spans of a lane side by side.
+//!   beside the op's own span or inside it: [`TraceBuilder::finish`] cuts waiting out of the
+//!   enclosing spans, so the spans of a lane do not overlap for readers.
 //! - Ops are numbered over the whole program (prologue, body, epilogue), and the same op has the
 //!   same number in every iteration. The prologue counts to the first iteration, the epilogue to
 //!   the last.
 
 mod breakdown;
 mod builder;
+mod collective_wait;
 mod compare;
-mod gathered;
+mod error_attribution;
 mod intervals;
-mod misses;
 mod perfetto;
 
 pub use breakdown::{Breakdown, Window};
@@ -26,35 +26,36 @@ pub use builder::TraceBuilder;
 pub use compare::{
     Comparison, NameComparison, OpComparison, RankComparison, Tally, compare, compare_ranks,
 };
+pub use error_attribution::{Cause, Class, ErrorAttribution, ErrorTerm, attribute_error};
 pub use intervals::Intervals;
-pub use misses::{Cause, Class, Miss, Misses, misses};
-pub use perfetto::{to_perfetto, to_perfetto_beside};
+pub use perfetto::{to_perfetto, to_perfetto_with};
 
 use crate::ids::Rank;
+use crate::program::ComputePass;
 use crate::units::Seconds;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// What ran, where, from when to when: an engine's account of some iterations.
+/// Spans of some iterations, written by one engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Stored")]
 pub struct Trace {
-    /// Which engine wrote it.
+    /// Engine that wrote it.
     pub origin: Origin,
-    /// What was run, for people.
+    /// Human-readable title of the run.
     pub title: String,
-    /// Ranks of the run, of which the trace may hold only representatives.
+    /// Number of ranks of the run; the trace may hold only representatives.
     pub world: u32,
-    /// Names of lanes, which spans index.
+    /// Lane names, indexed by spans.
     pub lanes: Vec<String>,
-    /// Names of ops, which spans index.
+    /// Op names, indexed by spans.
     pub names: Vec<String>,
-    /// The spans, by rank, lane and start when a [`TraceBuilder`] made the trace.
+    /// The spans, sorted by rank, lane and start if a [`TraceBuilder`] built the trace.
     pub spans: Vec<Span>,
 }
 
-/// Which engine wrote a trace.
+/// Engine that wrote a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
@@ -65,7 +66,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// The word shown to people.
+    /// Display name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Simulated => "simulated",
@@ -74,7 +75,7 @@ impl Origin {
     }
 }
 
-/// What a span's time was spent on.
+/// Activity of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SpanKind {
@@ -82,17 +83,17 @@ pub enum SpanKind {
     Load,
     /// A segment's forward pass.
     Forward,
-    /// A segment's whole backward pass.
+    /// A segment's full backward pass.
     Backward,
-    /// The part of the backward pass that yields the gradient for the input.
+    /// The part of the backward pass that computes the input gradient.
     BackwardInput,
-    /// The part of the backward pass that yields the gradient for the weights.
+    /// The part of the backward pass that computes the weight gradients.
     BackwardWeight,
-    /// A forward pass run again, because its activations were not kept.
+    /// A forward pass run again because its activations were not saved.
     Recompute,
-    /// Point-to-point, outgoing.
+    /// Point-to-point send.
     Send,
-    /// Point-to-point, incoming.
+    /// Point-to-point receive.
     Recv,
     /// A collective of a group.
     Collective,
@@ -102,16 +103,29 @@ pub enum SpanKind {
     Optimizer,
     /// Stashing or restoring a version of the weights.
     Weights,
-    /// To or from a rank's store.
+    /// Transfer to or from a rank's offload store.
     Offload,
     /// A parameter server answering its peers.
     Serve,
-    /// An op that stands ready on its lane and is blocked by another rank or lane.
+    /// An op that is next on its lane and blocked by another rank or lane.
     Wait,
 }
 
+impl From<ComputePass> for SpanKind {
+    fn from(pass: ComputePass) -> Self {
+        match pass {
+            ComputePass::Forward => Self::Forward,
+            ComputePass::Backward => Self::Backward,
+            ComputePass::BackwardInput => Self::BackwardInput,
+            ComputePass::BackwardWeight => Self::BackwardWeight,
+            ComputePass::Recompute => Self::Recompute,
+            ComputePass::Update => Self::Optimizer,
+        }
+    }
+}
+
 impl SpanKind {
-    /// Every kind, in the order in which legends list them.
+    /// All kinds, in legend order.
     pub const ALL: [Self; 15] = [
         Self::Load,
         Self::Forward,
@@ -130,7 +144,7 @@ impl SpanKind {
         Self::Wait,
     ];
 
-    /// The name in files and legends.
+    /// Name in files and legends.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Load => "load",
@@ -151,7 +165,7 @@ impl SpanKind {
         }
     }
 
-    /// Whether the rank itself is at work. Loading counts: a rank that reads its data is not idle.
+    /// Returns true if the rank itself is working, which includes loading its data.
     pub const fn is_compute(self) -> bool {
         match self {
             Self::Load
@@ -172,8 +186,8 @@ impl SpanKind {
         }
     }
 
-    /// Whether bytes move between ranks, or between one and its store. Serving counts: a server's
-    /// time goes to its peers' messages.
+    /// Returns true if bytes move between ranks, or between a rank and its offload store. Serving
+    /// counts: a server spends its time on its peers' messages.
     pub const fn is_communication(self) -> bool {
         match self {
             Self::Send | Self::Recv | Self::Collective | Self::Offload | Self::Serve => true,
@@ -197,38 +211,38 @@ impl fmt::Display for SpanKind {
     }
 }
 
-/// One op's occupation of a lane. Small, because a run writes millions.
+/// One op's occupancy of a lane. Compact, because a run writes millions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Row", into = "Row")]
 pub struct Span {
-    /// Where it ran.
+    /// The rank.
     pub rank: Rank,
-    /// Its lane, as an index into [`Trace::lanes`].
+    /// Lane, as an index into [`Trace::lanes`].
     pub lane: u8,
-    /// What it did.
+    /// Activity of the span.
     pub kind: SpanKind,
-    /// Its name, as an index into [`Trace::names`].
+    /// Name, as an index into [`Trace::names`].
     pub name: u32,
-    /// The microbatch it worked on, if it worked on one.
+    /// The microbatch, if the op belongs to one.
     pub microbatch: Option<u32>,
     /// The training iteration.
     pub iteration: u32,
-    /// The op's number in its rank's program, by which two traces are joined.
+    /// Op number in the rank's program; two traces are joined by it.
     pub op: u32,
-    /// When it began.
+    /// Start time.
     pub start: Seconds,
-    /// When it ended.
+    /// End time.
     pub end: Seconds,
 }
 
 impl Span {
-    /// How long it lasted.
+    /// Duration of the span.
     pub fn duration(&self) -> Seconds {
         self.end - self.start
     }
 }
 
-/// A span in a file: a row without field names, a third of the size.
+/// A span in a file: a row without field names, at a third of the size.
 type Row = (Rank, u8, SpanKind, u32, Option<u32>, u32, u32, Seconds, Seconds);
 
 impl From<Row> for Span {
@@ -243,48 +257,48 @@ impl From<Span> for Row {
     }
 }
 
-/// Why a text is not a trace.
+/// Reason that a text is not a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// Not JSON, or JSON of another shape. The message has line and column.
+    /// Not JSON, or JSON of another structure. The message has line and column.
     #[error("not a trace: {0}")]
     Json(#[from] serde_json::Error),
-    /// A span refers to something the trace does not have.
+    /// A span refers to an item that the trace does not have.
     #[error("span {span}: {what} {index} does not exist, the trace has {len}")]
     OutOfRange {
-        /// The span's position in the file.
+        /// Index of the span in the file.
         span: usize,
-        /// What is missing: a rank, a lane or a name.
+        /// The missing item: a rank, a lane or a name.
         what: &'static str,
-        /// The index that was given.
+        /// The given index.
         index: u32,
-        /// How many there are.
+        /// Number of items.
         len: usize,
     },
-    /// A span ends before it begins, or at no time at all.
+    /// A span ends before it begins, or has a time that is not finite.
     #[error(
         "span {span}: runs from {start} s to {end} s; \
          both must be finite, the end not before the start"
     )]
     Time {
-        /// The span's position in the file.
+        /// Index of the span in the file.
         span: usize,
-        /// The start that was given.
+        /// The given start.
         start: f64,
-        /// The end that was given.
+        /// The given end.
         end: f64,
     },
 }
 
 impl Trace {
-    /// Reads what [`Trace::to_json`] wrote, and refuses a trace that contradicts itself.
+    /// Parses the output of [`Trace::to_json`] and rejects inconsistent traces.
     ///
-    /// Times come back to within one unit in the last place.
+    /// Times round-trip to within one unit in the last place.
     pub fn from_json(text: &str) -> Result<Self, TraceError> {
         Ok(serde_json::from_str(text)?)
     }
 
-    /// As JSON, one array for each span.
+    /// Serializes as JSON, one array per span.
     ///
     /// Fails only for a trace that does not pass [`Trace::check`].
     pub fn to_json(&self) -> Result<String, TraceError> {
@@ -292,7 +306,7 @@ impl Trace {
         Ok(serde_json::to_string(self)?)
     }
 
-    /// The first contradiction in the trace, if there is one. Reading a file checks by itself.
+    /// Returns the first inconsistency as an error. Parsing a file calls this.
     pub fn check(&self) -> Result<(), TraceError> {
         for (span, s) in self.spans.iter().enumerate() {
             let indices = [
@@ -313,23 +327,23 @@ impl Trace {
         Ok(())
     }
 
-    /// The name of a span's op.
+    /// Name of a span's op.
     pub fn name(&self, span: &Span) -> &str {
         self.names.get(span.name as usize).map_or("?", String::as_str)
     }
 
-    /// The name of a span's lane.
+    /// Name of a span's lane.
     pub fn lane(&self, span: &Span) -> &str {
         self.lanes.get(usize::from(span.lane)).map_or("?", String::as_str)
     }
 
-    /// The ranks that the trace holds, ascending; representatives where the simulator folded.
+    /// Ranks in the trace, ascending; representatives if the simulator folded ranks.
     pub fn ranks(&self) -> Vec<Rank> {
         self.spans.iter().map(|s| s.rank).collect::<BTreeSet<_>>().into_iter().collect()
     }
 }
 
-/// A trace as it stands in a file, before it is known to make sense.
+/// A trace as read from a file, before it is checked.
 #[derive(Deserialize)]
 struct Stored {
     origin: Origin,
@@ -354,7 +368,7 @@ impl TryFrom<Stored> for Trace {
 pub(crate) mod tests {
     use super::*;
 
-    /// A builder that takes spans in one line, for the tests of this module.
+    /// A builder that adds a span per call, for the tests of this module.
     pub(crate) struct Sketch(TraceBuilder);
 
     impl Sketch {
@@ -362,7 +376,7 @@ pub(crate) mod tests {
             Self(TraceBuilder::new(origin, "sketch", world))
         }
 
-        /// Rank, iteration and op, then lane, kind and name, then start and end.
+        /// Adds a span: rank, iteration and op, then lane, kind and name, then start and end.
         pub(crate) fn span(
             mut self,
             (rank, iteration, op): (u32, u32, u32),

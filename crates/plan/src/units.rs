@@ -1,4 +1,4 @@
-//! Units in types: bytes are not seconds, and a rate is neither.
+//! Unit types for bytes, seconds and rates.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -13,15 +13,15 @@ use std::ops::{Add, AddAssign, Div, Mul, Sub};
 pub struct Bytes(pub u64);
 
 impl Bytes {
-    /// No bytes.
+    /// Zero bytes.
     pub const ZERO: Self = Self(0);
 
-    /// As a float, for arithmetic with rates.
+    /// Converts to a float, for arithmetic with rates.
     pub fn as_f64(self) -> f64 {
         self.0 as f64
     }
 
-    /// Rounded up to a multiple of `step`.
+    /// Rounds up to a multiple of `step`.
     pub fn round_up(self, step: u64) -> Self {
         Self(self.0.div_ceil(step) * step)
     }
@@ -68,7 +68,7 @@ impl Sum for Bytes {
 }
 
 impl fmt::Display for Bytes {
-    /// Binary units with three significant digits, as a person reads memory sizes.
+    /// Formats in binary units with three significant digits.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
         let mut value = self.0 as f64;
@@ -95,7 +95,7 @@ impl fmt::Display for Bytes {
 pub struct Seconds(pub f64);
 
 impl Seconds {
-    /// No time.
+    /// Zero seconds.
     pub const ZERO: Self = Self(0.0);
 
     /// The later of two times.
@@ -138,7 +138,7 @@ impl Sum for Seconds {
 }
 
 impl fmt::Display for Seconds {
-    /// Three significant digits with the unit that fits.
+    /// Formats with three significant digits in the fitting unit.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (value, unit) = match self.0.abs() {
             t if t == 0.0 || t >= 1.0 => (self.0, "s"),
@@ -155,7 +155,7 @@ impl fmt::Display for Seconds {
     }
 }
 
-/// Bytes a second.
+/// Bytes per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BytesPerSec(pub f64);

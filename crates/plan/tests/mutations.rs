@@ -1,13 +1,13 @@
-//! Plans that the lowering makes are valid, and every kind of damage to them is found.
+//! Lowered plans are valid, and validation finds every kind of damage to them.
 
 use paceline_plan::DType;
-use paceline_plan::collective::{Algorithm, Order};
+use paceline_plan::collective::{Algorithm, SummationOrder};
 use paceline_plan::ids::{BufferId, LaneId, Microbatch, OpId, SegmentId};
 use paceline_plan::lower::lower;
 use paceline_plan::mesh::{Axis, GroupKind};
 use paceline_plan::model::built_in;
 use paceline_plan::program::{
-    Access, MemoryKind, Op, Peer, Plan, Program, Section, SegmentPass, Template,
+    Access, ComputePass, MemoryKind, Op, Peer, Plan, Program, Section, Template,
 };
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{Recompute, Strategy, Sync, Zero};
@@ -17,10 +17,10 @@ use proptest::sample::select;
 use proptest::test_runner::Config;
 use std::sync::LazyLock;
 
-/// Lowered plans of small models that differ in everything a plan can differ in.
+/// Lowered plans of small models that cover all variations of a plan.
 static PLANS: LazyLock<Vec<(String, Plan)>> = LazyLock::new(|| {
     let base = Strategy { global_batch: 8, seq: 16, ..Strategy::default() };
-    let free = Strategy { order: Order::Free, ..base.clone() };
+    let free = Strategy { order: SummationOrder::Free, ..base.clone() };
     let strategies = [
         ("mini", base.clone()),
         ("mlp", Strategy { dp: 2, leaves: 4, zero: Zero::Optimizer, ..base.clone() }),
@@ -64,7 +64,7 @@ fn lowered_plans_are_valid() {
     }
 }
 
-/// One op of a body, apart from the others.
+/// One op of a body with its lane and edges.
 #[derive(Clone)]
 struct Loose {
     lane: LaneId,
@@ -89,7 +89,7 @@ fn put_together(ops: &[Loose]) -> Section {
     section
 }
 
-/// Takes an op out. What waited for it waits for what it waited for, so that nothing else changes.
+/// Removes an op. Ops that waited for it inherit its edges, so that nothing else changes.
 fn remove(ops: &mut Vec<Loose>, at: usize) {
     let gone = ops.remove(at);
     for Loose { after, .. } in &mut ops[at..] {
@@ -101,7 +101,7 @@ fn remove(ops: &mut Vec<Loose>, at: usize) {
     }
 }
 
-/// Kinds of damage, each of which must be found wherever it is done.
+/// Kinds of damage, each of which must be found at any position.
 #[derive(Clone, Copy, Debug)]
 enum Damage {
     DropMessage,
@@ -141,7 +141,7 @@ const DAMAGES: [Damage; 16] = [
     Damage::WaitForLater,
 ];
 
-/// Damages one role of a plan; `false` if it has nothing to damage in this way.
+/// Damages one role of a plan; `false` if this kind of damage does not apply to it.
 fn damage(plan: &mut Plan, role: usize, how: Damage, which: usize) -> bool {
     let crossing: Vec<bool> = plan
         .groups
@@ -152,7 +152,7 @@ fn damage(plan: &mut Plan, role: usize, how: Damage, which: usize) -> bool {
         .collect();
     let groups_size = |group: GroupKind| plan.mesh.group_size(group);
     let sizes: Vec<u32> = plan.groups.iter().map(|&group| groups_size(group)).collect();
-    let passes: Vec<SegmentPass> = plan.templates.iter().map(|template| template.pass).collect();
+    let passes: Vec<ComputePass> = plan.templates.iter().map(|template| template.pass).collect();
     let writes = |template: &Template| template.operands.iter().any(|o| o.access == Access::Write);
     let writes: Vec<bool> = plan.templates.iter().map(writes).collect();
     let microbatches = plan.strategy.microbatches();
@@ -165,15 +165,15 @@ fn damage(plan: &mut Plan, role: usize, how: Damage, which: usize) -> bool {
         }
         _ => false,
     };
-    // A segment that only adds to the loss leaves no trace when it adds once too often or too rarely.
+    // A segment that only adds to the loss leaves no trace if it runs once too often or too rarely.
     let forward = |program: &Program, op: &Op| match *op {
         Op::Compute { segment, .. } => {
             let template = program.segment(segment).template as usize;
-            passes[template] == SegmentPass::Forward && writes[template]
+            passes[template] == ComputePass::Forward && writes[template]
         }
         _ => false,
     };
-    // The ops that this kind of damage is for.
+    // Ops to which this kind of damage applies.
     let candidates: Vec<usize> = (0..ops.len())
         .filter(|&at| {
             let Loose { op, after, .. } = &ops[at];
@@ -187,7 +187,7 @@ fn damage(plan: &mut Plan, role: usize, how: Damage, which: usize) -> bool {
                     let recv = |id: &OpId| matches!(ops[id.index()].op, Op::Recv { .. });
                     matches!(op, Op::Compute { .. }) && after.iter().any(recv)
                 }
-                // A server's messages stand behind each other on one lane, which orders them, too.
+                // A server's messages are consecutive on one lane, which also orders them.
                 Damage::DropEdgesOfSend => matches!(op, Op::Send { to: Peer::Stage(_), .. }),
                 Damage::RetargetForward => forward(program, op),
                 Damage::ChangeMicrobatch => forward(program, op) && microbatches > 1,
@@ -225,7 +225,7 @@ fn damage(plan: &mut Plan, role: usize, how: Damage, which: usize) -> bool {
             program.segments[segment.index()].operands[0].len -= 1;
         }
         Damage::FreeEarly => {
-            // It goes before the last computation of its microbatch.
+            // Moves the free before the last computation of its microbatch.
             let Op::Free { microbatch, .. } = ops[at].op else { return false };
             let compute = |op: &Op| matches!(op, Op::Compute { .. });
             let last = (0..at)
@@ -250,7 +250,7 @@ fn damage(plan: &mut Plan, role: usize, how: Damage, which: usize) -> bool {
                 .map(SegmentId::from)
                 .filter(|other| other != segment)
                 .filter(|&other| {
-                    passes[program.segment(other).template as usize] == SegmentPass::Forward
+                    passes[program.segment(other).template as usize] == ComputePass::Forward
                 })
                 .collect();
             if others.is_empty() {
@@ -278,7 +278,7 @@ fn damage(plan: &mut Plan, role: usize, how: Damage, which: usize) -> bool {
     true
 }
 
-/// Moves one lasting buffer onto another.
+/// Moves one persistent buffer onto another.
 fn share_memory(program: &mut Program, which: usize) -> bool {
     let pairs: Vec<(usize, usize)> = (0..program.buffers.len())
         .flat_map(|a| (0..a).map(move |b| (a, b)))

@@ -1,5 +1,5 @@
-//! Our schedules beside PyTorch's, cell by cell. `golden/schedules/README.md` says how its side was
-//! made.
+//! Compares schedules with PyTorch's, cell by cell. `golden/schedules/README.md` explains how the
+//! PyTorch side was generated.
 
 use paceline_plan::schedule::grid::{grid, parse_csv, to_csv};
 use paceline_plan::schedule::{Action, Pass, ScheduleError, ScheduleKind, order};
@@ -18,7 +18,7 @@ struct Case {
     csv: String,
 }
 
-/// A case stands under a line `# kind ranks microbatches`.
+/// Parses cases; each follows a line `# kind ranks microbatches`.
 fn cases(text: &str) -> Vec<Case> {
     let case = |section: &str| {
         let (name, csv) = section.split_once('\n').expect("a case has rows");
@@ -50,8 +50,8 @@ fn gpipe_and_interleaved_grids_are_pytorchs() {
     assert_eq!(compared, 12 + 60);
 }
 
-/// PyTorch's 1F1B table numbers the forwards of the last rank 1, 2, …, m, where its runtime,
-/// compared below, runs 0, 1, …, m − 1. Everything else, idle cells included, is equal.
+/// PyTorch's 1F1B table numbers the forwards of the last rank 1, 2, …, m, while its runtime,
+/// compared below, runs 0, 1, …, m − 1. Everything else is equal, including idle cells.
 #[test]
 fn one_f_one_b_grids_are_pytorchs_but_for_the_numbers_on_its_last_rank() {
     let mut compared = 0;

@@ -1,10 +1,10 @@
 //! Random legal strategies lower to valid plans.
 
-use paceline_plan::collective::{Algorithm, Order};
+use paceline_plan::collective::{Algorithm, SummationOrder};
 use paceline_plan::ids::LaneId;
 use paceline_plan::lower::lower;
 use paceline_plan::model::{
-    Activation, Experts, Latent, Model, ModelKind, Mtp, Router, Shape, built_in,
+    Activation, Experts, Latent, Model, ModelDims, ModelKind, Mtp, Router, built_in,
 };
 use paceline_plan::program::{AccumulateMode, MemoryKind, Op};
 use paceline_plan::schedule::{ScheduleKind, Versions};
@@ -22,7 +22,7 @@ fn model() -> impl Strategy<Value = Model> {
     let kinds = prop::sample::select(of_tokens.collect::<Vec<_>>());
     (kinds, 2u64..7, any::<bool>(), 60u64..70).prop_map(|(kind, layers, tied, vocab)| {
         let attention = kind != ModelKind::Mlp;
-        let shape = Shape {
+        let shape = ModelDims {
             kind,
             layers,
             d_model: 16,
@@ -58,7 +58,7 @@ fn model() -> impl Strategy<Value = Model> {
     })
 }
 
-/// Experts of every kind, by some number.
+/// Varies the expert configuration by `number`.
 fn experts(number: u64) -> Experts {
     Experts {
         experts: 4,
@@ -75,7 +75,7 @@ fn experts(number: u64) -> Experts {
     }
 }
 
-/// A strategy as a model with experts can follow it, with its experts cut.
+/// Adapts a strategy to a model with experts and shards the experts.
 fn with_experts(model: &Model, layout: Layout, (ep, etp): (u32, u32)) -> Layout {
     if model.kind != ModelKind::Moe {
         return layout;
@@ -83,7 +83,7 @@ fn with_experts(model: &Model, layout: Layout, (ep, etp): (u32, u32)) -> Layout 
     let ranks = layout.dp * layout.tp;
     let ep = if layout.sync == Sync::AllReduce { (1 << ep).min(ranks) } else { 1 };
     let etp = if layout.sync == Sync::AllReduce { (1 << etp).min(ranks / ep) } else { 1 };
-    Layout { ep, etp, sp: layout.tp > 1, expert_room: 1.5, ..layout }
+    Layout { ep, etp, sp: layout.tp > 1, expert_buffer_factor: 1.5, ..layout }
 }
 
 prop_compose! {
@@ -118,7 +118,7 @@ prop_compose! {
         let served = servers > 0;
         let (tp, pp) = if served { (1, 1) } else { (tp, pp) };
         let schedule = if pp == 1 { ScheduleKind::OneFOneB } else { schedule };
-        // A V wants two microbatches for each rank.
+        // DualPipe-V needs two microbatches per rank.
         let rounds = if schedule == ScheduleKind::DualPipeV { rounds.max(1) } else { rounds };
         let microbatches = pp << rounds;
         let leaves = dp * (1 << leaves.min(rounds));
@@ -141,7 +141,7 @@ prop_compose! {
             recompute,
             split,
             dtype,
-            order: if free { Order::Free } else { Order::Canonical },
+            order: if free { SummationOrder::Free } else { SummationOrder::Canonical },
             leaves,
             sync: if served { Sync::Servers(servers) } else { Sync::AllReduce },
             collective: Algorithm::Auto,
@@ -174,7 +174,7 @@ proptest! {
     }
 }
 
-/// What goes to the store leaves the arena: bytes are moved, not lost, and much of them.
+/// Offloading moves a large share of bytes from the arena to the store, and loses none.
 #[test]
 fn offloading_empties_the_arena() {
     let model = built_in::get("gpt2-124m").unwrap().unwrap();
@@ -187,12 +187,12 @@ fn offloading_empties_the_arena() {
     };
     let (whole, none) = of(Offload::None);
     assert_eq!(none, 0.0);
-    // Two moments of every parameter, and buffers for those of the two largest buckets.
+    // Two moments of every parameter; the arena keeps buffers for the two largest buckets.
     let (arena, stored) = of(Offload::Optimizer);
     let state = 8.0 * model.parameters() as f64;
     assert!((stored / state - 1.0).abs() < 0.01, "{stored} of {state}");
     assert!(arena < whole - 0.4 * state, "{arena} of {whole}");
-    // Nine of twelve blocks' activations.
+    // Activations of nine of twelve blocks.
     let (arena, stored) = of(Offload::Activations);
     assert!(stored > 0.0 && arena < whole - 0.7 * stored, "{arena} of {whole}, {stored} stored");
     let (least, _) = of(Offload::All);
@@ -206,18 +206,21 @@ fn what_cannot_be_offloaded_is_refused() {
     let base = Layout { seq: 8, pp: 2, global_batch: 4, ..Layout::default() };
     let schedule = ScheduleKind::ZbH1 { chunks: 1 };
     let halves = told(Layout { schedule, offload: Offload::Activations, ..base.clone() });
-    assert!(halves.contains("--offload: zb-h1 reads activations twice"), "{halves}");
+    assert!(
+        halves.contains("--offload: zb-h1 reads activations in two separate passes"),
+        "{halves}"
+    );
     let schedule = ScheduleKind::PipeDream { versions: Versions::Two };
     let flows = told(Layout { schedule, offload: Offload::Optimizer, ..base.clone() });
-    assert!(flows.contains("has no pause"), "{flows}");
+    assert!(flows.contains("has no idle time"), "{flows}");
     let served = Layout { pp: 1, sync: Sync::Servers(1), offload: Offload::All, ..base };
     assert!(told(served).contains("the servers hold the optimizer's state"));
 }
 
-/// Both ways of a V pass the same ranks: what goes one way must not hold up the other.
+/// Both legs of a V pass the same ranks; neither may block the other.
 #[test]
 fn a_long_v_does_not_wait_for_itself() {
-    let shape = Shape {
+    let shape = ModelDims {
         kind: ModelKind::Gpt2,
         layers: 14,
         d_model: 16,
@@ -249,10 +252,10 @@ fn a_long_v_does_not_wait_for_itself() {
     }
 }
 
-/// Iterations that run into each other, with all that goes with them.
+/// Overlapping iterations in combination with other options.
 #[test]
 fn pipelines_without_flush_lower_to_valid_plans() {
-    let shape = Shape {
+    let shape = ModelDims {
         kind: ModelKind::Llama,
         layers: 4,
         d_model: 16,
@@ -301,7 +304,7 @@ fn pipelines_without_flush_lower_to_valid_plans() {
             }
         }
     }
-    let tied = Model::new("tied", Shape { tied: true, ..shape }).unwrap();
+    let tied = Model::new("tied", ModelDims { tied: true, ..shape }).unwrap();
     let schedule = ScheduleKind::PipeDream { versions: Versions::Stashed };
     let layout = Layout { pp: 2, seq: 8, schedule, zero: Zero::Optimizer, ..Layout::default() };
     let told = lower(&tied, &layout).unwrap_err().to_string();
@@ -314,8 +317,8 @@ fn pipelines_without_flush_lower_to_valid_plans() {
     assert!(told.to_string().contains("raise --global-batch to 4"), "{told}");
 }
 
-/// Ranks that share a sequence, with all that goes with them; and the promise of the ring: a sequence
-/// eight times as long on eight ranks needs about as much memory on each.
+/// Context parallelism in combination with other options. With ring attention, a sequence eight
+/// times as long on eight ranks needs about the same memory per rank.
 #[test]
 fn sequences_that_are_shared_lower_to_valid_plans() {
     let model = built_in::get("mini-llama").unwrap().unwrap();
@@ -360,14 +363,14 @@ fn sequences_that_are_shared_lower_to_valid_plans() {
     assert!(told.contains("--seq as a multiple of 6"), "{told}");
 }
 
-/// Weights that all ranks share are copied and stepped; whatever else reaches for them is found.
+/// Shared weights may only be copied and stepped; any other access is a violation.
 #[test]
 fn what_all_ranks_share_is_only_restored_from_and_stepped() {
     let model = built_in::get("mini").unwrap().unwrap();
     let layout = Layout {
         dp: 3,
         sync: Sync::Hogwild,
-        order: Order::Free,
+        order: SummationOrder::Free,
         global_batch: 6,
         seq: model.seq,
         ..Layout::default()

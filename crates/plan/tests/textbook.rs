@@ -1,18 +1,20 @@
-//! Figures that every lecture on the subject derives, coming out of real plans.
+//! Textbook figures, reproduced from real plans.
 
 use paceline_plan::DType;
-use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern};
+use paceline_plan::collective::{Algorithm, CollectiveKind, Pattern, SummationOrder};
 use paceline_plan::lower::lower;
-use paceline_plan::model::{Activation, Experts, Latent, Model, ModelKind, Mtp, Shape, built_in};
+use paceline_plan::model::{
+    Activation, Experts, Latent, Model, ModelDims, ModelKind, Mtp, built_in,
+};
 use paceline_plan::program::MemoryKind;
 use paceline_plan::schedule::{self, ScheduleKind, Slots};
 use paceline_plan::strategy::{Strategy, Sync, Zero};
 use paceline_plan::summary::summarize;
 use paceline_plan::units::Bytes;
 
-/// A model whose tensors are all whole numbers of blocks, so that padding does not blur the sums.
+/// A model whose tensors are whole numbers of blocks, so that padding does not affect the sums.
 fn even_model(layers: u64) -> Model {
-    let shape = Shape {
+    let shape = ModelDims {
         kind: ModelKind::Llama,
         layers,
         d_model: 1024,
@@ -79,7 +81,8 @@ fn ring_all_reduce_takes_2p_minus_2_rounds_and_sends_2n_p_minus_1_over_p() {
     for p in [2_u32, 4, 8, 16, 256] {
         let n = 1_u64 << 20;
         let ring =
-            Pattern::new(CollectiveKind::AllReduce, Algorithm::Ring, Order::Free, p, 0).unwrap();
+            Pattern::new(CollectiveKind::AllReduce, Algorithm::Ring, SummationOrder::Free, p, 0)
+                .unwrap();
         let counts = ring.counts(Bytes(n));
         assert_eq!(counts.rounds, 2 * (p - 1));
         assert_eq!(counts.bytes_sent_per_rank_max, Bytes(2 * n * u64::from(p - 1) / u64::from(p)));
@@ -88,15 +91,15 @@ fn ring_all_reduce_takes_2p_minus_2_rounds_and_sends_2n_p_minus_1_over_p() {
 
 #[test]
 fn one_parameter_server_takes_p_times_n() {
-    // ResNet-50's 97.5 MiB of f32 gradients, 256 ranks, 3 iterations a second: 73.1 GiB/s each way.
+    // ResNet-50: 97.5 MiB of f32 gradients, 256 ranks, 3 iterations/s: 73.1 GiB/s each way.
     let mebibyte = f64::from(1 << 20);
     let n = (97.5 * mebibyte) as u64;
     let (ranks, per_second) = (256, 3.0);
     let pattern = Pattern::new(
         CollectiveKind::AllReduce,
         Algorithm::ParameterServer { servers: 1 },
-        Order::Canonical,
-        // The server is a rank of the group that has gradients of its own.
+        SummationOrder::Canonical,
+        // The server is a rank of the group and has gradients of its own.
         ranks + 1,
         0,
     )
@@ -124,7 +127,7 @@ fn a_server_of_a_plan_receives_every_replicas_gradients() {
         let plan = lower(&model, &strategy).unwrap();
         assert_eq!(plan.mesh.world(), dp + servers);
         let traffic = summarize(&plan).traffic["ps"];
-        // What a server sends back is as much as it receives: P·N shared among the servers. Several
+        // A server sends back as much as it receives: P·N divided by the number of servers. Several
         // servers also sum the norm among themselves.
         let expected = f64::from(dp) * gradients as f64 / f64::from(servers);
         assert!((traffic.bytes.as_f64() / expected - 1.0).abs() < 1e-3, "{traffic:?} {expected}");
@@ -147,7 +150,7 @@ fn zero_divides_the_model_state_as_published() {
             seq: 128,
             dtype: DType::Bf16,
             grad_dtype: DType::Bf16,
-            order: Order::Free,
+            order: SummationOrder::Free,
             bucket: Bytes(0),
             ..Default::default()
         };
@@ -165,7 +168,7 @@ fn zero_divides_the_model_state_as_published() {
     ];
     for (zero, bytes) in expected {
         let got = state(zero);
-        // The loss and, with ZeRO, the padding of the last bucket are all that may differ.
+        // Only the loss and, with ZeRO, the padding of the last bucket may differ.
         assert!((got / bytes - 1.0).abs() < 1e-3, "ZeRO-{zero}: {got} bytes, published {bytes}");
     }
 }

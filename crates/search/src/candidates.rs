@@ -1,14 +1,14 @@
-//! The layouts that are worth simulating.
+//! Enumeration of the layouts to simulate.
 
 use crate::Request;
-use paceline_plan::collective::Order;
+use paceline_plan::collective::SummationOrder;
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{Recompute, Strategy, Zero};
 
-/// The most candidates of one search.
+/// Maximum number of candidates per search.
 const MOST: usize = 2000;
 
-/// Layouts of the request's devices whose model state fits, cheapest cuts first.
+/// Layouts of the request's devices whose model state fits, by increasing `tp`, then `pp`.
 pub fn candidates(request: &Request<'_>) -> Vec<Strategy> {
     let mut all = Vec::new();
     let devices = request.devices.max(1);
@@ -16,13 +16,13 @@ pub fn candidates(request: &Request<'_>) -> Vec<Strategy> {
     for tp in divisors(devices).into_iter().filter(|&tp| tp <= host && tensor_fits(request, tp)) {
         for pp in divisors(devices / tp) {
             let dp = devices / tp / pp;
-            for zero in zeros(dp) {
+            for zero in zero_stages(dp) {
                 for ep in parts_of_experts(request, tp * dp) {
                     if !state_fits(request, tp, pp, dp, ep, zero) {
                         continue;
                     }
                     for schedule in schedules(request, pp) {
-                        batches(request, Cut { tp, pp, dp, ep, zero, schedule }, &mut all);
+                        batches(request, MeshSplit { tp, pp, dp, ep, zero, schedule }, &mut all);
                     }
                 }
             }
@@ -33,7 +33,7 @@ pub fn candidates(request: &Request<'_>) -> Vec<Strategy> {
 }
 
 #[derive(Clone, Copy)]
-struct Cut {
+struct MeshSplit {
     tp: u32,
     pp: u32,
     dp: u32,
@@ -42,8 +42,8 @@ struct Cut {
     schedule: ScheduleKind,
 }
 
-/// Microbatch sizes and recomputation for one cut.
-fn batches(request: &Request<'_>, cut: Cut, all: &mut Vec<Strategy>) {
+/// Adds microbatch sizes and recomputation options for one mesh split.
+fn batches(request: &Request<'_>, cut: MeshSplit, all: &mut Vec<Strategy>) {
     let base = &request.base;
     let per_replica = base.global_batch / u64::from(cut.dp);
     if per_replica == 0 || !base.global_batch.is_multiple_of(u64::from(cut.dp)) {
@@ -61,14 +61,14 @@ fn batches(request: &Request<'_>, cut: Cut, all: &mut Vec<Strategy>) {
                 schedule: cut.schedule,
                 micro_batch,
                 recompute,
-                leaves: if base.order == Order::Canonical { cut.dp } else { base.leaves },
+                leaves: if base.order == SummationOrder::Canonical { cut.dp } else { base.leaves },
                 ..base.clone()
             });
         }
     }
 }
 
-fn zeros(dp: u32) -> Vec<Zero> {
+fn zero_stages(dp: u32) -> Vec<Zero> {
     if dp == 1 { vec![Zero::None] } else { vec![Zero::None, Zero::Optimizer, Zero::Parameters] }
 }
 
@@ -82,13 +82,13 @@ fn schedules(request: &Request<'_>, pp: u32) -> Vec<ScheduleKind> {
     all
 }
 
-/// Into how many parts a model's experts can be dealt out to so many ranks; one for a model without.
+/// Possible expert-parallel degrees on `ranks` ranks; a model without experts has only 1.
 fn parts_of_experts(request: &Request<'_>, ranks: u32) -> Vec<u32> {
     let experts = request.model.experts.experts.max(1);
     divisors(ranks).into_iter().filter(|ep| experts.is_multiple_of(u64::from(*ep))).collect()
 }
 
-/// Whether heads and widths can be cut so.
+/// Returns true if heads and widths divide by `tp`.
 fn tensor_fits(request: &Request<'_>, tp: u32) -> bool {
     let tp = u64::from(tp);
     let m = request.model;
@@ -96,12 +96,12 @@ fn tensor_fits(request: &Request<'_>, tp: u32) -> bool {
     (experts || m.ffn.is_multiple_of(tp)) && (m.heads == 0 || m.kv_heads.is_multiple_of(tp))
 }
 
-/// Whether parameters, gradients and optimizer state alone leave room (Rajbhandari et al., arXiv 1910.02054).
+/// Returns true if the model state alone fits (Rajbhandari et al., arXiv 1910.02054).
 fn state_fits(request: &Request<'_>, tp: u32, pp: u32, dp: u32, ep: u32, zero: Zero) -> bool {
     let base = &request.base;
     let all = request.model.parameters() as f64;
     let experts = request.model.expert_parameters() as f64;
-    // Tensor parallelism does not cut experts.
+    // Tensor parallelism does not shard experts.
     let held = ((all - experts) / f64::from(tp) + experts / f64::from(ep)) / f64::from(pp);
     let weights = base.activation_dtype().size() as f64;
     let grads = base.grad_dtype.size() as f64;

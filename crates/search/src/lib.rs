@@ -1,8 +1,9 @@
-//! Finds good strategies for a model on a cluster: proposes layouts, asks the simulator, keeps the best.
+//! Strategy search for a model on a cluster: proposes layouts, simulates them and ranks the
+//! results.
 //!
-//! The search costs nothing by itself. It enumerates layouts that a practitioner would try (tensor
-//! parallelism inside a host, pipeline stages across hosts, the rest data-parallel), drops those whose model
-//! state alone cannot fit, and simulates the others.
+//! The search enumerates layouts that a practitioner would try: tensor parallelism inside a host,
+//! pipeline stages across hosts, the rest data-parallel. It drops those whose model state alone
+//! cannot fit and simulates the others. Simulation dominates its cost.
 
 mod candidates;
 
@@ -15,46 +16,49 @@ use paceline_plan::units::{Bytes, Seconds};
 use paceline_sim::cluster::Cluster;
 use paceline_sim::{Options, simulate};
 
-/// What is asked.
+/// Input of a search.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
     /// The model.
     pub model: &'a Model,
-    /// Where it should run.
+    /// The cluster to run on.
     pub cluster: &'a Cluster,
-    /// How many devices of it may be used.
+    /// Number of devices that may be used.
     pub devices: u32,
-    /// What every candidate has in common: batch, sequence, types.
+    /// Settings common to all candidates: batch, sequence, dtypes.
     pub base: Strategy,
-    /// How it is simulated.
+    /// Simulation options.
     pub options: Options,
 }
 
-/// A strategy and what the simulator says of it.
+/// A strategy and its simulation results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
     /// The strategy.
     pub strategy: Strategy,
-    /// Time of an iteration.
+    /// Iteration time.
     pub iteration: Seconds,
-    /// Memory of the fullest rank.
+    /// Memory of the rank with the largest footprint.
     pub peak_bytes: Bytes,
-    /// Whether that fits the device.
+    /// True if that fits the device.
     pub fits: bool,
 }
 
-/// The outcome of a search.
+/// Result of a search.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found {
-    /// Best first: those that fit by time, then those that do not by memory.
+pub struct SearchResult {
+    /// Candidates, best first: those that fit by time, then those that do not by memory.
     pub candidates: Vec<Candidate>,
-    /// How many were simulated.
+    /// Number of candidates tried.
     pub considered: usize,
 }
 
-/// Simulates every candidate, telling `progress` how many of how many are done; stops early, with what there
-/// is, when `progress` returns false.
-pub fn search(request: &Request<'_>, mut progress: impl FnMut(usize, usize) -> bool) -> Found {
+/// Simulates every candidate and calls `progress` with the numbers of finished and of all
+/// candidates. Stops early with partial results if `progress` returns false.
+pub fn search(
+    request: &Request<'_>,
+    mut progress: impl FnMut(usize, usize) -> bool,
+) -> SearchResult {
     let proposals = candidates(request);
     let mut found = Vec::new();
     let mut considered = 0;
@@ -82,26 +86,26 @@ pub fn search(request: &Request<'_>, mut progress: impl FnMut(usize, usize) -> b
             (false, true) => std::cmp::Ordering::Greater,
         }
     });
-    Found { candidates: found, considered }
+    SearchResult { candidates: found, considered }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use paceline_plan::DType;
-    use paceline_plan::collective::Order;
+    use paceline_plan::collective::SummationOrder;
     use paceline_plan::model::built_in;
     use paceline_plan::strategy::Zero;
     use paceline_sim::cluster::preset;
 
-    fn found(model: &str, cluster: &str, devices: u32, global_batch: u64) -> Found {
+    fn found(model: &str, cluster: &str, devices: u32, global_batch: u64) -> SearchResult {
         let model = built_in::get(model).unwrap().unwrap();
         let cluster = preset::get(cluster).unwrap();
         let base = Strategy {
             global_batch,
             seq: model.seq,
             dtype: DType::Bf16,
-            order: Order::Free,
+            order: SummationOrder::Free,
             ..Default::default()
         };
         let options = Options::default();
@@ -123,7 +127,7 @@ mod tests {
         let found = found("gpt-39b", "dgx-a100:4", 32, 64);
         let best = &found.candidates[0];
         assert!(best.fits, "{best:?}");
-        // 39 billion parameters have 600 GB of state: it must be cut at least eightfold, one way or another.
+        // 39 billion parameters have 600 GB of state, which must be sharded at least eightfold.
         let replicas = if best.strategy.zero == Zero::Parameters { best.strategy.dp } else { 1 };
         let cut = best.strategy.tp * best.strategy.pp * replicas;
         assert!(cut >= 8, "{:?}", best.strategy);

@@ -1,10 +1,10 @@
-//! Single collectives: folded, message by message, and as ASTRA-sim simulates them.
+//! Single collectives: folded, message by message, and with ASTRA-sim's semantics.
 
-// What the macro makes has no documentation.
+// The macro generates undocumented items.
 #![allow(missing_docs)]
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use paceline_plan::collective::{CollectiveKind, Order, Pattern};
+use paceline_plan::collective::{CollectiveKind, Pattern, SummationOrder};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
 use paceline_sim::astra;
@@ -12,7 +12,7 @@ use paceline_sim::cluster::{Cluster, Dimension, DimensionKind, preset};
 use paceline_sim::network::{Analytic, Flow, Network, Vector};
 use std::hint::black_box;
 
-/// One dimension that is the whole cluster.
+/// Creates a cluster that consists of one dimension.
 fn cluster(kind: DimensionKind, size: u32) -> Cluster {
     let dimension = Dimension {
         name: "wire".into(),
@@ -36,9 +36,9 @@ fn torus(shape: &[u32]) -> Cluster {
 fn all_reduce(cluster: &Cluster, name: &str) -> (Pattern, Vec<Rank>) {
     let ranks = cluster.devices() as u32;
     let members: Vec<Rank> = (0..ranks).map(Rank).collect();
-    let algorithm = cluster.fabric().settle(name.parse().unwrap(), &members).unwrap();
+    let algorithm = cluster.fabric().resolve(name.parse().unwrap(), &members).unwrap();
     let kind = CollectiveKind::AllReduce;
-    (Pattern::new(kind, algorithm, Order::Free, ranks, 0).unwrap(), members)
+    (Pattern::new(kind, algorithm, SummationOrder::Free, ranks, 0).unwrap(), members)
 }
 
 fn folded(criterion: &mut Criterion) {
@@ -86,7 +86,7 @@ fn unfolded(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// The rows of ASTRA-sim's own runs that took it longest: 186 s and 585 s.
+/// The two slowest of ASTRA-sim's own runs: 186 s and 585 s.
 fn as_astra_sim(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("ASTRA-sim's semantics");
     group.sample_size(10);

@@ -1,11 +1,11 @@
-//! Whole iterations: what a user waits for.
+//! Simulation time of whole iterations.
 
-// What the macro makes has no documentation.
+// The macro generates undocumented items.
 #![allow(missing_docs)]
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use paceline_plan::DType;
-use paceline_plan::collective::Order;
+use paceline_plan::collective::SummationOrder;
 use paceline_plan::lower::lower;
 use paceline_plan::model::built_in;
 use paceline_plan::program::Plan;
@@ -15,7 +15,7 @@ use paceline_sim::cluster::{Cluster, preset};
 use paceline_sim::{NetworkKind, Options, simulate};
 use std::hint::black_box;
 
-/// GPT-3 175B with 8 tensor-parallel ranks, 8 stages of 3 chunks, and so many replicas.
+/// GPT-3 175B with 8 tensor-parallel ranks, 8 stages of 3 chunks, and `dp` replicas.
 fn gpt3(dp: u32) -> (Plan, Cluster) {
     let model = built_in::get("gpt3-175b").unwrap().unwrap();
     let strategy = Strategy {
@@ -27,7 +27,7 @@ fn gpt3(dp: u32) -> (Plan, Cluster) {
         seq: model.seq,
         recompute: Recompute::Full,
         dtype: DType::Bf16,
-        order: Order::Free,
+        order: SummationOrder::Free,
         ..Strategy::default()
     };
     let plan = lower(&model, &strategy).unwrap();

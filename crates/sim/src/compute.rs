@@ -1,14 +1,15 @@
-//! What computation takes: per kernel, the roofline.
+//! Compute time: a roofline model per kernel.
 //!
-//! A kernel is as fast as the slower of two things: its matrix operations at the rate that its
-//! shapes allow ([`product`]), and its bytes at the memory's sustained rate (Williams et al.,
-//! "Roofline", 2009). Each adds the gap that a queued launch leaves. What an operator is made of is
-//! the software's affair ([`Profile`]): attention is one kernel or many ([`attention`]), and so are
-//! norms, element-wise operators and the loss ([`traffic`]); fp8 products cast their operands
-//! first; the optimizer's step passes over memory once or often ([`update`]).
+//! A kernel takes the larger of two times. One is its matrix operations at the rate that its shapes
+//! allow ([`product`]); the other is its bytes at the sustained memory bandwidth (Williams et al.,
+//! "Roofline", 2009). Each kernel adds the gap of a queued launch. The software profile
+//! ([`Profile`]) determines the kernels of an operator. Attention is one kernel or many
+//! ([`attention`]), and so are norms, element-wise operators and the loss ([`traffic`]). fp8 GEMMs
+//! cast their operands first, and the optimizer step passes over memory once or several times
+//! ([`update`]).
 //!
-//! All of it is put on its way by a host, kernel by kernel. Where kernels are so short that the
-//! host cannot keep up, the segment takes as long as the host does.
+//! A host launches the kernels one by one. If kernels are too short for the host to keep up, the
+//! segment takes the host's launch time.
 
 mod attention;
 mod measured;
@@ -21,28 +22,28 @@ pub use measured::{KernelUse, accumulate_kernel, kernel, step_kernel};
 use crate::cluster::Device;
 use crate::profile::{Kernels, Profile};
 use paceline_plan::DType;
-use paceline_plan::graph::{Cost, LinearRole, OpKind, Part, Window};
+use paceline_plan::graph::{Cost, LinearRole, OpKind, OpPass, Window};
 use paceline_plan::program::{LocalOp, Template};
 use paceline_plan::units::Seconds;
 use product::Product;
 
-/// Times computations on one kind of device.
+/// Compute-time model for one kind of device.
 #[derive(Clone, Copy, Debug)]
 pub struct Roofline<'a> {
     device: &'a Device,
     profile: &'a Profile,
-    /// The type of matrix products.
+    /// Dtype of GEMMs.
     dtype: DType,
-    /// Microbatches among which what is done once an iteration is shared out.
+    /// Number of microbatches over which once-per-iteration work is spread.
     microbatches: u32,
 }
 
-/// What a run of operators takes.
+/// Cost of a sequence of operators.
 #[derive(Clone, Copy, Debug, Default)]
 struct Work {
-    /// Time of the device.
+    /// Device time.
     device: f64,
-    /// Kernels, which the host puts on their way one by one.
+    /// Number of kernels, which the host launches one by one.
     kernels: u32,
 }
 
@@ -54,7 +55,7 @@ impl Work {
 }
 
 impl<'a> Roofline<'a> {
-    /// For products in `dtype`, in iterations of so many microbatches.
+    /// Creates a model for GEMMs in `dtype`, with `microbatches` microbatches per iteration.
     pub const fn new(
         device: &'a Device,
         profile: &'a Profile,
@@ -64,7 +65,7 @@ impl<'a> Roofline<'a> {
         Self { device, profile, dtype, microbatches }
     }
 
-    /// One run of a template.
+    /// Time of one run of a template.
     pub fn template(&self, template: &Template) -> Seconds {
         let mut work = Work::default();
         let mut at = 0;
@@ -77,10 +78,10 @@ impl<'a> Roofline<'a> {
             });
             at += chain;
         }
-        Seconds(work.device.max(f64::from(work.kernels) * self.profile.host_issue.0))
+        Seconds(work.device.max(f64::from(work.kernels) * self.profile.cpu_launch_time.0))
     }
 
-    /// How many operators from the first on are one kernel.
+    /// Number of leading operators that form one kernel.
     fn chain(&self, ops: &[LocalOp]) -> usize {
         if self.profile.kernels == Kernels::Eager {
             return 1;
@@ -106,24 +107,24 @@ impl<'a> Roofline<'a> {
             }
             OpKind::Conv { window } => self.conv(template, op, window, &cost),
             OpKind::Interact { tables, width, parts: _ } => {
-                // A small product for every sample.
+                // A small GEMM for every sample.
                 let samples = template.operands[usize::from(op.inputs[0])].dims[0] as f64;
                 let vectors = tables + 1;
                 let product = Product { rows: vectors, columns: vectors, depth: width };
-                let times = if op.part == Part::Forward { 1.0 } else { 2.0 };
+                let times = if op.pass == OpPass::Forward { 1.0 } else { 2.0 };
                 let bytes = cost.bytes.as_f64();
                 self.product(product, samples * times, 1.0, self.activation(), bytes)
             }
             OpKind::Attention { heads, seq } => {
                 let tokens = template.operands[usize::from(op.inputs[0])].dims[0];
                 let shape = attention::Shape { heads, queries: seq, keys: seq, tokens };
-                self.attention(&shape, op.part, &cost)
+                self.attention(&shape, op.pass, &cost)
             }
             OpKind::AttentionBlock { heads, queries, keys, step: _ } => {
                 let tokens = template.operands[usize::from(op.inputs[0])].dims[0];
                 let shape = attention::Shape { heads, queries, keys, tokens };
-                let mut work = self.attention(&shape, op.part, &cost);
-                work.add(self.merge(&shape, op.part));
+                let mut work = self.attention(&shape, op.pass, &cost);
+                work.add(self.merge(&shape, op.pass));
                 work
             }
             OpKind::Embedding
@@ -164,24 +165,24 @@ impl<'a> Roofline<'a> {
         work
     }
 
-    /// A product and what the profile puts around it.
+    /// A GEMM and the operations that the profile adds around it.
     fn linear(&self, template: &Template, op: &LocalOp, role: LinearRole, cost: &Cost) -> Work {
         let dims =
             |index: Option<&u16>| index.map_or([1, 1], |&i| template.operands[usize::from(i)].dims);
         let tokens = dims(op.inputs.first())[0];
         let [outputs, inputs] = dims(op.params.first());
-        // The logits stay in the activations' type: they decide the loss, and fp8 is too coarse.
+        // Logits stay in the activation dtype: they determine the loss, and fp8 is too coarse.
         let dtype = match (self.dtype, role) {
             (DType::Fp8, LinearRole::Head | LinearRole::Router) => DType::Bf16,
             (dtype, _) => dtype,
         };
-        let product = match op.part {
-            Part::Forward => Product { rows: tokens, columns: outputs, depth: inputs },
-            Part::InputGradient => Product { rows: tokens, columns: inputs, depth: outputs },
-            Part::WeightGradient => Product { rows: outputs, columns: inputs, depth: tokens },
+        let product = match op.pass {
+            OpPass::Forward => Product { rows: tokens, columns: outputs, depth: inputs },
+            OpPass::BackwardInput => Product { rows: tokens, columns: inputs, depth: outputs },
+            OpPass::BackwardWeight => Product { rows: outputs, columns: inputs, depth: tokens },
         };
-        // Gradients are not sparse, so a weight's own gradient gains nothing from its zeros.
-        let sparse = self.profile.sparse_weights && op.part != Part::WeightGradient;
+        // Gradients are not sparse, so a weight gradient gains nothing from zero weights.
+        let sparse = self.profile.sparse_weights && op.pass != OpPass::BackwardWeight;
         let faster = if sparse { self.device.sparse_speedup } else { 1.0 };
         let aligned = if self.device.is_accelerator() {
             product::alignment([outputs, inputs], dtype)
@@ -192,38 +193,38 @@ impl<'a> Roofline<'a> {
         let (input, output) = (tokens as f64 * inputs as f64, tokens as f64 * outputs as f64);
         let weight = outputs as f64 * inputs as f64;
         if dtype == DType::Fp8 {
-            work.add(self.streaming(self.casts(op.part, input, output, weight) / CAST));
+            work.add(self.streaming(self.casts(op.pass, input, output, weight) / CAST));
         }
-        if op.part == Part::WeightGradient && !self.profile.fused_accumulation {
-            // The product's result is read again to be added to the gradient.
+        if op.pass == OpPass::BackwardWeight && !self.profile.fused_accumulation {
+            // The GEMM result is read again to be added to the gradient.
             let gradient = op.params.first().map(|&i| template.operands[usize::from(i)].dtype);
             let per_element = 2 * gradient.map_or(4, DType::size) + self.activation().size();
             work.add(self.streaming(weight * per_element as f64));
         }
         let branch = matches!(role, LinearRole::AttentionOut | LinearRole::Down);
         if branch && self.profile.dropout {
-            work.add(self.residual_dropout(op.part, output));
+            work.add(self.residual_dropout(op.pass, output));
         }
         work
     }
 
-    /// A convolution is a product whose rows are the places of the window. What it reads is each pixel
-    /// once: windows overlap in the caches.
+    /// A convolution is a GEMM whose rows are the window positions. Each pixel is read from memory
+    /// only once: overlapping windows hit the caches.
     fn conv(&self, template: &Template, op: &LocalOp, window: Window, cost: &Cost) -> Work {
         let dims =
             |index: Option<&u16>| index.map_or([1, 1], |&i| template.operands[usize::from(i)].dims);
         let places = dims(op.inputs.first())[0].saturating_mul(window.places());
         let [filters, seen] = dims(op.params.first());
-        let product = match op.part {
-            Part::Forward => Product { rows: places, columns: filters, depth: seen },
-            Part::InputGradient => Product { rows: places, columns: seen, depth: filters },
-            Part::WeightGradient => Product { rows: filters, columns: seen, depth: places },
+        let product = match op.pass {
+            OpPass::Forward => Product { rows: places, columns: filters, depth: seen },
+            OpPass::BackwardInput => Product { rows: places, columns: seen, depth: filters },
+            OpPass::BackwardWeight => Product { rows: filters, columns: seen, depth: places },
         };
         self.product(product, 1.0, 1.0, self.activation(), cost.bytes.as_f64())
     }
 
-    /// One product for each expert, in one kernel, on an equal share of the tokens of the rank that
-    /// has most of them.
+    /// One GEMM per expert, in one kernel, each on an equal share of the tokens of the rank with
+    /// the most tokens.
     fn expert_linear(
         &self,
         template: &Template,
@@ -237,10 +238,10 @@ impl<'a> Roofline<'a> {
         let weight = op.params.first().map_or([1, 1], |&i| template.operands[usize::from(i)].dims);
         let experts = experts.max(1);
         let (each, outputs, inputs) = (rows.div_ceil(experts), weight[0] / experts, weight[1]);
-        let product = match op.part {
-            Part::Forward => Product { rows: each, columns: outputs, depth: inputs },
-            Part::InputGradient => Product { rows: each, columns: inputs, depth: outputs },
-            Part::WeightGradient => Product { rows: outputs, columns: inputs, depth: each },
+        let product = match op.pass {
+            OpPass::Forward => Product { rows: each, columns: outputs, depth: inputs },
+            OpPass::BackwardInput => Product { rows: each, columns: inputs, depth: outputs },
+            OpPass::BackwardWeight => Product { rows: outputs, columns: inputs, depth: each },
         };
         let aligned = if self.device.is_accelerator() {
             product::alignment([outputs, inputs], self.dtype)
@@ -252,10 +253,10 @@ impl<'a> Roofline<'a> {
         let elements = |width: u64| rows as f64 * width as f64;
         let weights = weight[0] as f64 * weight[1] as f64;
         if self.dtype == DType::Fp8 {
-            let moved = self.casts(op.part, elements(inputs), elements(outputs), weights);
+            let moved = self.casts(op.pass, elements(inputs), elements(outputs), weights);
             work.add(self.streaming(moved / CAST));
         }
-        if op.part == Part::WeightGradient && !self.profile.fused_accumulation {
+        if op.pass == OpPass::BackwardWeight && !self.profile.fused_accumulation {
             let gradient = op.params.first().map(|&i| template.operands[usize::from(i)].dtype);
             let per_element = 2 * gradient.map_or(4, DType::size) + self.activation().size();
             work.add(self.streaming(weights * per_element as f64));
@@ -263,14 +264,14 @@ impl<'a> Roofline<'a> {
         work
     }
 
-    /// Tokens that come from several ranks for several experts are copied into the experts' order
-    /// before their first product, and back after their last.
+    /// Tokens from several ranks for several experts are copied into expert order before their
+    /// first GEMM, and back after their last.
     fn chunks(&self, template: &Template, op: &LocalOp, role: LinearRole, rows: u64) -> Work {
-        // The narrow side: what comes to the first product, and the gradient that leaves it.
+        // The narrow side: the input of the first GEMM, and the gradient that leaves it.
         let last = role == LinearRole::Down;
-        let leaves = last == (op.part == Part::Forward);
+        let leaves = last == (op.pass == OpPass::Forward);
         let operands = if leaves { &op.outputs } else { &op.inputs };
-        if op.part == Part::WeightGradient {
+        if op.pass == OpPass::BackwardWeight {
             return Work::default();
         }
         let width = operands.first().map_or(0, |&i| template.operands[usize::from(i)].dims[1]);
@@ -278,19 +279,19 @@ impl<'a> Roofline<'a> {
         self.streaming(2.0 * rows as f64 * width as f64 * size)
     }
 
-    /// Bytes that making a product's fp8 operands moves.
-    fn casts(&self, part: Part, input: f64, output: f64, weight: f64) -> f64 {
+    /// Bytes moved to cast a GEMM's operands to fp8.
+    fn casts(&self, part: OpPass, input: f64, output: f64, weight: f64) -> f64 {
         let casts = &self.profile.casts;
         let share =
             if casts.weights_once { 1.0 / f64::from(self.microbatches.max(1)) } else { 1.0 };
         match part {
-            Part::Forward => casts.input * input + casts.weight * weight * share,
-            Part::InputGradient => casts.gradient * output + casts.weight_again * weight,
-            Part::WeightGradient => casts.input_again * input,
+            OpPass::Forward => casts.input * input + casts.weight * weight * share,
+            OpPass::BackwardInput => casts.gradient * output + casts.weight_recast * weight,
+            OpPass::BackwardWeight => casts.input_recast * input,
         }
     }
 
-    /// The type in which activations are stored: fp8 is for products only.
+    /// Dtype of stored activations; fp8 is used for GEMMs only.
     fn activation(&self) -> DType {
         match self.dtype {
             DType::Fp8 => DType::Bf16,
@@ -298,15 +299,15 @@ impl<'a> Roofline<'a> {
         }
     }
 
-    /// `batch` equal products in one kernel that moves so many bytes, `faster` than their shape
-    /// alone would have it.
+    /// `batch` equal GEMMs in one kernel that moves `bytes` bytes; `faster` scales the rate that
+    /// their shape allows.
     fn product(&self, product: Product, batch: f64, faster: f64, dtype: DType, bytes: f64) -> Work {
         let rate = self.device.rate(dtype).0 * product.efficiency(self.device, dtype, batch);
         let arithmetic = product.flops() * batch / (rate * faster);
         self.kernel(arithmetic.max(self.bytes(bytes)))
     }
 
-    /// A kernel that takes so long by itself.
+    /// A kernel that takes `time` without its launch gap.
     fn kernel(&self, time: f64) -> Work {
         Work { device: time + self.device.launch_overhead.0, kernels: 1 }
     }
@@ -320,14 +321,14 @@ impl<'a> Roofline<'a> {
         bytes / self.device.sustained_memory_bandwidth().0
     }
 
-    /// Under [`Profile::deterministic`], filling what an operator is about to write.
+    /// Filling an operator's outputs before they are written, under [`Profile::deterministic`].
     fn fill(&self, template: &Template, op: &LocalOp) -> Work {
         if !self.profile.deterministic {
             return Work::default();
         }
         let written = op.outputs.iter().map(|&i| &template.operands[usize::from(i)]);
         let mut bytes: u64 = written.map(|operand| operand.elements() * operand.dtype.size()).sum();
-        if op.part == Part::WeightGradient && !self.profile.fused_accumulation {
+        if op.pass == OpPass::BackwardWeight && !self.profile.fused_accumulation {
             let gradients = op.params.iter().map(|&i| template.operands[usize::from(i)].elements());
             bytes += gradients.sum::<u64>() * self.activation().size();
         }
@@ -335,8 +336,8 @@ impl<'a> Roofline<'a> {
     }
 }
 
-/// How many standard deviations the largest of so many normal values lies above their mean, about:
-/// √(2 ln n) − (ln ln n + ln 4π) / 2√(2 ln n).
+/// Expected maximum of `count` normal values above their mean, in standard deviations,
+/// approximately: √(2 ln n) − (ln ln n + ln 4π) / 2√(2 ln n).
 pub(crate) fn largest_of(count: u64) -> f64 {
     if count < 2 {
         return 0.0;
@@ -347,8 +348,8 @@ pub(crate) fn largest_of(count: u64) -> f64 {
     deviations.max(0.0)
 }
 
-/// Of the memory's rate, what finding the largest value and casting reach: 3.4 and 3.8 TB/s measured
-/// by us on an H200 where a copy has 4.3.
+/// Fraction of the memory bandwidth reached by finding the maximum and casting: 3.4 and 3.8 TB/s,
+/// measured by us on an H200 where a copy reaches 4.3.
 const CAST: f64 = 0.88;
 
 #[cfg(test)]

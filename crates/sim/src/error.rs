@@ -1,4 +1,4 @@
-//! Why a plan could not be timed.
+//! Simulation errors.
 
 use crate::network::NoPath;
 use crate::network::flow::FlowError;
@@ -7,15 +7,15 @@ use paceline_plan::ids::{OpId, Rank};
 use paceline_plan::strategy::Store;
 use thiserror::Error;
 
-/// Why a plan could not be timed.
+/// Reason that a plan could not be simulated.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SimError {
-    /// There are more ranks than devices.
+    /// The plan has more ranks than the cluster has devices.
     #[error(
         "the plan has {ranks} ranks and cluster {cluster} has {devices} devices; use a cluster \
          with {ranks} or more, such as --cluster NAME:HOSTS with more hosts"
     )]
-    TooFewDevices {
+    NotEnoughDevices {
         /// Ranks of the plan, servers included.
         ranks: u64,
         /// Devices of the cluster.
@@ -23,18 +23,17 @@ pub enum SimError {
         /// The cluster's name.
         cluster: String,
     },
-    /// Something is offloaded, and nothing is known of the way there.
+    /// The plan offloads to a store of unknown bandwidth.
     #[error(
-        "the plan offloads to its store '{store}', and device {device} does not say how fast that \
-         is; say --set device.{store}_bandwidth=25GB/s, or write it into the cluster's file"
+        "the plan offloads to its store '{store}', and device {device} has no bandwidth for it; use --set device.{store}_bandwidth=25GB/s, or add it to the cluster file"
     )]
     NoStore {
-        /// Where to.
+        /// Target store.
         store: Store,
         /// The device's name.
         device: String,
     },
-    /// Ranks share memory, and stand where there is none to share.
+    /// Ranks share weights but have no shared memory.
     #[error(
         "the plan's {ranks} ranks share their weights as threads of one process, and on cluster {cluster} \
          {why}; use the cores of one host, as in --cluster laptop, or --sync async-ps:1"
@@ -44,10 +43,10 @@ pub enum SimError {
         ranks: u64,
         /// The cluster's name.
         cluster: String,
-        /// What stands in the way.
+        /// Reason that memory cannot be shared.
         why: &'static str,
     },
-    /// Two ranks that must talk cannot.
+    /// Two ranks that must communicate have no path.
     #[error("rank {rank} ({role}), op {op} '{what}': {source}")]
     NoPath {
         /// The role's first rank.
@@ -56,15 +55,15 @@ pub enum SimError {
         role: String,
         /// The op in the role's body.
         op: OpId,
-        /// The op in words.
+        /// Description of the op.
         what: String,
-        /// Between whom there is no way.
+        /// Ranks without a path.
         source: NoPath,
     },
-    /// The network cannot follow what is under way.
+    /// The flow network cannot represent the traffic.
     #[error(transparent)]
     Traffic(#[from] FlowError),
-    /// A collective that its algorithm cannot do; validation would have told.
+    /// A collective is impossible with its algorithm; validation would have reported it.
     #[error("rank {rank} ({role}), '{what}': {source}")]
     Collective {
         /// The role's first rank.
@@ -73,13 +72,12 @@ pub enum SimError {
         role: String,
         /// The call's name.
         what: String,
-        /// What is wrong with it.
+        /// Reason that it is impossible.
         source: CollectiveError,
     },
-    /// The ranks wait for each other; validation would have told.
+    /// The ranks deadlock; validation would have reported it.
     #[error(
-        "rank {rank} ({role}) waits for ever at op {op} '{what}': the ranks that it waits for \
-         never get there; `paceline plan` says which"
+        "rank {rank} ({role}) waits for ever at op {op} '{what}': its peers never reach it; `paceline plan` names them"
     )]
     Stuck {
         /// The role's first rank.
@@ -88,7 +86,7 @@ pub enum SimError {
         role: String,
         /// The op in the role's body.
         op: OpId,
-        /// The op in words.
+        /// Description of the op.
         what: String,
     },
 }

@@ -1,28 +1,28 @@
-//! What a run holds on the device under a profile's software.
+//! Device memory footprint of a run under a software profile.
 //!
-//! A plan's arena is laid out ahead of time: every buffer has its place, and a virtual stage has as
-//! many copies of its activations as it ever has microbatches in flight. Software with an allocator
-//! holds what is alive. The two differ where stages are busy at different times, where the software
-//! keeps more or less than the plan does, and where an allocator takes more than it hands out.
+//! A plan's arena is laid out in advance: every buffer has a fixed address, and a virtual stage has
+//! as many copies of its activations as it ever has microbatches in flight. Software with an
+//! allocator holds only live tensors. The two differ if stages are busy at different times, if the
+//! software saves more or less than the plan, and if an allocator reserves more than it hands out.
 
 use crate::profile::{Attention, Kernels, Profile};
 use paceline_plan::DType;
-use paceline_plan::graph::{LinearRole, OpKind, Part};
+use paceline_plan::graph::{LinearRole, OpKind, OpPass};
 use paceline_plan::ids::RoleId;
 use paceline_plan::program::{
-    Access, Buffer, LocalOp, MemoryKind, Op, Plan, Program, SegmentPass, Template,
+    Access, Buffer, ComputePass, LocalOp, MemoryKind, Op, Plan, Program, Template,
 };
 use paceline_plan::strategy::Recompute;
 use paceline_plan::units::Bytes;
 use std::collections::BTreeSet;
 
-/// The peak that the software of a profile would report for a role's ranks.
+/// Returns the peak memory that the profile's software would report for a role's ranks.
 ///
-/// It is the sum of weights, gradients, optimizer state and communication buffers as planned; of
-/// the activations that are alive at the worst moment; and of the larger of what a layer's pass
-/// needs for itself and what the loss does. Gradients that are whole only until they are reduced
-/// count where they are: those of blocks or the head beside their pass, the embedding's nowhere,
-/// because by then all activations are gone. All of it is multiplied by [`Profile::reserve`].
+/// It is the sum of three parts: weights, gradients, optimizer state and communication buffers as
+/// planned; the peak of live activations; and the larger of a layer pass's working memory and the
+/// loss's. Full gradients that exist only until they are reduced count when they exist: those of
+/// blocks or the head with their pass, the embedding's not at all, because by then all activations
+/// are freed. The sum is multiplied by [`Profile::allocator_overhead`].
 pub fn footprint(plan: &Plan, role: RoleId, profile: &Profile) -> Bytes {
     let program = &plan.programs[role.index()];
     let frames = Frames::new(plan, program, profile);
@@ -39,12 +39,12 @@ pub fn footprint(plan: &Plan, role: RoleId, profile: &Profile) -> Bytes {
     let pass = (of(MemoryKind::Activations) - planned).max(0.0);
     let [blocks, head, _] = transient;
     let working = (pass + blocks.max(head)).max(loss(plan, program, profile));
-    Bytes(((state + frames.peak(program, plan) + working) * profile.reserve) as u64)
+    Bytes(((state + frames.peak(program, plan) + working) * profile.allocator_overhead) as u64)
 }
 
-/// Activations that live from the forward to the backward pass, by virtual stage.
+/// Activations that live from the forward to the backward pass, by virtual stage (frame).
 struct Frames {
-    /// The frame of each buffer.
+    /// Frame of each buffer.
     of: Vec<Option<usize>>,
     /// Bytes of one microbatch.
     bytes: Vec<f64>,
@@ -67,8 +67,8 @@ impl Frames {
         Self { of, bytes }
     }
 
-    /// The most that is alive at once: a microbatch's share from the first computation that writes to
-    /// it until it is freed.
+    /// Peak of live bytes: a microbatch's activations live from the first computation that writes
+    /// them until they are freed.
     fn peak(&self, program: &Program, plan: &Plan) -> f64 {
         let mut alive = BTreeSet::new();
         let (mut now, mut peak) = (0.0f64, 0.0f64);
@@ -77,9 +77,9 @@ impl Frames {
                 Op::Compute { segment, microbatch, .. } => {
                     let segment = program.segment(segment);
                     let template = &plan.templates[segment.template as usize];
-                    let forward = template.pass == SegmentPass::Forward;
+                    let forward = template.pass == ComputePass::Forward;
                     for (operand, view) in template.operands.iter().zip(&segment.operands) {
-                        // What arrives from elsewhere is alive with the first that reads it.
+                        // Received data is live from its first reader on.
                         let written = forward || operand.access == Access::Write;
                         let frame = self.of[view.buffer.index()].filter(|_| written);
                         if let Some(frame) = frame
@@ -110,29 +110,29 @@ impl Frames {
     }
 }
 
-/// Who reads each buffer in the backward pass.
+/// Readers of each buffer in the backward pass.
 struct Uses {
-    /// Whether a product's weight gradient does.
+    /// True if the weight gradient of a GEMM reads the buffer.
     product: Vec<bool>,
-    /// Whether anyone else does.
+    /// True if any other op reads the buffer.
     other: Vec<bool>,
-    /// Whether products keep what they read in fp8.
+    /// True if GEMMs save their inputs in fp8.
     cast: bool,
 }
 
 impl Uses {
     fn new(plan: &Plan, program: &Program, profile: &Profile) -> Self {
-        let cast = plan.strategy.dtype == DType::Fp8 && profile.casts.input_again == 0.0;
+        let cast = plan.strategy.dtype == DType::Fp8 && profile.casts.input_recast == 0.0;
         let none = vec![false; program.buffers.len()];
         let mut uses = Self { product: none.clone(), other: none, cast };
         for segment in program.segments.iter().filter(|_| cast) {
             let template = &plan.templates[segment.template as usize];
-            if template.pass == SegmentPass::Forward {
+            if template.pass == ComputePass::Forward {
                 continue;
             }
             for op in &template.ops {
                 let product = matches!(op.kind, OpKind::Linear { role } if role != LinearRole::Head)
-                    && op.part == Part::WeightGradient;
+                    && op.pass == OpPass::BackwardWeight;
                 for (at, &input) in op.inputs.iter().enumerate() {
                     let buffer = segment.operands[usize::from(input)].buffer.index();
                     let of = if product && at == 1 { &mut uses.product } else { &mut uses.other };
@@ -143,8 +143,8 @@ impl Uses {
         uses
     }
 
-    /// Bytes that are kept of one copy: what only products read is kept in fp8 alone, what others
-    /// read too in both types.
+    /// Bytes saved of one copy: fp8 only if just GEMMs read it, both dtypes if other ops read it
+    /// too.
     fn kept(&self, buffer: &Buffer, at: usize) -> f64 {
         let whole = buffer.stride().as_f64();
         match (self.cast && buffer.dtype == DType::Bf16, self.product[at], self.other[at]) {
@@ -155,7 +155,7 @@ impl Uses {
     }
 }
 
-/// Bytes of gradients that are whole only until they are reduced: of blocks, head and embedding.
+/// Bytes of full gradients that exist only until they are reduced: blocks, head and embedding.
 fn transient_gradients(plan: &Plan, program: &Program) -> [f64; 3] {
     let mut seen = BTreeSet::new();
     let mut bytes = [0.0; 3];
@@ -181,11 +181,11 @@ fn transient_gradients(plan: &Plan, program: &Program) -> [f64; 3] {
     bytes
 }
 
-/// What branches to the residual stream keep beyond the plan, by frame.
+/// Bytes that branches to the residual stream save beyond the plan, by frame.
 ///
-/// Dropout keeps a byte of mask for every element, unless the layer is computed again with the same
-/// random numbers. Software without a compiler keeps what [`Recompute::SelectiveOp`] tells it to
-/// keep, although nothing reads the last product's result.
+/// Dropout saves a byte of mask per element, unless the layer is recomputed with the same random
+/// numbers. Software without a compiler saves what [`Recompute::SelectiveOp`] names, although
+/// nothing reads the last GEMM's result.
 fn branches(
     plan: &Plan,
     program: &Program,
@@ -201,7 +201,7 @@ fn branches(
     let segments = program.segments.iter().filter_map(|segment| {
         let template = &plan.templates[segment.template as usize];
         let frame = segment.operands.iter().find_map(|view| of[view.buffer.index()])?;
-        let forward = template.ops.iter().filter(|_| template.pass == SegmentPass::Forward);
+        let forward = template.ops.iter().filter(|_| template.pass == ComputePass::Forward);
         let is = |op: &LocalOp, role: LinearRole| op.kind == OpKind::Linear { role };
         let bytes = forward.map(|op| {
             let (out, down) = (is(op, LinearRole::AttentionOut), is(op, LinearRole::Down));
@@ -217,9 +217,9 @@ fn branches(
     segments.collect()
 }
 
-/// What attention keeps where its scores are written, by frame: their softmax, and with dropout the mask and what
-/// it leaves of them, the 5as²b of Korthikanti et al. (arXiv 2205.05198, section 4.1). Nothing of attention that is
-/// computed again, whose denominators are not kept either.
+/// Bytes that attention saves if its scores are materialized, by frame: their softmax, and with
+/// dropout the mask and the masked scores, the 5as²b of Korthikanti et al. (arXiv 2205.05198,
+/// section 4.1). Zero for recomputed attention, whose denominators are not saved either.
 fn scores(
     plan: &Plan,
     program: &Program,
@@ -234,7 +234,7 @@ fn scores(
     let mut kept = Vec::new();
     for segment in &program.segments {
         let template = &plan.templates[segment.template as usize];
-        for op in template.ops.iter().filter(|_| template.pass == SegmentPass::Forward) {
+        for op in template.ops.iter().filter(|_| template.pass == ComputePass::Forward) {
             let OpKind::Attention { seq, .. } = op.kind else { continue };
             let denominators = op.outputs.get(1).map(|&i| segment.operands[usize::from(i)].buffer);
             if let Some(frame) = denominators.and_then(|buffer| of[buffer.index()]) {
@@ -245,18 +245,18 @@ fn scores(
     kept
 }
 
-/// Elements of an operator's output.
+/// Number of elements of an operator's output.
 fn elements(template: &Template, op: &LocalOp, output: usize) -> f64 {
     op.outputs.get(output).map_or(0.0, |&i| template.operands[usize::from(i)].elements() as f64)
 }
 
-/// Bytes that the loss holds beyond the logits themselves.
+/// Bytes that the loss holds beyond the logits.
 fn loss(plan: &Plan, program: &Program, profile: &Profile) -> f64 {
     let live = if plan.strategy.tp > 1 { profile.loss.live_when_cut } else { profile.loss.live };
     let of_segment = program.segments.iter().map(|segment| {
         let template = &plan.templates[segment.template as usize];
         let losses = template.ops.iter().filter(|op| {
-            matches!(op.kind, OpKind::CrossEntropy { .. }) && op.part != Part::Forward
+            matches!(op.kind, OpKind::CrossEntropy { .. }) && op.pass != OpPass::Forward
         });
         losses.map(|op| elements(template, op, 0)).sum::<f64>()
     });
@@ -264,7 +264,7 @@ fn loss(plan: &Plan, program: &Program, profile: &Profile) -> f64 {
     of_segment.sum::<f64>() * (live - 2.0) * size / 2.0
 }
 
-/// fp8 copies of the weights that are kept for all microbatches: one byte for either orientation.
+/// Bytes of fp8 weight copies retained for all microbatches: one byte for each orientation.
 fn cast_weights(plan: &Plan, program: &Program, profile: &Profile) -> f64 {
     if plan.strategy.dtype != DType::Fp8 || !profile.casts.weights_once {
         return 0.0;
@@ -294,8 +294,8 @@ mod tests {
         footprint(plan, RoleId(0), profile).0
     }
 
-    /// Where nothing is in flight beside one microbatch and nothing is added, the arena is the
-    /// footprint, but for what a framework does not do: let a gradient take its operand's place.
+    /// With a single microbatch in flight and no additions, the footprint equals the arena, except
+    /// that frameworks do not let a gradient reuse its operand's memory.
     #[test]
     fn a_plain_run_holds_its_arena() {
         let plan = plan("llama3-8b", half(DType::Bf16));
@@ -323,18 +323,18 @@ mod tests {
         let fp8 = plan("gpt2-1.5b", half(DType::Fp8));
         let plain = bytes(&bf16, &Profile::MODERN);
         let with = |profile: Profile| bytes(&bf16, &profile) as f64 - plain as f64;
-        // Two branches of 48 layers, 1,024 tokens of 1,600.
+        // Two branches in each of 48 layers, 1,024 tokens of width 1,600.
         let masks = with(Profile { dropout: true, ..Profile::MODERN });
         assert_eq!(masks, 2.0 * 48.0 * 1024.0 * 1600.0);
-        // 48 layers of 25 heads, each with a square of scores, and with dropout a second one and a mask.
+        // 48 layers of 25 heads, each with a score matrix; with dropout a second one and a mask.
         let written = Profile { attention: Attention::Written, ..Profile::MODERN };
         let squares = 48.0 * 25.0 * 1024.0 * 1024.0;
         assert_eq!(with(written), 2.0 * squares);
         assert_eq!(with(Profile { dropout: true, ..written }) - masks, 5.0 * squares);
         assert!(with(Profile { loss: Loss::EAGER, ..Profile::MODERN }) > 0.0);
-        let reserved = with(Profile { reserve: 1.5, ..Profile::MODERN });
+        let reserved = with(Profile { allocator_overhead: 1.5, ..Profile::MODERN });
         assert!((reserved / plain as f64 - 0.5).abs() < 1e-6);
-        // Transformer Engine keeps products' inputs in a byte; torchao keeps them as they are.
+        // Transformer Engine saves GEMM inputs in one byte; torchao saves them unchanged.
         let again = Profile { casts: crate::profile::Casts::TORCHAO, ..Profile::MODERN };
         assert_eq!(bytes(&fp8, &again), plain);
         let weights = fp8.programs[0].memory.of(MemoryKind::Parameters).0;
@@ -355,7 +355,7 @@ mod tests {
         let compiled = bytes(&plan, &Profile::MODERN);
         assert!(compiled < plan.programs[0].memory.total().0);
         let eager = Profile { kernels: Kernels::Eager, ..Profile::MODERN };
-        // The last product's result: 32 layers, 8,192 tokens of 4,096.
+        // Result of the last GEMM: 32 layers, 8,192 tokens of width 4,096.
         assert_eq!(bytes(&plan, &eager) - compiled, 2 * 32 * 8192 * 4096);
     }
 }

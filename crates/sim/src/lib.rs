@@ -1,17 +1,17 @@
-//! Runs a plan on a described cluster and says how long it takes, what overlaps and what does not.
+//! Simulates a plan on a described cluster: iteration time, overlap and exposed communication.
 //!
 //! ```text
 //! Plan ──┐                ┌─ compute: every template once (roofline, profile)
 //!        ├─► engine ◄─────┤
-//! Cluster┘     │          └─ network: each message and call by itself (analytic, NCCL), or all that
-//!              │                      is under way at once (flow)
+//! Cluster┘     │          └─ network: each message and call alone (analytic, NCCL), or all
+//!              │                      traffic in flight (flow)
 //!              ▼
 //!          Timeline ──► outcome: times of the slowest rank, op by op, and a trace
 //! ```
 //!
-//! This crate touches no real time, socket or thread: the same plan on the same cluster gives the
-//! same answer, to the bit, on every machine. `cluster` is the description; everything else reads
-//! it and changes nothing in it.
+//! This crate uses no real time, sockets or threads: the same plan on the same cluster gives
+//! bitwise the same result on every machine. `cluster` is the description; all other modules only
+//! read it.
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
@@ -33,33 +33,33 @@ pub use footprint::footprint;
 pub use network::NetworkKind;
 pub use outcome::{
     CriticalPath, Details, DimensionUse, Limits, MemoryCurve, MemoryPoint, OpStat, Outcome,
-    PathPart, PathStep, RoleStats, Slowest, UnequalRanks,
+    PathPart, PathStep, RankGroup, RoleStats, Slowest,
 };
 pub use profile::{Attention, Casts, Kernels, Library, Loss, Profile};
 pub use uncertainty::{ErrorBand, error_band, quantile};
 
 use cluster::Cluster;
 use paceline_plan::ids::Rank;
-use paceline_plan::program::{Plan, Turn};
+use paceline_plan::program::{IterationFilter, Plan};
 use paceline_plan::strategy::Offload;
 use paceline_plan::units::{Bytes, Seconds};
 
-/// What a simulation can be asked for beside the plan and the cluster.
+/// Simulation options besides plan and cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Options {
-    /// The software that runs the plan.
+    /// Software that runs the plan.
     pub profile: Profile,
-    /// How communication is timed. The flow network plays the steps that the plan spells out.
+    /// Network model. The flow network executes the collective steps given by the plan.
     pub network: NetworkKind,
-    /// Whether to write down every op of one rank of each role.
+    /// True to trace every op of one rank of each role.
     pub trace: bool,
-    /// Whether to find out what the iteration waits for, what limits it, how busy the links are and
-    /// how memory fills. It takes a few times as long as the simulation alone.
+    /// True to compute critical path, limits, link utilisation and memory over time. This takes a
+    /// few times as long as the simulation alone.
     pub details: bool,
 }
 
-/// How long each layer of a plan's model computes in one iteration on a cluster: a profile, by which
-/// stages can be cut.
+/// Compute time of each layer of a plan's model in one iteration on a cluster: a profile for
+/// balancing stages.
 pub fn profile(
     plan: &Plan,
     cluster: &Cluster,
@@ -69,26 +69,33 @@ pub fn profile(
     engine::layer_times(plan, cluster, &costs)
 }
 
-/// Times one iteration of a plan on a cluster, and beside one after a warm-up one of the warm-up itself.
+/// Times one iteration of a plan on a cluster. With a compress warm-up, it times one iteration
+/// after the warm-up and one of the warm-up.
 ///
-/// The plan must be one that [`paceline_plan::validate`] passes. Rank r of the plan stands on
-/// device r of the cluster, which must have at least as many.
+/// The plan must pass [`paceline_plan::validate`]. Rank r of the plan runs on device r of the
+/// cluster, which must have at least as many devices as the plan has ranks.
 pub fn simulate(plan: &Plan, cluster: &Cluster, options: &Options) -> Result<Outcome, SimError> {
-    let mut outcome = in_turn(&plan.in_turn(Turn::Steady), cluster, options)?;
-    if plan.has_turns() {
+    let mut outcome =
+        simulate_filtered(&plan.filtered(IterationFilter::AfterWarmup), cluster, options)?;
+    if plan.has_filters() {
         let options = Options { trace: false, details: false, ..*options };
-        let warm_up = in_turn(&plan.in_turn(Turn::WarmUp), cluster, &options)?;
+        let warm_up =
+            simulate_filtered(&plan.filtered(IterationFilter::Warmup), cluster, &options)?;
         outcome.warm_up = Some(warm_up.iteration);
     }
     Ok(outcome)
 }
 
-/// Times an iteration of a plan without turns.
-fn in_turn(plan: &Plan, cluster: &Cluster, options: &Options) -> Result<Outcome, SimError> {
+/// Times an iteration of a plan without iteration filters.
+fn simulate_filtered(
+    plan: &Plan,
+    cluster: &Cluster,
+    options: &Options,
+) -> Result<Outcome, SimError> {
     let (ranks, devices) = (u64::from(plan.mesh.world()), cluster.devices());
     if ranks > devices {
         let cluster = cluster.name.clone();
-        return Err(SimError::TooFewDevices { ranks, devices, cluster });
+        return Err(SimError::NotEnoughDevices { ranks, devices, cluster });
     }
     network::check_switches(plan, cluster)?;
     if plan.programs.iter().any(|program| program.memory.shared() > Bytes::ZERO) {
@@ -103,12 +110,14 @@ fn in_turn(plan: &Plan, cluster: &Cluster, options: &Options) -> Result<Outcome,
         NetworkKind::Analytic => options.profile.library,
         NetworkKind::Flow => Library::Steps,
     };
-    let moments = engine::Moments::new(cluster);
+    let moments = engine::ClusterEpochs::new(cluster);
     let eras = moments.networks(library);
     let unrolled = engine::Unrolled::of(plan);
     let timed = unrolled.as_ref().map_or(plan, |unrolled| &unrolled.plan);
     let costs = engine::Costs::new(timed, cluster, &options.profile);
-    let settle = |timeline| engine::settle(plan, engine::ahead(plan, &options.profile, timeline));
+    let settle = |timeline| {
+        engine::resolve(plan, engine::overlap_param_gather(plan, &options.profile, timeline))
+    };
     let run = |costs: &engine::Costs<'_>| {
         let timeline = match options.network {
             NetworkKind::Analytic => engine::run(timed, cluster, costs, &eras),
@@ -121,16 +130,24 @@ fn in_turn(plan: &Plan, cluster: &Cluster, options: &Options) -> Result<Outcome,
     };
     let timeline = run(&costs)?;
     let mut outcome = outcome::outcome(plan, cluster, &timeline, options);
-    // What an iteration waits for is not told where that lies in another.
+    // Details are not available if an iteration waits for ops of another one.
     if options.details && unrolled.is_none() {
         let (eras, run, settle) = (&eras, &run, &settle);
-        let run = outcome::Run { plan, cluster, costs: &costs, eras, options, run, settle };
+        let run = outcome::SimContext {
+            plan,
+            cluster,
+            costs: &costs,
+            epochs: eras,
+            options,
+            run,
+            resolve: settle,
+        };
         outcome.details = Some(outcome::details(&run, &timeline, &outcome)?);
     }
     Ok(outcome)
 }
 
-/// Ranks that share weights need a memory that all of them reach.
+/// Checks that ranks that share weights have a common memory.
 fn shares_memory(plan: &Plan, cluster: &Cluster) -> Result<(), SimError> {
     let ranks: Vec<Rank> = (0..plan.mesh.world()).map(Rank).collect();
     let why = if cluster.hosts_of(&ranks) > 1 {

@@ -1,45 +1,44 @@
-//! How far predictions are off, as seen where measurements exist.
+//! Uncertainty of predictions, from runs with measurements.
 //!
-//! A prediction is one number; what it is worth shows in the runs that were both predicted and
-//! measured. Of the ratios measured/predicted, the 10 % and the 90 % quantile bound the band in
-//! which four of five measurements lie: those of the profile's own runs where there are enough of
-//! them, otherwise those of all runs. `paceline validate` prints the bands of the table it reads, so
-//! that the figures here can be brought up to date when the model or the evidence changes. They are
-//! those of runs that were looked at while the model was made; others may lie further off.
+//! The 10 % and 90 % quantiles of the ratios measured/predicted bound the band that contains four
+//! of five measurements. They are those of the profile's own runs if there are enough of them,
+//! otherwise those of all runs. `paceline validate` prints the bands of the table it reads, so the
+//! values here can be updated when the model or the data changes. They come from runs that were
+//! used while the model was developed; others may deviate more.
 
 use crate::profile::Profile;
 use serde::Serialize;
 
-/// Factors on a predicted time between which the measured one is expected, four times out of five.
+/// Factors on a predicted time that bound the measured one in four of five cases.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ErrorBand {
-    /// At the lower end, measured over predicted.
+    /// Lower bound of measured over predicted.
     pub low: f64,
-    /// At the upper end.
+    /// Upper bound of measured over predicted.
     pub high: f64,
 }
 
-/// The share of measurements below the band, and above it.
+/// Fraction of measurements below the band, and above it.
 const TAIL: f64 = 0.1;
 
-/// The band of all training runs that this version was validated on.
+/// Band of all training runs that this version was validated on.
 const ALL_RUNS: ErrorBand = ErrorBand { low: 0.95, high: 1.15 };
 
-/// The bands of profiles with enough runs of their own.
+/// Bands of profiles with enough runs of their own.
 const OF_PROFILES: [(Profile, ErrorBand); 1] =
     [(Profile::MEGATRON_2021, ErrorBand { low: 0.95, high: 1.03 })];
 
-/// The band of predictions under a profile.
+/// Error band of predictions under a profile.
 pub fn error_band(profile: &Profile) -> ErrorBand {
     let own = OF_PROFILES.iter().find(|(known, _)| known.name == profile.name);
     own.map_or(ALL_RUNS, |&(_, band)| band)
 }
 
 impl ErrorBand {
-    /// How many runs a band of their own takes; the quantiles of fewer are mere chance.
+    /// Minimum number of runs for a separate band; quantiles of fewer are not meaningful.
     pub const RUNS: usize = 8;
 
-    /// The band of runs given as (measured, predicted); none without a run that can be compared.
+    /// Band of runs given as (measured, predicted); `None` without a comparable run.
     pub fn of_runs(runs: impl IntoIterator<Item = (f64, f64)>) -> Option<Self> {
         let ratios = runs.into_iter().map(|(measured, predicted)| measured / predicted);
         let mut ratios: Vec<f64> = ratios.filter(|r| r.is_finite() && *r > 0.0).collect();
@@ -48,7 +47,7 @@ impl ErrorBand {
     }
 }
 
-/// The value below which a share of the sorted values lies, interpolated between neighbours.
+/// Quantile `share` of the sorted values, interpolated between neighbours.
 pub fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     let last = sorted.len().checked_sub(1)?;
     let at = share.clamp(0.0, 1.0) * last as f64;
@@ -68,8 +67,8 @@ mod tests {
         assert_eq!(quantile(&[0.0, 10.0], 0.9), Some(9.0));
     }
 
-    /// Eleven runs predicted at 10 s that took 10, 11, … 20 s: one of them lies below 11 s and one
-    /// above 19 s.
+    /// Eleven runs predicted at 10 s that took 10, 11, … 20 s: one is below 11 s and one above 19
+    /// s.
     #[test]
     fn the_band_leaves_out_a_tenth_on_either_side() {
         let runs = (0..=10).rev().map(|extra| (10.0 + f64::from(extra), 10.0));

@@ -1,14 +1,15 @@
-//! Right against arithmetic: on every single-dimension topology, the analytic time of every algorithm is
-//! its closed form.
+//! Closed-form tests: on every single-dimension topology, the analytic time of every algorithm
+//! equals its closed form.
 //!
-//! The model is α–β with hops and shared links: a round takes α for each hop of its farthest message, plus
-//! the bytes that cross its busiest link over β. [`formula`] states closed forms where textbooks have
-//! them, in the notation of Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
-//! Operations in MPICH" (2005): P ranks, N bytes, α latency and b seconds per byte of one link.
-//! [`laid`] lays every message of every algorithm on links by itself, for those that have none.
+//! The model is α–β with hops and shared links: a round takes α for each hop of its farthest
+//! message, plus the bytes that cross its busiest link over β. [`formula`] gives textbook closed
+//! forms in the notation of Thakur, Rabenseifner and Gropp, "Optimization of Collective
+//! Communication Operations in MPICH" (2005): P ranks, N bytes, α latency and b seconds per byte of
+//! one link. [`laid`] independently places every message of every algorithm on links, also for
+//! algorithms without a closed form.
 
 use paceline_plan::collective::{
-    Action, Algorithm, CollectiveKind, Cut, Order, Pattern, TorusShape, Way,
+    Action, Algorithm, Chunking, CollectiveKind, DimAlgorithm, Pattern, SummationOrder, TorusShape,
 };
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
@@ -22,7 +23,7 @@ const ALPHA: f64 = 3e-6;
 const RATE: f64 = 20e9;
 const B: f64 = 1.0 / RATE;
 
-/// One dimension that is the whole cluster.
+/// Cluster of a single dimension.
 fn cluster(kind: DimensionKind, size: u32) -> Cluster {
     let dimension = Dimension {
         name: "wire".into(),
@@ -62,7 +63,7 @@ fn algorithms(ranks: u32) -> Vec<Algorithm> {
         "halving-doubling",
         "tree",
         "direct",
-        "read-reduce",
+        "shared-memory",
         "ps",
         "ps:2",
         "naive",
@@ -79,7 +80,7 @@ fn algorithms(ranks: u32) -> Vec<Algorithm> {
         names.push(format!("torus:{a}x{}", ranks / a));
         names.push(format!("per-dimension/{a}dx{}r", ranks / a));
         names.push(format!("hierarchical:ring:halving-doubling/{a}"));
-        names.push(format!("hierarchical:read-reduce:tree/{a}"));
+        names.push(format!("hierarchical:shared-memory:tree/{a}"));
         names.push(format!("hierarchical:direct:in-network/{a}"));
     }
     names.into_iter().map(|name| name.parse().unwrap()).collect()
@@ -105,14 +106,15 @@ fn every_algorithm_takes_what_its_messages_take() {
         let ranks = dimension.size;
         for algorithm in algorithms(ranks) {
             for kind in CollectiveKind::ALL {
-                let Ok(pattern) = Pattern::new(kind, algorithm, Order::Free, ranks, 0) else {
+                let Ok(pattern) = Pattern::new(kind, algorithm, SummationOrder::Free, ranks, 0)
+                else {
                     continue;
                 };
                 if uses_a_switch(&pattern) && dimension.kind != DimensionKind::Switch {
                     continue;
                 }
                 for parts in [0, 1, 4096, 1 << 20] {
-                    // Every cut is even: into chunks, and these into pieces.
+                    // All splits are even: into chunks, and these into pieces.
                     let bytes = parts * u64::from(pattern.chunks()) * 12;
                     let what = format!("{:?} of {bytes} on {:?}", pattern, dimension.kind);
                     let found = simulated(&cluster, &pattern, bytes);
@@ -133,19 +135,21 @@ fn uses_a_switch(pattern: &Pattern) -> bool {
     pattern.steps(0).iter().any(|step| matches!(step.action, Action::Offer { .. }))
 }
 
-/// A link, by its ends and what it is: `(from, to, 0)` for wires, `(rank, rank, 1 or 2)` for ports.
+/// Link by ends and kind: `(from, to, 0)` if direct, `(rank, rank, 1 or 2)` for switch ports.
 type Link = (u32, u32, u8);
 
-/// Lays all messages of each round on links.
+/// Time from placing all messages of each round on links.
 fn laid(kind: &DimensionKind, pattern: &Pattern, bytes: u64) -> f64 {
-    let cut = Cut { elements: bytes, chunks: pattern.chunks(), block: 1 };
+    let cut = Chunking { elements: bytes, chunks: pattern.chunks(), block: 1 };
     let mut rounds: BTreeMap<u32, (u32, BTreeMap<Link, f64>)> = BTreeMap::new();
     for me in 0..pattern.ranks() {
         for step in pattern.steps(me) {
             let (hops, loads) = rounds.entry(step.round).or_default();
             let mut load = |link: Link, bytes: f64| *loads.entry(link).or_default() += bytes;
             match step.action {
-                Action::Send { to, chunks } | Action::Lend { to, chunks } => {
+                Action::Send { to, chunks }
+                | Action::Lend { to, chunks }
+                | Action::Write { to, chunks } => {
                     let bytes = cut.elements_in(chunks) as f64;
                     *hops = (*hops).max(way(kind, pattern.ranks(), me, to, bytes, &mut load));
                 }
@@ -166,13 +170,13 @@ fn laid(kind: &DimensionKind, pattern: &Pattern, bytes: u64) -> f64 {
     }
     let round = |(hops, loads): &(u32, BTreeMap<Link, f64>)| {
         let busiest = loads.values().fold(0.0, |a: f64, &b| a.max(b));
-        // No message is faster than one link, also where half of it goes each way.
+        // No message is faster than one link, even if half of it goes each way.
         f64::from(*hops) * ALPHA + busiest * B
     };
     rounds.values().map(round).sum()
 }
 
-/// Loads the links of one message and counts its hops.
+/// Adds the link loads of one message and returns its number of hops.
 fn way(
     kind: &DimensionKind,
     ranks: u32,
@@ -195,7 +199,7 @@ fn way(
         DimensionKind::Torus { shape, .. } => shape.clone(),
         DimensionKind::Graph { .. } => unreachable!(),
     };
-    // The message as a whole crosses one link or more: a bound that half ways round do not lower.
+    // The whole message crosses at least one link: a bound that splitting both ways does not lower.
     load((from, to, 3), bytes);
     let (mut at, mut stride, mut hops) = (from, 1, 0);
     for size in shape {
@@ -226,7 +230,7 @@ fn way(
     hops
 }
 
-/// The closed form, where there is one.
+/// Closed form, if there is one.
 fn formula(kind: &DimensionKind, pattern: &Pattern, n: f64) -> Option<f64> {
     match kind {
         DimensionKind::Switch => switch(pattern, n),
@@ -238,9 +242,9 @@ fn formula(kind: &DimensionKind, pattern: &Pattern, n: f64) -> Option<f64> {
     }
 }
 
-/// A ring's rounds, whatever is under it: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
-/// clusters of workstations" (2009), section 3; the chain is pipelined in K pieces. `step` is the time of
-/// a round in which everyone sends so many bytes to the next.
+/// Rounds of a ring on any topology: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
+/// for clusters of workstations" (2009), section 3; the chain is pipelined in K pieces. `step` is
+/// the time of a round in which every rank sends the given bytes to the next.
 fn neighbours(pattern: &Pattern, n: f64, step: impl Fn(f64) -> f64) -> Option<f64> {
     let p = f64::from(pattern.ranks());
     match pattern.kind() {
@@ -250,7 +254,7 @@ fn neighbours(pattern: &Pattern, n: f64, step: impl Fn(f64) -> f64) -> Option<f6
     }
 }
 
-/// All of a device's messages pass its port.
+/// Closed form on a switch: all messages of a device pass its port.
 fn switch(pattern: &Pattern, n: f64) -> Option<f64> {
     let p = f64::from(pattern.ranks());
     let part = n * (p - 1.0) / p;
@@ -265,7 +269,7 @@ fn switch(pattern: &Pattern, n: f64) -> Option<f64> {
         (Algorithm::MultiRing { .. }, AllReduce | ReduceScatter | AllGather) => {
             time(ways * (p - 1.0), ways * part)
         }
-        // Thakur et al., section 4.5: as few bytes as the ring in 2 log P rounds.
+        // Thakur et al., section 4.5: the same bytes as the ring in 2 log P rounds.
         (Algorithm::HalvingDoubling, AllReduce | ReduceScatter | AllGather) if power => {
             time(ways * p.log2(), ways * part)
         }
@@ -273,11 +277,11 @@ fn switch(pattern: &Pattern, n: f64) -> Option<f64> {
         (Algorithm::HalvingDoubling, Broadcast | Reduce) if power => {
             time(2.0 * p.log2(), 2.0 * part)
         }
-        (Algorithm::Direct | Algorithm::ReadReduce, AllReduce) => time(2.0, 2.0 * part),
+        (Algorithm::Direct | Algorithm::SharedMemory, AllReduce) => time(2.0, 2.0 * part),
         (Algorithm::Direct, Reduce) => time(1.0, n * (p - 1.0)),
-        (Algorithm::ReadReduce, Reduce) => time(2.0, 2.0 * part),
-        (Algorithm::Direct | Algorithm::ReadReduce, Broadcast) => time(1.0, n * (p - 1.0)),
-        (Algorithm::Direct | Algorithm::ReadReduce, _) => time(1.0, part),
+        (Algorithm::SharedMemory, Reduce) => time(2.0, 2.0 * part),
+        (Algorithm::Direct | Algorithm::SharedMemory, Broadcast) => time(1.0, n * (p - 1.0)),
+        (Algorithm::Direct | Algorithm::SharedMemory, _) => time(1.0, part),
         (Algorithm::ParameterServer { servers }, AllReduce) => {
             time(2.0, 2.0 * n * (p - 1.0) / f64::from(servers))
         }
@@ -297,14 +301,14 @@ fn switch(pattern: &Pattern, n: f64) -> Option<f64> {
             let rounds = grid?.dimensions().iter().map(|d| d.way.rounds(d.size)).sum::<u32>();
             time(ways * f64::from(rounds), ways * part)
         }
-        // Graham et al., SHArP (2016): every vector goes up once and the sum comes down once.
+        // Graham et al., SHArP (2016): every vector is sent up once and the sum comes down once.
         (Algorithm::InNetwork, AllGather) => time(1.0, part),
         (Algorithm::InNetwork, _) => time(1.0, n),
         _ => None,
     }
 }
 
-/// Every pair has a link: only messages of different rounds follow each other.
+/// Closed form with a link per pair: only messages of different rounds are sequential.
 fn fully_connected(pattern: &Pattern, n: f64) -> Option<f64> {
     let p = f64::from(pattern.ranks());
     let time = |rounds: f64, bytes: f64| Some(rounds * (ALPHA + bytes * B));
@@ -321,11 +325,11 @@ fn fully_connected(pattern: &Pattern, n: f64) -> Option<f64> {
             let orders = (1..ranks).filter(coprime).count().min(rings as usize) as f64;
             time(ways * (p - 1.0), n / p / orders)
         }
-        (Algorithm::Direct | Algorithm::ReadReduce, Broadcast) | (Algorithm::Direct, Reduce) => {
+        (Algorithm::Direct | Algorithm::SharedMemory, Broadcast) | (Algorithm::Direct, Reduce) => {
             time(1.0, n)
         }
-        (Algorithm::ReadReduce, Reduce) => time(2.0, n / p),
-        (Algorithm::Direct | Algorithm::ReadReduce, _) => time(ways, n / p),
+        (Algorithm::SharedMemory, Reduce) => time(2.0, n / p),
+        (Algorithm::Direct | Algorithm::SharedMemory, _) => time(ways, n / p),
         (Algorithm::Overlapped, _) => time(1.0, n),
         (Algorithm::ParameterServer { servers }, kind) => {
             let rounds = if servers > 1 { 2.0 } else { ways };
@@ -337,14 +341,14 @@ fn fully_connected(pattern: &Pattern, n: f64) -> Option<f64> {
     }
 }
 
-/// Places of a ring that are `k` apart: hops, and how many such messages of everyone share a link.
+/// Hops between ring positions `k` apart, and messages per link if every rank sends one.
 fn apart(k: u32, p: u32) -> (f64, f64) {
     let hops = f64::from(k.min(p - k));
     let half = 2 * k == p && p > 2;
     (hops, if half { (hops / 2.0).max(1.0) } else { hops })
 }
 
-/// How many messages cross each link of a ring when everyone sends to everyone, and the farthest way.
+/// Longest path, and number of messages per link of a ring, if every rank sends to all others.
 fn everyone(p: u32) -> (f64, f64) {
     let square = f64::from(p) * f64::from(p);
     let load = match p {
@@ -355,12 +359,12 @@ fn everyone(p: u32) -> (f64, f64) {
     (f64::from(p / 2), load)
 }
 
-/// Messages cross a link for each place that they go on.
+/// Closed form on a ring: a message crosses one link per position it advances.
 fn ring(pattern: &Pattern, n: f64) -> Option<f64> {
     let ranks = pattern.ranks();
     let p = f64::from(ranks);
     let ways = if pattern.kind() == AllReduce { 2.0 } else { 1.0 };
-    // In round k of a rotation everyone sends to the k-th next.
+    // In round k of a rotation, every rank sends to its k-th successor.
     let rotation = |bytes: f64| {
         let round = |k| {
             let (hops, load) = apart(k, ranks);
@@ -370,7 +374,7 @@ fn ring(pattern: &Pattern, n: f64) -> Option<f64> {
     };
     let (far, load) = everyone(ranks);
     let at_once = |bytes: f64| far * ALPHA + load * bytes * B;
-    // Half of the messages of one rank to all others, or of all to one, go each way.
+    // Messages from one rank to all others, or from all to one, go half each way.
     let from_one = |bytes: f64| far * ALPHA + ((p - 1.0) / 2.0).max(1.0) * bytes * B;
     let chain = 4.0 * (p - 2.0) + 1.0;
     match (pattern.algorithm(), pattern.kind()) {
@@ -378,31 +382,31 @@ fn ring(pattern: &Pattern, n: f64) -> Option<f64> {
         (Algorithm::Ring, Gather) => Some((p - 1.0) * (ALPHA + n / p * B)),
         (Algorithm::Ring, Broadcast | Reduce) => Some((p - 2.0 + chain) * (ALPHA + n / chain * B)),
         (Algorithm::Ring, _) => neighbours(pattern, n, |bytes| ALPHA + bytes * B),
-        // Both directions at once, half of the vector each.
+        // Both directions concurrently, with half of the vector each.
         (Algorithm::MultiRing { rings: 2 }, AllReduce | ReduceScatter | AllGather) => {
             let rings = if ranks == 2 { 1.0 } else { 2.0 };
             neighbours(pattern, n, |bytes| ALPHA + bytes / rings * B)
         }
-        // Pairs 2ᵏ apart meet in the middle of their block; those half-way round go both ways.
+        // Pairs 2ᵏ apart share the middle of their block; those half-way round use both directions.
         (Algorithm::HalvingDoubling, AllReduce | ReduceScatter | AllGather)
             if ranks.is_power_of_two() =>
         {
             Some(ways * halving(ranks, n))
         }
-        (Algorithm::Direct | Algorithm::ReadReduce, AllReduce) => Some(2.0 * at_once(n / p)),
-        (Algorithm::Direct | Algorithm::ReadReduce, Broadcast) | (Algorithm::Direct, Reduce) => {
+        (Algorithm::Direct | Algorithm::SharedMemory, AllReduce) => Some(2.0 * at_once(n / p)),
+        (Algorithm::Direct | Algorithm::SharedMemory, Broadcast) | (Algorithm::Direct, Reduce) => {
             Some(from_one(n))
         }
-        (Algorithm::Direct | Algorithm::ReadReduce, Gather) => Some(from_one(n / p)),
-        (Algorithm::ReadReduce, Reduce) => Some(at_once(n / p) + from_one(n / p)),
-        (Algorithm::Direct | Algorithm::ReadReduce, _) => Some(at_once(n / p)),
+        (Algorithm::Direct | Algorithm::SharedMemory, Gather) => Some(from_one(n / p)),
+        (Algorithm::SharedMemory, Reduce) => Some(at_once(n / p) + from_one(n / p)),
+        (Algorithm::Direct | Algorithm::SharedMemory, _) => Some(at_once(n / p)),
         (Algorithm::ParameterServer { servers: 1 }, AllReduce) => Some(2.0 * from_one(n)),
         (Algorithm::ParameterServer { servers: 1 }, _) => Some(from_one(n)),
         (Algorithm::Naive, _) => Some(rotation(n)),
         (Algorithm::Overlapped, _) => Some(at_once(n)),
         (Algorithm::Partitioned, _) => Some(ways * rotation(n / p)),
         (Algorithm::PerDimension { grid, .. }, _) => match grid?.dimensions() {
-            [only] if only.way == Way::Ring => neighbours(pattern, n, |b| ALPHA + b * B),
+            [only] if only.way == DimAlgorithm::Ring => neighbours(pattern, n, |b| ALPHA + b * B),
             [_] => Some(ways * at_once(n / p)),
             _ => None,
         },
@@ -410,7 +414,7 @@ fn ring(pattern: &Pattern, n: f64) -> Option<f64> {
     }
 }
 
-/// One direction of halving and doubling along a ring.
+/// Time of one pass of halving-doubling along a ring.
 fn halving(ranks: u32, n: f64) -> f64 {
     let round = |k: u32| {
         let (distance, bytes) = (f64::from(1 << k), n / f64::from(2 << k));
@@ -423,18 +427,18 @@ fn halving(ranks: u32, n: f64) -> f64 {
     (0..ranks.ilog2()).map(round).sum()
 }
 
-/// Several axes, each a ring.
+/// Closed form on several axes, each a ring.
 fn torus(shape: &[u32], pattern: &Pattern, n: f64) -> Option<f64> {
     let p = f64::from(pattern.ranks());
     let ways = if pattern.kind() == AllReduce { 2.0 } else { 1.0 };
     let along = TorusShape::new(shape)?;
     match (pattern.algorithm(), pattern.kind()) {
-        // At the end of a row the next rank is one step on along each axis.
+        // At the end of a row, the next rank is one step away along each axis.
         (Algorithm::Ring, AllReduce | ReduceScatter | AllGather) => {
             let axes = shape.len() as f64;
             neighbours(pattern, n, |bytes| axes * ALPHA + bytes * B)
         }
-        // Every rank's neighbours in an axis are its neighbours on the wires.
+        // Every rank's neighbours along an axis are its physical neighbours.
         (Algorithm::Torus { shape: same }, _) if same == along => {
             let mut left = n;
             let mut sum = 0.0;
@@ -444,7 +448,7 @@ fn torus(shape: &[u32], pattern: &Pattern, n: f64) -> Option<f64> {
             }
             Some(ways * sum)
         }
-        // A bit of the rank is a bit of one coordinate.
+        // Each bit of the rank is a bit of one coordinate.
         (Algorithm::HalvingDoubling, AllReduce | ReduceScatter | AllGather)
             if shape.iter().all(|size| size.is_power_of_two()) =>
         {
@@ -456,9 +460,9 @@ fn torus(shape: &[u32], pattern: &Pattern, n: f64) -> Option<f64> {
             }
             Some(ways * sum)
         }
-        // Of all messages, the others' coordinates on the other axes are anything.
+        // Over all messages, coordinates on the other axes take every value.
         (
-            Algorithm::Direct | Algorithm::ReadReduce,
+            Algorithm::Direct | Algorithm::SharedMemory,
             AllReduce | ReduceScatter | AllGather | AllToAll,
         ) => {
             let loads = shape.iter().map(|&size| everyone(size).1 * p / f64::from(size));
@@ -470,22 +474,22 @@ fn torus(shape: &[u32], pattern: &Pattern, n: f64) -> Option<f64> {
     }
 }
 
-/// In several chunks one dimension does nothing at once: the same bytes, and every chunk's latencies.
+/// On one dimension, chunks do not overlap: the same bytes, plus the latencies of every chunk.
 #[test]
 fn chunks_on_one_dimension_follow_each_other() {
     let cluster = cluster(DimensionKind::Ring, 8);
     let n = 8 * 4 * 1000;
     for (kind, ways) in [(AllReduce, 2.0), (ReduceScatter, 1.0), (AllGather, 1.0)] {
         let algorithm = "per-dimension:4/8r".parse().unwrap();
-        let pattern = Pattern::new(kind, algorithm, Order::Free, 8, 0).unwrap();
+        let pattern = Pattern::new(kind, algorithm, SummationOrder::Free, 8, 0).unwrap();
         let wanted = ways * 4.0 * 7.0 * (ALPHA + 1000.0 * B);
         close(simulated(&cluster, &pattern, n), wanted, "four chunks");
     }
 }
 
-/// Two dimensions are a flow shop of two machines: C equal jobs of p₁ and p₂ take C·max(p₁, p₂) +
-/// min(p₁, p₂) (Johnson, "Optimal two- and three-stage production schedules with setup times included",
-/// 1954).
+/// Two dimensions form a flow shop of two machines: C equal jobs of p₁ and p₂ take C·max(p₁, p₂) +
+/// min(p₁, p₂) (Johnson, "Optimal two- and three-stage production schedules with setup times
+/// included", 1954).
 #[test]
 fn chunks_overlap_in_two_dimensions() {
     let mut cluster = cluster(DimensionKind::Ring, 4);
@@ -497,7 +501,7 @@ fn chunks_overlap_in_two_dimensions() {
     });
     for chunks in [1u32, 2, 5, 16] {
         let algorithm = format!("per-dimension:{chunks}/4rx2r@3x1").parse().unwrap();
-        let pattern = Pattern::new(ReduceScatter, algorithm, Order::Free, 8, 0).unwrap();
+        let pattern = Pattern::new(ReduceScatter, algorithm, SummationOrder::Free, 8, 0).unwrap();
         let bytes = u64::from(chunks) * 8 * 5000;
         let chunk = bytes as f64 / f64::from(chunks);
         let inside = 3.0 * (ALPHA + chunk / 4.0 * B);
@@ -507,8 +511,8 @@ fn chunks_overlap_in_two_dimensions() {
     }
 }
 
-/// Equal axes: in one order the first carries most; with Themis's orders all carry the same, and the
-/// more chunks there are the closer it comes to using all links.
+/// Equal axes: with a fixed order the first carries most. With Themis's orders all carry the same,
+/// and more chunks come closer to using all links.
 #[test]
 fn themis_uses_what_baseline_leaves_idle() {
     let shape = vec![8, 8, 8];
@@ -516,12 +520,12 @@ fn themis_uses_what_baseline_leaves_idle() {
     let time = |name: &str| {
         let grid = "/8rx8rx8r";
         let algorithm = format!("{name}{grid}").parse().unwrap();
-        let pattern = Pattern::new(AllReduce, algorithm, Order::Free, 512, 0).unwrap();
+        let pattern = Pattern::new(AllReduce, algorithm, SummationOrder::Free, 512, 0).unwrap();
         simulated(&torus, &pattern, 1 << 30)
     };
     let (single, baseline, themis) =
         (time("per-dimension"), time("per-dimension:64"), time("themis:64"));
-    // Links of one direction of three axes, all busy, would need a third of the whole.
+    // With all links of one direction of three axes busy, the time would be a third of the whole.
     let whole = 2.0 * f64::from(1 << 30) * 511.0 / 512.0 * B;
     assert!(baseline < single && themis < baseline, "{single} {baseline} {themis}");
     assert!(baseline > whole * 7.0 / 8.0 * 512.0 / 511.0 * 0.99, "{baseline} {whole}");

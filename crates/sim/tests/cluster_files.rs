@@ -1,4 +1,4 @@
-//! Every example of `docs/clusters.md` is a cluster file, or a part of one, that can be simulated.
+//! Tests that every example of `docs/clusters.md`, whole file or fragment, can be simulated.
 
 use paceline_plan::lower::lower;
 use paceline_plan::model::built_in;
@@ -8,7 +8,7 @@ use paceline_sim::{NetworkKind, Options, simulate};
 
 const PAGE: &str = include_str!("../../../docs/clusters.md");
 
-/// The page's TOML blocks: whole files as they are, others behind the first.
+/// TOML blocks of the page: whole files unchanged, fragments appended to the first block.
 fn files() -> Vec<String> {
     let blocks = PAGE.split("```toml\n").skip(1);
     let blocks: Vec<&str> = blocks.filter_map(|rest| rest.split("```").next()).collect();
@@ -39,13 +39,13 @@ fn every_example_is_read_printed_and_simulated() {
             assert!(outcome.iteration.0 > 0.0);
             let unequal = ["straggler", "[[device]]\nhosts", "[[link]]"];
             if unequal.iter().any(|entry| file.contains(entry)) {
-                assert!(!outcome.unequal.is_empty(), "{network}\n{file}");
+                assert!(!outcome.rank_groups.is_empty(), "{network}\n{file}");
             }
         }
     }
 }
 
-/// The page's arithmetic: what one device of the example with TCP gets.
+/// Checks the page's arithmetic: bandwidth of one device in the TCP example.
 #[test]
 fn the_page_computes_what_the_simulator_does() {
     let file = files().into_iter().find(|file| file.contains("pcie-hosts")).unwrap();

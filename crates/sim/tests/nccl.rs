@@ -1,11 +1,11 @@
-//! What NCCL was measured to take, by nccl-tests on hosts of several owners.
+//! NCCL times measured with nccl-tests on hosts of several owners.
 //!
 //! The simulator knows the hosts from their descriptions in `clusters/` and NCCL from its source:
-//! no number here is used by it.
+//! it uses no number from this file.
 
 use paceline_sim::table::collectives::rows;
 
-/// Errors of all rows of a table, smallest first.
+/// Errors of all rows of a table, in ascending order.
 fn errors(table: &str) -> Vec<f64> {
     let rows = rows(table, "table").unwrap();
     let error = |row: &paceline_sim::table::collectives::Row| {
@@ -75,7 +75,7 @@ fn another_host_and_other_operations_come_out_within_a_tenth() {
     assert_within(SUPERBENCH, 0.10, 0.20);
 }
 
-/// NVIDIA/deepops, its guide to Slurm clusters: four DGX A100s over eight NICs each.
+/// NVIDIA/deepops, Slurm cluster guide: four DGX A100s with eight NICs each.
 const DEEPOPS: &str = "\
 gpu,gpus,op,size_bytes,time_us_out_of_place
 A100,32,all_reduce,1048576,135.3

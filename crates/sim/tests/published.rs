@@ -1,7 +1,7 @@
-//! The published runs of `validation/training.csv`, each simulated from its own columns.
+//! Published runs of `validation/training.csv`, each simulated from its own columns.
 //!
 //! Every device, fabric and software stack has one description for all rows. The bounds asserted
-//! here are the ones that the project promises; `docs/validation.md` has the errors themselves.
+//! here are those that the project promises; `docs/validation.md` has the errors themselves.
 
 use paceline_sim::table::training::{Row, rows};
 use paceline_sim::{ErrorBand, Profile, error_band, quantile};
@@ -34,7 +34,7 @@ fn times_come_out_as_promised() {
     assert!(most < 0.15, "90th percentile {most}");
 }
 
-/// What is told of a prediction's uncertainty is what the table shows today.
+/// The stated error bands match the current table.
 #[test]
 fn bands_are_those_of_the_measured_runs() {
     let rows = rows(TABLE, "validation/training.csv").unwrap();

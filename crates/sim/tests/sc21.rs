@@ -4,10 +4,10 @@
 //! The table prints TFLOP/s per GPU; the times here follow from it by the paper's eq. 3.
 //! Microbatches, chunks and the kind of data parallelism are those of the authors' scripts
 //! (`run_table_1.sh`). Device, fabric and software each have one description for all rows; nothing
-//! belongs to a row.
+//! is specific to a row.
 
 use paceline_plan::DType;
-use paceline_plan::collective::{Algorithm, Order};
+use paceline_plan::collective::{Algorithm, SummationOrder};
 use paceline_plan::lower::lower;
 use paceline_plan::model::built_in;
 use paceline_plan::schedule::ScheduleKind;
@@ -23,7 +23,7 @@ struct Row {
     dp: u32,
     micro_batch: u64,
     global_batch: u64,
-    /// PyTorch's data parallelism overlaps the gradients' reduction; Megatron's own did not.
+    /// PyTorch's data parallelism overlaps gradient reduction; Megatron's own did not.
     overlap: bool,
     measured_s: f64,
 }
@@ -104,7 +104,7 @@ fn predicted_s(row: &Row) -> f64 {
         split: Split::Count,
         dtype: DType::F16,
         grad_dtype: DType::F16,
-        order: Order::Free,
+        order: SummationOrder::Free,
         collective: Algorithm::Ring,
         overlap: row.overlap,
         ..Strategy::default()

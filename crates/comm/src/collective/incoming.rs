@@ -1,58 +1,58 @@
-//! Messages as they come in: put in place, reduced, or held.
+//! Incoming messages of a collective: stored, reduced, or held.
 //!
-//! Contributions that are held are summed in canonical order whenever they come. So while the one that
-//! is next is missing, those of the same round that follow it are taken in as well: many ranks that
-//! send to one share its link, instead of waiting for their turn.
+//! Held contributions are summed in canonical order, regardless of arrival order. While the next
+//! contribution is missing, later ones of the same round are received as well. Many ranks that send
+//! to one then share its link instead of taking turns.
 
-use super::{Into, Running, ranges};
+use super::{ActiveCollective, Destination, ranges};
 use crate::arithmetic::reduce_into;
 use crate::error::CommError;
-use crate::transport::{Header, Piece, Transport, Visitor};
-use paceline_plan::collective::{Action, Chunks, Combine, Cut, Reduction, Step};
+use crate::transport::{Header, MessageChunk, MessageSink, Transport};
+use paceline_plan::collective::{Action, Chunking, Chunks, Combine, Reduction, Step};
 use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 use std::ops::Range;
 
-/// A message of a collective on its way to where it belongs.
+/// Incoming message of a collective and its destination.
 pub(super) struct Incoming<'m> {
     pub(super) rank: Rank,
     pub(super) peer: Rank,
-    /// What the message must be.
+    /// Expected header of the message.
     pub(super) header: &'m Header,
     pub(super) reduction: Reduction,
-    pub(super) into: Into<'m>,
-    /// Where a contribution is gathered that is to be held.
+    pub(super) into: Destination<'m>,
+    /// Buffer that collects a contribution to be held.
     pub(super) arriving: &'m mut Vec<u8>,
-    /// How many bytes have moved.
+    /// Number of bytes moved.
     pub(super) moved: &'m mut u64,
 }
 
-/// A contribution that arrives before its step has come.
+/// A contribution that arrives before its step is reached.
 #[derive(Debug)]
-pub(super) struct Early {
+pub(super) struct EarlyChunk {
     step: usize,
     bytes: Vec<u8>,
     whole: bool,
 }
 
-impl Running {
-    /// Takes over what came early of the present step's message; whether that is all of it.
+impl ActiveCollective {
+    /// Takes over the early bytes of the current step's message; returns true if it is complete.
     pub(super) fn came_early(&mut self) -> bool {
         let Some(at) = self.early.iter().position(|early| early.step == self.next) else {
             return false;
         };
-        let Early { bytes, whole, .. } = self.early.swap_remove(at);
+        let EarlyChunk { bytes, whole, .. } = self.early.swap_remove(at);
         let empty = std::mem::replace(&mut self.arriving, bytes);
         self.spare.push(empty);
         whole
     }
 
-    /// Takes in what there is of contributions to be held in the present round, if the present step
-    /// waits for one.
+    /// Receives available data of contributions to be held in the current round, if the current
+    /// step waits for one.
     pub(super) fn receive_early(
         &mut self,
         transport: &mut dyn Transport,
-        cut: &Cut,
+        cut: &Chunking,
         dtype: DType,
     ) -> Result<(), CommError> {
         for step in self.next..self.steps.len() {
@@ -66,7 +66,7 @@ impl Running {
             }
             let at = self.early.iter().position(|early| early.step == step).unwrap_or_else(|| {
                 let bytes = self.spare.pop().unwrap_or_default();
-                self.early.push(Early { step, bytes, whole: false });
+                self.early.push(EarlyChunk { step, bytes, whole: false });
                 self.early.len() - 1
             });
             if self.early[at].whole {
@@ -74,7 +74,7 @@ impl Running {
             }
             let (header, peer) =
                 (self.header(round, cut.elements, dtype), self.members[from as usize]);
-            let into = Into { cut, chunks, how, dtype, data: &mut [], output: &mut [] };
+            let into = Destination { cut, chunks, how, dtype, data: &mut [], output: &mut [] };
             std::mem::swap(&mut self.arriving, &mut self.early[at].bytes);
             let whole = self.receive(transport, &header, peer, into);
             std::mem::swap(&mut self.arriving, &mut self.early[at].bytes);
@@ -87,7 +87,7 @@ impl Running {
 impl Incoming<'_> {
     fn check(&self, found: &Header, total: usize) -> Result<(), CommError> {
         let Self { rank, peer, .. } = *self;
-        let Into { cut, chunks, dtype, .. } = &self.into;
+        let Destination { cut, chunks, dtype, .. } = &self.into;
         self.header.check(rank, peer, found)?;
         let (expected, found) = (cut.elements_in(*chunks) * dtype.size(), total as u64);
         if found != expected {
@@ -97,11 +97,11 @@ impl Incoming<'_> {
     }
 }
 
-impl Visitor for Incoming<'_> {
-    fn show(&mut self, header: &Header, piece: Piece<'_>) -> Result<(), CommError> {
+impl MessageSink for Incoming<'_> {
+    fn chunk(&mut self, header: &Header, piece: MessageChunk<'_>) -> Result<(), CommError> {
         self.check(header, piece.total)?;
         *self.moved += piece.bytes.len() as u64;
-        let Into { cut, chunks, how, dtype, data, output } = &mut self.into;
+        let Destination { cut, chunks, how, dtype, data, output } = &mut self.into;
         let at = places(cut, *chunks, dtype.size() as usize, piece.at, piece.bytes);
         match how {
             Combine::Replace => at.for_each(|(at, part)| data[at].copy_from_slice(part)),
@@ -114,14 +114,14 @@ impl Visitor for Incoming<'_> {
         Ok(())
     }
 
-    fn place(
+    fn destination(
         &mut self,
         header: &Header,
         total: usize,
         at: usize,
     ) -> Result<Option<&mut [u8]>, CommError> {
         self.check(header, total)?;
-        let Into { cut, chunks, how, dtype, data, output } = &mut self.into;
+        let Destination { cut, chunks, how, dtype, data, output } = &mut self.into;
         let mut skip = at;
         let place = ranges(cut, *chunks, dtype.size() as usize).find_map(|range| {
             let skipped = skip.min(range.len());
@@ -137,14 +137,14 @@ impl Visitor for Incoming<'_> {
         })
     }
 
-    fn placed(&mut self, bytes: usize) {
+    fn written(&mut self, bytes: usize) {
         *self.moved += bytes as u64;
     }
 }
 
-/// Where part of a message belongs, whose first byte is so many from the message's beginning.
+/// Maps `bytes`, starting at byte `at` of a message, to their ranges in the destination buffer.
 fn places<'m>(
-    cut: &Cut,
+    cut: &Chunking,
     chunks: Chunks,
     size: usize,
     at: usize,

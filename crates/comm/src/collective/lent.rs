@@ -1,9 +1,9 @@
-//! Going along bytes of other ranks, which lie in pieces.
+//! Iteration over lent bytes of other ranks, stored in several pieces.
 
 use crate::transport::Lent;
 use std::ops::Range;
 
-/// Goes along bytes that lie in pieces.
+/// Cursor over bytes stored in several pieces.
 pub(super) struct Cursor<'a> {
     pieces: &'a [&'a [u8]],
     rest: &'a [u8],
@@ -12,31 +12,31 @@ pub(super) struct Cursor<'a> {
 impl<'a> Cursor<'a> {
     pub(super) fn new(pieces: &'a [&'a [u8]]) -> Self {
         let mut cursor = Self { pieces, rest: &[] };
-        cursor.settle();
+        cursor.skip_empty();
         cursor
     }
 
-    /// How many bytes lie together from here on.
+    /// Number of contiguous bytes from the current position.
     pub(super) fn ahead(&self) -> usize {
         self.rest.len()
     }
 
-    /// The next bytes, at most as many as lie together.
+    /// Takes the next `bytes` bytes, or fewer if the contiguous run is shorter.
     pub(super) fn take(&mut self, bytes: usize) -> &'a [u8] {
         let (taken, rest) = self.rest.split_at(bytes.min(self.rest.len()));
         self.rest = rest;
-        self.settle();
+        self.skip_empty();
         taken
     }
 
-    fn settle(&mut self) {
+    fn skip_empty(&mut self) {
         while let ([], [next, more @ ..]) = (self.rest, self.pieces) {
             (self.rest, self.pieces) = (next, more);
         }
     }
 }
 
-/// Goes along what a rank has lent and the ranges that it is for, piece by piece.
+/// Visits lent bytes together with their destination ranges, piece by piece.
 pub(super) fn along(
     ranges: impl Iterator<Item = Range<usize>>,
     lent: &Lent,

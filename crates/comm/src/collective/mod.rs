@@ -1,103 +1,105 @@
-//! Collectives in flight: the steps of `paceline-plan`, interpreted on a transport.
+//! Collectives in flight: interprets the steps of `paceline-plan` on a transport.
 
-mod in_place;
 mod incoming;
 mod lent;
 mod outgoing;
 mod pipeline;
-mod together;
+mod zero_copy;
 
-use crate::arithmetic::{Contributions, reduce_into, reducible};
+use crate::arithmetic::{Contributions, reduce_everywhere, reduce_into, reducible};
 use crate::error::CommError;
+use crate::shm::window::SharedBuffer;
 use crate::transport::{
-    Header, Lending, Lent, Piece, Progress, Purpose, Tag, Taken, Transport, finish,
+    Header, Lent, MessageChunk, Progress, Purpose, RecvStatus, Tag, Transport, finish,
 };
-use in_place::InPlace;
-use incoming::{Early, Incoming};
+use incoming::{EarlyChunk, Incoming};
 use lent::{Cursor, along};
 use outgoing::{Copied, Outgoing};
 use paceline_plan::collective::{
-    Action, Algorithm, Chunks, CollectiveKind, Combine, Cut, Order, Pattern, Reduction, Step,
+    Action, Algorithm, Chunking, Chunks, CollectiveKind, Combine, Pattern, Reduction, Step,
+    SummationOrder,
 };
 use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 use std::ops::Range;
 use std::time::Duration;
-use together::Together;
+use zero_copy::ZeroCopySends;
 
-/// What all members of a group agree on about a collective, whatever the size of the vector.
+/// Parameters of a collective that all members agree on, independent of vector size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollectiveSpec {
-    /// What is done.
+    /// Kind of the collective.
     pub kind: CollectiveKind,
-    /// How it is done.
+    /// Algorithm that performs it.
     pub algorithm: Algorithm,
-    /// The order of summation.
-    pub order: Order,
-    /// How contributions are combined, where any are.
+    /// Order of summation.
+    pub order: SummationOrder,
+    /// Reduction that combines contributions, for kinds that reduce.
     pub reduction: Reduction,
-    /// The root's index among the members.
+    /// Index of the root among the members.
     pub root: u32,
-    /// Chunks are cut at multiples of this many elements; 0 means 1. all_to_all, whose parts are
-    /// equal, takes no notice of it.
+    /// Chunks are split at multiples of this number of elements; 0 means 1. Ignored by all_to_all,
+    /// whose parts are equal.
     pub block: u64,
 }
 
 /// One rank's side of a collective in flight.
 ///
-/// What the buffers must hold at the start, and what they hold at the end, is laid down in
-/// [`paceline_plan::collective`]: `data` is the work buffer, and `output` the output buffer that
-/// all_to_all alone has. Between the calls of [`progress`](Self::progress) they belong to the
-/// collective.
+/// [`paceline_plan::collective`] defines the buffer contents at the start and at the end. `data` is
+/// the work buffer, and `output` is the output buffer, used by all_to_all only. Between calls of
+/// [`progress`](Self::progress) the buffers belong to the collective.
 ///
-/// Messages go straight from the buffers and are reduced as they come in; a send that the wire does
-/// not take at once goes on beside the steps that follow it. Where the wire can, the peer gets large ones
-/// from the buffers themselves, which are not handed back before it has. Large vectors go through the steps piece
-/// by piece. Where all members share memory, an
-/// all_reduce whose order of summation allows it is done together instead of by steps, and what is
-/// scattered, gathered or exchanged by an algorithm that nobody has chosen is read where it lies.
+/// Messages are sent directly from the buffers and reduced as they arrive. A send that the
+/// transport does not accept at once continues in parallel with the following steps. Large messages
+/// are sent zero-copy if the transport can; the buffers are not released before the peer has
+/// received them. Large vectors pass through the steps piece by piece.
+///
+/// The steps are exactly those of the spec's algorithm. Peers lend, read and write memory only with
+/// an algorithm that says so; a vector outside shared memory then passes through a staging buffer.
 #[derive(Debug)]
-pub struct Running {
+pub struct ActiveCollective {
     spec: CollectiveSpec,
     members: Vec<Rank>,
     me: u32,
     tag: Tag,
     pattern: Pattern,
-    /// Bytes of a piece of a chunk, at most; into how many chunks are cut, and the steps of all.
+    /// Maximum bytes of a piece of a chunk; then the pieces per chunk, and the steps of all.
     piece: u64,
     pieces: u32,
     steps: Vec<Step>,
     next: usize,
-    /// Contributions set aside for a canonical sum, with their contributors.
+    /// Contributions held for a canonical sum, with their contributors.
     held: Vec<(u32, Chunks, Lent)>,
-    /// The contribution that is arriving, to be held.
+    /// Contribution that is arriving and will be held.
     arriving: Vec<u8>,
     /// Contributions of later steps that have begun to arrive.
-    early: Vec<Early>,
-    /// Buffers for such contributions and for copies, used before.
+    early: Vec<EarlyChunk>,
+    /// Used buffers, for such contributions and for copies.
     spare: Vec<Vec<u8>>,
-    /// Messages that have not gone entirely, oldest first.
+    /// Messages not fully sent, oldest first.
     outgoing: Vec<Outgoing>,
-    /// What some of them carry, where it has been overwritten.
+    /// Copies of outgoing data whose original has been overwritten.
     copies: Vec<Copied>,
-    /// What has gone and may still be read where it lies.
-    in_place: InPlace,
-    /// What is read or lent in place in the present round, which ends when all of it is done with.
+    /// Zero-copy sends whose data may still be read by the peer.
+    in_place: ZeroCopySends,
+    /// In-place reads and loans of the current round; the round ends when all are finished.
     round: Round,
-    /// Elements of the vector and their type, once the first call has shown it.
+    /// Number of elements and their dtype, set by the first call.
     vector: Option<(usize, DType)>,
-    /// How many bytes have come in or gone out.
+    /// Number of bytes received or sent.
     moved: u64,
-    /// Whether steps can be done without, which depends on the transport too.
-    together: Option<Together>,
-    /// Whether the members may read each other's vectors instead, which depends on it as well.
-    may_read: bool,
+    /// Shared copy of a vector that is lent to peers and is in private memory.
+    staging: Option<SharedBuffer>,
+    /// True if this rank lends its vector to peers.
+    has_loans: bool,
+    /// Address and length of the last vector that was found in shared memory.
+    located: Option<(usize, usize)>,
     is_barrier: bool,
 }
 
-impl Running {
-    /// Prepares the side of rank `me`, a member; the tag is the same for all members, and no other
-    /// operation between any two of them has it.
+impl ActiveCollective {
+    /// Prepares the side of rank `me`, a member. All members use the same `tag`, and no other
+    /// operation between any two of them uses it.
     pub fn start(
         spec: &CollectiveSpec,
         members: &[Rank],
@@ -109,7 +111,7 @@ impl Running {
         let mut sorted = members.to_vec();
         sorted.sort_unstable();
         if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(CommError::Twice { rank: pair[0] });
+            return Err(CommError::DuplicateRank { rank: pair[0] });
         }
         let Some(index) = (0..).zip(members).find_map(|(i, rank)| (*rank == me).then_some(i))
         else {
@@ -123,6 +125,7 @@ impl Running {
             pattern,
             piece: pipeline::PIECE,
             pieces: 1,
+            has_loans: pattern.steps(index).iter().any(is_loan),
             steps: pattern.steps(index),
             next: 0,
             held: Vec::new(),
@@ -131,18 +134,18 @@ impl Running {
             spare: Vec::new(),
             outgoing: Vec::new(),
             copies: Vec::new(),
-            in_place: InPlace::default(),
+            in_place: ZeroCopySends::default(),
             round: Round::default(),
             vector: None,
             moved: 0,
-            together: Together::suits(spec, &pattern).then(|| Together::new(members, index)),
-            may_read: may_read(spec) && ranks > 1,
+            staging: None,
+            located: None,
             is_barrier: false,
         })
     }
 
-    /// As [`start`](Self::start), for steps that carry nothing and whose messages say that they are
-    /// a barrier's.
+    /// Like [`start`](Self::start), for steps without payload whose messages are marked as a
+    /// barrier's.
     pub(crate) fn barrier(
         members: &[Rank],
         me: Rank,
@@ -152,18 +155,18 @@ impl Running {
         let spec = CollectiveSpec {
             kind: CollectiveKind::AllReduce,
             algorithm: Algorithm::Direct,
-            order: Order::Free,
+            order: SummationOrder::Free,
             reduction: Reduction::Sum,
             root: 0,
             block: 1,
         };
         let start = Self::start(&spec, members, me, tag)?;
         let steps = steps(members.len() as u32, start.me);
-        Ok(Self { is_barrier: true, together: None, steps, ..start })
+        Ok(Self { is_barrier: true, steps, ..start })
     }
 
-    /// Makes the same collective ready to run again, on a vector of any size, without working its
-    /// steps out anew.
+    /// Prepares the same collective to run again, on a vector of any size, without recomputing its
+    /// steps.
     pub fn restart(&mut self, tag: Tag) {
         self.tag = tag;
         self.next = 0;
@@ -172,19 +175,16 @@ impl Running {
         self.early.clear();
         self.outgoing.clear();
         self.copies.clear();
-        self.in_place = InPlace::default();
+        self.in_place = ZeroCopySends::default();
         self.round = Round::default();
         self.vector = None;
         self.moved = 0;
-        if let Some(together) = &mut self.together {
-            together.restart();
-        }
     }
 
-    /// Does whatever can be done now: sends, receives and reduces until a message is missing.
+    /// Sends, receives and reduces until a message is missing.
     ///
-    /// Never blocks. The buffers must be the same in every call until it is done; after an error
-    /// their contents are lost.
+    /// Never blocks. The buffers must be the same in every call until the collective is done; after
+    /// an error their contents are lost.
     pub fn progress(
         &mut self,
         transport: &mut dyn Transport,
@@ -195,8 +195,8 @@ impl Running {
         self.progress_bytes(transport, DType::F32, bytemuck::cast_slice_mut(data), output)
     }
 
-    /// As [`progress`](Self::progress), for elements of any type. Floats can be reduced, in f32
-    /// with one rounding for every two that are combined; anything can be moved.
+    /// Like [`progress`](Self::progress), for elements of any dtype. Only floats can be reduced, in
+    /// f32 with one rounding per combination; any dtype can be moved.
     pub fn progress_bytes(
         &mut self,
         transport: &mut dyn Transport,
@@ -204,24 +204,51 @@ impl Running {
         data: &mut [u8],
         output: Option<&mut [u8]>,
     ) -> Result<Progress, CommError> {
-        if std::mem::take(&mut self.may_read) {
-            self.read_if_possible(transport)?;
-        }
         let output = self.check_buffers(transport.rank(), dtype, data, output)?;
+        self.stage(transport, data)?;
+        let Some(mut staging) = self.staging.take() else {
+            return self.run_steps(transport, dtype, data, output);
+        };
+        let progress = self.run_steps(transport, dtype, &mut staging[..data.len()], output)?;
+        if progress == Progress::Done {
+            data.copy_from_slice(&staging[..data.len()]);
+            transport.return_staging(staging);
+        } else {
+            self.staging = Some(staging);
+        }
+        Ok(progress)
+    }
+
+    /// Copies a private vector that is lent to peers into shared memory, before the first step.
+    fn stage(&mut self, transport: &mut dyn Transport, data: &[u8]) -> Result<(), CommError> {
+        let begins = self.next == 0 && self.staging.is_none() && self.round.lent.is_empty();
+        let vector = (data.as_ptr() as usize, data.len());
+        if !begins || !self.has_loans || self.located == Some(vector) {
+            return Ok(());
+        }
+        if transport.locate(data).is_some() {
+            self.located = Some(vector);
+            return Ok(());
+        }
+        let staging = transport.take_staging(data.len())?;
+        let mut staging = staging.ok_or_else(|| self.no_shared_memory(transport))?;
+        staging[..data.len()].copy_from_slice(data);
+        self.staging = Some(staging);
+        Ok(())
+    }
+
+    fn run_steps(
+        &mut self,
+        transport: &mut dyn Transport,
+        dtype: DType,
+        data: &mut [u8],
+        output: &mut [u8],
+    ) -> Result<Progress, CommError> {
         let size = dtype.size() as usize;
         let cut = self.cut(data.len() / size);
-        if let Some(mut together) = self.together.take() {
-            if together.is_possible(transport) {
-                let header = self.header(0, cut.elements, dtype);
-                let progress = together.progress(transport, &header, &cut, data);
-                self.together = Some(together);
-                return progress;
-            }
-            self.together = Some(together);
-        }
         loop {
             let step = self.steps.get(self.next).copied();
-            if step.is_none_or(|step| step.round != self.round.number)
+            if step.is_none_or(|step| step.round != self.round.number && !is_write(&step))
                 && let Some(on) = self.end_round(transport, cut.elements, dtype)?
             {
                 self.send_on(transport, &cut, dtype, data)?;
@@ -230,7 +257,7 @@ impl Running {
             let Some(Step { round, action }) = step else {
                 let on = match self.send_on(transport, &cut, dtype, data)? {
                     Some(on) => Some(on),
-                    None => self.settle(transport)?,
+                    None => self.await_acks(transport)?,
                 };
                 return Ok(on.map_or(Progress::Done, |on| self.pending(on)));
             };
@@ -250,7 +277,7 @@ impl Running {
                         return Ok(self.pending(on));
                     }
                     let peer = self.members[from as usize];
-                    let into = Into { cut: &cut, chunks, how, dtype, data, output };
+                    let into = Destination { cut: &cut, chunks, how, dtype, data, output };
                     if !self.came_early() && !self.receive(transport, &header, peer, into)? {
                         self.receive_early(transport, &cut, dtype)?;
                         self.send_on(transport, &cut, dtype, data)?;
@@ -270,19 +297,36 @@ impl Running {
                     if let Some(on) = self.let_go(transport, &cut, dtype, data, (round, chunks))? {
                         return Ok(self.pending(on));
                     }
-                    self.fold(&cut, chunks, dtype, data);
+                    let writes = self.writes_after(self.next, chunks);
+                    if writes > 0 {
+                        self.fold_and_write(&cut, chunks, dtype, data)?;
+                    } else {
+                        self.fold(&cut, chunks, dtype, data);
+                    }
+                    self.next += writes;
+                }
+                // Plans are checked: writes follow the fold of the same chunks, which does them.
+                Action::Write { to, .. } => {
+                    let problem = format!("a write to rank {to} of a group follows no fold");
+                    return Err(CommError::Job { problem });
                 }
                 Action::Emit { chunks } => ranges(&cut, chunks, size)
                     .for_each(|range| output[range.clone()].copy_from_slice(&data[range])),
                 Action::Lend { to, chunks } => {
-                    let bytes: Vec<&[u8]> =
-                        ranges(&cut, chunks, size).map(|range| &data[range]).collect();
                     let peer = self.members[to as usize];
-                    match transport.lend(peer, &header, &bytes)? {
-                        Some(Lending::InPlace) => self.round.lent.push(peer),
-                        Some(Lending::Copied) => {}
-                        None => return Err(self.no_shared_memory(transport)),
+                    let mut pieces = ranges(&cut, chunks, size).map(|range| &data[range]);
+                    let lent = match (pieces.next(), pieces.next()) {
+                        (Some(one), None) => transport.lend(peer, &header, &[one])?,
+                        (one, two) => {
+                            let all: Vec<&[u8]> =
+                                one.into_iter().chain(two).chain(pieces).collect();
+                            transport.lend(peer, &header, &all)?
+                        }
+                    };
+                    if !lent {
+                        return Err(self.no_shared_memory(transport));
                     }
+                    self.round.lent.push(peer);
                 }
                 Action::Read { from, chunks, how } => {
                     let peer = self.members[from as usize];
@@ -292,7 +336,7 @@ impl Running {
                     let Some((found, lent)) = transport.try_borrow(peer, self.tag)? else {
                         return Ok(self.pending(peer));
                     };
-                    let into = Into { cut: &cut, chunks, how, dtype, data, output };
+                    let into = Destination { cut: &cut, chunks, how, dtype, data, output };
                     self.read(transport.rank(), &header, (from, &found, lent), into)?;
                 }
             }
@@ -300,32 +344,19 @@ impl Running {
         }
     }
 
-    /// Goes over to reading, before anything has been said, if all members share memory: what one
-    /// member finds here all others find.
-    fn read_if_possible(&mut self, transport: &dyn Transport) -> Result<(), CommError> {
-        if transport.shares_memory() && are_neighbours(&self.members, transport) {
-            let CollectiveSpec { kind, order, root, .. } = self.spec;
-            let ranks = self.members.len() as u32;
-            self.pattern = Pattern::new(kind, Algorithm::ReadReduce, order, ranks, root)?;
-            self.spec.algorithm = Algorithm::ReadReduce;
-            (self.steps, self.pieces) = (self.pattern.steps(self.me), 1);
-        }
-        Ok(())
-    }
-
     fn pending(&self, on: Rank) -> Progress {
         Progress::Pending { on, step: self.next, moved: self.moved }
     }
 
-    /// Takes in what a rank has lent.
+    /// Reads data lent by a rank.
     fn read(
         &mut self,
         rank: Rank,
         header: &Header,
         (from, found, lent): (u32, &Header, Lent),
-        into: Into<'_>,
+        into: Destination<'_>,
     ) -> Result<(), CommError> {
-        let Into { cut, chunks, how, dtype, data, output } = into;
+        let Destination { cut, chunks, how, dtype, data, output } = into;
         let (peer, size) = (self.members[from as usize], dtype.size());
         header.check(rank, peer, found)?;
         let expected = cut.elements_in(chunks) * size;
@@ -357,8 +388,8 @@ impl Running {
         CommError::NoSharedMemory { rank: transport.rank(), algorithm: self.spec.algorithm }
     }
 
-    /// Says that what was read in place is done with, and waits for the same from all readers; the
-    /// one that is missing, if one is.
+    /// Tells lenders that their data has been read, and waits for the same from all readers.
+    /// Returns a reader that has not finished, if any.
     fn end_round(
         &mut self,
         transport: &mut dyn Transport,
@@ -374,11 +405,12 @@ impl Running {
         }
         while let Some(&peer) = self.round.lent.last() {
             let rank = transport.rank();
-            let taken =
-                transport.try_take(peer, self.tag, &mut |found: &Header, _: Piece<'_>| {
-                    header.check(rank, peer, found)
-                })?;
-            if taken != Taken::Whole {
+            let taken = transport.try_recv_into(
+                peer,
+                self.tag,
+                &mut |found: &Header, _: MessageChunk<'_>| header.check(rank, peer, found),
+            )?;
+            if taken != RecvStatus::Complete {
                 return Ok(Some(peer));
             }
             self.round.lent.pop();
@@ -386,22 +418,22 @@ impl Running {
         Ok(None)
     }
 
-    /// Takes in what there is of a message; whether that was the end of it.
+    /// Receives available data of a message; returns true if the message is complete.
     fn receive(
         &mut self,
         transport: &mut dyn Transport,
         header: &Header,
         peer: Rank,
-        into: Into<'_>,
+        into: Destination<'_>,
     ) -> Result<bool, CommError> {
         let (rank, tag, reduction) = (transport.rank(), self.tag, self.spec.reduction);
         let Self { arriving, moved, .. } = self;
         let mut incoming = Incoming { rank, peer, header, reduction, into, arriving, moved };
-        Ok(transport.try_take(peer, tag, &mut incoming)? == Taken::Whole)
+        Ok(transport.try_recv_into(peer, tag, &mut incoming)? == RecvStatus::Complete)
     }
 
-    /// Reduces everything held for these chunks, and the rank's own, in the members' order.
-    fn fold(&mut self, cut: &Cut, chunks: Chunks, dtype: DType, data: &mut [u8]) {
+    /// Reduces all contributions held for these chunks, and the rank's own, in member order.
+    fn fold(&mut self, cut: &Chunking, chunks: Chunks, dtype: DType, data: &mut [u8]) {
         let mut held: Vec<_> = self.held.extract_if(.., |(_, of, _)| *of == chunks).collect();
         held.sort_unstable_by_key(|(from, ..)| *from);
         let before = held.partition_point(|(from, ..)| *from < self.me);
@@ -427,7 +459,49 @@ impl Running {
         }
     }
 
-    /// Refuses buffers that do not suit, and gives the output buffer, empty for kinds without one.
+    /// Number of steps after step `at` that write these chunks to peers.
+    fn writes_after(&self, at: usize, chunks: Chunks) -> usize {
+        let same =
+            |step: &&Step| matches!(step.action, Action::Write { chunks: c, .. } if c == chunks);
+        self.steps[at + 1..].iter().take_while(same).count()
+    }
+
+    /// Reduces the contributions held for these chunks, and the rank's own, in member order, and
+    /// writes the result to all of them in the same pass over memory.
+    fn fold_and_write(
+        &mut self,
+        cut: &Chunking,
+        chunks: Chunks,
+        dtype: DType,
+        data: &mut [u8],
+    ) -> Result<(), CommError> {
+        self.held.sort_unstable_by_key(|(from, ..)| *from);
+        let Self { held, me, spec, .. } = self;
+        let mut at = 0;
+        for range in ranges(cut, chunks, dtype.size() as usize) {
+            let within = at..at + range.len();
+            at = within.end;
+            let own = &mut data[range];
+            if let [peer] = held.as_mut_slice() {
+                // Without an allocation, for what is exchanged most often.
+                reduce_everywhere(
+                    dtype,
+                    spec.reduction,
+                    &mut [own, lent_part(peer, chunks, within)?],
+                );
+                continue;
+            }
+            let before = held.partition_point(|(from, ..)| *from < *me);
+            let others = held.iter_mut().map(|peer| lent_part(peer, chunks, within.clone()));
+            let mut all = others.collect::<Result<Vec<_>, _>>()?;
+            all.insert(before, own);
+            reduce_everywhere(dtype, spec.reduction, &mut all);
+        }
+        held.clear();
+        Ok(())
+    }
+
+    /// Rejects unsuitable buffers and returns the output buffer, empty for kinds without one.
     fn check_buffers<'a>(
         &mut self,
         rank: Rank,
@@ -472,7 +546,7 @@ impl Running {
         Err(CommError::Buffers { rank, kind: kind.name(), problem })
     }
 
-    /// Makes the steps those of as many pieces as suit a vector of so many bytes.
+    /// Recomputes the steps for the number of pieces that suits a vector of `bytes` bytes.
     fn cut_into_pieces(&mut self, bytes: u64) {
         let pieces = pipeline::pieces(&self.pattern, bytes, self.piece);
         if pieces != self.pieces {
@@ -486,12 +560,12 @@ impl Running {
         }
     }
 
-    fn cut(&self, elements: usize) -> Cut {
+    fn cut(&self, elements: usize) -> Chunking {
         let block = match self.spec.kind {
             CollectiveKind::AllToAll => 1,
             _ => self.spec.block,
         };
-        Cut { elements: elements as u64, chunks: self.pattern.chunks(), block }
+        Chunking { elements: elements as u64, chunks: self.pattern.chunks(), block }
     }
 
     fn header(&self, round: u32, elements: u64, dtype: DType) -> Header {
@@ -505,8 +579,7 @@ impl Running {
     }
 }
 
-/// Runs a collective of f32 elements to its end, giving up on a member that is silent for as long
-/// as `patience`.
+/// Runs a collective of f32 elements to completion; fails if a member is silent for `timeout`.
 pub fn run(
     transport: &mut dyn Transport,
     spec: &CollectiveSpec,
@@ -514,14 +587,14 @@ pub fn run(
     tag: Tag,
     data: &mut [f32],
     output: Option<&mut [f32]>,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<(), CommError> {
     let data = bytemuck::cast_slice_mut(data);
     let output = output.map(bytemuck::cast_slice_mut);
-    run_bytes(transport, spec, members, tag, (DType::F32, data), output, patience)
+    run_bytes(transport, spec, members, tag, (DType::F32, data), output, timeout)
 }
 
-/// As [`run`], for elements of any type.
+/// Like [`run`], for elements of any dtype.
 pub fn run_bytes(
     transport: &mut dyn Transport,
     spec: &CollectiveSpec,
@@ -529,48 +602,51 @@ pub fn run_bytes(
     tag: Tag,
     (dtype, data): (DType, &mut [u8]),
     mut output: Option<&mut [u8]>,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<(), CommError> {
-    let mut running = Running::start(spec, members, transport.rank(), tag)?;
-    finish(transport, patience, |transport| {
+    let mut running = ActiveCollective::start(spec, members, transport.rank(), tag)?;
+    finish(transport, timeout, |transport| {
         running.progress_bytes(transport, dtype, data, output.as_deref_mut())
     })
 }
 
-/// Whether all of these ranks, of which this is one, share memory.
-fn are_neighbours<'r>(
-    members: impl IntoIterator<Item = &'r Rank>,
-    transport: &dyn Transport,
-) -> bool {
-    let own = transport.rank();
-    members.into_iter().all(|&rank| rank == own || transport.is_neighbour(rank))
+/// Bytes of a peer's chunks that are read and written in place.
+fn lent_part(
+    (from, of, lent): &mut (u32, Chunks, Lent),
+    chunks: Chunks,
+    at: Range<usize>,
+) -> Result<&mut [u8], CommError> {
+    let part = match lent {
+        Lent::InPlace(window) if *of == chunks => window.part_mut(at),
+        Lent::InPlace(_) | Lent::Copied(_) => None,
+    };
+    let problem = || CommError::Job {
+        problem: format!("the vector of member {from} of a group is out of reach"),
+    };
+    part.ok_or_else(problem)
 }
 
-/// Whether reading may take the place of the steps asked for: the choice is left open, and there is only
-/// one order to sum in. Whoever broadcasts, gathers or reduces to one rank may go before the others are
-/// done, which a lender may not.
-fn may_read(asked: &CollectiveSpec) -> bool {
-    let kind = matches!(
-        asked.kind,
-        CollectiveKind::ReduceScatter | CollectiveKind::AllGather | CollectiveKind::AllToAll
-    );
-    let open = asked.algorithm == Algorithm::Auto;
-    kind && open && (asked.order == Order::Canonical || !asked.kind.reduces())
+fn is_loan(step: &Step) -> bool {
+    matches!(step.action, Action::Lend { .. })
 }
 
-/// What is under way between ranks that read each other's memory.
+fn is_write(step: &Step) -> bool {
+    matches!(step.action, Action::Write { .. })
+}
+
+/// State of a round between ranks that read each other's memory.
 #[derive(Debug, Default)]
 struct Round {
     number: u32,
-    /// Whose memory was read in place.
+    /// Ranks whose memory was read in place.
     read: Vec<Rank>,
-    /// Who reads ours and has not said that it is done.
+    /// Ranks that read this rank's memory and have not reported completion.
     lent: Vec<Rank>,
 }
 
-/// What is to become of a message.
-struct Into<'a> {
-    cut: &'a Cut,
+/// Destination of a message and the way it is combined.
+struct Destination<'a> {
+    cut: &'a Chunking,
     chunks: Chunks,
     how: Combine,
     dtype: DType,
@@ -578,7 +654,7 @@ struct Into<'a> {
     output: &'a mut [u8],
 }
 
-/// Where several chunks of elements of so many bytes lie in a buffer.
-fn ranges(cut: &Cut, chunks: Chunks, size: usize) -> impl Iterator<Item = Range<usize>> {
+/// Byte ranges of `chunks` in a buffer whose elements have `size` bytes.
+fn ranges(cut: &Chunking, chunks: Chunks, size: usize) -> impl Iterator<Item = Range<usize>> {
     cut.ranges(chunks).map(move |range| range.start as usize * size..range.end as usize * size)
 }

@@ -1,28 +1,28 @@
-//! Messages that the wire does not take at once.
+//! Messages that the transport does not accept at once.
 //!
-//! They go on while the steps behind them are carried out, straight from the work buffer. A step that
-//! is about to overwrite what has not gone yet waits for it, or goes on beside a copy, one for all
-//! messages that carry the same.
+//! They are sent directly from the work buffer while the following steps are executed. A step that
+//! is about to overwrite unsent data waits for it, or continues after a copy. Messages with the
+//! same data share one copy.
 
-use super::{Running, ranges};
+use super::{ActiveCollective, ranges};
 use crate::error::CommError;
 use crate::transport::Transport;
-use paceline_plan::collective::{Chunks, Cut};
+use paceline_plan::collective::{Chunking, Chunks};
 use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 
-/// A message that has not gone entirely.
+/// A message not yet fully sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outgoing {
     pub(super) to: Rank,
     pub(super) round: u32,
     pub(super) chunks: Chunks,
     pub(super) gone: Option<usize>,
-    /// Whether it goes from a copy, because its place in the work buffer has been overwritten.
+    /// True if it is sent from a copy, because its data in the work buffer has been overwritten.
     pub(super) copied: bool,
 }
 
-/// What some messages of a round carry, as it was before it was overwritten.
+/// Data of messages of a round, copied before it was overwritten.
 #[derive(Debug)]
 pub(super) struct Copied {
     round: u32,
@@ -36,19 +36,19 @@ impl Copied {
     }
 }
 
-impl Running {
-    /// Sends more of what has not gone; whom the first of what is left is for.
+impl ActiveCollective {
+    /// Sends more of the unsent data; returns the destination of the first message left.
     pub(super) fn send_on(
         &mut self,
         transport: &mut dyn Transport,
-        cut: &Cut,
+        cut: &Chunking,
         dtype: DType,
         data: &[u8],
     ) -> Result<Option<Rank>, CommError> {
-        let in_place = self.goes_in_place();
+        let in_place = self.is_zero_copy();
         let mut at = 0;
         while let Some(message) = self.outgoing.get(at).copied() {
-            // Room that comes up now is not for this one if another to the same rank stands before it.
+            // Space freed now belongs to an earlier message to the same rank, if any.
             if self.outgoing[..at].iter().any(|earlier| earlier.to == message.to) {
                 at += 1;
                 continue;
@@ -59,13 +59,13 @@ impl Running {
             let gone = match self.copies.iter().find(|copy| copy.is_of(&message)) {
                 Some(copy) => transport.try_send(to, &header, &[&copy.bytes], before),
                 None => with_pieces(cut, chunks, dtype, data, |pieces| match in_place {
-                    true => transport.try_send_in_place(to, &header, pieces, before),
+                    true => transport.try_send_zero_copy(to, &header, pieces, before),
                     false => transport.try_send(to, &header, pieces, before),
                 }),
             }?;
             self.moved += (gone.unwrap_or(0) - before.unwrap_or(0)) as u64;
             if gone == Some(total) {
-                if in_place && let Some(receipt) = transport.went_in_place(to, self.tag) {
+                if in_place && let Some(receipt) = transport.zero_copy_receipt(to, self.tag) {
                     self.in_place.lent(to, receipt);
                 }
                 self.outgoing.remove(at);
@@ -83,16 +83,15 @@ impl Running {
         Ok(self.outgoing.first().map(|message| message.to))
     }
 
-    /// Makes sure that these chunks may be overwritten in a round; whom is waited for, if they may not
-    /// yet.
+    /// Ensures that `chunks` may be overwritten in `round`; otherwise returns the rank to wait for.
     ///
-    /// What is left of an earlier round goes by itself: the peer that has it to take in does so before
-    /// it comes to this round, and nothing of this round can keep it from that. What is left of this
-    /// very round may be waited for in a circle, so it is copied.
+    /// Messages of an earlier round drain without help: the peer receives them before it reaches
+    /// this round, and nothing in this round can prevent that. Waiting for messages of this same
+    /// round could deadlock, so they are copied.
     pub(super) fn let_go(
         &mut self,
         transport: &mut dyn Transport,
-        cut: &Cut,
+        cut: &Chunking,
         dtype: DType,
         data: &[u8],
         (round, chunks): (u32, Chunks),
@@ -125,17 +124,17 @@ impl Running {
     }
 }
 
-/// Calls with the pieces of a message, which are few.
+/// Calls `call` with the pieces of a message, of which there are few.
 fn with_pieces<R>(
-    cut: &Cut,
+    cut: &Chunking,
     chunks: Chunks,
     dtype: DType,
     data: &[u8],
     call: impl FnOnce(&[&[u8]]) -> R,
 ) -> R {
-    const FEW: usize = 16;
+    const INLINE_PIECES: usize = 16;
     let pieces = || ranges(cut, chunks, dtype.size() as usize).map(|range| &data[range]);
-    let (mut few, mut number): ([&[u8]; FEW], usize) = ([&[]; FEW], 0);
+    let (mut few, mut number): ([&[u8]; INLINE_PIECES], usize) = ([&[]; INLINE_PIECES], 0);
     for piece in pieces() {
         let Some(place) = few.get_mut(number) else {
             return call(&pieces().collect::<Vec<_>>());
@@ -150,11 +149,11 @@ mod tests {
     use super::*;
     use crate::collective::{CollectiveSpec, run};
     use crate::thread::{ThreadTransport, world};
-    use crate::transport::{Header, Tag, Taken, Visitor};
-    use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Reduction};
+    use crate::transport::{Header, MessageSink, RecvStatus, Tag};
+    use paceline_plan::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder};
     use std::time::Duration;
 
-    /// Wires that refuse every other message at first, as if room came up at the worst moment.
+    /// Transport that at first refuses every other send, as if space came at the worst moment.
     struct Fickle {
         wires: ThreadTransport,
         asked: u32,
@@ -184,13 +183,13 @@ mod tests {
             if self.asked % 2 == 1 { Ok(None) } else { self.wires.try_send(to, header, data, gone) }
         }
 
-        fn try_take(
+        fn try_recv_into(
             &mut self,
             from: Rank,
             tag: Tag,
-            visitor: &mut dyn Visitor,
-        ) -> Result<Taken, CommError> {
-            self.wires.try_take(from, tag, visitor)
+            visitor: &mut dyn MessageSink,
+        ) -> Result<RecvStatus, CommError> {
+            self.wires.try_recv_into(from, tag, visitor)
         }
 
         fn try_recv(
@@ -215,7 +214,7 @@ mod tests {
         let spec = CollectiveSpec {
             kind: CollectiveKind::AllReduce,
             algorithm: Algorithm::HalvingDoubling,
-            order: Order::Canonical,
+            order: SummationOrder::Canonical,
             reduction: Reduction::Sum,
             root: 0,
             block: 1,
@@ -225,9 +224,9 @@ mod tests {
             for wires in world(2) {
                 scope.spawn(move || {
                     let mut wires = Fickle { wires, asked: 0 };
-                    let (tag, patience) = (Tag::new(0, 0), Duration::from_secs(20));
+                    let (tag, timeout) = (Tag::new(0, 0), Duration::from_secs(20));
                     let mut data = vec![1.5f32; 2 << 20];
-                    run(&mut wires, &spec, &members, tag, &mut data, None, patience).unwrap();
+                    run(&mut wires, &spec, &members, tag, &mut data, None, timeout).unwrap();
                     assert!(data.iter().all(|sum| *sum == 3.0));
                     wires
                 });

@@ -1,43 +1,43 @@
-//! Large vectors go through an algorithm piece by piece.
+//! Pipelining of large vectors, piece by piece.
 //!
-//! What a rank has just received and reduced it sends on in the next round. Of a large chunk the
-//! beginning has left the caches by then, and it comes from memory once more. So every chunk is cut
-//! into pieces, and one piece of all chunks goes through the rounds after the other; two of them are
-//! under way at a time, so that the wire has work while a rank waits for the other piece.
+//! A rank sends on in the next round the data it has just received and reduced. The beginning of a
+//! large chunk has left the caches by then and is read from memory again. So every chunk is split
+//! into pieces, and one piece of all chunks after the other passes through the rounds. Two pieces
+//! are in flight at a time, so that the transport has work while a rank waits for the other piece.
 //!
-//! An element stays in its chunk, so the order in which it is summed, and every bit of the result,
-//! is that of the whole. The bytes of each rank stay too; where all links are busy in every round,
-//! as they are here, so does the time that the wires need.
+//! An element stays in its chunk, so its summation order and every bit of the result are the same
+//! as without pieces. The bytes per rank are unchanged too. All links are busy in every round here,
+//! so the transfer time is also unchanged.
 
 use paceline_plan::collective::{Action, Algorithm, Pattern, Step};
 
-/// Bytes of a piece of a chunk: a part of what the caches of a host hold, and long beside what a message
-/// costs (seen: 20 µs, where eight ranks take turns on two cores).
+/// Bytes of a piece of a chunk: a fraction of a host's caches, and large compared with the cost of
+/// a message (measured: 20 µs, with eight ranks taking turns on two cores).
 pub(super) const PIECE: u64 = 512 << 10;
-/// Chunks of so many pieces or fewer still fit, and are left whole: messages are dearer than misses there.
+/// Chunks of up to this many pieces fit the caches and stay whole: messages cost more than misses.
 const WHOLE: u64 = 4;
-/// How many pieces are under way at a time.
+/// Number of pieces in flight at a time.
 const AT_A_TIME: u32 = 2;
 
-/// Into how many pieces of about so many bytes the chunks of a vector are cut.
+/// Number of pieces of about `piece` bytes per chunk, for a vector of `bytes` bytes.
 pub(super) fn pieces(pattern: &Pattern, bytes: u64, piece: u64) -> u32 {
     let suits = match pattern.algorithm() {
         Algorithm::Ring | Algorithm::HalvingDoubling => true,
-        // A rank speaks to all others, in turn or at once. Long messages keep a connection's pace;
-        // pieces would let every connection start and stop all the time.
+        // A rank talks to all others, in turn or at once. Long messages keep a connection at full
+        // rate; pieces would make every connection start and stop all the time.
         Algorithm::Direct | Algorithm::Partitioned | Algorithm::Naive | Algorithm::Overlapped => {
             false
         }
-        // Some of the links rest in each round, and a described network is said to let them: pieces
-        // would use them, and the run would not be the one that was simulated.
+        // Some links are idle in each round, and the network description says so. Pieces would use
+        // them, and the run would differ from the simulated one.
         Algorithm::ParameterServer { .. }
         | Algorithm::Tree
         | Algorithm::Torus { .. }
         | Algorithm::Hierarchical { .. } => false,
-        // These have pieces of their own, no messages, or none of ours.
+        // These have pieces of their own, no messages, or no messages sent by this crate.
         Algorithm::MultiRing { .. }
         | Algorithm::PerDimension { .. }
-        | Algorithm::ReadReduce
+        | Algorithm::SharedMemory
         | Algorithm::InNetwork
         | Algorithm::Auto => false,
     };
@@ -48,31 +48,32 @@ pub(super) fn pieces(pattern: &Pattern, bytes: u64, piece: u64) -> u32 {
     u32::try_from(chunk.div_ceil(piece.max(1))).unwrap_or(u32::MAX).clamp(1, 1 << 16)
 }
 
-/// The steps of one rank when its chunks are cut into pieces, each of which begins when half of the
-/// rounds of the one before are over. `rounds` is that of the pattern, the same for all ranks.
+/// Returns the steps of one rank with its chunks split into `pieces`. Each piece starts when half
+/// of the rounds of the previous one are over. `rounds` is that of the pattern, the same for all
+/// ranks.
 ///
-/// The two pieces that are under way take turns, and each sends what it has for its next round as
-/// soon as it has received that of its last one: while a rank works on one piece, the wire carries the
-/// other. Rounds are numbered through all pieces, and a message is sent two numbers before its
-/// receive. So messages are sent in the order in which they are received; and the rank that has come
-/// least far of all waits for a message that its sender, which is no less far, has handed over
-/// already.
+/// The two pieces in flight take turns. Each sends the data for its next round as soon as it has
+/// received that of its last one: while a rank works on one piece, the transport carries the other.
+/// Rounds are numbered across all pieces, and a message is sent two numbers before its receive. So
+/// messages are sent in the order in which they are received. No deadlock arises: the rank furthest
+/// behind waits for a message that its sender, no further behind, has already sent.
 pub(super) fn pipelined(steps: &[Step], rounds: u32, pieces: u32) -> Vec<Step> {
-    let apart = rounds.div_ceil(AT_A_TIME);
+    let stride = rounds.div_ceil(AT_A_TIME);
     let mut all = Vec::with_capacity(steps.len() * pieces as usize);
     for piece in 0..pieces {
         let turn = piece % AT_A_TIME;
         all.extend(steps.iter().map(|step| {
             let action = of_piece(step.action, piece, pieces);
-            Step { round: AT_A_TIME * (piece * apart + step.round) + turn, action }
+            Step { round: AT_A_TIME * (piece * stride + step.round) + turn, action }
         }));
     }
-    // Within a piece and a round the order is kept: the sort is stable.
+    // The sort is stable: order within a piece and a round is kept.
     all.sort_by_key(|step| match step.action {
         Action::Send { .. } | Action::Lend { .. } | Action::Offer { .. } => (step.round, true),
         Action::Recv { .. }
         | Action::Fold { .. }
         | Action::Emit { .. }
+        | Action::Write { .. }
         | Action::Read { .. }
         | Action::Take { .. } => (step.round + AT_A_TIME, false),
     });
@@ -91,6 +92,7 @@ fn of_piece(action: Action, piece: u32, pieces: u32) -> Action {
         Action::Read { from, chunks, how } => {
             Action::Read { from, chunks: chunks.piece(piece, pieces), how }
         }
+        Action::Write { to, chunks } => Action::Write { to, chunks: chunks.piece(piece, pieces) },
         Action::Offer { to, chunks } => Action::Offer { to, chunks: chunks.piece(piece, pieces) },
         Action::Take { from, chunks } => Action::Take { from, chunks: chunks.piece(piece, pieces) },
     }
@@ -99,14 +101,14 @@ fn of_piece(action: Action, piece: u32, pieces: u32) -> Action {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::{CollectiveSpec, Running};
+    use crate::collective::{ActiveCollective, CollectiveSpec};
     use crate::thread;
     use crate::transport::{Progress, Tag};
-    use paceline_plan::collective::{CollectiveKind, Order, Reduction, resolve};
+    use paceline_plan::collective::{CollectiveKind, Reduction, SummationOrder, resolve};
     use paceline_plan::ids::Rank;
 
     fn pattern(algorithm: Algorithm, ranks: u32) -> Pattern {
-        Pattern::new(CollectiveKind::AllReduce, algorithm, Order::Free, ranks, 0).unwrap()
+        Pattern::new(CollectiveKind::AllReduce, algorithm, SummationOrder::Free, ranks, 0).unwrap()
     }
 
     #[test]
@@ -122,7 +124,7 @@ mod tests {
         assert_eq!(pieces(&pattern(Algorithm::Tree, 4), 64 << 20), 1);
     }
 
-    /// Every rank sends to each other rank what that one receives from it, in the same order.
+    /// Every rank sends each peer exactly what that peer receives from it, in the same order.
     #[test]
     fn every_message_meets_its_receive() {
         let algorithms = [Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::Direct];
@@ -145,15 +147,15 @@ mod tests {
             }
         }
     }
-    /// What every rank has after a collective of numbers whose sum shows its order, and into how many
-    /// pieces the chunks were cut.
+    /// Every rank's result of a collective whose sum depends on summation order, and the number of
+    /// pieces per chunk.
     fn outcome(spec: &CollectiveSpec, ranks: u32, piece: u64) -> (Vec<Vec<u32>>, u32) {
         const ELEMENTS: u32 = 501;
         let members: Vec<Rank> = (0..ranks).map(Rank).collect();
         let mut transports = thread::world(ranks);
-        let mut sides: Vec<Running> = members
+        let mut sides: Vec<ActiveCollective> = members
             .iter()
-            .map(|me| Running::start(spec, &members, *me, Tag::new(0, 0)).unwrap())
+            .map(|me| ActiveCollective::start(spec, &members, *me, Tag::new(0, 0)).unwrap())
             .collect();
         let value = |rank: u32, i: u32| 1.0 / (1 + (rank * 37 + i * 11) % 101) as f32;
         let vector = |rank| (0..ELEMENTS).map(|i| value(rank, i)).collect();
@@ -178,7 +180,7 @@ mod tests {
         let mut cut = 0;
         for (algorithm, ranks) in algorithms.into_iter().flat_map(|a| (2..=7).map(move |n| (a, n)))
         {
-            for order in [Order::Free, Order::Canonical] {
+            for order in [SummationOrder::Free, SummationOrder::Canonical] {
                 let (kind, reduction) = (CollectiveKind::AllReduce, Reduction::Sum);
                 if resolve(kind, algorithm, ranks, order).is_err() {
                     continue;

@@ -1,17 +1,18 @@
-//! From a place in a job to a transport.
+//! Connection of a process to its job: creates the transport.
 
-use super::attendant::Attendant;
 use super::connection::Connection;
 use super::link::{Link, SharedMemory};
-use super::waiting::{Interest, Manners};
+use super::service_thread::ServiceThread;
+use super::wait_policy::{Interest, WaitPolicy};
 use super::{Arrivals, Common, ProcessTransport};
 use crate::error::CommError;
 use crate::recorder::FlightRecorder;
-use crate::rendezvous::control::{Control, Hangup, Line, Member};
-use crate::rendezvous::door::{Door, LONGEST_BODY, enter};
-use crate::rendezvous::{Hub, HubOptions};
+use crate::rendezvous::control::{Control, ControlConnection, Disconnected, Member};
+use crate::rendezvous::handshake::{AuthListener, LONGEST_BODY, connect_authenticated};
+use crate::rendezvous::{RendezvousOptions, RendezvousServer};
 use crate::secret::Secret;
 use crate::shm::inbox::{Inbox, Layout, Outbox};
+use crate::transport_kind::TransportKind;
 use paceline_plan::ids::Rank;
 use rustix::event::EventfdFlags;
 use std::collections::BTreeMap;
@@ -20,108 +21,99 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// What carries messages between processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wires {
-    /// Shared memory between ranks of one host, TCP between hosts.
-    Auto,
-    /// Shared memory only; all ranks must be on one host.
-    SharedMemory,
-    /// TCP only.
-    Tcp,
-}
-
-/// A place in a job, and how to take it.
+/// Rank of a process and its connection settings.
 #[derive(Clone, Debug)]
 pub struct ProcessOptions {
     /// This rank.
     pub rank: Rank,
-    /// How many there are.
+    /// Number of ranks.
     pub world: u32,
-    /// Where the hub listens.
-    pub hub: SocketAddr,
-    /// Whether the hub is to run in rank 0; otherwise the launcher has one.
-    pub hub_in_rank_0: bool,
-    /// What all ranks know.
+    /// Address of the rendezvous server.
+    pub rendezvous: SocketAddr,
+    /// True if the rendezvous server runs in rank 0; otherwise the launcher runs one.
+    pub rendezvous_in_rank_0: bool,
+    /// Secret shared by all ranks.
     pub secret: Secret,
-    /// What all ranks must agree on before they start, by name: the hash of the plan, for one.
+    /// Facts, by name, that all ranks must agree on to start: the plan's hash, for example.
     pub facts: BTreeMap<String, String>,
-    /// What carries messages.
-    pub wires: Wires,
-    /// On which address to listen for ranks of other hosts.
+    /// Transport for messages.
+    pub transport: TransportKind,
+    /// Address to listen on for ranks of other hosts.
     pub bind: IpAddr,
-    /// How many TCP connections there are between two ranks.
+    /// Number of TCP connections between two ranks.
     pub connections: u32,
-    /// Bytes of each ring in shared memory; there is one for each ordered pair of neighbours.
+    /// Bytes of each shared-memory ring; one per ordered pair of ranks in an shm domain.
     pub ring: usize,
-    /// How long all ranks together may take to come and to connect to each other.
+    /// Time limit for all ranks to join and to connect to each other.
     pub join: Duration,
-    /// After how long without a sign a rank is given up. Death is noticed at once.
-    pub detection: Duration,
-    /// Threads of each rank that want a core while it waits: whoever watches for a message must not be in
-    /// the way of another rank's.
+    /// Silence after which a rank is declared lost. Process death is detected at once.
+    pub heartbeat_timeout: Duration,
+    /// Threads of each rank that need a core while it waits: a spinning thread must not delay
+    /// another rank's threads.
     pub threads: usize,
-    /// This host's name, if it is not to be the system's. Ranks of different names never share
-    /// memory.
+    /// Name of this host, if not the system's. Ranks with different host names never share memory.
     pub host: Option<String>,
 }
 
 impl ProcessOptions {
-    /// The usual settings: everything on loopback, the hub in rank 0.
-    pub fn new(rank: Rank, world: u32, hub: SocketAddr, secret: Secret) -> Self {
+    /// Default settings: everything on loopback, the rendezvous server in rank 0.
+    pub fn new(rank: Rank, world: u32, rendezvous: SocketAddr, secret: Secret) -> Self {
         Self {
             rank,
             world,
-            hub,
-            hub_in_rank_0: true,
+            rendezvous,
+            rendezvous_in_rank_0: true,
             secret,
             facts: BTreeMap::new(),
-            wires: Wires::Auto,
+            transport: TransportKind::Auto,
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
             connections: 1,
             ring: 256 << 10,
             join: Duration::from_secs(60),
-            detection: Duration::from_secs(10),
+            heartbeat_timeout: Duration::from_secs(10),
             threads: 1,
             host: None,
         }
     }
 }
 
-/// Takes the place: finds the others and connects to all of them.
+/// Joins the job: finds the other ranks and connects to all of them.
 pub fn connect(options: &ProcessOptions) -> Result<ProcessTransport, CommError> {
     let deadline = Instant::now() + options.join;
     check(options)?;
-    let hub = start_hub(options)?;
+    let rendezvous = start_rendezvous(options)?;
     let layout = Layout { senders: options.world, ring: options.ring };
     let (inbox, segment, address, mark) = Inbox::create(layout)?;
-    let door = match options.wires {
-        Wires::SharedMemory => None,
-        Wires::Auto | Wires::Tcp => {
+    let listener = match options.transport {
+        TransportKind::Shm => None,
+        TransportKind::Thread => {
+            return Err(problem("processes share no threads; use auto, shm or tcp".to_owned()));
+        }
+        TransportKind::Auto | TransportKind::Tcp => {
             let at = SocketAddr::new(options.bind, 0);
-            Some(Door::open(at, options.secret.clone(), options.world)?)
+            Some(AuthListener::open(at, options.secret.clone(), options.world)?)
         }
     };
     let host = options.host.clone().unwrap_or_else(host_name);
     let member = Member {
         rank: options.rank,
-        neighbourhood: neighbourhood(&host),
+        shm_domain: shm_domain(&host),
         host,
-        listens: door.as_ref().map(Door::address).transpose()?,
+        listens: listener.as_ref().map(AuthListener::address).transpose()?,
         segment: address,
         mark,
     };
-    let (mut line, members, hub_rank) = join(options, member, deadline)?;
-    let links = match links(options, layout, door, &members, deadline) {
+    let (mut line, members, rendezvous_rank) = join(options, member, deadline)?;
+    let links = match links(options, layout, listener, &members, deadline) {
         Ok(links) => links,
         Err(cause) => {
-            // The others learn of it from the hub, instead of waiting.
-            let _ = line.say(&Control::Abort { reason: cause.to_string() });
+            // The other ranks learn of it from the rendezvous server instead of waiting.
+            let _ = line.send(&Control::Abort { reason: cause.to_string() });
             return Err(cause);
         }
     };
     get_ready(&mut line, deadline)?;
-    // All neighbours have mapped the segment by now: nothing needs to find it any more.
+    // All ranks of the shm domain have mapped the segment by now: its name is no longer needed.
     drop(segment);
     let event = || {
         rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -143,10 +135,10 @@ pub fn connect(options: &ProcessOptions) -> Result<ProcessTransport, CommError> 
         behind: AtomicUsize::new(0),
         recorder: Mutex::new(FlightRecorder::new()),
     });
-    let own = &members[options.rank.index()].neighbourhood;
-    let here = members.iter().filter(|member| member.neighbourhood == *own).count();
-    let attendant = attend(options, &common, line, members, hub_rank)?;
-    // A rank that is bound to its share of the cores has at least one of its own.
+    let own = &members[options.rank.index()].shm_domain;
+    let here = members.iter().filter(|member| member.shm_domain == *own).count();
+    let service_thread = start_service_thread(options, &common, line, members, rendezvous_rank)?;
+    // A rank pinned to its share of the cores has at least one dedicated core.
     let bound = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let cores = online_cores().max(bound);
     Ok(ProcessTransport {
@@ -156,13 +148,14 @@ pub fn connect(options: &ProcessOptions) -> Result<ProcessTransport, CommError> 
         inbox,
         arrivals,
         interest: Interest::default(),
-        manners: Manners::among(here.saturating_mul(options.threads.max(1)), cores),
+        policy: WaitPolicy::among(here.saturating_mul(options.threads.max(1)), cores),
         sites: Vec::new(),
+        loan: Vec::new(),
         windows: Default::default(),
         stages: Vec::new(),
-        attendant: Some(attendant),
-        hub,
-        detection: options.detection,
+        service_thread: Some(service_thread),
+        rendezvous,
+        heartbeat_timeout: options.heartbeat_timeout,
     })
 }
 
@@ -174,40 +167,45 @@ fn check(options: &ProcessOptions) -> Result<(), CommError> {
         format!("{connections} connections between two ranks; from 1 to 64 are possible")
     } else if !(4096..=1 << 30).contains(&ring) || !ring.is_multiple_of(4096) {
         format!("a ring of {ring} bytes; multiples of 4096 up to {} are possible", 1 << 30)
-    } else if options.detection < Duration::from_millis(50) {
-        format!("a detection bound of {:?}; at least 50 ms are needed", options.detection)
+    } else if options.heartbeat_timeout < Duration::from_millis(50) {
+        format!("a heartbeat timeout of {:?}; at least 50 ms are needed", options.heartbeat_timeout)
     } else {
         return Ok(());
     };
     Err(problem(wrong))
 }
 
-fn start_hub(options: &ProcessOptions) -> Result<Option<Hub>, CommError> {
-    if !options.hub_in_rank_0 || options.rank != Rank(0) {
+fn start_rendezvous(options: &ProcessOptions) -> Result<Option<RendezvousServer>, CommError> {
+    if !options.rendezvous_in_rank_0 || options.rank != Rank(0) {
         return Ok(None);
     }
-    let hub = HubOptions {
-        listen: options.hub,
+    let rendezvous = RendezvousOptions {
+        listen: options.rendezvous,
         secret: options.secret.clone(),
         world: options.world,
         in_rank: Some(Rank(0)),
         join: options.join,
-        detection: options.detection,
+        heartbeat_timeout: options.heartbeat_timeout,
     };
-    Hub::start(hub).map(Some)
+    RendezvousServer::start(rendezvous).map(Some)
 }
 
-/// Comes in through the hub's door and waits until everyone has.
+/// Joins through the rendezvous server's listener and waits until all ranks have joined.
 fn join(
     options: &ProcessOptions,
     mut member: Member,
     deadline: Instant,
-) -> Result<(Line, Vec<Member>, Option<Rank>), CommError> {
-    // A listener on all addresses is reached at the one from which this rank reaches the hub.
+) -> Result<(ControlConnection, Vec<Member>, Option<Rank>), CommError> {
+    // A listener on all addresses is reachable at this rank's address towards the server.
     if let Some(address) = member.listens.as_mut().filter(|address| address.ip().is_unspecified()) {
         let probe = std::net::UdpSocket::bind(SocketAddr::new(options.bind, 0))
-            .and_then(|probe| probe.connect(options.hub).and_then(|()| probe.local_addr()))
-            .map_err(|error| problem(format!("no way to the hub at {}: {error}", options.hub)))?;
+            .and_then(|probe| probe.connect(options.rendezvous).and_then(|()| probe.local_addr()))
+            .map_err(|error| {
+                problem(format!(
+                    "no way to the rendezvous server at {}: {error}",
+                    options.rendezvous
+                ))
+            })?;
         address.set_ip(probe.ip());
     }
     let facts = options.facts.clone();
@@ -218,27 +216,33 @@ fn join(
             "{bytes} bytes of facts; at most {LONGEST_BODY} are possible"
         )));
     }
-    let stream = enter(options.hub, &options.secret, &body, deadline)?;
-    let mut line = Line::new(stream).map_err(hung_up)?;
-    // The hub has the same deadline, and says which ranks are missing.
-    match line.hear_until(deadline + Duration::from_secs(1)).map_err(hung_up)? {
-        Some(Control::World { members, hub }) if members.len() == options.world as usize => {
-            Ok((line, members, hub))
+    let stream = connect_authenticated(options.rendezvous, &options.secret, &body, deadline)?;
+    let mut line = ControlConnection::new(stream).map_err(hung_up)?;
+    // The rendezvous server has the same deadline and reports the missing ranks.
+    match line.recv_until(deadline + Duration::from_secs(1)).map_err(hung_up)? {
+        Some(Control::World { members, rendezvous }) if members.len() == options.world as usize => {
+            Ok((line, members, rendezvous))
         }
         Some(Control::Over { cause }) => Err(cause),
-        _ => Err(problem(format!("the hub at {} does not answer", options.hub))),
+        _ => {
+            Err(problem(format!("the rendezvous server at {} does not answer", options.rendezvous)))
+        }
     }
 }
 
-/// Tells the hub that all links are there and waits until that is so for every rank.
-fn get_ready(line: &mut Line, deadline: Instant) -> Result<(), CommError> {
-    line.say(&Control::Ready).map_err(hung_up)?;
+/// Tells the rendezvous server that all links are up and waits until every rank has done so.
+fn get_ready(line: &mut ControlConnection, deadline: Instant) -> Result<(), CommError> {
+    line.send(&Control::Ready).map_err(hung_up)?;
     loop {
-        match line.hear_until(deadline + Duration::from_secs(1)).map_err(hung_up)? {
+        match line.recv_until(deadline + Duration::from_secs(1)).map_err(hung_up)? {
             Some(Control::Go) => return Ok(()),
             Some(Control::Heartbeat { .. }) => {}
             Some(Control::Over { cause }) => return Err(cause),
-            _ => return Err(problem("the hub does not let the ranks begin".to_owned())),
+            _ => {
+                return Err(problem(
+                    "the rendezvous server does not let the ranks begin".to_owned(),
+                ));
+            }
         }
     }
 }
@@ -246,16 +250,16 @@ fn get_ready(line: &mut Line, deadline: Instant) -> Result<(), CommError> {
 fn links(
     options: &ProcessOptions,
     layout: Layout,
-    door: Option<Door>,
+    listener: Option<AuthListener>,
     members: &[Member],
     deadline: Instant,
 ) -> Result<Vec<Link>, CommError> {
     let own = &members[options.rank.index()];
-    let shares = |member: &Member| member.neighbourhood == own.neighbourhood;
+    let shares = |member: &Member| member.shm_domain == own.shm_domain;
     let by_socket = |member: &&Member| {
-        member.rank != options.rank && (options.wires == Wires::Tcp || !shares(member))
+        member.rank != options.rank && (options.transport == TransportKind::Tcp || !shares(member))
     };
-    if let (Wires::SharedMemory, Some(far)) = (options.wires, members.iter().find(by_socket)) {
+    if let (TransportKind::Shm, Some(far)) = (options.transport, members.iter().find(by_socket)) {
         return Err(problem(format!(
             "rank {} on {} cannot share memory with rank {} on {}: use TCP between them",
             own.rank, own.host, far.rank, far.host
@@ -263,8 +267,8 @@ fn links(
     }
     let far: Vec<&Member> = members.iter().filter(by_socket).collect();
     let mut streams = call(options, &far, deadline)?;
-    if let Some(door) = door {
-        answer(options, door, &far, &mut streams, deadline)?;
+    if let Some(listener) = listener {
+        answer(options, listener, &far, &mut streams, deadline)?;
     }
     let link = |member: &Member| {
         if member.rank == options.rank {
@@ -279,10 +283,10 @@ fn links(
     members.iter().map(link).collect()
 }
 
-/// The streams to each rank, by the number of the connection.
+/// TCP streams to each rank, by connection index.
 type Streams = BTreeMap<Rank, BTreeMap<u32, TcpStream>>;
 
-/// Connects to all lower ranks. No circle of waiting can come from that.
+/// Connects to all lower ranks; this order cannot deadlock.
 fn call(
     options: &ProcessOptions,
     far: &[&Member],
@@ -296,7 +300,7 @@ fn call(
         })?;
         for index in 0..options.connections {
             let body = Control::Data { from: options.rank, index }.encode();
-            let stream = enter(at, &options.secret, &body, deadline)
+            let stream = connect_authenticated(at, &options.secret, &body, deadline)
                 .and_then(|stream| prepare(stream).map_err(|e| problem(e.to_string())))
                 .map_err(|error| problem(format!("rank {rank} on {host}: {error}")))?;
             streams.entry(*rank).or_default().insert(index, stream);
@@ -305,10 +309,10 @@ fn call(
     Ok(streams)
 }
 
-/// Lets all higher ranks connect.
+/// Accepts connections from all higher ranks.
 fn answer(
     options: &ProcessOptions,
-    mut door: Door,
+    mut listener: AuthListener,
     far: &[&Member],
     streams: &mut Streams,
     deadline: Instant,
@@ -325,7 +329,7 @@ fn answer(
             let (rank, host) = (member.rank, &member.host);
             return Err(problem(format!("rank {rank} on {host} did not connect in time")));
         }
-        for (stream, body) in door.attend(Duration::from_millis(20)) {
+        for (stream, body) in listener.attend(Duration::from_millis(20)) {
             let Some(Control::Data { from, index }) = Control::decode(&body) else { continue };
             let expected = higher.iter().any(|member| member.rank == from);
             if expected && index < options.connections && prepare_ref(&stream).is_ok() {
@@ -344,39 +348,40 @@ fn prepare_ref(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(None)?;
     stream.set_nodelay(true)?;
-    // What a rank hands over at once, so that ranks which share a core take long turns; and enough for the
-    // longest cables of a cluster: 4 MiB are 320 µs of 100 Gbit/s. A system that allows less gives less.
+    // Amount that a rank hands over at once, so that ranks sharing a core run for long time slices.
+    // It is also enough for the longest cables of a cluster: 4 MiB are 320 µs at 100 Gbit/s. A
+    // system with a lower limit grants less.
     let _ = rustix::net::sockopt::set_socket_send_buffer_size(stream, SOCKET_BUFFER);
     let _ = rustix::net::sockopt::set_socket_recv_buffer_size(stream, SOCKET_BUFFER);
     stream.set_nonblocking(true)
 }
 
-/// What a system keeps for one direction of a connection; it takes twice as much, half of it for
-/// itself.
+/// Socket buffer size for one direction of a connection. The kernel reserves twice as much, half of
+/// it for itself.
 const SOCKET_BUFFER: usize = 2 << 20;
 
-fn attend(
+fn start_service_thread(
     options: &ProcessOptions,
     common: &Arc<Common>,
-    line: Line,
+    line: ControlConnection,
     members: Vec<Member>,
-    hub: Option<Rank>,
+    rendezvous: Option<Rank>,
 ) -> Result<std::thread::JoinHandle<()>, CommError> {
-    let attendant = Attendant {
+    let service_thread = ServiceThread {
         common: Arc::clone(common),
-        line,
+        control: line,
         members,
-        hub,
-        detection: options.detection,
-        told: false,
+        rendezvous,
+        heartbeat_timeout: options.heartbeat_timeout,
+        server_knows: false,
     };
     std::thread::Builder::new()
         .name(format!("rank {}'s attendant", options.rank))
-        .spawn(move || attendant.run())
+        .spawn(move || service_thread.run())
         .map_err(|error| problem(format!("cannot start a thread: {error}")))
 }
 
-/// How many cores the host has, whichever of them this process may use.
+/// Number of cores of the host, regardless of this process's affinity.
 fn online_cores() -> usize {
     let list = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     let count = |range: &str| -> Option<usize> {
@@ -391,17 +396,16 @@ fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// What ranks that can share memory have in common: the running system, the process numbers, the
-/// user, and the host's name.
-fn neighbourhood(host: &str) -> String {
+/// Identifier common to ranks that can share memory: boot ID, PID namespace, user and host name.
+fn shm_domain(host: &str) -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let processes = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     let user = rustix::process::getuid().as_raw();
     format!("{}/{}/{user}/{host}", boot.trim(), processes.display())
 }
 
-fn hung_up(Hangup(how): Hangup) -> CommError {
-    problem(format!("the hub is gone: {how}"))
+fn hung_up(Disconnected(how): Disconnected) -> CommError {
+    problem(format!("the rendezvous server is gone: {how}"))
 }
 
 fn problem(problem: String) -> CommError {

@@ -1,13 +1,13 @@
-//! The sending half of a connection to a rank elsewhere.
+//! Sending half of a TCP connection to a rank.
 //!
-//! A message whose bytes stay as they are until its receiver has taken them goes in place, where it is
-//! large: the socket takes the pages instead of a copy. Its head says so, and the receiver says in turn how
-//! many of them it has taken out of its socket. Messages of a connection are taken in the order in which
-//! they went, so that one number says which.
+//! Large messages whose bytes stay unchanged until the receiver has taken them are sent zero-copy:
+//! the socket takes the pages instead of a copy. The frame head marks such a message. The receiver
+//! reports how many of them it has taken from its socket. Messages of a connection are taken in the
+//! order in which they were sent, so one count identifies them.
 
-use super::link::{Key, Sending, Waiting};
+use super::link::{Key, SendBacklog, Sending};
 use super::lock;
-use crate::shm::chute::Chute;
+use crate::shm::splice::SplicePipe;
 use crate::wire::{self, GRAIN, HEAD, padded};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
@@ -18,35 +18,35 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
-/// One of the connections to a rank elsewhere.
+/// One of the TCP connections to a rank.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) stream: TcpStream,
     out: Mutex<ToSocket>,
-    /// When it broke, if it has. On a broken connection nothing can be sent any more, and nothing
-    /// comes; who is to blame, the hub says.
+    /// Time at which the connection broke, if it has. Nothing can be sent or received after that;
+    /// the rendezvous server names the rank at fault.
     broken: OnceLock<Instant>,
-    /// Whether the peer has said goodbye.
+    /// True if the peer has said goodbye.
     pub(super) ended: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct ToSocket {
-    /// The rest of a head or of a filling, which comes before everything else.
-    carry: Waiting,
-    queue: VecDeque<Waiting>,
+    /// Unsent rest of a head or of padding, sent before everything else.
+    carry: SendBacklog,
+    queue: VecDeque<SendBacklog>,
     begun: Option<Key>,
-    /// How messages go in place, once one has.
-    chute: Option<Chute>,
-    /// Whether the system has refused to take pages.
+    /// Pipe for zero-copy sends, created by the first one.
+    chute: Option<SplicePipe>,
+    /// True if the system has refused to take pages.
     copies_only: bool,
-    /// Whether the message that has begun goes in place; when it has ended, whether it went so.
+    /// True if the current message is sent zero-copy; after its end, true if it was.
     in_place: bool,
-    /// How many messages have begun to go in place.
+    /// Number of zero-copy messages begun.
     lent: u64,
 }
 
-/// Fewer bytes are copied sooner than their pages are handed over.
+/// Messages of fewer bytes are copied: that is faster than handing over their pages.
 const WORTH_LENDING: usize = 64 << 10;
 
 impl Connection {
@@ -55,7 +55,7 @@ impl Connection {
         Self { stream, out, broken: OnceLock::new(), ended }
     }
 
-    /// Since when it has been broken.
+    /// Time at which the connection broke.
     pub(super) fn broken(&self) -> Option<Instant> {
         self.broken.get().copied()
     }
@@ -68,42 +68,42 @@ impl Connection {
         let _ = self.broken.set(Instant::now());
     }
 
-    /// Whether something waits for the socket and for nothing else.
-    pub(super) fn is_behind(&self) -> bool {
+    /// Returns true if queued data waits for the socket and for nothing else.
+    pub(super) fn has_backlog(&self) -> bool {
         let out = lock(&self.out);
         let ready = !out.carry.is_done() || (out.begun.is_none() && !out.queue.is_empty());
         ready && !self.is_broken()
     }
 
-    /// Sends what the socket takes; how much of the message has gone.
+    /// Sends as much as the socket accepts; returns the bytes of the message sent so far.
     pub(super) fn try_send(&self, message: Sending<'_>) -> Option<usize> {
         let mut out = lock(&self.out);
         let gone = self.go_on(&mut out, message);
-        // What had to wait for the end of this message.
+        // Frames that had to wait for the end of this message.
         self.empty(&mut out);
         gone
     }
 
-    /// How many messages had gone in place when the last one ended, if that did.
+    /// Number of zero-copy messages up to the last message, if that one was zero-copy.
     pub(super) fn lent(&self) -> Option<u64> {
         let out = lock(&self.out);
         out.in_place.then_some(out.lent)
     }
 
-    /// Tells the peer how many of its messages that came in place have been taken; whether that has to wait.
-    pub(super) fn tell_taken(&self, messages: u64) -> bool {
+    /// Acks `messages` zero-copy messages of the peer; returns true if data is left in the queue.
+    pub(super) fn send_acks(&self, messages: u64) -> bool {
         let mut out = lock(&self.out);
-        out.queue.push_back(Waiting { bytes: wire::taken(messages).to_vec(), gone: 0 });
+        out.queue.push_back(SendBacklog { bytes: wire::ack(messages).to_vec(), gone: 0 });
         self.empty(&mut out);
         !out.queue.is_empty() || !out.carry.is_done()
     }
 
-    /// Sends what the socket takes and keeps a copy of the rest; whether there is one.
+    /// Sends as much as possible and queues a copy of the rest; returns true if data is queued.
     pub(super) fn send(&self, message: Sending<'_>) -> bool {
         let mut out = lock(&self.out);
         let gone = self.go_on(&mut out, message);
         if gone.is_none_or(|gone| gone < message.total()) {
-            let rest = Waiting { bytes: Sending { gone, ..message }.remains(), gone: 0 };
+            let rest = SendBacklog { bytes: Sending { gone, ..message }.unsent(), gone: 0 };
             if gone.is_some() {
                 out.begun = None;
                 out.queue.push_front(rest);
@@ -114,17 +114,17 @@ impl Connection {
         !out.queue.is_empty() || !out.carry.is_done()
     }
 
-    /// Queues the last frame.
+    /// Queues the goodbye frame.
     pub(super) fn say_goodbye(&self) {
         let mut out = lock(&self.out);
-        // What was never finished makes the stream unreadable; nobody waits for it then.
+        // An unfinished message makes the stream unreadable; no peer waits for the goodbye then.
         if out.begun.is_none() {
-            out.queue.push_back(Waiting { bytes: wire::goodbye().to_vec(), gone: 0 });
+            out.queue.push_back(SendBacklog { bytes: wire::goodbye().to_vec(), gone: 0 });
         }
         self.empty(&mut out);
     }
 
-    /// Writes as much of what waits as the socket takes.
+    /// Writes as much queued data as the socket accepts.
     pub(super) fn flush(&self) {
         self.empty(&mut lock(&self.out));
     }
@@ -141,11 +141,11 @@ impl Connection {
         }
         if message.gone.is_none() {
             let worth = message.in_place && total >= WORTH_LENDING;
-            out.in_place = worth && out.has_chute();
+            out.in_place = worth && out.has_splice_pipe();
         }
         let mut gone = message.gone;
         if out.in_place
-            && let Lending::Over(gone_by_now) = self.lend(out, message, &mut gone)
+            && let ZeroCopyStatus::Over(gone_by_now) = self.lend(out, message, &mut gone)
         {
             return gone_by_now;
         }
@@ -181,7 +181,8 @@ impl Connection {
                 }
             };
             out.begun = Some(message.key());
-            let mut keep = |bytes: &[u8]| out.carry = Waiting { bytes: bytes.to_vec(), gone: 0 };
+            let mut keep =
+                |bytes: &[u8]| out.carry = SendBacklog { bytes: bytes.to_vec(), gone: 0 };
             if n < before.len() {
                 keep(&before[n..]);
                 return Some(0);
@@ -199,24 +200,29 @@ impl Connection {
         }
     }
 
-    /// Hands over as many pages of a message as the socket takes.
-    fn lend(&self, out: &mut ToSocket, message: Sending<'_>, gone: &mut Option<usize>) -> Lending {
+    /// Hands over as many pages of a message as the socket accepts.
+    fn lend(
+        &self,
+        out: &mut ToSocket,
+        message: Sending<'_>,
+        gone: &mut Option<usize>,
+    ) -> ZeroCopyStatus {
         let total = message.total();
         if gone.is_none() {
             let head = wire::encode(message.header, total, true);
-            // The first pages are to travel with it.
+            // The first pages are to be sent along with the head.
             let flags = SendFlags::MORE | SendFlags::NOSIGNAL;
             let n = match rustix::net::send(&self.stream, &head, flags) {
                 Ok(n) => n,
-                Err(Errno::AGAIN | Errno::INTR) => return Lending::Over(None),
+                Err(Errno::AGAIN | Errno::INTR) => return ZeroCopyStatus::Over(None),
                 Err(_) => return self.broke(total),
             };
             out.begun = Some(message.key());
             out.lent += 1;
             *gone = Some(0);
             if n < HEAD {
-                out.carry = Waiting { bytes: head[n..].to_vec(), gone: 0 };
-                return Lending::Over(*gone);
+                out.carry = SendBacklog { bytes: head[n..].to_vec(), gone: 0 };
+                return ZeroCopyStatus::Over(*gone);
             }
         }
         let mut at = gone.unwrap_or(0);
@@ -231,29 +237,29 @@ impl Connection {
                 }
             }
             match chute.pass(&self.stream, at + chute.inside() < total) {
-                Ok(0) | Err(Errno::AGAIN) => return Lending::Over(Some(at)),
+                Ok(0) | Err(Errno::AGAIN) => return ZeroCopyStatus::Over(Some(at)),
                 Ok(n) => at += n,
                 Err(Errno::INTR) => {}
                 Err(_) => return self.broke(total),
             }
             if at == total {
                 let filling = vec![0; padded(total) - total];
-                out.carry = Waiting { bytes: filling, gone: 0 };
+                out.carry = SendBacklog { bytes: filling, gone: 0 };
                 out.begun = None;
-                return Lending::Over(Some(at));
+                return ZeroCopyStatus::Over(Some(at));
             }
         }
-        // The rest is copied. Its receiver answers as it does to all that began in place.
+        // The rest is copied. The receiver acks it like every message that began zero-copy.
         *gone = Some(at);
-        Lending::Stopped
+        ZeroCopyStatus::Stopped
     }
 
-    fn broke(&self, total: usize) -> Lending {
+    fn broke(&self, total: usize) -> ZeroCopyStatus {
         self.mark_broken();
-        Lending::Over(Some(total))
+        ZeroCopyStatus::Over(Some(total))
     }
 
-    /// Writes what waits, unless a message that has begun comes first.
+    /// Writes queued data, unless a message that has begun comes first.
     fn empty(&self, out: &mut ToSocket) {
         loop {
             let waiting = if !out.carry.is_done() {
@@ -273,7 +279,7 @@ impl Connection {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => self.mark_broken(),
             }
-            if out.carry.is_done() && out.queue.front().is_some_and(Waiting::is_done) {
+            if out.carry.is_done() && out.queue.front().is_some_and(SendBacklog::is_done) {
                 out.queue.pop_front();
             }
         }
@@ -281,20 +287,20 @@ impl Connection {
 }
 
 impl ToSocket {
-    /// Whether pages can be handed over.
-    fn has_chute(&mut self) -> bool {
+    /// Returns true if pages can be handed over; creates the pipe if needed.
+    fn has_splice_pipe(&mut self) -> bool {
         if self.chute.is_none() && !self.copies_only {
-            self.chute = Chute::new();
+            self.chute = SplicePipe::new();
             self.copies_only = self.chute.is_none();
         }
         self.chute.is_some()
     }
 }
 
-/// How far handing over pages has got.
-enum Lending {
-    /// So much of the message has gone, and no more goes now.
+/// Result of a zero-copy send attempt.
+enum ZeroCopyStatus {
+    /// Bytes of the message sent so far; no more can be sent now.
     Over(Option<usize>),
-    /// The system takes no pages, or they are no longer in place.
+    /// The system takes no pages, or the bytes no longer stay in place.
     Stopped,
 }

@@ -1,37 +1,37 @@
-//! The sending half of what joins two ranks.
+//! Sending half of the link between two ranks.
 //!
-//! Both kinds of link do the same: what the wire takes now goes straight from where it lies, and
-//! only what must be promised and does not fit is copied, to wait in a queue that the rank's second
-//! thread empties too.
+//! Both kinds of link work alike: data that the transport accepts now is sent directly from the
+//! caller's buffer. Only data that must be accepted but does not fit is copied to a queue, and the
+//! service thread drains that queue too.
 
 use super::connection::Connection;
 use super::lock;
 use crate::error::CommError;
-use crate::shm::inbox::{Bell, Outbox};
+use crate::shm::inbox::{Doorbell, Outbox};
 use crate::transport::{Header, Tag};
 use crate::wire::{self, HEAD, padded};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// How messages get to a rank.
+/// Path of messages to a rank.
 #[derive(Debug)]
 pub(super) enum Link {
-    /// It is this rank.
+    /// This rank itself.
     Own,
-    /// Through its segment.
+    /// Through the peer's shared-memory segment.
     Shared(SharedMemory),
-    /// Through sockets. A channel keeps to one of them, so that its order is kept.
+    /// Through TCP sockets. Each channel uses one of them, to preserve its message order.
     Sockets(Vec<Connection>),
 }
 
-/// A message on its way: what it is for, its pieces, and how much of it has gone.
+/// A message being sent: its header, its pieces, and the number of bytes sent.
 #[derive(Clone, Copy)]
 pub(super) struct Sending<'m> {
     pub(super) header: &'m Header,
     pub(super) data: &'m [&'m [u8]],
     pub(super) gone: Option<usize>,
-    /// Whether the bytes stay as they are until the peer has taken them.
+    /// True if the bytes stay unchanged until the peer has taken them.
     pub(super) in_place: bool,
 }
 
@@ -40,12 +40,12 @@ impl<'m> Sending<'m> {
         self.data.iter().map(|piece| piece.len()).sum()
     }
 
-    /// What tells it from other messages to the same rank.
+    /// Key that distinguishes it from other messages to the same rank.
     pub(super) fn key(&self) -> Key {
         (self.header.tag, self.header.round)
     }
 
-    /// The pieces from some byte on.
+    /// Pieces without the first `skip` bytes.
     pub(super) fn rest(&self, mut skip: usize) -> impl Iterator<Item = &'m [u8]> {
         self.data.iter().filter_map(move |piece| {
             let skipped = skip.min(piece.len());
@@ -54,8 +54,8 @@ impl<'m> Sending<'m> {
         })
     }
 
-    /// All that is left of it, as one run of bytes.
-    pub(super) fn remains(&self) -> Vec<u8> {
+    /// Unsent rest of the frame as contiguous bytes.
+    pub(super) fn unsent(&self) -> Vec<u8> {
         let total = self.total();
         let mut bytes = match self.gone {
             Some(_) => Vec::with_capacity(padded(total)),
@@ -69,32 +69,32 @@ impl<'m> Sending<'m> {
 
 pub(super) type Key = (Tag, u32);
 
-/// Bytes that wait for the wire.
+/// Bytes queued for sending.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct SendBacklog {
     pub(super) bytes: Vec<u8>,
     pub(super) gone: usize,
 }
 
-impl Waiting {
+impl SendBacklog {
     pub(super) fn is_done(&self) -> bool {
         self.gone == self.bytes.len()
     }
 }
 
-/// How a link stands after something was sent.
+/// Change of a link's backlog after a send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Change {
-    /// Something waits now and nothing did before.
+    /// True if the link has a backlog now and had none before.
     pub(super) fell_behind: bool,
-    /// Nothing waits now and something did before.
+    /// True if the link has no backlog now and had one before.
     pub(super) caught_up: bool,
 }
 
-/// The link to a neighbour.
+/// Link to a rank of the same shm domain.
 #[derive(Debug)]
 pub(super) struct SharedMemory {
-    bell: Bell,
+    bell: Doorbell,
     out: Mutex<ToRing>,
     behind: AtomicBool,
 }
@@ -102,12 +102,12 @@ pub(super) struct SharedMemory {
 #[derive(Debug)]
 struct ToRing {
     outbox: Outbox,
-    queue: VecDeque<Waiting>,
-    /// The message that has begun and not ended.
+    queue: VecDeque<SendBacklog>,
+    /// Message that is partly sent.
     begun: Option<Key>,
 }
 
-/// How much is put into a ring before the reader is shown it, so that both work at once.
+/// Bytes put into a ring before they are published, so that reader and writer work concurrently.
 const SHOWN_AT_ONCE: usize = 64 << 10;
 
 impl SharedMemory {
@@ -117,42 +117,42 @@ impl SharedMemory {
         Self { bell, out: Mutex::new(out), behind: AtomicBool::new(false) }
     }
 
-    /// The neighbour's.
-    pub(super) fn bell(&self) -> &Bell {
+    /// Doorbell of the peer.
+    pub(super) fn bell(&self) -> &Doorbell {
         &self.bell
     }
 
-    /// Whether something waits.
-    pub(super) fn is_behind(&self) -> bool {
+    /// Returns true if data is queued.
+    pub(super) fn has_backlog(&self) -> bool {
         self.behind.load(Ordering::Acquire)
     }
 
-    /// Whether there is room for more.
+    /// Returns true if the ring has space for another frame head.
     pub(super) fn has_room(&self) -> bool {
         lock(&self.out).outbox.room(HEAD).is_ok_and(|room| room >= HEAD)
     }
 
-    /// Sends what fits; how much of the message has gone.
+    /// Sends as much as fits; returns the bytes of the message sent so far.
     pub(super) fn try_send(&self, message: Sending<'_>) -> Result<Option<usize>, CommError> {
         let mut out = lock(&self.out);
         let gone = out.go_on(message)?;
         if gone.is_none_or(|gone| gone < message.total()) {
-            // Room may have come just before the wish was noted: look once more.
-            out.outbox.wish();
+            // Space may have been freed just before the request was noted: try once more.
+            out.outbox.request_space();
             return out.go_on(Sending { gone, ..message });
         }
         Ok(gone)
     }
 
-    /// Sends what fits and keeps a copy of the rest.
+    /// Sends as much as fits and queues a copy of the rest.
     pub(super) fn send(&self, message: Sending<'_>) -> Result<Change, CommError> {
         let mut out = lock(&self.out);
         let gone = out.go_on(message)?;
         let left = Sending { gone, ..message };
         if gone.is_none_or(|gone| gone < message.total()) {
-            let rest = Waiting { bytes: left.remains(), gone: 0 };
+            let rest = SendBacklog { bytes: left.unsent(), gone: 0 };
             if gone.is_some() {
-                // It has begun, so it goes on before all others.
+                // The message has begun, so its rest goes before all others.
                 out.begun = None;
                 out.queue.push_front(rest);
             } else {
@@ -162,7 +162,7 @@ impl SharedMemory {
         self.empty(&mut out)
     }
 
-    /// Sends more of what waits.
+    /// Sends more of the queued data.
     pub(super) fn flush(&self) -> Result<Change, CommError> {
         self.empty(&mut lock(&self.out))
     }
@@ -176,7 +176,7 @@ impl SharedMemory {
 }
 
 impl ToRing {
-    /// Puts more of a message into the ring, unless others come first.
+    /// Puts more of a message into the ring, unless other messages come first.
     fn go_on(&mut self, message: Sending<'_>) -> Result<Option<usize>, CommError> {
         let total = message.total();
         let mut gone = match message.gone {
@@ -218,17 +218,17 @@ impl ToRing {
             }
         }
         if !shown {
-            // A head that stands alone.
+            // Publish a head without payload.
             self.outbox.publish();
         }
         Ok(Some(gone))
     }
 
-    /// Puts what waits into the ring, as much as fits.
+    /// Puts as much queued data into the ring as fits.
     fn empty(&mut self) -> Result<(), CommError> {
         let mut wished = false;
         while self.begun.is_none()
-            && let Some(Waiting { bytes, gone }) = self.queue.front_mut()
+            && let Some(SendBacklog { bytes, gone }) = self.queue.front_mut()
         {
             let left = bytes.len() - *gone;
             let put = self.outbox.room(left.min(SHOWN_AT_ONCE))?.min(left).min(SHOWN_AT_ONCE);
@@ -241,7 +241,7 @@ impl ToRing {
                 if wished {
                     break;
                 }
-                self.outbox.wish();
+                self.outbox.request_space();
                 wished = true;
             }
         }

@@ -1,27 +1,28 @@
-//! Ranks that are processes: neighbours share memory, others speak TCP.
+//! Transport for ranks that are processes: shared memory within an shm domain, TCP otherwise.
 //!
-//! A transport has two threads. The one that calls it moves the data: what is sent goes straight from
-//! its buffers, what arrives is shown to it as it comes. The other, the attendant, writes what had to
-//! be kept because it did not fit, and keeps the connection to the hub alive while the first
-//! computes.
+//! A transport has two threads. The calling thread moves the data: sends go directly from its
+//! buffers, and arriving data is passed to it at once. The service thread writes queued data that
+//! did not fit, and keeps the connection to the rendezvous server alive while the first computes.
 
-mod attendant;
 mod connect;
 mod connection;
 mod link;
+mod service_thread;
 mod stream;
-mod waiting;
+mod wait_policy;
 
-pub use connect::{ProcessOptions, Wires, connect};
+pub use connect::{ProcessOptions, connect};
 
 use crate::error::CommError;
-use crate::inflow::{Inflow, Trouble};
-use crate::mailbox::{Mailbox, Parcel};
-use crate::recorder::{FlightRecorder, Way};
-use crate::rendezvous::Hub;
-use crate::shm::inbox::{Bell, Inbox};
+use crate::frame_reader::{FrameReader, StreamError};
+use crate::mailbox::{Mailbox, QueuedMessage};
+use crate::recorder::{Direction, FlightRecorder};
+use crate::rendezvous::RendezvousServer;
+use crate::shm::inbox::{Doorbell, Inbox};
 use crate::shm::window::{Loan, SharedBuffer, Site, Window, Windows};
-use crate::transport::{Header, Lending, Lent, Piece, Tag, Taken, Transport, Visitor, Waker};
+use crate::transport::{
+    Header, Lent, MessageChunk, MessageSink, RecvStatus, Tag, Transport, Waker,
+};
 use link::{Change, Link, Sending, SharedMemory};
 use paceline_plan::ids::Rank;
 use rustix::fd::OwnedFd;
@@ -29,44 +30,46 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use stream::{Backlog, Stream};
-use waiting::{Interest, Manners};
+use stream::{RecvBuffer, Stream};
+use wait_policy::{Interest, WaitPolicy};
 
-/// The end of one rank that is a process.
+/// Transport endpoint of one rank that is a process.
 ///
-/// Dropping it delivers what was sent and tells the others that this rank has left; dropping it
-/// while its thread panics tells them that it has failed. Rank 0, if the hub runs in it, then stays
-/// for a while until the others have left too.
+/// Dropping it delivers all sent messages and tells the other ranks that this one has left.
+/// Dropping it during a panic tells them that it has failed. Rank 0, if the rendezvous server runs
+/// in it, then stays for a while until the others have left too.
 #[derive(Debug)]
 pub struct ProcessTransport {
     common: Arc<Common>,
     inbox: Inbox,
-    /// By rank: what is arriving.
+    /// Arriving data, by rank.
     arrivals: Vec<Arrivals>,
     interest: Interest,
-    manners: Manners,
-    /// How often the bell had rung at the end of the last wait.
+    policy: WaitPolicy,
+    /// Doorbell count at the end of the last wait.
     seen: u32,
-    /// Whether a message was put aside since the last wait. Who asked for it before it was found would
-    /// wait for nothing: the wires have no news of it any more.
+    /// True if a message was queued in a mailbox since the last wait. A caller that polled for it
+    /// too early must not block: the transport will not signal it again.
     aside: bool,
-    /// The shared buffers of this rank.
+    /// Shared buffers of this rank.
     sites: Vec<Arc<Site>>,
-    /// Those of its neighbours.
+    /// Encoding buffer of loans.
+    loan: Vec<u8>,
+    /// Mapped shared buffers of the other ranks in the shm domain.
     windows: Windows,
-    /// Shared buffers that nobody works in at the moment.
+    /// Staging buffers not in use.
     stages: Vec<SharedBuffer>,
-    attendant: Option<JoinHandle<()>>,
-    hub: Option<Hub>,
-    detection: Duration,
+    service_thread: Option<JoinHandle<()>>,
+    rendezvous: Option<RendezvousServer>,
+    heartbeat_timeout: Duration,
 }
 
-/// What comes from one rank.
+/// Data arriving from one rank.
 #[derive(Debug)]
 struct Arrivals {
     mail: Mailbox,
-    /// One for each stream: the ring, or the connections.
-    inflows: Vec<(Inflow, Backlog)>,
+    /// One reader per stream: the ring, or each of the connections.
+    inflows: Vec<(FrameReader, RecvBuffer)>,
 }
 
 impl Arrivals {
@@ -81,58 +84,57 @@ impl Arrivals {
     }
 }
 
-/// What the two threads of a rank have in common.
+/// State shared by the two threads of a rank.
 #[derive(Debug)]
 struct Common {
     rank: Rank,
-    /// By rank.
+    /// Links by rank.
     links: Vec<Link>,
-    bell: Bell,
+    bell: Doorbell,
     failure: OnceLock<CommError>,
-    /// Why this rank gives up, if it does.
+    /// Reason why this rank aborts, if it does.
     abort: OnceLock<String>,
     leaving: AtomicBool,
-    /// An eventfd that the attendant watches.
+    /// An eventfd that the service thread polls.
     wake: OwnedFd,
     /// An eventfd that is readable from the first failure on.
     alarm: OwnedFd,
-    /// An eventfd that ends a sleep at the sockets.
+    /// An eventfd that ends a blocking poll of the sockets.
     nudge: OwnedFd,
-    /// Whether the transport sleeps there.
+    /// True while the transport blocks in that poll.
     polling: AtomicBool,
-    /// Whether the attendant is to ring when something comes through a socket.
+    /// True if the service thread is to ring the doorbell when data arrives on a socket.
     listening: AtomicBool,
-    /// How many links through shared memory have something that did not fit.
+    /// Number of shared-memory links with a backlog.
     behind: AtomicUsize,
     recorder: Mutex<FlightRecorder>,
 }
 
-/// The last byte of a message that lends says whether it tells where to look or is a copy.
+/// Last byte of a lending message: the message describes a location, or is a copy.
 const LOAN: u8 = 1;
-const COPY: u8 = 0;
 
 impl ProcessTransport {
-    /// The last messages of this rank, for whoever looks into a failure.
+    /// Last messages of this rank, for failure analysis.
     pub fn flight_record(&self) -> FlightRecorder {
         lock(&self.common.recorder).clone()
     }
 
-    /// Memory for vectors that neighbours can read in place. Read-reduce on vectors elsewhere copies
-    /// them once more.
+    /// Allocates memory for vectors that ranks of the shm domain can read in place. Shared memory on
+    /// other vectors copies them once more.
     pub fn shared_buffer(&mut self, bytes: usize) -> Result<SharedBuffer, CommError> {
         let buffer = SharedBuffer::new(bytes)?;
-        // Those that only this list still knows have been dropped.
+        // Buffers referenced only by this list have been dropped.
         self.sites.retain(|site| Arc::strong_count(site) > 1);
         self.sites.push(buffer.site());
         Ok(buffer)
     }
 
-    /// Looks at what has come from a rank on a channel.
-    fn look<R>(
+    /// Polls the data that has arrived from a rank on a channel.
+    fn poll_incoming<R>(
         &mut self,
         from: Rank,
         channel: u32,
-        look: impl FnOnce(&mut Incoming<'_>) -> Result<Option<R>, Trouble>,
+        look: impl FnOnce(&mut Incoming<'_>) -> Result<Option<R>, StreamError>,
     ) -> Result<Option<R>, CommError> {
         let Self { common, inbox, arrivals, aside, .. } = self;
         common.check()?;
@@ -145,14 +147,14 @@ impl ProcessTransport {
         let (outcome, departed) = match link {
             Link::Own => (look(&mut Incoming { mail, stream: Origin::Nothing }), false),
             Link::Shared(link) => {
-                // Read before the ring: whatever the sender sent before it left is there by then.
+                // Checked before the ring: all messages sent before the departure are visible.
                 let departed = link.bell().departed();
                 let before = inbox.taken(from.0);
                 let (inflow, _) = &mut inflows[0];
                 let outcome =
                     look(&mut Incoming { mail, stream: Origin::Ring(inflow, inbox, from.0) });
-                if inbox.taken(from.0) != before && inbox.take_wish(from.0) {
-                    link.bell().knock();
+                if inbox.taken(from.0) != before && inbox.take_space_request(from.0) {
+                    link.bell().notify();
                 }
                 (outcome, departed)
             }
@@ -169,11 +171,11 @@ impl ProcessTransport {
         };
         *aside |= mail.put_aside() != before;
         match outcome {
-            Ok(None) if departed => Err(CommError::Departed { rank: common.rank, peer: from }),
+            Ok(None) if departed => Err(CommError::PeerClosed { rank: common.rank, peer: from }),
             Ok(found) => Ok(found),
-            Err(Trouble::Comm(error)) => Err(error),
-            Err(Trouble::Wire(error)) => {
-                // Nothing that follows can be read either: the world cannot go on.
+            Err(StreamError::Comm(error)) => Err(error),
+            Err(StreamError::Wire(error)) => {
+                // Nothing that follows can be read either: the world cannot continue.
                 let reason = format!("rank {} cannot read it: {error}", common.rank);
                 let cause = CommError::Failed { rank: from, reason };
                 common.fail(cause.clone());
@@ -183,18 +185,19 @@ impl ProcessTransport {
         }
     }
 
-    /// The next message of a channel, once all of it is there.
-    fn parcel(&mut self, from: Rank, tag: Tag) -> Result<Option<Parcel>, CommError> {
+    /// Returns the next message of a channel, once it is complete.
+    fn queued_message(&mut self, from: Rank, tag: Tag) -> Result<Option<QueuedMessage>, CommError> {
         let channel = tag.channel();
-        let parcel = self.look(from, channel, |incoming| incoming.parcel(channel))?;
-        match &parcel {
-            Some(Parcel { header, total, .. }) => {
+        let message =
+            self.poll_incoming(from, channel, |incoming| incoming.queued_message(channel))?;
+        match &message {
+            Some(QueuedMessage { header, total, .. }) => {
                 self.interest.arrived(from);
-                self.common.note(Way::Received, from, header, *total);
+                self.common.note(Direction::Received, from, header, *total);
             }
             None => self.missing(from, tag),
         }
-        Ok(parcel)
+        Ok(message)
     }
 
     fn missing(&mut self, from: Rank, tag: Tag) {
@@ -202,7 +205,7 @@ impl ProcessTransport {
         lock(&self.common.recorder).awaiting(from, tag);
     }
 
-    /// Sends what the wire takes; how much has gone.
+    /// Sends as much as the link accepts; returns the bytes of the message sent so far.
     fn send_some(&mut self, to: Rank, message: Sending<'_>) -> Result<Option<usize>, CommError> {
         let Sending { header, gone, .. } = message;
         let common = &self.common;
@@ -222,7 +225,7 @@ impl ProcessTransport {
             }
         };
         if gone.is_none() && now.is_some() {
-            self.common.note(Way::Sent, to, header, total);
+            self.common.note(Direction::Sent, to, header, total);
         }
         match now {
             Some(now) if now == total => self.interest.gone(to),
@@ -231,14 +234,14 @@ impl ProcessTransport {
         Ok(now)
     }
 
-    /// Sends, keeping a copy of what does not fit.
+    /// Sends a message, queueing a copy of the part that does not fit.
     fn send_all(&mut self, to: Rank, message: Sending<'_>) -> Result<(), CommError> {
         let Self { common, arrivals, .. } = self;
         match common.link(to)? {
             Link::Own => {
                 let data = message.data.concat();
                 let (header, total) = (*message.header, data.len());
-                arrivals[to.index()].mail.push(Parcel { header, total, shown: 0, data });
+                arrivals[to.index()].mail.push(QueuedMessage { header, total, shown: 0, data });
             }
             Link::Shared(link) => {
                 let change = link.send(message)?;
@@ -258,43 +261,43 @@ impl ProcessTransport {
     }
 }
 
-/// Notes which message has come to its end.
+/// Message sink that records the completed message.
 struct Noting<'v> {
-    visit: &'v mut dyn Visitor,
-    /// What was last asked to be put in place: the message, its length, and from which byte on.
+    visit: &'v mut dyn MessageSink,
+    /// Last request for a destination: the message, its length, and the offset.
     place: Option<(Header, usize, usize)>,
     last: Option<(Header, usize)>,
 }
 
-impl Visitor for Noting<'_> {
-    fn show(&mut self, header: &Header, piece: Piece<'_>) -> Result<(), CommError> {
+impl MessageSink for Noting<'_> {
+    fn chunk(&mut self, header: &Header, piece: MessageChunk<'_>) -> Result<(), CommError> {
         if piece.at + piece.bytes.len() == piece.total {
             self.last = Some((*header, piece.total));
         }
-        self.visit.show(header, piece)
+        self.visit.chunk(header, piece)
     }
 
-    fn place(
+    fn destination(
         &mut self,
         header: &Header,
         total: usize,
         at: usize,
     ) -> Result<Option<&mut [u8]>, CommError> {
         self.place = Some((*header, total, at));
-        self.visit.place(header, total, at)
+        self.visit.destination(header, total, at)
     }
 
-    fn placed(&mut self, bytes: usize) {
+    fn written(&mut self, bytes: usize) {
         if let Some((header, total, at)) = self.place
             && at + bytes == total
         {
             self.last = Some((header, total));
         }
-        self.visit.placed(bytes);
+        self.visit.written(bytes);
     }
 }
 
-/// What has come from one rank and can be looked at.
+/// Readable data from one rank.
 struct Incoming<'i> {
     mail: &'i mut Mailbox,
     stream: Origin<'i>,
@@ -302,14 +305,18 @@ struct Incoming<'i> {
 
 enum Origin<'i> {
     Nothing,
-    Ring(&'i mut Inflow, &'i mut Inbox, u32),
-    Socket(&'i mut Inflow, Stream<'i>),
+    Ring(&'i mut FrameReader, &'i mut Inbox, u32),
+    Socket(&'i mut FrameReader, Stream<'i>),
 }
 
 impl Incoming<'_> {
-    fn take(&mut self, channel: u32, visit: &mut dyn Visitor) -> Result<Taken, Trouble> {
+    fn take(
+        &mut self,
+        channel: u32,
+        visit: &mut dyn MessageSink,
+    ) -> Result<RecvStatus, StreamError> {
         match &mut self.stream {
-            Origin::Nothing => Ok(self.mail.show(channel, visit)?),
+            Origin::Nothing => Ok(self.mail.deliver(channel, visit)?),
             Origin::Ring(inflow, inbox, sender) => {
                 inflow.take(&mut inbox.ring(*sender), self.mail, channel, visit)
             }
@@ -317,21 +324,21 @@ impl Incoming<'_> {
         }
     }
 
-    fn parcel(&mut self, channel: u32) -> Result<Option<Parcel>, Trouble> {
+    fn queued_message(&mut self, channel: u32) -> Result<Option<QueuedMessage>, StreamError> {
         match &mut self.stream {
             Origin::Nothing => Ok(self.mail.pop(channel)),
             Origin::Ring(inflow, inbox, sender) => {
-                inflow.parcel(&mut inbox.ring(*sender), self.mail, channel)
+                inflow.queued_message(&mut inbox.ring(*sender), self.mail, channel)
             }
-            Origin::Socket(inflow, stream) => inflow.parcel(stream, self.mail, channel),
+            Origin::Socket(inflow, stream) => inflow.queued_message(stream, self.mail, channel),
         }
     }
 
-    /// Whether the peer has said that it has taken so many messages that went in place.
-    fn hear(&mut self, messages: u64) -> Result<bool, Trouble> {
+    /// Returns true if the peer has acked `messages` zero-copy messages.
+    fn read_acks(&mut self, messages: u64) -> Result<bool, StreamError> {
         match &mut self.stream {
             Origin::Nothing | Origin::Ring(..) => Ok(true),
-            Origin::Socket(inflow, stream) => inflow.hear(stream, self.mail, messages),
+            Origin::Socket(inflow, stream) => inflow.read_acks(stream, self.mail, messages),
         }
     }
 }
@@ -349,7 +356,7 @@ impl Transport for ProcessTransport {
         self.common.check()?;
         self.common.check_presence(to, self.common.link(to)?)?;
         let total = data.iter().map(|piece| piece.len()).sum();
-        self.common.note(Way::Sent, to, header, total);
+        self.common.note(Direction::Sent, to, header, total);
         self.send_all(to, Sending { header, data, gone: None, in_place: false })?;
         self.interest.gone(to);
         Ok(())
@@ -365,7 +372,7 @@ impl Transport for ProcessTransport {
         self.send_some(to, Sending { header, data, gone, in_place: false })
     }
 
-    fn try_send_in_place(
+    fn try_send_zero_copy(
         &mut self,
         to: Rank,
         header: &Header,
@@ -375,7 +382,7 @@ impl Transport for ProcessTransport {
         self.send_some(to, Sending { header, data, gone, in_place: true })
     }
 
-    fn went_in_place(&self, to: Rank, tag: Tag) -> Option<u64> {
+    fn zero_copy_receipt(&self, to: Rank, tag: Tag) -> Option<u64> {
         match self.common.links.get(to.index()) {
             Some(Link::Sockets(connections)) => {
                 connections[tag.channel() as usize % connections.len()].lent()
@@ -384,14 +391,14 @@ impl Transport for ProcessTransport {
         }
     }
 
-    fn tell_taken(&mut self) -> Result<(), CommError> {
+    fn send_acks(&mut self) -> Result<(), CommError> {
         let Self { common, arrivals, .. } = self;
         common.check()?;
         for (link, arrivals) in common.links.iter().zip(arrivals) {
             let Link::Sockets(connections) = link else { continue };
             for (connection, (inflow, _)) in connections.iter().zip(&mut arrivals.inflows) {
                 if let Some(messages) = inflow.untold()
-                    && connection.tell_taken(messages)
+                    && connection.send_acks(messages)
                 {
                     common.wake();
                 }
@@ -400,9 +407,9 @@ impl Transport for ProcessTransport {
         Ok(())
     }
 
-    fn is_taken(&mut self, by: Rank, tag: Tag, receipt: u64) -> Result<bool, CommError> {
-        let heard = |incoming: &mut Incoming<'_>| Ok(incoming.hear(receipt)?.then_some(()));
-        let taken = self.look(by, tag.channel(), heard)?.is_some();
+    fn is_acked(&mut self, by: Rank, tag: Tag, receipt: u64) -> Result<bool, CommError> {
+        let heard = |incoming: &mut Incoming<'_>| Ok(incoming.read_acks(receipt)?.then_some(()));
+        let taken = self.poll_incoming(by, tag.channel(), heard)?.is_some();
         match taken {
             true => self.interest.arrived(by),
             false => self.missing(by, tag),
@@ -410,43 +417,43 @@ impl Transport for ProcessTransport {
         Ok(taken)
     }
 
-    fn try_take(
+    fn try_recv_into(
         &mut self,
         from: Rank,
         tag: Tag,
-        visit: &mut dyn Visitor,
-    ) -> Result<Taken, CommError> {
+        visit: &mut dyn MessageSink,
+    ) -> Result<RecvStatus, CommError> {
         let mut noting = Noting { visit, place: None, last: None };
         let channel = tag.channel();
-        let taken = self.look(from, channel, |incoming| {
+        let taken = self.poll_incoming(from, channel, |incoming| {
             let taken = incoming.take(channel, &mut noting)?;
-            Ok(Some(taken).filter(|taken| *taken != Taken::Nothing))
+            Ok(Some(taken).filter(|taken| *taken != RecvStatus::None))
         })?;
         match (taken, noting.last) {
-            (Some(Taken::Whole), Some((header, total))) => {
+            (Some(RecvStatus::Complete), Some((header, total))) => {
                 self.interest.arrived(from);
-                self.common.note(Way::Received, from, &header, total);
+                self.common.note(Direction::Received, from, &header, total);
             }
             _ => self.missing(from, tag),
         }
-        Ok(taken.unwrap_or(Taken::Nothing))
+        Ok(taken.unwrap_or(RecvStatus::None))
     }
 
     fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<(Header, Vec<u8>)>, CommError> {
-        Ok(self.parcel(from, tag)?.map(|Parcel { header, data, .. }| (header, data)))
+        Ok(self.queued_message(from, tag)?.map(|QueuedMessage { header, data, .. }| (header, data)))
     }
 
     fn wait(&mut self, at_most: Duration) -> Result<(), CommError> {
         self.common.check()?;
         self.common.flush_shared()?;
-        self.wait_for_news(at_most, self.manners);
+        self.wait_for_news(at_most, self.policy);
         self.common.check()
     }
 
     fn sleep(&mut self, at_most: Duration) -> Result<(), CommError> {
         self.common.check()?;
         self.common.flush_shared()?;
-        self.wait_for_news(at_most, Manners::ASLEEP);
+        self.wait_for_news(at_most, WaitPolicy::ASLEEP);
         self.common.check()
     }
 
@@ -465,11 +472,11 @@ impl Transport for ProcessTransport {
         true
     }
 
-    fn is_neighbour(&self, rank: Rank) -> bool {
+    fn shares_memory_with(&self, rank: Rank) -> bool {
         matches!(self.common.links.get(rank.index()), Some(Link::Shared(_)))
     }
 
-    fn neighbourly_memory(&mut self, bytes: usize) -> Result<Option<SharedBuffer>, CommError> {
+    fn alloc_shared(&mut self, bytes: usize) -> Result<Option<SharedBuffer>, CommError> {
         let has_neighbours = self.common.shared().next().is_some();
         has_neighbours.then(|| self.shared_buffer(bytes)).transpose()
     }
@@ -482,48 +489,40 @@ impl Transport for ProcessTransport {
         self.windows.open(loan).map(Some)
     }
 
-    fn take_stage(&mut self, bytes: usize) -> Result<Option<SharedBuffer>, CommError> {
+    fn take_staging(&mut self, bytes: usize) -> Result<Option<SharedBuffer>, CommError> {
         match self.stages.iter().position(|stage| stage.len() >= bytes) {
             Some(at) => Ok(Some(self.stages.swap_remove(at))),
-            None => self.neighbourly_memory(bytes),
+            None => self.alloc_shared(bytes),
         }
     }
 
-    fn give_stage_back(&mut self, stage: SharedBuffer) {
+    fn return_staging(&mut self, stage: SharedBuffer) {
         self.stages.push(stage);
     }
 
-    fn lend(
-        &mut self,
-        to: Rank,
-        header: &Header,
-        bytes: &[&[u8]],
-    ) -> Result<Option<Lending>, CommError> {
-        let loan = self.is_neighbour(to).then(|| Loan::of(&self.sites, bytes)).flatten();
-        match loan {
-            Some(loan) => {
-                let mut data = Vec::with_capacity(128);
-                loan.encode(&mut data);
-                data.push(LOAN);
-                self.send(to, header, &[&data])?;
-                Ok(Some(Lending::InPlace))
-            }
-            None => {
-                let data: Vec<&[u8]> = bytes.iter().copied().chain([&[COPY][..]]).collect();
-                self.send(to, header, &data)?;
-                Ok(Some(Lending::Copied))
-            }
-        }
+    fn lend(&mut self, to: Rank, header: &Header, bytes: &[&[u8]]) -> Result<bool, CommError> {
+        let loan = self.shares_memory_with(to).then(|| Loan::of(&self.sites, bytes)).flatten();
+        let Some(loan) = loan else { return Ok(false) };
+        let mut data = std::mem::take(&mut self.loan);
+        data.clear();
+        loan.encode(&mut data);
+        data.push(LOAN);
+        let sent = self.send(to, header, &[&data]);
+        self.loan = data;
+        sent.map(|()| true)
     }
 
     fn try_borrow(&mut self, from: Rank, tag: Tag) -> Result<Option<(Header, Lent)>, CommError> {
-        let Some(Parcel { header, mut data, .. }) = self.parcel(from, tag)? else {
+        let Some(QueuedMessage { header, mut data, .. }) = self.queued_message(from, tag)? else {
             return Ok(None);
         };
-        // What is neither belongs to another operation, as its header shows.
+        // Anything else belongs to another operation, as its header shows.
         let lent = match data.pop() {
             Some(LOAN) => match Loan::decode(&data) {
-                Some(loan) => Lent::InPlace(self.windows.open(&loan)?),
+                Some(loan) => {
+                    self.arrivals[from.index()].mail.recycle(data);
+                    Lent::InPlace(self.windows.open(&loan)?)
+                }
                 None => Lent::Copied(data),
             },
             _ => Lent::Copied(data),
@@ -539,11 +538,11 @@ impl Drop for ProcessTransport {
         }
         self.common.leaving.store(true, Ordering::Release);
         self.common.wake();
-        if let Some(attendant) = self.attendant.take() {
+        if let Some(attendant) = self.service_thread.take() {
             let _ = attendant.join();
         }
-        if let Some(hub) = self.hub.take() {
-            let _ = hub.linger(self.detection);
+        if let Some(rendezvous) = self.rendezvous.take() {
+            let _ = rendezvous.linger(self.heartbeat_timeout);
         }
     }
 }
@@ -558,7 +557,7 @@ impl Common {
         self.links.get(rank.index()).ok_or(CommError::NoSuchRank { rank, world })
     }
 
-    /// Refuses to send to a rank that has left.
+    /// Rejects a send to a rank that has left.
     fn check_presence(&self, to: Rank, link: &Link) -> Result<(), CommError> {
         let departed = match link {
             Link::Own => false,
@@ -568,33 +567,33 @@ impl Common {
             }
         };
         if departed {
-            return Err(CommError::Departed { rank: self.rank, peer: to });
+            return Err(CommError::PeerClosed { rank: self.rank, peer: to });
         }
         Ok(())
     }
 
-    fn note(&self, way: Way, peer: Rank, header: &Header, bytes: usize) {
+    fn note(&self, way: Direction, peer: Rank, header: &Header, bytes: usize) {
         lock(&self.recorder).record(way, peer, header, bytes);
     }
 
-    /// The first failure is the one that counts.
+    /// Records a failure and wakes the waiting thread; the first failure counts.
     fn fail(&self, cause: CommError) {
         let _ = self.failure.set(cause);
         self.bell.ring();
         let _ = rustix::io::write(&self.alarm, &1u64.to_ne_bytes());
     }
 
-    /// Makes the thread that waits look around.
+    /// Wakes the waiting thread.
     fn nudge(&self) {
         self.bell.ring();
-        // The count of the bell is up before this look, as the sleeper's note is before its look at
-        // the bell: one of the two sees the other.
+        // The doorbell count is raised before this load, and the sleeper sets `polling` before it
+        // reads the doorbell: one of the two sees the other.
         if self.polling.load(Ordering::SeqCst) {
             let _ = rustix::io::write(&self.nudge, &1u64.to_ne_bytes());
         }
     }
 
-    /// Makes the attendant look around.
+    /// Wakes the service thread.
     fn wake(&self) {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
@@ -606,18 +605,18 @@ impl Common {
         })
     }
 
-    /// Sends more of what did not fit into shared memory.
+    /// Sends more of the backlog of shared-memory links.
     fn flush_shared(&self) -> Result<(), CommError> {
         if self.behind.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
-        for link in self.shared().filter(|link| link.is_behind()) {
+        for link in self.shared().filter(|link| link.has_backlog()) {
             self.account(link.flush()?);
         }
         Ok(())
     }
 
-    /// Keeps count of the links that are behind. The count may lag, but never stays wrong.
+    /// Updates the count of links with a backlog. The count may lag, but never stays wrong.
     fn account(&self, change: Change) {
         if change.fell_behind {
             self.behind.fetch_add(1, Ordering::AcqRel);
@@ -628,8 +627,8 @@ impl Common {
     }
 }
 
-/// A lock whose holder panicked still guards consistent data: no panic can happen in the middle of
-/// an update here.
+/// Locks a mutex, ignoring poison: no panic can happen in the middle of an update here, so the data
+/// stays consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,32 +1,32 @@
-//! The receiving half of a connection: a buffer small enough to stay in the nearest caches, from
-//! which messages are shown to whoever takes them.
+//! Receiving half of a TCP connection: a buffer that stays in the nearest caches and passes
+//! messages to the caller.
 
 use super::connection::Connection;
 use crate::error::CommError;
-use crate::inflow::Source;
+use crate::frame_reader::Source;
 use crate::wire::{GRAIN, HEAD};
 use std::io::{ErrorKind, Read};
 
-/// How much is read at once: a part of what the second-level cache of a core holds.
+/// Bytes read at once: a fraction of a core's L2 cache.
 const BUFFER: usize = 128 << 10;
 
-/// Bytes of one connection that have been read and not been taken.
+/// Bytes of one connection that have been read but not consumed.
 #[derive(Debug, Default)]
-pub(super) struct Backlog {
+pub(super) struct RecvBuffer {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
-    /// How many bytes that have not come yet are to be passed over.
+    /// Number of bytes to skip that have not arrived yet.
     skip: usize,
-    /// Whether the last message was large. The next one is likely to be as well: then only its head
-    /// is read, so that the rest can go straight to where it belongs.
+    /// True if the last message was large. The next one is likely large too: then only its head is
+    /// read, so that the rest can be read directly to its destination.
     large: bool,
-    /// Whether nobody has asked for what follows the last head.
+    /// True if the bytes after the last head have not been requested yet.
     fresh: bool,
 }
 
-impl Backlog {
-    /// Notes how much is left of the present message, of which the first to ask tells the size.
+impl RecvBuffer {
+    /// Records the size of the current message, given by the first request after a head.
     fn expect(&mut self, left: usize) {
         if std::mem::take(&mut self.fresh) {
             self.large = left >= BUFFER / 2;
@@ -34,16 +34,16 @@ impl Backlog {
     }
 }
 
-/// A connection and its backlog.
+/// A connection and its receive buffer.
 pub(super) struct Stream<'s> {
     pub(super) connection: &'s Connection,
-    pub(super) backlog: &'s mut Backlog,
+    pub(super) backlog: &'s mut RecvBuffer,
 }
 
 impl Stream<'_> {
-    /// Reads on if fewer bytes than wanted are there, and no more than so many if that suffices.
+    /// Reads from the socket if fewer than `wanted` bytes are buffered, up to `most` bytes.
     fn fetch(&mut self, wanted: usize, most: usize) {
-        let Backlog { bytes, start, end, skip, .. } = &mut *self.backlog;
+        let RecvBuffer { bytes, start, end, skip, .. } = &mut *self.backlog;
         if *end - *start >= wanted || self.connection.is_broken() {
             return;
         }
@@ -60,7 +60,7 @@ impl Stream<'_> {
                     *end += n;
                     let skipped = (*skip).min(*end - *start);
                     (*start, *skip) = (*start + skipped, *skip - skipped);
-                    // Whether there is more, the next call finds out.
+                    // The next call finds out if there is more.
                     return;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
@@ -74,7 +74,7 @@ impl Stream<'_> {
 impl Source for Stream<'_> {
     fn head(&mut self) -> Result<Option<[u8; HEAD]>, CommError> {
         self.fetch(HEAD, if self.backlog.large { HEAD } else { BUFFER });
-        let Backlog { bytes, start, end, fresh, .. } = &mut *self.backlog;
+        let RecvBuffer { bytes, start, end, fresh, .. } = &mut *self.backlog;
         let head = bytes[*start..*end].first_chunk().copied();
         if head.is_some() {
             *start += HEAD;
@@ -86,12 +86,12 @@ impl Source for Stream<'_> {
     fn peek(&mut self, wanted: usize) -> Result<&[u8], CommError> {
         self.fetch(wanted.min(GRAIN), BUFFER);
         self.backlog.expect(wanted);
-        let Backlog { bytes, start, end, .. } = &*self.backlog;
+        let RecvBuffer { bytes, start, end, .. } = &*self.backlog;
         Ok(&bytes[*start..*end])
     }
 
     fn consume(&mut self, bytes: usize) {
-        let Backlog { start, end, skip, .. } = &mut *self.backlog;
+        let RecvBuffer { start, end, skip, .. } = &mut *self.backlog;
         let there = bytes.min(*end - *start);
         *start += there;
         *skip += bytes - there;
@@ -99,7 +99,7 @@ impl Source for Stream<'_> {
 
     fn read_into(&mut self, into: &mut [u8]) -> Result<Option<usize>, CommError> {
         self.backlog.expect(into.len());
-        let Backlog { start, end, skip, .. } = &mut *self.backlog;
+        let RecvBuffer { start, end, skip, .. } = &mut *self.backlog;
         if start != end || *skip > 0 || self.connection.is_broken() {
             return Ok(None);
         }

@@ -1,55 +1,55 @@
-//! What ranks and the hub say to each other beside the data: short messages on a connection that
+//! Control messages between ranks and the rendezvous server: short messages on a connection that
 //! stays open for the whole job.
 
 use crate::error::CommError;
 use crate::shm::Address;
-use crate::shm::inbox::Mark;
+use crate::shm::inbox::SegmentNonce;
 use paceline_plan::ids::Rank;
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// The longest message: the list of all members of a very large world.
+/// Maximum message length in bytes: the member list of a very large world.
 const LONGEST: usize = 64 << 20;
-/// The most that may wait for a peer that does not read.
+/// Maximum bytes queued for a peer that does not read.
 const MOST_UNSENT: usize = LONGEST + (1 << 20);
 
-/// One message.
+/// A control message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
-    /// A rank wants to take part.
+    /// A rank asks to join.
     Join { member: Member, world: u32, facts: BTreeMap<String, String> },
     /// A connection for data between two ranks.
     Data { from: Rank, index: u32 },
-    /// All have come: this is the world. `hub` is the rank in whose process the hub runs.
-    World { members: Vec<Member>, hub: Option<Rank> },
+    /// All ranks have joined. `rendezvous` is the rank whose process runs the rendezvous server.
+    World { members: Vec<Member>, rendezvous: Option<Rank> },
     /// The rank is connected to all others.
     Ready,
     /// All ranks are ready.
     Go,
-    /// Still there, and doing this.
+    /// The sender is alive; `doing` describes its current operation.
     Heartbeat { doing: String },
-    /// The rank leaves in peace.
+    /// The rank leaves normally.
     Goodbye,
-    /// The rank cannot go on.
+    /// The rank cannot continue.
     Abort { reason: String },
-    /// The job is over, and why.
+    /// The job has ended, with its cause.
     Over { cause: CommError },
 }
 
-/// A rank, and where to find it.
+/// A rank and its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     pub(crate) rank: Rank,
-    /// The host's name, for people.
+    /// Host name, for display.
     pub(crate) host: String,
-    /// What ranks that can share memory have in common.
-    pub(crate) neighbourhood: String,
-    /// Where it listens for data, if it does.
+    /// Identifier common to ranks that can share memory.
+    pub(crate) shm_domain: String,
+    /// Address of its data listener, if it has one.
     pub(crate) listens: Option<SocketAddr>,
     pub(crate) segment: Address,
-    pub(crate) mark: Mark,
+    pub(crate) mark: SegmentNonce,
 }
 
 impl Control {
@@ -63,8 +63,8 @@ impl Control {
                 }
             }
             Self::Data { from, index } => w.u8(1).u32(from.0).u32(*index).end(),
-            Self::World { members, hub } => {
-                w.u8(2).u32(hub.map_or(u32::MAX, |rank| rank.0)).u32(members.len() as u32);
+            Self::World { members, rendezvous } => {
+                w.u8(2).u32(rendezvous.map_or(u32::MAX, |rank| rank.0)).u32(members.len() as u32);
                 members.iter().for_each(|member| w.member(member).end());
             }
             Self::Ready => w.u8(3).end(),
@@ -90,9 +90,9 @@ impl Control {
             }
             1 => Self::Data { from: Rank(r.u32()?), index: r.u32()? },
             2 => {
-                let hub = Some(r.u32()?).filter(|rank| *rank != u32::MAX).map(Rank);
+                let rendezvous = Some(r.u32()?).filter(|rank| *rank != u32::MAX).map(Rank);
                 let members = (0..r.u32()?).map(|_| r.member()).collect::<Option<_>>()?;
-                Self::World { members, hub }
+                Self::World { members, rendezvous }
             }
             3 => Self::Ready,
             4 => Self::Go,
@@ -109,7 +109,7 @@ impl Control {
 struct Writer(Vec<u8>);
 
 impl Writer {
-    /// Ends a chain.
+    /// Ends a call chain.
     fn end(&mut self) {}
 
     fn u8(&mut self, value: u8) -> &mut Self {
@@ -127,7 +127,7 @@ impl Writer {
         self
     }
 
-    /// Long texts are cut: they are for people.
+    /// Writes a text; long texts are truncated, since they are for display.
     fn text(&mut self, text: &str) -> &mut Self {
         let end = (0..=text.len().min(4000)).rev().find(|end| text.is_char_boundary(*end));
         let text = &text[..end.unwrap_or(0)];
@@ -136,7 +136,7 @@ impl Writer {
     }
 
     fn member(&mut self, member: &Member) -> &mut Self {
-        let Member { rank, host, neighbourhood, listens, segment, mark } = member;
+        let Member { rank, host, shm_domain: neighbourhood, listens, segment, mark } = member;
         self.u32(rank.0).text(host).text(neighbourhood);
         self.text(&listens.map(|address| address.to_string()).unwrap_or_default());
         self.u32(segment.process).u32(segment.descriptor).u64(segment.bytes).0.extend(mark);
@@ -146,7 +146,7 @@ impl Writer {
     fn cause(&mut self, cause: &CommError) -> &mut Self {
         match cause {
             CommError::Failed { rank, reason } => self.u8(0).u32(rank.0).text(reason),
-            CommError::Lost { rank, host, how, doing, silent } => {
+            CommError::PeerLost { rank, host, how, doing, silent } => {
                 self.u8(1).u32(rank.0).text(host).text(how).text(doing);
                 self.u64(silent.as_millis() as u64)
             }
@@ -191,13 +191,20 @@ impl Reader<'_> {
         };
         let (process, descriptor, bytes) = (self.u32()?, self.u32()?, self.u64()?);
         let segment = Address { process, descriptor, bytes };
-        Some(Member { rank, host, neighbourhood, listens, segment, mark: self.array()? })
+        Some(Member {
+            rank,
+            host,
+            shm_domain: neighbourhood,
+            listens,
+            segment,
+            mark: self.array()?,
+        })
     }
 
     fn cause(&mut self) -> Option<CommError> {
         Some(match self.u8()? {
             0 => CommError::Failed { rank: Rank(self.u32()?), reason: self.text()? },
-            1 => CommError::Lost {
+            1 => CommError::PeerLost {
                 rank: Rank(self.u32()?),
                 host: self.text()?,
                 how: self.text()?,
@@ -210,22 +217,22 @@ impl Reader<'_> {
     }
 }
 
-/// A connection that carries these messages, without ever blocking unless asked to.
+/// Connection for control messages; blocks only in `recv_until`.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct ControlConnection {
     stream: TcpStream,
     heard: Vec<u8>,
     unsent: Vec<u8>,
 }
 
-/// How a connection ended.
+/// Reason why a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Hangup(pub(crate) String);
+pub(crate) struct Disconnected(pub(crate) String);
 
-impl Line {
-    pub(crate) fn new(stream: TcpStream) -> Result<Self, Hangup> {
+impl ControlConnection {
+    pub(crate) fn new(stream: TcpStream) -> Result<Self, Disconnected> {
         let _ = stream.set_nodelay(true);
-        stream.set_nonblocking(true).map_err(|error| Hangup(error.to_string()))?;
+        stream.set_nonblocking(true).map_err(|error| Disconnected(error.to_string()))?;
         Ok(Self { stream, heard: Vec::new(), unsent: Vec::new() })
     }
 
@@ -233,66 +240,69 @@ impl Line {
         &self.stream
     }
 
-    /// Whether there is something that the peer has not taken yet.
-    pub(crate) fn is_behind(&self) -> bool {
+    /// Returns true if queued data has not been sent.
+    pub(crate) fn has_backlog(&self) -> bool {
         !self.unsent.is_empty()
     }
 
-    /// Says something, now or as soon as the peer takes it.
-    pub(crate) fn say(&mut self, message: &Control) -> Result<(), Hangup> {
+    /// Sends a message, now or as soon as the socket accepts it.
+    pub(crate) fn send(&mut self, message: &Control) -> Result<(), Disconnected> {
         let body = message.encode();
         self.unsent.extend((body.len() as u32).to_le_bytes());
         self.unsent.extend(body);
         if self.unsent.len() > MOST_UNSENT {
-            return Err(Hangup("it does not read what it is told".to_owned()));
+            return Err(Disconnected("it does not read its control messages".to_owned()));
         }
         self.flush()
     }
 
-    pub(crate) fn flush(&mut self) -> Result<(), Hangup> {
+    pub(crate) fn flush(&mut self) -> Result<(), Disconnected> {
         while !self.unsent.is_empty() {
             match self.stream.write(&self.unsent) {
                 Ok(n) => drop(self.unsent.drain(..n)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(Hangup(error.to_string())),
+                Err(error) => return Err(Disconnected(error.to_string())),
             }
         }
         Ok(())
     }
 
-    /// The next message, if it is there.
-    pub(crate) fn hear(&mut self) -> Result<Option<Control>, Hangup> {
+    /// Returns the next message, if it has arrived.
+    pub(crate) fn try_recv(&mut self) -> Result<Option<Control>, Disconnected> {
         loop {
             if let Some(length) = self.heard.first_chunk::<4>() {
                 let length = u32::from_le_bytes(*length) as usize;
                 if length > LONGEST {
-                    return Err(Hangup("it sent something impossible".to_owned()));
+                    return Err(Disconnected("it sent something impossible".to_owned()));
                 }
                 if let Some(body) = self.heard.get(4..4 + length) {
                     let message = Control::decode(body)
-                        .ok_or_else(|| Hangup("it sent something impossible".to_owned()))?;
+                        .ok_or_else(|| Disconnected("it sent something impossible".to_owned()))?;
                     self.heard.drain(..4 + length);
                     return Ok(Some(message));
                 }
             }
             let mut buffer = [0; 4096];
             match self.stream.read(&mut buffer) {
-                Ok(0) => return Err(Hangup("its connection closed".to_owned())),
+                Ok(0) => return Err(Disconnected("its connection closed".to_owned())),
                 Ok(n) => self.heard.extend_from_slice(&buffer[..n]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(Hangup(format!("its connection broke: {error}"))),
+                Err(error) => return Err(Disconnected(format!("its connection broke: {error}"))),
             }
         }
     }
 
-    /// Waits for the next message until a deadline; nothing if none came.
-    pub(crate) fn hear_until(&mut self, deadline: Instant) -> Result<Option<Control>, Hangup> {
+    /// Waits for the next message until `deadline`; returns `None` if none arrived.
+    pub(crate) fn recv_until(
+        &mut self,
+        deadline: Instant,
+    ) -> Result<Option<Control>, Disconnected> {
         use rustix::event::{PollFd, PollFlags, poll};
         loop {
             self.flush()?;
-            if let Some(message) = self.hear()? {
+            if let Some(message) = self.try_recv()? {
                 return Ok(Some(message));
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -300,9 +310,9 @@ impl Line {
                 return Ok(None);
             }
             let wanted =
-                if self.is_behind() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+                if self.has_backlog() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
             let mut watched = [PollFd::new(&self.stream, wanted)];
-            let _ = poll(&mut watched, Some(&super::door::timespec(left)));
+            let _ = poll(&mut watched, Some(&super::handshake::timespec(left)));
         }
     }
 }
@@ -316,12 +326,12 @@ mod tests {
         let member = |rank, listens: Option<&str>| Member {
             rank: Rank(rank),
             host: "a-host".into(),
-            neighbourhood: "x/y".into(),
+            shm_domain: "x/y".into(),
             listens: listens.map(|text| text.parse().unwrap()),
             segment: Address { process: 12, descriptor: 3, bytes: 1 << 40 },
             mark: [5; 32],
         };
-        let lost = CommError::Lost {
+        let lost = CommError::PeerLost {
             rank: Rank(2),
             host: "b".into(),
             how: "died".into(),
@@ -338,9 +348,9 @@ mod tests {
             Control::Data { from: Rank(3), index: 1 },
             Control::World {
                 members: vec![member(0, Some("127.0.0.1:80")), member(1, Some("[::1]:9"))],
-                hub: Some(Rank(0)),
+                rendezvous: Some(Rank(0)),
             },
-            Control::World { members: vec![], hub: None },
+            Control::World { members: vec![], rendezvous: None },
             Control::Ready,
             Control::Go,
             Control::Heartbeat { doing: "größer".into() },

@@ -1,10 +1,11 @@
-//! Connections within one host.
+//! TCP connections within one host.
 //!
-//! Congestion control protects wires that many share. Within a host there is no wire, and a system that
-//! paces its connections (BBR does, with a timer for every few packets) lets copies within memory wait for
-//! what it believes that they can do: it was seen to halve what two ranks exchange. Reno, which every system
-//! has and lets everyone choose, does not pace, and finds no reason to slow down where nothing gets lost. It
-//! has to be chosen before the connection is made, since pacing that has begun never ends.
+//! Congestion control protects shared links. Within a host there is no link, but a system that
+//! paces its connections delays copies within memory to its bandwidth estimate. BBR paces, with a
+//! timer for every few packets: it was measured to halve the throughput between two ranks. Reno is
+//! available on every system to every user, does not pace, and has no reason to slow down without
+//! packet loss. It must be selected before the connection is established, since pacing never ends
+//! once it has begun.
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout, set_tcp_congestion};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
@@ -14,17 +15,17 @@ use std::time::Duration;
 
 const UNPACED: &str = "reno";
 
-/// Listens; whoever comes from this host to an address that only this host has is not slowed down.
+/// Listens on `at`; connections over loopback are not paced.
 pub(super) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(at)?;
     if at.ip().is_loopback() {
-        // A system without it is as fast as it was.
+        // On a system without Reno the speed is merely unchanged.
         let _ = set_tcp_congestion(&listener, UNPACED);
     }
     Ok(listener)
 }
 
-/// Connects, within so long.
+/// Connects to `at` within `at_most`.
 pub(super) fn connect(at: SocketAddr, at_most: Duration) -> io::Result<TcpStream> {
     if !at.ip().is_loopback() {
         return TcpStream::connect_timeout(&at, at_most);

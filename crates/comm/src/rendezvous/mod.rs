@@ -1,18 +1,18 @@
-//! How the ranks of a job find each other, and how they notice that one is lost.
+//! Rendezvous: the ranks of a job find each other, and lost ranks are detected.
 //!
-//! A [`Hub`] listens, in the launcher or in rank 0. Every rank comes in through its door, which
-//! only the job's [`Secret`](crate::Secret) opens, says what it is and what it believes about the
-//! job, and is told who the others are. Ranks that believe different things do not start. The
-//! connection then stays open and carries signs of life both ways.
+//! A [`RendezvousServer`] listens, in the launcher or in rank 0. Every rank authenticates with the
+//! job's [`Secret`](crate::Secret), sends its identity and its facts about the job, and receives
+//! the list of members. Ranks whose facts differ do not start. The connection then stays open and
+//! carries heartbeats both ways.
 
 pub(crate) mod control;
-pub(crate) mod door;
-mod hub;
+pub(crate) mod handshake;
 mod loopback;
+mod server;
 
-pub use hub::{Hub, HubOptions};
+pub use server::{RendezvousOptions, RendezvousServer};
 
-/// Whether bytes are something that a rank or the hub can be told: what a fuzzer calls.
+/// Returns true if `bytes` are a valid control message; entry point of a fuzzer.
 pub fn understood(bytes: &[u8]) -> bool {
     control::Control::decode(bytes).is_some()
 }

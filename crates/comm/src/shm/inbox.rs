@@ -1,22 +1,22 @@
-//! A rank's segment: one ring for each sender, and a bell.
+//! Shared-memory segment of a rank: one ring per sender, and a doorbell.
 //!
-//! **Rings.** A ring is a stream of bytes with one producer and one consumer. `tail` counts the
-//! bytes ever put in and only the producer writes it; `head` counts those taken out and only the
-//! consumer writes it. Bytes `head..tail` belong to the consumer, the rest to the producer, and a
-//! release store of either counter, read with acquire, hands bytes over. Each side remembers the
-//! other's counter as it last saw it and looks again only when that does not suffice, so that a line
-//! travels between two cores once for a message and not once for a look. Both counters move by
-//! multiples of [`GRAIN`](crate::wire::GRAIN).
+//! Rings: a ring is a stream of bytes with one producer and one consumer. `tail` counts the bytes
+//! ever put in, and only the producer writes it; `head` counts those taken out, and only the
+//! consumer writes it. Bytes `head..tail` belong to the consumer, the rest to the producer. A
+//! release store of either counter, read with acquire, hands bytes over. Each side caches the
+//! other's counter and reloads it only when the cached value does not suffice. So a cache line
+//! travels between two cores once per message and not once per poll. Both counters move by
+//! multiples of [`GRAIN`].
 //!
-//! **The bell.** A rank that waits watches the rings it waits for; nobody else has to do anything.
-//! Only when it has watched for long enough it says that it is asleep, looks once more, and sleeps
-//! on a counter with a futex. Whoever puts something in, or takes something out that made room for
-//! a waiting producer, then looks whether the owner is asleep, and only then rings: the common case
-//! costs neither a system call nor a write to a line that others watch.
+//! Doorbell: a waiting rank polls the rings it waits for, without help from its peers. Only after
+//! it has spun long enough does it set its sleep flag, check once more, and sleep on a counter with
+//! a futex. A peer then checks the owner's sleep flag whenever it puts bytes in, or frees space for
+//! a waiting producer. It rings only if the flag is set. The common case costs neither a system
+//! call nor a write to a cache line that others poll.
 
 use super::{Address, Mapping};
 use crate::error::CommError;
-use crate::inflow::Source;
+use crate::frame_reader::Source;
 use crate::secret::{PROOF, nonce};
 use crate::wire::{GRAIN, HEAD};
 use rustix::thread::futex;
@@ -26,13 +26,13 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
 use std::time::Duration;
 
-/// Where things lie in a segment. Counters of different writers never share a cache line, nor the
-/// pair of lines that is fetched together.
+/// Layout of a segment. Counters of different writers never share a cache line, nor the pair of
+/// lines that is fetched together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// How many ranks may send.
+    /// Number of ranks that may send.
     pub(crate) senders: u32,
-    /// The size of each ring.
+    /// Bytes of each ring.
     pub(crate) ring: usize,
 }
 
@@ -61,68 +61,70 @@ impl Layout {
     }
 }
 
-/// The owner's side.
+/// Owner's side of a segment.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     map: Arc<Mapping>,
     layout: Layout,
-    /// By sender: how many bytes were taken out, and how many were put in as far as was seen.
+    /// Bytes taken out and last known bytes put in, by sender.
     counts: Vec<(u64, u64)>,
 }
 
-/// A random number in the segment, announced over an authenticated connection: it proves that a
-/// descriptor leads to the segment that is meant.
-pub(crate) type Mark = [u8; PROOF];
+/// Random number in the segment, announced over an authenticated connection. It proves that a
+/// descriptor leads to the intended segment.
+pub(crate) type SegmentNonce = [u8; PROOF];
 
 impl Inbox {
-    /// A new segment. The descriptor is to be kept until all neighbours have opened it.
-    pub(crate) fn create(layout: Layout) -> Result<(Self, OwnedFd, Address, Mark), CommError> {
+    /// Creates a segment. Keep the descriptor open until all ranks of the domain have opened it.
+    pub(crate) fn create(
+        layout: Layout,
+    ) -> Result<(Self, OwnedFd, Address, SegmentNonce), CommError> {
         let (map, file, address) = Mapping::create(layout.bytes())?;
         let mark = nonce()?;
-        // SAFETY: nobody else knows of the segment yet.
+        // SAFETY: no other thread or process knows of the segment yet.
         unsafe { map.write(MARK, &mark) };
         let counts = vec![(0, 0); layout.senders as usize];
         Ok((Self { map: Arc::new(map), layout, counts }, file, address, mark))
     }
 
-    pub(crate) fn bell(&self) -> Bell {
-        Bell { map: Arc::clone(&self.map) }
+    pub(crate) fn bell(&self) -> Doorbell {
+        Doorbell { map: Arc::clone(&self.map) }
     }
 
-    /// A sender's stream.
+    /// Byte stream of a sender.
     pub(crate) fn ring(&mut self, sender: u32) -> Ring<'_> {
         Ring { inbox: self, sender }
     }
 
-    /// How many bytes of a sender's stream have been taken out.
+    /// Number of bytes taken out of a sender's stream.
     pub(crate) fn taken(&self, sender: u32) -> u64 {
         self.counts.get(sender as usize).map_or(0, |(head, _)| *head)
     }
 
-    /// Whether a sender has put in more than was taken out.
+    /// Returns true if a sender has put in more than was taken out.
     pub(crate) fn has_news(&self, sender: u32) -> bool {
         let tail = self.map.atomic_u64(self.layout.counters(sender) + TAIL).load(Acquire);
         self.counts.get(sender as usize).is_some_and(|(head, _)| *head != tail)
     }
 
-    /// Whether a sender wants to be told that there is room again; asking takes the wish back.
-    pub(crate) fn take_wish(&self, sender: u32) -> bool {
+    /// Returns true if a sender has requested a notice about free space; clears the request.
+    pub(crate) fn take_space_request(&self, sender: u32) -> bool {
         let wanted = self.map.atomic_u32(self.layout.counters(sender) + WANTED);
-        // `head` was moved before the look at the wish, as the wish is noted before the producer's
-        // next look at `head`: one of the two sees the other.
+        // `head` was moved before this load of the request, and the producer sets the request
+        // before it reloads `head`: one of the two sees the other.
         fence(SeqCst);
         wanted.load(Relaxed) != 0 && wanted.swap(0, SeqCst) != 0
     }
 }
 
-/// One sender's stream, for its consumer.
+/// Consumer's view of one sender's stream.
 pub(crate) struct Ring<'i> {
     inbox: &'i mut Inbox,
     sender: u32,
 }
 
 impl Ring<'_> {
-    /// How many bytes are there; looks anew only if fewer than so many are known of.
+    /// Number of bytes available; reloads `tail` only if fewer than `wanted` are known.
     fn available(&mut self, wanted: usize) -> Result<usize, CommError> {
         let Inbox { map, layout, counts } = &mut *self.inbox;
         let (head, tail) = &mut counts[self.sender as usize];
@@ -152,8 +154,8 @@ impl Source for Ring<'_> {
         let (data, at) = self.place();
         let mut bytes = [0; HEAD];
         let first = HEAD.min(self.inbox.layout.ring - at);
-        // SAFETY: bytes head..tail belong to the consumer, which has the inbox mutably, until `head`
-        // moves past them.
+        // SAFETY: bytes head..tail belong to the consumer, which holds the inbox mutably, until
+        // `head` moves past them.
         unsafe {
             self.inbox.map.read(data + at, &mut bytes[..first]);
             self.inbox.map.read(data, &mut bytes[first..]);
@@ -166,7 +168,7 @@ impl Source for Ring<'_> {
         let there = self.available(wanted)?;
         let (data, at) = self.place();
         let there = there.min(self.inbox.layout.ring - at);
-        // SAFETY: as in `head`; the result borrows the stream, so `head` cannot move meanwhile.
+        // SAFETY: as in `head`; the result borrows the stream, so `head` cannot move.
         Ok(unsafe { self.inbox.map.slice(data + at, there) })
     }
 
@@ -179,21 +181,21 @@ impl Source for Ring<'_> {
     }
 }
 
-/// One sender's side.
+/// Sender's side of a segment.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     map: Arc<Mapping>,
     layout: Layout,
     sender: u32,
-    /// How many bytes were put in, and how many were taken out as far as was seen.
+    /// Bytes put in and last known bytes taken out.
     counts: (u64, u64),
 }
 
 impl Outbox {
-    /// Opens a neighbour's segment to send to it. To be made once for a sender and an owner.
+    /// Opens a peer's segment to send to it. Must be called once per sender and owner.
     pub(crate) fn open(
         address: &Address,
-        mark: &Mark,
+        mark: &SegmentNonce,
         layout: Layout,
         sender: u32,
     ) -> Result<Self, CommError> {
@@ -204,8 +206,8 @@ impl Outbox {
             return Err(wrong());
         }
         let map = Mapping::open(address)?;
-        let mut found = Mark::default();
-        // SAFETY: the mark was written before the address was told and does not change.
+        let mut found = SegmentNonce::default();
+        // SAFETY: the mark was written before the address was announced and does not change.
         unsafe { map.read(MARK, &mut found) };
         if found != *mark {
             return Err(wrong());
@@ -213,11 +215,11 @@ impl Outbox {
         Ok(Self { map: Arc::new(map), layout, sender, counts: (0, 0) })
     }
 
-    pub(crate) fn bell(&self) -> Bell {
-        Bell { map: Arc::clone(&self.map) }
+    pub(crate) fn bell(&self) -> Doorbell {
+        Doorbell { map: Arc::clone(&self.map) }
     }
 
-    /// How many bytes there is room for; looks anew only if fewer than so many are known of.
+    /// Bytes of free space; reloads `head` only if fewer than `wanted` are known.
     pub(crate) fn room(&mut self, wanted: usize) -> Result<usize, CommError> {
         let Layout { ring, .. } = self.layout;
         let (tail, head) = &mut self.counts;
@@ -234,8 +236,8 @@ impl Outbox {
         Ok(room)
     }
 
-    /// Puts bytes into the stream, for which there must be room, and hides them until
-    /// [`publish`](Self::publish).
+    /// Puts bytes into the stream, without making them visible before [`publish`](Self::publish).
+    /// There must be space for them.
     pub(crate) fn put(&mut self, bytes: &[u8]) {
         let Layout { ring, .. } = self.layout;
         let (tail, head) = &mut self.counts;
@@ -252,20 +254,20 @@ impl Outbox {
         *tail += bytes.len() as u64;
     }
 
-    /// Fills the stream up to a multiple of the grain; there is always room for that.
+    /// Pads the stream to a multiple of the grain; there is always space for that.
     pub(crate) fn pad(&mut self) {
         self.counts.0 = self.counts.0.next_multiple_of(GRAIN as u64);
     }
 
-    /// Shows what was put in to the owner, and wakes it if it sleeps.
+    /// Makes the bytes put in visible to the owner, and wakes it if it sleeps.
     pub(crate) fn publish(&mut self) {
         let counters = self.layout.counters(self.sender);
         self.map.atomic_u64(counters + TAIL).store(self.counts.0, Release);
-        Bell::ring_if_asleep(&self.map);
+        Doorbell::ring_if_asleep(&self.map);
     }
 
-    /// Asks to be told when there is room. Room that came in between must be looked for afterwards.
-    pub(crate) fn wish(&self) {
+    /// Requests a notice about free space. The caller must check for space once more afterwards.
+    pub(crate) fn request_space(&self) {
         self.map.atomic_u32(self.layout.counters(self.sender) + WANTED).store(1, SeqCst);
         fence(SeqCst);
     }
@@ -282,36 +284,36 @@ fn impossible() -> CommError {
     super::problem("a ring in shared memory has impossible counters".to_owned())
 }
 
-/// The bell of a segment's owner, and the sign that it has left.
+/// Doorbell of a segment's owner, and the flag that it has left.
 #[derive(Clone, Debug)]
-pub(crate) struct Bell {
+pub(crate) struct Doorbell {
     map: Arc<Mapping>,
 }
 
-impl Bell {
-    /// How often it has rung.
+impl Doorbell {
+    /// Number of times it has rung.
     pub(crate) fn count(&self) -> u32 {
         self.map.atomic_u32(BELL).load(Acquire)
     }
 
-    /// Tells the owner of something that no ring shows, awake or asleep.
+    /// Notifies the owner, awake or asleep, of an event that no ring shows.
     pub(crate) fn ring(&self) {
         let bell = self.map.atomic_u32(BELL);
-        // Ordered before the look at the sleeper, as the sleeper's note is before its look at the
-        // bell: one of the two sees the other.
+        // Ordered before the load of the sleep flag; the sleeper sets its flag before it loads the
+        // doorbell: one of the two sees the other.
         bell.fetch_add(1, SeqCst);
         if self.map.atomic_u32(ASLEEP).load(SeqCst) != 0 {
             let _ = futex::wake(bell, futex::Flags::empty(), u32::MAX);
         }
     }
 
-    /// Tells the owner, if it is asleep, of something that it sees anyhow while it is awake.
-    pub(crate) fn knock(&self) {
+    /// Notifies the owner, if it is asleep, of an event that it sees by polling while awake.
+    pub(crate) fn notify(&self) {
         Self::ring_if_asleep(&self.map);
     }
 
     fn ring_if_asleep(map: &Mapping) {
-        // What there is to see was written before, and the sleeper's note before its last look.
+        // The event was written before, and the sleeper sets its flag before its last check.
         fence(SeqCst);
         if map.atomic_u32(ASLEEP).load(Relaxed) != 0 {
             let bell = map.atomic_u32(BELL);
@@ -320,14 +322,14 @@ impl Bell {
         }
     }
 
-    /// For the owner: sleeps until the bell has rung since it had rung `seen` times, or for so long.
-    /// Does not sleep if there is something to see already.
+    /// Called by the owner: sleeps until the doorbell count differs from `seen`, at most `at_most`.
+    /// Does not sleep if `anything` returns true.
     pub(crate) fn sleep(&self, seen: u32, at_most: Duration, mut anything: impl FnMut() -> bool) {
         let asleep = self.map.atomic_u32(ASLEEP);
         asleep.store(1, SeqCst);
         fence(SeqCst);
         let bell = self.map.atomic_u32(BELL);
-        // Sleeps only if the bell still has the count; interruptions are as good as a ring.
+        // Sleeps only if the doorbell count is unchanged; an interruption is as good as a ring.
         if bell.load(SeqCst) == seen && !anything() {
             let timeout = futex::Timespec {
                 tv_sec: at_most.as_secs().min(1 << 30) as i64,
@@ -338,12 +340,12 @@ impl Bell {
         asleep.store(0, SeqCst);
     }
 
-    /// For the owner: nothing more will come from it, nor be read by it.
+    /// Called by the owner: it will neither send nor read any more.
     pub(crate) fn depart(&self) {
         self.map.atomic_u32(DEPARTED).store(1, Release);
     }
 
-    /// Whether the owner has left. Everything it sent was put in place before.
+    /// Returns true if the owner has left. Everything it sent was published before.
     pub(crate) fn departed(&self) -> bool {
         self.map.atomic_u32(DEPARTED).load(Acquire) != 0
     }
@@ -401,7 +403,7 @@ mod tests {
         let (inbox, ..) = Inbox::create(LAYOUT).unwrap();
         let (bell, ringer) = (inbox.bell(), inbox.bell());
         let laps = 5_000;
-        // A ring that is missed is slept through for as long as this; nothing else takes that long.
+        // A missed ring costs a sleep of this length; nothing else takes that long.
         let long = Duration::from_secs(120);
         std::thread::scope(|scope| {
             scope.spawn(move || {

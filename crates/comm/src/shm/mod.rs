@@ -1,13 +1,13 @@
-//! Memory that several processes of a host share: the only part of the crate with `unsafe` in it.
+//! Memory shared by several processes of a host: the only part of the crate with `unsafe` code.
 //!
-//! Every rank owns one segment, a `memfd` without a name, and maps those of its neighbours. Nothing
-//! of it appears in a file system, so nothing can be left behind by a rank that is killed. Offsets
-//! and lengths are checked here; who may touch which bytes when is the protocol of [`inbox`].
+//! Every rank owns one segment, an unnamed `memfd`, and maps those of the other ranks in its shm
+//! domain. Nothing appears in a file system, so a killed rank leaves nothing behind. Offsets and
+//! lengths are checked here; access to the bytes is governed by the protocol of [`inbox`].
 #![allow(unsafe_code)]
 
-pub(crate) mod chute;
+mod huge_pages;
 pub(crate) mod inbox;
-mod pages;
+pub(crate) mod splice;
 pub(crate) mod window;
 
 use crate::error::CommError;
@@ -17,7 +17,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// What another process needs to find a segment: through the owner's descriptor table.
+/// Address of a segment for other processes, through the owner's descriptor table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) process: u32,
@@ -32,27 +32,27 @@ pub(crate) struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: a mapping is plain memory that any thread may reach through the methods below, which
-// give out atomics or leave it to their callers to keep accesses apart.
+// SAFETY: a mapping is plain memory that any thread may reach through the methods below. They
+// return atomics or require their callers to prevent conflicting accesses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// A new segment of zeros, and the descriptor that keeps it open for others to find. It lies on large
-    /// pages as far as it has room for them and the system can be moved to it.
+    /// Creates a zeroed segment, and the descriptor that keeps it open for other processes. It uses
+    /// huge pages if it is large enough and the system provides them.
     pub(crate) fn create(bytes: usize) -> Result<(Self, OwnedFd, Address), CommError> {
         let failed =
             |error| problem(format!("cannot make {bytes} bytes of shared memory: {error}"));
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("paceline", flags).map_err(failed)?;
         rustix::fs::ftruncate(&file, bytes as u64).map_err(failed)?;
-        // Nobody can cut it short under a reader, who would die of that.
+        // No process can truncate it under a reader, since that would kill the reader.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
         let mapping = Self::map(&file, bytes).map_err(failed)?;
-        // SAFETY: nobody else knows of the segment yet, which is all zeros and writable.
-        unsafe { pages::enlarge(mapping.base, bytes) };
+        // SAFETY: no other process or thread knows of the zeroed, writable segment yet.
+        unsafe { huge_pages::collapse(mapping.base, bytes) };
         let address = Address {
             process: std::process::id(),
             descriptor: file.as_raw_fd() as u32,
@@ -61,7 +61,7 @@ impl Mapping {
         Ok((mapping, file, address))
     }
 
-    /// Maps the segment of another process, which must be of the same user and host.
+    /// Maps the segment of another process, which must belong to the same user and host.
     pub(crate) fn open(address: &Address) -> Result<Self, CommError> {
         let Address { process, descriptor, bytes } = address;
         let path = format!("/proc/{process}/fd/{descriptor}");
@@ -78,29 +78,33 @@ impl Mapping {
 
     fn map(file: &OwnedFd, bytes: usize) -> Result<Self, rustix::io::Errno> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        let place = if bytes < pages::LARGE { None } else { Some(pages::Place::new(bytes)?) };
+        let place = if bytes < huge_pages::HUGE_PAGE {
+            None
+        } else {
+            Some(huge_pages::AlignedReservation::new(bytes)?)
+        };
         let (at, flags) = match &place {
             Some(place) => (place.start(), flags | MapFlags::FIXED),
             None => (std::ptr::null_mut(), flags),
         };
-        // SAFETY: a fresh mapping at an address of the system's choice, or in a place that was set aside
-        // for it, overlaps nothing that is used; the file is as long as the mapping and sealed against
+        // SAFETY: a fresh mapping at an address chosen by the system, or in a range reserved for
+        // it, overlaps nothing in use. The file is as long as the mapping and sealed against
         // shrinking.
         let base = unsafe { rustix::mm::mmap(at, bytes, protection, flags, file, 0)? };
         let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::FAULT)?;
-        place.into_iter().for_each(pages::Place::fill);
+        place.into_iter().for_each(huge_pages::AlignedReservation::fill);
         Ok(Self { base, bytes })
     }
 
-    /// A counter in the segment; places out of bounds or alignment are a bug here, not bad input.
+    /// Counter in the segment; an out-of-bounds or unaligned offset is a bug, not bad input.
     pub(crate) fn atomic_u32(&self, at: usize) -> &AtomicU32 {
         assert!(at.is_multiple_of(4) && at + 4 <= self.bytes, "no counter at {at}");
-        // SAFETY: the place is inside the mapping and aligned, which starts at a page; zeros and
-        // anything else are valid counters; it is accessed as an atomic only, by all processes.
+        // SAFETY: the offset is within the mapping and aligned, since the mapping starts at a page.
+        // Every bit pattern is a valid counter, and all processes access it as an atomic only.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(at).cast()) }
     }
 
-    /// As [`atomic_u32`](Self::atomic_u32).
+    /// Like [`atomic_u32`](Self::atomic_u32), for 64 bits.
     pub(crate) fn atomic_u64(&self, at: usize) -> &AtomicU64 {
         assert!(at.is_multiple_of(8) && at + 8 <= self.bytes, "no counter at {at}");
         // SAFETY: as for 32 bits.
@@ -113,8 +117,8 @@ impl Mapping {
     /// No other thread or process accesses these bytes of the segment during the call.
     pub(crate) unsafe fn write(&self, at: usize, from: &[u8]) {
         assert!(at.checked_add(from.len()).is_some_and(|end| end <= self.bytes));
-        // SAFETY: both ranges are valid, and private memory never overlaps a mapping that is only
-        // reached through this type; the caller excludes other accesses.
+        // SAFETY: both ranges are valid, and private memory never overlaps a mapping that is
+        // reached only through this type. The caller excludes other accesses.
         unsafe {
             std::ptr::copy_nonoverlapping(from.as_ptr(), self.base.as_ptr().add(at), from.len());
         }
@@ -146,10 +150,10 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(at), bytes) }
     }
 
-    /// Bytes of the segment, in place and to be written.
+    /// Bytes of the segment, in place and writable.
     ///
     /// # Safety
-    /// No thread or process, this one included, accesses these bytes otherwise as long as the
+    /// No thread or process, this one included, accesses these bytes in another way as long as the
     /// result lives.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn slice_mut(&self, at: usize, bytes: usize) -> &mut [u8] {

@@ -1,11 +1,11 @@
-//! Vectors in shared memory, and the view that other ranks have of them.
+//! Vectors in shared memory, and windows onto those of other ranks.
 //!
-//! A [`SharedBuffer`] is memory of one rank that its neighbours can read in place. The owner tells a
-//! neighbour where to look with a [`Loan`], a message of a few dozen bytes; the neighbour maps the
-//! buffer when it first hears of it and keeps it mapped. That nobody writes what another reads is
-//! laid down by the collective: what is lent stays as it is until the reader is done.
+//! A [`SharedBuffer`] is memory of one rank that the other ranks of its shm domain can read in
+//! place. The owner sends its location in a [`Loan`], a message of a few dozen bytes; the peer maps
+//! the buffer on first use and keeps it mapped. The collective ensures that no rank writes bytes
+//! that another reads: lent bytes stay unchanged until the reader is done.
 
-use super::{Address, Mapping, pages};
+use super::{Address, Mapping, huge_pages};
 use crate::error::CommError;
 use crate::secret::{PROOF, nonce};
 use std::collections::VecDeque;
@@ -13,34 +13,34 @@ use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Memory that the ranks of this host can read in place: a collective whose vector lies in it moves
-/// nothing that it does not have to.
+/// Memory that the ranks of this host can read in place: a collective on a vector stored in it
+/// makes no unnecessary copies.
 #[derive(Debug)]
 pub struct SharedBuffer {
     site: Arc<Site>,
     bytes: usize,
 }
 
-/// Where a buffer is, for its owner.
+/// Owner's record of a shared buffer.
 #[derive(Debug)]
 pub(crate) struct Site {
     map: Mapping,
-    /// Kept open for as long as neighbours may have to find the buffer.
+    /// Kept open as long as peers may need to find the buffer.
     _file: OwnedFd,
     address: Address,
     mark: [u8; PROOF],
 }
 
-/// The buffer begins after its mark.
+/// Offset of the buffer, after its mark.
 const START: usize = 4096;
 
 impl SharedBuffer {
     pub(crate) fn new(bytes: usize) -> Result<Self, CommError> {
         let total = bytes.checked_add(START).filter(|total| *total < isize::MAX as usize);
         let total = total.ok_or_else(|| super::problem(format!("{bytes} bytes are too many")))?;
-        let (map, file, address) = Mapping::create(pages::rounded(total))?;
+        let (map, file, address) = Mapping::create(huge_pages::rounded(total))?;
         let mark = nonce()?;
-        // SAFETY: nobody else knows of the segment yet.
+        // SAFETY: no other thread or process knows of the segment yet.
         unsafe { map.write(0, &mark) };
         Ok(Self { site: Arc::new(Site { map, _file: file, address, mark }), bytes })
     }
@@ -54,23 +54,23 @@ impl Deref for SharedBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: in this process the bytes are reached through this value only, which is borrowed;
-        // other processes write them only in the midst of a collective, which has them mutably.
+        // SAFETY: in this process the bytes are reached only through this value, which is borrowed.
+        // Other processes write them only during a collective, which holds them mutably.
         unsafe { self.site.map.slice(START, self.bytes) }
     }
 }
 
 impl DerefMut for SharedBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: in this process the bytes are reached through this value only, which is borrowed
-        // mutably; other processes reach them only while a collective has lent them, whose protocol
-        // keeps whoever writes a byte apart from all others that touch it.
+        // SAFETY: in this process the bytes are reached only through this value, which is borrowed
+        // mutably. Other processes reach them only while a collective has lent them, and its
+        // protocol excludes any other access to a byte that is being written.
         unsafe { self.site.map.slice_mut(START, self.bytes) }
     }
 }
 
 impl Site {
-    /// Where bytes of this process lie in the buffer, if they do.
+    /// Range of this process's `bytes` within the mapping, if they are stored in the buffer.
     fn locate(&self, bytes: &[u8]) -> Option<Range<u64>> {
         let base = self.map.base.as_ptr().addr();
         let start = bytes.as_ptr().addr().checked_sub(base)?;
@@ -79,7 +79,7 @@ impl Site {
     }
 }
 
-/// The message that lends: where to look.
+/// Message that lends bytes: their location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loan {
     address: Address,
@@ -87,13 +87,13 @@ pub struct Loan {
     ranges: Vec<Range<u64>>,
 }
 
-/// A loan has at least these bytes, and more for each range.
+/// Bytes of a loan without ranges.
 const LOAN: usize = 16 + PROOF;
-/// More ranges than any collective has chunks worth reading in place.
+/// Maximum number of ranges: more than any collective has chunks worth reading in place.
 const MOST_RANGES: usize = 1 << 16;
 
 impl Loan {
-    /// Lends bytes, if all of them lie in one of the buffers.
+    /// Lends bytes, if all of them are stored in one of the buffers.
     pub(crate) fn of(sites: &[Arc<Site>], bytes: &[&[u8]]) -> Option<Self> {
         if bytes.len() > MOST_RANGES {
             return None;
@@ -138,17 +138,17 @@ impl Loan {
     }
 }
 
-/// The buffers of neighbours that this rank has mapped, the latest first.
+/// Peers' buffers mapped by this rank, newest first.
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
     known: VecDeque<([u8; PROOF], Arc<Mapping>)>,
 }
 
 impl Windows {
-    /// How many buffers stay mapped.
+    /// Maximum number of buffers that stay mapped.
     const MOST: usize = 256;
 
-    /// Opens what a neighbour lends.
+    /// Opens a peer's loan.
     pub(crate) fn open(&mut self, loan: &Loan) -> Result<Window, CommError> {
         let at = match self.known.iter().position(|(mark, _)| *mark == loan.mark) {
             Some(at) => at,
@@ -184,30 +184,30 @@ pub struct Window {
 }
 
 impl Window {
-    /// How many there are.
+    /// Number of bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.ranges.iter().map(ExactSizeIterator::len).sum()
     }
 
     /// The bytes, piece by piece.
     pub(crate) fn pieces(&self) -> Vec<&[u8]> {
-        // SAFETY: the ranges were checked when the window was opened. The lender leaves them alone
-        // until it is told that they are done with, which happens after the last use of the window.
+        // SAFETY: the ranges were checked when the window was opened. The lender leaves them
+        // unchanged until it is told that the reader is done, after the last use of the window.
         let piece = |range: &Range<usize>| unsafe { self.map.slice(range.start, range.len()) };
         self.ranges.iter().map(piece).collect()
     }
 
-    /// Bytes of a window that is one piece, to be read and written.
+    /// Bytes of a window with one range, readable and writable.
     ///
-    /// To be called by a collective in which the owner has left these bytes to this rank: until it
-    /// is told that this rank is done, neither the owner nor anybody else touches them.
+    /// May be called only by a collective in which the owner has left these bytes to this rank.
+    /// Until it is told that this rank is done, neither the owner nor any other rank accesses them.
     pub(crate) fn part_mut(&mut self, part: Range<usize>) -> Option<&mut [u8]> {
         let [whole] = self.ranges.as_slice() else { return None };
         if part.start > part.end || part.end > whole.len() {
             return None;
         }
-        // SAFETY: the range was checked, here and when the window was opened. Who may touch it is
-        // as said above; within this process, the window is borrowed mutably.
+        // SAFETY: the range was checked, here and when the window was opened. Access by other ranks
+        // is excluded as stated above; within this process, the window is borrowed mutably.
         Some(unsafe { self.map.slice_mut(whole.start + part.start, part.len()) })
     }
 }

@@ -1,77 +1,77 @@
-//! Messages as bytes: how they travel through sockets and shared memory.
+//! Wire format of messages on sockets and in shared memory.
 //!
-//! A frame is a head of fixed size and a payload, filled up to a multiple of [`GRAIN`], so that heads
-//! never straddle more cache lines than they have to and what arrives in part ends between two
-//! elements. Nothing is believed: a head that could not have been written by [`encode`] is an error,
-//! and memory grows with what has really arrived, not with what a length promises.
+//! A frame is a head of fixed size and a payload, padded to a multiple of [`GRAIN`]. So heads span
+//! no more cache lines than necessary, and partial data ends between two elements. No input is
+//! trusted: a head that [`encode`] could not have written is an error, and memory grows with the
+//! data actually received, not with an announced length.
 
 mod purpose;
 
-pub use crate::inflow::drain;
+pub use crate::frame_reader::drain;
 
 use crate::transport::{Header, Tag};
 use thiserror::Error;
 
-/// The bytes before a payload.
+/// Bytes of a frame head.
 pub const HEAD: usize = 32 + purpose::BYTES;
-/// Frames begin at multiples of this in their stream: a cache line, and any whole number of elements.
+/// Alignment of frames in their stream: a cache line, and a whole number of any elements.
 pub const GRAIN: usize = 64;
-/// The longest payload.
+/// Maximum payload in bytes.
 const LONGEST_PAYLOAD: u64 = 1 << 40;
 const MAGIC: u32 = u32::from_le_bytes(*b"PLM3");
 const MESSAGE: u8 = 1;
 const GOODBYE: u8 = 2;
-const MESSAGE_IN_PLACE: u8 = 3;
-const TAKEN: u8 = 4;
+const MESSAGE_ZERO_COPY: u8 = 3;
+const ACK: u8 = 4;
 
-/// Why bytes are not a frame.
+/// Reason why bytes are not a frame.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum WireError {
     /// The first bytes are not those of a frame.
-    #[error("what arrived is no frame of this program")]
+    #[error("received bytes are not a frame of this program")]
     Magic,
-    /// A length is beyond what any frame has.
+    /// A length exceeds the maximum.
     #[error("a frame claims {found} bytes of payload; at most {limit} are possible")]
     Length {
-        /// What it claims to be.
+        /// Length found.
         found: u64,
-        /// What it can be.
+        /// Maximum length.
         limit: u64,
     },
-    /// A field has a value that means nothing.
+    /// A field has an invalid value.
     #[error("a frame has an impossible {what}")]
     Field {
-        /// Which field.
+        /// Name of the field.
         what: &'static str,
     },
 }
 
-/// The head of a frame.
+/// Decoded head of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// A message.
     Message {
-        /// What it is for.
+        /// Header of the message.
         header: Header,
-        /// How many bytes follow, before they are filled up.
+        /// Number of payload bytes that follow, without padding.
         payload: usize,
-        /// Whether the sender may still have them where they lie, and is to be told once they have been
-        /// taken.
+        /// True if this is a zero-copy send: the payload may still be in the sender's memory and
+        /// must be acked once taken.
         in_place: bool,
     },
-    /// The peer has taken so many messages that went in place, all in all.
+    /// Ack: total number of zero-copy messages the peer has taken.
     Taken {
-        /// How many.
+        /// Number of messages.
         messages: u64,
     },
     /// The peer leaves; nothing follows.
     Goodbye,
 }
 
-/// The bytes that stand before a payload on the wire, which may lie in the sender's memory until it has been
-/// taken.
+/// Encodes the head of a message frame. With `in_place`, the payload may stay in the sender's
+/// memory until it has been taken.
 pub fn encode(header: &Header, payload: usize, in_place: bool) -> [u8; HEAD] {
-    let mut head = start(if in_place { MESSAGE_IN_PLACE } else { MESSAGE }, payload as u64);
+    let mut head = start(if in_place { MESSAGE_ZERO_COPY } else { MESSAGE }, payload as u64);
     let tag = u64::from(header.tag.channel()) << 32 | u64::from(header.tag.sequence());
     head[16..24].copy_from_slice(&tag.to_le_bytes());
     head[24..28].copy_from_slice(&header.round.to_le_bytes());
@@ -81,14 +81,14 @@ pub fn encode(header: &Header, payload: usize, in_place: bool) -> [u8; HEAD] {
     head
 }
 
-/// The last frame of a rank that leaves in peace.
+/// Last frame of a rank that leaves normally.
 pub(crate) fn goodbye() -> [u8; HEAD] {
     start(GOODBYE, 0)
 }
 
-/// Says that so many messages have been taken that went in place.
-pub(crate) fn taken(messages: u64) -> [u8; HEAD] {
-    start(TAKEN, messages)
+/// Acks `messages` zero-copy messages in total.
+pub(crate) fn ack(messages: u64) -> [u8; HEAD] {
+    start(ACK, messages)
 }
 
 fn start(kind: u8, number: u64) -> [u8; HEAD] {
@@ -99,17 +99,17 @@ fn start(kind: u8, number: u64) -> [u8; HEAD] {
     head
 }
 
-/// What a head says.
+/// Decodes a frame head.
 pub fn decode(head: &[u8; HEAD]) -> Result<Frame, WireError> {
     if u32::from_le_bytes(array(head, 0)) != MAGIC {
         return Err(WireError::Magic);
     }
     let payload = u64::from_le_bytes(array(head, 8));
     match head[4] {
-        MESSAGE | MESSAGE_IN_PLACE if payload > LONGEST_PAYLOAD => {
+        MESSAGE | MESSAGE_ZERO_COPY if payload > LONGEST_PAYLOAD => {
             Err(WireError::Length { found: payload, limit: LONGEST_PAYLOAD })
         }
-        kind @ (MESSAGE | MESSAGE_IN_PLACE) => {
+        kind @ (MESSAGE | MESSAGE_ZERO_COPY) => {
             let tag = u64::from_le_bytes(array(head, 16));
             let round = u32::from_le_bytes(array(head, 24));
             let purpose = match head.last_chunk() {
@@ -117,16 +117,16 @@ pub fn decode(head: &[u8; HEAD]) -> Result<Frame, WireError> {
                 None => return Err(WireError::Field { what: "purpose" }),
             };
             let header = Header { tag: Tag::new((tag >> 32) as u32, tag as u32), purpose, round };
-            let in_place = kind == MESSAGE_IN_PLACE;
+            let in_place = kind == MESSAGE_ZERO_COPY;
             Ok(Frame::Message { header, payload: payload as usize, in_place })
         }
         GOODBYE if payload == 0 => Ok(Frame::Goodbye),
-        TAKEN => Ok(Frame::Taken { messages: payload }),
+        ACK => Ok(Frame::Taken { messages: payload }),
         _ => Err(WireError::Field { what: "kind" }),
     }
 }
 
-/// How many bytes a payload takes up in its stream.
+/// Number of bytes of a payload with its padding.
 pub(crate) const fn padded(payload: usize) -> usize {
     payload.next_multiple_of(GRAIN)
 }
@@ -142,7 +142,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::collective::CollectiveSpec;
     use crate::transport::Purpose;
-    use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Reduction};
+    use paceline_plan::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder};
     use paceline_plan::dtype::DType;
     use proptest::prelude::*;
 
@@ -152,7 +152,7 @@ pub(crate) mod tests {
             spec: CollectiveSpec {
                 kind,
                 algorithm,
-                order: Order::Free,
+                order: SummationOrder::Free,
                 reduction: Reduction::Max,
                 root: 3,
                 block: 1024,
@@ -197,13 +197,13 @@ pub(crate) mod tests {
             let whole = Frame::Message { header: *header, payload: data.len(), in_place };
             prop_assert_eq!(decode(&head), Ok(whole));
             head[at] ^= 1 << bit;
-            // Whatever a damaged head means, it means the same when written anew.
+            // If a damaged head still decodes, encoding and decoding it again gives the same frame.
             match decode(&head) {
                 Ok(message @ Frame::Message { header, payload, in_place }) => {
                     prop_assert_eq!(decode(&encode(&header, payload, in_place)), Ok(message));
                 }
                 Ok(Frame::Taken { messages }) => {
-                    prop_assert_eq!(decode(&taken(messages)), Ok(Frame::Taken { messages }));
+                    prop_assert_eq!(decode(&ack(messages)), Ok(Frame::Taken { messages }));
                 }
                 Ok(Frame::Goodbye) | Err(_) => {}
             }
@@ -221,6 +221,6 @@ pub(crate) mod tests {
         stranger[..14].copy_from_slice(b"GET / HTTP/1.1");
         assert_eq!(decode(&stranger), Err(WireError::Magic));
         assert_eq!(decode(&goodbye()), Ok(Frame::Goodbye));
-        assert_eq!(decode(&taken(u64::MAX)), Ok(Frame::Taken { messages: u64::MAX }));
+        assert_eq!(decode(&ack(u64::MAX)), Ok(Frame::Taken { messages: u64::MAX }));
     }
 }

@@ -1,19 +1,19 @@
-//! What a message is for, in a fixed number of bytes.
+//! Encoding of a message's purpose in a fixed number of bytes.
 //!
-//! Every field has its place, whatever the message, so that a head is written and read without a
-//! branch on its length. Places that a message does not use are zero.
+//! Every field has a fixed offset in all messages, so that a head is written and read without a
+//! branch on its length. Unused fields are zero.
 
 use super::WireError;
 use crate::collective::CollectiveSpec;
 use crate::transport::Purpose;
 use paceline_plan::collective::{
-    Algorithm, ChunkOrder, CollectiveKind, Grid, GridDimension, Level, Order, Reduction,
-    TorusShape, Way,
+    Algorithm, ChunkOrder, CollectiveKind, DimAlgorithm, Grid, GridDimension, Level, Reduction,
+    SummationOrder, TorusShape,
 };
 use paceline_plan::dtype::DType;
 use std::num::NonZeroU32;
 
-/// How many bytes a purpose has.
+/// Bytes of an encoded purpose.
 pub(super) const BYTES: usize = 96;
 
 const KIND: usize = 0;
@@ -31,18 +31,18 @@ const HOST: usize = 32;
 const PARAMETERS: usize = 40;
 const OUTER_PARAMETERS: usize = 64;
 
-/// The kinds of purposes. None is 0, so that zeros mean nothing.
+/// Kinds of purposes. None is 0, so that all-zero bytes are invalid.
 const OF_COLLECTIVE: u8 = 1;
 const OF_MESSAGE: u8 = 2;
 const OF_BARRIER: u8 = 3;
 
 const DTYPES: [DType; 6] = [DType::F32, DType::Bf16, DType::F16, DType::Fp8, DType::U32, DType::U8];
-const ORDERS: [Order; 2] = [Order::Canonical, Order::Free];
+const ORDERS: [SummationOrder; 2] = [SummationOrder::Canonical, SummationOrder::Free];
 const CHUNK_ORDERS: [ChunkOrder; 2] = [ChunkOrder::Baseline, ChunkOrder::Themis];
-const WAYS: [Way; 3] = [Way::Ring, Way::Direct, Way::Halving];
+const WAYS: [DimAlgorithm; 3] = [DimAlgorithm::Ring, DimAlgorithm::Direct, DimAlgorithm::Halving];
 const REDUCTIONS: [Reduction; 2] = [Reduction::Sum, Reduction::Max];
 
-/// Algorithms that are no [`Level`].
+/// Algorithms that are not a [`Level`].
 const PER_DIMENSION: u8 = 253;
 const AUTO: u8 = 254;
 const HIERARCHICAL: u8 = 255;
@@ -137,7 +137,7 @@ fn encode_algorithm(algorithm: Algorithm, bytes: &mut [u8; BYTES]) {
         Algorithm::HalvingDoubling => Level::HalvingDoubling,
         Algorithm::Tree => Level::Tree,
         Algorithm::Direct => Level::Direct,
-        Algorithm::ReadReduce => Level::ReadReduce,
+        Algorithm::SharedMemory => Level::SharedMemory,
         Algorithm::ParameterServer { servers } => Level::ParameterServer { servers },
         Algorithm::Naive => Level::Naive,
         Algorithm::Overlapped => Level::Overlapped,
@@ -185,12 +185,12 @@ fn decode_algorithm(bytes: &[u8; BYTES]) -> Option<Algorithm> {
     }
 }
 
-/// Where the dimensions of a grid stand.
+/// Offsets of the dimensions of a grid.
 fn places() -> impl Iterator<Item = usize> {
     (0..Grid::MAX_DIMENSIONS).map(|i| PARAMETERS + 9 * i)
 }
 
-/// An algorithm's number, and its parameters.
+/// Number and parameters of an algorithm.
 fn numbers(level: Level) -> (u8, [u32; TorusShape::MAX_DIMENSIONS]) {
     let mut values = [0; TorusShape::MAX_DIMENSIONS];
     let number = match level {
@@ -198,7 +198,7 @@ fn numbers(level: Level) -> (u8, [u32; TorusShape::MAX_DIMENSIONS]) {
         Level::HalvingDoubling => 1,
         Level::Tree => 2,
         Level::Direct => 3,
-        Level::ReadReduce => 4,
+        Level::SharedMemory => 4,
         Level::Naive => 5,
         Level::Overlapped => 6,
         Level::Partitioned => 7,
@@ -225,7 +225,7 @@ fn from_numbers(number: u8, values: &[u32; TorusShape::MAX_DIMENSIONS]) -> Optio
         1 => Level::HalvingDoubling,
         2 => Level::Tree,
         3 => Level::Direct,
-        4 => Level::ReadReduce,
+        4 => Level::SharedMemory,
         5 => Level::Naive,
         6 => Level::Overlapped,
         7 => Level::Partitioned,
@@ -267,7 +267,7 @@ mod tests {
             "halving-doubling",
             "tree",
             "direct",
-            "read-reduce",
+            "shared-memory",
             "ps",
             "ps:4",
             "naive",
@@ -282,13 +282,13 @@ mod tests {
             "per-dimension/2rx3dx4rx5r",
             "hierarchical:direct:in-network/4",
             "hierarchical:torus:2x2:ps:3/4",
-            "hierarchical:read-reduce:torus:5x7x9x1x2x3/8",
+            "hierarchical:shared-memory:torus:5x7x9x1x2x3/8",
         ] {
             let algorithm: Algorithm = text.parse().unwrap();
             let spec = CollectiveSpec {
                 kind: CollectiveKind::AllReduce,
                 algorithm,
-                order: Order::Canonical,
+                order: SummationOrder::Canonical,
                 reduction: Reduction::Sum,
                 root: u32::MAX,
                 block: u64::MAX,

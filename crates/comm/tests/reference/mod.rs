@@ -1,9 +1,9 @@
-//! Every collective, done naively in one place, and its comparison with the real thing.
+//! Naive reference of every collective, and the comparison with the real one.
 
 use paceline_comm::collective::{CollectiveSpec, run_bytes};
 use paceline_comm::{Tag, Transport};
 use paceline_plan::collective::{
-    Algorithm, CollectiveKind, Level, Order, Reduction, TorusShape, chunk_range, resolve,
+    Algorithm, CollectiveKind, Level, Reduction, SummationOrder, TorusShape, chunk_range, resolve,
 };
 use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 pub(crate) const SIZES: [usize; 5] = [0, 1, 7, 1000, 65_539];
 pub(crate) const TYPES: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn everyone(ranks: u32) -> Vec<Rank> {
     (0..ranks).map(Rank).collect()
@@ -51,16 +51,16 @@ pub(crate) fn algorithms(ranks: u32) -> Vec<Algorithm> {
     all
 }
 
-/// Every legal collective of so many ranks.
+/// Every legal collective of `ranks` ranks.
 pub(crate) fn specs(ranks: u32, block: u64) -> Vec<CollectiveSpec> {
     let mut specs = Vec::new();
     let root = (ranks - 1).min(2);
     for kind in CollectiveKind::ALL {
         for algorithm in algorithms(ranks) {
-            for order in [Order::Canonical, Order::Free] {
+            for order in [SummationOrder::Canonical, SummationOrder::Free] {
                 for reduction in [Reduction::Sum, Reduction::Max] {
-                    let worthwhile =
-                        kind.reduces() || (reduction == Reduction::Sum && order == Order::Free);
+                    let worthwhile = kind.reduces()
+                        || (reduction == Reduction::Sum && order == SummationOrder::Free);
                     if worthwhile && resolve(kind, algorithm, ranks, order).is_ok() {
                         let block = if kind == CollectiveKind::AllToAll { 1 } else { block };
                         specs.push(CollectiveSpec {
@@ -79,11 +79,12 @@ pub(crate) fn specs(ranks: u32, block: u64) -> Vec<CollectiveSpec> {
     specs
 }
 
-/// Runs every collective of every size and type on one rank and compares the outcome with the
-/// reference. The result is a digest of all bits, the same on every transport.
+/// Runs every collective of every size and dtype on one rank and compares the result with the
+/// reference. Returns a digest of all bits, the same on every transport.
 ///
-/// Only every `thinning`-th collective is taken, others for every size and every number of ranks, and
-/// large vectors have one type each, in turn, and are four times as rare; 1 takes all of all types.
+/// Only every `thinning`-th collective is run, different ones for every size and number of ranks.
+/// Large vectors use one dtype each, in turn, and are four times as rare. With 1, all collectives
+/// run in all dtypes.
 pub(crate) fn product(transport: &mut dyn Transport, thinning: usize) -> u64 {
     let (ranks, me) = (transport.world(), transport.rank());
     let members = everyone(ranks);
@@ -104,7 +105,7 @@ pub(crate) fn product(transport: &mut dyn Transport, thinning: usize) -> u64 {
                 let mut output = all_to_all.then(|| vec![0xff; data.len()]);
                 let out = output.as_deref_mut();
                 let vector = (naive.dtype, data.as_mut_slice());
-                run_bytes(transport, spec, &members, tag, vector, out, PATIENCE)
+                run_bytes(transport, spec, &members, tag, vector, out, TIMEOUT)
                     .unwrap_or_else(|error| panic!("{spec:?} at {me} of {ranks}: {error}"));
                 let (range, wanted) = naive.outcome(spec, me.0);
                 let found = &output.unwrap_or(data)[range];
@@ -119,8 +120,8 @@ pub(crate) fn product(transport: &mut dyn Transport, thinning: usize) -> u64 {
     digest.finish()
 }
 
-/// Some collectives of a vector of megabytes on one rank, compared with the reference; a digest of all
-/// bits.
+/// Runs some collectives on a vector of megabytes and compares them with the reference; returns a
+/// digest of all bits.
 #[allow(dead_code, reason = "threads alone have no wires to fill")]
 pub(crate) fn large(transport: &mut dyn Transport) -> u64 {
     let (ranks, me) = (transport.world(), transport.rank());
@@ -145,7 +146,7 @@ pub(crate) fn large(transport: &mut dyn Transport) -> u64 {
         let all_to_all = spec.kind == CollectiveKind::AllToAll;
         let mut output = all_to_all.then(|| vec![0xff; data.len()]);
         let (vector, out) = ((naive.dtype, data.as_mut_slice()), output.as_deref_mut());
-        run_bytes(transport, &spec, &members, tag, vector, out, PATIENCE)
+        run_bytes(transport, &spec, &members, tag, vector, out, TIMEOUT)
             .unwrap_or_else(|error| panic!("{spec:?} at {me} of {ranks}: {error}"));
         let (range, wanted) = naive.outcome(&spec, me.0);
         let found = &output.unwrap_or(data)[range];
@@ -156,12 +157,12 @@ pub(crate) fn large(transport: &mut dyn Transport) -> u64 {
     digest.finish()
 }
 
-/// A small integer, so that sums are exact in any order and in every type.
+/// A small integer, so that sums are exact in any order and in every dtype.
 fn value(rank: u32, i: usize) -> f32 {
     ((rank as usize * 31 + i * 17) % 25) as f32 - 12.0
 }
 
-/// A small integer in any type; its upper bits are all that matters to a 16-bit float.
+/// Appends a small integer in any dtype; a 16-bit float needs only its upper bits.
 fn store(dtype: DType, value: f32, into: &mut Vec<u8>) {
     let bits = value.to_bits();
     match dtype {
@@ -179,7 +180,7 @@ fn store(dtype: DType, value: f32, into: &mut Vec<u8>) {
     }
 }
 
-/// The vectors of one size, each made when it is first needed.
+/// Vectors of one size, each created on first use.
 pub(crate) struct Known {
     ranks: u32,
     size: usize,
@@ -191,7 +192,7 @@ impl Known {
         Self { ranks, size, made: Default::default() }
     }
 
-    /// An all_to_all has equal parts, large ones of a tenth of the size.
+    /// Reference vectors; an all_to_all has equal parts, large ones of a tenth of the size.
     pub(crate) fn naive(&self, kind: CollectiveKind, dtype: DType) -> &Naive {
         let all_to_all = kind == CollectiveKind::AllToAll;
         let part = if self.size > 10_000 { self.size / 10 } else { self.size };
@@ -202,12 +203,12 @@ impl Known {
     }
 }
 
-/// Vectors of one size and type: what every rank has, and what becomes of it.
+/// Vectors of one size and dtype: every rank's input, and its reductions.
 pub(crate) struct Naive {
     ranks: u32,
     pub(crate) n: usize,
     pub(crate) dtype: DType,
-    /// By rank.
+    /// Inputs by rank.
     vectors: Vec<Vec<u8>>,
     sum: Vec<u8>,
     max: Vec<u8>,
@@ -240,7 +241,7 @@ impl Naive {
         self.bytes(chunk_range(self.n as u64, self.ranks, index, spec.block))
     }
 
-    /// What rank `me` has in the beginning; NaN where nothing is promised to be.
+    /// Input of rank `me`; NaN for elements without a defined value.
     pub(crate) fn input(&self, spec: &CollectiveSpec, me: u32) -> Vec<u8> {
         let whole = &self.vectors[me as usize];
         let valid = match spec.kind {
@@ -253,7 +254,7 @@ impl Naive {
         input
     }
 
-    /// What rank `me` must have in the end, and at which bytes.
+    /// Expected result of rank `me`, and its byte range.
     pub(crate) fn outcome(&self, spec: &CollectiveSpec, me: u32) -> (Range<usize>, Vec<u8>) {
         let all = self.bytes(0..self.n as u64);
         let reduced = match spec.reduction {

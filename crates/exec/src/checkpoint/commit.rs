@@ -1,8 +1,8 @@
-//! How a checkpoint becomes complete: the files' side of it.
+//! Completion of a checkpoint in the file system.
 //!
-//! All parts are written to a hidden directory. A rank that has its part on disk leaves an empty file
-//! `rank-K.done` there. The committing rank waits for all of them, adds the training state, and gives
-//! the directory its name: the one step that makes a checkpoint, and it either happens or does not.
+//! All parts are written to a hidden directory. A rank that has its part on disk creates an empty
+//! file `rank-K.done` there. The committing rank waits for all of them, adds the training state,
+//! and renames the directory. This one atomic step makes the checkpoint complete.
 
 use super::error::CheckpointError;
 use super::{STATE, SaveOptions, TrainingState};
@@ -18,15 +18,15 @@ const PARTIAL: &str = ".partial";
 
 /// A checkpoint that is being written.
 #[derive(Clone, Debug)]
-pub(super) struct UnderWay<'a> {
+pub(super) struct PendingCheckpoint<'a> {
     options: &'a SaveOptions,
     iteration: u32,
-    /// The hidden directory.
+    /// Hidden directory of the checkpoint.
     pub(super) folder: PathBuf,
 }
 
-impl<'a> UnderWay<'a> {
-    /// The checkpoint of an iteration; its hidden directory is made.
+impl<'a> PendingCheckpoint<'a> {
+    /// Begins the checkpoint of an iteration and creates its hidden directory.
     pub(super) fn begin(options: &'a SaveOptions, iteration: u32) -> Result<Self, CheckpointError> {
         let name = format!(".{}.{:016x}{PARTIAL}", name(iteration), options.attempt);
         let folder = options.directory.join(name);
@@ -34,7 +34,7 @@ impl<'a> UnderWay<'a> {
         Ok(Self { options, iteration, folder })
     }
 
-    /// Opens one of its files, which all ranks write to at places of their own.
+    /// Opens one of its files; all ranks write to it at separate offsets.
     pub(super) fn file(&self, name: &str, len: u64) -> Result<File, CheckpointError> {
         let path = self.folder.join(name);
         let refused = || CheckpointError::write(&path);
@@ -44,20 +44,20 @@ impl<'a> UnderWay<'a> {
         Ok(file)
     }
 
-    /// Says that a rank's part is on disk, or that it never will be.
+    /// Marks a rank's part as written, or as failed.
     pub(super) fn mark(&self, rank: Rank, done: bool) -> Result<(), CheckpointError> {
         let path = self.folder.join(mark(rank, done));
         File::create(&path).map(drop).map_err(CheckpointError::write(&path))
     }
 
-    /// Waits until all of so many ranks have their part on disk.
+    /// Waits until all `ranks` ranks have their part on disk.
     ///
-    /// Nobody is asked over a wire, so that this can go on beside training; `patience` is how long no
-    /// further part may appear.
+    /// Uses no messages between ranks, so that it can run concurrently with training. `timeout` is
+    /// the longest time without a further part.
     pub(super) fn gather(
         &self,
         ranks: u32,
-        patience: Duration,
+        timeout: Duration,
         abandoned: &AtomicBool,
     ) -> Result<(), CheckpointError> {
         let there = |rank: u32, done| self.folder.join(mark(Rank(rank), done)).exists();
@@ -78,7 +78,7 @@ impl<'a> UnderWay<'a> {
                 return Err(CheckpointError::Elsewhere { path, rank: Rank(rank) });
             }
             let waited = waiting_since.elapsed();
-            if waited > patience {
+            if waited > timeout {
                 let (path, rank) = (self.folder.clone(), Rank(next));
                 return Err(CheckpointError::Silent { path, rank, waited });
             }
@@ -88,9 +88,9 @@ impl<'a> UnderWay<'a> {
         Ok(())
     }
 
-    /// Adds what stands beside the tensors, gives the checkpoint its name, and removes the oldest.
+    /// Adds the extra files and the training state, renames the checkpoint, removes the oldest.
     pub(super) fn commit(&self, state: &TrainingState, ranks: u32) -> Result<(), CheckpointError> {
-        for (name, contents) in &self.options.beside {
+        for (name, contents) in &self.options.extra_files {
             self.add(name, contents)?;
         }
         let json = serde_json::to_vec_pretty(state).map_err(|error| CheckpointError::State {
@@ -106,14 +106,14 @@ impl<'a> UnderWay<'a> {
         let directory = &self.options.directory;
         let path = directory.join(name(self.iteration));
         if path.exists() {
-            // A run that was resumed from before this iteration and comes by it again.
+            // A resumed run reaches this iteration again.
             remove(directory, &path);
         }
         fs::rename(&self.folder, &path).map_err(CheckpointError::write(&path))?;
         sync_directory(directory)?;
         let complete = complete(directory);
         let too_many = complete.len().saturating_sub(self.options.keep.max(1));
-        // Those of later iterations are of a run that was resumed from before them; they count as old.
+        // Checkpoints of later iterations belong to a run before its resumption; they count as old.
         let (older, later): (Vec<_>, Vec<_>) =
             complete.into_iter().partition(|(iteration, _)| *iteration <= self.iteration);
         for (_, path) in later.iter().chain(&older).take(too_many) {
@@ -122,9 +122,9 @@ impl<'a> UnderWay<'a> {
         Ok(())
     }
 
-    /// Takes away what was written.
+    /// Removes the written files.
     pub(super) fn discard(&self) {
-        // What cannot be removed now is when the next run starts here.
+        // Files that cannot be removed now are removed when the next run starts here.
         let _ = fs::remove_dir_all(&self.folder);
     }
 
@@ -139,7 +139,7 @@ impl<'a> UnderWay<'a> {
     }
 }
 
-/// The complete checkpoints of a directory, by iteration.
+/// Complete checkpoints of a directory, by iteration.
 pub(super) fn complete(directory: &Path) -> Vec<(u32, PathBuf)> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let mut found: Vec<(u32, PathBuf)> = entries
@@ -154,12 +154,12 @@ pub(super) fn complete(directory: &Path) -> Vec<(u32, PathBuf)> {
     found
 }
 
-/// Removes what runs that died have left unfinished.
+/// Removes unfinished checkpoints of dead runs.
 pub(super) fn sweep_others(options: &SaveOptions) {
     sweep(options, |own| !own);
 }
 
-/// Removes what this run leaves unfinished.
+/// Removes unfinished checkpoints of this run.
 pub(super) fn sweep_own(options: &SaveOptions) {
     sweep(options, |own| own);
 }
@@ -177,7 +177,7 @@ fn sweep(options: &SaveOptions, goes: fn(bool) -> bool) {
     }
 }
 
-/// Removes a checkpoint so that no reader meets half of it: its name goes first.
+/// Removes a checkpoint so that no reader sees half of it: it is renamed first.
 fn remove(directory: &Path, path: &Path) {
     let Some(name) = path.file_name() else { return };
     let hidden = directory.join(format!(".{}.old{PARTIAL}", name.to_string_lossy()));
@@ -195,7 +195,7 @@ fn mark(rank: Rank, done: bool) -> String {
     format!("rank-{}.{}", rank.0, if done { "done" } else { "failed" })
 }
 
-/// A new name is on disk only when its directory is.
+/// Syncs a directory: a new name is on disk only when its directory is.
 fn sync_directory(path: &Path) -> Result<(), CheckpointError> {
     File::open(path).and_then(|folder| folder.sync_all()).map_err(CheckpointError::write(path))
 }

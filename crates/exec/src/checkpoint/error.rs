@@ -1,4 +1,4 @@
-//! What can go wrong with a checkpoint.
+//! Errors of checkpoints.
 
 use crate::safetensors::SafetensorsError;
 use paceline_plan::ids::Rank;
@@ -7,75 +7,75 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use thiserror::Error;
 
-/// Why a checkpoint cannot be written or read. The ones before it are as they were.
+/// Reason why a checkpoint cannot be written or read. Earlier checkpoints are unchanged.
 #[derive(Debug, Error)]
 pub enum CheckpointError {
-    /// The system refuses while a checkpoint is written.
+    /// The system reports an error while a checkpoint is written.
     #[error(
         "{}: cannot be written: {source}; earlier checkpoints are untouched", .path.display()
     )]
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The system refuses while a checkpoint is read.
+    /// The system reports an error while a checkpoint is read.
     #[error("{}: {source}", .path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// A file of tensors is not what it should be.
+    /// A tensor file is invalid.
     #[error(transparent)]
     Tensors(#[from] SafetensorsError),
-    /// The training state is not what it should be.
+    /// The training state is invalid.
     #[error("{}: {problem}", .path.display())]
     State {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
-    /// There is nothing to resume.
+    /// There is no checkpoint to resume from.
     #[error(
         "{}: no complete checkpoint here; give a run's directory, its checkpoints, or one of them",
         .path.display()
     )]
     None {
-        /// Where was looked.
+        /// Directory that was searched.
         path: PathBuf,
     },
-    /// Another rank could not write its part; it says why itself.
+    /// Another rank could not write its part; it reports the cause itself.
     #[error("{}: rank {rank} could not write its part", .path.display())]
     Elsewhere {
-        /// The checkpoint under way.
+        /// Directory of the pending checkpoint.
         path: PathBuf,
-        /// That rank.
+        /// The rank that failed.
         rank: Rank,
     },
-    /// Another rank does not say that its part is written.
+    /// Another rank has not reported that its part is written.
     #[error(
         "{}: nothing was heard of rank {rank}'s part for {:.0} s; do all hosts share this file system?",
         .path.display(), .waited.as_secs_f64()
     )]
     Silent {
-        /// The checkpoint under way.
+        /// Directory of the pending checkpoint.
         path: PathBuf,
         /// The first rank that is missing.
         rank: Rank,
-        /// How long was waited.
+        /// Time waited.
         waited: Duration,
     },
-    /// The run ended while a checkpoint was under way.
+    /// The run ended while a checkpoint was pending.
     #[error("the run ended before a checkpoint was complete")]
     Abandoned,
 }
 
 impl CheckpointError {
-    /// Whether another rank, or whoever ended the run, has the cause.
+    /// Returns true if another rank, or the end of the run, is the cause.
     pub(crate) fn is_echo(&self) -> bool {
         matches!(self, Self::Elsewhere { .. } | Self::Abandoned)
     }

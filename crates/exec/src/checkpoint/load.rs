@@ -1,4 +1,4 @@
-//! Brings a rank's part of named tensors into its arena, whatever layout they were saved under.
+//! Loads a rank's part of named tensors into its arena, from checkpoints of any layout.
 
 use super::error::CheckpointError;
 use super::moment_name;
@@ -6,7 +6,7 @@ use super::pieces::{each_run, held};
 use super::state::Checkpoint;
 use crate::error::ExecError;
 use crate::memory::{Memory, within};
-use crate::place::Place;
+use crate::rank_coords::RankCoords;
 use crate::safetensors::{Reader, SafetensorsError};
 use crate::types::Float;
 use paceline_kernels::element::narrow;
@@ -38,10 +38,10 @@ impl Source for &Reader {
     }
 }
 
-/// Fills the weights that this rank holds.
+/// Restores the weights that this rank holds.
 pub(crate) fn restore_weights(
     memory: &Memory<'_>,
-    place: Place,
+    place: RankCoords,
     program: &Program,
     source: &mut dyn Source,
 ) -> Result<(), ExecError> {
@@ -53,10 +53,10 @@ pub(crate) fn restore_weights(
     Ok(())
 }
 
-/// Fills the optimizer's state that this rank holds.
+/// Restores the optimizer state that this rank holds.
 pub(crate) fn restore_moments(
     memory: &Memory<'_>,
-    place: Place,
+    place: RankCoords,
     program: &Program,
     checkpoint: &Checkpoint,
 ) -> Result<(), ExecError> {
@@ -75,7 +75,7 @@ pub(crate) fn restore_moments(
 
 fn fill(
     memory: &Memory<'_>,
-    place: Place,
+    place: RankCoords,
     bucket: &Bucket,
     view: View,
     source: &mut dyn Source,
@@ -111,7 +111,7 @@ fn fill(
     result
 }
 
-/// Reads in single precision, and rounds.
+/// Reads in single precision and rounds.
 fn through<T: Element, E>(
     rounded: &mut [T],
     read: &mut dyn FnMut(&mut [f32]) -> Result<(), E>,

@@ -1,9 +1,9 @@
-//! Which elements of a rank's arena stand where in a checkpoint's files.
+//! Mapping between elements of a rank's arena and offsets in a checkpoint's files.
 
-use super::{carried, moment_name};
+use super::{moment_name, rank_state};
 use crate::memory::{Memory, within};
 use crate::parameters::{overlap, resting};
-use crate::place::Place;
+use crate::rank_coords::RankCoords;
 use crate::safetensors::Contents;
 use crate::shard::runs_of;
 use paceline_kernels::arena::Span;
@@ -13,14 +13,14 @@ use paceline_plan::spec::Placement;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The files of a checkpoint, as all ranks of a plan lay them out.
+/// Files of a checkpoint, in the layout that all ranks of a plan use.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
     pub(super) weights: Contents,
-    /// None if the optimizer keeps nothing.
+    /// `None` if the optimizer has no state.
     pub(super) moments: Option<Contents>,
-    /// None if ranks carry nothing else.
-    pub(super) carried: Option<Contents>,
+    /// `None` if there is no rank state.
+    pub(super) rank_state: Option<Contents>,
 }
 
 impl Files {
@@ -39,38 +39,39 @@ impl Files {
         let metadata = BTreeMap::from([("format".to_owned(), "paceline".to_owned())]);
         let moments =
             if moments.is_empty() { None } else { Some(Contents::new(moments, &metadata)?) };
-        let carried = carried::contents(plan)?;
-        Ok(Self { weights: Contents::new(weights, &metadata)?, moments, carried })
+        let carried = rank_state::contents(plan)?;
+        Ok(Self { weights: Contents::new(weights, &metadata)?, moments, rank_state: carried })
     }
 }
 
-/// Which of the files.
+/// File of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum In {
     Weights,
     Moments,
-    Carried,
+    RankState,
 }
 
-/// Elements that are neighbours in the arena and in a file.
+/// Elements that are contiguous in the arena and in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) file: In,
-    /// The first byte in the file.
+    /// Offset of the first byte in the file.
     pub(super) at: u64,
-    /// The bytes in the arena.
+    /// Span of the bytes in the arena.
     pub(super) span: Span,
 }
 
-/// What a rank writes. Over all ranks of the plan, every element of every tensor is written once.
+/// Pieces that a rank writes. Over all ranks of the plan, every element of every tensor is written
+/// once.
 ///
-/// Who updates an element writes it. What all replicas hold is dealt out among them, so that they
-/// share the work; what all tensor-parallel ranks hold is written by the first, and a tied table by the
-/// rank of its first use.
+/// The rank that updates an element writes it. Elements that all replicas hold are divided among
+/// them, so that they share the work. Elements that all tensor-parallel ranks hold are written by
+/// the first, and a tied table by the rank of its first use.
 pub(super) fn pieces(
     plan: &Plan,
     program: &Program,
-    place: Place,
+    place: RankCoords,
     memory: &Memory<'_>,
     files: &Files,
 ) -> Vec<Piece> {
@@ -98,13 +99,13 @@ pub(super) fn pieces(
             }
         }
     }
-    let own = files.carried.iter();
-    pieces.extend(own.flat_map(|file| carried::pieces(plan, place.rank, memory, file)));
+    let own = files.rank_state.iter();
+    pieces.extend(own.flat_map(|file| rank_state::pieces(plan, place.rank, memory, file)));
     pieces
 }
 
-/// The elements of a bucket that a view of it covers: all, or the part that this rank updates.
-pub(super) fn held(place: Place, bucket: &Bucket, view: View) -> Range<u64> {
+/// Elements of a bucket that a view of it covers: all, or the part that this rank updates.
+pub(super) fn held(place: RankCoords, bucket: &Bucket, view: View) -> Range<u64> {
     if view == bucket.params {
         resting(place, bucket)
     } else if view.len == bucket.elements {
@@ -114,11 +115,11 @@ pub(super) fn held(place: Place, bucket: &Bucket, view: View) -> Range<u64> {
     }
 }
 
-/// Calls `each` with the local and the logical start and the length of every run of an entry within some
-/// elements of its bucket. Padding has no logical place and is left out.
+/// Calls `each` with the local start, logical start and length of every run of an entry within the
+/// given elements of its bucket. Padding has no logical index and is skipped.
 pub(super) fn each_run(
     entry: &Entry,
-    place: Place,
+    place: RankCoords,
     elements: &Range<u64>,
     mut each: impl FnMut(u64, u64, u64),
 ) {
@@ -130,8 +131,8 @@ pub(super) fn each_run(
     }
 }
 
-/// The elements of a bucket that this rank writes.
-fn share(plan: &Plan, place: Place, bucket: &Bucket) -> Range<u64> {
+/// Elements of a bucket that this rank writes.
+fn share(plan: &Plan, place: RankCoords, bucket: &Bucket) -> Range<u64> {
     if bucket.shard.is_some() {
         return place.owned(bucket);
     }
@@ -149,12 +150,12 @@ fn share(plan: &Plan, place: Place, bucket: &Bucket) -> Range<u64> {
     cut(index)..cut(index + 1)
 }
 
-fn writes(place: Place, entry: &Entry) -> bool {
+fn writes(place: RankCoords, entry: &Entry) -> bool {
     let whole = match entry.tp {
         Placement::Replicate => true,
         Placement::Shard { .. } | Placement::Partial(_) | Placement::FlatShard => false,
     };
-    // Ranks that hold the same experts share them out among themselves.
+    // Ranks that hold the same experts divide them among themselves.
     let first = place.tensor.index == 0 || entry.experts > 0;
     // The second use of a tied table is written with the first.
     let kept = entry.counted || entry.running || entry.sparse;

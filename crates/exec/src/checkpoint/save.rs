@@ -1,12 +1,12 @@
-//! One rank's side of saving: a quick copy, and a thread that writes it while training goes on.
+//! One rank's side of saving: a fast copy, and a thread that writes it while training continues.
 
-use super::commit::{self, UnderWay};
+use super::commit::{self, PendingCheckpoint};
 use super::error::CheckpointError;
 use super::pieces::{Files, In, Piece, pieces};
-use super::{CARRIED, MOMENTS, SaveOptions, TrainingState, WEIGHTS};
+use super::{MOMENTS, RANK_STATE, SaveOptions, TrainingState, WEIGHTS};
 use crate::error::ExecError;
 use crate::memory::Memory;
-use crate::place::Place;
+use crate::rank_coords::RankCoords;
 use crate::safetensors::Contents;
 use paceline_plan::ids::Rank;
 use paceline_plan::program::{Plan, Program};
@@ -18,23 +18,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// What is the same for every rank of a run.
+/// Data common to all ranks of a run.
 #[derive(Debug)]
 pub(crate) struct Shared {
     options: SaveOptions,
     files: Files,
-    /// Ranks that write, of which rank 0 commits.
+    /// Number of ranks that write; rank 0 commits.
     ranks: u32,
-    /// How long the committing rank waits for the others.
-    patience: Duration,
+    /// Time that the committing rank waits for the others.
+    timeout: Duration,
 }
 
 impl Shared {
-    /// Prepares a run's checkpoints; what dead runs left unfinished goes.
+    /// Prepares a run's checkpoints and removes unfinished ones of dead runs.
     pub(crate) fn new(
         options: &SaveOptions,
         plan: &Plan,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Self, CheckpointError> {
         let directory = &options.directory;
         std::fs::create_dir_all(directory).map_err(CheckpointError::write(directory))?;
@@ -43,26 +43,26 @@ impl Shared {
             path: directory.clone(),
             problem: error.to_string(),
         })?;
-        Ok(Self { options: options.clone(), files, ranks: plan.mesh.world(), patience })
+        Ok(Self { options: options.clone(), files, ranks: plan.mesh.world(), timeout })
     }
 
-    /// Takes away what a run that failed leaves unfinished: ranks may have been at different checkpoints.
+    /// Removes unfinished files of a failed run: ranks may have been at different checkpoints.
     pub(crate) fn clear(&self) {
         commit::sweep_own(&self.options);
     }
 }
 
-/// The copy, handed back, and how writing it went.
+/// The copy, returned for reuse, and the result of writing it.
 type Written = (Vec<f32>, Result<(), CheckpointError>);
 
-/// Saves what one rank owns.
+/// Saves the state that one rank owns.
 #[derive(Debug)]
 pub(crate) struct Saver {
     shared: Arc<Shared>,
     rank: Rank,
     pieces: Arc<[Piece]>,
-    /// Holds a copy of all pieces, end to end, while it is written. Empty if the run is saved at its end
-    /// only, when nothing changes any more and nothing needs to be copied.
+    /// Contiguous copy of all pieces while it is written. Empty if the run is saved at its end
+    /// only, when nothing changes any more and no copy is needed.
     copy: Vec<f32>,
     writing: Option<JoinHandle<Written>>,
     abandoned: Arc<AtomicBool>,
@@ -74,7 +74,7 @@ impl Saver {
         shared: &Arc<Shared>,
         plan: &Plan,
         program: &Program,
-        place: Place,
+        place: RankCoords,
         memory: &Memory<'_>,
     ) -> Self {
         let pieces = pieces(plan, program, place, memory, &shared.files);
@@ -91,32 +91,32 @@ impl Saver {
         }
     }
 
-    /// Bytes that are held beside the arena.
+    /// Bytes held outside the arena.
     pub(crate) fn bytes(&self) -> u64 {
         4 * self.copy.len() as u64
     }
 
-    /// Whether a checkpoint is due after so many iterations.
+    /// Returns true if a checkpoint is due after `iteration` iterations.
     pub(crate) fn is_due(&self, iteration: u32) -> bool {
         self.shared.options.every.is_some_and(|every| iteration.is_multiple_of(every.max(1)))
     }
 
-    /// Learns whether a checkpoint that was begun has failed, without waiting for it.
+    /// Returns the error of a pending checkpoint, if it has failed, without waiting for it.
     pub(crate) fn poll(&mut self) -> Result<(), ExecError> {
         match &self.writing {
-            Some(writing) if writing.is_finished() => self.settle(),
+            Some(writing) if writing.is_finished() => self.join_writer(),
             Some(_) | None => Ok(()),
         }
     }
 
-    /// Copies this rank's part of the state and has it written while training goes on. If the checkpoint
-    /// before is still being written, that one is waited for: there is one copy.
+    /// Copies this rank's part of the state and writes it while training continues. Waits for the
+    /// previous checkpoint if it is still being written, since there is only one copy.
     pub(crate) fn begin(
         &mut self,
         memory: &Memory<'_>,
         state: TrainingState,
     ) -> Result<(), ExecError> {
-        self.settle()?;
+        self.join_writer()?;
         self.saved = Some(state.iteration);
         let mut copy = std::mem::take(&mut self.copy);
         let mut at = 0;
@@ -148,13 +148,13 @@ impl Saver {
         Ok(())
     }
 
-    /// Ends saving: what was begun is waited for, and the final state is saved if it is not yet.
+    /// Ends saving: waits for a pending checkpoint, and saves the final state if not yet saved.
     pub(crate) fn finish(
         &mut self,
         memory: &Memory<'_>,
         state: TrainingState,
     ) -> Result<(), ExecError> {
-        self.settle()?;
+        self.join_writer()?;
         if self.saved == Some(state.iteration) {
             return Ok(());
         }
@@ -177,8 +177,8 @@ impl Saver {
         }
     }
 
-    /// Waits for the checkpoint under way, if there is one, and takes the copy's memory back.
-    fn settle(&mut self) -> Result<(), ExecError> {
+    /// Waits for the pending checkpoint, if any, and takes back the copy's memory.
+    fn join_writer(&mut self) -> Result<(), ExecError> {
         let Some(writing) = self.writing.take() else { return Ok(()) };
         match writing.join() {
             Ok((copy, written)) => {
@@ -191,7 +191,7 @@ impl Saver {
 }
 
 impl Drop for Saver {
-    /// A run that fails does not wait for checkpoints, but leaves no thread behind.
+    /// A failed run does not wait for checkpoints, but leaves no thread behind.
     fn drop(&mut self) {
         self.abandoned.store(true, Ordering::Relaxed);
         if let Some(writing) = self.writing.take() {
@@ -200,11 +200,11 @@ impl Drop for Saver {
     }
 }
 
-/// Writes a piece's values where it belongs.
+/// Writes a piece's values to its file.
 type Write<'a> = dyn FnMut(&Piece, &[f32]) -> Result<(), CheckpointError> + 'a;
 
 impl Shared {
-    /// Writes a rank's part, and commits the checkpoint if this rank does that.
+    /// Writes a rank's part, and commits the checkpoint on the committing rank.
     fn save(
         &self,
         rank: Rank,
@@ -212,12 +212,12 @@ impl Shared {
         abandoned: &AtomicBool,
         put: impl FnOnce(&mut Write<'_>) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
-        let under_way = UnderWay::begin(&self.options, state.iteration)?;
+        let under_way = PendingCheckpoint::begin(&self.options, state.iteration)?;
         let part = self.part(&under_way, rank, put);
         let done = match part {
             Ok(()) => under_way.mark(rank, true),
             Err(error) => {
-                // If even this cannot be written, the committing rank's patience ends.
+                // If even this cannot be written, the committing rank times out.
                 let _ = under_way.mark(rank, false);
                 Err(error)
             }
@@ -226,7 +226,7 @@ impl Shared {
             return done;
         }
         let committed = done
-            .and_then(|()| under_way.gather(self.ranks, self.patience, abandoned))
+            .and_then(|()| under_way.gather(self.ranks, self.timeout, abandoned))
             .and_then(|()| under_way.commit(state, self.ranks));
         if committed.is_err() {
             under_way.discard();
@@ -236,20 +236,20 @@ impl Shared {
 
     fn part(
         &self,
-        under_way: &UnderWay<'_>,
+        under_way: &PendingCheckpoint<'_>,
         rank: Rank,
         put: impl FnOnce(&mut Write<'_>) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
         let weights = Some(open(under_way, rank, WEIGHTS, &self.files.weights)?);
         let moments = self.files.moments.as_ref();
         let moments = moments.map(|file| open(under_way, rank, MOMENTS, file)).transpose()?;
-        let carried = self.files.carried.as_ref();
-        let carried = carried.map(|file| open(under_way, rank, CARRIED, file)).transpose()?;
+        let carried = self.files.rank_state.as_ref();
+        let carried = carried.map(|file| open(under_way, rank, RANK_STATE, file)).transpose()?;
         put(&mut |piece, values| {
             let file = match piece.file {
                 In::Weights => &weights,
                 In::Moments => &moments,
-                In::Carried => &carried,
+                In::RankState => &carried,
             };
             let Some((file, path)) = file else { return Ok(()) };
             file.write_all_at(bytemuck::cast_slice(values), piece.at)
@@ -262,9 +262,9 @@ impl Shared {
     }
 }
 
-/// Opens a file of tensors; the committing rank also writes its table of contents.
+/// Opens a tensor file; the committing rank also writes its header.
 fn open(
-    under_way: &UnderWay<'_>,
+    under_way: &PendingCheckpoint<'_>,
     rank: Rank,
     name: &str,
     contents: &Contents,
@@ -277,5 +277,5 @@ fn open(
     Ok((file, path))
 }
 
-/// The rank that completes checkpoints.
+/// Rank that completes checkpoints.
 const COMMITTING: Rank = Rank(0);

@@ -1,8 +1,8 @@
-//! What a checkpoint says beside its tensors, and how one is found.
+//! Training state of a checkpoint, and the search for checkpoints.
 
 use super::commit;
 use super::error::CheckpointError;
-use super::{CARRIED, MOMENTS, STATE, WEIGHTS};
+use super::{MOMENTS, RANK_STATE, STATE, WEIGHTS};
 use crate::loss_scale::LossScale;
 use crate::safetensors::Reader;
 use paceline_plan::strategy::{OptimizerKind, Strategy};
@@ -10,44 +10,44 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Everything that a run needs to go on as if it had never stopped, but for the tensors.
+/// State, apart from the tensors, that a run needs to continue as if it had never stopped.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainingState {
-    /// The layout of this file; a later layout has a higher number.
+    /// Format of this file; later formats have higher numbers.
     pub format: u32,
-    /// Iterations done.
+    /// Number of iterations done.
     pub iteration: u32,
-    /// Decides the first weights and the order of the data.
+    /// Seed of the initial weights and of the data order.
     pub seed: u64,
-    /// Where the data stands.
+    /// Position in the data.
     pub data: DataPosition,
-    /// The optimizer that the moments belong to.
+    /// Optimizer that the moments belong to.
     pub optimizer: OptimizerKind,
-    /// The factor of the loss, in runs whose gradients need one.
+    /// Loss scale, in runs whose gradients need one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
-    /// How many iterations the warm-up of compression was, if it is over. Where ranks exchange first moments since,
-    /// second moments are an average over so many gradients.
+    /// Number of iterations of the compression warm-up, if it is over. If ranks exchange first
+    /// moments since then, second moments are an average over that many gradients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub settled: Option<u32>,
-    /// How the run was cut when it was saved. For people: a checkpoint has no layout.
+    pub compress_warmup_done: Option<u32>,
+    /// Strategy of the run when it was saved. For information only: a checkpoint has no layout.
     pub strategy: Strategy,
 }
 
-/// A place in the data.
+/// Position in the data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataPosition {
-    /// What the samples are drawn from; other data starts from its own first sample.
+    /// Name of the data source; other data starts from its own first sample.
     pub source: String,
-    /// Samples drawn so far, over all replicas.
+    /// Number of samples drawn so far, over all replicas.
     pub samples: u64,
-    /// Where the files were, if the data was files.
+    /// Path of the files, if the data was files.
     #[serde(default)]
     pub path: Option<PathBuf>,
 }
 
 impl TrainingState {
-    /// The layout written today.
+    /// Current format.
     pub const FORMAT: u32 = 1;
 }
 
@@ -60,7 +60,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint: one by name, or the latest of a directory of them or of a run's directory.
+    /// Opens a checkpoint by its path, or the latest one in a checkpoint or run directory.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let path = Self::find(path)?;
         let file = path.join(STATE);
@@ -84,12 +84,12 @@ impl Checkpoint {
         Ok(Self { path, state, weights })
     }
 
-    /// The complete checkpoints of a directory of them, by iteration.
+    /// Complete checkpoints of a directory, by iteration.
     pub fn all(directory: &Path) -> Vec<(u32, PathBuf)> {
         commit::complete(directory)
     }
 
-    /// Whether a directory is a checkpoint, holds some, or is the run that wrote them.
+    /// Returns true if a directory is a checkpoint, contains some, or is the run that wrote them.
     pub fn is_near(path: &Path) -> bool {
         Self::find(path).is_ok()
     }
@@ -103,29 +103,29 @@ impl Checkpoint {
         found.ok_or_else(|| CheckpointError::None { path: path.to_owned() })
     }
 
-    /// Where it is.
+    /// Path of the checkpoint.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it says beside its tensors.
+    /// Training state of the checkpoint.
     pub fn state(&self) -> &TrainingState {
         &self.state
     }
 
-    /// Its weights, by logical name.
+    /// Weights by logical name.
     pub fn weights(&self) -> &Reader {
         &self.weights
     }
 
-    /// The optimizer's state.
+    /// Optimizer state.
     pub(crate) fn moments(&self) -> Result<Reader, CheckpointError> {
         Ok(Reader::open(&self.path.join(MOMENTS))?)
     }
 
-    /// What ranks carried, if they did.
-    pub(super) fn carried(&self) -> Result<Option<Reader>, CheckpointError> {
-        let path = self.path.join(CARRIED);
+    /// Rank state, if there is any.
+    pub(super) fn rank_state_file(&self) -> Result<Option<Reader>, CheckpointError> {
+        let path = self.path.join(RANK_STATE);
         Ok(if path.is_file() { Some(Reader::open(&path)?) } else { None })
     }
 }

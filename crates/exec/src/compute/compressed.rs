@@ -1,21 +1,21 @@
-//! Runs the operators of a compressed reduction.
+//! Execution of the operators of a compressed reduction.
 
 use super::operands::Operands;
 use paceline_kernels::Element;
 use paceline_kernels::compress::{
-    BlockCode, decode_few, encode_few, left, orthonormalise, product, residue, right,
+    BlockCode, decode_topk, encode_topk, left, orthonormalise, product, residue, right,
 };
-use paceline_kernels::counter::Stream;
+use paceline_kernels::philox::Stream;
 use paceline_kernels::pool::{Pool, strips};
 use paceline_plan::compress::{Codec, CompressOp, factors, picked};
 use paceline_plan::graph::BLOCK;
 use paceline_plan::program::{Entry, Program};
 use std::ops::Range;
 
-/// Blocks that a thread takes at a time.
+/// Number of blocks a thread takes at a time.
 const TILE: usize = 32;
 
-/// Runs one of them on all threads.
+/// Runs a compression operator on all threads.
 pub(super) fn run<G: Element>(pool: &Pool, program: &Program, op: CompressOp, on: &Operands<'_>) {
     match op {
         CompressOp::Encode { codec } => {
@@ -26,7 +26,7 @@ pub(super) fn run<G: Element>(pool: &Pool, program: &Program, op: CompressOp, on
                 });
             }
         }
-        CompressOp::Pick { fraction, bucket } => {
+        CompressOp::SelectTopK { fraction, bucket } => {
             let (grads, message, error) = (on.input::<G>(0), on.words_out(0), on.output::<f32>(1));
             let (mut places, mut values) = message.split_at_mut(message.len() / 2);
             for entry in &program.buckets[bucket as usize].entries {
@@ -36,7 +36,7 @@ pub(super) fn run<G: Element>(pool: &Pool, program: &Program, op: CompressOp, on
                 (own_places, places) = places.split_at_mut(count);
                 (own_values, values) = values.split_at_mut(count);
                 let (first, error) = (entry.offset as u32, &mut error[elements.clone()]);
-                encode_few(first, &grads[elements], error, own_places, own_values);
+                encode_topk(first, &grads[elements], error, own_places, own_values);
             }
         }
         CompressOp::Merge { codec, terms } => {
@@ -54,7 +54,7 @@ pub(super) fn run<G: Element>(pool: &Pool, program: &Program, op: CompressOp, on
         CompressOp::Decode { codec, terms } => {
             let (message, grads) = (on.ids(0), on.output::<G>(0));
             match block_code(codec) {
-                None => decode_few(terms as usize, message, grads),
+                None => decode_topk(terms as usize, message, grads),
                 Some(code) => {
                     let (blocks, words) = (grads.len() / BLOCK_LEN, code.words(BLOCK_LEN));
                     pool.for_each_block(blocks, TILE, strips(grads, BLOCK_LEN), |at, grads| {
@@ -64,7 +64,7 @@ pub(super) fn run<G: Element>(pool: &Pool, program: &Program, op: CompressOp, on
                 }
             }
         }
-        CompressOp::Guess { rank, bucket } => {
+        CompressOp::InitRight { rank, bucket } => {
             let q = on.output::<f32>(0);
             for part in Parts::of(program, bucket, rank) {
                 if let Some(factor) = part.right {
@@ -129,12 +129,12 @@ const BLOCK_LEN: usize = BLOCK as usize;
 fn block_code(codec: Codec) -> Option<BlockCode> {
     match codec {
         Codec::Int8 => Some(BlockCode::Int8),
-        Codec::OneBit => Some(BlockCode::Signs),
+        Codec::OneBit => Some(BlockCode::OneBit),
         Codec::TopK => None,
     }
 }
 
-/// Calls `body` with some elements, their errors and their part of a message, on all threads.
+/// Calls `body` with elements, their error feedback and message part, on all threads.
 fn over_blocks(
     pool: &Pool,
     code: BlockCode,
@@ -154,12 +154,12 @@ struct Part<'p> {
     entry: &'p Entry,
     columns: usize,
     elements: Range<usize>,
-    /// Where its left factor stands, or the whole of it if it has none.
+    /// Range of its left factor, or of the whole tensor if it has none.
     left: Range<usize>,
     right: Option<Range<usize>>,
 }
 
-/// The tensors of a bucket, one after the other, as [`paceline_plan::compress::factor_lengths`] counts them.
+/// Tensors of a bucket, in the order of [`paceline_plan::compress::factor_lengths`].
 struct Parts<'p> {
     entries: std::slice::Iter<'p, Entry>,
     rank: u32,

@@ -1,21 +1,21 @@
-//! Runs what belongs to experts: choices, the order of tokens, and products.
+//! Execution of expert operators: routing, dispatch of tokens, and GEMMs.
 
 use super::operands::Operands;
 use super::{Compute, Write};
 use crate::error::Fault;
 use crate::kernel::ExpertKernel;
-use crate::place::Place;
+use crate::rank_coords::RankCoords;
 use paceline_kernels::experts::route::{self, Room, Routing};
 use paceline_kernels::experts::{dispatch, product};
 use paceline_kernels::{Element, Rows};
 use paceline_plan::program::{LocalOp, Template};
 use std::ops::Range;
 
-/// What the bias of an expert that is liked twice as much as the mean has for a gradient. Adam's steps do
-/// not depend on it, and it is too small to count in the gradient's norm.
+/// Bias gradient of an expert that is chosen twice as often as the mean. Adam's steps do not depend
+/// on it, and it is too small to matter in the gradient norm.
 const EXCESS: f32 = 1e-3;
 
-/// Room in which choices are worked out.
+/// Buffers for routing.
 #[derive(Debug, Default)]
 pub(super) struct Routed {
     whole: Vec<u32>,
@@ -24,7 +24,7 @@ pub(super) struct Routed {
 }
 
 impl Routed {
-    /// Room for the largest of some kernels.
+    /// Allocates buffers for the largest of the kernels.
     pub(super) fn for_all(kernels: impl Iterator<Item = ExpertKernel>) -> Self {
         let (mut whole, mut floats, mut starts) = (0, 0, 0);
         for kernel in kernels {
@@ -138,16 +138,16 @@ impl Compute<'_> {
     }
 }
 
-/// The rows of a microbatch's sequences that a rank has, of those that all know: of its part of the
-/// sequences, those of its part of the tensor-parallel axis.
-fn own(place: Place, routing: Routing, all: usize, rows: usize) -> Range<usize> {
+/// Rows that this rank has, of all rows of a microbatch's sequences: in its context-parallel part,
+/// those of its tensor-parallel part.
+fn own(place: RankCoords, routing: Routing, all: usize, rows: usize) -> Range<usize> {
     let of_part = all / routing.parts.max(1);
     let part = if routing.parts > 1 { place.context.index as usize * of_part } else { 0 };
     let first = part + if rows < of_part { place.tensor.index as usize * rows } else { 0 };
     first..first + rows
 }
 
-/// Elements of workspace that an expert's product needs.
+/// Workspace, in elements, that an expert's GEMM needs.
 pub(super) fn workspace<T: Element, G: Element>(
     template: &Template,
     op: &LocalOp,
@@ -169,7 +169,7 @@ pub(super) fn workspace<T: Element, G: Element>(
     }
 }
 
-/// The shape of the experts' products, whose weights are `[experts · outputs, inputs]`.
+/// Shape of the experts' GEMMs, whose weights are `[experts · outputs, inputs]`.
 pub(super) fn expert_shape(
     template: &Template,
     op: &LocalOp,
@@ -187,7 +187,7 @@ pub(super) fn expert_shape(
     }
 }
 
-/// Where tokens stand, whichever expert's places they are.
+/// Shape for access to tokens by slot, regardless of expert.
 fn all_of(tokens: Rows, topk: usize, rows: usize) -> dispatch::Shape {
     dispatch::Shape { tokens, topk, experts: 1, regions: 1, region_rows: rows }
 }

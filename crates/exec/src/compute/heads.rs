@@ -1,4 +1,4 @@
-//! Runs what makes heads ready for attention: their norms, and heads from latent vectors.
+//! Operators that prepare heads for attention: their norms, and heads from latent vectors.
 
 use super::operands::Operands;
 use super::{Compute, Write, over_rows};
@@ -83,7 +83,7 @@ impl Compute<'_> {
         }
     }
 
-    /// The position of a row of whole sequences.
+    /// Position of a row of whole sequences.
     fn position(&self, row: usize) -> u32 {
         self.positions[row % self.own_seq]
     }

@@ -83,7 +83,7 @@ pub(super) fn run<T: Element, G: Element>(
     }
 }
 
-/// Elements of workspace that a kernel needs.
+/// Workspace, in elements, that a kernel needs.
 pub(super) fn workspace<T: Element, G: Element>(
     kernel: Images,
     template: &Template,
@@ -114,7 +114,7 @@ fn pixels(images: Rows, channels: usize) -> Rows {
     Rows { rows: images.rows * images.width / channels.max(1), width: channels }
 }
 
-/// How many images there are, of how many pixels, of how many channels.
+/// Numbers of images, of pixels per image and of channels.
 fn planes(images: Rows, channels: usize) -> (usize, usize, usize) {
     (images.rows, images.width / channels.max(1), channels)
 }

@@ -1,14 +1,14 @@
-//! The operands of an operator, in the arena.
+//! Operands of an operator, in the arena.
 
 use super::experts::expert_shape;
 use crate::memory::Memory;
 use paceline_kernels::arena::{Access, ArenaError, Span, Views};
 use paceline_kernels::experts::product;
 use paceline_kernels::{Element, Rows, linear};
-use paceline_plan::graph::Part;
+use paceline_plan::graph::OpPass;
 use paceline_plan::program::{LocalOp, Segment, Template};
 
-/// The operands of one operator: inputs, parameters (or their gradients) and outputs.
+/// Operands of one operator: inputs, parameters (or their gradients) and outputs.
 pub(crate) struct Operands<'a> {
     views: Views<'a>,
     template: &'a Template,
@@ -23,9 +23,9 @@ impl<'a> Operands<'a> {
         op: &'a LocalOp,
         running: u64,
     ) -> Result<Self, ArenaError> {
-        let on_params = match op.part {
-            Part::Forward | Part::InputGradient => Access::Read,
-            Part::WeightGradient => Access::Write,
+        let on_params = match op.pass {
+            OpPass::Forward | OpPass::BackwardInput => Access::Read,
+            OpPass::BackwardWeight => Access::Write,
         };
         let inputs = op.inputs.iter().map(|i| (i, Access::Read));
         let params = op.params.iter().map(|i| (i, on_params));
@@ -36,7 +36,7 @@ impl<'a> Operands<'a> {
             let view = segment.operands[usize::from(operand)];
             let replaces = |o: &u16| segment.operands[usize::from(*o)] == view;
             spans[count] = if access == Access::Read && op.outputs.iter().any(replaces) {
-                // The operator works in place: what it reads is in what it writes.
+                // The operator works in place: its input is its output buffer.
                 (Span { offset: 0, len: 0 }, access)
             } else {
                 (memory.span(view, running), access)
@@ -50,12 +50,12 @@ impl<'a> Operands<'a> {
         self.views.slice(i)
     }
 
-    /// Whether what it writes is added to what is there, however fresh the segment.
+    /// Returns true if its outputs are accumulated, even in a fresh segment.
     pub(super) fn adds(&self) -> bool {
         self.op.adds(self.template)
     }
 
-    /// An input of token numbers.
+    /// Input of token IDs.
     pub(super) fn ids(&self, i: usize) -> &[u32] {
         self.views.u32(i)
     }
@@ -72,7 +72,7 @@ impl<'a> Operands<'a> {
         self.views.take(self.op.inputs.len() + self.op.params.len() + i)
     }
 
-    /// An output of words.
+    /// Output of 32-bit words.
     pub(super) fn words_out(&self, i: usize) -> &mut [u32] {
         self.views.take_u32(self.op.inputs.len() + self.op.params.len() + i)
     }
@@ -85,12 +85,12 @@ impl<'a> Operands<'a> {
         self.dims(self.op.params[i])
     }
 
-    /// How many inputs there are.
+    /// Number of inputs.
     pub(super) fn inputs(&self) -> usize {
         self.op.inputs.len()
     }
 
-    /// How many outputs there are.
+    /// Number of outputs.
     pub(crate) fn outputs(&self) -> usize {
         self.op.outputs.len()
     }
@@ -99,23 +99,23 @@ impl<'a> Operands<'a> {
         i < self.op.params.len()
     }
 
-    /// An output of whole numbers.
+    /// Output of integers.
     pub(super) fn output_ids(&self, i: usize) -> &mut [u32] {
         self.views.take_u32(self.op.inputs.len() + self.op.params.len() + i)
     }
 
-    /// The shape of experts' products.
+    /// Shape of the experts' GEMMs.
     pub(super) fn experts(&self, experts: usize, regions: usize) -> product::Shape {
         expert_shape(self.template, self.op, experts, regions)
     }
 
-    /// The shape of an input.
+    /// Shape of an input.
     pub(super) fn rows(&self, i: usize) -> Rows {
         let [rows, width] = self.dims(self.op.inputs[i]);
         Rows { rows: rows as usize, width: width as usize }
     }
 
-    /// The shape of an output.
+    /// Shape of an output.
     pub(super) fn output_rows(&self, i: usize) -> Rows {
         let [rows, width] = self.dims(self.op.outputs[i]);
         Rows { rows: rows as usize, width: width as usize }
@@ -126,12 +126,12 @@ impl<'a> Operands<'a> {
     }
 }
 
-/// The shape of a linear operator, whose weight is `[outputs, inputs]`.
+/// Shape of a linear operator, whose weight is `[outputs, inputs]`.
 pub(super) fn linear_shape(template: &Template, op: &LocalOp) -> linear::Shape {
     let dims = |operand: u16| template.operands[usize::from(operand)].dims;
     let ([rows, _], [outputs, inputs]) = (dims(op.inputs[0]), dims(op.params[0]));
     linear::Shape { rows: rows as usize, inputs: inputs as usize, outputs: outputs as usize }
 }
 
-/// More operands than any operator has.
+/// Upper bound of the number of operands of an operator.
 const MOST_OPERANDS: usize = 10;

@@ -1,14 +1,13 @@
-//! Generated clicks, whose best possible loss is known.
+//! Generated clicks with a known loss floor.
 //!
-//! A sample has measured numbers and, for each of some categories, values of it. Every value of every
-//! category and every measured number pulls towards a click or away from it; together they are the
-//! logarithm of its odds, and then chance decides. Who knew all the pulls would still be surprised by
-//! chance: by the entropy of the odds, which no model can stay below. Popular values come up more often
-//! than others, as in real logs.
+//! A sample has measured numbers and, for each category, some of its values. Every value and every
+//! measured number has a weight for or against a click. Their sum gives the log-odds, and chance
+//! decides. A model that knew all weights would still lose the entropy of the odds: no model goes
+//! below. Popular values occur more often than others, as in real logs.
 
-use paceline_kernels::counter::Stream;
+use paceline_kernels::philox::Stream;
 
-/// What is known of a sample, and whether it was clicked.
+/// Features of a sample, and its click label.
 #[derive(Clone, Debug)]
 pub struct Clicks {
     dense: u64,
@@ -17,17 +16,17 @@ pub struct Clicks {
     ids: Stream,
     measured: Stream,
     chance: Stream,
-    /// What the values of categories and the measured numbers pull; it does not depend on the seed.
+    /// Weights of category values and measured numbers; independent of the seed.
     pulls: Stream,
 }
 
-/// How strong all categories, and all that is measured, pull together: deviations of the log-odds.
+/// Standard deviation of the log-odds from all categories, and from all measured numbers.
 const PULL: f64 = 1.5;
-/// Samples whose mean entropy is told as the floor: to within half a hundredth of a nat.
+/// Number of samples whose mean entropy is reported as the floor, accurate to 0.005 nats.
 const ESTIMATED: u64 = 1 << 13;
 
 impl Clicks {
-    /// Samples drawn from a seed.
+    /// Creates the samples of a seed.
     pub fn new(dense: u64, tables: Vec<u64>, lookups: u64, seed: u64) -> Self {
         Self {
             dense,
@@ -40,12 +39,12 @@ impl Clicks {
         }
     }
 
-    /// How many rows a sample looks up.
+    /// Number of rows that a sample looks up.
     pub(super) fn looked_up(&self) -> usize {
         self.tables.len() * self.lookups as usize
     }
 
-    /// What a sample looks up: for each table in turn, so many rows.
+    /// Rows that a sample looks up: `lookups` rows for each table in turn.
     pub fn ids(&self, sample: u64, ids: &mut [u32]) {
         let first = sample.wrapping_mul(self.tables.len() as u64 * self.lookups);
         for (at, id) in ids.iter_mut().enumerate() {
@@ -55,22 +54,22 @@ impl Clicks {
 
     fn id(&self, at: u64, table: u64) -> u32 {
         let rows = self.tables[table as usize];
-        // Squares crowd at zero: half of what comes up is among a quarter of the values.
+        // Squares cluster at zero: half of the draws fall into a quarter of the values.
         let u = self.ids.uniform(at);
         ((u * u * rows as f64) as u64).min(rows - 1) as u32
     }
 
-    /// What is measured of a sample.
+    /// Fills in the measured numbers of a sample.
     pub fn fill(&self, sample: u64, measured: &mut [f32]) {
         self.measured.fill_normal(sample.wrapping_mul(self.dense), 0.0, 1.0, measured);
     }
 
-    /// Whether a sample was clicked.
+    /// Click label of a sample: 1 if it was clicked.
     pub fn clicked(&self, sample: u64) -> u32 {
         u32::from(self.chance.uniform(sample) < self.odds(sample))
     }
 
-    /// The probability of a click.
+    /// Probability of a click.
     fn odds(&self, sample: u64) -> f64 {
         let tables = self.tables.len() as u64;
         let first = sample.wrapping_mul(tables * self.lookups);
@@ -93,13 +92,13 @@ impl Clicks {
         1.0 / (1.0 + (-PULL * odds).exp())
     }
 
-    /// The loss that no model can stay below, in nats a sample.
+    /// Loss floor that no model goes below, in nats per sample.
     pub fn floor(&self) -> f64 {
         let entropy = |p: f64| {
             let of = |p: f64| if p > 0.0 { -p * p.ln() } else { 0.0 };
             of(p) + of(1.0 - p)
         };
-        // Whatever the seed: the floor is the model's, not the samples'.
+        // Independent of the seed: the floor is a property of the model, not of the samples.
         let all = Self::new(self.dense, self.tables.clone(), self.lookups, 0);
         (0..ESTIMATED).map(|sample| entropy(all.odds(sample))).sum::<f64>() / ESTIMATED as f64
     }
@@ -134,7 +133,7 @@ mod tests {
         assert_eq!(one.floor(), clicks(6).floor());
     }
 
-    /// Who knows the odds loses as much as the floor says, and who does not loses more.
+    /// Prediction by the true odds has the floor as its loss; prediction without them loses more.
     #[test]
     fn the_floor_is_what_the_best_guess_loses() {
         let clicks = clicks(3);

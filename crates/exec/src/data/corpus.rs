@@ -1,7 +1,7 @@
-//! The built-in corpus: an endless text from a small stochastic grammar whose entropy is known.
+//! Built-in corpus: an endless text from a small stochastic grammar with known entropy.
 //!
-//! There is nothing to download and nothing to store, and a run can show its loss beside the floor
-//! that no model can pass. The grammar has one thing to learn for each part of a transformer:
+//! It needs no download and no storage, and a run can show its loss beside the loss floor. The
+//! grammar has one thing to learn for each part of a transformer:
 //!
 //! | place in the sentence | token | nats | what predicts it |
 //! |---|---|---|---|
@@ -10,59 +10,60 @@
 //! | 2–10 | a successor of the word before: 1/2, 1/4, 1/8, 1/8 | 1.75 ln 2 | the token before |
 //! | 11–15 | the words of places 1–5 again | 0 | attention, ten back |
 //!
-//! The A = min(vocabulary − 1, 255) words are tokens 1 to A; further tokens never occur. The
-//! successors of a word follow from arithmetic alone: counting words from 0, successor k of word w
-//! is a·w + 1 + k modulo A, with a coprime to A. The four are distinct as soon as A ≥ 4, and every
-//! word is a k-th successor of exactly one word, so that all words are equally frequent everywhere:
-//! counting words gains nothing, a model has to learn the successions.
+//! The A = min(vocabulary − 1, 255) words are tokens 1 to A; higher tokens never occur. Arithmetic
+//! alone gives the successors of a word: counting words from 0, successor k of word w is a·w + 1 +
+//! k modulo A, with a coprime to A. The four are distinct as soon as A ≥ 4, and every word is a
+//! k-th successor of exactly one word. So all words are equally frequent everywhere: counting words
+//! gains nothing, a model has to learn the successions.
 //!
-//! A sentence depends on the seed and its own number only. Any token is found in constant time, by
-//! any rank, in any order. Another seed is another text of the same language: held-out data.
+//! A sentence depends only on the seed and its own number. Any rank can compute any token in
+//! constant time, in any order. Another seed gives another text of the same language: held-out
+//! data.
 
 use thiserror::Error;
 
 /// Tokens in a sentence.
 pub const SENTENCE: u64 = 16;
 
-/// The most words the grammar uses; small, so that a short run sees each succession often.
+/// Maximum number of words in the grammar; small, so that a short run sees each succession often.
 pub(super) const MOST_WORDS: u32 = 255;
-/// The place of the first word, after the full stop.
+/// Place of the first word, after the full stop.
 const FIRST_WORD: usize = 1;
-/// The place of the first repeated word.
+/// Place of the first repeated word.
 const FIRST_REPEAT: usize = 11;
 /// Successors of a word.
 const SUCCESSORS: usize = 4;
-/// Which successor three uniform bits choose: four, two, one and one of the eight values.
+/// Successor chosen by three uniform bits: four, two, one and one of the eight values.
 const CHOICE: [u8; 8] = [0, 0, 0, 0, 1, 1, 2, 3];
-/// The entropy of that choice: 1/2·1 + 1/4·2 + 1/8·3 + 1/8·3 bits.
+/// Entropy of that choice: 1/2·1 + 1/4·2 + 1/8·3 + 1/8·3 bits.
 const CHOICE_NATS: f64 = 1.75 * std::f64::consts::LN_2;
 
-/// The text that a seed makes.
+/// Text of a seed.
 #[derive(Clone, Debug)]
 pub struct Corpus {
     /// Keys of the two independent streams of random numbers, from the seed.
     first_word_key: u64,
     choices_key: u64,
-    /// The successors of each word; the first entry is for the full stop and unused.
+    /// Successors of each word; the first entry is for the full stop and unused.
     successors: Vec<[u32; SUCCESSORS]>,
 }
 
-/// Why there is no such corpus.
+/// Reason why a corpus cannot be created.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CorpusError {
-    /// Too few tokens to write a sentence.
+    /// Too few tokens for a sentence.
     #[error(
         "the built-in corpus needs a vocabulary of at least 5 tokens (a full stop and four words), \
          the model has {vocab}"
     )]
     Vocabulary {
-        /// Tokens of the model's vocabulary.
+        /// Number of tokens in the model's vocabulary.
         vocab: u32,
     },
 }
 
 impl Corpus {
-    /// The text for a model with `vocab` tokens.
+    /// Creates the text for a model with `vocab` tokens.
     pub fn new(vocab: u32, seed: u64) -> Result<Self, CorpusError> {
         let words = vocab.saturating_sub(1).min(MOST_WORDS);
         if words < SUCCESSORS as u32 {
@@ -80,12 +81,12 @@ impl Corpus {
         })
     }
 
-    /// The token at a position, in constant time.
+    /// Token at a position, in constant time.
     pub fn token(&self, position: u64) -> u32 {
         self.sentence(position / SENTENCE)[place(position)]
     }
 
-    /// The tokens from a position on. Positions wrap around after 2⁶⁴ tokens.
+    /// Fills in the tokens from a position on. Positions wrap around after 2⁶⁴ tokens.
     pub fn fill(&self, position: u64, tokens: &mut [u32]) {
         let mut position = position;
         let mut rest = tokens;
@@ -98,18 +99,18 @@ impl Corpus {
         }
     }
 
-    /// The entropy of the text in nats per token: the loss that no model can stay below.
+    /// Entropy of the text in nats per token: the loss floor that no model goes below.
     ///
     /// (ln A + 9 · 1.75 · ln 2) / 16; 1.0286 for a vocabulary of 256 or more.
     pub fn floor(&self) -> f64 {
         self.floor_for(SENTENCE)
     }
 
-    /// The lowest expected loss, in nats per token, over the `seq` targets of one sample.
+    /// Lowest expected loss, in nats per token, over the `seq` targets of one sample.
     ///
-    /// A sample opens a sentence (see [`sample_start`](super::sample_start)) and its targets are
-    /// the places 1 to `seq` from there, each predicted from the true tokens before it. A sample
-    /// without targets has no loss; its floor is 0.
+    /// A sample begins with a sentence (see [`sample_start`](super::sample_start)) and its targets
+    /// are the places 1 to `seq` from there, each predicted from the true tokens before it. A
+    /// sample without targets has no loss; its floor is 0.
     pub fn floor_for(&self, seq: u64) -> f64 {
         if seq == 0 {
             return 0.0;
@@ -119,19 +120,19 @@ impl Corpus {
         (whole + nats(place(seq))) / seq as f64
     }
 
-    /// The words that may follow a word, most likely first (1/2, 1/4, 1/8, 1/8). Tokens that are no
-    /// words have none.
+    /// Words that may follow a word, most likely first (1/2, 1/4, 1/8, 1/8). `None` for tokens that
+    /// are not words.
     pub fn successors(&self, token: u32) -> Option<[u32; SUCCESSORS]> {
         let index = usize::try_from(token).ok().filter(|&index| index > 0)?;
         self.successors.get(index).copied()
     }
 
-    /// Words of the grammar, A.
+    /// Number of words in the grammar, A.
     pub fn words(&self) -> u32 {
         self.successors.len() as u32 - 1
     }
 
-    /// The entropy of a place of a sentence, given all that comes before; place 16 opens the next.
+    /// Entropy of a place, given all earlier tokens; place 16 begins the next sentence.
     fn nats(&self, place: usize) -> f64 {
         match place {
             FIRST_WORD => f64::from(self.words()).ln(),
@@ -146,7 +147,7 @@ impl Corpus {
         let mut choices = mix(self.choices_key ^ counter);
 
         let mut sentence = [0; SENTENCE as usize];
-        // The high word of a product scales 64 uniform bits to 0..A, off by less than A/2⁶⁴.
+        // The high half of a product scales 64 uniform bits to 0..A, with an error below A/2⁶⁴.
         let word = (u128::from(uniform) * u128::from(self.words())) >> 64;
         sentence[FIRST_WORD] = 1 + word as u32;
         for place in FIRST_WORD + 1..FIRST_REPEAT {
@@ -159,12 +160,12 @@ impl Corpus {
     }
 }
 
-/// The place of a position within its sentence.
+/// Place of a position within its sentence.
 fn place(position: u64) -> usize {
     (position % SENTENCE) as usize
 }
 
-/// The largest number not above 0.618·words that is coprime to it, which scatters neighbours.
+/// Largest number not above 0.618·words that is coprime to it, to scatter neighbours.
 fn multiplier(words: u32) -> u32 {
     let coprime = |&candidate: &u32| gcd(candidate, words) == 1;
     (1..=words * 618 / 1000).rev().find(coprime).unwrap_or(1)
@@ -177,7 +178,7 @@ fn gcd(a: u32, b: u32) -> u32 {
 /// 2⁶⁴ divided by the golden ratio: odd, so that multiples of it visit every 64-bit number.
 const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection in which every input bit
+/// Finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection in which every input bit
 /// flips about half of the output bits.
 pub(super) fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -197,7 +198,7 @@ mod tests {
         tokens
     }
 
-    /// Pearson's statistic against the expected shares, and its bound at five standard deviations.
+    /// Checks Pearson's statistic against the expected shares, within five standard deviations.
     fn assert_shares(counts: &[usize], shares: impl Fn(usize) -> f64, what: &str) {
         let total: usize = counts.iter().sum();
         let statistic: f64 = counts
@@ -243,7 +244,7 @@ mod tests {
                 })
                 .sum();
             let measured = nats / (SENTENCES as f64 * SENTENCE as f64);
-            // A choice has a variance of 0.6875 bits²; four standard deviations of the mean.
+            // A choice has a variance of 0.6875 bits²; allow four deviations of the mean.
             let choices = 9.0 * SENTENCES as f64;
             let deviation = (0.6875 / choices).sqrt() * std::f64::consts::LN_2 * 9.0 / 16.0;
             let floor = corpus.floor();
@@ -251,7 +252,7 @@ mod tests {
         }
     }
 
-    /// The surprise above takes the probabilities as given; here they are counted.
+    /// The test above takes the probabilities as given; this one counts them.
     #[test]
     fn the_probabilities_are_as_stated_at_every_place() {
         let corpus = Corpus::new(256, 11).unwrap();
@@ -274,7 +275,7 @@ mod tests {
         }
     }
 
-    /// If neighbouring draws hung together, a model could pass the floor.
+    /// If neighbouring draws were correlated, a model could go below the floor.
     #[test]
     fn draws_are_independent_of_their_neighbours() {
         let corpus = Corpus::new(5, 3).unwrap();
@@ -350,7 +351,7 @@ mod tests {
             .zip(text(&b).chunks_exact(SENTENCE as usize))
             .filter(|(a, b)| a == b)
             .count();
-        // Two sentences agree with a chance of about 1/255 · 0.34⁹.
+        // Two sentences are equal with a probability of about 1/255 · 0.34⁹.
         assert!(same < 3, "{same} equal sentences");
     }
 

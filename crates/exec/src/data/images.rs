@@ -1,12 +1,12 @@
-//! Generated images of some classes: waves over the image, at a class's own angle, width and colour.
+//! Generated images: waves over the image, at an angle, width and colour specific to the class.
 //!
-//! Where a wave begins and how strong it is differs from image to image, and noise lies over it. No pixel
-//! tells anything by itself, so that a network must learn to see directions; a small one does within
-//! seconds. What a class looks like does not depend on the seed: images of another seed are new, and of
-//! the same classes.
+//! The phase and strength of a wave vary from image to image, and noise is added. A single pixel
+//! carries no information, so a network must learn to detect directions; a small one does within
+//! seconds. The look of a class does not depend on the seed: another seed gives new images of the
+//! same classes.
 
-use paceline_kernels::counter::Stream;
 use paceline_kernels::optimizer::half_cosine;
+use paceline_kernels::philox::Stream;
 
 /// Images by number, each with its class.
 #[derive(Clone, Debug)]
@@ -15,31 +15,31 @@ pub struct Images {
     channels: usize,
     waves: Vec<Wave>,
     classes: Stream,
-    /// Where a wave begins, and how strong it is.
+    /// Phase and strength of the waves.
     forms: Stream,
     noise: Stream,
 }
 
-/// What the images of one class have in common.
+/// Wave common to the images of one class.
 #[derive(Clone, Debug)]
 struct Wave {
-    /// Turns of the wave from one pixel to the next, across and down.
+    /// Turns of the wave per pixel, across and down.
     across: f64,
     down: f64,
-    /// By channel, how far the wave is ahead, in turns.
+    /// Phase lead by channel, in turns.
     ahead: Vec<f64>,
 }
 
-/// The deviation of the noise; waves are between half as strong and once and a half as strong as it.
+/// Deviation of the noise; a wave's strength (half its amplitude) is 0.5 to 1.5 times this.
 const NOISE: f32 = 0.5;
 
 impl Images {
-    /// Images of `side` × `side` pixels, drawn from a seed.
+    /// Creates images of `side` × `side` pixels, drawn from a seed.
     pub fn new(side: u64, channels: u64, classes: u32, seed: u64) -> Self {
         let colours = Stream::new(0, "colours");
         let wave = |class: u32| {
-            // Angles over half a turn: the other half looks the same. Neighbouring angles differ in
-            // width, so that many classes stay apart.
+            // Angles cover half a turn: the other half looks the same. Neighbouring angles differ
+            // in width, so that many classes stay distinguishable.
             let angle = f64::from(class) / f64::from(classes.max(1)) * 0.5;
             let length = 4.0 + f64::from(class % 3) * 2.0;
             let ahead = |channel: u64| colours.uniform(u64::from(class) * channels + channel);
@@ -59,12 +59,12 @@ impl Images {
         }
     }
 
-    /// What image `sample` shows.
+    /// Class of image `sample`.
     pub fn class(&self, sample: u64) -> u32 {
         (self.classes.bits(sample) % self.waves.len() as u64) as u32
     }
 
-    /// The pixels of image `sample`, row by row, a pixel's channels side by side.
+    /// Fills in the pixels of image `sample`, row by row, with the channels of a pixel adjacent.
     pub fn fill(&self, sample: u64, pixels: &mut [f32]) {
         let wave = &self.waves[self.class(sample) as usize];
         let begins = self.forms.uniform(sample.wrapping_mul(2));
@@ -81,7 +81,7 @@ impl Images {
     }
 }
 
-/// The cosine of so many turns, the same bits everywhere.
+/// Cosine of `turns` turns, with the same bits on every platform.
 fn cosine(turns: f64) -> f64 {
     2.0 * half_cosine(2.0 * (turns - turns.floor())) - 1.0
 }

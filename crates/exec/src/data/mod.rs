@@ -1,7 +1,7 @@
-//! Where tokens, images and clicks come from, and which of them belong to which sample.
+//! Data sources of tokens, images and clicks, and their division into samples.
 //!
-//! Nothing here knows of ranks: a sample is found from the iteration and its place in the global
-//! batch, so every layout of the same run reads the same data in the same order.
+//! This module is independent of ranks: the iteration and the index in the global batch determine a
+//! sample, so every layout of the same run reads the same data in the same order.
 
 mod clicks;
 pub mod corpus;
@@ -16,14 +16,14 @@ pub use clicks::Clicks;
 pub use corpus::{Corpus, CorpusError};
 pub use images::Images;
 pub use permutation::Permutation;
-pub use source::{BUILTIN, Data, DataError, DataSource, Reads};
+pub use source::{BUILTIN, Data, DataError, DataSource, SampleKind};
 pub use text::{Text, TextError};
 pub use tokenizer::{Tokenizer, TokenizerError};
 
-/// The position of a sample's first token.
+/// Position of a sample's first token.
 ///
-/// Samples are consecutive, non-overlapping windows of `seq` tokens rounded up to whole sentences:
-/// each opens a sentence, so no model is asked to guess where in one it stands, and
+/// Samples are consecutive, non-overlapping windows of `seq` tokens rounded up to whole sentences.
+/// Each begins with a sentence, so no model has to guess its place in one, and
 /// [`Corpus::floor_for`] is exact. Its inputs are the tokens `0..seq` of the window, its targets
 /// the tokens `1..=seq`. Iterations and samples count from 0.
 ///

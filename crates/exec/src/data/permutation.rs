@@ -1,13 +1,13 @@
-//! A shuffle that is computed, not stored.
+//! Shuffle that is computed, not stored.
 
 use super::corpus::mix;
 
-/// A permutation of the numbers below `n` that a key chooses, evaluated one number at a time.
+/// Permutation of the numbers below `n`, chosen by a key and evaluated one number at a time.
 ///
-/// A Feistel network over the smallest even number of bits that holds `n` (Luby and Rackoff, 1988: four
-/// rounds of random functions make a random permutation), walked along its cycles until a number
-/// below `n` comes up (Black and Rogaway, 2002). The power of four is less than four times `n`, so that a walk takes
-/// less than four steps on average.
+/// A Feistel network over the smallest even number of bits that holds `n` (Luby and Rackoff, 1988:
+/// four rounds of random functions make a random permutation). Its cycles are walked until a number
+/// below `n` appears (Black and Rogaway, 2002). The power of four is less than four times `n`, so a
+/// walk takes less than four steps on average.
 #[derive(Clone, Copy, Debug)]
 pub struct Permutation {
     n: u64,
@@ -16,14 +16,14 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The permutation of the numbers below `n` that a key chooses.
+    /// Creates the permutation of the numbers below `n` that a key chooses.
     pub fn new(n: u64, key: u64) -> Self {
         let bits = u64::BITS - n.saturating_sub(1).leading_zeros();
         let round = |round: u64| mix(mix(key) ^ round.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         Self { n, half: bits.div_ceil(2).max(1), keys: [1, 2, 3, 4].map(round) }
     }
 
-    /// Where a number below `n` goes.
+    /// Image of a number below `n`.
     pub fn at(&self, index: u64) -> u64 {
         debug_assert!(index < self.n);
         let mut value = index;
@@ -75,7 +75,7 @@ mod tests {
         let [a, b] = [1, 2].map(|key| Permutation::new(1000, key));
         let same = (0..1000).filter(|&i| a.at(i) == b.at(i)).count();
         assert!(same < 12, "{same} numbers agree, one is expected");
-        // Neighbours do not stay neighbours: the mean distance of random pairs is a third of the range.
+        // Neighbours are scattered: the mean distance of random pairs is a third of the range.
         let distance: u64 = (0..999).map(|i| a.at(i).abs_diff(a.at(i + 1))).sum();
         let mean = distance as f64 / 999.0;
         assert!((280.0..390.0).contains(&mean), "{mean}");

@@ -1,4 +1,4 @@
-//! What a run learns from, behind one face: samples by number.
+//! Training data behind one interface: samples by number.
 
 use super::clicks::Clicks;
 use super::corpus::{Corpus, CorpusError};
@@ -11,27 +11,27 @@ use std::path::Path;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// What a user names as data.
+/// Data source named by the user.
 #[derive(Clone, Debug, Default)]
 pub enum DataSource {
-    /// The built-in corpus, which the seed makes.
+    /// Built-in data, generated from the seed.
     #[default]
     Builtin,
     /// Files.
     Text(Arc<Text>),
 }
 
-/// What a model's samples are.
+/// Kind of a model's samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reads {
+pub enum SampleKind {
     /// Sequences of tokens.
     Tokens {
-        /// How many different tokens there are.
+        /// Number of different tokens.
         vocab: u32,
-        /// How long a sequence is.
+        /// Length of a sequence.
         seq: u64,
-        /// How many tokens behind a sequence's last target are read too.
-        further: u64,
+        /// Number of lookahead tokens read beyond a sequence's last target.
+        lookahead: u64,
     },
     /// Images, each of one class.
     Images {
@@ -39,26 +39,26 @@ pub enum Reads {
         side: u64,
         /// Numbers in a pixel.
         channels: u64,
-        /// How many classes there are.
+        /// Number of classes.
         classes: u32,
     },
-    /// What is measured and counted of clicks.
+    /// Clicks with measured numbers and categories.
     Clicks {
-        /// Numbers that are measured of each.
+        /// Number of measured numbers per sample.
         dense: u64,
-        /// Values of each category.
+        /// Number of values of each category.
         tables: Vec<u64>,
-        /// How many values of each category a sample has.
+        /// Number of values of each category in a sample.
         lookups: u64,
     },
 }
 
-impl Reads {
-    /// What a model reads, with sequences of so many tokens.
+impl SampleKind {
+    /// Sample kind of a model, with sequences of `seq` tokens.
     pub fn of(model: &Model, seq: u64) -> Self {
         let vocab = u32::try_from(model.vocab).unwrap_or(u32::MAX);
         match model.body() {
-            Body::Tokens {} => Self::Tokens { vocab, seq, further: model.mtp.depth },
+            Body::Tokens {} => Self::Tokens { vocab, seq, lookahead: model.mtp.depth },
             Body::Images(net) => {
                 Self::Images { side: net.image, channels: net.channels, classes: vocab }
             }
@@ -73,7 +73,7 @@ impl Reads {
 #[derive(Debug)]
 pub struct Data {
     seq: u64,
-    /// After how many samples they begin anew, if they do.
+    /// Number of samples after which they repeat, if they do.
     distinct: Option<NonZeroU64>,
     kind: Kind,
 }
@@ -86,16 +86,16 @@ enum Kind {
     Clicks(Clicks),
 }
 
-/// Why there are no samples.
+/// Reason why samples are not available.
 #[derive(Debug, Error)]
 pub enum DataError {
     /// The built-in corpus does not fit the model.
     #[error(transparent)]
     Corpus(#[from] CorpusError),
-    /// The files cannot be learnt from.
+    /// The text files cannot be used for training.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// The model reads something else.
+    /// The model does not read text.
     #[error(
         "{0} are text, and this model reads something else; leave --data out, the built-in ones are drawn"
     )]
@@ -103,55 +103,55 @@ pub enum DataError {
 }
 
 impl Data {
-    /// Samples to learn from. The seed makes the built-in ones, and the order of files.
-    pub fn new(source: &DataSource, reads: Reads, seed: u64) -> Result<Self, DataError> {
+    /// Creates training samples. The seed gives the built-in ones, and the order of files' samples.
+    pub fn new(source: &DataSource, reads: SampleKind, seed: u64) -> Result<Self, DataError> {
         Self::drawn(source, reads, seed, Some(seed))
     }
 
-    /// Samples that training never sees: of the same language or classes from another seed, or the
-    /// held-out part of the files, in its own order.
-    pub fn held_out(source: &DataSource, reads: Reads, seed: u64) -> Result<Self, DataError> {
+    /// Creates samples that training never sees: of the same language or classes from another seed,
+    /// or the held-out part of the files, in its own order.
+    pub fn held_out(source: &DataSource, reads: SampleKind, seed: u64) -> Result<Self, DataError> {
         Self::drawn(source, reads, !seed, None)
     }
 
-    /// Samples of a seed, those of files shuffled by another.
+    /// Creates the samples of `seed`; those of files are shuffled by `shuffle`.
     fn drawn(
         source: &DataSource,
-        reads: Reads,
+        reads: SampleKind,
         seed: u64,
         shuffle: Option<u64>,
     ) -> Result<Self, DataError> {
         let (seq, kind) = match (source, reads) {
-            (DataSource::Builtin, Reads::Tokens { vocab, seq, .. }) => {
+            (DataSource::Builtin, SampleKind::Tokens { vocab, seq, .. }) => {
                 (seq, Kind::Builtin(Corpus::new(vocab, seed)?))
             }
-            (DataSource::Text(text), Reads::Tokens { vocab, seq, further }) => {
+            (DataSource::Text(text), SampleKind::Tokens { vocab, seq, lookahead: further }) => {
                 (seq, Kind::Text(Samples::new(text, vocab, (seq, further), shuffle)?))
             }
-            (DataSource::Builtin, Reads::Images { side, channels, classes }) => {
+            (DataSource::Builtin, SampleKind::Images { side, channels, classes }) => {
                 (1, Kind::Images(Images::new(side, channels, classes, seed)))
             }
-            (DataSource::Builtin, Reads::Clicks { dense, tables, lookups }) => {
+            (DataSource::Builtin, SampleKind::Clicks { dense, tables, lookups }) => {
                 (1, Kind::Clicks(Clicks::new(dense, tables, lookups, seed)))
             }
-            (DataSource::Text(text), Reads::Images { .. } | Reads::Clicks { .. }) => {
+            (DataSource::Text(text), SampleKind::Images { .. } | SampleKind::Clicks { .. }) => {
                 return Err(DataError::NotText(text.path().display().to_string()));
             }
         };
         Ok(Self { seq, distinct: None, kind })
     }
 
-    /// The same, but only the first so many samples, again and again.
-    pub fn again(self, distinct: Option<NonZeroU64>) -> Self {
+    /// Restricts the data to the first `distinct` samples, repeated.
+    pub fn repeat_first(self, distinct: Option<NonZeroU64>) -> Self {
         Self { distinct, ..self }
     }
 
-    /// The number under which a sample is found.
+    /// Sample number after repetition.
     fn number(&self, sample: u64) -> u64 {
         self.distinct.map_or(sample, |distinct| sample % distinct)
     }
 
-    /// What checkpoints call this data, to know it again.
+    /// Name by which checkpoints recognise this data.
     pub fn name(&self) -> &str {
         match &self.kind {
             Kind::Builtin(_) | Kind::Images(_) | Kind::Clicks(_) => BUILTIN,
@@ -159,7 +159,7 @@ impl Data {
         }
     }
 
-    /// Where the files are, if it is files.
+    /// Path of the files, if the data is files.
     pub fn path(&self) -> Option<&Path> {
         match &self.kind {
             Kind::Builtin(_) | Kind::Images(_) | Kind::Clicks(_) => None,
@@ -167,8 +167,9 @@ impl Data {
         }
     }
 
-    /// Fills in the tokens of a sample, from its token `ahead` on: 0 for what the model reads, 1 for what it
-    /// should predict, and more for modules that predict further ones, which read on into what follows. Of an image that is its class.
+    /// Fills in the tokens of a sample, from its token `ahead` on: 0 for the model's inputs, 1 for
+    /// its targets. Larger values are for modules that predict lookahead tokens, beyond the
+    /// sequence. For an image this is its class.
     pub fn fill(&self, sample: u64, ahead: u64, tokens: &mut [u32]) -> Result<(), DataError> {
         let sample = self.number(sample);
         match &self.kind {
@@ -193,7 +194,7 @@ impl Data {
         }
     }
 
-    /// Fills in what a sample shows, where that is measured: the pixels of an image, row by row.
+    /// Fills in the measured features of a sample: the pixels of an image, row by row.
     pub fn features(&self, sample: u64, features: &mut [f32]) {
         let sample = self.number(sample);
         match &self.kind {
@@ -203,7 +204,7 @@ impl Data {
         }
     }
 
-    /// How many rows of tables a sample looks up, if it does.
+    /// Number of table rows that a sample looks up, for clicks.
     pub(crate) fn counted(&self) -> Option<usize> {
         match &self.kind {
             Kind::Clicks(clicks) => Some(clicks.looked_up()),
@@ -211,7 +212,7 @@ impl Data {
         }
     }
 
-    /// How many different samples there are; none if they do not end.
+    /// Number of different samples; `None` if they are endless.
     pub fn samples(&self) -> Option<u64> {
         match &self.kind {
             Kind::Builtin(_) | Kind::Images(_) | Kind::Clicks(_) => None,
@@ -219,7 +220,7 @@ impl Data {
         }
     }
 
-    /// The loss that no model can stay below, in nats per token, where that is known.
+    /// Loss floor that no model goes below, in nats per token (or click), if known.
     pub fn floor(&self) -> Option<f64> {
         match &self.kind {
             Kind::Builtin(corpus) => Some(corpus.floor_for(self.seq)),
@@ -229,5 +230,5 @@ impl Data {
     }
 }
 
-/// What the built-in corpus is called.
+/// Name of the built-in data.
 pub const BUILTIN: &str = "builtin";

@@ -1,8 +1,8 @@
 //! Tokens in files: any text, byte by byte or through a tokenizer.
 //!
-//! Nothing is loaded: a sample is read from its place when it is wanted. The last twentieth of the
-//! tokens is held out: training never reads it, evaluation reads nothing else. The cut is by
-//! tokens and not by samples, so that it is in the same place for samples of every length.
+//! Nothing is loaded in advance: each sample is read on demand. The last twentieth of the tokens is
+//! held out: training never reads it, and evaluation reads nothing else. The split is by tokens and
+//! not by samples, so that it is at the same position for samples of every length.
 
 use super::corpus::mix;
 use super::permutation::Permutation;
@@ -12,27 +12,27 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// One in so many tokens is held out.
+/// One in this many tokens is held out.
 const HELD_OUT: u64 = 20;
 
-/// Why there is no text to learn from.
+/// Reason why a text cannot be used for training.
 #[derive(Debug, Error)]
 pub enum TextError {
-    /// The system refuses.
+    /// The system reports an error.
     #[error("{}: {source}", .path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// A directory has no file with anything in it.
+    /// No file of a directory has any content.
     #[error("{}: there is no text here", .path.display())]
     Empty {
         /// The file or directory.
         path: PathBuf,
     },
-    /// Too few tokens for a sample to learn from and one to hold out.
+    /// Too few tokens for one training sample and one held-out sample.
     #[error(
         "{}: {tokens} tokens are too few for samples of {seq}; {} are needed, or use a smaller --seq",
         .path.display(), least(*seq)
@@ -40,9 +40,9 @@ pub enum TextError {
     Short {
         /// The file or directory.
         path: PathBuf,
-        /// Tokens that there are.
+        /// Number of tokens in the text.
         tokens: u64,
-        /// Tokens of a sample.
+        /// Number of tokens in a sample.
         seq: u64,
     },
     /// The model has fewer tokens than the tokenizer.
@@ -50,29 +50,29 @@ pub enum TextError {
         "the tokenizer has {tokens} tokens and the model's vocabulary {vocab}; use a model with at least as many"
     )]
     Vocabulary {
-        /// The tokenizer's.
+        /// Vocabulary size of the tokenizer.
         tokens: u32,
-        /// The model's.
+        /// Vocabulary size of the model.
         vocab: u32,
     },
-    /// A file is not what was written.
+    /// A file is damaged or has changed.
     #[error("{}: {problem}", .path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
 }
 
-/// How a token is held in a file.
+/// Storage format of a token in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Width {
     /// The text itself: a token is a byte.
     Byte,
-    /// Little-endian.
+    /// Two bytes, little-endian.
     Half,
-    /// Little-endian.
+    /// Four bytes, little-endian.
     Word,
 }
 
@@ -86,31 +86,31 @@ impl Width {
     }
 }
 
-/// Tokens of one or several files, end to end in the order of their names.
+/// Tokens of one or several files, concatenated in the order of their names.
 #[derive(Debug)]
 pub struct Text {
     path: PathBuf,
-    parts: Vec<Part>,
+    parts: Vec<TextFile>,
     width: Width,
     tokens: u64,
-    /// Tokens that the tokenizer has.
+    /// Vocabulary size of the tokenizer.
     vocab: u32,
     name: String,
 }
 
 #[derive(Debug)]
-struct Part {
+struct TextFile {
     path: PathBuf,
     file: File,
-    /// The first token's byte in the file.
+    /// Offset of the first token in the file, in bytes.
     at: u64,
-    /// Tokens in the parts before.
+    /// Number of tokens in the files before.
     before: u64,
     tokens: u64,
 }
 
 impl Text {
-    /// The bytes of a file, or of all files below a directory.
+    /// Opens the bytes of a file, or of all files below a directory.
     pub fn bytes(path: &Path) -> Result<Self, TextError> {
         let mut text = Self {
             path: path.to_owned(),
@@ -128,7 +128,7 @@ impl Text {
         text.checked()
     }
 
-    /// Tokens that a tokenizer wrote to a file, from a byte on; `path` and `name` are the text's.
+    /// Opens a token file from byte `at` on; `path` and `name` are those of the text.
     pub(super) fn tokenised(
         (path, name): (&Path, String),
         (file, at): (&Path, u64),
@@ -141,22 +141,22 @@ impl Text {
         text.checked()
     }
 
-    /// What checkpoints call the text, to know it again.
+    /// Name by which checkpoints recognise the text.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where it lies.
+    /// Path of the text.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// How many tokens there are.
+    /// Number of tokens.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Reads tokens from a position on; all must be there.
+    /// Reads tokens from a position on; fails if there are too few.
     pub fn read(&self, position: u64, tokens: &mut [u32]) -> Result<(), TextError> {
         let mut position = position;
         let mut rest = tokens;
@@ -177,7 +177,7 @@ impl Text {
     }
 
     fn push(&mut self, path: PathBuf, file: File, at: u64, tokens: u64) {
-        self.parts.push(Part { path, file, at, before: self.tokens, tokens });
+        self.parts.push(TextFile { path, file, at, before: self.tokens, tokens });
         self.tokens += tokens;
     }
 
@@ -185,7 +185,7 @@ impl Text {
         if self.tokens == 0 { Err(TextError::Empty { path: self.path }) } else { Ok(self) }
     }
 
-    /// A number that follows from the files' lengths and beginnings.
+    /// Fingerprint of the files' lengths and beginnings.
     fn fingerprint(&self) -> Result<u64, TextError> {
         let mut print = Fingerprint::default();
         for part in &self.parts {
@@ -198,7 +198,7 @@ impl Text {
     }
 }
 
-impl Part {
+impl TextFile {
     fn read(&self, width: Width, first: u64, tokens: &mut [u32]) -> Result<(), TextError> {
         let mut bytes = [0; 4096];
         let size = width.bytes() as usize;
@@ -228,23 +228,23 @@ impl Part {
     }
 }
 
-/// A text as samples of one length.
+/// A text divided into samples of one length.
 #[derive(Debug)]
 pub(super) struct Samples {
     text: std::sync::Arc<Text>,
-    /// The first token of the first window.
+    /// Position of the first token of the first window.
     first: u64,
-    /// How many windows there are. Each opens where the one before ends, and its last target is the
+    /// Number of windows. Each begins at the end of the previous one, and its last target is the
     /// first token of the next.
     windows: u64,
     seq: u64,
-    /// Chooses the order, if the windows are shuffled.
+    /// Seed of the order, if the windows are shuffled.
     shuffled_by: Option<u64>,
 }
 
 impl Samples {
-    /// The part to learn from, every epoch in another order, or the part that is held out. Behind a
-    /// window's last target there are `further` more tokens.
+    /// Creates the training samples, in a different order every epoch, or the held-out samples.
+    /// `further` more tokens follow a window's last target.
     pub(super) fn new(
         text: &std::sync::Arc<Text>,
         vocab: u32,
@@ -293,12 +293,12 @@ impl Samples {
     }
 }
 
-/// Tokens without which there is no sample to hold out.
+/// Minimum number of tokens for one held-out sample.
 fn least(seq: u64) -> u64 {
     seq.saturating_add(1).saturating_mul(HELD_OUT)
 }
 
-/// A running hash: enough to tell texts apart that were not made to be confused.
+/// Running hash, sufficient to distinguish texts without adversarial collisions.
 #[derive(Debug, Default)]
 pub(super) struct Fingerprint(pub(super) u64);
 
@@ -312,7 +312,7 @@ impl Fingerprint {
     }
 }
 
-/// A file itself, or all files below a directory in the order of their names; hidden ones are not text.
+/// Returns the file itself, or all files below a directory by name, except hidden ones.
 pub(super) fn files(path: &Path) -> Result<Vec<PathBuf>, TextError> {
     let refused = |source| TextError::Io { path: path.to_owned(), source };
     if !fs::metadata(path).map_err(refused)?.is_dir() {

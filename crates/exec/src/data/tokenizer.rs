@@ -1,4 +1,4 @@
-//! From text to tokens and back.
+//! Conversion of text to tokens and back.
 
 use super::text::{Fingerprint, Text, TextError, Width, files};
 use super::words;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 use thiserror::Error;
 
-/// How text becomes tokens.
+/// Tokenizer for text.
 #[derive(Debug)]
 pub enum Tokenizer {
     /// A token is a byte.
@@ -17,58 +17,58 @@ pub enum Tokenizer {
     Words,
     /// A Hugging Face `tokenizer.json`, with the file's contents.
     HuggingFace {
-        /// What reads it.
+        /// Parsed tokenizer.
         tokenizer: Box<tokenizers::Tokenizer>,
-        /// The file.
+        /// Contents of the file.
         json: Vec<u8>,
     },
 }
 
-/// Why text does not become tokens.
+/// Reason why text cannot be tokenized.
 #[derive(Debug, Error)]
 pub enum TokenizerError {
-    /// The tokenizer's file is no such file.
+    /// The tokenizer file is invalid.
     #[error("{}: {problem}", .path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
     /// The text cannot be read.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// A file of text is not UTF-8.
+    /// A text file is not UTF-8.
     #[error(
         "{}: byte {at} is not UTF-8; use --tokenizer builtin, which takes any bytes", .path.display()
     )]
     Utf8 {
         /// The file.
         path: PathBuf,
-        /// The first byte that is not.
+        /// Offset of the first invalid byte.
         at: u64,
     },
-    /// The tokenizer refuses.
+    /// The tokenizer reports an error.
     #[error("the tokenizer refuses: {problem}")]
     Refused {
-        /// What it says.
+        /// Error message of the tokenizer.
         problem: String,
     },
-    /// A word that the built-in grammar does not have.
+    /// A word is not part of the built-in grammar.
     #[error("'{word}' is no word of the built-in text; its words are such as {some}")]
-    Stranger {
+    UnknownWord {
         /// The word.
         word: String,
-        /// Some that are.
+        /// Some words that are.
         some: String,
     },
 }
 
-/// How much text is turned into tokens at a time.
+/// Bytes of text tokenized at a time.
 const PIECE: usize = 1 << 16;
-/// Pieces that are turned at once, by as many threads as there are cores.
+/// Number of pieces tokenized in parallel, by as many threads as there are cores.
 const PIECES: usize = 32;
-/// What a file of tokens begins with: a mark, the count, the tokenizer's size and the text's fingerprint.
+/// Magic of a token file; the header then has the count, bytes per token and fingerprint.
 const MARK: [u8; 8] = *b"PCLTOK1\n";
 const HEADER: u64 = 32;
 
@@ -82,7 +82,7 @@ impl Tokenizer {
         Ok(Self::HuggingFace { tokenizer: Box::new(tokenizer), json })
     }
 
-    /// How many tokens it has.
+    /// Number of tokens in the vocabulary.
     pub fn vocab(&self) -> u32 {
         match self {
             Self::Bytes | Self::Words => 256,
@@ -93,11 +93,11 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of a text.
+    /// Converts a text to tokens.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         match self {
             Self::Bytes => Ok(text.bytes().map(u32::from).collect()),
-            Self::Words => words::read(text).map_err(|word| TokenizerError::Stranger {
+            Self::Words => words::read(text).map_err(|word| TokenizerError::UnknownWord {
                 word: word.to_owned(),
                 some: (1..6).map(words::spell).collect::<Vec<_>>().join(", "),
             }),
@@ -110,7 +110,7 @@ impl Tokenizer {
         }
     }
 
-    /// The text of tokens; what is no text shows as a replacement character.
+    /// Converts tokens to text; invalid text becomes a replacement character.
     pub fn decode(&self, tokens: &[u32]) -> String {
         match self {
             Self::Bytes => {
@@ -128,11 +128,12 @@ impl Tokenizer {
         }
     }
 
-    /// A file or directory as tokens.
+    /// Opens a file or directory as tokens.
     ///
-    /// Bytes are read where they are. A `tokenizer.json` turns the text once, piece by piece, into a file of
-    /// tokens, which later runs find again; it lies beside the text, or in `elsewhere` if nothing can be
-    /// written there. Files are set apart by the tokenizer's end-of-text token, if it has one.
+    /// Bytes are read directly from the text. A `tokenizer.json` converts the text once, piece by
+    /// piece, to a token file that later runs reuse. It is stored beside the text, or in
+    /// `elsewhere` if that directory is not writable. Files are separated by the tokenizer's
+    /// end-of-text token, if it has one.
     pub fn text(&self, path: &Path, elsewhere: &Path) -> Result<Text, TokenizerError> {
         match self {
             Self::Bytes | Self::Words => Ok(Text::bytes(path)?),
@@ -166,7 +167,7 @@ impl Tokenizer {
         }
     }
 
-    /// Turns all text into a file of tokens, which is whole or absent.
+    /// Converts all text to a token file, which is complete or absent.
     fn write(
         &self,
         tokenizer: &tokenizers::Tokenizer,
@@ -221,7 +222,7 @@ impl Tokenizer {
     }
 }
 
-/// Whether a file holds all tokens of this text.
+/// Returns true if a file holds all tokens of this text.
 fn is_whole(file: &Path, print: u64, width: Width) -> bool {
     let mut header = [0; HEADER as usize];
     let Ok(mut opened) = File::open(file) else { return false };
@@ -234,7 +235,7 @@ fn is_whole(file: &Path, print: u64, width: Width) -> bool {
     header.starts_with(&MARK) && (size, known) == (width.bytes(), print) && len == Some(found.len())
 }
 
-/// A number that follows from the tokenizer and from the files' lengths, beginnings and ages.
+/// Fingerprint of the tokenizer and of the files' lengths, beginnings and modification times.
 fn fingerprint(path: &Path, json: &[u8]) -> Result<u64, TextError> {
     let mut print = Fingerprint::default();
     print.add(json);
@@ -252,13 +253,13 @@ fn fingerprint(path: &Path, json: &[u8]) -> Result<u64, TextError> {
     Ok(print.0)
 }
 
-/// A file's text in pieces that end at line ends where there are any.
+/// Text of a file in pieces that end at line ends, if there are any.
 struct Pieces {
     path: PathBuf,
     file: File,
-    /// Read, but not yet handed out.
+    /// Bytes read but not yet returned.
     rest: Vec<u8>,
-    /// Bytes handed out.
+    /// Number of bytes returned.
     before: u64,
     at_end: bool,
 }
@@ -271,7 +272,7 @@ impl Pieces {
         Ok(Self { path, file, rest: Vec::new(), before: 0, at_end: false })
     }
 
-    /// Up to so many pieces; none at the end.
+    /// Returns up to `most` pieces; none at the end.
     fn next(&mut self, most: usize) -> Result<Vec<String>, TokenizerError> {
         let mut pieces = Vec::new();
         while pieces.len() < most {
@@ -302,7 +303,7 @@ impl Pieces {
         Ok(pieces)
     }
 
-    /// Where the next piece ends: behind a line, or at least behind a character.
+    /// End of the next piece: after a line, or at least after a character.
     fn cut(&self) -> Result<usize, TokenizerError> {
         let window = &self.rest[..self.rest.len().min(PIECE)];
         if self.at_end && window.len() == self.rest.len() {
@@ -380,7 +381,7 @@ mod tests {
         let written = fs::metadata(&file).unwrap().modified().unwrap();
         assert_eq!(read().name(), first.name());
         assert_eq!(fs::metadata(&file).unwrap().modified().unwrap(), written);
-        // A file that was cut short is made again, and other text is another file.
+        // A truncated file is written again, and other text gets another file.
         fs::write(&file, b"PCLTOK1\n").unwrap();
         assert_eq!(all(&read()), expected);
         folder.file("text/2.txt", "b b");

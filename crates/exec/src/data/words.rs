@@ -1,18 +1,18 @@
-//! The built-in corpus as words that can be read aloud, so that a demo can be talked to.
+//! Built-in corpus as pronounceable words, so that a demo can be prompted.
 
 use super::corpus::MOST_WORDS;
 
-/// What a word of the grammar begins with.
+/// Beginnings of the grammar's words.
 const ONSETS: [&str; 15] =
     ["b", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "r", "s", "t", "v"];
-/// What it goes on with. All begin with a vowel and no onset has one: no two words are alike.
+/// Endings of the words. All begin with a vowel and no onset has one: all words are different.
 const RIMES: [&str; 17] = [
     "a", "e", "i", "o", "u", "ai", "au", "ei", "ou", "an", "en", "in", "on", "un", "ar", "er", "or",
 ];
 
 const _: () = assert!(ONSETS.len() * RIMES.len() == MOST_WORDS as usize);
 
-/// The word of a token; the full stop is token 0, and tokens beyond the grammar show as numbers.
+/// Word of a token; the full stop is token 0, and tokens beyond the grammar are shown as numbers.
 pub(super) fn spell(token: u32) -> String {
     match token.checked_sub(1) {
         None => ".".to_owned(),
@@ -24,7 +24,7 @@ pub(super) fn spell(token: u32) -> String {
     }
 }
 
-/// The tokens of a text, or the first word that is none.
+/// Converts a text to tokens, or fails with the first unknown word.
 pub(super) fn read(text: &str) -> Result<Vec<u32>, &str> {
     let mut tokens = Vec::new();
     for piece in text.split_inclusive('.').flat_map(str::split_whitespace) {

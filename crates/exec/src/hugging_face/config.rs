@@ -1,11 +1,11 @@
-//! What a `config.json` says of a model of ours.
+//! Contents of `config.json` for a model.
 
 use super::family::Family;
 use paceline_plan::model::{Activation, Experts, Latent, Model};
 use serde_json::{Value, json};
 
-/// The configuration of a model as its class has it. Tokens that begin and end a text are not known, and there
-/// is no dropout.
+/// Configuration of a model in the format of its class. Begin-of-text and end-of-text tokens are
+/// unknown, and there is no dropout.
 pub(super) fn config(family: Family, model: &Model) -> Value {
     let own = match family {
         Family::Gpt2 => gpt2(model),
@@ -69,7 +69,7 @@ fn gpt2(model: &Model) -> Value {
     })
 }
 
-/// What all families with rotary positions call the same.
+/// Fields common to all families with rotary positions.
 fn rotary(model: &Model) -> Value {
     let mut shared = json!({
         "max_position_embeddings": model.seq,
@@ -89,7 +89,7 @@ fn rotary(model: &Model) -> Value {
     shared
 }
 
-/// One chosen expert counts with its score, several with their shares, as ours do.
+/// Returns true if gates are shares (several experts), false if a score (one), as in ours.
 fn shares(experts: &Experts) -> bool {
     experts.topk > 1
 }
@@ -99,7 +99,7 @@ fn qwen3(model: &Model) -> Value {
     json!({
         "architectures": ["Qwen3MoeForCausalLM"],
         "model_type": "qwen3_moe",
-        // The width of dense layers, which there need not be any of.
+        // Width of dense layers, of which there may be none.
         "intermediate_size": if dense_layers > 0 { dense_ffn } else { model.ffn },
         "moe_intermediate_size": model.ffn,
         "head_dim": model.head_dim,

@@ -1,4 +1,4 @@
-//! Writes a checkpoint as a directory that `transformers` loads.
+//! Export of a checkpoint to a directory that `transformers` loads.
 
 use super::config::config;
 use super::family::Family;
@@ -14,31 +14,31 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Why there is no such directory.
+/// Reason why an export failed.
 #[derive(Debug, Error)]
 pub enum ExportError {
-    /// The model has no such form.
+    /// The model has no equivalent in `transformers`.
     #[error("{model} cannot be exported: {problem}")]
     Model {
         /// The model.
         model: String,
-        /// What is in the way.
+        /// Description of the problem.
         problem: String,
     },
-    /// The system refuses.
+    /// The system reports an error.
     #[error("{}: cannot be written: {source}", .path.display())]
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The checkpoint is not what it should be.
+    /// The checkpoint is invalid.
     #[error(transparent)]
     Tensors(#[from] SafetensorsError),
 }
 
-/// Whether a model has a form that `transformers` knows.
+/// Checks that a model has an equivalent in `transformers`.
 pub fn can_export(model: &Model) -> Result<(), ExportError> {
     family(model).map(|_| ())
 }
@@ -50,8 +50,8 @@ fn family(model: &Model) -> Result<Family, ExportError> {
 
 /// Writes `config.json`, `model.safetensors` and, if there is one, `tokenizer.json`.
 ///
-/// Each file is complete or absent; the configuration comes last, without which the directory is no model.
-/// Tensors pass through one at a time.
+/// Each file is complete or absent. The configuration is written last, since a directory without it
+/// is not a model. Tensors are processed one at a time.
 pub fn export(
     model: &Model,
     checkpoint: &Checkpoint,
@@ -77,7 +77,7 @@ pub fn export(
     })
 }
 
-/// Writes a file through a temporary one beside it.
+/// Writes a file through a temporary file beside it.
 fn whole(
     path: &Path,
     write: impl FnOnce(&File, &Path) -> Result<(), ExportError>,
@@ -110,7 +110,7 @@ fn weights(
             shapes.insert(part.name.clone(), part.shape(dims[1]));
         }
     }
-    // transformers asks for this word to know how the file was laid out.
+    // `transformers` requires this value to know the layout of the file.
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let contents = Contents::new(shapes, &metadata).map_err(|e| refused(e.into()))?;
     file.set_len(contents.file_len()).map_err(refused)?;

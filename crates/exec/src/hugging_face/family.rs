@@ -1,25 +1,25 @@
-//! Which of transformers' model classes computes what one of our models does.
+//! Mapping of our models to model classes of `transformers`.
 
 use paceline_plan::model::{Activation, Experts, Model, ModelKind, Router};
 
-/// A class of transformers.
+/// Model class of `transformers`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     Gpt2,
     Llama,
-    /// Experts by softmax, and nothing else.
+    /// Softmax routing only: no shared experts, no dense layers.
     Mixtral,
-    /// The same with norms on queries and keys, and dense layers where they are listed.
+    /// Like Mixtral, with norms on queries and keys, and dense layers at listed positions.
     Qwen3Moe,
-    /// Latent attention, experts by sigmoid, one for all, and dense layers first.
+    /// Latent attention, sigmoid routing, a shared expert, and dense layers first.
     DeepseekV3,
 }
 
-/// The epsilon that DeepSeek-V3's class has for the norms of latent vectors, whatever its configuration says.
+/// Epsilon of DeepSeek-V3's class for the norms of latent vectors, regardless of its configuration.
 const LATENT_EPS: f64 = 1e-6;
 
 impl Family {
-    /// The class of a model, or why there is none.
+    /// Class of a model, or the reason why there is none.
     pub(super) fn of(model: &Model) -> Result<Self, String> {
         match (model.kind, model.activation) {
             (ModelKind::Gpt2, _) => Ok(Self::Gpt2),
@@ -40,7 +40,7 @@ impl Family {
         let plain = shared_experts == 0 && route_scale == 1.0;
         match (router, model.latent.is_none(), model.qk_norm) {
             (Router::Softmax, true, true) if plain => Ok(Self::Qwen3Moe),
-            // Mixtral divides by the sum of the chosen even where there is one.
+            // Mixtral divides by the sum of the chosen scores even for a single expert.
             (Router::Softmax, true, false) if plain && dense_layers == 0 && topk > 1 => {
                 Ok(Self::Mixtral)
             }

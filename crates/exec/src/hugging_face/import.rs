@@ -1,4 +1,4 @@
-//! Reads a Hugging Face directory.
+//! Import of a Hugging Face directory.
 
 use super::names::parts;
 use crate::checkpoint::Source;
@@ -11,44 +11,44 @@ use std::io;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// A model that was trained elsewhere: its shape, and its weights in one or several files.
+/// A pretrained model: its dimensions, and its weights in one or several files.
 #[derive(Debug)]
 pub struct Pretrained {
     path: PathBuf,
     model: Model,
-    /// Whether rows that are turned together stand side by side.
+    /// True if the two rows of a rotary pair are adjacent.
     paired: bool,
     files: Vec<Reader>,
-    /// Which file has which of their tensors.
+    /// Index of the file of each Hugging Face tensor.
     places: BTreeMap<String, usize>,
 }
 
-/// What is wrong with a Hugging Face directory.
+/// Error of a Hugging Face directory.
 #[derive(Debug, Error)]
 pub enum ImportError {
-    /// The system refuses.
+    /// The system reports an error.
     #[error("{}: {source}", .path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
     /// The model cannot be represented.
     #[error(transparent)]
     Model(#[from] ModelErrors),
-    /// A file of weights is not what it should be.
+    /// A weight file is invalid.
     #[error(transparent)]
     Tensors(#[from] SafetensorsError),
-    /// The list of files is not what it should be.
+    /// The index of weight files is invalid.
     #[error("{}: {problem}", .path.display())]
     Index {
-        /// The list.
+        /// The index file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
-    /// There are no weights that can be read.
+    /// There are no readable weights.
     #[error(
         "{}: neither model.safetensors nor model.safetensors.index.json is here; convert other formats \
          with `save_pretrained(…, safe_serialization=True)`",
@@ -60,7 +60,7 @@ pub enum ImportError {
     },
 }
 
-/// What a configuration says of how weights lie, and not of the model.
+/// Configuration fields about the storage of weights rather than the model.
 #[derive(Deserialize)]
 struct Lying {
     model_type: String,
@@ -73,7 +73,7 @@ struct Index {
 }
 
 impl Pretrained {
-    /// Opens a directory; nothing but shapes is read.
+    /// Opens a directory; reads shapes only.
     pub fn open(path: &Path) -> Result<Self, ImportError> {
         let config = path.join("config.json");
         let text = read(&config)?;
@@ -82,7 +82,7 @@ impl Pretrained {
         let mut found = Self {
             path: path.to_owned(),
             model,
-            // DeepSeek-V3's class has them so where a file is silent; the others do not ask.
+            // DeepSeek-V3's class has adjacent pairs by default; the others have no option.
             paired: lying.is_some_and(|lying| {
                 lying.model_type == "deepseek_v3" && lying.rope_interleave != Some(false)
             }),
@@ -110,7 +110,7 @@ impl Pretrained {
         } else {
             return Err(ImportError::NoWeights { path: path.to_owned() });
         }
-        // transformers drops modules for further tokens from weights, and leaves their number in place.
+        // `transformers` drops multi-token prediction weights, but keeps their number.
         let module = format!("model.layers.{}.eh_proj.weight", found.model.layers);
         if !found.places.contains_key(&module) {
             found.model = found.model.without_mtp();
@@ -118,17 +118,17 @@ impl Pretrained {
         Ok(found)
     }
 
-    /// Whether a directory looks like one.
+    /// Returns true if a directory looks like a Hugging Face model.
     pub fn is_near(path: &Path) -> bool {
         path.join("config.json").is_file()
     }
 
-    /// Its shape.
+    /// Model dimensions.
     pub fn model(&self) -> &Model {
         &self.model
     }
 
-    /// Where it is.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -157,7 +157,7 @@ impl Pretrained {
         Ok(values)
     }
 
-    /// The file that has a tensor, and the tensor's name there: GPT-2's older files have no prefix.
+    /// File of a tensor, and the tensor's name there: older GPT-2 files have no prefix.
     fn find<'a>(&self, name: &'a str) -> Result<(&Reader, &'a str), SafetensorsError> {
         let names = [Some(name), name.strip_prefix("transformer.")].into_iter().flatten();
         let mut places = names.filter_map(|name| Some((self.places.get(name)?, name)));
@@ -180,7 +180,7 @@ impl Pretrained {
     }
 }
 
-/// Reads parts of tensors that can only be had whole: the last one is kept at hand.
+/// Reads parts of tensors that can only be read whole; caches the last one.
 #[derive(Debug)]
 pub(crate) struct Whole<'a> {
     pretrained: &'a Pretrained,

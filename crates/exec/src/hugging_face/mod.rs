@@ -1,9 +1,9 @@
 //! Hugging Face directories: weights that `transformers` reads, and those it wrote.
 //!
 //! ```text
-//! family   which of their classes computes what a model of ours does
-//! config   what its config.json says
-//! names    which of their tensors, turned how, make one of ours: the one table
+//! family   class of transformers that is equivalent to a model of ours
+//! config   contents of its config.json
+//! names    mapping of their tensors, with transformations, to ours: the one table
 //! import   Pretrained: config.json and one or several safetensors files, read tensor by tensor
 //! export   a checkpoint as such a directory
 //! ```

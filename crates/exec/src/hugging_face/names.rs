@@ -1,36 +1,40 @@
-//! Which of Hugging Face's tensors make one of ours.
+//! Mapping of Hugging Face tensors to ours.
 //!
-//! GPT-2 keeps its matrices as `[inputs, outputs]` (its `Conv1D`), ours are `[outputs, inputs]`. The others
-//! keep queries, keys, values, gate and up apart, and every expert's; ours stand one below the other in one
-//! matrix. DeepSeek-V3 has the keys that all heads share below the latent vector's matrix; ours are two. Its module
-//! for a second token joins by one matrix what ours do by two, which stand side by side in it; the tables that
-//! the module shares are not written again. The other families have no such modules, and theirs are left out.
-//! Rotary positions turn element i with element i + half of a head in all of them, unless a file of
-//! DeepSeek-V3 says that it has pairs side by side.
+//! GPT-2 stores its matrices as `[inputs, outputs]` (its `Conv1D`); ours are `[outputs, inputs]`.
+//! The other families store queries, keys, values, gate and up separately, and each expert's; ours
+//! are stacked by rows in one matrix. DeepSeek-V3 stores the keys shared by all heads below the
+//! latent vector's matrix; ours are two matrices.
+//!
+//! Its multi-token prediction module joins its inputs by one matrix. Ours uses two, stored side by
+//! side in it. The tables that the module shares are not written again. The other families have no
+//! such modules, so ours are omitted for them.
+//!
+//! Rotary positions rotate element i with element i + half of a head in all families, unless a
+//! DeepSeek-V3 file declares adjacent pairs.
 
 use super::family::Family;
 use paceline_plan::model::Model;
 
-/// A tensor of theirs, or some rows of it, that is some rows of ours.
+/// A Hugging Face tensor, or some of its rows, that forms some rows of one of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Part {
-    /// Their name.
+pub(super) struct SourceTensor {
+    /// Hugging Face name.
     pub(super) name: String,
-    /// How many rows of ours it is.
+    /// Number of our rows that it forms.
     pub(super) rows: u64,
-    /// Whether it lies the other way round.
+    /// True if it is stored transposed.
     pub(super) transposed: bool,
-    /// The first of their rows, and how many they have, where not all are ours.
+    /// First row and number of rows in their tensor, if only some are ours.
     pub(super) within: Option<(u64, u64)>,
-    /// The first of their columns, and how many they have, where not all are ours.
-    pub(super) beside: Option<(u64, u64)>,
-    /// How many rows a head has, and how many of them, its last, are turned by position, where
-    /// files may have the two of a pair side by side.
+    /// First column and number of columns in their tensor, if only some are ours.
+    pub(super) columns_within: Option<(u64, u64)>,
+    /// Number of rows per head, and number of those, the last ones, that are rotated by position.
+    /// Set if files may store rotary pairs adjacent.
     pub(super) pairs: Option<(u64, u64)>,
 }
 
-/// The parts of one of our tensors, from its first row on. None if the name is not of such a model.
-pub(super) fn parts(model: &Model, name: &str, dims: [u64; 2]) -> Option<Vec<Part>> {
+/// Parts of one of our tensors, from its first row on. `None` if the name is unknown.
+pub(super) fn parts(model: &Model, name: &str, dims: [u64; 2]) -> Option<Vec<SourceTensor>> {
     let [rows, _] = dims;
     let (layer, what) = match name.strip_prefix("blocks.") {
         Some(rest) => {
@@ -54,12 +58,12 @@ pub(super) fn parts(model: &Model, name: &str, dims: [u64; 2]) -> Option<Vec<Par
     Some(
         theirs
             .into_iter()
-            .map(|part| Part { name: format!("{prefix}{}", part.name), ..part })
+            .map(|part| SourceTensor { name: format!("{prefix}{}", part.name), ..part })
             .collect(),
     )
 }
 
-fn gpt2(layer: Option<u64>, what: &str, rows: u64) -> Option<Vec<Part>> {
+fn gpt2(layer: Option<u64>, what: &str, rows: u64) -> Option<Vec<SourceTensor>> {
     let (stem, kind) = what.rsplit_once('.')?;
     let (theirs, matrix) = match (layer, stem) {
         (None, "embedding.table") => ("transformer.wte".to_owned(), false),
@@ -81,23 +85,30 @@ fn gpt2(layer: Option<u64>, what: &str, rows: u64) -> Option<Vec<Part>> {
         (None, _) => return None,
     };
     let transposed = matrix && kind == "weight";
-    Some(vec![Part { transposed, ..Part::new(format!("{theirs}.{kind}"), rows) }])
+    Some(vec![SourceTensor { transposed, ..SourceTensor::new(format!("{theirs}.{kind}"), rows) }])
 }
 
-/// What stands outside the layers, and in them before the feed-forward part. All families but GPT-2 have
-/// the same names.
-fn attention(model: &Model, layer: Option<u64>, what: &str, rows: u64) -> Option<Vec<Part>> {
+/// Tensors outside the layers, and those in a layer before the feed-forward part. All families but
+/// GPT-2 have the same names.
+fn attention(
+    model: &Model,
+    layer: Option<u64>,
+    what: &str,
+    rows: u64,
+) -> Option<Vec<SourceTensor>> {
     let stem = what.strip_suffix(".weight")?;
-    let part = |name: &str, rows| Part::new(format!("{name}.weight"), rows);
+    let part = |name: &str, rows| SourceTensor::new(format!("{name}.weight"), rows);
     let (queries, keys) = (model.query_width(), model.kv_width());
     let (turned, latent) = (model.latent.qk_rope, model.latent.kv_lora);
-    let down = |first, pairs| Part {
+    let down = |first, pairs| SourceTensor {
         within: Some((first, latent + turned)),
         pairs,
         ..part("self_attn.kv_a_proj_with_mqa", rows)
     };
     let all = |name: &str| vec![part(name, rows)];
-    let beside = |first| vec![Part { beside: Some((first, 2 * rows)), ..part("eh_proj", rows) }];
+    let beside = |first| {
+        vec![SourceTensor { columns_within: Some((first, 2 * rows)), ..part("eh_proj", rows) }]
+    };
     Some(match (layer, stem) {
         (None, "embedding.table") => all("model.embed_tokens"),
         (None, "head.norm") => all("model.norm"),
@@ -114,7 +125,7 @@ fn attention(model: &Model, layer: Option<u64>, what: &str, rows: u64) -> Option
         (Some(_), "q_norm") => all("self_attn.q_a_layernorm"),
         (Some(_), "q_up") => {
             let pairs = Some((model.head_dim, turned));
-            vec![Part { pairs, ..part("self_attn.q_b_proj", rows) }]
+            vec![SourceTensor { pairs, ..part("self_attn.q_b_proj", rows) }]
         }
         (Some(_), "kv_down") => vec![down(0, None)],
         (Some(_), "k_rope") => vec![down(latent, Some((turned, turned)))],
@@ -131,9 +142,9 @@ fn attention(model: &Model, layer: Option<u64>, what: &str, rows: u64) -> Option
     })
 }
 
-/// A layer's network, or its router and experts.
-fn feed_forward(family: Family, model: &Model, what: &str, rows: u64) -> Option<Vec<Part>> {
-    let part = |name: String, rows| Part::new(format!("{name}.weight"), rows);
+/// Feed-forward network of a layer, or its router and experts.
+fn feed_forward(family: Family, model: &Model, what: &str, rows: u64) -> Option<Vec<SourceTensor>> {
+    let part = |name: String, rows| SourceTensor::new(format!("{name}.weight"), rows);
     let gated = |prefix: &str| {
         let half = |name| part(format!("{prefix}.{name}"), rows / 2);
         vec![half("gate_proj"), half("up_proj")]
@@ -154,7 +165,9 @@ fn feed_forward(family: Family, model: &Model, what: &str, rows: u64) -> Option<
         "up.weight" => gated("mlp"),
         "down.weight" => vec![part("mlp.down_proj".to_owned(), rows)],
         "router.weight" => vec![part(format!("{layer}.gate"), rows)],
-        "router.bias" => vec![Part::new(format!("{layer}.gate.e_score_correction_bias"), rows)],
+        "router.bias" => {
+            vec![SourceTensor::new(format!("{layer}.gate.e_score_correction_bias"), rows)]
+        }
         "experts.up.weight" => each(&[gate, up]),
         "experts.down.weight" => each(&[down]),
         "shared.up.weight" => gated("mlp.shared_experts"),
@@ -163,15 +176,15 @@ fn feed_forward(family: Family, model: &Model, what: &str, rows: u64) -> Option<
     })
 }
 
-impl Part {
+impl SourceTensor {
     fn new(name: String, rows: u64) -> Self {
-        Self { name, rows, transposed: false, within: None, beside: None, pairs: None }
+        Self { name, rows, transposed: false, within: None, columns_within: None, pairs: None }
     }
 
-    /// The shape of their tensor, which has `columns` of ours in a row. One row is a vector of theirs.
+    /// Shape of their tensor, with `columns` of our columns per row. A single row is a vector.
     pub(super) fn shape(&self, columns: u64) -> Vec<u64> {
         let rows = self.within.map_or(self.rows, |(_, rows)| rows);
-        let columns = self.beside.map_or(columns, |(_, columns)| columns);
+        let columns = self.columns_within.map_or(columns, |(_, columns)| columns);
         match (rows, self.transposed) {
             (1, false) => vec![columns],
             (rows, false) => vec![rows, columns],
@@ -179,17 +192,17 @@ impl Part {
         }
     }
 
-    /// The runs of their elements that are ours, each by its first one and its length, in our order.
+    /// Runs of their elements that are ours, each by its start and length, in our order.
     pub(super) fn runs(&self, columns: u64) -> impl Iterator<Item = (u64, u64)> + use<> {
         let start = self.within.map_or(0, |(first, _)| first * columns);
-        let (count, len, first, stride) = match self.beside {
+        let (count, len, first, stride) = match self.columns_within {
             None => (1, self.rows * columns, start, 0),
             Some((first, all)) => (self.rows, columns, first, all),
         };
         (0..count).map(move |run| (first + run * stride, len))
     }
 
-    /// Turns values of theirs into ours, or ours into theirs; `rows` is how many rows those given have.
+    /// Transposes values to our layout or to theirs, if needed; `values` has `rows` rows.
     pub(super) fn turned(&self, values: Vec<f32>, rows: u64) -> Vec<f32> {
         if !self.transposed {
             return values;
@@ -205,7 +218,7 @@ impl Part {
         turned
     }
 
-    /// Takes pairs of rows that stand side by side apart: the first of each, then the second of each.
+    /// Separates adjacent pairs of rows: the first of each, then the second of each.
     pub(super) fn unpaired(&self, values: Vec<f32>, columns: u64) -> Vec<f32> {
         let Some((head, turned)) = self.pairs else { return values };
         let [head, turned, columns] = [head, turned, columns].map(|n| n as usize);
@@ -231,7 +244,7 @@ mod tests {
     #[test]
     fn pairs_come_apart_behind_what_is_not_turned() {
         let pairs = Some((5, 4));
-        let part = Part { pairs, ..Part::new("q".to_owned(), 10) };
+        let part = SourceTensor { pairs, ..SourceTensor::new("q".to_owned(), 10) };
         let rows: Vec<f32> = (0..10u8).map(f32::from).collect();
         let expected = [0.0, 1.0, 3.0, 2.0, 4.0, 5.0, 6.0, 8.0, 7.0, 9.0];
         assert_eq!(part.unpaired(rows, 1), expected);

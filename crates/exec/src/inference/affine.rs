@@ -1,10 +1,10 @@
-//! A gain or a matrix, with the bias that some models have beside it.
+//! A gain or a matrix, with an optional bias.
 
 use crate::outcome::Parameters;
 use paceline_kernels::pool::Pool;
 use paceline_kernels::{Rows, bias, linear, norm};
 
-/// A gain or a matrix, and a bias where the model has one.
+/// A gain or a matrix, and a bias if the model has one.
 #[derive(Debug)]
 pub(super) struct Affine {
     pub(super) weight: Vec<f32>,
@@ -12,8 +12,8 @@ pub(super) struct Affine {
 }
 
 impl Affine {
-    /// Takes `name.weight` and `name.bias` out of a model's tensors. The names are the model's own, so that
-    /// the weight is there.
+    /// Takes `name.weight` and `name.bias` from a model's tensors. The names are the model's own,
+    /// so the weight is present.
     pub(super) fn take(tensors: &mut Parameters, name: &str) -> Self {
         Self {
             weight: tensors.remove(&format!("{name}.weight")).unwrap_or_default(),
@@ -21,7 +21,7 @@ impl Affine {
         }
     }
 
-    /// The product of so many rows with the matrix, plus the bias.
+    /// Product of `rows` rows with the matrix, plus the bias.
     pub(super) fn product(&self, pool: &Pool, rows: usize, x: &[f32]) -> Vec<f32> {
         let inputs = x.len() / rows.max(1);
         let outputs = self.weight.len() / inputs.max(1);
@@ -35,8 +35,7 @@ impl Affine {
         y
     }
 
-    /// Rows normed with the gain: by their mean and deviation where there is a bias, by their root mean square
-    /// where there is none.
+    /// Rows normalised with the gain: layer norm if there is a bias, RMS norm otherwise.
     pub(super) fn normed(&self, epsilon: f64, x: &[f32]) -> Vec<f32> {
         let width = self.weight.len();
         let rows = Rows { rows: x.len() / width.max(1), width };

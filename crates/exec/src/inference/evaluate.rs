@@ -1,29 +1,29 @@
-//! The loss on text that training has not seen.
+//! Loss on held-out text.
 
-use super::attend::Sequences;
+use super::kv_cache::Sequences;
 use super::network::Network;
 use crate::data::{Data, DataError};
 use paceline_kernels::Rows;
 use paceline_kernels::loss::{self, Columns};
 
-/// What a model makes of a text.
+/// Result of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evaluation {
-    /// The mean loss of a token, in nats.
+    /// Mean loss per token, in nats.
     pub loss: f64,
-    /// The share of images whose class was found the likeliest.
+    /// Fraction of samples classified correctly, for images and clicks.
     pub accuracy: Option<f64>,
-    /// Tokens predicted, or images.
+    /// Number of tokens predicted, or of images.
     pub tokens: u64,
-    /// Samples read.
+    /// Number of samples read.
     pub samples: u64,
-    /// The loss that no model can stay below, where that is known.
+    /// Loss floor that no model goes below, if known.
     pub floor: Option<f64>,
 }
 
-/// Reads the first `samples` samples of `seq` tokens, `batch` at a time, and adds up what the model did not expect.
+/// Evaluates the loss on the first `samples` samples of `seq` tokens, `batch` at a time.
 ///
-/// `on_progress` hears how many samples are done.
+/// `on_progress` receives the number of samples done.
 pub fn evaluate(
     network: &Network,
     data: &Data,

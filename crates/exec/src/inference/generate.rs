@@ -1,53 +1,55 @@
-//! Text, one token after the other.
+//! Text generation, token by token.
 
-use super::attend::Memory;
+use super::kv_cache::KvCache;
 use super::network::Network;
-use paceline_kernels::counter::Stream;
+use paceline_kernels::philox::Stream;
 use paceline_plan::model::ModelKind;
 use thiserror::Error;
 
-/// How the next token is drawn.
+/// Sampling of the next token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// 1 draws as the model believes, less is bolder, 0 takes the likeliest.
+    /// Temperature: 1 samples as the model predicts, less is sharper, 0 takes the likeliest token.
     pub temperature: f64,
-    /// Only so many of the likeliest tokens are drawn from; none draws from all.
+    /// Number of likeliest tokens to sample from; `None` samples from all.
     pub top_k: Option<usize>,
-    /// Decides the draws.
+    /// Seed of the samples.
     pub seed: u64,
 }
 
-/// Why there is no text.
+/// Reason why no text can be generated.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum GenerateError {
-    /// There is nothing to go on from.
+    /// The prompt is empty.
     #[error("the prompt has no token; give at least one")]
     Empty,
-    /// The prompt has a token that the model does not have.
+    /// The prompt has a token outside the model's vocabulary.
     #[error("token {token} of the prompt is beyond the model's vocabulary of {vocab}")]
     Token {
         /// The token.
         token: u32,
-        /// How many there are.
+        /// Size of the vocabulary.
         vocab: u64,
     },
-    /// The model has no position for that many tokens.
+    /// The model has too few positions.
     #[error(
         "a prompt of {prompt} tokens and {tokens} more are beyond the model's {positions} positions"
     )]
     Long {
-        /// Tokens of the prompt.
+        /// Number of tokens in the prompt.
         prompt: usize,
-        /// Tokens asked for.
+        /// Number of tokens requested.
         tokens: usize,
-        /// What there is.
+        /// Number of positions of the model.
         positions: u64,
     },
 }
 
-/// Goes on from a prompt for so many tokens. `each` sees them as they come, and may end it by saying no.
+/// Continues a prompt by `tokens` tokens. `each` receives them one by one, and ends generation by
+/// returning false.
 ///
-/// Keys and values of what was read are kept, so that a token costs one pass over the weights however long the text is.
+/// A KV cache holds the keys and values of earlier tokens, so that a token costs one pass over the
+/// weights for any length of text.
 pub fn generate(
     network: &Network,
     prompt: &[u32],
@@ -74,7 +76,7 @@ pub fn generate(
     if last > positions {
         return Err(GenerateError::Long { prompt: prompt.len(), tokens, positions });
     }
-    let mut memory = Memory::new(model.layers as usize);
+    let mut memory = KvCache::new(model.layers as usize);
     let width = model.d_model as usize;
     let draws = Stream::new(sampling.seed, "generate");
     let mut read = prompt.to_vec();
@@ -93,7 +95,7 @@ pub fn generate(
     Ok(())
 }
 
-/// The token that a uniform number in [0, 1) chooses.
+/// Token chosen by a uniform number in [0, 1).
 fn draw(logits: &mut [f32], sampling: Sampling, uniform: f64) -> u32 {
     let mut order: Vec<u32> = (0..logits.len() as u32).collect();
     let by_logit =
@@ -110,7 +112,7 @@ fn draw(logits: &mut [f32], sampling: Sampling, uniform: f64) -> u32 {
     if kept == 1 {
         return order[0];
     }
-    // A fixed order, so that the same number draws the same token whatever the selection left.
+    // A fixed order: the same number draws the same token after any selection.
     order.sort_unstable();
     let most = order.iter().map(|&t| logits[t as usize]).fold(f32::NEG_INFINITY, f32::max);
     let weight =

@@ -1,19 +1,19 @@
-//! A trained model at work: what it makes of held-out text, and the text that it makes.
+//! Inference with a trained model: evaluation on held-out text, and text generation.
 //!
-//! One rank, whole weights, forward only, on the kernels that training runs on. There is no plan here: nothing
-//! is cut, nothing is kept for a backward pass, and the length of what is read changes with every
-//! token.
+//! One rank, whole weights, forward only, on the kernels of training. There is no plan here:
+//! nothing is sharded, no activation is saved for a backward pass, and the sequence length changes
+//! with every token.
 
 mod affine;
-mod attend;
 mod evaluate;
-mod feed;
+mod ffn;
 mod generate;
+mod graph_interpreter;
+mod kv_cache;
 mod network;
-mod project;
-mod walk;
+mod qkv;
 
 pub use evaluate::{Evaluation, evaluate};
 pub use generate::{GenerateError, Sampling, generate};
+pub use graph_interpreter::ImageNetwork;
 pub use network::Network;
-pub use walk::ImageNetwork;

@@ -1,9 +1,9 @@
-//! The layers of a model, forward.
+//! Forward pass of a model's layers.
 
 use super::affine::Affine;
-use super::attend::Attend;
-use super::feed::Feed;
-use super::project::Project;
+use super::ffn::Ffn;
+use super::kv_cache::Attend;
+use super::qkv::Qkv;
 use crate::checkpoint::{Checkpoint, Source};
 use crate::hugging_face::{Pretrained, Whole};
 use crate::logical;
@@ -15,12 +15,12 @@ use paceline_kernels::{activation, embedding, linear, reduce};
 use paceline_plan::model::Model;
 use std::collections::BTreeMap;
 
-/// A model with its weights, whole.
+/// A model with all its weights.
 #[derive(Debug)]
 pub struct Network {
     model: Model,
     table: Vec<f32>,
-    /// The head's own table, if it has one.
+    /// Separate table of the head, if it has one.
     head: Option<Vec<f32>>,
     positions: Option<Vec<f32>>,
     blocks: Vec<Block>,
@@ -30,31 +30,31 @@ pub struct Network {
 
 #[derive(Debug)]
 struct Block {
-    /// None for a network whose tokens do not see each other.
+    /// `None` for a network without attention.
     attention: Option<Attention>,
-    feed: Feed,
+    feed: Ffn,
 }
 
 #[derive(Debug)]
 struct Attention {
     norm1: Affine,
-    project: Project,
+    project: Qkv,
     out: Affine,
     norm2: Affine,
 }
 
 impl Network {
-    /// The weights of a checkpoint.
+    /// Loads the weights of a checkpoint.
     pub fn from_checkpoint(model: &Model, from: &Checkpoint) -> Result<Self, SafetensorsError> {
         Self::load(model, &mut from.weights())
     }
 
-    /// The weights of a run that has just ended.
+    /// Takes the weights of a finished run.
     pub fn from_parameters(model: &Model, tensors: Parameters) -> Self {
         Self::of(model, tensors)
     }
 
-    /// The weights of a Hugging Face directory.
+    /// Loads the weights of a Hugging Face directory.
     pub fn from_pretrained(from: &Pretrained) -> Result<Self, SafetensorsError> {
         Self::load(from.model(), &mut Whole::new(from))
     }
@@ -64,7 +64,7 @@ impl Network {
         &self.model
     }
 
-    /// Reads what the next token needs: modules for further ones are left out.
+    /// Reads the weights for the next token; multi-token prediction modules are left out.
     fn load(model: &Model, source: &mut dyn Source) -> Result<Self, SafetensorsError> {
         let mut tensors = BTreeMap::new();
         for (name, dims) in logical::tensors(&model.without_mtp()) {
@@ -81,11 +81,11 @@ impl Network {
             let name = format!("blocks.{layer}");
             let attention = model.kind.has_attention().then(|| Attention {
                 norm1: Affine::take(&mut tensors, &format!("{name}.norm1")),
-                project: Project::take(model, &mut tensors, &name),
+                project: Qkv::take(model, &mut tensors, &name),
                 out: Affine::take(&mut tensors, &format!("{name}.attention_out")),
                 norm2: Affine::take(&mut tensors, &format!("{name}.norm2")),
             });
-            let feed = Feed::take(model, &mut tensors, layer, &name);
+            let feed = Ffn::take(model, &mut tensors, layer, &name);
             blocks.push(Block { attention, feed });
         }
         let norm = model.kind.has_attention().then(|| Affine::take(&mut tensors, "head.norm"));
@@ -96,17 +96,17 @@ impl Network {
             positions: tensors.remove("embedding.position.weight"),
             blocks,
             norm,
-            // Without threads of its own, the calling one does it all.
+            // If no threads can be started, the calling thread computes alone.
             pool: std::thread::available_parallelism()
                 .and_then(Pool::new)
                 .unwrap_or_else(|_| Pool::single()),
         }
     }
 
-    /// The residual stream behind the last layer, normed: one row per token.
+    /// Residual stream after the last layer, normalised: one row per token.
     ///
-    /// `tokens` are sequences of `positions.len()` tokens each, which stand at these positions;
-    /// `attend` decides what a token sees.
+    /// `tokens` are sequences of `positions.len()` tokens each, at these positions; `attend`
+    /// computes the attention.
     pub(super) fn hidden(
         &self,
         tokens: &[u32],
@@ -142,7 +142,7 @@ impl Network {
         }
     }
 
-    /// What attention adds to the stream.
+    /// Contribution of attention to the residual stream.
     fn attended(
         &self,
         attention: &Attention,
@@ -156,11 +156,11 @@ impl Network {
         let normed = attention.norm1.normed(model.norm_eps, x);
         let qkv = attention.project.rows(model, pool, positions, (rows, &normed));
         let mut seen = vec![0.0; rows * model.query_width() as usize];
-        attend.attend(layer, (Project::heads(model), pool), &qkv, &mut seen);
+        attend.attend(layer, (Qkv::heads(model), pool), &qkv, &mut seen);
         attention.out.product(pool, rows, &attention.project.seen(model, seen))
     }
 
-    /// The logits of rows of the stream.
+    /// Logits of rows of the residual stream.
     pub(super) fn logits(&self, hidden: &[f32]) -> Vec<f32> {
         let (width, vocab) = (self.model.d_model as usize, self.model.vocab as usize);
         let rows = hidden.len() / width;

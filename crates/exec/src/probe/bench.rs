@@ -1,13 +1,13 @@
-//! A program of one op, and the arena it works on.
+//! One-op program of a probe, and the arena it works on.
 
-use super::Subject;
+use super::ProbeTarget;
 use crate::check::{self, Kernels};
 use crate::compute::Compute;
 use crate::error::{ExecError, Fault};
 use crate::loss_scale::LossScale;
 use crate::memory::Memory;
 use crate::options::TrainOptions;
-use crate::place::Place;
+use crate::rank_coords::RankCoords;
 use crate::update::Rule;
 use paceline_comm::Transport;
 use paceline_kernels::arena::{Access, ArenaError};
@@ -17,8 +17,8 @@ use paceline_plan::DType;
 use paceline_plan::graph::{BLOCK, Init};
 use paceline_plan::ids::{BufferId, Rank};
 use paceline_plan::program::{
-    self, AccumulateMode, Bucket, Buffer, Entry, Gauge, MemoryKind, Plan, Program, Segment,
-    Template, View,
+    self, AccumulateMode, Bucket, Buffer, Entry, MemoryKind, Plan, Program, Segment, Template,
+    TensorNorms, View,
 };
 use paceline_plan::spec::Placement;
 use paceline_plan::strategy::Strategy;
@@ -26,31 +26,35 @@ use paceline_plan::units::Bytes;
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
-/// The one-op plan of a subject.
+/// One-op plan of a probe target.
 pub(super) struct Bench {
     plan: Plan,
     kernels: Kernels,
     vocab: u32,
-    subject: Subject,
+    subject: ProbeTarget,
 }
 
 impl Bench {
-    /// `lender` has the template that an operator stands in.
-    pub(super) fn new(lender: &Plan, template: usize, subject: Subject) -> Result<Self, ExecError> {
+    /// Builds the plan; `lender` supplies the template that an operator belongs to.
+    pub(super) fn new(
+        lender: &Plan,
+        template: usize,
+        subject: ProbeTarget,
+    ) -> Result<Self, ExecError> {
         let vocab = check::vocabulary(lender)?;
         let template = match subject {
-            Subject::Operator(op) => {
+            ProbeTarget::Operator(op) => {
                 let whole = &lender.templates[template];
                 Template { ops: vec![whole.ops[op].clone()], ..whole.clone() }
             }
-            Subject::Step(..) | Subject::Accumulate(..) => {
+            ProbeTarget::Step(..) | ProbeTarget::Accumulate(..) => {
                 let whole = &lender.templates[template];
                 Template { ops: Vec::new(), operands: Vec::new(), ..whole.clone() }
             }
         };
         let mut buffers = match subject {
-            Subject::Operator(_) => operands(&template),
-            Subject::Step(elements, _) => {
+            ProbeTarget::Operator(_) => operands(&template),
+            ProbeTarget::Step(elements, _) => {
                 let strategy = &lender.strategy;
                 let (optimizer, act) = (strategy.optimizer, strategy.activation_dtype());
                 let elements = elements.next_multiple_of(BLOCK);
@@ -58,13 +62,13 @@ impl Bench {
                 let mut buffers =
                     vec![buffer(act, elements), buffer(strategy.grad_dtype, elements)];
                 buffers.extend(vec![buffer(DType::F32, elements); state]);
-                if optimizer.gauges() {
+                if optimizer.needs_tensor_norms() {
                     let blocks = elements / BLOCK;
                     buffers.extend([blocks, blocks, 2].map(|len| buffer(DType::F32, len)));
                 }
                 buffers
             }
-            Subject::Accumulate(elements, _) => vec![buffer(DType::F32, elements); 2],
+            ProbeTarget::Accumulate(elements, _) => vec![buffer(DType::F32, elements); 2],
         };
         let mut end = Bytes(0);
         for buffer in &mut buffers {
@@ -80,11 +84,13 @@ impl Bench {
         };
         let views: Vec<View> = buffers.iter().enumerate().map(whole).collect();
         let buckets = match subject {
-            Subject::Step(elements, _) => {
+            ProbeTarget::Step(elements, _) => {
                 let elements = elements.next_multiple_of(BLOCK);
                 vec![bucket(elements, &lender.strategy, &views)]
             }
-            Subject::Operator(_) | Subject::Accumulate(..) => lender.programs[0].buckets.clone(),
+            ProbeTarget::Operator(_) | ProbeTarget::Accumulate(..) => {
+                lender.programs[0].buckets.clone()
+            }
         };
         let program = Program {
             buffers,
@@ -98,12 +104,12 @@ impl Bench {
         Ok(Self { plan, kernels, vocab, subject })
     }
 
-    /// One rank's memory, filled with plausible numbers.
+    /// Allocates one rank's memory and fills it with plausible values.
     pub(super) fn set_up(
         &self,
         transport: &mut dyn Transport,
         threads: NonZeroUsize,
-    ) -> Result<Stand<'_>, ExecError> {
+    ) -> Result<OpRunner<'_>, ExecError> {
         let rank = transport.rank();
         let program = &self.plan.programs[0];
         let memory = Memory::new(program, transport).map_err(|source| ExecError::Op {
@@ -112,29 +118,29 @@ impl Bench {
             op: "start".into(),
             source,
         })?;
-        let place = Place::of(&self.plan, Rank(0));
+        let place = RankCoords::of(&self.plan, Rank(0));
         let pool = Pool::new(threads).map_err(|source| ExecError::Thread { rank, source })?;
         let compute = Compute::new(&self.plan, &self.kernels, place, self.vocab, pool);
-        let stand = Stand { bench: self, rank, memory, place, compute };
+        let stand = OpRunner { bench: self, rank, memory, place, compute };
         stand.fill().map_err(|source| ExecError::Memory { rank, source: source.into() })?;
         Ok(stand)
     }
 }
 
-/// Longer than a thread takes to get up.
+/// Longer than a thread takes to wake up.
 const UP: Duration = Duration::from_micros(200);
 
-/// A rank ready to run the op over and over.
-pub(super) struct Stand<'b> {
+/// Rank that is ready to run the op repeatedly.
+pub(super) struct OpRunner<'b> {
     bench: &'b Bench,
     rank: Rank,
     memory: Memory<'b>,
-    place: Place,
+    place: RankCoords,
     compute: Compute<'b>,
 }
 
-impl Stand<'_> {
-    /// Gets all threads of the rank up, and keeps them busy for a moment: in training they seldom sleep.
+impl OpRunner<'_> {
+    /// Wakes all threads of the rank and keeps them busy briefly: in training they seldom sleep.
     pub(super) fn wake(&self) {
         let pool = self.compute.pool();
         if pool.threads() > 1 {
@@ -151,10 +157,10 @@ impl Stand<'_> {
     pub(super) fn run(&mut self) -> Result<(), ExecError> {
         let program = &self.bench.plan.programs[0];
         let done: Result<(), Fault> = match self.bench.subject {
-            Subject::Operator(_) => {
+            ProbeTarget::Operator(_) => {
                 self.compute.segment(&self.memory, &program.segments[0], 0, false)
             }
-            Subject::Step(_, phase) => {
+            ProbeTarget::Step(_, phase) => {
                 let options = TrainOptions::default();
                 let strategy = &self.bench.plan.strategy;
                 let scale = LossScale::new(strategy, &options);
@@ -163,7 +169,7 @@ impl Stand<'_> {
                 rule.step(types, &self.memory, pool, self.place, &program.buckets[0], phase, 0)
                     .map_err(Fault::from)
             }
-            Subject::Accumulate(_, mode) => self.accumulate(mode).map_err(Fault::from),
+            ProbeTarget::Accumulate(_, mode) => self.accumulate(mode).map_err(Fault::from),
         };
         let (rank, iteration) = (self.rank, 1);
         done.map_err(|source| ExecError::Op { rank, iteration, op: "a probe".into(), source })
@@ -181,8 +187,8 @@ impl Stand<'_> {
         }
     }
 
-    /// Fills every buffer: token numbers of the vocabulary, and numbers of a sane size, because
-    /// arithmetic on the smallest numbers there are takes many times as long.
+    /// Fills every buffer: token ids of the vocabulary, and values of normal magnitude, because
+    /// arithmetic on subnormal numbers takes many times as long.
     fn fill(&self) -> Result<(), ArenaError> {
         let mut state = 0x2545_f491_4f6c_dd1d_u64;
         let mut next = || {
@@ -199,7 +205,7 @@ impl Stand<'_> {
                 DType::F32 => sane::<f32>(views.take(0), &mut next),
                 DType::Bf16 => sane::<Bf16>(views.take(0), &mut next),
                 DType::F16 => sane::<F16>(views.take(0), &mut next),
-                // Nothing computes on these.
+                // No op computes on these.
                 DType::Fp8 | DType::U8 => {}
             }
         }
@@ -207,7 +213,7 @@ impl Stand<'_> {
     }
 }
 
-/// Numbers between a quarter and three.
+/// Fills a slice with numbers between 0.25 and 3.
 fn sane<T: Element>(values: &mut [T], next: &mut impl FnMut() -> u64) {
     values.iter_mut().for_each(|value| {
         *value = T::narrow(0.25 + next() as f32 / (1 << 25) as f32);
@@ -221,7 +227,7 @@ fn operands(template: &Template) -> Vec<Buffer> {
         all.into_iter().any(|&i| usize::from(i) == at)
     };
     let operand = |(at, operand): (usize, &program::Operand)| {
-        // Operands of the template's other operators are not touched.
+        // The template's other operators do not run, so their operands need no memory.
         buffer(operand.dtype, if used(at) { operand.elements() } else { 0 })
     };
     template.operands.iter().enumerate().map(operand).collect()
@@ -232,8 +238,8 @@ fn buffer(dtype: DType, elements: u64) -> Buffer {
     Buffer { name, dtype, elements, copies: 1, kind, offset: Bytes(0) }
 }
 
-/// A bucket of one tensor: parameters, gradients, a master copy if parameters are rounded, moments,
-/// and the gauge's sums if there are any.
+/// Bucket of one tensor: parameters, gradients, a master copy if parameters are rounded, moments,
+/// and the sums of the tensor norms if there are any.
 fn bucket(elements: u64, strategy: &Strategy, views: &[View]) -> Bucket {
     let (master, rest) =
         views[2..].split_at(usize::from(strategy.activation_dtype() != DType::F32));
@@ -261,9 +267,9 @@ fn bucket(elements: u64, strategy: &Strategy, views: &[View]) -> Bucket {
         grads: views[1],
         master: master.first().copied(),
         moments: moments.to_vec(),
-        stored: Vec::new(),
-        gauge: match *sums {
-            [weights, directions, tensors] => Some(Gauge { weights, directions, tensors }),
+        offloaded: Vec::new(),
+        tensor_norms: match *sums {
+            [weights, directions, tensors] => Some(TensorNorms { weights, directions, tensors }),
             _ => None,
         },
         shard: None,

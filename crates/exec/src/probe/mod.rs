@@ -1,44 +1,44 @@
-//! Times single computations and exchanges, exactly as a run does them.
+//! Times single computations and exchanges exactly as a run executes them.
 //!
-//! Whoever wants to predict a run has to know what its parts take on this machine. They are timed
-//! here and not from outside because only the executor knows which kernel an operator becomes: a
-//! probe is a program of one op on an arena of its own, run by the same code as any other program.
-//! When a kernel or a wire gets faster, so do its probes.
+//! To predict a run, the time of its parts on this machine must be known. They are timed here
+//! because only the executor knows the kernel of each operator. A probe is a program of one op on
+//! its own arena, run by the same code as any other program. When a kernel or a transport gets
+//! faster, so do its probes.
 
-mod apart;
-mod before;
+mod background_load;
 mod bench;
-mod crowd;
-mod layers;
-mod pace;
+mod cache_flush;
+mod cache_prep;
+mod core_latency;
+mod exchange_timing;
+mod layer_load;
 mod store;
-mod sweep;
-mod wires;
+mod timing_loop;
 
-pub use crate::store::StoreError;
-pub use apart::{apart, round_trip, were_moved};
-pub use before::Before;
-pub use crowd::Crowd;
-pub use layers::{LAYER, Layers};
+pub use crate::offload_store::StoreError;
+pub use background_load::BackgroundLoad;
+pub use cache_flush::CacheFlush;
+pub use cache_prep::CachePrep;
+pub use core_latency::{core_round_trip, cores_migrated, round_trip};
+pub use exchange_timing::{Lap, Timing, collective, delivery, message};
+pub use layer_load::{LAYER, LayerLoad};
 pub use store::store;
-pub use sweep::Sweep;
-pub use wires::{Lap, Timing, collective, delivery, message};
 
 use crate::check;
 use crate::data::Data;
 use crate::error::ExecError;
-use crate::horizon::{Common, Horizon};
 use crate::options::TrainOptions;
-use crate::run::{From, Run};
+use crate::run::{ResumePoint, RunContext};
+use crate::stop_consensus::{SharedStop, StopConsensus};
 use crate::train::run_rank;
 use bench::Bench;
-use paceline_comm::affinity::Share;
+use paceline_comm::affinity::CoreSet;
 use paceline_comm::{Transport, thread as threads};
-use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Reduction};
+use paceline_plan::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder};
 use paceline_plan::ids::{CallId, GroupId, LaneId, Microbatch, Rank, SegmentId};
 use paceline_plan::mesh::GroupKind;
 use paceline_plan::program::{
-    AccumulateMode, Call, Op, Plan, Section, Segment, SegmentPass, StepPhase, Template, View,
+    AccumulateMode, Call, ComputePass, Op, Plan, Section, Segment, StepPhase, Template, View,
 };
 use paceline_plan::units::Seconds;
 use std::cell::RefCell;
@@ -47,45 +47,45 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// What is to be timed.
+/// Op to be timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Subject {
-    /// An operator of a template, by its position.
+pub enum ProbeTarget {
+    /// Operator of a template, by its position.
     Operator(usize),
-    /// A phase of the optimizer's step on so many elements.
+    /// Phase of the optimizer step on the given number of elements.
     Step(u64, StepPhase),
-    /// A sum or copy of so many elements.
+    /// Sum or copy of the given number of elements.
     Accumulate(u64, AccumulateMode),
 }
 
-/// Under which conditions.
+/// Conditions of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Conditions<'a> {
-    /// Ranks that do the same at once, each a thread with its own memory.
+    /// Number of ranks that run the same op at once, each a thread with its own memory.
     pub ranks: u32,
-    /// Threads that compute for each of them.
+    /// Number of compute threads per rank.
     pub threads: NonZeroUsize,
-    /// What comes before each run, and pushes its operands out of the caches.
-    pub before: Before<'a>,
-    /// How long to go on once enough was seen.
+    /// Cache preparation before each run.
+    pub before: CachePrep<'a>,
+    /// Minimum measuring time; sampling continues until it has passed.
     pub effort: Duration,
-    /// Set from outside to come back early.
+    /// Set from outside to return early.
     pub stop: &'a AtomicBool,
 }
 
-/// The time of one run of a subject, which stands in the template `template` of a plan if it is an
-/// operator: the median of many, averaged over the ranks.
+/// Time of one run of a probe target: the median of many runs, averaged over the ranks. An operator
+/// is taken from the template `template` of the plan.
 ///
-/// The plan must be one that runs on one rank: it lends its shapes and its vocabulary.
+/// The plan must be for one rank: it supplies its shapes and its vocabulary.
 pub fn time(
     plan: &Plan,
     template: usize,
-    subject: Subject,
+    subject: ProbeTarget,
     conditions: &Conditions<'_>,
 ) -> Result<Seconds, ExecError> {
     let bench = Bench::new(plan, template, subject)?;
     let medians = Mutex::new(Vec::new());
-    let pace = pace::Pace::new(conditions.ranks);
+    let pace = timing_loop::TimingLoop::new(conditions.ranks);
     let mut first = Ok(());
     std::thread::scope(|scope| {
         let runs: Vec<_> = threads::world(conditions.ranks)
@@ -99,7 +99,7 @@ pub fn time(
                     })?;
                     let stand = RefCell::new(stand);
                     let before = || {
-                        conditions.before.happens(rank, conditions.ranks);
+                        conditions.before.run(rank, conditions.ranks);
                         stand.borrow().wake();
                     };
                     let median = pace.median(conditions, before, || stand.borrow_mut().run())?;
@@ -122,38 +122,38 @@ pub fn time(
     Ok(Seconds(medians.iter().sum::<f64>() / medians.len().max(1) as f64))
 }
 
-/// Sets a rank up on cores of its own, as training does. Its threads are where training's come to be in a
-/// while: many probes are over before a scheduler looks where it left them.
+/// Sets a rank up on cores of its own, as training does. Its threads are placed where training's
+/// threads end up over time: many probes finish before the scheduler rebalances.
 fn spread<T>(rank: u32, conditions: &Conditions<'_>, set_up: impl FnOnce() -> T) -> T {
-    match Share::of(rank, conditions.ranks) {
-        Some(share) if conditions.threads.get() > 1 => share.keep_beside(set_up),
+    match CoreSet::of(rank, conditions.ranks) {
+        Some(share) if conditions.threads.get() > 1 => share.pin_with_helpers(set_up),
         Some(share) => {
-            share.keep();
+            share.pin();
             set_up()
         }
         None => set_up(),
     }
 }
 
-/// An op that does nothing but take its turn.
+/// Op without work, which costs only its scheduling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
-    /// A computation of no operators.
+pub enum EmptyOp {
+    /// Computation without operators.
     Computation,
-    /// A collective of a rank with itself.
+    /// Collective of a single rank.
     Exchange,
 }
 
-/// What an op of a program takes beside its work.
-pub fn overhead(plan: &Plan, turn: Turn, effort: Duration) -> Result<Seconds, ExecError> {
-    /// Enough of them to be a large part of what an iteration takes.
+/// Overhead of one op of a program, without its work.
+pub fn overhead(plan: &Plan, turn: EmptyOp, effort: Duration) -> Result<Seconds, ExecError> {
+    /// Enough ops to be a large part of an iteration's time.
     const OPS: u32 = 2000;
     let mut idle = plan.clone();
     let alone = GroupId::from(idle.groups.len());
     idle.groups.push(GroupKind::Replicas);
     let name = "nothing".to_owned();
     let template =
-        Template { name, pass: SegmentPass::Forward, operands: Vec::new(), ops: Vec::new() };
+        Template { name, pass: ComputePass::Forward, operands: Vec::new(), ops: Vec::new() };
     let segment =
         Segment { template: plan.templates.len() as u32, layer: None, operands: Vec::new() };
     idle.templates.push(template);
@@ -167,7 +167,7 @@ pub fn overhead(plan: &Plan, turn: Turn, effort: Duration) -> Result<Seconds, Ex
         kind: CollectiveKind::AllReduce,
         reduction: Reduction::Sum,
         algorithm: Algorithm::Direct,
-        order: Order::Canonical,
+        order: SummationOrder::Canonical,
         group: alone,
         root: 0,
         input: view,
@@ -179,8 +179,8 @@ pub fn overhead(plan: &Plan, turn: Turn, effort: Duration) -> Result<Seconds, Ex
     program.body = Section::default();
     for microbatch in (0..OPS).map(Microbatch) {
         let op = match turn {
-            Turn::Computation => Op::Compute { segment: nothing, microbatch, fresh: false },
-            Turn::Exchange => Op::Collective { call, microbatch },
+            EmptyOp::Computation => Op::Compute { segment: nothing, microbatch, fresh: false },
+            EmptyOp::Exchange => Op::Collective { call, microbatch },
         };
         program.body.push(LaneId(0), op, &[]);
     }
@@ -191,22 +191,22 @@ pub fn overhead(plan: &Plan, turn: Turn, effort: Duration) -> Result<Seconds, Ex
     let vocab = check::vocabulary(&idle)?;
     let data = Data::new(&stop.data, check::reads(plan)?, 0)?;
     let clock = Instant::now();
-    let run = Run {
+    let run = RunContext {
         plan: &idle,
         options: &stop,
         kernels: &kernels,
         data: &data,
-        from: From::default(),
+        from: ResumePoint::default(),
         saving: None,
-        commons: None,
+        shared_weights: None,
         vocab,
-        horizon: Horizon::Common(Common::new(stop.iterations, &stop.stop)),
+        stop: StopConsensus::Shared(SharedStop::new(stop.iterations, &stop.stop)),
         clock,
     };
     let mut times = Vec::new();
     let mut wires = threads::world(1);
-    run_rank(&run, &mut wires[0], &mut |sight, _| {
-        times.push(sight.took.0);
+    run_rank(&run, &mut wires[0], &mut |stats, _| {
+        times.push(stats.took.0);
         if clock.elapsed() >= effort && times.len() > 3 {
             stop.stop.store(true, std::sync::atomic::Ordering::Relaxed);
         }
@@ -216,7 +216,7 @@ pub fn overhead(plan: &Plan, turn: Turn, effort: Duration) -> Result<Seconds, Ex
     Ok(Seconds(times.get(times.len() / 2).copied().unwrap_or(0.0) / f64::from(OPS)))
 }
 
-/// What bringing one token of the built-in text takes.
+/// Time to load one token of the built-in text.
 pub fn load(plan: &Plan, effort: Duration) -> Result<Seconds, ExecError> {
     let (seq, source) = (plan.strategy.seq, TrainOptions::default().data);
     let data = Data::new(&source, check::reads(plan)?, 0)?;

@@ -1,26 +1,25 @@
-//! What offloaded bytes take on their way.
+//! Bandwidth of the offload store.
 
-use crate::store::{Store, StoreError};
+use crate::offload_store::{OffloadStore, StoreError};
 use paceline_plan::strategy;
 use paceline_plan::units::BytesPerSec;
 use std::path::Path;
 use std::time::Instant;
 
-/// What moves at once: about a layer's share of something.
+/// Bytes per transfer: about one layer's share of a tensor class.
 const PIECE: usize = 1 << 20;
 
-/// The rate at which a store takes bytes and gives them back, in a folder if it needs one.
+/// Bandwidth of writing to and reading from a store, in `folder` if it needs one.
 ///
-/// So many bytes are put there and fetched again, piece by piece, as a run does it: what the system keeps
-/// of a file in memory counts as it does there. The first time makes room, the median of three others
-/// counts.
+/// Writes `bytes` bytes and reads them back, piece by piece, as a run does: the page cache has the
+/// same effect as there. The first round allocates; the median of three others counts.
 pub fn store(
     kind: strategy::Store,
     folder: &Path,
     bytes: usize,
 ) -> Result<BytesPerSec, StoreError> {
     let pieces = bytes.div_ceil(PIECE).max(1);
-    let store = Store::open(0, (pieces * PIECE) as u64, kind, folder)?;
+    let store = OffloadStore::open(0, (pieces * PIECE) as u64, kind, folder)?;
     let mut own: Vec<u8> = (0..pieces * PIECE).map(|i| i as u8).collect();
     let mut round = || {
         let began = Instant::now();

@@ -9,7 +9,7 @@ fn plan(model: &str) -> Plan {
     lower(&model, &strategy).unwrap()
 }
 
-fn conditions<'a>(stop: &'a AtomicBool, ranks: u32, before: Before<'a>) -> Conditions<'a> {
+fn conditions<'a>(stop: &'a AtomicBool, ranks: u32, before: CachePrep<'a>) -> Conditions<'a> {
     Conditions { ranks, threads: NonZeroUsize::MIN, before, effort: Duration::ZERO, stop }
 }
 
@@ -20,8 +20,12 @@ fn every_operator_of_the_small_models_can_be_timed() {
         let plan = plan(model);
         for (at, template) in plan.templates.iter().enumerate() {
             for op in 0..template.ops.len() {
-                let time =
-                    time(&plan, at, Subject::Operator(op), &conditions(&stop, 1, Before::Nothing));
+                let time = time(
+                    &plan,
+                    at,
+                    ProbeTarget::Operator(op),
+                    &conditions(&stop, 1, CachePrep::Warm),
+                );
                 assert!(time.unwrap().0 > 0.0, "{model}: {} {op}", template.name);
             }
         }
@@ -32,13 +36,13 @@ fn every_operator_of_the_small_models_can_be_timed() {
 fn ranks_run_beside_each_other_on_memory_of_their_own() {
     let stop = AtomicBool::new(true);
     let plan = plan("mini");
-    let sweep = Sweep::new(3, 1 << 20);
+    let sweep = CacheFlush::new(3, 1 << 20);
     for subject in [
-        Subject::Step(5000, StepPhase::Apply),
-        Subject::Accumulate(4096, AccumulateMode::Add),
-        Subject::Accumulate(4096, AccumulateMode::Move),
+        ProbeTarget::Step(5000, StepPhase::Apply),
+        ProbeTarget::Accumulate(4096, AccumulateMode::Add),
+        ProbeTarget::Accumulate(4096, AccumulateMode::Move),
     ] {
-        let time = time(&plan, 0, subject, &conditions(&stop, 3, Before::Sweep(&sweep)));
+        let time = time(&plan, 0, subject, &conditions(&stop, 3, CachePrep::Flush(&sweep)));
         assert!(time.unwrap().0 > 0.0, "{subject:?}");
     }
 }
@@ -46,7 +50,7 @@ fn ranks_run_beside_each_other_on_memory_of_their_own() {
 #[test]
 fn an_op_without_work_costs_something_and_so_does_a_token() {
     let plan = plan("mini");
-    for turn in [Turn::Computation, Turn::Exchange] {
+    for turn in [EmptyOp::Computation, EmptyOp::Exchange] {
         assert!(overhead(&plan, turn, Duration::ZERO).unwrap().0 > 0.0, "{turn:?}");
     }
     assert!(load(&plan, Duration::from_micros(100)).unwrap().0 > 0.0);
@@ -55,9 +59,9 @@ fn an_op_without_work_costs_something_and_so_does_a_token() {
 #[test]
 fn exchanges_are_timed_on_every_rank() {
     use paceline_plan::collective::{Algorithm, CollectiveKind};
-    let (patience, clock) = (Duration::from_secs(20), Instant::now());
-    let timing = Timing { bytes: 4096, laps: 3, channel: 0, patience, clock };
-    let sweep = Sweep::new(2, 1 << 20);
+    let (timeout, clock) = (Duration::from_secs(20), Instant::now());
+    let timing = Timing { bytes: 4096, laps: 3, channel: 0, timeout, clock };
+    let sweep = CacheFlush::new(2, 1 << 20);
     std::thread::scope(|scope| {
         for mut transport in threads::world(2) {
             let sweep = &sweep;
@@ -67,17 +71,20 @@ fn exchanges_are_timed_on_every_rank() {
                 let told = |laps: Vec<Lap>| {
                     assert_eq!(laps.len(), 3);
                     for lap in laps {
-                        let (from, until) = lap.waited.unwrap_or((lap.left, lap.left));
-                        assert!(lap.came <= from && from <= until && until <= lap.left, "{lap:?}");
+                        let (from, until) = lap.wait.unwrap_or((lap.finished, lap.finished));
+                        assert!(
+                            lap.arrived <= from && from <= until && until <= lap.finished,
+                            "{lap:?}"
+                        );
                         assert!(lap.spent_after(0.0) > 0.0, "{lap:?}");
-                        assert_eq!(lap.spent_after(lap.left), 0.0);
+                        assert_eq!(lap.spent_after(lap.finished), 0.0);
                     }
                 };
-                let cold = Before::Sweep(sweep);
+                let cold = CachePrep::Flush(sweep);
                 let timing = Timing { channel: 2, ..timing };
                 told(delivery(&mut transport, &timing, cold).unwrap());
                 for (channel, kind) in (4..).step_by(4).zip(CollectiveKind::ALL) {
-                    let warm = Before::Nothing;
+                    let warm = CachePrep::Warm;
                     for (channel, how) in [(channel, warm), (channel + 2, cold)] {
                         let timing = Timing { channel, ..timing };
                         let direct = Algorithm::Direct;
@@ -91,14 +98,14 @@ fn exchanges_are_timed_on_every_rank() {
 
 #[test]
 fn waiting_for_others_is_no_time_in_an_exchange() {
-    let lap = Lap { came: 1.0, waited: Some((1.5, 4.0)), left: 6.0 };
+    let lap = Lap { arrived: 1.0, wait: Some((1.5, 4.0)), finished: 6.0 };
     assert_eq!(lap.spent_after(0.0), 2.5);
     assert_eq!(lap.spent_after(3.0), 2.0, "the others came at 3");
     assert_eq!(lap.spent_after(5.0), 1.0);
-    assert_eq!(Lap { waited: None, ..lap }.spent_after(2.0), 4.0);
+    assert_eq!(Lap { wait: None, ..lap }.spent_after(2.0), 4.0);
 }
 
 #[test]
 fn a_crowd_goes_when_it_is_no_longer_wanted() {
-    drop(Crowd::new(3));
+    drop(BackgroundLoad::new(3));
 }

@@ -6,10 +6,10 @@
 //! the rest    the tensors, row by row, where `data_offsets` say, counted from the header's end
 //! ```
 //!
-//! A [`Contents`] fixes where every element of every tensor lies before a byte is written, so that
-//! many ranks can write their own elements of one file without a word to each other. That, and
-//! reading parts of a tensor, is why the format is spoken here and not through a crate that
-//! holds whole files in memory.
+//! A [`Contents`] fixes the location of every element of every tensor before a byte is written.
+//! This lets ranks write their own elements of one file without communication. That, and reading
+//! parts of a tensor, is why the format is implemented here and not by a crate that holds whole
+//! files in memory.
 
 mod read;
 
@@ -21,10 +21,10 @@ use std::collections::BTreeMap;
 #[cfg(target_endian = "big")]
 compile_error!("tensors are written as they lie in memory, and the format is little-endian");
 
-/// The length of a header beyond which a file is not believed, as in the format's reference reader.
+/// Header length beyond which a file is rejected, as in the format's reference reader.
 const LONGEST_HEADER: u64 = 100_000_000;
 
-/// An element type that is read; all are written as `F32`.
+/// Element type that can be read; all are written as `F32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
     /// Four bytes.
@@ -36,7 +36,7 @@ pub enum Element {
 }
 
 impl Element {
-    /// Bytes of one.
+    /// Bytes per element.
     pub const fn size(self) -> u64 {
         match self {
             Self::F32 => 4,
@@ -44,7 +44,7 @@ impl Element {
         }
     }
 
-    /// The format's word.
+    /// Name of the type in the format.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "F32",
@@ -61,18 +61,18 @@ pub struct Tensor {
     pub element: Element,
     /// Dimensions.
     pub shape: Vec<u64>,
-    /// First byte in the file.
+    /// Offset of the first byte in the file.
     pub at: u64,
 }
 
 impl Tensor {
-    /// Elements.
+    /// Number of elements.
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
     }
 }
 
-/// A file that is to be written: which tensors it has, and where each lies.
+/// Layout of a file to be written: its tensors and their offsets.
 #[derive(Clone, Debug)]
 pub struct Contents {
     tensors: BTreeMap<String, Tensor>,
@@ -81,8 +81,8 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Lays tensors of `F32` out, in the order of their names: whoever knows the names and shapes finds
-    /// the same places. `metadata` is for people and other programs.
+    /// Lays out `F32` tensors in the order of their names: equal names and shapes give equal
+    /// offsets. `metadata` is for people and other programs.
     pub fn new(
         shapes: BTreeMap<String, Vec<u64>>,
         metadata: &BTreeMap<String, String>,
@@ -95,7 +95,7 @@ impl Contents {
             tensors.insert(name, tensor);
         }
         let mut json = serde_json::to_vec(&Header { tensors: &tensors, metadata })?;
-        // Spaces at the end are the format's own padding; they align the tensors for mapped reads.
+        // Trailing spaces are the format's own padding; they align the tensors for mapped reads.
         json.resize((8 + json.len()).next_multiple_of(64) - 8, b' ');
         let mut header = (json.len() as u64).to_le_bytes().to_vec();
         header.append(&mut json);
@@ -109,18 +109,18 @@ impl Contents {
         self.tensors.get(name)
     }
 
-    /// What stands at the file's start.
+    /// Bytes at the start of the file.
     pub fn header(&self) -> &[u8] {
         &self.header
     }
 
-    /// The file's length.
+    /// Length of the file in bytes.
     pub fn file_len(&self) -> u64 {
         self.len
     }
 }
 
-/// The table of contents, with offsets counted from its end.
+/// Table of contents, with offsets counted from its end.
 struct Header<'a> {
     tensors: &'a BTreeMap<String, Tensor>,
     metadata: &'a BTreeMap<String, String>,
@@ -152,5 +152,5 @@ impl Serialize for Header<'_> {
     }
 }
 
-/// The one name that is no tensor's.
+/// The only key that is not a tensor name.
 const METADATA: &str = "__metadata__";

@@ -1,4 +1,4 @@
-//! Reads tensors, and parts of them, from a file that is not trusted.
+//! Reads tensors, and parts of them, from an untrusted file.
 
 use super::{Element, LONGEST_HEADER, METADATA, Tensor};
 use serde::Deserialize;
@@ -9,8 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// An open file whose table of contents has been checked against its length: every tensor that it
-/// names lies within it.
+/// Open file whose table of contents has been checked against its length: every tensor that it
+/// names is within the file.
 #[derive(Debug)]
 pub struct Reader {
     path: PathBuf,
@@ -19,23 +19,23 @@ pub struct Reader {
     metadata: BTreeMap<String, String>,
 }
 
-/// What is wrong with a file of tensors.
+/// Error in a safetensors file.
 #[derive(Debug, Error)]
 pub enum SafetensorsError {
-    /// The system refuses.
+    /// The file cannot be opened or read.
     #[error("{}: {source}", .path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The file as a whole cannot be one.
+    /// The file as a whole is not valid.
     #[error("{}: {problem}", .path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
     /// A tensor is absent or not as expected.
@@ -45,7 +45,7 @@ pub enum SafetensorsError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
 }
@@ -108,7 +108,7 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Where the file is.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -118,12 +118,12 @@ impl Reader {
         &self.tensors
     }
 
-    /// What the writer noted beside the tensors.
+    /// Metadata of the file.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
 
-    /// A tensor that must be there with these dimensions.
+    /// Returns a tensor that must exist with this shape.
     pub fn expect(&self, name: &str, shape: &[u64]) -> Result<&Tensor, SafetensorsError> {
         match self.tensors.get(name) {
             None => {
@@ -174,13 +174,13 @@ impl Reader {
     /// Reads a whole tensor.
     pub fn whole(&self, name: &str) -> Result<Vec<f32>, SafetensorsError> {
         let tensor = self.tensors.get(name).ok_or_else(|| self.wrong(name, "is missing".into()))?;
-        // The elements lie within the file, so that the file's length bounds what is allocated.
+        // The elements are within the file, so the file's length bounds the allocation.
         let mut values = vec![0.0; tensor.elements() as usize];
         self.read(name, 0, &mut values)?;
         Ok(values)
     }
 
-    /// A complaint about one of the file's tensors.
+    /// Error about one of the file's tensors.
     pub(crate) fn wrong(&self, tensor: &str, problem: String) -> SafetensorsError {
         SafetensorsError::Tensor { path: self.path.clone(), tensor: tensor.to_owned(), problem }
     }
@@ -219,7 +219,7 @@ impl Reader {
     }
 }
 
-/// A half-precision number as an `f32`, exactly.
+/// Converts a half-precision number to `f32`, exactly.
 fn widen_f16(bits: u16) -> f32 {
     let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
     let (exponent, fraction) = (i32::from(bits >> 10 & 31), f32::from(bits & 1023));
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A file that goes away with its test.
+    /// File that is deleted at the end of its test.
     struct Temporary(PathBuf);
 
     impl Temporary {
@@ -341,7 +341,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever stands in a file, opening it ends in an error or in tensors that can be read.
+        /// For any content, opening a file yields an error or readable tensors.
         #[test]
         fn no_bytes_panic(header in "\\PC{0,80}", data in prop::collection::vec(any::<u8>(), 0..64)) {
             let temporary = Temporary::of("any", &file(&header, &data));

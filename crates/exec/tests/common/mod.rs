@@ -7,13 +7,13 @@ pub(crate) mod wires;
 use paceline_exec::{ExecError, Outcome, Staleness, TrainOptions, train};
 use paceline_plan::lower::lower;
 use paceline_plan::model::{
-    Activation, Dlrm, Experts, Latent, Model, ModelKind, Mtp, ResNet, Router, Shape, Stem,
+    Activation, Dlrm, Experts, Latent, Model, ModelDims, ModelKind, Mtp, ResNet, Router, Stem,
 };
 use paceline_plan::program::Plan;
 use paceline_plan::strategy::Strategy;
 use paceline_plan::validate::validate;
 
-pub(crate) const GPT: Shape = Shape {
+pub(crate) const GPT: ModelDims = ModelDims {
     kind: ModelKind::Gpt2,
     layers: 4,
     d_model: 16,
@@ -49,15 +49,15 @@ const DENSE: Experts = Experts {
 };
 
 pub(crate) fn tiny_gpt(tied: bool) -> Model {
-    Model::new("tiny-gpt", Shape { tied, ..GPT }).expect("sound")
+    Model::new("tiny-gpt", ModelDims { tied, ..GPT }).expect("sound")
 }
 
 pub(crate) fn gpt_of(vocab: u64, tied: bool) -> Model {
-    Model::new("tiny-gpt", Shape { vocab, tied, ..GPT }).expect("sound")
+    Model::new("tiny-gpt", ModelDims { vocab, tied, ..GPT }).expect("sound")
 }
 
 pub(crate) fn tiny_llama() -> Model {
-    let shape = Shape {
+    let shape = ModelDims {
         kind: ModelKind::Llama,
         kv_heads: 2,
         max_positions: 0,
@@ -69,17 +69,17 @@ pub(crate) fn tiny_llama() -> Model {
     Model::new("tiny-llama", shape).expect("sound")
 }
 
-/// Norms on queries and keys, a dense layer first, an expert for all, and too little room.
+/// MoE with query and key norms, a dense first layer, a shared expert, too little capacity.
 pub(crate) fn tiny_moe() -> Model {
     moe("tiny-moe", Experts { capacity: 1.0, ..EXPERTS }, Latent::default())
 }
 
-/// The same without a bound: everything is kept.
+/// Same without a capacity bound: no token is dropped.
 pub(crate) fn dropless_moe() -> Model {
     moe("dropless-moe", EXPERTS, Latent::default())
 }
 
-/// Latent attention, and sigmoids with a bias.
+/// Latent attention, and a sigmoid router with a bias.
 pub(crate) fn latent_moe() -> Model {
     let experts = Experts { router: Router::Sigmoid, route_scale: 2.5, topk: 1, ..EXPERTS };
     moe("latent-moe", experts, Latent { q_lora: 12, kv_lora: 8, qk_rope: 2, v_dim: 3 })
@@ -97,7 +97,7 @@ const EXPERTS: Experts = Experts {
 };
 
 fn moe(name: &str, experts: Experts, latent: Latent) -> Model {
-    let shape = Shape {
+    let shape = ModelDims {
         kind: ModelKind::Moe,
         kv_heads: if latent.is_none() { 2 } else { GPT.heads },
         ffn: 16,
@@ -113,15 +113,15 @@ fn moe(name: &str, experts: Experts, latent: Latent) -> Model {
     Model::new(name, shape).expect("sound")
 }
 
-/// The same with modules that predict so many further tokens.
+/// Same model with `depth` multi-token-prediction modules.
 pub(crate) fn further(model: &Model, depth: u64, tied: bool) -> Model {
     let mtp = Mtp { depth, weight: 0.6 };
     let name = format!("{} and {depth} further", model.name());
-    Model::new(name, Shape { mtp, tied, ..**model }).expect("sound")
+    Model::new(name, ModelDims { mtp, tied, ..**model }).expect("sound")
 }
 
 pub(crate) fn tiny_mlp() -> Model {
-    let shape = Shape {
+    let shape = ModelDims {
         kind: ModelKind::Mlp,
         layers: 2,
         heads: 0,
@@ -150,7 +150,7 @@ pub(crate) fn tiny_resnet() -> Model {
     Model::resnet("tiny-resnet", net).expect("sound")
 }
 
-/// Five tables of unlike sizes, and networks of two layers.
+/// Five tables of different sizes, and networks of two layers.
 pub(crate) fn tiny_dlrm() -> Model {
     let net = Dlrm {
         dense: 3,
@@ -163,12 +163,12 @@ pub(crate) fn tiny_dlrm() -> Model {
     Model::dlrm("tiny-dlrm", net).expect("sound")
 }
 
-/// One rank, with so many samples in the global batch and in a microbatch, and leaves.
+/// One-rank strategy with the given global batch, microbatch size and leaves.
 pub(crate) fn strategy(global_batch: u64, micro_batch: u64, leaves: u32) -> Strategy {
     Strategy { global_batch, micro_batch, leaves, seq: 16, ..Strategy::default() }
 }
 
-/// A plan that has passed validation.
+/// Lowers and validates a plan.
 pub(crate) fn plan(model: &Model, strategy: &Strategy) -> Plan {
     let plan = lower(model, strategy).unwrap_or_else(|problems| panic!("{problems}"));
     let violations = validate(&plan, None);
@@ -189,7 +189,7 @@ pub(crate) fn options(iterations: u32) -> TrainOptions {
         clip: Some(0.5),
         seed: 7,
         keep_parameters: true,
-        silence: std::time::Duration::from_secs(10),
+        exchange_timeout: std::time::Duration::from_secs(10),
         ..TrainOptions::default()
     }
 }
@@ -202,12 +202,12 @@ pub(crate) fn run(model: &Model, strategy: &Strategy) -> Outcome {
     try_run(model, strategy).unwrap_or_else(|error| panic!("{strategy:?}: {error}"))
 }
 
-/// The losses and norms of a run, by their bits.
+/// Bits of the losses and norms of a run.
 pub(crate) fn bits(outcome: &Outcome) -> Vec<[u32; 2]> {
     outcome.iterations.iter().map(|i| [i.loss.to_bits(), i.grad_norm.to_bits()]).collect()
 }
 
-/// Runs the layouts and holds each to the bits of the first: losses, norms and final weights.
+/// Checks that all layouts give bitwise the losses, norms and final weights of `one`.
 pub(crate) fn assert_same_bits(model: &Model, one: &Strategy, layouts: &[(&str, Strategy)]) {
     let expected = run(model, one);
     let mut wrong = Vec::new();
@@ -225,7 +225,7 @@ pub(crate) fn assert_same_bits(model: &Model, one: &Strategy, layouts: &[(&str, 
     assert!(wrong.is_empty(), "{}:\n{}", model.name(), wrong.join("\n"));
 }
 
-/// Runs the layouts and holds each to the losses and norms of the first within a relative tolerance.
+/// Checks that all layouts give the losses and norms of `one` within a relative tolerance.
 pub(crate) fn assert_close(
     model: &Model,
     one: &Strategy,
@@ -245,14 +245,14 @@ pub(crate) fn assert_close(
     }
 }
 
-/// How stale gradients were: the mean over a run, the most of all iterations, and every one counted.
+/// Staleness of a run: its mean, the maximum over all iterations, and the summed histogram.
 pub(crate) fn staleness(outcome: &Outcome) -> Staleness {
     let all: Vec<Staleness> = outcome.iterations.iter().filter_map(|i| i.staleness).collect();
     assert_eq!(all.len(), outcome.iterations.len(), "every iteration says so");
     Staleness {
         mean: all.iter().map(|s| s.mean).sum::<f64>() / all.len() as f64,
         max: all.iter().map(|s| s.max).max().unwrap(),
-        ahead: all.iter().map(|s| s.ahead).max().unwrap(),
+        max_lead: all.iter().map(|s| s.max_lead).max().unwrap(),
         histogram: std::array::from_fn(|at| all.iter().map(|s| s.histogram[at]).sum()),
     }
 }

@@ -1,42 +1,49 @@
-//! Runs of a plan over the wires of processes.
+//! Runs a plan over the transports of processes.
 
-use paceline_comm::Secret;
-use paceline_comm::process::{ProcessOptions, Wires, connect};
-use paceline_comm::rendezvous::{Hub, HubOptions};
-use paceline_exec::{Outcome, TrainOptions, take_part, train};
+use paceline_comm::process::{ProcessOptions, connect};
+use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
+use paceline_comm::{Secret, TransportKind};
+use paceline_exec::{Outcome, TrainOptions, run_process_rank, train};
+use paceline_plan::collective::Fabric;
 use paceline_plan::ids::Rank;
 use paceline_plan::program::Plan;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Trains over a transport, by its word on the command line. Ranks are threads here, whose wires are
-/// those of processes.
+/// Facts of a fabric whose ranks are joined by a transport, by its name on the command line.
+pub(crate) fn fabric(transport: &str) -> Fabric {
+    let shm_domain = (transport == "shm").then_some(u64::MAX);
+    Fabric { shm_domain, ..Fabric::unknown() }
+}
+
+/// Trains over a transport, given by its command-line name. Ranks are threads here, but use the
+/// transports of processes.
 pub(crate) fn train_over(plan: &Plan, transport: &str, options: &TrainOptions) -> Outcome {
     let wires = match transport {
         "thread" => return train(plan, options, &mut |_| {}).expect("a sound plan"),
-        "shm" => Wires::SharedMemory,
-        _ => Wires::Tcp,
+        "shm" => TransportKind::Shm,
+        _ => TransportKind::Tcp,
     };
     let (world, secret) = (plan.mesh.world(), Secret::random().expect("random bytes"));
-    let hub = Hub::start(HubOptions {
+    let rendezvous = RendezvousServer::start(RendezvousOptions {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         secret: secret.clone(),
         world,
         in_rank: None,
-        join: PATIENCE,
-        detection: PATIENCE,
+        join: TIMEOUT,
+        heartbeat_timeout: TIMEOUT,
     })
-    .expect("a hub");
-    let address = hub.address();
+    .expect("a rendezvous server");
+    let address = rendezvous.address();
     let outcome = std::thread::scope(|scope| {
         let rank = |rank| {
             let mut join = ProcessOptions::new(Rank(rank), world, address, secret.clone());
-            (join.hub_in_rank_0, join.wires) = (false, wires);
+            (join.rendezvous_in_rank_0, join.transport) = (false, wires);
             scope.spawn(move || {
                 let mut wires = connect(&join).expect("wires");
-                take_part(plan, options, &mut wires, &mut |_| {}).expect("a sound plan")
+                run_process_rank(plan, options, &mut wires, &mut |_| {}).expect("a sound plan")
             })
         };
         let ranks: Vec<_> = (0..world).map(rank).collect();
@@ -45,6 +52,6 @@ pub(crate) fn train_over(plan: &Plan, transport: &str, options: &TrainOptions) -
         assert!(ends.all(|end| end.is_none()), "rank 0 alone has the outcome");
         first.expect("rank 0 has the outcome")
     });
-    hub.join().expect("a quiet end");
+    rendezvous.join().expect("a quiet end");
     outcome
 }

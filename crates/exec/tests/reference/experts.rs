@@ -1,10 +1,10 @@
-//! A layer of experts by its formulas, token by token.
+//! Expert layer computed from its formulas, token by token.
 
 use super::{Rows, Weights, activated, add, dot, feed_forward, linear};
 use paceline_plan::model::{Experts, Model, Router};
 
-/// What a layer of experts makes of a sequence, and how uneven their loads are (DeepSeek-V3, arXiv
-/// 2412.19437, eq. 17 to 20).
+/// Output of an expert layer for a sequence, and the load imbalance of its experts (DeepSeek-V3,
+/// arXiv 2412.19437, eq. 17 to 20).
 pub(super) fn layer(
     model: &Model,
     weights: &Weights,

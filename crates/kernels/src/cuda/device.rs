@@ -1,4 +1,4 @@
-//! A GPU with an arena and streams.
+//! GPU with an arena and streams.
 
 use crate::arena::Span;
 use cudarc::cublas::CudaBlas;
@@ -11,65 +11,65 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Which of a device's streams.
+/// Index of a device's stream.
 pub type Stream = usize;
 
-/// Why a GPU could not do what it was asked.
+/// Error of a GPU operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
-    /// A library of CUDA's is not on this machine.
+    /// A CUDA library is missing on this machine.
     #[error("{library} cannot be loaded: {hint}")]
     NoLibrary {
-        /// Its name.
+        /// Name of the library.
         library: &'static str,
-        /// What would help.
+        /// Suggested remedy.
         hint: &'static str,
     },
     /// There is no such device.
     #[error("there is no CUDA device {ordinal}; this machine has {count}")]
     NoDevice {
-        /// The number asked for.
+        /// Requested device number.
         ordinal: usize,
-        /// How many there are.
+        /// Number of devices.
         count: usize,
     },
-    /// The device has too little memory left.
+    /// The device has too little free memory.
     #[error(
         "the arena needs {bytes} bytes, and {name} has {free} left; use a plan whose peak is smaller"
     )]
     OutOfMemory {
-        /// The arena's size.
+        /// Size of the arena.
         bytes: u64,
-        /// What the device can still give.
+        /// Free memory of the device.
         free: u64,
-        /// The device.
+        /// Name of the device.
         name: String,
     },
     /// A call failed.
     #[error("{call}: {what}")]
     Call {
-        /// What was tried.
+        /// Description of the call.
         call: String,
-        /// What the driver said.
+        /// Error of the driver.
         what: String,
     },
-    /// A span does not lie in the arena, or is not of the length its shape says.
+    /// A span is not inside the arena, or does not have the length of its shape.
     #[error(
         "{what} is at {span}, which is not {elements} elements inside an arena of {bytes} bytes"
     )]
     Span {
-        /// The operand.
+        /// Name of the operand.
         what: &'static str,
-        /// Where it is said to lie.
+        /// Span given for it.
         span: Span,
-        /// How many elements its shape has.
+        /// Number of elements in its shape.
         elements: u64,
-        /// The arena's size.
+        /// Size of the arena.
         bytes: u64,
     },
 }
 
-/// A GPU that holds one rank's arena.
+/// GPU that holds one rank's arena.
 pub struct Device {
     name: String,
     context: Arc<CudaContext>,
@@ -77,11 +77,11 @@ pub struct Device {
     functions: BTreeMap<&'static str, CudaFunction>,
     arena: CudaSlice<u8>,
     bytes: u64,
-    /// What the arena took of the device's free memory.
+    /// Decrease of the device's free memory when the arena was allocated.
     taken: u64,
 }
 
-/// A moment of a stream.
+/// Event recorded on a stream.
 #[derive(Debug)]
 pub struct Mark(CudaEvent);
 
@@ -121,7 +121,7 @@ const KERNELS: [&str; 31] = [
 ];
 
 impl Device {
-    /// Opens a device and gives it an arena, all zero, and so many streams.
+    /// Opens a device with an arena of `bytes` zero bytes and `streams` streams.
     pub fn open(ordinal: usize, streams: usize, bytes: u64) -> Result<Self, CudaError> {
         libraries()?;
         let count = CudaContext::device_count().map_err(failed("counting devices"))?;
@@ -132,7 +132,7 @@ impl Device {
         let context = CudaContext::new(ordinal).map_err(failed("opening the device"))?;
         let name = context.name().map_err(failed("asking its name"))?;
         // SAFETY: all memory of this context is the one arena, and every use of it across streams
-        // is ordered by marks, as the plan's edges say.
+        // is ordered by marks, as the plan's edges require.
         unsafe { context.disable_event_tracking() };
         let streams: Vec<_> = (0..streams.max(1))
             .map(|_| {
@@ -150,40 +150,40 @@ impl Device {
         let arena = stream.alloc_zeros(size.max(1)).map_err(failed("allocating the arena"))?;
         let functions = compile(&context)?;
         let mut device = Self { name, context, streams, functions, arena, bytes, taken: 0 };
-        // The other streams must not begin before the arena is zero.
+        // The other streams must not start before the arena is zero.
         device.synchronise()?;
         let (left, _) = device.context.mem_get_info().map_err(failed("asking for free memory"))?;
         device.taken = free.saturating_sub(left) as u64;
         Ok(device)
     }
 
-    /// How much of the device's memory became used when this was opened, as the driver counts.
+    /// Device memory that opening used, as reported by the driver.
     pub fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// What the device is called.
+    /// Name of the device.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Queues a copy of the host's bytes into the arena.
+    /// Queues a copy of host bytes into the arena.
     pub fn upload(&self, stream: Stream, span: Span, bytes: &[u8]) -> Result<(), CudaError> {
         let to = self.at("the upload's destination", span, bytes.len() as u64 / 4)?;
         self.bind()?;
-        // SAFETY: the span lies in the arena and is as long as the slice. The driver has read a
+        // SAFETY: the span is inside the arena and as long as the slice. The driver has read a
         // slice of pageable memory before this returns.
         unsafe { result::memcpy_htod_async(to, bytes, self.stream(stream).cu_stream()) }
             .map_err(failed("copying to the device"))
     }
 
-    /// Copies from the arena to the host, after all that the stream has queued.
+    /// Copies from the arena to the host, after all work queued on the stream.
     pub fn download(&self, stream: Stream, span: Span, bytes: &mut [u8]) -> Result<(), CudaError> {
         let from = self.at("the download's source", span, bytes.len() as u64 / 4)?;
         self.bind()?;
         let stream = self.stream(stream);
-        // SAFETY: the span lies in the arena and is as long as the slice, which is not touched
-        // before the stream has come to its end.
+        // SAFETY: the span is inside the arena and as long as the slice, which is not touched
+        // before the stream has been synchronised.
         unsafe { result::memcpy_dtoh_async(bytes, from, stream.cu_stream()) }
             .map_err(failed("copying from the device"))?;
         stream.synchronize().map_err(failed("waiting for a stream"))
@@ -197,31 +197,31 @@ impl Device {
             self.at("its destination", to, elements)?,
         );
         self.bind()?;
-        // SAFETY: both spans lie in the arena and have one length.
+        // SAFETY: both spans are inside the arena and have the same length.
         unsafe {
             result::memcpy_dtod_async(b, a, from.len as usize, self.stream(stream).cu_stream())
         }
         .map_err(failed("copying on the device"))
     }
 
-    /// Queues a mark, which others can wait for and whose time can be told.
+    /// Queues a mark that other streams can wait for and that records its time.
     pub fn mark(&self, stream: Stream) -> Result<Mark, CudaError> {
         let flags = Some(CUevent_flags::CU_EVENT_DEFAULT);
         self.stream(stream).record_event(flags).map(Mark).map_err(failed("marking a stream"))
     }
 
-    /// Lets a stream go on only after a mark of another.
+    /// Makes a stream wait for a mark of another.
     pub fn wait(&self, stream: Stream, mark: &Mark) -> Result<(), CudaError> {
         self.stream(stream).wait(&mark.0).map_err(failed("waiting for a mark"))
     }
 
-    /// Seconds between two marks that have been passed.
+    /// Seconds between two completed marks.
     pub fn seconds(&self, from: &Mark, to: &Mark) -> Result<f64, CudaError> {
         let elapsed = from.0.elapsed_ms(&to.0).map_err(failed("reading a clock"))?;
         Ok(f64::from(elapsed) / 1e3)
     }
 
-    /// Waits for everything that was queued.
+    /// Waits for all queued work.
     pub fn synchronise(&self) -> Result<(), CudaError> {
         for (stream, _) in &self.streams {
             stream.synchronize().map_err(failed("waiting for a stream"))?;
@@ -241,7 +241,7 @@ impl Device {
         &self.functions[name]
     }
 
-    /// The address of an operand, which must lie in the arena and be of the length its shape says.
+    /// Address of an operand, which must be inside the arena and have the length of its shape.
     pub(super) fn at(
         &self,
         what: &'static str,
@@ -272,10 +272,10 @@ impl fmt::Debug for Device {
     }
 }
 
-/// The bindings would end the process over a library that is not there; this says so before.
+/// Checks that the libraries are present: the bindings would abort the process over a missing one.
 fn libraries() -> Result<(), CudaError> {
     let missing = |library, hint| Err(CudaError::NoLibrary { library, hint });
-    // SAFETY: loading CUDA's libraries runs their initialisers, which have no conditions.
+    // SAFETY: loading CUDA's libraries runs their initialisers, which have no preconditions.
     let [driver, compiler, blas] = unsafe {
         [
             cudarc::driver::sys::is_culib_present(),
@@ -315,7 +315,7 @@ fn compile(context: &Arc<CudaContext>) -> Result<BTreeMap<&'static str, CudaFunc
     KERNELS.into_iter().map(load).collect()
 }
 
-/// Says what was tried when a call failed.
+/// Converts an error of a call into a [`CudaError`] that names the call.
 pub(super) fn failed<E: fmt::Debug>(call: &str) -> impl FnOnce(E) -> CudaError {
     let call = call.to_owned();
     move |error| CudaError::Call { call, what: format!("{error:?}") }

@@ -1,4 +1,4 @@
-//! The operators of a program, queued on a stream: products, element by element, and updates.
+//! Operators of a program, queued on a stream: GEMMs, elementwise operators, and updates.
 
 #![expect(clippy::too_many_arguments, reason = "one name per tensor of the operator")]
 
@@ -9,12 +9,12 @@ use cudarc::cublas::{result, sys};
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 
-/// Threads of a block; the kernels' sums count on it.
+/// Threads per block; the kernels' sums rely on it.
 const THREADS: u32 = 256;
-/// Blocks that a kernel over elements uses at most; it strides over the rest.
+/// Maximum number of blocks of an elementwise kernel, which strides over the rest.
 const MOST_BLOCKS: u64 = 4096;
 
-/// An argument of a kernel.
+/// Argument of a kernel.
 #[derive(Clone, Copy)]
 pub(super) enum Arg {
     At(CUdeviceptr),
@@ -23,10 +23,10 @@ pub(super) enum Arg {
     Real(f32),
 }
 
-/// The rule by which one stretch of parameters is updated, with all constants worked out.
+/// Update rule of a range of parameters, with all constants computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Update {
-    /// As [`crate::optimizer::sgd`].
+    /// Same rule as [`crate::optimizer::sgd`].
     Sgd {
         /// Learning rate.
         lr: f32,
@@ -35,18 +35,18 @@ pub enum Update {
         /// Factor of every gradient.
         scale: f32,
     },
-    /// As [`crate::optimizer::momentum`], without Nesterov's look ahead.
+    /// Same rule as [`crate::optimizer::momentum`], without Nesterov's lookahead.
     Momentum {
         /// Learning rate.
         lr: f32,
-        /// What stays of the velocity.
+        /// Momentum: the factor of the old velocity.
         keep: f32,
         /// Weight decay.
         decay: f32,
         /// Factor of every gradient.
         scale: f32,
     },
-    /// As [`crate::optimizer::adamw`].
+    /// Same rule as [`crate::optimizer::adamw`].
     AdamW(crate::optimizer::AdamWConstants),
 }
 
@@ -84,12 +84,12 @@ impl Device {
             block_dim: (THREADS, 1, 1),
             shared_mem_bytes: 0,
         };
-        // SAFETY: the callers below pass what the kernel's declaration lists, and addresses that
-        // `at` has found to lie in the arena with the lengths that the kernel goes through.
+        // SAFETY: the callers below pass the arguments that the kernel declares, with addresses
+        // that `at` has found to be inside the arena with the lengths that the kernel accesses.
         unsafe { builder.launch(config) }.map(drop).map_err(failed(name))
     }
 
-    /// Launches a kernel over so many elements.
+    /// Launches a kernel over `count` elements.
     pub(super) fn over(
         &self,
         stream: Stream,
@@ -125,13 +125,13 @@ impl Device {
         self.over(stream, "add", n, &args)
     }
 
-    /// Every element becomes `value`.
+    /// Sets every element to `value`.
     pub fn fill(&self, stream: Stream, y: Span, value: f32) -> Result<(), CudaError> {
         let n = y.len / 4;
         self.over(stream, "fill", n, &[self.arg("y", y, n)?, Arg::Real(value), Arg::Count(n)])
     }
 
-    /// As [`crate::linear::forward`].
+    /// Same as [`crate::linear::forward`].
     pub fn linear(
         &self,
         stream: Stream,
@@ -154,7 +154,7 @@ impl Device {
         )
     }
 
-    /// As [`crate::linear::input_gradient`].
+    /// Same as [`crate::linear::input_gradient`].
     pub fn linear_input(
         &self,
         stream: Stream,
@@ -177,7 +177,7 @@ impl Device {
         )
     }
 
-    /// As [`crate::linear::weight_gradient`].
+    /// Same as [`crate::linear::weight_gradient`].
     pub fn linear_weight(
         &self,
         stream: Stream,
@@ -204,7 +204,7 @@ impl Device {
         Ok([self.at("x", x, m * k)?, self.at("w", w, n * k)?, self.at("y", y, m * n)?])
     }
 
-    /// `c (+)= op(a) op(b)` in column-major order, with the leading dimension beside each.
+    /// `c (+)= op(a) op(b)` in column-major order, each operand with its leading dimension.
     fn product(
         &self,
         stream: Stream,
@@ -231,8 +231,8 @@ impl Device {
             }
         };
         let beta = if mode == Write::Accumulate { 1.0f32 } else { 0.0 };
-        // SAFETY: the operands lie in the arena with the lengths that the sizes imply, and alpha
-        // and beta live until the call returns, as the host's pointer mode asks.
+        // SAFETY: the operands are inside the arena with the lengths that the sizes imply, and
+        // alpha and beta live until the call returns, as the host pointer mode requires.
         unsafe {
             result::sgemm(
                 *self.blas(stream).handle(),
@@ -254,7 +254,7 @@ impl Device {
         .map_err(failed("cuBLAS"))
     }
 
-    /// As [`crate::linear::bias_forward`].
+    /// Same as [`crate::bias::forward`].
     pub fn bias(
         &self,
         stream: Stream,
@@ -274,7 +274,7 @@ impl Device {
         self.over(stream, "bias_forward", n, &args)
     }
 
-    /// As [`crate::linear::bias_gradient`].
+    /// Same as [`crate::bias::weight_gradient`].
     pub fn bias_weight(
         &self,
         stream: Stream,
@@ -293,7 +293,7 @@ impl Device {
         self.over(stream, "bias_gradient", shape.width as u64, &args)
     }
 
-    /// An activation function, by the name of its kernel: `relu`, `squared_relu` or `gelu`.
+    /// Applies an activation function.
     pub fn activation(
         &self,
         stream: Stream,
@@ -306,7 +306,7 @@ impl Device {
         self.over(stream, function.kernels().0, n, &args)
     }
 
-    /// The gradient of an activation function's input.
+    /// Input gradient of an activation function.
     pub fn activation_input(
         &self,
         stream: Stream,
@@ -321,7 +321,7 @@ impl Device {
         self.over(stream, function.kernels().1, n, &args)
     }
 
-    /// As [`crate::activation::swiglu_forward`].
+    /// Same as [`crate::activation::swiglu_forward`].
     pub fn swiglu(&self, stream: Stream, shape: Rows, x: Span, y: Span) -> Result<(), CudaError> {
         let n = elements(shape);
         let args = [
@@ -333,7 +333,7 @@ impl Device {
         self.over(stream, "swiglu_forward", n, &args)
     }
 
-    /// As [`crate::activation::swiglu_input_gradient`].
+    /// Same as [`crate::activation::swiglu_input_gradient`].
     pub fn swiglu_input(
         &self,
         stream: Stream,
@@ -353,7 +353,7 @@ impl Device {
         self.over(stream, "swiglu_gradient", n, &args)
     }
 
-    /// As [`crate::embedding::forward`], of a whole table.
+    /// Same as [`crate::embedding::forward`], for an unsharded table.
     pub fn embedding(
         &self,
         stream: Stream,
@@ -374,7 +374,7 @@ impl Device {
         self.over(stream, "embedding_forward", n, &args)
     }
 
-    /// As [`crate::embedding::weight_gradient`], of a whole table.
+    /// Same as [`crate::embedding::weight_gradient`], for an unsharded table.
     pub fn embedding_weight(
         &self,
         stream: Stream,
@@ -399,7 +399,7 @@ impl Device {
         self.over(stream, "embedding_gradient", shape.width as u64, &args)
     }
 
-    /// One step of an optimizer on a stretch of parameters; `moments` as many as the rule has.
+    /// One optimizer step on a range of parameters; `moments` are as many as the rule has.
     pub fn update(
         &self,
         stream: Stream,
@@ -446,14 +446,14 @@ impl Device {
     }
 }
 
-/// An activation function.
+/// Activation function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Function {
-    /// As [`crate::activation::relu_forward`].
+    /// Same as [`crate::activation::relu_forward`].
     Relu,
-    /// As [`crate::activation::squared_relu_forward`].
+    /// Same as [`crate::activation::squared_relu_forward`].
     SquaredRelu,
-    /// As [`crate::activation::gelu_tanh_forward`].
+    /// Same as [`crate::activation::gelu_tanh_forward`].
     Gelu,
 }
 
@@ -467,7 +467,7 @@ impl Function {
     }
 }
 
-/// The rows of a table of a width.
+/// Number of rows of a table.
 fn words(shape: Rows, table: Span) -> u64 {
     (table.len / 4).checked_div(shape.width as u64).unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! The operators of a program that go through rows: norms, the loss, and sums of squares.
+//! Row-wise operators of a program: norms, the loss, and sums of squares.
 
 #![expect(clippy::too_many_arguments, reason = "one name per tensor of the operator")]
 
@@ -8,7 +8,7 @@ use crate::arena::Span;
 use crate::{Rows, Write};
 
 impl Device {
-    /// As [`crate::norm::layer_norm_forward`], or with one weight [`crate::norm::rms_norm_forward`].
+    /// [`crate::norm::layer_norm_forward`], or with one weight [`crate::norm::rms_norm_forward`].
     pub fn norm(
         &self,
         stream: Stream,
@@ -47,7 +47,7 @@ impl Device {
         }
     }
 
-    /// The gradient of a norm's input; `layer` tells which norm.
+    /// Input gradient of a norm; `layer` selects layer normalisation.
     pub fn norm_input(
         &self,
         stream: Stream,
@@ -77,7 +77,7 @@ impl Device {
         )
     }
 
-    /// The gradient of a norm's weights: two for layer normalisation, else one.
+    /// Weight gradients of a norm: two for layer normalisation, else one.
     pub fn norm_weight(
         &self,
         stream: Stream,
@@ -108,7 +108,7 @@ impl Device {
         }
     }
 
-    /// As [`crate::loss::row_max`], of a whole vocabulary.
+    /// Same as [`crate::loss::row_max`], for an unsharded vocabulary.
     pub fn row_max(
         &self,
         stream: Stream,
@@ -125,7 +125,7 @@ impl Device {
         self.launch(stream, "row_max", rows, &args)
     }
 
-    /// As [`crate::loss::softmax_stats`], of a whole vocabulary.
+    /// Same as [`crate::loss::softmax_stats`], for an unsharded vocabulary.
     pub fn softmax_stats(
         &self,
         stream: Stream,
@@ -146,7 +146,7 @@ impl Device {
         self.launch(stream, "softmax_stats", rows, &args)
     }
 
-    /// The sum of the rows' losses, [`crate::loss::cross_entropy`] and [`crate::loss::sum`] in one.
+    /// Sum of the rows' losses: [`crate::loss::cross_entropy`] and [`crate::loss::sum`] in one.
     pub fn cross_entropy(
         &self,
         stream: Stream,
@@ -164,7 +164,7 @@ impl Device {
         self.launch(stream, "cross_entropy", 1, &args)
     }
 
-    /// As [`crate::loss::input_gradient`], of a whole vocabulary.
+    /// Same as [`crate::loss::input_gradient`], for an unsharded vocabulary.
     pub fn cross_entropy_input(
         &self,
         stream: Stream,
@@ -190,7 +190,7 @@ impl Device {
         self.over(stream, "cross_entropy_gradient", n, &args)
     }
 
-    /// As [`crate::reduce::block_squares`].
+    /// Same as [`crate::reduce::block_squares`].
     pub fn block_squares(
         &self,
         stream: Stream,
@@ -204,7 +204,7 @@ impl Device {
         self.launch(stream, "block_squares", blocks, &args)
     }
 
-    /// The sum of all elements, or the root of it, in one.
+    /// Sum of all elements, or its square root, written to one element.
     pub fn sum(&self, stream: Stream, x: Span, y: Span, root: bool) -> Result<(), CudaError> {
         let n = x.len / 4;
         let args = [self.arg("x", x, n)?, self.arg("y", y, 1)?, Arg::Count(n)];

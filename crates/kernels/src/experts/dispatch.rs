@@ -1,38 +1,38 @@
-//! Brings tokens into the order of their experts, and what the experts make of them back.
+//! Permutes tokens into expert order, and combines the experts' outputs in token order.
 
 use super::route::DROPPED;
-use crate::lanes;
+use crate::ordered_sum;
 use crate::pool::{Cut, Pool, strips};
 use crate::shape::expect_len;
 use crate::{Element, Rows};
 use std::fmt;
 
-/// The place of a choice that found no room.
+/// Slot of a dropped choice.
 pub const NOWHERE: u32 = u32::MAX;
 
-/// How many tokens go where.
+/// Sizes of a dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Tokens and their width.
+    /// Number of tokens and their width.
     pub tokens: Rows,
-    /// Experts a token goes to.
+    /// Number of experts per token.
     pub topk: usize,
-    /// All experts.
+    /// Total number of experts.
     pub experts: usize,
-    /// Holders of an equal number of experts each.
+    /// Number of regions, one for each rank that holds an equal share of the experts.
     pub regions: usize,
-    /// Rows for the experts of one holder.
+    /// Number of rows for the experts of one region.
     pub region_rows: usize,
 }
 
-/// More tokens want to go to one holder's experts than there are rows for.
+/// Error: more tokens are routed to a region's experts than it has rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full {
-    /// Which holder.
+    /// Index of the region.
     pub region: usize,
-    /// How many tokens.
+    /// Number of tokens.
     pub tokens: usize,
-    /// How many rows.
+    /// Number of rows.
     pub rows: usize,
 }
 
@@ -43,8 +43,8 @@ impl fmt::Display for Full {
     }
 }
 
-/// Finds a place for every choice: `slots[tokens, topk]`, and `counts[experts]`. Within an expert,
-/// tokens keep their order. `starts` is room for a number for each expert.
+/// Assigns a slot to every choice: `slots[tokens, topk]`, and counts `counts[experts]`. Within an
+/// expert, tokens keep their order. `starts` is a workspace of one element per expert.
 pub fn places(
     shape: Shape,
     choices: &[u32],
@@ -84,19 +84,19 @@ pub fn places(
     Ok(())
 }
 
-/// Puts a copy of every token into each of its places; places without a token are zero.
+/// Copies every token into each of its slots; slots without a token are zero.
 pub fn scatter<T: Element>(pool: &Pool, shape: Shape, x: &[T], slots: &[u32], rows: &mut [T]) {
     spread(pool, shape, slots, rows, |token, _, row| {
         row.copy_from_slice(&x[shape.tokens.range(token)]);
     });
 }
 
-/// The gradient of the tokens: the sum of that of their copies.
+/// Gradient of the tokens: the sum of the gradients of their copies.
 pub fn gather<T: Element>(pool: &Pool, shape: Shape, drows: &[T], slots: &[u32], dx: &mut [T]) {
     weighted(pool, shape, drows, slots, None, dx);
 }
 
-/// What comes of a token: the weighted sum of what its experts made of it.
+/// Output of each token: the weighted sum of its experts' outputs.
 pub fn combine<T: Element>(
     pool: &Pool,
     shape: Shape,
@@ -108,7 +108,7 @@ pub fn combine<T: Element>(
     weighted(pool, shape, rows, slots, Some(gates), y);
 }
 
-/// The gradient of what experts made, and of the weights. A choice without a place has none.
+/// Gradients of the experts' outputs and of the gates. A dropped choice has none.
 #[expect(clippy::too_many_arguments, reason = "one name per tensor of the operator")]
 pub fn combine_gradient<T: Element>(
     pool: &Pool,
@@ -136,7 +136,7 @@ pub fn combine_gradient<T: Element>(
                     NOWHERE => 0.0,
                     slot => {
                         let row = &rows[slot as usize * width..][..width];
-                        lanes::sum([dy, row], |[dy, row]| dy * row)
+                        ordered_sum::sum([dy, row], |[dy, row]| dy * row)
                     }
                 };
             }
@@ -168,7 +168,7 @@ fn weighted<T: Element>(
     });
 }
 
-/// Fills the row of every choice that has a place: `fill` gets the token, which of its choices it is,
+/// Fills the row of every choice that has a slot: `fill` takes the token, the index of the choice,
 /// and the row. Other rows become zero.
 fn spread<T: Element>(
     pool: &Pool,
@@ -191,8 +191,8 @@ fn spread<T: Element>(
             for (at, &slot) in slots[token * topk..][..topk].iter().enumerate() {
                 if slot != NOWHERE {
                     let slot = slot as usize;
-                    // SAFETY: the place is one of those that there are, and `places` gives each to
-                    // one choice only, so that no other thread has it.
+                    // SAFETY: the slot is within the rows, and `places` assigns each slot to one
+                    // choice only, so that no other thread has it.
                     fill(token, at, unsafe { rows.piece(slot..slot + 1) });
                 }
             }
@@ -200,7 +200,7 @@ fn spread<T: Element>(
     });
 }
 
-/// How many tokens a thread takes at a time.
+/// Number of tokens that a thread takes at a time.
 fn block(width: usize) -> usize {
     ((1 << 14) / width.max(1)).max(1)
 }

@@ -1,9 +1,9 @@
-//! Mixtures of experts: which experts a token goes to ([`route`]), bringing tokens into the order of
-//! their experts and back ([`dispatch`]), and the experts' products ([`product`]).
+//! Mixture of experts: routing of tokens ([`route`]), permutation into expert order and back
+//! ([`dispatch`]), and the experts' GEMMs ([`product`]).
 //!
-//! Tokens in expert order stand in *regions* of a fixed number of rows, one for each holder of experts.
-//! A region is filled from its start, expert after expert; counts say how many rows each has, and what
-//! is behind them is zero.
+//! Tokens in expert order are stored in *regions* of a fixed number of rows, one for each rank that
+//! holds experts. A region is filled from its start, expert after expert; counts give the number of
+//! rows of each, and the rows after them are zero.
 
 pub mod dispatch;
 pub mod product;

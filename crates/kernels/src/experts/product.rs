@@ -1,31 +1,31 @@
-//! The products of experts with the tokens that came to them.
+//! GEMMs of experts with the tokens routed to them.
 
 use crate::linear;
-use crate::mixed;
+use crate::mixed_precision;
 use crate::pool::Pool;
 use crate::shape::expect_len;
 use crate::{Element, Write};
 use std::ops::Range;
 
-/// The sizes of the experts' products.
+/// Sizes of the experts' GEMMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Experts, whose weights stand below each other.
+    /// Number of experts; their weights are stacked by rows.
     pub experts: usize,
-    /// Regions of rows, each with all the experts.
+    /// Number of regions of rows, each with all the experts.
     pub regions: usize,
-    /// Rows of one region.
+    /// Number of rows per region.
     pub region_rows: usize,
-    /// The width of a row that goes in.
+    /// Width of an input row.
     pub inputs: usize,
-    /// The width of a row that comes out.
+    /// Width of an output row.
     pub outputs: usize,
 }
 
 impl Shape {
-    /// How many elements of workspace the functions here need.
+    /// Number of workspace elements that the functions here need.
     pub fn workspace<T: Element, G: Element>(self) -> usize {
-        mixed::linear_workspace::<T, G>(self.linear(self.region_rows))
+        mixed_precision::linear_workspace::<T, G>(self.linear(self.region_rows))
     }
 
     fn linear(self, rows: usize) -> linear::Shape {
@@ -37,7 +37,7 @@ impl Shape {
         expert * each..(expert + 1) * each
     }
 
-    /// Calls `each` with the rows of every expert that has some, region by region.
+    /// Calls `each` with the rows of every expert that has any, region by region.
     fn each(self, counts: &[u32], mut each: impl FnMut(usize, Range<usize>)) {
         expect_len("counts", counts.len(), &[self.regions, self.experts]);
         for (region, counts) in counts.chunks_exact(self.experts.max(1)).enumerate() {
@@ -53,7 +53,7 @@ impl Shape {
         }
     }
 
-    /// Clears the rows that no token stands in.
+    /// Clears the rows without a token.
     fn clear<T: Element>(self, counts: &[u32], width: usize, y: &mut [T]) {
         let regions = counts.chunks_exact(self.experts.max(1)).enumerate();
         for (region, counts) in regions {
@@ -79,8 +79,8 @@ pub fn forward<T: Element>(
         let linear = shape.linear(rows.len());
         let (x, w) = (&x[rows.start * inputs..rows.end * inputs], &w[shape.weights(expert)]);
         let y = &mut y[rows.start * outputs..rows.end * outputs];
-        let workspace = &mut workspace[..mixed::linear_workspace::<T, f32>(linear)];
-        mixed::linear_forward(pool, linear, x, w, y, workspace);
+        let workspace = &mut workspace[..mixed_precision::linear_workspace::<T, f32>(linear)];
+        mixed_precision::linear_forward(pool, linear, x, w, y, workspace);
     });
     shape.clear(counts, outputs, y);
 }
@@ -100,8 +100,8 @@ pub fn input_gradient<T: Element>(
         let linear = shape.linear(rows.len());
         let (dy, w) = (&dy[rows.start * outputs..rows.end * outputs], &w[shape.weights(expert)]);
         let dx = &mut dx[rows.start * inputs..rows.end * inputs];
-        let workspace = &mut workspace[..mixed::linear_workspace::<T, f32>(linear)];
-        mixed::linear_input_gradient(pool, linear, dy, w, dx, workspace);
+        let workspace = &mut workspace[..mixed_precision::linear_workspace::<T, f32>(linear)];
+        mixed_precision::linear_input_gradient(pool, linear, dy, w, dx, workspace);
     });
     shape.clear(counts, inputs, dx);
 }
@@ -127,12 +127,12 @@ pub fn weight_gradient<T: Element, G: Element>(
                 let linear = shape.linear(rows.len());
                 let dy = &dy[rows.start * outputs..rows.end * outputs];
                 let x = &x[rows.start * inputs..rows.end * inputs];
-                let workspace = &mut workspace[..mixed::linear_workspace::<T, G>(linear)];
-                mixed::linear_weight_gradient(pool, linear, dy, x, dw, mode, workspace);
+                let workspace = &mut workspace[..mixed_precision::linear_workspace::<T, G>(linear)];
+                mixed_precision::linear_weight_gradient(pool, linear, dy, x, dw, mode, workspace);
                 mode = Write::Accumulate;
             }
         });
-        // An expert that nobody came to has a gradient too.
+        // An expert without tokens has a gradient too.
         mode.prepare(dw);
     }
 }
@@ -145,7 +145,7 @@ mod tests {
     const SHAPE: Shape = Shape { experts: 3, regions: 2, region_rows: 5, inputs: 4, outputs: 6 };
     const COUNTS: [u32; 6] = [2, 0, 3, 1, 0, 2];
 
-    /// Whose each row is.
+    /// Expert of each row.
     const OWNERS: [Option<usize>; 10] =
         [Some(0), Some(0), Some(2), Some(2), Some(2), Some(0), Some(2), Some(2), None, None];
 

@@ -1,65 +1,66 @@
-//! Which experts a token goes to, how much each counts, and how evenly they are liked.
+//! Expert routing: the experts of each token, their weights, and the load-balancing loss.
 //!
-//! A token's `topk` experts are those of the largest scores; their weights are their scores, divided
-//! by the sum of those chosen (Jiang et al., Mixtral, arXiv 2401.04088, section 2.1; DeepSeek-V3, arXiv
-//! 2412.19437, eq. 13) unless there is only one, whose weight is its score (Fedus et al., Switch
-//! Transformer, arXiv 2101.03961, eq. 2): otherwise nothing would teach the router.
+//! A token's `topk` experts are those with the largest scores. Their weights are their scores,
+//! divided by the sum of those chosen (Jiang et al., Mixtral, arXiv 2401.04088, section 2.1;
+//! DeepSeek-V3, arXiv 2412.19437, eq. 13). A single expert's weight is its score (Fedus et al.,
+//! Switch Transformer, arXiv 2101.03961, eq. 2): otherwise the router would get no gradient.
 //!
-//! Experts may stand in groups, and a token's then come from few of them: those whose two best scores add
-//! up to the most (DeepSeek-V3, section 2.1.2, node-limited routing, as its published code has it).
+//! Experts may be grouped, and a token's experts then come from few groups: those whose two best
+//! scores have the largest sum (DeepSeek-V3, section 2.1.2, node-limited routing, as in its
+//! published code).
 //!
-//! The loss that balances loads is that of DeepSeek-V3, eq. 17 to 20, for every sequence by itself: the
-//! sum over experts of f·P, with f the expert's share of the choices in units of an equal one and P its
+//! The balancing loss is that of DeepSeek-V3, eq. 17 to 20, for every sequence separately: the sum
+//! over experts of f·P, with f the expert's share of the choices relative to an equal one and P its
 //! mean normalised score.
 
 use crate::Element;
-use crate::lanes;
 use crate::math::{exp, sigmoid};
+use crate::ordered_sum;
 use crate::shape::{Write, expect_len};
 use std::ops::Range;
 
-/// Set in a choice that found no room; the other bits are the expert.
+/// Bit set in a dropped choice; the other bits are the expert.
 pub const DROPPED: u32 = 1 << 31;
 
-/// How choices are made.
+/// Parameters of the routing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Routing {
-    /// Experts to choose from.
+    /// Number of experts.
     pub experts: usize,
-    /// Experts a token goes to.
+    /// Number of experts per token.
     pub topk: usize,
-    /// Whether scores are sigmoids, or a softmax.
+    /// True if scores are sigmoids, false for a softmax.
     pub sigmoid: bool,
-    /// What the weights of a token's experts add up to.
+    /// Sum of the weights of a token's experts.
     pub scale: f32,
-    /// Tokens of one sequence.
+    /// Number of tokens per sequence.
     pub seq: usize,
-    /// How many tokens of a sequence an expert takes, if not all.
+    /// Maximum number of tokens of a sequence per expert, if bounded.
     pub capacity: Option<usize>,
-    /// What a sequence's imbalance counts for in the loss.
+    /// Weight of a sequence's imbalance in the loss.
     pub balance: f32,
-    /// Groups of equally many experts, one after the other.
+    /// Number of groups of equally many consecutive experts.
     pub groups: usize,
-    /// Groups that a token's experts come from.
+    /// Number of groups that a token's experts come from.
     pub kept_groups: usize,
-    /// Parts in which sequences were dealt out in a zigzag: rows stand part by part, in each the tokens of
-    /// one sequence after those of another, of which it has a run from the front and one from the end.
+    /// Number of shards of sequences in zigzag layout. Rows are stored shard by shard, and within a
+    /// shard sequence by sequence: of each a run from the front and one from the end.
     pub parts: usize,
 }
 
 impl Routing {
-    /// How many numbers a [`Room`] needs: whole ones, and floats.
+    /// Sizes of a [`Room`]: number of integers, and of floats.
     pub fn room(&self) -> (usize, usize) {
         let choices = self.seq.saturating_mul(self.topk);
         (choices.saturating_add(self.experts), self.experts.saturating_add(self.groups))
     }
 
-    /// Tokens of a sequence that stand together.
+    /// Number of consecutive rows per sequence.
     fn each(&self) -> usize {
         (self.seq / self.parts.max(1)).max(1)
     }
 
-    /// The row of a sequence's token, of so many rows.
+    /// Row of a sequence's token, among `rows` rows.
     fn row(&self, rows: usize, sequence: usize, token: usize) -> usize {
         if self.parts <= 1 {
             return sequence * self.seq + token;
@@ -71,7 +72,7 @@ impl Routing {
         (part * sequences + sequence) * each + behind + token % run
     }
 
-    /// The token of its sequence that a row is, of so many rows.
+    /// Token index of a row within its sequence, among `rows` rows.
     fn token(&self, rows: usize, row: usize) -> usize {
         let (each, at) = (self.each(), row % self.each());
         if self.parts <= 1 {
@@ -82,7 +83,7 @@ impl Routing {
         runs * run + at % run
     }
 
-    /// The sequences that some rows of one part belong to, each with its rows among them.
+    /// Sequences of the rows `own` of one shard, each with its rows among them.
     fn sequences(
         &self,
         rows: usize,
@@ -101,20 +102,20 @@ impl Routing {
     }
 }
 
-/// Where choices of a whole sequence are worked out.
+/// Workspace for the choices of a whole sequence.
 #[derive(Debug)]
 pub struct Room<'a> {
-    /// As many as [`Routing::room`] says.
+    /// Integers, of the size given by [`Routing::room`].
     pub whole: &'a mut [u32],
-    /// Likewise.
+    /// Floats, likewise.
     pub floats: &'a mut [f32],
 }
 
-/// Chooses experts for the rows `own` of `logits`, which holds whole sequences: `choices` and `gates`
-/// are `[own, topk]`. Returns how many choices found no room.
+/// Chooses experts for the rows `own` of `logits`, which holds whole sequences: `choices` and
+/// `gates` are `[own, topk]`. Returns the number of dropped choices.
 ///
-/// First choices count before second ones, and earlier tokens before later ones. `bias` is added to
-/// the scores of a sigmoid for the choice alone.
+/// First choices take precedence over second ones, and earlier tokens over later ones. `bias` is
+/// added to the scores of a sigmoid only for the choice.
 pub fn forward<T: Element>(
     routing: Routing,
     own: Range<usize>,
@@ -146,8 +147,8 @@ pub fn forward<T: Element>(
     dropped
 }
 
-/// The gradient of the logits of the rows `own`, from that of their gates and from the balancing loss,
-/// which is multiplied with `loss_scale` as the other gradients are.
+/// Gradient of the logits of the rows `own`, from the gradient of their gates and from the
+/// balancing loss. The latter is multiplied by `loss_scale` like the other gradients.
 #[expect(clippy::too_many_arguments, reason = "one name per tensor of the operator")]
 pub fn input_gradient<T: Element>(
     routing: Routing,
@@ -166,7 +167,7 @@ pub fn input_gradient<T: Element>(
     for (sequence, of_sequence) in routing.sequences(rows, &own) {
         let Room { whole, floats } = &mut room;
         let (chosen, counts) = choose(routing, sequence, logits, bias, whole, floats);
-        // What a normalised score counts for: balance · f / T, eq. 17 and 18.
+        // Weight of a normalised score: balance · f / T, eq. 17 and 18.
         let share = experts as f32 / (topk * seq) as f32;
         let weight = routing.balance * loss_scale * share / seq as f32;
         for row in of_sequence {
@@ -181,13 +182,13 @@ pub fn input_gradient<T: Element>(
             let (mean, picked) = (mean * normal, Picked::of(routing, chosen, dgates, floats));
             for (expert, dlogit) in dlogits.iter_mut().enumerate() {
                 let score = floats[expert];
-                // By the score: of the balancing loss, and of the gates.
+                // Derivative by the score: of the balancing loss, and of the gates.
                 let mut by_score = weight * (counts[expert] as f32 - mean) * normal;
                 if let Some(at) = chosen.iter().position(|&choice| choice as usize == expert) {
                     by_score += picked.by_score(dgates[at]);
                 }
-                // By the logit: a softmax's scores are proportional to exponentials, and what is
-                // subtracted above is its normalisation.
+                // Derivative by the logit: a softmax's scores are proportional to exponentials; its
+                // normalisation is subtracted above.
                 let slope = if routing.sigmoid { score * (1.0 - score) } else { score };
                 let whole = if routing.sigmoid { 0.0 } else { picked.whole(normal) };
                 *dlogit = T::narrow((by_score - whole) * slope);
@@ -196,9 +197,9 @@ pub fn input_gradient<T: Element>(
     }
 }
 
-/// `dbias (+)=` `factor` times each expert's excess over an equal share of some choices. It is no
-/// gradient of the loss, but what lowers the bias of experts that are liked too much (DeepSeek-V3,
-/// arXiv 2412.19437, section 2.1.2).
+/// `dbias (+)=` `factor` times each expert's excess over an equal share of the choices. It is not a
+/// gradient of the loss, but lowers the bias of overloaded experts (DeepSeek-V3, arXiv 2412.19437,
+/// section 2.1.2).
 pub fn bias_gradient<G: Element>(
     choices: &[u32],
     factor: f32,
@@ -213,7 +214,7 @@ pub fn bias_gradient<G: Element>(
     }
 }
 
-/// The choices of all tokens of a sequence, and how many each expert has.
+/// Choices of all tokens of a sequence, and the number of tokens per expert.
 fn choose<'r, T: Element>(
     routing: Routing,
     sequence: usize,
@@ -251,7 +252,7 @@ fn choose<'r, T: Element>(
     (chosen, counts)
 }
 
-/// Leaves only the experts of those groups to choose from whose two largest keys add up to the most; of equal
+/// Restricts the choice to the `kept` groups whose two largest keys have the largest sum; of equal
 /// ones the first.
 fn keep_groups(kept: usize, keys: &mut [f32], sums: &mut [f32]) {
     let each = (keys.len() / sums.len().max(1)).max(1);
@@ -276,7 +277,7 @@ fn keep_groups(kept: usize, keys: &mut [f32], sums: &mut [f32]) {
     }
 }
 
-/// The positions of the largest keys, in falling order; of equal ones the first.
+/// Indices of the largest keys, in descending order; of equal ones the first.
 fn largest(keys: &[f32], chosen: &mut [u32]) {
     for at in 0..chosen.len() {
         let mut best = None;
@@ -299,7 +300,7 @@ fn count(choices: &[u32], counts: &mut [u32]) {
     }
 }
 
-/// Marks the choices that come when an expert has its fill.
+/// Marks the choices that exceed an expert's capacity as dropped.
 fn drop_beyond(capacity: usize, topk: usize, chosen: &mut [u32], counts: &mut [u32]) {
     counts.fill(0);
     for place in 0..topk {
@@ -314,7 +315,7 @@ fn drop_beyond(capacity: usize, topk: usize, chosen: &mut [u32], counts: &mut [u
     }
 }
 
-/// A token's scores of all experts, up to a common factor for a softmax.
+/// Scores of all experts for a token, up to a common factor for a softmax.
 fn scores<T: Element>(routing: Routing, logits: &[T], scores: &mut [f32]) {
     if routing.sigmoid {
         for (score, logit) in scores.iter_mut().zip(logits) {
@@ -322,16 +323,16 @@ fn scores<T: Element>(routing: Routing, logits: &[T], scores: &mut [f32]) {
         }
         return;
     }
-    let max = lanes::max(logits);
+    let max = ordered_sum::max(logits);
     for (score, logit) in scores.iter_mut().zip(logits) {
         *score = exp(logit.widen() - max);
     }
 }
 
-/// The weights of a token's experts.
+/// Weights of a token's experts.
 fn weights<T: Element>(routing: Routing, logits: &[T], chosen: &[u32], gates: &mut [f32]) {
     let expert = |choice: u32| (choice & !DROPPED) as usize;
-    let max = if routing.sigmoid { 0.0 } else { lanes::max(logits) };
+    let max = if routing.sigmoid { 0.0 } else { ordered_sum::max(logits) };
     let score = |logit: &T| match routing.sigmoid {
         true => sigmoid(logit.widen()),
         false => exp(logit.widen() - max),
@@ -339,7 +340,7 @@ fn weights<T: Element>(routing: Routing, logits: &[T], chosen: &[u32], gates: &m
     for (gate, &choice) in gates.iter_mut().zip(chosen) {
         *gate = score(&logits[expert(choice)]);
     }
-    // One score by itself stays what it is; a softmax's is then a share of all.
+    // A single sigmoid score is not divided; a single softmax score is a share of all.
     let sum: f32 = match (gates.len(), routing.sigmoid) {
         (1, true) => 1.0,
         (1, false) => logits.iter().map(score).sum(),
@@ -349,13 +350,13 @@ fn weights<T: Element>(routing: Routing, logits: &[T], chosen: &[u32], gates: &m
     gates.iter_mut().for_each(|gate| *gate *= factor);
 }
 
-/// What the gates' gradient is for the scores.
+/// Constants that convert the gates' gradients to those of the scores.
 struct Picked {
-    /// Multiplies a gate's gradient.
+    /// Factor of a gate's gradient.
     factor: f32,
-    /// The mean of the gates' gradients by their weights, if they are divided by the chosen's sum.
+    /// Weighted mean of the gates' gradients, if gates are divided by the sum of the chosen scores.
     mean: f32,
-    /// The share of the only gate of a softmax, times its gradient.
+    /// Share of the only gate of a softmax, times its gradient.
     single: f32,
 }
 
@@ -379,7 +380,7 @@ impl Picked {
         self.factor * (dgate - self.mean)
     }
 
-    /// What every score loses because all of a softmax's add up to one.
+    /// Term that every score loses because a softmax's scores add up to one.
     fn whole(&self, normal: f32) -> f32 {
         self.single * normal
     }
@@ -403,7 +404,7 @@ mod tests {
         parts: 1,
     };
 
-    /// Choices, gates and the number of dropped ones, for some rows.
+    /// Choices, gates and number of dropped choices for the rows `own`.
     fn routed(
         routing: Routing,
         own: Range<usize>,
@@ -419,7 +420,7 @@ mod tests {
         (choices, gates, dropped)
     }
 
-    /// Gates by the definition, and the balancing loss of all sequences as one more result.
+    /// Gates by their definition, and the balancing loss of all sequences as the last result.
     fn reference(routing: Routing, choices: &[u32], logits: &[f64]) -> Vec<f64> {
         let Routing { experts, topk, seq, scale, .. } = routing;
         let rows = logits.len() / experts;
@@ -502,7 +503,7 @@ mod tests {
         assert_eq!(sum, dropped);
     }
 
-    /// Sequences that several hold parts of, in a zigzag, are routed as if one had them.
+    /// Sequences sharded over ranks in zigzag layout are routed like unsharded ones.
     #[test]
     fn where_tokens_stand_does_not_matter() {
         let (sequences, parts) = (3, 2);
@@ -512,7 +513,7 @@ mod tests {
         let logits = random("logits", rows * experts);
         let (choices, gates, dropped) = routed(routing, 0..rows, &logits, None);
         let dealt = Routing { parts, ..routing };
-        // Two tokens from the front, and those that are as far from the end.
+        // Two tokens from the front, and their mirror images from the end.
         let tokens = [[0, 1, 6, 7], [2, 3, 4, 5]];
         let mut order = Vec::new();
         for tokens in tokens {
@@ -531,7 +532,7 @@ mod tests {
         };
         let whole = gradient(routing, 0..rows, &logits);
         let mut sum = 0;
-        // Halves of parts, as ranks hold them that share a part's tokens.
+        // Halves of shards, as held by ranks that share a shard's tokens.
         for own in [0..6, 6..12, 12..18, 18..24] {
             let (some, some_gates, dropped) = routed(dealt, own.clone(), &lying, None);
             let parts_of = gradient(dealt, own.clone(), &lying);
@@ -566,7 +567,7 @@ mod tests {
     #[test]
     fn first_choices_and_earlier_tokens_find_room() {
         let routing = Routing { experts: 3, seq: 3, capacity: Some(2), ..ROUTING };
-        // Every token likes expert 0 most; the first two like 1 next, the last likes 2.
+        // Every token scores expert 0 highest; second is 1 for the first two, 2 for the last.
         let logits = [3.0, 2.0, 1.0, 3.0, 2.0, 1.0, 3.0, 1.0, 2.0];
         let (choices, _, dropped) = routed(routing, 0..3, &logits, None);
         assert_eq!(choices, [0, 1, 0, 1, DROPPED, 2]);

@@ -1,46 +1,46 @@
-//! Copies of operands in the order in which a tile reads them.
+//! Packs operands in the order in which a tile reads them.
 //!
-//! A panel holds some neighbouring lines (rows of the left operand, columns of the right one): for
-//! each term of the sums, one element of every line. Tiles then read memory straight on, whatever
-//! the layout of the operand was, and the copy is small enough for a cache.
+//! A panel holds adjacent lines (rows of the left operand, columns of the right one): for each term
+//! of the sums, one element of every line. Tiles then read memory sequentially, whatever the layout
+//! of the operand, and the copy is small enough for a cache.
 
 use super::Operand;
 use super::tile::{Kernel, Left, Strip};
 use crate::instruction_set::vectorised;
 use std::ops::Range;
 
-/// How many terms of a line are read before the next line's turn.
+/// Number of terms of a line that are read before moving to the next line.
 const RUN: usize = 64;
 
-/// How many terms ahead lines that are neighbours are fetched: each term may lie on another page,
-/// where the processor does not look by itself.
+/// Prefetch distance in terms for adjacent lines: each term may be on another page, which hardware
+/// prefetchers do not cross.
 const AHEAD: usize = 8;
 
-/// Asks for elements that will be read soon; beyond the end of the slice nothing is lost.
+/// Prefetches elements that will be read soon; beyond the end of the slice this is harmless.
 #[inline(always)]
 fn fetch(data: &[f32], first: usize, count: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     for at in (first..first + count).step_by(16) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint reads nothing, wherever its address points.
+        // SAFETY: a prefetch hint accesses no memory, wherever its address points.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(data.as_ptr().wrapping_add(at).cast()) };
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let _ = (data, first, count);
 }
 
-/// How panels lie in memory.
+/// Memory layout of panels.
 #[derive(Clone, Copy)]
 pub(super) struct Format {
-    /// Lines of a whole panel.
+    /// Number of lines of a whole panel.
     pub(super) panel: usize,
-    /// What the lines of the last panel are filled up to a multiple of: a divisor of `panel`.
+    /// The last panel's lines are padded to a multiple of this: a divisor of `panel`.
     pub(super) multiple: usize,
-    /// How many terms a line has room for.
+    /// Capacity of a line in terms.
     pub(super) room: usize,
 }
 
-/// The lines of an operand: element `k` of line `i` stands at `i * across + k * along`.
+/// Lines of an operand: element `k` of line `i` is at `i * across + k * along`.
 #[derive(Clone, Copy)]
 pub(super) struct Lines<'a> {
     data: &'a [f32],
@@ -49,41 +49,41 @@ pub(super) struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    /// The rows of a left operand.
+    /// Rows of a left operand.
     pub(super) fn rows(operand: Operand<'a>) -> Self {
         Self { data: operand.data, across: operand.row_stride, along: operand.column_stride }
     }
 
-    /// The columns of a right operand.
+    /// Columns of a right operand.
     pub(super) fn columns(operand: Operand<'a>) -> Self {
         Self { data: operand.data, across: operand.column_stride, along: operand.row_stride }
     }
 
-    /// Whether tiles may read the rows of a left operand where they lie. A packed copy would cost as
-    /// much as many a tile, and hides nothing: the operand's elements arrive while tiles compute.
-    /// Only where what a tile reads lies a power of two apart the few places that the caches have
-    /// for it would not do.
+    /// Returns true if tiles may read the rows of a left operand in place. A packed copy would cost
+    /// as much as several tiles and hide no latency: the operand's elements arrive while tiles
+    /// compute. Only at strides of a large power of two does a cache have too few ways for the
+    /// lines that a tile reads.
     pub(super) fn are_at_hand(&self) -> bool {
-        let (apart, places) = if self.along == 1 { (self.across, 1) } else { (self.along, 2) };
-        !(apart * places * size_of::<f32>()).is_multiple_of(4096)
+        let (to_stride, places) = if self.along == 1 { (self.across, 1) } else { (self.along, 2) };
+        !(to_stride * places * size_of::<f32>()).is_multiple_of(4096)
     }
 
-    /// Some of the lines, from a term on, as a tile reads them.
+    /// Lines from `line` on, from term `term` on, as a tile reads them.
     ///
     /// # Safety
     ///
     /// The line and the term must be within the operand.
     pub(super) unsafe fn at(&self, line: usize, term: usize) -> Left {
         let Self { across, along, .. } = *self;
-        // SAFETY: the caller grants that the element is there.
+        // SAFETY: the caller guarantees that the element exists.
         let data = unsafe { self.data.as_ptr().add(line * across + term * along) };
         Left { data, across, along }
     }
 
-    /// Writes the panels of some lines, `panel` lines each; one that has fewer is filled with zeros
-    /// up to a multiple of `multiple`. A panel begins every `panel * room` elements of `panels`.
+    /// Writes the panels of some lines, `panel` lines each; a shorter one is zero-padded to a
+    /// multiple of `multiple`. A panel begins every `panel * room` elements of `panels`.
     ///
-    /// The lines and terms must be within the operand, and the terms not more than `room`.
+    /// The lines and terms must be within the operand, and there must be at most `room` terms.
     pub(super) fn pack(
         self,
         kernel: Kernel,
@@ -97,8 +97,8 @@ impl<'a> Lines<'a> {
         let whole = lines.len() / panel * panel;
         if self.across == 1 {
             let lines = lines.start..lines.start + whole;
-            // A copy of a length known to the compiler is a few moves of the widest registers, any
-            // other a call.
+            // A copy of a constant length compiles to a few moves of the widest registers, any
+            // other to a call.
             match panel {
                 4 => self.copy::<4>(lines, terms.clone(), room, panels),
                 6 => self.copy::<6>(lines, terms.clone(), room, panels),
@@ -121,7 +121,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// Packs whole panels of lines that are neighbours, term by term.
+    /// Packs whole panels of adjacent lines, term by term.
     fn copy<const N: usize>(
         self,
         lines: Range<usize>,
@@ -153,32 +153,32 @@ impl<'a> Lines<'a> {
         panel: &mut [f32],
     ) {
         if self.along == 1 {
-            self.turn(kernel, lines, terms, width, panel);
+            self.transpose_tile(kernel, lines, terms, width, panel);
         } else {
             self.gather(lines, terms, width, 0, panel);
         }
     }
 
-    /// Packs panels of `width` lines element by element, which works for every layout; they begin
-    /// `apart` elements apart.
+    /// Packs panels of `width` lines element by element, for any layout; they begin `to_stride`
+    /// elements apart.
     fn gather(
         self,
         lines: Range<usize>,
         terms: Range<usize>,
         width: usize,
-        apart: usize,
+        to_stride: usize,
         panels: &mut [f32],
     ) {
         for (i, line) in lines.enumerate() {
             for (k, term) in terms.clone().enumerate() {
-                let at = i / width * apart + k * width + i % width;
+                let at = i / width * to_stride + k * width + i % width;
                 panels[at] = self.data[line * self.across + term * self.along];
             }
         }
     }
 
-    /// Packs lines whose terms are neighbours: a transpose, in blocks where there are whole ones.
-    fn turn(
+    /// Packs lines with contiguous terms: a transpose, in 8 x 8 blocks where possible.
+    fn transpose_tile(
         self,
         kernel: Kernel,
         lines: Range<usize>,
@@ -190,7 +190,7 @@ impl<'a> Lines<'a> {
         if whole_lines > 0 && whole_terms > 0 {
             let last = (lines.start + whole_lines - 1) * self.across + terms.start + whole_terms;
             assert!(last <= self.data.len() && panel.len() >= whole_terms * width);
-            // So many terms at a time that what is written stays in the first cache.
+            // Limits the terms at a time, so that the written data stays in the L1 cache.
             for k in (0..whole_terms).step_by(RUN) {
                 for i in (0..whole_lines).step_by(8) {
                     let from = (lines.start + i) * self.across + terms.start + k;
@@ -198,15 +198,16 @@ impl<'a> Lines<'a> {
                         let next = |line| from + line * self.across + RUN;
                         (0..8).for_each(|line| fetch(self.data, next(line), RUN));
                     }
-                    // SAFETY: the processor has what the kernel needs. The last element of the last
-                    // strip has just been found within the operand, and the panel has `width`
-                    // elements for each term, of which the strip takes eight from `i` on.
+                    // SAFETY: the processor has the instructions that the kernel needs. The
+                    // assertion above found the last element of the last strip within the operand,
+                    // and the panel has `width` elements for each term, of which the strip takes
+                    // eight from `i` on.
                     unsafe {
                         (kernel.transpose)(Strip {
                             from: self.data.as_ptr().add(from),
                             stride: self.across,
                             to: panel.as_mut_ptr().add(k * width + i),
-                            apart: width,
+                            to_stride: width,
                             blocks: RUN.min(whole_terms - k) / 8,
                         });
                     }

@@ -1,4 +1,4 @@
-//! Products against their definition, in every layout and order.
+//! GEMMs against their definition, in every layout and order.
 
 use super::*;
 use crate::reference::{assert_close, bits, random, widen};
@@ -92,7 +92,7 @@ fn the_bits_do_not_depend_on_addresses() {
     }
 }
 
-/// One element, by the definition of the order of summation.
+/// One element, computed by the definition of the summation order.
 fn chain(p: Product, a: &Operand, b: &Operand, old: Option<f32>, (i, j): (usize, usize)) -> f32 {
     let part = share(p.depth, DEPTH, 1);
     let mut total = old;
@@ -107,7 +107,7 @@ fn chain(p: Product, a: &Operand, b: &Operand, old: Option<f32>, (i, j): (usize,
     total.unwrap_or(0.0)
 }
 
-/// The promise on which replicas rest: an element's bits come from the depth alone.
+/// Replicas rely on this: the bits of an element depend on the depth alone.
 #[test]
 fn every_fused_kernel_sums_in_the_stated_order_wherever_an_element_stands() {
     for (height, width, depth) in [(1, 1, 1), (13, 67, 40), (150, 70, 530), (7, 200, 1300)] {
@@ -119,7 +119,7 @@ fn every_fused_kernel_sums_in_the_stated_order_wherever_an_element_stands() {
             for mode in [Write::Overwrite, Write::Accumulate] {
                 let mut c = old.clone();
                 let call = Call::new(p, a, b, &mut c, width, mode);
-                let mut room = Room::with(kernel, STRIPE);
+                let mut room = PackBuffer::with(kernel, STRIPE);
                 call.run(&mut room, &|pieces, body| (0..pieces).for_each(body), &|_| {});
                 for (at, &found) in c.iter().enumerate() {
                     let before = (mode == Write::Accumulate).then_some(old[at]);
@@ -131,11 +131,11 @@ fn every_fused_kernel_sums_in_the_stated_order_wherever_an_element_stands() {
     }
 }
 
-/// Rows of the left operand that lie a power of two apart are packed, others read in place.
+/// Left operands whose row stride is a power of two are packed, others are read in place.
 #[test]
 fn a_packed_left_operand_gives_the_bits_of_one_in_place() {
     let p = Product { height: 2 * BLOCK + 5, width: 50, depth: DEPTH + 30 };
-    let (at_hand, apart) = ((DEPTH + 30).next_multiple_of(8), 1024);
+    let (at_hand, to_stride) = ((DEPTH + 30).next_multiple_of(8), 1024);
     let db = random("b", p.width * p.depth);
     let b = Operand::transposed(&db, p.depth);
     for transposed in [false, true] {
@@ -156,7 +156,7 @@ fn a_packed_left_operand_gives_the_bits_of_one_in_place() {
             p.compute(&pool(2), a, b, &mut c, p.width, Write::Overwrite);
             bits(&c)
         };
-        assert_eq!(run(at_hand, true), run(apart, false), "transposed: {transposed}");
+        assert_eq!(run(at_hand, true), run(to_stride, false), "transposed: {transposed}");
     }
 }
 
@@ -168,7 +168,7 @@ fn every_kernel_agrees_with_the_naive_product() {
     for kernel in Kernel::all() {
         let mut c = vec![f32::NAN; 29 * 83];
         let call = Call::new(p, a, b, &mut c, 83, Write::Overwrite);
-        let mut room = Room::with(kernel, STRIPE);
+        let mut room = PackBuffer::with(kernel, STRIPE);
         call.run(&mut room, &|pieces, body| (0..pieces).for_each(body), &|_| {});
         assert_close(&c, &naive(p, &a, &b));
     }

@@ -1,35 +1,35 @@
-//! The innermost product: one tile of the result from packed panels, kept in registers.
+//! Innermost GEMM loop: one tile of the result from packed panels, kept in registers.
 //!
-//! Whatever the instruction set, an element of the tile is one chain of multiply-adds over the
-//! depth, in order. So its bits depend neither on the size of a tile nor on its place in it, and
-//! every instruction set that fuses multiply-adds gives the same ones.
+//! On every instruction set, an element of the tile is one chain of multiply-adds over the depth,
+//! in order. So its bits depend neither on the size of a tile nor on its position in it. Every
+//! instruction set that fuses multiply-adds gives the same ones.
 
-/// What one tile is computed from and where it goes.
+/// Operands and destination of one tile.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
-    /// How many terms each element sums.
+    /// Number of terms that each element sums.
     pub(super) depth: usize,
-    /// The rows of the left operand.
+    /// Rows of the left operand.
     pub(super) a: Left,
-    /// A panel of up to [`Kernel::columns`] columns: for each term, one element of every column, and
+    /// Panel of up to [`Kernel::columns`] columns: for each term, one element of every column, and
     /// zeros up to the next multiple of [`Kernel::lanes`].
     pub(super) b: *const f32,
-    /// The first element of the result.
+    /// First element of the result.
     pub(super) c: *mut f32,
-    /// How far its rows lie apart.
+    /// Row stride of the result.
     pub(super) stride: usize,
-    /// How many of the panel's rows the result has, at least one.
+    /// Number of the panel's rows that the result has, at least one.
     pub(super) rows: usize,
-    /// How many of the panel's columns the result has, at least one.
+    /// Number of the panel's columns that the result has, at least one.
     pub(super) columns: usize,
-    /// Whether the sums are added to what the result holds.
+    /// True if the sums are added to the old values of the result.
     pub(super) add: bool,
 }
 
-/// The rows of a tile's left operand: element `k` of row `i` stands at `i * across + k * along`.
+/// Rows of a tile's left operand: element `k` of row `i` is at `i * across + k * along`.
 ///
-/// A tile reads one element of each row at a time and spreads it over a register, so that it makes
-/// little difference where the rows are: they may lie in a packed panel or in the operand itself.
+/// A tile reads one element of each row at a time and broadcasts it to a register. So the location
+/// of the rows matters little: they may be in a packed panel or in the operand itself.
 #[derive(Clone, Copy)]
 pub(super) struct Left {
     pub(super) data: *const f32,
@@ -38,52 +38,53 @@ pub(super) struct Left {
 }
 
 impl Left {
-    /// Its rows, of which there are `rows`; what a kernel asks for beyond them is the last one again.
+    /// Pointers to its `rows` rows; those that a kernel needs beyond them repeat the last one.
     #[inline(always)]
     fn rows<const N: usize>(self, rows: usize) -> [*const f32; N] {
         std::array::from_fn(|i| self.data.wrapping_add(i.min(rows - 1) * self.across))
     }
 }
 
-/// Eight lines of `8 * blocks` elements, and where they go as so many lines of eight.
+/// Eight lines of `8 * blocks` elements, and the destination of their transpose.
 #[derive(Clone, Copy)]
 pub(super) struct Strip {
     pub(super) from: *const f32,
-    /// How far the lines lie apart.
+    /// Stride of the lines.
     pub(super) stride: usize,
     pub(super) to: *mut f32,
-    /// How far the transposed lines lie apart.
-    pub(super) apart: usize,
+    /// Stride of the transposed lines.
+    pub(super) to_stride: usize,
     pub(super) blocks: usize,
 }
 
-/// A way to compute a tile.
+/// Implementation of a tile.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernel {
-    /// Rows of a panel of the left operand.
+    /// Number of rows of a panel of the left operand.
     pub(super) rows: usize,
-    /// Columns of a full panel of the right operand, a multiple of `lanes`.
+    /// Number of columns of a full panel of the right operand, a multiple of `lanes`.
     pub(super) columns: usize,
-    /// What the width of a panel is a multiple of.
+    /// Granularity of the width of a panel.
     pub(super) lanes: usize,
     /// Computes a tile.
     ///
     /// # Safety
     ///
-    /// The processor must have the instructions. `a` must have `depth` elements to read in each of
+    /// The processor must have the instructions. `a` must have `depth` readable elements in each of
     /// `Tile::rows` rows, `b` must have `depth` times `Tile::columns` rounded up to `lanes`, and
-    /// every element of the result must be there for reading and writing, by this thread alone.
+    /// every element of the result must be readable and writable, by this thread alone.
     pub(super) run: unsafe fn(Tile),
     /// Transposes a strip of 8 x 8 blocks.
     ///
     /// # Safety
     ///
-    /// The processor must have the instructions, and the strip its elements.
+    /// The processor must have the instructions, and all elements of the strip must exist on both
+    /// sides.
     pub(super) transpose: unsafe fn(Strip),
 }
 
 impl Kernel {
-    /// The fastest for this processor.
+    /// Fastest kernel for this processor.
     pub(super) fn best() -> Self {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         {
@@ -98,7 +99,7 @@ impl Kernel {
         PORTABLE
     }
 
-    /// All that run on this processor, to be compared.
+    /// All kernels that run on this processor, for comparison.
     #[cfg(test)]
     pub(super) fn all() -> Vec<Self> {
         let mut all = vec![PORTABLE];
@@ -115,18 +116,18 @@ impl Kernel {
         all
     }
 
-    /// Whether it rounds a product before adding it.
+    /// Returns true if it fuses multiply-adds, that is, does not round a product before adding it.
     #[cfg(test)]
     pub(super) fn is_fused(&self) -> bool {
         self.columns != PORTABLE.columns || FUSED
     }
 }
 
-/// Whether multiply-adds can be fused without asking the processor: elsewhere that is a call of a
-/// function, and far slower than two operations.
+/// True if multiply-adds can be fused without runtime detection: elsewhere that is a function call,
+/// and far slower than two operations.
 const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
 
-/// What the compiler makes of plain loops: the registers of the baseline, which are NEON's on ARM.
+/// Kernel compiled from plain loops, for the registers of the baseline, which are NEON's on ARM.
 const PORTABLE: Kernel =
     Kernel { rows: 4, columns: 16, lanes: 16, run: portable, transpose: transpose_portable };
 
@@ -134,10 +135,10 @@ unsafe fn portable(tile: Tile) {
     let mut sums = [[0.0f32; 16]; 4];
     let rows: [*const f32; 4] = tile.a.rows(tile.rows);
     for k in 0..tile.depth {
-        // SAFETY: the caller grants `depth` times 16 elements.
+        // SAFETY: the caller guarantees `depth` times 16 elements.
         let b: [f32; 16] = unsafe { *tile.b.add(16 * k).cast() };
         for (sums, row) in sums.iter_mut().zip(rows) {
-            // SAFETY: the caller grants `depth` elements of each row.
+            // SAFETY: the caller guarantees `depth` elements of each row.
             let a = unsafe { *row.add(k * tile.a.along) };
             for (sum, b) in sums.iter_mut().zip(b) {
                 *sum = if FUSED { a.mul_add(b, *sum) } else { *sum + a * b };
@@ -146,7 +147,7 @@ unsafe fn portable(tile: Tile) {
     }
     for (i, sums) in sums.iter().enumerate().take(tile.rows) {
         for (j, sum) in sums.iter().enumerate().take(tile.columns) {
-            // SAFETY: the caller grants every element of the result.
+            // SAFETY: the caller guarantees every element of the result.
             unsafe {
                 let c = tile.c.add(i * tile.stride + j);
                 *c = if tile.add { *c + sum } else { *sum };
@@ -158,8 +159,10 @@ unsafe fn portable(tile: Tile) {
 unsafe fn transpose_portable(strip: Strip) {
     for j in 0..8 * strip.blocks {
         for i in 0..8 {
-            // SAFETY: the caller grants the elements of the strip on both sides.
-            unsafe { *strip.to.add(j * strip.apart + i) = *strip.from.add(i * strip.stride + j) };
+            // SAFETY: the caller guarantees the elements of the strip on both sides.
+            unsafe {
+                *strip.to.add(j * strip.to_stride + i) = *strip.from.add(i * strip.stride + j)
+            };
         }
     }
 }
@@ -172,24 +175,24 @@ mod x86 {
     use super::{Kernel, Strip, Tile};
     use std::arch::x86_64::*;
 
-    /// 24 registers of sums, three of the right operand and one of the left, of 32.
+    /// Kernel with 24 registers of sums, three of the right operand and one of the left, out of 32.
     pub(super) const AVX512: Kernel =
         Kernel { rows: 8, columns: 48, lanes: 16, run: avx512, transpose };
 
-    /// 12 registers of sums, two of the right operand and one of the left, of 16.
+    /// Kernel with 12 registers of sums, two of the right operand and one of the left, out of 16.
     pub(super) const AVX2: Kernel = Kernel { rows: 6, columns: 16, lanes: 8, run: avx2, transpose };
 
-    /// How many terms ahead the right operand is fetched: its panels stream from the second cache.
+    /// Prefetch distance of the right operand in terms: its panels stream from the L2 cache.
     const AHEAD: usize = 8;
 
-    /// The same for the left operand, whose terms may lie far apart and come from farther away.
+    /// Same for the left operand, whose terms may be far apart and come from farther away.
     const FAR: usize = 16;
 
     #[target_feature(enable = "avx512f")]
     unsafe fn avx512(tile: Tile) {
-        // Eight rows whose elements are neighbours need one address, any others one each.
+        // Eight rows whose elements are adjacent need one address, any others one each.
         let neighbours = tile.a.across == 1 && tile.rows == 8;
-        // SAFETY: what the caller grants is what the version for this width asks for.
+        // SAFETY: the caller's guarantees are those that the version for this width requires.
         unsafe {
             match (tile.columns, neighbours) {
                 (33.., true) => avx512_wide::<3, true>(tile),
@@ -202,7 +205,7 @@ mod x86 {
         }
     }
 
-    /// A tile of `N` registers a row, of rows whose elements are `NEIGHBOURS` or of any.
+    /// Computes a tile of `N` registers per row, of adjacent rows if `NEIGHBOURS`.
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn avx512_wide<const N: usize, const NEIGHBOURS: bool>(tile: Tile) {
@@ -219,7 +222,7 @@ mod x86 {
         for k in 0..depth {
             let mut right = [_mm512_setzero_ps(); N];
             for (j, right) in right.iter_mut().enumerate() {
-                // SAFETY: the caller grants `depth` times 16 N elements at `b`.
+                // SAFETY: the caller guarantees `depth` times 16 N elements at `b`.
                 *right = unsafe { _mm512_loadu_ps(b.add(16 * j)) };
                 _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(16 * (N * AHEAD + j)).cast());
             }
@@ -232,7 +235,7 @@ mod x86 {
                 } else {
                     each[i].wrapping_add(k * a.along)
                 };
-                // SAFETY: the caller grants `depth` elements of each row.
+                // SAFETY: the caller guarantees `depth` elements of each row.
                 let left = _mm512_set1_ps(unsafe { *left });
                 for (sum, &right) in sums.iter_mut().zip(&right) {
                     *sum = _mm512_fmadd_ps(left, right, *sum);
@@ -248,8 +251,8 @@ mod x86 {
             for (j, &sum) in sums.iter().enumerate() {
                 let here = columns - 16 * j;
                 let mask = if here >= 16 { !0 } else { (1 << here) - 1 };
-                // SAFETY: the caller grants every element of the result, and the mask leaves out
-                // what is beyond its columns.
+                // SAFETY: the caller guarantees every element of the result, and the mask excludes
+                // elements beyond its columns.
                 unsafe {
                     let c = c.add(i * stride + 16 * j);
                     let old =
@@ -263,11 +266,11 @@ mod x86 {
 
     #[target_feature(enable = "avx2,fma")]
     unsafe fn avx2(tile: Tile) {
-        // SAFETY: what the caller grants is what the version for this width asks for.
+        // SAFETY: the caller's guarantees are those that the version for this width requires.
         unsafe { if tile.columns > 8 { avx2_wide::<2>(tile) } else { avx2_wide::<1>(tile) } }
     }
 
-    /// A tile of `N` registers a row.
+    /// Computes a tile of `N` registers per row.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
     unsafe fn avx2_wide<const N: usize>(tile: Tile) {
@@ -277,11 +280,11 @@ mod x86 {
         for k in 0..depth {
             let mut right = [_mm256_setzero_ps(); N];
             for (j, right) in right.iter_mut().enumerate() {
-                // SAFETY: the caller grants `depth` times 8 N elements at `b`.
+                // SAFETY: the caller guarantees `depth` times 8 N elements at `b`.
                 *right = unsafe { _mm256_loadu_ps(b.add(8 * j)) };
             }
             for (sums, row) in sums.iter_mut().zip(each) {
-                // SAFETY: the caller grants `depth` elements of each row.
+                // SAFETY: the caller guarantees `depth` elements of each row.
                 let left = _mm256_set1_ps(unsafe { *row.add(k * a.along) });
                 for (sum, &right) in sums.iter_mut().zip(&right) {
                     *sum = _mm256_fmadd_ps(left, right, *sum);
@@ -297,8 +300,8 @@ mod x86 {
                 let here = (columns - 8 * j).min(8) as i32;
                 let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
                 let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(here), lanes);
-                // SAFETY: the caller grants every element of the result, and the mask leaves out
-                // what is beyond its columns.
+                // SAFETY: the caller guarantees every element of the result, and the mask excludes
+                // elements beyond its columns.
                 unsafe {
                     let c = c.add(i * stride + 8 * j);
                     let new =
@@ -311,22 +314,22 @@ mod x86 {
 
     #[target_feature(enable = "avx2")]
     unsafe fn transpose(strip: Strip) {
-        let Strip { mut from, stride, mut to, apart, blocks } = strip;
+        let Strip { mut from, stride, mut to, to_stride, blocks } = strip;
         for _ in 0..blocks {
-            // SAFETY: the caller grants every block of the strip.
-            unsafe { transpose_block(from, stride, to, apart) };
+            // SAFETY: the caller guarantees every block of the strip.
+            unsafe { transpose_block(from, stride, to, to_stride) };
             from = from.wrapping_add(8);
-            to = to.wrapping_add(8 * apart);
+            to = to.wrapping_add(8 * to_stride);
         }
     }
 
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn transpose_block(from: *const f32, stride: usize, to: *mut f32, apart: usize) {
-        // SAFETY: the caller grants eight elements in each of eight rows.
+    unsafe fn transpose_block(from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
+        // SAFETY: the caller guarantees eight elements in each of eight rows.
         let r: [__m256; 8] =
             std::array::from_fn(|i| unsafe { _mm256_loadu_ps(from.add(i * stride)) });
-        // Pairs of rows, then fours, then the halves of all eight.
+        // Interleaves pairs of rows, then groups of four, then the halves of all eight.
         let pairs: [__m256; 8] = std::array::from_fn(|i| {
             let (x, y) = (r[i / 2 * 2], r[i / 2 * 2 + 1]);
             if i % 2 == 0 { _mm256_unpacklo_ps(x, y) } else { _mm256_unpackhi_ps(x, y) }
@@ -347,8 +350,8 @@ mod x86 {
             } else {
                 _mm256_permute2f128_ps::<0x31>(x, y)
             };
-            // SAFETY: the caller grants eight elements in each of eight rows.
-            unsafe { _mm256_storeu_ps(to.add(i * apart), column) };
+            // SAFETY: the caller guarantees eight elements in each of eight rows.
+            unsafe { _mm256_storeu_ps(to.add(i * to_stride), column) };
         }
     }
 }
@@ -364,10 +367,16 @@ mod tests {
         for kernel in Kernel::all() {
             let mut to = vec![0.0; 16 * 9];
             let (from_, to_) = (from.as_ptr(), to.as_mut_ptr());
-            // SAFETY: `all` gives what this processor has; 8 lines of 19 hold 8 of 16, and 16 of 9
-            // hold 16 of 8.
+            // SAFETY: `all` returns only kernels that this processor supports; 8 lines of 19
+            // contain 8 of 16, and 16 of 9 contain 16 of 8.
             unsafe {
-                (kernel.transpose)(Strip { from: from_, stride: 19, to: to_, apart: 9, blocks: 2 });
+                (kernel.transpose)(Strip {
+                    from: from_,
+                    stride: 19,
+                    to: to_,
+                    to_stride: 9,
+                    blocks: 2,
+                });
             }
             for i in 0..8 {
                 for j in 0..16 {

@@ -1,37 +1,37 @@
-//! Outputs that several threads write at the same time, each its own rows.
+//! Outputs that several threads write concurrently, each thread its own rows.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::slice;
 
-/// What can be cut into rows for writing: [`Strips`], or several of them as a tuple.
+/// An output that can be split into rows for writing: [`Strips`], or several of them as a tuple.
 ///
 /// # Safety
 ///
-/// Pieces of ranges of rows that do not meet must not overlap, for all ranges within the rows that
+/// Pieces of disjoint row ranges must not overlap, for all ranges within the rows that
 /// `expect_rows` accepts.
 pub unsafe trait Cut: Sync {
-    /// The part for some rows.
+    /// The part that covers a range of rows.
     type Piece;
 
     /// Panics unless there are exactly `rows` rows.
     fn expect_rows(&self, rows: usize);
 
-    /// The part of some rows.
+    /// Returns the part that covers `rows`.
     ///
     /// # Safety
     ///
-    /// The rows must be within those that `expect_rows` accepts, and no other piece of any of them
+    /// `rows` must be within the rows that `expect_rows` accepts, and no other piece of any of them
     /// may be alive.
     unsafe fn piece(&self, rows: Range<usize>) -> Self::Piece;
 }
 
-/// A slice as rows of `width` elements.
+/// Views a slice as rows of `width` elements.
 pub fn strips<T>(data: &mut [T], width: usize) -> Strips<'_, T> {
     Strips { data: data.as_mut_ptr(), len: data.len(), width, borrow: PhantomData }
 }
 
-/// A slice that is written in rows, see [`strips`].
+/// A slice that is written by rows, see [`strips`].
 #[derive(Debug)]
 pub struct Strips<'a, T> {
     data: *mut T,
@@ -40,12 +40,12 @@ pub struct Strips<'a, T> {
     borrow: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it stands for an exclusive borrow whose pieces go to one thread each, see `Cut::piece`.
+// SAFETY: it represents an exclusive borrow; each piece goes to one thread, see `Cut::piece`.
 unsafe impl<T: Send> Sync for Strips<'_, T> {}
-// SAFETY: as for the slice it stands for.
+// SAFETY: as for the slice that it represents.
 unsafe impl<T: Send> Send for Strips<'_, T> {}
 
-// SAFETY: a row is `width` elements of its own.
+// SAFETY: each row is a distinct range of `width` elements.
 unsafe impl<'a, T: Send> Cut for Strips<'a, T> {
     type Piece = &'a mut [T];
 
@@ -60,8 +60,8 @@ unsafe impl<'a, T: Send> Cut for Strips<'a, T> {
     unsafe fn piece(&self, rows: Range<usize>) -> &'a mut [T] {
         let (start, len) = (rows.start * self.width, rows.len() * self.width);
         debug_assert!(start + len <= self.len);
-        // SAFETY: the caller says that the rows are among those of the slice, and that nothing else
-        // reaches them while this piece lives; the slice is borrowed exclusively.
+        // SAFETY: the caller guarantees that the rows are inside the slice, and that nothing else
+        // accesses them while this piece is alive; the slice is borrowed exclusively.
         unsafe { slice::from_raw_parts_mut(self.data.add(start), len) }
     }
 }
@@ -75,7 +75,7 @@ unsafe impl Cut for () {
     unsafe fn piece(&self, _rows: Range<usize>) {}
 }
 
-// SAFETY: its pieces are those of what it holds, if it holds anything.
+// SAFETY: its pieces are those of the contained value, if there is one.
 unsafe impl<C: Cut> Cut for Option<C> {
     type Piece = Option<C::Piece>;
 
@@ -86,14 +86,14 @@ unsafe impl<C: Cut> Cut for Option<C> {
     }
 
     unsafe fn piece(&self, rows: Range<usize>) -> Self::Piece {
-        // SAFETY: what the caller promises holds for what is inside.
+        // SAFETY: the caller's guarantees apply to the contained value.
         self.as_ref().map(|cut| unsafe { cut.piece(rows) })
     }
 }
 
 macro_rules! cut_together {
     ($($name:ident $at:tt),+) => {
-        // SAFETY: the members are different exclusive borrows, and each keeps its rows apart.
+        // SAFETY: the members are distinct exclusive borrows, and the rows of each are disjoint.
         unsafe impl<$($name: Cut),+> Cut for ($($name,)+) {
             type Piece = ($($name::Piece,)+);
 
@@ -102,7 +102,7 @@ macro_rules! cut_together {
             }
 
             unsafe fn piece(&self, rows: Range<usize>) -> Self::Piece {
-                // SAFETY: what the caller promises holds for each member.
+                // SAFETY: the caller's guarantees apply to each member.
                 unsafe { ($(self.$at.piece(rows.clone()),)+) }
             }
         }

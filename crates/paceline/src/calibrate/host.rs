@@ -1,4 +1,4 @@
-//! What the system says about this host.
+//! Hardware properties that the operating system reports.
 
 use std::fs;
 

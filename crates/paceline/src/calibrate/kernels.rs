@@ -1,73 +1,73 @@
-//! Times kernels, and the memory beneath them.
+//! Times kernels and memory copies.
 
-use super::grid::Probes;
-use super::steady::Steady;
-use super::{DTYPE, ROUNDS, Request, Told, host, number};
+use super::core_placement::PlacementMonitor;
+use super::shapes::Probes;
+use super::{DTYPE, ROUNDS, Report, Request, host, number};
 use crate::failure::Failure;
-use paceline_exec::probe::{self, Before, Conditions, Subject, Sweep};
+use paceline_exec::probe::{self, CacheFlush, CachePrep, Conditions, ProbeTarget};
 use paceline_plan::program::AccumulateMode;
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
-use paceline_sim::cluster::measured::{CopyRate, KernelTable, Memory, Sample, Temperatures};
+use paceline_sim::cluster::measured::{CopyRate, KernelTable, Memory, Sample, WarmCold};
 use paceline_sim::compute::{KernelUse, accumulate_kernel, step_kernel};
 use std::sync::atomic::AtomicBool;
 
-/// Elements of optimizer steps, sums and copies.
+/// Element counts of optimizer steps, sums and copies.
 const ELEMENTS: [u64; 5] = [1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 23];
 
-/// Kernels, and what they took in every round.
+/// Kernels, and their times in every round.
 pub(super) struct Kernels<'a> {
     probes: &'a Probes,
     request: &'a Request,
-    steady: &'a Steady<'a>,
+    steady: &'a PlacementMonitor<'a>,
     stop: &'a AtomicBool,
     subjects: Vec<Timed>,
-    /// Ranks at once and threads of each.
+    /// Number of concurrent ranks and threads per rank.
     companies: Vec<(u32, usize)>,
-    sweep: Sweep,
-    /// By round, and then by subject and company.
-    rounds: Vec<Vec<Temperatures>>,
+    sweep: CacheFlush,
+    /// Times by round, then by subject and company.
+    rounds: Vec<Vec<WarmCold>>,
 }
 
-/// A plan and its template, what is timed of it, and as which kernel it is known.
-type Timed = (usize, usize, Subject, KernelUse);
+/// Index of the plan, index of its template, the probe target, and the kernel it measures.
+type Timed = (usize, usize, ProbeTarget, KernelUse);
 
 impl<'a> Kernels<'a> {
     pub(super) fn new(
         probes: &'a Probes,
         request: &'a Request,
-        (steady, stop): (&'a Steady<'a>, &'a AtomicBool),
+        (steady, stop): (&'a PlacementMonitor<'a>, &'a AtomicBool),
     ) -> Self {
         let optimizer = probes.plans[0].strategy.optimizer;
         let mut subjects: Vec<Timed> = (probes.operators.iter())
-            .map(|p| (p.plan, p.template, Subject::Operator(p.op), p.used.clone()))
+            .map(|p| (p.plan, p.template, ProbeTarget::Operator(p.op), p.used.clone()))
             .collect();
         for elements in ELEMENTS {
             for phase in optimizer.phases() {
                 let step = step_kernel(optimizer, *phase, DTYPE, elements);
-                subjects.push((0, 0, Subject::Step(elements, *phase), step));
+                subjects.push((0, 0, ProbeTarget::Step(elements, *phase), step));
             }
             for mode in [AccumulateMode::Add, AccumulateMode::Move] {
                 let used = accumulate_kernel(mode, DTYPE, elements);
-                subjects.push((0, 0, Subject::Accumulate(elements, mode), used));
+                subjects.push((0, 0, ProbeTarget::Accumulate(elements, mode), used));
             }
         }
         let (cores, threads) = (request.all_cores(), request.threads.get());
         let mut companies = vec![(1, 1)];
         companies.extend((cores > 1).then_some((cores, 1)));
         companies.extend((threads > 1).then_some((1, threads)));
-        let (sweep, rounds) = (Sweep::new(cores, host::cache()), Vec::new());
+        let (sweep, rounds) = (CacheFlush::new(cores, host::cache()), Vec::new());
         Self { probes, request, steady, stop, subjects, companies, sweep, rounds }
     }
 
     /// Times every kernel once more.
-    pub(super) fn round(&mut self, tell: Told<'_>) -> Result<(), Failure> {
+    pub(super) fn round(&mut self, report: Report<'_>) -> Result<(), Failure> {
         let mut times = Vec::with_capacity(self.subjects.len() * self.companies.len());
         for (done, subject) in self.subjects.iter().enumerate() {
-            tell(done as f64 / self.subjects.len() as f64, &subject.3.name)?;
+            report(done as f64 / self.subjects.len() as f64, &subject.3.name)?;
             for &company in &self.companies {
-                let warm = self.time(subject, company, Before::Nothing)?;
-                let cold = self.time(subject, company, Before::Sweep(&self.sweep))?;
-                times.push(Temperatures { warm, cold });
+                let warm = self.time(subject, company, CachePrep::Warm)?;
+                let cold = self.time(subject, company, CachePrep::Flush(&self.sweep))?;
+                times.push(WarmCold { warm, cold });
             }
         }
         self.rounds.push(times);
@@ -78,19 +78,19 @@ impl<'a> Kernels<'a> {
         &self,
         (plan, template, subject, _): &Timed,
         (ranks, threads): (u32, usize),
-        before: Before<'_>,
+        before: CachePrep<'_>,
     ) -> Result<Seconds, Failure> {
         let (threads, stop) = (number(threads), self.stop);
         let effort = self.request.effort() / ROUNDS;
         let conditions = Conditions { ranks, threads, before, effort, stop };
         let plan = &self.probes.plans[*plan];
         let time = || Ok(probe::time(plan, *template, *subject, &conditions)?);
-        // Threads that work on the same are as fast as their cores are near.
+        // The speed of cooperating threads depends on the core placement.
         let time = if threads.get() > 1 { self.steady.measure(time) } else { time() }?;
         Ok(Seconds(time.0.max(1e-10)))
     }
 
-    /// One table for each kernel and number of threads.
+    /// One table per kernel and thread count.
     pub(super) fn tables(&self) -> Vec<KernelTable> {
         let (cores, threads) = (self.request.all_cores(), self.request.threads.get());
         let mut tables: Vec<KernelTable> = Vec::new();
@@ -99,10 +99,10 @@ impl<'a> Kernels<'a> {
                 let at = self.companies.iter().position(|known| *known == company)?;
                 let times = || self.rounds.iter().map(|r| r[nth * self.companies.len() + at]);
                 let warm = middle(times().map(|time| time.warm));
-                Some(Temperatures { warm, cold: middle(times().map(|time| time.cold)) })
+                Some(WarmCold { warm, cold: middle(times().map(|time| time.cold)) })
             };
-            let mut keep = |threads: usize, alone, together| {
-                let sample = Sample { shape: used.shape.clone(), work: used.work, alone, together };
+            let mut keep = |threads: usize, solo, all_cores| {
+                let sample = Sample { shape: used.shape.clone(), work: used.work, solo, all_cores };
                 let threads = u32::try_from(threads).unwrap_or(u32::MAX);
                 match tables.iter_mut().find(|t| t.name == used.name && t.threads == threads) {
                     Some(table) => table.samples.push(sample),
@@ -114,25 +114,25 @@ impl<'a> Kernels<'a> {
                     }),
                 }
             };
-            if let Some(alone) = of((1, 1)) {
-                keep(1, alone, of((cores, 1)).unwrap_or(alone));
+            if let Some(solo) = of((1, 1)) {
+                keep(1, solo, of((cores, 1)).unwrap_or(solo));
             }
-            if let Some(alone) = of((1, threads)).filter(|_| threads > 1) {
-                keep(threads, alone, alone);
+            if let Some(solo) = of((1, threads)).filter(|_| threads > 1) {
+                keep(threads, solo, solo);
             }
         }
         tables
     }
 }
 
-/// The time in the middle.
+/// The median time.
 fn middle(times: impl Iterator<Item = Seconds>) -> Seconds {
     let mut times: Vec<Seconds> = times.collect();
     times.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
     times.get(times.len() / 2).copied().unwrap_or(Seconds::ZERO)
 }
 
-/// The rate of copies by how much is copied.
+/// Measures copy bandwidth by size.
 pub(super) fn memory(
     probes: &Probes,
     request: &Request,
@@ -142,17 +142,17 @@ pub(super) fn memory(
     let largest = host::cache() * 3;
     let sizes = (14..40).map(|power| 1u64 << power).take_while(|bytes| *bytes < 2 * largest);
     let rate = |bytes: u64, ranks| {
-        // Half is read, half is written.
-        let subject = Subject::Accumulate(bytes / 8, AccumulateMode::Move);
+        // Half of the bytes are read, half are written.
+        let subject = ProbeTarget::Accumulate(bytes / 8, AccumulateMode::Move);
         let (threads, effort) = (number(1), request.effort());
-        let conditions = Conditions { ranks, threads, before: Before::Nothing, effort, stop };
+        let conditions = Conditions { ranks, threads, before: CachePrep::Warm, effort, stop };
         let time = probe::time(&probes.plans[0], 0, subject, &conditions)?;
         Ok::<_, Failure>(BytesPerSec(bytes as f64 / time.0.max(1e-10)))
     };
     let copy = |bytes| {
-        let alone = rate(bytes, 1)?;
-        let together = if cores > 1 { rate(bytes, cores)? } else { alone };
-        Ok(CopyRate { bytes: Bytes(bytes), alone, together })
+        let solo = rate(bytes, 1)?;
+        let all_cores = if cores > 1 { rate(bytes, cores)? } else { solo };
+        Ok(CopyRate { bytes: Bytes(bytes), solo, all_cores })
     };
-    Ok(Memory { copies: sizes.step_by(2).map(copy).collect::<Result<_, Failure>>()? })
+    Ok(Memory { copy_bandwidth: sizes.step_by(2).map(copy).collect::<Result<_, Failure>>()? })
 }

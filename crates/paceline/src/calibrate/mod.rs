@@ -1,33 +1,36 @@
-//! Measures this machine into a cluster.
+//! Measures this machine and describes it as a cluster.
 //!
 //! ```text
-//! grid      which operators, on which shapes: those of layers of real models
-//! glance    those of one plan, in a fraction of a second
-//! kernels   what each takes: in the cache and from memory, alone and with all cores busy
-//! wires     what messages and collectives take over each transport
-//! aging     what caches lose of both while ranks compute something else
-//! steady    again what was measured while the host had moved the cores
-//! stores    how fast bytes are offloaded and brought back
+//! shapes          operators and shapes to time: those of layers of real models
+//! quick_profile   times the operators of one plan, in a fraction of a second
+//! kernels         kernel times: warm and cold, solo and with all cores busy
+//! exchanges       times of messages and collectives over each transport
+//! cache_decay     warm benefit lost by both while ranks compute on other data
+//! core_placement  repeats measurements during which the host had migrated the cores
+//! stores          bandwidth of offloading and of loading back
 //! ```
 //!
-//! The clock is read by `paceline_exec::probe`, which runs every op as training does; how a table
-//! answers for what was not measured is `paceline_sim`'s affair. Here the two meet.
+//! `paceline_exec::probe` reads the clock and runs every op as training does. `paceline_sim`
+//! interpolates the tables for shapes that were not measured. This module connects the two.
 
-mod aging;
-mod glance;
-mod grid;
+mod cache_decay;
+mod core_placement;
+mod exchanges;
 mod host;
 mod kernels;
-mod steady;
-mod wires;
+mod quick_profile;
+mod shapes;
 
-pub(crate) use glance::glance;
-pub(crate) use wires::Transport;
+pub(crate) use exchanges::TRANSPORTS;
+pub(crate) use quick_profile::profile_plan;
 
 use crate::failure::Failure;
-use aging::Aging;
+use cache_decay::DecayProbe;
+use core_placement::PlacementMonitor;
+use exchanges::ExchangeSuite;
 use kernels::Kernels;
-use paceline_exec::probe::{self, Sweep, Turn};
+use paceline_comm::TransportKind;
+use paceline_exec::probe::{self, CacheFlush, EmptyOp};
 use paceline_plan::DType;
 use paceline_plan::strategy::Store;
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
@@ -36,48 +39,46 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use steady::Steady;
-use wires::Exchanges;
 
-/// How thoroughly to measure what.
+/// Scope and thoroughness of a calibration.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
-    /// Cores of this machine: the ranks that can compute at once.
+    /// Number of cores of this machine: the ranks that can compute at once.
     pub cores: NonZeroUsize,
-    /// The most threads that compute for one rank.
+    /// Maximum number of compute threads per rank.
     pub threads: NonZeroUsize,
-    /// Counts of ranks among which exchanges are timed.
+    /// Rank counts for which exchanges are timed.
     pub ranks: Vec<u32>,
-    /// Transports, the one that answers first.
-    pub transports: Vec<Transport>,
-    /// Where offloaded bytes would be kept on disk.
+    /// Transports to time; predictions use the first.
+    pub transports: Vec<TransportKind>,
+    /// Directory in which offloaded state would be stored on disk.
     pub offload_dir: PathBuf,
-    /// Few shapes, for a look.
+    /// True for fewer shapes and shorter measurements.
     pub quick: bool,
 }
 
 impl Request {
-    /// Ranks that can compute at once.
+    /// Number of ranks that can compute at once.
     fn all_cores(&self) -> u32 {
         u32::try_from(self.cores.get()).unwrap_or(u32::MAX)
     }
 
-    /// How long a measurement goes on at least.
+    /// Minimum duration of one measurement.
     fn effort(&self) -> Duration {
         if self.quick { Duration::from_micros(1000) } else { Duration::from_millis(4) }
     }
 }
 
-/// Who hears how far it has got, and may end it.
-pub(crate) struct Listener<'a> {
-    /// Set to end it.
+/// Receives the progress of a calibration, and can stop it.
+pub(crate) struct ProgressSink<'a> {
+    /// Set to stop the calibration.
     pub stop: &'a AtomicBool,
-    /// Told the part that is done, from 0 to 1, and what comes next.
+    /// Called with the fraction done, from 0 to 1, and the name of the next step.
     pub progress: &'a dyn Fn(f64, &str),
 }
 
-impl Listener<'_> {
-    fn tell(&self, share: f64, next: &str) -> Result<(), Failure> {
+impl ProgressSink<'_> {
+    fn report(&self, share: f64, next: &str) -> Result<(), Failure> {
         (self.progress)(share, next);
         if self.stop.load(Ordering::Relaxed) {
             return Err(Failure::Run(anyhow::anyhow!(
@@ -88,71 +89,75 @@ impl Listener<'_> {
     }
 }
 
-/// How often everything is measured, the whole of it each time: a machine is faster in some minutes than in others, and its
-/// caches are larger when nobody else wants them. Whatever was timed in one of those would stay out of proportion.
+/// Number of times that the full set of measurements is repeated. A machine is faster in some
+/// minutes than in others, and has more cache when no other process uses it. A probe timed only in
+/// such a period would be out of proportion.
 const ROUNDS: u32 = 3;
 
-/// Of a round's time, what kernels take, and when exchanges are done.
+/// Fractions of a round's progress at which kernels, and then exchanges, are done.
 const KERNELS: f64 = 0.5;
 const WIRES: f64 = 0.85;
 
 /// A measured machine.
 #[derive(Debug)]
 pub(crate) struct Calibrated {
-    /// What it is.
+    /// Its description as a cluster.
     pub cluster: Cluster,
-    /// How many of the measurements that depend on it had to be made while its cores were not where they usually are.
+    /// Number of placement-dependent measurements made while the core placement was unusual.
     pub elsewhere: u32,
 }
 
-/// Measures everything that was asked for.
-pub(crate) fn measure(request: &Request, listener: &Listener<'_>) -> Result<Calibrated, Failure> {
-    let (probes, stop) = (grid::probes(request.quick)?, listener.stop);
-    listener.tell(0.0, "how far the cores are apart")?;
-    let (sweep, steady) = (sweep(request), Steady::new(request, stop));
+/// Runs the requested calibration.
+pub(crate) fn measure(
+    request: &Request,
+    listener: &ProgressSink<'_>,
+) -> Result<Calibrated, Failure> {
+    let (probes, stop) = (shapes::probes(request.quick)?, listener.stop);
+    listener.report(0.0, "core round trip")?;
+    let (sweep, steady) = (sweep(request), PlacementMonitor::new(request, stop));
     let mut kernels = Kernels::new(&probes, request, (&steady, stop));
-    let mut exchanges = Exchanges::new(request, &steady, &sweep);
-    let mut aging = Aging::new(&probes, request, &sweep, (&steady, stop));
+    let mut exchanges = ExchangeSuite::new(request, &steady, &sweep);
+    let mut decay = DecayProbe::new(&probes, request, &sweep, (&steady, stop));
     for round in 0..ROUNDS {
         let part = |from: f64, to: f64| {
             move |share: f64, next: &str| {
                 let done = f64::from(round) + from + share * (to - from);
-                listener.tell(done / f64::from(ROUNDS), next)
+                listener.report(done / f64::from(ROUNDS), next)
             }
         };
         kernels.round(&part(0.0, KERNELS))?;
-        // A look has kernels three times over and the rest once.
+        // A quick calibration runs kernels in every round and the rest once.
         if !request.quick || round + 1 == ROUNDS {
             exchanges.round(&part(KERNELS, WIRES))?;
-            aging.round(&part(WIRES, 1.0))?;
+            decay.round(&part(WIRES, 1.0))?;
         }
     }
     let effort = request.effort() * 10;
     let measured = Measured {
         cores: request.all_cores(),
         threads: None,
-        apart: steady.apart(),
-        per_op: probe::overhead(&probes.plans[0], Turn::Computation, effort)?,
-        per_exchange: probe::overhead(&probes.plans[0], Turn::Exchange, effort)?,
-        per_token: paceline_exec::probe::load(&probes.plans[0], effort)?,
+        core_round_trip: steady.core_round_trip(),
+        op_overhead: probe::overhead(&probes.plans[0], EmptyOp::Computation, effort)?,
+        exchange_overhead: probe::overhead(&probes.plans[0], EmptyOp::Exchange, effort)?,
+        load_time_per_token: paceline_exec::probe::load(&probes.plans[0], effort)?,
         memory: kernels::memory(&probes, request, stop)?,
         kernels: kernels.tables(),
-        aging: aging.curves(),
-        uneven: aging::uneven(request),
-        wires: exchanges.tables(),
+        cache_decay: decay.curves(),
+        rank_skew: cache_decay::rank_skew(request),
+        transports: exchanges.tables(),
     };
     let mut cluster = describe(measured)?;
-    listener.tell(1.0, "what is offloaded")?;
+    listener.report(1.0, "what is offloaded")?;
     stores(request, &mut cluster.device)?;
-    Ok(Calibrated { cluster, elsewhere: steady.elsewhere() })
+    Ok(Calibrated { cluster, elsewhere: steady.off_placement() })
 }
 
-/// Memory to empty the caches with, for as many ranks as exchange something.
-fn sweep(request: &Request) -> Sweep {
-    Sweep::new(request.ranks.iter().copied().max().unwrap_or(1), host::cache())
+/// Memory for flushing the caches of the largest number of ranks that exchange data.
+fn sweep(request: &Request) -> CacheFlush {
+    CacheFlush::new(request.ranks.iter().copied().max().unwrap_or(1), host::cache())
 }
 
-/// Measures how fast offloaded bytes are put away and brought back.
+/// Measures the bandwidth of offloading and of loading back.
 fn stores(request: &Request, device: &mut Device) -> Result<(), Failure> {
     let bytes = if request.quick { 16 << 20 } else { 128 << 20 };
     let rate = |kind| {
@@ -164,21 +169,21 @@ fn stores(request: &Request, device: &mut Device) -> Result<(), Failure> {
     Ok(())
 }
 
-/// More ranks than anyone starts on so many cores; beyond the cores they take turns.
+/// Upper bound on the ranks per host; ranks beyond `cores` share cores.
 fn most_ranks(cores: u32) -> u32 {
     cores.saturating_mul(8).clamp(64, 1024)
 }
 
-/// The cluster of a measured host: one device for each rank, as one core behaves.
+/// The cluster of a measured host: one device per rank, with the performance of one core.
 fn describe(measured: Measured) -> Result<Cluster, Failure> {
     let products = measured.kernels.iter().filter(|table| table.name.starts_with("linear."));
     let fewest = measured.kernels.iter().map(|table| table.threads).min();
     let samples = products.filter(|t| Some(t.threads) == fewest).flat_map(|table| &table.samples);
-    let best = samples.map(|sample| sample.work / sample.alone.warm.0).fold(1.0, f64::max);
-    let rate = measured.memory.copies.last().map_or(1e9, |copy| copy.together.0);
-    let (bandwidth, latency) = match measured.wires.first() {
+    let best = samples.map(|sample| sample.work / sample.solo.warm.0).fold(1.0, f64::max);
+    let rate = measured.memory.copy_bandwidth.last().map_or(1e9, |copy| copy.all_cores.0);
+    let (bandwidth, latency) = match measured.transports.first() {
         Some(wire) => match (wire.messages.first(), wire.messages.last()) {
-            (Some(small), Some(large)) => (large.bytes.as_f64() / large.time.0, small.time),
+            (Some(small), Some(large)) => (large.bytes.as_f64() / large.warm.0, small.warm),
             _ => (rate, Seconds(1e-6)),
         },
         None => (rate, Seconds(1e-6)),
@@ -193,7 +198,7 @@ fn describe(measured: Measured) -> Result<Cluster, Failure> {
         memory: Bytes((host::memory() / u64::from(measured.cores.max(1))).max(1)),
         memory_bandwidth: BytesPerSec(rate),
         memory_efficiency: 1.0,
-        launch_overhead: measured.per_op,
+        launch_overhead: measured.op_overhead,
         ..cluster.device
     };
     cluster.dimensions.truncate(1);
@@ -205,7 +210,7 @@ fn describe(measured: Measured) -> Result<Cluster, Failure> {
     Ok(cluster)
 }
 
-/// The type that everything is measured in: the one that training computes in today.
+/// The dtype of all measurements: the one that training computes in today.
 const DTYPE: DType = DType::F32;
 
 fn number(count: usize) -> NonZeroUsize {
@@ -218,7 +223,7 @@ impl From<paceline_comm::CommError> for Failure {
     }
 }
 
-type Told<'a> = &'a dyn Fn(f64, &str) -> Result<(), Failure>;
+type Report<'a> = &'a dyn Fn(f64, &str) -> Result<(), Failure>;
 
 #[cfg(test)]
 mod tests {
@@ -232,21 +237,21 @@ mod tests {
             cores: number(2),
             threads: number(2),
             ranks: vec![1, 2],
-            transports: vec![Transport::Thread],
+            transports: vec![TransportKind::Thread],
             offload_dir: std::env::temp_dir(),
             quick: true,
         }
     }
 
-    /// Measured with the least effort: what matters is that everything fits together.
+    /// A cluster measured with minimal effort, to test that all parts fit together.
     fn hasty() -> Cluster {
         let (request, stop) = (request(), AtomicBool::new(true));
-        let steady = Steady::new(&request, &stop);
-        let mut probes = grid::probes(true).unwrap();
+        let steady = PlacementMonitor::new(&request, &stop);
+        let mut probes = shapes::probes(true).unwrap();
         probes.operators.retain(|probe| probe.used.work < 3e5);
-        let sweep = Sweep::new(2, 1 << 20);
+        let sweep = CacheFlush::new(2, 1 << 20);
         let mut kernels = Kernels::new(&probes, &request, (&steady, &stop));
-        let mut exchanges = Exchanges::new(&request, &steady, &sweep);
+        let mut exchanges = ExchangeSuite::new(&request, &steady, &sweep);
         let tell = |_: f64, _: &str| Ok(());
         for _ in 0..2 {
             kernels.round(&tell).unwrap();
@@ -255,15 +260,15 @@ mod tests {
         describe(Measured {
             cores: 2,
             threads: None,
-            apart: steady.apart(),
-            per_op: Seconds(1e-7),
-            per_exchange: Seconds(1e-6),
-            per_token: Seconds(1e-9),
+            core_round_trip: steady.core_round_trip(),
+            op_overhead: Seconds(1e-7),
+            exchange_overhead: Seconds(1e-6),
+            load_time_per_token: Seconds(1e-9),
             memory: kernels::memory(&probes, &request, &stop).unwrap(),
             kernels: kernels.tables(),
-            aging: Vec::new(),
-            uneven: 0.01,
-            wires: exchanges.tables(),
+            cache_decay: Vec::new(),
+            rank_skew: 0.01,
+            transports: exchanges.tables(),
         })
         .unwrap()
     }
@@ -295,7 +300,7 @@ mod tests {
     #[test]
     fn a_wish_to_stop_is_heard() {
         let stop = AtomicBool::new(true);
-        let listener = Listener { stop: &stop, progress: &|_, _| {} };
+        let listener = ProgressSink { stop: &stop, progress: &|_, _| {} };
         let told = measure(&request(), &listener).unwrap_err().message().unwrap();
         assert!(told.contains("nothing was written"), "{told}");
     }

@@ -1,6 +1,6 @@
 //! `paceline calibrate`: measure this machine into a cluster file.
 
-use crate::calibrate::{self, Calibrated, Listener, Request, Transport};
+use crate::calibrate::{self, Calibrated, ProgressSink, Request, TRANSPORTS};
 use crate::failure::Failure;
 use crate::flags::{CommonFlags, Origins, Problems, whole};
 use crate::output::{self, stop_on_interrupt};
@@ -15,33 +15,32 @@ use std::time::Instant;
 
 /// Measure this machine into a cluster file
 ///
-/// Kernels are timed by shape, in the cache and from memory, alone and with every core busy; so are
-/// messages and collectives over every transport, and what offloading takes. The file describes a
-/// cluster of one host, which
-/// `plan`, `simulate`, `search` and `train` read with --cluster; what was measured then replaces
-/// the model. No command uses it unless told to.
+/// Times kernels by shape, warm and cold, alone and with every core busy. Also times messages and
+/// collectives over every transport, and offloading. The file describes a cluster of one host,
+/// which `plan`, `simulate`, `search` and `train` read with --cluster; measurements then replace
+/// the cost model. No command uses the file unless it is given.
 ///
-/// It takes four or five minutes, one with --quick. Other work on this machine is measured with
-/// it: the quieter the better. Ctrl-C ends it, and no file is written.
+/// Takes four or five minutes, one with --quick. Other work on this machine distorts the
+/// measurements, so keep it idle. Ctrl-C stops the calibration, and no file is written.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Flags {
-    /// The cluster file to write
+    /// Cluster file to write
     #[arg(long, value_name = "FILE.toml")]
     out: Option<PathBuf>,
-    /// The most threads to measure for one rank [default: all cores]
+    /// Maximum number of threads to measure for one rank [default: all cores]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     threads: Option<String>,
-    /// Counts of ranks among which exchanges are timed [default: 2, all cores, and twice as many]
+    /// Numbers of ranks among which exchanges are timed [default: 2, all cores, and twice as many]
     #[arg(long, value_name = "N,N…", allow_negative_numbers = true)]
     ranks: Option<String>,
-    /// Transports to time, the one that answers first: thread, shm, tcp [default: all]
+    /// Transports to time (thread, shm, tcp); predictions use the first [default: all]
     #[arg(long, value_name = "NAME,NAME…")]
     transport: Option<String>,
-    /// Where `train` will keep what it offloads to disk [default: the folder of the cluster file]
+    /// Directory that `train` will offload to [default: the folder of the cluster file]
     #[arg(long, value_name = "DIR")]
     offload_dir: Option<PathBuf>,
-    /// Few shapes and short measurements
+    /// Use few shapes and short measurements
     #[arg(long)]
     quick: bool,
     #[command(flatten)]
@@ -54,12 +53,12 @@ Examples:
   paceline train --model mini --dp 2 --cluster this-machine.toml   predicted from measurements
   paceline calibrate --out quick.toml --quick --transport thread   a first look";
 
-/// More ranks than anyone starts on one machine.
+/// Upper limit of --ranks.
 const MOST_RANKS: u64 = 64;
-/// More threads than any processor has cores for.
+/// Upper limit of --threads: more than any processor has cores.
 const MOST_THREADS: u64 = 1024;
 
-/// Measures and writes.
+/// Measures this machine and writes the cluster file.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let mut problems = Problems::new(origins);
     let out = flags.destination(&mut problems);
@@ -70,7 +69,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let stop = stop_on_interrupt(&output, "not be heard");
     let line = Line::new();
     let progress = |share: f64, next: &str| line.show(share, next);
-    let measured = calibrate::measure(&request, &Listener { stop: &stop, progress: &progress });
+    let measured = calibrate::measure(&request, &ProgressSink { stop: &stop, progress: &progress });
     line.bar.finish_and_clear();
     let Calibrated { cluster, elsewhere } = measured?;
     let text = format!("{}{}", header(&request), cluster.to_toml());
@@ -78,28 +77,28 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         Failure::flag("--out", format!("{} cannot be written: {error}", out.display()))
     })?;
     let record = Record::new(&cluster, &out, began.elapsed().as_secs_f64());
-    output.people(&record.words())?;
+    output.print(&record.words())?;
     if elsewhere > 0 {
         output.note(&format!(
             "note: {elsewhere} measurements were made while the cores were not where they usually are, and there was no \
-             more time to wait: what ranks exchange may be predicted badly; `paceline bench cores` shows whether \
+             more time to wait: what ranks exchange may be predicted badly; `paceline bench core-to-core` shows whether \
              they are moved, and another calibration may be luckier"
         ));
     }
-    Ok(output.object(&record)?)
+    Ok(output.print_json(&record)?)
 }
 
 impl Flags {
     fn destination(&self, problems: &mut Problems) -> Option<PathBuf> {
         let Some(out) = &self.out else {
-            problems.say("--out", "say where to, for example --out this-machine.toml");
+            problems.add("--out", "missing; for example --out this-machine.toml");
             return None;
         };
         if out.is_dir() {
-            problems.say("--out", format!("{} is a directory", out.display()));
+            problems.add("--out", format!("{} is a directory", out.display()));
         } else if out.extension().is_none_or(|extension| extension != "toml") {
-            // Other commands know a file from a built-in name by it.
-            problems.say("--out", format!("{} does not end in .toml", out.display()));
+            // Other commands distinguish a file from a built-in name by the extension.
+            problems.add("--out", format!("{} does not end in .toml", out.display()));
         }
         Some(out.clone())
     }
@@ -118,14 +117,14 @@ impl Flags {
         ranks.sort_unstable();
         ranks.dedup();
         let transports = match self.transport.as_deref() {
-            None | Some("auto") => Transport::ALL.to_vec(),
+            None | Some("auto") => TRANSPORTS.to_vec(),
             Some(list) => (list.split(','))
                 .filter_map(|text| {
-                    let known = Transport::ALL.into_iter().find(|t| t.name() == text.trim());
+                    let known = TRANSPORTS.into_iter().find(|t| t.name() == text.trim());
                     if known.is_none() {
                         let message =
                             format!("'{text}' cannot be measured; thread, shm and tcp can");
-                        problems.say("--transport", message);
+                        problems.add("--transport", message);
                     }
                     known
                 })
@@ -145,7 +144,7 @@ impl Flags {
     }
 }
 
-/// What a reader of the file should know.
+/// Comment at the top of the cluster file.
 fn header(request: &Request) -> String {
     let how = if request.quick { " --quick" } else { "" };
     format!(
@@ -155,7 +154,7 @@ fn header(request: &Request) -> String {
     )
 }
 
-/// The line that says how far it has got: redrawn on a terminal, a few plain lines elsewhere.
+/// Progress display: a bar on a terminal, a few plain lines elsewhere.
 struct Line {
     bar: ProgressBar,
     shown: std::cell::Cell<u32>,
@@ -178,7 +177,7 @@ impl Line {
         self.bar.set_message(next.to_owned());
         if self.bar.is_hidden() && percent >= self.shown.get() + 20 {
             self.shown.set(percent / 20 * 20);
-            // Nobody is left to tell if standard error is closed.
+            // Progress is lost if standard error is closed; that is no failure.
             let _ = io::Write::write_fmt(
                 &mut io::stderr(),
                 format_args!("measured {percent} %: {next} is next\n"),
@@ -187,7 +186,7 @@ impl Line {
     }
 }
 
-/// What was measured, in short.
+/// Summary of the measurements.
 #[derive(Serialize)]
 struct Record {
     file: String,
@@ -195,19 +194,19 @@ struct Record {
     cores: u32,
     kernels: usize,
     samples: usize,
-    /// The best rate of a matrix product on one core, in operations a second.
+    /// Best GEMM rate on one core, in FLOP/s.
     product_flops_per_s: f64,
-    /// The rate of copying what no cache holds: one core, and each of all at once.
+    /// Copy bandwidth from memory: one core alone, and each core with all busy.
     copy_bytes_per_s: [f64; 2],
-    /// A word from one core to another and back.
-    apart_s: Option<f64>,
-    wires: Vec<WireRecord>,
-    per_op_s: f64,
+    /// Core round trip.
+    core_round_trip_s: Option<f64>,
+    transports: Vec<TransportRecord>,
+    op_overhead_s: f64,
     took_s: f64,
 }
 
 #[derive(Serialize)]
-struct WireRecord {
+struct TransportRecord {
     transport: String,
     latency_s: f64,
     bytes_per_s: f64,
@@ -218,12 +217,12 @@ impl Record {
     fn new(cluster: &Cluster, out: &Path, took_s: f64) -> Self {
         let measured = cluster.measured.as_ref();
         let kernels = || measured.iter().flat_map(|m| &m.kernels);
-        let copy = measured.and_then(|m| m.memory.copies.last());
-        let wires = measured.iter().flat_map(|m| &m.wires).map(|wire| WireRecord {
-            transport: wire.transport.clone(),
-            latency_s: wire.messages.first().map_or(0.0, |m| m.time.0),
-            bytes_per_s: wire.messages.last().map_or(0.0, |m| m.bytes.as_f64() / m.time.0),
-            collectives: wire.collectives.len(),
+        let copy = measured.and_then(|m| m.memory.copy_bandwidth.last());
+        let transports = measured.iter().flat_map(|m| &m.transports).map(|table| TransportRecord {
+            transport: table.name.clone(),
+            latency_s: table.messages.first().map_or(0.0, |m| m.warm.0),
+            bytes_per_s: table.messages.last().map_or(0.0, |m| m.bytes.as_f64() / m.warm.0),
+            collectives: table.collectives.len(),
         });
         Self {
             file: out.display().to_string(),
@@ -232,10 +231,10 @@ impl Record {
             kernels: kernels().count(),
             samples: kernels().map(|table| table.samples.len()).sum(),
             product_flops_per_s: cluster.device.peak.f32.0,
-            copy_bytes_per_s: copy.map_or([0.0; 2], |c| [c.alone.0, c.together.0]),
-            apart_s: measured.and_then(|m| m.apart).map(|time| time.0),
-            wires: wires.collect(),
-            per_op_s: measured.map_or(0.0, |m| m.per_op.0),
+            copy_bytes_per_s: copy.map_or([0.0; 2], |c| [c.solo.0, c.all_cores.0]),
+            core_round_trip_s: measured.and_then(|m| m.core_round_trip).map(|time| time.0),
+            transports: transports.collect(),
+            op_overhead_s: measured.map_or(0.0, |m| m.op_overhead.0),
             took_s,
         }
     }
@@ -254,10 +253,10 @@ impl Record {
             self.took_s,
             self.product_flops_per_s / 1e9,
         );
-        if let Some(apart) = self.apart_s {
+        if let Some(apart) = self.core_round_trip_s {
             text += &format!("cores     {:.0} ns from one to another and back\n", apart * 1e9);
         }
-        for wire in &self.wires {
+        for wire in &self.transports {
             text += &format!(
                 "{:<9} {:.1} µs, {:.1} GB/s\n",
                 wire.transport,

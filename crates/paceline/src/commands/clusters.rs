@@ -1,4 +1,4 @@
-//! `paceline clusters`: what is built in.
+//! `paceline clusters`: lists the built-in clusters.
 
 use crate::failure::Failure;
 use crate::flags::CommonFlags;
@@ -8,8 +8,9 @@ use serde::Serialize;
 
 /// List the built-in clusters
 ///
-/// Each name can be given to --cluster, with a number of hosts after a colon (of racks, for
-/// gb200-nvl72). A cluster of your own is a TOML file like those in the repository's `clusters/`.
+/// Each name can be given to --cluster, optionally followed by a colon and the number of hosts (of
+/// racks, for gb200-nvl72). A custom cluster is a TOML file like those in the repository's
+/// `clusters/`.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Example:\n  paceline clusters\n  paceline simulate --model gpt2-1.5b --dp 16 \
@@ -27,15 +28,15 @@ struct Record<'a> {
     cluster: &'a Cluster,
 }
 
-/// Lists them.
+/// Lists the built-in clusters.
 pub(crate) fn run(flags: &Flags) -> Result<(), Failure> {
     let output = flags.common.output();
     let clusters: Vec<Cluster> =
         preset::names().filter_map(|name| preset::get(name).ok()).collect();
     if output.is_json() {
         let record = |cluster| Record { devices: Cluster::devices(cluster), cluster };
-        return Ok(clusters.iter().try_for_each(|cluster| output.object(&record(cluster)))?);
+        return Ok(clusters.iter().try_for_each(|cluster| output.print_json(&record(cluster)))?);
     }
     let texts: Vec<String> = clusters.iter().map(Cluster::summary).collect();
-    Ok(output.people(&texts.join("\n"))?)
+    Ok(output.print(&texts.join("\n"))?)
 }

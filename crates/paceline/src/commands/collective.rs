@@ -1,11 +1,11 @@
-//! `paceline collective`: one collective on a cluster.
+//! `paceline collective`: simulates one collective on a cluster.
 
 use crate::failure::Failure;
 use crate::flags::{ClusterFlags, CommonFlags, Origins, Problems, size, whole, word};
 use crate::overview::count;
 use crate::sweep::SweepFlags;
 use clap::Args;
-use paceline_plan::collective::{Algorithm, CollectiveKind, MAX_RANKS, Order, Pattern};
+use paceline_plan::collective::{Algorithm, CollectiveKind, MAX_RANKS, Pattern, SummationOrder};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
 use paceline_sim::NetworkKind;
@@ -17,36 +17,36 @@ use serde_json::Value;
 
 /// Simulate one collective
 ///
-/// Says how many rounds the algorithm takes, how many bytes the busiest rank sends, how many
-/// messages reach one rank at once, how long all of it takes on the cluster, what a message of each phase
-/// takes, and how busy each dimension of the network is.
+/// Reports the number of rounds, the bytes sent by the busiest rank, and the messages that reach
+/// one rank at once. Also reports the total time on the cluster, the time of a message in each
+/// phase, and the utilisation of each network dimension.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Flags {
-    /// all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather or all_to_all
+    /// Collective: all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather or all_to_all
     #[arg(long, value_name = "OP", help_heading = "Collective")]
     op: Option<String>,
-    /// auto, ring, multi-ring:C, halving-doubling, tree, direct, read-reduce, ps:K, naive,
-    /// overlapped, partitioned, torus:AxBxC, in-network (where a switch sums), hierarchical:INNER:OUTER
-    /// (or, with G ranks to a host instead of as many as the cluster has, hierarchical:INNER:OUTER/G),
-    /// per-dimension:C (through the cluster's dimensions in C chunks) or themis:C (the same, with a
-    /// better order of dimensions for each chunk) [default: auto]
+    /// Algorithm: auto, ring, multi-ring:C, halving-doubling, tree, direct, shared-memory, ps:K,
+    /// naive, overlapped, partitioned, torus:AxBxC, in-network (where a switch sums),
+    /// hierarchical:INNER:OUTER (with G ranks per host instead of the cluster's number,
+    /// hierarchical:INNER:OUTER/G), per-dimension:C (through the cluster's dimensions in C chunks)
+    /// or themis:C (the same, with a better order of dimensions for each chunk) [default: auto]
     #[arg(long, value_name = "ALGORITHM", help_heading = "Collective")]
     algorithm: Option<String>,
-    /// The whole vector, in bytes or with a unit: 1048576, 64MiB, 64MB
+    /// Size of the whole vector, in bytes or with a unit: 1048576, 64MiB, 64MB
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true, help_heading = "Collective")]
     size: Option<String>,
-    /// The cluster's first so many ranks [default: all]
+    /// Number of ranks, the first ones of the cluster [default: all]
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Collective")]
     ranks: Option<String>,
-    /// The root of broadcast, reduce and gather [default: 0]
+    /// Root of broadcast, reduce and gather [default: 0]
     #[arg(long, value_name = "RANK", allow_negative_numbers = true, help_heading = "Collective")]
     root: Option<String>,
-    /// Whether sums are taken in a fixed order (canonical) or in the cheapest [default: free]
+    /// Summation order: canonical (fixed) or free (the cheapest) [default: free]
     #[arg(long, value_name = "canonical|free", help_heading = "Collective")]
     order: Option<String>,
-    /// How it is timed: by latency and bandwidth alone, or message by message as they share links
-    /// [default: analytic]
+    /// Network model: analytic (latency and bandwidth alone) or flow (message by message, sharing
+    /// links) [default: analytic]
     #[arg(long, value_name = "analytic|flow", help_heading = "Collective")]
     network: Option<String>,
     #[command(flatten)]
@@ -57,7 +57,7 @@ pub(crate) struct Flags {
     pub(super) common: CommonFlags,
 }
 
-/// What a study shows of collectives unless told otherwise.
+/// Default columns of a study of collectives.
 pub(super) const USUAL: [&str; 4] = ["time_s", "rounds", "bytes_sent_per_rank_max", "fan_in_max"];
 
 const EXAMPLES: &str = "\
@@ -81,12 +81,12 @@ struct Record {
     dimensions: Vec<DimensionLoad>,
 }
 
-/// Counts and times it.
+/// Simulates and prints the collective.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let (record, cluster) = carry_out(flags, origins)?;
     let output = flags.common.output();
     if output.is_json() {
-        return Ok(output.object(&record)?);
+        return Ok(output.print_json(&record)?);
     }
     let (bytes, time) = (Bytes(record.bytes), Seconds(record.time_s));
     let rate = if time.0 > 0.0 { bytes.as_f64() / time.0 / 1e9 } else { 0.0 };
@@ -103,27 +103,27 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         Bytes(record.bytes_sent_per_rank_max),
         count(record.fan_in_max.into()),
     );
-    Ok(output.people(&(text + &table(&record)))?)
+    Ok(output.print(&(text + &table(&record)))?)
 }
 
-/// The same as the JSON of one line.
+/// Returns the result as one JSON object.
 pub(super) fn result(flags: &Flags, origins: Origins) -> Result<Value, Failure> {
     let (record, _) = carry_out(flags, origins)?;
     serde_json::to_value(record).map_err(|error| Failure::Run(error.into()))
 }
 
-/// The collective in numbers, and what its cluster is called.
+/// Simulates the collective; returns its record and the cluster's name.
 fn carry_out(flags: &Flags, origins: Origins) -> Result<(Record, String), Failure> {
     let mut problems = Problems::new(origins);
     let op = word("--op", &flags.op, &mut problems);
     if flags.op.is_none() {
-        problems.say("--op", "say which, for example --op all_reduce");
+        problems.add("--op", "missing; for example --op all_reduce");
     }
     let algorithm = word("--algorithm", &flags.algorithm, &mut problems);
-    let order = word("--order", &flags.order, &mut problems).unwrap_or(Order::Free);
+    let order = word("--order", &flags.order, &mut problems).unwrap_or(SummationOrder::Free);
     let bytes = size("--size", flags.size.as_deref(), &mut problems);
     if flags.size.is_none() {
-        problems.say("--size", "say how many bytes, for example --size 64MiB");
+        problems.add("--size", "missing; for example --size 64MiB");
     }
     let cluster = flags.cluster.required(&mut problems);
     let devices = cluster.as_ref().map_or(u64::from(MAX_RANKS), |cluster| cluster.devices());
@@ -136,13 +136,13 @@ fn carry_out(flags: &Flags, origins: Origins) -> Result<(Record, String), Failur
     let pattern = op.and_then(|op: CollectiveKind| {
         let algorithm = algorithm.unwrap_or(Algorithm::Auto);
         let fabric = cluster.as_ref().map(|cluster| cluster.fabric());
-        let settled = match fabric {
-            Some(fabric) => fabric.settle(algorithm, &members),
+        let resolved = match fabric {
+            Some(fabric) => fabric.resolve(algorithm, &members),
             None => Ok(algorithm),
         };
-        settled
+        resolved
             .and_then(|algorithm| Pattern::new(op, algorithm, order, ranks, root))
-            .map_err(|error| problems.say("--algorithm", error.to_string()))
+            .map_err(|error| problems.add("--algorithm", error.to_string()))
             .ok()
     });
     let (Some(pattern), Some(bytes), Some(cluster), true) =
@@ -180,7 +180,7 @@ fn carry_out(flags: &Flags, origins: Origins) -> Result<(Record, String), Failur
     Ok((record, cluster.name))
 }
 
-/// The phases and the dimensions, a line each.
+/// The phases and the dimensions, one line each.
 fn table(record: &Record) -> String {
     let phases = record.phases.iter().map(|phase| {
         let latency = Seconds(phase.message_latency_s);

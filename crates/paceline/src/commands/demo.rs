@@ -1,4 +1,4 @@
-//! `paceline` alone: the demo.
+//! `paceline` without a command: the demo.
 
 use super::train::Job;
 use crate::failure::Failure;
@@ -8,29 +8,29 @@ use crate::flags::{
 };
 use clap::Args;
 
-/// The demo's few choices.
+/// Flags of the demo.
 #[derive(Args, Debug)]
 pub(crate) struct Flags {
     /// Iterations of the demo [default: 300]
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Demo")]
     iterations: Option<String>,
-    /// Directory of the demo's files [default: runs/mini-NUMBER, the next free one]
+    /// Directory for the demo's files [default: runs/mini-NUMBER, the next free one]
     #[arg(long, value_name = "DIR", help_heading = "Demo")]
     out: Option<std::path::PathBuf>,
     #[command(flatten)]
     common: CommonFlags,
 }
 
-/// Ranks beyond these add threads to watch, not insight.
+/// Maximum number of ranks: more would add threads to watch, not insight.
 const MOST_RANKS: usize = 4;
-/// Chosen on two slow cores: half a minute, in which the loss falls most of the way to its floor.
+/// Takes half a minute on two slow cores; the loss falls most of the way to its floor.
 const ITERATIONS: u32 = 300;
 const MICRO_BATCH: usize = 4;
 
-/// Trains the embedded default on this machine's cores.
+/// Trains the embedded default model on this machine's cores.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    // A power of two, and as many leaves on every machine: so all machines see the same losses.
+    // A power of two, with the same number of leaves everywhere: the losses match on all machines.
     let ranks = 1usize << cores.clamp(1, MOST_RANKS).ilog2();
     let strategy = StrategyFlags {
         model: Some("mini".to_owned()),

@@ -1,6 +1,6 @@
 //! `paceline generate`: text from a prompt.
 
-use super::trained::{Learnt, Trained};
+use super::loaded_model::{LoadedModel, Trained};
 use crate::failure::Failure;
 use crate::flags::{CommonFlags, Origins, Problems, real, whole};
 use clap::Args;
@@ -11,42 +11,43 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Text from a prompt
+/// Generate text from a prompt
 ///
-/// A model that was trained on the built-in text speaks its words: ba, da, fa and so on, sentences of fifteen of
-/// them that end in a full stop.
+/// A model trained on the built-in text generates its words: ba, da, fa and so on, in sentences of
+/// fifteen words that end in a full stop.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Examples:\n  paceline generate runs/mini-001 --prompt \". ba\" --tokens 30\n  \
                   paceline generate gpt2/ --prompt \"Once upon a time\" --temperature 0.8 --top-k 40"
 )]
 pub(crate) struct Flags {
-    /// A run's directory, a checkpoint, or a Hugging Face directory
+    /// Run directory, checkpoint, or Hugging Face directory
     #[arg(value_name = "RUN_DIR|HF_DIR")]
     directory: PathBuf,
-    /// What the text begins with
+    /// Beginning of the text
     #[arg(long, value_name = "TEXT")]
     prompt: String,
-    /// Tokens to add [default: 64, or as many as the model has positions for]
+    /// Number of tokens to add [default: 64, or as many as the model has positions for]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     tokens: Option<String>,
-    /// 1 draws as the model believes, less is bolder, 0 takes the likeliest [default: 1]
+    /// Sampling temperature: 1 is the model's distribution, less is sharper, 0 is greedy [default:
+    /// 1]
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<String>,
-    /// Draw from the K likeliest tokens only [default: all]
+    /// Sample from the K most likely tokens only [default: all]
     #[arg(long, value_name = "K", allow_negative_numbers = true)]
     top_k: Option<String>,
-    /// Decides the draws [default: 0]
+    /// Seed of the sampling [default: 0]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seed: Option<String>,
-    /// builtin or a Hugging Face tokenizer.json [default: the model's own]
+    /// Tokenizer: builtin or a Hugging Face tokenizer.json [default: the model's own]
     #[arg(long, value_name = "builtin|FILE")]
     tokenizer: Option<String>,
     #[command(flatten)]
     common: CommonFlags,
 }
 
-/// Tokens that show what a model has learnt.
+/// Default number of tokens: enough to show that a model has learnt something.
 const TOKENS: u64 = 64;
 
 #[derive(Serialize)]
@@ -57,7 +58,7 @@ struct Record<'a> {
     tokens_per_s: f64,
 }
 
-/// Reads the prompt and goes on from it.
+/// Encodes the prompt and continues it.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let mut problems = Problems::new(origins);
     let most = 1 << 32;
@@ -69,7 +70,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         return Err(problems.into());
     }
     let trained = Trained::open(&flags.directory)?;
-    let Learnt::Tokens(network) = &trained.network else {
+    let LoadedModel::Tokens(network) = &trained.network else {
         problems
             .located(format!("{}: a network on images writes no text", flags.directory.display()));
         return Err(problems.into());
@@ -116,7 +117,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         return Err(error.into());
     }
     let added = spoken.tokens[prompt.len()..].to_vec();
-    Ok(output.object(&Record {
+    Ok(output.print_json(&Record {
         prompt: &flags.prompt,
         text: tokenizer.decode(&spoken.tokens),
         tokens_per_s: added.len() as f64 / seconds.max(1e-9),
@@ -124,16 +125,16 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     })?)
 }
 
-/// Text as it grows: a character may need several tokens, and is shown when it is whole.
+/// Growing text: a character may need several tokens, and is shown once it is complete.
 struct Spoken<'a> {
     tokenizer: &'a Tokenizer,
     tokens: Vec<u32>,
-    /// Bytes of the text that were shown.
+    /// Number of bytes of the text already shown.
     shown: usize,
 }
 
 impl Spoken<'_> {
-    /// What can be shown beyond what was.
+    /// Returns the complete text that was not shown yet.
     fn more(&mut self) -> String {
         let text = self.tokenizer.decode(&self.tokens);
         if text.ends_with('\u{fffd}') {
@@ -142,7 +143,7 @@ impl Spoken<'_> {
         self.take(&text)
     }
 
-    /// What there is, whole or not.
+    /// Returns all text that was not shown yet, complete or not.
     fn rest(&mut self) -> String {
         let text = self.tokenizer.decode(&self.tokens);
         self.take(&text)

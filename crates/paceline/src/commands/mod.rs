@@ -1,4 +1,4 @@
-//! One enum of commands, one file each.
+//! The enum of commands; each command has its own file.
 
 mod bench;
 mod calibrate;
@@ -7,6 +7,7 @@ mod collective;
 mod demo;
 mod eval;
 mod generate;
+mod loaded_model;
 mod models;
 mod plan;
 mod point;
@@ -14,18 +15,17 @@ mod report;
 mod search;
 mod simulate;
 mod train;
-mod trained;
 mod validate;
 
 use crate::failure::Failure;
-use crate::flags::{Origins, Problems, config, nearest};
+use crate::flags::{Origins, Problems, config, suggest};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 
 /// Plans, simulates and runs distributed deep-learning training
 ///
-/// Without a command, the demo: a small model is trained on this machine's cores, and what was
-/// predicted is shown beside what was measured.
+/// Without a command, runs the demo: trains a small model on this machine's cores and shows the
+/// prediction next to the measurement.
 #[derive(Debug, Parser)]
 #[command(
     name = "paceline",
@@ -52,7 +52,7 @@ Examples:
 `paceline COMMAND --help` explains a command. Exit status: 0 done, 1 the run failed, 2 the input is
 wrong.";
 
-/// Each is explained where its flags are.
+/// Commands; each is documented at its flags.
 #[derive(Debug, Subcommand)]
 enum Command {
     Train(Box<train::Flags>),
@@ -72,13 +72,13 @@ enum Command {
     Other(Vec<String>),
 }
 
-/// Commands that the contract names and this version does not have.
+/// Commands that are specified but not available in this version.
 const LATER: [&str; 1] = ["serve"];
 
-/// Reads the arguments and does what they say.
+/// Parses the arguments and runs the command.
 pub(crate) fn run(arguments: Vec<OsString>) -> Result<(), Failure> {
     let definition = Cli::command();
-    // clap prints help to standard output and ends with 0, or its complaint and ends with 2.
+    // clap prints help to stdout and exits with 0, or prints its error and exits with 2.
     let parse = |arguments: &[OsString]| {
         Cli::command().try_get_matches_from(arguments).unwrap_or_else(|error| error.exit())
     };
@@ -123,7 +123,7 @@ fn no_such_command(words: &[String]) -> Failure {
     let known: Vec<&str> = definition.get_subcommands().map(clap::Command::get_name).collect();
     let mut problems = Problems::default();
     if known.contains(&word) {
-        // What stands before a command are flags of the demo.
+        // Flags before a command belong to the demo.
         problems.located(format!("flags stand after their command: `paceline {word} …`"));
     } else if LATER.contains(&word) {
         problems.located(format!(
@@ -131,7 +131,7 @@ fn no_such_command(words: &[String]) -> Failure {
             known.join(", ")
         ));
     } else {
-        let meant = match nearest(word, known.iter().copied()) {
+        let meant = match suggest(word, known.iter().copied()) {
             Some(meant) => format!(" (did you mean {meant}?)"),
             None => String::new(),
         };

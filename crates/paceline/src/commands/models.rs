@@ -1,4 +1,4 @@
-//! `paceline models`: what is built in.
+//! `paceline models`: lists the built-in models.
 
 use crate::failure::Failure;
 use crate::flags::{CommonFlags, Problems};
@@ -9,8 +9,8 @@ use paceline_plan::model::built_in;
 
 /// List the built-in models
 ///
-/// Each name can be given to --model. A model of your own is a TOML file with the same fields as
-/// those in the repository's `models/`, or a directory with a Hugging Face config.json.
+/// Each name can be given to --model. A custom model is a TOML file with the same fields as those
+/// in the repository's `models/`, or a directory with a Hugging Face config.json.
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  paceline models\n  paceline plan --model gpt2-124m")]
 pub(crate) struct Flags {
@@ -18,7 +18,7 @@ pub(crate) struct Flags {
     common: CommonFlags,
 }
 
-/// Lists them.
+/// Lists the built-in models.
 pub(crate) fn run(flags: &Flags) -> Result<(), Failure> {
     let output = flags.common.output();
     let mut models = Vec::new();
@@ -34,7 +34,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), Failure> {
         }
     }
     if output.is_json() {
-        return Ok(models.iter().try_for_each(|model| output.object(model))?);
+        return Ok(models.iter().try_for_each(|model| output.print_json(model))?);
     }
     let head = ["name", "kind", "params", "layers", "width", "heads", "seq", "vocab"];
     let rows = models.iter().map(|m| {
@@ -46,5 +46,5 @@ pub(crate) fn run(flags: &Flags) -> Result<(), Failure> {
         let [layers, width, seq, vocab] = [m.layers, m.d_model, m.seq, m.vocab].map(count);
         vec![m.name.clone(), m.kind.clone(), count(m.params), layers, width, heads, seq, vocab]
     });
-    Ok(output.people(&table(&head, 2, rows))?)
+    Ok(output.print(&table(&head, 2, rows))?)
 }

@@ -1,4 +1,4 @@
-//! `paceline plan`: lower, validate, and show what each rank would do and need.
+//! `paceline plan`: lowers and validates a plan, and shows each rank's ops and memory.
 
 use crate::failure::Failure;
 use crate::flags::{
@@ -8,7 +8,7 @@ use crate::output::ModelRecord;
 use crate::overview::{plan_text, warnings};
 use crate::sweep::SweepFlags;
 use clap::Args;
-use paceline_plan::collective::Order;
+use paceline_plan::collective::SummationOrder;
 use paceline_plan::model::Model;
 use paceline_plan::program::{MemoryKind, Plan};
 use paceline_plan::schedule::grid;
@@ -22,9 +22,9 @@ use std::collections::BTreeMap;
 
 /// Lower and validate a plan; show programs, memory and messages
 ///
-/// Nothing is run: the plan is arithmetic. It says which layers each pipeline rank holds, how many
-/// ops it runs, how much memory every kind of buffer takes, and what is sent along each axis of the
-/// mesh. With --cluster it also says whether that fits there.
+/// Nothing is run: the plan is arithmetic. Shows the layers of each pipeline rank, its number of
+/// ops, the memory of every kind of buffer, and the traffic along each mesh axis. With --cluster,
+/// also reports if the plan fits there.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Flags {
@@ -32,7 +32,7 @@ pub(crate) struct Flags {
     strategy: StrategyFlags,
     #[command(flatten)]
     cluster: ClusterFlags,
-    /// Print the pipeline's grid (csv) or the programs of all roles (text) instead
+    /// Print the pipeline grid (csv) or the programs of all roles (text) instead
     #[arg(long, value_name = "csv|text", help_heading = "General")]
     #[arg(conflicts_with_all = ["json", "vary"])]
     format: Option<String>,
@@ -42,7 +42,7 @@ pub(crate) struct Flags {
     pub(super) common: CommonFlags,
 }
 
-/// What a study shows of plans unless told otherwise.
+/// Default columns of a study of plans.
 pub(super) const USUAL: [&str; 6] = [
     "peak_bytes",
     "memory.parameters",
@@ -66,7 +66,7 @@ enum Format {
     Programs,
 }
 
-/// Plans and shows.
+/// Lowers and prints the plan.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let mut problems = Problems::new(origins);
     let format = match flags.format.as_deref() {
@@ -74,7 +74,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         Some("csv") => Format::Grid,
         Some("text") => Format::Programs,
         Some(other) => {
-            problems.say("--format", format!("'{other}' is neither csv nor text"));
+            problems.add("--format", format!("'{other}' is neither csv nor text"));
             Format::Summary
         }
     };
@@ -87,16 +87,16 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
             let summary = summarize(&plan);
             let warnings = warnings(&plan, &summary, cluster.as_ref());
             if output.is_json() {
-                return Ok(output.object(&Record::new(&summary, &warnings))?);
+                return Ok(output.print_json(&Record::new(&summary, &warnings))?);
             }
             let device = cluster.as_ref().map(|c| (c.device.name.as_str(), c.device.memory));
             let record = ModelRecord::from(&model);
-            Ok(output.people(&plan_text(&record, &plan, &summary, device, &warnings))?)
+            Ok(output.print(&plan_text(&record, &plan, &summary, device, &warnings))?)
         }
     }
 }
 
-/// The plan as the JSON of one line.
+/// Returns the plan's summary as one JSON object.
 pub(super) fn result(flags: &Flags, origins: Origins) -> Result<Value, Failure> {
     let Planned { plan, cluster, .. } = lower(flags, Problems::new(origins))?;
     let summary = summarize(&plan);
@@ -105,17 +105,17 @@ pub(super) fn result(flags: &Flags, origins: Origins) -> Result<Value, Failure> 
     serde_json::to_value(record).map_err(|error| Failure::Run(error.into()))
 }
 
-/// What was asked for.
+/// The lowered plan with its model and cluster.
 struct Planned {
     model: Model,
     plan: Plan,
     cluster: Option<Cluster>,
 }
 
-/// Checks the flags on top of the problems that are known, and lowers.
+/// Checks the flags, adding to `problems`, and lowers the plan.
 fn lower(flags: &Flags, mut problems: Problems) -> Result<Planned, Failure> {
     let cluster = flags.cluster.check(&mut problems);
-    let defaults = Defaults::for_cluster(cluster.as_ref(), Order::Canonical);
+    let defaults = Defaults::for_cluster(cluster.as_ref(), SummationOrder::Canonical);
     let on = cluster.as_ref().map(|cluster| (&flags.cluster, cluster));
     let request = flags.strategy.check(defaults, on, &mut problems);
     let Some(Request { model, plan }) = request.filter(|_| problems.is_empty()) else {
@@ -130,7 +130,7 @@ pub(super) fn check_plan(plan: &Plan) -> Result<(), Failure> {
     refuse(&validate::validate(plan, None))
 }
 
-/// A plan that the planner made and the validator refuses is our mistake, not the user's.
+/// Fails on violations; a planner output that fails validation is a bug, not a user error.
 pub(super) fn refuse(violations: &[Violation]) -> Result<(), Failure> {
     let Some(first) = violations.first() else { return Ok(()) };
     let more = match violations.len() - 1 {
@@ -156,12 +156,12 @@ struct Record<'a> {
     bubble_fraction: f64,
     peak_bytes: u64,
     memory: BTreeMap<&'static str, u64>,
-    /// What rests outside the fullest role's arena.
-    stored_bytes: u64,
-    /// What all ranks share, which the peak of the first one counts.
+    /// Offload store of the role with the highest peak, outside its arena.
+    offload_store_bytes: u64,
+    /// Memory shared by all ranks; the peak counts it for the first rank.
     shared_bytes: u64,
-    /// What one rank moves there and back in an iteration.
-    offloaded_bytes: u64,
+    /// Bytes that one rank moves to and from the offload store per iteration.
+    offload_traffic_bytes: u64,
     bytes_by_axis: BTreeMap<&'static str, u64>,
     messages_by_axis: BTreeMap<&'static str, u64>,
     warnings: &'a [String],
@@ -177,9 +177,9 @@ impl<'a> Record<'a> {
             bubble_fraction: summary.bubble_fraction,
             peak_bytes: summary.peak_bytes.0,
             memory: MemoryKind::ARENA.map(|kind| (kind.name(), summary.memory.of(kind).0)).into(),
-            stored_bytes: summary.memory.stored().0,
+            offload_store_bytes: summary.memory.stored().0,
             shared_bytes: summary.memory.shared().0,
-            offloaded_bytes: summary.offloaded.0,
+            offload_traffic_bytes: summary.offloaded.0,
             bytes_by_axis: traffic().map(|(axis, sent)| (*axis, sent.bytes.0)).collect(),
             messages_by_axis: traffic().map(|(axis, sent)| (*axis, sent.messages)).collect(),
             warnings,

@@ -1,4 +1,4 @@
-//! One point of a study: a command whose flags are changed as if they had been typed so.
+//! One point of a study: a command with changed flags, as if they had been typed.
 
 use super::{Cli, Command, collective, plan, simulate, train};
 use crate::failure::Failure;
@@ -8,16 +8,16 @@ use clap::{ArgAction, CommandFactory, FromArgMatches};
 use serde_json::Value;
 use std::ffi::OsString;
 
-/// A command that can be studied, as it was asked for.
+/// A command that supports studies, with its flags.
 pub(super) struct Study<'a> {
     name: &'static str,
     usual: &'static [&'static str],
     common: &'a CommonFlags,
-    /// What varies.
+    /// Flags that vary.
     pub flags: &'a SweepFlags,
 }
 
-/// What can be studied of a command; nothing for one without numbers to compare.
+/// Returns the study of a command; `None` for one without numbers to compare.
 pub(super) fn study(command: &Command) -> Option<Study<'_>> {
     let (name, usual, flags, common): (_, &[&str], _, _) = match command {
         Command::Simulate(own) => ("simulate", &simulate::USUAL, &own.sweep, &own.common),
@@ -38,7 +38,7 @@ pub(super) fn study(command: &Command) -> Option<Study<'_>> {
     Some(Study { name, usual, common, flags })
 }
 
-/// Does the study that the arguments ask for.
+/// Runs the study that the arguments request.
 pub(super) fn run(
     study: &Study<'_>,
     arguments: &[OsString],
@@ -51,7 +51,7 @@ pub(super) fn run(
     sweep::run(study.flags, &subject, origins.clone(), &study.common.output())
 }
 
-/// The command's result with some flags changed.
+/// Returns the command's result with the flags of `changes` replaced.
 fn result(
     name: &'static str,
     arguments: &[OsString],
@@ -71,7 +71,7 @@ fn result(
         let Some(argument) = argument else {
             return Err(Failure::flag("--vary", format!("there is no {changed}")));
         };
-        // The value that varies takes the place of one that is typed.
+        // The varied value overrides a typed one.
         let id = argument.get_id().clone();
         match (argument.get_action(), value.as_str()) {
             (ArgAction::SetTrue, "true") => arguments.push(format!("--{changed}").into()),

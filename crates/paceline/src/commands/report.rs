@@ -1,20 +1,22 @@
-//! `paceline report`: draw a run's page again.
+//! `paceline report`: redraws a run's page.
 
 use crate::failure::Failure;
 use crate::flags::{CommonFlags, Origins, Problems};
 use crate::output::{RunDir, RunRecord};
-use crate::report::{LossCurve, MemoryRow, ReportInput, StalenessBars, Verdict, render, verdict};
+use crate::report::{
+    ErrorSummary, LossCurve, MemoryRow, ReportInput, StalenessBars, error_summary, render,
+};
 use clap::Args;
-use paceline_plan::trace::{Misses, Trace, misses};
+use paceline_plan::trace::{ErrorAttribution, Trace, attribute_error};
 use paceline_plan::units::{Bytes, Seconds};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Draw a run and its prediction again, as one HTML page
+/// Redraw a run and its prediction as one HTML page
 ///
-/// Reads run.json and the traces of a directory that `paceline train` or the demo wrote, writes
-/// report.html beside them, and says where the prediction was off. The page needs no network and no
+/// Reads run.json and the traces of a directory that `paceline train` or the demo wrote. Writes
+/// report.html next to them, and reports the prediction error. The page needs no network and no
 /// server.
 #[derive(Args, Debug)]
 #[command(
@@ -22,10 +24,10 @@ use std::process::{Command, Stdio};
                         paceline report runs/first --open"
 )]
 pub(crate) struct Flags {
-    /// The run's directory
+    /// Run directory
     #[arg(value_name = "RUN_DIR")]
     run_dir: PathBuf,
-    /// Show the page in a browser
+    /// Open the page in a browser
     #[arg(long)]
     open: bool,
     #[command(flatten)]
@@ -35,12 +37,12 @@ pub(crate) struct Flags {
 #[derive(Serialize)]
 struct Record {
     report: String,
-    /// The iteration, and what it was spent on, the largest difference first.
+    /// Error of the iteration time, split by cause, largest difference first.
     #[serde(skip_serializing_if = "Option::is_none")]
-    misses: Option<Misses>,
+    error_attribution: Option<ErrorAttribution>,
 }
 
-/// Reads, draws, writes.
+/// Reads the run, and writes and prints its report.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let mut problems = Problems::new(origins);
     let directory = RunDir::existing(&flags.run_dir);
@@ -67,20 +69,20 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let output = flags.common.output();
     let (simulated, measured) = (traces.0.as_ref(), traces.1.as_ref());
     let mut text = format!("{}\n", page.display());
-    if let Some(Verdict { summary, lines }) = verdict(simulated, measured) {
+    if let Some(ErrorSummary { summary, lines }) = error_summary(simulated, measured) {
         text += &summary.iter().map(|line| format!("{line}\n")).collect::<String>();
         text += &lines.iter().map(|line| format!("  {line}\n")).collect::<String>();
     }
-    output.people(&text)?;
-    let misses = simulated.zip(measured).and_then(|(s, m)| misses(s, m));
-    output.object(&Record { report: page.display().to_string(), misses })?;
+    output.print(&text)?;
+    let misses = simulated.zip(measured).and_then(|(s, m)| attribute_error(s, m));
+    output.print_json(&Record { report: page.display().to_string(), error_attribution: misses })?;
     if flags.open {
         open(&page)?;
     }
     Ok(())
 }
 
-/// The page of a run.
+/// Renders the page of a run.
 pub(super) fn page(
     record: &RunRecord,
     simulated: Option<&Trace>,
@@ -150,7 +152,7 @@ pub(super) fn page(
         staleness: record.staleness().map(|found| StalenessBars {
             mean: found.mean,
             max: found.max,
-            ahead: found.ahead,
+            ahead: found.max_lead,
             counts: found.histogram.to_vec(),
         }),
         simulated,
@@ -160,7 +162,7 @@ pub(super) fn page(
     })
 }
 
-/// Asks the system to show a file.
+/// Opens a file with the system's default application.
 fn open(page: &Path) -> Result<(), Failure> {
     let (program, first): (&str, &[&str]) = if cfg!(target_os = "macos") {
         ("open", &[])

@@ -1,4 +1,4 @@
-//! `paceline search`: the best strategies for a model on a cluster.
+//! `paceline search`: finds the best strategies for a model on a cluster.
 
 use crate::failure::Failure;
 use crate::flags::{
@@ -8,9 +8,9 @@ use crate::overview::{count, table};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use paceline_plan::DType;
-use paceline_plan::collective::Order;
+use paceline_plan::collective::SummationOrder;
 use paceline_plan::strategy::{OptimizerKind, Strategy};
-use paceline_search::{Candidate, Found, search};
+use paceline_search::{Candidate, SearchResult, search};
 use paceline_sim::Profile;
 use serde::Serialize;
 use std::sync::Arc;
@@ -19,42 +19,43 @@ use std::time::Instant;
 
 /// Find the best strategies for a model on a cluster, by simulation
 ///
-/// Layouts that a practitioner would try are proposed (tensor parallelism inside a host, pipeline
-/// stages, data parallelism with and without ZeRO, recomputation, microbatch sizes), simulated, and
-/// listed with the fastest that fits first. Ctrl-C ends the search and lists what it has found.
+/// Proposes the layouts that a practitioner would try: tensor parallelism inside a host, pipeline
+/// stages, data parallelism with and without ZeRO, recomputation, microbatch sizes. Simulates them,
+/// and lists the fastest that fits first. Ctrl-C ends the search and lists the layouts found so
+/// far.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Flags {
-    /// The model: a built-in name, a TOML file, or a directory with a Hugging Face config.json
+    /// Model: a built-in name, a TOML file, or a directory with a Hugging Face config.json
     #[arg(long, value_name = "NAME|FILE|DIR", help_heading = "What")]
     model: Option<String>,
     #[command(flatten)]
     cluster: ClusterFlags,
-    /// Samples of one iteration
+    /// Samples per iteration
     #[arg(long, value_name = "N", help_heading = "What")]
     global_batch: Option<String>,
-    /// Devices to use [default: all of the cluster]
+    /// Number of devices to use [default: all of the cluster]
     #[arg(long, value_name = "N", help_heading = "What")]
     ranks: Option<String>,
-    /// Tokens of one sample [default: the model's]
+    /// Tokens per sample [default: the model's]
     #[arg(long, value_name = "N", help_heading = "What")]
     seq: Option<String>,
-    /// Type of weights and activations [default: the best that the device has]
+    /// Dtype of weights and activations [default: the best that the device has]
     #[arg(long, value_name = "TYPE", help_heading = "What")]
     dtype: Option<String>,
-    /// Type of gradients [default: f32]
+    /// Dtype of gradients [default: f32]
     #[arg(long, value_name = "TYPE", help_heading = "What")]
     grad_dtype: Option<String>,
-    /// sgd, momentum, adamw, lamb or lars [default: adamw]
+    /// Optimizer: sgd, momentum, adamw, lamb or lars [default: adamw]
     #[arg(long, value_name = "NAME", help_heading = "What")]
     optimizer: Option<String>,
-    /// What the software fuses; see `paceline simulate --help` [default: modern]
+    /// Software profile; see `paceline simulate --help` [default: modern]
     #[arg(long, value_name = "NAME", help_heading = "Cluster")]
     profile: Option<String>,
-    /// How many to list [default: 10]
+    /// Number of strategies to list [default: 10]
     #[arg(long, value_name = "K", help_heading = "General")]
     top: Option<String>,
-    /// Stop after so many seconds, with what was found [default: no limit]
+    /// Seconds after which the search stops and lists its results [default: no limit]
     #[arg(long, value_name = "SECONDS", help_heading = "General")]
     limit: Option<String>,
     #[command(flatten)]
@@ -66,21 +67,21 @@ Examples:
   paceline search --model llama3-8b --cluster dgx-h100:2 --global-batch 128
   paceline search --model gpt3-175b --cluster dgx-a100:16 --global-batch 512 --top 5 --json";
 
-/// Searches.
+/// Searches and prints the best strategies.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let mut problems = Problems::new(origins);
     let model = model(flags.model.as_deref(), &mut problems);
     let cluster = flags.cluster.required(&mut problems);
     let batch = whole("--global-batch", flags.global_batch.as_deref(), 1..=1 << 32, &mut problems);
     if flags.global_batch.is_none() {
-        problems.say("--global-batch", "say how many samples an iteration has");
+        problems.add("--global-batch", "missing: number of samples of an iteration");
     }
     let available = cluster.as_ref().map_or(1, |cluster| cluster.devices()).min(1 << 20);
     let ranks = whole("--ranks", flags.ranks.as_deref(), 1..=available, &mut problems);
     let top = whole("--top", flags.top.as_deref(), 1..=10_000, &mut problems).unwrap_or(10);
     let limit = real("--limit", flags.limit.as_deref(), 0.1..=1e6, &mut problems);
     let profile: Profile = word("--profile", &flags.profile, &mut problems).unwrap_or_default();
-    let defaults = Defaults::for_cluster(cluster.as_ref(), Order::Free);
+    let defaults = Defaults::for_cluster(cluster.as_ref(), SummationOrder::Free);
     let seq = whole("--seq", flags.seq.as_deref(), 1..=1 << 28, &mut problems);
     let base = Strategy {
         global_batch: batch.unwrap_or(1),
@@ -89,7 +90,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         grad_dtype: word("--grad-dtype", &flags.grad_dtype, &mut problems).unwrap_or(DType::F32),
         optimizer: word("--optimizer", &flags.optimizer, &mut problems)
             .unwrap_or(OptimizerKind::AdamW),
-        order: Order::Free,
+        order: SummationOrder::Free,
         ..Strategy::default()
     };
     let (Some(model), Some(cluster), true) = (model, cluster, problems.is_empty()) else {
@@ -105,7 +106,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let seconds = start.elapsed().as_secs_f64();
     if found.candidates.is_empty() {
         let mut problems = Problems::default();
-        problems.say(
+        problems.add(
             "--global-batch",
             format!(
                 "no layout of {} on {devices} devices works: its state fits on none, or no number \
@@ -119,10 +120,10 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let best = found.candidates.iter().take(top as usize);
     if output.is_json() {
         for (index, candidate) in best.enumerate() {
-            output.object(&Record::new(index + 1, candidate))?;
+            output.print_json(&Record::new(index + 1, candidate))?;
         }
         let considered = found.considered;
-        return Ok(output.object(&Last { considered, search_s: seconds })?);
+        return Ok(output.print_json(&Last { considered, search_s: seconds })?);
     }
     let rows = best.enumerate().map(|(index, candidate)| row(index + 1, candidate));
     let head = ["", "strategy", "iteration", "memory", "fits"];
@@ -133,7 +134,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         model.name(),
         cluster.name
     ));
-    Ok(output.people(&text)?)
+    Ok(output.print(&text)?)
 }
 
 /// Searches with a progress bar, until it is done, interrupted or out of time.
@@ -142,10 +143,10 @@ fn watched(
     start: Instant,
     limit: Option<f64>,
     quiet: bool,
-) -> Found {
+) -> SearchResult {
     let stop = Arc::new(AtomicBool::new(false));
     let handler = Arc::clone(&stop);
-    // Without a handler Ctrl-C ends the process at once, which loses nothing but the list.
+    // Without a handler Ctrl-C ends the process at once, and only the list is lost.
     let _ = ctrlc::set_handler(move || handler.store(true, Ordering::Relaxed));
     let bar = if quiet { ProgressBar::hidden() } else { ProgressBar::new(0) };
     if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} layouts, {eta} left") {
@@ -171,7 +172,7 @@ fn row(rank: usize, candidate: &Candidate) -> Vec<String> {
     ]
 }
 
-/// A strategy as the flags that ask for it.
+/// A strategy as flags.
 #[derive(Serialize)]
 struct Words {
     dp: u32,
@@ -193,7 +194,7 @@ struct Words {
     grad_dtype: String,
 }
 
-/// Whether an axis is not used.
+/// Returns true if an axis is not used.
 fn is_one(size: &u32) -> bool {
     *size == 1
 }
@@ -217,7 +218,7 @@ impl Words {
         }
     }
 
-    /// What differs from the defaults, as one would type it.
+    /// The flags that differ from the defaults, as typed on the command line.
     fn flags(&self) -> String {
         let mut flags = Vec::new();
         let axes = [("--dp", self.dp), ("--tp", self.tp), ("--pp", self.pp), ("--ep", self.ep)];

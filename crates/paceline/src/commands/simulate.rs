@@ -1,4 +1,4 @@
-//! `paceline simulate`: predict a plan's time and memory on a described cluster.
+//! `paceline simulate`: predicts a plan's time and memory on a described cluster.
 
 mod record;
 
@@ -14,7 +14,7 @@ use crate::overview::{estimate_facts, facts, simulation_text, warnings};
 use crate::report::{Insight, MemoryRow, ReportInput, picture, render};
 use crate::sweep::SweepFlags;
 use clap::Args;
-use paceline_plan::collective::Order;
+use paceline_plan::collective::SummationOrder;
 use paceline_plan::model::Model;
 use paceline_plan::program::{MemoryKind, Plan};
 use paceline_plan::summary::summarize;
@@ -29,9 +29,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Predict a plan's time and memory on a described cluster
 ///
-/// The plan that `paceline train` would run is timed op by op: products by the device's rates,
-/// messages and collectives by the links they cross. Times are those of the slowest rank; exposed
-/// communication is what no computation hides.
+/// Times the plan that `paceline train` would run, op by op: GEMMs by the device's rates, messages
+/// and collectives by the links they cross. Times are those of the slowest rank; exposed
+/// communication is not hidden by any compute.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Flags {
@@ -39,24 +39,24 @@ pub(crate) struct Flags {
     strategy: StrategyFlags,
     #[command(flatten)]
     cluster: ClusterFlags,
-    /// How links are modelled: analytic, each op by itself, or flow, where what is under way at once
-    /// shares them [default: analytic]
+    /// Network model: analytic (each op alone) or flow (concurrent messages share links) [default:
+    /// analytic]
     #[arg(long, value_name = "analytic|flow", help_heading = "Cluster")]
     network: Option<String>,
-    /// The software that runs the plan: modern, megatron-2021, megatron-core, torchtitan or another
-    /// that an unknown name lists [default: modern]
+    /// Software profile that runs the plan: modern, megatron-2021, megatron-core, torchtitan or
+    /// another; an unknown name lists all [default: modern]
     #[arg(long, value_name = "NAME", help_heading = "Cluster")]
     profile: Option<String>,
-    /// Two of each four weights are zero, and the device's units for that are used
+    /// Assume 2:4 sparse weights and use the device's sparse units
     #[arg(long, help_heading = "Cluster")]
     sparse_weights: bool,
-    /// Also say what limits the iteration, what it waits for and how busy the links are
+    /// Also report limits of the iteration time, its critical path and the link utilisation
     #[arg(long, help_heading = "General")]
     details: bool,
     /// Write the simulated timeline for Perfetto or Chrome
     #[arg(long, value_name = "FILE", conflicts_with = "vary", help_heading = "General")]
     trace: Option<PathBuf>,
-    /// Draw one iteration: who computes and communicates what, and when
+    /// Draw one iteration: compute and communication of each rank over time
     #[arg(long, value_name = "FILE.svg", conflicts_with = "vary", help_heading = "General")]
     picture: Option<PathBuf>,
     /// Write the prediction as one HTML page
@@ -70,7 +70,7 @@ pub(crate) struct Flags {
     pub(super) common: CommonFlags,
 }
 
-/// What a study shows of predictions unless told otherwise.
+/// Default columns of a study of predictions.
 pub(super) const USUAL: [&str; 6] =
     ["iteration_s", "compute_s", "exposed_communication_s", "bubble_fraction", "peak_bytes", "mfu"];
 
@@ -86,7 +86,7 @@ Examples:
                     --cluster dgx-a100:8 --vary global-batch=8,16,32,64,128 \\
                     --vary schedule=gpipe,1f1b,interleaved:3 --y bubble_fraction --plot bubble.svg";
 
-/// Simulates.
+/// Simulates the plan and prints the prediction.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let output = flags.common.output();
     let trace = flags.trace.is_some() || flags.picture.is_some() || flags.report.is_some();
@@ -122,7 +122,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         save(path, &page, &output)?;
     }
     if output.is_json() {
-        output.object(&Record::new(&outcome, &estimate, flags.details))?;
+        output.print_json(&Record::new(&outcome, &estimate, flags.details))?;
         std::mem::forget((plan, outcome));
         return Ok(());
     }
@@ -130,14 +130,14 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         outcome.details = None;
     }
     let predicted = (&outcome, &estimate);
-    output.people(&simulation_text(&record, &plan, &cluster, predicted, &warnings))?;
-    // The command ends here, and its memory with it, all at once.
+    output.print(&simulation_text(&record, &plan, &cluster, predicted, &warnings))?;
+    // The process ends here and frees its memory at once.
     std::mem::forget((plan, outcome));
     Ok(())
 }
 
-/// The prediction as the JSON of one line, with details where they are asked for: they cost several
-/// simulations, which adds up in a study.
+/// Returns the prediction as one JSON object, with details only on request: they cost several
+/// simulations, and these add up in a study.
 pub(super) fn result(flags: &Flags, origins: Origins) -> Result<Value, Failure> {
     let wanted = flags.sweep.mentions(&["limits.", "critical_path.", "bandwidth."]);
     let Prediction { outcome, estimate, .. } =
@@ -146,7 +146,7 @@ pub(super) fn result(flags: &Flags, origins: Origins) -> Result<Value, Failure> 
     serde_json::to_value(record).map_err(|error| Failure::Run(error.into()))
 }
 
-/// What was asked for, and what comes of it.
+/// The validated request and its simulation.
 struct Prediction {
     model: Model,
     plan: Plan,
@@ -170,12 +170,12 @@ fn predict(
         [("--trace", &flags.trace), ("--picture", &flags.picture), ("--report", &flags.report)];
     for (flag, path) in files {
         if path.as_ref().is_some_and(|path| path.is_dir() || path.file_name().is_none()) {
-            problems.say(flag, "name a file, not a directory");
+            problems.add(flag, "name a file, not a directory");
         }
     }
     let whole_run = flags.whole_run.check(&mut problems);
     let cluster = flags.cluster.required(&mut problems);
-    let defaults = Defaults::for_cluster(cluster.as_ref(), Order::Free);
+    let defaults = Defaults::for_cluster(cluster.as_ref(), SummationOrder::Free);
     let on = cluster.as_ref().map(|cluster| (&flags.cluster, cluster));
     let request = flags.strategy.check(defaults, on, &mut problems);
     let (Some(Request { model, plan }), Some(cluster), true) =
@@ -191,8 +191,8 @@ fn predict(
     Ok(Prediction { model, plan, cluster, outcome, estimate })
 }
 
-/// Checks and times a plan, which take about as long as each other and need nothing of each other.
-/// Whoever is through first does what is left of the checks.
+/// Validates and simulates a plan in parallel: both take about the same time and are independent.
+/// The thread that finishes first runs the remaining checks.
 fn check_and_simulate(
     plan: &Plan,
     cluster: &Cluster,
@@ -201,11 +201,11 @@ fn check_and_simulate(
     let taken = AtomicBool::new(false);
     let rest = || match taken.swap(true, Ordering::Relaxed) {
         true => Vec::new(),
-        false => validate::together(plan),
+        false => validate::check_across_roles(plan),
     };
     std::thread::scope(|scope| {
         let checking = scope.spawn(|| {
-            let mut found = validate::alone(plan, None);
+            let mut found = validate::check_roles(plan, None);
             found.extend(rest());
             found
         });
@@ -216,7 +216,7 @@ fn check_and_simulate(
     })
 }
 
-/// What the simulator refuses is wrong with the request.
+/// Converts a simulator error to an input error: the request is at fault.
 fn refused(error: SimError) -> Failure {
     let mut problems = Problems::default();
     problems.located(error);

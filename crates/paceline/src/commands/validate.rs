@@ -1,4 +1,4 @@
-//! `paceline validate`: the simulator beside a table of measured runs.
+//! `paceline validate`: compares the simulator with a table of measured runs.
 
 mod record;
 
@@ -15,34 +15,34 @@ use std::str::FromStr;
 
 /// Simulate every row of a table of measured runs
 ///
-/// The table is a CSV file whose header names its columns; what kind of table it is follows from
-/// them: measured training runs, collectives as nccl-tests measures them, or collectives as
-/// ASTRA-sim simulates them. For each row the prediction stands beside the measurement, with its
-/// error; a row that cannot be represented is reported with the reason. At the end, the errors in
-/// sum, and the band in which four of five measurements lie around their prediction.
+/// The table is a CSV file with a header line. Its columns determine the kind of table: measured
+/// training runs, collectives as nccl-tests measures them, or collectives as ASTRA-sim simulates
+/// them. Each row is printed with its prediction, its measurement and the error; a row that cannot
+/// be represented is reported with the reason. At the end come the total errors, and the band
+/// around the prediction that contains four of five measurements.
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  paceline validate --table training.csv\n  paceline validate \
                         --table training.csv --json")]
 pub(crate) struct Flags {
-    /// Measured training runs (columns id, platform, gpus, layers, …, measured_iteration_s),
-    /// measured collectives (gpu, gpus, op, size_bytes, time_us_out_of_place, …) or ASTRA-sim's
-    /// (id, backend, collective, …, sim_time_ns_max)
+    /// Table of measured training runs (columns id, platform, gpus, layers, …,
+    /// measured_iteration_s), of measured collectives (gpu, gpus, op, size_bytes,
+    /// time_us_out_of_place, …) or of ASTRA-sim (id, backend, collective, …, sim_time_ns_max)
     #[arg(long, value_name = "FILE.csv", help_heading = "Table")]
     table: Option<PathBuf>,
-    /// What a prediction follows: default for Paceline's own models, or astra-sim for ASTRA-sim's
-    /// semantics, which is taken for ASTRA-sim's tables unless told otherwise and possible there only
+    /// Semantics of the prediction: default (Paceline's own models) or astra-sim (ASTRA-sim's
+    /// semantics, for its own tables only, and their default)
     #[arg(long, value_name = "default|astra-sim", help_heading = "Table")]
     semantics: Option<String>,
     #[command(flatten)]
     common: CommonFlags,
 }
 
-/// What a row's prediction follows.
+/// Semantics of a row's prediction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Semantics {
     /// Paceline's own models.
     Default,
-    /// ASTRA-sim's, shortcuts included.
+    /// ASTRA-sim's semantics, shortcuts included.
     AstraSim,
 }
 
@@ -58,25 +58,25 @@ impl FromStr for Semantics {
     }
 }
 
-/// A table's rows.
+/// The rows of a table.
 enum Rows {
     Training(Vec<training::Row>),
     Collectives(Vec<collectives::Row>),
     Astra(Vec<astra::AstraRow>),
 }
 
-/// Simulates every row.
+/// Simulates every row and prints the comparison.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let mut problems = Problems::new(origins);
     let semantics = word("--semantics", &flags.semantics, &mut problems);
     let Some(path) = &flags.table else {
-        problems.say("--table", "say which, for example --table training.csv");
+        problems.add("--table", "missing; for example --table training.csv");
         return Err(problems.into());
     };
     let file = path.display().to_string();
     let rows = match read_text(path) {
         Err(what) => {
-            problems.say("--table", format!("{file} {what}"));
+            problems.add("--table", format!("{file} {what}"));
             return Err(problems.into());
         }
         Ok(text) => rows(&text, &file).map_err(|error| problems.located(error)).ok(),
@@ -84,14 +84,14 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     if let (Some(Rows::Training(_) | Rows::Collectives(_)), Some(Semantics::AstraSim)) =
         (&rows, semantics)
     {
-        problems.say("--semantics", format!("astra-sim: {file} is no table of ASTRA-sim's"));
+        problems.add("--semantics", format!("astra-sim: {file} is no table of ASTRA-sim's"));
     }
     let (Some(rows), true) = (rows, problems.is_empty()) else { return Err(problems.into()) };
 
     let output = flags.common.output();
     let mut records: Vec<Record> = Vec::new();
     let mut answer = |record: Record| {
-        let written = output.object(&record);
+        let written = output.print_json(&record);
         records.push(record);
         written
     };
@@ -109,12 +109,12 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         }
     }
     let total = Total::of(&records);
-    output.object(&total)?;
-    if output.is_json() { Ok(()) } else { people(&output, &records, &total) }
+    output.print_json(&total)?;
+    if output.is_json() { Ok(()) } else { print_table(&output, &records, &total) }
 }
 
-/// Reads a table of the kind that its header has a column of; of training runs where it has none,
-/// so that the columns such a table needs are told.
+/// Parses a table by the kind that its header indicates; the default is training runs, so that an
+/// error names the columns such a table needs.
 fn rows(text: &str, file: &str) -> Result<Rows, TableError> {
     let header = text.lines().next().unwrap_or("");
     let has = |column: &str| header.split(',').any(|name| name.trim() == column);
@@ -127,12 +127,12 @@ fn rows(text: &str, file: &str) -> Result<Rows, TableError> {
     }
 }
 
-fn people(output: &Output, records: &[Record], total: &Total) -> Result<(), Failure> {
+fn print_table(output: &Output, records: &[Record], total: &Total) -> Result<(), Failure> {
     let dash = || "–".to_owned();
     let time = |value: Option<f64>| value.map_or_else(dash, |s| Seconds(s).to_string());
     let bytes = |value: Option<u64>| value.map_or_else(dash, |b| Bytes(b).to_string());
     let share = |value: Option<f64>| value.map_or_else(dash, |e| format!("{:+.1} %", e * 100.0));
-    // Collectives take no memory of their own.
+    // Collectives have no memory columns.
     let memory = records.iter().any(|record| record.predicted_bytes.is_some());
     let head = ["run", "measured", "predicted", "error", "measured", "predicted"];
     let head = if memory { &head[..] } else { &head[..4] };
@@ -174,7 +174,7 @@ fn people(output: &Output, records: &[Record], total: &Total) -> Result<(), Fail
             some => format!(" (by profile: {})\n", some.join(", ")),
         };
     }
-    Ok(output.people(&text)?)
+    Ok(output.print(&text)?)
 }
 
 #[cfg(test)]

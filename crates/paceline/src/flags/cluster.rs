@@ -1,4 +1,4 @@
-//! `--cluster`: a built-in name with an optional count, or a file.
+//! `--cluster`: a built-in name with an optional number of hosts, or a file.
 
 use super::Problems;
 use super::file::read_text;
@@ -10,13 +10,13 @@ use std::path::Path;
 
 const FLAG: &str = "--cluster";
 
-/// The flag that names a cluster.
+/// Flags that select a cluster.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct ClusterFlags {
-    /// The machine: a built-in name, a name with a number of hosts (dgx-a100:16), or a TOML file
+    /// Cluster: a built-in name, a name with a number of hosts (dgx-a100:16), or a TOML file
     #[arg(long, value_name = "NAME[:HOSTS]|FILE", help_heading = "Cluster")]
     pub cluster: Option<String>,
-    /// Another value for a field of the cluster, by its name in a cluster file, as often as needed:
+    /// Set a field of the cluster, by its name in a cluster file; may be repeated:
     /// device.memory=40GiB, device.peak.bf16=2x (twice as much), dimension.0.bandwidth=160GB/s or
     /// dimension.nvlink.bandwidth=160GB/s
     #[arg(long, value_name = "PATH=VALUE", help_heading = "Cluster")]
@@ -24,39 +24,39 @@ pub(crate) struct ClusterFlags {
 }
 
 impl ClusterFlags {
-    /// The cluster with the changes that are asked for; none if it is absent or wrong.
+    /// The cluster with the requested changes; `None` if it is absent or invalid.
     pub(crate) fn check(&self, problems: &mut Problems) -> Option<Cluster> {
         if self.cluster.is_none() && !self.set.is_empty() {
-            problems.say("--set", "needs --cluster, whose fields it sets");
+            problems.add("--set", "needs --cluster, whose fields it sets");
         }
         set(self.described(problems)?, &self.set, problems)
     }
 
-    /// The cluster as its name or file has it.
+    /// The cluster as described by its name or file.
     fn described(&self, problems: &mut Problems) -> Option<Cluster> {
         let text = self.cluster.as_deref()?;
         let path = Path::new(text);
         if !path.exists() && !text.ends_with(".toml") {
-            return preset::get(text).map_err(|e| problems.say(FLAG, e.to_string())).ok();
+            return preset::get(text).map_err(|e| problems.add(FLAG, e.to_string())).ok();
         }
         let contents = read_text(path)
-            .map_err(|what| problems.say(FLAG, format!("{} {what}", path.display())))
+            .map_err(|what| problems.add(FLAG, format!("{} {what}", path.display())))
             .ok()?;
         Cluster::parse(&contents, text).map_err(|errors| problems.located(errors)).ok()
     }
 
-    /// The same, for a command that cannot do without.
+    /// The same as [`check`](Self::check), for a command that requires a cluster.
     pub(crate) fn required(&self, problems: &mut Problems) -> Option<Cluster> {
         if self.cluster.is_none() {
-            problems.say(
+            problems.add(
                 FLAG,
-                "say on which machine, for example --cluster dgx-a100:16 (`paceline clusters` lists)",
+                "missing; for example --cluster dgx-a100:16 (`paceline clusters` lists)",
             );
         }
         self.check(problems)
     }
 
-    /// Notes a cluster that has fewer devices than a mesh has ranks.
+    /// Reports a cluster with fewer devices than the mesh has ranks.
     pub(super) fn holds(&self, cluster: &Cluster, mesh: &Mesh, problems: &mut Problems) {
         let (world, devices) = (u64::from(mesh.world()), cluster.devices());
         if world <= devices {
@@ -73,7 +73,7 @@ impl ClusterFlags {
             Some(enough) => format!("{} has {}", enough.name, enough.devices()),
             None => "use a larger cluster or fewer ranks".to_owned(),
         };
-        problems.say(
+        problems.add(
             FLAG,
             format!("{world} ranks do not fit on the {devices} devices of {name}; {remedy}"),
         );

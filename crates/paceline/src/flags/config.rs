@@ -1,4 +1,4 @@
-//! `--config`: flags that stand in a TOML file.
+//! `--config`: reads flags from a TOML file.
 //!
 //! ```toml
 //! model = "mini"
@@ -9,27 +9,28 @@
 //! iterations = 200
 //! ```
 //!
-//! The file is turned into arguments that are read as if they had been typed, except that what was
-//! really typed wins. Each flag remembers its line, so that later problems name it.
+//! The file is converted to arguments, parsed as if they had been typed, except that typed ones
+//! override them. Each flag's line is recorded, so that later error messages can name it.
 
 use super::file::read_text;
-use super::{Origins, Problems, nearest};
+use super::{Origins, Problems, suggest};
 use clap::{ArgAction, ArgMatches, Command};
 use std::ffi::OsString;
 use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// The arguments with those of the run file put in, and where the file has them.
+/// Merges the run file's arguments into `arguments`; also returns their lines in the file.
 ///
-/// `matches` is what `command` made of `arguments`; both stay as they are where no file is named.
+/// `matches` is the result of parsing `arguments` with `command`. Without a run file, the arguments
+/// are returned unchanged.
 pub(crate) fn merge(
     arguments: Vec<OsString>,
     matches: &ArgMatches,
     command: &Command,
 ) -> Result<(Vec<OsString>, Origins), Problems> {
     let (mut name, mut own, mut typed, mut depth) = ("", Some(command), matches, 0);
-    // `bench train` is a command of a command, and takes what stands under [train].
+    // `bench train` is a nested command, and reads the section [train].
     while let Some((inner, inner_typed)) = typed.subcommand() {
         own = own.and_then(|command| command.find_subcommand(inner));
         (name, typed, depth) = (inner, inner_typed, depth + 1);
@@ -52,7 +53,7 @@ pub(crate) fn merge(
     if !reader.problems.is_empty() {
         return Err(reader.problems);
     }
-    // A command stands first; what it takes from the file follows it.
+    // The command comes first; its arguments from the file follow it.
     let at = arguments.len().min(1 + depth);
     let mut merged = arguments;
     merged.splice(at..at, reader.extra);
@@ -61,7 +62,7 @@ pub(crate) fn merge(
 
 struct Reader<'a> {
     root: &'a Command,
-    /// The command that runs.
+    /// The command to run.
     own: &'a Command,
     /// Its name; empty for the demo.
     name: &'a str,
@@ -77,7 +78,7 @@ impl Reader<'_> {
         let text = match read_text(Path::new(self.file)) {
             Ok(text) => text,
             Err(what) => {
-                return self.problems.say("--config", format!("{} {what}", self.file));
+                return self.problems.add("--config", format!("{} {what}", self.file));
             }
         };
         let (document, syntax) = DeTable::parse_recoverable(&text);
@@ -89,7 +90,7 @@ impl Reader<'_> {
         if !syntax.is_empty() {
             return;
         }
-        // The command's own section is read last, so that it wins over what all commands share.
+        // Keys of the command's own section override the keys shared by all commands.
         let (mut shared, mut sections) = (Vec::new(), Vec::new());
         for (key, value) in document.get_ref() {
             match value.get_ref() {
@@ -103,7 +104,7 @@ impl Reader<'_> {
             .flat_map(|(_, section)| section.keys().map(|key| flag_name(key.get_ref())))
             .collect();
         for (key, value) in shared {
-            let place = Place { line: line(&text, key.span().start), section: None };
+            let place = KeyOrigin { line: line(&text, key.span().start), section: None };
             let overridden = own_keys.contains(&flag_name(key.get_ref()));
             self.entry(self.own, key.get_ref(), value, &place, !overridden);
         }
@@ -112,7 +113,7 @@ impl Reader<'_> {
         }
     }
 
-    /// What is for one command only; another command's section is checked and left alone.
+    /// Reads the section of one command; another command's section is only checked.
     fn section(&mut self, text: &str, name: &Spanned<std::borrow::Cow<'_, str>>, table: &DeTable) {
         let word = name.get_ref().as_ref();
         let Some(command) = self.root.find_subcommand(word) else {
@@ -126,18 +127,18 @@ impl Reader<'_> {
         };
         let runs = word == self.name;
         for (key, value) in table {
-            let place = Place { line: line(text, key.span().start), section: Some(word) };
+            let place = KeyOrigin { line: line(text, key.span().start), section: Some(word) };
             self.entry(command, key.get_ref(), value, &place, runs);
         }
     }
 
-    /// One key, which must be a flag of `command`; taken if `runs`.
+    /// Reads one key, which must be a flag of `command`; uses it if `runs`.
     fn entry(
         &mut self,
         command: &Command,
         key: &str,
         value: &Spanned<DeValue<'_>>,
-        place: &Place<'_>,
+        place: &KeyOrigin<'_>,
         runs: bool,
     ) {
         let name = flag_name(key);
@@ -178,8 +179,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Why a key is no flag of a command, and what would be.
-    fn unknown(&self, command: &Command, name: &str, place: &Place<'_>) -> String {
+    /// Explains that a key is not a flag of a command, and suggests another.
+    fn unknown(&self, command: &Command, name: &str, place: &KeyOrigin<'_>) -> String {
         let label = match (place.section, self.name) {
             (Some(section), _) => format!("`paceline {section}`"),
             (None, "") => "the demo".to_owned(),
@@ -207,14 +208,14 @@ impl Reader<'_> {
     }
 }
 
-/// Where an entry stands.
-struct Place<'a> {
+/// Location of an entry in the run file.
+struct KeyOrigin<'a> {
     line: usize,
-    /// The table that holds it.
+    /// The table that contains it.
     section: Option<&'a str>,
 }
 
-/// A value as an argument.
+/// A TOML value as a command-line argument.
 enum Argument {
     Switch(bool),
     Text(String),
@@ -237,19 +238,19 @@ fn argument(value: &DeValue<'_>) -> Argument {
     }
 }
 
-/// A key as the flag's name: people write `global_batch` in files.
+/// Converts a key to a flag name; `global_batch` is accepted in files.
 fn flag_name(key: &str) -> String {
     key.replace('_', "-")
 }
 
 fn did_you_mean<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> String {
-    match nearest(word, known) {
+    match suggest(word, known) {
         Some(meant) => format!(" (did you mean `{meant}`?)"),
         None => String::new(),
     }
 }
 
-/// The line of a byte, counted from 1.
+/// Line number of a byte offset, counted from 1.
 fn line(text: &str, at: usize) -> usize {
     1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count()
 }

@@ -1,14 +1,14 @@
-//! Reading the files that flags name.
+//! Reads the files named by flags.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// The largest description of a model, a cluster or a run: a thousand times what any needs, and
-/// little enough that a mistyped name of a huge file ends in a message.
+/// Maximum size in bytes of a description of a model, a cluster or a run. It is a thousand times
+/// more than any needs, but small enough to reject a huge file named by mistake.
 const MOST: u64 = 16 << 20;
 
-/// A file's text, or what is wrong with it (without its name).
+/// Reads a text file; an error message does not contain the file's name.
 pub(crate) fn read_text(path: &Path) -> Result<String, String> {
     let unreadable = |error: std::io::Error| format!("cannot be read: {error}");
     if path.is_dir() {

@@ -1,8 +1,8 @@
-//! From what a person typed to what a library takes.
+//! Converts command-line flags to library types.
 //!
-//! Flags reach this module as plain text: clap only tells them apart. Every value is then checked
-//! here, so that all problems of a request are told at once, whether they stand on the command line
-//! or in a run file, and nothing is read and ignored.
+//! Flags reach this module as plain text: clap only separates them. Every value is then checked
+//! here, so that all problems of a request are reported at once, from the command line and from a
+//! run file. No flag is silently ignored.
 
 mod checkpoint;
 mod cluster;
@@ -21,15 +21,15 @@ mod training;
 mod whole_run;
 mod word;
 
-pub(crate) use checkpoint::{CheckpointFlags, Keeping, MODEL, Saving};
+pub(crate) use checkpoint::{CheckpointFlags, CheckpointOptions, MODEL, SavePolicy};
 pub(crate) use cluster::ClusterFlags;
 pub(crate) use common::CommonFlags;
 pub(crate) use data::{DataChoice, DataDefaults, DataFlags, TOKENIZER};
 pub(crate) use file::read_text;
-pub(crate) use launch::{Carrier, Launch, LaunchFlags, SECRET, Starter};
+pub(crate) use launch::{Launch, LaunchFlags, LaunchMode, SECRET};
 pub(crate) use model::model;
 pub(crate) use number::{real, whole};
-pub(crate) use paceline_plan::nearest::nearest;
+pub(crate) use paceline_plan::suggest::suggest;
 pub(crate) use problems::{Origins, Problems};
 pub(crate) use set::is_cluster_path;
 pub(crate) use size::size;

@@ -8,10 +8,10 @@ use std::path::Path;
 
 const FLAG: &str = "--model";
 
-/// The model that the flag names; none if it is absent or wrong.
+/// The model named by the flag; `None` if it is absent or invalid.
 pub(crate) fn model(text: Option<&str>, problems: &mut Problems) -> Option<Model> {
     let Some(text) = text else {
-        problems.say(FLAG, "say which model, for example --model mini (`paceline models` lists)");
+        problems.add(FLAG, "missing; for example --model mini (`paceline models` lists)");
         return None;
     };
     if let Some(found) = built_in::get(text) {
@@ -21,7 +21,7 @@ pub(crate) fn model(text: Option<&str>, problems: &mut Problems) -> Option<Model
     let parsed = if path.is_dir() {
         let config = path.join("config.json");
         if !config.is_file() {
-            problems.say(
+            problems.add(
                 FLAG,
                 format!("the directory '{text}' has no config.json; give a Hugging Face model"),
             );
@@ -34,14 +34,14 @@ pub(crate) fn model(text: Option<&str>, problems: &mut Problems) -> Option<Model
         let parse = if json { hugging_face::parse } else { Model::parse };
         read(path, problems).map(|contents| parse(&contents, text))
     } else {
-        problems.say(FLAG, unknown(text));
+        problems.add(FLAG, unknown(text));
         None
     };
     parsed?.map_err(|errors| problems.located(errors)).ok()
 }
 
 fn read(path: &Path, problems: &mut Problems) -> Option<String> {
-    read_text(path).map_err(|what| problems.say(FLAG, format!("{} {what}", path.display()))).ok()
+    read_text(path).map_err(|what| problems.add(FLAG, format!("{} {what}", path.display()))).ok()
 }
 
 fn unknown(text: &str) -> String {

@@ -1,9 +1,9 @@
-//! Numbers of flags. Whatever is written, the answer is a number in range or a problem.
+//! Numeric flags: any text yields a number in range or a problem.
 
 use super::Problems;
 use std::ops::RangeInclusive;
 
-/// A whole number in a range; none if the flag is absent or wrong.
+/// Parses a whole number in a range; `None` if the flag is absent or invalid.
 pub(crate) fn whole(
     flag: &str,
     text: Option<&str>,
@@ -11,19 +11,19 @@ pub(crate) fn whole(
     problems: &mut Problems,
 ) -> Option<u64> {
     let text = text?;
-    // 128 bits, so that a number too large by far is still told apart from what is no number.
+    // A number beyond 64 bits is out of range.
     let value = text.trim().parse::<u128>().ok();
     let value = value.and_then(|value| u64::try_from(value).ok());
     let found = value.filter(|value| range.contains(value));
     if found.is_none() {
         let (least, most) = range.into_inner();
         problems
-            .say(flag, format!("'{}' is not a whole number from {least} to {most}", short(text)));
+            .add(flag, format!("'{}' is not a whole number from {least} to {most}", short(text)));
     }
     found
 }
 
-/// A finite number in a range; none if the flag is absent or wrong.
+/// Parses a finite number in a range; `None` if the flag is absent or invalid.
 pub(crate) fn real(
     flag: &str,
     text: Option<&str>,
@@ -34,12 +34,12 @@ pub(crate) fn real(
     let found = text.trim().parse::<f64>().ok().filter(|value| range.contains(value));
     if found.is_none() {
         let (least, most) = range.into_inner();
-        problems.say(flag, format!("'{}' is not a number from {least} to {most}", short(text)));
+        problems.add(flag, format!("'{}' is not a number from {least} to {most}", short(text)));
     }
     found
 }
 
-/// What was typed, cut to what a message can bear.
+/// The typed text, shortened for a message.
 pub(super) fn short(text: &str) -> String {
     const MOST: usize = 40;
     if text.chars().count() <= MOST {

@@ -1,21 +1,21 @@
-//! Everything that is wrong with a request, and where each thing was written.
+//! Problems of a request, and their locations in the run file.
 
 use paceline_plan::lower;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Where the flags that came from a run file stand in it.
+/// Locations in the run file of the flags that were read from it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Origins(BTreeMap<String, String>);
 
 impl Origins {
-    /// Notes that a flag (`--tp`) was read at a place (`run.toml:3`).
+    /// Records that a flag (`--tp`) was read at a location (`run.toml:3`).
     pub(crate) fn note(&mut self, flag: String, place: String) {
         self.0.insert(flag, place);
     }
 }
 
-/// Everything that is wrong with a request.
+/// All problems of a request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Problems {
     origins: Origins,
@@ -24,43 +24,43 @@ pub(crate) struct Problems {
 
 #[derive(Clone, Debug)]
 struct Line {
-    /// The flag to change; absent where the text says itself where it is wrong.
+    /// The flag to change; `None` if the text itself names the location.
     flag: Option<String>,
     text: String,
 }
 
 impl Problems {
-    /// None yet.
+    /// Creates an empty list.
     pub(crate) fn new(origins: Origins) -> Self {
         Self { origins, lines: Vec::new() }
     }
 
-    /// Something is wrong with a flag.
-    pub(crate) fn say(&mut self, flag: &str, text: impl Into<String>) {
+    /// Adds a problem of a flag.
+    pub(crate) fn add(&mut self, flag: &str, text: impl Into<String>) {
         self.lines.push(Line { flag: Some(flag.to_owned()), text: text.into() });
     }
 
-    /// Something is wrong at a place that the text itself names, one problem a line.
+    /// Adds problems whose text names the location, one per line.
     pub(crate) fn located(&mut self, text: impl fmt::Display) {
         let text = text.to_string();
         self.lines.extend(text.lines().map(|line| Line { flag: None, text: line.to_owned() }));
     }
 
-    /// What the planner refuses, except about flags that could not be read anyway.
+    /// Adds the planner's problems, except those of flags that were already reported.
     pub(crate) fn planner(&mut self, found: lower::Problems) {
         for lower::Problem { flag, message } in found.0 {
             if !self.about(flag) {
-                self.say(flag, message);
+                self.add(flag, message);
             }
         }
     }
 
-    /// Whether a problem with this flag is already known.
+    /// Returns true if this flag already has a problem.
     pub(crate) fn about(&self, flag: &str) -> bool {
         self.lines.iter().any(|line| line.flag.as_deref() == Some(flag))
     }
 
-    /// All of them on one line, without their places in a file.
+    /// All problems on one line, without their locations in a file.
     pub(crate) fn brief(&self) -> String {
         let line = |Line { flag, text }: &Line| match flag {
             Some(flag) => format!("{flag}: {text}"),
@@ -69,12 +69,12 @@ impl Problems {
         self.lines.iter().map(line).collect::<Vec<_>>().join("; ")
     }
 
-    /// How many are known.
+    /// Number of problems.
     pub(crate) fn count(&self) -> usize {
         self.lines.len()
     }
 
-    /// Whether there is none.
+    /// Returns true if there is no problem.
     pub(crate) fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
@@ -109,9 +109,9 @@ mod tests {
         let mut origins = Origins::default();
         origins.note("--tp".to_owned(), "run.toml:3".to_owned());
         let mut problems = Problems::new(origins);
-        problems.say("--pp", "too deep");
+        problems.add("--pp", "too deep");
         assert_eq!(problems.to_string(), "error: --pp: too deep");
-        problems.say("--tp", "too wide");
+        problems.add("--tp", "too wide");
         problems.located("m.toml:1: no kind\nm.toml:2: no layers");
         assert_eq!(
             problems.to_string(),
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn the_planner_is_silent_about_what_could_not_be_read() {
         let mut problems = Problems::default();
-        problems.say("--tp", "'x' is not a whole number");
+        problems.add("--tp", "'x' is not a whole number");
         problems.planner(lower::Problems::one("--tp", "must be at least 1"));
         problems.planner(lower::Problems::one("--pp", "must be at least 1"));
         assert_eq!(problems.to_string().lines().count(), 3);

@@ -1,18 +1,18 @@
-//! `--set PATH=VALUE`: another value for one field of a cluster's description.
+//! `--set PATH=VALUE`: overrides one field of a cluster's description.
 //!
-//! A path is what the field is called in a cluster file: `hosts`, `device.memory`,
-//! `device.peak.bf16`, `dimension.0.bandwidth` or, by the dimension's name,
-//! `dimension.nvlink.bandwidth`. The change is made in the file's text form, which is then read as any
-//! file is: every field there can be set, and nothing but a sound cluster comes out.
+//! A path is the field's name in a cluster file: `hosts`, `device.memory`, `device.peak.bf16`,
+//! `dimension.0.bandwidth` or, by the dimension's name, `dimension.nvlink.bandwidth`. The change is
+//! applied to the file's text form, and the result is parsed like any file. Every field can
+//! therefore be set, and the result is always a valid cluster.
 
 use super::number::short;
-use super::{Problems, nearest};
+use super::{Problems, suggest};
 use paceline_sim::cluster::Cluster;
 use toml::Value;
 
 const FLAG: &str = "--set";
 
-/// The cluster with all changes made, in their order; none if one of them is wrong.
+/// Applies all changes in order; `None` if one of them is invalid.
 pub(super) fn set(
     cluster: Cluster,
     changes: &[String],
@@ -25,30 +25,30 @@ pub(super) fn set(
     let wrong = problems.count();
     for change in changes {
         if let Err(what) = apply(&mut file, change) {
-            problems.say(FLAG, format!("{}: {what}", short(change)));
+            problems.add(FLAG, format!("{}: {what}", short(change)));
         }
     }
     if problems.count() > wrong {
         return None;
     }
     let found = Cluster::parse(&toml::to_string(&file).ok()?, &cluster.name);
-    // The lines are those of a text that nobody has seen; what is wrong names its section.
+    // Line numbers would refer to generated text; the message names the section instead.
     let found = found.map_err(|errors| {
         for problem in errors.problems {
-            problems.say(FLAG, format!("{}; {}", problem.what, problem.remedy));
+            problems.add(FLAG, format!("{}; {}", problem.what, problem.remedy));
         }
     });
     let name = format!("{} with {}", cluster.name, changes.join(", "));
     found.map(|changed| Cluster { name, ..changed }).ok()
 }
 
-/// Whether a name is a path into a cluster's description rather than a flag.
+/// Returns true if a name is a path into a cluster's description rather than a flag.
 pub(crate) fn is_cluster_path(name: &str) -> bool {
     name == "hosts" || name.split_once('.').is_some_and(|(first, _)| SECTIONS.contains(&first))
 }
 
-/// What a path with several parts begins with.
-const SECTIONS: [&str; 5] = ["device", "dimension", "link", "straggler", "schedule"];
+/// First components of paths with several components.
+const SECTIONS: [&str; 5] = ["device", "dimension", "link", "straggler", "bandwidth_schedule"];
 
 fn apply(file: &mut Value, change: &str) -> Result<(), String> {
     let (path, text) =
@@ -77,7 +77,7 @@ fn apply(file: &mut Value, change: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// One step down a path: a key of a table, or the position or the name of an entry of a list.
+/// Descends one path component: a key of a table, or the index or name of a list entry.
 fn enter<'v>(place: &'v mut Value, key: &str) -> Result<&'v mut Value, String> {
     let known = entries(place);
     let names = names(place);
@@ -90,13 +90,13 @@ fn enter<'v>(place: &'v mut Value, key: &str) -> Result<&'v mut Value, String> {
         }
         _ => None,
     };
-    found.ok_or_else(|| match nearest(key, names.iter().map(String::as_str)) {
+    found.ok_or_else(|| match suggest(key, names.iter().map(String::as_str)) {
         Some(meant) => format!("there is no '{}' (did you mean {meant}?)", short(key)),
         None => format!("there is no '{}'; {known}", short(key)),
     })
 }
 
-/// What can stand below a place: the keys of a table, the names of a list's entries.
+/// Valid next path components: the keys of a table, or the names of a list's entries.
 fn names(place: &Value) -> Vec<String> {
     match place {
         Value::Table(table) => table.keys().cloned().collect(),
@@ -118,7 +118,7 @@ fn entries(place: &Value) -> String {
     }
 }
 
-/// The new value: a multiple of the old one (`2x`), or whatever the field takes.
+/// The new value: a multiple of the old one (`2x`), or any value that the field accepts.
 fn changed(old: Option<&Value>, text: &str) -> Result<Value, String> {
     let factor = text.strip_suffix('x').and_then(|digits| digits.trim().parse::<f64>().ok());
     if let Some(factor) = factor {

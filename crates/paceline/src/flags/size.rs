@@ -1,10 +1,10 @@
-//! Sizes in bytes, with the units that people write.
+//! Sizes in bytes, with the usual units.
 
 use super::Problems;
 use super::number::short;
 use paceline_plan::units::Bytes;
 
-/// The most bytes that a size may have: one pebibyte, far above any message.
+/// Maximum size in bytes: one pebibyte, far above any message.
 const MOST: u64 = 1 << 50;
 
 const UNITS: [(&str, u64); 9] = [
@@ -19,12 +19,12 @@ const UNITS: [(&str, u64); 9] = [
     ("tb", 1_000_000_000_000),
 ];
 
-/// A size such as `1048576`, `1MiB` or `64 MB`; none if the flag is absent or wrong.
+/// Parses a size such as `1048576`, `1MiB` or `64 MB`; `None` if the flag is absent or invalid.
 pub(crate) fn size(flag: &str, text: Option<&str>, problems: &mut Problems) -> Option<Bytes> {
     let text = text?;
     let found = parse(text);
     if found.is_none() {
-        problems.say(
+        problems.add(
             flag,
             format!(
                 "'{}' is not a size from 1 B to 1 PiB; write bytes (1048576) or a unit (64MiB, 64MB)",

@@ -1,16 +1,16 @@
-//! How the model is cut and scheduled: the flags that `train`, `plan` and `simulate` share.
+//! Parallelism and schedule flags, shared by `train`, `plan` and `simulate`.
 
 use super::model::model;
 use super::{ClusterFlags, Problems, whole, word};
 use clap::Args;
 use paceline_plan::DType;
-use paceline_plan::collective::{Algorithm, Fabric, Order};
+use paceline_plan::collective::{Algorithm, Fabric, SummationOrder};
 use paceline_plan::compress::Compression;
 use paceline_plan::ids::Rank;
-use paceline_plan::lower::{balance, lower};
+use paceline_plan::lower::{balance, lower, lower_on};
 use paceline_plan::mesh::GroupKind;
 use paceline_plan::model::Model;
-use paceline_plan::outer::Local;
+use paceline_plan::outer_optimizer::LocalSgd;
 use paceline_plan::program::Plan;
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{
@@ -19,163 +19,166 @@ use paceline_plan::strategy::{
 use paceline_plan::units::Bytes;
 use paceline_sim::cluster::Cluster;
 
-/// What to plan, as it was written.
+/// Flags of a plan.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Strategy")]
 pub(crate) struct StrategyFlags {
-    /// A built-in name, a TOML file, or a directory with a Hugging Face config.json
+    /// Model: a built-in name, a TOML file, or a directory with a Hugging Face config.json
     #[arg(long, value_name = "NAME|FILE|DIR")]
     pub model: Option<String>,
-    /// All ranks; --dp fills up what the other axes leave [default: the product of the axes]
+    /// Total ranks; --dp fills what the other axes leave [default: the product of the axes]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub ranks: Option<String>,
-    /// Data parallelism: whole replicas, each with its share of the batch [default: 1]
+    /// Data parallelism: number of replicas, each with a share of the batch [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub dp: Option<String>,
-    /// Tensor parallelism: every matrix cut into parts [default: 1]
+    /// Tensor parallelism: number of shards of every matrix [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub tp: Option<String>,
-    /// Pipeline parallelism: the layers cut into stages [default: 1]
+    /// Pipeline parallelism: number of pipeline ranks that the layers are split over [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub pp: Option<String>,
-    /// Context parallelism: every sequence cut into parts, which attention goes round [default: 1]
+    /// Context parallelism: number of shards of every sequence, with ring attention [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub cp: Option<String>,
-    /// Expert parallelism: every layer's experts dealt out to so many of the same ranks [default: 1]
+    /// Expert parallelism: number of the same ranks that share each layer's experts [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub ep: Option<String>,
-    /// Tensor parallelism of experts: each expert's matrices cut into parts [default: 1]
+    /// Tensor parallelism of experts: number of shards of each expert's matrices [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub etp: Option<String>,
-    /// With --ep and experts that take all that come: for how many times an equal share of a rank's
-    /// tokens the experts of another have room; more end the run [default: 1, 2 for train]
+    /// Size of the buffer for tokens sent to another rank's experts, as a multiple of an equal
+    /// share of a rank's tokens, with --ep and experts without a capacity; more tokens end the run
+    /// [default: 1, 2 for train]
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
-    pub expert_room: Option<String>,
-    /// Sequence parallelism: with --tp, cut along tokens what is outside the matrices
+    pub expert_buffer_factor: Option<String>,
+    /// Sequence parallelism: with --tp, shard activations outside the matrices along tokens
     #[arg(long)]
     pub sp: bool,
-    /// A strategy from a file or a search; not available yet
+    /// Strategy from a file or a search; not available yet
     #[arg(long, value_name = "FILE|auto", hide = true)]
     pub strategy: Option<String>,
-    /// What replicas deal out among themselves: 0 nothing, 1 optimizer state, 2 also gradients,
+    /// ZeRO stage, the state sharded over replicas: 0 nothing, 1 optimizer state, 2 also gradients,
     /// 3 also parameters [default: 0]
     #[arg(long, value_name = "0|1|2|3", allow_negative_numbers = true)]
     pub zero: Option<String>,
-    /// Order of microbatches in the pipeline: gpipe, 1f1b, interleaved:V with V chunks of layers per
-    /// rank, zb-h1 or zb-h1:V (zero bubble), dualpipev, pipedream or pipedream:2bw (no flush)
-    /// [default: 1f1b]
+    /// Pipeline schedule: gpipe, 1f1b, interleaved:V with V chunks of layers per rank, zb-h1 or
+    /// zb-h1:V (zero bubble), dualpipev, pipedream or pipedream:2bw (no flush) [default: 1f1b]
     #[arg(long, value_name = "KIND")]
     pub schedule: Option<String>,
-    /// Samples of one iteration [default: dp × micro-batch]
+    /// Samples per iteration [default: dp × micro-batch]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub global_batch: Option<String>,
-    /// Samples that one replica works on at once [default: 1]
+    /// Samples that one replica processes at once [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub micro_batch: Option<String>,
-    /// Tokens of one sample [default: the model's]
+    /// Tokens per sample [default: the model's]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub seq: Option<String>,
-    /// What is computed again in the backward pass to save memory: none, selective (attention's
-    /// core), selective-op (all but attention and half of the products), full (every layer), full:N
+    /// Activation recomputation in the backward pass, to save memory: none, selective (attention's
+    /// core), selective-op (all but attention and half of the GEMMs), full (every layer), full:N
     /// (the first N layers of each stage) or full-forward (every layer to its end, as Megatron-LM
     /// does) [default: none]
     #[arg(long, value_name = "WHAT")]
     pub recompute: Option<String>,
-    /// Where stages of the pipeline begin: such that they have equal cost, by counting operations, or
-    /// an equal count of layers, or equal times in a profile (of --cluster: measured, if it is a
-    /// file of `paceline calibrate`), or at:L,L… for stages that begin at these layers [default: cost]
+    /// Boundaries of pipeline stages: cost (equal cost, by counting operations), count (equal
+    /// number of layers), profile (equal times on --cluster; measured, if it is a file of `paceline
+    /// calibrate`) or at:L,L… (stages begin at these layers) [default: cost]
     #[arg(long, value_name = "HOW")]
     pub split: Option<String>,
-    /// Normalise batches over all replicas together instead of microbatch by microbatch
+    /// Compute batch-norm statistics over all replicas instead of per microbatch
     #[arg(long)]
     pub sync_batch_norm: bool,
-    /// Who holds what of a recommendation model's tables: every replica all (replicate), some of them whole
+    /// Tables of a recommendation model held by each replica: all (replicate), some whole tables
     /// (table) or some rows of each (row) [default: auto, which is table]
     #[arg(long, value_name = "HOW")]
-    pub tables: Option<String>,
-    /// Type of weights and activations: f32, bf16, f16 or fp8
+    pub table_sharding: Option<String>,
+    /// Dtype of weights and activations: f32, bf16, f16 or fp8
     ///
-    /// `train` has f32 where nothing is said, and no fp8. `plan` and `simulate` take what the device of --cluster computes
-    /// fastest in training: bf16 where it has a unit for it, else f16, else f32; bf16 without a
-    /// cluster.
+    /// The default for `train` is f32, and it has no fp8. `plan` and `simulate` default to the
+    /// fastest training dtype of the device of --cluster: bf16 if it has a unit for it, else f16,
+    /// else f32; bf16 without a cluster.
     #[arg(long, value_name = "TYPE")]
     pub dtype: Option<String>,
-    /// Type of gradients, in memory and on the wire: f32 or bf16 [default: f32]
+    /// Dtype of gradients, in memory and in messages: f32 or bf16 [default: f32]
     #[arg(long, value_name = "TYPE")]
     pub grad_dtype: Option<String>,
-    /// Whether sums are taken in a fixed order (canonical: the same bits in every layout) or in
-    /// the cheapest (free) [default: canonical; free for simulate]
+    /// Summation order: canonical (fixed: the same bits in every layout) or free (the cheapest)
+    /// [default: canonical; free for simulate]
     #[arg(long, value_name = "canonical|free")]
     pub order: Option<String>,
-    /// Leaves of the canonical summation tree: equal leaves give equal bits for any --dp
+    /// Number of leaves of the canonical summation tree: equal leaves give equal bits for any --dp
     /// [default: dp]
     #[arg(long, value_name = "L", allow_negative_numbers = true)]
     pub leaves: Option<String>,
-    /// How replicas agree: all-reduce; ps:K for K parameter servers; async-ps:K where nobody waits for
-    /// anybody; ssp:K:S where nobody is more than S iterations ahead; hogwild for threads that share one
-    /// set of weights and update it without locks [default: all-reduce]
+    /// Synchronisation of replicas: all-reduce; ps:K (K parameter servers); async-ps:K
+    /// (asynchronous: no replica waits for another); ssp:K:S (stale synchronous: no replica is more
+    /// than S iterations ahead); hogwild (threads update one shared set of weights without locks)
+    /// [default: all-reduce]
     #[arg(long, value_name = "HOW")]
     pub sync: Option<String>,
-    /// Algorithm of the gradients' reduction: auto, ring, multi-ring:C, halving-doubling, tree,
-    /// direct, read-reduce, ps:K, naive, overlapped, partitioned, torus:AxBxC or
-    /// hierarchical:INNER:OUTER/G with G replicas to a host [default: auto]
+    /// Algorithm of the gradient reduction: auto, ring, multi-ring:C, halving-doubling, tree,
+    /// direct, shared-memory, ps:K, naive, overlapped, partitioned, torus:AxBxC or
+    /// hierarchical:INNER:OUTER/G with G replicas per host [default: auto]
     #[arg(long, value_name = "ALGORITHM")]
     pub collective: Option<String>,
-    /// Gradients are reduced in buckets of at least so many MiB [default: 25]
+    /// Minimum size of a gradient bucket, in MiB [default: 25]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub bucket_mib: Option<String>,
-    /// Keep communication from running beside compute
+    /// Do not overlap communication with compute
     #[arg(long)]
     pub no_overlap: bool,
-    /// What gradients are turned into on the wire, what is lost being added to the next ones: int8,
-    /// onebit (signs), topk:FRACTION (the largest) or powersgd:RANK (narrow factors) [default: none]
+    /// Gradient compression with error feedback: int8, onebit (signs), topk:FRACTION (the largest)
+    /// or powersgd:RANK (low-rank factors) [default: none]
     #[arg(long, value_name = "HOW")]
     pub compress: Option<String>,
-    /// First iterations in which gradients go as they are all the same. With adamw, first moments are
-    /// compressed after them instead of gradients (1-bit Adam) [default: a fifth of the run with adamw and
-    /// onebit, topk or powersgd and with momentum and onebit, else 0]
+    /// Number of first iterations in which gradients are sent uncompressed. With adamw, first
+    /// moments are compressed after them instead of gradients (1-bit Adam) [default: a fifth of the
+    /// run with adamw and onebit, topk or powersgd and with momentum and onebit, else 0]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub compress_warmup: Option<String>,
-    /// Updates that each replica makes by itself in an iteration, with an equal share of its samples,
-    /// before replicas compare their weights (local SGD, DiLoCo) [default: none: they share gradients]
+    /// Local steps of each replica per iteration, each with an equal share of its samples, before
+    /// replicas synchronise their weights (local SGD, DiLoCo) [default: none: they share gradients]
     #[arg(long, value_name = "H", allow_negative_numbers = true)]
     pub local_steps: Option<String>,
-    /// What becomes of the mean of how far replicas moved: average (all go there) or nesterov (it is a
-    /// gradient, as in DiLoCo) [default: nesterov]
+    /// Outer optimizer of local SGD: average (all replicas take the mean weights) or nesterov (the
+    /// mean change is a pseudo-gradient, as in DiLoCo) [default: nesterov]
     #[arg(long, value_name = "RULE")]
     pub outer_optimizer: Option<String>,
-    /// What updates the weights: sgd, momentum, adamw, or for large batches lamb or
-    /// lars [default: adamw]
+    /// Optimizer: sgd, momentum, adamw, or for large batches lamb or lars [default: adamw]
     #[arg(long, value_name = "RULE")]
     pub optimizer: Option<String>,
-    /// What rests outside a rank's memory until it is needed: none, optimizer (master weights and
-    /// moments), activations (of blocks, from forward to backward pass), all of it, or auto: the
+    /// State to offload from a rank's memory until it is needed: none, optimizer (master weights
+    /// and moments), activations (of blocks, from forward to backward pass), all, or auto: the
     /// first of these that lets the plan fit [default: none]
     #[arg(long, value_name = "WHAT")]
     pub offload: Option<String>,
-    /// Where that is: a file on disk, or the host's memory [default: disk for train, host else]
+    /// Offload store: a file on disk, or the host's memory [default: disk for train, host else]
     #[arg(long, value_name = "disk|host")]
     pub offload_to: Option<String>,
 }
 
-/// Defaults in which commands differ.
+/// Defaults that differ between commands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Defaults {
-    /// Type of weights and activations.
+    /// Dtype of weights and activations.
     pub dtype: DType,
-    /// Order of summation.
-    pub order: Order,
-    /// Room for tokens of uneven liking where experts take all that come.
-    pub expert_room: f64,
-    /// Whether all ranks share a host where no cluster is described: as here, on this machine.
+    /// Summation order.
+    pub order: SummationOrder,
+    /// Headroom for uneven routing to experts without a capacity.
+    pub expert_buffer_factor: f64,
+    /// True if all ranks share this host when no cluster is described.
     pub one_host: bool,
-    /// Memory that a rank may have, if anybody said so.
+    /// Number of consecutive ranks of the run that can map each other's memory, where a run
+    /// follows; otherwise the cluster tells.
+    pub shm_domain: Option<u64>,
+    /// Memory limit of a rank, if one was given.
     pub limit: Option<Bytes>,
 }
 
 impl Defaults {
-    /// What a plan for a cluster starts from: the fastest type that training is done in.
-    pub(crate) fn for_cluster(cluster: Option<&Cluster>, order: Order) -> Self {
+    /// Defaults of a plan for a cluster: the fastest training dtype.
+    pub(crate) fn for_cluster(cluster: Option<&Cluster>, order: SummationOrder) -> Self {
         let half = [DType::Bf16, DType::F16];
         let dtype = match cluster {
             None => DType::Bf16,
@@ -185,29 +188,29 @@ impl Defaults {
             }
         };
         let limit = cluster.and_then(|c| c.kinds().map(|device| device.memory).min());
-        Self { dtype, order, expert_room: 1.0, one_host: false, limit }
+        Self { dtype, order, expert_buffer_factor: 1.0, one_host: false, shm_domain: None, limit }
     }
 }
 
 /// A model and its plan.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
-    /// What is trained.
+    /// The model to train.
     pub model: Model,
-    /// How.
+    /// Its plan.
     pub plan: Plan,
 }
 
-/// The most ranks that can be planned; the same bound keeps products of axes from overflowing.
+/// Maximum number of ranks; the bound also keeps products of axes from overflowing.
 const MAX_RANKS: u64 = 1 << 24;
-/// The most samples of an iteration, tokens of a sample, and MiB of a bucket: each product of two
-/// of them with a number of ranks still fits 64 bits.
+/// Maximum samples per iteration, tokens per sample, and MiB per bucket: the product of any two of
+/// them and a number of ranks fits 64 bits.
 const MAX_SAMPLES: u64 = 1 << 32;
 const MAX_TOKENS: u64 = 1 << 28;
 const MAX_BUCKET_MIB: u64 = 1 << 30;
 
 impl StrategyFlags {
-    /// Checks every flag, lowers the result, and notes all that is wrong.
+    /// Checks every flag, lowers the result, and reports all problems.
     pub(crate) fn check(
         &self,
         defaults: Defaults,
@@ -220,7 +223,7 @@ impl StrategyFlags {
         self.not_yet(problems);
         let ranks = world(&strategy);
         if ranks > MAX_RANKS {
-            problems.say(
+            problems.add(
                 "--dp",
                 format!("the world would have {ranks} ranks; at most {MAX_RANKS} can be planned"),
             );
@@ -231,23 +234,34 @@ impl StrategyFlags {
         }
         let world = u32::try_from(ranks).unwrap_or(u32::MAX);
         let here = defaults.one_host.then(|| Fabric::one_host(world));
-        if let Some(fabric) = on.map(|(_, cluster)| cluster.fabric()).or(here) {
-            settle(&mut strategy, &fabric, problems);
+        let known = on.map(|(_, cluster)| cluster.fabric()).or(here);
+        if let Some(fabric) = &known {
+            resolve(&mut strategy, fabric, problems);
+        }
+        let mut fabric = known.unwrap_or_else(Fabric::unknown);
+        if defaults.one_host {
+            fabric.shm_domain = defaults.shm_domain;
+            let shared = strategy.collective == Algorithm::SharedMemory;
+            if shared && !fabric.share_memory(&strategy.mesh(), GroupKind::Replicas) {
+                let text = "shared-memory needs replicas that share memory: processes of one host, \
+                            with --transport auto or shm";
+                problems.add("--collective", text);
+            }
         }
         let model = model?;
         if self.split.as_deref() == Some(PROFILE) {
             strategy.split = profiled(&model, &strategy, on.map(|(_, cluster)| cluster), problems)?;
         }
         let plan = if self.offload.as_deref() == Some(AUTO) {
-            fitting(&model, strategy, defaults.limit, problems)?
+            fitting(&model, strategy, (&fabric, defaults.limit), problems)?
         } else {
-            lower(&model, &strategy).map_err(|found| problems.planner(found)).ok()?
+            lower_on(&model, &strategy, &fabric).map_err(|found| problems.planner(found)).ok()?
         };
         problems.is_empty().then_some(Request { model, plan })
     }
 
-    /// The strategy, with a harmless value wherever a flag is wrong, so that the planner can still
-    /// look at the rest.
+    /// The strategy, with a harmless value for every invalid flag, so that the planner can still
+    /// check the others.
     fn strategy(&self, defaults: Defaults, seq: u64, problems: &mut Problems) -> Strategy {
         let [dp, tp, pp, cp, ep, etp] = self.axes(problems);
         let micro_batch =
@@ -264,11 +278,11 @@ impl StrategyFlags {
         let most = 0..=u64::from(u32::MAX);
         let warmup = whole("--compress-warmup", self.compress_warmup.as_deref(), most, problems);
         let sync: Sync = word("--sync", &self.sync, problems).unwrap_or(Sync::AllReduce);
-        // What is rounded for the wire cannot have the same bits in every layout, and what is applied as
-        // it comes not even in two runs.
+        // Compressed gradients differ in their bits between layouts, and asynchronous updates even
+        // between two runs.
         let local = self.local(problems);
         let bits = compress == Compression::None && !sync.is_async() && local.is_none();
-        let order = if bits { defaults.order } else { Order::Free };
+        let order = if bits { defaults.order } else { SummationOrder::Free };
         Strategy {
             dp,
             tp,
@@ -289,9 +303,14 @@ impl StrategyFlags {
                 _ => word("--split", &self.split, problems).unwrap_or_default(),
             },
             sync_batch_norm: self.sync_batch_norm,
-            expert_room: word("--expert-room", &self.expert_room, problems)
-                .unwrap_or(defaults.expert_room),
-            tables: word("--tables", &self.tables, problems).unwrap_or_default(),
+            expert_buffer_factor: word(
+                "--expert-buffer-factor",
+                &self.expert_buffer_factor,
+                problems,
+            )
+            .unwrap_or(defaults.expert_buffer_factor),
+            table_sharding: word("--table-sharding", &self.table_sharding, problems)
+                .unwrap_or_default(),
             dtype: word("--dtype", &self.dtype, problems).unwrap_or(defaults.dtype),
             grad_dtype: word("--grad-dtype", &self.grad_dtype, problems).unwrap_or(DType::F32),
             order: word("--order", &self.order, problems).unwrap_or(order),
@@ -314,18 +333,18 @@ impl StrategyFlags {
         }
     }
 
-    /// How replicas train apart, if they do.
-    fn local(&self, problems: &mut Problems) -> Option<Local> {
+    /// The local SGD settings, if requested.
+    fn local(&self, problems: &mut Problems) -> Option<LocalSgd> {
         let outer = word("--outer-optimizer", &self.outer_optimizer, problems);
         let steps = whole("--local-steps", self.local_steps.as_deref(), 1..=1 << 20, problems);
         if outer.is_some() && self.local_steps.is_none() {
-            problems.say("--outer-optimizer", "needs --local-steps, after which replicas compare");
+            problems.add("--outer-optimizer", "needs --local-steps, after which replicas compare");
         }
         let steps = u32::try_from(steps?).ok()?;
-        Some(Local { steps, outer: outer.unwrap_or_default() })
+        Some(LocalSgd { steps, outer: outer.unwrap_or_default() })
     }
 
-    /// The sizes of the axes, `dp` filled up to `--ranks`.
+    /// Sizes of the axes; `dp` is filled up to `--ranks`.
     fn axes(&self, problems: &mut Problems) -> [u32; 6] {
         let given = [
             ("--dp", &self.dp),
@@ -346,28 +365,28 @@ impl StrategyFlags {
             if self.dp.is_none() && ranks % others == 0 {
                 axes[0] = ranks / others;
             } else if product != ranks {
-                problems.say("--ranks", mismatch(ranks, others, product, self.dp.is_some()));
+                problems.add("--ranks", mismatch(ranks, others, product, self.dp.is_some()));
             }
         }
         axes.map(|size| u32::try_from(size).unwrap_or(u32::MAX))
     }
 
-    /// Flags of the contract that have no effect to offer yet.
+    /// Reports specified flags that have no effect yet.
     fn not_yet(&self, problems: &mut Problems) {
         if let Some(text) = &self.strategy {
             let text = format!(
                 "'{text}' is not available yet; give the strategy's flags, on the command line or \
                  in a file with --config"
             );
-            problems.say("--strategy", text);
+            problems.add("--strategy", text);
         }
     }
 }
 
-/// The word for stages that take equally long.
+/// Value of `--split` for stages of equal time.
 const PROFILE: &str = "profile";
 
-/// Stages that take equally long on a cluster, by a profile of the model's layers under this strategy.
+/// Stages of equal time on a cluster, from a profile of the model's layers under this strategy.
 fn profiled(
     model: &Model,
     strategy: &Strategy,
@@ -375,18 +394,18 @@ fn profiled(
     problems: &mut Problems,
 ) -> Option<Split> {
     let Some(cluster) = cluster else {
-        let text = "profile must know what layers take; say --cluster, best with a file of \
-                    `paceline calibrate`";
-        problems.say("--split", text.to_owned());
+        let text =
+            "profile needs layer times; add --cluster, best with a file of `paceline calibrate`";
+        problems.add("--split", text.to_owned());
         return None;
     };
     let plan = lower(model, strategy).map_err(|found| problems.planner(found)).ok()?;
     let options = paceline_sim::Options::default();
     let times = paceline_sim::profile(&plan, cluster, &options);
-    let times = times.map_err(|error| problems.say("--split", error.to_string())).ok()?;
+    let times = times.map_err(|error| problems.add("--split", error.to_string())).ok()?;
     let mut costs: Vec<f64> = times.iter().map(|time| time.0).collect();
     if model.mtp.depth > 0 {
-        // Modules for further tokens stay with the head.
+        // Multi-token prediction modules stay with the head.
         let behind: f64 = costs.split_off(model.layers as usize + 2).iter().sum();
         costs.last_mut().into_iter().for_each(|head| *head += behind);
     }
@@ -394,40 +413,41 @@ fn profiled(
     Some(balance(&costs, stages))
 }
 
-/// The word for as much as is needed.
+/// Value of `--offload` for as much as is needed.
 const AUTO: &str = "auto";
 
-/// The plan that offloads the least of those that fit; the one that needs the least if none does.
+/// The plan that fits and offloads the least; if none fits, the one that needs the least memory.
 fn fitting(
     model: &Model,
     strategy: Strategy,
-    limit: Option<Bytes>,
+    (fabric, limit): (&Fabric, Option<Bytes>),
     problems: &mut Problems,
 ) -> Option<Plan> {
     let Some(limit) = limit else {
-        let text = "auto must know what a rank may have; say --memory-limit, or --cluster";
-        problems.say("--offload", text.to_owned());
+        let text = "auto needs the memory of a rank; add --memory-limit or --cluster";
+        problems.add("--offload", text.to_owned());
         return None;
     };
-    let mut best = lower(model, &strategy).map_err(|found| problems.planner(found)).ok()?;
+    let mut best =
+        lower_on(model, &strategy, fabric).map_err(|found| problems.planner(found)).ok()?;
     let peak = |plan: &Plan| plan.programs.iter().map(|p| p.memory.with_shared()).max();
     for offload in Offload::ALL {
         if peak(&best) <= Some(limit) {
             break;
         }
-        // What cannot be offloaded here stays.
-        let more = lower(model, &Strategy { offload, ..strategy.clone() });
+        // State that cannot be offloaded here stays in memory.
+        let more = lower_on(model, &Strategy { offload, ..strategy.clone() }, fabric);
         best = more.ok().filter(|plan| peak(plan) < peak(&best)).unwrap_or(best);
     }
     Some(best)
 }
 
-/// Settles what the collective leaves open to whoever knows where the replicas stand.
-fn settle(strategy: &mut Strategy, fabric: &Fabric, problems: &mut Problems) {
+/// Resolves the collective's open parameters from the location of the replicas.
+fn resolve(strategy: &mut Strategy, fabric: &Fabric, problems: &mut Problems) {
     let members = strategy.mesh().members(GroupKind::Replicas, Rank(0));
-    match fabric.settle(strategy.collective, &members) {
+    match fabric.resolve(strategy.collective, &members) {
         Ok(settled) => strategy.collective = settled,
-        Err(error) => problems.say("--collective", error.to_string()),
+        Err(error) => problems.add("--collective", error.to_string()),
     }
 }
 
@@ -449,7 +469,7 @@ fn mismatch(ranks: u64, others: u64, product: u64, dp_given: bool) -> String {
     format!("{ranks} ranks cannot be made of whole replicas of {others}; {fits}")
 }
 
-/// All ranks, servers included, without overflow.
+/// Number of ranks, servers included, without overflow.
 fn world(strategy: &Strategy) -> u64 {
     [strategy.dp, strategy.tp, strategy.pp, strategy.cp]
         .into_iter()
@@ -463,9 +483,10 @@ mod tests {
 
     const CANONICAL: Defaults = Defaults {
         dtype: DType::F32,
-        order: Order::Canonical,
-        expert_room: 1.0,
+        order: SummationOrder::Canonical,
+        expert_buffer_factor: 1.0,
         one_host: false,
+        shm_domain: None,
         limit: None,
     };
 
@@ -557,11 +578,11 @@ mod tests {
     fn a_cluster_decides_the_type() {
         let on = |name| {
             let cluster = paceline_sim::cluster::preset::get(name).unwrap();
-            Defaults::for_cluster(Some(&cluster), Order::Free).dtype
+            Defaults::for_cluster(Some(&cluster), SummationOrder::Free).dtype
         };
         assert_eq!(on("dgx-a100"), DType::Bf16);
         assert_eq!(on("dgx1-v100"), DType::F16);
         assert_eq!(on("laptop"), DType::F32);
-        assert_eq!(Defaults::for_cluster(None, Order::Free).dtype, DType::Bf16);
+        assert_eq!(Defaults::for_cluster(None, SummationOrder::Free).dtype, DType::Bf16);
     }
 }

@@ -1,4 +1,4 @@
-//! How long, how fast and on what: the flags of `train` beside the strategy.
+//! Flags of `train` other than the strategy: duration, learning rate, seed and files.
 
 use super::{Problems, real, whole, word};
 use clap::Args;
@@ -6,107 +6,107 @@ use paceline_exec::{BatchScaling, LrSchedule, ScalingRule, Straggler};
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
-/// More threads than any processor has cores for.
+/// Upper limit of --threads-per-rank: more than any processor has cores.
 const MAX_THREADS: u64 = 1024;
 
-/// A run's settings, as they were written.
+/// Training flags of a run.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Training")]
 pub(crate) struct TrainingFlags {
-    /// Iterations to train [default: 100]
+    /// Number of iterations to train [default: 100]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub iterations: Option<String>,
     /// Learning rate after the warmup [default: 0.003]
     #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
     pub lr: Option<String>,
-    /// Iterations over which the learning rate rises from zero [default: 10]
+    /// Number of iterations over which the learning rate rises from zero [default: 10]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub warmup: Option<String>,
-    /// What the learning rate does after the warmup: constant, linear or cosine [default: constant]
+    /// Learning rate schedule after the warmup: constant, linear or cosine [default: constant]
     #[arg(long, value_name = "SCHEDULE")]
     pub lr_schedule: Option<String>,
-    /// Where a learning rate that falls ends [default: a tenth of --lr]
+    /// Final value of a decaying learning rate [default: a tenth of --lr]
     #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
     pub min_lr: Option<String>,
-    /// Samples of the global batch that --lr was chosen for; with another --global-batch the
-    /// learning rate follows
+    /// Global batch in samples that --lr was chosen for; with another --global-batch the learning
+    /// rate is scaled
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub base_batch: Option<String>,
-    /// How it follows: linear with the batch, with its root (sqrt), or not at all (none) [default: linear]
+    /// Scaling of --lr: linear in the batch, with its root (sqrt), or none [default: linear]
     #[arg(long, value_name = "RULE")]
     pub lr_scaling: Option<String>,
-    /// Factor of the loss with which an f16 run begins [default: 65536]
+    /// Initial loss scale of an f16 run [default: 65536]
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
     pub loss_scale: Option<String>,
-    /// Share of the weights that decays with the learning rate [default: 0.01]
+    /// Decoupled weight decay, multiplied by the learning rate [default: 0.01]
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     pub weight_decay: Option<String>,
-    /// Scale gradients down to this norm; 0 leaves them [default: 1]
+    /// Clip gradients to this norm; 0 disables clipping [default: 1]
     #[arg(long, value_name = "NORM", allow_negative_numbers = true)]
     pub clip: Option<String>,
-    /// Learn from so many samples again and again, instead of from new ones
+    /// Train on this number of samples repeatedly, instead of on new ones
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    pub distinct: Option<String>,
-    /// Seed of the first weights and of the data [default: 0]
+    pub unique_samples: Option<String>,
+    /// Seed of the initial weights and of the data [default: 0]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub seed: Option<String>,
-    /// Threads that compute for one rank [default: the cores, shared out among the ranks]
+    /// Compute threads per rank [default: the cores, shared out among the ranks]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub threads_per_rank: Option<String>,
-    /// A rank that is made slow on purpose: its computations take FACTOR times as long
+    /// Slow one rank down on purpose: its computations take FACTOR times as long
     #[arg(long, value_name = "RANK:FACTOR")]
     pub straggler: Option<String>,
-    /// Iterations at the end of the run whose ops are traced, 0 for none [default: 6, of long
-    /// programs 3]
+    /// Number of iterations at the end of the run whose ops are traced, 0 for none [default: 6, of
+    /// long programs 3]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub trace_iterations: Option<String>,
-    /// Directory of the run's files [default: runs/MODEL-NUMBER, the next free one]
+    /// Directory for the run's files [default: runs/MODEL-NUMBER, the next free one]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Folder for what --offload moves to disk [default: the run's]
+    /// Directory for state that --offload moves to disk [default: the run's]
     #[arg(long, value_name = "DIR")]
     pub offload_dir: Option<PathBuf>,
 }
 
-/// A run's settings.
+/// Validated training flags of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Training {
-    /// Iterations to train.
+    /// Number of iterations to train.
     pub iterations: u32,
     /// Learning rate after the warmup.
     pub lr: f64,
-    /// Iterations of linear warmup.
+    /// Number of iterations of linear warmup.
     pub warmup: u32,
-    /// What the learning rate does after it.
+    /// Learning rate schedule after the warmup.
     pub schedule: LrSchedule,
-    /// Where a learning rate that falls ends.
+    /// Final value of a decaying learning rate.
     pub min_lr: f64,
-    /// How the learning rate follows the batch.
+    /// Scaling of the learning rate with the batch.
     pub batch_scaling: Option<BatchScaling>,
-    /// The first factor of an f16 run's loss.
+    /// Initial loss scale of an f16 run.
     pub loss_scale: f32,
     /// Decoupled weight decay.
     pub weight_decay: f64,
-    /// The norm to which gradients are scaled down.
+    /// Norm to which gradients are clipped.
     pub clip: Option<f64>,
-    /// Threads that compute for one rank, if the user said.
+    /// Compute threads per rank, if given.
     pub threads_per_rank: Option<NonZeroUsize>,
     /// Seed of weights and data.
     pub seed: u64,
-    /// How many different samples there are, if the user said.
+    /// Number of distinct samples, if given.
     pub distinct: Option<NonZeroU64>,
-    /// A rank that is made slow on purpose.
+    /// A rank that is slowed down on purpose.
     pub straggler: Option<Straggler>,
-    /// Iterations that the trace holds, if the user said.
+    /// Number of traced iterations, if given.
     pub traced: Option<u32>,
-    /// Where the run's files go, if the user said.
+    /// Directory for the run's files, if given.
     pub out: Option<PathBuf>,
-    /// Where offloaded bytes go, if the user said.
+    /// Directory for offloaded state, if given.
     pub offload_dir: Option<PathBuf>,
 }
 
 impl Default for Training {
-    /// What suits the small built-in models on the built-in text.
+    /// Settings for the small built-in models on the built-in text.
     fn default() -> Self {
         Self {
             iterations: 100,
@@ -130,7 +130,7 @@ impl Default for Training {
 }
 
 impl TrainingFlags {
-    /// Checks every flag; `defaults` hold where one is absent.
+    /// Checks every flag; absent ones take their value from `defaults`.
     pub(crate) fn check(&self, defaults: &Training, problems: &mut Problems) -> Training {
         let mut count = |flag, text: &Option<String>, least, default: u32| {
             let most = u64::from(u32::MAX - 1);
@@ -161,14 +161,15 @@ impl TrainingFlags {
         let schedule = schedule.unwrap_or(defaults.schedule);
         let batch_scaling = self.batch_scaling(problems).or(defaults.batch_scaling);
         let seed = whole("--seed", self.seed.as_deref(), 0..=u64::MAX, problems);
-        let distinct = whole("--distinct", self.distinct.as_deref(), 1..=u64::MAX, problems);
+        let distinct =
+            whole("--unique-samples", self.unique_samples.as_deref(), 1..=u64::MAX, problems);
         let distinct = distinct.and_then(NonZeroU64::new).or(defaults.distinct);
         let threads = self.threads_per_rank.as_deref();
         let threads = whole("--threads-per-rank", threads, 1..=MAX_THREADS, problems);
         let threads = threads.and_then(|n| NonZeroUsize::new(usize::try_from(n).ok()?));
         let out = self.out.clone().or_else(|| defaults.out.clone());
         if out.as_ref().is_some_and(|out| out.exists() && !out.is_dir()) {
-            problems.say("--out", "exists and is not a directory");
+            problems.add("--out", "exists and is not a directory");
         }
         let seed = seed.unwrap_or(defaults.seed);
         let straggler = self.straggler(problems).or(defaults.straggler);
@@ -193,7 +194,7 @@ impl TrainingFlags {
         }
     }
 
-    /// Who is slow, and how slow.
+    /// The straggler's rank and factor.
     fn straggler(&self, problems: &mut Problems) -> Option<Straggler> {
         let text = self.straggler.as_deref()?;
         let parsed = text.split_once(':').and_then(|(rank, factor)| {
@@ -202,18 +203,18 @@ impl TrainingFlags {
         let found = parsed.filter(|slow| (1.0..=1e6).contains(&slow.factor));
         if found.is_none() {
             let works = "is no rank and factor from 1 on, as in 1:2";
-            problems.say("--straggler", format!("'{text}' {works}"));
+            problems.add("--straggler", format!("'{text}' {works}"));
         }
         found
     }
 
-    /// How the learning rate follows the batch, where the user says what it was chosen for.
+    /// The scaling of the learning rate with the batch, if --base-batch is given.
     fn batch_scaling(&self, problems: &mut Problems) -> Option<BatchScaling> {
         let rule = word("--lr-scaling", &self.lr_scaling, problems);
         let base = whole("--base-batch", self.base_batch.as_deref(), 1..=u64::MAX, problems);
         let follows = rule.is_some_and(|rule| rule != ScalingRule::None);
         if follows && self.base_batch.is_none() {
-            problems.say("--lr-scaling", "needs --base-batch, the batch that --lr was chosen for");
+            problems.add("--lr-scaling", "needs --base-batch, the batch that --lr was chosen for");
         }
         base.map(|base| BatchScaling { base, rule: rule.unwrap_or_default() })
     }

@@ -1,27 +1,27 @@
-//! From one iteration to a whole training run: the flags of `simulate` about tokens and failures.
+//! Flags of `simulate` about a whole training run: tokens, cost and failures.
 
 use super::number::short;
 use super::{Problems, real, whole};
 use clap::Args;
 use paceline_plan::units::Seconds;
 
-/// A whole training run, as it was written.
+/// Flags about a whole training run.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Whole run")]
 pub(crate) struct WholeRunFlags {
-    /// Say how long training on so many tokens takes: 300000000000, 300B or 3e11
+    /// Estimate the duration of training on this number of tokens: 300000000000, 300B or 3e11
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub tokens: Option<String>,
-    /// Say what it costs, with --tokens
+    /// Price of one device for an hour, to estimate the cost; with --tokens
     #[arg(long, value_name = "PRICE", allow_negative_numbers = true)]
     pub price_per_device_hour: Option<String>,
-    /// Say what failures leave of the time: the mean time between failures of one device
+    /// Mean time between failures of one device, in hours, to estimate the goodput
     #[arg(long, value_name = "HOURS", allow_negative_numbers = true)]
     pub mtbf_hours: Option<String>,
-    /// Time to write a checkpoint, with --mtbf-hours [default: 60]
+    /// Seconds to write a checkpoint, with --mtbf-hours [default: 60]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     pub checkpoint_seconds: Option<String>,
-    /// Time from a failure until training goes on, with --mtbf-hours [default: 300]
+    /// Seconds from a failure until training resumes, with --mtbf-hours [default: 300]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     pub restart_seconds: Option<String>,
     /// Iterations between checkpoints, with --mtbf-hours [default: the best number]
@@ -29,35 +29,35 @@ pub(crate) struct WholeRunFlags {
     pub checkpoint_every: Option<String>,
 }
 
-/// What is asked about a whole training run.
+/// Validated flags about a whole training run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct WholeRun {
-    /// Tokens to train on.
+    /// Number of tokens to train on.
     pub tokens: Option<u64>,
-    /// What one device costs for an hour.
+    /// Price of one device for an hour.
     pub price_per_device_hour: Option<f64>,
-    /// What to do about failures.
+    /// Failure settings, with `--mtbf-hours`.
     pub failures: Option<FailureFlags>,
 }
 
-/// How often a device fails, and what is done about it.
+/// Failure rate of a device, and the costs of checkpoints and restarts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct FailureFlags {
-    /// Of one device.
+    /// Mean time between failures of one device.
     pub mtbf: Seconds,
-    /// To write a checkpoint.
+    /// Time to write a checkpoint.
     pub checkpoint: Seconds,
-    /// From a failure until training goes on.
+    /// Time from a failure until training resumes.
     pub restart: Seconds,
-    /// Iterations between checkpoints, if not the best number.
+    /// Iterations between checkpoints; the best number if `None`.
     pub every: Option<u64>,
 }
 
-/// More tokens than the world has written, and few enough to count with.
+/// Upper limit of --tokens: more than all text ever written, but safe to compute with.
 const MOST_TOKENS: f64 = 1e18;
 
 impl WholeRunFlags {
-    /// Checks every flag, and that none stands without the one that gives it meaning.
+    /// Checks every flag, and that each is given together with the flag it depends on.
     pub(crate) fn check(&self, problems: &mut Problems) -> WholeRun {
         let tokens = tokens(self.tokens.as_deref(), problems);
         let mut number = |flag: &str, text: &Option<String>, least: f64, most: f64| {
@@ -77,7 +77,7 @@ impl WholeRunFlags {
             ("--checkpoint-every", &self.checkpoint_every, "--mtbf-hours", &self.mtbf_hours),
         ] {
             if given.is_some() && has.is_none() {
-                problems.say(flag, format!("needs {needed}"));
+                problems.add(flag, format!("needs {needed}"));
             }
         }
         let failures = mtbf.map(|hours| FailureFlags {
@@ -90,12 +90,12 @@ impl WholeRunFlags {
     }
 }
 
-/// A number of tokens: digits, a power of ten, or with a letter for thousands, millions and so on.
+/// Parses a number of tokens: digits, a power of ten, or a letter for thousands, millions etc.
 fn tokens(text: Option<&str>, problems: &mut Problems) -> Option<u64> {
     let text = text?;
     let found = parse_tokens(text.trim());
     if found.is_none() {
-        problems.say(
+        problems.add(
             "--tokens",
             format!(
                 "'{}' is not a number of tokens from 1 to 10^18; write 300000000000, 3e11 or 300B",

@@ -1,10 +1,10 @@
-//! Starts the ranks of this machine and watches over them.
+//! Starts the ranks of this machine and supervises them.
 
-use super::place::{HUB, LAYOUT, RANK, RESUME, RUN, WORLD};
-use super::recovery::Carried;
+use super::rank_identity::{LAYOUT, RANK, RENDEZVOUS, RESUME, RUN, WORLD};
+use super::recovery::RestartState;
 use crate::flags::{Launch, SECRET};
 use anyhow::Context;
-use paceline_comm::rendezvous::{Hub, HubOptions};
+use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
 use paceline_comm::{CommError, Secret};
 use paceline_plan::ids::Rank;
 use rustix::process::{Pid, Signal, kill_process};
@@ -16,74 +16,76 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often the launcher looks at its ranks.
+/// Interval at which the launcher polls its ranks.
 const TICK: Duration = Duration::from_millis(5);
-/// How long ranks may take to find each other, and to end once one of them has failed.
+/// Time limits for the rendezvous, and for ranks to end once one of them has failed.
 const JOIN: Duration = Duration::from_secs(60);
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Ranks to be started.
+/// Ranks to start.
 pub(super) struct Attempt<'a> {
-    /// How many.
+    /// Number of ranks.
     pub(super) world: u32,
-    /// How.
+    /// Launch settings.
     pub(super) launch: &'a Launch,
-    /// Where their files go.
+    /// Directory for their files.
     pub(super) directory: &'a Path,
 }
 
-/// How ranks ended that are not done.
+/// Reason that ranks ended before they were done.
 pub(super) enum End {
-    /// The user wanted it at once.
+    /// The user interrupted twice.
     Interrupted,
-    /// One of them failed.
-    Failed(Fall),
+    /// One of the ranks failed.
+    Failed(RankFailure),
 }
 
-/// Why ranks failed.
-pub(super) struct Fall {
+/// Cause of a failure of ranks.
+pub(super) struct RankFailure {
     /// The first cause.
     pub(super) cause: String,
-    /// Where there is more to read about it.
+    /// Location of further information.
     pub(super) hint: String,
-    /// Whether the rank has found out itself that it cannot go on.
-    pub(super) said_itself: bool,
-    /// Whether what was asked for is to blame.
+    /// True if the rank itself reported that it cannot continue.
+    pub(super) self_reported: bool,
+    /// True if the request is at fault.
     pub(super) wrong_input: bool,
 }
 
 impl From<anyhow::Error> for End {
-    /// What keeps ranks from starting.
+    /// Converts an error that prevented ranks from starting.
     fn from(error: anyhow::Error) -> Self {
         let (cause, hint) = (format!("{error:#}"), String::new());
-        Self::Failed(Fall { cause, hint, said_itself: true, wrong_input: false })
+        Self::Failed(RankFailure { cause, hint, self_reported: true, wrong_input: false })
     }
 }
 
-/// Runs this same command as so many processes, one for each rank, until all have ended. Rank 0
-/// speaks for all of them; what goes wrong is said by the caller, once, with its first cause.
+/// Runs this same command as one process per rank, until all have ended. Rank 0 prints for all of
+/// them; the caller reports a failure once, with its first cause.
 ///
-/// Ctrl-C reaches rank 0, which ends the run after an iteration; the second ends all at once.
+/// Ctrl-C is forwarded to rank 0, which ends the run after an iteration; a second one ends all
+/// ranks at once.
 pub(super) fn attempt(
     attempt: &Attempt<'_>,
-    carried: &Carried,
+    carried: &RestartState,
     interrupts: &Interrupts,
 ) -> Result<(), End> {
     let secret = Secret::random().map_err(anyhow::Error::from)?;
-    let hub = Hub::start(HubOptions {
+    let rendezvous = RendezvousServer::start(RendezvousOptions {
         listen: SocketAddr::new(attempt.launch.bind, 0),
         secret: secret.clone(),
         world: attempt.world,
         in_rank: None,
         join: JOIN,
-        detection: attempt.launch.silence,
+        heartbeat_timeout: attempt.launch.heartbeat_timeout,
     })
     .map_err(anyhow::Error::from)?;
     let mut ranks = Ranks::default();
     for rank in 0..attempt.world {
-        ranks.start(rank, attempt, carried, (&secret, hub.address()))?;
+        ranks.start(rank, attempt, carried, (&secret, rendezvous.address()))?;
     }
-    let mut watch = Watch { ranks, hub: Some(hub), cause: None, told: 0, deadline: None };
+    let mut watch =
+        Supervisor { ranks, rendezvous: Some(rendezvous), cause: None, told: 0, deadline: None };
     while !watch.is_over() {
         watch.look(interrupts.0.load(Ordering::Relaxed));
         std::thread::sleep(TICK);
@@ -91,28 +93,28 @@ pub(super) fn attempt(
     watch.conclude(attempt.directory)
 }
 
-/// How often the user has asked for the end.
+/// Number of interrupts by the user.
 pub(super) struct Interrupts(Arc<AtomicU32>);
 
 impl Interrupts {
-    /// Counts from now on.
+    /// Starts counting.
     pub(super) fn count() -> Self {
         let count = Arc::new(AtomicU32::new(0));
         let handled = Arc::clone(&count);
-        // Without a handler Ctrl-C ends the launcher, whose hub the ranks then miss.
+        // Without a handler Ctrl-C ends the launcher; the ranks then lose the rendezvous server.
         let _ = ctrlc::set_handler(move || {
             handled.fetch_add(1, Ordering::Relaxed);
         });
         Self(count)
     }
 
-    /// Whether there was one.
+    /// Returns true if there was an interrupt.
     pub(super) fn any(&self) -> bool {
         self.0.load(Ordering::Relaxed) > 0
     }
 }
 
-/// The processes. Dropping this ends those that still run.
+/// The rank processes; those still running are killed on drop.
 #[derive(Default)]
 struct Ranks(Vec<Started>);
 
@@ -126,8 +128,8 @@ impl Ranks {
         &mut self,
         rank: u32,
         attempt: &Attempt<'_>,
-        carried: &Carried,
-        (secret, hub): (&Secret, SocketAddr),
+        carried: &RestartState,
+        (secret, rendezvous): (&Secret, SocketAddr),
     ) -> anyhow::Result<()> {
         let program = std::env::current_exe().context("this program cannot find itself")?;
         let mut command = Command::new(program);
@@ -135,11 +137,11 @@ impl Ranks {
             .args(std::env::args_os().skip(1))
             .env(RANK, rank.to_string())
             .env(WORLD, attempt.world.to_string())
-            .env(HUB, hub.to_string())
+            .env(RENDEZVOUS, rendezvous.to_string())
             .env(RUN, attempt.directory)
             .env(SECRET, secret.as_text())
             .stdin(Stdio::null())
-            // Ctrl-C in a terminal goes to a whole group; here it is the launcher's to pass on.
+            // A terminal sends Ctrl-C to the whole process group; here the launcher forwards it.
             .process_group(0);
         if let Some(resume) = &carried.resume {
             command.env(RESUME, resume);
@@ -158,12 +160,12 @@ impl Ranks {
     fn interrupt_leader(&self) {
         let Some(leader) = self.0.first().filter(|leader| leader.ended.is_none()) else { return };
         if let Some(pid) = i32::try_from(leader.child.id()).ok().and_then(Pid::from_raw) {
-            // It may have ended since; then there is nothing to interrupt.
+            // The process may have ended since; then there is nothing to interrupt.
             let _ = kill_process(pid, Signal::INT);
         }
     }
 
-    /// Collects those that have ended, so that none is left as a zombie.
+    /// Reaps ended processes, so that none is left as a zombie.
     fn reap(&mut self) {
         for started in self.0.iter_mut().filter(|started| started.ended.is_none()) {
             started.ended = started.child.try_wait().ok().flatten();
@@ -184,18 +186,18 @@ impl Drop for Ranks {
     }
 }
 
-struct Watch {
+struct Supervisor {
     ranks: Ranks,
-    hub: Option<Hub>,
-    /// What the hub found out first.
+    rendezvous: Option<RendezvousServer>,
+    /// First error that the rendezvous server reported.
     cause: Option<CommError>,
-    /// How many interrupts were acted upon.
+    /// Number of interrupts already handled.
     told: u32,
-    /// When those that should have ended are ended.
+    /// Time at which the remaining ranks are killed.
     deadline: Option<Instant>,
 }
 
-impl Watch {
+impl Supervisor {
     fn is_over(&self) -> bool {
         self.ranks.0.iter().all(|started| started.ended.is_some())
     }
@@ -205,14 +207,14 @@ impl Watch {
             self.told += 1;
             if self.told == 1 { self.ranks.interrupt_leader() } else { self.ranks.kill() }
         }
-        if let Some(hub) = self.hub.take_if(|hub| hub.is_over()) {
-            self.cause = hub.join().err();
+        if let Some(rendezvous) = self.rendezvous.take_if(|rendezvous| rendezvous.is_over()) {
+            self.cause = rendezvous.join().err();
             self.deadline = Some(Instant::now() + GRACE);
         }
         self.ranks.reap();
         let failed = |started: &Started| started.ended.is_some_and(|status| !status.success());
         if self.ranks.0.iter().any(failed) && self.deadline.is_none() {
-            // The hub will say why, unless the rank never came to it.
+            // The rendezvous server will report the cause, unless the rank never connected to it.
             self.deadline = Some(Instant::now() + GRACE);
         }
         if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -221,9 +223,9 @@ impl Watch {
     }
 
     fn conclude(mut self, directory: &Path) -> Result<(), End> {
-        if let Some(hub) = self.hub.take() {
-            // No rank is left that it could wait for.
-            self.cause = if hub.is_over() { hub.join().err() } else { None };
+        if let Some(rendezvous) = self.rendezvous.take() {
+            // No rank is left that the server could wait for.
+            self.cause = if rendezvous.is_over() { rendezvous.join().err() } else { None };
         }
         let statuses = || (0..).map(Rank).zip(self.ranks.0.iter().map(|started| started.ended));
         if self.told > 1 {
@@ -246,7 +248,7 @@ impl Watch {
                     format!("rank {rank}: {reason}")
                 }
             }
-            (Some(cause @ CommError::Lost { rank, .. }), _) => {
+            (Some(cause @ CommError::PeerLost { rank, .. }), _) => {
                 let status = statuses().find(|(other, _)| other == rank).and_then(|(_, s)| s);
                 let status =
                     status.map_or(String::new(), |status| format!(" (it {})", how(status)));
@@ -263,7 +265,7 @@ impl Watch {
                 directory.join("flight-*.txt").display()
             ),
         };
-        Err(End::Failed(Fall { cause, hint, said_itself, wrong_input }))
+        Err(End::Failed(RankFailure { cause, hint, self_reported: said_itself, wrong_input }))
     }
 }
 

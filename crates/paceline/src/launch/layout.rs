@@ -1,4 +1,4 @@
-//! How fewer ranks than were asked for can share the same work.
+//! Layouts of the same work on fewer ranks than requested.
 
 use crate::flags::StrategyFlags;
 use paceline_plan::strategy::Strategy;
@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::fmt;
 
-/// What replaces the layout that was asked for. The samples of an iteration stay the same, so that
-/// the data goes on where it was.
+/// A layout that replaces the requested one. The samples per iteration stay the same, so that the
+/// data continues where it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Layout {
     dp: u32,
@@ -25,9 +25,10 @@ impl Layout {
         Self { dp, tp, pp, sp, leaves, global_batch }
     }
 
-    /// Layouts of at most so many ranks that may suit in place of a strategy's, the largest first; of
-    /// equal ones those that cut the model as before, because that is what made it fit, and of those
-    /// the ones that sum gradients in the same order, because then losses keep their bits.
+    /// Layouts of at most `ranks` ranks that may replace a strategy's, the largest first. Among
+    /// equals, those that shard the model as before come first, because that made it fit. Among
+    /// those, the ones that sum gradients in the same order come first, because losses then keep
+    /// their bits.
     pub(crate) fn smaller(than: &Strategy, ranks: u32) -> Vec<Self> {
         let asked = Self::of(than);
         let divisors = |of: u32| (1..=of).filter(move |part| of.is_multiple_of(*part));
@@ -55,7 +56,7 @@ impl Layout {
         found.into_iter().map(|(_, layout)| layout).collect()
     }
 
-    /// Writes the layout over what was asked for.
+    /// Replaces the layout in the flags.
     pub(crate) fn apply(&self, flags: &mut StrategyFlags) {
         flags.ranks = None;
         flags.sp = self.sp;
@@ -91,7 +92,7 @@ mod tests {
     #[test]
     fn the_largest_layout_keeps_samples_and_order() {
         let than = Strategy { dp: 4, leaves: 4, global_batch: 8, ..Strategy::default() };
-        // Three replicas cannot share eight samples.
+        // Eight samples cannot be divided among three replicas.
         assert_eq!(first(&than, 3).unwrap(), "pp 1 × dp 2 × tp 1 with 4 leaves");
         let than = Strategy { global_batch: 12, ..than };
         let all: Vec<String> = Layout::smaller(&than, 3).iter().map(Layout::to_string).collect();

@@ -1,23 +1,23 @@
-//! From one command to the processes of its ranks.
+//! Starts one process per rank from one command.
 //!
 //! ```text
-//! launcher   starts the ranks of this machine, watches them, and says why they ended
-//! recovery   what happens then: all start again, or those that are left do
-//! layout     how fewer ranks can share the work
-//! member     what such a process, or one that torchrun, mpirun or srun started, does first
-//! place      which rank a process is, and where the others meet
+//! launcher       starts the ranks of this machine, supervises them, and reports why they ended
+//! recovery       what happens after a failure: all ranks restart, or the remaining ones do
+//! layout         layouts of the same work on fewer ranks
+//! rank_process   setup of a rank process, started by this program, torchrun, mpirun or srun
+//! rank_identity  rank of a process, and address of the rendezvous server
 //! ```
 //!
-//! A rank is this same program with the same arguments: it makes the same plan, and the hub refuses
-//! to let ranks begin that do not agree.
+//! A rank is this same program with the same arguments and makes the same plan. The rendezvous
+//! server refuses to start ranks whose plans differ.
 
 mod launcher;
 mod layout;
-mod member;
-mod place;
+mod rank_identity;
+mod rank_process;
 mod recovery;
 
 pub(crate) use layout::Layout;
-pub(crate) use member::{Member, connect};
-pub(crate) use place::{Place, place};
-pub(crate) use recovery::{Run, carried, run};
+pub(crate) use rank_identity::{RankIdentity, rank_identity};
+pub(crate) use rank_process::{RankProcess, connect};
+pub(crate) use recovery::{SupervisedRun, restart_state, run};

@@ -1,15 +1,15 @@
-//! What happens after a rank has failed: all ranks start anew from the newest checkpoint, or those
-//! that are left go on in a smaller layout.
+//! Recovery after a rank has failed: all ranks restart from the newest checkpoint, or the remaining
+//! ones continue in a smaller layout.
 //!
-//! Ranks are processes that begin from files, so nothing of a failed attempt has to be undone: a
-//! checkpoint is complete or not there, and what a rank does depends on it and the plan alone. That
-//! is why a run that was restarted ends with the same bits as one that was not.
+//! Ranks are processes that start from files, so nothing of a failed attempt has to be undone. A
+//! checkpoint is either complete or absent, and a rank depends only on it and on the plan. A
+//! restarted run therefore ends with the same bits as an uninterrupted one.
 
 use super::launcher::{Attempt, End, Interrupts, attempt};
 use super::layout::Layout;
-use super::place::{LAYOUT, RANK, RESUME};
+use super::rank_identity::{LAYOUT, RANK, RESUME};
 use crate::failure::Failure;
-use crate::flags::{Keeping, Launch};
+use crate::flags::{CheckpointOptions, Launch};
 use crate::output::{Journal, Output, RestartRecord, RunDir};
 use anyhow::anyhow;
 use paceline_exec::checkpoint::Checkpoint;
@@ -18,33 +18,33 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// A run that the launcher sees to its end.
-pub(crate) struct Run<'a> {
-    /// How many ranks there are.
+/// A run that the launcher supervises until its end.
+pub(crate) struct SupervisedRun<'a> {
+    /// Number of ranks.
     pub world: u32,
-    /// How they come to life.
+    /// Launch settings.
     pub launch: &'a Launch,
     /// The run's directory.
     pub directory: &'a Path,
-    /// Iterations of the whole run.
+    /// Number of iterations of the whole run.
     pub iterations: u32,
-    /// The largest layout for so many ranks, and how many of them it uses.
+    /// Returns the largest layout for at most the given ranks, and the number of ranks it uses.
     pub replan: &'a dyn Fn(u32) -> Option<(Layout, u32)>,
 }
 
-/// What the launcher tells ranks that are not the first of their run.
+/// State that the launcher passes to restarted ranks.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Carried {
-    /// Where they go on from.
+pub(crate) struct RestartState {
+    /// Checkpoint to resume from.
     pub resume: Option<PathBuf>,
-    /// What they form instead of what was asked for.
+    /// Layout that replaces the requested one.
     pub layout: Option<Layout>,
 }
 
-/// What this process was told by its launcher, if it has one.
-pub(crate) fn carried() -> Result<Carried, Failure> {
+/// Reads the state that the launcher passed to this process, if it has one.
+pub(crate) fn restart_state() -> Result<RestartState, Failure> {
     if std::env::var_os(RANK).is_none() {
-        return Ok(Carried::default());
+        return Ok(RestartState::default());
     }
     let layout = match std::env::var(LAYOUT) {
         Ok(text) => Some(serde_json::from_str(&text).map_err(|error| {
@@ -53,18 +53,18 @@ pub(crate) fn carried() -> Result<Carried, Failure> {
         })?),
         Err(_) => None,
     };
-    Ok(Carried { resume: std::env::var_os(RESUME).map(PathBuf::from), layout })
+    Ok(RestartState { resume: std::env::var_os(RESUME).map(PathBuf::from), layout })
 }
 
-/// Starts the ranks, again and again if that was asked for, until they are done.
-pub(crate) fn run(run: &Run<'_>, output: &Output) -> Result<(), Failure> {
+/// Starts the ranks, and restarts them if requested, until they are done.
+pub(crate) fn run(run: &SupervisedRun<'_>, output: &Output) -> Result<(), Failure> {
     let interrupts = Interrupts::count();
-    let written = Written::since_now(&Keeping::folder(run.directory));
+    let written = Written::since_now(&CheckpointOptions::folder(run.directory));
     let directory = RunDir::existing(run.directory);
     Journal::clear(&directory);
     let recovery = run.launch.recovery;
     let (mut world, mut left) = (run.world, run.world);
-    let mut carried = Carried::default();
+    let mut carried = RestartState::default();
     let mut before: Option<String> = None;
     for restart in 1.. {
         let started = Attempt { world, launch: run.launch, directory: run.directory };
@@ -73,20 +73,20 @@ pub(crate) fn run(run: &Run<'_>, output: &Output) -> Result<(), Failure> {
             Err(End::Interrupted) => return Err(Failure::Interrupted),
             Err(End::Failed(fall)) => fall,
         };
-        let again = fall.said_itself && before.as_deref() == Some(whoever(&fall.cause));
+        let again = fall.self_reported && before.as_deref() == Some(without_reporter(&fall.cause));
         let end = |why: &str| Failure::Run(anyhow!("{}{why}{}", fall.cause, fall.hint));
         if recovery.most == 0 || fall.wrong_input || interrupts.any() {
             return Err(end(""));
         }
         if again {
-            // Bits do not change from one time to the next, so neither would this.
+            // Runs are deterministic, so the same failure would recur.
             return Err(end("\nit was the same before the restart: another would not help"));
         }
         if restart > recovery.most {
             return Err(end(&format!("\nafter {} restarts", recovery.most)));
         }
-        // A rank that says itself why it cannot go on is not lost.
-        if recovery.elastic && !fall.said_itself {
+        // A rank that reported its own failure is not lost.
+        if recovery.elastic && !fall.self_reported {
             left -= 1;
             let Some((layout, ranks)) = (run.replan)(left) else {
                 return Err(end(&format!("\nthe {left} ranks that are left can form no layout")));
@@ -100,31 +100,34 @@ pub(crate) fn run(run: &Run<'_>, output: &Output) -> Result<(), Failure> {
             &directory,
             RestartRecord { after: from, cause: fall.cause.clone() },
         )?;
-        tell(&Restart { restart, from, world, left, fall: &fall.cause, carried: &carried }, output);
-        before = Some(whoever(&fall.cause).to_owned());
+        report(
+            &Restart { restart, from, world, left, fall: &fall.cause, carried: &carried },
+            output,
+        );
+        before = Some(without_reporter(&fall.cause).to_owned());
     }
     unreachable!("restarts are bounded")
 }
 
-/// A cause without the rank that tells it: several may meet the same one, and any may be the first.
-fn whoever(cause: &str) -> &str {
+/// A cause without the rank that reports it: several ranks may hit it, and any may report first.
+fn without_reporter(cause: &str) -> &str {
     match cause.strip_prefix("rank ").and_then(|rest| rest.split_once([',', ':'])) {
         Some((_, rest)) => rest,
         None => cause,
     }
 }
 
-/// What people and programs hear of a restart.
+/// A restart to report.
 struct Restart<'a> {
     restart: u32,
     from: u32,
     world: u32,
     left: u32,
     fall: &'a str,
-    carried: &'a Carried,
+    carried: &'a RestartState,
 }
 
-fn tell(restart: &Restart<'_>, output: &Output) {
+fn report(restart: &Restart<'_>, output: &Output) {
     let Restart { restart: number, from, world, left, fall, carried } = *restart;
     let since = match from {
         0 => "from where it began: it has no checkpoint yet".to_owned(),
@@ -135,8 +138,8 @@ fn tell(restart: &Restart<'_>, output: &Output) {
         Some(layout) => format!("{left} ranks are left, {world} of them go on as {layout},"),
     };
     output.note(&format!("restart {number}: {fall}\n{who} {since}"));
-    // Whoever has stopped reading is found out by rank 0, which ends the run in good order.
-    let _ = output.object(&RestartEvent {
+    // Rank 0 notices closed output, and ends the run in good order.
+    let _ = output.print_json(&RestartEvent {
         event: "restart",
         restart: number,
         cause: fall,
@@ -146,21 +149,21 @@ fn tell(restart: &Restart<'_>, output: &Output) {
     });
 }
 
-/// A restart, for programs.
+/// JSON event of a restart.
 #[derive(Serialize)]
 struct RestartEvent<'a> {
     event: &'static str,
     restart: u32,
     cause: &'a str,
-    /// Iterations that are behind it.
+    /// Number of iterations already done.
     iteration: u32,
     ranks: u32,
-    /// What replaces the layout that was asked for.
+    /// Layout that replaces the requested one.
     #[serde(skip_serializing_if = "Option::is_none")]
     layout: Option<&'a Layout>,
 }
 
-/// The checkpoints that a run itself has written: a directory may hold those of another.
+/// The checkpoints written by this run; the directory may also hold those of another.
 struct Written {
     folder: PathBuf,
     others: BTreeMap<PathBuf, Option<SystemTime>>,
@@ -175,7 +178,7 @@ impl Written {
         Self { others: others.collect(), folder: folder.to_owned() }
     }
 
-    /// The newest that leaves something to do.
+    /// The newest checkpoint before the last iteration.
     fn newest(&self, iterations: u32) -> Option<(u32, PathBuf)> {
         let own = |path: &PathBuf| self.others.get(path).is_none_or(|since| *since != made(path));
         let mut all = Checkpoint::all(&self.folder).into_iter().rev();
@@ -183,7 +186,7 @@ impl Written {
     }
 }
 
-/// When a checkpoint got its name.
+/// Modification time of a checkpoint.
 fn made(path: &Path) -> Option<SystemTime> {
     std::fs::metadata(path).and_then(|data| data.modified()).ok()
 }

@@ -1,11 +1,11 @@
-//! Files that are there whole or not at all.
+//! Atomic file writes: a file is complete or absent.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Writes a file through a temporary one beside it, so that no reader, and no crash, ever meets half
-/// of it. Missing directories are made.
+/// Writes a file through a temporary one in the same directory, so that no reader sees, and no
+/// crash leaves, a partial file. Creates missing directories.
 pub(crate) fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let folder = match path.parent() {
@@ -24,11 +24,11 @@ pub(crate) fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
         })
         .and_then(|()| fs::rename(&partial, path));
     if written.is_err() {
-        // The first error is the one worth telling.
+        // Only the first error is reported.
         let _ = fs::remove_file(&partial);
         return written;
     }
-    // The new name is on disk only when the directory is; not every system can be asked for that.
+    // The new name is durable only once the directory is synced; not every system supports that.
     if let Ok(folder) = File::open(folder) {
         let _ = folder.sync_all();
     }

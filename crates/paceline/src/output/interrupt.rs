@@ -1,11 +1,11 @@
-//! Ctrl-C.
+//! Handling of Ctrl-C.
 
 use super::Output;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A flag that Ctrl-C sets; a second Ctrl-C leaves at once. Where it cannot be heard, a note says what
-/// that means for the command.
+/// Returns a flag that Ctrl-C sets; a second Ctrl-C exits at once. If no handler can be installed,
+/// prints a note with the effect of Ctrl-C, `unheard`.
 pub(crate) fn stop_on_interrupt(output: &Output, unheard: &str) -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);

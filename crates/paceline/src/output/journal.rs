@@ -1,29 +1,29 @@
-//! What a run writes down as it goes, so that nothing of it is lost with rank 0.
+//! Journal of a run in progress, so that nothing is lost if rank 0 dies.
 //!
-//! `run.json` is written when ranks end. Those that are killed write nothing, and those that start
-//! anew would know only what they did themselves; so each iteration, and each restart, is a line of a
-//! file that outlives them. It goes once `run.json` holds all of it.
+//! `run.json` is written when ranks end. Killed ranks write nothing, and restarted ones know only
+//! their own iterations. Each iteration and each restart is therefore a line of a file that
+//! outlives them. It is removed once `run.json` contains all of it.
 
 use super::run_dir::{IterationRecord, RestartRecord, RunDir};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 
-/// The file's name in the run's directory.
+/// Name of the file in the run's directory.
 const NAME: &str = "iterations.jsonl";
 
-/// The journal of a run that is under way.
+/// The journal of a run in progress.
 #[derive(Debug)]
 pub(crate) struct Journal(File);
 
-/// What a journal tells of earlier attempts at the same run.
+/// Earlier attempts at the same run, as recorded in the journal.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Past {
-    /// Iterations that were done before the run began.
+pub(crate) struct EarlierAttempts {
+    /// Number of iterations done before the run began.
     pub before: u32,
-    /// Every iteration after those that still counts.
+    /// All later iterations that still count.
     pub iterations: Vec<IterationRecord>,
-    /// What ended the attempts, oldest first.
+    /// Causes that ended the attempts, oldest first.
     pub restarts: Vec<RestartRecord>,
 }
 
@@ -40,14 +40,14 @@ enum Line {
 }
 
 impl Journal {
-    /// Forgets what another run has left in the directory.
+    /// Removes a journal that another run has left in the directory.
     pub(crate) fn clear(directory: &RunDir) {
         directory.remove(NAME);
     }
 
-    /// Goes on with the journal of a run whose state is that after iteration `done`, and tells what it
-    /// holds up to there.
-    pub(crate) fn go_on(directory: &RunDir, done: u32) -> io::Result<(Self, Past)> {
+    /// Continues the journal of a run whose state is that after iteration `done`; also returns its
+    /// contents up to there.
+    pub(crate) fn go_on(directory: &RunDir, done: u32) -> io::Result<(Self, EarlierAttempts)> {
         let path = directory.file(NAME);
         let text = match fs::read(&path) {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
@@ -56,31 +56,31 @@ impl Journal {
         };
         let mut file = OpenOptions::new().create(true).append(true).open(path)?;
         if !text.is_empty() && !text.ends_with('\n') {
-            // Whoever wrote this was killed in the middle of a line.
+            // The writer was killed in the middle of a line.
             file.write_all(b"\n")?;
         }
-        Ok((Self(file), Past::read(&text, done)))
+        Ok((Self(file), EarlierAttempts::read(&text, done)))
     }
 
-    /// Notes an iteration. A disk that takes no more is heard of when the run's files are written:
-    /// training goes on until then.
+    /// Records an iteration. A full disk is reported only when the run's files are written; until
+    /// then, training continues.
     pub(crate) fn note(&mut self, iteration: u32, record: &IterationRecord) {
         let _ = put(&mut self.0, &Line::Iteration { iteration, record: *record });
     }
 
-    /// Notes a restart, while no rank runs.
+    /// Records a restart, while no rank is running.
     pub(crate) fn note_restart(directory: &RunDir, restart: RestartRecord) -> io::Result<()> {
         let Self(mut file) = Self::go_on(directory, 0)?.0;
         put(&mut file, &Line::Restart(restart))
     }
 }
 
-/// One write for each line, so that only the last can be torn.
+/// Writes each line with one call, so that only the last can be torn.
 fn put(file: &mut File, line: &Line) -> io::Result<()> {
     file.write_all(format!("{}\n", serde_json::to_string(line)?).as_bytes())
 }
 
-impl Past {
+impl EarlierAttempts {
     fn read(text: &str, done: u32) -> Self {
         let mut past = Self { before: done, ..Self::default() };
         let lines = text.lines().filter_map(|line| serde_json::from_str(line).ok());
@@ -107,7 +107,7 @@ impl Past {
         past
     }
 
-    /// The last iteration that is known of.
+    /// The last known iteration.
     pub(crate) fn done(&self) -> u32 {
         self.before + self.iterations.len() as u32
     }
@@ -137,12 +137,12 @@ mod tests {
         let directory = RunDir::existing(&path);
         Journal::clear(&directory);
         let (mut journal, past) = Journal::go_on(&directory, 4).unwrap();
-        assert_eq!(past, Past { before: 4, ..Past::default() });
+        assert_eq!(past, EarlierAttempts { before: 4, ..EarlierAttempts::default() });
         (5..=9).for_each(|number| journal.note(number, &iteration(number)));
         journal.0.write_all(b"{\"iteration\":10,\"lo").unwrap();
         Journal::note_restart(&directory, restart(7)).unwrap();
         let (mut journal, past) = Journal::go_on(&directory, 7).unwrap();
-        let expected = Past {
+        let expected = EarlierAttempts {
             before: 4,
             iterations: (5..=7).map(iteration).collect(),
             restarts: vec![restart(7)],
@@ -152,11 +152,11 @@ mod tests {
         let (_, past) = Journal::go_on(&directory, 12).unwrap();
         assert_eq!(past.iterations, (5..=12).map(iteration).collect::<Vec<_>>());
 
-        // From where it began: nothing counts any more, but that there was a restart.
+        // After a restart from the beginning no iteration counts, but the restart is recorded.
         Journal::note_restart(&directory, restart(0)).unwrap();
         let (_, past) = Journal::go_on(&directory, 4).unwrap();
         let restarts = vec![restart(7), restart(0)];
-        assert_eq!(past, Past { before: 4, iterations: Vec::new(), restarts });
+        assert_eq!(past, EarlierAttempts { before: 4, iterations: Vec::new(), restarts });
         fs::remove_dir_all(&path).unwrap();
     }
 }

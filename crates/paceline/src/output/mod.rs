@@ -1,4 +1,4 @@
-//! Where results go: lines for people, lines of JSON, files.
+//! Output of results: text, JSON lines and files.
 
 mod atomic;
 mod interrupt;
@@ -8,7 +8,7 @@ mod run_dir;
 
 pub(crate) use atomic::write;
 pub(crate) use interrupt::stop_on_interrupt;
-pub(crate) use journal::{Journal, Past};
+pub(crate) use journal::{EarlierAttempts, Journal};
 pub(crate) use progress::Progress;
 pub(crate) use run_dir::{
     IterationRecord, MemoryRecord, ModelRecord, RestartRecord, RunDir, RunRecord, StalenessRecord,
@@ -17,43 +17,43 @@ pub(crate) use run_dir::{
 use serde::Serialize;
 use std::io::{self, Write};
 
-/// A command's voice. With `--json`, standard output has one object per line and nothing else; what
-/// is for people then goes to standard error.
+/// Output of a command. With `--json`, standard output has one object per line and nothing else;
+/// text for the user then goes to standard error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output {
     json: bool,
 }
 
 impl Output {
-    /// A voice for people, or for programs.
+    /// Creates an output of text, or of JSON.
     pub(crate) fn new(json: bool) -> Self {
         Self { json }
     }
 
-    /// Whether programs listen.
+    /// Returns true if the output is JSON.
     pub(crate) fn is_json(&self) -> bool {
         self.json
     }
 
-    /// A result for people, with its last line ended.
-    pub(crate) fn people(&self, text: &str) -> io::Result<()> {
+    /// Prints a result as text, with a final newline.
+    pub(crate) fn print(&self, text: &str) -> io::Result<()> {
         if self.json { put(&mut io::stderr(), text) } else { put(&mut io::stdout(), text) }
     }
 
-    /// A result that is itself a text format, for whoever asked for it.
+    /// Prints a result that is itself in a text format to standard output.
     pub(crate) fn raw(&self, text: &str) -> io::Result<()> {
         put(&mut io::stdout(), text)
     }
 
-    /// One object for programs; nothing where people listen.
-    pub(crate) fn object(&self, value: &impl Serialize) -> io::Result<()> {
+    /// Prints one JSON object; nothing in text mode.
+    pub(crate) fn print_json(&self, value: &impl Serialize) -> io::Result<()> {
         if !self.json {
             return Ok(());
         }
         put(&mut io::stdout(), &serde_json::to_string(value)?)
     }
 
-    /// Something beside the result: never mixed into it. A closed standard error loses it.
+    /// Prints a note to standard error, separate from the result; it is lost if that is closed.
     pub(crate) fn note(&self, text: &str) {
         let _ = put(&mut io::stderr(), text);
     }

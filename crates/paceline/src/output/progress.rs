@@ -1,11 +1,11 @@
-//! The live line of a run.
+//! Progress display of a run.
 
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// What a run shows while it goes: a line that is redrawn on a terminal, a few plain lines
-/// elsewhere. Either goes to standard error.
+/// Progress of a run on standard error: a bar that is redrawn on a terminal, a few plain lines
+/// elsewhere.
 pub(crate) struct Progress {
     bar: ProgressBar,
     terminal: bool,
@@ -15,12 +15,12 @@ pub(crate) struct Progress {
     started: Instant,
 }
 
-/// Plain lines of a whole run.
+/// Number of plain lines for a whole run.
 const PLAIN_LINES: u32 = 10;
 
 impl Progress {
-    /// A run to so many iterations, of which some are behind it, and whose loss cannot fall below
-    /// `floor`.
+    /// Progress of a run of `total` iterations, of which `before` are done. The loss cannot fall
+    /// below `floor`.
     pub(crate) fn new(before: u32, total: u32, floor: Option<f64>) -> Self {
         let terminal = io::stderr().is_terminal();
         let bar = if terminal { ProgressBar::new(total.into()) } else { ProgressBar::hidden() };
@@ -33,7 +33,7 @@ impl Progress {
         Self { bar, terminal, total, floor, before, started: Instant::now() }
     }
 
-    /// An iteration is done, in which experts may have dropped tokens.
+    /// Shows a finished iteration, and the tokens that experts dropped in it.
     pub(crate) fn advance(
         &self,
         iteration: u32,
@@ -69,13 +69,13 @@ impl Progress {
         }
     }
 
-    /// The run is over: the line goes, what follows takes its place.
+    /// Clears the bar at the end of the run.
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }
 
-/// A rate with three digits or so: 941, 12.3k, 4.56M.
+/// Formats a rate with about three digits: 941, 12.3k, 4.56M.
 pub(crate) fn thousands(value: f64) -> String {
     match value {
         v if v >= 1e6 => format!("{:.2}M", v / 1e6),

@@ -1,4 +1,4 @@
-//! The directory of a run: what is in it, and how it is read back.
+//! The directory of a run: its files, and reading them back.
 //!
 //! | file | what |
 //! |---|---|
@@ -6,8 +6,8 @@
 //! | `measured.json` | the executor's trace of the last iterations |
 //! | `simulated.json` | the simulator's trace of the same plan |
 //! | `trace.json` | both, for Perfetto and Chrome |
-//! | `report.html` | both, for people |
-//! | `iterations.jsonl` | every iteration so far, while a run is under way |
+//! | `report.html` | both, as a page |
+//! | `iterations.jsonl` | every iteration so far, during a run |
 //! | `checkpoints/` | the trained state; the last few |
 
 use super::write;
@@ -21,112 +21,112 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What a run was and how it went.
+/// Settings and results of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RunRecord {
-    /// The layout of this file; a later layout has a higher number.
+    /// Format version of this file; a later format has a higher number.
     pub format: u32,
-    /// What was trained.
+    /// The trained model.
     pub model: ModelRecord,
-    /// What was planned, for people.
+    /// Readable facts about the plan.
     pub facts: Vec<(String, String)>,
-    /// How it was cut and scheduled.
+    /// The parallelisation strategy and schedule.
     pub strategy: Strategy,
     /// The cluster that the prediction is for.
     pub cluster: String,
-    /// Iterations asked for.
+    /// Number of requested iterations.
     pub iterations_asked: u32,
     /// Learning rate after the warmup.
     pub lr: f64,
-    /// Iterations of linear warmup.
+    /// Number of iterations of linear warmup.
     pub warmup: u32,
-    /// First iterations in which gradients went between replicas as they are, before they were compressed.
+    /// Number of first iterations in which replicas exchanged uncompressed gradients.
     #[serde(default)]
     pub compress_warmup: u32,
     /// Decoupled weight decay.
     pub weight_decay: f64,
-    /// The norm to which gradients were scaled down.
+    /// Norm to which gradients were clipped.
     pub clip: Option<f64>,
     /// Seed of weights and data.
     pub seed: u64,
-    /// Iterations that a run before this one had done, if it was resumed.
+    /// Number of iterations done by an earlier run, if this one resumed it.
     #[serde(default)]
     pub iterations_before: u32,
-    /// Every iteration after those.
+    /// All later iterations.
     pub iterations: Vec<IterationRecord>,
-    /// Where ranks were lost and all started anew, oldest first.
+    /// Restarts after the loss of ranks, oldest first.
     #[serde(default)]
     pub restarts: Vec<RestartRecord>,
     /// The last checkpoint, if there is one.
     #[serde(default)]
     pub checkpoint: Option<String>,
-    /// The directory for transformers, if one was asked for.
+    /// The exported Hugging Face directory, if requested.
     #[serde(default)]
     pub exported: Option<String>,
     /// The lowest mean loss that the data allows, in nats per token.
     pub floor: Option<f64>,
-    /// The simulator's iteration.
+    /// Predicted iteration time.
     pub predicted_iteration_s: Option<f64>,
-    /// The median iteration, the first left out where there are others.
+    /// Median iteration time; the first is left out if there are others.
     pub measured_iteration_s: Option<f64>,
-    /// Tokens a second at that pace.
+    /// Tokens per second at that iteration time.
     pub tokens_per_s: Option<f64>,
-    /// Measured peak memory of each rank, where the system tells it.
+    /// Measured peak memory of each rank, if the system reports it.
     pub peak_bytes: Option<Vec<u64>>,
     /// Planned peak memory of each rank.
     pub planned_peak_bytes: Vec<u64>,
     /// The planned memory of each role.
     pub memory: Vec<MemoryRecord>,
-    /// What the reader should know before trusting the rest.
+    /// Caveats about the results.
     pub warnings: Vec<String>,
-    /// Whether the user ended the run early.
+    /// True if the user ended the run early.
     pub stopped: bool,
-    /// What ended the run, if it failed.
+    /// Cause of the failure, if the run failed.
     pub failed: Option<String>,
-    /// Whether there is a `measured.json`.
+    /// True if there is a `measured.json`.
     pub measured: bool,
-    /// Whether there is a `simulated.json`.
+    /// True if there is a `simulated.json`.
     pub simulated: bool,
 }
 
-/// A model in numbers.
+/// Dimensions of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ModelRecord {
     /// Its name.
     pub name: String,
     /// Its family.
     pub kind: String,
-    /// Trained parameters, tied ones once.
+    /// Number of trained parameters; tied ones count once.
     pub params: u64,
-    /// Layers.
+    /// Number of layers.
     pub layers: u64,
     /// Width of the residual stream.
     pub d_model: u64,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: u64,
-    /// Heads of keys and values.
+    /// Number of key and value heads.
     pub kv_heads: u64,
     /// Inner width of the feed-forward network.
     pub ffn: u64,
-    /// Tokens of a sample.
+    /// Tokens per sample.
     pub seq: u64,
-    /// Tokens of the vocabulary.
+    /// Vocabulary size.
     pub vocab: u64,
-    /// Whether the head uses the token embedding.
+    /// True if the head uses the token embedding.
     pub tied: bool,
-    /// Experts of a layer that tokens choose from.
+    /// Number of routed experts per layer.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub experts: u64,
-    /// Experts that a token goes to.
+    /// Number of routed experts per token.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub topk: u64,
-    /// Experts that every token goes to.
+    /// Number of experts that process every token.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub shared_experts: u64,
-    /// Parameters that one token meets, where experts leave some out.
+    /// Number of parameters used per token, if experts leave some out.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub active_params: u64,
-    /// Modules that predict further tokens.
+    /// Number of multi-token prediction modules.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub mtp_depth: u64,
 }
@@ -158,30 +158,30 @@ impl From<&Model> for ModelRecord {
     }
 }
 
-/// One iteration. A loss that is not finite has no JSON number; it is absent.
+/// One iteration. A loss that is not finite is absent, because JSON cannot represent it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct IterationRecord {
-    /// Mean loss of a token.
+    /// Mean loss per token.
     pub loss: Option<f32>,
-    /// Norm of the gradient, before clipping.
+    /// Gradient norm before clipping.
     pub grad_norm: Option<f32>,
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// How stale gradients were, where servers apply them as they come.
+    /// Staleness of gradients, with asynchronous servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub staleness: Option<StalenessRecord>,
 }
 
-/// How many updates by others gradients missed.
+/// Number of updates by others that gradients missed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StalenessRecord {
     /// The mean.
     pub mean: f64,
-    /// The most.
+    /// The maximum.
     pub max: u64,
-    /// By how many iterations the fastest replica was ahead of the slowest at most.
-    pub ahead: u32,
-    /// How many updates missed none, one and so on; the last number is of all that missed more.
+    /// Maximum number of iterations by which the fastest replica led the slowest.
+    pub max_lead: u32,
+    /// Number of updates that missed 0, 1, … others; the last bin also counts all that missed more.
     #[serde(default)]
     pub histogram: [u32; Staleness::BINS],
 }
@@ -189,42 +189,42 @@ pub(crate) struct StalenessRecord {
 /// A restart.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RestartRecord {
-    /// The iteration after which training went on.
+    /// The iteration after which training resumed.
     pub after: u32,
-    /// What had ended it.
+    /// Cause of the failure.
     pub cause: String,
 }
 
-/// What one kind of buffer takes on the ranks of one role.
+/// Memory of one kind of buffer on each rank of a role.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct MemoryRecord {
     /// The role's name.
     pub role: String,
-    /// Parameters, gradients and so on.
+    /// Kind of buffer: parameters, gradients and so on.
     pub kind: String,
     /// Bytes on each rank of the role.
     pub bytes: u64,
 }
 
 impl RunRecord {
-    /// How stale gradients were over the whole run, where servers applied them as they came.
+    /// Staleness of gradients over the whole run, with asynchronous servers.
     pub(crate) fn staleness(&self) -> Option<StalenessRecord> {
         let all = || self.iterations.iter().filter_map(|iteration| iteration.staleness);
         let count = all().count();
         (count > 0).then(|| StalenessRecord {
             mean: all().map(|staleness| staleness.mean).sum::<f64>() / count as f64,
             max: all().map(|staleness| staleness.max).max().unwrap_or(0),
-            ahead: all().map(|staleness| staleness.ahead).max().unwrap_or(0),
+            max_lead: all().map(|staleness| staleness.max_lead).max().unwrap_or(0),
             histogram: std::array::from_fn(|at| {
                 all().map(|staleness| staleness.histogram[at]).fold(0, u32::saturating_add)
             }),
         })
     }
 
-    /// The layout written today.
+    /// The current format version.
     pub(crate) const FORMAT: u32 = 1;
 
-    /// The last iteration that was done, counted from the very first.
+    /// The last finished iteration, counted from the original start.
     pub(crate) fn iterations_done(&self) -> u32 {
         self.iterations_before + self.iterations.len() as u32
     }
@@ -242,8 +242,8 @@ pub(crate) struct RunDir {
 }
 
 impl RunDir {
-    /// The directory that the user named, or the next free one for the model, made now: whoever
-    /// cannot write finds out before training, not after.
+    /// Creates the directory named by the user, or the next free one for the model. A directory
+    /// that is not writable is thus reported before training, not after.
     pub(crate) fn create(named: Option<&Path>, model: &str) -> io::Result<Self> {
         let path = match named {
             Some(path) => {
@@ -258,22 +258,22 @@ impl RunDir {
         Ok(Self { path })
     }
 
-    /// A directory that should hold a run.
+    /// A directory that is expected to hold a run.
     pub(crate) fn existing(path: &Path) -> Self {
         Self { path: path.to_owned() }
     }
 
-    /// Where it is.
+    /// Path of the directory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// One of its files.
+    /// Path of one of its files.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// Writes one of its files, whole or not at all.
+    /// Writes one of its files atomically.
     pub(crate) fn write(&self, name: &str, contents: &str) -> io::Result<()> {
         let named = |e: io::Error| {
             io::Error::new(
@@ -289,7 +289,7 @@ impl RunDir {
         let _ = fs::remove_file(self.file(name));
     }
 
-    /// The run's record, or what is wrong with it.
+    /// Reads the run's record, or reports the problem.
     pub(crate) fn record(&self, problems: &mut Problems) -> Option<RunRecord> {
         let text = self.read("run.json", problems)?;
         let place = self.file("run.json").display().to_string();
@@ -307,7 +307,7 @@ impl RunDir {
         Some(record)
     }
 
-    /// A trace that the record promises, or what is wrong with it.
+    /// Reads a trace that the record lists, or reports the problem.
     pub(crate) fn trace(&self, name: &str, problems: &mut Problems) -> Option<Trace> {
         let text = self.read(name, problems)?;
         Trace::from_json(&text)
@@ -323,7 +323,7 @@ impl RunDir {
     }
 }
 
-/// Claims `runs/MODEL-001` or the first number after it that is free.
+/// Creates `runs/MODEL-001`, or the first free number after it.
 fn next_free(model: &str) -> io::Result<PathBuf> {
     let name: String = model
         .chars()

@@ -1,16 +1,16 @@
-//! What a person should know about a plan before running it.
+//! Warnings about a plan before it is run.
 
 use super::table::percent;
-use paceline_plan::collective::Order;
+use paceline_plan::collective::SummationOrder;
 use paceline_plan::program::Plan;
 use paceline_plan::strategy::Zero;
 use paceline_plan::summary::Summary;
 use paceline_sim::cluster::Cluster;
 
-/// A bubble above this share is worth a word.
+/// A bubble above this share causes a warning.
 const LARGE_BUBBLE: f64 = 0.25;
 
-/// Everything about the plan, and about it on a cluster, that a person may not have meant.
+/// Properties of the plan, also on a cluster, that the user may not have intended.
 pub(crate) fn warnings(plan: &Plan, summary: &Summary, cluster: Option<&Cluster>) -> Vec<String> {
     let s = &plan.strategy;
     let mut warnings = Vec::new();
@@ -18,7 +18,7 @@ pub(crate) fn warnings(plan: &Plan, summary: &Summary, cluster: Option<&Cluster>
         on_cluster(plan, summary, cluster, &mut warnings);
     }
     if s.zero >= Zero::Gradients
-        && s.order == Order::Canonical
+        && s.order == SummationOrder::Canonical
         && s.microbatches() > 1
         && plan.mesh.replicas() > 1
     {
@@ -57,8 +57,8 @@ fn on_cluster(plan: &Plan, summary: &Summary, cluster: &Cluster, warnings: &mut 
             cluster.device.name, s.dtype
         ));
     }
-    // Tensor-parallel groups are runs of neighbouring ranks, so they stay inside the innermost
-    // dimension only where it holds a whole number of them.
+    // Tensor-parallel groups are runs of consecutive ranks, so they stay inside the innermost
+    // dimension only if it holds a whole number of them.
     if let Some(inner) = cluster.dimensions.first()
         && s.tp > 1
         && !inner.size.is_multiple_of(s.tp)
@@ -72,7 +72,7 @@ fn on_cluster(plan: &Plan, summary: &Summary, cluster: &Cluster, warnings: &mut 
     }
 }
 
-/// What saves memory and has not been asked for.
+/// Flags that would save memory and are not set.
 fn remedies(plan: &Plan) -> String {
     use paceline_plan::strategy::{Offload, Recompute};
     let s = &plan.strategy;

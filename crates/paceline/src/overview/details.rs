@@ -1,4 +1,4 @@
-//! What limits a prediction, and what a whole run takes, in lines for a terminal.
+//! Limits of a prediction, and estimates of a whole run, as text for a terminal.
 
 use super::table::{count, percent, table};
 use crate::estimate::{Estimate, FailureEstimate};
@@ -6,10 +6,10 @@ use paceline_plan::units::{Bytes, Seconds};
 use paceline_sim::training::TrainingCost;
 use paceline_sim::{Details, ErrorBand, Outcome};
 
-/// Parts of the critical path named before the rest are summed up.
+/// Number of parts of the critical path named before the rest is summed.
 const PARTS: usize = 5;
 
-/// What limits the iteration, what it waits for, and how busy the links are.
+/// Limits of the iteration time, its critical path, and the link utilisation.
 pub(super) fn details_text(outcome: &Outcome, details: &Details) -> String {
     let mut text = format!("\n{}", limits(outcome, details));
     text += &format!("\n{}", path(outcome, details));
@@ -28,7 +28,7 @@ fn limits(outcome: &Outcome, details: &Details) -> String {
         row("infinitely fast computation", limits.no_compute),
         row("no waiting for other ranks", limits.no_bubble),
     ];
-    rows.extend(limits.even.map(|even| row("devices and links all alike", even)));
+    rows.extend(limits.homogeneous.map(|even| row("devices and links all alike", even)));
     table(&["with", "iteration", "saves", ""], 1, rows)
 }
 
@@ -72,7 +72,7 @@ pub(super) fn band(time: Seconds, band: ErrorBand) -> String {
     format!("expect {low} to {high} (four of five measured runs)")
 }
 
-/// What a whole run takes, as facts; empty if nothing was asked.
+/// Estimates of a whole run as facts; empty if none was requested.
 pub(crate) fn estimate_facts(estimate: &Estimate, band: ErrorBand) -> Vec<(&'static str, String)> {
     let failures = estimate.failures.as_ref().map(|found| ("failures", failures(found)));
     let training = estimate.cost.as_ref().map(|found| ("training", training(found, band)));
@@ -113,7 +113,7 @@ fn failures(estimate: &FailureEstimate) -> String {
     text
 }
 
-/// A long time with the unit that fits: seconds, hours, days or years.
+/// Formats a long time with a suitable unit, up to years.
 fn long(time: Seconds) -> String {
     const HOUR: f64 = 3600.0;
     const DAY: f64 = 24.0 * HOUR;
@@ -128,12 +128,12 @@ fn long(time: Seconds) -> String {
     }
 }
 
-/// Three digits or more, with thousands apart.
+/// Formats a number with three digits or more, and thousands separators.
 fn digits(value: f64) -> String {
     if value < 100.0 { format!("{value:.1}") } else { count(value.round() as u64) }
 }
 
-/// A large number without a fraction; a small one with two places.
+/// Formats a large number without a fraction, and a small one with two decimals.
 fn rounded(value: f64) -> String {
     if !value.is_finite() {
         "without end".to_owned()

@@ -1,4 +1,4 @@
-//! A plan and a prediction in words that a person reads in one screen.
+//! Summaries of a plan and of a prediction that fit one screen.
 
 mod advice;
 mod details;

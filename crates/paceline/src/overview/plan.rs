@@ -1,8 +1,8 @@
-//! A plan in one screen.
+//! Summary of a plan that fits one screen.
 
 use super::table::{count, cut, percent, table};
 use crate::output::ModelRecord;
-use paceline_plan::collective::{CollectiveKind, Order, resolve};
+use paceline_plan::collective::{CollectiveKind, SummationOrder, resolve};
 use paceline_plan::compress::Compression;
 use paceline_plan::program::{MemoryKind, Plan};
 use paceline_plan::strategy::{Offload, Recompute, Sync, Zero};
@@ -10,12 +10,12 @@ use paceline_plan::summary::Summary;
 use paceline_plan::units::Bytes;
 use std::fmt::Write;
 
-/// Roles shown before the middle ones are left out.
+/// Number of roles shown before the middle ones are left out.
 const ROLES: usize = 8;
-/// Columns that a role's name may take.
+/// Maximum width of a role's name, in columns.
 const ROLE_WIDTH: usize = 64;
 
-/// What is planned, as pairs of a word and its explanation.
+/// Facts about the plan, as pairs of a name and its explanation.
 pub(crate) fn facts(model: &ModelRecord, plan: &Plan) -> Vec<(String, String)> {
     let s = &plan.strategy;
     let fact = |name: &str, text: String| (name.to_owned(), text);
@@ -101,14 +101,14 @@ fn update(plan: &Plan) -> String {
     }
 }
 
-/// How replicas come to the same weights; nothing where there is one.
+/// Synchronisation of replicas; `None` for a single replica without servers.
 fn agreement(plan: &Plan) -> Option<String> {
     let s = &plan.strategy;
     if s.sync == Sync::Hogwild {
         return Some("one set of weights in shared memory, updated without locks".to_owned());
     }
     if s.sync.is_async() {
-        return Some(format!("gradients to servers ({}) as they come, weights back", s.sync));
+        return Some(format!("gradients to servers ({}) asynchronously, weights back", s.sync));
     }
     if let Sync::Servers(_) = s.sync {
         return Some(format!("gradients to servers ({}), weights back", s.sync));
@@ -118,8 +118,8 @@ fn agreement(plan: &Plan) -> Option<String> {
     }
     let overlap = if s.overlap { "beside" } else { "after" };
     let order = match s.order {
-        Order::Canonical => format!("canonical ({})", plural(s.leaves.into(), "leaf")),
-        Order::Free => "free order".to_owned(),
+        SummationOrder::Canonical => format!("canonical ({})", plural(s.leaves.into(), "leaf")),
+        SummationOrder::Free => "free order".to_owned(),
     };
     let kind = match s.zero {
         Zero::None => CollectiveKind::AllReduce,
@@ -131,7 +131,7 @@ fn agreement(plan: &Plan) -> Option<String> {
     Some(format!("{kind} by {algorithm} {overlap} compute, {bucket} buckets, {order}"))
 }
 
-/// What is compressed, and from when on; nothing where all goes as it is.
+/// Compressed data and its warm-up; `None` without compression.
 fn compression(plan: &Plan) -> Option<String> {
     let s = &plan.strategy;
     if s.compress == Compression::None {
@@ -143,14 +143,14 @@ fn compression(plan: &Plan) -> Option<String> {
         (None, false) => "gradients",
     };
     let after = match s.compress_warmup {
-        _ if !s.warms_up() => String::new(),
+        _ if !s.has_compress_warmup() => String::new(),
         Some(said) => format!(", after {} of whole gradients", plural(said.into(), "iteration")),
         None => ", after a fifth of the run with whole gradients".to_owned(),
     };
     Some(format!("{what} by {}{after}", s.compress))
 }
 
-/// The whole plan, at most 40 lines of 100 columns.
+/// The summary of a plan, at most 40 lines of 100 columns.
 pub(crate) fn plan_text(
     model: &ModelRecord,
     plan: &Plan,
@@ -170,7 +170,7 @@ pub(crate) fn plan_text(
     out + &wrap_warnings(warnings)
 }
 
-/// Warnings, each on as many lines as it needs.
+/// Warnings, each wrapped to several lines if needed.
 pub(super) fn wrap_warnings(warnings: &[String]) -> String {
     let mut out = String::new();
     for warning in warnings {
@@ -254,7 +254,7 @@ fn write_plan(
     Ok(())
 }
 
-/// A role's name for a narrow column: "blocks.4..blocks.7" says "blocks" once too often.
+/// Shortens a role's name for a narrow column: "blocks.4..blocks.7" repeats "blocks" needlessly.
 fn short(name: &str) -> String {
     let mut pieces = name.split("..");
     let mut text = pieces.next().unwrap_or_default().to_owned();
@@ -276,7 +276,7 @@ fn plural(number: u64, noun: &str) -> String {
     format!("{} {noun}", count(number))
 }
 
-/// A text in lines of at most so many columns, broken between words.
+/// Wraps a text to lines of at most `width` columns, between words.
 pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {

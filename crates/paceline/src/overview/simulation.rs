@@ -1,4 +1,4 @@
-//! A prediction in one screen.
+//! Summary of a prediction that fits one screen.
 
 use super::details::{band, details_text, estimate_facts};
 use super::plan::{facts, wrap, wrap_warnings};
@@ -7,16 +7,16 @@ use crate::estimate::Estimate;
 use crate::output::ModelRecord;
 use paceline_plan::program::Plan;
 use paceline_sim::cluster::Cluster;
-use paceline_sim::{Outcome, Slowest, UnequalRanks};
+use paceline_sim::{Outcome, RankGroup, Slowest};
 use std::fmt::Write;
 
-/// Ops listed before the rest are summed up.
+/// Number of ops listed before the rest is summed.
 const OPS: usize = 12;
 
-/// What is not alike, as far as it is listed.
+/// Maximum number of overrides listed.
 const EXCEPTIONS: usize = 8;
 
-/// The whole prediction, at most 40 lines of 100 columns; more where the outcome has details.
+/// The summary of a prediction, at most 40 lines of 100 columns; more if the outcome has details.
 pub(crate) fn simulation_text(
     model: &ModelRecord,
     plan: &Plan,
@@ -103,11 +103,11 @@ fn write_simulation(
         rows.push(vec![format!("… {} more", rest.len())]);
     }
     write!(out, "{}", table(&["op", "count", "time", "exposed"], 1, rows))?;
-    if outcome.unequal.is_empty() {
+    if outcome.rank_groups.is_empty() {
         return Ok(());
     }
-    let rows = outcome.unequal.iter().take(OPS).map(|unequal| {
-        let UnequalRanks { role, ranks, slowest, compute, exposed, idle } = unequal;
+    let rows = outcome.rank_groups.iter().take(OPS).map(|unequal| {
+        let RankGroup { role, ranks, slowest, compute, exposed, idle } = unequal;
         let who = format!("{} ({})", slowest.rank, cut(&pace(slowest), 30));
         let times = [compute, exposed, idle].map(|time| time.to_string());
         [vec![cut(role, 30), who, count((*ranks).into())], times.to_vec()].concat()
@@ -116,16 +116,16 @@ fn write_simulation(
     write!(out, "\n{}", table(&head, 2, rows))
 }
 
-/// Whose times are told: with its name where ranks differ.
+/// The rank whose times are shown, with its name if ranks differ.
 fn slowest(outcome: &Outcome) -> String {
-    if outcome.unequal.is_empty() {
+    if outcome.rank_groups.is_empty() {
         return "on the slowest rank".to_owned();
     }
     let Slowest { rank, host, .. } = &outcome.slowest;
     format!("on the slowest rank: {rank} on host {host} ({})", pace(&outcome.slowest))
 }
 
-/// A rank's device, and by how much it is slower.
+/// A rank's device and slowdown.
 fn pace(slowest: &Slowest) -> String {
     match slowest.slowdown > 1.0 {
         true => format!("{}, {} times slower", slowest.device, slowest.slowdown),

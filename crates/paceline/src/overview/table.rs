@@ -1,6 +1,6 @@
 //! Plain tables and numbers for a terminal.
 
-/// A number with its thousands apart.
+/// Formats a number with thousands separators.
 pub(crate) fn count(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();
@@ -18,7 +18,7 @@ pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// Columns under their heads; the first `texts` of them are texts, the others numbers.
+/// Aligns columns under their headings; the first `texts` columns are text, the others numbers.
 pub(crate) fn table(
     head: &[&str],
     texts: usize,
@@ -43,7 +43,7 @@ pub(crate) fn table(
     text
 }
 
-/// A text cut to a width, with a sign that something is missing.
+/// Truncates a text to `width` columns, and marks the omission.
 pub(crate) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();

@@ -1,11 +1,11 @@
-//! What surrounds the marks: title, axes, grid.
+//! Title, axes and grid of a chart.
 
 use super::scale::Scale;
 use super::style::style;
 use super::{Area, Chart, HEIGHT, Number, Unit, WIDTH, digits, escaped, text_width};
 use std::fmt::{self, Write};
 
-/// The paper, the title, and what the height counts.
+/// Writes the background, the title and the label of the y axis.
 pub(super) fn opening(out: &mut String, chart: &Chart, y: &Scale) -> fmt::Result {
     let title = chart.title.as_deref().unwrap_or(&chart.y_label);
     writeln!(out, "<title>{}</title>", escaped(title))?;
@@ -23,8 +23,8 @@ pub(super) fn opening(out: &mut String, chart: &Chart, y: &Scale) -> fmt::Result
     writeln!(out, "<text class=\"what\" x=\"20\" y=\"{baseline}\">{}</text>", escaped(&label))
 }
 
-/// The part of the unit that all ticks are in. Ticks that are factors apart have each their own,
-/// except where the unit's parts are no such factors.
+/// The scaled unit shared by all ticks. Ticks of a logarithmic axis each have their own, unless the
+/// unit's multiples are not powers of its base.
 fn shared(chart: &Chart, y: &Scale) -> Option<(&'static str, f64)> {
     let largest = chart.values().into_iter().fold(0.0, |a: f64, b| a.max(b.abs()));
     let whole = matches!(chart.unit, Unit::Plain | Unit::Times | Unit::Share);
@@ -32,7 +32,7 @@ fn shared(chart: &Chart, y: &Scale) -> Option<(&'static str, f64)> {
     one.then(|| chart.unit.part(largest))
 }
 
-/// Grid lines and their numbers.
+/// Writes the grid lines and their numbers.
 pub(super) fn heights(out: &mut String, chart: &Chart, area: &Area, y: &Scale) -> fmt::Result {
     let part = shared(chart, y).map(|(_, part)| part);
     for tick in y.ticks(chart.unit) {
@@ -56,8 +56,8 @@ pub(super) fn heights(out: &mut String, chart: &Chart, area: &Area, y: &Scale) -
     Ok(())
 }
 
-/// The numbers along the bottom, each under its place; those that would overlap are left out. The unit
-/// is handed back where all have the same, to be said once.
+/// Writes the numbers along the x axis; those that would overlap are left out. Returns the unit if
+/// all share one, so that it is written once.
 pub(super) fn numbers(
     out: &mut String,
     numbers: &[Number],
@@ -88,7 +88,7 @@ pub(super) fn numbers(
     Ok(common.map(|(name, _)| name))
 }
 
-/// The words along the bottom, each under its bars, on two lines where one has no room.
+/// Writes the category names along the x axis, on two lines if one is too narrow.
 pub(super) fn words(out: &mut String, words: &[String], area: &Area) -> fmt::Result {
     let room = (area.right - area.left) / words.len().max(1) as f64;
     for (index, word) in words.iter().enumerate() {
@@ -102,7 +102,7 @@ pub(super) fn words(out: &mut String, words: &[String], area: &Area) -> fmt::Res
     Ok(())
 }
 
-/// A word on one line, or on two that are parted at a space, a colon or a plus sign.
+/// Splits a name that is too wide in two, at a space, a colon, a comma or a plus sign.
 fn folded(word: &str, room: f64) -> Vec<&str> {
     if text_width(word) <= room {
         return vec![word];
@@ -115,7 +115,7 @@ fn folded(word: &str, room: f64) -> Vec<&str> {
     }
 }
 
-/// What the bottom counts.
+/// Writes the label of the x axis.
 pub(super) fn label(out: &mut String, label: &str, area: &Area) -> fmt::Result {
     let (middle, y) = ((area.left + area.right) / 2.0, HEIGHT - 13.0);
     writeln!(out, "<text class=\"middle\" x=\"{middle:.1}\" y=\"{y}\">{}</text>", escaped(label))

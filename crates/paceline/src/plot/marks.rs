@@ -1,10 +1,10 @@
-//! Lines with their names at their ends, bars with their values on top.
+//! Lines with names at their ends, and bars with values on top.
 
 use super::scale::Scale;
 use super::{Area, Chart, Series, escaped, text_width};
 use std::fmt::{self, Write};
 
-/// How wide the label at a line's end is: its name in bold and its last value.
+/// Width of the label at a line's end: its name in bold and its last value.
 pub(super) fn end_width(chart: &Chart, series: &Series) -> f64 {
     const BOLD: f64 = 1.13;
     text_width(&series.name) * BOLD + text_width(&last_value(chart, series)) + 5.0
@@ -15,7 +15,7 @@ fn last_value(chart: &Chart, series: &Series) -> String {
     last.map_or_else(String::new, |value| chart.unit.show(*value))
 }
 
-/// One line for each series, broken where it has no value.
+/// Draws one line per series, interrupted at missing values.
 pub(super) fn lines(
     out: &mut String,
     chart: &Chart,
@@ -41,14 +41,14 @@ pub(super) fn lines(
         let under = if hidden { " under" } else { "" };
         writeln!(out, "<path class=\"line s{colour} d{dash}{under}\" d=\"{}\"/>", path(&points))?;
         for (left, top, index) in points.iter().flatten() {
-            let told = told(chart, series, *index);
+            let told = title(chart, series, *index);
             writeln!(
                 out,
                 "<circle class=\"dot f{colour}\" cx=\"{left:.1}\" cy=\"{top:.1}\" r=\"4\">\
                  <title>{told}</title></circle>"
             )?;
         }
-        // A single line has room for all of its values.
+        // A single line has space for all of its values.
         let inner = points.iter().flatten().rev().skip(1);
         for (left, top, index) in inner.filter(|_| chart.series.len() == 1 && along.len() <= 12) {
             let value = series.values[*index].map_or_else(String::new, |v| chart.unit.show(v));
@@ -63,7 +63,7 @@ pub(super) fn lines(
     ends.iter().try_for_each(|end| end.write(out, chart, area))
 }
 
-/// Whether a line would vanish under another: it is then drawn as a broad band instead.
+/// Returns true if a line would be hidden by another; it is then drawn as a wide band.
 fn coincide(one: &Series, other: &Series) -> bool {
     one.values.iter().zip(&other.values).all(|pair| match pair {
         (Some(a), Some(b)) => (a - b).abs() <= 5e-3 * a.abs().max(b.abs()),
@@ -85,7 +85,7 @@ fn path(points: &[Option<(f64, f64, usize)>]) -> String {
 }
 
 /// The tooltip of a mark.
-fn told(chart: &Chart, series: &Series, index: usize) -> String {
+fn title(chart: &Chart, series: &Series, index: usize) -> String {
     let value = series.values.get(index).copied().flatten().unwrap_or(f64::NAN);
     let place = match &chart.x {
         super::Along::Numbers(numbers) => numbers[index].unit.show(numbers[index].value),
@@ -95,7 +95,7 @@ fn told(chart: &Chart, series: &Series, index: usize) -> String {
     escaped(&format!("{name} at {place}: {}", chart.unit.show(value)))
 }
 
-/// Where a line ends, and where its label stands.
+/// End of a line and position of its label.
 struct End<'a> {
     series: &'a Series,
     left: f64,
@@ -127,16 +127,16 @@ impl End<'_> {
     }
 }
 
-/// Moves labels apart until none covers another, as little as possible.
+/// Moves labels as little as possible so that none overlap.
 fn spread(ends: &mut [End<'_>], area: &Area) {
-    const APART: f64 = 18.0;
+    const LABEL_GAP: f64 = 18.0;
     ends.sort_by(|a, b| a.label.total_cmp(&b.label));
-    // Groups that touch are centred on where they would like to be, and merged until none do.
+    // Groups that touch are merged and centred on the mean of their wanted positions.
     let mut groups: Vec<(f64, usize)> = Vec::new();
     for end in ends.iter() {
         groups.push((end.label, 1));
         while let [.., (above, n), (below, m)] = groups[..]
-            && below - above < APART * (n + m) as f64 / 2.0
+            && below - above < LABEL_GAP * (n + m) as f64 / 2.0
         {
             let total = (n + m) as f64;
             let centre = (above * n as f64 + below * m as f64) / total;
@@ -146,17 +146,17 @@ fn spread(ends: &mut [End<'_>], area: &Area) {
     }
     let mut index = 0;
     for (centre, count) in groups {
-        let half = APART * (count - 1) as f64 / 2.0;
+        let half = LABEL_GAP * (count - 1) as f64 / 2.0;
         let least = area.top + half - 8.0;
         let centre = centre.clamp(least, (area.bottom - half).max(least));
         for place in 0..count {
-            ends[index].label = centre - half + APART * place as f64;
+            ends[index].label = centre - half + LABEL_GAP * place as f64;
             index += 1;
         }
     }
 }
 
-/// Bars side by side for each word, with a legend where there are several colours.
+/// Draws grouped bars for each category, with a legend if there are several colours.
 pub(super) fn bars(
     out: &mut String,
     chart: &Chart,
@@ -178,7 +178,7 @@ pub(super) fn bars(
             let left = middle + width * (position as f64 - count / 2.0);
             let top = y.at(value);
             let (above, height) = (top.min(base), (top - base).abs().max(0.5));
-            let told = told(chart, series, index);
+            let told = title(chart, series, index);
             writeln!(
                 out,
                 "<rect class=\"f{colour}\" x=\"{:.1}\" y=\"{above:.1}\" width=\"{:.1}\" \

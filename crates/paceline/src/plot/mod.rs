@@ -1,14 +1,14 @@
-//! Charts as one self-contained SVG file each: lines over numbers, bars over words.
+//! Charts, each a self-contained SVG file: lines over numbers, bars over categories.
 //!
 //! ```text
-//! number   values with units, as people type and read them
-//! scale    from values to places, and the ticks between
-//! frame    what surrounds the marks: title, axes, grid
-//! marks    lines with their names at their ends, bars with their values on top
-//! style    colours, for light and for dark
+//! number   numbers with units: parsing and formatting
+//! scale    mapping of values to positions, and ticks
+//! frame    title, axes and grid
+//! marks    lines with names at their ends, bars with values on top
+//! style    colours, for light and for dark mode
 //! ```
 //!
-//! A picture shows its own numbers: every mark has its value as a tooltip.
+//! A chart shows its own numbers: every mark has its value as a tooltip.
 
 mod frame;
 mod marks;
@@ -21,32 +21,31 @@ pub(crate) use number::{Number, Unit, digits};
 use scale::Scale;
 use std::fmt::Write;
 
-/// What a picture shows.
+/// Contents of a chart.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Chart {
-    /// What the picture is about.
+    /// Title of the chart.
     pub title: Option<String>,
-    /// What stands along the bottom.
+    /// Values of the x axis.
     pub x: Along,
-    /// What the bottom counts.
+    /// Label of the x axis.
     pub x_label: String,
-    /// What the height counts.
+    /// Label of the y axis.
     pub y_label: String,
-    /// In which unit.
+    /// Unit of the y axis.
     pub unit: Unit,
-    /// Lines, or bars of one colour.
+    /// Lines, or bars of one colour each.
     pub series: Vec<Series>,
-    /// Whether equal steps are equal factors, along the bottom and in height; as the values suggest
-    /// where it is left open.
+    /// True for a logarithmic x and y axis; `None` chooses by the values.
     pub log: [Option<bool>; 2],
 }
 
-/// What stands along the bottom of a chart.
+/// Values of the x axis.
 #[derive(Clone, Debug)]
 pub(crate) enum Along {
     /// Numbers: the series are lines.
     Numbers(Vec<Number>),
-    /// Words: the series are bars.
+    /// Category names: the series are bars.
     Words(Vec<String>),
 }
 
@@ -59,26 +58,26 @@ impl Default for Along {
 /// One line, or the bars of one colour.
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
-    /// What it is called in the picture.
+    /// Name shown in the chart.
     pub name: String,
-    /// Which of the colours it has.
+    /// Index of its colour.
     pub colour: usize,
-    /// Which of the dashes it has; 0 is a full line.
+    /// Index of its dash pattern; 0 is a solid line.
     pub dash: usize,
-    /// A value for each place along the bottom; none leaves a gap.
+    /// One value per position on the x axis; `None` leaves a gap.
     pub values: Vec<Option<f64>>,
 }
 
-/// How many series can be told apart by colour.
+/// Number of distinct colours.
 pub(crate) const COLOURS: usize = 8;
-/// How many by dashes.
+/// Number of distinct dash patterns.
 pub(crate) const DASHES: usize = 4;
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 430.0;
 
 impl Chart {
-    /// The picture.
+    /// Renders the chart.
     pub(crate) fn to_svg(&self) -> String {
         let mut out = String::new();
         // Writing to a string cannot fail.
@@ -115,7 +114,7 @@ impl Chart {
         writeln!(out, "</svg>")
     }
 
-    /// All values that can be drawn.
+    /// All finite values.
     fn values(&self) -> Vec<f64> {
         let values = self.series.iter().flat_map(|series| series.values.iter().flatten().copied());
         values.filter(|value| value.is_finite()).collect()
@@ -128,7 +127,7 @@ impl Chart {
         Scale::of(&values, log, true, [area.bottom, area.top])
     }
 
-    /// The room for the marks: what titles, ticks and the names of lines leave.
+    /// The area for the marks, excluding titles, ticks and line names.
     fn area(&self) -> Area {
         let lines = matches!(self.x, Along::Numbers(_));
         let names = self.series.iter().map(|series| marks::end_width(self, series));
@@ -142,7 +141,7 @@ impl Chart {
     }
 }
 
-/// A rectangle, in the picture's own units.
+/// A rectangle, in the chart's units.
 #[derive(Clone, Copy, Debug)]
 struct Area {
     left: f64,
@@ -151,7 +150,7 @@ struct Area {
     bottom: f64,
 }
 
-/// About how wide a text is in the size of labels: letters of a sans-serif face at 13 units.
+/// Approximate width of a label: letters of a sans-serif font at 13 units.
 fn text_width(text: &str) -> f64 {
     let width = |c: char| match c {
         'i' | 'j' | 'l' | 't' | 'f' | 'r' | '.' | ',' | ':' | ' ' | '|' | '-' | '/' => 4.6,
@@ -162,7 +161,7 @@ fn text_width(text: &str) -> f64 {
     text.chars().map(width).sum()
 }
 
-/// Text that shows as itself, in an element or in a quoted attribute.
+/// Escapes text for an XML element or a quoted attribute.
 fn escaped(text: &str) -> String {
     let mut safe = String::new();
     for c in text.chars() {
@@ -171,7 +170,7 @@ fn escaped(text: &str) -> String {
             '<' => safe.push_str("&lt;"),
             '>' => safe.push_str("&gt;"),
             '"' => safe.push_str("&quot;"),
-            // Control characters cannot stand in XML at all.
+            // Control characters are not allowed in XML.
             c if c.is_control() => safe.push(' '),
             c => safe.push(c),
         }

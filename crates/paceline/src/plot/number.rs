@@ -1,31 +1,31 @@
-//! Numbers with units: read as people type them, shown as people read them.
+//! Parsing and formatting of numbers with units.
 
-/// What a number counts.
+/// Kind of unit of a number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Unit {
-    /// Nothing in particular: ranks, layers, a ratio.
+    /// No unit: ranks, layers, a ratio.
     #[default]
     Plain,
     /// Seconds.
     Time,
     /// Bytes.
     Size,
-    /// Bytes a second.
+    /// Bytes per second.
     Rate,
-    /// Floating-point operations a second.
+    /// Floating-point operations per second.
     Work,
-    /// A part of a whole.
+    /// A fraction of a whole.
     Share,
-    /// So many times what was there.
+    /// A multiple of the original value.
     Times,
 }
 
 /// A value in the base unit of its kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Number {
-    /// In seconds, bytes and so on.
+    /// The value in seconds, bytes and so on.
     pub value: f64,
-    /// What it counts.
+    /// Its kind of unit.
     pub unit: Unit,
 }
 
@@ -69,7 +69,7 @@ const SUFFIXES: [(&str, f64, Unit); 36] = [
 ];
 
 impl Number {
-    /// A number and its unit, if a text is such.
+    /// Parses a number with its unit; `None` if the text is not one.
     pub(crate) fn read(text: &str) -> Option<Self> {
         let text = text.trim();
         let end = text.find(|c: char| !c.is_ascii_digit() && !".-".contains(c));
@@ -82,7 +82,7 @@ impl Number {
 }
 
 impl Unit {
-    /// What a field of the JSON counts, by the end of its name.
+    /// Unit of a JSON field, by its name.
     pub(crate) fn of_field(path: &str) -> Self {
         let last = path.rsplit('.').next().unwrap_or(path);
         let memory = path.starts_with("memory.");
@@ -96,7 +96,7 @@ impl Unit {
         }
     }
 
-    /// The names of larger and larger parts, with how many base units each is.
+    /// Names of the unit's multiples in ascending order, each with its value in base units.
     fn parts(self) -> &'static [(&'static str, f64)] {
         match self {
             Self::Plain => &[("", 1.0)],
@@ -127,24 +127,24 @@ impl Unit {
         }
     }
 
-    /// The part in which a value has a few digits before the point, and how many base units it is.
+    /// The multiple that gives a value few digits before the point, with its value in base units.
     pub(crate) fn part(self, value: f64) -> (&'static str, f64) {
         let parts = self.parts();
         let fitting = parts.iter().rev().find(|(_, scale)| value.abs() >= *scale * 0.9999);
         *fitting.unwrap_or(match self {
-            // Nothing is nothing in the unit that people think in.
+            // Zero is shown in the most familiar unit.
             Self::Time if value == 0.0 => &("s", 1.0),
             Self::Share => &("%", 0.01),
             _ => &parts[0],
         })
     }
 
-    /// Whether its larger parts are no powers of ten or two, so that ticks must keep to one of them.
+    /// Returns true if its larger multiples are not powers of ten or two, so that ticks share one.
     pub(crate) fn is_calendar(self, largest: f64) -> bool {
         self == Self::Time && largest >= 3600.0
     }
 
-    /// A value with three digits and its unit.
+    /// Formats a value with three digits and its unit.
     pub(crate) fn show(self, value: f64) -> String {
         let (name, scale) = self.part(value);
         let digits = digits(value / scale);
@@ -156,7 +156,7 @@ impl Unit {
     }
 }
 
-/// Three significant digits, thousands apart, without zeros at the end.
+/// Formats three significant digits, with thousands separators and without trailing zeros.
 pub(crate) fn digits(value: f64) -> String {
     if !value.is_finite() {
         return value.to_string();

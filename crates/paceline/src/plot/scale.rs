@@ -1,24 +1,24 @@
-//! From values to places, and the ticks between.
+//! Mapping of values to positions, and ticks.
 
 use super::Unit;
 
-/// Where values lie between two places.
+/// Maps values to positions between two ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
-    /// The values at the two places.
+    /// The values at the two ends.
     pub low: f64,
     /// See `low`.
     pub high: f64,
-    /// Whether equal steps are equal factors.
+    /// True if the scale is logarithmic.
     pub log: bool,
     places: [f64; 2],
 }
 
 impl Scale {
-    /// A scale that holds some values between two places, from nothing on if `zero` and if it is not
-    /// logarithmic. What cannot be logarithmic is not.
+    /// Creates a scale that contains `values`; a linear one includes zero if `zero` is set. Values
+    /// that are not positive make it linear.
     pub(super) fn of(values: &[f64], log: bool, zero: bool, places: [f64; 2]) -> Self {
-        // Beyond this, differences of values are no numbers any more.
+        // Differences of larger values could overflow.
         let sane = values.iter().copied().filter(|value| value.abs() < 1e300);
         let (mut low, mut high) =
             sane.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
@@ -27,7 +27,7 @@ impl Scale {
         }
         let log = log && low > 0.0;
         if log {
-            // Half a step of air, so that no line lies on the frame.
+            // A margin, so that no line coincides with the frame.
             let air = if high == low { 2.0 } else { (high / low).powf(0.04) };
             if zero {
                 (low, high) = (low / air, high * air);
@@ -42,7 +42,7 @@ impl Scale {
         Self { low, high, log, places }
     }
 
-    /// The place of a value.
+    /// The position of a value.
     pub(super) fn at(&self, value: f64) -> f64 {
         let [from, to] = self.places;
         let share = if self.log {
@@ -53,7 +53,7 @@ impl Scale {
         from + (to - from) * share.clamp(-1.0, 2.0)
     }
 
-    /// Round values of a unit within the scale, a handful of them.
+    /// A few round values of a unit within the scale.
     pub(super) fn ticks(&self, unit: Unit) -> Vec<f64> {
         const MOST: usize = 7;
         let (_, part) = unit.part(self.high);
@@ -89,19 +89,19 @@ fn even(from: f64, to: f64, count: usize) -> Vec<f64> {
     let steps = [1.0, 2.0, 2.5, 5.0, 10.0].map(|m| m * magnitude);
     let step = steps.into_iter().find(|&step| step >= raw * 0.999).unwrap_or(raw);
     let first = (from / step).ceil();
-    // Counted rather than accumulated, so that rounding neither adds a tick nor loses the last.
+    // Counted rather than accumulated, so that rounding neither adds a tick nor drops the last.
     let ticks = (0..=count + 2).map(|i| (first + i as f64) * step);
     ticks.take_while(|tick| *tick <= to + range * 1e-9).collect()
 }
 
-/// Whether values span more than a factor, all above nothing.
+/// Returns true if all values are positive and span more than a factor of `factor`.
 pub(super) fn spans(values: &[f64], factor: f64) -> bool {
     let low = values.iter().copied().fold(f64::INFINITY, f64::min);
     let high = values.iter().copied().fold(0.0, f64::max);
     low > 0.0 && high / low > factor
 }
 
-/// Whether values are spaced by factors rather than by differences.
+/// Returns true if values are spaced by factors rather than by differences.
 pub(super) fn looks_geometric(values: &[f64]) -> bool {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,10 +1,10 @@
-//! Colours, for light and for dark.
+//! Colours of charts, for light and for dark mode.
 
 use super::COLOURS;
 use std::fmt::{self, Write};
 
-/// Colours that differ in lightness as well as in hue, so that they stay apart for eyes that tell few
-/// hues apart; each with its counterpart on a dark ground.
+/// Colours that differ in lightness as well as in hue, so that colour-blind readers can distinguish
+/// them; each with its counterpart for dark mode.
 const PALETTE: [(&str, &str); COLOURS] = [
     ("#1f5fa8", "#6fb1f2"),
     ("#d2691e", "#f5a35c"),
@@ -16,7 +16,7 @@ const PALETTE: [(&str, &str); COLOURS] = [
     ("#6a5148", "#c0a397"),
 ];
 
-/// The style sheet, written out without variables, which some viewers do not know.
+/// Writes the style sheet, without CSS variables, because some viewers do not support them.
 pub(super) fn style(out: &mut String) -> fmt::Result {
     out.write_str(
         "<style>\n\

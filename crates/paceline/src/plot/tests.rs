@@ -1,4 +1,4 @@
-//! What a picture must have, whatever is drawn.
+//! Properties that every chart must have.
 
 use super::*;
 

@@ -5,7 +5,7 @@ use super::{LossCurve, MemoryRow};
 use paceline_plan::units::Bytes;
 use std::fmt::{self, Write};
 
-/// The loss of every iteration, and the lowest that the data allows, as a line chart.
+/// Draws a line chart of every iteration's loss, and the lowest loss that the data allows.
 pub(super) fn loss(out: &mut String, curve: &LossCurve) -> fmt::Result {
     let chart = Chart::fit(curve);
     let missing = curve.losses.iter().filter(|l| !l.is_finite()).count();
@@ -36,7 +36,7 @@ pub(super) fn loss(out: &mut String, curve: &LossCurve) -> fmt::Result {
     writeln!(out, "<path class=\"loss\" d=\"{}\"/>", chart.path(&curve.losses))?;
     if let Some(floor) = curve.floor.filter(|f| f.is_finite()) {
         let y = chart.y(floor);
-        // Labelled on the left, where a curve that falls is farthest from it.
+        // Labelled on the left, where a falling curve is farthest away.
         writeln!(
             out,
             "<path class=\"floor\" d=\"M{LEFT} {y:.1}H{:.1}\"/>\
@@ -71,10 +71,10 @@ const LEFT: f64 = 52.0;
 const RIGHT: f64 = 16.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 34.0;
-/// Points drawn at most; more cannot be told apart.
+/// Maximum number of points drawn; more would be indistinguishable.
 const POINTS: usize = 1500;
 
-/// Where losses lie in the drawing.
+/// Scale of the loss chart.
 struct Chart {
     low: f64,
     high: f64,
@@ -103,7 +103,7 @@ impl Chart {
         TOP + (HEIGHT - BOTTOM - TOP) * (self.high - loss) / (self.high - self.low)
     }
 
-    /// The curve, broken where a loss is not finite. A long one is thinned to the mean of each run.
+    /// The curve, interrupted at non-finite losses. A long one is thinned to the mean of each run.
     fn path(&self, losses: &[f32]) -> String {
         let run = losses.len().div_ceil(POINTS).max(1);
         let mut path = String::new();
@@ -130,12 +130,12 @@ fn short(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').replace('-', "−")
 }
 
-/// Roles drawn at most.
+/// Maximum number of roles drawn.
 const ROLES: usize = 32;
-/// Colours that the style sheet has for kinds of memory.
+/// Number of colours in the style sheet for kinds of memory.
 const COLOURS: usize = 8;
 
-/// The planned bytes of each role by kind: numbers, and a stacked bar for each role.
+/// Writes the planned bytes of each role by kind: numbers, and one stacked bar per role.
 pub(super) fn memory(out: &mut String, rows: &[MemoryRow]) -> fmt::Result {
     let mut roles: Vec<&str> = Vec::new();
     let mut kinds: Vec<&str> = Vec::new();
@@ -208,7 +208,7 @@ mod tests {
         assert!(html.contains("ending at 1."));
     }
 
-    /// A run that was resumed after 1,000 iterations shows those that it did.
+    /// A run resumed after 1,000 iterations shows only its own iterations.
     #[test]
     fn iterations_count_from_the_runs_very_start() {
         let mut out = String::new();

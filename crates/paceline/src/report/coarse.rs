@@ -1,35 +1,35 @@
-//! A trace with fewer, larger spans, for drawings that cannot hold all of them.
+//! A trace with fewer, larger spans, for drawings that cannot show all of them.
 
 use paceline_plan::ids::Rank;
 use paceline_plan::trace::{Span, SpanKind, Trace, TraceBuilder};
 use paceline_plan::units::Seconds;
 use std::collections::BTreeMap;
 
-/// Gaps shorter than this share of the iteration do not show.
+/// Gaps shorter than this share of the iteration are not visible.
 const GAP: f64 = 1.0 / 800.0;
 
-/// A trace whose spans stand for runs of ops.
+/// A trace whose spans represent runs of ops.
 pub(super) struct Coarse {
     pub(super) trace: Trace,
-    /// How much of a run its ops fill, by rank, iteration and first op, where that is not all.
+    /// Share of a run that its ops fill, by rank, iteration and first op, if not all of it.
     filled: BTreeMap<(Rank, u32, u32), f64>,
 }
 
 impl Coarse {
-    /// Joins runs of ops that belong together: those of one microbatch and one pass on one lane, if
-    /// no gap that shows lies between them. A run has the kind on which most of its time goes. Short
-    /// waits and ops that take no time are left out.
+    /// Joins the ops of one microbatch and one pass on one lane if no visible gap separates them. A
+    /// run has the kind that takes most of its time. Short waits and ops of zero duration are left
+    /// out.
     pub(super) fn new(trace: &Trace) -> Self {
         let gap = trace.steady_window().map_or(0.0, |window| window.length().0 * GAP);
         let mut builder = TraceBuilder::new(trace.origin, trace.title.clone(), trace.world);
         let mut filled = BTreeMap::new();
-        let mut write = |run: Run| {
+        let mut write = |run: SpanRun| {
             if let Some(share) = run.share().filter(|_| run.first.kind != SpanKind::Wait) {
                 filled.insert((run.first.rank, run.first.iteration, run.first.op), share);
             }
             run.write(trace, &mut builder);
         };
-        let mut open: Option<Run> = None;
+        let mut open: Option<SpanRun> = None;
         // Spans are ordered by rank, lane and start.
         for span in trace.spans.iter().filter(|span| span.duration().0 > 0.0) {
             if span.kind == SpanKind::Wait && span.duration().0 < gap {
@@ -37,7 +37,7 @@ impl Coarse {
             }
             match &mut open {
                 Some(run) if run.takes(span, gap) => run.add(span),
-                _ => open.replace(Run::new(span)).into_iter().for_each(&mut write),
+                _ => open.replace(SpanRun::new(span)).into_iter().for_each(&mut write),
             }
         }
         open.into_iter().for_each(&mut write);
@@ -53,15 +53,15 @@ impl Coarse {
     }
 }
 
-/// Spans that belong together.
-struct Run {
+/// A run of joined spans.
+struct SpanRun {
     first: Span,
     end: Seconds,
     count: usize,
     time: BTreeMap<SpanKind, f64>,
 }
 
-impl Run {
+impl SpanRun {
     fn new(span: &Span) -> Self {
         let mut run = Self { first: *span, end: span.end, count: 0, time: BTreeMap::new() };
         run.add(span);
@@ -80,7 +80,7 @@ impl Run {
         *self.time.entry(span.kind).or_default() += span.duration().0;
     }
 
-    /// How much of the run its ops fill; none if it is all.
+    /// Share of the run that its ops fill; `None` if they fill all of it.
     fn share(&self) -> Option<f64> {
         let share = self.time.values().sum::<f64>() / (self.end - self.first.start).0;
         (share < 0.99).then_some(share)
@@ -99,7 +99,7 @@ impl Run {
     }
 }
 
-/// The pass that a kind belongs to: what is computed again is a part of the backward pass.
+/// The pass that a kind belongs to; recomputation is part of the backward pass.
 fn pass(kind: SpanKind) -> SpanKind {
     match kind {
         SpanKind::Recompute
@@ -126,7 +126,7 @@ mod tests {
     use paceline_plan::ids::Rank;
     use paceline_plan::trace::Origin;
 
-    /// Kind, microbatch, start and end of spans on one lane of an iteration of 1 s.
+    /// Joins spans, given as kind, microbatch, start and end, on one lane of an iteration of 1 s.
     fn joined(spans: &[(SpanKind, u32, f64, f64)]) -> Coarse {
         let mut builder = TraceBuilder::new(Origin::Simulated, "t", 1);
         let lane = builder.lane("compute");

@@ -1,5 +1,5 @@
-//! Why a predicted iteration takes as long as it does: what limits it, what it waits for, how busy
-//! the links are.
+//! Explanation of a predicted iteration time: its limits, its critical path, and the link
+//! utilisation.
 
 use super::numbers::{Scale, Text, percent_of};
 use paceline_plan::units::{Bytes, Seconds};
@@ -7,21 +7,21 @@ use paceline_sim::cluster::Cluster;
 use paceline_sim::{Details, ErrorBand, Outcome};
 use std::fmt::{self, Write};
 
-/// A prediction beyond its timeline.
+/// Details of a prediction beyond its timeline.
 #[derive(Clone, Debug)]
 pub(crate) struct Insight<'a> {
-    /// The predicted time.
+    /// The predicted iteration time.
     pub iteration: Seconds,
     /// Factors on it between which a measurement is expected.
     pub band: ErrorBand,
-    /// What it waits for, what limits it, and what it uses.
+    /// Critical path, limits, bandwidth and memory.
     pub details: &'a Details,
-    /// What a device can hold.
+    /// Memory of a device.
     pub capacity: Bytes,
 }
 
 impl<'a> Insight<'a> {
-    /// Of a simulation that was asked for details.
+    /// The insight of a simulation; `None` if it ran without details.
     pub(crate) fn new(outcome: &'a Outcome, cluster: &Cluster) -> Option<Self> {
         Some(Self {
             iteration: outcome.iteration,
@@ -32,7 +32,7 @@ impl<'a> Insight<'a> {
     }
 }
 
-/// The iteration with one of its costs taken away at a time, and how far the prediction is trusted.
+/// Writes the iteration time without each of its costs in turn, and the prediction's error band.
 pub(super) fn limits(out: &mut String, insight: &Insight<'_>) -> fmt::Result {
     let limits = insight.details.limits;
     let scale = Scale::of(insight.iteration);
@@ -74,7 +74,7 @@ pub(super) fn limits(out: &mut String, insight: &Insight<'_>) -> fmt::Result {
     writeln!(out, "</tbody></table>")
 }
 
-/// The critical path by kind of op.
+/// Writes the critical path by kind of op.
 pub(super) fn critical_path(out: &mut String, insight: &Insight<'_>) -> fmt::Result {
     let path = &insight.details.critical_path;
     let scale = Scale::of(insight.iteration);
@@ -107,7 +107,7 @@ pub(super) fn critical_path(out: &mut String, insight: &Insight<'_>) -> fmt::Res
     writeln!(out, "</tbody></table>")
 }
 
-/// How much of its bandwidth each dimension of the cluster uses.
+/// Writes the bandwidth utilisation of each dimension of the cluster.
 pub(super) fn bandwidth(out: &mut String, insight: &Insight<'_>) -> fmt::Result {
     let longest = insight.details.bandwidth.iter().map(|used| used.message).reduce(Seconds::max);
     let scale = Scale::of(longest.unwrap_or_default());
@@ -135,7 +135,7 @@ pub(super) fn bandwidth(out: &mut String, insight: &Insight<'_>) -> fmt::Result 
     writeln!(out, "</tbody></table>")
 }
 
-/// A table's last cell: shares of a whole in their colours.
+/// The last cell of a table row: shares of a whole in their colours.
 fn bar(parts: &[(&str, f64)]) -> String {
     let mut cell = "<td class=\"bar\"><div>".to_owned();
     for (class, share) in parts {
@@ -172,7 +172,7 @@ pub(super) mod tests {
                 no_network: Seconds(0.75),
                 no_compute: Seconds(0.25),
                 no_bubble: Seconds(1.0),
-                even: None,
+                homogeneous: None,
             },
             bandwidth: vec![DimensionUse {
                 dimension: "nv<link>".to_owned(),

@@ -1,4 +1,4 @@
-//! What ranks hold in the course of an iteration, drawn as steps.
+//! Memory of ranks over an iteration, drawn as a step curve.
 
 use super::insight::Insight;
 use super::numbers::{Scale, Text, ticks};
@@ -6,7 +6,7 @@ use paceline_plan::units::{Bytes, Seconds};
 use paceline_sim::MemoryCurve;
 use std::fmt::{self, Write};
 
-/// Roles drawn at most: as many as there are colours.
+/// Maximum number of roles drawn: the number of colours.
 const ROLES: usize = 8;
 
 const WIDTH: f64 = 760.0;
@@ -16,12 +16,12 @@ const RIGHT: f64 = 16.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 34.0;
 
-/// One line for each role, and a dashed one for what a device can hold where that is near.
+/// Draws one line per role, and a dashed one for a device's memory if it is near.
 pub(super) fn write(out: &mut String, insight: &Insight<'_>) -> fmt::Result {
     let curves = &insight.details.memory;
     let shown = chosen(curves);
     let highest = shown.iter().map(|curve| curve.peak().0).max().unwrap_or(0);
-    // A device that is nearly empty would press the curves flat.
+    // The capacity of a nearly empty device would flatten the curves.
     let capacity = Some(insight.capacity).filter(|bytes| bytes.0 / 2 < highest);
     let top = highest.max(capacity.map_or(0, |bytes| bytes.0));
     let chart = Chart { end: insight.iteration.0, top: Bytes(top).as_f64().max(1.0) * 1.05 };
@@ -72,14 +72,14 @@ pub(super) fn write(out: &mut String, insight: &Insight<'_>) -> fmt::Result {
     writeln!(out, "</figcaption></figure>")
 }
 
-/// All roles, or some at even distances with the first and the last among them.
+/// All roles, or an evenly spaced selection that includes the first and the last.
 fn chosen(curves: &[MemoryCurve]) -> Vec<&MemoryCurve> {
     let count = curves.len().min(ROLES);
     (0..count).map(|i| &curves[i * (curves.len() - 1) / (count - 1).max(1)]).collect()
 }
 
 struct Chart {
-    /// The iteration's length in seconds.
+    /// Duration of the iteration in seconds.
     end: f64,
     /// Bytes at the upper edge.
     top: f64,
@@ -96,7 +96,7 @@ impl Chart {
     }
 
     fn axes(&self, out: &mut String) -> fmt::Result {
-        // Steps of 1, 2 or 5 of the binary unit that the edge is written in.
+        // Steps of 1, 2 or 5 in the binary unit of the upper edge.
         let unit = 1024f64.powi((self.top.log2() / 10.0).floor().max(0.0) as i32);
         for value in ticks(0.0, self.top / unit, 5) {
             let (y, right) = (self.y(value * unit), WIDTH - RIGHT);
@@ -135,7 +135,7 @@ impl Chart {
     }
 }
 
-/// A size without digits that an axis does not need: `20 GiB`, not `20.0 GiB`.
+/// Formats a size without unnecessary digits: `20 GiB`, not `20.0 GiB`.
 fn short(bytes: Bytes) -> String {
     let text = bytes.to_string();
     let Some((number, unit)) = text.split_once(' ') else { return text };
@@ -165,7 +165,7 @@ mod tests {
         let details = details();
         let html = drawn(&insight(&details));
         let path = html.split("class=\"curve m0\" d=\"").nth(1).unwrap().split('"').next().unwrap();
-        // 680 wide from 64 on, 206 high from 10 on, the edge at 105 % of 300 bytes.
+        // 680 wide from 64, 206 high from 10, the edge at 105 % of 300 bytes.
         assert_eq!(path, "M64.0 150.6H404.0V19.8H676.0V150.6H744.0");
         assert!(!html.contains("a device has"), "it is more than twice as large");
         assert!(html.contains("stage &lt;0&gt;: 300 B at most"));

@@ -1,89 +1,88 @@
-//! One self-contained HTML page about a run: what was predicted, what was measured, where the two
-//! differ.
+//! One self-contained HTML page about a run: the prediction, the measurement and their differences.
 //!
-//! The page needs no network and no script to be read; `view.js` only adds zooming and tooltips to
-//! what is already drawn. `breakdown_table` tells the heart of it in a terminal.
+//! The page needs no network and no script; `view.js` only adds zooming and tooltips to the
+//! drawings. `breakdown_table` prints the essentials in a terminal.
 
 mod charts;
 mod coarse;
 mod insight;
 mod memory_curve;
-mod misses;
 mod numbers;
 mod page;
 mod picture;
+mod prediction_error;
 mod rows;
 mod staleness;
 mod table;
 mod timeline;
 
 pub(crate) use insight::Insight;
-pub(crate) use misses::{Verdict, verdict};
 pub(crate) use picture::picture;
+pub(crate) use prediction_error::{ErrorSummary, error_summary};
 pub(crate) use table::breakdown_table;
 
 use paceline_plan::trace::Trace;
 use paceline_plan::units::Bytes;
 
-/// What a page is made of. Every part but the title may be missing.
+/// Contents of a page. Every part but the title may be missing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReportInput<'a> {
     /// The page's heading.
     pub title: String,
     /// Key facts, shown in this order.
     pub summary: Vec<(String, String)>,
-    /// Planned memory; the rows of one role stand together.
+    /// Planned memory; the rows of one role are adjacent.
     pub memory: Vec<MemoryRow>,
-    /// How training went.
+    /// The loss curve of the run.
     pub loss: Option<LossCurve>,
-    /// How stale gradients were, where they were applied as they came.
+    /// Staleness of gradients, with asynchronous servers.
     pub staleness: Option<StalenessBars>,
-    /// The prediction.
+    /// The predicted trace.
     pub simulated: Option<&'a Trace>,
-    /// What the prediction says beyond its timeline.
+    /// Details of the prediction beyond its timeline.
     pub insight: Option<Insight<'a>>,
-    /// What happened.
+    /// The measured trace.
     pub measured: Option<&'a Trace>,
-    /// What the reader should know before trusting the rest.
+    /// Caveats about the results.
     pub warnings: Vec<String>,
 }
 
-/// How much memory one kind of buffer takes on the ranks of one role.
+/// Memory of one kind of buffer on each rank of a role.
 #[derive(Clone, Debug)]
 pub(crate) struct MemoryRow {
     /// The role's name.
     pub role: String,
-    /// Parameters, gradients, activations and so on.
+    /// Kind of buffer: parameters, gradients, activations and so on.
     pub kind: String,
-    /// On each rank of the role.
+    /// Bytes on each rank of the role.
     pub bytes: Bytes,
 }
 
 /// The loss of every iteration.
 #[derive(Clone, Debug)]
 pub(crate) struct LossCurve {
-    /// Iterations that an earlier run had done.
+    /// Number of iterations done by an earlier run.
     pub before: u32,
-    /// In the order of iterations, from the first after those.
+    /// Losses in iteration order, starting after those.
     pub losses: Vec<f32>,
-    /// The lowest loss that the data allows, where it is known.
+    /// The lowest loss that the data allows, if known.
     pub floor: Option<f64>,
 }
 
-/// How many updates by others gradients missed.
+/// Number of updates by others that gradients missed.
 #[derive(Clone, Debug)]
 pub(crate) struct StalenessBars {
     /// The mean.
     pub mean: f64,
-    /// The most.
+    /// The maximum.
     pub max: u64,
-    /// By how many iterations the fastest replica was ahead of the slowest at most.
+    /// Maximum number of iterations by which the fastest replica led the slowest.
     pub ahead: u32,
-    /// How many missed none, one and so on; the last number is of all that missed more.
+    /// Number of updates that missed 0, 1, … others; the last bin also counts all that missed more.
     pub counts: Vec<u32>,
 }
 
-/// The page, as one HTML text.
+/// Renders the page as HTML.
 pub(crate) fn render(input: &ReportInput<'_>) -> String {
     let mut html = String::new();
     page::write(&mut html, input).expect("a String takes any text");
@@ -127,7 +126,7 @@ mod tests {
         builder.finish()
     }
 
-    /// Tags that are opened must be closed in order, or a browser guesses.
+    /// Checks that tags are closed in order, so that a browser need not guess.
     fn assert_well_formed(html: &str) {
         let body = html.split("<script>").next().unwrap();
         let mut open = Vec::new();
@@ -208,7 +207,7 @@ mod tests {
         let measured = small(Origin::Measured, 2, 0.6e-3);
         let html = render(&full(Some(&simulated), Some(&measured)));
         assert_eq!(html.matches("class=\"plot\"").count(), 2);
-        // The forward pass takes 200 µs of an iteration of 1 ms less than was measured.
+        // The predicted forward pass is 200 µs shorter than measured, of an iteration of 1 ms.
         assert!(html.contains("<td class=\"error\">−20.0 %</td>"));
         assert!(html.contains("microbatch 7"));
         assert!(html.contains("<li>F&lt;0&gt; (forward): 0.400 ms predicted, 0.600 ms measured"));

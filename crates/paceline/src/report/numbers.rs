@@ -1,19 +1,19 @@
-//! How the report writes numbers and text.
+//! Formatting of numbers and text in the report.
 
 use paceline_plan::units::Seconds;
 use std::fmt;
 
-/// One unit and one number of digits for a whole table, so that columns compare by eye.
+/// One unit and one number of digits for a whole table, so that columns are comparable.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
     per_second: f64,
     digits: usize,
-    /// The unit's sign.
+    /// Symbol of the unit.
     pub unit: &'static str,
 }
 
 impl Scale {
-    /// The unit in which the largest of some times has one to three digits before the point.
+    /// The unit in which the time `largest` has one to three digits before the point.
     pub(super) fn of(largest: Seconds) -> Self {
         let (per_second, unit) = match largest.0 {
             t if t >= 1.0 => (1.0, "s"),
@@ -29,26 +29,26 @@ impl Scale {
         Self { per_second, digits, unit }
     }
 
-    /// The same unit with as many digits as multiples of a step need, for the ticks of an axis.
+    /// The same unit with the digits that multiples of `step` need, for the ticks of an axis.
     pub(super) fn for_steps(self, step: Seconds) -> Self {
         let magnitude = (step.0 * self.per_second).log10() + 1e-9;
-        // The cast saturates and takes what is not a number for zero.
+        // The cast saturates and maps NaN to zero.
         let digits = (-magnitude.floor()).clamp(0.0, 9.0) as usize;
         Self { digits, ..self }
     }
 
-    /// A time in this unit, without naming it.
+    /// Formats a time in this unit, without the unit.
     pub(super) fn show(&self, time: Seconds) -> String {
         minus(format!("{:.*}", self.digits, time.0 * self.per_second))
     }
 
-    /// A time with the unit.
+    /// Formats a time with the unit.
     pub(super) fn full(&self, time: Seconds) -> String {
         format!("{} {}", self.show(time), self.unit)
     }
 }
 
-/// A share as a signed percentage, or a dash where there is none.
+/// Formats a share as a signed percentage, or a dash for `None`.
 pub(super) fn percent(share: Option<f64>) -> String {
     match share.filter(|s| s.is_finite()) {
         Some(share) if (share * 100.0).abs() >= 9999.5 => {
@@ -60,13 +60,13 @@ pub(super) fn percent(share: Option<f64>) -> String {
     }
 }
 
-/// A part of a whole as a percentage, or a dash where there is no whole.
+/// Formats a part of a whole as a percentage, or a dash if there is no whole.
 pub(super) fn percent_of(part: f64, whole: f64) -> String {
     let share = part / whole;
     if share.is_finite() { minus(format!("{:.1} %", share * 100.0)) } else { "–".to_owned() }
 }
 
-/// The typographic minus, as wide as the plus.
+/// Uses the typographic minus, as wide as the plus.
 fn minus(text: String) -> String {
     text.replace('-', "−")
 }
@@ -82,12 +82,12 @@ pub(super) fn ticks(from: f64, to: f64, count: usize) -> Vec<f64> {
     let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * magnitude).into_iter().find(|&s| s >= raw * 0.999);
     let step = step.unwrap_or(10.0 * magnitude);
     let first = (from / step).ceil();
-    // Counted rather than accumulated, so that rounding neither adds a tick nor loses the last.
+    // Counted rather than accumulated, so that rounding neither adds a tick nor drops the last.
     let ticks = (0..=count + 1).map(|i| (first + i as f64) * step);
     ticks.take_while(|t| *t <= to + range * 1e-9).collect()
 }
 
-/// Text that shows as itself in HTML, in an element or in a quoted attribute.
+/// Text escaped for an HTML element or a quoted attribute.
 pub(super) struct Text<'a>(pub &'a str);
 
 impl fmt::Display for Text<'_> {

@@ -1,7 +1,7 @@
-//! The page around the figures: facts, tables, and the words that explain them.
+//! The page around the figures: facts, tables and explanations.
 
-use super::misses::{Verdict, verdict};
 use super::numbers::{Scale, Text, percent};
+use super::prediction_error::{ErrorSummary, error_summary};
 use super::rows::{PARTS, Pair, Row, rows};
 use super::{ReportInput, charts, insight, memory_curve, staleness, timeline};
 use paceline_plan::trace::{Comparison, Tally, Trace, Window, compare};
@@ -11,9 +11,9 @@ use std::fmt::{self, Write};
 pub(super) const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("view.js");
 
-/// Ranks in the breakdown table before the middle ones are left out.
+/// Number of ranks in the breakdown table before the middle ones are left out.
 const RANKS: usize = 32;
-/// Lines in each list of differences.
+/// Number of lines in each list of differences.
 const DIFFERENCES: usize = 12;
 
 /// Writes the whole page.
@@ -38,7 +38,7 @@ pub(super) fn write(out: &mut String, input: &ReportInput<'_>) -> fmt::Result {
         })?;
         section(out, "Timeline", |out| timeline::write(out, simulated, measured))?;
     }
-    if let Some(verdict) = verdict(simulated, measured) {
+    if let Some(verdict) = error_summary(simulated, measured) {
         section(out, "Where the prediction was off", |out| words(out, &verdict))?;
     }
     if let Some(found) = &input.insight {
@@ -107,7 +107,7 @@ fn heading(simulated: Option<&Trace>, measured: Option<&Trace>) -> &'static str 
     }
 }
 
-/// The iteration's length, predicted and measured, in a sentence.
+/// Writes the predicted and measured iteration time as a sentence.
 fn iteration(
     out: &mut String,
     simulated: Option<&Trace>,
@@ -146,7 +146,7 @@ fn iteration(
     writeln!(out, "</p>")
 }
 
-/// Compute, communication, its exposed part and the bubble of every rank.
+/// Writes compute, communication, exposed communication and bubble of every rank.
 fn breakdown(
     out: &mut String,
     simulated: Option<&Trace>,
@@ -206,8 +206,8 @@ fn breakdown(
     writeln!(out, "</tbody></table>")
 }
 
-/// Where the prediction was off, in words.
-fn words(out: &mut String, verdict: &Verdict) -> fmt::Result {
+/// Writes the error attribution as text.
+fn words(out: &mut String, verdict: &ErrorSummary) -> fmt::Result {
     writeln!(out, "<p>{}</p>", Text(&verdict.summary.join(" ")))?;
     if verdict.lines.is_empty() {
         return Ok(());
@@ -240,7 +240,7 @@ fn cells(out: &mut String, pair: &Pair, both: bool, scale: &Scale) -> fmt::Resul
     Ok(())
 }
 
-/// The ops whose prediction was off the most, by name and one by one.
+/// Writes the ops with the largest prediction errors, by name and individually.
 fn differences(out: &mut String, comparison: &Comparison) -> fmt::Result {
     let tallies = comparison
         .by_name
@@ -315,7 +315,7 @@ fn first_of(count: usize) -> String {
     }
 }
 
-/// What could not be compared, which a reader of the lists must know.
+/// Numbers of ops that could not be compared, as a note for the lists.
 fn unmatched(comparison: &Comparison) -> String {
     let (predicted, measured) = (comparison.only_simulated, comparison.only_measured);
     if predicted + measured == 0 {

@@ -1,18 +1,19 @@
 //! One steady iteration as one SVG file, for pages and slides.
 //!
-//! The rows are those of the report's timeline. Ops of one microbatch and pass are joined, so that a
-//! schedule reads as in a textbook: a box for each forward and backward pass, with its microbatch.
+//! The rows are those of the report's timeline. Ops of one microbatch and pass are joined, so that
+//! a schedule looks as in a textbook: a box for each forward and backward pass, with its
+//! microbatch.
 
 use super::coarse::Coarse;
 use super::numbers::{Scale, Text, ticks};
-use super::timeline::{Place, Plot, Rows, labelled, words};
+use super::timeline::{Plot, RowSlot, Rows, labelled, words};
 use paceline_plan::ids::Rank;
 use paceline_plan::trace::{Span, SpanKind, Trace};
 use paceline_plan::units::Seconds;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
 
-/// Draws a trace's steady iteration; nothing if it has none.
+/// Draws a trace's steady iteration; `None` if it has none.
 pub(crate) fn picture(trace: &Trace) -> Option<String> {
     let mut runs = Coarse::new(trace);
     leave_out_what_does_not_show(&mut runs.trace);
@@ -23,8 +24,8 @@ pub(crate) fn picture(trace: &Trace) -> Option<String> {
     Some(out)
 }
 
-/// Leaves out lanes of a rank that are busy for less than a pixel in all, and waiting on lanes that
-/// do not compute: a wire at rest is nobody's loss.
+/// Removes lanes of a rank that are busy for less than a pixel in total, and waits on lanes that do
+/// not compute: an idle communication lane costs nothing.
 fn leave_out_what_does_not_show(trace: &mut Trace) {
     let Some(window) = trace.steady_window() else { return };
     let mut busy: BTreeMap<(Rank, u8), f64> = BTreeMap::new();
@@ -44,21 +45,21 @@ fn leave_out_what_does_not_show(trace: &mut Trace) {
 }
 
 const WIDTH: f64 = 960.0;
-/// Room for the names of rows.
+/// Width of the row names.
 const NAMES: f64 = 132.0;
-/// Where rows begin, below title and legend.
+/// Top of the rows, below title and legend.
 const TOP: f64 = 76.0;
 const MARGIN: f64 = 16.0;
-/// The narrowest box that its microbatch's number fits in.
+/// Minimum width of a box that shows its microbatch number.
 const NUMBER: f64 = 11.0;
-/// About how wide a letter of the legend is.
+/// Approximate width of a letter of the legend.
 const LETTER: f64 = 6.6;
 
 struct Picture<'a, 'p> {
     plot: &'p Plot<'a>,
     rows: &'p Rows<'a>,
     spans: Vec<&'a Span>,
-    /// Units of the drawing per second.
+    /// Drawing units per second.
     rate: f64,
 }
 
@@ -175,7 +176,7 @@ impl<'a, 'p> Picture<'a, 'p> {
     }
 }
 
-fn row(out: &mut String, place: &Place<'_>) -> fmt::Result {
+fn row(out: &mut String, place: &RowSlot<'_>) -> fmt::Result {
     let (top, width) = (TOP + place.top, WIDTH - NAMES - MARGIN);
     let base = top + place.height / 2.0 + 4.0;
     if place.first_of_rank {
@@ -195,7 +196,7 @@ fn row(out: &mut String, place: &Place<'_>) -> fmt::Result {
     )
 }
 
-/// The report's colours, written out without variables, which some viewers of SVG do not know.
+/// Writes the report's colours without CSS variables, because some SVG viewers do not support them.
 fn style(out: &mut String) -> fmt::Result {
     out.write_str(
         "<style>\n\
@@ -224,7 +225,7 @@ fn style(out: &mut String) -> fmt::Result {
     writeln!(out, "</style>")
 }
 
-/// A colour of the report's style sheet: the light one, or the dark one that follows.
+/// A colour of the report's style sheet: the light one, or the dark one after it.
 fn colour(name: &str, nth: usize) -> &'static str {
     let sheet = super::page::STYLE;
     let found = sheet.match_indices(&format!("--{name}: ")).nth(nth);

@@ -1,4 +1,4 @@
-//! Which ranks a breakdown table shows.
+//! Rows of a breakdown table.
 
 use paceline_plan::ids::Rank;
 use paceline_plan::trace::{Breakdown, RankComparison, Trace, compare_ranks};
@@ -8,13 +8,13 @@ use paceline_plan::units::Seconds;
 pub(super) enum Row {
     /// One rank.
     Rank(Rank, Pair),
-    /// So many ranks were left out here.
+    /// Number of ranks left out here.
     Elided(usize),
-    /// The mean over all ranks, those left out too.
+    /// The mean over all ranks, including those left out.
     Mean(Pair),
 }
 
-/// The prediction and the measurement, as far as there are such.
+/// The prediction and the measurement, if present.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Pair {
     pub simulated: Option<Breakdown>,
@@ -23,13 +23,13 @@ pub(super) struct Pair {
 
 impl Pair {
     /// One part of both, as `(predicted, measured)`.
-    pub(super) fn part(&self, part: &Part) -> (Option<Seconds>, Option<Seconds>) {
+    pub(super) fn part(&self, part: &Column) -> (Option<Seconds>, Option<Seconds>) {
         (self.simulated.as_ref().map(part.of), self.measured.as_ref().map(part.of))
     }
 
-    /// How far one part's prediction is off, as a share of the measured iteration: then the errors
-    /// of compute, exposed communication and bubble sum to the iteration's own.
-    pub(super) fn error(&self, part: &Part) -> Option<f64> {
+    /// Prediction error of one part, as a share of the measured iteration. The errors of compute,
+    /// exposed communication and bubble thus sum to the error of the iteration.
+    pub(super) fn error(&self, part: &Column) -> Option<f64> {
         let (predicted, measured) = (self.simulated.as_ref()?, self.measured.as_ref()?);
         let off = (part.of)(predicted) - (part.of)(measured);
         (measured.total.0 > 0.0).then(|| off.0 / measured.total.0)
@@ -37,20 +37,20 @@ impl Pair {
 }
 
 /// A column of a breakdown.
-pub(super) struct Part {
+pub(super) struct Column {
     pub title: &'static str,
     of: fn(&Breakdown) -> Seconds,
 }
 
-/// The columns in the order in which tables show them.
-pub(super) const PARTS: [Part; 4] = [
-    Part { title: "compute", of: |b| b.compute },
-    Part { title: "communication", of: |b| b.communication },
-    Part { title: "exposed", of: |b| b.exposed_communication },
-    Part { title: "bubble", of: |b| b.idle },
+/// The columns in display order.
+pub(super) const PARTS: [Column; 4] = [
+    Column { title: "compute", of: |b| b.compute },
+    Column { title: "communication", of: |b| b.communication },
+    Column { title: "exposed", of: |b| b.exposed_communication },
+    Column { title: "bubble", of: |b| b.idle },
 ];
 
-/// One row for each rank that a trace holds; beyond `limit`, the first and the last of them.
+/// One row per rank of a trace; beyond `limit`, only the first and the last ones.
 pub(super) fn rows(simulated: Option<&Trace>, measured: Option<&Trace>, limit: usize) -> Vec<Row> {
     let ranks = compare_ranks(simulated, measured);
     let row = |r: &RankComparison| {
@@ -69,7 +69,7 @@ pub(super) fn rows(simulated: Option<&Trace>, measured: Option<&Trace>, limit: u
     rows
 }
 
-/// The mean of each trace; with two traces, over the ranks that both hold, so that it compares.
+/// The mean of each trace; with two traces, over their common ranks, to be comparable.
 fn mean(ranks: &[RankComparison]) -> Pair {
     let both = ranks.iter().any(|r| r.simulated.is_some() && r.measured.is_some());
     let of = |side: fn(&RankComparison) -> Option<Breakdown>| {

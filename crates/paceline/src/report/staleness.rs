@@ -1,9 +1,9 @@
-//! How many updates by others gradients missed, as a histogram.
+//! Histogram of staleness: updates by others that gradients missed.
 
 use super::StalenessBars;
 use std::fmt::{self, Write};
 
-/// One bar for each number of missed updates, as far as any was missed.
+/// Draws one bar per number of missed updates, up to the last that occurred.
 pub(super) fn histogram(out: &mut String, bars: &StalenessBars) -> fmt::Result {
     let last = bars.counts.iter().rposition(|count| *count > 0).unwrap_or(0);
     let all: u64 = bars.counts.iter().map(|count| u64::from(*count)).sum();
@@ -18,7 +18,7 @@ pub(super) fn histogram(out: &mut String, bars: &StalenessBars) -> fmt::Result {
         let tall = (HEIGHT - TOP - BOTTOM) * f64::from(*count) / f64::from(most);
         let (x, y) = (SIDE + step * missed as f64, HEIGHT - BOTTOM - tall);
         let (middle, share) = (x + step / 2.0, 100.0 * f64::from(*count) / all.max(1) as f64);
-        // The last bar is of all that missed as many or more.
+        // The last bar counts all that missed as many or more.
         let more = if missed + 1 == bars.counts.len() { "+" } else { "" };
         writeln!(
             out,

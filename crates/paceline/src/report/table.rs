@@ -5,11 +5,11 @@ use super::rows::{PARTS, Row, rows};
 use paceline_plan::trace::{Trace, Window};
 use paceline_plan::units::Seconds;
 
-/// Ranks shown before the middle ones are left out.
+/// Number of ranks shown before the middle ones are left out.
 const RANKS: usize = 16;
 
-/// Compute, communication, its exposed part and the bubble of each rank in the steady iteration,
-/// predicted beside measured, as lines that fit a terminal of 80 columns. Empty without a trace.
+/// Compute, communication, exposed communication and bubble of each rank in the steady iteration,
+/// predicted next to measured, in lines that fit a terminal of 80 columns. Empty without a trace.
 pub(crate) fn breakdown_table(simulated: Option<&Trace>, measured: Option<&Trace>) -> String {
     let length =
         |trace: Option<&Trace>| trace.and_then(Trace::steady_window).as_ref().map(Window::length);
@@ -18,7 +18,7 @@ pub(crate) fn breakdown_table(simulated: Option<&Trace>, measured: Option<&Trace
         return String::new();
     };
     let scale = Scale::of(longest);
-    // Of two values, the ones whose side has a trace.
+    // Of two values, keeps those whose trace is present.
     let present = |[p, m]: [String; 2]| -> Vec<String> {
         let sides = [predicted.map(|_| p), seen.map(|_| m)];
         sides.into_iter().flatten().collect()
@@ -55,7 +55,7 @@ pub(crate) fn breakdown_table(simulated: Option<&Trace>, measured: Option<&Trace
     format!("{}{}\n", table.draw(), closing(predicted, seen, &scale))
 }
 
-/// The iteration as a whole, in a sentence.
+/// The whole iteration, as a sentence.
 fn closing(predicted: Option<Seconds>, seen: Option<Seconds>, scale: &Scale) -> String {
     match (predicted, seen) {
         (Some(p), Some(m)) => {
@@ -78,11 +78,11 @@ fn closing(predicted: Option<Seconds>, seen: Option<Seconds>, scale: &Scale) -> 
 struct Table {
     /// A row without cells is a rule.
     rows: Vec<Vec<Cell>>,
-    /// Lines of text that span the table, each before the row of that number.
+    /// Lines of text that span the table, each before the row with that index.
     notes: Vec<(usize, String)>,
 }
 
-/// What stands between two vertical lines: one centred title, or numbers aligned to the right.
+/// Text between two vertical lines: one centred title, or right-aligned numbers.
 struct Cell {
     texts: Vec<String>,
     centred: bool,
@@ -98,7 +98,7 @@ impl Cell {
     }
 }
 
-/// Between two numbers of one cell.
+/// Columns between two numbers of one cell.
 const GAP: usize = 2;
 
 impl Table {
@@ -134,7 +134,7 @@ impl Table {
         out + &line("└", "┴", "┘")
     }
 
-    /// The width of every number of every cell, wide enough for the cell's title too.
+    /// The width of every number of every cell, sufficient for the cell's title too.
     fn widths(&self) -> Vec<Vec<usize>> {
         let mut widths: Vec<Vec<usize>> = Vec::new();
         for (column, cell) in self.rows.iter().flat_map(|row| row.iter().enumerate()) {
@@ -155,7 +155,7 @@ impl Table {
             let (wide, count) = (slots.iter().sum::<usize>(), slots.len());
             let title = cell.texts.iter().map(|t| t.chars().count()).sum::<usize>();
             if cell.centred && title > wide + GAP * (count - 1) {
-                // Shared out so that the numbers below a long title stay evenly spaced.
+                // Distributed so that the numbers below a long title stay evenly spaced.
                 let missing = title - wide - GAP * (count - 1);
                 slots.iter_mut().for_each(|slot| *slot += missing.div_ceil(count));
             }

@@ -1,8 +1,8 @@
-//! The timelines of a prediction and a measurement, one above the other on one time scale.
+//! The timelines of a prediction and a measurement, stacked on one time scale.
 //!
-//! Drawn here for one steady iteration, so that the page reads without a script. The horizontal
-//! axis is an SVG's `viewBox`, stretched to whatever width the page has: `view.js` zooms by
-//! changing it, and everything that must not stretch (labels, ticks) lies over it in percent.
+//! One steady iteration is drawn here, so that the page works without a script. The horizontal axis
+//! is an SVG's `viewBox`, stretched to the width of the page. `view.js` zooms by changing it;
+//! everything that must not stretch (labels, ticks) is overlaid with positions in percent.
 
 use super::coarse::Coarse;
 use super::numbers::{Scale, Text, ticks};
@@ -12,7 +12,7 @@ use paceline_plan::units::Seconds;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
 
-/// Draws what there is of the two traces; nothing if neither has an iteration.
+/// Draws the traces that are present; nothing if neither has an iteration.
 pub(super) fn write(
     out: &mut String,
     simulated: Option<&Trace>,
@@ -57,20 +57,20 @@ fn draw(out: &mut String, traces: &[Plot<'_>]) -> fmt::Result {
     writeln!(out, "</figure>")
 }
 
-/// Spans drawn at most, over both traces: beyond that a browser no longer zooms smoothly.
+/// Maximum number of spans drawn over both traces: with more, a browser cannot zoom smoothly.
 const SPANS: usize = 20_000;
-/// Rows drawn at most.
+/// Maximum number of rows drawn.
 const ROWS: usize = 96;
-/// Lengths in the drawing that stand for the longer of the two iterations.
+/// Drawing units for the longer of the two iterations.
 const UNITS: f64 = 1000.0;
-/// Where a label of two digits begins to fit, as a share of the drawing's width.
+/// Minimum width for a label of two digits, as a share of the drawing's width.
 const LABEL: f64 = 0.014;
 
-/// The time scale that both plots share.
+/// The time scale shared by both plots.
 struct Axis {
-    /// Seconds that one unit of the drawing stands for.
+    /// Seconds per drawing unit.
     unit: f64,
-    /// The right end of the first view, in units.
+    /// The right end of the initial view, in units.
     to: f64,
     scale: Scale,
 }
@@ -81,19 +81,19 @@ impl Axis {
         Self { unit, to: UNITS * 1.01, scale: Scale::of(longest) }
     }
 
-    /// A length in units of the drawing.
+    /// Converts a duration to drawing units.
     fn length(&self, time: Seconds) -> f64 {
         time.0 / self.unit
     }
 
-    /// A position in the first view, in percent.
+    /// Converts a position to percent of the initial view.
     fn percent(&self, x: f64) -> f64 {
         100.0 * x / self.to
     }
 }
 
 /// A row of the drawing: one lane of one rank.
-pub(super) struct Place<'a> {
+pub(super) struct RowSlot<'a> {
     pub(super) rank: Rank,
     pub(super) lane: &'a str,
     pub(super) top: f64,
@@ -101,18 +101,18 @@ pub(super) struct Place<'a> {
     pub(super) first_of_rank: bool,
 }
 
-/// The rows that both plots have, so that they compare by position.
+/// The rows shared by both plots, so that they can be compared by position.
 pub(super) struct Rows<'a> {
-    pub(super) places: Vec<Place<'a>>,
+    pub(super) places: Vec<RowSlot<'a>>,
     pub(super) height: f64,
-    /// Ranks drawn, and ranks that the traces hold.
+    /// Number of ranks drawn, and number of ranks in the traces.
     ranks: (usize, usize),
 }
 
-/// A lane as rows sort it: those that compute first, then in the traces' order.
+/// Sort key of a lane: compute lanes first, then in the order of the traces.
 type Lane<'a> = (bool, usize, &'a str);
 
-/// The lanes of every rank, of both traces together.
+/// The lanes of every rank, in both traces.
 fn lanes_of<'a>(plots: &[Plot<'a>]) -> BTreeMap<Rank, BTreeSet<Lane<'a>>> {
     let spans = || plots.iter().flat_map(|p| p.trace.spans.iter().map(|s| (p.trace.lane(s), s)));
     let computing: BTreeSet<&str> =
@@ -131,8 +131,8 @@ fn lanes_of<'a>(plots: &[Plot<'a>]) -> BTreeMap<Rank, BTreeSet<Lane<'a>>> {
 }
 
 impl<'a> Rows<'a> {
-    /// All lanes of as many ranks as can be drawn. Where there are too many, ranks at even
-    /// distances: neighbours mostly do the same, distant ones belong to different stages.
+    /// All lanes of as many ranks as can be drawn. If there are too many, ranks are evenly spaced:
+    /// neighbours mostly do the same, distant ones belong to different stages.
     pub(super) fn choose(plots: &[Plot<'a>]) -> Self {
         let lanes = lanes_of(plots);
         let all: Vec<Rank> = lanes.keys().copied().collect();
@@ -152,7 +152,7 @@ impl<'a> Rows<'a> {
         for &rank in &chosen {
             for (i, &(wire, _, lane)) in lanes[&rank].iter().enumerate() {
                 let height = if wire { 11.0 } else { 18.0 };
-                places.push(Place { rank, lane, top, height, first_of_rank: i == 0 });
+                places.push(RowSlot { rank, lane, top, height, first_of_rank: i == 0 });
                 top += height + 1.0;
             }
             top += 5.0;
@@ -160,17 +160,17 @@ impl<'a> Rows<'a> {
         Self { places, height: (top - 5.0).max(1.0), ranks: (chosen.len(), all.len()) }
     }
 
-    pub(super) fn find(&self, rank: Rank, lane: &str) -> Option<&Place<'a>> {
+    pub(super) fn find(&self, rank: Rank, lane: &str) -> Option<&RowSlot<'a>> {
         let first = self.places.partition_point(|p| p.rank < rank);
         self.places[first..].iter().take_while(|p| p.rank == rank).find(|p| p.lane == lane)
     }
 }
 
-/// A trace with the iteration that is shown first.
+/// A trace with the iteration of the initial view.
 pub(super) struct Plot<'a> {
     pub(super) trace: &'a Trace,
     pub(super) window: Window,
-    /// Where spans stand for runs of ops.
+    /// Present if spans represent runs of ops.
     pub(super) runs: Option<&'a Coarse>,
 }
 
@@ -183,7 +183,7 @@ impl<'a> Plot<'a> {
         Some(Self { runs: Some(runs), ..Self::new(&runs.trace)? })
     }
 
-    /// How far a span lies from the iteration that is shown first; zero if it reaches into it.
+    /// Distance of a span from the iteration of the initial view; zero if they overlap.
     fn distance(&self, span: &Span) -> f64 {
         let before = self.window.start.0 - span.end.0;
         let after = span.start.0 - self.window.end.0;
@@ -195,7 +195,7 @@ impl<'a> Plot<'a> {
         self.trace.spans.iter().filter(inside).count()
     }
 
-    /// The spans to draw: those of the shown rows, the nearest to the steady iteration first.
+    /// The spans to draw: those of the shown rows that are nearest to the steady iteration.
     fn nearest(&self, rows: &Rows<'_>, limit: usize) -> Vec<&'a Span> {
         let shown = |s: &&Span| rows.find(s.rank, self.trace.lane(s)).is_some();
         let mut spans: Vec<&Span> = self.trace.spans.iter().filter(shown).collect();
@@ -205,7 +205,7 @@ impl<'a> Plot<'a> {
         spans
     }
 
-    /// Where the drawn spans begin and end, in units.
+    /// Start and end of the drawn spans, in units.
     fn reach(&self, axis: &Axis, spans: &[&Span]) -> (f64, f64) {
         let at = |time: Seconds| axis.length(time - self.window.start);
         spans.iter().fold((0.0, 0.0), |(min, max): (f64, f64), s| {
@@ -250,7 +250,7 @@ impl<'a> Plot<'a> {
         for span in spans {
             self.span(out, axis, rows, span)?;
         }
-        // What is not the steady iteration stays visible, but steps back.
+        // Spans outside the steady iteration stay visible, but are dimmed.
         let end = axis.length(self.window.length());
         for (from, to) in [(min, 0.0), (end, max)] {
             let width = (to - from).max(0.0);
@@ -304,7 +304,7 @@ impl<'a> Plot<'a> {
         )
     }
 
-    /// Microbatch numbers on the spans that are wide enough in the first view.
+    /// Writes microbatch numbers on the spans that are wide enough in the initial view.
     fn labels(
         &self,
         out: &mut String,
@@ -337,7 +337,7 @@ impl<'a> Plot<'a> {
     }
 }
 
-/// The word for a trace's origin in headings and tables.
+/// Name of a trace's origin in headings and tables.
 pub(super) fn heading(origin: Origin) -> &'static str {
     match origin {
         Origin::Simulated => "Predicted",
@@ -345,7 +345,7 @@ pub(super) fn heading(origin: Origin) -> &'static str {
     }
 }
 
-/// Whether a span of this kind carries its microbatch's number: those that make up the schedule.
+/// Returns true if a span of this kind shows its microbatch number: those of the schedule.
 pub(super) fn labelled(kind: SpanKind) -> bool {
     use SpanKind::{Backward, BackwardInput, BackwardWeight, Forward, Recompute};
     matches!(kind, Forward | Backward | BackwardInput | BackwardWeight | Recompute)

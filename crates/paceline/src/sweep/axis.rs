@@ -1,34 +1,34 @@
-//! `--vary NAME=V1,V2,…`: one thing, or several together, that takes one value after the other.
+//! `--vary NAME=V1,V2,…`: one name, or several together, that takes one value after the other.
 //!
 //! ```text
 //! dp=1,2,4                                     a flag
 //! dimension.0.bandwidth=1x,2x,4x               a field of the cluster
 //! dp+global-batch=1+16,2+32                    two that change together
-//! dimension.0.shape=flat::[64],cube::[4,4,4]   values with names for people
+//! dimension.0.shape=flat::[64],cube::[4,4,4]   values with labels
 //! ```
 
 use crate::plot::Number;
 
-/// What varies together, and the values it takes.
+/// Names that vary together, and their values.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Axis {
     /// Flags (without dashes) and paths into the cluster.
     pub names: Vec<String>,
-    /// The values, in the order in which they were written.
+    /// The values, in the given order.
     pub settings: Vec<Setting>,
 }
 
 /// One value of an axis.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Setting {
-    /// What people read.
+    /// Displayed label.
     pub label: String,
-    /// One value for each name.
+    /// One value per name.
     pub values: Vec<String>,
 }
 
 impl Axis {
-    /// Reads what was written, or says what is wrong with it.
+    /// Parses an axis; the error describes the problem.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let (names, values) =
             text.split_once('=').ok_or("write NAME=V1,V2,…, for example dp=1,2,4")?;
@@ -53,12 +53,12 @@ impl Axis {
         Ok(Self { names, settings })
     }
 
-    /// What people read of what varies: the first name.
+    /// Displayed name of the axis: its first name.
     pub(super) fn title(&self) -> &str {
         &self.names[0]
     }
 
-    /// Its values as numbers of one kind, if all are such.
+    /// Its values as numbers of one unit, if all are such.
     pub(super) fn numbers(&self) -> Option<Vec<Number>> {
         let read = |setting: &Setting| Number::read(&setting.values[0]);
         let numbers: Vec<Number> = self.settings.iter().map(read).collect::<Option<_>>()?;
@@ -74,7 +74,7 @@ impl Setting {
             Some((label, rest)) => (Some(label.trim()), rest),
             None => (None, text),
         };
-        // A single name takes the text as it is, plus signs included.
+        // A single name takes the text unchanged, including plus signs.
         let values: Vec<String> = match names {
             [_] => vec![rest.trim().to_owned()],
             _ => rest.split('+').map(|value| value.trim().to_owned()).collect(),
@@ -94,7 +94,7 @@ impl Setting {
     }
 }
 
-/// Parts at the commas that stand in no brackets.
+/// Splits at the commas outside brackets.
 fn split(text: &str) -> Vec<&str> {
     let mut depth = 0_i64;
     text.split(|c: char| {

@@ -1,48 +1,48 @@
 //! Arithmetic over named numbers: `ops.all_gather tp.time_s / ops.all_gather tp.count`.
 //!
-//! Names may have dots, spaces within and a selection in brackets; quotes keep a name together that
-//! has an operator in it. `*` and `/` bind before `+` and `-`, and those that bind alike go from left
-//! to right.
+//! Names may contain dots, inner spaces and a selection in brackets; a name that contains an
+//! operator must be quoted. `*` and `/` bind tighter than `+` and `-`; operators of equal
+//! precedence are left-associative.
 
 use std::fmt;
 
-/// Numbers, names and operators between them.
+/// An expression of numbers, names and operators.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Expression {
-    /// A number as it stands.
+    /// A literal number.
     Number(f64),
-    /// What is called by a name.
+    /// The value of a name.
     Name(String),
-    /// Two values and what is done to them.
+    /// Two operands and their operator.
     Of(Box<Expression>, Operator, Box<Expression>),
 }
 
-/// What is done to two values.
+/// A binary operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operator {
-    /// Their sum.
+    /// Addition.
     Plus,
-    /// The first without the second.
+    /// Subtraction.
     Minus,
-    /// Their product.
+    /// Multiplication.
     Times,
-    /// The first over the second.
+    /// Division.
     Over,
 }
 
 impl Expression {
-    /// Reads an expression, or says what is wrong with it.
+    /// Parses an expression; the error describes the problem.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let tokens = tokens(text)?;
         let mut reader = Reader { tokens: &tokens, at: 0 };
         let expression = reader.sum(0)?;
         match reader.next() {
             None => Ok(expression),
-            Some(left) => Err(format!("'{text}' goes on with '{left}'")),
+            Some(left) => Err(format!("'{text}' has unexpected '{left}' at its end")),
         }
     }
 
-    /// Its value where names have values; the first name without one is the error.
+    /// Evaluates the expression; the error is the first name without a value.
     pub(crate) fn value<'e>(&'e self, of: &dyn Fn(&str) -> Option<f64>) -> Result<f64, &'e str> {
         Ok(match self {
             Self::Number(number) => *number,
@@ -103,7 +103,7 @@ fn tokens(text: &str) -> Result<Vec<Token>, String> {
     Ok(tokens)
 }
 
-/// A number or a name, and how many bytes it takes.
+/// Reads a number or a name; returns it with its length in bytes.
 fn word(text: &str) -> Result<(Token, usize), String> {
     let (mut quoted, mut depth) = (false, 0_usize);
     let end = text.find(|c: char| {
@@ -126,7 +126,7 @@ fn word(text: &str) -> Result<(Token, usize), String> {
     Ok((Token::Name(word.replace('"', "")), end))
 }
 
-/// Deeper parentheses than anybody writes, and no danger to the stack.
+/// Maximum depth of parentheses, which keeps the recursion from overflowing the stack.
 const DEEPEST: u32 = 64;
 
 struct Reader<'t> {
@@ -141,7 +141,7 @@ impl Reader<'_> {
         token
     }
 
-    /// The operator that stands next, if it is one of some.
+    /// Consumes and returns the next operator if it is one of `one_of`.
     fn operator(&mut self, one_of: [Operator; 2]) -> Option<Operator> {
         match self.tokens.get(self.at) {
             Some(Token::Operator(operator)) if one_of.contains(operator) => {

@@ -1,28 +1,28 @@
-//! `--y`: what is shown of a result.
+//! `--y`: the shown fields of a result.
 
 use super::expression::{Expression, Operator};
-use crate::flags::{Problems, nearest};
+use crate::flags::{Problems, suggest};
 use crate::plot::Unit;
 use serde_json::Value;
 
-/// One thing that is shown of every point.
+/// A value shown for every point.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Field {
-    /// What people read.
+    /// Displayed name.
     pub name: String,
-    /// What it counts.
+    /// Its unit.
     pub unit: Unit,
     expression: Expression,
 }
 
 impl Field {
-    /// A field of the JSON by its own name.
+    /// A JSON field under its own name.
     pub(super) fn named(path: &str) -> Self {
         let expression = Expression::Name(path.to_owned());
         Self { name: readable(path), unit: Unit::of_field(path), expression }
     }
 
-    /// What was written, parts at commas, or notes of what is wrong with it.
+    /// Parses fields separated by commas, and reports problems.
     pub(super) fn parse_all(text: &str, problems: &mut Problems) -> Vec<Self> {
         let read = |part: &str| {
             let (name, rest) = match part.split_once('=') {
@@ -36,18 +36,18 @@ impl Field {
         let found = text.split(',').map(read);
         found
             .filter_map(|field: Result<Self, String>| {
-                field.map_err(|what| problems.say("--y", what)).ok()
+                field.map_err(|what| problems.add("--y", what)).ok()
             })
             .collect()
     }
 
-    /// Its value in a result; the name of what the result does not have is the error.
+    /// Its value in a result; the error is the name that the result does not have.
     pub(super) fn value(&self, result: &Value) -> Result<f64, &str> {
         self.expression.value(&|path| number(result, path))
     }
 }
 
-/// A field's name without its unit, words apart.
+/// A field's name without its unit, with spaces between words.
 fn readable(path: &str) -> String {
     let path = path.trim_end_matches("_s").trim_end_matches("_bytes");
     path.replace('_', " ").replace('.', " · ")
@@ -69,7 +69,7 @@ fn unit(expression: &Expression) -> Unit {
     }
 }
 
-/// The number at a path: keys, or of a list the entry with that name.
+/// The number at a path of keys; a list entry is selected by its name.
 fn number(result: &Value, path: &str) -> Option<f64> {
     let mut place = result;
     for key in path.split('.') {
@@ -90,13 +90,13 @@ fn name_of(entry: &Value) -> Option<&str> {
     name("name").or_else(|| name("dimension")).or_else(|| name("role"))
 }
 
-/// Why a result has no number at a path, and what it has.
+/// Error message for a path without a number; suggests existing paths.
 pub(super) fn missing(result: &Value, path: &str) -> String {
     let paths = paths(result);
-    if let Some(meant) = nearest(path, paths.iter().map(String::as_str)) {
+    if let Some(meant) = suggest(path, paths.iter().map(String::as_str)) {
         return format!("there is no number '{path}' (did you mean {meant}?)");
     }
-    // A list of everything would be long: the part of the path that is right narrows it down.
+    // A full list would be long: the valid part of the path narrows it down.
     let parent = path.rsplit_once('.').map_or("", |(parent, _)| parent);
     let beside: Vec<&str> =
         paths.iter().filter(|known| known.starts_with(parent)).map(String::as_str).collect();
@@ -104,7 +104,7 @@ pub(super) fn missing(result: &Value, path: &str) -> String {
     format!("there is no number '{path}'; there are: {}", shown.join(", "))
 }
 
-/// The paths to all numbers of a result.
+/// Paths of all numbers of a result.
 fn paths(result: &Value) -> Vec<String> {
     let below = |prefix: &str, entries: Vec<(&str, &Value)>| -> Vec<String> {
         let deeper = entries.into_iter().flat_map(|(key, value)| {

@@ -1,79 +1,78 @@
-//! What varies, and what is shown of it: the flags.
+//! Flags of a study: the varied names and the shown fields.
 
 use super::axis::Axis;
 use super::field::Field;
-use crate::flags::{Problems, is_cluster_path, nearest};
+use crate::flags::{Problems, is_cluster_path, suggest};
 use crate::plot::{COLOURS, DASHES, Unit};
 use clap::{ArgAction, Args, Command};
 use std::path::PathBuf;
 
-/// A study of many points, as it was written.
+/// Flags of a study.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Study")]
 pub(crate) struct SweepFlags {
-    /// Do it for each of some values of a flag or a field of the cluster, and show a table
+    /// Run for each value of a flag or of a cluster field, and show a table
     ///
     /// `--vary dp=1,2,4` varies a flag, `--vary dimension.0.bandwidth=1x,2x,4x` a field that --set
-    /// could set. A second --vary is combined with the first: one line of the picture for each of
-    /// its values. What changes together is joined: `--vary dp+global-batch=1+16,2+32`. A value may
-    /// have a name for people: `--vary zero=none::0,all::3`. A switch takes false and true.
+    /// could set. A second --vary is combined with the first: one line of the chart for each of its
+    /// values. Names that change together are joined: `--vary dp+global-batch=1+16,2+32`. A value
+    /// may have a label: `--vary zero=none::0,all::3`. A switch takes false and true.
     #[arg(long, value_name = "NAME=V1,V2,…")]
     pub vary: Vec<String>,
-    /// What to show: fields of the JSON, sums and quotients of them, each with a name if wanted
+    /// Values to show: JSON fields, sums and quotients of them, each with an optional name
     ///
-    /// `--y iteration_s,compute_s`, `--y "bubble=bubble_fraction"`,
-    /// `--y "one message=ops.send pp.time_s / ops.send pp.count"`
+    /// `--y iteration_s,compute_s`, `--y "bubble=bubble_fraction"`, `--y "one message=ops.send
+    /// pp.time_s / ops.send pp.count"`
     #[arg(long, value_name = "[NAME=]FIELD,…")]
     pub y: Option<String>,
-    /// Draw the table as a picture
+    /// Draw the table as a chart
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
-    /// What stands above the picture
+    /// Title of the chart
     #[arg(long, value_name = "TEXT")]
     pub title: Option<String>,
-    /// What stands below the picture [default: the name of what varies]
+    /// Label of the chart's x axis [default: the name of what varies]
     #[arg(long, value_name = "TEXT")]
     pub x_label: Option<String>,
-    /// Which axes of the picture have equal steps for equal factors: x, y, both or none
-    /// [default: as the values suggest]
+    /// Logarithmic axes of the chart: x, y, both or none [default: as the values suggest]
     #[arg(long, value_name = "AXES")]
     pub log: Option<String>,
 }
 
-/// A study that can be done.
+/// A validated study.
 #[derive(Clone, Debug)]
 pub(super) struct Study {
-    /// One or two.
+    /// One or two axes.
     pub axes: Vec<Axis>,
-    /// What is shown; never empty.
+    /// The shown fields; never empty.
     pub fields: Vec<Field>,
-    /// Whether somebody asked for exactly these.
+    /// True if the user chose these fields.
     pub chosen: bool,
-    /// Which axes of the picture are logarithmic.
+    /// True for a logarithmic x and y axis of the chart; `None` chooses by the values.
     pub log: [Option<bool>; 2],
 }
 
-/// More points than anybody waits for.
+/// Maximum number of points.
 const MOST_POINTS: usize = 10_000;
 
-/// Flags that are about one result, about many, or about neither.
+/// Flags that cannot vary.
 const FIXED: [&str; 15] = [
     "vary", "y", "plot", "title", "x-label", "log", "json", "config", "help", "set", "trace",
     "report", "format", "details", "strategy",
 ];
 
 impl SweepFlags {
-    /// Whether there is a study at all.
+    /// Returns true if a study is requested.
     pub(crate) fn is_asked_for(&self) -> bool {
         !self.vary.is_empty()
     }
 
-    /// Whether something below one of some fields is to be shown.
+    /// Returns true if `--y` names something below one of `fields`.
     pub(crate) fn mentions(&self, fields: &[&str]) -> bool {
         self.y.as_ref().is_some_and(|text| fields.iter().any(|field| text.contains(field)))
     }
 
-    /// Notes flags that mean something in a study only, where there is none.
+    /// Reports study flags that are given without a study.
     pub(crate) fn absent(&self, problems: &mut Problems) {
         for (flag, given) in [
             ("--y", self.y.is_some()),
@@ -83,12 +82,12 @@ impl SweepFlags {
             ("--log", self.log.is_some()),
         ] {
             if given {
-                problems.say(flag, "needs --vary, for example --vary dp=1,2,4");
+                problems.add(flag, "needs --vary, for example --vary dp=1,2,4");
             }
         }
     }
 
-    /// Checks every flag against a command that has `usual` fields to show.
+    /// Checks every flag against a command whose default fields are `usual`.
     pub(super) fn check(
         &self,
         command: &Command,
@@ -99,10 +98,10 @@ impl SweepFlags {
             .vary
             .iter()
             .filter_map(|text| {
-                let axis = Axis::parse(text).map_err(|what| problems.say("--vary", what)).ok()?;
+                let axis = Axis::parse(text).map_err(|what| problems.add("--vary", what)).ok()?;
                 for name in &axis.names {
                     if let Err(what) = known(command, name, &axis) {
-                        problems.say("--vary", what);
+                        problems.add("--vary", what);
                     }
                 }
                 Some(axis)
@@ -111,18 +110,17 @@ impl SweepFlags {
         if let [first, second] = &axes[..]
             && let Some(name) = first.names.iter().find(|name| second.names.contains(name))
         {
-            problems.say("--vary", format!("{name} varies twice; name it once"));
+            problems.add("--vary", format!("{name} varies twice; name it once"));
         }
         if axes.len() > 2 {
-            problems.say(
+            problems.add(
                 "--vary",
-                "two are a table, more are not: join what changes together, as in \
-                 dp+global-batch=1+16,2+32",
+                "at most two; join flags that change in step, as in dp+global-batch=1+16,2+32",
             );
         }
         let points = axes.iter().map(|axis| axis.settings.len()).fold(1, usize::saturating_mul);
         if points > MOST_POINTS {
-            problems.say("--vary", format!("{points} points are more than {MOST_POINTS}"));
+            problems.add("--vary", format!("{points} points are more than {MOST_POINTS}"));
         }
         let fields = match &self.y {
             Some(text) => Field::parse_all(text, problems),
@@ -142,43 +140,43 @@ impl SweepFlags {
             Some("both") => [Some(true), Some(true)],
             Some("none") => [Some(false), Some(false)],
             Some(other) => {
-                problems.say("--log", format!("'{other}' is none of x, y, both and none"));
+                problems.add("--log", format!("'{other}' is none of x, y, both and none"));
                 [None, None]
             }
         }
     }
 
-    /// Notes what a picture cannot show.
+    /// Reports a study that a chart cannot show.
     fn picture(&self, study: &Study, problems: &mut Problems) {
         let Some(path) = &self.plot else {
             for (flag, given) in
                 [("--title", &self.title), ("--x-label", &self.x_label), ("--log", &self.log)]
             {
                 if given.is_some() {
-                    problems.say(flag, "needs --plot, whose picture it is for");
+                    problems.add(flag, "needs --plot, whose picture it is for");
                 }
             }
             return;
         };
         if path.is_dir() || path.file_name().is_none() {
-            problems.say("--plot", "name a file, not a directory");
+            problems.add("--plot", "name a file, not a directory");
         } else if path.extension().is_none_or(|extension| extension != "svg") {
-            problems.say("--plot", "pictures are SVG: name a file that ends in .svg");
+            problems.add("--plot", "pictures are SVG: name a file that ends in .svg");
         }
         let fields = study.drawn();
         let colours = study.axes.get(1).map_or(1, |axis| axis.settings.len());
         if colours > COLOURS || fields.len() > if colours > 1 { DASHES } else { COLOURS } {
-            problems.say(
+            problems.add(
                 "--plot",
                 format!(
-                    "{} lines cannot be told apart; at most {COLOURS} colours of {DASHES} dashes can",
+                    "{} lines are too many; at most {COLOURS} colours with {DASHES} dashes are distinguishable",
                     colours * fields.len()
                 ),
             );
         }
         let units: Vec<Unit> = fields.iter().map(|field| field.unit).collect();
         if let Some(index) = units.iter().position(|unit| *unit != units[0]) {
-            problems.say(
+            problems.add(
                 "--y",
                 format!(
                     "{} and {} have different units, and a picture has one height",
@@ -190,13 +188,13 @@ impl SweepFlags {
 }
 
 impl Study {
-    /// What a picture shows: what was asked for, or the most usual field.
+    /// The fields of the chart: those chosen by the user, or the first default one.
     pub(super) fn drawn(&self) -> &[Field] {
         if self.chosen { &self.fields } else { &self.fields[..1] }
     }
 }
 
-/// Whether a command has what varies, or what it has instead.
+/// Checks that a command can vary `name`; the error suggests another name.
 fn known(command: &Command, name: &str, axis: &Axis) -> Result<(), String> {
     if is_cluster_path(name) {
         return Ok(());
@@ -221,7 +219,7 @@ fn known(command: &Command, name: &str, axis: &Axis) -> Result<(), String> {
     }
     let names: Vec<&str> = varying().filter(|(_, f)| !f.is_hide_set()).map(|(n, _)| n).collect();
     let known = names.iter().copied().chain(["hosts", "device", "dimension"]);
-    Err(match nearest(name, known) {
+    Err(match suggest(name, known) {
         Some(meant @ ("device" | "dimension")) => {
             format!("{name}: name a field of it, as in {meant}.memory or dimension.0.bandwidth")
         }

@@ -1,15 +1,15 @@
-//! Studies: one command for many values of its flags, as a table, as JSON and as a picture.
+//! Studies: one command for many values of its flags, as a table, as JSON and as a chart.
 //!
 //! ```text
-//! axis        what varies, and the values it takes
+//! axis        the varied names, and their values
 //! expression  arithmetic over the fields of a result
-//! field       what is shown of a result
-//! flags       the flags, and the study that they ask for
+//! field       the shown values of a result
+//! flags       the flags, and the study that they request
 //! table       the table for the terminal
 //! ```
 //!
-//! Every point is computed by the command itself, as if its flags had been typed; nothing here knows
-//! what a simulation is.
+//! Every point is computed by the command itself, as if its flags had been typed. This module does
+//! not depend on the meaning of a result.
 
 mod axis;
 mod expression;
@@ -36,29 +36,29 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) struct Change {
     /// The flag's long name without dashes, or a path into the cluster.
     pub name: String,
-    /// The value it takes.
+    /// The new value.
     pub value: String,
 }
 
-/// What a command offers to a study.
+/// Interface of a command to a study.
 pub(crate) struct Subject<'a> {
-    /// Its definition, which says what can vary.
+    /// Its definition, with the flags that can vary.
     pub command: &'a Command,
-    /// The fields that people look at, the first before all.
+    /// The default fields, most important first.
     pub usual: &'a [&'a str],
-    /// The result with some changes: what `--json` prints.
+    /// Returns the result with some changes, as `--json` prints it.
     pub result: &'a dyn Fn(&[Change]) -> Result<Value, Failure>,
 }
 
-/// A combination of values, and what came of it.
+/// A combination of values, and its result.
 struct Point {
-    /// One of each axis.
+    /// One setting per axis.
     settings: Vec<Setting>,
-    /// The result, or why there is none.
+    /// The result, or the reason that there is none.
     result: Result<Value, Problems>,
 }
 
-/// Does a study and shows it.
+/// Runs a study and prints it.
 pub(crate) fn run(
     flags: &SweepFlags,
     subject: &Subject<'_>,
@@ -74,10 +74,10 @@ pub(crate) fn run(
     let points = compute(&study, combinations, subject)?;
     refuse(&study, &points, total)?;
     for point in &points {
-        output.object(&object(&study, point))?;
+        output.print_json(&object(&study, point))?;
     }
     if !output.is_json() {
-        output.people(&table::text(&study, &points))?;
+        output.print(&table::text(&study, &points))?;
     }
     for point in &points {
         if let Err(why) = &point.result {
@@ -99,7 +99,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// Every combination of the axes' values, the first axis slowest.
+/// Every combination of the axes' values; the first axis varies slowest.
 fn combinations(study: &Study) -> Vec<Vec<Setting>> {
     study.axes.iter().fold(vec![Vec::new()], |so_far, axis| {
         let extended = so_far.iter().flat_map(|begun| {
@@ -109,7 +109,7 @@ fn combinations(study: &Study) -> Vec<Vec<Setting>> {
     })
 }
 
-/// Computes point after point, until done or interrupted.
+/// Computes the points in order, until done or interrupted.
 fn compute(
     study: &Study,
     combinations: Vec<Vec<Setting>>,
@@ -117,8 +117,8 @@ fn compute(
 ) -> Result<Vec<Point>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     let handler = Arc::clone(&stop);
-    // The point under way is finished first; who cannot wait for that presses twice. Without a
-    // handler Ctrl-C ends the process at once, which loses nothing but the table.
+    // The first Ctrl-C finishes the current point; the second exits at once. Without a handler
+    // Ctrl-C ends the process at once, and only the table is lost.
     let _ = ctrlc::set_handler(move || {
         if handler.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
@@ -153,9 +153,9 @@ fn changes(study: &Study, settings: &[Setting]) -> Vec<Change> {
     pairs.map(|(name, value)| Change { name, value }).collect()
 }
 
-/// A result that has all that is to be shown of it.
+/// Checks that a result has all values to be shown.
 ///
-/// An op that another layout has and this one lacks leaves a gap; what no result could have is wrong.
+/// An op that only another layout has leaves a gap; a field that no result can have is an error.
 fn shown(study: &Study, result: Value) -> Result<Value, Failure> {
     for field in study.fields.iter().filter(|_| study.chosen) {
         if let Err(path) = field.value(&result)
@@ -167,12 +167,12 @@ fn shown(study: &Study, result: Value) -> Result<Value, Failure> {
     Ok(result)
 }
 
-/// Refuses a study in which some value works with none of the others, or a field with no point.
+/// Refuses a study in which a value works with no other value, or a field exists at no point.
 fn refuse(study: &Study, points: &[Point], total: usize) -> Result<(), Failure> {
     let mut problems = Problems::default();
     let works = |point: &&Point| point.result.is_ok();
     let failed = |point: &Point| point.result.as_ref().err().map(Problems::brief);
-    // What is wrong everywhere in the same way has nothing to do with what varies.
+    // A problem that is the same at every point does not depend on the varied values.
     if let Some(Point { result: Err(first), .. }) = points.first()
         && points.iter().all(|point| failed(point) == Some(first.brief()))
     {
@@ -183,7 +183,7 @@ fn refuse(study: &Study, points: &[Point], total: usize) -> Result<(), Failure> 
             let own = || points.iter().filter(|point| point.settings[place] == *setting);
             if let (None, Some(reason)) = (own().find(works), own().find_map(failed)) {
                 let value = format!("{}={}", axis.names.join("+"), setting.values.join("+"));
-                problems.say("--vary", format!("{value}: {reason}"));
+                problems.add("--vary", format!("{value}: {reason}"));
             }
         }
     }
@@ -193,20 +193,20 @@ fn refuse(study: &Study, points: &[Point], total: usize) -> Result<(), Failure> 
         if results().all(|result| field.value(result).is_err())
             && let Some(why) = results().find_map(missing)
         {
-            problems.say("--y", why);
+            problems.add("--y", why);
         }
     }
     if problems.is_empty() { Ok(()) } else { Err(problems.into()) }
 }
 
-/// What a point is called: `dp=4, zero=1`.
+/// Name of a point: `dp=4, zero=1`.
 fn name(study: &Study, settings: &[Setting]) -> String {
     let parts = changes(study, settings);
     let parts: Vec<String> = parts.iter().map(|c| format!("{}={}", c.name, c.value)).collect();
     parts.join(", ")
 }
 
-/// A point as JSON: what varies, then all fields of the result.
+/// A point as JSON: the varied values, then all fields of the result.
 fn object(study: &Study, point: &Point) -> Value {
     let varied = changes(study, &point.settings).into_iter().map(|Change { name, value }| {
         let number = serde_json::from_str(&value).ok().filter(Value::is_number);
@@ -269,7 +269,7 @@ fn chart(flags: &SweepFlags, study: &Study, points: &[Point]) -> Chart {
     }
 }
 
-/// What a line is called: a bare number says too little.
+/// Name of a line; a bare number is prefixed with the name of its axis.
 fn series_name(study: &Study, setting: &Setting) -> String {
     let plain = setting.label == setting.values[0] && setting.label.parse::<f64>().is_ok();
     let switch = ["true", "false"].contains(&setting.label.as_str());
@@ -279,7 +279,7 @@ fn series_name(study: &Study, setting: &Setting) -> String {
     }
 }
 
-/// What a height counts where several fields share it.
+/// Label of the y axis if several fields share it.
 fn common(unit: crate::plot::Unit) -> String {
     use crate::plot::Unit;
     match unit {

@@ -4,8 +4,8 @@ use super::flags::Study;
 use super::{Point, Setting};
 use crate::overview::table;
 
-/// With one axis, a row for each value and a column for each field; with two, a table for each field
-/// with the second axis across.
+/// Formats a study. With one axis: one row per value and one column per field. With two: one table
+/// per field, with the second axis as columns.
 pub(super) fn text(study: &Study, points: &[Point]) -> String {
     let [rows, across] = &study.axes[..] else {
         let head: Vec<&str> = std::iter::once(study.axes[0].title())

@@ -1,4 +1,4 @@
-//! `bench kernels`, `bench cores` and `bench train`: what they print adds up, whatever this machine's speed is.
+//! Tests that the output of `bench kernels`, `core-to-core` and `train` is consistent at any speed.
 
 use super::support::Folder;
 use serde_json::Value;
@@ -22,7 +22,7 @@ fn kernels_of_a_model_are_timed_and_add_up() {
         assert!((spent * 1e-6 / number(sum, "compute_s") - 1.0).abs() < 1e-9, "{spent} {sum}");
         let of = |name: &str| rows.iter().filter(|row| row["kernel"] == name).collect::<Vec<_>>();
         for product in of("linear.forward") {
-            // Two operations for each token, input and output.
+            // Two operations per token, input and output.
             let shape = product["shape"].as_array().unwrap();
             let work: f64 = shape.iter().map(|n| n.as_f64().unwrap()).product::<f64>() * 2.0;
             let rate = work / number(product, "median_us") / 1e3;
@@ -33,9 +33,9 @@ fn kernels_of_a_model_are_timed_and_add_up() {
         assert!(of("attention.input")[0]["gbps"].is_null());
         assert!(number(of("gelu.forward")[0], "gbps") > 0.0);
         let gauged = usize::from(flags.contains("lamb"));
-        assert_eq!(of("gauge.lamb").is_empty(), gauged == 0, "{line}");
+        assert_eq!(of("tensor_norms.lamb").is_empty(), gauged == 0, "{line}");
     }
-    // The last of two stages has the loss, the first the embedding; halved matrices are halved.
+    // The last of two stages has the loss, the first the embedding; sharded matrices are halved.
     for (rank, own, other) in [(0, "embedding.forward", "row_max"), (4, "row_max", "embedding")] {
         let line = format!(
             "bench kernels --model mini --seq 16 --tp 2 --pp 2 --dp 2 --zero 1 --global-batch 4 \
@@ -64,12 +64,12 @@ fn kernels_of_a_model_are_timed_and_add_up() {
 #[test]
 fn cores_are_some_way_from_each_other() {
     let here = Folder::new();
-    here.run("bench cores --rounds 0").refused(&["--rounds"]);
+    here.run("bench core-to-core --rounds 0").refused(&["--rounds"]);
     let cores = std::thread::available_parallelism().unwrap().get();
     if cores < 2 {
         return;
     }
-    let objects = here.run("bench cores --rounds 2 --json").done().objects();
+    let objects = here.run("bench core-to-core --rounds 2 --json").done().objects();
     let (sum, pairs) = objects.split_last().unwrap();
     assert_eq!(pairs.len(), cores * (cores - 1) / 2);
     for pair in pairs {
@@ -77,7 +77,7 @@ fn cores_are_some_way_from_each_other() {
         assert!(0.0 < least && least <= most, "{pair}");
         assert!(number(sum, "least_s") <= least && most <= number(sum, "most_s"), "{sum}");
     }
-    let told = here.run("bench cores --rounds 1").done().out;
+    let told = here.run("bench core-to-core --rounds 1").done().out;
     assert!(told.contains("there and back"), "{told}");
 }
 

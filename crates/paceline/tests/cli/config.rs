@@ -1,4 +1,4 @@
-//! Run files.
+//! Tests of run files.
 
 use super::support::Folder;
 

@@ -1,26 +1,26 @@
-//! Every run file in `examples/` is sound, trains on real processes, and keeps the promise that its
-//! comment makes.
+//! Every run file in `examples/` is valid, trains on real processes, and has the property that its
+//! comment states.
 
 use super::support::{Folder, Ran};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-/// What a run file promises about its losses.
+/// Stated property of a run file's losses.
 enum Promise {
-    /// Those of another file, to the bit.
+    /// Bitwise equal to those of another file.
     Same(&'static str),
-    /// Those of another file, within a ten-thousandth.
+    /// Within a ten-thousandth of those of another file.
     Near(&'static str),
-    /// Its own under other flags, to the bit.
+    /// Bitwise equal to its own under other flags.
     Under(&'static str),
-    /// They fall: the others are compared with these, or nothing orders the updates.
+    /// Falling only: it is the reference of the others, or its updates have no fixed order.
     Fall,
 }
 
 const SINGLE: &str = "single-device";
 
-/// One line for each file that trains.
+/// One line per file that trains.
 const PROMISES: &[(&str, Promise)] = &[
     (SINGLE, Promise::Fall),
     ("parameter-server", Promise::Same(SINGLE)),
@@ -49,11 +49,11 @@ const PROMISES: &[(&str, Promise)] = &[
     ("hogwild", Promise::Fall),
 ];
 
-/// Enough for losses to fall, short enough for a dozen runs.
+/// Enough iterations for losses to fall, few enough for a dozen runs.
 const FEW: &str = "--iterations 8 --warmup 2 --json --save-every 0 --out run";
-/// What samples of tokens are cut to.
+/// Shortened samples, for models that read tokens.
 const SHORT: &str = "--seq 16";
-/// Files whose samples are not of tokens.
+/// Files whose samples are not tokens.
 const NO_TOKENS: [&str; 2] = ["resnet", "dlrm"];
 
 fn folder() -> PathBuf {

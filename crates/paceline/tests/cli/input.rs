@@ -1,4 +1,4 @@
-//! Wrong input: exit status 2, everything that is wrong at once, never a panic.
+//! Wrong input: exit status 2, all problems at once, never a panic.
 
 use super::support::Folder;
 
@@ -19,7 +19,7 @@ fn more_stages_than_layers_are_refused() {
 fn a_batch_that_does_not_divide_says_the_nearest_that_do() {
     let here = Folder::new();
     here.run("plan --model mini --dp 3 --micro-batch 2 --global-batch 20")
-        .refused(&["--global-batch: 20 samples", "18 or 24 can"]);
+        .refused(&["--global-batch: 20 samples", "18 or 24 do"]);
 }
 
 #[test]
@@ -45,7 +45,8 @@ fn all_problems_are_told_at_once() {
     assert_eq!(told.err.lines().count(), 10, "{}", told.err);
 }
 
-/// Second moments cannot be learned from signs, and velocities do not bear them at first: flags and run files are refused alike, and told what works.
+/// Second moments cannot be estimated from signs, and momentum does not tolerate them at first.
+/// Flags and run files are both refused, with a message that names a remedy.
 #[test]
 fn compression_from_the_start_is_refused_where_optimizers_do_not_bear_it() {
     let here = Folder::new();
@@ -53,7 +54,7 @@ fn compression_from_the_start_is_refused_where_optimizers_do_not_bear_it() {
     for how in ["onebit", "topk:0.1", "powersgd:2"] {
         here.run(&format!("train {layout} --compress {how} --compress-warmup 0")).refused(&[
             "--compress-warmup: adamw divides by",
-            "leave it out for a fifth of the run, or say 1 or more",
+            "leave it out for a fifth of the run, or use 1 or more",
         ]);
     }
     here.file("run.toml", "compress = \"onebit\"\ncompress-warmup = 0\n");
@@ -62,7 +63,7 @@ fn compression_from_the_start_is_refused_where_optimizers_do_not_bear_it() {
     let momentum = format!("plan {layout} --optimizer momentum --compress");
     here.run(&format!("{momentum} onebit --compress-warmup 0")).refused(&[
         "--compress-warmup: onebit sends late",
-        "leave it out for a fifth of the run, or say 1 or more",
+        "leave it out for a fifth of the run, or use 1 or more",
     ]);
     for works in ["onebit", "onebit --compress-warmup 1", "topk:0.1 --compress-warmup 0"] {
         here.run(&format!("{momentum} {works}")).done();
@@ -77,9 +78,9 @@ fn unknown_models_and_clusters_get_a_suggestion_and_the_list() {
     let here = Folder::new();
     here.run("plan --model gpt2-124").refused(&["did you mean gpt2-124m?", "llama3-8b"]);
     here.run("plan --model nothing/like/it").refused(&["nor a file"]);
-    here.run("plan").refused(&["--model: say which model"]);
+    here.run("plan").refused(&["--model: missing; for example --model mini"]);
     here.run("simulate --model mini --cluster dgx-a10").refused(&["did you mean", "gb200-nvl72"]);
-    here.run("simulate --model mini").refused(&["--cluster: say on which machine"]);
+    here.run("simulate --model mini").refused(&["--cluster: missing; for example"]);
 }
 
 #[test]
@@ -88,18 +89,18 @@ fn broken_files_are_named_with_the_line() {
     here.file("cut.toml", "kind = \"gpt2\"\nlayers = 4\nd_model = ")
         .file("noise.toml", [0u8, 159, 146, 150, 255, 0, 7])
         .file("empty/readme.txt", "no config here")
-        .file("hub/config.json", "{\"model_type\": \"gpt2\", ")
+        .file("rendezvous/config.json", "{\"model_type\": \"gpt2\", ")
         .file("cluster.toml", "name = \"x\"\nhosts = 0\n");
     here.run("plan --model cut.toml").refused(&["cut.toml:3:"]);
     here.run("plan --model noise.toml").refused(&["--model: noise.toml is not a text file"]);
     here.run("plan --model empty").refused(&["--model: the directory 'empty' has no config.json"]);
-    here.run("plan --model hub").refused(&["config.json:1: this is not JSON"]);
+    here.run("plan --model rendezvous").refused(&["config.json:1: this is not JSON"]);
     here.run("plan --model mini --cluster cluster.toml").refused(&["cluster.toml:2:"]);
     here.run("plan --model mini --cluster none.toml").refused(&["none.toml cannot be read"]);
     here.run("plan --model mini --config none.toml").refused(&["--config: none.toml cannot be"]);
     here.run("validate --table noise.toml").refused(&["--table: noise.toml is not a text file"]);
     here.run("validate --table cluster.toml").refused(&["cluster.toml:1:"]);
-    here.run("validate").refused(&["--table: say which"]);
+    here.run("validate").refused(&["--table: missing; for example"]);
 }
 
 #[test]
@@ -146,7 +147,7 @@ fn absurd_numbers_are_refused_by_name() {
         .refused(&["--size: '1e9'", "--ranks: '3'", "--root: '-1'"]);
 }
 
-/// The largest numbers that are read at all, together.
+/// The largest accepted numbers, combined.
 #[test]
 fn large_numbers_do_not_overflow() {
     let here = Folder::new();
@@ -167,7 +168,7 @@ fn large_numbers_do_not_overflow() {
 #[test]
 fn a_calibration_that_cannot_be_is_refused_before_anything_is_measured() {
     let here = Folder::new();
-    here.run("calibrate").refused(&["--out: say where to"]);
+    here.run("calibrate").refused(&["--out: missing; for example"]);
     here.run("calibrate --out machine --threads 0 --ranks 2,x --transport mpi").refused(&[
         "--out: machine does not end in .toml",
         "--threads: '0'",
@@ -260,7 +261,7 @@ fn every_help_shows_an_example() {
     }
 }
 
-/// `paceline models | head -1` is no error.
+/// `paceline models | head -1` is not an error.
 #[test]
 fn a_reader_that_leaves_is_no_failure() {
     use std::process::Stdio;

@@ -1,4 +1,4 @@
-//! The JSON that the contract fixes.
+//! Tests of the JSON fields that are specified.
 
 use super::support::Folder;
 use serde_json::Value;
@@ -41,7 +41,7 @@ fn a_plan_has_its_fields_and_adds_up() {
     }
 }
 
-/// A cluster file with a straggler: who sets the pace is told, to people and to programs.
+/// A cluster file with a straggler: text and JSON name the slowest rank.
 #[test]
 fn a_straggler_is_named() {
     let here = Folder::new();
@@ -54,10 +54,10 @@ fn a_straggler_is_named() {
         (slow["slowest"]["rank"].as_u64(), slow["slowest"]["host"].as_u64()),
         (Some(9), Some(1))
     );
-    assert_eq!(slow["unequal"].as_array().map(Vec::len), Some(2));
+    assert_eq!(slow["rank_groups"].as_array().map(Vec::len), Some(2));
     let even = here.run(&format!("{line} even.toml --json")).done().objects().remove(0);
-    assert_eq!(slow["limits"]["even_s"], even["iteration_s"]);
-    assert!(even["unequal"].is_null() && even["limits"]["even_s"].is_null());
+    assert_eq!(slow["limits"]["homogeneous_s"], even["iteration_s"]);
+    assert!(even["rank_groups"].is_null() && even["limits"]["homogeneous_s"].is_null());
     let text = here.run(&format!("{line} slow.toml --details")).done().out;
     for part in
         ["rank 9: 2 times slower", "slowest rank: 9 on host 1", "devices and links all alike"]
@@ -190,7 +190,7 @@ fn a_whole_run_is_timed_and_priced() {
     assert!(widest <= 100, "{widest} columns\n{text}");
 }
 
-/// The flow network shares links; a plan that leaves them mostly alone takes about as long.
+/// The flow network shares links; a plan that hardly uses them takes about the same time.
 #[test]
 fn the_network_can_be_chosen() {
     let here = Folder::new();
@@ -274,7 +274,7 @@ fn tables_of_collectives_are_answered_too() {
         assert_eq!(objects[0]["error"].as_f64(), Some(0.0), "{}", objects[0]);
         assert_eq!(objects[0]["measured_s"].as_f64(), Some(332_336.0 * 1e-9));
     }
-    // Paceline's own network does not charge a copy at the end points: docs/validation.md.
+    // Paceline's own network model charges no copy at the end points: docs/astra-sim.md.
     let objects =
         here.run("validate --table astra.csv --json --semantics default").done().objects();
     let error = objects[0]["error"].as_f64().unwrap();

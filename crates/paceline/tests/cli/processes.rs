@@ -1,15 +1,17 @@
-//! Ranks that are processes: the same bits over every wire, and an end that names its cause.
+//! Ranks as processes: the same bits over every transport, and failures that name their cause.
 
 use super::support::Folder;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 const TRAIN: &str = "train --model mini --seq 16 --global-batch 4 --leaves 2 --json";
-/// A run that outlives any test.
-const LONG: &str = "--iterations 1000000 --silence 1 --out run";
+/// A run that lasts longer than any test.
+const LONG: &str = "--iterations 1000000 --heartbeat-timeout 1 --out run";
 
 fn bits(out: &str) -> Vec<String> {
     let objects = out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -38,8 +40,8 @@ fn every_transport_gives_the_same_bits() {
     }
 }
 
-/// What is resident and shared of a rank that is a process is what its plan says, give or take a tenth
-/// and the program itself.
+/// The resident and shared memory of a rank process matches its plan, within a tenth and the size
+/// of the program itself.
 #[test]
 fn memory_is_what_was_planned() {
     hold_memory_to_the_plan(&[
@@ -57,7 +59,7 @@ fn memory_with_servers_is_what_was_planned() {
     hold_memory_to_the_plan(&["--dp 2 --sync ps:1"]);
 }
 
-/// Trains a model of many words under each layout, and compares every rank's memory with its plan.
+/// Trains a model with a large vocabulary under each layout; compares memory with the plan.
 fn hold_memory_to_the_plan(layouts: &[&str]) {
     let here = Folder::new();
     let model = "kind = \"llama\"\nlayers = 2\nd_model = 512\nheads = 8\nkv_heads = 8\nffn = 1024\n\
@@ -79,8 +81,8 @@ fn hold_memory_to_the_plan(layouts: &[&str]) {
     }
 }
 
-/// The promise of ring attention, measured: eight ranks with a sequence eight times as long need as
-/// much memory each as one rank needs for one.
+/// Ring attention's scaling, measured: each of eight ranks with an eight times longer sequence
+/// needs as much memory as a single rank with the original one.
 #[test]
 fn a_sequence_eight_times_as_long_takes_eight_ranks_no_more_memory_each() {
     let here = Folder::new();
@@ -140,30 +142,32 @@ fn a_plan_over_the_limit_offloads_what_it_must() {
     assert_eq!((bits, planned), (train("").0, moved));
     assert_eq!(train(&format!("{limit} --offload-to host")).1, moved);
     let auto = format!("train {shape} --iterations 4 --offload auto");
-    here.run(&auto).refused(&["--offload: auto must know what a rank may have", "--memory-limit"]);
+    here.run(&auto).refused(&["--offload: auto needs the memory of a rank", "--memory-limit"]);
     here.run(&format!("train {shape} --offload some")).refused(&["--offload", "activations"]);
 }
 
 #[test]
-fn read_reduce_reads_arenas_in_place() {
+fn shared_memory_reads_arenas_in_place() {
     let here = Folder::new();
     let run = |how: &str| {
         let line = format!("{TRAIN} --iterations 4 --dp 2 {how}");
         bits(&here.run(&line).done().out)
     };
     let expected = run("--collective direct --transport thread");
-    assert_eq!(run("--collective read-reduce --transport shm"), expected);
-    assert_eq!(run("--collective read-reduce --transport tcp"), expected);
+    assert_eq!(run("--collective shared-memory --transport shm"), expected);
+    assert_eq!(run("--transport shm"), expected);
+    let line = format!("{TRAIN} --iterations 4 --dp 2 --collective shared-memory --transport tcp");
+    here.run(&line).refused(&["--collective", "share memory"]);
 }
 
-/// A run in the background, whose ranks can be found and hurt.
+/// A run in the background, whose ranks can be found and killed.
 struct Running {
     child: Option<Child>,
     ranks: Vec<u32>,
 }
 
 impl Running {
-    /// Starts, and waits until the first iterations are done.
+    /// Starts a run, and waits until the first iterations are done.
     fn start(here: &Folder, line: &str) -> Self {
         let mut child = here
             .command()
@@ -178,7 +182,7 @@ impl Running {
             assert!(line.contains("iteration"), "{line}");
         }
         let mut ranks = children(child.id());
-        // By rank: they were started in order.
+        // In rank order: they were started in this order.
         ranks.sort_unstable();
         Self { child: Some(child), ranks }
     }
@@ -192,7 +196,7 @@ impl Running {
         self.child.as_ref().unwrap().id()
     }
 
-    /// Waits for the end, which must come, and come for every process.
+    /// Waits for the end of the run, and checks that every process has ended.
     fn end(mut self) -> (Option<i32>, String, String) {
         let mut child = self.child.take().unwrap();
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
@@ -233,7 +237,7 @@ impl Drop for Running {
 pub(crate) fn children(of: u32) -> Vec<u32> {
     let parent = |pid: u32| {
         let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name in parentheses may hold anything, spaces too.
+        // The name in parentheses may contain any character, including spaces.
         text[text.rfind(')')? + 1..].split_whitespace().nth(1)?.parse::<u32>().ok()
     };
     let processes = fs::read_dir("/proc").unwrap().flatten();
@@ -301,15 +305,15 @@ fn ranks_do_not_outlive_their_launcher() {
     }
 }
 
-/// Starts one rank as another launcher would.
-fn foreign(here: &Folder, line: &str, rank: u32, port: u16) -> Child {
+/// Starts one rank as an external launcher would.
+fn foreign(here: &Folder, line: &str, rank: u32, at: SocketAddr) -> Child {
     here.command()
         .args(line.split_whitespace())
         .args(["--launch", "env"])
         .env("RANK", rank.to_string())
         .env("WORLD_SIZE", "2")
-        .env("MASTER_ADDR", "127.0.0.1")
-        .env("MASTER_PORT", port.to_string())
+        .env("MASTER_ADDR", at.ip().to_string())
+        .env("MASTER_PORT", at.port().to_string())
         .env("PACELINE_SECRET", "known to these two ranks alone")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -317,17 +321,22 @@ fn foreign(here: &Folder, line: &str, rank: u32, port: u16) -> Child {
         .unwrap()
 }
 
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+/// An unused address for a server that another process starts, on a loopback address of its own:
+/// the kernel gives clients ports of 127.0.0.1, so none can take this one before the server does.
+fn unused_address() -> SocketAddr {
+    static CALLS: AtomicU8 = AtomicU8::new(2);
+    let [high, low] = (std::process::id() as u16).to_be_bytes();
+    let own = Ipv4Addr::new(127, 1 + high % 250, low, CALLS.fetch_add(1, Ordering::Relaxed));
+    std::net::TcpListener::bind((own, 0)).unwrap().local_addr().unwrap()
 }
 
 #[test]
 fn ranks_of_another_launcher_find_each_other() {
     let here = Folder::new();
     let expected = bits(&here.run(&format!("{TRAIN} --iterations 3 --dp 2")).done().out);
-    let port = free_port();
+    let at = unused_address();
     let line = format!("{TRAIN} --iterations 3 --dp 2 --out run");
-    let ranks = [0, 1].map(|rank| foreign(&here, &line, rank, port));
+    let ranks = [0, 1].map(|rank| foreign(&here, &line, rank, at));
     let [first, second] = ranks.map(|rank| rank.wait_with_output().unwrap());
     assert!(first.status.success(), "{}", String::from_utf8_lossy(&first.stderr));
     assert!(second.status.success(), "{}", String::from_utf8_lossy(&second.stderr));
@@ -335,10 +344,11 @@ fn ranks_of_another_launcher_find_each_other() {
     assert!(second.stdout.is_empty(), "rank 0 speaks for both");
 }
 
-/// Open MPI itself starts the ranks, where it is installed.
+/// Open MPI itself starts the ranks, if it is installed.
 #[test]
 fn ranks_of_mpirun_find_each_other() {
     let here = Folder::new();
+    let at = unused_address();
     let mut mpirun = Command::new("mpirun");
     mpirun.args(["--oversubscribe", "--allow-run-as-root", "-np", "2"]);
     let train = format!("{TRAIN} --iterations 3 --dp 2 --out run --launch env");
@@ -346,8 +356,8 @@ fn ranks_of_mpirun_find_each_other() {
         .arg(env!("CARGO_BIN_EXE_paceline"))
         .args(train.split_whitespace())
         .current_dir(here.path())
-        .env("MASTER_ADDR", "127.0.0.1")
-        .env("MASTER_PORT", free_port().to_string())
+        .env("MASTER_ADDR", at.ip().to_string())
+        .env("MASTER_PORT", at.port().to_string())
         .env("PACELINE_SECRET", "known to these two ranks alone")
         .output();
     let Output { status, stdout, stderr } = match output {
@@ -365,10 +375,10 @@ fn ranks_of_mpirun_find_each_other() {
 #[test]
 fn ranks_with_different_plans_do_not_start() {
     let here = Folder::new();
-    let port = free_port();
+    let at = unused_address();
     let line = format!("{TRAIN} --iterations 3 --dp 2 --out run");
     let ranks = [("--micro-batch 1", 0), ("--micro-batch 2", 1)]
-        .map(|(other, rank)| foreign(&here, &format!("{line} {other}"), rank, port));
+        .map(|(other, rank)| foreign(&here, &format!("{line} {other}"), rank, at));
     for Output { status, stderr, .. } in ranks.map(|rank| rank.wait_with_output().unwrap()) {
         let err = String::from_utf8(stderr).unwrap();
         assert_eq!(status.code(), Some(1), "{err}");

@@ -1,4 +1,4 @@
-//! Ranks that are lost: all start again, or those that are left go on, and no bit is lost with them.
+//! Lost ranks: all restart, or the remaining ones continue, with bitwise identical results.
 
 use super::processes::children;
 use super::support::Folder;
@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 const TRAIN: &str = "train --model mini --seq 16 --global-batch 8 --leaves 4 --iterations 150 --save-every 10 --json";
 
-/// A run whose ranks can be hurt, read line by line.
+/// A run whose ranks can be killed, read line by line.
 struct Victim {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -30,8 +30,8 @@ impl Victim {
         Self { child, lines, objects: Vec::new(), kills: 0 }
     }
 
-    /// Reads on until iteration `at` is done, after a restart if there was a kill before, and kills a
-    /// rank.
+    /// Reads until iteration `at` is done, after a restart if there was an earlier kill, and kills
+    /// a rank.
     fn kill(&mut self, rank: usize, at: u64) {
         loop {
             let started = restarts(&self.objects).len() == self.kills;
@@ -50,7 +50,7 @@ impl Victim {
         assert!(Command::new("kill").args(["-KILL", &pid]).status().unwrap().success());
     }
 
-    /// Reads to the end: exit status, all objects, and what people were told.
+    /// Reads to the end; returns the exit status, all objects, and the text on standard error.
     fn end(mut self) -> (Option<i32>, Vec<Value>, String) {
         let mut stderr = self.child.stderr.take().unwrap();
         let told = std::thread::spawn(move || {
@@ -66,7 +66,7 @@ impl Victim {
     }
 }
 
-/// The losses by iteration; one that was done twice must have come to the same.
+/// The losses by iteration; a repeated iteration must give the same loss.
 fn losses(objects: &[Value]) -> BTreeMap<u64, String> {
     let mut losses = BTreeMap::new();
     for object in objects.iter().filter(|object| object["event"] == "iteration") {
@@ -87,7 +87,7 @@ fn restarts(objects: &[Value]) -> Vec<&Value> {
     objects.iter().filter(|object| object["event"] == "restart").collect()
 }
 
-/// A number that differs from run to run of the tests, so that all moments are tried over time.
+/// A number that differs between runs of the tests, so that all moments are tried over time.
 fn any(below: u64) -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     u64::from(since.subsec_micros()) % below
@@ -109,7 +109,7 @@ fn restarted_runs_end_with_the_bits_of_undisturbed_ones() {
         assert_eq!(losses(&objects), expected, "{context}");
         let restarts = restarts(&objects);
         assert_eq!(restarts.len(), 2, "{context}");
-        // What lies in the directory is the whole run, not what came since the last restart.
+        // The directory holds the whole run, not only the part since the last restart.
         let run = here.path().join(format!("run-{ranks}"));
         let read = |name: &str| std::fs::read_to_string(run.join(name)).unwrap();
         let record: Value = serde_json::from_str(&read("run.json")).unwrap();
@@ -132,12 +132,12 @@ fn elastic_runs_go_on_with_those_that_are_left() {
     let expected = undisturbed(&here);
     let mut victim = Victim::start(&here, &format!("{TRAIN} --dp 4 --elastic --out run"));
     victim.kill(any(4) as usize, 1 + any(40));
-    // Three replicas cannot share eight samples: two go on, then one.
+    // Eight samples cannot be divided among three replicas: two continue, then one.
     victim.kill(1, 70);
     victim.kill(1, 90);
     let (code, objects, told) = victim.end();
     assert_eq!(code, Some(0), "{told}");
-    // As many leaves as before: the same sums.
+    // The number of leaves is unchanged, so the sums are the same.
     assert_eq!(losses(&objects), expected, "{told}");
     let ranks: Vec<u64> =
         restarts(&objects).iter().map(|restart| restart["ranks"].as_u64().unwrap()).collect();
@@ -155,14 +155,14 @@ fn what_cannot_be_restarted_says_why_it_ended() {
     assert_eq!((code, restarts(&objects).len()), (Some(1), 1), "{told}");
     assert!(told.contains("error: rank 1 on ") && told.contains("after 1 restarts"), "{told}");
 
-    // A loss that is no number would be none again.
+    // A loss that is NaN would be NaN again.
     let diverging = format!("{TRAIN} --dp 2 --lr 1e3 --clip 0 --optimizer sgd --max-restarts 5");
     let (code, objects, told) = Victim::start(&here, &diverging).end();
     assert_eq!((code, restarts(&objects).len()), (Some(1), 1), "{told}");
     assert!(told.contains("another would not help"), "{told}");
 }
 
-/// A directory may hold the checkpoints of an earlier run: those are no place to go on from.
+/// A directory may hold checkpoints of an earlier run; a restart must not resume from them.
 #[test]
 fn a_restart_never_takes_another_runs_checkpoint() {
     let here = Folder::new();

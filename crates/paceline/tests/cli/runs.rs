@@ -1,4 +1,4 @@
-//! Training for real, and the directory that a run leaves.
+//! Real training, and the directory that a run writes.
 
 use super::support::Folder;
 use serde_json::Value;
@@ -55,7 +55,7 @@ fn a_run_reports_every_iteration_and_its_end() {
     }
 }
 
-/// The promise that layouts do not change a bit, seen from outside.
+/// Layouts do not change a bit of the losses, tested through the command line.
 #[test]
 fn layouts_give_the_same_bits() {
     let here = Folder::new();
@@ -138,7 +138,7 @@ fn an_interrupt_finishes_the_iteration_and_writes_everything() {
     assert!(here.path().join("run/report.html").is_file());
 }
 
-/// A run that was saved goes on as if it had never stopped, under another layout and in its own model.
+/// A saved run continues as if it had never stopped, under another layout and with its own model.
 #[test]
 fn a_resumed_run_has_the_losses_of_one_that_never_stopped() {
     let here = Folder::new();
@@ -156,10 +156,10 @@ fn a_resumed_run_has_the_losses_of_one_that_never_stopped() {
     here.run("train --resume first --iterations 4 --global-batch 4")
         .refused(&["--iterations: counts from the run's start, and the checkpoint is at 4"]);
     here.run("train --resume nowhere --model mini").refused(&["--resume: nowhere: no complete"]);
-    // Whatever would have said which model it is cannot be opened: the model is not asked for as well.
+    // The checkpoint that names the model cannot be opened: --model is not reported as well.
     let told = here.run("train --resume nowhere").refused(&["--resume: nowhere: no complete"]);
     assert!(!told.err.contains("--model"), "{}", told.err);
-    // The moments are LAMB's, so LAMB goes on.
+    // The moments are LAMB's, so training continues with LAMB.
     let lamb = "--seq 16 --global-batch 4 --json";
     run(&format!("train --model mini {lamb} --optimizer lamb --iterations 2 --out lamb"));
     run(&format!("train --resume lamb {lamb} --iterations 3 --out lamb"));
@@ -167,8 +167,8 @@ fn a_resumed_run_has_the_losses_of_one_that_never_stopped() {
         .refused(&["--save-every: '-1'", "--keep: '0'"]);
 }
 
-/// With Adam compression sets in after a fifth of the run; plans say so, and runs know how many iterations that is, also
-/// where they go on from a shorter one.
+/// With Adam, compression starts after a fifth of the run. Plans report this, and runs know the
+/// number of iterations, also when they resume a shorter run.
 #[test]
 fn compression_warms_up_by_default_and_once() {
     let here = Folder::new();
@@ -190,13 +190,13 @@ fn compression_warms_up_by_default_and_once() {
     };
     assert_eq!(record("first")["compress_warmup"], 2);
     here.run(&format!("train {common} --iterations 100 --resume first --compress-warmup 20"))
-        .refused(&["--compress-warmup: the run that is resumed has had a warm-up of 2 iterations"]);
+        .refused(&["--compress-warmup: the resumed run had a compression warm-up of 2 iterations"]);
     here.run(&format!("train {common} --iterations 20 --resume first --out second")).done();
     assert_eq!(record("second")["compress_warmup"], 2);
 }
 
-/// Starts a run that saves after every iteration and would go on for hours; ends it with a signal once it has
-/// saved a few times.
+/// Starts a run that saves after every iteration and would continue for hours; ends it with a
+/// signal once it has saved a few times.
 fn signalled(here: &Folder, signal: &str, out: &str) -> std::process::ExitStatus {
     let line = "train --model mini --seq 16 --global-batch 4 --iterations 1000000 --save-every 1";
     let mut command = here.command();
@@ -220,7 +220,7 @@ fn signalled(here: &Folder, signal: &str, out: &str) -> std::process::ExitStatus
     child.wait().unwrap()
 }
 
-/// However a run ends, its last complete checkpoint is there, and another run goes on from it.
+/// However a run ends, its last complete checkpoint exists, and another run can resume from it.
 #[test]
 fn a_run_that_is_killed_or_interrupted_while_it_saves_can_be_resumed() {
     let here = Folder::new();
@@ -313,8 +313,8 @@ fn a_model_of_the_built_in_text_speaks_its_words() {
     ]);
 }
 
-/// Stages that are cut by a profile take no longer than those that are cut by counting operations, and
-/// train to the same bits.
+/// Stages split by a profile take no longer than stages split by counting operations, and train to
+/// the same bits.
 #[test]
 fn stages_can_be_cut_by_a_profile() {
     let here = Folder::new();

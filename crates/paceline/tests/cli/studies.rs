@@ -1,4 +1,4 @@
-//! `--vary`, `--set` and what is shown of many points.
+//! Tests of `--vary`, `--set` and the output of studies.
 
 use super::support::Folder;
 use serde_json::Value;
@@ -110,7 +110,7 @@ fn wrong_studies_say_what_would_work() {
         ("--vary json=true", "--vary: json cannot vary"),
         ("--vary ranks", "--vary: write NAME=V1,V2"),
         ("--vary ranks=1,2 --vary ranks=3,4", "--vary: ranks varies twice"),
-        ("--vary ranks=1 --vary size=1 --vary root=0", "--vary: two are a table"),
+        ("--vary ranks=1 --vary size=1 --vary root=0", "--vary: at most two"),
         ("--vary dimension.5.size=1,2", "--vary: dimension.5.size=1: --set: dimension.5.size=1:"),
         ("--vary ranks=2,4 --y tims_s", "--y: there is no number 'tims_s' (did you mean time_s?)"),
         ("--vary ranks=2,4 --y time_s+", "--y: a name or a number is missing"),
@@ -119,7 +119,7 @@ fn wrong_studies_say_what_would_work() {
         ("--vary ranks=2,4 --plot .", "--plot: name a file"),
         ("--vary ranks=2,4 --log z --plot x.svg", "--log: 'z' is none of"),
         ("--vary ranks=2,4 --title x", "--title: needs --plot"),
-        ("--vary algorithm=ring,tree --vary size=1,2,3,4,5,6,7,8,9 --plot x.svg", "told apart"),
+        ("--vary algorithm=ring,tree --vary size=1,2,3,4,5,6,7,8,9 --plot x.svg", "too many"),
         ("--plot x.svg --y time_s", "--plot: needs --vary"),
         ("--set dimension.0.bandwith=1GB/s", "did you mean bandwidth?"),
     ] {

@@ -1,4 +1,4 @@
-//! Running the binary in a directory of its own.
+//! Runs the binary in a temporary directory.
 
 use serde_json::Value;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A directory that goes when the test ends.
+/// A directory that is removed when the test ends.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
@@ -30,7 +30,7 @@ impl Folder {
         self
     }
 
-    /// Runs `paceline` here with arguments that stand in one line.
+    /// Runs `paceline` here with the arguments of one line.
     pub(crate) fn run(&self, line: &str) -> Ran {
         let arguments: Vec<&str> = line.split_whitespace().collect();
         self.run_with(&arguments)
@@ -57,7 +57,7 @@ impl Drop for Folder {
     }
 }
 
-/// What a run left.
+/// Output of a finished process.
 pub(crate) struct Ran {
     line: String,
     pub(crate) code: Option<i32>,
@@ -66,14 +66,14 @@ pub(crate) struct Ran {
 }
 
 impl Ran {
-    /// It ended well.
+    /// Asserts that the process succeeded.
     #[track_caller]
     pub(crate) fn done(self) -> Self {
         assert_eq!(self.code, Some(0), "paceline {}\n{}", self.line, self.err);
         self
     }
 
-    /// The input was wrong, and each of these was said about it.
+    /// Asserts that the input was refused, with a message that contains each of `said`.
     #[track_caller]
     pub(crate) fn refused(self, said: &[&str]) -> Self {
         assert_eq!(self.code, Some(2), "paceline {}\n{}{}", self.line, self.out, self.err);
@@ -85,7 +85,7 @@ impl Ran {
         self
     }
 
-    /// Standard output as JSON, one object a line.
+    /// Standard output as JSON, one object per line.
     #[track_caller]
     pub(crate) fn objects(&self) -> Vec<Value> {
         let object = |line: &str| match serde_json::from_str(line) {

@@ -1,23 +1,23 @@
-//! Hosts that are network namespaces, joined by a switch that is one more, every port shaped.
+//! Hosts as network namespaces, connected by a switch in another namespace; every port is shaped.
 
 use std::process::{Child, Command, Output, Stdio};
 
-/// What a port carries, both ways.
+/// Bandwidth of a port in each direction.
 pub(crate) const RATE: &str = "1gbit";
-/// The same in bytes per second of payload: 1448 of the 1514 bytes of a full frame, which is what the
-/// shaper counts.
+/// The same in bytes of payload per second: the shaper counts the 1514 bytes of a full frame, of
+/// which 1448 are payload.
 pub(crate) const PAYLOAD_PER_SECOND: f64 = 125e6 * EFFICIENCY;
-/// The part of a frame that is payload.
+/// Fraction of a frame that is payload.
 pub(crate) const EFFICIENCY: f64 = 1448.0 / 1514.0;
 
-/// Hosts and their network; gone when this is dropped, with whatever still runs there.
+/// Hosts and their network; removed on drop, with all processes that still run there.
 pub(crate) struct Network {
     name: String,
     hosts: u32,
 }
 
 impl Network {
-    /// Builds it, or says why this machine cannot.
+    /// Builds the network, or returns the reason that this machine cannot.
     pub(crate) fn build(hosts: u32) -> Result<Self, String> {
         let network = Self { name: format!("paceline-{}", std::process::id()), hosts };
         let switch = network.switch();
@@ -32,8 +32,8 @@ impl Network {
             ip(&format!("-n {switch} link set {port} master bridge up"))?;
             ip(&format!("-n {here} link set nic up"))?;
             ip(&format!("-n {here} link set lo up"))?;
-            // Both ends: what leaves the host, and what the switch sends to it. The queues are deep, as
-            // a lossless network's are in effect.
+            // Shapes both ends: traffic from the host, and traffic from the switch to it. The
+            // queues are deep, which in effect makes the network lossless.
             for (namespace, device) in [(&here, "nic"), (&switch, port.as_str())] {
                 let queue = format!("tbf rate {RATE} burst 128kb limit 16mb");
                 let line = format!("netns exec {namespace} tc qdisc add dev {device} root {queue}");
@@ -43,12 +43,12 @@ impl Network {
         Ok(network)
     }
 
-    /// Where a host can be reached.
+    /// IP address of a host.
     pub(crate) fn address(&self, host: u32) -> String {
         format!("10.209.77.{}", host + 1)
     }
 
-    /// What a host calls itself.
+    /// Host name of a host.
     pub(crate) fn host_name(&self, host: u32) -> String {
         format!("shaped-host-{host}")
     }
@@ -65,7 +65,7 @@ impl Network {
         command.spawn().unwrap()
     }
 
-    /// Pulls a host's cable out.
+    /// Disconnects a host from the network.
     pub(crate) fn cut_off(&self, host: u32) {
         ip(&format!("-n {} link set nic down", self.host(host))).unwrap();
     }
@@ -82,13 +82,13 @@ impl Network {
 impl Drop for Network {
     fn drop(&mut self) {
         for namespace in (0..self.hosts).map(|host| self.host(host)).chain([self.switch()]) {
-            // What was never made cannot be removed, which is no failure.
+            // A namespace that was never created cannot be removed; that is no failure.
             let _ = ip(&format!("netns delete {namespace}"));
         }
     }
 }
 
-/// How many namespaces of this process's networks there are.
+/// Number of existing namespaces of this process's networks.
 pub(crate) fn namespaces() -> usize {
     let prefix = format!("paceline-{}-", std::process::id());
     let all = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();

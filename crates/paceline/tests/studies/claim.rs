@@ -1,30 +1,30 @@
-//! What the text claims, and whether it is so.
+//! Claims of a page, and their check.
 
 use crate::expression::Expression;
 use serde_json::Value;
 use std::fmt;
 
-/// Something that the page says about a study's points.
+/// A claim of the page about a study's points.
 pub(crate) struct Claim {
-    /// Where it stands.
+    /// Its line.
     pub(crate) line: usize,
-    /// The comment as it stands there.
+    /// The comment as written on the page.
     pub(crate) source: String,
     kind: Kind,
 }
 
 enum Kind {
-    /// The bold text before the comment is this value.
+    /// The bold text before the comment equals this value.
     Number { written: String, expression: String },
     /// Each of these is less than the next.
     Rising(Vec<String>),
 }
 
-/// Why a claim is not so.
+/// Reason that a claim is wrong.
 pub(crate) enum Wrong {
-    /// A number has another value, written in the same unit with as many digits.
+    /// A number has another value, given in the same unit with the same number of digits.
     Number { written: String, is: String },
-    /// It is not so.
+    /// A comparison does not hold.
     Claim(String),
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for Wrong {
 }
 
 impl Claim {
-    /// All claims in a text whose first line has this number.
+    /// All claims in a text whose first line has the number `first`.
     pub(crate) fn all(text: &str, first: usize) -> Vec<Self> {
         let mut claims = Vec::new();
         let mut at = 0;
@@ -62,7 +62,7 @@ impl Claim {
         claims
     }
 
-    /// Whether it is so.
+    /// Checks that the claim holds.
     pub(crate) fn check(&self, points: &[Value]) -> Result<(), Wrong> {
         let value = |text: &str| {
             let expression = Expression::parse(text)
@@ -78,7 +78,7 @@ impl Claim {
                 let is = value(expression) / scale;
                 let decimals = digits.split_once('.').map_or(0, |(_, decimals)| decimals.len());
                 let said: f64 = digits.parse().unwrap_or_else(|_| panic!("line {}", self.line));
-                // The last digit may be one off: it is rounded, and libraries differ in theirs.
+                // The last digit may be off by one: it is rounded, and math libraries differ.
                 if (said - is).abs() <= 1.01 * 0.1f64.powi(decimals as i32) {
                     return Ok(());
                 }
@@ -101,7 +101,7 @@ fn parted(written: &str) -> (&str, &str) {
     (&written[..end], written[end..].trim())
 }
 
-/// How many base units (seconds, bytes, bytes a second) a unit is.
+/// Value of a unit in base units (seconds, bytes, bytes per second).
 fn scale(unit: &str) -> Option<f64> {
     Some(match unit {
         "" | "×" | "s" => 1.0,
@@ -117,10 +117,10 @@ fn scale(unit: &str) -> Option<f64> {
     })
 }
 
-/// The value of `FIELD[name=value, …]`: brackets choose the one point that has these values.
+/// The value of `FIELD[name=value; …]`: brackets select the one point with these values.
 fn number(points: &[Value], name: &str) -> Option<f64> {
     let (path, choice) = match name.split_once('[') {
-        // Values may have brackets of their own.
+        // Values may contain brackets themselves.
         Some((path, choice)) => (path.trim(), choice.strip_suffix(']').unwrap_or(choice)),
         None => (name, ""),
     };

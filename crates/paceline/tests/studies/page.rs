@@ -1,31 +1,31 @@
-//! The page: its commands, their pictures, and what is claimed of them.
+//! A page: its commands, their pictures, and the claims about them.
 
 use crate::claim::Claim;
 
-/// What stands before a command of the page.
+/// Prefix of a command on the page.
 const PROMPT: &str = "$ cargo run --release -- ";
 
-/// The page, taken apart.
+/// A parsed page.
 pub(crate) struct Page {
     pub(crate) text: String,
     pub(crate) studies: Vec<Study>,
 }
 
-/// One command with what belongs to it: everything up to the next command.
+/// One command and the text that belongs to it: everything up to the next command.
 pub(crate) struct Study {
-    /// The line of its command.
+    /// Line number of its command.
     pub(crate) line: usize,
-    /// The arguments, as a shell would hand them over.
+    /// The arguments, as a shell would pass them.
     pub(crate) arguments: Vec<String>,
-    /// Its picture, from the folder of all pages.
+    /// Path of its picture, relative to the docs folder.
     pub(crate) picture: String,
-    /// What the text says of it.
+    /// Claims of the text about it.
     pub(crate) claims: Vec<Claim>,
 }
 
 impl Page {
-    /// Takes apart a page whose pictures' links start in a folder under that of all pages (`""`, or
-    /// `"parallelism/"`); panics with the line of what is wrong with it.
+    /// Parses a page whose picture links are relative to `folder` under the docs folder (`""`, or
+    /// `"parallelism/"`); panics with the line number of an error.
     pub(crate) fn parse(text: &str, folder: &str) -> Self {
         let lines: Vec<&str> = text.lines().collect();
         let starts: Vec<usize> =
@@ -59,7 +59,7 @@ fn study(lines: &[&str], start: usize, folder: &str) -> Study {
     Study { line: start + 1, arguments, picture, claims: Claim::all(&rest, next + 1) }
 }
 
-/// A command line's words: quotes keep spaces.
+/// Splits a command line into words; quotes preserve spaces.
 fn words(line: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut quote = None;

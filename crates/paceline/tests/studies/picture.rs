@@ -1,7 +1,7 @@
-//! Whether two pictures show the same.
+//! Comparison of two pictures.
 
-/// The first difference that an eye would see: other words, or a number that is off by more than a
-/// thirtieth and more than three units.
+/// The first visible difference: other text, or a number that differs by more than a thirtieth and
+/// by more than three units.
 pub(crate) fn difference(committed: &str, drawn: &str) -> Option<String> {
     let (old, new) = (pieces(committed), pieces(drawn));
     for (old, new) in old.iter().zip(&new) {
@@ -16,7 +16,7 @@ pub(crate) fn difference(committed: &str, drawn: &str) -> Option<String> {
     (old.len() != new.len()).then(|| "it has more or fewer marks".to_owned())
 }
 
-/// Numbers, and what stands between them.
+/// Splits a text into numbers and the text between them.
 fn pieces(text: &str) -> Vec<&str> {
     let mut pieces = Vec::new();
     let mut rest = text;

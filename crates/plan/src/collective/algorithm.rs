@@ -1,4 +1,4 @@
-//! How a collective is carried out, and the names of all ways to do it.
+//! Algorithms of collectives, and their names.
 
 use super::grid::Grid;
 use super::names::NameError;
@@ -8,44 +8,43 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
-/// The most rings that a vector is dealt out to; no machine has as many links on one device.
+/// Maximum number of rings that share a vector; no device has this number of links.
 pub const MAX_RINGS: u32 = 256;
 
-/// The most chunks that follow each other through the dimensions of a grid.
+/// Maximum number of chunks that are pipelined through the dimensions of a grid.
 pub const MAX_CHUNKS: u32 = 256;
 
-/// How a collective is carried out.
+/// Algorithm of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Algorithm {
-    /// Whatever [`resolve`](fn@super::resolve) picks for the kind, the rank count and the order.
+    /// The algorithm that [`resolve`](fn@super::resolve) picks by kind, rank count and order.
     Auto,
     /// Chunks travel around a ring of neighbours; see [`ring`](super::ring).
     Ring,
     /// Several rings in different orders share the vector; see [`multi_ring`](super::multi_ring).
     MultiRing {
-        /// How many rings, from 1 to [`MAX_RINGS`].
+        /// Number of rings, from 1 to [`MAX_RINGS`].
         rings: u32,
     },
     /// Recursive halving and doubling; see [`halving_doubling`](super::halving_doubling).
     HalvingDoubling,
     /// Two complementary binary trees; see [`tree`](super::tree).
     Tree,
-    /// Everyone talks to everyone at once; see [`direct`](super::direct).
+    /// Every rank exchanges with every other at once; see [`direct`](super::direct).
     Direct,
-    /// Ranks read each other's memory; see [`read_reduce`](super::read_reduce).
-    ReadReduce,
+    /// Ranks read each other's memory; see [`shared_memory`](super::shared_memory).
+    SharedMemory,
     /// Some ranks own shards of the vector; see [`parameter_server`](super::parameter_server).
     ParameterServer {
-        /// How many ranks serve; server *s* owns chunk *s*.
+        /// Number of servers; server *s* owns chunk *s*.
         servers: u32,
     },
-    /// Whole vectors go to everyone, one after the other; see [`naive`](super::naive).
+    /// Whole vectors are sent to all ranks, one after the other; see [`naive`](super::naive).
     Naive,
-    /// Whole vectors go to everyone at once; see [`overlapped`](super::overlapped).
+    /// Whole vectors are sent to all ranks at once; see [`overlapped`](super::overlapped).
     Overlapped,
-    /// Every rank answers for one part, one message at a time; see
-    /// [`partitioned`](super::partitioned).
+    /// Every rank reduces one part, one message at a time; see [`partitioned`](super::partitioned).
     Partitioned,
     /// One dimension of a torus after the other; see [`torus`](super::torus).
     Torus {
@@ -59,28 +58,28 @@ pub enum Algorithm {
         inner: Level,
         /// The algorithm between hosts.
         outer: Level,
-        /// How many consecutive ranks of the group share a host. Who asks for a collective may leave
-        /// it open for someone who knows the cluster, who calls [`Algorithm::with_host`].
+        /// Number of consecutive ranks of the group that share a host. `None` leaves it open until
+        /// code that knows the cluster calls [`Algorithm::with_host`].
         host: Option<NonZeroU32>,
     },
-    /// A switch sums; see [`in_network`](super::in_network).
+    /// A switch reduces; see [`in_network`](super::in_network).
     InNetwork,
-    /// One dimension of a grid after the other, in chunks that follow each other; see
+    /// One dimension of a grid after the other, in pipelined chunks; see
     /// [`per_dimension`](super::per_dimension).
     PerDimension {
-        /// How many chunks, from 1 to [`MAX_CHUNKS`].
+        /// Number of chunks, from 1 to [`MAX_CHUNKS`].
         chunks: u32,
-        /// How the order of dimensions of each chunk is chosen.
+        /// Order of the dimensions for each chunk.
         order: ChunkOrder,
-        /// The dimensions that the group spans. Who asks for a collective leaves it open for someone who
-        /// knows the cluster, who calls [`Fabric::settle`](super::Fabric::settle).
+        /// The dimensions that the group spans. `None` leaves them open until code that knows the
+        /// cluster calls [`Fabric::resolve`](super::Fabric::resolve).
         grid: Option<Grid>,
     },
 }
 
 impl Algorithm {
-    /// Settles how many consecutive ranks of the group share a host, where an algorithm needs that
-    /// and it was left open. No host has 0 ranks: then it stays open.
+    /// Sets the number of consecutive ranks of the group that share a host, if the algorithm needs
+    /// it and it is open. It stays open if `ranks` is 0.
     pub fn with_host(self, ranks: u32) -> Self {
         match self {
             Self::Hierarchical { inner, outer, host: None } => {
@@ -100,7 +99,7 @@ impl fmt::Display for Algorithm {
             Self::HalvingDoubling => Level::HalvingDoubling.fmt(f),
             Self::Tree => Level::Tree.fmt(f),
             Self::Direct => Level::Direct.fmt(f),
-            Self::ReadReduce => Level::ReadReduce.fmt(f),
+            Self::SharedMemory => Level::SharedMemory.fmt(f),
             Self::ParameterServer { servers } => Level::ParameterServer { servers }.fmt(f),
             Self::Naive => Level::Naive.fmt(f),
             Self::Overlapped => Level::Overlapped.fmt(f),
@@ -156,7 +155,7 @@ impl FromStr for Algorithm {
     }
 }
 
-/// None if the text names another algorithm.
+/// Parses a per-dimension algorithm; `None` if the text names another algorithm.
 fn per_dimension(text: &str) -> Option<Result<Algorithm, NameError>> {
     let (words, grid) = match text.split_once('/') {
         Some((words, grid)) => (words, Some(grid)),
@@ -228,7 +227,7 @@ impl From<Level> for Algorithm {
             Level::HalvingDoubling => Self::HalvingDoubling,
             Level::Tree => Self::Tree,
             Level::Direct => Self::Direct,
-            Level::ReadReduce => Self::ReadReduce,
+            Level::SharedMemory => Self::SharedMemory,
             Level::ParameterServer { servers } => Self::ParameterServer { servers },
             Level::Naive => Self::Naive,
             Level::Overlapped => Self::Overlapped,
@@ -239,14 +238,14 @@ impl From<Level> for Algorithm {
     }
 }
 
-/// An algorithm that can stand at one level of a hierarchy: any that is not one itself.
+/// An algorithm for one level of a hierarchy: any that is not hierarchical itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
     /// See [`Algorithm::Ring`].
     Ring,
     /// See [`Algorithm::MultiRing`].
     MultiRing {
-        /// How many rings.
+        /// Number of rings.
         rings: u32,
     },
     /// See [`Algorithm::HalvingDoubling`].
@@ -255,11 +254,11 @@ pub enum Level {
     Tree,
     /// See [`Algorithm::Direct`].
     Direct,
-    /// See [`Algorithm::ReadReduce`].
-    ReadReduce,
+    /// See [`Algorithm::SharedMemory`].
+    SharedMemory,
     /// See [`Algorithm::ParameterServer`].
     ParameterServer {
-        /// How many ranks serve.
+        /// Number of servers.
         servers: u32,
     },
     /// See [`Algorithm::Naive`].
@@ -278,16 +277,16 @@ pub enum Level {
 }
 
 impl Level {
-    const KNOWN: &'static str = "ring, multi-ring:C, halving-doubling, tree, direct, read-reduce, \
+    const KNOWN: &'static str = "ring, multi-ring:C, halving-doubling, tree, direct, shared-memory, \
                                  ps, ps:K, naive, overlapped, partitioned, torus:AxBxC, in-network";
 
-    /// Takes the words of one algorithm: its name, and its parameter if it has one. None if there is
-    /// no such name.
+    /// Consumes the words of one algorithm: its name, and its parameter if it has one. Returns
+    /// `None` for an unknown name.
     fn take<'t>(
         words: &mut (impl Iterator<Item = &'t str> + Clone),
     ) -> Result<Option<Self>, NameError> {
         let Some(word) = words.next() else { return Ok(None) };
-        // Names start with a letter and parameters do not, so that `ps:ring` is two levels.
+        // Names start with a letter and parameters do not, so `ps:ring` is two levels.
         let parameter = words.clone().next().filter(|p| !p.starts_with(char::is_alphabetic));
         let text = || parameter.map_or(word.to_owned(), |p| format!("{word}:{p}"));
         let number = || parameter.and_then(|p| p.parse().ok()).filter(|&n| n > 0);
@@ -296,7 +295,7 @@ impl Level {
             "halving-doubling" => (Self::HalvingDoubling, false),
             "tree" => (Self::Tree, false),
             "direct" => (Self::Direct, false),
-            "read-reduce" => (Self::ReadReduce, false),
+            "shared-memory" => (Self::SharedMemory, false),
             "naive" => (Self::Naive, false),
             "overlapped" => (Self::Overlapped, false),
             "partitioned" => (Self::Partitioned, false),
@@ -333,7 +332,7 @@ impl fmt::Display for Level {
             Self::HalvingDoubling => f.pad("halving-doubling"),
             Self::Tree => f.pad("tree"),
             Self::Direct => f.pad("direct"),
-            Self::ReadReduce => f.pad("read-reduce"),
+            Self::SharedMemory => f.pad("shared-memory"),
             Self::ParameterServer { servers: 1 } => f.pad("ps"),
             Self::ParameterServer { servers } => f.pad(&format!("ps:{servers}")),
             Self::Naive => f.pad("naive"),
@@ -345,19 +344,19 @@ impl fmt::Display for Level {
     }
 }
 
-/// The sizes of a torus' dimensions, from the one in which consecutive ranks are neighbours outwards.
+/// Sizes of a torus' dimensions, innermost first, where consecutive ranks are neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TorusShape {
-    /// Sizes of at least 1; behind them 0 for the dimensions that there are not.
+    /// Sizes of at least 1, padded with 0 for unused dimensions.
     sizes: [u32; Self::MAX_DIMENSIONS],
 }
 
 impl TorusShape {
-    /// The most dimensions that a shape can have.
+    /// Maximum number of dimensions of a shape.
     pub const MAX_DIMENSIONS: usize = 6;
 
-    /// A shape of so many dimensions, if none of them is empty and there are neither too few nor too
-    /// many.
+    /// Creates a shape; `None` if a dimension is empty, or if there are too few or too many
+    /// dimensions.
     pub fn new(sizes: &[u32]) -> Option<Self> {
         let mut shape = Self { sizes: [0; Self::MAX_DIMENSIONS] };
         shape.sizes.get_mut(..sizes.len())?.copy_from_slice(sizes);
@@ -369,7 +368,7 @@ impl TorusShape {
         self.sizes.into_iter().filter(|&size| size > 0)
     }
 
-    /// How many ranks a torus of this shape has.
+    /// Number of ranks of a torus of this shape.
     pub fn ranks(&self) -> u64 {
         self.sizes().fold(1, |ranks: u64, size| ranks.saturating_mul(size.into()))
     }
@@ -399,7 +398,7 @@ mod tests {
             "halving-doubling",
             "tree",
             "direct",
-            "read-reduce",
+            "shared-memory",
             "ps",
             "ps:4",
             "naive",

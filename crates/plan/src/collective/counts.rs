@@ -1,28 +1,30 @@
-//! What a collective costs, counted from its steps.
+//! Costs of a collective, counted from its steps.
 
-use super::step::{Action, Combine, Cut};
+use super::step::{Action, Chunking, Combine};
 use super::{Algorithm, Pattern};
 use crate::units::Bytes;
 
-/// How long, how much and how crowded: what the doc comments of the algorithms state as formulas.
+/// Rounds, bytes and fan-in, as the doc comments of the algorithms state them in formulas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Rounds from the first message to the last.
+    /// Number of rounds from the first message to the last.
     pub rounds: u32,
-    /// The most bytes that any one rank sends.
+    /// Maximum bytes that any one rank sends.
     pub bytes_sent_per_rank_max: Bytes,
-    /// The most bytes that any one rank receives.
+    /// Maximum bytes that any one rank receives.
     pub bytes_received_per_rank_max: Bytes,
-    /// The most bytes that any one rank reads from the memory of others.
+    /// Maximum bytes that any one rank reads from the memory of others.
     pub bytes_read_per_rank_max: Bytes,
-    /// The most messages that any one rank receives, or loans that it reads, in one round.
+    /// Maximum bytes that any one rank writes to the memory of others.
+    pub bytes_written_per_rank_max: Bytes,
+    /// Maximum number of messages received, or loans read, by any one rank in one round.
     pub fan_in_max: u32,
-    /// The most bytes that any one rank holds aside at once for a sum in canonical order.
+    /// Maximum bytes that any one rank buffers at once for a sum in canonical order.
     pub bytes_held_max: Bytes,
 }
 
 impl Counts {
-    /// Counts the steps of those ranks that between them are the busiest of their group; see
+    /// Counts the steps of a set of ranks that includes the busiest of the group; see
     /// [`Pattern::counts`].
     pub(super) fn of(pattern: &Pattern, bytes: Bytes) -> Self {
         busiest(pattern)
@@ -42,8 +44,8 @@ impl Counts {
     }
 
     fn of_rank(pattern: &Pattern, rank: u32, bytes: Bytes) -> Self {
-        let cut = Cut { elements: bytes.0, chunks: pattern.chunks(), block: 1 };
-        let (mut sent, mut received, mut read) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+        let cut = Chunking { elements: bytes.0, chunks: pattern.chunks(), block: 1 };
+        let [mut sent, mut received, mut read, mut written] = [Bytes::ZERO; 4];
         let (mut held, mut held_max) = (Bytes::ZERO, Bytes::ZERO);
         let (mut rounds, mut fan_in, mut fan_in_max) = (0, 0, 0);
         for step in pattern.steps(rank) {
@@ -54,7 +56,7 @@ impl Counts {
                 Action::Send { chunks, .. } | Action::Offer { chunks, .. } => {
                     add(&mut sent, cut.elements_in(chunks));
                 }
-                // However much of it there is, a switch sends a rank one message.
+                // A switch sends a rank one message, whatever its size.
                 Action::Take { chunks, .. } => {
                     add(&mut received, cut.elements_in(chunks));
                     fan_in_max = fan_in_max.max(1);
@@ -73,12 +75,13 @@ impl Counts {
                     fan_in += 1;
                     fan_in_max = fan_in_max.max(fan_in);
                 }
+                Action::Write { chunks, .. } => add(&mut written, cut.elements_in(chunks)),
                 Action::Fold { .. } => held = Bytes::ZERO,
                 Action::Emit { .. } | Action::Lend { .. } => {}
             }
         }
         if pattern.ranks() == 1 {
-            // A lone rank may still copy its input to its output; that is no round.
+            // A single rank may still copy its input to its output; that is not a round.
             rounds = 0;
         }
         Self {
@@ -86,6 +89,7 @@ impl Counts {
             bytes_sent_per_rank_max: sent,
             bytes_received_per_rank_max: received,
             bytes_read_per_rank_max: read,
+            bytes_written_per_rank_max: written,
             fan_in_max,
             bytes_held_max: held_max,
         }
@@ -103,6 +107,9 @@ impl Counts {
             bytes_read_per_rank_max: self
                 .bytes_read_per_rank_max
                 .max(other.bytes_read_per_rank_max),
+            bytes_written_per_rank_max: self
+                .bytes_written_per_rank_max
+                .max(other.bytes_written_per_rank_max),
             fan_in_max: self.fan_in_max.max(other.fan_in_max),
             bytes_held_max: self.bytes_held_max.max(other.bytes_held_max),
         }
@@ -113,13 +120,13 @@ fn add(sum: &mut Bytes, bytes: u64) {
     sum.0 = sum.0.saturating_add(bytes);
 }
 
-/// Ranks among which every maximum over the group is found; see [`Pattern::busiest`].
+/// Ranks that include the maximum of every count over the group; see [`Pattern::busiest`].
 ///
-/// Halving and trees are irregular, but a rank has few steps there, so all ranks are counted; and so
-/// they are for the other algorithms whose loads depend on more than one distance, unless that
-/// comes to too many steps.
+/// Halving and trees are irregular, but a rank has few steps there, so all ranks are counted. The
+/// same holds for the other algorithms whose loads depend on more than one distance, unless there
+/// are too many steps.
 pub(super) fn busiest(pattern: &Pattern) -> Vec<u32> {
-    /// Steps that are written down and counted in a few milliseconds.
+    /// Number of steps that can be generated and counted in a few milliseconds.
     const FEW_STEPS: u64 = 1 << 20;
     let ranks = pattern.ranks();
     let all = match pattern.algorithm() {
@@ -133,7 +140,7 @@ pub(super) fn busiest(pattern: &Pattern) -> Vec<u32> {
         Algorithm::Auto
         | Algorithm::Ring
         | Algorithm::Direct
-        | Algorithm::ReadReduce
+        | Algorithm::SharedMemory
         | Algorithm::ParameterServer { .. }
         | Algorithm::Naive
         | Algorithm::Overlapped
@@ -145,10 +152,10 @@ pub(super) fn busiest(pattern: &Pattern) -> Vec<u32> {
 
 /// The ranks around the edges of the group.
 ///
-/// A rank's load depends on its distance from the root and on the sizes of the chunks it deals with,
-/// which never grow along the vector; so the ranks around the edges of both suffice. With several
-/// rings, dimensions or levels, whose edges lie apart, they do up to the rounding of chunk sizes.
-/// Tests compare with all ranks for every algorithm.
+/// A rank's load depends on its distance from the root and on the sizes of its chunks, which never
+/// grow along the vector; so the ranks around the edges of both suffice. Several rings, dimensions
+/// or levels have different edges; there they suffice up to the rounding of chunk sizes. Tests
+/// compare with all ranks for every algorithm.
 pub(super) fn at_edges(pattern: &Pattern) -> Vec<u32> {
     let (ranks, root) = (pattern.ranks(), pattern.root());
     let edges = match pattern.algorithm() {
@@ -165,7 +172,7 @@ pub(super) fn at_edges(pattern: &Pattern) -> Vec<u32> {
         | Algorithm::HalvingDoubling
         | Algorithm::Tree
         | Algorithm::Direct
-        | Algorithm::ReadReduce
+        | Algorithm::SharedMemory
         | Algorithm::Naive
         | Algorithm::Overlapped
         | Algorithm::Partitioned
@@ -178,7 +185,7 @@ pub(super) fn at_edges(pattern: &Pattern) -> Vec<u32> {
     busiest
 }
 
-/// Those around the edges in every dimension.
+/// The ranks around the edges in every dimension.
 fn busiest_of_grid(sizes: impl Iterator<Item = u32>) -> Vec<u32> {
     let (mut busiest, mut below) = (vec![0], 1);
     for size in sizes {

@@ -1,20 +1,20 @@
-//! Direct algorithms: every message goes straight to where it is needed, all in one round.
+//! Direct algorithms: every message goes straight to its destination, all in one round.
 //!
-//! The fewest rounds possible, at the price of a fan-in that grows with the group. Contributions
-//! that must be summed in canonical order are held until all are there; in free order they are
-//! summed as listed, which needs no room beside the message at hand.
+//! They need the fewest rounds possible, but the fan-in grows with the group. Contributions that
+//! must be summed in canonical order are buffered until all have arrived. In free order they are
+//! summed as listed, which needs no memory beyond the current message.
 //!
 //! In the formulas *P* is the number of ranks and *N* the bytes of the whole vector.
 
-use super::step::{Chunks, Combine, Script, Step};
-use super::{Order, has_steps};
+use super::step::{Chunks, Combine, Step, StepList};
+use super::{SummationOrder, has_steps};
 
-/// Rank *i* sums chunk *i* of everyone, then sends it to everyone.
+/// Rank *i* sums chunk *i* of all ranks, then sends it to all ranks.
 ///
-/// Rounds 2; bytes sent and received per rank 2N(P−1)/P; fan-in P−1. Chunks: P.
-/// Held in canonical order: N(P−1)/P.
-pub fn all_reduce(ranks: u32, me: u32, order: Order) -> Vec<Step> {
-    let mut script = Script::default();
+/// Rounds 2; bytes sent and received per rank 2N(P−1)/P; fan-in P−1. Chunks: P. Held in canonical
+/// order: N(P−1)/P.
+pub fn all_reduce(ranks: u32, me: u32, order: SummationOrder) -> Vec<Step> {
+    let mut script = StepList::default();
     if has_steps(ranks, me) {
         scatter_round(&mut script, 0, ranks, me, order);
         gather_round(&mut script, 1, ranks, me);
@@ -22,34 +22,34 @@ pub fn all_reduce(ranks: u32, me: u32, order: Order) -> Vec<Step> {
     script.done()
 }
 
-/// Rank *i* sums chunk *i* of everyone.
+/// Rank *i* sums chunk *i* of all ranks.
 ///
-/// Rounds 1; bytes sent and received per rank N(P−1)/P; fan-in P−1. Chunks: P.
-/// Held in canonical order: N(P−1)/P.
-pub fn reduce_scatter(ranks: u32, me: u32, order: Order) -> Vec<Step> {
-    let mut script = Script::default();
+/// Rounds 1; bytes sent and received per rank N(P−1)/P; fan-in P−1. Chunks: P. Held in canonical
+/// order: N(P−1)/P.
+pub fn reduce_scatter(ranks: u32, me: u32, order: SummationOrder) -> Vec<Step> {
+    let mut script = StepList::default();
     if has_steps(ranks, me) {
         scatter_round(&mut script, 0, ranks, me, order);
     }
     script.done()
 }
 
-/// Everyone sends its part to everyone.
+/// Every rank sends its part to all others.
 ///
 /// Rounds 1; bytes sent and received per rank N(P−1)/P; fan-in P−1. Chunks: P.
 pub fn all_gather(ranks: u32, me: u32) -> Vec<Step> {
-    let mut script = Script::default();
+    let mut script = StepList::default();
     if has_steps(ranks, me) {
         gather_round(&mut script, 0, ranks, me);
     }
     script.done()
 }
 
-/// The root sends its vector to everyone.
+/// The root sends its vector to all other ranks.
 ///
 /// Rounds 1; bytes sent N(P−1) by the root; received per rank N; fan-in 1. Chunks: 1.
 pub fn broadcast(ranks: u32, me: u32, root: u32) -> Vec<Step> {
-    let mut script = Script::default();
+    let mut script = StepList::default();
     if has_steps(ranks, me) && root < ranks {
         if me == root {
             for to in ahead(ranks, me) {
@@ -62,12 +62,12 @@ pub fn broadcast(ranks: u32, me: u32, root: u32) -> Vec<Step> {
     script.done()
 }
 
-/// Everyone sends its vector to the root, which sums them.
+/// Every rank sends its vector to the root, which sums them.
 ///
-/// Rounds 1; bytes sent per rank N; received N(P−1) by the root; fan-in P−1. Chunks: 1.
-/// Held in canonical order: N(P−1).
-pub fn reduce(ranks: u32, me: u32, root: u32, order: Order) -> Vec<Step> {
-    let mut script = Script::default();
+/// Rounds 1; bytes sent per rank N; received N(P−1) by the root; fan-in P−1. Chunks: 1. Held in
+/// canonical order: N(P−1).
+pub fn reduce(ranks: u32, me: u32, root: u32, order: SummationOrder) -> Vec<Step> {
+    let mut script = StepList::default();
     if has_steps(ranks, me) && root < ranks {
         if me == root {
             take_in(&mut script, 0, behind(ranks, me), Chunks::one(0), order);
@@ -78,11 +78,11 @@ pub fn reduce(ranks: u32, me: u32, root: u32, order: Order) -> Vec<Step> {
     script.done()
 }
 
-/// Everyone sends its part to the root.
+/// Every rank sends its part to the root.
 ///
 /// Rounds 1; bytes sent per rank N/P; received N(P−1)/P by the root; fan-in P−1. Chunks: P.
 pub fn gather(ranks: u32, me: u32, root: u32) -> Vec<Step> {
-    let mut script = Script::default();
+    let mut script = StepList::default();
     if has_steps(ranks, me) && root < ranks {
         if me == root {
             for from in behind(ranks, me) {
@@ -95,11 +95,11 @@ pub fn gather(ranks: u32, me: u32, root: u32) -> Vec<Step> {
     script.done()
 }
 
-/// Everyone sends everyone its part.
+/// Every rank sends every other rank its part.
 ///
 /// Rounds 1; bytes sent and received per rank N(P−1)/P; fan-in P−1. Chunks: P.
 pub fn all_to_all(ranks: u32, me: u32) -> Vec<Step> {
-    let mut script = Script::default();
+    let mut script = StepList::default();
     if has_steps(ranks, me) {
         script.emit(0, Chunks::one(me));
         for to in ahead(ranks, me) {
@@ -112,22 +112,22 @@ pub fn all_to_all(ranks: u32, me: u32) -> Vec<Step> {
     script.done()
 }
 
-/// Sums what the given ranks send of these chunks into this rank's own.
+/// Receives these chunks from the given ranks and sums them into this rank's own.
 pub(super) fn take_in(
-    script: &mut Script,
+    script: &mut StepList,
     round: u32,
     from: impl Iterator<Item = u32>,
     chunks: Chunks,
-    order: Order,
+    order: SummationOrder,
 ) {
     match order {
-        Order::Canonical => {
+        SummationOrder::Canonical => {
             for from in from {
                 script.recv(round, from, chunks, Combine::Hold);
             }
             script.fold(round, chunks);
         }
-        Order::Free => {
+        SummationOrder::Free => {
             for from in from {
                 script.recv(round, from, chunks, Combine::Reduce);
             }
@@ -135,7 +135,7 @@ pub(super) fn take_in(
     }
 }
 
-/// The other ranks, the next one first: whom to send to, so that no rank is everyone's first.
+/// The other ranks in sending order, the next one first, so that no rank is first for all.
 pub(super) fn ahead(ranks: u32, me: u32) -> impl Iterator<Item = u32> {
     (1..ranks).map(move |k| (me + k) % ranks)
 }
@@ -145,14 +145,14 @@ pub(super) fn behind(ranks: u32, me: u32) -> impl Iterator<Item = u32> {
     (1..ranks).map(move |k| (me + ranks - k) % ranks)
 }
 
-fn scatter_round(script: &mut Script, round: u32, ranks: u32, me: u32, order: Order) {
+fn scatter_round(script: &mut StepList, round: u32, ranks: u32, me: u32, order: SummationOrder) {
     for to in ahead(ranks, me) {
         script.send(round, to, Chunks::one(to));
     }
     take_in(script, round, behind(ranks, me), Chunks::one(me), order);
 }
 
-fn gather_round(script: &mut Script, round: u32, ranks: u32, me: u32) {
+fn gather_round(script: &mut StepList, round: u32, ranks: u32, me: u32) {
     for to in ahead(ranks, me) {
         script.send(round, to, Chunks::one(me));
     }

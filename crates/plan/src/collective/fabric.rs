@@ -1,84 +1,137 @@
-//! What an algorithm has to know of a machine: which ranks share a host, and how they are joined.
+//! Machine properties that algorithms depend on: ranks per host, and the network between them.
 
 use super::algorithm::{Algorithm, Level};
-use super::grid::{Grid, GridDimension, Way};
-use super::resolve::CollectiveError;
+use super::grid::{DimAlgorithm, Grid, GridDimension};
+use super::resolve::{CollectiveError, resolve};
+use super::{CollectiveKind, SummationOrder};
 use crate::ids::Rank;
+use crate::mesh::{GroupKind, Mesh};
 
-/// Where ranks stand. Rank *r* stands on device *r*, whose coordinates count through the dimensions, the
-/// innermost first.
+/// Location of ranks. Rank *r* is on device *r*, whose coordinates count through the dimensions,
+/// the innermost first.
 ///
-/// Plans know no cluster; who does hands this to [`Fabric::settle`], after which an algorithm says all.
+/// Plans know no cluster. Code that does calls [`Fabric::resolve`]; the resulting algorithm is
+/// complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fabric {
-    /// How many consecutive ranks share a host.
+    /// Number of consecutive ranks that share a host.
     pub host: u64,
     /// The dimensions, innermost first.
     pub dimensions: Vec<FabricDimension>,
+    /// Number of consecutive ranks that can map each other's memory; `None` if none can.
+    pub shm_domain: Option<u64>,
 }
 
 /// One dimension of a machine's network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FabricDimension {
-    /// What people call it.
+    /// Its name.
     pub name: String,
-    /// How many members it has.
+    /// Number of its members.
     pub size: u32,
-    /// What its links are good for. A switch with other than a power of two of members goes by ring.
-    pub way: Way,
-    /// What one link carries, in MB/s.
+    /// Algorithm that suits its links. A switch without a power of two of members uses the ring.
+    pub way: DimAlgorithm,
+    /// Bandwidth of one link, in MB/s.
     pub rate: u32,
-    /// Whether its switch can sum.
+    /// True if its switch can reduce.
     pub reduces: bool,
 }
 
 impl Fabric {
-    /// Ranks that all share one host, in which everyone reaches everyone.
-    pub fn one_host(ranks: u32) -> Self {
-        let size = ranks.max(1);
-        let (name, way) = ("memory".to_owned(), Way::Halving);
-        let memory = FabricDimension { name, size, way, rate: 1, reduces: false };
-        Self { host: size.into(), dimensions: vec![memory] }
+    /// A fabric of which nothing is known.
+    pub fn unknown() -> Self {
+        Self { host: 1, dimensions: Vec::new(), shm_domain: None }
     }
 
-    /// Settles what an algorithm leaves open for a group: how many of its members share a host, and which
-    /// dimensions they span. Refuses what the machine cannot do.
-    pub fn settle(
+    /// Chooses the algorithm of a collective of every group of a kind. One that was requested is
+    /// taken as requested if it applies. Otherwise groups inside shm domains use shared memory for
+    /// kinds whose members all stay until the end, if only one summation order is possible; other
+    /// groups use the algorithm that [`resolve`](fn@super::resolve) picks.
+    pub fn algorithm(
+        &self,
+        mesh: &Mesh,
+        group: GroupKind,
+        kind: CollectiveKind,
+        asked: Algorithm,
+        order: SummationOrder,
+    ) -> Algorithm {
+        let ranks = mesh.group_size(group);
+        let stays = match kind {
+            CollectiveKind::AllReduce
+            | CollectiveKind::ReduceScatter
+            | CollectiveKind::AllGather
+            | CollectiveKind::AllToAll => true,
+            // A rank may leave these before the others are done, but a lender must stay.
+            CollectiveKind::Broadcast | CollectiveKind::Reduce | CollectiveKind::Gather => false,
+        };
+        let fixed = order == SummationOrder::Canonical || !kind.reduces();
+        if asked == Algorithm::Auto && ranks > 1 && stays && fixed && self.share_memory(mesh, group)
+        {
+            return Algorithm::SharedMemory;
+        }
+        resolve(kind, asked, ranks, order)
+            .or_else(|_| resolve(kind, Algorithm::Auto, ranks, order))
+            .expect("some algorithm does every kind")
+    }
+
+    /// Returns true if the members of every group of a kind can map each other's memory.
+    pub fn share_memory(&self, mesh: &Mesh, group: GroupKind) -> bool {
+        let Some(domain) = self.shm_domain.filter(|&ranks| ranks > 0) else { return false };
+        let of = |rank: &Rank| u64::from(rank.0) / domain;
+        let inside = |rank: u32| {
+            let members = mesh.members(group, Rank(rank));
+            members.windows(2).all(|pair| of(&pair[0]) == of(&pair[1]))
+        };
+        u64::from(mesh.world()) <= domain || (0..mesh.world()).all(inside)
+    }
+
+    /// A fabric whose ranks all share one host, all directly connected.
+    pub fn one_host(ranks: u32) -> Self {
+        let size = ranks.max(1);
+        let (name, way) = ("memory".to_owned(), DimAlgorithm::Halving);
+        let memory = FabricDimension { name, size, way, rate: 1, reduces: false };
+        Self { host: size.into(), dimensions: vec![memory], shm_domain: None }
+    }
+
+    /// Resolves the open parameters of an algorithm for a group: the number of members per host,
+    /// and the dimensions they span. Refuses an algorithm that the machine cannot run.
+    pub fn resolve(
         &self,
         algorithm: Algorithm,
         members: &[Rank],
     ) -> Result<Algorithm, CollectiveError> {
         let ranks = u32::try_from(members.len()).unwrap_or(u32::MAX);
-        let settled = match algorithm {
+        let resolved = match algorithm {
             Algorithm::Hierarchical { host: None, .. } => {
-                let host = self.together(members).ok_or(CollectiveError::UnevenHosts { ranks })?;
+                let host =
+                    self.ranks_per_host(members).ok_or(CollectiveError::UnevenHosts { ranks })?;
                 algorithm.with_host(host)
             }
             Algorithm::PerDimension { chunks, order, grid: None } => {
                 let grid = Some(self.grid(algorithm, members)?);
                 Algorithm::PerDimension { chunks, order, grid }
             }
-            settled => settled,
+            resolved => resolved,
         };
-        match settled {
-            Algorithm::InNetwork => self.check_reduces(settled, members)?,
+        match resolved {
+            Algorithm::InNetwork => self.check_reduces(resolved, members)?,
             Algorithm::Hierarchical { inner, outer, host: Some(host) } => {
                 let host = host.get() as usize;
                 if inner == Level::InNetwork {
-                    self.check_reduces(settled, members.get(..host).unwrap_or(members))?;
+                    self.check_reduces(resolved, members.get(..host).unwrap_or(members))?;
                 }
                 if outer == Level::InNetwork {
                     let across: Vec<Rank> = members.iter().copied().step_by(host).collect();
-                    self.check_reduces(settled, &across)?;
+                    self.check_reduces(resolved, &across)?;
                 }
             }
             _ => {}
         }
-        Ok(settled)
+        Ok(resolved)
     }
 
-    /// How many consecutive members share a host, if it is as many on every host.
-    fn together(&self, members: &[Rank]) -> Option<u32> {
+    /// Number of consecutive members that share a host, if it is the same on every host.
+    fn ranks_per_host(&self, members: &[Rank]) -> Option<u32> {
         let host = |rank: &Rank| u64::from(rank.0) / self.host.max(1);
         let mut runs = members.chunk_by(|a, b| host(a) == host(b)).map(<[Rank]>::len);
         let first = runs.next()?;
@@ -120,21 +173,21 @@ impl Fabric {
             let FabricDimension { way, rate, .. } = self.dimensions[d];
             let size = spans[d].len() as u32;
             let way = match way {
-                Way::Halving if !few => Way::Direct,
-                Way::Halving if !size.is_power_of_two() => Way::Ring,
+                DimAlgorithm::Halving if !few => DimAlgorithm::Direct,
+                DimAlgorithm::Halving if !size.is_power_of_two() => DimAlgorithm::Ring,
                 way => way,
             };
             GridDimension { size, way, rate: rate.max(1) }
         };
         let mut dimensions: Vec<_> = spanned.iter().map(dimension).collect();
         if dimensions.is_empty() {
-            dimensions.push(GridDimension { size: 1, way: Way::Ring, rate: 1 });
+            dimensions.push(GridDimension { size: 1, way: DimAlgorithm::Ring, rate: 1 });
         }
         Grid::new(&dimensions)
             .ok_or(CollectiveError::ManyDimensions { algorithm, dimensions: dimensions.len() })
     }
 
-    /// By dimension, the coordinates that members have, in the order of their first appearance.
+    /// The members' coordinates in each dimension, in order of first appearance.
     fn spans(&self, members: &[Rank]) -> Vec<Vec<u32>> {
         let mut spans = vec![Vec::new(); self.dimensions.len()];
         let mut seen: Vec<Vec<bool>> =
@@ -149,7 +202,7 @@ impl Fabric {
         spans
     }
 
-    /// The outermost dimension in which members differ must have a switch that sums.
+    /// Checks that the outermost dimension in which members differ has a switch that can reduce.
     fn check_reduces(&self, algorithm: Algorithm, members: &[Rank]) -> Result<(), CollectiveError> {
         let spans = self.spans(members);
         let outermost = (0..spans.len()).rev().find(|&d| spans[d].len() > 1);
@@ -167,7 +220,7 @@ impl Fabric {
 mod tests {
     use super::*;
 
-    /// Two racks of four hosts of eight devices; the middle one has switches that sum.
+    /// Two racks of four hosts of eight devices; the middle dimension has switches that can reduce.
     fn fabric() -> Fabric {
         let dimension = |name: &str, size, way, rate, reduces| FabricDimension {
             name: name.into(),
@@ -177,52 +230,52 @@ mod tests {
             reduces,
         };
         let dimensions = vec![
-            dimension("nvlink", 8, Way::Halving, 300, false),
-            dimension("rack", 4, Way::Halving, 25, true),
-            dimension("core", 2, Way::Ring, 10, false),
+            dimension("nvlink", 8, DimAlgorithm::Halving, 300, false),
+            dimension("rack", 4, DimAlgorithm::Halving, 25, true),
+            dimension("core", 2, DimAlgorithm::Ring, 10, false),
         ];
-        Fabric { host: 8, dimensions }
+        Fabric { host: 8, dimensions, shm_domain: None }
     }
 
-    fn settled(text: &str, members: impl IntoIterator<Item = u32>) -> Result<String, String> {
+    fn resolved(text: &str, members: impl IntoIterator<Item = u32>) -> Result<String, String> {
         let members: Vec<Rank> = members.into_iter().map(Rank).collect();
-        let algorithm = fabric().settle(text.parse().unwrap(), &members);
+        let algorithm = fabric().resolve(text.parse().unwrap(), &members);
         algorithm.map(|a| a.to_string()).map_err(|error| error.to_string())
     }
 
     #[test]
     fn hosts_are_counted_in_the_group_and_not_in_the_machine() {
-        let settled = |members: Vec<u32>| settled("hierarchical:ring:tree", members);
-        assert_eq!(settled((0..64).collect()).unwrap(), "hierarchical:ring:tree/8");
-        assert_eq!(settled((0..64).step_by(2).collect()).unwrap(), "hierarchical:ring:tree/4");
-        assert_eq!(settled((0..64).step_by(8).collect()).unwrap(), "hierarchical:ring:tree/1");
-        assert_eq!(settled((0..4).collect()).unwrap(), "hierarchical:ring:tree/4");
-        assert!(settled((0..12).collect()).unwrap_err().contains("evenly"));
+        let resolved = |members: Vec<u32>| resolved("hierarchical:ring:tree", members);
+        assert_eq!(resolved((0..64).collect()).unwrap(), "hierarchical:ring:tree/8");
+        assert_eq!(resolved((0..64).step_by(2).collect()).unwrap(), "hierarchical:ring:tree/4");
+        assert_eq!(resolved((0..64).step_by(8).collect()).unwrap(), "hierarchical:ring:tree/1");
+        assert_eq!(resolved((0..4).collect()).unwrap(), "hierarchical:ring:tree/4");
+        assert!(resolved((0..12).collect()).unwrap_err().contains("evenly"));
     }
 
     #[test]
     fn a_group_goes_through_the_dimensions_that_it_spans() {
-        assert_eq!(settled("themis:4", 0..64).unwrap(), "themis:4/8hx4hx2r@300x25x10");
-        assert_eq!(settled("per-dimension", 0..32).unwrap(), "per-dimension/8hx4h@300x25");
+        assert_eq!(resolved("themis:4", 0..64).unwrap(), "themis:4/8hx4hx2r@300x25x10");
+        assert_eq!(resolved("per-dimension", 0..32).unwrap(), "per-dimension/8hx4h@300x25");
         assert_eq!(
-            settled("per-dimension", (0..64).step_by(8)).unwrap(),
+            resolved("per-dimension", (0..64).step_by(8)).unwrap(),
             "per-dimension/4hx2r@25x10"
         );
-        assert_eq!(settled("per-dimension:2", 0..6).unwrap(), "per-dimension:2/6r@300");
-        assert_eq!(settled("per-dimension", 5..6).unwrap(), "per-dimension/1r");
-        assert!(settled("per-dimension", 0..12).unwrap_err().contains("12 ranks"));
-        assert!(settled("per-dimension", [0, 8, 1, 9]).is_err(), "not in the grid's order");
+        assert_eq!(resolved("per-dimension:2", 0..6).unwrap(), "per-dimension:2/6r@300");
+        assert_eq!(resolved("per-dimension", 5..6).unwrap(), "per-dimension/1r");
+        assert!(resolved("per-dimension", 0..12).unwrap_err().contains("12 ranks"));
+        assert!(resolved("per-dimension", [0, 8, 1, 9]).is_err(), "not in the grid's order");
     }
 
     #[test]
     fn only_switches_that_sum_reduce() {
-        assert_eq!(settled("in-network", (0..32).step_by(8)).unwrap(), "in-network");
-        assert_eq!(settled("in-network", 0..32).unwrap(), "in-network");
-        let told = settled("in-network", 0..8).unwrap_err();
+        assert_eq!(resolved("in-network", (0..32).step_by(8)).unwrap(), "in-network");
+        assert_eq!(resolved("in-network", 0..32).unwrap(), "in-network");
+        let told = resolved("in-network", 0..8).unwrap_err();
         assert!(told.contains("nvlink") && told.contains("in_network_reduction"), "{told}");
-        assert!(settled("in-network", 0..64).unwrap_err().contains("core"));
-        assert!(settled("hierarchical:ring:in-network", 0..32).is_ok());
-        assert!(settled("hierarchical:in-network:ring", 0..32).is_err());
-        assert!(settled("in-network", 3..4).is_ok(), "a lone rank needs no switch");
+        assert!(resolved("in-network", 0..64).unwrap_err().contains("core"));
+        assert!(resolved("hierarchical:ring:in-network", 0..32).is_ok());
+        assert!(resolved("hierarchical:in-network:ring", 0..32).is_err());
+        assert!(resolved("in-network", 3..4).is_ok(), "a lone rank needs no switch");
     }
 }

@@ -1,14 +1,15 @@
-//! The canonical order of summation: the one place where its tree is defined.
+//! The canonical summation order: the only definition of its tree.
 
-/// Combines contributions in canonical order while they come in, one after the other.
+/// Combines contributions in canonical order as they arrive, one after the other.
 ///
 /// The tree pairs neighbours: level 0 is the contributions in order, and each level above adds the
-/// first to the second, the third to the fourth and so on, where an odd last one moves up as it is.
-/// Five contributions are summed as `((0+1)+(2+3))+4`, seven as `((0+1)+(2+3))+((4+5)+6)`.
+/// first to the second, the third to the fourth and so on; an odd last one moves up unchanged. Five
+/// contributions are summed as `((0+1)+(2+3))+4`, seven as `((0+1)+(2+3))+((4+5)+6)`.
 ///
 /// Two properties make this the canonical tree. Every aligned run of 2ᵏ contributions is a subtree,
-/// so ranks may sum runs of their own before they meet the others. And after *n* contributions only
-/// as many partial sums are alive as *n* has one-bits, at most log₂ n + 1, as in a binary counter.
+/// so ranks may sum their own runs before they exchange with others. And after *n* contributions
+/// the number of live partial sums equals the number of one-bits of *n*, at most log₂ n + 1, as in
+/// a binary counter.
 #[derive(Clone, Debug)]
 pub struct CanonicalFold<T> {
     /// Complete subtrees, the leftmost and largest first, each with its height.
@@ -16,12 +17,12 @@ pub struct CanonicalFold<T> {
 }
 
 impl<T> CanonicalFold<T> {
-    /// A fold that has seen nothing.
+    /// Creates an empty fold.
     pub const fn new() -> Self {
         Self { subtrees: Vec::new() }
     }
 
-    /// Takes the next contribution in; `add` gets the left operand first.
+    /// Adds the next contribution; `add` gets the left operand first.
     pub fn push(&mut self, part: T, mut add: impl FnMut(T, T) -> T) {
         let (mut height, mut sum) = (0, part);
         while let Some((_, left)) = self.subtrees.pop_if(|(top, _)| *top == height) {
@@ -31,7 +32,7 @@ impl<T> CanonicalFold<T> {
         self.subtrees.push((height, sum));
     }
 
-    /// The sum of everything pushed, or nothing if nothing was.
+    /// Returns the sum of all contributions, or `None` if there are none.
     pub fn finish(mut self, mut add: impl FnMut(T, T) -> T) -> Option<T> {
         let (_, mut sum) = self.subtrees.pop()?;
         while let Some((_, left)) = self.subtrees.pop() {
@@ -63,7 +64,7 @@ pub fn canonical_fold<T>(
 mod tests {
     use super::*;
 
-    /// The definition itself, level by level.
+    /// The definition of the tree, level by level.
     fn by_levels(mut level: Vec<String>) -> Option<String> {
         while level.len() > 1 {
             level = level

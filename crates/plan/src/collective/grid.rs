@@ -1,37 +1,37 @@
-//! A group of ranks as a grid of dimensions, each with the algorithm and the rate of its links.
+//! A group of ranks as a grid of dimensions, each with its algorithm and link bandwidth.
 
 use std::fmt;
 
-/// The dimensions that a group spans, from the one in which consecutive ranks are neighbours outwards.
+/// The dimensions that a group spans, innermost first; consecutive ranks are neighbours there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Grid {
-    /// Behind the last dimension stand empty ones.
+    /// The dimensions, padded with empty ones.
     dimensions: [GridDimension; Self::MAX_DIMENSIONS],
 }
 
 /// One dimension of a [`Grid`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GridDimension {
-    /// How many ranks differ in this dimension only.
+    /// Number of ranks that differ in this dimension only.
     pub size: u32,
-    /// How they exchange.
-    pub way: Way,
-    /// What one rank's links of this dimension carry, in MB/s. Only the ratios matter.
+    /// Algorithm along this dimension.
+    pub way: DimAlgorithm,
+    /// Bandwidth of one rank's links in this dimension, in MB/s. Only the ratios matter.
     pub rate: u32,
 }
 
-/// How the ranks along one dimension exchange what they reduce and gather.
+/// Algorithm of reduce-scatter and all-gather along one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Way {
-    /// From neighbour to neighbour, for dimensions whose links join neighbours.
+pub enum DimAlgorithm {
+    /// From neighbour to neighbour, for dimensions whose links connect neighbours.
     Ring,
-    /// Everyone with everyone at once, for dimensions with a link for every pair.
+    /// All pairs at once, for dimensions with a link for every pair.
     Direct,
     /// Recursive halving and doubling, for switches with a power of two of ranks.
     Halving,
 }
 
-impl Way {
+impl DimAlgorithm {
     const fn letter(self) -> char {
         match self {
             Self::Ring => 'r',
@@ -40,7 +40,7 @@ impl Way {
         }
     }
 
-    /// The rounds of a reduce_scatter or an all_gather of so many ranks.
+    /// Number of rounds of a reduce_scatter or an all_gather of `size` ranks.
     pub const fn rounds(self, size: u32) -> u32 {
         match self {
             _ if size <= 1 => 0,
@@ -52,15 +52,15 @@ impl Way {
 }
 
 impl Grid {
-    /// The most dimensions of which every subset of ranks is still a regular set of chunks.
+    /// Maximum number of dimensions with which every subset of ranks is a regular set of chunks.
     pub const MAX_DIMENSIONS: usize = 4;
-    /// With so many dimensions, halving would meet chunks at irregular distances.
+    /// Maximum number of dimensions with halving; with more, its chunks have irregular distances.
     pub const MAX_WITH_HALVING: usize = 3;
 
-    const NONE: GridDimension = GridDimension { size: 0, way: Way::Ring, rate: 0 };
+    const NONE: GridDimension = GridDimension { size: 0, way: DimAlgorithm::Ring, rate: 0 };
 
-    /// A grid of these dimensions, if there are neither too few nor too many and none is empty or has
-    /// links that carry nothing.
+    /// Creates a grid; `None` if there are too few or too many dimensions, or if one is empty or
+    /// has zero bandwidth.
     pub fn new(dimensions: &[GridDimension]) -> Option<Self> {
         let mut grid = Self { dimensions: [Self::NONE; Self::MAX_DIMENSIONS] };
         grid.dimensions.get_mut(..dimensions.len())?.copy_from_slice(dimensions);
@@ -74,19 +74,19 @@ impl Grid {
         &self.dimensions[..count]
     }
 
-    /// How many ranks the grid has.
+    /// Number of ranks of the grid.
     pub fn ranks(&self) -> u64 {
         self.dimensions().iter().fold(1, |ranks: u64, d| ranks.saturating_mul(d.size.into()))
     }
 
-    /// Whether every dimension can be carried out as it says.
+    /// Returns true if every dimension can use its algorithm.
     pub(super) fn is_possible(&self) -> bool {
-        let halves = |d: &GridDimension| d.way == Way::Halving && d.size > 2;
+        let halves = |d: &GridDimension| d.way == DimAlgorithm::Halving && d.size > 2;
         let few = self.dimensions().len() <= Self::MAX_WITH_HALVING;
         self.dimensions().iter().all(|d| !halves(d) || (few && d.size.is_power_of_two()))
     }
 
-    /// Reads `8hx16r` or, with rates, `8hx16r@240000x23000`.
+    /// Parses `8hx16r` or, with rates, `8hx16r@240000x23000`.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (shape, rates) = match text.split_once('@') {
             Some((shape, rates)) => (shape, Some(rates)),
@@ -95,9 +95,9 @@ impl Grid {
         let mut rates = rates.map(|rates| rates.split('x'));
         let dimension = |text: &str| {
             let way = match text.chars().next_back()? {
-                'r' => Way::Ring,
-                'd' => Way::Direct,
-                'h' => Way::Halving,
+                'r' => DimAlgorithm::Ring,
+                'd' => DimAlgorithm::Direct,
+                'h' => DimAlgorithm::Halving,
                 _ => return None,
             };
             let size = text[..text.len() - 1].parse().ok()?;

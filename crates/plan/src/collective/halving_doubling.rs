@@ -1,22 +1,22 @@
-//! Recursive halving and doubling: as few bytes as the ring in logarithmically many rounds.
+//! Recursive halving and doubling: as few bytes as the ring, in a logarithmic number of rounds.
 //!
 //! Rank *i* of 2ˢ exchanges with rank *i* ⊕ 2ᵏ in round *k*: adjacent ranks first, so that a sum
-//! grows as the balanced tree over rank order and the canonical order holds. What is halved is the
-//! set of chunks: after round *k* a rank is responsible for the chunks that agree with it in the
-//! lowest *k*+1 bits, and in the end for its own.
+//! grows as the balanced tree over rank order and the canonical order holds. The set of chunks is
+//! halved: after round *k* a rank is responsible for the chunks that agree with it in the lowest
+//! *k*+1 bits, and in the end for its own.
 //!
-//! For other rank counts let *p* be the largest power of two below P. The surplus ranks *p*, *p*+1, …
-//! each hand their vector to a partner, *p* ranks lower, before the others start, and get the
-//! result back afterwards; the order of summation is then no longer the canonical one.
+//! For other rank counts let *p* be the largest power of two below P. The surplus ranks *p*, *p*+1,
+//! … each send their vector to a partner, *p* ranks lower, before the others start, and receive the
+//! result afterwards; the order of summation is then no longer the canonical one.
 //!
 //! In the formulas *P* is the number of ranks, *S* = log₂ p, σ is 1 if there is a surplus and 0
 //! otherwise, and *N* is the bytes of the whole vector. See Thakur, Rabenseifner and Gropp,
 //! "Optimization of Collective Communication Operations in MPICH" (2005), sections 4.1 to 4.5.
 
 use super::has_steps;
-use super::step::{Chunks, Combine, Script, Step};
+use super::step::{Chunks, Combine, Step, StepList};
 
-/// Halving, so that every rank holds the sum of one chunk, then doubling to hand them around.
+/// Halving, so that every rank holds the sum of one chunk, then doubling to distribute them.
 ///
 /// Rounds 2S + 2σ; bytes sent and received at most 2N(p−1)/p + σN; fan-in 1. Chunks: p.
 pub fn all_reduce(ranks: u32, me: u32) -> Vec<Step> {
@@ -41,7 +41,7 @@ pub fn reduce_scatter(ranks: u32, me: u32) -> Vec<Step> {
     })
 }
 
-/// Doubling over parts: [`reduce_scatter`] backwards.
+/// Doubling over parts: [`reduce_scatter`] in reverse.
 ///
 /// Rounds S + 2σ; bytes sent at most σN + N/P · Σₖ₌₁..S ⌈P/2ᵏ⌉; received at most N(P−1)/P, or N by
 /// a surplus rank; fan-in 1. Chunks: P.
@@ -53,10 +53,10 @@ pub fn all_gather(ranks: u32, me: u32) -> Vec<Step> {
     })
 }
 
-/// The root deals its chunks out down a binomial tree, then doubling hands them around.
+/// The root scatters its chunks down a binomial tree, then doubling distributes them.
 ///
-/// Rounds 2S + σ; bytes sent at most 2N(p−1)/p + σN, by the root; received at most
-/// N/2 + N(p−1)/p; fan-in 1. Chunks: p.
+/// Rounds 2S + σ; bytes sent at most 2N(p−1)/p + σN, by the root; received at most N/2 + N(p−1)/p;
+/// fan-in 1. Chunks: p.
 pub fn broadcast(ranks: u32, me: u32, root: u32) -> Vec<Step> {
     Walk::write(ranks, me, root, |walk| {
         walk.deal_out(walk.core);
@@ -66,7 +66,7 @@ pub fn broadcast(ranks: u32, me: u32, root: u32) -> Vec<Step> {
     })
 }
 
-/// Halving, then the summed chunks are collected at the root up a binomial tree.
+/// Halving, then the summed chunks are gathered at the root up a binomial tree.
 ///
 /// Rounds 2S + σ; bytes sent at most N/2 + N(p−1)/p; received at most 2N(p−1)/p + σN, by the root;
 /// fan-in 1. Chunks: p.
@@ -79,18 +79,18 @@ pub fn reduce(ranks: u32, me: u32, root: u32) -> Vec<Step> {
     })
 }
 
-/// The largest power of two that is not above the rank count: how many ranks do the halving.
+/// Number of ranks that do the halving: the largest power of two that is not above `ranks`.
 pub(super) fn core(ranks: u32) -> u32 {
     ranks.checked_ilog2().map_or(1, |log| 1 << log)
 }
 
-/// The steps of one rank while they are written, and where that rank stands.
+/// Builds the steps of one rank, and knows its position.
 ///
-/// The halving works on places 0 to p−1. A place is a rank xor the root, so that the root has place
-/// 0 and pairs of places that differ in bit *k* are pairs of ranks that do, which keeps the order
-/// of summation. A root among the surplus ranks swaps roles with its partner.
+/// The halving works on places 0 to p−1. A place is a rank xor the root: the root has place 0, and
+/// pairs of places that differ in bit *k* are pairs of ranks that do, which keeps the order of
+/// summation. A root among the surplus ranks swaps roles with its partner.
 struct Walk {
-    script: Script,
+    script: StepList,
     round: u32,
     ranks: u32,
     core: u32,
@@ -107,7 +107,7 @@ impl Walk {
         }
         let core = core(ranks);
         let mut walk = Self {
-            script: Script::default(),
+            script: StepList::default(),
             round: 0,
             ranks,
             core,
@@ -122,7 +122,7 @@ impl Walk {
         walk.script.done()
     }
 
-    /// Exchanges the root with its partner if it is a surplus rank; its own inverse.
+    /// Swaps the root and its partner if the root is a surplus rank; its own inverse.
     fn swapped(&self, rank: u32) -> u32 {
         let (root, partner) = (self.root, self.root % self.core);
         if rank == root {
@@ -183,7 +183,7 @@ impl Walk {
         }
     }
 
-    /// S rounds, those of the halving backwards, after which every place holds all chunks.
+    /// S rounds, the halving in reverse, after which every place holds all chunks.
     fn double(&mut self, chunks: u32) {
         for bit in self.bits().rev() {
             if !self.surplus {
@@ -197,7 +197,7 @@ impl Walk {
         }
     }
 
-    /// S rounds after which a place has, from the root, the chunks congruent to it modulo p.
+    /// S rounds that scatter from the root; a place then has the chunks congruent to it modulo p.
     fn deal_out(&mut self, chunks: u32) {
         for bit in self.bits() {
             if !self.surplus && self.place < 2 * bit {
@@ -213,7 +213,7 @@ impl Walk {
         }
     }
 
-    /// S rounds, those of the dealing out backwards, after which the root has all chunks.
+    /// S rounds, the scatter in reverse, after which the root has all chunks.
     fn collect(&mut self, chunks: u32) {
         for bit in self.bits().rev() {
             if !self.surplus && self.place < 2 * bit {

@@ -1,41 +1,42 @@
-//! One algorithm inside each host and one between hosts: any with any.
+//! One algorithm inside each host and one between hosts, in any combination.
 //!
 //! The ranks of a group are H hosts of g consecutive ranks each. An all_reduce is the inner
-//! algorithm's, cut in the middle: when every chunk has been summed within the host and lies with one
-//! owner there, the owners of the same chunk on all hosts sum it by the outer algorithm, and the inner
-//! one hands it out. How much goes between hosts follows from who owns what:
+//! algorithm's, split in the middle. There, every chunk has been summed within the host and has one
+//! owner. The owners of the same chunk on all hosts then sum it by the outer algorithm, and the
+//! inner one distributes it. The traffic between hosts follows from the ownership:
 //!
-//! | inner algorithm | owners in a host | each crosses with |
+//! | inner algorithm | owners in a host | bytes each sends across |
 //! |---|---|---|
-//! | ring, multi-ring, direct, partitioned, read-reduce, torus, in-network | every rank | N/g |
+//! | ring, multi-ring, direct, partitioned, shared-memory, torus, in-network | every rank | N/g |
 //! | halving-doubling | the largest power of two p ≤ g | N/p |
 //! | ps:K | the K servers | N/K |
 //! | tree | the roots of the two trees | N/2 |
-//! | naive, overlapped | every rank has everything | N, and nothing is left to hand out |
+//! | naive, overlapped | every rank has everything | N, and nothing is left to distribute |
 //!
 //! A parameter server in each host with a ring between the servers is `hierarchical:ps:ring`.
 //!
 //! If g is a power of two and both algorithms keep the canonical order, so does the whole: the sum
 //! of a host is then a subtree of the canonical tree ([`CanonicalFold`](super::CanonicalFold)).
 //!
-//! The counts are those of the two algorithms added up, the outer one's for the bytes that cross; fan-in
-//! is the larger of the two. Chunks: those of the inner times those of the outer algorithm.
+//! The counts are the sum of those of the two algorithms, with the outer one's for the bytes
+//! between hosts; fan-in is the larger of the two. Chunks: those of the inner times those of the
+//! outer algorithm.
 
 use super::CollectiveKind;
 use super::algorithm::Algorithm;
-use super::step::{Action, Chunks, Peers, Script, Step};
-use super::{Pattern, halving_doubling, in_network, relative, tree};
+use super::step::{Action, Chunks, Peers, Step, StepList};
+use super::{Pattern, halving_doubling, in_network, relative, shared_memory, tree};
 
 /// The first half of the inner all_reduce, the outer one among the owners, the second half.
 ///
-/// Rounds, and bytes of a rank that owns something: the inner algorithm's for N plus the outer
-/// one's for what crosses; fan-in the larger one. `inner` and `outer` are the all_reduces of one host
-/// and of one rank of every host.
+/// Rounds, and bytes of an owner: the inner algorithm's for N plus the outer one's for its bytes
+/// between hosts; fan-in the larger one. `inner` and `outer` are the all_reduces of one host and of
+/// one rank of every host.
 pub fn all_reduce(inner: &Pattern, outer: &Pattern, me: u32) -> Vec<Step> {
-    let Some(place) = Place::of(inner, outer, me) else { return Vec::new() };
+    let Some(place) = LevelPosition::of(inner, outer, me) else { return Vec::new() };
     let (steps, middle) = (inner_steps(inner, place.index), middle(inner));
     let (first, second) = steps.split_at(steps.partition_point(|step| step.round < middle));
-    let mut script = Script::default();
+    let mut script = StepList::default();
     script.extend(first.iter().map(|step| place.inside(step, 0, Split::Contiguous)));
     let owned = owned(inner, place.index);
     if owned.count > 0 {
@@ -47,36 +48,37 @@ pub fn all_reduce(inner: &Pattern, outer: &Pattern, me: u32) -> Vec<Step> {
     script.done()
 }
 
-/// A reduce_scatter inside each host, then one between hosts of what each rank was left with.
+/// A reduce_scatter inside each host, then one between hosts of each rank's result.
 ///
 /// Rounds, bytes: the inner algorithm's for N plus the outer one's for N/g; fan-in the larger one.
 pub fn reduce_scatter(inner: &Pattern, outer: &Pattern, me: u32) -> Vec<Step> {
-    let Some(place) = Place::of(inner, outer, me) else { return Vec::new() };
-    let mut script = Script::default();
+    let Some(place) = LevelPosition::of(inner, outer, me) else { return Vec::new() };
+    let mut script = StepList::default();
     script.extend(inner.steps(place.index).iter().map(|s| place.inside(s, 0, Split::Dealt)));
     let later = inner.rounds();
     script.extend(outer.steps(place.host).iter().map(|s| place.across_parts(s, later)));
     script.done()
 }
 
-/// An all_gather between hosts, then one inside each: [`reduce_scatter`] backwards.
+/// An all_gather between hosts, then one inside each: [`reduce_scatter`] in reverse.
 ///
 /// Rounds, bytes: the outer algorithm's for N/g plus the inner one's for N; fan-in the larger one.
 pub fn all_gather(inner: &Pattern, outer: &Pattern, me: u32) -> Vec<Step> {
-    let Some(place) = Place::of(inner, outer, me) else { return Vec::new() };
-    let mut script = Script::default();
+    let Some(place) = LevelPosition::of(inner, outer, me) else { return Vec::new() };
+    let mut script = StepList::default();
     script.extend(outer.steps(place.host).iter().map(|s| place.across_parts(s, 0)));
     let later = outer.rounds();
     script.extend(inner.steps(place.index).iter().map(|s| place.inside(s, later, Split::Dealt)));
     script.done()
 }
 
-/// From the root to the rank of the same index on every host, then inside each.
+/// A broadcast from the root to the rank of the same index on every host, then one inside each.
 ///
-/// Rounds, bytes, all for N: at most the outer algorithm's plus the inner one's; fan-in the larger one.
+/// Rounds, bytes, all for N: at most the outer algorithm's plus the inner one's; fan-in the larger
+/// one.
 pub fn broadcast(inner: &Pattern, outer: &Pattern, me: u32) -> Vec<Step> {
-    let Some(place) = Place::of(inner, outer, me) else { return Vec::new() };
-    let mut script = Script::default();
+    let Some(place) = LevelPosition::of(inner, outer, me) else { return Vec::new() };
+    let mut script = StepList::default();
     if place.index == inner.root() {
         let all = Chunks::all(inner.chunks());
         script.extend(outer.steps(place.host).iter().map(|s| place.across(s, 0, all)));
@@ -86,12 +88,13 @@ pub fn broadcast(inner: &Pattern, outer: &Pattern, me: u32) -> Vec<Step> {
     script.done()
 }
 
-/// Inside each host to the rank of the root's index, then from those to the root.
+/// A reduce inside each host to the rank of the root's index, then one from those to the root.
 ///
-/// Rounds, bytes, all for N: at most the inner algorithm's plus the outer one's; fan-in the larger one.
+/// Rounds, bytes, all for N: at most the inner algorithm's plus the outer one's; fan-in the larger
+/// one.
 pub fn reduce(inner: &Pattern, outer: &Pattern, me: u32) -> Vec<Step> {
-    let Some(place) = Place::of(inner, outer, me) else { return Vec::new() };
-    let mut script = Script::default();
+    let Some(place) = LevelPosition::of(inner, outer, me) else { return Vec::new() };
+    let mut script = StepList::default();
     let steps = inner.steps(place.index);
     script.extend(steps.iter().map(|s| place.inside(s, 0, Split::Contiguous)));
     if place.index == inner.root() {
@@ -101,16 +104,19 @@ pub fn reduce(inner: &Pattern, outer: &Pattern, me: u32) -> Vec<Step> {
     script.done()
 }
 
-/// The steps of an inner all_reduce. A switch that sums does it in two rounds here, so that in between
-/// every rank owns a part.
+/// The steps of an inner all_reduce. Every rank must own a part in between, so in-network reduction
+/// takes two rounds here, and shared memory is read twice instead of written.
 fn inner_steps(inner: &Pattern, me: u32) -> Vec<Step> {
     match inner.algorithm() {
         Algorithm::InNetwork => in_network::all_reduce_by_parts(inner.ranks(), me),
+        Algorithm::SharedMemory => {
+            shared_memory::all_reduce_by_reads(inner.ranks(), me, inner.order())
+        }
         _ => inner.steps(me),
     }
 }
 
-/// The rounds of an inner pattern.
+/// Number of rounds of an inner pattern.
 pub(super) fn inner_rounds(inner: &Pattern) -> u32 {
     match (inner.algorithm(), inner.kind()) {
         (Algorithm::InNetwork, CollectiveKind::AllReduce) => 2 * inner.rounds(),
@@ -118,7 +124,7 @@ pub(super) fn inner_rounds(inner: &Pattern) -> u32 {
     }
 }
 
-/// After which round of an inner all_reduce every chunk is summed, and lies with its owner.
+/// Number of rounds of an inner all_reduce after which every chunk is summed, at its owner.
 fn middle(inner: &Pattern) -> u32 {
     match inner.algorithm() {
         Algorithm::Naive | Algorithm::Overlapped => inner.rounds(),
@@ -126,7 +132,7 @@ fn middle(inner: &Pattern) -> u32 {
     }
 }
 
-/// The chunks of an inner all_reduce that a rank owns in the middle: consecutive ones.
+/// The chunks of an inner all_reduce that a rank owns in the middle; they are consecutive.
 pub(super) fn owned(inner: &Pattern, me: u32) -> Chunks {
     let (ranks, chunks) = (inner.ranks(), inner.chunks());
     let none = Chunks::all(0);
@@ -149,7 +155,7 @@ pub(super) fn owned(inner: &Pattern, me: u32) -> Chunks {
         | Algorithm::MultiRing { .. }
         | Algorithm::HalvingDoubling
         | Algorithm::Direct
-        | Algorithm::ReadReduce
+        | Algorithm::SharedMemory
         | Algorithm::Partitioned
         | Algorithm::Torus { .. }
         | Algorithm::InNetwork
@@ -158,7 +164,7 @@ pub(super) fn owned(inner: &Pattern, me: u32) -> Chunks {
     }
 }
 
-/// How an inner algorithm's chunks are cut again for the outer one.
+/// Subdivision of an inner algorithm's chunks for the outer one.
 #[derive(Clone, Copy)]
 enum Split {
     /// Each into consecutive chunks.
@@ -167,19 +173,19 @@ enum Split {
     Dealt,
 }
 
-/// Where a rank stands, and how steps of one level are those of the whole group.
-struct Place {
-    /// Ranks of a host.
+/// Position of a rank; translates steps of one level to steps of the whole group.
+struct LevelPosition {
+    /// Number of ranks per host.
     size: u32,
     hosts: u32,
     host: u32,
-    /// Within the host.
+    /// Index within the host.
     index: u32,
-    /// Chunks of the outer pattern.
+    /// Number of chunks of the outer pattern.
     chunks: u32,
 }
 
-impl Place {
+impl LevelPosition {
     fn of(inner: &Pattern, outer: &Pattern, me: u32) -> Option<Self> {
         let (size, hosts) = (inner.ranks(), outer.ranks());
         let (host, index) = (me / size, me % size);
@@ -194,28 +200,28 @@ impl Place {
             later,
             |peer| first_rank + peer,
             |chunks| match split {
-                Split::Contiguous => chunks.cut_again(0, self.chunks, self.chunks, 1),
-                Split::Dealt => chunks.cut_again(0, 1, self.hosts, self.size),
+                Split::Contiguous => chunks.subdivide(0, self.chunks, self.chunks, 1),
+                Split::Dealt => chunks.subdivide(0, 1, self.hosts, self.size),
             },
         )
     }
 
-    /// A step among the owners of these consecutive chunks of the inner pattern, all of which
-    /// together are the vector that the outer pattern cuts.
+    /// A step among the owners of these consecutive chunks of the inner pattern, which together
+    /// form the vector of the outer pattern.
     fn across(&self, step: &Step, later: u32, owned: Chunks) -> Step {
         let first = owned.first * self.chunks;
-        let chunks = |chunks: Chunks| chunks.cut_again(first, owned.count, owned.count, 1);
+        let chunks = |chunks: Chunks| chunks.subdivide(first, owned.count, owned.count, 1);
         changed(step, later, |host| host * self.size + self.index, chunks)
     }
 
-    /// A step among the ranks of one index, whose parts are dealt out.
+    /// A step among the ranks of one index, whose parts are interleaved.
     fn across_parts(&self, step: &Step, later: u32) -> Step {
-        let chunks = |chunks: Chunks| chunks.cut_again(self.index, self.size, 1, 1);
+        let chunks = |chunks: Chunks| chunks.subdivide(self.index, self.size, 1, 1);
         changed(step, later, |host| host * self.size + self.index, chunks)
     }
 }
 
-/// A step in a later round, with other names for ranks and chunks.
+/// A step `later` rounds later, with ranks and chunks renumbered.
 fn changed(
     step: &Step,
     later: u32,
@@ -236,6 +242,7 @@ fn changed(
         Action::Read { from, chunks: c, how } => {
             Action::Read { from: rank(from), chunks: chunks(c), how }
         }
+        Action::Write { to, chunks: c } => Action::Write { to: rank(to), chunks: chunks(c) },
         Action::Offer { to, chunks: c } => Action::Offer { to: peers(to), chunks: chunks(c) },
         Action::Take { from, chunks: c } => Action::Take { from: peers(from), chunks: chunks(c) },
         Action::Fold { chunks: c } => Action::Fold { chunks: chunks(c) },

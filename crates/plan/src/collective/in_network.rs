@@ -1,21 +1,22 @@
-//! In-network reduction: a switch sums what its ranks send to it and hands the sum out.
+//! In-network reduction: a switch sums the vectors of its ranks and distributes the sum.
 //!
 //! A switch that can add (SHARP in InfiniBand and NVLink switches; Graham et al., "Scalable
-//! Hierarchical Aggregation Protocol (SHArP)", 2016) takes every rank's vector once and returns the sum
-//! once: half of what the [`ring`](super::ring) moves, in one round for any number of ranks. The same
-//! switch hands one rank's vector to all others, so that nobody sends the same twice.
+//! Hierarchical Aggregation Protocol (SHArP)", 2016) receives every rank's vector once and returns
+//! the sum once. This is half the traffic of the [`ring`](super::ring), in one round for any number
+//! of ranks. The same switch multicasts one rank's vector to all others, so that no rank sends the
+//! same data twice.
 //!
-//! The order of summation is the switch's own and so not the canonical one from three ranks on. Whether
-//! there is such a switch only a cluster knows: [`Fabric`](super::Fabric) refuses what has none, and
-//! transports that reach no such switch refuse the steps.
+//! The switch determines the order of summation, so it is not the canonical one from three ranks
+//! on. Only a cluster knows if there is such a switch. [`Fabric`](super::Fabric) refuses machines
+//! without one, and transports that reach no such switch refuse the steps.
 //!
-//! In the formulas *P* is the number of ranks and *N* the bytes of the whole vector. A switch sends one
-//! message to a rank: fan-in is 1.
+//! In the formulas *P* is the number of ranks and *N* the bytes of the whole vector. A switch sends
+//! one message to a rank: fan-in is 1.
 
 use super::has_steps;
-use super::step::{Action, Chunks, Peers, Script, Step};
+use super::step::{Action, Chunks, Peers, Step, StepList};
 
-/// Everyone's vector goes up and the sum comes down.
+/// All ranks send their vector to the switch, which returns the sum to all.
 ///
 /// Rounds 1; bytes sent and received per rank N; fan-in 1. Chunks: P.
 pub fn all_reduce(ranks: u32, me: u32) -> Vec<Step> {
@@ -25,7 +26,7 @@ pub fn all_reduce(ranks: u32, me: u32) -> Vec<Step> {
     walk.done()
 }
 
-/// Everyone's vector goes up and part *i* of the sum comes down to rank *i*.
+/// All ranks send their vector to the switch, which returns part *i* of the sum to rank *i*.
 ///
 /// Rounds 1; bytes sent per rank N, received N/P; fan-in 1. Chunks: P.
 pub fn reduce_scatter(ranks: u32, me: u32) -> Vec<Step> {
@@ -34,7 +35,7 @@ pub fn reduce_scatter(ranks: u32, me: u32) -> Vec<Step> {
     walk.done()
 }
 
-/// Everyone's part goes up and all others come down.
+/// All ranks send their part to the switch, which returns all other parts.
 ///
 /// Rounds 1; bytes sent per rank N/P, received N(P−1)/P; fan-in 1. Chunks: P.
 pub fn all_gather(ranks: u32, me: u32) -> Vec<Step> {
@@ -43,8 +44,8 @@ pub fn all_gather(ranks: u32, me: u32) -> Vec<Step> {
     walk.done()
 }
 
-/// As [`reduce_scatter`] and then [`all_gather`], so that in between every rank owns a part of the sum:
-/// what a hierarchy does inside a host.
+/// [`reduce_scatter`] and then [`all_gather`], so that every rank owns a part of the sum in
+/// between; used by a hierarchy inside a host.
 ///
 /// Rounds 2; bytes sent per rank N(1 + 1/P), received N; fan-in 1. Chunks: P.
 pub(super) fn all_reduce_by_parts(ranks: u32, me: u32) -> Vec<Step> {
@@ -54,7 +55,7 @@ pub(super) fn all_reduce_by_parts(ranks: u32, me: u32) -> Vec<Step> {
     walk.done()
 }
 
-/// The root's vector goes up and comes down to everyone else.
+/// The root sends its vector to the switch, which sends it to all other ranks.
 ///
 /// Rounds 1; bytes sent N by the root, received per other rank N; fan-in 1. Chunks: 1.
 pub fn broadcast(ranks: u32, me: u32, root: u32) -> Vec<Step> {
@@ -67,7 +68,7 @@ pub fn broadcast(ranks: u32, me: u32, root: u32) -> Vec<Step> {
     walk.done()
 }
 
-/// Everyone's vector goes up and the sum comes down to the root.
+/// All ranks send their vector to the switch, which returns the sum to the root.
 ///
 /// Rounds 1; bytes sent per rank N, received N by the root; fan-in 1. Chunks: 1.
 pub fn reduce(ranks: u32, me: u32, root: u32) -> Vec<Step> {
@@ -79,16 +80,16 @@ pub fn reduce(ranks: u32, me: u32, root: u32) -> Vec<Step> {
     walk.done()
 }
 
-/// The steps of one rank while they are written; none for a rank that is alone or does not exist.
+/// Builds the steps of one rank; none for a rank that is alone or does not exist.
 struct Walk {
-    script: Script,
+    script: StepList,
     ranks: u32,
     me: u32,
 }
 
 impl Walk {
     fn new(ranks: u32, me: u32) -> Self {
-        Self { script: Script::default(), ranks, me }
+        Self { script: StepList::default(), ranks, me }
     }
 
     fn scatter(&mut self, round: u32) {

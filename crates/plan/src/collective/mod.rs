@@ -1,17 +1,17 @@
-//! Collective algorithms as data: pure functions to the steps of one rank.
+//! Collective algorithms as data: pure functions that return the steps of one rank.
 //!
-//! A [`Pattern`] says which rank sends which chunks to whom in which round. It knows neither sizes
-//! nor values nor time: `comm` interprets the steps on wires, the simulator times them, and
-//! [`symbolic`] proves them right. The steps of one rank cost no more than they are many; those of
-//! the others are never built.
+//! A [`Pattern`] defines the sender, receiver and chunks of every message in every round. It
+//! contains no sizes, values or times: `comm` executes the steps on a transport, the simulator
+//! times them, and [`symbolic`] proves them correct. Generating one rank's steps costs time linear
+//! in their number; the steps of other ranks are never built.
 //!
 //! # Memory
 //!
-//! A rank has a **work buffer** that holds the whole vector, cut into [`Pattern::chunks`] chunks by
-//! [`chunk_range`]. For the kinds that deal in parts (reduce_scatter, all_gather, gather,
-//! all_to_all) there are as many chunks as ranks and part *i* is chunk *i*, whatever the algorithm.
-//! all_to_all needs its parts to have equal sizes and an **output buffer** as large as the work
-//! buffer, which no other kind touches. A chunk that is not valid holds anything at all.
+//! A rank has a **work buffer** that holds the whole vector, split into [`Pattern::chunks`] chunks
+//! by [`chunk_range`]. For the kinds that operate on parts (reduce_scatter, all_gather, gather,
+//! all_to_all) there are as many chunks as ranks, and part *i* is chunk *i* for every algorithm.
+//! all_to_all requires parts of equal size and an **output buffer** as large as the work buffer; no
+//! other kind touches that buffer. The contents of an invalid chunk are unspecified.
 //!
 //! | kind | valid at the start | valid at the end |
 //! |---|---|---|
@@ -25,56 +25,56 @@
 //!
 //! # Execution
 //!
-//! A rank carries out its steps in the order of the list; rounds never decrease along it. Within a
-//! round all sends stand before all receives, so that a round's messages may be under way at once
-//! and a rank that only starts sending never waits. [`Combine::Reduce`] takes effect in the order
-//! of the list even if messages arrive in another, so a result never depends on timing.
+//! A rank executes its steps in list order; rounds never decrease along the list. Within a round
+//! all sends precede all receives. A round's messages may therefore be in flight at once, and a
+//! rank that only starts sends never waits. [`Combine::Reduce`] takes effect in list order even if
+//! messages arrive in another order, so a result never depends on timing.
 //!
 //! # Matching
 //!
-//! The *k*-th send from *a* to *b* matches the *k*-th receive at *b* from *a*. Both stand in the
-//! same round and name equally many elements, and a pair of ranks exchanges at most one message in
-//! each direction in a round. No rank sends to itself.
+//! The *k*-th send from *a* to *b* matches the *k*-th receive at *b* from *a*. Both are in the same
+//! round and name the same number of elements. A pair of ranks exchanges at most one message in
+//! each direction per round. No rank sends to itself.
 //!
 //! # Shared memory
 //!
-//! Where ranks share memory, a loan can take the place of a message: [`Action::Lend`] that of the
-//! send, [`Action::Read`] that of the receive, under the same rules of execution and matching. A rank
-//! reads a peer's chunks once the peer has lent them, in the same round. From then on until the end
-//! of the round the lender does not write to them, and it leaves the round, for the next one or for
-//! good, only after all that it lent in it has been read. So a read never meets a write, whatever the
-//! timing; nothing but lender and reader wait for each other, and every rank knows from its own
-//! steps whom it has to wait for.
+//! If ranks share memory, a loan can replace a message: [`Action::Lend`] replaces the send and
+//! [`Action::Read`] the receive, under the same rules of execution and matching. A rank reads a
+//! peer's chunks after the peer has lent them, in the same round. The lender does not write to lent
+//! chunks until the end of the round. It leaves the round only after every chunk it lent has been
+//! read. A read therefore never races with a write, whatever the timing. Only lender and reader
+//! wait for each other, and every rank knows from its own steps the peers it has to wait for.
 //!
 //! # Switches
 //!
-//! A switch that sums takes what ranks [offer](Action::Offer) to it and hands the sum of each chunk to
-//! those that [take](Action::Take) it in the same round. Offers stand where sends stand and takes where
-//! receives stand; which ranks meet at a switch is part of the step.
+//! A reducing switch sums the chunks that ranks [offer](Action::Offer) to it. It returns the sum of
+//! each chunk to the ranks that [take](Action::Take) it in the same round. Offers are placed like
+//! sends and takes like receives. The step names the ranks that share the switch.
 //!
 //! # Streams
 //!
-//! Most algorithms have one stream of steps. Where a pattern has [visits](Pattern::visits), the vector goes
-//! through the dimensions of a grid in several streams that touch different memory; the order of the list
-//! is one in which they may be carried out.
+//! Most algorithms have one stream of steps. If a pattern has [visits](Pattern::visits), the vector
+//! passes through the dimensions of a grid in several streams that touch disjoint memory; the list
+//! order is one valid execution order.
 //!
 //! # Order of summation
 //!
-//! What every algorithm can do, and which keep the canonical order where they reduce:
+//! Kinds supported by each algorithm, and the cases in which its reductions keep the canonical
+//! order:
 //!
 //! | algorithm | kinds | canonical order |
 //! |---|---|---|
 //! | [`ring`], [`multi_ring`] | all; all but gather and all_to_all | no |
 //! | [`halving_doubling`] | all but gather and all_to_all | powers of two |
 //! | [`tree`] | all_reduce, broadcast, reduce | all_reduce |
-//! | [`direct`], [`read_reduce`] | all | yes |
+//! | [`direct`], [`shared_memory`] | all | yes |
 //! | [`parameter_server`] | all_reduce, broadcast, reduce | yes |
 //! | [`naive`], [`overlapped`] | all_reduce | yes |
 //! | [`partitioned`] | all_reduce, reduce_scatter, all_gather | yes |
 //! | [`torus`] | all_reduce, reduce_scatter, all_gather | no size above 2 |
 //! | [`in_network`] | all but gather and all_to_all | no |
 //! | [`per_dimension`] | all_reduce, reduce_scatter, all_gather | baseline, no size above 2 unless halved |
-//! | [`hierarchical`] | what both levels can, but gather and all_to_all | hosts of a power of two ranks, if both levels do |
+//! | [`hierarchical`] | what both levels support, but gather and all_to_all | hosts of a power of two ranks, if both levels do |
 
 mod algorithm;
 mod counts;
@@ -92,9 +92,9 @@ pub mod overlapped;
 pub mod parameter_server;
 pub mod partitioned;
 pub mod per_dimension;
-pub mod read_reduce;
 mod resolve;
 pub mod ring;
+pub mod shared_memory;
 mod step;
 pub mod symbolic;
 pub mod themis;
@@ -105,36 +105,36 @@ pub use algorithm::{Algorithm, Level, MAX_CHUNKS, MAX_RINGS, TorusShape};
 pub use counts::Counts;
 pub use fabric::{Fabric, FabricDimension};
 pub use fold::{CanonicalFold, canonical_fold};
-pub use grid::{Grid, GridDimension, Way};
-pub use names::{CollectiveKind, NameError, Order, Reduction};
+pub use grid::{DimAlgorithm, Grid, GridDimension};
+pub use names::{CollectiveKind, NameError, Reduction, SummationOrder};
 pub use resolve::{CollectiveError, resolve};
-pub use step::{Action, Chunks, Combine, Cut, Peers, Step, chunk_range};
+pub use step::{Action, Chunking, Chunks, Combine, Peers, Step, chunk_range};
 pub use themis::{ChunkOrder, Visit};
 
 use crate::units::Bytes;
 
-/// The largest group whose steps can be written down.
+/// Maximum group size for which steps are generated.
 pub const MAX_RANKS: u32 = 1 << 20;
 
-/// One collective of a group: what is done and how, for vectors of any size.
+/// One collective of a group: kind, algorithm and order, independent of the vector size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pattern {
     kind: CollectiveKind,
     algorithm: Algorithm,
-    order: Order,
+    order: SummationOrder,
     ranks: u32,
     root: u32,
 }
 
 impl Pattern {
-    /// Chooses the algorithm if that is left to us, and refuses what cannot be done.
+    /// Resolves [`Algorithm::Auto`] and rejects unsupported combinations.
     ///
-    /// Ranks and the root are counted within the group. The root matters to the kinds that have
+    /// Ranks and the root are indices within the group. The root is used by the kinds that have
     /// one, and is the first server of parameter servers; others ignore it.
     pub fn new(
         kind: CollectiveKind,
         algorithm: Algorithm,
-        order: Order,
+        order: SummationOrder,
         ranks: u32,
         root: u32,
     ) -> Result<Self, CollectiveError> {
@@ -145,18 +145,18 @@ impl Pattern {
         Ok(Self { kind, algorithm, order, ranks, root })
     }
 
-    /// What is done.
+    /// Kind of collective.
     pub const fn kind(&self) -> CollectiveKind {
         self.kind
     }
 
-    /// How it is done; never [`Algorithm::Auto`].
+    /// Algorithm; never [`Algorithm::Auto`].
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
     /// The order of summation.
-    pub const fn order(&self) -> Order {
+    pub const fn order(&self) -> SummationOrder {
         self.order
     }
 
@@ -170,7 +170,7 @@ impl Pattern {
         self.root
     }
 
-    /// Into how many chunks the vector is cut.
+    /// Number of chunks the vector is split into.
     pub fn chunks(&self) -> u32 {
         use CollectiveKind::{AllGather, AllToAll, Broadcast, Gather, Reduce, ReduceScatter};
         let Self { kind, algorithm, order, ranks, root: _ } = *self;
@@ -186,14 +186,14 @@ impl Pattern {
                 ring::chain_chunks(ranks)
             }
             (Broadcast | Reduce, Algorithm::Direct | Algorithm::InNetwork)
-            | (Broadcast, Algorithm::ReadReduce) => 1,
+            | (Broadcast, Algorithm::SharedMemory) => 1,
             (_, Algorithm::Naive | Algorithm::Overlapped) => 1,
             (
                 _,
                 Algorithm::Ring
                 | Algorithm::MultiRing { .. }
                 | Algorithm::Direct
-                | Algorithm::ReadReduce
+                | Algorithm::SharedMemory
                 | Algorithm::Partitioned
                 | Algorithm::Torus { .. }
                 | Algorithm::InNetwork
@@ -203,7 +203,7 @@ impl Pattern {
         }
     }
 
-    /// From the first message to the last, without writing any steps down.
+    /// Number of rounds, computed without generating the steps.
     pub fn rounds(&self) -> u32 {
         use CollectiveKind::{AllReduce, Broadcast, Reduce};
         let Self { kind, algorithm, order, ranks, root: _ } = *self;
@@ -222,12 +222,12 @@ impl Pattern {
             (Algorithm::HalvingDoubling, Broadcast | Reduce) => 2 * ranks.ilog2() + surplus,
             (Algorithm::HalvingDoubling, _) => both_ways * ranks.ilog2() + 2 * surplus,
             (Algorithm::Tree, _) => tree::rounds(kind, ranks, order),
-            (Algorithm::ReadReduce, Reduce) => 2,
+            (Algorithm::SharedMemory, Reduce) => 2,
             (Algorithm::ParameterServer { servers: 2.. }, _) => 2,
             (
                 Algorithm::Auto
                 | Algorithm::Direct
-                | Algorithm::ReadReduce
+                | Algorithm::SharedMemory
                 | Algorithm::ParameterServer { .. },
                 _,
             ) => both_ways,
@@ -249,7 +249,8 @@ impl Pattern {
         }
     }
 
-    /// The collectives of one host and of one rank of every host, if the algorithm has these levels.
+    /// Collectives within one host and across hosts (one rank per host), if the algorithm has these
+    /// levels.
     pub fn levels(&self) -> Option<(Self, Self)> {
         let Algorithm::Hierarchical { inner, outer, host } = self.algorithm else { return None };
         let (host, root) = (host?.get(), self.root);
@@ -259,13 +260,14 @@ impl Pattern {
         Some((inside, across))
     }
 
-    /// The steps of one rank; none for a rank outside the group.
+    /// Steps of rank `me`; empty for a rank outside the group.
     ///
-    /// A group of one exchanges no messages; only all_to_all still copies its input to its output.
+    /// A group of one rank exchanges no messages; only all_to_all still copies its input to its
+    /// output.
     pub fn steps(&self, me: u32) -> Vec<Step> {
         use Algorithm::{
             Auto, Direct, HalvingDoubling, Hierarchical, InNetwork, MultiRing, Naive, Overlapped,
-            ParameterServer, Partitioned, PerDimension, ReadReduce, Ring, Torus, Tree,
+            ParameterServer, Partitioned, PerDimension, Ring, SharedMemory, Torus, Tree,
         };
         use CollectiveKind::{
             AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter,
@@ -299,13 +301,13 @@ impl Pattern {
             (Direct, Reduce) => direct::reduce(ranks, me, root, order),
             (Direct, Gather) => direct::gather(ranks, me, root),
             (Direct, AllToAll) => direct::all_to_all(ranks, me),
-            (ReadReduce, AllReduce) => read_reduce::all_reduce(ranks, me, order),
-            (ReadReduce, ReduceScatter) => read_reduce::reduce_scatter(ranks, me, order),
-            (ReadReduce, AllGather) => read_reduce::all_gather(ranks, me),
-            (ReadReduce, Broadcast) => read_reduce::broadcast(ranks, me, root),
-            (ReadReduce, Reduce) => read_reduce::reduce(ranks, me, root, order),
-            (ReadReduce, Gather) => read_reduce::gather(ranks, me, root),
-            (ReadReduce, AllToAll) => read_reduce::all_to_all(ranks, me),
+            (SharedMemory, AllReduce) => shared_memory::all_reduce(ranks, me),
+            (SharedMemory, ReduceScatter) => shared_memory::reduce_scatter(ranks, me, order),
+            (SharedMemory, AllGather) => shared_memory::all_gather(ranks, me),
+            (SharedMemory, Broadcast) => shared_memory::broadcast(ranks, me, root),
+            (SharedMemory, Reduce) => shared_memory::reduce(ranks, me, root, order),
+            (SharedMemory, Gather) => shared_memory::gather(ranks, me, root),
+            (SharedMemory, AllToAll) => shared_memory::all_to_all(ranks, me),
             (ParameterServer { servers }, AllReduce) => {
                 parameter_server::all_reduce(ranks, me, root, servers, order)
             }
@@ -356,8 +358,8 @@ impl Pattern {
         }
     }
 
-    /// The visits of every stream to the dimensions of a grid, in the order in which they start; none for
-    /// an algorithm that knows no streams. Each dimension serves one visit after the other.
+    /// Visits of every stream to the grid's dimensions, in order of their start; empty for an
+    /// algorithm without streams. Each dimension serves one visit at a time.
     pub fn visits(&self) -> Vec<Visit> {
         match self.algorithm {
             Algorithm::PerDimension { chunks, order, grid: Some(grid) } => {
@@ -367,7 +369,7 @@ impl Pattern {
         }
     }
 
-    /// The steps of one rank in one visit, whose first round is numbered 0.
+    /// Steps of rank `me` in one visit, with rounds counted from 0.
     pub fn visit_steps(&self, visit: &Visit, me: u32) -> Vec<Step> {
         match self.algorithm {
             Algorithm::PerDimension { chunks, grid: Some(grid), .. } => {
@@ -381,28 +383,28 @@ impl Pattern {
         self.levels().map_or_else(Vec::new, |(inner, outer)| steps(&inner, &outer, me))
     }
 
-    /// What the collective costs for a vector of so many bytes: the work buffer's size, also where
-    /// a rank brings only its part.
+    /// Cost of the collective for a work buffer of `bytes` bytes, also for kinds in which a rank
+    /// contributes only its part.
     ///
-    /// The steps of the busiest ranks are counted, so this stays cheap for thousands of ranks.
+    /// Only the steps of the busiest ranks are counted, so this stays cheap for thousands of ranks.
     pub fn counts(&self, bytes: Bytes) -> Counts {
         Counts::of(self, bytes)
     }
 
-    /// Ranks among which the most of everything is found: bytes, messages of a round, rounds.
+    /// Ranks among which every maximum occurs: bytes, messages per round, rounds.
     ///
-    /// Few of many where the others do alike, so that counting and timing stay cheap.
+    /// Contains few ranks if the others behave alike, so that counting and timing stay cheap.
     pub fn busiest(&self) -> Vec<u32> {
         counts::busiest(self)
     }
 }
 
-/// Whether a rank has anything to do; the algorithms write no steps for a rank that does not exist.
+/// Returns true if rank `me` exists and the group is not too large; other ranks get no steps.
 fn has_steps(ranks: u32, me: u32) -> bool {
     me < ranks && ranks <= MAX_RANKS
 }
 
-/// How many places a rank stands after the root, going around the group.
+/// Distance of a rank from the root, counted around the group.
 fn relative(rank: u32, root: u32, ranks: u32) -> u32 {
     (rank + ranks - root) % ranks
 }

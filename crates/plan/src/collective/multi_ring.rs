@@ -1,21 +1,21 @@
-//! Several rings at once, in different orders, each for its share of the vector.
+//! Several concurrent rings with different rank orders, each for its share of the vector.
 //!
-//! A ring in rank order loads one of a rank's links in one direction. Ring 0 goes that way, ring 1
-//! backwards, so that full-duplex links carry data both ways; ring 2 steps over ranks, always to the
-//! *s*-th next for the smallest *s* that still visits everyone, ring 3 the same backwards, and so on:
-//! other neighbours, and so other links of a machine where every two devices have their own. P ranks
-//! have φ(P) such rings, as many as there are numbers below P with no divisor in common with it;
-//! whoever asks for more gets those.
+//! A ring in rank order loads one of a rank's links in one direction. Ring 0 runs that way and ring
+//! 1 backwards, so that full-duplex links carry data both ways. Ring 2 skips ranks: it always goes
+//! to the *s*-th next rank, for the smallest *s* > 1 that still visits every rank. Ring 3 is the
+//! same backwards, and so on. These rings use other neighbours, and therefore other links on a
+//! machine with a dedicated link per device pair. P ranks have φ(P) such rings, the count of
+//! numbers below P coprime to P; a larger request is capped at φ(P).
 //!
-//! In the formulas *P* is the number of ranks, *C* ≤ φ(P) that of rings, and *N* the bytes of the whole
-//! vector. The vector is cut into chunks as for one [`ring`], and each chunk into C pieces,
-//! of which piece *r* travels on ring *r*. As on one ring, sums start anywhere, so the order is not the
-//! canonical one.
+//! In the formulas *P* is the number of ranks, *C* ≤ φ(P) the number of rings, and *N* the bytes of
+//! the whole vector. The vector is split into chunks as for one [`ring`], and each chunk into C
+//! pieces; piece *r* travels on ring *r*. As on one ring, sums start at any rank, so the order is
+//! not canonical.
 
-use super::step::{Chunks, Combine, Script, Step};
+use super::step::{Chunks, Combine, Step, StepList};
 use super::{gcd, has_steps, relative, ring};
 
-/// On each ring its piece of each chunk is summed around once, then handed around once.
+/// Each ring reduces its piece of every chunk in one pass and distributes it in a second pass.
 ///
 /// Rounds 2(P−1); bytes sent and received per rank 2N(P−1)/P; fan-in C. Chunks: P.
 pub fn all_reduce(ranks: u32, me: u32, rings: u32) -> Vec<Step> {
@@ -25,14 +25,14 @@ pub fn all_reduce(ranks: u32, me: u32, rings: u32) -> Vec<Step> {
     })
 }
 
-/// On each ring its piece of part *i* starts behind rank *i* and arrives there, summed.
+/// On each ring, the piece of part *i* starts at the rank after *i* and arrives at *i*, reduced.
 ///
 /// Rounds P−1; bytes sent and received per rank N(P−1)/P; fan-in C. Chunks: P.
 pub fn reduce_scatter(ranks: u32, me: u32, rings: u32) -> Vec<Step> {
     Rings::write(ranks, me, rings, |rings| rings.scatter_rounds(0))
 }
 
-/// Each part travels around from its owner, a piece on each ring.
+/// Each part travels around from its owner, one piece per ring.
 ///
 /// Rounds P−1; bytes sent and received per rank N(P−1)/P; fan-in C. Chunks: P.
 pub fn all_gather(ranks: u32, me: u32, rings: u32) -> Vec<Step> {
@@ -76,7 +76,7 @@ pub fn reduce(ranks: u32, me: u32, root: u32, rings: u32) -> Vec<Step> {
             .strides
             .iter()
             .map(|&stride| Chain {
-                // The chain of `broadcast` backwards: place 0 is the farthest from the root.
+                // The chain of `broadcast` reversed: place 0 is the farthest from the root.
                 place: ranks - 1 - times(place, inverse(stride, ranks), ranks),
                 previous: (me + stride) % ranks,
                 next: (me + ranks - stride) % ranks,
@@ -86,16 +86,16 @@ pub fn reduce(ranks: u32, me: u32, root: u32, rings: u32) -> Vec<Step> {
     })
 }
 
-/// The steps of one rank while they are written.
+/// Builder for the steps of one rank.
 struct Rings {
-    script: Script,
+    script: StepList,
     ranks: u32,
     me: u32,
-    /// By ring, how far ahead in rank order the next rank is.
+    /// Distance in rank order to the next rank, per ring.
     strides: Vec<u32>,
 }
 
-/// Where a rank stands in a chain.
+/// Position of a rank in a chain.
 struct Chain {
     place: u32,
     previous: u32,
@@ -108,7 +108,7 @@ impl Rings {
             return Vec::new();
         }
         let strides = strides(ranks, rings);
-        let mut rings = Self { script: Script::default(), ranks, me, strides };
+        let mut rings = Self { script: StepList::default(), ranks, me, strides };
         steps(&mut rings);
         rings.script.done()
     }
@@ -120,14 +120,14 @@ impl Rings {
         }
     }
 
-    /// The P−1 rounds that hand part *i* from rank *i* to everyone.
+    /// The P−1 rounds that pass part *i* from rank *i* to all ranks.
     fn gather_rounds(&mut self, first_round: u32) {
         for k in 0..self.ranks - 1 {
             self.exchange(first_round + k, k, Combine::Replace);
         }
     }
 
-    /// A round in which each ring passes on the part of the rank so many places behind.
+    /// One round in which each ring forwards the part of the rank `behind` places behind.
     fn exchange(&mut self, round: u32, behind: u32, how: Combine) {
         let (ranks, me) = (self.ranks, self.me);
         let at = |behind: u32, stride: u32| (me + ranks - times(behind, stride, ranks)) % ranks;
@@ -141,10 +141,10 @@ impl Rings {
         }
     }
 
-    /// All chunks, one after the other, a piece on every chain.
+    /// Streams all chunks in sequence, one piece per chain.
     fn stream(&mut self, chains: &[Chain], how: Combine) {
         let (last, chunks) = (self.ranks - 1, ring::chain_chunks(self.ranks));
-        // At place d, chunk c comes in during round d−1+c and goes out during round d+c.
+        // At place d, chunk c arrives in round d−1+c and is sent in round d+c.
         for round in 0..(last + chunks).saturating_sub(1) {
             for (ring, chain) in (0..).zip(chains).filter(|(_, chain)| chain.place < last) {
                 if let Some(chunk) = round.checked_sub(chain.place).filter(|&c| c < chunks) {
@@ -159,18 +159,18 @@ impl Rings {
         }
     }
 
-    /// What of a chunk travels on a ring.
+    /// Piece of a chunk that travels on a ring.
     fn piece(&self, chunk: u32, ring: u32) -> Chunks {
         Chunks::one(chunk).piece(ring, self.strides.len() as u32)
     }
 }
 
-/// How far ahead the next rank is on each of at most so many rings.
+/// Distance to the next rank on each ring, for at most `rings` rings.
 fn strides(ranks: u32, rings: u32) -> Vec<u32> {
     let halves = (1..ranks).take_while(|stride| 2 * stride <= ranks);
     let strides = halves.filter(|&stride| gcd(stride, ranks) == 1);
     let both = strides.flat_map(|stride| [stride, ranks - stride]);
-    // Two ranks have but one ring, which is the same backwards.
+    // Two ranks have only one ring, identical in both directions.
     both.take(rings.min(ranks - 1) as usize).collect()
 }
 
@@ -179,9 +179,9 @@ fn times(a: u32, b: u32, m: u32) -> u32 {
     (u64::from(a) * u64::from(b) % u64::from(m)) as u32
 }
 
-/// The number whose product with `a` is 1 modulo `m`; there is one if they have no divisor in common.
+/// Multiplicative inverse of `a` modulo `m`; exists if both are coprime.
 fn inverse(a: u32, m: u32) -> u32 {
-    // Euclid's algorithm, in which `x·a ≡ r` holds for both pairs.
+    // Extended Euclid; `x·a ≡ r` holds for both pairs.
     let (mut r, mut next_r) = (i64::from(m), i64::from(a % m));
     let (mut x, mut next_x) = (0i64, 1i64);
     while next_r != 0 {

@@ -1,24 +1,25 @@
-//! The naive decentralised exchange: whole vectors to everyone, one after the other.
+//! Naive decentralised exchange: each rank sends its whole vector to all ranks, one after the
+//! other.
 //!
-//! Nobody is special and nothing is cut: each rank sends its vector to each other rank and sums all
-//! of them itself. It needs no more than point-to-point messages, and is what all other algorithms are
-//! measured against. Whoever receives must keep what comes until its own vector has been sent to
-//! the last peer, so this takes P−1 vectors of memory, and sums in canonical order at no extra price.
+//! There is no special rank and no splitting: each rank sends its vector to every other rank and
+//! sums all vectors itself. It needs only point-to-point messages and is the baseline for all other
+//! algorithms. A receiver must keep all arrivals until its own vector has been sent to the last
+//! peer. This takes P−1 vectors of memory and makes the canonical order free.
 //!
-//! With everything sent at once the same exchange is [`overlapped`](super::overlapped); with each
+//! With all messages sent at once the same exchange is [`overlapped`](super::overlapped); with each
 //! rank summing only its part it is [`partitioned`](super::partitioned).
 //!
 //! In the formulas *P* is the number of ranks and *N* the bytes of the whole vector.
 
 use super::direct::{ahead, behind};
 use super::has_steps;
-use super::step::{Chunks, Combine, Script, Step};
+use super::step::{Chunks, Combine, Step, StepList};
 
-/// In round *k* every rank sends its vector to the rank *k*+1 places ahead; in the end it sums all.
+/// In round *k* every rank sends its vector to the rank *k*+1 places ahead; at the end it sums all.
 ///
 /// Rounds P−1; bytes sent and received per rank N(P−1); fan-in 1. Chunks: 1. Held: N(P−1).
 pub fn all_reduce(ranks: u32, me: u32) -> Vec<Step> {
-    let mut script = Script::default();
+    let mut script = StepList::default();
     if has_steps(ranks, me) && ranks > 1 {
         let whole = Chunks::one(0);
         for (round, (to, from)) in (0..).zip(ahead(ranks, me).zip(behind(ranks, me))) {

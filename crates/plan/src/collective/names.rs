@@ -1,5 +1,5 @@
-//! What is asked of a collective: its kind, the reduction and the order of summation. The names of
-//! algorithms are in [`algorithm`](super::algorithm).
+//! Parameters of a collective: kind, reduction and order of summation. The names of algorithms are
+//! in [`algorithm`](super::algorithm).
 
 use super::algorithm::{MAX_CHUNKS, MAX_RINGS, TorusShape};
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// What a collective does to the vectors of its group.
+/// Effect of a collective on the vectors of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CollectiveKind {
@@ -15,20 +15,20 @@ pub enum CollectiveKind {
     AllReduce,
     /// Rank *i* ends with part *i* of the reduction of all vectors.
     ReduceScatter,
-    /// Rank *i* brings part *i*; every rank ends with all parts.
+    /// Rank *i* contributes part *i*; every rank ends with all parts.
     AllGather,
     /// Every rank ends with the root's vector.
     Broadcast,
     /// The root ends with the reduction of all vectors.
     Reduce,
-    /// Rank *i* brings part *i*; the root ends with all parts.
+    /// Rank *i* contributes part *i*; the root ends with all parts.
     Gather,
     /// Part *j* of rank *i*'s input becomes part *i* of rank *j*'s output.
     AllToAll,
 }
 
 impl CollectiveKind {
-    /// Every kind, in the order in which they are listed to people.
+    /// All kinds, in display order.
     pub const ALL: [Self; 7] = [
         Self::AllReduce,
         Self::ReduceScatter,
@@ -39,7 +39,7 @@ impl CollectiveKind {
         Self::AllToAll,
     ];
 
-    /// The word used in flags, in the text form and in traces.
+    /// Name used in flags, in the text form and in traces.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",
@@ -52,7 +52,7 @@ impl CollectiveKind {
         }
     }
 
-    /// Whether values are combined, so that the order of summation matters.
+    /// Returns true if values are combined, so that the order of summation matters.
     pub const fn reduces(self) -> bool {
         match self {
             Self::AllReduce | Self::ReduceScatter | Self::Reduce => true,
@@ -60,7 +60,7 @@ impl CollectiveKind {
         }
     }
 
-    /// Whether one rank, the root, plays a different part than the others.
+    /// Returns true if one rank, the root, has a special part.
     pub const fn has_root(self) -> bool {
         match self {
             Self::Broadcast | Self::Reduce | Self::Gather => true,
@@ -87,18 +87,18 @@ impl FromStr for CollectiveKind {
     }
 }
 
-/// How two contributions become one.
+/// Operation that combines two contributions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reduction {
     /// Addition.
     Sum,
-    /// The larger of the two; a NaN on either side gives a NaN, so that overflow is not lost.
+    /// Maximum; a NaN in either operand yields NaN, so that overflow is not lost.
     Max,
 }
 
 impl Reduction {
-    /// The word used in flags and in the text form.
+    /// Name used in flags and in the text form.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",
@@ -129,19 +129,19 @@ impl FromStr for Reduction {
     }
 }
 
-/// In which order contributions are summed. Either way the result is the same in every run.
+/// Order in which contributions are summed. Both orders give the same result in every run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Order {
-    /// The balanced tree over rank order that [`CanonicalFold`](super::CanonicalFold) defines, so
-    /// that algorithms which keep it agree bit for bit.
+pub enum SummationOrder {
+    /// The balanced tree over rank order defined by [`CanonicalFold`](super::CanonicalFold).
+    /// Algorithms that keep it agree bit for bit.
     Canonical,
-    /// Whichever order the algorithm finds cheapest.
+    /// The cheapest order for the algorithm.
     Free,
 }
 
-impl Order {
-    /// The word used in flags and in the text form.
+impl SummationOrder {
+    /// Name used in flags and in the text form.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Canonical => "canonical",
@@ -150,13 +150,13 @@ impl Order {
     }
 }
 
-impl fmt::Display for Order {
+impl fmt::Display for SummationOrder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-impl FromStr for Order {
+impl FromStr for SummationOrder {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
@@ -172,29 +172,29 @@ impl FromStr for Order {
     }
 }
 
-/// Why a word of a flag or of a plan was not understood.
+/// Parse error for a name in a flag or a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NameError {
-    /// The word means nothing here.
+    /// The name is not known here.
     #[error("unknown {what} '{text}' (known: {known})")]
     Unknown {
-        /// What the word should have named.
+        /// Kind of thing the name should have denoted.
         what: &'static str,
-        /// The word.
+        /// The unknown name.
         text: String,
-        /// The words that would have been understood.
+        /// List of the known names.
         known: String,
     },
     /// The number of servers is missing, zero or not a number.
     #[error("'{text}' needs a number of servers of at least 1, such as ps:4")]
     Servers {
-        /// The word.
+        /// The rejected text.
         text: String,
     },
     /// The number of rings is missing, too small, too large or not a number.
     #[error("'{text}' needs a number of rings from 1 to {MAX_RINGS}, such as multi-ring:2")]
     Rings {
-        /// The word.
+        /// The rejected text.
         text: String,
     },
     /// The sizes of a torus are missing or not numbers.
@@ -203,37 +203,37 @@ pub enum NameError {
         TorusShape::MAX_DIMENSIONS
     )]
     Shape {
-        /// The word.
+        /// The rejected text.
         text: String,
     },
     /// The number of chunks is missing, too small, too large or not a number.
     #[error("'{text}' needs a number of chunks from 1 to {MAX_CHUNKS}, such as themis:16")]
     Chunks {
-        /// The word.
+        /// The rejected text.
         text: String,
     },
-    /// The dimensions of a grid are no sizes with the letter of an algorithm.
+    /// The dimensions of a grid are not sizes followed by the letter of an algorithm.
     #[error(
         "'{text}' needs behind the slash the sizes of its dimensions, each with r (ring), d (direct) or \
          h (halving), such as per-dimension:4/8hx16r; leave the slash out to take them from the cluster"
     )]
     Grid {
-        /// The word.
+        /// The rejected text.
         text: String,
     },
-    /// A hierarchy has fewer or more than two levels.
+    /// A hierarchy does not have exactly two levels.
     #[error(
         "'{text}' needs an inner and an outer algorithm, such as hierarchical:ps:ring or \
          hierarchical:multi-ring:2:halving-doubling"
     )]
     Levels {
-        /// The words.
+        /// The rejected text.
         text: String,
     },
     /// The number of ranks that share a host is zero or not a number.
     #[error("'{text}' needs behind the slash how many of its ranks share a host, at least 1")]
     Host {
-        /// The words.
+        /// The rejected text.
         text: String,
     },
 }
@@ -248,7 +248,7 @@ mod tests {
             assert_eq!(kind.to_string().parse(), Ok(kind));
             assert_eq!(serde_json::to_string(&kind).unwrap(), format!("\"{kind}\""));
         }
-        for order in [Order::Canonical, Order::Free] {
+        for order in [SummationOrder::Canonical, SummationOrder::Free] {
             assert_eq!(order.to_string().parse(), Ok(order));
         }
         for reduction in [Reduction::Sum, Reduction::Max] {

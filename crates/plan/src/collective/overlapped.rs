@@ -1,27 +1,27 @@
-//! The overlapped decentralised exchange: whole vectors to everyone, all at once.
+//! Overlapped decentralised exchange: each rank sends its whole vector to all ranks at once.
 //!
-//! The messages are those of [`naive`](super::naive), but no rank waits for one to be through before
-//! it starts the next: one round instead of P−1, in which all P−1 messages share a rank's links. What
-//! arrives is held until all is there: summed on the spot, it would be added up in another order on
-//! every rank, and replicas would drift apart.
+//! The messages are those of [`naive`](super::naive), but a rank does not wait for one to finish
+//! before it starts the next. There is one round instead of P−1, in which all P−1 messages share a
+//! rank's links. Arrivals are held until all are there: summed on arrival, they would be added in a
+//! different order on every rank, and replicas would diverge.
 //!
 //! In the formulas *P* is the number of ranks and *N* the bytes of the whole vector.
 
 use super::direct::{ahead, behind, take_in};
-use super::step::{Chunks, Script, Step};
-use super::{Order, has_steps};
+use super::step::{Chunks, Step, StepList};
+use super::{SummationOrder, has_steps};
 
-/// Every rank sends its vector to all others and sums all that it receives.
+/// Every rank sends its vector to all others and sums everything it receives.
 ///
 /// Rounds 1; bytes sent and received per rank N(P−1); fan-in P−1. Chunks: 1. Held: N(P−1).
 pub fn all_reduce(ranks: u32, me: u32) -> Vec<Step> {
-    let mut script = Script::default();
+    let mut script = StepList::default();
     if has_steps(ranks, me) && ranks > 1 {
         let whole = Chunks::one(0);
         for to in ahead(ranks, me) {
             script.send(0, to, whole);
         }
-        take_in(&mut script, 0, behind(ranks, me), whole, Order::Canonical);
+        take_in(&mut script, 0, behind(ranks, me), whole, SummationOrder::Canonical);
     }
     script.done()
 }

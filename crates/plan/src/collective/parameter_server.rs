@@ -1,23 +1,29 @@
-//! Parameter servers: some ranks of the group own a shard each and answer for it.
+//! Parameter servers: some ranks of the group each own and serve a shard.
 //!
-//! With K servers the vector is cut into K chunks; server *s* is the rank *s* places after the root
-//! and owns chunk *s*. One server is the classic bottleneck, as many as there are ranks is the
-//! direct algorithm; what lies between is what Li et al., "Scaling Distributed Machine Learning with
-//! the Parameter Server" (2014), deploy. Servers hold what they receive and sum in canonical order,
-//! or as listed in free order.
+//! With K servers the vector is split into K chunks; server *s* is the rank *s* places after the
+//! root and owns chunk *s*. One server is the classic bottleneck; as many servers as ranks is the
+//! direct algorithm. Li et al., "Scaling Distributed Machine Learning with the Parameter Server"
+//! (2014), deploy numbers in between. Servers hold what they receive and sum in canonical order, or
+//! in list order if the order is free.
 //!
 //! In the formulas *P* is the number of ranks and *N* the bytes of the whole vector.
 
 use super::direct::{ahead, behind, take_in};
-use super::step::{Chunks, Combine, Script, Step};
-use super::{Order, has_steps, relative};
+use super::step::{Chunks, Combine, Step, StepList};
+use super::{SummationOrder, has_steps, relative};
 
-/// Everyone pushes each chunk to its server, which sums it and sends it to everyone.
+/// Every rank pushes each chunk to its server, which sums it and sends it to all ranks.
 ///
-/// Rounds 2; bytes sent and received at most N(P+K−2)/K, by a server; fan-in P−1. Chunks: K.
-/// Held in canonical order: N(P−1)/K.
-pub fn all_reduce(ranks: u32, me: u32, root: u32, servers: u32, order: Order) -> Vec<Step> {
-    let mut script = Script::default();
+/// Rounds 2; bytes sent and received at most N(P+K−2)/K, by a server; fan-in P−1. Chunks: K. Held
+/// in canonical order: N(P−1)/K.
+pub fn all_reduce(
+    ranks: u32,
+    me: u32,
+    root: u32,
+    servers: u32,
+    order: SummationOrder,
+) -> Vec<Step> {
+    let mut script = StepList::default();
     if let Some(group) = Group::of(ranks, me, root, servers) {
         group.push_round(&mut script, 0, order);
         group.pull_round(&mut script, 1, None);
@@ -25,13 +31,13 @@ pub fn all_reduce(ranks: u32, me: u32, root: u32, servers: u32, order: Order) ->
     script.done()
 }
 
-/// Everyone pushes each chunk to its server, and the servers send the sums to the root, which is
-/// itself the first of them.
+/// Every rank pushes each chunk to its server, and the servers send the sums to the root, which is
+/// itself the first server.
 ///
 /// Rounds 2, or 1 with a single server; bytes sent per rank N; received at most N(P+K−2)/K, by the
 /// root; fan-in P−1. Chunks: K. Held in canonical order: N(P−1)/K.
-pub fn reduce(ranks: u32, me: u32, root: u32, servers: u32, order: Order) -> Vec<Step> {
-    let mut script = Script::default();
+pub fn reduce(ranks: u32, me: u32, root: u32, servers: u32, order: SummationOrder) -> Vec<Step> {
+    let mut script = StepList::default();
     if let Some(group) = Group::of(ranks, me, root, servers) {
         group.push_round(&mut script, 0, order);
         if me == root {
@@ -45,13 +51,13 @@ pub fn reduce(ranks: u32, me: u32, root: u32, servers: u32, order: Order) -> Vec
     script.done()
 }
 
-/// The root, itself the first server, sends each server its chunk, and the servers send them to
-/// everyone.
+/// The root, itself the first server, sends each server its chunk, and the servers send them to all
+/// ranks.
 ///
 /// Rounds 2, or 1 with a single server; bytes sent at most N(P+K−2)/K, by the root; received per
-/// rank N; fan-in K, or K−1 if everyone serves. Chunks: K.
+/// rank N; fan-in K, or K−1 if every rank serves. Chunks: K.
 pub fn broadcast(ranks: u32, me: u32, root: u32, servers: u32) -> Vec<Step> {
-    let mut script = Script::default();
+    let mut script = StepList::default();
     if let Some(group) = Group::of(ranks, me, root, servers) {
         if me == root {
             for server in 1..servers {
@@ -66,7 +72,7 @@ pub fn broadcast(ranks: u32, me: u32, root: u32, servers: u32) -> Vec<Step> {
     script.done()
 }
 
-/// Who serves what, seen by one rank.
+/// Assignment of chunks to servers, as seen by rank `me`.
 struct Group {
     ranks: u32,
     me: u32,
@@ -84,14 +90,14 @@ impl Group {
         (self.root + server) % self.ranks
     }
 
-    /// The chunk that a rank serves, if it does.
+    /// Chunk that a rank serves, if it is a server.
     fn serves(&self, rank: u32) -> Option<u32> {
         let place = relative(rank, self.root, self.ranks);
         (place < self.servers).then_some(place)
     }
 
-    /// Every chunk goes to its server and is summed there.
-    fn push_round(&self, script: &mut Script, round: u32, order: Order) {
+    /// Sends every chunk to its server and sums it there.
+    fn push_round(&self, script: &mut StepList, round: u32, order: SummationOrder) {
         for to in ahead(self.ranks, self.me) {
             if let Some(server) = self.serves(to) {
                 script.send(round, to, Chunks::one(server));
@@ -102,8 +108,8 @@ impl Group {
         }
     }
 
-    /// Every server sends its chunk to all others, except to one that has it already.
-    fn pull_round(&self, script: &mut Script, round: u32, except: Option<u32>) {
+    /// Sends every server's chunk to all ranks but `except`, which already has it.
+    fn pull_round(&self, script: &mut StepList, round: u32, except: Option<u32>) {
         let Self { ranks, me, .. } = *self;
         if let Some(server) = self.serves(me) {
             for to in ahead(ranks, me).filter(|to| Some(*to) != except) {

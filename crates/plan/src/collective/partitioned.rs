@@ -1,23 +1,24 @@
-//! The partitioned exchange: every rank sums one part for all, and messages go one at a time.
+//! Partitioned exchange: every rank sums one part for all ranks, one message at a time.
 //!
-//! The vector is cut into as many parts as there are ranks; part *i* is collected and summed by rank
-//! *i*, which then hands it to everyone. The messages are those of [`direct`](super::direct), which
-//! sends them all in one round and so has a fan-in of P−1; here a rank sends one and receives one in
-//! a round. It moves as many bytes in as many rounds as the [`ring`](super::ring), but every part goes
-//! straight to its owner: between any two ranks, and so in canonical order if asked.
+//! The vector is split into as many parts as there are ranks; rank *i* collects and sums part *i*,
+//! then sends it to all ranks. The messages are those of [`direct`](super::direct), which sends
+//! them all in one round and so has a fan-in of P−1; here a rank sends one and receives one per
+//! round. It moves as many bytes in as many rounds as the [`ring`](super::ring), but every part
+//! goes directly to its owner. Messages therefore occur between all pairs of ranks, and sums can be
+//! in canonical order.
 //!
 //! In the formulas *P* is the number of ranks and *N* the bytes of the whole vector.
 
 use super::direct::{ahead, behind};
-use super::step::{Chunks, Combine, Script, Step};
-use super::{Order, has_steps};
+use super::step::{Chunks, Combine, Step, StepList};
+use super::{SummationOrder, has_steps};
 
-/// Each part is collected by its owner and summed, then handed out by it.
+/// The owner of each part collects and sums it, then distributes it.
 ///
-/// Rounds 2(P−1); bytes sent and received per rank 2N(P−1)/P; fan-in 1. Chunks: P.
-/// Held in canonical order: N(P−1)/P.
-pub fn all_reduce(ranks: u32, me: u32, order: Order) -> Vec<Step> {
-    let mut script = Script::default();
+/// Rounds 2(P−1); bytes sent and received per rank 2N(P−1)/P; fan-in 1. Chunks: P. Held in
+/// canonical order: N(P−1)/P.
+pub fn all_reduce(ranks: u32, me: u32, order: SummationOrder) -> Vec<Step> {
+    let mut script = StepList::default();
     if has_steps(ranks, me) {
         scatter_rounds(&mut script, ranks, me, order);
         gather_rounds(&mut script, ranks - 1, ranks, me);
@@ -25,12 +26,12 @@ pub fn all_reduce(ranks: u32, me: u32, order: Order) -> Vec<Step> {
     script.done()
 }
 
-/// In round *k* every rank sends to the rank *k*+1 places ahead the part that is summed there.
+/// In round *k* every rank sends to the rank *k*+1 places ahead the part that rank sums.
 ///
-/// Rounds P−1; bytes sent and received per rank N(P−1)/P; fan-in 1. Chunks: P.
-/// Held in canonical order: N(P−1)/P.
-pub fn reduce_scatter(ranks: u32, me: u32, order: Order) -> Vec<Step> {
-    let mut script = Script::default();
+/// Rounds P−1; bytes sent and received per rank N(P−1)/P; fan-in 1. Chunks: P. Held in canonical
+/// order: N(P−1)/P.
+pub fn reduce_scatter(ranks: u32, me: u32, order: SummationOrder) -> Vec<Step> {
+    let mut script = StepList::default();
     if has_steps(ranks, me) {
         scatter_rounds(&mut script, ranks, me, order);
     }
@@ -41,17 +42,17 @@ pub fn reduce_scatter(ranks: u32, me: u32, order: Order) -> Vec<Step> {
 ///
 /// Rounds P−1; bytes sent and received per rank N(P−1)/P; fan-in 1. Chunks: P.
 pub fn all_gather(ranks: u32, me: u32) -> Vec<Step> {
-    let mut script = Script::default();
+    let mut script = StepList::default();
     if has_steps(ranks, me) {
         gather_rounds(&mut script, 0, ranks, me);
     }
     script.done()
 }
 
-fn scatter_rounds(script: &mut Script, ranks: u32, me: u32, order: Order) {
+fn scatter_rounds(script: &mut StepList, ranks: u32, me: u32, order: SummationOrder) {
     let how = match order {
-        Order::Canonical => Combine::Hold,
-        Order::Free => Combine::Reduce,
+        SummationOrder::Canonical => Combine::Hold,
+        SummationOrder::Free => Combine::Reduce,
     };
     for (round, (to, from)) in (0..).zip(ahead(ranks, me).zip(behind(ranks, me))) {
         script.send(round, to, Chunks::one(to));
@@ -62,7 +63,7 @@ fn scatter_rounds(script: &mut Script, ranks: u32, me: u32, order: Order) {
     }
 }
 
-fn gather_rounds(script: &mut Script, first_round: u32, ranks: u32, me: u32) {
+fn gather_rounds(script: &mut StepList, first_round: u32, ranks: u32, me: u32) {
     for (round, (to, from)) in (first_round..).zip(ahead(ranks, me).zip(behind(ranks, me))) {
         script.send(round, to, Chunks::one(me));
         script.recv(round, from, Chunks::one(from), Combine::Replace);

@@ -1,37 +1,39 @@
-//! One dimension of a grid after the other, in chunks that follow each other through the dimensions.
+//! One dimension of a grid after the other, with chunks pipelined through the dimensions.
 //!
-//! An all_reduce of a chunk is a reduce_scatter in each dimension in turn, each of what the one before
-//! left, and an all_gather backwards. With C chunks, one can be in the second dimension while the next is
-//! in the first: [`themis`](super::themis) says who is where when. Beside the order of dimensions that is
-//! the same for all (`per-dimension:C`) there is one that balances what the dimensions carry (`themis:C`).
+//! An all_reduce of a chunk is a reduce_scatter in each dimension in turn, each on the result of
+//! the previous one, followed by all_gathers in reverse order. With C chunks, one can be in the
+//! second dimension while the next is in the first; [`themis`](super::themis) computes this
+//! schedule. `per-dimension:C` uses the same dimension order for all chunks; `themis:C` balances
+//! the load of the dimensions.
 //!
-//! **Streams.** Each chunk here is a *piece* of every chunk of the module's: part *i* of the vector is for
-//! rank *i* whatever the algorithm, so that it is the parts that are cut into C pieces, and a stream takes
-//! one piece of each. Streams touch different memory. The rounds of the steps are one legal order for a rank
-//! that does one thing after the other; where several are under way at once, only a stream's own steps and
-//! the queue of each dimension order them.
+//! **Streams.** Each chunk here is a *piece* of every chunk of the parent module: part *i* of the
+//! vector belongs to rank *i* for every algorithm, so the parts are split into C pieces, and a
+//! stream takes one piece of each. Streams touch disjoint memory. The rounds of the steps are one
+//! legal order for a rank that executes them sequentially. If several streams are in flight at
+//! once, only a stream's own steps and the queue of each dimension order them.
 //!
 //! After a set of dimensions a rank is responsible for the chunks that agree with it in those
 //! coordinates; after all of them, for its own.
 //!
 //! In the formulas *P* is the number of ranks, *N* the bytes of the whole vector, *D* the sum over
-//! dimensions of their rounds: size − 1 by ring, 1 direct, log₂ size by halving. All dimensions of size 2, or
-//! halved, in the same order for all chunks: then the order of summation is canonical.
+//! dimensions of their rounds: size − 1 by ring, 1 direct, log₂ size by halving. The order of
+//! summation is canonical if all dimensions have size 2 or are halved, and all chunks use the same
+//! dimension order.
 
 use super::CollectiveKind;
-use super::grid::{Grid, GridDimension, Way};
+use super::grid::{DimAlgorithm, Grid, GridDimension};
 use super::has_steps;
-use super::step::{Chunks, Combine, Script, Step};
+use super::step::{Chunks, Combine, Step, StepList};
 use super::themis::Visit;
 
-/// The steps of one rank: those of all visits, each in its rounds.
+/// Steps of one rank: those of all visits, each in its rounds.
 ///
-/// Rounds D for one chunk (2D for all_reduce), at most C·D (2C·D) for C; bytes sent and received per rank
-/// N(P−1)/P (twice that); fan-in at most the sum over dimensions of 1, or size − 1 where direct.
-/// Chunks: P.
+/// Rounds D for one chunk (2D for all_reduce), at most C·D (2C·D) for C; bytes sent and received
+/// per rank N(P−1)/P (twice that); fan-in at most the sum over dimensions of 1, or size − 1 where
+/// direct. Chunks: P.
 pub fn steps(grid: &Grid, visits: &[Visit], chunks: u32, me: u32) -> Vec<Step> {
-    let mut script = Script::default();
-    if let Some(place) = Place::of(grid, me) {
+    let mut script = StepList::default();
+    if let Some(place) = GridPosition::of(grid, me) {
         for visit in visits {
             place.visit(visit, chunks, &mut script);
         }
@@ -39,17 +41,17 @@ pub fn steps(grid: &Grid, visits: &[Visit], chunks: u32, me: u32) -> Vec<Step> {
     script.sorted()
 }
 
-/// The steps of one rank in one visit, whose first round is numbered 0.
+/// Steps of rank `me` in one visit, with rounds counted from 0.
 pub fn visit_steps(grid: &Grid, visit: &Visit, chunks: u32, me: u32) -> Vec<Step> {
-    let mut script = Script::default();
-    if let Some(place) = Place::of(grid, me) {
+    let mut script = StepList::default();
+    if let Some(place) = GridPosition::of(grid, me) {
         let length = visit.rounds.end - visit.rounds.start;
         place.visit(&Visit { rounds: 0..length, ..visit.clone() }, chunks, &mut script);
     }
     script.sorted()
 }
 
-/// Whether a kind is a matter of reducing and gathering parts.
+/// Returns true if the kind consists of reducing and gathering parts.
 pub(super) const fn can_do(kind: CollectiveKind) -> bool {
     matches!(
         kind,
@@ -57,14 +59,14 @@ pub(super) const fn can_do(kind: CollectiveKind) -> bool {
     )
 }
 
-/// Where a rank stands in a grid.
-struct Place<'g> {
+/// Position of a rank in a grid.
+struct GridPosition<'g> {
     grid: &'g Grid,
-    /// By dimension.
+    /// One coordinate per dimension.
     coordinates: Vec<u32>,
 }
 
-impl<'g> Place<'g> {
+impl<'g> GridPosition<'g> {
     fn of(grid: &'g Grid, me: u32) -> Option<Self> {
         let ranks = u32::try_from(grid.ranks()).ok()?;
         let mut rest = me;
@@ -77,19 +79,19 @@ impl<'g> Place<'g> {
         has_steps(ranks, me).then_some(Self { grid, coordinates })
     }
 
-    fn visit(&self, visit: &Visit, pieces: u32, script: &mut Script) {
+    fn visit(&self, visit: &Visit, pieces: u32, script: &mut StepList) {
         let along = Along { place: self, visit, pieces };
         match (self.grid.dimensions()[visit.dimension].way, visit.gathers) {
-            (Way::Ring, false) => along.ring(script, 1, Combine::Reduce),
-            (Way::Ring, true) => along.ring(script, 0, Combine::Replace),
-            (Way::Direct, false) => along.direct_scatter(script),
-            (Way::Direct, true) => along.direct_gather(script),
-            (Way::Halving, false) => along.halve(script),
-            (Way::Halving, true) => along.double(script),
+            (DimAlgorithm::Ring, false) => along.ring(script, 1, Combine::Reduce),
+            (DimAlgorithm::Ring, true) => along.ring(script, 0, Combine::Replace),
+            (DimAlgorithm::Direct, false) => along.direct_scatter(script),
+            (DimAlgorithm::Direct, true) => along.direct_gather(script),
+            (DimAlgorithm::Halving, false) => along.halve(script),
+            (DimAlgorithm::Halving, true) => along.double(script),
         }
     }
 
-    /// The rank that differs in one dimension only.
+    /// Rank with the same coordinates except `coordinate` in `dimension`.
     fn rank_at(&self, dimension: usize, coordinate: u32) -> u32 {
         let (mut rank, mut below) = (0, 1);
         for (index, d) in self.grid.dimensions().iter().enumerate() {
@@ -101,9 +103,9 @@ impl<'g> Place<'g> {
     }
 }
 
-/// A visit, seen by one rank.
+/// A visit from the view of one rank.
 struct Along<'a> {
-    place: &'a Place<'a>,
+    place: &'a GridPosition<'a>,
     visit: &'a Visit,
     pieces: u32,
 }
@@ -122,8 +124,9 @@ impl Along<'_> {
         self.place.rank_at(self.visit.dimension, coordinate)
     }
 
-    /// This visit's piece of the chunks for which those ranks are responsible that agree with this one
-    /// where it is scattered, and whose coordinate here is congruent to one.
+    /// This visit's piece of the chunks owned by certain ranks: those that match this rank's
+    /// coordinates in the scattered dimensions and are congruent to `coordinate` modulo `modulus`
+    /// in this dimension.
     fn chunks(&self, coordinate: u32, modulus: u32) -> Chunks {
         let mut runs: Vec<(u32, u32)> = Vec::new();
         let (mut first, mut below) = (0, 1);
@@ -159,8 +162,8 @@ impl Along<'_> {
         self.chunks(coordinate, self.here().0.size)
     }
 
-    /// Around the ring: in round *k* the part of the rank *k* + `behind` places behind goes ahead.
-    fn ring(&self, script: &mut Script, behind: u32, how: Combine) {
+    /// Around the ring: in round *k* sends the part of the rank *k* + `behind` places behind.
+    fn ring(&self, script: &mut StepList, behind: u32, how: Combine) {
         let (GridDimension { size, .. }, mine) = self.here();
         for k in 0..size - 1 {
             let gone = (mine + 2 * size - behind - k) % size;
@@ -170,7 +173,7 @@ impl Along<'_> {
         }
     }
 
-    fn direct_scatter(&self, script: &mut Script) {
+    fn direct_scatter(&self, script: &mut StepList) {
         let (GridDimension { size, .. }, mine) = self.here();
         for other in (1..size).map(|k| (mine + k) % size) {
             script.send(self.round(0), self.peer(other), self.one(other));
@@ -180,7 +183,7 @@ impl Along<'_> {
         }
     }
 
-    fn direct_gather(&self, script: &mut Script) {
+    fn direct_gather(&self, script: &mut StepList) {
         let (GridDimension { size, .. }, mine) = self.here();
         for other in (1..size).map(|k| (mine + k) % size) {
             script.send(self.round(0), self.peer(other), self.one(mine));
@@ -190,7 +193,7 @@ impl Along<'_> {
         }
     }
 
-    fn halve(&self, script: &mut Script) {
+    fn halve(&self, script: &mut StepList) {
         let (GridDimension { size, .. }, mine) = self.here();
         for k in 0..size.ilog2() {
             let (bit, modulus) = (1 << k, 2 << k);
@@ -200,7 +203,7 @@ impl Along<'_> {
         }
     }
 
-    fn double(&self, script: &mut Script) {
+    fn double(&self, script: &mut StepList) {
         let (GridDimension { size, .. }, mine) = self.here();
         let steps = size.ilog2();
         for k in 0..steps {

@@ -1,23 +1,23 @@
-//! Which algorithm carries out a collective: the choice where it is left to us, and the refusal of
-//! what cannot be done.
+//! Selection of the algorithm of a collective: resolves `auto` and rejects unsupported requests.
 
 use super::algorithm::{Algorithm, MAX_CHUNKS, MAX_RINGS, TorusShape};
-use super::grid::{Grid, Way};
+use super::grid::{DimAlgorithm, Grid};
 use super::themis::ChunkOrder;
-use super::{CollectiveKind, MAX_RANKS, Order, per_dimension};
+use super::{CollectiveKind, MAX_RANKS, SummationOrder, per_dimension};
 use thiserror::Error;
 
-/// Settles which algorithm carries out a collective.
+/// Determines the algorithm that executes a collective.
 ///
-/// [`Algorithm::Auto`] becomes the one with the fewest rounds among those with the fewest bytes per
-/// rank and no crowding: halving-doubling where the rank count is a power of two, the ring where it
-/// is not, and direct messages where only those keep the canonical order or nothing needs forwarding.
-/// Any other algorithm is returned as it is if it can do the kind, in that order, on so many ranks.
+/// [`Algorithm::Auto`] becomes the algorithm with the fewest rounds among those with the fewest
+/// bytes per rank and no contention. That is halving-doubling for broadcast, reduce and
+/// power-of-two rank counts, and the ring otherwise. Direct messages are chosen if only they keep
+/// the canonical order or nothing needs forwarding. Any other algorithm is returned unchanged if it
+/// supports the kind, in that order, on `ranks` ranks.
 pub fn resolve(
     kind: CollectiveKind,
     algorithm: Algorithm,
     ranks: u32,
-    order: Order,
+    order: SummationOrder,
 ) -> Result<Algorithm, CollectiveError> {
     if !(1..=MAX_RANKS).contains(&ranks) {
         return Err(CollectiveError::Ranks { kind, ranks });
@@ -37,12 +37,12 @@ pub fn resolve(
     Ok(algorithm)
 }
 
-fn automatic(kind: CollectiveKind, ranks: u32, order: Order) -> Algorithm {
+fn automatic(kind: CollectiveKind, ranks: u32, order: SummationOrder) -> Algorithm {
     use CollectiveKind::{
         AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter,
     };
     let halves_evenly = ranks.is_power_of_two();
-    let canonical = order == Order::Canonical && kind.reduces();
+    let canonical = order == SummationOrder::Canonical && kind.reduces();
     match kind {
         Gather | AllToAll => Algorithm::Direct,
         Broadcast | Reduce if ranks <= 2 => Algorithm::Direct,
@@ -53,15 +53,15 @@ fn automatic(kind: CollectiveKind, ranks: u32, order: Order) -> Algorithm {
     }
 }
 
-/// The names of those that can, of the algorithms that need no more than a rank count.
-fn able(kind: CollectiveKind, ranks: u32, order: Order) -> String {
+/// Names of the suitable algorithms among those that need only a rank count.
+fn able(kind: CollectiveKind, ranks: u32, order: SummationOrder) -> String {
     let all = [
         Algorithm::Ring,
         Algorithm::MultiRing { rings: 2 },
         Algorithm::HalvingDoubling,
         Algorithm::Tree,
         Algorithm::Direct,
-        Algorithm::ReadReduce,
+        Algorithm::SharedMemory,
         Algorithm::ParameterServer { servers: 1 },
         Algorithm::Naive,
         Algorithm::Overlapped,
@@ -71,13 +71,13 @@ fn able(kind: CollectiveKind, ranks: u32, order: Order) -> String {
     able.map(|a| a.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Whether the algorithm is written for the kind.
+/// Returns true if the algorithm implements the kind.
 fn can_do(algorithm: Algorithm, kind: CollectiveKind) -> bool {
     use CollectiveKind::{
         AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter,
     };
     match algorithm {
-        Algorithm::Auto | Algorithm::Ring | Algorithm::Direct | Algorithm::ReadReduce => true,
+        Algorithm::Auto | Algorithm::Ring | Algorithm::Direct | Algorithm::SharedMemory => true,
         Algorithm::HalvingDoubling | Algorithm::MultiRing { .. } | Algorithm::InNetwork => {
             match kind {
                 AllReduce | ReduceScatter | AllGather | Broadcast | Reduce => true,
@@ -107,21 +107,21 @@ fn can_do(algorithm: Algorithm, kind: CollectiveKind) -> bool {
     }
 }
 
-/// Whether the algorithm keeps the order; addition commutes, so two ranks cannot get it wrong.
-fn keeps(algorithm: Algorithm, kind: CollectiveKind, ranks: u32, order: Order) -> bool {
-    if order == Order::Free || !kind.reduces() || ranks <= 2 {
+/// Returns true if the algorithm keeps the order; with two ranks it always does: addition commutes.
+fn keeps(algorithm: Algorithm, kind: CollectiveKind, ranks: u32, order: SummationOrder) -> bool {
+    if order == SummationOrder::Free || !kind.reduces() || ranks <= 2 {
         return true;
     }
     match algorithm {
         Algorithm::Ring | Algorithm::MultiRing { .. } | Algorithm::InNetwork => false,
         Algorithm::HalvingDoubling => ranks.is_power_of_two(),
-        // Towards a root, the trees are those of the free order.
+        // Reductions to a root use the trees of the free order.
         Algorithm::Tree => kind == CollectiveKind::AllReduce,
         Algorithm::Torus { shape } => shape.sizes().all(|size| size <= 2),
         Algorithm::PerDimension { order, grid, .. } => {
             let dimensions = grid.iter().flat_map(|grid| grid.dimensions());
             order == ChunkOrder::Baseline
-                && dimensions.into_iter().all(|d| d.size <= 2 || d.way == Way::Halving)
+                && dimensions.into_iter().all(|d| d.size <= 2 || d.way == DimAlgorithm::Halving)
         }
         Algorithm::Hierarchical { inner, outer, host } => {
             let host = host.map_or(1, |host| host.get());
@@ -132,7 +132,7 @@ fn keeps(algorithm: Algorithm, kind: CollectiveKind, ranks: u32, order: Order) -
         }
         Algorithm::Auto
         | Algorithm::Direct
-        | Algorithm::ReadReduce
+        | Algorithm::SharedMemory
         | Algorithm::ParameterServer { .. }
         | Algorithm::Naive
         | Algorithm::Overlapped
@@ -140,7 +140,7 @@ fn keeps(algorithm: Algorithm, kind: CollectiveKind, ranks: u32, order: Order) -
     }
 }
 
-/// Refuses an algorithm whose parameters do not suit the rank count.
+/// Rejects an algorithm whose parameters do not fit the rank count.
 fn check_parameters(algorithm: Algorithm, ranks: u32) -> Result<(), CollectiveError> {
     match algorithm {
         Algorithm::ParameterServer { servers } if !(1..=ranks).contains(&servers) => {
@@ -176,7 +176,7 @@ fn check_parameters(algorithm: Algorithm, ranks: u32) -> Result<(), CollectiveEr
         | Algorithm::HalvingDoubling
         | Algorithm::Tree
         | Algorithm::Direct
-        | Algorithm::ReadReduce
+        | Algorithm::SharedMemory
         | Algorithm::ParameterServer { .. }
         | Algorithm::Naive
         | Algorithm::Overlapped
@@ -186,66 +186,66 @@ fn check_parameters(algorithm: Algorithm, ranks: u32) -> Result<(), CollectiveEr
     }
 }
 
-/// Why a collective cannot be done as asked.
+/// Reason a requested collective is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CollectiveError {
-    /// The algorithm does not exist for the kind.
+    /// The algorithm does not implement the kind.
     #[error("{algorithm} cannot do {kind}; what can: {able}")]
     Kind {
-        /// What should have been done.
+        /// Requested kind.
         kind: CollectiveKind,
-        /// How it should have been done.
+        /// Requested algorithm.
         algorithm: Algorithm,
-        /// The algorithms that can.
+        /// Suitable algorithms.
         able: String,
     },
-    /// The algorithm sums in an order of its own.
+    /// The algorithm does not keep the canonical order.
     #[error("{algorithm} cannot do {kind} of {ranks} ranks in canonical order; what can: {able}")]
     Order {
-        /// What should have been done.
+        /// Requested kind.
         kind: CollectiveKind,
-        /// How it should have been done.
+        /// Requested algorithm.
         algorithm: Algorithm,
-        /// By how many.
+        /// The size of the group.
         ranks: u32,
-        /// The algorithms that can.
+        /// Suitable algorithms.
         able: String,
     },
-    /// The group is empty or absurdly large.
+    /// The group is empty or exceeds the maximum size.
     #[error("{kind} of {ranks} ranks: a group has from 1 to {MAX_RANKS} ranks")]
     Ranks {
-        /// What should have been done.
+        /// Requested kind.
         kind: CollectiveKind,
-        /// By how many.
+        /// The size of the group.
         ranks: u32,
     },
     /// The root is not in the group.
     #[error("{kind}: root {root} is not one of the group's {ranks} ranks (0 to {})", ranks - 1)]
     Root {
-        /// What should have been done.
+        /// Requested kind.
         kind: CollectiveKind,
         /// The root's index.
         root: u32,
         /// The size of the group.
         ranks: u32,
     },
-    /// There are no servers, or more than ranks.
+    /// There are no servers, or more servers than ranks.
     #[error(
         "ps:{servers} in a group of {ranks}: servers are ranks of the group, from 1 to {ranks}"
     )]
     Servers {
-        /// The servers asked for.
+        /// Requested number of servers.
         servers: u32,
         /// The size of the group.
         ranks: u32,
     },
-    /// There are no rings, or absurdly many.
+    /// The number of rings is zero or exceeds the maximum.
     #[error("multi-ring:{rings}: there can be from 1 to {MAX_RINGS} rings")]
     Rings {
-        /// The rings asked for.
+        /// Requested number of rings.
         rings: u32,
     },
-    /// The torus has not as many places as the group has ranks.
+    /// The product of the torus sizes differs from the group size.
     #[error("torus:{shape} has {} places, but the group has {ranks} ranks", .shape.ranks())]
     Shape {
         /// The sizes of the torus.
@@ -253,7 +253,7 @@ pub enum CollectiveError {
         /// The size of the group.
         ranks: u32,
     },
-    /// Nobody has said how many ranks share a host.
+    /// The number of ranks per host is not given.
     #[error(
         "{algorithm} needs to know how many of the {ranks} ranks share a host; write it behind a \
          slash, such as {algorithm}/{}", example(*.ranks)
@@ -264,10 +264,10 @@ pub enum CollectiveError {
         /// The size of the group.
         ranks: u32,
     },
-    /// The ranks cannot be dealt out to hosts evenly.
+    /// The ranks cannot be distributed evenly over hosts.
     #[error("{ranks} ranks cannot share hosts evenly, {host} to each; give a divisor of {ranks}")]
     Host {
-        /// The ranks of a host.
+        /// Number of ranks per host.
         host: u32,
         /// The size of the group.
         ranks: u32,
@@ -278,13 +278,13 @@ pub enum CollectiveError {
         /// The size of the group.
         ranks: u32,
     },
-    /// There are no chunks, or absurdly many.
+    /// The number of chunks is zero or exceeds the maximum.
     #[error("there can be from 1 to {MAX_CHUNKS} chunks, not {chunks}")]
     Chunks {
-        /// The chunks asked for.
+        /// Requested number of chunks.
         chunks: u32,
     },
-    /// Nobody has said which dimensions the group spans.
+    /// The dimensions that the group spans are not given.
     #[error(
         "{algorithm} needs to know the dimensions of the {ranks} ranks; name a cluster, or write them \
          behind a slash, such as {algorithm}/{ranks}r"
@@ -295,7 +295,7 @@ pub enum CollectiveError {
         /// The size of the group.
         ranks: u32,
     },
-    /// The grid has not as many places as the group has ranks.
+    /// The product of the grid sizes differs from the group size.
     #[error("a grid of {grid} has {} places, but the group has {ranks} ranks", .grid.ranks())]
     Grid {
         /// The dimensions.
@@ -303,7 +303,8 @@ pub enum CollectiveError {
         /// The size of the group.
         ranks: u32,
     },
-    /// A dimension that is halved has no power of two of ranks, or the grid too many dimensions for that.
+    /// The size of a halved dimension is not a power of two, or the grid has too many dimensions
+    /// for halving.
     #[error(
         "a grid of {grid} cannot be halved: h needs a power of two and at most {} dimensions; use r or d",
         Grid::MAX_WITH_HALVING
@@ -312,7 +313,7 @@ pub enum CollectiveError {
         /// The dimensions.
         grid: Grid,
     },
-    /// The group's ranks do not fill the dimensions that they span.
+    /// The group's ranks do not fill the dimensions they span.
     #[error(
         "{algorithm} needs ranks that fill a grid of the cluster's dimensions in order; these {ranks} ranks \
          do not"
@@ -323,21 +324,20 @@ pub enum CollectiveError {
         /// The size of the group.
         ranks: u32,
     },
-    /// The group spans more dimensions than a grid can have.
+    /// The group spans more dimensions than a grid supports.
     #[error(
-        "{algorithm} goes through at most {} dimensions, and the group spans {dimensions}",
+        "{algorithm} supports at most {} dimensions, and the group spans {dimensions}",
         Grid::MAX_DIMENSIONS
     )]
     ManyDimensions {
         /// The algorithm.
         algorithm: Algorithm,
-        /// How many the group spans.
+        /// Number of dimensions the group spans.
         dimensions: usize,
     },
-    /// No switch there can sum.
+    /// No switch of the dimension supports in-network reduction.
     #[error(
-        "{algorithm} needs a switch that sums, and {dimension} has none: say in_network_reduction = true \
-         in the cluster's file if it has"
+        "{algorithm} needs in-network reduction, which {dimension} lacks: set in_network_reduction = true in the cluster file if its switch has it"
     )]
     NoReduction {
         /// The algorithm.
@@ -347,7 +347,7 @@ pub enum CollectiveError {
     },
 }
 
-/// A number of ranks that could share a host: the largest divisor that a machine is likely to have.
+/// Example number of ranks per host: the largest divisor that a machine is likely to have.
 fn example(ranks: u32) -> u32 {
     (1..=8).rev().find(|host| ranks.is_multiple_of(*host)).unwrap_or(1)
 }

@@ -1,21 +1,21 @@
-//! Ring algorithms: every rank talks to its two neighbours only, whatever the rank count.
+//! Ring algorithms: every rank communicates only with its two neighbours, for any rank count.
 //!
-//! The ring gives the least possible bytes per rank and never two messages at once into one rank,
-//! at the price of a number of rounds that grows with the group. Its sums start at a different rank
-//! for each chunk, so from three ranks on it cannot keep the canonical order.
+//! The ring minimises the bytes per rank and never sends two messages into one rank at once; the
+//! number of rounds grows with the group. Its sums start at a different rank for each chunk, so
+//! with three or more ranks it cannot keep the canonical order.
 //!
-//! In the formulas *P* is the number of ranks and *N* the bytes of the whole vector. The bounds
-//! are those of Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+//! In the formulas *P* is the number of ranks and *N* the bytes of the whole vector. The bounds are
+//! those of Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 //! workstations" (2009), section 3.
 
-use super::step::{Chunks, Combine, Script, Step};
+use super::step::{Chunks, Combine, Step, StepList};
 use super::{has_steps, relative};
 
-/// Each chunk is summed around the ring once, then handed around once.
+/// Each chunk is reduced in one pass around the ring and distributed in a second pass.
 ///
 /// Rounds 2(P−1); bytes sent and received per rank 2N(P−1)/P; fan-in 1. Chunks: P.
 pub fn all_reduce(ranks: u32, me: u32) -> Vec<Step> {
-    let mut script = Script::default();
+    let mut script = StepList::default();
     if has_steps(ranks, me) {
         scatter_rounds(&mut script, 0, ranks, me);
         gather_rounds(&mut script, ranks - 1, ranks, me);
@@ -23,11 +23,11 @@ pub fn all_reduce(ranks: u32, me: u32) -> Vec<Step> {
     script.done()
 }
 
-/// Chunk *c* starts at rank *c*+1 and arrives, summed, at rank *c*.
+/// Chunk *c* starts at rank *c*+1 and arrives, reduced, at rank *c*.
 ///
 /// Rounds P−1; bytes sent and received per rank N(P−1)/P; fan-in 1. Chunks: P.
 pub fn reduce_scatter(ranks: u32, me: u32) -> Vec<Step> {
-    let mut script = Script::default();
+    let mut script = StepList::default();
     if has_steps(ranks, me) {
         scatter_rounds(&mut script, 0, ranks, me);
     }
@@ -38,7 +38,7 @@ pub fn reduce_scatter(ranks: u32, me: u32) -> Vec<Step> {
 ///
 /// Rounds P−1; bytes sent and received per rank N(P−1)/P; fan-in 1. Chunks: P.
 pub fn all_gather(ranks: u32, me: u32) -> Vec<Step> {
-    let mut script = Script::default();
+    let mut script = StepList::default();
     if has_steps(ranks, me) {
         gather_rounds(&mut script, 0, ranks, me);
     }
@@ -50,12 +50,12 @@ pub fn all_gather(ranks: u32, me: u32) -> Vec<Step> {
 /// Rounds P−2 + C, where C = 4(P−2) + 1 is the number of chunks; bytes sent and received per rank
 /// N; fan-in 1.
 pub fn broadcast(ranks: u32, me: u32, root: u32) -> Vec<Step> {
-    let mut script = Script::default();
+    let mut script = StepList::default();
     if has_steps(ranks, me) && root < ranks {
         let chunks = chain_chunks(ranks);
         let place = relative(me, root, ranks);
         let (previous, next) = ((me + ranks - 1) % ranks, (me + 1) % ranks);
-        // At place d, chunk c comes in during round d−1+c and goes out during round d+c.
+        // At place d, chunk c arrives in round d−1+c and is sent in round d+c.
         for round in place.saturating_sub(1)..place + chunks {
             if place + 1 < ranks && round >= place {
                 script.send(round, next, Chunks::one(round - place));
@@ -73,10 +73,10 @@ pub fn broadcast(ranks: u32, me: u32, root: u32) -> Vec<Step> {
 /// Rounds P−2 + C, where C = 4(P−2) + 1 is the number of chunks; bytes sent and received per rank
 /// N; fan-in 1.
 pub fn reduce(ranks: u32, me: u32, root: u32) -> Vec<Step> {
-    let mut script = Script::default();
+    let mut script = StepList::default();
     if has_steps(ranks, me) && root < ranks {
         let chunks = chain_chunks(ranks);
-        // The chain is that of `broadcast` walked backwards: place 0 is the farthest from the root.
+        // The chain of `broadcast` reversed: place 0 is the farthest from the root.
         let place = ranks - 1 - relative(me, root, ranks);
         let (previous, next) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
         for round in place.saturating_sub(1)..place + chunks {
@@ -96,11 +96,11 @@ pub fn reduce(ranks: u32, me: u32, root: u32) -> Vec<Step> {
 /// Rounds P−1; bytes sent and received per rank at most N(P−1)/P, by and at the root's last
 /// neighbour and the root; fan-in 1. Chunks: P.
 pub fn gather(ranks: u32, me: u32, root: u32) -> Vec<Step> {
-    let mut script = Script::default();
+    let mut script = StepList::default();
     if has_steps(ranks, me) && root < ranks {
         let place = relative(me, root, ranks);
         let (farther, nearer) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
-        // In round k a rank passes on the part of the rank k places behind it.
+        // In round k a rank forwards the part of the rank k places behind it.
         for round in 0..ranks - place {
             if place > 0 {
                 script.send(round, nearer, Chunks::one((me + round) % ranks));
@@ -114,12 +114,12 @@ pub fn gather(ranks: u32, me: u32, root: u32) -> Vec<Step> {
     script.done()
 }
 
-/// In round *k* every rank sends to the rank *k*+1 places ahead: a rotation, in which every link of
-/// a physical ring carries the same load.
+/// In round *k* every rank sends to the rank *k*+1 places ahead: a rotation that loads every link
+/// of a physical ring equally.
 ///
 /// Rounds P−1; bytes sent and received per rank N(P−1)/P; fan-in 1. Chunks: P.
 pub fn all_to_all(ranks: u32, me: u32) -> Vec<Step> {
-    let mut script = Script::default();
+    let mut script = StepList::default();
     if has_steps(ranks, me) {
         script.emit(0, Chunks::one(me));
         for round in 0..ranks - 1 {
@@ -132,16 +132,16 @@ pub fn all_to_all(ranks: u32, me: u32) -> Vec<Step> {
     script.done()
 }
 
-/// Into how many chunks a chain cuts its vector.
+/// Number of chunks into which a chain splits its vector.
 ///
-/// The last rank gets its first chunk after P−2 rounds of waiting; with four times as many chunks
-/// that wait adds at most a quarter to the time of the transfer. Two ranks have nothing to overlap.
+/// The last rank receives its first chunk after P−2 rounds of waiting; with four times as many
+/// chunks that wait adds at most a quarter to the transfer time. Two ranks have nothing to overlap.
 pub(super) fn chain_chunks(ranks: u32) -> u32 {
     4 * ranks.saturating_sub(2) + 1
 }
 
 /// The P−1 rounds after which rank *i* holds the sum of chunk *i*.
-fn scatter_rounds(script: &mut Script, first_round: u32, ranks: u32, me: u32) {
+fn scatter_rounds(script: &mut StepList, first_round: u32, ranks: u32, me: u32) {
     let (previous, next) = ((me + ranks - 1) % ranks, (me + 1) % ranks);
     for k in 0..ranks - 1 {
         let gone = (me + ranks - 1 - k) % ranks;
@@ -151,8 +151,8 @@ fn scatter_rounds(script: &mut Script, first_round: u32, ranks: u32, me: u32) {
     }
 }
 
-/// The P−1 rounds that hand chunk *i* from rank *i* to everyone.
-fn gather_rounds(script: &mut Script, first_round: u32, ranks: u32, me: u32) {
+/// The P−1 rounds that pass chunk *i* from rank *i* to all ranks.
+fn gather_rounds(script: &mut StepList, first_round: u32, ranks: u32, me: u32) {
     let (previous, next) = ((me + ranks - 1) % ranks, (me + 1) % ranks);
     for k in 0..ranks - 1 {
         let gone = (me + ranks - k) % ranks;

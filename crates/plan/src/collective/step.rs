@@ -1,95 +1,104 @@
-//! One rank's steps, and how a vector is cut into the chunks that they name.
+//! Steps of one rank, and the split of a vector into the chunks that they name.
 
 use std::ops::Range;
 
-/// One thing a rank does in one round of a collective.
+/// One action of a rank in one round of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Step {
-    /// Which round; a message is sent and received in the same one.
+    /// Round; a message is sent and received in the same round.
     pub round: u32,
-    /// What is done.
+    /// Action performed.
     pub action: Action,
 }
 
-/// What a step does. Peers are indices within the group, not ranks of the world.
+/// Action of a step. Peers are indices within the group, not world ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Send these chunks of the work buffer, as they are now, in one message.
+    /// Send these chunks of the work buffer, with their current contents, in one message.
     Send {
         /// The receiver.
         to: u32,
-        /// What the message carries, in ascending order of chunks.
+        /// Contents of the message, in ascending order of chunks.
         chunks: Chunks,
     },
-    /// Take one message in.
+    /// Receive one message.
     Recv {
         /// The sender.
         from: u32,
-        /// Which chunks of this rank the message is for.
+        /// Chunks of this rank that the message is combined with.
         chunks: Chunks,
-        /// What becomes of it.
+        /// Use of the message.
         how: Combine,
     },
-    /// Combine this rank's own chunks with every contribution held for them, in canonical order
-    /// of the contributors, into the work buffer. Nothing is held for them afterwards.
+    /// Combine this rank's own chunks with every contribution held for them, in canonical order of
+    /// the contributors, into the work buffer. The held contributions are then released.
     Fold {
         /// The chunks, exactly as the contributions were held.
         chunks: Chunks,
     },
-    /// Copy these chunks of the work buffer to the same places of the output buffer.
+    /// Copy these chunks of the work buffer to the same positions of the output buffer.
     Emit {
         /// The chunks.
         chunks: Chunks,
     },
-    /// Let a peer read these chunks of the work buffer; nothing is sent. They stay as they are until
+    /// Let a peer read these chunks of the work buffer; nothing is sent. They stay unchanged until
     /// the end of the round, and this rank leaves the round only after the peer has read them.
     Lend {
         /// The reader.
         to: u32,
-        /// What may be read, in ascending order of chunks.
+        /// Readable chunks, in ascending order.
         chunks: Chunks,
     },
-    /// Take in what a peer lends, from where it lies, as if it were a message.
+    /// Read the chunks a peer lends in place, like the contents of a message.
     Read {
         /// The lender.
         from: u32,
-        /// Which chunks of this rank it is for.
+        /// Chunks of this rank that the loan is combined with.
         chunks: Chunks,
-        /// What becomes of it. What is held is not copied: its [`Action::Fold`] stands in the same
-        /// round, while it is still lent.
+        /// Use of the lent chunks. [`Combine::Hold`] does not copy: its [`Action::Fold`] is in the
+        /// same round, during the loan.
         how: Combine,
     },
-    /// Hand these chunks to the switch that joins the given ranks, this one among them. It sums what all of
-    /// them offer in this round.
-    Offer {
-        /// Who meets at the switch.
-        to: Peers,
-        /// What is offered, in ascending order of chunks.
+    /// Overwrite a peer's chunks with this rank's. The peer lent exactly these chunks to this rank,
+    /// and to no other, in the round before; this rank folded them there. A round of writes holds
+    /// nothing else and prolongs those loans to its own end.
+    Write {
+        /// The peer.
+        to: u32,
+        /// The chunks, as they were lent.
         chunks: Chunks,
     },
-    /// Overwrite these chunks with the sum of all that the given ranks, this one among them, offer of them
-    /// to their switch in this round.
+    /// Pass these chunks to the switch that joins the given ranks, including this one. It sums the
+    /// offers of all of them in this round.
+    Offer {
+        /// Ranks that share the switch.
+        to: Peers,
+        /// Offered chunks, in ascending order.
+        chunks: Chunks,
+    },
+    /// Overwrite these chunks with the sum of all offers that the given ranks, including this one,
+    /// make for them to their switch in this round.
     Take {
-        /// Who meets at the switch.
+        /// Ranks that share the switch.
         from: Peers,
-        /// Which chunks.
+        /// Chunks to overwrite.
         chunks: Chunks,
     },
 }
 
-/// Ranks of a group at equal distances that meet at one switch.
+/// Equally spaced ranks of a group that share one switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Peers {
-    /// The lowest.
+    /// Lowest rank.
     pub first: u32,
-    /// How many.
+    /// Number of ranks.
     pub count: u32,
-    /// The distance between two.
+    /// Distance between consecutive ranks.
     pub stride: u32,
 }
 
 impl Peers {
-    /// The first so many ranks.
+    /// Ranks 0 to `count` − 1.
     pub const fn consecutive(count: u32) -> Self {
         Self { first: 0, count, stride: 1 }
     }
@@ -99,7 +108,7 @@ impl Peers {
         self.first.saturating_add(self.count.saturating_sub(1).saturating_mul(self.stride))
     }
 
-    /// Whether a rank is among them.
+    /// Returns true if `rank` is one of the peers.
     pub const fn contains(self, rank: u32) -> bool {
         self.first <= rank
             && rank <= self.last()
@@ -107,40 +116,40 @@ impl Peers {
     }
 }
 
-/// What a receiver does with a message.
+/// Use of a received message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Combine {
     /// It overwrites the chunks.
     Replace,
     /// It is reduced into the chunks.
     Reduce,
-    /// It is set aside as the sender's contribution until a [`Action::Fold`] of the same chunks.
+    /// It is held as the sender's contribution until a [`Action::Fold`] of the same chunks.
     Hold,
-    /// It is written to the chunks of the output buffer; the work buffer stays as it is.
+    /// It is written to the chunks of the output buffer; the work buffer is unchanged.
     Output,
 }
 
-/// A set of chunks, or of one piece of each: `count` runs at equal distances, of `width` chunks at
-/// equal distances each.
+/// A set of chunks, or of one piece of each: `count` equally spaced runs of `width` equally spaced
+/// chunks.
 ///
-/// Most sets are single chunks at equal distances, `first, first + stride, …`. Runs come up where a
-/// vector is cut for one group of ranks and each chunk again for another, and do not overlap. Pieces
-/// come up where several streams share every chunk.
+/// Most sets are single chunks at equal distances, `first, first + stride, …`. Runs occur if a
+/// vector is split for one group of ranks and each chunk again for another; they do not overlap.
+/// Pieces occur if several streams share every chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Chunks {
     /// The lowest chunk.
     pub first: u32,
-    /// How many runs.
+    /// Number of runs.
     pub count: u32,
-    /// The distance between the first chunks of two runs.
+    /// Distance between the first chunks of consecutive runs.
     pub stride: u32,
-    /// How many chunks a run has.
+    /// Number of chunks per run.
     pub width: u32,
-    /// The distance between two chunks of a run.
+    /// Distance between consecutive chunks of a run.
     pub step: u32,
-    /// Which piece of each chunk.
+    /// Index of the piece of each chunk.
     pub piece: u32,
-    /// Into how many pieces each chunk is cut; 0 means 1.
+    /// Number of pieces each chunk is split into; 0 means 1.
     pub pieces: u32,
 }
 
@@ -168,12 +177,12 @@ impl Chunks {
         Self::spaced(first, count, modulus)
     }
 
-    /// One of several pieces of each of the chunks.
+    /// Piece `piece` of `pieces` of each chunk.
     pub const fn piece(self, piece: u32, pieces: u32) -> Self {
         Self { piece, pieces, ..self }
     }
 
-    /// How many chunks there are.
+    /// Number of chunks.
     pub const fn number(self) -> u32 {
         self.count.saturating_mul(self.width)
     }
@@ -183,9 +192,9 @@ impl Chunks {
         (0..self.number()).map(move |i| self.nth(i))
     }
 
-    /// The set when each chunk *c* is itself cut, into `width` chunks that start at
-    /// `first + apart·c` and stand `step` apart. This set has single chunks only.
-    pub(super) fn cut_again(self, first: u32, apart: u32, width: u32, step: u32) -> Self {
+    /// The set after each chunk *c* is split into `width` chunks that start at `first + apart·c`
+    /// with distance `step`. This set must have runs of width 1.
+    pub(super) fn subdivide(self, first: u32, apart: u32, width: u32, step: u32) -> Self {
         debug_assert_eq!(self.width, 1, "chunks of chunks of chunks");
         let Self { piece, pieces, .. } = self;
         let first = first + apart * self.first;
@@ -208,26 +217,26 @@ impl Chunks {
     }
 }
 
-/// A vector cut into chunks.
+/// A vector split into chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cut {
-    /// Elements of the whole vector.
+pub struct Chunking {
+    /// Number of elements of the whole vector.
     pub elements: u64,
-    /// Into how many chunks it is cut.
+    /// Number of chunks.
     pub chunks: u32,
-    /// Cuts fall on multiples of this many elements; 0 means 1.
+    /// Chunk boundaries are multiples of this number of elements; 0 means 1.
     pub block: u64,
 }
 
-impl Cut {
-    /// The elements of one chunk.
+impl Chunking {
+    /// Element range of one chunk.
     pub fn range(&self, chunk: u32) -> Range<u64> {
         chunk_range(self.elements, self.chunks, chunk, self.block)
     }
 
-    /// The elements of several chunks, as few ranges as there are gaps between them.
+    /// Element ranges of several chunks; adjacent chunks are merged into one range.
     pub fn ranges(&self, chunks: Chunks) -> impl Iterator<Item = Range<u64>> {
-        // How many chunks in a row make up a range, and how many such rows there are.
+        // Number of adjacent chunks that form a range, and number of such rows.
         let row = match chunks {
             Chunks { pieces: 2.., .. } => 1,
             Chunks { stride: 1, width: 1, count, .. } => count,
@@ -243,7 +252,7 @@ impl Cut {
         })
     }
 
-    /// How many elements several chunks have together, without looking at each of them.
+    /// Total number of elements of several chunks, without iterating over all of them.
     pub fn elements_in(&self, chunks: Chunks) -> u64 {
         let Chunks { first, count, stride, width, step, .. } = chunks;
         if chunks.pieces > 1 {
@@ -259,13 +268,13 @@ impl Cut {
             .fold(0, u64::saturating_add)
     }
 
-    /// A chunk's elements, or those of a piece of it, which is cut off as chunks are.
+    /// Elements of a piece of a chunk; pieces are split like chunks.
     fn piece_of(&self, chunk: Range<u64>, Chunks { piece, pieces, .. }: Chunks) -> Range<u64> {
         let range = chunk_range(chunk.end - chunk.start, pieces, piece, self.block);
         chunk.start + range.start..chunk.start + range.end
     }
 
-    /// How many elements one piece of each of several chunks has: a few sizes, each so many times.
+    /// Number of elements of one piece of several chunks, counted by distinct piece size.
     fn elements_in_pieces(&self, chunks: Chunks) -> u64 {
         let Chunks { first, count, stride, width, step, piece, pieces, .. } = chunks;
         let (total, block) = (u64::from(self.chunks.max(1)), self.block.max(1));
@@ -303,7 +312,7 @@ impl Cut {
         u64::try_from(elements).unwrap_or(u64::MAX)
     }
 
-    /// How many elements `count` chunks at equal distances have together.
+    /// Total number of elements of `count` equally spaced chunks.
     fn elements_spaced(&self, first: u32, count: u32, stride: u32) -> u64 {
         let (total, block) = (u64::from(self.chunks.max(1)), self.block.max(1));
         let blocks = self.elements.div_ceil(block);
@@ -311,7 +320,7 @@ impl Cut {
         let (first, count, stride) = (u64::from(first), u64::from(count), u64::from(stride.max(1)));
         let below = |bound: u64| bound.saturating_sub(first).div_ceil(stride).min(count);
         let mine = below(total) * each + below(extra);
-        // Only the chunk with the vector's last element can have less than whole blocks.
+        // Only the chunk with the vector's last element can end within a block.
         let last = if each > 0 { total - 1 } else { extra.saturating_sub(1) };
         let missing = if below(last + 1) > below(last) && mine > 0 {
             (block - self.elements % block) % block
@@ -323,12 +332,12 @@ impl Cut {
     }
 }
 
-/// The elements of chunk `index` when `elements` are cut into `chunks` of nearly equal size at
+/// Elements of chunk `index` if `elements` are split into `chunks` chunks of nearly equal size at
 /// multiples of `block` (0 means 1).
 ///
-/// The blocks are dealt out evenly and the first chunks get one more where they do not divide; only
-/// the chunk with the vector's last element can end within a block. With fewer blocks than chunks
-/// the last chunks are empty, and so is every chunk that does not exist.
+/// The blocks are distributed evenly; the first chunks get one more if the division leaves a
+/// remainder. Only the chunk with the vector's last element can end within a block. With fewer
+/// blocks than chunks the last chunks are empty, as is every chunk that does not exist.
 pub fn chunk_range(elements: u64, chunks: u32, index: u32, block: u64) -> Range<u64> {
     let (chunks, block) = (u64::from(chunks.max(1)), block.max(1));
     let blocks = elements.div_ceil(block);
@@ -340,11 +349,11 @@ pub fn chunk_range(elements: u64, chunks: u32, index: u32, block: u64) -> Range<
     start(u64::from(index))..start(u64::from(index) + 1)
 }
 
-/// The steps of one rank while an algorithm writes them down.
+/// Builder for the steps of one rank.
 #[derive(Default)]
-pub(super) struct Script(Vec<Step>);
+pub(super) struct StepList(Vec<Step>);
 
-impl Script {
+impl StepList {
     pub(super) fn send(&mut self, round: u32, to: u32, chunks: Chunks) {
         self.0.push(Step { round, action: Action::Send { to, chunks } });
     }
@@ -369,7 +378,11 @@ impl Script {
         self.0.push(Step { round, action: Action::Read { from, chunks, how } });
     }
 
-    /// Takes steps over that another algorithm has written, each somewhat changed.
+    pub(super) fn write(&mut self, round: u32, to: u32, chunks: Chunks) {
+        self.0.push(Step { round, action: Action::Write { to, chunks } });
+    }
+
+    /// Appends (possibly adapted) steps of another algorithm.
     pub(super) fn extend(&mut self, steps: impl IntoIterator<Item = Step>) {
         self.0.extend(steps);
     }
@@ -378,8 +391,8 @@ impl Script {
         self.0
     }
 
-    /// As [`done`](Self::done), for steps that were not written in the order of rounds: within a
-    /// round what goes out stands first, and the rest stays in the order in which it was written.
+    /// Like [`done`](Self::done), for steps not written in round order: within a round outgoing
+    /// steps come first, and the rest keeps its order.
     pub(super) fn sorted(mut self) -> Vec<Step> {
         self.0.sort_by_key(|step| {
             let goes_out = matches!(
@@ -399,9 +412,9 @@ mod tests {
 
     #[test]
     fn chunks_are_cut_at_blocks() {
-        let cut = Cut { elements: 10, chunks: 3, block: 4 };
+        let cut = Chunking { elements: 10, chunks: 3, block: 4 };
         assert_eq!([cut.range(0), cut.range(1), cut.range(2)], [0..4, 4..8, 8..10]);
-        let cut = Cut { elements: 2, chunks: 4, block: 1 };
+        let cut = Chunking { elements: 2, chunks: 4, block: 1 };
         assert_eq!(
             [cut.range(1), cut.range(2), cut.range(3), cut.range(4)],
             [1..2, 2..2, 2..2, 2..2]
@@ -417,10 +430,10 @@ mod tests {
 
     #[test]
     fn a_cut_of_a_cut_is_written_as_simply_as_it_can_be() {
-        assert_eq!(Chunks::all(3).cut_again(0, 4, 4, 1), Chunks::all(12));
-        assert_eq!(Chunks::one(2).cut_again(1, 4, 3, 1), Chunks::spaced(9, 3, 1));
-        assert_eq!(Chunks::all(4).cut_again(0, 1, 3, 4), Chunks::all(12));
-        let runs = Chunks::congruent(1, 2, 6).cut_again(0, 4, 4, 1);
+        assert_eq!(Chunks::all(3).subdivide(0, 4, 4, 1), Chunks::all(12));
+        assert_eq!(Chunks::one(2).subdivide(1, 4, 3, 1), Chunks::spaced(9, 3, 1));
+        assert_eq!(Chunks::all(4).subdivide(0, 1, 3, 4), Chunks::all(12));
+        let runs = Chunks::congruent(1, 2, 6).subdivide(0, 4, 4, 1);
         let spaced = Chunks::spaced(4, 3, 8);
         assert_eq!(runs, Chunks { width: 4, ..spaced });
     }
@@ -433,14 +446,14 @@ mod tests {
         assert_eq!(chunk_range(max, u32::MAX, u32::MAX - 1, 1).end, max);
         assert_eq!(chunk_range(max, 3, u32::MAX, 7), max..max);
         assert_eq!(chunk_range(0, 5, 2, 3), 0..0);
-        let cut = Cut { elements: max, chunks: 3, block: max - 1 };
+        let cut = Chunking { elements: max, chunks: 3, block: max - 1 };
         assert_eq!(cut.elements_in(Chunks::all(3)), max);
     }
 
     proptest! {
         #[test]
         fn a_cut_is_even_and_complete(elements in 0u64..5000, chunks in 1u32..40, block in 1u64..9) {
-            let cut = Cut { elements, chunks, block };
+            let cut = Chunking { elements, chunks, block };
             let mut end = 0;
             let mut sizes = Vec::new();
             for index in 0..chunks {
@@ -463,7 +476,7 @@ mod tests {
             pieces in 1u32..7,
             block in 1u64..9,
         ) {
-            let cut = Cut { elements, chunks, block };
+            let cut = Chunking { elements, chunks, block };
             for chunk in 0..chunks {
                 let mut end = cut.range(chunk).start;
                 for piece in 0..pieces {
@@ -490,12 +503,12 @@ mod tests {
             (width, of_runs) in (1u32..5, any::<bool>()),
         ) {
             let chunks = total * width;
-            let cut = Cut { elements, chunks, block };
+            let cut = Chunking { elements, chunks, block };
             let single = Chunks::congruent(first, stride, total);
-            // Each chunk becomes a run, or each becomes as many that lie all over the vector.
+            // Each chunk becomes a contiguous run, or `width` chunks spread over the vector.
             let chunks = match of_runs {
-                true => single.cut_again(0, width, width, 1),
-                false => single.cut_again(0, 1, width, total),
+                true => single.subdivide(0, width, width, 1),
+                false => single.subdivide(0, 1, width, total),
             };
             let wanted: std::collections::BTreeSet<u32> = single
                 .iter()

@@ -1,23 +1,24 @@
-//! Proves the steps of a whole group right by running them on symbols instead of numbers.
+//! Proves the steps of a whole group correct by executing them on symbols instead of numbers.
 //!
-//! A chunk's value is either one rank's contribution or the sum of two values, so a wrong, missing
-//! or repeated contribution cannot hide behind a lucky number, and the exact tree of a canonical sum
-//! can be compared. Sums are commutative here as floating-point addition is, but not associative.
+//! A chunk's value is either one rank's contribution or the sum of two values. A wrong, missing or
+//! repeated contribution therefore cannot be masked by coincidental numbers, and the exact tree of
+//! a canonical sum can be compared. As in floating point, sums are commutative but not associative.
 
 use super::{
-    Action, Chunks, CollectiveKind, Combine, Order, Pattern, Peers, Step, canonical_fold, gcd,
+    Action, Chunks, CollectiveKind, Combine, Pattern, Peers, Step, SummationOrder, canonical_fold,
+    gcd,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 
-/// Checks that a pattern follows the module's rules of memory, execution and matching, and that it
-/// leaves every rank with what its kind promises, every contribution counted exactly once.
+/// Checks that a pattern follows the module's rules of memory, execution and matching. Also checks
+/// that every rank ends with the result of its kind, each contribution counted exactly once.
 pub fn check(pattern: &Pattern) -> Result<(), Violation> {
     let steps: Vec<_> = (0..pattern.ranks()).map(|me| pattern.steps(me)).collect();
     check_steps(pattern, &steps)
 }
 
-/// As [`check`], for steps that come from elsewhere: `steps[i]` are those of rank *i*.
+/// Like [`check`], for steps from another source: `steps[i]` are those of rank *i*.
 pub fn check_steps(pattern: &Pattern, steps: &[Vec<Step>]) -> Result<(), Violation> {
     check_lists(steps)?;
     let mut group = Group::new(pattern, steps);
@@ -25,15 +26,15 @@ pub fn check_steps(pattern: &Pattern, steps: &[Vec<Step>]) -> Result<(), Violati
     group.check_result()
 }
 
-/// What is wrong with the steps of a group, and where.
+/// A broken rule in the steps of a group, and its location.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("rank {rank}, round {round}: {problem}")]
 pub struct Violation {
-    /// The rank at which it shows, counted within the group.
+    /// Rank at which it occurs, as an index within the group.
     pub rank: u32,
-    /// The round in which it shows; for a wrong result, the last one.
+    /// Round in which it occurs; for a wrong result, the last one.
     pub round: u32,
-    /// What it is.
+    /// The broken rule.
     pub problem: Problem,
 }
 
@@ -43,7 +44,7 @@ pub enum Problem {
     /// A step of an earlier round follows one of a later round.
     #[error("a step of an earlier round comes after one of a later round")]
     RoundDecreases,
-    /// Within one round a receive or read stands before a send or loan.
+    /// Within one round a receive or read precedes a send or loan.
     #[error("a send stands after a receive of the same round")]
     SendAfterReceive,
     /// A step names a rank that is not in the group, or the rank itself.
@@ -52,43 +53,52 @@ pub enum Problem {
     /// A step names a chunk that does not exist.
     #[error("there is no chunk {0}")]
     NoSuchChunk(u64),
-    /// Two messages or loans go from one rank to another in one round.
+    /// Two messages or loans are sent from one rank to another in one round.
     #[error("a second message to rank {0}")]
     SecondMessage(u32),
-    /// Nobody receives a message, or reads a loan, in the round in which it is sent or lent.
+    /// A message or loan is not received or read in the round in which it is sent or lent.
     #[error("the message to rank {0} is not received")]
     NotReceived(u32),
-    /// Nobody sends a message in the round in which it is expected.
+    /// No message is sent in the round in which it is expected.
     #[error("no message from rank {0}")]
     NotSent(u32),
-    /// Nobody lends in the round in which something is read.
+    /// Nothing is lent in the round in which it is read.
     #[error("nothing to read is lent by rank {0}")]
     NotLent(u32),
+    /// A rank writes to a peer's chunks that it has not folded in the round before.
+    #[error("what is written to rank {0} was not folded in the round before")]
+    NotFolded(u32),
+    /// A rank writes to a peer's chunks that other ranks may be reading.
+    #[error("what is written to rank {0} is lent to other ranks as well")]
+    LentToOthers(u32),
+    /// A round of writes holds another step.
+    #[error("a step other than a write stands in a round of writes")]
+    AmongWrites,
     /// A rank writes to a chunk that a peer may be reading.
     #[error("chunk {0} is written in the round in which it is lent")]
     WrittenWhileLent(u32),
-    /// Sender and receiver mean different chunks.
+    /// Sender and receiver name different chunks.
     #[error("the message from rank {0} carries other chunks than expected")]
     OtherChunks(u32),
-    /// A chunk is used that holds nothing yet.
+    /// A chunk is used before it is valid.
     #[error("chunk {0} is used before anything was put there")]
     NotValid(u32),
     /// A contribution was held and never summed.
     #[error("the contribution of rank {0} is held and never summed")]
     StillHeld(u32),
-    /// A chunk does not end as the kind promises.
+    /// The final value of a chunk is not that of the kind.
     #[error("chunk {chunk} ends as {found}, which is not {wanted}")]
     Wrong {
         /// The chunk.
         chunk: u32,
         /// Its value, contributions written as `rank.chunk`.
         found: String,
-        /// What it should have been.
+        /// Expected value.
         wanted: String,
     },
 }
 
-/// Checks the rules that one rank's list can break by itself.
+/// Checks the rules that concern one rank's list alone.
 fn check_lists(steps: &[Vec<Step>]) -> Result<(), Violation> {
     for (rank, steps) in (0..).zip(steps) {
         let (mut round, mut received) = (0, false);
@@ -108,7 +118,8 @@ fn check_lists(steps: &[Vec<Step>]) -> Result<(), Violation> {
                 | Action::Lend { .. }
                 | Action::Offer { .. }
                 | Action::Fold { .. }
-                | Action::Emit { .. } => {}
+                | Action::Emit { .. }
+                | Action::Write { .. } => {}
             }
         }
     }
@@ -122,7 +133,7 @@ enum Value {
     Sum(ValueId, ValueId),
 }
 
-/// Equal values have equal numbers.
+/// Index of a value; equal values have equal indices.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct ValueId(usize);
 
@@ -149,8 +160,8 @@ impl Values {
         self.id(Value::Sum(a.min(b), a.max(b)))
     }
 
-    /// The contributions to a value, in order, at most `limit`: a value that repeats them without
-    /// end is wrong long before it is counted.
+    /// Contributions to a value, in order, at most `limit`: a value with more contributions is
+    /// wrong in any case.
     fn leaves(&self, id: ValueId, limit: usize) -> Vec<(u32, u32)> {
         let (mut leaves, mut open) = (Vec::new(), vec![id]);
         while let Some(id) = open.pop() {
@@ -166,7 +177,7 @@ impl Values {
         leaves
     }
 
-    /// The value as text, as deep as a person would read.
+    /// The value as text, down to a readable `depth`.
     fn text(&self, id: ValueId, depth: u32, grain: u32) -> String {
         match self.values[id.0] {
             Value::Leaf { rank, cell } => format!("{rank}.{}", cell / grain),
@@ -179,40 +190,46 @@ impl Values {
     }
 }
 
-/// What one rank holds, cell by cell. `None` stands for anything at all.
+/// Memory of one rank, by cell. `None` is an unspecified value.
 struct Memory {
     work: Vec<Option<ValueId>>,
     output: Vec<Option<ValueId>>,
     held: Vec<(u32, Chunks, Vec<ValueId>)>,
-    /// Cells that peers may be reading in the round at hand.
+    /// Cells that peers may be reading in the current round.
     lent: BTreeSet<u32>,
-    /// Whose contributions are held where they are lent, until the end of the round.
+    /// Ranks whose contributions are held in lent memory, until the end of the round.
     held_where_lent: BTreeSet<u32>,
+    /// Chunks lent to each rank in the current round.
+    loans: BTreeMap<u32, Chunks>,
+    /// Chunks that this rank has folded in the current round.
+    folded: Vec<Chunks>,
 }
 
-/// What is on its way from one rank to another in the round at hand.
+/// Message or loan in flight between two ranks in the current round.
 struct Message {
     lent: bool,
     chunks: Chunks,
     values: Vec<ValueId>,
 }
 
-/// A group in the middle of its collective.
+/// State of a group during its collective.
 struct Group<'a> {
     pattern: &'a Pattern,
-    /// How many cells a chunk has: so many that every piece is a number of whole ones.
+    /// Number of cells per chunk, chosen so that every piece consists of whole cells.
     grain: u32,
-    /// What is left of every rank's steps.
+    /// Remaining steps of every rank.
     rest: Vec<&'a [Step]>,
     memories: Vec<Memory>,
-    /// Messages of the round at hand, by sender and receiver.
+    /// Messages of the current round, by sender and receiver.
     messages: BTreeMap<(u32, u32), Message>,
-    /// What is offered to switches in the round at hand, cell by cell, and by whom.
+    /// Offers to switches in the current round, by cell, with the offering rank.
     offers: BTreeMap<(Peers, u32), Vec<(u32, ValueId)>>,
-    /// Switches from which something has been taken in the round at hand.
+    /// Switches from which a rank has taken a sum in the current round.
     taken: BTreeSet<Peers>,
     values: Values,
     round: u32,
+    /// True in a round of writes.
+    writing: bool,
 }
 
 impl<'a> Group<'a> {
@@ -241,6 +258,8 @@ impl<'a> Group<'a> {
             held: Vec::new(),
             lent: BTreeSet::new(),
             held_where_lent: BTreeSet::new(),
+            loans: BTreeMap::new(),
+            folded: Vec::new(),
         });
         let memories = memories.collect();
         let rest = steps.iter().map(Vec::as_slice).collect();
@@ -254,10 +273,11 @@ impl<'a> Group<'a> {
             taken: BTreeSet::new(),
             values,
             round: 0,
+            writing: false,
         }
     }
 
-    /// Runs the next round that anyone has steps in; false if nobody has.
+    /// Runs the next round in which any rank has steps; false if no steps remain.
     fn run_round(&mut self) -> Result<bool, Violation> {
         let heads = self.rest.iter().filter_map(|steps| steps.first());
         let Some(round) = heads.map(|step| step.round).min() else { return Ok(false) };
@@ -280,9 +300,15 @@ impl<'a> Group<'a> {
             return Err(self.violation(from, Problem::NotReceived(to)));
         }
         self.end_offers()?;
+        self.writing = self.is_round_of_writes()?;
+        let prolonged = self.writing;
         for rank in 0..ranks {
             let memory = &mut self.memories[rank as usize];
-            memory.lent.clear();
+            if !prolonged {
+                memory.lent.clear();
+                memory.loans.clear();
+                memory.folded.clear();
+            }
             if let Some(&from) = memory.held_where_lent.first() {
                 return Err(self.violation(rank, Problem::StillHeld(from)));
             }
@@ -290,7 +316,25 @@ impl<'a> Group<'a> {
         Ok(true)
     }
 
-    /// A rank's next step, if it belongs to this round and passes.
+    /// Returns true if the next round consists of writes; it may then hold nothing else.
+    fn is_round_of_writes(&self) -> Result<bool, Violation> {
+        let heads =
+            || (0..).zip(&self.rest).filter_map(|(rank, steps)| Some((rank, steps.first()?)));
+        let next = heads().map(|(_, step)| step.round).min();
+        let writes = |step: &Step| matches!(step.action, Action::Write { .. });
+        let of_next = |(rank, steps): (u32, &&[Step])| {
+            let steps = steps.iter().take_while(|step| Some(step.round) == next);
+            steps.map(|step| (rank, writes(step))).collect::<Vec<_>>()
+        };
+        let all: Vec<(u32, bool)> = (0..).zip(&self.rest).flat_map(of_next).collect();
+        let any = all.iter().any(|&(_, write)| write);
+        match all.iter().find(|(_, write)| any && !write) {
+            Some(&(rank, _)) => Err(self.violation(rank, Problem::AmongWrites)),
+            None => Ok(any),
+        }
+    }
+
+    /// Takes a rank's next step if it belongs to this round and `passes` accepts it.
     fn take(&mut self, rank: u32, passes: impl Fn(&Action) -> bool) -> Option<Action> {
         let steps = &mut self.rest[rank as usize];
         let (first, rest) = steps.split_first()?;
@@ -306,7 +350,9 @@ impl<'a> Group<'a> {
             Action::Lend { to, chunks } => {
                 self.put(me, to, chunks, true)?;
                 let cells = self.cells(chunks);
-                self.memories[me as usize].lent.extend(cells);
+                let memory = &mut self.memories[me as usize];
+                memory.lent.extend(cells);
+                memory.loans.insert(to, chunks);
             }
             Action::Recv { from, chunks, how } => {
                 let values = self.get(me, from, chunks, how, false)?;
@@ -319,6 +365,7 @@ impl<'a> Group<'a> {
                 }
                 self.receive(me, from, chunks, how, values)?;
             }
+            Action::Write { to, chunks } => self.write(me, to, chunks)?,
             Action::Offer { to, chunks } => self.offer(me, to, chunks)?,
             Action::Take { from, chunks } => {
                 let values = self.take_sum(me, from, chunks)?;
@@ -333,7 +380,7 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Puts what a rank hands to a switch beside what others do.
+    /// Records a rank's offer to a switch.
     fn offer(&mut self, me: u32, to: Peers, chunks: Chunks) -> Result<(), Violation> {
         self.check_peers(me, to)?;
         let values = self.read(me, chunks)?;
@@ -347,7 +394,7 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// What a switch makes of the offers for chunks.
+    /// Sums that a switch computes from the offers for `chunks`.
     fn take_sum(
         &mut self,
         me: u32,
@@ -369,7 +416,7 @@ impl<'a> Group<'a> {
         Ok(sums)
     }
 
-    /// Forgets the offers of a round, of which somebody must have taken something.
+    /// Clears the offers of a round and checks that each switch's sum was taken.
     fn end_offers(&mut self) -> Result<(), Violation> {
         let offers = std::mem::take(&mut self.offers);
         let taken = std::mem::take(&mut self.taken);
@@ -387,7 +434,7 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Puts what a rank sends or lends on its way.
+    /// Puts a message or loan in flight.
     fn put(&mut self, me: u32, to: u32, chunks: Chunks, lent: bool) -> Result<(), Violation> {
         self.check_peer(me, to)?;
         let message = Message { lent, chunks, values: self.read(me, chunks)? };
@@ -397,7 +444,7 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// What a rank receives or reads.
+    /// Values that a rank receives or reads.
     fn get(
         &mut self,
         me: u32,
@@ -413,7 +460,7 @@ impl<'a> Group<'a> {
             let problem = if lent { Problem::NotLent(from) } else { Problem::NotSent(from) };
             return Err(self.violation(me, problem));
         };
-        // all_to_all moves a part to another place; its parts all have the same size.
+        // all_to_all moves a part to another position; its parts all have the same size.
         let same = match how {
             Combine::Output => {
                 (message.chunks.number(), message.chunks.pieces) == (chunks.number(), chunks.pieces)
@@ -474,10 +521,38 @@ impl<'a> Group<'a> {
             let sum = canonical_fold(column, |a, b| self.values.sum(a, b));
             self.memories[me as usize].work[cell as usize] = sum;
         }
+        self.memories[me as usize].folded.push(chunks);
         Ok(())
     }
 
-    /// The values of chunks that are all valid.
+    /// Overwrites a peer's chunks, which only this rank may access.
+    fn write(&mut self, me: u32, to: u32, chunks: Chunks) -> Result<(), Violation> {
+        self.check_peer(me, to)?;
+        if !self.writing {
+            return Err(self.violation(me, Problem::AmongWrites));
+        }
+        let values = self.read(me, chunks)?;
+        if !self.memories[me as usize].folded.contains(&chunks) {
+            return Err(self.violation(me, Problem::NotFolded(to)));
+        }
+        let loans = &self.memories[to as usize].loans;
+        if loans.get(&me) != Some(&chunks) {
+            return Err(self.violation(me, Problem::NotLent(to)));
+        }
+        let cells: BTreeSet<u32> = self.cells(chunks).collect();
+        let others = loans.iter().filter(|(rank, _)| **rank != me);
+        let shared = |(_, &lent): (&u32, &Chunks)| self.cells(lent).any(|c| cells.contains(&c));
+        if others.into_iter().any(shared) {
+            return Err(self.violation(me, Problem::LentToOthers(to)));
+        }
+        let work = &mut self.memories[to as usize].work;
+        for (cell, value) in cells.into_iter().zip(values) {
+            work[cell as usize] = Some(value);
+        }
+        Ok(())
+    }
+
+    /// Reads the values of chunks, all of which must be valid.
     fn read(&self, me: u32, chunks: Chunks) -> Result<Vec<ValueId>, Violation> {
         self.check_chunks(me, chunks)?;
         let work = &self.memories[me as usize].work;
@@ -521,7 +596,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Compares what every rank has in the end with what the kind promises.
+    /// Checks every rank's final memory against the result of the kind.
     fn check_result(&mut self) -> Result<(), Violation> {
         let (kind, root) = (self.pattern.kind(), self.pattern.root());
         for me in 0..self.pattern.ranks() {
@@ -568,7 +643,7 @@ impl<'a> Group<'a> {
         let ranks = self.pattern.ranks();
         let found = self.memories[me as usize].work[cell as usize];
         match self.pattern.order() {
-            Order::Canonical => {
+            SummationOrder::Canonical => {
                 let leaves: Vec<_> = (0..ranks).map(|rank| self.values.leaf(rank, cell)).collect();
                 let wanted = canonical_fold(leaves, |a, b| self.values.sum(a, b));
                 if found != wanted {
@@ -577,7 +652,7 @@ impl<'a> Group<'a> {
                     return Err(self.wrong(me, cell, found, wanted));
                 }
             }
-            Order::Free => {
+            SummationOrder::Free => {
                 let leaves = found.map(|id| self.values.leaves(id, ranks as usize + 1));
                 if !leaves
                     .is_some_and(|leaves| leaves.into_iter().eq((0..ranks).map(|r| (r, cell))))
@@ -586,7 +661,7 @@ impl<'a> Group<'a> {
                         format!("the sum of chunk {} of all {ranks} ranks", cell / self.grain);
                     return Err(self.wrong(me, cell, found, wanted));
                 }
-                // Any order, but one: replicas that round differently drift apart.
+                // Any order, but the same on all ranks: replicas that round differently diverge.
                 let first = self.memories[0].work[cell as usize];
                 if self.pattern.kind() == CollectiveKind::AllReduce && found != first {
                     let first =
@@ -618,6 +693,7 @@ fn chunks_of(action: &Action) -> Chunks {
         | Action::Emit { chunks }
         | Action::Lend { chunks, .. }
         | Action::Read { chunks, .. }
+        | Action::Write { chunks, .. }
         | Action::Offer { chunks, .. }
         | Action::Take { chunks, .. } => chunks,
     }

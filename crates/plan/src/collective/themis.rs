@@ -1,50 +1,52 @@
-//! In which order each chunk visits the dimensions, and who goes first where several meet.
+//! Order in which each chunk visits the dimensions, and priority among chunks that wait for the
+//! same one.
 //!
-//! A pipelined collective cuts its vector into chunks that visit the dimensions of a grid one after the
-//! other. Each dimension serves one chunk at a time, so that while one chunk is in the second dimension
-//! the next is in the first. With the same order for all, the dimension that moves the most relative to
-//! its rate is always busy and others wait.
+//! A pipelined collective splits its vector into chunks that visit the dimensions of a grid one
+//! after the other. Each dimension serves one chunk at a time: while one chunk is in the second
+//! dimension the next is in the first. With the same order for all chunks, the dimension with the
+//! most traffic relative to its rate is always busy and the others wait.
 //!
 //! **Themis** (Rashidi, Won, Srinivasan, Sridharan and Krishna, "Themis: A Network Bandwidth-Aware
-//! Collective Scheduling Policy for Distributed Training of DL Models", ISCA 2022, algorithm 1) gives each
-//! chunk an order of its own. The first dimension that a chunk visits carries most of it, each further one
-//! less by the size of those before; so the dimension with the least load so far goes first. All gathering
-//! is the reverse. While loads differ by less than a small chunk would add, the order stays that of the
-//! dimensions.
+//! Collective Scheduling Policy for Distributed Training of DL Models", ISCA 2022, algorithm 1)
+//! gives each chunk its own order. The first dimension that a chunk visits carries most of it; each
+//! further one carries less, by the product of the sizes of the previous ones. The dimension with
+//! the least load so far therefore goes first. Gathers run in reverse order. While loads differ by
+//! less than a small chunk would add, the order stays that of the dimensions.
 
 use super::CollectiveKind;
-use super::grid::{Grid, Way};
+use super::grid::{DimAlgorithm, Grid};
 use std::ops::Range;
 
-/// How the order of each chunk is chosen.
+/// Policy that chooses the dimension order of each chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ChunkOrder {
-    /// The same for all: up the dimensions, and down again.
+    /// Same order for all chunks: up the dimensions, then down again.
     Baseline,
-    /// By the loads that earlier chunks left in each dimension.
+    /// Order by the loads that earlier chunks left in each dimension.
     Themis,
 }
 
 /// One chunk's visit to one dimension.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Visit {
-    /// Which chunk.
+    /// Index of the chunk.
     pub chunk: u32,
-    /// Which dimension of the grid.
+    /// Index of the grid's dimension.
     pub dimension: usize,
-    /// Whether parts are gathered there; otherwise they are reduced and scattered.
+    /// True if the visit gathers parts; otherwise it reduces and scatters them.
     pub gathers: bool,
-    /// The dimensions in which the chunk is scattered while the visit begins (if it gathers: ends).
+    /// Dimensions in which the chunk is scattered at the start of the visit (end, if it gathers).
     pub scattered: Vec<usize>,
-    /// The rounds that the visit takes where every rank does one thing after the other.
+    /// Rounds of the visit if every rank executes its steps sequentially.
     pub rounds: Range<u32>,
 }
 
-/// All visits, in the order in which they start; in each dimension that is the order of its queue.
+/// All visits, in order of their start; in each dimension that is the order of its queue.
 ///
-/// Of those that wait for a dimension, baseline serves the one that came first; Themis the one that has
-/// least to do there, so that it moves on to keep others busy (section 4.3 of the paper). Times follow
-/// from the grid's rates. A rank that sends round by round does the same in rounds.
+/// Among the chunks that wait for a dimension, baseline serves the first to arrive. Themis serves
+/// the one with the least work there, so that it moves on to keep other dimensions busy (section
+/// 4.3 of the paper). Times follow from the grid's rates. A rank that sends round by round follows
+/// the same order in rounds.
 pub fn visits(kind: CollectiveKind, grid: &Grid, order: ChunkOrder, chunks: u32) -> Vec<Visit> {
     let mut routes: Vec<_> = orders(grid, order, chunks)
         .into_iter()
@@ -73,7 +75,7 @@ pub fn visits(kind: CollectiveKind, grid: &Grid, order: ChunkOrder, chunks: u32)
     all
 }
 
-/// The chunk that can start its next visit first, and when.
+/// Chunk that can start its next visit first, and its start time.
 fn next(
     grid: &Grid,
     order: ChunkOrder,
@@ -95,7 +97,7 @@ fn next(
     best.map(|(index, start, _)| (index, start))
 }
 
-/// A chunk on its way through its stages.
+/// Progress of a chunk through its stages.
 struct Route {
     stages: Vec<Stage>,
     at: usize,
@@ -109,7 +111,7 @@ struct Stage {
     scattered: Vec<usize>,
 }
 
-/// A scatter in each dimension in order, a gather backwards, or both.
+/// A scatter in each dimension in order, gathers in reverse order, or both.
 fn stages(kind: CollectiveKind, order: &[usize]) -> Vec<Stage> {
     let stage = |gathers| {
         move |at: usize| Stage { dimension: order[at], gathers, scattered: order[..at].to_vec() }
@@ -122,7 +124,7 @@ fn stages(kind: CollectiveKind, order: &[usize]) -> Vec<Stage> {
     }
 }
 
-/// The order in which each chunk is scattered in the dimensions.
+/// Order of dimensions in which each chunk is scattered.
 pub(super) fn orders(grid: &Grid, order: ChunkOrder, chunks: u32) -> Vec<Vec<usize>> {
     let count = grid.dimensions().len();
     let baseline: Vec<usize> = (0..count).collect();
@@ -135,7 +137,7 @@ pub(super) fn orders(grid: &Grid, order: ChunkOrder, chunks: u32) -> Vec<Vec<usi
         let mut order = baseline.clone();
         let least = (0..count).fold(0, |a, b| if loads[b] < loads[a] { b } else { a });
         let most = loads.iter().fold(0.0, |a: f64, &b| a.max(b));
-        // The paper's threshold: what a sixteenth of a chunk would add to the least loaded dimension.
+        // The paper's threshold: the load that 1/16 of a chunk adds to the least loaded dimension.
         if most - loads[least] >= load(grid, least, &[]) / 16.0 {
             order.sort_by(|&a, &b| loads[a].total_cmp(&loads[b]));
         }
@@ -147,15 +149,15 @@ pub(super) fn orders(grid: &Grid, order: ChunkOrder, chunks: u32) -> Vec<Vec<usi
     orders
 }
 
-/// How long a visit takes, in a unit of its own: what a rank sends there of a chunk of size 1, over the
+/// Duration of a visit in arbitrary units: the amount a rank sends of a chunk of size 1, over the
 /// rate of its links (equation 1 of the paper, without latencies).
 fn load(grid: &Grid, dimension: usize, scattered: &[usize]) -> f64 {
     let all = grid.dimensions();
     let before: f64 = scattered.iter().map(|&d| f64::from(all[d].size)).product();
     let here = all[dimension];
     let size = f64::from(here.size);
-    // A link for every pair carries one part each.
-    let links = if here.way == Way::Direct { size - 1.0 } else { 1.0 };
+    // With a link per pair, each link carries one part.
+    let links = if here.way == DimAlgorithm::Direct { size - 1.0 } else { 1.0 };
     (size - 1.0) / size / before / (f64::from(here.rate) * links.max(1.0))
 }
 
@@ -188,7 +190,7 @@ mod tests {
     }
 
     /// Equal dimensions: with one order for all, the first moves four times as much as the second.
-    /// Taking turns, both move the same.
+    /// With alternating orders, both move the same.
     #[test]
     fn themis_balances_what_baseline_leaves_uneven() {
         let grid = grid("4rx4r");
@@ -207,7 +209,7 @@ mod tests {
         assert!((first / second - 1.0).abs() < 0.05, "{first} {second}");
     }
 
-    /// Where rates fall exactly as the vector does, nothing is left to balance.
+    /// If rates decrease exactly as the vector does, nothing is left to balance.
     #[test]
     fn themis_keeps_the_order_of_a_balanced_grid() {
         let grid = grid("4rx4r@4x1");

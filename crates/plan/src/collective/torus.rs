@@ -1,23 +1,24 @@
 //! One dimension of a torus after the other, so that every message goes to a neighbour.
 //!
-//! The ranks lie on a torus of sizes A × B × …, the first dimension running through consecutive
-//! ranks. A rank reduces and scatters along the ring of its first dimension, then what is left to it
-//! along the second, and so on; then everything is gathered back in the opposite order. The bytes are
-//! those of one [`ring`](super::ring) through all ranks, in far fewer rounds: most of them move in
-//! the first dimension, and each further one has that many times less to do.
+//! The ranks form a torus of sizes A × B × …; the first dimension runs through consecutive ranks. A
+//! rank reduces and scatters along the ring of its first dimension, then its remaining part along
+//! the second, and so on; then everything is gathered in reverse order. The bytes are those of one
+//! [`ring`](super::ring) through all ranks, in far fewer rounds. Most bytes move in the first
+//! dimension; each further dimension moves less by the factor of the previous size.
 //!
 //! After the dimensions below *d*, whose sizes have the product *q*, a rank is responsible for the
 //! chunks that are congruent to it modulo *q*; after all of them, for its own.
 //!
-//! In the formulas *P* = A·B·… is the number of ranks, *D* = (A−1) + (B−1) + …, and *N* the bytes of
-//! the whole vector. A ring of two ranks adds two numbers, which commutes: with no dimension
-//! above 2 the order of summation is canonical, and the algorithm is halving and doubling.
+//! In the formulas *P* = A·B·… is the number of ranks, *D* = (A−1) + (B−1) + …, and *N* the bytes
+//! of the whole vector. A ring of two ranks adds two numbers, and addition commutes: with no
+//! dimension above 2 the order of summation is canonical, and the algorithm is halving and
+//! doubling.
 
 use super::algorithm::TorusShape;
 use super::has_steps;
-use super::step::{Chunks, Combine, Script, Step};
+use super::step::{Chunks, Combine, Step, StepList};
 
-/// A reduce_scatter along each dimension, and an all_gather back.
+/// A reduce_scatter along each dimension, followed by all_gathers in reverse order.
 ///
 /// Rounds 2D; bytes sent and received per rank 2N(P−1)/P; fan-in 1. Chunks: P.
 pub fn all_reduce(shape: TorusShape, me: u32) -> Vec<Step> {
@@ -27,23 +28,23 @@ pub fn all_reduce(shape: TorusShape, me: u32) -> Vec<Step> {
     })
 }
 
-/// A reduce_scatter along each dimension, the first one first.
+/// A reduce_scatter along each dimension, in order.
 ///
 /// Rounds D; bytes sent and received per rank N(P−1)/P; fan-in 1. Chunks: P.
 pub fn reduce_scatter(shape: TorusShape, me: u32) -> Vec<Step> {
     Walk::write(shape, me, Walk::scatter)
 }
 
-/// An all_gather along each dimension, the last one first.
+/// An all_gather along each dimension, in reverse order.
 ///
 /// Rounds D; bytes sent and received per rank N(P−1)/P; fan-in 1. Chunks: P.
 pub fn all_gather(shape: TorusShape, me: u32) -> Vec<Step> {
     Walk::write(shape, me, Walk::gather)
 }
 
-/// The steps of one rank while they are written.
+/// Builder for the steps of one rank.
 struct Walk {
-    script: Script,
+    script: StepList,
     round: u32,
     shape: TorusShape,
     ranks: u32,
@@ -56,7 +57,7 @@ impl Walk {
         if !has_steps(ranks, me) {
             return Vec::new();
         }
-        let mut walk = Self { script: Script::default(), round: 0, shape, ranks, me };
+        let mut walk = Self { script: StepList::default(), round: 0, shape, ranks, me };
         steps(&mut walk);
         walk.script.done()
     }
@@ -81,7 +82,7 @@ impl Walk {
         }
     }
 
-    /// One round along one ring: the chunks of one place go ahead, those of another come in.
+    /// One round along a ring: sends the chunks of place `gone` ahead and receives those of `come`.
     fn exchange(&mut self, ring: &Ring, gone: u32, come: u32, how: Combine) {
         let next = ring.rank_at((ring.place + 1) % ring.size);
         let previous = ring.rank_at((ring.place + ring.size - 1) % ring.size);
@@ -102,10 +103,10 @@ impl Walk {
     }
 }
 
-/// The ranks that differ from one in a single dimension.
+/// The ranks that differ from a rank in a single dimension only.
 struct Ring {
     size: u32,
-    /// The product of the sizes of the dimensions before this one: how far neighbours lie apart.
+    /// Product of the sizes of the preceding dimensions: the rank distance of neighbours.
     below: u32,
     place: u32,
     /// The rank at place 0.
@@ -117,7 +118,7 @@ impl Ring {
         self.first + place * self.below
     }
 
-    /// The chunks for which the rank at a place is responsible once this dimension is through.
+    /// Chunks owned by the rank at `place` after this dimension is done.
     fn chunks_of(&self, place: u32, ranks: u32) -> Chunks {
         Chunks::congruent(self.rank_at(place), self.below * self.size, ranks)
     }

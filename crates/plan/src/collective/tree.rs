@@ -1,50 +1,52 @@
-//! Double binary trees: as few bytes as the ring in logarithmically many rounds, for any rank count.
+//! Double binary trees: as few bytes as the ring, in a logarithmic number of rounds, for any rank
+//! count.
 //!
 //! A single binary tree wastes half of the bandwidth: its leaves, half of the ranks, only receive.
 //! Two trees with half of the vector each, in which no rank is interior twice, use all of it.
-//! Chunks follow each other through a tree, so that all its levels are busy at once. See Sanders, Speck
-//! and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009), sections
-//! 2 and 3; NCCL uses such trees for its all_reduce. Their colouring of the edges, which gives a rank
-//! one message at a time, is left out: here two chunks of half the size may share a round.
+//! Chunks are pipelined through a tree, so that all its levels are busy at once. See Sanders, Speck
+//! and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009),
+//! sections 2 and 3; NCCL uses such trees for its all_reduce. Their edge colouring, which gives a
+//! rank one message at a time, is omitted: here two chunks of half the size may share a round.
 //!
-//! **Shape.** Positions 1 to *n* are numbered in order: the position i = odd·2ʰ has height *h*, so that
-//! odd ones are leaves, and the root is the largest power of two. The second tree is the first one
-//! mirrored where *n* is even and moved on by one where it is odd, which makes its even positions
+//! **Shape.** Positions 1 to *n* are numbered in order: the position i = odd·2ʰ has height *h*, so
+//! odd positions are leaves, and the root is the largest power of two. The second tree is the first
+//! one mirrored if *n* is even and shifted by one if it is odd. Its even positions are therefore
 //! those that are odd in the first.
 //!
-//! **Canonical order.** Interior ranks of those trees sum their own contribution between those of their
-//! children, which is not the canonical tree. But the P−1 sums of the canonical tree over P ranks,
-//! each numbered by the first rank of its right operand, are themselves numbered in order, for any P.
-//! So [`all_reduce`] can carry out that very tree: sum *m* is made by rank *m*−1 in the first half of
-//! the vector and by rank *m* in the second. An even-numbered sum is made by a rank whose own contribution
-//! is an operand elsewhere; sending it there costs half a vector more per rank.
+//! **Canonical order.** Interior ranks of those trees sum their own contribution between those of
+//! their children, which is not the canonical tree. But the P−1 sums of the canonical tree over P
+//! ranks, each numbered by the first rank of its right operand, are themselves numbered in order,
+//! for any P. [`all_reduce`] can therefore execute exactly that tree: sum *m* is computed by rank
+//! *m*−1 in the first half of the vector and by rank *m* in the second. An even-numbered sum is
+//! computed by a rank whose own contribution is an operand elsewhere; sending it there costs half a
+//! vector more per rank.
 //!
 //! In the formulas *P* is the number of ranks, *N* the bytes of the whole vector, *L* the height of
 //! the trees and *K* the chunks of each half.
 
-use super::step::{Chunks, Combine, Script, Step};
-use super::{CollectiveKind, Order, has_steps, relative};
+use super::step::{Chunks, Combine, Step, StepList};
+use super::{CollectiveKind, SummationOrder, has_steps, relative};
 
 /// Up both trees to their roots, then down again.
 ///
 /// In free order: L = ⌊log₂ P⌋ and K = 4(L−1) + 1; rounds 2(L + K − 1); bytes sent and received at
 /// most 2N (N for two ranks, 3N/2 for three); fan-in 2 (1 for two ranks).
 ///
-/// In canonical order: L = ⌊log₂ (P−1)⌋ and K = 4L + 1; the halves take turns, so rounds 4(L + K);
-/// bytes sent at most 5N/2 (N for two ranks); received at most 5N/2 (N for two ranks, 2N for three and
-/// four); fan-in 2 (1 for two ranks). Nothing is held.
+/// In canonical order: L = ⌊log₂ (P−1)⌋ and K = 4L + 1; the halves alternate, so rounds 4(L + K);
+/// bytes sent at most 5N/2 (N for two ranks); received at most 5N/2 (N for two ranks, 2N for three
+/// and four); fan-in 2 (1 for two ranks). Nothing is held.
 ///
 /// Chunks: 2K.
-pub fn all_reduce(ranks: u32, me: u32, order: Order) -> Vec<Step> {
+pub fn all_reduce(ranks: u32, me: u32, order: SummationOrder) -> Vec<Step> {
     if !has_steps(ranks, me) || ranks == 1 {
         return Vec::new();
     }
     match order {
-        Order::Canonical => canonical_all_reduce(ranks, me),
-        Order::Free => {
+        SummationOrder::Canonical => canonical_all_reduce(ranks, me),
+        SummationOrder::Free => {
             let up = TwoTrees { nodes: ranks, me: me + 1, chunks: chunks_of_half(ranks, order) };
             let rank = |position: u32| position - 1;
-            let mut script = Script::default();
+            let mut script = StepList::default();
             up.ascend(&mut script, 0, rank);
             up.descend(&mut script, up.rounds(), rank);
             script.sorted()
@@ -52,12 +54,12 @@ pub fn all_reduce(ranks: u32, me: u32, order: Order) -> Vec<Step> {
     }
 }
 
-/// The root feeds the roots of two trees of all other ranks.
+/// The root sends to the roots of two trees over all other ranks.
 ///
-/// L = ⌊log₂ (P−1)⌋ and K = 4L + 1; rounds L + K; bytes sent and received per rank at most N; fan-in 2
-/// (1 for two ranks). Chunks: 2K (1 for two ranks, which need no second tree).
+/// L = ⌊log₂ (P−1)⌋ and K = 4L + 1; rounds L + K; bytes sent and received per rank at most N;
+/// fan-in 2 (1 for two ranks). Chunks: 2K (1 for two ranks, which need no second tree).
 pub fn broadcast(ranks: u32, me: u32, root: u32) -> Vec<Step> {
-    let mut script = Script::default();
+    let mut script = StepList::default();
     if !has_steps(ranks, me) || root >= ranks || ranks == 1 {
         return Vec::new();
     }
@@ -87,12 +89,12 @@ pub fn broadcast(ranks: u32, me: u32, root: u32) -> Vec<Step> {
     script.sorted()
 }
 
-/// Up two trees of all other ranks, whose roots feed the root: [`broadcast`] backwards.
+/// Up two trees over all other ranks, whose roots send to the root: [`broadcast`] in reverse.
 ///
-/// L = ⌊log₂ (P−1)⌋ and K = 4L + 1; rounds L + K; bytes sent and received per rank at most N; fan-in 2
-/// (1 for two ranks). Chunks: 2K (1 for two ranks, which need no second tree).
+/// L = ⌊log₂ (P−1)⌋ and K = 4L + 1; rounds L + K; bytes sent and received per rank at most N;
+/// fan-in 2 (1 for two ranks). Chunks: 2K (1 for two ranks, which need no second tree).
 pub fn reduce(ranks: u32, me: u32, root: u32) -> Vec<Step> {
-    let mut script = Script::default();
+    let mut script = StepList::default();
     if !has_steps(ranks, me) || root >= ranks || ranks == 1 {
         return Vec::new();
     }
@@ -123,8 +125,8 @@ pub fn reduce(ranks: u32, me: u32, root: u32) -> Vec<Step> {
     script.sorted()
 }
 
-/// Into how many chunks the vector is cut.
-pub(super) fn chunks(kind: CollectiveKind, ranks: u32, order: Order) -> u32 {
+/// Number of chunks the vector is split into.
+pub(super) fn chunks(kind: CollectiveKind, ranks: u32, order: SummationOrder) -> u32 {
     match kind {
         CollectiveKind::AllReduce => 2 * chunks_of_half(ranks, order),
         _ if ranks <= 2 => 1,
@@ -132,40 +134,40 @@ pub(super) fn chunks(kind: CollectiveKind, ranks: u32, order: Order) -> u32 {
     }
 }
 
-/// How many rounds there are.
-pub(super) fn rounds(kind: CollectiveKind, ranks: u32, order: Order) -> u32 {
+/// Number of rounds.
+pub(super) fn rounds(kind: CollectiveKind, ranks: u32, order: SummationOrder) -> u32 {
     if ranks <= 1 {
         return 0;
     }
     match (kind, order) {
-        (CollectiveKind::AllReduce, Order::Free) => {
+        (CollectiveKind::AllReduce, SummationOrder::Free) => {
             2 * (ranks.ilog2() + chunks_of_half(ranks, order) - 1)
         }
-        (CollectiveKind::AllReduce, Order::Canonical) => {
+        (CollectiveKind::AllReduce, SummationOrder::Canonical) => {
             4 * ((ranks - 1).ilog2() + chunks_of_half(ranks, order))
         }
         _ => (ranks - 1).ilog2() + chunks_of_rooted_half(ranks),
     }
 }
 
-/// Which half of the vector lies, summed, with a rank between the ways up and down of an
-/// [`all_reduce`] of two ranks or more.
-pub(super) fn root_of(ranks: u32, me: u32, order: Order) -> Option<u32> {
+/// Half of the vector whose sum rank `me` holds between the up and down phases of an [`all_reduce`]
+/// of two ranks or more.
+pub(super) fn root_of(ranks: u32, me: u32, order: SummationOrder) -> Option<u32> {
     (0..2).find(|&half| match order {
-        Order::Free => {
+        SummationOrder::Free => {
             let trees = TwoTrees { nodes: ranks, me: me + 1, chunks: 1 };
             trees.position(half, trees.root()) == me + 1
         }
-        Order::Canonical => Sums { ranks, half }.maker(Sums { ranks, half }.last()) == me,
+        SummationOrder::Canonical => Sums { ranks, half }.maker(Sums { ranks, half }.last()) == me,
     })
 }
 
-/// A chunk waits for L−1 others before the roots are busy; four times as many keep the loss to a
-/// quarter, as in a chain ([`ring`](super::ring)).
-fn chunks_of_half(ranks: u32, order: Order) -> u32 {
+/// Number of chunks per half. A chunk waits for L−1 others before the roots are busy; four times as
+/// many chunks limit the loss to a quarter, as in a chain ([`ring`](super::ring)).
+fn chunks_of_half(ranks: u32, order: SummationOrder) -> u32 {
     let waits = match order {
-        Order::Free => ranks.max(2).ilog2() - 1,
-        Order::Canonical => ranks.saturating_sub(1).max(1).ilog2(),
+        SummationOrder::Free => ranks.max(2).ilog2() - 1,
+        SummationOrder::Canonical => ranks.saturating_sub(1).max(1).ilog2(),
     };
     4 * waits + 1
 }
@@ -174,21 +176,21 @@ fn chunks_of_rooted_half(ranks: u32) -> u32 {
     4 * ranks.saturating_sub(1).max(1).ilog2() + 1
 }
 
-/// How far a position is above the leaves.
+/// Height of a position above the leaves.
 fn height(position: u32) -> u32 {
     position.trailing_zeros()
 }
 
-/// The position above one in a tree of so many.
+/// Parent of a position in a tree of `nodes` positions.
 fn parent(position: u32, nodes: u32) -> Option<u32> {
     let bit = 1 << height(position);
     let above = (position ^ bit) | (bit << 1);
-    // Above the last positions there may be none to the right; then it is the nearest to the left.
+    // The last positions may have no parent to the right; then it is the nearest to the left.
     let above = if above <= nodes { above } else { position ^ bit };
     (above > 0).then_some(above)
 }
 
-/// The positions below one in a tree of so many: the left one, and the right one if there is any.
+/// Children of a position in a tree of `nodes` positions: left, and right if it exists.
 fn children(position: u32, nodes: u32) -> [Option<u32>; 2] {
     let half = (1 << height(position)) / 2;
     let left = (half > 0).then(|| position - half);
@@ -196,17 +198,17 @@ fn children(position: u32, nodes: u32) -> [Option<u32>; 2] {
     [left, right]
 }
 
-/// One rank's view of two trees in which no one is interior twice.
+/// One rank's view of two trees in which no rank is interior twice.
 struct TwoTrees {
     nodes: u32,
     /// This rank's position in the first tree.
     me: u32,
-    /// Of each half.
+    /// Number of chunks per half.
     chunks: u32,
 }
 
 impl TwoTrees {
-    /// The position in a tree of what stands at a position of the first tree.
+    /// Converts a position of the first tree into one of `tree`.
     fn within(&self, tree: u32, position: u32) -> u32 {
         match tree {
             0 => position,
@@ -215,7 +217,7 @@ impl TwoTrees {
         }
     }
 
-    /// The position in the first tree of what stands at a position of a tree.
+    /// Converts a position of `tree` into one of the first tree.
     fn position(&self, tree: u32, within: u32) -> u32 {
         match tree {
             0 => within,
@@ -232,13 +234,13 @@ impl TwoTrees {
         Chunks::one(tree * self.chunks + c)
     }
 
-    /// How many rounds each of the two ways takes.
+    /// Number of rounds of each direction.
     fn rounds(&self) -> u32 {
         height(self.root()) + self.chunks - 1
     }
 
     /// Chunk *c* leaves a position of height *h* in round h + c.
-    fn ascend(&self, script: &mut Script, first_round: u32, rank: impl Fn(u32) -> u32) {
+    fn ascend(&self, script: &mut StepList, first_round: u32, rank: impl Fn(u32) -> u32) {
         for tree in 0..2 {
             let at = self.within(tree, self.me);
             for c in 0..self.chunks {
@@ -256,7 +258,7 @@ impl TwoTrees {
     }
 
     /// Chunk *c* leaves a position of height *h* in round L − h + c.
-    fn descend(&self, script: &mut Script, first_round: u32, rank: impl Fn(u32) -> u32) {
+    fn descend(&self, script: &mut StepList, first_round: u32, rank: impl Fn(u32) -> u32) {
         let first_round = first_round + height(self.root());
         for tree in 0..2 {
             let at = self.within(tree, self.me);
@@ -275,14 +277,14 @@ impl TwoTrees {
     }
 }
 
-/// Who makes which sum of the canonical tree, in one half of the vector.
+/// Assignment of the canonical tree's sums to ranks, in one half of the vector.
 #[derive(Clone, Copy)]
 struct Sums {
     ranks: u32,
     half: u32,
 }
 
-/// What goes into a sum.
+/// Operand of a sum.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Operand {
     /// A rank's own contribution.
@@ -296,17 +298,17 @@ impl Sums {
         sum + self.half - 1
     }
 
-    /// The sum that a rank makes, if it makes one.
+    /// Sum that a rank computes, if any.
     fn made_by(&self, rank: u32) -> Option<u32> {
         Some(rank + 1 - self.half).filter(|sum| (1..self.ranks).contains(sum))
     }
 
-    /// The sum of everything.
+    /// The final sum.
     fn last(&self) -> u32 {
         1 << (self.ranks - 1).ilog2()
     }
 
-    /// The sum that a rank's own contribution goes into: the lower one of the two beside it.
+    /// Sum that has a rank's own contribution as operand: the lower one of the two beside it.
     fn of_own(&self, rank: u32) -> u32 {
         if rank.is_multiple_of(2) && rank + 1 < self.ranks { rank + 1 } else { rank }
     }
@@ -319,14 +321,15 @@ impl Sums {
         ]
     }
 
-    /// Who hands the result to a rank that makes no sum, and so is not on the way down: the rank
-    /// that has least to do, as it makes the last sum of the other half, if it is on that way itself.
+    /// Rank that sends the result to a rank without a sum, which the down phase does not reach. It
+    /// is the least loaded rank, which computes the last sum of the other half, if the down phase
+    /// reaches it.
     fn feeder(&self, rank: u32) -> u32 {
         let other = self.last() - self.half;
         if self.made_by(other).is_some() { other } else { self.maker(self.of_own(rank)) }
     }
 
-    /// Where an operand is, and in which round its first chunk leaves.
+    /// Rank that holds an operand, and round in which its first chunk is sent.
     fn whereabouts(&self, operand: Operand) -> (u32, u32) {
         match operand {
             Operand::Own(rank) => (rank, 0),
@@ -335,13 +338,13 @@ impl Sums {
     }
 }
 
-/// Makes every sum of the canonical tree and hands the last one back the way the sums came.
+/// Computes every sum of the canonical tree and returns the last one along the reverse path.
 ///
-/// The halves take turns, since a rank may pass a contribution of one half and a sum of the other to
+/// The halves alternate, since a rank may send a contribution of one half and a sum of the other to
 /// the same peer.
 fn canonical_all_reduce(ranks: u32, me: u32) -> Vec<Step> {
-    let chunks = chunks_of_half(ranks, Order::Canonical);
-    let mut script = Script::default();
+    let chunks = chunks_of_half(ranks, SummationOrder::Canonical);
+    let mut script = StepList::default();
     for half in 0..2 {
         let sums = Sums { ranks, half };
         let levels = height(sums.last()) + 1;

@@ -1,15 +1,16 @@
-//! What each model is, as operators. How it is cut is not decided here.
+//! Builds the operator graph of each model, before sharding.
 
 use super::{
     ActivationKind, Graph, Heads, Init, LatentHeads, LayerDecl, LayerGraph, LinearRole, NormKind,
-    OpKind, Operator, Param, Part, Routing, Tensor, TensorClass, differentiate, dlrm, resnet,
+    OpKind, OpPass, Operator, Param, Routing, Tensor, TensorClass, differentiate, dlrm, resnet,
 };
 use crate::ids::{ParamId, TensorId};
 use crate::model::{Activation, Body, Experts, Latent, Model, ModelKind, Router};
 
-/// The graph of a model for microbatches of `batch` sequences (over all replicas) of `seq` tokens.
+/// Builds the graph of a model for microbatches of `batch` sequences (over all replicas) of `seq`
+/// tokens.
 ///
-/// `tokens_per_iteration` is the number of predictions that the loss is the mean of.
+/// `tokens_per_iteration` is the number of predictions over which the loss is averaged.
 pub fn build(model: &Model, batch: u64, seq: u64, tokens_per_iteration: u64) -> Graph {
     let sizes = Sizes { model, tokens: batch * seq, seq, tokens_per_iteration };
     match model.body() {
@@ -45,7 +46,7 @@ pub fn build(model: &Model, batch: u64, seq: u64, tokens_per_iteration: u64) -> 
     Graph { kinds, layers, batch, seq }
 }
 
-/// What the layers of a graph are built for.
+/// Sizes for which the layers of a graph are built.
 pub(super) struct Sizes<'a> {
     pub(super) model: &'a Model,
     pub(super) tokens: u64,
@@ -104,15 +105,16 @@ fn mlp_block(s: &Sizes<'_>) -> LayerGraph {
     layer.finish(Some(x), Some(y))
 }
 
-/// Where a module for a further token begins (DeepSeek-V3, arXiv 2412.19437, eq. 21): what comes from the
-/// head before it, and the embedding of the token `depth` places on, each normed, go through one matrix.
-/// Its two halves are products of their own here, so that nothing need be put side by side.
+/// First layer of a multi-token prediction module (DeepSeek-V3, arXiv 2412.19437, eq. 21). The
+/// output of the previous head and the embedding of the token `depth` positions ahead, each
+/// normalised, are multiplied by one matrix. Its two halves are separate GEMMs here, so that no
+/// concatenation is needed.
 fn join(s: &Sizes<'_>, depth: u64) -> LayerGraph {
     let m = s.model;
     let mut layer = Builder::new(&format!("join{depth}"), s);
     let x = layer.activation("x", m.d_model);
-    let tokens = layer.tensor("tokens", 1, TensorClass::Further(depth as u16));
-    // Behind it, the next module's reads the same table, and so does this one's head if tied.
+    let tokens = layer.tensor("tokens", 1, TensorClass::Lookahead(depth as u16));
+    // The next module's join uses the same table later, and so does this module's head if tied.
     let table = layer.table(depth, true);
     layer.graph.params[table.index()].adds = m.tied || depth < m.mtp.depth;
     let embedded = layer.activation("embedded", m.d_model);
@@ -125,13 +127,13 @@ fn join(s: &Sizes<'_>, depth: u64) -> LayerGraph {
     layer.finish(Some(x), Some(y))
 }
 
-/// Norm, logits and loss: the model's own, or that of the module for the token `depth` places behind the
-/// next one. What a module behind it reads has been normed, as Megatron-LM has it.
+/// Norm, logits and loss: the model's own, or those of the module that predicts the token `depth`
+/// positions after the next one. The next module reads the normalised output, as in Megatron-LM.
 fn head(s: &Sizes<'_>, depth: u64) -> LayerGraph {
     let m = s.model;
     let (name, class) = match depth {
         0 => ("head".to_owned(), TensorClass::Targets),
-        _ => (format!("head{depth}"), TensorClass::Further(depth as u16 + 1)),
+        _ => (format!("head{depth}"), TensorClass::Lookahead(depth as u16 + 1)),
     };
     let mut layer = Builder::new(&name, s);
     let x = layer.activation("x", m.d_model);
@@ -155,7 +157,7 @@ fn activation(kind: Activation) -> OpKind {
     OpKind::Activation { function }
 }
 
-/// Adds operators to a layer, one after the other.
+/// Appends operators to a layer.
 pub(super) struct Builder<'a> {
     pub(super) sizes: &'a Sizes<'a>,
     pub(super) graph: LayerGraph,
@@ -224,7 +226,7 @@ impl<'a> Builder<'a> {
         ParamId::from(self.graph.params.len() - 1)
     }
 
-    /// A table of the vocabulary: the embedding's if tied, else the head's, which that of a module borrows.
+    /// Vocabulary table: the embedding's if tied, else the head's, which prediction modules borrow.
     fn table(&mut self, depth: u64, tied: bool) -> ParamId {
         let dims = [self.sizes.model.vocab, self.sizes.model.d_model];
         let id = self.param("table.weight", dims, Init::Normal(0.02), true);
@@ -242,7 +244,7 @@ impl<'a> Builder<'a> {
     ) {
         self.graph.forward.push(Operator {
             kind,
-            part: Part::Forward,
+            pass: OpPass::Forward,
             inputs: inputs.to_vec(),
             params: params.to_vec(),
             outputs: outputs.to_vec(),
@@ -264,14 +266,14 @@ impl<'a> Builder<'a> {
             params.push(self.param(&format!("{name}.bias"), [1, width], Init::Zero, false));
         }
         let y = self.activation(name, width);
-        // Mean and reciprocal deviation, or the reciprocal root mean square alone.
+        // Mean and reciprocal deviation, or only the reciprocal root mean square.
         let width = if norm == NormKind::Layer { 2 } else { 1 };
         let stats = self.tensor(&format!("{name}.stats"), width, TensorClass::Statistic);
         self.op(OpKind::Norm { norm, eps: m.norm_eps }, &[x], &params, &[y, stats]);
         y
     }
 
-    /// x·Wᵀ, plus a bias where the model has one. `blocks` are the widths that stand side by side.
+    /// x·Wᵀ, plus a bias if the model has one. `blocks` are the widths of the concatenated outputs.
     fn linear(&mut self, name: &str, x: TensorId, blocks: &[u64], role: LinearRole) -> TensorId {
         let m = self.sizes.model;
         let inner = self.graph.tensor(x).dims[1];
@@ -297,10 +299,10 @@ impl<'a> Builder<'a> {
         z
     }
 
-    /// How a product's weight starts.
+    /// Initial values of a linear weight.
     fn spread(&self, inner: u64, role: LinearRole) -> Init {
         let m = self.sizes.model;
-        // GPT-2 scales the matrices that write to the residual stream by the root of their number.
+        // GPT-2 divides the matrices that write to the residual stream by the root of their number.
         let residual = matches!(role, LinearRole::AttentionOut | LinearRole::Down);
         Init::Normal(match m.kind {
             ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm => (2.0 / inner as f64).sqrt(),
@@ -311,7 +313,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Attention of all heads on what a norm yields.
+    /// Attention of all heads on the output of a norm.
     fn attention(&mut self, x: TensorId) -> TensorId {
         let m = self.sizes.model;
         let heads = Heads { heads: m.heads, kv_heads: m.kv_heads, head_dim: m.head_dim };
@@ -343,7 +345,7 @@ impl<'a> Builder<'a> {
         attended
     }
 
-    /// Attention whose heads come from latent vectors (DeepSeek-V2, arXiv 2405.04434, eq. 9 to 19).
+    /// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, eq. 9 to 19).
     fn latent(&mut self, x: TensorId) -> TensorId {
         let m = self.sizes.model;
         let Latent { q_lora, kv_lora, qk_rope, v_dim } = m.latent;
@@ -375,7 +377,7 @@ impl<'a> Builder<'a> {
         self.linear(&format!("{prefix}down"), active, &[m.d_model], LinearRole::Down)
     }
 
-    /// Experts, and a network for all tokens if the model has one.
+    /// Routed experts, plus a shared network for all tokens if the model has one.
     fn experts(&mut self, x: TensorId) -> TensorId {
         let m = self.sizes.model;
         let Experts { experts, topk, shared_experts, router, .. } = m.experts;
@@ -434,14 +436,14 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Tokens in expert order. How many places there are for them is decided with their cut.
+    /// Tokens in expert order. Sharding determines the number of rows.
     fn dispatched(&mut self, name: &str, width: u64) -> TensorId {
         let dims = [self.sizes.tokens * self.sizes.model.experts.topk, width];
         let (name, class) = (name.into(), TensorClass::Dispatched);
         self.push(Tensor { name, dims, class, blocks: Vec::new() })
     }
 
-    /// The product of every token with its expert's matrix.
+    /// Multiplies every token by its expert's matrix.
     fn expert_linear(
         &mut self,
         name: &str,
@@ -473,7 +475,7 @@ impl<'a> Builder<'a> {
         y
     }
 
-    /// The loss of logits, the mean of which over an iteration is to fall; it counts for a share of it.
+    /// Cross-entropy loss of logits, averaged over an iteration and weighted with `share`.
     pub(super) fn loss(&mut self, logits: TensorId, targets: TensorId, share: f64) {
         let max = self.tensor("max", 1, TensorClass::Statistic);
         self.op(OpKind::RowMax, &[logits], &[], &[max]);
@@ -522,8 +524,8 @@ mod tests {
         }
     }
 
-    /// Narayanan et al. (arXiv 2104.04473), eq. 3 without recomputation: 72·B·s·l·h²(1 + s/6h + V/12lh)
-    /// where the logits' product counts with its gradient.
+    /// Narayanan et al. (arXiv 2104.04473), eq. 3 without recomputation: 72·B·s·l·h²(1 + s/6h +
+    /// V/12lh), including the logits' GEMM and its gradient.
     #[test]
     fn operators_add_up_to_the_published_flops() {
         let model = built_in::get("gpt3-175b").unwrap().unwrap();

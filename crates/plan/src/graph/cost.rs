@@ -1,43 +1,43 @@
-//! What an operator costs: floating-point operations and bytes through memory, from shapes alone.
+//! Cost of an operator: floating-point operations and memory traffic, from shapes alone.
 
-use super::{LayerGraph, OpKind, Operator, Part};
+use super::{LayerGraph, OpKind, OpPass, Operator};
 use crate::program::{Access, LocalOp, Template};
 use crate::units::{Bytes, Flops};
 
 /// The work of one operator on one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// Operations of matrix products (tensor cores).
+    /// GEMM operations (tensor cores).
     pub matrix: Flops,
-    /// Operations of everything else.
+    /// All other operations.
     pub vector: Flops,
     /// Bytes read and written, each operand once.
     pub bytes: Bytes,
 }
 
 impl LayerGraph {
-    /// Matrix-product operations of an operator on logical shapes. Attention counts whole squares, as
-    /// Narayanan et al. (arXiv 2104.04473, eq. 3) do, without halving for causality.
+    /// GEMM operations of an operator on logical shapes. Attention counts full squares, like
+    /// Narayanan et al. (arXiv 2104.04473, eq. 3), without halving for causality.
     pub fn matrix_flops(&self, op: &Operator) -> Flops {
         let first = op.inputs.first().map_or([0, 0], |&t| self.tensor(t).dims);
         let weight = op.params.first().map_or([0, 0], |&p| self.param(p).dims);
-        matrix_flops(&op.kind, op.part, first[0], weight)
+        matrix_flops(&op.kind, op.pass, first[0], weight)
     }
 }
 
 impl Template {
-    /// The cost of one of its operators.
+    /// Cost of one operator of the template.
     pub fn cost(&self, op: &LocalOp) -> Cost {
         let dims = |i: &u16| self.operands[usize::from(*i)].dims;
         let first = op.inputs.first().map_or([0, 0], dims);
         let weight = op.params.first().map_or([0, 0], dims);
-        let matrix = matrix_flops(&op.kind, op.part, first[0], weight);
+        let matrix = matrix_flops(&op.kind, op.pass, first[0], weight);
         let all = op.inputs.iter().chain(&op.params).chain(&op.outputs);
         let bytes = all.map(|&i| {
             let operand = &self.operands[usize::from(i)];
             let once = operand.elements() * operand.dtype.size();
             let once = match op.kind {
-                // Of the places for tokens, those that are taken.
+                // Only the occupied token rows count.
                 OpKind::ExpertLinear { rows, .. } if operand.dims[0] == first[0] => {
                     rows.min(first[0]) * operand.dims[1] * operand.dtype.size()
                 }
@@ -48,7 +48,7 @@ impl Template {
                 Access::Accumulate | Access::Add => 2,
             };
             match op.kind {
-                // A lookup touches the rows it needs, not the table.
+                // A lookup touches only the rows it reads, not the whole table.
                 OpKind::Embedding if op.params.contains(&i) => {
                     first[0] * operand.dims[1] * operand.dtype.size() * times
                 }
@@ -69,8 +69,8 @@ impl Template {
     }
 }
 
-/// 2·m·n·k for each product.
-fn matrix_flops(kind: &OpKind, part: Part, tokens: u64, weight: [u64; 2]) -> Flops {
+/// 2·m·n·k for each GEMM.
+fn matrix_flops(kind: &OpKind, part: OpPass, tokens: u64, weight: [u64; 2]) -> Flops {
     let tokens = tokens as f64;
     match *kind {
         OpKind::Linear { .. } => Flops(2.0 * tokens * weight[0] as f64 * weight[1] as f64),
@@ -79,10 +79,10 @@ fn matrix_flops(kind: &OpKind, part: Part, tokens: u64, weight: [u64; 2]) -> Flo
             Flops(2.0 * places * weight[0] as f64 * weight[1] as f64)
         }
         OpKind::Interact { tables, width, .. } => {
-            // Every vector with every other, though half of the products are not kept.
+            // All pairs of vectors, although half of the products are discarded.
             let vectors = (tables + 1) as f64;
             let forward = 2.0 * tokens * vectors * vectors * width as f64;
-            Flops(if part == Part::InputGradient { 2.0 * forward } else { forward })
+            Flops(if part == OpPass::BackwardInput { 2.0 * forward } else { forward })
         }
         OpKind::ExpertLinear { experts, rows, .. } => {
             let outputs = weight[0] as f64 / experts.max(1) as f64;
@@ -91,12 +91,12 @@ fn matrix_flops(kind: &OpKind, part: Part, tokens: u64, weight: [u64; 2]) -> Flo
         OpKind::Attention { heads, seq } => {
             let width = (heads.heads * heads.head_dim) as f64;
             let forward = 4.0 * tokens * seq as f64 * width;
-            Flops(if part == Part::InputGradient { 2.0 * forward } else { forward })
+            Flops(if part == OpPass::BackwardInput { 2.0 * forward } else { forward })
         }
         OpKind::AttentionBlock { heads, keys, .. } => {
             let width = (heads.heads * heads.head_dim) as f64;
             let forward = 4.0 * tokens * keys as f64 * width;
-            Flops(if part == Part::InputGradient { 2.0 * forward } else { forward })
+            Flops(if part == OpPass::BackwardInput { 2.0 * forward } else { forward })
         }
         OpKind::Embedding
         | OpKind::Position
@@ -132,7 +132,7 @@ fn matrix_flops(kind: &OpKind, part: Part, tokens: u64, weight: [u64; 2]) -> Flo
     }
 }
 
-/// Rough operations per element for what is not a product; such operators are bound by memory.
+/// Approximate operations per element of operators other than GEMMs; these are memory-bound.
 fn vector_intensity(kind: &OpKind) -> f64 {
     match kind {
         OpKind::Linear { .. }
@@ -148,7 +148,7 @@ fn vector_intensity(kind: &OpKind) -> f64 {
         OpKind::AveragePool { .. } | OpKind::EmbeddingBag { .. } | OpKind::StepRows { .. } => 1.0,
         OpKind::BinaryCrossEntropy { .. } => 10.0,
         OpKind::BatchSums { .. } | OpKind::BatchNorm { .. } => 4.0,
-        // The larger of two numbers, at every pixel of the window.
+        // One maximum per pixel of the window.
         OpKind::MaxPool { window } => (window.kernel * window.kernel) as f64,
         OpKind::BlockSquares { .. } | OpKind::TensorSquares | OpKind::Norm2 | OpKind::Total => 2.0,
         OpKind::Rope { .. }

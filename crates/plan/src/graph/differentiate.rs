@@ -1,7 +1,7 @@
-//! Gradients on the graph, as `tf.gradients` made them: the gradient for the input and the one for the
-//! weight are operators of their own, so that a schedule may place them apart.
+//! Gradients on the graph, as in `tf.gradients`: the input gradient and the weight gradient are
+//! separate operators, so that a schedule can place them independently.
 
-use super::{ActivationKind, LayerGraph, OpKind, Operator, Part, Tensor, TensorClass};
+use super::{ActivationKind, LayerGraph, OpKind, OpPass, Operator, Tensor, TensorClass};
 use crate::ids::{ParamId, TensorId};
 
 /// Appends the gradient operators of a layer whose forward operators are complete.
@@ -22,7 +22,7 @@ pub(super) fn differentiate(layer: &mut LayerGraph) {
 }
 
 struct Tape<'a> {
-    /// The gradient of each tensor so far.
+    /// Gradient of each tensor accumulated so far.
     gradients: Vec<Option<TensorId>>,
     layer: &'a mut LayerGraph,
 }
@@ -35,27 +35,33 @@ impl Tape<'_> {
                 let [_, logits, max, targets] = op.inputs[..] else { return };
                 let dlogits = self.like(logits);
                 let stats = op.inputs[0];
-                self.push(op, Part::InputGradient, &[stats, logits, max, targets], &[], &[dlogits]);
+                self.push(
+                    op,
+                    OpPass::BackwardInput,
+                    &[stats, logits, max, targets],
+                    &[],
+                    &[dlogits],
+                );
                 self.contribute(logits, dlogits);
             }
             OpKind::BinaryCrossEntropy { .. } => {
                 let [logits, targets] = op.inputs[..] else { return };
                 let dlogits = self.like(logits);
-                self.push(op, Part::InputGradient, &[logits, targets], &[], &[dlogits]);
+                self.push(op, OpPass::BackwardInput, &[logits, targets], &[], &[dlogits]);
                 self.contribute(logits, dlogits);
             }
             OpKind::Interact { .. } => {
                 if let Some(dy) = dy {
                     let [x, sums] = op.inputs[..] else { return };
                     let (dx, dsums) = (self.like(x), self.like(sums));
-                    self.push(op, Part::InputGradient, &[dy, x, sums], &[], &[dx, dsums]);
+                    self.push(op, OpPass::BackwardInput, &[dy, x, sums], &[], &[dx, dsums]);
                     self.contribute(x, dx);
                     self.contribute(sums, dsums);
                 }
             }
-            // The loss's gradient already accounts for these.
+            // Covered by the loss's gradient.
             OpKind::RowMax | OpKind::SoftmaxStats => {}
-            // The norm behind them accounts for these.
+            // Covered by the gradient of the norm that follows.
             OpKind::BatchSums { .. } => {}
             OpKind::Add => {
                 if let Some(dy) = dy {
@@ -66,13 +72,13 @@ impl Tape<'_> {
             }
             OpKind::Bias | OpKind::Position => {
                 if let Some(dy) = dy {
-                    self.push(op, Part::WeightGradient, &[dy], &op.params, &[]);
+                    self.push(op, OpPass::BackwardWeight, &[dy], &op.params, &[]);
                     self.contribute(op.inputs[0], dy);
                 }
             }
             OpKind::Embedding | OpKind::EmbeddingBag { .. } => {
                 if let Some(dy) = dy {
-                    self.push(op, Part::WeightGradient, &[dy, op.inputs[0]], &op.params, &[]);
+                    self.push(op, OpPass::BackwardWeight, &[dy, op.inputs[0]], &op.params, &[]);
                 }
             }
             OpKind::Linear { .. } | OpKind::Conv { .. } => {
@@ -80,14 +86,14 @@ impl Tape<'_> {
                     if !self.is_given(op.inputs[0]) {
                         self.input_gradient(op, &[dy]);
                     }
-                    self.push(op, Part::WeightGradient, &[dy, op.inputs[0]], &op.params, &[]);
+                    self.push(op, OpPass::BackwardWeight, &[dy, op.inputs[0]], &op.params, &[]);
                 }
             }
             OpKind::ExpertLinear { .. } => {
                 let [x, counts] = op.inputs[..] else { return };
                 if let Some(dy) = dy {
                     self.input_gradient(op, &[dy, counts]);
-                    self.push(op, Part::WeightGradient, &[dy, x, counts], &op.params, &[]);
+                    self.push(op, OpPass::BackwardWeight, &[dy, x, counts], &op.params, &[]);
                 }
             }
             OpKind::Route(_) => {
@@ -95,7 +101,7 @@ impl Tape<'_> {
                 if let Some(dgates) = self.gradients[gates.index()] {
                     self.input_gradient(op, &[dgates, op.inputs[0]]);
                     if !op.params.is_empty() {
-                        self.push(op, Part::WeightGradient, &[choices], &op.params, &[]);
+                        self.push(op, OpPass::BackwardWeight, &[choices], &op.params, &[]);
                     }
                 }
             }
@@ -109,7 +115,7 @@ impl Tape<'_> {
                 if let Some(dy) = dy {
                     let (drows, dgates) = (self.like(rows), self.like(gates));
                     let reads = [dy, rows, slots, gates];
-                    self.push(op, Part::InputGradient, &reads, &[], &[drows, dgates]);
+                    self.push(op, OpPass::BackwardInput, &reads, &[], &[drows, dgates]);
                     self.contribute(rows, drows);
                     self.contribute(gates, dgates);
                 }
@@ -118,7 +124,7 @@ impl Tape<'_> {
                 let [q, kv, turned] = op.inputs[..] else { return };
                 if let Some(dy) = dy {
                     let made = [q, kv, turned].map(|t| self.like(t));
-                    self.push(op, Part::InputGradient, &[dy], &[], &made);
+                    self.push(op, OpPass::BackwardInput, &[dy], &[], &made);
                     for (of, share) in [q, kv, turned].into_iter().zip(made) {
                         self.contribute(of, share);
                     }
@@ -128,7 +134,7 @@ impl Tape<'_> {
                 if let Some(dy) = dy {
                     let reads = [dy, op.inputs[0], op.outputs[1]];
                     self.input_gradient(op, &reads);
-                    self.push(op, Part::WeightGradient, &reads, &op.params, &[]);
+                    self.push(op, OpPass::BackwardWeight, &reads, &op.params, &[]);
                 }
             }
             OpKind::BatchNorm { channels, .. } => {
@@ -141,8 +147,8 @@ impl Tape<'_> {
                     self.input_gradient(op, &[dy, op.inputs[0], op.outputs[0], op.outputs[1]]);
                 }
             }
-            // It is positive exactly where its argument is, and its value is often kept anyway. What a
-            // layer puts out is not: it may go to another stage.
+            // The output is positive exactly where the argument is, and is often saved anyway. The
+            // layer's output is an exception: it may be sent to another stage.
             OpKind::Activation { function: ActivationKind::Relu } => {
                 if let Some(dy) = dy {
                     let kept = op.outputs[0];
@@ -160,9 +166,9 @@ impl Tape<'_> {
                     self.input_gradient(op, &[dy]);
                 }
             }
-            // Made by the cut along the sequence, of both attention and its gradient.
+            // Inserted by sharding along the sequence, for both attention and its gradient.
             OpKind::KeysValues { .. } => {}
-            // Around the optimizer step; nothing flows back.
+            // Part of the optimizer step; no gradient flows back.
             OpKind::StepRows { .. }
             | OpKind::BlockSquares { .. }
             | OpKind::TensorSquares
@@ -173,15 +179,15 @@ impl Tape<'_> {
         }
     }
 
-    /// The gradient for the operator's first input.
+    /// Adds the gradient of the operator's first input.
     fn input_gradient(&mut self, op: &Operator, reads: &[TensorId]) {
         let x = op.inputs[0];
         let dx = self.like(x);
-        self.push(op, Part::InputGradient, reads, &op.params, &[dx]);
+        self.push(op, OpPass::BackwardInput, reads, &op.params, &[dx]);
         self.contribute(x, dx);
     }
 
-    /// The gradients of a batch norm: sums over the microbatch first, which both of them need.
+    /// Adds the gradients of a batch norm, after the sums over the microbatch that both need.
     fn batch_norm(&mut self, op: &Operator, dy: TensorId, channels: u64) {
         let (x, statistics) = (op.inputs[0], op.outputs[1]);
         let sums = self.like(statistics);
@@ -189,22 +195,22 @@ impl Tape<'_> {
         tensor.class = TensorClass::Statistic;
         self.layer.backward.push(Operator {
             kind: OpKind::BatchSums { channels },
-            part: Part::InputGradient,
+            pass: OpPass::BackwardInput,
             inputs: vec![dy, x, statistics],
             params: Vec::new(),
             outputs: vec![sums],
         });
         self.input_gradient(op, &[dy, x, statistics, sums]);
-        self.push(op, Part::WeightGradient, &[sums, statistics], &op.params, &[]);
+        self.push(op, OpPass::BackwardWeight, &[sums, statistics], &op.params, &[]);
     }
 
-    /// Whether a tensor comes from outside the model: nothing flows back to it.
+    /// Returns true if a tensor is an input of the model; no gradient flows back to it.
     fn is_given(&self, tensor: TensorId) -> bool {
         match self.layer.tensor(tensor).class {
             TensorClass::Tokens
             | TensorClass::Features
             | TensorClass::Targets
-            | TensorClass::Further(_) => true,
+            | TensorClass::Lookahead(_) => true,
             TensorClass::Activation
             | TensorClass::Statistic
             | TensorClass::Loss
@@ -215,7 +221,7 @@ impl Tape<'_> {
         }
     }
 
-    /// Adds a consumer's share to a tensor's gradient.
+    /// Adds a consumer's contribution to a tensor's gradient.
     fn contribute(&mut self, tensor: TensorId, share: TensorId) {
         let Some(so_far) = self.gradients[tensor.index()] else {
             self.gradients[tensor.index()] = Some(share);
@@ -226,7 +232,7 @@ impl Tape<'_> {
         name.push_str(".sum");
         self.layer.backward.push(Operator {
             kind: OpKind::Add,
-            part: Part::Forward,
+            pass: OpPass::Forward,
             inputs: vec![so_far, share],
             params: Vec::new(),
             outputs: vec![sum],
@@ -254,14 +260,14 @@ impl Tape<'_> {
     fn push(
         &mut self,
         op: &Operator,
-        part: Part,
+        part: OpPass,
         inputs: &[TensorId],
         params: &[ParamId],
         outputs: &[TensorId],
     ) {
         self.layer.backward.push(Operator {
             kind: op.kind,
-            part,
+            pass: part,
             inputs: inputs.to_vec(),
             params: params.to_vec(),
             outputs: outputs.to_vec(),

@@ -1,13 +1,13 @@
-//! A recommendation model as operators: a network on what is measured of a sample, tables of what is
-//! counted, the products of all pairs of vectors, and a network on those (Naumov et al., arXiv
-//! 1906.00091, figure 1).
+//! Recommendation model (DLRM) as operators: a bottom MLP on dense features, embedding tables for
+//! sparse features, dot products of all pairs of vectors, and a top MLP on those (Naumov et al.,
+//! arXiv 1906.00091, figure 1).
 
 use super::build::{Builder, Sizes};
 use super::{ActivationKind, Graph, Init, LayerDecl, LayerGraph, LinearRole, OpKind, TensorClass};
 use crate::ids::TensorId;
 use crate::model::Dlrm;
 
-/// The graph for microbatches of `batch` samples over all replicas.
+/// Builds the graph for microbatches of `batch` samples over all replicas.
 pub(super) fn build(net: &Dlrm, sizes: &Sizes<'_>, batch: u64) -> Graph {
     let kinds = vec![bottom(net, sizes), head(net, sizes)];
     let layer = |name: &str, kind| LayerDecl { name: name.into(), kind };
@@ -16,10 +16,10 @@ pub(super) fn build(net: &Dlrm, sizes: &Sizes<'_>, batch: u64) -> Graph {
 
 fn bottom(net: &Dlrm, sizes: &Sizes<'_>) -> LayerGraph {
     let mut layer = Builder::new("bottom", sizes);
-    // Tables first: what is exchanged for them goes on beside the network.
+    // Tables first: their exchange overlaps with the bottom network.
     let tables = net.tables.len() as u64;
     let ids = layer.tensor("ids", tables * net.lookups, TensorClass::Tokens);
-    // Rows as long as what the bottom network makes of numbers of unit variance.
+    // Row norms match the bottom network's output for inputs of unit variance.
     let spread = 1.0 / (net.width as f64).sqrt();
     let table = layer.param("tables.weight", [net.rows(), net.width], Init::Normal(spread), false);
     let param = &mut layer.graph.params[table.index()];

@@ -1,9 +1,9 @@
 //! A model as a graph of operators with static shapes, for one microbatch.
 //!
 //! A model is a chain of layers; each layer is a directed acyclic graph of operators. Layers of the
-//! same shape share one [`LayerGraph`], so that a hundred equal blocks are described once. Shapes are
-//! *logical*: `[tokens, width]` with the tokens of one microbatch over all data-parallel replicas;
-//! what a rank holds of a tensor follows from its [`Spec`](crate::spec::Spec).
+//! same shape share one [`LayerGraph`], so that a hundred equal blocks are described once. Shapes
+//! are *logical*: `[tokens, width]` with the tokens of one microbatch over all data-parallel
+//! replicas; a rank's shard of a tensor follows from its [`Spec`](crate::spec::Spec).
 
 mod build;
 mod cost;
@@ -16,7 +16,7 @@ pub use cost::Cost;
 
 use crate::compress::CompressOp;
 use crate::ids::{LayerId, ParamId, TensorId};
-use crate::outer::OuterOp;
+use crate::outer_optimizer::OuterOp;
 use serde::{Deserialize, Serialize};
 
 /// A model's layers, in forward order.
@@ -24,11 +24,11 @@ use serde::{Deserialize, Serialize};
 pub struct Graph {
     /// The distinct layers.
     pub kinds: Vec<LayerGraph>,
-    /// The chain: which kind stands where.
+    /// The chain of layers, each with its kind.
     pub layers: Vec<LayerDecl>,
-    /// Sequences in a microbatch over all replicas, and tokens in each.
+    /// Number of sequences in a microbatch over all replicas.
     pub batch: u64,
-    /// Tokens of one sequence.
+    /// Number of tokens per sequence.
     pub seq: u64,
 }
 
@@ -38,14 +38,14 @@ impl Graph {
         &self.kinds[self.layers[layer.index()].kind]
     }
 
-    /// The first layer that has a loss: the head, from which on layers stay on one stage.
+    /// First layer with a loss: the head. It and all later layers are on one stage.
     pub fn head(&self) -> usize {
         let with_loss = |decl: &LayerDecl| self.kinds[decl.kind].has_loss();
         self.layers.iter().position(with_loss).unwrap_or(self.layers.len().saturating_sub(1))
     }
 
-    /// The layer that holds a parameter of another one: the head, where modules for further tokens use
-    /// its table. A tied table stands with each stage that uses it.
+    /// Layer that holds a parameter of another layer: the head, if prediction modules use its
+    /// table. A tied table is stored on each stage that uses it.
     pub fn holder(&self, layer: LayerId, param: ParamId) -> (LayerId, ParamId) {
         if !self.layer(layer).param(param).borrowed {
             return (layer, param);
@@ -77,78 +77,78 @@ pub struct LayerGraph {
     pub params: Vec<Param>,
     /// Forward operators, in an order that respects their dependencies.
     pub forward: Vec<Operator>,
-    /// Gradient operators; an operator's input gradient stands right before its weight gradient.
+    /// Gradient operators; an operator's input gradient directly precedes its weight gradient.
     pub backward: Vec<Operator>,
-    /// What arrives from the layer before (none for the first layer).
+    /// Input from the previous layer (`None` for the first layer).
     pub input: Option<TensorId>,
-    /// What goes to the layer after (none for the last).
+    /// Output to the next layer (`None` for the last).
     pub output: Option<TensorId>,
-    /// Gradient of `output`, which arrives from the layer after.
+    /// Gradient of `output`, received from the next layer.
     pub output_grad: Option<TensorId>,
-    /// Gradient of `input`, which goes to the layer before.
+    /// Gradient of `input`, passed to the previous layer.
     pub input_grad: Option<TensorId>,
 }
 
 impl LayerGraph {
-    /// A tensor.
+    /// Tensor with the given id.
     pub fn tensor(&self, id: TensorId) -> &Tensor {
         &self.tensors[id.index()]
     }
 
-    /// A parameter.
+    /// Parameter with the given id.
     pub fn param(&self, id: ParamId) -> &Param {
         &self.params[id.index()]
     }
 
-    /// Whether it has a loss.
+    /// Returns true if the layer has a loss.
     pub fn has_loss(&self) -> bool {
         self.tensors.iter().any(|tensor| tensor.class == TensorClass::Loss)
     }
 
-    /// Whether it takes something in and hands it on, and nothing else comes of it: what stands
-    /// between embedding and heads.
+    /// Returns true for layers between embedding and heads: they have an input and an output, but
+    /// no loss.
     pub fn is_block(&self) -> bool {
         self.input.is_some() && self.output.is_some() && !self.has_loss()
     }
 }
 
-/// What a tensor is, which decides its element type and who fills it.
+/// Class of a tensor; determines its element type and the source of its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TensorClass {
-    /// Token numbers that the model reads.
+    /// Token ids that the model reads.
     Tokens,
-    /// Numbers that the model reads: pixels.
+    /// Input features that the model reads, e.g. pixels.
     Features,
-    /// Token numbers that it should predict.
+    /// Token ids that the model should predict.
     Targets,
-    /// Token numbers that stand so many places behind those that it reads.
-    Further(u16),
+    /// Token ids the given number of positions after the input tokens.
+    Lookahead(u16),
     /// A value in the activation type, or its gradient.
     Activation,
     /// A value that always stays f32: norm statistics, softmax sums.
     Statistic,
-    /// The sum of the losses of the microbatches so far.
+    /// Sum of the losses of the microbatches so far.
     Loss,
-    /// Whole numbers that are computed: which experts a token goes to.
+    /// Computed integers: the experts chosen for a token.
     Index,
-    /// Tokens in the order of the experts that they go to, in the activation type.
+    /// Tokens in the order of their experts, in the activation type.
     Dispatched,
-    /// How many tokens go to each expert.
+    /// Number of tokens per expert.
     Counts,
-    /// How many tokens found no room with an expert, over the microbatches so far.
+    /// Number of tokens dropped for lack of expert capacity, over the microbatches so far.
     Dropped,
 }
 
 impl TensorClass {
-    /// Whether microbatches add to it rather than replace it.
+    /// Returns true if microbatches add to the value instead of replacing it.
     pub const fn adds_up(self) -> bool {
         match self {
             Self::Loss | Self::Dropped => true,
             Self::Tokens
             | Self::Features
             | Self::Targets
-            | Self::Further(_)
+            | Self::Lookahead(_)
             | Self::Activation
             | Self::Statistic
             | Self::Index
@@ -165,13 +165,13 @@ pub struct Tensor {
     pub name: String,
     /// Logical `[tokens, width]`.
     pub dims: [u64; 2],
-    /// What it is.
+    /// Class of the tensor.
     pub class: TensorClass,
-    /// Widths of the parts that stand side by side in a row (`[q | k | v]`); empty for one part.
+    /// Widths of the parts concatenated in a row (`[q | k | v]`); empty for one part.
     pub blocks: Vec<u64>,
 }
 
-/// How a parameter starts.
+/// Initial values of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Init {
@@ -192,76 +192,76 @@ pub struct Param {
     pub dims: [u64; 2],
     /// Sizes of the parts along the first dimension (second for vectors), as for tensors.
     pub blocks: Vec<u64>,
-    /// Starting values.
+    /// Initial values.
     pub init: Init,
-    /// Whether weight decay applies (matrices: yes; biases and norms: no).
+    /// True if weight decay applies (matrices: yes; biases and norms: no).
     pub decay: bool,
-    /// How many experts' matrices stand below each other; none for what is no expert's. `blocks` are
-    /// then those of one expert.
+    /// Number of experts whose matrices are stacked along the rows; 0 for parameters outside
+    /// experts. `blocks` are then those of one expert.
     pub experts: u64,
-    /// Whether this is one use of the embedding's table that other layers use too. Where they stand
-    /// on two stages, both hold equal values, and their gradients are summed once an iteration.
+    /// True if this is one use of the embedding's table that other layers use too. If the uses are
+    /// on two stages, both hold equal values, and their gradients are summed once per iteration.
     pub tied: bool,
-    /// Whether the head holds it, which stands on the same stage.
+    /// True if the head, which is on the same stage, holds it.
     pub borrowed: bool,
-    /// Whether a layer behind this one on the same stage uses it too, whose backward pass has begun the
-    /// sum that this one's gradient is added to.
+    /// True if a later layer on the same stage uses it too. That layer's backward pass has started
+    /// the sum to which this gradient is added.
     pub adds: bool,
-    /// Whether it is an average over past iterations instead of something learnt: its gradient is the
+    /// True if it is a running average instead of a learned parameter. Its gradient is the
     /// iteration's own average, towards which the step moves it.
     pub running: bool,
-    /// Whether a sample touches a few of its rows only: it has no gradient of its own size, and the
-    /// operator that knows which rows those are takes their step.
+    /// True if a sample touches only a few of its rows. It has no gradient of its own size; the
+    /// operator that knows the rows performs their step.
     pub sparse: bool,
 }
 
-/// A square window that moves over images, which lie row by row with a pixel's channels side by side.
+/// A square sliding window over images, stored row by row with a pixel's channels adjacent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Window {
     /// Pixels along each side of an image.
     pub side: u64,
-    /// Numbers in a pixel.
+    /// Number of channels per pixel.
     pub channels: u64,
     /// Pixels along each side of the window.
     pub kernel: u64,
-    /// Pixels from one place of the window to the next.
+    /// Pixels between consecutive window positions.
     pub stride: u64,
-    /// Pixels that the window reaches beyond each edge.
+    /// Padding pixels at each edge.
     pub padding: u64,
 }
 
 impl Window {
-    /// Places of the window along each side.
+    /// Number of window positions along each side.
     pub const fn side_out(&self) -> u64 {
         let reach = self.side + 2 * self.padding;
         if reach < self.kernel { 0 } else { (reach - self.kernel) / self.stride + 1 }
     }
 
-    /// Places of the window on one image.
+    /// Number of window positions on one image.
     pub const fn places(&self) -> u64 {
         self.side_out() * self.side_out()
     }
 }
 
-/// Which computation of an operator this is.
+/// Pass of an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Part {
+pub enum OpPass {
     /// The operator itself.
     Forward,
     /// Its gradient for its inputs.
-    InputGradient,
-    /// Its gradient for its parameters, added to what earlier microbatches left.
-    WeightGradient,
+    BackwardInput,
+    /// Its gradient for its parameters, added to the sum of earlier microbatches.
+    BackwardWeight,
 }
 
-/// One operator, or one part of its gradient.
+/// One operator, or one pass of its gradient.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operator {
-    /// What it computes.
+    /// Computation performed.
     pub kind: OpKind,
     /// Forward, input gradient or weight gradient.
-    pub part: Part,
+    pub pass: OpPass,
     /// Tensors it reads.
     pub inputs: Vec<TensorId>,
     /// Parameters it reads (forward, input gradient) or whose gradient it adds to (weight gradient).
@@ -270,25 +270,25 @@ pub struct Operator {
     pub outputs: Vec<TensorId>,
 }
 
-/// Which matrix of a layer a linear operator holds. Sharding rules read this, nothing else does.
+/// Role of a linear operator's matrix in its layer. Only sharding rules read this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LinearRole {
-    /// Queries, keys and values, side by side.
+    /// Queries, keys and values, concatenated.
     Qkv,
     /// Attention's output projection.
     AttentionOut,
-    /// Into the wide middle of the feed-forward part.
+    /// Up-projection of the feed-forward part.
     Up,
-    /// Back out of it.
+    /// Down-projection of the feed-forward part.
     Down,
     /// Logits.
     Head,
     /// A token's affinities to the experts.
     Router,
-    /// Down to a latent vector.
+    /// Projection down to a latent vector.
     Latent,
-    /// From one of the two that a module for a further token joins.
+    /// Projection of one of the two inputs that a multi-token prediction module joins.
     Join,
 }
 
@@ -306,7 +306,7 @@ pub enum NormKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActivationKind {
-    /// GELU by the tanh formula, as GPT-2 has it.
+    /// GELU by the tanh formula, as in GPT-2.
     Gelu,
     /// max(0, x).
     Relu,
@@ -314,7 +314,7 @@ pub enum ActivationKind {
     SquaredRelu,
 }
 
-/// The shape of an attention operator. After sharding, of one rank's part of it.
+/// Shape of an attention operator; after sharding, of one rank's shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Heads {
     /// Query heads.
@@ -325,65 +325,65 @@ pub struct Heads {
     pub head_dim: u64,
 }
 
-/// How tokens come to experts.
+/// Routing of tokens to experts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Routing {
-    /// Experts to choose from.
+    /// Number of experts to choose from.
     pub experts: u64,
-    /// Experts a token goes to.
+    /// Number of experts per token.
     pub topk: u64,
-    /// Whether affinities are sigmoids, with a bias for the choice, or a softmax.
+    /// True if affinities are sigmoids with a selection bias; otherwise they are a softmax.
     pub sigmoid: bool,
-    /// What the weights of a token's experts add up to.
+    /// Sum of the weights of a token's experts.
     pub scale: f64,
-    /// Tokens of one sequence.
+    /// Number of tokens per sequence.
     pub seq: u64,
-    /// How many tokens of a sequence an expert takes; none for all that come.
+    /// Maximum number of tokens of a sequence per expert; `None` for no limit.
     pub capacity: Option<u64>,
-    /// What a sequence's imbalance counts for in the loss.
+    /// Weight of a sequence's load imbalance in the loss.
     pub balance: f64,
-    /// Groups of equally many experts.
+    /// Number of equally sized expert groups.
     pub groups: u64,
-    /// Groups that a token's experts come from.
+    /// Number of groups from which a token's experts are chosen.
     pub kept_groups: u64,
-    /// Ranks that each have a part of every sequence, in a zigzag. Before sharding one.
+    /// Number of ranks that each hold a zigzag shard of every sequence; 1 before sharding.
     pub parts: u64,
 }
 
-/// The shape of attention whose heads come from latent vectors. After sharding, of one rank's part.
+/// Shape of multi-head latent attention; after sharding, of one rank's shard.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LatentHeads {
-    /// Heads.
+    /// Number of heads.
     pub heads: u64,
-    /// Numbers of a head's queries and keys.
+    /// Width of a head's queries and keys.
     pub head_dim: u64,
-    /// How many of these, at their end, are turned by position.
+    /// Number of these, at their end, that are rotated by position.
     pub rope: u64,
-    /// Numbers of a head's values.
+    /// Width of a head's values.
     pub v_dim: u64,
-    /// Base of the wavelengths.
+    /// Base of the RoPE wavelengths.
     pub theta: f64,
 }
 
-/// The closed set of operators. Inputs and outputs are listed as the forward part has them; gradients
-/// take what `differentiate` gives them.
+/// The closed set of operators. Inputs and outputs are those of the forward pass; `differentiate`
+/// determines those of gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OpKind {
-    /// tokens → rows of a table.
+    /// token ids → rows of a table.
     Embedding,
     /// x → x + the position's row of a table.
     Position,
     /// x → (normalised x, statistics).
     Norm {
-        /// Which norm.
+        /// Kind of norm.
         norm: NormKind,
         /// Added to the variance.
         eps: f64,
     },
     /// x → x·Wᵀ.
     Linear {
-        /// Which matrix of its layer it is.
+        /// Role of the matrix in its layer.
         role: LinearRole,
     },
     /// x → x + b.
@@ -392,27 +392,30 @@ pub enum OpKind {
     Rope {
         /// Head counts.
         heads: Heads,
-        /// Base of the wavelengths.
+        /// Base of the RoPE wavelengths.
         theta: f64,
     },
     /// qkv → (weighted values, log of the softmax's denominator per head and row).
     Attention {
         /// Head counts.
         heads: Heads,
-        /// Tokens of one sequence.
+        /// Number of tokens per sequence.
         seq: u64,
     },
-    /// qkv → its keys and values alone, which ring attention sends round. Its gradient is added to
-    /// that of all three: (gradient of the keys and values, d.qkv) → d.qkv.
+    /// qkv → its keys and values alone, which ring attention sends around the ring. Its gradient is
+    /// added to that of all three: (gradient of the keys and values, d.qkv) → d.qkv.
     KeysValues {
         /// Head counts.
         heads: Heads,
     },
     /// One step of ring attention: a rank's queries against the keys and values of the rank `step`
-    /// places before it, merged into the running (weighted values, denominators):
-    /// (qkv, keys and values, values so far, denominators so far) → (values, denominators). Its
-    /// gradient: (d.values, qkv, values, denominators, keys and values, d.qkv so far[, gradient of the
-    /// keys and values so far]) → (d.qkv, gradient of the keys and values).
+    /// places before it, merged into the running (weighted values, denominators).
+    ///
+    /// Forward: (qkv, keys and values, values so far, denominators so far) → (values,
+    /// denominators).
+    ///
+    /// Gradient: (d.values, qkv, values, denominators, keys and values, d.qkv so far[, gradient of
+    /// the keys and values so far]) → (d.qkv, gradient of the keys and values).
     AttentionBlock {
         /// Head counts.
         heads: Heads,
@@ -420,12 +423,12 @@ pub enum OpKind {
         queries: u64,
         /// Key tokens in this step.
         keys: u64,
-        /// How far the keys and values have come.
+        /// Distance in ranks that the keys and values have travelled.
         step: u32,
     },
     /// Element-wise non-linearity.
     Activation {
-        /// Which one.
+        /// The function.
         function: ActivationKind,
     },
     /// [gate | up] → silu(gate)·up.
@@ -436,173 +439,175 @@ pub enum OpKind {
     RowMax,
     /// logits, max, targets → (Σ exp(logit − max), target's logit − max) per row.
     SoftmaxStats,
-    /// stats → Σ over rows of the loss, added to the iteration's loss. Its gradient is that of the
-    /// logits: (softmax − one-hot)·scale.
+    /// stats → Σ over rows of the loss, added to the iteration's loss. The gradient of the logits
+    /// is (softmax − one-hot)·scale.
     CrossEntropy {
-        /// What one token's loss counts for: 1 / tokens of the global batch.
+        /// Weight of one token's loss: 1 / tokens of the global batch.
         scale: f64,
     },
-    /// images → at every place of the window, the product of what it sees with a matrix whose rows are
+    /// images → at every window position, the product of its pixels with a matrix whose rows are
     /// filters: [filters, kernel · kernel · channels].
     Conv {
-        /// The window and the images that it moves over.
+        /// The window and its input images.
         window: Window,
     },
-    /// (images; running mean) → per channel (Σ (x − r), Σ (x − r)²) over all pixels of the microbatch,
-    /// from the running mean r so that little cancels (Chan, Golub and LeVeque, "Algorithms for
-    /// computing the sample variance", 1983, section 3). Its gradient: (dy, x, statistics) → per channel
-    /// (Σ dy, Σ dy·n) with n the normalised x.
+    /// (images; running mean) → per channel (Σ (x − r), Σ (x − r)²) over all pixels of the
+    /// microbatch. Subtracting the running mean r limits cancellation (Chan, Golub and LeVeque,
+    /// "Algorithms for computing the sample variance", 1983, section 3). Its gradient: (dy, x,
+    /// statistics) → per channel (Σ dy, Σ dy·n) with n the normalised x.
     BatchSums {
-        /// Numbers in a pixel.
+        /// Number of channels per pixel.
         channels: u64,
     },
-    /// (x, sums; gain, bias, running mean, running variance) → (normalised x, statistics), where the
-    /// statistics are mean and reciprocal deviation per channel (Ioffe and Szegedy, arXiv 1502.03167,
-    /// algorithm 1). The gradient for x takes (dy, x, statistics, sums of gradients), that for the
-    /// weights (sums of gradients, statistics).
+    /// (x, sums; gain, bias, running mean, running variance) → (normalised x, statistics), with
+    /// mean and reciprocal deviation per channel as statistics (Ioffe and Szegedy, arXiv
+    /// 1502.03167, algorithm 1). The gradient of x takes (dy, x, statistics, sums of gradients),
+    /// that of the weights (sums of gradients, statistics).
     BatchNorm {
-        /// Numbers in a pixel.
+        /// Number of channels per pixel.
         channels: u64,
         /// Added to the variance.
         eps: f64,
-        /// Pixels of a microbatch.
+        /// Number of pixels of a microbatch.
         pixels: u64,
-        /// Ranks whose microbatches the sums are over.
+        /// Number of ranks whose microbatches are summed.
         over: u32,
-        /// What a microbatch counts for in the running averages: its share of an iteration's images.
+        /// Weight of a microbatch in the running averages: its fraction of an iteration's images.
         share: f64,
     },
-    /// images → the largest of each channel at every place of the window.
+    /// images → the maximum of each channel at every window position.
     MaxPool {
-        /// The window and the images that it moves over.
+        /// The window and its input images.
         window: Window,
     },
     /// images → the mean of each channel.
     AveragePool {
-        /// Numbers in a pixel.
+        /// Number of channels per pixel.
         channels: u64,
     },
-    /// ids → for each table the sum of the rows that a sample looks up, side by side. Its weight gradient is of
-    /// (gradient of the sums, ids).
+    /// ids → for each table the sum of the rows that a sample looks up, concatenated. Its weight
+    /// gradient takes (gradient of the sums, ids).
     EmbeddingBag {
-        /// How many tables there are.
+        /// Number of tables.
         tables: u64,
-        /// Rows of each that a sample looks up.
+        /// Rows of each table that a sample looks up.
         lookups: u64,
-        /// The width of a row.
+        /// Width of a row.
         width: u64,
     },
-    /// (gradient of the sums, ids) → a step of plain descent of the rows that were looked up, in place of
-    /// their gradient.
+    /// (gradient of the sums, ids) → a plain SGD step on the looked-up rows, instead of their
+    /// gradient.
     StepRows {
-        /// How many tables there are.
+        /// Number of tables.
         tables: u64,
-        /// Rows of each that a sample looks up.
+        /// Rows of each table that a sample looks up.
         lookups: u64,
-        /// The width of a row.
+        /// Width of a row.
         width: u64,
     },
-    /// (x, sums of rows) → x and the products of all pairs of vectors among x and the sums, side by side
-    /// (Naumov et al., arXiv 1906.00091, section 2.1.3). Its gradient: (dy, x, sums) → (dx, d.sums).
+    /// (x, sums of rows) → x and the dot products of all pairs of vectors among x and the sums,
+    /// concatenated (Naumov et al., arXiv 1906.00091, section 2.1.3). Its gradient: (dy, x, sums) →
+    /// (dx, d.sums).
     Interact {
-        /// How many tables there are.
+        /// Number of tables.
         tables: u64,
-        /// The width of a vector.
+        /// Width of a vector.
         width: u64,
-        /// Ranks from which the sums of whole tables came, each with its own tables of all samples.
+        /// Number of ranks that sent sums of whole tables, each its own tables for all samples.
         parts: u32,
     },
-    /// (logit, target) → Σ over rows of the loss of a yes or no, added to the iteration's loss. Its
-    /// gradient is that of the logits: (probability − target)·scale.
+    /// (logit, target) → Σ over rows of the binary loss, added to the iteration's loss. The
+    /// gradient of the logits is (probability − target)·scale.
     BinaryCrossEntropy {
-        /// What one sample's loss counts for.
+        /// Weight of one sample's loss.
         scale: f64,
     },
-    /// affinities of whole sequences → (choices, their weights, those without room[, how many]). The
-    /// rows that come out are those that this rank has of the sequences; each token's first choice
-    /// counts before any second one, and earlier tokens before later ones. A sigmoid's bias is a
-    /// parameter whose gradient is the experts' excess load. The gradient of the affinities includes
-    /// that of the balancing loss.
+    /// affinities of whole sequences → (choices, their weights, dropped choices[, their number]).
+    /// The output rows are this rank's tokens of the sequences. First choices of all tokens take
+    /// precedence over second choices, and earlier tokens over later ones. A sigmoid's bias is a
+    /// parameter whose gradient is the experts' excess load. The gradient of the affinities
+    /// includes that of the balancing loss.
     Route(Routing),
-    /// (x, choices) → (tokens in expert order, each choice's place among them, counts). There is a
-    /// region for each rank that has experts, filled from its start.
+    /// (x, choices) → (tokens in expert order, index of each choice among them, counts). Each rank
+    /// with experts has a region, filled from its start.
     Dispatch {
-        /// Experts to choose from.
+        /// Number of experts to choose from.
         experts: u64,
-        /// Experts a token goes to.
+        /// Number of experts per token.
         topk: u64,
-        /// Regions, each for an equal number of experts.
+        /// Number of regions, each for an equal number of experts.
         regions: u64,
     },
-    /// (tokens in expert order, counts) → their expert's product, for each of the experts held here.
+    /// (tokens in expert order, counts) → product with their expert's matrix, for all local
+    /// experts.
     ExpertLinear {
-        /// Which matrix of the expert it is.
+        /// Role of the matrix in the expert.
         role: LinearRole,
-        /// Experts held here.
+        /// Number of local experts.
         experts: u64,
-        /// Regions that the tokens stand in: one for each rank that they come from.
+        /// Number of token regions: one for each source rank.
         regions: u64,
-        /// Tokens that come if all experts are equally liked, which is what is costed.
+        /// Number of tokens received under balanced load; used for the cost.
         rows: u64,
     },
-    /// (tokens in expert order, places, weights) → weighted sum per token.
+    /// (tokens in expert order, indices, weights) → weighted sum per token.
     Combine {
-        /// Experts a token went to.
+        /// Number of experts per token.
         topk: u64,
     },
-    /// qkv → (qkv with queries and keys normalised head by head, statistics).
+    /// qkv → (qkv with queries and keys normalised per head, statistics).
     HeadNorm {
         /// Head counts.
         heads: Heads,
         /// Added to the mean square.
         eps: f64,
     },
-    /// (queries, keys' unturned numbers and values, keys' turned numbers) → qkv, with values as wide
-    /// as keys, zero at their ends.
+    /// (queries, unrotated parts of the keys and values, rotated parts of the keys) → qkv, with
+    /// values zero-padded to the width of keys.
     LatentHeads(LatentHeads),
-    /// weighted values as wide as keys → as wide as they are.
+    /// weighted values as wide as keys → without the padding.
     LatentValues(LatentHeads),
-    /// gradient → Σ g² per block of [`BLOCK`] elements. The gradient may be one of several equal parts
-    /// that the replicas hold; the blocks of the others are zero.
+    /// gradient → Σ g² per block of [`BLOCK`] elements. The gradient may be one of several equal
+    /// shards that the replicas hold; the blocks of the other shards are zero.
     BlockSquares {
-        /// Into how many parts the gradient is dealt out.
+        /// Number of shards of the gradient.
         parts: u32,
-        /// Whether among the replicas of experts.
+        /// True if sharded among the replicas of experts.
         experts: bool,
     },
     /// sums of blocks → sums of tensors.
     TensorSquares,
-    /// sums of tensors → the gradient's norm.
+    /// sums of tensors → norm of the gradient.
     Norm2,
     /// numbers, or none → their sum.
     Total,
-    /// A part of a compressed reduction.
+    /// One operator of a compressed reduction.
     Compress(CompressOp),
-    /// A part of the comparison of replicas that train apart.
+    /// One operator of the outer step of local SGD.
     Outer(OuterOp),
 }
 
-/// Elements of a block: sums of squares are formed per block, and ZeRO and buckets cut only at block
-/// boundaries, so that the norm has the same bits in every layout.
+/// Elements per block. Sums of squares are formed per block, and ZeRO and buckets split only at
+/// block boundaries, so that the norm is bitwise identical in every layout.
 pub const BLOCK: u64 = 1024;
 
 impl OpKind {
-    /// Which inputs a part of the operator overwrites with which outputs, if it works in place.
-    pub(crate) fn replaces(&self, part: Part) -> &'static [(usize, usize)] {
+    /// Pairs (input, output) of which the output overwrites the input, for in-place operators.
+    pub(crate) fn replaces(&self, part: OpPass) -> &'static [(usize, usize)] {
         match (self, part) {
             // The logits are the largest activation of a language model, and nothing reads them after
             // their gradient has been computed.
-            (Self::CrossEntropy { .. }, Part::InputGradient) => &[(1, 0)],
-            // Steps of a ring add up.
-            (Self::AttentionBlock { .. }, Part::Forward) => &[(2, 0), (3, 1)],
-            (Self::AttentionBlock { step: ..=1, .. }, Part::InputGradient) => &[(5, 0)],
-            (Self::AttentionBlock { .. }, Part::InputGradient) => &[(5, 0), (6, 1)],
-            (Self::KeysValues { .. }, Part::InputGradient) => &[(1, 0)],
+            (Self::CrossEntropy { .. }, OpPass::BackwardInput) => &[(1, 0)],
+            // Ring steps accumulate.
+            (Self::AttentionBlock { .. }, OpPass::Forward) => &[(2, 0), (3, 1)],
+            (Self::AttentionBlock { step: ..=1, .. }, OpPass::BackwardInput) => &[(5, 0)],
+            (Self::AttentionBlock { .. }, OpPass::BackwardInput) => &[(5, 0), (6, 1)],
+            (Self::KeysValues { .. }, OpPass::BackwardInput) => &[(1, 0)],
             _ => &[],
         }
     }
 
-    /// A short name for traces.
+    /// Short name for traces.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Embedding => "embedding",

@@ -1,5 +1,5 @@
-//! A residual network as operators: a stem, blocks of convolutions around which their input goes
-//! unchanged, and a head that tells classes apart (He et al., arXiv 1512.03385, figure 5 and table 1).
+//! Residual network as operators: a stem, blocks of convolutions with skip connections, and a
+//! classification head (He et al., arXiv 1512.03385, figure 5 and table 1).
 
 use super::build::{Builder, Sizes};
 use super::{
@@ -8,7 +8,7 @@ use super::{
 use crate::ids::{ParamId, TensorId};
 use crate::model::{Block, ResNet, Stem};
 
-/// The graph for microbatches of `batch` images over all replicas.
+/// Builds the graph for microbatches of `batch` images over all replicas.
 pub(super) fn build(net: &ResNet, sizes: &Sizes<'_>, batch: u64) -> Graph {
     let mut kinds = vec![stem(net, sizes)];
     let mut layers = vec![LayerDecl { name: "stem".into(), kind: 0 }];
@@ -91,7 +91,7 @@ fn head(net: &ResNet, sizes: &Sizes<'_>) -> LayerGraph {
     let mean = layer.activation("mean", channels);
     layer.op(OpKind::AveragePool { channels }, &[x], &[], &[mean]);
     let targets = layer.tensor("targets", 1, TensorClass::Targets);
-    // Goyal et al. (arXiv 1706.02677, section 5.1) start the head's weights with this deviation.
+    // Standard deviation of the head's weights in Goyal et al. (arXiv 1706.02677, section 5.1).
     let weight = layer.param("fc.weight", [net.classes, channels], Init::Normal(0.01), true);
     let bias = layer.param("fc.bias", [1, net.classes], Init::Zero, false);
     let product = layer.activation("product", net.classes);
@@ -103,7 +103,7 @@ fn head(net: &ResNet, sizes: &Sizes<'_>) -> LayerGraph {
 }
 
 impl Builder<'_> {
-    /// A convolution without bias, and the batch norm behind it.
+    /// A convolution without bias, followed by a batch norm.
     fn conv_norm(
         &mut self,
         name: &str,
@@ -115,7 +115,7 @@ impl Builder<'_> {
         let window =
             Window { side: x.side, channels: x.channels, kernel, stride, padding: kernel / 2 };
         let (side, seen) = (window.side_out(), kernel * kernel * x.channels);
-        // He et al. (arXiv 1502.01852, equation 14), over what a filter's output goes to.
+        // He et al. (arXiv 1502.01852, equation 14), by fan-out.
         let spread = (2.0 / (kernel * kernel * filters) as f64).sqrt();
         let weight =
             self.param(&format!("conv{name}.weight"), [filters, seen], Init::Normal(spread), true);
@@ -154,7 +154,7 @@ impl Builder<'_> {
         Images { tensor: y, ..x }
     }
 
-    /// Two numbers for each channel, of a whole microbatch.
+    /// Two values per channel for a whole microbatch.
     fn per_channel(&mut self, name: &str, channels: u64) -> TensorId {
         let id = self.scalar(name, TensorClass::Statistic);
         self.graph.tensors[id.index()].dims = [1, 2 * channels];
@@ -174,8 +174,8 @@ mod tests {
     use crate::graph;
     use crate::model::built_in;
 
-    /// The 4.1 billion multiply-adds that torchvision gives for one image (4.089 · 10⁹), of which the
-    /// original network's table 1 says 3.8 because it halves the sides one convolution earlier.
+    /// torchvision reports 4.1 billion multiply-adds per image (4.089 · 10⁹). Table 1 of the
+    /// original paper says 3.8, because it halves the sides one convolution earlier.
     #[test]
     fn an_image_costs_what_is_published() {
         let model = built_in::get("resnet50").unwrap().unwrap();
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!((graph.layers.len(), graph.kinds.len()), (18, 10));
         let names: Vec<&str> = graph.kinds.iter().map(|kind| kind.name.as_str()).collect();
         assert!(names.iter().all(|name| names.iter().filter(|n| n == &name).count() == 1));
-        // Nothing flows back to the images.
+        // No gradient flows back to the images.
         assert!(graph.kinds[0].input_grad.is_none());
     }
 }

@@ -1,9 +1,9 @@
-//! Gives buffers their addresses.
+//! Assigns addresses to buffers.
 
 use crate::program::{ALIGNMENT, Buffer, Memory, MemoryKind};
 use crate::units::Bytes;
 
-/// A value's life, in steps of some order, both ends included.
+/// Lifetime of a value in steps of some order, both ends included.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Interval {
     pub(super) start: usize,
@@ -11,8 +11,8 @@ pub(super) struct Interval {
     pub(super) size: Bytes,
 }
 
-/// Places values such that those alive at the same time do not overlap: largest first, each at the
-/// lowest address that is free during its life. Returns the addresses and the size of the whole.
+/// Places values so that those live at the same time do not overlap: largest first, each at the
+/// lowest address that is free during its lifetime. Returns the addresses and the total size.
 pub(super) fn pack(intervals: &[Interval]) -> (Vec<Bytes>, Bytes) {
     let mut by_size: Vec<usize> = (0..intervals.len()).collect();
     by_size.sort_by_key(|&i| (std::cmp::Reverse(intervals[i].size), intervals[i].start, i));
@@ -41,16 +41,16 @@ pub(super) fn pack(intervals: &[Interval]) -> (Vec<Bytes>, Bytes) {
     (places.into_iter().map(|place| place.unwrap_or_default()).collect(), total)
 }
 
-/// Where a buffer goes.
+/// Placement of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Home {
-    /// An address of its own.
+    /// At an exclusive address.
     Own,
     /// In the scratch region, at this offset.
     Scratch(Bytes),
 }
 
-/// Assigns addresses: kind after kind, with the scratch region at the end of the activations.
+/// Assigns addresses by memory kind, with the scratch region at the end of the activations.
 pub(super) fn assign(buffers: &mut [Buffer], homes: &[Home], scratch: Bytes) -> Memory {
     let mut memory = Memory::default();
     let mut cursor = Bytes::ZERO;

@@ -1,40 +1,40 @@
-//! Binds a layer's values to the buffers of one role: what is kept from forward to backward, what crosses
-//! stages, what lives in scratch memory.
+//! Binds a layer's values to the buffers of one role: values saved from forward to backward, values
+//! that cross stages, and values in scratch memory.
 
 use super::arena::Home;
-use super::role::{Bound, BoundPass, Life, Role, StageState};
+use super::role::{Bound, BoundPass, Life, RoleBuilder, StageState};
 use super::segment::{Exchange, Piece, Source, aliases};
 use super::shard::ValueId;
-use super::versions::Reads;
+use super::weight_stash::WeightVersion;
 use crate::dtype::DType;
 use crate::graph::TensorClass;
 use crate::ids::{BufferId, LayerId, Microbatch, ParamId, SegmentId, Stage};
 use crate::mesh::GroupKind;
 use crate::program::{LoadKind, MemoryKind, Segment, View};
-use crate::schedule::{Made, Pass};
+use crate::schedule::{Pass, PassOutput};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// Where a layer's values go that do not live in scratch memory.
+/// Buffers of a layer's values that are not in scratch memory.
 #[derive(Clone, Default)]
 struct LayerBuffers {
-    /// By root of the alias class.
+    /// Buffer by root of the alias class.
     values: BTreeMap<ValueId, BufferId>,
 }
 
-impl Role<'_> {
+impl RoleBuilder<'_> {
     fn value_elements(&self, kind: usize, value: ValueId) -> (u64, DType) {
         let value = &self.context.sharded[kind].values[value];
         (value.dims[0] * value.dims[1], value.dtype)
     }
 
-    /// Buffers and bound passes of one virtual stage.
+    /// Declares the buffers and bound passes of one virtual stage.
     pub(super) fn declare_stage(&mut self, stage: Stage) {
         let layers = self.context.stages[stage.index()].clone();
         let mut state = StageState::new(stage, layers.clone());
         let mut homes: Vec<LayerBuffers> = vec![LayerBuffers::default(); layers.len()];
-        // Gradients between two layers that a later half of the backward pass reads, by the layer
-        // behind.
+        // Gradients between two layers that the second half of a split backward pass reads, by the
+        // later layer.
         let mut late_grads: BTreeMap<usize, BufferId> = BTreeMap::new();
         for layer in layers.clone() {
             let at = layer - layers.start;
@@ -51,7 +51,8 @@ impl Role<'_> {
                 let id = if layer == layers.start {
                     self.arriving(&name, kind, value, life, &mut state)
                 } else {
-                    // It is what the layer before puts out, which that one may keep for its own weights.
+                    // It is the output of the previous layer, which may save it for its own weight
+                    // gradients.
                     let before = self.context.graph.layers[layer - 1].kind;
                     let from =
                         self.context.sharded[before].output.expect("inner layers have outputs");
@@ -113,19 +114,23 @@ impl Role<'_> {
         for layer in layers.clone() {
             let homes = &homes[layer - layers.start];
             for &pass in self.context.strategy.schedule.passes() {
-                let reads =
-                    if pass == Pass::Forward { Reads::Newest } else { self.backward_reads() };
+                let reads = if pass == Pass::Forward {
+                    WeightVersion::Latest
+                } else {
+                    self.backward_reads()
+                };
                 self.passes[layer][pass as usize] = self.bind(layer, homes, (pass, reads));
             }
-            if self.forward_reads(Microbatch(0)) == Reads::Kept {
-                self.kept_forwards[layer] = self.bind(layer, homes, (Pass::Forward, Reads::Kept));
+            if self.forward_reads(Microbatch(0)) == WeightVersion::Stashed {
+                self.kept_forwards[layer] =
+                    self.bind(layer, homes, (Pass::Forward, WeightVersion::Stashed));
             }
         }
         self.stages.push(state);
     }
 
-    /// Whether each value, if it represents its alias class, is read by the later half of a split
-    /// backward pass.
+    /// For each representative of an alias class: true if the second half of a split backward pass
+    /// reads it.
     fn late(&self, kind: usize, root: &[ValueId]) -> Vec<bool> {
         let mut late = vec![false; root.len()];
         for &value in self.context.sharded[kind].halves.iter().flat_map(|halves| &halves.late) {
@@ -134,13 +139,13 @@ impl Role<'_> {
         late
     }
 
-    /// How long something lives that the forward pass makes.
+    /// Lifetime of a value that the forward pass produces.
     fn kept(&self, late: bool) -> Life {
         let split = self.context.strategy.schedule.splits_backward();
         if late || !split { Life::Whole } else { Life::Input }
     }
 
-    /// The buffer for what the stage before puts out.
+    /// Buffer for the output of the previous stage.
     fn arriving(
         &mut self,
         name: &str,
@@ -160,7 +165,7 @@ impl Role<'_> {
         id
     }
 
-    /// The buffer for what goes to the stage behind: if that is on this rank too, what it reads.
+    /// Buffer for the output to the next stage: its input buffer if that stage is on this rank too.
     fn leaving(
         &mut self,
         name: &str,
@@ -179,7 +184,7 @@ impl Role<'_> {
         let read = self.context.sharded[behind].input.expect("only the first layer has none");
         let root = self.roots(behind);
         let until = self.kept(self.late(behind, &root)[root[read]]).end();
-        let copies = self.in_flight((state.stage, Made::Activations), (next, until));
+        let copies = self.in_flight((state.stage, PassOutput::Activations), (next, until));
         let (elements, dtype) = self.value_elements(kind, value);
         let name = format!("{}.x", self.context.graph.layers[layer].name);
         let id = self.buffer(name, dtype, elements, copies, MemoryKind::Activations);
@@ -187,7 +192,7 @@ impl Role<'_> {
         id
     }
 
-    /// The buffer for the gradient that comes back from the stage behind.
+    /// Buffer for the gradient received from the next stage.
     fn arriving_gradient(
         &mut self,
         name: &str,
@@ -198,8 +203,8 @@ impl Role<'_> {
     ) -> BufferId {
         let next = Stage(state.stage.0 + 1);
         let made = if self.is_mine(next) { next } else { state.stage };
-        let until = if late { Made::WeightGradients } else { Made::InputGradient };
-        let copies = self.in_flight((made, Made::InputGradient), (state.stage, until));
+        let until = if late { PassOutput::WeightGradients } else { PassOutput::InputGradient };
+        let copies = self.in_flight((made, PassOutput::InputGradient), (state.stage, until));
         let name = format!("{name}.received.grad");
         let id = match (made == next, late) {
             (false, false) => self.edge_buffer(&name, kind, value),
@@ -220,7 +225,7 @@ impl Role<'_> {
         id
     }
 
-    /// The buffer for the gradient that goes to the stage before.
+    /// Buffer for the gradient passed to the previous stage.
     fn leaving_gradient(
         &mut self,
         name: &str,
@@ -236,11 +241,11 @@ impl Role<'_> {
         id
     }
 
-    /// One spare copy lets the next microbatch arrive while the oldest is still in use.
+    /// Number of spare copies: one lets the next microbatch arrive while the oldest is in use.
     fn spare(&self, copies: u32) -> u32 {
         let strategy = &self.context.strategy;
         if !strategy.schedule.flushes() {
-            // The next microbatch is asked for before the oldest is done with.
+            // The next microbatch is requested before the oldest is released.
             return 1;
         }
         u32::from(strategy.overlap && copies < strategy.microbatches())
@@ -250,7 +255,7 @@ impl Role<'_> {
         self.in_flight((stage, life.start()), (stage, life.end()))
     }
 
-    /// Adds a buffer to those that are freed together.
+    /// Adds a buffer to the frame of buffers that are freed together.
     fn keep(&mut self, id: BufferId, life: Life, state: &mut StageState) {
         let frame = *state.frames[life as usize].get_or_insert_with(|| {
             self.frames.push(Vec::new());
@@ -260,7 +265,7 @@ impl Role<'_> {
         self.lives.insert(id, life);
     }
 
-    /// The representative of each value's alias class.
+    /// Representative of each value's alias class.
     fn roots(&self, kind: usize) -> Vec<ValueId> {
         let layer = &self.context.sharded[kind];
         let items: Vec<_> =
@@ -268,8 +273,8 @@ impl Role<'_> {
         aliases(&items, layer.values.len())
     }
 
-    /// The buffer of a value that the backward pass reads: in a frame, or in a slot if it rests in the
-    /// store meanwhile.
+    /// Buffer of a value that the backward pass reads: in a frame, or in a slot if it is offloaded
+    /// in the meantime.
     fn kept_buffer(
         &mut self,
         layer: usize,
@@ -287,7 +292,7 @@ impl Role<'_> {
             TensorClass::Tokens
             | TensorClass::Features
             | TensorClass::Targets
-            | TensorClass::Further(_)
+            | TensorClass::Lookahead(_)
             | TensorClass::Loss
             | TensorClass::Dropped => false,
         };
@@ -315,7 +320,7 @@ impl Role<'_> {
         id
     }
 
-    /// A buffer that another stage fills or empties, double so that compute need not wait for it.
+    /// Buffer that another stage fills or reads, double so that compute does not wait for it.
     fn edge_buffer(&mut self, name: &str, kind: usize, value: ValueId) -> BufferId {
         let (elements, dtype) = self.value_elements(kind, value);
         let strategy = &self.context.strategy;
@@ -324,7 +329,7 @@ impl Role<'_> {
         self.buffer(name.to_string(), dtype, elements, copies, MemoryKind::Communication)
     }
 
-    /// The gradient between two layers of a stage: two buffers, used in turn.
+    /// Gradient between two layers of a stage: two buffers, used alternately.
     fn gradient_buffer(&mut self, layer: usize, kind: usize, value: ValueId) -> BufferId {
         let (elements, dtype) = self.value_elements(kind, value);
         let name = format!("stream.grad.{}", layer % 2);
@@ -335,7 +340,7 @@ impl Role<'_> {
         self.buffer(name, dtype, elements, 1, MemoryKind::Activations)
     }
 
-    /// The buffer of a value that lives only within a pass over a layer of this kind.
+    /// Buffer of a value that lives only within a pass over a layer of this kind.
     fn scratch_buffer(&mut self, kind: usize, pass: Pass, value: ValueId) -> BufferId {
         if let Some(&known) = self.scratch.get(&(kind, pass, value)) {
             return known;
@@ -363,7 +368,7 @@ impl Role<'_> {
         &mut self,
         layer: usize,
         homes: &LayerBuffers,
-        (pass, reads): (Pass, Reads),
+        (pass, reads): (Pass, WeightVersion),
     ) -> BoundPass {
         let kind = self.context.graph.layers[layer].kind;
         let steps = self.context.kinds[kind].walks[pass as usize].steps.clone();
@@ -414,7 +419,7 @@ impl Role<'_> {
         BoundPass { pieces, open: steps.open }
     }
 
-    /// The place of a layer's loss or of its count of dropped tokens, if a value is that.
+    /// Location of a layer's loss or dropped-token count, if the value is one of these.
     fn counted(&self, kind: usize, value: ValueId, layer: usize) -> Option<View> {
         match self.context.sharded[kind].values[value].class {
             TensorClass::Dropped => self.dropped_place(layer),
@@ -431,7 +436,7 @@ impl Role<'_> {
         self.whole(id)
     }
 
-    fn param_view(&self, layer: usize, param: ParamId, reads: Reads) -> View {
+    fn param_view(&self, layer: usize, param: ParamId, reads: WeightVersion) -> View {
         if let Some(view) = self.table_view(layer, param) {
             return view;
         }
@@ -439,8 +444,8 @@ impl Role<'_> {
         let state = &self.buckets[bucket];
         let entry = &state.shape.entries[entry];
         let base = match reads {
-            Reads::Newest => state.compute_params,
-            Reads::Kept => state.versions.unwrap_or(state.compute_params),
+            WeightVersion::Latest => state.compute_params,
+            WeightVersion::Stashed => state.versions.unwrap_or(state.compute_params),
         };
         View { offset: entry.offset, len: entry.elements(), ..base }
     }
@@ -449,15 +454,15 @@ impl Role<'_> {
         let (bucket, entry) = self.owner(layer, param);
         let state = &self.buckets[bucket];
         let entry = &state.shape.entries[entry];
-        // The uses from the head on of a table that this rank holds for the embedding too have their own
-        // gradient.
+        // If this rank also holds the table for the embedding, uses from the head on have a
+        // separate gradient.
         let behind = self.context.graph.layer(layer.into()).input.is_some();
         let second = state.second_use.filter(|_| behind && state.shape.tied);
         let base = second.unwrap_or(state.grads);
         View { offset: entry.offset, len: entry.elements(), ..base }
     }
 
-    /// The bucket and the entry that hold a parameter.
+    /// Bucket and entry that hold a parameter.
     fn owner(&self, layer: usize, param: ParamId) -> (usize, usize) {
         let holder = self.context.graph.holder(LayerId::from(layer), param);
         let found = self.buckets.iter().enumerate().find_map(|(b, state)| {
@@ -472,13 +477,13 @@ impl Role<'_> {
     }
 }
 
-/// What is loaded for a value, if it comes from outside the model.
+/// Kind of data loaded for a value, if it is an input of the model.
 fn loaded(class: TensorClass) -> Option<LoadKind> {
     match class {
         TensorClass::Tokens => Some(LoadKind::Tokens),
         TensorClass::Features => Some(LoadKind::Features),
         TensorClass::Targets => Some(LoadKind::Targets),
-        TensorClass::Further(places) => Some(LoadKind::Further(places)),
+        TensorClass::Lookahead(places) => Some(LoadKind::Lookahead(places)),
         TensorClass::Activation
         | TensorClass::Statistic
         | TensorClass::Loss

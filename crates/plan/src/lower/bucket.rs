@@ -1,7 +1,7 @@
-//! Deals a stage's parameters out to buckets: what is reduced, updated and gathered together.
+//! Distributes a stage's parameters over buckets that are reduced, updated and gathered together.
 
 use super::shard::ShardedLayer;
-use super::tables::{self, Learn};
+use super::tables::{self, TableUpdate};
 use crate::compress::Compression;
 use crate::dtype::DType;
 use crate::graph::{BLOCK, Graph, Param};
@@ -10,51 +10,52 @@ use crate::program::Entry;
 use crate::strategy::{Strategy, Zero};
 use std::ops::Range;
 
-/// A bucket before it has buffers.
+/// A bucket before its buffers are assigned.
 #[derive(Clone, Debug)]
 pub(super) struct BucketShape {
     pub(super) name: String,
-    /// The layers whose backward pass fills it.
+    /// Layers whose backward pass fills it.
     pub(super) layers: Range<usize>,
     pub(super) entries: Vec<Entry>,
-    /// The parameters that the entries are, in the same order.
+    /// Parameters of the entries, in the same order.
     pub(super) owners: Vec<(LayerId, ParamId)>,
-    /// Padded, so that every part that a rank owns is a whole number of blocks.
+    /// Padded size, so that every rank's shard is a whole number of blocks.
     pub(super) elements: u64,
-    /// Leading elements whose gradients must be summed along the tensor-parallel axis.
+    /// Number of leading elements whose gradients must be summed along the tensor-parallel axis.
     pub(super) partial: u64,
-    /// Whether it is the embedding's table, which other layers use too.
+    /// True if it is the embedding's table, used by other layers too.
     pub(super) tied: bool,
-    /// Whether it holds experts that are held by other ranks than the rest of their layers.
+    /// True if it holds experts that are on other ranks than the rest of their layers.
     pub(super) experts: bool,
-    /// Whether it holds tables, which are looked up: they do not enter the gradient's norm.
+    /// True if it holds embedding tables, which are excluded from the gradient norm.
     pub(super) tables: bool,
-    /// Whether it holds running averages and nothing else.
+    /// True if it holds only running averages.
     pub(super) averages: bool,
 }
 
 impl BucketShape {
-    /// The type in which layers read its weights.
+    /// Type in which layers read its weights.
     pub(super) fn dtype(&self, strategy: &Strategy) -> DType {
         if self.tables { DType::F32 } else { strategy.activation_dtype() }
     }
 }
 
-/// What dealing out needs to know.
+/// Inputs of the distribution over buckets.
 pub(super) struct Deal<'a> {
     pub(super) graph: &'a Graph,
     pub(super) sharded: &'a [ShardedLayer],
     pub(super) strategy: &'a Strategy,
-    /// Into how many parts a bucket is dealt out: replicas under ZeRO, or servers.
+    /// Number of shards of a bucket: replicas under ZeRO, or servers.
     pub(super) parts: u64,
-    /// The same for a bucket of experts that are held apart.
+    /// Number of shards of a bucket of separate experts.
     pub(super) expert_parts: u64,
 }
 
 impl Deal<'_> {
-    /// The buckets of a run of layers, in the order in which the backward pass fills them. A tied table
-    /// is a bucket of its own, and so are experts that other ranks hold, and running averages where replicas
-    /// agree in a way that would not keep them averages; the last one are tables that have gradients.
+    /// Buckets of consecutive layers, in the order in which the backward pass fills them. A tied
+    /// table has its own bucket, and so do experts on other ranks. Running averages have one if the
+    /// synchronisation of replicas would not preserve them as averages. Tables with gradients come
+    /// last.
     pub(super) fn buckets(&self, layers: Range<usize>) -> Vec<BucketShape> {
         let mut buckets = Vec::new();
         let mut end = layers.end;
@@ -63,33 +64,33 @@ impl Deal<'_> {
             size += self.layer_elements(layer) * self.strategy.grad_dtype.size();
             let full = size >= self.strategy.bucket.0 || self.strategy.zero == Zero::Parameters;
             if size > 0 && (full || layer == layers.start) {
-                if (layer..end).any(|layer| self.has_experts_apart(layer)) {
-                    buckets.push(self.bucket(layer..end, Holds::Experts));
+                if (layer..end).any(|layer| self.has_separate_experts(layer)) {
+                    buckets.push(self.bucket(layer..end, BucketKind::Experts));
                 }
-                let averages = |(_, holds)| holds == Holds::Averages;
+                let averages = |(_, holds)| holds == BucketKind::Averages;
                 if (layer..end).any(|layer| self.params(layer).any(averages)) {
-                    buckets.push(self.bucket(layer..end, Holds::Averages));
+                    buckets.push(self.bucket(layer..end, BucketKind::Averages));
                 }
-                buckets.push(self.bucket(layer..end, Holds::Rest));
+                buckets.push(self.bucket(layer..end, BucketKind::Rest));
                 end = layer;
                 size = 0;
             }
-            if self.params(layer).any(|(_, holds)| holds == Holds::Tied) {
-                // From the head on, all uses have one gradient.
+            if self.params(layer).any(|(_, holds)| holds == BucketKind::Tied) {
+                // All uses from the head on share one gradient.
                 let first = self.graph.layer(LayerId::from(layer)).input.is_none();
                 let known = buckets.iter().any(|bucket: &BucketShape| bucket.tied);
                 if first || !known {
-                    buckets.push(self.bucket(layer..layer + 1, Holds::Tied));
+                    buckets.push(self.bucket(layer..layer + 1, BucketKind::Tied));
                 }
             }
         }
-        if tables::learn(self.strategy) != Learn::AtOnce {
+        if tables::table_update(self.strategy) != TableUpdate::SparseStep {
             buckets.extend(self.tables(layers));
         }
         buckets
     }
 
-    /// The tables of a run of layers, if there are any.
+    /// Tables of consecutive layers, if there are any.
     pub(super) fn tables(&self, layers: Range<usize>) -> Option<BucketShape> {
         let layer = layers.into_iter().find(|&layer| {
             self.graph.layer(LayerId::from(layer)).params.iter().any(|param| param.sparse)
@@ -97,37 +98,37 @@ impl Deal<'_> {
         let params = self.graph.layer(LayerId::from(layer)).params.iter().enumerate();
         let sparse = params.filter(|(_, param)| param.sparse).map(|(i, _)| ParamId::from(i));
         let owners = sparse.map(|param| (LayerId::from(layer), param)).collect();
-        Some(self.filled(layer..layer + 1, owners, Holds::Tables))
+        Some(self.filled(layer..layer + 1, owners, BucketKind::Tables))
     }
 
-    /// Each parameter of a layer but its tables, and the kind of bucket that holds it.
-    fn params(&self, layer: usize) -> impl Iterator<Item = (ParamId, Holds)> {
+    /// Parameters of a layer except its tables, each with the kind of its bucket.
+    fn params(&self, layer: usize) -> impl Iterator<Item = (ParamId, BucketKind)> {
         let params = &self.graph.layer(LayerId::from(layer)).params;
-        let apart = self.strategy.experts_apart();
+        let separate = self.strategy.has_separate_experts();
         let dense = params.iter().enumerate().filter(|(_, p)| !p.sparse && !p.borrowed);
-        let averages_apart = averages_apart(self.strategy);
+        let separate_averages = separate_running_averages(self.strategy);
         dense.map(move |(i, p)| {
-            let holds = match (p.tied, p.experts > 0 && apart) {
-                (true, _) => Holds::Tied,
-                (false, true) => Holds::Experts,
-                (false, false) if p.running && averages_apart => Holds::Averages,
-                (false, false) => Holds::Rest,
+            let holds = match (p.tied, p.experts > 0 && separate) {
+                (true, _) => BucketKind::Tied,
+                (false, true) => BucketKind::Experts,
+                (false, false) if p.running && separate_averages => BucketKind::Averages,
+                (false, false) => BucketKind::Rest,
             };
             (ParamId::from(i), holds)
         })
     }
 
-    fn has_experts_apart(&self, layer: usize) -> bool {
-        self.params(layer).any(|(_, holds)| holds == Holds::Experts)
+    fn has_separate_experts(&self, layer: usize) -> bool {
+        self.params(layer).any(|(_, holds)| holds == BucketKind::Experts)
     }
 
     fn layer_elements(&self, layer: usize) -> u64 {
         let sharded = &self.sharded[self.graph.layers[layer].kind];
-        let own = self.params(layer).filter(|(_, holds)| *holds != Holds::Tied);
+        let own = self.params(layer).filter(|(_, holds)| *holds != BucketKind::Tied);
         own.map(|(p, _)| sharded.params[p.index()].local.iter().product::<u64>()).sum()
     }
 
-    fn bucket(&self, layers: Range<usize>, holds: Holds) -> BucketShape {
+    fn bucket(&self, layers: Range<usize>, holds: BucketKind) -> BucketShape {
         let mut owners = Vec::new();
         for layer in layers.clone() {
             for (param, _) in self.params(layer).filter(|(_, held)| *held == holds) {
@@ -137,14 +138,14 @@ impl Deal<'_> {
         self.filled(layers, owners, holds)
     }
 
-    /// A bucket of these parameters.
+    /// Builds a bucket of the given parameters.
     fn filled(
         &self,
         layers: Range<usize>,
         mut owners: Vec<(LayerId, ParamId)>,
-        holds: Holds,
+        holds: BucketKind,
     ) -> BucketShape {
-        // What must be summed along tp stands first, so that one call covers it.
+        // Parameters to be summed along tp come first, so that one call covers them.
         owners.sort_by_key(|&(layer, param)| !self.sharded_param(layer, param).partial);
         let mut entries = Vec::with_capacity(owners.len());
         let mut offset = 0;
@@ -180,7 +181,7 @@ impl Deal<'_> {
             }
             entries.push(entry);
         }
-        let (tied, experts) = (holds == Holds::Tied, holds == Holds::Experts);
+        let (tied, experts) = (holds == BucketKind::Tied, holds == BucketKind::Experts);
         let step = BLOCK * if experts { self.expert_parts } else { self.parts };
         let first = &self.graph.layers[layers.start].name;
         let mut name = match (tied, layers.len()) {
@@ -189,13 +190,14 @@ impl Deal<'_> {
             (false, _) => format!("{first}..{}", self.graph.layers[layers.end - 1].name),
         };
         match holds {
-            Holds::Experts => name.push_str(".experts"),
-            Holds::Averages => name.push_str(".averages"),
-            Holds::Tables => name = "tables".into(),
-            Holds::Tied | Holds::Rest => {}
+            BucketKind::Experts => name.push_str(".experts"),
+            BucketKind::Averages => name.push_str(".averages"),
+            BucketKind::Tables => name = "tables".into(),
+            BucketKind::Tied | BucketKind::Rest => {}
         }
         let elements = offset.div_ceil(step) * step;
-        let [tables, averages] = [Holds::Tables, Holds::Averages].map(|kind| kind == holds);
+        let [tables, averages] =
+            [BucketKind::Tables, BucketKind::Averages].map(|kind| kind == holds);
         BucketShape {
             name,
             layers,
@@ -215,30 +217,30 @@ impl Deal<'_> {
     }
 }
 
-/// What a bucket holds of its layers.
+/// Contents of a bucket.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Holds {
-    /// The embedding's table, which other layers use too.
+enum BucketKind {
+    /// The embedding's table, used by other layers too.
     Tied,
-    /// Experts that other ranks hold than the rest.
+    /// Experts on other ranks than the rest of their layers.
     Experts,
-    /// Tables that are looked up.
+    /// Embedding tables (sparse lookups).
     Tables,
-    /// Running averages, where they are held apart.
+    /// Running averages, if they have a separate bucket.
     Averages,
     /// Everything else.
     Rest,
 }
 
-/// Whether running averages are not reduced and updated with the weights: compression would round them away,
-/// what replicas that train apart do with momentum would carry a variance below zero, and a server that clips by
-/// what it receives must not count them.
-fn averages_apart(s: &Strategy) -> bool {
+/// Returns true if running averages are not reduced and updated with the weights. Compression would
+/// round them away, and the momentum of an outer step could make a variance negative. A server that
+/// clips by what it receives must not count them.
+fn separate_running_averages(s: &Strategy) -> bool {
     s.compress != Compression::None || s.local.is_some() || s.sync.is_async()
 }
 
-/// A parameter's number among all of the model's, experts' last; the second use of a tied table has that
-/// of the first.
+/// Index of a parameter among all of the model's, experts last; the second use of a tied table has
+/// the index of the first.
 fn norm_entry(graph: &Graph, layer: LayerId, param: ParamId) -> u32 {
     let decl = graph.layer(layer).param(param);
     if decl.tied && graph.layer(layer).input.is_some() {
@@ -246,20 +248,21 @@ fn norm_entry(graph: &Graph, layer: LayerId, param: ParamId) -> u32 {
         return first.params.iter().position(|p| p.tied).unwrap_or(0) as u32;
     }
     let experts = decl.experts > 0;
-    let alike = |params: &[Param]| params.iter().filter(|p| (p.experts > 0) == experts).count();
+    let same_layout =
+        |params: &[Param]| params.iter().filter(|p| (p.experts > 0) == experts).count();
     let before: usize =
-        (0..layer.index()).map(|l| alike(&graph.layer(LayerId::from(l)).params)).sum();
-    let own = alike(&graph.layer(layer).params[..param.index()]);
+        (0..layer.index()).map(|l| same_layout(&graph.layer(LayerId::from(l)).params)).sum();
+    let own = same_layout(&graph.layer(layer).params[..param.index()]);
     let others = if experts { dense_norm_entries(graph) } else { 0 };
     others + (before + own) as u32
 }
 
-/// Number of entries of the gradient's norm.
+/// Number of entries of the gradient norm.
 pub(super) fn norm_entries(graph: &Graph) -> u32 {
     (0..graph.layers.len()).map(|l| graph.layer(LayerId::from(l)).params.len() as u32).sum()
 }
 
-/// Number of those that are no expert's, which come first.
+/// Number of entries outside experts, which come first.
 pub(super) fn dense_norm_entries(graph: &Graph) -> u32 {
     let of = |layer| graph.layer(LayerId::from(layer)).params.iter().filter(|p| p.experts == 0);
     (0..graph.layers.len()).map(|layer| of(layer).count() as u32).sum()

@@ -1,24 +1,24 @@
-//! Whether a strategy can be planned for a model: all problems at once, each with what would work.
+//! Checks that a strategy fits a model; reports all problems at once, each with a fix.
 
 use super::{check_experts, check_replicas, tables};
-use crate::collective::{self, Algorithm, CollectiveKind, Order};
+use crate::collective::{self, Algorithm, CollectiveKind, SummationOrder};
 use crate::dtype::DType;
 use crate::model::{Body, Model, ModelKind};
 use crate::schedule::{self, ScheduleKind, Versions};
-use crate::strategy::{Offload, Split, Strategy, Sync, Tables, Zero};
+use crate::strategy::{Offload, Split, Strategy, Sync, TableSharding, Zero};
 use std::fmt;
 use thiserror::Error;
 
-/// One thing that is wrong with a request.
+/// One problem of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The flag to change.
     pub flag: &'static str,
-    /// What is wrong and what would work.
+    /// Description of the problem and of values that work.
     pub message: String,
 }
 
-/// Everything that is wrong with a request.
+/// All problems of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub struct Problems(pub Vec<Problem>);
 
@@ -39,12 +39,12 @@ impl fmt::Display for Problems {
     }
 }
 
-/// The most ranks a world may have.
+/// Maximum number of ranks of a world.
 const MAX_WORLD: u64 = 1 << 24;
-/// The most ops that one role's program may have.
+/// Maximum number of ops of one role's program.
 const MAX_OPS: u64 = 1 << 24;
 
-/// Collects problems.
+/// Collects all problems of a strategy.
 pub(super) fn check(model: &Model, s: &Strategy) -> Result<(), Problems> {
     let mut problems = Vec::new();
     let mut say = |flag, message: String| problems.push(Problem { flag, message });
@@ -103,7 +103,7 @@ fn tensor(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
             ),
         );
     }
-    // Experts are cut along --etp; what every token goes through is cut as elsewhere.
+    // Experts are sharded along --etp; the layers for all tokens are sharded as in other models.
     let widths = match model.kind {
         ModelKind::Mlp
         | ModelKind::Gpt2
@@ -135,7 +135,7 @@ fn tensor(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
     }
 }
 
-/// What networks on images cannot be cut along.
+/// Rejects axes along which image networks cannot be sharded.
 fn images(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     let Body::Images(net) = model.body() else {
         if s.sync_batch_norm {
@@ -173,11 +173,14 @@ fn images(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
     }
 }
 
-/// What recommendation models cannot be asked for.
+/// Rejects options that recommendation models do not support.
 fn clicks(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     let Body::Clicks(net) = model.body() else {
-        if s.tables != Tables::Auto {
-            say("--tables", format!("{} has no tables to deal out; leave it out", model.name()));
+        if s.table_sharding != TableSharding::Auto {
+            say(
+                "--table-sharding",
+                format!("{} has no tables to shard; leave it out", model.name()),
+            );
         }
         return;
     };
@@ -185,24 +188,29 @@ fn clicks(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
         if size > 1 {
             say(
                 flag,
-                format!("{} is cut by samples and by tables; use --dp and --tables", model.name()),
+                format!(
+                    "{} is cut by samples and by tables; use --dp and --table-sharding",
+                    model.name()
+                ),
             );
         }
     }
     if s.seq != 1 {
         say("--seq", format!("{} reads clicks, not sequences; leave it out", model.name()));
     }
-    let dealt = matches!(s.tables, Tables::Table | Tables::Row);
+    let dealt = matches!(s.table_sharding, TableSharding::Table | TableSharding::Row);
     if dealt && !tables::in_step(s) {
         let (with, why) = match (s.local, s.sync) {
             (Some(_), _) => ("--local-steps".into(), "every replica has weights of its own"),
             (None, sync @ Sync::Servers(_)) => {
                 (format!("--sync {sync}"), "servers hold the weights")
             }
-            (None, sync) => (format!("--sync {sync}"), "nobody waits for another's rows"),
+            (None, sync) => {
+                (format!("--sync {sync}"), "replicas do not wait for each other's rows")
+            }
         };
-        let works = "use --tables replicate, or --sync all-reduce without --local-steps";
-        say("--tables", format!("{}: with {with} {why}; {works}", s.tables));
+        let works = "use --table-sharding replicate, or --sync all-reduce without --local-steps";
+        say("--table-sharding", format!("{}: with {with} {why}; {works}", s.table_sharding));
     }
     let samples = s.micro_batch.saturating_mul(u64::from(s.dp.max(1)));
     if samples.checked_mul(net.largest_activation()).is_none_or(|e| e >= 1 << 56) {
@@ -216,8 +224,7 @@ fn context(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, Strin
         say(
             "--cp",
             format!(
-                "{} tokens cannot be dealt out to {} ranks in two equal runs each; choose --seq as a \
-                 multiple of {runs}",
+                "{} tokens do not split into two equal runs for each of {} ranks; choose --seq as a multiple of {runs}",
                 s.seq, s.cp
             ),
         );
@@ -225,7 +232,7 @@ fn context(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, Strin
     if s.cp > 1 && model.kind == ModelKind::Mlp {
         say("--cp", format!("{} has no attention to cut; use --dp", model.name()));
     }
-    // Channels tell a layer's messages apart.
+    // Channels distinguish a layer's messages.
     if s.cp > 1 << 12 {
         say("--cp", format!("{} is more than the 4096 ranks that can pass things round", s.cp));
     }
@@ -243,7 +250,7 @@ fn types(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
 fn stages(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     let chunks = u64::from(s.schedule.chunks());
     let stages = u64::from(s.pp).saturating_mul(chunks);
-    // Embedding and head may stand alone on a stage.
+    // Embedding and head may each occupy a stage alone.
     let units = model.layers + 2;
     if s.pp > u32::from(u16::MAX) / 2 || stages > units {
         let what = if chunks > 1 {
@@ -308,7 +315,7 @@ fn stages(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
     }
 }
 
-/// What would give a pipeline without flush as many microbatches as it takes.
+/// Hint on how to give a pipeline without flush the number of microbatches it requires.
 fn unflushed_help(s: &Strategy) -> String {
     let samples = s.global_batch / u64::from(s.dp.max(1));
     match s.schedule {
@@ -330,7 +337,7 @@ fn unflushed_help(s: &Strategy) -> String {
     }
 }
 
-/// What a pipeline without flush cannot do, because stages do not wait for each other.
+/// Rejects options that need stages to wait for each other, as a pipeline without flush does not.
 fn unflushed(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     let schedule = s.schedule;
     if model.experts.capacity > 0.0 {
@@ -383,18 +390,13 @@ fn offload(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     }
     let schedule = s.schedule;
     if s.offload != Offload::None && !schedule.flushes() {
-        say(
-            "--offload",
-            format!(
-                "{schedule} has no pause in which anything could come and go; use 1f1b or gpipe"
-            ),
-        );
+        say("--offload", format!("{schedule} has no idle time for transfers; use 1f1b or gpipe"));
     }
     if s.offload.activations() && schedule.splits_backward() {
         say(
             "--offload",
             format!(
-                "{schedule} reads activations twice, long apart; use 1f1b, interleaved:V or gpipe"
+                "{schedule} reads activations in two separate passes; use 1f1b, interleaved:V or gpipe"
             ),
         );
     }
@@ -431,7 +433,7 @@ fn batch(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)
         say(
             "--global-batch",
             format!(
-                "{} samples cannot be dealt out to {} replicas in microbatches of {}; {nearest} can",
+                "{} samples do not divide among {} replicas in microbatches of {}; {nearest} do",
                 s.global_batch, s.dp, s.micro_batch
             ),
         );
@@ -455,13 +457,13 @@ fn batch(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)
 
 fn synchronisation(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     let dp = s.dp.max(1);
-    if s.order == Order::Canonical {
+    if s.order == SummationOrder::Canonical {
         let m = s.microbatches();
         if s.leaves == 0 || !s.leaves.is_multiple_of(dp) || !(s.leaves / dp).is_power_of_two() {
             say(
                 "--leaves",
                 format!(
-                    "{} leaves cannot be dealt out to {dp} replicas; {dp} times a power of two can ({dp}, {}, {}…)",
+                    "{} leaves do not divide among {dp} replicas; use {dp} times a power of two ({dp}, {}, {}…)",
                     s.leaves,
                     dp.saturating_mul(2),
                     dp.saturating_mul(4)
@@ -521,7 +523,7 @@ fn synchronisation(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     }
 }
 
-/// The divisors of a number, as a person would list them.
+/// Divisors of a number as a readable list.
 pub(super) fn divisors(n: u64) -> String {
     let all: Vec<u64> = (1..=n.min(1 << 20)).filter(|d| n.is_multiple_of(*d)).take(12).collect();
     all.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")

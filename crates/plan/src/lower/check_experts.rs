@@ -1,11 +1,11 @@
-//! Whether experts can be cut as a strategy asks.
+//! Checks that experts can be sharded as a strategy asks.
 
 use super::check::divisors;
 use crate::compress::Compression;
 use crate::model::{Model, ModelKind};
 use crate::strategy::{Strategy, Sync};
 
-/// Says what keeps a model's experts from being cut so.
+/// Reports problems that prevent sharding the model's experts.
 pub(super) fn check(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     if model.kind != ModelKind::Moe {
         for (flag, size) in [("--ep", s.ep), ("--etp", s.etp)] {
@@ -17,12 +17,15 @@ pub(super) fn check(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static s
     }
     axes(model, s, say);
     tokens_dealt_out(s, say);
-    if s.experts_apart() {
-        apart(s, say);
+    if s.has_separate_experts() {
+        sharded_experts(s, say);
     }
-    if !(s.expert_room >= 1.0 && s.expert_room < 1e9) {
-        let room = s.expert_room;
-        say("--expert-room", format!("{room:?} is less than what comes at least; use 1 or more"));
+    if !(s.expert_buffer_factor >= 1.0 && s.expert_buffer_factor < 1e9) {
+        let room = s.expert_buffer_factor;
+        say(
+            "--expert-buffer-factor",
+            format!("{room:?} is less than an equal share; use 1 or more"),
+        );
     }
 }
 
@@ -55,28 +58,30 @@ fn axes(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String))
     }
 }
 
-/// A token goes to its experts from one rank.
+/// Checks that each token is sent to its experts from one rank only.
 fn tokens_dealt_out(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     if s.tp > 1 && !s.sp {
         say(
             "--tp",
-            "each token goes to its experts from one rank; with experts, --tp needs --sp, which \
-             deals tokens out"
+            "each token must be dispatched by one rank; with experts, --tp needs --sp, which shards tokens"
                 .into(),
         );
     }
 }
 
-/// What is not there for experts that other ranks hold than the rest of their layers.
-fn apart(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
+/// Rejects options not implemented for experts on other ranks than the rest of their layers.
+fn sharded_experts(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     if s.sync != Sync::AllReduce {
         say("--sync", format!("{} serves whole replicas; use --ep 1 and --etp 1", s.sync));
     }
     if s.compress != Compression::None {
-        let message = "gradients of experts that are dealt out are not compressed; use none";
+        let message = "gradients of sharded experts are not compressed; use none";
         say("--compress", message.into());
     }
     if s.local.is_some() {
-        say("--local-steps", "replicas that train apart hold whole experts; use --ep 1".into());
+        say(
+            "--local-steps",
+            "--local-steps needs whole experts on every replica; use --ep 1".into(),
+        );
     }
 }

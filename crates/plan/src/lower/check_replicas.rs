@@ -1,13 +1,13 @@
-//! Whether a strategy's replicas can agree as it says: without waiting, seldom, or in few bits.
+//! Checks a strategy's replica synchronisation: asynchronous, local SGD or compressed.
 
-use crate::collective::{self, CollectiveKind, Order};
+use crate::collective::{self, CollectiveKind, SummationOrder};
 use crate::compress::{Codec, Compression};
 use crate::dtype::DType;
 use crate::model::{Body, Model};
-use crate::outer::Local;
+use crate::outer_optimizer::LocalSgd;
 use crate::strategy::{Offload, OptimizerKind, Strategy, Sync, Zero};
 
-/// Collects what is wrong with how replicas agree.
+/// Collects problems of the replica synchronisation.
 pub(super) fn check(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     if s.sync.is_async() {
         asynchronous(s, say);
@@ -22,41 +22,39 @@ pub(super) fn check(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static s
         );
     }
     if let Some(local) = s.local {
-        apart(s, local, say);
+        local_sgd(s, local, say);
     }
     if s.compress != Compression::None {
         compression(s, say);
     }
-    if s.warms_up() {
+    if s.has_compress_warmup() {
         warm_up(s, say);
     }
 }
 
-/// What replicas that do not wait for each other cannot do.
+/// Rejects options that asynchronous replicas do not support.
 fn asynchronous(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     let sync = s.sync;
-    if s.order == Order::Canonical {
+    if s.order == SummationOrder::Canonical {
         say(
             "--order",
             format!(
-                "canonical promises the same bits in every run, and {sync} applies gradients in the order \
-                 in which they happen to come; use --order free"
+                "canonical order is bitwise repeatable, and {sync} applies gradients in order of arrival; use --order free"
             ),
         );
     }
-    if s.optimizer.gauges() {
+    if s.optimizer.needs_tensor_norms() {
         say(
             "--optimizer",
             format!(
-                "{} needs lengths of whole tensors at one moment, and with {sync} nobody waits for one; use \
-                 sgd, momentum or adamw",
+                "{} needs norms of whole tensors, and {sync} has no point where all parts are known; use sgd, momentum or adamw",
                 s.optimizer
             ),
         );
     }
 }
 
-/// What replicas that share their weights cannot do.
+/// Rejects options that replicas with shared weights do not support.
 fn sharing(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     let sync = s.sync;
     for (flag, size) in [("--tp", s.tp), ("--pp", s.pp), ("--cp", s.cp)] {
@@ -79,8 +77,8 @@ fn sharing(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     }
 }
 
-/// What replicas that train apart cannot do.
-fn apart(s: &Strategy, local: Local, say: &mut impl FnMut(&'static str, String)) {
+/// Rejects options that local SGD does not support.
+fn local_sgd(s: &Strategy, local: LocalSgd, say: &mut impl FnMut(&'static str, String)) {
     let steps = local.steps;
     let flag = "--local-steps";
     if steps == 0 || !s.microbatches().is_multiple_of(steps) {
@@ -95,14 +93,11 @@ fn apart(s: &Strategy, local: Local, say: &mut impl FnMut(&'static str, String))
         );
     }
     if s.dp <= 1 {
-        say(
-            flag,
-            "a single replica has nobody to compare its weights with; use --dp 2 or more".into(),
-        );
+        say(flag, "--local-steps needs at least 2 replicas; use --dp 2 or more".into());
     }
     for (other, size) in [("--pp", s.pp), ("--cp", s.cp)] {
         if size > 1 {
-            say(other, format!("{flag}: replicas that train apart are whole; use {other} 1"));
+            say(other, format!("{flag} needs whole replicas; use {other} 1"));
         }
     }
     if s.sp {
@@ -121,16 +116,15 @@ fn apart(s: &Strategy, local: Local, say: &mut impl FnMut(&'static str, String))
     if s.dtype != DType::F32 || s.grad_dtype != DType::F32 {
         say("--dtype", format!("{flag} compares weights in f32; use --dtype f32 --grad-dtype f32"));
     }
-    if s.order == Order::Canonical {
+    if s.order == SummationOrder::Canonical {
         say(
             "--order",
             format!(
-                "canonical promises the same bits for every --dp, and with {flag} every replica goes \
-                     its own way; use --order free"
+                "canonical order gives the same bits for every --dp, and with {flag} replicas diverge; use --order free"
             ),
         );
     }
-    if s.optimizer.gauges() {
+    if s.optimizer.needs_tensor_norms() {
         say(
             "--optimizer",
             format!("{flag} runs with sgd, momentum and adamw, not with {}", s.optimizer),
@@ -138,14 +132,14 @@ fn apart(s: &Strategy, local: Local, say: &mut impl FnMut(&'static str, String))
     }
 }
 
-/// What a warm-up of compression cannot be combined with.
+/// Rejects options that a compression warm-up does not support.
 fn warm_up(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     let flag = "--compress-warmup";
     if s.compress == Compression::None {
         say(flag, "nothing is compressed after it; name a --compress".into());
     }
     if s.local.is_some() {
-        let why = "replicas that train apart never exchange gradients";
+        let why = "replicas in local SGD exchange no gradients";
         say(flag, format!("{why}; leave it out"));
     }
     if s.exchanges_moments() && s.offload.optimizer() {
@@ -155,7 +149,7 @@ fn warm_up(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     }
 }
 
-/// What compressed gradients cannot be combined with.
+/// Rejects options that compressed gradients do not support.
 fn compression(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
     let compress = s.compress;
     if s.dp.saturating_mul(s.cp) <= 1 {
@@ -164,12 +158,11 @@ fn compression(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
             format!("{compress}: a single replica sends its gradients nowhere; use --dp 2 or more"),
         );
     }
-    if s.order == Order::Canonical {
+    if s.order == SummationOrder::Canonical {
         say(
             "--order",
             format!(
-                "canonical promises the same bits for every --dp, and what {compress} rounds depends \
-                 on who sends it; use --order free"
+                "canonical order gives the same bits for every --dp, and {compress} rounds per sender; use --order free"
             ),
         );
     }
@@ -191,10 +184,10 @@ fn compression(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
             ),
         );
     }
-    if s.blinds_optimizer() && !s.exchanges_moments() {
+    if s.corrupts_second_moment() && !s.exchanges_moments() {
         let (flag, works) = match s.optimizer {
             OptimizerKind::Lamb => ("--optimizer", "use adamw"),
-            _ => ("--compress-warmup", "leave it out for a fifth of the run, or say 1 or more"),
+            _ => ("--compress-warmup", "leave it out for a fifth of the run, or use 1 or more"),
         };
         say(
             flag,
@@ -205,12 +198,12 @@ fn compression(s: &Strategy, say: &mut impl FnMut(&'static str, String)) {
                 s.optimizer
             ),
         );
-    } else if s.needs_warm_up() && !s.warms_up() {
+    } else if s.needs_compress_warmup() && !s.has_compress_warmup() {
         say(
             "--compress-warmup",
             format!(
                 "{compress} sends late what stands out among its neighbours, and {} carries that on, from which \
-                 losses suffer if a run starts so; leave it out for a fifth of the run, or say 1 or more, or use \
+                 losses suffer if a run starts so; leave it out for a fifth of the run, or use 1 or more, or use \
                  --compress int8 or topk:0.1, --local-steps 1, or --optimizer sgd",
                 s.optimizer
             ),

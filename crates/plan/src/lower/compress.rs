@@ -1,23 +1,25 @@
-//! Compressed reductions: what replicas exchange instead of a bucket's gradients, or of how far each has moved its
-//! weights.
+//! Compressed reductions: data that replicas exchange instead of a bucket's gradients or
+//! pseudo-gradients.
 //!
-//! | compression | what goes over the wires | bytes per rank of N, for n elements |
+//! | compression | exchange | bytes per rank of N, for n elements |
 //! |---|---|---|
 //! | int8, onebit | all_to_all of encoded parts, then all_gather of encoded sums | 2·(N−1)/N · encoded |
-//! | topk | all_gather of places and values | (N−1) · 8·fraction·n |
+//! | topk | all_gather of indices and values | (N−1) · 8·fraction·n |
 //! | powersgd | all_reduces of the left and of the right factors | 2·(N−1)/N · 4·rank·(rows + columns) |
 //!
-//! Encoded, n elements are n·257/256 bytes with int8 and n·49/1024·4 with onebit. Both ways are encoded, each
-//! with an error buffer of its own, as Seide et al. (Interspeech 2014, section 3) do: a rank keeps what its
-//! encoding of its gradients lost, and the owner of a part what its encoding of the sum lost.
+//! Encoded, n elements are n·257/256 bytes with int8 and n·49/1024·4 with onebit. Both directions
+//! are encoded, each with its own error feedback buffer, as in Seide et al. (Interspeech 2014,
+//! section 3). A rank keeps the error of encoding its gradients, and the owner of a part keeps the
+//! error of encoding the sum.
 //!
-//! In the iterations of a warm-up, gradients are reduced as they are; both reductions stand in the body, and take
-//! turns. With Adam, what is exchanged after it are shares of the first moment.
+//! During the warm-up, gradients are reduced uncompressed; the body contains both reductions, and
+//! each iteration runs one of them. With Adam, contributions to the first moment are exchanged
+//! after it.
 //!
-//! What waits for an exchange stands on the compute lane where the next bucket's gradients are complete,
-//! so that computing need not wait for the wires.
+//! An op that waits for an exchange is placed on the compute lane after the next bucket's gradients
+//! are complete. Compute then does not wait for communication.
 
-use super::role::Role;
+use super::role::RoleBuilder;
 use super::update::BucketState;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::compress::{Codec, CompressOp, Compression, factor_lengths, picked};
@@ -25,58 +27,65 @@ use crate::dtype::DType;
 use crate::graph::{BLOCK, OpKind};
 use crate::ids::{CallId, LaneId, Microbatch, OpId};
 use crate::mesh::GroupKind;
-use crate::program::{MemoryKind, Op, StepPhase, Turn, View};
+use crate::program::{IterationFilter, MemoryKind, Op, StepPhase, View};
 
-/// How a bucket's gradients are reduced in compressed form.
+/// Compressed reduction of a bucket's gradients.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Compressed {
+pub(super) enum CompressedReduce {
     /// Blocks are encoded; each rank sums its part.
     Blocks {
         codec: Codec,
-        /// Among how many.
+        /// Number of ranks.
         terms: u32,
         error: View,
-        /// The whole message, of gradients first and of their sums at the end.
+        /// The whole message: first of the gradients, at the end of their sums.
         message: View,
-        /// Everybody's messages about this rank's part.
+        /// All ranks' messages for this rank's part.
         received: View,
-        /// This rank's part of the sum, encoded, and what that lost.
+        /// This rank's part of the sum, encoded, and the encoding error.
         sum: View,
         sum_error: View,
         exchange: CallId,
         gather: CallId,
     },
-    /// A few elements are sent to everybody.
-    Few { fraction: f64, terms: u32, error: View, message: View, received: View, gather: CallId },
-    /// Matrices are multiplied out of factors.
-    Factors { rank: u32, error: View, left: View, right: View, sum_left: CallId, sum_right: CallId },
+    /// The largest elements are sent to all ranks.
+    TopK { fraction: f64, terms: u32, error: View, message: View, received: View, gather: CallId },
+    /// Matrices are reconstructed from factors.
+    PowerSgd {
+        rank: u32,
+        error: View,
+        left: View,
+        right: View,
+        sum_left: CallId,
+        sum_right: CallId,
+    },
 }
 
 /// A compressed reduction that waits for an exchange.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Waiting {
+pub(super) struct PendingReduce {
     bucket: usize,
     exchange: OpId,
-    /// How many of its exchanges are behind it.
+    /// Number of its completed exchanges.
     done: u8,
 }
 
 impl BucketState {
-    /// What replicas sum: gradients, or how far each has moved.
+    /// Vector that replicas sum: gradients, or pseudo-gradients.
     fn exchanged(&self) -> View {
-        self.comparison.map_or(self.grads, |comparison| comparison.moved)
+        self.comparison.map_or(self.grads, |comparison| comparison.pseudo_gradient)
     }
 }
 
-impl Role<'_> {
-    /// Declares the compressed reduction of a bucket's gradients; none if they go as they are.
+impl RoleBuilder<'_> {
+    /// Declares the compressed reduction of a bucket's gradients; `None` if uncompressed.
     pub(super) fn declare_compressed(
         &mut self,
         name: &str,
         entries: &[crate::program::Entry],
         elements: u64,
         holders: GroupKind,
-    ) -> Option<Compressed> {
+    ) -> Option<CompressedReduce> {
         let replicas = self.context.mesh.group_size(holders);
         if replicas <= 1 {
             return None;
@@ -88,8 +97,8 @@ impl Role<'_> {
                 let codec = self.context.strategy.compress.codec()?;
                 let words = codec.words_per_block()?;
                 let len = elements / BLOCK * words;
-                let error = self.carried(name, "error", elements);
-                let sum_error = self.carried(name, "sum.error", elements / ranks);
+                let error = self.error_feedback_buffer(name, "error", elements);
+                let sum_error = self.error_feedback_buffer(name, "sum.error", elements / ranks);
                 let message = self.wire(name, "message", DType::U32, len);
                 let received = self.wire(name, "received", DType::U32, len);
                 let sum = self.wire(name, "sum", DType::U32, len / ranks);
@@ -97,7 +106,7 @@ impl Role<'_> {
                     (CollectiveKind::AllToAll, CollectiveKind::AllGather);
                 let exchange = self.exchange(name, all_to_all, holders, (message, received), words);
                 let gather = self.exchange(name, all_gather, holders, (sum, message), words);
-                Some(Compressed::Blocks {
+                Some(CompressedReduce::Blocks {
                     codec,
                     terms: replicas,
                     error,
@@ -112,7 +121,7 @@ impl Role<'_> {
             Compression::TopK(fraction) => {
                 let picked: u64 = entries.iter().map(|entry| picked(entry, fraction)).sum();
                 let len = 2 * picked;
-                let error = self.carried(name, "error", elements);
+                let error = self.error_feedback_buffer(name, "error", elements);
                 let message = self.wire(name, "message", DType::U32, len);
                 let received = self.wire(name, "received", DType::U32, len * ranks);
                 let gather = self.exchange(
@@ -122,7 +131,7 @@ impl Role<'_> {
                     (message, received),
                     len,
                 );
-                Some(Compressed::Few {
+                Some(CompressedReduce::TopK {
                     fraction,
                     terms: replicas,
                     error,
@@ -133,25 +142,25 @@ impl Role<'_> {
             }
             Compression::PowerSgd(rank) => {
                 let [left, right] = factor_lengths(entries, rank);
-                // A bucket without matrices goes as it is.
+                // A bucket without matrices is sent uncompressed.
                 if right == 0 {
                     return None;
                 }
-                let error = self.carried(name, "error", elements);
+                let error = self.error_feedback_buffer(name, "error", elements);
                 let left = self.wire(name, "left", DType::F32, left);
-                let right = self.carried(name, "right", right);
+                let right = self.error_feedback_buffer(name, "right", right);
                 let all_reduce = CollectiveKind::AllReduce;
                 let sum_left =
                     self.exchange(&format!("{name}.left"), all_reduce, holders, (left, left), 1);
                 let sum_right =
                     self.exchange(&format!("{name}.right"), all_reduce, holders, (right, right), 1);
-                Some(Compressed::Factors { rank, error, left, right, sum_left, sum_right })
+                Some(CompressedReduce::PowerSgd { rank, error, left, right, sum_left, sum_right })
             }
         }
     }
 
-    /// What is carried from one iteration to the next: state, as moments are.
-    fn carried(&mut self, name: &str, what: &str, elements: u64) -> View {
+    /// Buffer kept across iterations: optimizer state, like moments.
+    fn error_feedback_buffer(&mut self, name: &str, what: &str, elements: u64) -> View {
         let name = format!("{name}.{what}");
         let buffer = self.buffer(name, DType::F32, elements, 1, MemoryKind::Optimizer);
         self.whole(buffer)
@@ -175,12 +184,14 @@ impl Role<'_> {
         self.call(&name, kind, Reduction::Sum, holders, input, output, block)
     }
 
-    /// Writes what must have happened before the first iteration: right factors are as good as any. Errors
-    /// are zero from the start, as moments are.
+    /// Adds the initialisation before the first iteration: arbitrary right factors. Errors are zero
+    /// from the start, like moments.
     pub(super) fn start_compressed(&mut self) {
         for bucket in 0..self.buckets.len() {
-            if let Some(Compressed::Factors { rank, right, .. }) = self.buckets[bucket].compressed {
-                let guess = CompressOp::Guess { rank, bucket: bucket as u32 };
+            if let Some(CompressedReduce::PowerSgd { rank, right, .. }) =
+                self.buckets[bucket].compressed
+            {
+                let guess = CompressOp::InitRight { rank, bucket: bucket as u32 };
                 let op = self.compress_op(guess, &[], &[right]);
                 self.prologue.push(LaneId(0), op, &[]);
             }
@@ -188,25 +199,25 @@ impl Role<'_> {
     }
 
     /// Starts the compressed reduction of a bucket.
-    pub(super) fn compress(&mut self, bucket: usize, compressed: Compressed, after: &[OpId]) {
+    pub(super) fn compress(&mut self, bucket: usize, compressed: CompressedReduce, after: &[OpId]) {
         let grads = self.buckets[bucket].exchanged();
         if self.context.strategy.exchanges_moments() {
-            let share = Op::Step { bucket: bucket as u32, phase: StepPhase::Share };
+            let share = Op::Step { bucket: bucket as u32, phase: StepPhase::LocalMomentum };
             let share = self.compute(share, after);
-            self.once_warm(share);
+            self.after_warmup(share);
         }
         let call = match compressed {
-            Compressed::Blocks { codec, error, message, exchange, .. } => {
+            CompressedReduce::Blocks { codec, error, message, exchange, .. } => {
                 let encode = CompressOp::Encode { codec };
                 self.run_compress(encode, &[grads, error], &[message, error], after);
                 exchange
             }
-            Compressed::Few { fraction, error, message, gather, .. } => {
-                let pick = CompressOp::Pick { fraction, bucket: bucket as u32 };
+            CompressedReduce::TopK { fraction, error, message, gather, .. } => {
+                let pick = CompressOp::SelectTopK { fraction, bucket: bucket as u32 };
                 self.run_compress(pick, &[grads, error], &[message, error], after);
                 gather
             }
-            Compressed::Factors { rank, error, left, right, sum_left, .. } => {
+            CompressedReduce::PowerSgd { rank, error, left, right, sum_left, .. } => {
                 let step = CompressOp::Left { rank, bucket: bucket as u32 };
                 self.run_compress(step, &[grads, right, error], &[left, error], after);
                 sum_left
@@ -215,16 +226,16 @@ impl Role<'_> {
         self.await_exchange(bucket, call, 0);
     }
 
-    /// Takes all compressed reductions one exchange further. It is called when the next reduction starts,
-    /// a bucket's backward pass later, so that computing need not wait for one.
+    /// Advances all compressed reductions by one exchange. It is called when the next reduction
+    /// starts, a bucket's backward pass later, so that compute does not wait.
     pub(super) fn decompress(&mut self) {
-        for Waiting { bucket, exchange, done } in std::mem::take(&mut self.waiting) {
+        for PendingReduce { bucket, exchange, done } in std::mem::take(&mut self.waiting) {
             let state = &self.buckets[bucket];
             let (Some(compressed), grads) = (state.compressed, state.exchanged()) else { continue };
             let (number, after) = (bucket as u32, [exchange]);
             let decoded = match (compressed, done) {
                 (
-                    Compressed::Blocks {
+                    CompressedReduce::Blocks {
                         codec,
                         terms,
                         received,
@@ -240,21 +251,21 @@ impl Role<'_> {
                     self.await_exchange(bucket, gather, 1);
                     continue;
                 }
-                (Compressed::Blocks { codec, message, .. }, _) => {
+                (CompressedReduce::Blocks { codec, message, .. }, _) => {
                     let decode = CompressOp::Decode { codec, terms: 1 };
                     self.run_compress(decode, &[message], &[grads], &after)
                 }
-                (Compressed::Few { terms, received, .. }, _) => {
+                (CompressedReduce::TopK { terms, received, .. }, _) => {
                     let decode = CompressOp::Decode { codec: Codec::TopK, terms };
                     self.run_compress(decode, &[received], &[grads], &after)
                 }
-                (Compressed::Factors { rank, error, left, right, sum_right, .. }, 0) => {
+                (CompressedReduce::PowerSgd { rank, error, left, right, sum_right, .. }, 0) => {
                     let step = CompressOp::Right { rank, bucket: number };
                     self.run_compress(step, &[left, error], &[left, right, error], &after);
                     self.await_exchange(bucket, sum_right, 1);
                     continue;
                 }
-                (Compressed::Factors { rank, left, right, .. }, _) => {
+                (CompressedReduce::PowerSgd { rank, left, right, .. }, _) => {
                     let product = CompressOp::Product { rank, bucket: number };
                     self.run_compress(product, &[left, right], &[grads], &after)
                 }
@@ -263,7 +274,7 @@ impl Role<'_> {
         }
     }
 
-    /// Takes all compressed reductions to their end.
+    /// Completes all compressed reductions.
     pub(super) fn decompress_all(&mut self) {
         while !self.waiting.is_empty() {
             self.decompress();
@@ -275,8 +286,8 @@ impl Role<'_> {
         let lane = self.lane("reduce");
         let op = Op::Collective { call, microbatch: Microbatch(0) };
         let exchange = self.body.push(lane, op, &after);
-        self.once_warm(exchange);
-        self.waiting.push(Waiting { bucket, exchange, done });
+        self.after_warmup(exchange);
+        self.waiting.push(PendingReduce { bucket, exchange, done });
     }
 
     fn run_compress(
@@ -288,18 +299,18 @@ impl Role<'_> {
     ) -> OpId {
         let op = self.compress_op(op, inputs, outputs);
         let op = self.compute(op, after);
-        self.once_warm(op);
+        self.after_warmup(op);
         op
     }
 
-    /// Notes that an op takes place once the warm-up is over, if there is one.
-    pub(super) fn once_warm(&mut self, op: OpId) {
-        if self.context.strategy.warms_up() {
-            self.body.nodes[op.index()].turn = Turn::Steady;
+    /// Restricts an op to iterations after the warm-up, if there is one.
+    pub(super) fn after_warmup(&mut self, op: OpId) {
+        if self.context.strategy.has_compress_warmup() {
+            self.body.nodes[op.index()].filter = IterationFilter::AfterWarmup;
         }
     }
 
-    /// A segment of one operator of a compressed reduction.
+    /// Builds a segment of one operator of a compressed reduction.
     fn compress_op(&mut self, op: CompressOp, inputs: &[View], outputs: &[View]) -> Op {
         let segment = self.update_segment(OpKind::Compress(op), inputs, outputs);
         Op::Compute { segment, microbatch: Microbatch(0), fresh: true }

@@ -1,28 +1,28 @@
-//! How many tokens found no room with an expert: a number for people, summed as the loss is.
+//! Number of tokens dropped for lack of expert capacity; reported only, and summed like the loss.
 
-use super::role::Role;
+use super::role::RoleBuilder;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
-use crate::graph::{OpKind, Part, TensorClass};
+use crate::graph::{OpKind, OpPass, TensorClass};
 use crate::ids::{BufferId, Microbatch, OpId, SegmentId};
 use crate::mesh::{Axis, GroupKind};
 use crate::program::{
-    Access, LocalOp, MemoryKind, Op, Operand, Segment, SegmentPass, Template, View,
+    Access, ComputePass, LocalOp, MemoryKind, Op, Operand, Segment, Template, View,
 };
 use std::ops::Range;
 
-/// Where dropped tokens are counted.
+/// Buffers that count dropped tokens.
 pub(super) struct Dropped {
-    /// The layers of this rank that count, in order. Each has a place of its own in the buffers.
+    /// Layers of this rank that count, in order. Each has its own element in the buffers.
     layers: Vec<usize>,
-    /// What this rank dropped, if it counts at all.
+    /// Counts of this rank, if any of its layers counts.
     here: Option<BufferId>,
-    /// Sums of leaves that wait for their neighbours.
+    /// Sums of leaves that wait for their sibling in the tree.
     tree: Vec<BufferId>,
 }
 
-impl Role<'_> {
-    /// Declares the counts of some layers, where any layer of the model counts.
+impl RoleBuilder<'_> {
+    /// Declares the counts of the layers `mine`, if any layer of the model counts.
     pub(super) fn declare_dropped(&mut self, mine: impl Iterator<Item = usize>) {
         let counts = |kind: usize| {
             let values = &self.context.sharded[kind].values;
@@ -50,14 +50,14 @@ impl Role<'_> {
         self.dropped = Some(Dropped { layers, here, tree });
     }
 
-    /// The place of a layer's count.
+    /// Location of a layer's count.
     pub(super) fn dropped_place(&self, layer: usize) -> Option<View> {
         let dropped = self.dropped.as_ref()?;
         let offset = dropped.layers.iter().position(|&known| known == layer)? as u64;
         Some(View { buffer: dropped.here?, offset, len: 1 })
     }
 
-    /// Joins the counts of the leaf that just ended in the forward pass of some layers, if one did.
+    /// Joins the counts of the leaf that just ended in the forward pass of `layers`, if one did.
     pub(super) fn dropped_leaf_done(&mut self, layers: &Range<usize>, k: usize) {
         let (Some(leaf), Some(dropped)) = (self.leaf(k), &self.dropped) else { return };
         let of_stage = |layer: &&usize| layers.contains(layer);
@@ -73,7 +73,7 @@ impl Role<'_> {
         }
     }
 
-    /// Sums the counts over this rank's layers and all ranks that had tokens of their own.
+    /// Sums the counts over this rank's layers and over all ranks that have their own tokens.
     pub(super) fn reduce_dropped(&mut self) {
         let (Some(dropped), Some(total)) = (&self.dropped, self.outputs.dropped) else { return };
         let (here, total) = (dropped.here.map(|here| self.whole(here)), self.whole(total));
@@ -82,14 +82,14 @@ impl Role<'_> {
         let reads: Vec<u16> = here.iter().map(|_| 1).collect();
         let template = Template {
             name: "U.total".into(),
-            pass: SegmentPass::Update,
+            pass: ComputePass::Update,
             operands: [operand(total, Access::Write)]
                 .into_iter()
                 .chain(here.map(|here| operand(here, Access::Read)))
                 .collect(),
             ops: vec![LocalOp {
                 kind: OpKind::Total,
-                part: Part::Forward,
+                pass: OpPass::Forward,
                 inputs: reads,
                 params: Vec::new(),
                 outputs: vec![0],
@@ -103,7 +103,7 @@ impl Role<'_> {
         let mut after: Vec<OpId> = vec![self.compute(op, &[])];
 
         let mesh = self.context.mesh;
-        // Stages that do not wait for each other count by themselves.
+        // Stages that do not wait for each other count separately.
         let flushes = self.context.strategy.schedule.flushes();
         let groups = [
             (GroupKind::Replicas, mesh.replicas()),

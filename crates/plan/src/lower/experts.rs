@@ -1,50 +1,52 @@
-//! How tokens come to experts that other ranks hold, and back.
+//! Routing of tokens to experts on other ranks, and back.
 //!
-//! Along `ep` each rank holds some of the experts, and along `etp` a part of each. A rank sorts its
-//! tokens by expert into regions, one for each rank along `ep`. From there on the table of conversions
-//! says what to do:
+//! Along `ep` each rank holds some of the experts, and along `etp` a shard of each. A rank sorts
+//! its tokens by expert into regions, one for each rank along `ep`. The conversion table determines
+//! the rest:
 //!
 //! ```text
 //!  cut by token ──all_to_all ep──► cut by expert ──all_gather etp──► whole, before an expert's first matrix
 //!  cut by token ◄─all_to_all ep─── cut by expert ◄─reduce_scatter── unsummed, behind its last one
 //! ```
 //!
-//! A region's size is planned: all that an expert's capacity admits, or so many times the equal share
-//! ([`Strategy::expert_room`]). Which of its rows are taken, the counts tell, which go the same way.
+//! The size of a region is planned: the full capacity of its experts, or a multiple of the equal
+//! share ([`Strategy::expert_buffer_factor`]). The counts, which travel the same way, tell the
+//! number of occupied rows.
 
 use super::shard::{Item, Sharder, ValueId};
 use crate::collective::{CollectiveKind, Reduction};
-use crate::graph::{LinearRole, OpKind, Operator, Part, Routing, TensorClass};
+use crate::graph::{LinearRole, OpKind, OpPass, Operator, Routing, TensorClass};
 use crate::ids::{ParamId, TensorId};
 use crate::mesh::Axis;
 use crate::spec::{Conversion, Placement, conversion};
 use crate::strategy::Strategy;
 
-/// How far tokens in expert order have come.
+/// Location of tokens in expert order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum At {
-    /// With the rank whose tokens they are.
+    /// On the rank that owns the tokens.
     Home,
-    /// With the ranks that hold their experts, each rank along `etp` with some.
+    /// On the ranks that hold their experts, distributed over the ranks along `etp`.
     Arrived,
-    /// With all ranks that hold a part of their experts.
+    /// On all ranks that hold a shard of their experts.
     Gathered,
-    /// The same, as parts of a sum.
+    /// The same, as partial sums.
     Unsummed,
-    /// Affinities of whole sequences, with all ranks that have parts of them.
+    /// Affinities of whole sequences, on all ranks that hold parts of them.
     Sequences,
 }
 
-/// Whether an operator works on tokens in expert order.
+/// Returns true if an operator works on tokens in expert order.
 pub(super) fn is_expert(sharder: &Sharder<'_>, op: &Operator) -> bool {
     let dispatched = |t: &TensorId| sharder.layer.tensor(*t).class == TensorClass::Dispatched;
     op.inputs.iter().chain(&op.outputs).any(dispatched)
 }
 
-/// Rows that one region has room for.
+/// Number of rows of one region.
 ///
-/// An expert takes no token twice, so no more than min(topk, experts of the region) rows a token ever
-/// come. With a capacity, whole sequences bound it; without one, `expert_room` times the equal share.
+/// An expert takes no token twice, so at most min(topk, experts of the region) rows per token
+/// arrive. With a capacity, whole sequences bound it; without one, `expert_buffer_factor` times the
+/// equal share.
 pub(super) fn region_rows(
     strategy: &Strategy,
     tokens: u64,
@@ -61,7 +63,7 @@ pub(super) fn region_rows(
         None if ep == 1 => most,
         None => {
             let equal = tokens as f64 * topk as f64 / ep as f64;
-            most.min((equal * strategy.expert_room).ceil() as u64)
+            most.min((equal * strategy.expert_buffer_factor).ceil() as u64)
         }
     }
 }
@@ -74,8 +76,8 @@ impl Sharder<'_> {
         let unsummed = if self.strategy.etp > 1 { At::Unsummed } else { there };
         let inputs: Vec<ValueId>;
         let outputs: Vec<ValueId>;
-        match (op.kind, op.part) {
-            (OpKind::Dispatch { .. }, Part::Forward) => {
+        match (op.kind, op.pass) {
+            (OpKind::Dispatch { .. }, OpPass::Forward) => {
                 inputs = op.inputs.iter().map(|&t| self.need(t, tokens)).collect();
                 let [rows, slots, counts] = op.outputs[..] else { unreachable!("three results") };
                 outputs = vec![
@@ -89,7 +91,7 @@ impl Sharder<'_> {
                 inputs = vec![self.need_rows(rows, home), self.need(slots, tokens)];
                 outputs = vec![self.define(op.outputs[0], tokens)];
             }
-            (OpKind::Combine { .. }, Part::Forward) => {
+            (OpKind::Combine { .. }, OpPass::Forward) => {
                 let [rows, slots, gates] = op.inputs[..] else { unreachable!("three operands") };
                 inputs = vec![
                     self.need_rows(rows, home),
@@ -111,19 +113,19 @@ impl Sharder<'_> {
             }
             (OpKind::ExpertLinear { role, .. }, part) => {
                 inputs = op.inputs.iter().map(|&t| self.need_rows(t, there)).collect();
-                // Into the middle of an expert, or out of it.
-                let inward = (role == LinearRole::Up) == (part == Part::Forward);
+                // True if the result has the expert's inner width.
+                let inward = (role == LinearRole::Up) == (part == OpPass::Forward);
                 let at = if inward { there } else { unsummed };
                 outputs = op.outputs.iter().map(|&t| self.define_rows(t, at, inward)).collect();
                 op.params.iter().for_each(|&param| self.cut_expert(param, role));
             }
-            // Between an expert's matrices.
+            // Operators between an expert's matrices.
             (_, _) => {
                 inputs = op.inputs.iter().map(|&t| self.need_rows(t, there)).collect();
                 outputs = op.outputs.iter().map(|&t| self.define_rows(t, there, true)).collect();
             }
         }
-        let (kind, part, params) = (self.localize(op.kind), op.part, op.params.clone());
+        let (kind, part, params) = (self.localize(op.kind), op.pass, op.params.clone());
         self.items.push(Item::Op { kind, part, inputs, params, outputs });
     }
 
@@ -135,7 +137,7 @@ impl Sharder<'_> {
         }
     }
 
-    /// Makes a value of a tensor in expert order. `inner` is what is cut along `etp`.
+    /// Defines a value of a tensor in expert order. `inner` is true if it is sharded along `etp`.
     fn define_rows(&mut self, tensor: TensorId, at: At, inner: bool) -> ValueId {
         let (ep, etp) = (u64::from(self.strategy.ep), u64::from(self.strategy.etp));
         let regions = match at {
@@ -156,13 +158,13 @@ impl Sharder<'_> {
         id
     }
 
-    /// A tensor in expert order where it is needed.
+    /// Returns a tensor in expert order at the location `at`, converted if necessary.
     fn need_rows(&mut self, tensor: TensorId, at: At) -> ValueId {
         let versions = &self.versions[tensor.index()];
         if let Some(&v) = versions.iter().find(|&&v| self.values[v].at == Some(at)) {
             return v;
         }
-        // What is nearest on the way: the last one that was made, unless an earlier one is.
+        // Preceding location on the path; a partial sum is nearest if there is one.
         let (by_token, by_expert) = (Placement::TOKENS, Placement::ROWS);
         let (before, axis, from, to) = match at {
             At::Gathered => (self.arrived(), Axis::Etp, Placement::TOKENS, Placement::Replicate),
@@ -185,14 +187,14 @@ impl Sharder<'_> {
         value
     }
 
-    /// Whether ranks must see all of a sequence's affinities to route their own tokens: its experts' loads
-    /// are counted.
+    /// Returns true if ranks need all affinities of a sequence to route their own tokens, because
+    /// its experts' loads are counted.
     fn on_whole_sequences(&self, routing: &Routing) -> bool {
         let counted = routing.capacity.is_some() || routing.balance > 0.0;
         counted && self.strategy.cp > 1
     }
 
-    /// The affinities that a routing reads, of all ranks that have parts of its sequences.
+    /// Affinities that a routing reads, gathered from all ranks that hold parts of its sequences.
     pub(super) fn affinities(&mut self, kind: OpKind, tensor: TensorId, own: ValueId) -> ValueId {
         let OpKind::Route(routing) = kind else { return own };
         if !self.on_whole_sequences(&routing)
@@ -217,7 +219,7 @@ impl Sharder<'_> {
         all
     }
 
-    /// Where tokens are before they are gathered along `etp`.
+    /// Location of tokens before they are gathered along `etp`.
     fn arrived(&self) -> At {
         if self.strategy.ep > 1 { At::Arrived } else { At::Home }
     }
@@ -236,7 +238,7 @@ impl Sharder<'_> {
         self.items.push(Item::Convert { axis, kind, reduction, from, to });
     }
 
-    /// Cuts an expert's matrix: along its outputs on the way in, along its inputs on the way out.
+    /// Shards an expert's matrix: along its outputs for up-projections, along its inputs otherwise.
     fn cut_expert(&mut self, param: ParamId, role: LinearRole) {
         let (ep, etp) = (u64::from(self.strategy.ep), u64::from(self.strategy.etp));
         let [rows, columns] = self.layer.param(param).dims;
@@ -249,7 +251,7 @@ impl Sharder<'_> {
         (held.placement, held.local) = (placement, local);
     }
 
-    /// An expert's operator as one rank has it.
+    /// Converts an expert's operator to one rank's shard.
     pub(super) fn localize_expert(&self, kind: OpKind) -> OpKind {
         let (ep, etp) = (u64::from(self.strategy.ep), u64::from(self.strategy.etp));
         match kind {
@@ -257,7 +259,7 @@ impl Sharder<'_> {
                 OpKind::Dispatch { experts, topk, regions: ep }
             }
             OpKind::ExpertLinear { role, experts, regions: _, rows } => {
-                // As many come as go, from every rank along `etp`.
+                // With equal load a rank receives as many tokens as it sends, per rank along `etp`.
                 let share = u64::from(self.strategy.mesh().size() / self.strategy.pp.max(1));
                 let equal = (rows * etp).div_ceil(share);
                 let rows = equal.min(ep * etp * self.region);
@@ -276,17 +278,17 @@ impl Sharder<'_> {
 mod tests {
     use super::*;
     use crate::graph;
-    use crate::lower::again::Keeps;
+    use crate::lower::recompute::SavedActivations;
     use crate::lower::shard::shard;
     use crate::model::built_in;
 
-    /// What is exchanged on the way through a layer of experts, and back.
+    /// Exchanges of the forward and the backward pass of a layer of experts.
     fn exchanges(strategy: Strategy) -> [Vec<(Axis, CollectiveKind)>; 2] {
         let model = built_in::get("mini-moe").unwrap().unwrap();
         let strategy = Strategy { seq: model.seq, ..strategy };
         let graph = graph::build(&model, u64::from(strategy.dp), model.seq, model.seq);
         let kind = graph.kinds.iter().find(|kind| kind.name == "experts").unwrap();
-        let layer = shard(&graph, kind, &strategy, Keeps::All);
+        let layer = shard(&graph, kind, &strategy, SavedActivations::All);
         [&layer.forward, &layer.backward].map(|items| {
             let of = |item: &Item| match item {
                 Item::Convert { axis, kind, .. } => Some((*axis, *kind)),
@@ -315,7 +317,7 @@ mod tests {
         let [forward, backward] =
             exchanges(Strategy { dp: 4, ep: 2, etp: 2, ..Strategy::default() });
         assert_eq!(forward, [exchange, gather, exchange, gather, scatter, exchange]);
-        // What was gathered is gathered again where weights' gradients read it.
+        // Gathered values are gathered again for the weight gradients that read them.
         assert_eq!(backward.iter().filter(|&&found| found == exchange).count(), 2);
         assert_eq!(backward.iter().filter(|&&found| found == scatter).count(), 1);
         let [forward, _] = exchanges(Strategy { dp: 2, etp: 2, ..Strategy::default() });
@@ -326,7 +328,7 @@ mod tests {
     fn a_region_holds_what_can_come_or_so_many_shares() {
         let of = |ep, room, capacity| {
             let strategy =
-                Strategy { ep, expert_room: room, micro_batch: 2, ..Strategy::default() };
+                Strategy { ep, expert_buffer_factor: room, micro_batch: 2, ..Strategy::default() };
             region_rows(&strategy, 128, capacity, (8, 2))
         };
         assert_eq!(of(1, 1.0, None), 256, "every choice of every token");

@@ -1,11 +1,13 @@
-//! Replicas that share one set of weights and update it without locks (Recht et al., NIPS 2011, section 2).
+//! Hogwild: replicas share one set of weights and update it without locks (Recht et al., NIPS 2011,
+//! section 2).
 //!
-//! Weights and moments stand in memory that all ranks of a process share. Before the first forward pass of
-//! an iteration over a layer, a rank copies its weights to its own arena, and computes on that copy to the end of
-//! the iteration; the step then changes the shared weights, whatever others have made of them meanwhile.
-//! Ranks meet twice: when the first weights are there, and when the last step is made.
+//! Weights and moments are in memory shared by all ranks of a process. Before an iteration's first
+//! forward pass over a layer, a rank copies the layer's weights to its own arena. It computes on
+//! that copy until the end of the iteration. The step then changes the shared weights, regardless
+//! of concurrent changes by other ranks. Ranks synchronise twice: after the weights are
+//! initialised, and after the last step.
 
-use super::role::Role;
+use super::role::RoleBuilder;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
 use crate::ids::{LaneId, Microbatch, OpId};
@@ -13,20 +15,21 @@ use crate::mesh::GroupKind;
 use crate::program::{AccumulateMode, MemoryKind, Op, Section, StepPhase, View};
 use crate::strategy::Sync;
 
-impl Role<'_> {
-    /// Whether weights and moments are shared by all ranks.
+impl RoleBuilder<'_> {
+    /// Returns true if all ranks share weights and moments.
     pub(super) fn shares_weights(&self) -> bool {
         self.context.strategy.sync == Sync::Hogwild
     }
 
-    /// Where a bucket's shared weights are copied to.
+    /// Buffer that a bucket's shared weights are copied to.
     pub(super) fn own_copy(&mut self, name: &str, elements: u64, dtype: DType) -> View {
         let name = format!("{name}.copy");
         let copy = self.buffer(name, dtype, elements, 1, MemoryKind::Parameters);
         self.whole(copy)
     }
 
-    /// Before a layer's forward pass: its weights as they now are, if this iteration has not read them yet.
+    /// Copies a layer's current weights before its forward pass, if this iteration has not read
+    /// them yet.
     pub(super) fn pull(&mut self, layer: usize) {
         if !self.shares_weights() {
             return;
@@ -40,23 +43,24 @@ impl Role<'_> {
         }
     }
 
-    /// Steps every bucket's shared weights along this rank's own gradients, once `known` is.
+    /// Updates every bucket's shared weights with this rank's own gradients, after `known`.
     pub(super) fn push(&mut self, known: &[OpId]) {
         for bucket in 0..self.buckets.len() {
             self.step(bucket, StepPhase::Apply, known);
         }
     }
 
-    /// Has ranks meet before the first iteration, so that nobody reads weights that are not there yet, and
-    /// after the last one, so that nobody takes weights for final that others still change.
-    pub(super) fn meet(&mut self) {
+    /// Adds a barrier before the first iteration, so that no rank reads uninitialised weights. A
+    /// second one after the last iteration keeps ranks from reading weights that others still
+    /// change.
+    pub(super) fn barrier(&mut self) {
         let replicas = self.context.mesh.replicas();
         let (true, true, Some(bucket)) =
             (self.shares_weights(), replicas > 1, self.buckets.first())
         else {
             return;
         };
-        // What they exchange does not matter.
+        // The exchanged value is irrelevant.
         let from = View { len: 1, ..bucket.compute_params };
         let meeting = self.buffer("meeting".into(), DType::F32, 1, 1, MemoryKind::Communication);
         let into = self.whole(meeting);

@@ -1,4 +1,4 @@
-//! From a model and a strategy to programs.
+//! Lowers a model and a strategy to programs.
 //!
 //! ```text
 //! check ─► graph ─► shard (specs, conversions) ─► segment ─► partition into stages
@@ -8,65 +8,71 @@
 //!
 //! Every collective comes from the conversion table; every address from `arena`.
 
-mod again;
-mod apart;
 mod arena;
+mod async_server;
 mod bind;
 mod bucket;
 mod check;
 mod check_experts;
 mod check_replicas;
 mod compress;
+mod double_buffer;
 mod dropped;
 mod experts;
-mod gauge;
+mod grad_norm;
 mod hogwild;
-mod local;
-mod norm;
+mod local_sgd;
+mod no_overlap;
 mod offload;
 mod partition;
-mod ring;
+mod recompute;
+mod ring_attention;
 mod role;
-mod rotating;
 mod segment;
-mod serve;
-mod server;
 mod shard;
-mod split;
+mod split_backward;
+mod sync_server;
 mod tables;
+mod tensor_norms;
 mod tied;
 mod update;
-mod versions;
+mod weight_stash;
 
 pub use check::{Problem, Problems};
 pub use partition::balance;
-pub use tables::{Seat, assign, slots};
+pub use tables::{TableSlot, assign, slots};
 
+use crate::collective::Fabric;
 use crate::compress::Codec;
 use crate::graph::{self, Graph};
 use crate::ids::GroupId;
 use crate::mesh::{Axis, GroupKind, Mesh};
 use crate::model::Model;
-use crate::program::{Plan, SegmentPass, Template};
+use crate::program::{ComputePass, Plan, Template};
 use crate::schedule::{self, Action, Pass};
 use crate::strategy::{Strategy, Sync, Zero};
 use segment::{LayerPass, Scratch};
 use shard::{Item, ShardedLayer};
 use std::ops::Range;
 
-/// Plans a model under a strategy, or says everything that is wrong with the request.
+/// Plans a model under a strategy, or returns all problems of the request.
 pub fn lower(model: &Model, strategy: &Strategy) -> Result<Plan, Problems> {
+    lower_on(model, strategy, &Fabric::unknown())
+}
+
+/// Like [`lower`], with collectives chosen for a fabric.
+pub fn lower_on(model: &Model, strategy: &Strategy, fabric: &Fabric) -> Result<Plan, Problems> {
     check::check(model, strategy)?;
-    let mut context = Context::new(model, strategy)?;
+    let mut context = Context::new(model, strategy, fabric)?;
     let mut programs = Vec::new();
     for rank in 0..strategy.pp {
         programs.push(role::program(&mut context, rank));
     }
     for server in 0..strategy.sync.servers() {
         programs.push(match strategy.sync {
-            Sync::Async { staleness, .. } => serve::program(&mut context, server, staleness),
+            Sync::Async { staleness, .. } => async_server::program(&mut context, server, staleness),
             Sync::Servers(_) | Sync::AllReduce | Sync::Hogwild => {
-                server::program(&mut context, server)
+                sync_server::program(&mut context, server)
             }
         });
     }
@@ -83,12 +89,13 @@ pub fn lower(model: &Model, strategy: &Strategy) -> Result<Plan, Problems> {
     })
 }
 
-/// What all roles share.
+/// State shared by all roles.
 struct Context {
     strategy: Strategy,
+    fabric: Fabric,
     mesh: Mesh,
     graph: Graph,
-    /// By layer kind.
+    /// Passes by layer kind.
     kinds: Vec<Kind>,
     sharded: Vec<ShardedLayer>,
     /// Layers by virtual stage.
@@ -99,7 +106,7 @@ struct Context {
     templates: Vec<Template>,
 }
 
-/// The passes over a layer of one kind, by [`Pass`]; those that the schedule does not run are empty.
+/// Passes over a layer of one kind, by [`Pass`]; passes that the schedule does not run are empty.
 #[derive(Default)]
 struct Kind {
     walks: [Walk; 4],
@@ -113,12 +120,12 @@ struct Walk {
 }
 
 impl Context {
-    fn new(model: &Model, strategy: &Strategy) -> Result<Self, Problems> {
+    fn new(model: &Model, strategy: &Strategy, fabric: &Fabric) -> Result<Self, Problems> {
         let batch = strategy.micro_batch * u64::from(strategy.dp);
         let mut graph = graph::build(model, batch, strategy.seq, strategy.tokens_of_update());
         let stages = usize::from(strategy.schedule.chunks()) * strategy.pp as usize;
         let stages = partition::partition(&graph, stages, &strategy.split);
-        let like = again::tell_apart(&mut graph, &stages, strategy.recompute);
+        let like = recompute::specialize_layers(&mut graph, &stages, strategy.recompute);
         let mut templates = Vec::new();
         let sharded: Vec<ShardedLayer> = (graph.kinds.iter().zip(&like))
             .map(|(kind, &like)| shard::shard(&graph, kind, strategy, like))
@@ -130,6 +137,7 @@ impl Context {
             .map_err(|e| Problems::one("--schedule", e.to_string()))?;
         Ok(Self {
             strategy: strategy.clone(),
+            fabric: fabric.clone(),
             mesh: strategy.mesh(),
             stages,
             graph,
@@ -141,7 +149,7 @@ impl Context {
         })
     }
 
-    /// The id of a group, declared on first use.
+    /// Id of a group, declared on first use.
     fn group(&mut self, kind: GroupKind) -> GroupId {
         let at = self.groups.iter().position(|&known| known == kind);
         GroupId::from(at.unwrap_or_else(|| {
@@ -150,7 +158,7 @@ impl Context {
         }))
     }
 
-    /// The id of a template, declared on first use.
+    /// Id of a template, declared on first use.
     fn template(&mut self, template: Template) -> u32 {
         let at = self.templates.iter().rposition(|known| *known == template);
         at.unwrap_or_else(|| {
@@ -159,8 +167,8 @@ impl Context {
         }) as u32
     }
 
-    /// Into how many parts the update of a bucket is dealt out, and among whom, given who holds the same
-    /// of it.
+    /// Group among which the update of a bucket is sharded, if it is; `holders` hold the same
+    /// parameters.
     fn update_group(&self, holders: GroupKind) -> Option<GroupKind> {
         match (self.strategy.sync, self.strategy.zero) {
             (Sync::Servers(_) | Sync::Async { .. }, _) => Some(GroupKind::Servers),
@@ -172,7 +180,7 @@ impl Context {
     }
 
     fn deal(&self) -> bucket::Deal<'_> {
-        // What is encoded by block is summed by parts.
+        // Block-encoded gradients are summed by shards.
         let by_block = self.strategy.compress.codec().and_then(Codec::words_per_block).is_some();
         let parts = |holders: GroupKind| match self.update_group(holders) {
             Some(group) => u64::from(self.mesh.group_size(group)),
@@ -199,7 +207,8 @@ impl Kind {
         let ends = [layer.input, layer.output, layer.output_grad, layer.input_grad];
         let mut kept: Vec<_> = ends.into_iter().flatten().chain(layer.saved.clone()).collect();
         kept.extend(layer.halves.iter().flat_map(|halves| &halves.late));
-        // The loss and the count of dropped tokens have buffers of their own; what is aliased to something kept is kept with it.
+        // The loss and the dropped-token count have their own buffers; aliases of a kept value are
+        // kept with it.
         kept.extend((0..layer.values.len()).filter(|&v| layer.values[v].class.adds_up()));
         let mut kind = Self::default();
         for &pass in strategy.schedule.passes() {
@@ -213,15 +222,21 @@ impl Kind {
     }
 }
 
-/// What a pass consists of.
-fn parts(layer: &ShardedLayer, pass: Pass) -> Vec<(SegmentPass, &[Item])> {
-    let half = |of: fn(&split::Halves) -> &[Item]| layer.halves.as_ref().map_or(&[][..], of);
-    let again = (SegmentPass::Recompute, &layer.recompute[..]);
+/// Items of a pass.
+fn parts(layer: &ShardedLayer, pass: Pass) -> Vec<(ComputePass, &[Item])> {
+    let half =
+        |of: fn(&split_backward::Halves) -> &[Item]| layer.halves.as_ref().map_or(&[][..], of);
+    let recomputed = (ComputePass::Recompute, &layer.recompute[..]);
+    let items = match pass {
+        Pass::Forward => &layer.forward,
+        Pass::Backward => &layer.backward,
+        Pass::BackwardInput => half(|h| &h.input),
+        Pass::BackwardWeight => half(|h| &h.weight),
+    };
+    let own = (ComputePass::from(pass), items);
     match pass {
-        Pass::Forward => vec![(SegmentPass::Forward, &layer.forward)],
-        Pass::Backward => vec![again, (SegmentPass::Backward, &layer.backward)],
-        Pass::BackwardInput => vec![again, (SegmentPass::BackwardInput, half(|h| &h.input))],
-        Pass::BackwardWeight => vec![(SegmentPass::BackwardWeight, half(|h| &h.weight))],
+        Pass::Forward | Pass::BackwardWeight => vec![own],
+        Pass::Backward | Pass::BackwardInput => vec![recomputed, own],
     }
 }
 

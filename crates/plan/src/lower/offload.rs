@@ -1,17 +1,18 @@
-//! What rests in the store instead of the arena, and when it comes and goes.
+//! Offloading of optimizer state and activations to the offload store, and its schedule.
 //!
-//! **Optimizer state.** Master weights and moments rest in the store. A step works on one of two sets of
-//! buffers that buckets use in turn: the next bucket's state is on its way in, and the last one's on its
-//! way out, while a bucket is updated.
+//! **Optimizer state.** Master weights and moments are kept in the store. A step works on one of
+//! two buffer sets that buckets use alternately. While a bucket is updated, the next bucket's state
+//! is prefetched and the previous one's is offloaded.
 //!
-//! **Activations.** What a block keeps for its backward pass lies in one of [`SLOTS`] sets of buffers
-//! that blocks use in turn, and goes to the store when the forward pass is over. The backward pass has
-//! it brought back as soon as a slot is free, so that [`SLOTS`] − 1 blocks are on their way while one
-//! computes. Where a microbatch's backward pass follows its forward pass at once, its last blocks stay.
+//! **Activations.** The saved activations of a block are in one of [`SLOTS`] buffer sets that
+//! blocks use in turn, and are offloaded after the forward pass. The backward pass prefetches them
+//! as soon as a slot is free, so that [`SLOTS`] − 1 blocks are in flight while one computes. If a
+//! microbatch's backward pass directly follows its forward pass, its last blocks stay.
 //!
-//! Embedding and head keep theirs, and so does what arrives from another stage: receives are posted early.
+//! Embedding and head are not offloaded, nor is the input from another stage: receives are posted
+//! early.
 
-use super::role::Role;
+use super::role::RoleBuilder;
 use super::shard::ValueId;
 use crate::dtype::DType;
 use crate::ids::{BufferId, Microbatch, OpId};
@@ -20,44 +21,44 @@ use crate::schedule::{Action, Pass};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// How many blocks' activations have a place in the arena: of one that computes and of its
-/// neighbours on either side, or of two that are on their way.
+/// Number of blocks whose activations fit in the arena: one that computes and its two neighbours,
+/// or two that are in flight.
 const SLOTS: usize = 3;
 
-/// What is where while the program is written.
+/// Offloading state while the program is built.
 #[derive(Default)]
 pub(super) struct Offloading {
-    /// The buffers of slots, by slot, kind of layer and value.
+    /// Buffers of slots, by slot, layer kind and value.
     homes: BTreeMap<(usize, usize, ValueId), BufferId>,
-    /// By layer: where its values lie in a slot, and where they rest.
+    /// By layer: view of each value in its slot, and in the store.
     groups: BTreeMap<usize, Vec<(View, View)>>,
     slots: [Slot; SLOTS],
-    /// By layer and microbatch: when all of it is in the store.
+    /// By layer and microbatch: op after which all values are in the store.
     stashed: BTreeMap<(usize, Microbatch), OpId>,
-    /// By turn: when its set of buffers for optimizer state is free.
-    turns: [Vec<OpId>; 2],
-    /// What comes next in the schedule's order.
+    /// By buffer set for optimizer state: ops after which it is free.
+    free_sets: [Vec<OpId>; 2],
+    /// Next action of the schedule.
     pub(super) following: Option<Action>,
 }
 
 #[derive(Default)]
 struct Slot {
     holds: Option<(usize, Microbatch)>,
-    /// What must be done before something else may be put there.
+    /// Ops that must complete before the slot is reused.
     busy: Vec<OpId>,
-    /// When what it holds is there, where that had to be brought.
-    brought: Option<OpId>,
+    /// Op after which the contents are available, if they were prefetched.
+    prefetched: Option<OpId>,
 }
 
-impl Role<'_> {
-    /// Whether a layer's activations go to the store: those of blocks do.
+impl RoleBuilder<'_> {
+    /// Returns true if a layer's activations are offloaded: those of blocks are.
     pub(super) fn offloads(&self, layer: usize) -> bool {
         let block = self.context.graph.layer(layer.into()).is_block();
         self.context.strategy.offload.activations() && block
     }
 
-    /// The buffer in a layer's slot for one of its values, of which the store has room for as many
-    /// microbatches as are under way.
+    /// Declares the buffer in a layer's slot for one of its values, with `copies` microbatches in
+    /// the store.
     pub(super) fn slot_buffer(
         &mut self,
         layer: usize,
@@ -78,15 +79,20 @@ impl Role<'_> {
             }
         };
         let name = format!("{}.{what}.stored", self.context.graph.layers[layer].name);
-        let rest = self.buffer(name, dtype, elements, copies, MemoryKind::Stored);
+        let rest = self.buffer(name, dtype, elements, copies, MemoryKind::Offloaded);
         let pair = (self.whole(id), self.whole(rest));
         self.offloading.groups.entry(layer).or_default().push(pair);
         id
     }
 
-    /// Before a forward pass over a layer: the slots that it fills must have been emptied. The one
-    /// behind gets what the layer puts out.
-    pub(super) fn make_room(&mut self, layer: usize, layers: &Range<usize>, after: &mut Vec<OpId>) {
+    /// Before a forward pass over a layer: waits until the slots it fills are free. The next slot
+    /// receives the layer's output.
+    pub(super) fn reserve_slot(
+        &mut self,
+        layer: usize,
+        layers: &Range<usize>,
+        after: &mut Vec<OpId>,
+    ) {
         for filled in [layer, layer + 1] {
             if layers.contains(&filled) && self.offloading.groups.contains_key(&filled) {
                 let slot = &mut self.offloading.slots[filled % SLOTS];
@@ -96,9 +102,14 @@ impl Role<'_> {
         }
     }
 
-    /// After a forward pass over a layer: sends what it keeps to the store, unless its backward pass
-    /// comes before anything else needs the slot.
-    pub(super) fn put_away(&mut self, layer: usize, layers: &Range<usize>, microbatch: Microbatch) {
+    /// After a forward pass over a layer: offloads its saved values, unless its backward pass comes
+    /// before the slot is needed again.
+    pub(super) fn offload_layer(
+        &mut self,
+        layer: usize,
+        layers: &Range<usize>,
+        microbatch: Microbatch,
+    ) {
         let Some(group) = self.offloading.groups.get(&layer).cloned() else { return };
         let mut busy = self.produced();
         let turns = self.offloading.following.is_some_and(|next| {
@@ -115,35 +126,41 @@ impl Role<'_> {
             self.offloading.stashed.extend(busy.first().map(|&op| ((layer, microbatch), op)));
         }
         let holds = Some((layer, microbatch));
-        self.offloading.slots[layer % SLOTS] = Slot { holds, busy, brought: None };
+        self.offloading.slots[layer % SLOTS] = Slot { holds, busy, prefetched: None };
     }
 
-    /// Before the backward pass over some layers: has the last ones brought back.
-    pub(super) fn bring_last(&mut self, layers: &Range<usize>, microbatch: Microbatch) {
+    /// Before the backward pass over `layers`: prefetches the last ones.
+    pub(super) fn prefetch_last(&mut self, layers: &Range<usize>, microbatch: Microbatch) {
         for layer in layers.clone().rev().take(SLOTS) {
-            self.bring(layer, microbatch);
+            self.prefetch(layer, microbatch);
         }
     }
 
-    /// Before the backward pass over a layer: what it reads must be there.
-    pub(super) fn brought(&mut self, layer: usize, after: &mut Vec<OpId>) {
+    /// Before the backward pass over a layer: waits for its prefetched values.
+    pub(super) fn await_prefetch(&mut self, layer: usize, after: &mut Vec<OpId>) {
         if self.offloading.groups.contains_key(&layer) {
-            after.extend(self.offloading.slots[layer % SLOTS].brought);
+            after.extend(self.offloading.slots[layer % SLOTS].prefetched);
         }
     }
 
-    /// After the backward pass over a layer: its slot is for the next one that takes its turn there.
-    pub(super) fn vacate(&mut self, layer: usize, layers: &Range<usize>, microbatch: Microbatch) {
+    /// After the backward pass over a layer: frees its slot and prefetches the next layer that uses
+    /// it.
+    pub(super) fn release_slot(
+        &mut self,
+        layer: usize,
+        layers: &Range<usize>,
+        microbatch: Microbatch,
+    ) {
         if self.offloading.groups.contains_key(&layer) {
             let busy = self.produced();
             self.offloading.slots[layer % SLOTS] = Slot { busy, ..Slot::default() };
         }
         if let Some(next) = layer.checked_sub(SLOTS).filter(|next| layers.contains(next)) {
-            self.bring(next, microbatch);
+            self.prefetch(next, microbatch);
         }
     }
 
-    fn bring(&mut self, layer: usize, microbatch: Microbatch) {
+    fn prefetch(&mut self, layer: usize, microbatch: Microbatch) {
         let Some(group) = self.offloading.groups.get(&layer).cloned() else { return };
         let holds = Some((layer, microbatch));
         if self.offloading.slots[layer % SLOTS].holds == holds {
@@ -156,14 +173,15 @@ impl Role<'_> {
             after = vec![self.body.push(lane, Op::Restore { from, into, microbatch }, &after)];
         }
         let brought = after.first().copied();
-        self.offloading.slots[layer % SLOTS] = Slot { holds, busy: after, brought };
+        self.offloading.slots[layer % SLOTS] = Slot { holds, busy: after, prefetched: brought };
     }
 
-    /// Where a bucket's optimizer state lies during its step, and where it rests if that is the store.
+    /// Views of a bucket's optimizer state during its step and between steps, possibly in the
+    /// store.
     pub(super) fn state_views(&mut self, bucket: &str, what: &str, elements: u64) -> [View; 2] {
         let offloads = self.context.strategy.offload.optimizer();
         let kind = match (offloads, self.shares_weights()) {
-            (true, _) => MemoryKind::Stored,
+            (true, _) => MemoryKind::Offloaded,
             (false, true) => MemoryKind::Shared,
             (false, false) => MemoryKind::Optimizer,
         };
@@ -183,18 +201,18 @@ impl Role<'_> {
         [View { buffer: id, offset: 0, len: elements }, rests]
     }
 
-    /// Runs a step of a bucket once `known` is, around which its state comes and goes.
+    /// Adds a step of a bucket after `known`, with prefetch and offload of its state.
     pub(super) fn step(&mut self, bucket: usize, phase: StepPhase, known: &[OpId]) -> OpId {
         let op = Op::Step { bucket: bucket as u32, phase };
         let state = self.buckets[bucket].finish();
-        if state.stored.is_empty() {
+        if state.offloaded.is_empty() {
             return self.compute(op, known);
         }
         let microbatch = Microbatch(0);
-        let mut after = std::mem::take(&mut self.offloading.turns[bucket % 2]);
+        let mut after = std::mem::take(&mut self.offloading.free_sets[bucket % 2]);
         let worked: Vec<View> = state.master.into_iter().chain(state.moments).collect();
         let lane = self.lane("offload-in");
-        for (&from, &into) in state.stored.iter().zip(&worked) {
+        for (&from, &into) in state.offloaded.iter().zip(&worked) {
             after = vec![self.body.push(lane, Op::Restore { from, into, microbatch }, &after)];
         }
         let waits: Vec<OpId> = known.iter().copied().chain(after).collect();
@@ -206,10 +224,10 @@ impl Role<'_> {
         let lane = self.lane("offload-out");
         let mut done = vec![step];
         for at in changed {
-            let (from, into) = (worked[at], state.stored[at]);
+            let (from, into) = (worked[at], state.offloaded[at]);
             done = vec![self.body.push(lane, Op::Stash { from, into, microbatch }, &done)];
         }
-        self.offloading.turns[bucket % 2] = done;
+        self.offloading.free_sets[bucket % 2] = done;
         step
     }
 }

@@ -1,12 +1,13 @@
-//! Cuts the chain of layers into stages.
+//! Splits the chain of layers into stages.
 
 use crate::graph::Graph;
 use crate::ids::LayerId;
 use crate::strategy::Split;
 use std::ops::Range;
 
-/// Contiguous runs of layers, one per virtual stage. From the head on all stay together: modules for
-/// further tokens share its table, and stages behind the loss would have nothing to overlap with.
+/// Contiguous ranges of layers, one per virtual stage. All layers from the head on stay together:
+/// prediction modules share its table, and stages after the loss would have nothing to overlap
+/// with.
 ///
 /// The chain must have at least as many layers as there are stages.
 pub(super) fn partition(graph: &Graph, stages: usize, split: &Split) -> Vec<Range<usize>> {
@@ -28,8 +29,8 @@ fn by_starts(layers: usize, starts: &[u32]) -> Vec<Range<usize>> {
     from.zip(starts.iter().copied().chain([layers])).map(|(from, until)| from..until).collect()
 }
 
-/// Where stages behind the first begin such that they cost as nearly the same as whole layers
-/// allow, when each layer costs as much as told.
+/// First layers of all stages but the first, such that the stages' costs are as equal as whole
+/// layers allow; `costs` are per layer.
 ///
 /// There must be at least as many layers as stages, and one stage.
 pub fn balance(costs: &[f64], stages: usize) -> Split {
@@ -37,9 +38,9 @@ pub fn balance(costs: &[f64], stages: usize) -> Split {
     Split::At(cut.iter().skip(1).map(|stage| stage.start as u32).collect())
 }
 
-/// Equal numbers of blocks, as [`Split::Count`] says. The chain's first layer is the embedding and
-/// its last the head. Where neither rule deals out equally, embedding and head count as layers and
-/// earlier stages have one layer more.
+/// Equal numbers of blocks, as defined by [`Split::Count`]. The chain's first layer is the
+/// embedding and its last the head. If neither rule divides evenly, embedding and head count as
+/// layers and earlier stages have one layer more.
 fn by_count(layers: usize, stages: usize) -> Vec<Range<usize>> {
     let blocks = layers.saturating_sub(2);
     let ends = |stage: usize| usize::from(stage == 0) + usize::from(stage + 1 == stages);
@@ -56,8 +57,8 @@ fn by_count(layers: usize, stages: usize) -> Vec<Range<usize>> {
     sizes.into_iter().map(range).collect()
 }
 
-/// Stages of nearly equal cost, embedding and head included: the largest cost is as small as it can
-/// be, and among such cuts the sum of squares is.
+/// Stages of nearly equal cost, embedding and head included: minimises the largest cost, then the
+/// sum of squares.
 fn by_cost(graph: &Graph, units: usize, stages: usize) -> Vec<Range<usize>> {
     let mut costs: Vec<f64> =
         (0..graph.layers.len()).map(|i| layer_cost(graph, LayerId::from(i))).collect();
@@ -73,7 +74,7 @@ fn even(costs: &[f64], stages: usize) -> Vec<Range<usize>> {
     best(costs, stages, ceiling * (1.0 + 1e-9), |sum, cost| sum + cost * cost).1
 }
 
-/// Matrix operations of forward and backward; what has none costs a token's worth of copying.
+/// GEMM operations of forward and backward, plus one operation per tensor element for copying.
 fn layer_cost(graph: &Graph, layer: LayerId) -> f64 {
     let kind = graph.layer(layer);
     let ops = kind.forward.iter().chain(&kind.backward);
@@ -81,7 +82,7 @@ fn layer_cost(graph: &Graph, layer: LayerId) -> f64 {
     ops.map(|op| kind.matrix_flops(op).0).sum::<f64>() + copying
 }
 
-/// The cut with the least total, where `join` adds a stage's cost to the total so far and no stage
+/// Split with the least total, where `join` adds a stage's cost to the total so far and no stage
 /// costs more than `ceiling`.
 fn best(
     costs: &[f64],
@@ -94,7 +95,7 @@ fn best(
     for (i, cost) in costs.iter().enumerate() {
         prefix[i + 1] = prefix[i] + cost;
     }
-    // total[s][end]: the best way to put the first `end` layers into s + 1 stages.
+    // total[s][end]: least total for the first `end` layers in s + 1 stages.
     let mut total = vec![vec![f64::INFINITY; layers + 1]; stages];
     let mut cut = vec![vec![0; layers + 1]; stages];
     for end in 1..=layers {
@@ -175,7 +176,7 @@ mod tests {
 
     #[test]
     fn equal_blocks_are_dealt_out_equally() {
-        // Embedding and head ride along with the first and the last stage.
+        // Embedding and head are added to the first and the last stage.
         let mut expected = vec![4; 24];
         expected[0] += 1;
         expected[23] += 1;

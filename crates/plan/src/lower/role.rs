@@ -1,34 +1,34 @@
-//! The program of one pipeline rank: its layers' passes in the schedule's order, and what they exchange.
+//! Program of one pipeline rank: its layers' passes in schedule order, and their exchanges.
 
 use super::Context;
 use super::arena::{self, Home};
-use super::compress::Waiting;
+use super::compress::PendingReduce;
 use super::dropped::Dropped;
 use super::offload::Offloading;
 use super::shard::ValueId;
 use super::tables::TableState;
 use super::update::BucketState;
-use super::versions::Reads;
-use crate::collective::{self, Algorithm, CollectiveKind, Order, Reduction};
+use super::weight_stash::WeightVersion;
+use crate::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder};
 use crate::dtype::DType;
 use crate::ids::{BufferId, CallId, LaneId, Microbatch, OpId, SegmentId, Stage, StageRank};
 use crate::mesh::{Axis, GroupKind};
 use crate::program::{
-    Bucket, Buffer, Call, InFlight, LoadKind, MemoryKind, Op, Outputs, Peer, Program, Section,
+    Bucket, Buffer, Call, CarryoverOp, LoadKind, MemoryKind, Op, Outputs, Peer, Program, Section,
     Segment, View,
 };
-use crate::schedule::{Made, Pass, ScheduleKind, in_flight};
+use crate::schedule::{Pass, PassOutput, ScheduleKind, in_flight};
 use crate::units::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-/// The program of pipeline rank `rank`.
+/// Builds the program of pipeline rank `rank`.
 pub(super) fn program(context: &mut Context, rank: u32) -> Program {
-    let mut role = Role::new(context, rank);
+    let mut role = RoleBuilder::new(context, rank);
     role.run_ahead();
     role.start_compressed();
-    role.set_out();
-    role.meet();
+    role.init_anchor();
+    role.barrier();
     let actions = role.context.order[rank as usize].clone();
     for (at, &action) in actions.iter().enumerate() {
         role.offloading.following = actions.get(at + 1).copied();
@@ -42,16 +42,16 @@ pub(super) fn program(context: &mut Context, rank: u32) -> Program {
             Pass::BackwardWeight => role.weights(stage, action.microbatch),
         }
         if action.pass == Pass::Backward {
-            role.update_apart(action.microbatch.index());
+            role.local_step(action.microbatch.index());
         }
     }
     role.update();
-    role.keep_apart();
-    role.leave_in_flight();
+    role.serialize_comm();
+    role.declare_carryover();
     role.finish()
 }
 
-/// The first channel of what goes round; those below belong to stages.
+/// First channel of ring messages; channels below belong to stages.
 const RING: u16 = 1 << 15;
 
 /// A pass over one of this rank's layers, bound to its buffers.
@@ -68,30 +68,29 @@ pub(super) enum Bound {
     Shift { sent: View, received: View },
 }
 
-/// How long something lives that outlives a pass.
+/// Lifetime of a value that outlives a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
-    /// From the forward pass to the input's gradient.
+    /// From the forward pass to the input gradient.
     Input,
-    /// From the forward pass to the weights' gradients: the whole of it, unless the backward pass is
-    /// split.
+    /// From the forward pass to the weight gradients: the whole backward pass, unless it is split.
     Whole,
-    /// From the input's gradient to the weights'.
+    /// From the input gradient to the weight gradients.
     Gradient,
 }
 
 impl Life {
-    pub(super) fn start(self) -> Made {
+    pub(super) fn start(self) -> PassOutput {
         match self {
-            Self::Input | Self::Whole => Made::Activations,
-            Self::Gradient => Made::InputGradient,
+            Self::Input | Self::Whole => PassOutput::Activations,
+            Self::Gradient => PassOutput::InputGradient,
         }
     }
 
-    pub(super) fn end(self) -> Made {
+    pub(super) fn end(self) -> PassOutput {
         match self {
-            Self::Input => Made::InputGradient,
-            Self::Whole | Self::Gradient => Made::WeightGradients,
+            Self::Input => PassOutput::InputGradient,
+            Self::Whole | Self::Gradient => PassOutput::WeightGradients,
         }
     }
 }
@@ -100,30 +99,30 @@ impl Life {
 pub(super) struct StageState {
     pub(super) stage: Stage,
     pub(super) layers: Range<usize>,
-    /// What the previous stage sends, and how many microbatches of it fit.
+    /// Buffer for the previous stage's output.
     pub(super) received: Option<View>,
-    /// What goes to the next stage.
+    /// Buffer for the output to the next stage.
     pub(super) sent: Option<View>,
     pub(super) received_grad: Option<View>,
     pub(super) sent_grad: Option<View>,
-    /// What comes from outside the model, and where to.
+    /// Inputs of the model, and their buffers.
     pub(super) loads: Vec<(LoadKind, BufferId)>,
-    /// For each microbatch so far, the op after which what lives until the input's gradient is free.
+    /// Per microbatch so far: op after which values that live until the input gradient are free.
     input_done: Vec<OpId>,
-    /// The same for what lives until the weights' gradients.
+    /// The same for values that live until the weight gradients.
     freed: Vec<OpId>,
     forward_sends: Vec<OpId>,
     backward_sends: Vec<OpId>,
-    /// The number of the first forward pass of the section that is being written.
+    /// Index of the first forward pass of the current section.
     first_forward: usize,
-    /// The receive of what the next forward pass reads, where that is posted one pass early.
+    /// Receive of the next forward pass's input, if it is posted one pass early.
     arriving: Option<OpId>,
-    /// The first op of the section's first forward pass that reads what it was given.
+    /// First op of the section's first forward pass that reads its input.
     first_op: Option<OpId>,
-    /// What the input's half of each backward pass waited for without computing anything itself, for
-    /// the weights' half to wait for.
+    /// Ops that the input half of each backward pass should have waited for but did not, because it
+    /// computed nothing. The weight half waits for them.
     unread: VecDeque<Vec<OpId>>,
-    /// Positions of the frames by [`Life`], where there are such buffers.
+    /// Indices of the frames by [`Life`], if there are such buffers.
     pub(super) frames: [Option<u32>; 3],
 }
 
@@ -150,13 +149,13 @@ impl StageState {
     }
 }
 
-pub(super) struct Role<'c> {
+pub(super) struct RoleBuilder<'c> {
     pub(super) context: &'c mut Context,
     rank: u32,
     lanes: Vec<String>,
     pub(super) buffers: Vec<Buffer>,
     pub(super) homes: Vec<Home>,
-    /// Buffers that outlive a pass, by when they die.
+    /// Lifetimes of buffers that outlive a pass.
     pub(super) lives: BTreeMap<BufferId, Life>,
     pub(super) frames: Vec<Vec<BufferId>>,
     pub(super) scratch: BTreeMap<(usize, Pass, ValueId), BufferId>,
@@ -164,37 +163,37 @@ pub(super) struct Role<'c> {
     pub(super) segments: Vec<Segment>,
     pub(super) calls: Vec<Call>,
     pub(super) stages: Vec<StageState>,
-    /// By layer of the model; empty for other ranks' layers.
+    /// Passes by layer of the model; empty for other ranks' layers.
     pub(super) passes: Vec<[BoundPass; 4]>,
-    /// The same for forward passes that read a version of the weights that was kept.
+    /// The same for forward passes that read stashed weights.
     pub(super) kept_forwards: Vec<BoundPass>,
-    /// What a stage of this rank puts out for the next one, if that is on this rank too, and the
-    /// gradient that comes back: the former and the buffer, until the latter is declared.
+    /// Stage and buffer of an output for a next stage on the same rank, and of the gradient that
+    /// returns, until the receiving stage is declared.
     pub(super) handed: Option<(Stage, BufferId)>,
     pub(super) handed_grad: Option<(Stage, BufferId)>,
     pub(super) buckets: Vec<BucketState>,
-    /// Tables whose rows take their own steps.
+    /// Tables with sparse steps.
     pub(super) tables: Option<TableState>,
-    /// The section that is being written.
+    /// The current section.
     pub(super) body: Section,
     pub(super) prologue: Section,
     pub(super) epilogue: Section,
-    in_flight: Vec<InFlight>,
+    in_flight: Vec<CarryoverOp>,
     pub(super) last_compute: Option<OpId>,
-    /// Exchanges that the next computation must wait for.
+    /// Exchanges that the next compute op must wait for.
     pending: Vec<OpId>,
-    /// Buckets whose reduction of a microbatch is still to be added to those before.
+    /// Buckets whose reduction of a microbatch is not yet added to the previous ones.
     pub(super) staged: Vec<(usize, usize)>,
-    /// Compressed reductions that are under way.
-    pub(super) waiting: Vec<Waiting>,
+    /// Compressed reductions in flight.
+    pub(super) waiting: Vec<PendingReduce>,
     pub(super) outputs: Outputs,
     pub(super) loss_tree: Vec<BufferId>,
-    /// Where dropped tokens are counted, if any can be.
+    /// Buffers that count dropped tokens, if tokens can be dropped.
     pub(super) dropped: Option<Dropped>,
     pub(super) offloading: Offloading,
 }
 
-impl<'c> Role<'c> {
+impl<'c> RoleBuilder<'c> {
     fn new(context: &'c mut Context, rank: u32) -> Self {
         let layers = context.graph.layers.len();
         let mut role = Self {
@@ -252,38 +251,38 @@ impl<'c> Role<'c> {
         self.context.strategy.pp as u16
     }
 
-    /// Whether this rank holds a virtual stage.
+    /// Returns true if this rank holds a virtual stage.
     pub(super) fn is_mine(&self, stage: Stage) -> bool {
         let all = self.context.stages.len();
         stage.index() < all && u32::from(self.neighbour(stage.0).0) == self.rank
     }
 
-    /// How many microbatches' forward passes this rank has run when an iteration begins.
+    /// Number of microbatches whose forward pass has run on this rank when an iteration begins.
     pub(super) fn ahead(&self) -> u32 {
         self.context.strategy.schedule.ahead(self.rank as u16, self.pp())
     }
 
-    /// The most microbatches that are between two points of this rank's order, one at least.
-    pub(super) fn in_flight(&self, from: (Stage, Made), until: (Stage, Made)) -> u32 {
+    /// Maximum number of microbatches between two points of this rank's order, at least one.
+    pub(super) fn in_flight(&self, from: (Stage, PassOutput), until: (Stage, PassOutput)) -> u32 {
         let row = &self.context.order[self.rank as usize];
-        // What was run ahead is between a forward pass and all that follows it.
-        let ahead = if from.1 == Made::Activations { self.ahead() } else { 0 };
+        // Microbatches run ahead are between a forward pass and all that follows it.
+        let ahead = if from.1 == PassOutput::Activations { self.ahead() } else { 0 };
         (ahead + in_flight(row, from, until)).max(1)
     }
 
-    /// Writes the prologue: the forward passes that are run ahead of the first iteration.
+    /// Builds the prologue: the forward passes that run ahead of the first iteration.
     fn run_ahead(&mut self) {
         if self.context.strategy.schedule.flushes() {
             return;
         }
-        self.keep_first_versions();
-        // What the first forward pass of all reads.
+        self.stash_initial_weights();
+        // Input of the very first forward pass.
         self.stages[0].arriving = self.receive(0, Microbatch(0));
         for microbatch in (0..self.ahead()).map(Microbatch) {
             self.forward(0, microbatch);
         }
         self.prologue = std::mem::take(&mut self.body);
-        // All of it is done when the first iteration begins.
+        // All of it is complete when the first iteration begins.
         self.last_compute = None;
         self.pending.clear();
         let first = self.ahead() as usize;
@@ -293,19 +292,19 @@ impl<'c> Role<'c> {
         (state.arriving, state.first_op) = (None, None);
     }
 
-    /// Declares what the next iteration's first forward pass reads, which may still be on its way when
-    /// that iteration begins.
-    fn leave_in_flight(&mut self) {
+    /// Declares the receives of the next iteration's first forward pass as carryover ops: they may
+    /// still be in flight when that iteration begins.
+    fn declare_carryover(&mut self) {
         let stages = self.stages.iter();
         self.in_flight = stages
             .filter_map(|state| {
                 let before = state.first_op.into_iter().collect();
-                state.arriving.map(|op| InFlight { op, before })
+                state.arriving.map(|op| CarryoverOp { op, before })
             })
             .collect();
     }
 
-    /// The lane of this name, declared on first use.
+    /// Lane with the given name, declared on first use.
     pub(super) fn lane(&mut self, name: &str) -> LaneId {
         let at = self.lanes.iter().position(|known| known == name);
         LaneId::from(at.unwrap_or_else(|| {
@@ -314,8 +313,8 @@ impl<'c> Role<'c> {
         }))
     }
 
-    /// The lane for what goes from a virtual stage to the next one, or back. Where stages form a V, both
-    /// ways pass the same ranks, and neither may hold up the other.
+    /// Lane for messages between a virtual stage and the next one. If stages form a V, both
+    /// directions pass the same ranks, and neither may block the other.
     fn pipeline_lane(&mut self, name: &str, stage: u16) -> LaneId {
         let upwards =
             self.context.strategy.schedule == ScheduleKind::DualPipeV && stage >= self.pp();
@@ -339,7 +338,7 @@ impl<'c> Role<'c> {
         View { buffer, offset: 0, len: self.buffers[buffer.index()].elements }
     }
 
-    /// Declares a collective. What this rank's part is cut by is `block`.
+    /// Declares a collective. This rank's shard is split at multiples of `block`.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn call(
         &mut self,
@@ -351,15 +350,12 @@ impl<'c> Role<'c> {
         output: View,
         block: u64,
     ) -> CallId {
-        let strategy = &self.context.strategy;
-        let ranks = self.context.mesh.group_size(group);
-        let wanted =
+        let Context { strategy, fabric, mesh, .. } = &*self.context;
+        let asked =
             if group == GroupKind::Replicas { strategy.collective } else { Algorithm::Auto };
         let order = strategy.order;
-        let algorithm = collective::resolve(kind, wanted, ranks, order)
-            .or_else(|_| collective::resolve(kind, Algorithm::Auto, ranks, order))
-            .expect("some algorithm does every kind");
-        let order = if kind.reduces() { order } else { Order::Free };
+        let algorithm = fabric.algorithm(mesh, group, kind, asked, order);
+        let order = if kind.reduces() { order } else { SummationOrder::Free };
         let dtype = self.buffers[input.buffer.index()].dtype;
         let group = self.context.group(group);
         let name = format!("{kind} {name}");
@@ -379,18 +375,18 @@ impl<'c> Role<'c> {
         CallId::from(self.calls.len() - 1)
     }
 
-    /// Adds an op to the compute lane, after what it must wait for.
+    /// Adds an op to the compute lane, after the ops it must wait for.
     pub(super) fn compute(&mut self, op: Op, after: &[OpId]) -> OpId {
         let id = self.body.push(LaneId(0), op, after);
         self.last_compute = Some(id);
         id
     }
 
-    /// Runs a pass over a layer; its first computation waits for `after`.
+    /// Adds a pass over a layer; its first compute op waits for `after`.
     fn pass(
         &mut self,
         layer: usize,
-        (pass, reads): (Pass, Reads),
+        (pass, reads): (Pass, WeightVersion),
         microbatch: Microbatch,
         fresh: bool,
         after: &mut Vec<OpId>,
@@ -413,7 +409,7 @@ impl<'c> Role<'c> {
                     waits.clear();
                     waits.extend(self.last_compute);
                     waits.extend_from_slice(after);
-                    // What goes along both axes of the experts follows each other.
+                    // Exchanges along both expert axes are serialised on one lane.
                     let lane = self.lane(match axis {
                         Axis::Dp => "batch",
                         Axis::Ep | Axis::Etp => "experts",
@@ -423,8 +419,8 @@ impl<'c> Role<'c> {
                     done[at].push(self.body.push(lane, op, &waits));
                 }
                 Bound::Shift { sent, received } => {
-                    // What is handed on may have just arrived, and where the next one goes, the one
-                    // before may still be on its way out.
+                    // The sent value may have just arrived, and the receive buffer may still be
+                    // read by the previous send.
                     waits.clear();
                     waits.extend(self.last_compute);
                     waits.extend_from_slice(&shifted);
@@ -446,14 +442,14 @@ impl<'c> Role<'c> {
         *self.bound(layer, pass, reads) = bound;
     }
 
-    fn bound(&mut self, layer: usize, pass: Pass, reads: Reads) -> &mut BoundPass {
+    fn bound(&mut self, layer: usize, pass: Pass, reads: WeightVersion) -> &mut BoundPass {
         match (pass, reads) {
-            (Pass::Forward, Reads::Kept) => &mut self.kept_forwards[layer],
+            (Pass::Forward, WeightVersion::Stashed) => &mut self.kept_forwards[layer],
             _ => &mut self.passes[layer][pass as usize],
         }
     }
 
-    /// What a send must wait for: the last computation, or the exchange behind it.
+    /// Ops that a send must wait for: the last compute op, or the exchange after it.
     pub(super) fn produced(&mut self) -> Vec<OpId> {
         self.last_compute.into_iter().chain(self.pending.iter().copied()).collect()
     }
@@ -468,8 +464,8 @@ impl<'c> Role<'c> {
         if self.context.strategy.schedule.flushes() {
             after.extend(self.receive(at, microbatch));
         } else if received.is_some() {
-            // What this pass reads was asked for one pass ago, in the last iteration if it is the first
-            // of this one; what the next one reads is asked for now.
+            // The receive of this pass's input was posted one pass ago, for an iteration's first
+            // pass in the previous iteration. The receive for the next pass is posted now.
             after.extend(self.stages[at].arriving);
             self.stages[at].arriving = self.receive(at, Microbatch(microbatch.0 + 1));
         }
@@ -487,12 +483,12 @@ impl<'c> Role<'c> {
                 let state = &self.stages[at];
                 after.extend(self.reusable(&state.forward_sends, view, k, state.first_forward));
             }
-            self.make_room(layer, &layers, &mut after);
-            // Of what a forward pass makes, only the loss adds up.
+            self.reserve_slot(layer, &layers, &mut after);
+            // In a forward pass only the loss and the dropped-token count accumulate.
             let read = (Pass::Forward, self.forward_reads(microbatch));
             self.pass(layer, read, microbatch, self.opens_leaf(k), &mut after);
             self.used(layer);
-            self.put_away(layer, &layers, microbatch);
+            self.offload_layer(layer, &layers, microbatch);
         }
         if let Some(view) = sent {
             let produced = self.produced();
@@ -508,7 +504,7 @@ impl<'c> Role<'c> {
         }
     }
 
-    /// Receives what the stage before puts out for a microbatch, if there is one.
+    /// Adds the receive of the previous stage's output for a microbatch, if there is such a stage.
     fn receive(&mut self, at: usize, microbatch: Microbatch) -> Option<OpId> {
         let (stage, view) = (self.stages[at].stage, self.stages[at].received?);
         let free = self.freed(at, view.buffer, microbatch.index());
@@ -518,10 +514,10 @@ impl<'c> Role<'c> {
         Some(self.body.push(lane, op, &free))
     }
 
-    /// A whole backward pass, or the half of it that makes the input's gradient.
+    /// Adds a whole backward pass, or its half that computes the input gradient.
     fn backward(&mut self, at: usize, microbatch: Microbatch, pass: Pass) {
         let k = microbatch.index();
-        let whole = pass.makes(Made::WeightGradients);
+        let whole = pass.makes(PassOutput::WeightGradients);
         let state = &self.stages[at];
         let (stage, layers) = (state.stage, state.layers.clone());
         let (received, sent) = (state.received_grad, state.sent_grad);
@@ -533,9 +529,9 @@ impl<'c> Role<'c> {
             let op = Op::Recv { from, channel: 2 * stage.0 + 1, view, microbatch };
             after.push(self.body.push(lane, op, &free));
         }
-        self.bring_last(&layers, microbatch);
+        self.prefetch_last(&layers, microbatch);
         for layer in layers.clone().rev() {
-            self.brought(layer, &mut after);
+            self.await_prefetch(layer, &mut after);
             self.gather(layer, &mut after);
             if whole {
                 self.reserve_gradients(layer, &mut after);
@@ -546,7 +542,7 @@ impl<'c> Role<'c> {
             let read = (pass, self.backward_reads());
             self.pass(layer, read, microbatch, self.is_fresh(k), &mut after);
             self.used(layer);
-            self.vacate(layer, &layers, microbatch);
+            self.release_slot(layer, &layers, microbatch);
             if whole {
                 self.layer_done(layer, k);
             }
@@ -572,13 +568,13 @@ impl<'c> Role<'c> {
         }
     }
 
-    /// The half of a backward pass that makes the weights' gradients.
+    /// Adds the half of a backward pass that computes the weight gradients.
     fn weights(&mut self, at: usize, microbatch: Microbatch) {
         let k = microbatch.index();
         let mut after = self.stages[at].unread.pop_front().unwrap_or_default();
         for layer in self.stages[at].layers.clone().rev() {
             self.reserve_gradients(layer, &mut after);
-            let read = (Pass::BackwardWeight, Reads::Newest);
+            let read = (Pass::BackwardWeight, WeightVersion::Latest);
             self.pass(layer, read, microbatch, self.is_fresh(k), &mut after);
             self.layer_done(layer, k);
         }
@@ -586,7 +582,7 @@ impl<'c> Role<'c> {
         self.action_done(self.stages[at].layers.clone(), k);
     }
 
-    /// Declares dead what lives until the weights' gradients are made.
+    /// Frees values that live until the weight gradients are computed.
     fn free_rest(&mut self, at: usize, microbatch: Microbatch) {
         self.free(at, Life::Gradient, microbatch);
         self.free(at, Life::Whole, microbatch);
@@ -594,38 +590,41 @@ impl<'c> Role<'c> {
         self.stages[at].freed.push(done);
     }
 
-    /// Declares a stage's buffers of one life dead.
+    /// Frees a stage's buffers of one lifetime.
     fn free(&mut self, at: usize, life: Life, microbatch: Microbatch) {
         let Some(frame) = self.stages[at].frames[life as usize] else { return };
-        // Nothing may be freed under an exchange that still reads it.
+        // No buffer may be freed while an exchange still reads it.
         let open = std::mem::take(&mut self.pending);
         self.compute(Op::Free { frame, microbatch }, &open);
     }
 
-    /// What must be done before microbatch `k` may be put into a buffer: the last use of its copy.
+    /// Ops to complete before microbatch `k` is written to a buffer: the last use of its copy.
     fn freed(&self, at: usize, buffer: BufferId, k: usize) -> Vec<OpId> {
         let state = &self.stages[at];
-        let late = self.lives.get(&buffer).is_some_and(|life| life.end() == Made::WeightGradients);
+        let late =
+            self.lives.get(&buffer).is_some_and(|life| life.end() == PassOutput::WeightGradients);
         let freed = if late { &state.freed } else { &state.input_done };
         let copies = self.buffers[buffer.index()].copies as usize;
         k.checked_sub(copies).map(|old| freed[old]).into_iter().collect()
     }
 
-    /// The send that used the same copy of a double buffer, which must be done before it is written.
-    /// The section's sends begin with that of microbatch `first`; those before it are done.
+    /// Send that used the same copy of a double buffer and must complete before it is written. The
+    /// section's sends begin with that of microbatch `first`; earlier ones are complete.
     fn reusable(&self, sends: &[OpId], view: View, k: usize, first: usize) -> Option<OpId> {
         let copies = self.buffers[view.buffer.index()].copies as usize;
         k.checked_sub(copies + first).map(|old| sends[old])
     }
 
-    /// Whether gradients start anew with this microbatch: the first of a leaf, or each one where they
-    /// are reduced at once.
+    /// Returns true if gradients start from zero with this microbatch: the first of a leaf, or
+    /// every one if gradients are reduced immediately.
     pub(super) fn is_fresh(&self, k: usize) -> bool {
-        let opens = self.apart().map_or_else(|| self.opens_leaf(k), |size| k.is_multiple_of(size));
+        let opens = self
+            .local_sgd_steps()
+            .map_or_else(|| self.opens_leaf(k), |size| k.is_multiple_of(size));
         self.transient_gradients() || opens
     }
 
-    /// Whether this microbatch is the first of a leaf.
+    /// Returns true if this microbatch is the first of a leaf.
     fn opens_leaf(&self, k: usize) -> bool {
         let strategy = &self.context.strategy;
         let leaf = (strategy.microbatches() / strategy.local_leaves()).max(1) as usize;

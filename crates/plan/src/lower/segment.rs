@@ -1,8 +1,8 @@
-//! Cuts a pass over a layer into segments: runs of operators between communications.
+//! Splits a pass over a layer into segments: sequences of operators between exchanges.
 //!
-//! A segment ends where an exchange starts, and a new one starts at the first operator that needs the
-//! exchange's result. What stands between them runs beside the exchange: that is how a weight
-//! gradient hides the reduction of an input gradient.
+//! A segment ends at the start of an exchange, and a new one starts at the first operator that
+//! needs the exchange's result. Operators in between overlap with the exchange: a weight gradient
+//! thus hides the reduction of an input gradient.
 
 use super::arena::{Interval, pack};
 use super::shard::{Item, ShardedLayer, ValueId};
@@ -10,11 +10,11 @@ use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
 use crate::ids::ParamId;
 use crate::mesh::Axis;
-use crate::program::{Access, LocalOp, Operand, SegmentPass, Template};
+use crate::program::{Access, ComputePass, LocalOp, Operand, Template};
 use crate::strategy::Strategy;
 use crate::units::Bytes;
 
-/// What an operand of a template stands for.
+/// Source of a template operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     Value(ValueId),
@@ -25,18 +25,18 @@ pub(super) enum Source {
 /// A step of a pass.
 #[derive(Clone, Debug)]
 pub(super) enum Piece {
-    /// A segment; `waits` are the positions of exchanges that must be done first.
+    /// A segment; `waits` are the indices of exchanges that must complete first.
     Run { template: u32, sources: Vec<Source>, waits: Vec<usize> },
-    /// Ranks exchange something.
+    /// An exchange between ranks.
     Exchange { what: Exchange, from: ValueId, to: ValueId },
 }
 
-/// What ranks do together.
+/// Kind of exchange.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Exchange {
     /// A collective along an axis.
     Collective(Axis, CollectiveKind, Reduction),
-    /// Each hands what it has to the next one along the context-parallel axis.
+    /// Each rank sends its value to the next one along the context-parallel axis.
     Shift,
 }
 
@@ -44,22 +44,22 @@ pub(super) enum Exchange {
 #[derive(Clone, Debug, Default)]
 pub(super) struct LayerPass {
     pub(super) pieces: Vec<Piece>,
-    /// Exchanges whose result the layer itself does not read: the next layer must wait for them.
+    /// Exchanges whose result the layer itself does not read; the next layer must wait for them.
     pub(super) open: Vec<usize>,
 }
 
-/// Values that live only within a pass, and where they lie in its scratch memory.
+/// Values that live only within a pass, and their offsets in scratch memory.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scratch {
-    /// Offset by value, for those that are scratch.
+    /// Offset by value, for scratch values.
     pub(super) offsets: Vec<Option<Bytes>>,
     pub(super) size: Bytes,
 }
 
-/// Cuts items into pieces, adding their templates.
+/// Splits items into pieces and adds their templates.
 pub(super) fn cut(
     layer_name: &str,
-    passes: &[(SegmentPass, &[Item])],
+    passes: &[(ComputePass, &[Item])],
     layer: &ShardedLayer,
     strategy: &Strategy,
     templates: &mut Vec<Template>,
@@ -68,7 +68,7 @@ pub(super) fn cut(
         Cutter { layer, strategy, pass: LayerPass::default(), run: Vec::new(), joined: Vec::new() };
     for (pass, items) in passes {
         let mut numbered = 0;
-        let mut name = |p: SegmentPass| {
+        let mut name = |p: ComputePass| {
             numbered += 1;
             format!("{}.{layer_name}.{}", p.letter(), numbered - 1)
         };
@@ -100,8 +100,8 @@ pub(super) fn cut(
     cutter.pass
 }
 
-/// Moves exchanges up: right after the operator that makes their input, or, if that was made before
-/// this pass, in front of the operator before them, to run beside it.
+/// Moves collectives up: directly after the operator that produces their input. If the input was
+/// produced before this pass, they move before the preceding operator, to overlap with it.
 fn hoisted(items: &[Item]) -> Vec<Item> {
     let mut out: Vec<Item> = Vec::with_capacity(items.len());
     for item in items {
@@ -126,7 +126,7 @@ struct Cutter<'a> {
     layer: &'a ShardedLayer,
     strategy: &'a Strategy,
     pass: LayerPass,
-    /// Operators of the segment that is being collected.
+    /// Operators of the current segment.
     run: Vec<Item>,
     /// Exchanges that this segment waits for.
     joined: Vec<usize>,
@@ -165,11 +165,11 @@ impl Cutter<'_> {
             .collect()
     }
 
-    /// Ends the segment that is being collected, if it has any operators.
+    /// Ends the current segment, if it has any operators.
     fn close(
         &mut self,
-        pass: SegmentPass,
-        name: &mut impl FnMut(SegmentPass) -> String,
+        pass: ComputePass,
+        name: &mut impl FnMut(ComputePass) -> String,
         templates: &mut Vec<Template>,
     ) {
         if self.run.is_empty() {
@@ -180,7 +180,7 @@ impl Cutter<'_> {
         let mut ops = Vec::new();
         for item in self.run.drain(..) {
             let Item::Op { kind, part, inputs, params, outputs } = item else { continue };
-            let gradient = part == crate::graph::Part::WeightGradient;
+            let gradient = part == crate::graph::OpPass::BackwardWeight;
             let mut slot = |source: Source, access: Access, layer: &ShardedLayer, s: &Strategy| {
                 if let Some(at) = sources.iter().position(|&known| known == source) {
                     return at as u16;
@@ -195,7 +195,7 @@ impl Cutter<'_> {
                 .collect();
             let rows = matches!(kind, crate::graph::OpKind::StepRows { .. });
             let (of, access): (fn(ParamId) -> Source, _) = if gradient && rows {
-                // Rows take their step where their gradient is known.
+                // Sparse step: rows are updated as soon as their gradient is known.
                 (Source::Param, Access::Accumulate)
             } else if gradient && params.iter().any(|p| self.layer.params[p.index()].adds) {
                 (Source::Gradient, Access::Add)
@@ -210,7 +210,7 @@ impl Cutter<'_> {
                 .iter()
                 .map(|&v| slot(Source::Value(v), Access::Write, self.layer, self.strategy))
                 .collect();
-            ops.push(LocalOp { kind, part, inputs, params, outputs });
+            ops.push(LocalOp { kind, pass: part, inputs, params, outputs });
         }
         let template = u32::try_from(templates.len()).expect("few templates");
         templates.push(Template { name: name(pass), pass, operands, ops });
@@ -237,8 +237,8 @@ fn operand(source: Source, access: Access, layer: &ShardedLayer, strategy: &Stra
     }
 }
 
-/// Lays out the values that live only within one pass, so that those whose lives do not meet share
-/// memory. `kept` are the values that live elsewhere.
+/// Lays out the values that live only within one pass, so that those with disjoint lifetimes share
+/// memory. `kept` are the values stored elsewhere.
 pub(super) fn scratch(passes: &[&[Item]], layer: &ShardedLayer, kept: &[ValueId]) -> Scratch {
     let items: Vec<Item> = passes.iter().flat_map(|items| hoisted(items)).collect();
     let root = aliases(&items, layer.values.len());
@@ -287,8 +287,9 @@ pub(super) fn scratch(passes: &[&[Item]], layer: &ShardedLayer, kept: &[ValueId]
     Scratch { offsets, size }
 }
 
-/// What works in place: the result of an all-reduce is the same memory as its input, and so is the
-/// gradient of the logits, the largest activation of a language model, which nothing reads after it.
+/// Aliases of in-place operations. The result of an all-reduce shares the memory of its input, and
+/// so does the gradient of the logits: they are a language model's largest activation, and nothing
+/// reads them later.
 pub(super) fn aliases(items: &[Item], values: usize) -> Vec<ValueId> {
     let mut root: Vec<ValueId> = (0..values).collect();
     for item in items {

@@ -1,17 +1,17 @@
-//! How a layer is cut along the tensor-parallel axis; `experts` says how what belongs to experts is.
+//! Sharding of a layer along the tensor-parallel axis; `experts` covers the sharding of experts.
 //!
-//! [`rule`] says for every operator what it needs and what it yields (Shoeybi et al., arXiv 1909.08053;
-//! Korthikanti et al., arXiv 2205.05198). Where that differs from what there is, a conversion is
-//! inserted, and only there. Megatron's `f` and `g`, the gathers and scatters of sequence parallelism
-//! and the vocabulary-parallel loss all come out of it.
+//! [`rule`](Sharder::rule) gives the input and output placements of every operator (Shoeybi et al., arXiv
+//! 1909.08053; Korthikanti et al., arXiv 2205.05198). A conversion is inserted only if an input is
+//! available in other placements only. Megatron's `f` and `g`, the gathers and scatters of sequence
+//! parallelism and the vocabulary-parallel loss all result from it.
 
-use super::again::{self, Keeps};
 use super::experts::{self, At};
-use super::split::{self, Halves};
+use super::recompute::{self, SavedActivations};
+use super::split_backward::{self, Halves};
 use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
 use crate::graph::{
-    Graph, Heads, LatentHeads, LayerGraph, LinearRole, OpKind, Operator, Part, TensorClass,
+    Graph, Heads, LatentHeads, LayerGraph, LinearRole, OpKind, OpPass, Operator, TensorClass,
 };
 use crate::ids::{ParamId, TensorId};
 use crate::mesh::Axis;
@@ -22,14 +22,14 @@ use crate::strategy::Strategy;
 #[derive(Clone, Debug)]
 pub(super) struct Value {
     pub(super) placement: Placement,
-    /// What one rank holds.
+    /// Dimensions of one rank's shard.
     pub(super) dims: [u64; 2],
     pub(super) dtype: DType,
     pub(super) name: String,
     pub(super) class: TensorClass,
-    /// Came out of an all_gather: cheaper to gather again than to keep.
+    /// True if it is the result of an all_gather: gathering again is cheaper than saving it.
     pub(super) gathered: bool,
-    /// How far tokens in expert order have come; none for what is in the order of tokens.
+    /// Location of tokens in expert order; `None` for values in token order.
     pub(super) at: Option<At>,
 }
 
@@ -40,7 +40,7 @@ pub(super) type ValueId = usize;
 pub(super) enum Item {
     Op {
         kind: OpKind,
-        part: Part,
+        part: OpPass,
         inputs: Vec<ValueId>,
         params: Vec<ParamId>,
         outputs: Vec<ValueId>,
@@ -52,38 +52,38 @@ pub(super) enum Item {
         from: ValueId,
         to: ValueId,
     },
-    /// Every rank hands a value to the next one along the context-parallel axis.
+    /// Every rank sends a value to the next one along the context-parallel axis.
     Shift {
         from: ValueId,
         to: ValueId,
     },
 }
 
-/// A parameter as one rank holds it.
+/// One rank's shard of a parameter.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ShardedParam {
     pub(super) placement: Placement,
     pub(super) local: [u64; 2],
-    /// Whether its gradient must still be summed along the tensor-parallel axis.
+    /// True if its gradient must still be summed along the tensor-parallel axis.
     pub(super) partial: bool,
-    /// Whether its gradient is added to one that another layer's backward pass has begun.
+    /// True if its gradient is added to one that another layer's backward pass has started.
     pub(super) adds: bool,
-    /// Whether it is a table that is looked up, which is f32 whatever else is.
+    /// True if it is an embedding table, which is always f32.
     pub(super) table: bool,
 }
 
-/// A layer as one rank sees it.
+/// One rank's shard of a layer.
 #[derive(Clone, Debug)]
 pub(super) struct ShardedLayer {
     pub(super) values: Vec<Value>,
     pub(super) params: Vec<ShardedParam>,
     pub(super) forward: Vec<Item>,
-    /// What is computed again before the gradients.
+    /// Items that are recomputed before the gradients.
     pub(super) recompute: Vec<Item>,
     pub(super) backward: Vec<Item>,
-    /// The backward pass in two, where the schedule runs it so.
+    /// The two halves of the backward pass, if the schedule splits it.
     pub(super) halves: Option<Halves>,
-    /// Values that the forward pass must keep for the backward pass.
+    /// Values that the forward pass must save for the backward pass.
     pub(super) saved: Vec<ValueId>,
     pub(super) input: Option<ValueId>,
     pub(super) output: Option<ValueId>,
@@ -91,12 +91,12 @@ pub(super) struct ShardedLayer {
     pub(super) input_grad: Option<ValueId>,
 }
 
-/// Cuts a layer that keeps so much for its backward pass.
+/// Shards a layer that saves the activations `keeps` for its backward pass.
 pub(super) fn shard(
     graph: &Graph,
     layer: &LayerGraph,
     strategy: &Strategy,
-    keeps: Keeps,
+    keeps: SavedActivations,
 ) -> ShardedLayer {
     let mut sharder = Sharder::new(graph, layer, strategy);
     let stream = sharder.stream();
@@ -107,7 +107,7 @@ pub(super) fn shard(
     let output = layer.output.map(|t| sharder.need(t, stream));
     let forward = std::mem::take(&mut sharder.items);
 
-    // The backward pass starts from what was kept: no unsummed parts, nothing that was gathered.
+    // The backward pass starts from the saved values: no partial sums, no gathered values.
     for versions in &mut sharder.versions {
         versions.retain(|&v| {
             let value = &sharder.values[v];
@@ -116,11 +116,11 @@ pub(super) fn shard(
         });
     }
     for op in &layer.forward {
-        if keeps.computes_again(layer, op, strategy.tp > 1) {
+        if keeps.is_recomputed(layer, op, strategy.tp > 1) {
             for output in &op.outputs {
                 sharder.versions[output.index()].clear();
             }
-            // What was counted once is not counted again.
+            // Recomputation must not count accumulated values twice.
             let mut op = op.clone();
             op.outputs.retain(|&t| !layer.tensor(t).class.adds_up());
             sharder.apply(&op);
@@ -134,13 +134,13 @@ pub(super) fn shard(
     }
     let input_grad = layer.input_grad.map(|t| sharder.need(t, stream));
     let backward = std::mem::take(&mut sharder.items);
-    if keeps != Keeps::InputOfAll {
-        again::prune(&mut recompute, &external(backward.iter(), output_grad));
+    if keeps != SavedActivations::InputOfAll {
+        recompute::prune(&mut recompute, &external(backward.iter(), output_grad));
     }
     let saved = external(recompute.iter().chain(&backward), output_grad);
     let (values, params) = (sharder.values, sharder.params);
     let split = strategy.schedule.splits_backward();
-    let halves = split.then(|| split::halves(&backward, input_grad, strategy));
+    let halves = split.then(|| split_backward::halves(&backward, input_grad, strategy));
     ShardedLayer {
         values,
         params,
@@ -156,7 +156,7 @@ pub(super) fn shard(
     }
 }
 
-/// Values that the items read but do not make.
+/// Values that the items read but do not produce.
 pub(super) fn external<'a>(
     items: impl Iterator<Item = &'a Item>,
     given: Option<ValueId>,
@@ -185,11 +185,11 @@ pub(super) struct Sharder<'a> {
     pub(super) layer: &'a LayerGraph,
     pub(super) strategy: &'a Strategy,
     pub(super) values: Vec<Value>,
-    /// The placements in which each tensor is at hand.
+    /// Available placements of each tensor.
     pub(super) versions: Vec<Vec<ValueId>>,
     pub(super) items: Vec<Item>,
     pub(super) params: Vec<ShardedParam>,
-    /// Rows that there are for what one rank sends to the experts of another.
+    /// Number of rows for the tokens that one rank sends to the experts of another.
     pub(super) region: u64,
 }
 
@@ -224,7 +224,7 @@ impl<'a> Sharder<'a> {
         sharder
     }
 
-    /// Tokens of a microbatch that one rank has.
+    /// Number of a microbatch's tokens on one rank.
     fn local_tokens(&self, placement: Placement) -> u64 {
         let replicas = u64::from(self.strategy.dp) * u64::from(self.strategy.cp);
         let tokens = self.graph.batch * self.graph.seq / replicas;
@@ -235,12 +235,12 @@ impl<'a> Sharder<'a> {
         u64::from(self.strategy.tp)
     }
 
-    /// The placement of the residual stream.
+    /// Placement of the residual stream.
     pub(super) fn stream(&self) -> Placement {
         if self.strategy.sp && self.tp() > 1 { Placement::TOKENS } else { Placement::Replicate }
     }
 
-    /// Makes a value of a tensor; other versions of it stay at hand.
+    /// Defines a value of a tensor; its other versions stay available.
     pub(super) fn define(&mut self, tensor: TensorId, placement: Placement) -> ValueId {
         let logical = self.layer.tensor(tensor);
         let replicas = u64::from(self.strategy.dp) * u64::from(self.strategy.cp);
@@ -256,7 +256,7 @@ impl<'a> Sharder<'a> {
         let dtype = match logical.class {
             TensorClass::Tokens
             | TensorClass::Targets
-            | TensorClass::Further(_)
+            | TensorClass::Lookahead(_)
             | TensorClass::Index
             | TensorClass::Counts => DType::U32,
             TensorClass::Activation | TensorClass::Features | TensorClass::Dispatched => {
@@ -279,7 +279,7 @@ impl<'a> Sharder<'a> {
         id
     }
 
-    /// The tensor in a placement, converted if it is not at hand in it.
+    /// Returns the tensor in a placement, converted if it is not available in it.
     pub(super) fn need(&mut self, tensor: TensorId, placement: Placement) -> ValueId {
         let versions = &self.versions[tensor.index()];
         let held = |v: &&ValueId| {
@@ -290,7 +290,7 @@ impl<'a> Sharder<'a> {
             return v;
         }
         let Some(&from) = versions.last() else {
-            // Tokens and targets come from outside, whole on every rank.
+            // Tokens and targets are inputs of the model, replicated on every rank.
             return self.define(tensor, placement);
         };
         match conversion(self.values[from].placement, placement) {
@@ -300,8 +300,8 @@ impl<'a> Sharder<'a> {
                 self.items.push(Item::Convert { axis: Axis::Tp, kind, reduction, from, to });
                 to
             }
-            // Our rules never ask for a slice or for the impossible; a new rule that does is a bug
-            // that every test of this layer meets.
+            // The rules never need a slice or an impossible conversion; a new rule that does is a
+            // bug that every test of this layer hits.
             Ok(Conversion::None | Conversion::Slice) | Err(_) => {
                 unreachable!(
                     "{} of {}: no way to {placement}",
@@ -331,28 +331,28 @@ impl<'a> Sharder<'a> {
                 self.cut_param(*param, how);
             }
         }
-        if rule.partial_gradient && op.part == Part::WeightGradient {
+        if rule.partial_gradient && op.pass == OpPass::BackwardWeight {
             for param in &op.params {
                 self.params[param.index()].partial = true;
             }
         }
         let kind = self.localize(op.kind);
         let params = op.params.clone();
-        self.items.push(Item::Op { kind, part: op.part, inputs, params, outputs });
+        self.items.push(Item::Op { kind, part: op.pass, inputs, params, outputs });
         if let (OpKind::BatchSums { .. }, true) = (kind, self.sums_over_replicas()) {
             self.sum_over_replicas(op.outputs[0]);
         }
         if let (OpKind::Attention { heads, seq }, true) = (kind, self.strategy.cp > 1) {
-            self.ring(heads, seq, op.part);
+            self.ring(heads, seq, op.pass);
         }
     }
 
-    /// Whether batch norms are over the microbatches of all replicas.
+    /// Returns true if batch norms cover the microbatches of all replicas.
     fn sums_over_replicas(&self) -> bool {
         self.strategy.sync_batch_norm && self.strategy.dp > 1
     }
 
-    /// Adds up what all replicas have just made of a tensor.
+    /// Sums the value of a tensor that was just produced over all replicas.
     fn sum_over_replicas(&mut self, tensor: TensorId) {
         let Some(&from) = self.versions[tensor.index()].last() else { return };
         self.values[from].placement = Placement::SUM;
@@ -371,7 +371,7 @@ impl<'a> Sharder<'a> {
             ShardedParam { placement, local, ..self.params[param.index()] };
     }
 
-    /// Sizes of one rank's part: its heads, its pixels.
+    /// Converts an operator to the sizes of one rank's shard, e.g. its heads or pixels.
     pub(super) fn localize(&self, kind: OpKind) -> OpKind {
         let tp = self.tp();
         let cut = |h: Heads| Heads { heads: h.heads / tp, kv_heads: h.kv_heads / tp, ..h };
@@ -396,7 +396,7 @@ impl<'a> Sharder<'a> {
         }
     }
 
-    /// What an operator needs and yields, and how its parameters are cut.
+    /// Input, output and parameter placements of an operator.
     fn rule(&self, op: &Operator) -> Rule {
         use Placement as P;
         let whole = |n: usize| vec![P::Replicate; n];
@@ -421,22 +421,26 @@ impl<'a> Sharder<'a> {
             params,
             partial_gradient: false,
         };
-        match (op.kind, op.part) {
-            (OpKind::Embedding, Part::Forward) => forms(&[P::Replicate], &[P::SUM], Some(P::ROWS)),
+        match (op.kind, op.pass) {
+            (OpKind::Embedding, OpPass::Forward) => {
+                forms(&[P::Replicate], &[P::SUM], Some(P::ROWS))
+            }
             (OpKind::Embedding, _) => forms(&[P::Replicate, P::Replicate], &[], Some(P::ROWS)),
             (
                 OpKind::Linear { role: LinearRole::Router | LinearRole::Latent | LinearRole::Join },
                 _,
             ) => self.on_stream(same(stream, None)),
             (OpKind::Linear { role }, part) => match (column(role), part) {
-                (true, Part::Forward) => forms(&[P::Replicate], &[P::WIDTH], Some(P::ROWS)),
-                (true, Part::InputGradient) => forms(&[P::WIDTH], &[P::SUM], Some(P::ROWS)),
-                (true, Part::WeightGradient) => {
+                (true, OpPass::Forward) => forms(&[P::Replicate], &[P::WIDTH], Some(P::ROWS)),
+                (true, OpPass::BackwardInput) => forms(&[P::WIDTH], &[P::SUM], Some(P::ROWS)),
+                (true, OpPass::BackwardWeight) => {
                     forms(&[P::WIDTH, P::Replicate], &[], Some(P::ROWS))
                 }
-                (false, Part::Forward) => forms(&[P::WIDTH], &[P::SUM], Some(P::WIDTH)),
-                (false, Part::InputGradient) => forms(&[P::Replicate], &[P::WIDTH], Some(P::WIDTH)),
-                (false, Part::WeightGradient) => {
+                (false, OpPass::Forward) => forms(&[P::WIDTH], &[P::SUM], Some(P::WIDTH)),
+                (false, OpPass::BackwardInput) => {
+                    forms(&[P::Replicate], &[P::WIDTH], Some(P::WIDTH))
+                }
+                (false, OpPass::BackwardWeight) => {
                     forms(&[P::Replicate, P::WIDTH], &[], Some(P::WIDTH))
                 }
             },
@@ -450,7 +454,7 @@ impl<'a> Sharder<'a> {
             (OpKind::Position | OpKind::Norm { .. }, _) => self.on_stream(same(stream, None)),
             (OpKind::Add, _) => same(stream, None),
             (OpKind::Activation { .. }, _) => {
-                // Between the products it is cut by width; after a block, it is on the stream.
+                // Between GEMMs it is sharded by width; after a block, like the stream.
                 let wide = op.inputs.iter().any(|&t| self.held(t) == Some(P::WIDTH));
                 same(if wide { P::WIDTH } else { stream }, None)
             }
@@ -461,30 +465,32 @@ impl<'a> Sharder<'a> {
                 | OpKind::LatentValues(_),
                 _,
             ) => same(P::WIDTH, None),
-            // A rank's gradient covers its own heads.
+            // A rank's gradient covers only its own heads.
             (OpKind::HeadNorm { .. }, _) => Rule { partial_gradient: true, ..same(P::WIDTH, None) },
-            (OpKind::LatentHeads(_), Part::Forward) => {
+            (OpKind::LatentHeads(_), OpPass::Forward) => {
                 forms(&[P::WIDTH, P::WIDTH, P::Replicate], &[P::WIDTH], None)
             }
             (OpKind::LatentHeads(_), _) => forms(&[P::WIDTH], &[P::WIDTH, P::WIDTH, P::SUM], None),
-            // The choice is made on whole sequences, for a rank's own tokens.
-            (OpKind::Route(_), Part::Forward) => Rule {
+            // The routing decision uses whole sequences, for a rank's own tokens.
+            (OpKind::Route(_), OpPass::Forward) => Rule {
                 inputs: vec![P::Replicate],
                 outputs: op.outputs.iter().map(|&t| self.routed(t)).collect(),
                 params: None,
                 partial_gradient: false,
             },
-            (OpKind::Route(_), Part::InputGradient) => {
+            (OpKind::Route(_), OpPass::BackwardInput) => {
                 forms(&[stream, P::Replicate], &[stream], None)
             }
-            (OpKind::Route(_), Part::WeightGradient) => self.on_stream(forms(&[stream], &[], None)),
+            (OpKind::Route(_), OpPass::BackwardWeight) => {
+                self.on_stream(forms(&[stream], &[], None))
+            }
             (OpKind::RowMax, _) => forms(&[P::WIDTH], &[P::MAX], None),
             (OpKind::SoftmaxStats, _) => {
                 forms(&[P::WIDTH, P::Replicate, P::Replicate], &[P::SUM], None)
             }
             (OpKind::CrossEntropy { .. }, part) => {
                 let reads = [P::Replicate, P::WIDTH, P::Replicate, P::Replicate];
-                let yields = if part == Part::Forward { P::Replicate } else { P::WIDTH };
+                let yields = if part == OpPass::Forward { P::Replicate } else { P::WIDTH };
                 forms(&reads, &[yields], None)
             }
             (
@@ -513,7 +519,7 @@ impl<'a> Sharder<'a> {
         }
     }
 
-    /// The placement of a routing's result: a row for each of a rank's tokens, or a count.
+    /// Placement of a routing's result: a row for each of a rank's tokens, or a count.
     fn routed(&self, tensor: TensorId) -> Placement {
         match self.layer.tensor(tensor).class.adds_up() {
             true => Placement::Replicate,
@@ -521,12 +527,13 @@ impl<'a> Sharder<'a> {
         }
     }
 
-    /// On a stream that is cut along tokens, a parameter's gradient covers a rank's own tokens only.
+    /// Marks gradients as partial if the stream is sharded by tokens: they cover a rank's own
+    /// tokens only.
     fn on_stream(&self, rule: Rule) -> Rule {
         Rule { partial_gradient: self.stream() == Placement::TOKENS, ..rule }
     }
 
-    /// The placement in which a tensor was last made.
+    /// Placement in which a tensor was last produced.
     fn held(&self, tensor: TensorId) -> Option<Placement> {
         self.versions[tensor.index()].last().map(|&v| self.values[v].placement)
     }
@@ -539,7 +546,7 @@ struct Rule {
     partial_gradient: bool,
 }
 
-/// Column-parallel: cut along its outputs. The others are cut along their inputs.
+/// Returns true for column-parallel matrices, sharded by outputs. The others are sharded by inputs.
 fn column(role: LinearRole) -> bool {
     match role {
         LinearRole::Qkv | LinearRole::Up | LinearRole::Head => true,
@@ -565,7 +572,7 @@ mod tests {
         kinds.collect()
     }
 
-    fn sharded(layer: &str, sp: bool, keeps: Keeps) -> ShardedLayer {
+    fn sharded(layer: &str, sp: bool, keeps: SavedActivations) -> ShardedLayer {
         let model = built_in::get("mini").unwrap().unwrap();
         let strategy = Strategy { tp: 2, sp, seq: model.seq, ..Strategy::default() };
         let graph = graph::build(&model, 1, model.seq, model.seq);
@@ -576,7 +583,7 @@ mod tests {
     #[test]
     fn megatron_has_two_all_reduces_each_way() {
         use CollectiveKind::AllReduce;
-        let block = sharded("block", false, Keeps::All);
+        let block = sharded("block", false, SavedActivations::All);
         assert_eq!(collectives(&block.forward), [AllReduce, AllReduce]);
         assert_eq!(collectives(&block.backward), [AllReduce, AllReduce]);
         assert!(block.params.iter().all(|p| !p.partial));
@@ -585,12 +592,12 @@ mod tests {
     #[test]
     fn sequence_parallelism_gathers_and_scatters() {
         use CollectiveKind::{AllGather, ReduceScatter};
-        let block = sharded("block", true, Keeps::All);
+        let block = sharded("block", true, SavedActivations::All);
         assert_eq!(
             collectives(&block.forward),
             [AllGather, ReduceScatter, AllGather, ReduceScatter]
         );
-        // Backward gathers the gradients, and the inputs of the column-parallel products once more.
+        // Backward gathers the gradients, and the inputs of the column-parallel GEMMs again.
         assert_eq!(
             collectives(&block.backward),
             [AllGather, AllGather, ReduceScatter, AllGather, AllGather, ReduceScatter]
@@ -600,7 +607,7 @@ mod tests {
 
     #[test]
     fn the_vocabulary_parallel_loss_is_a_max_and_a_sum_of_two() {
-        let head = sharded("head", false, Keeps::All);
+        let head = sharded("head", false, SavedActivations::All);
         let reductions: Vec<Reduction> = head
             .forward
             .iter()
@@ -614,23 +621,23 @@ mod tests {
 
     #[test]
     fn full_recomputation_keeps_the_input_only() {
-        let block = sharded("block", false, Keeps::Input);
+        let block = sharded("block", false, SavedActivations::Input);
         assert_eq!(block.saved, [block.input.unwrap()]);
-        let kept = sharded("block", false, Keeps::All).saved.len();
-        let selective = sharded("block", false, Keeps::AllButAttention).saved.len();
+        let kept = sharded("block", false, SavedActivations::All).saved.len();
+        let selective = sharded("block", false, SavedActivations::AllButAttention).saved.len();
         assert_eq!(kept, selective + 2, "attention's output and denominators are not kept");
     }
 
     #[test]
     fn what_nobody_reads_is_not_computed_or_exchanged_again() {
         use CollectiveKind::AllReduce;
-        let block = sharded("block", false, Keeps::Input);
+        let block = sharded("block", false, SavedActivations::Input);
         assert_eq!(collectives(&block.recompute), [AllReduce]);
-        let whole = sharded("block", false, Keeps::InputOfAll);
+        let whole = sharded("block", false, SavedActivations::InputOfAll);
         assert_eq!(collectives(&whole.recompute), [AllReduce, AllReduce]);
         assert_eq!(whole.saved, [whole.input.unwrap()]);
-        // What was summed over ranks is kept.
-        let selective = sharded("block", false, Keeps::Attention);
+        // Values summed over ranks are saved.
+        let selective = sharded("block", false, SavedActivations::Attention);
         assert_eq!(collectives(&selective.recompute), []);
     }
 }

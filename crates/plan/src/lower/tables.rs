@@ -1,4 +1,4 @@
-//! How tables of a recommendation model are dealt out to replicas, which keep networks whole.
+//! Sharding of a recommendation model's tables over replicas, which replicate the networks.
 //!
 //! ```text
 //! replicate  forward: own samples                          backward: gradients of all samples gathered
@@ -8,64 +8,65 @@
 //!            all_to_all to the samples' replicas
 //! ```
 //!
-//! How rows learn depends on what an update needs ([`Learn`]). Plain descent of one microbatch wants no
-//! gradient as large as a table: where the gradients of the sums are, the rows that were looked up take
-//! their step at once, and nothing reads a row between its step and the next iteration. Everything else
-//! adds gradients up over microbatches and gives every row a state, as other parameters have it: dealt out with
-//! the rows, which then have nobody to be reduced with; or on every replica, of its own samples, and reduced,
-//! served or compared as the networks are.
+//! The update of rows depends on the optimizer ([`TableUpdate`]). Plain SGD with one microbatch
+//! needs no gradient as large as a table. The looked-up rows take their step as soon as the
+//! gradients of the sums are available, and nothing reads a row between its step and the next
+//! iteration. Otherwise gradients are accumulated over microbatches and every row has optimizer
+//! state, like other parameters. Both are either sharded with the rows, which then need no
+//! reduction, or on every replica for its own samples; then they are reduced, served or
+//! synchronised like the networks.
 //!
-//! Tables stay f32 whatever the networks are. Rows that were looked up once must not lose small steps, and
-//! a copy in 16 bits beside the exact rows would take more memory, not less.
+//! Tables are always f32, regardless of the networks. Rows that were looked up once must not lose
+//! small steps, and a 16-bit copy next to the exact rows would take more memory, not less.
 
-use super::role::Role;
+use super::role::RoleBuilder;
 use super::shard::{Item, Sharder};
 use crate::dtype::DType;
-use crate::graph::{OpKind, Operator, Part};
+use crate::graph::{OpKind, OpPass, Operator};
 use crate::ids::{LayerId, ParamId, TensorId};
 use crate::mesh::Axis;
 use crate::program::{Bucket, MemoryKind, View};
 use crate::spec::{Conversion, Layout, Placement, conversion};
-use crate::strategy::{OptimizerKind, Strategy, Sync, Tables};
+use crate::strategy::{OptimizerKind, Strategy, Sync, TableSharding};
 use std::ops::Range;
 
-/// How rows of tables learn.
+/// Update method of table rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Learn {
-    /// They take their step where they are looked up.
-    AtOnce,
-    /// They have gradients and a state, where they are held and nowhere else.
-    Apart,
-    /// They are on every replica, with the gradients of that one's samples, as other parameters are.
-    Together,
+pub(super) enum TableUpdate {
+    /// Rows take their step during the lookup's backward pass.
+    SparseStep,
+    /// Rows have gradients and state only on the rank that holds them.
+    Sharded,
+    /// Rows are on every replica, with the gradients of its own samples, like other parameters.
+    Replicated,
 }
 
-/// How rows learn under a strategy.
-pub(super) fn learn(s: &Strategy) -> Learn {
+/// Update method of table rows under a strategy.
+pub(super) fn table_update(s: &Strategy) -> TableUpdate {
     let plain = s.optimizer == OptimizerKind::Sgd && s.microbatches() == 1;
-    match held(s) {
-        _ if plain && in_step(s) && s.schedule.flushes() => Learn::AtOnce,
-        Tables::Table | Tables::Row => Learn::Apart,
-        Tables::Replicate | Tables::Auto => Learn::Together,
+    match placement(s) {
+        _ if plain && in_step(s) && s.schedule.flushes() => TableUpdate::SparseStep,
+        TableSharding::Table | TableSharding::Row => TableUpdate::Sharded,
+        TableSharding::Replicate | TableSharding::Auto => TableUpdate::Replicated,
     }
 }
 
-/// How tables are held, where there is a choice.
-pub(super) fn held(s: &Strategy) -> Tables {
-    match s.tables {
-        _ if s.dp == 1 => Tables::Replicate,
-        // Whoever is not waited for cannot be asked for rows.
-        Tables::Auto if !in_step(s) => Tables::Replicate,
-        tables => tables.settled(),
+/// Placement of tables under a strategy.
+pub(super) fn placement(s: &Strategy) -> TableSharding {
+    match s.table_sharding {
+        _ if s.dp == 1 => TableSharding::Replicate,
+        // Rows cannot be requested from replicas that are not in step.
+        TableSharding::Auto if !in_step(s) => TableSharding::Replicate,
+        tables => tables.resolve(),
     }
 }
 
-/// Whether all replicas run the same microbatch at a time, on the same weights.
+/// Returns true if all replicas run the same microbatch at a time, on the same weights.
 pub(super) fn in_step(s: &Strategy) -> bool {
     s.sync == Sync::AllReduce && s.local.is_none()
 }
 
-/// Where a role's tables lie whose rows take their own steps.
+/// A role's tables with sparse steps.
 #[derive(Clone, Debug)]
 pub(super) struct TableState {
     pub(super) shape: super::bucket::BucketShape,
@@ -73,7 +74,7 @@ pub(super) struct TableState {
 }
 
 impl TableState {
-    /// The bucket as the plan declares it: one without gradients, which no step is taken for.
+    /// Bucket as declared in the plan: without gradients and without a step of its own.
     pub(super) fn finish(&self) -> Bucket {
         Bucket {
             name: self.shape.name.clone(),
@@ -83,18 +84,18 @@ impl TableState {
             grads: View { len: 0, ..self.params },
             master: None,
             moments: Vec::new(),
-            stored: Vec::new(),
-            gauge: None,
+            offloaded: Vec::new(),
+            tensor_norms: None,
             shard: None,
             updated: true,
         }
     }
 }
 
-impl Role<'_> {
-    /// Declares the tables of a virtual stage, if it has any whose rows take their own steps.
+impl RoleBuilder<'_> {
+    /// Declares the tables of a virtual stage, if it has any with sparse steps.
     pub(super) fn declare_tables(&mut self, layers: Range<usize>) {
-        if learn(&self.context.strategy) != Learn::AtOnce {
+        if table_update(&self.context.strategy) != TableUpdate::SparseStep {
             return;
         }
         let Some(shape) = self.context.deal().tables(layers) else { return };
@@ -103,7 +104,7 @@ impl Role<'_> {
         self.tables = Some(TableState { params: self.whole(buffer), shape });
     }
 
-    /// Where a parameter lies, if it is a table whose rows take their own steps.
+    /// View of a parameter, if it is a table with sparse steps.
     pub(super) fn table_view(&self, layer: usize, param: ParamId) -> Option<View> {
         let tables = self.tables.as_ref()?;
         let owners = &tables.shape.owners;
@@ -113,71 +114,73 @@ impl Role<'_> {
     }
 }
 
-/// Whole tables, dealt out: the largest first, each to the rank with the fewest rows so far that has a
-/// place left. All ranks have as many places.
-pub fn assign(tables: &[u64], ranks: u32) -> Vec<Seat> {
+/// Distributes whole tables: largest first, each to the rank with the fewest rows so far that has a
+/// free slot. All ranks have the same number of slots.
+pub fn assign(tables: &[u64], ranks: u32) -> Vec<TableSlot> {
     let places = slots(tables.len() as u64, ranks);
     let mut held = vec![(0u64, 0u64); ranks.max(1) as usize];
     let mut order: Vec<usize> = (0..tables.len()).collect();
     order.sort_by_key(|&table| (std::cmp::Reverse(tables[table]), table));
-    let mut seats = vec![Seat::default(); tables.len()];
+    let mut seats = vec![TableSlot::default(); tables.len()];
     for table in order {
         let free = (0..held.len()).filter(|&rank| held[rank].1 < places);
         let rank = free.min_by_key(|&rank| (held[rank].0, rank)).unwrap_or(0);
-        seats[table] = Seat { rank: rank as u32, slot: held[rank].1, first: held[rank].0 };
+        seats[table] = TableSlot { rank: rank as u32, slot: held[rank].1, first: held[rank].0 };
         held[rank].0 += tables[table];
         held[rank].1 += 1;
     }
     seats
 }
 
-/// Tables that a rank has places for.
+/// Number of table slots per rank.
 pub fn slots(tables: u64, ranks: u32) -> u64 {
     tables.div_ceil(u64::from(ranks.max(1)))
 }
 
-/// Where a table is held.
+/// Location of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seat {
-    /// Which of the ranks holds it.
+pub struct TableSlot {
+    /// Rank that holds it.
     pub rank: u32,
-    /// Its place among that rank's tables.
+    /// Index among that rank's tables.
     pub slot: u64,
-    /// Rows of that rank before it.
+    /// Number of that rank's rows before it.
     pub first: u64,
 }
 
 impl Sharder<'_> {
-    fn tables(&self) -> Tables {
-        held(self.strategy)
+    fn tables(&self) -> TableSharding {
+        placement(self.strategy)
     }
 
-    /// Applies an operator on tables or on what comes out of them, if it is one.
+    /// Applies an operator on tables or their results; returns false for other operators.
     pub(super) fn on_tables(&mut self, op: &Operator) -> bool {
-        match (op.kind, op.part) {
-            (OpKind::EmbeddingBag { tables, width, .. }, Part::Forward) => {
+        match (op.kind, op.pass) {
+            (OpKind::EmbeddingBag { tables, width, .. }, OpPass::Forward) => {
                 self.look_up(op, tables, width);
             }
             (OpKind::EmbeddingBag { tables, lookups, width }, _) => {
-                self.teach_rows(op, tables, lookups, width);
+                self.scatter_row_grads(op, tables, lookups, width);
             }
-            (OpKind::Interact { tables, width, .. }, _) => self.meet(op, tables, width),
+            (OpKind::Interact { tables, width, .. }, _) => self.interact(op, tables, width),
             _ => return false,
         }
         true
     }
 
-    /// Samples of a microbatch on all replicas, and on one.
+    /// Number of a microbatch's samples on all replicas, and on one.
     fn samples(&self) -> (u64, u64) {
         (self.graph.batch, self.graph.batch / u64::from(self.strategy.dp))
     }
 
-    /// The dimensions of what sums of rows are exchanged in: whole rows of samples, or one rank's tables.
+    /// Dimensions of the exchanged sums of rows: full rows of own samples, or one rank's tables.
     fn exchanged(&self, tables: u64, width: u64) -> [u64; 2] {
         let (all, own) = self.samples();
         match self.tables() {
-            Tables::Table => [all, slots(tables, self.strategy.dp) * width],
-            Tables::Replicate | Tables::Row | Tables::Auto => [own, tables * width],
+            TableSharding::Table => [all, slots(tables, self.strategy.dp) * width],
+            TableSharding::Replicate | TableSharding::Row | TableSharding::Auto => {
+                [own, tables * width]
+            }
         }
     }
 
@@ -185,94 +188,98 @@ impl Sharder<'_> {
         let (all, _) = self.samples();
         let (ids, pooled, table) = (op.inputs[0], op.outputs[0], op.params[0]);
         let placement = match self.tables() {
-            Tables::Replicate | Tables::Auto => Placement::Replicate,
-            Tables::Row => Placement::ROWS,
-            Tables::Table => Placement::Shard { dim: 0, layout: Layout::Whole },
+            TableSharding::Replicate | TableSharding::Auto => Placement::Replicate,
+            TableSharding::Row => Placement::ROWS,
+            TableSharding::Table => Placement::Shard { dim: 0, layout: Layout::Whole },
         };
         let ranks = self.strategy.dp;
         let rows = &self.layer.param(table).blocks;
         let local = match self.tables() {
-            Tables::Replicate | Tables::Auto => rows.iter().sum(),
-            Tables::Row => rows.iter().map(|rows| rows.div_ceil(u64::from(ranks))).sum(),
-            Tables::Table => {
+            TableSharding::Replicate | TableSharding::Auto => rows.iter().sum(),
+            TableSharding::Row => rows.iter().map(|rows| rows.div_ceil(u64::from(ranks))).sum(),
+            TableSharding::Table => {
                 let seats = assign(rows, ranks);
-                let held = |(seat, rows): (&Seat, &u64)| seat.first + rows;
+                let held = |(seat, rows): (&TableSlot, &u64)| seat.first + rows;
                 seats.iter().zip(rows).map(held).max().unwrap_or(0)
             }
         };
         let held = &mut self.params[table.index()];
         (held.placement, held.local) = (placement, [local, width]);
-        let ids = match learn(self.strategy) {
-            Learn::Together => self.define(ids, Placement::Replicate),
-            // Every replica knows what all samples look up.
-            Learn::AtOnce | Learn::Apart => {
+        let ids = match table_update(self.strategy) {
+            TableUpdate::Replicated => self.define(ids, Placement::Replicate),
+            // Every replica knows the lookups of all samples.
+            TableUpdate::SparseStep | TableUpdate::Sharded => {
                 self.define_as(ids, Placement::Replicate, |dims| dims[0] = all)
             }
         };
         let (from, to) = match self.tables() {
-            Tables::Replicate | Tables::Auto => (Placement::Replicate, Placement::Replicate),
-            Tables::Row => (Placement::SUM, Placement::TOKENS),
-            Tables::Table => (Placement::WIDTH, Placement::TOKENS),
+            TableSharding::Replicate | TableSharding::Auto => {
+                (Placement::Replicate, Placement::Replicate)
+            }
+            TableSharding::Row => (Placement::SUM, Placement::TOKENS),
+            TableSharding::Table => (Placement::WIDTH, Placement::TOKENS),
         };
         let dims = match self.tables() {
-            Tables::Row => [all, tables * width],
+            TableSharding::Row => [all, tables * width],
             _ => self.exchanged(tables, width),
         };
         let made = self.define_as(pooled, from, |d| *d = dims);
         let (inputs, outputs) = (vec![ids], vec![made]);
         let params = op.params.clone();
-        self.items.push(Item::Op { kind: op.kind, part: op.part, inputs, params, outputs });
+        self.items.push(Item::Op { kind: op.kind, part: op.pass, inputs, params, outputs });
         let dims = self.exchanged(tables, width);
-        self.turn(pooled, made, (from, to), dims);
+        self.exchange_rows(pooled, made, (from, to), dims);
     }
 
-    /// Brings the gradients of sums to the rows that were summed, for their step or for their gradient.
-    fn teach_rows(&mut self, op: &Operator, tables: u64, lookups: u64, width: u64) {
+    /// Exchanges the gradients of sums to the ranks of the summed rows, for their step or gradient.
+    fn scatter_row_grads(&mut self, op: &Operator, tables: u64, lookups: u64, width: u64) {
         let (all, own) = self.samples();
         let (gradient, ids) = (op.inputs[0], op.inputs[1]);
         let from = self.versions[gradient.index()].last().copied().unwrap_or_default();
-        let learn = learn(self.strategy);
-        let here = self.strategy.dp == 1 || learn == Learn::Together;
+        let learn = table_update(self.strategy);
+        let here = self.strategy.dp == 1 || learn == TableUpdate::Replicated;
         let (ways, dims) = match self.tables() {
-            Tables::Replicate | Tables::Auto if here => {
+            TableSharding::Replicate | TableSharding::Auto if here => {
                 ((Placement::Replicate, Placement::Replicate), [own, tables * width])
             }
-            Tables::Replicate | Tables::Auto | Tables::Row => {
+            TableSharding::Replicate | TableSharding::Auto | TableSharding::Row => {
                 ((Placement::TOKENS, Placement::Replicate), [all, tables * width])
             }
-            Tables::Table => ((Placement::TOKENS, Placement::WIDTH), self.exchanged(tables, width)),
+            TableSharding::Table => {
+                ((Placement::TOKENS, Placement::WIDTH), self.exchanged(tables, width))
+            }
         };
-        let whole = self.turn(gradient, from, ways, dims);
+        let whole = self.exchange_rows(gradient, from, ways, dims);
         let ids = self.versions[ids.index()].last().copied().unwrap_or_default();
         let (inputs, params) = (vec![whole, ids], op.params.clone());
         let kind = match learn {
-            Learn::AtOnce => OpKind::StepRows { tables, lookups, width },
-            Learn::Apart | Learn::Together => op.kind,
+            TableUpdate::SparseStep => OpKind::StepRows { tables, lookups, width },
+            TableUpdate::Sharded | TableUpdate::Replicated => op.kind,
         };
-        self.items.push(Item::Op { kind, part: op.part, inputs, params, outputs: Vec::new() });
+        self.items.push(Item::Op { kind, part: op.pass, inputs, params, outputs: Vec::new() });
     }
 
-    fn meet(&mut self, op: &Operator, tables: u64, width: u64) {
-        let parts = if self.tables() == Tables::Table { self.strategy.dp } else { 1 };
+    fn interact(&mut self, op: &Operator, tables: u64, width: u64) {
+        let parts = if self.tables() == TableSharding::Table { self.strategy.dp } else { 1 };
         let kind = OpKind::Interact { tables, width, parts };
         let dims = self.exchanged(tables, width);
         let last = |sharder: &Self, t: TensorId| {
             sharder.versions[t.index()].last().copied().unwrap_or_default()
         };
         let inputs = op.inputs.iter().map(|&t| last(self, t)).collect();
-        let outputs = match op.part {
-            Part::Forward => vec![self.define(op.outputs[0], Placement::Replicate)],
-            Part::InputGradient | Part::WeightGradient => {
+        let outputs = match op.pass {
+            OpPass::Forward => vec![self.define(op.outputs[0], Placement::Replicate)],
+            OpPass::BackwardInput | OpPass::BackwardWeight => {
                 let x = self.define(op.outputs[0], Placement::Replicate);
                 vec![x, self.define_as(op.outputs[1], Placement::Replicate, |d| *d = dims)]
             }
         };
         let params = Vec::new();
-        self.items.push(Item::Op { kind, part: op.part, inputs, params, outputs });
+        self.items.push(Item::Op { kind, part: op.pass, inputs, params, outputs });
     }
 
-    /// Turns a value into another placement along the replicas, if that is another.
-    fn turn(
+    /// Converts a value to another placement along the replicas, if they differ.
+    fn exchange_rows(
         &mut self,
         tensor: TensorId,
         from: usize,
@@ -288,7 +295,7 @@ impl Sharder<'_> {
         to
     }
 
-    /// A value with other dimensions than its tensor's.
+    /// Defines a value whose dimensions differ from its tensor's.
     fn define_as(
         &mut self,
         tensor: TensorId,

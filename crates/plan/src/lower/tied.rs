@@ -1,10 +1,11 @@
-//! A table that the embedding and the head share: where its uses stand, and how their gradients meet.
+//! Table shared by the embedding and the head: location of its uses, and summation of their
+//! gradients.
 //!
-//! The uses of a tied table are summed per leaf, before the tree over leaves, wherever they stand, so
-//! that the sum has the same bits in every layout.
+//! The uses of a tied table are summed per leaf, before the tree over leaves, wherever they are, so
+//! that the sum is bitwise identical in every layout.
 
 use super::bucket::BucketShape;
-use super::role::Role;
+use super::role::RoleBuilder;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::graph::BLOCK;
 use crate::ids::{CallId, Microbatch, OpId, Stage};
@@ -12,21 +13,22 @@ use crate::mesh::GroupKind;
 use crate::program::{AccumulateMode, MemoryKind, Op, View};
 use std::ops::Range;
 
-/// Where the uses of a table stand.
+/// Location of the uses of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Uses {
-    /// On one stage, or there is only one.
-    Together,
-    /// On two virtual stages of one rank. Both run ahead of each other, so their gradients are kept by
-    /// leaf and summed at the end of the iteration.
+    /// On one stage, or there is only one use.
+    OneStage,
+    /// On two virtual stages of one rank. Both run ahead of each other, so their gradients are kept
+    /// by leaf and summed at the end of the iteration.
     Stages,
-    /// On two ranks. Their gradients are summed at the end of the iteration, when neither rank keeps
-    /// the other from its work.
+    /// On two ranks. Their gradients are summed at the end of the iteration, when neither rank
+    /// delays the other.
     Ranks,
 }
 
-impl Role<'_> {
-    /// Where the uses of a tied table stand: its embedding on the first stage, its head on the last.
+impl RoleBuilder<'_> {
+    /// Location of the uses of a tied table: the embedding on the first stage, the head on the
+    /// last.
     pub(super) fn uses(&self) -> Uses {
         let stages = self.context.stages.len();
         let rank = |stage: usize| {
@@ -34,14 +36,14 @@ impl Role<'_> {
             schedule.rank_of(Stage::from(stage), pp)
         };
         match rank(0) == rank(stages - 1) {
-            true if stages == 1 => Uses::Together,
+            true if stages == 1 => Uses::OneStage,
             true => Uses::Stages,
             false => Uses::Ranks,
         }
     }
 
-    /// The head's table meets the embedding's on one rank. The bucket stays with the embedding, whose
-    /// backward pass comes last.
+    /// Declares the head's use of a table that this rank also holds for the embedding. The bucket
+    /// stays with the embedding, whose backward pass comes last.
     pub(super) fn declare_second_use(&mut self, at: usize, shape: &BucketShape) {
         let dtype = self.context.strategy.grad_dtype;
         let name = format!("{}.second_use", shape.name);
@@ -63,14 +65,13 @@ impl Role<'_> {
         }
     }
 
-    /// The sum of a tied table's gradients on the first and the last stage.
+    /// Declares the sum of a tied table's gradients on the first and the last stage.
     pub(super) fn tied_call(&mut self, name: &str, view: View) -> CallId {
         let (kind, sum) = (CollectiveKind::AllReduce, Reduction::Sum);
         self.call(&format!("{name}.grad"), kind, sum, GroupKind::Ends, view, view, BLOCK)
     }
 
-    /// Puts the gradients that a stage made of a table whose uses stand apart aside until the end of
-    /// the iteration.
+    /// Saves a stage's gradients of a table with separate uses until the end of the iteration.
     pub(super) fn keep_leaf(
         &mut self,
         bucket: usize,
@@ -101,11 +102,11 @@ impl Role<'_> {
     }
 
     /// Adds the other use's gradients leaf by leaf, joins the leaves in the balanced tree, and reduces.
-    pub(super) fn finish_apart(&mut self, bucket: usize, last: usize) {
+    pub(super) fn finish_separate_uses(&mut self, bucket: usize, last: usize) {
         let leaves = self.buckets[bucket].leaves.clone();
         let mut summed = match self.buckets[bucket].uses {
             Uses::Ranks => self.add_from_other_rank(bucket),
-            Uses::Stages | Uses::Together => {
+            Uses::Stages | Uses::OneStage => {
                 self.add_from_other_stage(bucket);
                 Vec::new()
             }
@@ -162,7 +163,7 @@ impl Role<'_> {
         }
     }
 
-    /// Adds the gradients of both uses of a tied table that stand on one stage, leaf by leaf.
+    /// Adds the gradients of both uses of a tied table on one stage, leaf by leaf.
     pub(super) fn sum_uses(&mut self, bucket: usize, k: usize) {
         if self.leaf(k).is_none() && !self.transient_gradients() {
             return;

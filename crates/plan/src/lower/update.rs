@@ -1,88 +1,90 @@
 //! From gradients to the next weights: summation within a replica, reduction among replicas, the
-//! gradient's norm, the optimizer step, and ZeRO's gathers.
+//! gradient norm, the optimizer step, and ZeRO's gathers.
 //!
-//! **Order of summation.** The microbatches of an iteration form leaves. Within a leaf, gradients add
-//! up in place, in data order; the leaves of a replica join as the bits of a binary counter do, which
-//! is the balanced tree; the reduction among replicas continues that tree.
+//! **Order of summation.** The microbatches of an iteration form leaves. Within a leaf, gradients
+//! are accumulated in place, in data order. The leaves of a replica are joined like the bits of a
+//! binary counter, which is the balanced tree; the reduction among replicas continues that tree.
 
 use super::bucket::BucketShape;
-use super::compress::Compressed;
-use super::local::Comparison;
-use super::role::Role;
-use super::tables::{Learn, learn};
+use super::compress::CompressedReduce;
+use super::local_sgd::OuterStep;
+use super::role::RoleBuilder;
+use super::tables::{TableUpdate, table_update};
 use super::tied::Uses;
-use crate::collective::{CollectiveKind, Order, Reduction};
+use crate::collective::{CollectiveKind, Reduction, SummationOrder};
 use crate::dtype::DType;
 use crate::graph::BLOCK;
 use crate::ids::{BufferId, CallId, GroupId, Microbatch, OpId};
 use crate::mesh::GroupKind;
-use crate::program::{AccumulateMode, Bucket, Gauge, MemoryKind, Op, Peer, StepPhase, Turn, View};
+use crate::program::{
+    AccumulateMode, Bucket, IterationFilter, MemoryKind, Op, Peer, StepPhase, TensorNorms, View,
+};
 use crate::strategy::{Strategy, Sync, Zero};
 use std::ops::Range;
 
-/// A bucket with its buffers, while the program is written.
+/// A bucket with its buffers, while the program is built.
 pub(super) struct BucketState {
     pub(super) shape: BucketShape,
-    /// Weights as the layers read them: whole.
+    /// Full weights, as the layers read them.
     pub(super) compute_params: View,
-    /// Older weights, where iterations run into each other.
+    /// Stashed weights, if iterations overlap.
     pub(super) versions: Option<View>,
-    /// Weights as they rest: whole, or this rank's part.
+    /// Weights as stored: full, or this rank's shard.
     pub(super) params: View,
-    /// Gradients as the layers write them: whole.
+    /// Full gradients, as the layers write them.
     pub(super) grads: View,
     /// Gradients of the second use of a tied table on the same rank.
     pub(super) second_use: Option<View>,
-    /// Where the uses of a tied table stand.
+    /// Location of the uses of a tied table.
     pub(super) uses: Uses,
     /// Gradients at the step.
     pub(super) step_grads: View,
     master: Option<View>,
     moments: Vec<View>,
     stored: Vec<View>,
-    /// Where lengths of tensors stand, once the update is written.
-    pub(super) gauge: Option<Gauge>,
+    /// Buffers of the tensor norms, once the update is built.
+    pub(super) tensor_norms: Option<TensorNorms>,
     pub(super) shard: Option<GroupId>,
     updated: bool,
-    /// Sums of leaves that wait for their neighbours.
+    /// Sums of leaves that wait for their sibling in the tree.
     tree: Vec<BufferId>,
-    /// The gradients by leaf of a table whose uses stand apart, where there are several leaves, with the
-    /// calls that add the other use's if that stands on another rank.
+    /// Gradients by leaf of a table with separate uses, if there are several leaves. Each has the
+    /// call that adds the other use's gradients, if that use is on another rank.
     pub(super) leaves: Vec<(View, Option<CallId>)>,
-    /// A tied table's gradients over microbatches, where they cannot be reduced one by one because its
-    /// uses stand apart.
+    /// A tied table's gradients over microbatches, if its uses are separate and it therefore cannot
+    /// be reduced per microbatch.
     pub(super) total: Option<View>,
-    /// The same two of a second use on another stage of the same rank.
+    /// The same two for a second use on another stage of the same rank.
     pub(super) second_leaves: Vec<View>,
     pub(super) second_total: Option<View>,
-    /// The call that adds the gradients of the other use, if that stands on another rank.
+    /// Call that adds the gradients of the other use, if it is on another rank.
     pub(super) tied_sum: Option<CallId>,
-    /// The reduction's result when it is added up per microbatch.
+    /// Staging buffer for the reduction's result, if it is accumulated per microbatch.
     staged: Option<View>,
-    /// Whether nobody holds the same of it, and its gradients are added up here while those of others are
-    /// reduced microbatch by microbatch.
+    /// True if no other rank holds the same parameters: gradients are accumulated locally while
+    /// those of other buckets are reduced per microbatch.
     alone: bool,
     reduce: Option<CallId>,
-    /// What takes the place of that where gradients are compressed, or once the warm-up is over.
-    pub(super) compressed: Option<Compressed>,
-    /// How replicas that train apart compare it.
-    pub(super) comparison: Option<Comparison>,
+    /// Reduction that replaces `reduce` if gradients are compressed, after the warm-up.
+    pub(super) compressed: Option<CompressedReduce>,
+    /// Outer step of local SGD.
+    pub(super) comparison: Option<OuterStep>,
     tensor_sum: Option<CallId>,
     gather: Option<CallId>,
-    /// The op after which gradients are final.
+    /// Op after which gradients are final.
     pub(super) ready: Option<OpId>,
-    /// The same in the iterations of a warm-up.
+    /// The same during the warm-up.
     pub(super) ready_warming_up: Option<OpId>,
-    /// The last op that used the buffer for whole weights (ZeRO-3), or for whole gradients (ZeRO-2, 3).
+    /// Last op that used the buffer for full weights (ZeRO-3), or for full gradients (ZeRO-2, 3).
     params_used: Option<OpId>,
     grads_used: Option<OpId>,
-    /// Whether the weights are at hand that layers read: gathered (ZeRO-3), or copied from where all ranks
-    /// share them.
+    /// True if the weights that layers read are available: gathered (ZeRO-3), or copied from the
+    /// shared weights.
     pub(super) gathered: bool,
 }
 
 impl BucketState {
-    /// The bucket as the plan declares it.
+    /// Bucket as declared in the plan.
     pub(super) fn finish(&self) -> Bucket {
         Bucket {
             name: self.shape.name.clone(),
@@ -92,27 +94,27 @@ impl BucketState {
             grads: self.step_grads,
             master: self.master,
             moments: self.moments.clone(),
-            stored: self.stored.clone(),
-            gauge: self.gauge,
+            offloaded: self.stored.clone(),
+            tensor_norms: self.tensor_norms,
             shard: self.shard,
             updated: self.updated,
         }
     }
 }
 
-/// Whether whole gradients exist only until they are reduced: ZeRO-2 and 3, unless the canonical order
-/// wants the microbatches of a replica summed first.
+/// Returns true if full gradients exist only until they are reduced: ZeRO-2 and 3, unless the
+/// canonical order requires summing the microbatches of a replica first.
 pub(super) fn transient_gradients(s: &Strategy) -> bool {
     let dealt = s.zero >= Zero::Gradients && s.mesh().replicas() > 1;
-    dealt && (s.order == Order::Free || s.microbatches() == 1)
+    dealt && (s.order == SummationOrder::Free || s.microbatches() == 1)
 }
 
-impl Role<'_> {
+impl RoleBuilder<'_> {
     pub(super) fn transient_gradients(&self) -> bool {
         transient_gradients(&self.context.strategy)
     }
 
-    /// Declares the buckets of a virtual stage, with all that belongs to them.
+    /// Declares the buckets of a virtual stage, with their buffers and calls.
     pub(super) fn declare_buckets(&mut self, layers: Range<usize>) {
         let shapes = self.context.deal().buckets(layers);
         for shape in shapes {
@@ -127,12 +129,13 @@ impl Role<'_> {
 
     fn declare_bucket(&mut self, shape: BucketShape) {
         let s = self.context.strategy.clone();
-        // Whoever holds the same; nobody, where tables are dealt out.
-        let holders = match (shape.experts, shape.tables && learn(&s) == Learn::Apart) {
-            (true, _) => Some(super::EXPERT_REPLICAS),
-            (false, true) => None,
-            (false, false) => Some(GroupKind::Replicas),
-        };
+        // Ranks that hold the same parameters; none if tables are sharded.
+        let holders =
+            match (shape.experts, shape.tables && table_update(&s) == TableUpdate::Sharded) {
+                (true, _) => Some(super::EXPERT_REPLICAS),
+                (false, true) => None,
+                (false, false) => Some(GroupKind::Replicas),
+            };
         let group = holders.and_then(|holders| self.context.update_group(holders));
         let parts = group.map_or(1, |g| u64::from(self.context.mesh.group_size(g)));
         let (served, shared) = (s.sync.servers() > 0, self.shares_weights());
@@ -147,7 +150,7 @@ impl Role<'_> {
         let params = self.buffer(name.clone() + ".param", act, rest, 1, kind);
         let params = self.whole(params);
         let compute_params = if zero3 {
-            self.rotating("gathered", &shape, act)
+            self.double_buffered("gathered", &shape, act)
         } else if shared {
             self.own_copy(&name, elements, act)
         } else {
@@ -162,10 +165,10 @@ impl Role<'_> {
 
         let replicas = holders.map_or(1, |holders| self.context.mesh.group_size(holders));
         let transient = self.transient_gradients();
-        // Experts and rows that no other rank holds have nobody to be reduced with.
+        // Experts and rows that no other rank holds need no reduction.
         let alone = transient && replicas == 1 && s.microbatches() > 1;
         let grads = if transient && (replicas > 1 || alone) {
-            self.rotating("grads", &shape, s.grad_dtype)
+            self.double_buffered("grads", &shape, s.grad_dtype)
         } else {
             let id = self.buffer(
                 name.clone() + ".grad",
@@ -176,12 +179,12 @@ impl Role<'_> {
             );
             self.whole(id)
         };
-        let apart_from_grads = match (sharded && s.zero >= Zero::Gradients, alone) {
+        let separate_from_grads = match (sharded && s.zero >= Zero::Gradients, alone) {
             (true, _) => Some((".grad.part", part)),
             (false, true) => Some((".grad.sum", elements)),
             (false, false) => None,
         };
-        let step_grads = match apart_from_grads {
+        let step_grads = match separate_from_grads {
             Some((what, len)) => {
                 let name = name.clone() + what;
                 let id = self.buffer(name, s.grad_dtype, len, 1, MemoryKind::Gradients);
@@ -189,9 +192,9 @@ impl Role<'_> {
             }
             None => grads,
         };
-        let uses = if shape.tied { self.uses() } else { Uses::Together };
-        let apart = uses != Uses::Together;
-        let total = (transient && apart && s.microbatches() > 1).then(|| {
+        let uses = if shape.tied { self.uses() } else { Uses::OneStage };
+        let separate = uses != Uses::OneStage;
+        let total = (transient && separate && s.microbatches() > 1).then(|| {
             let name = name.clone() + ".grad.total";
             let id = self.buffer(name, s.grad_dtype, elements, 1, MemoryKind::Gradients);
             self.whole(id)
@@ -219,13 +222,13 @@ impl Role<'_> {
         let moments = if updated { s.optimizer.moments() } else { 0 };
         let moments = ["moment1", "moment2"][..moments].iter().map(|m| state(m)).collect();
         let local_leaves = if transient { 1 } else { s.local_leaves() };
-        let levels = if apart { 0 } else { local_leaves.trailing_zeros() };
+        let levels = if separate { 0 } else { local_leaves.trailing_zeros() };
         let mut leaf_buffer = |level: u32| {
             let name = format!("{name}.leaf{level}");
             self.buffer(name, s.grad_dtype, elements, 1, MemoryKind::Gradients)
         };
         let tree = (0..levels).map(&mut leaf_buffer).collect();
-        let copies: Vec<BufferId> = if apart && local_leaves > 1 {
+        let copies: Vec<BufferId> = if separate && local_leaves > 1 {
             (0..local_leaves).map(&mut leaf_buffer).collect()
         } else {
             Vec::new()
@@ -257,10 +260,10 @@ impl Role<'_> {
             .filter(|_| !shape.averages)
             .and_then(|h| self.declare_compressed(&name, &shape.entries, elements, h));
         let comparison =
-            holders.and_then(|h| self.declare_comparison(&shape, h, compressed.is_some()));
-        let apart = served || shared || comparison.is_some();
-        let dense = compressed.is_none() || s.warms_up();
-        let reduce = holders.filter(|_| replicas > 1 && !apart && dense).map(|holders| {
+            holders.and_then(|h| self.declare_outer_step(&shape, h, compressed.is_some()));
+        let separate = served || shared || comparison.is_some();
+        let dense = compressed.is_none() || s.has_compress_warmup();
+        let reduce = holders.filter(|_| replicas > 1 && !separate && dense).map(|holders| {
             let (kind, output) = match (s.zero, staged) {
                 (Zero::None, _) => (CollectiveKind::AllReduce, summed),
                 (_, Some(staged)) => (CollectiveKind::ReduceScatter, staged),
@@ -293,7 +296,7 @@ impl Role<'_> {
             master,
             moments,
             stored,
-            gauge: None,
+            tensor_norms: None,
             shard,
             updated,
             tree,
@@ -332,19 +335,19 @@ impl Role<'_> {
             .collect();
     }
 
-    /// The layers that have a loss, in order: the head, and those of modules for further tokens.
+    /// Layers with a loss, in order: the head, and those of multi-token prediction modules.
     fn heads(&self) -> Vec<usize> {
         let graph = &self.context.graph;
         (0..graph.layers.len()).filter(|&layer| graph.layer(layer.into()).has_loss()).collect()
     }
 
-    /// The place of a layer's loss.
+    /// Location of a layer's loss.
     pub(super) fn loss_place(&self, layer: usize) -> Option<View> {
         let offset = self.heads().iter().position(|&head| head == layer)? as u64;
         Some(View { buffer: self.outputs.loss?, offset, len: 1 })
     }
 
-    /// ZeRO-3: brings a layer's weights, unless they are at hand.
+    /// ZeRO-3: gathers a layer's weights, unless they are available.
     pub(super) fn gather(&mut self, layer: usize, after: &mut Vec<OpId>) {
         if self.context.strategy.zero != Zero::Parameters {
             return;
@@ -353,7 +356,7 @@ impl Role<'_> {
             let state = &self.buckets[bucket];
             let (Some(call), false) = (state.gather, state.gathered) else { continue };
             let home = state.compute_params.buffer;
-            // The buffer is free once the last computation on what it held is done.
+            // The buffer is free after the last compute op that read its contents.
             let mut free = Vec::new();
             for other in self.buckets.iter_mut().filter(|b| b.compute_params.buffer == home) {
                 other.gathered = false;
@@ -368,7 +371,7 @@ impl Role<'_> {
         }
     }
 
-    /// Notes that a layer's weights were just used.
+    /// Records that a layer's weights were just used.
     pub(super) fn used(&mut self, layer: usize) {
         if self.context.strategy.zero == Zero::Parameters {
             for bucket in self.buckets_of(layer) {
@@ -377,7 +380,7 @@ impl Role<'_> {
         }
     }
 
-    /// The buckets that a layer reads weights from.
+    /// Buckets from which a layer reads weights.
     pub(super) fn buckets_of(&self, layer: usize) -> Vec<usize> {
         let params = &self.context.graph.layer(layer.into()).params;
         let (reads_table, borrows) =
@@ -393,8 +396,8 @@ impl Role<'_> {
         (0..self.buckets.len()).filter(|&b| holds(&self.buckets[b])).collect()
     }
 
-    /// Before a layer's gradients are written into a buffer that is used in turn: what was there must
-    /// have been reduced.
+    /// Before a layer's gradients are written to a double buffer: waits until its previous contents
+    /// are reduced.
     pub(super) fn reserve_gradients(&mut self, layer: usize, after: &mut Vec<OpId>) {
         if !self.transient_gradients() {
             return;
@@ -406,7 +409,7 @@ impl Role<'_> {
         }
     }
 
-    /// A layer's backward pass is done: buckets that are complete may be summed and reduced.
+    /// After a layer's backward pass: sums and reduces the buckets that are complete.
     pub(super) fn layer_done(&mut self, layer: usize, k: usize) {
         for bucket in 0..self.buckets.len() {
             let shape = &self.buckets[bucket].shape;
@@ -420,7 +423,7 @@ impl Role<'_> {
         }
     }
 
-    /// A microbatch's gradients of a virtual stage are made.
+    /// After a microbatch's gradients of a virtual stage are computed: handles tied tables.
     pub(super) fn action_done(&mut self, layers: Range<usize>, k: usize) {
         for bucket in 0..self.buckets.len() {
             let state = &self.buckets[bucket];
@@ -428,7 +431,7 @@ impl Role<'_> {
             if !state.shape.tied {
                 continue;
             }
-            if state.uses != Uses::Together {
+            if state.uses != Uses::OneStage {
                 self.keep_leaf(bucket, k, first, &layers);
             } else if first {
                 self.sum_uses(bucket, k);
@@ -444,15 +447,15 @@ impl Role<'_> {
         k + 1 == self.context.strategy.microbatches() as usize
     }
 
-    /// The number of the leaf that ends with this microbatch, if one does.
+    /// Index of the leaf that ends with this microbatch, if one does.
     pub(super) fn leaf(&self, k: usize) -> Option<u32> {
         let s = &self.context.strategy;
         let whole = (s.microbatches() / s.local_leaves()).max(1) as usize;
-        let size = self.apart().unwrap_or(whole);
+        let size = self.local_sgd_steps().unwrap_or(whole);
         (k % size == size - 1).then_some((k / size) as u32)
     }
 
-    /// Joins the leaf that just ended with its neighbours, if one did.
+    /// Joins the leaf that just ended with its siblings, if one did.
     fn leaf_done(&mut self, bucket: usize, k: usize) {
         let Some(leaf) = self.leaf(k).filter(|_| !self.transient_gradients()) else { return };
         let state = &self.buckets[bucket];
@@ -462,8 +465,8 @@ impl Role<'_> {
         self.join(leaf, grads, &tree, &waits);
     }
 
-    /// Joins the losses of the leaf that just ended in the forward pass, if one did: the next leaf's
-    /// forward passes may come before this one's backward passes.
+    /// Joins the losses of the leaf that just ended in the forward pass, if one did. The next
+    /// leaf's forward passes may come before this one's backward passes.
     pub(super) fn loss_leaf_done(&mut self, k: usize) {
         let (Some(leaf), Some(loss)) = (self.leaf(k), self.outputs.loss) else { return };
         let tree: Vec<View> = self.loss_tree.iter().map(|&level| self.whole(level)).collect();
@@ -471,7 +474,8 @@ impl Role<'_> {
         self.join(leaf, view, &tree, &[]);
     }
 
-    /// A binary counter: leaf j meets the sums at its trailing one bits, then rests at the next bit.
+    /// A binary counter: leaf j adds the sums at its trailing one bits and is stored at the next
+    /// bit.
     pub(super) fn join(&mut self, leaf: u32, value: View, tree: &[View], waits: &[OpId]) {
         let mut waits = waits;
         for &from in tree.iter().take(leaf.trailing_ones() as usize) {
@@ -498,12 +502,12 @@ impl Role<'_> {
             let lane = self.lane("reduce");
             if let (Some(_), Some(last)) = (self.buckets[bucket].staged, self.buckets[bucket].ready)
             {
-                // The staged part must have been added up before it is overwritten.
+                // The staging buffer must be added up before it is overwritten.
                 after.push(last);
             }
             let op = Op::Collective { call, microbatch };
             if self.buckets[bucket].compressed.is_some() {
-                let reduced = self.body.push_in_turn(Turn::WarmUp, lane, op, &after);
+                let reduced = self.body.push_filtered(IterationFilter::Warmup, lane, op, &after);
                 self.buckets[bucket].ready_warming_up = Some(reduced);
             } else {
                 after = vec![self.body.push(lane, op, &after)];
@@ -536,8 +540,8 @@ impl Role<'_> {
         }
     }
 
-    /// Adds up what earlier reductions left in their staging buffers. It is called when the next
-    /// reduction starts, a layer's backward pass later, so that computing need not wait for one.
+    /// Adds the results of earlier reductions from their staging buffers. It is called when the
+    /// next reduction starts, a layer's backward pass later, so that compute does not wait.
     fn add_staged(&mut self) {
         for (bucket, k) in std::mem::take(&mut self.staged) {
             let state = &self.buckets[bucket];
@@ -549,7 +553,7 @@ impl Role<'_> {
         }
     }
 
-    /// Sends each server its part of the gradients; the weights that come back end the exchange.
+    /// Sends each server its shard of the gradients; the returned weights end the exchange.
     fn push_to_servers(&mut self, bucket: usize, servers: u32, after: &[OpId]) -> Vec<OpId> {
         let state = &self.buckets[bucket];
         let (grads, params) = (state.grads, state.params);
@@ -565,34 +569,34 @@ impl Role<'_> {
             let sent = self.body.push(send, Op::Send { to, channel, view, microbatch }, after);
             let view = View { offset, len, ..params };
             let op = Op::Recv { from: to, channel, view, microbatch };
-            // Weights may change only once every computation that reads them is done.
+            // Weights may change only after every compute op that reads them.
             let done: Vec<OpId> = after.iter().copied().chain([sent]).collect();
             last.push(self.body.push(recv, op, &done));
         }
         last
     }
 
-    /// The end of the iteration: what is not reduced yet, the loss, the norm, the step, the gathers.
+    /// Builds the end of the iteration: remaining reductions, loss, norm, step and gathers.
     pub(super) fn update(&mut self) {
         let last = self.context.strategy.microbatches() as usize - 1;
         if !self.context.strategy.overlap && !self.transient_gradients() {
             // Tied tables last, as when reductions overlap.
             let mut all: Vec<usize> = (0..self.buckets.len()).collect();
-            all.retain(|&b| self.buckets[b].uses == Uses::Together);
+            all.retain(|&b| self.buckets[b].uses == Uses::OneStage);
             all.sort_by_key(|&b| self.buckets[b].shape.tied);
             for bucket in all {
                 self.reduce(bucket, last);
             }
         }
         for bucket in 0..self.buckets.len() {
-            if self.buckets[bucket].uses != Uses::Together {
-                self.finish_apart(bucket, last);
+            if self.buckets[bucket].uses != Uses::OneStage {
+                self.finish_separate_uses(bucket, last);
             }
         }
         self.add_staged();
         self.decompress_all();
         if self.context.strategy.sync.is_async() {
-            // A replica tells of its own samples; nobody waits to hear of the others'.
+            // A replica reports only its own samples and does not wait for the others'.
             let known = self.norm();
             if self.shares_weights() {
                 self.push(&known);
@@ -602,22 +606,22 @@ impl Role<'_> {
         self.reduce_loss();
         self.reduce_dropped();
         if self.context.strategy.local.is_some() {
-            return self.compare();
+            return self.outer_step();
         }
         if self.context.strategy.sync == Sync::AllReduce {
             let mut known = self.norm();
-            if self.context.strategy.optimizer.gauges() {
-                known = self.gauge(&known);
+            if self.context.strategy.optimizer.needs_tensor_norms() {
+                known = self.tensor_norms(&known);
             }
             for bucket in 0..self.buckets.len() {
-                self.keep_version(bucket);
+                self.stash_weights(bucket);
                 let step = self.step(bucket, StepPhase::Apply, &known);
                 if self.context.strategy.exchanges_moments()
                     && self.buckets[bucket].compressed.is_some()
                 {
-                    self.body.nodes[step.index()].turn = Turn::WarmUp;
-                    let follow = self.step(bucket, StepPhase::Follow, &[]);
-                    self.once_warm(follow);
+                    self.body.nodes[step.index()].filter = IterationFilter::Warmup;
+                    let follow = self.step(bucket, StepPhase::ApplyMomentum, &[]);
+                    self.after_warmup(follow);
                 }
                 let rests_whole = self.context.strategy.zero < Zero::Parameters;
                 if let (Some(call), true) = (self.buckets[bucket].gather, rests_whole) {

@@ -1,22 +1,22 @@
-//! The models that come with the program: the files of `models/`, as they stand in the repository.
+//! Built-in models: the files of `models/` in the repository.
 
 use super::{Model, ModelErrors};
-use crate::nearest::nearest as nearest_word;
+use crate::suggest::suggest as nearest_word;
 
 /// Name and TOML text of every built-in model, small ones first within a family.
 pub fn all() -> &'static [(&'static str, &'static str)] {
     &FILES
 }
 
-/// The built-in model of that name, or none if there is no such name.
+/// Built-in model of the given name, or `None` if there is no such name.
 ///
-/// The inner result is an error only if a file of the repository is unsound, which a test excludes.
+/// The inner result is an error only if a file of the repository is invalid; a test excludes this.
 pub fn get(name: &str) -> Option<Result<Model, ModelErrors>> {
     let (name, text) = all().iter().find(|(known, _)| *known == name)?;
     Some(Model::parse(text, &format!("models/{name}.toml")))
 }
 
-/// The built-in name that a mistyped one was likely meant to be.
+/// Built-in name closest to a mistyped one.
 pub fn nearest(name: &str) -> Option<&'static str> {
     nearest_word(name, all().iter().map(|(known, _)| *known))
 }

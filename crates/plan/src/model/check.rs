@@ -1,27 +1,27 @@
-//! The rules that a shape must keep, wherever it came from.
+//! Rules that all model dimensions must satisfy, whatever their source.
 
 use super::field::{Dialect, Field};
-use super::{Experts, Latent, ModelKind, Router, Shape};
+use super::{Experts, Latent, ModelDims, ModelKind, Router};
 use std::collections::BTreeSet;
 
-/// The most parameters a model may have. At 16 bytes each, the most that training state takes, the
-/// sum still fits 64 bits with room to spare, so that no later arithmetic on bytes can overflow.
+/// Maximum number of parameters of a model. At 16 bytes each, the maximum for training state, the
+/// sum still fits 64 bits with a margin, so that no later arithmetic on bytes can overflow.
 pub const MAX_PARAMETERS: u64 = 1 << 56;
 
-/// A rule that is not kept, and the field to change.
+/// A violated rule, and the field to change.
 pub(super) struct Violation {
     pub(super) field: Field,
     pub(super) problem: String,
     pub(super) remedy: String,
 }
 
-/// All violations at once, in the words of the dialect.
+/// Returns all violations at once, in the names of the dialect.
 ///
-/// `wrong` holds the fields whose values are known not to be meant, such as a text where a number
-/// belongs; rules over them are not looked at, because their complaints would only confuse. Fields
-/// found out of range join them.
+/// `wrong` holds the fields with known invalid values, such as a text where a number belongs. Rules
+/// over them are skipped, because their messages would only confuse. Fields found out of range are
+/// added to them.
 pub(super) fn violations(
-    shape: &Shape,
+    shape: &ModelDims,
     dialect: Dialect,
     wrong: &mut BTreeSet<Field>,
 ) -> Vec<Violation> {
@@ -39,15 +39,19 @@ pub(super) fn violations(
 }
 
 struct Check<'a> {
-    shape: &'a Shape,
+    shape: &'a ModelDims,
     dialect: Dialect,
     wrong: &'a mut BTreeSet<Field>,
     found: Vec<Violation>,
 }
 
 impl Check<'_> {
-    /// Blames the first field if a rule over sound fields finds a problem and its remedy.
-    fn rule(&mut self, over: &[Field], problem: impl FnOnce(&Shape) -> Option<(String, String)>) {
+    /// Attributes a problem to the first field, if a rule over valid fields finds one.
+    fn rule(
+        &mut self,
+        over: &[Field],
+        problem: impl FnOnce(&ModelDims) -> Option<(String, String)>,
+    ) {
         if over.iter().any(|field| self.wrong.contains(field)) {
             return;
         }
@@ -131,7 +135,7 @@ impl Check<'_> {
         let heads_word = self.dialect.word(Field::Heads);
         let kv_word = self.dialect.word(Field::KvHeads);
         self.rule(&[Field::KvHeads, Field::Heads], |shape| {
-            let Shape { heads, kv_heads, .. } = *shape;
+            let ModelDims { heads, kv_heads, .. } = *shape;
             (!heads.is_multiple_of(kv_heads)).then(|| {
                 (
                     format!(
@@ -162,7 +166,7 @@ impl Check<'_> {
         }
         let seq_word = self.dialect.word(Field::Seq);
         self.rule(&[Field::Seq, Field::Positions], |shape| {
-            let Shape { seq, max_positions, .. } = *shape;
+            let ModelDims { seq, max_positions, .. } = *shape;
             (seq > max_positions).then(|| {
                 (
                     format!("`{seq_word}` is {seq}, beyond the table of learned positions"),
@@ -346,22 +350,22 @@ impl Check<'_> {
     }
 }
 
-/// Whether a size can be meant.
+/// Returns true if a size is within the field's limits.
 pub(super) fn in_range(field: Field, size: u64) -> bool {
     (field.least()..=field.limit()).contains(&size)
 }
 
-/// What to write where a size is not one.
+/// Remedy for an invalid size.
 pub(super) fn whole_number_remedy(field: Field) -> String {
     format!("use a whole number from {} to {}", field.least(), field.limit())
 }
 
-/// The complaint about a field that means nothing for the kind.
+/// Problem and remedy for a field that does not apply to the kind.
 pub(super) fn not_for(word: &str, kind: ModelKind) -> (String, String) {
     (format!("`{word}` does not apply to kind \"{kind}\""), "leave it out".to_owned())
 }
 
-/// The divisors of `number` on both sides of `wanted`, as a phrase: "4 or 8".
+/// Divisors of `number` on both sides of `wanted`, as a phrase: "4 or 8".
 pub(super) fn divisors_near(number: u64, wanted: u64) -> String {
     let (mut below, mut above) = (1, number);
     for low in (1..=number.isqrt()).filter(|low| number.is_multiple_of(*low)) {
@@ -376,7 +380,7 @@ pub(super) fn divisors_near(number: u64, wanted: u64) -> String {
     if below == above { below.to_string() } else { format!("{below} or {above}") }
 }
 
-fn sizes(shape: &Shape) -> [(Field, u64); 21] {
+fn sizes(shape: &ModelDims) -> [(Field, u64); 21] {
     [
         (Field::Layers, shape.layers),
         (Field::DModel, shape.d_model),

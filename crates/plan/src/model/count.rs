@@ -1,13 +1,13 @@
-//! Counting: parameters to the unit, and floating-point operations of the matrix products.
+//! Exact parameter counts, and floating-point operations of the GEMMs.
 
-use super::{Body, Experts, Latent, Model, ModelKind, Router, Shape};
+use super::{Body, Experts, Latent, Model, ModelDims, ModelKind, Router};
 use crate::units::Flops;
 
 impl Model {
-    /// All parameters, tied ones once.
+    /// Number of parameters, tied ones counted once.
     ///
     /// For GPT shapes this is P = 12·l·h²·(1 + 13/(12h) + (V+s)/(12lh)) of Narayanan et al., SC'21
-    /// (arXiv 2104.04473), eq. 2, plus the 2h of the last layer norm, which the paper leaves out.
+    /// (arXiv 2104.04473), eq. 2, plus the 2h of the last layer norm, which the paper omits.
     pub fn parameters(&self) -> u64 {
         // The checks keep the count below `MAX_PARAMETERS`.
         match self.body() {
@@ -17,32 +17,32 @@ impl Model {
         }
     }
 
-    /// The parameters of one layer: all have the same, but for the dense ones that may stand before a
-    /// mixture of experts.
+    /// Number of parameters of one layer; all are equal, except for dense layers before a mixture
+    /// of experts.
     pub fn layer_parameters(&self) -> u64 {
         self.layer_count() as u64
     }
 
-    /// The parameters that one token meets: all, but for the experts that it does not go to.
+    /// Number of parameters used by one token: all but those of the experts it is not routed to.
     pub fn active_parameters(&self) -> u64 {
         let Experts { experts, topk, .. } = self.experts;
         let idle = u128::from(experts - topk) * self.expert_count();
         self.parameters() - (u128::from(self.expert_layers()) * idle) as u64
     }
 
-    /// The parameters of all experts that tokens choose from.
+    /// Number of parameters of all routed experts.
     pub fn expert_parameters(&self) -> u64 {
         let experts = u128::from(self.expert_layers()) * u128::from(self.experts.experts);
         (experts * self.expert_count()) as u64
     }
 
-    /// What the matrix products of one iteration cost on `batch` samples of `seq` tokens, forward
-    /// and backward, and with `recompute` the second forward of every layer (not of the head).
+    /// GEMM operations of one iteration on `batch` samples of `seq` tokens, forward and backward,
+    /// and with `recompute` the second forward of every layer (not of the head).
     ///
-    /// A product of m×k by k×n takes 2mnk, its gradients twice that. For GPT shapes this is
-    /// F = 96·B·s·l·h²·(1 + s/(6h) + V/(16lh)) with recomputation, Narayanan et al., SC'21 (arXiv
+    /// A product of m×k by k×n takes 2mnk, its gradients twice that. For GPT shapes this is F =
+    /// 96·B·s·l·h²·(1 + s/(6h) + V/(16lh)) with recomputation, Narayanan et al., SC'21 (arXiv
     /// 2104.04473), eq. 3, and 72·B·s·l·h²·(1 + s/(6h) + V/(12lh)) without, Korthikanti et al.
-    /// (arXiv 2205.05198), eq. 7. As there, attention counts whole although half of it is masked.
+    /// (arXiv 2205.05198), eq. 7. As there, attention counts in full although half of it is masked.
     pub fn flops_per_iteration(&self, batch: u64, seq: u64, recompute: bool) -> Flops {
         let layers: Flops =
             self.layer_products(seq).map(|(times, product)| product.flops() * times as f64).sum();
@@ -52,10 +52,10 @@ impl Model {
         (per_sample + self.head_product(seq).flops() * 3.0 * heads) * batch as f64
     }
 
-    /// What a token has to cost at least, the basis of MFU: 6N + 12·L·H·Q·T for L layers of H heads
-    /// of width Q on T tokens, Chowdhery et al., PaLM (arXiv 2204.02311), appendix B. Recomputation
-    /// never counts, and N is every parameter that a token meets.
-    /// A module for a further token meets the head's parameters once more.
+    /// Minimum operations per token by the closed form of MFU: 6N + 12·L·H·Q·T for L layers of H heads of
+    /// width Q on T tokens, Chowdhery et al., PaLM (arXiv 2204.02311), appendix B. Recomputation
+    /// never counts, and N is the number of parameters used by a token. A multi-token prediction
+    /// module uses the head's parameters once more.
     pub fn model_flops_per_token(&self, seq: u64) -> Flops {
         let layers = (self.layers + self.mtp.depth) as f64;
         let attention = 12.0 * layers * self.query_width() as f64 * seq as f64;
@@ -63,9 +63,9 @@ impl Model {
         Flops(6.0 * (self.active_parameters() as f64 + heads) + attention)
     }
 
-    /// The products of the layers' forward passes on one sample, and how many layers have each.
+    /// GEMMs of the layers' forward passes on one sample, each with its number of layers.
     fn layer_products(&self, seq: u64) -> impl Iterator<Item = (u64, Product)> {
-        let Shape { d_model, heads, head_dim, ffn, experts, latent, mtp, .. } = **self;
+        let ModelDims { d_model, heads, head_dim, ffn, experts, latent, mtp, .. } = **self;
         let layers = self.layers + mtp.depth;
         let token_wise = |count, n, k| Product { count, m: seq, n, k };
         let v_dim = if latent.is_none() { head_dim } else { latent.v_dim };
@@ -105,15 +105,15 @@ impl Model {
             .chain((mtp.depth > 0).then_some((mtp.depth, token_wise(2, d_model, d_model))))
     }
 
-    /// The product that yields the logits of one sample.
+    /// GEMM that computes the logits of one sample.
     fn head_product(&self, seq: u64) -> Product {
         Product { count: 1, m: seq, n: self.vocab, k: self.d_model }
     }
 }
 
-impl Shape {
-    /// All parameters of a shape whose sizes are in range, but whose total need not be: the checks
-    /// ask this before they let a shape pass.
+impl ModelDims {
+    /// Number of parameters of dimensions within range; the total may exceed the maximum, which the
+    /// checks detect by this count.
     pub(super) fn count(&self) -> u128 {
         let [layers, d_model, positions, vocab] =
             [self.layers, self.d_model, self.max_positions, self.vocab].map(u128::from);
@@ -126,8 +126,8 @@ impl Shape {
         tables + dense + with_experts + further + self.norm_count() + head
     }
 
-    /// The parameters of a module for a further token: norms of what it joins, the product that joins them,
-    /// a layer, and a norm before the head.
+    /// Number of parameters of a multi-token prediction module: norms of its two inputs, the GEMM
+    /// that joins them, a layer, and a norm before the head.
     fn module_count(&self) -> u128 {
         let d_model = u128::from(self.d_model);
         2 * d_model * d_model + 3 * self.norm_count() + self.layer_count()
@@ -146,7 +146,7 @@ impl Shape {
         self.attention_count() + feed_forward
     }
 
-    /// The parameters of attention and of a layer's norms.
+    /// Number of parameters of attention and of a layer's norms.
     fn attention_count(&self) -> u128 {
         if !self.kind.has_attention() {
             return 0;
@@ -172,12 +172,12 @@ impl Shape {
         projections + 2 * self.norm_count()
     }
 
-    /// The parameters of one expert.
+    /// Number of parameters of one expert.
     fn expert_count(&self) -> u128 {
         self.network_count(self.ffn)
     }
 
-    /// The parameters of a feed-forward network of a given width.
+    /// Number of parameters of a feed-forward network of a given width.
     fn network_count(&self, ffn: u64) -> u128 {
         let [d_model, ffn] = [self.d_model, ffn].map(u128::from);
         let into_ffn = if self.gated() { 2 } else { 1 };
@@ -189,7 +189,7 @@ impl Shape {
         out * into + bias
     }
 
-    /// The parameters of one norm: gain and bias, only a gain, or no norm at all.
+    /// Number of parameters of one norm: gain and bias, only a gain, or no norm at all.
     fn norm_count(&self) -> u128 {
         let vectors = match self.kind {
             ModelKind::Mlp | ModelKind::Resnet | ModelKind::Dlrm => 0,
@@ -200,7 +200,7 @@ impl Shape {
     }
 }
 
-/// `count` products of an m×k by a k×n matrix.
+/// `count` GEMMs of an m×k by a k×n matrix.
 struct Product {
     count: u64,
     m: u64,
@@ -209,7 +209,7 @@ struct Product {
 }
 
 impl Product {
-    /// In floats, because a caller may ask for any batch and sequence: a float loses the sixteenth
+    /// Operations as a float, because batch and sequence are arbitrary: a float loses the sixteenth
     /// digit where an integer would overflow.
     fn flops(&self) -> Flops {
         Flops(2.0 * self.count as f64 * self.m as f64 * self.n as f64 * self.k as f64)
@@ -226,13 +226,13 @@ pub(in crate::model) mod tests {
         built_in::get(name).expect("built in").expect("sound")
     }
 
-    /// Every built-in model that the formulas of SC'21 are about.
+    /// Every built-in model to which the formulas of SC'21 apply.
     fn gpt_models() -> impl Iterator<Item = Model> {
         let all = built_in::all().iter().map(|(name, _)| model(name));
         all.filter(|model| model.kind == ModelKind::Gpt2)
     }
 
-    /// The sizes of a GPT as SC'21 names them: l, h, V, s.
+    /// Sizes of a GPT by their SC'21 names: l, h, V, s.
     fn letters(model: &Model) -> [u128; 4] {
         [model.layers, model.d_model, model.vocab, model.seq].map(u128::from)
     }
@@ -247,13 +247,13 @@ pub(in crate::model) mod tests {
             ("llama3-8b", 8_030_261_248),
             ("llama3-70b", 70_553_706_496),
             ("llama3-405b", 405_853_388_800),
-            // Of the published weights; DeepSeek-V3's without its module for a second token.
+            // Counts of the published weights; DeepSeek-V3's without its MTP module.
             ("mixtral-8x7b", 46_702_792_704),
             ("mixtral-8x22b", 140_620_634_112),
             ("qwen3-30b-a3b", 30_532_122_624),
             ("qwen3-235b-a22b", 235_093_634_560),
             ("deepseek-v3", 671_026_419_200),
-            // Its layer 61: 11,507,286,272 of a layer, 2 · 7168² that join, three norms.
+            // Its layer 61: 11,507,286,272 of a layer, 2 · 7168² of the join, three norms.
             ("deepseek-v3-mtp", 671_026_419_200 + 11_507_286_272 + 102_760_448 + 3 * 7168),
         ] {
             assert_eq!(model(name).parameters(), published, "{name}");
@@ -285,7 +285,7 @@ pub(in crate::model) mod tests {
         assert_eq!(gpt_models().count(), 17);
         for model in gpt_models() {
             let [l, h, v, s] = letters(&model);
-            // 12·l·h²·(1 + 13/(12h) + (V+s)/(12lh)), multiplied out so that it stays whole.
+            // 12·l·h²·(1 + 13/(12h) + (V+s)/(12lh)), expanded to stay in integers.
             let eq_2 = 12 * l * h * h + 13 * l * h + (v + s) * h;
             assert_eq!(u128::from(model.parameters()), eq_2 + 2 * h, "{}", model.name());
         }
@@ -295,7 +295,7 @@ pub(in crate::model) mod tests {
     fn small_models_are_counted_by_hand() {
         // Embedding and head of 256×64, two blocks of 64→128→64 with biases.
         assert_eq!(model("mlp").parameters(), 2 * 256 * 64 + 2 * (64 * 128 + 128 + 128 * 64 + 64));
-        // Per layer q, k, v of 128, 64 and 64 rows, the output, three products of 384, two norms.
+        // Per layer q, k, v of 128, 64 and 64 rows, the output, three GEMMs of 384, two norms.
         let layer = 128 * (128 + 64 + 64) + 128 * 128 + 3 * 128 * 384 + 2 * 128;
         assert_eq!(model("mini-llama").layer_parameters(), layer);
         assert_eq!(model("mini-llama").parameters(), 2 * 256 * 128 + 4 * layer + 128);
@@ -317,7 +317,7 @@ pub(in crate::model) mod tests {
             });
             let layer: u128 = each.sum();
             let head = exact(model.head_product(model.seq));
-            // 96·s·l·h²·(1 + s/(6h) + V/(16lh)) for one sample, multiplied out.
+            // 96·s·l·h²·(1 + s/(6h) + V/(16lh)) for one sample, expanded.
             let eq_3 = 96 * s * l * h * h + 16 * s * s * l * h + 6 * s * h * v;
             assert_eq!(4 * l * layer + 3 * head, eq_3, "{}", model.name());
             // 72·s·l·h²·(1 + s/(6h) + V/(12lh)), likewise.
@@ -365,8 +365,8 @@ pub(in crate::model) mod tests {
         (1..=limit, 0..=limit.ilog2()).prop_map(|(size, shift)| (size >> shift).max(1))
     }
 
-    /// Shapes that a file could hold, from tiny to beyond the limit on parameters.
-    pub(in crate::model) fn shapes() -> impl Strategy<Value = Shape> {
+    /// Dimensions that a file could hold, from tiny to beyond the limit on parameters.
+    pub(in crate::model) fn shapes() -> impl Strategy<Value = ModelDims> {
         let of_tokens = ModelKind::ALL
             .into_iter()
             .filter(|kind| !matches!(kind, ModelKind::Resnet | ModelKind::Dlrm));
@@ -398,7 +398,7 @@ pub(in crate::model) mod tests {
                     f64::from(u8::from(kind.is_rotary())),
                 );
                 let activations: &[Activation] = kind.activations();
-                Shape {
+                ModelDims {
                     kind,
                     layers,
                     d_model: 2 * head_pairs * group,
@@ -442,7 +442,7 @@ pub(in crate::model) mod tests {
                     prop_assert!(model.model_flops_per_token(model.seq).0 >= 6.0 * active as f64);
                 }
                 Err(errors) => {
-                    // The only rule that these shapes can break.
+                    // The only rule that these dimensions can violate.
                     prop_assert!(shape.count() > u128::from(MAX_PARAMETERS), "{errors}");
                     prop_assert_eq!(errors.problems().len(), 1);
                 }
@@ -461,7 +461,7 @@ pub(in crate::model) mod tests {
             (norm_eps, rope_theta) in (any::<f64>(), any::<f64>()),
         ) {
             let [layers, d_model, heads, kv_heads, head_dim, ffn, seq, max_positions, vocab] = numbers;
-            let shape = Shape {
+            let shape = ModelDims {
                 kind, layers, d_model, heads, kv_heads, head_dim, ffn, seq, max_positions, vocab,
                 tied: false, activation: Activation::Gelu, norm_eps, rope_theta, qk_norm: false,
                 experts: Experts { experts: layers, topk: heads, dense_layers: seq, ..Experts::default() },

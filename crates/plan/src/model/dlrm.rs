@@ -1,42 +1,42 @@
-//! Recommendation models (Naumov et al., "Deep learning recommendation model for personalization and
-//! recommendation systems", arXiv 1906.00091): how large tables and networks are.
+//! Recommendation models (Naumov et al., "Deep learning recommendation model for personalization
+//! and recommendation systems", arXiv 1906.00091): sizes of tables and networks.
 
 use super::error::ModelErrors;
 use super::fields::Fields;
 use super::keys::Keys;
-use super::{Activation, Body, Experts, Latent, MAX_PARAMETERS, Model, ModelKind, Shape};
+use super::{Activation, Body, Experts, Latent, MAX_PARAMETERS, Model, ModelDims, ModelKind};
 use serde::Serialize;
 
-/// The numbers of a recommendation model.
+/// Dimensions of a recommendation model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Dlrm {
-    /// Numbers that are measured of a sample.
+    /// Number of dense features of a sample.
     pub dense: u64,
-    /// Rows of each table: values of each of a sample's categories.
+    /// Number of rows of each table: the values of each of a sample's categories.
     pub tables: Vec<u64>,
-    /// The width of a row.
+    /// Width of a row.
     #[serde(rename = "width")]
     pub width: u64,
-    /// Rows of each table that a sample looks up, and that are summed.
+    /// Number of rows of each table that a sample looks up and sums.
     pub lookups: u64,
-    /// Widths of the network on what is measured; as wide as a row comes after them.
+    /// Hidden widths of the bottom network on dense features; its output has the width of a row.
     pub bottom: Vec<u64>,
-    /// Widths of the network on what is made of all; one number comes after them.
+    /// Hidden widths of the top network on the interactions; its output is one number.
     pub top: Vec<u64>,
 }
 
 impl Dlrm {
-    /// Rows of all tables.
+    /// Number of rows of all tables.
     pub fn rows(&self) -> u64 {
         self.tables.iter().sum()
     }
 
-    /// Vectors that meet: one for each table, and what the bottom network makes.
+    /// Number of interacting vectors: one for each table, and the output of the bottom network.
     pub fn vectors(&self) -> u64 {
         self.tables.len() as u64 + 1
     }
 
-    /// The width of what the top network reads: a vector, and the products of all pairs.
+    /// Input width of the top network: a vector, and the products of all pairs.
     pub fn met(&self) -> u64 {
         self.width + self.vectors() * (self.vectors() - 1) / 2
     }
@@ -58,20 +58,20 @@ impl Dlrm {
         networks + rows * u128::from(self.width)
     }
 
-    /// The largest number of values that one sample has anywhere.
+    /// Largest activation of one sample, in elements.
     pub(crate) fn largest_activation(&self) -> u64 {
         let widest = self.bottom.iter().chain(&self.top).copied().max().unwrap_or(1);
         widest.max(self.met()).max(self.vectors() * self.width).max(self.dense)
     }
 }
 
-/// The layers of a network.
+/// Inputs and outputs of every layer of a network.
 fn chain(first: u64, widths: &[u64], last: u64) -> Vec<(u64, u64)> {
     let all: Vec<u64> = [first].into_iter().chain(widths.iter().copied()).chain([last]).collect();
     all.windows(2).map(|pair| (pair[0], pair[1])).collect()
 }
 
-/// The most tables, rows of one, layers of a network, and numbers side by side that are taken for meant.
+/// Maximum number of tables, rows per table, layers per network, width and lookups.
 const TABLES: usize = 1024;
 const ROWS: u64 = 1 << 32;
 const LAYERS: usize = 64;
@@ -91,7 +91,7 @@ pub(super) fn parse(fields: &mut Fields) -> Body {
     Body::Clicks(Dlrm { dense, tables, width, lookups, bottom, top })
 }
 
-/// The model file of such a model, without its name and kind.
+/// Model file of a recommendation model, without its name and kind.
 pub(super) fn to_toml(net: &Dlrm) -> String {
     format!(
         "dense = {}\ntables = {:?}\nwidth = {}\nlookups = {}\nbottom = {:?}\ntop = {:?}\n",
@@ -100,16 +100,16 @@ pub(super) fn to_toml(net: &Dlrm) -> String {
 }
 
 impl Model {
-    /// A recommendation model; an error if it has more parameters than can be counted.
+    /// Builds a recommendation model; an error if it has too many parameters.
     pub fn dlrm(name: impl Into<String>, net: Dlrm) -> Result<Self, ModelErrors> {
         Self::from_body(name.into(), Body::Clicks(net))
     }
 }
 
-/// What such a model says where others say how wide and long they are: one sample is one token, and there
-/// are two words, yes and no.
-pub(super) fn shape(net: &Dlrm) -> Shape {
-    Shape {
+/// Generic dimensions of a recommendation model: one sample is one token, and the vocabulary has
+/// two entries, yes and no.
+pub(super) fn shape(net: &Dlrm) -> ModelDims {
+    ModelDims {
         kind: ModelKind::Dlrm,
         layers: (net.bottom.len() + net.top.len() + 2) as u64,
         d_model: net.width,
@@ -131,7 +131,7 @@ pub(super) fn shape(net: &Dlrm) -> Shape {
     }
 }
 
-/// Why a model cannot be counted, if so.
+/// Problem and remedy if a dimension or the parameter count is out of range.
 pub(super) fn too_large(net: &Dlrm) -> Option<(String, String)> {
     let widths = net.bottom.iter().chain(&net.top).chain([&net.width, &net.dense]);
     let sound = (1..=TABLES).contains(&net.tables.len())

@@ -1,44 +1,44 @@
-//! What is wrong with a description of a model, where, and what would work.
+//! Errors in a model description: problem, location and remedy.
 
 use std::fmt;
 use thiserror::Error;
 
-/// Everything that is wrong with one description, so that one look at the file mends it.
+/// All problems of one description, so that the file can be fixed in one pass.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub struct ModelErrors {
     problems: Vec<ModelError>,
 }
 
-/// One thing that is wrong with a description of a model.
+/// One problem of a model description.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Error)]
 #[error("{file}{}: {problem}; {remedy}", Suffix(*.line))]
 pub struct ModelError {
-    /// The file as the caller named it, or the model's name where there is no file.
+    /// The file as the caller named it, or the model's name if there is no file.
     pub file: String,
-    /// The line, counted from 1, where there is a file.
+    /// Line number, counted from 1, if there is a file.
     pub line: Option<usize>,
-    /// What is wrong.
+    /// Description of the problem.
     pub problem: String,
-    /// What would work.
+    /// Change that would fix it.
     pub remedy: String,
 }
 
 impl ModelErrors {
-    /// In the order of the lines and without repetition: one wrong number can break two rules.
+    /// Sorts by line and removes duplicates: one wrong number can violate two rules.
     pub(super) fn new(mut problems: Vec<ModelError>) -> Self {
         problems.sort();
         problems.dedup();
         Self { problems }
     }
 
-    /// The problems in the order of their lines; there is at least one.
+    /// Problems in line order; there is at least one.
     pub fn problems(&self) -> &[ModelError] {
         &self.problems
     }
 }
 
 impl fmt::Display for ModelErrors {
-    /// One problem a line.
+    /// One problem per line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, problem) in self.problems.iter().enumerate() {
             if index > 0 {

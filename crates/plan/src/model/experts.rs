@@ -1,72 +1,73 @@
-//! What a mixture of experts has beyond a dense transformer, and attention with latent vectors.
+//! Dimensions of a mixture of experts beyond those of a dense transformer, and of latent attention.
 
 use serde::Serialize;
 use std::fmt;
 
-/// The experts of a model: which there are, and how tokens come to them. All zero for a dense model.
+/// Experts of a model and the routing of tokens to them. All zero for a dense model.
 ///
-/// A layer's feed-forward part is `experts` networks of width [`Shape::ffn`](super::Shape::ffn), of
-/// which each token goes through `topk`, and `shared_experts` more that all tokens go through.
+/// A layer's feed-forward part consists of `experts` networks of width
+/// [`ModelDims::ffn`](super::ModelDims::ffn), of which each token uses `topk`, and `shared_experts`
+/// more that all tokens use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Experts {
-    /// Experts of one layer that tokens choose from.
+    /// Number of routed experts per layer.
     pub experts: u64,
-    /// Experts that a token goes to.
+    /// Number of routed experts per token.
     pub topk: u64,
-    /// Experts of the same width that every token goes to.
+    /// Number of experts of the same width that every token uses.
     pub shared_experts: u64,
-    /// Leading layers that have one feed-forward network in place of experts.
+    /// Number of leading layers with one feed-forward network instead of experts.
     pub dense_layers: u64,
-    /// The width of that network.
+    /// Width of that network.
     pub dense_ffn: u64,
-    /// How a token's affinity to an expert is scored.
+    /// Scoring of a token's affinity to an expert.
     pub router: Router,
-    /// Groups that experts stand in, equally many in each; zero where there are none.
+    /// Number of equally sized expert groups; zero if there are none.
     pub groups: u64,
-    /// Groups that a token's experts come from: those whose two best add up to the most (DeepSeek-V3,
-    /// arXiv 2412.19437, section 2.1.2).
+    /// Number of groups from which a token's experts are chosen: those with the largest sum of
+    /// their two best scores (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
     pub group_topk: u64,
-    /// What the weights of a token's experts add up to.
+    /// Sum of the weights of a token's experts.
     pub route_scale: f64,
-    /// How many times its equal share of a sequence's tokens an expert takes; what is beyond is
-    /// dropped. Zero takes everything.
+    /// Capacity of an expert as a multiple of its equal share of a sequence's tokens; the excess is
+    /// dropped. Zero means no limit.
     pub capacity: f64,
     /// Weight of the loss that balances the experts' loads.
     pub balance: f64,
 }
 
 impl Experts {
-    /// Whether there are none.
+    /// Returns true if there are no experts.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The most tokens of a sequence that one expert takes, if there is such a bound: `capacity` times
-    /// topk · seq / experts (Lepikhin et al., GShard, arXiv 2006.16668, section 3.2; a group is a
-    /// sequence). No more than all tokens can come.
+    /// Maximum number of tokens of a sequence per expert, if bounded: `capacity` times topk · seq /
+    /// experts (Lepikhin et al., GShard, arXiv 2006.16668, section 3.2; a group is a sequence). It
+    /// is at most the number of all tokens.
     pub fn taken(&self, seq: u64) -> Option<u64> {
         let equal = self.topk as f64 * seq as f64 / self.experts.max(1) as f64;
         (self.capacity > 0.0).then(|| ((equal * self.capacity).ceil() as u64).clamp(1, seq.max(1)))
     }
 }
 
-/// How the affinity of a token to an expert is scored.
+/// Scoring of the affinity of a token to an expert.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Router {
-    /// By a softmax over all experts (Mixtral, Qwen3).
+    /// Softmax over all experts (Mixtral, Qwen3).
     #[default]
     Softmax,
-    /// By a sigmoid for each, with a bias that only the choice sees and that follows the experts' loads
+    /// Sigmoid per expert, with a bias that affects only the choice and follows the experts' loads
     /// (DeepSeek-V3, arXiv 2412.19437, eq. 13 to 16).
     Sigmoid,
 }
 
 impl Router {
-    /// All of them.
+    /// All routers.
     pub const ALL: [Self; 2] = [Self::Softmax, Self::Sigmoid];
 
-    /// The word used in files and reports.
+    /// Name used in files and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Softmax => "softmax",
@@ -81,25 +82,26 @@ impl fmt::Display for Router {
     }
 }
 
-/// Attention whose queries, keys and values come from short latent vectors (DeepSeek-V2, arXiv
-/// 2405.04434, section 2.1). All zero for other attention.
+/// Multi-head latent attention: queries, keys and values come from short latent vectors
+/// (DeepSeek-V2, arXiv 2405.04434, section 2.1). All zero for other attention.
 ///
-/// A head's queries and keys have [`Shape::head_dim`](super::Shape::head_dim) numbers, the last
-/// `qk_rope` of which are turned by position; those of the keys are the same for all heads.
+/// A head's queries and keys have width [`ModelDims::head_dim`](super::ModelDims::head_dim), the
+/// last `qk_rope` elements of which are rotated by position; those of the keys are the same for all
+/// heads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Latent {
-    /// The width of the queries' latent vector.
+    /// Width of the queries' latent vector.
     pub q_lora: u64,
-    /// The width of that of keys and values.
+    /// Width of the latent vector of keys and values.
     pub kv_lora: u64,
-    /// Numbers of a head's queries and keys that are turned by position.
+    /// Number of elements of a head's queries and keys that are rotated by position.
     pub qk_rope: u64,
-    /// The width of a head's values.
+    /// Width of a head's values.
     pub v_dim: u64,
 }
 
 impl Latent {
-    /// Whether attention is of another kind.
+    /// Returns true if the model has no latent attention.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }

@@ -1,4 +1,4 @@
-//! The fields of a description, and what each source of descriptions calls them.
+//! Fields of a model description, and their names in each source format.
 
 use super::ModelKind;
 use super::hugging_face::experts::{DENSE_LAYERS, HEAD_DIM, QK_NORM, ROUTER};
@@ -42,10 +42,10 @@ pub(super) enum Field {
     MtpWeight,
 }
 
-/// Which words a description uses.
+/// Naming convention of a description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
-    /// Our own model files.
+    /// Paceline's model files.
     Toml,
     /// `config.json` with `"model_type": "gpt2"`.
     HuggingFaceGpt2,
@@ -97,7 +97,7 @@ impl Field {
         Self::MtpWeight,
     ];
 
-    /// The word of our own files, which error messages fall back on.
+    /// Name in Paceline's model files; the fallback for error messages.
     pub(super) const fn word(self) -> &'static str {
         match self {
             Self::Name => "name",
@@ -137,7 +137,7 @@ impl Field {
         }
     }
 
-    /// Whether the field means something for a kind.
+    /// Returns true if the field applies to a kind.
     pub(super) const fn applies_to(self, kind: ModelKind) -> bool {
         match self {
             Self::Heads | Self::KvHeads | Self::HeadDim | Self::NormEps => kind.has_attention(),
@@ -171,8 +171,8 @@ impl Field {
         }
     }
 
-    /// The largest size that is taken for meant and not for a slip. The bounds are orders of
-    /// magnitude above anything trained, and low enough that products of three fit 128 bits.
+    /// Largest plausible size; larger values are rejected as mistakes. The bounds are orders of
+    /// magnitude above any trained model, and low enough that products of three fit 128 bits.
     pub(super) const fn limit(self) -> u64 {
         match self {
             Self::Layers
@@ -185,13 +185,13 @@ impl Field {
             Self::MtpDepth => 64,
             Self::Seq | Self::Positions => 1 << 30,
             Self::Vocab => 1 << 31,
-            // By custom four times the width of the model.
+            // Usually four times the width of the model.
             Self::Ffn | Self::DenseFfn => 1 << 26,
             _ => 1 << 24,
         }
     }
 
-    /// The smallest size: what a model may lack may be zero.
+    /// Smallest size: zero for optional parts of a model.
     pub(super) const fn least(self) -> u64 {
         match self {
             Self::SharedExperts
@@ -208,7 +208,7 @@ impl Field {
         }
     }
 
-    /// A line that would mend the field's absence.
+    /// Example value for the remedy of a missing field.
     pub(super) const fn example(self) -> &'static str {
         match self {
             Self::Kind => "\"gpt2\"",
@@ -224,7 +224,7 @@ impl Field {
 }
 
 impl Dialect {
-    /// What the dialect calls a field, if it has it.
+    /// Name of a field in the dialect, if it has the field.
     pub(super) const fn own_word(self, field: Field) -> Option<&'static str> {
         match self {
             Self::Toml => Some(field.word()),
@@ -236,7 +236,7 @@ impl Dialect {
         }
     }
 
-    /// What to call a field in a message about a description in this dialect.
+    /// Name of a field in messages about a description in this dialect.
     pub(super) fn word(self, field: Field) -> &'static str {
         self.own_word(field).unwrap_or(field.word())
     }

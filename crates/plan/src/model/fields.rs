@@ -1,23 +1,24 @@
-//! A description as words and values, read with a note of everything that is wrong.
+//! A description as keys and values, read with a record of all problems.
 //!
-//! Both readers, of TOML and of Hugging Face's JSON, come down to this: entries with lines on one
-//! side, a [`Shape`] on the other. A wrong entry is noted and a stand-in used, so that reading goes
-//! on and all problems are told at once; the stand-in never leaves, because a note means an error.
+//! Both readers, of TOML and of Hugging Face's JSON, use this: entries with lines as input, a
+//! [`ModelDims`] as output. An invalid entry is recorded and a placeholder used, so that reading
+//! continues and all problems are reported at once. The placeholder is never returned, because a
+//! recorded problem means an error.
 
 use super::check::{self, divisors_near, in_range, whole_number_remedy};
 use super::error::{ModelError, ModelErrors};
 use super::field::{Dialect, Field};
 use super::parse::stem;
-use super::{Activation, Body, Experts, Latent, Model, ModelKind, Mtp, Router, Shape};
+use super::{Activation, Body, Experts, Latent, Model, ModelDims, ModelKind, Mtp, Router};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// The entries of one description.
+/// Entries of one description.
 pub(super) struct Fields {
     dialect: Dialect,
     file: String,
     entries: BTreeMap<String, Entry>,
-    /// Where the kind is told; what the kind demands and the file lacks is reported there.
+    /// Line of the kind; fields that the kind requires and the file lacks are reported there.
     anchor: usize,
     wrong: BTreeSet<Field>,
     problems: Vec<ModelError>,
@@ -29,25 +30,25 @@ pub(super) struct Entry {
     pub(super) value: Value,
 }
 
-/// A value, as far as any field needs to tell.
+/// A value, with the distinctions that fields need.
 pub(super) enum Value {
     Whole(i128),
     Real(f64),
     Flag(bool),
     Text(String),
-    /// An array, with its whole numbers.
+    /// An array, with its integers.
     List(Vec<Option<i128>>),
-    /// Anything else, in words: "an array".
+    /// Anything else, as a description: "an array".
     Other(&'static str),
 }
 
-/// What is settled before the sizes are read.
+/// Properties known before the sizes are read.
 pub(super) struct Given {
     pub(super) kind: ModelKind,
     pub(super) activation: Activation,
-    /// The epsilon of a file that does not name one.
+    /// Default epsilon of norms.
     pub(super) norm_eps: f64,
-    /// Whether the number of key heads must be told; otherwise silence means as many as `heads`.
+    /// True if the number of key heads is required; otherwise it defaults to `heads`.
     pub(super) needs_kv_heads: bool,
 }
 
@@ -65,8 +66,8 @@ impl Fields {
         }
     }
 
-    /// Reads every size that the kind has.
-    pub(super) fn shape(&mut self, given: &Given) -> Shape {
+    /// Reads all sizes of the kind.
+    pub(super) fn shape(&mut self, given: &Given) -> ModelDims {
         let kind = given.kind;
         let has = |field: Field| field.applies_to(kind);
         let d_model = self.size(Field::DModel);
@@ -94,7 +95,7 @@ impl Fields {
             if has(Field::NormEps) { self.real_or(Field::NormEps, given.norm_eps) } else { 0.0 };
         let rope_theta =
             if has(Field::RopeTheta) { self.real_or(Field::RopeTheta, 10_000.0) } else { 0.0 };
-        Shape {
+        ModelDims {
             kind,
             layers: self.size(Field::Layers),
             d_model,
@@ -116,7 +117,7 @@ impl Fields {
         }
     }
 
-    /// The experts; what is not told is absent, and their weights add up to one.
+    /// Reads the experts; missing fields mean absent, and the weights sum to one by default.
     fn experts(&mut self) -> Experts {
         let mut or_none = |field: Field| self.size_if_given(field).unwrap_or(0);
         let [shared_experts, dense_layers, dense_ffn] =
@@ -154,15 +155,15 @@ impl Fields {
         Latent { q_lora, kv_lora, qk_rope, v_dim }
     }
 
-    /// The modules for further tokens; they count as DeepSeek-V3's did unless it is told.
+    /// Reads the multi-token prediction modules; the weight defaults to DeepSeek-V3's.
     fn mtp(&mut self) -> Mtp {
         let depth = self.size_if_given(Field::MtpDepth).unwrap_or(0);
         let usual = if depth > 0 { Mtp::WEIGHT } else { 0.0 };
         Mtp { depth, weight: self.real_or(Field::MtpWeight, usual) }
     }
 
-    /// Checks the shape that was read: a model, or all that was noted and all that is violated.
-    pub(super) fn finish(mut self, name: String, shape: Shape) -> Result<Model, ModelErrors> {
+    /// Checks the dimensions: returns a model, or all recorded problems and violations.
+    pub(super) fn finish(mut self, name: String, shape: ModelDims) -> Result<Model, ModelErrors> {
         for violation in check::violations(&shape, self.dialect, &mut self.wrong) {
             self.blame(violation.field, violation.problem, violation.remedy);
         }
@@ -173,7 +174,7 @@ impl Fields {
         }
     }
 
-    /// A model whose numbers stand in its body, or all that was noted.
+    /// Returns a model with its dimensions in `body`, or all recorded problems.
     pub(super) fn finish_body(mut self, file_name: &str, body: Body) -> Result<Model, ModelErrors> {
         let name = self.text(Field::Name).unwrap_or_else(|| stem(file_name).to_owned());
         if !self.problems.is_empty() {
@@ -182,17 +183,17 @@ impl Fields {
         Model::from_body(name, body)
     }
 
-    /// The line where the kind is told.
+    /// Line of the kind.
     pub(super) fn anchor(&self) -> usize {
         self.anchor
     }
 
-    /// Gives up where the shape cannot even be guessed at, with what was noted.
+    /// Returns the recorded problems if the dimensions cannot be determined at all.
     pub(super) fn give_up(self) -> ModelErrors {
         ModelErrors::new(self.problems)
     }
 
-    /// Notes a problem at a line.
+    /// Records a problem at a line.
     pub(super) fn note(&mut self, line: usize, problem: String, remedy: impl Into<String>) {
         self.problems.push(ModelError {
             file: self.file.clone(),
@@ -202,24 +203,24 @@ impl Fields {
         });
     }
 
-    /// Notes a problem with a field, which no rule is then applied to.
+    /// Records a problem with a field and excludes the field from further rules.
     pub(super) fn blame(&mut self, field: Field, problem: String, remedy: impl Into<String>) {
         let line = self.entry(field).map_or(self.anchor, |entry| entry.line);
         self.note(line, problem, remedy);
         self.wrong.insert(field);
     }
 
-    /// The entry of a field, if the dialect has the field and the description has the entry.
+    /// Entry of a field, if the dialect has the field and the description has the entry.
     pub(super) fn entry(&self, field: Field) -> Option<&Entry> {
         self.entries.get(self.dialect.own_word(field)?)
     }
 
-    /// All entries, by word.
+    /// All entries, by key.
     pub(super) fn entries(&self) -> &BTreeMap<String, Entry> {
         &self.entries
     }
 
-    /// A flag, if it is there and is one.
+    /// Reads a flag, if it is present and valid.
     pub(super) fn flag(&mut self, field: Field) -> Option<bool> {
         let value = &self.entry(field)?.value;
         if let Value::Flag(flag) = value {
@@ -230,7 +231,7 @@ impl Fields {
         None
     }
 
-    /// A text, if it is there and is one.
+    /// Reads a text, if it is present and valid.
     pub(super) fn text(&mut self, field: Field) -> Option<String> {
         let value = &self.entry(field)?.value;
         if let Value::Text(text) = value {
@@ -241,7 +242,7 @@ impl Fields {
         None
     }
 
-    /// A size that must be there.
+    /// Reads a required size.
     fn size(&mut self, field: Field) -> u64 {
         if self.entry(field).is_none() {
             let word = self.dialect.word(field);
@@ -254,7 +255,7 @@ impl Fields {
         self.size_if_given(field).unwrap_or(STAND_IN)
     }
 
-    /// A size that follows from another where it is not told; it is as wrong as that one then.
+    /// Reads a size with a default derived from `source`; the default is invalid if `source` is.
     fn size_after(&mut self, field: Field, source: Field, default: u64) -> u64 {
         self.size_if_given(field).unwrap_or_else(|| {
             if self.wrong.contains(&source) {
@@ -290,7 +291,7 @@ impl Fields {
         }
     }
 
-    /// The width of a head: told, or an equal share of the model's width.
+    /// Width of a head: given, or an equal share of the model's width.
     fn head_dim(&mut self, d_model: u64, heads: u64) -> u64 {
         if let Some(head_dim) = self.size_if_given(Field::HeadDim) {
             return head_dim;
@@ -318,11 +319,11 @@ impl Fields {
     }
 }
 
-/// What stands in for a size that could not be read: a value that breaks no rule by itself.
+/// Placeholder for a size that could not be read; violates no rule on its own.
 const STAND_IN: u64 = 2;
 
 impl fmt::Display for Value {
-    /// As the author wrote it, cut where it would fill the screen.
+    /// Formats the value as written, truncated if too long.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Whole(whole) => whole.fmt(f),
@@ -335,7 +336,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// A user's word in quotes, cut where it would fill the screen.
+/// User text in quotes, truncated if too long.
 pub(super) fn quoted(text: &str) -> String {
     const LONGEST: usize = 40;
     match text.char_indices().nth(LONGEST) {

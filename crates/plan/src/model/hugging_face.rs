@@ -1,9 +1,9 @@
-//! Hugging Face's `config.json`, for the families whose shape is one of ours.
+//! Hugging Face's `config.json`, for the supported model families.
 //!
-//! Entries that change no shape and no arithmetic of training (token numbers, caches, the version
-//! that wrote the file, dropout) are passed over. An entry that would change what the model computes
-//! and that we cannot represent is an error: weights that load and then mean something else are
-//! worse than none.
+//! Entries that affect neither the dimensions nor the arithmetic of training (token ids, caches,
+//! the version that wrote the file, dropout) are ignored. An entry that would change the
+//! computation in a way that cannot be represented is an error: weights that load but mean
+//! something else are worse than none.
 
 pub(super) mod experts;
 
@@ -15,13 +15,14 @@ use super::{Activation, Model, ModelKind};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 
-/// Reads a `config.json` with `model_type` `gpt2`, `llama`, `mistral`, `mixtral`, `qwen3_moe` or `deepseek_v3`.
+/// Reads a `config.json` with `model_type` `gpt2`, `llama`, `mistral`, `mixtral`, `qwen3_moe` or
+/// `deepseek_v3`.
 ///
-/// `file_name` is what errors call the file; the folder that holds it names the model.
+/// `file_name` names the file in errors; its folder names the model.
 pub fn parse(text: &str, file_name: &str) -> Result<Model, ModelErrors> {
     let mut entries = entries(text, file_name)?;
     let family = family(&entries, file_name)?;
-    experts::settle(family, &mut entries);
+    experts::apply_defaults(family, &mut entries);
     let mut fields = Fields::new(family.dialect(), file_name, entries);
     refuse_the_unrepresentable(&mut fields, family);
     let activation = activation(&mut fields, family);
@@ -29,12 +30,12 @@ pub fn parse(text: &str, file_name: &str) -> Result<Model, ModelErrors> {
     fields.finish(name(file_name).to_owned(), shape)
 }
 
-/// The families whose layers are ours.
+/// Families whose layers are supported.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Family {
     Gpt2,
     Llama,
-    /// Llama's layers, and a sliding window that must not bite.
+    /// Llama's layers, and a sliding window that must have no effect.
     Mistral,
     /// Mistral's layers with experts.
     Mixtral,
@@ -55,7 +56,7 @@ impl Family {
         }
     }
 
-    /// The defaults of the family's configuration class, which hold where the file is silent.
+    /// Defaults of the family's configuration class, used for missing entries.
     const fn given(self, activation: Activation) -> Given {
         let (kind, norm_eps) = match self {
             Self::Gpt2 => (ModelKind::Gpt2, 1e-5),
@@ -63,13 +64,13 @@ impl Family {
             Self::Mixtral => (ModelKind::Moe, 1e-5),
             Self::Qwen3Moe | Self::DeepseekV3 => (ModelKind::Moe, 1e-6),
         };
-        // Silence means some number to these classes and "as many as heads" to older writers: ask.
+        // Required: its default is a fixed number in these classes, but `heads` in older files.
         let needs_kv_heads = matches!(self, Self::Mistral | Self::Mixtral | Self::Qwen3Moe);
         Given { kind, activation, norm_eps, needs_kv_heads }
     }
 }
 
-/// Families that people will try, and what keeps them out.
+/// Well-known unsupported families, and the reasons.
 const REFUSED: [(&str, &str); 4] = [
     ("qwen2", "it has biases on queries, keys and values only"),
     ("qwen3", "it has norms on queries and keys"),
@@ -103,7 +104,7 @@ fn family(entries: &BTreeMap<String, Entry>, file_name: &str) -> Result<Family, 
     Err(one_error(file_name, line, problem, known))
 }
 
-/// Notes every entry that changes what the model computes in a way we cannot follow.
+/// Records every entry that changes the model's computation in an unsupported way.
 fn refuse_the_unrepresentable(fields: &mut Fields, family: Family) {
     let fixed: &[(&str, bool)] = match family {
         Family::Gpt2 => &[
@@ -157,8 +158,8 @@ fn refuse_scaled_positions(fields: &mut Fields) {
     }
 }
 
-/// A window at least as long as the longest sample is no window. A file that is silent has one of
-/// `silent` tokens, if any; `null` says that there is none.
+/// Rejects a sliding window shorter than the longest sample. A missing entry means a window of
+/// `silent` tokens, if any; `null` means no window.
 fn refuse_a_window(fields: &mut Fields, silent: Option<i128>) {
     let longest = match fields.entry(Field::Seq).map(|entry| &entry.value) {
         Some(Value::Whole(longest)) => *longest,
@@ -192,7 +193,7 @@ fn refuse_a_window(fields: &mut Fields, silent: Option<i128>) {
 
 fn activation(fields: &mut Fields, family: Family) -> Activation {
     let (own, known): (_, &[_]) = match family {
-        // "gelu" itself is the form with the error function, another function than ours.
+        // "gelu" is the form with the error function, which differs from the supported tanh form.
         Family::Gpt2 => (
             Activation::Gelu,
             &[
@@ -227,7 +228,7 @@ fn activation(fields: &mut Fields, family: Family) -> Activation {
     own
 }
 
-/// The folder's name, because every such file is called `config.json`.
+/// Name of the folder, because every such file is called `config.json`.
 fn name(file_name: &str) -> &str {
     let stem = stem(file_name);
     if stem != "config" {
@@ -241,7 +242,7 @@ const ROPE_SCALING: &str = "rope_scaling";
 const ROPE_PARAMETERS: &str = "rope_parameters";
 const SLIDING_WINDOW: &str = "sliding_window";
 
-/// How an explicit null is held, where it differs from silence.
+/// Representation of an explicit null, for keys where it differs from a missing entry.
 const NULL: &str = "null";
 
 fn entries(text: &str, file_name: &str) -> Result<BTreeMap<String, Entry>, ModelErrors> {
@@ -262,7 +263,7 @@ fn entries(text: &str, file_name: &str) -> Result<BTreeMap<String, Entry>, Model
         };
         match (key.as_str(), value) {
             (SLIDING_WINDOW, Json::Null) => put(key, Value::Other(NULL)),
-            // A null elsewhere says the same as silence.
+            // For other keys a null is the same as a missing entry.
             (_, Json::Null) => {}
             (ROPE_SCALING | ROPE_PARAMETERS, Json::Object(rope)) => {
                 if let Some(scaling) = scaling(rope) {
@@ -280,7 +281,7 @@ fn entries(text: &str, file_name: &str) -> Result<BTreeMap<String, Entry>, Model
     Ok(entries)
 }
 
-/// The kind of scaling that a rope object asks for, if it asks for any.
+/// Kind of scaling that a rope object requests, if any.
 fn scaling(rope: &serde_json::Map<String, Json>) -> Option<&str> {
     match rope.get("rope_type").or_else(|| rope.get("type")) {
         Some(Json::String(kind)) if kind == "default" => None,
@@ -304,8 +305,8 @@ fn value_of(value: &Json) -> Value {
     }
 }
 
-/// The lines of the outermost object's keys. The text is known to be JSON, so that strings and
-/// brackets are all there is to watch.
+/// Line numbers of the outermost object's keys. The text is known to be valid JSON, so only strings
+/// and brackets matter.
 fn key_lines(text: &str) -> BTreeMap<&str, usize> {
     let (mut lines, mut line, mut depth) = (BTreeMap::new(), 1, 0);
     let mut last_text = ("", 1);
@@ -343,7 +344,7 @@ mod tests {
     use super::*;
     use crate::model::built_in;
 
-    /// The shape-giving part of GPT-2 small's published file, with some of what surrounds it.
+    /// The dimensions of GPT-2 small's published file, with some surrounding entries.
     const GPT2: &str = r#"{
   "activation_function": "gelu_new",
   "architectures": ["GPT2LMHeadModel"],
@@ -378,7 +379,7 @@ mod tests {
   "vocab_size": 128256
 }"#;
 
-    fn shape_of(name: &str) -> crate::model::Shape {
+    fn shape_of(name: &str) -> crate::model::ModelDims {
         *built_in::get(name).expect("built in").expect("sound")
     }
 
@@ -478,7 +479,7 @@ mod tests {
             told(&text),
             "config.json:9: `n_head` is 7, which does not divide `n_embd` = 768; use 6 or 8"
         );
-        // The nested "n_layer" on a later line is not the one that is meant.
+        // The nested "n_layer" on a later line must not be reported.
         for absurd in ["0", "-1", "1e30", "123456789012345678901234567890", "\"12\""] {
             let told = told(&GPT2.replace(r#""n_layer": 12"#, &format!("\"n_layer\": {absurd}")));
             assert!(told.starts_with("config.json:11: `n_layer` is"), "{told}");

@@ -1,14 +1,13 @@
-//! Keys of a model file whose kind has words of its own: read one by one, with a note of everything that
-//! is wrong.
+//! Reader for the keys of model kinds with their own fields; records all problems.
 
 use super::ModelKind;
 use super::check::not_for;
 use super::field::Field;
 use super::fields::{Fields, Value, quoted};
-use crate::nearest::nearest;
+use crate::suggest::suggest;
 use std::ops::RangeInclusive;
 
-/// The entries of a file, and which of them have been asked for.
+/// Entries of a file, and the keys that have been read.
 pub(super) struct Keys<'f> {
     fields: &'f mut Fields,
     kind: ModelKind,
@@ -20,7 +19,7 @@ impl<'f> Keys<'f> {
         Self { fields, kind, known: vec!["name", "kind"] }
     }
 
-    /// A size within a range, or what stands in for it where it is not told; without that it must be.
+    /// Reads a size within a range; required unless there is a default.
     pub(super) fn whole(
         &mut self,
         key: &'static str,
@@ -48,7 +47,7 @@ impl<'f> Keys<'f> {
         *range.start()
     }
 
-    /// So many sizes within a range.
+    /// Reads a list of `count` sizes within a range.
     pub(super) fn list(
         &mut self,
         key: &'static str,
@@ -87,7 +86,7 @@ impl<'f> Keys<'f> {
         vec![*range.start(); *count.start()]
     }
 
-    /// A flag, or what holds where it is not told.
+    /// Reads a flag, or returns its default.
     pub(super) fn flag(&mut self, key: &'static str, default: bool) -> bool {
         self.known.push(key);
         let Some(entry) = self.fields.entries().get(key) else { return default };
@@ -99,7 +98,7 @@ impl<'f> Keys<'f> {
         default
     }
 
-    /// One of some words, if it is told.
+    /// Reads one of several names, if it is given.
     pub(super) fn word(
         &mut self,
         key: &'static str,
@@ -120,7 +119,7 @@ impl<'f> Keys<'f> {
         None
     }
 
-    /// Notes every entry that nobody asked for.
+    /// Records every entry that has not been read.
     pub(super) fn refuse_others(&mut self) {
         let mut notes = Vec::new();
         for (key, entry) in self.fields.entries() {
@@ -131,7 +130,7 @@ impl<'f> Keys<'f> {
             let (problem, remedy) = if other {
                 not_for(key, self.kind)
             } else {
-                let remedy = match nearest(key, self.known.iter().copied()) {
+                let remedy = match suggest(key, self.known.iter().copied()) {
                     Some(meant) => format!("did you mean `{meant}`?"),
                     None => format!("use one of {}", self.known.join(", ")),
                 };

@@ -1,9 +1,9 @@
-//! The shape of a model: what is to be trained, before any thought of how it is cut.
+//! Dimensions of a model: the network to train, before any sharding.
 //!
-//! A [`Model`] is a [`Shape`] that has been checked, and a name. It comes from a TOML file
-//! ([`Model::parse`]), from a Hugging Face `config.json` ([`hugging_face::parse`]), from the files
-//! that are built in ([`built_in`]), or from numbers in code ([`Model::new`]); all four go through
-//! the same checks, so that whoever holds a `Model` need not doubt its numbers.
+//! A [`Model`] is a checked [`ModelDims`] with a name. It comes from a TOML file
+//! ([`Model::parse`]), from a Hugging Face `config.json` ([`hugging_face::parse`]), from the
+//! built-in files ([`built_in`]), or from numbers in code ([`Model::new`]). All four go through the
+//! same checks, so the numbers of a `Model` are always valid.
 
 mod check;
 mod count;
@@ -31,76 +31,77 @@ use serde::Serialize;
 use std::fmt;
 use std::ops::Deref;
 
-/// A model whose shape has been checked.
+/// A model with checked dimensions.
 ///
-/// The numbers are those of [`Shape`] and are read as fields (`model.layers`). They cannot be
-/// changed in place: a different shape is a different model, and goes through [`Model::new`].
+/// The numbers are those of [`ModelDims`] and are read as fields (`model.layers`). They cannot be
+/// changed in place: other dimensions are a different model and go through [`Model::new`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Model {
     name: String,
     #[serde(flatten)]
-    shape: Shape,
+    shape: ModelDims,
     #[serde(flatten)]
     body: Body,
 }
 
-/// What a model reads, with the numbers that only such models have.
+/// Input of a model, with the dimensions specific to such models.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Body {
-    /// Tokens: all that there is to say stands in [`Shape`].
+    /// Tokens: [`ModelDims`] is the complete description.
     Tokens {},
     /// Images.
     Images(ResNet),
-    /// What is measured and counted of a click.
+    /// Dense and sparse features of a click.
     Clicks(Dlrm),
 }
 
-/// The numbers of a model, not yet checked.
+/// Dimensions of a model, not yet checked.
 ///
-/// Where a number has no meaning for the kind, it is zero: an `mlp` has no heads and no norm, only
-/// `gpt2` has a table of positions, only `llama` and `moe` have a rotary base, and only `moe` has
-/// experts. A `resnet` and a `dlrm` have their numbers in [`Body`], and here what others need to know of
-/// any model.
+/// A number that does not apply to the kind is zero: an `mlp` has no heads and no norm, only `gpt2`
+/// has a table of positions, only `llama` and `moe` have a rotary base, and only `moe` has experts.
+/// A `resnet` and a `dlrm` have their dimensions in [`Body`]; here are the numbers that generic
+/// code needs of any model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Shape {
-    /// The family, which decides the operators and which parameters have biases.
+pub struct ModelDims {
+    /// Family; determines the operators and the parameters that have biases.
     pub kind: ModelKind,
-    /// Transformer layers; for an `mlp`, blocks of two fully connected layers; for a `resnet`, blocks.
+    /// Number of transformer layers; for an `mlp`, blocks of two fully connected layers; for a
+    /// `resnet`, blocks.
     pub layers: u64,
-    /// The width of the residual stream.
+    /// Width of the residual stream.
     pub d_model: u64,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: u64,
-    /// Heads of keys and values: `heads` for multi-head attention, fewer for grouped queries.
+    /// Number of key and value heads: `heads` for multi-head attention, fewer for grouped queries.
     pub kv_heads: u64,
-    /// The width of one head; usually `d_model / heads`, but not by necessity.
+    /// Width of one head; usually, but not necessarily, `d_model / heads`.
     pub head_dim: u64,
-    /// The inner width of the feed-forward network.
+    /// Inner width of the feed-forward network.
     pub ffn: u64,
-    /// Tokens in a sample, unless a run says otherwise.
+    /// Number of tokens per sample, unless a run overrides it.
     pub seq: u64,
-    /// Rows of the table of learned positions, an upper bound of `seq`.
+    /// Number of learned positions, an upper bound of `seq`.
     pub max_positions: u64,
-    /// Rows of the token embedding, and logits of the head.
+    /// Number of rows of the token embedding, and of logits of the head.
     pub vocab: u64,
-    /// Whether the head uses the token embedding as its weight.
+    /// True if the head uses the token embedding as its weight.
     pub tied: bool,
-    /// What stands between the products of the feed-forward network.
+    /// Non-linearity between the GEMMs of the feed-forward network.
     pub activation: Activation,
-    /// What a norm adds to the variance before the root.
+    /// Epsilon that a norm adds to the variance before the root.
     pub norm_eps: f64,
-    /// The base of the rotary angles.
+    /// Base of the rotary angles.
     pub rope_theta: f64,
-    /// Whether queries and keys pass through a norm, head by head, before they are turned.
+    /// True if queries and keys are normalised per head before they are rotated.
     pub qk_norm: bool,
-    /// The experts of a `moe`, whose `ffn` is the width of one.
+    /// Experts of a `moe`; `ffn` is the width of one.
     #[serde(flatten, skip_serializing_if = "Experts::is_none")]
     pub experts: Experts,
-    /// Latent vectors of attention, for a `moe` that has them.
+    /// Latent attention, for a `moe` that has it.
     #[serde(flatten, skip_serializing_if = "Latent::is_none")]
     pub latent: Latent,
-    /// Modules that predict further tokens, for a `llama` or a `moe` that has them.
+    /// Multi-token prediction modules, for a `llama` or a `moe` that has them.
     #[serde(flatten, skip_serializing_if = "Mtp::is_none")]
     pub mtp: Mtp,
 }
@@ -110,7 +111,7 @@ pub struct Shape {
 #[serde(rename_all = "lowercase")]
 pub enum ModelKind {
     /// A token-wise network: embedding, blocks of two fully connected layers with bias and ReLU
-    /// after each, and a head without bias. Tokens do not see each other.
+    /// after each, and a head without bias. Tokens do not interact.
     Mlp,
     /// GPT-2: learned positions, layer norm before each half of a layer, biases on every linear
     /// layer but the head.
@@ -119,9 +120,9 @@ pub enum ModelKind {
     Llama,
     /// A residual network on images: convolutions, each with a batch norm.
     Resnet,
-    /// Llama's layers with experts in place of the feed-forward network.
+    /// Llama's layers with experts instead of the feed-forward network.
     Moe,
-    /// A recommendation model: tables, and networks around the products of what is looked up in them.
+    /// A recommendation model: embedding tables, and networks around the products of their rows.
     Dlrm,
 }
 
@@ -129,23 +130,23 @@ pub enum ModelKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Activation {
-    /// GELU in the tanh form, which GPT-2 was trained with.
+    /// GELU in the tanh form, as used to train GPT-2.
     Gelu,
     /// `max(x, 0)`.
     Relu,
     /// `max(x, 0)²`.
     SquaredRelu,
-    /// `silu(gate) · up`: two products lead into it, so that the feed-forward network has three.
+    /// `silu(gate) · up`: has two input GEMMs, so the feed-forward network has three.
     #[serde(rename = "swiglu")]
     SwiGlu,
 }
 
 impl Model {
-    /// Checks a shape made in code; errors bear the model's name in place of a file.
-    pub fn new(name: impl Into<String>, shape: Shape) -> Result<Self, ModelErrors> {
+    /// Checks dimensions given in code; errors name the model instead of a file.
+    pub fn new(name: impl Into<String>, shape: ModelDims) -> Result<Self, ModelErrors> {
         let name = name.into();
         if matches!(shape.kind, ModelKind::Resnet | ModelKind::Dlrm) {
-            let problem = "such a model is not told by widths and heads".to_owned();
+            let problem = "such a model is not described by widths and heads".to_owned();
             let remedy = "make it with `Model::resnet` or `Model::dlrm`".to_owned();
             let error = ModelError { file: name, line: None, problem, remedy };
             return Err(ModelErrors::new(vec![error]));
@@ -163,7 +164,7 @@ impl Model {
         Err(ModelErrors::new(located.collect()))
     }
 
-    /// A model whose numbers stand in its body.
+    /// Builds a model whose dimensions are in its body.
     fn from_body(name: String, body: Body) -> Result<Self, ModelErrors> {
         let (problem, shape) = match &body {
             Body::Images(net) => (resnet::too_large(net), resnet::shape(net)),
@@ -178,42 +179,42 @@ impl Model {
         }
     }
 
-    /// What it reads.
+    /// Input of the model, with its specific dimensions.
     pub fn body(&self) -> &Body {
         &self.body
     }
 
-    /// What the model is called in reports and on the command line.
+    /// Name of the model in reports and on the command line.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The same model on samples of another length; learned positions bound it.
+    /// The same model on samples of another length; learned positions limit it.
     pub fn with_seq(&self, seq: u64) -> Result<Self, ModelErrors> {
         match self.body {
-            Body::Tokens {} => Self::new(self.name.clone(), Shape { seq, ..self.shape }),
+            Body::Tokens {} => Self::new(self.name.clone(), ModelDims { seq, ..self.shape }),
             Body::Images(_) | Body::Clicks(_) => Ok(self.clone()),
         }
     }
 
-    /// The same model without modules for further tokens, which only training needs.
+    /// The same model without multi-token prediction modules, which only training needs.
     pub fn without_mtp(&self) -> Self {
         let mut plain = self.clone();
         plain.shape.mtp = Mtp::default();
         plain
     }
 
-    /// The width of all query heads together: what attention yields, before its output product.
+    /// Width of all query heads; without latent vectors, also of attention's result.
     pub fn query_width(&self) -> u64 {
         self.shape.heads * self.shape.head_dim
     }
 
-    /// The width of all key heads together; without latent vectors, the values have the same.
+    /// Width of all key heads; without latent vectors, also of all value heads.
     pub fn kv_width(&self) -> u64 {
         self.shape.kv_heads * self.shape.head_dim
     }
 
-    /// Layers whose feed-forward part is experts, those of modules for further tokens included.
+    /// Number of layers with experts, including those of multi-token prediction modules.
     pub fn expert_layers(&self) -> u64 {
         match self.shape.kind {
             ModelKind::Mlp
@@ -229,26 +230,26 @@ impl Model {
 }
 
 impl Deref for Model {
-    type Target = Shape;
+    type Target = ModelDims;
 
-    fn deref(&self) -> &Shape {
+    fn deref(&self) -> &ModelDims {
         &self.shape
     }
 }
 
-impl Shape {
-    /// Whether the feed-forward network has a gate, and so three products in place of two.
+impl ModelDims {
+    /// Returns true if the feed-forward network has a gate, and so three GEMMs instead of two.
     pub const fn gated(&self) -> bool {
         matches!(self.activation, Activation::SwiGlu)
     }
 }
 
 impl ModelKind {
-    /// The kinds that can be built.
+    /// All kinds that can be built.
     pub const ALL: [Self; 6] =
         [Self::Mlp, Self::Gpt2, Self::Llama, Self::Moe, Self::Resnet, Self::Dlrm];
 
-    /// The word used in files and reports.
+    /// Name used in files and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mlp => "mlp",
@@ -260,7 +261,7 @@ impl ModelKind {
         }
     }
 
-    /// Whether tokens see each other.
+    /// Returns true if the kind has attention.
     pub const fn has_attention(self) -> bool {
         match self {
             Self::Mlp | Self::Resnet | Self::Dlrm => false,
@@ -268,7 +269,7 @@ impl ModelKind {
         }
     }
 
-    /// Whether linear layers inside the model's layers have biases.
+    /// Returns true if linear layers inside the model's layers have biases.
     pub const fn has_biases(self) -> bool {
         match self {
             Self::Mlp | Self::Gpt2 => true,
@@ -276,7 +277,7 @@ impl ModelKind {
         }
     }
 
-    /// Whether positions are rotary, and norms by root mean square.
+    /// Returns true if positions are rotary and norms use the root mean square.
     pub const fn is_rotary(self) -> bool {
         match self {
             Self::Mlp | Self::Gpt2 | Self::Resnet | Self::Dlrm => false,
@@ -284,7 +285,7 @@ impl ModelKind {
         }
     }
 
-    /// The activations that the kind can be built with, its own first.
+    /// Activations that the kind supports, its default first.
     pub const fn activations(self) -> &'static [Activation] {
         match self {
             Self::Mlp => &[Activation::Relu, Activation::Gelu, Activation::SquaredRelu],
@@ -304,10 +305,10 @@ impl fmt::Display for ModelKind {
 }
 
 impl Activation {
-    /// All of them.
+    /// All activations.
     pub const ALL: [Self; 4] = [Self::Gelu, Self::Relu, Self::SquaredRelu, Self::SwiGlu];
 
-    /// The word used in files and reports.
+    /// Name used in files and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Gelu => "gelu",
@@ -334,7 +335,7 @@ mod tests {
 
     #[test]
     fn a_shape_made_in_code_is_checked_and_all_problems_are_told() {
-        let shape = Shape { layers: 0, kv_heads: 3, norm_eps: f64::NAN, ..*mini() };
+        let shape = ModelDims { layers: 0, kv_heads: 3, norm_eps: f64::NAN, ..*mini() };
         let told = Model::new("broken", shape).unwrap_err().to_string();
         assert_eq!(told.lines().count(), 3, "{told}");
         assert!(told.contains("broken: `layers` is 0; use a whole number from 1 to"), "{told}");
@@ -358,7 +359,7 @@ mod tests {
     #[test]
     fn numbers_without_meaning_for_the_kind_are_refused() {
         let mlp = built_in::get("mlp").expect("built in").expect("sound");
-        let told = Model::new("m", Shape { heads: 4, ..*mlp }).unwrap_err().to_string();
+        let told = Model::new("m", ModelDims { heads: 4, ..*mlp }).unwrap_err().to_string();
         assert!(told.contains("`heads` does not apply to kind \"mlp\"; leave it out"), "{told}");
     }
 

@@ -1,26 +1,27 @@
-//! Model files: TOML, one key a field.
+//! Model files: TOML, one key per field.
 
 use super::check::not_for;
 use super::error::{ModelError, ModelErrors};
 use super::field::{Dialect, Field};
 use super::fields::{Entry, Fields, Given, Value, quoted};
 use super::{Activation, Body, Model, ModelKind, dlrm, resnet};
-use crate::nearest::nearest;
+use crate::suggest::suggest;
 use std::collections::BTreeMap;
 use toml::de::{DeTable, DeValue};
 
 impl Model {
-    /// Reads a model file. `file_name` is what errors call the file; its stem is the model's name
+    /// Reads a model file. `file_name` names the file in errors; its stem is the model's name
     /// unless the file has a `name`.
     ///
-    /// `kind`, `layers`, `d_model`, `seq` and `vocab` are needed, `heads` where there is attention,
-    /// and `ffn` except for `gpt2`, where it is `4 · d_model` by custom. `kv_heads` is `heads` unless
-    /// given, `head_dim` is `d_model / heads`, `positions` is `seq`, `norm_eps` is 1e-5, `rope_theta`
-    /// is 10000, `activation` is the kind's own, and `tied` is true for `gpt2` only. A `moe` needs
-    /// `experts` and `topk`; its `router` is "softmax" and its `route_scale` 1 unless given, and what
-    /// else it may have (`shared_experts`, `dense_layers` with `dense_ffn`, `capacity`, `balance`,
-    /// `qk_norm`, latent attention) it has only if given. So has a `llama` or a `moe` modules for further
-    /// tokens (`mtp_depth`, and `mtp_weight`, which is 0.3 unless given).
+    /// `kind`, `layers`, `d_model`, `seq` and `vocab` are required, `heads` if there is attention,
+    /// and `ffn` except for `gpt2`, where it defaults to `4 · d_model`. Other defaults: `kv_heads`
+    /// is `heads`, `head_dim` is `d_model / heads`, `positions` is `seq`, `norm_eps` is 1e-5,
+    /// `rope_theta` is 10000, `activation` is the kind's own, and `tied` is true for `gpt2` only. A
+    /// `moe` requires `experts` and `topk`; its `router` defaults to "softmax" and its
+    /// `route_scale` to 1. Its other features (`shared_experts`, `dense_layers` with `dense_ffn`,
+    /// `capacity`, `balance`, `qk_norm`, latent attention) are present only if given. The same
+    /// holds for the multi-token prediction modules of a `llama` or a `moe` (`mtp_depth`, and
+    /// `mtp_weight` with default 0.3).
     pub fn parse(text: &str, file_name: &str) -> Result<Self, ModelErrors> {
         let mut fields = Fields::new(Dialect::Toml, file_name, entries(text, file_name)?);
         let Some(kind) = kind(&mut fields) else { return Err(fields.give_up()) };
@@ -35,7 +36,7 @@ impl Model {
             }
             ModelKind::Mlp | ModelKind::Gpt2 | ModelKind::Llama | ModelKind::Moe => {}
         }
-        refuse_strangers(&mut fields, kind);
+        refuse_unknown_keys(&mut fields, kind);
         let activation = activation(&mut fields, kind);
         let given = Given { kind, activation, norm_eps: 1e-5, needs_kv_heads: false };
         let shape = fields.shape(&given);
@@ -98,10 +99,10 @@ impl Model {
     }
 }
 
-/// How a section is shown in messages.
+/// Description of a section in messages.
 const TABLE: &str = "a table";
 
-/// The file's name without folders and ending.
+/// File name without folders and extension.
 pub(super) fn stem(file_name: &str) -> &str {
     let base = file_name.rsplit(['/', '\\']).next().unwrap_or(file_name);
     match base.rsplit_once('.') {
@@ -163,7 +164,7 @@ fn kind(fields: &mut Fields) -> Option<ModelKind> {
     if let Some(kind) = ModelKind::ALL.into_iter().find(|kind| kind.name() == word) {
         return Some(kind);
     }
-    let remedy = match nearest(&word, ModelKind::ALL.map(ModelKind::name)) {
+    let remedy = match suggest(&word, ModelKind::ALL.map(ModelKind::name)) {
         Some(meant) => format!("did you mean \"{meant}\"? (known: {known})"),
         None => format!("use one of {known}"),
     };
@@ -172,8 +173,8 @@ fn kind(fields: &mut Fields) -> Option<ModelKind> {
     None
 }
 
-/// Notes every key that is unknown, or known but without meaning for the kind.
-fn refuse_strangers(fields: &mut Fields, kind: ModelKind) {
+/// Records every key that is unknown or does not apply to the kind.
+fn refuse_unknown_keys(fields: &mut Fields, kind: ModelKind) {
     let known = || Field::ALL.into_iter().filter(|field| field.applies_to(kind)).map(Field::word);
     let mut notes = Vec::new();
     for (key, entry) in fields.entries() {
@@ -185,7 +186,7 @@ fn refuse_strangers(fields: &mut Fields, kind: ModelKind) {
                 format!("write the keys without `[{}]` above them", key.escape_debug()),
             ),
             None => {
-                let meant = nearest(key, known()).or_else(|| borrowed_word(key));
+                let meant = suggest(key, known()).or_else(|| borrowed_word(key));
                 let remedy = match meant {
                     Some(meant) => format!("did you mean `{meant}`?"),
                     None => format!("use one of {}", known().collect::<Vec<_>>().join(", ")),
@@ -200,14 +201,14 @@ fn refuse_strangers(fields: &mut Fields, kind: ModelKind) {
     }
 }
 
-/// Our word for a key that Hugging Face's files use.
+/// Paceline's name for a Hugging Face key.
 fn borrowed_word(key: &str) -> Option<&'static str> {
     let dialects = [Dialect::HuggingFaceGpt2, Dialect::HuggingFaceLlama];
     let same = |field: &Field| dialects.iter().any(|d| d.own_word(*field) == Some(key));
     Field::ALL.into_iter().find(same).map(Field::word)
 }
 
-/// The activation, from `activation` and `gated`, which must agree where both are given.
+/// Reads the activation from `activation` and `gated`, which must agree if both are given.
 fn activation(fields: &mut Fields, kind: ModelKind) -> Activation {
     let own = kind.activations()[0];
     let gated = if Field::Gated.applies_to(kind) { fields.flag(Field::Gated) } else { None };
@@ -234,7 +235,7 @@ fn named_activation(fields: &mut Fields, kind: ModelKind) -> Option<Activation> 
     let found = Activation::ALL.into_iter().find(|activation| activation.name() == word);
     if found.is_none() {
         let known = kind.activations().iter().map(|a| a.name());
-        let remedy = match nearest(&word, known.clone()) {
+        let remedy = match suggest(&word, known.clone()) {
             Some(meant) => format!("did you mean \"{meant}\"?"),
             None => format!("use one of {}", known.collect::<Vec<_>>().join(", ")),
         };
@@ -259,12 +260,12 @@ mod tests {
         Model::parse(text, "models/test.toml").unwrap_or_else(|errors| panic!("{errors}"))
     }
 
-    /// The errors of a text, one a line.
+    /// Errors of a text, one per line.
     fn told(text: &str) -> String {
         Model::parse(text, "m.toml").expect_err("the text is wrong").to_string()
     }
 
-    /// Asserts that a text has one problem and what is said of it.
+    /// Asserts that a text gives exactly the expected error message.
     fn assert_told(text: &str, expected: &str) {
         assert_eq!(told(text), expected, "{text}");
     }

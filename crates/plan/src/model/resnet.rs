@@ -1,79 +1,79 @@
 //! Residual networks on images (He et al., "Deep residual learning for image recognition", arXiv
-//! 1512.03385): how large every block is, and how many parameters there are.
+//! 1512.03385): sizes of the blocks, and parameter counts.
 
 use super::error::ModelErrors;
 use super::fields::Fields;
 use super::keys::Keys;
-use super::{Activation, Body, Experts, Latent, MAX_PARAMETERS, Model, ModelKind, Shape};
+use super::{Activation, Body, Experts, Latent, MAX_PARAMETERS, Model, ModelDims, ModelKind};
 use serde::Serialize;
 
-/// The numbers of a residual network.
+/// Dimensions of a residual network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ResNet {
     /// Pixels along each side of an image.
     pub image: u64,
-    /// Numbers in a pixel.
+    /// Number of channels per pixel.
     pub channels: u64,
-    /// What a picture may show.
+    /// Number of image classes.
     pub classes: u64,
     /// Blocks of each stage; every stage after the first halves the sides and doubles the width.
     pub blocks: Vec<u64>,
-    /// Channels of the first stage.
+    /// Number of channels of the first stage.
     pub width: u64,
-    /// Whether a block is three convolutions around a narrow middle instead of two, and its output
+    /// True if a block is three convolutions with a narrow middle instead of two, and its output
     /// four times as wide as that middle.
     pub bottleneck: bool,
-    /// What stands before the blocks.
+    /// Layers before the blocks.
     pub stem: Stem,
 }
 
-/// What stands before the blocks of a residual network.
+/// Layers before the blocks of a residual network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stem {
-    /// A convolution of 7 × 7 in steps of two, and a maximum over 3 × 3 in steps of two (table 1 of
-    /// the paper): for images of some hundred pixels.
+    /// A 7 × 7 convolution with stride 2 and a 3 × 3 max pool with stride 2 (table 1 of the paper),
+    /// for images of a few hundred pixels.
     Large,
-    /// A convolution of 3 × 3 (section 4.2 of the paper): for images of some ten pixels.
+    /// A 3 × 3 convolution (section 4.2 of the paper), for images of a few tens of pixels.
     Small,
 }
 
 /// One block of a residual network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// The stage it belongs to, from 0 on.
+    /// Index of its stage, from 0.
     pub stage: usize,
-    /// Pixels along each side of what goes in.
+    /// Pixels along each side of the input.
     pub side: u64,
-    /// Channels of what goes in.
+    /// Number of input channels.
     pub inputs: u64,
-    /// Channels of the middle.
+    /// Number of channels of the middle.
     pub width: u64,
-    /// Channels of what comes out.
+    /// Number of output channels.
     pub outputs: u64,
-    /// By how much the sides shrink.
+    /// Factor by which the sides shrink.
     pub stride: u64,
 }
 
 impl Block {
-    /// Pixels along each side of what comes out.
+    /// Pixels along each side of the output.
     pub const fn side_out(&self) -> u64 {
         self.side.div_ceil(self.stride)
     }
 
-    /// Whether what goes in must be given another shape before it is added to what comes out.
+    /// Returns true if the input must be projected before it is added to the output.
     pub const fn projects(&self) -> bool {
         self.stride > 1 || self.inputs != self.outputs
     }
 }
 
 impl ResNet {
-    /// How much wider a block's output is than its middle.
+    /// Ratio of a block's output width to the width of its middle.
     pub const fn expansion(&self) -> u64 {
         if self.bottleneck { 4 } else { 1 }
     }
 
-    /// Pixels along each side of what the stem hands to the blocks.
+    /// Pixels along each side of the stem's output.
     pub const fn side_after_stem(&self) -> u64 {
         match self.stem {
             Stem::Large => self.image.div_ceil(2).div_ceil(2),
@@ -81,7 +81,7 @@ impl ResNet {
         }
     }
 
-    /// The blocks in their order.
+    /// All blocks, in order.
     pub fn all_blocks(&self) -> Vec<Block> {
         let (mut side, mut inputs) = (self.side_after_stem(), self.width);
         let mut all = Vec::new();
@@ -98,7 +98,7 @@ impl ResNet {
         all
     }
 
-    /// Channels behind the last block.
+    /// Number of channels after the last block.
     pub fn features(&self) -> u64 {
         (self.width << self.blocks.len().saturating_sub(1)) * self.expansion()
     }
@@ -125,7 +125,7 @@ impl ResNet {
         stem + blocks + (u128::from(self.features()) + 1) * u128::from(self.classes)
     }
 
-    /// The largest number of values that one image has anywhere in the network.
+    /// Largest activation of one image, in elements.
     pub(crate) fn largest_activation(&self) -> u64 {
         let stem_side = match self.stem {
             Stem::Large => self.image.div_ceil(2),
@@ -141,8 +141,8 @@ impl ResNet {
     }
 }
 
-/// The most stages, blocks of a stage, pixels along a side, and channels that are taken for meant: far
-/// above what is trained, and low enough that no product of them overflows.
+/// Maximum number of stages, blocks per stage, pixels along a side, channels and classes: far above
+/// trained networks, and low enough that no product of them overflows.
 const STAGES: usize = 8;
 const BLOCKS: u64 = 1024;
 const SIDE: u64 = 1 << 14;
@@ -166,7 +166,7 @@ pub(super) fn parse(fields: &mut Fields) -> Body {
     Body::Images(ResNet { image, channels, classes, blocks, width, bottleneck, stem })
 }
 
-/// The model file of such a network, without its name and kind.
+/// Model file of a residual network, without its name and kind.
 pub(super) fn to_toml(net: &ResNet) -> String {
     let stem = match net.stem {
         Stem::Large => "large",
@@ -180,16 +180,16 @@ pub(super) fn to_toml(net: &ResNet) -> String {
 }
 
 impl Model {
-    /// A residual network; an error if it has more parameters than can be counted.
+    /// Builds a residual network; an error if it has too many parameters.
     pub fn resnet(name: impl Into<String>, net: ResNet) -> Result<Self, ModelErrors> {
         Self::from_body(name.into(), Body::Images(net))
     }
 }
 
-/// What such a network says where others say how wide and long they are: one image is one token of a
-/// sample of one, and the classes are its vocabulary.
-pub(super) fn shape(net: &ResNet) -> Shape {
-    Shape {
+/// Generic dimensions of a residual network: one image is one token of a sample of one, and the
+/// classes are its vocabulary.
+pub(super) fn shape(net: &ResNet) -> ModelDims {
+    ModelDims {
         kind: ModelKind::Resnet,
         layers: net.blocks.iter().sum(),
         d_model: net.features(),
@@ -211,7 +211,7 @@ pub(super) fn shape(net: &ResNet) -> Shape {
     }
 }
 
-/// Why a network cannot be counted, if so.
+/// Problem and remedy if a dimension or the parameter count is out of range.
 pub(super) fn too_large(net: &ResNet) -> Option<(String, String)> {
     let sound = net.blocks.len() <= STAGES
         && !net.blocks.is_empty()
@@ -246,7 +246,7 @@ mod tests {
         built_in::get(name).unwrap().unwrap_or_else(|errors| panic!("{errors}"))
     }
 
-    /// As torchvision counts its models of the same names.
+    /// Counts of torchvision's models of the same names.
     #[test]
     fn published_networks_have_their_published_parameters() {
         assert_eq!(network("resnet18").parameters(), 11_689_512);

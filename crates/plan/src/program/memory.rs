@@ -1,32 +1,32 @@
-//! Where a role's bytes lie, and what they count as.
+//! Memory layout of a role: buffers, their addresses and their accounting by kind.
 
 use crate::dtype::DType;
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// What a buffer's bytes count as.
+/// Category under which a buffer's bytes are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryKind {
-    /// Weights that compute reads.
+    /// Weights read by compute ops.
     Parameters,
-    /// Gradients of weights.
+    /// Weight gradients.
     Gradients,
     /// Master weights and moments.
     Optimizer,
     /// Activations, their gradients and scratch.
     Activations,
-    /// Buffers that exist only to send, receive, gather or reduce.
+    /// Buffers used only to send, receive, gather or reduce.
     Communication,
-    /// What rests outside the arena, in a store behind it, until it is restored.
-    Stored,
-    /// What all ranks of a process share, in a common beside their arenas: it is there once, however many
-    /// they are.
+    /// State in the offload store, outside the arena, until it is restored.
+    Offloaded,
+    /// Memory shared by all ranks of a process, outside their arenas. It exists once, independent
+    /// of the number of ranks.
     Shared,
 }
 
 impl MemoryKind {
-    /// What is in the arena, in its order.
+    /// Kinds stored in the arena, in address order.
     pub const ARENA: [Self; 5] = [
         Self::Parameters,
         Self::Gradients,
@@ -35,18 +35,18 @@ impl MemoryKind {
         Self::Communication,
     ];
 
-    /// All kinds, in the order of addresses: the arena's, then the store's, then the common.
+    /// All kinds in address order: the arena, then the offload store, then shared memory.
     pub const ALL: [Self; 7] = [
         Self::Parameters,
         Self::Gradients,
         Self::Optimizer,
         Self::Activations,
         Self::Communication,
-        Self::Stored,
+        Self::Offloaded,
         Self::Shared,
     ];
 
-    /// The word used in reports and in JSON.
+    /// Name used in reports and in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Parameters => "parameters",
@@ -54,37 +54,37 @@ impl MemoryKind {
             Self::Optimizer => "optimizer",
             Self::Activations => "activations",
             Self::Communication => "communication",
-            Self::Stored => "stored",
+            Self::Offloaded => "offloaded",
             Self::Shared => "shared",
         }
     }
 }
 
-/// Bytes of a role's arena, of its store and of the common. Addresses go on from the one to the other.
+/// Bytes of a role's arena, offload store and shared memory, at consecutive addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
-    /// By kind, in the order of [`MemoryKind::ALL`].
+    /// Bytes by kind, in the order of [`MemoryKind::ALL`].
     pub by_kind: [Bytes; 7],
 }
 
 impl Memory {
-    /// The arena's size.
+    /// Size of the arena.
     pub fn total(&self) -> Bytes {
         let [arena @ .., _stored, _shared] = self.by_kind;
         arena.into_iter().sum()
     }
 
-    /// The store's size; its addresses begin where the arena's end.
+    /// Size of the offload store; its addresses begin at the end of the arena.
     pub fn stored(&self) -> Bytes {
-        self.of(MemoryKind::Stored)
+        self.of(MemoryKind::Offloaded)
     }
 
-    /// The size of what all ranks share; its addresses begin where the store's end.
+    /// Size of the shared memory; its addresses begin at the end of the offload store.
     pub fn shared(&self) -> Bytes {
         self.of(MemoryKind::Shared)
     }
 
-    /// What the first rank of a process takes, which also counts what all of them share.
+    /// Arena plus shared memory: the footprint of the first rank of a process.
     pub fn with_shared(&self) -> Bytes {
         self.total() + self.shared()
     }
@@ -95,24 +95,24 @@ impl Memory {
     }
 }
 
-/// A run of elements in a role's arena, `copies` times.
+/// A contiguous range of elements in a role's arena, in `copies` instances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// A name for people.
+    /// Human-readable name.
     pub name: String,
     /// Element type.
     pub dtype: DType,
-    /// Elements of one copy.
+    /// Number of elements of one copy.
     pub elements: u64,
-    /// How many copies there are.
+    /// Number of copies.
     pub copies: u32,
-    /// What it counts as.
+    /// Category under which its bytes are counted.
     pub kind: MemoryKind,
-    /// Where the first copy starts in the arena.
+    /// Offset of the first copy in the arena.
     pub offset: Bytes,
 }
 
-/// Every buffer, and every copy of one, starts at a multiple of this many bytes.
+/// Alignment in bytes of every buffer and of every copy.
 pub const ALIGNMENT: u64 = 64;
 
 impl Buffer {
@@ -121,17 +121,17 @@ impl Buffer {
         Bytes(self.elements * self.dtype.size())
     }
 
-    /// Distance between two copies.
+    /// Distance between the starts of two consecutive copies.
     pub fn stride(&self) -> Bytes {
         self.bytes().round_up(ALIGNMENT)
     }
 
-    /// Bytes from the first copy's start to the last copy's end.
+    /// Bytes from the start of the first copy to the end of the last.
     pub fn extent(&self) -> Bytes {
         self.stride() * u64::from(self.copies)
     }
 
-    /// Where the copy for a running microbatch number starts.
+    /// Offset of the copy used by running microbatch number `running`.
     pub fn copy_offset(&self, running: u64) -> Bytes {
         self.offset + self.stride() * (running % u64::from(self.copies))
     }

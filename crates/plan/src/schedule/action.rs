@@ -4,39 +4,39 @@ use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// One pass of one microbatch through one virtual stage; one token of text, `2F0` for stage 2,
-/// forward, microbatch 0.
+/// One pass of one microbatch through one virtual stage. Its text form is one token: `2F0` for
+/// stage 2, forward, microbatch 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Action {
     /// The virtual stage whose layers run.
     pub stage: Stage,
-    /// What of them runs.
+    /// The pass that runs.
     pub pass: Pass,
-    /// The data that goes through.
+    /// The microbatch that is processed.
     pub microbatch: Microbatch,
 }
 
-/// What an action computes. The letters are PyTorch's, so that its tables and ours can be compared
-/// as text.
+/// Kind of computation of an action. The letters are PyTorch's, so that its tables can be compared
+/// with these as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Pass {
     /// `F`: activations.
     #[serde(rename = "F")]
     Forward,
-    /// `B`: the gradients for the input and for the weights.
+    /// `B`: input gradient and weight gradients.
     #[serde(rename = "B")]
     Backward,
-    /// `I`: the gradient for the input only, which the stage before waits for.
+    /// `I`: input gradient only; the previous stage waits for it.
     #[serde(rename = "I")]
     BackwardInput,
-    /// `W`: the gradients for the weights only, which nobody waits for until the optimizer.
+    /// `W`: weight gradients only; needed only by the optimizer.
     #[serde(rename = "W")]
     BackwardWeight,
 }
 
 impl Pass {
-    /// The letter in a token.
+    /// Letter used in a token.
     pub const fn letter(self) -> char {
         match self {
             Self::Forward => 'F',
@@ -47,11 +47,11 @@ impl Pass {
     }
 }
 
-/// A token that names no action.
+/// Error for a token that is not an action.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("'{given}' is not an action; write stage, pass (F, B, I or W) and microbatch, as in 2F0")]
 pub struct ActionParseError {
-    /// What was written.
+    /// The token as given.
     pub given: String,
 }
 
@@ -63,7 +63,7 @@ impl fmt::Display for Pass {
 
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // `pad` so that tables can ask for a width.
+        // `pad` honours the width that tables request.
         f.pad(&format!("{}{}{}", self.stage, self.pass, self.microbatch))
     }
 }
@@ -87,7 +87,7 @@ fn parse(text: &str) -> Option<Action> {
         _ => return None,
     };
     let microbatch = rest.as_str();
-    // `parse` alone would also take a sign.
+    // `parse` alone would also accept a sign.
     if !microbatch.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }

@@ -2,36 +2,36 @@ use super::{Action, Pass};
 use crate::ids::{Microbatch, Stage};
 use thiserror::Error;
 
-/// How much of an ideal machine an order leaves idle.
+/// Idle time of an order on an ideal machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bubble {
     /// Slots from the first action's start to the last action's end.
     pub makespan: u64,
     /// Slots in which a rank computes, summed over ranks.
     pub busy: u64,
-    /// The share of all ranks' slots that is idle, from 0 to 1.
+    /// Idle fraction of all ranks' slots, from 0 to 1.
     pub fraction: f64,
 }
 
-/// How many slots the passes of one microbatch through one virtual stage take.
+/// Number of slots per pass of one microbatch through one virtual stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slots {
     /// A forward pass.
     pub forward: u32,
-    /// The half of a backward pass that makes the input's gradient.
+    /// The half of a backward pass that computes the input gradient.
     pub input: u32,
-    /// The half that makes the weights' gradients.
+    /// The half that computes the weight gradients.
     pub weight: u32,
 }
 
 impl Slots {
-    /// For a forward pass of `f` slots and a backward pass of `b`, of which the input's half has the
-    /// larger part.
+    /// Creates slots for a forward pass of `f` and a backward pass of `b` slots. If `b` is odd, the
+    /// input half gets the larger part.
     pub const fn new(f: u32, b: u32) -> Self {
         Self { forward: f, input: b - b / 2, weight: b / 2 }
     }
 
-    /// The slots of a pass.
+    /// Number of slots of a pass.
     pub const fn of(self, pass: Pass) -> u64 {
         match pass {
             Pass::Forward => self.forward as u64,
@@ -42,16 +42,16 @@ impl Slots {
     }
 }
 
-/// Runs an order on ideal ranks: passes take the slots given, communication takes none.
+/// Runs an order on ideal ranks: passes take the given slots, communication takes none.
 ///
-/// Each rank starts its next action as soon as what it needs exists. An order that is incomplete or
-/// waits for itself is an error that says where.
+/// Each rank starts its next action as soon as its inputs exist. An order that is incomplete or
+/// deadlocks is an error that names the action.
 ///
 /// For `p` ranks and `m` microbatches this gives the published `(p − 1)/(m + p − 1)` for GPipe and
-/// 1F1B, and `(p − 1)/(V·m + p − 1)` with `V` chunks when `m` is a multiple of `p` (Narayanan et
-/// al., 2021, arXiv 2104.04473, sections 2.2.1 and 2.2.2, which state the bubble over the ideal
-/// time: `(p − 1)/(V·m)`). With passes of `F`, `B` and `W` slots, ranks idle `(p − 1)(F + B − W)`
-/// slots under ZB-H1 (Qi et al., 2023, arXiv 2401.10241, table 1).
+/// 1F1B. With `V` chunks and `m` a multiple of `p` it gives `(p − 1)/(V·m + p − 1)` (Narayanan et
+/// al., 2021, arXiv 2104.04473, sections 2.2.1 and 2.2.2; they state the bubble relative to the
+/// ideal time: `(p − 1)/(V·m)`). With passes of `F`, `B` and `W` slots, ranks idle `(p − 1)(F + B −
+/// W)` slots under ZB-H1 (Qi et al., 2023, arXiv 2401.10241, table 1).
 pub fn bubble(order: &[Vec<Action>], slots: Slots) -> Result<Bubble, DryRunError> {
     let (mut makespan, mut busy) = (0, 0);
     for (rank, ends) in ends(order, |pass| slots.of(pass))?.iter().enumerate() {
@@ -64,7 +64,7 @@ pub fn bubble(order: &[Vec<Action>], slots: Slots) -> Result<Bubble, DryRunError
     Ok(Bubble { makespan, busy, fraction })
 }
 
-/// The slot in which each action ends, counted from 1, when each starts as soon as it can.
+/// Slot in which each action ends, counted from 1, if each starts as early as possible.
 pub(super) fn ends(
     order: &[Vec<Action>],
     slots: impl Fn(Pass) -> u64,
@@ -73,7 +73,7 @@ pub(super) fn ends(
     let mut ends: Vec<Vec<u64>> = order.iter().map(|row| Vec::with_capacity(row.len())).collect();
     loop {
         let mut progressed = false;
-        // Down the ranks and up again: forwards and backwards each travel the whole pipeline.
+        // Down the ranks and back up: forwards and backwards each traverse the whole pipeline.
         for rank in (0..order.len()).chain((0..order.len()).rev()) {
             while let Some(&action) = order[rank].get(ends[rank].len()) {
                 let Ok(ready) = run.ready(action) else { break };
@@ -98,43 +98,43 @@ pub(super) fn ends(
     Ok(ends)
 }
 
-/// Why an order cannot run to its end.
+/// Reason that an order cannot run to its end.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum DryRunError {
-    /// A pass that has already run.
+    /// A pass occurs more than once.
     #[error("rank {rank}: {action} repeats a pass that already stands in the order")]
     Repeated {
         /// The pipeline rank.
         rank: usize,
-        /// Its action.
+        /// The repeated action.
         action: Action,
     },
-    /// A pass that no rank runs.
+    /// No rank runs a required pass.
     #[error(
         "no rank runs {missing}, though stages up to {last_stage} \
          and microbatches up to {last_microbatch} occur"
     )]
     Missing {
-        /// The first action that is missing.
+        /// The first missing action.
         missing: Action,
         /// The largest stage that occurs.
         last_stage: Stage,
         /// The largest microbatch that occurs.
         last_microbatch: Microbatch,
     },
-    /// Ranks that wait for each other.
+    /// Ranks wait for each other.
     #[error("rank {rank}: {action} waits for {awaited}, which cannot run before it")]
     Stuck {
         /// The first pipeline rank that waits.
         rank: usize,
         /// Its next action.
         action: Action,
-        /// What that needs.
+        /// The action it waits for.
         awaited: Action,
     },
 }
 
-/// When each pass ended, per stage and microbatch.
+/// End slot of each pass, per stage and microbatch.
 struct DryRun {
     stages: usize,
     microbatches: usize,
@@ -149,7 +149,7 @@ impl DryRun {
         Ok(Self { stages, microbatches, forward: unfinished.clone(), input_gradient: unfinished })
     }
 
-    /// The slot from which the action can run, or what it still waits for.
+    /// Slot from which the action can run, or the action it still waits for.
     fn ready(&self, action: Action) -> Result<u64, Action> {
         let Action { stage, microbatch, .. } = action;
         let forward = |stage: Stage| {
@@ -194,11 +194,11 @@ impl DryRun {
     }
 }
 
-/// The numbers of stages and microbatches, if every stage runs every pass of every microbatch
-/// exactly once.
+/// Returns the numbers of stages and microbatches, after checking that every stage runs every pass
+/// of every microbatch exactly once.
 ///
-/// After this a run can only fail by waiting, and tables of stages × microbatches are no larger
-/// than the order.
+/// After this check a run can only fail by deadlock, and tables of stages × microbatches are no
+/// larger than the order.
 fn complete(order: &[Vec<Action>]) -> Result<(usize, usize), DryRunError> {
     let mut all: Vec<(Stage, Microbatch, Pass, usize)> = order
         .iter()
@@ -223,7 +223,7 @@ fn complete(order: &[Vec<Action>]) -> Result<(usize, usize), DryRunError> {
         if (group[0].0, group[0].1) != expected {
             return Err(missing(Pass::Forward));
         }
-        // The sort has put the passes in the order of the enum.
+        // The sort puts the passes in enum order.
         let passes: Vec<Pass> = group.iter().map(|entry| entry.2).collect();
         match passes.as_slice() {
             [Pass::Forward, Pass::Backward]
@@ -260,7 +260,7 @@ mod tests {
     use crate::schedule::grid::parse_csv;
     use crate::schedule::{ScheduleKind, order};
 
-    /// The bubble as published, `(p − 1)/(V·m + p − 1)`, compared without rounding.
+    /// Asserts the published bubble, `(p − 1)/(V·m + p − 1)`, without rounding.
     fn assert_published(kind: ScheduleKind, ranks: u16, microbatches: u32, f: u32, b: u32) {
         let found = bubble(&order(kind, ranks, microbatches).unwrap(), Slots::new(f, b)).unwrap();
         let [p, v, m] = [ranks.into(), kind.chunks().into(), u64::from(microbatches)];
@@ -308,15 +308,15 @@ mod tests {
         Slots { forward: 3, input: 3, weight: 3 },
     ];
 
-    /// Slots in which each rank idles: as many on one as on another, where all have equal work.
+    /// Idle slots per rank; the same on every rank, since all have equal work.
     fn idle(found: &Bubble, ranks: u16) -> u64 {
         let all = found.makespan * u64::from(ranks);
         assert_eq!((all - found.busy) % u64::from(ranks), 0);
         (all - found.busy) / u64::from(ranks)
     }
 
-    /// Qi et al., 2023, arXiv 2401.10241, table 1: (p − 1)(F + B − W), where B is the input's half.
-    /// Chunks are that much shorter, and so is the bubble.
+    /// Qi et al., 2023, arXiv 2401.10241, table 1: (p − 1)(F + B − W), where B is the input half.
+    /// Chunks shorten the passes, and the bubble in proportion.
     #[test]
     fn zero_bubble_idles_as_published() {
         for slots in SPLIT {
@@ -333,15 +333,15 @@ mod tests {
                 }
             }
         }
-        // A third of 1F1B's, as the paper says, where the passes cost the same.
+        // A third of 1F1B's bubble if all passes cost the same, as the paper states.
         let slots = SPLIT[0];
         let of = |kind| idle(&bubble(&order(kind, 4, 8).unwrap(), slots).unwrap(), 4);
         assert_eq!(of(ScheduleKind::OneFOneB), 3 * of(ScheduleKind::ZbH1 { chunks: 1 }));
     }
 
-    /// deepseek-ai/DualPipe states (PP/2 − 1)(F&B + B − 3W) with PP stages, where F&B is the time of a
-    /// forward and a backward pass run as one, whose results come out together. One after the other
-    /// they let go of the first result earlier, and ranks idle less.
+    /// deepseek-ai/DualPipe states (PP/2 − 1)(F&B + B − 3W) with PP stages. F&B is the time of a
+    /// fused forward and backward pass, whose results become available together. Run one after the
+    /// other, the first result is available earlier, and ranks idle less.
     #[test]
     fn a_v_idles_as_published_or_less() {
         for slots in SPLIT.into_iter().filter(|slots| slots.forward == slots.input) {
@@ -360,8 +360,8 @@ mod tests {
         }
     }
 
-    /// Runs a V's order with each forward pass and the backward pass behind it as one, except the
-    /// first such pair of the last rank, which the schedule keeps apart.
+    /// Runs a V order with each forward pass fused with the backward pass after it. The exception
+    /// is the last rank's first such pair, which the schedule runs separately.
     fn paired(order: &[Vec<Action>], slots: Slots) -> Bubble {
         let mut run = DryRun::new(order).unwrap();
         let (mut next, mut clocks) = (vec![0; order.len()], vec![0; order.len()]);
@@ -402,7 +402,7 @@ mod tests {
 
     #[test]
     fn a_split_backward_shortens_the_way_back() {
-        // Stage 0 waits for the input half of stage 1 only: 2 forwards, then 1 + 1 of the input
+        // Stage 0 waits only for the input half of stage 1: 2 forwards, then 1 + 1 slots of input
         // halves.
         let split = parsed("0F0,0I0,0W0\n1F0,1I0,1W0");
         assert_eq!(bubble(&split, Slots::new(1, 2)).unwrap().makespan, 5);

@@ -2,14 +2,14 @@ use super::{Action, Pass, Row};
 use crate::ids::{Microbatch, Stage};
 use std::collections::VecDeque;
 
-/// DualPipe-V: DeepSeek's DualPipe (arXiv 2412.19437, section 3.2.1) cut in half by Qi et al. (2025),
-/// in the order of `dualpipev.py` of deepseek-ai/DualPipe.
+/// DualPipe-V: DeepSeek's DualPipe (arXiv 2412.19437, section 3.2.1) cut in half by Qi et al.
+/// (2025), in the order of `dualpipev.py` of deepseek-ai/DualPipe.
 ///
-/// Rank `r` of `p` has the chunks `down` (stage `r`) and `up` (stage `2p − 1 − r`). After the warmup,
-/// each forward pass of one chunk stands beside a backward pass of the other, so that the exchanges
-/// of one can be hidden behind the computations of the other. Where the pipeline fills and drains,
-/// backward passes are split, and weights' gradients wait in a queue. It needs two microbatches for
-/// each rank.
+/// Rank `r` of `p` has the chunks `down` (stage `r`) and `up` (stage `2p − 1 − r`). After the
+/// warmup, each forward pass of one chunk is paired with a backward pass of the other. The
+/// exchanges of one can then overlap with the compute of the other. While the pipeline fills and
+/// drains, backward passes are split, and weight gradients wait in a queue. The schedule needs two
+/// microbatches per rank.
 pub(super) fn row(rank: u16, ranks: u16, microbatches: u32, row: &mut impl Row) {
     let (down, up) = (Chunk::new(rank), Chunk::new(2 * ranks - 1 - rank));
     let mut v = V { down, up, late: VecDeque::new(), row };
@@ -17,43 +17,43 @@ pub(super) fn row(rank: u16, ranks: u16, microbatches: u32, row: &mut impl Row) 
     let earlier = u32::from(rank) + 1;
 
     for _ in 0..2 * later {
-        v.forward(Way::Down);
+        v.forward(Leg::Down);
     }
     for _ in 0..earlier {
-        v.forward(Way::Down);
-        v.forward(Way::Up);
+        v.forward(Leg::Down);
+        v.forward(Leg::Up);
     }
     for _ in 0..later {
-        v.backward(Way::Up, true);
+        v.backward(Leg::Up, true);
         v.weights();
-        v.forward(Way::Up);
+        v.forward(Leg::Up);
     }
     for _ in 0..microbatches - 2 * u32::from(ranks) + earlier {
-        v.forward(Way::Down);
-        v.backward(Way::Up, false);
-        v.forward(Way::Up);
-        v.backward(Way::Down, false);
+        v.forward(Leg::Down);
+        v.backward(Leg::Up, false);
+        v.forward(Leg::Up);
+        v.backward(Leg::Down, false);
     }
     for _ in 0..later {
-        v.backward(Way::Up, false);
-        v.forward(Way::Up);
-        v.backward(Way::Down, false);
+        v.backward(Leg::Up, false);
+        v.forward(Leg::Up);
+        v.backward(Leg::Down, false);
     }
-    // The second half of these is split; a rank with an odd number of pairs splits the middle one.
+    // Splits the second half of the pairs; a middle pair is split only on `down`.
     for pair in 0..earlier {
         let middle = earlier / 2;
         let odd = earlier % 2 == 1;
-        v.backward(Way::Up, pair > middle || pair == middle && !odd);
-        v.backward(Way::Down, pair >= middle);
+        v.backward(Leg::Up, pair > middle || pair == middle && !odd);
+        v.backward(Leg::Down, pair >= middle);
     }
     for _ in 0..later {
         v.weights();
-        v.backward(Way::Down, true);
+        v.backward(Leg::Down, true);
     }
     while v.weights() {}
 }
 
-/// One of a rank's two chunks, and how far it has come.
+/// One of a rank's two chunks and its progress.
 struct Chunk {
     stage: Stage,
     forwards: u32,
@@ -66,9 +66,9 @@ impl Chunk {
     }
 }
 
-/// Which chunk: that on the way down the ranks, or that on the way up again.
+/// Leg of the V: down the ranks, or back up.
 #[derive(Clone, Copy)]
-enum Way {
+enum Leg {
     Down,
     Up,
 }
@@ -76,27 +76,27 @@ enum Way {
 struct V<'a, R> {
     down: Chunk,
     up: Chunk,
-    /// Backward passes whose weights' gradients are still to be made.
+    /// Backward passes whose weight gradients are still to be computed.
     late: VecDeque<(Stage, Microbatch)>,
     row: &'a mut R,
 }
 
 impl<R: Row> V<'_, R> {
-    fn chunk(&mut self, way: Way) -> &mut Chunk {
+    fn chunk(&mut self, way: Leg) -> &mut Chunk {
         match way {
-            Way::Down => &mut self.down,
-            Way::Up => &mut self.up,
+            Leg::Down => &mut self.down,
+            Leg::Up => &mut self.up,
         }
     }
 
-    fn forward(&mut self, way: Way) {
+    fn forward(&mut self, way: Leg) {
         let chunk = self.chunk(way);
         let (stage, microbatch) = (chunk.stage, Microbatch(chunk.forwards));
         chunk.forwards += 1;
         self.row.run(Action { stage, pass: Pass::Forward, microbatch });
     }
 
-    fn backward(&mut self, way: Way, split: bool) {
+    fn backward(&mut self, way: Leg, split: bool) {
         let chunk = self.chunk(way);
         let (stage, microbatch) = (chunk.stage, Microbatch(chunk.backwards));
         chunk.backwards += 1;
@@ -107,7 +107,7 @@ impl<R: Row> V<'_, R> {
         }
     }
 
-    /// Makes the oldest weights' gradients that are still to be made, if any are.
+    /// Runs the oldest pending weight-gradient pass; returns false if none is pending.
     fn weights(&mut self) -> bool {
         let Some((stage, microbatch)) = self.late.pop_front() else { return false };
         self.row.run(Action { stage, pass: Pass::BackwardWeight, microbatch });

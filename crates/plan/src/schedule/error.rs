@@ -1,13 +1,13 @@
 use super::kind::AVAILABLE;
 use thiserror::Error;
 
-/// Why there is no such schedule.
+/// Reason that a schedule cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ScheduleError {
-    /// The word names no schedule.
+    /// Unknown schedule name.
     #[error("unknown schedule '{given}' (available: {AVAILABLE})")]
     Unknown {
-        /// What was written.
+        /// The name as given.
         given: String,
     },
     /// An interleaved schedule without a usable number of chunks per rank.
@@ -16,7 +16,7 @@ pub enum ScheduleError {
          write interleaved:V or zb-h1:V with V from 1 to 65535, for example interleaved:2"
     )]
     Chunks {
-        /// What was written.
+        /// The name as given.
         given: String,
     },
     /// A pipeline of zero ranks.
@@ -30,17 +30,17 @@ pub enum ScheduleError {
         "schedule {schedule} over {ranks} pipeline ranks needs at least {needed} microbatches per \
          iteration, two for each rank; there are {microbatches}"
     )]
-    TooFewMicrobatches {
+    NotEnoughMicrobatches {
         /// The schedule.
         schedule: &'static str,
         /// Pipeline ranks.
         ranks: u16,
-        /// Microbatches asked for.
+        /// Requested microbatches.
         microbatches: u32,
-        /// The fewest that work.
+        /// Smallest number that works.
         needed: u32,
     },
-    /// A number of microbatches that a pipeline without flush does not take.
+    /// A number of microbatches that a pipeline without flush does not support.
     #[error(
         "schedule {schedule} over {ranks} pipeline ranks wants {takes} per iteration; \
          there are {microbatches}"
@@ -50,12 +50,12 @@ pub enum ScheduleError {
         schedule: String,
         /// Pipeline ranks.
         ranks: u16,
-        /// Microbatches asked for.
+        /// Requested microbatches.
         microbatches: u32,
-        /// How many it takes.
+        /// Supported number of microbatches, in words.
         takes: String,
     },
-    /// More virtual stages than a stage number can count.
+    /// More virtual stages than a stage number can represent.
     #[error(
         "{ranks} pipeline ranks with {chunks} chunks each are more than 65536 virtual stages; \
          use fewer chunks"
@@ -66,20 +66,20 @@ pub enum ScheduleError {
         /// Chunks of layers per rank.
         chunks: u16,
     },
-    /// A schedule too large to write down.
+    /// A schedule that exceeds a size limit.
     #[error(
         "the schedule would have {count} {what}, more than the {limit} that are supported; \
          use fewer microbatches"
     )]
     TooLarge {
-        /// What there is too much of.
+        /// The items that are too many (actions or cells).
         what: &'static str,
-        /// How many there would be.
+        /// Number of items the schedule would have.
         count: u64,
-        /// How many there may be.
+        /// Largest supported number of items.
         limit: u64,
     },
-    /// An interleaved schedule whose microbatches do not divide into rounds.
+    /// An interleaved schedule whose microbatches do not divide into equal rounds.
     #[error(
         "an interleaved schedule over {ranks} pipeline ranks runs {microbatches} microbatches \
          in {rounds} rounds, which must be equally long; the nearest counts that work are {}",
@@ -88,13 +88,13 @@ pub enum ScheduleError {
     Rounds {
         /// Pipeline ranks.
         ranks: u16,
-        /// Microbatches asked for.
+        /// Requested microbatches.
         microbatches: u32,
-        /// Rounds they would have to divide into.
+        /// Number of rounds the microbatches would have to divide into.
         rounds: u32,
         /// The largest smaller count that works.
         below: u32,
-        /// The smallest larger count that works, if a number can hold it.
+        /// The smallest larger count that works, if it fits into a `u32`.
         above: Option<u32>,
     },
 }

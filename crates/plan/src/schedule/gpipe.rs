@@ -1,10 +1,10 @@
 use super::{Action, Pass, Row};
 use crate::ids::{Microbatch, Stage};
 
-/// GPipe: fill the pipeline with every microbatch's forward, then drain it with every backward.
+/// GPipe: fills the pipeline with all forwards, then drains it with all backwards.
 ///
-/// PyTorch's table leaves three slots per later rank between the two: one for the last forward to
-/// travel on, two for a backward, taken to cost twice a forward, to come back.
+/// PyTorch's table leaves three slots per later rank between the two phases. One is for the last
+/// forward to travel on; two are for a backward, assumed to cost twice a forward, to come back.
 pub(super) fn row(rank: u16, ranks: u16, microbatches: u32, row: &mut impl Row) {
     let later_ranks = u64::from(ranks - 1 - rank);
     let stage = Stage(rank);

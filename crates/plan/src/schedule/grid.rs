@@ -1,27 +1,27 @@
-//! A schedule as a table of time slots: one row per pipeline rank, one cell per slot, blank where
-//! the rank is idle.
+//! A schedule as a table of time slots: one row per pipeline rank, one cell per slot, blank if the
+//! rank is idle.
 //!
-//! The slots are those of PyTorch's `pipeline_order`, which people compare schedules by. They are a
-//! drawing, not a prediction: PyTorch leaves a fixed room for backwards whatever they cost, and
-//! rows end at their last action. Where a backward pass is split, every pass takes one slot and
-//! starts as soon as it can, as the papers draw it; PyTorch's tables leave no room for gradients on
-//! their way there. For time, see [`bubble`](super::bubble).
+//! The slots are those of PyTorch's `pipeline_order`, the common form for comparing schedules. They
+//! are a drawing, not a prediction: PyTorch reserves fixed space for backwards whatever they cost,
+//! and rows end at their last action. With a split backward, every pass takes one slot and starts
+//! as early as possible, as in the papers; PyTorch's tables leave no space there for gradients in
+//! transit. For time, see [`bubble`](super::bubble).
 
 use super::dry_run::ends;
 use super::{Action, ActionParseError, Row, ScheduleError, ScheduleKind, order, rows};
 use thiserror::Error;
 
-/// The most cells a grid may have; twice the actions, plus room for the idle slots of a deep
+/// Maximum number of cells of a grid: twice the actions, plus space for the idle slots of a deep
 /// pipeline.
 const MAX_CELLS: u64 = 1 << 26;
 
-/// The schedule's table: per pipeline rank, an action or an idle slot in each cell.
+/// Builds the schedule's table: per pipeline rank, an action or an idle slot in each cell.
 pub fn grid(
     kind: ScheduleKind,
     pipeline_ranks: u16,
     microbatches: u32,
 ) -> Result<Vec<Vec<Option<Action>>>, ScheduleError> {
-    // Every schedule here idles at most once per action and, while it fills, four slots per stage
+    // Every schedule idles at most one slot per action plus, while it fills, four slots per stage
     // and rank.
     let stages = u64::from(pipeline_ranks) * u64::from(kind.chunks());
     let actions = stages.saturating_mul(u64::from(microbatches) * kind.passes().len() as u64);
@@ -32,7 +32,7 @@ pub fn grid(
         return Err(ScheduleError::TooLarge { what: "cells", count: cells, limit: MAX_CELLS });
     }
     if !kind.flushes() {
-        // A run over some iterations, from its start: as 1F1B fills, without ever draining.
+        // Several iterations from the start of a run: fills as 1F1B does and never drains.
         let shown = microbatches.max(2 * u32::from(pipeline_ranks));
         order(kind, pipeline_ranks, microbatches)?;
         return Ok(one_slot_each(order(ScheduleKind::OneFOneB, pipeline_ranks, shown)?));
@@ -43,7 +43,7 @@ pub fn grid(
     rows(kind, pipeline_ranks, microbatches)
 }
 
-/// Every pass in one slot, as soon as it can run. Orders made here can always run.
+/// Gives every pass one slot, as early as it can run. Orders built here can always run.
 fn one_slot_each(order: Vec<Vec<Action>>) -> Vec<Vec<Option<Action>>> {
     let ends = ends(&order, |_| 1).unwrap_or_default();
     order
@@ -60,8 +60,8 @@ fn one_slot_each(order: Vec<Vec<Action>>) -> Vec<Vec<Option<Action>>> {
         .collect()
 }
 
-/// The grid as comma-separated text, one line per rank; PyTorch's `_dump_csv` writes the same
-/// cells.
+/// Formats the grid as comma-separated text, one line per rank; PyTorch's `_dump_csv` writes the
+/// same cells.
 pub fn to_csv(grid: &[Vec<Option<Action>>]) -> String {
     let mut text = String::new();
     for row in grid {
@@ -74,7 +74,7 @@ pub fn to_csv(grid: &[Vec<Option<Action>>]) -> String {
             }
         }
         if row.as_slice() == [None] {
-            // A line of one blank cell would read as a line of none.
+            // A line with one blank cell would read as a line without cells.
             text.push_str("\"\"");
         }
         text.push('\n');
@@ -82,7 +82,7 @@ pub fn to_csv(grid: &[Vec<Option<Action>>]) -> String {
     text
 }
 
-/// The grid that [`to_csv`] wrote, or PyTorch's `_dump_csv` for a schedule of compute actions.
+/// Parses the output of [`to_csv`], or of PyTorch's `_dump_csv` for a schedule of compute actions.
 pub fn parse_csv(text: &str) -> Result<Vec<Vec<Option<Action>>>, CsvError> {
     let line = |(line, row): (usize, &str)| {
         if row.trim().is_empty() {
@@ -101,15 +101,15 @@ pub fn parse_csv(text: &str) -> Result<Vec<Vec<Option<Action>>>, CsvError> {
     text.lines().enumerate().map(line).collect()
 }
 
-/// A cell that holds no action.
+/// Error for a cell that is not an action.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("line {line}, cell {cell}: {source}")]
 pub struct CsvError {
-    /// The line, counted from 1.
+    /// Line number, counted from 1.
     pub line: usize,
-    /// The cell in it, counted from 1.
+    /// Cell number in the line, counted from 1.
     pub cell: usize,
-    /// What is wrong with it.
+    /// The parse error.
     pub source: ActionParseError,
 }
 
@@ -159,7 +159,7 @@ mod tests {
     }
 
     proptest! {
-        /// The idle slots are all that a grid adds to the order, and the bound on cells holds.
+        /// A grid adds only idle slots to the order, and the bound on cells holds.
         #[test]
         fn a_grid_is_an_order_with_gaps(
             chunks in 0u16..4, ranks in 1u16..9, microbatches in 1u32..20,

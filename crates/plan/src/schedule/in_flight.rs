@@ -1,35 +1,36 @@
 use super::{Action, Pass};
 use crate::ids::Stage;
 
-/// What a pass leaves behind, and others wait for.
+/// Result of a pass that other passes depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Made {
-    /// What the backward pass reads.
+pub enum PassOutput {
+    /// Activations read by the backward pass.
     Activations,
-    /// The gradient for the stage's input.
+    /// Gradient of the stage's input.
     InputGradient,
-    /// The gradients for the stage's weights.
+    /// Gradients of the stage's weights.
     WeightGradients,
 }
 
 impl Pass {
-    /// Whether a pass makes this. A whole backward pass makes both gradients.
-    pub const fn makes(self, made: Made) -> bool {
+    /// Returns true if the pass produces this output. A full backward pass produces both gradients.
+    pub const fn makes(self, made: PassOutput) -> bool {
         match made {
-            Made::Activations => matches!(self, Self::Forward),
-            Made::InputGradient => matches!(self, Self::Backward | Self::BackwardInput),
-            Made::WeightGradients => matches!(self, Self::Backward | Self::BackwardWeight),
+            PassOutput::Activations => matches!(self, Self::Forward),
+            PassOutput::InputGradient => matches!(self, Self::Backward | Self::BackwardInput),
+            PassOutput::WeightGradients => matches!(self, Self::Backward | Self::BackwardWeight),
         }
     }
 }
 
-/// The most microbatches of a rank's row for which the first has been made on its stage and the
-/// second, on the same stage or on another of the rank, has not.
+/// Maximum number of microbatches in a rank's row for which `from` has been produced and `until`
+/// has not. Both name a stage of the rank; they may differ.
 ///
-/// From activations to weights' gradients it is what a stage keeps of all that the backward pass
-/// reads; from the input's gradient to the weights' what a split backward pass keeps beside.
-pub fn in_flight(row: &[Action], from: (Stage, Made), until: (Stage, Made)) -> u32 {
-    let is = |action: &Action, (stage, made): (Stage, Made)| {
+/// From activations to weight gradients, this is the number of microbatches whose activations a
+/// stage saves. From the input gradient to the weight gradients, it is the additional state of a
+/// split backward pass.
+pub fn in_flight(row: &[Action], from: (Stage, PassOutput), until: (Stage, PassOutput)) -> u32 {
+    let is = |action: &Action, (stage, made): (Stage, PassOutput)| {
         action.stage == stage && action.pass.makes(made)
     };
     let (mut now, mut most) = (0u32, 0);
@@ -51,10 +52,10 @@ mod tests {
     use crate::schedule::grid::parse_csv;
     use crate::schedule::{ScheduleKind, order};
 
-    /// What a stage keeps of each microbatch from its forward pass to its last gradients.
+    /// Number of microbatches a stage holds between their forward pass and their last gradients.
     fn kept(row: &[Action], stage: u16) -> u32 {
         let stage = Stage(stage);
-        in_flight(row, (stage, Made::Activations), (stage, Made::WeightGradients))
+        in_flight(row, (stage, PassOutput::Activations), (stage, PassOutput::WeightGradients))
     }
 
     #[test]
@@ -72,15 +73,15 @@ mod tests {
                         kept(&one_f_one_b[at], rank),
                         microbatches.min((ranks - rank).into())
                     );
-                    // As the first rank of 1F1B, wherever the rank stands.
+                    // The same as the first rank of 1F1B, on every rank.
                     assert_eq!(kept(&zero_bubble[at], rank), microbatches.min(ranks.into()));
                 }
             }
         }
     }
 
-    /// The activations of deepseek-ai/DualPipe's table: one more than there are stages, of half a
-    /// rank's layers each.
+    /// Activations in deepseek-ai/DualPipe's table: one more than the number of stages, each of
+    /// half a rank's layers.
     #[test]
     fn a_v_keeps_one_more_than_there_are_stages() {
         for ranks in 1..9u16 {
@@ -108,9 +109,9 @@ mod tests {
         let row: Vec<Action> = rows[0].iter().flatten().copied().collect();
         assert_eq!(kept(&row, 0), 2);
         let stage = Stage(0);
-        let until = |made| in_flight(&row, (stage, Made::Activations), (stage, made));
-        assert_eq!(until(Made::InputGradient), 1);
-        let beside = (stage, Made::InputGradient);
-        assert_eq!(in_flight(&row, beside, (stage, Made::WeightGradients)), 2);
+        let until = |made| in_flight(&row, (stage, PassOutput::Activations), (stage, made));
+        assert_eq!(until(PassOutput::InputGradient), 1);
+        let beside = (stage, PassOutput::InputGradient);
+        assert_eq!(in_flight(&row, beside, (stage, PassOutput::WeightGradients)), 2);
     }
 }

@@ -1,15 +1,15 @@
 use super::{Action, Pass, Row, ScheduleError};
 use crate::ids::{Microbatch, Stage};
 
-/// How many microbatches go through one chunk before the rank turns to its next chunk.
+/// Number of microbatches that pass through one chunk before the rank switches to its next chunk.
 ///
-/// Megatron-LM runs rounds of one microbatch per pipeline rank and wants whole rounds. PyTorch
-/// keeps the number of rounds and lets them be longer, as long as all are equal; below two rounds'
+/// Megatron-LM runs rounds of one microbatch per pipeline rank and requires whole rounds. PyTorch
+/// keeps the number of rounds and allows them to be longer if all are equal. Below two rounds'
 /// worth, any count is a single round.
 pub(super) fn per_round(ranks: u16, microbatches: u32) -> Result<u32, ScheduleError> {
     let rounds = rounds(ranks, microbatches);
     if !divides(ranks, microbatches) {
-        // Multiples of `ranks` always work, so both searches are short.
+        // Multiples of `ranks` always work, so both searches end soon.
         return Err(ScheduleError::Rounds {
             ranks,
             microbatches,
@@ -29,12 +29,12 @@ fn divides(ranks: u16, microbatches: u32) -> bool {
     microbatches.is_multiple_of(rounds(ranks, microbatches))
 }
 
-/// An interleaved schedule: 1F1B whose unit is a microbatch in one chunk.
+/// An interleaved schedule: 1F1B with one microbatch in one chunk as the unit.
 ///
-/// A rank numbers its units in the order forwards run: a round's microbatches through chunk 0, the
-/// same through chunk 1, …, then the next round. Backwards run the same numbers with the chunks
+/// A rank numbers its units in forward order: a round's microbatches through chunk 0, the same
+/// through chunk 1, …, then the next round. Backwards use the same numbers with the chunks
 /// reversed.
-pub(super) struct Shape {
+pub(super) struct InterleavedLayout {
     pub(super) ranks: u16,
     pub(super) chunks: u16,
     pub(super) microbatches: u32,
@@ -42,10 +42,10 @@ pub(super) struct Shape {
     pub(super) per_round: u32,
 }
 
-impl Shape {
-    /// Warmup reaches the last chunk (`chunks − 1` turns of a round) and gives each later rank two
-    /// units of lead: one for the forward to arrive, one for the backward to return. Slots left
-    /// idle after it line the first backwards of all ranks up, as in PyTorch's table.
+impl InterleavedLayout {
+    /// Writes the row of a rank. Warmup reaches the last chunk (`chunks − 1` rounds) and gives each
+    /// later rank two units of lead: one for the forward to arrive, one for the backward to return.
+    /// The idle slots after it align the first backwards of all ranks, as in PyTorch's table.
     pub(super) fn row(&self, rank: u16, row: &mut impl Row) {
         let [ranks, chunks] = [self.ranks, self.chunks].map(u64::from);
         let lead = 2 * u64::from(self.ranks - 1 - rank);
@@ -69,7 +69,7 @@ impl Shape {
         }
     }
 
-    /// The number of units of a rank.
+    /// Number of units per rank.
     pub(super) fn units(&self) -> u64 {
         u64::from(self.chunks) * u64::from(self.microbatches)
     }
@@ -85,8 +85,8 @@ impl Shape {
         Action { stage: Stage(chunk * self.ranks + rank), pass, microbatch }
     }
 
-    /// The chunk (in running order) and the microbatch of a unit. Both are below the counts they
-    /// index, so the narrowing keeps every digit.
+    /// Chunk (in execution order) and microbatch of a unit. Both are below the counts they index,
+    /// so the narrowing casts are lossless.
     fn split(&self, unit: u64) -> (u16, Microbatch) {
         let [chunks, per_round] = [u64::from(self.chunks), u64::from(self.per_round)];
         let turn = unit / per_round;

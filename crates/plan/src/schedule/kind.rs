@@ -4,63 +4,64 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// The schedules that can be asked for today, as messages list them.
+/// Available schedules, as listed in messages.
 pub(super) const AVAILABLE: &str = "gpipe, 1f1b, interleaved:V, zb-h1, zb-h1:V, dualpipev, pipedream, \
      pipedream:2bw";
 
-/// Which pipeline schedule a strategy asks for; written `gpipe`, `1f1b`, `interleaved:V`, `zb-h1`,
-/// `zb-h1:V`, `dualpipev`, `pipedream` or `pipedream:2bw`.
+/// Pipeline schedule of a strategy, written `gpipe`, `1f1b`, `interleaved:V`, `zb-h1`, `zb-h1:V`,
+/// `dualpipev`, `pipedream` or `pipedream:2bw`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum ScheduleKind {
     /// All forwards, then all backwards (Huang et al., 2019, arXiv 1811.06965, section 2.2).
     GPipe,
     /// One forward, one backward, with a flush at the end of the iteration (PipeDream-Flush:
-    /// Narayanan et al., 2021, arXiv 2006.09503, section 3.2). The same bubble as GPipe with at
-    /// most `ranks` microbatches kept.
+    /// Narayanan et al., 2021, arXiv 2006.09503, section 3.2). The same bubble as GPipe, with at
+    /// most `ranks` microbatches in flight.
     OneFOneB,
     /// 1F1B over several chunks of layers per rank (Narayanan et al., 2021, arXiv 2104.04473,
-    /// section 2.2.2): the bubble shrinks by the number of chunks, for as many times the messages.
+    /// section 2.2.2): the bubble shrinks by the number of chunks, and the number of messages grows
+    /// by it.
     Interleaved {
-        /// Virtual stages held by each rank. One chunk is legal, as in PyTorch, but keeps more
-        /// activations than 1F1B for the same bubble.
+        /// Virtual stages per rank. One chunk is legal, as in PyTorch, but keeps more activations
+        /// than 1F1B for the same bubble.
         chunks: u16,
     },
-    /// 1F1B whose backward pass is split (ZB-H1: Qi et al., 2023, arXiv 2401.10241, section 2.1):
-    /// the stage before waits for the input's gradient only, and weights' gradients fill the tail.
-    /// A third of 1F1B's bubble where all three passes cost the same, with as many microbatches
-    /// kept. With several chunks per rank, PyTorch's interleaved form of it.
+    /// 1F1B with a split backward pass (ZB-H1: Qi et al., 2023, arXiv 2401.10241, section 2.1): the
+    /// previous stage waits only for the input gradient, and weight gradients fill the tail. If all
+    /// three passes cost the same, the bubble is a third of 1F1B's, with as many microbatches in
+    /// flight. With several chunks per rank, it is PyTorch's interleaved form.
     ZbH1 {
-        /// Virtual stages held by each rank.
+        /// Virtual stages per rank.
         chunks: u16,
     },
     /// DeepSeek's DualPipe cut in half (Qi et al., 2025; deepseek-ai/DualPipe, `dualpipev.py`): two
     /// chunks per rank, laid out as a V, so that the first rank has the first and the last stage. A
-    /// forward and a backward pass of different chunks stand side by side all the time.
+    /// forward and a backward pass of different chunks are always paired.
     DualPipeV,
-    /// 1F1B that never flushes (PipeDream): while one minibatch's backward passes go on, the forward
-    /// passes of later ones have begun, on the weights of that time.
+    /// 1F1B without flush (PipeDream): forward passes of later minibatches start, on the weights of
+    /// that time, while backward passes of earlier ones are still running.
     PipeDream {
-        /// Which weights a minibatch meets.
+        /// Weight versions that a minibatch uses.
         versions: Versions,
     },
 }
 
-/// Which versions of the weights a pipeline without flush keeps.
+/// Weight versions that a pipeline without flush retains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Versions {
-    /// As many as there are minibatches under way on a stage: a forward pass reads the newest, the
-    /// backward pass of the same minibatch the same again (weight stashing: Narayanan et al., SOSP
-    /// 2019, section 3.3). Every minibatch ends in an update.
+    /// As many as there are minibatches in flight on a stage. A forward pass reads the newest
+    /// version, and the backward pass of the same minibatch reads that version again (weight
+    /// stashing: Narayanan et al., SOSP 2019, section 3.3). Every minibatch ends with an update.
     Stashed,
-    /// Two: all passes of a batch of microbatches read the weights before the newest when it is its
-    /// turn (PipeDream-2BW: Narayanan et al., 2021, arXiv 2006.09503, section 3.1):
-    /// W(t + 1) = W(t) − ν·∇f(W(t − 1)).
+    /// Two: all passes of a batch of microbatches read the version before the newest at that time
+    /// (PipeDream-2BW: Narayanan et al., 2021, arXiv 2006.09503, section 3.1): W(t + 1) = W(t) −
+    /// ν·∇f(W(t − 1)).
     Two,
 }
 
 impl ScheduleKind {
-    /// Virtual stages held by each pipeline rank.
+    /// Virtual stages per pipeline rank.
     pub const fn chunks(self) -> u16 {
         match self {
             Self::GPipe | Self::OneFOneB | Self::PipeDream { .. } => 1,
@@ -69,7 +70,7 @@ impl ScheduleKind {
         }
     }
 
-    /// The passes that its actions run.
+    /// Passes that the schedule's actions use.
     pub const fn passes(self) -> &'static [Pass] {
         match self {
             Self::GPipe | Self::OneFOneB | Self::Interleaved { .. } | Self::PipeDream { .. } => {
@@ -82,13 +83,13 @@ impl ScheduleKind {
         }
     }
 
-    /// Whether gradients for inputs and for weights are made apart, if only at times.
+    /// Returns true if some backward passes are split into input and weight gradients.
     pub fn splits_backward(self) -> bool {
         self.passes().contains(&Pass::BackwardWeight)
     }
 
-    /// How many microbatches' forward passes a rank has run when an iteration begins: none, unless
-    /// iterations run into each other.
+    /// Number of microbatches whose forward pass a rank has already run when an iteration begins; 0
+    /// unless iterations overlap.
     pub const fn ahead(self, rank: u16, ranks: u16) -> u32 {
         match self {
             Self::GPipe
@@ -100,23 +101,22 @@ impl ScheduleKind {
         }
     }
 
-    /// Whether it is over with one iteration before it begins the next.
+    /// Returns true if each iteration completes before the next one begins.
     pub const fn flushes(self) -> bool {
         !matches!(self, Self::PipeDream { .. })
     }
 
-    /// The pipeline rank that holds a virtual stage, when there are `ranks` of them: round and round,
-    /// as in PyTorch and Megatron-LM, or down and up again where stages form a V.
+    /// Pipeline rank that holds a virtual stage, for `ranks` pipeline ranks: round-robin, as in
+    /// PyTorch and Megatron-LM, or down and back up if the stages form a V.
     ///
-    /// A pipeline without ranks has no answer; the stage's own number is returned as if each had a
-    /// rank.
+    /// For `ranks == 0` it returns the stage's own number, as if each stage had a rank.
     pub fn rank_of(self, stage: Stage, ranks: u16) -> StageRank {
         let Some(at) = stage.0.checked_rem(ranks) else { return StageRank(stage.0) };
         let upwards = self == Self::DualPipeV && (stage.0 / ranks) % 2 == 1;
         StageRank(if upwards { ranks - 1 - at } else { at })
     }
 
-    /// The virtual stages that a pipeline rank holds, in the model's order.
+    /// Virtual stages that a pipeline rank holds, in model order.
     pub fn stages_of(self, rank: StageRank, ranks: u16) -> impl Iterator<Item = Stage> {
         let all = u32::from(ranks) * u32::from(self.chunks());
         let stages = (0..all).map_while(|stage| u16::try_from(stage).ok()).map(Stage);

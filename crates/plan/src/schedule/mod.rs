@@ -1,15 +1,14 @@
-//! Pipeline schedules as data: which pass of which microbatch a pipeline rank runs, and in what
-//! order.
+//! Pipeline schedules as data: the passes and microbatches that each pipeline rank runs, in order.
 //!
-//! Nothing here sends or computes. [`order`] says what each rank does, [`grid`](grid::grid) lays
-//! the same actions out in time slots for people and for comparison with other systems, [`bubble`]
-//! tells how much of an ideal machine the order leaves idle, [`in_flight`] how many microbatches'
-//! activations or gradients it keeps. The orders are those of PyTorch's `torch.distributed.pipelining`;
-//! `tests/schedule_golden.rs` compares them with its output.
+//! Nothing here sends or computes. [`order`] lists each rank's actions. [`grid`](grid::grid)
+//! arranges them in time slots, for display and for comparison with other systems. [`bubble`]
+//! computes the idle fraction of an ideal machine, and [`in_flight()`] the number of microbatches
+//! whose activations or gradients are retained. The orders are those of PyTorch's
+//! `torch.distributed.pipelining`; `tests/schedule_golden.rs` compares them with its output.
 //!
-//! Every order keeps one promise that the canonical summation order rests on: within a virtual
-//! stage, the backwards that yield weight gradients come in increasing microbatch order, so
-//! gradients accumulate in place in data order whatever the schedule.
+//! Every order guarantees an invariant that the canonical summation order relies on: within a
+//! virtual stage, the backwards that yield weight gradients run in increasing microbatch order.
+//! Gradients therefore accumulate in place in data order, whatever the schedule.
 
 mod action;
 mod dry_run;
@@ -27,20 +26,20 @@ mod zero_bubble;
 pub use action::{Action, ActionParseError, Pass};
 pub use dry_run::{Bubble, DryRunError, Slots, bubble};
 pub use error::ScheduleError;
-pub use in_flight::{Made, in_flight};
+pub use in_flight::{PassOutput, in_flight};
 pub use kind::{ScheduleKind, Versions};
 
-/// The most actions an order may hold over all ranks.
+/// Maximum number of actions of an order, over all ranks.
 ///
-/// Far above any real pipeline (128 ranks with 8 chunks and 4,096 microbatches need half of it),
-/// and low enough that a mistyped number ends in an error instead of an exhausted machine.
+/// Far above any real pipeline: 128 ranks with 8 chunks and 4,096 microbatches need half of it. Low
+/// enough that a mistyped number gives an error instead of exhausting memory.
 pub const MAX_ACTIONS: u64 = 1 << 24;
 
-/// The compute actions of each pipeline rank, in the order in which the rank runs them.
+/// Compute actions of each pipeline rank, in execution order.
 ///
-/// [`ScheduleKind::rank_of`] says on which rank a virtual stage lives. Where iterations run into each
-/// other, it is what an iteration of many does; the forward passes that it begins with were run
-/// [`ahead`](ScheduleKind::ahead), and numbers that reach beyond it are the next one's.
+/// [`ScheduleKind::rank_of`] gives the rank of a virtual stage. If iterations overlap, the order is
+/// that of one iteration in steady state. The first forward passes were run
+/// [`ahead`](ScheduleKind::ahead); microbatch numbers beyond the iteration belong to the next one.
 pub fn order(
     kind: ScheduleKind,
     pipeline_ranks: u16,
@@ -49,11 +48,11 @@ pub fn order(
     rows(kind, pipeline_ranks, microbatches)
 }
 
-/// Where a schedule writes one rank's row: the order drops the idle slots, the grid keeps them.
+/// Sink for one rank's row: the order drops idle slots, the grid keeps them.
 trait Row: Default {
-    /// The rank runs this action next.
+    /// Appends an action.
     fn run(&mut self, action: Action);
-    /// The rank has nothing to do for this many slots.
+    /// Appends `slots` idle slots.
     fn idle(&mut self, slots: u64);
 }
 
@@ -65,7 +64,7 @@ impl Row for Vec<Action> {
     fn idle(&mut self, _: u64) {}
 }
 
-/// One row per rank; the arguments are checked here, so the schedules themselves cannot fail.
+/// Builds one row per rank. Arguments are checked here, so the schedules cannot fail.
 fn rows<R: Row>(
     kind: ScheduleKind,
     ranks: u16,
@@ -77,7 +76,7 @@ fn rows<R: Row>(
         | ScheduleKind::OneFOneB
         | ScheduleKind::DualPipeV
         | ScheduleKind::PipeDream { .. } => microbatches,
-        // One chunk takes any number: the length of a round does not matter then.
+        // With one chunk any number works: the length of a round does not matter.
         ScheduleKind::ZbH1 { chunks: 1 } => microbatches,
         ScheduleKind::Interleaved { .. } | ScheduleKind::ZbH1 { .. } => {
             interleaved::per_round(ranks, microbatches)?
@@ -90,11 +89,13 @@ fn rows<R: Row>(
                 ScheduleKind::GPipe => gpipe::row(rank, ranks, microbatches, &mut row),
                 ScheduleKind::OneFOneB => one_f_one_b::row(rank, ranks, microbatches, &mut row),
                 ScheduleKind::Interleaved { chunks } => {
-                    let shape = interleaved::Shape { ranks, chunks, microbatches, per_round };
+                    let shape =
+                        interleaved::InterleavedLayout { ranks, chunks, microbatches, per_round };
                     shape.row(rank, &mut row);
                 }
                 ScheduleKind::ZbH1 { chunks } => {
-                    let shape = interleaved::Shape { ranks, chunks, microbatches, per_round };
+                    let shape =
+                        interleaved::InterleavedLayout { ranks, chunks, microbatches, per_round };
                     zero_bubble::row(&shape, rank, &mut row);
                 }
                 ScheduleKind::DualPipeV => dual_pipe_v::row(rank, ranks, microbatches, &mut row),
@@ -125,12 +126,12 @@ fn check(kind: ScheduleKind, ranks: u16, microbatches: u32) -> Result<(), Schedu
     let needed = u32::from(ranks) * 2;
     if kind == ScheduleKind::DualPipeV && microbatches < needed {
         let schedule = "dualpipev";
-        return Err(ScheduleError::TooFewMicrobatches { schedule, ranks, microbatches, needed });
+        return Err(ScheduleError::NotEnoughMicrobatches { schedule, ranks, microbatches, needed });
     }
     if let ScheduleKind::PipeDream { versions } = kind {
         pipe_dream::check(versions, ranks, microbatches)?;
     }
-    // At most 2^16 stages, 2^32 microbatches and three passes: far from overflowing.
+    // At most 2^16 stages, 2^32 microbatches and three passes: cannot overflow.
     let passes = if kind.splits_backward() { 3 } else { 2 };
     let actions = stages * u64::from(microbatches) * passes;
     if actions > MAX_ACTIONS {
@@ -150,8 +151,8 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// Every schedule that flushes, with sizes that include fewer microbatches than ranks and counts only some
-    /// accept.
+    /// Every schedule that flushes, including fewer microbatches than ranks and counts that only
+    /// some schedules accept.
     fn any_schedule() -> impl Strategy<Value = (ScheduleKind, u16, u32)> {
         let kind = prop_oneof![
             Just(ScheduleKind::GPipe),
@@ -247,7 +248,7 @@ mod tests {
                     prop_assert!(action.stage.0 < kind.chunks() * ranks);
                     prop_assert!(action.microbatch.0 < microbatches);
                     prop_assert!(kind.passes().contains(&action.pass));
-                    for made in [Made::Activations, Made::InputGradient, Made::WeightGradients] {
+                    for made in [PassOutput::Activations, PassOutput::InputGradient, PassOutput::WeightGradients] {
                         let at = (action.stage, action.microbatch, made);
                         prop_assert!(!action.pass.makes(made) || seen.insert(at), "{} twice", action);
                     }
@@ -257,11 +258,11 @@ mod tests {
             prop_assert_eq!(seen.len(), stages * microbatches as usize * 3);
         }
 
-        /// The canonical summation order rests on this: gradients of a stage arrive in data order.
+        /// The canonical summation order relies on this: gradients of a stage arrive in data order.
         #[test]
         fn passes_of_a_stage_come_in_data_order((kind, ranks, microbatches) in any_schedule()) {
             for row in order(kind, ranks, microbatches).unwrap_or_default() {
-                for made in [Made::Activations, Made::InputGradient, Made::WeightGradients] {
+                for made in [PassOutput::Activations, PassOutput::InputGradient, PassOutput::WeightGradients] {
                     for stage in row.iter().map(|action| action.stage).collect::<BTreeSet<_>>() {
                         let seen: Vec<Microbatch> = row
                             .iter()
@@ -275,7 +276,7 @@ mod tests {
             }
         }
 
-        /// No order can wait for itself, whatever the counts.
+        /// No order deadlocks, whatever the counts.
         #[test]
         fn every_order_can_run((kind, ranks, microbatches) in any_schedule()) {
             if let Ok(order) = order(kind, ranks, microbatches) {

@@ -1,14 +1,14 @@
 use super::{Action, Pass, Row};
 use crate::ids::{Microbatch, Stage};
 
-/// 1F1B with a flush: warmup forwards to reach the last rank, then one forward and one backward in
-/// turn, then the backwards that are left.
+/// 1F1B with a flush: warmup forwards to reach the last rank, then alternating forwards and
+/// backwards, then the remaining backwards.
 ///
-/// Rank `r` of `p` warms up with `p − 1 − r` forwards, so it never keeps more than `p − r`
-/// microbatches. PyTorch's table gives a backward two slots per later rank to come back, and
-/// alternates idle slots with the last backwards; it refuses fewer microbatches than ranks, for
-/// which its runtime's order is nevertheless well defined and is the one used here. The table then
-/// keeps its shape, with the missing forwards blank.
+/// Rank `r` of `p` warms up with `p − 1 − r` forwards, so it never has more than `p − r`
+/// microbatches in flight. PyTorch's table gives a backward two slots per later rank to come back,
+/// and alternates idle slots with the last backwards. It rejects fewer microbatches than ranks; the
+/// order of its runtime is still well defined in that case and is used here. The table then keeps
+/// its shape, with the missing forwards blank.
 pub(super) fn row(rank: u16, ranks: u16, microbatches: u32, row: &mut impl Row) {
     let stage = Stage(rank);
     let forward = |index| Action { stage, pass: Pass::Forward, microbatch: Microbatch(index) };

@@ -1,9 +1,9 @@
 use super::{Action, Pass, Row, ScheduleError, ScheduleKind, Versions};
 use crate::ids::{Microbatch, Stage};
 
-/// One iteration of PipeDream, of many that run into each other (Narayanan et al., SOSP 2019, section
-/// 3.2): one forward and one backward pass in turn, where a forward pass is that of the microbatch
-/// `ahead` of the backward pass's. Over a whole run this is 1F1B's order.
+/// One PipeDream iteration, overlapping with its neighbours (Narayanan et al., SOSP 2019, section
+/// 3.2). Forward and backward passes alternate; each forward pass is `ahead` microbatches ahead of
+/// the backward pass. Over a whole run this is 1F1B's order.
 pub(super) fn row(rank: u16, ahead: u32, microbatches: u32, row: &mut impl Row) {
     let stage = Stage(rank);
     for index in 0..microbatches {
@@ -13,10 +13,10 @@ pub(super) fn row(rank: u16, ahead: u32, microbatches: u32, row: &mut impl Row) 
     }
 }
 
-/// Whether an iteration may have so many microbatches.
+/// Checks that an iteration may have this number of microbatches.
 ///
-/// Stashing updates after every one. With two versions, no microbatch may begin before the batch
-/// before the last is done: a batch is at least as long as the pipeline.
+/// Weight stashing updates after every microbatch. With two versions, no microbatch may begin
+/// before the batch before the last is done, so a batch must be at least as long as the pipeline.
 pub(super) fn check(
     versions: Versions,
     ranks: u16,
@@ -38,7 +38,7 @@ pub(super) fn check(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::{Made, in_flight, order};
+    use crate::schedule::{PassOutput, in_flight, order};
 
     #[test]
     fn iterations_in_a_row_are_one_forward_one_backward() {
@@ -58,11 +58,14 @@ mod tests {
                         ..*action
                     }));
                 }
-                // The run goes on where 1F1B drains.
+                // The run continues at the point where 1F1B drains.
                 run.retain(|action| action.microbatch.0 < 12);
                 assert_eq!(run, *long, "{kind}, rank {rank}");
-                let kept =
-                    in_flight(&run, (stage, Made::Activations), (stage, Made::InputGradient));
+                let kept = in_flight(
+                    &run,
+                    (stage, PassOutput::Activations),
+                    (stage, PassOutput::InputGradient),
+                );
                 assert_eq!(kept, 4 - u32::from(rank), "as published");
             }
         }

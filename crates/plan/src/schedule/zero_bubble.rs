@@ -1,14 +1,15 @@
-use super::interleaved::Shape;
+use super::interleaved::InterleavedLayout;
 use super::{Pass, Row};
 
-/// ZB-H1 and, with several chunks per rank, its interleaved form (Qi et al., 2023, arXiv 2401.10241,
-/// section 2.1 and figure 3, top).
+/// ZB-H1 and, with several chunks per rank, its interleaved form (Qi et al., 2023, arXiv
+/// 2401.10241, section 2.1 and figure 3, top).
 ///
-/// 1F1B whose backward passes make the input's gradient only. Rank `r` is `r` units late with the
-/// weights' gradients, so that each rank keeps as many microbatches as the first rank does under
-/// 1F1B, and what is left of them at the end fills the time in which the last gradients travel back.
-/// A backward pass comes back sooner than a whole one, so one unit of lead per later rank is enough.
-pub(super) fn row(shape: &Shape, rank: u16, row: &mut impl Row) {
+/// 1F1B whose backward passes compute only the input gradient. Rank `r` delays weight gradients by
+/// `r` units, so each rank has as many microbatches in flight as the first rank of 1F1B. The weight
+/// gradients left at the end fill the time in which the last input gradients travel back. An
+/// input-gradient pass returns sooner than a full backward, so one unit of lead per later rank is
+/// enough.
+pub(super) fn row(shape: &InterleavedLayout, rank: u16, row: &mut impl Row) {
     let lead = u64::from(shape.ranks - 1 - rank);
     let units = shape.units();
     let warmup = units.min(u64::from(shape.chunks - 1) * u64::from(shape.per_round) + lead);

@@ -1,10 +1,10 @@
-//! One line of the text form, read word by word.
+//! Tokenizer for one line of the text form.
 
 use super::ParseError;
 use std::fmt::Display;
 use std::str::FromStr;
 
-/// What is left of a line.
+/// The unread rest of a line.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Line<'t> {
     number: usize,
@@ -14,22 +14,22 @@ pub(super) struct Line<'t> {
 type Result<T> = std::result::Result<T, ParseError>;
 
 impl<'t> Line<'t> {
-    /// A whole line, with its number.
+    /// Creates a whole line with its number.
     pub(super) fn new(number: usize, text: &'t str) -> Self {
         Self { number, rest: text.trim() }
     }
 
-    /// An error at this line.
+    /// Returns an error at this line.
     pub(super) fn error<T>(&self, message: impl Into<String>) -> Result<T> {
         Err(ParseError { line: self.number, message: message.into() })
     }
 
-    /// Whether nothing is left.
+    /// Returns true if nothing is left.
     pub(super) fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }
 
-    /// The next word, without taking it. A quoted string counts as the word `"`.
+    /// Returns the next word without consuming it. A quoted string counts as the word `"`.
     pub(super) fn peek(&self) -> &'t str {
         if self.rest.starts_with('"') {
             return &self.rest[..1];
@@ -37,7 +37,7 @@ impl<'t> Line<'t> {
         self.rest.split(char::is_whitespace).next().unwrap_or("")
     }
 
-    /// Takes the next word, which says `what`.
+    /// Consumes the next word; `what` describes it in errors.
     pub(super) fn word(&mut self, what: &str) -> Result<&'t str> {
         let word = self.peek();
         if word.is_empty() || word == "\"" {
@@ -47,7 +47,7 @@ impl<'t> Line<'t> {
         Ok(word)
     }
 
-    /// Takes this very word, if it is the next.
+    /// Consumes `word` if it is next; returns true if it was.
     pub(super) fn eat(&mut self, word: &str) -> bool {
         let found = !word.is_empty() && self.peek() == word;
         if found {
@@ -56,7 +56,7 @@ impl<'t> Line<'t> {
         found
     }
 
-    /// Takes this very word.
+    /// Consumes `word`, which must be next.
     pub(super) fn expect(&mut self, word: &str) -> Result<()> {
         if self.eat(word) {
             return Ok(());
@@ -64,7 +64,7 @@ impl<'t> Line<'t> {
         self.error(format!("'{word}' is missing{}", self.here()))
     }
 
-    /// Takes a quoted string.
+    /// Consumes a quoted string.
     pub(super) fn string(&mut self, what: &str) -> Result<String> {
         let Some(quoted) = self.rest.strip_prefix('"') else {
             return self.error(format!("{what} is missing, in quotes{}", self.here()));
@@ -86,13 +86,13 @@ impl<'t> Line<'t> {
         Ok(text)
     }
 
-    /// Takes a word that reads as a value.
+    /// Consumes a word and parses it as a value.
     pub(super) fn value<T: FromStr<Err: Display>>(&mut self, what: &str) -> Result<T> {
         let word = self.word(what)?;
         self.read(what, word)
     }
 
-    /// Reads a word, or a part of one, as a value.
+    /// Parses a word, or a part of one, as a value.
     pub(super) fn read<T: FromStr<Err: Display>>(&self, what: &str, word: &str) -> Result<T> {
         match word.parse::<T>() {
             Ok(value) => Ok(value),
@@ -100,7 +100,7 @@ impl<'t> Line<'t> {
         }
     }
 
-    /// Takes a word such as `b7`, and yields its number.
+    /// Consumes a word such as `b7` and returns its number.
     pub(super) fn id<T: FromStr>(&mut self, prefix: &str, what: &str) -> Result<T> {
         let word = self.word(what)?;
         match word.strip_prefix(prefix).map(str::parse) {
@@ -109,7 +109,7 @@ impl<'t> Line<'t> {
         }
     }
 
-    /// Takes words such as `o1 o2` for as long as they come.
+    /// Consumes all following words such as `o1 o2`.
     pub(super) fn ids<T: FromStr>(&mut self, prefix: &str, what: &str) -> Result<Vec<T>> {
         let mut all = Vec::new();
         while self.starts_id(prefix) {
@@ -118,7 +118,7 @@ impl<'t> Line<'t> {
         Ok(all)
     }
 
-    /// Whether the next word is the prefix and a number.
+    /// Returns true if the next word is the prefix and a number.
     pub(super) fn starts_id(&self, prefix: &str) -> bool {
         let digits = self.peek().strip_prefix(prefix);
         digits.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
@@ -132,7 +132,7 @@ impl<'t> Line<'t> {
         self.error(format!("'{}' is too much", self.rest))
     }
 
-    /// Where the line stands, for messages.
+    /// Describes the current position, for messages.
     fn here(&self) -> String {
         match self.peek() {
             "" => " at the end of the line".into(),
@@ -158,7 +158,7 @@ fn unescape(chars: &mut std::str::Chars<'_>) -> Option<char> {
     })
 }
 
-/// A string in quotes, on one line.
+/// Appends a string in quotes, escaped to stay on one line.
 pub(super) fn quote(text: &str, out: &mut String) {
     out.push('"');
     for char in text.chars() {

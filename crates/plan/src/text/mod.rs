@@ -1,8 +1,8 @@
-//! Plans as text that people read, compare and keep, and that reads back as the same plan.
+//! Text form of plans: readable, comparable, and parsed back into the same plan.
 //!
-//! One line is one thing: a buffer, a segment, a call, a tensor of a bucket, an op. Names that refer
-//! to something carry a letter for what they refer to: `b7` a buffer, `t2` a template, `s4` a
-//! segment, `c1` a call, `g0` a group, `o3` an operand of a template.
+//! Each line is one item: a buffer, a segment, a call, a tensor of a bucket, an op. References
+//! carry a letter for the kind of item: `b7` a buffer, `t2` a template, `s4` a segment, `c1` a
+//! call, `g0` a group, `o3` an operand of a template.
 //!
 //! ```text
 //! [program 1 "pipeline rank 1 (blocks.1..head)"]
@@ -16,10 +16,10 @@
 //! 1 @compute 1F0 s4 fresh after 0
 //! ```
 //!
-//! `b7` alone is the whole of a copy, `b7[0..8192]` a part. An op line starts with the op's number
-//! and its lane; a computation is written `1F0`, as schedules are: layer 1, forward (the letter of
-//! [`SegmentPass`](crate::program::SegmentPass)), microbatch 0. A line that starts with `#` is a
-//! comment; blank lines and indentation mean nothing.
+//! `b7` alone is a whole copy, `b7[0..8192]` a part. An op line starts with the op's number and its
+//! lane. A computation is written `1F0`, as in schedules: layer 1, forward (the letter of
+//! [`ComputePass`](crate::program::ComputePass)), microbatch 0. A line that starts with `#` is a
+//! comment; blank lines and indentation are ignored.
 
 mod line;
 mod parse;
@@ -31,13 +31,13 @@ pub use print::print;
 
 use thiserror::Error;
 
-/// Why a text is no plan.
+/// Error for a text that is not a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("line {line}: {message}")]
 pub struct ParseError {
-    /// The line, counted from 1.
+    /// Line number, counted from 1.
     pub line: usize,
-    /// What is wrong there, and what would be right.
+    /// The problem, and the expected form.
     pub message: String,
 }
 

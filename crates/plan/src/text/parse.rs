@@ -1,4 +1,4 @@
-//! A plan from its text form.
+//! Parser for the text form of plans.
 
 use super::ParseError;
 use super::line::Line;
@@ -10,21 +10,20 @@ use crate::compress::Compression;
 use crate::ids::{BufferId, CallId, GroupId, LaneId, LayerId, Microbatch, OpId, SegmentId};
 use crate::mesh::Mesh;
 use crate::program::{
-    Access, AccumulateMode, Bucket, Buffer, Call, Entry, Gauge, InFlight, LocalOp, Memory,
-    MemoryKind, Op, Operand, Outputs, Plan, Program, Section, Segment, SegmentPass, Service,
-    StepPhase, Template, Turn, View,
+    Access, AccumulateMode, Bucket, Buffer, Call, CarryoverOp, ComputePass, Entry, IterationFilter,
+    LocalOp, Memory, MemoryKind, Op, Operand, Outputs, Plan, Program, Section, Segment, Service,
+    StepPhase, Template, TensorNorms, View,
 };
-use crate::strategy::{Offload, Split, Store, Strategy, Tables};
+use crate::strategy::{Offload, Split, Store, Strategy, TableSharding};
 use crate::units::Bytes;
 use std::fmt::Display;
 use std::str::FromStr;
 
 type Result<T> = std::result::Result<T, ParseError>;
 
-/// Reads what [`print`](super::print) wrote, or a person.
+/// Parses the output of [`print`](fn@super::print), or hand-written text.
 ///
-/// The result is a plan in form only: whether it makes sense is for
-/// [`validate`](crate::validate::validate) to say.
+/// Only the syntax is checked; [`validate`](crate::validate::validate) checks the meaning.
 pub fn parse(text: &str) -> Result<Plan> {
     let mut reader = Reader::new(text);
     let plan = reader.plan()?;
@@ -34,7 +33,7 @@ pub fn parse(text: &str) -> Result<Plan> {
     }
 }
 
-/// The lines of a text that say something.
+/// Reader of the lines of a text, without comments and blank lines.
 struct Reader<'t> {
     lines: std::iter::Enumerate<std::str::Lines<'t>>,
     peeked: Option<Line<'t>>,
@@ -67,21 +66,21 @@ impl<'t> Reader<'t> {
         line
     }
 
-    /// The next line, which says `what`.
+    /// Returns the next line; `what` describes it in errors.
     fn line(&mut self, what: &str) -> Result<Line<'t>> {
         let message = || format!("the text ends where {what} should stand");
         let last = self.last;
         self.next().ok_or_else(|| ParseError { line: last, message: message() })
     }
 
-    /// The next line, without its first word, which must be this one.
+    /// Returns the next line without its first word, which must be `word`.
     fn line_of(&mut self, word: &str) -> Result<Line<'t>> {
         let mut line = self.line(&format!("'{word}'"))?;
         line.expect(word)?;
         Ok(line)
     }
 
-    /// A line of a word and a value.
+    /// Reads a line of a name and a value.
     fn field<T: FromStr<Err: Display>>(&mut self, name: &str) -> Result<T> {
         let mut line = self.line_of(name)?;
         let value = line.value(name)?;
@@ -89,12 +88,12 @@ impl<'t> Reader<'t> {
         Ok(value)
     }
 
-    /// A line that is this heading.
+    /// Reads a line that consists of this heading.
     fn heading(&mut self, heading: &str) -> Result<()> {
         self.line_of(heading)?.end()
     }
 
-    /// The next line, if it starts with this letter and the number `count` of those before it.
+    /// Returns the next line if it starts with `prefix`; its number must be `count`.
     fn numbered(&mut self, prefix: &str, count: usize, what: &str) -> Result<Option<Line<'t>>> {
         match self.peeked {
             Some(mut line) if line.starts_id(prefix) => {
@@ -181,10 +180,10 @@ impl<'t> Reader<'t> {
             optimizer: self.field("optimizer")?,
             split: Split::default(),
             sync_batch_norm: false,
-            expert_room: 1.0,
+            expert_buffer_factor: 1.0,
             offload: Offload::default(),
             store: Store::default(),
-            tables: Tables::default(),
+            table_sharding: TableSharding::default(),
             compress: Compression::None,
             compress_warmup: None,
             local: None,
@@ -192,14 +191,14 @@ impl<'t> Reader<'t> {
         if self.peeked.is_some_and(|line| line.peek() == "split") {
             strategy.split = self.field("split")?;
         }
-        if self.peeked.is_some_and(|line| line.peek() == "tables") {
-            strategy.tables = self.field("tables")?;
+        if self.peeked.is_some_and(|line| line.peek() == "table_sharding") {
+            strategy.table_sharding = self.field("table_sharding")?;
         }
         if self.peeked.is_some_and(|line| line.peek() == "sync_batch_norm") {
             strategy.sync_batch_norm = self.field("sync_batch_norm")?;
         }
-        if self.peeked.is_some_and(|line| line.peek() == "expert_room") {
-            strategy.expert_room = self.field("expert_room")?;
+        if self.peeked.is_some_and(|line| line.peek() == "expert_buffer_factor") {
+            strategy.expert_buffer_factor = self.field("expert_buffer_factor")?;
         }
         if self.peeked.is_some_and(|line| line.peek() == "offload") {
             strategy.offload = self.field("offload")?;
@@ -239,7 +238,7 @@ impl<'t> Reader<'t> {
 
     fn template(&mut self, mut line: Line<'t>) -> Result<Template> {
         let name = line.string("the template's name")?;
-        let pass = SegmentPass::parse(&mut line)?;
+        let pass = ComputePass::parse(&mut line)?;
         line.end()?;
         let mut template = Template { name, pass, operands: Vec::new(), ops: Vec::new() };
         while let Some(mut line) = self.numbered("o", template.operands.len(), "operand")? {
@@ -259,7 +258,7 @@ impl<'t> Reader<'t> {
             let (inputs, params, outputs) =
                 (operands("in")?, operands("params")?, operands("out")?);
             line.end()?;
-            template.ops.push(LocalOp { kind, part, inputs, params, outputs });
+            template.ops.push(LocalOp { kind, pass: part, inputs, params, outputs });
         }
         Ok(template)
     }
@@ -301,7 +300,7 @@ impl<'t> Reader<'t> {
             while !line.is_empty() {
                 before.push(OpId(line.value("op")?));
             }
-            program.in_flight.push(InFlight { op, before });
+            program.in_flight.push(CarryoverOp { op, before });
         }
         let names = Names::new(plan, &program);
         let prologue = self.section(&program, &names, "prologue")?;
@@ -310,7 +309,7 @@ impl<'t> Reader<'t> {
         Ok(Program { prologue, body, epilogue, ..program })
     }
 
-    /// A program's first lines, up to its buffers.
+    /// Reads a program's first lines, up to its buffers.
     fn program_head(&mut self, role: usize) -> Result<Program> {
         let mut line = self.line_of("[program")?;
         let found: usize = line.value("role")?;
@@ -328,7 +327,7 @@ impl<'t> Reader<'t> {
         let mut line = self.line_of("memory")?;
         let mut memory = Memory::default();
         for kind in MemoryKind::ALL {
-            // What there is nothing of outside the arena is left out.
+            // Empty kinds outside the arena are omitted.
             if MemoryKind::ARENA.contains(&kind) {
                 line.expect(kind.word())?;
             } else if !line.eat(kind.word()) {
@@ -377,16 +376,16 @@ impl<'t> Reader<'t> {
                 moments.push(view(program, &mut line)?);
             }
         }
-        let mut stored = Vec::new();
-        if line.eat("stored") {
+        let mut offloaded = Vec::new();
+        if line.eat("offloaded") {
             while line.starts_id("b") {
-                stored.push(view(program, &mut line)?);
+                offloaded.push(view(program, &mut line)?);
             }
         }
-        let gauge = if line.eat("gauge") {
+        let tensor_norms = if line.eat("tensor_norms") {
             let weights = view(program, &mut line)?;
             let directions = view(program, &mut line)?;
-            Some(Gauge { weights, directions, tensors: view(program, &mut line)? })
+            Some(TensorNorms { weights, directions, tensors: view(program, &mut line)? })
         } else {
             None
         };
@@ -406,8 +405,8 @@ impl<'t> Reader<'t> {
             grads,
             master,
             moments,
-            stored,
-            gauge,
+            offloaded,
+            tensor_norms,
             shard,
             updated,
         })
@@ -419,7 +418,8 @@ impl<'t> Reader<'t> {
         while let Some(mut line) = self.numbered("", section.nodes.len(), "op")? {
             let lane = lane(program, names, &mut line)?;
             let op = op(program, names, &mut line)?;
-            let turn = if line.eat("only") { turn(&mut line)? } else { Turn::Always };
+            let turn =
+                if line.eat("only") { iteration_filter(&mut line)? } else { IterationFilter::All };
             let mut after = Vec::new();
             if line.eat("after") {
                 while !line.is_empty() {
@@ -430,26 +430,29 @@ impl<'t> Reader<'t> {
             if after.len() > usize::from(u16::MAX) {
                 return line.error(format!("an op can wait for {} others at most", u16::MAX));
             }
-            section.push_in_turn(turn, lane, op, &after);
+            section.push_filtered(turn, lane, op, &after);
         }
         Ok(section)
     }
 }
 
-/// In which iterations an op takes place, where not in all.
-fn turn(line: &mut Line<'_>) -> Result<Turn> {
-    let word = line.word("turn")?;
-    match [Turn::WarmUp, Turn::Steady].into_iter().find(|turn| turn.word() == word) {
-        Some(turn) => Ok(turn),
-        None => line.error(format!("an op is for warm-up or steady only, not '{word}'")),
+/// Reads an op's iteration filter, present if the op does not run in every iteration.
+fn iteration_filter(line: &mut Line<'_>) -> Result<IterationFilter> {
+    let word = line.word("iteration filter")?;
+    match [IterationFilter::Warmup, IterationFilter::AfterWarmup]
+        .into_iter()
+        .find(|filter| filter.word() == word)
+    {
+        Some(filter) => Ok(filter),
+        None => line.error(format!("an op is filtered by warmup or after_warmup, not by '{word}'")),
     }
 }
 
 fn is_part(word: &str) -> bool {
-    crate::graph::Part::ALL.iter().any(|part| part.word() == word)
+    crate::graph::OpPass::ALL.iter().any(|part| part.word() == word)
 }
 
-/// `384x128`.
+/// Reads dimensions: `384x128`.
 fn dims(line: &mut Line<'_>) -> Result<[u64; 2]> {
     let word = line.word("dimensions")?;
     match word.split_once('x') {
@@ -479,7 +482,7 @@ fn buffer(mut line: Line<'_>) -> Result<Buffer> {
     Ok(Buffer { name, dtype, elements, copies, kind, offset })
 }
 
-/// `b7`, `b7[0..8192]`, `b7[0+8192]`.
+/// Reads a view: `b7`, `b7[0..8192]`, `b7[0+8192]`.
 fn view(program: &Program, line: &mut Line<'_>) -> Result<View> {
     let word = line.word("view")?;
     let Some(inner) = word.strip_prefix('b') else {
@@ -592,7 +595,7 @@ fn service(program: &Program, mut line: Line<'_>) -> Result<Service> {
     Ok(Service { group, receives, sends, requests, staleness })
 }
 
-/// `@compute`, or `@0` for a lane whose name is no plain word.
+/// Reads a lane: `@compute`, or `@0` if the lane's name is not a plain word.
 fn lane(program: &Program, names: &Names<'_>, line: &mut Line<'_>) -> Result<LaneId> {
     let word = line.word("lane")?;
     let Some(name) = word.strip_prefix('@') else {
@@ -651,9 +654,15 @@ fn op(program: &Program, names: &Names<'_>, line: &mut Line<'_>) -> Result<Op> {
             Op::Accumulate { from, into, mode }
         }
         "step" => Op::Step { bucket: line.id("bucket", "bucket")?, phase: StepPhase::Apply },
-        "gauge" => Op::Step { bucket: line.id("bucket", "bucket")?, phase: StepPhase::Gauge },
-        "share" => Op::Step { bucket: line.id("bucket", "bucket")?, phase: StepPhase::Share },
-        "follow" => Op::Step { bucket: line.id("bucket", "bucket")?, phase: StepPhase::Follow },
+        "tensor_norms" => {
+            Op::Step { bucket: line.id("bucket", "bucket")?, phase: StepPhase::TensorNorms }
+        }
+        "local_momentum" => {
+            Op::Step { bucket: line.id("bucket", "bucket")?, phase: StepPhase::LocalMomentum }
+        }
+        "apply_momentum" => {
+            Op::Step { bucket: line.id("bucket", "bucket")?, phase: StepPhase::ApplyMomentum }
+        }
         "stash" | "restore" => {
             let microbatch = microbatch(line)?;
             let (from, into) = pair(program, line)?;
@@ -672,7 +681,7 @@ fn op(program: &Program, names: &Names<'_>, line: &mut Line<'_>) -> Result<Op> {
     })
 }
 
-/// Splits `3F0` into `3F` and `0`; none if the word is no computation.
+/// Splits `3F0` into `3F` and `0`; `None` if the word is not a computation.
 fn compute_word(word: &str) -> Option<(&str, &str)> {
     let start = word.trim_start_matches(|c: char| c.is_ascii_digit());
     let letter = start.chars().next().filter(|&c| c == '?' || "FBIWRU".contains(c))?;

@@ -1,20 +1,20 @@
-//! A plan as text.
+//! Printer for the text form of plans.
 
 use super::line::quote;
 use super::words::{Word, print_group, print_init, print_load, print_op_kind, print_peer, push};
 use crate::compress::Compression;
 use crate::ids::{LaneId, OpId, SegmentId};
 use crate::program::{
-    Bucket, Call, Entry, Gauge, MemoryKind, Op, Plan, Program, Section, Segment, Service, Template,
-    Turn, View,
+    Bucket, Call, Entry, IterationFilter, MemoryKind, Op, Plan, Program, Section, Segment, Service,
+    Template, TensorNorms, View,
 };
-use crate::strategy::{Offload, Split, Store, Strategy, Tables};
+use crate::strategy::{Offload, Split, Store, Strategy, TableSharding};
 use std::fmt;
 
 /// The first line of every plan.
-pub(super) const HEADER: &str = "paceline plan 1";
+pub(super) const HEADER: &str = "paceline plan 2";
 
-/// A whole plan in its text form; [`parse`](super::parse) gives the same plan back.
+/// Prints a whole plan in its text form; [`parse`](fn@super::parse) returns the same plan.
 pub fn print(plan: &Plan) -> String {
     let mut printer = Printer { plan, out: String::new() };
     printer.plan();
@@ -26,7 +26,7 @@ struct Printer<'p> {
     out: String,
 }
 
-/// Adds to the text, as `format!` would.
+/// Appends to the text, with the syntax of `format!`.
 macro_rules! put {
     ($printer:expr, $($text:tt)*) => { push(&mut $printer.out, format_args!($($text)*)) };
 }
@@ -61,7 +61,7 @@ impl<'p> Printer<'p> {
         }
     }
 
-    /// A word and a quoted name.
+    /// Writes `start` and a quoted name.
     fn line_of(&mut self, start: &str, name: &str) {
         self.out.push_str(start);
         quote(name, &mut self.out);
@@ -91,19 +91,19 @@ impl<'p> Printer<'p> {
         put!(self, "order {}\nleaves {}\nsync {}\n", s.order, s.leaves, s.sync);
         put!(self, "collective {}\nbucket {}\n", s.collective, s.bucket.0);
         put!(self, "overlap {}\noptimizer {}\n", s.overlap, s.optimizer);
-        // Added later: a plan that does not say so is split by cost, and offloads nothing.
+        // Added later, so defaults are omitted: split by cost, no offloading.
         if s.split != Split::default() {
             put!(self, "split {}\n", s.split);
         }
-        if s.tables != Tables::default() {
-            put!(self, "tables {}\n", s.tables);
+        if s.table_sharding != TableSharding::default() {
+            put!(self, "table_sharding {}\n", s.table_sharding);
         }
         if s.sync_batch_norm {
             put!(self, "sync_batch_norm {}\n", s.sync_batch_norm);
         }
-        // Likewise: only experts on several ranks need room.
-        if s.expert_room != 1.0 {
-            put!(self, "expert_room {:?}\n", s.expert_room);
+        // Likewise: only experts on several ranks need expert buffers.
+        if s.expert_buffer_factor != 1.0 {
+            put!(self, "expert_buffer_factor {:?}\n", s.expert_buffer_factor);
         }
         if (s.offload, s.store) != (Offload::default(), Store::default()) {
             put!(self, "offload {}\nstore {}\n", s.offload, s.store);
@@ -127,7 +127,7 @@ impl<'p> Printer<'p> {
             put!(self, "  o{at} {} {rows}x{width} {}\n", operand.access.word(), operand.dtype);
         }
         for op in &template.ops {
-            put!(self, "  {} ", op.part.word());
+            put!(self, "  {} ", op.pass.word());
             print_op_kind(&op.kind, &mut self.out);
             for (word, operands) in
                 [("in", &op.inputs), ("params", &op.params), ("out", &op.outputs)]
@@ -138,7 +138,7 @@ impl<'p> Printer<'p> {
         }
     }
 
-    /// ` word x1 x2`, or nothing for an empty list.
+    /// Writes ` word x1 x2`, or nothing for an empty list.
     fn ids<T: fmt::Display>(&mut self, word: &str, prefix: &str, ids: impl Iterator<Item = T>) {
         for (at, id) in ids.enumerate() {
             if at == 0 {
@@ -211,7 +211,7 @@ impl<'p> Printer<'p> {
         }
     }
 
-    /// ` b7` for all of a buffer, ` b7[0..8192]` for a part.
+    /// Writes ` b7` for a whole buffer, ` b7[0..8192]` for a part.
     fn view(&mut self, program: &Program, view: View) {
         let View { buffer, offset, len } = view;
         let whole = program.buffers.get(buffer.index()).map(|buffer| buffer.elements);
@@ -269,14 +269,14 @@ impl<'p> Printer<'p> {
                 self.view(program, moment);
             }
         }
-        if !bucket.stored.is_empty() {
-            self.out.push_str(" stored");
-            for &view in &bucket.stored {
+        if !bucket.offloaded.is_empty() {
+            self.out.push_str(" offloaded");
+            for &view in &bucket.offloaded {
                 self.view(program, view);
             }
         }
-        if let Some(Gauge { weights, directions, tensors }) = bucket.gauge {
-            self.out.push_str(" gauge");
+        if let Some(TensorNorms { weights, directions, tensors }) = bucket.tensor_norms {
+            self.out.push_str(" tensor_norms");
             for view in [weights, directions, tensors] {
                 self.view(program, view);
             }
@@ -333,8 +333,8 @@ impl<'p> Printer<'p> {
                 None => put!(self, "{}", node.lane),
             }
             self.op(program, names, &node.op);
-            if node.turn != Turn::Always {
-                put!(self, " only {}", node.turn.word());
+            if node.filter != IterationFilter::All {
+                put!(self, " only {}", node.filter.word());
             }
             self.ids("after", "", section.after(OpId(id as u32)).iter());
             self.out.push('\n');
@@ -390,16 +390,16 @@ impl<'p> Printer<'p> {
     }
 }
 
-/// What a program's ops call lanes and segments.
+/// Names of lanes and segments in a program's ops.
 pub(super) struct Names<'p> {
-    /// By lane: its name, where that is a plain word that no lane before it bears.
+    /// By lane: its name, if it is a plain word that no earlier lane uses.
     pub(super) lanes: Vec<Option<&'p str>>,
-    /// By segment: layer and pass, as they stand before the microbatch.
+    /// By segment: layer and pass, as written before the microbatch.
     segments: Vec<String>,
 }
 
 impl<'p> Names<'p> {
-    /// The names of a program.
+    /// Collects the names of a program.
     pub(super) fn new(plan: &Plan, program: &'p Program) -> Self {
         let mut lanes = Vec::new();
         for name in program.lanes.iter().map(String::as_str) {
@@ -423,7 +423,7 @@ impl<'p> Names<'p> {
         self.lanes.get(lane.index()).copied().flatten()
     }
 
-    /// `3F`, `U`; `?` if the segment or its template does not exist.
+    /// Returns `3F`, `U`, or `?` if the segment or its template does not exist.
     pub(super) fn segment(&self, segment: SegmentId) -> &str {
         self.segments.get(segment.index()).map_or("?", String::as_str)
     }

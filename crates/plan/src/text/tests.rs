@@ -1,31 +1,31 @@
-//! Round trips of plans, sensible or not, and texts that are no plans.
+//! Round trips of plans, valid or not, and texts that are not plans.
 
 use super::*;
-use crate::collective::{Algorithm, CollectiveKind, Level, Order, Reduction, TorusShape};
+use crate::collective::{Algorithm, CollectiveKind, Level, Reduction, SummationOrder, TorusShape};
 use crate::compress::{Codec, CompressOp, Compression};
 use crate::dtype::DType;
 use crate::graph::{
-    ActivationKind, Heads, Init, LatentHeads, LinearRole, NormKind, OpKind, Part, Routing, Window,
+    ActivationKind, Heads, Init, LatentHeads, LinearRole, NormKind, OpKind, OpPass, Routing, Window,
 };
 use crate::ids::{
     BufferId, CallId, GroupId, LaneId, LayerId, Microbatch, OpId, SegmentId, StageRank,
 };
 use crate::mesh::{Axis, GroupKind, Mesh};
-use crate::outer::{Local, Outer, OuterOp};
+use crate::outer_optimizer::{LocalSgd, OuterOp, OuterOptimizer};
 use crate::program::{
-    Access, AccumulateMode, Bucket, Buffer, Call, Entry, Gauge, InFlight, LoadKind, LocalOp,
-    Memory, MemoryKind, Op, Operand, Outputs, Peer, Plan, Program, Section, Segment, SegmentPass,
-    Service, StepPhase, Template, Turn, View,
+    Access, AccumulateMode, Bucket, Buffer, Call, CarryoverOp, ComputePass, Entry, IterationFilter,
+    LoadKind, LocalOp, Memory, MemoryKind, Op, Operand, Outputs, Peer, Plan, Program, Section,
+    Segment, Service, StepPhase, Template, TensorNorms, View,
 };
 use crate::schedule::ScheduleKind;
 use crate::spec::{Layout, Placement};
 use crate::strategy::{
-    Offload, OptimizerKind, Recompute, Split, Store, Strategy, Sync, Tables, Zero,
+    Offload, OptimizerKind, Recompute, Split, Store, Strategy, Sync, TableSharding, Zero,
 };
 use crate::units::Bytes;
 use proptest::prelude::*;
 
-/// Draws any plan at all, all variants and absurd numbers included.
+/// Generator of arbitrary plans, with all variants and absurd numbers.
 struct Draw(u64);
 
 impl Draw {
@@ -42,7 +42,7 @@ impl Draw {
         self.next() % n
     }
 
-    /// Mostly small, now and then anything.
+    /// Draws a mostly small number, occasionally any.
     fn number(&mut self) -> u64 {
         match self.below(8) {
             0 => self.next(),
@@ -107,8 +107,8 @@ impl Draw {
         self.pick(&[Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp, Axis::Edp, Axis::Ep, Axis::Etp])
     }
 
-    fn order(&mut self) -> Order {
-        self.pick(&[Order::Canonical, Order::Free])
+    fn order(&mut self) -> SummationOrder {
+        self.pick(&[SummationOrder::Canonical, SummationOrder::Free])
     }
 
     fn algorithm(&mut self) -> Algorithm {
@@ -130,7 +130,7 @@ impl Draw {
             Algorithm::HalvingDoubling,
             Algorithm::Tree,
             Algorithm::Direct,
-            Algorithm::ReadReduce,
+            Algorithm::SharedMemory,
             Algorithm::ParameterServer { servers },
             Algorithm::Naive,
             Algorithm::Overlapped,
@@ -171,10 +171,15 @@ impl Draw {
             ]),
             split: self.pick(&[Split::Cost, Split::Count]),
             sync_batch_norm: self.flag(),
-            expert_room: self.pick(&[1.0, 2.5]),
+            expert_buffer_factor: self.pick(&[1.0, 2.5]),
             offload: self.pick(&Offload::ALL),
             store: self.pick(&[Store::Disk, Store::Host]),
-            tables: self.pick(&[Tables::Auto, Tables::Replicate, Tables::Table, Tables::Row]),
+            table_sharding: self.pick(&[
+                TableSharding::Auto,
+                TableSharding::Replicate,
+                TableSharding::Table,
+                TableSharding::Row,
+            ]),
             dtype: self.dtype(),
             grad_dtype: self.dtype(),
             order: self.order(),
@@ -203,7 +208,7 @@ impl Draw {
                 Compression::PowerSgd(4),
             ]),
             compress_warmup: self.flag().then(|| self.short()),
-            local: self.pick(&[None, Some(Local { steps: 8, outer: Outer::Nesterov })]),
+            local: self.pick(&[None, Some(LocalSgd { steps: 8, outer: OuterOptimizer::Nesterov })]),
         }
     }
 
@@ -281,27 +286,27 @@ impl Draw {
             OpKind::TensorSquares,
             OpKind::Norm2,
             OpKind::Total,
-            OpKind::Outer(OuterOp::Difference),
+            OpKind::Outer(OuterOp::PseudoGradient),
             OpKind::Outer(OuterOp::Step { replicas: b as u32, rate: x, momentum: 0.5 }),
             OpKind::Compress(CompressOp::Encode { codec: Codec::Int8 }),
-            OpKind::Compress(CompressOp::Pick { fraction: x, bucket: b as u32 }),
+            OpKind::Compress(CompressOp::SelectTopK { fraction: x, bucket: b as u32 }),
             OpKind::Compress(CompressOp::Merge { codec: Codec::OneBit, terms: b as u32 }),
             OpKind::Compress(CompressOp::Decode { codec: Codec::TopK, terms: b as u32 }),
-            OpKind::Compress(CompressOp::Guess { rank: 4, bucket: b as u32 }),
+            OpKind::Compress(CompressOp::InitRight { rank: 4, bucket: b as u32 }),
             OpKind::Compress(CompressOp::Left { rank: 4, bucket: b as u32 }),
             OpKind::Compress(CompressOp::Right { rank: 4, bucket: b as u32 }),
             OpKind::Compress(CompressOp::Product { rank: 4, bucket: b as u32 }),
         ])
     }
 
-    fn pass(&mut self) -> SegmentPass {
+    fn pass(&mut self) -> ComputePass {
         self.pick(&[
-            SegmentPass::Forward,
-            SegmentPass::Backward,
-            SegmentPass::BackwardInput,
-            SegmentPass::BackwardWeight,
-            SegmentPass::Recompute,
-            SegmentPass::Update,
+            ComputePass::Forward,
+            ComputePass::Backward,
+            ComputePass::BackwardInput,
+            ComputePass::BackwardWeight,
+            ComputePass::Recompute,
+            ComputePass::Update,
         ])
     }
 
@@ -316,7 +321,7 @@ impl Draw {
             }),
             ops: self.list(|d| LocalOp {
                 kind: d.op_kind(),
-                part: d.pick(&[Part::Forward, Part::InputGradient, Part::WeightGradient]),
+                pass: d.pick(&[OpPass::Forward, OpPass::BackwardInput, OpPass::BackwardWeight]),
                 inputs: d.list(|d| d.short() as u16),
                 params: d.list(|d| d.short() as u16),
                 outputs: d.list(|d| d.short() as u16),
@@ -393,11 +398,15 @@ impl Draw {
             LoadKind::Tokens,
             LoadKind::Features,
             LoadKind::Targets,
-            LoadKind::Further(m),
+            LoadKind::Lookahead(m),
         ]);
         let mode = self.pick(&[AccumulateMode::Add, AccumulateMode::Move]);
-        let phase =
-            self.pick(&[StepPhase::Gauge, StepPhase::Apply, StepPhase::Share, StepPhase::Follow]);
+        let phase = self.pick(&[
+            StepPhase::TensorNorms,
+            StepPhase::Apply,
+            StepPhase::LocalMomentum,
+            StepPhase::ApplyMomentum,
+        ]);
         let fresh = self.flag();
         self.pick(&[
             Op::Load { what, into: into.buffer, microbatch },
@@ -419,8 +428,8 @@ impl Draw {
         for _ in 0..self.below(6) {
             let after = self.list(|d| OpId(d.short()));
             let (lane, op) = (LaneId(self.short() as u8), self.op());
-            let turn = self.pick(&Turn::ALL);
-            section.push_in_turn(turn, lane, op, &after);
+            let turn = self.pick(&IterationFilter::ALL);
+            section.push_filtered(turn, lane, op, &after);
         }
         section
     }
@@ -455,8 +464,8 @@ impl Draw {
                 grads: d.view(),
                 master: d.option(Self::view),
                 moments: d.list(Self::view),
-                stored: d.list(Self::view),
-                gauge: d.option(|d| Gauge {
+                offloaded: d.list(Self::view),
+                tensor_norms: d.option(|d| TensorNorms {
                     weights: d.view(),
                     directions: d.view(),
                     tensors: d.view(),
@@ -475,7 +484,7 @@ impl Draw {
             body: self.section(),
             epilogue: self.section(),
             in_flight: self
-                .list(|d| InFlight { op: OpId(d.short()), before: d.list(|d| OpId(d.short())) }),
+                .list(|d| CarryoverOp { op: OpId(d.short()), before: d.list(|d| OpId(d.short())) }),
             outputs: Outputs {
                 loss: self.option(|d| BufferId(d.short())),
                 norm: self.option(|d| BufferId(d.short())),
@@ -521,7 +530,13 @@ fn small() -> Strategy {
 fn lowered_plans_read_back_as_themselves() {
     let pipeline = Strategy { pp: 2, tp: 2, sp: true, dtype: DType::Bf16, ..small() };
     let served = Strategy { dp: 2, sync: Sync::Servers(2), leaves: 2, ..small() };
-    let zero = Strategy { dp: 2, zero: Zero::Parameters, order: Order::Free, leaves: 2, ..small() };
+    let zero = Strategy {
+        dp: 2,
+        zero: Zero::Parameters,
+        order: SummationOrder::Free,
+        leaves: 2,
+        ..small()
+    };
     for strategy in [small(), pipeline, served, zero] {
         let plan = lowered(&strategy);
         let text = print(&plan);
@@ -627,7 +642,7 @@ proptest! {
     ) {
         let mut bytes = print(&Draw(seed).plan()).into_bytes();
         for (at, byte, how) in damage {
-            // Cut to one byte and that byte removed: nothing is left to damage.
+            // Truncated to one byte and that byte removed: nothing is left to damage.
             if bytes.is_empty() {
                 break;
             }

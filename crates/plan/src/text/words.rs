@@ -1,32 +1,32 @@
-//! The words for the plan's closed sets, each with both of its directions side by side.
+//! Keywords of the plan's enums, with printer and parser side by side.
 
 use super::ParseError;
 use super::line::Line;
 use crate::collective::Reduction;
 use crate::compress::{Codec, CompressOp};
 use crate::graph::{
-    ActivationKind, Heads, Init, LatentHeads, LinearRole, NormKind, OpKind, Part, Routing, Window,
+    ActivationKind, Heads, Init, LatentHeads, LinearRole, NormKind, OpKind, OpPass, Routing, Window,
 };
 use crate::ids::StageRank;
 use crate::mesh::{Axis, GroupKind};
-use crate::outer::OuterOp;
-use crate::program::{Access, AccumulateMode, LoadKind, MemoryKind, Peer, SegmentPass};
+use crate::outer_optimizer::OuterOp;
+use crate::program::{Access, AccumulateMode, ComputePass, LoadKind, MemoryKind, Peer};
 use crate::spec::{Layout, Placement};
 use std::fmt::Write;
 
 type Result<T> = std::result::Result<T, ParseError>;
 
-/// A value with one word.
+/// A value written as one keyword.
 pub(super) trait Word: Copy + PartialEq + 'static {
-    /// What the value is, for messages.
+    /// Description of the value, for messages.
     const WHAT: &'static str;
     /// Every value.
     const ALL: &'static [Self];
 
-    /// Its word.
+    /// Keyword of the value.
     fn word(self) -> &'static str;
 
-    /// The value of a word.
+    /// Parses a keyword.
     fn parse(line: &mut Line<'_>) -> Result<Self> {
         let word = line.word(Self::WHAT)?;
         match Self::ALL.iter().copied().find(|value| value.word() == word) {
@@ -59,10 +59,10 @@ words!(Access, "access", {
     Read => "read", Write => "write", Accumulate => "accumulate", Add => "add",
 });
 words!(AccumulateMode, "mode", { Add => "add", Move => "move" });
-words!(Part, "part", {
-    Forward => "forward", InputGradient => "input_gradient", WeightGradient => "weight_gradient",
+words!(OpPass, "part", {
+    Forward => "forward", BackwardInput => "input_gradient", BackwardWeight => "weight_gradient",
 });
-words!(SegmentPass, "pass", {
+words!(ComputePass, "pass", {
     Forward => "F", Backward => "B", BackwardInput => "I", BackwardWeight => "W", Recompute => "R",
     Update => "U",
 });
@@ -77,30 +77,30 @@ words!(ActivationKind, "function", {
 words!(MemoryKind, "kind of memory", {
     Parameters => "parameters", Gradients => "gradients", Optimizer => "optimizer",
     Activations => "activations", Communication => "communication",
-    Stored => "stored", Shared => "shared",
+    Offloaded => "offloaded", Shared => "shared",
 });
 
-/// Writes what a load brings: `tokens`, `further2`.
+/// Writes a load's kind: `tokens`, `lookahead2`.
 pub(super) fn print_load(what: LoadKind, out: &mut String) {
     match what {
         LoadKind::Tokens => out.push_str("tokens"),
         LoadKind::Features => out.push_str("features"),
         LoadKind::Targets => out.push_str("targets"),
-        LoadKind::Further(places) => push(out, format_args!("further{places}")),
+        LoadKind::Lookahead(places) => push(out, format_args!("lookahead{places}")),
     }
 }
 
-/// Reads what a load brings.
+/// Reads a load's kind.
 pub(super) fn parse_load(line: &mut Line<'_>) -> Result<LoadKind> {
     Ok(match line.word("load")? {
         "tokens" => LoadKind::Tokens,
         "features" => LoadKind::Features,
         "targets" => LoadKind::Targets,
-        other => match other.strip_prefix("further") {
-            Some(places) => LoadKind::Further(line.read("number of places", places)?),
+        other => match other.strip_prefix("lookahead") {
+            Some(places) => LoadKind::Lookahead(line.read("number of places", places)?),
             None => {
                 return line.error(format!(
-                    "load '{other}' is none of tokens, features, targets, further1"
+                    "load '{other}' is none of tokens, features, targets, lookahead1"
                 ));
             }
         },
@@ -169,7 +169,7 @@ pub(super) fn parse_peer(line: &mut Line<'_>) -> Result<Peer> {
     }
 }
 
-/// Reads what [`Placement`] displays.
+/// Reads the [`Display`](std::fmt::Display) form of a [`Placement`].
 pub(super) fn parse_placement(line: &mut Line<'_>) -> Result<Placement> {
     let word = line.word("placement")?;
     Ok(match word {
@@ -195,7 +195,7 @@ pub(super) fn parse_placement(line: &mut Line<'_>) -> Result<Placement> {
     })
 }
 
-/// Writes starting values: `normal=0.02`.
+/// Writes initial values: `normal=0.02`.
 pub(super) fn print_init(init: Init, out: &mut String) {
     match init {
         Init::Zero => out.push_str("zero"),
@@ -204,7 +204,7 @@ pub(super) fn print_init(init: Init, out: &mut String) {
     }
 }
 
-/// Reads starting values.
+/// Reads initial values.
 pub(super) fn parse_init(line: &mut Line<'_>) -> Result<Init> {
     let word = line.word("init")?;
     Ok(match (word, word.strip_prefix("normal=")) {
@@ -215,7 +215,7 @@ pub(super) fn parse_init(line: &mut Line<'_>) -> Result<Init> {
     })
 }
 
-/// Writes an operator: its word, then what it depends on.
+/// Writes an operator: its keyword, then its attributes.
 pub(super) fn print_op_kind(kind: &OpKind, out: &mut String) {
     let plain = match *kind {
         OpKind::Embedding => "embedding",
@@ -313,7 +313,7 @@ pub(super) fn print_op_kind(kind: &OpKind, out: &mut String) {
             return push(out, format_args!("block_squares parts={parts}{of}"));
         }
         OpKind::Compress(op) => return print_compress_op(op, out),
-        OpKind::Outer(OuterOp::Difference) => "outer_difference",
+        OpKind::Outer(OuterOp::PseudoGradient) => "pseudo_gradient",
         OpKind::Outer(OuterOp::Step { replicas, rate, momentum }) => {
             let rule =
                 format_args!("outer_step replicas={replicas} rate={rate:?} momentum={momentum:?}");
@@ -391,7 +391,7 @@ pub(super) fn parse_op_kind(line: &mut Line<'_>) -> Result<OpKind> {
             rows: line.id("rows=", "rows")?,
         },
         "combine" => OpKind::Combine { topk: line.id("topk=", "topk")? },
-        "outer_difference" => OpKind::Outer(OuterOp::Difference),
+        "pseudo_gradient" => OpKind::Outer(OuterOp::PseudoGradient),
         "outer_step" => OpKind::Outer(OuterOp::Step {
             replicas: line.id("replicas=", "replicas")?,
             rate: line.id("rate=", "rate")?,
@@ -478,8 +478,8 @@ fn print_compress_op(op: CompressOp, out: &mut String) {
         CompressOp::Encode { codec } => {
             push(out, format_args!("compress encode {}", codec.word()));
         }
-        CompressOp::Pick { fraction, bucket } => {
-            push(out, format_args!("compress pick fraction={fraction:?} bucket={bucket}"));
+        CompressOp::SelectTopK { fraction, bucket } => {
+            push(out, format_args!("compress select_topk fraction={fraction:?} bucket={bucket}"));
         }
         CompressOp::Merge { codec, terms } => {
             push(out, format_args!("compress merge {} terms={terms}", codec.word()));
@@ -487,8 +487,8 @@ fn print_compress_op(op: CompressOp, out: &mut String) {
         CompressOp::Decode { codec, terms } => {
             push(out, format_args!("compress decode {} terms={terms}", codec.word()));
         }
-        CompressOp::Guess { rank, bucket } => {
-            push(out, format_args!("compress guess rank={rank} bucket={bucket}"));
+        CompressOp::InitRight { rank, bucket } => {
+            push(out, format_args!("compress init_right rank={rank} bucket={bucket}"));
         }
         CompressOp::Left { rank, bucket } => {
             push(out, format_args!("compress left rank={rank} bucket={bucket}"));
@@ -509,7 +509,7 @@ fn parse_compress_op(line: &mut Line<'_>) -> Result<CompressOp> {
     };
     Ok(match step {
         "encode" => CompressOp::Encode { codec: parse_codec(line)? },
-        "pick" => CompressOp::Pick {
+        "select_topk" => CompressOp::SelectTopK {
             fraction: line.id("fraction=", "fraction")?,
             bucket: line.id("bucket=", "bucket")?,
         },
@@ -519,7 +519,9 @@ fn parse_compress_op(line: &mut Line<'_>) -> Result<CompressOp> {
         "decode" => {
             CompressOp::Decode { codec: parse_codec(line)?, terms: line.id("terms=", "terms")? }
         }
-        "guess" => factors(line).map(|(rank, bucket)| CompressOp::Guess { rank, bucket })?,
+        "init_right" => {
+            factors(line).map(|(rank, bucket)| CompressOp::InitRight { rank, bucket })?
+        }
         "left" => factors(line).map(|(rank, bucket)| CompressOp::Left { rank, bucket })?,
         "right" => factors(line).map(|(rank, bucket)| CompressOp::Right { rank, bucket })?,
         "product" => factors(line).map(|(rank, bucket)| CompressOp::Product { rank, bucket })?,

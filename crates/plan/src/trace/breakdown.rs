@@ -1,4 +1,4 @@
-//! Where an iteration's time goes, rank by rank.
+//! Breakdown of an iteration's time, per rank.
 
 use super::{Intervals, Span, SpanKind, Trace};
 use crate::ids::Rank;
@@ -6,46 +6,46 @@ use crate::units::Seconds;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// How one rank spent an iteration: `compute + exposed_communication + idle = total`.
+/// Time of one rank in an iteration: `compute + exposed_communication + idle = total`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Breakdown {
-    /// The iteration's length.
+    /// Length of the iteration.
     pub total: Seconds,
-    /// Time in which the rank computed.
+    /// Time in which the rank computes.
     pub compute: Seconds,
-    /// Time in which the rank moved bytes, whether it computed meanwhile or not.
+    /// Time in which the rank communicates, overlapped with compute or not.
     pub communication: Seconds,
-    /// Communication that no computation hid.
+    /// Communication not hidden by compute.
     pub exposed_communication: Seconds,
-    /// The bubble: neither computing nor communicating.
+    /// The bubble: neither compute nor communication.
     pub idle: Seconds,
 }
 
 impl Breakdown {
-    /// The share of the iteration that was idle, between 0 and 1.
+    /// Idle fraction of the iteration, between 0 and 1.
     pub fn bubble_fraction(&self) -> f64 {
         if self.total.0 > 0.0 { self.idle.0 / self.total.0 } else { 0.0 }
     }
 }
 
-/// The time that an iteration takes from the world's point of view.
+/// Time interval of an iteration over all ranks.
 ///
-/// It lasts from the start of the iteration's first op on any rank to that of the next iteration's;
-/// an op that waits has not started. Where iterations overlap, as in PipeDream or with prefetched
-/// parameters, that is the steady period, not the longer time from an iteration's first op to its
-/// last.
+/// It lasts from the start of the iteration's first op on any rank to the start of the next
+/// iteration's; an op that waits has not started. If iterations overlap, as in PipeDream or with
+/// prefetched parameters, this is the steady-state period, not the longer time from an iteration's
+/// first op to its last.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Window {
     /// The iteration.
     pub iteration: u32,
-    /// When its first op started.
+    /// Start of its first op.
     pub start: Seconds,
-    /// The next iteration's start; its own last op's end where no next one was traced.
+    /// Start of the next iteration; end of its own last op if the next one was not traced.
     pub end: Seconds,
 }
 
 impl Window {
-    /// How long the iteration took.
+    /// Duration of the iteration.
     pub fn length(&self) -> Seconds {
         self.end - self.start
     }
@@ -55,7 +55,7 @@ impl Window {
     }
 }
 
-/// The iterations of some spans, in order.
+/// Windows of the iterations in some spans, in order.
 fn windows<'s>(spans: impl IntoIterator<Item = &'s Span>) -> Vec<Window> {
     let mut extents: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
     for span in spans.into_iter().filter(|s| s.kind != SpanKind::Wait) {
@@ -72,13 +72,13 @@ fn windows<'s>(spans: impl IntoIterator<Item = &'s Span>) -> Vec<Window> {
                 Some(&(following, (begin, _))) if following - iteration == 1 => begin,
                 _ => last,
             };
-            // A next iteration that was prefetched before this one began leaves no time here.
+            // If the next iteration was prefetched before this one began, the window is empty.
             Window { iteration, start: Seconds(start), end: Seconds(end.max(start)) }
         })
         .collect()
 }
 
-/// All but the first and the last, as far as others are left.
+/// Drops the first and the last window, unless nothing would be left.
 fn steady(mut windows: Vec<Window>) -> Vec<Window> {
     if windows.len() > 2 {
         windows.pop();
@@ -89,7 +89,7 @@ fn steady(mut windows: Vec<Window>) -> Vec<Window> {
     windows
 }
 
-/// The one of median length, the lower one of two.
+/// The window of median length, the lower one of two.
 fn median(mut windows: Vec<Window>) -> Option<Window> {
     windows.sort_by(|a, b| a.length().0.total_cmp(&b.length().0));
     windows.get(windows.len().checked_sub(1)? / 2).copied()
@@ -101,27 +101,26 @@ impl Trace {
         windows(&self.spans)
     }
 
-    /// How long each traced iteration took.
+    /// Duration of each traced iteration.
     pub fn iteration_times(&self) -> Vec<Seconds> {
         self.windows().iter().map(Window::length).collect()
     }
 
-    /// The iterations that represent the run: without the first, which warms up, and the last,
-    /// which drains, as far as others are left.
+    /// Iterations that represent the run: without the first (warm-up) and the last (draining),
+    /// unless nothing would be left.
     pub fn steady_windows(&self) -> Vec<Window> {
         steady(self.windows())
     }
 
-    /// The steady iteration of median length (the lower one of two): what reports show and compare.
-    /// Ranks that wait for nobody drift apart; where some iterations find all of them at work, it is
-    /// one of those.
+    /// The steady iteration of median length (the lower one of two), which reports show and
+    /// compare. Asynchronous ranks drift apart; iterations in which all of them work are preferred.
     pub fn steady_window(&self) -> Option<Window> {
         let windows = self.steady_windows();
         let shared = self.shared_by_all(&windows);
         median(if shared.is_empty() { windows } else { shared })
     }
 
-    /// The windows in which every rank works that ever does.
+    /// Windows in which every rank that has any work is working.
     fn shared_by_all(&self, windows: &[Window]) -> Vec<Window> {
         let mut at_work: BTreeMap<Rank, Vec<bool>> = BTreeMap::new();
         for span in self.spans.iter().filter(|s| s.kind != SpanKind::Wait) {
@@ -134,14 +133,14 @@ impl Trace {
         (0..windows.len()).filter(|at| by_all(*at)).map(|at| windows[at]).collect()
     }
 
-    /// The steady iteration's breakdown on every traced rank.
+    /// Breakdown of the steady iteration on every traced rank.
     pub fn breakdowns(&self) -> Vec<(Rank, Breakdown)> {
         self.steady_window().map_or_else(Vec::new, |window| self.breakdowns_in(&window))
     }
 
-    /// The breakdown on every traced rank in some iteration, whichever iteration the spans that
-    /// fall into its window belong to. Ranks that wait for nobody may have been through with that
-    /// iteration long before, or come to it later: such a one has a window of its own.
+    /// Breakdown of an iteration's window on every traced rank; the spans in it may belong to other
+    /// iterations. Asynchronous ranks may run that iteration long before or after; such a rank is
+    /// shown in its own window.
     pub fn breakdowns_in(&self, window: &Window) -> Vec<(Rank, Breakdown)> {
         let mut by_rank: BTreeMap<Rank, Vec<&Span>> = BTreeMap::new();
         for span in &self.spans {
@@ -157,8 +156,9 @@ impl Trace {
     }
 }
 
-/// The window of a rank that did nothing of an iteration in the world's: when it did, or if that was not
-/// traced and it did nothing else meanwhile, its own steady one.
+/// Window of a rank that did no work of the iteration in `world`: the rank's own window of that
+/// iteration. If that was not traced and the rank did no other work in `world`, its own steady
+/// window.
 fn own_window(spans: &[&Span], world: &Window) -> Option<Window> {
     let worked = |span: &&&Span| span.kind != SpanKind::Wait && world.is_touched_by(span);
     if spans.iter().filter(worked).any(|span| span.iteration == world.iteration) {
@@ -186,7 +186,7 @@ fn breakdown(spans: &[&Span], window: &Window) -> Breakdown {
         compute: within(&compute),
         communication: within(&communication),
         exposed_communication: exposed,
-        // Rounding may leave less than nothing of a window that is full.
+        // Rounding may make the idle time of a full window negative.
         idle: idle.max(Seconds::ZERO),
     }
 }
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn overlapping_iterations_are_timed_by_their_period() {
-        // Every iteration takes 3 on rank 0 and ends 2 later on rank 1; a new one starts every 3.
+        // Each iteration takes 3 on rank 0 and ends 2 later on rank 1; a new one starts every 3.
         let mut sketch = Sketch::new(Origin::Simulated, 2);
         for i in 0..4u32 {
             let t = 3.0 * f64::from(i);
@@ -253,14 +253,14 @@ mod tests {
         let trace = sketch.finish();
         assert_eq!(trace.iteration_times(), [3.0, 3.0, 3.0, 5.0].map(Seconds));
         assert_eq!(trace.steady_window().unwrap().iteration, 1);
-        // Rank 1's work of iteration 0 falls into iteration 1's window: that is the steady state.
+        // Rank 1's work of iteration 0 falls into the window of iteration 1: the steady state.
         let (rank, second) = trace.breakdowns()[1];
         assert_eq!((rank, second.compute, second.idle), (Rank(1), Seconds(2.0), Seconds(1.0)));
     }
 
     #[test]
     fn ranks_that_wait_for_nobody_are_told_of_by_their_own_clocks() {
-        // Rank 0 is through with all of its iterations before rank 1 comes to its second.
+        // Rank 0 finishes all of its iterations before rank 1 reaches its second.
         let mut sketch = Sketch::new(Origin::Measured, 2);
         for i in 0..4u32 {
             let (fast, slow) = (f64::from(i), 10.0 * f64::from(i));
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_rank_of_which_other_iterations_were_traced_is_shown_in_its_own() {
-        // Rank 1 ran ahead and had ended before the first iteration that is known of rank 0.
+        // Rank 1 ran ahead and ended before the first traced iteration of rank 0.
         let mut sketch = Sketch::new(Origin::Measured, 2);
         for i in 0..5u32 {
             let (late, early) = (100.0 + 10.0 * f64::from(i), 2.0 * f64::from(i));
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn an_iteration_that_finds_everyone_at_work_is_shown() {
-        // Rank 1 is traced from the middle of rank 0's iteration 3 on.
+        // Rank 1 is traced from the middle of rank 0's iteration 3.
         let mut sketch = Sketch::new(Origin::Measured, 2);
         for i in 0..6u32 {
             let t = 10.0 * f64::from(i);
@@ -349,7 +349,7 @@ mod tests {
                 .finish();
             assert_eq!(trace.steady_window().unwrap().iteration, i);
         }
-        // Iteration 8 was not traced, so 7 ends where its own spans do.
+        // Iteration 8 was not traced, so 7 ends with its own last span.
         assert_eq!(sketch.finish().iteration_times(), [0.5, 0.5].map(Seconds));
     }
 

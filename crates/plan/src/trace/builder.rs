@@ -1,4 +1,4 @@
-//! How an engine writes a trace.
+//! Builder with which an engine writes a trace.
 
 use super::{Origin, Span, SpanKind, Trace};
 use crate::units::Seconds;
@@ -11,18 +11,18 @@ pub struct TraceBuilder {
     names: BTreeMap<String, u32>,
 }
 
-/// Lanes that a span's index can address; the last one is shared by all that do not fit.
+/// Number of lanes that a span's index can address; the last one is shared by all that do not fit.
 const MAX_LANES: usize = 256;
 
 impl TraceBuilder {
-    /// An empty trace of a run of `world` ranks.
+    /// Creates an empty trace of a run of `world` ranks.
     pub fn new(origin: Origin, title: impl Into<String>, world: u32) -> Self {
         let (title, lanes, names) = (title.into(), Vec::new(), Vec::new());
         let trace = Trace { origin, title, world, lanes, names, spans: Vec::new() };
         Self { trace, names: BTreeMap::new() }
     }
 
-    /// The index of an op's name.
+    /// Returns the index of an op's name.
     pub fn name(&mut self, name: &str) -> u32 {
         if let Some(&index) = self.names.get(name) {
             return index;
@@ -33,7 +33,7 @@ impl TraceBuilder {
         index
     }
 
-    /// The index of a lane's name. A program has a handful; beyond 256 in one trace they share one.
+    /// Returns the index of a lane's name. Lanes beyond 256 in a trace share one.
     pub fn lane(&mut self, name: &str) -> u8 {
         let lanes = &mut self.trace.lanes;
         let index = lanes.iter().position(|l| l == name).unwrap_or_else(|| {
@@ -47,12 +47,12 @@ impl TraceBuilder {
         index as u8
     }
 
-    /// Adds a span whose name and lane come from this builder.
+    /// Adds a span; its name and lane indices must come from this builder.
     pub fn push(&mut self, span: Span) {
         self.trace.spans.push(span);
     }
 
-    /// Adds all spans of another trace, as when every rank recorded its own. Clocks must agree.
+    /// Adds all spans of another trace, such as one rank's own. Clocks must agree.
     pub fn append(&mut self, other: &Trace) {
         for span in &other.spans {
             let (name, lane) = (self.name(other.name(span)), self.lane(other.lane(span)));
@@ -60,8 +60,8 @@ impl TraceBuilder {
         }
     }
 
-    /// The trace, its spans ordered by rank, lane and start, and waiting cut out of the spans that
-    /// it was written inside of.
+    /// Returns the trace, with spans sorted by rank, lane and start, and waits cut out of the spans
+    /// that enclose them.
     pub fn finish(mut self) -> Trace {
         self.trace.spans.sort_by(|a, b| {
             (a.rank, a.lane)
@@ -75,11 +75,11 @@ impl TraceBuilder {
     }
 }
 
-/// Splits every span around the waits inside it. An op that did nothing but wait keeps an empty
-/// span, so that it is still found in both traces.
+/// Splits every span around the waits inside it. An op that only waited keeps an empty span, so
+/// that it is still found in both traces.
 fn without_waits(sorted: &[Span]) -> Vec<Span> {
     let mut out = Vec::with_capacity(sorted.len());
-    // What is left of the latest working span, and whether a part of it was written already.
+    // Rest of the latest working span, and a flag that a part of it was already written.
     let mut open: Option<(Span, bool)> = None;
     let close = |open: Option<(Span, bool)>, out: &mut Vec<Span>| {
         out.extend(

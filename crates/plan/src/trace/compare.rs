@@ -1,4 +1,4 @@
-//! Prediction beside measurement, op by op.
+//! Op-by-op comparison of prediction and measurement.
 
 use super::{Breakdown, Span, SpanKind, Trace, Window};
 use crate::ids::Rank;
@@ -6,8 +6,8 @@ use crate::units::Seconds;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Lays a simulated trace over a measured one: the same op of the same rank in both, each averaged
-/// over its steady iterations and without waiting.
+/// Compares a simulated with a measured trace: the same op of the same rank in both, averaged over
+/// steady iterations and without waiting.
 pub fn compare(simulated: &Trace, measured: &Trace) -> Comparison {
     let (predicted, seen) = (mean_ops(simulated), mean_ops(measured));
     let mut ops: Vec<OpComparison> = predicted
@@ -54,7 +54,7 @@ pub fn compare(simulated: &Trace, measured: &Trace) -> Comparison {
     }
 }
 
-/// The steady iteration's breakdown on every rank that either trace holds.
+/// Breakdown of the steady iteration on every rank that either trace holds.
 pub fn compare_ranks(simulated: Option<&Trace>, measured: Option<&Trace>) -> Vec<RankComparison> {
     let of = |trace: Option<&Trace>| -> BTreeMap<Rank, Breakdown> {
         trace.map(Trace::breakdowns).unwrap_or_default().into_iter().collect()
@@ -70,51 +70,51 @@ pub fn compare_ranks(simulated: Option<&Trace>, measured: Option<&Trace>) -> Vec
         .collect()
 }
 
-/// What [`compare`] found.
+/// Result of [`compare`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// The steady iteration's length, if both traces have an iteration.
+    /// Length of the steady iteration, if both traces have an iteration.
     pub iteration: Option<Tally>,
-    /// What [`compare_ranks`] found.
+    /// Result of [`compare_ranks`].
     pub ranks: Vec<RankComparison>,
-    /// Time an iteration by op name, summed over ranks; the largest difference first.
+    /// Time per iteration by op name, summed over ranks; largest difference first.
     pub by_name: Vec<NameComparison>,
-    /// The single ops that differ most, the largest difference first.
+    /// Individual ops with the largest differences, largest first.
     pub largest: Vec<OpComparison>,
-    /// Ops found in both traces.
+    /// Number of ops found in both traces.
     pub joined: usize,
-    /// Ops that only the simulation has.
+    /// Number of ops found only in the simulation.
     pub only_simulated: usize,
-    /// Ops that only the measurement has, as for ranks that the simulator folded.
+    /// Number of ops found only in the measurement, such as those of folded ranks.
     pub only_measured: usize,
 }
 
 impl Comparison {
-    /// How many single ops [`Comparison::largest`] keeps.
+    /// Maximum length of [`Comparison::largest`].
     pub const LARGEST: usize = 64;
 }
 
-/// A predicted time and the measured one.
+/// A predicted and a measured time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Tally {
-    /// What the simulator said.
+    /// Time predicted by the simulator.
     pub simulated: Seconds,
-    /// What the executor saw.
+    /// Time measured by the executor.
     pub measured: Seconds,
 }
 
 impl Tally {
-    /// Predicted less measured.
+    /// Predicted minus measured time.
     pub fn difference(&self) -> Seconds {
         self.simulated - self.measured
     }
 
-    /// The prediction's error relative to the measurement; none where nothing was measured.
+    /// Error of the prediction relative to the measurement; `None` if nothing was measured.
     pub fn error(&self) -> Option<f64> {
         (self.measured.0 > 0.0).then(|| self.difference().0 / self.measured.0)
     }
 
-    /// The difference without its sign, by which lists are ordered.
+    /// Absolute difference; lists are sorted by it.
     pub(super) fn gap(&self) -> f64 {
         self.difference().0.abs()
     }
@@ -123,13 +123,13 @@ impl Tally {
 /// All ops of one name, over all ranks.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NameComparison {
-    /// The ops' name.
+    /// Name of the ops.
     pub name: String,
-    /// What they do.
+    /// Activity of the ops.
     pub kind: SpanKind,
-    /// How many there are in an iteration, over all ranks that both traces hold.
+    /// Number of such ops in an iteration, over all ranks that both traces hold.
     pub count: usize,
-    /// Their time in one iteration, summed.
+    /// Total time of the ops in one iteration.
     pub tally: Tally,
 }
 
@@ -138,26 +138,26 @@ pub struct NameComparison {
 pub struct OpComparison {
     /// The rank.
     pub rank: Rank,
-    /// The op's number in the rank's program.
+    /// Op number in the rank's program.
     pub op: u32,
-    /// The op's name, as the simulation has it.
+    /// Name of the op in the simulation.
     pub name: String,
-    /// What it does.
+    /// Activity of the op.
     pub kind: SpanKind,
-    /// The microbatch it works on, if it works on one.
+    /// The microbatch, if the op belongs to one.
     pub microbatch: Option<u32>,
-    /// Its mean time in an iteration.
+    /// Mean time of the op in an iteration.
     pub tally: Tally,
 }
 
-/// One rank's breakdown, as far as each trace holds the rank.
+/// One rank's breakdown in each trace that holds the rank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RankComparison {
     /// The rank.
     pub rank: Rank,
-    /// What the simulator said.
+    /// Breakdown predicted by the simulator.
     pub simulated: Option<Breakdown>,
-    /// What the executor saw.
+    /// Breakdown measured by the executor.
     pub measured: Option<Breakdown>,
 }
 
@@ -169,7 +169,7 @@ struct MeanOp<'a> {
     time: Seconds,
 }
 
-/// Every op's mean time in an iteration, over the steady iterations in which it ran.
+/// Mean time of every op, over the steady iterations in which it ran.
 fn mean_ops(trace: &Trace) -> BTreeMap<(Rank, u32), MeanOp<'_>> {
     let steady: BTreeSet<u32> = trace.steady_windows().iter().map(|w| w.iteration).collect();
     let counts = |s: &&Span| s.kind != SpanKind::Wait && steady.contains(&s.iteration);

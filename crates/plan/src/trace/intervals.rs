@@ -4,13 +4,13 @@ use crate::units::Seconds;
 
 /// A set of points in time: half-open intervals, sorted, disjoint and not touching.
 ///
-/// Compute, communication and idleness overlap in a trace. Measuring unions and differences of such
-/// sets is what makes "exposed" a number instead of a sum that counts time twice.
+/// Compute, communication and idle time overlap in a trace. Unions and differences of such sets
+/// give exposed time without double counting.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Intervals(Vec<(f64, f64)>);
 
 impl Intervals {
-    /// The union of any intervals. Those that are empty, reversed or not finite hold no time.
+    /// Union of any intervals. Those that are empty, reversed or not finite are ignored.
     pub fn new(parts: impl IntoIterator<Item = (Seconds, Seconds)>) -> Self {
         let mut parts: Vec<(f64, f64)> = parts
             .into_iter()
@@ -21,20 +21,20 @@ impl Intervals {
         Self(joined(parts))
     }
 
-    /// The points in either set.
+    /// Union of both sets.
     pub fn union(&self, other: &Self) -> Self {
         let mut parts = [self.0.as_slice(), other.0.as_slice()].concat();
         parts.sort_by(|a, b| a.0.total_cmp(&b.0));
         Self(joined(parts))
     }
 
-    /// The points of this set that the other does not have. One pass over both.
+    /// Difference of the sets, in one pass over both.
     pub fn subtract(&self, other: &Self) -> Self {
         let mut left = Vec::new();
         let mut holes = other.0.iter().peekable();
         for &(mut start, end) in &self.0 {
             while holes.next_if(|hole| hole.1 <= start).is_some() {}
-            // A hole may reach into the next interval as well, so it is only looked at here.
+            // A hole may also reach into the next interval, so it is not consumed here.
             let mut ahead = holes.clone();
             while let Some(&(from, to)) = ahead.next_if(|hole| hole.0 < end) {
                 if start < from {
@@ -49,22 +49,22 @@ impl Intervals {
         Self(left)
     }
 
-    /// How much time the set holds.
+    /// Total time in the set.
     pub fn measure(&self) -> Seconds {
         Seconds(self.0.iter().map(|(start, end)| end - start).fold(0.0, |sum, part| sum + part))
     }
 
-    /// How much time the set holds between two points. Costs only what lies between them.
+    /// Time in the set between two points. Visits only the intervals between them.
     pub fn measure_within(&self, start: Seconds, end: Seconds) -> Seconds {
         let first = self.0.partition_point(|part| part.1 <= start.0);
         let inside = self.0[first..].iter().take_while(|part| part.0 < end.0);
         let lengths = inside.map(|part| (part.1.min(end.0) - part.0.max(start.0)).max(0.0));
-        // The sum of nothing would be −0.
+        // `sum` of an empty iterator would be −0.
         Seconds(lengths.fold(0.0, |sum, part| sum + part))
     }
 }
 
-/// Joins sorted intervals that overlap or touch.
+/// Merges sorted intervals that overlap or touch.
 fn joined(sorted: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     let mut out: Vec<(f64, f64)> = Vec::with_capacity(sorted.len());
     for (start, end) in sorted {
@@ -83,7 +83,7 @@ mod tests {
 
     const GRID: usize = 48;
 
-    /// The same set the slow way: one flag for each unit of a small grid.
+    /// Reference implementation: one flag for each unit of a small grid.
     fn flags(parts: &[(u8, u8)]) -> [bool; GRID] {
         std::array::from_fn(|i| parts.iter().any(|&(a, b)| (a as usize..b as usize).contains(&i)))
     }
@@ -92,7 +92,7 @@ mod tests {
         Intervals::new(parts.iter().map(|&(a, b)| (Seconds(a.into()), Seconds(b.into()))))
     }
 
-    /// Sorted, disjoint, not touching, not empty; and the points are those of the flags.
+    /// Asserts that the set is sorted, disjoint, not touching and not empty, and equals the flags.
     fn assert_is(set: &Intervals, flags: [bool; GRID]) {
         assert!(set.0.iter().all(|(a, b)| a < b), "{set:?}");
         assert!(set.0.windows(2).all(|w| w[0].1 < w[1].0), "{set:?}");

@@ -1,19 +1,19 @@
-//! Traces for the viewers people already have: the Chrome trace event format, which Perfetto reads.
+//! Export to the Chrome trace event format, which Perfetto reads.
 
 use super::{Span, Trace};
 use crate::units::Seconds;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// The trace as Chrome trace events: a process for each rank, a thread for each lane.
+/// Exports the trace as Chrome trace events: one process per rank, one thread per lane.
 pub fn to_perfetto(trace: &Trace) -> String {
     let processes = |rank: u32| u64::from(rank);
     write(&[Part { trace, offset: Seconds::ZERO - first(trace), pid: &processes }])
 }
 
-/// Both traces in one file, each rank's simulation directly above its measurement, with the steady
-/// iterations aligned.
-pub fn to_perfetto_beside(simulated: &Trace, measured: &Trace) -> String {
+/// Exports both traces to one file, each rank's simulation directly above its measurement, with the
+/// steady iterations aligned.
+pub fn to_perfetto_with(simulated: &Trace, measured: &Trace) -> String {
     let lead = |trace: &Trace| {
         trace.steady_window().map_or(Seconds::ZERO, |window| window.start - first(trace))
     };
@@ -25,7 +25,7 @@ pub fn to_perfetto_beside(simulated: &Trace, measured: &Trace) -> String {
     ])
 }
 
-/// A trace, how far to move it in time, and which process stands for a rank.
+/// A trace, its time offset, and the mapping from ranks to process ids.
 struct Part<'a> {
     trace: &'a Trace,
     offset: Seconds,
@@ -43,9 +43,9 @@ struct File<'a> {
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Event<'a> {
-    /// A name or an order for a process or a thread.
+    /// Name or sort order of a process or thread.
     Metadata { ph: &'static str, name: &'static str, pid: u64, tid: u8, args: Label },
-    /// A span, in microseconds as the format asks.
+    /// A span, in microseconds as the format requires.
     Complete {
         ph: &'static str,
         name: &'a str,
@@ -83,7 +83,7 @@ fn write(parts: &[Part<'_>]) -> String {
     serde_json::to_string(&file).expect("strings and numbers always have a JSON form")
 }
 
-/// Names and orders the processes and threads that the part uses.
+/// Adds names and sort orders of the processes and threads of a part.
 fn metadata<'a>(part: &Part<'a>, events: &mut Vec<Event<'a>>) {
     let trace = part.trace;
     let mut push = |name, pid, tid, args| {
@@ -116,7 +116,7 @@ fn complete<'a>(part: &Part<'a>, span: &Span) -> Event<'a> {
     }
 }
 
-/// When the trace's first span begins, so that a file starts at zero whatever the clock said.
+/// Start of the trace's first span, so that a file starts at zero for any clock.
 fn first(trace: &Trace) -> Seconds {
     let first = trace.spans.iter().map(|s| s.start.0).fold(f64::INFINITY, f64::min);
     Seconds(if first.is_finite() { first } else { 0.0 })
@@ -170,7 +170,7 @@ mod tests {
     fn two_traces_share_a_file_with_steady_iterations_aligned() {
         let (simulated, measured) =
             (run(Origin::Simulated, 0.0, 0.5), run(Origin::Measured, 77.0, 1.0));
-        let events = events(&to_perfetto_beside(&simulated, &measured));
+        let events = events(&to_perfetto_with(&simulated, &measured));
         let processes: BTreeSet<_> = events
             .iter()
             .filter(|e| e["name"] == "process_name")

@@ -1,9 +1,9 @@
-//! A role's arena, cut at every place where a buffer, a copy or a view starts or ends.
+//! Memory cells: a role's arena, split at every start and end of a buffer, copy or view.
 //!
-//! Each resulting *cell* is touched as a whole or not at all by any op, so it is enough to remember
-//! per cell who wrote it last, what it holds, and who has read it since. Buffers that share memory
-//! share cells: a write to one is then seen as what it is, the end of the other. Views of one
-//! buffer that do not overlap have no cell in common, and never conflict.
+//! Every op touches a *cell* completely or not at all. It is therefore enough to record, per cell,
+//! its last writer, its content and the reads since. Buffers that share memory share cells, so a
+//! write to one ends the content of the other. Views of one buffer that do not overlap share no
+//! cell and never conflict.
 
 use super::clocks::Epoch;
 use super::effects::{Clobber, Effects};
@@ -12,22 +12,22 @@ use crate::program::{Buffer, MemoryKind, Program, View};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// What no microbatch in particular wrote, or may read.
+/// Marks content or an access that belongs to no particular microbatch.
 pub(super) const ANY: u32 = u32::MAX;
 
-/// No buffer: a cell that holds nothing.
+/// Owner of a cell without content.
 const NOTHING: u32 = u32::MAX;
 
-/// What one cell holds.
+/// Content of one cell.
 #[derive(Clone, Copy)]
 struct Cell {
-    /// The buffer whose content it is.
+    /// The buffer that the content belongs to.
     owner: u32,
-    /// The running microbatch whose content it is, or [`ANY`].
+    /// The running microbatch that the content belongs to, or [`ANY`].
     microbatch: u32,
-    /// Who wrote it, or gave it up.
+    /// The op that wrote or freed it.
     written: Epoch,
-    /// Whether it was given up.
+    /// True if it was freed.
     freed: bool,
 }
 
@@ -38,45 +38,45 @@ const EMPTY: Cell = Cell {
     freed: false,
 };
 
-/// What is wrong with an access, at the first cell where something is.
+/// Error of an access, at the first faulty cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Nothing was ever written here.
+    /// The cell was never written.
     Undefined,
-    /// Another buffer's content lies here.
+    /// The cell holds another buffer's content.
     Overwritten { other: BufferId, by: Epoch },
-    /// Another microbatch's content lies here.
+    /// The cell holds another microbatch's content.
     WrongMicrobatch { found: u32, by: Epoch },
-    /// The content was given up.
+    /// The content was freed.
     Freed { by: Epoch },
     /// A write that is not ordered with this access.
     RacesWrite { by: Epoch },
     /// A read that is not ordered with this write.
     RacesRead { by: Epoch },
-    /// What is given up had been given up before.
+    /// The freed copy was already free.
     FreedTwice,
 }
 
-/// Who accesses, and when.
+/// The op of an access and its position in the happens-before order.
 #[derive(Clone, Copy)]
 pub(super) struct Visit<'c> {
-    /// The op.
+    /// Epoch of the op.
     pub(super) epoch: Epoch,
-    /// Its clock.
+    /// Vector clock of the op.
     pub(super) clock: &'c [u32],
-    /// Its running microbatch, or [`ANY`].
+    /// Running microbatch of the op, or [`ANY`].
     pub(super) microbatch: u32,
 }
 
-/// Where a view of one copy of a buffer lies.
+/// Cells of a view of one copy of a buffer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct CellRange {
     slot: u32,
     first: u32,
     end: u32,
 }
 
-impl Place {
+impl CellRange {
     fn cells(self) -> Range<usize> {
         self.first as usize..self.end as usize
     }
@@ -89,22 +89,22 @@ pub(super) struct Cells {
     /// First byte of each cell, ascending; a cell ends where the next starts.
     starts: Vec<u64>,
     cells: Vec<Cell>,
-    /// Per cell and lane, the position of the last read since the last write.
+    /// Position of the last read since the last write, per cell and lane.
     reads: Vec<u32>,
     /// First slot of each buffer; a slot is one copy.
     slot_base: Vec<u32>,
-    /// The cells of each slot.
+    /// Range of cells of each slot.
     slots: Vec<(u32, u32)>,
-    /// Slots that were freed and not written since.
+    /// True for slots that were freed and not written since.
     freed: Vec<bool>,
-    /// Cells that hold zeros for ever, between the tensors of a bucket.
+    /// True for cells between the tensors of a bucket, which always hold zeros.
     padding: Vec<bool>,
 }
 
 impl Cells {
-    /// Cuts a program's arena. `views` are all views that ops can touch, `padding` those that may be
-    /// read although nothing writes them; the effects' clobbers become ranges of cells, and their
-    /// operands get the places that no microbatch changes.
+    /// Splits a program's arena into cells. `views` are all views that ops can touch; `padding` are
+    /// those that may be read although nothing writes them. Clobbers of `effects` become ranges of
+    /// cells, and operands whose location does not depend on the microbatch get their cells.
     pub(super) fn reset(
         &mut self,
         program: &Program,
@@ -115,8 +115,8 @@ impl Cells {
         self.lanes = program.lanes.len();
         self.slot_base.clear();
         let mut slots = 0u32;
-        // A cut is a byte address and, where a slot starts or ends, twice the slot's number plus
-        // one at the end; sorting by address then yields all slots' cells in one sweep.
+        // A cut is a byte address and, at the start or end of a slot, twice the slot's number (plus
+        // one at the end). Sorting by address then yields the cells of all slots in one sweep.
         let mut cuts: Vec<(u64, u32)> = Vec::new();
         for (buffer, private) in program.buffers.iter().zip(&effects.private) {
             self.slot_base.push(slots);
@@ -157,12 +157,12 @@ impl Cells {
             }
         }
         self.empty(program, slots as usize, padding);
-        let stored = program.buckets.iter().flat_map(|bucket| &bucket.stored);
+        let stored = program.buckets.iter().flat_map(|bucket| &bucket.offloaded);
         let state: BTreeSet<BufferId> = stored.map(|view| view.buffer).collect();
         for (id, buffer) in program.buffers.iter().enumerate() {
             let lasting = match buffer.kind {
                 MemoryKind::Parameters | MemoryKind::Optimizer | MemoryKind::Shared => true,
-                MemoryKind::Stored => state.contains(&BufferId::from(id)),
+                MemoryKind::Offloaded => state.contains(&BufferId::from(id)),
                 MemoryKind::Gradients | MemoryKind::Activations | MemoryKind::Communication => {
                     false
                 }
@@ -173,7 +173,7 @@ impl Cells {
         }
     }
 
-    /// Lets no cell hold anything.
+    /// Clears the content of all cells.
     fn empty(&mut self, program: &Program, slots: usize, padding: &[View]) {
         self.freed.clear();
         self.freed.resize(slots, false);
@@ -189,7 +189,7 @@ impl Cells {
         }
     }
 
-    /// Lets a buffer hold something from before the first op.
+    /// Marks a buffer as holding content from before the first op.
     fn define(&mut self, id: u32, buffer: &Buffer) {
         let base = self.slot_base[id as usize];
         for &(first, end) in &self.slots[base as usize..][..buffer.copies as usize] {
@@ -199,7 +199,7 @@ impl Cells {
         }
     }
 
-    /// Forgets the content of buffers that an iteration must define anew.
+    /// Clears the content of buffers of this kind, which an iteration must write again.
     pub(super) fn forget(&mut self, program: &Program, kind: MemoryKind) {
         for cell in &mut self.cells {
             if cell.owner != NOTHING && program.buffers[cell.owner as usize].kind == kind {
@@ -208,12 +208,12 @@ impl Cells {
         }
     }
 
-    /// An op reads a view that lies at a place.
+    /// Records a read of a view at `place`.
     pub(super) fn read(
         &mut self,
         buffer: &Buffer,
         view: View,
-        place: Place,
+        place: CellRange,
         visit: Visit<'_>,
     ) -> Option<Fault> {
         let slot = place.slot as usize;
@@ -246,7 +246,7 @@ impl Cells {
                 Fault::WrongMicrobatch { found: cell.microbatch, by }
             };
             if matches!(found, Fault::Undefined | Fault::Freed { .. }) {
-                // Told once; whoever touches it next has the same cause.
+                // Reported once; later accesses would have the same cause.
                 *cell = Cell { owner: view.buffer.0, ..EMPTY };
                 self.freed[slot] = false;
             }
@@ -255,18 +255,18 @@ impl Cells {
         fault
     }
 
-    /// An op writes a view of a buffer that lies at a place.
+    /// Records a write of a buffer at `place`.
     pub(super) fn write(
         &mut self,
         buffer: BufferId,
-        place: Place,
+        place: CellRange,
         visit: Visit<'_>,
     ) -> Option<Fault> {
         self.freed[place.slot as usize] = false;
         self.overwrite(place.cells(), buffer, visit)
     }
 
-    /// An op destroys what lies in some cells.
+    /// Records that an op destroys the content of some cells.
     pub(super) fn clobber(&mut self, clobber: &Clobber, visit: Visit<'_>) -> Option<Fault> {
         let range = clobber.range.start as usize..clobber.range.end as usize;
         self.overwrite(range, clobber.buffer, visit)
@@ -293,7 +293,7 @@ impl Cells {
         fault
     }
 
-    /// An op gives a whole copy up.
+    /// Records that an op frees a whole copy.
     pub(super) fn free(
         &mut self,
         program: &Program,
@@ -307,7 +307,7 @@ impl Cells {
         let twice = std::mem::replace(&mut self.freed[place.slot as usize], true);
         let mut fault = twice.then_some(Fault::FreedTwice);
         for at in place.cells() {
-            // What has been overwritten by a buffer that shares the memory is dead already.
+            // Content already overwritten by a buffer that shares the memory is dead.
             if self.cells[at].owner == id.0 && !self.cells[at].freed {
                 fault = fault.or(self.conflict(at, visit));
                 self.cells[at].freed = true;
@@ -317,7 +317,7 @@ impl Cells {
         fault
     }
 
-    /// What forbids changing a cell now.
+    /// Returns the race that changing a cell now would cause.
     fn conflict(&self, at: usize, visit: Visit<'_>) -> Option<Fault> {
         let by = self.cells[at].written;
         if !by.is_covered(visit.clock) {
@@ -329,27 +329,27 @@ impl Cells {
         Some(Fault::RacesRead { by })
     }
 
-    /// Where a view lies in copy `running` mod copies of its buffer.
-    pub(super) fn locate(&self, buffer: &Buffer, view: View, running: u64) -> Place {
+    /// Cells of a view in copy `running` mod copies of its buffer.
+    pub(super) fn locate(&self, buffer: &Buffer, view: View, running: u64) -> CellRange {
         let copies = u64::from(buffer.copies);
         let copy = if copies == 1 { 0 } else { running % copies };
         let slot = self.slot_base[view.buffer.index()] + copy as u32;
         let (first, end) = self.slots[slot as usize];
         if view.offset == 0 && view.len == buffer.elements {
-            return Place { slot, first, end };
+            return CellRange { slot, first, end };
         }
         let size = buffer.dtype.size();
         let start = buffer.copy_offset(copy).0 + view.offset * size;
         let starts = &self.starts[first as usize..end as usize];
         let cell = |address: u64| first + starts.partition_point(|&start| start < address) as u32;
-        Place { slot, first: cell(start), end: cell(start + view.len * size) }
+        CellRange { slot, first: cell(start), end: cell(start + view.len * size) }
     }
 }
 
-/// Marks a cut that is no slot's start or end.
+/// Marks a cut that is not a slot's start or end.
 const INNER: u32 = u32::MAX;
 
-/// Adds the cuts that partial views make, in every copy of their buffers.
+/// Adds the cuts of partial views, in every copy of their buffers.
 fn inner_cuts(program: &Program, views: impl Iterator<Item = View>, cuts: &mut Vec<(u64, u32)>) {
     let mut inner: Vec<(BufferId, u64)> = views
         .flat_map(|view| [(view.buffer, view.offset), (view.buffer, view.offset + view.len)])

@@ -1,13 +1,13 @@
 //! Happens-before among the ops of a program, as vector clocks with one entry per lane.
 //!
-//! The n-th op of a lane has the *epoch* (lane, n). An op's clock says, for every lane, how many of
-//! that lane's ops are certainly done when the op is. One op is ordered before another exactly if
-//! the other's clock covers its epoch; with few lanes that makes the order of any two ops a
-//! comparison of two numbers (Fidge 1988; Mattern 1989).
+//! The n-th op of a lane has the *epoch* (lane, n). An op's clock gives, for every lane, the number
+//! of that lane's ops that are certainly done when the op is. An op is ordered before another
+//! exactly if the other's clock covers its epoch. With few lanes, ordering two ops is a comparison
+//! of two numbers (Fidge 1988; Mattern 1989).
 
 use super::SectionKind;
 use crate::ids::{LaneId, OpId};
-use crate::program::{InFlight, Section};
+use crate::program::{CarryoverOp, Section};
 
 /// An op's position on its lane, counted from 1; position 0 is before everything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,41 +17,41 @@ pub(super) struct Epoch {
 }
 
 impl Epoch {
-    /// Whether an op with this clock runs after the op of this epoch, or is that op.
+    /// Returns true if an op with this clock runs after the op of this epoch, or is that op.
     pub(super) fn is_covered(self, clock: &[u32]) -> bool {
         self.position <= clock[self.lane.index()]
     }
 }
 
-/// Clocks of a program's ops, in plan order, over its sections one after the other.
+/// Clocks of a program's ops, in plan order, section by section.
 #[derive(Default)]
 pub(super) struct Clocks {
     lanes: usize,
     /// Clock of the last op of each lane: `lanes` rows of `lanes` entries.
     last: Vec<u32>,
-    /// Clocks of the current section's ops, a row each.
+    /// Clocks of the current section's ops, one row each.
     done: Vec<u32>,
-    /// Clocks of ops in flight from the section before, by the op that waits for them: the next
-    /// such op last, as ops come in order.
-    carried: Vec<(OpId, Vec<u32>)>,
-    /// The ops of each lane, by position − 1, to get from an epoch back to its op.
+    /// Clocks of the previous section's carryover ops, by the op that waits for them. Sorted in
+    /// descending order, so the next such op is last.
+    carryover: Vec<(OpId, Vec<u32>)>,
+    /// Ops of each lane by position − 1, to map an epoch back to its op.
     ops: Vec<Vec<(SectionKind, OpId)>>,
 }
 
 impl Clocks {
-    /// Starts a program anew, before its first section.
+    /// Resets to the start of a program with `lanes` lanes.
     pub(super) fn reset(&mut self, lanes: usize) {
         self.lanes = lanes;
         self.last.clear();
         self.last.resize(lanes * lanes, 0);
         self.done.clear();
-        self.carried.clear();
+        self.carryover.clear();
         self.ops.iter_mut().for_each(Vec::clear);
         self.ops.resize_with(lanes, Vec::new);
     }
 
-    /// Puts the next op of the section in its place, and returns its epoch. Ops must be given in
-    /// plan order, so that the ops it waits for have clocks.
+    /// Computes the clock of the section's next op and returns its epoch. Ops must be given in plan
+    /// order, so that the ops it waits for have clocks.
     pub(super) fn advance(
         &mut self,
         kind: SectionKind,
@@ -64,7 +64,7 @@ impl Clocks {
         for after in section.after(op) {
             join(row, &self.done[after.index() * lanes..][..lanes]);
         }
-        while let Some((_, clock)) = self.carried.pop_if(|(before, _)| *before <= op) {
+        while let Some((_, clock)) = self.carryover.pop_if(|(before, _)| *before <= op) {
             join(row, &clock);
         }
         row[at] += 1;
@@ -73,13 +73,13 @@ impl Clocks {
         Epoch { lane, position: row[at] }
     }
 
-    /// The clock of an op of the current section.
+    /// Clock of an op of the current section.
     pub(super) fn of(&self, op: OpId) -> &[u32] {
         &self.done[op.index() * self.lanes..][..self.lanes]
     }
 
-    /// Ends the section: whatever follows waits for all of its ops but those that stay in flight.
-    pub(super) fn finish_section(&mut self, in_flight: &[InFlight]) {
+    /// Ends the section: later ops wait for all of its ops except the carryover ops.
+    pub(super) fn finish_section(&mut self, in_flight: &[CarryoverOp]) {
         let mut floor = vec![0; self.lanes];
         let mut flying: Vec<OpId> = in_flight.iter().map(|f| f.op).collect();
         flying.sort_unstable();
@@ -88,20 +88,20 @@ impl Clocks {
                 join(&mut floor, clock);
             }
         }
-        self.carried.clear();
+        self.carryover.clear();
         for flight in in_flight {
             let clock = self.of(flight.op).to_vec();
             let waiting = flight.before.iter().map(|&before| (before, clock.clone()));
-            self.carried.extend(waiting);
+            self.carryover.extend(waiting);
         }
-        self.carried.sort_unstable_by_key(|&(before, _)| std::cmp::Reverse(before));
+        self.carryover.sort_unstable_by_key(|&(before, _)| std::cmp::Reverse(before));
         for row in self.last.chunks_exact_mut(self.lanes.max(1)) {
             join(row, &floor);
         }
         self.done.clear();
     }
 
-    /// The op that has an epoch; none for position 0.
+    /// Op with this epoch; `None` for position 0.
     pub(super) fn op(&self, epoch: Epoch) -> Option<(SectionKind, OpId)> {
         let position = epoch.position.checked_sub(1)?;
         self.ops[epoch.lane.index()].get(position as usize).copied()
@@ -131,7 +131,7 @@ mod tests {
     fn run(
         clocks: &mut Clocks,
         section: &Section,
-        in_flight: &[InFlight],
+        in_flight: &[CarryoverOp],
     ) -> Vec<(Epoch, Vec<u32>)> {
         let mut all = Vec::new();
         for (op, node) in section.nodes.iter().enumerate() {
@@ -160,7 +160,7 @@ mod tests {
         let mut clocks = Clocks::default();
         clocks.reset(2);
         let ops = section(&[(0, &[]), (1, &[0]), (1, &[]), (0, &[])]);
-        let flight = InFlight { op: OpId(2), before: vec![OpId(3)] };
+        let flight = CarryoverOp { op: OpId(2), before: vec![OpId(3)] };
         let first = run(&mut clocks, &ops, &[flight]);
         let second = run(&mut clocks, &ops, &[]);
         assert!(first[1].0.is_covered(&second[0].1));

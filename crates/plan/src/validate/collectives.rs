@@ -1,8 +1,7 @@
-//! The members of a group make the same calls, in the same order.
+//! Checks that the members of a group make the same calls in the same order.
 //!
-//! The k-th call of a group on one rank meets the k-th call of that group on the others. Where all
-//! members play the same role they run the same program, and agree; groups across roles are
-//! compared call by call.
+//! The k-th call of a group on one rank matches the k-th call of that group on the others. Members
+//! of one role run the same program, so they agree; groups across roles are compared call by call.
 
 use super::groups::{crosses_roles, roles};
 use super::matching::Numbering;
@@ -12,7 +11,7 @@ use crate::ids::{OpId, RoleId};
 use crate::mesh::GroupKind;
 use crate::program::{Call, Op};
 
-/// Checks one section of all roles; appends what meets what.
+/// Checks one section of all roles; appends the matching pairs of ops.
 pub(super) fn check(report: &mut Report<'_>, ops: &Numbering, pairs: &mut Vec<(u32, u32)>) {
     let plan = report.plan;
     let mut groups: Vec<GroupKind> = plan.groups.clone();
@@ -29,7 +28,7 @@ pub(super) fn check(report: &mut Report<'_>, ops: &Numbering, pairs: &mut Vec<(u
         let is_member = |role: &RoleId| !roles(&plan.mesh, group, *role).is_empty();
         let members: Vec<RoleId> =
             (0..plan.programs.len()).map(RoleId::from).filter(is_member).collect();
-        // Whoever makes most calls leads, so that a missing call is told of where it is missing.
+        // The member with most calls leads, so a missing call is reported where it is missing.
         let calls_of = |role: RoleId| &all_calls[role.index()][at];
         let Some(&leader) = members.iter().rev().max_by_key(|&&role| calls_of(role).len()) else {
             continue;
@@ -50,7 +49,7 @@ pub(super) fn check(report: &mut Report<'_>, ops: &Numbering, pairs: &mut Vec<(u
     }
 }
 
-/// The ops with which a role takes part in each of the groups.
+/// Collective ops of a role in each of the groups.
 fn calls(
     report: &Report<'_>,
     ops: &Numbering,
@@ -71,7 +70,7 @@ fn calls(
     calls
 }
 
-/// Reports the first difference between the calls of two members; what follows one is its echo.
+/// Reports the first difference between the calls of two members; later ones follow from it.
 fn compare(
     report: &mut Report<'_>,
     ops: &Numbering,
@@ -108,9 +107,9 @@ fn call<'a>(report: &Report<'a>, ops: &Numbering, role: RoleId, op: OpId) -> &'a
     }
 }
 
-/// In what two calls differ that should be one.
+/// Property in which two matching calls differ, if any.
 fn difference(a: &Call, b: &Call) -> Option<&'static str> {
-    // Only the root of a gather holds the whole vector, so that the others cannot know its length.
+    // Only the root of a gather holds the whole vector; the others cannot know its length.
     let elements = |call: &Call| match call.kind {
         CollectiveKind::Gather => 0,
         _ => call.elements(),

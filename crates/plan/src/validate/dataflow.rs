@@ -1,16 +1,16 @@
-//! Every read finds what it should, whatever order the lanes run in.
+//! Checks that every read finds the right content in any order the lanes may run.
 //!
-//! Ops are walked in plan order, which is one of the orders that lanes and edges allow. Each access
-//! is compared with what its cells remember: content must be there, be the reader's, and be ordered
-//! before the read; a write must be ordered after every earlier access to the same memory. Two
-//! accesses that are ordered in the walk but not by happens-before are a race, so passing this
-//! walk means passing any order that could really occur.
+//! Ops are walked in plan order, one of the orders that lanes and edges allow. Each access is
+//! checked against the state of its cells. The content must exist, belong to the reader and be
+//! ordered before the read. A write must be ordered after every earlier access to the same memory.
+//! Two accesses that are ordered in the walk but not by happens-before are a race, so a plan that
+//! passes is correct in any order that can occur.
 //!
-//! Weights and optimizer state are there from the start. Gradients are not: an iteration has to
-//! start them anew. The body is walked twice where an iteration can see what came before it (a
-//! prologue's work, or ops in flight), else once, since all iterations then look alike.
+//! Weights and optimizer state exist from the start. Gradients do not: each iteration must
+//! initialise them. The body is walked twice if an iteration can see earlier work (a prologue's, or
+//! carryover ops), else once, since all iterations are then alike.
 
-use super::cells::{ANY, Cells, Fault, Place, Visit};
+use super::cells::{ANY, CellRange, Cells, Fault, Visit};
 use super::clocks::{Clocks, Epoch};
 use super::effects::{Effects, Operand};
 use super::groups::{Roots, roots};
@@ -19,11 +19,11 @@ use super::{Report, SectionKind, Site, ViolationKind};
 use crate::collective::CollectiveKind;
 use crate::ids::{BufferId, Microbatch, OpId, RoleId, SegmentId};
 use crate::program::{
-    Access, AccumulateMode, Bucket, Call, MemoryKind, Op, Plan, Program, SegmentPass, StepPhase,
+    Access, AccumulateMode, Bucket, Call, ComputePass, MemoryKind, Op, Plan, Program, StepPhase,
     View,
 };
 
-/// Checks roles one after the other, and keeps its memory between them.
+/// Checks roles one after the other and reuses its allocations.
 #[derive(Default)]
 pub(super) struct Checker {
     clocks: Clocks,
@@ -31,7 +31,7 @@ pub(super) struct Checker {
 }
 
 impl Checker {
-    /// Checks one role, whose structure is sound.
+    /// Checks one role; its structure must be valid.
     pub(super) fn check(&mut self, report: &mut Report<'_>, role: RoleId) {
         let program = report.program(role);
         self.clocks.reset(program.lanes.len());
@@ -40,7 +40,7 @@ impl Checker {
         let calls = program.calls.iter().map(|call| sides(report.plan, role, call)).collect();
         let mut walk =
             Walk { checker: self, report, role, program, calls, effects, faults: Vec::new() };
-        // The running number of a microbatch goes on from body to body, and into the epilogue.
+        // Running microbatch numbers continue from body to body and into the epilogue.
         let microbatches = u64::from(walk.report.plan.strategy.microbatches());
         walk.section(SectionKind::Prologue, 0);
         walk.section(SectionKind::Body, 0);
@@ -59,8 +59,9 @@ fn views(program: &Program) -> impl Iterator<Item = View> {
     let calls = program.calls.iter().flat_map(|call| [call.input, call.output]);
     let buckets = program.buckets.iter().flat_map(|bucket| {
         let state = bucket.master.into_iter().chain(bucket.moments.iter().copied());
-        let gauge = bucket.gauge.into_iter().flat_map(|g| [g.weights, g.directions, g.tensors]);
-        [bucket.params, bucket.grads].into_iter().chain(state).chain(gauge)
+        let norms =
+            bucket.tensor_norms.into_iter().flat_map(|g| [g.weights, g.directions, g.tensors]);
+        [bucket.params, bucket.grads].into_iter().chain(state).chain(norms)
     });
     let services = program.services.iter().flat_map(|service| [service.receives, service.sends]);
     let ops = SectionKind::ALL.into_iter().flat_map(|section| &section.of(program).nodes);
@@ -79,7 +80,7 @@ fn views(program: &Program) -> impl Iterator<Item = View> {
     segments.chain(calls).chain(buckets).chain(services).chain(own.flatten())
 }
 
-/// Which of its views a call reads and writes on the ranks of this role.
+/// Views that a call accesses on the ranks of this role: input, output or both.
 #[derive(Clone, Copy)]
 struct Sides {
     reads: bool,
@@ -110,7 +111,7 @@ struct Walk<'w, 'r, 'a> {
     faults: Vec<(BufferId, Verb, Fault)>,
 }
 
-/// What an op does to a view.
+/// Access of an op to a view.
 #[derive(Clone, Copy)]
 enum Verb {
     Read,
@@ -118,7 +119,7 @@ enum Verb {
     Free,
 }
 
-/// One op on its way through the memory it touches.
+/// Context for applying one op to the memory it touches.
 struct Touch<'t> {
     cells: &'t mut Cells,
     program: &'t Program,
@@ -145,17 +146,17 @@ impl Walk<'_, '_, '_> {
             let mut touch = Touch { cells, program, faults: &mut self.faults, visit, running };
             touch.op(plan, &node.op, &self.effects, &self.calls);
             if !self.faults.is_empty() {
-                self.tell(kind, op, microbatch);
+                self.report_faults(kind, op, microbatch);
             }
         }
-        // Before the epilogue everything lands; the body before it is walked as if it were the last.
+        // All ops complete before the epilogue, so the last body has no carryover ops.
         let flying = kind == SectionKind::Body && first_microbatch == 0;
         let in_flight = if flying { &program.in_flight[..] } else { &[] };
         self.checker.clocks.finish_section(in_flight);
     }
 
     /// Reports the faults of one op.
-    fn tell(&mut self, section: SectionKind, op: OpId, microbatch: u32) {
+    fn report_faults(&mut self, section: SectionKind, op: OpId, microbatch: u32) {
         for (buffer, verb, fault) in std::mem::take(&mut self.faults) {
             if let Some(kind) = self.violation(buffer, verb, fault, microbatch) {
                 self.report.op(self.role, section, op, kind);
@@ -203,7 +204,7 @@ impl Walk<'_, '_, '_> {
 }
 
 impl Touch<'_> {
-    fn locate(&self, view: View) -> Place {
+    fn locate(&self, view: View) -> CellRange {
         self.cells.locate(self.program.buffer(view.buffer), view, self.running)
     }
 
@@ -211,7 +212,7 @@ impl Touch<'_> {
         self.read_at(view, self.locate(view));
     }
 
-    fn read_at(&mut self, view: View, place: Place) {
+    fn read_at(&mut self, view: View, place: CellRange) {
         let buffer = self.program.buffer(view.buffer);
         if let Some(fault) = self.cells.read(buffer, view, place, self.visit) {
             self.faults.push((view.buffer, Verb::Read, fault));
@@ -222,14 +223,14 @@ impl Touch<'_> {
         self.write_at(view.buffer, self.locate(view));
     }
 
-    fn write_at(&mut self, buffer: BufferId, place: Place) {
+    fn write_at(&mut self, buffer: BufferId, place: CellRange) {
         if let Some(fault) = self.cells.write(buffer, place, self.visit) {
             self.faults.push((buffer, Verb::Write, fault));
         }
     }
 
-    /// Writes content that belongs to no microbatch in particular.
-    fn write_shared(&mut self, buffer: BufferId, place: Place) {
+    /// Writes content that belongs to no particular microbatch.
+    fn write_shared(&mut self, buffer: BufferId, place: CellRange) {
         let microbatch = std::mem::replace(&mut self.visit.microbatch, ANY);
         self.write_at(buffer, place);
         self.visit.microbatch = microbatch;
@@ -241,7 +242,7 @@ impl Touch<'_> {
             Op::Load { into, .. } => self.write(whole(program, into)),
             Op::Compute { segment, fresh, .. } => {
                 let template = program.segment(segment).template as usize;
-                if plan.templates[template].pass == SegmentPass::Update {
+                if plan.templates[template].pass == ComputePass::Update {
                     self.visit.microbatch = ANY;
                 }
                 self.compute(effects, segment, fresh);
@@ -313,24 +314,24 @@ impl Touch<'_> {
     fn step(&mut self, bucket: &Bucket, phase: StepPhase) {
         let weights = [bucket.params].into_iter().chain(bucket.master);
         let moments = bucket.moments.iter().copied();
-        match (phase, bucket.gauge) {
-            (StepPhase::Apply | StepPhase::Follow, None) => {
+        match (phase, bucket.tensor_norms) {
+            (StepPhase::Apply | StepPhase::ApplyMomentum, None) => {
                 self.read(bucket.grads);
                 weights.chain(moments).for_each(|view| self.change(view));
             }
-            (StepPhase::Gauge, gauge) => {
+            (StepPhase::TensorNorms, norms) => {
                 self.read(bucket.grads);
                 weights.for_each(|view| self.read(view));
                 moments.for_each(|view| self.change(view));
-                let squares = gauge.into_iter().flat_map(|g| [g.weights, g.directions]);
+                let squares = norms.into_iter().flat_map(|g| [g.weights, g.directions]);
                 squares.for_each(|view| self.write(view));
             }
-            (StepPhase::Share, _) => {
+            (StepPhase::LocalMomentum, _) => {
                 moments.take(1).for_each(|view| self.read(view));
                 self.change(bucket.grads);
             }
-            (StepPhase::Apply | StepPhase::Follow, Some(gauge)) => {
-                self.read(gauge.tensors);
+            (StepPhase::Apply | StepPhase::ApplyMomentum, Some(norms)) => {
+                self.read(norms.tensors);
                 self.read(bucket.grads);
                 weights.chain(moments).for_each(|view| self.change(view));
             }

@@ -1,43 +1,43 @@
-//! A dry run of all roles together, in which nothing is buffered.
+//! Deadlock check: a dry run of all roles without any buffering.
 //!
-//! An op starts when it is the next of its lane and everything in its `after` list is done. A send
-//! or receive is done when its counterpart has started too, a collective when all its members have:
-//! the strictest rule any transport may have. Everything else is done at once. If the run gets
-//! stuck, so can a real one; if it does not, no transport can make it hang, because starting and
-//! finishing only ever lets more ops start.
+//! An op starts when it is next on its lane and everything in its `after` list is done. A send or
+//! receive is done when its counterpart has started, a collective when all its members have: the
+//! strictest rule any transport may have. All other ops are done at once. If the dry run gets
+//! stuck, so can a real run. If it does not, no transport can hang, because starting or finishing
+//! an op only ever enables more ops.
 
 use super::matching::Links;
 use super::{Report, SectionKind, ViolationKind};
 use crate::ids::{OpId, RoleId};
 use crate::program::Section;
 
-/// Runs one section of all roles dry, and reports the communicating ops at which it gets stuck.
+/// Dry-runs one section of all roles and reports the communicating ops at which it gets stuck.
 pub(super) fn check(report: &mut Report<'_>, section: SectionKind, links: &Links) {
     let mut run = DryRun::new(report, section, links);
     run.run();
     for lane in 0..run.lanes.len() {
-        run.tell(report, lane as u32);
+        run.report_stuck_lane(report, lane as u32);
     }
 }
 
-/// No op, no lane.
+/// Marks a missing op or lane.
 const NONE: u32 = u32::MAX;
 
 struct DryRun<'a> {
     links: &'a Links,
     sections: Vec<&'a Section>,
     section: SectionKind,
-    /// Every lane of every role.
+    /// All lanes of all roles.
     lanes: Vec<Lane>,
-    /// The number of each role's first lane.
+    /// Index of each role's first lane.
     first_lane: Vec<u32>,
     ops: Vec<State>,
-    /// Lanes whose head may be able to go on.
+    /// Lanes whose head may be able to advance.
     ready: Vec<u32>,
 }
 
 struct Lane {
-    /// The op that is next, as numbered through.
+    /// Global number of the next op.
     head: u32,
     role: RoleId,
     /// The next lane that waits for the same op.
@@ -45,9 +45,9 @@ struct Lane {
 }
 
 struct State {
-    /// The op behind this one on its lane.
+    /// The next op on the same lane.
     next: u32,
-    /// Counterparts that have not started.
+    /// Number of counterparts that have not started.
     missing: u32,
     /// A lane whose head waits for this op.
     waiter: u32,
@@ -100,7 +100,7 @@ impl<'a> DryRun<'a> {
         }
     }
 
-    /// Lets the head of a lane go on; `false` if the lane has to wait, or is at its end.
+    /// Advances the head of a lane; `false` if the lane has to wait or is at its end.
     fn advance(&mut self, lane: u32) -> bool {
         let head = self.lanes[lane as usize].head;
         if head == NONE {
@@ -123,7 +123,7 @@ impl<'a> DryRun<'a> {
         true
     }
 
-    /// An op that the head of a lane waits for by an `after` edge.
+    /// An unfinished op that the head of a lane waits for by an `after` edge.
     fn blocker(&self, lane: u32) -> Option<u32> {
         let Lane { head, role, .. } = self.lanes[lane as usize];
         let first = self.links.ops.number(role, OpId(0));
@@ -152,16 +152,16 @@ impl<'a> DryRun<'a> {
         }
     }
 
-    /// The lane that an op stands on.
+    /// Lane of an op.
     fn lane(&self, op: u32) -> u32 {
         let (role, id) = self.links.ops.op(op);
         let lane = self.sections[role.index()].nodes[id.index()].lane;
         self.first_lane[role.index()] + u32::from(lane.0)
     }
 
-    /// Reports a lane whose head has started but never gets done. Heads that wait for an `after`
-    /// edge are not reported: they wait for an op behind one that is.
-    fn tell(&self, report: &mut Report<'_>, lane: u32) {
+    /// Reports a lane whose head has started but never finishes. Heads that wait for an `after`
+    /// edge are not reported: they wait for an op behind a reported one.
+    fn report_stuck_lane(&self, report: &mut Report<'_>, lane: u32) {
         let head = self.lanes[lane as usize].head;
         if head == NONE || !self.ops[head as usize].started {
             return;
@@ -181,7 +181,7 @@ impl<'a> DryRun<'a> {
         }
     }
 
-    /// The op of the same role that keeps an op from starting, and is itself stuck on others.
+    /// The op of the same role that keeps `op` from starting and is itself stuck on other roles.
     /// Lanes and `after` edges only lead backwards, so the search ends.
     fn culprit(&self, op: u32) -> u32 {
         let mut lane = self.lane(op);

@@ -1,54 +1,54 @@
-//! What running a segment does to memory, seen from outside.
+//! Effects of running a segment on memory, as seen by other ops.
 //!
-//! A segment's operands include values that only its own operators use, and those share memory as
-//! soon as their lives allow. Inside, the order of the operators decides whether that is right; it
-//! is checked here, once per segment. Outside, such *private* buffers matter only for what they
-//! destroy: they are summed up as the ranges of memory that running the segment clobbers, so that
-//! the walk over all ops handles a few ranges where there may be dozens of operands.
+//! A segment's operands include values that only its own operators use; these share memory as soon
+//! as their lifetimes allow. Inside the segment, the operator order decides if that is correct;
+//! this is checked here, once per segment. Outside, such *private* buffers matter only for what
+//! they destroy. They are summarised as the memory ranges that the segment clobbers, so the walk
+//! over all ops handles a few ranges instead of dozens of operands.
 
-use super::cells::Place;
+use super::cells::CellRange;
 use super::{Report, SectionKind, ViolationKind};
-use crate::graph::Part;
+use crate::graph::OpPass;
 use crate::ids::{BufferId, RoleId};
-use crate::program::{Access, Gauge, Op, Plan, Program, Segment, Template, View};
+use crate::program::{Access, Op, Plan, Program, Segment, Template, TensorNorms, View};
 use std::ops::Range;
 
-/// What the segments of a program do, by segment.
+/// Effects of a program's segments, by segment.
 #[derive(Default)]
 pub(super) struct Effects {
-    /// Whether a buffer never carries anything from one op to another.
+    /// True for buffers that never carry data from one op to another.
     pub(super) private: Vec<bool>,
-    /// Operands that carry something in or out, segment after segment.
+    /// Operands that carry data in or out, segment by segment.
     operands: Vec<Operand>,
-    /// Bytes that are overwritten by what does not outlive the segment.
+    /// Bytes overwritten by data that does not outlive the segment.
     clobbers: Vec<Clobber>,
-    /// Where each segment's operands and clobbers end.
+    /// End index of each segment's operands and clobbers.
     ends: Vec<(u32, u32)>,
 }
 
-/// What a segment takes in or leaves behind.
+/// An input or output of a segment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operand {
     /// The view.
     pub(super) view: View,
-    /// What is done to it.
+    /// Access of the segment to the view.
     pub(super) access: Access,
-    /// Where it lies, if that is the same for every microbatch; known once the arena is cut.
-    pub(super) place: Option<Place>,
+    /// Cells of the view, if the same for every microbatch; set once the arena is split into cells.
+    pub(super) place: Option<CellRange>,
 }
 
-/// A range of the arena that a segment overwrites with nothing anybody else wants.
+/// A range of the arena that a segment overwrites with data no other op uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Clobber {
-    /// The bytes; once the arena is cut, the cells.
+    /// The bytes; once the arena is split, the cells.
     pub(super) range: Range<u64>,
-    /// One of the buffers that lie there.
+    /// One of the buffers in the range.
     pub(super) buffer: BufferId,
 }
 
 impl Effects {
-    /// Sums up all segments of a program, and reports segments whose operands get into each
-    /// other's way.
+    /// Summarises all segments of a program and reports segments whose operands overwrite each
+    /// other.
     pub(super) fn new(report: &mut Report<'_>, role: RoleId) -> Self {
         let (plan, program) = (report.plan, report.program(role));
         let mut effects = Self { private: private(plan, program), ..Self::default() };
@@ -71,7 +71,7 @@ impl Effects {
             if operand.access == Access::Read || carried_out {
                 self.operands.push(Operand { view, access: operand.access, place: None });
             } else {
-                // What went in and does not come out is destroyed all the same.
+                // An input that is not an output is read, then destroyed.
                 if matches!(operand.access, Access::Accumulate | Access::Add) {
                     self.operands.push(Operand { view, access: operand.access, place: None });
                 }
@@ -82,7 +82,7 @@ impl Effects {
         self.ends.push((self.operands.len() as u32, self.clobbers.len() as u32));
     }
 
-    /// What a segment reads and leaves behind, and what it clobbers.
+    /// Operands and clobbers of a segment.
     pub(super) fn of(&self, segment: usize) -> (&[Operand], &[Clobber]) {
         let start = segment.checked_sub(1).map_or((0, 0), |before| self.ends[before]);
         let end = self.ends[segment];
@@ -103,7 +103,7 @@ impl Effects {
     }
 }
 
-/// Joins the ranges from `first` on that touch or overlap.
+/// Merges the ranges from index `first` that touch or overlap.
 fn merge(clobbers: &mut Vec<Clobber>, first: usize) {
     clobbers[first..].sort_unstable_by_key(|clobber| clobber.range.start);
     let mut kept = first;
@@ -120,15 +120,14 @@ fn merge(clobbers: &mut Vec<Clobber>, first: usize) {
     clobbers.truncate(kept);
 }
 
-/// The bytes of a view in the buffer's first copy.
+/// Bytes of a view in the buffer's first copy.
 fn bytes(program: &Program, view: View) -> Range<u64> {
     let buffer = program.buffer(view.buffer);
     let start = buffer.offset.0 + view.offset * buffer.dtype.size();
     start..start + view.len * buffer.dtype.size()
 }
 
-/// Buffers that segments only ever write, as far as ops outside can tell: nothing takes anything
-/// from them.
+/// True for buffers that segments only write and that no op outside a segment uses.
 fn private(plan: &Plan, program: &Program) -> Vec<bool> {
     let mut private: Vec<bool> = program.buffers.iter().map(|buffer| buffer.copies == 1).collect();
     let mut used = |buffer: BufferId| private[buffer.index()] = false;
@@ -145,11 +144,11 @@ fn private(plan: &Plan, program: &Program) -> Vec<bool> {
         used(call.output.buffer);
     }
     for bucket in &program.buckets {
-        let state = bucket.master.iter().chain(&bucket.moments).chain(&bucket.stored);
+        let state = bucket.master.iter().chain(&bucket.moments).chain(&bucket.offloaded);
         for view in [bucket.params, bucket.grads].iter().chain(state) {
             used(view.buffer);
         }
-        if let Some(Gauge { weights, directions, tensors }) = bucket.gauge {
+        if let Some(TensorNorms { weights, directions, tensors }) = bucket.tensor_norms {
             [weights, directions, tensors].into_iter().for_each(|view| used(view.buffer));
         }
     }
@@ -179,15 +178,15 @@ fn private(plan: &Plan, program: &Program) -> Vec<bool> {
     private
 }
 
-/// Runs the operators of a segment over its operands.
+/// Interpreter of a segment's operators over its operands.
 #[derive(Default)]
 struct Inside {
-    /// Whether each operand holds its value.
+    /// True for operands that hold their value.
     valid: Vec<bool>,
     /// The operand that last overwrote each operand, or itself.
     writer: Vec<u16>,
     ranges: Vec<Range<u64>>,
-    /// Operands by their first byte, to find those that overlap.
+    /// Operands sorted by their first byte, to find overlaps.
     by_start: Vec<u16>,
     overlaps: Vec<(u16, u16)>,
 }
@@ -206,7 +205,7 @@ impl Inside {
         };
         let mut found = None;
         for op in &template.ops {
-            let adds = op.part == Part::WeightGradient;
+            let adds = op.pass == OpPass::BackwardWeight;
             let read = op.inputs.iter().chain(&op.params);
             let mut wrong = read.clone().copied().find(|&at| !self.valid[usize::from(at)]);
             let mut by = wrong.map(|at| self.writer[usize::from(at)]);
@@ -249,7 +248,7 @@ impl Inside {
             let rest = &self.by_start[index + 1..];
             let reach = |b: &&u16| self.ranges[usize::from(**b)].start < end;
             for &b in rest.iter().take_while(reach) {
-                // The same view twice is one value under two names.
+                // Equal views are one value under two names.
                 if segment.operands[usize::from(a)] != segment.operands[usize::from(b)] {
                     self.overlaps.extend([(a, b), (b, a)]);
                 }
@@ -258,7 +257,7 @@ impl Inside {
         self.overlaps.sort_unstable();
     }
 
-    /// Gives an operand its value; returns the operands that lose theirs, or never get one.
+    /// Marks an operand as valid; returns the overlapping operands, which become invalid.
     fn write(&mut self, operand: u16) -> impl Iterator<Item = u16> {
         self.valid[usize::from(operand)] = true;
         let first = self.overlaps.partition_point(|&(a, _)| a < operand);

@@ -1,12 +1,12 @@
-//! Which roles meet in a group.
+//! Roles that share a group.
 
 use crate::ids::{Rank, RoleId};
 use crate::mesh::{GroupKind, Mesh};
 use crate::program::Plan;
 
-/// The roles whose ranks are members of the group that this role's first rank is in; empty if that
-/// rank is in no such group. Groups along an axis other than `pp` stay within one role, whose ranks
-/// agree by construction.
+/// Roles with members in the group of this role's first rank; empty if that rank is in no such
+/// group. Groups along an axis other than `pp` stay within one role, whose ranks agree by
+/// construction.
 pub(super) fn roles(mesh: &Mesh, group: GroupKind, role: RoleId) -> Vec<RoleId> {
     let stages = 0..mesh.pp;
     let servers = mesh.pp..mesh.pp + mesh.servers;
@@ -22,7 +22,7 @@ pub(super) fn roles(mesh: &Mesh, group: GroupKind, role: RoleId) -> Vec<RoleId> 
     if all.contains(&role) { all } else { Vec::new() }
 }
 
-/// Whether ranks of different roles meet in groups of this kind.
+/// Returns true if groups of this kind contain ranks of different roles.
 pub(super) fn crosses_roles(mesh: &Mesh, group: GroupKind) -> bool {
     match group {
         GroupKind::Axis(crate::mesh::Axis::Pp) | GroupKind::Ends => mesh.pp > 1,
@@ -32,16 +32,16 @@ pub(super) fn crosses_roles(mesh: &Mesh, group: GroupKind) -> bool {
     }
 }
 
-/// Which ranks of a role play the root's part in a call.
+/// Presence of root and non-root ranks in a role, for one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Roots {
     /// Some rank of the role is the root.
     pub(super) some: bool,
-    /// Some rank of the role is not.
+    /// Some rank of the role is not the root.
     pub(super) others: bool,
 }
 
-/// Whether a role's ranks are the root of a group, or others, or (as they share a program) both.
+/// Determines if a role's ranks are the root of a group, other members, or both.
 pub(super) fn roots(plan: &Plan, group: GroupKind, role: RoleId, root: u32) -> Roots {
     let members = plan.mesh.members(group, plan.representative(role));
     let mine = |rank: &Rank| plan.role(*rank) == role;

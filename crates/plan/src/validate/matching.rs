@@ -1,10 +1,10 @@
-//! Finds for every communicating op the ops of other ranks that it meets.
+//! Matches every communicating op with its counterparts on other ranks.
 
 use super::{Report, SectionKind, collectives, messages};
 use crate::ids::{OpId, RoleId};
 
-/// Pairs sends with receives and collectives with each other, in one section of all roles, and
-/// reports what has no counterpart or disagrees with it.
+/// Matches sends with receives and collectives with each other, in one section of all roles.
+/// Reports ops without a counterpart or with a mismatch.
 pub(super) fn check(report: &mut Report<'_>, section: SectionKind) -> Links {
     let ops = Numbering::new(report, section);
     let mut pairs = Vec::new();
@@ -13,11 +13,11 @@ pub(super) fn check(report: &mut Report<'_>, section: SectionKind) -> Links {
     Links::new(ops, &pairs)
 }
 
-/// Numbers the ops of one section of all roles through.
+/// Global numbering of the ops of one section of all roles.
 pub(super) struct Numbering {
     /// The section.
     pub(super) section: SectionKind,
-    /// Number of each role's first op, and at the end the number of all ops.
+    /// Number of each role's first op, followed by the total number of ops.
     first: Vec<u32>,
 }
 
@@ -31,24 +31,24 @@ impl Numbering {
         Self { section, first }
     }
 
-    /// How many ops there are.
+    /// Number of ops.
     pub(super) fn len(&self) -> usize {
         self.first.last().map_or(0, |&end| end as usize)
     }
 
-    /// The number of a role's op.
+    /// Global number of a role's op.
     pub(super) fn number(&self, role: RoleId, op: OpId) -> u32 {
         self.first[role.index()] + op.0
     }
 
-    /// The role and op of a number.
+    /// Role and op of a global number.
     pub(super) fn op(&self, number: u32) -> (RoleId, OpId) {
         let role = self.first.partition_point(|&first| first <= number) - 1;
         (RoleId(role as u32), OpId(number - self.first[role]))
     }
 }
 
-/// For every op, those that must have been reached for it to be done.
+/// For every op, the ops that must have started for it to be done.
 pub(super) struct Links {
     pub(super) ops: Numbering,
     start: Vec<u32>,
@@ -56,7 +56,7 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// From pairs of ops that wait for each other.
+    /// Builds the links from pairs of ops that wait for each other.
     fn new(ops: Numbering, pairs: &[(u32, u32)]) -> Self {
         let mut start = vec![0u32; ops.len() + 1];
         for &(a, b) in pairs {
@@ -78,7 +78,7 @@ impl Links {
         Self { ops, start, others }
     }
 
-    /// The ops that this one meets.
+    /// Counterparts of an op.
     pub(super) fn of(&self, op: u32) -> &[u32] {
         &self.others[self.start[op as usize] as usize..self.start[op as usize + 1] as usize]
     }

@@ -1,12 +1,12 @@
-//! Arena and store are as large as declared, and the arena no larger than the device.
+//! Checks the declared sizes of arena and offload store, and the arena against the limit.
 
 use super::{Report, ViolationKind};
 use crate::ids::RoleId;
 use crate::program::{ALIGNMENT, MemoryKind};
 use crate::units::Bytes;
 
-/// Checks that every buffer lies in its kind's part of the arena, that the parts are exactly as
-/// large as their buffers need, and that the whole is within the limit.
+/// Checks that every buffer is inside the region of its kind and that the regions are exactly as
+/// large as their buffers need. The arena must be within the limit.
 pub(super) fn check(report: &mut Report<'_>, role: RoleId, limit: Option<Bytes>) {
     let program = report.program(role);
     let memory = program.memory;

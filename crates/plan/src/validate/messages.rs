@@ -1,8 +1,9 @@
-//! Every send meets one receive, on the rank it names, with the same channel and microbatch.
+//! Checks that every send matches one receive, on the rank it names, with the same channel and
+//! microbatch.
 //!
-//! Ranks of one role send the same messages to peers that lie in the same direction, so looking at
-//! each role's first rank settles it for all. Servers break that symmetry: they name every rank of
-//! the mesh by number, so for messages to and from them all ranks of the role are looked at.
+//! Ranks of one role send the same messages to peers in the same direction, so checking each role's
+//! first rank is sufficient. Servers break this symmetry: they name every rank of the mesh by
+//! number, so messages to and from them are checked on all ranks of the role.
 
 use super::matching::Numbering;
 use super::{Report, SectionKind, ViolationKind};
@@ -10,7 +11,7 @@ use crate::dtype::DType;
 use crate::ids::{OpId, Rank, RoleId};
 use crate::program::{Op, Peer, Plan, Program, View};
 
-/// Checks one section of all roles; appends what meets what.
+/// Checks one section of all roles; appends the matching pairs of ops.
 pub(super) fn check(report: &mut Report<'_>, ops: &Numbering, pairs: &mut Vec<(u32, u32)>) {
     let plan = report.plan;
     let section = ops.section;
@@ -60,7 +61,7 @@ struct Message {
 }
 
 impl Message {
-    /// What tells messages between two ranks apart.
+    /// Key that distinguishes messages between two ranks.
     fn key(&self) -> (u16, u32) {
         (self.channel, self.microbatch)
     }
@@ -69,7 +70,7 @@ impl Message {
 /// All sends, or all receives, of a role: sorted by peer, channel and microbatch.
 struct Side {
     messages: Vec<Message>,
-    /// Where each peer's messages end.
+    /// End index of each peer's messages.
     peers: Vec<(Peer, usize)>,
 }
 
@@ -86,8 +87,8 @@ impl Side {
         Self { messages, peers }
     }
 
-    /// The messages that `rank`, which plays this role, exchanges with `other`, by key. Two peers
-    /// can mean the same rank: on an axis of two, the next one is the previous one.
+    /// Collects the messages that `rank`, of this role, exchanges with `other`, sorted by key. Two
+    /// peers can be the same rank: on an axis of two, next and previous coincide.
     fn between<'m>(&'m self, plan: &Plan, rank: Rank, other: Rank, found: &mut Vec<&'m Message>) {
         found.clear();
         let (mut start, mut parts) = (0, 0);
@@ -126,7 +127,7 @@ fn sides(program: &Program, section: SectionKind, served: &[Option<Totals>]) -> 
     (Side::new(sends), Side::new(recvs))
 }
 
-/// The ranks of a role whose messages must be looked at.
+/// Ranks of a role whose messages must be checked.
 fn ranks(plan: &Plan, role: RoleId, side: &Side) -> Vec<Rank> {
     let first = plan.representative(role);
     let ranks = if role.0 < plan.mesh.pp { plan.mesh.size() / plan.mesh.pp } else { 1 };
@@ -134,7 +135,7 @@ fn ranks(plan: &Plan, role: RoleId, side: &Side) -> Vec<Rank> {
     (first.0..first.0 + if with_servers { ranks } else { 1 }).map(Rank).collect()
 }
 
-/// The ranks that a side's peers mean, each once; peers that mean none are reported.
+/// Ranks that a side's peers resolve to, each once; peers that resolve to none are reported.
 fn destinations(
     report: &mut Report<'_>,
     section: SectionKind,
@@ -160,7 +161,7 @@ fn destinations(
     ranks
 }
 
-/// Pairs the messages of one end with those of the other, the first of equal keys with the first.
+/// Matches the messages of one end with those of the other; among equal keys, in order.
 fn meet<'m>(
     these: &'m [&'m Message],
     those: &'m [&'m Message],
@@ -214,7 +215,7 @@ struct Totals {
     sent: u64,
 }
 
-/// What a server's `serve` ops promise; none if it has no such op.
+/// Totals that a server's `serve` ops declare; `None` if it has no such op.
 fn served(program: &Program, section: SectionKind) -> Option<Totals> {
     let mut all = None;
     for node in &section.of(program).nodes {
@@ -237,7 +238,7 @@ fn is_served(peer: Peer, served: &[Option<Totals>]) -> bool {
     }
 }
 
-/// Compares what a role exchanges with asynchronous servers with what those serve.
+/// Compares a role's traffic with asynchronous servers with the totals that those declare.
 fn check_services(
     report: &mut Report<'_>,
     section: SectionKind,

@@ -1,15 +1,15 @@
-//! Finds everything that is wrong with a plan before any rank runs it.
+//! Static validation of a plan before any rank runs it.
 //!
-//! A plan that passes can be run by an executor that checks nothing: every name leads somewhere,
-//! every message is both sent and received, every collective is joined by all of its members in
-//! one order, no rank waits for ever, and no op reads memory that nobody wrote, that another op
-//! overwrites meanwhile, or that was given up.
+//! A plan that passes can be run by an executor without checks. Every reference resolves, and every
+//! message is both sent and received. Every collective is joined by all of its members in one
+//! order, and no rank waits for ever. No op reads memory that was never written, is being
+//! overwritten by another op, or was freed.
 //!
 //! The passes build on each other. `structure` comes first, because nothing can be looked up in a
-//! plan with dangling names; a role that fails it is left out of the later passes, and so are the
-//! passes over all roles. Then each role's `memory` and `dataflow` are checked by themselves, and
-//! all roles together by `matching`. `deadlock` runs only where everything has a counterpart: a
-//! message that nobody receives hangs anyway, and saying it twice helps nobody.
+//! plan with dangling references. A role that fails it is excluded from the later passes, and the
+//! passes over all roles are skipped. Then `memory` and `dataflow` check each role separately, and
+//! `matching` checks all roles together. `deadlock` runs only if every op has a counterpart: an
+//! unmatched message hangs anyway and is already reported.
 //!
 //! **Cost.** Linear in ops and `after` edges, times the number of lanes: a million ops take well
 //! under a second.
@@ -19,7 +19,6 @@ mod clocks;
 mod collectives;
 mod dataflow;
 mod deadlock;
-mod describe;
 mod effects;
 mod groups;
 mod matching;
@@ -29,28 +28,27 @@ mod padding;
 mod structure;
 mod violation;
 
-pub use describe::describe;
-pub use violation::{Place, Site, Violation, ViolationKind};
+pub use violation::{Location, Site, Violation, ViolationKind};
 
 use crate::ids::{OpId, Rank, RoleId};
-use crate::program::{Plan, Program, Section, Turn};
+use crate::program::{IterationFilter, Plan, Program, Section, label};
 use crate::units::Bytes;
 use std::fmt;
 
-/// Everything that is wrong with a plan; empty if it may run.
+/// Returns all violations of a plan; empty if it may run.
 ///
-/// With a limit, roles whose arena is larger than so many bytes are reported too.
+/// With a limit, roles whose arena exceeds `limit` bytes are reported too.
 pub fn validate(plan: &Plan, limit: Option<Bytes>) -> Vec<Violation> {
-    let mut found = alone(plan, limit);
-    found.extend(together(plan));
+    let mut found = check_roles(plan, limit);
+    found.extend(check_across_roles(plan));
     found
 }
 
-/// What is wrong with the plan as such and with each role by itself: names, memory, dataflow.
+/// Returns violations of the plan itself and of each role alone: references, memory, dataflow.
 ///
-/// This and [`together`] need nothing of each other, so that a caller with two threads can use both.
-pub fn alone(plan: &Plan, limit: Option<Bytes>) -> Vec<Violation> {
-    in_each_turn(plan, |plan| alone_in(plan, limit))
+/// Independent of [`check_across_roles`], so a caller can run both in parallel.
+pub fn check_roles(plan: &Plan, limit: Option<Bytes>) -> Vec<Violation> {
+    for_each_filter(plan, |plan| alone_in(plan, limit))
 }
 
 fn alone_in(plan: &Plan, limit: Option<Bytes>) -> Vec<Violation> {
@@ -64,13 +62,13 @@ fn alone_in(plan: &Plan, limit: Option<Bytes>) -> Vec<Violation> {
     report.violations
 }
 
-/// What is wrong between roles: messages and collectives without counterpart, and waiting in a
-/// circle. Nothing where [`alone`] finds names that lead nowhere.
-pub fn together(plan: &Plan) -> Vec<Violation> {
-    in_each_turn(plan, together_in)
+/// Returns violations between roles: messages and collectives without counterpart, and deadlocks.
+/// Empty if [`check_roles`] finds dangling references.
+pub fn check_across_roles(plan: &Plan) -> Vec<Violation> {
+    for_each_filter(plan, check_across_roles_in)
 }
 
-fn together_in(plan: &Plan) -> Vec<Violation> {
+fn check_across_roles_in(plan: &Plan) -> Vec<Violation> {
     let mut report = Report { plan, violations: Vec::new() };
     let sound = structure(&mut report);
     report.violations.clear();
@@ -86,14 +84,15 @@ fn together_in(plan: &Plan) -> Vec<Violation> {
     report.violations
 }
 
-/// Checks the iterations of every turn as if they were all there is: no two of them run at once, and what one leaves the
-/// next takes up where any two iterations meet. What is wrong in several turns is said once.
-fn in_each_turn(plan: &Plan, check: impl Fn(&Plan) -> Vec<Violation>) -> Vec<Violation> {
-    if !plan.has_turns() {
+/// Checks the iterations of each filter phase as if there were no others. Iterations of different
+/// phases never run concurrently, and state passes between any two iterations in the same way.
+/// Violations found in both phases are reported once.
+fn for_each_filter(plan: &Plan, check: impl Fn(&Plan) -> Vec<Violation>) -> Vec<Violation> {
+    if !plan.has_filters() {
         return check(plan);
     }
-    let mut found = check(&plan.in_turn(Turn::WarmUp));
-    for violation in check(&plan.in_turn(Turn::Steady)) {
+    let mut found = check(&plan.filtered(IterationFilter::Warmup));
+    for violation in check(&plan.filtered(IterationFilter::AfterWarmup)) {
         if !found.contains(&violation) {
             found.push(violation);
         }
@@ -101,29 +100,29 @@ fn in_each_turn(plan: &Plan, check: impl Fn(&Plan) -> Vec<Violation>) -> Vec<Vio
     found
 }
 
-/// Which roles' names all lead somewhere; none if those of the plan do not.
+/// Flags the roles without dangling references; `None` if the plan itself has some.
 fn structure(report: &mut Report<'_>) -> Option<Vec<bool>> {
     let roles = (0..report.plan.programs.len()).map(RoleId::from);
     structure::check_plan(report)
         .then(|| roles.map(|role| structure::check_role(report, role)).collect())
 }
 
-/// Which of a program's three sections an op stands in.
+/// Section of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SectionKind {
-    /// Once before the first iteration.
+    /// Runs once before the first iteration.
     Prologue,
-    /// Every iteration.
+    /// Runs in every iteration.
     Body,
-    /// Once after the last iteration.
+    /// Runs once after the last iteration.
     Epilogue,
 }
 
 impl SectionKind {
-    /// All sections, in the order in which they run.
+    /// All sections in execution order.
     pub const ALL: [Self; 3] = [Self::Prologue, Self::Body, Self::Epilogue];
 
-    /// The word used in messages and in the text form.
+    /// Name used in messages and in the text form.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Prologue => "prologue",
@@ -132,7 +131,7 @@ impl SectionKind {
         }
     }
 
-    /// The section of a program.
+    /// Returns this section of a program.
     pub fn of(self, program: &Program) -> &Section {
         match self {
             Self::Prologue => &program.prologue,
@@ -148,8 +147,8 @@ impl fmt::Display for SectionKind {
     }
 }
 
-/// Collects what the passes find. Only here are ops put into words, so that a pass over a good
-/// plan allocates nothing for messages.
+/// Collects the violations that the passes find. Ops are described only here, so that a pass over a
+/// valid plan allocates nothing for messages.
 struct Report<'a> {
     plan: &'a Plan,
     violations: Vec<Violation>,
@@ -160,23 +159,23 @@ impl<'a> Report<'a> {
         &self.plan.programs[role.index()]
     }
 
-    /// Something wrong with the plan as a whole.
+    /// Reports a violation of the plan as a whole.
     fn plan(&mut self, kind: ViolationKind) {
-        self.violations.push(Violation { place: Place::Plan, kind });
+        self.violations.push(Violation { place: Location::Plan, kind });
     }
 
-    /// Something wrong with a role's declarations.
+    /// Reports a violation in a role's declarations.
     fn role(&mut self, role: RoleId, kind: ViolationKind) {
         let rank = self.plan.representative(role);
-        self.violations.push(Violation { place: Place::Role { role, rank }, kind });
+        self.violations.push(Violation { place: Location::Role { role, rank }, kind });
     }
 
-    /// Something wrong with an op, told of the role's first rank.
+    /// Reports a violation by an op, on the role's first rank.
     fn op(&mut self, role: RoleId, section: SectionKind, op: OpId, kind: ViolationKind) {
         self.op_on(self.plan.representative(role), role, section, op, kind);
     }
 
-    /// Something wrong with an op on a particular rank.
+    /// Reports a violation by an op on a particular rank.
     fn op_on(
         &mut self,
         rank: Rank,
@@ -186,12 +185,12 @@ impl<'a> Report<'a> {
         kind: ViolationKind,
     ) {
         let site = self.site(role, section, op);
-        self.violations.push(Violation { place: Place::Op { role, rank, site }, kind });
+        self.violations.push(Violation { place: Location::Op { role, rank, site }, kind });
     }
 
     fn site(&self, role: RoleId, section: SectionKind, op: OpId) -> Site {
         let program = self.program(role);
-        let what = describe(self.plan, program, &section.of(program).nodes[op.index()].op);
+        let what = label::describe(self.plan, program, &section.of(program).nodes[op.index()].op);
         Site { section, op, what }
     }
 }

@@ -1,15 +1,15 @@
-//! The gaps between the tensors of a bucket, which ops read but nothing writes.
+//! Gaps between the tensors of a bucket, which ops read but nothing writes.
 //!
-//! Tensors start at block boundaries, and a bucket ends where its parts are equal. What lies between
-//! holds zeros from the start; reductions and moves of the whole bucket read it along with the rest.
+//! Tensors start at block boundaries, and a bucket is padded so that its shards are equal. The gaps
+//! hold zeros from the start; reductions and moves of the whole bucket read them too.
 
 use super::SectionKind;
 use crate::ids::BufferId;
 use crate::program::{MemoryKind, Op, Program, View};
 use std::ops::Range;
 
-/// The gaps in every buffer that holds a bucket's gradients: those that some op treats as a whole
-/// vector of a bucket's length. Weights need none, as they are there from the start.
+/// Gaps in every buffer that holds a bucket's gradients: buffers that some op treats as a whole
+/// vector of a bucket's length. Weights need none, as they exist from the start.
 pub(super) fn padding(program: &Program) -> Vec<View> {
     let mut layouts: Vec<(u64, Vec<Range<u64>>)> = Vec::new();
     for bucket in &program.buckets {
@@ -25,7 +25,7 @@ pub(super) fn padding(program: &Program) -> Vec<View> {
             MemoryKind::Parameters
             | MemoryKind::Optimizer
             | MemoryKind::Activations
-            | MemoryKind::Stored
+            | MemoryKind::Offloaded
             | MemoryKind::Shared => false,
         })
         .map(|view| (view.buffer, view.len))
@@ -45,7 +45,7 @@ pub(super) fn padding(program: &Program) -> Vec<View> {
     padding
 }
 
-/// What ops other than computations treat as one vector.
+/// Views that ops other than computations treat as one vector.
 fn wholes(program: &Program) -> impl Iterator<Item = View> {
     let grads = program.buckets.iter().map(|bucket| bucket.grads);
     let calls = program.calls.iter().flat_map(|call| [call.input, call.output]);
@@ -66,7 +66,7 @@ fn wholes(program: &Program) -> impl Iterator<Item = View> {
     grads.chain(calls).chain(moved.flatten())
 }
 
-/// What the entries of a vector leave uncovered.
+/// Ranges that the entries of a vector leave uncovered.
 fn gaps(elements: u64, entries: impl Iterator<Item = (u64, u64)>) -> Vec<Range<u64>> {
     let mut entries: Vec<(u64, u64)> = entries.collect();
     entries.sort_unstable();

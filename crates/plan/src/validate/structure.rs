@@ -1,23 +1,23 @@
-//! Every name leads somewhere, every view lies in its buffer, every segment fits its template.
+//! Checks that references resolve, views fit their buffers and segments fit their templates.
 
 use super::{Report, SectionKind, ViolationKind, groups};
 use crate::collective::{Algorithm, CollectiveKind};
 use crate::dtype::DType;
-use crate::graph::{BLOCK, Part};
+use crate::graph::{BLOCK, OpPass};
 use crate::ids::{BufferId, GroupId, OpId, RoleId};
 use crate::mesh::{GroupKind, Mesh};
 use crate::program::{
-    ALIGNMENT, Access, Bucket, Buffer, Call, Gauge, MemoryKind, Op, Operand, Program, StepPhase,
-    Template, Turn, View,
+    ALIGNMENT, Access, Bucket, Buffer, Call, IterationFilter, MemoryKind, Op, Operand, Program,
+    StepPhase, Template, TensorNorms, View,
 };
 
-/// More copies of one buffer than any schedule keeps; it bounds what the other passes allocate.
+/// Limit on copies of one buffer, above any schedule's need; bounds the other passes' allocations.
 const MAX_COPIES: u32 = 1 << 16;
 
-/// More copies than this of all buffers of a role are a mistake, too.
+/// Limit on copies of all buffers of a role together.
 const MAX_SLOTS: u64 = 1 << 24;
 
-/// Checks what all roles share. `false` if nothing further can be looked up.
+/// Checks the declarations that all roles share; `false` if no lookups are possible.
 pub(super) fn check_plan(report: &mut Report<'_>) -> bool {
     let plan = report.plan;
     if let Some(why) = mesh_problem(&plan.mesh) {
@@ -71,7 +71,7 @@ fn check_template(report: &mut Report<'_>, template: &Template) {
         }
     }
     for op in &template.ops {
-        let adds: &[u16] = if op.part == Part::WeightGradient { &op.params } else { &[] };
+        let adds: &[u16] = if op.pass == OpPass::BackwardWeight { &op.params } else { &[] };
         for &at in op.inputs.iter().chain(&op.params).chain(&op.outputs) {
             let count = template.operands.len();
             if usize::from(at) >= count {
@@ -88,12 +88,12 @@ fn check_template(report: &mut Report<'_>, template: &Template) {
     }
 }
 
-/// As [`Operand::elements`], without overflow.
+/// Like [`Operand::elements`], without overflow.
 fn elements(operand: &Operand) -> Option<u64> {
     operand.dims[0].checked_mul(operand.dims[1])
 }
 
-/// Checks one role. `false` if its names cannot be trusted.
+/// Checks one role; `false` if its references are not valid.
 pub(super) fn check_role(report: &mut Report<'_>, role: RoleId) -> bool {
     let before = report.violations.len();
     let mut role = Role { program: report.program(role), role, report };
@@ -123,7 +123,7 @@ pub(super) fn check_role(report: &mut Report<'_>, role: RoleId) -> bool {
     report.violations.len() == before
 }
 
-/// Where the role's violations are reported: at a declaration, or at an op.
+/// Location of a role's violation: a declaration or an op.
 #[derive(Clone, Copy)]
 enum At<'s> {
     Declaration(&'s str, usize),
@@ -193,18 +193,18 @@ impl Role<'_, '_> {
         }
     }
 
-    /// Whether a view is one of memory in the arena.
+    /// Checks that a view refers to memory in the arena.
     fn view(&mut self, at: At<'_>, view: View) -> bool {
         self.view_outside(at, view, &[])
     }
 
-    /// Whether a view is one of memory in the arena, or of one of these kinds outside.
+    /// Checks that a view refers to memory in the arena, or outside it to one of `reached`.
     fn view_outside(&mut self, at: At<'_>, view: View, reached: &[MemoryKind]) -> bool {
         let inside = self.view_anywhere(at, view);
         let Some(buffer) = self.program.buffers.get(view.buffer.index()) else { return inside };
         let problem = match buffer.kind {
             kind if reached.contains(&kind) => return inside,
-            MemoryKind::Stored => "rests in the store, which ops only stash to and restore from",
+            MemoryKind::Offloaded => "rests in the store, which ops only stash to and restore from",
             MemoryKind::Shared => "is shared by all ranks, which only restore from there and step",
             MemoryKind::Parameters
             | MemoryKind::Gradients
@@ -217,7 +217,7 @@ impl Role<'_, '_> {
         inside
     }
 
-    /// Whether a view is one of a buffer, wherever that lies.
+    /// Checks that a view fits its buffer, in or outside the arena.
     fn view_anywhere(&mut self, at: At<'_>, view: View) -> bool {
         let View { buffer: BufferId(index), offset, len } = view;
         let Some(buffer) = self.program.buffers.get(index as usize) else {
@@ -367,18 +367,20 @@ impl Role<'_, '_> {
                 self.view(At::Declaration("bucket", at), view);
             }
             self.sharing(at, bucket);
-            for &view in &bucket.stored {
+            for &view in &bucket.offloaded {
                 self.view_anywhere(At::Declaration("bucket", at), view);
             }
             let worked = bucket.master.iter().chain(&bucket.moments).map(|view| view.len);
-            if !bucket.stored.is_empty() && worked.ne(bucket.stored.iter().map(|view| view.len)) {
+            if !bucket.offloaded.is_empty()
+                && worked.ne(bucket.offloaded.iter().map(|view| view.len))
+            {
                 let problem = "its state does not rest as it is updated";
                 self.problem(format!("bucket {at} ('{}')", bucket.name), problem);
             }
             if let Some(group) = bucket.shard {
                 self.group(group);
             }
-            self.gauge(at, bucket);
+            self.tensor_norms(at, bucket);
             for entry in &bucket.entries {
                 let len = entry.local[0].checked_mul(entry.local[1]);
                 let end = len.and_then(|len| len.checked_add(entry.offset));
@@ -390,8 +392,8 @@ impl Role<'_, '_> {
         }
     }
 
-    /// Weights that all ranks share are changed as they are: in f32, with moments beside them, at addresses
-    /// that are the same for all.
+    /// Checks weights that all ranks share: they must be f32 without master weights, share their
+    /// moments too, and have the same addresses on all ranks.
     fn sharing(&mut self, at: usize, bucket: &Bucket) {
         let buffer = |view: &View| self.program.buffers.get(view.buffer.index());
         let shared = |view: &View| buffer(view).is_some_and(|b| b.kind == MemoryKind::Shared);
@@ -409,15 +411,15 @@ impl Role<'_, '_> {
         self.problem(format!("bucket {at} ('{}')", bucket.name), problem);
     }
 
-    /// An optimizer that needs tensors' lengths finds them, in as many places as there are blocks and
-    /// tensors.
-    fn gauge(&mut self, at: usize, bucket: &Bucket) {
+    /// Checks that an optimizer that needs tensor norms has them, with one element per block and
+    /// per tensor.
+    fn tensor_norms(&mut self, at: usize, bucket: &Bucket) {
         let plan = self.report.plan;
         let optimizer = plan.strategy.optimizer;
         let subject = || format!("bucket {at} ('{}')", bucket.name);
-        let Some(Gauge { weights, directions, tensors }) = bucket.gauge else {
-            if bucket.updated && optimizer.gauges() {
-                let problem = format!("{optimizer} needs a gauge, and it has none");
+        let Some(TensorNorms { weights, directions, tensors }) = bucket.tensor_norms else {
+            if bucket.updated && optimizer.needs_tensor_norms() {
+                let problem = format!("{optimizer} needs tensor norms, and it has none");
                 self.problem(subject(), problem);
             }
             return;
@@ -429,7 +431,7 @@ impl Role<'_, '_> {
         let expected = [blocks, blocks, 2 * u64::from(plan.norm_entries)];
         let lengths = [weights, directions, tensors].map(|view| view.len);
         if lengths != expected {
-            let problem = format!("its gauge has {lengths:?} elements, not {expected:?}");
+            let problem = format!("its tensor norms have {lengths:?} elements, not {expected:?}");
             self.problem(subject(), problem);
         }
         for entry in bucket.entries.iter().filter(|e| e.norm_entry >= plan.norm_entries) {
@@ -464,7 +466,7 @@ impl Role<'_, '_> {
                 let lane = program.lanes.get(node.lane.index()).cloned().unwrap_or_default();
                 self.violation(at, ViolationKind::ComputeLane { lane });
             }
-            if section != SectionKind::Body && node.turn != Turn::Always {
+            if section != SectionKind::Body && node.filter != IterationFilter::All {
                 let subject = format!("op {op} of the {}", section.name());
                 let problem = "only ops of the body take turns".into();
                 self.violation(at, ViolationKind::Declaration { subject, problem });
@@ -497,14 +499,15 @@ impl Role<'_, '_> {
                 if let Some(bucket) = program.buckets.get(bucket as usize) {
                     self.one_copy(at, bucket.params);
                     self.one_copy(at, bucket.grads);
-                    let settled = matches!(phase, StepPhase::Share | StepPhase::Follow);
+                    let settled =
+                        matches!(phase, StepPhase::LocalMomentum | StepPhase::ApplyMomentum);
                     if settled && bucket.moments.len() != 2 {
                         let subject = format!("{} of bucket '{}'", phase.word(), bucket.name);
                         let problem = "the bucket declares no two moments".into();
                         self.violation(at, ViolationKind::Declaration { subject, problem });
                     }
-                    if phase == StepPhase::Gauge && bucket.gauge.is_none() {
-                        let subject = format!("gauge of bucket '{}'", bucket.name);
+                    if phase == StepPhase::TensorNorms && bucket.tensor_norms.is_none() {
+                        let subject = format!("tensor norms of bucket '{}'", bucket.name);
                         let problem = "the bucket declares no place for squares".into();
                         self.violation(at, ViolationKind::Declaration { subject, problem });
                     }
@@ -512,11 +515,11 @@ impl Role<'_, '_> {
             }
             Op::Stash { from, into, .. } => {
                 self.view(at, from);
-                self.view_outside(at, into, &[MemoryKind::Stored]);
+                self.view_outside(at, into, &[MemoryKind::Offloaded]);
                 self.same_shape(at, from, into);
             }
             Op::Restore { from, into, .. } => {
-                self.view_outside(at, from, &[MemoryKind::Stored, MemoryKind::Shared]);
+                self.view_outside(at, from, &[MemoryKind::Offloaded, MemoryKind::Shared]);
                 self.view(at, into);
                 self.same_shape(at, from, into);
             }

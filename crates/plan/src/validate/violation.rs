@@ -1,4 +1,4 @@
-//! What can be wrong with a plan, in types and in words.
+//! Violations of a plan, as types with messages.
 
 use super::SectionKind;
 use crate::dtype::DType;
@@ -9,59 +9,59 @@ use std::fmt;
 use std::ops::Range;
 use thiserror::Error;
 
-/// One thing that is wrong, and where.
+/// A violation and its location.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{place}: {kind}")]
 pub struct Violation {
-    /// Where.
-    pub place: Place,
-    /// What.
+    /// Location of the violation.
+    pub place: Location,
+    /// Kind of the violation.
     pub kind: ViolationKind,
 }
 
 impl Violation {
-    /// The rank it is told of, unless it concerns the plan as a whole. Ranks of the same role have
-    /// the same problem.
+    /// Rank for which it is reported; `None` if it concerns the whole plan. All ranks of a role
+    /// have the same problem.
     pub fn rank(&self) -> Option<Rank> {
         match &self.place {
-            Place::Plan => None,
-            Place::Role { rank, .. } | Place::Op { rank, .. } => Some(*rank),
+            Location::Plan => None,
+            Location::Role { rank, .. } | Location::Op { rank, .. } => Some(*rank),
         }
     }
 
-    /// The op it is about, if it is about one.
+    /// The violating op, if there is one.
     pub fn op(&self) -> Option<(SectionKind, OpId)> {
         match &self.place {
-            Place::Plan | Place::Role { .. } => None,
-            Place::Op { site, .. } => Some((site.section, site.op)),
+            Location::Plan | Location::Role { .. } => None,
+            Location::Op { site, .. } => Some((site.section, site.op)),
         }
     }
 }
 
-/// Where something is wrong.
+/// Location of a violation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// In what all roles share.
+pub enum Location {
+    /// In declarations that all roles share.
     Plan,
     /// In a role's declarations.
     Role {
         /// The role.
         role: RoleId,
-        /// A rank that plays it.
+        /// A rank of the role.
         rank: Rank,
     },
     /// At an op.
     Op {
         /// The role.
         role: RoleId,
-        /// A rank that plays it.
+        /// A rank of the role.
         rank: Rank,
         /// The op.
         site: Site,
     },
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Plan => f.write_str("plan"),
@@ -71,14 +71,14 @@ impl fmt::Display for Place {
     }
 }
 
-/// An op, with enough words to recognise it.
+/// An op with a short description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
-    /// The section it stands in.
+    /// Section of the op.
     pub section: SectionKind,
-    /// Its position there.
+    /// Position in the section.
     pub op: OpId,
-    /// What it does: `compute F.block.0 mb 2`.
+    /// Description: `compute F.block.0 mb 2`.
     pub what: String,
 }
 
@@ -93,53 +93,53 @@ impl fmt::Display for Site {
     }
 }
 
-/// What is wrong.
+/// Kind of a violation.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ViolationKind {
-    /// The mesh has no ranks, too many, or experts that do not divide it.
+    /// The mesh has no ranks, too many, or expert axes that do not divide it.
     #[error("the mesh {why}")]
     Mesh {
-        /// What about it.
+        /// The problem.
         why: &'static str,
     },
-    /// There must be one program per pipeline rank and one per server.
+    /// The number of programs is not one per pipeline rank and one per server.
     #[error("there are {found} programs for {expected} roles")]
     Programs {
-        /// How many there should be.
+        /// Required number of programs.
         expected: u64,
-        /// How many there are.
+        /// Actual number of programs.
         found: u64,
     },
-    /// A name leads nowhere.
+    /// A dangling reference.
     #[error("{what} {index} does not exist, there are {count}")]
     Dangling {
-        /// What should be there.
+        /// Kind of the referenced item.
         what: &'static str,
-        /// The name.
+        /// The referenced index.
         index: u64,
-        /// How many there are.
+        /// Number of existing items.
         count: u64,
     },
-    /// A declaration of the program contradicts itself or its doc.
+    /// A declaration of the program contradicts itself or its documentation.
     #[error("{subject}: {problem}")]
     Declaration {
-        /// Which declaration.
+        /// The declaration.
         subject: String,
-        /// What about it.
+        /// The problem.
         problem: String,
     },
-    /// A view reaches beyond its buffer.
+    /// A view extends beyond its buffer.
     #[error("{subject}: elements {offset}..+{len} reach beyond '{buffer}', which has {elements}")]
     ViewOutside {
-        /// Whose view.
+        /// Owner of the view.
         subject: String,
-        /// The buffer's name.
+        /// Name of the buffer.
         buffer: String,
-        /// The view's first element.
+        /// First element of the view.
         offset: u64,
-        /// The view's elements.
+        /// Number of elements of the view.
         len: u64,
-        /// The buffer's elements.
+        /// Number of elements of the buffer.
         elements: u64,
     },
     /// A segment has too few or too many operands.
@@ -147,115 +147,115 @@ pub enum ViolationKind {
     OperandCount {
         /// The segment.
         segment: u32,
-        /// The template's name.
+        /// Name of the template.
         template: String,
-        /// Operands of the template.
+        /// Number of operands of the template.
         expected: u64,
-        /// Operands of the segment.
+        /// Number of operands of the segment.
         found: u64,
     },
-    /// A segment's operand has another size than its template's.
+    /// A segment's operand differs in size from its template's.
     #[error(
         "segment {segment} ('{template}') binds {found} elements to operand {operand}, which has {expected}"
     )]
     OperandElements {
         /// The segment.
         segment: u32,
-        /// The template's name.
+        /// Name of the template.
         template: String,
-        /// The operand's position.
+        /// Index of the operand.
         operand: u64,
-        /// Elements of the template's operand.
+        /// Number of elements of the template's operand.
         expected: u64,
-        /// Elements of the view.
+        /// Number of elements of the view.
         found: u64,
     },
-    /// A segment's operand has another type than its template's.
+    /// A segment's operand differs in dtype from its template's.
     #[error(
         "segment {segment} ('{template}') binds {found} to operand {operand}, which is {expected}"
     )]
     OperandType {
         /// The segment.
         segment: u32,
-        /// The template's name.
+        /// Name of the template.
         template: String,
-        /// The operand's position.
+        /// Index of the operand.
         operand: u64,
-        /// Type of the template's operand.
+        /// Dtype of the template's operand.
         expected: DType,
-        /// Type of the buffer.
+        /// Dtype of the buffer.
         found: DType,
     },
-    /// An op waits for one that does not stand before it.
+    /// An op waits for one that is not before it.
     #[error("waits for op {after}, which does not stand before it")]
     AfterLater {
         /// The op it waits for.
         after: OpId,
     },
-    /// A compute op stands beside the compute lane.
+    /// A compute op is not on the compute lane.
     #[error("computes on lane '{lane}', only the first lane computes")]
     ComputeLane {
-        /// The lane's name.
+        /// Name of the lane.
         lane: String,
     },
-    /// An op without a microbatch names a buffer that has a copy per microbatch.
+    /// An op without a microbatch refers to a buffer with a copy per microbatch.
     #[error(
         "belongs to no microbatch, so it cannot choose among the {copies} copies of '{buffer}'"
     )]
     AnyCopy {
-        /// The buffer's name.
+        /// Name of the buffer.
         buffer: String,
-        /// How many copies it has.
+        /// Number of copies.
         copies: u32,
     },
 
-    /// Nothing wrote what is read.
+    /// The memory that is read was never written.
     #[error("reads '{buffer}', which nothing has written")]
     Undefined {
-        /// The buffer's name.
+        /// Name of the buffer.
         buffer: String,
     },
-    /// Something else lies in the memory that is read.
+    /// The memory that is read holds another buffer's content.
     #[error(
         "reads '{buffer}' after it was overwritten by {by}, which wrote '{other}' to the same memory"
     )]
     Overwritten {
-        /// The buffer's name.
+        /// Name of the buffer.
         buffer: String,
-        /// The buffer that lies there now.
+        /// The buffer now stored there.
         other: String,
-        /// Who wrote it.
+        /// The op that wrote it.
         by: Site,
     },
-    /// The copy that is read belongs to another microbatch by now.
+    /// The copy that is read now belongs to another microbatch.
     #[error(
         "reads '{buffer}' of running microbatch {expected}, but {by} left that of {found} there"
     )]
     WrongMicrobatch {
-        /// The buffer's name.
+        /// Name of the buffer.
         buffer: String,
-        /// The reader's microbatch, counted from iteration to iteration.
+        /// Microbatch of the reader, counted across iterations.
         expected: u32,
-        /// The writer's.
+        /// Microbatch of the writer.
         found: u32,
         /// The writer.
         by: Site,
     },
-    /// Two ops touch the same memory, one of them writes, and nothing orders them.
+    /// Race: two unordered ops access the same memory, and one of them writes.
     #[error(
         "{verb} '{buffer}' at the same time as {other} {other_verb} it; an after edge must order them"
     )]
     Race {
-        /// What this op does to it.
+        /// Access of this op.
         verb: &'static str,
-        /// The buffer's name.
+        /// Name of the buffer.
         buffer: String,
         /// The other op.
         other: Site,
-        /// What that does to it.
+        /// Access of the other op.
         other_verb: &'static str,
     },
-    /// Within a segment, an operand is overwritten before it is read, or not written at all.
+    /// Within a segment, an operand is overwritten before it is read, or never written.
     #[error(
         "segment {segment} ('{template}'): operator {operator} reads '{operand}'{}",
         by.as_ref().map_or(", which nothing has written".into(), |by| format!(" after '{by}' was written to the same memory"))
@@ -263,73 +263,73 @@ pub enum ViolationKind {
     OperandOverwritten {
         /// The segment.
         segment: u32,
-        /// The template's name.
+        /// Name of the template.
         template: String,
         /// The operator that reads.
         operator: &'static str,
         /// The buffer that it reads.
         operand: String,
-        /// The buffer that lies there instead, if any does.
+        /// The buffer stored there instead, if any.
         by: Option<String>,
     },
-    /// The buffer had been given up.
+    /// The buffer was already freed.
     #[error("reads '{buffer}' after {by} freed it")]
     UseAfterFree {
-        /// The buffer's name.
+        /// Name of the buffer.
         buffer: String,
-        /// Who gave it up.
+        /// The op that freed it.
         by: Site,
     },
-    /// The buffer had been given up already.
+    /// The buffer is freed twice.
     #[error("frees '{buffer}', which is free already")]
     DoubleFree {
-        /// The buffer's name.
+        /// Name of the buffer.
         buffer: String,
     },
 
     /// The peer that an op names does not exist.
     #[error("names a peer that this rank does not have")]
     NoPeer,
-    /// Nobody receives what is sent.
+    /// No rank receives the message.
     #[error("no matching recv on rank {to}")]
     UnmatchedSend {
         /// The rank that should receive.
         to: Rank,
     },
-    /// Nobody sends what should be received.
+    /// No rank sends the message.
     #[error("no matching send from rank {from}")]
     UnmatchedRecv {
         /// The rank that should send.
         from: Rank,
     },
-    /// A send and its receive disagree.
+    /// A send and its receive differ in size or dtype.
     #[error(
         "sends {elements} x {dtype} to rank {to}, whose {recv} expects {recv_elements} x {recv_dtype}"
     )]
     MessageShape {
-        /// Elements sent.
+        /// Number of elements sent.
         elements: u64,
-        /// Their type.
+        /// Dtype sent.
         dtype: DType,
         /// The receiver.
         to: Rank,
-        /// Its op.
+        /// The receive op.
         recv: Site,
-        /// Elements expected.
+        /// Number of elements expected.
         recv_elements: u64,
-        /// Their type.
+        /// Dtype expected.
         recv_dtype: DType,
     },
     /// Two members of a group disagree about a call.
-    #[error("as call {position} of its group it meets {other} on rank {rank}: their {what} differ")]
+    #[error("call {position} of its group matches {other} on rank {rank}: their {what} differ")]
     CollectiveMismatch {
         /// Position among the calls of the group.
         position: u64,
         /// The other member.
         rank: Rank,
-        /// Its call.
+        /// Call of the other member.
         other: Site,
-        /// In what they differ.
+        /// Property in which the calls differ.
         what: &'static str,
     },
     /// A member of a group does not take part in a call.
@@ -337,66 +337,66 @@ pub enum ViolationKind {
     CollectiveMissing {
         /// The member.
         rank: Rank,
-        /// How many calls it makes.
+        /// Number of calls it makes.
         calls: u64,
     },
-    /// What a rank exchanges with an asynchronous server is not what that serves.
+    /// A rank's traffic with an asynchronous server differs from the server's declaration.
     #[error("{verb} {found} elements an iteration, server rank {server} serves {expected}")]
     ServiceTotal {
         /// Sends or receives.
         verb: &'static str,
         /// The server.
         server: Rank,
-        /// Elements that the server declares.
+        /// Number of elements that the server declares.
         expected: u64,
-        /// Elements of the rank's messages.
+        /// Number of elements in the rank's messages.
         found: u64,
     },
-    /// The plan would hang here.
+    /// The plan deadlocks at this op.
     #[error("waits for ever for {other} on rank {rank}, which waits for {behind}")]
     Deadlock {
         /// The rank it waits for.
         rank: Rank,
         /// The op that never starts.
         other: Site,
-        /// The op of that rank which keeps it from starting, and waits for ever itself.
+        /// The op of that rank that blocks it and itself waits for ever.
         behind: Site,
     },
 
-    /// A buffer lies outside the part of the arena that is its kind's.
+    /// A buffer is outside the region of its kind.
     #[error(
         "'{buffer}' lies at bytes {}..{}, its kind's part of the arena at {}..{}",
         bytes.start, bytes.end, part.start, part.end
     )]
     OutsideArena {
-        /// The buffer's name.
+        /// Name of the buffer.
         buffer: String,
-        /// Its bytes.
+        /// Bytes of the buffer.
         bytes: Range<u64>,
-        /// The bytes of its kind.
+        /// Bytes of the kind's region.
         part: Range<u64>,
     },
-    /// The declared bytes are not what the buffers take.
+    /// The declared size of a kind differs from its buffers' size.
     #[error("declares {declared} of {kind}, its buffers take {used}", kind = kind.name())]
     KindBytes {
         /// The kind.
         kind: MemoryKind,
-        /// What is declared.
+        /// Declared size.
         declared: Bytes,
-        /// What the buffers take.
+        /// Size of the buffers.
         used: Bytes,
     },
     /// The arena is larger than the device's memory.
     #[error("needs {} of {limit}: {}", memory.total(), breakdown(memory))]
     OverLimit {
-        /// What there is.
+        /// Available memory.
         limit: Bytes,
-        /// What the arena holds.
+        /// Memory of the arena, by kind.
         memory: Memory,
     },
 }
 
-/// `1.50 GiB parameters + 3.00 GiB activations`, largest first.
+/// Formats `1.50 GiB parameters + 3.00 GiB activations`, largest first.
 fn breakdown(memory: &Memory) -> String {
     let mut kinds = MemoryKind::ARENA.map(|kind| (memory.of(kind), kind));
     kinds.sort_by_key(|&(bytes, kind)| (std::cmp::Reverse(bytes), kind));

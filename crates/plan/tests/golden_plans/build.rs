@@ -1,17 +1,17 @@
-//! Writes programs by hand.
+//! Builder for hand-written programs.
 
 use paceline_plan::DType;
-use paceline_plan::graph::{OpKind, Part};
+use paceline_plan::graph::{OpKind, OpPass};
 use paceline_plan::ids::{BufferId, LaneId, Microbatch, SegmentId};
 use paceline_plan::program::{
-    Access, Buffer, LocalOp, Memory, MemoryKind, Op, Operand, Outputs, Program, Section, Segment,
-    SegmentPass, Template, View,
+    Access, Buffer, ComputePass, LocalOp, Memory, MemoryKind, Op, Operand, Outputs, Program,
+    Section, Segment, Template, View,
 };
 use paceline_plan::units::Bytes;
 
 pub(crate) const COMPUTE: LaneId = LaneId(0);
 
-/// A program that grows.
+/// A program under construction.
 pub(crate) struct Build {
     pub(crate) program: Program,
 }
@@ -62,7 +62,7 @@ impl Build {
         SegmentId::from(self.program.segments.len() - 1)
     }
 
-    /// Assigns addresses, kind after kind.
+    /// Assigns addresses, kind by kind.
     pub(crate) fn finish(mut self) -> Program {
         let mut cursor = Bytes::ZERO;
         for kind in MemoryKind::ALL {
@@ -88,14 +88,14 @@ pub(crate) fn operand(rows: u64, width: u64, access: Access) -> Operand {
 
 pub(crate) fn local(
     kind: OpKind,
-    part: Part,
+    part: OpPass,
     inputs: &[u16],
     params: &[u16],
     outputs: &[u16],
 ) -> LocalOp {
     LocalOp {
         kind,
-        part,
+        pass: part,
         inputs: inputs.to_vec(),
         params: params.to_vec(),
         outputs: outputs.to_vec(),
@@ -104,7 +104,7 @@ pub(crate) fn local(
 
 pub(crate) fn template(
     name: &str,
-    pass: SegmentPass,
+    pass: ComputePass,
     operands: Vec<Operand>,
     ops: Vec<LocalOp>,
 ) -> Template {

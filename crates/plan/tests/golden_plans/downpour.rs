@@ -1,13 +1,14 @@
-//! Downpour SGD (Dean et al., NIPS '12): three replicas, one server that applies gradients as they come and
-//! answers with the newest weights. The server's op declares whom it serves, with what, and how often.
+//! Downpour SGD (Dean et al., NIPS '12): three replicas and one server, which applies gradients on
+//! arrival and replies with the newest weights. The server's op declares its peers, views and
+//! number of requests.
 
 use super::build::{Build, COMPUTE, compute, local, operand, template};
 use paceline_plan::DType;
-use paceline_plan::graph::{LinearRole, OpKind, Part};
+use paceline_plan::graph::{LinearRole, OpKind, OpPass};
 use paceline_plan::ids::{GroupId, LaneId, Microbatch};
 use paceline_plan::mesh::GroupKind;
 use paceline_plan::program::{
-    Access, LoadKind, MemoryKind, Op, Peer, Plan, Program, SegmentPass, Service,
+    Access, ComputePass, LoadKind, MemoryKind, Op, Peer, Plan, Program, Service,
 };
 use paceline_plan::strategy::{OptimizerKind, Strategy, Sync};
 
@@ -27,7 +28,7 @@ pub(crate) fn plan() -> Plan {
     let linear = OpKind::Linear { role: LinearRole::Up };
     let gradient = template(
         "B.linear",
-        SegmentPass::Backward,
+        ComputePass::Backward,
         vec![
             operand(TOKENS, WIDTH, Access::Read),
             operand(WIDTH, WIDTH, Access::Read),
@@ -35,8 +36,8 @@ pub(crate) fn plan() -> Plan {
             operand(WIDTH, WIDTH, Access::Accumulate),
         ],
         vec![
-            local(linear, Part::Forward, &[0], &[1], &[2]),
-            local(linear, Part::WeightGradient, &[2, 0], &[3], &[]),
+            local(linear, OpPass::Forward, &[0], &[1], &[2]),
+            local(linear, OpPass::BackwardWeight, &[2, 0], &[3], &[]),
         ],
     );
     Plan {

@@ -1,17 +1,18 @@
-//! The plans under `plans/`: what the planner makes for small cases, and, written by hand, what it will
-//! have to make later, to prove that the types carry it. Each validates, and prints and parses to itself.
+//! The golden plans under `plans/`. Some are the planner's output for small cases. Others are
+//! hand-written examples of what it will produce later, to prove that the types can express it.
+//! Each validates, and prints and parses to itself.
 //!
-//! After a deliberate change: `UPDATE_GOLDEN=1 cargo test -p paceline-plan --test golden_plans`, then
-//! read the difference.
+//! After a deliberate change, run `UPDATE_GOLDEN=1 cargo test -p paceline-plan --test
+//! golden_plans`, then review the diff.
 
 mod build;
 mod downpour;
 mod pipedream;
 mod ring_attention;
 
-use paceline_plan::collective::Order;
+use paceline_plan::collective::SummationOrder;
 use paceline_plan::lower::lower;
-use paceline_plan::model::{Activation, Experts, Latent, Model, ModelKind, Mtp, Shape};
+use paceline_plan::model::{Activation, Experts, Latent, Model, ModelDims, ModelKind, Mtp};
 use paceline_plan::program::Plan;
 use paceline_plan::schedule::{ScheduleKind, Versions};
 use paceline_plan::strategy::{Recompute, Strategy, Sync, Zero};
@@ -21,7 +22,7 @@ use std::path::PathBuf;
 /// A model small enough that its plans can be read.
 fn tiny(kind: ModelKind) -> Model {
     let mlp = kind == ModelKind::Mlp;
-    let shape = Shape {
+    let shape = ModelDims {
         kind,
         layers: 2,
         d_model: 16,
@@ -162,7 +163,7 @@ fn plans() -> Vec<(&'static str, Plan)> {
                     pp: 2,
                     zero: Zero::Parameters,
                     global_batch: 8,
-                    order: Order::Free,
+                    order: SummationOrder::Free,
                     ..base()
                 },
             ),

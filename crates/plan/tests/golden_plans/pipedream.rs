@@ -1,18 +1,18 @@
-//! PipeDream (Narayanan et al., SOSP '19) on two stages: one forward, one backward, no flush. The first
-//! stage runs one minibatch ahead, so it keeps two versions of its weights, and a backward pass uses the
-//! version that its forward pass used.
+//! PipeDream (Narayanan et al., SOSP '19) on two stages: one forward, one backward, no flush. The
+//! first stage runs one minibatch ahead, so it stashes two versions of its weights. A backward pass
+//! uses the version of its forward pass.
 //!
-//! In body i, stage 0 runs the forward pass of minibatch i + 1 and the backward pass of i; stage 1 both of
-//! i, while minibatch i + 1 already arrives. What arrives early may still be on its way when the next body
-//! starts; the forward pass that reads it waits for it.
+//! In body i, stage 0 runs the forward pass of minibatch i + 1 and the backward pass of i. Stage 1
+//! runs both passes of i, while minibatch i + 1 already arrives. An early receive may still be in
+//! flight when the next body starts; the forward pass that reads it waits for it.
 
 use super::build::{Build, COMPUTE, compute, local, operand, template};
 use paceline_plan::DType;
-use paceline_plan::graph::{LinearRole, OpKind, Part};
+use paceline_plan::graph::{LinearRole, OpKind, OpPass};
 use paceline_plan::ids::{LaneId, Microbatch, OpId, StageRank};
 use paceline_plan::mesh::GroupKind;
 use paceline_plan::program::{
-    Access, Bucket, InFlight, MemoryKind, Op, Peer, Plan, Program, SegmentPass, StepPhase,
+    Access, Bucket, CarryoverOp, ComputePass, MemoryKind, Op, Peer, Plan, Program, StepPhase,
     Template, View,
 };
 use paceline_plan::strategy::{OptimizerKind, Strategy};
@@ -45,13 +45,13 @@ fn templates() -> Vec<Template> {
     let (x, w) = (|access| operand(TOKENS, WIDTH, access), |access| operand(WIDTH, WIDTH, access));
     let forward = template(
         "F.linear",
-        SegmentPass::Forward,
+        ComputePass::Forward,
         vec![x(Access::Read), w(Access::Read), x(Access::Write)],
-        vec![local(linear, Part::Forward, &[0], &[1], &[2])],
+        vec![local(linear, OpPass::Forward, &[0], &[1], &[2])],
     );
     let backward = template(
         "B.linear",
-        SegmentPass::Backward,
+        ComputePass::Backward,
         vec![
             x(Access::Read),
             x(Access::Read),
@@ -60,14 +60,14 @@ fn templates() -> Vec<Template> {
             x(Access::Write),
         ],
         vec![
-            local(linear, Part::InputGradient, &[0], &[2], &[4]),
-            local(linear, Part::WeightGradient, &[0, 1], &[3], &[]),
+            local(linear, OpPass::BackwardInput, &[0], &[2], &[4]),
+            local(linear, OpPass::BackwardWeight, &[0, 1], &[3], &[]),
         ],
     );
     vec![forward, backward]
 }
 
-/// A stage's weights, their versions, and its bucket.
+/// A stage's weights with their versions and gradient.
 struct Weights {
     latest: View,
     versions: View,
@@ -89,9 +89,9 @@ fn weights(b: &mut Build, versions: u32) -> Weights {
         grads: grad,
         master: None,
         moments: Vec::new(),
-        stored: Vec::new(),
+        offloaded: Vec::new(),
         shard: None,
-        gauge: None,
+        tensor_norms: None,
         updated: true,
     });
     b.program.frames.push(vec![kept.buffer]);
@@ -151,7 +151,7 @@ fn second() -> Program {
     let y = b.activation("y", TOKENS * WIDTH, 1);
     let dx = b.activation("x.grad", TOKENS * WIDTH, 1);
     let forward = b.segment(0, &[x, w.latest, y]);
-    // The loss is the output's square, so that its gradient is the output itself.
+    // The loss is the output's square, so its gradient is the output itself.
     let backward = b.segment(1, &[y, x, w.used, w.grad, dx]);
     let before = Peer::Stage(StageRank(0));
     let recv = |m| Op::Recv { from: before, channel: 0, view: x, microbatch: Microbatch(m) };
@@ -170,7 +170,7 @@ fn second() -> Program {
     b.program.prologue.push(RECV, recv(0), &[]);
     let arriving = b.program.body.push(RECV, recv(1), &[]);
     let reads = steps(&mut b.program.body, &[]);
-    b.program.in_flight.push(InFlight { op: arriving, before: vec![reads] });
+    b.program.in_flight.push(CarryoverOp { op: arriving, before: vec![reads] });
     steps(&mut b.program.epilogue, &[]);
     b.finish()
 }

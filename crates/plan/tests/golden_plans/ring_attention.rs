@@ -1,12 +1,13 @@
-//! Ring attention (Liu et al., arXiv 2310.01889) over four context-parallel ranks, forward: every rank keeps
-//! its queries, and keys and values go round. While a block is attended to, the next one is on its way.
+//! Ring attention (Liu et al., arXiv 2310.01889) over four context-parallel ranks, forward: every
+//! rank keeps its queries, and keys and values travel around the ring. The next block is received
+//! while the current one is processed.
 
 use super::build::{Build, local, operand, template};
 use paceline_plan::DType;
-use paceline_plan::graph::{Heads, OpKind, Part};
+use paceline_plan::graph::{Heads, OpKind, OpPass};
 use paceline_plan::ids::{LaneId, Microbatch};
 use paceline_plan::mesh::Axis;
-use paceline_plan::program::{Access, MemoryKind, Op, Peer, Plan, Program, SegmentPass, Template};
+use paceline_plan::program::{Access, ComputePass, MemoryKind, Op, Peer, Plan, Program, Template};
 use paceline_plan::strategy::Strategy;
 
 const RANKS: u32 = 4;
@@ -35,14 +36,14 @@ fn templates() -> Vec<Template> {
     let block = |name: &str, access: Access| {
         template(
             name,
-            SegmentPass::Forward,
+            ComputePass::Forward,
             vec![
                 operand(TOKENS, width, Access::Read),
                 operand(TOKENS, kv, Access::Read),
                 operand(TOKENS, width, access),
                 operand(TOKENS, HEADS.heads, access),
             ],
-            vec![local(kind, Part::Forward, &[0, 1], &[], &[2, 3])],
+            vec![local(kind, OpPass::Forward, &[0, 1], &[], &[2, 3])],
         )
     };
     vec![block("F.attention.first", Access::Write), block("F.attention.merge", Access::Accumulate)]
@@ -53,7 +54,7 @@ fn program() -> Program {
     let kv_width = 2 * HEADS.kv_heads * HEADS.head_dim;
     let mut b = Build::new("every rank", &["compute", "ring-send", "ring-recv", "load"]);
     let queries = b.buffer("queries", DType::F32, TOKENS * width, 1, MemoryKind::Activations);
-    // Two buffers in turn: one is attended to and passed on while the other fills.
+    // Double buffer: one block is processed and sent on while the other is received.
     let blocks = [0, 1].map(|i| {
         b.buffer(&format!("kv.{i}"), DType::F32, TOKENS * kv_width, 1, MemoryKind::Communication)
     });
@@ -79,7 +80,7 @@ fn program() -> Program {
             let channel = step as u16;
             let microbatch = Microbatch(0);
             let op = Op::Recv { from: Peer::Previous(Axis::Cp), channel, view: next, microbatch };
-            // The buffer that fills must have been attended to and passed on.
+            // The receive buffer must have been processed and sent on.
             let free: Vec<_> = [attended, sent].into_iter().flatten().collect();
             arrived = Some(b.program.body.push(recv, op, &free));
             let op = Op::Send { to: Peer::Next(Axis::Cp), channel, view: now, microbatch };

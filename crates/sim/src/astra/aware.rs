@@ -1,26 +1,26 @@
-//! The congestion-aware network: links carry one message after the other.
+//! The congestion-aware network: links carry one message at a time.
 //!
-//! A message is stored and forwarded whole, hop by hop. It occupies a link while its bytes pass,
-//! and is at the next device when its last byte has travelled. Messages wait for a link in the
-//! order in which they came.
+//! Messages are stored and forwarded as a whole, hop by hop. A message occupies a link while its
+//! bytes pass, and reaches the next device with its last byte. Messages queue for a link in order
+//! of arrival.
 
-use super::agenda::Agenda;
 use super::case::{Case, Kind};
 use super::engine::{Event, Message, Network, Shipment};
+use super::event_queue::EventQueue;
 use super::fold::Fold;
 use super::schedule::Schedule;
 use std::collections::BTreeMap;
 
-/// Links of one dimension, and what is on them.
+/// Links of one dimension and the messages on them.
 #[derive(Debug)]
 pub(super) struct Aware {
     kind: Kind,
     size: u32,
-    /// What packets of each size take on a link.
+    /// Link times by packet size.
     passages: Vec<Passage>,
-    /// Two of each rank on a ring (to the next, to the one before) and a switch (to it, from it).
+    /// Two links per rank: to the next and the previous rank of a ring, or to and from a switch.
     links: Vec<Link>,
-    /// Where each has its own link to each: links by sender and distance, as they are first used.
+    /// Links of a fully connected dimension, by sender and distance, created on first use.
     direct: BTreeMap<(u32, u32), u32>,
     flights: Vec<Flight>,
     unused: Vec<u32>,
@@ -28,40 +28,40 @@ pub(super) struct Aware {
 
 #[derive(Clone, Copy, Debug)]
 struct Passage {
-    /// Until the packet is at the other end.
+    /// Time until the packet reaches the other end.
     hop_ns: u64,
-    /// Until the link can take the next one.
+    /// Time until the link can accept the next packet.
     busy_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Link {
     busy: bool,
-    /// Flights that wait: the first and the last.
+    /// First and last waiting flight.
     first: u32,
     last: u32,
 }
 
-/// A message on its way.
+/// A message in flight.
 #[derive(Clone, Copy, Debug)]
 struct Flight {
     message: Message,
-    /// The rank where it is; on a switch, where it began.
+    /// Current rank; on a switch, the sender.
     at: u32,
     hops_left: u32,
-    /// The flight that waits behind it.
+    /// The next waiting flight.
     next: u32,
-    /// The number of its size; no algorithm has more sizes than twice the bits of a rank.
+    /// Index of its size; no algorithm has more sizes than twice the bits of a rank.
     size: u8,
     clockwise: bool,
 }
 
-/// What happens on wires.
+/// Link events.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Wire {
-    /// A flight has come to the end of a link.
+    /// A flight has reached the end of a link.
     Hopped(u32),
-    /// A link can take the next flight.
+    /// A link can accept the next flight.
     Free(u32),
 }
 
@@ -70,7 +70,7 @@ const IDLE: Link = Link { busy: false, first: NONE, last: NONE };
 
 impl Aware {
     pub(super) fn new(case: &Case, schedule: &Schedule, fold: &Fold) -> Aware {
-        // One dimension, as others were refused, and so one phase.
+        // More than one dimension is rejected earlier, so there is one phase.
         let (dim, phase) = (case.dims[0], &schedule.phases[0]);
         let passage = |size| {
             let (hop_ns, busy_ns) = (phase.wires.hop_ns(size), phase.wires.busy_ns(size));
@@ -91,7 +91,7 @@ impl Aware {
         }
     }
 
-    /// The link that a flight takes first.
+    /// First link of a flight.
     fn first_link(&mut self, flight: u32, offset: u32) -> u32 {
         let Flight { at, clockwise, .. } = self.flights[flight as usize];
         match self.kind {
@@ -107,7 +107,7 @@ impl Aware {
         }
     }
 
-    /// Moves a flight to the end of a link: the link that it takes next.
+    /// Moves a flight to the end of its link and returns the next link.
     fn next_link(&mut self, flight: u32) -> u32 {
         let flight = &mut self.flights[flight as usize];
         match self.kind {
@@ -120,12 +120,12 @@ impl Aware {
                 };
                 2 * flight.at + u32::from(!flight.clockwise)
             }
-            // From the switch; where each has its own link to each, there is no second one.
+            // From the switch; a fully connected dimension has no second hop.
             Kind::Switch | Kind::FullyConnected => 2 * flight.message.to + 1,
         }
     }
 
-    fn enter(&mut self, flight: u32, number: u32, agenda: &mut Agenda<Event<Wire>>) {
+    fn enter(&mut self, flight: u32, number: u32, agenda: &mut EventQueue<Event<Wire>>) {
         let link = &mut self.links[number as usize];
         if !link.busy {
             self.start(flight, number, agenda);
@@ -137,7 +137,7 @@ impl Aware {
         }
     }
 
-    fn start(&mut self, flight: u32, link: u32, agenda: &mut Agenda<Event<Wire>>) {
+    fn start(&mut self, flight: u32, link: u32, agenda: &mut EventQueue<Event<Wire>>) {
         self.links[link as usize].busy = true;
         let size = self.flights[flight as usize].size;
         let Passage { hop_ns, busy_ns } = self.passages[size as usize];
@@ -145,7 +145,7 @@ impl Aware {
         agenda.add(busy_ns, Event::Network(Wire::Free(link)));
     }
 
-    fn hop(&mut self, number: u32, agenda: &mut Agenda<Event<Wire>>) -> Option<Message> {
+    fn hop(&mut self, number: u32, agenda: &mut EventQueue<Event<Wire>>) -> Option<Message> {
         let flight = &mut self.flights[number as usize];
         flight.hops_left -= 1;
         if flight.hops_left == 0 {
@@ -157,7 +157,7 @@ impl Aware {
         None
     }
 
-    fn free(&mut self, number: u32, agenda: &mut Agenda<Event<Wire>>) {
+    fn free(&mut self, number: u32, agenda: &mut EventQueue<Event<Wire>>) {
         let link = &mut self.links[number as usize];
         link.busy = false;
         let flight = link.first;
@@ -174,7 +174,7 @@ impl Aware {
 impl Network for Aware {
     type Event = Wire;
 
-    fn send(&mut self, shipment: &Shipment<'_>, agenda: &mut Agenda<Event<Wire>>) {
+    fn send(&mut self, shipment: &Shipment<'_>, agenda: &mut EventQueue<Event<Wire>>) {
         let Shipment { message, from, offset, size, .. } = *shipment;
         let flight = Flight {
             message,
@@ -182,7 +182,7 @@ impl Network for Aware {
             hops_left: self.kind.hops(self.size, offset),
             next: NONE,
             size: size as u8,
-            // Half way round, clockwise.
+            // Ties go clockwise.
             clockwise: offset <= self.size - offset,
         };
         let number = match self.unused.pop() {
@@ -199,7 +199,7 @@ impl Network for Aware {
         self.enter(number, link, agenda);
     }
 
-    fn happen(&mut self, event: Wire, agenda: &mut Agenda<Event<Wire>>) -> Option<Message> {
+    fn happen(&mut self, event: Wire, agenda: &mut EventQueue<Event<Wire>>) -> Option<Message> {
         match event {
             Wire::Hopped(flight) => self.hop(flight, agenda),
             Wire::Free(link) => {

@@ -1,19 +1,19 @@
-//! Callbacks that a rank asked for.
+//! Callbacks requested by a rank.
 //!
-//! All callbacks of a rank in one tick are one event, at the place of the first: the rank works
-//! them off without another rank in between. One that a callback asks for in the same tick joins
-//! its end. On congested links that order decides who goes first.
+//! All callbacks of a rank in one tick form one event, at the position of the first; the rank runs
+//! them without interleaving with other ranks. A callback requested during the same tick is
+//! appended. On congested links this order decides which message goes first.
 
-/// What a rank wants to be told later.
+/// A requested callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
     /// A packet of this chunk is ready.
     Ready(u32),
-    /// A packet of this chunk is at hand, and is ready once it is added up, which takes so long.
+    /// A packet of this chunk has arrived; it is ready after a reduction of this many ns.
     Reduce(u32, u64),
 }
 
-/// The callbacks of all ranks.
+/// Callbacks of all ranks.
 #[derive(Debug)]
 pub(super) struct Calls {
     /// Each rank's first group.
@@ -22,11 +22,11 @@ pub(super) struct Calls {
     unused: Vec<u32>,
 }
 
-/// The callbacks of a rank in one tick.
+/// Callbacks of a rank in one tick.
 #[derive(Debug)]
 struct Group {
     tick: u64,
-    /// The rank's next group; a rank has few at a time.
+    /// The rank's next group; a rank has only a few.
     next: u32,
     calls: Vec<Call>,
 }
@@ -38,7 +38,7 @@ impl Calls {
         Calls { first: vec![NONE; ranks as usize], groups: Vec::new(), unused: Vec::new() }
     }
 
-    /// Asks for a callback. The number of a new group if this is the first of its tick.
+    /// Requests a callback. Returns the number of a new group if this is the first of its tick.
     pub(super) fn add(&mut self, rank: u32, tick: u64, call: Call) -> Option<u32> {
         let head = self.first[rank as usize];
         let mut at = head;
@@ -61,12 +61,12 @@ impl Calls {
         Some(new)
     }
 
-    /// A callback of a group by its number, if there are so many.
+    /// Callback `number` of a group; `None` past the end.
     pub(super) fn get(&self, group: u32, number: usize) -> Option<Call> {
         self.groups[group as usize].calls.get(number).copied()
     }
 
-    /// Forgets a group whose tick has come.
+    /// Removes a group whose tick has been processed.
     pub(super) fn end(&mut self, rank: u32, group: u32) {
         let next = self.groups[group as usize].next;
         let head = &mut self.first[rank as usize];
@@ -101,7 +101,7 @@ mod tests {
         calls.end(0, a);
         assert_eq!(calls.get(b, 0), Some(Call::Ready(2)));
         assert_eq!(calls.get(c, 0), Some(Call::Ready(4)));
-        // A group is used again, empty.
+        // A group is reused, empty.
         assert_eq!(calls.add(0, 10, Call::Ready(5)), Some(a));
         assert_eq!(calls.get(a, 1), None);
         calls.end(0, a);

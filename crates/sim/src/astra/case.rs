@@ -1,34 +1,34 @@
-//! A collective on a network, in ASTRA-sim's terms, and why one cannot be simulated.
+//! A collective on a network, in ASTRA-sim's terms, and reasons for rejecting one.
 
 use thiserror::Error;
 
-/// One run of ASTRA-sim: a collective over all ranks, and nothing else.
+/// One ASTRA-sim run: a single collective over all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
-    /// What a link does with several messages at once.
+    /// Link model for concurrent messages.
     pub backend: Backend,
-    /// What the ranks do together.
+    /// The collective.
     pub collective: Collective,
-    /// Size of the collective: of the buffer of each rank, which for an all-gather is its shard.
+    /// Size of each rank's buffer; for an all-gather, of its shard.
     pub bytes: u64,
     /// The network, innermost dimension first.
     pub dims: Vec<Dimension>,
-    /// Which algorithm works on which dimension.
+    /// Algorithm per dimension, or one over all ranks.
     pub algorithms: Algorithms,
-    /// Into how many chunks the collective is cut (`preferred-dataset-splits`).
+    /// Number of chunks of the collective (`preferred-dataset-splits`).
     pub splits: u32,
-    /// How many chunks may be under way in a dimension at once (`active-chunks-per-dimension`).
+    /// Maximum number of chunks in flight per dimension (`active-chunks-per-dimension`).
     pub active_chunks: u32,
-    /// How an all-reduce uses several dimensions.
+    /// Use of several dimensions by an all-reduce.
     pub optimization: Optimization,
-    /// What every packet costs at a rank before it is sent or counts as received.
+    /// Time per packet at a rank before it is sent or counts as received.
     pub endpoint_delay_ns: u64,
-    /// Rate of local memory, which a reduction passes three times; in units of 10⁹ bytes a second.
+    /// Local memory bandwidth in 10⁹ bytes per second; a reduction makes three passes.
     pub local_mem_gbps: f64,
 }
 
 impl Case {
-    /// The number of ranks; the largest number there is where they cannot be counted.
+    /// Number of ranks; `u64::MAX` on overflow.
     pub fn ranks(&self) -> u64 {
         self.dims.iter().fold(1, |product: u64, dim| product.saturating_mul(dim.size.into()))
     }
@@ -37,76 +37,76 @@ impl Case {
 /// One dimension of the network.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dimension {
-    /// How its ranks are wired.
+    /// Topology of its ranks.
     pub kind: Kind,
-    /// How many ranks are along it.
+    /// Number of ranks along it.
     pub size: u32,
-    /// Rate of a link in GiB a second, which ASTRA-sim's files call GB/s.
+    /// Link bandwidth in GiB per second (ASTRA-sim's files call it GB/s).
     pub bandwidth_gibps: f64,
-    /// What a hop takes beside the bytes.
+    /// Latency per hop, in addition to the transfer time.
     pub latency_ns: f64,
 }
 
-/// What a link does with several messages at once.
+/// Link model for concurrent messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
-    /// It carries each as if it were alone.
+    /// Every message is carried as if it were alone.
     CongestionUnaware,
-    /// It carries one after the other. One dimension only.
+    /// Messages are carried one after the other. One dimension only.
     CongestionAware,
 }
 
-/// What the ranks do together.
+/// Kind of collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collective {
     /// Every rank gets the sum.
     AllReduce,
     /// Every rank gets every shard.
     AllGather,
-    /// Every rank gets its part of the sum.
+    /// Every rank gets its shard of the sum.
     ReduceScatter,
-    /// Every rank gets its part of each rank's data.
+    /// Every rank gets its shard of each rank's data.
     AllToAll,
 }
 
-/// How the ranks along a dimension are wired.
+/// Topology of the ranks along a dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Each to its two neighbours; messages take the shorter way.
+    /// Each rank is linked to its two neighbours; messages take the shorter direction.
     Ring,
-    /// Each to one switch: two hops to anyone.
+    /// Each rank is linked to one switch: two hops to any rank.
     Switch,
-    /// Each to each: one hop.
+    /// Each rank is linked to every other: one hop.
     FullyConnected,
 }
 
-/// Which algorithm works on which dimension.
+/// Assignment of algorithms to dimensions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Algorithms {
-    /// One for each dimension.
+    /// One algorithm per dimension.
     PerDimension(Vec<Algorithm>),
-    /// One over all ranks in the order of their numbers, blind to dimensions: `oneRing`,
+    /// One algorithm over all ranks in rank order, regardless of dimensions: `oneRing`,
     /// `oneDirect`, `oneHalvingDoubling`.
     OverAll(Algorithm),
 }
 
-/// How a collective is done by the ranks of a group.
+/// Collective algorithm within a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// To the next rank, again and again.
+    /// Every packet is sent to the next rank.
     Ring,
-    /// To every other rank, at most `window` packets at a time, or all at once.
+    /// Packets are sent to every other rank, at most `window` at a time, or all at once.
     Direct {
-        /// Packets in flight.
+        /// Maximum number of packets in flight.
         window: Option<u32>,
     },
-    /// To the rank at distance 1, 2, 4…; and back for an all-reduce.
+    /// Packets are sent to the rank at distance 1, 2, 4…; and back for an all-reduce.
     HalvingDoubling,
-    /// Up and down one of two trees, by turns. Does an all-reduce whatever it is asked for.
+    /// Up and down one of two trees, alternately. Always performs an all-reduce.
     DoubleBinaryTree,
 }
 
-/// How an all-reduce uses several dimensions.
+/// Use of several dimensions by an all-reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Optimization {
     /// A whole all-reduce in each dimension.
@@ -115,26 +115,26 @@ pub enum Optimization {
     LocalBwAware,
 }
 
-/// Why a case has no answer.
+/// Reason that a case cannot be simulated.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum AstraError {
-    /// A value that ASTRA-sim itself refuses, divides by, or waits for without end.
+    /// A value that ASTRA-sim itself rejects, divides by, or waits for without end.
     #[error("{field} is {found}; {remedy}")]
     Value {
-        /// Which value, as the case names it.
+        /// Name of the field.
         field: String,
-        /// What it is.
+        /// The given value.
         found: String,
-        /// What would work.
+        /// A value that would work.
         remedy: &'static str,
     },
-    /// The congestion-aware backend has one dimension.
+    /// The congestion-aware backend supports only one dimension.
     #[error(
         "the congestion-aware backend has one dimension, not {dims}; use the congestion-unaware \
          one, or a network of one dimension"
     )]
     OneDimension {
-        /// How many were asked for.
+        /// Requested number of dimensions.
         dims: usize,
     },
     /// ASTRA-sim has no such algorithm.
@@ -142,43 +142,43 @@ pub enum AstraError {
     Unsupported {
         /// The algorithm.
         algorithm: &'static str,
-        /// What it was asked to do.
+        /// The requested collective.
         collective: &'static str,
-        /// What would work.
+        /// An alternative that would work.
         remedy: &'static str,
     },
-    /// Some ranks wait for messages that nobody sends: ASTRA-sim ends without their times.
+    /// Some ranks wait for messages that are never sent: ASTRA-sim ends without their times.
     #[error(
         "{finished} of {ranks} ranks finish, the others wait for each other without end; use a \
          power of two for halving-doubling, and one active chunk with trees"
     )]
     Stuck {
-        /// Ranks that finish.
+        /// Number of ranks that finish.
         finished: u64,
-        /// All ranks.
+        /// Number of all ranks.
         ranks: u64,
     },
-    /// More than one machine should be asked to simulate.
+    /// Too large to simulate on one machine.
     #[error("{what}: {found} is over the limit of {limit}; {remedy}")]
     TooLarge {
-        /// What there is too much of.
+        /// The quantity that is too large.
         what: &'static str,
-        /// How much there is, at least.
+        /// Its value, or a lower bound.
         found: u64,
-        /// How much there may be.
+        /// Its limit.
         limit: u64,
-        /// What would work.
+        /// An alternative that would work.
         remedy: &'static str,
     },
 }
 
-/// The largest number of ranks: far beyond any cluster, and small enough to count messages in.
+/// Maximum number of ranks: far beyond any cluster, and small enough for counting messages.
 const MAX_RANKS: u64 = 1 << 24;
 
-/// ASTRA-sim marks four dimensions as taking part, and reads beyond them for a fifth.
+/// ASTRA-sim flags four dimensions as participating and reads out of bounds for a fifth.
 const MAX_DIMS: usize = 4;
 
-/// Refuses what ASTRA-sim refuses or cannot do, before anything is computed from it.
+/// Rejects cases that ASTRA-sim rejects or cannot run, before anything is computed from them.
 pub(super) fn check(case: &Case) -> Result<(), AstraError> {
     let value = |field: String, found: String, remedy| AstraError::Value { field, found, remedy };
     let counts = [("splits", case.splits), ("active_chunks", case.active_chunks)];

@@ -1,14 +1,14 @@
-//! The loop over events, and the queues of chunks at each rank.
+//! The event loop, and the queues of chunks at each rank.
 //!
 //! A rank has a queue for each dimension. The first `active_chunks` of a queue run; the others
-//! wait. A chunk whose phase ends leaves its queue, enters that of its next phase at the end, and
-//! lets the next one run.
+//! wait. A chunk whose phase ends leaves its queue, is appended to the queue of its next phase, and
+//! lets the next waiting chunk start.
 
 mod climb;
 
-use super::agenda::Agenda;
 use super::calls::{Call, Calls};
 use super::case::{AstraError, Case};
+use super::event_queue::EventQueue;
 use super::exchange::Packet;
 use super::fold::Fold;
 use super::mailbox::{Mailboxes, Place};
@@ -16,8 +16,8 @@ use super::schedule::{Phase, Schedule, Work};
 use super::{Outcome, exchange, tree};
 use std::collections::VecDeque;
 
-/// Runs a schedule to its end. None if ranks that the fold takes for equal could be told apart by
-/// the order of events in a tick.
+/// Runs a schedule to its end. Returns `None` if the order of events in a tick could distinguish
+/// ranks that the fold treats as equal.
 pub(super) fn run<N: Network>(
     case: &Case,
     schedule: &Schedule,
@@ -47,55 +47,55 @@ pub(super) fn run<N: Network>(
     Ok(Some(Outcome { time_ns_max: last, time_ns_min: first, messages }))
 }
 
-/// What carries messages.
+/// Model of message transport.
 pub(super) trait Network {
-    /// What can happen on the way.
+    /// Network events.
     type Event: Copy;
 
-    /// Takes a message.
-    fn send(&mut self, shipment: &Shipment<'_>, agenda: &mut Agenda<Event<Self::Event>>);
+    /// Sends a message.
+    fn send(&mut self, shipment: &Shipment<'_>, agenda: &mut EventQueue<Event<Self::Event>>);
 
-    /// Something happens on the way: the message that arrives with it, if one does.
+    /// Handles a network event; returns the message that arrives with it, if any.
     fn happen(
         &mut self,
         event: Self::Event,
-        agenda: &mut Agenda<Event<Self::Event>>,
+        agenda: &mut EventQueue<Event<Self::Event>>,
     ) -> Option<Message>;
 }
 
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Message {
-    /// Its receiver.
+    /// Receiver.
     pub(super) to: u32,
     chunk: u32,
     label: u32,
     phase: u8,
 }
 
-/// A message and all that its way depends on.
+/// A message with everything that its route depends on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shipment<'a> {
-    /// What is sent.
+    /// The message.
     pub(super) message: Message,
-    /// Its sender.
+    /// Sender.
     pub(super) from: u32,
-    /// How much further in the group the receiver is.
+    /// Distance from sender to receiver in the group.
     pub(super) offset: u32,
-    /// The number of its size in the phase.
+    /// Index of its size in the phase.
     pub(super) size: usize,
-    /// Where the sender is.
+    /// Phase of the sender.
     pub(super) phase: &'a Phase,
 }
 
-/// What happens in a tick.
+/// An event in a tick.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Event<N> {
-    /// A rank works off a group of callbacks.
+    /// A rank runs a group of callbacks.
     Calls { rank: u32, group: u32 },
-    /// A message of a chunk meets a receive that was posted after it had arrived.
+    /// A receive matches a message that had arrived before it was posted.
     Receive { rank: u32, chunk: u32 },
-    /// Something happens on the network.
+    /// A network event.
     Network(N),
 }
 
@@ -104,39 +104,39 @@ struct Engine<'a, N: Network> {
     fold: &'a Fold,
     active_chunks: u32,
     endpoint_ns: u64,
-    agenda: Agenda<Event<N::Event>>,
+    agenda: EventQueue<Event<N::Event>>,
     calls: Calls,
     mailboxes: Mailboxes,
     network: N,
-    /// By rank and chunk.
-    lanes: Vec<Lane>,
-    /// By rank and dimension.
+    /// Chunk states by rank and chunk.
+    lanes: Vec<ChunkState>,
+    /// Queues by rank and dimension.
     queues: Vec<Queue>,
-    /// Chunks that each rank has not finished.
+    /// Number of unfinished chunks per rank.
     unfinished: Vec<u32>,
     finished: Finished,
     messages: u64,
     ambiguous: bool,
 }
 
-/// A chunk at a rank.
+/// State of a chunk at a rank.
 #[derive(Clone, Copy, Debug, Default)]
-struct Lane {
+struct ChunkState {
     phase: u8,
-    /// Its progress in the phase, if that is an exchange.
+    /// Progress in the phase, if it is an exchange.
     exchange: exchange::Progress,
-    /// Its progress in the phase, if that is a tree.
+    /// Progress in the phase, if it is a tree.
     tree: tree::Progress,
-    /// When its phase started to run.
+    /// Tick in which the phase started.
     started: u64,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Queue {
-    /// Those that run, then those that wait.
+    /// Running chunks, then waiting ones.
     chunks: VecDeque<u32>,
     running: u32,
-    /// How the last chunk came in: the tick, the phase that it left, and when that had started.
+    /// Entry of the last chunk: the tick, the phase that it left, and the start tick of that phase.
     entered: Option<(u64, u8, u64)>,
 }
 
@@ -154,11 +154,11 @@ impl<'a, N: Network> Engine<'a, N> {
             fold,
             active_chunks: case.active_chunks,
             endpoint_ns: case.endpoint_delay_ns,
-            agenda: Agenda::new(),
+            agenda: EventQueue::new(),
             calls: Calls::new(fold.ranks),
             mailboxes: Mailboxes::new(fold.ranks, schedule.chunks, &schedule.phases),
             network,
-            lanes: vec![Lane::default(); ranks * schedule.chunks as usize],
+            lanes: vec![ChunkState::default(); ranks * schedule.chunks as usize],
             queues: vec![Queue::default(); ranks * schedule.queues],
             unfinished: vec![schedule.chunks; ranks],
             finished: Finished { ranks: 0, first: u64::MAX, last: 0 },
@@ -193,14 +193,14 @@ impl<'a, N: Network> Engine<'a, N> {
         }
     }
 
-    /// Asks for a callback of a rank.
+    /// Requests a callback for a rank.
     fn call(&mut self, rank: u32, delay: u64, call: Call) {
         if let Some(group) = self.calls.add(rank, self.agenda.now() + delay, call) {
             self.agenda.add(delay, Event::Calls { rank, group });
         }
     }
 
-    /// Lets a packet pass the rank's endpoint, and then be added up if its size is given.
+    /// Passes a packet through the rank's endpoint, then reduces it if its size is given.
     fn pass_endpoint(&mut self, rank: u32, chunk: u32, reduced: Option<usize>) {
         let call = match reduced {
             Some(size) => Call::Reduce(chunk, self.phase_of(rank, chunk).reduce_ns[size]),
@@ -209,7 +209,7 @@ impl<'a, N: Network> Engine<'a, N> {
         self.call(rank, self.endpoint_ns, call);
     }
 
-    fn lane(&mut self, rank: u32, chunk: u32) -> &mut Lane {
+    fn lane(&mut self, rank: u32, chunk: u32) -> &mut ChunkState {
         &mut self.lanes[rank as usize * self.schedule.chunks as usize + chunk as usize]
     }
 
@@ -284,12 +284,12 @@ impl<'a, N: Network> Engine<'a, N> {
         }
     }
 
-    /// Moves a chunk on to its next phase, or ends it.
+    /// Advances a chunk to its next phase, or finishes it.
     fn end_phase(&mut self, rank: u32, chunk: u32) {
         let now = self.agenda.now();
         let schedule = self.schedule;
         let phases = &schedule.phases;
-        let Lane { phase: left, started, .. } = *self.lane(rank, chunk);
+        let ChunkState { phase: left, started, .. } = *self.lane(rank, chunk);
         let left_dim = phases[left as usize].dim;
         self.mailboxes.end(Place { rank, chunk, phase: left });
         let queue = self.queue(rank, left_dim);
@@ -302,12 +302,12 @@ impl<'a, N: Network> Engine<'a, N> {
             self.start_waiting(rank, left_dim);
             return;
         };
-        *self.lane(rank, chunk) = Lane { phase: left + 1, ..Lane::default() };
+        *self.lane(rank, chunk) = ChunkState { phase: left + 1, ..ChunkState::default() };
         let folds = self.fold.folds();
         let queue = self.queue(rank, phase.dim);
         queue.chunks.push_back(chunk);
-        // Chunks that ran side by side end their phase in the order in which they started it, at
-        // every rank; the order of others in one tick is an accident of the ranks' numbers.
+        // Chunks that ran concurrently end their phase in start order at every rank. The order of
+        // others within a tick depends only on the rank numbering.
         let entered = (now, left, started);
         let side_by_side = match phases[left as usize].work {
             Work::Exchange(_) => queue.entered == Some(entered),
@@ -332,7 +332,7 @@ impl<'a, N: Network> Engine<'a, N> {
         }
     }
 
-    /// Lets chunks of a queue run, as many as may.
+    /// Starts waiting chunks of a queue, up to `active_chunks`.
     fn start_waiting(&mut self, rank: u32, dim: usize) {
         let active_chunks = self.active_chunks;
         loop {

@@ -1,33 +1,33 @@
-//! Ring, direct and halving-doubling: packets out, as many packets in.
+//! Ring, direct and halving-doubling exchanges: each rank sends and receives equally many packets.
 //!
-//! All three are one machine with a window. A rank prepares `window` packets; each is sent when it
-//! is ready, together with a request for the packet of a partner; each received packet prepares
-//! the next one. The phase ends when all packets are sent and a whole window is back.
+//! All three are one state machine with a window. A rank prepares `window` packets. Each is sent
+//! when it is ready, together with a receive for a partner's packet; each received packet prepares
+//! the next one. The phase ends when all packets are sent and a whole window has returned.
 
 use super::case::{AstraError, Collective};
 use std::ops::Range;
 
-/// The machine's constants: the same for all ranks.
+/// Constants of the state machine, the same for all ranks.
 #[derive(Clone, Debug)]
 pub(super) struct Exchange {
-    /// Ranks that take part.
+    /// Number of participating ranks.
     pub(super) members: u32,
-    /// Packets in flight.
+    /// Maximum number of packets in flight.
     pub(super) window: u32,
-    /// Packets to send in all.
+    /// Total number of packets to send.
     pub(super) sends: u64,
-    /// Bytes of the packets: of each, or one size for all.
+    /// Bytes of each packet, or one size for all.
     pub(super) sizes: Vec<u64>,
     pattern: Pattern,
-    /// Packets come in waves: `window` that were not received, and these, which were. In an
+    /// Number of received packets in a wave, after `window` packets of the rank's own. In an
     /// all-reduce, those of every other wave are reduced.
     received_in_wave: u32,
     reduces: Reduces,
-    /// Packets that must have been received before the second half is sent.
+    /// Number of packets that must be received before the second half is sent.
     barrier: Option<u32>,
 }
 
-/// To whom the packets go.
+/// Destinations of the packets.
 #[derive(Clone, Debug)]
 enum Pattern {
     /// Always to the next rank.
@@ -38,7 +38,7 @@ enum Pattern {
     Pairs { distances: Vec<u32> },
 }
 
-/// Which of the received packets are added up.
+/// Received packets that are reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reduces {
     Never,
@@ -56,46 +56,46 @@ impl Reduces {
     }
 }
 
-/// How far a rank is in a phase.
+/// Progress of a rank in a phase.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Progress {
     prepared: u32,
     sent: u32,
     received: u32,
-    /// Packets that are ready and not sent.
+    /// Number of packets that are ready and not sent.
     free: u32,
-    /// What is left of a wave.
+    /// Own packets left in the wave; received ones follow in `received_left`.
     own_left: u32,
     received_left: u32,
     odd_wave: bool,
 }
 
-/// Where a packet goes.
+/// Destination of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packet {
-    /// How much further in the group its receiver is; in 1..members.
+    /// Distance to the receiver in the group; in 1..members.
     pub(super) offset: u32,
-    /// What tells it from other packets of the phase that the receiver may get.
+    /// Tag that distinguishes it from other packets that the receiver may get in the phase.
     pub(super) label: u32,
-    /// The number of its size.
+    /// Index of its size.
     pub(super) size: usize,
 }
 
-/// What a group has to do.
+/// Task of a group.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
-    /// The collective, or the part of one that falls to the group.
+    /// The collective, or the group's part of one.
     pub(super) collective: Collective,
-    /// Ranks of the group.
+    /// Number of ranks of the group.
     pub(super) members: u32,
-    /// Which way round.
+    /// True if packets travel clockwise.
     pub(super) clockwise: bool,
     /// Size of the chunk at each rank.
     pub(super) bytes: u64,
 }
 
 impl Job {
-    /// Bytes of a packet, where each rank has its share of the chunk.
+    /// Bytes of a packet that holds one rank's share of the chunk.
     fn share(&self) -> u64 {
         match self.collective {
             Collective::AllGather => self.bytes,
@@ -107,8 +107,8 @@ impl Job {
 }
 
 impl Exchange {
-    /// To the next rank, again and again. What an all-to-all has for the rank d further on is
-    /// passed on d times.
+    /// Ring: every packet is sent to the next rank. In an all-to-all, data for the rank at distance
+    /// d is forwarded d times.
     pub(super) fn ring(job: &Job) -> Exchange {
         let others = u64::from(job.members - 1);
         let sends = match job.collective {
@@ -128,7 +128,7 @@ impl Exchange {
         }
     }
 
-    /// To every other rank. The second half of an all-reduce waits for all of the first.
+    /// Direct: sends to every other rank. An all-reduce's second half waits for all of the first.
     pub(super) fn direct(job: &Job, window: Option<u32>) -> Exchange {
         let others = job.members - 1;
         let window = window.unwrap_or(others).min(others);
@@ -145,9 +145,9 @@ impl Exchange {
         }
     }
 
-    /// To the rank at distance 1, 2, 4… with half as much each time, and back.
+    /// Halving-doubling: to the rank at distance 1, 2, 4…, halving the size each time, and back.
     ///
-    /// Halvings round down one by one, so that the first doubling need not be the last halving.
+    /// Each halving rounds down, so the first doubling may differ in size from the last halving.
     pub(super) fn halving_doubling(job: &Job) -> Result<Exchange, AstraError> {
         let Job { members, bytes, .. } = *job;
         let steps = members.ilog2();
@@ -170,8 +170,8 @@ impl Exchange {
                 });
             }
         };
-        // Blocks of twice the distance must tile the group, or some rank's partner has another
-        // partner.
+        // Blocks of twice the distance must tile the group; otherwise some rank's partner has
+        // another partner.
         if distances.iter().any(|distance| !members.is_multiple_of(2 * distance)) {
             return Err(AstraError::Value {
                 field: "the number of ranks in halving-doubling".into(),
@@ -191,7 +191,7 @@ impl Exchange {
         })
     }
 
-    /// Takes the next packet into preparation. The number of its size if it must be added up.
+    /// Starts preparing the next packet. Returns the index of its size if it must be reduced.
     pub(super) fn prepare(&self, progress: &mut Progress) -> Option<usize> {
         if progress.own_left == 0 && progress.received_left == 0 {
             progress.own_left = self.window;
@@ -213,13 +213,13 @@ impl Exchange {
         reduced.then(|| (packet as usize).min(self.sizes.len() - 1))
     }
 
-    /// Notes that a packet came in, and prepares the next.
+    /// Records a received packet and prepares the next.
     pub(super) fn receive(&self, progress: &mut Progress) -> Option<usize> {
         progress.received += 1;
         self.prepare(progress)
     }
 
-    /// Notes that a prepared packet is ready: the packets to send now, and whether the phase ends.
+    /// Records a ready packet. Returns the packets to send now, and true if the phase ends.
     pub(super) fn ready(&self, progress: &mut Progress) -> (Range<u32>, bool) {
         progress.free += 1;
         let sends = self.sends as u32;
@@ -241,7 +241,7 @@ impl Exchange {
         (first..progress.sent, progress.sent == sends && progress.free == self.window)
     }
 
-    /// Where packet number `packet` of the rank at `index` in its group goes.
+    /// Destination of packet number `packet` of the rank at `index` in its group.
     pub(super) fn packet(&self, packet: u32, index: u32) -> Packet {
         let around = |clockwise, distance| {
             if clockwise { distance } else { self.members - distance }
@@ -263,7 +263,7 @@ impl Exchange {
         }
     }
 
-    /// How many packets with different labels a rank may get.
+    /// Labels of the packets that a rank may receive.
     pub(super) fn labels(&self) -> Labels {
         match self.pattern {
             Pattern::Next { .. } => Labels::One,
@@ -272,20 +272,20 @@ impl Exchange {
         }
     }
 
-    /// Whether all packets of a rank go to one other.
+    /// Returns true if all packets of a rank go to the same rank.
     pub(super) fn has_one_partner(&self) -> bool {
         matches!(self.pattern, Pattern::Next { .. })
     }
 }
 
-/// How packets that a rank gets in a phase are told apart.
+/// Method for distinguishing the packets that a rank receives in a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Labels {
-    /// They are not: all come from one rank, in order.
+    /// None: all packets come from one rank, in order.
     One,
-    /// Each label comes once, and there are at most 64.
+    /// Each label occurs once, and there are at most 64.
     Once,
-    /// Each of so many labels may come more than once.
+    /// Each of this number of labels may occur more than once.
     Often(u32),
 }
 
@@ -297,7 +297,7 @@ mod tests {
         Job { collective, members, clockwise: true, bytes }
     }
 
-    /// The distances and sizes of all packets of the rank at `index`.
+    /// Distances and sizes of all packets of the rank at `index`.
     fn packets(exchange: &Exchange, index: u32) -> Vec<(u32, u64)> {
         (0..exchange.sends as u32)
             .map(|number| exchange.packet(number, index))
@@ -308,20 +308,20 @@ mod tests {
     #[test]
     fn halving_doubling_goes_out_and_back() {
         let all = Exchange::halving_doubling(&job(Collective::AllReduce, 8, 100)).unwrap();
-        // 100 → 50 → 25 → 12, which is halved once more before it is doubled.
+        // 100 → 50 → 25 → 12, halved once more before it is doubled.
         let expected = [(1, 50), (2, 25), (4, 12), (4, 12), (2, 24), (1, 48)];
         assert_eq!(packets(&all, 0), expected);
         let mirrored = expected.map(|(offset, bytes)| (8 - offset, bytes));
         assert_eq!(packets(&all, 7), mirrored);
         let gather = Exchange::halving_doubling(&job(Collective::AllGather, 8, 100)).unwrap();
         assert_eq!(packets(&gather, 0), [(4, 100), (2, 200), (1, 400)]);
-        // Distances 3 and 1 pair six ranks; 1 and 2 do not.
+        // Distances 3 and 1 pair up six ranks; 1 and 2 do not.
         assert!(Exchange::halving_doubling(&job(Collective::AllGather, 6, 100)).is_ok());
         assert!(Exchange::halving_doubling(&job(Collective::ReduceScatter, 6, 100)).is_err());
     }
 
-    /// Runs one rank as if each packet that it sends were received at once: how many received
-    /// packets are added up.
+    /// Runs one rank as if every sent packet were received at once; returns the number of reduced
+    /// packets.
     fn reductions(exchange: &Exchange) -> usize {
         let mut progress = Progress::default();
         let mut ready = 0;
@@ -355,7 +355,7 @@ mod tests {
         assert_eq!(reductions(&Exchange::ring(&gather)), 0);
         assert_eq!(reductions(&Exchange::direct(&all_reduce, None)), 7);
         assert_eq!(reductions(&Exchange::direct(&scatter, None)), 7);
-        // The last packet of each half begins a wave, and so is free.
+        // The last packet of each half begins a wave and is therefore not reduced.
         assert_eq!(reductions(&Exchange::halving_doubling(&all_reduce).unwrap()), 2);
         assert_eq!(reductions(&Exchange::halving_doubling(&scatter).unwrap()), 2);
     }

@@ -1,14 +1,14 @@
-//! Which ranks are simulated, and for how many others each stands.
+//! Folding: selects the ranks to simulate and the number of ranks that each represents.
 //!
-//! Ring, direct and halving-doubling look the same from every rank of a group: whoever is moved
-//! along the group finds partners at the same distances, and the same delays. So all ranks along
-//! such a dimension do the same at the same ticks, and one stands for all: what it sends to the
-//! rank at some distance is what it gets from the one at the same distance on the other side.
+//! Ring, direct and halving-doubling look the same from every rank of a group: at any position,
+//! partners have the same distances and delays. All ranks along such a dimension therefore act
+//! alike at the same ticks, and one represents all. The packet it sends to the rank at some
+//! distance equals the one it receives from the rank at that distance on the other side.
 //!
-//! Only the order of events within a tick can break the symmetry, because somewhere the ranks'
-//! numbers begin. Without congestion it matters only where two chunks enter a queue in the same
-//! tick, which the engine watches. With congestion it matters where two chunks enter a link in
-//! the same tick; [`Fold::by_symmetry`] folds only where the order is the same at all ranks:
+//! Only the order of events within a tick can break the symmetry, because rank numbering starts
+//! somewhere. Without congestion it matters only if two chunks enter a queue in the same tick,
+//! which the engine detects. With congestion it matters if two chunks enter a link in the same
+//! tick; [`Fold::by_symmetry`] folds only if the order is the same at all ranks:
 //!
 //! - one chunk at a time: packets of one chunk in one tick are interchangeable;
 //! - or every link carries the packets of one rank only, or packets leave it at different ticks,
@@ -18,34 +18,34 @@
 use super::case::{Algorithm, Algorithms, AstraError, Backend, Case, Kind};
 use super::schedule::{Phase, Schedule, Work};
 
-/// The ranks that are simulated.
+/// The simulated ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fold {
-    /// How many.
+    /// Number of simulated ranks.
     pub(super) ranks: u32,
-    /// For how many ranks each of them stands.
+    /// Number of ranks that each represents.
     pub(super) copies: u64,
-    /// By dimension that an algorithm sees, what a step along it adds to a rank's number; none if
-    /// one rank stands for all of the dimension.
+    /// Rank-number stride by dimension that an algorithm sees; `None` if one rank represents the
+    /// whole dimension.
     strides: Vec<Option<u32>>,
 }
 
-/// Chunks at ranks, and messages in flight, that fit in memory.
+/// Maximum number of chunk states, and of messages in flight, that fit in memory.
 const MAX_STATES: u64 = 1 << 26;
 
-/// Messages that are simulated within a working day.
+/// Maximum number of messages, simulated within a working day.
 const MAX_MESSAGES: u64 = 1 << 36;
 
-/// Times below this are added up without overflow.
+/// Times below this can be summed without overflow.
 const MAX_NS: f64 = (1u64 << 62) as f64;
 
 impl Fold {
-    /// Every rank for itself.
+    /// No folding: every rank is simulated.
     pub(super) fn none(case: &Case, schedule: &Schedule) -> Fold {
         Fold::new(case, &vec![false; schedule.queues])
     }
 
-    /// As few ranks as symmetry allows; none if it allows nothing.
+    /// Folds to as few ranks as symmetry allows; `None` if nothing can be folded.
     pub(super) fn by_symmetry(case: &Case, schedule: &Schedule) -> Option<Fold> {
         let folded: Vec<bool> = match &case.algorithms {
             Algorithms::PerDimension(algorithms) => algorithms
@@ -77,12 +77,12 @@ impl Fold {
         Fold { ranks, copies: case.ranks() / u64::from(ranks), strides }
     }
 
-    /// Where a simulated rank stands in its group of a phase.
+    /// Index of a simulated rank in its group of a phase.
     pub(super) fn index(&self, rank: u32, phase: &Phase) -> u32 {
         self.strides[phase.dim].map_or(0, |stride| rank / stride % phase.members())
     }
 
-    /// The simulated rank that is, or stands for, the one `offset` further in a group.
+    /// The simulated rank that is, or represents, the rank at distance `offset` in a group.
     pub(super) fn member(&self, rank: u32, index: u32, offset: u32, phase: &Phase) -> u32 {
         self.strides[phase.dim].map_or(rank, |stride| {
             let wraps = index + offset >= phase.members();
@@ -91,12 +91,12 @@ impl Fold {
         })
     }
 
-    /// Whether ranks stand for others.
+    /// Returns true if ranks represent others.
     pub(super) fn folds(&self) -> bool {
         self.copies > 1
     }
 
-    /// Refuses what would not fit in memory, in a day, or in the clock.
+    /// Rejects cases that would exceed memory, a day of simulation, or the clock's range.
     pub(super) fn check(&self, case: &Case, schedule: &Schedule) -> Result<(), AstraError> {
         let refuse = |what, found: u64, limit| {
             let remedy = "use fewer ranks or chunks, or an algorithm with fewer messages";
@@ -122,7 +122,7 @@ impl Fold {
         if messages > MAX_MESSAGES {
             return refuse("messages", messages, MAX_MESSAGES);
         }
-        // Nothing takes longer than all messages one after the other.
+        // The sum of all messages run one after the other is an upper bound.
         let all = messages as f64 * self.copies as f64;
         let one = schedule.phases.iter().map(|phase| longest_ns(case, phase)).fold(0.0, f64::max);
         if all * one > MAX_NS {
@@ -132,18 +132,18 @@ impl Fold {
     }
 }
 
-/// What a message and all that follows from it takes, at most.
+/// Upper bound on the time of a message and everything that follows from it.
 fn longest_ns(case: &Case, phase: &Phase) -> f64 {
     let reduce_ns = phase.reduce_ns.iter().copied().max().unwrap_or(0);
     1.0 + phase.wires.longest_ns() + 2.0 * case.endpoint_delay_ns as f64 + reduce_ns as f64
 }
 
-/// Whether packets enter congested links in the same order at every rank.
+/// Returns true if packets enter congested links in the same order at every rank.
 fn keeps_order(case: &Case, schedule: &Schedule, phase: &Phase) -> bool {
     let Work::Exchange(exchange) = &phase.work else { return false };
     let kind = case.dims[phase.dim].kind;
     if kind == Kind::Ring && !exchange.has_one_partner() {
-        // Messages that pass through compete with those that begin here.
+        // Messages in transit compete with those that start here.
         return false;
     }
     if case.active_chunks.min(schedule.chunks) == 1 {

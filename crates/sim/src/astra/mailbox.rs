@@ -1,18 +1,18 @@
-//! Receives that wait for messages, and messages that wait for receives.
+//! Matching of posted receives and arrived messages.
 
 use super::exchange::Labels;
 use super::schedule::{Phase, Work};
 
-/// The mailboxes of all ranks, chunks and phases: a chunk may be sent to a rank that has not come
-/// to its phase yet.
+/// Mailboxes of all ranks, chunks and phases. A chunk may arrive at a rank that has not reached its
+/// phase yet.
 #[derive(Debug)]
 pub(super) struct Mailboxes {
-    /// How messages of each phase are told apart.
+    /// Label scheme of each phase.
     labels: Vec<Labels>,
-    /// One word each. One label: messages less receives. Labels that come once: those that have
-    /// seen either. Others: the number of a page, and 0 for none.
+    /// One word per mailbox. One label: messages minus receives. Labels that occur once: bits of
+    /// labels seen from either side. Others: the number of a page, 0 for none.
     words: Vec<u64>,
-    /// Messages less receives, by label. Page 0 is not used.
+    /// Messages minus receives, by label. Page 0 is unused.
     pages: Vec<Vec<i8>>,
     unused: Vec<u64>,
     chunks: usize,
@@ -40,17 +40,17 @@ impl Mailboxes {
         Mailboxes { labels, words, pages, unused, chunks: chunks as usize }
     }
 
-    /// A message arrives. Whether a receive was waiting for it; if not, it waits.
+    /// Records a message. Returns true if a receive was waiting; otherwise the message waits.
     pub(super) fn arrive(&mut self, place: Place, label: u32) -> bool {
         self.meet(place, label, 1)
     }
 
-    /// A receive is posted. Whether its message was waiting; if not, it waits.
+    /// Posts a receive. Returns true if its message was waiting; otherwise the receive waits.
     pub(super) fn post(&mut self, place: Place, label: u32) -> bool {
         self.meet(place, label, -1)
     }
 
-    /// Gives back what a phase used. By then every message has met its receive.
+    /// Releases the page of a phase. By then every message has been matched.
     pub(super) fn end(&mut self, place: Place) {
         let word = self.word(place);
         match self.labels[place.phase as usize] {
@@ -74,7 +74,7 @@ impl Mailboxes {
                 balance * i64::from(side) < 0
             }
             Labels::Once => {
-                // Each side comes once: whoever finds the other there is the second.
+                // Each side occurs once, so the one that finds the bit set is the second.
                 let bit = 1 << label;
                 let met = *word & bit != 0;
                 *word |= bit;
@@ -140,7 +140,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each message meets one receive, and as soon as there are both.
+        /// Each message matches one receive, as soon as both exist.
         #[test]
         fn as_many_meet_as_there_are_of_both(sides in prop::collection::vec((any::<bool>(), 0..3u32), 0..60)) {
             let mut boxes = boxes(Labels::Often(3));

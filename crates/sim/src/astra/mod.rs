@@ -1,9 +1,9 @@
 //! ASTRA-sim's semantics, for comparison.
 //!
-//! ASTRA-sim 2 (Won et al., ISPASS 2023) is the simulator whose numbers others quote. Asked for
-//! them, this module answers what it answers, to the nanosecond: the same chunks, the same order
-//! of events, the same truncations, and the same shortcuts. It shares nothing with Paceline's own
-//! network backends, which model what this one leaves out.
+//! ASTRA-sim 2 (Won et al., ISPASS 2023) is the simulator whose numbers others quote. This module
+//! reproduces its results to the nanosecond: the same chunks, the same order of events, the same
+//! truncations, and the same shortcuts. It shares nothing with Paceline's own network backends,
+//! which model the effects that ASTRA-sim omits.
 //!
 //! ```text
 //! Case ──► schedule: chunks, and the phases that each runs through ──► fold: ranks that behave alike
@@ -12,26 +12,27 @@
 //!    aware: links are FIFO, messages stored and forwarded whole  ◄──► engine ──► Outcome
 //! ```
 //!
-//! - `schedule`: a collective is cut into chunks; a chunk runs one *phase* per dimension, or a
+//! - `schedule`: a collective is split into chunks; a chunk runs one *phase* per dimension, or a
 //!   reduce-scatter up and an all-gather down the dimensions.
-//! - `exchange`, `tree`: what a rank does in a phase when a packet is ready or received.
-//! - `engine`: a queue of chunks per rank and dimension, and the loop over events.
-//! - `agenda`, `calls`, `mailbox`: events of a tick in the order of their making, the callbacks a
-//!   rank asked for, and receives that wait for messages or the reverse.
-//! - `fold`: one rank stands for all that provably do the same at the same time.
+//! - `exchange`, `tree`: actions of a rank in a phase when a packet is ready or received.
+//! - `engine`: a queue of chunks per rank and dimension, and the event loop.
+//! - `event_queue`, `calls`, `mailbox`: events of a tick in order of creation, the callbacks a
+//!   rank requested, and receives that wait for messages or the reverse.
+//! - `fold`: one rank represents all that provably do the same at the same time.
 //!
-//! Not here: compute, remote memory, more than one collective at a time, Themis's schedule (which
-//! ASTRA-sim's own configuration cannot reach), and the shared-bus model, which is off by default.
+//! Not included: compute, remote memory, more than one collective at a time, Themis's schedule
+//! (which ASTRA-sim's own configuration cannot reach), and the shared-bus model, which is off by
+//! default.
 
-mod agenda;
 mod aware;
 mod calls;
 mod case;
 mod engine;
+mod event_queue;
 mod exchange;
 mod fold;
 mod mailbox;
-mod own;
+mod native;
 mod schedule;
 mod topology;
 mod tree;
@@ -44,25 +45,25 @@ pub use case::{
     Algorithm, Algorithms, AstraError, Backend, Case, Collective, Dimension, Kind, Optimization,
 };
 
-pub use own::own_time;
+pub use native::own_time;
 
 use fold::Fold;
 
-/// When the ranks finish, and what it took.
+/// Finish times of the ranks, and the number of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// When the last rank finishes.
+    /// Finish time of the last rank.
     pub time_ns_max: u64,
-    /// When the first rank finishes.
+    /// Finish time of the first rank.
     pub time_ns_min: u64,
-    /// Messages sent by all ranks together.
+    /// Number of messages sent by all ranks.
     pub messages: u64,
 }
 
 /// Times a collective as ASTRA-sim does.
 ///
-/// Ranks that do the same at the same time are simulated once. Where the order of events in one
-/// tick could tell them apart, every rank is simulated, so that the answer is always that of
+/// Ranks that do the same at the same time are simulated once. If the order of events in one tick
+/// could distinguish them, every rank is simulated. The result always equals that of
 /// [`simulate_every_rank`].
 pub fn simulate(case: &Case) -> Result<Outcome, AstraError> {
     let schedule = schedule::schedule(case)?;
@@ -74,18 +75,18 @@ pub fn simulate(case: &Case) -> Result<Outcome, AstraError> {
     every_rank(case, &schedule)
 }
 
-/// Times a collective as ASTRA-sim does, with every rank and every message on its own.
+/// Times a collective as ASTRA-sim does, simulating every rank and every message.
 pub fn simulate_every_rank(case: &Case) -> Result<Outcome, AstraError> {
     every_rank(case, &schedule::schedule(case)?)
 }
 
 fn every_rank(case: &Case, schedule: &schedule::Schedule) -> Result<Outcome, AstraError> {
     let outcome = run(case, schedule, &Fold::none(case, schedule))?;
-    // Without folding no order is ambiguous: the outcome is there.
+    // Without folding no order is ambiguous, so there is an outcome.
     outcome.ok_or(AstraError::Stuck { finished: 0, ranks: case.ranks() })
 }
 
-/// None if the order of events could tell ranks apart that the fold takes for equal.
+/// Runs the backend. Returns `None` if the event order could distinguish ranks that are folded.
 fn run(
     case: &Case,
     schedule: &schedule::Schedule,

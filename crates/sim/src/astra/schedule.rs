@@ -1,48 +1,48 @@
-//! From a case to chunks, and to the phases that every chunk runs through.
+//! Splits a case into chunks, and into the phases that every chunk runs through.
 //!
-//! All chunks are of one size: what is left over becomes one more chunk of that size, not a
-//! smaller one. So all run through the same phases.
+//! All chunks have one size: a remainder becomes one more chunk of that size, not a smaller one.
+//! All chunks therefore run through the same phases.
 
 use super::case::{Algorithm, Algorithms, AstraError, Case, Collective, Optimization, check};
 use super::exchange::{Exchange, Job};
-use super::topology::Wires;
+use super::topology::PhaseDelays;
 use super::tree::Tree;
 
-/// What the ranks do, all of them alike.
+/// Schedule of all ranks, which act alike.
 #[derive(Clone, Debug)]
 pub(super) struct Schedule {
-    /// How many chunks there are.
+    /// Number of chunks.
     pub(super) chunks: u32,
-    /// What each runs through, in order.
+    /// Phases of each chunk, in order.
     pub(super) phases: Vec<Phase>,
-    /// Queues of chunks at a rank: one for each dimension that an algorithm sees.
+    /// Number of chunk queues per rank: one for each dimension that an algorithm sees.
     pub(super) queues: usize,
 }
 
-/// One algorithm at work on one dimension.
+/// One algorithm on one dimension.
 #[derive(Clone, Debug)]
 pub(super) struct Phase {
-    /// The dimension, which is the number of the queue too.
+    /// The dimension, which is also the index of the queue.
     pub(super) dim: usize,
-    /// What the ranks along the dimension do.
+    /// Work of the ranks along the dimension.
     pub(super) work: Work,
-    /// What their packets take on the way, by size.
-    pub(super) wires: Wires,
-    /// What adding up a packet takes, by size.
+    /// Packet delays by size.
+    pub(super) wires: PhaseDelays,
+    /// Reduction time of a packet, by size.
     pub(super) reduce_ns: Vec<u64>,
 }
 
-/// What the ranks of a group do in a phase.
+/// Work of the ranks of a group in a phase.
 #[derive(Clone, Debug)]
 pub(super) enum Work {
-    /// Packets to one or more partners, each paid for with one received.
+    /// Packets to one or more partners, each matched by one received packet.
     Exchange(Exchange),
     /// Up and down a binary tree.
     Tree(Tree),
 }
 
 impl Phase {
-    /// How many ranks take part in one run of the phase.
+    /// Number of ranks that take part in one run of the phase.
     pub(super) fn members(&self) -> u32 {
         match &self.work {
             Work::Exchange(exchange) => exchange.members,
@@ -50,7 +50,7 @@ impl Phase {
         }
     }
 
-    /// Packets that a rank sends, at most.
+    /// Maximum number of packets that a rank sends.
     pub(super) fn packets(&self) -> u64 {
         match &self.work {
             Work::Exchange(exchange) => exchange.sends,
@@ -58,7 +58,7 @@ impl Phase {
         }
     }
 
-    /// Packets that a rank has in flight, at most.
+    /// Maximum number of packets that a rank has in flight.
     pub(super) fn window(&self) -> u32 {
         match &self.work {
             Work::Exchange(exchange) => exchange.window,
@@ -67,13 +67,13 @@ impl Phase {
     }
 }
 
-/// Chunks beyond these would fill memory without telling anything.
+/// Maximum number of chunks; more would only fill memory.
 const MAX_CHUNKS: u64 = 1 << 20;
 
-/// Message sizes stay below this, so that no sum of them overflows.
+/// Limit on message sizes, so that no sum of them overflows.
 const MAX_BYTES: u64 = 1 << 62;
 
-/// Cuts a collective into chunks and phases, or says why ASTRA-sim could not run it.
+/// Splits a collective into chunks and phases, or returns why ASTRA-sim could not run it.
 pub(super) fn schedule(case: &Case) -> Result<Schedule, AstraError> {
     check(case)?;
     let ranks = case.ranks();
@@ -112,7 +112,7 @@ fn cut(case: &Case) -> Result<(u64, u32), AstraError> {
             });
         }
     } else if chunk < ranks {
-        // Every rank must get a byte to send.
+        // Every rank must have a byte to send.
         chunk = ranks;
         total = u64::from(case.splits) * chunk;
     }
@@ -127,7 +127,7 @@ fn cut(case: &Case) -> Result<(u64, u32), AstraError> {
     }
 }
 
-/// What a chunk does in which dimension, in order, and whether clockwise.
+/// Stages of a chunk in order: collective, dimension, and true for clockwise.
 fn stages(case: &Case) -> Vec<(Collective, usize, bool)> {
     let dims = match case.algorithms {
         Algorithms::PerDimension(_) => case.dims.len(),
@@ -152,7 +152,7 @@ fn stages(case: &Case) -> Vec<(Collective, usize, bool)> {
     }
 }
 
-/// One phase on a chunk of `bytes`, and the size of the chunk after it.
+/// Builds one phase for a chunk of `bytes`; also returns the size of the chunk after it.
 fn phase(
     case: &Case,
     collective: Collective,
@@ -164,7 +164,7 @@ fn phase(
         Algorithms::PerDimension(algorithms) => (&case.dims[dim..=dim], algorithms[dim]),
         Algorithms::OverAll(algorithm) => (&case.dims[..], *algorithm),
     };
-    // No more than the limit on ranks, which fits.
+    // At most the limit on ranks, which fits into `u32`.
     let members = dims.iter().map(|dim| dim.size).product();
     let job = Job { collective, members, clockwise, bytes };
     let work = match algorithm {
@@ -175,16 +175,16 @@ fn phase(
     };
     let (sizes, left) = match &work {
         Work::Exchange(exchange) => (exchange.sizes.clone(), after(&job)),
-        // Whatever it is asked for, a tree leaves the whole.
+        // A tree always leaves the whole chunk, whatever the collective.
         Work::Tree(_) => (vec![bytes], bytes),
     };
     // Written once and read twice, each rounded down.
     let pass_ns = |bytes: u64| (bytes as f64 / (case.local_mem_gbps * 1e9) * 1e9) as u64;
     let reduce_ns = sizes.iter().map(|&bytes| pass_ns(bytes).saturating_mul(3)).collect();
-    Ok((Phase { dim, work, wires: Wires::new(dims, &sizes), reduce_ns }, left))
+    Ok((Phase { dim, work, wires: PhaseDelays::new(dims, &sizes), reduce_ns }, left))
 }
 
-/// The size of a chunk after an exchange.
+/// Size of a chunk after an exchange.
 fn after(job: &Job) -> u64 {
     match job.collective {
         Collective::AllReduce | Collective::AllToAll => job.bytes,
@@ -193,8 +193,8 @@ fn after(job: &Job) -> u64 {
     }
 }
 
-/// Which tree a phase uses depends on how often its dimension's trees were used before: a chunk
-/// that comes by twice takes one of each, others take turns.
+/// Counts tree uses, which select the tree of a phase. A chunk that uses a dimension's trees twice
+/// takes one of each; other chunks alternate.
 fn count_tree_uses(phases: &mut [Phase]) {
     let dims: Vec<usize> = phases.iter().map(|phase| phase.dim).collect();
     let count = |range: &[usize], dim| range.iter().filter(|&&other| other == dim).count() as u32;

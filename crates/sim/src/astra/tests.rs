@@ -1,6 +1,7 @@
-//! Laws of the whole: folded is unfolded, counts and closed forms, and answers to nonsense.
+//! Properties of the whole simulation: folding changes nothing, counts and closed forms hold, and
+//! nonsense gives errors.
 //!
-//! What ASTRA-sim itself says of cases is held by the tests of `table::astra`.
+//! The tests of `table::astra` hold ASTRA-sim's own results.
 
 use super::*;
 use proptest::prelude::*;
@@ -45,7 +46,7 @@ fn algorithms() -> impl Strategy<Value = Algorithm> {
     ]
 }
 
-/// A dimension and an algorithm for it; powers of two where it takes them.
+/// A dimension and an algorithm for it, with a power-of-two size if the algorithm needs it.
 fn layers(largest: u32) -> impl Strategy<Value = (Dimension, Algorithm)> {
     let rates = prop::sample::select(vec![1.0, 25.0, 37.5, 400.0]);
     let latencies = prop::sample::select(vec![0.0, 10.0, 500.0, 936.25]);
@@ -96,8 +97,9 @@ prop_compose! {
     }
 }
 
-/// Whether the second half of a direct all-reduce is sent: when some packet becomes ready after the
-/// last one has come. So what comes sooner may be sent later, and less may take longer.
+/// Returns true for a direct all-reduce. Its second half is sent when a packet becomes ready after
+/// the last one has arrived. An earlier arrival may therefore be sent later, and less data may take
+/// longer.
 fn has_barrier(case: &Case) -> bool {
     let is_direct = |algorithm: &Algorithm| matches!(algorithm, Algorithm::Direct { .. });
     let direct = match &case.algorithms {
@@ -115,8 +117,8 @@ proptest! {
         prop_assert_eq!(simulate(&case), simulate_every_rank(&case));
     }
 
-    /// Only within one chunk: a byte more can mean a chunk less, as the rest of a division is a
-    /// chunk of its own.
+    /// Only with one chunk: an additional byte can mean one chunk less, as the remainder of the
+    /// division is a chunk of its own.
     #[test]
     fn more_bytes_take_no_less_time(case in cases(), more in 1u64..1 << 20) {
         let case = Case { splits: 1, backend: Backend::CongestionUnaware, ..case };
@@ -130,7 +132,7 @@ proptest! {
         }
     }
 
-    /// Without latency, twice the bytes take twice the time, but for what each step rounds off.
+    /// Without latency, twice the bytes take twice the time, except for the rounding of each step.
     #[test]
     fn time_is_linear_in_bytes_without_latency(case in cases(), shares in 1u64..100_000) {
         let mut case = Case { splits: 1, endpoint_delay_ns: 0, ..case };
@@ -138,7 +140,7 @@ proptest! {
         case.bytes = shares * case.ranks() * 2;
         let twice = Case { bytes: 2 * case.bytes, ..case.clone() };
         if let (Ok(once), Ok(twice)) = (simulate(&case), simulate(&twice)) {
-            // A step is rounded once for the link, or for each of two, and three times for memory.
+            // A step is rounded once per link (one or two links) and three times for memory.
             let rounded = 5 * once.messages;
             prop_assert!(twice.time_ns_max >= 2 * once.time_ns_max);
             prop_assert!(twice.time_ns_max <= 2 * once.time_ns_max + rounded);
@@ -152,7 +154,7 @@ proptest! {
         if let Algorithms::PerDimension(algorithms) = &mut case.algorithms {
             algorithms.truncate(1);
         }
-        // A fraction would be lost at each hop, not once.
+        // A fraction would be truncated at each hop instead of once.
         case.dims[0].latency_ns = case.dims[0].latency_ns.floor();
         let aware = Case { backend: Backend::CongestionAware, ..case.clone() };
         let unaware = Case { backend: Backend::CongestionUnaware, ..case.clone() };
@@ -192,7 +194,7 @@ proptest! {
     }
 }
 
-/// All ranks of a ring do 2(n − 1) steps, of which the first half adds up.
+/// Time of a ring all-reduce: 2(n − 1) steps on every rank, with reductions in the first half.
 fn ring_all_reduce_ns(n: u64, step_ns: u64, reduce_ns: u64, endpoint_ns: u64) -> u64 {
     endpoint_ns + 2 * (n - 1) * (step_ns + endpoint_ns) + (n - 1) * reduce_ns
 }

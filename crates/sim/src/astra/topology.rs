@@ -1,11 +1,11 @@
-//! What a message takes over the wires of a phase.
+//! Message delays over the links of a phase.
 
 use super::case::{Dimension, Kind};
 
-/// The wires between the ranks of a group, and what packets of given sizes take on them.
+/// Links between the ranks of a group, and packet delays on them by size.
 #[derive(Clone, Debug)]
-pub(super) struct Wires {
-    /// The dimensions that the group spans: one, or all for an algorithm over all ranks.
+pub(super) struct PhaseDelays {
+    /// Dimensions that the group spans: one, or all for an algorithm over all ranks.
     legs: Vec<Leg>,
 }
 
@@ -14,12 +14,12 @@ struct Leg {
     kind: Kind,
     size: u32,
     latency_ns: f64,
-    /// What the bytes of a packet of each size take, before any rounding.
+    /// Transfer time of the bytes, by packet size, before any rounding.
     serial_ns: Vec<f64>,
 }
 
-impl Wires {
-    pub(super) fn new(dims: &[Dimension], sizes: &[u64]) -> Wires {
+impl PhaseDelays {
+    pub(super) fn new(dims: &[Dimension], sizes: &[u64]) -> PhaseDelays {
         let leg = |dim: &Dimension| {
             let bytes_per_ns = dim.bandwidth_gibps * f64::from(1 << 30) / 1e9;
             Leg {
@@ -29,14 +29,14 @@ impl Wires {
                 serial_ns: sizes.iter().map(|&bytes| bytes as f64 / bytes_per_ns).collect(),
             }
         };
-        Wires { legs: dims.iter().map(leg).collect() }
+        PhaseDelays { legs: dims.iter().map(leg).collect() }
     }
 
-    /// The whole delay of a packet of size number `size` to the rank `offset` further in the
-    /// group, if no other packet is in its way.
+    /// Total delay of a packet of size index `size` to the rank at distance `offset` in the group,
+    /// without congestion.
     ///
-    /// A message uses only the first dimension in which the two ranks differ. As all ranks of the
-    /// group are numbered through, that depends on their difference alone.
+    /// A message uses only the first dimension in which the two ranks differ. With consecutive rank
+    /// numbers in the group, that depends only on their difference.
     pub(super) fn delay_ns(&self, offset: u32, size: usize) -> u64 {
         let mut offset = offset;
         for leg in &self.legs {
@@ -50,23 +50,23 @@ impl Wires {
         0
     }
 
-    /// How long a packet keeps one link of the first dimension from the next packet.
+    /// Time for which a packet occupies a link of the first dimension.
     pub(super) fn busy_ns(&self, size: usize) -> u64 {
         self.legs[0].serial_ns[size] as u64
     }
 
-    /// When a packet that enters a link of the first dimension has left it.
+    /// Time from entering to leaving a link of the first dimension.
     pub(super) fn hop_ns(&self, size: usize) -> u64 {
         let leg = &self.legs[0];
         (leg.latency_ns + leg.serial_ns[size]) as u64
     }
 
-    /// The longest delay that any packet can have by itself; infinite rather than wrong.
+    /// Upper bound on the delay of any packet without congestion; infinite on overflow.
     pub(super) fn longest_ns(&self) -> f64 {
         let longest = |leg: &Leg| {
             let hops = leg.kind.hops(leg.size, leg.size / 2);
             let serial = leg.serial_ns.iter().copied().fold(0.0, f64::max);
-            // Stored and forwarded whole at every hop.
+            // Stored and forwarded as a whole at every hop.
             f64::from(hops) * (leg.latency_ns + serial)
         };
         self.legs.iter().map(longest).fold(0.0, f64::max)
@@ -74,7 +74,7 @@ impl Wires {
 }
 
 impl Kind {
-    /// Links on the way between two ranks that are `distance` apart, both ways round.
+    /// Number of links between two ranks at `distance`, in the shorter direction.
     pub(super) fn hops(self, size: u32, distance: u32) -> u32 {
         match self {
             Kind::Ring => distance.min(size - distance),

@@ -1,33 +1,32 @@
-//! The double binary tree: sums up, result down.
+//! The double binary tree: sums travel up, the result down.
 //!
-//! Two trees over the same ranks, one with the last rank as its root, one with the first. The root
-//! has one child, which is the root of a perfect binary tree over all other ranks in order. In
-//! [`Node::key`]s, which count the ranks of the perfect tree from 1 and give the root `members`,
-//! a node's height is the number of zeros at the end of its key, and its relatives are one bit
-//! away.
+//! There are two trees over the same ranks, one rooted at the last rank, one at the first. The root
+//! has one child, the root of a perfect binary tree over all other ranks in order. [`Node::key`]
+//! counts the ranks of the perfect tree from 1 and gives the root `members`. A node's height is the
+//! number of trailing zeros of its key, and its relatives are one bit away.
 
-/// The machine's constants.
+/// Constants of the state machine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tree {
-    /// Ranks that take part: a power of two.
+    /// Number of participating ranks: a power of two.
     pub(super) members: u32,
-    /// How often a chunk used the dimension's trees before this phase.
+    /// Number of times a chunk used the dimension's trees before this phase.
     pub(super) uses_before: u32,
-    /// How often a chunk uses the dimension's trees.
+    /// Number of times a chunk uses the dimension's trees.
     pub(super) uses_per_chunk: u32,
 }
 
-/// Where a rank stands.
+/// Position of a rank in a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Node {
     members: u32,
-    /// From 1; the root's is `members`.
+    /// Key, counted from 1; the root's is `members`.
     key: u32,
-    /// Whether the first rank is the root, not the last.
+    /// True if the first rank is the root, false if the last is.
     root_first: bool,
 }
 
-/// What a rank has to do.
+/// Role of a rank in a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// It has a parent only.
@@ -38,22 +37,22 @@ pub(super) enum Role {
     Root,
 }
 
-/// How far a rank is in a phase.
+/// Progress of a rank in a phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
-    /// What it does next.
+    /// Next action.
     pub(super) state: State,
-    /// Whether an inner rank has added the packet of one child.
+    /// True if an inner rank has added the packet of one child.
     pub(super) added_one: bool,
 }
 
-/// What a rank does next.
+/// Next action of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
     /// Wait for both children.
     #[default]
     AwaitBoth,
-    /// Wait for the only child, or for the other.
+    /// Wait for the only child, or for the second one.
     AwaitOne,
     /// Send to the parent once ready.
     SendUp,
@@ -65,14 +64,14 @@ pub(super) enum State {
     Leave,
 }
 
-/// Who sent a packet, as its receiver sees it.
+/// Sender of a packet, relative to its receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sender {
-    /// Its left child, or the root's only one.
+    /// The left child, or the root's only one.
     Left = 0,
-    /// Its right child.
+    /// The right child.
     Right = 1,
-    /// Its parent.
+    /// The parent.
     Parent = 2,
 }
 
@@ -81,7 +80,7 @@ impl Tree {
         Tree { members, uses_before: 0, uses_per_chunk: 1 }
     }
 
-    /// Where the rank at `index` stands in the tree that a chunk uses.
+    /// Position of the rank at `index` in the tree that a chunk uses.
     pub(super) fn node(&self, index: u32, chunk: u32) -> Node {
         let uses = u64::from(self.uses_per_chunk) * u64::from(chunk) + u64::from(self.uses_before);
         let root_first = !uses.is_multiple_of(2);
@@ -105,7 +104,7 @@ impl Node {
         }
     }
 
-    /// The index of the parent of a rank that is not the root, and what it is to its parent.
+    /// Index of the parent of a non-root rank, and the rank's side under it.
     pub(super) fn parent(&self) -> (u32, Sender) {
         let height = self.key & self.key.wrapping_neg();
         let parent = (self.key & !height) | (height << 1);
@@ -114,12 +113,12 @@ impl Node {
         (self.index(parent), side)
     }
 
-    /// The index of the left child of an inner rank, or of the root's only one.
+    /// Index of the left child of an inner rank, or of the root's only child.
     pub(super) fn left(&self) -> u32 {
         self.index(self.key - self.half())
     }
 
-    /// The index of the right child of an inner rank.
+    /// Index of the right child of an inner rank.
     pub(super) fn right(&self) -> u32 {
         self.index(self.key + self.half())
     }

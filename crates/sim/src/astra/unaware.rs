@@ -1,22 +1,22 @@
-//! The congestion-unaware network: a message takes what it would take alone.
+//! The congestion-unaware network: every message takes the time it would take alone.
 
-use super::agenda::Agenda;
 use super::engine::{Event, Message, Network, Shipment};
+use super::event_queue::EventQueue;
 
-/// Wires without limits.
+/// Network without contention.
 #[derive(Debug)]
 pub(super) struct Unaware;
 
 impl Network for Unaware {
-    /// The arrival of a message.
+    /// Arrival of a message.
     type Event = Message;
 
-    fn send(&mut self, shipment: &Shipment<'_>, agenda: &mut Agenda<Event<Message>>) {
+    fn send(&mut self, shipment: &Shipment<'_>, agenda: &mut EventQueue<Event<Message>>) {
         let delay = shipment.phase.wires.delay_ns(shipment.offset, shipment.size);
         agenda.add(delay, Event::Network(shipment.message));
     }
 
-    fn happen(&mut self, arrived: Message, _: &mut Agenda<Event<Message>>) -> Option<Message> {
+    fn happen(&mut self, arrived: Message, _: &mut EventQueue<Event<Message>>) -> Option<Message> {
         Some(arrived)
     }
 }

@@ -1,4 +1,4 @@
-//! One device: how fast it computes, how much it holds, how fast it reads what it holds.
+//! Device model: compute rates, memory size and memory bandwidth.
 
 use paceline_plan::DType;
 use paceline_plan::strategy::Store;
@@ -6,67 +6,66 @@ use paceline_plan::units::{Bytes, BytesPerSec, Flops, Seconds};
 use serde::Serialize;
 use std::ops::{Div, Mul};
 
-/// A device, by its datasheet and by the share of the datasheet that is reached.
+/// A device: its datasheet values and the fractions of them that are reached.
 ///
-/// Peaks and shares are kept apart so that MFU stays a fraction of the published peak while times
-/// come from what the device sustains.
+/// Peaks and fractions are separate so that MFU stays a fraction of the published peak, while times
+/// come from the sustained rates.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Device {
-    /// The product's name.
+    /// Product name.
     pub name: String,
-    /// Peak matrix-product rates, dense.
+    /// Peak dense GEMM rates.
     pub peak: Peak,
-    /// The share of the peak that the best of many shapes of matrix products reaches, alone and for
-    /// a moment.
+    /// Fraction of the peak that the best of many GEMM shapes reaches in a short run alone.
     pub max_efficiency: f64,
-    /// The share of the peak that products keep up for hours, whatever their shape: a device at its
-    /// power limit lowers its clocks.
+    /// Fraction of the peak that GEMMs of any shape sustain for hours: a device at its power limit
+    /// lowers its clocks.
     pub sustained_efficiency: f64,
-    /// The share of that which programs reach that are written in the matrix instructions of
-    /// earlier devices (on NVIDIA's, `mma.sync` in place of `wgmma` and `tcgen05`).
-    pub older_instructions: f64,
-    /// How many parts compute one tile of a product each, at once.
+    /// Fraction of that rate reached by programs that use the matrix instructions of earlier
+    /// devices (on NVIDIA's, `mma.sync` instead of `wgmma` and `tcgen05`).
+    pub legacy_mma_efficiency: f64,
+    /// Number of units that each compute one tile of a GEMM concurrently.
     pub multiprocessors: Option<u32>,
-    /// The width of the arrays through which operands are pushed, where products are computed so.
+    /// Width of the systolic arrays, if GEMMs run on such.
     pub systolic_width: Option<u32>,
-    /// How many times faster products are where two of each four weights are zero (2:4 sparsity).
+    /// GEMM speedup if two of every four weights are zero (2:4 sparsity).
     pub sparse_speedup: f64,
-    /// Memory that a program can have.
+    /// Memory available to a program.
     pub memory: Bytes,
-    /// Peak rate of reading and writing that memory, both counted.
+    /// Peak memory bandwidth, reads plus writes.
     pub memory_bandwidth: BytesPerSec,
-    /// The share of the memory rate that streaming operators sustain.
+    /// Fraction of the memory bandwidth that streaming operators sustain.
     pub memory_efficiency: f64,
-    /// What a kernel costs beyond its work when it was queued in time: the gap to the one before.
+    /// Overhead of a kernel that was queued in time: the gap to the previous one.
     pub launch_overhead: Seconds,
-    /// How many copies run at once beside computations: messages on their way out and in. Without
-    /// any, the units that compute do the copying. As many as needed if nothing is said.
+    /// Number of copies (outgoing and incoming messages) that run concurrently with compute. With
+    /// 0, the compute units do the copying. Unlimited if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub copy_engines: Option<u32>,
-    /// What it copies to or from its host's memory, in one direction, while its neighbours do the same.
+    /// Copy bandwidth to or from host memory, per direction, while neighbours copy too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_bandwidth: Option<BytesPerSec>,
-    /// Its share of what the host's disks read or write.
+    /// Its share of the host's disk bandwidth, for reads or writes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_bandwidth: Option<BytesPerSec>,
 }
 
-/// Peak rates by element type; absent where the device has no unit for the type.
+/// Peak rates by dtype; absent if the device has no unit for it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Peak {
     /// Full single precision.
     pub f32: FlopsPerSec,
-    /// Products of f32 matrices with ten-bit mantissas, which a program must ask for.
+    /// GEMMs of f32 matrices with ten-bit mantissas, which a program must request.
     pub tf32: Option<FlopsPerSec>,
-    /// Products of bf16 matrices, accumulated in f32.
+    /// GEMMs of bf16 matrices, accumulated in f32.
     pub bf16: Option<FlopsPerSec>,
-    /// Products of f16 matrices, accumulated in f32.
+    /// GEMMs of f16 matrices, accumulated in f32.
     pub f16: Option<FlopsPerSec>,
-    /// Products of fp8 matrices, accumulated in f32.
+    /// GEMMs of fp8 matrices, accumulated in f32.
     pub fp8: Option<FlopsPerSec>,
 }
 
-/// Floating-point operations a second.
+/// Floating-point operations per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize)]
 #[serde(transparent)]
 pub struct FlopsPerSec(pub f64);
@@ -86,12 +85,12 @@ impl Div<FlopsPerSec> for Flops {
 }
 
 impl Device {
-    /// The peak rate for matrices of this type.
+    /// Peak rate for matrices of this dtype.
     ///
-    /// A type without a unit of its own is computed in the next wider one that has one, as
-    /// libraries do: fp8 in bf16 or f16, those in f32. f32 never silently becomes tf32, because
-    /// frameworks do not do that either unless asked. Integers do no floating-point work; they
-    /// answer with f32's rate so that the question has an answer.
+    /// A dtype without its own unit is computed in the next wider one that has one, as libraries
+    /// do: fp8 in bf16 or f16, those in f32. f32 never silently becomes tf32, because frameworks do
+    /// not do that either unless asked. Integers do no floating-point work; they return f32's rate
+    /// so that the function is total.
     pub fn rate(&self, dtype: DType) -> FlopsPerSec {
         let Peak { f32, tf32: _, bf16, f16, fp8 } = self.peak;
         match dtype {
@@ -102,7 +101,7 @@ impl Device {
         }
     }
 
-    /// Whether the device has a unit for this type, rather than computing it in a wider one.
+    /// Returns true if the device has a unit for this dtype instead of computing it in a wider one.
     pub fn supports(&self, dtype: DType) -> bool {
         match dtype {
             DType::F32 | DType::U32 | DType::U8 => true,
@@ -112,7 +111,7 @@ impl Device {
         }
     }
 
-    /// The rate at which a store outside the device's memory is filled or read, if it is known.
+    /// Bandwidth of an offload store, if known.
     pub fn store(&self, store: Store) -> Option<BytesPerSec> {
         match store {
             Store::Host => self.host_bandwidth,
@@ -120,33 +119,33 @@ impl Device {
         }
     }
 
-    /// The rate that large matrix products of this type sustain.
+    /// Rate that large GEMMs of this dtype sustain.
     pub fn sustained(&self, dtype: DType) -> FlopsPerSec {
         self.rate(dtype) * self.sustained_efficiency
     }
 
-    /// Whether it has many multiprocessors or arrays rather than a core or two: what only costs
-    /// where hundreds of kernels' parts run at once costs here.
+    /// Returns true if it has many multiprocessors or arrays instead of a few cores. Some costs
+    /// arise only if hundreds of kernel blocks run at once.
     pub fn is_accelerator(&self) -> bool {
         self.multiprocessors.is_some() || self.systolic_width.is_some()
     }
 
-    /// What is left of this kind of device's clocks: less than 1 where it is held to less power than
-    /// others of its kind. The best products of a moment lose a good tenth when they have to last,
-    /// which is no loss of this one device; what is lost beyond that is.
+    /// Clock factor of this device: below 1 if its power limit is lower than that of others of its
+    /// kind. Every device loses over a tenth of its short-run GEMM rate in long runs; only a loss
+    /// beyond that counts.
     pub fn throttle(&self) -> f64 {
-        (self.sustained_efficiency / (LASTING * self.max_efficiency)).min(1.0)
+        (self.sustained_efficiency / (SUSTAINED * self.max_efficiency)).min(1.0)
     }
 
-    /// The rate at which streaming operators read and write memory.
+    /// Rate at which streaming operators read and write memory.
     pub fn sustained_memory_bandwidth(&self) -> BytesPerSec {
         BytesPerSec(self.memory_bandwidth.0 * self.memory_efficiency)
     }
 }
 
-/// Of the rate that the best product has for a moment, what long runs of products have at the power
-/// limit: 0.69 of 0.80 measured on an H200 at 700 W.
-const LASTING: f64 = 0.86;
+/// Ratio of the GEMM rate in long runs at the power limit to the best short-run rate: 0.69 of 0.80,
+/// measured on an H200 at 700 W.
+const SUSTAINED: f64 = 0.86;
 
 #[cfg(test)]
 mod tests {

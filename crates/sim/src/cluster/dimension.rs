@@ -1,66 +1,66 @@
-//! One layer of the network: how its members are wired and what one wire carries.
+//! One network dimension: topology and link properties.
 
 use paceline_plan::units::{BytesPerSec, Seconds};
 use serde::Serialize;
 
-/// One layer of the network, in which every member of the layer below it has one place.
+/// One layer of the network, which connects units of the layer below.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Dimension {
-    /// What reports call it: "nvlink", "infiniband".
+    /// Name in reports: "nvlink", "infiniband".
     pub name: String,
-    /// How the members are wired.
+    /// Topology of the members.
     #[serde(flatten)]
     pub kind: DimensionKind,
-    /// How many members there are.
+    /// Number of members.
     pub size: u32,
-    /// What one link carries in one direction, by its datasheet; the other direction has as much
-    /// again. Which links a device has follows from the kind.
+    /// Datasheet bandwidth of one link in one direction; the other direction has the same in
+    /// addition. The kind determines the links of a device.
     pub bandwidth: BytesPerSec,
-    /// Time for the first byte to cross one link (through a switch: from device to device), with
-    /// the software that sends it.
+    /// Time for the first byte to cross one link (through a switch: from device to device),
+    /// including the sending software.
     pub latency: Seconds,
-    /// The share of the bandwidth that payload gets: framing, acknowledgements, protocol.
+    /// Fraction of the bandwidth left for payload after framing, acknowledgements and protocol.
     pub efficiency: f64,
-    /// How many neighbouring devices share one link into this dimension: 1 where each has its own,
-    /// 2 where two GPUs stand behind one NIC.
+    /// Number of neighbouring devices that share one link into this dimension: 1 if each has its
+    /// own, 2 if two GPUs share a NIC.
     pub devices_per_link: u32,
-    /// What a switch is made of, where it is no single one that never blocks.
+    /// Structure of the switch, if it is not a single non-blocking one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tree: Option<Tree>,
-    /// Whether the switch sums what is sent to it and hands the sum out (SHARP, NVLink SHARP).
+    /// True if the switch reduces messages and distributes the sum (SHARP, NVLink SHARP).
     pub in_network_reduction: bool,
 }
 
-/// A switch made of leaf switches under a core: a fat tree that may be thinner at the top.
+/// A switch made of leaf switches under a core: a fat tree, possibly oversubscribed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Tree {
-    /// How many members stand under one leaf: 1 where each has a leaf of its own.
+    /// Number of members per leaf; 1 if each has its own leaf.
     pub leaf: u32,
-    /// How many times more the links into a leaf carry than those from it to the core: 1 where
-    /// nothing blocks, 4 for "4:1".
+    /// Ratio of the bandwidth into a leaf to that from the leaf to the core: 1 for non-blocking, 4
+    /// for "4:1".
     pub oversubscription: f64,
 }
 
-/// How the members of a dimension are wired.
+/// Topology of the members of a dimension.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum DimensionKind {
-    /// A link to the member before and to the one after, around; two members share a single link.
+    /// A link to the previous and to the next member, around; two members share a single link.
     Ring,
-    /// One link into a switch that never blocks. Parallel links of a device count as one.
+    /// One link into a non-blocking switch. Parallel links of a device count as one.
     Switch,
     /// A link to every other member.
     FullyConnected,
     /// A ring along each axis of a grid.
     Torus {
-        /// Members along each axis, the first axis counted fastest; their product is the size.
+        /// Members along each axis, the first axis varying fastest; their product is the size.
         shape: Vec<u32>,
-        /// Whether the ends of each axis are joined; a mesh where they are not.
+        /// True if the ends of each axis are connected; false for a mesh.
         wrap: bool,
     },
-    /// The links that are listed.
+    /// An explicit list of links.
     Graph {
-        /// Points without a device, numbered after the members, that only pass messages on.
+        /// Number of forwarding points without a device, numbered after the members.
         switches: u32,
         /// The links between points.
         links: Vec<GraphLink>,
@@ -70,24 +70,24 @@ pub enum DimensionKind {
 /// A link of a graph, usable in both directions at once.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct GraphLink {
-    /// The two points it joins.
+    /// The two points it connects.
     pub between: [u32; 2],
-    /// How many equal links lie in parallel.
+    /// Number of equal parallel links.
     pub width: u32,
-    /// What one of them carries, where it differs from the dimension's bandwidth.
+    /// Bandwidth of one of them, if it differs from the dimension's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<BytesPerSec>,
-    /// Its latency, where it differs from the dimension's.
+    /// Its latency, if it differs from the dimension's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency: Option<Seconds>,
 }
 
 impl DimensionKind {
-    /// The words of a cluster file, in the order in which they are explained.
+    /// Names in cluster files, in the order of their documentation.
     pub(super) const NAMES: [&'static str; 5] =
         ["ring", "switch", "fully-connected", "torus", "graph"];
 
-    /// The word of a cluster file.
+    /// Name in cluster files.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Ring => "ring",
@@ -100,12 +100,12 @@ impl DimensionKind {
 }
 
 impl Dimension {
-    /// What payload gets of one link in one direction.
+    /// Payload bandwidth of one link in one direction.
     pub fn achievable(&self) -> BytesPerSec {
         BytesPerSec(self.bandwidth.0 * self.efficiency)
     }
 
-    /// How many devices share the narrowest link between two members when all use theirs at once.
+    /// Number of devices that share the narrowest link between two members if all send at once.
     pub(super) fn sharing(&self, from: u32, to: u32) -> f64 {
         let port = f64::from(self.devices_per_link.max(1));
         match self.tree {
@@ -116,13 +116,13 @@ impl Dimension {
         }
     }
 
-    /// What each of `senders` neighbouring devices gets when all of them send at once.
+    /// Bandwidth of each of `senders` neighbouring devices if all of them send at once.
     pub fn share(&self, senders: u32) -> BytesPerSec {
         let sharing = senders.clamp(1, self.devices_per_link.max(1));
         BytesPerSec(self.achievable().0 / f64::from(sharing))
     }
 
-    /// The way between two members, or `None` where no link leads there.
+    /// Route between two members, or `None` if no link leads there.
     pub(super) fn route(&self, from: u32, to: u32) -> Option<Route> {
         if from == to || from >= self.size || to >= self.size {
             return None;
@@ -147,10 +147,10 @@ impl Dimension {
         Some(Route { hops, bandwidth: self.achievable(), latency })
     }
 
-    /// The fewest links; among ways of equal length the widest; among those the quickest.
+    /// Finds the route with the fewest links, then the largest bandwidth, then the lowest latency.
     ///
-    /// Points are settled a level at a time, so that a point's best way is final before any way
-    /// leads on from it.
+    /// The search is breadth-first by level, so the best route to a point is final before any route
+    /// continues from it.
     fn route_in_graph(
         &self,
         switches: u32,
@@ -186,7 +186,7 @@ impl Dimension {
     }
 }
 
-/// A way between two members of one dimension.
+/// A route between two members of one dimension.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Route {
     pub(super) hops: u32,
@@ -209,17 +209,17 @@ impl Route {
     }
 }
 
-/// Links between two places on an axis, the shorter way round where its ends are joined.
+/// Number of links between two positions on an axis; with `wrap`, in the shorter direction.
 fn around(from: u32, to: u32, size: u32, wrap: bool) -> u32 {
     let straight = from.abs_diff(to);
     if wrap { straight.min(size - straight) } else { straight }
 }
 
-/// Walks a grid, the first axis first, and says how many steps that took. Each step has the place
-/// where it starts and the number of its link there: the axis, twice, and one more to go down.
+/// Walks a grid, first axis first, and returns the number of steps. Each step gets its start
+/// position and the index of its link there: twice the axis, plus one for the downward direction.
 ///
-/// Exactly half-way around a ring, even places go up and odd ones down, so that both directions
-/// carry the same where everybody does the same.
+/// Exactly half-way around a ring, even positions go up and odd ones down, so that uniform traffic
+/// loads both directions equally.
 pub(crate) fn walk(
     from: u32,
     to: u32,
@@ -233,7 +233,7 @@ pub(crate) fn walk(
         let (here, there) = (from / stride % size, to / stride % size);
         let ahead = (there + size - here) % size;
         let up = match wrap {
-            // Two members share a single link: there is no other way round.
+            // Two members share a single link: there is no other direction.
             true if size == 2 => true,
             true => 2 * ahead < size || 2 * ahead == size && here.is_multiple_of(2),
             false => there > here,
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_graph_takes_the_shortest_then_the_widest_then_the_quickest_way() {
-        // 0–1–3 narrow, 0–2–3 wide, and a longer way 0–4–5–3 that is wider still.
+        // 0–1–3 narrow, 0–2–3 wide, and a longer route 0–4–5–3 that is wider still.
         let mut wide = [link(0, 2), link(2, 3)];
         wide.iter_mut().for_each(|link| link.width = 2);
         let mut long = [link(0, 4), link(4, 5), link(5, 3)];
@@ -314,7 +314,7 @@ mod tests {
             .unwrap();
         assert_eq!((route.hops, route.bandwidth), (2, BytesPerSec(100e9)));
 
-        // Equally wide now: the quicker of the two.
+        // Equally wide now: the one with the lower latency.
         links.iter_mut().for_each(|link| link.width = 1);
         links[0].latency = Some(Seconds(0.25e-6));
         let route = dimension(DimensionKind::Graph { switches: 0, links }, 6).route(0, 3).unwrap();
@@ -360,7 +360,7 @@ mod tests {
     }
 
     proptest! {
-        /// A ring, a one-axis torus and the same ring written as a graph are the same thing.
+        /// A ring, a one-axis torus and the same ring written as a graph give equal routes.
         #[test]
         fn a_ring_written_three_ways_routes_the_same(size in 3u32..24, a in 0u32..24, b in 0u32..24) {
             let (a, b) = (a % size, b % size);

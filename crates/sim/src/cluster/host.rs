@@ -1,4 +1,4 @@
-//! What lies between a device and the fabric that joins hosts: NICs, PCIe, host memory, a protocol.
+//! Host model between a device and the inter-host fabric: NICs, PCIe, host memory, protocol.
 //!
 //! ```text
 //! device ── PCIe ──┬── PCIe switch ──── root ── host memory, cores
@@ -6,75 +6,75 @@
 //!                          NIC    or     NIC ────► fabric
 //! ```
 //!
-//! The dimension that joins hosts then states none of its rates: they fall out of these facts. A
-//! message passes a row of [`Gate`]s on its way out and the same on its way in, each shared by
-//! some neighbouring devices:
+//! The inter-host dimension then states no rates of its own; they follow from this model. A message
+//! passes a series of [`Gate`]s on its way out and the same on its way in, each shared by some
+//! neighbouring devices:
 //!
-//! - **NIC.** Its rate times what headers leave of each packet.
-//! - **PCIe.** The device's own link; and where the NIC is not behind the same switch, or data goes
+//! - **NIC.** Its rate times the payload fraction of each packet.
+//! - **PCIe.** The device's own link; and if the NIC is not behind the same switch, or data goes
 //!   through host memory, the switch's link to the root. Staged data crosses that link to memory
-//!   and, if the NIC is behind it, once more on its way to the NIC; what is received does the
-//!   same the other way round, so that each direction carries everything twice.
+//!   and, if the NIC is behind it, once more on its way to the NIC; received data does the
+//!   same in reverse, so that each direction carries everything twice.
 //! - **Memory.** Staged data is written and read once on the way out and once on the way in.
-//! - **Cores.** TCP's data is copied and counted by cores, in both directions.
+//! - **Cores.** TCP data is copied and processed by cores, in both directions.
 //!
-//! All devices of a host are taken to send and receive at once, as they do in training.
+//! All devices of a host are assumed to send and receive at once, as they do in training.
 
 use super::Cluster;
 use paceline_plan::units::{BytesPerSec, Seconds};
 use serde::Serialize;
 
-/// How a host's devices reach the fabric.
+/// Connection of a host's devices to the fabric.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HostPorts {
-    /// Position in [`Cluster::dimensions`] of the dimension that joins hosts.
+    /// Index into [`Cluster::dimensions`] of the inter-host dimension.
     pub dimension: usize,
-    /// NICs of a host, each for as many neighbouring devices.
+    /// Number of NICs per host, each serving the same number of neighbouring devices.
     pub nics: u32,
-    /// What one of them carries in one direction, by its datasheet.
+    /// Datasheet bandwidth of one NIC in one direction.
     pub nic_bandwidth: BytesPerSec,
-    /// What runs over them.
+    /// Protocol on the NICs.
     pub protocol: Protocol,
-    /// Bytes of a packet behind the Ethernet header: for TCP with its own headers, for RDMA the
-    /// payload alone.
+    /// Bytes of a packet after the Ethernet header: including TCP/IP headers for TCP, payload only
+    /// for RDMA.
     pub mtu: u32,
-    /// What a message costs beside its bytes and the fabric's latency: system calls, work queues,
-    /// completions.
-    pub per_message: Seconds,
-    /// Whether NICs read and write the devices' memory; otherwise data goes through the host's.
+    /// Overhead per message in addition to its bytes and the fabric's latency: system calls, work
+    /// queues, completions.
+    pub message_overhead: Seconds,
+    /// True if NICs access device memory directly; otherwise data is staged in host memory.
     pub gpudirect: bool,
-    /// What one PCIe link carries in one direction; no limit if nothing is said.
+    /// Bandwidth of one PCIe link in one direction; unlimited if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pcie_bandwidth: Option<BytesPerSec>,
-    /// Neighbouring devices behind one PCIe switch, which share its link to the root.
+    /// Number of neighbouring devices behind one PCIe switch, which share its link to the root.
     pub devices_per_switch: u32,
-    /// Whether NICs are behind these switches too, rather than at the root.
+    /// True if NICs are behind these switches too, false if at the root.
     pub nics_on_switches: bool,
-    /// Rate of the host's memory, read and written bytes counted; no limit if nothing is said.
+    /// Host memory bandwidth, reads plus writes; unlimited if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bandwidth: Option<BytesPerSec>,
-    /// Cores that move TCP's data; as many as needed if nothing is said.
+    /// Number of cores that process TCP data; unlimited if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
-    /// What one of them moves.
+    /// Bandwidth that one of them processes.
     pub core_bandwidth: BytesPerSec,
 }
 
-/// What runs over NICs.
+/// Network protocol on the NICs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
-    /// Through the kernel: packets with Ethernet, IP and TCP headers, copied by cores.
+    /// Kernel TCP: packets with Ethernet, IP and TCP headers, copied by cores.
     Tcp,
-    /// By the NIC alone: packets with Ethernet, IP, UDP and InfiniBand headers (RoCE v2).
+    /// RDMA by the NIC alone: packets with Ethernet, IP, UDP and InfiniBand headers (RoCE v2).
     Rdma,
 }
 
 impl Protocol {
-    /// The words of a cluster file.
+    /// All protocols, in the order of cluster files.
     pub(super) const ALL: [Self; 2] = [Self::Tcp, Self::Rdma];
 
-    /// The word of a cluster file.
+    /// Name in cluster files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -82,7 +82,7 @@ impl Protocol {
         }
     }
 
-    /// Bytes of a packet where nothing is said: Ethernet's, and the largest of InfiniBand.
+    /// Default bytes of a packet: Ethernet's MTU, and the largest of InfiniBand.
     pub(super) const fn mtu(self) -> u32 {
         match self {
             Self::Tcp => 1500,
@@ -90,7 +90,7 @@ impl Protocol {
         }
     }
 
-    /// Headers within the MTU: IP and TCP with time stamps (RFC 791, 9293, 7323); none of RDMA's.
+    /// Headers within the MTU: IP and TCP with time stamps (RFC 791, 9293, 7323); none for RDMA.
     pub(super) const fn inner_headers(self) -> u32 {
         match self {
             Self::Tcp => 20 + 20 + 12,
@@ -98,9 +98,9 @@ impl Protocol {
         }
     }
 
-    /// What is on the wire beside the MTU. Ethernet (IEEE 802.3): preamble 8, header 14, check 4, gap
-    /// 12. RoCE v2 (InfiniBand specification, annex A17): IP 20, UDP 8, transport header 12, check
-    /// 4.
+    /// Bytes transmitted in addition to the MTU. Ethernet (IEEE 802.3): 8 preamble, 14 header, 4
+    /// check and 12 gap. RoCE v2 (InfiniBand specification, annex A17): 20 IP, 8 UDP, 12 transport
+    /// header and 4 check.
     const fn outer_headers(self) -> u32 {
         const ETHERNET: u32 = 8 + 14 + 4 + 12;
         match self {
@@ -109,9 +109,9 @@ impl Protocol {
         }
     }
 
-    /// What a message costs where nothing is said; an estimate: a kernel's way from `send` to
-    /// `recv` takes some ten microseconds more than the wire, a work request about one.
-    pub(super) const fn per_message(self) -> Seconds {
+    /// Default overhead per message, an estimate: the kernel path from `send` to `recv` takes some
+    /// ten microseconds more than the link, a work request about one.
+    pub(super) const fn message_overhead(self) -> Seconds {
         match self {
             Self::Tcp => Seconds(12e-6),
             Self::Rdma => Seconds(1e-6),
@@ -119,28 +119,28 @@ impl Protocol {
     }
 }
 
-/// What one core moves by TCP where nothing is said: 42 Gbit/s with all of the kernel's help (Cai et
-/// al., "Understanding host network stack overheads", SIGCOMM 2021, section 3.1).
+/// Default TCP bandwidth of one core: 42 Gbit/s with all kernel offloads (Cai et al.,
+/// "Understanding host network stack overheads", SIGCOMM 2021, section 3.1).
 pub(super) const CORE_BANDWIDTH: BytesPerSec = BytesPerSec(42e9 / 8.0);
 
-/// Something that messages pass between a device and the fabric, in either direction by itself.
+/// A bandwidth limit between a device and the fabric, separate for each direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Gate {
-    /// What passes in a second in one direction.
+    /// Capacity in bytes per second, in one direction.
     pub(crate) capacity: f64,
-    /// Neighbouring devices of a host that share it.
+    /// Number of neighbouring devices of a host that share it.
     pub(crate) devices: u32,
 }
 
 impl HostPorts {
-    /// What headers leave of a NIC's rate.
+    /// Fraction of a NIC's rate left for payload after headers.
     pub fn payload(&self) -> f64 {
         let Self { protocol, mtu, .. } = *self;
         let payload = mtu.saturating_sub(protocol.inner_headers()).max(1);
         f64::from(payload) / (f64::from(mtu) + f64::from(protocol.outer_headers()))
     }
 
-    /// What messages pass beside the NIC, on a host with so many devices.
+    /// Gates in addition to the NIC, on a host with `devices` devices.
     pub(crate) fn gates(&self, devices: u32) -> Vec<Gate> {
         let staged = !self.gpudirect;
         let mut gates = Vec::new();
@@ -152,7 +152,7 @@ impl HostPorts {
                 (false, false) | (true, false) => 1.0,
                 (true, true) => 2.0,
             };
-            // A switch of one device is the device's own link.
+            // A switch with one device is the device's own link.
             if crossings > 0.0 && (behind > 1 || crossings > 1.0) {
                 gates.push(Gate { capacity: link / crossings, devices: behind });
             }
@@ -166,7 +166,7 @@ impl HostPorts {
         gates
     }
 
-    /// Of what a device has of its NIC, what the gates leave when all devices send at once.
+    /// Fraction of a device's NIC share that the gates allow if all devices send at once.
     fn narrowing(&self, devices: u32) -> f64 {
         let sharing = f64::from((devices / self.nics.max(1)).max(1));
         let nic = self.nic_bandwidth.0 * self.payload() / sharing;
@@ -177,27 +177,27 @@ impl HostPorts {
 }
 
 impl Cluster {
-    /// What lies between devices and a dimension: what is left of the rate, and what is added to the
-    /// latency.
+    /// Effect of the host ports on a dimension: the remaining fraction of its bandwidth, and the
+    /// added latency.
     pub(super) fn ports(&self, dimension: usize) -> (f64, Seconds) {
         match self.host_ports.as_ref().filter(|ports| ports.dimension == dimension) {
-            Some(ports) => (ports.narrowing(self.host_size()), ports.per_message),
+            Some(ports) => (ports.narrowing(self.host_size()), ports.message_overhead),
             None => (1.0, Seconds::ZERO),
         }
     }
 
-    /// What a message into a dimension costs beside its bytes and the dimension's latency.
+    /// Overhead of a message into a dimension, beyond its bytes and the dimension's latency.
     pub(crate) fn message_cost(&self, dimension: usize) -> Seconds {
         self.ports(dimension).1
     }
 
-    /// What messages into a dimension pass beside its links.
+    /// Gates that messages into a dimension pass in addition to its links.
     pub(crate) fn gates(&self, dimension: usize) -> Vec<Gate> {
         let ports = self.host_ports.as_ref().filter(|ports| ports.dimension == dimension);
         ports.map_or_else(Vec::new, |ports| ports.gates(self.host_size()))
     }
 
-    /// Devices of a host; a cluster has no more than fit.
+    /// Number of devices per host; always fits in a valid cluster.
     fn host_size(&self) -> u32 {
         u32::try_from(self.devices_per_host()).unwrap_or(u32::MAX)
     }
@@ -207,7 +207,7 @@ impl Cluster {
 mod tests {
     use super::*;
 
-    /// Eight devices in pairs behind PCIe switches, each with a NIC.
+    /// Eight devices in pairs behind PCIe switches, each pair with a NIC.
     fn ports() -> HostPorts {
         HostPorts {
             dimension: 1,
@@ -215,7 +215,7 @@ mod tests {
             nic_bandwidth: BytesPerSec(25e9),
             protocol: Protocol::Rdma,
             mtu: 4096,
-            per_message: Seconds(1e-6),
+            message_overhead: Seconds(1e-6),
             gpudirect: true,
             pcie_bandwidth: Some(BytesPerSec(32e9)),
             devices_per_switch: 2,

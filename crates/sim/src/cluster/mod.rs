@@ -1,7 +1,7 @@
-//! What a cluster is made of: devices, joined by dimensions from the inside out.
+//! Cluster model: devices connected by dimensions, from the inside out.
 //!
 //! A dimension is one layer of the network: NVLink inside a host, InfiniBand across hosts. The
-//! number of devices is the product of the dimensions' sizes, and rank r stands on device r, whose
+//! number of devices is the product of the dimensions' sizes. Rank r runs on device r, whose
 //! coordinates count through the dimensions innermost first:
 //!
 //! ```text
@@ -10,65 +10,67 @@
 //! coordinates (0,0) (1,0) … (7,0) (0,1) (1,1) … (7,1)
 //! ```
 //!
-//! Hosts are a second, coarser division of the same ranks: consecutive runs of
-//! `devices / hosts`. They usually end where a dimension ends, but need not: an NVL72 rack is one
-//! NVLink dimension of 72 devices over 18 hosts. So the host count is stated and everything else
+//! Hosts are a second, coarser division of the same ranks: consecutive ranges of `devices / hosts`.
+//! They usually end at a dimension boundary, but need not: an NVL72 rack is one NVLink dimension of
+//! 72 devices over 18 hosts. Therefore the host count is stated explicitly, and everything else
 //! about hosts follows from it.
 //!
-//! All devices are of one kind and all links of a dimension alike, but for the exceptions that
-//! [`Uneven`] lists: other kinds of devices, slower links, stragglers, rates that change.
+//! All devices, and all links of a dimension, are equal except for the overrides in
+//! [`Heterogeneity`]: other kinds of devices, slower links, stragglers, changing bandwidths.
 
 mod device;
 mod dimension;
+mod heterogeneity;
 mod host;
 pub mod measured;
 mod parse;
-mod place;
 pub mod preset;
 mod print;
 mod quantity;
-mod uneven;
+mod selector;
 
 pub use device::{Device, FlopsPerSec, Peak};
 pub(crate) use dimension::walk;
 pub use dimension::{Dimension, DimensionKind, GraphLink, Tree};
+pub use heterogeneity::{
+    BandwidthChange, BandwidthSchedule, DeviceOverride, Heterogeneity, LinkOverride, Straggler,
+};
+pub(crate) use heterogeneity::{SpeedProfile, through};
 pub(crate) use host::Gate;
 pub use host::{HostPorts, Protocol};
 pub use measured::Measured;
 pub use parse::{ClusterErrors, ClusterProblem};
-pub use place::{Place, Run};
-pub use uneven::{Change, OtherDevice, OtherLink, Schedule, Straggler, Uneven};
-pub(crate) use uneven::{Pace, through};
+pub use selector::{IndexRange, Selector};
 
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{BytesPerSec, Seconds};
 use serde::Serialize;
 use std::fmt;
 
-/// Devices, how they are joined, and which of them share a host.
+/// Devices, their network, and their assignment to hosts.
 ///
-/// [`Cluster::parse`] and [`preset::get`] guarantee: at least one dimension, no size of zero,
-/// at most [`Cluster::MAX_DEVICES`] devices, a host count that divides them, positive finite rates,
-/// efficiencies above 0 and at most 1, and graphs in which every device reaches every other.
-/// Code that builds a cluster by hand owes the same.
+/// [`Cluster::parse`] and [`preset::get`] guarantee: at least one dimension, no size of zero, at
+/// most [`Cluster::MAX_DEVICES`] devices, and a host count that divides them. Rates are positive
+/// and finite, efficiencies above 0 and at most 1, and in graphs every device reaches every other.
+/// Code that builds a cluster by hand must guarantee the same.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Cluster {
-    /// What reports call it, with the host count where a preset was scaled.
+    /// Name in reports, with the host count if a preset was scaled.
     pub name: String,
-    /// How many hosts the devices are spread over, evenly and in rank order.
+    /// Number of hosts; devices are divided evenly among them, in rank order.
     pub hosts: u32,
-    /// The kind of device that stands wherever nothing else is said.
+    /// Default kind of device.
     pub device: Device,
-    /// The layers of the network, innermost first.
+    /// Network dimensions, innermost first.
     pub dimensions: Vec<Dimension>,
-    /// What was measured on a host like these; it replaces the model where it can answer.
+    /// Measurements of such a host; they replace the model as far as they go.
     pub measured: Option<Measured>,
-    /// What lies between devices and the fabric that joins hosts, where its rates follow from that.
+    /// Host model between devices and the inter-host fabric, if the fabric's rates follow from it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_ports: Option<HostPorts>,
-    /// What is not alike.
-    #[serde(skip_serializing_if = "Uneven::is_empty")]
-    pub uneven: Uneven,
+    /// Overrides of the defaults.
+    #[serde(skip_serializing_if = "Heterogeneity::is_empty")]
+    pub heterogeneity: Heterogeneity,
 }
 
 /// A host of a cluster, counted in rank order.
@@ -82,67 +84,67 @@ impl fmt::Display for HostId {
     }
 }
 
-/// How a message gets from one rank to another while nothing else uses the links.
+/// Path of a message between two ranks on otherwise unused links.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Path {
-    /// Position in [`Cluster::dimensions`] of the dimension that carries the message.
+    /// Index into [`Cluster::dimensions`] of the dimension that carries the message.
     pub dimension: usize,
-    /// How many times the message pays a latency: links crossed, except that a switch is 1.
+    /// Number of latencies paid: links crossed, except that a switch counts as 1.
     pub hops: u32,
-    /// Achievable rate of the narrowest link on the way, one direction.
+    /// Achievable bandwidth of the narrowest link of the path, in one direction.
     pub bandwidth: BytesPerSec,
     /// Time until the first byte arrives.
     pub latency: Seconds,
-    /// How many devices share that link when all use theirs at once.
+    /// Number of devices that share that link if all send at once.
     pub sharing: f64,
-    /// What the links of its ends, and what lies before them, leave of the dimension's rate; part of
-    /// `bandwidth` already.
+    /// Fraction of the dimension's bandwidth left by the end links and host ports; already included
+    /// in `bandwidth`.
     pub scale: f64,
 }
 
 impl Cluster {
-    /// More devices than any machine has, and few enough that no product of them overflows.
+    /// Maximum number of devices: more than any machine has, and no product of them overflows.
     pub const MAX_DEVICES: u64 = 1 << 24;
 
-    /// How many devices there are: the product of the dimensions' sizes.
+    /// Number of devices: the product of the dimensions' sizes.
     pub fn devices(&self) -> u64 {
         self.dimensions.iter().fold(1, |product, d| product.saturating_mul(u64::from(d.size)))
     }
 
-    /// This machine with one device for each of so many ranks: where they outnumber its devices they
-    /// take turns, so that each computes, and reads memory, at its share of the rate.
+    /// This machine with one device for each of `ranks` ranks. If they outnumber its devices they
+    /// share them, so that each has a proportional share of compute rate and memory bandwidth.
     ///
-    /// Only the innermost dimension grows: it is one host's cores that are shared.
-    pub fn crowded(&self, ranks: u32) -> Self {
-        let mut crowded = self.clone();
+    /// Only the innermost dimension grows: the cores of one host are shared.
+    pub fn with_oversubscribed_cores(&self, ranks: u32) -> Self {
+        let mut oversubscribed = self.clone();
         let (ranks, devices) = (ranks.max(1), self.devices());
-        let Some(cores) = crowded.dimensions.first_mut() else { return crowded };
+        let Some(cores) = oversubscribed.dimensions.first_mut() else { return oversubscribed };
         cores.size = ranks;
         let share = (devices as f64 / f64::from(ranks)).min(1.0);
-        let device = &mut crowded.device;
+        let device = &mut oversubscribed.device;
         let Peak { f32, tf32, bf16, f16, fp8 } = &mut device.peak;
         for rate in [Some(f32), tf32.as_mut(), bf16.as_mut(), f16.as_mut(), fp8.as_mut()] {
             rate.into_iter().for_each(|rate| rate.0 *= share);
         }
         device.memory_bandwidth.0 *= share;
         device.launch_overhead = device.launch_overhead * (1.0 / share);
-        crowded
+        oversubscribed
     }
 
-    /// How many devices stand in one host.
+    /// Number of devices per host.
     pub fn devices_per_host(&self) -> u64 {
         (self.devices() / u64::from(self.hosts.max(1))).max(1)
     }
 
-    /// The host that a rank runs on.
+    /// Host of a rank.
     pub fn host(&self, rank: Rank) -> HostId {
         let host = u64::from(rank.0) / self.devices_per_host();
         HostId(u32::try_from(host).unwrap_or(u32::MAX))
     }
 
-    /// Where a rank stands in each dimension, innermost first.
+    /// Coordinates of a rank in each dimension, innermost first.
     ///
-    /// A rank outside the cluster wraps around to a place inside it.
+    /// A rank outside the cluster wraps around to a position inside it.
     pub fn coordinates(&self, rank: Rank) -> Vec<u32> {
         let mut rest = rank.0;
         self.dimensions
@@ -156,20 +158,20 @@ impl Cluster {
             .collect()
     }
 
-    /// The way from one rank to another, or `None` where there is none to go: the same rank twice,
-    /// or a rank that the cluster does not have.
+    /// Path from one rank to another. `None` if both are the same, or one is outside the cluster.
     ///
-    /// The message travels only in the outermost dimension in which the two differ. From a GPU to
-    /// one with another number in another host it therefore crosses the fabric once and no NVLink:
-    /// every device reaches the fabric by itself, and an inner crossing would run at several times
-    /// the fabric's rate beside it. (ASTRA-sim's unaware backend takes the innermost one instead.)
+    /// The message travels only in the outermost dimension in which the two differ. Between GPUs
+    /// with different local numbers on different hosts it therefore crosses the fabric once and no
+    /// NVLink. Every device has its own access to the fabric, and an inner crossing would run
+    /// concurrently at several times the fabric's rate. (ASTRA-sim's unaware backend takes the
+    /// innermost dimension instead.)
     ///
-    /// A switch's stated latency is from device to device, both links and the switch included, so
-    /// it counts as one hop. On rings and tori the shorter way round is taken.
+    /// A switch's stated latency is from device to device, including both links and the switch, so
+    /// it counts as one hop. On rings and tori the shorter direction is taken.
     pub fn link(&self, a: Rank, b: Rank) -> Option<Path> {
         let (index, from, to) = self.crossing(a, b)?;
         let route = self.dimensions[index].route(from, to)?;
-        let (scale, delay) = self.unevenness(a, b, index);
+        let (scale, delay) = self.link_override(a, b, index);
         let (narrowing, cost) = self.ports(index);
         let (scale, delay) = (scale * narrowing, delay + cost);
         Some(Path {
@@ -182,10 +184,10 @@ impl Cluster {
         })
     }
 
-    /// What the exceptions leave of a way's rate and add to its latency: the slower of its ends
-    /// counts, and on rings and tori whatever lies between.
-    fn unevenness(&self, a: Rank, b: Rank, index: usize) -> (f64, Seconds) {
-        let Uneven { links, schedules, .. } = &self.uneven;
+    /// Bandwidth fraction and added latency of a path due to overrides. The slower end counts, and
+    /// on rings and tori all links in between.
+    fn link_override(&self, a: Rank, b: Rank, index: usize) -> (f64, Seconds) {
+        let Heterogeneity { links, schedules, .. } = &self.heterogeneity;
         if links.is_empty() && schedules.is_empty() {
             return (1.0, Seconds::ZERO);
         }
@@ -209,7 +211,7 @@ impl Cluster {
         (scale, self.link_delay(a, index).max(self.link_delay(b, index)))
     }
 
-    /// The outermost dimension in which two ranks differ and where each stands in it.
+    /// The outermost dimension in which two ranks differ, and their positions in it.
     pub(crate) fn crossing(&self, a: Rank, b: Rank) -> Option<(usize, u32, u32)> {
         if u64::from(a.0.max(b.0)) >= self.devices() {
             return None;
@@ -226,11 +228,11 @@ impl Cluster {
         outermost
     }
 
-    /// How many different coordinates a group has in each dimension, innermost first.
+    /// Number of distinct coordinates of a group in each dimension, innermost first.
     ///
-    /// A tensor-parallel group of one DGX host spans `[8, 1]`; the data-parallel group across 16
-    /// hosts that holds one rank of each spans `[1, 16]`, so it can use one NIC per host; all 128
-    /// ranks span `[8, 16]` and can use eight.
+    /// A tensor-parallel group of one DGX host spans `[8, 1]`. The data-parallel group with one
+    /// rank on each of 16 hosts spans `[1, 16]`, so it can use one NIC per host. All 128 ranks span
+    /// `[8, 16]` and can use eight.
     pub fn span(&self, ranks: &[Rank]) -> Vec<u32> {
         let mut rests: Vec<u32> = ranks.iter().map(|rank| rank.0).collect();
         self.dimensions
@@ -244,7 +246,7 @@ impl Cluster {
             .collect()
     }
 
-    /// How many different hosts a group stands on.
+    /// Number of distinct hosts of a group.
     pub fn hosts_of(&self, ranks: &[Rank]) -> u32 {
         distinct(ranks.iter().map(|&rank| self.host(rank).0).collect())
     }
@@ -355,13 +357,13 @@ mod tests {
     fn ranks_that_outnumber_cores_take_turns() {
         let laptop = preset::get("laptop").unwrap();
         let cores = laptop.devices() as u32;
-        let few = laptop.crowded(1);
+        let few = laptop.with_oversubscribed_cores(1);
         assert_eq!((few.devices(), &few.device), (1, &laptop.device));
-        let many = laptop.crowded(4 * cores);
+        let many = laptop.with_oversubscribed_cores(4 * cores);
         assert_eq!(many.devices(), u64::from(4 * cores));
         assert_eq!(many.device.peak.f32.0, laptop.device.peak.f32.0 / 4.0);
         assert_eq!(many.device.memory_bandwidth.0, laptop.device.memory_bandwidth.0 / 4.0);
-        assert_eq!(laptop.crowded(0).devices(), 1);
+        assert_eq!(laptop.with_oversubscribed_cores(0).devices(), 1);
     }
 
     #[test]

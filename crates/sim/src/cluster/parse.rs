@@ -1,4 +1,4 @@
-//! Cluster files: TOML in, a cluster or every problem at once out.
+//! Parser for cluster files in TOML; reports all problems at once.
 //!
 //! ```toml
 //! name = "two-hosts"
@@ -11,7 +11,7 @@
 //! memory_efficiency = 0.88           # optional, 1 if absent
 //! max_efficiency = 0.8               # optional, 1 if absent
 //! sustained_efficiency = 0.7         # optional, that of the line before if absent
-//! older_instructions = 0.6           # optional, 1 if absent
+//! legacy_mma_efficiency = 0.6        # optional, 1 if absent
 //! multiprocessors = 108              # optional, or systolic_width = 128
 //! sparse_speedup = 2.0               # optional, 1 if absent
 //! launch_overhead = "2 us"           # optional, 0 if absent
@@ -34,20 +34,19 @@
 //! devices_per_link = 2               # optional, 1 if absent
 //! ```
 //!
-//! A switch that is a tree adds `oversubscription = 4.0` and, where several members stand under one
-//! leaf switch, `leaf = 16`.
-//! A torus adds `shape = [4, 4]` and, for a mesh, `wrap = false`; its size may be left out.
-//! A graph adds `links = [{ between = [0, 1], width = 2 }, …]`, each link with a `bandwidth` or
-//! `latency` of its own where they differ, and `switches = 2` for points 'size' and 'size + 1'
+//! A switch that is a tree adds `oversubscription = 4.0` and, if several members share a leaf
+//! switch, `leaf = 16`. A torus adds `shape = [4, 4]` and, for a mesh, `wrap = false`; its size may
+//! be omitted. A graph adds `links = [{ between = [0, 1], width = 2 }, …]`, each link with its own
+//! `bandwidth` or `latency` if they differ, and `switches = 2` for points 'size' and 'size + 1'
 //! that have no device.
 //!
-//! A `[host]` table says what lies between devices and the dimension that joins hosts, which then has
-//! no rates of its own.
+//! A `[host]` table describes the host hardware between devices and the inter-host dimension, which
+//! then has no rates of its own.
 //!
-//! What is not alike, each entry with `hosts = [1, "4-7"]` or `ranks = [3]` to say where:
+//! Overrides, each with `hosts = [1, "4-7"]` or `ranks = [3]` to select devices:
 //!
 //! ```toml
-//! [[device]]                         # in place of [device]: the rule, then the exceptions
+//! [[device]]                         # in place of [device]: the default, then the overrides
 //! hosts = [1]
 //! name = "H100-SXM5-80GB"            # and all the keys of a device
 //!
@@ -60,47 +59,47 @@
 //! ranks = [5]
 //! factor = 1.5
 //! from = "2 s"                       # optional, from the iteration's start if absent
-//! until = "4 s"                      # optional, for good if absent
+//! until = "4 s"                      # optional, permanent if absent
 //!
-//! [[schedule]]                       # links whose rate changes, all if nobody is named
+//! [[bandwidth_schedule]]             # links whose bandwidth changes, all if none are selected
 //! dimension = "infiniband"
 //! changes = [{ at = "1 s", bandwidth = 0.5 }, { at = "3 s", bandwidth = 1.0 }]
 //! ```
 //!
-//! What `paceline calibrate` measured stands in a `[measured]` table; see `measured`.
+//! Measurements by `paceline calibrate` are in a `[measured]` table; see `measured`.
 //! `docs/clusters.md` explains every key.
 
+mod heterogeneity;
 mod host;
 mod measured;
 mod network;
 mod reader;
-mod uneven;
 
 use super::quantity::{self, FLOPS, RATE, TIME};
-use super::{Cluster, Device, FlopsPerSec, Peak, Uneven};
+use super::{Cluster, Device, FlopsPerSec, Heterogeneity, Peak};
 use paceline_plan::units::{BytesPerSec, Seconds};
 use reader::{Reader, Section, count, measured, memory, ratio, share, text, whole};
 use std::fmt;
 use thiserror::Error;
 use toml::de::{DeTable, DeValue};
 
-/// Everything that is wrong with a cluster file.
+/// All problems of a cluster file.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub struct ClusterErrors {
-    /// The file, as the user named it.
+    /// File name as given by the user.
     pub file: String,
-    /// The problems, in the order of their lines; never empty.
+    /// The problems, sorted by line; never empty.
     pub problems: Vec<ClusterProblem>,
 }
 
-/// One thing that is wrong with a cluster file.
+/// One problem of a cluster file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterProblem {
-    /// The line, counted from 1.
+    /// Line number, counted from 1.
     pub line: usize,
-    /// What is wrong.
+    /// Description of the problem.
     pub what: String,
-    /// What would work.
+    /// A fix that would work.
     pub remedy: String,
 }
 
@@ -115,7 +114,7 @@ impl fmt::Display for ClusterErrors {
 }
 
 impl Cluster {
-    /// Reads a cluster file; `file` is what messages call it.
+    /// Parses a cluster file; `file` is its name in messages.
     pub fn parse(text: &str, file: &str) -> Result<Self, ClusterErrors> {
         let mut reader = Reader { text, problems: Vec::new() };
         let (document, syntax) = DeTable::parse_recoverable(text);
@@ -124,7 +123,7 @@ impl Cluster {
             let message = error.message().replace('\n', ", ");
             reader.problem(span, format!("not TOML: {message}"), "correct the syntax here".into());
         }
-        // Behind a syntax error half a file may be missing: what it then lacks is no news.
+        // After a syntax error half the file may be missing; reporting missing keys would not help.
         let cluster = if syntax.is_empty() { reader.cluster(document.get_ref()) } else { None };
         let mut problems = reader.problems;
         problems.sort_by_key(|problem| problem.line);
@@ -140,7 +139,7 @@ const DEVICE_KEYS: [&str; 15] = [
     "peak",
     "max_efficiency",
     "sustained_efficiency",
-    "older_instructions",
+    "legacy_mma_efficiency",
     "multiprocessors",
     "systolic_width",
     "sparse_speedup",
@@ -153,10 +152,10 @@ const DEVICE_KEYS: [&str; 15] = [
     "disk_bandwidth",
 ];
 
-/// How an entry says which devices it is about.
+/// Keys with which an entry selects its devices.
 const PLACE_KEYS: [&str; 2] = ["hosts", "ranks"];
 
-/// More engines than any device has.
+/// Maximum number of copy engines; more than any device has.
 const MAX_ENGINES: u64 = 64;
 
 impl Reader<'_> {
@@ -172,7 +171,7 @@ impl Reader<'_> {
                 "dimension",
                 "link",
                 "straggler",
-                "schedule",
+                "bandwidth_schedule",
                 "measured",
             ],
         );
@@ -182,8 +181,16 @@ impl Reader<'_> {
         let dimensions = self.dimensions(&file);
         let measured = self.measured(&file);
         let (name, hosts, (device, kinds), dimensions) = (name?, hosts?, devices?, dimensions?);
-        let (measured, host_ports, uneven) = (measured?, None, Uneven::default());
-        let mut cluster = Cluster { name, hosts, device, dimensions, measured, host_ports, uneven };
+        let (measured, host_ports, uneven) = (measured?, None, Heterogeneity::default());
+        let mut cluster = Cluster {
+            name,
+            hosts,
+            device,
+            dimensions,
+            measured,
+            host_ports,
+            heterogeneity: uneven,
+        };
         let (devices, hosts) = (cluster.devices(), u64::from(cluster.hosts));
         if devices > Cluster::MAX_DEVICES {
             let what = format!("the dimensions' sizes multiply to {devices} devices");
@@ -197,11 +204,11 @@ impl Reader<'_> {
         if devices.is_multiple_of(hosts) {
             self.host(&file, &mut cluster)?;
         }
-        cluster.uneven = self.uneven(&file, &cluster, kinds)?;
+        cluster.heterogeneity = self.heterogeneity(&file, &cluster, kinds)?;
         Some(cluster)
     }
 
-    /// The device of `[device]`, or that of the first `[[device]]` and the sections of the others.
+    /// Device of `[device]`, or of the first `[[device]]` plus the sections of the others.
     fn devices<'a>(&mut self, file: &Section<'a>) -> Option<(Device, Vec<(Section<'a>, Device)>)> {
         let Some(tables) = file.get("device").and_then(|value| value.get_ref().as_array()) else {
             let section = self.table(file, "device", "[device]")?;
@@ -232,7 +239,7 @@ impl Reader<'_> {
         let max_efficiency = self.optional(section, "max_efficiency", "0.8", share, 1.0);
         let most = max_efficiency.unwrap_or(1.0);
         let sustained = self.optional(section, "sustained_efficiency", "0.7", share, most);
-        let older = self.optional(section, "older_instructions", "0.6", share, 1.0);
+        let older = self.optional(section, "legacy_mma_efficiency", "0.6", share, 1.0);
         let some = |value: &DeValue<'_>| count(value).map(Some);
         let multiprocessors = self.optional(section, "multiprocessors", "108", some, None);
         let systolic_width = self.optional(section, "systolic_width", "128", some, None);
@@ -258,7 +265,7 @@ impl Reader<'_> {
             peak: peak?,
             max_efficiency: max_efficiency?,
             sustained_efficiency: sustained?,
-            older_instructions: older?,
+            legacy_mma_efficiency: older?,
             multiprocessors: multiprocessors?,
             systolic_width: systolic_width?,
             sparse_speedup: sparse_speedup?,

@@ -1,14 +1,14 @@
-//! Clusters that need no file: the descriptions in `clusters/`, scaled to a count.
+//! Built-in clusters: the descriptions in `clusters/`, scaled to a count.
 //!
 //! `dgx-a100` is one host, `dgx-a100:128` is 128 of them. The count is of hosts, with one exception
-//! and one default of its own: `gb200-nvl72` counts racks of 18 hosts, since the rack is what the
-//! name names; and `tpu-v4` alone is a whole pod of 1,024 hosts, `tpu-v4:16` a slice of it.
+//! and one special default. `gb200-nvl72` counts racks of 18 hosts, since the name denotes a rack.
+//! `tpu-v4` alone is a whole pod of 1,024 hosts, `tpu-v4:16` a slice of it.
 
 use super::{Cluster, Dimension, DimensionKind};
-use paceline_plan::nearest::nearest;
+use paceline_plan::suggest::suggest;
 use thiserror::Error;
 
-/// The built-in cluster of a name with an optional count: "dgx-a100", "dgx-a100:128".
+/// Returns the built-in cluster of a name with an optional count: "dgx-a100", "dgx-a100:128".
 pub fn get(spec: &str) -> Result<Cluster, PresetError> {
     match spec.split_once(':') {
         None => Ok(Preset::find(spec)?.describe()),
@@ -22,11 +22,11 @@ pub fn get(spec: &str) -> Result<Cluster, PresetError> {
     }
 }
 
-/// The smallest cluster of a built-in kind with at least so many devices.
+/// Returns the smallest cluster of a built-in kind with at least `devices` devices.
 ///
-/// Where the devices fill whole hosts evenly, the outermost units are cut to just those hosts: 256
-/// devices of `gb200-nvl72` are four racks of 64, as such jobs are placed, not three and a half of
-/// 72.
+/// If the devices fill whole hosts evenly, the outermost units are reduced to just those hosts: 256
+/// devices of `gb200-nvl72` are four racks of 64, as such jobs are placed, not 3.5 racks of 72
+/// devices.
 pub fn holding(name: &str, devices: u64) -> Result<Cluster, PresetError> {
     let preset = Preset::find(name)?;
     let unit = match preset.scaling {
@@ -43,42 +43,42 @@ pub fn holding(name: &str, devices: u64) -> Result<Cluster, PresetError> {
         if u64::from(*size) != each {
             cluster.name = format!("{name} cut to {devices} devices");
         }
-        // Both fit: `each` is at most the unit's own size, and the hosts are at most the devices.
+        // Both fit: `each` is at most the unit's size, and hosts are at most the devices.
         *size = each as u32;
         cluster.hosts = (devices / host) as u32;
     }
     Ok(cluster)
 }
 
-/// The names of the built-in clusters, oldest hardware first.
+/// Names of the built-in clusters, oldest hardware first.
 pub fn names() -> impl Iterator<Item = &'static str> {
     PRESETS.iter().map(|preset| preset.name)
 }
 
-/// Why a name and count mean no built-in cluster.
+/// Reason that a name and count are not a built-in cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PresetError {
-    /// There is no such name.
+    /// Unknown name.
     #[error("no built-in cluster is called '{name}'{}; built in are: {}",
         meant.map(|meant| format!(" (did you mean {meant}?)")).unwrap_or_default(),
         names().collect::<Vec<_>>().join(", "))]
     Unknown {
-        /// What was asked for.
+        /// The given name.
         name: String,
         /// The built-in name closest to it.
         meant: Option<&'static str>,
     },
-    /// What follows the colon counts nothing.
+    /// The text after the colon is not a count.
     #[error("'{name}:{count}': '{count}' is no count of {what}; write {name} or {name}:2")]
     Count {
         /// The built-in cluster.
         name: &'static str,
-        /// What followed the colon.
+        /// The text after the colon.
         count: String,
-        /// What is counted.
+        /// The counted unit (hosts or racks).
         what: &'static str,
     },
-    /// Nobody has so many.
+    /// The count exceeds the maximum number of devices.
     #[error(
         "'{name}:{count}' would have more than {} devices; the largest is {name}:{most}",
         Cluster::MAX_DEVICES
@@ -86,12 +86,12 @@ pub enum PresetError {
     TooLarge {
         /// The built-in cluster.
         name: &'static str,
-        /// How many were asked for.
+        /// Requested count.
         count: u64,
-        /// How many there can be.
+        /// Largest possible count.
         most: u64,
     },
-    /// So many hosts of a torus make no slice of one.
+    /// This number of hosts is not a slice of a torus.
     #[error(
         "'{name}:{hosts}': {hosts} hosts of four chips make no slice of a pod; \
         use 1, 2, 4, 8, a multiple of 16 up to 1024, or whole pods of 1024"
@@ -99,7 +99,7 @@ pub enum PresetError {
     NoSlice {
         /// The built-in cluster.
         name: &'static str,
-        /// How many were asked for.
+        /// Requested number of hosts.
         hosts: u64,
     },
 }
@@ -107,17 +107,17 @@ pub enum PresetError {
 struct Preset {
     name: &'static str,
     text: &'static str,
-    /// What the count counts.
+    /// The counted unit (hosts or racks).
     counted: &'static str,
     scaling: Scaling,
 }
 
-/// What a count does to the description.
+/// Effect of a count on the description.
 #[derive(Clone, Copy)]
 enum Scaling {
-    /// So many copies of it on the outermost dimension.
+    /// Copies of it along the outermost dimension.
     Copies,
-    /// So many hosts of a torus: a slice of the pod, or several pods on the outermost dimension.
+    /// Hosts of a torus: a slice of the pod, or several pods along the outermost dimension.
     Slices,
 }
 
@@ -147,7 +147,7 @@ const PRESETS: [Preset; 9] = [
 impl Preset {
     fn find(name: &str) -> Result<&'static Self, PresetError> {
         PRESETS.iter().find(|preset| preset.name == name).ok_or_else(|| {
-            let meant = nearest(name, names());
+            let meant = suggest(name, names());
             PresetError::Unknown { name: name.into(), meant }
         })
     }
@@ -187,10 +187,10 @@ const CHIPS_PER_CUBE: u64 = 64;
 const HOSTS_PER_CUBE: u32 = 16;
 const HOSTS_PER_POD: u32 = 1024;
 
-/// Makes a pod's torus that of so many hosts, and says how many such tori there are.
+/// Reduces a pod's torus to `hosts` hosts and returns the number of such tori.
 ///
 /// Google Cloud documentation, TPU v4, and "How to Scale Your Model": slices are made of cubes of
-/// 4×4×4 chips, whose ends the optical switches join; less than a cube is a mesh.
+/// 4×4×4 chips, whose ends are connected by optical switches; less than a cube is a mesh.
 fn slice(pod: &mut Cluster, hosts: u32) -> Option<u32> {
     let torus = pod.dimensions.first_mut()?;
     let (shape, wrap) = match hosts {
@@ -210,7 +210,7 @@ fn slice(pod: &mut Cluster, hosts: u32) -> Option<u32> {
     Some(1)
 }
 
-/// The smallest number of hosts that is a slice and has so many chips.
+/// Smallest number of hosts that is a slice with at least `chips` chips.
 fn slice_hosts(chips: u64) -> u64 {
     let hosts = chips.div_ceil(CHIPS_PER_HOST).max(1);
     let cube = CHIPS_PER_CUBE / CHIPS_PER_HOST;
@@ -221,7 +221,7 @@ fn slice_hosts(chips: u64) -> u64 {
     }
 }
 
-/// Three factors with the smallest sum, in rising order: the shortest ways across.
+/// Three factors with the smallest sum, ascending: the smallest diameter.
 fn most_cubic(product: u32) -> [u32; 3] {
     let divisors = |n: u32| (1..=n).filter(move |&d| n.is_multiple_of(d));
     divisors(product)
@@ -259,7 +259,7 @@ mod tests {
         }
     }
 
-    /// Name, devices, hosts, bf16 or f16 TFLOP/s, memory in GB as sold, inner and outer GB/s.
+    /// Name, devices, hosts, bf16 or f16 TFLOP/s, advertised memory in GB, inner and outer GB/s.
     type Facts = (&'static str, u64, u32, f64, f64, f64, f64);
 
     #[test]
@@ -304,7 +304,7 @@ mod tests {
         }
     }
 
-    /// The efficiencies reproduce the measurements they come from.
+    /// The efficiencies reproduce the measurements they are derived from.
     #[test]
     fn links_reach_what_was_measured() {
         let nvlink = |name| get(name).unwrap().dimensions[0].achievable().0 / 1e9;

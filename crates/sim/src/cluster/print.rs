@@ -1,17 +1,17 @@
-//! A cluster as text: the file that describes it, and the lines a person reads.
+//! A cluster as text: its file, and a readable summary.
 
 mod measured;
 
 use super::quantity::{self, FLOPS, RATE, TIME};
 use super::{
-    Change, Cluster, Device, Dimension, DimensionKind, FlopsPerSec, GraphLink, HostPorts,
-    OtherLink, Peak, Place, Run, Schedule, Straggler, Tree, Uneven,
+    BandwidthChange, BandwidthSchedule, Cluster, Device, Dimension, DimensionKind, FlopsPerSec,
+    GraphLink, Heterogeneity, HostPorts, IndexRange, LinkOverride, Peak, Selector, Straggler, Tree,
 };
 use paceline_plan::units::{BytesPerSec, Seconds};
 use std::fmt::Write;
 
 impl Cluster {
-    /// The cluster file: [`Cluster::parse`] reads it back as an equal cluster.
+    /// Writes the cluster file; [`Cluster::parse`] reads it back as an equal cluster.
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail.
@@ -19,7 +19,7 @@ impl Cluster {
         text
     }
 
-    /// A few lines for people: what `paceline clusters` shows.
+    /// Short readable summary, as shown by `paceline clusters`.
     pub fn summary(&self) -> String {
         let mut text = String::new();
         let _ = self.write_summary(&mut text);
@@ -29,11 +29,11 @@ impl Cluster {
     fn write_toml(&self, out: &mut String) -> std::fmt::Result {
         writeln!(out, "name = {}", quoted(&self.name))?;
         writeln!(out, "hosts = {}", self.hosts)?;
-        let kinds = &self.uneven.kinds;
+        let kinds = &self.heterogeneity.kinds;
         write_device(
             out,
             &self.device,
-            if kinds.is_empty() { None } else { Some(&Place::Everywhere) },
+            if kinds.is_empty() { None } else { Some(&Selector::Everywhere) },
         )?;
         kinds.iter().try_for_each(|kind| write_device(out, &kind.device, Some(&kind.at)))?;
         self.host_ports.iter().try_for_each(|ports| self.write_ports(out, ports))?;
@@ -41,7 +41,7 @@ impl Cluster {
         for (index, dimension) in self.dimensions.iter().enumerate() {
             write_dimension(out, dimension, ported == Some(index))?;
         }
-        self.write_uneven(out)?;
+        self.write_heterogeneity(out)?;
         self.measured.iter().try_for_each(|table| measured::write(out, table))
     }
 
@@ -50,7 +50,7 @@ impl Cluster {
         writeln!(out, "\n[host]\ndimension = {name}\nnics = {}", ports.nics)?;
         writeln!(out, "nic_bandwidth = \"{}\"", RATE.write(ports.nic_bandwidth.0))?;
         writeln!(out, "protocol = \"{}\"\nmtu = {}", ports.protocol.name(), ports.mtu)?;
-        writeln!(out, "per_message = \"{}\"", TIME.write(ports.per_message.0))?;
+        writeln!(out, "message_overhead = \"{}\"", TIME.write(ports.message_overhead.0))?;
         writeln!(out, "gpudirect = {}", ports.gpudirect)?;
         writeln!(out, "devices_per_switch = {}", ports.devices_per_switch)?;
         writeln!(out, "nics_on_switches = {}", ports.nics_on_switches)?;
@@ -66,9 +66,9 @@ impl Cluster {
         writeln!(out, "core_bandwidth = \"{}\"", RATE.write(ports.core_bandwidth.0))
     }
 
-    fn write_uneven(&self, out: &mut String) -> std::fmt::Result {
+    fn write_heterogeneity(&self, out: &mut String) -> std::fmt::Result {
         let name = |index: usize| quoted(&self.dimensions[index].name);
-        for OtherLink { dimension, at, bandwidth, latency } in &self.uneven.links {
+        for LinkOverride { dimension, at, bandwidth, latency } in &self.heterogeneity.links {
             writeln!(out, "\n[[link]]\ndimension = {}", name(*dimension))?;
             write_place(out, at)?;
             if let Some(bandwidth) = bandwidth {
@@ -78,7 +78,7 @@ impl Cluster {
                 writeln!(out, "latency = \"{}\"", TIME.write(latency.0))?;
             }
         }
-        for Straggler { at, factor, from, until } in &self.uneven.stragglers {
+        for Straggler { at, factor, from, until } in &self.heterogeneity.stragglers {
             writeln!(out, "\n[[straggler]]")?;
             write_place(out, at)?;
             writeln!(out, "factor = {factor:?}\nfrom = \"{}\"", TIME.write(from.0))?;
@@ -86,11 +86,11 @@ impl Cluster {
                 writeln!(out, "until = \"{}\"", TIME.write(until.0))?;
             }
         }
-        for Schedule { dimension, at, changes } in &self.uneven.schedules {
-            writeln!(out, "\n[[schedule]]\ndimension = {}", name(*dimension))?;
+        for BandwidthSchedule { dimension, at, changes } in &self.heterogeneity.schedules {
+            writeln!(out, "\n[[bandwidth_schedule]]\ndimension = {}", name(*dimension))?;
             write_place(out, at)?;
             writeln!(out, "changes = [")?;
-            for Change { at, bandwidth } in changes {
+            for BandwidthChange { at, bandwidth } in changes {
                 let at = TIME.write(at.0);
                 writeln!(out, "  {{ at = \"{at}\", bandwidth = {bandwidth:?} }},")?;
             }
@@ -137,9 +137,9 @@ impl Cluster {
         self.exception_lines().into_iter().try_for_each(|line| writeln!(out, "  {line}"))
     }
 
-    /// What is not alike, a line for each exception.
+    /// Describes the overrides, one per line.
     pub fn exception_lines(&self) -> Vec<String> {
-        let Uneven { kinds, links, stragglers, schedules, .. } = &self.uneven;
+        let Heterogeneity { kinds, links, stragglers, schedules, .. } = &self.heterogeneity;
         let dimension = |index: usize| &self.dimensions[index].name;
         let kinds = kinds.iter().map(|kind| format!("{}: {}", kind.at, kind.device.name));
         let links = links.iter().map(|link| {
@@ -166,8 +166,8 @@ impl Cluster {
     }
 }
 
-/// A device's table; one of several says where it stands.
-fn write_device(out: &mut String, device: &Device, at: Option<&Place>) -> std::fmt::Result {
+/// Writes a device's table; with several, each has a selector.
+fn write_device(out: &mut String, device: &Device, at: Option<&Selector>) -> std::fmt::Result {
     match at {
         None => writeln!(out, "\n[device]")?,
         Some(at) => {
@@ -179,9 +179,9 @@ fn write_device(out: &mut String, device: &Device, at: Option<&Place>) -> std::f
     let Device { memory_bandwidth, memory_efficiency, launch_overhead, .. } = device;
     writeln!(out, "name = {}", quoted(name))?;
     writeln!(out, "max_efficiency = {max_efficiency:?}")?;
-    let Device { sustained_efficiency, older_instructions, sparse_speedup, .. } = device;
+    let Device { sustained_efficiency, legacy_mma_efficiency, sparse_speedup, .. } = device;
     writeln!(out, "sustained_efficiency = {sustained_efficiency:?}")?;
-    writeln!(out, "older_instructions = {older_instructions:?}")?;
+    writeln!(out, "legacy_mma_efficiency = {legacy_mma_efficiency:?}")?;
     if let Some(count) = device.multiprocessors {
         writeln!(out, "multiprocessors = {count}")?;
     }
@@ -207,13 +207,13 @@ fn write_device(out: &mut String, device: &Device, at: Option<&Place>) -> std::f
     Ok(())
 }
 
-fn write_place(out: &mut String, at: &Place) -> std::fmt::Result {
+fn write_place(out: &mut String, at: &Selector) -> std::fmt::Result {
     let (key, runs) = match at {
-        Place::Everywhere => return Ok(()),
-        Place::Hosts(runs) => ("hosts", runs),
-        Place::Ranks(runs) => ("ranks", runs),
+        Selector::Everywhere => return Ok(()),
+        Selector::Hosts(runs) => ("hosts", runs),
+        Selector::Ranks(runs) => ("ranks", runs),
     };
-    let item = |run: &Run| match run.first == run.last {
+    let item = |run: &IndexRange| match run.first == run.last {
         true => run.to_string(),
         false => format!("\"{run}\""),
     };
@@ -221,7 +221,7 @@ fn write_place(out: &mut String, at: &Place) -> std::fmt::Result {
     writeln!(out, "{key} = [{}]", items.join(", "))
 }
 
-/// A dimension's table; one whose rates follow from `[host]` states none.
+/// Writes a dimension's table, without rates if they follow from `[host]`.
 fn write_dimension(out: &mut String, dimension: &Dimension, ported: bool) -> std::fmt::Result {
     writeln!(out, "\n[[dimension]]\nname = {}", quoted(&dimension.name))?;
     writeln!(out, "kind = \"{}\"", dimension.kind.name())?;
@@ -261,7 +261,7 @@ fn write_dimension(out: &mut String, dimension: &Dimension, ported: bool) -> std
     }
 }
 
-/// The rates a device has, by their names in the file.
+/// Rates of a device, by their names in the file.
 fn rates(peak: &Peak) -> impl Iterator<Item = (&'static str, FlopsPerSec)> {
     let Peak { f32, tf32, bf16, f16, fp8 } = *peak;
     [("f32", Some(f32)), ("tf32", tf32), ("bf16", bf16), ("f16", f16), ("fp8", fp8)]
@@ -290,7 +290,7 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// A TOML string with whatever escapes the text needs.
+/// Formats a TOML string with the necessary escapes.
 fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }

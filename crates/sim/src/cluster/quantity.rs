@@ -1,16 +1,15 @@
-//! Numbers with units as people write them ("80 GiB", "300 GB/s", "5 us"), read strictly and
-//! written back exactly.
+//! Numbers with units ("80 GiB", "300 GB/s", "5 us"), parsed strictly and written exactly.
 //!
-//! A decimal unit only moves the decimal point, so texts are scaled as text and rounded once:
-//! "5 us" is the float nearest to 0.000005, and what is written reads back as the same bits.
+//! A decimal unit only moves the decimal point, so numbers are scaled as text and rounded once: "5
+//! us" is the float nearest to 0.000005, and written values parse back to the same bits.
 
 use paceline_plan::units::Bytes;
 
-/// A measured kind of thing, with its units and the values that can be meant.
+/// A physical quantity, with its units and plausible range.
 pub(super) struct Quantity {
-    /// What the number is called in messages.
+    /// Name of the quantity in messages.
     pub(super) noun: &'static str,
-    /// A value as one would write it.
+    /// An example value.
     pub(super) example: &'static str,
     units: &'static [Unit],
     least: f64,
@@ -19,9 +18,9 @@ pub(super) struct Quantity {
 
 struct Unit {
     name: &'static str,
-    /// The unit is ten to this power of the base unit,
+    /// Power of ten of the unit, relative to the base unit.
     exponent: i32,
-    /// over this.
+    /// Divisor in addition to the power of ten (8 for bits).
     divisor: f64,
 }
 
@@ -33,7 +32,7 @@ const fn bits(name: &'static str, exponent: i32) -> Unit {
     Unit { name, exponent, divisor: 8.0 }
 }
 
-/// Bytes a second; network rates may be given in bits.
+/// Bytes per second; network rates may be given in bits.
 pub(super) const RATE: Quantity = Quantity {
     noun: "a rate",
     example: "\"300 GB/s\"",
@@ -53,7 +52,7 @@ pub(super) const RATE: Quantity = Quantity {
     most: 1e18,
 };
 
-/// Floating-point operations a second.
+/// Floating-point operations per second.
 pub(super) const FLOPS: Quantity = Quantity {
     noun: "an arithmetic rate",
     example: "\"312 TFLOP/s\"",
@@ -68,7 +67,7 @@ pub(super) const FLOPS: Quantity = Quantity {
     most: 1e24,
 };
 
-/// Seconds; a latency may be nothing.
+/// Seconds; a latency may be zero.
 pub(super) const TIME: Quantity = Quantity {
     noun: "a time",
     example: "\"5 us\"",
@@ -78,21 +77,21 @@ pub(super) const TIME: Quantity = Quantity {
 };
 
 impl Quantity {
-    /// The value of a text, in the base unit.
+    /// Parses a text into the base unit.
     pub(super) fn read(&self, text: &str) -> Result<f64, String> {
         let (number, name) = split(text)?;
         let Some(unit) = self.units.iter().find(|unit| unit.name == name) else {
             let names: Vec<_> = self.units.iter().map(|unit| unit.name).collect();
             return Err(unknown_unit(name, &names));
         };
-        // Shifting the exponent in the text leaves a single rounding, by the float parser.
+        // Shifting the exponent in the text leaves a single rounding, in the float parser.
         let shifted: f64 = format!("{number}e{}", unit.exponent)
             .parse()
             .map_err(|_| format!("'{number}' is no number"))?;
         self.check(shifted / unit.divisor)
     }
 
-    /// A bare number, taken in the base unit, if it can be meant.
+    /// Checks that a number in the base unit is in the plausible range.
     pub(super) fn check(&self, value: f64) -> Result<f64, String> {
         if (self.least..=self.most).contains(&value) {
             Ok(value + 0.0) // Turns the one negative value in range, −0, into 0.
@@ -102,7 +101,7 @@ impl Quantity {
         }
     }
 
-    /// The shortest text that reads back as exactly this value.
+    /// Writes the shortest text that parses back to exactly this value.
     pub(super) fn write(&self, value: f64) -> String {
         let scientific = format!("{value:e}");
         let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
@@ -115,7 +114,7 @@ impl Quantity {
     }
 }
 
-/// Bytes of a text like "80 GiB"; a whole number of them.
+/// Parses a text like "80 GiB" into a whole number of bytes.
 pub(super) fn read_bytes(text: &str) -> Result<Bytes, String> {
     let (number, name) = split(text)?;
     let Some((_, scale)) = BYTE_UNITS.iter().find(|(unit, _)| *unit == name) else {
@@ -136,7 +135,7 @@ pub(super) fn read_bytes(text: &str) -> Result<Bytes, String> {
     check_bytes(scaled / tens)
 }
 
-/// A bare number of bytes, if it can be meant.
+/// Checks that a number of bytes is in the plausible range.
 pub(super) fn check_bytes(bytes: u128) -> Result<Bytes, String> {
     match u64::try_from(bytes) {
         Ok(bytes @ 1..=MOST_BYTES) => Ok(Bytes(bytes)),
@@ -144,7 +143,7 @@ pub(super) fn check_bytes(bytes: u128) -> Result<Bytes, String> {
     }
 }
 
-/// The text with the largest unit that divides the bytes.
+/// Writes bytes with the largest unit that divides them.
 pub(super) fn write_bytes(bytes: Bytes) -> String {
     let (name, scale) = BYTE_UNITS
         .into_iter()
@@ -155,7 +154,7 @@ pub(super) fn write_bytes(bytes: Bytes) -> String {
     format!("{} {name}", bytes.0 / scale)
 }
 
-/// A memory size as one would write it.
+/// An example memory size.
 pub(super) const BYTES_EXAMPLE: &str = "\"80 GiB\"";
 
 const MOST_BYTES: u64 = 1 << 60;
@@ -172,7 +171,7 @@ const BYTE_UNITS: [(&str, u64); 9] = [
     ("TiB", 1 << 40),
 ];
 
-/// Parts "1.5 GB" at the unit. Digits, at most one point between digits, at most one space.
+/// Splits "1.5 GB" at the unit: digits, at most one point between digits, at most one space.
 fn split(text: &str) -> Result<(&str, &str), String> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, rest) = text.split_at(end);
@@ -190,7 +189,7 @@ fn unknown_unit(name: &str, known: &[&str]) -> String {
     format!("unknown unit '{name}' (known: {})", known.join(", "))
 }
 
-/// Digits with the decimal point behind the first `point` of them.
+/// Places the decimal point after the first `point` digits.
 fn place_point(digits: &str, point: i32) -> String {
     match usize::try_from(point) {
         Err(_) | Ok(0) => format!("0.{}{digits}", "0".repeat(point.unsigned_abs() as usize)),

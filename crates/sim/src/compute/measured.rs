@@ -1,30 +1,30 @@
-//! What an operator is called in a table of measured kernels, and by what its time is told.
+//! Keys into the table of measured kernels: kernel name, dtype and shape of an operator.
 
 use super::Roofline;
 use paceline_plan::DType;
-use paceline_plan::graph::{ActivationKind, NormKind, OpKind, Part};
+use paceline_plan::graph::{ActivationKind, NormKind, OpKind, OpPass};
 use paceline_plan::program::{AccumulateMode, LocalOp, StepPhase, Template};
 use paceline_plan::strategy::OptimizerKind;
 use paceline_plan::units::Seconds;
 
-/// One use of a kernel: which one, on what shape, and how much work that is.
+/// One use of a kernel: its name, shape and amount of work.
 ///
-/// Whoever measures a kernel and whoever looks it up ask here, so that they mean the same.
+/// Calibration and table lookup both build their keys here, so the keys agree.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelUse {
-    /// The operator and the part of its gradient: `linear.forward`, `norm.layer.weight`.
+    /// Operator and pass, for example `linear.forward` or `norm.layer.weight`.
     pub name: String,
-    /// The type of its elements.
+    /// Element dtype.
     pub dtype: DType,
-    /// What the time per unit of work depends on: of a product its tokens, inputs and outputs; of
-    /// attention its heads over all sequences, the tokens of one and the width of a head; of
-    /// everything else, which is bound by memory, the rows and the width of its largest operand.
+    /// Dimensions that determine the time per unit of work. GEMM: tokens, inputs, outputs.
+    /// Attention: heads over all sequences, tokens of one sequence, head size. Everything else is
+    /// memory-bound: rows and width of its largest operand.
     pub shape: Vec<u64>,
-    /// Operations of a product or of attention, bytes of everything else.
+    /// Operations of a GEMM or of attention, bytes of everything else.
     pub work: f64,
 }
 
-/// The kernel that an operator of a template runs.
+/// Returns the kernel that an operator of a template runs.
 pub fn kernel(template: &Template, op: &LocalOp) -> KernelUse {
     let operand = |&i: &u16| &template.operands[usize::from(i)];
     let operands = || op.inputs.iter().chain(&op.params).chain(&op.outputs).map(operand);
@@ -43,7 +43,7 @@ pub fn kernel(template: &Template, op: &LocalOp) -> KernelUse {
             let [filters, seen] = op.params.first().map_or([1, 1], |i| operand(i).dims);
             (vec![first[0].saturating_mul(window.places()), seen, filters], cost.matrix.0)
         }
-        // As fast as the product of one expert.
+        // As fast as the GEMM of one expert.
         OpKind::ExpertLinear { experts, rows, .. } => {
             let [outputs, inputs] = op.params.first().map_or([1, 1], |i| operand(i).dims);
             let experts = experts.max(1);
@@ -90,10 +90,10 @@ pub fn kernel(template: &Template, op: &LocalOp) -> KernelUse {
         | OpKind::Compress(_)
         | OpKind::Outer(_) => of_memory(),
     };
-    let part = match op.part {
-        Part::Forward => "forward",
-        Part::InputGradient => "input",
-        Part::WeightGradient => "weight",
+    let part = match op.pass {
+        OpPass::Forward => "forward",
+        OpPass::BackwardInput => "input",
+        OpPass::BackwardWeight => "weight",
     };
     let float = operands().map(|operand| operand.dtype).find(|&dtype| dtype != DType::U32);
     KernelUse {
@@ -104,7 +104,7 @@ pub fn kernel(template: &Template, op: &LocalOp) -> KernelUse {
     }
 }
 
-/// The optimizer's step, or what goes before it, on so many elements.
+/// Returns the kernel of an optimizer step phase on `elements` elements.
 pub fn step_kernel(
     optimizer: OptimizerKind,
     phase: StepPhase,
@@ -115,7 +115,7 @@ pub fn step_kernel(
     KernelUse { name, dtype, shape: vec![elements], work }
 }
 
-/// A sum or copy of so many elements.
+/// Returns the kernel of a sum or copy of `elements` elements.
 pub fn accumulate_kernel(mode: AccumulateMode, dtype: DType, elements: u64) -> KernelUse {
     let name = match mode {
         AccumulateMode::Add => "accumulate.add",
@@ -124,7 +124,7 @@ pub fn accumulate_kernel(mode: AccumulateMode, dtype: DType, elements: u64) -> K
     KernelUse { name: name.into(), dtype, shape: vec![elements], work: elements.max(1) as f64 }
 }
 
-/// What a kernel is called: as its operator, unless several operators share one or one has several.
+/// Kernel name: the operator's name, unless operators share a kernel or one operator has several.
 fn name(kind: &OpKind) -> &'static str {
     if let OpKind::Norm { norm, .. } = kind {
         return match norm {
@@ -144,7 +144,7 @@ fn name(kind: &OpKind) -> &'static str {
 }
 
 impl Roofline<'_> {
-    /// One operator by itself, for a table that lacks it.
+    /// Roofline time of a single operator, for use when the table lacks it.
     pub(crate) fn unmeasured(&self, template: &Template, op: &LocalOp) -> Seconds {
         Seconds(self.operator(template, op).device)
     }

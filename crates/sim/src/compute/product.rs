@@ -1,9 +1,9 @@
-//! How much of a device's rate a matrix product reaches, from its shape.
+//! Fraction of a device's peak rate that a GEMM reaches, from its shape.
 
 use crate::cluster::Device;
 use paceline_plan::DType;
 
-/// rows × depth times depth × columns.
+/// A GEMM: rows × depth times depth × columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Product {
     pub(super) rows: u64,
@@ -12,16 +12,16 @@ pub(super) struct Product {
 }
 
 impl Product {
-    /// Operations of one product.
+    /// Floating-point operations of one GEMM.
     pub(super) fn flops(&self) -> f64 {
         2.0 * self.rows as f64 * self.columns as f64 * self.depth as f64
     }
 
-    /// The share of the peak rate that `batch` such products in one kernel reach.
+    /// Returns the fraction of the peak rate that `batch` such GEMMs in one kernel reach.
     ///
-    /// A type without matrix units runs on a CPU's cores, or on a GPU's vector units in small
-    /// tiles, and loses nothing worth counting to its shape. The same holds for a device whose
-    /// description says nothing of what multiplies matrices.
+    /// A dtype without matrix units runs on a CPU's cores, or on a GPU's vector units in small
+    /// tiles, and loses nothing significant to its shape. The same holds for a device whose
+    /// description does not name its matrix units.
     pub(super) fn efficiency(&self, device: &Device, dtype: DType, batch: f64) -> f64 {
         let matrix = device.rate(dtype) > device.rate(DType::F32);
         if !matrix || self.rows == 0 || self.columns == 0 || self.depth == 0 {
@@ -29,27 +29,29 @@ impl Product {
         }
         let halves = if dtype == DType::Fp8 { 2.0 } else { 1.0 };
         let shape = match (device.systolic_width, device.multiprocessors) {
-            (Some(width), _) => Shape { share: self.systolic(f64::from(width)), ramp: 1.0 },
+            (Some(width), _) => {
+                TileEfficiency { share: self.systolic(f64::from(width)), ramp: 1.0 }
+            }
             (None, Some(count)) => self.tiled(f64::from(count), batch, RAMP * halves),
-            (None, None) => Shape { share: 1.0, ramp: 1.0 },
+            (None, None) => TileEfficiency { share: 1.0, ramp: 1.0 },
         };
         let lasting = device.sustained_efficiency * if halves > 1.0 { FP8 } else { 1.0 };
         shape.ramp * (device.max_efficiency * shape.share).min(lasting)
     }
 
-    /// Tiles of the result, each by one multiprocessor (NVIDIA, "Matrix Multiplication Background
-    /// User's Guide"). Lost are:
+    /// Efficiency on tiles of the result, each computed by one multiprocessor (NVIDIA, "Matrix
+    /// Multiplication Background User's Guide"). Losses:
     ///
-    /// 1. What reaches over the edge of the result.
-    /// 2. Multiprocessors that have nothing to do in the last wave of tiles.
-    /// 3. What a tile costs that is smaller than the best: it reads more per operation.
+    /// 1. Parts of tiles beyond the edge of the result.
+    /// 2. Idle multiprocessors in the last wave of tiles.
+    /// 3. Tiles smaller than the best size, which read more per operation.
     /// 4. The ramp: a tile starts by filling its pipeline and ends by writing its result.
     ///
-    /// A library has kernels for several tiles, and can cut the depth into parts that are summed
-    /// afterwards; it picks the best, and so do we.
-    fn tiled(&self, multiprocessors: f64, batch: f64, ramp: f64) -> Shape {
+    /// A library has kernels for several tile sizes and can split the depth into parts that are
+    /// summed afterwards (split-K). It picks the best combination, and so does this function.
+    fn tiled(&self, multiprocessors: f64, batch: f64, ramp: f64) -> TileEfficiency {
         let (rows, columns, depth) = (self.rows as f64, self.columns as f64, self.depth as f64);
-        let mut best = Shape { share: 0.0, ramp: 0.0 };
+        let mut best = TileEfficiency { share: 0.0, ramp: 0.0 };
         for (height, width, quality) in TILES {
             let tiles = (rows / height).ceil() * (columns / width).ceil();
             let filled = rows * columns / (tiles * height * width);
@@ -60,21 +62,21 @@ impl Product {
                 }
                 let tiles = tiles * batch * parts;
                 let busy = tiles / ((tiles / multiprocessors).ceil() * multiprocessors);
-                // Summing the parts reads and writes the tile once more for each of them.
+                // Summing the parts reads and writes the tile once more per part.
                 let ramp = part / (part + ramp * if parts > 1.0 { 2.0 } else { 1.0 });
                 let share = filled * busy * quality;
                 if share * ramp > best.share * best.ramp {
-                    best = Shape { share, ramp };
+                    best = TileEfficiency { share, ramp };
                 }
             }
         }
         best
     }
 
-    /// One operand rests in arrays of `width` × `width` while the other is pushed through (Jouppi
-    /// et al., "In-Datacenter Performance Analysis of a Tensor Processing Unit", ISCA 2017). Depth
-    /// and columns are padded to whole arrays; loading the next array hides behind the rows of this
-    /// one but for filling and draining it.
+    /// Efficiency of a systolic array: one operand is stationary in arrays of `width` × `width`
+    /// while the other streams through (Jouppi et al., "In-Datacenter Performance Analysis of a
+    /// Tensor Processing Unit", ISCA 2017). Depth and columns are padded to whole arrays. Loading
+    /// the next array overlaps with streaming the rows, except for filling and draining.
     fn systolic(&self, width: f64) -> f64 {
         let padded = |size: u64| size as f64 / ((size as f64 / width).ceil() * width);
         let rows = self.rows as f64;
@@ -82,18 +84,18 @@ impl Product {
     }
 }
 
-/// What is left of the best rate, and what the ramps leave of any.
+/// Fraction of the best rate that tiling reaches, and fraction left by the ramps.
 ///
-/// They are apart because a product that leaves multiprocessors idle draws less power: below the
-/// power limit it runs at higher clocks, and only the best rate of a moment bounds it. Ramps cost
-/// time at any clock.
-struct Shape {
+/// The two are separate because a GEMM that leaves multiprocessors idle draws less power. Below the
+/// power limit it runs at higher clocks, so only the best momentary rate bounds it. Ramps cost time
+/// at any clock.
+struct TileEfficiency {
     share: f64,
     ramp: f64,
 }
 
-/// What products keep of their rate whose rows do not start at multiples of 16 bytes, by the bytes
-/// at which they do: measured by us on an H200, 229 and 129 of 675 TFLOP/s in bf16 with widths of
+/// Returns the fraction of the rate left for GEMMs whose rows are not aligned to 16 bytes, by their
+/// alignment in bytes. Measured by us on an H200: 229 and 129 of 675 TFLOP/s in bf16 with widths of
 /// 4100 and 4097.
 pub(super) fn alignment(widths: [u64; 2], dtype: DType) -> f64 {
     let matrix = dtype.size() < 4;
@@ -106,7 +108,7 @@ pub(super) fn alignment(widths: [u64; 2], dtype: DType) -> f64 {
     }
 }
 
-/// Height and width of tiles, and what they reach of the largest one's rate.
+/// Tile height, tile width, and rate relative to the largest tile.
 const TILES: [(f64, f64, f64); 7] = [
     (256.0, 128.0, 1.0),
     (128.0, 256.0, 1.0),
@@ -117,16 +119,16 @@ const TILES: [(f64, f64, f64); 7] = [
     (64.0, 64.0, 0.65),
 ];
 
-/// The least depth that is worth a part of its own.
+/// Minimum depth of a split-K part.
 const LEAST_PART: f64 = 1024.0;
 
-/// The depth that a tile's first loads and last stores cost, in two-byte types; in one-byte types,
-/// which run through it twice as fast, it is twice that. Measured by us on an H200: products of
-/// depth 1024 and 768 reach 0.87 and 0.83 of what deep ones do, and 0.81 and 0.75 in fp8.
+/// Depth equivalent of a tile's first loads and last stores in two-byte dtypes. One-byte dtypes run
+/// through depth twice as fast, so the value doubles. Measured by us on an H200: GEMMs of depth
+/// 1024 and 768 reach 0.87 and 0.83 of the rate of deep ones, and 0.81 and 0.75 in fp8.
 const RAMP: f64 = 144.0;
 
-/// fp8 at the power limit: 1,250 of 1,979 TFLOP/s where bf16 has 675 of 989, measured by us on an
-/// H200 over forward and gradient products.
+/// Relative efficiency of fp8 at the power limit: 1,250 of 1,979 TFLOP/s, against 675 of 989 in
+/// bf16. Measured by us on an H200 over forward and gradient GEMMs.
 const FP8: f64 = 0.935;
 
 #[cfg(test)]
@@ -144,7 +146,7 @@ mod tests {
         product.efficiency(&device, dtype, 1.0) * device.rate(dtype).0 / 1e12
     }
 
-    /// Square f16 products on an A100: about 100 of 312 TFLOP/s at 1024, 230 at 4096, 240 at 8192.
+    /// Square f16 GEMMs on an A100: about 100 of 312 TFLOP/s at 1024, 230 at 4096, 240 at 8192.
     #[test]
     fn square_products_saturate() {
         let a100 = |size| tflops("dgx-a100", square(size), DType::F16);
@@ -153,7 +155,7 @@ mod tests {
         assert!((230.0..255.0).contains(&a100(8192)), "{}", a100(8192));
     }
 
-    /// Measured by us on an H200, each over a tenth of a second, in TFLOP/s: bf16 and fp8.
+    /// Measured by us on an H200, each over 0.1 s, in TFLOP/s: bf16 and fp8.
     #[test]
     fn products_reach_what_was_measured() {
         let measured = [
@@ -187,7 +189,7 @@ mod tests {
 
     #[test]
     fn deep_and_narrow_products_are_cut_in_depth() {
-        // A weight gradient of a small layer: 32 tiles, and 65,536 tokens deep.
+        // Weight gradient of a small layer: 32 tiles, depth 65,536 tokens.
         let deep = Product { rows: 1024, columns: 1024, depth: 65536 };
         assert!(tflops("dgx-a100", deep, DType::F16) > 200.0);
         let shallow = Product { depth: 1024, ..deep };
@@ -234,7 +236,7 @@ mod tests {
             }
         }
 
-        /// A larger product of the same form never takes less time.
+        /// A deeper GEMM never takes notably less time (15 % tolerance).
         #[test]
         fn deeper_products_take_longer(size in 1u64..5000, more in 1u64..5000) {
             let time = |depth: u64| {

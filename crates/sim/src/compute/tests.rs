@@ -1,15 +1,15 @@
 use super::*;
 use crate::cluster::preset;
 use crate::profile::{Attention, Loss};
-use paceline_plan::collective::Order;
+use paceline_plan::collective::SummationOrder;
 use paceline_plan::lower::lower;
 use paceline_plan::model::built_in;
-use paceline_plan::program::{Bucket, Plan, SegmentPass, StepPhase};
+use paceline_plan::program::{Bucket, ComputePass, Plan, StepPhase};
 use paceline_plan::strategy::{Strategy, Zero};
 
 fn plan(name: &str, strategy: Strategy) -> Plan {
     let model = built_in::get(name).unwrap().unwrap();
-    lower(&model, &Strategy { seq: model.seq, order: Order::Free, ..strategy }).unwrap()
+    lower(&model, &Strategy { seq: model.seq, order: SummationOrder::Free, ..strategy }).unwrap()
 }
 
 fn half(dtype: DType) -> Strategy {
@@ -20,29 +20,29 @@ fn roofline<'a>(plan: &Plan, device: &'a Device, profile: &'a Profile) -> Roofli
     Roofline::new(device, profile, plan.strategy.dtype, plan.strategy.microbatches())
 }
 
-fn pass_time(plan: &Plan, device: &Device, profile: &Profile, pass: SegmentPass) -> f64 {
+fn pass_time(plan: &Plan, device: &Device, profile: &Profile, pass: ComputePass) -> f64 {
     let roofline = roofline(plan, device, profile);
     let blocks = plan.templates.iter().filter(|t| t.pass == pass && t.name.contains(".block."));
     blocks.map(|template| roofline.template(template).0).sum()
 }
 
-/// A layer of GPT-3 reaches what large products on an A100 are known to reach, and its backward
-/// pass takes about twice as long.
+/// A GPT-3 layer reaches the known rate of large GEMMs on an A100, and its backward pass takes
+/// about twice as long.
 #[test]
 fn a_large_layer_runs_near_the_sustained_rate() {
     let device = preset::get("dgx-a100").unwrap().device;
     let plan = plan("gpt3-175b", Strategy { tp: 8, ..half(DType::Bf16) });
-    let forward = pass_time(&plan, &device, &Profile::MODERN, SegmentPass::Forward);
+    let forward = pass_time(&plan, &device, &Profile::MODERN, ComputePass::Forward);
     let blocks = plan.templates.iter().filter(|t| t.name.starts_with("F.block."));
     let flops: f64 = blocks.flat_map(|t| t.ops.iter().map(|op| t.cost(op).matrix.0)).sum();
     let rate = flops / forward / 1e12;
     assert!((180.0..265.0).contains(&rate), "{rate} TFLOP/s");
-    let backward = pass_time(&plan, &device, &Profile::MODERN, SegmentPass::Backward);
+    let backward = pass_time(&plan, &device, &Profile::MODERN, ComputePass::Backward);
     assert!((1.9..2.2).contains(&(backward / forward)), "{}", backward / forward);
 }
 
-/// Two of each four weights are zero: the forward pass's products halve, and of the backward pass
-/// the half that makes gradients of inputs.
+/// With 2:4 sparse weights, forward GEMM time halves, and so does the input-gradient half of the
+/// backward pass.
 #[test]
 fn sparse_weights_have_the_sparse_peak() {
     let device = preset::get("dgx-a100").unwrap().device;
@@ -51,17 +51,17 @@ fn sparse_weights_have_the_sparse_peak() {
         let time = |profile| pass_time(&plan, &device, profile, pass);
         time(&Profile::MODERN) / time(&Profile::MODERN_SPARSE)
     };
-    let (forward, backward) = (gain(SegmentPass::Forward), gain(SegmentPass::Backward));
+    let (forward, backward) = (gain(ComputePass::Forward), gain(ComputePass::Backward));
     assert!((1.6..2.0).contains(&forward), "{forward}");
     assert!((1.2..1.4).contains(&backward), "{backward}");
     let mut dense = device.clone();
     dense.sparse_speedup = 1.0;
-    let time = |profile| pass_time(&plan, &dense, profile, SegmentPass::Forward);
+    let time = |profile| pass_time(&plan, &dense, profile, ComputePass::Forward);
     assert_eq!(time(&Profile::MODERN), time(&Profile::MODERN_SPARSE), "no units for it");
 }
 
-/// Measured by us on an H200: a layer of Llama-3 8B on 2 × 8,192 tokens with FlashAttention-2, in
-/// milliseconds forward and backward, nothing computed again.
+/// Measured by us on an H200: one Llama-3 8B layer on 2 × 8,192 tokens with FlashAttention-2, in
+/// milliseconds forward and backward, without recomputation.
 #[test]
 fn a_layer_takes_what_was_measured() {
     let device = preset::get("dgx-h200").unwrap().device;
@@ -74,7 +74,7 @@ fn a_layer_takes_what_was_measured() {
         let grad_dtype = DType::Bf16;
         let strategy = Strategy { micro_batch: 2, global_batch: 2, grad_dtype, ..half(dtype) };
         let plan = plan("llama3-8b", strategy);
-        for (pass, expected) in [(SegmentPass::Forward, forward), (SegmentPass::Backward, backward)]
+        for (pass, expected) in [(ComputePass::Forward, forward), (ComputePass::Backward, backward)]
         {
             let ratio = pass_time(&plan, &device, &profile, pass) * 1e3 / expected;
             assert!((0.93..1.07).contains(&ratio), "{profile} {dtype} {pass:?}: {ratio}");
@@ -82,8 +82,8 @@ fn a_layer_takes_what_was_measured() {
     }
 }
 
-/// Measured by us on an H200, forward and backward, in TFLOP/s of the half that is not masked:
-/// sequences, heads, width of a head, deterministic with dropout.
+/// Measured by us on an H200, forward and backward, in TFLOP/s of the unmasked half: sequences,
+/// sequence length, head size, with and without dropout plus determinism.
 #[test]
 fn attention_runs_as_measured() {
     let device = preset::get("dgx-h200").unwrap().device;
@@ -105,8 +105,8 @@ fn attention_runs_as_measured() {
         let heads = paceline_plan::graph::Heads { heads: 32, kv_heads: 32, head_dim };
         let shape = attention::Shape { heads, queries: seq, keys: seq, tokens: batch * seq };
         let squares = (batch * 32 * seq * seq * head_dim) as f64;
-        for (part, expected) in [Part::Forward, Part::InputGradient].into_iter().zip(expected) {
-            let (whole, counted) = if part == Part::Forward { (4.0, 2.0) } else { (8.0, 5.0) };
+        for (part, expected) in [OpPass::Forward, OpPass::BackwardInput].into_iter().zip(expected) {
+            let (whole, counted) = if part == OpPass::Forward { (4.0, 2.0) } else { (8.0, 5.0) };
             let cost =
                 Cost { matrix: paceline_plan::units::Flops(whole * squares), ..Cost::default() };
             let time = roofline.attention(&shape, part, &cost).device;
@@ -121,28 +121,28 @@ fn attention_runs_as_measured() {
 fn what_a_library_lacks_falls_back() {
     let device = preset::get("gb200-nvl72").unwrap().device;
     let plan = plan("llama3-8b", half(DType::Bf16));
-    let time = |profile: &Profile| pass_time(&plan, &device, profile, SegmentPass::Backward);
+    let time = |profile: &Profile| pass_time(&plan, &device, profile, ComputePass::Backward);
     let deterministic = Profile { deterministic: true, ..Profile::MODERN };
     let both = Profile { dropout: true, ..deterministic };
     assert!(time(&deterministic) < 1.3 * time(&Profile::MODERN));
     assert!(time(&both) > 1.5 * time(&deterministic));
 }
 
-/// Scores of 96 heads × 2048 × 2048 in f16: four and a half passes forward and seven and a half
-/// backward beside the products', the softmax's two and three at its own share of the rate.
+/// Scores of 96 heads × 2048 × 2048 in f16. Besides the GEMMs, they move 4.5 times forward (softmax
+/// 2, dropout 2.5) and 5.5 times backward (softmax 3, dropout 2.5), at a reduced rate.
 #[test]
 fn attention_that_writes_its_scores_moves_them_many_times() {
     let mut device = preset::get("dgx-a100").unwrap().device;
     device.launch_overhead = Seconds::ZERO;
     device.memory_bandwidth.0 *= 1e-3;
     let plan = plan("gpt3-175b", half(DType::F16));
-    let written = Profile { host_issue: Seconds::ZERO, ..Profile::MEGATRON_2021 };
+    let written = Profile { cpu_launch_time: Seconds::ZERO, ..Profile::MEGATRON_2021 };
     let fused = Profile { attention: Attention::Flash2, ..written };
     let scores = 96.0 * 2048.0 * 2048.0 * 2.0 / device.sustained_memory_bandwidth().0;
     let dropout = 2.5 / 0.75;
     for (pass, passes) in [
-        (SegmentPass::Forward, 2.0 + 2.0 / 0.75 + dropout),
-        (SegmentPass::Backward, 4.0 + 3.0 / 0.75 + dropout),
+        (ComputePass::Forward, 2.0 + 2.0 / 0.75 + dropout),
+        (ComputePass::Backward, 4.0 + 3.0 / 0.75 + dropout),
     ] {
         let more =
             pass_time(&plan, &device, &written, pass) - pass_time(&plan, &device, &fused, pass);
@@ -188,7 +188,7 @@ fn fp8_speeds_up_products_and_costs_casts() {
     let device = preset::get("dgx-h100").unwrap().device;
     let time = |dtype, profile| {
         let plan = plan("llama3-70b", Strategy { grad_dtype: DType::Bf16, ..half(dtype) });
-        pass_time(&plan, &device, &profile, SegmentPass::Forward)
+        pass_time(&plan, &device, &profile, ComputePass::Forward)
     };
     let faster = time(DType::Bf16, Profile::MODERN) / time(DType::Fp8, Profile::MODERN);
     assert!((1.3..1.95).contains(&faster), "{faster}");
@@ -196,20 +196,20 @@ fn fp8_speeds_up_products_and_costs_casts() {
     assert!(time(DType::Fp8, once) < time(DType::Bf16, once));
 }
 
-/// Weights that are cast once an iteration cost the less the more microbatches it has.
+/// Weights cast once per iteration cost less per microbatch the more microbatches there are.
 #[test]
 fn casts_of_weights_are_shared_out() {
     let device = preset::get("dgx-h100").unwrap().device;
     let time = |global_batch| {
         let strategy = Strategy { grad_dtype: DType::Bf16, global_batch, ..half(DType::Fp8) };
         let plan = plan("llama3-8b", strategy);
-        pass_time(&plan, &device, &Profile::MODERN, SegmentPass::Forward)
+        pass_time(&plan, &device, &Profile::MODERN, ComputePass::Forward)
     };
     assert!(time(8) < time(2) && time(2) < time(1));
 }
 
-/// Adam in mixed precision: two bytes of gradient and two of weight, and three f32 values both
-/// ways.
+/// Adam in mixed precision: two bytes of gradient, two of weight, and three f32 values read and
+/// written.
 #[test]
 fn the_step_moves_gradients_weights_and_state() {
     let mut device = preset::get("dgx-a100").unwrap().device;
@@ -240,21 +240,21 @@ fn tiny_kernels_cost_their_launch() {
     let launch = device.launch_overhead.0;
     let alone = time(&Profile::MODERN);
     assert!(alone.0 > 6.0 * launch && alone.0 < 60.0 * launch, "{alone}");
-    // A host that cannot keep up sets the pace, and only then.
-    let slow = Profile { host_issue: Seconds(1e-3), ..Profile::MODERN };
+    // A host that launches too slowly determines the time, and only then.
+    let slow = Profile { cpu_launch_time: Seconds(1e-3), ..Profile::MODERN };
     assert!(time(&slow).0 > 6e-3);
-    let quick = Profile { host_issue: Seconds(1e-9), ..Profile::MODERN };
+    let quick = Profile { cpu_launch_time: Seconds(1e-9), ..Profile::MODERN };
     assert_eq!(time(&quick), alone);
 }
 
-/// One run of every template of a pass.
-fn layers_time(plan: &Plan, device: &Device, profile: &Profile, pass: SegmentPass) -> f64 {
+/// Time of one run of every template of a pass.
+fn layers_time(plan: &Plan, device: &Device, profile: &Profile, pass: ComputePass) -> f64 {
     let roofline = roofline(plan, device, profile);
     let templates = plan.templates.iter().filter(|template| template.pass == pass);
     templates.map(|template| roofline.template(template).0).sum()
 }
 
-/// Experts whose loads spread are paced by the fullest rank, but only where ranks have their own.
+/// Uneven expert load makes the most loaded rank the bottleneck, but only with expert parallelism.
 #[test]
 fn the_fullest_rank_paces_a_layer_of_experts() {
     let device = preset::get("dgx-h100").unwrap().device;
@@ -262,7 +262,7 @@ fn the_fullest_rank_paces_a_layer_of_experts() {
     let gain = |ep: u32| {
         let batch = Strategy { dp: 8, ep, global_batch: 8, leaves: 8, ..half(DType::Bf16) };
         let plan = plan("mixtral-8x7b", batch);
-        let time = |profile| layers_time(&plan, &device, profile, SegmentPass::Forward);
+        let time = |profile| layers_time(&plan, &device, profile, ComputePass::Forward);
         time(&Profile::MEGATRON_CORE) / time(&even)
     };
     assert_eq!(gain(1), 1.0, "every rank has all experts");
@@ -278,11 +278,11 @@ fn tensor_expressions_permute_tokens_more_slowly_than_kernels_made_for_it() {
         "mixtral-8x7b",
         Strategy { dp: 4, ep: 4, global_batch: 4, leaves: 4, ..half(DType::Bf16) },
     );
-    for (pass, bytes) in [(SegmentPass::Forward, 5.0 + 34.0), (SegmentPass::Backward, 37.0 + 25.0)]
+    for (pass, bytes) in [(ComputePass::Forward, 5.0 + 34.0), (ComputePass::Backward, 37.0 + 25.0)]
     {
         let time = |profile| layers_time(&plan, &device, profile, pass);
         let longer = time(&Profile::MEGATRON_CORE) - time(&fused);
-        // Two experts for each of 4,096 tokens of 4,096, and two copies of them; less what is moved anyway.
+        // Two experts × 4,096 tokens × width 4,096, plus two copies, less unavoidable traffic.
         let most = 2.0 * 4096.0 * 4096.0 * (bytes + 8.0) / device.sustained_memory_bandwidth().0;
         assert!((0.5..1.05).contains(&(longer / most)), "{pass:?}: {longer} {most}");
     }

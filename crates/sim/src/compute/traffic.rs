@@ -1,58 +1,58 @@
-//! Operators that are bound by memory: how many bytes each moves, in how many kernels.
+//! Memory-bound operators: bytes moved and number of kernels.
 
 use super::{Roofline, Work};
 use crate::profile::Kernels;
 use paceline_plan::DType;
-use paceline_plan::graph::{Cost, NormKind, OpKind, Part};
+use paceline_plan::graph::{Cost, NormKind, OpKind, OpPass};
 use paceline_plan::program::{LocalOp, Template};
 
-/// Of the memory's rate, what norms reach: each row is read to its end before any of it is written.
+/// Fraction of memory bandwidth reached by norms: each row is read completely before it is written.
 const NORM: f64 = 0.75;
 
-/// Of the memory's rate, what kernels reach that draw random numbers or compute exponentials for
-/// every element: an H200 has 0.65 of its peak in GELU and 0.63 in dropout where copies have 0.89.
+/// Fraction of memory bandwidth reached by kernels that draw random numbers or compute exponentials
+/// per element: on an H200, 0.65 of peak in GELU and 0.63 in dropout, against 0.89 for copies.
 const HEAVY: f64 = 0.75;
 
-/// Bytes per element of a root-mean-square norm in eager PyTorch, forward and backward. Forward, in
-/// f32: cast (6), square (8), mean (4), multiply (8), cast back (6), multiply (4). Backward: the
-/// same expressions' gradients, with the sums of what branched.
+/// Bytes per element of an RMS norm in eager PyTorch, forward and backward. Forward, in f32: cast
+/// (6), square (8), mean (4), multiply (8), cast back (6), multiply (4). Backward: the gradients of
+/// the same expressions, plus the sums at branches.
 const EAGER_NORM: [f64; 2] = [36.0, 98.0];
 
-/// The same per element of queries, keys and values for their rotation as complex numbers of f32,
-/// the copies of keys and values for every query head, and the copies that bring heads first and
-/// back.
+/// Bytes per element of queries, keys and values in eager PyTorch: their rotation as complex f32
+/// numbers, the copies of keys and values for every query head, and the transposes to head-first
+/// layout and back.
 const EAGER_ROPE: [f64; 2] = [23.0, 29.0];
 
-/// The same per element of gate and up: the sigmoid, and the product.
+/// Bytes per element of gate and up projections in eager PyTorch: the sigmoid and the product.
 const EAGER_SWIGLU: [f64; 2] = [5.0, 9.0];
 
-/// Bytes per element of the tokens that go to experts, forward and backward, for bringing them into
-/// the experts' order by PyTorch's `index_select`: measured by us on an H200 with 8,192 and 16,384
-/// tokens. Backward, two gradients of a token are added with atomic operations.
+/// Bytes per element of the tokens routed to experts, forward and backward, for permuting them into
+/// expert order with PyTorch's `index_select`. Measured by us on an H200 with 8,192 and 16,384
+/// tokens. Backward, two gradients per token are added with atomic operations.
 const EAGER_DISPATCH: [f64; 2] = [5.0, 37.0];
 
-/// The same for weighting what experts yield and adding it up per token by `scatter_add_`.
+/// Bytes per element for weighting expert outputs and summing them per token with `scatter_add_`.
 const EAGER_COMBINE: [f64; 2] = [34.0, 25.0];
 
 impl Roofline<'_> {
-    /// An operator that multiplies no matrices.
+    /// Cost of an operator without GEMMs.
     pub(super) fn traffic(&self, template: &Template, op: &LocalOp, cost: &Cost) -> Work {
         let eager = self.profile.kernels == Kernels::Eager;
-        let way = usize::from(op.part != Part::Forward);
+        let way = usize::from(op.pass != OpPass::Forward);
         let elements = |index: usize| {
             let operand = op.inputs.get(index).map(|&i| &template.operands[usize::from(i)]);
             operand.map_or(0.0, |operand| operand.elements() as f64)
         };
         match op.kind {
             OpKind::Bias if self.profile.fused_bias => Work::default(),
-            // Its sums are by-products of the kernel that computes the input's gradient.
-            OpKind::Norm { .. } if op.part == Part::WeightGradient => Work::default(),
+            // The sums are by-products of the kernel that computes the input gradient.
+            OpKind::Norm { .. } if op.pass == OpPass::BackwardWeight => Work::default(),
             OpKind::Norm { norm: NormKind::Rms, .. } if eager => {
                 self.many(elements(0) * EAGER_NORM[way], 6)
             }
             OpKind::Rope { .. } if eager => self.many(elements(0) * EAGER_ROPE[way], 8),
             OpKind::SwiGlu if eager => {
-                // Backward, the first input is the gradient of the product.
+                // In the backward pass, the first input is the gradient of the product.
                 self.many(elements(way) * EAGER_SWIGLU[way], 2)
             }
             OpKind::Dispatch { .. } if !self.profile.fused_permutation => {
@@ -66,7 +66,7 @@ impl Roofline<'_> {
             }
             OpKind::Activation { .. } | OpKind::SwiGlu => self.roof(cost, self.share(HEAVY)),
             OpKind::RowMax | OpKind::SoftmaxStats => {
-                // The loss as a whole is priced where it ends; what is left here are exchanges.
+                // The whole loss is charged at `CrossEntropy`; only exchanges remain here.
                 if self.device.is_accelerator() { Work::default() } else { self.roof(cost, 1.0) }
             }
             OpKind::CrossEntropy { .. } if self.device.is_accelerator() => {
@@ -112,7 +112,7 @@ impl Roofline<'_> {
         }
     }
 
-    /// Operators that are one kernel: what passes from one to the next stays in registers.
+    /// Cost of operators fused into one kernel: intermediates stay in registers.
     pub(super) fn fused(&self, template: &Template, ops: &[LocalOp]) -> Work {
         let counted = |op: &&LocalOp| !(op.kind == OpKind::Bias && self.profile.fused_bias);
         let all: f64 = ops.iter().map(|op| template.cost(op).bytes.as_f64()).sum();
@@ -132,31 +132,33 @@ impl Roofline<'_> {
         }
         let mut work =
             self.streaming((all - saved).max(0.0) / if heavy { self.share(HEAVY) } else { 1.0 });
-        // Of a chain only what comes out at its end is a tensor of its own.
+        // Only the output at the end of a chain is materialized as a tensor.
         if let Some(last) = ops.last() {
             work.add(self.fill(template, last));
         }
         work
     }
 
-    /// Dropout of so many elements: values read and written, and a byte of mask.
+    /// Cost of dropout on `elements` elements: values read and written, plus one byte of mask each.
     pub(super) fn dropout(&self, elements: f64) -> Work {
         self.streaming(elements * (2.0 * self.size() + 1.0) / HEAVY)
     }
 
-    /// Dropout on what a branch adds to the residual stream.
-    pub(super) fn residual_dropout(&self, part: Part, elements: f64) -> Work {
+    /// Cost of dropout on a branch's contribution to the residual stream.
+    pub(super) fn residual_dropout(&self, part: OpPass, elements: f64) -> Work {
         match (part, self.profile.kernels) {
-            // Together with bias and addition, only the mask is new.
-            (Part::Forward, Kernels::Fused) => {
+            // Fused with bias and addition, only the mask is additional.
+            (OpPass::Forward, Kernels::Fused) => {
                 Work { device: self.bytes(elements / HEAVY), kernels: 0 }
             }
-            (Part::Forward, Kernels::Eager) | (Part::InputGradient, _) => self.dropout(elements),
-            (Part::WeightGradient, _) => Work::default(),
+            (OpPass::Forward, Kernels::Eager) | (OpPass::BackwardInput, _) => {
+                self.dropout(elements)
+            }
+            (OpPass::BackwardWeight, _) => Work::default(),
         }
     }
 
-    /// A share that only devices with many kernels' parts under way lose to.
+    /// Returns `share` on accelerators and 1 on CPUs, which do not lose bandwidth this way.
     fn share(&self, share: f64) -> f64 {
         if self.device.is_accelerator() { share } else { 1.0 }
     }
@@ -165,27 +167,27 @@ impl Roofline<'_> {
         self.activation().size() as f64
     }
 
-    /// One kernel, at a share of the memory's rate.
+    /// Cost of one kernel at a fraction of the memory bandwidth.
     fn roof(&self, cost: &Cost, share: f64) -> Work {
         let vector = cost.vector.0 / self.device.sustained(DType::F32).0;
         self.kernel(vector.max(self.bytes(cost.bytes.as_f64()) / share))
     }
 
-    /// So many kernels that move so many bytes together.
+    /// Cost of `kernels` kernels that move `bytes` bytes in total.
     fn many(&self, bytes: f64, kernels: u32) -> Work {
         let launches = self.device.launch_overhead.0 * f64::from(kernels);
         Work { device: self.bytes(bytes) + launches, kernels }
     }
 }
 
-/// Elements of the tokens that go to experts, once for each of a token's experts: the largest of what
-/// such an operator reads and writes.
+/// Number of elements routed to experts, counted once per expert of a token: the largest operand of
+/// such an operator.
 fn routed(template: &Template, op: &LocalOp) -> f64 {
     let all = op.inputs.iter().chain(&op.outputs);
     all.map(|&i| template.operands[usize::from(i)].elements()).max().unwrap_or(0) as f64
 }
 
-/// Whether an operator treats every element by itself, so that it can share a kernel with another.
+/// Returns true if an operator is element-wise, so that it can be fused with another.
 pub(super) fn elementwise(op: &LocalOp) -> bool {
     let alone = matches!(
         op.kind,
@@ -196,5 +198,5 @@ pub(super) fn elementwise(op: &LocalOp) -> bool {
             | OpKind::Rope { .. }
             | OpKind::Position
     );
-    alone && op.part != Part::WeightGradient
+    alone && op.pass != OpPass::BackwardWeight
 }

@@ -1,12 +1,12 @@
-//! How long each collective of a plan takes: every distinct call of every distinct group once.
+//! Durations of a plan's collectives: every distinct call of every distinct group is timed once.
 
 use super::classes::Classes;
 use super::costs::Costs;
-use super::lasting::{Eras, Lasting};
-use crate::cluster::measured::Wire;
+use super::time_varying::{NetworkEpochs, SimDuration};
+use crate::cluster::measured::TransportTable;
 use crate::error::SimError;
 use crate::network::{Measured, Network, NoPath, Vector};
-use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern, resolve};
+use paceline_plan::collective::{Algorithm, CollectiveKind, Pattern, SummationOrder, resolve};
 use paceline_plan::ids::{CallId, GroupId, Rank, RoleId};
 use paceline_plan::mesh::GroupKind;
 use paceline_plan::program::{Call, Op, Plan, Program};
@@ -15,27 +15,27 @@ use std::collections::BTreeMap;
 
 /// Durations of collectives.
 pub(crate) struct Calls {
-    /// By class and call.
-    all: Vec<Vec<Lasting>>,
+    /// Indexed by class and call.
+    all: Vec<Vec<SimDuration>>,
 }
 
-/// What makes two calls of one role take equally long, and the first class of the group.
-type CallKey = (CollectiveKind, Algorithm, Order, GroupId, u32, Vector, u32);
+/// Key of equally long calls of one role: the call's parameters and the first class of the group.
+type CallKey = (CollectiveKind, Algorithm, SummationOrder, GroupId, u32, Vector, u32);
 
 impl Calls {
-    /// Times the calls of every class, from the moment that all members have come.
+    /// Times the calls of every class, starting when all members have arrived.
     pub(crate) fn new(
         plan: &Plan,
         classes: &Classes,
         costs: &Costs<'_>,
-        eras: &Eras<'_>,
+        eras: &NetworkEpochs<'_>,
     ) -> Result<Self, SimError> {
-        let mut known: BTreeMap<(RoleId, CallKey), Lasting> = BTreeMap::new();
+        let mut known: BTreeMap<(RoleId, CallKey), SimDuration> = BTreeMap::new();
         let mut all = Vec::with_capacity(classes.len());
         for number in 0..classes.len() as u32 {
             let class = classes.get(number);
             let program = &plan.programs[class.role.index()];
-            // The first class of the group that a class meets, for every group.
+            // First class among a group's members of this role, per group.
             let mut firsts: BTreeMap<GroupId, u32> = BTreeMap::new();
             let mut one = |call: &Call| {
                 let first = *firsts.entry(call.group).or_insert_with(|| {
@@ -50,7 +50,7 @@ impl Calls {
                 let time = match known.get(&(class.role, key)) {
                     Some(time) => time.clone(),
                     None => {
-                        let time = eras.lasting(|network| {
+                        let time = eras.duration(|network| {
                             collective(plan, program, class.rank, call, &vector, network)
                         })?;
                         known.insert((class.role, key), time.clone());
@@ -65,22 +65,22 @@ impl Calls {
         Ok(Self { all })
     }
 
-    /// No collective takes any time.
+    /// Returns durations of zero for all collectives.
     pub(crate) fn instant(plan: &Plan, classes: &Classes) -> Self {
         let calls = |class| plan.programs[classes.get(class).role.index()].calls.len();
-        let all = (0..classes.len() as u32).map(|class| vec![Lasting::ZERO; calls(class)]);
+        let all = (0..classes.len() as u32).map(|class| vec![SimDuration::ZERO; calls(class)]);
         Self { all: all.collect() }
     }
 
-    /// The time of a class's call.
-    pub(super) fn get(&self, class: u32, call: CallId) -> &Lasting {
+    /// Duration of a class's call.
+    pub(super) fn get(&self, class: u32, call: CallId) -> &SimDuration {
         &self.all[class as usize][call.index()]
     }
 }
 
-/// By role and op of the body: how long a collective keeps its rank's core busy, whatever the link
-/// takes. That is what it takes inside a host, where nothing but cores moves bytes.
-pub(super) fn carried(plan: &Plan, wire: &Wire) -> Vec<Vec<f64>> {
+/// Returns how long each collective keeps its rank's core busy, by role and body op, independent of
+/// the link. This equals its time inside a host, where only cores move bytes.
+pub(super) fn core_busy(plan: &Plan, wire: &TransportTable) -> Vec<Vec<f64>> {
     let inside = Measured::new(wire, Box::new(Unmeasured));
     let of_role = |at: usize| {
         let (role, program) = (RoleId::from(at), &plan.programs[at]);
@@ -95,7 +95,7 @@ pub(super) fn carried(plan: &Plan, wire: &Wire) -> Vec<Vec<f64>> {
     (0..plan.programs.len()).map(of_role).collect()
 }
 
-/// Answers nothing: what was not measured is not known to keep a core busy.
+/// Network that returns zero: unmeasured collectives are not known to keep a core busy.
 struct Unmeasured;
 
 impl Network for Unmeasured {
@@ -140,8 +140,8 @@ fn collective(
     })
 }
 
-/// Whether a call's algorithm is left to whoever carries it out: nobody asked for one, the plan has
-/// the one that lowering fills in, and no order of summation depends on it.
+/// Returns true if the network may choose the call's algorithm: none was requested, the plan has
+/// lowering's default, and no summation order depends on it.
 fn is_open(plan: &Plan, call: &Call, ranks: u32) -> bool {
     let asked = match plan.group(call.group) {
         GroupKind::Replicas => plan.strategy.collective,
@@ -150,15 +150,15 @@ fn is_open(plan: &Plan, call: &Call, ranks: u32) -> bool {
         }
     };
     asked == Algorithm::Auto
-        && (call.order == Order::Free || !call.kind.reduces())
+        && (call.order == SummationOrder::Free || !call.kind.reduces())
         && resolve(call.kind, Algorithm::Auto, ranks, call.order) == Ok(call.algorithm)
 }
 
-/// The whole vector of a call, also where this rank brings or keeps only its part.
+/// Returns the full vector of a call, even if this rank contributes or keeps only a shard.
 pub(crate) fn vector(plan: &Plan, call: &Call) -> Vector {
     let ranks = u64::from(plan.mesh.group_size(plan.group(call.group)));
     let elements = match call.kind {
-        // Every rank may hold no more than its part, and the whole only at the root.
+        // Non-root ranks may hold only their shard; only the root holds the whole vector.
         CollectiveKind::Gather => call.elements().max(call.input.len.saturating_mul(ranks)),
         CollectiveKind::AllReduce
         | CollectiveKind::ReduceScatter

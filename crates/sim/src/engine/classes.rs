@@ -1,73 +1,73 @@
-//! Ranks that do the same at the same time, and one of each.
+//! Rank classes: ranks that behave identically, with one representative each.
 
-use super::alike;
-use super::engines::sends_within_roles;
-use crate::cluster::{Cluster, Pace};
+use super::copy_engines::sends_within_roles;
+use super::symmetry;
+use crate::cluster::{Cluster, SpeedProfile};
 use crate::network::flow::{FlowError, Folded};
 use paceline_plan::ids::{OpId, Rank, RoleId};
 use paceline_plan::mesh::{Axis, GroupKind, Mesh};
 use paceline_plan::program::{Op, Peer, Plan};
 
-/// The classes of a plan's ranks. The ops of all classes are numbered through, class after class.
+/// Rank classes of a plan. The ops of all classes are numbered consecutively, class after class.
 #[derive(Clone, Debug)]
 pub(crate) struct Classes {
     pub(super) all: Vec<Class>,
-    /// By rank; none where a role is a class.
+    /// Class of each rank; `None` if each role is one class.
     of_rank: Option<Vec<u32>>,
-    /// How many ops the classes have together.
+    /// Total number of ops of all classes.
     pub(super) ops: u32,
-    /// How fast each class computes, over time.
-    paces: Vec<Pace>,
+    /// Compute speed of each class over time.
+    paces: Vec<SpeedProfile>,
 }
 
-/// One rank of a class, which stands for all.
+/// Rank class, represented by one of its ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Class {
     pub(crate) rank: Rank,
     pub(crate) role: RoleId,
-    /// How many ranks it stands for.
+    /// Number of ranks in the class.
     pub(crate) ranks: u32,
-    /// The number of its first op.
+    /// Number of its first op.
     pub(super) first: u32,
-    /// The number of its kind of device.
+    /// Index of its device kind.
     pub(super) kind: usize,
-    /// How many copies it makes at once beside computing, if that is limited.
+    /// Number of copies that can run concurrently with compute, if limited.
     pub(super) engines: Option<u32>,
 }
 
-/// More ops than fit into memory with all that is known about them.
+/// Upper limit on ops: more would not fit into memory with their state.
 const MAX_OPS: u64 = 1 << 26;
 
 impl Classes {
-    /// The classes of ranks that cannot be told apart where links are shared by nobody.
+    /// Returns the classes of indistinguishable ranks, assuming that no links are shared.
     ///
-    /// On a cluster without exceptions, all ranks of a role are alike. Where a server names ranks
-    /// one by one, none are, unless they are of one kind: then what is said of a role holds for
-    /// the slowest of its ranks. Where copy engines are counted, ranks that one class would stand
-    /// for at both ends of a message are told apart too.
+    /// On a cluster without overrides, all ranks of a role are alike. If a server addresses ranks
+    /// individually, none are, unless the cluster is homogeneous: then a role's times are those of
+    /// its slowest rank. If copy engines are counted, ranks of one class at both ends of a message
+    /// are also separated.
     pub(crate) fn of(plan: &Plan, cluster: &Cluster) -> Result<Self, FlowError> {
         let limited = cluster.kinds().any(|device| device.copy_engines.is_some());
         if limited && (names_ranks(plan) || sends_within_roles(plan)) {
-            return Self::apart(plan, cluster);
+            return Self::per_rank(plan, cluster);
         }
-        if cluster.is_even() {
+        if cluster.is_homogeneous() {
             return Ok(Self::by_role(plan, cluster));
         }
         if names_ranks(plan) {
-            return Self::apart(plan, cluster);
+            return Self::per_rank(plan, cluster);
         }
-        match alike::refine(plan, cluster) {
+        match symmetry::refine(plan, cluster) {
             None => Ok(Self::by_role(plan, cluster)),
             Some(classes) => Self::of_ranks(plan, cluster, classes),
         }
     }
 
-    /// Every rank by itself.
-    pub(crate) fn apart(plan: &Plan, cluster: &Cluster) -> Result<Self, FlowError> {
+    /// Makes every rank its own class.
+    pub(crate) fn per_rank(plan: &Plan, cluster: &Cluster) -> Result<Self, FlowError> {
         Self::of_ranks(plan, cluster, (0..plan.mesh.world()).collect())
     }
 
-    /// The classes that folded traffic has.
+    /// Returns the classes of folded traffic.
     pub(super) fn of_traffic(
         plan: &Plan,
         cluster: &Cluster,
@@ -87,7 +87,7 @@ impl Classes {
         classes
     }
 
-    /// Classes that are counted in the order in which they first appear.
+    /// Builds classes that are numbered in order of first appearance.
     fn of_ranks(plan: &Plan, cluster: &Cluster, of_rank: Vec<u32>) -> Result<Self, FlowError> {
         let mut classes = Self { all: Vec::new(), of_rank: None, ops: 0, paces: Vec::new() };
         let mut ops = 0u64;
@@ -111,25 +111,25 @@ impl Classes {
         let engines = cluster.device_of(rank).copy_engines;
         self.all.push(Class { rank, role, ranks: 0, first, kind, engines });
         self.ops = first.saturating_add(plan.programs[role.index()].body.nodes.len() as u32);
-        self.paces.push(cluster.pace(rank));
+        self.paces.push(cluster.speed_profile(rank));
     }
 
-    /// How many classes there are.
+    /// Number of classes.
     pub(crate) fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// A class.
+    /// Returns a class by index.
     pub(crate) fn get(&self, class: u32) -> Class {
         self.all[class as usize]
     }
 
-    /// How fast a class computes.
-    pub(crate) fn pace(&self, class: u32) -> &Pace {
+    /// Compute speed of a class over time.
+    pub(crate) fn pace(&self, class: u32) -> &SpeedProfile {
         &self.paces[class as usize]
     }
 
-    /// The class of a rank.
+    /// Class of a rank.
     pub(super) fn of_rank(&self, plan: &Plan, rank: Rank) -> u32 {
         match &self.of_rank {
             Some(classes) => classes[rank.index()],
@@ -137,9 +137,9 @@ impl Classes {
         }
     }
 
-    /// Whether groups of a kind have members of several classes.
+    /// Returns true if groups of a kind have members of several classes.
     ///
-    /// Where a role is a class, that is so along the pipeline and with servers, and nowhere else.
+    /// If each role is one class, this holds only along the pipeline and with servers.
     pub(super) fn mix(&self, mesh: &Mesh, group: GroupKind) -> bool {
         self.of_rank.is_some()
             || match group {
@@ -150,7 +150,7 @@ impl Classes {
             }
     }
 
-    /// The classes of ranks in rising order, each once.
+    /// Returns the distinct classes of `ranks` in ascending order.
     pub(super) fn among(&self, plan: &Plan, ranks: &[Rank]) -> Vec<u32> {
         let mut classes: Vec<u32> = ranks.iter().map(|&rank| self.of_rank(plan, rank)).collect();
         classes.sort_unstable();
@@ -158,20 +158,20 @@ impl Classes {
         classes
     }
 
-    /// The number of a class's op.
+    /// Global number of a class's op.
     pub(crate) fn number(&self, class: u32, op: OpId) -> u32 {
         self.all[class as usize].first + op.0
     }
 
-    /// The class and op of a number.
+    /// Class and op of a global number.
     pub(crate) fn op(&self, number: u32) -> (u32, OpId) {
-        // Classes without ops start where the next one does.
+        // A class without ops has the same `first` as the next one.
         let after = self.all.partition_point(|class| class.first <= number);
         (after as u32 - 1, OpId(number - self.all[after - 1].first))
     }
 }
 
-/// Whether any op is for a rank by its number, as a synchronous server's are.
+/// Returns true if any op addresses a rank by its number, as those of a synchronous server do.
 pub(super) fn names_ranks(plan: &Plan) -> bool {
     let named = |op: &Op| {
         matches!(

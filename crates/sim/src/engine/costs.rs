@@ -1,66 +1,66 @@
-//! What ops cost a device: every template once for each kind.
+//! Op costs: every template is costed once per device kind.
 
-use super::beside::{self, Exposure};
 use super::calls;
 use super::classes::{Class, Classes};
+use super::contention::Host;
+use super::exchange_cost::ExchangeCost;
+use super::interference::{self, Exposure};
 use super::measured::{self, Durations};
-use super::moving::Moving;
-use super::ring::{self, Sizes};
-use super::sharing::Host;
+use super::ring_attention::{self, Sizes};
 use crate::cluster::Cluster;
 use crate::compute::Roofline;
 use crate::network::{Network, NoPath, Vector};
 use crate::profile::Profile;
-use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern};
+use paceline_plan::collective::{Algorithm, CollectiveKind, Pattern, SummationOrder};
 use paceline_plan::ids::{LaneId, OpId, Rank, RoleId};
 use paceline_plan::mesh::{Axis, GroupKind};
 use paceline_plan::program::{AccumulateMode, Call, Node, Op, Plan, StepPhase, View};
 use paceline_plan::units::{Bytes, Seconds};
 
-/// What a plan's ops cost a device of each kind, and how messages are sent.
+/// Costs of a plan's ops per device kind, and of its messages.
 #[derive(Clone)]
 pub struct Costs<'a> {
     plan: &'a Plan,
     profile: &'a Profile,
-    /// By kind of device.
+    /// Indexed by device kind.
     kinds: Vec<Kind<'a>>,
-    /// By role, what software sends more than planned of what goes round.
+    /// By role, additional bytes that the software sends around a ring beyond the plan.
     rings: Vec<Sizes>,
-    /// Whether everything that a rank does by itself takes no time.
+    /// True if all local ops take no time.
     instant: bool,
-    /// Where the host was measured.
-    measured: Option<Taking>,
+    /// Measured costs, if the host was calibrated.
+    measured: Option<MeasuredCosts>,
 }
 
-/// Measured durations, on the cluster's own kind of device.
+/// Measured durations on the cluster's default device kind.
 #[derive(Clone)]
-struct Taking {
+struct MeasuredCosts {
     host: Host,
-    /// By role.
+    /// Indexed by role.
     durations: Vec<Durations>,
-    /// By role and op, how long exchanges between hosts keep a core busy; nothing on one host, where
-    /// an exchange is all work.
-    carried: Vec<Vec<f64>>,
-    /// By class and op, how many times longer ops take for what runs beside them.
-    stretches: Vec<Vec<f64>>,
-    /// By class and op, how long computations are kept waiting by exchanges that their thread moves.
-    held: Vec<Vec<f64>>,
-    /// How far ranks come apart, in parts of the time since they met.
-    uneven: f64,
+    /// By role and op, time that exchanges between hosts keep a core busy; empty on one host, where
+    /// an exchange occupies the core throughout.
+    core_busy: Vec<Vec<f64>>,
+    /// By class and op, slowdown factor from concurrent ops.
+    slowdowns: Vec<Vec<f64>>,
+    /// By class and op, progress stall: compute delay caused by exchanges that its thread drives.
+    compute_stalls: Vec<Vec<f64>>,
+    /// Rank skew, as a fraction of the time since ranks last synchronised.
+    rank_skew: f64,
 }
 
-/// Costs on one kind of device.
+/// Costs on one device kind.
 #[derive(Clone)]
 struct Kind<'a> {
     roofline: Roofline<'a>,
-    /// By position in the plan.
+    /// Indexed by template position in the plan.
     templates: Vec<Seconds>,
-    /// By role, how much longer computations take because of what is moved beside them.
+    /// By role, slowdown factor of compute from concurrent memory traffic.
     slowdown: Vec<f64>,
 }
 
 impl<'a> Costs<'a> {
-    /// Costs every template on every kind of device.
+    /// Costs every template on every device kind.
     pub fn new(plan: &'a Plan, cluster: &'a Cluster, profile: &'a Profile) -> Self {
         let kinds = cluster.kinds().map(|device| {
             let (dtype, microbatches) = (plan.strategy.dtype, plan.strategy.microbatches());
@@ -69,8 +69,10 @@ impl<'a> Costs<'a> {
                 plan.templates.iter().map(|template| roofline.template(template)).collect();
             let ranks = if device.is_accelerator() { plan.mesh.world() } else { 1 };
             let slowdown = (plan.programs.iter())
-                .map(|program| beside::slowdown(plan, program, profile, &roofline, &templates))
-                .map(|slowdown| slowdown * beside::slowest(ranks))
+                .map(|program| {
+                    interference::slowdown(plan, program, profile, &roofline, &templates)
+                })
+                .map(|slowdown| slowdown * interference::slowest(ranks))
                 .collect();
             Kind { roofline, templates, slowdown }
         });
@@ -78,7 +80,7 @@ impl<'a> Costs<'a> {
         let measured = cluster.measured.as_ref().map(|table| {
             let ranks = u64::from(plan.mesh.world()).min(cluster.devices_per_host());
             let threads = table.threads_of(ranks);
-            let wire = table.wires.first().filter(|_| cluster.hosts == 1);
+            let wire = table.transports.first().filter(|_| cluster.hosts == 1);
             let durations = measured::durations(
                 plan,
                 (table, wire),
@@ -88,34 +90,41 @@ impl<'a> Costs<'a> {
             let hosts = u64::from(plan.mesh.world()).div_ceil(cluster.devices_per_host());
             let cores = f64::from(table.cores) / f64::from(threads);
             let host = Host { cores, count: hosts as f64 };
-            // Between hosts, bytes go through sockets.
-            let sockets = table.wires.iter().find(|wire| wire.transport == "tcp");
-            let carried = match sockets.or(table.wires.first()) {
-                Some(wire) if cluster.hosts > 1 => calls::carried(plan, wire),
+            // Between hosts, bytes go through TCP sockets.
+            let sockets = table.transports.iter().find(|wire| wire.name == "tcp");
+            let core_busy = match sockets.or(table.transports.first()) {
+                Some(wire) if cluster.hosts > 1 => calls::core_busy(plan, wire),
                 Some(_) | None => Vec::new(),
             };
-            let (stretches, held) = (Vec::new(), Vec::new());
-            Taking { host, durations, carried, stretches, held, uneven: table.uneven }
+            let (stretches, compute_stall) = (Vec::new(), Vec::new());
+            MeasuredCosts {
+                host,
+                durations,
+                core_busy,
+                slowdowns: stretches,
+                compute_stalls: compute_stall,
+                rank_skew: table.rank_skew,
+            }
         });
         let sizes = |program| Sizes::new(plan, program, &profile.ring);
         let rings = plan.programs.iter().map(sizes).collect();
         Self { plan, profile, kinds, rings, instant: false, measured }
     }
 
-    /// The same with computation that takes no time.
+    /// Returns the same costs with compute that takes no time.
     pub(crate) fn without_compute(&self) -> Self {
         Self { instant: true, ..self.clone() }
     }
 
-    /// How long an op takes a device at its kind's own pace; nothing for what is told where ranks
-    /// meet.
+    /// Time of an op at its device kind's nominal speed; zero for exchanges, which are timed when
+    /// ranks match.
     pub(super) fn op(&self, classes: &Classes, number: u32, id: OpId, op: &Op) -> Seconds {
         let Class { role, kind, .. } = classes.get(number);
         let program = &self.plan.programs[role.index()];
         let Kind { roofline, templates, slowdown } = &self.kinds[kind];
         let taken = self.measured.as_ref().filter(|_| kind == 0).map(|measured| {
             let taken = measured.durations[role.index()].taken[id.index()];
-            Seconds(taken.alone) * self.stretched(number, id)
+            Seconds(taken.solo) * self.slowdown(number, id)
         });
         match op {
             Op::Free { .. } => Seconds::ZERO,
@@ -153,82 +162,82 @@ impl<'a> Costs<'a> {
                 Some(bytes) => roofline.offload(self.plan.strategy.store, bytes),
                 None => roofline.accumulate(program, from, AccumulateMode::Move),
             },
-            // These take their time where ranks meet; see `calls` and `meetings`.
+            // Timed when ranks match; see `calls` and `matching`.
             Op::Collective { .. } | Op::Send { .. } | Op::Recv { .. } | Op::Serve { .. } => {
                 Seconds::ZERO
             }
         }
     }
 
-    /// Whether an op moves something to or from its rank's store.
+    /// Returns true if an op moves data to or from its rank's offload store.
     pub(super) fn offloads(&self, role: RoleId, op: &Op) -> bool {
         self.plan.programs[role.index()].offloaded(op).is_some()
     }
 
-    /// The host that ranks share, where it was measured.
+    /// Host that ranks share, if it was measured.
     pub(super) fn shared_host(&self) -> Option<Host> {
         self.measured.as_ref().map(|measured| measured.host)
     }
 
-    /// How long a collective between hosts keeps its rank's core busy; none where it always does.
-    pub(super) fn carried(&self, role: RoleId, op: OpId) -> Option<f64> {
-        self.measured.as_ref()?.carried.get(role.index())?.get(op.index()).copied()
+    /// Time that a collective between hosts keeps its rank's core busy; `None` if it always does.
+    pub(super) fn core_busy(&self, role: RoleId, op: OpId) -> Option<f64> {
+        self.measured.as_ref()?.core_busy.get(role.index())?.get(op.index()).copied()
     }
 
-    /// How many times longer a measured op takes when every core is busy.
-    pub(super) fn together(&self, role: RoleId, op: OpId) -> f64 {
+    /// Slowdown factor of a measured op if every core is busy.
+    pub(super) fn all_cores_time(&self, role: RoleId, op: OpId) -> f64 {
         let taken = self.measured.as_ref().map(|m| m.durations[role.index()].taken[op.index()]);
-        taken.filter(|t| t.alone > 0.0).map_or(1.0, |t| t.together / t.alone)
+        taken.filter(|t| t.solo > 0.0).map_or(1.0, |t| t.all_cores / t.solo)
     }
 
-    /// What an exchange inside a measured host takes; none for others.
-    pub(super) fn moving(&self, role: RoleId, op: OpId) -> Option<Moving> {
-        *self.measured.as_ref()?.durations.get(role.index())?.moving.get(op.index())?
+    /// Cost of an exchange inside a measured host; `None` for other ops.
+    pub(super) fn exchange_cost(&self, role: RoleId, op: OpId) -> Option<ExchangeCost> {
+        *self.measured.as_ref()?.durations.get(role.index())?.exchanges.get(op.index())?
     }
 
-    /// How far ranks that do the same come apart, in parts of the time since they met.
-    pub(super) fn uneven(&self) -> f64 {
-        self.measured.as_ref().map_or(0.0, |measured| measured.uneven)
+    /// Skew between ranks that run the same ops, relative to the time since they synchronised.
+    pub(super) fn rank_skew(&self) -> f64 {
+        self.measured.as_ref().map_or(0.0, |measured| measured.rank_skew)
     }
 
-    /// Sets how many times longer measured ops take, and how long they are kept waiting, by class and op.
-    pub(super) fn settle(&mut self, stretches: Vec<Vec<f64>>, held: Vec<Vec<f64>>) {
+    /// Sets slowdown factors and progress stalls of measured ops, by class and op.
+    pub(super) fn set_contention(&mut self, stretches: Vec<Vec<f64>>, held: Vec<Vec<f64>>) {
         if let Some(measured) = &mut self.measured {
-            (measured.stretches, measured.held) = (stretches, held);
+            (measured.slowdowns, measured.compute_stalls) = (stretches, held);
         }
     }
 
-    /// How long a measured computation that could start is kept waiting.
+    /// Progress stall of a measured compute op that is ready to start, in seconds.
     pub(super) fn held(&self, class: u32, op: OpId) -> f64 {
         let held = self
             .measured
             .as_ref()
             .filter(|_| !self.instant)
-            .and_then(|m| m.held.get(class as usize));
+            .and_then(|m| m.compute_stalls.get(class as usize));
         held.and_then(|ops| ops.get(op.index())).copied().unwrap_or(0.0)
     }
 
-    /// How many times longer an op takes for what runs beside it on a measured host.
-    pub(super) fn stretched(&self, class: u32, op: OpId) -> f64 {
-        let stretches = self.measured.as_ref().and_then(|m| m.stretches.get(class as usize));
+    /// Slowdown factor of an op from concurrent ops on a measured host.
+    pub(super) fn slowdown(&self, class: u32, op: OpId) -> f64 {
+        let stretches = self.measured.as_ref().and_then(|m| m.slowdowns.get(class as usize));
         stretches.and_then(|ops| ops.get(op.index())).copied().unwrap_or(1.0)
     }
 
-    /// What a rank waits for of a collective: all of one that was measured.
+    /// Exposed part of a collective: all of it if it was measured.
     pub(super) fn exposure(&self, class: &Class, call: &Call) -> Exposure {
         if self.measured.is_some() {
             return Exposure::WHOLE;
         }
         let roofline = &self.kinds[class.kind].roofline;
-        beside::exposure(self.plan, call, self.profile, roofline)
+        interference::exposure(self.plan, call, self.profile, roofline)
     }
 
-    /// The lane on which an op takes its turn.
+    /// Lane on which an op runs.
     pub(super) fn lane(&self, node: &Node) -> LaneId {
-        ring::lane(node, &self.profile.ring)
+        ring_attention::lane(node, &self.profile.ring)
     }
 
-    /// The bytes of a message that a role sends or receives.
+    /// Bytes of a message that a role sends or receives.
     pub(super) fn bytes(&self, role: RoleId, view: &View) -> Bytes {
         let buffer = self.plan.programs[role.index()].buffer(view.buffer);
         let planned = Bytes(view.len.saturating_mul(buffer.dtype.size()));
@@ -236,7 +245,7 @@ impl<'a> Costs<'a> {
         if times > 1.0 { Bytes((planned.as_f64() * times) as u64) } else { planned }
     }
 
-    /// The time of a message between two roles' ranks.
+    /// Time of a message between ranks of two roles.
     pub(super) fn message(
         &self,
         network: &dyn Network,
@@ -246,11 +255,11 @@ impl<'a> Costs<'a> {
     ) -> Result<Seconds, NoPath> {
         let whole = network.message(from, to, bytes)?;
         let sliced = self.sliced(network, from, to, bytes)?;
-        // Where it does not pay, as inside a host, it is not done.
+        // Slicing is used only if it is faster, which it is not inside a host.
         Ok(sliced.filter(|sliced| sliced.0 < whole.0).unwrap_or(whole))
     }
 
-    /// Into how many parts a message is cut: one for each tensor-parallel rank, or just one.
+    /// Number of slices of a message: one per tensor-parallel rank, or 1 if slicing does not pay.
     pub(crate) fn parts(&self, network: &dyn Network, from: Rank, to: Rank, bytes: Bytes) -> u32 {
         let whole = network.message(from, to, bytes);
         let sliced = self.sliced(network, from, to, bytes);
@@ -258,8 +267,8 @@ impl<'a> Costs<'a> {
         if pays { self.plan.mesh.tp } else { 1 }
     }
 
-    /// The time of a message that is cut among the tensor-parallel ranks and gathered again; none
-    /// where that is not possible.
+    /// Time of a message that is split among the tensor-parallel ranks and gathered again; `None`
+    /// if that is not possible.
     fn sliced(
         &self,
         network: &dyn Network,
@@ -268,23 +277,23 @@ impl<'a> Costs<'a> {
         bytes: Bytes,
     ) -> Result<Option<Seconds>, NoPath> {
         let Plan { mesh, strategy, .. } = self.plan;
-        // What goes round the ranks of a stage differs from one tensor-parallel rank to the next.
+        // Ring messages within a stage differ between tensor-parallel ranks and cannot be sliced.
         let stage = |rank| mesh.coordinates(rank).map(|at| at.pp);
         let between_stages = matches!((stage(from), stage(to)), (Some(a), Some(b)) if a != b);
-        if !self.profile.sliced_messages || mesh.tp == 1 || strategy.sp || !between_stages {
+        if !self.profile.p2p_scatter_gather || mesh.tp == 1 || strategy.sp || !between_stages {
             return Ok(None);
         }
         let part = network.message(from, to, bytes / u64::from(mesh.tp))?;
         let members = mesh.members(GroupKind::Axis(Axis::Tp), to);
         let (kind, ring) = (CollectiveKind::AllGather, Algorithm::Ring);
-        let Ok(pattern) = Pattern::new(kind, ring, Order::Free, mesh.tp, 0) else {
+        let Ok(pattern) = Pattern::new(kind, ring, SummationOrder::Free, mesh.tp, 0) else {
             return Ok(None);
         };
         let gather = network.collective(&pattern, &members, &Vector::of_bytes(bytes))?;
         Ok(Some(part + gather))
     }
 
-    /// The time in which a service takes in and answers all requests that it declares.
+    /// Time in which a service receives and answers all requests that it declares.
     pub(super) fn service(
         &self,
         network: &dyn Network,

@@ -1,9 +1,9 @@
-//! The worklist: lanes advance until they have to wait, and go on when what they wait for is done.
+//! Worklist: lanes advance until they have to wait, and resume when the awaited op is done.
 
 use super::calls::Calls;
 use super::classes::{Class, Classes};
-use super::engines::{Engines, Request, Wanting, computes};
-use super::meetings::{Meeting, Meetings};
+use super::copy_engines::{EngineRequest, Engines, Request, computes};
+use super::matching::{MatchedOps, OpMatch};
 use super::timeline::Timeline;
 use super::{Costs, describe_op};
 use crate::error::SimError;
@@ -13,11 +13,11 @@ use paceline_plan::program::{Op, Plan, Section};
 pub(super) fn run(
     plan: &Plan,
     classes: Classes,
-    meetings: &Meetings,
+    matches: &MatchedOps,
     costs: &Costs<'_>,
     calls: &Calls,
 ) -> Result<Timeline, SimError> {
-    let mut run = Run::new(plan, &classes, meetings, costs, calls);
+    let mut run = LaneRun::new(plan, &classes, matches, costs, calls);
     loop {
         while let Some(lane) = run.ready.pop() {
             while run.advance(lane) {}
@@ -36,59 +36,59 @@ pub(super) fn run(
     Ok(Timeline::new(plan, classes, start, end))
 }
 
-/// No op, no lane.
+/// No op or no lane.
 const NONE: u32 = u32::MAX;
 
-/// The end of an op that has not ended.
+/// End time of an op that has not ended.
 const OPEN: f64 = f64::NEG_INFINITY;
 
-struct Run<'a> {
+struct LaneRun<'a> {
     classes: &'a Classes,
     costs: &'a Costs<'a>,
     calls: &'a Calls,
-    meetings: &'a Meetings,
-    /// By class.
+    matches: &'a MatchedOps,
+    /// Indexed by class.
     bodies: Vec<&'a Section>,
     start: Vec<f64>,
     end: Vec<f64>,
-    /// The op behind each op on its lane.
+    /// Next op on the lane of each op.
     next: Vec<u32>,
-    /// The lane that each op stands on.
+    /// Lane of each op.
     lane: Vec<u32>,
-    /// A lane whose head waits for this op; others follow by [`Lane::next_waiter`].
+    /// First lane whose head waits for this op; the others follow by [`LaneState::next_waiter`].
     waiter: Vec<u32>,
-    lanes: Vec<Lane>,
+    lanes: Vec<LaneState>,
     gatherings: Vec<Gathering>,
-    /// Where copy engines are counted.
+    /// Copy engines, if they are limited.
     engines: Option<Engines>,
-    /// Lanes whose head may be able to go on.
+    /// Lanes whose head may be able to advance.
     ready: Vec<u32>,
 }
 
-struct Lane {
+struct LaneState {
     class: u32,
-    /// The op that is next.
+    /// Next op.
     head: u32,
-    /// When the op before it ended.
+    /// End time of the previous op.
     free: f64,
-    /// Meetings of a posted head that have not taken place; none while it is not posted.
+    /// Number of outstanding op matches of a posted head; `None` while it is not posted.
     open: Option<u32>,
-    /// When the first and the last meeting of the head so far ended.
+    /// End of the first and of the last op match of the head so far.
     met: (f64, f64),
     next_waiter: u32,
 }
 
-/// A meeting while its ops come in.
+/// Op match while its ops are being posted.
 struct Gathering {
     missing: u32,
     ready: f64,
 }
 
-impl<'a> Run<'a> {
+impl<'a> LaneRun<'a> {
     fn new(
         plan: &'a Plan,
         classes: &'a Classes,
-        meetings: &'a Meetings,
+        matches: &'a MatchedOps,
         costs: &'a Costs<'a>,
         calls: &'a Calls,
     ) -> Self {
@@ -96,12 +96,12 @@ impl<'a> Run<'a> {
         let program = |class: u32| &plan.programs[classes.get(class).role.index()];
         let numbers = 0..classes.len() as u32;
         let gatherings =
-            meetings.all.iter().map(|m| Gathering { missing: m.expected, ready: 0.0 }).collect();
+            matches.all.iter().map(|m| Gathering { missing: m.expected, ready: 0.0 }).collect();
         let mut run = Self {
             classes,
             costs,
             calls,
-            meetings,
+            matches,
             bodies: numbers.clone().map(|class| &program(class).body).collect(),
             start: vec![OPEN; all],
             end: vec![OPEN; all],
@@ -117,7 +117,7 @@ impl<'a> Run<'a> {
             let program = program(class);
             let first = run.lanes.len();
             let mut last = vec![NONE; program.lanes.len()];
-            let idle = |_: &u32| Lane {
+            let idle = |_: &u32| LaneState {
                 class,
                 head: NONE,
                 free: 0.0,
@@ -141,9 +141,9 @@ impl<'a> Run<'a> {
         run
     }
 
-    /// Lets the head of a lane go on; `false` if the lane has to wait, or is at its end.
+    /// Advances the head of a lane; returns `false` if the lane has to wait or is at its end.
     fn advance(&mut self, at: u32) -> bool {
-        let Lane { class, head, free, open, .. } = self.lanes[at as usize];
+        let LaneState { class, head, free, open, .. } = self.lanes[at as usize];
         if head == NONE || open.is_some() {
             return false;
         }
@@ -161,11 +161,11 @@ impl<'a> Run<'a> {
             }
             posted = posted.max(end);
         }
-        let meetings = self.meetings.of(head);
-        if meetings.is_empty() {
-            let turns = self.engines.as_mut().filter(|engines| engines.takes_turns(class));
+        let matches = self.matches.of(head);
+        if matches.is_empty() {
+            let turns = self.engines.as_mut().filter(|engines| engines.is_limited(class));
             if let Some(engines) = turns.filter(|_| computes(&body.nodes[op.index()].op)) {
-                engines.wait(posted, Wanting::Op(head));
+                engines.wait(posted, EngineRequest::Op(head));
                 self.lanes[at as usize].open = Some(1);
                 return false;
             }
@@ -174,28 +174,28 @@ impl<'a> Run<'a> {
             self.finish(head, start, end, end);
             return true;
         }
-        self.lanes[at as usize].open = Some(meetings.len() as u32);
-        for &meeting in meetings {
-            let gathering = &mut self.gatherings[meeting as usize];
+        self.lanes[at as usize].open = Some(matches.len() as u32);
+        for &op_match in matches {
+            let gathering = &mut self.gatherings[op_match as usize];
             gathering.missing -= 1;
             gathering.ready = gathering.ready.max(posted);
             if gathering.missing == 0 {
                 let start = gathering.ready;
-                let message = self.meetings.all[meeting as usize].message;
+                let message = self.matches.all[op_match as usize].message;
                 match self.engines.as_mut().filter(|_| message) {
-                    Some(engines) => engines.wait(start, Wanting::Message(meeting)),
-                    None => self.hold(meeting, start, at),
+                    Some(engines) => engines.wait(start, EngineRequest::Message(op_match)),
+                    None => self.hold(op_match, start, at),
                 }
             }
         }
         self.lanes[at as usize].open.is_none()
     }
 
-    /// What is first in line for engines gets them as soon as they are free.
+    /// Serves the first request for engines as soon as they are free.
     fn serve(&mut self, Request { ready, what }: Request) {
         let Some(engines) = &mut self.engines else { return };
         match what {
-            Wanting::Op(number) => {
+            EngineRequest::Op(number) => {
                 let (class, op) = self.classes.op(number);
                 let start = engines.free(class).max(ready);
                 let node = &self.bodies[class as usize].nodes[op.index()];
@@ -208,21 +208,21 @@ impl<'a> Run<'a> {
                 self.finish(number, start, end, end);
                 self.ready.push(lane);
             }
-            Wanting::Message(meeting) => {
-                let ends = self.meetings.ops(meeting).iter().map(|&op| self.classes.op(op).0);
+            EngineRequest::Message(op_match) => {
+                let ends = self.matches.ops(op_match).iter().map(|&op| self.classes.op(op).0);
                 let start = ends.clone().map(|class| engines.free(class)).fold(ready, f64::max);
-                let end = self.meetings.all[meeting as usize].duration.end(start);
+                let end = self.matches.all[op_match as usize].duration.end(start);
                 ends.for_each(|class| engines.keep(class, end));
-                self.hold(meeting, start, NONE);
+                self.hold(op_match, start, NONE);
             }
         }
     }
 
-    /// When an op ends that meets no other class and starts at a moment.
+    /// End time of an op that matches no other class and starts at `start`.
     fn alone(&self, class: u32, id: OpId, op: &Op, start: f64) -> f64 {
         match op.call() {
             Some(call) => {
-                let stretch = self.costs.stretched(class, id);
+                let stretch = self.costs.slowdown(class, id);
                 self.calls.get(class, call).map(|time| time * stretch).end(start)
             }
             None => {
@@ -232,18 +232,17 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A meeting takes place. The lane that just came goes on by itself; the others, which waited,
-    /// become ready.
+    /// Executes an op match. The lane `came` that completed it continues by itself; the other
+    /// lanes, which waited, become ready.
     ///
-    /// An op with several meetings stands for the ranks of a role that a server deals with one by
-    /// one. It ends with the last of them, because what depends on it is told of the slowest rank.
-    /// Its lane goes on with the first, because a rank that is through need not wait for the
-    /// others.
-    fn hold(&mut self, meeting: u32, start: f64, came: u32) {
-        let Meeting { duration, handed, .. } = &self.meetings.all[meeting as usize];
+    /// An op with several matches represents the ranks of a role that a server handles one by one.
+    /// It ends with the last match, because ops that depend on it reflect the slowest rank. Its
+    /// lane continues with the first match, because a finished rank need not wait for the others.
+    fn hold(&mut self, op_match: u32, start: f64, came: u32) {
+        let OpMatch { duration, handed, .. } = &self.matches.all[op_match as usize];
         let end = duration.end(start);
         let mut first = handed.as_ref().map(|handed| handed.end(start));
-        for &op in self.meetings.ops(meeting) {
+        for &op in self.matches.ops(op_match) {
             let (number, end) = (op as usize, first.take().unwrap_or(end));
             let lane = &mut self.lanes[self.lane[number] as usize];
             let open = lane.open.map_or(0, |open| open - 1);
@@ -264,7 +263,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// An op is done: its lane goes on from `free`, and so do the lanes that wait for it.
+    /// Ends an op: its lane continues from `free`, and the lanes that wait for it become ready.
     fn finish(&mut self, op: u32, start: f64, end: f64, free: f64) {
         let number = op as usize;
         self.start[number] = start;
@@ -279,7 +278,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The op that never ends and that others wait for: one that was posted and met nobody, if any.
+    /// Op that never ends and blocks others; preferably one that was posted and has no match.
     fn stuck(&self) -> Option<u32> {
         let heads = || self.lanes.iter().filter(|lane| lane.head != NONE);
         let first = heads().find(|lane| lane.open.is_some()).or_else(|| heads().next());

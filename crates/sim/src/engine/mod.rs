@@ -1,157 +1,158 @@
-//! Runs the bodies of all roles against each other and says when every op starts and ends.
+//! Runs the bodies of all roles against each other and computes start and end of every op.
 //!
-//! **Folding.** All ranks of a role run one program and, on a cluster without exceptions, take the
-//! same time for it, so one of them is simulated for all: as many as there are roles, whatever the
-//! world. Where devices or links differ, ranks that cannot be told apart make a class ([`alike`])
-//! and one of each class is simulated. A message between ranks of one class meets the class's own
-//! counterpart; a server's messages to all ranks of a role meet the one op that stands for them,
-//! which lasts until the last is through.
+//! **Folding.** All ranks of a role run one program and, on a cluster without overrides, take the
+//! same time for it. One of them is simulated for all, so the cost depends on the number of roles,
+//! not on world size. If devices or links differ, indistinguishable ranks form a class
+//! ([`symmetry`]) and one of each class is simulated. A message between ranks of one class matches
+//! the class's own counterpart. A server's messages to all ranks of a role match the one op that
+//! represents them, which lasts until the last one has finished.
 //!
 //! **Time.** An op is *posted* when the op before it on its lane and those in its `after` list have
-//! ended. It starts then, unless it meets others: a message starts when both sides are posted and a
-//! collective across roles when all are. Posting and ending are the only events, and an op's times
-//! depend on nothing but those of ops that ended before, so a worklist of lanes finds them in any
-//! order: no queue of events, and the same result whatever the order.
+//! ended. It starts then, unless it must be matched: a message starts when both sides are posted,
+//! and a collective across roles when all members are. Posting and ending are the only events. An
+//! op's times depend only on ops that ended before, so a worklist of lanes computes them in any
+//! order with the same result; no event queue is needed.
 //!
-//! **Measured hosts.** Where ranks share cores, an op's time depends on what runs beside it, and its
-//! start on what its thread is at (`carrying`), so the run is repeated until they agree (`sharing`).
+//! **Measured hosts.** If ranks share cores, an op's duration depends on concurrent ops
+//! (`contention`) and its start on what its thread is doing (`progress_stalls`). The run is
+//! therefore repeated until both agree.
 //!
-//! The body is run once, from a standing start. Where iterations run into each other, several are
-//! written one after the other and the last is told (`steady`).
+//! The body is run once, from an idle start. If iterations overlap, several are unrolled one after
+//! the other and the last is reported (`steady_state`).
 
-mod ahead;
-mod alike;
-mod beside;
+mod async_servers;
 mod calls;
-mod carrying;
 mod classes;
+mod contention;
+mod copy_engines;
 mod costs;
-mod engines;
+mod exchange_cost;
 pub mod flow;
+mod interference;
 mod lanes;
-mod lasting;
+mod matching;
 mod measured;
-mod meetings;
-mod moving;
-mod reuse;
-mod ring;
-mod serving;
-mod sharing;
-mod steady;
+mod param_gather_overlap;
+mod progress_stalls;
+mod reuse_distance;
+mod ring_attention;
+mod steady_state;
+mod symmetry;
+mod time_varying;
 mod timeline;
 
-pub use ahead::ahead;
+pub(crate) use async_servers::resolve;
 pub(crate) use calls::{Calls, vector};
 pub(crate) use classes::{Class, Classes};
 pub use costs::Costs;
-pub use lasting::{Eras, Moments};
-pub(crate) use meetings::Meetings;
-pub(crate) use serving::settle;
-pub(crate) use steady::Unrolled;
+pub(crate) use matching::MatchedOps;
+pub use param_gather_overlap::overlap_param_gather;
+pub(crate) use steady_state::Unrolled;
+pub use time_varying::{ClusterEpochs, NetworkEpochs};
 pub use timeline::Timeline;
 
 use crate::cluster::Cluster;
 use crate::error::SimError;
 use paceline_plan::ids::{OpId, RoleId};
+use paceline_plan::program::label::describe;
 use paceline_plan::program::{Op, Plan, Program};
 use paceline_plan::units::Seconds;
-use paceline_plan::validate::describe;
 
-/// When every op of every role's body starts and ends.
+/// Computes start and end of every op of every role's body.
 ///
-/// The plan must be one that validation passes: names that lead nowhere are not looked for again.
+/// The plan must pass validation: dangling references are not checked again.
 pub fn run(
     plan: &Plan,
     cluster: &Cluster,
     costs: &Costs<'_>,
-    eras: &Eras<'_>,
+    eras: &NetworkEpochs<'_>,
 ) -> Result<Timeline, SimError> {
     run_classes(plan, Classes::of(plan, cluster)?, costs, eras)
 }
 
-/// [`run`] with these classes of ranks.
+/// Same as [`run`], with the given rank classes.
 fn run_classes(
     plan: &Plan,
     classes: Classes,
     costs: &Costs<'_>,
-    eras: &Eras<'_>,
+    eras: &NetworkEpochs<'_>,
 ) -> Result<Timeline, SimError> {
     let calls = Calls::new(plan, &classes, costs, eras)?;
     let once = |costs: &Costs<'_>, classes: Classes| {
-        let meetings = meetings::find(plan, &classes, costs, &calls, eras)?;
-        lanes::run(plan, classes, &meetings, costs, &calls)
+        let matches = matching::find(plan, &classes, costs, &calls, eras)?;
+        lanes::run(plan, classes, &matches, costs, &calls)
     };
     let mut timeline = once(costs, classes)?;
     let Some(host) = costs.shared_host() else { return Ok(timeline) };
-    // Each pass follows what the one before found beside each op; the first few settle it.
+    // Each pass uses the concurrency found by the one before; a few passes converge.
     let mut costs = costs.clone();
     for _ in 0..SETTLING {
-        let held = carrying::held(plan, &costs, &timeline);
-        costs.settle(sharing::stretches(plan, &costs, &timeline, host), held);
+        let held = progress_stalls::compute_stalls(plan, &costs, &timeline);
+        costs.set_contention(contention::slowdowns(plan, &costs, &timeline, host), held);
         timeline = once(&costs, timeline.into_classes())?;
     }
     Ok(timeline)
 }
 
-/// Passes after which durations and what runs beside them agree to a percent or so.
+/// Number of passes after which durations and concurrency agree to about one percent.
 const SETTLING: u32 = 6;
 
-/// [`run`] with collectives that take no time; messages are the network's to say.
+/// Same as [`run`], with collectives that take no time; the network still times messages.
 pub(crate) fn run_without_collectives(
     plan: &Plan,
     cluster: &Cluster,
     costs: &Costs<'_>,
-    eras: &Eras<'_>,
+    eras: &NetworkEpochs<'_>,
 ) -> Result<Timeline, SimError> {
     let classes = Classes::of(plan, cluster)?;
     let calls = Calls::instant(plan, &classes);
-    let meetings = meetings::find(plan, &classes, costs, &calls, eras)?;
-    lanes::run(plan, classes, &meetings, costs, &calls)
+    let matches = matching::find(plan, &classes, costs, &calls, eras)?;
+    lanes::run(plan, classes, &matches, costs, &calls)
 }
 
-/// Who meets whom among classes of ranks and how long it takes them, for those who ask why an op
-/// started when it did, and what would be if something cost nothing.
-pub(crate) struct Encounters<'a> {
+/// Op matches between rank classes and their durations, for analyses of op start times and of the
+/// effect of free components.
+pub(crate) struct MatchedRun<'a> {
     plan: &'a Plan,
     classes: &'a Classes,
     calls: Calls,
-    pub(crate) meetings: Meetings,
+    pub(crate) matches: MatchedOps,
 }
 
-impl<'a> Encounters<'a> {
-    /// All encounters of the bodies.
+impl<'a> MatchedRun<'a> {
+    /// Finds all op matches of the bodies.
     pub(crate) fn of(
         plan: &'a Plan,
         classes: &'a Classes,
         costs: &Costs<'_>,
-        eras: &Eras<'_>,
+        eras: &NetworkEpochs<'_>,
     ) -> Result<Self, SimError> {
         let calls = Calls::new(plan, classes, costs, eras)?;
-        let meetings = meetings::find(plan, classes, costs, &calls, eras)?;
-        Ok(Self { plan, classes, calls, meetings })
+        let matches = matching::find(plan, classes, costs, &calls, eras)?;
+        Ok(Self { plan, classes, calls, matches })
     }
 
-    /// Whether they take as long whatever computations cost. On measured hosts they do not, since
-    /// both share cores, nor at servers, which compute their answers.
+    /// Returns true if the matches' durations do not depend on compute costs. They do on measured
+    /// hosts, where both share cores, and at servers, which compute their answers.
     pub(crate) fn stand_alone(&self, costs: &Costs<'_>) -> bool {
         let serves = |program: &Program| !program.services.is_empty();
         costs.shared_host().is_none() && !self.plan.programs.iter().any(serves)
     }
 
-    /// The same where nothing that is exchanged takes time.
+    /// Returns the same matches with exchanges that take no time.
     pub(crate) fn instant(&self) -> Self {
         let calls = Calls::instant(self.plan, self.classes);
-        Self { calls, meetings: self.meetings.instant(), ..*self }
+        Self { calls, matches: self.matches.instant(), ..*self }
     }
 
-    /// The bodies with these encounters, and with computations that cost so much.
+    /// Runs the bodies with these matches and the given compute costs.
     pub(crate) fn run(&self, costs: &Costs<'_>) -> Result<Timeline, SimError> {
-        lanes::run(self.plan, self.classes.clone(), &self.meetings, costs, &self.calls)
+        lanes::run(self.plan, self.classes.clone(), &self.matches, costs, &self.calls)
     }
 }
 
-/// How long each layer of a plan's model computes for one iteration, on the ranks that hold it: what
-/// was measured of a calibrated cluster, or what the device's description comes to.
+/// Compute time of each layer in one iteration, on the ranks that hold it: measured on a calibrated
+/// cluster, otherwise from the device description.
 pub(crate) fn layer_times(
     plan: &Plan,
     cluster: &Cluster,
@@ -174,12 +175,12 @@ pub(crate) fn layer_times(
     Ok(times)
 }
 
-/// Ranks that play a role.
+/// Number of ranks of a role.
 pub(crate) fn ranks(plan: &Plan, role: RoleId) -> u32 {
     if role.0 < plan.mesh.pp { plan.mesh.size() / plan.mesh.pp } else { 1 }
 }
 
-/// An op's place and words, for errors.
+/// Returns a text description of an op, for errors.
 fn describe_op(plan: &Plan, role: RoleId, op: OpId) -> String {
     let program = &plan.programs[role.index()];
     describe(plan, program, &program.body.nodes[op.index()].op)

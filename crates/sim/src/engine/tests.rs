@@ -1,10 +1,11 @@
-use super::{Classes, Costs, Moments, run_classes};
+use super::{Classes, ClusterEpochs, Costs, run_classes};
 use crate::cluster::{
-    Change, Cluster, OtherDevice, OtherLink, Place, Run, Schedule, Straggler, preset,
+    BandwidthChange, BandwidthSchedule, Cluster, DeviceOverride, IndexRange, LinkOverride,
+    Selector, Straggler, preset,
 };
 use crate::network::{Analytic, Network};
 use crate::{Library, NetworkKind, Options, Outcome, Profile, SimError, simulate};
-use paceline_plan::collective::Order;
+use paceline_plan::collective::SummationOrder;
 use paceline_plan::compress::Compression;
 use paceline_plan::ids::{Microbatch, Rank};
 use paceline_plan::lower::lower;
@@ -16,7 +17,7 @@ use paceline_plan::trace::{Breakdown, SpanKind};
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
 use proptest::prelude::*;
 
-/// Cores that do nothing but arithmetic, on a network that takes no time.
+/// Cluster of cores limited only by arithmetic, on a network that takes no time.
 fn ideal(devices: u64) -> Cluster {
     let mut cluster = preset::holding("laptop", devices).unwrap();
     cluster.device.memory_bandwidth = BytesPerSec(1e30);
@@ -38,12 +39,12 @@ fn strategy(model: &Model, pp: u32, microbatches: u64, schedule: ScheduleKind) -
         schedule,
         global_batch: microbatches,
         seq: model.seq,
-        order: Order::Free,
+        order: SummationOrder::Free,
         ..Strategy::default()
     }
 }
 
-/// A plan whose layers alone cost anything, so that stages of equally many layers are equal.
+/// Plan in which only layers have a cost, so that stages with equally many layers are equal.
 fn blocks_only(model: &Model, strategy: &Strategy) -> Plan {
     let mut plan = lower(model, strategy).unwrap();
     for template in &mut plan.templates {
@@ -58,8 +59,8 @@ fn run(plan: &Plan, cluster: &Cluster) -> Outcome {
     simulate(plan, cluster, &Options::default()).unwrap()
 }
 
-/// An iteration of the warm-up takes as long as one without compression, and one after it as long as if there had
-/// been none.
+/// A warm-up iteration takes as long as one without compression; a later one takes as long as one
+/// without warm-up.
 #[test]
 fn both_kinds_of_iterations_of_a_warm_up_are_timed() {
     let model = model("mini");
@@ -83,12 +84,12 @@ fn both_kinds_of_iterations_of_a_warm_up_are_timed() {
     let both = time(&layout(onebit, Some(100)));
     let near = |found: Seconds, wanted: Seconds| (found.0 / wanted.0 - 1.0).abs() < 1e-3;
     assert!(near(both.iteration, compressed.iteration));
-    // Buckets are padded such that their blocks can be dealt out.
+    // Buckets are padded so that their blocks can be sharded.
     let warm_up = both.warm_up.unwrap();
     assert!((warm_up.0 / whole.iteration.0 - 1.0).abs() < 0.02, "{warm_up} {}", whole.iteration);
 }
 
-/// Narayanan et al. (arXiv 2104.04473), sections 2.2.1 and 2.2.2, as a share of the iteration.
+/// Narayanan et al. (arXiv 2104.04473), sections 2.2.1 and 2.2.2, as a fraction of the iteration.
 #[test]
 fn equal_stages_have_the_bubble_of_the_textbook() {
     let mini = model("mini");
@@ -114,8 +115,8 @@ fn equal_stages_have_the_bubble_of_the_textbook() {
     }
 }
 
-/// Qi et al. (arXiv 2401.10241), table 1: ranks idle (p − 1)(F + B − W), where the passes' times are
-/// what the simulator finds for them.
+/// Qi et al. (arXiv 2401.10241), table 1: ranks idle (p − 1)(F + B − W), with the pass times that
+/// the simulator computes.
 #[test]
 fn a_split_backward_has_the_bubble_of_the_paper() {
     let mini = model("mini");
@@ -138,8 +139,8 @@ fn a_split_backward_has_the_bubble_of_the_paper() {
     }
 }
 
-/// Narayanan et al. (SOSP 2019, section 3.2): once it is full, no stage of a pipeline without flush
-/// waits, however few microbatches there are; and an iteration is what its slowest stage takes.
+/// Narayanan et al. (SOSP 2019, section 3.2): once full, a pipeline without flush has no idle stage
+/// for any number of microbatches; an iteration takes the time of its slowest stage.
 #[test]
 fn a_pipeline_without_flush_never_waits() {
     let model = model("mini-llama");
@@ -153,7 +154,7 @@ fn a_pipeline_without_flush_never_waits() {
         assert!(bubble.abs() < 1e-9, "{schedule} {pp}: {bubble}");
         let slowest = outcome.roles.iter().map(|role| role.compute.0).fold(0.0, f64::max);
         assert!((outcome.iteration.0 / slowest - 1.0).abs() < 1e-9, "{schedule} {pp}");
-        // The same with links that are shared.
+        // Same with shared links.
         let options = Options { network: NetworkKind::Flow, ..Options::default() };
         let flow = simulate(&plan, &ideal(pp.into()), &options).unwrap();
         assert!((flow.iteration.0 / outcome.iteration.0 - 1.0).abs() < 1e-6, "{schedule} {pp}");
@@ -161,7 +162,7 @@ fn a_pipeline_without_flush_never_waits() {
 }
 
 /// With one microbatch the pipeline is a chain: every stage's compute, every message, and the
-/// gradient's norm over the stages.
+/// gradient norm over the stages.
 #[test]
 fn a_single_microbatch_is_a_chain_of_stages_and_messages() {
     let mini = model("mini");
@@ -190,7 +191,7 @@ fn the_world_does_not_change_what_one_rank_does() {
     let base = Strategy { overlap: false, ..strategy(&mini, 2, 8, ScheduleKind::OneFOneB) };
     let alike = |devices| {
         let mut cluster = preset::holding("dgx-a100", devices).unwrap();
-        // Cores do not differ, accelerators do.
+        // Device variation applies to accelerators, not to cores.
         cluster.device.multiprocessors = None;
         cluster
     };
@@ -205,7 +206,7 @@ fn the_world_does_not_change_what_one_rank_does() {
     assert_eq!(many.roles[0].ranks, 512);
 }
 
-/// The slowest of many devices sets the pace, and what is moved beside computations slows them.
+/// The slowest of many devices sets the pace, and concurrent traffic slows compute.
 #[test]
 fn the_world_slows_everyone_down_a_little() {
     let mini = model("mini");
@@ -220,7 +221,7 @@ fn the_world_slows_everyone_down_a_little() {
     assert!(slower(true) > slower(false), "{}", slower(true));
 }
 
-/// Under ZeRO-1, weights arrive while the next iteration begins, if the software does that.
+/// Under ZeRO-1, weights arrive during the next iteration if the software overlaps the gather.
 #[test]
 fn gathers_hide_behind_the_next_iteration() {
     let mini = model("mini");
@@ -228,7 +229,7 @@ fn gathers_hide_behind_the_next_iteration() {
     let dealt = Strategy { dp: 8, global_batch: 64, zero: Zero::Optimizer, ..base };
     let cluster = preset::holding("dgx-a100", 8).unwrap();
     let time = |strategy: &Strategy, gathers_ahead: bool| {
-        let profile = Profile { gathers_ahead, ..Profile::MODERN };
+        let profile = Profile { overlap_param_gather: gathers_ahead, ..Profile::MODERN };
         let plan = lower(&mini, strategy).unwrap();
         let outcome =
             simulate(&plan, &cluster, &Options { profile, ..Options::default() }).unwrap();
@@ -256,7 +257,7 @@ fn more_ranks_than_devices_are_refused() {
     );
 }
 
-/// A message that nobody receives holds its sender for ever, and the error says where.
+/// A message without a receiver blocks its sender, and the error names rank and op.
 #[test]
 fn a_plan_that_gets_stuck_is_told_with_rank_and_op() {
     let mini = model("mini");
@@ -271,7 +272,7 @@ fn a_plan_that_gets_stuck_is_told_with_rank_and_op() {
     assert!(error.to_string().starts_with("rank 0 (pipeline rank 0 (embedding..blocks.1)) waits"));
 }
 
-/// A server takes in every replica's gradients one after the other and sends weights back likewise.
+/// A server receives every replica's gradients one after the other and sends weights back likewise.
 #[test]
 fn servers_are_as_slow_as_their_one_link() {
     let mini = model("mini");
@@ -294,15 +295,15 @@ fn servers_are_as_slow_as_their_one_link() {
     let elements: u64 = plan.programs[0].buckets.iter().map(|bucket| bucket.elements).sum();
     let through_one_server = 2.0 * 6.0 * (elements / 2 * 4) as f64 / 1e6;
     assert!(outcome.iteration.0 >= through_one_server);
-    // Both servers are at work at once, a message apart: a sixth of the time, at either end.
+    // Both servers work concurrently, offset by one message: a sixth of the time at each end.
     let most = through_one_server * (1.0 + 1.0 / 6.0) + outcome.compute.0;
     assert!(outcome.iteration.0 <= most, "{} {most}", outcome.iteration.0);
     assert_eq!(outcome.roles.len(), 3);
     assert_eq!(outcome.roles[1].communication, outcome.roles[2].communication);
 }
 
-/// N ranks that send to one server share its one link inwards, and share it again outwards, whatever
-/// the network: nothing that a server takes in arrives faster than that link carries.
+/// N ranks that send to one server share its single link inbound and again outbound, on every
+/// network: data never arrives faster than that link's bandwidth.
 #[test]
 fn a_server_takes_in_no_more_than_its_link_carries() {
     let mini = model("mini");
@@ -355,7 +356,7 @@ fn the_same_input_gives_the_same_bits() {
     assert_eq!(a.unwrap(), b.unwrap());
 }
 
-/// On a cluster of one kind, ranks of a role are one class; one slow rank makes few more.
+/// On a homogeneous cluster, ranks of a role are one class; one slow rank adds few more.
 #[test]
 fn a_straggler_splits_a_role_into_few_classes() {
     let mini = model("mini");
@@ -363,26 +364,27 @@ fn a_straggler_splits_a_role_into_few_classes() {
     let plan = lower(&mini, &base).unwrap();
     let mut cluster = preset::holding("dgx-a100", 512).unwrap();
     assert_eq!(Classes::of(&plan, &cluster).unwrap().len(), 2);
-    cluster.uneven.stragglers.push(slow(rank(5), 2.0));
+    cluster.heterogeneity.stragglers.push(slow(rank(5), 2.0));
     let classes = Classes::of(&plan, &cluster).unwrap();
-    // In the slow pipeline: the slow one, what it sends to, their neighbours. In the others: those
-    // that meet the slow ones among replicas, and those that meet their neighbours.
+    // In the slow pipeline: the straggler, its receiver, and their neighbours. In the others:
+    // replicas of the slow ranks, and replicas of their neighbours.
     assert_eq!(classes.len(), 8);
     let counted: u32 = (0..8).map(|class| classes.get(class).ranks).sum();
     assert_eq!(counted, 512);
-    cluster.uneven.stragglers[0].at = Place::Hosts(vec![Run { first: 0, last: 63 }]);
+    cluster.heterogeneity.stragglers[0].at =
+        Selector::Hosts(vec![IndexRange { first: 0, last: 63 }]);
     assert_eq!(Classes::of(&plan, &cluster).unwrap().len(), 2, "everybody is slow");
 }
 
-fn rank(rank: u32) -> Place {
-    Place::Ranks(vec![Run::one(rank)])
+fn rank(rank: u32) -> Selector {
+    Selector::Ranks(vec![IndexRange::one(rank)])
 }
 
-fn slow(at: Place, factor: f64) -> Straggler {
+fn slow(at: Selector, factor: f64) -> Straggler {
     Straggler { at, factor, from: Seconds::ZERO, until: None }
 }
 
-/// Everybody waits for the slowest where they meet.
+/// All ranks wait for the slowest when they synchronise.
 #[test]
 fn a_straggler_holds_up_its_replicas() {
     let mini = model("mini");
@@ -391,26 +393,26 @@ fn a_straggler_holds_up_its_replicas() {
     let plan = blocks_only(&mini, &layout);
     let even = run(&plan, &ideal(4));
     let mut cluster = ideal(4);
-    cluster.uneven.stragglers.push(slow(rank(2), 1.5));
+    cluster.heterogeneity.stragglers.push(slow(rank(2), 1.5));
     let held = run(&plan, &cluster);
     assert!((held.iteration.0 / even.iteration.0 - 1.5).abs() < 1e-6, "{}", held.iteration.0);
-    // From half of the even iteration on: half at full pace, the rest at two thirds.
-    cluster.uneven.stragglers[0].from = even.iteration * 0.5;
+    // From half of the homogeneous iteration on: half at full speed, the rest at two thirds.
+    cluster.heterogeneity.stragglers[0].from = even.iteration * 0.5;
     let half = run(&plan, &cluster);
     assert!((half.iteration.0 / even.iteration.0 - 1.25).abs() < 1e-6, "{}", half.iteration.0);
-    cluster.uneven.stragglers[0].until = Some(even.iteration * 0.8);
+    cluster.heterogeneity.stragglers[0].until = Some(even.iteration * 0.8);
     let bounded = run(&plan, &cluster);
     assert!((bounded.iteration.0 / even.iteration.0 - 1.1).abs() < 1e-6, "{}", bounded.iteration.0);
 }
 
-/// Who sets the pace is told with its host and device, and shown beside the others.
+/// The slowest rank is reported with host and device, and traced next to the others.
 #[test]
 fn a_straggler_is_told_and_traced() {
     let mini = model("mini");
     let layout = Strategy { dp: 16, ..strategy(&mini, 1, 16, ScheduleKind::OneFOneB) };
     let plan = lower(&mini, &layout).unwrap();
     let mut cluster = preset::get("dgx-a100:2").unwrap();
-    cluster.uneven.stragglers.push(slow(rank(11), 4.0));
+    cluster.heterogeneity.stragglers.push(slow(rank(11), 4.0));
     for network in [NetworkKind::Analytic, NetworkKind::Flow] {
         let options = Options { network, trace: true, details: true, ..Options::default() };
         let outcome = simulate(&plan, &cluster, &options).unwrap();
@@ -421,13 +423,13 @@ fn a_straggler_is_told_and_traced() {
             "{network}"
         );
         assert_eq!(slowest.device, "A100-SXM4-80GB");
-        let [others, slow] = &outcome.unequal[..] else { panic!("{:?}", outcome.unequal) };
+        let [others, slow] = &outcome.rank_groups[..] else { panic!("{:?}", outcome.rank_groups) };
         assert_eq!((others.ranks, slow.ranks, slow.slowest.rank), (15, 1, Rank(11)));
         assert!(slow.compute.0 > 3.0 * others.compute.0 && slow.idle.0 < others.idle.0);
         let mut ranks = outcome.trace.as_ref().unwrap().ranks();
         ranks.sort_unstable();
         assert_eq!(ranks, [Rank(0), Rank(11)], "{network}");
-        let even = outcome.details.unwrap().limits.even.unwrap();
+        let even = outcome.details.unwrap().limits.homogeneous.unwrap();
         assert!(even.0 < outcome.iteration.0, "{network}");
         let alone = simulate(
             &plan,
@@ -438,7 +440,7 @@ fn a_straggler_is_told_and_traced() {
     }
 }
 
-/// A device of half the rate takes twice as long, wherever it stands in the role.
+/// A device with half the rate takes twice as long, at any position in the role.
 #[test]
 fn the_slowest_device_sets_the_pace() {
     let mini = model("mini");
@@ -451,16 +453,16 @@ fn the_slowest_device_sets_the_pace() {
         let mut device = cluster.device.clone();
         device.name = "half".into();
         device.peak.f32.0 /= 2.0;
-        cluster.uneven.kinds.push(OtherDevice { at: rank(place), device });
+        cluster.heterogeneity.kinds.push(DeviceOverride { at: rank(place), device });
         let held = run(&plan, &cluster);
         assert!((held.iteration.0 / even.iteration.0 - 2.0).abs() < 1e-6, "rank {place}");
-        // MFU counts what the devices that are there could do.
+        // MFU is relative to the peak of the actual devices.
         let peaks = 4.0 / 3.5;
         assert!((held.mfu / (even.mfu * peaks / 2.0) - 1.0).abs() < 1e-6, "rank {place}");
     }
 }
 
-/// A transfer that meets a change is done in part at either rate.
+/// A transfer that spans a bandwidth change proceeds partly at each rate.
 #[test]
 fn links_that_change_are_integrated() {
     let mini = model("mini");
@@ -475,10 +477,10 @@ fn links_that_change_are_integrated() {
     let sent = trace.spans.iter().find(|span| span.kind == SpanKind::Send).unwrap();
     let transfer = (sent.end - sent.start).0 - 1e-3;
     let dimension = plan_dimension(&cluster);
-    // Half of the transfer is through when rates fall to a quarter.
-    let changes = vec![Change { at: sent.end - Seconds(transfer / 2.0), bandwidth: 0.25 }];
-    let at = Place::Everywhere;
-    cluster.uneven.schedules.push(Schedule { dimension, at, changes });
+    // Half of the transfer is done when the bandwidth drops to a quarter.
+    let changes = vec![BandwidthChange { at: sent.end - Seconds(transfer / 2.0), bandwidth: 0.25 }];
+    let at = Selector::Everywhere;
+    cluster.heterogeneity.schedules.push(BandwidthSchedule { dimension, at, changes });
     for network in [NetworkKind::Analytic, NetworkKind::Flow] {
         let options = Options { network, trace: true, ..Options::default() };
         let outcome = simulate(&plan, &cluster, &options).unwrap();
@@ -486,14 +488,14 @@ fn links_that_change_are_integrated() {
         let first = spans.iter().find(|span| span.kind == SpanKind::Send).unwrap();
         let expected = sent.end.0 + transfer / 2.0 * 3.0;
         assert!((first.end.0 / expected - 1.0).abs() < 1e-9, "{network}: {first:?} {expected}");
-        // The way back has a quarter throughout.
+        // The reverse direction has a quarter of the bandwidth throughout.
         let back = spans.iter().rfind(|span| span.kind == SpanKind::Send).unwrap();
         let expected = 1e-3 + transfer * 4.0;
         assert!(((back.end - back.start).0 / expected - 1.0).abs() < 1e-9, "{network}: {back:?}");
     }
 }
 
-/// With one engine a stage's messages follow each other; with none they keep it from computing.
+/// With one engine a stage's messages are serialized; with none they also block its compute.
 #[test]
 fn copy_engines_bound_what_runs_beside_computing() {
     let mini = model("mini");
@@ -518,20 +520,20 @@ fn engines_bound(mini: &Model, plan: &Plan, network: NetworkKind) {
     let (none, one, many) =
         (iteration(Some(0), slow), iteration(Some(1), slow), iteration(None, slow));
     assert!(many < one && one < none, "{network}: {many} {one} {none}");
-    // A middle stage sends and receives eight activations and eight gradients each: with one engine
-    // no two of these 32 messages overlap, and with none nothing else does.
+    // A middle stage sends and receives eight activations and eight gradients each. With one engine
+    // none of these 32 messages overlap; with none, compute does not overlap with them either.
     let message = (mini.seq * mini.d_model * 4) as f64 / slow;
     assert!(one >= 32.0 * message, "{one} {message}");
     let computed = run(plan, &ideal(4)).compute.0;
     assert!(none >= 32.0 * message + computed * (1.0 - 1e-9), "{none}");
 }
 
-/// The dimension that the first two ranks talk over.
+/// Dimension of the link between the first two ranks.
 fn plan_dimension(cluster: &Cluster) -> usize {
     cluster.link(Rank(0), Rank(1)).unwrap().dimension
 }
 
-/// A group is as fast as its slowest member's link, wherever that member stands.
+/// A group is as fast as its slowest member's link, at any position of that member.
 #[test]
 fn one_slow_link_slows_its_group() {
     let mini = model("mini");
@@ -545,8 +547,8 @@ fn one_slow_link_slows_its_group() {
     let even = run(&plan, &cluster);
     for place in 0..4 {
         let bandwidth = Some(BytesPerSec(2.5e7));
-        let link = OtherLink { dimension: 0, at: rank(place), bandwidth, latency: None };
-        cluster.uneven.links = vec![link];
+        let link = LinkOverride { dimension: 0, at: rank(place), bandwidth, latency: None };
+        cluster.heterogeneity.links = vec![link];
         let slowed = run(&plan, &cluster);
         let four = slowed.communication.0 / even.communication.0;
         assert!((four - 4.0).abs() < 1e-6, "rank {place}: {four}");
@@ -556,8 +558,8 @@ fn one_slow_link_slows_its_group() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// On every rank, computing, exposed communication and waiting make up the iteration; the trace
-    /// says the same as the statistics.
+    /// On every rank, compute, exposed communication and idle time add up to the iteration; trace
+    /// and statistics agree.
     #[test]
     fn the_parts_make_the_iteration(
         tp in prop_oneof![Just(1u32), Just(2)],
@@ -602,7 +604,7 @@ proptest! {
         prop_assert!((whole - outcome.iteration).0.abs() < 1e-9 * outcome.iteration.0);
     }
 
-    /// Ranks that are folded into classes end when they would by themselves, to the bit.
+    /// Ranks folded into classes end at bitwise the same times as when simulated individually.
     #[test]
     fn classes_end_when_their_ranks_do(
         tp in prop_oneof![Just(1u32), Just(2)],
@@ -629,28 +631,28 @@ proptest! {
         let mut cluster = preset::get("dgx-a100:4").unwrap();
         cluster.device.copy_engines = engines;
         for (at, factor) in slow_ranks {
-            cluster.uneven.stragglers.push(slow(rank(at), factor));
+            cluster.heterogeneity.stragglers.push(slow(rank(at), factor));
         }
         if let Some(at) = other {
             let device = preset::get("dgx-h100").unwrap().device;
-            cluster.uneven.kinds.push(OtherDevice { at: rank(at), device });
+            cluster.heterogeneity.kinds.push(DeviceOverride { at: rank(at), device });
         }
         if let Some(host) = host {
-            let at = Place::Hosts(vec![Run::one(host)]);
+            let at = Selector::Hosts(vec![IndexRange::one(host)]);
             let bandwidth = Some(BytesPerSec(50e9));
-            cluster.uneven.links.push(OtherLink { dimension: 0, at, bandwidth, latency: None });
+            cluster.heterogeneity.links.push(LinkOverride { dimension: 0, at, bandwidth, latency: None });
         }
         if let Some((at, bandwidth)) = change {
-            let changes = vec![Change { at: Seconds(at), bandwidth }];
-            let at = Place::Everywhere;
-            cluster.uneven.schedules.push(Schedule { dimension: 0, at, changes });
+            let changes = vec![BandwidthChange { at: Seconds(at), bandwidth }];
+            let at = Selector::Everywhere;
+            cluster.heterogeneity.schedules.push(BandwidthSchedule { dimension: 0, at, changes });
         }
         let profile = Profile { library: Library::Steps, ..Profile::MODERN };
         let costs = Costs::new(&plan, &cluster, &profile);
-        let moments = Moments::new(&cluster);
+        let moments = ClusterEpochs::new(&cluster);
         let eras = moments.networks(profile.library);
         let folded = run_classes(&plan, Classes::of(&plan, &cluster).unwrap(), &costs, &eras);
-        let apart = run_classes(&plan, Classes::apart(&plan, &cluster).unwrap(), &costs, &eras);
+        let apart = run_classes(&plan, Classes::per_rank(&plan, &cluster).unwrap(), &costs, &eras);
         let (folded, apart) = (folded.unwrap(), apart.unwrap());
         prop_assert!(folded.classes().len() <= apart.classes().len());
         for r in 0..plan.mesh.world() {
@@ -663,14 +665,14 @@ proptest! {
     }
 }
 
-/// Whatever is dealt out among replicas, without overlap all communication is exposed, and with it
-/// some is hidden.
+/// For any ZeRO stage, all communication is exposed without overlap, and some is hidden with it.
 #[test]
 fn without_overlap_nothing_is_computed_beside_an_exchange() {
     let (model, cluster) = (model("mini"), preset::holding("laptop", 4).unwrap());
     let stages = [Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Parameters];
-    for (zero, order) in
-        stages.into_iter().flat_map(|z| [Order::Canonical, Order::Free].map(|o| (z, o)))
+    for (zero, order) in stages
+        .into_iter()
+        .flat_map(|z| [SummationOrder::Canonical, SummationOrder::Free].map(|o| (z, o)))
     {
         let base = strategy(&model, 1, 16, ScheduleKind::OneFOneB);
         let base = Strategy { dp: 4, leaves: 4, zero, order, bucket: Bytes(1 << 16), ..base };
@@ -682,7 +684,7 @@ fn without_overlap_nothing_is_computed_beside_an_exchange() {
             trace.breakdowns().iter().map(|(_, b)| hidden(b)).fold(0.0, f64::max)
         };
         let (apart, beside) = (hidden(false), hidden(true));
-        // Iterations follow each other without a wait: the first gather meets the last step.
+        // Iterations follow without a gap, so the first gather may overlap the last step.
         assert!(
             apart < 0.02 * beside,
             "{zero:?}, {order}: {apart} s are hidden, {beside} with overlap"

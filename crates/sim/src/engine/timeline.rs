@@ -1,26 +1,26 @@
-//! When everything starts and ends.
+//! Start and end times of all ops.
 
 use super::classes::Classes;
 use paceline_plan::ids::{OpId, Rank, RoleId};
 use paceline_plan::program::{Op, Plan};
 use paceline_plan::units::Seconds;
 
-/// When every op of every class of ranks starts and ends.
+/// Start and end of every op of every rank class.
 ///
-/// Of each role, one class is what reports tell of: the one that ends last; of several the one that
-/// computes longest, which the others wait for.
+/// Reports show one representative class per role: the one that ends last; of several, the one with
+/// the most compute, which the others wait for.
 #[derive(Clone, Debug)]
 pub struct Timeline {
     classes: Classes,
     start: Vec<f64>,
     end: Vec<f64>,
-    /// By role.
-    told: Vec<u32>,
+    /// Representative class of each role.
+    representatives: Vec<u32>,
 }
 
 impl Timeline {
     pub(super) fn new(plan: &Plan, classes: Classes, start: Vec<f64>, end: Vec<f64>) -> Self {
-        let mut timeline = Self { classes, start, end, told: Vec::new() };
+        let mut timeline = Self { classes, start, end, representatives: Vec::new() };
         let mut told: Vec<Option<(u32, (f64, f64))>> = vec![None; plan.programs.len()];
         for class in 0..timeline.classes.len() as u32 {
             let role = timeline.classes.get(class).role;
@@ -30,12 +30,12 @@ impl Timeline {
                 *known = Some((class, weight));
             }
         }
-        timeline.told =
+        timeline.representatives =
             told.into_iter().map(|of_role| of_role.map_or(0, |(class, _)| class)).collect();
         timeline
     }
 
-    /// When a class ends, and how long it computes.
+    /// End time and total compute time of a class.
     fn weight(&self, plan: &Plan, class: u32) -> (f64, f64) {
         let nodes = &plan.programs[self.classes.get(class).role.index()].body.nodes;
         let (mut last, mut compute) = (0.0f64, 0.0);
@@ -49,49 +49,49 @@ impl Timeline {
         (last, compute)
     }
 
-    /// The classes of ranks.
+    /// Rank classes.
     pub(crate) fn classes(&self) -> &Classes {
         &self.classes
     }
 
-    /// The classes of ranks alone.
+    /// Extracts the rank classes.
     pub(super) fn into_classes(self) -> Classes {
         self.classes
     }
 
-    /// Of a role, the class that reports tell of.
-    pub(crate) fn told(&self, role: RoleId) -> u32 {
-        self.told[role.index()]
+    /// Representative class of a role, shown in reports.
+    pub(crate) fn representative(&self, role: RoleId) -> u32 {
+        self.representatives[role.index()]
     }
 
-    /// The rank of a role that reports tell of.
+    /// Representative rank of a role, shown in reports.
     pub fn rank(&self, role: RoleId) -> Rank {
-        self.classes.get(self.told(role)).rank
+        self.classes.get(self.representative(role)).rank
     }
 
-    /// From an op's start to its end, on the rank of its role that reports tell of.
+    /// Start and end of an op on the representative rank of its role.
     pub fn span(&self, role: RoleId, op: OpId) -> (Seconds, Seconds) {
-        self.span_of(self.told(role), op)
+        self.span_of(self.representative(role), op)
     }
 
-    /// The same on a rank of a class.
+    /// Start and end of an op on a class.
     pub(crate) fn span_of(&self, class: u32, op: OpId) -> (Seconds, Seconds) {
         let (start, end) = self.times(self.classes.number(class, op));
         (Seconds(start), Seconds(end))
     }
 
-    /// The same for an op by its number over all classes.
+    /// Start and end of an op, by its number over all classes.
     pub(crate) fn times(&self, number: u32) -> (f64, f64) {
         (self.start[number as usize], self.end[number as usize])
     }
 
-    /// Ends everything at a moment: what would run on is left to the next iteration.
+    /// Clamps all times to `at`: anything later belongs to the next iteration.
     pub(super) fn cut(&mut self, at: f64) {
         let times = self.start.iter_mut().chain(&mut self.end);
         times.for_each(|time| *time = time.min(at));
     }
 
-    /// When the last op of all ends.
+    /// End of the last op.
     pub fn end(&self) -> Seconds {
         Seconds(self.end.iter().copied().fold(0.0, f64::max))
     }

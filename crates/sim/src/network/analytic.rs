@@ -1,51 +1,50 @@
-//! The analytic backend: latency plus bytes over bandwidth, with nothing else on the links.
+//! Analytic backend: latency plus bytes over bandwidth, without other traffic on the links.
 //!
-//! Different ops do not slow each other down here. Within one op, what certainly shares a link
-//! does:
+//! Different ops do not slow each other down. Within one op, certain sharing of links is modelled:
 //!
-//! - All ranks of a role do the same at once, so devices behind one NIC always share it.
-//! - All messages of one round of a collective are under way at once. A round takes the largest
-//!   latency, plus the time of the busiest link: the bytes of all messages that cross it over what it
-//!   carries. Through a switch that is a device's port, into it or out of it; with a link for every pair
-//!   each message has its own; on rings and tori a message loads one link for each hop, the shorter
-//!   way round and half of it each way where both are equally long. [`wires`] follows every message of
-//!   a group; in a group too large for that, one rank's own messages stand for all, which is
-//!   exact where every rank does the same.
-//! - Rounds follow each other: a collective takes the sum over rounds of the slowest rank's time.
-//! - Chunks that go through the dimensions of a grid ([`streams`]) are in different dimensions at
-//!   once: each dimension serves one after the other.
+//! - All ranks of a role do the same concurrently, so devices behind one NIC always share it.
+//! - All messages of one round of a collective are in flight concurrently. A round takes the
+//!   largest latency plus the time of the busiest link: the bytes of all messages that cross it
+//!   over its bandwidth. On a switch that link is a device's port, in or out; with a link for every
+//!   pair each message has its own; on rings and tori a message loads one link per hop, on the
+//!   shorter way round, split in half if both ways are equally long. [`link_loads`] follows every
+//!   message of a group. In a group too large for that, one rank's own messages represent all,
+//!   which is exact if every rank does the same.
+//! - Rounds are sequential: a collective takes the sum over rounds of the slowest rank's time.
+//! - Chunks that pass through the dimensions of a grid ([`streams`]) are in different dimensions
+//!   concurrently; each dimension serves one chunk after the other.
 //!
-//! **Rings over several hosts.** In a ring through a group with g members on each host, one member
-//! of each host sends to the next host while g−1 have idle NICs. Libraries do not leave it at that:
-//! NCCL lays one ring through each NIC, rotated so that another member sends each of them, and
-//! gives each a share of the vector. Rank order between dimensions is therefore timed with g times
-//! one device's bandwidth; where a ring steps over s − 1 ranks, s of the g send to the next host, and it
-//! is g/s times. The "ring" of an all_to_all is a rotation in which every NIC is at work, as it is with
-//! halving-doubling and direct messages.
+//! **Rings over several hosts.** In a ring through a group with g members per host, one member of
+//! each host sends to the next host while g−1 NICs are idle. Libraries avoid that: NCCL builds one
+//! ring per NIC, rotated so that a different member sends in each, and gives each a share of the
+//! vector. Rank order between dimensions is therefore timed with g times one device's bandwidth. If
+//! a ring steps over s − 1 ranks, s of the g members send to the next host, and the factor is g/s.
+//! The "ring" of an all_to_all is a rotation in which every NIC is busy, as with halving-doubling
+//! and direct messages.
 
+mod link_loads;
 mod profile;
 mod streams;
-mod wires;
 
 pub use profile::{CollectiveProfile, DimensionLoad, PhaseLatency};
 
 use super::{Network, NoPath, Vector};
 use crate::cluster::{Cluster, Dimension, DimensionKind, Path};
 use paceline_plan::collective::{
-    Action, Algorithm, Chunks, CollectiveKind, Cut, Pattern, Peers, Step,
+    Action, Algorithm, Chunking, Chunks, CollectiveKind, Pattern, Peers, Step,
 };
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
 use std::collections::BTreeMap;
 
-/// Times from the topology alone.
+/// Network model that derives times from the topology alone.
 #[derive(Clone, Copy, Debug)]
 pub struct Analytic<'c> {
     cluster: &'c Cluster,
 }
 
 impl<'c> Analytic<'c> {
-    /// The network of a cluster.
+    /// Creates the network of a cluster.
     pub const fn new(cluster: &'c Cluster) -> Self {
         Self { cluster }
     }
@@ -54,13 +53,13 @@ impl<'c> Analytic<'c> {
         self.cluster.link(from, to).ok_or(NoPath { from, to })
     }
 
-    /// What one device gets of a link: all that stand behind it use it at once.
+    /// One device's share of a link: all devices behind it use it concurrently.
     fn rate(&self, path: &Path) -> f64 {
         path.bandwidth.0 / path.sharing
     }
 
-    /// By dimension, by how much a ring's links between units of that dimension are widened if only one
-    /// member of a unit sends to the next.
+    /// By dimension, the bandwidth factor of a ring's links between units of that dimension if only
+    /// one member of a unit sends to the next.
     fn rails(&self, pattern: &Pattern, members: &[Rank]) -> Vec<f64> {
         let mut unit: u64 = 1;
         let widths = self.cluster.dimensions.iter().map(|dimension| {
@@ -71,7 +70,7 @@ impl<'c> Analytic<'c> {
                 | Algorithm::HalvingDoubling
                 | Algorithm::Tree
                 | Algorithm::Direct
-                | Algorithm::ReadReduce
+                | Algorithm::SharedMemory
                 | Algorithm::ParameterServer { .. }
                 | Algorithm::Naive
                 | Algorithm::Overlapped
@@ -87,10 +86,10 @@ impl<'c> Analytic<'c> {
         widths.collect()
     }
 
-    /// Members that between them see every kind of link that the group uses: one for each place
-    /// that a member has within the outermost dimension, and those around the root and the ends.
+    /// Members that together see every kind of link the group uses: one per position within the
+    /// inner dimensions, and those around the root and the ends.
     fn representatives(&self, pattern: &Pattern, members: &[Rank]) -> Vec<u32> {
-        /// More places than a rack has devices; a torus of thousands looks alike everywhere.
+        /// Maximum number of positions: more than a rack has; a large torus is alike everywhere.
         const MOST: usize = 80;
         let ranks = pattern.ranks();
         let inner = self.cluster.dimensions.split_last().map_or(1, |(_, inner)| {
@@ -104,18 +103,18 @@ impl<'c> Analytic<'c> {
             }
         }
         let mut chosen: Vec<u32> = places.into_values().collect();
-        if !self.cluster.is_even() {
-            // What differs from the rule is looked at too, once for each way in which it does.
+        if !self.cluster.is_homogeneous() {
+            // One member for each distinct set of overrides.
             let members = (0..ranks).zip(members).rev();
             let kinds: BTreeMap<Vec<u16>, u32> =
-                members.map(|(index, &member)| (self.cluster.exceptions(member), index)).collect();
+                members.map(|(index, &member)| (self.cluster.overrides(member), index)).collect();
             chosen.extend(kinds.into_values());
         }
         chosen.extend([0, ranks - 1]);
         let even = ranks.is_power_of_two() && !pattern.kind().has_root();
         let servers = match pattern.algorithm() {
             Algorithm::ParameterServer { servers } => servers,
-            // All that a surplus or a root makes different, where that is few steps.
+            // Ranks that a remainder or a root makes different, if these are few steps.
             Algorithm::MultiRing { .. } | Algorithm::HalvingDoubling if !even => {
                 chosen.extend(pattern.busiest());
                 0
@@ -132,7 +131,7 @@ impl<'c> Analytic<'c> {
             | Algorithm::MultiRing { .. }
             | Algorithm::HalvingDoubling
             | Algorithm::Direct
-            | Algorithm::ReadReduce
+            | Algorithm::SharedMemory
             | Algorithm::Naive
             | Algorithm::Overlapped
             | Algorithm::Partitioned
@@ -169,7 +168,7 @@ impl Network for Analytic<'_> {
 }
 
 impl Analytic<'_> {
-    /// The time of every round of a pattern without streams.
+    /// Time of every round of a pattern without streams.
     fn rounds(
         &self,
         pattern: &Pattern,
@@ -179,15 +178,17 @@ impl Analytic<'_> {
         let rails = self.rails(pattern, members);
         let group = Group { pattern, members, vector, rails: &rails };
         let steps = |me| pattern.steps(me);
-        if let Some(wires) = wires::Wires::of(self, &group, wires::MAX_MESSAGES, &steps) {
+        if let Some(wires) =
+            link_loads::LinkLoads::of(self, &group, link_loads::MAX_MESSAGES, &steps)
+        {
             return wires.rounds();
         }
         let chosen = self.representatives(pattern, members);
         self.rounds_of(&group, &chosen, steps)
     }
 
-    /// The time of a collective with every rank and every message looked at, and how many messages these
-    /// are: what [`Network::collective`] says from a few ranks that stand for all.
+    /// Time of a collective from every rank and every message, and the number of messages;
+    /// [`Network::collective`] uses a few representative ranks.
     pub fn every_message(
         &self,
         pattern: &Pattern,
@@ -203,7 +204,10 @@ impl Analytic<'_> {
             let sent = |step: &&Step| {
                 matches!(
                     step.action,
-                    Action::Send { .. } | Action::Lend { .. } | Action::Offer { .. }
+                    Action::Send { .. }
+                        | Action::Lend { .. }
+                        | Action::Write { .. }
+                        | Action::Offer { .. }
                 )
             };
             messages.set(messages.get() + steps.iter().filter(sent).count() as u64);
@@ -213,7 +217,7 @@ impl Analytic<'_> {
         Ok((Seconds(rounds.iter().sum()), messages.get()))
     }
 
-    /// The time of every round as these ranks see it, whose steps are given.
+    /// Time of every round as seen by `ranks`, given their steps.
     fn rounds_of(
         &self,
         group: &Group<'_>,
@@ -237,7 +241,7 @@ impl Analytic<'_> {
     }
 }
 
-/// A collective and its group.
+/// Collective and its group.
 struct Group<'a> {
     pattern: &'a Pattern,
     members: &'a [Rank],
@@ -246,7 +250,7 @@ struct Group<'a> {
 }
 
 impl Group<'_> {
-    /// By how much the links of a dimension are widened for a message between two members.
+    /// Bandwidth factor of a dimension's links for a message between two members.
     fn rail(&self, dimension: usize, from: u32, to: u32) -> f64 {
         let width = self.rails[dimension];
         if width <= 1.0 {
@@ -258,13 +262,13 @@ impl Group<'_> {
     }
 }
 
-/// The member at a switch that is farthest from one: the message to it crosses what joins them all.
+/// Member at a switch that is farthest from `me`: the message to it crosses the common switch.
 fn across(peers: Peers, me: u32) -> u32 {
     if me == peers.first { peers.last() } else { peers.first }
 }
 
 impl Vector {
-    fn bytes_in(&self, cut: &Cut, chunks: Chunks) -> f64 {
+    fn bytes_in(&self, cut: &Chunking, chunks: Chunks) -> f64 {
         cut.elements_in(chunks) as f64 * self.element.as_f64()
     }
 }
@@ -277,64 +281,64 @@ fn slowest(rounds: &mut Vec<f64>, round: u32, time: f64) {
     rounds[round] = rounds[round].max(time);
 }
 
-/// The fewest members that any unit of so many consecutive ranks has, of those that have any.
+/// Smallest number of members in any non-empty unit of `unit` consecutive ranks.
 pub(super) fn fewest_in_a_unit(members: &[Rank], unit: u64) -> u64 {
     let mut units: Vec<u64> = members.iter().map(|rank| u64::from(rank.0) / unit.max(1)).collect();
     units.sort_unstable();
     units.chunk_by(|a, b| a == b).map(|members| members.len() as u64).min().unwrap_or(1)
 }
 
-/// What one rank does in one round.
+/// Traffic of one rank in one round.
 struct Tally<'a> {
     network: &'a Analytic<'a>,
     group: &'a Group<'a>,
-    cut: Cut,
+    cut: Chunking,
     me: u32,
-    /// The ways out and back that were looked at last: most algorithms keep to their neighbours.
-    known: [Option<Way>; 2],
-    /// By dimension.
+    /// Last routes out and back, cached because most algorithms keep to their neighbours.
+    known: [Option<MemberRoute>; 2],
+    /// Indexed by dimension.
     out: Vec<Load>,
     back: Vec<Load>,
 }
 
-/// Links of one device that carry loads of their own: on a torus, two of each axis.
-const CLASSES: usize = 2 * wires::MAX_AXES;
+/// Link classes of one device with separate loads: on a torus, two per axis.
+const CLASSES: usize = 2 * link_loads::MAX_AXES;
 
-/// The way between two members.
+/// Route between two members.
 #[derive(Clone, Copy)]
-struct Way {
+struct MemberRoute {
     from: u32,
     to: u32,
     dimension: usize,
     latency: f64,
     rate: f64,
-    /// How often a message crosses links of each class that are shared, and how many classes there are.
+    /// Number of shared links of each class that a message crosses; the first `classes` count.
     crosses: [f64; CLASSES],
     classes: usize,
 }
 
-/// One rank's messages of one round in one dimension and direction.
+/// Messages of one rank in one round, dimension and direction.
 #[derive(Clone, Copy, Default)]
 struct Load {
     latency: f64,
-    /// The longest time of a message on its own links.
-    alone: f64,
-    /// The time of all messages on the links that they share.
-    together: [f64; CLASSES],
+    /// Longest time of a single message on its links.
+    solo: f64,
+    /// Time of all messages on the links they share, by class.
+    shared: [f64; CLASSES],
 }
 
 impl Load {
-    fn add(&mut self, way: &Way, bytes: f64) {
+    fn add(&mut self, way: &MemberRoute, bytes: f64) {
         let alone = bytes / way.rate;
         self.latency = self.latency.max(way.latency);
-        self.alone = self.alone.max(alone);
-        for (sum, crosses) in self.together.iter_mut().zip(&way.crosses[..way.classes]) {
+        self.solo = self.solo.max(alone);
+        for (sum, crosses) in self.shared.iter_mut().zip(&way.crosses[..way.classes]) {
             *sum += crosses * alone;
         }
     }
 
     fn time(&self) -> f64 {
-        self.latency + self.together.iter().fold(self.alone, |a, &b| a.max(b))
+        self.latency + self.shared.iter().fold(self.solo, |a, &b| a.max(b))
     }
 }
 
@@ -347,14 +351,16 @@ impl<'a> Tally<'a> {
     fn step(&mut self, action: &Action) -> Result<(), NoPath> {
         let me = self.me;
         match *action {
-            // What is read from another's memory crosses the same links as a message.
-            Action::Send { to, chunks } | Action::Lend { to, chunks } => self.out(to, chunks),
+            // Reads and writes of another rank's memory cross the same links as a message.
+            Action::Send { to, chunks }
+            | Action::Lend { to, chunks }
+            | Action::Write { to, chunks } => self.out(to, chunks),
             Action::Recv { from, chunks, how: _ } | Action::Read { from, chunks, how: _ } => {
                 self.back(from, chunks)
             }
             Action::Offer { to, chunks } => self.out(across(to, me), chunks),
             Action::Take { from, chunks } => self.back(across(from, me), chunks),
-            // Sums and copies inside a device run at many times the network's rate.
+            // Sums and copies inside a device run at many times the network bandwidth.
             Action::Fold { .. } | Action::Emit { .. } => Ok(()),
         }
     }
@@ -373,7 +379,7 @@ impl<'a> Tally<'a> {
         Ok(())
     }
 
-    fn way(&mut self, side: usize, from: u32, to: u32) -> Result<Way, NoPath> {
+    fn way(&mut self, side: usize, from: u32, to: u32) -> Result<MemberRoute, NoPath> {
         match self.known[side] {
             Some(way) if (way.from, way.to) == (from, to) => Ok(way),
             _ => {
@@ -384,7 +390,7 @@ impl<'a> Tally<'a> {
         }
     }
 
-    fn find(&self, from: u32, to: u32) -> Result<Way, NoPath> {
+    fn find(&self, from: u32, to: u32) -> Result<MemberRoute, NoPath> {
         let (members, cluster) = (self.group.members, self.network.cluster);
         let ends = (members[from as usize], members[to as usize]);
         let path = self.network.path(ends.0, ends.1)?;
@@ -400,7 +406,7 @@ impl<'a> Tally<'a> {
             DimensionKind::FullyConnected => 0,
             DimensionKind::Ring | DimensionKind::Torus { .. } => {
                 if let Some((_, from, to)) = cluster.crossing(ends.0, ends.1) {
-                    wires::hops(&dimension.kind, dimension.size, from, to, |class, hops| {
+                    link_loads::hops(&dimension.kind, dimension.size, from, to, |class, hops| {
                         crosses[class] += hops;
                     });
                 }
@@ -415,10 +421,10 @@ impl<'a> Tally<'a> {
             }
         };
         let (dimension, latency) = (path.dimension, path.latency.0);
-        Ok(Way { from, to, dimension, latency, rate, crosses, classes })
+        Ok(MemberRoute { from, to, dimension, latency, rate, crosses, classes })
     }
 
-    /// The time of the round, after which the next one starts.
+    /// Returns the time of the round and resets the loads for the next one.
     fn close(&mut self) -> f64 {
         let all = self.out.drain(..).chain(self.back.drain(..));
         all.map(|load| load.time()).fold(0.0, f64::max)
@@ -432,7 +438,7 @@ fn of_dimension(loads: &mut Vec<Load>, dimension: usize) -> &mut Load {
     &mut loads[dimension]
 }
 
-/// What a device's links of one dimension carry together, in one direction.
+/// Total bandwidth of a device's links in one dimension and one direction.
 pub(crate) fn all_links(dimension: &Dimension, cluster: &Cluster, index: usize, rank: Rank) -> f64 {
     let neighbours = |size: u32| f64::from(size.saturating_sub(1).min(2));
     let one = dimension.achievable().0;

@@ -1,51 +1,72 @@
-//! What a cluster tells the algorithms of its collectives.
+//! Fabric description that a cluster gives to collective algorithms.
 
 use crate::cluster::{Cluster, Dimension, DimensionKind};
 use crate::error::SimError;
-use paceline_plan::collective::{Algorithm, Fabric, FabricDimension, Level, Way};
+use paceline_plan::collective::{Algorithm, DimAlgorithm, Fabric, FabricDimension, Level};
 use paceline_plan::ids::RoleId;
 use paceline_plan::program::Plan;
 
 impl Cluster {
-    /// Which ranks share a host and how they are joined, for algorithms that depend on it. Each axis of a
-    /// torus is a dimension of its own there.
+    /// Returns host size and dimensions for algorithms that depend on the topology. Each axis of a
+    /// torus is a separate dimension.
     pub fn fabric(&self) -> Fabric {
         let dimensions = self.dimensions.iter().flat_map(|dimension| match &dimension.kind {
             DimensionKind::Ring | DimensionKind::Graph { .. } => {
-                vec![described(dimension, dimension.name.clone(), dimension.size, Way::Ring)]
+                vec![described(
+                    dimension,
+                    dimension.name.clone(),
+                    dimension.size,
+                    DimAlgorithm::Ring,
+                )]
             }
             DimensionKind::Switch => {
-                vec![described(dimension, dimension.name.clone(), dimension.size, Way::Halving)]
+                vec![described(
+                    dimension,
+                    dimension.name.clone(),
+                    dimension.size,
+                    DimAlgorithm::Halving,
+                )]
             }
             DimensionKind::FullyConnected => {
-                vec![described(dimension, dimension.name.clone(), dimension.size, Way::Direct)]
+                vec![described(
+                    dimension,
+                    dimension.name.clone(),
+                    dimension.size,
+                    DimAlgorithm::Direct,
+                )]
             }
             DimensionKind::Torus { shape, .. } => {
                 let axis = |(axis, &size)| {
                     let name = format!("{}, axis {axis}", dimension.name);
-                    described(dimension, name, size, Way::Ring)
+                    described(dimension, name, size, DimAlgorithm::Ring)
                 };
                 shape.iter().enumerate().map(axis).collect()
             }
         });
-        Fabric { host: self.devices_per_host(), dimensions: dimensions.collect() }
+        let wire = self.measured.as_ref().and_then(|measured| measured.transports.first());
+        let shared = wire.is_some_and(|wire| wire.name == "shm");
+        Fabric {
+            host: self.devices_per_host(),
+            dimensions: dimensions.collect(),
+            shm_domain: shared.then(|| self.devices_per_host()),
+        }
     }
 }
 
-fn described(dimension: &Dimension, name: String, size: u32, way: Way) -> FabricDimension {
+fn described(dimension: &Dimension, name: String, size: u32, way: DimAlgorithm) -> FabricDimension {
     let rate = dimension.achievable().0 / f64::from(dimension.devices_per_link.max(1)) / 1e6;
     let rate = rate.clamp(1.0, f64::from(u32::MAX)) as u32;
     FabricDimension { name, size, way, rate, reduces: dimension.in_network_reduction }
 }
 
-/// Refuses a plan whose collectives are summed in switches that the cluster does not have.
+/// Rejects a plan whose collectives need in-network reduction that the cluster's switches lack.
 pub(crate) fn check_switches(plan: &Plan, cluster: &Cluster) -> Result<(), SimError> {
     let fabric = cluster.fabric();
     for (index, program) in plan.programs.iter().enumerate() {
         let rank = plan.representative(RoleId::from(index));
         for call in program.calls.iter().filter(|call| sums_in_switches(call.algorithm)) {
             let members = plan.mesh.members(plan.group(call.group), rank);
-            fabric.settle(call.algorithm, &members).map_err(|source| SimError::Collective {
+            fabric.resolve(call.algorithm, &members).map_err(|source| SimError::Collective {
                 rank,
                 role: program.name.clone(),
                 what: call.name.clone(),
@@ -71,7 +92,7 @@ mod tests {
     fn settled(cluster: &str, algorithm: &str, ranks: u32) -> String {
         let members: Vec<Rank> = (0..ranks).map(Rank).collect();
         let fabric = preset::get(cluster).unwrap().fabric();
-        fabric.settle(algorithm.parse().unwrap(), &members).unwrap().to_string()
+        fabric.resolve(algorithm.parse().unwrap(), &members).unwrap().to_string()
     }
 
     #[test]

@@ -1,18 +1,18 @@
-//! Which backend times communication, by name.
+//! Network backends by name.
 
 use serde::Serialize;
 use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// How communication is timed.
+/// Network backend that times communication.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NetworkKind {
-    /// Every op by latency and bandwidth, as if it had the links to itself.
+    /// Times every op by latency and bandwidth, as if it had the links to itself.
     #[default]
     Analytic,
-    /// Everything that is under way at once, sharing links fairly.
+    /// Simulates all concurrent traffic with fair sharing of links.
     Flow,
 }
 
@@ -20,7 +20,7 @@ impl NetworkKind {
     /// All kinds, the default first.
     pub const ALL: [Self; 2] = [Self::Analytic, Self::Flow];
 
-    /// The word of the command line.
+    /// Name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Analytic => "analytic",
@@ -35,13 +35,13 @@ impl fmt::Display for NetworkKind {
     }
 }
 
-/// A word that names no network.
+/// Error for a name that is not a known network.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum UnknownNetwork {
-    /// It will be one.
+    /// Planned, but not available yet.
     #[error("the packet network is not available yet; use analytic or flow")]
     Packet,
-    /// Nobody knows it.
+    /// Unknown name.
     #[error("'{0}' is no known network; known are: analytic, flow")]
     Unknown(String),
 }

@@ -1,29 +1,29 @@
-//! Exchanges over a transport that was measured.
+//! Exchange times of a measured transport.
 
 use super::{Network, NoPath, Vector};
-use crate::cluster::measured::Wire;
+use crate::cluster::measured::TransportTable;
 use paceline_plan::collective::{Action, Pattern};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
 
-/// Times of a measured transport. A collective that was measured as a whole takes what it took;
-/// another is made of its messages, each of which its rank carries by itself.
+/// Network with the times of a measured transport. A collective that was measured as a whole takes
+/// the measured time; any other is the sum of its messages, each driven by its own rank.
 pub struct Measured<'c> {
-    wire: &'c Wire,
-    /// For worlds too large to go through rank by rank.
+    wire: &'c TransportTable,
+    /// Fallback for worlds too large to process rank by rank.
     model: Box<dyn Network + 'c>,
 }
 
-/// More ranks than share a host.
+/// Maximum number of ranks processed one by one: more than share a host.
 const MOST: u32 = 256;
 
 impl<'c> Measured<'c> {
-    /// A wire, with a model for what it cannot answer.
-    pub fn new(wire: &'c Wire, model: Box<dyn Network + 'c>) -> Self {
+    /// Creates a network from a transport table, with `model` as fallback.
+    pub fn new(wire: &'c TransportTable, model: Box<dyn Network + 'c>) -> Self {
         Self { wire, model }
     }
 
-    /// Rounds follow each other; in each, the rank that has most to do sets the pace.
+    /// Sum over rounds of the busiest rank's time in each.
     fn steps(&self, pattern: &Pattern, vector: &Vector) -> Option<Seconds> {
         let cut = vector.cut(pattern);
         let mut rounds: Vec<f64> = Vec::new();
@@ -39,8 +39,12 @@ impl<'c> Measured<'c> {
                         let bytes = cut.elements_in(chunks).saturating_mul(vector.element.0);
                         own[round] += self.wire.message(Bytes(bytes))?.0;
                     }
-                    // Each has its counterpart, whose time includes it.
+                    // Included in the time of the matching receive.
                     Action::Send { .. } | Action::Lend { .. } | Action::Offer { .. } => {}
+                    Action::Write { chunks, .. } => {
+                        let bytes = cut.elements_in(chunks).saturating_mul(vector.element.0);
+                        own[round] += self.wire.message(Bytes(bytes))?.0;
+                    }
                     Action::Fold { .. } | Action::Emit { .. } => {}
                 }
             }
@@ -83,29 +87,29 @@ mod tests {
     use super::super::Analytic;
     use super::*;
     use crate::cluster::{measured, preset};
-    use paceline_plan::collective::{Algorithm, CollectiveKind, Order};
+    use paceline_plan::collective::{Algorithm, CollectiveKind, SummationOrder};
 
     #[test]
     fn a_measured_collective_takes_what_it_took_and_another_its_messages() {
         let cluster = preset::get("laptop").unwrap();
         let machine = measured::tests::two_cores();
-        let wire = &machine.wires[0];
+        let wire = &machine.transports[0];
         let network = Measured::new(wire, Box::new(Analytic::new(&cluster)));
         let time = |algorithm, bytes| {
             let kind = CollectiveKind::AllReduce;
-            let pattern = Pattern::new(kind, algorithm, Order::Free, 2, 0).unwrap();
+            let pattern = Pattern::new(kind, algorithm, SummationOrder::Free, 2, 0).unwrap();
             let vector = Vector::of_bytes(Bytes(bytes));
             network.collective(&pattern, &[Rank(0), Rank(1)], &vector).unwrap()
         };
         let table = &wire.collectives[0];
         for measured in &table.times {
             let time = time(table.algorithm, measured.bytes.0);
-            assert!((time.0 / measured.time.0 - 1.0).abs() < 1e-9);
+            assert!((time.0 / measured.warm.0 - 1.0).abs() < 1e-9);
         }
         let ring = time(Algorithm::Ring, 8192);
         let half = wire.message(Bytes(4096)).unwrap();
         assert!((ring.0 - 2.0 * half.0).abs() < 1e-12, "two rounds of half the vector");
         let message = network.message(Rank(0), Rank(1), Bytes(64)).unwrap();
-        assert_eq!(message, wire.messages[0].time);
+        assert_eq!(message, wire.messages[0].warm);
     }
 }

@@ -1,10 +1,9 @@
-//! How long communication takes: one seam, behind which the backends stand.
+//! Network models: one trait with several backends that time communication.
 //!
-//! The engine decides when a message or a collective starts; a [`Network`] says how long it takes
-//! from there. [`Analytic`] answers from the topology alone, as if nothing else were under way.
-//! [`Nccl`] answers as that library would where a plan leaves the algorithm open, [`Measured`] from
-//! what exchanges took on this machine. [`mod@flow`]
-//! follows what is under way at once as it shares links.
+//! The engine decides when a message or a collective starts; a [`Network`] returns its duration.
+//! [`Analytic`] derives it from the topology alone, without other traffic. [`Nccl`] models that
+//! library's choice if a plan leaves the algorithm open. [`Measured`] uses times measured on this
+//! machine. [`mod@flow`] simulates concurrent traffic that shares links.
 
 mod analytic;
 mod fabric;
@@ -23,19 +22,19 @@ pub use nccl::Nccl;
 
 use crate::cluster::Cluster;
 use crate::profile::Library;
-use paceline_plan::collective::{Cut, Pattern};
+use paceline_plan::collective::{Chunking, Pattern};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
 use thiserror::Error;
 
-/// What the engine asks of a network.
+/// Interface between engine and network backend.
 pub trait Network {
-    /// The time of one message, from the moment both sides stand ready to its last byte.
+    /// Time of one message, from when both sides are ready to its last byte.
     fn message(&self, from: Rank, to: Rank, bytes: Bytes) -> Result<Seconds, NoPath>;
 
-    /// The time of a collective, from the moment its last member joins to the end of the last one.
+    /// Time of a collective, from the arrival of its last member to the end of the last one.
     ///
-    /// `members` are the group's ranks in the group's order, as many as the pattern has.
+    /// `members` are the group's ranks in group order, as many as the pattern has.
     fn collective(
         &self,
         pattern: &Pattern,
@@ -43,8 +42,8 @@ pub trait Network {
         vector: &Vector,
     ) -> Result<Seconds, NoPath>;
 
-    /// The time of a collective whose algorithm the plan leaves to the library that moves the
-    /// bytes. A backend that knows no library does what the pattern says.
+    /// Time of a collective whose algorithm the plan leaves to the communication library. A backend
+    /// without a library model follows the pattern.
     fn delegated(
         &self,
         pattern: &Pattern,
@@ -55,10 +54,10 @@ pub trait Network {
     }
 }
 
-/// The network of a cluster as a library uses it, by what was measured where all stand on one host,
-/// and by latency and bandwidth alone elsewhere.
+/// Network of a cluster as a communication library uses it: measured if the cluster is one
+/// calibrated host, otherwise modelled by latency and bandwidth.
 pub fn of_library(library: Library, cluster: &Cluster) -> Box<dyn Network + '_> {
-    let wire = cluster.measured.as_ref().and_then(|measured| measured.wires.first());
+    let wire = cluster.measured.as_ref().and_then(|measured| measured.transports.first());
     match wire.filter(|_| cluster.hosts == 1) {
         Some(wire) => Box::new(Measured::new(wire, modelled(library, cluster))),
         None => modelled(library, cluster),
@@ -75,35 +74,35 @@ fn modelled(library: Library, cluster: &Cluster) -> Box<dyn Network + '_> {
     }
 }
 
-/// The vector that a collective is about: the whole of it, also where a rank holds a part.
+/// Full vector of a collective, even if a rank holds only a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Vector {
-    /// Elements.
+    /// Number of elements.
     pub elements: u64,
-    /// Bytes of one element on the wire.
+    /// Bytes of one element as transmitted.
     pub element: Bytes,
-    /// Parts are cut at multiples of this many elements.
+    /// Granularity of chunk boundaries, in elements.
     pub block: u64,
 }
 
 impl Vector {
-    /// A vector of bytes that may be cut anywhere.
+    /// Creates a vector of bytes that may be split anywhere.
     pub const fn of_bytes(bytes: Bytes) -> Self {
         Self { elements: bytes.0, element: Bytes(1), block: 1 }
     }
 
-    /// What all of it takes on the wire.
+    /// Total bytes as transmitted.
     pub(crate) const fn bytes(&self) -> Bytes {
         Bytes(self.elements.saturating_mul(self.element.0))
     }
 
-    /// How a pattern cuts it.
-    fn cut(&self, pattern: &Pattern) -> Cut {
-        Cut { elements: self.elements, chunks: pattern.chunks(), block: self.block }
+    /// Chunking of the vector by a pattern.
+    fn cut(&self, pattern: &Pattern) -> Chunking {
+        Chunking { elements: self.elements, chunks: pattern.chunks(), block: self.block }
     }
 }
 
-/// Two ranks that nothing joins.
+/// Error for two ranks without a connecting path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("rank {from} has no way to rank {to} on this cluster")]
 pub struct NoPath {

@@ -1,14 +1,16 @@
-//! How much of each dimension's bandwidth an iteration uses.
+//! Bandwidth utilisation of each dimension in an iteration.
 //!
-//! Every message counts in the dimension that carries it, once for each link that it crosses there.
-//! What all ranks send in an iteration, divided by the devices, stands against what one device's
-//! links of that dimension could have carried in the time of the iteration: datasheet rates, one
-//! direction, links that several devices share divided among them.
+//! Every message counts in the dimension that carries it, once for each link it crosses there. The
+//! bytes that all ranks send in an iteration, divided by the number of devices, are compared with
+//! the capacity of one device's links in that dimension over the iteration. Capacity is the
+//! datasheet rate in one direction; links shared by several devices are divided among them.
 
-use super::details::Run;
+use super::details::SimContext;
 use crate::engine::vector;
 use crate::network::{Analytic, Network, all_links};
-use paceline_plan::collective::{Action, Algorithm, CollectiveKind, Cut, Order, Pattern};
+use paceline_plan::collective::{
+    Action, Algorithm, Chunking, CollectiveKind, Pattern, SummationOrder,
+};
 use paceline_plan::ids::{Rank, RoleId};
 use paceline_plan::mesh::{Axis, GroupKind};
 use paceline_plan::program::{Op, Program, View};
@@ -16,24 +18,24 @@ use paceline_plan::units::{Bytes, Seconds};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What crosses one dimension of the cluster in an iteration.
+/// Traffic through one dimension of the cluster in an iteration.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DimensionUse {
-    /// The dimension's name.
+    /// Dimension name.
     pub dimension: String,
-    /// Bytes that a device sends through it, on average over all ranks.
+    /// Bytes that a device sends through it, averaged over all ranks.
     pub bytes_per_device: f64,
-    /// Messages that a device sends through it, on average over all ranks.
+    /// Messages that a device sends through it, averaged over all ranks.
     pub messages_per_device: f64,
-    /// The average time of such a message, alone on its links. A hierarchical collective has one
-    /// phase in each dimension, so that this is the message latency of each of its phases.
+    /// Mean time of such a message, alone on its links. A hierarchical collective has one phase per
+    /// dimension, so this is the message latency of each of its phases.
     pub message: Seconds,
-    /// Used over available: the share of the iteration in which a device's links are busy.
+    /// Used over available bandwidth: fraction of the iteration in which device links are busy.
     pub utilisation: f64,
 }
 
-pub(super) fn bandwidth(run: &Run<'_>, iteration: Seconds) -> Vec<DimensionUse> {
-    let Run { plan, cluster, .. } = *run;
+pub(super) fn bandwidth(run: &SimContext<'_>, iteration: Seconds) -> Vec<DimensionUse> {
+    let SimContext { plan, cluster, .. } = *run;
     let mut counter = Counter { run, known: BTreeMap::new() };
     let mut all = vec![Traffic::default(); cluster.dimensions.len()];
     for role in (0..plan.programs.len()).map(RoleId::from) {
@@ -63,14 +65,14 @@ pub(super) fn bandwidth(run: &Run<'_>, iteration: Seconds) -> Vec<DimensionUse> 
         .collect()
 }
 
-/// What crosses one dimension.
+/// Traffic through one dimension.
 #[derive(Clone, Copy, Debug, Default)]
 struct Traffic {
     messages: f64,
     bytes: f64,
-    /// Bytes, once for every link that they cross.
+    /// Bytes, counted once per link crossed.
     link_bytes: f64,
-    /// What the messages would take one after the other.
+    /// Total time of the messages if sent one after the other.
     time: f64,
 }
 
@@ -83,16 +85,16 @@ impl Traffic {
     }
 }
 
-/// What one rank sends through one dimension for a vector of one byte: a message or a collective,
-/// whatever its size.
+/// Traffic of one rank through one dimension, per byte of the vector, for a message or a collective
+/// of any size.
 #[derive(Clone, Copy, Debug, Default)]
 struct Unit {
     messages: f64,
     bytes: f64,
     link_bytes: f64,
-    /// Seconds that do not depend on the size.
+    /// Size-independent seconds.
     latency: f64,
-    /// Seconds for each byte of the vector.
+    /// Seconds per byte of the vector.
     slowness: f64,
 }
 
@@ -107,16 +109,16 @@ impl Unit {
     }
 }
 
-/// What makes two calls send the same in proportion to their bytes.
-type Key = (RoleId, CollectiveKind, Algorithm, Order, GroupKind, u32);
+/// Key of calls whose traffic is proportional to their bytes in the same way.
+type Key = (RoleId, CollectiveKind, Algorithm, SummationOrder, GroupKind, u32);
 
 struct Counter<'a> {
-    run: &'a Run<'a>,
+    run: &'a SimContext<'a>,
     known: BTreeMap<Key, Vec<Unit>>,
 }
 
 impl Counter<'_> {
-    /// What one rank of a role sends in an iteration, by dimension.
+    /// Traffic that one rank of a role sends in an iteration, by dimension.
     fn role(&mut self, role: RoleId) -> Vec<Traffic> {
         let program = &self.run.plan.programs[role.index()];
         let me = self.run.plan.representative(role);
@@ -131,12 +133,13 @@ impl Counter<'_> {
                 Op::Send { to, view, .. } => {
                     let Some(peer) = self.run.plan.peer(me, to) else { continue };
                     let bytes = bytes(program, &view);
-                    let parts = self.run.costs.parts(self.run.eras.first(), me, peer, bytes);
+                    let parts = self.run.costs.parts(self.run.epochs.first(), me, peer, bytes);
                     add(&self.message(me, peer), bytes / u64::from(parts));
                     if parts > 1 {
                         let receiver = self.run.plan.role(peer);
                         let (kind, group) = (CollectiveKind::AllGather, GroupKind::Axis(Axis::Tp));
-                        let gather = (receiver, kind, Algorithm::Ring, Order::Free, group, 0);
+                        let gather =
+                            (receiver, kind, Algorithm::Ring, SummationOrder::Free, group, 0);
                         add(self.collective(gather), bytes);
                     }
                 }
@@ -169,16 +172,16 @@ impl Counter<'_> {
         sums
     }
 
-    /// A message from one rank to another, by dimension.
+    /// Traffic of a message from one rank to another, by dimension.
     fn message(&self, from: Rank, to: Rank) -> Vec<Unit> {
         let mut units = vec![Unit::default(); self.run.cluster.dimensions.len()];
         self.send(&mut units, (from, to), 1.0, 1.0);
         units
     }
 
-    /// Adds messages that carry `share` of a vector together.
+    /// Adds `count` messages that carry `share` of a vector in total.
     fn send(&self, units: &mut [Unit], (from, to): (Rank, Rank), share: f64, count: f64) {
-        /// Large enough that its latency is lost in it.
+        /// Large enough that latency is negligible.
         const LARGE: Bytes = Bytes(1 << 30);
         let Some(path) = self.run.cluster.link(from, to) else { return };
         let links = Analytic::new(self.run.cluster);
@@ -192,7 +195,7 @@ impl Counter<'_> {
         unit.slowness += (time(LARGE) - latency) / LARGE.as_f64() * share;
     }
 
-    /// What a rank of a group sends in a collective on average, by dimension.
+    /// Mean traffic of a rank in a collective, by dimension.
     fn collective(&mut self, key: Key) -> &[Unit] {
         if !self.known.contains_key(&key) {
             let units = self.average(key);
@@ -202,22 +205,25 @@ impl Counter<'_> {
     }
 
     fn average(&self, (role, kind, algorithm, order, group, root): Key) -> Vec<Unit> {
-        /// Steps looked at, at most; of a larger group the first ranks stand for all.
+        /// Maximum number of steps examined; in a larger group the first ranks represent all.
         const STEPS: usize = 1 << 18;
         let mut units = vec![Unit::default(); self.run.cluster.dimensions.len()];
         let members = self.run.plan.mesh.members(group, self.run.plan.representative(role));
         let ranks = u32::try_from(members.len()).unwrap_or(u32::MAX);
         let Ok(pattern) = Pattern::new(kind, algorithm, order, ranks, root) else { return units };
-        // Many elements for each chunk, so that how they are cut does not matter.
+        // Many elements per chunk, so that uneven chunking does not matter.
         let elements = u64::from(pattern.chunks()) << 20;
-        let cut = Cut { elements, chunks: pattern.chunks(), block: 1 };
+        let cut = Chunking { elements, chunks: pattern.chunks(), block: 1 };
         let (mut seen, mut counted) = (0, 0.0);
         for (me, &from) in (0..ranks).zip(&members) {
-            // Most algorithms have few neighbours, so that messages are added up by receiver.
+            // Most algorithms have few neighbours, so messages are summed by receiver.
             let mut sent: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
             for step in pattern.steps(me) {
                 seen += 1;
-                if let Action::Send { to, chunks } | Action::Lend { to, chunks } = step.action {
+                if let Action::Send { to, chunks }
+                | Action::Lend { to, chunks }
+                | Action::Write { to, chunks } = step.action
+                {
                     let sum = sent.entry(to).or_default();
                     sum.0 += cut.elements_in(chunks) as f64 / elements as f64;
                     sum.1 += 1.0;
@@ -251,7 +257,7 @@ mod tests {
     use super::*;
     use crate::cluster::preset;
     use paceline_plan::lower::lower;
-    use paceline_plan::model::{Model, Shape, built_in};
+    use paceline_plan::model::{Model, ModelDims, built_in};
     use paceline_plan::program::Plan;
     use paceline_plan::strategy::{Strategy, Sync};
 
@@ -261,7 +267,7 @@ mod tests {
             .unwrap()
     }
 
-    /// What a plan's replicas sum up in an iteration.
+    /// Bytes that a plan's collectives process in an iteration.
     fn gradients(plan: &Plan) -> f64 {
         let program = &plan.programs[0];
         let calls = program.body.nodes.iter().filter_map(|node| {
@@ -284,7 +290,7 @@ mod tests {
         assert_eq!(across.message, Seconds::ZERO);
     }
 
-    /// In a ring through two hosts of eight, the last rank of either sends to the other host.
+    /// In a ring through two hosts of eight, the last rank of each sends to the other host.
     #[test]
     fn a_ring_over_two_hosts_crosses_the_fabric_twice_a_round() {
         let plan = replicas(16);
@@ -301,13 +307,13 @@ mod tests {
         close(across.message.0, fabric.latency.0 + size / fabric.achievable().0);
     }
 
-    /// A model whose first and last stage have nothing to sum up.
+    /// Model whose first and last stage share no weights.
     fn untied(name: &str) -> Model {
         let model = built_in::get(name).unwrap().unwrap();
-        Model::new(name, Shape { tied: false, ..*model }).unwrap()
+        Model::new(name, ModelDims { tied: false, ..*model }).unwrap()
     }
 
-    /// Two stages on one host: an activation there and its gradient back for every microbatch.
+    /// Two stages on one host: one activation forward and its gradient back per microbatch.
     #[test]
     fn stages_send_one_tensor_each_way() {
         let model = untied("mini");
@@ -315,13 +321,13 @@ mod tests {
         let (_, details) = run(&plan, &preset::get("dgx-a100").unwrap());
         let tensor = (model.seq * model.d_model * 4) as f64;
         let inside = &details.bandwidth[0];
-        // Each of the two ranks sends one of the two, four times; what is more is the norm.
+        // Each of the two ranks sends one tensor four times; the rest is the gradient norm.
         let (few, more) = (4.0 * tensor, inside.bytes_per_device);
         assert!(few <= more && more < few * 1.01, "{few} {more}");
     }
 
-    /// Across hosts, a message that tensor-parallel ranks all hold is cut among them: each sends its
-    /// part over the fabric, and the receivers gather inside their host.
+    /// Across hosts, a message that all tensor-parallel ranks hold is split among them: each sends
+    /// its part over the fabric, and the receivers gather inside their host.
     #[test]
     fn sliced_messages_cross_the_fabric_once() {
         let layout = Strategy { tp: 8, seq: 2048, ..strategy(2, 4) };
@@ -346,7 +352,7 @@ mod tests {
         let plan = lower(&mini(), &served).unwrap();
         let (_, details) = run(&plan, &preset::get("dgx-a100").unwrap());
         let elements: u64 = plan.programs[0].buckets.iter().map(|bucket| bucket.elements).sum();
-        // Three replicas send all gradients and get all weights, four ranks in all.
+        // Three replicas send all gradients and receive all weights; four ranks in total.
         let sent = 2.0 * 3.0 * (elements * 4) as f64 / 4.0;
         let counted = details.bandwidth[0].bytes_per_device;
         assert!((counted / sent - 1.0).abs() < 0.01, "{counted} {sent}");

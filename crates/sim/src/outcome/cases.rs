@@ -1,8 +1,8 @@
-//! Plans and clusters whose times can be worked out by hand.
+//! Plans and clusters whose times can be computed by hand.
 
 use crate::cluster::{Cluster, preset};
 use crate::{Details, Options, Outcome, simulate};
-use paceline_plan::collective::Order;
+use paceline_plan::collective::SummationOrder;
 use paceline_plan::lower::lower;
 use paceline_plan::model::{Model, built_in};
 use paceline_plan::program::Plan;
@@ -14,19 +14,19 @@ pub(super) fn mini() -> Model {
     built_in::get("mini").unwrap().unwrap()
 }
 
-/// So many stages and microbatches of the small model, everything else as plain as it can be.
+/// Plain 1F1B strategy for the small model with `pp` stages and `microbatches` microbatches.
 pub(super) fn strategy(pp: u32, microbatches: u64) -> Strategy {
     Strategy {
         pp,
         schedule: ScheduleKind::OneFOneB,
         global_batch: microbatches,
         seq: mini().seq,
-        order: Order::Free,
+        order: SummationOrder::Free,
         ..Strategy::default()
     }
 }
 
-/// A plan whose layers alone cost anything, so that stages of equally many layers are equal.
+/// Plan in which only layers have a cost, so that stages with equally many layers are equal.
 pub(super) fn blocks_only(strategy: &Strategy) -> Plan {
     let mut plan = lower(&mini(), strategy).unwrap();
     for template in &mut plan.templates {
@@ -37,7 +37,7 @@ pub(super) fn blocks_only(strategy: &Strategy) -> Plan {
     plan
 }
 
-/// Cores that do nothing but arithmetic, joined by links of this rate and latency.
+/// Cluster of cores limited only by arithmetic, with links of this rate and latency.
 pub(super) fn cluster(devices: u64, rate: f64, latency: f64) -> Cluster {
     let mut cluster = preset::holding("laptop", devices).unwrap();
     cluster.device.memory_bandwidth = BytesPerSec(1e30);
@@ -51,7 +51,7 @@ pub(super) fn cluster(devices: u64, rate: f64, latency: f64) -> Cluster {
     cluster
 }
 
-/// A cluster on which communication takes no time to speak of.
+/// Cluster with negligible communication time.
 pub(super) fn ideal(devices: u64) -> Cluster {
     cluster(devices, 1e30, 0.0)
 }

@@ -1,38 +1,38 @@
-//! What the iteration waits for, from its end back to its start.
+//! Critical path of the iteration, from its end back to its start.
 //!
-//! The op that ends last started when something let it: the op before it on its lane, one of its
-//! `after` list, or, where ops meet, the same for the op that came last to the meeting. Going back
-//! from one to the next yields steps that cover the iteration without a gap. Shortening anything
-//! that is not among them leaves the iteration as it is.
+//! The op that ends last started when it was released by the op before it on its lane, or by one of
+//! its `after` list. For a matched op, this holds for the op of the match that was posted last.
+//! Following these releases back yields steps that cover the iteration without a gap. Shortening
+//! anything that is not among them does not shorten the iteration.
 
-use super::statistics::{Label, kind, label};
-use crate::engine::{Meetings, Timeline};
+use crate::engine::{MatchedOps, Timeline};
 use paceline_plan::ids::{OpId, RoleId};
 use paceline_plan::program::Plan;
+use paceline_plan::program::label::{Label, span_kind};
 use paceline_plan::trace::SpanKind;
 use paceline_plan::units::Seconds;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// The chain of ops that makes the iteration as long as it is.
+/// Chain of ops that determines the iteration time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CriticalPath {
-    /// The chain from the start to the end: each step starts where the one before it ends, to the
-    /// bit, the first at 0. Ops that take no time are left out.
+    /// Steps from start to end: each starts bitwise exactly when the previous one ends, the first
+    /// at 0. Ops that take no time are omitted.
     #[serde(skip)]
     pub steps: Vec<PathStep>,
-    /// The time of the steps by kind, the longest first; in sum, the iteration.
+    /// Time of the steps by kind, longest first; the sum is the iteration.
     pub parts: Vec<PathPart>,
 }
 
-/// A piece of the chain.
+/// Step of the critical path.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathStep {
-    /// The role whose op it is and the op; none while nothing that is simulated is under way.
+    /// Role and op of the step; `None` while nothing simulated is running.
     pub op: Option<(RoleId, OpId)>,
-    /// When it starts to matter.
+    /// Start of its time on the path.
     pub start: Seconds,
-    /// When the next step takes over.
+    /// Time at which the next step takes over.
     pub end: Seconds,
 }
 
@@ -41,29 +41,33 @@ pub struct PathStep {
 pub struct PathPart {
     /// `forward`, `all_reduce tp`, `send/recv pp`, …, or `idle`.
     pub name: String,
-    /// What a trace calls such ops; waiting for what is idle.
+    /// Span kind of such ops in a trace; `Wait` for idle time.
     pub kind: SpanKind,
-    /// How many steps there are.
+    /// Number of steps.
     pub count: u64,
-    /// Their time in sum.
+    /// Total time.
     pub time: Seconds,
 }
 
-pub(super) fn critical_path(plan: &Plan, timeline: &Timeline, meetings: &Meetings) -> CriticalPath {
-    let steps = Walk::new(plan, timeline, meetings).back();
+pub(super) fn critical_path(
+    plan: &Plan,
+    timeline: &Timeline,
+    matches: &MatchedOps,
+) -> CriticalPath {
+    let steps = Walk::new(plan, timeline, matches).back();
     let parts = parts(plan, &steps);
     CriticalPath { steps, parts }
 }
 
-/// Sums steps up by kind.
+/// Sums steps by kind.
 fn parts(plan: &Plan, steps: &[PathStep]) -> Vec<PathPart> {
     let mut sums: BTreeMap<Option<Label>, (SpanKind, u64, Seconds)> = BTreeMap::new();
     for step in steps {
         let of_op = |(role, op): (RoleId, OpId)| {
             let program = &plan.programs[role.index()];
             let op = &program.body.nodes[op.index()].op;
-            let label = label(plan, program, op)?.of_both_sides();
-            Some((label, kind(plan, program, op)))
+            let label = Label::of(plan, program, op)?.of_both_sides();
+            Some((label, span_kind(plan, program, op)?))
         };
         let (label, kind) = step.op.and_then(of_op).unzip();
         let kind = kind.unwrap_or(SpanKind::Wait);
@@ -83,12 +87,12 @@ fn parts(plan: &Plan, steps: &[PathStep]) -> Vec<PathPart> {
 struct Walk<'a> {
     plan: &'a Plan,
     timeline: &'a Timeline,
-    meetings: &'a Meetings,
-    /// For every op, the one before it on its lane.
+    matches: &'a MatchedOps,
+    /// Previous op on the lane of each op.
     before: Vec<Option<u32>>,
 }
 
-/// An op, and when it let go of what waited for it.
+/// Op and the time at which it released its waiters.
 #[derive(Clone, Copy)]
 struct Release {
     op: u32,
@@ -96,7 +100,7 @@ struct Release {
 }
 
 impl<'a> Walk<'a> {
-    fn new(plan: &'a Plan, timeline: &'a Timeline, meetings: &'a Meetings) -> Self {
+    fn new(plan: &'a Plan, timeline: &'a Timeline, matches: &'a MatchedOps) -> Self {
         let mut before = Vec::new();
         let classes = timeline.classes();
         for class in 0..classes.len() as u32 {
@@ -108,7 +112,7 @@ impl<'a> Walk<'a> {
                 before.push(last[node.lane.index()].replace(number));
             }
         }
-        Self { plan, timeline, meetings, before }
+        Self { plan, timeline, matches, before }
     }
 
     fn back(&self) -> Vec<PathStep> {
@@ -116,8 +120,8 @@ impl<'a> Walk<'a> {
         let mut steps = Vec::new();
         let last = (0..self.before.len() as u32).find(|&op| self.end(op) == end);
         let mut next = last.map(|op| Release { op, at: end });
-        // Each op is left at most once for each of its meetings.
-        let mut left = self.before.len() + self.meetings.joins() + 1;
+        // Each op is visited at most once for each of its matches.
+        let mut left = self.before.len() + self.matches.joins() + 1;
         while let Some(release) = next.filter(|_| left > 0) {
             left -= 1;
             let (start, waiting) = self.start(release);
@@ -132,35 +136,35 @@ impl<'a> Walk<'a> {
         steps
     }
 
-    /// When what ended with this release had started, and the ops of which the last to be ready
-    /// decided that.
+    /// Start of the work that ended with this release, and the ops of which the last to be ready
+    /// determined that start.
     fn start(&self, release: Release) -> (f64, Vec<u32>) {
         let own = self.timeline.times(release.op).0;
-        let (start, waiting) = match self.meetings.of(release.op) {
+        let (start, waiting) = match self.matches.of(release.op) {
             [] => (own, vec![release.op]),
-            &[meeting] => (own, self.meetings.ops(meeting).to_vec()),
-            // Of several, the one that ended when the op let go.
+            &[op_match] => (own, self.matches.ops(op_match).to_vec()),
+            // Of several matches, the one that ended at the release.
             several => {
-                let ended = |meeting: &&u32| self.meeting(**meeting).1 >= release.at;
-                let meeting = several.iter().find(ended).unwrap_or(&several[0]);
-                (self.meeting(*meeting).0, self.meetings.ops(*meeting).to_vec())
+                let ended = |op_match: &&u32| self.op_match(**op_match).1 >= release.at;
+                let op_match = several.iter().find(ended).unwrap_or(&several[0]);
+                (self.op_match(*op_match).0, self.matches.ops(*op_match).to_vec())
             }
         };
         (start.min(release.at), waiting)
     }
 
-    /// From start to end of a meeting: what the spans of its ops have in common, because an op that
-    /// stands for several ranks spans several meetings.
-    fn meeting(&self, meeting: u32) -> (f64, f64) {
-        let spans = self.meetings.ops(meeting).iter().map(|&op| self.timeline.times(op));
+    /// Start and end of an op match: the intersection of its ops' spans, because an op that
+    /// represents several ranks spans several matches.
+    fn op_match(&self, op_match: u32) -> (f64, f64) {
+        let spans = self.matches.ops(op_match).iter().map(|&op| self.timeline.times(op));
         spans.fold((0.0, f64::INFINITY), |(start, end), (s, e)| (start.max(s), end.min(e)))
     }
 
-    /// What the last of some ops that started together waited for; the first of several that let
-    /// go at once.
+    /// Returns the release that the last of `waiting` waited for; the first of several simultaneous
+    /// ones.
     ///
-    /// The flow network may tell of ranks of two roles that met others than each other. What let go
-    /// after the start then counts as if it had at the start.
+    /// The flow network may report ranks of two roles that were matched with other ranks than each
+    /// other. A release after the start then counts as one at the start.
     fn binding(&self, waiting: &[u32], start: f64) -> Option<Release> {
         let mut latest: Option<Release> = None;
         let mut consider = |op: u32, at: f64| {
@@ -188,13 +192,13 @@ impl<'a> Walk<'a> {
         self.timeline.times(op).1
     }
 
-    /// When an op's lane went on: with the first of its meetings.
+    /// Time at which an op's lane continued: the end of its first match.
     fn lane_free(&self, op: u32) -> f64 {
-        let meetings = self.meetings.of(op);
-        if meetings.len() < 2 {
+        let matches = self.matches.of(op);
+        if matches.len() < 2 {
             return self.end(op);
         }
-        meetings.iter().map(|&meeting| self.meeting(meeting).1).fold(f64::INFINITY, f64::min)
+        matches.iter().map(|&op_match| self.op_match(op_match).1).fold(f64::INFINITY, f64::min)
     }
 }
 
@@ -218,7 +222,7 @@ mod tests {
         path.parts.iter().filter(|part| part.name == name).map(|part| part.time.0).sum()
     }
 
-    /// The steps cover the iteration: each starts where the one before it ends, to the bit.
+    /// Asserts that the steps cover the iteration without gaps, bitwise.
     #[track_caller]
     fn covers(path: &CriticalPath, iteration: Seconds) {
         let mut reached = Seconds::ZERO;
@@ -231,8 +235,8 @@ mod tests {
         close(path.parts.iter().map(|part| part.time.0).sum(), iteration.0);
     }
 
-    /// One microbatch through four stages: all of every stage's computation, and three messages in
-    /// each direction.
+    /// One microbatch through four stages: all compute of every stage, and three messages in each
+    /// direction.
     #[test]
     fn a_single_microbatch_is_its_own_path() {
         let plan = blocks_only(&strategy(4, 1));
@@ -249,8 +253,8 @@ mod tests {
         assert_eq!(time(path, "idle"), 0.0);
     }
 
-    /// p stages and m microbatches take m + p − 1 forward and backward passes, and all of them are
-    /// waited for where nothing else costs anything.
+    /// p stages and m microbatches take m + p − 1 forward and backward passes; all are on the
+    /// critical path if nothing else has a cost.
     #[test]
     fn a_pipeline_waits_for_its_bubble_on_other_ranks() {
         let plan = blocks_only(&strategy(4, 8));
@@ -258,7 +262,7 @@ mod tests {
         let path = &details.critical_path;
         covers(path, outcome.iteration);
         close(time(path, "forward") + time(path, "backward"), outcome.iteration.0);
-        // A rank computes for m passes; the rest of the path runs over others.
+        // A rank computes for m passes; the rest of the path runs over other ranks.
         close(outcome.iteration.0 / outcome.compute.0, 11.0 / 8.0);
         let roles: std::collections::BTreeSet<_> =
             path.steps.iter().filter_map(|step| step.op).map(|(role, _)| role).collect();
@@ -281,7 +285,7 @@ mod tests {
         assert_eq!(details.critical_path.parts[0].name, "all_reduce tp");
     }
 
-    /// With one server, all gradients go in and all weights come out through its one link.
+    /// With one server, all gradients arrive and all weights leave through its one link.
     #[test]
     fn a_server_is_waited_for_message_by_message() {
         let served = Strategy {
@@ -298,7 +302,7 @@ mod tests {
         assert!(messages > 0.9 * outcome.iteration.0, "{:?}", path.parts);
     }
 
-    /// Ops that share links take longer than alone, and the path says so.
+    /// Ops that share links take longer than alone, and the path shows it.
     #[test]
     fn the_flow_network_has_a_path_too() {
         let options = Options { network: NetworkKind::Flow, details: true, ..Options::default() };

@@ -1,5 +1,4 @@
-//! What only some want to know of an iteration, because finding it out takes longer than the
-//! simulation itself.
+//! Optional analysis of an iteration, which takes longer than the simulation itself.
 
 use super::bandwidth::{DimensionUse, bandwidth};
 use super::critical_path::{CriticalPath, critical_path};
@@ -8,50 +7,50 @@ use super::memory::{MemoryCurve, memory};
 use super::{Outcome, RoleStats};
 use crate::Options;
 use crate::cluster::Cluster;
-use crate::engine::{Costs, Encounters, Eras, Timeline};
+use crate::engine::{Costs, MatchedRun, NetworkEpochs, Timeline};
 use crate::error::SimError;
 use paceline_plan::program::Plan;
 use paceline_plan::units::Seconds;
 use serde::Serialize;
 
-/// Why an iteration takes as long as it does, and what it uses.
+/// Analysis of the iteration time and resource use.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Details {
-    /// What it waits for.
+    /// Critical path of the iteration.
     pub critical_path: CriticalPath,
-    /// How long it would take without one of its costs.
+    /// Iteration time without one of its costs.
     pub limits: Limits,
-    /// How busy the cluster's dimensions are, innermost first.
+    /// Utilisation of the cluster's dimensions, innermost first.
     pub bandwidth: Vec<DimensionUse>,
-    /// What a rank of each role holds over time.
+    /// Memory of a rank of each role over time.
     pub memory: Vec<MemoryCurve>,
 }
 
-/// How an iteration was simulated, to do it again.
+/// Inputs of a simulation, for repeating it with changes.
 #[derive(Clone, Copy)]
-pub(crate) struct Run<'a> {
+pub(crate) struct SimContext<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) cluster: &'a Cluster,
     pub(crate) costs: &'a Costs<'a>,
-    pub(crate) eras: &'a Eras<'a>,
+    pub(crate) epochs: &'a NetworkEpochs<'a>,
     pub(crate) options: &'a Options,
-    /// Runs the plan with costs that differ from these.
+    /// Runs the plan with other costs.
     pub(crate) run: &'a dyn Fn(&Costs<'_>) -> Result<Timeline, SimError>,
-    /// What becomes of a run's end: what is left to the next iteration is cut off.
-    pub(crate) settle: &'a dyn Fn(Timeline) -> Timeline,
+    /// Cuts off the part of a timeline that belongs to the next iteration.
+    pub(crate) resolve: &'a dyn Fn(Timeline) -> Timeline,
 }
 
-/// Finds them out for an iteration that was simulated.
+/// Computes the details of a simulated iteration.
 pub(crate) fn details(
-    run: &Run<'_>,
+    run: &SimContext<'_>,
     timeline: &Timeline,
     outcome: &Outcome,
 ) -> Result<Details, SimError> {
-    let met = Encounters::of(run.plan, timeline.classes(), run.costs, run.eras)?;
+    let met = MatchedRun::of(run.plan, timeline.classes(), run.costs, run.epochs)?;
     let busy = |role: &RoleStats| role.compute + role.exposed;
     let busiest = outcome.roles.iter().map(busy).fold(Seconds::ZERO, Seconds::max);
     Ok(Details {
-        critical_path: critical_path(run.plan, timeline, &met.meetings),
+        critical_path: critical_path(run.plan, timeline, &met.matches),
         limits: limits(run, &met, busiest)?,
         bandwidth: bandwidth(run, outcome.iteration),
         memory: memory(run.plan, timeline),

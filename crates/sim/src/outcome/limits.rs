@@ -1,7 +1,7 @@
-//! What limits an iteration: how long it would take if one thing cost nothing.
+//! Limits of an iteration: its time if one component cost nothing.
 
-use super::details::Run;
-use crate::engine::{self, Encounters, Eras};
+use super::details::SimContext;
+use crate::engine::{self, MatchedRun, NetworkEpochs};
 use crate::error::SimError;
 use crate::network::{Network, NoPath, Vector};
 use crate::{NetworkKind, Options, simulate};
@@ -10,59 +10,59 @@ use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
 use serde::Serialize;
 
-/// The iteration with one of its costs taken away at a time.
+/// Iteration time with one cost removed at a time.
 ///
-/// What each would save does not add up to the iteration: with one thing gone, another one that was
-/// hidden behind it may come to light.
+/// The savings do not add up to the iteration: with one cost removed, another that was hidden
+/// behind it may be exposed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Limits {
-    /// With communication that takes no time: simulated again, so that waiting for other ranks'
-    /// computation remains.
+    /// With communication that takes no time: simulated again, so waiting for other ranks' compute
+    /// remains.
     pub no_network: Seconds,
-    /// With computation that takes no time.
+    /// With compute that takes no time.
     pub no_compute: Seconds,
-    /// Without waiting for other ranks: the time in which the busiest rank computes or exposes
-    /// communication. Nothing can be faster while the ranks do what they do; reaching it takes a
-    /// better schedule or more microbatches.
+    /// Without waiting for other ranks: compute plus exposed communication of the busiest rank.
+    /// This is a lower bound while the ranks' work is unchanged; reaching it takes a better
+    /// schedule or more microbatches.
     pub no_bubble: Seconds,
-    /// With devices and links that are all alike, as the cluster's rule has them; none where they
-    /// are.
+    /// With homogeneous devices and links at the cluster's defaults; `None` if the cluster is
+    /// homogeneous.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub even: Option<Seconds>,
+    pub homogeneous: Option<Seconds>,
 }
 
-/// Simulates the plan again, without communication and without computation, with what is known of
-/// who meets whom. `busiest` is the busy time of the rank that has the longest.
+/// Simulates the plan again, without communication and without compute, reusing the known op
+/// matches. `busiest` is the busy time of the busiest rank.
 pub(super) fn limits(
-    run: &Run<'_>,
-    met: &Encounters<'_>,
+    run: &SimContext<'_>,
+    met: &MatchedRun<'_>,
     busiest: Seconds,
 ) -> Result<Limits, SimError> {
     let known = met.stand_alone(run.costs);
-    // Links that carry everything at once are shared by nobody, whatever the backend.
+    // Links with infinite bandwidth have no contention, with any backend.
     let no_network = match known {
         true => met.instant().run(run.costs)?.end(),
         false => {
-            let instant = Eras::still(Instant);
+            let instant = NetworkEpochs::constant(Instant);
             engine::run_without_collectives(run.plan, run.cluster, run.costs, &instant)?.end()
         }
     };
     let idle = run.costs.without_compute();
     let no_compute = match run.options.network {
-        NetworkKind::Analytic if known => (run.settle)(met.run(&idle)?).end(),
+        NetworkKind::Analytic if known => (run.resolve)(met.run(&idle)?).end(),
         NetworkKind::Analytic | NetworkKind::Flow => (run.run)(&idle)?.end(),
     };
-    let even = match run.cluster.is_even() {
+    let even = match run.cluster.is_homogeneous() {
         true => None,
         false => {
             let options = Options { trace: false, details: false, ..*run.options };
-            Some(simulate(run.plan, &run.cluster.evened(), &options)?.iteration)
+            Some(simulate(run.plan, &run.cluster.homogeneous(), &options)?.iteration)
         }
     };
-    Ok(Limits { no_network, no_compute, no_bubble: busiest, even })
+    Ok(Limits { no_network, no_compute, no_bubble: busiest, homogeneous: even })
 }
 
-/// A network on which everything arrives at once.
+/// Network on which everything arrives immediately.
 struct Instant;
 
 impl Network for Instant {
@@ -78,15 +78,15 @@ impl Network for Instant {
 #[cfg(test)]
 mod tests {
     use super::super::cases::{blocks_only, close, cluster, ideal, mini, run, strategy};
-    use super::{Encounters, Eras, Instant, engine};
+    use super::{Instant, MatchedRun, NetworkEpochs, engine};
     use crate::cluster::preset;
-    use crate::engine::{Costs, Moments};
+    use crate::engine::{ClusterEpochs, Costs};
     use crate::{Library, Profile};
     use paceline_plan::lower::lower;
     use paceline_plan::strategy::{Strategy, Zero};
     use proptest::prelude::*;
 
-    /// One microbatch through four stages is a chain, so that its parts add up.
+    /// One microbatch through four stages is a chain, so its parts add up.
     #[test]
     fn a_chain_is_its_computation_and_its_communication() {
         let plan = blocks_only(&strategy(4, 1));
@@ -115,24 +115,24 @@ mod tests {
         close(details.limits.no_network.0, outcome.compute.0);
     }
 
-    /// What is known of who meets whom gives the bits of finding it out again.
+    /// Reusing known op matches gives bitwise the same result as finding them again.
     #[test]
     fn known_encounters_change_nothing() {
         let layout = Strategy { tp: 2, dp: 2, zero: Zero::Parameters, ..strategy(4, 8) };
         let plan = lower(&mini(), &layout).unwrap();
         let cluster = preset::holding("dgx-a100", plan.mesh.world().into()).unwrap();
-        let moments = Moments::new(&cluster);
+        let moments = ClusterEpochs::new(&cluster);
         let (eras, profile) = (moments.networks(Library::Nccl), Profile::default());
         let costs = Costs::new(&plan, &cluster, &profile);
         let first = engine::run(&plan, &cluster, &costs, &eras).unwrap();
-        let met = Encounters::of(&plan, first.classes(), &costs, &eras).unwrap();
+        let met = MatchedRun::of(&plan, first.classes(), &costs, &eras).unwrap();
         assert!(met.stand_alone(&costs));
         assert_eq!(met.run(&costs).unwrap().end(), first.end());
         let idle = costs.without_compute();
         let found = engine::run(&plan, &cluster, &idle, &eras).unwrap().end();
         assert!(found < first.end());
         assert_eq!(met.run(&idle).unwrap().end(), found);
-        let still = Eras::still(Instant);
+        let still = NetworkEpochs::constant(Instant);
         let found = engine::run_without_collectives(&plan, &cluster, &costs, &still).unwrap().end();
         assert!(found < first.end());
         assert_eq!(met.instant().run(&costs).unwrap().end(), found);

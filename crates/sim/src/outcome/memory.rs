@@ -1,14 +1,14 @@
-//! What a rank of each role holds in the course of an iteration.
+//! Memory of a rank of each role over an iteration.
 //!
-//! A plan gives every buffer its place for good; how full the arena is at a time follows from when
-//! the places hold something. Three parts make up a rank's memory:
+//! A plan gives every buffer a fixed address; the fill level of the arena follows from the times at
+//! which buffers hold data. A rank's memory has three parts:
 //!
-//! - *Frames*, the activations kept from forward to backward. A copy is alive from the start of the
-//!   first op that writes it for a microbatch to the end of the `free` that declares it dead.
+//! - *Frames*, the activations saved from forward to backward. A copy is live from the start of the
+//!   first op that writes it for a microbatch to the end of the `free` that releases it.
 //! - *Scratch*, the region at the end of the activations whose buffers share addresses. While a
-//!   compute op runs, it holds what lies below the highest byte that the op touches.
-//! - Everything else (weights, gradients, optimizer state, buffers that communicate), which is
-//!   there throughout.
+//!   compute op runs, it holds everything below the highest byte that the op touches.
+//! - Everything else (weights, gradients, optimizer state, communication buffers), which is held
+//!   throughout.
 
 use crate::engine::Timeline;
 use paceline_plan::ids::{BufferId, Microbatch, OpId, RoleId};
@@ -16,34 +16,34 @@ use paceline_plan::program::{Access, Buffer, MemoryKind, Op, Plan, Program};
 use paceline_plan::units::{Bytes, Seconds};
 use serde::Serialize;
 
-/// What a rank of one role holds, as a curve of steps.
+/// Memory of a rank of one role, as a step curve.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MemoryCurve {
     /// The role's name.
     pub role: String,
-    /// What is there throughout.
+    /// Bytes held throughout.
     pub persistent: Bytes,
-    /// What the plan sets aside: the arena's size.
+    /// Size of the planned arena.
     pub planned: Bytes,
-    /// Bytes held from each point on until the next; at most [`MemoryCurve::POINTS`]. Where there
-    /// were more, each is the most that was held until the next one.
+    /// Bytes held from each point until the next; at most [`MemoryCurve::POINTS`]. If there were
+    /// more, each is the maximum until the next one.
     pub points: Vec<MemoryPoint>,
 }
 
-/// A step of a curve.
+/// Step of a curve.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct MemoryPoint {
-    /// From when.
+    /// Start time.
     pub at: Seconds,
-    /// How much.
+    /// Bytes held from then on.
     pub bytes: Bytes,
 }
 
 impl MemoryCurve {
-    /// More steps than this cannot be told apart in a drawing.
+    /// Maximum number of points: more cannot be distinguished in a plot.
     pub const POINTS: usize = 200;
 
-    /// The most that is held at any time.
+    /// Maximum of the curve.
     pub fn peak(&self) -> Bytes {
         self.points.iter().map(|point| point.bytes).max().unwrap_or(self.persistent)
     }
@@ -59,7 +59,7 @@ fn curve(plan: &Plan, role: RoleId, timeline: &Timeline) -> MemoryCurve {
     let planned = program.memory.total();
     let scratch = Scratch::of(program);
     let mut frames = Frames::new(program);
-    // Each of the two is nearly in order of time as it is, which both together would not be.
+    // Each list alone is nearly sorted by time; a combined one would not be.
     let (mut changes, mut by_frames) = (Vec::new(), Vec::new());
     for (index, node) in program.body.nodes.iter().enumerate() {
         let (start, end) = timeline.span(role, OpId::from(index));
@@ -71,7 +71,7 @@ fn curve(plan: &Plan, role: RoleId, timeline: &Timeline) -> MemoryCurve {
             changes.push(Change { at: end.0, bytes: -(reach.0 as i64) });
         }
     }
-    // What is given up at a time is gone before anything that starts then.
+    // Memory released at a time is free for anything that starts then.
     let order = |a: &Change, b: &Change| a.at.total_cmp(&b.at).then(a.bytes.cmp(&b.bytes));
     by_frames.sort_by(order);
     changes.append(&mut by_frames);
@@ -83,14 +83,14 @@ fn curve(plan: &Plan, role: RoleId, timeline: &Timeline) -> MemoryCurve {
     MemoryCurve { role: program.name.clone(), persistent, planned, points }
 }
 
-/// Bytes more, or fewer, from a time on.
+/// Change in bytes at a time.
 #[derive(Clone, Copy, Debug)]
 struct Change {
     at: f64,
     bytes: i64,
 }
 
-/// The sum of all changes up to each time.
+/// Running sum of all changes.
 fn steps(persistent: Bytes, changes: &[Change]) -> Vec<MemoryPoint> {
     let mut points = vec![MemoryPoint { at: Seconds::ZERO, bytes: persistent }];
     let mut held = persistent.0;
@@ -106,7 +106,7 @@ fn steps(persistent: Bytes, changes: &[Change]) -> Vec<MemoryPoint> {
     points
 }
 
-/// The same curve in equal spans of time, each with the most that is held in it.
+/// Resamples the curve to equal time spans, each with its maximum.
 fn thinned(points: Vec<MemoryPoint>, end: Seconds) -> Vec<MemoryPoint> {
     if points.len() <= MemoryCurve::POINTS {
         return points;
@@ -116,7 +116,7 @@ fn thinned(points: Vec<MemoryPoint>, end: Seconds) -> Vec<MemoryPoint> {
     let mut thin = Vec::with_capacity(MemoryCurve::POINTS);
     for span in 0..MemoryCurve::POINTS {
         let (from, to) = (span as f64 * width, (span + 1) as f64 * width);
-        // What was held when the span began counts as well.
+        // The value at the start of the span counts as well.
         let mut most = points[at].bytes;
         while let Some(next) = points.get(at + 1).filter(|next| next.at.0 < to) {
             most = most.max(next.bytes);
@@ -127,9 +127,9 @@ fn thinned(points: Vec<MemoryPoint>, end: Seconds) -> Vec<MemoryPoint> {
     thin
 }
 
-/// Which copies of a program's frames hold something.
+/// Liveness of the copies of a program's frames.
 struct Frames {
-    /// By buffer, whether each of its copies is alive; empty for a buffer of no frame.
+    /// By buffer, true for each live copy; empty for a buffer outside frames.
     alive: Vec<Vec<bool>>,
 }
 
@@ -142,7 +142,7 @@ impl Frames {
         Self { alive }
     }
 
-    /// What all copies of all frames take.
+    /// Total bytes of all copies of all frames.
     fn extent(&self, program: &Program) -> Bytes {
         let framed = program.buffers.iter().zip(&self.alive).filter(|(_, alive)| !alive.is_empty());
         framed.map(|(buffer, _)| buffer.extent()).sum()
@@ -198,8 +198,7 @@ impl Frames {
     }
 }
 
-/// The region whose buffers share addresses: from the first one that does to the end of the
-/// activations.
+/// Region whose buffers share addresses: from the first such buffer to the end of the activations.
 struct Scratch {
     start: u64,
     size: Bytes,
@@ -213,7 +212,7 @@ impl Scratch {
         let activations = program.buffers.iter().filter(|b| b.kind == MemoryKind::Activations);
         let mut buffers: Vec<&Buffer> = activations.filter(|b| b.elements > 0).collect();
         buffers.sort_by_key(|buffer| buffer.offset);
-        // Buffers with an address of their own come first and never overlap.
+        // Buffers with dedicated addresses come first and never overlap.
         let mut farthest: Option<&Buffer> = None;
         let mut start = end;
         for buffer in buffers {
@@ -229,7 +228,7 @@ impl Scratch {
         Self { start, size: Bytes(end.saturating_sub(start)) }
     }
 
-    /// How far into the region some buffers reach.
+    /// Highest byte of `buffers` relative to the start of the region.
     fn reach(&self, program: &Program, buffers: impl Iterator<Item = BufferId>) -> Bytes {
         let ends = buffers.map(|id| program.buffer(id)).filter(|buffer| {
             buffer.kind == MemoryKind::Activations && buffer.offset.0 >= self.start
@@ -248,17 +247,17 @@ mod tests {
     use paceline_plan::strategy::{Recompute, Strategy, Zero};
     use proptest::prelude::*;
 
-    /// What one microbatch leaves in a role's frames.
+    /// Bytes that one microbatch occupies in a role's frames.
     fn frame(program: &Program) -> u64 {
         program.frames.iter().flatten().map(|&id| program.buffer(id).stride().0).sum()
     }
 
-    /// The most microbatches that a curve's frames can hold at once, with the scratch beside them.
+    /// Maximum number of microbatches whose frames fit under the curve's peak.
     fn microbatches(curve: &MemoryCurve, program: &Program) -> u64 {
         (curve.peak().0 - curve.persistent.0) / frame(program)
     }
 
-    /// 1F1B keeps as many microbatches as there are stages from here to the end (Narayanan et al.,
+    /// 1F1B holds as many microbatches as there are stages from here to the end (Narayanan et al.,
     /// arXiv 2104.04473, section 2.2).
     #[test]
     fn earlier_stages_hold_more_microbatches() {
@@ -274,7 +273,7 @@ mod tests {
         }
     }
 
-    /// Of one microbatch on one rank, everything comes and goes.
+    /// With one microbatch on one rank, everything allocated is released.
     #[test]
     fn memory_is_given_back_at_the_end() {
         let plan = lower(&mini(), &strategy(1, 1)).unwrap();
@@ -287,7 +286,7 @@ mod tests {
         assert_eq!(curve.points.last().unwrap().bytes, curve.persistent);
         assert!(curve.points.is_sorted_by(|a, b| a.at.0 < b.at.0));
         assert!(curve.points.last().unwrap().at.0 <= outcome.iteration.0);
-        // The peak is where the forward pass ends and the backward pass has not begun to free.
+        // The peak is after the forward pass, before the backward pass begins to free.
         let peak = curve.points.iter().find(|point| point.bytes == curve.peak()).unwrap();
         assert!(peak.at.0 > 0.2 * outcome.iteration.0 && peak.at.0 < outcome.iteration.0);
     }

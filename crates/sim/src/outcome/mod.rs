@@ -1,81 +1,80 @@
-//! What a simulated iteration comes to.
+//! Results of a simulated iteration.
 
 mod bandwidth;
 mod critical_path;
 mod details;
 mod limits;
 mod memory;
+mod rank_groups;
 mod statistics;
 mod trace;
-mod unequal;
 
 pub use bandwidth::DimensionUse;
 pub use critical_path::{CriticalPath, PathPart, PathStep};
 pub use details::Details;
-pub(crate) use details::{Run, details};
+pub(crate) use details::{SimContext, details};
 pub use limits::Limits;
 pub use memory::{MemoryCurve, MemoryPoint};
-pub use unequal::{Slowest, UnequalRanks};
+pub use rank_groups::{RankGroup, Slowest};
 
 use crate::Options;
 use crate::cluster::Cluster;
 use crate::engine::{Timeline, ranks};
 use crate::uncertainty::{ErrorBand, error_band};
 use paceline_plan::ids::{Rank, RoleId};
-use paceline_plan::program::{Memory, Op, Plan, SegmentPass};
+use paceline_plan::program::{ComputePass, Memory, Op, Plan};
 use paceline_plan::trace::Trace;
 use paceline_plan::units::{Bytes, Flops, Seconds};
 use serde::Serialize;
 use statistics::Account;
 
-/// A simulated iteration.
+/// Simulated iteration.
 ///
-/// All ranks' iterations take equally long; `compute`, `communication`, `exposed_communication`,
+/// All ranks' iterations take equally long. `compute`, `communication`, `exposed_communication`,
 /// the bubble and `ops` are those of the *slowest rank*: of the ranks that hold layers, the one
-/// that has least to wait for, because speeding up any other changes nothing. On it, as on every
-/// rank,
+/// that waits least, because speeding up any other changes nothing. On it, as on every rank,
 ///
 /// iteration = compute + exposed_communication + bubble_fraction · iteration.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
-    /// From the first op's start to the last op's end.
+    /// Time from the first op's start to the last op's end.
     pub iteration: Seconds,
-    /// The same of an iteration of the warm-up, where there is one.
+    /// Time of a compress warm-up iteration, if the plan has one.
     pub warm_up: Option<Seconds>,
-    /// Factors on `iteration` between which a measurement is expected.
+    /// Factors on `iteration` that bound the expected measurement.
     pub error_band: ErrorBand,
     /// Time in which the rank computes.
     pub compute: Seconds,
     /// Time in which any of the rank's communication lanes moves bytes.
     pub communication: Seconds,
-    /// The part of it in which the rank does not compute.
+    /// Part of `communication` in which the rank does not compute.
     pub exposed_communication: Seconds,
-    /// The share of the iteration in which the rank neither computes nor moves bytes: it waits for
-    /// other ranks. With equal stages and communication that takes no time this is the textbook's
-    /// (p−1)/(m+p−1) (Narayanan et al., arXiv 2104.04473, section 2.2.1, as a share of the whole).
+    /// Fraction of the iteration in which the rank neither computes nor moves bytes: it waits for
+    /// other ranks. With equal stages and free communication this is the textbook (p−1)/(m+p−1)
+    /// (Narayanan et al., arXiv 2104.04473, section 2.2.1, as a fraction of the whole).
     pub bubble_fraction: f64,
-    /// The largest arena of any rank.
+    /// Largest arena of any rank, including shared memory.
     pub peak_bytes: Bytes,
-    /// Whether that is no more than a device has.
+    /// True if every rank's arena fits into its device's memory.
     pub fits: bool,
-    /// Operations of the model's matrix products, those computed again not counted, over what all
-    /// ranks' devices could have done at the peak rate of the plan's type.
+    /// Model FLOPs utilisation: GEMM operations of the model, without recomputation, over the peak
+    /// of all ranks' devices in the plan's dtype.
     pub mfu: f64,
-    /// Tokens a second over the number of ranks.
+    /// Tokens per second divided by the number of ranks.
     pub tokens_per_s_per_device: f64,
-    /// What the slowest rank spends its time on, the longest first.
+    /// Ops of the slowest rank by kind, longest first.
     pub ops: Vec<OpStat>,
-    /// Every role, told by one of its ranks.
+    /// Statistics of every role, from its representative rank.
     pub roles: Vec<RoleStats>,
-    /// The slowest rank: the one that sets the pace.
+    /// Slowest rank, which sets the pace.
     pub slowest: Slowest,
-    /// Ranks of one role that are not alike, each kind by its slowest; empty where all are.
+    /// Groups of ranks that differ, each by its slowest rank; empty if all are alike.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub unequal: Vec<UnequalRanks>,
-    /// What the iteration waits for, what limits it, and what it uses, if asked for.
+    pub rank_groups: Vec<RankGroup>,
+    /// Critical path, limits and resource use, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub details: Option<Details>,
-    /// What one rank of each role does when, if asked for.
+    /// Timeline of one rank of each role, if requested.
     #[serde(skip)]
     pub trace: Option<Trace>,
 }
@@ -85,30 +84,30 @@ pub struct Outcome {
 pub struct OpStat {
     /// `forward`, `all_reduce tp`, `send pp`, …
     pub name: String,
-    /// How many there are in an iteration.
+    /// Number per iteration.
     pub count: u64,
-    /// Their time in sum.
+    /// Total time.
     pub time: Seconds,
-    /// The part of it that no computation hides; nothing for computations themselves.
+    /// Part of `time` that no compute hides; zero for compute ops.
     pub exposed: Seconds,
 }
 
-/// How one role's ranks spend the iteration, and what they hold.
+/// Time breakdown and memory of one role's ranks.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RoleStats {
     /// The role's name.
     pub name: String,
-    /// Ranks that play it.
+    /// Number of its ranks.
     pub ranks: u32,
     /// Time in which a rank computes.
     pub compute: Seconds,
     /// Time in which it moves bytes.
     pub communication: Seconds,
-    /// The part of it in which it does not compute.
+    /// Part of `communication` in which it does not compute.
     pub exposed: Seconds,
-    /// What is left of the iteration.
+    /// Rest of the iteration.
     pub idle: Seconds,
-    /// What it holds.
+    /// Memory of a rank.
     pub memory: Memory,
 }
 
@@ -120,7 +119,9 @@ pub(crate) fn outcome(
 ) -> Outcome {
     let iteration = timeline.end();
     let accounts: Vec<Account> = (0..plan.programs.len())
-        .map(|role| Account::new(plan, timeline.told(RoleId::from(role)), timeline, iteration))
+        .map(|role| {
+            Account::new(plan, timeline.representative(RoleId::from(role)), timeline, iteration)
+        })
         .collect();
     let stages = &accounts[..accounts.len().min(plan.mesh.pp as usize)];
     let busiest = (0..stages.len()).rev().max_by(|&a, &b| {
@@ -160,43 +161,43 @@ pub(crate) fn outcome(
         tokens_per_s_per_device: over(plan.strategy.tokens() as f64) / devices,
         ops,
         roles: roles.collect(),
-        slowest: unequal::slowest(cluster, timeline.rank(slowest)),
-        unequal: unequal::unequal(plan, cluster, timeline, iteration),
+        slowest: rank_groups::slowest(cluster, timeline.rank(slowest)),
+        rank_groups: rank_groups::rank_groups(plan, cluster, timeline, iteration),
         details: None,
         trace: options.trace.then(|| trace::trace(plan, cluster, timeline)),
     }
 }
 
-/// What all ranks' devices could do in a second.
+/// Peak operations per second of all ranks' devices.
 fn peaks(plan: &Plan, cluster: &Cluster) -> f64 {
     let dtype = plan.strategy.dtype;
-    if cluster.uneven.kinds.is_empty() {
+    if cluster.heterogeneity.kinds.is_empty() {
         return f64::from(plan.mesh.world()) * cluster.device.rate(dtype).0;
     }
     let ranks = (0..plan.mesh.world()).map(Rank);
     ranks.map(|rank| cluster.device_of(rank).rate(dtype).0).sum()
 }
 
-/// Whether every rank's arena fits into its device.
+/// Returns true if every rank's arena fits into its device.
 fn fits(plan: &Plan, cluster: &Cluster) -> bool {
     let fits =
         |rank: Rank| plan.program(rank).memory.with_shared() <= cluster.device_of(rank).memory;
-    if cluster.uneven.kinds.is_empty() {
+    if cluster.heterogeneity.kinds.is_empty() {
         let mut roles = (0..plan.programs.len()).map(RoleId::from);
         return roles.all(|role| fits(plan.representative(role)));
     }
     (0..plan.mesh.world()).map(Rank).all(fits)
 }
 
-/// Matrix operations of one iteration over all ranks, without those that are done a second time.
+/// GEMM operations of one iteration over all ranks, without recomputation.
 fn model_flops(plan: &Plan) -> Flops {
     let of_template = plan.templates.iter().map(|template| match template.pass {
-        SegmentPass::Recompute => 0.0,
-        SegmentPass::Forward
-        | SegmentPass::Backward
-        | SegmentPass::BackwardInput
-        | SegmentPass::BackwardWeight
-        | SegmentPass::Update => template.ops.iter().map(|op| template.cost(op).matrix.0).sum(),
+        ComputePass::Recompute => 0.0,
+        ComputePass::Forward
+        | ComputePass::Backward
+        | ComputePass::BackwardInput
+        | ComputePass::BackwardWeight
+        | ComputePass::Update => template.ops.iter().map(|op| template.cost(op).matrix.0).sum(),
     });
     let of_template: Vec<f64> = of_template.collect();
     let of_role = |(role, program): (usize, &paceline_plan::program::Program)| {

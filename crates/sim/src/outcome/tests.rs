@@ -1,7 +1,7 @@
 use crate::cluster::preset;
 use crate::{Options, Outcome, simulate};
 use paceline_plan::DType;
-use paceline_plan::collective::Order;
+use paceline_plan::collective::SummationOrder;
 use paceline_plan::lower::lower;
 use paceline_plan::model::built_in;
 use paceline_plan::program::Plan;
@@ -11,14 +11,15 @@ use paceline_plan::units::Bytes;
 
 fn gpt3(strategy: Strategy) -> (Plan, Outcome) {
     let model = built_in::get("gpt3-175b").unwrap().unwrap();
-    let strategy = Strategy { seq: model.seq, dtype: DType::Bf16, order: Order::Free, ..strategy };
+    let strategy =
+        Strategy { seq: model.seq, dtype: DType::Bf16, order: SummationOrder::Free, ..strategy };
     let plan = lower(&model, &strategy).unwrap();
     let cluster = preset::holding("dgx-a100", plan.mesh.world().into()).unwrap();
     let outcome = simulate(&plan, &cluster, &Options { trace: true, ..Options::default() });
     (plan, outcome.unwrap())
 }
 
-/// Narayanan et al. (arXiv 2104.04473), eq. 3 without the recomputed quarter.
+/// Narayanan et al. (arXiv 2104.04473), eq. 3 without the quarter for recomputation.
 #[test]
 fn mfu_counts_the_published_operations_whatever_the_layout() {
     let model = built_in::get("gpt3-175b").unwrap().unwrap();
@@ -35,7 +36,7 @@ fn mfu_counts_the_published_operations_whatever_the_layout() {
         let (plan, outcome) = gpt3(layout);
         let devices = f64::from(plan.mesh.world());
         let counted = outcome.mfu * outcome.iteration.0 * devices * 312e12;
-        // A vocabulary that tp does not divide is padded, and the padding is computed.
+        // A vocabulary not divisible by tp is padded, and the padding is computed.
         assert!((counted / published - 1.0).abs() < 1e-4, "{counted} {published}");
         let tokens = outcome.tokens_per_s_per_device * devices * outcome.iteration.0;
         assert!((tokens / (16.0 * s) - 1.0).abs() < 1e-9);
@@ -91,8 +92,8 @@ fn the_trace_has_one_rank_of_each_role_and_the_programs_op_numbers() {
     assert!(forward > 100);
 }
 
-/// A receive that stands for both replicas ends with the later one's, after which the next on its lane
-/// may long be over.
+/// A receive that represents both replicas ends with the later one, by which time the next op on
+/// its lane may have ended.
 #[test]
 fn no_span_of_a_trace_runs_backwards() {
     let model = built_in::get("mini").unwrap().unwrap();
@@ -101,7 +102,7 @@ fn no_span_of_a_trace_runs_backwards() {
         let strategy =
             Strategy { dp, sync, seq: 16, leaves: 2, global_batch: 4, ..Strategy::default() };
         let plan = lower(&model, &strategy).unwrap();
-        let cluster = preset::get("laptop").unwrap().crowded(plan.mesh.world());
+        let cluster = preset::get("laptop").unwrap().with_oversubscribed_cores(plan.mesh.world());
         let options = Options { trace: true, ..Options::default() };
         let trace = simulate(&plan, &cluster, &options).unwrap().trace.unwrap();
         for span in &trace.spans {

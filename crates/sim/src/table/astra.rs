@@ -1,4 +1,4 @@
-//! Completion times that ASTRA-sim printed: one row per collective and network.
+//! Table of ASTRA-sim completion times: one row per collective and network.
 
 use super::csv::{self, Record};
 use super::{Skipped, TableError};
@@ -7,7 +7,7 @@ use crate::astra::{
 };
 use std::str::FromStr;
 
-/// The columns by which a table of this kind is told from others.
+/// Columns that identify a table of this kind.
 pub const COLUMNS: [&str; 13] = [
     "id",
     "backend",
@@ -27,23 +27,23 @@ pub const COLUMNS: [&str; 13] = [
 /// One run of ASTRA-sim.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AstraRow {
-    /// The row's name.
+    /// Row name.
     pub id: String,
-    /// The row's line in its file.
+    /// Line of the row in its file.
     pub line: usize,
-    /// What was simulated, or why it cannot be.
+    /// Simulated case, or the reason that it cannot be represented.
     pub case: Result<Case, Skipped>,
-    /// When its last rank finished.
+    /// Finish time of the last rank, in nanoseconds.
     pub measured_ns_max: Option<u64>,
-    /// When its first rank finished.
+    /// Finish time of the first rank, in nanoseconds.
     pub measured_ns_min: Option<u64>,
-    /// How long ASTRA-sim ran.
+    /// Wall-clock time of ASTRA-sim, in seconds.
     pub wall_s: Option<f64>,
-    /// How much memory it took, in units of 10⁶ bytes.
+    /// Peak memory of ASTRA-sim, in units of 10⁶ bytes.
     pub peak_rss_mb: Option<f64>,
 }
 
-/// The rows of a table of ASTRA-sim's runs.
+/// Reads the rows of a table of ASTRA-sim runs.
 pub fn rows(text: &str, file: &str) -> Result<Vec<AstraRow>, TableError> {
     let records = csv::parse(text, file, &COLUMNS)?;
     Ok(records.iter().map(row).collect())
@@ -61,7 +61,7 @@ fn row(record: &Record) -> AstraRow {
     }
 }
 
-/// What ASTRA-sim takes where its configuration is silent.
+/// ASTRA-sim's default endpoint delay.
 const DEFAULT_ENDPOINT_DELAY_NS: u64 = 10;
 
 fn case(record: &Record) -> Result<Case, Skipped> {
@@ -106,7 +106,7 @@ const KINDS: [(&str, Kind); 3] =
 const OPTIMIZATIONS: [(&str, Optimization); 2] =
     [("baseline", Optimization::Baseline), ("localBWAware", Optimization::LocalBwAware)];
 
-/// Dimensions, of which each column lists one property with an `x` between them.
+/// Reads the dimensions; each column lists one property per dimension, separated by `x`.
 fn dims(record: &Record) -> Result<Vec<Dimension>, Skipped> {
     let split = |column| Ok(word(record, column)?.split('x').map(str::trim).collect::<Vec<_>>());
     let (kinds, sizes) = (split("topology")?, split("npus_per_dim")?);
@@ -192,7 +192,7 @@ mod tests {
         latency_ns,algorithm,splits,active_chunks,collective_opt,endpoint_delay,local_mem_bw,\
         sim_time_ns_max,sim_time_ns_min";
 
-    /// Times that ASTRA-sim 2 printed.
+    /// Times printed by ASTRA-sim 2.
     const PRINTED: &str = "
 r01,congestion_aware,all_gather,1048576,Ring,16,50,500,ring,4,1,localBWAware,10,1600,323560,323560
 r03,congestion_aware,all_reduce,1048576,Switch,8,400,936.25,ring,4,2,localBWAware,10,3350,57426,57426
@@ -212,8 +212,8 @@ s_a2a_A_1024,congestion_aware,all_to_all,67108864,Switch,1024,50,500,direct,1,1,
 ";
 
     /// Small cases run through ASTRA-sim's system layer and analytical networks, in which messages
-    /// compete for links, chunks are left over, or ranks finish at different times: here the order
-    /// of events within a tick decides.
+    /// compete for links, chunks are left over, or ranks finish at different times: the order of
+    /// events within a tick decides the result.
     const ORDERED: &str = "
 hd_ring,congestion_aware,reduce_scatter,16777216,Ring,8,400,936.25,halvingDoubling,16,8,localBWAware,500,1600,52756,51494
 hd_gather,congestion_aware,all_gather,16777216,Ring,8,25,500,halvingDoubling,16,8,localBWAware,10,50,6329123,5627034

@@ -1,22 +1,22 @@
-//! Measured collectives: one row per operation, group and size, as nccl-tests prints them.
+//! Measured collectives: one row per operation, group and size, as printed by nccl-tests.
 //!
-//! A row names the GPU and how many take part; they stand on the smallest cluster of that kind that
-//! holds them, its first GPUs first. nccl-tests leaves the algorithm to the library, and so does the
+//! A row names the GPU and the number of ranks. They run on the smallest cluster of that kind that
+//! has enough GPUs, in rank order. nccl-tests leaves the algorithm to the library, and so does the
 //! simulation.
 
 use super::csv::{self, Record};
 use super::{Skipped, TableError, platform};
 use crate::network::{Vector, of_library};
 use crate::profile::Library;
-use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern};
+use paceline_plan::collective::{Algorithm, CollectiveKind, Pattern, SummationOrder};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::Bytes;
 use std::str::FromStr;
 
-/// The columns by which a table of this kind is told from others.
+/// Columns that identify a table of this kind.
 pub const COLUMNS: [&str; 5] = ["gpu", "gpus", "op", "size_bytes", "time_us_out_of_place"];
 
-/// The rows of a table of measured collectives.
+/// Reads the rows of a table of measured collectives.
 pub fn rows(text: &str, file: &str) -> Result<Vec<Row>, TableError> {
     let records = csv::parse(text, file, &COLUMNS)?;
     Ok(records.into_iter().map(Row::new).collect())
@@ -29,10 +29,10 @@ pub struct Row {
     id: String,
 }
 
-/// What the simulator says of a row.
+/// Simulated result of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
-    /// Time of the collective.
+    /// Time of the collective, in seconds.
     pub predicted_s: f64,
 }
 
@@ -44,31 +44,31 @@ impl Row {
         Self { record, id }
     }
 
-    /// The row's name: what was measured, and the source where the table has one.
+    /// Row name: the measured case, and the source if the table has one.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// The row's line in its file.
+    /// Line of the row in its file.
     pub fn line(&self) -> usize {
         self.record.line
     }
 
-    /// How many devices took part.
+    /// Number of participating devices.
     pub fn devices(&self) -> Option<u32> {
         self.number("gpus").ok()
     }
 
-    /// The size of the vector: all of it, also where a rank brings or keeps a part.
+    /// Size of the full vector, even if a rank contributes or keeps only a shard.
     pub fn bytes(&self) -> Option<Bytes> {
         self.number("size_bytes").ok().map(Bytes)
     }
 
-    /// The measured time.
+    /// Measured time in seconds.
     ///
-    /// Of nccl-tests' two, that with separate buffers for input and output, which it prints first
-    /// and by which results are usually compared. The other is within a few per cent of it, and
-    /// stands in where the first is missing.
+    /// Of nccl-tests' two times, this is the out-of-place one, which is printed first and usually
+    /// compared. The in-place time is within a few per cent of it and is used if the first is
+    /// missing.
     pub fn measured_s(&self) -> Option<f64> {
         let positive = |column: &str| {
             let value: f64 = self.record.get(column)?.parse().ok()?;
@@ -77,16 +77,16 @@ impl Row {
         positive("time_us_out_of_place").or_else(|| positive("time_us_in_place"))
     }
 
-    /// Times the collective, or says why that is not possible.
+    /// Simulates the collective, or returns the reason that it is not possible.
     pub fn simulate(&self) -> Result<Prediction, Skipped> {
         let skipped = |why: &dyn ToString| Skipped(why.to_string());
         let kind: CollectiveKind = self.word("op")?.parse().map_err(|why| skipped(&why))?;
         let ranks: u32 = self.number("gpus")?;
         let bytes = Bytes(self.number("size_bytes")?);
-        let pattern = Pattern::new(kind, Algorithm::Auto, Order::Free, ranks, 0)
+        let pattern = Pattern::new(kind, Algorithm::Auto, SummationOrder::Free, ranks, 0)
             .map_err(|why| skipped(&why))?;
         let gpu = self.word("gpu")?;
-        // Tables name the GPU alone; those with NVLinks are the ones with an SXM module.
+        // Tables name only the GPU; those with NVLink are the SXM modules.
         let cluster = platform::cluster(gpu, ranks.into())
             .or_else(|_| platform::cluster(&format!("{gpu}-SXM"), ranks.into()))
             .map_err(|_| Skipped(format!("no built-in cluster describes '{gpu}'")))?;
@@ -166,7 +166,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever stands in the fields, a row is simulated or skipped.
+        /// With any field contents, a row is simulated or skipped.
         #[test]
         fn absurd_rows_do_not_panic(
             column in 1usize..7,

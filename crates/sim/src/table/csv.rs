@@ -1,24 +1,24 @@
-//! Comma-separated values with quotes, as RFC 4180 describes them.
+//! Parser for comma-separated values with quotes (RFC 4180).
 
 use super::TableError;
 use std::collections::BTreeMap;
 
-/// A line of a table by column, without the columns it leaves empty.
+/// Table line by column; empty columns are omitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record {
-    /// Where it starts in the file, counted from 1.
+    /// First line in the file, counted from 1.
     pub(super) line: usize,
     fields: BTreeMap<String, String>,
 }
 
 impl Record {
-    /// A column's text without blanks around it; none if it is empty or missing.
+    /// Trimmed text of a column; `None` if it is empty or missing.
     pub(super) fn get(&self, column: &str) -> Option<&str> {
         self.fields.get(column).map(String::as_str)
     }
 }
 
-/// Reads a table whose first line must name at least the `required` columns.
+/// Parses a table whose first line must name at least the `required` columns.
 pub(super) fn parse(text: &str, file: &str, required: &[&str]) -> Result<Vec<Record>, TableError> {
     let located = |line, problem: String, remedy: &str| TableError {
         file: file.to_owned(),
@@ -28,7 +28,7 @@ pub(super) fn parse(text: &str, file: &str, required: &[&str]) -> Result<Vec<Rec
     };
     let mut lines = split(text)
         .map_err(|line| located(line, "a quoted field does not end".into(), "close it with \""))?;
-    // An empty line is a line of one empty field.
+    // An empty line parses as one empty field.
     lines.retain(|(_, fields)| fields.len() > 1 || fields.iter().any(|field| !field.is_empty()));
     let mut lines = lines.into_iter();
     let Some((line, header)) = lines.next() else {
@@ -54,12 +54,12 @@ pub(super) fn parse(text: &str, file: &str, required: &[&str]) -> Result<Vec<Rec
         .collect()
 }
 
-/// Lines with their fields; an error is the line where an unclosed quote opens.
+/// Splits text into lines of fields; an error is the line of an unclosed quote.
 fn split(text: &str) -> Result<Vec<(usize, Vec<String>)>, usize> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let (mut lines, mut fields, mut field) = (Vec::new(), Vec::new(), String::new());
     let (mut line, mut first_line) = (1, 1);
-    // The line where the quote that is open was opened.
+    // Line of the currently open quote.
     let mut quoted: Option<usize> = None;
     let mut chars = text.chars().peekable();
     while let Some(c) = chars.next() {

@@ -1,8 +1,8 @@
-//! Tables of measured runs, and what the simulator says of the same runs.
+//! Tables of measured runs, and simulations of the same runs.
 //!
-//! A table is a CSV text whose first line names its columns. Rows are read as they are; what a row
-//! means for a simulation is decided when it is simulated, so that a row that cannot be represented
-//! is reported with its reason and never dropped.
+//! A table is a CSV text whose first line names its columns. Rows are read unchanged and
+//! interpreted only when simulated, so a row that cannot be represented is reported with its reason
+//! and never dropped.
 
 pub mod astra;
 pub mod collectives;
@@ -12,21 +12,21 @@ pub mod training;
 
 use thiserror::Error;
 
-/// Why a text is no table.
+/// Reason that a text is not a valid table.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{file}:{line}: {problem}; {remedy}")]
 pub struct TableError {
-    /// The file as the caller named it.
+    /// File name as given by the caller.
     pub file: String,
-    /// The line, counted from 1.
+    /// Line, counted from 1.
     pub line: usize,
-    /// What is wrong.
+    /// Description of the problem.
     pub problem: String,
-    /// What would work.
+    /// Suggested fix.
     pub remedy: String,
 }
 
-/// Why a row was not simulated.
+/// Reason that a row was not simulated.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct Skipped(pub String);

@@ -1,11 +1,11 @@
-//! From the words of a table to a cluster: one description for each kind of hardware, whatever the
-//! row.
+//! Mapping from platform names in tables to clusters: one description per kind of hardware, for all
+//! rows.
 
 use super::Skipped;
 use crate::cluster::{Cluster, preset};
 use paceline_plan::units::{Bytes, BytesPerSec};
 
-/// The smallest cluster of a platform with so many devices.
+/// Smallest cluster of a platform with at least `devices` devices.
 pub(super) fn cluster(platform: &str, devices: u64) -> Result<Cluster, Skipped> {
     let known = KNOWN.iter().find(|known| platform.starts_with(known.prefix));
     let Some(known) = known else {
@@ -18,11 +18,11 @@ pub(super) fn cluster(platform: &str, devices: u64) -> Result<Cluster, Skipped> 
 }
 
 struct Known {
-    /// How the platform's name starts.
+    /// Prefix of the platform name.
     prefix: &'static str,
-    /// The built-in cluster that it is, or comes closest to.
+    /// Built-in cluster that equals or is closest to it.
     preset: &'static str,
-    /// What differs.
+    /// Changes to the built-in cluster.
     change: fn(&mut Cluster),
 }
 
@@ -30,7 +30,7 @@ const fn same(prefix: &'static str, preset: &'static str) -> Known {
     Known { prefix, preset, change: |_| {} }
 }
 
-/// The first that fits, so that special parts stand before what they are parts of.
+/// Known platforms; the first match counts, so special variants precede general ones.
 const KNOWN: [Known; 10] = [
     Known { prefix: "H100-96GB-HBM2e", preset: "dgx-h100", change: h100_hbm2e },
     Known { prefix: "A100-SXM (80GB inferred)", preset: "dgx-a100", change: four_nics },
@@ -44,11 +44,11 @@ const KNOWN: [Known; 10] = [
     same("TPU-v4", "tpu-v4"),
 ];
 
-/// The H100 of Meta's clusters (torchtitan's benchmarks): 96 GB of HBM2e at 2.4 TB/s and 500 W.
+/// H100 of Meta's clusters (torchtitan's benchmarks): 96 GB of HBM2e at 2.4 TB/s and 500 W.
 ///
-/// Clocks follow about the square root of power where voltage can still fall with them: √(500/700)
-/// is left of what products sustain at 700 W. Held to 500 W, an H200 has 0.84 of its bf16 and fp8
-/// products and 0.85 and 0.87 of its attention, measured by us.
+/// Clocks follow about the square root of power while voltage can still fall with them, so GEMMs
+/// sustain √(500/700) of their rate at 700 W. Limited to 500 W, an H200 reaches 0.84 of its bf16
+/// and fp8 GEMM rate and 0.85 and 0.87 of its attention rate, measured by us.
 fn h100_hbm2e(cluster: &mut Cluster) {
     cluster.name = format!("{} with 96 GB HBM2e at 500 W", cluster.name);
     cluster.device.name = "H100-96GB-HBM2e-500W".into();
@@ -57,7 +57,7 @@ fn h100_hbm2e(cluster: &mut Cluster) {
     cluster.device.sustained_efficiency *= (500.0f64 / 700.0).sqrt();
 }
 
-/// Hosts with 800 Gbit/s in place of 1,600 (vTrain's validation runs): two GPUs share a NIC.
+/// Hosts with 800 Gbit/s instead of 1,600 (vTrain's validation runs): two GPUs share a NIC.
 fn four_nics(cluster: &mut Cluster) {
     cluster.name = format!("{} with four NICs", cluster.name);
     if let Some(fabric) = cluster.dimensions.last_mut() {

@@ -1,7 +1,7 @@
 //! Measured training runs: one row per model, layout and cluster.
 //!
-//! Everything that a row needs comes from its own columns by the same rules for all rows: there is
-//! no constant that belongs to one row or one source.
+//! All inputs of a row come from its own columns by the same rules for all rows: no constant is
+//! specific to one row or one source.
 
 use super::csv::{self, Record};
 use super::{Skipped, TableError, platform};
@@ -9,16 +9,16 @@ use crate::cluster::Cluster;
 use crate::profile::Attention;
 use crate::{Options, Profile, footprint, simulate};
 use paceline_plan::DType;
-use paceline_plan::collective::{Algorithm, Order};
+use paceline_plan::collective::{Algorithm, SummationOrder};
 use paceline_plan::ids::RoleId;
 use paceline_plan::lower::lower;
-use paceline_plan::model::{Activation, Experts, Latent, Model, ModelKind, Mtp, Shape};
+use paceline_plan::model::{Activation, Experts, Latent, Model, ModelDims, ModelKind, Mtp};
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{Recompute, Split, Strategy, Zero};
 use paceline_plan::units::Bytes;
 use std::str::FromStr;
 
-/// The columns by which a table of this kind is told from others.
+/// Columns that identify a table of this kind.
 pub const COLUMNS: [&str; 12] = [
     "id",
     "platform",
@@ -34,7 +34,7 @@ pub const COLUMNS: [&str; 12] = [
     "global_batch",
 ];
 
-/// The rows of a table of measured training runs.
+/// Reads the rows of a table of measured training runs.
 pub fn rows(text: &str, file: &str) -> Result<Vec<Row>, TableError> {
     let records = csv::parse(text, file, &COLUMNS)?;
     Ok(records.into_iter().map(|record| Row { record }).collect())
@@ -46,46 +46,46 @@ pub struct Row {
     record: Record,
 }
 
-/// What a row asks of the simulator.
+/// Simulation input of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// What was trained.
+    /// Trained model.
     pub model: Model,
-    /// How.
+    /// Parallelism and training strategy.
     pub strategy: Strategy,
-    /// On what.
+    /// Cluster of the run.
     pub cluster: Cluster,
-    /// By which software.
+    /// Software profile of the run.
     pub profile: Profile,
 }
 
-/// What the simulator says of a row.
+/// Simulated result of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
-    /// Time of an iteration.
+    /// Iteration time in seconds.
     pub predicted_s: f64,
-    /// Planned bytes of the rank whose memory the source reports.
+    /// Footprint of the rank whose memory the source reports.
     pub predicted_bytes: Bytes,
 }
 
 impl Row {
-    /// The row's name.
+    /// Row name.
     pub fn id(&self) -> &str {
         self.record.get("id").unwrap_or("")
     }
 
-    /// The row's line in its file.
+    /// Line of the row in its file.
     pub fn line(&self) -> usize {
         self.record.line
     }
 
-    /// How complete the source is: A where it states everything, B where one thing is inferred, C
-    /// where several are unknown.
+    /// Completeness of the source: A if it states everything, B if one value is inferred, C if
+    /// several are unknown.
     pub fn tier(&self) -> Option<&str> {
         self.record.get("tier")
     }
 
-    /// The measured time of an iteration, from tokens a second where only that was published.
+    /// Measured iteration time in seconds, from tokens per second if only that was published.
     pub fn measured_s(&self) -> Option<f64> {
         let positive = |column: &str| {
             let value: f64 = self.record.get(column)?.parse().ok()?;
@@ -97,12 +97,12 @@ impl Row {
         })
     }
 
-    /// The measured peak of memory, if the source has one.
+    /// Measured peak memory, if the source has it.
     pub fn measured_bytes(&self) -> Option<Bytes> {
         self.record.get("measured_peak_mem_bytes")?.parse().ok().map(Bytes)
     }
 
-    /// Plans and times the run, or says why that is not possible.
+    /// Plans and simulates the run, or returns the reason that it is not possible.
     pub fn simulate(&self) -> Result<Prediction, Skipped> {
         let Request { model, strategy, cluster, profile } = self.request()?;
         let plan = lower(&model, &strategy)
@@ -110,7 +110,7 @@ impl Row {
         let options = Options { profile, ..Options::default() };
         let outcome =
             simulate(&plan, &cluster, &options).map_err(|error| Skipped(error.to_string()))?;
-        // Megatron-LM reports its last rank, which stands on the last stage; others their largest.
+        // Megatron-LM reports its last rank, which is on the last stage; others report the maximum.
         let last = strategy.pp.saturating_sub(1);
         let first = if self.has("notes", "LAST") { last } else { 0 };
         let bytes = (first..=last).map(|role| footprint(&plan, RoleId(role), &profile));
@@ -134,19 +134,19 @@ impl Row {
         Ok(Request { model: self.model()?, strategy, cluster, profile })
     }
 
-    /// The software, from what the row says of it.
+    /// Software profile, derived from the row's columns.
     fn profile(&self, dtype: DType) -> Profile {
         let from = |words: &str| self.has("source", words);
         let compiled = self.has("notes", "torch.compile;");
         let profile = if from("torchtitan") {
             match (compiled, from("202412")) {
-                // What is not stated is the default, which is not to compile.
+                // If not stated, the default applies: no compilation.
                 (false, _) => Profile::TORCHTITAN_EAGER,
                 (true, true) => Profile::TORCHTITAN_2024,
                 (true, false) => Profile::TORCHTITAN,
             }
         } else if dtype == DType::F16 {
-            // bf16 came to Megatron-LM together with fused attention.
+            // bf16 was added to Megatron-LM together with fused attention.
             Profile::MEGATRON_2021
         } else if self.has("deterministic_flags", "--deterministic-mode") {
             Profile::MEGATRON_CORE_DETERMINISTIC
@@ -162,14 +162,10 @@ impl Row {
             true => Attention::Written,
             false => profile.attention,
         };
-        Profile {
-            attention,
-            overlapped_tensor: cut("tp-comm-overlap") || cut("async-TP"),
-            ..profile
-        }
+        Profile { attention, tp_comm_overlap: cut("tp-comm-overlap") || cut("async-TP"), ..profile }
     }
 
-    /// What no plan can say yet.
+    /// Rejects features that plans do not support yet.
     fn not_yet(&self) -> Result<(), Skipped> {
         let skip = |reason: &str| Err(Skipped(reason.to_owned()));
         let more_than_one = |column: &str| self.number::<u64>(column).is_ok_and(|value| value > 1);
@@ -186,7 +182,7 @@ impl Row {
         let words = self.record.get("activation_gated").unwrap_or("gelu/no");
         let (activation, kind) = match words.split(['/', ' ']).next() {
             Some("swiglu") => (Activation::SwiGlu, ModelKind::Llama),
-            // Nemotron: rotary positions and no biases.
+            // Nemotron: rotary embeddings and no biases.
             Some("squared-relu") => (Activation::SquaredRelu, ModelKind::Llama),
             Some("relu") => (Activation::Relu, ModelKind::Gpt2),
             Some("gelu" | "unknown") if !words.contains("/yes") => {
@@ -199,7 +195,7 @@ impl Row {
         let learned = kind == ModelKind::Gpt2;
         let head_dim = self.optional("head_dim")?.unwrap_or(d_model / heads.max(1));
         let kv_heads = if latent.is_none() { self.optional("kv_heads")? } else { None };
-        let shape = Shape {
+        let shape = ModelDims {
             kind,
             layers: self.number("layers")?,
             d_model,
@@ -218,7 +214,7 @@ impl Row {
             activation,
             norm_eps: 1e-5,
             rope_theta: if learned { 0.0 } else { 500_000.0 },
-            // The family's attention, whatever the row says of it.
+            // Property of the model family, not stated in the row.
             qk_norm: kind == ModelKind::Moe && latent.is_none() && self.has("model", "Qwen3"),
             experts,
             latent,
@@ -231,8 +227,8 @@ impl Row {
             .map_err(|errors| Skipped(errors.to_string().replace('\n', "; ")))
     }
 
-    /// The experts, if the run had any. What they take is not bounded in any of these rows, and their
-    /// balancing loss costs nothing that could be measured.
+    /// Experts, if the run had any. None of these rows limits expert capacity, and the balancing
+    /// loss has no measurable cost.
     fn experts(&self) -> Result<Experts, Skipped> {
         if !self.number::<u64>("experts").is_ok_and(|experts| experts > 1) {
             return Ok(Experts::default());
@@ -249,7 +245,7 @@ impl Row {
         })
     }
 
-    /// The widths of latent attention, if the run had that.
+    /// Dimensions of latent attention, if the run used it.
     fn latent(&self) -> Result<Latent, Skipped> {
         if !self.has("attention", "mla") {
             return Ok(Latent::default());
@@ -262,7 +258,7 @@ impl Row {
         })
     }
 
-    /// A number of `mla:q_lora=1536;kv_lora=512`.
+    /// Reads one value of a list like `mla:q_lora=1536;kv_lora=512`.
     fn mla(&self, name: &str) -> Result<u64, Skipped> {
         let words = self.record.get("attention").unwrap_or("").trim_start_matches("mla:");
         let mut pairs = words.split(';').filter_map(|pair| pair.split_once('='));
@@ -270,8 +266,8 @@ impl Row {
         value.ok_or_else(|| Skipped(format!("attention '{words}' lacks {name}")))
     }
 
-    /// The vocabulary as the run's matrices had it: Megatron-LM makes it a multiple of 128 on each
-    /// tensor-parallel rank.
+    /// Padded vocabulary of the run: Megatron-LM pads to a multiple of 128 on each tensor-parallel
+    /// rank.
     fn vocabulary(&self) -> Result<u64, Skipped> {
         let words: u64 = self.number("vocab")?;
         let tp: u64 = self.number("tp")?;
@@ -305,9 +301,9 @@ impl Row {
             split: Split::Count,
             dtype,
             grad_dtype: self.grad_dtype(dtype),
-            order: Order::Free,
+            order: SummationOrder::Free,
             leaves: dp,
-            // What NCCL does with large vectors.
+            // NCCL's choice for large vectors.
             collective: Algorithm::Ring,
             overlap: self.overlaps(),
             ..Strategy::default()
@@ -330,7 +326,7 @@ impl Row {
         }
     }
 
-    /// The gradients' type, where the row says so; otherwise that of the activations.
+    /// Gradient dtype if the row states it; otherwise that of the activations.
     fn grad_dtype(&self, dtype: DType) -> DType {
         let says = |words: &str| self.has("precision", words) || self.has("notes", words);
         match dtype {
@@ -346,7 +342,7 @@ impl Row {
         if says("ZeRO-3") {
             Zero::Parameters
         } else if says("FSDP2 (ZeRO-2-like)") {
-            // Between the microbatches of a pipeline, FSDP2 adds gradients up unsharded.
+            // Between the microbatches of a pipeline, FSDP2 accumulates gradients unsharded.
             Zero::Optimizer
         } else if says("ZeRO-2") {
             Zero::Gradients
@@ -362,7 +358,7 @@ impl Row {
         if words.starts_with("none") {
             Ok(Recompute::None)
         } else if words.starts_with("full") {
-            // PyTorch stops where nothing is needed any more; Megatron-LM runs whole layers again.
+            // PyTorch stops once nothing more is needed; Megatron-LM recomputes whole layers.
             let stops = self.has("source", "torchtitan");
             Ok(match layers(words) {
                 Some(layers) => Recompute::FullOf(layers),
@@ -407,7 +403,7 @@ impl Row {
     }
 }
 
-/// The number before the word "layers".
+/// Returns the number before the word "layers".
 fn layers(words: &str) -> Option<u16> {
     let mut words = words.split_whitespace().rev();
     words.find(|word| word.starts_with("layers"))?;
@@ -481,7 +477,7 @@ mod tests {
         assert_eq!(name("NVIDIA-NeMo/Megatron-Bridge:docs", "none", ""), "megatron-bridge");
         assert_eq!(profile(megatron, "none", "", "fp16").name, "megatron-2021");
         assert_eq!(name("", "none", ""), "modern");
-        assert!(!profile(megatron, "none", "", "bf16").overlapped_tensor);
+        assert!(!profile(megatron, "none", "", "bf16").tp_comm_overlap);
         let flags = "NVTE_ALLOW_NONDETERMINISTIC_ALGO=0; attention-backend=unfused";
         assert_eq!(profile(megatron, flags, "", "bf16").attention, Attention::Written);
     }
@@ -538,7 +534,7 @@ mod tests {
         assert!(of_any.predicted_s > 0.1 && of_any.predicted_s < 10.0);
     }
 
-    /// Two ranks that share a sequence do the work of two that do not, and exchange keys and values.
+    /// Two ranks sharing a sequence do the work of two that do not, plus a KV exchange.
     #[test]
     fn rows_with_context_parallelism_are_simulated() {
         let apart = row(MEGATRON).simulate().unwrap();
@@ -549,7 +545,7 @@ mod tests {
         assert!(shared.predicted_bytes < apart.predicted_bytes, "{shared:?} {apart:?}");
     }
 
-    /// Experts on eight ranks, with latent attention and without: the columns that only such rows have.
+    /// Experts on eight ranks, with and without latent attention: columns specific to such rows.
     #[test]
     fn rows_with_experts_are_simulated() {
         let header =
@@ -566,7 +562,7 @@ mod tests {
             (model.kind, model.experts.experts, model.experts.topk),
             (ModelKind::Moe, 64, 8)
         );
-        assert_eq!((strategy.ep, strategy.etp, strategy.expert_room), (8, 1, 1.0));
+        assert_eq!((strategy.ep, strategy.etp, strategy.expert_buffer_factor), (8, 1, 1.0));
         let latent = of("8,mla:q_lora=1536;kv_lora=512;qk_nope=128;qk_rope=64;v=128,1,1,4096,8,2");
         let model = latent.request().unwrap().model;
         assert_eq!((model.head_dim, model.kv_heads, model.latent.v_dim), (192, 32, 128));
@@ -593,11 +589,13 @@ mod tests {
         assert_eq!(reason(",fp16,", ",int4,"), "precision 'int4' cannot be planned");
         let four = "four-bit products cannot be planned yet";
         assert_eq!(reason(",fp16,", ",bf16 + NVFP4,"), four);
-        assert!(reason(",1536,", ",1537,").starts_with("--global-batch: 1537 samples cannot"));
+        assert!(
+            reason(",1536,", ",1537,").starts_with("--global-batch: 1537 samples do not divide")
+        );
     }
 
     proptest! {
-        /// Whatever stands in the fields, a row is simulated or skipped.
+        /// With any field contents, a row is simulated or skipped.
         #[test]
         fn absurd_rows_do_not_panic(
             column in 2usize..22,

@@ -1,10 +1,10 @@
-//! What it takes to train on so many tokens.
+//! Time and cost of training on a given number of tokens.
 
 use super::failures::Failures;
 use paceline_plan::units::Seconds;
 use serde::Serialize;
 
-/// A whole training run, as far as one iteration does not say it.
+/// Parameters of a whole training run beyond one iteration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainingRun {
     /// Tokens to train on.
@@ -13,36 +13,36 @@ pub struct TrainingRun {
     pub tokens_per_iteration: u64,
     /// Time of one iteration.
     pub iteration: Seconds,
-    /// How many first iterations take another time, and which, if some do.
+    /// Number of warm-up iterations and their iteration time, if it differs.
     pub warm_up: Option<(u64, Seconds)>,
-    /// Devices that are held, and paid for, from the first iteration to the last.
+    /// Number of devices held, and paid for, from the first iteration to the last.
     pub devices: u64,
-    /// What one device costs for an hour, in any currency.
+    /// Price of one device per hour, in any currency.
     pub price_per_device_hour: Option<f64>,
 }
 
-/// What a training run comes to.
+/// Time and cost of a training run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct TrainingCost {
-    /// Tokens that were asked for.
+    /// Requested tokens.
     pub tokens: u64,
-    /// Iterations; the last one may be filled only partly.
+    /// Number of iterations; the last one may be only partly filled.
     pub iterations: u64,
-    /// From the start to the end, with what failures and checkpoints take, if they are known.
+    /// Total time, including failures and checkpoints if they are known.
     pub wall: Seconds,
     /// Devices times hours.
     pub device_hours: f64,
-    /// What they cost, where a price was named.
+    /// Total price, if a price per hour was given.
     pub cost: Option<f64>,
 }
 
 impl TrainingRun {
-    /// How many iterations it has; the last one may be filled only partly.
+    /// Number of iterations; the last one may be only partly filled.
     pub fn iterations(&self) -> u64 {
         self.tokens.div_ceil(self.tokens_per_iteration.max(1))
     }
 
-    /// Adds the run up. With `failures`, of every second only the share that is goodput trains.
+    /// Computes the totals. With `failures`, only the goodput fraction of the time trains.
     pub fn cost(&self, failures: Option<&Failures>) -> TrainingCost {
         let iterations = self.iterations();
         let goodput = failures.map_or(1.0, |failures| failures.goodput);

@@ -1,11 +1,11 @@
-//! What failures and checkpoints leave of a training run's time.
+//! Effect of failures and checkpoints on training time.
 //!
 //! The model is that of J. T. Daly, "A higher order estimate of the optimum checkpoint interval for
-//! restart dumps", Future Generation Computer Systems 22 (2006), pages 303–312. Failures come at
-//! random with a mean time M between them, no matter what the job is doing. The job computes for τ,
-//! writes a checkpoint for δ, and so on; a failure throws it back to the last checkpoint that was
-//! finished, after a restart of R that may itself fail. Then the time in which the job computes for
-//! T is
+//! restart dumps", Future Generation Computer Systems 22 (2006), pages 303–312. Failures occur at
+//! random with a mean time M between them, independent of what the job is doing. The job computes
+//! for τ, then writes a checkpoint for δ, and repeats. A failure sets it back to the last completed
+//! checkpoint, after a restart of R that may itself fail. The time in which the job computes for T
+//! is then
 //!
 //! ```text
 //! M · e^(R/M) · (e^((τ+δ)/M) − 1) · T/τ
@@ -16,28 +16,28 @@
 use paceline_plan::units::Seconds;
 use serde::Serialize;
 
-/// How often the job as a whole fails, and what it does about it.
+/// Failure rate of the whole job, and its checkpoint and restart times.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Checkpointing {
-    /// Mean time between failures of the whole job, M: of one device's, divided by the devices.
+    /// Mean time between failures of the job, M: one device's divided by the device count.
     pub mtbf: Seconds,
-    /// Time to write a checkpoint, δ, in which nothing is computed.
+    /// Time to write a checkpoint, δ, during which nothing is computed.
     pub checkpoint: Seconds,
-    /// Time from a failure until computing goes on, R.
+    /// Time from a failure until compute resumes, R.
     pub restart: Seconds,
 }
 
-/// What is left of the time with one interval between checkpoints.
+/// Goodput at a given checkpoint interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Failures {
-    /// Time computed between two checkpoints, τ.
+    /// Compute time between two checkpoints, τ.
     pub interval: Seconds,
-    /// The share of the time in which the job gets on.
+    /// Fraction of the time in which the job makes progress.
     pub goodput: f64,
 }
 
 impl Checkpointing {
-    /// The job on so many devices of which each fails after `mtbf_of_one` on average.
+    /// Creates a job on `devices` devices, each of which fails after `mtbf_of_one` on average.
     pub fn of_devices(
         mtbf_of_one: Seconds,
         devices: u64,
@@ -47,17 +47,17 @@ impl Checkpointing {
         Self { mtbf: Seconds(mtbf_of_one.0 / devices.max(1) as f64), checkpoint, restart }
     }
 
-    /// What is left with a checkpoint after every `interval` of computing.
+    /// Goodput with a checkpoint after every `interval` of compute.
     pub fn at(&self, interval: Seconds) -> Failures {
         Failures { interval, goodput: self.goodput(interval) }
     }
 
-    /// What is left with the best interval that is a whole number of iterations, and that number.
+    /// Returns the best interval in whole iterations, and its goodput.
     ///
-    /// Goodput has one maximum, so that the whole numbers beside it are all that can be best.
+    /// Goodput has a single maximum, so only the two integers next to it can be optimal.
     pub fn best_in_iterations(&self, iteration: Seconds) -> (u64, Failures) {
         let ideal = self.best_interval().0 / iteration.0;
-        // The cast saturates and takes what is not a number for zero.
+        // The cast saturates and maps NaN to zero.
         let below = (ideal.floor() as u64).max(1);
         let at = |iterations: u64| self.at(Seconds(iterations as f64 * iteration.0));
         let above = below.saturating_add(1);
@@ -65,19 +65,20 @@ impl Checkpointing {
         if more.goodput > less.goodput { (above, more) } else { (below, less) }
     }
 
-    /// The interval with the largest goodput.
+    /// Interval with the largest goodput.
     ///
-    /// To first order it is √(2δM) (Young, Communications of the ACM 17, 1974). Daly's higher-order estimate expands
-    /// the optimum of that cost in √(δ/2M); from there a few of Newton's steps lead to the optimum
-    /// itself, where e^((τ+δ)/M) · (1 − τ/M) = 1. The restart does not matter to it.
+    /// To first order it is √(2δM) (Young, Communications of the ACM 17, 1974). Daly's higher-order
+    /// estimate expands the optimum of that cost in √(δ/2M). From there a few Newton steps lead to
+    /// the exact optimum, where e^((τ+δ)/M) · (1 − τ/M) = 1. It does not depend on the restart
+    /// time.
     pub fn best_interval(&self) -> Seconds {
         let (m, d) = (self.mtbf.0, self.checkpoint.0);
         if !(m > 0.0 && d > 0.0) {
             return Seconds::ZERO;
         }
         let mut tau = daly_37(m, d);
-        // In x = τ/M the condition is x + δ/M + ln(1 − x) = 0, with a slope of −x/(1 − x). As x is
-        // below 1, 1 − x is above e^(−1−δ/M).
+        // In x = τ/M the condition is x + δ/M + ln(1 − x) = 0, with a slope of −x/(1 − x). Since x
+        // is below 1, 1 − x is above e^(−1−δ/M).
         let most = -(-1.0 - d / m).exp_m1();
         for _ in 0..8 {
             let x = (tau / m).min(most).max(f64::MIN_POSITIVE);
@@ -95,12 +96,12 @@ impl Checkpointing {
         let (m, tau) = (self.mtbf.0, interval.0);
         let segment = ((tau + self.checkpoint.0) / m).exp_m1();
         let share = tau / (m * (self.restart.0 / m).exp() * segment);
-        // A job that fails more often than it gets anywhere leaves infinity over infinity.
+        // A job that fails too often to progress yields infinity over infinity.
         if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 }
     }
 }
 
-/// Daly's estimate: the optimum to higher order, and M itself where writing takes longer than 2M.
+/// Daly's higher-order estimate of the optimum; M if a checkpoint takes at least 2M.
 fn daly_37(m: f64, d: f64) -> f64 {
     if d >= 2.0 * m {
         return m;
@@ -133,7 +134,7 @@ mod tests {
         }
     }
 
-    /// A job of two iterations of one hour that never fails and checkpoints in one hour.
+    /// A job that never fails, with one hour of compute per one-hour checkpoint.
     #[test]
     fn without_failures_only_checkpoints_cost() {
         let never = minutes(1e12, 60.0, 60.0);
@@ -143,8 +144,8 @@ mod tests {
         assert!((all - 1.0).abs() < 1e-9, "{all}");
     }
 
-    /// Uniform in (0, 1] from a counter: splitmix64 (Steele et al., "Fast splittable pseudorandom
-    /// number generators", 2014).
+    /// Uniform value in (0, 1] from a counter: splitmix64 (Steele et al., "Fast splittable
+    /// pseudorandom number generators", 2014).
     fn uniform(counter: u64) -> f64 {
         let mut z = counter.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -153,7 +154,7 @@ mod tests {
         ((z >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
-    /// Plays the job through, failure by failure, until so many segments are done.
+    /// Goodput of a job simulated failure by failure until `segments` segments are done.
     fn played(job: &Checkpointing, interval: f64, segments: u32) -> f64 {
         let mut counter = 0;
         let mut next_failure = || {
@@ -169,7 +170,7 @@ mod tests {
                     break;
                 }
                 now += failure;
-                // Restarts fail too, and are begun again.
+                // Restarts may fail too and are repeated.
                 loop {
                     let failure = next_failure();
                     now += failure.min(job.restart.0);
@@ -207,7 +208,7 @@ mod tests {
             let other = job.at(Seconds(other as f64 * 100.0));
             assert!(other.goodput < failures.goodput, "{other:?} {failures:?}");
         }
-        // An iteration that is far longer than the best interval leaves no choice.
+        // An iteration far longer than the best interval leaves only one choice.
         assert_eq!(job.best_in_iterations(Seconds(1e6)).0, 1);
     }
 
@@ -237,7 +238,7 @@ mod tests {
     }
 
     proptest! {
-        /// No interval is better than the best, from jobs that hardly fail to jobs that hardly run.
+        /// No interval beats the best one, for jobs that rarely fail up to jobs that barely run.
         #[test]
         fn no_interval_beats_the_best(
             mtbf in 1.0f64..1e7,

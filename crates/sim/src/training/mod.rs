@@ -1,4 +1,4 @@
-//! From one iteration to a whole training run: how long, how much, and what failures take.
+//! Extrapolation from one iteration to a whole training run: time, cost and failures.
 
 mod cost;
 mod failures;

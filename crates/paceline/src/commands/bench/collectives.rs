@@ -1,21 +1,24 @@
-//! `paceline bench collectives`: how fast ranks talk to each other.
+//! `paceline bench collectives`: performance of collectives between ranks.
 //!
-//! For every number of ranks and every transport, this program starts itself once per rank, with its
-//! place in a variable; rank 0 of such a world measures and prints, as `nccl-tests` does. With
-//! `--launch env` the ranks are there already, on one host or on many, and are measured as they are.
+//! For every rank count and every transport, this program starts itself once per rank and passes
+//! the rank's identity in an environment variable. Rank 0 of such a world measures and prints, as
+//! `nccl-tests` does. With `--launch env` the ranks are already running, on one host or on many,
+//! and are measured as they are.
 
 use crate::failure::Failure;
 use crate::flags::{
-    CommonFlags, Launch, LaunchFlags, Origins, Problems, Starter, size, whole, word,
+    CommonFlags, Launch, LaunchFlags, LaunchMode, Origins, Problems, size, whole, word,
 };
 use crate::launch;
 use anyhow::{Context, anyhow};
 use clap::Args;
 use paceline_comm::measure::{bus_factor, least_traffic, measure};
-use paceline_comm::process::{ProcessOptions, Wires, connect};
-use paceline_comm::rendezvous::{Hub, HubOptions};
-use paceline_comm::{CollectiveSpec, CommError, Secret, Transport, affinity, thread};
-use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Reduction, resolve};
+use paceline_comm::process::{ProcessOptions, connect};
+use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
+use paceline_comm::{
+    CollectiveSpec, CommError, Secret, Transport, TransportKind, affinity, thread,
+};
+use paceline_plan::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder, resolve};
 use paceline_plan::ids::Rank;
 use serde::Serialize;
 use std::fmt::Write;
@@ -26,19 +29,19 @@ use std::time::Duration;
 
 /// Measure collectives between ranks of this machine, or of several
 ///
-/// Prints a table as nccl-tests does: the median time of a collective, the vector's size over it
-/// (algbw), and that scaled to what a link carries (busbw). Results are checked.
+/// Prints a table as nccl-tests does: the median time of a collective, the vector's size divided by
+/// it (algbw), and that scaled to the traffic of one link (busbw). Results are checked.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Flags {
-    /// all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather or all_to_all; several with
-    /// commas [default: all_reduce]
+    /// Collectives, separated by commas: all_reduce, reduce_scatter, all_gather, broadcast, reduce,
+    /// gather or all_to_all [default: all_reduce]
     #[arg(long, value_name = "OP,…", help_heading = "Collectives")]
     op: Option<String>,
-    /// How many ranks; several with commas [default: 2]
+    /// Numbers of ranks, separated by commas [default: 2]
     #[arg(long, value_name = "N,…", allow_negative_numbers = true, help_heading = "Collectives")]
     ranks: Option<String>,
-    /// Sizes of the vector, in bytes or with a unit [default: 4KiB,64KiB,1MiB,16MiB,128MiB]
+    /// Vector sizes, in bytes or with a unit [default: 4KiB,64KiB,1MiB,16MiB,128MiB]
     #[arg(
         long,
         value_name = "BYTES,…",
@@ -46,39 +49,39 @@ pub(crate) struct Flags {
         help_heading = "Collectives"
     )]
     sizes: Option<String>,
-    /// thread, shm, tcp or auto (shared memory where there is any); several with commas
+    /// Transports, separated by commas: thread, shm, tcp or auto (shared memory if available)
     /// [default: auto]
     #[arg(long, value_name = "NAME,…", help_heading = "Collectives")]
     transport: Option<String>,
-    /// auto, ring, halving-doubling, direct, read-reduce, …: as for `paceline collective`; several with
-    /// commas [default: what suits the transport]
+    /// Algorithms, separated by commas: auto, ring, halving-doubling, direct, shared-memory, …, as
+    /// for `paceline collective` [default: what suits the transport]
     #[arg(long, value_name = "ALGORITHM,…", help_heading = "Collectives")]
     algorithm: Option<String>,
-    /// Whether sums are taken in a fixed order (canonical) or in the cheapest [default: free]
+    /// Summation order: canonical (fixed) or free (the cheapest) [default: free]
     #[arg(long, value_name = "canonical|free", help_heading = "Collectives")]
     order: Option<String>,
     /// Milliseconds to spend on each line of the table [default: 300]
     #[arg(long, value_name = "MS", allow_negative_numbers = true, help_heading = "Collectives")]
     budget: Option<String>,
-    /// Vectors in ordinary memory, not in memory that neighbours can reach
+    /// Allocate vectors in private memory, not in memory shared with other ranks
     #[arg(long, help_heading = "Collectives")]
     private: bool,
-    /// Who starts the ranks: local (this command) or env (torchrun, mpirun or srun has, on one host or
-    /// on several, and has put rank, world size and the address of rank 0 into the environment)
+    /// Launcher of the ranks: local (this command) or env (torchrun, mpirun or srun, on one host or
+    /// on several; rank, world size and the address of rank 0 are read from the environment)
     /// [default: local]
     #[arg(long, value_name = "HOW", help_heading = "Ranks")]
     launch: Option<String>,
-    /// Address on which ranks of another launcher may listen; 0.0.0.0 is any [default: 127.0.0.1]
+    /// Address that ranks of another launcher listen on; 0.0.0.0 is any [default: 127.0.0.1]
     #[arg(long, value_name = "ADDRESS", help_heading = "Ranks")]
     bind: Option<String>,
-    /// File with the job's secret, which all ranks of another launcher must know; PACELINE_SECRET
-    /// serves too
+    /// File with the job's secret, the same for all ranks of another launcher; PACELINE_SECRET
+    /// works too
     #[arg(long, value_name = "FILE", help_heading = "Ranks")]
     secret_file: Option<PathBuf>,
-    /// Seconds without a sign of life after which a rank is given up; death is noticed at once
-    /// [default: 60]
+    /// Seconds without a heartbeat after which a rank is declared lost; a dead process is noticed
+    /// at once [default: 60]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, help_heading = "Ranks")]
-    silence: Option<String>,
+    heartbeat_timeout: Option<String>,
     #[command(flatten)]
     common: CommonFlags,
 }
@@ -90,42 +93,23 @@ Examples:
   mpirun -np 4 --host a,b,c,d -x MASTER_ADDR=a -x MASTER_PORT=29500 -x PACELINE_SECRET \\
          paceline bench collectives --launch env --bind 0.0.0.0 --algorithm ring,halving-doubling";
 
-/// What a rank is told by its parent: `wires rank world hub`.
+/// Variable in which a rank receives `transport rank world rendezvous` from its parent.
 const ROLE: &str = "PACELINE_BENCH_RANK";
 const SECRET: &str = "PACELINE_BENCH_SECRET";
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const MOST_RANKS: u64 = 256;
 
-/// What is measured, checked.
+/// The validated flags.
 struct Request {
     ops: Vec<CollectiveKind>,
     ranks: Vec<u32>,
     sizes: Vec<usize>,
-    carriers: Vec<Carrier>,
+    transports: Vec<TransportKind>,
     algorithms: Vec<Algorithm>,
-    order: Order,
+    order: SummationOrder,
     budget: Duration,
     private: bool,
     launch: Launch,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Carrier {
-    Thread,
-    Process(Wires),
-}
-
-impl Carrier {
-    const NAMES: [(&'static str, Self); 4] = [
-        ("thread", Self::Thread),
-        ("shm", Self::Process(Wires::SharedMemory)),
-        ("tcp", Self::Process(Wires::Tcp)),
-        ("auto", Self::Process(Wires::Auto)),
-    ];
-
-    fn name(self) -> &'static str {
-        Self::NAMES.iter().find(|(_, carrier)| *carrier == self).map_or("auto", |(name, _)| name)
-    }
 }
 
 #[derive(Serialize)]
@@ -138,29 +122,29 @@ struct Record {
     median_us: f64,
     algbw_gbps: f64,
     busbw_gbps: f64,
-    /// What memory must carry at least where ranks share it, over the time.
+    /// Minimum memory traffic between ranks that share memory, divided by the time.
     memory_gbps: f64,
     wrong: u64,
 }
 
-/// Measures and prints.
+/// Measures and prints the collectives.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let request = check(flags, origins)?;
     let output = flags.common.output();
     if let Ok(role) = std::env::var(ROLE) {
         return take_part(&role, &request, flags).map_err(Failure::Run);
     }
-    if request.launch.by == Starter::Environment {
+    if request.launch.by == LaunchMode::Environment {
         return join_others(&request, flags);
     }
     if !output.is_json() {
-        output.people(&heading())?;
+        output.print(&heading())?;
     }
     for &ranks in &request.ranks {
-        for &carrier in &request.carriers {
-            match carrier {
-                Carrier::Thread => threads(ranks, &request, flags),
-                Carrier::Process(_) => processes(carrier, ranks, &request),
+        for &kind in &request.transports {
+            match kind {
+                TransportKind::Thread => threads(ranks, &request, flags),
+                kind => processes(kind, ranks, &request),
             }
             .map_err(Failure::Run)?;
         }
@@ -189,15 +173,13 @@ fn check(flags: &Flags, origins: Origins) -> Result<Request, Failure> {
         .filter_map(|bytes| usize::try_from(bytes.0).ok())
         .collect();
     if let Some(bytes) = sizes.iter().find(|bytes| !bytes.is_multiple_of(4) || **bytes > 1 << 36) {
-        problems.say("--sizes", format!("{bytes} bytes are not 4-byte elements of at most 64 GiB"));
+        problems.add("--sizes", format!("{bytes} bytes are not 4-byte elements of at most 64 GiB"));
     }
-    let mut carriers = Vec::new();
+    let mut transports = Vec::new();
     for name in list(&flags.transport, "auto") {
-        match Carrier::NAMES.iter().find(|(known, _)| *known == name) {
-            Some((_, carrier)) => carriers.push(*carrier),
-            None => {
-                problems.say("--transport", format!("'{name}' is not thread, shm, tcp or auto"))
-            }
+        match name.parse() {
+            Ok(transport) => transports.push(transport),
+            Err(message) => problems.add("--transport", message),
         }
     }
     let algorithms = match &flags.algorithm {
@@ -207,35 +189,41 @@ fn check(flags: &Flags, origins: Origins) -> Result<Request, Failure> {
             .filter_map(|algorithm| word("--algorithm", &Some(algorithm), &mut problems))
             .collect(),
     };
-    let order = word("--order", &flags.order, &mut problems).unwrap_or(Order::Free);
+    let order = word("--order", &flags.order, &mut problems).unwrap_or(SummationOrder::Free);
     let budget = whole("--budget", flags.budget.as_deref(), 1..=600_000, &mut problems);
     let budget = Duration::from_millis(budget.unwrap_or(300));
     let (launch, bind) = (flags.launch.clone(), flags.bind.clone());
-    let silence = flags.silence.clone().or_else(|| Some(PATIENCE.as_secs().to_string()));
+    let silence = flags.heartbeat_timeout.clone().or_else(|| Some(TIMEOUT.as_secs().to_string()));
     let secret_file = flags.secret_file.clone();
-    let launch = LaunchFlags { launch, bind, secret_file, silence, ..LaunchFlags::default() };
+    let launch = LaunchFlags {
+        launch,
+        bind,
+        secret_file,
+        heartbeat_timeout: silence,
+        ..LaunchFlags::default()
+    };
     let launch = launch.check(&mut problems);
-    if launch.by == Starter::Environment {
+    if launch.by == LaunchMode::Environment {
         if flags.ranks.is_some() {
-            problems.say("--ranks", "with --launch env there are as many as were started");
+            problems.add("--ranks", "with --launch env there are as many as were started");
         }
-        if !matches!(carriers[..], [Carrier::Process(_)]) {
-            let text = "with --launch env ranks are processes that meet once: auto, shm or tcp";
-            problems.say("--transport", text);
+        if !matches!(transports[..], [kind] if kind != TransportKind::Thread) {
+            let text = "--launch env starts one process per rank; use auto, shm or tcp";
+            problems.add("--transport", text);
         }
     }
     if !problems.is_empty() {
         return Err(problems.into());
     }
     let private = flags.private;
-    Ok(Request { ops, ranks, sizes, carriers, algorithms, order, budget, private, launch })
+    Ok(Request { ops, ranks, sizes, transports, algorithms, order, budget, private, launch })
 }
 
-/// The ranks of one world as threads.
+/// Runs the ranks of one world as threads.
 fn threads(ranks: u32, request: &Request, flags: &Flags) -> anyhow::Result<()> {
     std::thread::scope(|scope| {
         let rank = |mut transport| {
-            scope.spawn(move || go_through(&mut transport, Carrier::Thread, request, flags))
+            scope.spawn(move || go_through(&mut transport, TransportKind::Thread, request, flags))
         };
         let threads: Vec<_> = thread::world(ranks).into_iter().map(rank).collect();
         for thread in threads {
@@ -245,7 +233,7 @@ fn threads(ranks: u32, request: &Request, flags: &Flags) -> anyhow::Result<()> {
     })
 }
 
-/// The ranks of one world as processes: whatever happens, none of them stays.
+/// The processes of one world's ranks, killed on drop.
 struct Children(Vec<Child>);
 
 impl Drop for Children {
@@ -257,20 +245,20 @@ impl Drop for Children {
     }
 }
 
-fn processes(carrier: Carrier, ranks: u32, request: &Request) -> anyhow::Result<()> {
+fn processes(via: TransportKind, ranks: u32, request: &Request) -> anyhow::Result<()> {
     let secret = Secret::random()?;
-    let hub = Hub::start(HubOptions {
+    let rendezvous = RendezvousServer::start(RendezvousOptions {
         listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
         secret: secret.clone(),
         world: ranks,
         in_rank: None,
-        join: PATIENCE,
-        detection: request.launch.silence,
+        join: TIMEOUT,
+        heartbeat_timeout: request.launch.heartbeat_timeout,
     })?;
     let program = std::env::current_exe().context("this program cannot find itself")?;
     let mut children = Children(Vec::new());
     for rank in 0..ranks {
-        let role = format!("{} {rank} {ranks} {}", carrier.name(), hub.address());
+        let role = format!("{} {rank} {ranks} {}", via.name(), rendezvous.address());
         let mut command = Command::new(&program);
         command.args(std::env::args_os().skip(1)).env(ROLE, role).env(SECRET, secret.as_text());
         if rank > 0 {
@@ -279,8 +267,8 @@ fn processes(carrier: Carrier, ranks: u32, request: &Request) -> anyhow::Result<
         let child = command.stdin(Stdio::null()).spawn();
         children.0.push(child.with_context(|| format!("rank {rank} cannot be started"))?);
     }
-    // The hub ends with the first failure, or when all have left; who failed has said why.
-    let ended = hub.join();
+    // The server ends at the first failure or when all have left; a failed rank reports why.
+    let ended = rendezvous.join();
     for child in &mut children.0 {
         let status = child.wait()?;
         if ended.is_ok() && !status.success() {
@@ -290,44 +278,43 @@ fn processes(carrier: Carrier, ranks: u32, request: &Request) -> anyhow::Result<
     Ok(ended?)
 }
 
-/// What a started process does.
+/// Runs a rank in a process that this command started.
 fn take_part(role: &str, request: &Request, flags: &Flags) -> anyhow::Result<()> {
     let wrong = || anyhow!("{ROLE} is '{role}', which this program did not write: unset it");
     let words: Vec<&str> = role.split(' ').collect();
-    let [name, rank, world, hub] = words[..] else { return Err(wrong()) };
-    let carrier = Carrier::NAMES.iter().find(|(known, _)| *known == name);
-    let Some((_, carrier @ Carrier::Process(wires))) = carrier else { return Err(wrong()) };
+    let [name, rank, world, rendezvous] = words[..] else { return Err(wrong()) };
+    let kind: TransportKind = name.parse().map_err(|_| wrong())?;
     let (rank, world): (u32, u32) = (rank.parse()?, world.parse()?);
     let secret = Secret::from_text(&std::env::var(SECRET).unwrap_or_default())?;
-    let mut options = ProcessOptions::new(Rank(rank), world, hub.parse()?, secret);
-    options.hub_in_rank_0 = false;
-    options.wires = *wires;
-    options.detection = request.launch.silence;
-    affinity::keep_to_share(rank, world);
-    go_through(&mut connect(&options)?, *carrier, request, flags)
+    let mut options = ProcessOptions::new(Rank(rank), world, rendezvous.parse()?, secret);
+    options.rendezvous_in_rank_0 = false;
+    options.transport = kind;
+    options.heartbeat_timeout = request.launch.heartbeat_timeout;
+    affinity::pin_to_share(rank, world);
+    go_through(&mut connect(&options)?, kind, request, flags)
 }
 
-/// What a process does that another launcher has started.
+/// Runs a rank in a process that another launcher started.
 fn join_others(request: &Request, flags: &Flags) -> Result<(), Failure> {
-    let Some(place) = launch::place(&request.launch)? else { return Ok(()) };
+    let Some(place) = launch::rank_identity(&request.launch)? else { return Ok(()) };
     let mut options =
-        ProcessOptions::new(Rank(place.rank), place.world, place.hub, place.secret.clone());
+        ProcessOptions::new(Rank(place.rank), place.world, place.rendezvous, place.secret.clone());
     options.bind = request.launch.bind;
-    options.detection = request.launch.silence;
-    let [carrier @ Carrier::Process(wires)] = request.carriers[..] else { return Ok(()) };
-    options.wires = wires;
+    options.heartbeat_timeout = request.launch.heartbeat_timeout;
+    let [kind] = request.transports[..] else { return Ok(()) };
+    options.transport = kind;
     let output = flags.common.output();
     if place.rank == 0 && !output.is_json() {
-        output.people(&heading())?;
+        output.print(&heading())?;
     }
     let mut transport = connect(&options).map_err(|error| Failure::Run(error.into()))?;
-    go_through(&mut transport, carrier, request, flags).map_err(Failure::Run)
+    go_through(&mut transport, kind, request, flags).map_err(Failure::Run)
 }
 
-/// Measures everything that one world is asked for.
+/// Measures everything requested of one world.
 fn go_through(
     transport: &mut dyn Transport,
-    carrier: Carrier,
+    via: TransportKind,
     request: &Request,
     flags: &Flags,
 ) -> anyhow::Result<()> {
@@ -335,14 +322,14 @@ fn go_through(
     let largest = request.sizes.iter().copied().max().unwrap_or(0);
     let mut shared = match request.private {
         true => None,
-        false => transport.neighbourly_memory(largest)?,
+        false => transport.alloc_shared(largest)?,
     };
     let mut private = if shared.is_some() { Vec::new() } else { vec![0; largest] };
-    paceline_exec::prefer_large_pages(&mut private);
+    paceline_exec::prefer_huge_pages(&mut private);
     let mut sequence = 0;
     for &kind in &request.ops {
         let algorithms = match request.algorithms.as_slice() {
-            [] => vec![usual(kind, carrier, transport.shares_memory())],
+            [] => vec![usual(via, all_share_memory(transport))],
             chosen => chosen.to_vec(),
         };
         for algorithm in algorithms {
@@ -369,7 +356,7 @@ fn go_through(
                 let mut output =
                     if kind == CollectiveKind::AllToAll { vec![0; size] } else { Vec::new() };
                 let output = (kind == CollectiveKind::AllToAll).then_some(&mut output[..]);
-                let settings = (sequence, request.budget, PATIENCE);
+                let settings = (sequence, request.budget, TIMEOUT);
                 let measured = measure(transport, &spec, data, output, settings)?;
                 sequence += 8;
                 if measured.wrong > 0 {
@@ -381,11 +368,11 @@ fn go_through(
                     let seconds = measured.median.as_secs_f64().max(1e-12);
                     let algbw = size as f64 / seconds / 1e9;
                     let traffic = least_traffic(kind, world, size as u64) as f64;
-                    say(
+                    print_record(
                         flags,
                         &Record {
                             op: kind.name(),
-                            transport: carrier.name(),
+                            transport: via.name(),
                             algorithm: resolved.to_string(),
                             ranks: world,
                             bytes: size as u64,
@@ -403,13 +390,16 @@ fn go_through(
     Ok(())
 }
 
-/// The algorithm that is measured where none is asked for.
-fn usual(kind: CollectiveKind, carrier: Carrier, shares_memory: bool) -> Algorithm {
-    match carrier {
-        Carrier::Process(Wires::SharedMemory | Wires::Auto) if shares_memory => match kind {
-            CollectiveKind::AllReduce => Algorithm::Direct,
-            _ => Algorithm::ReadReduce,
-        },
+/// Returns true if all ranks can map each other's memory; all ranks get the same answer.
+fn all_share_memory(transport: &dyn Transport) -> bool {
+    let mut others = (0..transport.world()).map(Rank).filter(|&rank| rank != transport.rank());
+    others.all(|rank| transport.shares_memory_with(rank))
+}
+
+/// The algorithm measured if none is requested.
+fn usual(via: TransportKind, shares_memory: bool) -> Algorithm {
+    match via {
+        TransportKind::Shm | TransportKind::Auto if shares_memory => Algorithm::SharedMemory,
         _ => Algorithm::Auto,
     }
 }
@@ -420,17 +410,17 @@ fn note(me: Rank, flags: &Flags, text: &str) {
     }
 }
 
-fn say(flags: &Flags, record: &Record) -> anyhow::Result<()> {
+fn print_record(flags: &Flags, record: &Record) -> anyhow::Result<()> {
     let output = flags.common.output();
     if output.is_json() {
-        return Ok(output.object(record)?);
+        return Ok(output.print_json(record)?);
     }
     let Record { op, transport, algorithm, ranks, bytes, .. } = record;
     let mut line = String::new();
     write!(line, "{op:>14} {transport:>9} {algorithm:>16} {ranks:>5} {bytes:>11}")?;
     write!(line, " {:>12.2} {:>8.2}", record.median_us, record.algbw_gbps)?;
     writeln!(line, " {:>8.2} {:>8.2} {:>6}", record.busbw_gbps, record.memory_gbps, record.wrong)?;
-    Ok(output.people(&line)?)
+    Ok(output.print(&line)?)
 }
 
 fn heading() -> String {

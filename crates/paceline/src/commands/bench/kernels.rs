@@ -1,4 +1,4 @@
-//! `paceline bench kernels`: how fast this machine computes what a model is made of.
+//! `paceline bench kernels`: kernel performance of this machine.
 
 use crate::failure::Failure;
 use crate::flags::{
@@ -6,9 +6,9 @@ use crate::flags::{
 };
 use crate::overview::{percent, table};
 use clap::Args;
-use paceline_exec::probe::{self, Before, Conditions, Subject};
+use paceline_exec::probe::{self, CachePrep, Conditions, ProbeTarget};
 use paceline_plan::DType;
-use paceline_plan::collective::Order;
+use paceline_plan::collective::SummationOrder;
 use paceline_plan::ids::Rank;
 use paceline_plan::lower::lower;
 use paceline_plan::model::Model;
@@ -24,18 +24,19 @@ use std::time::Duration;
 
 /// Measure the kernels of a model on this machine
 ///
-/// Every kernel that one rank of a layout runs in an iteration is timed on the shapes it has there, in
-/// the way training runs it. Products and attention are told in GFLOP/s, beside the best product that this
-/// machine was seen to do; everything else in GB/s, beside a plain copy or sum of as many bytes.
+/// Times every kernel that one rank of a layout runs in an iteration, on the shapes it has there,
+/// as training runs it. GEMMs and attention are reported in GFLOP/s, next to the best GEMM seen on
+/// this machine. All others are reported in GB/s, next to a plain copy or sum of the same number of
+/// bytes.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Flags {
     #[command(flatten)]
     strategy: StrategyFlags,
-    /// The rank whose kernels are timed: stages and servers have others [default: 0]
+    /// Rank whose kernels are timed; stages and servers differ [default: 0]
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Measuring")]
     rank: Option<String>,
-    /// Threads that compute together [default: 1]
+    /// Compute threads of the rank [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Measuring")]
     threads_per_rank: Option<String>,
     /// Milliseconds to spend on each kernel [default: 50]
@@ -51,12 +52,12 @@ Examples:
   paceline bench kernels --model mini --tp 2 --pp 2 --rank 2    one of the last stage
   paceline bench kernels --model mini --threads-per-rank 2 --json";
 
-/// More threads than any processor has cores for.
+/// Upper limit of --threads-per-rank: more than any processor has cores.
 const MOST_THREADS: u64 = 1024;
-/// Longer than anyone waits for one kernel.
+/// Upper limit of --budget, in milliseconds.
 const LONGEST: f64 = 60_000.0;
 
-/// Measures and prints.
+/// Measures and prints the kernels.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let mut problems = Problems::new(origins);
     let threads = whole(
@@ -68,9 +69,10 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let budget = real("--budget", flags.budget.as_deref(), 0.0..=LONGEST, &mut problems);
     let defaults = Defaults {
         dtype: DType::F32,
-        order: Order::Canonical,
-        expert_room: 2.0,
+        order: SummationOrder::Canonical,
+        expert_buffer_factor: 2.0,
         one_host: true,
+        shm_domain: None,
         limit: None,
     };
     let on: Option<(&ClusterFlags, _)> = None;
@@ -84,7 +86,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     };
     let mut plan = request.plan;
     paceline_exec::can_run(&plan)?;
-    // Probes run the program that stands first.
+    // Probes run the first program.
     let role = plan.role(Rank(rank)).index();
     plan.programs.swap(0, role);
     let bench = Bench {
@@ -98,11 +100,11 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     let output = flags.common.output();
     let (rows, best) = bench.measure()?;
     for row in &rows {
-        output.object(row)?;
+        output.print_json(row)?;
     }
     let sum = Sum::of(&bench, &rows, best);
-    output.object(&sum)?;
-    if output.is_json() { Ok(()) } else { Ok(output.people(&told(&rows, &sum))?) }
+    output.print_json(&sum)?;
+    if output.is_json() { Ok(()) } else { Ok(output.print(&summary(&rows, &sum))?) }
 }
 
 struct Bench {
@@ -112,34 +114,34 @@ struct Bench {
     stop: AtomicBool,
 }
 
-/// One kernel on one shape.
+/// A kernel on one shape.
 #[derive(Debug, Serialize)]
 struct Row {
     kernel: String,
     dtype: String,
     shape: Vec<u64>,
-    /// Times in an iteration.
+    /// Number of uses per iteration.
     uses: u64,
     median_us: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     gflops: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     gbps: Option<f64>,
-    /// Its rate over the best product's, or over that of a copy or sum of as many bytes.
+    /// Its rate relative to the best GEMM, or to a copy or sum of the same number of bytes.
     of_peak: f64,
-    /// Its part of the time of all kernels in an iteration.
+    /// Its share of the time of all kernels in an iteration.
     share: f64,
 }
 
-/// What all kernels come to.
+/// Totals over all kernels.
 #[derive(Serialize)]
 struct Sum {
     model: String,
     threads: usize,
     kernels: usize,
-    /// Of all kernels in an iteration.
+    /// Time of all kernels in an iteration.
     compute_s: f64,
-    /// The best product that was seen.
+    /// Rate of the best GEMM seen.
     peak_gflops: f64,
 }
 
@@ -156,16 +158,16 @@ impl Sum {
     }
 }
 
-/// What is to be timed, and how often an iteration has it.
+/// A kernel to time, and its number of uses per iteration.
 struct Timed {
     template: usize,
-    subject: Subject,
+    subject: ProbeTarget,
     used: KernelUse,
     uses: u64,
 }
 
 impl Bench {
-    /// The kernels by what they take of an iteration, and the rate of the best product.
+    /// The kernels, sorted by their share of an iteration, and the rate of the best GEMM.
     fn measure(&self) -> Result<(Vec<Row>, f64), Failure> {
         let mut timed = Vec::new();
         let mut best = self.best_product()?;
@@ -200,7 +202,7 @@ impl Bench {
         Ok((rows, best))
     }
 
-    /// Everything that an iteration of the rank runs, each kernel and shape once.
+    /// Every kernel and shape that an iteration of the rank runs, each once.
     fn kernels(&self) -> Vec<Timed> {
         let program = &self.plan.programs[0];
         let mut found: Vec<Timed> = Vec::new();
@@ -217,7 +219,7 @@ impl Bench {
                     let at = program.segment(segment).template as usize;
                     let template = &self.plan.templates[at];
                     for (index, op) in template.ops.iter().enumerate() {
-                        note(at, Subject::Operator(index), kernel(template, op));
+                        note(at, ProbeTarget::Operator(index), kernel(template, op));
                     }
                 }
                 Op::Step { bucket, phase } => {
@@ -235,12 +237,12 @@ impl Bench {
                         strategy.activation_dtype(),
                         elements,
                     );
-                    note(0, Subject::Step(elements, phase), used);
+                    note(0, ProbeTarget::Step(elements, phase), used);
                 }
                 Op::Accumulate { from, mode, .. } => {
                     let dtype = program.buffer(from.buffer).dtype;
                     let used = accumulate_kernel(mode, dtype, from.len);
-                    note(0, Subject::Accumulate(from.len, mode), used);
+                    note(0, ProbeTarget::Accumulate(from.len, mode), used);
                 }
                 Op::Load { .. }
                 | Op::Send { .. }
@@ -255,25 +257,25 @@ impl Bench {
         found
     }
 
-    /// Bytes that a kernel which is no product reads and writes.
-    fn bytes(&self, used: &KernelUse, subject: Subject) -> f64 {
+    /// Bytes read and written by a kernel that is not a GEMM.
+    fn bytes(&self, used: &KernelUse, subject: ProbeTarget) -> f64 {
         match subject {
-            Subject::Operator(_) => used.work,
-            Subject::Accumulate(elements, mode) => {
-                // Probes of sums and copies are in f32.
+            ProbeTarget::Operator(_) => used.work,
+            ProbeTarget::Accumulate(elements, mode) => {
+                // Probes of sums and copies use f32.
                 (elements * 4 * touched(mode)) as f64
             }
-            Subject::Step(elements, phase) => {
+            ProbeTarget::Step(elements, phase) => {
                 let strategy = &self.plan.strategy;
                 let (act, grad) = (strategy.activation_dtype().size(), strategy.grad_dtype.size());
                 let rounded = if strategy.activation_dtype() == DType::F32 { 0 } else { act };
                 let moments = 4 * strategy.optimizer.moments() as u64;
-                let gauged = strategy.optimizer.gauges();
+                let has_norms = strategy.optimizer.needs_tensor_norms();
                 let each = match phase {
-                    StepPhase::Gauge => 4 + grad + 2 * moments,
-                    StepPhase::Share => 2 * grad + moments / 2,
-                    StepPhase::Follow => 8 + rounded + grad + moments + moments / 2,
-                    StepPhase::Apply if gauged => 8 + rounded + moments,
+                    StepPhase::TensorNorms => 4 + grad + 2 * moments,
+                    StepPhase::LocalMomentum => 2 * grad + moments / 2,
+                    StepPhase::ApplyMomentum => 8 + rounded + grad + moments + moments / 2,
+                    StepPhase::Apply if has_norms => 8 + rounded + moments,
                     StepPhase::Apply => 8 + rounded + grad + 2 * moments,
                 };
                 (elements * each) as f64
@@ -281,7 +283,7 @@ impl Bench {
         }
     }
 
-    /// A large product of this type: what the processor can do when nothing stands in its way.
+    /// Rate of a large GEMM of this dtype, as the processor's attainable peak.
     fn best_product(&self) -> Result<f64, Failure> {
         let strategy = Strategy {
             dtype: self.plan.strategy.dtype,
@@ -297,7 +299,7 @@ impl Bench {
             for (index, op) in template.ops.iter().enumerate() {
                 let used = kernel(template, op);
                 if used.name.starts_with("linear.") && used.shape == [512, 1024, 4096] {
-                    let subject = Subject::Operator(index);
+                    let subject = ProbeTarget::Operator(index);
                     let time = self.time(&plan, at, subject, 1, self.threads)?;
                     best = best.max(used.work / time.0);
                 }
@@ -306,7 +308,7 @@ impl Bench {
         Ok(best)
     }
 
-    /// The rate at which as many threads go through so many bytes with nothing to compute: the faster
+    /// Rate at which the same number of threads streams `bytes` bytes without computing: the faster
     /// of a copy and a sum, because some machines read faster than they write.
     fn plain_rate(&self, bytes: f64, known: &mut BTreeMap<u64, f64>) -> Result<f64, Failure> {
         let ranks = u32::try_from(self.threads.get()).unwrap_or(u32::MAX);
@@ -317,7 +319,7 @@ impl Bench {
         let mut best: f64 = 1.0;
         for mode in [AccumulateMode::Move, AccumulateMode::Add] {
             let elements = each / (4 * touched(mode));
-            let subject = Subject::Accumulate(elements, mode);
+            let subject = ProbeTarget::Accumulate(elements, mode);
             let time = self.time(&self.plan, 0, subject, ranks, NonZeroUsize::MIN)?;
             let moved = elements * 4 * touched(mode) * u64::from(ranks);
             best = best.max(moved as f64 / time.0);
@@ -330,18 +332,18 @@ impl Bench {
         &self,
         plan: &Plan,
         template: usize,
-        subject: Subject,
+        subject: ProbeTarget,
         ranks: u32,
         threads: NonZeroUsize,
     ) -> Result<Seconds, Failure> {
         let (effort, stop) = (self.effort, &self.stop);
-        let conditions = Conditions { ranks, threads, before: Before::Nothing, effort, stop };
+        let conditions = Conditions { ranks, threads, before: CachePrep::Warm, effort, stop };
         let time = probe::time(plan, template, subject, &conditions)?;
         Ok(Seconds(time.0.max(1e-10)))
     }
 }
 
-/// A layer whose products are large.
+/// A layer with large GEMMs.
 const LARGE: &str = "\
 kind = \"gpt2\"
 layers = 1
@@ -353,7 +355,7 @@ vocab = 256
 tied = true
 ";
 
-/// How often a sum or a copy touches memory for one element.
+/// Number of memory accesses per element of a sum or a copy.
 fn touched(mode: AccumulateMode) -> u64 {
     match mode {
         AccumulateMode::Add => 3,
@@ -361,12 +363,12 @@ fn touched(mode: AccumulateMode) -> u64 {
     }
 }
 
-/// Whether a kernel is told in operations.
+/// Returns true if a kernel's rate is reported in FLOP/s.
 fn is_product(used: &KernelUse) -> bool {
     used.shape.len() == 3
 }
 
-fn told(rows: &[Row], sum: &Sum) -> String {
+fn summary(rows: &[Row], sum: &Sum) -> String {
     let lines = rows.iter().map(|row| {
         let shape: Vec<String> = row.shape.iter().map(u64::to_string).collect();
         let (rate, unit) = match (row.gflops, row.gbps) {

@@ -1,7 +1,7 @@
 //! `paceline bench`: measure this machine.
 
 mod collectives;
-mod cores;
+mod core_to_core;
 mod kernels;
 mod train;
 
@@ -16,20 +16,20 @@ pub(crate) struct Flags {
     what: What,
 }
 
-/// Each is explained where its flags are.
+/// Subcommands; each is documented at its flags.
 #[derive(Debug, Subcommand)]
 enum What {
     Collectives(Box<collectives::Flags>),
-    Cores(Box<cores::Flags>),
+    CoreToCore(Box<core_to_core::Flags>),
     Kernels(Box<kernels::Flags>),
     Train(Box<train::Flags>),
 }
 
-/// Measures what was asked for.
+/// Runs the requested benchmark.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     match &flags.what {
         What::Collectives(flags) => collectives::run(flags, origins),
-        What::Cores(flags) => cores::run(flags, origins),
+        What::CoreToCore(flags) => core_to_core::run(flags, origins),
         What::Kernels(flags) => kernels::run(flags, origins),
         What::Train(flags) => train::run(flags, origins),
     }

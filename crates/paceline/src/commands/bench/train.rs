@@ -1,4 +1,4 @@
-//! `paceline bench train`: how fast this machine trains.
+//! `paceline bench train`: training throughput of this machine.
 
 use crate::commands::train::{self, Purpose};
 use crate::failure::Failure;
@@ -7,10 +7,10 @@ use clap::Args;
 
 /// Measure training on this machine
 ///
-/// Trains as `paceline train` would, a few iterations, and tells the median iteration, its spread,
-/// tokens a second, and memory against the plan. The first tenth of the iterations, at least one, is
-/// left out. Nothing is kept: no checkpoint unless --save-every asks for some, no directory unless
-/// --out does.
+/// Trains for a few iterations, as `paceline train` would. Reports the median iteration time, its
+/// spread, tokens per second, and memory compared with the plan. The first tenth of the iterations,
+/// at least one, is left out. Nothing is saved: no checkpoint without --save-every, and no
+/// directory without --out.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 #[group(skip)]
@@ -24,7 +24,7 @@ Examples:
   paceline bench train --config examples/single-device.toml
   paceline bench train --model gpt2-124m --seq 256 --micro-batch 2 --dp 2 --iterations 10 --json";
 
-/// Measures and prints.
+/// Measures and prints the training throughput.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     train::start(&flags.run, Purpose::Measure, origins)
 }

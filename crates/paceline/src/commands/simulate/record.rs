@@ -3,16 +3,16 @@
 use crate::estimate::{Estimate, FailureEstimate};
 use paceline_sim::training::TrainingCost;
 use paceline_sim::{
-    Details, DimensionUse, MemoryCurve, OpStat, Outcome, PathPart, Slowest, UnequalRanks,
+    Details, DimensionUse, MemoryCurve, OpStat, Outcome, PathPart, RankGroup, Slowest,
 };
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-/// The fields of the contract, and what a simulation says beyond them.
+/// The specified fields, and further results of a simulation.
 #[derive(Serialize)]
 pub(super) struct Record<'a> {
     iteration_s: f64,
-    /// One of those before compression sets in.
+    /// Time of an iteration of the compression warm-up.
     #[serde(skip_serializing_if = "Option::is_none")]
     warmup_iteration_s: Option<f64>,
     /// Factors on `iteration_s`.
@@ -25,11 +25,11 @@ pub(super) struct Record<'a> {
     fits: bool,
     mfu: f64,
     tokens_per_s_per_device: f64,
-    /// The rank that sets the pace.
+    /// The rank that determines the iteration time.
     slowest: &'a Slowest,
     ops: Vec<Op<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    unequal: Vec<Unequal<'a>>,
+    rank_groups: Vec<Unequal<'a>>,
     #[serde(flatten)]
     details: Option<DetailsRecord<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -39,7 +39,7 @@ pub(super) struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// With `curves`, what roles hold over time as well, which is long.
+    /// Builds the record; `curves` adds the roles' memory over time, a long list.
     pub(super) fn new(outcome: &'a Outcome, estimate: &Estimate, curves: bool) -> Self {
         Self {
             iteration_s: outcome.iteration.0,
@@ -55,7 +55,7 @@ impl<'a> Record<'a> {
             tokens_per_s_per_device: outcome.tokens_per_s_per_device,
             slowest: &outcome.slowest,
             ops: outcome.ops.iter().map(Op::from).collect(),
-            unequal: outcome.unequal.iter().map(Unequal::from).collect(),
+            rank_groups: outcome.rank_groups.iter().map(Unequal::from).collect(),
             details: outcome.details.as_ref().map(|details| DetailsRecord::new(details, curves)),
             training: estimate.cost.as_ref().map(Training::from),
             failures: estimate.failures.as_ref().map(Failures::from),
@@ -77,7 +77,7 @@ impl<'a> From<&'a OpStat> for Op<'a> {
     }
 }
 
-/// Ranks of one role that are not like its others.
+/// Ranks of one role that differ from the others.
 #[derive(Serialize)]
 struct Unequal<'a> {
     role: &'a str,
@@ -89,9 +89,9 @@ struct Unequal<'a> {
     idle_s: f64,
 }
 
-impl<'a> From<&'a UnequalRanks> for Unequal<'a> {
-    fn from(unequal: &'a UnequalRanks) -> Self {
-        let UnequalRanks { role, ranks, slowest, compute, exposed, idle } = unequal;
+impl<'a> From<&'a RankGroup> for Unequal<'a> {
+    fn from(unequal: &'a RankGroup) -> Self {
+        let RankGroup { role, ranks, slowest, compute, exposed, idle } = unequal;
         let (compute_s, exposed_s, idle_s) = (compute.0, exposed.0, idle.0);
         Self { role, ranks: *ranks, slowest, compute_s, exposed_s, idle_s }
     }
@@ -115,7 +115,7 @@ impl<'a> DetailsRecord<'a> {
                 no_network_s: limits.no_network.0,
                 no_compute_s: limits.no_compute.0,
                 no_bubble_s: limits.no_bubble.0,
-                even_s: limits.even.map(|even| even.0),
+                homogeneous_s: limits.homogeneous.map(|even| even.0),
             },
             bandwidth: details.bandwidth.iter().map(Dimension::from).collect(),
             memory_over_time: curves.then(|| details.memory.iter().map(Curve::from).collect()),
@@ -123,7 +123,7 @@ impl<'a> DetailsRecord<'a> {
     }
 }
 
-/// Seconds of the critical path by kind, the longest first; they sum to the iteration.
+/// Seconds of the critical path by kind, longest first; they sum to the iteration time.
 struct Path<'a>(&'a [PathPart]);
 
 impl Serialize for Path<'_> {
@@ -142,7 +142,7 @@ struct Limits {
     no_compute_s: f64,
     no_bubble_s: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    even_s: Option<f64>,
+    homogeneous_s: Option<f64>,
 }
 
 #[derive(Serialize)]
@@ -171,7 +171,7 @@ struct Curve<'a> {
     role: &'a str,
     planned_bytes: u64,
     persistent_bytes: u64,
-    /// Pairs of a time and the bytes held from then on.
+    /// Pairs of a time and the bytes in use from then on.
     points: Vec<(f64, u64)>,
 }
 

@@ -1,4 +1,4 @@
-//! What programs hear of a run: one object for each iteration, and one for all.
+//! JSON events of a run: one object per iteration, and one for the whole run.
 
 use crate::output::{IterationRecord, RunDir, RunRecord, StalenessRecord};
 use paceline_exec::{IterationReport, Staleness};
@@ -18,12 +18,12 @@ impl From<&IterationReport> for IterationRecord {
 }
 
 impl From<Staleness> for StalenessRecord {
-    fn from(Staleness { mean, max, ahead, histogram }: Staleness) -> Self {
-        Self { mean, max, ahead, histogram }
+    fn from(Staleness { mean, max, max_lead: ahead, histogram }: Staleness) -> Self {
+        Self { mean, max, max_lead: ahead, histogram }
     }
 }
 
-/// One iteration, for programs.
+/// JSON event of one iteration.
 #[derive(Serialize)]
 pub(super) struct IterationEvent {
     event: &'static str,
@@ -33,19 +33,19 @@ pub(super) struct IterationEvent {
     tokens_per_s: f64,
     iteration_s: f64,
     grad_norm: f32,
-    /// The mean loss of further tokens, for models with modules that predict them.
+    /// Mean loss of the lookahead tokens, for models with multi-token prediction.
     #[serde(skip_serializing_if = "Option::is_none")]
     mtp_loss: Option<f32>,
-    /// In f16 runs.
+    /// Loss scale, in f16 runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     loss_scale: Option<f32>,
-    /// Whether the gradient left the range of f16, so that no weight was changed.
+    /// True if the gradient overflowed f16, so that no weight was updated.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     skipped: bool,
-    /// Choices of tokens whose expert had its fill, for models whose experts have a capacity.
+    /// Number of token-to-expert assignments dropped, for models whose experts have a capacity.
     #[serde(skip_serializing_if = "Option::is_none")]
-    dropped: Option<u64>,
-    /// How many updates by others the gradients missed, where servers apply them as they come.
+    dropped_tokens: Option<u64>,
+    /// Updates by others that the gradients missed, with asynchronous servers.
     #[serde(skip_serializing_if = "Option::is_none")]
     staleness: Option<StalenessRecord>,
 }
@@ -60,16 +60,16 @@ impl From<&IterationReport> for IterationEvent {
             tokens_per_s: report.tokens_per_s,
             iteration_s: report.seconds,
             grad_norm: report.grad_norm,
-            mtp_loss: report.further_loss,
+            mtp_loss: report.mtp_loss,
             loss_scale: report.loss_scale,
             skipped: report.skipped,
-            dropped: report.dropped,
+            dropped_tokens: report.dropped_tokens,
             staleness: report.staleness.map(StalenessRecord::from),
         }
     }
 }
 
-/// The whole run, for programs.
+/// JSON event of the whole run.
 #[derive(Serialize)]
 pub(super) struct DoneEvent<'a> {
     event: &'static str,
@@ -80,13 +80,13 @@ pub(super) struct DoneEvent<'a> {
     tokens_per_s: Option<f64>,
     predicted_iteration_s: Option<f64>,
     measured_iteration_s: Option<f64>,
-    /// Communication that no computation hid, of steady iterations and the mean of all ranks.
+    /// Exposed communication of steady iterations, averaged over all ranks.
     predicted_exposed_s: Option<f64>,
     measured_exposed_s: Option<f64>,
     peak_bytes: Option<&'a [u64]>,
     planned_peak_bytes: &'a [u64],
     stopped: bool,
-    /// Over the whole run.
+    /// Staleness over the whole run.
     #[serde(skip_serializing_if = "Option::is_none")]
     staleness: Option<StalenessRecord>,
     checkpoint: Option<&'a str>,
@@ -122,8 +122,8 @@ impl<'a> DoneEvent<'a> {
     }
 }
 
-/// Communication that no computation hid, the mean of all ranks: the median of the steady iterations,
-/// since it varies more from one to the next than their length does.
+/// Exposed communication, averaged over all ranks: the median of the steady iterations, since it
+/// varies more between iterations than their duration does.
 fn exposed(trace: &Trace) -> Option<f64> {
     let mut means: Vec<f64> = Vec::new();
     for window in trace.steady_windows() {
@@ -136,7 +136,7 @@ fn exposed(trace: &Trace) -> Option<f64> {
     Some((low + high) / 2.0)
 }
 
-/// A float's bit pattern, by which two runs are compared exactly.
+/// A float's bit pattern, for exact comparison of two runs.
 pub(super) fn bits(value: f32) -> String {
     format!("{:08x}", value.to_bits())
 }

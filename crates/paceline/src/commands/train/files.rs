@@ -1,13 +1,13 @@
-//! What is left of a run: its files, and what people are told about it.
+//! Output of a finished run: its files, and its printed summary.
 
 use crate::commands::report;
 use crate::failure::Failure;
 use crate::output::{RunDir, RunRecord, StalenessRecord};
-use crate::report::{Verdict, breakdown_table, verdict};
-use paceline_plan::trace::{Trace, to_perfetto, to_perfetto_beside};
+use crate::report::{ErrorSummary, breakdown_table, error_summary};
+use paceline_plan::trace::{Trace, to_perfetto, to_perfetto_with};
 use paceline_plan::units::Bytes;
 
-/// Writes the run's directory; the record last but one, because it says which traces there are.
+/// Writes the run's files; `run.json` comes second to last, because it lists the traces.
 pub(super) fn write_files(
     directory: &RunDir,
     record: &mut RunRecord,
@@ -27,7 +27,7 @@ pub(super) fn write_files(
         }
     }
     let both = match (simulated, measured) {
-        (Some(simulated), Some(measured)) => Some(to_perfetto_beside(simulated, measured)),
+        (Some(simulated), Some(measured)) => Some(to_perfetto_with(simulated, measured)),
         (Some(one), None) | (None, Some(one)) => Some(to_perfetto(one)),
         (None, None) => None,
     };
@@ -40,10 +40,10 @@ pub(super) fn write_files(
     Ok(directory.write("report.html", &report::page(record, simulated, measured))?)
 }
 
-/// Ops that are named as causes of a prediction's error; the report names more.
+/// Number of ops named as causes of the prediction error; the report names more.
 const CAUSES: usize = 3;
 
-/// How it went.
+/// Summary printed at the end of a run.
 pub(super) fn closing(
     record: &RunRecord,
     directory: &RunDir,
@@ -60,7 +60,7 @@ pub(super) fn closing(
             losses.len()
         );
     }
-    if let Some(StalenessRecord { mean, max, ahead, .. }) = record.staleness() {
+    if let Some(StalenessRecord { mean, max, max_lead: ahead, .. }) = record.staleness() {
         text += &format!(
             "staleness: a gradient missed {mean:.2} updates on average, {max} at most; the fastest replica was \
              {ahead} iterations ahead at most\n"
@@ -77,7 +77,7 @@ pub(super) fn closing(
     }
     text += "\n\n";
     text += &breakdown_table(simulated, measured);
-    if let Some(Verdict { summary, lines }) = verdict(simulated, measured) {
+    if let Some(ErrorSummary { summary, lines }) = error_summary(simulated, measured) {
         text += &summary[1..].iter().map(|line| format!("{line}\n")).collect::<String>();
         text += &lines.iter().take(CAUSES).map(|line| format!("  {line}\n")).collect::<String>();
     }

@@ -1,8 +1,9 @@
-//! Whether this machine, its data and its disk can do what is asked.
+//! Checks that this machine, its data and its disk can run the request.
 
 use crate::failure::Failure;
-use crate::flags::{Carrier, Keeping, Launch, Problems, Starter};
-use paceline_exec::data::{Data, DataSource, Reads};
+use crate::flags::{CheckpointOptions, Launch, LaunchMode, Problems, StrategyFlags};
+use paceline_comm::TransportKind;
+use paceline_exec::data::{Data, DataSource, SampleKind};
 use paceline_exec::hugging_face::can_export;
 use paceline_exec::{Device, probe, resident};
 use paceline_plan::ids::Rank;
@@ -13,30 +14,47 @@ use paceline_plan::units::Bytes;
 use paceline_sim::cluster::{Cluster, preset};
 use std::path::Path;
 
-/// The most ranks that one machine can be asked to be.
+/// Maximum number of ranks on one machine.
 const MOST_RANKS: u32 = 1024;
 
-/// Notes data that the model cannot learn from, and a model that cannot be exported.
+/// Number of consecutive ranks of the run that can map each other's memory: all of those that this
+/// command starts, or as many as an outside launcher put on each host.
+pub(super) fn shm_domain(launch: &Launch, strategy: &StrategyFlags) -> Option<u64> {
+    let threads = strategy.sync.as_deref() == Some("hogwild");
+    match (launch.transport, launch.by) {
+        (TransportKind::Thread | TransportKind::Tcp, _) => None,
+        _ if threads => None,
+        (TransportKind::Auto | TransportKind::Shm, LaunchMode::Local) => Some(u64::MAX),
+        (TransportKind::Auto | TransportKind::Shm, LaunchMode::Environment) => {
+            let variables = std::env::vars().collect();
+            let found = paceline_comm::launch::rank_env(&variables).ok().flatten()?;
+            let local = found.local_world.filter(|local| found.world.is_multiple_of(*local));
+            local.map(u64::from)
+        }
+    }
+}
+
+/// Reports data that the model cannot learn from, and a model that cannot be exported.
 pub(super) fn can_learn(
     model: &Model,
     plan: &Plan,
     source: &DataSource,
-    keeping: &Keeping,
+    keeping: &CheckpointOptions,
     problems: &mut Problems,
 ) {
-    if let Err(error) = Data::new(source, Reads::of(model, plan.strategy.seq), 0) {
-        problems.say("--data", error.to_string());
+    if let Err(error) = Data::new(source, SampleKind::of(model, plan.strategy.seq), 0) {
+        problems.add("--data", error.to_string());
     }
     if let (Some(_), Err(error)) = (&keeping.export_hf, can_export(model)) {
-        problems.say("--export-hf", error.to_string());
+        problems.add("--export-hf", error.to_string());
     }
 }
 
-/// Notes a plan that this machine cannot hold: to find out by trying could take it down.
+/// Reports a plan that does not fit this machine; trying it could bring the machine down.
 pub(super) fn can_start(plan: &Plan, problems: &mut Problems) {
     let ranks = plan.mesh.world();
     if ranks > MOST_RANKS {
-        problems.say(
+        problems.add(
             "--ranks",
             format!(
                 "{ranks} ranks are more than the {MOST_RANKS} that one machine can be asked to be"
@@ -51,7 +69,7 @@ pub(super) fn can_start(plan: &Plan, problems: &mut Problems) {
     let needed = planned(plan).into_iter().chain((0..ranks).map(beside));
     let needed = Bytes(needed.fold(0u64, u64::saturating_add));
     if let Some(available) = resident::available().filter(|available| needed.0 > *available) {
-        problems.say(
+        problems.add(
             "--model",
             format!(
                 "{} on {ranks} ranks needs {needed}, and this machine has {} to give; \
@@ -63,13 +81,13 @@ pub(super) fn can_start(plan: &Plan, problems: &mut Problems) {
     }
 }
 
-/// Notes the rank that needs the most memory, if that is more than a rank may have.
+/// Reports the rank that needs the most memory, if that exceeds the limit per rank.
 pub(super) fn fits_limit(plan: &Plan, limit: Option<Bytes>, problems: &mut Problems) {
     let most = (0..).map(Rank).zip(planned(plan)).max_by_key(|(_, bytes)| *bytes);
     if let (Some(limit), Some((rank, bytes))) = (limit, most)
         && bytes > limit.0
     {
-        problems.say(
+        problems.add(
             "--memory-limit",
             format!(
                 "a rank may have {limit}, and {} needs {} on rank {rank}; `paceline plan` shows what \
@@ -81,7 +99,7 @@ pub(super) fn fits_limit(plan: &Plan, limit: Option<Bytes>, problems: &mut Probl
     }
 }
 
-/// The arena of each rank; the first one's with what all of them share.
+/// Arena size of each rank; the first rank's includes the memory shared by all.
 pub(super) fn planned(plan: &Plan) -> Vec<u64> {
     let memory = |rank| plan.program(Rank(rank)).memory;
     let shared = memory(0).shared().0;
@@ -89,7 +107,7 @@ pub(super) fn planned(plan: &Plan) -> Vec<u64> {
     (0..plan.mesh.world()).map(|rank| memory(rank).total().0 + beside(rank)).collect()
 }
 
-/// Has ranks that share their weights run as threads, and notes what asks for processes.
+/// Makes ranks that share their weights threads, and reports flags that need processes.
 pub(super) fn share_a_process(plan: &Plan, launch: &mut Launch, problems: &mut Problems) {
     let sync = plan.strategy.sync;
     if plan.programs.iter().all(|program| program.memory.shared().0 == 0) {
@@ -97,41 +115,41 @@ pub(super) fn share_a_process(plan: &Plan, launch: &mut Launch, problems: &mut P
     }
     let mut refuse = |flag, works: &str| {
         let why = "ranks that share their weights are threads of one process";
-        problems.say(flag, format!("{why}; with --sync {sync} {works}"));
+        problems.add(flag, format!("{why}; with --sync {sync} {works}"));
     };
     match launch.transport {
-        Carrier::Auto | Carrier::Thread => launch.transport = Carrier::Thread,
-        Carrier::SharedMemory | Carrier::Tcp => refuse("--transport", "use auto or thread"),
+        TransportKind::Auto | TransportKind::Thread => launch.transport = TransportKind::Thread,
+        TransportKind::Shm | TransportKind::Tcp => refuse("--transport", "use auto or thread"),
     }
-    if launch.by != Starter::Local {
+    if launch.by != LaunchMode::Local {
         refuse("--launch", "use local");
     }
     if launch.recovery.most > 0 {
-        refuse("--max-restarts", "leave it out: they are lost together");
+        refuse("--max-restarts", "leave it out: ranks that are threads fail together");
     }
     if launch.device != Device::Cpu {
         refuse("--device", "use cpu");
     }
 }
 
-/// What to say if the host of a virtual machine has moved its cores since it was calibrated: what ranks exchange
-/// inside a host then takes another time than was predicted.
-pub(super) fn moved(cluster: &Cluster) -> Option<String> {
-    let then = cluster.measured.as_ref()?.apart?;
-    let now = probe::apart().filter(|now| probe::were_moved(*now, then))?;
+/// Returns a note if the host of a virtual machine has migrated its cores since the calibration:
+/// exchanges inside a host then take another time than predicted.
+pub(super) fn core_migration_note(cluster: &Cluster) -> Option<String> {
+    let then = cluster.measured.as_ref()?.core_round_trip?;
+    let now = probe::core_round_trip().filter(|now| probe::cores_migrated(*now, then))?;
     let (now, then) = (now.0 * 1e9, then.0 * 1e9);
     Some(format!(
-        "note: the cores are {now:.0} ns apart now and were {then:.0} when this machine was calibrated (`paceline bench \
-         cores`): exchanges take {} than predicted",
+        "note: the core round trip is {now:.0} ns now and was {then:.0} ns during calibration (`paceline bench core-to-core`): exchanges take {} than predicted",
         if now > then { "longer" } else { "less" }
     ))
 }
 
-/// Where a run leaves what was seen of its machine.
+/// File in the run's directory with the quick profile of its machine.
 pub(super) const MACHINE: &str = "machine.toml";
 
-/// The cluster that stands for this machine: as whoever launched this rank has left it, or as a common one
-/// with a core for each rank, which takes turns with others where there are more ranks than cores.
+/// The cluster that represents this machine: as written by the launcher of this rank, or else a
+/// common machine with this one's number of cores, oversubscribed if there are more ranks than
+/// cores.
 pub(super) fn this_machine(ranks: u32, launched: Option<&Path>) -> Result<Cluster, Failure> {
     let seen = launched.and_then(|directory| std::fs::read_to_string(directory.join(MACHINE)).ok());
     if let Some(seen) = seen.and_then(|text| Cluster::parse(&text, MACHINE).ok()) {
@@ -143,5 +161,5 @@ pub(super) fn this_machine(ranks: u32, launched: Option<&Path>) -> Result<Cluste
         let available = std::thread::available_parallelism().map_or(1, usize::from);
         cores.size = u32::try_from(available).unwrap_or(u32::MAX);
     }
-    Ok(cluster.crowded(ranks))
+    Ok(cluster.with_oversubscribed_cores(ranks))
 }

@@ -1,58 +1,62 @@
-//! `paceline train`: run a plan for real, and lay the prediction beside what happened.
+//! `paceline train`: runs a plan, and compares its prediction with the measurement.
 
 mod events;
 mod files;
 mod machine;
-mod pace;
 mod record;
 mod study;
+mod throughput;
 
 pub(super) use study::{USUAL, result};
 
 use super::plan::check_plan;
-use crate::calibrate::glance;
+use crate::calibrate::profile_plan;
 use crate::failure::Failure;
 use crate::flags::{
-    Carrier, CheckpointFlags, ClusterFlags, CommonFlags, DataChoice, DataDefaults, DataFlags,
-    Defaults, Keeping, Launch, LaunchFlags, MODEL, Origins, Problems, Request, Saving,
+    CheckpointFlags, CheckpointOptions, ClusterFlags, CommonFlags, DataChoice, DataDefaults,
+    DataFlags, Defaults, Launch, LaunchFlags, MODEL, Origins, Problems, Request, SavePolicy,
     StrategyFlags, TOKENIZER, Training, TrainingFlags,
 };
-use crate::launch::{self, Layout, Member, Place};
+use crate::launch::{self, Layout, RankIdentity, RankProcess};
 use crate::output::{self, IterationRecord, Journal, Output, RunDir, RunRecord, stop_on_interrupt};
 use crate::sweep::SweepFlags;
 use clap::Args;
 use events::{DoneEvent, IterationEvent};
 use files::{closing, write_files};
-use machine::{MACHINE, can_learn, can_start, fits_limit, moved, share_a_process, this_machine};
-use pace::Pace;
+use machine::{
+    MACHINE, can_learn, can_start, core_migration_note, fits_limit, share_a_process, shm_domain,
+    this_machine,
+};
+use paceline_comm::TransportKind;
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
 use paceline_exec::data::Tokenizer;
 use paceline_exec::hugging_face::export;
 use paceline_exec::{Device, IterationReport, Start, TrainOptions};
 use paceline_plan::DType;
-use paceline_plan::collective::Order;
+use paceline_plan::collective::SummationOrder;
 use paceline_plan::model::Model;
 use paceline_plan::program::Plan;
 use paceline_plan::units::Seconds;
-use paceline_sim::cluster::{Cluster, Place as Somewhere, Run, Straggler};
+use paceline_sim::cluster::{Cluster, IndexRange, Selector as Somewhere, Straggler};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use throughput::Throughput;
 
 /// Run a plan for real, on this machine
 ///
 /// Every rank is a process with its own memory (or a thread, with --transport thread), and messages
-/// between ranks are real. The text is built in: sentences of a small grammar whose entropy is known, so that the loss can be seen beside
-/// the floor that no model can pass. The run's directory gets run.json, the traces of what was
-/// measured and what was simulated, both together for Perfetto (trace.json), and report.html.
+/// between ranks are real. The text is built in: sentences of a small grammar with known entropy,
+/// the floor that no model's loss can pass. The run's directory gets run.json, the measured and the
+/// simulated trace, both combined for Perfetto (trace.json), and report.html.
 ///
-/// Ctrl-C finishes the iteration, writes everything and exits with status 0; a second Ctrl-C leaves
+/// Ctrl-C finishes the iteration, writes everything and exits with status 0; a second Ctrl-C exits
 /// at once.
 ///
-/// With --vary, one run for each of some values of a flag: its loss, and the loss on samples that it never
-/// saw. Such runs are threads of this process, and leave no files.
+/// With --vary, runs once for each value of a flag, and reports the loss and the loss on held-out
+/// samples. Such runs are threads of this process, and leave no files.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Flags {
@@ -62,8 +66,8 @@ pub(crate) struct Flags {
     pub(super) sweep: SweepFlags,
 }
 
-/// A run, as it was written.
-#[derive(Args, Debug)]
+/// Flags of a run.
+#[derive(Args, Clone, Debug)]
 pub(crate) struct JobFlags {
     #[command(flatten)]
     strategy: StrategyFlags,
@@ -87,36 +91,37 @@ Examples:
   paceline train --model mini --pp 2 --tp 2 --global-batch 8   two stages, halved matrices
   paceline train --model mini --dp 2 --zero 3 --json           one JSON object per iteration";
 
-/// How long a rank waits for another before it gives up.
-const SILENCE: Duration = Duration::from_secs(60);
+/// Time that a blocked exchange waits before it fails.
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What holds where no flag says otherwise.
+/// Defaults of the strategy flags.
 const DEFAULTS: Defaults = Defaults {
     dtype: DType::F32,
-    order: Order::Canonical,
-    expert_room: 2.0,
+    order: SummationOrder::Canonical,
+    expert_buffer_factor: 2.0,
     one_host: true,
+    shm_domain: None,
     limit: None,
 };
 
-/// Trains.
+/// Runs the training.
 pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     start(&flags.job, Purpose::Train, origins)
 }
 
-/// What a run is for.
+/// Purpose of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// A trained model.
+    /// To train a model.
     Train,
-    /// Its pace. Nothing stays that was not asked for.
+    /// To measure throughput; only explicitly requested files are kept.
     Measure,
 }
 
-/// Iterations of a run that is measured.
+/// Default number of iterations of a measured run.
 const MEASURED: u32 = 20;
 
-/// Checks what was asked for, and runs it.
+/// Checks the flags and runs the job.
 pub(crate) fn start(flags: &JobFlags, purpose: Purpose, origins: Origins) -> Result<(), Failure> {
     let mut job = prepare(flags, purpose, origins)?;
     let scratch = match (purpose, &job.training.out) {
@@ -129,10 +134,10 @@ pub(crate) fn start(flags: &JobFlags, purpose: Purpose, origins: Origins) -> Res
     job.run(&flags.common.output())
 }
 
-/// Checks what was asked for.
+/// Checks the flags.
 fn prepare(flags: &JobFlags, purpose: Purpose, origins: Origins) -> Result<Job, Failure> {
     let mut problems = Problems::new(origins);
-    let carried = launch::carried()?;
+    let carried = launch::restart_state()?;
     let mut keeping = flags.checkpoints.check(&mut problems);
     if let Some(resume) = &carried.resume {
         keeping.go_on_from(resume, &mut problems);
@@ -140,8 +145,8 @@ fn prepare(flags: &JobFlags, purpose: Purpose, origins: Origins) -> Result<Job, 
     let mut defaults = Training::default();
     if purpose == Purpose::Measure {
         defaults.iterations = MEASURED;
-        if keeping.saving == Saving::AtEnd && keeping.export_hf.is_none() {
-            keeping.saving = Saving::Never;
+        if keeping.saving == SavePolicy::AtEnd && keeping.export_hf.is_none() {
+            keeping.saving = SavePolicy::Never;
         }
     }
     if let Some(resume) = &keeping.resume {
@@ -159,7 +164,7 @@ fn prepare(flags: &JobFlags, purpose: Purpose, origins: Origins) -> Result<Job, 
     let data = flags.data.check(&DataDefaults::of(&keeping), &mut problems);
     let launch = flags.launch.check(&mut problems);
     if flags.checkpoints.resume.is_some() && keeping.resume.is_none() && strategy.model.is_none() {
-        // What cannot be opened would have said which model it is.
+        // The model would come from the checkpoint, which cannot be opened.
         return Err(problems.into());
     }
     let mut job =
@@ -168,7 +173,7 @@ fn prepare(flags: &JobFlags, purpose: Purpose, origins: Origins) -> Result<Job, 
     Ok(job)
 }
 
-/// A directory that goes when the run has ended.
+/// A directory that is removed when the run ends.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -181,57 +186,58 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be removed is in nobody's way.
+        // A leftover temporary directory does no harm.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// A run that can start.
+/// A validated run.
 pub(super) struct Job {
     model: Model,
     plan: Plan,
     training: Training,
-    keeping: Keeping,
+    keeping: CheckpointOptions,
     data: DataChoice,
     launch: Launch,
-    /// Which of the ranks this process is, if it is one.
-    place: Option<Place>,
-    /// How many cores the ranks of this machine have together.
+    /// Identity of the rank that this process runs, if it is a rank.
+    place: Option<RankIdentity>,
+    /// Number of cores that the ranks of this machine share.
     cores: usize,
-    /// What the prediction is for.
+    /// The cluster that the prediction is for.
     cluster: Cluster,
-    /// Whether the user said so.
+    /// True if the user named that cluster.
     is_described: bool,
-    /// What it is for.
+    /// Purpose of the run.
     purpose: Purpose,
-    /// First iterations whose gradients go as they are before they are compressed.
+    /// Number of first iterations whose gradients are sent uncompressed.
     warm_up: u32,
-    /// What was asked for: ranks that are lost may ask for another layout of it.
+    /// The requested flags, from which another layout is derived if ranks are lost.
     asked: (StrategyFlags, ClusterFlags),
 }
 
 impl Job {
-    /// Everything that can be known to be wrong before a rank starts.
+    /// Reports every error that can be detected before a rank starts.
     pub(super) fn check(
         strategy: &StrategyFlags,
         flags: &ClusterFlags,
         mut training: Training,
-        (keeping, data): (Keeping, Option<DataChoice>),
+        (keeping, data): (CheckpointOptions, Option<DataChoice>),
         mut launch: Launch,
         mut problems: Problems,
     ) -> Result<Self, Failure> {
         let described = flags.check(&mut problems);
         let on = described.as_ref().map(|described| (flags, described));
         if strategy.dtype.as_deref() == Some("fp8") {
-            problems.say("--dtype", "'fp8' cannot be trained in yet; f32, bf16 and f16 can");
+            problems.add("--dtype", "'fp8' cannot be trained in yet; f32, bf16 and f16 can");
         }
-        let defaults = Defaults { limit: launch.memory_limit, ..DEFAULTS };
+        let shm_domain = shm_domain(&launch, strategy);
+        let defaults = Defaults { limit: launch.memory_limit, shm_domain, ..DEFAULTS };
         let request = strategy.check(defaults, on, &mut problems);
         if let Some(Request { plan, .. }) = &request {
             share_a_process(plan, &mut launch, &mut problems);
         }
-        // Of several ranks on one machine, each would count what the others have taken.
-        let place = if problems.is_empty() { launch::place(&launch)? } else { None };
+        // A rank skips the memory check: it would count the memory that other ranks have taken.
+        let place = if problems.is_empty() { launch::rank_identity(&launch)? } else { None };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if let Some(Request { plan, .. }) = &request {
             fits_limit(plan, launch.memory_limit, &mut problems);
@@ -246,13 +252,13 @@ impl Job {
             && slow.rank >= plan.mesh.world()
         {
             let (rank, last) = (slow.rank, plan.mesh.world() - 1);
-            problems.say("--straggler", format!("there is no rank {rank}; the last one is {last}"));
+            problems.add("--straggler", format!("there is no rank {rank}; the last one is {last}"));
         }
-        if let (Saving::Every(_), Some(Request { plan, .. })) = (&keeping.saving, &request)
+        if let (SavePolicy::Every(_), Some(Request { plan, .. })) = (&keeping.saving, &request)
             && plan.strategy.sync.is_async()
         {
             let sync = plan.strategy.sync;
-            problems.say(
+            problems.add(
                 "--save-every",
                 format!(
                     "with {sync} ranks are at different iterations; the run is saved at its end"
@@ -261,7 +267,7 @@ impl Job {
         }
         let done = keeping.resume.as_ref().map_or(0, |resume| resume.state().iteration);
         if done > 0 && training.iterations <= done {
-            problems.say(
+            problems.add(
                 "--iterations",
                 format!(
                     "counts from the run's start, and the checkpoint is at {done}; use more than that"
@@ -273,7 +279,7 @@ impl Job {
             paceline_exec::warm_up(&plan.strategy, training.iterations, resumed)
         });
         let warm_up = warm_up.unwrap_or_else(|error| {
-            problems.say("--compress-warmup", error.to_string());
+            problems.add("--compress-warmup", error.to_string());
             0
         });
         let (Some(Request { model, plan }), Some(data), true) =
@@ -283,7 +289,7 @@ impl Job {
         };
         check_plan(&plan)?;
         paceline_exec::can_run(&plan)?;
-        if let Some(Place { launched: Some(directory), .. }) = &place {
+        if let Some(RankIdentity { launched: Some(directory), .. }) = &place {
             training.out = Some(directory.clone());
         }
         let is_described = described.is_some();
@@ -295,9 +301,9 @@ impl Job {
             }
         };
         if let Some(slow) = training.straggler {
-            // The prediction knows of it too.
-            cluster.uneven.stragglers.push(Straggler {
-                at: Somewhere::Ranks(vec![Run::one(slow.rank)]),
+            // The prediction models the straggler too.
+            cluster.heterogeneity.stragglers.push(Straggler {
+                at: Somewhere::Ranks(vec![IndexRange::one(slow.rank)]),
                 factor: slow.factor,
                 from: Seconds::ZERO,
                 until: None,
@@ -320,72 +326,72 @@ impl Job {
             warm_up,
             asked,
         };
-        job.suit_measurements();
+        job.select_measurements();
         Ok(job)
     }
 
-    /// Lets the measurements of a calibrated cluster answer for how this run is started.
-    fn suit_measurements(&mut self) {
+    /// Selects the calibration's measurements for this run's threads and transport.
+    fn select_measurements(&mut self) {
         let threads = self.threads_per_rank();
         let Some(measured) = &mut self.cluster.measured else { return };
         measured.threads = u32::try_from(threads.get()).ok();
-        measured.choose_wire(match self.launch.transport {
-            Carrier::Auto | Carrier::SharedMemory => "shm",
-            Carrier::Thread => "thread",
-            Carrier::Tcp => "tcp",
+        measured.select_transport(match self.launch.transport {
+            TransportKind::Auto | TransportKind::Shm => "shm",
+            TransportKind::Thread => "thread",
+            TransportKind::Tcp => "tcp",
         });
     }
 
-    /// Has a short look at what this machine takes for the plan, unless the user has said what it is, and leaves
-    /// it in the run's directory, for ranks that are processes and for whoever wants to predict more.
-    fn look_around(&mut self, directory: &RunDir) {
+    /// Measures a quick profile of the plan on this machine, unless the user has described the
+    /// machine. Saves it in the run's directory, for rank processes and for further predictions.
+    fn profile_machine(&mut self, directory: &RunDir) {
         if self.is_described || self.purpose != Purpose::Train || self.launch.device != Device::Cpu
         {
             return;
         }
         let cores = NonZeroUsize::new(self.cores).unwrap_or(NonZeroUsize::MIN);
-        // A run does not depend on its prediction.
-        let Ok(seen) = glance(&self.plan, self.threads_per_rank(), cores) else { return };
+        // A run works without a prediction.
+        let Ok(seen) = profile_plan(&self.plan, self.threads_per_rank(), cores) else { return };
         let text = format!("# Seen in a short look before a run of {}.\n", self.plan.model);
         let _ = output::write(&directory.path().join(MACHINE), (text + &seen.to_toml()).as_bytes());
-        let uneven = std::mem::take(&mut self.cluster.uneven);
-        self.cluster = Cluster { uneven, ..seen };
-        self.suit_measurements();
+        let uneven = std::mem::take(&mut self.cluster.heterogeneity);
+        self.cluster = Cluster { heterogeneity: uneven, ..seen };
+        self.select_measurements();
     }
 
-    /// Trains: as threads of this process, as processes that this one starts, or as the one of them
-    /// that this process is.
+    /// Trains: as threads of this process, as processes that it starts, or as one such rank
+    /// process.
     pub(super) fn run(mut self, output: &Output) -> Result<(), Failure> {
         let world = self.plan.mesh.world();
         let threads = match self.launch.transport {
-            Carrier::Thread => true,
-            Carrier::Auto => world == 1 && self.launch.recovery.most == 0,
-            Carrier::SharedMemory | Carrier::Tcp => false,
+            TransportKind::Thread => true,
+            TransportKind::Auto => world == 1 && self.launch.recovery.most == 0,
+            TransportKind::Shm | TransportKind::Tcp => false,
         };
         match self.place.take() {
             Some(place) => {
                 place.keep_to_cores(self.threads_per_rank(), self.cores);
                 let member = launch::connect(place, &self.launch, &self.plan, &self.training)?;
                 if member.place.rank == 0 {
-                    self.lead(Some(member), output)
+                    self.run_leader(Some(member), output)
                 } else {
-                    self.follow(member)
+                    self.run_follower(member)
                 }
             }
-            None if threads => self.lead(None, output),
+            None if threads => self.run_leader(None, output),
             None => {
                 let directory = self.directory()?;
-                self.look_around(&directory);
-                let run = launch::Run {
+                self.profile_machine(&directory);
+                let run = launch::SupervisedRun {
                     world,
                     launch: &self.launch,
                     directory: directory.path(),
                     iterations: self.training.iterations,
                     replan: &|ranks| self.replan(ranks),
                 };
-                let before = moved(&self.cluster);
+                let before = core_migration_note(&self.cluster);
                 let ended = launch::run(&run, output);
-                if let Some(moved) = before.or_else(|| moved(&self.cluster)) {
+                if let Some(moved) = before.or_else(|| core_migration_note(&self.cluster)) {
                     output.note(&moved);
                 }
                 ended
@@ -393,7 +399,7 @@ impl Job {
         }
     }
 
-    /// The largest layout of what was asked for on so many ranks, and how many of them it uses.
+    /// The largest layout of the request on at most `ranks` ranks, and the number of ranks it uses.
     fn replan(&self, ranks: u32) -> Option<(Layout, u32)> {
         let (asked, flags) = &self.asked;
         let on = flags.cluster.is_some().then_some((flags, &self.cluster));
@@ -401,7 +407,9 @@ impl Job {
             let mut strategy = asked.clone();
             layout.apply(&mut strategy);
             let mut problems = Problems::default();
-            let defaults = Defaults { limit: self.launch.memory_limit, ..DEFAULTS };
+            let shm_domain = shm_domain(&self.launch, &strategy);
+            let limit = self.launch.memory_limit;
+            let defaults = Defaults { limit, shm_domain, ..DEFAULTS };
             let plan = strategy.check(defaults, on, &mut problems)?.plan;
             fits_limit(&plan, self.launch.memory_limit, &mut problems);
             can_start(&plan, &mut problems);
@@ -420,24 +428,32 @@ impl Job {
     }
 
     /// Runs a rank that reports to rank 0.
-    fn follow(&self, mut member: Member) -> Result<(), Failure> {
+    fn run_follower(&self, mut member: RankProcess) -> Result<(), Failure> {
         let options = self.options(&Arc::default(), Path::new(""));
-        let followed =
-            paceline_exec::take_part(&self.plan, &options, &mut member.transport, &mut |_| {});
+        let followed = paceline_exec::run_process_rank(
+            &self.plan,
+            &options,
+            &mut member.transport,
+            &mut |_| {},
+        );
         followed.map(|_| ()).map_err(|error| {
             member.write_flight_record(&error.to_string(), self.training.out.as_ref());
             member.place.failed(error.into())
         })
     }
 
-    /// Predicts, trains, writes the run's directory and says how it went. All ranks are threads
-    /// unless this process is the first of several.
-    fn lead(mut self, mut member: Option<Member>, output: &Output) -> Result<(), Failure> {
+    /// Predicts, trains, writes the run's directory and prints the summary. All ranks are threads
+    /// unless this process is rank 0 of several processes.
+    fn run_leader(
+        mut self,
+        mut member: Option<RankProcess>,
+        output: &Output,
+    ) -> Result<(), Failure> {
         let directory = self.directory()?;
         if member.is_none() {
-            self.look_around(&directory);
+            self.profile_machine(&directory);
         }
-        // Ranks that the launcher starts again go on with the journal of those before them.
+        // Ranks restarted by the launcher continue the journal of the earlier attempts.
         if member.as_ref().is_none_or(|member| member.place.launched.is_none()) {
             Journal::clear(&directory);
         }
@@ -451,17 +467,17 @@ impl Job {
             (stop_on_interrupt(output, "end the run without its files"), self.progress(&record));
         let mut listener_left = false;
         let mut heard = |iteration: &IterationReport| {
-            let IterationReport { loss, tokens_per_s, dropped, .. } = *iteration;
+            let IterationReport { loss, tokens_per_s, dropped_tokens: dropped, .. } = *iteration;
             progress.advance(iteration.iteration, loss, tokens_per_s, dropped);
             let done = IterationRecord::from(iteration);
             journal.note(iteration.iteration, &done);
             record.iterations.push(done);
             let told = match self.purpose {
-                Purpose::Train => output.object(&IterationEvent::from(iteration)),
+                Purpose::Train => output.print_json(&IterationEvent::from(iteration)),
                 Purpose::Measure => Ok(()),
             };
             if told.is_err() && !listener_left {
-                // Nobody reads on: what is done is kept, the rest is not started.
+                // The output's reader has gone: keep the finished iterations and stop.
                 listener_left = true;
                 stop.store(true, Ordering::Relaxed);
             }
@@ -469,8 +485,8 @@ impl Job {
         let options = self.options(&stop, directory.path());
         let trained = match &mut member {
             None => paceline_exec::train(&self.plan, &options, &mut heard),
-            Some(Member { transport, .. }) => {
-                paceline_exec::take_part(&self.plan, &options, transport, &mut heard)
+            Some(RankProcess { transport, .. }) => {
+                paceline_exec::run_process_rank(&self.plan, &options, transport, &mut heard)
                     .map(|outcome| outcome.expect("rank 0 gets the outcome"))
             }
         };
@@ -509,20 +525,20 @@ impl Job {
         match self.purpose {
             Purpose::Train => {
                 let (predicted, measured) = (predicted.as_ref(), measured.as_ref());
-                output.people(&closing(&record, &directory, predicted, measured))?;
-                Ok(output.object(&DoneEvent::new(&record, &directory, predicted, measured))?)
+                output.print(&closing(&record, &directory, predicted, measured))?;
+                Ok(output.print_json(&DoneEvent::new(&record, &directory, predicted, measured))?)
             }
             Purpose::Measure => {
                 let stopped = || anyhow::anyhow!("stopped before there was anything to measure");
-                let pace = Pace::of(&self, &record).ok_or_else(|| Failure::Run(stopped()))?;
-                output.people(&pace.to_string())?;
-                Ok(output.object(&pace)?)
+                let pace = Throughput::of(&self, &record).ok_or_else(|| Failure::Run(stopped()))?;
+                output.print(&pace.to_string())?;
+                Ok(output.print_json(&pace)?)
             }
         }
     }
 
-    /// What a user chose, for a run that lies in this directory. Ranks that follow are told the
-    /// directory by rank 0.
+    /// Executor options from the user's flags, for a run in `directory`. Followers receive the
+    /// directory from rank 0.
     fn options(&self, stop: &Arc<AtomicBool>, directory: &Path) -> TrainOptions {
         let training = &self.training;
         TrainOptions {
@@ -546,7 +562,7 @@ impl Job {
             },
             save: self.save(directory),
             stop: Arc::clone(stop),
-            silence: SILENCE.max(self.launch.silence),
+            exchange_timeout: EXCHANGE_TIMEOUT.max(self.launch.heartbeat_timeout),
             device: self.launch.device,
             offload_folder: self.offload_folder(directory),
             straggler: training.straggler,
@@ -555,14 +571,14 @@ impl Job {
         }
     }
 
-    /// Where offloaded bytes go: beside the run's files, unless the user said otherwise.
+    /// Directory for offloaded state: next to the run's files, unless the user chose another.
     fn offload_folder(&self, directory: &Path) -> PathBuf {
         let own = Some(directory).filter(|path| !path.as_os_str().is_empty());
         let named = self.training.offload_dir.as_deref().or(own).or(self.training.out.as_deref());
         named.map_or_else(std::env::temp_dir, Path::to_owned)
     }
 
-    /// As many threads as the user said, or the cores, shared out among the ranks.
+    /// The user's number of threads per rank, or the cores divided by the ranks.
     fn threads_per_rank(&self) -> NonZeroUsize {
         self.training.threads_per_rank.unwrap_or_else(|| {
             NonZeroUsize::new(self.cores / self.plan.mesh.world() as usize)
@@ -570,12 +586,12 @@ impl Job {
         })
     }
 
-    /// Where the run is saved, if it is.
+    /// Checkpoint options of the run, if it is saved.
     fn save(&self, directory: &Path) -> Option<SaveOptions> {
         let every = match self.keeping.saving {
-            Saving::Never => return None,
-            Saving::AtEnd => None,
-            Saving::Every(every) => Some(every),
+            SavePolicy::Never => return None,
+            SavePolicy::AtEnd => None,
+            SavePolicy::Every(every) => Some(every),
         };
         let mut beside = vec![(MODEL.to_owned(), self.model.to_toml().into_bytes())];
         if let Tokenizer::HuggingFace { json, .. } = &self.data.tokenizer {
@@ -583,22 +599,23 @@ impl Job {
         }
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Some(SaveOptions {
-            directory: Keeping::folder(directory),
+            directory: CheckpointOptions::folder(directory),
             every,
             keep: self.keeping.keep,
-            // Two runs in one directory are told apart by when they started and by their process.
+            // The start time and the process id distinguish two runs in one directory.
             attempt: (since.as_nanos() as u64) ^ (u64::from(std::process::id()) << 40),
-            beside,
+            extra_files: beside,
         })
     }
 
-    /// Notes the last checkpoint, and exports it if that was asked for.
+    /// Records the last checkpoint, and exports it on request.
     fn keep(&self, record: &mut RunRecord, directory: &RunDir) -> Result<(), Failure> {
-        // A directory may hold checkpoints of another run, which was longer.
+        // The directory may also hold checkpoints of another, longer run.
         let done = record.iterations_done();
-        let all = Checkpoint::all(&Keeping::folder(directory.path())).into_iter().rev();
+        let all = Checkpoint::all(&CheckpointOptions::folder(directory.path())).into_iter().rev();
         let mut own = all.filter(|(iteration, _)| *iteration <= done);
-        let Some((_, path)) = own.next().filter(|_| self.keeping.saving != Saving::Never) else {
+        let Some((_, path)) = own.next().filter(|_| self.keeping.saving != SavePolicy::Never)
+        else {
             return Ok(());
         };
         let last = Checkpoint::open(&path).map_err(|error| Failure::Run(error.into()))?;

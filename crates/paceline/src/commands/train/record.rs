@@ -1,13 +1,13 @@
-//! What a run is known to be before it starts, and what it came to.
+//! A run's record: its settings before the start, and its results.
 
 use super::Job;
 use super::machine::planned;
 use crate::failure::Failure;
-use crate::output::{MemoryRecord, ModelRecord, Output, Past, Progress, RunRecord};
+use crate::output::{EarlierAttempts, MemoryRecord, ModelRecord, Output, Progress, RunRecord};
 use crate::overview::{facts, warnings};
 use paceline_exec::Device;
-use paceline_exec::checkpoint::Carries;
-use paceline_exec::data::{Data, DataSource, Reads};
+use paceline_exec::checkpoint::RankState;
+use paceline_exec::data::{Data, DataSource, SampleKind};
 use paceline_plan::ids::Rank;
 use paceline_plan::program::{MemoryKind, Plan};
 use paceline_plan::summary::summarize;
@@ -15,8 +15,8 @@ use paceline_plan::trace::{Span, Trace};
 use paceline_plan::units::Seconds;
 
 impl Job {
-    /// What is known before the first iteration, if `past` is behind it.
-    pub(super) fn record(&self, past: Past) -> RunRecord {
+    /// The record before the first iteration of this attempt; `past` holds the earlier attempts.
+    pub(super) fn record(&self, past: EarlierAttempts) -> RunRecord {
         let Self { model, plan, training, keeping, data, cores, cluster, .. } = self;
         let summary = summarize(plan);
         let mut warnings = warnings(plan, &summary, None);
@@ -35,11 +35,10 @@ impl Job {
             ));
         }
         if let Some(resume) = &keeping.resume
-            && let Ok(Carries::Anew) = resume.carries(plan)
+            && let Ok(RankState::Reset) = resume.rank_state(plan)
         {
             warnings.push(
-                "the checkpoint is another layout's: what its ranks had not sent yet of compressed \
-                 gradients, velocities of comparisons and moments of replicas that train apart begin anew"
+                "the checkpoint has another layout: error feedback, outer velocity and local moments are reset"
                     .to_owned(),
             );
         }
@@ -101,13 +100,13 @@ impl Job {
         }
     }
 
-    /// The lowest loss that the data allows, where that is known.
+    /// The lowest loss that the data allows, if known.
     fn floor(&self) -> Option<f64> {
-        let reads = Reads::of(&self.model, self.plan.strategy.seq);
+        let reads = SampleKind::of(&self.model, self.plan.strategy.seq);
         Data::new(&self.data.source, reads, self.training.seed).ok()?.floor()
     }
 
-    /// The simulator's trace; a run does not depend on it.
+    /// Simulates the plan and returns its trace; a run works without it.
     pub(super) fn predict(&self, record: &mut RunRecord) -> Option<Trace> {
         let options = paceline_sim::Options { trace: true, ..Default::default() };
         match paceline_sim::simulate(&self.plan, &self.cluster, &options) {
@@ -126,7 +125,7 @@ impl Job {
         Progress::new(record.iterations_done(), self.training.iterations, record.floor)
     }
 
-    /// What is about to happen.
+    /// Prints the facts, prediction and warnings of the run.
     pub(super) fn announce(&self, record: &RunRecord, output: &Output) -> Result<(), Failure> {
         let mut text = String::new();
         for (name, fact) in &record.facts {
@@ -139,12 +138,12 @@ impl Job {
         for warning in &record.warnings {
             text += &format!("warning: {warning}\n");
         }
-        Ok(output.people(&text)?)
+        Ok(output.print(&text)?)
     }
 
-    /// The pace, from all iterations.
+    /// Computes the measured iteration time and throughput.
     pub(super) fn conclude(&self, record: &mut RunRecord) {
-        // What is predicted is the pace after any warm-up of compression.
+        // The prediction is for iterations after any compression warm-up.
         let warm_up = record.compress_warmup.saturating_sub(record.iterations_before);
         let compressed = record.iterations.get(warm_up as usize..).filter(|rest| !rest.is_empty());
         let steady = match compressed.unwrap_or(&record.iterations) {
@@ -161,8 +160,8 @@ impl Job {
     }
 }
 
-/// The simulator writes one rank of each role, because all of them take the same time; here each
-/// rank gets its copy, so that every measured rank has a prediction beside it.
+/// Copies the simulated rank of each role to all ranks of the role, which take the same time, so
+/// that every measured rank has a prediction.
 fn unfold(mut trace: Trace, plan: &Plan) -> Trace {
     let folded = std::mem::take(&mut trace.spans);
     for rank in (0..plan.mesh.world()).map(Rank) {

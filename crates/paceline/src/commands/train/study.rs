@@ -1,9 +1,9 @@
-//! One point of a study of runs: a run of which only numbers stay.
+//! One point of a study of runs: only the numbers of the run are kept.
 
 use super::{Job, JobFlags, Purpose, prepare};
 use crate::failure::Failure;
-use crate::flags::{Origins, Saving};
-use paceline_exec::data::{Data, Reads};
+use crate::flags::{Origins, SavePolicy};
+use paceline_exec::data::{Data, SampleKind};
 use paceline_exec::inference::{ImageNetwork, Network, evaluate};
 use paceline_exec::{Outcome, TrainOptions};
 use serde::Serialize;
@@ -11,49 +11,51 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What a study shows of runs unless told otherwise.
+/// Default columns of a study of runs.
 pub(crate) const USUAL: [&str; 3] = ["loss", "held_out_loss", "iterations"];
 
-/// What came of a run. Nothing of it depends on the machine's speed.
+/// Results of a run, all independent of the machine's speed.
 #[derive(Serialize)]
 struct Found {
     /// The mean loss of the last tenth of the iterations.
     loss: f64,
-    /// The loss on samples that the run never saw.
+    /// The loss on held-out samples.
     held_out_loss: f64,
-    /// How much lower the one is than the other.
+    /// Held-out loss minus training loss.
     gap: f64,
-    /// The loss that no model can stay below, where that is known.
+    /// The lowest possible loss, if known.
     floor: Option<f64>,
-    /// Of a network on images, the share of held-out images that it found the right class of.
+    /// Share of correctly classified held-out images; image networks only.
     #[serde(skip_serializing_if = "Option::is_none")]
     accuracy: Option<f64>,
-    /// Iterations run.
+    /// Number of iterations run.
     iterations: usize,
-    /// Samples read.
+    /// Number of samples read.
     samples: u64,
 }
 
-/// Samples on which a trained model is looked at: enough to tell a hundredth of a nat.
+/// Number of held-out samples: enough to resolve a hundredth of a nat.
 const HELD_OUT: u64 = 512;
-/// Of those, how many at once.
+/// Number of held-out samples evaluated at once.
 const AT_ONCE: u64 = 32;
 
-/// Trains on threads of this process, and looks at what was learnt.
+/// Trains on threads of this process, and evaluates the result.
 pub(crate) fn result(flags: &JobFlags, origins: Origins) -> Result<Value, Failure> {
-    let mut job = prepare(flags, Purpose::Measure, origins)?;
-    job.keeping.saving = Saving::Never;
+    let mut flags = flags.clone();
+    flags.launch.transport.get_or_insert_with(|| "thread".to_owned());
+    let mut job = prepare(&flags, Purpose::Measure, origins)?;
+    job.keeping.saving = SavePolicy::Never;
     let stop = Arc::default();
     let options = TrainOptions { keep_parameters: true, ..job.options(&stop, Path::new("")) };
     let outcome = paceline_exec::train(&job.plan, &options, &mut |_| {})?;
-    let found = look(&job, outcome)?;
+    let found = evaluate_outcome(&job, outcome)?;
     serde_json::to_value(found).map_err(|error| Failure::Run(error.into()))
 }
 
-fn look(job: &Job, outcome: Outcome) -> Result<Found, Failure> {
+fn evaluate_outcome(job: &Job, outcome: Outcome) -> Result<Found, Failure> {
     let failed = |error: paceline_exec::data::DataError| Failure::Run(error.into());
     let seq = job.plan.strategy.seq;
-    let reads = Reads::of(&job.model, seq);
+    let reads = SampleKind::of(&job.model, seq);
     let data = Data::held_out(&job.data.source, reads, job.training.seed).map_err(failed)?;
     let samples = data.samples().unwrap_or(u64::MAX).min(HELD_OUT);
     let parameters = outcome.parameters.unwrap_or_default();

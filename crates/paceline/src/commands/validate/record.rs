@@ -1,4 +1,4 @@
-//! A row of a table beside its prediction, and all rows in sum.
+//! A table row with its prediction, and the totals over all rows.
 
 use paceline_sim::table::{astra::AstraRow, collectives, training};
 use paceline_sim::{ErrorBand, quantile};
@@ -14,7 +14,7 @@ pub(super) struct Record {
     pub(super) error: Option<f64>,
     pub(super) measured_bytes: Option<u64>,
     pub(super) predicted_bytes: Option<u64>,
-    /// The software that a training run is taken for.
+    /// The software profile of a training run.
     #[serde(skip_serializing_if = "Option::is_none")]
     profile: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,7 +46,7 @@ impl Record {
         }
     }
 
-    /// ASTRA-sim's cycle is a nanosecond.
+    /// Simulates an ASTRA-sim row; ASTRA-sim's cycle is one nanosecond.
     pub(super) fn of_astra(row: &AstraRow) -> Self {
         let seconds = |nanoseconds: u64| nanoseconds as f64 * 1e-9;
         let (base, measured) = (Self::default(), row.measured_ns_max.map(seconds));
@@ -57,7 +57,7 @@ impl Record {
         }
     }
 
-    /// The same case on Paceline's own network.
+    /// Simulates the same case with Paceline's own network model.
     pub(super) fn of_astra_by_own(row: &AstraRow) -> Self {
         let (base, measured) = (Self::default(), row.measured_ns_max.map(|ns| ns as f64 * 1e-9));
         match row.case.as_ref().map(paceline_sim::astra::own_time) {
@@ -78,7 +78,7 @@ impl Record {
     }
 }
 
-/// All rows in sum.
+/// Totals over all rows.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Total {
     pub(super) rows: usize,
@@ -86,10 +86,10 @@ pub(super) struct Total {
     pub(super) skipped: usize,
     pub(super) median_abs_error: Option<f64>,
     pub(super) p90_abs_error: Option<f64>,
-    /// Factors on a prediction between which four of five measurements lie.
+    /// Factors on a prediction between which four of five measurements are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) band: Option<[f64; 2]>,
-    /// The same for profiles with enough training runs: what `paceline_sim::error_band` should say.
+    /// The same per profile with enough training runs, to check `paceline_sim::error_band`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) bands: BTreeMap<&'static str, [f64; 2]>,
 }

@@ -1,4 +1,4 @@
-//! Laws that hold for every algorithm: each is right, and [costs] what its doc comment says.
+//! Laws that hold for every algorithm: each is correct, and [costs] what its doc comment says.
 
 use super::symbolic::{self, Problem};
 use super::*;
@@ -6,19 +6,19 @@ use CollectiveKind::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, 
 
 mod costs;
 
-const ORDERS: [Order; 2] = [Order::Canonical, Order::Free];
+const ORDERS: [SummationOrder; 2] = [SummationOrder::Canonical, SummationOrder::Free];
 
-/// All algorithms, with parameters of all sorts.
+/// All algorithms, with a range of parameters.
 fn algorithms(ranks: u32) -> Vec<Algorithm> {
     let mut all: Vec<_> = levels(ranks).into_iter().map(Algorithm::from).collect();
     all.push(Algorithm::Auto);
     all.extend(grids(ranks));
-    // A few of the hierarchies; a test of its own has any algorithm inside any other.
+    // A few hierarchies; a separate test covers all combinations.
     let servers = Level::ParameterServer { servers: 2 };
     let pairs = [
         (Level::Ring, Level::HalvingDoubling),
         (servers, Level::Ring),
-        (Level::ReadReduce, Level::Direct),
+        (Level::SharedMemory, Level::Direct),
         (Level::HalvingDoubling, Level::Tree),
         (Level::Tree, Level::MultiRing { rings: 2 }),
         (Level::Naive, servers),
@@ -37,7 +37,7 @@ fn levels(ranks: u32) -> Vec<Level> {
         Level::HalvingDoubling,
         Level::Tree,
         Level::Direct,
-        Level::ReadReduce,
+        Level::SharedMemory,
         Level::Naive,
         Level::Overlapped,
         Level::Partitioned,
@@ -77,7 +77,7 @@ fn grids(ranks: u32) -> Vec<Algorithm> {
             }
         }
     }
-    // One stream in one of three shapes, several in the others: the first shape has all.
+    // The first shape is tested with all names; the others take the names in turn.
     let names = ["per-dimension", "per-dimension:3", "themis:4"];
     let mut all: Vec<String> = names.iter().map(|name| format!("{name}/{}", shapes[0])).collect();
     let later = (1..).zip(&shapes[1..]);
@@ -89,11 +89,12 @@ fn hierarchical(inner: Level, outer: Level, host: u32) -> Algorithm {
     Algorithm::Hierarchical { inner, outer, host: None }.with_host(host)
 }
 
-/// Every legal combination for so many ranks, with the given root.
+/// Every legal combination for `ranks` ranks with the given root.
 fn patterns(ranks: u32, root: u32) -> impl Iterator<Item = Pattern> {
     CollectiveKind::ALL.into_iter().flat_map(move |kind| {
         // Without sums, all orders are the same.
-        let orders = ORDERS.into_iter().filter(move |o| *o == Order::Free || kind.reduces());
+        let orders =
+            ORDERS.into_iter().filter(move |o| *o == SummationOrder::Free || kind.reduces());
         orders.flat_map(move |order| {
             let all = algorithms(ranks).into_iter();
             all.filter_map(move |a| Pattern::new(kind, a, order, ranks, root).ok())
@@ -102,10 +103,10 @@ fn patterns(ranks: u32, root: u32) -> impl Iterator<Item = Pattern> {
 }
 
 fn pattern(kind: CollectiveKind, algorithm: Algorithm, ranks: u32) -> Pattern {
-    Pattern::new(kind, algorithm, Order::Free, ranks, 0).unwrap()
+    Pattern::new(kind, algorithm, SummationOrder::Free, ranks, 0).unwrap()
 }
 
-/// Whether another root gives other steps.
+/// Returns true if the steps depend on the root.
 fn root_matters(pattern: &Pattern) -> bool {
     let servers = matches!(pattern.algorithm(), Algorithm::ParameterServer { .. });
     let levels = pattern.levels();
@@ -147,10 +148,10 @@ fn every_algorithm_is_right() {
 fn trees_are_right_for_any_rank_count() {
     for ranks in (18..=40).chain([64, 65, 127]) {
         for (kind, order) in [
-            (AllReduce, Order::Canonical),
-            (AllReduce, Order::Free),
-            (Broadcast, Order::Free),
-            (Reduce, Order::Free),
+            (AllReduce, SummationOrder::Canonical),
+            (AllReduce, SummationOrder::Free),
+            (Broadcast, SummationOrder::Free),
+            (Reduce, SummationOrder::Free),
         ] {
             let pattern = Pattern::new(kind, Algorithm::Tree, order, ranks, ranks / 3).unwrap();
             assert_eq!(symbolic::check(&pattern), Ok(()), "{pattern:?}");
@@ -169,7 +170,7 @@ fn any_algorithm_may_stand_inside_any_other() {
                     for order in ORDERS {
                         let root = ranks / 2;
                         let Ok(pattern) = Pattern::new(kind, algorithm, order, ranks, root) else {
-                            let must = kind == AllReduce && order == Order::Free;
+                            let must = kind == AllReduce && order == SummationOrder::Free;
                             assert!(!must, "{algorithm} cannot do {kind} of {ranks}");
                             continue;
                         };
@@ -185,20 +186,21 @@ fn any_algorithm_may_stand_inside_any_other() {
     }
 }
 
-/// What [`resolve`] promises of each algorithm, and that it promises no less than it could.
+/// [`resolve`] accepts the canonical order exactly if the algorithm keeps it.
 #[test]
 fn orders_are_kept_where_they_can_be() {
     for ranks in 3..=17 {
         for kind in [AllReduce, ReduceScatter, Reduce] {
             for algorithm in algorithms(ranks) {
-                let Ok(pattern) = Pattern::new(kind, algorithm, Order::Free, ranks, 0) else {
+                let Ok(pattern) = Pattern::new(kind, algorithm, SummationOrder::Free, ranks, 0)
+                else {
                     continue;
                 };
                 let algorithm = pattern.algorithm();
-                let kept = resolve(kind, algorithm, ranks, Order::Canonical).is_ok();
-                let canonical = Pattern { order: Order::Canonical, ..pattern };
+                let kept = resolve(kind, algorithm, ranks, SummationOrder::Canonical).is_ok();
+                let canonical = Pattern { order: SummationOrder::Canonical, ..pattern };
                 let found = symbolic::check(&canonical).is_ok();
-                // Some rank counts make an order canonical by chance, which is not worth a rule.
+                // For some rank counts an order is canonical by chance; no rule covers these.
                 let themis = |order| order == ChunkOrder::Themis;
                 let by_chance = ranks <= 4
                     || matches!(algorithm, Algorithm::Hierarchical { .. })
@@ -221,7 +223,8 @@ fn a_lone_rank_exchanges_nothing() {
 
 #[test]
 fn absurd_numbers_are_refused_or_saturate() {
-    let new = |ranks, root| Pattern::new(AllReduce, Algorithm::Auto, Order::Free, ranks, root);
+    let new =
+        |ranks, root| Pattern::new(AllReduce, Algorithm::Auto, SummationOrder::Free, ranks, root);
     assert!(matches!(new(0, 0), Err(CollectiveError::Ranks { .. })));
     assert!(matches!(new(u32::MAX, 0), Err(CollectiveError::Ranks { .. })));
     assert!(matches!(new(4, 4), Err(CollectiveError::Root { .. })));
@@ -230,11 +233,11 @@ fn absurd_numbers_are_refused_or_saturate() {
     assert!(ring::all_reduce(u32::MAX, 1).is_empty());
     assert!(direct::broadcast(4, 9, 0).is_empty());
     assert!(halving_doubling::reduce(4, 1, 7).is_empty());
-    assert!(parameter_server::all_reduce(4, 1, 0, 0, Order::Free).is_empty());
+    assert!(parameter_server::all_reduce(4, 1, 0, 0, SummationOrder::Free).is_empty());
     assert!(multi_ring::all_reduce(4, 1, 0).is_empty());
     assert!(multi_ring::broadcast(4, 1, 4, 2).is_empty());
     assert!(tree::reduce(4, 1, 4).is_empty());
-    assert!(tree::all_reduce(u32::MAX, 1, Order::Canonical).is_empty());
+    assert!(tree::all_reduce(u32::MAX, 1, SummationOrder::Canonical).is_empty());
     assert!(torus::all_gather(TorusShape::new(&[u32::MAX; 6]).unwrap(), 1).is_empty());
     let most = pattern(Broadcast, hierarchical(Level::Tree, Level::Ring, 2), MAX_RANKS);
     assert_eq!(most.chunks(), 4 * (MAX_RANKS / 2 - 2) + 1);
@@ -245,50 +248,50 @@ fn refusals_name_what_would_work() {
     let message =
         |kind, algorithm, order| resolve(kind, algorithm, 6, order).unwrap_err().to_string();
     assert_eq!(
-        message(AllReduce, Algorithm::Ring, Order::Canonical),
+        message(AllReduce, Algorithm::Ring, SummationOrder::Canonical),
         "ring cannot do all_reduce of 6 ranks in canonical order; what can: tree, direct, \
-         read-reduce, ps, naive, overlapped, partitioned"
+         shared-memory, ps, naive, overlapped, partitioned"
     );
     assert_eq!(
-        message(AllGather, Algorithm::ParameterServer { servers: 2 }, Order::Canonical),
+        message(AllGather, Algorithm::ParameterServer { servers: 2 }, SummationOrder::Canonical),
         "ps:2 cannot do all_gather; what can: ring, multi-ring:2, halving-doubling, direct, \
-         read-reduce, partitioned"
+         shared-memory, partitioned"
     );
     assert_eq!(
-        message(AllReduce, Algorithm::ParameterServer { servers: 7 }, Order::Free),
+        message(AllReduce, Algorithm::ParameterServer { servers: 7 }, SummationOrder::Free),
         "ps:7 in a group of 6: servers are ranks of the group, from 1 to 6"
     );
     let open = Algorithm::Hierarchical { inner: Level::Ring, outer: Level::Tree, host: None };
     assert_eq!(
-        message(AllReduce, open, Order::Free),
+        message(AllReduce, open, SummationOrder::Free),
         "hierarchical:ring:tree needs to know how many of the 6 ranks share a host; write it \
          behind a slash, such as hierarchical:ring:tree/6"
     );
     assert_eq!(
-        message(AllReduce, open.with_host(4), Order::Free),
+        message(AllReduce, open.with_host(4), SummationOrder::Free),
         "6 ranks cannot share hosts evenly, 4 to each; give a divisor of 6"
     );
     let servers = Level::ParameterServer { servers: 3 };
     assert_eq!(
-        message(AllReduce, hierarchical(servers, Level::Ring, 2), Order::Free),
+        message(AllReduce, hierarchical(servers, Level::Ring, 2), SummationOrder::Free),
         "ps:3 in a group of 2: servers are ranks of the group, from 1 to 2"
     );
     assert_eq!(
-        message(AllGather, hierarchical(Level::Tree, Level::Ring, 2), Order::Free),
+        message(AllGather, hierarchical(Level::Tree, Level::Ring, 2), SummationOrder::Free),
         "hierarchical:tree:ring/2 cannot do all_gather; what can: ring, multi-ring:2, \
-         halving-doubling, direct, read-reduce, partitioned"
+         halving-doubling, direct, shared-memory, partitioned"
     );
     let torus = Algorithm::Torus { shape: TorusShape::new(&[2, 2]).unwrap() };
     assert_eq!(
-        message(AllReduce, torus, Order::Free),
+        message(AllReduce, torus, SummationOrder::Free),
         "torus:2x2 has 4 places, but the group has 6 ranks"
     );
     assert_eq!(
-        message(AllReduce, Algorithm::MultiRing { rings: 0 }, Order::Free),
+        message(AllReduce, Algorithm::MultiRing { rings: 0 }, SummationOrder::Free),
         "multi-ring:0: there can be from 1 to 256 rings"
     );
-    assert!(resolve(AllReduce, Algorithm::Ring, 2, Order::Canonical).is_ok());
-    assert!(resolve(AllReduce, Algorithm::HalvingDoubling, 8, Order::Canonical).is_ok());
+    assert!(resolve(AllReduce, Algorithm::Ring, 2, SummationOrder::Canonical).is_ok());
+    assert!(resolve(AllReduce, Algorithm::HalvingDoubling, 8, SummationOrder::Canonical).is_ok());
 }
 
 #[test]
@@ -304,7 +307,7 @@ fn auto_is_always_possible() {
     }
 }
 
-/// Streams may be carried out at once because they touch different memory: each has its own piece.
+/// Streams may run concurrently because they touch disjoint memory: each has its own piece.
 #[test]
 fn a_stream_keeps_to_its_piece() {
     for ranks in [6, 12] {
@@ -344,7 +347,7 @@ fn a_stream_keeps_to_its_piece() {
     }
 }
 
-/// The checker must see what is wrong: any step left out, and some that are changed.
+/// The checker must detect any omitted step and some modified ones.
 #[test]
 fn the_checker_finds_broken_steps() {
     for ranks in [2, 3, 6, 8] {
@@ -357,7 +360,7 @@ fn the_checker_finds_broken_steps() {
                 for index in 0..steps[rank].len() {
                     let mut broken = steps.clone();
                     let step = broken[rank].remove(index);
-                    // What is held inside a host may be summed with what comes from other hosts.
+                    // Contributions held within a host may be summed with those from other hosts.
                     let folded_later = matches!(step.action, Action::Fold { .. });
                     if !(folded_later && pattern.levels().is_some()) {
                         let result = symbolic::check_steps(&pattern, &broken);
@@ -403,12 +406,12 @@ fn the_checker_names_what_is_wrong() {
     };
     assert_eq!(problem(&gather, &early), Problem::NotValid(1));
 
-    // The ring's order is not the canonical one, and the checker can tell.
-    let canonical = Pattern { order: Order::Canonical, ..ring };
+    // The ring's order is not canonical, and the checker detects it.
+    let canonical = Pattern { order: SummationOrder::Canonical, ..ring };
     let violation = symbolic::check(&canonical).unwrap_err();
     assert!(matches!(violation.problem, Problem::Wrong { .. }), "{violation}");
     let uneven = pattern(AllReduce, Algorithm::HalvingDoubling, 5);
-    let canonical = Pattern { order: Order::Canonical, ..uneven };
+    let canonical = Pattern { order: SummationOrder::Canonical, ..uneven };
     assert!(symbolic::check(&canonical).is_err());
 }
 
@@ -419,17 +422,33 @@ fn the_checker_knows_the_rules_of_shared_memory() {
         change(&mut steps);
         symbolic::check_steps(pattern, &steps).unwrap_err().problem
     };
-    let free = pattern(AllReduce, Algorithm::ReadReduce, 3);
-    // Rank 1 reduces its part before it lends it, in the round of the others' reductions.
-    let early = |steps: &mut [Vec<Step>]| {
-        for steps in steps {
-            steps.iter_mut().for_each(|step| step.round = 0);
-            steps.sort_by_key(|step| !matches!(step.action, Action::Lend { .. }));
+    let sum = pattern(AllReduce, Algorithm::SharedMemory, 3);
+    let scatter = pattern(ReduceScatter, Algorithm::SharedMemory, 3);
+    // Rank 0 writes in the round in which its peers still read.
+    let early = |steps: &mut [Vec<Step>]| steps[0].iter_mut().for_each(|step| step.round = 0);
+    assert_eq!(problem(&sum, &early), Problem::AmongWrites);
+    let elsewhere = |steps: &mut [Vec<Step>]| {
+        for step in &mut steps[0] {
+            if let Action::Write { chunks, .. } = &mut step.action {
+                *chunks = Chunks::one(1);
+            }
         }
     };
-    assert_eq!(problem(&free, &early), Problem::SecondMessage(1));
+    assert_eq!(problem(&sum, &elsewhere), Problem::NotFolded(1));
+    let to_itself = |steps: &mut [Vec<Step>]| {
+        for step in &mut steps[0] {
+            if let Action::Write { to, .. } = &mut step.action {
+                *to = 0;
+            }
+        }
+    };
+    assert_eq!(problem(&sum, &to_itself), Problem::NotAPeer(0));
+    let forgotten = |steps: &mut [Vec<Step>]| {
+        steps[0].retain(|step| !matches!(step.action, Action::Write { to: 2, .. }));
+    };
+    assert!(matches!(problem(&sum, &forgotten), Problem::Wrong { chunk: 0, .. }));
     let over = |steps: &mut [Vec<Step>]| {
-        // Rank 0 takes the place of part 1, which it lends to rank 1, in the same round.
+        // Rank 0 writes to part 1 in the round in which it lends it to rank 1.
         for step in &mut steps[0] {
             if let Action::Read { from: 2, chunks, .. } = &mut step.action {
                 *chunks = Chunks::one(1);
@@ -441,16 +460,16 @@ fn the_checker_knows_the_rules_of_shared_memory() {
             }
         }
     };
-    assert_eq!(problem(&free, &over), Problem::WrittenWhileLent(1));
+    assert_eq!(problem(&scatter, &over), Problem::WrittenWhileLent(1));
     let message = |steps: &mut [Vec<Step>]| {
         if let Action::Lend { to, chunks } = steps[1][0].action {
             steps[1][0].action = Action::Send { to, chunks };
         }
     };
-    assert_eq!(problem(&free, &message), Problem::NotLent(1));
-    let canonical = Pattern { order: Order::Canonical, ..free };
+    assert_eq!(problem(&scatter, &message), Problem::NotLent(1));
+    let canonical = Pattern { order: SummationOrder::Canonical, ..scatter };
     let late = |steps: &mut [Vec<Step>]| {
-        // What is read in place must be summed before the round, and so the loan, ends.
+        // A contribution read in place must be summed before the round, and so the loan, ends.
         for step in &mut steps[0] {
             if matches!(step.action, Action::Fold { .. }) {
                 step.round = 1;

@@ -1,17 +1,17 @@
-//! What files of Mixtral, Qwen3-MoE and DeepSeek-V3 say of experts, in words of ours.
+//! Expert entries in files of Mixtral, Qwen3-MoE and DeepSeek-V3, mapped to Paceline's fields.
 
 use super::Family;
 use crate::model::fields::{Entry, Fields, Value};
 use std::collections::BTreeMap;
 
-/// Words that stand for what such a file tells in another way, or by its family's name.
+/// Keys for properties that such a file expresses differently, or implies by its family.
 pub(in crate::model) const QK_NORM: &str = "qk_norm";
 pub(in crate::model) const ROUTER: &str = "router";
 pub(in crate::model) const DENSE_LAYERS: &str = "dense_layers";
 pub(in crate::model) const HEAD_DIM: &str = "qk_head_dim";
 
-/// Adds to a file's entries what its family means by its name and by its silence.
-pub(super) fn settle(family: Family, entries: &mut BTreeMap<String, Entry>) {
+/// Adds the entries that a file's family implies, and the defaults of missing ones.
+pub(super) fn apply_defaults(family: Family, entries: &mut BTreeMap<String, Entry>) {
     let line = entries.get("model_type").map_or(1, |entry| entry.line);
     let mut silence = |word: &str, value| {
         entries.entry(word.to_owned()).or_insert(Entry { line, value });
@@ -26,7 +26,7 @@ pub(super) fn settle(family: Family, entries: &mut BTreeMap<String, Entry>) {
             silence("router_aux_loss_coef", Value::Real(0.001));
             silence("norm_topk_prob", Value::Flag(false));
             silence(QK_NORM, Value::Flag(true));
-            // What wrote the file decides which of two words it uses.
+            // The writer of the file determines which of two keys it uses.
             if !entries.contains_key("num_experts")
                 && let Some(entry) = entries.remove("num_local_experts")
             {
@@ -57,7 +57,7 @@ pub(super) fn settle(family: Family, entries: &mut BTreeMap<String, Entry>) {
                 let value = Value::Whole(plain.saturating_add(turned));
                 entries.insert(HEAD_DIM.to_owned(), Entry { line, value });
             }
-            // Groups of which all may be chosen from limit nothing.
+            // Groups impose no limit if all of them may be chosen.
             let [all, some] = ["n_group", "topk_group"].map(|word| whole(entries, word));
             if let (Some((_, all)), Some((_, some))) = (all, some)
                 && all == some
@@ -72,7 +72,7 @@ pub(super) fn settle(family: Family, entries: &mut BTreeMap<String, Entry>) {
     }
 }
 
-/// A whole number and its line.
+/// An integer entry and its line.
 fn whole(entries: &BTreeMap<String, Entry>, word: &str) -> Option<(usize, i128)> {
     match entries.get(word) {
         Some(Entry { line, value: Value::Whole(n) }) => Some((*line, *n)),
@@ -80,14 +80,14 @@ fn whole(entries: &BTreeMap<String, Entry>, word: &str) -> Option<(usize, i128)>
     }
 }
 
-/// How many layers a list names, if they are the first ones.
+/// Number of layers in a list, if they are the first ones.
 fn leading(list: &Value) -> Option<usize> {
     let Value::List(layers) = list else { return None };
     let first = layers.iter().zip(0..).all(|(layer, at)| *layer == Some(at));
     first.then_some(layers.len())
 }
 
-/// Notes what such a file asks for that ours cannot do.
+/// Records unsupported entries.
 pub(super) fn refuse(fields: &mut Fields, family: Family) {
     match family {
         Family::Gpt2 | Family::Llama | Family::Mistral | Family::Mixtral => {}
@@ -101,12 +101,12 @@ pub(super) fn refuse(fields: &mut Fields, family: Family) {
                 let problem =
                     "`mlp_only_layers` are not the first layers, which cannot be represented";
                 let line = entry.line;
-                fields.note(line, problem.to_owned(), "use a model whose dense layers come first");
+                fields.note(line, problem.to_owned(), "only leading dense layers are supported");
             }
         }
         Family::DeepseekV3 => {
             shares(fields);
-            let reason = "latent vectors have norms of that epsilon whatever the file says";
+            let reason = "latent norms use that epsilon in transformers too";
             only(fields, "rms_norm_eps", &Value::Real(1e-6), reason);
             if fields.entries().get(HEAD_DIM).is_none() {
                 let problem = "`qk_nope_head_dim` or `qk_rope_head_dim` is missing".to_owned();
@@ -120,7 +120,7 @@ pub(super) fn refuse(fields: &mut Fields, family: Family) {
     }
 }
 
-/// Several chosen experts count with their shares of the chosen, one by itself with its score.
+/// Checks that the weights of several chosen experts are normalised; a single one keeps its score.
 fn shares(fields: &mut Fields) {
     let several = !matches!(
         fields.entries().get("num_experts_per_tok"),
@@ -130,7 +130,7 @@ fn shares(fields: &mut Fields) {
     only(fields, "norm_topk_prob", &Value::Flag(several), reason);
 }
 
-/// Notes an entry that has another value than the only one that can be represented.
+/// Records an entry whose value differs from the only supported one.
 fn only(fields: &mut Fields, word: &str, value: &Value, reason: &str) {
     if let Some(Entry { line, value: found }) = fields.entries().get(word)
         && found.to_string() != value.to_string()
@@ -144,7 +144,7 @@ fn only(fields: &mut Fields, word: &str, value: &Value, reason: &str) {
 mod tests {
     use crate::model::{Model, built_in, hugging_face};
 
-    /// The shape-giving part of the published files, with sequences as long as the built-in models'.
+    /// The dimensions of the published files, with the sequence lengths of the built-in models.
     const MIXTRAL: &str = r#"{
   "model_type": "mixtral",
   "hidden_act": "silu",
@@ -233,7 +233,7 @@ mod tests {
             assert_eq!(*sound(text), *built_in::get(name).unwrap().unwrap(), "{name}");
         }
         let mut deepseek = *built_in::get("deepseek-v3").unwrap().unwrap();
-        // The file has no word for the balancing loss.
+        // The file has no key for the balancing loss.
         deepseek.experts.balance = 0.0;
         assert_eq!(*sound(DEEPSEEK), deepseek);
     }
@@ -264,8 +264,8 @@ mod tests {
         for (text, given, instead, expected) in [
             (QWEN3, "\"norm_topk_prob\": true", "\"norm_topk_prob\": false", "only true can"),
             (QWEN3, "\"decoder_sparse_step\": 1", "\"decoder_sparse_step\": 2", "only 1 can"),
-            (QWEN3, "[]", "[3]", "use a model whose dense layers come first"),
-            (QWEN3, "[]", "7", "use a model whose dense layers come first"),
+            (QWEN3, "[]", "[3]", "only leading dense layers are supported"),
+            (QWEN3, "[]", "7", "only leading dense layers are supported"),
             (MIXTRAL, "\"sliding_window\": null", "\"sliding_window\": 64", "set it to null"),
             (DEEPSEEK, "\"topk_group\": 4", "\"topk_group\": 9", "use 1 to 8"),
             (DEEPSEEK, "1e-06", "1e-05", "only 1e-6 can"),

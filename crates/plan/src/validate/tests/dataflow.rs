@@ -1,4 +1,4 @@
-//! What the walk over memory finds.
+//! Tests of the dataflow check.
 
 use super::*;
 
@@ -42,7 +42,7 @@ fn memory_must_hold_what_is_read() {
             "rank 0, op 11 (free frame 0 mb 0): frees 'y', which is free already",
         ],
     );
-    // Gradients of the iteration before do not count.
+    // Gradients of the previous iteration do not count.
     expect(
         &with(0, |ops| {
             ops[7].1 = Op::Compute { segment: BACKWARD, microbatch: mb(0), fresh: false }
@@ -80,7 +80,7 @@ fn buffers_that_share_memory_end_each_other() {
         ),
         "{messages:#?}"
     );
-    // A value that only a segment's own operators use ends what it shares memory with, too.
+    // A value private to a segment also ends the content of the memory it shares.
     let mut plan = self::plan();
     let buffers = &mut plan.programs[0].buffers;
     buffers[TEMP as usize].offset = buffers[X as usize].offset + buffers[X as usize].stride();
@@ -113,9 +113,9 @@ fn operands_must_not_get_into_each_others_way() {
 #[test]
 fn ops_in_flight_must_not_meet_the_next_iteration() {
     let mut plan = plan();
-    plan.programs[0].in_flight = vec![InFlight { op: OpId(5), before: Vec::new() }];
+    plan.programs[0].in_flight = vec![CarryoverOp { op: OpId(5), before: Vec::new() }];
     expect(&plan, &[]);
-    // The free does not wait for the second send any more, so that it may outlast the iteration.
+    // The free no longer waits for the second send, so the send may outlast the iteration.
     let mut ops = first_stage();
     ops[11].2.clear();
     ops.remove(11);
@@ -124,7 +124,7 @@ fn ops_in_flight_must_not_meet_the_next_iteration() {
     }
     let mut plan = plan_of(&[ops, second_stage()]);
     expect(&plan, &[]);
-    plan.programs[0].in_flight = vec![InFlight { op: OpId(5), before: Vec::new() }];
+    plan.programs[0].in_flight = vec![CarryoverOp { op: OpId(5), before: Vec::new() }];
     expect(
         &plan,
         &[
@@ -132,7 +132,7 @@ fn ops_in_flight_must_not_meet_the_next_iteration() {
            ch 0 mb 1) reads it; an after edge must order them",
         ],
     );
-    // An op of the next iteration that waits for it settles the matter.
+    // An op of the next iteration that waits for it resolves the race.
     plan.programs[0].in_flight[0].before.push(OpId(4));
     expect(&plan, &[]);
 }

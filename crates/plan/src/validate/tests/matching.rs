@@ -1,4 +1,4 @@
-//! What has no counterpart, and what hangs.
+//! Tests of the matching and deadlock checks.
 
 use super::*;
 
@@ -46,11 +46,11 @@ fn members_of_a_group_must_make_the_same_calls() {
     expect(
         &plan,
         &[
-            "rank 0, op 14 (all_reduce 6 1 mb 0): as call 0 of its group it meets op 14 (all_reduce 6 1 \
+            "rank 0, op 14 (all_reduce 6 1 mb 0): call 0 of its group matches op 14 (all_reduce 6 1 \
          mb 0) on rank 2: their algorithms differ",
         ],
     );
-    // Groups within a role are of no concern to the other.
+    // Groups within a role do not affect the other role.
     let mut plan = self::plan();
     plan.programs[1].calls[0].algorithm = Algorithm::Ring;
     expect(&plan, &[]);
@@ -75,7 +75,7 @@ fn calls_in_crossed_order_hang() {
 #[test]
 fn a_send_that_waits_for_the_answer_hangs() {
     let plan = with(0, |ops| {
-        // The first backward pass is made to come before the send that it answers.
+        // Moves the first backward pass before the send that it answers.
         ops[2].2.push(1);
         let send = ops.remove(2);
         ops.insert(7, send);
@@ -94,7 +94,7 @@ fn a_send_that_waits_for_the_answer_hangs() {
     assert!(messages.iter().any(|m| m.contains("waits for ever")), "{messages:#?}");
 }
 
-/// A role whose ranks pass `y` around a ring; send and receive on these lanes.
+/// A role whose ranks pass `y` around a ring, with the send and receive on the given lanes.
 fn ring(send_lane: u8, recv_lane: u8) -> Plan {
     let (view, channel, microbatch) = (view(Y), 0, mb(0));
     let into = self::view(DY);
@@ -130,12 +130,12 @@ fn ranks_of_one_role_may_talk_to_each_other() {
             "rank 0, op 3 (recv 'dy' from previous dp ch 0 mb 0): no matching send from rank 2",
         ],
     );
-    // Among two, the next rank is the previous one.
+    // With two ranks, next and previous are the same rank.
     plan.mesh.dp = 2;
     expect(&plan, &[]);
 }
 
-/// Two replicas that send their gradient to a server and take the weights from it.
+/// Two replicas that send their gradient to a server and receive the weights from it.
 fn served(server: &Ops, services: Vec<Service>) -> Plan {
     let microbatch = mb(0);
     let send = Op::Send { to: Peer::Server(0), channel: 0, view: view(X), microbatch };

@@ -1,18 +1,18 @@
-//! A small plan by hand, and what is found when it is damaged.
+//! A small hand-written plan, and the violations found after damaging it.
 
 mod dataflow;
 mod matching;
 mod structure;
 
 use super::*;
-use crate::collective::{Algorithm, CollectiveKind, Order, Reduction};
+use crate::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder};
 use crate::dtype::DType;
-use crate::graph::{Init, OpKind, Part};
+use crate::graph::{Init, OpKind, OpPass};
 use crate::ids::{BufferId, CallId, GroupId, LaneId, LayerId, Microbatch, SegmentId, StageRank};
 use crate::mesh::{Axis, GroupKind};
 use crate::program::{
-    Access, Bucket, Buffer, Call, Entry, InFlight, LoadKind, LocalOp, Memory, MemoryKind, Op,
-    Operand, Outputs, Peer, Segment, SegmentPass, Service, StepPhase, Template, View,
+    Access, Bucket, Buffer, Call, CarryoverOp, ComputePass, Entry, LoadKind, LocalOp, Memory,
+    MemoryKind, Op, Operand, Outputs, Peer, Segment, Service, StepPhase, Template, View,
 };
 use crate::spec::Placement;
 use crate::strategy::Strategy;
@@ -20,7 +20,7 @@ use crate::strategy::Strategy;
 const N: u64 = 16;
 const WHOLE: u64 = u64::MAX;
 
-/// An op, its lane, and what it waits for.
+/// Ops with their lanes and `after` edges.
 type Ops = Vec<(u8, Op, Vec<u32>)>;
 
 fn section(ops: &Ops) -> Section {
@@ -40,7 +40,7 @@ fn mb(microbatch: u32) -> Microbatch {
     Microbatch(microbatch)
 }
 
-/// Lays buffers out kind by kind, one after the other.
+/// Lays out buffers kind by kind, one after the other.
 fn lay_out(program: &mut Program) {
     let mut end = Bytes::ZERO;
     program.memory = Memory::default();
@@ -53,17 +53,17 @@ fn lay_out(program: &mut Program) {
     }
 }
 
-fn operator(part: Part, inputs: &[u16], params: &[u16], outputs: &[u16]) -> LocalOp {
+fn operator(part: OpPass, inputs: &[u16], params: &[u16], outputs: &[u16]) -> LocalOp {
     LocalOp {
         kind: OpKind::Add,
-        part,
+        pass: part,
         inputs: inputs.to_vec(),
         params: params.to_vec(),
         outputs: outputs.to_vec(),
     }
 }
 
-fn template(name: &str, pass: SegmentPass, accesses: &[Access], ops: Vec<LocalOp>) -> Template {
+fn template(name: &str, pass: ComputePass, accesses: &[Access], ops: Vec<LocalOp>) -> Template {
     let operand = |&access: &Access| Operand { dims: [1, N], dtype: DType::F32, access };
     Template { name: name.into(), pass, operands: accesses.iter().map(operand).collect(), ops }
 }
@@ -108,7 +108,7 @@ fn program(name: &str, body: &Ops) -> Program {
         kind: CollectiveKind::AllReduce,
         reduction: Reduction::Sum,
         algorithm: Algorithm::Direct,
-        order: Order::Canonical,
+        order: SummationOrder::Canonical,
         group: GroupId(group),
         root: 0,
         input: view(buffer),
@@ -159,9 +159,9 @@ fn program(name: &str, body: &Ops) -> Program {
             grads: view(DW),
             master: None,
             moments: Vec::new(),
-            stored: Vec::new(),
+            offloaded: Vec::new(),
             shard: None,
-            gauge: None,
+            tensor_norms: None,
             updated: true,
         }],
         services: Vec::new(),
@@ -198,7 +198,7 @@ fn free(microbatch: u32) -> Op {
     Op::Free { frame: 0, microbatch: mb(microbatch) }
 }
 
-/// Reduction, norm over stages (twice, of different shape) and update, after op `done`.
+/// Appends reduction, norm over stages (twice, with different shapes) and update, after op `done`.
 fn update(ops: &mut Ops, done: u32) {
     let first = ops.len() as u32;
     ops.push((REDUCE, collective(0), vec![done]));
@@ -234,7 +234,7 @@ fn first_stage() -> Ops {
 }
 
 fn second_stage() -> Ops {
-    // What it computes forward it takes as the gradient, too.
+    // The forward output also serves as the gradient.
     let mut ops: Ops = vec![
         (RECV, recv(0, 0, X, 0), vec![]),
         (COMPUTE, compute(FORWARD, 0), vec![0]),
@@ -255,11 +255,13 @@ fn second_stage() -> Ops {
 
 fn plan_of(stages: &[Ops]) -> Plan {
     use Access::{Accumulate, Read, Write};
-    let forward =
-        vec![operator(Part::Forward, &[0], &[1], &[3]), operator(Part::Forward, &[3], &[], &[2])];
+    let forward = vec![
+        operator(OpPass::Forward, &[0], &[1], &[3]),
+        operator(OpPass::Forward, &[3], &[], &[2]),
+    ];
     let backward = vec![
-        operator(Part::InputGradient, &[1], &[2], &[3]),
-        operator(Part::WeightGradient, &[0, 1], &[4], &[]),
+        operator(OpPass::BackwardInput, &[1], &[2], &[3]),
+        operator(OpPass::BackwardWeight, &[0, 1], &[4], &[]),
     ];
     let mut strategy = Strategy { pp: 2, dp: 2, global_batch: 4, leaves: 2, ..Strategy::default() };
     strategy.pp = stages.len() as u32;
@@ -270,18 +272,18 @@ fn plan_of(stages: &[Ops]) -> Plan {
         strategy,
         groups: vec![GroupKind::Axis(Axis::Dp), GroupKind::Axis(Axis::Pp), GroupKind::Ends],
         templates: vec![
-            template("F.layer", SegmentPass::Forward, &[Read, Read, Write, Write], forward),
+            template("F.layer", ComputePass::Forward, &[Read, Read, Write, Write], forward),
             template(
                 "B.layer",
-                SegmentPass::Backward,
+                ComputePass::Backward,
                 &[Read, Read, Read, Write, Accumulate],
                 backward,
             ),
             template(
                 "U.squares",
-                SegmentPass::Update,
+                ComputePass::Update,
                 &[Read, Write],
-                vec![operator(Part::Forward, &[0], &[], &[1])],
+                vec![operator(OpPass::Forward, &[0], &[], &[1])],
             ),
         ],
         programs,
@@ -299,7 +301,7 @@ fn found(plan: &Plan) -> Vec<String> {
     validate(plan, None).iter().map(Violation::to_string).collect()
 }
 
-/// Checks that exactly these messages are found in a plan.
+/// Asserts that validation finds exactly these messages.
 #[track_caller]
 fn expect(plan: &Plan, messages: &[&str]) {
     assert_eq!(found(plan), messages);
@@ -312,7 +314,7 @@ fn with(stage: usize, change: impl FnOnce(&mut Ops)) -> Plan {
     plan_of(&stages)
 }
 
-/// Takes an op out; those behind it get new numbers.
+/// Removes an op and renumbers those behind it.
 fn remove(ops: &mut Ops, at: u32) {
     ops.remove(at as usize);
     for (_, _, after) in ops {

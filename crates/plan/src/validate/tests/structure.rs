@@ -1,4 +1,4 @@
-//! What contradicts itself, and what does not fit.
+//! Tests of the structure check.
 
 use super::*;
 use proptest::prelude::*;
@@ -100,7 +100,7 @@ fn a_plan_without_sense_is_told_so() {
 }
 
 proptest! {
-    /// Whatever is put into a plan, looking at it does no harm.
+    /// No numbers in a plan make validation panic.
     #[test]
     fn absurd_numbers_do_no_harm(
         role in 0usize..2,

@@ -1,4 +1,4 @@
-//! What a rank does in a phase of a double binary tree.
+//! Actions of a rank in a phase of a double binary tree.
 
 use super::super::tree::{Node, Role, Sender, State, Tree};
 use super::{Engine, Network};
@@ -29,7 +29,7 @@ impl<N: Network> Engine<'_, N> {
             (Role::Leaf, _) => (State::Leave, None),
             (Role::Inner, State::AwaitBoth) => (State::AwaitOne, Some(0)),
             (Role::Inner, State::AwaitOne) => (State::SendUp, Some(0)),
-            // What comes down is paid for like a sum, though nothing is added.
+            // Downward packets are charged a reduction, although nothing is added.
             (Role::Inner | Role::Root, _) => (State::SendDown, Some(0)),
         };
         self.next_state(rank, chunk, next);

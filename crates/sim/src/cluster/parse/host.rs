@@ -1,4 +1,4 @@
-//! `[host]`: how a host's devices reach the fabric.
+//! Parser for `[host]`: connection of a host's devices to the fabric.
 
 use super::reader::{Reader, Section, boolean, count, measured, text, whole};
 use crate::cluster::host::CORE_BANDWIDTH;
@@ -13,7 +13,7 @@ const KEYS: [&str; 13] = [
     "nic_bandwidth",
     "protocol",
     "mtu",
-    "per_message",
+    "message_overhead",
     "gpudirect",
     "pcie_bandwidth",
     "devices_per_switch",
@@ -24,13 +24,13 @@ const KEYS: [&str; 13] = [
 ];
 
 impl Reader<'_> {
-    /// The name of the dimension whose rates follow from `[host]`.
+    /// Name of the dimension whose rates follow from `[host]`.
     pub(super) fn ported<'a>(&self, file: &Section<'a>) -> Option<&'a str> {
         let host = file.get("host")?.get_ref().as_table()?;
         host.get("dimension")?.get_ref().as_str()
     }
 
-    /// Reads `[host]`, if there is one, and gives its dimension the rates that follow.
+    /// Reads `[host]`, if present, and sets the resulting rates of its dimension.
     pub(super) fn host(&mut self, file: &Section<'_>, cluster: &mut Cluster) -> Option<()> {
         let Some(value) = file.get("host") else { return Some(()) };
         let section = self.as_table(value, "[host]".into())?;
@@ -68,8 +68,13 @@ impl Reader<'_> {
         let packet = |value: &DeValue<'_>| whole(value, 256, 65536);
         let mtu = self.optional(section, "mtu", "9000", packet, protocol.mtu());
         let time = |value: &DeValue<'_>| measured(value, &TIME).map(Seconds);
-        let per_message =
-            self.optional(section, "per_message", TIME.example, time, protocol.per_message());
+        let message_overhead = self.optional(
+            section,
+            "message_overhead",
+            TIME.example,
+            time,
+            protocol.message_overhead(),
+        );
         let direct = protocol == Protocol::Rdma;
         let gpudirect = self.optional(section, "gpudirect", "true", boolean, direct);
         let rate = |value: &DeValue<'_>| measured(value, &RATE).map(BytesPerSec);
@@ -93,7 +98,7 @@ impl Reader<'_> {
             nic_bandwidth: BytesPerSec(nic_bandwidth?),
             protocol,
             mtu: mtu?,
-            per_message: per_message?,
+            message_overhead: message_overhead?,
             gpudirect: gpudirect?,
             pcie_bandwidth: pcie?,
             devices_per_switch: behind?,

@@ -3,40 +3,40 @@
 //! ```toml
 //! [measured]
 //! cores = 2
-//! apart = 5e-8                       # a word from a core to another and back; optional
-//! per_op = 3e-7                      # seconds, as all times here
-//! per_exchange = 1e-6
-//! per_token = 2e-8
-//! copies = [{ bytes = 65536, alone = 6.4e10, together = 6.4e10 }]
-//! uneven = 0.01                      # how far ranks come apart; optional
-//! aging = [                          # what caches lose while ranks compute; optional
-//!   { bytes = 393216, alone = 0.1, together = 0.2, wires = 0.1, small = 0.1, large = 0.05 },
+//! core_round_trip = 5e-8             # seconds, cache-line ping-pong between two cores; optional
+//! op_overhead = 3e-7                 # seconds, as all times here
+//! exchange_overhead = 1e-6
+//! load_time_per_token = 2e-8
+//! copy_bandwidth = [{ bytes = 65536, solo = 6.4e10, all_cores = 6.4e10 }]
+//! rank_skew = 0.01                   # relative drift between equal ranks; optional
+//! cache_decay = [                    # fraction of the warm benefit lost after touching `bytes`; optional
+//!   { bytes = 393216, solo = 0.1, all_cores = 0.2, path = 0.1, small_data = 0.1, large_data = 0.05 },
 //! ]
 //!
 //! [[measured.kernel]]
 //! name = "linear.forward"
 //! dtype = "f32"
-//! threads = 1                        # of each rank; optional, 1 if absent
-//! samples = [                        # times: operands in the cache, operands in memory
-//!   { shape = [64, 128, 128], work = 2097152.0, alone = [2e-5, 3e-5], together = [2e-5, 4e-5] },
+//! threads = 1                        # per rank; optional, 1 if absent
+//! samples = [                        # times: warm, cold
+//!   { shape = [64, 128, 128], work = 2097152.0, solo = [2e-5, 3e-5], all_cores = [2e-5, 4e-5] },
 //! ]
 //!
-//! [[measured.wire]]
-//! transport = "thread"
-//! messages = [                       # cold and crowded: optional
-//!   { bytes = 64, time = 1e-5, cold = 4e-5, crowded = 1e-3 },
+//! [[measured.transport]]
+//! name = "thread"
+//! messages = [                       # cold and cpu_oversubscribed: optional
+//!   { bytes = 64, warm = 1e-5, cold = 4e-5, cpu_oversubscribed = 1e-3 },
 //! ]
 //!
-//! [[measured.wire.collective]]
+//! [[measured.transport.collective]]
 //! kind = "all_reduce"
 //! algorithm = "halving-doubling"
 //! ranks = 2
-//! times = [{ bytes = 64, time = 2e-5 }]
+//! times = [{ bytes = 64, warm = 2e-5 }]
 //! ```
 
 use super::super::measured::{
-    Aged, CollectiveTable, CopyRate, Exchange, KernelTable, Measured, Memory, Sample, Temperatures,
-    Wire,
+    CacheDecay, CollectiveTable, CopyRate, ExchangeSample, KernelTable, Measured, Memory, Sample,
+    TransportTable, WarmCold,
 };
 use super::reader::{Reader, Section, count, integer, number, shown, text};
 use paceline_plan::DType;
@@ -45,87 +45,98 @@ use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
 use toml::Spanned;
 use toml::de::DeValue;
 
-/// More samples than any calibration takes.
+/// Keys that earlier versions of `paceline calibrate` wrote.
+const RETIRED: [&str; 8] =
+    ["apart", "per_op", "per_exchange", "per_token", "copies", "aging", "uneven", "wire"];
+
+/// Maximum number of samples; more than any calibration takes.
 const MOST: usize = 1 << 16;
 
 impl Reader<'_> {
-    /// The table, if the file has one.
+    /// Reads the table, if the file has one.
     pub(super) fn measured(&mut self, file: &Section<'_>) -> Option<Option<Measured>> {
         if file.get("measured").is_none() {
             return Some(None);
         }
         let section = self.table(file, "measured", "[measured]")?;
+        if let Some(key) = RETIRED.into_iter().find(|key| section.get(key).is_some()) {
+            let what = format!("{} has '{key}', a key of an earlier version", section.label);
+            self.problem(section.span_of(key), what, "calibrate again".to_owned());
+            return None;
+        }
         self.known_keys(
             &section,
             &[
                 "cores",
                 "threads",
-                "apart",
-                "per_op",
-                "per_exchange",
-                "per_token",
-                "copies",
-                "aging",
-                "uneven",
+                "core_round_trip",
+                "op_overhead",
+                "exchange_overhead",
+                "load_time_per_token",
+                "copy_bandwidth",
+                "cache_decay",
+                "rank_skew",
                 "kernel",
-                "wire",
+                "transport",
             ],
         );
         let cores = self.required(&section, "cores", "2", count);
         let some = |value: &DeValue<'_>| count(value).map(Some);
         let threads = self.optional(&section, "threads", "1", some, None);
         let some = |value: &DeValue<'_>| time(value).map(Some);
-        let apart = self.optional(&section, "apart", "5e-8", some, None);
-        let per_op = self.optional(&section, "per_op", "3e-7", time, Seconds::ZERO);
-        let per_exchange = self.optional(&section, "per_exchange", "1e-6", time, Seconds::ZERO);
-        let per_token = self.optional(&section, "per_token", "2e-8", time, Seconds::ZERO);
-        let example = "[{ bytes = 65536, alone = 6.4e10, together = 6.4e10 }]";
-        let copies = self.required(&section, "copies", example, |value| {
+        let core_round_trip = self.optional(&section, "core_round_trip", "5e-8", some, None);
+        let op_overhead = self.optional(&section, "op_overhead", "3e-7", time, Seconds::ZERO);
+        let exchange_overhead =
+            self.optional(&section, "exchange_overhead", "1e-6", time, Seconds::ZERO);
+        let load_time_per_token =
+            self.optional(&section, "load_time_per_token", "2e-8", time, Seconds::ZERO);
+        let example = "[{ bytes = 65536, solo = 6.4e10, all_cores = 6.4e10 }]";
+        let copy_bandwidth = self.required(&section, "copy_bandwidth", example, |value| {
             let copies = list(value, |fields| {
                 let rate = |key| fields.of(key).and_then(positive).map(BytesPerSec);
                 Ok(CopyRate {
                     bytes: size(fields.of("bytes")?)?,
-                    alone: rate("alone")?,
-                    together: rate("together")?,
+                    solo: rate("solo")?,
+                    all_cores: rate("all_cores")?,
                 })
             })?;
             grows(copies, |copy: &CopyRate| copy.bytes)
         });
-        let example = "[{ bytes = 393216, alone = 0.1, together = 0.2, wires = 0.1, small = 0.1, large = 0.05 }]";
+        let example = "[{ bytes = 393216, solo = 0.1, all_cores = 0.2, path = 0.1, small_data = 0.1, large_data = 0.05 }]";
         let read = |value: &DeValue<'_>| {
-            let aging = list(value, |fields| {
+            let decay = list(value, |fields| {
                 let share = |key| fields.of(key).and_then(share);
-                Ok(Aged {
+                Ok(CacheDecay {
                     bytes: size(fields.of("bytes")?)?,
-                    alone: share("alone")?,
-                    together: share("together")?,
-                    wires: share("wires")?,
-                    small: share("small")?,
-                    large: share("large")?,
+                    solo: share("solo")?,
+                    all_cores: share("all_cores")?,
+                    path: share("path")?,
+                    small_data: share("small_data")?,
+                    large_data: share("large_data")?,
                 })
             })?;
-            grows(aging, |aged: &Aged| aged.bytes)
+            grows(decay, |decay: &CacheDecay| decay.bytes)
         };
-        let aging = self.optional(&section, "aging", example, read, Vec::new());
-        let uneven = self.optional(&section, "uneven", "0.01", share, 0.0);
+        let cache_decay = self.optional(&section, "cache_decay", example, read, Vec::new());
+        let rank_skew = self.optional(&section, "rank_skew", "0.01", share, 0.0);
         let kernels = self.tables(&section, "kernel", Self::kernel_table);
-        let wires = self.tables(&section, "wire", Self::wire);
+        let transports = self.tables(&section, "transport", Self::transport_table);
         Some(Some(Measured {
             cores: cores?,
             threads: threads?,
-            apart: apart?,
-            per_op: per_op?,
-            per_exchange: per_exchange?,
-            per_token: per_token?,
-            memory: Memory { copies: copies? },
+            core_round_trip: core_round_trip?,
+            op_overhead: op_overhead?,
+            exchange_overhead: exchange_overhead?,
+            load_time_per_token: load_time_per_token?,
+            memory: Memory { copy_bandwidth: copy_bandwidth? },
             kernels: kernels?,
-            aging: aging?,
-            uneven: uneven?,
-            wires: wires?,
+            cache_decay: cache_decay?,
+            rank_skew: rank_skew?,
+            transports: transports?,
         }))
     }
 
-    /// The tables of a list that may be absent.
+    /// Reads the tables of a list that may be absent.
     fn tables<T>(
         &mut self,
         section: &Section<'_>,
@@ -153,18 +164,18 @@ impl Reader<'_> {
         let name = self.required(section, "name", "\"linear.forward\"", text);
         let dtype = self.required(section, "dtype", "\"f32\"", |value| text(value)?.parse());
         let threads = self.optional(section, "threads", "1", count, 1);
-        let example = "[{ shape = [64, 64], work = 1e6, alone = [1e-6, 2e-6] }]";
+        let example = "[{ shape = [64, 64], work = 1e6, solo = [1e-6, 2e-6] }]";
         let samples = self.required(section, "samples", example, |value| list(value, sample));
         let (name, dtype, samples): (String, DType, Vec<Sample>) = (name?, dtype?, samples?);
         Some(KernelTable { name, dtype, threads: threads?, samples })
     }
 
-    fn wire(&mut self, section: &Section<'_>) -> Option<Wire> {
-        self.known_keys(section, &["transport", "messages", "collective"]);
-        let transport = self.required(section, "transport", "\"thread\"", text);
+    fn transport_table(&mut self, section: &Section<'_>) -> Option<TransportTable> {
+        self.known_keys(section, &["name", "messages", "collective"]);
+        let name = self.required(section, "name", "\"thread\"", text);
         let messages = self.required(section, "messages", EXCHANGES, exchanges);
         let collectives = self.tables(section, "collective", Self::collective_table);
-        Some(Wire { transport: transport?, messages: messages?, collectives: collectives? })
+        Some(TransportTable { name: name?, messages: messages?, collectives: collectives? })
     }
 
     fn collective_table(&mut self, section: &Section<'_>) -> Option<CollectiveTable> {
@@ -181,9 +192,9 @@ impl Reader<'_> {
     }
 }
 
-const EXCHANGES: &str = "[{ bytes = 64, time = 2e-5 }]";
+const EXCHANGES: &str = "[{ bytes = 64, warm = 2e-5 }]";
 
-/// The fields of one entry of a list.
+/// Fields of one entry of a list.
 struct Fields<'a>(&'a toml::de::DeTable<'a>);
 
 impl<'a> Fields<'a> {
@@ -215,32 +226,32 @@ fn sample(fields: &Fields<'_>) -> Result<Sample, String> {
         let whole = value.get_ref().as_integer().and_then(integer);
         whole.and_then(|size| u64::try_from(size).ok()).ok_or("a size is no whole number")
     };
-    let alone = temperatures(fields.of("alone")?)?;
-    let together = match fields.of("together") {
-        Ok(value) => temperatures(value)?,
-        Err(_) => alone,
+    let solo = warm_cold(fields.of("solo")?)?;
+    let all_cores = match fields.of("all_cores") {
+        Ok(value) => warm_cold(value)?,
+        Err(_) => solo,
     };
     Ok(Sample {
         shape: sizes.iter().map(whole).collect::<Result<_, _>>()?,
         work: positive(fields.of("work")?)?,
-        alone,
-        together,
+        solo,
+        all_cores,
     })
 }
 
-fn temperatures(value: &DeValue<'_>) -> Result<Temperatures, String> {
+fn warm_cold(value: &DeValue<'_>) -> Result<WarmCold, String> {
     let times: Vec<_> = value.as_array().into_iter().flatten().map(Spanned::get_ref).collect();
     let [warm, cold] = times[..] else { return Err("its times are no pair: warm, cold".into()) };
-    Ok(Temperatures { warm: Seconds(positive(warm)?), cold: Seconds(positive(cold)?) })
+    Ok(WarmCold { warm: Seconds(positive(warm)?), cold: Seconds(positive(cold)?) })
 }
 
-fn exchanges(value: &DeValue<'_>) -> Result<Vec<Exchange>, String> {
+fn exchanges(value: &DeValue<'_>) -> Result<Vec<ExchangeSample>, String> {
     let entries = list(value, |fields| {
-        let time = Seconds(positive(fields.of("time")?)?);
+        let warm = Seconds(positive(fields.of("warm")?)?);
         let optional = |key| fields.of(key).ok().map(positive).transpose();
-        let (cold, crowded) = (optional("cold")?, optional("crowded")?);
-        let (cold, crowded) = (cold.map(Seconds), crowded.map(Seconds));
-        Ok(Exchange { bytes: size(fields.of("bytes")?)?, time, cold, crowded })
+        let (cold, cpu_oversubscribed) = (optional("cold")?, optional("cpu_oversubscribed")?);
+        let (cold, cpu_oversubscribed) = (cold.map(Seconds), cpu_oversubscribed.map(Seconds));
+        Ok(ExchangeSample { bytes: size(fields.of("bytes")?)?, warm, cold, cpu_oversubscribed })
     })?;
     grows(entries, |entry| entry.bytes)
 }
@@ -265,7 +276,7 @@ fn time(value: &DeValue<'_>) -> Result<Seconds, String> {
     seconds.map(Seconds).ok_or_else(|| "it is no number of seconds from 0 to 1000".into())
 }
 
-/// A number that can be divided by, and whose logarithm is a number.
+/// Parses a positive number with a finite logarithm and reciprocal.
 fn positive(value: &DeValue<'_>) -> Result<f64, String> {
     let number = number(value).filter(|number| (1e-15..=1e30).contains(number));
     number.ok_or_else(|| "a value is no number above 0".into())
@@ -284,6 +295,15 @@ mod tests {
     }
 
     #[test]
+    fn a_file_in_the_old_spelling_asks_for_a_new_calibration() {
+        let mut cluster = preset::get("laptop").unwrap();
+        cluster.measured = Some(measured::tests::two_cores());
+        let text = cluster.to_toml().replacen("op_overhead", "per_op", 1);
+        let problem = Cluster::parse(&text, "m.toml").unwrap_err().to_string();
+        assert!(problem.contains("'per_op'") && problem.contains("calibrate again"), "{problem}");
+    }
+
+    #[test]
     fn problems_are_located_and_told_at_once() {
         let mut cluster = preset::get("laptop").unwrap();
         cluster.measured = Some(measured::tests::two_cores());
@@ -296,16 +316,16 @@ mod tests {
         assert!(cores.contains("[measured] has cores = 0"), "{cores}");
         let named = told("dtype = \"f32\"", "dtype = \"f33\"");
         assert!(named.contains("kernel 1 has dtype"), "{named}");
-        let negative = told("per_op = 5e-7", "per_op = -1.0");
-        assert!(negative.contains("per_op"), "{negative}");
+        let negative = told("op_overhead = 5e-7", "op_overhead = -1.0");
+        assert!(negative.contains("op_overhead"), "{negative}");
         let order = told("bytes = 64,", "bytes = 9999999999,");
         assert!(order.contains("do not grow"), "{order}");
-        let key = told("transport = ", "transprt = ");
-        assert!(key.contains("did you mean transport?"), "{key}");
+        let key = told("\nname = \"thread\"", "\nnmae = \"thread\"");
+        assert!(key.contains("did you mean name?"), "{key}");
         let shape = told("shape = [32, 64, 64]", "shape = []");
         assert!(shape.contains("entry 1: its shape"), "{shape}");
-        let crowded = told("crowded = ", "crowded = -1.0, x = ");
-        assert!(crowded.contains("entry 1: a value is no number above 0"), "{crowded}");
+        let value = told("cpu_oversubscribed = ", "cpu_oversubscribed = -1.0, x = ");
+        assert!(value.contains("entry 1: a value is no number above 0"), "{value}");
         let line = told("algorithm = ", "algorithm = 3 #");
         assert!(line.starts_with("m.toml:") && line.contains("algorithm"), "{line}");
     }

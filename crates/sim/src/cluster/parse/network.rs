@@ -1,15 +1,15 @@
-//! `[[dimension]]`: the layers of the network.
+//! Parser for `[[dimension]]`: the dimensions of the network.
 
 use super::reader::{Reader, Section, boolean, count, measured, ratio, share, shown, text, whole};
 use crate::cluster::quantity::{RATE, TIME};
 use crate::cluster::{Cluster, Dimension, DimensionKind, GraphLink, Tree};
-use paceline_plan::nearest::nearest;
+use paceline_plan::suggest::suggest;
 use paceline_plan::units::{BytesPerSec, Seconds};
 use std::collections::BTreeSet;
 use toml::Spanned;
 use toml::de::DeValue;
 
-/// The most points of a graph: its routes are searched for, not computed.
+/// Maximum number of points of a graph; its routes are searched, not computed.
 const MAX_POINTS: u32 = 4096;
 
 const DIMENSION_KEYS: [&str; 7] =
@@ -110,7 +110,7 @@ impl Reader<'_> {
         })
     }
 
-    /// A dimension whose rates follow from `[host]` states none; until then it has some rate.
+    /// Rejects rates in a dimension whose rates follow from `[host]`; returns a placeholder rate.
     fn without_rates(&mut self, section: &Section<'_>) -> Option<f64> {
         for key in ["bandwidth", "efficiency", "devices_per_link"] {
             if section.get(key).is_some() {
@@ -122,7 +122,7 @@ impl Reader<'_> {
         Some(1.0)
     }
 
-    /// What a switch is made of; other kinds have none of the keys.
+    /// Reads the tree structure of a switch; other kinds do not have these keys.
     fn tree(&mut self, section: &Section<'_>) -> Option<Option<Tree>> {
         let leaf = self.optional(section, "leaf", "16", count, 1)?;
         let read = |value: &DeValue<'_>| ratio(value).map(Some);
@@ -237,7 +237,7 @@ impl Reader<'_> {
     }
 }
 
-/// A member of a graph that member 0 cannot reach.
+/// Returns a member of a graph that member 0 cannot reach.
 fn unreachable_member(size: u32, points: u32, links: &[GraphLink]) -> Option<u32> {
     let mut neighbours = vec![Vec::new(); points as usize];
     for &GraphLink { between: [a, b], .. } in links {
@@ -257,7 +257,7 @@ fn unreachable_member(size: u32, points: u32, links: &[GraphLink]) -> Option<u32
 fn kind_name(value: &DeValue<'_>) -> Result<&'static str, String> {
     let word = text(value)?;
     let names = DimensionKind::NAMES;
-    names.into_iter().find(|name| *name == word).ok_or_else(|| match nearest(&word, names) {
+    names.into_iter().find(|name| *name == word).ok_or_else(|| match suggest(&word, names) {
         Some(meant) => format!("there is no such kind, perhaps you mean \"{meant}\""),
         None => format!("there is no such kind (known: {})", names.join(", ")),
     })

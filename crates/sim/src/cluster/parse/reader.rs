@@ -1,15 +1,15 @@
-//! Reads values one by one and remembers what is wrong with them.
+//! Reader of values that collects problems.
 
 use super::ClusterProblem;
 use crate::cluster::Cluster;
 use crate::cluster::quantity::{self, Quantity};
-use paceline_plan::nearest::nearest;
+use paceline_plan::suggest::suggest;
 use paceline_plan::units::Bytes;
 use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeInteger, DeTable, DeValue};
 
-/// A table of the file, with the name that messages give it.
+/// A table of the file, with its name for messages.
 pub(super) struct Section<'a> {
     pub(super) table: &'a DeTable<'a>,
     pub(super) label: String,
@@ -21,13 +21,13 @@ impl<'a> Section<'a> {
         self.table.get(key)
     }
 
-    /// Where the key stands, or the section itself if it lacks the key.
+    /// Span of the key, or of the section if it lacks the key.
     pub(super) fn span_of(&self, key: &str) -> Range<usize> {
         self.table.get_key_value(key).map_or(self.span.clone(), |(key, _)| key.span())
     }
 }
 
-/// Collects problems while it reads: a field that cannot be read is `None`, and reading goes on.
+/// Collects problems while reading: a field that cannot be read is `None`, and reading continues.
 pub(super) struct Reader<'t> {
     pub(super) text: &'t str,
     pub(super) problems: Vec<ClusterProblem>,
@@ -114,7 +114,7 @@ impl Reader<'_> {
             let name = key.get_ref().as_ref();
             if !known.contains(&name) {
                 let what = format!("{} has an unknown key '{}'", section.label, short(name));
-                let remedy = match nearest(name, known.iter().copied()) {
+                let remedy = match suggest(name, known.iter().copied()) {
                     Some(meant) => format!("did you mean {meant}?"),
                     None => format!("known here: {}", known.join(", ")),
                 };
@@ -154,13 +154,13 @@ pub(super) fn whole(value: &DeValue<'_>, least: u64, most: u64) -> Result<u32, S
         .ok_or_else(|| format!("it is no whole number from {least} to {most}"))
 }
 
-/// A share of something reached: above nothing, at most all.
+/// Parses a fraction above 0 and at most 1.
 pub(super) fn share(value: &DeValue<'_>) -> Result<f64, String> {
     let number = number(value).filter(|share| *share > 0.0 && *share <= 1.0);
     number.ok_or_else(|| "it is no number above 0 and at most 1".into())
 }
 
-/// How many times more goes in than comes out.
+/// Parses a ratio or factor of at least 1.
 pub(super) fn ratio(value: &DeValue<'_>) -> Result<f64, String> {
     let number = number(value).filter(|ratio| (1.0..=1e6).contains(ratio));
     number.ok_or_else(|| "it is no number from 1 to 1000000".into())
@@ -194,7 +194,7 @@ pub(super) fn integer(value: &DeInteger<'_>) -> Option<u128> {
     u128::from_str_radix(value.as_str(), value.radix()).ok()
 }
 
-/// A value as a message repeats it.
+/// Formats a value for messages.
 pub(super) fn shown(value: &DeValue<'_>) -> String {
     match value {
         DeValue::String(text) => format!("\"{}\"", short(text)),

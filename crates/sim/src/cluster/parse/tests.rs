@@ -1,7 +1,7 @@
 use super::*;
 use crate::cluster::{
-    Change, Dimension, DimensionKind, GraphLink, OtherDevice, OtherLink, Place, Run, Schedule,
-    Straggler, Tree,
+    BandwidthChange, BandwidthSchedule, DeviceOverride, Dimension, DimensionKind, GraphLink,
+    IndexRange, LinkOverride, Selector, Straggler, Tree,
 };
 use paceline_plan::ids::Rank;
 use paceline_plan::units::Bytes;
@@ -29,7 +29,7 @@ bandwidth = "200 Gbit/s"
 latency = "5 us"
 "#;
 
-/// The problems of `GOOD` after one change to it, as lines of text.
+/// Problems of `GOOD` after one change to it, as lines of text.
 fn problems(from: &str, to: &str) -> Vec<String> {
     assert!(GOOD.contains(from), "{from} is not in the file");
     let changed = GOOD.replacen(from, to, 1);
@@ -52,7 +52,7 @@ fn what_is_left_out_has_its_plain_meaning() {
     assert_eq!(fabric.bandwidth, BytesPerSec(25e9));
 }
 
-/// What a file says of what is not alike, behind `GOOD`.
+/// Overrides to append to `GOOD`.
 const UNEVEN: &str = r#"
 [[link]]
 dimension = "infiniband"
@@ -64,7 +64,7 @@ ranks = [3, "5-6"]
 factor = 1.5
 from = "2 s"
 until = "4 s"
-[[schedule]]
+[[bandwidth_schedule]]
 dimension = "nvlink"
 changes = [{ at = "1 s", bandwidth = 0.5 }, { at = "3 s", bandwidth = 1 }]
 "#;
@@ -72,17 +72,20 @@ changes = [{ at = "1 s", bandwidth = 0.5 }, { at = "3 s", bandwidth = 1 }]
 #[test]
 fn what_is_not_alike_is_read() {
     let cluster = Cluster::parse(&format!("{GOOD}{UNEVEN}"), "uneven.toml").unwrap();
-    let Uneven { kinds, links, stragglers, schedules, .. } = &cluster.uneven;
+    let Heterogeneity { kinds, links, stragglers, schedules, .. } = &cluster.heterogeneity;
     assert!(kinds.is_empty());
     assert_eq!(links[0].dimension, 1);
-    assert_eq!(links[0].at, Place::Hosts(vec![Run::one(1)]));
+    assert_eq!(links[0].at, Selector::Hosts(vec![IndexRange::one(1)]));
     assert_eq!(
         (links[0].bandwidth, links[0].latency),
         (Some(BytesPerSec(12.5e9)), Some(Seconds(8e-6)))
     );
-    assert_eq!(stragglers[0].at, Place::Ranks(vec![Run::one(3), Run { first: 5, last: 6 }]));
+    assert_eq!(
+        stragglers[0].at,
+        Selector::Ranks(vec![IndexRange::one(3), IndexRange { first: 5, last: 6 }])
+    );
     assert_eq!((stragglers[0].factor, stragglers[0].until), (1.5, Some(Seconds(4.0))));
-    assert_eq!((schedules[0].dimension, &schedules[0].at), (0, &Place::Everywhere));
+    assert_eq!((schedules[0].dimension, &schedules[0].at), (0, &Selector::Everywhere));
     assert_eq!(schedules[0].changes.len(), 2);
     let text = cluster.summary();
     assert!(text.contains("ranks 3, 5-6: 1.5 times slower from 2"), "{text}");
@@ -100,17 +103,17 @@ fn devices_may_be_of_several_kinds() {
     );
     let cluster = Cluster::parse(&text, "mixed.toml").unwrap();
     assert_eq!(cluster.device.name, "A100");
-    assert_eq!(cluster.uneven.kinds[0].device.name, "H100");
+    assert_eq!(cluster.heterogeneity.kinds[0].device.name, "H100");
     assert_eq!(Cluster::parse(&cluster.to_toml(), "again.toml"), Ok(cluster));
     let nowhere = text.replace("hosts = [1]", "");
     let told = Cluster::parse(&nowhere, "mixed.toml").unwrap_err().to_string();
-    assert!(told.contains("[[device]] 2 says neither hosts nor ranks; add for example"), "{told}");
+    assert!(told.contains("[[device]] 2 has neither hosts nor ranks; add for example"), "{told}");
     let first = GOOD.replace("[device]", "[[device]]\nhosts = [0]");
     let told = Cluster::parse(&first, "mixed.toml").unwrap_err().to_string();
     assert!(told.contains("[[device]] 1 has an unknown key 'hosts'"), "{told}");
 }
 
-/// A host of four devices with two NICs, behind `GOOD` without the fabric's own rate.
+/// A host of four devices with two NICs, to append to `GOOD` without the fabric's own rate.
 const HOST: &str = r#"
 [host]
 dimension = "infiniband"
@@ -132,7 +135,7 @@ fn with_host(from: &str, to: &str) -> Result<Cluster, ClusterErrors> {
     Cluster::parse(&text, "host.toml")
 }
 
-/// The rates between hosts fall out of what lies between devices and the fabric.
+/// The inter-host rates follow from the hardware between devices and fabric.
 #[test]
 fn the_fabric_follows_from_the_host() {
     let cluster = with_host("", "").unwrap();
@@ -141,7 +144,7 @@ fn the_fabric_follows_from_the_host() {
     assert_eq!((fabric.bandwidth, fabric.devices_per_link), (BytesPerSec(12.5e9), 2));
     let path = cluster.link(Rank(0), Rank(4)).unwrap();
     let rate = path.bandwidth.0 / path.sharing;
-    // Of the NIC 5.9, of the switch's uplink 4, of memory 6.25, of the cores 2.625 GB/s.
+    // Per device: NIC 5.9, switch uplink 4, memory 6.25, cores 2.625 GB/s.
     assert!((rate / 2.625e9 - 1.0).abs() < 1e-12, "{rate}");
     assert_eq!(path.latency, Seconds(5e-6) + Seconds(12e-6));
     let rate = |from: &str, to: &str| {
@@ -190,13 +193,13 @@ fn every_wrong_exception_is_told() {
         ("\"infiniband\"", "\"infinband\"", "perhaps you mean \"infiniband\""),
         ("hosts = [1]", "hosts = [2]", "it is no whole number from 0 to 1"),
         ("hosts = [1]", "hosts = []", "it is no list of numbers"),
-        ("hosts = [1]\n", "", "[[link]] 1 says neither hosts nor ranks"),
+        ("hosts = [1]\n", "", "[[link]] 1 has neither hosts nor ranks"),
         ("bandwidth = \"100 Gbit/s\"\nlatency = \"8 us\"", "", "[[link]] 1 changes nothing"),
         ("\"5-6\"", "\"6-5\"", "\"6-5\" is no run of numbers from 0 to 7"),
         ("\"5-6\"", "\"5-8\"", "\"5-8\" is no run of numbers from 0 to 7"),
         ("factor = 1.5", "factor = 0.5", "it is no number from 1 to 1000000"),
         ("factor = 1.5", "factor = nan", "it is no number from 1 to 1000000"),
-        ("factor = 1.5", "hosts = [0]\nfactor = 1.5", "says both hosts and ranks"),
+        ("factor = 1.5", "hosts = [0]\nfactor = 1.5", "has both hosts and ranks"),
         ("until = \"4 s\"", "until = \"2 s\"", "is over before it starts"),
         ("\"3 s\"", "\"1 s\"", "are not in order of time"),
         ("bandwidth = 0.5", "bandwidth = 0", "it is no factor from 0.000001"),
@@ -205,7 +208,7 @@ fn every_wrong_exception_is_told() {
             "changes = []",
             "it is no list of changes",
         ),
-        ("[[schedule]]", "[[scheduel]]", "did you mean schedule?"),
+        ("[[bandwidth_schedule]]", "[[bandwidth_scheduel]]", "did you mean bandwidth_schedule?"),
     ];
     for (from, to, told) in cases {
         assert!(UNEVEN.contains(from), "{from}");
@@ -418,7 +421,7 @@ fn a_torus_is_as_large_as_its_shape() {
     assert_eq!(Cluster::parse(&unsized_torus, "torus.toml").unwrap().dimensions[0].size, 4);
 }
 
-/// Rates and times over their whole ranges, so that every unit and fraction is written.
+/// Rates over their whole range, so that every unit and fraction is written.
 fn rate(most: f64) -> impl Strategy<Value = f64> {
     (0.0..most.log10()).prop_map(|exponent| 10f64.powf(exponent))
 }
@@ -451,14 +454,14 @@ fn device() -> impl Strategy<Value = Device> {
     let all = (name(), peaks, numbers, units, stores);
     all.prop_map(|(name, (f32, tf32, fp8), numbers, units, (host, disk))| {
         let (max_efficiency, memory_efficiency, memory, bandwidth, launch) = numbers;
-        let (sustained_efficiency, older_instructions, multiprocessors, ..) = units;
+        let (sustained_efficiency, legacy_mma_efficiency, multiprocessors, ..) = units;
         let (.., systolic_width, sparse, copy_engines) = units;
         Device {
             name,
             peak: Peak { f32, tf32, bf16: tf32, f16: fp8, fp8 },
             max_efficiency,
             sustained_efficiency,
-            older_instructions,
+            legacy_mma_efficiency,
             multiprocessors,
             systolic_width,
             sparse_speedup: sparse,
@@ -526,36 +529,44 @@ fn cluster() -> impl Strategy<Value = Cluster> {
             })
             .collect();
         let hosts = if many { dimensions[0].size } else { 1 };
-        let (measured, host_ports, uneven) = (None, None, Uneven::default());
-        let mut cluster = Cluster { name, hosts, device, dimensions, measured, host_ports, uneven };
+        let (measured, host_ports, uneven) = (None, None, Heterogeneity::default());
+        let mut cluster = Cluster {
+            name,
+            hosts,
+            device,
+            dimensions,
+            measured,
+            host_ports,
+            heterogeneity: uneven,
+        };
         let (device, at, rate, from, factor, given) = exceptions;
-        let Uneven { kinds, links, stragglers, schedules, .. } = &mut cluster.uneven;
+        let Heterogeneity { kinds, links, stragglers, schedules, .. } = &mut cluster.heterogeneity;
         if given[0] {
-            kinds.push(OtherDevice { at: at.clone(), device });
+            kinds.push(DeviceOverride { at: at.clone(), device });
         }
         if given[1] {
             let (bandwidth, latency) = (Some(BytesPerSec(rate)), given[2].then_some(Seconds(from)));
-            links.push(OtherLink { dimension: 0, at: at.clone(), bandwidth, latency });
+            links.push(LinkOverride { dimension: 0, at: at.clone(), bandwidth, latency });
         }
         if given[2] {
             let until = given[3].then_some(Seconds(from + factor));
             stragglers.push(Straggler { at: at.clone(), factor, from: Seconds(from), until });
         }
         if given[3] {
-            let at = if given[0] { at } else { Place::Everywhere };
-            let change = |at, bandwidth| Change { at: Seconds(at), bandwidth };
+            let at = if given[0] { at } else { Selector::Everywhere };
+            let change = |at, bandwidth| BandwidthChange { at: Seconds(at), bandwidth };
             let changes = vec![change(from, factor), change(from + 1.0, 0.25)];
-            schedules.push(Schedule { dimension: 0, at, changes });
+            schedules.push(BandwidthSchedule { dimension: 0, at, changes });
         }
         cluster
     })
 }
 
-/// Places that every cluster has.
-fn place() -> impl Strategy<Value = Place> {
+/// Selectors that are valid in every cluster.
+fn place() -> impl Strategy<Value = Selector> {
     prop_oneof![
-        Just(Place::Hosts(vec![Run::one(0)])),
-        Just(Place::Ranks(vec![Run::one(0), Run { first: 0, last: 0 }])),
+        Just(Selector::Hosts(vec![IndexRange::one(0)])),
+        Just(Selector::Ranks(vec![IndexRange::one(0), IndexRange { first: 0, last: 0 }])),
     ]
 }
 

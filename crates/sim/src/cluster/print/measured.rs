@@ -1,7 +1,8 @@
-//! The `[measured]` table as text; every number reads back as the same bits.
+//! Printer for the `[measured]` table; every number parses back to the same bits.
 
 use super::super::measured::{
-    Aged, CollectiveTable, CopyRate, Exchange, KernelTable, Measured, Sample, Temperatures, Wire,
+    CacheDecay, CollectiveTable, CopyRate, ExchangeSample, KernelTable, Measured, Sample,
+    TransportTable, WarmCold,
 };
 use super::quoted;
 use std::fmt::Write;
@@ -10,77 +11,81 @@ pub(super) fn write(out: &mut String, measured: &Measured) -> std::fmt::Result {
     let Measured {
         cores,
         threads,
-        apart,
-        per_op,
-        per_exchange,
-        per_token,
+        core_round_trip,
+        op_overhead,
+        exchange_overhead,
+        load_time_per_token,
         memory,
         kernels,
-        aging,
-        uneven,
-        wires,
+        cache_decay,
+        rank_skew,
+        transports,
     } = measured;
     writeln!(out, "\n# Times are in seconds, rates in bytes a second.\n[measured]")?;
-    writeln!(out, "cores = {cores}\nper_op = {:?}", per_op.0)?;
-    writeln!(out, "per_exchange = {:?}\nper_token = {:?}", per_exchange.0, per_token.0)?;
+    writeln!(out, "cores = {cores}\nop_overhead = {:?}", op_overhead.0)?;
+    writeln!(out, "exchange_overhead = {:?}", exchange_overhead.0)?;
+    writeln!(out, "load_time_per_token = {:?}", load_time_per_token.0)?;
     if let Some(threads) = threads {
         writeln!(out, "threads = {threads}")?;
     }
-    if let Some(apart) = apart {
-        writeln!(out, "apart = {:?}", apart.0)?;
+    if let Some(time) = core_round_trip {
+        writeln!(out, "core_round_trip = {:?}", time.0)?;
     }
-    writeln!(out, "copies = [")?;
-    for CopyRate { bytes, alone, together } in &memory.copies {
-        let (bytes, alone, together) = (bytes.0, alone.0, together.0);
-        writeln!(out, "  {{ bytes = {bytes}, alone = {alone:?}, together = {together:?} }},")?;
+    writeln!(out, "copy_bandwidth = [")?;
+    for CopyRate { bytes, solo, all_cores } in &memory.copy_bandwidth {
+        let (bytes, solo, all_cores) = (bytes.0, solo.0, all_cores.0);
+        writeln!(out, "  {{ bytes = {bytes}, solo = {solo:?}, all_cores = {all_cores:?} }},")?;
     }
     writeln!(out, "]")?;
-    writeln!(out, "uneven = {uneven:?}")?;
-    if !aging.is_empty() {
-        writeln!(out, "aging = [")?;
-        for Aged { bytes, alone, together, wires, small, large } in aging {
+    writeln!(out, "rank_skew = {rank_skew:?}")?;
+    if !cache_decay.is_empty() {
+        writeln!(out, "cache_decay = [")?;
+        for CacheDecay { bytes, solo, all_cores, path, small_data, large_data } in cache_decay {
             let bytes = bytes.0;
-            write!(out, "  {{ bytes = {bytes}, alone = {alone:?}, together = {together:?}, ")?;
-            writeln!(out, "wires = {wires:?}, small = {small:?}, large = {large:?} }},")?;
+            write!(out, "  {{ bytes = {bytes}, solo = {solo:?}, all_cores = {all_cores:?}, ")?;
+            writeln!(
+                out,
+                "path = {path:?}, small_data = {small_data:?}, large_data = {large_data:?} }},"
+            )?;
         }
         writeln!(out, "]")?;
     }
     kernels.iter().try_for_each(|table| kernel(out, table))?;
-    wires.iter().try_for_each(|table| wire(out, table))
+    transports.iter().try_for_each(|table| transport_table(out, table))
 }
 
 fn kernel(out: &mut String, table: &KernelTable) -> std::fmt::Result {
     let KernelTable { name, dtype, threads, samples } = table;
     writeln!(out, "\n[[measured.kernel]]\nname = {}\ndtype = \"{dtype}\"", quoted(name))?;
     writeln!(out, "threads = {threads}\nsamples = [")?;
-    for Sample { shape, work, alone, together } in samples {
-        let pair = |t: &Temperatures| format!("[{:?}, {:?}]", t.warm.0, t.cold.0);
-        let (alone, together) = (pair(alone), pair(together));
+    for Sample { shape, work, solo, all_cores } in samples {
+        let pair = |t: &WarmCold| format!("[{:?}, {:?}]", t.warm.0, t.cold.0);
+        let (solo, all_cores) = (pair(solo), pair(all_cores));
         writeln!(
             out,
-            "  {{ shape = {shape:?}, work = {work:?}, alone = {alone}, together = {together} }},"
+            "  {{ shape = {shape:?}, work = {work:?}, solo = {solo}, all_cores = {all_cores} }},"
         )?;
     }
     writeln!(out, "]")
 }
 
-fn wire(out: &mut String, wire: &Wire) -> std::fmt::Result {
-    let Wire { transport, messages, collectives } = wire;
-    writeln!(out, "\n[[measured.wire]]\ntransport = {}", quoted(transport))?;
+fn transport_table(out: &mut String, table: &TransportTable) -> std::fmt::Result {
+    let TransportTable { name, messages, collectives } = table;
+    writeln!(out, "\n[[measured.transport]]\nname = {}", quoted(name))?;
     exchanges(out, "messages", messages)?;
     for CollectiveTable { kind, algorithm, ranks, times } in collectives {
-        writeln!(out, "\n[[measured.wire.collective]]\nkind = \"{kind}\"")?;
+        writeln!(out, "\n[[measured.transport.collective]]\nkind = \"{kind}\"")?;
         writeln!(out, "algorithm = \"{algorithm}\"\nranks = {ranks}")?;
         exchanges(out, "times", times)?;
     }
     Ok(())
 }
 
-fn exchanges(out: &mut String, key: &str, entries: &[Exchange]) -> std::fmt::Result {
+fn exchanges(out: &mut String, key: &str, entries: &[ExchangeSample]) -> std::fmt::Result {
     writeln!(out, "{key} = [")?;
-    for Exchange { bytes, time, cold, crowded } in entries {
-        write!(out, "  {{ bytes = {}, time = {:?}", bytes.0, time.0)?;
-        for (key, time) in [("cold", cold), ("crowded", crowded)] {
+    for ExchangeSample { bytes, warm, cold, cpu_oversubscribed } in entries {
+        write!(out, "  {{ bytes = {}, warm = {:?}", bytes.0, warm.0)?;
+        for (key, time) in [("cold", cold), ("cpu_oversubscribed", cpu_oversubscribed)] {
             time.iter().try_for_each(|time| write!(out, ", {key} = {:?}", time.0))?;
         }
         writeln!(out, " }},")?;

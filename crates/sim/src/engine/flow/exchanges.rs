@@ -1,64 +1,64 @@
-//! What a plan's ranks exchange: every group and every pair that talks, once.
+//! Exchanges of a plan's ranks: every communicating group and pair, once.
 
 use crate::cluster::Cluster;
 use crate::engine::classes::names_ranks;
-use crate::engine::engines::sends_within_roles;
-use crate::engine::{Costs, alike, vector};
+use crate::engine::copy_engines::sends_within_roles;
+use crate::engine::{Costs, symmetry, vector};
 use crate::network::flow::{FlowError, Folded, Folding, Party, Traffic};
 use crate::network::{Analytic, Vector};
-use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern};
+use paceline_plan::collective::{Algorithm, CollectiveKind, Pattern, SummationOrder};
 use paceline_plan::ids::{GroupId, OpId, Rank, RoleId};
 use paceline_plan::mesh::{Axis, GroupKind};
 use paceline_plan::program::{Call, Op, Peer, Plan, Program};
 use paceline_plan::units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Every exchange of a plan and the ops that take part in it.
+/// All exchanges of a plan and the ops that take part in them.
 pub(super) struct Exchanges<'a> {
     plan: &'a Plan,
     costs: &'a Costs<'a>,
     analytic: Analytic<'a>,
     pub(super) traffic: Traffic<'a>,
-    /// What has taken place at the same times so far, by its number: the mark.
+    /// Number of each mark; exchanges with the same mark take place at the same times.
     marks: BTreeMap<Mark, u32>,
-    /// The exchange of a mark by the first of its ranks.
+    /// Exchange by mark and first rank.
     known: BTreeMap<(u32, Rank), u32>,
-    /// Roles all of whose ranks' exchanges of a mark are known.
+    /// Roles and marks for which the exchanges of all ranks are known.
     laid: BTreeSet<(RoleId, u32)>,
-    /// Whether messages of a role are cut among the tensor-parallel ranks.
+    /// True if a role's messages are split among the tensor-parallel ranks.
     sliced: BTreeMap<(RoleId, Peer, Bytes), bool>,
-    /// By role and op.
-    parts: Vec<Vec<Part>>,
+    /// Indexed by role and op.
+    parts: Vec<Vec<OpComm>>,
 }
 
-/// What an op has to do with other ranks.
+/// Communication of an op with other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
-    /// Nothing.
+pub(super) enum OpComm {
+    /// None: the op is local.
     Alone,
-    /// It is one of a collective's members.
+    /// Takes part in a collective.
     Member { mark: u32, group: GroupId, vector: Vector },
-    /// It sends a message that another rank receives. If it is sliced, the whole tensor-parallel
-    /// group sends it.
+    /// Sends a message that another rank receives. If sliced, the whole tensor-parallel group sends
+    /// it.
     Send { mark: u32, to: Peer, channel: u16, microbatch: u32, bytes: Bytes, sliced: bool },
-    /// It receives a message that another rank sends.
+    /// Receives a message that another rank sends.
     Recv { from: Peer, channel: u16, microbatch: u32 },
-    /// It sends to or receives from a server that answers by itself.
+    /// Sends to or receives from a server that answers requests asynchronously.
     Request { mark: u32, server: u32, bytes: Bytes },
-    /// It answers requests.
+    /// Answers requests.
     Serve,
 }
 
-/// What tells exchanges apart that may take place at different times.
+/// Key that separates exchanges that may take place at different times.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Mark {
-    Call(CollectiveKind, Algorithm, Order, GroupId, u32),
+    Call(CollectiveKind, Algorithm, SummationOrder, GroupId, u32),
     Message { role: u32, to: Peer, sliced: bool },
     Request { role: u32, server: u32, sends: bool },
 }
 
 impl<'a> Exchanges<'a> {
-    /// Finds who talks to whom.
+    /// Finds all communicating groups and pairs.
     pub(super) fn of(
         plan: &'a Plan,
         cluster: &'a Cluster,
@@ -83,43 +83,43 @@ impl<'a> Exchanges<'a> {
         Ok(exchanges)
     }
 
-    /// What an op has to do with other ranks.
-    pub(super) fn part(&self, role: RoleId, op: OpId) -> Part {
+    /// Communication of an op.
+    pub(super) fn part(&self, role: RoleId, op: OpId) -> OpComm {
         self.parts[role.index()][op.index()]
     }
 
-    /// What the ops of a role have to do with other ranks, in order.
-    pub(super) fn parts(&self, role: RoleId) -> impl Iterator<Item = (OpId, Part)> {
+    /// Communication of a role's ops, in order.
+    pub(super) fn parts(&self, role: RoleId) -> impl Iterator<Item = (OpId, OpComm)> {
         let parts = self.parts[role.index()].iter().enumerate();
         parts.map(|(index, &part)| (OpId::from(index), part))
     }
 
-    /// The exchange of a mark that a rank comes first in.
+    /// Exchange of a mark whose first rank is `first`.
     pub(super) fn find(&self, mark: u32, first: Rank) -> Option<u32> {
         self.known.get(&(mark, first)).copied()
     }
 
-    /// Folds the traffic. Ranks of different roles are never alike, nor are those that exceptions of
-    /// the cluster name or that a server names one by one.
+    /// Folds the traffic. Ranks of different roles are never alike, nor are ranks with different
+    /// cluster overrides or ranks that a server addresses individually.
     pub(super) fn fold(&self, folding: Folding) -> Result<Folded, FlowError> {
         let mut devices = self.traffic.cluster().kinds();
         let counted = devices.any(|device| device.copy_engines.is_some());
         let apart = names_ranks(self.plan) || counted && sends_within_roles(self.plan);
         let folding = if apart { Folding::Off } else { folding };
         let ranks = (0..self.plan.mesh.world()).map(Rank);
-        let colours = alike::numbered(ranks.map(|rank| {
-            let exceptions = self.traffic.cluster().exceptions(rank);
+        let colours = symmetry::numbered(ranks.map(|rank| {
+            let exceptions = self.traffic.cluster().overrides(rank);
             (self.plan.role(rank), exceptions)
         }));
         Folded::new(&self.traffic, &colours, folding)
     }
 
-    fn role(&mut self, role: RoleId) -> Result<Vec<Part>, FlowError> {
+    fn role(&mut self, role: RoleId) -> Result<Vec<OpComm>, FlowError> {
         let program = &self.plan.programs[role.index()];
         program.body.nodes.iter().map(|node| self.op(role, program, &node.op)).collect()
     }
 
-    fn op(&mut self, role: RoleId, program: &Program, op: &Op) -> Result<Part, FlowError> {
+    fn op(&mut self, role: RoleId, program: &Program, op: &Op) -> Result<OpComm, FlowError> {
         match *op {
             Op::Collective { call, .. } => self.call(role, program.call(call)),
             Op::Send { to, channel, view, microbatch } => {
@@ -131,24 +131,24 @@ impl<'a> Exchanges<'a> {
             }
             Op::Recv { from, channel, view, microbatch } => match self.serving(from) {
                 Some(server) => self.request(role, server, false, self.costs.bytes(role, &view)),
-                None => Ok(Part::Recv { from, channel, microbatch: microbatch.0 }),
+                None => Ok(OpComm::Recv { from, channel, microbatch: microbatch.0 }),
             },
-            Op::Serve { .. } => Ok(Part::Serve),
+            Op::Serve { .. } => Ok(OpComm::Serve),
             Op::Load { .. }
             | Op::Compute { .. }
             | Op::Accumulate { .. }
             | Op::Step { .. }
             | Op::Stash { .. }
             | Op::Restore { .. }
-            | Op::Free { .. } => Ok(Part::Alone),
+            | Op::Free { .. } => Ok(OpComm::Alone),
         }
     }
 
-    fn call(&mut self, role: RoleId, call: &Call) -> Result<Part, FlowError> {
+    fn call(&mut self, role: RoleId, call: &Call) -> Result<OpComm, FlowError> {
         let kind = self.plan.group(call.group);
         let source = Mark::Call(call.kind, call.algorithm, call.order, call.group, call.root);
         let mark = self.mark(source);
-        // Costing has refused what cannot be done; a group without the rank meets nobody.
+        // Costing has rejected impossible patterns; a group without the rank has no exchange.
         let size = self.plan.mesh.group_size(kind);
         let pattern = Pattern::new(call.kind, call.algorithm, call.order, size, call.root);
         if let Ok(pattern) = pattern
@@ -163,7 +163,7 @@ impl<'a> Exchanges<'a> {
                 }
             }
         }
-        Ok(Part::Member { mark, group: call.group, vector: vector(self.plan, call) })
+        Ok(OpComm::Member { mark, group: call.group, vector: vector(self.plan, call) })
     }
 
     fn send(
@@ -172,8 +172,8 @@ impl<'a> Exchanges<'a> {
         to: Peer,
         (channel, microbatch): (u16, u32),
         bytes: Bytes,
-    ) -> Result<Part, FlowError> {
-        // Whether slicing pays is decided once for the role, as one program is written for it.
+    ) -> Result<OpComm, FlowError> {
+        // Slicing is decided once per role, because a role has one program.
         let sliced = self.pays(role, to, bytes);
         let mark = self.mark(Mark::Message { role: role.0, to, sliced });
         let new = self.laid.insert((role, mark));
@@ -192,7 +192,7 @@ impl<'a> Exchanges<'a> {
             };
             self.known.insert((mark, first), exchange);
         }
-        Ok(Part::Send { mark, to, channel, microbatch, bytes, sliced })
+        Ok(OpComm::Send { mark, to, channel, microbatch, bytes, sliced })
     }
 
     fn request(
@@ -201,7 +201,7 @@ impl<'a> Exchanges<'a> {
         server: u32,
         sends: bool,
         bytes: Bytes,
-    ) -> Result<Part, FlowError> {
+    ) -> Result<OpComm, FlowError> {
         let mark = self.mark(Mark::Request { role: role.0, server, sends });
         let answers = Rank(self.plan.mesh.size() + server);
         let new = self.laid.insert((role, mark));
@@ -213,10 +213,10 @@ impl<'a> Exchanges<'a> {
             };
             self.known.insert((mark, rank), exchange);
         }
-        Ok(Part::Request { mark, server, bytes })
+        Ok(OpComm::Request { mark, server, bytes })
     }
 
-    /// Whether a message is cut among the tensor-parallel ranks.
+    /// Returns true if a message is split among the tensor-parallel ranks.
     fn pays(&mut self, role: RoleId, to: Peer, bytes: Bytes) -> bool {
         *self.sliced.entry((role, to, bytes)).or_insert_with(|| {
             let from = self.plan.representative(role);
@@ -225,12 +225,12 @@ impl<'a> Exchanges<'a> {
         })
     }
 
-    /// The ranks that hold the same message as this one.
+    /// Ranks that hold the same message as `rank`.
     pub(super) fn slices(&self, rank: Rank) -> Vec<Rank> {
         self.plan.mesh.members(GroupKind::Axis(Axis::Tp), rank)
     }
 
-    /// The ranks that play a role.
+    /// Ranks of a role.
     fn ranks(&self, role: RoleId) -> impl Iterator<Item = Rank> + use<> {
         let mesh = &self.plan.mesh;
         let (first, count) = if role.0 < mesh.pp {
@@ -241,7 +241,7 @@ impl<'a> Exchanges<'a> {
         (first..first + count).map(Rank)
     }
 
-    /// The server that a peer is, if it answers requests as they come.
+    /// Index of the server that a peer is, if it answers requests as they arrive.
     fn serving(&self, peer: Peer) -> Option<u32> {
         let Peer::Server(server) = peer else { return None };
         let program = self.plan.programs.get((self.plan.mesh.pp + server) as usize)?;

@@ -1,16 +1,17 @@
-//! Lanes advance as far as computing takes them; from one end of a message to the next, time is the
-//! network's.
+//! Worklist of the flow engine: lanes advance through compute; the network determines the time of
+//! messages.
 //!
-//! An op's end is known as soon as its start is, if it computes. A lane therefore runs ahead until
-//! it meets others; when all of a meeting are posted, the network is told, and when it says that a
-//! party has ended, that party's lane goes on. What a lane finds out on the way is never before the
-//! network's time: an op is posted when the last of those it waits for has ended, and that one ended
-//! just now or computes until later.
+//! The end of a compute op is known as soon as its start is. A lane therefore runs ahead until it
+//! must synchronise with others. Once all ops of an op match are posted, the exchange is posted to
+//! the network. When the network reports that a party has ended, that party's lane continues.
+//!
+//! Times that a lane computes on the way are never before the network's time. An op is posted when
+//! the last op it waits for has ended, and that op ended just now or computes until later.
 
-use super::line::{Coming, Event, Line, Wanting};
-use super::meetings::{Meetings, NONE};
+use super::engine_queue::{Coming, EngineQueue, EngineRequest, Event};
+use super::matching::{MatchedOps, NONE};
 use crate::engine::classes::{Class, Classes};
-use crate::engine::engines::computes;
+use crate::engine::copy_engines::computes;
 use crate::engine::{Costs, Timeline, describe_op};
 use crate::error::SimError;
 use crate::network::flow::{Fluid, Folded};
@@ -23,9 +24,9 @@ pub(super) fn run(
     costs: &Costs<'_>,
     folded: &Folded,
     classes: Classes,
-    meetings: &Meetings,
+    matches: &MatchedOps,
 ) -> Result<Timeline, SimError> {
-    let mut run = Run::new(plan, costs, folded, &classes, meetings);
+    let mut run = FlowRun::new(plan, costs, folded, &classes, matches);
     loop {
         while let Some(lane) = run.ready.pop() {
             while run.advance(lane) {}
@@ -37,7 +38,7 @@ pub(super) fn run(
         }
         let Some(Coming { at, what }) = run.line.next() else { break };
         match what {
-            Event::Done(class) => run.line.give_back(class),
+            Event::Done(class) => run.line.release(class),
             Event::Wants(who) => run.line.wait(who),
         }
         run.serve_line(at);
@@ -53,66 +54,66 @@ pub(super) fn run(
     Ok(Timeline::new(plan, classes, start, end))
 }
 
-/// The end of an op that has not ended.
+/// End time of an op that has not ended.
 const OPEN: f64 = f64::NEG_INFINITY;
 
-struct Run<'a> {
+struct FlowRun<'a> {
     plan: &'a Plan,
     costs: &'a Costs<'a>,
     classes: &'a Classes,
-    meetings: &'a Meetings,
+    matches: &'a MatchedOps,
     fluid: Fluid<'a>,
     start: Vec<f64>,
     end: Vec<f64>,
-    /// The op behind each op on its lane.
+    /// Next op on the lane of each op.
     next: Vec<u32>,
-    /// The lane that each op stands on.
+    /// Lane of each op.
     lane: Vec<u32>,
-    /// A lane whose head waits for this op; others follow by [`Lane::next_waiter`].
+    /// First lane whose head waits for this op; the others follow by [`LaneState::next_waiter`].
     waiter: Vec<u32>,
-    lanes: Vec<Lane>,
-    /// By meeting: how many ops are not posted yet, and when the last so far was.
+    lanes: Vec<LaneState>,
+    /// By op match: number of ops not yet posted, and time of the latest posting so far.
     gatherings: Vec<(u32, f64)>,
-    /// By meeting: what follows behind it, while that is not under way.
+    /// By op match: the unexposed rest that follows it, until it is in flight.
     rests: Vec<Option<u32>>,
-    /// By server: requests that are not answered yet, and posted ops that wait for them.
+    /// By server: number of unanswered requests, and posted ops that wait for them.
     services: BTreeMap<u32, (u32, Vec<u32>)>,
-    /// Who waits for copy engines.
-    line: Line,
-    /// Lanes whose head may be able to go on.
+    /// Queue for copy engines.
+    line: EngineQueue,
+    /// Lanes whose head may be able to advance.
     ready: Vec<u32>,
 }
 
-struct Lane {
+struct LaneState {
     class: u32,
-    /// The op that is next.
+    /// Next op.
     head: u32,
-    /// When the op before it ended.
+    /// End time of the previous op.
     free: f64,
-    /// Whether the head is posted and waits for others, or moves bytes.
+    /// True if the head is posted and waits for others or is in flight.
     meets: bool,
     next_waiter: u32,
 }
 
-impl<'a> Run<'a> {
+impl<'a> FlowRun<'a> {
     fn new(
         plan: &'a Plan,
         costs: &'a Costs<'a>,
         folded: &'a Folded,
         classes: &'a Classes,
-        meetings: &'a Meetings,
+        matches: &'a MatchedOps,
     ) -> Self {
         let all = classes.ops as usize;
         let mut fluid = Fluid::new(folded);
-        meetings.tables.iter().for_each(|table| {
+        matches.tables.iter().for_each(|table| {
             fluid.table(table.clone());
         });
-        let services = meetings.servers.iter();
+        let services = matches.servers.iter();
         let mut run = Self {
             plan,
             costs,
             classes,
-            meetings,
+            matches,
             fluid,
             start: vec![OPEN; all],
             end: vec![OPEN; all],
@@ -120,10 +121,10 @@ impl<'a> Run<'a> {
             lane: Vec::with_capacity(all),
             waiter: vec![NONE; all],
             lanes: Vec::new(),
-            gatherings: meetings.all.iter().map(|m| (m.expected, 0.0)).collect(),
-            rests: meetings.all.iter().map(|meeting| meeting.rest).collect(),
+            gatherings: matches.all.iter().map(|m| (m.expected, 0.0)).collect(),
+            rests: matches.all.iter().map(|op_match| op_match.rest).collect(),
             services: services.map(|(&server, s)| (server, (s.requests, Vec::new()))).collect(),
-            line: Line::new(classes),
+            line: EngineQueue::new(classes),
             ready: Vec::new(),
         };
         for class in 0..classes.all.len() as u32 {
@@ -137,7 +138,8 @@ impl<'a> Run<'a> {
         let program = &self.plan.programs[self.classes.all[class as usize].role.index()];
         let first = self.lanes.len();
         let mut last = vec![NONE; program.lanes.len()];
-        let idle = |_: &u32| Lane { class, head: NONE, free: 0.0, meets: false, next_waiter: NONE };
+        let idle =
+            |_: &u32| LaneState { class, head: NONE, free: 0.0, meets: false, next_waiter: NONE };
         self.lanes.extend(last.iter().map(idle));
         for node in &program.body.nodes {
             let number = self.lane.len() as u32;
@@ -151,9 +153,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Lets the head of a lane go on; `false` if the lane has to wait, or is at its end.
+    /// Advances the head of a lane; returns `false` if the lane has to wait or is at its end.
     fn advance(&mut self, at: u32) -> bool {
-        let Lane { class, head, free, meets, .. } = self.lanes[at as usize];
+        let LaneState { class, head, free, meets, .. } = self.lanes[at as usize];
         if head == NONE || meets {
             return false;
         }
@@ -171,68 +173,68 @@ impl<'a> Run<'a> {
             }
             posted = posted.max(end);
         }
-        match self.meetings.of[head as usize] {
+        match self.matches.of[head as usize] {
             NONE if self.serves(role, head) => self.serve(role, head, posted),
-            NONE if self.line.takes_turns(class) && computes(&body.nodes[op.index()].op) => {
-                self.line.come(posted, Event::Wants(Wanting::Op(head)));
+            NONE if self.line.is_limited(class) && computes(&body.nodes[op.index()].op) => {
+                self.line.come(posted, Event::Wants(EngineRequest::Op(head)));
             }
             NONE => {
                 let work = self.costs.op(self.classes, class, op, &body.nodes[op.index()].op);
                 self.finish(head, posted, self.classes.pace(class).end(posted, work.0));
                 return true;
             }
-            meeting => self.join(meeting, posted),
+            op_match => self.join(op_match, posted),
         }
         self.lanes[at as usize].meets = self.end[head as usize] == OPEN;
         self.end[head as usize] != OPEN
     }
 
-    /// An op is posted. What it takes part in starts with the last one.
-    fn join(&mut self, meeting: u32, posted: f64) {
-        let (missing, ready) = &mut self.gatherings[meeting as usize];
+    /// Posts an op. Its exchange starts when the last op of the match is posted.
+    fn join(&mut self, op_match: u32, posted: f64) {
+        let (missing, ready) = &mut self.gatherings[op_match as usize];
         *missing -= 1;
         *ready = ready.max(posted);
         if *missing > 0 {
             return;
         }
         let start = *ready;
-        let message = self.meetings.all[meeting as usize].message;
-        if message && self.line.counts(self.needs(Wanting::Message(meeting)).into_iter()) {
-            self.line.come(start, Event::Wants(Wanting::Message(meeting)));
+        let message = self.matches.all[op_match as usize].message;
+        if message && self.line.counts(self.needs(EngineRequest::Message(op_match)).into_iter()) {
+            self.line.come(start, Event::Wants(EngineRequest::Message(op_match)));
         } else {
-            self.begin(meeting, start);
+            self.begin(op_match, start);
         }
     }
 
-    /// What a meeting exchanges starts to move.
-    fn begin(&mut self, meeting: u32, start: f64) {
-        let ops = self.meetings.ops(meeting);
+    /// Starts the exchange of an op match.
+    fn begin(&mut self, op_match: u32, start: f64) {
+        let ops = self.matches.ops(op_match);
         for &op in ops.iter().filter(|&&op| op != NONE) {
             self.start[op as usize] = start;
         }
-        let meeting_of = &self.meetings.all[meeting as usize];
-        self.fluid.post(meeting_of.exchange, meeting_of.table, meeting, start);
+        let meeting_of = &self.matches.all[op_match as usize];
+        self.fluid.post(meeting_of.exchange, meeting_of.table, op_match, start);
     }
 
-    /// The classes of which someone needs an engine.
-    fn needs(&self, who: Wanting) -> Vec<u32> {
+    /// Classes whose engines a request needs.
+    fn needs(&self, who: EngineRequest) -> Vec<u32> {
         let class = |op: u32| self.classes.op(op).0;
         match who {
-            Wanting::Op(op) => vec![class(op)],
-            Wanting::Message(meeting) => {
-                let ops = self.meetings.ops(meeting).iter().filter(|&&op| op != NONE);
+            EngineRequest::Op(op) => vec![class(op)],
+            EngineRequest::Message(op_match) => {
+                let ops = self.matches.ops(op_match).iter().filter(|&&op| op != NONE);
                 ops.map(|&op| class(op)).collect()
             }
         }
     }
 
-    /// Serves whoever in line can be.
+    /// Serves all queued requests that can be served.
     fn serve_line(&mut self, now: f64) {
-        let mut line = std::mem::replace(&mut self.line, Line::empty());
+        let mut line = std::mem::replace(&mut self.line, EngineQueue::empty());
         while let Some(who) = line.serve(|who| self.needs(who)) {
             match who {
-                Wanting::Message(meeting) => self.begin(meeting, now),
-                Wanting::Op(number) => {
+                EngineRequest::Message(op_match) => self.begin(op_match, now),
+                EngineRequest::Op(number) => {
                     let (class, op) = self.classes.op(number);
                     let role = self.classes.get(class).role;
                     let node = &self.plan.programs[role.index()].body.nodes[op.index()];
@@ -247,24 +249,24 @@ impl<'a> Run<'a> {
         self.line = line;
     }
 
-    /// A party of a meeting has ended.
-    fn end(&mut self, meeting: u32, party: u32, at: f64) {
-        if meeting == NONE {
+    /// Handles the end of one party of an op match.
+    fn end(&mut self, op_match: u32, party: u32, at: f64) {
+        if op_match == NONE {
             return;
         }
-        if let Some(rest) = self.rests[meeting as usize].take() {
-            let exchange = self.meetings.all[meeting as usize].exchange;
+        if let Some(rest) = self.rests[op_match as usize].take() {
+            let exchange = self.matches.all[op_match as usize].exchange;
             self.fluid.post(exchange, rest, NONE, at);
         }
-        let op = self.meetings.ops(meeting)[party as usize];
+        let op = self.matches.ops(op_match)[party as usize];
         if op == NONE {
             return;
         }
-        if self.meetings.all[meeting as usize].message {
-            self.line.give_back(self.classes.op(op).0);
+        if self.matches.all[op_match as usize].message {
+            self.line.release(self.classes.op(op).0);
         }
         self.go_on(op, at + self.copies(op));
-        let Some(server) = self.meetings.all[meeting as usize].server else { return };
+        let Some(server) = self.matches.all[op_match as usize].server else { return };
         let Some((open, waiting)) = self.services.get_mut(&server) else { return };
         *open -= 1;
         if *open == 0 {
@@ -274,7 +276,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What copies before and after a collective add to it.
+    /// Time of the copies before and after a collective.
     fn copies(&self, number: u32) -> f64 {
         let (class, op) = self.classes.op(number);
         let class = self.classes.get(class);
@@ -283,7 +285,7 @@ impl<'a> Run<'a> {
         call.map_or(0.0, |call| self.costs.exposure(&class, program.call(call)).copies.0)
     }
 
-    /// Ends a posted op, and its lane goes on.
+    /// Ends a posted op and lets its lane continue.
     fn go_on(&mut self, op: u32, at: f64) {
         let lane = self.lane[op as usize];
         self.lanes[lane as usize].meets = false;
@@ -291,14 +293,14 @@ impl<'a> Run<'a> {
         self.ready.push(lane);
     }
 
-    /// Whether an op of a server answers requests.
+    /// Returns true if an op of a server answers requests.
     fn serves(&self, role: RoleId, op: u32) -> bool {
         let server = role.0.checked_sub(self.plan.mesh.pp);
-        let service = server.and_then(|server| self.meetings.servers.get(&server));
+        let service = server.and_then(|server| self.matches.servers.get(&server));
         service.is_some_and(|service| service.ops.contains(&op))
     }
 
-    /// A server answers until the last request is through.
+    /// Lets a server answer until the last request has finished.
     fn serve(&mut self, role: RoleId, op: u32, posted: f64) {
         self.start[op as usize] = posted;
         let service = self.services.get_mut(&(role.0 - self.plan.mesh.pp));
@@ -308,7 +310,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// An op is done: its lane goes on, and so do the lanes that wait for it.
+    /// Ends an op: its lane and the lanes that wait for it continue.
     fn finish(&mut self, op: u32, start: f64, end: f64) {
         let number = op as usize;
         self.start[number] = start;
@@ -323,7 +325,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The op that never ends and that others wait for: one that was posted and met nobody, if any.
+    /// Op that never ends and blocks others; preferably one that was posted and has no match.
     fn stuck(&self) -> Option<u32> {
         let heads = || self.lanes.iter().filter(|lane| lane.head != NONE);
         heads().find(|lane| lane.meets).or_else(|| heads().next()).map(|lane| lane.head)

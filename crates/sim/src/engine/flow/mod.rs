@@ -1,23 +1,23 @@
-//! Runs plans on the flow network: how long communication takes depends on what else is under way.
+//! Runs plans on the flow network: communication time depends on all concurrent traffic.
 //!
-//! Compute ops take a fixed time, as everywhere. A message starts when both sides are posted and a
-//! collective when all members are; from there on it is flows, which share links with all others
-//! that are under way and end when they end. A rank goes on when its own messages are through.
+//! Compute ops take a fixed time, as on other networks. A message starts when both sides are
+//! posted, and a collective when all members are. From then on it is a set of flows that share
+//! links with all others in flight and end accordingly. A rank continues when its own messages have
+//! finished.
 //!
-//! What software hides of a tensor-parallel exchange behind products (`beside`) follows behind the
-//! part that is waited for, with nobody waiting, and takes its share of the links there.
+//! The part of a tensor-parallel exchange that software hides behind GEMMs (`interference`) follows
+//! the exposed part. No rank waits for it, but it takes its share of the links.
 //!
 //! **Folding.** Ranks of a role run one program, but they are alike only if links treat them alike.
-//! All ranks' exchanges are therefore laid on the cluster's links and folded
-//! ([`crate::network::flow`]); one rank of each class is run. Where each replica stands on its own
-//! devices in the same way, that is one rank of each role, whatever the world; where a server deals
-//! with ranks one after the other, it is every rank. Either way it is the same engine, and it comes
-//! to the same times.
+//! All exchanges are therefore mapped to the cluster's links and folded ([`crate::network::flow`]),
+//! and one rank of each class is run. If all replicas are placed alike on devices of their own,
+//! this is one rank per role for any world size. If a server handles ranks one after the other, it
+//! is every rank. Either way the same engine runs and computes the same times.
 
+mod engine_queue;
 mod exchanges;
 mod lanes;
-mod line;
-mod meetings;
+mod matching;
 
 use super::{Classes, Costs, Timeline};
 use crate::cluster::Cluster;
@@ -26,14 +26,14 @@ use crate::network::flow::Folding;
 use exchanges::Exchanges;
 use paceline_plan::program::Plan;
 
-/// When every op of every role's body starts and ends: those of the role's slowest rank.
+/// Computes start and end of every op of every role's body, for the role's slowest rank.
 ///
-/// `costs` are those of computing, and say which messages are sent in parts.
+/// `costs` gives compute times and decides which messages are sliced.
 pub fn run(plan: &Plan, cluster: &Cluster, costs: &Costs<'_>) -> Result<Timeline, SimError> {
     run_folded(plan, cluster, costs, Folding::On)
 }
 
-/// [`run`], folded or not.
+/// Same as [`run`], with folding on or off.
 fn run_folded(
     plan: &Plan,
     cluster: &Cluster,
@@ -43,8 +43,8 @@ fn run_folded(
     let exchanges = Exchanges::of(plan, cluster, costs)?;
     let folded = exchanges.fold(folding)?;
     let classes = Classes::of_traffic(plan, cluster, &folded)?;
-    let meetings = meetings::find(plan, costs, &exchanges, &folded, &classes);
-    lanes::run(plan, costs, &folded, classes, &meetings)
+    let matches = matching::find(plan, costs, &exchanges, &folded, &classes);
+    lanes::run(plan, costs, &folded, classes, &matches)
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 use super::{Folding, run_folded};
 use crate::cluster::{
-    Change, Cluster, DimensionKind, OtherDevice, OtherLink, Place, Run, Schedule, Straggler, Tree,
-    preset,
+    BandwidthChange, BandwidthSchedule, Cluster, DeviceOverride, DimensionKind, IndexRange,
+    LinkOverride, Selector, Straggler, Tree, preset,
 };
 use crate::engine::{Costs, Timeline};
 use crate::{Library, NetworkKind, Options, Outcome, Profile, SimError, simulate};
-use paceline_plan::collective::{Algorithm, Order, Pattern};
+use paceline_plan::collective::{Algorithm, Pattern, SummationOrder};
 use paceline_plan::ids::{Microbatch, Rank, RoleId};
 use paceline_plan::lower::lower;
 use paceline_plan::model::{Model, built_in};
@@ -27,12 +27,12 @@ fn strategy(model: &Model, pp: u32, microbatches: u64, schedule: ScheduleKind) -
         schedule,
         global_batch: microbatches,
         seq: model.seq,
-        order: Order::Free,
+        order: SummationOrder::Free,
         ..Strategy::default()
     }
 }
 
-/// The plan's own steps on either network.
+/// Outcome of the plan's own collective steps on either network.
 fn outcome(plan: &Plan, cluster: &Cluster, network: NetworkKind) -> Outcome {
     let profile = Profile { library: Library::Steps, ..Profile::default() };
     simulate(plan, cluster, &Options { profile, network, ..Options::default() }).unwrap()
@@ -48,8 +48,8 @@ fn close(a: f64, b: f64) {
     assert!((a / b - 1.0).abs() < 1e-9, "{a} is not {b}");
 }
 
-/// Where nothing shares a link, both networks say the same, but for the few bytes of vectors that a
-/// group cannot cut evenly: those count as the largest part.
+/// Without shared links both networks agree, except for a few bytes of vectors that a group cannot
+/// split evenly: those count as the largest part.
 #[test]
 fn without_contention_the_networks_agree() {
     let mini = model("mini");
@@ -74,7 +74,7 @@ fn without_contention_the_networks_agree() {
     }
 }
 
-/// What software hides of tensor-parallel exchanges and copies around them counts on both networks.
+/// Both networks account for hidden tensor-parallel exchanges and the copies around them.
 #[test]
 fn the_networks_agree_on_what_software_hides() {
     let mini = model("mini");
@@ -93,7 +93,7 @@ fn the_networks_agree_on_what_software_hides() {
     let iteration = |network, overlapped_tensor, copies_tokens| {
         let profile = Profile {
             library: Library::Steps,
-            overlapped_tensor,
+            tp_comm_overlap: overlapped_tensor,
             copies_tokens,
             ..Profile::MODERN
         };
@@ -103,7 +103,7 @@ fn the_networks_agree_on_what_software_hides() {
     for (overlapped, copies) in [(false, false), (true, false), (false, true)] {
         let analytic = iteration(NetworkKind::Analytic, overlapped, copies);
         let flow = iteration(NetworkKind::Flow, overlapped, copies);
-        // What follows behind may meet the next exchange, so that flow is no faster.
+        // The hidden rest may overlap the next exchange, so flow is never faster.
         let apart = flow / analytic - 1.0;
         let most = if overlapped { 1.0 } else { 1e-6 };
         assert!((-1e-9..most).contains(&apart), "{overlapped} {copies}: {analytic} {flow}");
@@ -112,7 +112,7 @@ fn the_networks_agree_on_what_software_hides() {
     }
 }
 
-/// Both replicas' messages cross the one uplink between two stages at once: each gets half of it.
+/// Messages of both replicas cross the one uplink between two stages at once; each gets half of it.
 #[test]
 fn what_overlaps_shares_the_links() {
     let mini = model("mini");
@@ -128,8 +128,9 @@ fn what_overlaps_shares_the_links() {
     assert!(shared.iteration.0 > apart.iteration.0 * 1.01);
 }
 
-/// Gathering the next layer's weights and reducing the last one's gradients go on at once, through
-/// one port: it moves no more than it can, which ops that are timed one by one ignore.
+/// Gathering the next layer's weights and reducing the last one's gradients overlap on one port.
+/// The port's bandwidth bounds them on the flow network; the analytic one times ops individually
+/// and ignores it.
 #[test]
 fn no_port_moves_more_than_it_can() {
     let mini = model("mini");
@@ -160,7 +161,7 @@ fn no_port_moves_more_than_it_can() {
     assert!(analytic.iteration.0 < bound, "{} over {bound}", analytic.iteration.0);
 }
 
-/// Every replica pushes to a server and gets weights back, all through the server's one port.
+/// Every replica pushes to a server and receives weights, all through the server's one port.
 #[test]
 fn servers_are_as_slow_as_their_one_link() {
     let mini = model("mini");
@@ -203,8 +204,8 @@ fn a_plan_that_gets_stuck_is_told_with_rank_and_op() {
     assert!(what.starts_with("send '") && what.ends_with("to stage 1 ch 0 mb 0"), "{what}");
 }
 
-/// Hand-written plans have what lowering does not write yet: servers that answer by themselves,
-/// messages along an axis, ops that reach into the next iteration.
+/// Hand-written plans contain features that lowering does not emit yet: asynchronous servers,
+/// messages along an axis, carryover ops.
 #[test]
 fn golden_plans_take_the_same_time_folded_or_not() {
     let plans = [
@@ -228,7 +229,7 @@ fn golden_plans_take_the_same_time_folded_or_not() {
     }
 }
 
-/// The trace is of the ranks whose times it has.
+/// The trace shows the ranks whose times it reports.
 #[test]
 fn the_slowest_rank_of_a_role_is_the_one_that_is_shown() {
     let mini = model("mini");
@@ -242,7 +243,7 @@ fn the_slowest_rank_of_a_role_is_the_one_that_is_shown() {
     assert_eq!(trace.ranks(), [Rank(0)]);
 }
 
-/// A thousand ranks of two roles are two classes: time to simulate does not depend on the world.
+/// A thousand ranks of two roles form two classes: simulation time does not depend on world size.
 #[test]
 fn replicas_on_equal_hosts_are_alike() {
     let mini = model("mini");
@@ -256,36 +257,37 @@ fn replicas_on_equal_hosts_are_alike() {
     assert_eq!(classes.all.len(), 2);
 }
 
-/// One rank is slow throughout, and one for a while.
+/// Makes one rank slow throughout and another for a limited time.
 fn straggle(cluster: &mut Cluster) {
     let slow = |rank, factor, from, until: Option<f64>| Straggler {
-        at: Place::Ranks(vec![Run::one(rank)]),
+        at: Selector::Ranks(vec![IndexRange::one(rank)]),
         factor,
         from: Seconds(from),
         until: until.map(Seconds),
     };
-    cluster.uneven.stragglers = vec![slow(1, 1.5, 0.0, None), slow(2, 3.0, 1e-5, Some(2e-4))];
+    cluster.heterogeneity.stragglers =
+        vec![slow(1, 1.5, 0.0, None), slow(2, 3.0, 1e-5, Some(2e-4))];
 }
 
-/// Another device on one rank, a slow link, and a dimension whose rate changes.
+/// Adds a device override on one rank, a slow link, and a bandwidth schedule on one dimension.
 fn uneven(cluster: &mut Cluster, dimension: usize) {
-    let at = |rank| Place::Ranks(vec![Run::one(rank)]);
+    let at = |rank| Selector::Ranks(vec![IndexRange::one(rank)]);
     let device = preset::get("dgx-h100").unwrap().device;
     let rate = cluster.dimensions[dimension].bandwidth.0;
-    cluster.uneven.kinds.push(OtherDevice { at: at(1), device });
-    cluster.uneven.links.push(OtherLink {
+    cluster.heterogeneity.kinds.push(DeviceOverride { at: at(1), device });
+    cluster.heterogeneity.links.push(LinkOverride {
         dimension,
         at: at(3),
         bandwidth: Some(BytesPerSec(rate / 3.0)),
         latency: Some(Seconds(2e-6)),
     });
-    let change = |at, bandwidth| Change { at: Seconds(at), bandwidth };
+    let change = |at, bandwidth| BandwidthChange { at: Seconds(at), bandwidth };
     let changes = vec![change(1e-5, 0.2), change(1e-4, 2.0), change(1e-3, 0.5)];
-    let everywhere = Place::Everywhere;
-    cluster.uneven.schedules.push(Schedule { dimension, at: everywhere, changes });
+    let everywhere = Selector::Everywhere;
+    cluster.heterogeneity.schedules.push(BandwidthSchedule { dimension, at: everywhere, changes });
 }
 
-/// Clusters of twelve or more devices on which ranks may differ.
+/// Clusters of at least twelve devices, some with heterogeneous ranks.
 fn clusters() -> impl Generate<Value = Cluster> {
     let with = |name: &str, change: fn(&mut Cluster)| {
         let mut cluster = preset::get(name).unwrap();
@@ -321,8 +323,8 @@ fn timeline(plan: &Plan, cluster: &Cluster, folding: Folding) -> Timeline {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whole plans, folded and unfolded: every role ends at the same time, and the same input gives
-    /// the same bits.
+    /// Folded and unfolded runs of whole plans end every role at the same time, and equal input
+    /// gives bitwise equal results.
     #[test]
     fn folding_changes_nothing(
         cluster in clusters(),

@@ -1,4 +1,4 @@
-//! Where the time of one collective goes: phase by phase, and dimension by dimension.
+//! Breakdown of one collective's time by phase and by dimension.
 
 use super::{Analytic, all_links, streams};
 use crate::cluster::DimensionKind;
@@ -9,45 +9,45 @@ use paceline_plan::units::Seconds;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A collective's time, and what makes it up.
+/// Time of a collective and its breakdown.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CollectiveProfile {
-    /// From the moment the last member joins to the end of the last one.
+    /// Time from the arrival of the last member to the end of the last one.
     pub time: Seconds,
-    /// Its phases, in order: one for each level or dimension and direction, or a single one.
+    /// Phases in order: one per level or dimension and direction, or a single one.
     pub phases: Vec<PhaseLatency>,
-    /// The dimensions of the cluster, innermost first.
+    /// Dimensions of the cluster, innermost first.
     pub dimensions: Vec<DimensionLoad>,
 }
 
 /// One phase of a hierarchical collective.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PhaseLatency {
-    /// What happens where: "reduce_scatter in nvlink".
+    /// Operation and dimension, for example "reduce_scatter in nvlink".
     pub name: String,
-    /// Messages that a rank sends in it, on average.
+    /// Mean number of messages that a rank sends in the phase.
     pub messages_per_rank: f64,
-    /// What a message takes on average, from the moment it could be sent (its chunk was there and its round
-    /// begun, but for the queue of its dimension) until its round is through.
+    /// Mean message time in seconds, from when it could be sent (chunk available and round begun,
+    /// ignoring the queue of its dimension) to the end of its round.
     pub message_latency_s: f64,
 }
 
-/// How busy a dimension is.
+/// Utilisation of a dimension.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DimensionLoad {
-    /// The dimension's name.
+    /// Dimension name.
     pub dimension: String,
-    /// Bytes that a rank sends through it, on average.
+    /// Mean bytes that a rank sends through it.
     pub bytes_per_rank: f64,
-    /// The share of what the ranks' links of this dimension could have carried in the time.
+    /// Fraction of the capacity of the ranks' links in this dimension over the collective's time.
     pub utilisation: f64,
 }
 
-/// Steps looked at, at most; of a larger group the first ranks stand for all.
+/// Maximum number of steps examined; in a larger group the first ranks represent all.
 const MAX_STEPS: usize = 1 << 20;
 
 impl Analytic<'_> {
-    /// Times a collective and says where the time goes.
+    /// Times a collective and breaks the time down.
     pub fn profile(
         &self,
         pattern: &Pattern,
@@ -130,7 +130,7 @@ impl Analytic<'_> {
         Ok((schedule.time, averages(sums, 1.0)))
     }
 
-    /// Along which axis of a torus two neighbouring places lie.
+    /// Axis of a torus along which two neighbouring positions differ.
     fn axis(&self, dimension: usize, from: u32, to: u32) -> Option<usize> {
         let DimensionKind::Torus { shape, .. } = &self.cluster.dimensions[dimension].kind else {
             return None;
@@ -143,7 +143,7 @@ impl Analytic<'_> {
         })
     }
 
-    /// Hierarchies reduce inside, cross, and hand out inside; others are one phase in each dimension.
+    /// Hierarchies reduce inside, cross, and distribute inside; others are one phase per dimension.
     fn phase_name(&self, pattern: &Pattern, round: u32, dimension: usize) -> String {
         let dimension = &self.cluster.dimensions[dimension].name;
         let halves = matches!(pattern.algorithm(), Algorithm::Hierarchical { .. })
@@ -155,7 +155,7 @@ impl Analytic<'_> {
         }
     }
 
-    /// What a rank sends through each dimension on average.
+    /// Mean bytes that a rank sends through each dimension.
     fn sent(&self, pattern: &Pattern, members: &[Rank], vector: &Vector) -> Vec<Sent> {
         let cut = vector.cut(pattern);
         let mut sums = vec![Sent::default(); self.cluster.dimensions.len()];
@@ -167,6 +167,7 @@ impl Analytic<'_> {
                 let Some(to) = receiver(&step.action, me) else { continue };
                 let (Action::Send { chunks, .. }
                 | Action::Lend { chunks, .. }
+                | Action::Write { chunks, .. }
                 | Action::Offer { chunks, .. }) = step.action
                 else {
                     continue;
@@ -201,10 +202,10 @@ impl Analytic<'_> {
     }
 }
 
-/// To whom a step sends.
+/// Receiver of a step's message, if it sends one.
 fn receiver(action: &Action, me: u32) -> Option<u32> {
     match *action {
-        Action::Send { to, .. } | Action::Lend { to, .. } => Some(to),
+        Action::Send { to, .. } | Action::Lend { to, .. } | Action::Write { to, .. } => Some(to),
         Action::Offer { to, .. } => Some(super::across(to, me)),
         Action::Recv { .. }
         | Action::Read { .. }
@@ -214,18 +215,18 @@ fn receiver(action: &Action, me: u32) -> Option<u32> {
     }
 }
 
-/// What a rank sends through a dimension.
+/// Bytes that a rank sends through a dimension.
 #[derive(Clone, Copy, Default)]
 struct Sent {
     bytes: f64,
-    /// Bytes, once for every link that they cross.
+    /// Bytes, counted once per link crossed.
     link_bytes: f64,
 }
 
-/// Messages of a phase while they are counted.
+/// Accumulated messages of a phase.
 struct Phase {
     name: String,
-    /// When it was first seen.
+    /// Round or visit in which it first appeared.
     first: u32,
     messages: f64,
     latency: f64,

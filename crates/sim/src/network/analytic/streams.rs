@@ -1,10 +1,10 @@
-//! Chunks that go through the dimensions of a grid: a flow shop with one machine for every dimension.
+//! Chunks that pass through the dimensions of a grid: a flow shop with one machine per dimension.
 //!
-//! A visit of a chunk to a dimension takes what its rounds take with nothing else in that dimension. It
-//! starts when the chunk has left the dimension before and the dimension has served the visits that the
-//! pattern puts before it.
+//! A chunk's visit to a dimension takes the time of its rounds with nothing else in that dimension.
+//! It starts when the chunk has left the previous dimension and the dimension has served all visits
+//! that precede it in the pattern.
 
-use super::wires::Wires;
+use super::link_loads::LinkLoads;
 use super::{Analytic, Group};
 use crate::network::{NoPath, Vector};
 use paceline_plan::collective::{Pattern, Visit};
@@ -12,23 +12,23 @@ use paceline_plan::ids::Rank;
 use paceline_plan::units::Seconds;
 use std::collections::BTreeMap;
 
-/// When everything happens.
+/// Total time and all visits with their times.
 pub(super) struct Schedule {
     pub(super) time: Seconds,
     pub(super) visits: Vec<Timed>,
 }
 
-/// A visit with its times.
+/// Visit with its times.
 pub(super) struct Timed {
     pub(super) visit: Visit,
-    /// When the chunk could have started.
+    /// Time at which the chunk could have started.
     pub(super) ready: f64,
     pub(super) end: f64,
-    /// Of each round.
+    /// Duration of each round.
     pub(super) rounds: Vec<f64>,
 }
 
-/// Messages of a visit that are followed one by one, for grids that are not those of the wires.
+/// Maximum messages of a visit followed individually, for grids unlike the physical links.
 const MAX_MESSAGES: u64 = 1 << 14;
 
 /// Times a pattern that has visits.
@@ -41,7 +41,7 @@ pub(super) fn run(
     let rails = vec![1.0; network.cluster.dimensions.len()];
     let group = Group { pattern, members, vector, rails: &rails };
     let chosen = network.representatives(pattern, members);
-    // Chunks that come the same way take the same time: as long as the first, which is the largest.
+    // Chunks on the same route take the same time: that of the first, which is the largest.
     let mut known: BTreeMap<(usize, bool, Vec<usize>), Vec<f64>> = BTreeMap::new();
     let (mut ready, mut free) = (BTreeMap::new(), BTreeMap::new());
     let (mut visits, mut last) = (Vec::new(), 0.0f64);
@@ -54,7 +54,7 @@ pub(super) fn run(
             None => {
                 let first = Visit { chunk: 0, ..visit.clone() };
                 let steps = |me: u32| pattern.visit_steps(&first, me);
-                let rounds = match Wires::of(network, &group, MAX_MESSAGES, &steps) {
+                let rounds = match LinkLoads::of(network, &group, MAX_MESSAGES, &steps) {
                     Some(wires) => wires.rounds()?,
                     None => network.rounds_of(&group, &chosen, steps)?,
                 };

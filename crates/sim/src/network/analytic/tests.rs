@@ -1,12 +1,12 @@
-//! The analytic backend by itself; closed forms for every algorithm are in `tests/closed_forms.rs`.
+//! Tests of the analytic backend; closed forms of all algorithms: `tests/closed_forms.rs`.
 
 use super::*;
 use crate::cluster::preset;
-use paceline_plan::collective::{CollectiveKind, Order};
+use paceline_plan::collective::{CollectiveKind, SummationOrder};
 use paceline_plan::units::BytesPerSec;
 use proptest::prelude::*;
 
-/// `size` devices on one switch.
+/// Cluster of `size` devices on one switch.
 fn switch(size: u32) -> Cluster {
     let mut cluster = preset::get("dgx-a100").unwrap();
     cluster.dimensions.truncate(1);
@@ -26,7 +26,7 @@ fn time(
     bytes: u64,
 ) -> f64 {
     let size = members.len() as u32;
-    let pattern = Pattern::new(kind, algorithm, Order::Free, size, 0).unwrap();
+    let pattern = Pattern::new(kind, algorithm, SummationOrder::Free, size, 0).unwrap();
     let vector = Vector::of_bytes(Bytes(bytes));
     Analytic::new(cluster).collective(&pattern, members, &vector).unwrap().0
 }
@@ -90,8 +90,8 @@ fn links_of_their_own_do_not_share() {
     close(direct, 2.0 * (a + 1000.0 * b));
 }
 
-/// Every message goes its shortest way; the average link of a ring of 8 carries
-/// Σ hops·n / 2 = (1+2+3+4+3+2+1)/2 = 8 parts.
+/// Every message takes its shortest path; the average link of a ring of 8 carries Σ hops·n / 2 =
+/// (1+2+3+4+3+2+1)/2 = 8 parts.
 #[test]
 fn a_ring_of_wires_carries_its_average_load() {
     let mut cluster = switch(8);
@@ -123,7 +123,7 @@ fn a_ring_over_hosts_uses_every_nic_that_the_group_has() {
 
 #[test]
 fn halving_meets_neighbours_first() {
-    // Of 32 ranks, rounds at distance 1, 2 and 4 stay inside a host, those at 8 and 16 do not.
+    // Of 32 ranks, rounds at distance 1, 2 and 4 stay inside a host; those at 8 and 16 do not.
     let cluster = preset::get("dgx-a100:4").unwrap();
     let [nvlink, fabric] = &cluster.dimensions[..] else { panic!("two dimensions") };
     let n = 32u64 << 20;
@@ -150,7 +150,7 @@ fn the_slow_links_of_a_cube_mesh_set_the_pace() {
     let host = preset::get("dgx1-v100").unwrap();
     let n = 8_000_000;
     let ring = time(&host, CollectiveKind::AllReduce, Algorithm::Ring, &ranks(0..8), n);
-    // GPUs 0 and 1 are joined by one NVLink, 1 and 2 by two.
+    // GPUs 0 and 1 are connected by one NVLink, 1 and 2 by two.
     let dimension = &host.dimensions[0];
     let slow = dimension.latency.0 + n as f64 / 8.0 / dimension.achievable().0;
     close(ring, 14.0 * slow);
@@ -165,7 +165,7 @@ fn ranks_outside_the_cluster_are_named() {
 }
 
 proptest! {
-    /// More bytes never take less time, and no algorithm beats the bound of its busiest rank.
+    /// More bytes never take less time, and no algorithm beats the bound set by its busiest rank.
     #[test]
     fn time_grows_with_bytes_and_keeps_the_bound(
         size in 2u32..40,
@@ -183,7 +183,7 @@ proptest! {
         let less = time(&cluster, kind, algorithm, &members, bytes);
         let more = time(&cluster, kind, algorithm, &members, bytes + 4096);
         prop_assert!(less <= more);
-        let pattern = Pattern::new(kind, algorithm, Order::Free, size, 0).unwrap();
+        let pattern = Pattern::new(kind, algorithm, SummationOrder::Free, size, 0).unwrap();
         let counts = pattern.counts(Bytes(bytes));
         let bound = counts.rounds as f64 * cluster.dimensions[0].latency.0
             + counts.bytes_sent_per_rank_max.0 as f64 / 1e9;
@@ -191,7 +191,7 @@ proptest! {
     }
 }
 
-/// Few ranks stand for all, to the bit, wherever everyone does alike or the few include the odd ones.
+/// Representative ranks give bitwise the time of all ranks if the odd ones are included.
 #[test]
 fn every_message_says_what_few_ranks_say() {
     let clusters = ["dgx-a100:4", "gb200-nvl72"].map(|name| preset::get(name).unwrap());
@@ -201,7 +201,8 @@ fn every_message_says_what_few_ranks_say() {
         for name in ["ring", "multi-ring:2", "halving-doubling", "tree", "direct", "ps:3"] {
             let algorithm = name.parse().unwrap();
             let pattern =
-                Pattern::new(CollectiveKind::AllReduce, algorithm, Order::Free, size, 0).unwrap();
+                Pattern::new(CollectiveKind::AllReduce, algorithm, SummationOrder::Free, size, 0)
+                    .unwrap();
             let vector = Vector::of_bytes(Bytes(u64::from(size * pattern.chunks()) << 8));
             let network = Analytic::new(cluster);
             let (every, messages) = network.every_message(&pattern, &members, &vector).unwrap();
@@ -211,16 +212,16 @@ fn every_message_says_what_few_ranks_say() {
     }
 }
 
-/// A group's phases and dimensions add up to what it moves.
+/// Phases and dimensions of a group add up to the bytes it moves.
 #[test]
 fn a_profile_says_where_the_time_goes() {
     let cluster = preset::get("dgx-a100:4").unwrap();
     let members = ranks(0..32);
     let vector = Vector::of_bytes(Bytes(32 << 20));
     let profile = |name: &str| {
-        let algorithm = cluster.fabric().settle(name.parse().unwrap(), &members).unwrap();
+        let algorithm = cluster.fabric().resolve(name.parse().unwrap(), &members).unwrap();
         let kind = CollectiveKind::AllReduce;
-        let pattern = Pattern::new(kind, algorithm, Order::Free, 32, 0).unwrap();
+        let pattern = Pattern::new(kind, algorithm, SummationOrder::Free, 32, 0).unwrap();
         let network = Analytic::new(&cluster);
         let profile = network.profile(&pattern, &members, &vector).unwrap();
         assert_eq!(network.collective(&pattern, &members, &vector), Ok(profile.time), "{name}");

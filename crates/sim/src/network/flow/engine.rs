@@ -1,80 +1,80 @@
-//! Exchanges under way: flows that start, share links and end, event by event.
+//! Event-driven simulation of exchanges in flight: flows that start, share links and end.
 //!
-//! A message waits for its latency, then drains at the rate that [`super::fair`] gives it until its
-//! last byte is through. Between two events all rates stand still, so that the time of the next end
-//! is known; when rates change, so does it, and the old forecast is void. Events of one moment are
-//! all taken before rates are filled again.
+//! A message waits for its latency, then drains at the rate given by [`super::fair`] until its last
+//! byte has arrived. Between two events all rates are constant, so the time of the next end is
+//! known. A rate change invalidates the old forecast. All events at the same time are processed
+//! before rates are recomputed.
 
 use super::fair::Fair;
 use super::fold::{Folded, FoldedExchange};
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 
-/// Exchanges under way on a network.
+/// Exchanges in flight on a network.
 pub(crate) struct Fluid<'f> {
     folded: &'f Folded,
     fair: Fair,
     now: f64,
-    /// How many times links have changed, the start counted.
+    /// Number of link epochs so far, including the first.
     era: usize,
     events: BinaryHeap<Event>,
-    /// Events noted so far; those of one moment are taken in this order.
+    /// Number of events scheduled so far; breaks ties between simultaneous events.
     noted: u64,
-    runs: Vec<Run>,
+    runs: Vec<PostedExchange>,
     free_runs: Vec<u32>,
     flows: Vec<Flow>,
     free_flows: Vec<u32>,
-    /// Bytes of messages by size, as posted exchanges refer to them.
+    /// Message bytes by size, referenced by posted exchanges.
     tables: Vec<Vec<f64>>,
     ended: VecDeque<Ended>,
-    /// Kept from one filling to the next for its memory.
+    /// Scratch buffer, reused between fillings.
     changed: Vec<(u32, f64)>,
-    /// Messages that went through so far.
+    /// Number of completed messages.
     drained: u64,
 }
 
-/// A party of an exchange has all of its messages behind it.
+/// End of a party: all of its messages have completed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Ended {
-    /// What the exchange was posted under.
+    /// Tag under which the exchange was posted.
     pub(crate) tag: u32,
-    /// Position among the exchange's parties.
+    /// Index among the exchange's parties.
     pub(crate) party: u32,
-    /// When.
+    /// End time.
     pub(crate) at: f64,
 }
 
-/// An exchange that was posted.
-struct Run {
+/// Posted exchange.
+struct PostedExchange {
     exchange: u32,
     table: u32,
     tag: u32,
     actors: Vec<Actor>,
-    /// Actors of each party that have not ended.
+    /// Number of unfinished actors of each party.
     open: Vec<u32>,
-    /// Parties that have not ended.
+    /// Number of unfinished parties.
     left: u32,
 }
 
 #[derive(Clone, Default)]
 struct Actor {
     round: u32,
-    /// Ends of its own messages that are through, in this round and those after it.
+    /// Number of completed ends of its own messages, for this round and later ones.
     through: VecDeque<u32>,
 }
 
-/// A message under way.
+/// Message in flight.
 #[derive(Clone, Copy)]
 struct Flow {
     run: u32,
-    /// Position in the exchange's flows.
+    /// Index in the exchange's flows.
     message: u32,
     round: u32,
     left: f64,
     rate: f64,
-    /// When `left` was true.
+    /// Time at which `left` was up to date.
     since: f64,
-    /// Counts the forecasts; only the last one holds.
+    /// Forecast counter; only the latest forecast is valid.
     forecast: u32,
 }
 
@@ -101,7 +101,7 @@ impl PartialEq for Event {
 impl Eq for Event {}
 
 impl Ord for Event {
-    /// The heap gives the earliest first.
+    /// Reversed, so that the heap returns the earliest event first.
     fn cmp(&self, other: &Self) -> Ordering {
         other.at.total_cmp(&self.at).then(other.noted.cmp(&self.noted))
     }
@@ -114,7 +114,7 @@ impl PartialOrd for Event {
 }
 
 impl<'f> Fluid<'f> {
-    /// An idle network.
+    /// Creates an idle network.
     pub(crate) fn new(folded: &'f Folded) -> Self {
         Self {
             folded,
@@ -134,20 +134,20 @@ impl<'f> Fluid<'f> {
         }
     }
 
-    /// Bytes of messages by size, for exchanges to refer to.
+    /// Registers message bytes by size and returns their index.
     pub(crate) fn table(&mut self, bytes: Vec<f64>) -> u32 {
         self.tables.push(bytes);
         self.tables.len() as u32 - 1
     }
 
-    /// Lets an exchange of a class start at a time, which is not before now.
+    /// Posts an exchange of a class at time `at`, which is not before now.
     pub(crate) fn post(&mut self, exchange: u32, table: u32, tag: u32, at: f64) {
         let folded = &self.folded.exchanges[exchange as usize];
         let mut open = vec![0; folded.parties.len()];
         folded.actors.iter().for_each(|&party| open[party as usize] += 1);
         let actors = vec![Actor::default(); folded.actors.len()];
         let left = open.len() as u32;
-        let run = Run { exchange, table, tag, actors, open, left };
+        let run = PostedExchange { exchange, table, tag, actors, open, left };
         let run = match self.free_runs.pop() {
             Some(free) => {
                 self.runs[free as usize] = run;
@@ -161,12 +161,12 @@ impl<'f> Fluid<'f> {
         self.note(at.max(self.now), What::Start { run });
     }
 
-    /// Goes on until a party ends; `None` when nothing is under way any more.
+    /// Advances until a party ends; `None` if nothing is in flight any more.
     pub(crate) fn next(&mut self) -> Option<Ended> {
         self.next_until(f64::INFINITY)
     }
 
-    /// Goes on until a party ends; `None` when none does up to a moment.
+    /// Advances until a party ends; `None` if none ends up to `limit`.
     pub(crate) fn next_until(&mut self, limit: f64) -> Option<Ended> {
         loop {
             if let Some(ended) = self.ended.pop_front() {
@@ -180,7 +180,7 @@ impl<'f> Fluid<'f> {
             if next? > limit {
                 return None;
             }
-            // Links change only while something is under way that could notice.
+            // Link changes matter only while something is in flight.
             if let Some((moment, capacities)) = self.folded.capacities.get(self.era)
                 && *moment <= next?
             {
@@ -210,7 +210,7 @@ impl<'f> Fluid<'f> {
         }
     }
 
-    /// How many messages went through so far, each class of them counted once.
+    /// Number of completed messages, each class counted once.
     pub(crate) fn drained(&self) -> u64 {
         self.drained
     }
@@ -227,14 +227,14 @@ impl<'f> Fluid<'f> {
 
     fn start(&mut self, run: u32) {
         let actors = self.runs[run as usize].actors.len() as u32;
-        // Nothing ends before all have started: messages take an event at least.
+        // No message ends before all actors have started: each takes at least one event.
         for actor in 0..actors {
             self.enter(run, actor);
         }
     }
 
-    /// An actor enters its round: sends what there is to send, and goes on past rounds in which
-    /// nothing is left to wait for.
+    /// Lets an actor enter its round: it sends its messages and skips rounds with nothing to wait
+    /// for.
     fn enter(&mut self, run: u32, actor: u32) {
         let exchange = self.exchange(run);
         loop {
@@ -251,7 +251,7 @@ impl<'f> Fluid<'f> {
         }
     }
 
-    /// Lets an actor leave its round if its part of it is done.
+    /// Lets an actor leave its round if its part is done; returns true if so.
     fn step(&mut self, run: u32, actor: u32, shape: u32) -> bool {
         let ends = self.exchange(run).part(shape, actor).ends;
         let state = &mut self.runs[run as usize].actors[actor as usize];
@@ -263,7 +263,7 @@ impl<'f> Fluid<'f> {
         done
     }
 
-    /// An actor has no more rounds.
+    /// Ends an actor that has no more rounds.
     fn retire(&mut self, run: u32, party: u32) {
         let state = &mut self.runs[run as usize];
         state.open[party as usize] -= 1;
@@ -281,7 +281,7 @@ impl<'f> Fluid<'f> {
         let flow = Flow { run, message, round, left, rate: 0.0, since: 0.0, forecast: 0 };
         let flow = match self.free_flows.pop() {
             Some(free) => {
-                // Forecasts of the flow that was here before stay void.
+                // Forecasts of the previous flow in this slot stay invalid.
                 let forecast = self.flows[free as usize].forecast;
                 self.flows[free as usize] = Flow { forecast, ..flow };
                 free
@@ -294,7 +294,7 @@ impl<'f> Fluid<'f> {
         self.note(self.now + latency, What::Arrive { flow });
     }
 
-    /// The latency and the bytes of a message.
+    /// Latency and bytes of a message.
     fn size(&self, run: u32, message: u32) -> (f64, f64) {
         let message = self.exchange(run).flows[message as usize];
         let table = &self.tables[self.runs[run as usize].table as usize];
@@ -312,7 +312,7 @@ impl<'f> Fluid<'f> {
         self.fair.add(flow, self.folded.crossings(transfer));
     }
 
-    /// A message is through: both of its ends count it, and go on if it was what they waited for.
+    /// Completes a message: both ends count it and continue if they waited for it.
     fn finish(&mut self, flow: u32) {
         self.drained += 1;
         let Flow { run, message, round, .. } = self.flows[flow as usize];
@@ -337,7 +337,7 @@ impl<'f> Fluid<'f> {
         }
     }
 
-    /// Fills rates and forecasts the end of every flow whose rate changed.
+    /// Recomputes rates and forecasts the end of every flow whose rate changed.
     fn fill(&mut self) {
         let mut changed = std::mem::take(&mut self.changed);
         self.fair.fill(&mut changed);

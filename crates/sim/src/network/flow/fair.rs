@@ -1,50 +1,50 @@
 //! Max–min fair rates: no flow can get more without taking from one that has no more than it.
 //!
 //! *Progressive filling* (Bertsekas and Gallager, "Data Networks", section 6.5.2): all rates grow
-//! together until a link is full; the flows that cross it keep what they have, and the others go
-//! on. Rates are what transports that share fairly converge to; that they do so at once is the
+//! together until a link is full; the flows that cross it keep their rate, and the others continue
+//! to grow. Transports that share fairly converge to these rates; immediate convergence is the
 //! assumption of every fluid model.
 //!
-//! **Incremental.** A flow that comes or goes changes nothing for flows to which no chain of shared
-//! links leads. Rates are therefore filled anew within the components that events touched, and a
-//! flow whose rate comes out the same to the bit is not reported.
+//! **Incremental.** A flow that starts or ends does not affect flows that no chain of shared links
+//! connects to it. Rates are therefore recomputed only in components touched by events, and a flow
+//! whose rate is bitwise unchanged is not reported.
 //!
-//! **Classes.** A flow may stand for many equal ones. What it then takes of a link is its rate times
-//! how many of them cross each of the links that this one stands for: a [`Crossing`].
+//! **Classes.** A flow may represent many equal ones. Its load on a link is then its rate times the
+//! number of those flows that cross each link of that link's class: a [`Crossing`].
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// A link that a flow crosses.
+/// Link that a flow crosses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Crossing {
     pub(super) link: u32,
-    /// How many flows of the class cross it.
+    /// Number of flows of the class that cross it.
     pub(super) flows: f64,
 }
 
-/// Links, the flows on them, and what each flow gets.
+/// Links, the flows on them, and the rate of each flow.
 ///
-/// Flows are named by small numbers that the caller gives out and may give again after a removal.
+/// Flows are identified by small numbers that the caller assigns and may reuse after a removal.
 #[derive(Debug, Default)]
 pub(super) struct Fair {
     links: Vec<Link>,
     flows: Vec<Flow>,
-    /// Links whose flows changed since rates were filled.
+    /// Links whose flows changed since the last filling.
     touched: Vec<u32>,
-    /// Counts the fillings, to tell what the current one has seen.
+    /// Number of the current filling, to mark visited links and flows.
     filling: u64,
-    /// Kept from one filling to the next for its memory.
+    /// Scratch heap, reused between fillings.
     levels: BinaryHeap<Level>,
 }
 
 #[derive(Debug)]
 struct Link {
     capacity: f64,
-    /// Which flows cross it, and as which of their crossings.
+    /// Flows that cross it, with the index among their crossings.
     flows: Vec<(u32, u32)>,
     seen: u64,
-    /// While filling: what is left, and how many flows are still to be given a rate.
+    /// While filling: remaining capacity, and number of flows without a rate yet.
     left: f64,
     open: f64,
 }
@@ -52,14 +52,14 @@ struct Link {
 #[derive(Clone, Debug, Default)]
 struct Flow {
     crossings: Vec<Crossing>,
-    /// Where it stands in each link's list.
+    /// Position in each link's list.
     places: Vec<u32>,
     rate: f64,
     seen: u64,
     filled: bool,
 }
 
-/// The rate at which a link would be full; the heap gives the lowest first.
+/// Rate at which a link would be full; the heap returns the lowest first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Level(f64, u32);
 
@@ -78,13 +78,13 @@ impl PartialOrd for Level {
 }
 
 impl Fair {
-    /// Idle links of these capacities.
+    /// Creates idle links with these capacities.
     pub(super) fn new(capacities: impl IntoIterator<Item = f64>) -> Self {
         let idle = |capacity| Link { capacity, flows: Vec::new(), seen: 0, left: 0.0, open: 0.0 };
         Self { links: capacities.into_iter().map(idle).collect(), ..Self::default() }
     }
 
-    /// Links carry this from now on.
+    /// Changes the link capacities.
     pub(super) fn change(&mut self, capacities: &[f64]) {
         for (number, (link, &capacity)) in (0..).zip(self.links.iter_mut().zip(capacities)) {
             if link.capacity.to_bits() != capacity.to_bits() {
@@ -94,12 +94,12 @@ impl Fair {
         }
     }
 
-    /// Whether rates have to be filled before they can be read.
+    /// Returns true if rates must be recomputed before they can be read.
     pub(super) fn stale(&self) -> bool {
         !self.touched.is_empty()
     }
 
-    /// A flow starts.
+    /// Adds a flow.
     pub(super) fn add(&mut self, flow: u32, crossings: &[Crossing]) {
         if self.flows.len() <= flow as usize {
             self.flows.resize(flow as usize + 1, Flow::default());
@@ -117,7 +117,7 @@ impl Fair {
         }
     }
 
-    /// A flow ends.
+    /// Removes a flow.
     pub(super) fn remove(&mut self, flow: u32) {
         for index in 0..self.flows[flow as usize].crossings.len() {
             let state = &self.flows[flow as usize];
@@ -131,7 +131,7 @@ impl Fair {
         }
     }
 
-    /// Fills anew what changed, and appends every flow whose rate did, with its new rate.
+    /// Recomputes rates in changed components and appends every flow whose rate changed.
     pub(super) fn fill(&mut self, changed: &mut Vec<(u32, f64)>) {
         self.filling += 1;
         let mut touched = std::mem::take(&mut self.touched);
@@ -139,7 +139,7 @@ impl Fair {
             let link = &mut self.links[link as usize];
             std::mem::replace(&mut link.seen, self.filling) != self.filling
         });
-        // From here on, the links of all components, in the order in which they are reached.
+        // From here on, `touched` holds the links of all components in the order they are reached.
         let mut reached = 0;
         while reached < touched.len() {
             let number = touched[reached];
@@ -172,10 +172,10 @@ impl Fair {
         self.touched = touched;
     }
 
-    /// The link that is full first gives its flows what they have by then.
+    /// Fixes the rates of the flows on the link that is full first.
     ///
-    /// A flow that got its rate on another link left more for the others here: a link's level only
-    /// rises, and one that has risen since it was noted waits for its turn again.
+    /// A flow fixed on another link leaves more for the others here, so a link's level only rises.
+    /// A link whose level has risen since it was queued is queued again.
     fn saturate(&mut self, number: u32, level: f64, changed: &mut Vec<(u32, f64)>) {
         let link = &mut self.links[number as usize];
         if link.open <= 0.0 {
@@ -215,7 +215,7 @@ mod tests {
         links.iter().map(|&link| Crossing { link, flows: 1.0 }).collect()
     }
 
-    /// Rates of flows over links that all come at once.
+    /// Rates of flows that are all added at once.
     fn rates(capacities: &[f64], flows: &[Vec<Crossing>]) -> Vec<f64> {
         let mut fair = Fair::new(capacities.iter().copied());
         for (flow, crossings) in flows.iter().enumerate() {
@@ -237,7 +237,7 @@ mod tests {
         }
     }
 
-    /// Bertsekas and Gallager (section 6.5.2): what a narrow link leaves unused goes to the others.
+    /// Bertsekas and Gallager (section 6.5.2): unused capacity goes to the other flows.
     #[test]
     fn what_one_cannot_use_others_get() {
         let flows = [crossings(&[0, 1]), crossings(&[0]), crossings(&[1]), crossings(&[1, 2])];
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(changed, [(1, 2.0)]);
     }
 
-    /// Links and flows; in the first list capacities, in the second each flow's links.
+    /// Generates link capacities and the links of each flow.
     fn network() -> impl Strategy<Value = (Vec<f64>, Vec<Vec<Crossing>>)> {
         let capacities = proptest::collection::vec(0.1f64..100.0, 1..12);
         capacities.prop_flat_map(|capacities| {
@@ -301,8 +301,8 @@ mod tests {
     }
 
     proptest! {
-        /// The definition: no link carries more than it can, and every flow has a link that is full
-        /// and on which nobody has more. Comings and goings on the way there change nothing.
+        /// Definition: no link exceeds its capacity, and every flow has a full link on which no
+        /// flow has a higher rate. Intermediate additions and removals change nothing.
         #[test]
         fn every_flow_has_a_bottleneck((capacities, flows) in network(), gone in 0usize..20) {
             let all = rates(&capacities, &flows);

@@ -1,83 +1,83 @@
-//! Traffic in which everything that cannot be told apart stands once.
+//! Folded traffic, in which indistinguishable items are represented once.
 //!
-//! Points of the [`super::world`]'s graph start with the colours of what they are: a rank with its
-//! role's, a link with its capacity's, a transfer with its round's, size's and latency's. In the
-//! coarsest equitable partition ([`super::refine`]) two transfers of a class start at the same time,
-//! because their senders have had the same messages and computed the same; they get the same rate,
-//! because they cross links of the same classes, and two links of a class have equally many flows
-//! of every class and therefore fill alike; and so they end at the same time. One of each class is
-//! simulated. Where nothing is to be folded, every point is a class of its own.
+//! Points of the graph in [`super::traffic_graph`] start with a colour: a rank with its role's, a
+//! link with its capacity's, a transfer with its round's, size's and latency's. Consider two
+//! transfers of one class in the coarsest equitable partition ([`super::refine`]). They start at
+//! the same time, because their senders have had the same messages and computed the same. They get
+//! the same rate, because they cross links of the same classes, and two links of a class have
+//! equally many flows of every class and so fill alike. They therefore end at the same time, and
+//! one of each class is simulated. Without folding, every point is its own class.
 
 use super::FlowError;
 use super::fair::Crossing;
 use super::script::Party;
 use super::traffic::{Exchange, Traffic};
-use super::world::World;
+use super::traffic_graph::TrafficGraph;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Whether what is alike is simulated once.
+/// Selects between simulating one item per class and simulating all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Folding {
-    /// One of each class is.
+    /// Simulate one of each class.
     On,
-    /// Everything is by itself.
+    /// Simulate everything individually.
     Off,
 }
 
-/// Traffic with one of each class.
+/// Traffic with one representative per class.
 #[derive(Debug)]
 pub(crate) struct Folded {
-    /// The class of every rank of the traffic, counted in the order in which classes first appear.
+    /// Class of every rank of the traffic, numbered in order of first appearance.
     pub(crate) ranks: Vec<u32>,
-    /// The class of every exchange.
+    /// Class of every exchange.
     pub(crate) classes: Vec<u32>,
     /// One exchange of each class.
     pub(crate) exchanges: Vec<FoldedExchange>,
-    /// From each moment on, what one link of each class carries; the first from the start.
+    /// Start of each epoch and capacity of one link of each class; the first epoch starts at 0.
     pub(super) capacities: Vec<(f64, Vec<f64>)>,
     /// One transfer of each class.
     pub(super) transfers: Vec<Transfer>,
     crossings: Vec<Crossing>,
 }
 
-/// One exchange of a class, its actors and messages folded too.
+/// Representative exchange of a class, with folded actors and messages.
 #[derive(Debug)]
 pub(crate) struct FoldedExchange {
-    /// For whom actors act: a class of ranks, and as what. A party has ended when all of its actors
-    /// have.
+    /// Parties that actors act for: rank class and function. A party has ended when all of its
+    /// actors have.
     pub(crate) parties: Vec<(u32, Party)>,
-    /// The party of each actor.
+    /// Party of each actor.
     pub(super) actors: Vec<u32>,
-    /// The shape of every round.
+    /// Shape of every round.
     pub(super) rounds: Vec<u32>,
-    /// Messages, by shape and sender.
+    /// Messages, sorted by shape and sender.
     pub(super) flows: Vec<FoldedFlow>,
-    /// For every shape and actor.
-    parts: Vec<Part>,
+    /// Indexed by shape and actor.
+    parts: Vec<ActorShare>,
 }
 
-/// A message of a shape.
+/// Message of a shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FoldedFlow {
     pub(super) shape: u32,
     pub(super) from: u32,
     pub(super) to: u32,
     pub(super) transfer: u32,
-    /// Position among the script's sizes.
+    /// Index among the script's sizes.
     pub(super) size: u32,
 }
 
-/// What an actor has to do with a shape.
+/// Part of an actor in a shape.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Part {
-    /// What it sends, in the exchange's flows.
+pub(super) struct ActorShare {
+    /// Messages it sends, as a range of the exchange's flows.
     pub(super) sends: Range<u32>,
-    /// How many ends of messages are its own: it has done its part when so many are through.
+    /// Number of message ends it owns: its part is done when this number has completed.
     pub(super) ends: u32,
 }
 
-/// A transfer of a class.
+/// Transfer of a class.
 #[derive(Clone, Debug)]
 pub(super) struct Transfer {
     pub(super) latency: f64,
@@ -85,13 +85,13 @@ pub(super) struct Transfer {
 }
 
 impl Folded {
-    /// Folds traffic between ranks of these colours, one for each rank in order.
+    /// Folds traffic; `colours` has one initial colour per rank, in order.
     pub(crate) fn new(
         traffic: &Traffic<'_>,
         colours: &[u32],
         folding: Folding,
     ) -> Result<Self, FlowError> {
-        let world = World::new(traffic, colours)?;
+        let world = TrafficGraph::new(traffic, colours)?;
         let classes = match folding {
             Folding::On => world.graph.classes(&world.colours),
             Folding::Off => (0..world.colours.len() as u32).collect(),
@@ -99,7 +99,7 @@ impl Folded {
         Ok(Quotient { traffic, world: &world, classes: &classes }.build())
     }
 
-    /// The links that a transfer crosses.
+    /// Links that a transfer crosses.
     pub(super) fn crossings(&self, transfer: u32) -> &[Crossing] {
         let range = &self.transfers[transfer as usize].crossings;
         &self.crossings[range.start as usize..range.end as usize]
@@ -107,30 +107,30 @@ impl Folded {
 }
 
 impl FoldedExchange {
-    /// What an actor does in a round of a shape.
-    pub(super) fn part(&self, shape: u32, actor: u32) -> &Part {
+    /// Part of an actor in a round of a shape.
+    pub(super) fn part(&self, shape: u32, actor: u32) -> &ActorShare {
         &self.parts[shape as usize * self.actors.len() + actor as usize]
     }
 }
 
-/// A world and the class of each of its points.
+/// Traffic graph with the class of each of its points.
 struct Quotient<'w> {
     traffic: &'w Traffic<'w>,
-    world: &'w World,
+    world: &'w TrafficGraph,
     classes: &'w [u32],
 }
 
-/// Classes of one kind of points.
+/// Classes of one kind of point.
 struct Numbered {
-    /// By point.
+    /// Class of each point.
     class: Vec<u32>,
-    /// The first point of each class.
+    /// First point of each class.
     first: Vec<u32>,
 }
 
 impl Quotient<'_> {
     fn build(&self) -> Folded {
-        let World { exchanges, actors, transfers, links, .. } = *self.world;
+        let TrafficGraph { exchanges, actors, transfers, links, .. } = *self.world;
         let ranks = self.number(0..exchanges);
         let classes = self.number(exchanges..actors);
         let transfer = self.number(transfers..links);
@@ -158,7 +158,7 @@ impl Quotient<'_> {
         }
     }
 
-    /// Numbers the classes of a range of points in the order of their first appearance.
+    /// Numbers the classes of a range of points in order of first appearance.
     fn number(&self, points: Range<u32>) -> Numbered {
         let mut known: BTreeMap<u32, u32> = BTreeMap::new();
         let mut first = Vec::new();
@@ -172,9 +172,9 @@ impl Quotient<'_> {
         Numbered { class, first }
     }
 
-    /// What each class of transfers crosses, end to end: all that hangs on one link of each class.
+    /// Crossings of each transfer class: all transfers attached to one link of each class.
     fn crossings(&self, transfer: &Numbered, link: &Numbered) -> (Vec<Crossing>, Vec<Range<u32>>) {
-        let World { transfers, links, .. } = *self.world;
+        let TrafficGraph { transfers, links, .. } = *self.world;
         let mut all: Vec<(u32, u32)> = Vec::new();
         for (class, &first) in link.first.iter().enumerate() {
             let hanging = self.world.graph.neighbours(links + first).iter();
@@ -194,7 +194,7 @@ impl Quotient<'_> {
         (crossings, ranges)
     }
 
-    /// The first actor and the first transfer of every exchange.
+    /// First actor and first transfer of every exchange.
     fn first_points(&self) -> Vec<(u32, u32)> {
         let mut next = (self.world.actors, self.world.transfers);
         let first = |exchange: &Exchange| {
@@ -248,9 +248,9 @@ impl Quotient<'_> {
     }
 }
 
-/// What every actor does in every shape.
-fn parts(flows: &[FoldedFlow], shapes: usize, actors: usize) -> Vec<Part> {
-    let mut parts = vec![Part::default(); shapes * actors];
+/// Computes the part of every actor in every shape.
+fn parts(flows: &[FoldedFlow], shapes: usize, actors: usize) -> Vec<ActorShare> {
+    let mut parts = vec![ActorShare::default(); shapes * actors];
     for (index, flow) in flows.iter().enumerate() {
         let part = |actor: u32| flow.shape as usize * actors + actor as usize;
         let sender = &mut parts[part(flow.from)];

@@ -1,13 +1,13 @@
-//! Ways through a dimension whose links are listed.
+//! Routes through a dimension whose links are listed explicitly.
 
 use crate::cluster::{Dimension, GraphLink};
 use paceline_plan::units::Seconds;
 
-/// The best ways from one member to all others: the fewest links; among those the widest; among
-/// those the quickest. Equally good ones are all kept.
+/// Best routes from one member to all others: fewest links, then highest bandwidth, then lowest
+/// latency. All equally good ones are kept.
 #[derive(Debug)]
 pub(super) struct Ways {
-    /// By point: how it is best reached, and over which links.
+    /// Best routes to each point.
     points: Vec<Option<Point>>,
 }
 
@@ -16,14 +16,14 @@ struct Point {
     bandwidth: f64,
     latency: Seconds,
     hops: u32,
-    /// The points just before it on an equally good way, each with the number of the link: the
-    /// link's position, twice, and one more where it is used backwards.
+    /// Predecessors on equally good routes, each with the link number: twice the link's index, plus
+    /// one if it is used backwards.
     before: Vec<(u32, u32)>,
 }
 
 impl Ways {
-    /// Points are settled a level at a time, so that a point's best ways are final before any way
-    /// leads on from it.
+    /// Finds routes level by level, so that a point's best routes are final before any route
+    /// continues from it.
     pub(super) fn new(
         dimension: &Dimension,
         switches: u32,
@@ -77,13 +77,13 @@ impl Ways {
         Self { points }
     }
 
-    /// Names the links of a way in order and says how long the first byte takes.
+    /// Visits the links of a route in order and returns its latency.
     pub(super) fn walk(&self, to: u32, mut link: impl FnMut(u32)) -> Option<Seconds> {
         let latency = self.points.get(to as usize)?.as_ref()?.latency;
         let mut back = Vec::new();
         let mut at = to;
         while let Some(point) = self.points.get(at as usize).and_then(Option::as_ref) {
-            // Only the start has nothing before it.
+            // Only the start has no predecessor.
             let Some(choices) = u32::try_from(point.before.len()).ok().filter(|&n| n > 0) else {
                 break;
             };
@@ -97,7 +97,7 @@ impl Ways {
 }
 
 impl Point {
-    /// Keeps the better of two ways with equally many links, or both.
+    /// Keeps the better of two routes with equally many links, or both.
     fn join(&mut self, other: Self) {
         let order = self.bandwidth.total_cmp(&other.bandwidth).reverse();
         match order.then(self.latency.0.total_cmp(&other.latency.0)) {

@@ -1,4 +1,4 @@
-//! Messages and collectives at once, each after others or at a time of its own.
+//! Concurrent messages and collectives with dependencies or start times.
 
 use super::FlowError;
 use super::engine::Fluid;
@@ -11,53 +11,53 @@ use paceline_plan::collective::Pattern;
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
 
-/// Something that moves bytes.
+/// Message or collective to simulate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
-    /// What is moved.
+    /// Data movement of the job.
     pub work: Work,
-    /// When it starts at the earliest.
+    /// Earliest start time.
     pub start: Seconds,
-    /// Positions of the jobs that must have ended before it starts.
+    /// Indices of the jobs that must have ended before it starts.
     pub after: Vec<usize>,
 }
 
-/// What a job moves.
+/// Data movement of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work {
-    /// One message.
+    /// A single message.
     Message {
         /// The sender.
         from: Rank,
         /// The receiver.
         to: Rank,
-        /// Its size.
+        /// Message size.
         bytes: Bytes,
     },
     /// A collective.
     Collective {
-        /// Which messages it has.
+        /// Messages of the collective.
         pattern: Pattern,
-        /// The group's ranks in the group's order.
+        /// Ranks of the group, in group order.
         members: Vec<Rank>,
-        /// What it is about.
+        /// Vector that is exchanged.
         vector: Vector,
     },
 }
 
 impl Job {
-    /// A job that starts at once.
+    /// Creates a job that starts at time 0.
     pub const fn new(work: Work) -> Self {
         Self { work, start: Seconds::ZERO, after: Vec::new() }
     }
 }
 
-/// When each of several jobs ends that share a cluster's links from time 0 on.
+/// Returns the end time of each job if all share a cluster's links from time 0 on.
 pub fn simulate_flows(cluster: &Cluster, jobs: &[Job]) -> Result<Vec<Seconds>, FlowError> {
     run(cluster, jobs, Folding::On).map(|(ends, _)| ends)
 }
 
-/// The time of one collective with nothing else on the links.
+/// Time of one collective without other traffic.
 pub fn collective_time(
     cluster: &Cluster,
     pattern: &Pattern,
@@ -70,7 +70,7 @@ pub fn collective_time(
     Ok(ends.first().copied().unwrap_or(Seconds::ZERO))
 }
 
-/// When each job ends, and how many messages that took to find.
+/// Returns the end of each job and the number of messages simulated.
 pub(super) fn run(
     cluster: &Cluster,
     jobs: &[Job],
@@ -121,7 +121,7 @@ pub(super) fn run(
     }
 }
 
-/// A job's exchange and the vector that it moves.
+/// Adds a job's exchange; returns its number and its vector.
 fn exchange(
     traffic: &mut Traffic<'_>,
     job: usize,
@@ -145,10 +145,10 @@ fn exchange(
     }
 }
 
-/// Which jobs wait for how many others.
+/// Dependency counters of jobs.
 struct Agenda {
     waiting: Vec<usize>,
-    /// Who waits for each job.
+    /// Jobs that wait for each job.
     waiters: Vec<Vec<usize>>,
 }
 
@@ -167,7 +167,7 @@ impl Agenda {
         (0..self.waiting.len()).filter(|&job| self.waiting[job] == 0).collect()
     }
 
-    /// A job has ended: which others need wait no longer.
+    /// Marks a job as ended and returns the jobs that became ready.
     fn end(&mut self, job: usize) -> Vec<usize> {
         let mut ready = std::mem::take(&mut self.waiters[job]);
         ready.retain(|&waiter| {

@@ -1,27 +1,27 @@
-//! The links of a cluster, one direction each, and the way that a message takes over them.
+//! Links of a cluster, one per direction, and the routes of messages over them.
 //!
-//! A message travels in the outermost dimension in which its ends differ, as [`Cluster::link`] says,
-//! and pays the latency that it says. What it crosses there:
+//! A message travels in the outermost dimension in which its ends differ, with the latency of
+//! [`Cluster::link`]. It crosses these links:
 //!
 //! | kind | links |
 //! |---|---|
 //! | switch | the sender's port into it, the receiver's port out of it |
-//! | switch across hosts with ports | beside these a gate for PCIe, host memory and cores at either end |
-//! | switch with a tree | beside these the uplink of one leaf and the downlink of the other |
-//! | ring, torus | one for every step, axis after axis, the shorter way round |
-//! | fully-connected | the one from the sender's place to the receiver's |
-//! | graph | the edges of the way: the fewest, then the widest, then the quickest |
+//! | switch across hosts with ports | additionally a gate for PCIe, host memory and cores at either end |
+//! | switch with a tree | additionally the uplink of one leaf and the downlink of the other |
+//! | ring, torus | one per step, axis after axis, the shorter way round |
+//! | fully-connected | the one from the sender's position to the receiver's |
+//! | graph | the edges of the route: fewest, then widest, then lowest latency |
 //!
-//! **Ties.** Exactly half-way around a ring, senders at even places go up and those at odd places
-//! go down, so that both directions carry the same where everybody does the same. Ways through a
-//! graph that are equally good are dealt out by destination, as D-mod-k routing does in fat trees
+//! **Ties.** Exactly half-way around a ring, senders at even positions go up and those at odd
+//! positions go down, so that both directions carry the same load under uniform traffic. Equally
+//! good routes through a graph are distributed by destination, as D-mod-k routing does in fat trees
 //! (Zahavi, "Fat-tree routing and node ordering providing contention free traffic for MPI global
-//! collectives", 2012): senders to different receivers spread, and no two pairs' choice depends on
-//! what else is under way.
+//! collectives", 2012): senders to different receivers spread, and a pair's route does not depend
+//! on other traffic.
 //!
-//! **Planes.** A dimension that joins hosts has a copy of its wires for every device of a host, or
-//! for every `devices_per_link` of them. A message to a device of another plane stays in the
-//! sender's: devices reach the fabric by themselves.
+//! **Planes.** A dimension that connects hosts has a copy of its links for every device of a host,
+//! or for every `devices_per_link` devices. A message to a device of another plane stays in the
+//! sender's plane, because every device reaches the fabric directly.
 
 use super::super::NoPath;
 use super::graph::Ways;
@@ -31,37 +31,37 @@ use paceline_plan::ids::Rank;
 use paceline_plan::units::{BytesPerSec, Seconds};
 use std::collections::BTreeMap;
 
-/// One direction of one link, by where it starts.
+/// One direction of one link, identified by its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::network) struct LinkId {
-    /// Position of its dimension in the cluster.
+    /// Index of its dimension in the cluster.
     dimension: u32,
-    /// The first of the devices that it belongs to.
+    /// First of the devices that it belongs to.
     owner: u32,
-    /// Which of that device's links, as the kind of the dimension counts them.
+    /// Index among that device's links, as numbered by the dimension kind.
     index: u32,
 }
 
 impl LinkId {
-    /// The first of the devices that it belongs to, and which of their links it is.
+    /// First of the devices that it belongs to, and its index among their links.
     pub(in crate::network) fn parts(self) -> (u64, u32) {
         (u64::from(self.owner), self.index)
     }
 }
 
-/// A device's link into a switch.
+/// Link from a device into a switch.
 const UP: u32 = 0;
-/// Its link out of it.
+/// Link from a switch to a device.
 const DOWN: u32 = 1;
-/// A leaf's link to the core.
+/// Link from a leaf to the core.
 const LEAF_UP: u32 = 2;
-/// And back.
+/// Link from the core to a leaf.
 const LEAF_DOWN: u32 = 3;
-/// What lies between a device and its port, outwards: the first of a host's gates, then the others.
-/// Inwards, one more.
+/// First gate between a device and its port, outbound; the others follow in steps of two. The
+/// inbound gate is one higher.
 const GATES: u32 = 4;
 
-/// The links of a cluster.
+/// Links of a cluster.
 #[derive(Debug)]
 pub(in crate::network) struct Links<'c> {
     cluster: &'c Cluster,
@@ -71,18 +71,18 @@ pub(in crate::network) struct Links<'c> {
 #[derive(Debug)]
 struct Layer<'c> {
     dimension: &'c Dimension,
-    /// Devices inside one member.
+    /// Number of devices inside one member.
     inner: u64,
-    /// How many neighbouring devices use one link.
+    /// Number of neighbouring devices that share one link.
     sharing: u64,
-    /// What lies between devices and ports.
+    /// Gates between devices and ports.
     gates: Vec<Gate>,
-    /// Ways through a graph, by the member where they start.
+    /// Routes through a graph, by starting member.
     ways: BTreeMap<u32, Ways>,
 }
 
 impl<'c> Links<'c> {
-    /// The links of a cluster.
+    /// Derives the links of a cluster.
     pub(in crate::network) fn new(cluster: &'c Cluster) -> Self {
         let mut inner = 1u64;
         let layer = |(index, dimension): (usize, &'c Dimension)| {
@@ -95,7 +95,7 @@ impl<'c> Links<'c> {
         Self { cluster, layers: cluster.dimensions.iter().enumerate().map(layer).collect() }
     }
 
-    /// Appends the links that a message crosses, in order, and says when its first byte arrives.
+    /// Appends the links that a message crosses, in order, and returns its latency.
     pub(in crate::network) fn route(
         &mut self,
         from: Rank,
@@ -106,7 +106,7 @@ impl<'c> Links<'c> {
         let (dimension, start, end) = self.cluster.crossing(from, to).ok_or(no_path)?;
         let layer = &mut self.layers[dimension];
         let mut push = |owner: u64, index: u32| {
-            // A device's number is a rank's, so that it fits.
+            // Device numbers are rank numbers, so the cast is lossless.
             links.push(LinkId { dimension: dimension as u32, owner: owner as u32, index });
         };
         let latency = layer.dimension.latency;
@@ -156,23 +156,23 @@ impl<'c> Links<'c> {
         crossed.map(|latency| (latency + delay + cost).max(Seconds::ZERO))
     }
 
-    /// Whether a link is on a part of its way: of a switch's, up to it or down from it.
+    /// Returns true if a link is on this part of a route: for a switch, up to or down from it.
     pub(super) fn is_on(&self, link: LinkId, via: Via) -> bool {
         let switch = self.layers[link.dimension as usize].dimension.kind == DimensionKind::Switch;
         match via {
             Via::Through => true,
-            // What leads outwards has an even number, and what leads back the next.
+            // Outbound links have even numbers, inbound links the next odd ones.
             Via::Up => !switch || link.index.is_multiple_of(2),
             Via::Down => !switch || !link.index.is_multiple_of(2),
         }
     }
 
-    /// What a link carries at a moment of the cluster's: the dimension's rate, or what the slower of
-    /// its ends has of it.
+    /// Capacity of a link in the given epoch's cluster: the dimension's bandwidth, scaled by the
+    /// slower of its ends.
     pub(in crate::network) fn capacity_at(&self, link: LinkId, cluster: &Cluster) -> BytesPerSec {
         let nominal = self.capacity(link);
         let index = link.dimension as usize;
-        if cluster.is_even() || self.layers[index].gate(link).is_some() {
+        if cluster.is_homogeneous() || self.layers[index].gate(link).is_some() {
             return nominal;
         }
         let ends = self.layers[index].ends(link);
@@ -181,7 +181,7 @@ impl<'c> Links<'c> {
         BytesPerSec((nominal.0 * scale).max(f64::MIN_POSITIVE))
     }
 
-    /// What a link of the dimension carries.
+    /// Nominal capacity of a link.
     pub(super) fn capacity(&self, link: LinkId) -> BytesPerSec {
         let layer = &self.layers[link.dimension as usize];
         let one = layer.dimension.achievable().0;
@@ -192,34 +192,35 @@ impl<'c> Links<'c> {
             DimensionKind::Switch if link.index >= LEAF_UP => layer.uplink(one),
             DimensionKind::Switch => one,
             DimensionKind::FullyConnected | DimensionKind::Ring | DimensionKind::Torus { .. } => {
-                one / layer.crowd()
+                one / layer.devices_per_wire()
             }
             DimensionKind::Graph { links, .. } => {
                 let edge = &links[link.index as usize / 2];
                 let bandwidth = edge.bandwidth.unwrap_or(layer.dimension.bandwidth).0;
-                bandwidth * layer.dimension.efficiency * f64::from(edge.width) / layer.crowd()
+                bandwidth * layer.dimension.efficiency * f64::from(edge.width)
+                    / layer.devices_per_wire()
             }
         };
-        // A description that is not a cluster's must not make a rate that is no number.
+        // An invalid description must not produce a NaN rate.
         BytesPerSec(rate.max(f64::MIN_POSITIVE))
     }
 }
 
-/// The first of the devices of a host that share a gate with a device.
+/// First device of the host that shares a gate with `rank`.
 fn behind(gate: &Gate, rank: Rank, host: u64) -> u64 {
     let (rank, first) = (u64::from(rank.0), u64::from(rank.0) / host * host);
     first + (rank - first) / u64::from(gate.devices.max(1)) * u64::from(gate.devices.max(1))
 }
 
 impl Layer<'_> {
-    /// The gate that a link is, if it is one.
+    /// Returns the gate behind a link, if it is one.
     fn gate(&self, link: LinkId) -> Option<&Gate> {
         let number = link.index.checked_sub(GATES)? / 2;
         let switch = self.dimension.kind == DimensionKind::Switch;
         self.gates.get(number as usize).filter(|_| switch)
     }
 
-    /// The devices at the ends of a link; a switch is none, and a leaf's uplink belongs to nobody.
+    /// Devices at the ends of a link; a switch counts as none, and a leaf's uplink has none.
     fn ends(&self, link: LinkId) -> [Option<u32>; 2] {
         let owner = u64::from(link.owner);
         let size = u64::from(self.dimension.size.max(1));
@@ -246,14 +247,14 @@ impl Layer<'_> {
         }
     }
 
-    /// The first device of the whole dimension that a device is in.
+    /// First device of the dimension instance that a device is in.
     fn start(&self, rank: Rank) -> u64 {
         let size = self.inner.saturating_mul(u64::from(self.dimension.size.max(1)));
         u64::from(rank.0) - u64::from(rank.0) % size
     }
 
-    /// The first of the devices that share a device's port: neighbours within a member, or, where
-    /// members are single devices, neighbouring members.
+    /// First of the devices that share a device's port: neighbours within a member, or neighbouring
+    /// members if members are single devices.
     fn port(&self, rank: Rank) -> u64 {
         let unit = match self.inner {
             1 => self.start(rank),
@@ -262,18 +263,18 @@ impl Layer<'_> {
         unit + (u64::from(rank.0) - unit) / self.sharing * self.sharing
     }
 
-    /// The device that a wire at a place belongs to, in the plane of `rank`.
+    /// Device that owns a link at a position, in the plane of `rank`.
     fn wire(&self, rank: Rank, place: u32) -> u64 {
         let plane = u64::from(rank.0) % self.inner / self.sharing * self.sharing;
         self.start(rank) + u64::from(place) * self.inner + plane
     }
 
-    /// How many devices use one wire at once where there are no planes to deal out.
-    fn crowd(&self) -> f64 {
+    /// Number of devices that use one link concurrently if there are no planes.
+    fn devices_per_wire(&self) -> f64 {
         if self.inner == 1 { self.sharing as f64 } else { 1.0 }
     }
 
-    /// The first devices under two places' leaves, if these are different ones.
+    /// First devices under the leaves of two positions, if the leaves differ.
     fn leaves(&self, rank: Rank, from: u32, to: u32) -> Option<(u64, u64)> {
         let leaf = self.dimension.tree?.leaf.max(1);
         let first = |place: u32| {
@@ -282,7 +283,7 @@ impl Layer<'_> {
         (from / leaf != to / leaf).then(|| (first(from), first(to)))
     }
 
-    /// What a leaf's link to the core carries.
+    /// Capacity of a leaf's link to the core.
     fn uplink(&self, one: f64) -> f64 {
         let Some(Tree { leaf, oversubscription }) = self.dimension.tree else { return one };
         let members = leaf.clamp(1, self.dimension.size.max(1));
@@ -332,7 +333,7 @@ mod tests {
         rates.fold(f64::INFINITY, f64::min)
     }
 
-    /// A device whose neighbours are silent has its NIC, its PCIe switch and the cores to itself.
+    /// A device with idle neighbours has its NIC, its PCIe switch and the cores to itself.
     #[test]
     fn gates_are_shared_by_those_behind_them() {
         let mut hosts = preset::get("dgx-a100:2").unwrap();
@@ -344,7 +345,7 @@ mod tests {
             nic_bandwidth: BytesPerSec(12.5e9),
             protocol: Protocol::Tcp,
             mtu: 9000,
-            per_message: Seconds(1e-5),
+            message_overhead: Seconds(1e-5),
             gpudirect: false,
             pcie_bandwidth: Some(BytesPerSec(8e9)),
             devices_per_switch: 2,
@@ -361,7 +362,7 @@ mod tests {
         let apart = simulate_together(&hosts, &[(0, 8), (2, 10)]);
         let expected = 8e9 / (12.5e9 * hosts.dimensions[1].efficiency / 2.0);
         assert!((apart[0] / alone[0] / expected - 1.0).abs() < 1e-3, "one NIC: {apart:?}");
-        // Inside a host nothing is passed but the switch.
+        // Inside a host a message crosses only the switch.
         assert_eq!(route(&hosts, 0, 1).len(), 2);
         let everyone: Vec<(u32, u32)> = (0..8).map(|rank| (rank, rank + 8)).collect();
         let path = hosts.link(Rank(0), Rank(8)).unwrap();
@@ -370,7 +371,7 @@ mod tests {
         assert!((flow[0] / analytic - 1.0).abs() < 1e-9, "{} {analytic}", flow[0]);
     }
 
-    /// When messages of a gigabyte end that start at once.
+    /// End times of 1 GB messages that start together.
     fn simulate_together(cluster: &Cluster, messages: &[(u32, u32)]) -> Vec<f64> {
         let job = |&(from, to): &(u32, u32)| {
             Job::new(Work::Message { from: Rank(from), to: Rank(to), bytes: Bytes(1_000_000_000) })
@@ -454,7 +455,7 @@ mod tests {
         assert_eq!(back, [15, 14, 13, 12, 8, 4]);
     }
 
-    /// Two leaves with four spines: what goes to different receivers takes different spines.
+    /// Two leaves with four spines: messages to different receivers take different spines.
     #[test]
     fn equally_good_ways_are_dealt_out_by_destination() {
         let edge = |a, b| GraphLink { between: [a, b], width: 1, bandwidth: None, latency: None };
@@ -486,7 +487,7 @@ mod tests {
     }
 
     proptest! {
-        /// A message alone sees what [`Cluster::link`] says, on every kind of network.
+        /// A message alone has latency and bandwidth of [`Cluster::link`], on any network.
         #[test]
         fn ways_agree_with_the_clusters_own(
             name in prop_oneof![

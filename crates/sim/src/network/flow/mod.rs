@@ -1,17 +1,17 @@
-//! The flow backend: messages are fluid, and those that cross a link at once share it fairly.
+//! Flow backend: messages are fluid, and those that cross a link concurrently share it fairly.
 //!
 //! ```text
 //! collectives, messages ──► scripts of rounds ──► traffic between ranks ──► folded ──► fluid
-//!        (script, rails)          (traffic)        (links, world, refine, fold)   (fair, engine)
+//!      (script, rails)         (traffic)    (links, traffic_graph, refine, fold) (fair, engine)
 //! ```
 //!
-//! Where the analytic backend asks what a collective costs by itself, this one asks what happens
-//! when several are under way: on rings and tori, behind a shared NIC, through a thin uplink, into
-//! one server. Rates are max–min fair at every moment. A collective is its pattern's
-//! steps, rank by rank: a rank sends what its next round has as soon as its own messages of the
-//! round before are through, so that a slow link holds up those behind it and nobody else at once.
+//! The analytic backend times a collective alone; this one simulates several in flight: on rings
+//! and tori, behind a shared NIC, through a narrow uplink, into one server. Rates are max–min fair
+//! at every moment. A collective consists of its pattern's steps, rank by rank. A rank sends its
+//! next round as soon as its own messages of the previous round have completed. A slow link thus
+//! delays only the ranks behind it at first.
 //!
-//! What is left out: queues, losses and the way to a fair share (rates are fair at once), and
+//! Not modelled: queues, losses and convergence to a fair share (rates are fair immediately), and
 //! sums and copies inside a device.
 
 mod engine;
@@ -24,7 +24,7 @@ mod rails;
 mod refine;
 mod script;
 mod traffic;
-mod world;
+mod traffic_graph;
 
 pub(crate) use engine::Fluid;
 pub(crate) use fold::{Folded, Folding};
@@ -40,17 +40,16 @@ use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
 use thiserror::Error;
 
-/// The network of a cluster on which one thing at a time is under way.
+/// Network of a cluster with one message or collective in flight at a time.
 ///
-/// What several at once take is what [`simulate_flows`] says, and whole plans are run by
-/// [`crate::simulate`].
+/// [`simulate_flows`] times concurrent ones, and [`crate::simulate`] runs whole plans.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow<'c> {
     cluster: &'c Cluster,
 }
 
 impl<'c> Flow<'c> {
-    /// The network of a cluster.
+    /// Creates the network of a cluster.
     pub const fn new(cluster: &'c Cluster) -> Self {
         Self { cluster }
     }
@@ -65,7 +64,7 @@ impl Network for Flow<'_> {
         Ok(latency + Seconds(bytes.as_f64() / narrowest.fold(f64::INFINITY, f64::min)))
     }
 
-    /// A collective with too many messages to follow takes what [`Analytic`] says.
+    /// Falls back to [`Analytic`] for a collective with too many messages to follow.
     fn collective(
         &self,
         pattern: &Pattern,
@@ -80,38 +79,38 @@ impl Network for Flow<'_> {
     }
 }
 
-/// Why traffic could not be followed.
+/// Reason that traffic could not be simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum FlowError {
-    /// Two ranks that must talk cannot.
+    /// Two ranks that must communicate have no path.
     #[error(transparent)]
     NoPath(#[from] NoPath),
-    /// It would take hours, or more memory than there is.
+    /// The simulation would take hours or more memory than available.
     #[error(
         "the flow network would have to follow too many different messages; use a smaller group, \
          an algorithm with fewer messages than direct ones, or the analytic network"
     )]
     TooManyMessages,
-    /// A collective has another number of members than its pattern.
+    /// A collective's number of members differs from its pattern's.
     #[error("job {job}: the pattern is for {ranks} ranks, but {members} members are given")]
     Members {
-        /// Position of the job.
+        /// Index of the job.
         job: usize,
-        /// Ranks of the pattern.
+        /// Number of ranks of the pattern.
         ranks: u32,
-        /// Members that were given.
+        /// Number of members given.
         members: usize,
     },
-    /// A job waits for one that does not exist, or for itself by way of others.
+    /// A job waits for one that does not exist, or indirectly for itself.
     #[error("job {job} waits for jobs that never end: name earlier positions of the list")]
     After {
-        /// Position of the job.
+        /// Index of the job.
         job: usize,
     },
-    /// A job starts at no time.
+    /// A job's start time is negative or not finite.
     #[error("job {job} starts at no time: give a number of seconds that is not negative")]
     Start {
-        /// Position of the job.
+        /// Index of the job.
         job: usize,
     },
 }

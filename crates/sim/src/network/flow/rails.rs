@@ -1,24 +1,24 @@
-//! Rings through several hosts, one through each NIC that the group has.
+//! Rings through several hosts, one per NIC of the group.
 //!
-//! A ring in rank order through g members on each host leaves every host through its last member,
-//! whose NIC carries everything while g−1 are idle. Libraries do not leave it at that: NCCL lays
-//! one ring through each NIC, turned so that another member sends in each of them, and gives each
-//! an equal share of the vector. The analytic backend widens the links for it; here the rings are
-//! laid, because the traffic inside the hosts is real too.
+//! A ring in rank order through g members per host leaves every host through its last member, whose
+//! NIC carries everything while g−1 are idle. Libraries avoid that: NCCL builds one ring per NIC,
+//! rotated so that a different member sends in each, and gives each an equal share of the vector.
+//! The analytic backend scales the bandwidth for this. Here the rings are built explicitly, because
+//! the traffic inside the hosts matters too.
 //!
-//! With more than two dimensions, units are turned within each other: of 2 racks × 2 hosts × 2
-//! devices, ring 1 visits 0 1 2 3 | 4 5 6 7, ring 2 visits 1 0 3 2 | 5 4 7 6, ring 3 visits
-//! 2 3 0 1 | 6 7 4 5 and ring 4 visits 3 2 1 0 | 7 6 5 4.
+//! With more than two dimensions, units are rotated within each other: of 2 racks × 2 hosts × 2
+//! devices, ring 1 visits 0 1 2 3 | 4 5 6 7, ring 2 visits 1 0 3 2 | 5 4 7 6, ring 3 visits 2 3 0 1
+//! | 6 7 4 5 and ring 4 visits 3 2 1 0 | 7 6 5 4.
 
 use crate::cluster::Cluster;
 use paceline_plan::collective::{Algorithm, CollectiveKind, Pattern};
 use paceline_plan::ids::Rank;
 
-/// For every ring that a collective is laid into, which member stands at each of its places: one
-/// ring in the group's order for what is no ring or stays within a host.
+/// Returns the member at each position of every ring of a collective: one ring in group order if
+/// the pattern is no ring or stays within a host.
 pub(super) fn rails(cluster: &Cluster, pattern: &Pattern, members: &[Rank]) -> Vec<Vec<u32>> {
     let everyone: Vec<u32> = (0..pattern.ranks()).collect();
-    // The "ring" of an all_to_all is a rotation: every NIC is at work in it anyway.
+    // The "ring" of an all_to_all is a rotation that already uses every NIC.
     let turns =
         pattern.algorithm() == Algorithm::Ring && pattern.kind() != CollectiveKind::AllToAll;
     if !turns || members.len() != everyone.len() {
@@ -35,7 +35,7 @@ pub(super) fn rails(cluster: &Cluster, pattern: &Pattern, members: &[Rank]) -> V
         let parts = split(members, everyone.clone(), unit);
         if parts.len() > 1 {
             let turned: Vec<_> =
-                parts.into_iter().map(|part| turns_of(members, part, &units)).collect();
+                parts.into_iter().map(|part| rail_turns(members, part, &units)).collect();
             let rings = turned.iter().map(Vec::len).min().unwrap_or(1);
             let ring = |turn: usize| turned.iter().flat_map(|part| part[turn].clone()).collect();
             return (0..rings).map(ring).collect();
@@ -44,13 +44,13 @@ pub(super) fn rails(cluster: &Cluster, pattern: &Pattern, members: &[Rank]) -> V
     vec![everyone]
 }
 
-/// All orders in which a unit's members may be visited, each with another of them last.
-fn turns_of(members: &[Rank], part: Vec<u32>, units: &[u64]) -> Vec<Vec<u32>> {
+/// All visiting orders of a unit's members, each with a different member last.
+fn rail_turns(members: &[Rank], part: Vec<u32>, units: &[u64]) -> Vec<Vec<u32>> {
     let Some((&unit, inner)) = units.split_last() else {
         return vec![part];
     };
     let parts = split(members, part, unit);
-    let turned: Vec<_> = parts.into_iter().map(|part| turns_of(members, part, inner)).collect();
+    let turned: Vec<_> = parts.into_iter().map(|part| rail_turns(members, part, inner)).collect();
     let each = turned.iter().map(Vec::len).min().unwrap_or(1);
     let count = turned.len();
     let order = |turn: usize| {
@@ -60,7 +60,7 @@ fn turns_of(members: &[Rank], part: Vec<u32>, units: &[u64]) -> Vec<Vec<u32>> {
     (0..count * each).map(order).collect()
 }
 
-/// Members by the unit of so many devices that they stand in, in the order of their appearance.
+/// Groups members by their unit of `unit` devices, in order of appearance.
 fn split(members: &[Rank], part: Vec<u32>, unit: u64) -> Vec<Vec<u32>> {
     let mut sorted: Vec<(u64, u32)> =
         part.iter().map(|&m| (u64::from(members[m as usize].0) / unit.max(1), m)).collect();
@@ -76,12 +76,12 @@ fn split(members: &[Rank], part: Vec<u32>, unit: u64) -> Vec<Vec<u32>> {
 mod tests {
     use super::*;
     use crate::cluster::preset;
-    use paceline_plan::collective::Order;
+    use paceline_plan::collective::SummationOrder;
 
     fn laid(cluster: &Cluster, kind: CollectiveKind, members: &[u32]) -> Vec<Vec<u32>> {
         let members: Vec<Rank> = members.iter().copied().map(Rank).collect();
         let ranks = members.len() as u32;
-        let pattern = Pattern::new(kind, Algorithm::Ring, Order::Free, ranks, 0).unwrap();
+        let pattern = Pattern::new(kind, Algorithm::Ring, SummationOrder::Free, ranks, 0).unwrap();
         rails(cluster, &pattern, &members)
     }
 

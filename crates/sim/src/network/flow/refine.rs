@@ -1,33 +1,33 @@
-//! Colour refinement: which points of a graph cannot be told apart.
+//! Colour refinement: finds indistinguishable points of a graph.
 //!
 //! A partition is *equitable* if any two points of a class have equally many neighbours in every
-//! class. The coarsest one that keeps given colours apart is what simulation may fold by: points of
-//! a class do the same at the same time, because all that they depend on does.
+//! class. The simulation may fold by the coarsest one that refines the given colours: points of a
+//! class do the same at the same time, because everything they depend on does.
 //!
-//! The partition is split by one class at a time. Of the parts of a split class all but the largest
-//! are used to split others in turn, which visits no edge more than log n times (Cardon and
-//! Crochemore, "Partitioning a graph in O(|A| log₂ |V|)", 1982).
+//! The partition is split by one class at a time. Of the parts of a split class, all but the
+//! largest are used to split others in turn, so no edge is visited more than log n times (Cardon
+//! and Crochemore, "Partitioning a graph in O(|A| log₂ |V|)", 1982).
 
-/// A graph whose edges have one of two ends that can be told apart.
+/// Graph with two kinds of edges.
 #[derive(Debug)]
 pub(super) struct Graph {
-    /// Where each point's neighbours start in `neighbours`; one more at the end.
+    /// Offset of each point's neighbours in `neighbours`, plus the total length as last entry.
     first: Vec<u32>,
-    /// Neighbours with the kind of the edge to them.
+    /// Neighbours with the edge kind.
     neighbours: Vec<(u32, EdgeKind)>,
 }
 
-/// The kind of an edge, the same seen from both ends.
+/// Kind of an edge, the same from both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum EdgeKind {
-    /// To what a point belongs to or passes over; to the receiver of a transfer.
+    /// Edge to an owner, to a crossed link, or to the receiver of a transfer.
     Plain,
-    /// To the sender of a transfer.
+    /// Edge to the sender of a transfer.
     Sender,
 }
 
 impl EdgeKind {
-    /// Sums of these count the edges of both kinds.
+    /// Increment whose sum counts the edges of both kinds separately.
     const fn unit(self) -> u64 {
         match self {
             Self::Plain => 1,
@@ -37,7 +37,7 @@ impl EdgeKind {
 }
 
 impl Graph {
-    /// A graph of so many points.
+    /// Builds a graph of `points` points.
     pub(super) fn new(points: usize, edges: &[(u32, u32, EdgeKind)]) -> Self {
         let mut first = vec![0u32; points + 1];
         for &(a, b, _) in edges {
@@ -60,13 +60,13 @@ impl Graph {
         Self { first, neighbours }
     }
 
-    /// A point's neighbours.
+    /// Neighbours of a point.
     pub(super) fn neighbours(&self, point: u32) -> &[(u32, EdgeKind)] {
         let range = self.first[point as usize] as usize..self.first[point as usize + 1] as usize;
         &self.neighbours[range]
     }
 
-    /// The class of every point in the coarsest equitable partition that keeps the colours apart.
+    /// Class of every point in the coarsest equitable partition that refines the colours.
     pub(super) fn classes(&self, colours: &[u32]) -> Vec<u32> {
         let mut partition = Partition::new(colours);
         let mut counts = vec![0u64; colours.len()];
@@ -93,13 +93,13 @@ impl Graph {
 }
 
 struct Partition {
-    /// The points, class after class.
+    /// Points, sorted by class.
     points: Vec<u32>,
-    /// Where each point stands there.
+    /// Position of each point in `points`.
     place: Vec<u32>,
     class: Vec<u32>,
     classes: Vec<Class>,
-    /// Classes by which others have yet to be split.
+    /// Classes that are still to be used as splitters.
     splitters: Vec<u32>,
 }
 
@@ -107,7 +107,7 @@ struct Partition {
 struct Class {
     start: u32,
     len: u32,
-    /// Whether it is among the splitters.
+    /// True if it is among the splitters.
     splits: bool,
 }
 
@@ -132,7 +132,7 @@ impl Partition {
         Self { points, place, class, classes, splitters }
     }
 
-    /// Splits every class by its points' counts; those that are not listed count nothing.
+    /// Splits every class by its points' counts; points not in `counted` have count 0.
     fn split(&mut self, counted: &mut [u32], counts: &[u64]) {
         counted.sort_unstable_by_key(|&point| {
             (self.class[point as usize], counts[point as usize], point)
@@ -150,7 +150,7 @@ impl Partition {
         }
     }
 
-    /// Splits one class: `listed` are its points that count anything, by count.
+    /// Splits one class; `listed` are its points with non-zero count, sorted by count.
     fn split_class(&mut self, class: u32, listed: &[u32], counts: &[u64]) {
         let Class { start, len, .. } = self.classes[class as usize];
         let silent = len - listed.len() as u32;
@@ -159,8 +159,8 @@ impl Partition {
         if silent == 0 && count(listed[0]) == count(listed[listed.len() - 1]) {
             return;
         }
-        // The listed ones move behind the silent ones, which stay as one part. Each swap leaves one
-        // where it belongs and moves only others that have yet to come or that are silent.
+        // Moves listed points behind those with count 0, which stay one part. Each swap puts one
+        // point in its final position and moves only points that are still to come or have count 0.
         for (index, &point) in listed.iter().enumerate().rev() {
             self.swap(self.place[point as usize], start + silent + index as u32);
         }
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(Graph::new(0, &[]).classes(&[]), Vec::<u32>::new());
     }
 
-    /// Tells points apart by their neighbours' classes, over and over, until nothing changes.
+    /// Distinguishes points by their neighbours' classes repeatedly until nothing changes.
     fn by_definition(graph: &Graph, colours: &[u32]) -> Vec<u32> {
         let mut class = colours.to_vec();
         loop {

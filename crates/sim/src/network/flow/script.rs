@@ -1,48 +1,49 @@
-//! What the parties of an exchange send each other, round by round, whoever they are.
+//! Messages between the parties of an exchange, round by round, independent of concrete ranks.
 //!
-//! An *actor* is a member of a group in one of the rings that the group's vector is dealt to; most
-//! exchanges have one ring. It starts its sends of a round when all of its own messages of earlier
-//! rounds are through: nothing else holds it back, so that parts of a group may be rounds apart.
+//! An *actor* is a member of a group in one of the rings over which the group's vector is
+//! distributed; most exchanges have one ring. It starts its sends of a round when all of its own
+//! messages of earlier rounds have completed. Nothing else delays it, so parts of a group may be
+//! rounds apart.
 //!
-//! **Shapes.** Rounds of most algorithms look alike: all 2(P−1) of a ring's all_reduce have the same
-//! sends. Each distinct round is kept once, as a *shape*.
+//! **Shapes.** Rounds of most algorithms are alike: all 2(P−1) rounds of a ring's all_reduce have
+//! the same sends. Each distinct round is stored once, as a *shape*.
 //!
-//! **Sizes.** Chunks of an uneven cut differ by a block. Every message counts as the largest of its
-//! kind, that of the first chunks: no time is too short, an even cut is exact, and equal steps stay
-//! equal, which folding needs.
+//! **Sizes.** Chunks of an uneven split differ by one block. Every message counts as the largest of
+//! its kind, that of the first chunks. No time is too short, an even split is exact, and equal
+//! steps stay equal, as folding requires.
 
 use crate::network::Vector;
-use paceline_plan::collective::{Action, Chunks, Cut, Pattern, Peers};
+use paceline_plan::collective::{Action, Chunking, Chunks, Pattern, Peers};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A pattern of messages between actors.
+/// Pattern of messages between actors.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Script {
-    /// What each actor is.
+pub(crate) struct RoundScript {
+    /// Function of each actor.
     pub(super) parties: Vec<Party>,
     /// Distinct rounds.
     pub(super) shapes: Vec<Vec<Send>>,
-    /// The shape of every round.
+    /// Shape of every round.
     pub(super) rounds: Vec<u32>,
-    /// Into how many chunks a vector is cut.
+    /// Number of chunks of a vector.
     chunks: u32,
-    /// Among how many rings it is dealt out.
+    /// Number of rings over which the vector is distributed.
     rings: u32,
-    /// Distinct sizes of messages.
+    /// Distinct message sizes.
     sizes: Vec<Chunks>,
 }
 
-/// On whose behalf an actor acts.
+/// Function of an actor in an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Party {
-    /// A member of a collective.
+    /// Member of a collective.
     Member,
-    /// The sender of a message.
+    /// Sender of a message.
     Sender,
-    /// The receiver of a message.
+    /// Receiver of a message.
     Receiver,
-    /// A server that answers by itself: no op of a program waits for it.
+    /// Asynchronous server: no op of a program waits for it.
     Server,
 }
 
@@ -51,33 +52,33 @@ pub(crate) enum Party {
 pub(super) struct Send {
     pub(super) from: u32,
     pub(super) to: u32,
-    /// Position among the script's sizes.
+    /// Index among the script's sizes.
     pub(super) size: u32,
-    /// Which links it crosses.
+    /// Part of the route that it crosses.
     pub(super) via: Via,
 }
 
-/// Which part of the way between two actors a message takes.
+/// Part of the route between two actors that a message takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Via {
-    /// All of it.
+    /// The whole route.
     Through,
-    /// Up to the switch between them, which sums.
+    /// Up to the reducing switch between them.
     Up,
-    /// Down from it.
+    /// Down from that switch.
     Down,
 }
 
-/// Steps beyond which a collective is not written down.
+/// Maximum number of steps for which a collective is expanded.
 const MAX_STEPS: u64 = 1 << 29;
 
-impl Script {
-    /// A collective dealt out to rings, each given as the member at each place; `None` if it has
-    /// too many steps to write down.
+impl RoundScript {
+    /// Expands a collective over rings, each given as the member at each position; `None` if it has
+    /// too many steps.
     pub(super) fn collective(pattern: &Pattern, rings: &[Vec<u32>]) -> Option<Self> {
         let ranks = pattern.ranks();
         let all = ranks.checked_mul(rings.len() as u32)?;
-        // Those of a root are as many as anybody's.
+        // The root has as many steps as any rank.
         let steps = pattern.steps(pattern.root()).len() as u64;
         if steps.saturating_mul(all.into()) > MAX_STEPS {
             return None;
@@ -90,7 +91,7 @@ impl Script {
         Some(script)
     }
 
-    /// One message; actor 0 sends it to actor 1.
+    /// Script of one message from actor 0 to actor 1.
     pub(crate) fn message(from: Party, to: Party) -> Self {
         let mut script = Self::empty(vec![from, to], 1);
         let size = script.size(Chunks::all(1));
@@ -98,8 +99,8 @@ impl Script {
         script
     }
 
-    /// A message that `ways` senders hold whole: each sends its part to its receiver, and the
-    /// receivers gather the parts around a ring. The senders are the first actors.
+    /// Script of a message that `ways` senders all hold: each sends its part to its receiver, and
+    /// the receivers gather the parts around a ring. The senders are the first actors.
     pub(crate) fn sliced_message(ways: u32) -> Self {
         let mut parties = vec![Party::Sender; ways as usize];
         parties.extend(vec![Party::Receiver; ways as usize]);
@@ -114,14 +115,14 @@ impl Script {
         script
     }
 
-    /// What each size comes to for a vector.
+    /// Bytes of each size for a vector.
     pub(crate) fn bytes(&self, vector: &Vector) -> Vec<f64> {
-        let cut = Cut { elements: vector.elements, chunks: self.chunks, block: vector.block };
+        let cut = Chunking { elements: vector.elements, chunks: self.chunks, block: vector.block };
         let scale = vector.element.as_f64() / f64::from(self.rings.max(1));
         self.sizes.iter().map(|&chunks| cut.elements_in(chunks) as f64 * scale).collect()
     }
 
-    /// How many messages the distinct rounds have.
+    /// Number of messages of the distinct rounds.
     pub(super) fn transfers(&self) -> usize {
         self.shapes.iter().map(Vec::len).sum()
     }
@@ -131,8 +132,8 @@ impl Script {
         Self { parties, shapes, rounds, chunks, rings: 1, sizes }
     }
 
-    /// The number of a size: that of so many chunks at such distances, wherever they start. The
-    /// first chunks, and the first piece of each, are never smaller than others.
+    /// Index of a size, independent of the first chunk. The first chunks, and the first piece of
+    /// each, are never smaller than others.
     fn size(&mut self, chunks: Chunks) -> u32 {
         let first = Chunks { first: 0, piece: 0, ..chunks };
         let known = self.sizes.iter().position(|&size| size == first);
@@ -142,7 +143,7 @@ impl Script {
         }) as u32
     }
 
-    /// One more round.
+    /// Appends a round.
     fn push(&mut self, round: Vec<Send>) {
         let known = self.shapes.iter().position(|shape| *shape == round);
         let shape = known.unwrap_or_else(|| {
@@ -152,8 +153,8 @@ impl Script {
         self.rounds.push(shape as u32);
     }
 
-    /// Tells rounds apart by a fingerprint of their sends, so that no more of them is held at once
-    /// than one rank's.
+    /// Identifies rounds by a fingerprint of their sends, so that only one rank's sends are in
+    /// memory at a time.
     fn shapes_of(&mut self, plays: &[Play]) -> Vec<u32> {
         let mut prints: Vec<u128> = Vec::new();
         for (index, play) in plays.iter().enumerate() {
@@ -176,7 +177,7 @@ impl Script {
         prints.into_iter().map(&mut shape).collect()
     }
 
-    /// Writes down the first round of every shape.
+    /// Expands the first round of every shape.
     fn fill(&mut self, plays: &[Play]) {
         let shapes = self.rounds.iter().max().map_or(0, |&last| last as usize + 1);
         let mut first: Vec<Option<u32>> = vec![None; shapes];
@@ -200,38 +201,41 @@ impl Script {
     }
 }
 
-/// An odd number of 128 random-looking bits: those of the golden ratio, as for hashing by
-/// multiplication (Knuth, "The Art of Computer Programming", volume 3, section 6.4).
+/// Odd 128-bit multiplier with random-looking bits: those of the golden ratio, as for
+/// multiplicative hashing (Knuth, "The Art of Computer Programming", volume 3, section 6.4).
 const FINGERPRINT: u128 = 0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835;
 
-/// What a run of rings does.
+/// Pattern of a range of rings.
 struct Play {
     pattern: Pattern,
     rings: Range<u32>,
 }
 
 impl Play {
-    /// Names every send of every place: round, from, to, what and which way.
+    /// Visits every send of every position: round, sender, receiver, chunks and route part.
     ///
-    /// A switch that sums passes on what it has as it comes: its ranks send up and receive down at
-    /// once. As a message has two ends, each of both goes around the ranks at the switch.
+    /// A reducing switch forwards data as it arrives: its ranks send up and receive down
+    /// concurrently. A message needs two ends, so each up and each down message is directed at a
+    /// neighbour among the ranks at the switch.
     fn sends(&self, mut each: impl FnMut(u32, u32, u32, Chunks, Via)) {
         for me in 0..self.pattern.ranks() {
             for step in self.pattern.steps(me) {
                 match step.action {
-                    // What is lent crosses the same links when the peer reads it.
-                    Action::Send { to, chunks } | Action::Lend { to, chunks } => {
+                    // Lent data crosses the same links when the peer reads it.
+                    Action::Send { to, chunks }
+                    | Action::Lend { to, chunks }
+                    | Action::Write { to, chunks } => {
                         each(step.round, me, to, chunks, Via::Through);
                     }
                     Action::Offer { to, chunks } => {
-                        each(step.round, me, beside(to, me, 1), chunks, Via::Up);
+                        each(step.round, me, neighbour(to, me, 1), chunks, Via::Up);
                     }
                     Action::Take { from, chunks } => {
                         let last = from.count.saturating_sub(1);
-                        each(step.round, beside(from, me, last), me, chunks, Via::Down);
+                        each(step.round, neighbour(from, me, last), me, chunks, Via::Down);
                     }
-                    // The sender's side says it all. Sums and copies inside a device run at many
-                    // times the network's rate.
+                    // Covered by the sender's side. Sums and copies inside a device run at many
+                    // times the network bandwidth.
                     Action::Recv { .. }
                     | Action::Read { .. }
                     | Action::Fold { .. }
@@ -242,13 +246,13 @@ impl Play {
     }
 }
 
-/// The rank so many places after one, around those at a switch.
-fn beside(peers: Peers, me: u32, places: u32) -> u32 {
+/// Rank `places` positions after `me`, cyclically among those at a switch.
+fn neighbour(peers: Peers, me: u32, places: u32) -> u32 {
     let at = (me - peers.first) / peers.stride.max(1);
     peers.first + (at + places) % peers.count.max(1) * peers.stride
 }
 
-/// What each ring does: all the same, unless a root stands at another place in each.
+/// Pattern of each ring: the same for all, unless the root has a different position in each.
 fn plays(pattern: &Pattern, rings: &[Vec<u32>]) -> Option<Vec<Play>> {
     let all = rings.len() as u32;
     if !pattern.kind().has_root() || all < 2 {
@@ -271,61 +275,61 @@ fn plays(pattern: &Pattern, rings: &[Vec<u32>]) -> Option<Vec<Play>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paceline_plan::collective::{Algorithm, CollectiveKind, Order};
+    use paceline_plan::collective::{Algorithm, CollectiveKind, SummationOrder};
     use paceline_plan::units::Bytes;
     use proptest::prelude::*;
 
     fn pattern(kind: CollectiveKind, algorithm: Algorithm, ranks: u32, root: u32) -> Pattern {
-        Pattern::new(kind, algorithm, Order::Free, ranks, root)
-            .or_else(|_| Pattern::new(kind, Algorithm::Auto, Order::Free, ranks, root))
+        Pattern::new(kind, algorithm, SummationOrder::Free, ranks, root)
+            .or_else(|_| Pattern::new(kind, Algorithm::Auto, SummationOrder::Free, ranks, root))
             .unwrap()
     }
 
     #[test]
     fn rounds_that_look_alike_are_kept_once() {
         let ring = pattern(CollectiveKind::AllReduce, Algorithm::Ring, 100, 0);
-        let script = Script::collective(&ring, &[(0..100).collect()]).unwrap();
+        let script = RoundScript::collective(&ring, &[(0..100).collect()]).unwrap();
         assert_eq!((script.shapes.len(), script.rounds.len()), (1, 198));
         assert_eq!(script.transfers(), 100);
         let halving = pattern(CollectiveKind::AllReduce, Algorithm::HalvingDoubling, 16, 0);
-        let script = Script::collective(&halving, &[(0..16).collect()]).unwrap();
+        let script = RoundScript::collective(&halving, &[(0..16).collect()]).unwrap();
         assert_eq!((script.shapes.len(), script.rounds.len()), (4, 8), "doubling is halving back");
     }
 
     #[test]
     fn uneven_chunks_count_as_the_largest() {
         let ring = pattern(CollectiveKind::AllGather, Algorithm::Ring, 4, 0);
-        let script = Script::collective(&ring, &[(0..4).collect()]).unwrap();
+        let script = RoundScript::collective(&ring, &[(0..4).collect()]).unwrap();
         assert_eq!(script.bytes(&Vector::of_bytes(Bytes(10))), [3.0]);
-        let two = Script::collective(&ring, &[vec![0, 1, 2, 3], vec![1, 0, 3, 2]]).unwrap();
+        let two = RoundScript::collective(&ring, &[vec![0, 1, 2, 3], vec![1, 0, 3, 2]]).unwrap();
         assert_eq!(two.bytes(&Vector::of_bytes(Bytes(16))), [2.0], "each ring has its share");
     }
 
     #[test]
     fn a_sliced_message_is_sent_in_parts_and_gathered() {
-        let script = Script::sliced_message(4);
+        let script = RoundScript::sliced_message(4);
         assert_eq!((script.shapes.len(), script.rounds.len()), (2, 4));
         assert_eq!(script.bytes(&Vector::of_bytes(Bytes(400))), [100.0]);
         assert_eq!(script.parties[3..5], [Party::Sender, Party::Receiver]);
     }
 
-    /// The place of a root differs from ring to ring; the member does not.
+    /// The root's position differs from ring to ring; the member does not.
     #[test]
     fn rings_turn_around_their_root() {
         let chain = pattern(CollectiveKind::Broadcast, Algorithm::Ring, 4, 1);
         let rings = [vec![0, 1, 2, 3], vec![1, 0, 3, 2]];
-        let script = Script::collective(&chain, &rings).unwrap();
+        let script = RoundScript::collective(&chain, &rings).unwrap();
         let first: Vec<u32> = script.shapes[0].iter().map(|send| send.from).collect();
         assert_eq!(first, [1, 4], "place 1 of the first ring and place 0 of the second");
     }
 
     proptest! {
-        /// Shapes and rounds say what the pattern's steps say.
+        /// Shapes and rounds reproduce the pattern's steps.
         #[test]
         fn a_script_is_its_pattern(
             kind in proptest::sample::select(CollectiveKind::ALL.to_vec()),
             algorithm in proptest::sample::select(vec![
-                "ring", "halving-doubling", "direct", "ps:2", "tree", "multi-ring:2", "read-reduce",
+                "ring", "halving-doubling", "direct", "ps:2", "tree", "multi-ring:2", "shared-memory",
                 "hierarchical:ring:ring/2", "partitioned", "naive", "overlapped"
             ]),
             ranks in 1u32..20,
@@ -333,8 +337,8 @@ mod tests {
             bytes in 0u64..100_000,
         ) {
             let pattern = pattern(kind, algorithm.parse().unwrap(), ranks, root % ranks);
-            let script = Script::collective(&pattern, &[(0..ranks).collect()]).unwrap();
-            let cut = Cut { elements: bytes, chunks: pattern.chunks(), block: 1 };
+            let script = RoundScript::collective(&pattern, &[(0..ranks).collect()]).unwrap();
+            let cut = Chunking { elements: bytes, chunks: pattern.chunks(), block: 1 };
             let sizes = script.bytes(&Vector::of_bytes(Bytes(bytes)));
             let mut written: Vec<(u32, u32, u32)> = Vec::new();
             for (round, &shape) in script.rounds.iter().enumerate() {
@@ -344,7 +348,9 @@ mod tests {
             let mut meant: Vec<(u32, u32, u32)> = Vec::new();
             for me in 0..ranks {
                 for step in pattern.steps(me) {
-                    let (Action::Send { to, chunks } | Action::Lend { to, chunks }) = step.action
+                    let (Action::Send { to, chunks }
+                    | Action::Lend { to, chunks }
+                    | Action::Write { to, chunks }) = step.action
                     else {
                         continue;
                     };

@@ -1,9 +1,9 @@
-//! What is known in closed form, what the analytic backend says, and that folding changes nothing.
+//! Closed forms, agreement with the analytic backend, and invariance under folding.
 
 use super::jobs::{Job, Work, run};
 use super::*;
 use crate::cluster::{Dimension, DimensionKind, GraphLink, Tree, preset};
-use paceline_plan::collective::{Algorithm, CollectiveKind, Order};
+use paceline_plan::collective::{Algorithm, CollectiveKind, SummationOrder};
 use paceline_plan::units::BytesPerSec;
 use proptest::prelude::*;
 
@@ -48,7 +48,7 @@ fn message(from: u32, to: u32, bytes: u64) -> Job {
 
 fn collective(kind: CollectiveKind, algorithm: Algorithm, members: &[Rank], bytes: u64) -> Job {
     let size = members.len() as u32;
-    let pattern = Pattern::new(kind, algorithm, Order::Free, size, 0).unwrap();
+    let pattern = Pattern::new(kind, algorithm, SummationOrder::Free, size, 0).unwrap();
     let vector = Vector::of_bytes(Bytes(bytes));
     Job::new(Work::Collective { pattern, members: members.to_vec(), vector })
 }
@@ -87,7 +87,7 @@ fn flows_over_one_link_share_it_equally() {
     }
 }
 
-/// Two messages through one port, one of them half as long: until it ends, both get half.
+/// Two messages through one port, one half as long: both get half until the shorter one ends.
 #[test]
 fn who_stays_gets_what_others_leave() {
     let cluster = switch(3);
@@ -140,7 +140,7 @@ fn jobs_that_make_no_sense_are_told() {
     assert!(alone(&cluster, message(0, 1, u64::MAX)) > 1e9);
 }
 
-/// Where every link carries the same and nothing else is under way, both backends agree.
+/// With uniform link loads and no other traffic, both backends agree.
 #[test]
 fn uniform_collectives_take_what_the_analytic_backend_says() {
     for size in [2u32, 3, 4, 8, 30, 32] {
@@ -171,7 +171,7 @@ fn uniform_collectives_take_what_the_analytic_backend_says() {
     }
 }
 
-/// Patarasuk and Yuan (2009), section 3, on a ring of wires.
+/// Patarasuk and Yuan (2009), section 3, on a physical ring.
 #[test]
 fn a_ring_on_a_ring_is_exact() {
     let (size, bytes) = (16u32, 16u64 << 20);
@@ -189,7 +189,7 @@ fn two_rings_on_the_same_links_take_twice_as_long() {
     for end in ends(&cluster, &[job.clone(), job.clone()]) {
         close(end, 2.0 * one);
     }
-    // In the other direction there are links of their own.
+    // The other direction has separate links.
     let backwards: Vec<Rank> = (0..8).rev().map(Rank).collect();
     let other = collective(AllReduce, Algorithm::Ring, &backwards, 8 << 20);
     for end in ends(&cluster, &[job, other]) {
@@ -197,7 +197,7 @@ fn two_rings_on_the_same_links_take_twice_as_long() {
     }
 }
 
-/// Two all_reduces of different groups meet on the fabric and nowhere else: across hosts each gets half.
+/// Two all_reduces of different groups share only the fabric: across hosts each gets half.
 #[test]
 fn collectives_of_different_groups_contend_where_they_meet() {
     let mut cluster = preset::get("dgx-a100:4").unwrap();
@@ -215,14 +215,14 @@ fn collectives_of_different_groups_contend_where_they_meet() {
     for end in ends(&cluster, &[job(0), job(2)]) {
         close(end, one);
     }
-    // What comes later shares only what is left of the first.
+    // A later job shares the link only with the rest of the first.
     let later = Job { start: Seconds(one / 2.0), ..job(1) };
     let both = ends(&cluster, &[job(0), later]);
     close(both[0], 1.5 * one);
     close(both[1], 2.0 * one);
 }
 
-/// Everyone's vector goes up once and the sum comes down once, at the same time.
+/// Each rank's vector goes up once and the sum comes down once, concurrently.
 #[test]
 fn a_switch_that_sums_takes_one_vector_of_time() {
     let cluster = switch(8);
@@ -234,7 +234,7 @@ fn a_switch_that_sums_takes_one_vector_of_time() {
     }
 }
 
-/// All of P−1 parts pass each device's port.
+/// P−1 parts pass each device's port.
 #[test]
 fn all_to_all_through_a_switch_is_bound_by_the_port() {
     for size in [4u32, 16, 64] {
@@ -244,7 +244,7 @@ fn all_to_all_through_a_switch_is_bound_by_the_port() {
     }
 }
 
-/// A server takes in P vectors of N bytes at B a second and sends as many back.
+/// A server receives P vectors of N bytes at B bytes per second and sends as many back.
 #[test]
 fn a_single_server_is_as_slow_as_its_port() {
     let (size, bytes) = (9u32, 1u64 << 20);
@@ -258,7 +258,7 @@ fn a_single_server_is_as_slow_as_its_port() {
     close(alone(&switch(size), job), one_way);
 }
 
-/// Four hosts of four under leaves of two hosts: what crosses shares an eighth of the ports.
+/// Four hosts of four under leaves of two hosts: crossing traffic gets an eighth of a port.
 #[test]
 fn an_oversubscribed_uplink_is_shared_by_all_that_cross_it() {
     let mut cluster =
@@ -297,7 +297,7 @@ fn a_ring_over_hosts_uses_every_nic_that_the_group_has() {
     close(alone(&cluster, job), expected);
 }
 
-/// Half of a halving's messages meet inside a host and do not wait for the other half.
+/// Halving-doubling messages inside a host do not wait for those between hosts.
 #[test]
 fn halving_over_hosts_takes_what_the_analytic_backend_says() {
     let cluster = preset::get("dgx-a100:4").unwrap();
@@ -306,8 +306,8 @@ fn halving_over_hosts_takes_what_the_analytic_backend_says() {
     close(alone(&cluster, job), expected);
 }
 
-/// Messages around a ring of 8 in both directions load every link alike, so that the average that
-/// the analytic backend takes is what happens, except that short ways end early.
+/// Messages around a ring of 8 in both directions load every link equally, so the analytic
+/// backend's average is exact, except that short routes end early.
 #[test]
 fn spreading_around_a_ring_is_bound_by_its_links() {
     let mut cluster = ring(8);
@@ -332,7 +332,7 @@ fn the_seam_answers_for_one_thing_at_a_time() {
     let (flow, plain) = (Flow::new(&cluster), Analytic::new(&cluster));
     let inside = |network: &dyn Network| network.message(Rank(0), Rank(5), Bytes(1 << 20)).unwrap();
     assert_eq!(inside(&flow), inside(&plain));
-    let pattern = Pattern::new(AllReduce, Algorithm::Ring, Order::Free, 8, 0).unwrap();
+    let pattern = Pattern::new(AllReduce, Algorithm::Ring, SummationOrder::Free, 8, 0).unwrap();
     let vector = Vector::of_bytes(Bytes(8_000_000));
     let time = |network: &dyn Network| network.collective(&pattern, &ranks(0..8), &vector);
     close(time(&flow).unwrap().0, time(&plain).unwrap().0);
@@ -342,7 +342,8 @@ fn the_seam_answers_for_one_thing_at_a_time() {
 
 #[test]
 fn absurdly_large_groups_are_refused_and_not_followed() {
-    let pattern = Pattern::new(AllReduce, Algorithm::Ring, Order::Free, 1 << 20, 0).unwrap();
+    let pattern =
+        Pattern::new(AllReduce, Algorithm::Ring, SummationOrder::Free, 1 << 20, 0).unwrap();
     let cluster = switch(1 << 20);
     let vector = Vector::of_bytes(Bytes(1 << 30));
     let members = ranks(0..1 << 20);
@@ -350,7 +351,7 @@ fn absurdly_large_groups_are_refused_and_not_followed() {
     assert_eq!(told, FlowError::TooManyMessages);
 }
 
-/// A thousand devices on a switch are one class, and a ring has one message in each round.
+/// 256 devices on a switch form one class, and a ring has one message in each round.
 #[test]
 fn what_is_alike_is_simulated_once() {
     let job = collective(AllReduce, Algorithm::Ring, &ranks(0..256), 256 << 10);
@@ -365,7 +366,7 @@ fn what_is_alike_is_simulated_once() {
     assert!(messages <= 2 * 63 * 8, "{messages}");
 }
 
-/// Networks on which not everything is alike.
+/// Networks with asymmetries.
 fn networks() -> impl Strategy<Value = Cluster> {
     let torus = |shape: Vec<u32>, wrap| {
         let size = shape.iter().product();
@@ -406,7 +407,7 @@ fn jobs() -> impl Strategy<Value = Vec<Job>> {
         "ps:2",
         "tree",
         "multi-ring:2",
-        "read-reduce",
+        "shared-memory",
         "hierarchical:ring:halving-doubling/2",
         "torus:3x4",
     ]);
@@ -420,7 +421,7 @@ fn jobs() -> impl Strategy<Value = Vec<Job>> {
     let group =
         (kind, algorithm, members, 0u64..1 << 22).prop_map(|(kind, how, members, bytes)| {
             let size = members.len() as u32;
-            let how = if Pattern::new(kind, how, Order::Free, size, 0).is_ok() {
+            let how = if Pattern::new(kind, how, SummationOrder::Free, size, 0).is_ok() {
                 how
             } else {
                 Algorithm::Auto
@@ -442,7 +443,7 @@ fn jobs() -> impl Strategy<Value = Vec<Job>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Folded and unfolded agree, and both do to the bit with themselves.
+    /// Folded and unfolded runs agree, and folded runs are bitwise reproducible.
     #[test]
     fn folding_changes_nothing(cluster in networks(), jobs in jobs()) {
         let (folded, few) = run(&cluster, &jobs, Folding::On).unwrap();
@@ -454,7 +455,7 @@ proptest! {
         prop_assert_eq!(folded, run(&cluster, &jobs, Folding::On).unwrap().0);
     }
 
-    /// No job is faster for having company, and none beats what its busiest rank must move.
+    /// No job is faster with concurrent jobs, and none beats the bound set by its busiest rank.
     #[test]
     fn nothing_is_faster_than_its_ports(
         size in 2u32..13,
@@ -463,7 +464,7 @@ proptest! {
         ],
         parts in 0u64..1 << 12,
     ) {
-        // Any group cuts this evenly.
+        // Divisible by every group size used.
         let bytes = parts * 27720;
         let cluster = switch(size);
         let job = collective(AllReduce, algorithm, &ranks(0..size), bytes);
@@ -472,7 +473,7 @@ proptest! {
         let bound = counts.rounds as f64 * LATENCY + counts.bytes_sent_per_rank_max.0 as f64 / RATE;
         let time = alone(&cluster, job.clone());
         prop_assert!(time >= bound * (1.0 - 1e-9), "{time} under {bound}");
-        // Where some have a round to wait out, those ahead of them share their links.
+        // If some ranks wait out a round, ranks ahead of them share their links.
         if algorithm != Algorithm::HalvingDoubling || size.is_power_of_two() {
             prop_assert!(time <= analytic(&cluster, &job) * (1.0 + 1e-9));
         }

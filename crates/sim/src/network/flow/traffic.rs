@@ -1,52 +1,52 @@
-//! Every exchange that may be under way: which script is played by which ranks.
+//! All possible exchanges: the script of each and the ranks that run it.
 
 use super::FlowError;
 use super::rails::rails;
-use super::script::{Party, Script};
+use super::script::{Party, RoundScript};
 use crate::cluster::Cluster;
 use crate::network::Vector;
 use paceline_plan::collective::Pattern;
 use paceline_plan::ids::Rank;
 
-/// Ranks and the exchanges between them. An exchange that takes place many times, with vectors of
-/// any size, stands here once.
+/// Ranks and the exchanges between them. An exchange that occurs many times, with vectors of any
+/// size, is stored once.
 #[derive(Debug)]
 pub(crate) struct Traffic<'c> {
     pub(super) cluster: &'c Cluster,
-    /// In rising order.
+    /// In ascending order.
     pub(super) ranks: Vec<Rank>,
     pub(super) exchanges: Vec<Exchange>,
-    pub(super) scripts: Vec<Script>,
-    /// What each script was written from.
+    pub(super) scripts: Vec<RoundScript>,
+    /// Source of each script.
     sources: Vec<Source>,
     transfers: usize,
 }
 
-/// A script and who plays it.
+/// Script and the ranks that run it.
 #[derive(Clone, Debug)]
 pub(super) struct Exchange {
     pub(super) script: u32,
     /// Exchanges that may take place at different times have different marks and are never folded
-    /// into one.
+    /// together.
     pub(super) mark: u32,
-    /// By actor.
+    /// Rank of each actor.
     pub(super) ranks: Vec<Rank>,
 }
 
-/// What makes two exchanges play the same script.
+/// Key under which exchanges share a script.
 #[derive(Clone, Debug, PartialEq)]
 enum Source {
-    /// A collective, and where the root stands in each ring.
+    /// A collective, and the position of the root in each ring.
     Collective(Pattern, Vec<u32>),
     Message(Party, Party),
     Sliced(u32),
 }
 
-/// The most messages that distinct rounds of all exchanges may have: some gigabytes.
+/// Maximum number of messages in the distinct rounds of all exchanges: a few gigabytes.
 const MAX_TRANSFERS: usize = 1 << 24;
 
 impl<'c> Traffic<'c> {
-    /// No traffic between these ranks.
+    /// Creates traffic between these ranks, initially without exchanges.
     pub(crate) fn new(cluster: &'c Cluster, mut ranks: Vec<Rank>) -> Self {
         ranks.sort_unstable();
         ranks.dedup();
@@ -54,13 +54,13 @@ impl<'c> Traffic<'c> {
         Self { cluster, ranks, exchanges, scripts, sources, transfers: 0 }
     }
 
-    /// What it takes place on.
+    /// Cluster on which the traffic takes place.
     pub(crate) fn cluster(&self) -> &'c Cluster {
         self.cluster
     }
 
-    /// A collective among ranks, in the group's order; says under which number. Exchanges of one
-    /// mark take place at the same times.
+    /// Adds a collective among `members`, in group order, and returns its number. Exchanges with
+    /// the same mark take place at the same times.
     pub(crate) fn collective(
         &mut self,
         mark: u32,
@@ -74,13 +74,13 @@ impl<'c> Traffic<'c> {
             false => 0,
         });
         let source = Source::Collective(*pattern, roots.collect());
-        let script = self.script(source, || Script::collective(pattern, &rings))?;
+        let script = self.script(source, || RoundScript::collective(pattern, &rings))?;
         let places = rings.iter().flatten();
         let ranks = places.filter_map(|&member| members.get(member as usize).copied()).collect();
         self.push(mark, script, ranks)
     }
 
-    /// A message; says under which number.
+    /// Adds a message and returns its number.
     pub(crate) fn message(
         &mut self,
         mark: u32,
@@ -88,11 +88,11 @@ impl<'c> Traffic<'c> {
         (to, receiver): (Rank, Party),
     ) -> Result<u32, FlowError> {
         let source = Source::Message(sender, receiver);
-        let script = self.script(source, || Some(Script::message(sender, receiver)))?;
+        let script = self.script(source, || Some(RoundScript::message(sender, receiver)))?;
         self.push(mark, script, vec![from, to])
     }
 
-    /// A message that all senders hold whole and all receivers need whole; says under which number.
+    /// Adds a message that all senders hold and all receivers need in full; returns its number.
     pub(crate) fn sliced_message(
         &mut self,
         mark: u32,
@@ -102,21 +102,22 @@ impl<'c> Traffic<'c> {
         let ways = senders.len().min(receivers.len());
         let ranks = [&senders[..ways], &receivers[..ways]].concat();
         let ways = ways as u32;
-        let script = self.script(Source::Sliced(ways), || Some(Script::sliced_message(ways)))?;
+        let script =
+            self.script(Source::Sliced(ways), || Some(RoundScript::sliced_message(ways)))?;
         self.push(mark, script, ranks)
     }
 
-    /// What the messages of an exchange come to for a vector, by the script's sizes.
+    /// Message bytes of an exchange for a vector, by the script's sizes.
     pub(crate) fn bytes(&self, exchange: u32, vector: &Vector) -> Vec<f64> {
         self.scripts[self.exchanges[exchange as usize].script as usize].bytes(vector)
     }
 
-    /// The script of an exchange: what [`Traffic::bytes`] depends on beside the vector.
+    /// Script of an exchange; [`Traffic::bytes`] depends only on it and the vector.
     pub(crate) fn script_of(&self, exchange: u32) -> u32 {
         self.exchanges[exchange as usize].script
     }
 
-    /// Where a rank stands among the ranks.
+    /// Index of a rank among the ranks.
     pub(super) fn place(&self, rank: Rank) -> u32 {
         self.ranks.binary_search(&rank).unwrap_or(0) as u32
     }
@@ -124,7 +125,7 @@ impl<'c> Traffic<'c> {
     fn script(
         &mut self,
         source: Source,
-        write: impl FnOnce() -> Option<Script>,
+        write: impl FnOnce() -> Option<RoundScript>,
     ) -> Result<u32, FlowError> {
         let known = self.sources.iter().position(|known| *known == source);
         if let Some(script) = known {
@@ -137,7 +138,7 @@ impl<'c> Traffic<'c> {
     }
 
     fn push(&mut self, mark: u32, script: u32, ranks: Vec<Rank>) -> Result<u32, FlowError> {
-        // Actors that send nothing take room too.
+        // Actors that send nothing also take memory.
         self.transfers += self.scripts[script as usize].transfers().max(ranks.len());
         if self.transfers > MAX_TRANSFERS {
             return Err(FlowError::TooManyMessages);

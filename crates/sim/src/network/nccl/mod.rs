@@ -1,20 +1,20 @@
-//! What NCCL makes of a collective: which algorithm and protocol it picks, and how long they take.
+//! NCCL model: its choice of algorithm and protocol for a collective, and the resulting time.
 //!
-//! A plan that leaves the algorithm open is run by the library that the software uses. NCCL lays
-//! rings and trees over the links it finds ([`topology`], [`rings`]), predicts the time of each
-//! algorithm in each protocol from a table of constants ([`tuning`]), and takes the quickest. Here
-//! the same choice is made from the same constants; the time of what was chosen then follows from
-//! how it works ([`timing`]), because NCCL's own prediction is made for ranking only and leaves out
-//! what all candidates share.
+//! A plan that leaves the algorithm open is run by the software's communication library. NCCL
+//! builds rings and trees over the links it finds ([`topology`], [`rings`]), predicts the time of
+//! each algorithm and protocol from a table of constants ([`tuning`]), and takes the fastest. This
+//! module makes the same choice from the same constants. The time of the chosen candidate then
+//! follows from its implementation ([`timing`]), because NCCL's own prediction is for ranking only
+//! and omits what all candidates share.
 //!
-//! The cluster's description gives links, rates and memory. Everything else is a property of NCCL
-//! or of a GPU generation: nothing here belongs to a number of GPUs, a message size or a table of
-//! measurements.
+//! The cluster description gives links, bandwidths and memory. Everything else is a property of
+//! NCCL or of a GPU generation: nothing here is specific to a number of GPUs, a message size or a
+//! table of measurements.
 //!
-//! **What is left to exact steps.** Algorithms that NCCL does not have (halving-doubling, direct
-//! all_reduce, parameter servers), sums in canonical order, and groups inside hosts that are
-//! neither a switch nor a graph of direct links: [`Analytic`] times these. A ring that the plan asks
-//! for by name is NCCL's ring, as `NCCL_ALGO=Ring` would have it.
+//! **Left to exact steps.** [`Analytic`] times algorithms that NCCL does not have
+//! (halving-doubling, direct all_reduce, parameter servers), sums in canonical order, and groups
+//! inside hosts that are neither a switch nor a graph of direct links. A ring that the plan names
+//! explicitly is NCCL's ring, as with `NCCL_ALGO=Ring`.
 
 mod rings;
 mod timing;
@@ -23,14 +23,14 @@ mod tuning;
 
 use super::{Analytic, Network, NoPath, Vector};
 use crate::cluster::Cluster;
-use paceline_plan::collective::{Algorithm, CollectiveKind, Order, Pattern};
+use paceline_plan::collective::{Algorithm, CollectiveKind, Pattern, SummationOrder};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
 use timing::Job;
 use topology::Topology;
 use tuning::{Protocol, START};
 
-/// Times from the topology and from how NCCL uses it.
+/// Network model based on the topology and NCCL's use of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Nccl<'c> {
     cluster: &'c Cluster,
@@ -38,15 +38,15 @@ pub struct Nccl<'c> {
 }
 
 impl<'c> Nccl<'c> {
-    /// NCCL on a cluster, or `None` where it does not run: on devices that are no GPUs.
+    /// Creates the NCCL model of a cluster; `None` if its devices are not GPUs.
     ///
-    /// GPUs are told by their units for f16 products, which neither CPUs nor TPUs have.
+    /// GPUs are recognised by their f16 matrix units, which neither CPUs nor TPUs have.
     pub fn new(cluster: &'c Cluster) -> Option<Self> {
         cluster.device.peak.f16?;
         Some(Self { cluster, steps: Analytic::new(cluster) })
     }
 
-    /// Messages of a collective that NCCL writes as sends and receives: one launch for all.
+    /// Time of a collective that NCCL implements as sends and receives: one launch for all.
     fn messages(
         &self,
         pattern: &Pattern,
@@ -99,7 +99,7 @@ impl Network for Nccl<'_> {
     ) -> Result<Seconds, NoPath> {
         let (kind, order) = (pattern.kind(), pattern.order());
         let is_ring = pattern.algorithm() == Algorithm::Ring && has_rings(kind);
-        let in_any_order = order == Order::Free || !kind.reduces();
+        let in_any_order = order == SummationOrder::Free || !kind.reduces();
         if is_ring && in_any_order {
             self.timed(pattern, members, vector, true)
         } else {
@@ -121,7 +121,7 @@ impl Network for Nccl<'_> {
     }
 }
 
-/// Whether NCCL has a kernel of its own for a kind. The others are sends and receives to it.
+/// Returns true if NCCL has a kernel for a kind; the others are sends and receives.
 const fn has_rings(kind: CollectiveKind) -> bool {
     match kind {
         CollectiveKind::AllReduce

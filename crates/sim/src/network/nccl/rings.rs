@@ -1,27 +1,26 @@
-//! How many rings fit into a host whose GPUs are wired to each other: a hybrid cube mesh and the
-//! like.
+//! Number of rings that fit into a host with directly connected GPUs, such as a hybrid cube mesh.
 //!
 //! A ring visits every member once over NVLinks, and no two rings use the same link in the same
-//! direction. A ring around one way leaves room for its mirror image around the other way, so rings
-//! are packed as closed walks over undirected links, each of which counts as two rings. This is the
-//! search of `src/graph/search.cc` (`ncclTopoSearchRec`) with its result in closed form.
+//! direction. A ring in one direction leaves room for its mirror image in the other. Rings are
+//! therefore packed as closed walks over undirected links, each of which counts as two rings. This
+//! is the search of `src/graph/search.cc` (`ncclTopoSearchRec`) with its result in closed form.
 //!
-//! Where direct links close no ring, as among the first five GPUs of a DGX-1, a hop may pass
-//! through another member's memory (`PATH_NVB` in `src/graph/topo.h`).
+//! If direct links close no ring, as among the first five GPUs of a DGX-1, a hop may pass through
+//! another member's memory (`PATH_NVB` in `src/graph/topo.h`).
 
 use crate::cluster::{Dimension, GraphLink};
 
-/// The rings among the devices at these places: how many, and what all of them carry together in
-/// bytes a second. `None` if no ring reaches all.
+/// Returns the number of rings among the devices at these positions and their total bandwidth in
+/// bytes per second; `None` if no ring reaches all.
 pub(super) fn pack(
     places: &[u32],
     links: &[GraphLink],
     dimension: &Dimension,
 ) -> Option<(u32, f64)> {
-    let wires = Wires::among(places, links, dimension);
+    let wires = LinkMatrix::among(places, links, dimension);
     let (rings, slowest) = match places.len() {
         0 | 1 => return None,
-        // There and back over the same link, which is one ring and its own mirror image.
+        // There and back over the same link: one ring that is its own mirror image.
         2 => (wires.width[1], wires.rate[1]),
         _ => {
             let direct = wires.most_walks(false).map(|found| (found, 1.0));
@@ -33,36 +32,36 @@ pub(super) fn pack(
     (rings > 0).then(|| (rings, slowest * f64::from(rings)))
 }
 
-/// What a hop through a third GPU's memory leaves of the links.
+/// Fraction of link bandwidth left for a hop through a third GPU's memory.
 ///
 /// The sender writes there and the receiver reads from there (`p2pSendSetup` in
-/// `src/transport/p2p.cc`). A read takes a flit of 16 bytes for its request, on the very direction in
-/// which the ring's own data leaves the receiver: 128 bytes of data then take ten flits in place of
+/// `src/transport/p2p.cc`). A read takes a 16-byte flit for its request, in the same direction in
+/// which the ring's own data leaves the receiver. 128 bytes of data then take ten flits instead of
 /// nine (eight of data and a header; Foley and Danskin, "Ultra-Performance Pascal GPU and NVLink
 /// Interconnect", IEEE Micro 37(2), 2017).
 const RELAYED: f64 = 9.0 / 10.0;
 
-/// How often the search may extend a walk before it is content with what it has. A host of eight
+/// Maximum number of walk extensions before the search accepts its best result. A host of eight
 /// needs a few thousand.
-const PATIENCE: u32 = 200_000;
+const MAX_EXTENSIONS: u32 = 200_000;
 
-/// The most closed walks that were found, and the slowest link that any of them uses.
+/// Largest number of closed walks found, and the slowest link that any of them uses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Found {
     walks: u32,
     slowest: f64,
 }
 
-/// The links between members, as a matrix.
-struct Wires {
+/// Links between members, as a matrix.
+struct LinkMatrix {
     members: usize,
-    /// How many links in parallel.
+    /// Number of parallel links.
     width: Vec<u32>,
-    /// What one of them carries.
+    /// Bandwidth of one of them.
     rate: Vec<f64>,
 }
 
-impl Wires {
+impl LinkMatrix {
     fn among(places: &[u32], links: &[GraphLink], dimension: &Dimension) -> Self {
         let members = places.len();
         let mut wires = Self {
@@ -82,7 +81,7 @@ impl Wires {
         wires
     }
 
-    /// The largest set of closed walks that share no link.
+    /// Finds the largest set of closed walks that share no link.
     fn most_walks(&self, relays: bool) -> Option<Found> {
         let degree = |member: usize| {
             self.width[member * self.members..][..self.members]
@@ -99,32 +98,31 @@ impl Wires {
             done: Vec::new(),
             slowest: f64::INFINITY,
             best: None,
-            patience: PATIENCE,
+            timeout: MAX_EXTENSIONS,
         };
         search.extend();
         search.best
     }
 }
 
-/// A depth-first search for closed walks, one after the other.
+/// Depth-first search for closed walks, one after the other.
 struct Search<'a> {
-    wires: &'a Wires,
+    wires: &'a LinkMatrix,
     relays: bool,
-    /// No more walks than this can pass the member with the fewest links.
+    /// Maximum number of walks through the member with the fewest links.
     bound: u32,
     free: Vec<u32>,
-    /// The walk being laid, from member 0.
+    /// Current walk, from member 0.
     walk: Vec<usize>,
-    /// The walks laid so far. Each comes after the one before it in alphabetical order, or is the
-    /// same, so that no set is tried twice.
+    /// Completed walks, in lexicographic order (duplicates allowed), so that no set is tried twice.
     done: Vec<Vec<usize>>,
     slowest: f64,
     best: Option<Found>,
-    patience: u32,
+    timeout: u32,
 }
 
 impl Search<'_> {
-    /// Lays the walk being laid one hop further in every possible way.
+    /// Extends the current walk by one hop in every possible way.
     fn extend(&mut self) {
         let here = *self.walk.last().unwrap_or(&0);
         if self.walk.len() == self.wires.members {
@@ -137,13 +135,13 @@ impl Search<'_> {
         }
     }
 
-    /// Goes from one member to another: over their own link, or through a third.
+    /// Hops from one member to another: over their own link, or through a third.
     fn hop(&mut self, from: usize, to: usize) {
         let enough = self.best.is_some_and(|best| best.walks >= self.bound);
-        if enough || self.patience == 0 {
+        if enough || self.timeout == 0 {
             return;
         }
-        self.patience -= 1;
+        self.timeout -= 1;
         if self.is_free(from, to) {
             self.over(&[(from, to)], to);
         }
@@ -155,7 +153,7 @@ impl Search<'_> {
         }
     }
 
-    /// Takes links, goes on from there, and gives them back.
+    /// Takes links, continues the search from there, and releases them.
     fn over(&mut self, links: &[(usize, usize)], to: usize) {
         let before = self.slowest;
         for &(a, b) in links {
@@ -175,7 +173,7 @@ impl Search<'_> {
         self.slowest = before;
     }
 
-    /// Counts a walk that came back to its start, and begins the next.
+    /// Counts a walk that returned to its start, and begins the next.
     fn close(&mut self) {
         if self.done.last().is_some_and(|last| *last > self.walk) {
             return;
@@ -216,8 +214,8 @@ mod tests {
         pack(places, links, dimension)
     }
 
-    /// Six links a GPU make six rings of all eight. With fewer GPUs, the one with the fewest links
-    /// to the others sets the number.
+    /// Six links per GPU give six rings of all eight. With fewer GPUs, the one with the fewest
+    /// links to the others limits the number.
     #[test]
     fn a_cube_mesh_has_as_many_rings_as_its_poorest_member_has_links() {
         let mesh = cube_mesh();
@@ -254,7 +252,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the graph, the search ends, and the rings fit into every member's links.
+        /// For any graph, the search terminates, and the rings fit into every member's links.
         #[test]
         fn rings_never_exceed_what_a_member_has(
             members in 3u32..10,

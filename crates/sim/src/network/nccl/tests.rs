@@ -10,25 +10,30 @@ fn ranks(range: std::ops::Range<u32>) -> Vec<Rank> {
     range.map(Rank).collect()
 }
 
-fn pattern(kind: CollectiveKind, algorithm: Algorithm, order: Order, ranks: usize) -> Pattern {
+fn pattern(
+    kind: CollectiveKind,
+    algorithm: Algorithm,
+    order: SummationOrder,
+    ranks: usize,
+) -> Pattern {
     Pattern::new(kind, algorithm, order, ranks as u32, 0).unwrap()
 }
 
-/// The time of a collective whose algorithm is left to NCCL.
+/// Time of a collective whose algorithm is left to NCCL.
 fn open(cluster: &Cluster, kind: CollectiveKind, members: &[Rank], bytes: u64) -> f64 {
-    let pattern = pattern(kind, Algorithm::Auto, Order::Free, members.len());
+    let pattern = pattern(kind, Algorithm::Auto, SummationOrder::Free, members.len());
     let vector = Vector::of_bytes(Bytes(bytes));
     Nccl::new(cluster).unwrap().delegated(&pattern, members, &vector).unwrap().0
 }
 
-/// The time of a collective by NCCL's ring.
+/// Time of a collective with NCCL's ring.
 fn ring(cluster: &Cluster, kind: CollectiveKind, members: &[Rank], bytes: u64) -> f64 {
-    let pattern = pattern(kind, Algorithm::Ring, Order::Free, members.len());
+    let pattern = pattern(kind, Algorithm::Ring, SummationOrder::Free, members.len());
     let vector = Vector::of_bytes(Bytes(bytes));
     Nccl::new(cluster).unwrap().collective(&pattern, members, &vector).unwrap().0
 }
 
-/// What nccl-tests calls the bus bandwidth of an all_reduce.
+/// Bus bandwidth of an all_reduce, as defined by nccl-tests.
 fn bus(members: usize, bytes: u64, time: f64) -> f64 {
     let n = members as f64;
     bytes as f64 * 2.0 * (n - 1.0) / n / time
@@ -66,8 +71,8 @@ fn a_cube_mesh_is_as_fast_as_its_rings() {
     assert!(rings(5) > 1.5 && rings(5) < 2.0, "through GPU 0's memory");
 }
 
-/// "Machine Learning Engineering" (Bekman), network chapter: 8 H100s reach 480 GB/s with reductions
-/// in the switch and 361 to 367 GB/s without.
+/// "Machine Learning Engineering" (Bekman), network chapter: 8 H100s reach 480 GB/s with in-switch
+/// reduction and 361 to 367 GB/s without.
 #[test]
 fn switches_of_the_third_generation_reduce() {
     let cluster = preset::get("dgx-h100").unwrap();
@@ -111,9 +116,9 @@ fn what_nccl_does_not_have_is_timed_by_its_steps() {
     let (nccl, steps) = (Nccl::new(&cluster).unwrap(), Analytic::new(&cluster));
     let (members, vector) = (ranks(0..16), Vector::of_bytes(Bytes(1 << 24)));
     let kind = CollectiveKind::AllReduce;
-    let mut exact = vec![pattern(kind, Algorithm::Direct, Order::Canonical, 16)];
+    let mut exact = vec![pattern(kind, Algorithm::Direct, SummationOrder::Canonical, 16)];
     for algorithm in [Algorithm::HalvingDoubling, Algorithm::Direct] {
-        exact.push(pattern(kind, algorithm, Order::Free, 16));
+        exact.push(pattern(kind, algorithm, SummationOrder::Free, 16));
     }
     for pattern in exact {
         let times = [&nccl as &dyn Network, &steps]
@@ -122,7 +127,7 @@ fn what_nccl_does_not_have_is_timed_by_its_steps() {
     }
     let mut ring = cluster.clone();
     ring.dimensions[0].kind = crate::cluster::DimensionKind::Ring;
-    let pattern = pattern(kind, Algorithm::Ring, Order::Free, 16);
+    let pattern = pattern(kind, Algorithm::Ring, SummationOrder::Free, 16);
     let exact = Analytic::new(&ring).collective(&pattern, &members, &vector).unwrap();
     assert_eq!(Nccl::new(&ring).unwrap().collective(&pattern, &members, &vector), Ok(exact));
 }
@@ -146,7 +151,7 @@ fn messages_cost_a_launch() {
     assert!(((time(8, 1 << 30) - time(8, 0)) * nic / f64::from(1 << 30) - 1.0).abs() < 1e-9);
     let members = ranks(0..16);
     let all = open(&cluster, CollectiveKind::AllToAll, &members, 1 << 20);
-    let pattern = pattern(CollectiveKind::AllToAll, Algorithm::Direct, Order::Free, 16);
+    let pattern = pattern(CollectiveKind::AllToAll, Algorithm::Direct, SummationOrder::Free, 16);
     let vector = Vector::of_bytes(Bytes(1 << 20));
     let steps = Analytic::new(&cluster).collective(&pattern, &members, &vector).unwrap().0;
     assert!(all > steps && all < steps + 20e-6);
@@ -156,20 +161,20 @@ fn messages_cost_a_launch() {
 fn ranks_outside_the_cluster_are_named() {
     let cluster = preset::get("dgx-a100").unwrap();
     let nccl = Nccl::new(&cluster).unwrap();
-    let pattern = pattern(CollectiveKind::AllReduce, Algorithm::Auto, Order::Free, 2);
+    let pattern = pattern(CollectiveKind::AllReduce, Algorithm::Auto, SummationOrder::Free, 2);
     let vector = Vector::of_bytes(Bytes(1));
     let error = nccl.delegated(&pattern, &[Rank(1), Rank(9)], &vector).unwrap_err();
     assert_eq!(error.to_string(), "rank 1 has no way to rank 9 on this cluster");
 }
 
-/// The library is asked where the plan leaves the choice open, and only there.
+/// The library is consulted only if the plan leaves the choice open.
 #[test]
 fn plans_say_where_the_library_may_choose() {
     let model = built_in::get("gpt-1.7b").unwrap().unwrap();
     let cluster = preset::get("dgx-a100").unwrap();
     let base =
         Strategy { dp: 8, leaves: 8, global_batch: 8, seq: model.seq, ..Strategy::default() };
-    let differs = |order: Order, collective: Algorithm| {
+    let differs = |order: SummationOrder, collective: Algorithm| {
         let strategy = Strategy { order, collective, ..base.clone() };
         let plan = lower(&model, &strategy).unwrap();
         let time = |library: Library| {
@@ -178,14 +183,14 @@ fn plans_say_where_the_library_may_choose() {
         };
         time(Library::Steps) != time(Library::Nccl)
     };
-    assert!(differs(Order::Free, Algorithm::Auto));
-    assert!(differs(Order::Free, Algorithm::Ring));
-    assert!(!differs(Order::Free, Algorithm::HalvingDoubling));
-    assert!(!differs(Order::Canonical, Algorithm::Auto));
+    assert!(differs(SummationOrder::Free, Algorithm::Auto));
+    assert!(differs(SummationOrder::Free, Algorithm::Ring));
+    assert!(!differs(SummationOrder::Free, Algorithm::HalvingDoubling));
+    assert!(!differs(SummationOrder::Canonical, Algorithm::Auto));
 }
 
 proptest! {
-    /// Whatever the group and the size: a time, never shorter than the links allow.
+    /// For any group and size, the time is finite and never shorter than the links allow.
     #[test]
     fn no_choice_beats_the_links(
         hosts in 1u32..5,
@@ -204,7 +209,7 @@ proptest! {
             return Ok(());
         }
         prop_assert!(time >= START);
-        // Every rank receives all that it did not have, over at most all of its links.
+        // Every rank receives all data it did not have, over at most all of its links.
         let links = if name == "dgx1-v100" { 6.0 } else { 1.0 };
         let n = members.len() as f64;
         let least = bytes as f64 * (n - 1.0) / n / (links * cluster.dimensions[0].achievable().0);

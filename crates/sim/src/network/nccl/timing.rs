@@ -1,43 +1,43 @@
-//! How long a collective takes in each algorithm and protocol, and which of them NCCL takes.
+//! Time of a collective in each algorithm and protocol, and NCCL's choice between them.
 //!
-//! Symbols: n ranks on N hosts with g on each; S bytes, the whole vector also where a rank holds a
-//! part; B what the rings carry together. A ring has `steps` steps, 2(n−1) for all_reduce and n−1
+//! Symbols: n ranks on N hosts with g on each; S bytes, the full vector even if a rank holds a
+//! shard; B total bandwidth of the rings. A ring has `steps` steps, 2(n−1) for all_reduce and n−1
 //! for its halves, and moves `steps`/n of S through every link.
 //!
-//! NCCL ranks candidates by *latency + S/rate*, both from its table (`ncclTopoTuneModel`). What the
-//! chosen one really takes has four more parts, which follow from how its kernels work:
+//! NCCL ranks candidates by *latency + S/rate*, both from its table (`ncclTopoTuneModel`). The
+//! actual time of the chosen one has four more parts, which follow from its kernels:
 //!
-//! - **Start** ([`START`]): launching and meeting.
+//! - **Start** ([`START`]): launch and synchronisation.
 //! - **Rounds.** In LL and LL128 the threads of a channel load, wait for flags and store in rounds
-//!   of fixed size. The next rank can go on when it has a round, so each step costs a round at the
-//!   channel's own rate beside the hop; the rest of a chunk follows while that one works.
-//! - **Slices.** In Simple, data is seen a slice at a time. All channels behind a switch share the
-//!   same links and run in step, so the first slice is on its way with nothing to hide behind: a
+//!   of fixed size. The next rank can proceed once it has a round, so each step costs a round at
+//!   the channel's own rate in addition to the hop; the rest of a chunk follows meanwhile.
+//! - **Slices.** In Simple, data becomes visible one slice at a time. All channels behind a switch
+//!   share the same links and run in lockstep, so the transfer of the first slice is exposed: a
 //!   slice at a channel's share of B.
-//! - **The last copy.** The last part that a rank receives is only copied to its place: S/n at the
-//!   rate of memory, while the links are idle.
+//! - **The last copy.** The last part that a rank receives is only copied into place: S/n at memory
+//!   bandwidth, while the links are idle.
 //!
-//! The last two vanish where every ring has links of its own (a cube mesh): the two channels of such
-//! a ring take turns, and while one waits or copies, the other has the links.
+//! The last two vanish if every ring has dedicated links (a cube mesh): the two channels of such a
+//! ring alternate, and while one waits or copies, the other uses the links.
 
 use super::topology::Topology;
 use super::tuning::{self, IN_SWITCH, Protocol, RING, START, TREE};
 use paceline_plan::collective::CollectiveKind;
 
-/// A collective on a topology.
+/// Collective on a topology.
 pub(super) struct Job<'a> {
     pub(super) kind: CollectiveKind,
-    /// Of the whole vector.
+    /// Bytes of the full vector.
     pub(super) bytes: f64,
     pub(super) topology: &'a Topology,
 }
 
-/// One candidate, in seconds.
+/// Candidate algorithm and protocol, times in seconds.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
-    /// What NCCL thinks it takes; this decides.
+    /// Time predicted by NCCL; decides the choice.
     ranked: f64,
-    /// What it takes.
+    /// Modelled actual time.
     time: f64,
 }
 
@@ -45,20 +45,19 @@ struct Candidate {
 /// with eight bytes of data each.
 const LL_ROUND: f64 = 512.0 * 8.0;
 
-/// The same in LL128: 640 threads (`NCCL_LL128_MAX_NTHREADS`) with eight words of eight bytes
-/// (`NCCL_LL128_SHMEM_ELEMS_PER_THREAD`), a sixteenth of them flags.
+/// Bytes per round in LL128: 640 threads (`NCCL_LL128_MAX_NTHREADS`) with eight words of eight
+/// bytes (`NCCL_LL128_SHMEM_ELEMS_PER_THREAD`), a sixteenth of them flags.
 const LL128_ROUND: f64 = 640.0 * 64.0 * Protocol::LL128_PAYLOAD;
 
-/// The most bytes that are seen at once in Simple: a quarter of a channel's buffer of 4 MiB
-/// (`DEFAULT_BUFFSIZE` in `src/init.cc`; `ALLREDUCE_SLICESTEPS` of `NCCL_STEPS`). Smaller chunks are
-/// two slices.
+/// Maximum slice in Simple, in bytes: a quarter of a channel's buffer of 4 MiB (`DEFAULT_BUFFSIZE`
+/// in `src/init.cc`; `ALLREDUCE_SLICESTEPS` of `NCCL_STEPS`). Smaller chunks are two slices.
 const SLICE: f64 = 1048576.0;
 
-/// What rings get of the links in LL128, as NCCL ranks them.
+/// Fraction of link bandwidth that NCCL's ranking assumes for rings in LL128.
 const RANKED_LL128: f64 = 0.92;
 
 impl Job<'_> {
-    /// The time of the candidate that NCCL takes.
+    /// Time of the candidate that NCCL chooses.
     pub(super) fn time(&self, rings_only: bool) -> f64 {
         let rings = Protocol::ALL.map(|protocol| self.ring(protocol));
         let trees = Protocol::ALL.map(|protocol| self.tree(protocol));
@@ -96,8 +95,8 @@ impl Job<'_> {
             }
             Protocol::Simple => (links, links),
         };
-        let hop = if hosts > 1 { RING.hop_beside_network(protocol) } else { RING.hop(protocol) };
-        // With one GPU a host there is no hop inside it to hide behind.
+        let hop = if hosts > 1 { RING.hop_with_network(protocol) } else { RING.hop(protocol) };
+        // With one GPU per host there is no hop inside the host to hide behind.
         let network = if per_host > 1 { &RING } else { &TREE }.network(protocol);
         let mut latency = RING.base(protocol) + (steps - far_steps) * hop + far_steps * network;
         let flat = protocol == Protocol::Simple && self.kind == CollectiveKind::AllReduce;
@@ -113,10 +112,10 @@ impl Job<'_> {
         Candidate { ranked: latency + moved / ranked, time }
     }
 
-    /// A double binary tree over hosts, whose members stand in a chain inside each host.
+    /// Double binary tree over hosts, with members in a chain inside each host.
     fn tree(&self, protocol: Protocol) -> Candidate {
         let Topology { generation, hosts, per_host, across, .. } = *self.topology;
-        // Between two hosts every byte goes once each way, which is half of what rings send.
+        // Between two hosts every byte is sent once in each direction, half of what rings send.
         let (links, most) = match (across, hosts) {
             (Some(across), 0..=2) if per_host > 1 => (self.topology.inside_rate(), across),
             (Some(_) | None, _) => (self.topology.ring_rate(), f64::INFINITY),
@@ -139,10 +138,10 @@ impl Job<'_> {
         Candidate { ranked, time: START + ranked + (hops + levels) * self.round(protocol) }
     }
 
-    /// Reductions inside NVSwitches, and over hosts a tree of their results.
+    /// Reduction inside NVSwitches, with a tree of the results over hosts.
     ///
-    /// Of every byte, the owner of its part asks the switch, which reads it from all g GPUs and
-    /// answers with the sum; the owner hands that back, and the switch writes it to all. A GPU thus
+    /// For every byte, the owner of its part asks the switch, which reads it from all g GPUs and
+    /// returns the sum. The owner sends the sum back, and the switch writes it to all. A GPU thus
     /// sends all of its vector once and its part a second time: (1 + 1/g) S.
     fn in_switch(&self) -> Option<Candidate> {
         let Topology { generation, hosts, per_host, across, .. } = *self.topology;
@@ -162,7 +161,7 @@ impl Job<'_> {
         2.0 * f64::from(self.topology.hosts.max(1).ilog2())
     }
 
-    /// What a step waits for beside the hop.
+    /// Time that a step waits in addition to the hop.
     fn round(&self, protocol: Protocol) -> f64 {
         let generation = self.topology.generation;
         match protocol {
@@ -172,7 +171,7 @@ impl Job<'_> {
         }
     }
 
-    /// What is exposed of the first slice and of the last copy.
+    /// Exposed time of the first slice and of the last copy.
     fn slice_and_copy(&self, protocol: Protocol) -> f64 {
         let Topology { ranks, inside, across, copy, .. } = *self.topology;
         let (Protocol::Simple, Some(inside), None) = (protocol, inside, across) else { return 0.0 };

@@ -1,4 +1,4 @@
-//! What NCCL finds when it looks at where a group stands: rings inside each host, NICs between.
+//! Topology of a group as NCCL detects it: rings inside each host, NICs between hosts.
 
 use super::super::analytic::fewest_in_a_unit;
 use super::rings;
@@ -7,46 +7,45 @@ use crate::cluster::{Cluster, Device, DimensionKind};
 use crate::network::NoPath;
 use paceline_plan::ids::Rank;
 
-/// A group's links as NCCL uses them. A host is a unit of the innermost dimension, so that a rack
-/// whose GPUs share one NVLink domain counts as one, as it does for NCCL.
+/// Links of a group as NCCL uses them. A host is a unit of the innermost dimension, so a rack whose
+/// GPUs share one NVLink domain counts as one host, as it does for NCCL.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Topology {
     pub(super) generation: Generation,
     pub(super) ranks: u32,
     pub(super) hosts: u32,
-    /// Members on the host with the fewest.
+    /// Number of members on the host with the fewest.
     pub(super) per_host: u32,
-    /// The rings inside hosts; none where every host has one member.
+    /// Rings inside hosts; `None` if every host has one member.
     pub(super) inside: Option<Inside>,
-    /// What the rings over hosts carry together, in bytes a second; none inside one host.
+    /// Total bandwidth of the rings over hosts, in bytes per second; `None` inside one host.
     pub(super) across: Option<f64>,
-    /// The rate at which a device copies in its own memory, counting a byte read and written once.
+    /// Rate of copies within a device's memory, counting a byte read and written once.
     pub(super) copy: f64,
 }
 
-/// The rings inside a host.
+/// Rings inside a host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Inside {
-    /// What all of them carry together, in bytes a second.
+    /// Total bandwidth of the rings, in bytes per second.
     pub(super) rate: f64,
-    /// How many rings there are.
+    /// Number of rings.
     pub(super) rings: u32,
-    /// Whether a switch joins the GPUs, so that all rings run over the same links.
+    /// True if a switch connects the GPUs, so that all rings use the same links.
     pub(super) switch: bool,
 }
 
-/// The rate of the rings that NCCL lays over a switch, in bytes a second: it looks for as many as
-/// the links carry at this rate (`speedArray` in `src/graph/search.cc`, `SM80_NVLINK_BW` in
-/// `topo.h`).
+/// Bandwidth of one ring over a switch, in bytes per second: NCCL searches for as many rings as the
+/// links carry at this rate (`speedArray` in `src/graph/search.cc`, `SM80_NVLINK_BW` in `topo.h`).
 const RING_ON_A_SWITCH: f64 = 20e9;
 
-/// Each ring is given two channels (`ncclTopoPostset` in `src/graph/connect.cc`), of which there are
-/// at most 32 (`MAXCHANNELS` in `src/include/devcomm.h`).
+/// Maximum number of rings: each gets two channels (`ncclTopoPostset` in `src/graph/connect.cc`),
+/// of which there are at most 32 (`MAXCHANNELS` in `src/include/devcomm.h`).
 const MOST_RINGS: u32 = 16;
 
 impl Topology {
-    /// How a group's members are joined, or `None` where the description has no links that NCCL
-    /// lays rings over.
+    /// Finds the links between a group's members; `None` if the description has no links that NCCL
+    /// builds rings over.
     pub(super) fn of(cluster: &Cluster, members: &[Rank]) -> Result<Option<Self>, NoPath> {
         let Some(inner) = cluster.dimensions.first() else { return Ok(None) };
         let size = u64::from(inner.size.max(1));
@@ -61,7 +60,7 @@ impl Topology {
         for unit in sorted.chunk_by(|a, b| host(a) == host(b)).filter(|unit| unit.len() > 1) {
             let places: Vec<u32> =
                 unit.iter().map(|rank| (u64::from(rank.0) % size) as u32).collect();
-            if cluster.is_even() && seen.contains(&places) {
+            if cluster.is_homogeneous() && seen.contains(&places) {
                 continue;
             }
             let Some(found) = inside_host(cluster, unit, &places)? else { return Ok(None) };
@@ -84,17 +83,17 @@ impl Topology {
         }))
     }
 
-    /// What a ring through all members carries: that of its narrowest part.
+    /// Bandwidth of rings through all members: that of the narrowest part.
     pub(super) fn ring_rate(&self) -> f64 {
         self.inside_rate().min(self.across.unwrap_or(f64::INFINITY))
     }
 
-    /// What rings inside a host carry; no limit where there are none.
+    /// Bandwidth of rings inside a host; infinite if there are none.
     pub(super) fn inside_rate(&self) -> f64 {
         self.inside.map_or(f64::INFINITY, |inside| inside.rate)
     }
 
-    /// How many rings there are: as many as inside a host, or as NICs that lead out of it.
+    /// Number of rings: as many as inside a host, or as many as NICs leaving it.
     pub(super) fn rings(&self) -> f64 {
         let rings = match (self.across, self.inside) {
             (None, Some(inside)) => inside.rings,
@@ -104,9 +103,9 @@ impl Topology {
     }
 }
 
-/// The device of a group that the others wait for: the one whose memory is slowest.
+/// Slowest device of a group: the one with the lowest memory bandwidth.
 fn slowest_device<'c>(cluster: &'c Cluster, members: &[Rank]) -> &'c Device {
-    if cluster.uneven.kinds.is_empty() {
+    if cluster.heterogeneity.kinds.is_empty() {
         return &cluster.device;
     }
     let devices = members.iter().map(|&rank| cluster.device_of(rank));
@@ -114,12 +113,12 @@ fn slowest_device<'c>(cluster: &'c Cluster, members: &[Rank]) -> &'c Device {
     devices.min_by(|a, b| rate(a).total_cmp(&rate(b))).unwrap_or(&cluster.device)
 }
 
-/// The rings among the members on one host.
+/// Rings among the members on one host.
 fn inside_host(cluster: &Cluster, unit: &[Rank], places: &[u32]) -> Result<Option<Inside>, NoPath> {
     let dimension = &cluster.dimensions[0];
     match &dimension.kind {
         DimensionKind::Switch => Ok(narrowest(cluster, around(unit), &[1.0])?.map(|rate| {
-            // Finite and positive, and cut to a small number: it cannot be lost in the cast.
+            // Finite, positive and clamped to a small number: the cast is lossless.
             let wanted = (rate / RING_ON_A_SWITCH).round().clamp(1.0, f64::from(MOST_RINGS));
             Inside { rate, rings: wanted as u32, switch: true }
         })),
@@ -136,10 +135,10 @@ fn inside_host(cluster: &Cluster, unit: &[Rank], places: &[u32]) -> Result<Optio
     }
 }
 
-/// What one ring through each NIC of a host carries to the next host, all of them together.
+/// Total bandwidth to the next host of one ring through each NIC of a host.
 ///
-/// As [`super::Analytic`] has it: between units of a dimension, a ring is as wide as the fewest
-/// members that a unit has, because NCCL rotates one ring for each of their NICs.
+/// As in [`super::Analytic`]: between units of a dimension, a ring is as wide as the smallest
+/// number of members in a unit, because NCCL rotates one ring for each of their NICs.
 fn across_hosts(cluster: &Cluster, members: &[Rank]) -> Result<Option<f64>, NoPath> {
     let mut unit: u64 = 1;
     let mut widths = Vec::new();
@@ -152,12 +151,12 @@ fn across_hosts(cluster: &Cluster, members: &[Rank]) -> Result<Option<f64>, NoPa
     narrowest(cluster, around(members).filter(leaves), &widths)
 }
 
-/// Every member with the one after it, and the last with the first.
+/// Pairs every member with its successor, and the last with the first.
 fn around(members: &[Rank]) -> impl Iterator<Item = (Rank, Rank)> {
     members.iter().copied().zip(members.iter().copied().cycle().skip(1))
 }
 
-/// The rate of the slowest of these ways, each as wide as its dimension's rings are.
+/// Bandwidth of the slowest of these paths, each scaled by the ring width of its dimension.
 fn narrowest(
     cluster: &Cluster,
     ways: impl Iterator<Item = (Rank, Rank)>,

@@ -1,87 +1,86 @@
-//! NCCL's constants: latencies by algorithm and protocol, and what a channel carries on each
-//! generation of GPUs.
+//! NCCL's constants: latencies by algorithm and protocol, and channel bandwidth by GPU generation.
 //!
-//! All are from `src/graph/tuning.cc` of NVIDIA/nccl, which keeps latencies in microseconds and
-//! rates in GB/s. Latencies inside a host are those of v2.12.12 (May 2022), when Volta and Ampere
-//! were the devices to tune for. Those across hosts, the Simple protocol's in trees, and everything
-//! about later devices are from v2.30.7, where they were measured again.
+//! All are from `src/graph/tuning.cc` of NVIDIA/nccl, which stores latencies in microseconds and
+//! rates in GB/s. Latencies inside a host are those of v2.12.12 (May 2022), tuned for Volta and
+//! Ampere. Latencies across hosts, those of the Simple protocol in trees, and all constants of
+//! later devices are from v2.30.7, which contains newer measurements.
 
 use crate::cluster::Device;
 
-/// From the last rank's arrival to the first byte: the kernel's launch on every rank and the first
-/// look at each other's flags, in seconds.
+/// Time from the last rank's arrival to the first byte, in seconds: kernel launch on every rank and
+/// the first check of each other's flags.
 ///
-/// NCCL's table has no such constant, because all candidates share it. It is what small messages
-/// take beyond it: an all_reduce of 64 bytes on two hosts of eight A100s takes 38 µs in nccl-tests
-/// with a process per GPU (Oracle Cloud's tutorial on clusters for Horovod), of which the table of
-/// that time explains 28.
+/// NCCL's table has no such constant, because all candidates share it. It is the time of small
+/// messages beyond the table: an all_reduce of 64 bytes on two hosts of eight A100s takes 38 µs in
+/// nccl-tests with one process per GPU (Oracle Cloud's tutorial on clusters for Horovod), of which
+/// the table of that time explains 28.
 pub(super) const START: f64 = 10e-6;
 
-/// How a channel tells its receiver that data has come.
+/// Protocol by which a channel signals to its receiver that data has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
-    /// Every eight bytes carry four of flag: lowest latency, half of the wire or less.
+    /// Every eight bytes carry a four-byte flag: lowest latency, at most half of the bandwidth.
     Ll,
-    /// Every 128 bytes carry eight of flag; only where 128-byte stores arrive whole.
+    /// Every 128 bytes carry an eight-byte flag; requires atomic 128-byte stores.
     Ll128,
-    /// A flag after each slice of data, behind a memory fence: all of the wire, highest latency.
+    /// One flag after each slice of data, behind a memory fence: full bandwidth, highest latency.
     Simple,
 }
 
 impl Protocol {
     pub(super) const ALL: [Self; 3] = [Self::Ll, Self::Ll128, Self::Simple];
 
-    /// The share of 128 bytes that is data.
+    /// Fraction of 128 bytes that is data.
     pub(super) const LL128_PAYLOAD: f64 = 120.0 / 128.0;
 }
 
-/// The latencies of one algorithm, by protocol and in microseconds.
+/// Latencies of one algorithm by protocol, in microseconds.
 pub(super) struct Latencies {
     base: [f64; 3],
     hop: [f64; 3],
     network: [f64; 3],
 }
 
-/// `baseLat`, `hwLat` of NVLink and of the network, for rings.
+/// `baseLat`, and `hwLat` of NVLink and of the network, for rings.
 pub(super) const RING: Latencies =
     Latencies { base: [3.6, 10.0, 8.4], hop: [0.47, 1.9, 3.4], network: [2.7, 4.0, 14.0] };
 
-/// The same for trees.
+/// `baseLat`, and `hwLat` of NVLink and of the network, for trees.
 pub(super) const TREE: Latencies =
     Latencies { base: [4.4, 4.4, 8.4], hop: [0.52, 1.25, 4.0], network: [5.0, 8.5, 14.0] };
 
-/// The latency of a reduction in the switch (`NVLS`), and of a level of the tree over hosts whose
-/// leaves are such reductions (`NVLSTree`).
+/// Latency in seconds of a reduction in the switch (`NVLS`), and of one level of the tree over
+/// hosts whose leaves are such reductions (`NVLSTree`).
 pub(super) const IN_SWITCH: (f64, f64) = (25e-6, 20.9e-6);
 
-/// What posting a step of a ring to a NIC takes at least (`getNetOverhead`); three times that in
-/// the Simple protocol, which posts a flush and a credit beside the data.
+/// Minimum time to post a ring step to a NIC (`getNetOverhead`); three times that in the Simple
+/// protocol, which also posts a flush and a credit.
 const POSTING: f64 = 1e-6;
 
 impl Latencies {
-    /// What the algorithm costs once.
+    /// One-time latency of the algorithm.
     pub(super) const fn base(&self, protocol: Protocol) -> f64 {
         self.base[protocol as usize] * 1e-6
     }
 
-    /// A step between two GPUs of a host.
+    /// Latency of a step between two GPUs of a host.
     pub(super) const fn hop(&self, protocol: Protocol) -> f64 {
         self.hop[protocol as usize] * 1e-6
     }
 
-    /// A step between two GPUs of a host, while other steps go through NICs.
-    pub(super) fn hop_beside_network(&self, protocol: Protocol) -> f64 {
+    /// Latency of a step between two GPUs of a host while other steps go through NICs.
+    pub(super) fn hop_with_network(&self, protocol: Protocol) -> f64 {
         let posts = if protocol == Protocol::Simple { 3.0 } else { 1.0 };
         self.hop(protocol).max(POSTING * posts)
     }
 
-    /// A step between two hosts.
+    /// Latency of a step between two hosts.
     pub(super) const fn network(&self, protocol: Protocol) -> f64 {
         self.network[protocol as usize] * 1e-6
     }
 }
 
-/// A generation of GPUs, as far as NCCL's constants differ.
+/// GPU generations with different NCCL constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Generation {
     Volta,
@@ -91,8 +90,9 @@ pub(super) enum Generation {
 }
 
 impl Generation {
-    /// By the units that each generation added: bf16 with Ampere, fp8 with Hopper. Blackwell added
-    /// smaller types, which no description names, and more than doubled the rate of fp8.
+    /// Derives the generation from the matrix units that each one added: bf16 with Ampere, fp8 with
+    /// Hopper. Blackwell added smaller dtypes, which no description names, and more than doubled
+    /// the rate of fp8.
     pub(super) fn of(device: &Device) -> Self {
         match (device.peak.bf16, device.peak.fp8) {
             (None, _) => Self::Volta,
@@ -102,7 +102,7 @@ impl Generation {
         }
     }
 
-    /// What LL moves at most, all channels together (`llMaxBws`: one host, two, more).
+    /// Maximum bandwidth of LL over all channels (`llMaxBws`: one host, two, more).
     pub(super) fn ll_most(self, hosts: u32) -> f64 {
         let rates: [f64; 3] = match self {
             Self::Volta => [39.0, 39.0, 20.4],
@@ -113,7 +113,7 @@ impl Generation {
         rates[by_hosts(hosts)] * 1e9
     }
 
-    /// What one channel moves in LL: the whole of a host over the channels that its rings have.
+    /// Bandwidth of one channel in LL: that of a host divided by the channels of its rings.
     pub(super) fn ll_channel(self) -> f64 {
         let channels = match self {
             Self::Volta => 12.0,
@@ -123,7 +123,7 @@ impl Generation {
         self.ll_most(1) / channels
     }
 
-    /// What one channel moves in LL128 (`perChMaxRingLL128Bws`).
+    /// Bandwidth of one channel in LL128 (`perChMaxRingLL128Bws`).
     pub(super) const fn ll128_channel(self) -> f64 {
         match self {
             Self::Volta | Self::Ampere => 20e9,
@@ -132,7 +132,7 @@ impl Generation {
         }
     }
 
-    /// What one channel moves as part of a tree (`perChMaxTreeBws`: one host, two, more).
+    /// Bandwidth of one channel in a tree (`perChMaxTreeBws`: one host, two, more).
     pub(super) fn tree_channel(self, hosts: u32) -> f64 {
         let rates: [f64; 3] = match self {
             Self::Volta => [26.5, 18.5, 10.0],
@@ -143,8 +143,8 @@ impl Generation {
         rates[by_hosts(hosts)] * 1e9
     }
 
-    /// The share of the links that reductions inside NVSwitches reach (`nvlsEfficiency`); none
-    /// before its third generation, which came with Hopper.
+    /// Fraction of link bandwidth that reductions inside NVSwitches reach (`nvlsEfficiency`);
+    /// `None` before the third NVSwitch generation, which came with Hopper.
     pub(super) const fn in_switch(self) -> Option<f64> {
         match self {
             Self::Volta | Self::Ampere => None,
@@ -153,8 +153,8 @@ impl Generation {
         }
     }
 
-    /// By how much the Simple protocol's latencies grow in a ring over hosts once its messages fill
-    /// more than one packet ("plateau effect" in `ncclTopoGetAlgoTime`).
+    /// Latency factor of the Simple protocol in a ring over hosts once its messages fill more than
+    /// one packet ("plateau effect" in `ncclTopoGetAlgoTime`).
     pub(super) const fn plateau(self) -> f64 {
         match self {
             Self::Volta => 1.9,
@@ -167,8 +167,8 @@ fn by_hosts(hosts: u32) -> usize {
     hosts.clamp(1, 3) as usize - 1
 }
 
-/// The share of a tree's rate that vectors of medium size reach: by protocol, for 64 bytes and each
-/// doubling of it (`treeCorrectionFactor`); larger ones reach all of it.
+/// Fraction of a tree's rate that medium-sized vectors reach, by protocol, for 64 bytes and each
+/// doubling (`treeCorrectionFactor`); larger ones reach the full rate.
 const TREE_SHARE: [[f64; 23]; 3] = [
     [
         1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8,
@@ -184,7 +184,7 @@ const TREE_SHARE: [[f64; 23]; 3] = [
     ],
 ];
 
-/// The share of a tree's rate that a vector of so many bytes reaches.
+/// Fraction of a tree's rate that a vector of `bytes` bytes reaches.
 pub(super) fn tree_share(protocol: Protocol, bytes: f64) -> f64 {
     let doublings = (bytes / 64.0).max(1.0).log2().floor();
     TREE_SHARE[protocol as usize].get(doublings as usize).copied().unwrap_or(1.0)

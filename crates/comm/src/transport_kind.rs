@@ -1,0 +1,64 @@
+//! Transports by name: the values of `--transport`, of cluster files and of benchmark records.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Implementation that carries messages between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TransportKind {
+    /// Shared memory between ranks of one host, TCP between hosts.
+    Auto,
+    /// Memory of one process whose threads are the ranks.
+    Thread,
+    /// Shared memory between processes of one host.
+    Shm,
+    /// TCP only.
+    Tcp,
+}
+
+impl TransportKind {
+    /// All transports, in the order in which messages list them.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::Thread, Self::Shm, Self::Tcp];
+
+    /// Name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Thread => "thread",
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+impl fmt::Display for TransportKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for TransportKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = Self::ALL.into_iter().find(|kind| kind.name() == text);
+        known.ok_or_else(|| match text {
+            "mpi" => "'mpi' is not available yet; use auto, thread, shm or tcp".to_owned(),
+            _ => format!("unknown transport '{text}'; use auto, thread, shm or tcp"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_parse_back() {
+        for kind in TransportKind::ALL {
+            assert_eq!(kind.to_string().parse(), Ok(kind));
+        }
+        assert!("mpi".parse::<TransportKind>().unwrap_err().contains("not available"));
+        assert!("shmem".parse::<TransportKind>().unwrap_err().contains("use auto, thread"));
+    }
+}
