@@ -1,28 +1,29 @@
-//! Harm of random kinds at random moments to worlds of random shapes: none hangs, every survivor names
-//! a rank, and nothing is left behind.
+//! Random faults at random moments in worlds of random shapes: none hangs, every survivor names a
+//! rank, and nothing is left behind.
 //!
-//! `PACELINE_FAULTS=300 cargo test -p paceline-comm --test campaign -- --nocapture` does more of it than
-//! the usual 30; `PACELINE_FAULTS_SEED` repeats what a seed did.
+//! `PACELINE_FAULTS=300 cargo test -p paceline-comm --test campaign -- --nocapture` runs 300 cases
+//! instead of the default 30; `PACELINE_FAULTS_SEED` repeats the cases of a seed.
 
-use ranks::{HERE, Processes, hub};
+use paceline_comm::rendezvous::RendezvousServer;
+use ranks::{Processes, rendezvous, unused_address};
 use rustix::net::{AddressFamily, Shutdown};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 mod ranks;
 
-/// Not a test by itself: what the started processes do.
+/// Not a test: entry point of the started processes.
 #[test]
 fn a_rank() {
     ranks::take_part();
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014): a good number for each next state.
+/// SplitMix64 random numbers (Steele, Lea and Flood 2014).
 struct Chance(u64);
 
 impl Chance {
@@ -45,30 +46,30 @@ impl Chance {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Harm {
-    /// The process dies.
+    /// The process is killed.
     Kill,
-    /// The process stops.
+    /// The process is stopped.
     Stop,
-    /// One of its connections is cut.
+    /// One of its connections is shut down.
     Cut,
-    /// Something is written into one of its connections that it did not say.
+    /// Garbage is written into one of its connections.
     Garble,
-    /// Strangers send garbage to the hub's port, from before the start; then it dies.
+    /// Unauthenticated peers send garbage to the server's port from the start; then a kill.
     Strangers,
 }
 
 const HARMS: [Harm; 5] = [Harm::Kill, Harm::Stop, Harm::Cut, Harm::Garble, Harm::Strangers];
 
-/// One world, and what is done to it.
+/// One world and the fault injected into it.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     wires: &'static str,
     world: u32,
-    hub_in_0: bool,
+    rendezvous_in_0: bool,
     victim: u32,
     harm: Harm,
     after: Duration,
-    /// Which connection, and what garbage.
+    /// Seed for the choice of connection and garbage.
     luck: u64,
 }
 
@@ -78,7 +79,7 @@ impl Case {
         Self {
             wires: chance.pick(&["shm", "tcp", "auto"]),
             world,
-            hub_in_0: chance.below(3) == 0,
+            rendezvous_in_0: chance.below(3) == 0,
             victim: chance.below(world as usize) as u32,
             harm: chance.pick(&HARMS),
             after: Duration::from_micros(chance.below(60_000) as u64),
@@ -86,14 +87,12 @@ impl Case {
         }
     }
 
-    /// Carries it out; what each rank said at its end, none for one that could not.
+    /// Runs the case; returns each rank's final message, `None` for one that could not send any.
     fn carry_out(self) -> Vec<Option<String>> {
-        let hub = (!self.hub_in_0).then(|| hub(self.world));
-        // The port is free again when the listener is gone; nobody else takes it in between.
-        let free = || TcpListener::bind(HERE).unwrap().local_addr().unwrap();
-        let at = hub.as_ref().map_or_else(free, |hub| hub.address());
-        // By the direct algorithm every connection carries something, so that harm to any is felt.
-        let deed = if self.hub_in_0 { "direct,hub-in-0" } else { "direct" };
+        let rendezvous = (!self.rendezvous_in_0).then(|| rendezvous(self.world));
+        let at = rendezvous.as_ref().map_or_else(unused_address, RendezvousServer::address);
+        // With `direct` every connection carries data, so a fault in any is detected.
+        let deed = if self.rendezvous_in_0 { "direct,rendezvous-in-0" } else { "direct" };
         let mut chance = Chance(self.luck);
         let strangers = (self.harm == Harm::Strangers).then(|| pester(at, chance.next()));
         let mut processes = Processes::start(self.wires, self.world, at, deed);
@@ -118,7 +117,7 @@ impl Case {
             Harm::Garble => {
                 let connection = self.connection(&processes, &mut chance);
                 let garbage: Vec<u8> = (0..200).map(|_| chance.next() as u8).collect();
-                // A peer that is faster than this may have closed it.
+                // A faster peer may have closed it.
                 let _ = rustix::io::write(&connection, &garbage);
                 false
             }
@@ -129,13 +128,13 @@ impl Case {
         };
         let said = (0..self.world).map(end).collect();
         drop(processes);
-        if let Some(hub) = hub {
-            assert!(hub.join().is_err(), "{self:?}: the launcher takes it for a good end");
+        if let Some(rendezvous) = rendezvous {
+            assert!(rendezvous.join().is_err(), "{self:?}: the launcher takes it for a good end");
         }
         said
     }
 
-    /// One of the victim's connections, which it goes on using.
+    /// Returns one of the victim's connections; the victim continues to use it.
     fn connection(self, processes: &Processes, chance: &mut Chance) -> OwnedFd {
         let pid = Pid::from_child(processes.child(self.victim));
         let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
@@ -159,7 +158,7 @@ impl Case {
                 (Harm::Kill | Harm::Stop | Harm::Strangers, Some(said)) => {
                     said.contains(&format!("rank {} on ", self.victim))
                 }
-                // Who is at its other end is as much to blame, as far as anyone can tell.
+                // The rank at the other end is equally at fault, as far as can be known.
                 (Harm::Cut | Harm::Garble, Some(said)) => {
                     said.contains("rank ") || (victim && said.contains("the launcher"))
                 }
@@ -170,13 +169,13 @@ impl Case {
     }
 }
 
-/// Connects again and again and says anything but the right thing.
+/// Connects repeatedly and sends anything but a valid handshake.
 fn pester(at: SocketAddr, seed: u64) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || {
         let mut chance = Chance(seed);
         let mut open = Vec::new();
         for _ in 0..40 {
-            // The hub may not be there yet, or not be listening any more.
+            // The rendezvous server may not be up yet, or not listen any more.
             let Ok(mut stream) = TcpStream::connect(at) else {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
@@ -192,7 +191,7 @@ fn pester(at: SocketAddr, seed: u64) -> std::thread::JoinHandle<()> {
     })
 }
 
-/// What this process holds of the system: descriptors, segments, children, names of shared memory.
+/// System resources of this process: descriptors, segments, children, names of shared memory.
 fn holdings() -> (usize, usize, String, BTreeSet<String>) {
     let descriptors = fs::read_dir("/proc/self/fd").unwrap().count();
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
@@ -213,16 +212,16 @@ fn no_harm_hangs_a_world_or_leaves_anything_behind() {
     let seed = number("PACELINE_FAULTS_SEED").unwrap_or_else(now);
     println!("PACELINE_FAULTS_SEED={seed} PACELINE_FAULTS={faults}");
     let mut chance = Chance(seed);
-    // The first case is of no kind that could be missed: it makes whatever a process makes once.
+    // Warm-up case: creates everything that a process creates only once.
     Case { harm: Harm::Kill, ..Case::random(&mut Chance(0)) }.carry_out();
-    // The threads that read what a process said end a moment after it.
+    // The threads that read a process's output end a moment after it.
     let mut before = holdings();
     for _ in 0..20 {
         std::thread::sleep(Duration::from_millis(10));
         before = before.min(holdings());
     }
     let cases: Vec<Case> = (0..faults).map(|_| Case::random(&mut chance)).collect();
-    // Most of the time is spent waiting for the bound, so a few worlds live at once.
+    // Most of the time is spent waiting for the heartbeat timeout, so a few worlds run at once.
     for some in cases.chunks(3) {
         std::thread::scope(|scope| {
             for case in some {
