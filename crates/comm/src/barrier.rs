@@ -1,7 +1,7 @@
 //! Barriers: no rank passes before all have arrived.
 
-use crate::collective::ActiveCollective;
 use crate::error::CommError;
+use crate::steps::ActiveCollective;
 use crate::transport::{Progress, Tag, Transport, finish};
 use paceline_plan::collective::{Action, Chunks, Combine, Step};
 use paceline_plan::ids::Rank;

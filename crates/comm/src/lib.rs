@@ -16,7 +16,6 @@
 pub mod affinity;
 mod arithmetic;
 pub mod barrier;
-pub mod collective;
 mod error;
 mod frame_reader;
 mod half_precision;
@@ -24,25 +23,24 @@ pub mod launch;
 mod mailbox;
 pub mod measure;
 pub mod point;
-pub mod process;
 mod recorder;
 pub mod rendezvous;
 mod secret;
+mod shared_memory;
 mod shm;
-pub mod thread;
-mod transport;
-mod transport_kind;
+pub mod steps;
+pub mod transport;
 pub mod wire;
 
 pub use barrier::Barrier;
-pub use collective::{ActiveCollective, CollectiveSpec};
 pub use error::CommError;
 pub use point::{Receiving, Sending};
 pub use recorder::{Direction, Entry, FlightRecorder};
 pub use secret::Secret;
-pub use shm::window::{Loan, SharedBuffer, Window};
+pub use shared_memory::{Lent, SharedMemory};
+pub use shm::window::{SharedBuffer, Window};
+pub use steps::{ActiveCollective, CollectiveSpec};
 pub use transport::{
-    Header, Lent, MessageChunk, MessageSink, Progress, Purpose, RecvStatus, Tag, Transport, Waker,
-    finish,
+    Header, MessageChunk, MessageSink, Progress, Purpose, RecvStatus, Tag, Transport,
+    TransportKind, Wait, Waker, ZeroCopy, finish, process, thread,
 };
-pub use transport_kind::TransportKind;

@@ -5,10 +5,10 @@
 //! time. *Bus bandwidth* scales it by the traffic the operation needs through the busiest link. It
 //! compares with link bandwidth for any number of ranks (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 
-use crate::collective::{ActiveCollective, CollectiveSpec};
 use crate::error::CommError;
+use crate::steps::{ActiveCollective, CollectiveSpec};
 use crate::transport::{Tag, Transport, finish};
-use crate::{barrier, collective};
+use crate::{barrier, steps};
 use paceline_plan::collective::{
     Algorithm, CollectiveKind, Reduction, SummationOrder, chunk_range,
 };
@@ -139,7 +139,7 @@ fn maximum(
         block: 1,
     };
     let members: Vec<Rank> = (0..transport.world()).map(Rank).collect();
-    collective::run(transport, &spec, &members, Tag::new(channel, 0), values, None, timeout)
+    steps::run(transport, &spec, &members, Tag::new(channel, 0), values, None, timeout)
 }
 
 /// Small integers, whose sums are exact in any order.
@@ -200,7 +200,7 @@ fn count_wrong(spec: &CollectiveSpec, me: Rank, world: u32, result: &[u8]) -> u6
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::thread;
+    use crate::transport::thread;
 
     #[test]
     fn every_collective_is_right_and_damage_is_seen() {

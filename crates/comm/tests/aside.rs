@@ -2,7 +2,7 @@
 
 use paceline_comm::process::{ProcessOptions, connect};
 use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
-use paceline_comm::{Secret, Tag, Transport, TransportKind, point};
+use paceline_comm::{Secret, Tag, Transport, TransportKind, Wait, point};
 use paceline_plan::ids::Rank;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::mpsc;
@@ -55,7 +55,7 @@ fn found_on_the_way(wires: TransportKind) {
             let mut found = None;
             while found.is_none() && began.elapsed() < AGES {
                 assert!(wires.try_recv(Rank(0), ASKED_LATER).unwrap().is_none());
-                wires.wait(AGES).unwrap();
+                wires.wait(Wait::Spin, AGES).unwrap();
                 found = wires.try_recv(Rank(0), ASKED_FIRST).unwrap();
             }
             assert!(found.is_some() && began.elapsed() < AGES / 2, "it slept over a message");

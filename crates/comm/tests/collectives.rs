@@ -1,8 +1,8 @@
 //! Every collective with every algorithm equals a naive computation in one place.
 
-use paceline_comm::collective::{ActiveCollective, CollectiveSpec, run};
+use paceline_comm::steps::{ActiveCollective, CollectiveSpec, run};
 use paceline_comm::thread::{ThreadTransport, world};
-use paceline_comm::{Barrier, CommError, Progress, Tag, Transport, barrier, point};
+use paceline_comm::{Barrier, CommError, Progress, Tag, Transport, Wait, barrier, point};
 use paceline_plan::collective::{
     Algorithm, CollectiveKind, Level, Reduction, SummationOrder, canonical_fold, resolve,
 };
@@ -156,7 +156,7 @@ fn collectives_of_two_channels_run_at_once() {
             if !pending {
                 break;
             }
-            transport.wait(TIMEOUT).unwrap();
+            transport.wait(Wait::Spin, TIMEOUT).unwrap();
         }
         assert_eq!(data, [vec![4.0; 100], vec![8.0; 50]]);
     });

@@ -1,6 +1,6 @@
 //! A dead, silent or disagreeing rank soon causes an error that names it, on every other rank.
 
-use paceline_comm::collective::{ActiveCollective, CollectiveSpec, run};
+use paceline_comm::steps::{ActiveCollective, CollectiveSpec, run};
 use paceline_comm::thread::{ThreadTransport, world};
 use paceline_comm::{CommError, Tag, Transport, barrier, point};
 use paceline_plan::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder};

@@ -3,9 +3,9 @@
 //!
 //! Every rank is this test binary, started again with an environment variable that sets its role.
 
-use paceline_comm::collective::{CollectiveSpec, run_bytes};
 use paceline_comm::process::{ProcessOptions, ProcessTransport, connect};
 use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
+use paceline_comm::steps::{CollectiveSpec, run_bytes};
 use paceline_comm::{CommError, Secret, Tag, Transport, TransportKind, thread};
 use paceline_plan::collective::{
     Algorithm, CollectiveKind, Level, Reduction, SummationOrder, resolve,
@@ -129,7 +129,12 @@ fn read_in_place(transport: &mut ProcessTransport) -> u64 {
     let members = reference::everyone(ranks);
     let timeout = Duration::from_secs(20);
     let mut tag = Tag::new(8, 0);
-    let mut shared = transport.shared_buffer(1 << 21).unwrap();
+    let (mut shared, mut private) = (None, vec![0; 1 << 21]);
+    if let Some(memory) = transport.memory() {
+        shared = Some(memory.alloc_shared(1 << 21).unwrap());
+    }
+    assert_eq!(shared.is_some(), ranks > 1, "a rank alone shares nothing");
+    let shared = shared.as_deref_mut().unwrap_or(&mut private);
     for size in reference::SIZES {
         let known = Known::new(ranks, size);
         for dtype in reference::TYPES {
@@ -165,7 +170,7 @@ fn read_in_place(transport: &mut ProcessTransport) -> u64 {
         let spec = CollectiveSpec { kind, algorithm, order, ..shared_memory(ranks)[0] };
         let vector = (DType::F32, &mut shared[..1 << 20]);
         run_bytes(transport, &spec, &members, tag, vector, None, timeout).unwrap();
-        let record = transport.flight_record();
+        let record = transport.flight_record().unwrap();
         let own = record.entries().filter(|entry| entry.header.tag == tag);
         let most = own.map(|entry| entry.bytes).max();
         let lends = algorithm == Algorithm::SharedMemory;

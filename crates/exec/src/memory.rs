@@ -40,9 +40,9 @@ impl<'p> Memory<'p> {
     /// Allocates the plan's arena, all zero; in shared memory if other ranks can read it.
     pub(crate) fn new(program: &'p Program, transport: &mut dyn Transport) -> Result<Self, Fault> {
         let bytes = program.memory.total().0;
-        let shared = match usize::try_from(bytes) {
-            Ok(bytes) => transport.alloc_shared(bytes)?,
-            Err(_) => None,
+        let shared = match (transport.memory(), usize::try_from(bytes)) {
+            (Some(memory), Ok(bytes)) => Some(memory.alloc_shared(bytes)?),
+            (None, _) | (_, Err(_)) => None,
         };
         let arena = match shared {
             Some(shared) => Arena::adopt(Box::new(shared)),

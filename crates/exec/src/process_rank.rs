@@ -136,12 +136,14 @@ fn attempt(
 }
 
 /// Checks that the members of every collective that the plan runs in shared memory share it.
-fn check_shared_memory(plan: &Plan, transport: &dyn Transport) -> Result<(), ExecError> {
+fn check_shared_memory(plan: &Plan, transport: &mut dyn Transport) -> Result<(), ExecError> {
     let rank = transport.rank();
     let calls = plan.program(rank).calls.iter();
     for call in calls.filter(|call| call.algorithm == Algorithm::SharedMemory) {
         let members = plan.mesh.members(plan.group(call.group), rank);
-        let far = members.iter().find(|&&m| m != rank && !transport.shares_memory_with(m));
+        let memory = transport.memory();
+        let shares = |m| memory.as_ref().is_some_and(|memory| memory.shares_memory_with(m));
+        let far = members.iter().find(|&&m| m != rank && !shares(m));
         if let Some(far) = far {
             let what =
                 format!("'{}' between rank {rank} and rank {far} in shared memory", call.name);

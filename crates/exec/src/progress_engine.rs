@@ -4,7 +4,7 @@ use crate::error::{ExecError, Fault};
 use crate::exchange::{CommContext, ExchangeState};
 use crate::memory::Memory;
 use crate::op_scheduler::{OpClass, OpScheduler, RunningOp, WaitSpan};
-use paceline_comm::{Progress, Transport};
+use paceline_comm::{Progress, Transport, Wait};
 use paceline_plan::ids::{Microbatch, Rank};
 use paceline_plan::program::{Op, Plan, View};
 use std::sync::Arc;
@@ -114,7 +114,7 @@ impl<'a> ProgressEngine<'a> {
 
     /// Sleeps until an exchange may advance, or until a waker wakes it.
     pub(crate) fn sleep(&mut self, at_most: Duration) -> Result<(), ExecError> {
-        self.transport.sleep(at_most).map_err(|source| self.located(source.into()))
+        self.transport.wait(Wait::Block, at_most).map_err(|source| self.located(source.into()))
     }
 
     /// Restarts the exchange timeout: the rank was busy with other work.
@@ -139,7 +139,7 @@ impl<'a> ProgressEngine<'a> {
             return Err(ExecError::Silent { rank, iteration, op, peer, waited });
         }
         let timeout = exchange_timeout.saturating_sub(waited);
-        self.transport.wait(timeout).map_err(|source| self.located(source.into()))
+        self.transport.wait(Wait::Spin, timeout).map_err(|source| self.located(source.into()))
     }
 
     /// Error of a fault while waiting, located at the awaited op.

@@ -10,7 +10,7 @@ use crate::error::{ExecError, Fault};
 use crate::exchange::message;
 use crate::memory::Memory;
 use crate::staleness::{Staleness, StalenessCounter};
-use paceline_comm::{CommError, Progress, Receiving, Sending, Transport};
+use paceline_comm::{CommError, Progress, Receiving, Sending, Transport, Wait};
 use paceline_kernels::arena::Access;
 use paceline_plan::ids::{Rank, RoleId};
 use paceline_plan::program::{Plan, Program, Service, View};
@@ -224,7 +224,9 @@ impl ServerState {
             if waited >= exchange_timeout {
                 return Err(self.silent(waited));
             }
-            transport.wait(exchange_timeout - waited).map_err(|source| self.control(source))?;
+            transport
+                .wait(Wait::Spin, exchange_timeout - waited)
+                .map_err(|source| self.control(source))?;
         }
     }
 

@@ -6,7 +6,7 @@ mod common;
 use common::wires::train_over;
 use common::{bits, options, plan, strategy, tiny_gpt, tiny_llama};
 use paceline_comm::thread::{ThreadTransport, world};
-use paceline_comm::{CommError, Header, MessageSink, RecvStatus, Tag, Transport, Waker};
+use paceline_comm::{CommError, Header, MessageSink, RecvStatus, Tag, Transport, Wait, Waker};
 use paceline_exec::{LrSchedule, Outcome, TrainOptions, run_process_rank, train};
 use paceline_plan::collective::{Algorithm, SummationOrder};
 use paceline_plan::compress::Compression;
@@ -66,8 +66,8 @@ impl Transport for Counted {
         self.wires.try_recv(from, tag)
     }
 
-    fn wait(&mut self, at_most: Duration) -> Result<(), CommError> {
-        self.wires.wait(at_most)
+    fn wait(&mut self, how: Wait, at_most: Duration) -> Result<(), CommError> {
+        self.wires.wait(how, at_most)
     }
 
     fn waker(&self) -> Option<Waker> {

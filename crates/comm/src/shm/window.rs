@@ -81,7 +81,7 @@ impl Site {
 
 /// Message that lends bytes: their location.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Loan {
+pub(crate) struct Loan {
     address: Address,
     mark: [u8; PROOF],
     ranges: Vec<Range<u64>>,

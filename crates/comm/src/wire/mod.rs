@@ -140,7 +140,7 @@ fn array<const N: usize>(head: &[u8; HEAD], at: usize) -> [u8; N] {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::collective::CollectiveSpec;
+    use crate::steps::CollectiveSpec;
     use crate::transport::Purpose;
     use paceline_plan::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder};
     use paceline_plan::dtype::DType;

@@ -4,7 +4,7 @@
 //! branch on its length. Unused fields are zero.
 
 use super::WireError;
-use crate::collective::CollectiveSpec;
+use crate::steps::CollectiveSpec;
 use crate::transport::Purpose;
 use paceline_plan::collective::{
     Algorithm, ChunkOrder, CollectiveKind, DimAlgorithm, Grid, GridDimension, Level, Reduction,

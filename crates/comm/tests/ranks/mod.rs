@@ -5,9 +5,9 @@
 
 #![allow(dead_code, reason = "not every test binary needs all of it")]
 
-use paceline_comm::collective::{CollectiveSpec, run};
 use paceline_comm::process::{ProcessOptions, connect};
 use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
+use paceline_comm::steps::{CollectiveSpec, run};
 use paceline_comm::{CommError, Secret, Tag, Transport, TransportKind};
 use paceline_plan::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder};
 use paceline_plan::ids::Rank;
@@ -116,7 +116,7 @@ pub(crate) fn take_part() {
     println!("under way");
     let error = train_by(algorithm, &mut transport, u32::MAX).unwrap_err();
     println!("ended: {error}");
-    println!("record: {}", transport.flight_record().to_string().replace('\n', "|"));
+    println!("record: {}", transport.flight_record().unwrap().to_string().replace('\n', "|"));
 }
 
 /// Processes of a world; all of them are killed on drop.

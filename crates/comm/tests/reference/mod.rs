@@ -1,6 +1,6 @@
 //! Naive reference of every collective, and the comparison with the real one.
 
-use paceline_comm::collective::{CollectiveSpec, run_bytes};
+use paceline_comm::steps::{CollectiveSpec, run_bytes};
 use paceline_comm::{Tag, Transport};
 use paceline_plan::collective::{
     Algorithm, CollectiveKind, Level, Reduction, SummationOrder, TorusShape, chunk_range, resolve,

@@ -4,7 +4,7 @@ use super::CachePrep;
 use crate::error::ExecError;
 use paceline_comm::{
     ActiveCollective, CollectiveSpec, CommError, Progress, Receiving, Sending, Tag, Transport,
-    barrier, finish,
+    Wait, barrier, finish,
 };
 use paceline_kernels::prefer_huge_pages;
 use paceline_plan::DType;
@@ -76,7 +76,8 @@ pub fn collective(
     };
     let members: Vec<Rank> = (0..ranks).map(Rank).collect();
     let bytes = timing.bytes.div_ceil(4).max(1) * 4;
-    let mut shared = transport.alloc_shared(bytes).map_err(failed)?;
+    let shared = transport.memory().map(|memory| memory.alloc_shared(bytes));
+    let mut shared = shared.transpose().map_err(failed)?;
     let mut own = if shared.is_none() { vec![0; bytes] } else { Vec::new() };
     prefer_huge_pages(&mut own);
     let vector = shared.as_deref_mut().unwrap_or(&mut own);
@@ -178,7 +179,7 @@ fn run_exchange(
         if waited >= timing.timeout {
             return Err(CommError::Timeout { rank: on, after: waited });
         }
-        transport.wait(timing.timeout - waited)?;
+        transport.wait(Wait::Spin, timing.timeout - waited)?;
         let asked = now();
         let next = progress(transport)?;
         if next != last {

@@ -4,7 +4,7 @@ use super::RankIdentity;
 use crate::failure::Failure;
 use crate::flags::{Launch, Training};
 use paceline_comm::process::{self, ProcessOptions, ProcessTransport};
-use paceline_comm::{TransportKind, affinity};
+use paceline_comm::{Transport, TransportKind, affinity};
 use paceline_plan::ids::Rank;
 use paceline_plan::program::Plan;
 use paceline_plan::text;
@@ -81,7 +81,7 @@ impl RankProcess {
         let directory = self.place.launched.as_ref().or(named);
         let directory = directory.cloned().unwrap_or_else(std::env::temp_dir);
         let path = directory.join(format!("flight-{}.txt", self.place.rank));
-        let text = format!("{error}\n\n{}", self.transport.flight_record());
+        let text = format!("{error}\n\n{}", self.transport.flight_record()?);
         // The run has already failed; a record that cannot be written must not hide the cause.
         fs::create_dir_all(&directory).ok()?;
         crate::output::write(&path, text.as_bytes()).ok()?;

@@ -322,7 +322,7 @@ fn go_through(
     let largest = request.sizes.iter().copied().max().unwrap_or(0);
     let mut shared = match request.private {
         true => None,
-        false => transport.alloc_shared(largest)?,
+        false => transport.memory().map(|memory| memory.alloc_shared(largest)).transpose()?,
     };
     let mut private = if shared.is_some() { Vec::new() } else { vec![0; largest] };
     paceline_exec::prefer_huge_pages(&mut private);
@@ -391,9 +391,11 @@ fn go_through(
 }
 
 /// Returns true if all ranks can map each other's memory; all ranks get the same answer.
-fn all_share_memory(transport: &dyn Transport) -> bool {
-    let mut others = (0..transport.world()).map(Rank).filter(|&rank| rank != transport.rank());
-    others.all(|rank| transport.shares_memory_with(rank))
+fn all_share_memory(transport: &mut dyn Transport) -> bool {
+    let (me, world) = (transport.rank(), transport.world());
+    let memory = transport.memory();
+    let mut others = (0..world).map(Rank).filter(|&rank| rank != me);
+    others.all(|rank| memory.as_ref().is_some_and(|memory| memory.shares_memory_with(rank)))
 }
 
 /// The algorithm measured if none is requested.

@@ -71,11 +71,16 @@ impl ActiveCollective {
         &mut self,
         transport: &mut dyn Transport,
     ) -> Result<Option<Rank>, CommError> {
-        if !std::mem::replace(&mut self.in_place.acks_sent, true) && self.is_zero_copy() {
-            transport.send_acks()?;
+        let acks_sent = std::mem::replace(&mut self.in_place.acks_sent, true);
+        if !self.is_zero_copy() {
+            return Ok(None);
+        }
+        let Some(zero_copy) = transport.zero_copy() else { return Ok(None) };
+        if !acks_sent {
+            zero_copy.send_acks()?;
         }
         while let Some((to, receipt)) = self.in_place.to.last().copied() {
-            if !transport.is_acked(to, self.tag, receipt)? {
+            if !zero_copy.is_acked(to, self.tag, receipt)? {
                 return Ok(Some(to));
             }
             self.in_place.to.pop();

@@ -6,7 +6,7 @@
 
 use super::{ActiveCollective, ranges};
 use crate::error::CommError;
-use crate::transport::Transport;
+use crate::transport::{Transport, ZeroCopy};
 use paceline_plan::collective::{Chunking, Chunks};
 use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
@@ -58,14 +58,17 @@ impl ActiveCollective {
             let Outgoing { to, chunks, gone: before, .. } = message;
             let gone = match self.copies.iter().find(|copy| copy.is_of(&message)) {
                 Some(copy) => transport.try_send(to, &header, &[&copy.bytes], before),
-                None => with_pieces(cut, chunks, dtype, data, |pieces| match in_place {
-                    true => transport.try_send_zero_copy(to, &header, pieces, before),
-                    false => transport.try_send(to, &header, pieces, before),
+                None => with_pieces(cut, chunks, dtype, data, |pieces| {
+                    match in_place.then(|| transport.zero_copy()).flatten() {
+                        Some(zero_copy) => zero_copy.try_send(to, &header, pieces, before),
+                        None => transport.try_send(to, &header, pieces, before),
+                    }
                 }),
             }?;
             self.moved += (gone.unwrap_or(0) - before.unwrap_or(0)) as u64;
             if gone == Some(total) {
-                if in_place && let Some(receipt) = transport.zero_copy_receipt(to, self.tag) {
+                let receipt = |zero_copy: &mut dyn ZeroCopy| zero_copy.receipt(to, self.tag);
+                if in_place && let Some(receipt) = transport.zero_copy().and_then(receipt) {
                     self.in_place.lent(to, receipt);
                 }
                 self.outgoing.remove(at);
@@ -147,9 +150,9 @@ fn with_pieces<R>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::{CollectiveSpec, run};
-    use crate::thread::{ThreadTransport, world};
-    use crate::transport::{Header, MessageSink, RecvStatus, Tag};
+    use crate::steps::{CollectiveSpec, run};
+    use crate::transport::thread::{ThreadTransport, world};
+    use crate::transport::{Header, MessageSink, RecvStatus, Tag, Wait};
     use paceline_plan::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder};
     use std::time::Duration;
 
@@ -200,8 +203,8 @@ mod tests {
             self.wires.try_recv(from, tag)
         }
 
-        fn wait(&mut self, _: Duration) -> Result<(), CommError> {
-            self.wires.wait(Duration::from_millis(1))
+        fn wait(&mut self, how: Wait, _: Duration) -> Result<(), CommError> {
+            self.wires.wait(how, Duration::from_millis(1))
         }
 
         fn abort(&mut self, reason: &str) {

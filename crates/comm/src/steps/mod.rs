@@ -8,9 +8,10 @@ mod zero_copy;
 
 use crate::arithmetic::{Contributions, reduce_everywhere, reduce_into, reducible};
 use crate::error::CommError;
+use crate::shared_memory::Lent;
 use crate::shm::window::SharedBuffer;
 use crate::transport::{
-    Header, Lent, MessageChunk, Progress, Purpose, RecvStatus, Tag, Transport, finish,
+    Header, MessageChunk, Progress, Purpose, RecvStatus, Tag, Transport, finish,
 };
 use incoming::{EarlyChunk, Incoming};
 use lent::{Cursor, along};
@@ -212,7 +213,9 @@ impl ActiveCollective {
         let progress = self.run_steps(transport, dtype, &mut staging[..data.len()], output)?;
         if progress == Progress::Done {
             data.copy_from_slice(&staging[..data.len()]);
-            transport.return_staging(staging);
+            if let Some(memory) = transport.memory() {
+                memory.return_staging(staging);
+            }
         } else {
             self.staging = Some(staging);
         }
@@ -226,12 +229,13 @@ impl ActiveCollective {
         if !begins || !self.has_loans || self.located == Some(vector) {
             return Ok(());
         }
-        if transport.locate(data).is_some() {
+        let refused = self.no_shared_memory(transport);
+        let memory = transport.memory().ok_or(refused)?;
+        if memory.holds(data) {
             self.located = Some(vector);
             return Ok(());
         }
-        let staging = transport.take_staging(data.len())?;
-        let mut staging = staging.ok_or_else(|| self.no_shared_memory(transport))?;
+        let mut staging = memory.take_staging(data.len())?;
         staging[..data.len()].copy_from_slice(data);
         self.staging = Some(staging);
         Ok(())
@@ -315,12 +319,13 @@ impl ActiveCollective {
                 Action::Lend { to, chunks } => {
                     let peer = self.members[to as usize];
                     let mut pieces = ranges(&cut, chunks, size).map(|range| &data[range]);
-                    let lent = match (pieces.next(), pieces.next()) {
-                        (Some(one), None) => transport.lend(peer, &header, &[one])?,
-                        (one, two) => {
+                    let lent = match (transport.memory(), pieces.next(), pieces.next()) {
+                        (None, ..) => false,
+                        (Some(memory), Some(one), None) => memory.lend(peer, &header, &[one])?,
+                        (Some(memory), one, two) => {
                             let all: Vec<&[u8]> =
                                 one.into_iter().chain(two).chain(pieces).collect();
-                            transport.lend(peer, &header, &all)?
+                            memory.lend(peer, &header, &all)?
                         }
                     };
                     if !lent {
@@ -330,10 +335,10 @@ impl ActiveCollective {
                 }
                 Action::Read { from, chunks, how } => {
                     let peer = self.members[from as usize];
-                    if !transport.shares_memory() {
+                    let Some(memory) = transport.memory() else {
                         return Err(self.no_shared_memory(transport));
-                    }
-                    let Some((found, lent)) = transport.try_borrow(peer, self.tag)? else {
+                    };
+                    let Some((found, lent)) = memory.try_borrow(peer, self.tag)? else {
                         return Ok(self.pending(peer));
                     };
                     let into = Destination { cut: &cut, chunks, how, dtype, data, output };

@@ -20,7 +20,7 @@ pub(super) enum Link {
     /// This rank itself.
     Own,
     /// Through the peer's shared-memory segment.
-    Shared(SharedMemory),
+    Shared(RingLink),
     /// Through TCP sockets. Each channel uses one of them, to preserve its message order.
     Sockets(Vec<Connection>),
 }
@@ -93,7 +93,7 @@ pub(super) struct Change {
 
 /// Link to a rank of the same shm domain.
 #[derive(Debug)]
-pub(super) struct SharedMemory {
+pub(super) struct RingLink {
     bell: Doorbell,
     out: Mutex<ToRing>,
     behind: AtomicBool,
@@ -110,7 +110,7 @@ struct ToRing {
 /// Bytes put into a ring before they are published, so that reader and writer work concurrently.
 const SHOWN_AT_ONCE: usize = 64 << 10;
 
-impl SharedMemory {
+impl RingLink {
     pub(super) fn new(outbox: Outbox) -> Self {
         let bell = outbox.bell();
         let out = ToRing { outbox, queue: VecDeque::new(), begun: None };

@@ -1,10 +1,11 @@
 //! Connection of a process to its job: creates the transport.
 
 use super::connection::Connection;
-use super::link::{Link, SharedMemory};
+use super::incoming::Arrivals;
+use super::link::{Link, RingLink};
 use super::service_thread::ServiceThread;
 use super::wait_policy::{Interest, WaitPolicy};
-use super::{Arrivals, Common, ProcessTransport};
+use super::{Common, ProcessTransport};
 use crate::error::CommError;
 use crate::recorder::FlightRecorder;
 use crate::rendezvous::control::{Control, ControlConnection, Disconnected, Member};
@@ -12,7 +13,7 @@ use crate::rendezvous::handshake::{AuthListener, LONGEST_BODY, connect_authentic
 use crate::rendezvous::{RendezvousOptions, RendezvousServer};
 use crate::secret::Secret;
 use crate::shm::inbox::{Inbox, Layout, Outbox};
-use crate::transport_kind::TransportKind;
+use crate::transport::TransportKind;
 use paceline_plan::ids::Rank;
 use rustix::event::EventfdFlags;
 use std::collections::BTreeMap;
@@ -120,6 +121,7 @@ pub fn connect(options: &ProcessOptions) -> Result<ProcessTransport, CommError> 
             .map_err(|error| problem(format!("cannot make an event descriptor: {error}")))
     };
     let arrivals = links.iter().map(Arrivals::new).collect();
+    let shares_memory = links.iter().any(|link| matches!(link, Link::Shared(_)));
     let common = Arc::new(Common {
         rank: options.rank,
         links,
@@ -149,10 +151,8 @@ pub fn connect(options: &ProcessOptions) -> Result<ProcessTransport, CommError> 
         arrivals,
         interest: Interest::default(),
         policy: WaitPolicy::among(here.saturating_mul(options.threads.max(1)), cores),
-        sites: Vec::new(),
-        loan: Vec::new(),
-        windows: Default::default(),
-        stages: Vec::new(),
+        sharing: Default::default(),
+        shares_memory,
         service_thread: Some(service_thread),
         rendezvous,
         heartbeat_timeout: options.heartbeat_timeout,
@@ -278,7 +278,7 @@ fn links(
             return Ok(Link::Sockets(streams.into_values().map(Connection::new).collect()));
         }
         let outbox = Outbox::open(&member.segment, &member.mark, layout, options.rank.0)?;
-        Ok(Link::Shared(SharedMemory::new(outbox)))
+        Ok(Link::Shared(RingLink::new(outbox)))
     };
     members.iter().map(link).collect()
 }

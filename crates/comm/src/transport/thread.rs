@@ -1,7 +1,7 @@
 //! Transport for ranks that are threads of one process.
 
+use super::{Header, MessageChunk, MessageSink, RecvStatus, Tag, Transport, Wait, Waker};
 use crate::error::CommError;
-use crate::transport::{Header, MessageChunk, MessageSink, RecvStatus, Tag, Transport, Waker};
 use paceline_plan::ids::Rank;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -160,7 +160,7 @@ impl Transport for ThreadTransport {
         }
     }
 
-    fn wait(&mut self, at_most: Duration) -> Result<(), CommError> {
+    fn wait(&mut self, _: Wait, at_most: Duration) -> Result<(), CommError> {
         self.world.check()?;
         let state = self.world.state(self.rank)?;
         let seen = self.seen;
@@ -256,7 +256,7 @@ mod tests {
         a.abort("a later excuse");
         let failed = CommError::Failed { rank: Rank(0), reason: "out of memory".into() };
         let tag = Tag::new(0, 0);
-        assert_eq!(b.wait(Duration::from_secs(60)), Err(failed.clone()));
+        assert_eq!(b.wait(Wait::Spin, Duration::from_secs(60)), Err(failed.clone()));
         assert_eq!(take(&mut b, Rank(0), tag), Err(failed.clone()));
         assert_eq!(send(&mut b, Rank(0), tag, 0), Err(failed));
     }
@@ -276,11 +276,11 @@ mod tests {
     #[test]
     fn a_wait_ends_by_itself_and_misses_nothing() {
         let (mut a, mut b) = pair();
-        b.wait(Duration::from_millis(1)).unwrap();
+        b.wait(Wait::Spin, Duration::from_millis(1)).unwrap();
         let tag = Tag::new(0, 0);
         send(&mut a, Rank(1), tag, 1).unwrap();
         // The message arrived before the wait: missing it would take an hour.
-        b.wait(Duration::from_secs(3600)).unwrap();
+        b.wait(Wait::Spin, Duration::from_secs(3600)).unwrap();
         assert!(take(&mut b, Rank(0), tag).unwrap().is_some());
     }
 
@@ -289,9 +289,9 @@ mod tests {
         let (mut a, _b) = pair();
         let waker = a.waker().unwrap();
         waker.wake();
-        a.wait(Duration::from_secs(3600)).unwrap();
+        a.wait(Wait::Spin, Duration::from_secs(3600)).unwrap();
         let other = std::thread::spawn(move || waker.wake());
-        a.wait(Duration::from_secs(3600)).unwrap();
+        a.wait(Wait::Spin, Duration::from_secs(3600)).unwrap();
         other.join().unwrap();
     }
 

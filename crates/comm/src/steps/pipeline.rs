@@ -101,8 +101,8 @@ fn of_piece(action: Action, piece: u32, pieces: u32) -> Action {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::{ActiveCollective, CollectiveSpec};
-    use crate::thread;
+    use crate::steps::{ActiveCollective, CollectiveSpec};
+    use crate::transport::thread;
     use crate::transport::{Progress, Tag};
     use paceline_plan::collective::{CollectiveKind, Reduction, SummationOrder, resolve};
     use paceline_plan::ids::Rank;

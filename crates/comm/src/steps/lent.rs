@@ -1,6 +1,6 @@
 //! Iteration over lent bytes of other ranks, stored in several pieces.
 
-use crate::transport::Lent;
+use crate::shared_memory::Lent;
 use std::ops::Range;
 
 /// Cursor over bytes stored in several pieces.
