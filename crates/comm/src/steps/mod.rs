@@ -1,20 +1,20 @@
 //! Collectives in flight: interprets the steps of `paceline-plan` on a transport.
 
+mod fold;
 mod incoming;
 mod lent;
+mod loans;
 mod outgoing;
 mod pipeline;
 mod zero_copy;
 
-use crate::arithmetic::{Contributions, reduce_everywhere, reduce_into, reducible};
+use crate::arithmetic::reducible;
 use crate::error::CommError;
 use crate::shared_memory::Lent;
 use crate::shm::window::SharedBuffer;
-use crate::transport::{
-    Header, MessageChunk, Progress, Purpose, RecvStatus, Tag, Transport, finish,
-};
+use crate::transport::{Header, Progress, Purpose, RecvStatus, Tag, Transport, finish};
 use incoming::{EarlyChunk, Incoming};
-use lent::{Cursor, along};
+use loans::Round;
 use outgoing::{Copied, Outgoing};
 use paceline_plan::collective::{
     Action, Algorithm, Chunking, Chunks, CollectiveKind, Combine, Pattern, Reduction, Step,
@@ -222,25 +222,6 @@ impl ActiveCollective {
         Ok(progress)
     }
 
-    /// Copies a private vector that is lent to peers into shared memory, before the first step.
-    fn stage(&mut self, transport: &mut dyn Transport, data: &[u8]) -> Result<(), CommError> {
-        let begins = self.next == 0 && self.staging.is_none() && self.round.lent.is_empty();
-        let vector = (data.as_ptr() as usize, data.len());
-        if !begins || !self.has_loans || self.located == Some(vector) {
-            return Ok(());
-        }
-        let refused = self.no_shared_memory(transport);
-        let memory = transport.memory().ok_or(refused)?;
-        if memory.holds(data) {
-            self.located = Some(vector);
-            return Ok(());
-        }
-        let mut staging = memory.take_staging(data.len())?;
-        staging[..data.len()].copy_from_slice(data);
-        self.staging = Some(staging);
-        Ok(())
-    }
-
     fn run_steps(
         &mut self,
         transport: &mut dyn Transport,
@@ -317,32 +298,14 @@ impl ActiveCollective {
                 Action::Emit { chunks } => ranges(&cut, chunks, size)
                     .for_each(|range| output[range.clone()].copy_from_slice(&data[range])),
                 Action::Lend { to, chunks } => {
-                    let peer = self.members[to as usize];
-                    let mut pieces = ranges(&cut, chunks, size).map(|range| &data[range]);
-                    let lent = match (transport.memory(), pieces.next(), pieces.next()) {
-                        (None, ..) => false,
-                        (Some(memory), Some(one), None) => memory.lend(peer, &header, &[one])?,
-                        (Some(memory), one, two) => {
-                            let all: Vec<&[u8]> =
-                                one.into_iter().chain(two).chain(pieces).collect();
-                            memory.lend(peer, &header, &all)?
-                        }
-                    };
-                    if !lent {
-                        return Err(self.no_shared_memory(transport));
-                    }
-                    self.round.lent.push(peer);
+                    let pieces = ranges(&cut, chunks, size).map(|range| &data[range]);
+                    self.lend(transport, &header, to, pieces)?;
                 }
                 Action::Read { from, chunks, how } => {
-                    let peer = self.members[from as usize];
-                    let Some(memory) = transport.memory() else {
-                        return Err(self.no_shared_memory(transport));
-                    };
-                    let Some((found, lent)) = memory.try_borrow(peer, self.tag)? else {
-                        return Ok(self.pending(peer));
-                    };
                     let into = Destination { cut: &cut, chunks, how, dtype, data, output };
-                    self.read(transport.rank(), &header, (from, &found, lent), into)?;
+                    if !self.read(transport, &header, from, into)? {
+                        return Ok(self.pending(self.members[from as usize]));
+                    }
                 }
             }
             self.next += 1;
@@ -351,76 +314,6 @@ impl ActiveCollective {
 
     fn pending(&self, on: Rank) -> Progress {
         Progress::Pending { on, step: self.next, moved: self.moved }
-    }
-
-    /// Reads data lent by a rank.
-    fn read(
-        &mut self,
-        rank: Rank,
-        header: &Header,
-        (from, found, lent): (u32, &Header, Lent),
-        into: Destination<'_>,
-    ) -> Result<(), CommError> {
-        let Destination { cut, chunks, how, dtype, data, output } = into;
-        let (peer, size) = (self.members[from as usize], dtype.size());
-        header.check(rank, peer, found)?;
-        let expected = cut.elements_in(chunks) * size;
-        if lent.bytes() as u64 != expected {
-            let found = lent.bytes() as u64;
-            return Err(CommError::Length { rank, peer, expected, found });
-        }
-        if matches!(lent, Lent::InPlace(_)) {
-            self.round.read.push(peer);
-        }
-        let reduction = self.spec.reduction;
-        let at = ranges(cut, chunks, size as usize);
-        match how {
-            Combine::Replace => {
-                along(at, &lent, |range, piece| data[range].copy_from_slice(piece));
-            }
-            Combine::Output => {
-                along(at, &lent, |range, piece| output[range].copy_from_slice(piece));
-            }
-            Combine::Reduce => along(at, &lent, |range, piece| {
-                reduce_into(dtype, reduction, &mut data[range], piece);
-            }),
-            Combine::Hold => self.held.push((from, chunks, lent)),
-        }
-        Ok(())
-    }
-
-    fn no_shared_memory(&self, transport: &dyn Transport) -> CommError {
-        CommError::NoSharedMemory { rank: transport.rank(), algorithm: self.spec.algorithm }
-    }
-
-    /// Tells lenders that their data has been read, and waits for the same from all readers.
-    /// Returns a reader that has not finished, if any.
-    fn end_round(
-        &mut self,
-        transport: &mut dyn Transport,
-        elements: u64,
-        dtype: DType,
-    ) -> Result<Option<Rank>, CommError> {
-        if self.round.read.is_empty() && self.round.lent.is_empty() {
-            return Ok(None);
-        }
-        let header = self.header(self.round.number, elements, dtype);
-        for peer in self.round.read.drain(..) {
-            transport.send(peer, &header, &[])?;
-        }
-        while let Some(&peer) = self.round.lent.last() {
-            let rank = transport.rank();
-            let taken = transport.try_recv_into(
-                peer,
-                self.tag,
-                &mut |found: &Header, _: MessageChunk<'_>| header.check(rank, peer, found),
-            )?;
-            if taken != RecvStatus::Complete {
-                return Ok(Some(peer));
-            }
-            self.round.lent.pop();
-        }
-        Ok(None)
     }
 
     /// Receives available data of a message; returns true if the message is complete.
@@ -435,75 +328,6 @@ impl ActiveCollective {
         let Self { arriving, moved, .. } = self;
         let mut incoming = Incoming { rank, peer, header, reduction, into, arriving, moved };
         Ok(transport.try_recv_into(peer, tag, &mut incoming)? == RecvStatus::Complete)
-    }
-
-    /// Reduces all contributions held for these chunks, and the rank's own, in member order.
-    fn fold(&mut self, cut: &Chunking, chunks: Chunks, dtype: DType, data: &mut [u8]) {
-        let mut held: Vec<_> = self.held.extract_if(.., |(_, of, _)| *of == chunks).collect();
-        held.sort_unstable_by_key(|(from, ..)| *from);
-        let before = held.partition_point(|(from, ..)| *from < self.me);
-        let pieces: Vec<_> = held.iter().map(|(_, _, lent)| lent.pieces()).collect();
-        let mut cursors: Vec<_> = pieces.iter().map(|pieces| Cursor::new(pieces)).collect();
-        for range in ranges(cut, chunks, dtype.size() as usize) {
-            let mut own = &mut data[range];
-            while !own.is_empty() {
-                let ahead = cursors.iter().map(Cursor::ahead).min().unwrap_or(own.len());
-                let (part, rest) = own.split_at_mut(ahead.min(own.len()));
-                let others: Vec<_> = cursors.iter_mut().map(|c| c.take(part.len())).collect();
-                let all = Contributions { others: &others, before };
-                all.fold_into(dtype, self.spec.reduction, part);
-                own = rest;
-            }
-        }
-        drop(pieces);
-        for (_, _, lent) in held {
-            if let Lent::Copied(mut message) = lent {
-                message.clear();
-                self.spare.push(message);
-            }
-        }
-    }
-
-    /// Number of steps after step `at` that write these chunks to peers.
-    fn writes_after(&self, at: usize, chunks: Chunks) -> usize {
-        let same =
-            |step: &&Step| matches!(step.action, Action::Write { chunks: c, .. } if c == chunks);
-        self.steps[at + 1..].iter().take_while(same).count()
-    }
-
-    /// Reduces the contributions held for these chunks, and the rank's own, in member order, and
-    /// writes the result to all of them in the same pass over memory.
-    fn fold_and_write(
-        &mut self,
-        cut: &Chunking,
-        chunks: Chunks,
-        dtype: DType,
-        data: &mut [u8],
-    ) -> Result<(), CommError> {
-        self.held.sort_unstable_by_key(|(from, ..)| *from);
-        let Self { held, me, spec, .. } = self;
-        let mut at = 0;
-        for range in ranges(cut, chunks, dtype.size() as usize) {
-            let within = at..at + range.len();
-            at = within.end;
-            let own = &mut data[range];
-            if let [peer] = held.as_mut_slice() {
-                // Without an allocation, for what is exchanged most often.
-                reduce_everywhere(
-                    dtype,
-                    spec.reduction,
-                    &mut [own, lent_part(peer, chunks, within)?],
-                );
-                continue;
-            }
-            let before = held.partition_point(|(from, ..)| *from < *me);
-            let others = held.iter_mut().map(|peer| lent_part(peer, chunks, within.clone()));
-            let mut all = others.collect::<Result<Vec<_>, _>>()?;
-            all.insert(before, own);
-            reduce_everywhere(dtype, spec.reduction, &mut all);
-        }
-        held.clear();
-        Ok(())
     }
 
     /// Rejects unsuitable buffers and returns the output buffer, empty for kinds without one.
@@ -615,38 +439,12 @@ pub fn run_bytes(
     })
 }
 
-/// Bytes of a peer's chunks that are read and written in place.
-fn lent_part(
-    (from, of, lent): &mut (u32, Chunks, Lent),
-    chunks: Chunks,
-    at: Range<usize>,
-) -> Result<&mut [u8], CommError> {
-    let part = match lent {
-        Lent::InPlace(window) if *of == chunks => window.part_mut(at),
-        Lent::InPlace(_) | Lent::Copied(_) => None,
-    };
-    let problem = || CommError::Job {
-        problem: format!("the vector of member {from} of a group is out of reach"),
-    };
-    part.ok_or_else(problem)
-}
-
 fn is_loan(step: &Step) -> bool {
     matches!(step.action, Action::Lend { .. })
 }
 
 fn is_write(step: &Step) -> bool {
     matches!(step.action, Action::Write { .. })
-}
-
-/// State of a round between ranks that read each other's memory.
-#[derive(Debug, Default)]
-struct Round {
-    number: u32,
-    /// Ranks whose memory was read in place.
-    read: Vec<Rank>,
-    /// Ranks that read this rank's memory and have not reported completion.
-    lent: Vec<Rank>,
 }
 
 /// Destination of a message and the way it is combined.

@@ -1,0 +1,97 @@
+//! Ordered reduction of the contributions that a rank holds.
+
+use super::lent::Cursor;
+use super::{ActiveCollective, ranges};
+use crate::arithmetic::{Contributions, reduce_everywhere};
+use crate::error::CommError;
+use crate::shared_memory::Lent;
+use paceline_plan::collective::{Action, Chunking, Chunks, Step};
+use paceline_plan::dtype::DType;
+use std::ops::Range;
+
+impl ActiveCollective {
+    /// Reduces all contributions held for these chunks, and the rank's own, in member order.
+    pub(super) fn fold(&mut self, cut: &Chunking, chunks: Chunks, dtype: DType, data: &mut [u8]) {
+        let mut held: Vec<_> = self.held.extract_if(.., |(_, of, _)| *of == chunks).collect();
+        held.sort_unstable_by_key(|(from, ..)| *from);
+        let before = held.partition_point(|(from, ..)| *from < self.me);
+        let pieces: Vec<_> = held.iter().map(|(_, _, lent)| lent.pieces()).collect();
+        let mut cursors: Vec<_> = pieces.iter().map(|pieces| Cursor::new(pieces)).collect();
+        for range in ranges(cut, chunks, dtype.size() as usize) {
+            let mut own = &mut data[range];
+            while !own.is_empty() {
+                let ahead = cursors.iter().map(Cursor::ahead).min().unwrap_or(own.len());
+                let (part, rest) = own.split_at_mut(ahead.min(own.len()));
+                let others: Vec<_> = cursors.iter_mut().map(|c| c.take(part.len())).collect();
+                let all = Contributions { others: &others, before };
+                all.fold_into(dtype, self.spec.reduction, part);
+                own = rest;
+            }
+        }
+        drop(pieces);
+        for (_, _, lent) in held {
+            if let Lent::Copied(mut message) = lent {
+                message.clear();
+                self.spare.push(message);
+            }
+        }
+    }
+
+    /// Number of steps after step `at` that write these chunks to peers.
+    pub(super) fn writes_after(&self, at: usize, chunks: Chunks) -> usize {
+        let same =
+            |step: &&Step| matches!(step.action, Action::Write { chunks: c, .. } if c == chunks);
+        self.steps[at + 1..].iter().take_while(same).count()
+    }
+
+    /// Reduces the contributions held for these chunks, and the rank's own, in member order, and
+    /// writes the result to all of them in the same pass over memory.
+    pub(super) fn fold_and_write(
+        &mut self,
+        cut: &Chunking,
+        chunks: Chunks,
+        dtype: DType,
+        data: &mut [u8],
+    ) -> Result<(), CommError> {
+        self.held.sort_unstable_by_key(|(from, ..)| *from);
+        let Self { held, me, spec, .. } = self;
+        let mut at = 0;
+        for range in ranges(cut, chunks, dtype.size() as usize) {
+            let within = at..at + range.len();
+            at = within.end;
+            let own = &mut data[range];
+            if let [peer] = held.as_mut_slice() {
+                // Without an allocation, for what is exchanged most often.
+                reduce_everywhere(
+                    dtype,
+                    spec.reduction,
+                    &mut [own, lent_part(peer, chunks, within)?],
+                );
+                continue;
+            }
+            let before = held.partition_point(|(from, ..)| *from < *me);
+            let others = held.iter_mut().map(|peer| lent_part(peer, chunks, within.clone()));
+            let mut all = others.collect::<Result<Vec<_>, _>>()?;
+            all.insert(before, own);
+            reduce_everywhere(dtype, spec.reduction, &mut all);
+        }
+        held.clear();
+        Ok(())
+    }
+}
+
+/// Bytes of a peer's chunks that are read and written in place.
+fn lent_part(
+    (from, of, lent): &mut (u32, Chunks, Lent),
+    chunks: Chunks,
+    at: Range<usize>,
+) -> Result<&mut [u8], CommError> {
+    let part = match lent {
+        Lent::InPlace(window) if *of == chunks => window.part_mut(at),
+        Lent::InPlace(_) | Lent::Copied(_) => None,
+    };
+    let problem = || CommError::Job {
+        problem: format!("the vector of member {from} of a group is out of reach"),
+    };
+    part.ok_or_else(problem)
+}
