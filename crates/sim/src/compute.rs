@@ -22,7 +22,7 @@ pub use measured::{KernelUse, accumulate_kernel, kernel, step_kernel};
 use crate::cluster::Device;
 use crate::profile::{Kernels, Profile};
 use paceline_plan::DType;
-use paceline_plan::graph::{Cost, LinearRole, OpKind, OpPass, Window};
+use paceline_plan::graph::{Cost, CostClass, LinearRole, OpPass, Product as Gemm, Window};
 use paceline_plan::program::{LocalOp, Template};
 use paceline_plan::units::Seconds;
 use product::Product;
@@ -96,73 +96,49 @@ impl<'a> Roofline<'a> {
 
     fn operator(&self, template: &Template, op: &LocalOp) -> Work {
         let cost = template.cost(op);
-        let mut work = match op.kind {
-            OpKind::Linear { role } => self.linear(template, op, role, &cost),
-            OpKind::ExpertLinear { experts, regions, rows, role } => {
-                let mut work = self.expert_linear(template, op, (experts, regions, rows), &cost);
-                if experts > 1 && regions > 1 && !self.profile.fused_permutation {
-                    work.add(self.chunks(template, op, role, rows));
-                }
-                work
-            }
-            OpKind::Conv { window } => self.conv(template, op, window, &cost),
-            OpKind::Interact { tables, width, parts: _ } => {
-                // A small GEMM for every sample.
-                let samples = template.operands[usize::from(op.inputs[0])].dims[0] as f64;
-                let vectors = tables + 1;
-                let product = Product { rows: vectors, columns: vectors, depth: width };
-                let times = if op.pass == OpPass::Forward { 1.0 } else { 2.0 };
-                let bytes = cost.bytes.as_f64();
-                self.product(product, samples * times, 1.0, self.activation(), bytes)
-            }
-            OpKind::Attention { heads, seq } => {
-                let tokens = template.operands[usize::from(op.inputs[0])].dims[0];
-                let shape = attention::Shape { heads, queries: seq, keys: seq, tokens };
-                self.attention(&shape, op.pass, &cost)
-            }
-            OpKind::AttentionBlock { heads, queries, keys, step: _ } => {
+        let mut work = match op.kind.cost_class() {
+            CostClass::Product(gemm) => self.gemm(template, op, gemm, &cost),
+            CostClass::Attention { heads, queries, keys, merged } => {
                 let tokens = template.operands[usize::from(op.inputs[0])].dims[0];
                 let shape = attention::Shape { heads, queries, keys, tokens };
                 let mut work = self.attention(&shape, op.pass, &cost);
-                work.add(self.merge(&shape, op.pass));
+                if merged {
+                    work.add(self.merge(&shape, op.pass));
+                }
                 work
             }
-            OpKind::Embedding
-            | OpKind::Position
-            | OpKind::Norm { .. }
-            | OpKind::Bias
-            | OpKind::Rope { .. }
-            | OpKind::KeysValues { .. }
-            | OpKind::Activation { .. }
-            | OpKind::SwiGlu
-            | OpKind::Add
-            | OpKind::RowMax
-            | OpKind::SoftmaxStats
-            | OpKind::CrossEntropy { .. }
-            | OpKind::EmbeddingBag { .. }
-            | OpKind::StepRows { .. }
-            | OpKind::BinaryCrossEntropy { .. }
-            | OpKind::BatchSums { .. }
-            | OpKind::BatchNorm { .. }
-            | OpKind::MaxPool { .. }
-            | OpKind::AveragePool { .. }
-            | OpKind::Route(_)
-            | OpKind::HeadNorm { .. }
-            | OpKind::LatentHeads(_)
-            | OpKind::LatentValues(_)
-            | OpKind::Dispatch { .. }
-            | OpKind::Combine { .. }
-            | OpKind::BlockSquares { .. }
-            | OpKind::TensorSquares
-            | OpKind::Norm2
-            | OpKind::Total
-            | OpKind::Compress(_)
-            | OpKind::Outer(_) => self.traffic(template, op, &cost),
+            CostClass::RowWise(rows) => self.row_wise(template, op, rows, &cost),
+            CostClass::ElementWise(of) => self.element_wise(template, op, of, &cost),
+            CostClass::Permute(of) => self.permute(template, op, of, &cost),
+            CostClass::Lookup { .. } | CostClass::Reduction => self.roof(&cost, 1.0),
         };
         if work.kernels > 0 {
             work.add(self.fill(template, op));
         }
         work
+    }
+
+    /// GEMMs, with what the profile adds around them.
+    fn gemm(&self, template: &Template, op: &LocalOp, of: Gemm, cost: &Cost) -> Work {
+        match of {
+            Gemm::Dense { role } => self.linear(template, op, role, cost),
+            Gemm::Grouped { experts, regions, rows, role } => {
+                let mut work = self.expert_linear(template, op, (experts, regions, rows), cost);
+                if experts > 1 && regions > 1 && !self.profile.fused_permutation {
+                    work.add(self.chunks(template, op, role, rows));
+                }
+                work
+            }
+            Gemm::Windows(window) => self.conv(template, op, window, cost),
+            Gemm::Pairs { vectors, width } => {
+                // A small GEMM for every sample.
+                let samples = template.operands[usize::from(op.inputs[0])].dims[0] as f64;
+                let product = Product { rows: vectors, columns: vectors, depth: width };
+                let times = if op.pass == OpPass::Forward { 1.0 } else { 2.0 };
+                let bytes = cost.bytes.as_f64();
+                self.product(product, samples * times, 1.0, self.activation(), bytes)
+            }
+        }
     }
 
     /// A GEMM and the operations that the profile adds around it.

@@ -1,6 +1,7 @@
 //! Cost of an operator: floating-point operations and memory traffic, from shapes alone.
 
-use super::{LayerGraph, OpKind, OpPass, Operator};
+use super::attributes::{Heads, LinearRole, NormKind, Window};
+use super::{LayerGraph, OpPass, Operator};
 use crate::program::{Access, LocalOp, Template};
 use crate::units::{Bytes, Flops};
 
@@ -15,13 +16,117 @@ pub struct Cost {
     pub bytes: Bytes,
 }
 
+/// Class by which cost models tell operators apart, with the sizes that its cost depends on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum CostClass {
+    /// GEMMs.
+    Product(Product),
+    /// Scores, softmax and weighted values.
+    Attention {
+        /// Head counts.
+        heads: Heads,
+        /// Query tokens of one sequence.
+        queries: u64,
+        /// Key tokens of one sequence.
+        keys: u64,
+        /// True if the result is merged into that of other keys.
+        merged: bool,
+    },
+    /// Statistics over each row.
+    RowWise(RowWise),
+    /// Each element on its own.
+    ElementWise(ElementWise),
+    /// Reads only some rows of its parameter.
+    Lookup {
+        /// Number of rows per row of the first input.
+        rows: u64,
+    },
+    /// Moves rows or columns without arithmetic worth counting.
+    Permute(Permute),
+    /// Fewer results than inputs.
+    Reduction,
+}
+
+/// Kinds of GEMM.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Product {
+    /// One GEMM.
+    Dense {
+        /// Role of the matrix in its layer.
+        role: LinearRole,
+    },
+    /// One GEMM per expert, each on its own tokens.
+    Grouped {
+        /// Role of the matrix in the expert.
+        role: LinearRole,
+        /// Number of local experts.
+        experts: u64,
+        /// Number of token regions: one for each source rank.
+        regions: u64,
+        /// Number of tokens under balanced load.
+        rows: u64,
+    },
+    /// One GEMM whose rows are window positions.
+    Windows(Window),
+    /// Per sample the dot products of all pairs of vectors.
+    Pairs {
+        /// Number of vectors.
+        vectors: u64,
+        /// Width of a vector.
+        width: u64,
+    },
+}
+
+/// Kinds of row-wise operators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowWise {
+    /// Rows are read completely before they are written.
+    Norm(NormKind),
+    /// Columns are; sums over the batch are operators of their own.
+    BatchNorm,
+    /// Intermediate results of the loss, which software other than ours computes with it.
+    LossPart,
+    /// The loss of logits.
+    Loss,
+    /// Rows that fit in registers.
+    Short,
+}
+
+/// Kinds of element-wise operators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ElementWise {
+    /// Sum of an activation and a bias.
+    Bias,
+    /// Sum of an activation and a row by position, where dropout follows.
+    Position,
+    /// Sum of activations, or a few operations on them.
+    Sum,
+    /// Rotation by position.
+    Rotation,
+    /// An activation function.
+    Function,
+    /// An activation function of one half of a row times the other half.
+    Gated,
+}
+
+/// Kinds of permutations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Permute {
+    /// Columns are copied.
+    Copy,
+    /// Tokens into the order of their experts.
+    ToExperts,
+    /// Tokens back, weighted and summed.
+    FromExperts,
+}
+
 impl LayerGraph {
     /// GEMM operations of an operator on logical shapes. Attention counts full squares, like
     /// Narayanan et al. (arXiv 2104.04473, eq. 3), without halving for causality.
     pub fn matrix_flops(&self, op: &Operator) -> Flops {
         let first = op.inputs.first().map_or([0, 0], |&t| self.tensor(t).dims);
         let weight = op.params.first().map_or([0, 0], |&p| self.param(p).dims);
-        matrix_flops(&op.kind, op.pass, first[0], weight)
+        matrix_flops(op.kind.cost_class(), op.pass, first[0], weight)
     }
 }
 
@@ -31,135 +136,69 @@ impl Template {
         let dims = |i: &u16| self.operands[usize::from(*i)].dims;
         let first = op.inputs.first().map_or([0, 0], dims);
         let weight = op.params.first().map_or([0, 0], dims);
-        let matrix = matrix_flops(&op.kind, op.pass, first[0], weight);
+        let row = op.kind.row();
+        let matrix = matrix_flops(row.class, op.pass, first[0], weight);
         let all = op.inputs.iter().chain(&op.params).chain(&op.outputs);
         let bytes = all.map(|&i| {
             let operand = &self.operands[usize::from(i)];
-            let once = operand.elements() * operand.dtype.size();
-            let once = match op.kind {
+            let size = operand.dtype.size();
+            let once = match row.class {
                 // Only the occupied token rows count.
-                OpKind::ExpertLinear { rows, .. } if operand.dims[0] == first[0] => {
-                    rows.min(first[0]) * operand.dims[1] * operand.dtype.size()
+                CostClass::Product(Product::Grouped { rows, .. })
+                    if operand.dims[0] == first[0] =>
+                {
+                    rows.min(first[0]) * operand.dims[1] * size
                 }
-                _ => once,
+                _ => operand.elements() * size,
             };
             let times = match operand.access {
                 Access::Read | Access::Write => 1,
                 Access::Accumulate | Access::Add => 2,
             };
-            match op.kind {
+            match row.class {
                 // A lookup touches only the rows it reads, not the whole table.
-                OpKind::Embedding if op.params.contains(&i) => {
-                    first[0] * operand.dims[1] * operand.dtype.size() * times
+                CostClass::Lookup { rows } if op.params.contains(&i) => {
+                    first[0] * rows * operand.dims[1] * size * times
                 }
-                OpKind::EmbeddingBag { tables, lookups, .. }
-                | OpKind::StepRows { tables, lookups, .. }
-                    if op.params.contains(&i) =>
-                {
-                    first[0] * tables * lookups * operand.dims[1] * operand.dtype.size() * times
+                CostClass::ElementWise(ElementWise::Position) if op.params.contains(&i) => {
+                    once.min(first[0] * 4)
                 }
-                OpKind::Position if op.params.contains(&i) => once.min(first[0] * 4),
                 _ => once * times,
             }
         });
         let bytes = Bytes(bytes.sum());
         let elements: u64 = op.outputs.iter().map(|i| dims(i)[0] * dims(i)[1]).sum::<u64>()
             + op.inputs.iter().map(|i| dims(i)[0] * dims(i)[1]).sum::<u64>();
-        Cost { matrix, vector: Flops(elements as f64 * vector_intensity(&op.kind)), bytes }
+        Cost { matrix, vector: Flops(elements as f64 * row.intensity), bytes }
     }
 }
 
 /// 2·m·n·k for each GEMM.
-fn matrix_flops(kind: &OpKind, part: OpPass, tokens: u64, weight: [u64; 2]) -> Flops {
+fn matrix_flops(class: CostClass, pass: OpPass, tokens: u64, weight: [u64; 2]) -> Flops {
     let tokens = tokens as f64;
-    match *kind {
-        OpKind::Linear { .. } => Flops(2.0 * tokens * weight[0] as f64 * weight[1] as f64),
-        OpKind::Conv { window } => {
-            let places = tokens * window.places() as f64;
-            Flops(2.0 * places * weight[0] as f64 * weight[1] as f64)
+    let times = if pass == OpPass::BackwardInput { 2.0 } else { 1.0 };
+    let [rows, columns] = weight.map(|side| side as f64);
+    Flops(match class {
+        CostClass::Product(Product::Dense { .. }) => 2.0 * tokens * rows * columns,
+        CostClass::Product(Product::Windows(window)) => {
+            2.0 * (tokens * window.places() as f64) * rows * columns
         }
-        OpKind::Interact { tables, width, .. } => {
-            // All pairs of vectors, although half of the products are discarded.
-            let vectors = (tables + 1) as f64;
-            let forward = 2.0 * tokens * vectors * vectors * width as f64;
-            Flops(if part == OpPass::BackwardInput { 2.0 * forward } else { forward })
+        CostClass::Product(Product::Grouped { experts, rows: tokens, .. }) => {
+            2.0 * tokens as f64 * (rows / experts.max(1) as f64) * columns
         }
-        OpKind::ExpertLinear { experts, rows, .. } => {
-            let outputs = weight[0] as f64 / experts.max(1) as f64;
-            Flops(2.0 * rows as f64 * outputs * weight[1] as f64)
+        // All pairs of vectors, although half of the products are discarded.
+        CostClass::Product(Product::Pairs { vectors, width }) => {
+            let vectors = vectors as f64;
+            times * (2.0 * tokens * vectors * vectors * width as f64)
         }
-        OpKind::Attention { heads, seq } => {
+        CostClass::Attention { heads, keys, .. } => {
             let width = (heads.heads * heads.head_dim) as f64;
-            let forward = 4.0 * tokens * seq as f64 * width;
-            Flops(if part == OpPass::BackwardInput { 2.0 * forward } else { forward })
+            times * (4.0 * tokens * keys as f64 * width)
         }
-        OpKind::AttentionBlock { heads, keys, .. } => {
-            let width = (heads.heads * heads.head_dim) as f64;
-            let forward = 4.0 * tokens * keys as f64 * width;
-            Flops(if part == OpPass::BackwardInput { 2.0 * forward } else { forward })
-        }
-        OpKind::Embedding
-        | OpKind::Position
-        | OpKind::Norm { .. }
-        | OpKind::Bias
-        | OpKind::Rope { .. }
-        | OpKind::KeysValues { .. }
-        | OpKind::Activation { .. }
-        | OpKind::SwiGlu
-        | OpKind::Add
-        | OpKind::RowMax
-        | OpKind::SoftmaxStats
-        | OpKind::CrossEntropy { .. }
-        | OpKind::EmbeddingBag { .. }
-        | OpKind::StepRows { .. }
-        | OpKind::BinaryCrossEntropy { .. }
-        | OpKind::BatchSums { .. }
-        | OpKind::BatchNorm { .. }
-        | OpKind::MaxPool { .. }
-        | OpKind::AveragePool { .. }
-        | OpKind::Route(_)
-        | OpKind::Dispatch { .. }
-        | OpKind::Combine { .. }
-        | OpKind::HeadNorm { .. }
-        | OpKind::LatentHeads(_)
-        | OpKind::LatentValues(_)
-        | OpKind::BlockSquares { .. }
-        | OpKind::TensorSquares
-        | OpKind::Norm2
-        | OpKind::Total
-        | OpKind::Compress(_)
-        | OpKind::Outer(_) => Flops(0.0),
-    }
-}
-
-/// Approximate operations per element of operators other than GEMMs; these are memory-bound.
-fn vector_intensity(kind: &OpKind) -> f64 {
-    match kind {
-        OpKind::Linear { .. }
-        | OpKind::ExpertLinear { .. }
-        | OpKind::Conv { .. }
-        | OpKind::Interact { .. }
-        | OpKind::Embedding
-        | OpKind::KeysValues { .. }
-        | OpKind::Dispatch { .. }
-        | OpKind::LatentValues(_)
-        | OpKind::Combine { .. } => 0.0,
-        OpKind::Position | OpKind::Bias | OpKind::Add | OpKind::RowMax => 1.0,
-        OpKind::AveragePool { .. } | OpKind::EmbeddingBag { .. } | OpKind::StepRows { .. } => 1.0,
-        OpKind::BinaryCrossEntropy { .. } => 10.0,
-        OpKind::BatchSums { .. } | OpKind::BatchNorm { .. } => 4.0,
-        // One maximum per pixel of the window.
-        OpKind::MaxPool { window } => (window.kernel * window.kernel) as f64,
-        OpKind::BlockSquares { .. } | OpKind::TensorSquares | OpKind::Norm2 | OpKind::Total => 2.0,
-        OpKind::Rope { .. }
-        | OpKind::Norm { .. }
-        | OpKind::HeadNorm { .. }
-        | OpKind::LatentHeads(_)
-        | OpKind::Route(_) => 4.0,
-        OpKind::SoftmaxStats | OpKind::CrossEntropy { .. } => 8.0,
-        OpKind::Activation { .. } | OpKind::SwiGlu => 10.0,
-        OpKind::Attention { .. } | OpKind::AttentionBlock { .. } => 0.0,
-        OpKind::Compress(op) => op.intensity(),
-        OpKind::Outer(_) => 2.0,
-    }
+        CostClass::RowWise(_)
+        | CostClass::ElementWise(_)
+        | CostClass::Lookup { .. }
+        | CostClass::Permute(_)
+        | CostClass::Reduction => 0.0,
+    })
 }

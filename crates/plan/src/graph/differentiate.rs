@@ -1,8 +1,8 @@
 //! Gradients on the graph, as in `tf.gradients`: the input gradient and the weight gradient are
 //! separate operators, so that a schedule can place them independently.
 
-use super::{ActivationKind, LayerGraph, OpKind, OpPass, Operator, Tensor, TensorClass};
-use crate::ids::{ParamId, TensorId};
+use super::{LayerGraph, OpKind, OpPass, Operator, Tensor, TensorClass};
+use crate::ids::TensorId;
 
 /// Appends the gradient operators of a layer whose forward operators are complete.
 pub(super) fn differentiate(layer: &mut LayerGraph) {
@@ -21,6 +21,71 @@ pub(super) fn differentiate(layer: &mut LayerGraph) {
     }
 }
 
+/// Operand of a gradient operator, relative to the forward operator.
+#[derive(Clone, Copy)]
+pub(crate) enum Of {
+    /// The gradient of an output.
+    Dy,
+    /// An input.
+    X(usize),
+    /// An output.
+    Y(usize),
+    /// A tensor that is positive exactly where the first input is: the output, which is often saved
+    /// anyway, unless it leaves the layer and may be sent to another stage.
+    Sign,
+    /// Sums of the output's gradient over the microbatch, which batch norm's gradients need first.
+    Sums,
+}
+
+/// Rule for an operator's gradient operators.
+#[derive(Clone, Copy)]
+pub(crate) struct Gradient {
+    start: Start,
+    /// Inputs whose gradients one operator computes, and its operands.
+    input: (&'static [usize], &'static [Of]),
+    /// Operands of the operator for the gradients of the parameters.
+    weight: Option<&'static [Of]>,
+    /// True if the gradient of the output is that of every input.
+    passed: bool,
+}
+
+/// Gradient that an operator's gradients start from.
+#[derive(Clone, Copy, PartialEq)]
+enum Start {
+    /// None: it is a loss.
+    Loss,
+    /// That of an output. Without one there are no gradients.
+    Output(usize),
+}
+
+impl Gradient {
+    /// No gradient operators.
+    pub(super) const NONE: Self =
+        Self { start: Start::Output(0), input: (&[], &[]), weight: None, passed: false };
+    /// The start of the backward pass.
+    pub(super) const LOSS: Self = Self { start: Start::Loss, ..Self::NONE };
+
+    /// Adds the gradient of these inputs, computed from these operands.
+    pub(super) const fn input(self, of: &'static [usize], reads: &'static [Of]) -> Self {
+        Self { input: (of, reads), ..self }
+    }
+
+    /// Adds the gradient of the parameters, computed from these operands.
+    pub(super) const fn weight(self, reads: &'static [Of]) -> Self {
+        Self { weight: Some(reads), ..self }
+    }
+
+    /// Passes the gradient of the output to all inputs.
+    pub(super) const fn passed(self) -> Self {
+        Self { passed: true, ..self }
+    }
+
+    /// Starts from the gradient of this output instead of the first.
+    pub(super) const fn of_output(self, output: usize) -> Self {
+        Self { start: Start::Output(output), ..self }
+    }
+}
+
 struct Tape<'a> {
     /// Gradient of each tensor accumulated so far.
     gradients: Vec<Option<TensorId>>,
@@ -29,170 +94,62 @@ struct Tape<'a> {
 
 impl Tape<'_> {
     fn operator(&mut self, op: &Operator) {
-        let dy = op.outputs.first().and_then(|y| self.gradients[y.index()]);
-        match op.kind {
-            OpKind::CrossEntropy { .. } => {
-                let [_, logits, max, targets] = op.inputs[..] else { return };
-                let dlogits = self.like(logits);
-                let stats = op.inputs[0];
-                self.push(
-                    op,
-                    OpPass::BackwardInput,
-                    &[stats, logits, max, targets],
-                    &[],
-                    &[dlogits],
-                );
-                self.contribute(logits, dlogits);
+        let Gradient { start, input: (of, reads), weight, passed } = op.kind.row().gradient;
+        let dy = match start {
+            Start::Loss => None,
+            Start::Output(at) => match op.outputs.get(at).and_then(|y| self.gradients[y.index()]) {
+                Some(dy) => Some(dy),
+                None => return,
+            },
+        };
+        let mut sums = None;
+        let given = op.inputs.first().is_some_and(|&x| self.is_given(x));
+        if !of.is_empty() && !given {
+            let reads = self.operands(op, dy, reads, &mut sums);
+            let wanted: Vec<TensorId> = of.iter().map(|&at| op.inputs[at]).collect();
+            let made: Vec<TensorId> = wanted.iter().map(|&x| self.like(x)).collect();
+            self.push(op, OpPass::BackwardInput, reads, made.clone());
+            for (x, dx) in wanted.into_iter().zip(made) {
+                self.contribute(x, dx);
             }
-            OpKind::BinaryCrossEntropy { .. } => {
-                let [logits, targets] = op.inputs[..] else { return };
-                let dlogits = self.like(logits);
-                self.push(op, OpPass::BackwardInput, &[logits, targets], &[], &[dlogits]);
-                self.contribute(logits, dlogits);
-            }
-            OpKind::Interact { .. } => {
-                if let Some(dy) = dy {
-                    let [x, sums] = op.inputs[..] else { return };
-                    let (dx, dsums) = (self.like(x), self.like(sums));
-                    self.push(op, OpPass::BackwardInput, &[dy, x, sums], &[], &[dx, dsums]);
-                    self.contribute(x, dx);
-                    self.contribute(sums, dsums);
-                }
-            }
-            // Covered by the loss's gradient.
-            OpKind::RowMax | OpKind::SoftmaxStats => {}
-            // Covered by the gradient of the norm that follows.
-            OpKind::BatchSums { .. } => {}
-            OpKind::Add => {
-                if let Some(dy) = dy {
-                    for &input in &op.inputs {
-                        self.contribute(input, dy);
-                    }
-                }
-            }
-            OpKind::Bias | OpKind::Position => {
-                if let Some(dy) = dy {
-                    self.push(op, OpPass::BackwardWeight, &[dy], &op.params, &[]);
-                    self.contribute(op.inputs[0], dy);
-                }
-            }
-            OpKind::Embedding | OpKind::EmbeddingBag { .. } => {
-                if let Some(dy) = dy {
-                    self.push(op, OpPass::BackwardWeight, &[dy, op.inputs[0]], &op.params, &[]);
-                }
-            }
-            OpKind::Linear { .. } | OpKind::Conv { .. } => {
-                if let Some(dy) = dy {
-                    if !self.is_given(op.inputs[0]) {
-                        self.input_gradient(op, &[dy]);
-                    }
-                    self.push(op, OpPass::BackwardWeight, &[dy, op.inputs[0]], &op.params, &[]);
-                }
-            }
-            OpKind::ExpertLinear { .. } => {
-                let [x, counts] = op.inputs[..] else { return };
-                if let Some(dy) = dy {
-                    self.input_gradient(op, &[dy, counts]);
-                    self.push(op, OpPass::BackwardWeight, &[dy, x, counts], &op.params, &[]);
-                }
-            }
-            OpKind::Route(_) => {
-                let [choices, gates, ..] = op.outputs[..] else { return };
-                if let Some(dgates) = self.gradients[gates.index()] {
-                    self.input_gradient(op, &[dgates, op.inputs[0]]);
-                    if !op.params.is_empty() {
-                        self.push(op, OpPass::BackwardWeight, &[choices], &op.params, &[]);
-                    }
-                }
-            }
-            OpKind::Dispatch { .. } => {
-                if let Some(dy) = dy {
-                    self.input_gradient(op, &[dy, op.outputs[1]]);
-                }
-            }
-            OpKind::Combine { .. } => {
-                let [rows, slots, gates] = op.inputs[..] else { return };
-                if let Some(dy) = dy {
-                    let (drows, dgates) = (self.like(rows), self.like(gates));
-                    let reads = [dy, rows, slots, gates];
-                    self.push(op, OpPass::BackwardInput, &reads, &[], &[drows, dgates]);
-                    self.contribute(rows, drows);
-                    self.contribute(gates, dgates);
-                }
-            }
-            OpKind::LatentHeads(_) => {
-                let [q, kv, turned] = op.inputs[..] else { return };
-                if let Some(dy) = dy {
-                    let made = [q, kv, turned].map(|t| self.like(t));
-                    self.push(op, OpPass::BackwardInput, &[dy], &[], &made);
-                    for (of, share) in [q, kv, turned].into_iter().zip(made) {
-                        self.contribute(of, share);
-                    }
-                }
-            }
-            OpKind::Norm { .. } | OpKind::HeadNorm { .. } => {
-                if let Some(dy) = dy {
-                    let reads = [dy, op.inputs[0], op.outputs[1]];
-                    self.input_gradient(op, &reads);
-                    self.push(op, OpPass::BackwardWeight, &reads, &op.params, &[]);
-                }
-            }
-            OpKind::BatchNorm { channels, .. } => {
-                if let Some(dy) = dy {
-                    self.batch_norm(op, dy, channels);
-                }
-            }
-            OpKind::Attention { .. } | OpKind::AttentionBlock { .. } => {
-                if let Some(dy) = dy {
-                    self.input_gradient(op, &[dy, op.inputs[0], op.outputs[0], op.outputs[1]]);
-                }
-            }
-            // The output is positive exactly where the argument is, and is often saved anyway. The
-            // layer's output is an exception: it may be sent to another stage.
-            OpKind::Activation { function: ActivationKind::Relu } => {
-                if let Some(dy) = dy {
-                    let kept = op.outputs[0];
-                    let leaves = self.layer.output == Some(kept);
-                    self.input_gradient(op, &[dy, if leaves { op.inputs[0] } else { kept }]);
-                }
-            }
-            OpKind::Activation { .. } | OpKind::SwiGlu | OpKind::MaxPool { .. } => {
-                if let Some(dy) = dy {
-                    self.input_gradient(op, &[dy, op.inputs[0]]);
-                }
-            }
-            OpKind::Rope { .. } | OpKind::AveragePool { .. } | OpKind::LatentValues(_) => {
-                if let Some(dy) = dy {
-                    self.input_gradient(op, &[dy]);
-                }
-            }
-            // Inserted by sharding along the sequence, for both attention and its gradient.
-            OpKind::KeysValues { .. } => {}
-            // Part of the optimizer step; no gradient flows back.
-            OpKind::StepRows { .. }
-            | OpKind::BlockSquares { .. }
-            | OpKind::TensorSquares
-            | OpKind::Norm2
-            | OpKind::Total
-            | OpKind::Compress(_)
-            | OpKind::Outer(_) => {}
+        }
+        if let Some(reads) = weight.filter(|_| !op.params.is_empty()) {
+            let reads = self.operands(op, dy, reads, &mut sums);
+            self.push(op, OpPass::BackwardWeight, reads, Vec::new());
+        }
+        if let Some(dy) = dy.filter(|_| passed) {
+            op.inputs.iter().for_each(|&input| self.contribute(input, dy));
         }
     }
 
-    /// Adds the gradient of the operator's first input.
-    fn input_gradient(&mut self, op: &Operator, reads: &[TensorId]) {
-        let x = op.inputs[0];
-        let dx = self.like(x);
-        self.push(op, OpPass::BackwardInput, reads, &op.params, &[dx]);
-        self.contribute(x, dx);
+    /// Tensors that a gradient operator reads.
+    fn operands(
+        &mut self,
+        op: &Operator,
+        dy: Option<TensorId>,
+        reads: &[Of],
+        sums: &mut Option<TensorId>,
+    ) -> Vec<TensorId> {
+        let mut operand = |of: &Of| match *of {
+            Of::Dy => dy,
+            Of::X(at) => op.inputs.get(at).copied(),
+            Of::Y(at) => op.outputs.get(at).copied(),
+            Of::Sign if self.layer.output == Some(op.outputs[0]) => Some(op.inputs[0]),
+            Of::Sign => Some(op.outputs[0]),
+            Of::Sums => {
+                *sums = sums.or_else(|| self.batch_sums(op, dy?));
+                *sums
+            }
+        };
+        reads.iter().filter_map(&mut operand).collect()
     }
 
-    /// Adds the gradients of a batch norm, after the sums over the microbatch that both need.
-    fn batch_norm(&mut self, op: &Operator, dy: TensorId, channels: u64) {
+    /// Adds the sums over the microbatch that both gradients of a batch norm read.
+    fn batch_sums(&mut self, op: &Operator, dy: TensorId) -> Option<TensorId> {
+        let OpKind::BatchNorm { channels, .. } = op.kind else { return None };
         let (x, statistics) = (op.inputs[0], op.outputs[1]);
         let sums = self.like(statistics);
-        let tensor = &mut self.layer.tensors[sums.index()];
-        tensor.class = TensorClass::Statistic;
+        self.layer.tensors[sums.index()].class = TensorClass::Statistic;
         self.layer.backward.push(Operator {
             kind: OpKind::BatchSums { channels },
             pass: OpPass::BackwardInput,
@@ -200,8 +157,7 @@ impl Tape<'_> {
             params: Vec::new(),
             outputs: vec![sums],
         });
-        self.input_gradient(op, &[dy, x, statistics, sums]);
-        self.push(op, OpPass::BackwardWeight, &[sums, statistics], &op.params, &[]);
+        Some(sums)
     }
 
     /// Returns true if a tensor is an input of the model; no gradient flows back to it.
@@ -257,20 +213,8 @@ impl Tape<'_> {
         TensorId::from(self.layer.tensors.len() - 1)
     }
 
-    fn push(
-        &mut self,
-        op: &Operator,
-        part: OpPass,
-        inputs: &[TensorId],
-        params: &[ParamId],
-        outputs: &[TensorId],
-    ) {
-        self.layer.backward.push(Operator {
-            kind: op.kind,
-            pass: part,
-            inputs: inputs.to_vec(),
-            params: params.to_vec(),
-            outputs: outputs.to_vec(),
-        });
+    fn push(&mut self, op: &Operator, pass: OpPass, inputs: Vec<TensorId>, outputs: Vec<TensorId>) {
+        let (kind, params) = (op.kind, op.params.clone());
+        self.layer.backward.push(Operator { kind, pass, inputs, params, outputs });
     }
 }

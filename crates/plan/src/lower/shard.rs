@@ -1,7 +1,6 @@
 //! Sharding of a layer along the tensor-parallel axis; `experts` covers the sharding of experts.
 //!
-//! [`rule`](Sharder::rule) gives the input and output placements of every operator (Shoeybi et al., arXiv
-//! 1909.08053; Korthikanti et al., arXiv 2205.05198). A conversion is inserted only if an input is
+//! Each operator's row gives its input and output placements ([`Sharding`]). A conversion is inserted only if an input is
 //! available in other placements only. Megatron's `f` and `g`, the gathers and scatters of sequence
 //! parallelism and the vocabulary-parallel loss all result from it.
 
@@ -10,9 +9,7 @@ use super::recompute::{self, SavedActivations};
 use super::split_backward::{self, Halves};
 use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
-use crate::graph::{
-    Graph, Heads, LatentHeads, LayerGraph, LinearRole, OpKind, OpPass, Operator, TensorClass,
-};
+use crate::graph::{Graph, LayerGraph, OpKind, OpPass, Operator, Sharding, TensorClass};
 use crate::ids::{ParamId, TensorId};
 use crate::mesh::Axis;
 use crate::spec::{Conversion, Placement, conversion};
@@ -373,24 +370,15 @@ impl<'a> Sharder<'a> {
 
     /// Converts an operator to the sizes of one rank's shard, e.g. its heads or pixels.
     pub(super) fn localize(&self, kind: OpKind) -> OpKind {
-        let tp = self.tp();
-        let cut = |h: Heads| Heads { heads: h.heads / tp, kv_heads: h.kv_heads / tp, ..h };
-        match kind {
+        match kind.cut(self.tp()) {
             OpKind::Attention { heads, seq } => {
-                let seq = seq / u64::from(self.strategy.cp);
-                OpKind::Attention { heads: cut(heads), seq }
+                OpKind::Attention { heads, seq: seq / u64::from(self.strategy.cp) }
             }
-            OpKind::Rope { heads, theta } => OpKind::Rope { heads: cut(heads), theta },
             OpKind::BatchNorm { channels, eps, pixels, over, share } => {
                 let dp = self.strategy.dp;
                 let (pixels, share) = (pixels / u64::from(dp), share / f64::from(dp));
                 let over = if self.sums_over_replicas() { dp } else { over };
                 OpKind::BatchNorm { channels, eps, pixels, over, share }
-            }
-            OpKind::HeadNorm { heads, eps } => OpKind::HeadNorm { heads: cut(heads), eps },
-            OpKind::LatentHeads(h) => OpKind::LatentHeads(LatentHeads { heads: h.heads / tp, ..h }),
-            OpKind::LatentValues(h) => {
-                OpKind::LatentValues(LatentHeads { heads: h.heads / tp, ..h })
             }
             other => self.localize_expert(other),
         }
@@ -398,124 +386,42 @@ impl<'a> Sharder<'a> {
 
     /// Input, output and parameter placements of an operator.
     fn rule(&self, op: &Operator) -> Rule {
-        use Placement as P;
-        let whole = |n: usize| vec![P::Replicate; n];
+        let same = |placement: Placement| Rule {
+            inputs: vec![placement; op.inputs.len()],
+            outputs: vec![placement; op.outputs.len()],
+            params: None,
+            partial_gradient: false,
+        };
         if self.tp() == 1 {
-            return Rule {
-                inputs: whole(op.inputs.len()),
-                outputs: whole(op.outputs.len()),
-                params: None,
-                partial_gradient: false,
-            };
+            return same(Placement::Replicate);
         }
-        let stream = self.stream();
-        let same = |p: Placement, params: Option<Placement>| Rule {
-            inputs: vec![p; op.inputs.len()],
-            outputs: vec![p; op.outputs.len()],
-            params,
-            partial_gradient: false,
-        };
-        let forms = |inputs: &[Placement], outputs: &[Placement], params: Option<Placement>| Rule {
-            inputs: inputs.to_vec(),
-            outputs: outputs.to_vec(),
-            params,
-            partial_gradient: false,
-        };
-        match (op.kind, op.pass) {
-            (OpKind::Embedding, OpPass::Forward) => {
-                forms(&[P::Replicate], &[P::SUM], Some(P::ROWS))
-            }
-            (OpKind::Embedding, _) => forms(&[P::Replicate, P::Replicate], &[], Some(P::ROWS)),
-            (
-                OpKind::Linear { role: LinearRole::Router | LinearRole::Latent | LinearRole::Join },
-                _,
-            ) => self.on_stream(same(stream, None)),
-            (OpKind::Linear { role }, part) => match (column(role), part) {
-                (true, OpPass::Forward) => forms(&[P::Replicate], &[P::WIDTH], Some(P::ROWS)),
-                (true, OpPass::BackwardInput) => forms(&[P::WIDTH], &[P::SUM], Some(P::ROWS)),
-                (true, OpPass::BackwardWeight) => {
-                    forms(&[P::WIDTH, P::Replicate], &[], Some(P::ROWS))
-                }
-                (false, OpPass::Forward) => forms(&[P::WIDTH], &[P::SUM], Some(P::WIDTH)),
-                (false, OpPass::BackwardInput) => {
-                    forms(&[P::Replicate], &[P::WIDTH], Some(P::WIDTH))
-                }
-                (false, OpPass::BackwardWeight) => {
-                    forms(&[P::Replicate, P::WIDTH], &[], Some(P::WIDTH))
-                }
+        let (stream, width) = (self.stream(), Placement::WIDTH);
+        let on_stream = || Rule { partial_gradient: stream == Placement::TOKENS, ..same(stream) };
+        match op.kind.row().sharding {
+            Sharding::Replicated => same(Placement::Replicate),
+            Sharding::Stream => on_stream(),
+            Sharding::Width => same(width),
+            Sharding::WidthWithPartialGradients => Rule { partial_gradient: true, ..same(width) },
+            Sharding::LikeInput => match op.inputs.iter().any(|&t| self.held(t) == Some(width)) {
+                true => Rule { params: Some(width), ..same(width) },
+                false => on_stream(),
             },
-            (OpKind::Bias, _) => {
-                if self.held(op.inputs[0]) == Some(P::WIDTH) {
-                    same(P::WIDTH, Some(P::WIDTH))
-                } else {
-                    self.on_stream(same(stream, None))
+            Sharding::Routed => match op.pass {
+                OpPass::Forward => Rule {
+                    inputs: vec![Placement::Replicate],
+                    outputs: op.outputs.iter().map(|&t| self.routed(t)).collect(),
+                    ..same(stream)
+                },
+                OpPass::BackwardInput => {
+                    Rule { inputs: vec![stream, Placement::Replicate], ..same(stream) }
                 }
-            }
-            (OpKind::Position | OpKind::Norm { .. }, _) => self.on_stream(same(stream, None)),
-            (OpKind::Add, _) => same(stream, None),
-            (OpKind::Activation { .. }, _) => {
-                // Between GEMMs it is sharded by width; after a block, like the stream.
-                let wide = op.inputs.iter().any(|&t| self.held(t) == Some(P::WIDTH));
-                same(if wide { P::WIDTH } else { stream }, None)
-            }
-            (
-                OpKind::Rope { .. }
-                | OpKind::Attention { .. }
-                | OpKind::SwiGlu
-                | OpKind::LatentValues(_),
-                _,
-            ) => same(P::WIDTH, None),
-            // A rank's gradient covers only its own heads.
-            (OpKind::HeadNorm { .. }, _) => Rule { partial_gradient: true, ..same(P::WIDTH, None) },
-            (OpKind::LatentHeads(_), OpPass::Forward) => {
-                forms(&[P::WIDTH, P::WIDTH, P::Replicate], &[P::WIDTH], None)
-            }
-            (OpKind::LatentHeads(_), _) => forms(&[P::WIDTH], &[P::WIDTH, P::WIDTH, P::SUM], None),
-            // The routing decision uses whole sequences, for a rank's own tokens.
-            (OpKind::Route(_), OpPass::Forward) => Rule {
-                inputs: vec![P::Replicate],
-                outputs: op.outputs.iter().map(|&t| self.routed(t)).collect(),
-                params: None,
-                partial_gradient: false,
+                OpPass::BackwardWeight => on_stream(),
             },
-            (OpKind::Route(_), OpPass::BackwardInput) => {
-                forms(&[stream, P::Replicate], &[stream], None)
+            Sharding::Forms(forms) => {
+                let (inputs, outputs) = forms.of(op.pass);
+                let (inputs, outputs) = (inputs.to_vec(), outputs.to_vec());
+                Rule { inputs, outputs, params: forms.params, partial_gradient: false }
             }
-            (OpKind::Route(_), OpPass::BackwardWeight) => {
-                self.on_stream(forms(&[stream], &[], None))
-            }
-            (OpKind::RowMax, _) => forms(&[P::WIDTH], &[P::MAX], None),
-            (OpKind::SoftmaxStats, _) => {
-                forms(&[P::WIDTH, P::Replicate, P::Replicate], &[P::SUM], None)
-            }
-            (OpKind::CrossEntropy { .. }, part) => {
-                let reads = [P::Replicate, P::WIDTH, P::Replicate, P::Replicate];
-                let yields = if part == OpPass::Forward { P::Replicate } else { P::WIDTH };
-                forms(&reads, &[yields], None)
-            }
-            (
-                OpKind::KeysValues { .. }
-                | OpKind::AttentionBlock { .. }
-                | OpKind::Dispatch { .. }
-                | OpKind::ExpertLinear { .. }
-                | OpKind::Combine { .. }
-                | OpKind::EmbeddingBag { .. }
-                | OpKind::StepRows { .. }
-                | OpKind::Interact { .. }
-                | OpKind::BinaryCrossEntropy { .. }
-                | OpKind::Conv { .. }
-                | OpKind::BatchSums { .. }
-                | OpKind::BatchNorm { .. }
-                | OpKind::MaxPool { .. }
-                | OpKind::AveragePool { .. }
-                | OpKind::BlockSquares { .. }
-                | OpKind::TensorSquares
-                | OpKind::Norm2
-                | OpKind::Total
-                | OpKind::Compress(_)
-                | OpKind::Outer(_),
-                _,
-            ) => same(P::Replicate, None),
         }
     }
 
@@ -525,12 +431,6 @@ impl<'a> Sharder<'a> {
             true => Placement::Replicate,
             false => self.stream(),
         }
-    }
-
-    /// Marks gradients as partial if the stream is sharded by tokens: they cover a rank's own
-    /// tokens only.
-    fn on_stream(&self, rule: Rule) -> Rule {
-        Rule { partial_gradient: self.stream() == Placement::TOKENS, ..rule }
     }
 
     /// Placement in which a tensor was last produced.
@@ -544,18 +444,6 @@ struct Rule {
     outputs: Vec<Placement>,
     params: Option<Placement>,
     partial_gradient: bool,
-}
-
-/// Returns true for column-parallel matrices, sharded by outputs. The others are sharded by inputs.
-fn column(role: LinearRole) -> bool {
-    match role {
-        LinearRole::Qkv | LinearRole::Up | LinearRole::Head => true,
-        LinearRole::AttentionOut
-        | LinearRole::Down
-        | LinearRole::Router
-        | LinearRole::Latent
-        | LinearRole::Join => false,
-    }
 }
 
 #[cfg(test)]

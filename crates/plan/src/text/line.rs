@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 /// The unread rest of a line.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Line<'t> {
+pub(crate) struct Line<'t> {
     number: usize,
     rest: &'t str,
 }
@@ -20,7 +20,7 @@ impl<'t> Line<'t> {
     }
 
     /// Returns an error at this line.
-    pub(super) fn error<T>(&self, message: impl Into<String>) -> Result<T> {
+    pub(crate) fn error<T>(&self, message: impl Into<String>) -> Result<T> {
         Err(ParseError { line: self.number, message: message.into() })
     }
 
@@ -38,7 +38,7 @@ impl<'t> Line<'t> {
     }
 
     /// Consumes the next word; `what` describes it in errors.
-    pub(super) fn word(&mut self, what: &str) -> Result<&'t str> {
+    pub(crate) fn word(&mut self, what: &str) -> Result<&'t str> {
         let word = self.peek();
         if word.is_empty() || word == "\"" {
             return self.error(format!("{what} is missing{}", self.here()));
@@ -106,6 +106,16 @@ impl<'t> Line<'t> {
         match word.strip_prefix(prefix).map(str::parse) {
             Some(Ok(id)) => Ok(id),
             _ => self.error(format!("{what} is written like '{prefix}0', not '{word}'")),
+        }
+    }
+
+    /// Consumes a word such as `eps=1e-5` and returns its value.
+    pub(super) fn assigned<T: FromStr>(&mut self, key: &str, what: &str) -> Result<T> {
+        let word = self.word(what)?;
+        let value = word.strip_prefix(key).and_then(|rest| rest.strip_prefix('='));
+        match value.map(str::parse) {
+            Some(Ok(value)) => Ok(value),
+            _ => self.error(format!("{what} is written like '{key}=0', not '{word}'")),
         }
     }
 

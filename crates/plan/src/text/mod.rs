@@ -21,13 +21,17 @@
 //! [`ComputePass`](crate::program::ComputePass)), microbatch 0. A line that starts with `#` is a
 //! comment; blank lines and indentation are ignored.
 
+mod attributes;
 mod line;
 mod parse;
 mod print;
 mod words;
 
+pub(crate) use attributes::Attribute;
+pub(crate) use line::Line;
 pub use parse::parse;
 pub use print::print;
+pub(crate) use words::Word;
 
 use thiserror::Error;
 

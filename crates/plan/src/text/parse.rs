@@ -3,10 +3,9 @@
 use super::ParseError;
 use super::line::Line;
 use super::print::{HEADER, Names};
-use super::words::{
-    Word, parse_group, parse_init, parse_load, parse_op_kind, parse_peer, parse_placement,
-};
+use super::words::{Word, parse_group, parse_init, parse_load, parse_peer, parse_placement};
 use crate::compress::Compression;
+use crate::graph::OpKind;
 use crate::ids::{BufferId, CallId, GroupId, LaneId, LayerId, Microbatch, OpId, SegmentId};
 use crate::mesh::Mesh;
 use crate::program::{
@@ -251,7 +250,7 @@ impl<'t> Reader<'t> {
         while let Some(mut line) = self.peeked.filter(|line| is_part(line.peek())) {
             self.next();
             let part = Word::parse(&mut line)?;
-            let kind = parse_op_kind(&mut line)?;
+            let kind = OpKind::parse(&mut line)?;
             let mut operands = |word: &str| {
                 if line.eat(word) { line.ids("o", "operand") } else { Ok(Vec::new()) }
             };

@@ -1,7 +1,7 @@
 //! Printer for the text form of plans.
 
 use super::line::quote;
-use super::words::{Word, print_group, print_init, print_load, print_op_kind, print_peer, push};
+use super::words::{Word, print_group, print_init, print_load, print_peer, push};
 use crate::compress::Compression;
 use crate::ids::{LaneId, OpId, SegmentId};
 use crate::program::{
@@ -128,7 +128,7 @@ impl<'p> Printer<'p> {
         }
         for op in &template.ops {
             put!(self, "  {} ", op.pass.word());
-            print_op_kind(&op.kind, &mut self.out);
+            op.kind.print(&mut self.out);
             for (word, operands) in
                 [("in", &op.inputs), ("params", &op.params), ("out", &op.outputs)]
             {

@@ -2,7 +2,7 @@
 
 use super::Roofline;
 use paceline_plan::DType;
-use paceline_plan::graph::{ActivationKind, NormKind, OpKind, OpPass};
+use paceline_plan::graph::{CostClass, NormKind, OpKind, OpPass, Product, RowWise};
 use paceline_plan::program::{AccumulateMode, LocalOp, StepPhase, Template};
 use paceline_plan::strategy::OptimizerKind;
 use paceline_plan::units::Seconds;
@@ -34,61 +34,29 @@ pub fn kernel(template: &Template, op: &LocalOp) -> KernelUse {
         let largest = operands().max_by_key(|operand| operand.elements());
         (largest.map_or_else(|| vec![1, 1], |operand| operand.dims.to_vec()), cost.bytes.as_f64())
     };
-    let (shape, work) = match op.kind {
-        OpKind::Linear { .. } => {
-            let [outputs, inputs] = op.params.first().map_or([1, 1], |i| operand(i).dims);
-            (vec![first[0], inputs, outputs], cost.matrix.0)
+    let weight = op.params.first().map_or([1, 1], |i| operand(i).dims);
+    let (shape, work) = match op.kind.cost_class() {
+        CostClass::Product(Product::Dense { .. }) => {
+            (vec![first[0], weight[1], weight[0]], cost.matrix.0)
         }
-        OpKind::Conv { window } => {
-            let [filters, seen] = op.params.first().map_or([1, 1], |i| operand(i).dims);
-            (vec![first[0].saturating_mul(window.places()), seen, filters], cost.matrix.0)
+        CostClass::Product(Product::Windows(window)) => {
+            (vec![first[0].saturating_mul(window.places()), weight[1], weight[0]], cost.matrix.0)
         }
         // As fast as the GEMM of one expert.
-        OpKind::ExpertLinear { experts, rows, .. } => {
-            let [outputs, inputs] = op.params.first().map_or([1, 1], |i| operand(i).dims);
+        CostClass::Product(Product::Grouped { experts, rows, .. }) => {
             let experts = experts.max(1);
-            (vec![rows.div_ceil(experts), inputs, outputs / experts], cost.matrix.0)
+            (vec![rows.div_ceil(experts), weight[1], weight[0] / experts], cost.matrix.0)
         }
-        OpKind::Attention { heads, seq } => {
-            let sequences = first[0] / seq.max(1);
-            (vec![sequences.saturating_mul(heads.heads), seq, heads.head_dim], cost.matrix.0)
-        }
-        OpKind::AttentionBlock { heads, queries, keys, step: _ } => {
+        CostClass::Attention { heads, queries, keys, .. } => {
             let sequences = first[0] / queries.max(1);
             (vec![sequences.saturating_mul(heads.heads), keys, heads.head_dim], cost.matrix.0)
         }
-        OpKind::Embedding
-        | OpKind::Position
-        | OpKind::Norm { .. }
-        | OpKind::Bias
-        | OpKind::Rope { .. }
-        | OpKind::KeysValues { .. }
-        | OpKind::Activation { .. }
-        | OpKind::SwiGlu
-        | OpKind::Add
-        | OpKind::RowMax
-        | OpKind::SoftmaxStats
-        | OpKind::CrossEntropy { .. }
-        | OpKind::EmbeddingBag { .. }
-        | OpKind::StepRows { .. }
-        | OpKind::Interact { .. }
-        | OpKind::BinaryCrossEntropy { .. }
-        | OpKind::BatchSums { .. }
-        | OpKind::BatchNorm { .. }
-        | OpKind::MaxPool { .. }
-        | OpKind::AveragePool { .. }
-        | OpKind::Route(_)
-        | OpKind::HeadNorm { .. }
-        | OpKind::LatentHeads(_)
-        | OpKind::LatentValues(_)
-        | OpKind::Dispatch { .. }
-        | OpKind::Combine { .. }
-        | OpKind::BlockSquares { .. }
-        | OpKind::TensorSquares
-        | OpKind::Norm2
-        | OpKind::Total
-        | OpKind::Compress(_)
-        | OpKind::Outer(_) => of_memory(),
+        CostClass::Product(Product::Pairs { .. })
+        | CostClass::RowWise(_)
+        | CostClass::ElementWise(_)
+        | CostClass::Lookup { .. }
+        | CostClass::Permute(_)
+        | CostClass::Reduction => of_memory(),
     };
     let part = match op.pass {
         OpPass::Forward => "forward",
@@ -126,21 +94,18 @@ pub fn accumulate_kernel(mode: AccumulateMode, dtype: DType, elements: u64) -> K
 
 /// Kernel name: the operator's name, unless operators share a kernel or one operator has several.
 fn name(kind: &OpKind) -> &'static str {
-    if let OpKind::Norm { norm, .. } = kind {
-        return match norm {
-            NormKind::Layer => "norm.layer",
-            NormKind::Rms => "norm.rms",
-        };
+    match kind.cost_class() {
+        CostClass::RowWise(RowWise::Norm(NormKind::Layer)) => "norm.layer",
+        CostClass::RowWise(RowWise::Norm(NormKind::Rms)) => "norm.rms",
+        CostClass::Product(Product::Dense { .. } | Product::Grouped { .. }) => "linear",
+        CostClass::Product(Product::Windows(_) | Product::Pairs { .. })
+        | CostClass::RowWise(_)
+        | CostClass::Attention { .. }
+        | CostClass::ElementWise(_)
+        | CostClass::Lookup { .. }
+        | CostClass::Permute(_)
+        | CostClass::Reduction => kind.name(),
     }
-    if let OpKind::Activation { function } = kind {
-        return match function {
-            ActivationKind::Gelu => "gelu",
-            ActivationKind::Relu => "relu",
-            ActivationKind::SquaredRelu => "squared_relu",
-        };
-    }
-    let product = matches!(kind, OpKind::Linear { .. } | OpKind::ExpertLinear { .. });
-    if product { "linear" } else { kind.name() }
 }
 
 impl Roofline<'_> {

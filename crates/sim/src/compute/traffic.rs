@@ -3,7 +3,7 @@
 use super::{Roofline, Work};
 use crate::profile::Kernels;
 use paceline_plan::DType;
-use paceline_plan::graph::{Cost, NormKind, OpKind, OpPass};
+use paceline_plan::graph::{Cost, CostClass, ElementWise, NormKind, OpPass, Permute, RowWise};
 use paceline_plan::program::{LocalOp, Template};
 
 /// Fraction of memory bandwidth reached by norms: each row is read completely before it is written.
@@ -24,7 +24,7 @@ const EAGER_NORM: [f64; 2] = [36.0, 98.0];
 const EAGER_ROPE: [f64; 2] = [23.0, 29.0];
 
 /// Bytes per element of gate and up projections in eager PyTorch: the sigmoid and the product.
-const EAGER_SWIGLU: [f64; 2] = [5.0, 9.0];
+const EAGER_GATED: [f64; 2] = [5.0, 9.0];
 
 /// Bytes per element of the tokens routed to experts, forward and backward, for permuting them into
 /// expert order with PyTorch's `index_select`. Measured by us on an H200 with 8,192 and 16,384
@@ -35,86 +35,89 @@ const EAGER_DISPATCH: [f64; 2] = [5.0, 37.0];
 const EAGER_COMBINE: [f64; 2] = [34.0, 25.0];
 
 impl Roofline<'_> {
-    /// Cost of an operator without GEMMs.
-    pub(super) fn traffic(&self, template: &Template, op: &LocalOp, cost: &Cost) -> Work {
-        let eager = self.profile.kernels == Kernels::Eager;
-        let way = usize::from(op.pass != OpPass::Forward);
-        let elements = |index: usize| {
-            let operand = op.inputs.get(index).map(|&i| &template.operands[usize::from(i)]);
-            operand.map_or(0.0, |operand| operand.elements() as f64)
-        };
-        match op.kind {
-            OpKind::Bias if self.profile.fused_bias => Work::default(),
+    /// Cost of statistics over rows, and of what they are used for.
+    pub(super) fn row_wise(
+        &self,
+        template: &Template,
+        op: &LocalOp,
+        of: RowWise,
+        cost: &Cost,
+    ) -> Work {
+        match of {
             // The sums are by-products of the kernel that computes the input gradient.
-            OpKind::Norm { .. } if op.pass == OpPass::BackwardWeight => Work::default(),
-            OpKind::Norm { norm: NormKind::Rms, .. } if eager => {
-                self.many(elements(0) * EAGER_NORM[way], 6)
+            RowWise::Norm(_) if op.pass == OpPass::BackwardWeight => Work::default(),
+            RowWise::Norm(NormKind::Rms) if self.is_eager() => {
+                self.many(elements(template, op, 0) * EAGER_NORM[way(op)], 6)
             }
-            OpKind::Rope { .. } if eager => self.many(elements(0) * EAGER_ROPE[way], 8),
-            OpKind::SwiGlu if eager => {
-                // In the backward pass, the first input is the gradient of the product.
-                self.many(elements(way) * EAGER_SWIGLU[way], 2)
-            }
-            OpKind::Dispatch { .. } if !self.profile.fused_permutation => {
-                self.many(routed(template, op) * EAGER_DISPATCH[way] * self.size() / 2.0, 3)
-            }
-            OpKind::Combine { .. } if !self.profile.fused_permutation => {
-                self.many(routed(template, op) * EAGER_COMBINE[way] * self.size() / 2.0, 6)
-            }
-            OpKind::Norm { .. } | OpKind::BatchSums { .. } | OpKind::BatchNorm { .. } => {
-                self.roof(cost, self.share(NORM))
-            }
-            OpKind::Activation { .. } | OpKind::SwiGlu => self.roof(cost, self.share(HEAVY)),
-            OpKind::RowMax | OpKind::SoftmaxStats => {
-                // The whole loss is charged at `CrossEntropy`; only exchanges remain here.
-                if self.device.is_accelerator() { Work::default() } else { self.roof(cost, 1.0) }
-            }
-            OpKind::CrossEntropy { .. } if self.device.is_accelerator() => {
+            RowWise::Norm(_) | RowWise::BatchNorm => self.roof(cost, self.share(NORM)),
+            // The whole loss is charged at once; only exchanges remain here.
+            RowWise::LossPart if self.device.is_accelerator() => Work::default(),
+            RowWise::Loss if self.device.is_accelerator() => {
                 let loss = &self.profile.loss;
-                let bytes = if way == 0 { loss.forward } else { loss.backward };
-                self.many(elements(1) * bytes * self.size() / 2.0, 4)
+                let bytes = [loss.forward, loss.backward][way(op)];
+                self.many(elements(template, op, 1) * bytes * self.size() / 2.0, 4)
             }
-            OpKind::Position if self.profile.dropout => {
+            RowWise::LossPart | RowWise::Loss | RowWise::Short => self.roof(cost, 1.0),
+        }
+    }
+
+    /// Cost of an element-wise operator in a kernel of its own.
+    pub(super) fn element_wise(
+        &self,
+        template: &Template,
+        op: &LocalOp,
+        of: ElementWise,
+        cost: &Cost,
+    ) -> Work {
+        match of {
+            ElementWise::Bias if self.profile.fused_bias => Work::default(),
+            ElementWise::Rotation if self.is_eager() => {
+                self.many(elements(template, op, 0) * EAGER_ROPE[way(op)], 8)
+            }
+            ElementWise::Gated if self.is_eager() => {
+                // In the backward pass, the first input is the gradient of the product.
+                let way = way(op);
+                self.many(elements(template, op, way) * EAGER_GATED[way], 2)
+            }
+            ElementWise::Function | ElementWise::Gated => self.roof(cost, self.share(HEAVY)),
+            ElementWise::Position if self.profile.dropout => {
                 let mut work = self.roof(cost, 1.0);
-                work.add(self.dropout(elements(0)));
+                work.add(self.dropout(elements(template, op, 0)));
                 work
             }
-            OpKind::Embedding
-            | OpKind::Position
-            | OpKind::Bias
-            | OpKind::Rope { .. }
-            | OpKind::KeysValues { .. }
-            | OpKind::Add
-            | OpKind::CrossEntropy { .. }
-            | OpKind::EmbeddingBag { .. }
-            | OpKind::StepRows { .. }
-            | OpKind::BinaryCrossEntropy { .. }
-            | OpKind::MaxPool { .. }
-            | OpKind::AveragePool { .. }
-            | OpKind::Route(_)
-            | OpKind::HeadNorm { .. }
-            | OpKind::LatentHeads(_)
-            | OpKind::LatentValues(_)
-            | OpKind::Dispatch { .. }
-            | OpKind::Combine { .. }
-            | OpKind::BlockSquares { .. }
-            | OpKind::TensorSquares
-            | OpKind::Norm2
-            | OpKind::Total
-            | OpKind::Compress(_)
-            | OpKind::Outer(_) => self.roof(cost, 1.0),
-            OpKind::Linear { .. }
-            | OpKind::Conv { .. }
-            | OpKind::Interact { .. }
-            | OpKind::ExpertLinear { .. }
-            | OpKind::Attention { .. }
-            | OpKind::AttentionBlock { .. } => Work::default(),
+            ElementWise::Bias
+            | ElementWise::Position
+            | ElementWise::Sum
+            | ElementWise::Rotation => self.roof(cost, 1.0),
         }
+    }
+
+    /// Cost of moving rows or columns.
+    pub(super) fn permute(
+        &self,
+        template: &Template,
+        op: &LocalOp,
+        of: Permute,
+        cost: &Cost,
+    ) -> Work {
+        let (bytes, kernels) = match of {
+            Permute::ToExperts if !self.profile.fused_permutation => (EAGER_DISPATCH, 3),
+            Permute::FromExperts if !self.profile.fused_permutation => (EAGER_COMBINE, 6),
+            Permute::ToExperts | Permute::FromExperts | Permute::Copy => {
+                return self.roof(cost, 1.0);
+            }
+        };
+        self.many(routed(template, op) * bytes[way(op)] * self.size() / 2.0, kernels)
+    }
+
+    fn is_eager(&self) -> bool {
+        self.profile.kernels == Kernels::Eager
     }
 
     /// Cost of operators fused into one kernel: intermediates stay in registers.
     pub(super) fn fused(&self, template: &Template, ops: &[LocalOp]) -> Work {
-        let counted = |op: &&LocalOp| !(op.kind == OpKind::Bias && self.profile.fused_bias);
+        let bias = CostClass::ElementWise(ElementWise::Bias);
+        let counted = |op: &&LocalOp| !(self.profile.fused_bias && op.kind.cost_class() == bias);
         let all: f64 = ops.iter().map(|op| template.cost(op).bytes.as_f64()).sum();
         let passed = ops.windows(2).flat_map(|pair| {
             pair[0].outputs.iter().filter(|output| pair[1].inputs.contains(output))
@@ -125,8 +128,10 @@ impl Roofline<'_> {
                 2.0 * operand.elements() as f64 * operand.dtype.size() as f64
             })
             .sum();
-        let heavy =
-            ops.iter().any(|op| matches!(op.kind, OpKind::Activation { .. } | OpKind::SwiGlu));
+        let heavy = ops.iter().any(|op| {
+            let class = op.kind.cost_class();
+            matches!(class, CostClass::ElementWise(ElementWise::Function | ElementWise::Gated))
+        });
         if ops.iter().filter(counted).count() == 0 {
             return Work::default();
         }
@@ -168,7 +173,7 @@ impl Roofline<'_> {
     }
 
     /// Cost of one kernel at a fraction of the memory bandwidth.
-    fn roof(&self, cost: &Cost, share: f64) -> Work {
+    pub(super) fn roof(&self, cost: &Cost, share: f64) -> Work {
         let vector = cost.vector.0 / self.device.sustained(DType::F32).0;
         self.kernel(vector.max(self.bytes(cost.bytes.as_f64()) / share))
     }
@@ -180,6 +185,17 @@ impl Roofline<'_> {
     }
 }
 
+/// Index of a pass in pairs of constants: 0 forward, 1 backward.
+fn way(op: &LocalOp) -> usize {
+    usize::from(op.pass != OpPass::Forward)
+}
+
+/// Number of elements of an input.
+fn elements(template: &Template, op: &LocalOp, index: usize) -> f64 {
+    let operand = op.inputs.get(index).map(|&i| &template.operands[usize::from(i)]);
+    operand.map_or(0.0, |operand| operand.elements() as f64)
+}
+
 /// Number of elements routed to experts, counted once per expert of a token: the largest operand of
 /// such an operator.
 fn routed(template: &Template, op: &LocalOp) -> f64 {
@@ -189,14 +205,6 @@ fn routed(template: &Template, op: &LocalOp) -> f64 {
 
 /// Returns true if an operator is element-wise, so that it can be fused with another.
 pub(super) fn elementwise(op: &LocalOp) -> bool {
-    let alone = matches!(
-        op.kind,
-        OpKind::Bias
-            | OpKind::Add
-            | OpKind::Activation { .. }
-            | OpKind::SwiGlu
-            | OpKind::Rope { .. }
-            | OpKind::Position
-    );
+    let alone = matches!(op.kind.cost_class(), CostClass::ElementWise(_));
     alone && op.pass != OpPass::BackwardWeight
 }
