@@ -444,8 +444,8 @@ impl RoleBuilder<'_> {
         let state = &self.buckets[bucket];
         let entry = &state.shape.entries[entry];
         let base = match reads {
-            WeightVersion::Latest => state.compute_params,
-            WeightVersion::Stashed => state.versions.unwrap_or(state.compute_params),
+            WeightVersion::Latest => state.weights.read(),
+            WeightVersion::Stashed => state.weights.versions().unwrap_or(state.weights.read()),
         };
         View { offset: entry.offset, len: entry.elements(), ..base }
     }
@@ -457,8 +457,8 @@ impl RoleBuilder<'_> {
         // If this rank also holds the table for the embedding, uses from the head on have a
         // separate gradient.
         let behind = self.context.graph.layer(layer.into()).input.is_some();
-        let second = state.second_use.filter(|_| behind && state.shape.tied);
-        let base = second.unwrap_or(state.grads);
+        let second = state.tied.as_ref().and_then(|tied| tied.second.as_ref()).filter(|_| behind);
+        let base = second.map_or(state.grads, |second| second.grads);
         View { offset: entry.offset, len: entry.elements(), ..base }
     }
 

@@ -19,8 +19,8 @@
 //! An op that waits for an exchange is placed on the compute lane after the next bucket's gradients
 //! are complete. Compute then does not wait for communication.
 
+use super::bucket_plan::BucketPlan;
 use super::role::RoleBuilder;
-use super::update::BucketState;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::compress::{Codec, CompressOp, Compression, factor_lengths, picked};
 use crate::dtype::DType;
@@ -70,10 +70,10 @@ pub(super) struct PendingReduce {
     done: u8,
 }
 
-impl BucketState {
+impl BucketPlan {
     /// Vector that replicas sum: gradients, or pseudo-gradients.
     fn exchanged(&self) -> View {
-        self.comparison.map_or(self.grads, |comparison| comparison.pseudo_gradient)
+        self.outer_step().map_or(self.grads, |outer| outer.pseudo_gradient)
     }
 }
 
@@ -189,7 +189,7 @@ impl RoleBuilder<'_> {
     pub(super) fn start_compressed(&mut self) {
         for bucket in 0..self.buckets.len() {
             if let Some(CompressedReduce::PowerSgd { rank, right, .. }) =
-                self.buckets[bucket].compressed
+                self.buckets[bucket].compressed()
             {
                 let guess = CompressOp::InitRight { rank, bucket: bucket as u32 };
                 let op = self.compress_op(guess, &[], &[right]);
@@ -231,7 +231,9 @@ impl RoleBuilder<'_> {
     pub(super) fn decompress(&mut self) {
         for PendingReduce { bucket, exchange, done } in std::mem::take(&mut self.waiting) {
             let state = &self.buckets[bucket];
-            let (Some(compressed), grads) = (state.compressed, state.exchanged()) else { continue };
+            let (Some(compressed), grads) = (state.compressed(), state.exchanged()) else {
+                continue;
+            };
             let (number, after) = (bucket as u32, [exchange]);
             let decoded = match (compressed, done) {
                 (

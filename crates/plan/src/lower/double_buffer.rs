@@ -2,8 +2,8 @@
 //! reduced.
 
 use super::bucket::BucketShape;
+use super::bucket_plan::BucketPlan;
 use super::role::RoleBuilder;
-use super::update::BucketState;
 use crate::dtype::DType;
 use crate::ids::BufferId;
 use crate::program::{MemoryKind, View};
@@ -26,7 +26,7 @@ impl RoleBuilder<'_> {
             !shape.tied && shape.layers.clone().all(inner)
         };
         let name = if inner(shape) {
-            let alike = |b: &&BucketState| b.shape.experts == shape.experts && inner(&b.shape);
+            let alike = |b: &&BucketPlan| b.shape.experts == shape.experts && inner(&b.shape);
             let before: Vec<&BucketShape> =
                 self.buckets.iter().filter(alike).map(|b| &b.shape).collect();
             let turn = if self.context.strategy.zero == Zero::Parameters {

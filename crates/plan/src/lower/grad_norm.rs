@@ -1,8 +1,8 @@
 //! Gradient norm, used for clipping and reporting.
 
 use super::bucket::{dense_norm_entries, norm_entries};
+use super::bucket_plan::BucketPlan;
 use super::role::RoleBuilder;
-use super::update::BucketState;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
 use crate::graph::{BLOCK, OpKind, OpPass};
@@ -102,8 +102,8 @@ impl RoleBuilder<'_> {
     }
 
     /// Group among which a bucket's gradients are sharded at the step, if they are.
-    fn dealt_among(&self, state: &BucketState) -> Option<GroupKind> {
-        state.shard.map(|group| self.context.groups[group.index()])
+    fn dealt_among(&self, state: &BucketPlan) -> Option<GroupKind> {
+        state.optimizer.shard.map(|group| self.context.groups[group.index()])
     }
 
     /// Adds a small all_reduce on the control lane.

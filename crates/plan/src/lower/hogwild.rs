@@ -7,6 +7,7 @@
 //! of concurrent changes by other ranks. Ranks synchronise twice: after the weights are
 //! initialised, and after the last step.
 
+use super::bucket_plan::Weights;
 use super::role::RoleBuilder;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
@@ -35,9 +36,11 @@ impl RoleBuilder<'_> {
             return;
         }
         for bucket in self.buckets_of(layer) {
-            let state = &mut self.buckets[bucket];
-            if !std::mem::replace(&mut state.gathered, true) {
-                let (from, into) = (state.params, state.compute_params);
+            if let Weights::Shared { shared: from, copy: into, copied } =
+                &mut self.buckets[bucket].weights
+                && !std::mem::replace(copied, true)
+            {
+                let (from, into) = (*from, *into);
                 self.compute(Op::Restore { from, into, microbatch: Microbatch(0) }, &[]);
             }
         }
@@ -61,7 +64,7 @@ impl RoleBuilder<'_> {
             return;
         };
         // The exchanged value is irrelevant.
-        let from = View { len: 1, ..bucket.compute_params };
+        let from = View { len: 1, ..bucket.weights.read() };
         let meeting = self.buffer("meeting".into(), DType::F32, 1, 1, MemoryKind::Communication);
         let into = self.whole(meeting);
         let (kind, most) = (CollectiveKind::AllReduce, Reduction::Max);

@@ -5,6 +5,7 @@
 //! et al. (arXiv 2004.14180), and second moments use uncompressed gradients.
 
 use super::bucket::BucketShape;
+use super::bucket_plan::GradientSync;
 use super::role::RoleBuilder;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
@@ -62,8 +63,8 @@ impl RoleBuilder<'_> {
     /// Adds the initialisation before the first iteration: the anchors are the initial weights.
     pub(super) fn init_anchor(&mut self) {
         for bucket in 0..self.buckets.len() {
-            if let Some(comparison) = self.buckets[bucket].comparison {
-                let (from, into) = (self.buckets[bucket].params, comparison.anchor);
+            if let Some(outer) = self.buckets[bucket].outer_step() {
+                let (from, into) = (self.buckets[bucket].weights.stored(), outer.anchor);
                 let op = Op::Accumulate { from, into, mode: AccumulateMode::Move };
                 self.prologue.push(LaneId(0), op, &[]);
             }
@@ -93,9 +94,11 @@ impl RoleBuilder<'_> {
     pub(super) fn outer_step(&mut self) {
         let mut summed = Vec::new();
         for bucket in 0..self.buckets.len() {
-            let Some(comparison) = self.buckets[bucket].comparison else { continue };
-            let OuterStep { anchor, pseudo_gradient: moved, sum, .. } = comparison;
-            let params = self.buckets[bucket].params;
+            let GradientSync::LocalSgd { outer, compressed } = self.buckets[bucket].sync else {
+                continue;
+            };
+            let OuterStep { anchor, pseudo_gradient: moved, sum, .. } = outer;
+            let params = self.buckets[bucket].weights.stored();
             let op = self.outer_op(OuterOp::PseudoGradient, &[params, anchor], &[moved]);
             let done = self.compute(op, &[]);
             let sum = sum.map(|call| {
@@ -103,14 +106,14 @@ impl RoleBuilder<'_> {
                 let op = Op::Collective { call, microbatch: Microbatch(0) };
                 self.body.push(lane, op, &[done])
             });
-            if let Some(compressed) = self.buckets[bucket].compressed {
+            if let Some(compressed) = compressed {
                 self.decompress();
                 self.compress(bucket, compressed, &[done]);
             }
-            summed.push((bucket, params, comparison, sum));
+            summed.push((bucket, params, outer, sum));
         }
         self.decompress_all();
-        for (bucket, params, comparison, sum) in summed {
+        for (bucket, params, outer, sum) in summed {
             let sum: Vec<OpId> = sum.into_iter().chain(self.buckets[bucket].ready).collect();
             let OuterStep {
                 replicas,
@@ -119,7 +122,7 @@ impl RoleBuilder<'_> {
                 rule: (rate, momentum),
                 pseudo_gradient: moved,
                 ..
-            } = comparison;
+            } = outer;
             let inputs: Vec<View> = [moved, anchor].into_iter().chain(velocity).collect();
             let outputs: Vec<View> = [params, anchor].into_iter().chain(velocity).collect();
             let op = self.outer_op(OuterOp::Step { replicas, rate, momentum }, &inputs, &outputs);

@@ -12,6 +12,7 @@ mod arena;
 mod async_server;
 mod bind;
 mod bucket;
+mod bucket_plan;
 mod check;
 mod check_experts;
 mod check_replicas;

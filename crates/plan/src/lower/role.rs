@@ -2,12 +2,12 @@
 
 use super::Context;
 use super::arena::{self, Home};
+use super::bucket_plan::BucketPlan;
 use super::compress::PendingReduce;
 use super::dropped::Dropped;
 use super::offload::Offloading;
 use super::shard::ValueId;
 use super::tables::TableState;
-use super::update::BucketState;
 use super::weight_stash::WeightVersion;
 use crate::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder};
 use crate::dtype::DType;
@@ -171,7 +171,7 @@ pub(super) struct RoleBuilder<'c> {
     /// returns, until the receiving stage is declared.
     pub(super) handed: Option<(Stage, BufferId)>,
     pub(super) handed_grad: Option<(Stage, BufferId)>,
-    pub(super) buckets: Vec<BucketState>,
+    pub(super) buckets: Vec<BucketPlan>,
     /// Tables with sparse steps.
     pub(super) tables: Option<TableState>,
     /// The current section.
@@ -332,6 +332,18 @@ impl<'c> RoleBuilder<'c> {
         self.buffers.push(Buffer { name, dtype, elements, copies, kind, offset: Bytes::ZERO });
         self.homes.push(Home::Own);
         BufferId::from(self.buffers.len() - 1)
+    }
+
+    /// Declares a buffer with one copy and returns a view of all of it.
+    pub(super) fn view(
+        &mut self,
+        name: String,
+        dtype: DType,
+        elements: u64,
+        kind: MemoryKind,
+    ) -> View {
+        let id = self.buffer(name, dtype, elements, 1, kind);
+        self.whole(id)
     }
 
     pub(super) fn whole(&self, buffer: BufferId) -> View {

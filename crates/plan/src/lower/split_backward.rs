@@ -1,8 +1,8 @@
 //! Splits a backward pass in two: the part that the previous layer waits for, and the part needed
 //! only by the optimizer.
 
+use super::bucket_plan::transient_gradients;
 use super::shard::{Item, ValueId, external};
-use super::update::transient_gradients;
 use crate::graph::{OpKind, OpPass};
 use crate::strategy::Strategy;
 

@@ -33,7 +33,7 @@ impl RoleBuilder<'_> {
         let mut offset = 0;
         for bucket in 0..self.buckets.len() {
             let len = self.buckets[bucket].shape.elements / BLOCK;
-            self.buckets[bucket].tensor_norms = Some(TensorNorms {
+            self.buckets[bucket].optimizer.tensor_norms = Some(TensorNorms {
                 weights: View { offset, len, ..block_sums },
                 directions: View { offset: blocks + offset, len, ..block_sums },
                 tensors: tensor_sums,

@@ -5,6 +5,7 @@
 //! that the sum is bitwise identical in every layout.
 
 use super::bucket::BucketShape;
+use super::bucket_plan::BucketPlan;
 use super::role::RoleBuilder;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::graph::BLOCK;
@@ -26,6 +27,28 @@ pub(super) enum Uses {
     Ranks,
 }
 
+/// Gradients of the uses of a table.
+pub(super) struct TiedTable {
+    pub(super) uses: Uses,
+    /// Gradients by leaf, if the uses are separate and there are several leaves. Each has the call
+    /// that adds the other use's gradients, if that use is on another rank.
+    leaves: Vec<(View, Option<CallId>)>,
+    /// Gradients over microbatches, if the uses are separate and the table therefore cannot be
+    /// reduced per microbatch.
+    pub(super) total: Option<View>,
+    /// Call that adds the gradients of the other use, if it is on another rank.
+    pub(super) sum: Option<CallId>,
+    /// The second use, if it is on the same rank.
+    pub(super) second: Option<SecondUse>,
+}
+
+/// Gradients of the second use of a table on the same rank.
+pub(super) struct SecondUse {
+    pub(super) grads: View,
+    leaves: Vec<View>,
+    total: Option<View>,
+}
+
 impl RoleBuilder<'_> {
     /// Location of the uses of a tied table: the embedding on the first stage, the head on the
     /// last.
@@ -42,24 +65,50 @@ impl RoleBuilder<'_> {
         }
     }
 
+    /// Declares the sum over microbatches of a table with separate uses, if its gradients are
+    /// otherwise reduced per microbatch.
+    pub(super) fn declare_tied(&mut self, shape: &BucketShape, per_microbatch: bool) -> TiedTable {
+        let uses = self.uses();
+        let total = (uses != Uses::OneStage && per_microbatch).then(|| {
+            let (dtype, kind) = (self.context.strategy.grad_dtype, MemoryKind::Gradients);
+            self.view(format!("{}.grad.total", shape.name), dtype, shape.elements, kind)
+        });
+        TiedTable { uses, leaves: Vec::new(), total, sum: None, second: None }
+    }
+
+    /// Declares the gradients by leaf of a table with separate uses.
+    pub(super) fn declare_tied_leaves(&mut self, shape: &BucketShape, tied: &mut TiedTable) {
+        let leaves = self.kept_leaves();
+        if tied.uses == Uses::OneStage || leaves == 1 {
+            return;
+        }
+        let views: Vec<View> = (0..leaves).map(|leaf| self.leaf_view(shape, leaf)).collect();
+        for view in views {
+            let call = (tied.uses == Uses::Ranks).then(|| self.tied_call(&shape.name, view));
+            tied.leaves.push((view, call));
+        }
+    }
+
     /// Declares the head's use of a table that this rank also holds for the embedding. The bucket
     /// stays with the embedding, whose backward pass comes last.
     pub(super) fn declare_second_use(&mut self, at: usize, shape: &BucketShape) {
         let dtype = self.context.strategy.grad_dtype;
-        let name = format!("{}.second_use", shape.name);
-        let leaves = self.buckets[at].leaves.len();
-        let total = self.buckets[at].total.is_some();
+        let known = self.buckets[at].tied.as_ref();
+        let leaves = known.map_or(0, |tied| tied.leaves.len());
+        let total = known.is_some_and(|tied| tied.total.is_some());
         let mut view = |what: &str| {
-            let name = format!("{name}.{what}");
-            let id = self.buffer(name, dtype, shape.elements, 1, MemoryKind::Gradients);
-            self.whole(id)
+            let name = format!("{}.second_use.{what}", shape.name);
+            self.view(name, dtype, shape.elements, MemoryKind::Gradients)
         };
-        let second_use = view("grad");
-        let second_leaves = (0..leaves).map(|leaf| view(&format!("leaf{leaf}"))).collect();
-        let second_total = total.then(|| view("grad.total"));
+        let second = SecondUse {
+            grads: view("grad"),
+            leaves: (0..leaves).map(|leaf| view(&format!("leaf{leaf}"))).collect(),
+            total: total.then(|| view("grad.total")),
+        };
         let state = &mut self.buckets[at];
-        state.second_use = Some(second_use);
-        (state.second_leaves, state.second_total) = (second_leaves, second_total);
+        if let Some(tied) = &mut state.tied {
+            tied.second = Some(second);
+        }
         if shape.layers.start < state.shape.layers.start {
             state.shape = shape.clone();
         }
@@ -79,14 +128,13 @@ impl RoleBuilder<'_> {
         first: bool,
         layers: &Range<usize>,
     ) {
-        let state = &self.buckets[bucket];
         let head = self.context.graph.layers.len() - 1;
-        let second = state.second_use.filter(|_| !first && layers.contains(&head));
+        let BucketPlan { tied: Some(tied), grads, .. } = &self.buckets[bucket] else { return };
+        let second = tied.second.as_ref().filter(|_| !first && layers.contains(&head));
         let (from, total, leaves) = match second {
-            Some(from) => (from, state.second_total, state.second_leaves.clone()),
+            Some(second) => (second.grads, second.total, second.leaves.clone()),
             None if first => {
-                let leaves = state.leaves.iter().map(|&(view, _)| view).collect();
-                (state.grads, state.total, leaves)
+                (*grads, tied.total, tied.leaves.iter().map(|&(view, _)| view).collect())
             }
             None => return,
         };
@@ -103,8 +151,9 @@ impl RoleBuilder<'_> {
 
     /// Adds the other use's gradients leaf by leaf, joins the leaves in the balanced tree, and reduces.
     pub(super) fn finish_separate_uses(&mut self, bucket: usize, last: usize) {
-        let leaves = self.buckets[bucket].leaves.clone();
-        let mut summed = match self.buckets[bucket].uses {
+        let Some(tied) = &self.buckets[bucket].tied else { return };
+        let leaves: Vec<View> = tied.leaves.iter().map(|&(view, _)| view).collect();
+        let mut summed = match tied.uses {
             Uses::Ranks => self.add_from_other_rank(bucket),
             Uses::Stages | Uses::OneStage => {
                 self.add_from_other_stage(bucket);
@@ -115,14 +164,14 @@ impl RoleBuilder<'_> {
         let mut step = 1;
         while step < leaves.len() {
             for left in (0..leaves.len()).step_by(2 * step) {
-                let (into, from) = (leaves[left].0, leaves[left + step].0);
+                let (into, from) = (leaves[left], leaves[left + step]);
                 let mode = AccumulateMode::Add;
                 self.compute(Op::Accumulate { from, into, mode }, &summed);
                 summed.clear();
             }
             step *= 2;
         }
-        if let Some(&(from, _)) = leaves.first() {
+        if let Some(&from) = leaves.first() {
             let into = self.buckets[bucket].grads;
             self.compute(Op::Accumulate { from, into, mode: AccumulateMode::Move }, &[]);
         }
@@ -130,10 +179,10 @@ impl RoleBuilder<'_> {
     }
 
     fn add_from_other_rank(&mut self, bucket: usize) -> Vec<OpId> {
-        let state = &self.buckets[bucket];
-        let mut calls: Vec<CallId> = state.leaves.iter().filter_map(|&(_, call)| call).collect();
+        let Some(tied) = &self.buckets[bucket].tied else { return Vec::new() };
+        let mut calls: Vec<CallId> = tied.leaves.iter().filter_map(|&(_, call)| call).collect();
         if calls.is_empty() {
-            calls.extend(state.tied_sum);
+            calls.extend(tied.sum);
         }
         let lane = self.lane("tied");
         let mut summed = Vec::new();
@@ -146,17 +195,16 @@ impl RoleBuilder<'_> {
     }
 
     fn add_from_other_stage(&mut self, bucket: usize) {
-        let state = &self.buckets[bucket];
-        let mut pairs: Vec<(View, View)> = state
-            .second_leaves
+        let BucketPlan { tied: Some(tied), grads, .. } = &self.buckets[bucket] else { return };
+        let Some(second) = &tied.second else { return };
+        let mut pairs: Vec<(View, View)> = second
+            .leaves
             .iter()
-            .zip(&state.leaves)
-            .map(|(&from, into)| (from, into.0))
+            .zip(&tied.leaves)
+            .map(|(&from, &(into, _))| (from, into))
             .collect();
         if pairs.is_empty() {
-            let from = state.second_total.or(state.second_use);
-            let into = state.total.unwrap_or(state.grads);
-            pairs.extend(from.map(|from| (from, into)));
+            pairs.push((second.total.unwrap_or(second.grads), tied.total.unwrap_or(*grads)));
         }
         for (from, into) in pairs {
             self.compute(Op::Accumulate { from, into, mode: AccumulateMode::Add }, &[]);
@@ -168,9 +216,11 @@ impl RoleBuilder<'_> {
         if self.leaf(k).is_none() && !self.transient_gradients() {
             return;
         }
-        let state = &self.buckets[bucket];
-        let into = state.grads;
-        if let Some(from) = state.second_use {
+        let BucketPlan { tied: Some(tied), grads: into, .. } = &self.buckets[bucket] else {
+            return;
+        };
+        if let Some(SecondUse { grads: from, .. }) = &tied.second {
+            let (from, into) = (*from, *into);
             self.compute(Op::Accumulate { from, into, mode: AccumulateMode::Add }, &[]);
         }
     }

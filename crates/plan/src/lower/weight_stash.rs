@@ -9,6 +9,7 @@
 //! updates. The forward passes that a stage runs ahead for the next batch read the latest weights,
 //! all others the previous version; an update copies the latest weights there first.
 
+use super::bucket_plan::Weights;
 use super::role::RoleBuilder;
 use crate::ids::Microbatch;
 use crate::program::{AccumulateMode, Op, View};
@@ -60,8 +61,10 @@ impl RoleBuilder<'_> {
     /// Stashes every bucket's initial weights for the microbatches that run ahead.
     pub(super) fn stash_initial_weights(&mut self) {
         for bucket in 0..self.buckets.len() {
-            let Some(into) = self.buckets[bucket].versions else { continue };
-            let from = self.buckets[bucket].params;
+            let Weights::Stashed { latest: from, versions: into } = self.buckets[bucket].weights
+            else {
+                continue;
+            };
             match self.versions() {
                 Some(Versions::Stashed) => {
                     for microbatch in (0..self.ahead()).map(Microbatch) {
@@ -75,8 +78,9 @@ impl RoleBuilder<'_> {
 
     /// Stashes a bucket's weights before they are updated.
     pub(super) fn stash_weights(&mut self, bucket: usize) {
-        let Some(into) = self.buckets[bucket].versions else { return };
-        let from = self.buckets[bucket].params;
+        let Weights::Stashed { latest: from, versions: into } = self.buckets[bucket].weights else {
+            return;
+        };
         match self.versions() {
             Some(Versions::Stashed) => {
                 // Weights of the forward pass that this iteration ran.
