@@ -11,6 +11,7 @@ pub mod dtype;
 pub mod graph;
 pub mod ids;
 pub mod lower;
+pub mod matching;
 pub mod mesh;
 pub mod model;
 pub mod outer_optimizer;

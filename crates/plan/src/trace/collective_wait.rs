@@ -6,32 +6,38 @@
 
 use super::{Span, SpanKind, Trace};
 use crate::collective::CollectiveKind;
-use crate::ids::{GroupId, Rank};
-use crate::program::{Op, Plan, Program};
+use crate::ids::Rank;
+use crate::matching;
+use crate::mesh::GroupKind;
+use crate::program::{Plan, Program};
 use crate::units::Seconds;
 use std::collections::BTreeMap;
 
-/// A collective of an iteration: iteration, group, number of the call in the group, first member.
-type CollectiveInstance = (u32, GroupId, u32, Rank);
+/// Collectives that meet: group, name of the lane, and number of the call there.
+type CallKey<'p> = (GroupKind, &'p str, u32);
+
+/// A collective of an iteration: iteration, matching key, first member.
+type CollectiveInstance<'p> = (u32, CallKey<'p>, Rank);
 
 impl Trace {
     /// Converts the time that ranks spent in a collective of the body, before all traced members
     /// arrived, into waiting. The spans must be sorted as by [`TraceBuilder`](super::TraceBuilder),
     /// with one clock for all ranks.
     pub fn split_arrival_wait(mut self, plan: &Plan) -> Self {
-        let programs: Vec<Vec<Option<(GroupId, u32)>>> = plan.programs.iter().map(calls).collect();
-        let mut firsts: BTreeMap<(GroupId, Rank), Rank> = BTreeMap::new();
-        let mut meeting = |span: &Span| -> Option<CollectiveInstance> {
+        let programs: Vec<_> = plan.programs.iter().map(|program| keys(plan, program)).collect();
+        let mut firsts: BTreeMap<(GroupKind, Rank), Rank> = BTreeMap::new();
+        let mut meeting = |span: &Span| -> Option<CollectiveInstance<'_>> {
             let of_role = programs.get(plan.role(span.rank).index())?;
-            let (group, call) = (*of_role.get(span.op as usize)?)?;
-            let first = *firsts.entry((group, span.rank)).or_insert_with(|| {
-                let members = plan.mesh.members(plan.group(group), span.rank);
+            let key = (*of_role.get(span.op as usize)?)?;
+            let first = *firsts.entry((key.0, span.rank)).or_insert_with(|| {
+                let members = plan.mesh.members(key.0, span.rank);
                 members.first().copied().unwrap_or(span.rank)
             });
-            Some((span.iteration, group, call, first))
+            Some((span.iteration, key, first))
         };
         // Arrival and departure of each rank at each collective.
-        let mut stays: BTreeMap<CollectiveInstance, BTreeMap<Rank, (f64, f64)>> = BTreeMap::new();
+        let mut stays: BTreeMap<CollectiveInstance<'_>, BTreeMap<Rank, (f64, f64)>> =
+            BTreeMap::new();
         for span in &self.spans {
             if let Some(meeting) = meeting(span) {
                 let ranks = stays.entry(meeting).or_default();
@@ -62,26 +68,30 @@ impl Trace {
     }
 }
 
-/// Group and call number by op of a program, for the body's collectives that no rank can leave
-/// before all have arrived.
-fn calls(program: &Program) -> Vec<Option<(GroupId, u32)>> {
-    let mut counts: BTreeMap<GroupId, u32> = BTreeMap::new();
-    let before = program.prologue.nodes.iter().map(|_| None);
-    let body = program.body.nodes.iter().map(|node| {
-        let Op::Collective { call, .. } = node.op else { return None };
-        let call = program.call(call);
-        let count = counts.entry(call.group).or_default();
-        *count += 1;
-        match call.kind {
-            CollectiveKind::AllReduce
-            | CollectiveKind::ReduceScatter
-            | CollectiveKind::AllGather
-            | CollectiveKind::AllToAll => Some((call.group, *count)),
-            // A root may send and leave; other members may contribute their part and leave.
-            CollectiveKind::Broadcast | CollectiveKind::Gather | CollectiveKind::Reduce => None,
+/// Matching key by op of a program, for the body's collectives that no rank can leave before all
+/// have arrived.
+fn keys<'p>(plan: &Plan, program: &'p Program) -> Vec<Option<CallKey<'p>>> {
+    let before = program.prologue.nodes.len();
+    let mut keys = vec![None; before + program.body.nodes.len()];
+    for ((group, lane), ops) in matching::calls(plan, program, &program.body) {
+        for (k, op) in (0..).zip(ops) {
+            let call = program.body.nodes[op.index()].op.call().map(|call| program.call(call).kind);
+            keys[before + op.index()] = match call {
+                Some(
+                    CollectiveKind::AllReduce
+                    | CollectiveKind::ReduceScatter
+                    | CollectiveKind::AllGather
+                    | CollectiveKind::AllToAll,
+                ) => Some((group, lane, k)),
+                // A root may send and leave; other members may contribute their part and leave.
+                Some(
+                    CollectiveKind::Broadcast | CollectiveKind::Gather | CollectiveKind::Reduce,
+                )
+                | None => None,
+            };
         }
-    });
-    before.chain(body).collect()
+    }
+    keys
 }
 
 #[cfg(test)]

@@ -1,35 +1,34 @@
 //! Checks that the members of a group make the same calls in the same order.
 //!
-//! The k-th call of a group on one rank matches the k-th call of that group on the others. Members
-//! of one role run the same program, so they agree; groups across roles are compared call by call.
+//! Members of one role run the same program, so they agree; groups across roles are compared call
+//! by call, as [`crate::matching`] matches them.
 
 use super::groups::{crosses_roles, roles};
-use super::matching::Numbering;
+use super::links::Numbering;
 use super::{Report, ViolationKind};
 use crate::collective::CollectiveKind;
 use crate::ids::{OpId, RoleId};
+use crate::matching::calls;
 use crate::mesh::GroupKind;
 use crate::program::{Call, Op};
 
 /// Checks one section of all roles; appends the matching pairs of ops.
 pub(super) fn check(report: &mut Report<'_>, ops: &Numbering, pairs: &mut Vec<(u32, u32)>) {
     let plan = report.plan;
-    let mut groups: Vec<GroupKind> = plan.groups.clone();
-    groups.retain(|&group| crosses_roles(&plan.mesh, group));
-    groups.sort_unstable();
-    groups.dedup();
-    if groups.is_empty() {
-        return;
-    }
-    let all_calls: Vec<Vec<Vec<OpId>>> = (0..plan.programs.len())
-        .map(|role| calls(report, ops, RoleId::from(role), &groups))
-        .collect();
-    for (at, &group) in groups.iter().enumerate() {
-        let is_member = |role: &RoleId| !roles(&plan.mesh, group, *role).is_empty();
+    let of_role = |program| calls(plan, program, ops.section.of(program));
+    let all_calls: Vec<_> = plan.programs.iter().map(of_role).collect();
+    let mut keys: Vec<(GroupKind, &str)> =
+        all_calls.iter().flat_map(|calls| calls.keys().copied()).collect();
+    keys.retain(|&(group, _)| crosses_roles(&plan.mesh, group));
+    keys.sort_unstable();
+    keys.dedup();
+    for key in keys {
+        let is_member = |role: &RoleId| !roles(&plan.mesh, key.0, *role).is_empty();
         let members: Vec<RoleId> =
             (0..plan.programs.len()).map(RoleId::from).filter(is_member).collect();
         // The member with most calls leads, so a missing call is reported where it is missing.
-        let calls_of = |role: RoleId| &all_calls[role.index()][at];
+        let calls_of =
+            |role: RoleId| all_calls[role.index()].get(&key).map_or(&[][..], Vec::as_slice);
         let Some(&leader) = members.iter().rev().max_by_key(|&&role| calls_of(role).len()) else {
             continue;
         };
@@ -47,27 +46,6 @@ pub(super) fn check(report: &mut Report<'_>, ops: &Numbering, pairs: &mut Vec<(u
             }
         }
     }
-}
-
-/// Collective ops of a role in each of the groups.
-fn calls(
-    report: &Report<'_>,
-    ops: &Numbering,
-    role: RoleId,
-    groups: &[GroupKind],
-) -> Vec<Vec<OpId>> {
-    let program = report.program(role);
-    let mut calls = vec![Vec::new(); groups.len()];
-    let position: Vec<Option<usize>> =
-        report.plan.groups.iter().map(|group| groups.binary_search(group).ok()).collect();
-    for (index, node) in ops.section.of(program).nodes.iter().enumerate() {
-        if let Op::Collective { call, .. } = node.op
-            && let Some(at) = position[program.call(call).group.index()]
-        {
-            calls[at].push(OpId(index as u32));
-        }
-    }
-    calls
 }
 
 /// Reports the first difference between the calls of two members; later ones follow from it.

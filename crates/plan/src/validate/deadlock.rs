@@ -6,7 +6,7 @@
 //! stuck, so can a real run. If it does not, no transport can hang, because starting or finishing
 //! an op only ever enables more ops.
 
-use super::matching::Links;
+use super::links::Links;
 use super::{Report, SectionKind, ViolationKind};
 use crate::ids::{OpId, RoleId};
 use crate::program::Section;

@@ -5,11 +5,11 @@
 //! first rank is sufficient. Servers break this symmetry: they name every rank of the mesh by
 //! number, so messages to and from them are checked on all ranks of the role.
 
-use super::matching::Numbering;
+use super::links::Numbering;
 use super::{Report, SectionKind, ViolationKind};
-use crate::dtype::DType;
-use crate::ids::{OpId, Rank, RoleId};
-use crate::program::{Op, Peer, Plan, Program, View};
+use crate::ids::{Rank, RoleId};
+use crate::matching::{Message, Side, meet, sides};
+use crate::program::{Op, Peer, Plan, Program};
 
 /// Checks one section of all roles; appends the matching pairs of ops.
 pub(super) fn check(report: &mut Report<'_>, ops: &Numbering, pairs: &mut Vec<(u32, u32)>) {
@@ -18,8 +18,9 @@ pub(super) fn check(report: &mut Report<'_>, ops: &Numbering, pairs: &mut Vec<(u
     let served: Vec<Option<Totals>> = (plan.mesh.pp..plan.mesh.pp + plan.mesh.servers)
         .map(|role| served(&plan.programs[role as usize], section))
         .collect();
-    let (sends, recvs): (Vec<Side>, Vec<Side>) =
-        plan.programs.iter().map(|program| sides(program, section, &served)).unzip();
+    let (sends, recvs): (Vec<Side>, Vec<Side>) = (plan.programs.iter())
+        .map(|program| sides(section.of(program), |peer| is_served(peer, &served)))
+        .unzip();
     let (mut out, mut back) = (Vec::new(), Vec::new());
     for role in (0..plan.programs.len()).map(RoleId::from) {
         check_services(report, section, role, &served);
@@ -50,88 +51,11 @@ pub(super) fn check(report: &mut Report<'_>, ops: &Numbering, pairs: &mut Vec<(u
     }
 }
 
-/// One end of a message.
-struct Message {
-    peer: Peer,
-    channel: u16,
-    microbatch: u32,
-    op: OpId,
-    elements: u64,
-    dtype: DType,
-}
-
-impl Message {
-    /// Key that distinguishes messages between two ranks.
-    fn key(&self) -> (u16, u32) {
-        (self.channel, self.microbatch)
-    }
-}
-
-/// All sends, or all receives, of a role: sorted by peer, channel and microbatch.
-struct Side {
-    messages: Vec<Message>,
-    /// End index of each peer's messages.
-    peers: Vec<(Peer, usize)>,
-}
-
-impl Side {
-    fn new(mut messages: Vec<Message>) -> Self {
-        messages.sort_unstable_by_key(|m| (m.peer, m.channel, m.microbatch, m.op));
-        let mut peers: Vec<(Peer, usize)> = Vec::new();
-        for (at, message) in messages.iter().enumerate() {
-            match peers.last_mut() {
-                Some((peer, end)) if *peer == message.peer => *end = at + 1,
-                _ => peers.push((message.peer, at + 1)),
-            }
-        }
-        Self { messages, peers }
-    }
-
-    /// Collects the messages that `rank`, of this role, exchanges with `other`, sorted by key. Two
-    /// peers can be the same rank: on an axis of two, next and previous coincide.
-    fn between<'m>(&'m self, plan: &Plan, rank: Rank, other: Rank, found: &mut Vec<&'m Message>) {
-        found.clear();
-        let (mut start, mut parts) = (0, 0);
-        for &(peer, end) in &self.peers {
-            if plan.peer(rank, peer) == Some(other) {
-                found.extend(&self.messages[start..end]);
-                parts += 1;
-            }
-            start = end;
-        }
-        if parts > 1 {
-            found.sort_unstable_by_key(|message| (message.key(), message.op));
-        }
-    }
-}
-
-fn sides(program: &Program, section: SectionKind, served: &[Option<Totals>]) -> (Side, Side) {
-    let (mut sends, mut recvs) = (Vec::new(), Vec::new());
-    for (index, node) in section.of(program).nodes.iter().enumerate() {
-        let (list, peer, channel, view, microbatch) = match node.op {
-            Op::Send { to, channel, view, microbatch } => {
-                (&mut sends, to, channel, view, microbatch)
-            }
-            Op::Recv { from, channel, view, microbatch } => {
-                (&mut recvs, from, channel, view, microbatch)
-            }
-            _ => continue,
-        };
-        if !is_served(peer, served) {
-            let View { buffer, len, .. } = view;
-            let dtype = program.buffer(buffer).dtype;
-            let (op, microbatch) = (OpId(index as u32), microbatch.0);
-            list.push(Message { peer, channel, microbatch, op, elements: len, dtype });
-        }
-    }
-    (Side::new(sends), Side::new(recvs))
-}
-
 /// Ranks of a role whose messages must be checked.
 fn ranks(plan: &Plan, role: RoleId, side: &Side) -> Vec<Rank> {
     let first = plan.representative(role);
     let ranks = if role.0 < plan.mesh.pp { plan.mesh.size() / plan.mesh.pp } else { 1 };
-    let with_servers = side.peers.iter().any(|(peer, _)| matches!(peer, Peer::Server(_)));
+    let with_servers = side.peers().any(|(peer, _)| matches!(peer, Peer::Server(_)));
     (first.0..first.0 + if with_servers { ranks } else { 1 }).map(Rank).collect()
 }
 
@@ -143,34 +67,14 @@ fn destinations(
     rank: Rank,
     side: &Side,
 ) -> Vec<Rank> {
-    let mut ranks = Vec::with_capacity(side.peers.len());
-    let mut start = 0;
-    for &(peer, end) in &side.peers {
-        match report.plan.peer(rank, peer) {
-            Some(other) => ranks.push(other),
-            None => {
-                for message in &side.messages[start..end] {
-                    report.op_on(rank, role, section, message.op, ViolationKind::NoPeer);
-                }
+    for (peer, messages) in side.peers() {
+        if report.plan.peer(rank, peer).is_none() {
+            for message in messages {
+                report.op_on(rank, role, section, message.op, ViolationKind::NoPeer);
             }
         }
-        start = end;
     }
-    ranks.sort_unstable();
-    ranks.dedup();
-    ranks
-}
-
-/// Matches the messages of one end with those of the other; among equal keys, in order.
-fn meet<'m>(
-    these: &'m [&'m Message],
-    those: &'m [&'m Message],
-) -> impl Iterator<Item = (&'m Message, Option<&'m Message>)> {
-    let mut rest = those.iter().peekable();
-    these.iter().map(move |message| {
-        while rest.next_if(|other| other.key() < message.key()).is_some() {}
-        (*message, rest.next_if(|other| other.key() == message.key()).copied())
-    })
+    side.destinations(report.plan, rank)
 }
 
 struct Pairing<'p, 'a> {
@@ -191,14 +95,20 @@ impl Pairing<'_, '_> {
                 self.report.op_on(self.sender, self.role, section, send.op, kind);
                 continue;
             };
-            if (send.elements, send.dtype) != (recv.elements, recv.dtype) {
+            let dtype = |role: RoleId, message: &Message| {
+                self.report.program(role).buffer(message.view.buffer).dtype
+            };
+            let (dtype, recv_dtype) = (dtype(self.role, send), dtype(self.other, recv));
+            let (elements, recv_elements) = (send.view.len, recv.view.len);
+            if (elements, dtype) != (recv_elements, recv_dtype) {
+                let (to, recv) = (self.receiver, self.report.site(self.other, section, recv.op));
                 let kind = ViolationKind::MessageShape {
-                    elements: send.elements,
-                    dtype: send.dtype,
-                    to: self.receiver,
-                    recv: self.report.site(self.other, section, recv.op),
-                    recv_elements: recv.elements,
-                    recv_dtype: recv.dtype,
+                    elements,
+                    dtype,
+                    to,
+                    recv,
+                    recv_elements,
+                    recv_dtype,
                 };
                 self.report.op_on(self.sender, self.role, section, send.op, kind);
             }

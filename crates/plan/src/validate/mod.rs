@@ -8,7 +8,7 @@
 //! The passes build on each other. `structure` comes first, because nothing can be looked up in a
 //! plan with dangling references. A role that fails it is excluded from the later passes, and the
 //! passes over all roles are skipped. Then `memory` and `dataflow` check each role separately, and
-//! `matching` checks all roles together. `deadlock` runs only if every op has a counterpart: an
+//! `links` checks all roles together. `deadlock` runs only if every op has a counterpart: an
 //! unmatched message hangs anyway and is already reported.
 //!
 //! **Cost.** Linear in ops and `after` edges, times the number of lanes: a million ops take well
@@ -21,7 +21,7 @@ mod dataflow;
 mod deadlock;
 mod effects;
 mod groups;
-mod matching;
+mod links;
 mod memory;
 mod messages;
 mod padding;
@@ -75,7 +75,7 @@ fn check_across_roles_in(plan: &Plan) -> Vec<Violation> {
     if sound.is_some_and(|sound| sound.iter().all(|&sound| sound)) {
         for section in SectionKind::ALL {
             let found = report.violations.len();
-            let links = matching::check(&mut report, section);
+            let links = links::check(&mut report, section);
             if report.violations.len() == found {
                 deadlock::check(&mut report, section, &links);
             }

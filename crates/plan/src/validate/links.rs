@@ -1,4 +1,4 @@
-//! Matches every communicating op with its counterparts on other ranks.
+//! Links between the communicating ops of all ranks: which must have started for one to be done.
 
 use super::{Report, SectionKind, collectives, messages};
 use crate::ids::{OpId, RoleId};
