@@ -10,6 +10,7 @@ mod compress_warmup;
 pub mod dtype;
 pub mod graph;
 pub mod ids;
+pub mod located;
 pub mod lower;
 pub mod matching;
 pub mod mesh;

@@ -3,7 +3,8 @@
 use super::names::parts;
 use crate::checkpoint::Source;
 use crate::safetensors::{Reader, SafetensorsError};
-use paceline_plan::model::{Model, ModelErrors, hugging_face};
+use paceline_plan::located;
+use paceline_plan::model::{Model, hugging_face};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fs;
@@ -36,7 +37,7 @@ pub enum ImportError {
     },
     /// The model cannot be represented.
     #[error(transparent)]
-    Model(#[from] ModelErrors),
+    Model(#[from] located::Errors),
     /// A weight file is invalid.
     #[error(transparent)]
     Tensors(#[from] SafetensorsError),

@@ -15,10 +15,9 @@
 use super::file::read_text;
 use super::{Origins, Problems, suggest};
 use clap::{ArgAction, ArgMatches, Command};
+use paceline_plan::located::{self, Entry, Table, Value};
 use std::ffi::OsString;
 use std::path::Path;
-use toml::Spanned;
-use toml::de::{DeTable, DeValue};
 
 /// Merges the run file's arguments into `arguments`; also returns their lines in the file.
 ///
@@ -81,43 +80,35 @@ impl Reader<'_> {
                 return self.problems.add("--config", format!("{} {what}", self.file));
             }
         };
-        let (document, syntax) = DeTable::parse_recoverable(&text);
-        for error in &syntax {
-            let line = line(&text, error.span().map_or(0, |span| span.start));
-            let message = error.message().replace('\n', ", ");
-            self.problems.located(format!("{}:{line}: not TOML: {message}", self.file));
-        }
-        if !syntax.is_empty() {
-            return;
-        }
+        let table = match located::parse(&text, self.file) {
+            Ok(table) => table,
+            Err(errors) => return self.problems.located(errors),
+        };
         // Keys of the command's own section override the keys shared by all commands.
         let (mut shared, mut sections) = (Vec::new(), Vec::new());
-        for (key, value) in document.get_ref() {
-            match value.get_ref() {
-                DeValue::Table(section) => sections.push((key, section)),
-                _ => shared.push((key, value)),
+        for (key, entry) in &table.entries {
+            match &entry.value {
+                Value::Table(section) => sections.push((key, entry.line, section)),
+                _ => shared.push((key, entry)),
             }
         }
         let own_keys: Vec<String> = sections
             .iter()
-            .filter(|(name, _)| *name.get_ref() == self.name)
-            .flat_map(|(_, section)| section.keys().map(|key| flag_name(key.get_ref())))
+            .filter(|(name, ..)| *name == self.name)
+            .flat_map(|(.., section)| section.entries.keys().map(|key| flag_name(key)))
             .collect();
-        for (key, value) in shared {
-            let place = KeyOrigin { line: line(&text, key.span().start), section: None };
-            let overridden = own_keys.contains(&flag_name(key.get_ref()));
-            self.entry(self.own, key.get_ref(), value, &place, !overridden);
+        for (key, entry) in shared {
+            let overridden = own_keys.contains(&flag_name(key));
+            self.entry(self.own, key, entry, None, !overridden);
         }
-        for (name, section) in sections {
-            self.section(&text, name, section);
+        for (name, line, section) in sections {
+            self.section(name, line, section);
         }
     }
 
     /// Reads the section of one command; another command's section is only checked.
-    fn section(&mut self, text: &str, name: &Spanned<std::borrow::Cow<'_, str>>, table: &DeTable) {
-        let word = name.get_ref().as_ref();
+    fn section(&mut self, word: &str, line: usize, table: &Table) {
         let Some(command) = self.root.find_subcommand(word) else {
-            let line = line(text, name.span().start);
             let known = self.root.get_subcommands().map(Command::get_name);
             let meant = did_you_mean(word, known);
             return self.problems.located(format!(
@@ -126,49 +117,51 @@ impl Reader<'_> {
             ));
         };
         let runs = word == self.name;
-        for (key, value) in table {
-            let place = KeyOrigin { line: line(text, key.span().start), section: Some(word) };
-            self.entry(command, key.get_ref(), value, &place, runs);
+        for (key, entry) in &table.entries {
+            self.entry(command, key, entry, Some(word), runs);
         }
     }
 
-    /// Reads one key, which must be a flag of `command`; uses it if `runs`.
+    /// Reads one key of a section, which must be a flag of `command`; uses it if `runs`.
     fn entry(
         &mut self,
         command: &Command,
         key: &str,
-        value: &Spanned<DeValue<'_>>,
-        place: &KeyOrigin<'_>,
+        entry: &Entry,
+        section: Option<&str>,
         runs: bool,
     ) {
         let name = flag_name(key);
-        let at = format!("{}:{}", self.file, place.line);
+        let at = format!("{}:{}", self.file, entry.line);
         let flags = || command.get_arguments().filter(|a| a.get_long().is_some());
         let known = flags().find(|a| a.get_long() == Some(&name));
         let Some(flag) = known.filter(|_| name != "config" && name != "help") else {
-            let why = self.unknown(command, &name, place);
+            let why = self.unknown(command, &name, section);
             return self.problems.located(format!("{at}: `{key}` {why}"));
         };
         let switch = matches!(flag.get_action(), ArgAction::SetTrue);
         let repeats = matches!(flag.get_action(), ArgAction::Append);
-        if let (DeValue::Array(values), true) = (value.get_ref(), repeats) {
-            return values.iter().for_each(|value| self.entry(command, key, value, place, runs));
+        if let (Value::List(values), true) = (&entry.value, repeats) {
+            return values.iter().for_each(|value| self.entry(command, key, value, section, runs));
         }
-        let argument = match (argument(value.get_ref()), switch) {
-            (Argument::Switch(true), true) => format!("--{name}"),
-            (Argument::Switch(false), true) => return,
-            (Argument::Text(text), false) => format!("--{name}={text}"),
-            (Argument::Text(_), true) => {
-                return self.problems.located(format!("{at}: `{key}` takes true or false"));
+        let argument = match (&entry.value, switch) {
+            (Value::Flag(true), true) => Ok(format!("--{name}")),
+            (Value::Flag(false), true) => return,
+            (Value::Text(text), false) => Ok(format!("--{name}={text}")),
+            (number @ (Value::Whole(_) | Value::Real(_)), false) => {
+                Ok(format!("--{name}={number}"))
             }
-            (Argument::Switch(_), false) => {
-                let text = format!("{at}: `{key}` takes a value, not true or false");
-                return self.problems.located(text);
+            (Value::Text(_) | Value::Whole(_) | Value::Real(_), true) => {
+                Err("takes true or false".to_owned())
             }
-            (Argument::Neither(what), _) => {
-                let text = format!("{at}: `{key}` is {what}; a flag takes a number or a text");
-                return self.problems.located(text);
+            (Value::Flag(_), false) => Err("takes a value, not true or false".to_owned()),
+            (value @ (Value::List(_) | Value::Table(_) | Value::Other(_)), _) => {
+                Err(format!("is {value}; a flag takes a number or a text"))
             }
+        };
+        let argument = match argument {
+            Ok(argument) => argument,
+            Err(why) => return self.problems.located(format!("{at}: `{key}` {why}")),
         };
         let id = flag.get_id().as_str();
         let typed = self.typed.try_contains_id(id).unwrap_or(false)
@@ -180,8 +173,8 @@ impl Reader<'_> {
     }
 
     /// Explains that a key is not a flag of a command, and suggests another.
-    fn unknown(&self, command: &Command, name: &str, place: &KeyOrigin<'_>) -> String {
-        let label = match (place.section, self.name) {
+    fn unknown(&self, command: &Command, name: &str, section: Option<&str>) -> String {
+        let label = match (section, self.name) {
             (Some(section), _) => format!("`paceline {section}`"),
             (None, "") => "the demo".to_owned(),
             (None, name) => format!("`paceline {name}`"),
@@ -193,7 +186,7 @@ impl Reader<'_> {
             command.get_arguments().any(|flag| flag.get_long() == Some(name))
         };
         let other = self.root.get_subcommands().find(|other| long(other, name));
-        match (other, place.section) {
+        match (other, section) {
             (Some(other), None) => {
                 let other = other.get_name();
                 format!(
@@ -208,36 +201,6 @@ impl Reader<'_> {
     }
 }
 
-/// Location of an entry in the run file.
-struct KeyOrigin<'a> {
-    line: usize,
-    /// The table that contains it.
-    section: Option<&'a str>,
-}
-
-/// A TOML value as a command-line argument.
-enum Argument {
-    Switch(bool),
-    Text(String),
-    Neither(&'static str),
-}
-
-fn argument(value: &DeValue<'_>) -> Argument {
-    match value {
-        DeValue::Boolean(on) => Argument::Switch(*on),
-        DeValue::String(text) => Argument::Text(text.to_string()),
-        DeValue::Integer(number) if number.radix() == 10 => Argument::Text(number.to_string()),
-        DeValue::Integer(number) => match u128::from_str_radix(number.as_str(), number.radix()) {
-            Ok(value) => Argument::Text(value.to_string()),
-            Err(_) => Argument::Text(number.to_string()),
-        },
-        DeValue::Float(number) => Argument::Text(number.to_string()),
-        DeValue::Datetime(_) => Argument::Neither("a date"),
-        DeValue::Array(_) => Argument::Neither("an array"),
-        DeValue::Table(_) => Argument::Neither("a table"),
-    }
-}
-
 /// Converts a key to a flag name; `global_batch` is accepted in files.
 fn flag_name(key: &str) -> String {
     key.replace('_', "-")
@@ -248,9 +211,4 @@ fn did_you_mean<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Str
         Some(meant) => format!(" (did you mean `{meant}`?)"),
         None => String::new(),
     }
-}
-
-/// Line number of a byte offset, counted from 1.
-fn line(text: &str, at: usize) -> usize {
-    1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count()
 }

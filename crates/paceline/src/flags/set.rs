@@ -214,7 +214,7 @@ mod tests {
             ("dimension.nvlnk.bandwidth=2x", "did you mean nvlink?"),
             ("dimension.7.bandwidth=2x", "use 0 to 1 or a name: nvlink, infiniband"),
             ("dimension.0.bandwith=2x", "no value yet"),
-            ("dimension.0.bandwith=2 GB/s", "did you mean bandwidth?"),
+            ("dimension.0.bandwith=2 GB/s", "did you mean `bandwidth`?"),
             ("dimension.0.bandwidth=160", "the unit is missing"),
             ("dimension.0.size=0", "it is no whole number"),
             ("dimension.0.size=0.3x", "8 times 0.3 is no whole number"),

@@ -38,7 +38,7 @@ fn unknown_keys_are_errors_with_a_suggestion() {
         "run.toml:1: `modle` is not a flag of `paceline plan` (did you mean `model`?)",
         "run.toml:2: `iterations` is not a flag of `paceline plan`, but of `paceline train`; put it under [train]",
         "run.toml:3: `config` cannot stand in a run file",
-        "run.toml:4: `tp` is an array",
+        "run.toml:4: `tp` is a list",
         "run.toml:5: `sp` takes true or false",
         "run.toml:6: `dp` takes a value, not true or false",
         "run.toml:7: [plam] is not a command of paceline (did you mean `plan`?)",

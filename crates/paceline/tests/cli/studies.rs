@@ -121,7 +121,7 @@ fn wrong_studies_say_what_would_work() {
         ("--vary ranks=2,4 --title x", "--title: needs --plot"),
         ("--vary algorithm=ring,tree --vary size=1,2,3,4,5,6,7,8,9 --plot x.svg", "too many"),
         ("--plot x.svg --y time_s", "--plot: needs --vary"),
-        ("--set dimension.0.bandwith=1GB/s", "did you mean bandwidth?"),
+        ("--set dimension.0.bandwith=1GB/s", "did you mean `bandwidth`?"),
     ] {
         here.run(&format!("{RING} {flags}")).refused(&[said]);
     }

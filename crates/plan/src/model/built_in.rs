@@ -1,6 +1,7 @@
 //! Built-in models: the files of `models/` in the repository.
 
-use super::{Model, ModelErrors};
+use super::Model;
+use crate::located::Errors;
 use crate::suggest::suggest as nearest_word;
 
 /// Name and TOML text of every built-in model, small ones first within a family.
@@ -11,7 +12,7 @@ pub fn all() -> &'static [(&'static str, &'static str)] {
 /// Built-in model of the given name, or `None` if there is no such name.
 ///
 /// The inner result is an error only if a file of the repository is invalid; a test excludes this.
-pub fn get(name: &str) -> Option<Result<Model, ModelErrors>> {
+pub fn get(name: &str) -> Option<Result<Model, Errors>> {
     let (name, text) = all().iter().find(|(known, _)| *known == name)?;
     Some(Model::parse(text, &format!("models/{name}.toml")))
 }

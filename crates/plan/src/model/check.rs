@@ -352,12 +352,12 @@ impl Check<'_> {
 
 /// Returns true if a size is within the field's limits.
 pub(super) fn in_range(field: Field, size: u64) -> bool {
-    (field.least()..=field.limit()).contains(&size)
+    field.range().contains(&size)
 }
 
 /// Remedy for an invalid size.
 pub(super) fn whole_number_remedy(field: Field) -> String {
-    format!("use a whole number from {} to {}", field.least(), field.limit())
+    format!("use a whole number from {} to {}", field.range().start(), field.range().end())
 }
 
 /// Problem and remedy for a field that does not apply to the kind.

@@ -444,7 +444,7 @@ pub(in crate::model) mod tests {
                 Err(errors) => {
                     // The only rule that these dimensions can violate.
                     prop_assert!(shape.count() > u128::from(MAX_PARAMETERS), "{errors}");
-                    prop_assert_eq!(errors.problems().len(), 1);
+                    prop_assert_eq!(errors.problems.len(), 1);
                 }
             }
         }

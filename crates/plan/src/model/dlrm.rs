@@ -1,10 +1,9 @@
 //! Recommendation models (Naumov et al., "Deep learning recommendation model for personalization
 //! and recommendation systems", arXiv 1906.00091): sizes of tables and networks.
 
-use super::error::ModelErrors;
 use super::fields::Fields;
-use super::keys::Keys;
 use super::{Activation, Body, Experts, Latent, MAX_PARAMETERS, Model, ModelDims, ModelKind};
+use crate::located::Errors;
 use serde::Serialize;
 
 /// Dimensions of a recommendation model.
@@ -78,16 +77,17 @@ const LAYERS: usize = 64;
 const WIDTH: u64 = 1 << 16;
 const LOOKUPS: u64 = 1 << 12;
 
+const KEYS: [&str; 8] = ["name", "kind", "dense", "tables", "width", "lookups", "bottom", "top"];
+
 /// Reads a model file of kind `dlrm`.
 pub(super) fn parse(fields: &mut Fields) -> Body {
-    let mut keys = Keys::new(fields, ModelKind::Dlrm);
-    let dense = keys.whole("dense", 1..=WIDTH, "13", None);
-    let tables = keys.list("tables", 1..=TABLES, 1..=ROWS, "[1000, 50, 200000]");
-    let width = keys.whole("width", 1..=WIDTH, "64", None);
-    let lookups = keys.whole("lookups", 1..=LOOKUPS, "1", Some(1));
-    let bottom = keys.list("bottom", 0..=LAYERS, 1..=WIDTH, "[512, 256]");
-    let top = keys.list("top", 0..=LAYERS, 1..=WIDTH, "[512, 256]");
-    keys.refuse_others();
+    let dense = fields.whole("dense", 1..=WIDTH, "13", None);
+    let tables = fields.list("tables", 1..=TABLES, 1..=ROWS, "[1000, 50, 200000]");
+    let width = fields.whole("width", 1..=WIDTH, "64", None);
+    let lookups = fields.whole("lookups", 1..=LOOKUPS, "1", Some(1));
+    let bottom = fields.list("bottom", 0..=LAYERS, 1..=WIDTH, "[512, 256]");
+    let top = fields.list("top", 0..=LAYERS, 1..=WIDTH, "[512, 256]");
+    fields.refuse_unknown(ModelKind::Dlrm, &KEYS);
     Body::Clicks(Dlrm { dense, tables, width, lookups, bottom, top })
 }
 
@@ -101,7 +101,7 @@ pub(super) fn to_toml(net: &Dlrm) -> String {
 
 impl Model {
     /// Builds a recommendation model; an error if it has too many parameters.
-    pub fn dlrm(name: impl Into<String>, net: Dlrm) -> Result<Self, ModelErrors> {
+    pub fn dlrm(name: impl Into<String>, net: Dlrm) -> Result<Self, Errors> {
         Self::from_body(name.into(), Body::Clicks(net))
     }
 }
@@ -183,7 +183,7 @@ mod tests {
         let told = Model::parse(text, "d.toml").unwrap_err().to_string();
         assert_eq!(told.lines().count(), 2, "{told}");
         assert!(
-            told.contains("d.toml:4: `tables` is an array; use 1 to 1024 whole numbers"),
+            told.contains("d.toml:4: `tables` is an empty list; use 1 to 1024 whole numbers"),
             "{told}"
         );
         assert!(told.contains("d.toml:6: `top` is 3; use 0 to 64 whole numbers"), "{told}");

@@ -2,44 +2,106 @@
 
 use super::ModelKind;
 use super::hugging_face::experts::{DENSE_LAYERS, HEAD_DIM, QK_NORM, ROUTER};
+use std::ops::RangeInclusive;
 
-/// One entry of a description of a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Field {
-    Name,
-    Kind,
-    Layers,
-    DModel,
-    Heads,
-    KvHeads,
-    HeadDim,
-    Ffn,
-    Seq,
-    Positions,
-    Vocab,
-    Tied,
-    Gated,
-    Activation,
-    NormEps,
-    RopeTheta,
-    Experts,
-    Topk,
-    SharedExperts,
-    DenseLayers,
-    DenseFfn,
-    Router,
-    Groups,
-    GroupTopk,
-    RouteScale,
-    Capacity,
-    Balance,
-    QkNorm,
-    QLora,
-    KvLora,
-    QkRope,
-    VDim,
-    MtpDepth,
-    MtpWeight,
+/// Generates [`Field`] from one row per field: name in Paceline's model files, kinds that have it,
+/// plausible sizes (1 for a field that is none) and an example.
+macro_rules! fields {
+    ($($name:ident $word:literal $kinds:ident $least:literal..=$most:expr, $example:literal;)*) => {
+        /// One entry of a description of a model.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub(super) enum Field {
+            $($name,)*
+        }
+
+        impl Field {
+            pub(super) const ALL: [Self; [$($word),*].len()] = [$(Self::$name),*];
+
+            /// Name in Paceline's model files; the fallback for error messages.
+            pub(super) const fn word(self) -> &'static str {
+                match self { $(Self::$name => $word,)* }
+            }
+
+            const fn kinds(self) -> Kinds {
+                match self { $(Self::$name => Kinds::$kinds,)* }
+            }
+
+            /// Plausible sizes; others are rejected as mistakes. The bounds are orders of magnitude
+            /// above any trained model, and low enough that products of three fit 128 bits. Zero is
+            /// for optional parts of a model.
+            pub(super) const fn range(self) -> RangeInclusive<u64> {
+                match self { $(Self::$name => $least..=$most,)* }
+            }
+
+            /// Example value for the remedy of a missing field.
+            pub(super) const fn example(self) -> &'static str {
+                match self { $(Self::$name => $example,)* }
+            }
+        }
+    };
+}
+
+/// Widest plausible dimension.
+const WIDEST: u64 = 1 << 24;
+
+fields! {
+    Name "name" Every 1..=1, "\"mini\"";
+    Kind "kind" Every 1..=1, "\"gpt2\"";
+    Layers "layers" Every 1..=65_535, "12";
+    DModel "d_model" Every 1..=WIDEST, "768";
+    Heads "heads" Attention 1..=WIDEST, "12";
+    KvHeads "kv_heads" Attention 1..=WIDEST, "768";
+    HeadDim "head_dim" Attention 1..=WIDEST, "768";
+    // Usually four times the width of the model.
+    Ffn "ffn" Every 1..=4 * WIDEST, "3072";
+    Seq "seq" Every 1..=1 << 30, "1024";
+    Positions "positions" Gpt2 1..=1 << 30, "768";
+    Vocab "vocab" Every 1..=1 << 31, "50257";
+    Tied "tied" Every 1..=1, "true";
+    Gated "gated" Rotary 1..=1, "true";
+    Activation "activation" Every 1..=1, "\"gelu\"";
+    NormEps "norm_eps" Attention 1..=1, "1e-5";
+    RopeTheta "rope_theta" Rotary 1..=1, "1e4";
+    Experts "experts" Moe 1..=65_535, "8";
+    Topk "topk" Moe 1..=65_535, "2";
+    SharedExperts "shared_experts" Moe 0..=1 << 10, "1";
+    DenseLayers "dense_layers" Moe 0..=65_535, "1";
+    DenseFfn "dense_ffn" Moe 0..=4 * WIDEST, "3072";
+    Router "router" Moe 1..=1, "\"softmax\"";
+    Groups "groups" Moe 0..=65_535, "8";
+    GroupTopk "group_topk" Moe 0..=65_535, "4";
+    RouteScale "route_scale" Moe 1..=1, "1.0";
+    Capacity "capacity" Moe 1..=1, "1.25";
+    Balance "balance" Moe 1..=1, "0.001";
+    QkNorm "qk_norm" Moe 1..=1, "true";
+    QLora "q_lora" Moe 0..=WIDEST, "768";
+    KvLora "kv_lora" Moe 0..=WIDEST, "768";
+    QkRope "qk_rope" Moe 0..=WIDEST, "64";
+    VDim "v_dim" Moe 0..=WIDEST, "128";
+    MtpDepth "mtp_depth" Rotary 0..=64, "1";
+    MtpWeight "mtp_weight" Rotary 1..=1, "0.3";
+}
+
+/// Kinds of models that have a field.
+enum Kinds {
+    Every,
+    Attention,
+    Gpt2,
+    Rotary,
+    Moe,
+}
+
+impl Field {
+    /// Returns true if the field applies to a kind.
+    pub(super) const fn applies_to(self, kind: ModelKind) -> bool {
+        match self.kinds() {
+            Kinds::Every => true,
+            Kinds::Attention => kind.has_attention(),
+            Kinds::Gpt2 => matches!(kind, ModelKind::Gpt2),
+            Kinds::Rotary => kind.is_rotary(),
+            Kinds::Moe => matches!(kind, ModelKind::Moe),
+        }
+    }
 }
 
 /// Naming convention of a description.
@@ -57,170 +119,6 @@ pub(super) enum Dialect {
     HuggingFaceQwen3Moe,
     /// `config.json` of DeepSeek-V3.
     HuggingFaceDeepseekV3,
-}
-
-impl Field {
-    pub(super) const ALL: [Self; 34] = [
-        Self::Name,
-        Self::Kind,
-        Self::Layers,
-        Self::DModel,
-        Self::Heads,
-        Self::KvHeads,
-        Self::HeadDim,
-        Self::Ffn,
-        Self::Seq,
-        Self::Positions,
-        Self::Vocab,
-        Self::Tied,
-        Self::Gated,
-        Self::Activation,
-        Self::NormEps,
-        Self::RopeTheta,
-        Self::Experts,
-        Self::Topk,
-        Self::SharedExperts,
-        Self::DenseLayers,
-        Self::DenseFfn,
-        Self::Router,
-        Self::Groups,
-        Self::GroupTopk,
-        Self::RouteScale,
-        Self::Capacity,
-        Self::Balance,
-        Self::QkNorm,
-        Self::QLora,
-        Self::KvLora,
-        Self::QkRope,
-        Self::VDim,
-        Self::MtpDepth,
-        Self::MtpWeight,
-    ];
-
-    /// Name in Paceline's model files; the fallback for error messages.
-    pub(super) const fn word(self) -> &'static str {
-        match self {
-            Self::Name => "name",
-            Self::Kind => "kind",
-            Self::Layers => "layers",
-            Self::DModel => "d_model",
-            Self::Heads => "heads",
-            Self::KvHeads => "kv_heads",
-            Self::HeadDim => "head_dim",
-            Self::Ffn => "ffn",
-            Self::Seq => "seq",
-            Self::Positions => "positions",
-            Self::Vocab => "vocab",
-            Self::Tied => "tied",
-            Self::Gated => "gated",
-            Self::Activation => "activation",
-            Self::NormEps => "norm_eps",
-            Self::RopeTheta => "rope_theta",
-            Self::Experts => "experts",
-            Self::Topk => "topk",
-            Self::SharedExperts => "shared_experts",
-            Self::DenseLayers => "dense_layers",
-            Self::DenseFfn => "dense_ffn",
-            Self::Router => "router",
-            Self::Groups => "groups",
-            Self::GroupTopk => "group_topk",
-            Self::RouteScale => "route_scale",
-            Self::Capacity => "capacity",
-            Self::Balance => "balance",
-            Self::QkNorm => "qk_norm",
-            Self::QLora => "q_lora",
-            Self::KvLora => "kv_lora",
-            Self::QkRope => "qk_rope",
-            Self::VDim => "v_dim",
-            Self::MtpDepth => "mtp_depth",
-            Self::MtpWeight => "mtp_weight",
-        }
-    }
-
-    /// Returns true if the field applies to a kind.
-    pub(super) const fn applies_to(self, kind: ModelKind) -> bool {
-        match self {
-            Self::Heads | Self::KvHeads | Self::HeadDim | Self::NormEps => kind.has_attention(),
-            Self::Positions => matches!(kind, ModelKind::Gpt2),
-            Self::Gated | Self::RopeTheta | Self::MtpDepth | Self::MtpWeight => kind.is_rotary(),
-            Self::Experts
-            | Self::Topk
-            | Self::SharedExperts
-            | Self::DenseLayers
-            | Self::DenseFfn
-            | Self::Router
-            | Self::Groups
-            | Self::GroupTopk
-            | Self::RouteScale
-            | Self::Capacity
-            | Self::Balance
-            | Self::QkNorm
-            | Self::QLora
-            | Self::KvLora
-            | Self::QkRope
-            | Self::VDim => matches!(kind, ModelKind::Moe),
-            Self::Name
-            | Self::Kind
-            | Self::Layers
-            | Self::DModel
-            | Self::Ffn
-            | Self::Seq
-            | Self::Vocab
-            | Self::Tied
-            | Self::Activation => true,
-        }
-    }
-
-    /// Largest plausible size; larger values are rejected as mistakes. The bounds are orders of
-    /// magnitude above any trained model, and low enough that products of three fit 128 bits.
-    pub(super) const fn limit(self) -> u64 {
-        match self {
-            Self::Layers
-            | Self::DenseLayers
-            | Self::Experts
-            | Self::Topk
-            | Self::Groups
-            | Self::GroupTopk => 65_535,
-            Self::SharedExperts => 1 << 10,
-            Self::MtpDepth => 64,
-            Self::Seq | Self::Positions => 1 << 30,
-            Self::Vocab => 1 << 31,
-            // Usually four times the width of the model.
-            Self::Ffn | Self::DenseFfn => 1 << 26,
-            _ => 1 << 24,
-        }
-    }
-
-    /// Smallest size: zero for optional parts of a model.
-    pub(super) const fn least(self) -> u64 {
-        match self {
-            Self::SharedExperts
-            | Self::DenseLayers
-            | Self::DenseFfn
-            | Self::Groups
-            | Self::GroupTopk
-            | Self::QLora
-            | Self::KvLora
-            | Self::QkRope
-            | Self::VDim
-            | Self::MtpDepth => 0,
-            _ => 1,
-        }
-    }
-
-    /// Example value for the remedy of a missing field.
-    pub(super) const fn example(self) -> &'static str {
-        match self {
-            Self::Kind => "\"gpt2\"",
-            Self::Layers | Self::Heads => "12",
-            Self::Ffn => "3072",
-            Self::Seq => "1024",
-            Self::Vocab => "50257",
-            Self::Experts => "8",
-            Self::Topk => "2",
-            _ => "768",
-        }
-    }
 }
 
 impl Dialect {

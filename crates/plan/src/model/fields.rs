@@ -5,41 +5,21 @@
 //! continues and all problems are reported at once. The placeholder is never returned, because a
 //! recorded problem means an error.
 
-use super::check::{self, divisors_near, in_range, whole_number_remedy};
-use super::error::{ModelError, ModelErrors};
+use super::check::{self, divisors_near, whole_number_remedy};
 use super::field::{Dialect, Field};
 use super::parse::stem;
 use super::{Activation, Body, Experts, Latent, Model, ModelDims, ModelKind, Mtp, Router};
+use crate::located::{Entry, Errors, Value, quoted};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 /// Entries of one description.
 pub(super) struct Fields {
     dialect: Dialect,
-    file: String,
     entries: BTreeMap<String, Entry>,
     /// Line of the kind; fields that the kind requires and the file lacks are reported there.
     anchor: usize,
     wrong: BTreeSet<Field>,
-    problems: Vec<ModelError>,
-}
-
-/// A value and the line of its key.
-pub(super) struct Entry {
-    pub(super) line: usize,
-    pub(super) value: Value,
-}
-
-/// A value, with the distinctions that fields need.
-pub(super) enum Value {
-    Whole(i128),
-    Real(f64),
-    Flag(bool),
-    Text(String),
-    /// An array, with its integers.
-    List(Vec<Option<i128>>),
-    /// Anything else, as a description: "an array".
-    Other(&'static str),
+    errors: Errors,
 }
 
 /// Properties known before the sizes are read.
@@ -56,14 +36,7 @@ impl Fields {
     pub(super) fn new(dialect: Dialect, file: &str, entries: BTreeMap<String, Entry>) -> Self {
         let kind = entries.get(dialect.word(Field::Kind));
         let anchor = kind.map_or(1, |entry| entry.line);
-        Self {
-            dialect,
-            file: file.to_owned(),
-            entries,
-            anchor,
-            wrong: BTreeSet::new(),
-            problems: Vec::new(),
-        }
+        Self { dialect, entries, anchor, wrong: BTreeSet::new(), errors: Errors::new(file) }
     }
 
     /// Reads all sizes of the kind.
@@ -163,21 +136,21 @@ impl Fields {
     }
 
     /// Checks the dimensions: returns a model, or all recorded problems and violations.
-    pub(super) fn finish(mut self, name: String, shape: ModelDims) -> Result<Model, ModelErrors> {
+    pub(super) fn finish(mut self, name: String, shape: ModelDims) -> Result<Model, Errors> {
         for violation in check::violations(&shape, self.dialect, &mut self.wrong) {
             self.blame(violation.field, violation.problem, violation.remedy);
         }
-        if self.problems.is_empty() {
+        if self.errors.problems.is_empty() {
             Ok(Model { name, shape, body: Body::Tokens {} })
         } else {
-            Err(ModelErrors::new(self.problems))
+            Err(self.give_up())
         }
     }
 
     /// Returns a model with its dimensions in `body`, or all recorded problems.
-    pub(super) fn finish_body(mut self, file_name: &str, body: Body) -> Result<Model, ModelErrors> {
+    pub(super) fn finish_body(mut self, file_name: &str, body: Body) -> Result<Model, Errors> {
         let name = self.text(Field::Name).unwrap_or_else(|| stem(file_name).to_owned());
-        if !self.problems.is_empty() {
+        if !self.errors.problems.is_empty() {
             return Err(self.give_up());
         }
         Model::from_body(name, body)
@@ -189,18 +162,13 @@ impl Fields {
     }
 
     /// Returns the recorded problems if the dimensions cannot be determined at all.
-    pub(super) fn give_up(self) -> ModelErrors {
-        ModelErrors::new(self.problems)
+    pub(super) fn give_up(self) -> Errors {
+        self.errors.sorted()
     }
 
     /// Records a problem at a line.
     pub(super) fn note(&mut self, line: usize, problem: String, remedy: impl Into<String>) {
-        self.problems.push(ModelError {
-            file: self.file.clone(),
-            line: Some(line),
-            problem,
-            remedy: remedy.into(),
-        });
+        self.errors.add(line, problem, remedy);
     }
 
     /// Records a problem with a field and excludes the field from further rules.
@@ -220,26 +188,45 @@ impl Fields {
         &self.entries
     }
 
+    /// Value of a key: `None` if it is absent, `Some(None)` if it is unfit, which is recorded with
+    /// the remedy.
+    pub(super) fn read<T>(
+        &mut self,
+        key: &str,
+        fit: impl FnOnce(&Value) -> Option<T>,
+        remedy: impl FnOnce() -> String,
+    ) -> Option<Option<T>> {
+        let Entry { line, value } = self.entries.get(key)?;
+        let found = fit(value);
+        if found.is_none() {
+            self.errors.add(*line, format!("`{key}` is {value}"), remedy());
+        }
+        Some(found)
+    }
+
+    /// Value of a field, as [`Fields::read`]; an unfit field is excluded from further rules.
+    fn value<T>(
+        &mut self,
+        field: Field,
+        fit: impl FnOnce(&Value) -> Option<T>,
+        remedy: impl FnOnce() -> String,
+    ) -> Option<Option<T>> {
+        let read = self.read(self.dialect.own_word(field)?, fit, remedy);
+        if let Some(None) = read {
+            self.wrong.insert(field);
+        }
+        read
+    }
+
     /// Reads a flag, if it is present and valid.
     pub(super) fn flag(&mut self, field: Field) -> Option<bool> {
-        let value = &self.entry(field)?.value;
-        if let Value::Flag(flag) = value {
-            return Some(*flag);
-        }
-        let problem = format!("`{}` is {value}", self.dialect.word(field));
-        self.blame(field, problem, "use true or false");
-        None
+        self.value(field, Value::flag, || "use true or false".to_owned()).flatten()
     }
 
     /// Reads a text, if it is present and valid.
     pub(super) fn text(&mut self, field: Field) -> Option<String> {
-        let value = &self.entry(field)?.value;
-        if let Value::Text(text) = value {
-            return Some(text.clone());
-        }
-        let problem = format!("`{}` is {value}", self.dialect.word(field));
-        self.blame(field, problem, "use a text in quotes");
-        None
+        let text = |value: &Value| value.text().map(str::to_owned);
+        self.value(field, text, || "use a text in quotes".to_owned()).flatten()
     }
 
     /// Reads a required size.
@@ -266,29 +253,14 @@ impl Fields {
     }
 
     fn size_if_given(&mut self, field: Field) -> Option<u64> {
-        let value = &self.entry(field)?.value;
-        if let Value::Whole(whole) = value
-            && let Ok(size) = u64::try_from(*whole)
-            && in_range(field, size)
-        {
-            return Some(size);
-        }
-        let problem = format!("`{}` is {value}", self.dialect.word(field));
-        self.blame(field, problem, whole_number_remedy(field));
-        Some(STAND_IN)
+        let size = |value: &Value| value.whole(field.range());
+        let size = self.value(field, size, || whole_number_remedy(field));
+        size.map(|size| size.unwrap_or(STAND_IN))
     }
 
     fn real_or(&mut self, field: Field, default: f64) -> f64 {
-        let Some(entry) = self.entry(field) else { return default };
-        match &entry.value {
-            Value::Real(real) => *real,
-            Value::Whole(whole) => *whole as f64,
-            value => {
-                let problem = format!("`{}` is {value}", self.dialect.word(field));
-                self.blame(field, problem, format!("use a number such as {default:?}"));
-                default
-            }
-        }
+        let remedy = || format!("use a number such as {default:?}");
+        self.value(field, Value::number, remedy).flatten().unwrap_or(default)
     }
 
     /// Width of a head: given, or an equal share of the model's width.
@@ -321,26 +293,3 @@ impl Fields {
 
 /// Placeholder for a size that could not be read; violates no rule on its own.
 const STAND_IN: u64 = 2;
-
-impl fmt::Display for Value {
-    /// Formats the value as written, truncated if too long.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Whole(whole) => whole.fmt(f),
-            Self::Real(real) => write!(f, "{real:?}"),
-            Self::Flag(flag) => flag.fmt(f),
-            Self::Text(text) => write!(f, "the text {}", quoted(text)),
-            Self::List(_) => f.write_str("an array"),
-            Self::Other(what) => f.write_str(what),
-        }
-    }
-}
-
-/// User text in quotes, truncated if too long.
-pub(super) fn quoted(text: &str) -> String {
-    const LONGEST: usize = 40;
-    match text.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("\"{}…\"", text[..end].escape_debug()),
-        None => format!("\"{}\"", text.escape_debug()),
-    }
-}

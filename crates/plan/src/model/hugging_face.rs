@@ -7,11 +7,11 @@
 
 pub(super) mod experts;
 
-use super::error::{ModelError, ModelErrors};
 use super::field::{Dialect, Field};
-use super::fields::{Entry, Fields, Given, Value, quoted};
+use super::fields::{Fields, Given};
 use super::parse::stem;
 use super::{Activation, Model, ModelKind};
+use crate::located::{Entry, Errors, Value, quoted};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 /// `deepseek_v3`.
 ///
 /// `file_name` names the file in errors; its folder names the model.
-pub fn parse(text: &str, file_name: &str) -> Result<Model, ModelErrors> {
+pub fn parse(text: &str, file_name: &str) -> Result<Model, Errors> {
     let mut entries = entries(text, file_name)?;
     let family = family(&entries, file_name)?;
     experts::apply_defaults(family, &mut entries);
@@ -78,7 +78,7 @@ const REFUSED: [(&str, &str); 4] = [
     ("gpt_neox", "its attention and feed-forward run side by side"),
 ];
 
-fn family(entries: &BTreeMap<String, Entry>, file_name: &str) -> Result<Family, ModelErrors> {
+fn family(entries: &BTreeMap<String, Entry>, file_name: &str) -> Result<Family, Errors> {
     let known = "use a config.json with \"model_type\" gpt2, llama, mistral, mixtral, qwen3_moe or \
                  deepseek_v3, or write a model file in TOML";
     let entry = entries.get("model_type");
@@ -101,7 +101,7 @@ fn family(entries: &BTreeMap<String, Entry>, file_name: &str) -> Result<Family, 
         None => "`model_type` is missing".to_owned(),
     };
     let line = entry.map_or(1, |entry| entry.line);
-    Err(one_error(file_name, line, problem, known))
+    Err(Errors::one(file_name, line, problem, known))
 }
 
 /// Records every entry that changes the model's computation in an unsupported way.
@@ -245,14 +245,14 @@ const SLIDING_WINDOW: &str = "sliding_window";
 /// Representation of an explicit null, for keys where it differs from a missing entry.
 const NULL: &str = "null";
 
-fn entries(text: &str, file_name: &str) -> Result<BTreeMap<String, Entry>, ModelErrors> {
+fn entries(text: &str, file_name: &str) -> Result<BTreeMap<String, Entry>, Errors> {
     let json: Json = serde_json::from_str(text).map_err(|error| {
         let problem = format!("this is not JSON: {error}");
-        one_error(file_name, error.line().max(1), problem, "give a model's config.json")
+        Errors::one(file_name, error.line().max(1), problem, "give a model's config.json")
     })?;
     let Json::Object(object) = json else {
         let problem = "this is JSON, but not an object".to_owned();
-        return Err(one_error(file_name, 1, problem, "give a model's config.json"));
+        return Err(Errors::one(file_name, 1, problem, "give a model's config.json"));
     };
     let lines = key_lines(text);
     let mut entries = BTreeMap::new();
@@ -272,10 +272,10 @@ fn entries(text: &str, file_name: &str) -> Result<BTreeMap<String, Entry>, Model
                 if let Some(theta) = rope.get("rope_theta")
                     && !object.contains_key("rope_theta")
                 {
-                    put("rope_theta", value_of(theta));
+                    put("rope_theta", value_of(theta, line));
                 }
             }
-            _ => put(key, value_of(value)),
+            _ => put(key, value_of(value, line)),
         }
     }
     Ok(entries)
@@ -291,7 +291,7 @@ fn scaling(rope: &serde_json::Map<String, Json>) -> Option<&str> {
     }
 }
 
-fn value_of(value: &Json) -> Value {
+fn value_of(value: &Json, line: usize) -> Value {
     match value {
         Json::Null => Value::Other(NULL),
         Json::Bool(flag) => Value::Flag(*flag),
@@ -300,7 +300,10 @@ fn value_of(value: &Json) -> Value {
             Err(_) => Value::Real(number.as_f64().unwrap_or(f64::NAN)),
         },
         Json::String(text) => Value::Text(text.clone()),
-        Json::Array(list) => Value::List(list.iter().map(|n| n.as_i64().map(i128::from)).collect()),
+        Json::Array(list) => {
+            let entry = |item| Entry { line, value: value_of(item, line) };
+            Value::List(list.iter().map(entry).collect())
+        }
         Json::Object(_) => Value::Other("an object"),
     }
 }
@@ -332,11 +335,6 @@ fn key_lines(text: &str) -> BTreeMap<&str, usize> {
         }
     }
     lines
-}
-
-fn one_error(file: &str, line: usize, problem: String, remedy: &str) -> ModelErrors {
-    let (file, remedy) = (file.to_owned(), remedy.to_owned());
-    ModelErrors::new(vec![ModelError { file, line: Some(line), problem, remedy }])
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@
 mod check;
 mod count;
 mod dlrm;
-mod error;
 mod experts;
 mod field;
 mod fields;
@@ -22,11 +21,11 @@ pub mod hugging_face;
 
 pub use check::MAX_PARAMETERS;
 pub use dlrm::Dlrm;
-pub use error::{ModelError, ModelErrors};
 pub use experts::{Experts, Latent, Router};
 pub use mtp::Mtp;
 pub use resnet::{Block, ResNet, Stem};
 
+use crate::located::Errors;
 use serde::Serialize;
 use std::fmt;
 use std::ops::Deref;
@@ -143,29 +142,24 @@ pub enum Activation {
 
 impl Model {
     /// Checks dimensions given in code; errors name the model instead of a file.
-    pub fn new(name: impl Into<String>, shape: ModelDims) -> Result<Self, ModelErrors> {
+    pub fn new(name: impl Into<String>, shape: ModelDims) -> Result<Self, Errors> {
         let name = name.into();
         if matches!(shape.kind, ModelKind::Resnet | ModelKind::Dlrm) {
             let problem = "such a model is not described by widths and heads".to_owned();
             let remedy = "make it with `Model::resnet` or `Model::dlrm`".to_owned();
-            let error = ModelError { file: name, line: None, problem, remedy };
-            return Err(ModelErrors::new(vec![error]));
+            return Err(Errors::one(name, None, problem, remedy));
         }
         let violations = check::violations(&shape, field::Dialect::Toml, &mut Default::default());
         if violations.is_empty() {
             return Ok(Self { name, shape, body: Body::Tokens {} });
         }
-        let located = violations.into_iter().map(|v| ModelError {
-            file: name.clone(),
-            line: None,
-            problem: v.problem,
-            remedy: v.remedy,
-        });
-        Err(ModelErrors::new(located.collect()))
+        let mut errors = Errors::new(name);
+        violations.into_iter().for_each(|v| errors.add(None, v.problem, v.remedy));
+        Err(errors.sorted())
     }
 
     /// Builds a model whose dimensions are in its body.
-    fn from_body(name: String, body: Body) -> Result<Self, ModelErrors> {
+    fn from_body(name: String, body: Body) -> Result<Self, Errors> {
         let (problem, shape) = match &body {
             Body::Images(net) => (resnet::too_large(net), resnet::shape(net)),
             Body::Clicks(net) => (dlrm::too_large(net), dlrm::shape(net)),
@@ -173,9 +167,7 @@ impl Model {
         };
         match problem {
             None => Ok(Self { name, shape, body }),
-            Some((problem, remedy)) => {
-                Err(ModelErrors::new(vec![ModelError { file: name, line: None, problem, remedy }]))
-            }
+            Some((problem, remedy)) => Err(Errors::one(name, None, problem, remedy)),
         }
     }
 
@@ -190,7 +182,7 @@ impl Model {
     }
 
     /// The same model on samples of another length; learned positions limit it.
-    pub fn with_seq(&self, seq: u64) -> Result<Self, ModelErrors> {
+    pub fn with_seq(&self, seq: u64) -> Result<Self, Errors> {
         match self.body {
             Body::Tokens {} => Self::new(self.name.clone(), ModelDims { seq, ..self.shape }),
             Body::Images(_) | Body::Clicks(_) => Ok(self.clone()),

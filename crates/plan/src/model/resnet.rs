@@ -1,10 +1,9 @@
 //! Residual networks on images (He et al., "Deep residual learning for image recognition", arXiv
 //! 1512.03385): sizes of the blocks, and parameter counts.
 
-use super::error::ModelErrors;
 use super::fields::Fields;
-use super::keys::Keys;
 use super::{Activation, Body, Experts, Latent, MAX_PARAMETERS, Model, ModelDims, ModelKind};
+use crate::located::{Errors, Value};
 use serde::Serialize;
 
 /// Dimensions of a residual network.
@@ -149,20 +148,25 @@ const SIDE: u64 = 1 << 14;
 const WIDTH: u64 = 1 << 14;
 const CLASSES: u64 = 1 << 24;
 
+const KEYS: [&str; 9] =
+    ["name", "kind", "image", "channels", "classes", "blocks", "width", "bottleneck", "stem"];
+
 /// Reads a model file of kind `resnet`.
 pub(super) fn parse(fields: &mut Fields) -> Body {
-    let mut keys = Keys::new(fields, ModelKind::Resnet);
-    let image = keys.whole("image", 1..=SIDE, "224", None);
-    let channels = keys.whole("channels", 1..=WIDTH, "3", Some(3));
-    let classes = keys.whole("classes", 1..=CLASSES, "1000", None);
-    let blocks = keys.list("blocks", 1..=STAGES, 1..=BLOCKS, "[3, 4, 6, 3]");
-    let width = keys.whole("width", 1..=WIDTH, "64", Some(64));
-    let bottleneck = keys.flag("bottleneck", true);
-    let stem = match keys.word("stem", &["large", "small"]) {
+    let image = fields.whole("image", 1..=SIDE, "224", None);
+    let channels = fields.whole("channels", 1..=WIDTH, "3", Some(3));
+    let classes = fields.whole("classes", 1..=CLASSES, "1000", None);
+    let blocks = fields.list("blocks", 1..=STAGES, 1..=BLOCKS, "[3, 4, 6, 3]");
+    let width = fields.whole("width", 1..=WIDTH, "64", Some(64));
+    let bottleneck = fields
+        .read("bottleneck", Value::flag, || "use true or false".to_owned())
+        .flatten()
+        .unwrap_or(true);
+    let stem = match fields.word("stem", &["large", "small"]) {
         Some("small") => Stem::Small,
         _ => Stem::Large,
     };
-    keys.refuse_others();
+    fields.refuse_unknown(ModelKind::Resnet, &KEYS);
     Body::Images(ResNet { image, channels, classes, blocks, width, bottleneck, stem })
 }
 
@@ -181,7 +185,7 @@ pub(super) fn to_toml(net: &ResNet) -> String {
 
 impl Model {
     /// Builds a residual network; an error if it has too many parameters.
-    pub fn resnet(name: impl Into<String>, net: ResNet) -> Result<Self, ModelErrors> {
+    pub fn resnet(name: impl Into<String>, net: ResNet) -> Result<Self, Errors> {
         Self::from_body(name.into(), Body::Images(net))
     }
 }
@@ -279,10 +283,10 @@ mod tests {
         let expected = [
             "r.toml:1: `classes` is missing; add a line such as `classes = 1000`",
             "r.toml:2: `image` is 0; use a whole number from 1 to 16384",
-            "r.toml:3: `blocks` is an array; use 1 to 8 whole numbers from 1 to 1024 such as \
+            "r.toml:3: `blocks` is a list; use 1 to 8 whole numbers from 1 to 1024 such as \
              [3, 4, 6, 3]",
             "r.toml:4: \"widht\" is not a key of a model file; did you mean `width`?",
-            "r.toml:5: `stem` is the text \"tiny\"; use \"large\" or \"small\"",
+            "r.toml:5: `stem` is \"tiny\"; use \"large\" or \"small\"",
         ];
         assert_eq!(told.lines().collect::<Vec<_>>(), expected);
         let net = ResNet {

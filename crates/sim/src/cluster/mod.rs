@@ -39,7 +39,6 @@ pub(crate) use heterogeneity::{SpeedProfile, through};
 pub(crate) use host::Gate;
 pub use host::{HostPorts, Protocol};
 pub use measured::Measured;
-pub use parse::{ClusterErrors, ClusterProblem};
 pub use selector::{IndexRange, Selector};
 
 use paceline_plan::ids::Rank;

@@ -77,59 +77,18 @@ mod reader;
 
 use super::quantity::{self, FLOPS, RATE, TIME};
 use super::{Cluster, Device, FlopsPerSec, Heterogeneity, Peak};
+use paceline_plan::located::{self, Errors, Section, Table, Value};
 use paceline_plan::units::{BytesPerSec, Seconds};
-use reader::{Reader, Section, count, measured, memory, ratio, share, text, whole};
-use std::fmt;
-use thiserror::Error;
-use toml::de::{DeTable, DeValue};
-
-/// All problems of a cluster file.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub struct ClusterErrors {
-    /// File name as given by the user.
-    pub file: String,
-    /// The problems, sorted by line; never empty.
-    pub problems: Vec<ClusterProblem>,
-}
-
-/// One problem of a cluster file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClusterProblem {
-    /// Line number, counted from 1.
-    pub line: usize,
-    /// Description of the problem.
-    pub what: String,
-    /// A fix that would work.
-    pub remedy: String,
-}
-
-impl fmt::Display for ClusterErrors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, ClusterProblem { line, what, remedy }) in self.problems.iter().enumerate() {
-            let separator = if index == 0 { "" } else { "\n" };
-            write!(f, "{separator}{}:{line}: {what}; {remedy}", self.file)?;
-        }
-        Ok(())
-    }
-}
+use reader::{Reader, count, measured, memory, ratio, share, text, whole};
 
 impl Cluster {
     /// Parses a cluster file; `file` is its name in messages.
-    pub fn parse(text: &str, file: &str) -> Result<Self, ClusterErrors> {
-        let mut reader = Reader { text, problems: Vec::new() };
-        let (document, syntax) = DeTable::parse_recoverable(text);
-        for error in &syntax {
-            let span = error.span().unwrap_or(0..0);
-            let message = error.message().replace('\n', ", ");
-            reader.problem(span, format!("not TOML: {message}"), "correct the syntax here".into());
-        }
-        // After a syntax error half the file may be missing; reporting missing keys would not help.
-        let cluster = if syntax.is_empty() { reader.cluster(document.get_ref()) } else { None };
-        let mut problems = reader.problems;
-        problems.sort_by_key(|problem| problem.line);
+    pub fn parse(text: &str, file: &str) -> Result<Self, Errors> {
+        let mut reader = Reader { errors: Errors::new(file) };
+        let cluster = reader.cluster(&located::parse(text, file)?);
         match cluster {
-            Some(cluster) if problems.is_empty() => Ok(cluster),
-            _ => Err(ClusterErrors { file: file.into(), problems }),
+            Some(cluster) if reader.errors.problems.is_empty() => Ok(cluster),
+            _ => Err(reader.errors.sorted()),
         }
     }
 }
@@ -158,10 +117,10 @@ const PLACE_KEYS: [&str; 2] = ["hosts", "ranks"];
 /// Maximum number of copy engines; more than any device has.
 const MAX_ENGINES: u64 = 64;
 
-impl Reader<'_> {
-    fn cluster(&mut self, table: &DeTable<'_>) -> Option<Cluster> {
-        let file = Section { table, label: "the file".into(), span: 0..0 };
-        self.known_keys(
+impl Reader {
+    fn cluster(&mut self, table: &Table) -> Option<Cluster> {
+        let file = Section { table, label: "the file".into() };
+        self.errors.known_keys(
             &file,
             &[
                 "name",
@@ -175,8 +134,8 @@ impl Reader<'_> {
                 "measured",
             ],
         );
-        let name = self.required(&file, "name", "\"my-cluster\"", text);
-        let hosts = self.required(&file, "hosts", "1", count);
+        let name = self.errors.required(&file, "name", "\"my-cluster\"", text);
+        let hosts = self.errors.required(&file, "hosts", "1", count);
         let devices = self.devices(&file);
         let dimensions = self.dimensions(&file);
         let measured = self.measured(&file);
@@ -195,11 +154,11 @@ impl Reader<'_> {
         if devices > Cluster::MAX_DEVICES {
             let what = format!("the dimensions' sizes multiply to {devices} devices");
             let remedy = format!("use at most {}", Cluster::MAX_DEVICES);
-            self.problem(file.span_of("dimension"), what, remedy);
+            self.errors.add(file.line_of("dimension"), what, remedy);
         } else if devices % hosts != 0 {
             let what = format!("{devices} devices cannot be spread evenly over {hosts} hosts");
-            let remedy = "make hosts a divisor of the product of the dimensions' sizes".into();
-            self.problem(file.span_of("hosts"), what, remedy);
+            let remedy = "make hosts a divisor of the product of the dimensions' sizes";
+            self.errors.add(file.line_of("hosts"), what, remedy);
         }
         if devices.is_multiple_of(hosts) {
             self.host(&file, &mut cluster)?;
@@ -210,23 +169,19 @@ impl Reader<'_> {
 
     /// Device of `[device]`, or of the first `[[device]]` plus the sections of the others.
     fn devices<'a>(&mut self, file: &Section<'a>) -> Option<(Device, Vec<(Section<'a>, Device)>)> {
-        let Some(tables) = file.get("device").and_then(|value| value.get_ref().as_array()) else {
-            let section = self.table(file, "device", "[device]")?;
+        let Some(tables) = file.get("device").and_then(|value| value.list()) else {
+            let section = self.errors.table(file, "device", "[device]")?;
             return Some((self.device(&section, &[])?, Vec::new()));
         };
-        let mut all = Vec::new();
-        for (index, value) in tables.iter().enumerate() {
-            let section = self.as_table(value, format!("[[device]] {}", index + 1));
-            let places: &[&str] = if index == 0 { &[] } else { &PLACE_KEYS };
-            all.push(section.and_then(|section| {
-                let device = self.device(&section, places)?;
-                Some((section, device))
-            }));
-        }
-        let mut all = all.into_iter().collect::<Option<Vec<_>>>()?;
+        let mut places: &[&str] = &[];
+        let mut all = self.each(tables, "[[device]]", |reader, section| {
+            let places = std::mem::replace(&mut places, &PLACE_KEYS);
+            let device = reader.device(&section, places)?;
+            Some((section, device))
+        })?;
         if all.is_empty() {
-            let remedy = "add a [device] table".into();
-            self.problem(file.span_of("device"), "the list of devices is empty".into(), remedy);
+            let remedy = "add a [device] table";
+            self.errors.add(file.line_of("device"), "the list of devices is empty", remedy);
             return None;
         }
         let (_, device) = all.remove(0);
@@ -234,29 +189,29 @@ impl Reader<'_> {
     }
 
     fn device(&mut self, section: &Section<'_>, places: &[&str]) -> Option<Device> {
-        self.known_keys(section, &[&DEVICE_KEYS, places].concat());
-        let name = self.required(section, "name", "\"A100-SXM4-80GB\"", text);
-        let max_efficiency = self.optional(section, "max_efficiency", "0.8", share, 1.0);
+        self.errors.known_keys(section, &[&DEVICE_KEYS, places].concat());
+        let name = self.errors.required(section, "name", "\"A100-SXM4-80GB\"", text);
+        let max_efficiency = self.errors.optional(section, "max_efficiency", "0.8", share, 1.0);
         let most = max_efficiency.unwrap_or(1.0);
-        let sustained = self.optional(section, "sustained_efficiency", "0.7", share, most);
-        let older = self.optional(section, "legacy_mma_efficiency", "0.6", share, 1.0);
-        let some = |value: &DeValue<'_>| count(value).map(Some);
-        let multiprocessors = self.optional(section, "multiprocessors", "108", some, None);
-        let systolic_width = self.optional(section, "systolic_width", "128", some, None);
-        let sparse_speedup = self.optional(section, "sparse_speedup", "2.0", ratio, 1.0);
-        let memory = self.required(section, "memory", quantity::BYTES_EXAMPLE, memory);
+        let sustained = self.errors.optional(section, "sustained_efficiency", "0.7", share, most);
+        let older = self.errors.optional(section, "legacy_mma_efficiency", "0.6", share, 1.0);
+        let multiprocessors = self.errors.given(section, "multiprocessors", "108", count);
+        let systolic_width = self.errors.given(section, "systolic_width", "128", count);
+        let sparse_speedup = self.errors.optional(section, "sparse_speedup", "2.0", ratio, 1.0);
+        let memory = self.errors.required(section, "memory", quantity::BYTES_EXAMPLE, memory);
         let memory_bandwidth = self.quantity(section, "memory_bandwidth", &RATE);
-        let memory_efficiency = self.optional(section, "memory_efficiency", "0.9", share, 1.0);
-        let read_time = |value: &DeValue<'_>| measured(value, &TIME);
-        let launch = self.optional(section, "launch_overhead", TIME.example, read_time, 0.0);
-        let few = |value: &DeValue<'_>| whole(value, 0, MAX_ENGINES).map(Some);
-        let copy_engines = self.optional(section, "copy_engines", "2", few, None);
+        let memory_efficiency =
+            self.errors.optional(section, "memory_efficiency", "0.9", share, 1.0);
+        let read_time = |value: &Value| measured(value, &TIME);
+        let launch = self.errors.optional(section, "launch_overhead", TIME.example, read_time, 0.0);
+        let few = |value: &Value| whole(value, 0, MAX_ENGINES);
+        let copy_engines = self.errors.given(section, "copy_engines", "2", few);
         let mut store = |key| {
-            let read = |value: &DeValue<'_>| measured(value, &RATE).map(|v| Some(BytesPerSec(v)));
-            self.optional(section, key, "25 GB/s", read, None)
+            let read = |value: &Value| measured(value, &RATE).map(BytesPerSec);
+            self.errors.given(section, key, "25 GB/s", read)
         };
         let (host_bandwidth, disk_bandwidth) = (store("host_bandwidth"), store("disk_bandwidth"));
-        let peak = match self.table(section, "peak", "[device.peak]") {
+        let peak = match self.errors.table(section, "peak", "[device.peak]") {
             Some(section) => self.peak(&section),
             None => None,
         };
@@ -280,11 +235,11 @@ impl Reader<'_> {
     }
 
     fn peak(&mut self, section: &Section<'_>) -> Option<Peak> {
-        self.known_keys(section, &["f32", "tf32", "bf16", "f16", "fp8"]);
+        self.errors.known_keys(section, &["f32", "tf32", "bf16", "f16", "fp8"]);
         let f32 = self.quantity(section, "f32", &FLOPS).map(FlopsPerSec);
         let mut rate = |key| {
-            let read = |value: &DeValue<'_>| measured(value, &FLOPS).map(|v| Some(FlopsPerSec(v)));
-            self.optional(section, key, FLOPS.example, read, None)
+            let read = |value: &Value| measured(value, &FLOPS).map(FlopsPerSec);
+            self.errors.given(section, key, FLOPS.example, read)
         };
         let (tf32, bf16, f16, fp8) = (rate("tf32"), rate("bf16"), rate("f16"), rate("fp8"));
         Some(Peak { f32: f32?, tf32: tf32?, bf16: bf16?, f16: f16?, fp8: fp8? })

@@ -1,7 +1,8 @@
 //! Expert entries in files of Mixtral, Qwen3-MoE and DeepSeek-V3, mapped to Paceline's fields.
 
 use super::Family;
-use crate::model::fields::{Entry, Fields, Value};
+use crate::located::{Entry, Value};
+use crate::model::fields::Fields;
 use std::collections::BTreeMap;
 
 /// Keys for properties that such a file expresses differently, or implies by its family.
@@ -83,7 +84,7 @@ fn whole(entries: &BTreeMap<String, Entry>, word: &str) -> Option<(usize, i128)>
 /// Number of layers in a list, if they are the first ones.
 fn leading(list: &Value) -> Option<usize> {
     let Value::List(layers) = list else { return None };
-    let first = layers.iter().zip(0..).all(|(layer, at)| *layer == Some(at));
+    let first = layers.iter().zip(0..).all(|(layer, at)| layer.value.whole(at..=at).is_some());
     first.then_some(layers.len())
 }
 

@@ -1,20 +1,20 @@
 //! Parser for `[[link]]`, `[[straggler]]`, `[[bandwidth_schedule]]` and further `[[device]]`s.
 
 use super::PLACE_KEYS;
-use super::reader::{Reader, Section, measured, number, ratio, shown, text, whole};
+use super::reader::{Reader, measured, ratio, text, whole};
 use crate::cluster::quantity::{RATE, TIME};
 use crate::cluster::{
     BandwidthChange, BandwidthSchedule, Cluster, Device, DeviceOverride, Heterogeneity, IndexRange,
     LinkOverride, Selector, Straggler,
 };
+use paceline_plan::located::{Section, Value};
 use paceline_plan::suggest::suggest;
 use paceline_plan::units::{BytesPerSec, Seconds};
-use toml::de::DeValue;
 
 /// Maximum number of entries of one kind; every rank is compared with each.
 const MAX_ENTRIES: usize = 4096;
 
-impl Reader<'_> {
+impl Reader {
     /// Reads the overrides of a cluster whose other parts have been read.
     pub(super) fn heterogeneity(
         &mut self,
@@ -52,88 +52,75 @@ impl Reader<'_> {
         mut read: impl FnMut(&mut Self, &Section<'_>) -> Option<T>,
     ) -> Option<Vec<T>> {
         let Some(value) = file.get(key) else { return Some(Vec::new()) };
-        let Some(tables) = value.get_ref().as_array().filter(|all| all.len() <= MAX_ENTRIES) else {
-            let what = format!("{key} is {}", shown(value.get_ref()));
+        let Some(tables) = value.list().filter(|all| all.len() <= MAX_ENTRIES) else {
+            let what = format!("{key} is {}", value);
             let remedy = format!("write [[{key}]] tables, at most {MAX_ENTRIES}");
-            self.problem(file.span_of(key), what, remedy);
+            self.errors.add(file.line_of(key), what, remedy);
             return None;
         };
-        let entries: Vec<_> = (tables.iter().enumerate())
-            .map(|(index, value)| {
-                let section = self.as_table(value, format!("[[{key}]] {}", index + 1))?;
-                read(self, &section)
-            })
-            .collect();
-        entries.into_iter().collect()
+        self.each(tables, &format!("[[{key}]]"), |reader, section| read(reader, &section))
     }
 
     fn link(&mut self, section: &Section<'_>, cluster: &Cluster) -> Option<LinkOverride> {
-        self.known_keys(
+        self.errors.known_keys(
             section,
             &[&["dimension", "bandwidth", "latency"], &PLACE_KEYS[..]].concat(),
         );
         let dimension = self.dimension_named(section, cluster);
         let at = self.named_place(section, cluster);
-        let rate = |value: &DeValue<'_>| measured(value, &RATE).map(BytesPerSec).map(Some);
-        let bandwidth = self.optional(section, "bandwidth", RATE.example, rate, None)?;
-        let time = |value: &DeValue<'_>| measured(value, &TIME).map(Seconds).map(Some);
-        let latency = self.optional(section, "latency", TIME.example, time, None)?;
+        let rate = |value: &Value| measured(value, &RATE).map(BytesPerSec);
+        let bandwidth = self.errors.given(section, "bandwidth", RATE.example, rate)?;
+        let time = |value: &Value| measured(value, &TIME).map(Seconds);
+        let latency = self.errors.given(section, "latency", TIME.example, time)?;
         if bandwidth.is_none() && latency.is_none() {
             let what = format!("{} changes nothing", section.label);
-            let remedy = "give its links a bandwidth, a latency or both".into();
-            self.problem(section.span.clone(), what, remedy);
+            let remedy = "give its links a bandwidth, a latency or both";
+            self.errors.add(section.table.line, what, remedy);
         }
         Some(LinkOverride { dimension: dimension?, at: at?, bandwidth, latency })
     }
 
     fn straggler(&mut self, section: &Section<'_>, cluster: &Cluster) -> Option<Straggler> {
-        self.known_keys(section, &[&["factor", "from", "until"], &PLACE_KEYS[..]].concat());
+        self.errors.known_keys(section, &[&["factor", "from", "until"], &PLACE_KEYS[..]].concat());
         let at = self.named_place(section, cluster);
-        let factor = self.required(section, "factor", "1.5", ratio);
-        let time = |value: &DeValue<'_>| measured(value, &TIME).map(Seconds);
-        let from = self.optional(section, "from", "\"2 s\"", time, Seconds::ZERO);
-        let end = |value: &DeValue<'_>| time(value).map(Some);
-        let until = self.optional(section, "until", "\"4 s\"", end, None);
+        let factor = self.errors.required(section, "factor", "1.5", ratio);
+        let time = |value: &Value| measured(value, &TIME).map(Seconds);
+        let from = self.errors.optional(section, "from", "\"2 s\"", time, Seconds::ZERO);
+        let until = self.errors.given(section, "until", "\"4 s\"", time);
         let (from, until) = (from?, until?);
         if until.is_some_and(|until| until <= from) {
             let what = format!("{} is over before it starts", section.label);
-            let remedy = "make until later than from, or leave it out".into();
-            self.problem(section.span_of("until"), what, remedy);
+            let remedy = "make until later than from, or leave it out";
+            self.errors.add(section.line_of("until"), what, remedy);
         }
         Some(Straggler { at: at?, factor: factor?, from, until })
     }
 
     fn schedule(&mut self, section: &Section<'_>, cluster: &Cluster) -> Option<BandwidthSchedule> {
-        self.known_keys(section, &[&["dimension", "changes"], &PLACE_KEYS[..]].concat());
+        self.errors.known_keys(section, &[&["dimension", "changes"], &PLACE_KEYS[..]].concat());
         let dimension = self.dimension_named(section, cluster);
         let at = self.place(section, cluster);
         let example = "[{ at = \"1 s\", bandwidth = 0.5 }]";
-        self.required(section, "changes", example, |value| match value.as_array() {
+        self.errors.required(section, "changes", example, |value| match value.list() {
             Some(list) if !list.is_empty() && list.len() <= MAX_ENTRIES => Ok(()),
             Some(_) | None => Err("it is no list of changes".into()),
         })?;
-        let list = section.get("changes")?.get_ref().as_array()?;
-        let changes: Vec<_> = (list.iter().enumerate())
-            .map(|(index, value)| {
-                let label = format!("{} change {}", section.label, index + 1);
-                let change = self.as_table(value, label)?;
-                self.change(&change)
-            })
-            .collect();
-        let changes = changes.into_iter().collect::<Option<Vec<_>>>()?;
+        let list = section.get("changes")?.list()?;
+        let label = format!("{} change", section.label);
+        let changes = self.each(list, &label, |reader, change| reader.change(&change))?;
         if !changes.is_sorted_by(|a, b| a.at < b.at) {
             let what = format!("the changes of {} are not in order of time", section.label);
-            let remedy = "let each be later than the one before".into();
-            self.problem(section.span_of("changes"), what, remedy);
+            let remedy = "let each be later than the one before";
+            self.errors.add(section.line_of("changes"), what, remedy);
         }
         Some(BandwidthSchedule { dimension: dimension?, at: at?, changes })
     }
 
     fn change(&mut self, section: &Section<'_>) -> Option<BandwidthChange> {
-        self.known_keys(section, &["at", "bandwidth"]);
+        self.errors.known_keys(section, &["at", "bandwidth"]);
         let at = self.quantity(section, "at", &TIME);
-        let bandwidth = self.required(section, "bandwidth", "0.5", |value| {
-            let number = number(value).filter(|factor| (1e-6..=1e6).contains(factor));
+        let bandwidth = self.errors.required(section, "bandwidth", "0.5", |value| {
+            let number = value.number().filter(|factor| (1e-6..=1e6).contains(factor));
             number.ok_or_else(|| "it is no factor from 0.000001 to 1000000".into())
         });
         Some(BandwidthChange { at: Seconds(at?), bandwidth: bandwidth? })
@@ -147,7 +134,7 @@ impl Reader<'_> {
     ) -> Option<usize> {
         let names = || cluster.dimensions.iter().map(|dimension| dimension.name.as_str());
         let example = format!("{:?}", names().next_back().unwrap_or_default());
-        self.required(section, "dimension", &example, |value| {
+        self.errors.required(section, "dimension", &example, |value| {
             let name = text(value)?;
             names().position(|known| known == name).ok_or_else(|| match suggest(&name, names()) {
                 Some(meant) => format!("there is no such dimension, perhaps you mean \"{meant}\""),
@@ -164,8 +151,8 @@ impl Reader<'_> {
         let place = self.place(section, cluster)?;
         if place == Selector::Everywhere {
             let what = format!("{} has neither hosts nor ranks", section.label);
-            let remedy = "add for example hosts = [1] or ranks = [3, \"8-15\"]".into();
-            self.problem(section.span.clone(), what, remedy);
+            let remedy = "add for example hosts = [1] or ranks = [3, \"8-15\"]";
+            self.errors.add(section.table.line, what, remedy);
             return None;
         }
         Some(place)
@@ -174,27 +161,24 @@ impl Reader<'_> {
     /// Selector of a section; `Everywhere` by default.
     fn place(&mut self, section: &Section<'_>, cluster: &Cluster) -> Option<Selector> {
         let runs = |count: u64| {
-            move |value: &DeValue<'_>| {
+            move |value: &Value| {
                 let list =
-                    value.as_array().filter(|list| !list.is_empty() && list.len() <= MAX_ENTRIES);
+                    value.list().filter(|list| !list.is_empty() && list.len() <= MAX_ENTRIES);
                 let list = list.ok_or("it is no list of numbers")?;
-                list.iter()
-                    .map(|item| run(item.get_ref(), count))
-                    .collect::<Result<Vec<_>, _>>()
-                    .map(Some)
+                list.iter().map(|item| run(&item.value, count)).collect::<Result<Vec<_>, _>>()
             }
         };
-        let hosts = self.optional(section, "hosts", "[1]", runs(cluster.hosts.into()), None)?;
+        let hosts = self.errors.given(section, "hosts", "[1]", runs(cluster.hosts.into()))?;
         let ranks =
-            self.optional(section, "ranks", "[3, \"8-15\"]", runs(cluster.devices()), None)?;
+            self.errors.given(section, "ranks", "[3, \"8-15\"]", runs(cluster.devices()))?;
         match (hosts, ranks) {
             (None, None) => Some(Selector::Everywhere),
             (Some(hosts), None) => Some(Selector::Hosts(hosts)),
             (None, Some(ranks)) => Some(Selector::Ranks(ranks)),
             (Some(_), Some(_)) => {
                 let what = format!("{} has both hosts and ranks", section.label);
-                let remedy = "leave one of them out, or write two entries".into();
-                self.problem(section.span_of("ranks"), what, remedy);
+                let remedy = "leave one of them out, or write two entries";
+                self.errors.add(section.line_of("ranks"), what, remedy);
                 None
             }
         }
@@ -202,9 +186,9 @@ impl Reader<'_> {
 }
 
 /// Parses a number below `count`, or two of them with a dash between.
-fn run(value: &DeValue<'_>, count: u64) -> Result<IndexRange, String> {
+fn run(value: &Value, count: u64) -> Result<IndexRange, String> {
     let last = count.saturating_sub(1);
-    let Some(text) = value.as_str() else {
+    let Some(text) = value.text() else {
         return whole(value, 0, last).map(IndexRange::one);
     };
     parse_run(text).filter(|run| u64::from(run.last) <= last && run.first <= run.last).ok_or_else(

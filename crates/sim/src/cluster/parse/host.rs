@@ -1,11 +1,11 @@
 //! Parser for `[host]`: connection of a host's devices to the fabric.
 
-use super::reader::{Reader, Section, boolean, count, measured, text, whole};
+use super::reader::{Reader, boolean, count, measured, text, whole};
 use crate::cluster::host::CORE_BANDWIDTH;
 use crate::cluster::quantity::{RATE, TIME};
 use crate::cluster::{Cluster, DimensionKind, HostPorts, Protocol};
+use paceline_plan::located::{Section, Value};
 use paceline_plan::units::{BytesPerSec, Seconds};
-use toml::de::DeValue;
 
 const KEYS: [&str; 13] = [
     "dimension",
@@ -23,17 +23,18 @@ const KEYS: [&str; 13] = [
     "core_bandwidth",
 ];
 
-impl Reader<'_> {
+impl Reader {
     /// Name of the dimension whose rates follow from `[host]`.
     pub(super) fn ported<'a>(&self, file: &Section<'a>) -> Option<&'a str> {
-        let host = file.get("host")?.get_ref().as_table()?;
-        host.get("dimension")?.get_ref().as_str()
+        file.get("host")?.table()?.entries.get("dimension")?.value.text()
     }
 
     /// Reads `[host]`, if present, and sets the resulting rates of its dimension.
     pub(super) fn host(&mut self, file: &Section<'_>, cluster: &mut Cluster) -> Option<()> {
-        let Some(value) = file.get("host") else { return Some(()) };
-        let section = self.as_table(value, "[host]".into())?;
+        if file.get("host").is_none() {
+            return Some(());
+        }
+        let section = self.errors.table(file, "host", "[host]")?;
         let ports = self.host_ports(&section, cluster)?;
         let host = u32::try_from(cluster.devices_per_host()).unwrap_or(u32::MAX);
         for (key, parts) in [("nics", ports.nics), ("devices_per_switch", ports.devices_per_switch)]
@@ -41,15 +42,15 @@ impl Reader<'_> {
             if !host.is_multiple_of(parts) {
                 let what = format!("[host] has {key} = {parts} for the {host} devices of a host");
                 let remedy = format!("make {key} a divisor of {host}");
-                self.problem(section.span_of(key), what, remedy);
+                self.errors.add(section.line_of(key), what, remedy);
                 return None;
             }
         }
         let dimension = &mut cluster.dimensions[ports.dimension];
         if dimension.kind != DimensionKind::Switch {
             let what = format!("the dimension of [host] is a {}", dimension.kind.name());
-            let remedy = "name one that is a switch".into();
-            self.problem(section.span_of("dimension"), what, remedy);
+            let remedy = "name one that is a switch";
+            self.errors.add(section.line_of("dimension"), what, remedy);
             return None;
         }
         dimension.bandwidth = ports.nic_bandwidth;
@@ -60,15 +61,16 @@ impl Reader<'_> {
     }
 
     fn host_ports(&mut self, section: &Section<'_>, cluster: &Cluster) -> Option<HostPorts> {
-        self.known_keys(section, &KEYS);
+        self.errors.known_keys(section, &KEYS);
         let dimension = self.dimension_named(section, cluster);
-        let nics = self.required(section, "nics", "4", count);
+        let nics = self.errors.required(section, "nics", "4", count);
         let nic_bandwidth = self.quantity(section, "nic_bandwidth", &RATE);
-        let protocol = self.optional(section, "protocol", "\"tcp\"", protocol, Protocol::Rdma)?;
-        let packet = |value: &DeValue<'_>| whole(value, 256, 65536);
-        let mtu = self.optional(section, "mtu", "9000", packet, protocol.mtu());
-        let time = |value: &DeValue<'_>| measured(value, &TIME).map(Seconds);
-        let message_overhead = self.optional(
+        let protocol =
+            self.errors.optional(section, "protocol", "\"tcp\"", protocol, Protocol::Rdma)?;
+        let packet = |value: &Value| whole(value, 256, 65536);
+        let mtu = self.errors.optional(section, "mtu", "9000", packet, protocol.mtu());
+        let time = |value: &Value| measured(value, &TIME).map(Seconds);
+        let message_overhead = self.errors.optional(
             section,
             "message_overhead",
             TIME.example,
@@ -76,20 +78,19 @@ impl Reader<'_> {
             protocol.message_overhead(),
         );
         let direct = protocol == Protocol::Rdma;
-        let gpudirect = self.optional(section, "gpudirect", "true", boolean, direct);
-        let rate = |value: &DeValue<'_>| measured(value, &RATE).map(BytesPerSec);
-        let some_rate = |value: &DeValue<'_>| rate(value).map(Some);
-        let pcie = self.optional(section, "pcie_bandwidth", RATE.example, some_rate, None);
-        let behind = self.optional(section, "devices_per_switch", "2", count, 1);
-        let on_switches = self.optional(section, "nics_on_switches", "true", boolean, true);
-        let memory = self.optional(section, "memory_bandwidth", RATE.example, some_rate, None);
-        let some_count = |value: &DeValue<'_>| count(value).map(Some);
-        let cores = self.optional(section, "cores", "8", some_count, None);
-        let core = self.optional(section, "core_bandwidth", RATE.example, rate, CORE_BANDWIDTH);
+        let gpudirect = self.errors.optional(section, "gpudirect", "true", boolean, direct);
+        let rate = |value: &Value| measured(value, &RATE).map(BytesPerSec);
+        let pcie = self.errors.given(section, "pcie_bandwidth", RATE.example, rate);
+        let behind = self.errors.optional(section, "devices_per_switch", "2", count, 1);
+        let on_switches = self.errors.optional(section, "nics_on_switches", "true", boolean, true);
+        let memory = self.errors.given(section, "memory_bandwidth", RATE.example, rate);
+        let cores = self.errors.given(section, "cores", "8", count);
+        let core =
+            self.errors.optional(section, "core_bandwidth", RATE.example, rate, CORE_BANDWIDTH);
         if gpudirect == Some(true) && protocol == Protocol::Tcp {
-            let what = "[host] has gpudirect = true with protocol = \"tcp\"".into();
-            let remedy = "the kernel's TCP goes through host memory: use \"rdma\" or false".into();
-            self.problem(section.span_of("gpudirect"), what, remedy);
+            let what = "[host] has gpudirect = true with protocol = \"tcp\"";
+            let remedy = "the kernel's TCP goes through host memory: use \"rdma\" or false";
+            self.errors.add(section.line_of("gpudirect"), what, remedy);
             return None;
         }
         Some(HostPorts {
@@ -110,7 +111,7 @@ impl Reader<'_> {
     }
 }
 
-fn protocol(value: &DeValue<'_>) -> Result<Protocol, String> {
+fn protocol(value: &Value) -> Result<Protocol, String> {
     let word = text(value)?;
     let known = Protocol::ALL.into_iter().find(|protocol| protocol.name() == word);
     known.ok_or_else(|| "there is no such protocol (known: tcp, rdma)".into())

@@ -38,12 +38,11 @@ use super::super::measured::{
     CacheDecay, CollectiveTable, CopyRate, ExchangeSample, KernelTable, Measured, Memory, Sample,
     TransportTable, WarmCold,
 };
-use super::reader::{Reader, Section, count, integer, number, shown, text};
+use super::reader::{Reader, count, text};
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, CollectiveKind};
+use paceline_plan::located::{Entry, Section, Table, Value};
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
-use toml::Spanned;
-use toml::de::DeValue;
 
 /// Keys that earlier versions of `paceline calibrate` wrote.
 const RETIRED: [&str; 8] =
@@ -52,19 +51,19 @@ const RETIRED: [&str; 8] =
 /// Maximum number of samples; more than any calibration takes.
 const MOST: usize = 1 << 16;
 
-impl Reader<'_> {
+impl Reader {
     /// Reads the table, if the file has one.
     pub(super) fn measured(&mut self, file: &Section<'_>) -> Option<Option<Measured>> {
         if file.get("measured").is_none() {
             return Some(None);
         }
-        let section = self.table(file, "measured", "[measured]")?;
+        let section = self.errors.table(file, "measured", "[measured]")?;
         if let Some(key) = RETIRED.into_iter().find(|key| section.get(key).is_some()) {
             let what = format!("{} has '{key}', a key of an earlier version", section.label);
-            self.problem(section.span_of(key), what, "calibrate again".to_owned());
+            self.errors.add(section.line_of(key), what, "calibrate again");
             return None;
         }
-        self.known_keys(
+        self.errors.known_keys(
             &section,
             &[
                 "cores",
@@ -80,18 +79,17 @@ impl Reader<'_> {
                 "transport",
             ],
         );
-        let cores = self.required(&section, "cores", "2", count);
-        let some = |value: &DeValue<'_>| count(value).map(Some);
-        let threads = self.optional(&section, "threads", "1", some, None);
-        let some = |value: &DeValue<'_>| time(value).map(Some);
-        let core_round_trip = self.optional(&section, "core_round_trip", "5e-8", some, None);
-        let op_overhead = self.optional(&section, "op_overhead", "3e-7", time, Seconds::ZERO);
+        let cores = self.errors.required(&section, "cores", "2", count);
+        let threads = self.errors.given(&section, "threads", "1", count);
+        let core_round_trip = self.errors.given(&section, "core_round_trip", "5e-8", time);
+        let op_overhead =
+            self.errors.optional(&section, "op_overhead", "3e-7", time, Seconds::ZERO);
         let exchange_overhead =
-            self.optional(&section, "exchange_overhead", "1e-6", time, Seconds::ZERO);
+            self.errors.optional(&section, "exchange_overhead", "1e-6", time, Seconds::ZERO);
         let load_time_per_token =
-            self.optional(&section, "load_time_per_token", "2e-8", time, Seconds::ZERO);
+            self.errors.optional(&section, "load_time_per_token", "2e-8", time, Seconds::ZERO);
         let example = "[{ bytes = 65536, solo = 6.4e10, all_cores = 6.4e10 }]";
-        let copy_bandwidth = self.required(&section, "copy_bandwidth", example, |value| {
+        let copy_bandwidth = self.errors.required(&section, "copy_bandwidth", example, |value| {
             let copies = list(value, |fields| {
                 let rate = |key| fields.of(key).and_then(positive).map(BytesPerSec);
                 Ok(CopyRate {
@@ -103,7 +101,7 @@ impl Reader<'_> {
             grows(copies, |copy: &CopyRate| copy.bytes)
         });
         let example = "[{ bytes = 393216, solo = 0.1, all_cores = 0.2, path = 0.1, small_data = 0.1, large_data = 0.05 }]";
-        let read = |value: &DeValue<'_>| {
+        let read = |value: &Value| {
             let decay = list(value, |fields| {
                 let share = |key| fields.of(key).and_then(share);
                 Ok(CacheDecay {
@@ -117,8 +115,8 @@ impl Reader<'_> {
             })?;
             grows(decay, |decay: &CacheDecay| decay.bytes)
         };
-        let cache_decay = self.optional(&section, "cache_decay", example, read, Vec::new());
-        let rank_skew = self.optional(&section, "rank_skew", "0.01", share, 0.0);
+        let cache_decay = self.errors.optional(&section, "cache_decay", example, read, Vec::new());
+        let rank_skew = self.errors.optional(&section, "rank_skew", "0.01", share, 0.0);
         let kernels = self.tables(&section, "kernel", Self::kernel_table);
         let transports = self.tables(&section, "transport", Self::transport_table);
         Some(Some(Measured {
@@ -144,50 +142,45 @@ impl Reader<'_> {
         mut read: impl FnMut(&mut Self, &Section<'_>) -> Option<T>,
     ) -> Option<Vec<T>> {
         let Some(value) = section.get(key) else { return Some(Vec::new()) };
-        let Some(tables) = value.get_ref().as_array() else {
-            let what = format!("{} has {key} = {}", section.label, shown(value.get_ref()));
+        let Some(tables) = value.list() else {
+            let what = format!("{} has {key} = {}", section.label, value);
             let remedy = format!("write it as [[measured.{key}]] tables");
-            self.problem(section.span_of(key), what, remedy);
+            self.errors.add(section.line_of(key), what, remedy);
             return None;
         };
-        let read: Vec<_> = (tables.iter().enumerate())
-            .map(|(index, value)| {
-                let table = self.as_table(value, format!("{key} {}", index + 1))?;
-                read(self, &table)
-            })
-            .collect();
-        read.into_iter().collect()
+        self.each(tables, key, |reader, table| read(reader, &table))
     }
 
     fn kernel_table(&mut self, section: &Section<'_>) -> Option<KernelTable> {
-        self.known_keys(section, &["name", "dtype", "threads", "samples"]);
-        let name = self.required(section, "name", "\"linear.forward\"", text);
-        let dtype = self.required(section, "dtype", "\"f32\"", |value| text(value)?.parse());
-        let threads = self.optional(section, "threads", "1", count, 1);
+        self.errors.known_keys(section, &["name", "dtype", "threads", "samples"]);
+        let name = self.errors.required(section, "name", "\"linear.forward\"", text);
+        let dtype = self.errors.required(section, "dtype", "\"f32\"", |value| text(value)?.parse());
+        let threads = self.errors.optional(section, "threads", "1", count, 1);
         let example = "[{ shape = [64, 64], work = 1e6, solo = [1e-6, 2e-6] }]";
-        let samples = self.required(section, "samples", example, |value| list(value, sample));
+        let samples =
+            self.errors.required(section, "samples", example, |value| list(value, sample));
         let (name, dtype, samples): (String, DType, Vec<Sample>) = (name?, dtype?, samples?);
         Some(KernelTable { name, dtype, threads: threads?, samples })
     }
 
     fn transport_table(&mut self, section: &Section<'_>) -> Option<TransportTable> {
-        self.known_keys(section, &["name", "messages", "collective"]);
-        let name = self.required(section, "name", "\"thread\"", text);
-        let messages = self.required(section, "messages", EXCHANGES, exchanges);
+        self.errors.known_keys(section, &["name", "messages", "collective"]);
+        let name = self.errors.required(section, "name", "\"thread\"", text);
+        let messages = self.errors.required(section, "messages", EXCHANGES, exchanges);
         let collectives = self.tables(section, "collective", Self::collective_table);
         Some(TransportTable { name: name?, messages: messages?, collectives: collectives? })
     }
 
     fn collective_table(&mut self, section: &Section<'_>) -> Option<CollectiveTable> {
-        self.known_keys(section, &["kind", "algorithm", "ranks", "times"]);
-        let kind = self.required(section, "kind", "\"all_reduce\"", |value| {
+        self.errors.known_keys(section, &["kind", "algorithm", "ranks", "times"]);
+        let kind = self.errors.required(section, "kind", "\"all_reduce\"", |value| {
             text(value)?.parse::<CollectiveKind>().map_err(|error| error.to_string())
         });
-        let algorithm = self.required(section, "algorithm", "\"ring\"", |value| {
+        let algorithm = self.errors.required(section, "algorithm", "\"ring\"", |value| {
             text(value)?.parse::<Algorithm>().map_err(|error| error.to_string())
         });
-        let ranks = self.required(section, "ranks", "2", count);
-        let times = self.required(section, "times", EXCHANGES, exchanges);
+        let ranks = self.errors.required(section, "ranks", "2", count);
+        let times = self.errors.required(section, "times", EXCHANGES, exchanges);
         Some(CollectiveTable { kind: kind?, algorithm: algorithm?, ranks: ranks?, times: times? })
     }
 }
@@ -195,23 +188,23 @@ impl Reader<'_> {
 const EXCHANGES: &str = "[{ bytes = 64, warm = 2e-5 }]";
 
 /// Fields of one entry of a list.
-struct Fields<'a>(&'a toml::de::DeTable<'a>);
+struct Fields<'a>(&'a Table);
 
 impl<'a> Fields<'a> {
-    fn of(&self, key: &str) -> Result<&'a DeValue<'a>, String> {
-        let value = self.0.get(key).map(Spanned::get_ref);
+    fn of(&self, key: &str) -> Result<&'a Value, String> {
+        let value = self.0.entries.get(key).map(|entry| &entry.value);
         value.ok_or_else(|| format!("an entry has no {key}"))
     }
 }
 
 fn list<T>(
-    value: &DeValue<'_>,
+    value: &Value,
     read: impl Fn(&Fields<'_>) -> Result<T, String>,
 ) -> Result<Vec<T>, String> {
-    let entries = value.as_array().filter(|entries| (1..=MOST).contains(&entries.len()));
+    let entries = value.list().filter(|entries| (1..=MOST).contains(&entries.len()));
     let entries = entries.ok_or("it is no list of entries")?;
-    let entry = |(index, value): (usize, &Spanned<DeValue<'_>>)| {
-        let table = value.get_ref().as_table().ok_or("an entry is no table of keys and values");
+    let entry = |(index, entry): (usize, &Entry)| {
+        let table = entry.value.table().ok_or("an entry is no table of keys and values");
         let read = table.map_err(str::to_owned).and_then(|table| read(&Fields(table)));
         read.map_err(|why| format!("entry {}: {why}", index + 1))
     };
@@ -219,13 +212,10 @@ fn list<T>(
 }
 
 fn sample(fields: &Fields<'_>) -> Result<Sample, String> {
-    let sizes = fields.of("shape")?.as_array();
+    let sizes = fields.of("shape")?.list();
     let sizes = sizes.filter(|sizes| (1..=4).contains(&sizes.len()));
     let sizes = sizes.ok_or("its shape is no list of one to four sizes")?;
-    let whole = |value: &Spanned<DeValue<'_>>| {
-        let whole = value.get_ref().as_integer().and_then(integer);
-        whole.and_then(|size| u64::try_from(size).ok()).ok_or("a size is no whole number")
-    };
+    let whole = |size: &Entry| size.value.whole(0..=u64::MAX).ok_or("a size is no whole number");
     let solo = warm_cold(fields.of("solo")?)?;
     let all_cores = match fields.of("all_cores") {
         Ok(value) => warm_cold(value)?,
@@ -239,13 +229,14 @@ fn sample(fields: &Fields<'_>) -> Result<Sample, String> {
     })
 }
 
-fn warm_cold(value: &DeValue<'_>) -> Result<WarmCold, String> {
-    let times: Vec<_> = value.as_array().into_iter().flatten().map(Spanned::get_ref).collect();
-    let [warm, cold] = times[..] else { return Err("its times are no pair: warm, cold".into()) };
-    Ok(WarmCold { warm: Seconds(positive(warm)?), cold: Seconds(positive(cold)?) })
+fn warm_cold(value: &Value) -> Result<WarmCold, String> {
+    let Some([warm, cold]) = value.list() else {
+        return Err("its times are no pair: warm, cold".into());
+    };
+    Ok(WarmCold { warm: Seconds(positive(&warm.value)?), cold: Seconds(positive(&cold.value)?) })
 }
 
-fn exchanges(value: &DeValue<'_>) -> Result<Vec<ExchangeSample>, String> {
+fn exchanges(value: &Value) -> Result<Vec<ExchangeSample>, String> {
     let entries = list(value, |fields| {
         let warm = Seconds(positive(fields.of("warm")?)?);
         let optional = |key| fields.of(key).ok().map(positive).transpose();
@@ -261,24 +252,23 @@ fn grows<T>(entries: Vec<T>, bytes: impl Fn(&T) -> Bytes) -> Result<Vec<T>, Stri
     if ordered { Ok(entries) } else { Err("its bytes do not grow from entry to entry".into()) }
 }
 
-fn share(value: &DeValue<'_>) -> Result<f64, String> {
-    let share = number(value).filter(|share| (0.0..=1.0).contains(share));
+fn share(value: &Value) -> Result<f64, String> {
+    let share = value.number().filter(|share| (0.0..=1.0).contains(share));
     share.ok_or_else(|| "a share is no number from 0 to 1".into())
 }
 
-fn size(value: &DeValue<'_>) -> Result<Bytes, String> {
-    let whole = value.as_integer().and_then(integer).and_then(|size| u64::try_from(size).ok());
-    whole.filter(|&size| size > 0).map(Bytes).ok_or_else(|| "bytes is no number from 1 on".into())
+fn size(value: &Value) -> Result<Bytes, String> {
+    value.whole(1..=u64::MAX).map(Bytes).ok_or_else(|| "bytes is no number from 1 on".into())
 }
 
-fn time(value: &DeValue<'_>) -> Result<Seconds, String> {
-    let seconds = number(value).filter(|seconds| (0.0..=1e3).contains(seconds));
+fn time(value: &Value) -> Result<Seconds, String> {
+    let seconds = value.number().filter(|seconds| (0.0..=1e3).contains(seconds));
     seconds.map(Seconds).ok_or_else(|| "it is no number of seconds from 0 to 1000".into())
 }
 
 /// Parses a positive number with a finite logarithm and reciprocal.
-fn positive(value: &DeValue<'_>) -> Result<f64, String> {
-    let number = number(value).filter(|number| (1e-15..=1e30).contains(number));
+fn positive(value: &Value) -> Result<f64, String> {
+    let number = value.number().filter(|number| (1e-15..=1e30).contains(number));
     number.ok_or_else(|| "a value is no number above 0".into())
 }
 
@@ -321,7 +311,7 @@ mod tests {
         let order = told("bytes = 64,", "bytes = 9999999999,");
         assert!(order.contains("do not grow"), "{order}");
         let key = told("\nname = \"thread\"", "\nnmae = \"thread\"");
-        assert!(key.contains("did you mean name?"), "{key}");
+        assert!(key.contains("did you mean `name`?"), "{key}");
         let shape = told("shape = [32, 64, 64]", "shape = []");
         assert!(shape.contains("entry 1: its shape"), "{shape}");
         let value = told("cpu_oversubscribed = ", "cpu_oversubscribed = -1.0, x = ");
