@@ -3,7 +3,7 @@
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
 use crate::memory::MemoryError;
-use crate::offload_store::StoreError;
+use crate::memory::store::StoreError;
 use paceline_comm::CommError;
 use paceline_kernels::arena::ArenaError;
 use paceline_kernels::experts::dispatch::Full;

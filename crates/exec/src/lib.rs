@@ -5,15 +5,13 @@
 //! process; [`run_process_rank`] runs one rank of a world of processes, over an existing transport.
 //!
 //! ```text
-//! train, process_rank ─► rank ─► op_scheduler, ready_queue   next op: lanes and `after` edges
-//!                             ─► compute   segments on kernels
-//!                             ─► progress_thread ─► progress_engine ─► exchange   messages and
-//!                                collectives, as state machines that a second thread advances
-//!                             ─► offload_thread ─► offload_store   offloaded state (third thread)
-//!                             ─► update    the gradient norm and the optimizer step;
-//!                                hogwild: the same on memory that ranks share, in shared_weights
-//!                             ─► parameters, data   sources of numbers, by logical index
-//!                             ─► checkpoint   saved state, by logical name
+//! run          set-up of a run on threads or processes, stop consensus, reports
+//!  └► interpreter   next op: lanes and `after` edges; the only match on ops
+//!      ├► device      segments, accumulation and steps: operators bound to kernels
+//!      ├► progress    messages and collectives, as state machines that a second thread advances
+//!      └► memory      arena, offload store (moved by a third thread), shared weights
+//! parameters, data    sources of numbers, by logical index
+//! checkpoint          saved state, by logical name
 //! ```
 //!
 //! In addition, [`probe`] times single ops with the same code.
@@ -23,63 +21,33 @@
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
-mod cgroup;
-mod check;
 pub mod checkpoint;
-mod compressed_adam;
-mod compute;
-mod control;
-#[cfg(feature = "cuda")]
-mod cuda;
 pub mod data;
+mod device;
 mod error;
-mod exchange;
-mod fuse;
-mod hogwild;
 pub mod hugging_face;
 pub mod inference;
-mod kernel;
-mod learning_rate;
+mod interpreter;
 mod logical;
-mod loss_scale;
 mod memory;
-mod offload_store;
-mod offload_thread;
-mod op_scheduler;
-mod options;
-mod outcome;
 mod parameters;
 pub mod probe;
-mod process_rank;
-mod progress_engine;
-mod progress_thread;
-mod rank;
+mod progress;
 mod rank_coords;
-mod ready_queue;
-mod recorder;
-mod report_channel;
-mod reports;
-pub mod resident;
 mod run;
 pub mod safetensors;
-mod serve;
 mod shard;
-mod shared_weights;
-mod staleness;
-mod stop_consensus;
-mod train;
 mod types;
-mod update;
-mod warm_up;
 
-pub use check::can_run;
 pub use error::{ExecError, Fault};
-pub use learning_rate::{BatchScaling, LrSchedule, ScalingRule};
-pub use loss_scale::LossScale;
-pub use options::{Device, Start, Straggler, TrainOptions};
-pub use outcome::{IterationReport, Outcome, Parameters};
 pub use paceline_kernels::prefer_huge_pages;
-pub use process_rank::run_process_rank;
-pub use staleness::Staleness;
-pub use train::train;
-pub use warm_up::warm_up;
+pub use run::check::can_run;
+pub use run::learning_rate::{BatchScaling, LrSchedule, ScalingRule};
+pub use run::loss_scale::LossScale;
+pub use run::member::run_process_rank;
+pub use run::options::{Device, Start, Straggler, TrainOptions};
+pub use run::outcome::{IterationReport, Outcome, Parameters};
+pub use run::resident;
+pub use run::staleness::Staleness;
+pub use run::threads::train;
+pub use run::warm_up::warm_up;

@@ -2,8 +2,8 @@
 
 use crate::error::ExecError;
 use crate::memory::{Memory, MemoryError, within};
-use crate::outcome::Parameters;
 use crate::rank_coords::RankCoords;
+use crate::run::outcome::Parameters;
 use crate::shard::runs_of;
 use crate::types::{Types, typed};
 use paceline_kernels::element::narrow;

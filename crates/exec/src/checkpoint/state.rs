@@ -3,7 +3,7 @@
 use super::commit;
 use super::error::CheckpointError;
 use super::{MOMENTS, RANK_STATE, STATE, WEIGHTS};
-use crate::loss_scale::LossScale;
+use crate::run::loss_scale::LossScale;
 use crate::safetensors::Reader;
 use paceline_plan::strategy::{OptimizerKind, Strategy};
 use serde::{Deserialize, Serialize};

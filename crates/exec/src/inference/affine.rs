@@ -1,6 +1,6 @@
 //! A gain or a matrix, with an optional bias.
 
-use crate::outcome::Parameters;
+use crate::run::outcome::Parameters;
 use paceline_kernels::pool::Pool;
 use paceline_kernels::{Rows, bias, linear, norm};
 

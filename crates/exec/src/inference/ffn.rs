@@ -1,7 +1,7 @@
 //! Feed-forward part of a layer: one network, or the experts that a token chooses.
 
 use super::affine::Affine;
-use crate::outcome::Parameters;
+use crate::run::outcome::Parameters;
 use paceline_kernels::experts::dispatch::{self, Full};
 use paceline_kernels::experts::product;
 use paceline_kernels::experts::route::{self, Room, Routing};

@@ -3,10 +3,10 @@
 
 use crate::checkpoint::{Checkpoint, Source};
 use crate::data::{Data, DataError};
+use crate::device::cpu::kernel::{Images, Kernel};
 use crate::inference::Evaluation;
-use crate::kernel::{Images, Kernel};
 use crate::logical;
-use crate::outcome::Parameters;
+use crate::run::outcome::Parameters;
 use crate::safetensors::SafetensorsError;
 use paceline_kernels::embedding_bag::{HeldRows, Lookups, sum_rows};
 use paceline_kernels::loss::{self, Columns};

@@ -7,7 +7,7 @@ use super::qkv::Qkv;
 use crate::checkpoint::{Checkpoint, Source};
 use crate::hugging_face::{Pretrained, Whole};
 use crate::logical;
-use crate::outcome::Parameters;
+use crate::run::outcome::Parameters;
 use crate::safetensors::SafetensorsError;
 use paceline_kernels::Rows;
 use paceline_kernels::pool::Pool;

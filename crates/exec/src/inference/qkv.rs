@@ -2,7 +2,7 @@
 
 use super::affine::Affine;
 use super::kv_cache::Heads;
-use crate::outcome::Parameters;
+use crate::run::outcome::Parameters;
 use paceline_kernels::pool::Pool;
 use paceline_kernels::{head_norm, latent, rope};
 use paceline_plan::model::Model;

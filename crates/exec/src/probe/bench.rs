@@ -1,14 +1,14 @@
 //! One-op program of a probe, and the arena it works on.
 
 use super::ProbeTarget;
-use crate::check::{self, Kernels};
-use crate::compute::Compute;
+use crate::device::cpu::Compute;
+use crate::device::cpu::step::Rule;
 use crate::error::{ExecError, Fault};
-use crate::loss_scale::LossScale;
 use crate::memory::Memory;
-use crate::options::TrainOptions;
 use crate::rank_coords::RankCoords;
-use crate::update::Rule;
+use crate::run::check::{self, Kernels};
+use crate::run::loss_scale::LossScale;
+use crate::run::options::TrainOptions;
 use paceline_comm::Transport;
 use paceline_kernels::arena::{Access, ArenaError};
 use paceline_kernels::pool::Pool;

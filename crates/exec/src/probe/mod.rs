@@ -15,7 +15,7 @@ mod layer_load;
 mod store;
 mod timing_loop;
 
-pub use crate::offload_store::StoreError;
+pub use crate::memory::store::StoreError;
 pub use background_load::BackgroundLoad;
 pub use cache_flush::CacheFlush;
 pub use cache_prep::CachePrep;
@@ -24,13 +24,13 @@ pub use exchange_timing::{Lap, Timing, collective, delivery, message};
 pub use layer_load::{LAYER, LayerLoad};
 pub use store::store;
 
-use crate::check;
 use crate::data::Data;
 use crate::error::ExecError;
-use crate::options::TrainOptions;
-use crate::run::{ResumePoint, RunContext};
-use crate::stop_consensus::{SharedStop, StopConsensus};
-use crate::train::run_rank;
+use crate::run::check;
+use crate::run::job::{ResumePoint, RunContext};
+use crate::run::options::TrainOptions;
+use crate::run::stop_consensus::{SharedStop, StopConsensus};
+use crate::run::threads::run_rank;
 use bench::Bench;
 use paceline_comm::affinity::CoreSet;
 use paceline_comm::{Transport, thread as threads};
@@ -110,7 +110,7 @@ pub fn time(
             .collect();
         for run in runs {
             let ended = run.join().unwrap_or_else(|panic| {
-                let message = crate::train::message(panic.as_ref());
+                let message = crate::run::threads::message(panic.as_ref());
                 let op = format!("probe of {subject:?}");
                 Err(ExecError::Panicked { rank: Rank(0), iteration: 1, op, message })
             });

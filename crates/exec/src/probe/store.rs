@@ -1,6 +1,6 @@
 //! Bandwidth of the offload store.
 
-use crate::offload_store::{OffloadStore, StoreError};
+use crate::memory::store::{OffloadStore, StoreError};
 use paceline_plan::strategy;
 use paceline_plan::units::BytesPerSec;
 use std::path::Path;

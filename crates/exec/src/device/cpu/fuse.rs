@@ -1,0 +1,386 @@
+//! Operator fusion within a segment, so that intermediate results stay in the cache.
+//!
+//! The bits are those of the separate operators. An intermediate result that no other op reads is
+//! not written at all. A template does not show the memory of its operands, so the programs that
+//! use it are analysed ([`Uses`]).
+
+use crate::device::cpu::kernel::Kernel;
+use paceline_plan::graph::{ActivationKind, NormKind};
+use paceline_plan::program::{Access, LocalOp, Op, Plan, Program, Segment, Template, View};
+use std::ops::Range;
+
+/// Unit of execution.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Step {
+    /// One operator of the template, by index.
+    One(usize),
+    /// Several fused operators, on the operands of all in the order that [`FusedKernel`] gives.
+    Several(FusedKernel, LocalOp),
+}
+
+/// Kernel that computes several operators at once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum FusedKernel {
+    /// A GEMM, then a bias, then the addition of a second input, each if present; and an activation
+    /// of the result as a second output.
+    Linear { bias: bool, residual: bool, activation: Option<ActivationKind> },
+    /// Input gradient of a linear operator, then that of the preceding activation, whose input is
+    /// the second one.
+    LinearInput(ActivationKind),
+    /// A sum and its normalisation: the outputs are the sum, then those of the normalisation.
+    AddNorm { norm: NormKind, eps: f32 },
+    /// Input gradient of a normalisation, and the addition of a last input to it.
+    NormInputAdd { norm: NormKind },
+    /// Maximum logit of each row and the sums that need it, while the row is in the cache; the
+    /// inputs are logits and targets.
+    RowMaxStats,
+}
+
+/// Steps of template `number`: its operators, fused if the uses of their operands allow it.
+pub(crate) fn fuse(
+    number: usize,
+    template: &Template,
+    kernels: &[Kernel],
+    uses: &Uses<'_>,
+) -> Vec<Step> {
+    let run = OpSequence { ops: &template.ops, kernels };
+    let mut steps = Vec::new();
+    let mut at = 0;
+    while at < kernels.len() {
+        // The longest allowed candidate; the remaining operators may fuse again after it.
+        let found =
+            run.from(at).into_iter().rev().find(|found| uses.allow(number, template, found));
+        match found {
+            Some(FusionCandidate { kernel, op, before, count, .. }) => {
+                steps.extend(before.map(Step::One));
+                steps.push(Step::Several(kernel, op));
+                at += count;
+            }
+            None => {
+                steps.push(Step::One(at));
+                at += 1;
+            }
+        }
+    }
+    steps
+}
+
+/// Operators that could be fused.
+struct FusionCandidate {
+    kernel: FusedKernel,
+    op: LocalOp,
+    /// Operators among them that run separately, first.
+    before: Range<usize>,
+    /// Total number of operators.
+    count: usize,
+    /// Operands that would not be written.
+    skipped: Vec<u16>,
+}
+
+/// Operators of a template.
+struct OpSequence<'a> {
+    ops: &'a [LocalOp],
+    kernels: &'a [Kernel],
+}
+
+impl OpSequence<'_> {
+    /// Fusion candidates starting at an operator, shorter before longer.
+    fn from(&self, at: usize) -> Vec<FusionCandidate> {
+        match (self.kernels[at], self.kernels.get(at + 1), self.kernels.get(at + 2)) {
+            (Kernel::Linear, ..) => self.linear(at),
+            (Kernel::LinearInput, Some(&Kernel::ActivationInput(function)), _) => {
+                self.through(at, at + 1, function)
+            }
+            (
+                Kernel::LinearInput,
+                Some(Kernel::LinearWeight),
+                Some(&Kernel::ActivationInput(function)),
+            ) => self.through(at, at + 2, function),
+            (Kernel::Add, Some(&Kernel::Norm { norm, eps }), _) => {
+                let (mut op, norms) = (self.ops[at].clone(), &self.ops[at + 1]);
+                if norms.inputs[0] != op.outputs[0] {
+                    return Vec::new();
+                }
+                op.params.clone_from(&norms.params);
+                op.outputs.extend(&norms.outputs);
+                vec![found(FusedKernel::AddNorm { norm, eps }, op, 2, Vec::new())]
+            }
+            (Kernel::NormInput { norm }, Some(Kernel::Add), _) => {
+                let mut op = self.ops[at].clone();
+                let skipped = vec![op.outputs[0]];
+                match other(&self.ops[at + 1], skipped[0]) {
+                    Some(other) => {
+                        op.inputs.push(other);
+                        op.outputs.clone_from(&self.ops[at + 1].outputs);
+                        vec![found(FusedKernel::NormInputAdd { norm }, op, 2, skipped)]
+                    }
+                    None => Vec::new(),
+                }
+            }
+            (Kernel::RowMax, Some(Kernel::SoftmaxStats), _) => {
+                let (mut op, stats) = (self.ops[at].clone(), &self.ops[at + 1]);
+                if stats.inputs[..2] != [op.inputs[0], op.outputs[0]] {
+                    return Vec::new();
+                }
+                op.inputs.push(stats.inputs[2]);
+                op.outputs.extend(&stats.outputs);
+                vec![found(FusedKernel::RowMaxStats, op, 2, Vec::new())]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Input gradient of a linear operator and that of the preceding activation. A weight gradient
+    /// between them runs first, since they are independent of each other.
+    fn through(&self, at: usize, last: usize, function: ActivationKind) -> Vec<FusionCandidate> {
+        let (mut op, behind) = (self.ops[at].clone(), &self.ops[last]);
+        let skipped = vec![op.outputs[0]];
+        if behind.inputs[0] != skipped[0] {
+            return Vec::new();
+        }
+        op.inputs.push(behind.inputs[1]);
+        op.outputs.clone_from(&behind.outputs);
+        let (kernel, count) = (FusedKernel::LinearInput(function), last + 1 - at);
+        vec![FusionCandidate { kernel, op, before: at + 1..last, count, skipped }]
+    }
+
+    /// Fusion candidates that start with a GEMM.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "what is not named here is not joined")]
+    fn linear(&self, at: usize) -> Vec<FusionCandidate> {
+        let mut all = Vec::new();
+        let mut op = self.ops[at].clone();
+        let mut skipped = Vec::new();
+        let (mut bias, mut residual) = (false, false);
+        for (count, (next, kernel)) in (2..).zip(self.ops.iter().zip(self.kernels).skip(at + 1)) {
+            let result = op.outputs[0];
+            let activation = match kernel {
+                Kernel::Bias if !bias && !residual && next.inputs[0] == result => {
+                    op.params.push(next.params[0]);
+                    bias = true;
+                    None
+                }
+                Kernel::Add if !residual => match other(next, result) {
+                    Some(other) => {
+                        op.inputs.push(other);
+                        residual = true;
+                        None
+                    }
+                    None => break,
+                },
+                Kernel::Activation(function) if next.inputs[0] == result => Some(*function),
+                _ => break,
+            };
+            if activation.is_some() {
+                op.outputs.push(next.outputs[0]);
+            } else {
+                skipped.push(result);
+                op.outputs.clone_from(&next.outputs);
+            }
+            let kernel = FusedKernel::Linear { bias, residual, activation };
+            all.push(found(kernel, op.clone(), count, skipped.clone()));
+            if activation.is_some() {
+                break;
+            }
+        }
+        all
+    }
+}
+
+fn found(kernel: FusedKernel, op: LocalOp, count: usize, skipped: Vec<u16>) -> FusionCandidate {
+    FusionCandidate { kernel, op, before: 0..0, count, skipped }
+}
+
+/// Operand added to a value, if it is not the value itself.
+fn other(add: &LocalOp, value: u16) -> Option<u16> {
+    match add.inputs[..] {
+        [a, b] if a == value && b != value => Some(b),
+        [a, b] if b == value && a != value => Some(a),
+        _ => None,
+    }
+}
+
+/// Memory uses of a plan's programs.
+pub(crate) struct Uses<'p> {
+    /// Each program with the byte ranges that are read outside the segment that wrote them.
+    programs: Vec<(&'p Program, Vec<Range<u64>>)>,
+}
+
+impl<'p> Uses<'p> {
+    /// Collects all reads in a plan of data that another op wrote.
+    pub(crate) fn of(plan: &'p Plan) -> Self {
+        let of = |program: &'p Program| (program, read(plan, program));
+        Self { programs: plan.programs.iter().map(of).collect() }
+    }
+
+    /// Returns true if operators of template number `at` may be fused in all its uses.
+    fn allow(&self, at: usize, template: &Template, found: &FusionCandidate) -> bool {
+        let once = |operand: &u16| {
+            let by = |op: &LocalOp| op.inputs.contains(operand) || op.outputs.contains(operand);
+            // Once by its writer and once by its reader.
+            template.ops.iter().filter(|op| by(op)).count() == 2
+        };
+        let fits = |(program, read): &(&Program, Vec<Range<u64>>)| {
+            let mut bound = program.segments.iter().filter(|s| s.template as usize == at);
+            bound.all(|segment| found.fits(program, segment, read))
+        };
+        found.skipped.iter().all(once) && self.programs.iter().all(fits)
+    }
+}
+
+impl FusionCandidate {
+    /// Returns true if they may be fused in a segment: nothing else reads the skipped operands, and
+    /// no early write overwrites data that is still read. (The plan may give an output the memory
+    /// of an input that an earlier operator was the last to read.)
+    fn fits(&self, program: &Program, segment: &Segment, read: &[Range<u64>]) -> bool {
+        let bytes = |operand: &u16| spans(program, segment.operands[usize::from(*operand)]);
+        let LocalOp { inputs, params, outputs, .. } = &self.op;
+        let is_read = self.skipped.iter().flat_map(bytes).any(|span| meets(&span, read));
+        let is_shared = outputs.iter().any(|output| {
+            let others = inputs.iter().chain(params).chain(outputs).filter(|&o| o != output);
+            let others: Vec<_> = others.flat_map(bytes).collect();
+            bytes(output).any(|span| meets(&span, &others))
+        });
+        !is_read && !is_shared
+    }
+}
+
+/// Byte ranges that are read outside the segment that wrote them: by another segment, or to be sent
+/// to another rank.
+fn read(plan: &Plan, program: &Program) -> Vec<Range<u64>> {
+    let mut read = Vec::new();
+    for segment in &program.segments {
+        let operands = &plan.templates[segment.template as usize].operands;
+        for (operand, &view) in operands.iter().zip(&segment.operands) {
+            match operand.access {
+                Access::Read | Access::Accumulate | Access::Add => {
+                    read.extend(spans(program, view))
+                }
+                Access::Write => {}
+            }
+        }
+    }
+    for node in [&program.prologue, &program.body, &program.epilogue].iter().flat_map(|s| &s.nodes)
+    {
+        match node.op {
+            Op::Send { view, .. } => read.extend(spans(program, view)),
+            Op::Collective { call, .. } => read.extend(spans(program, program.call(call).input)),
+            Op::Accumulate { from, into, .. } => {
+                read.extend(spans(program, from).chain(spans(program, into)));
+            }
+            Op::Stash { from, .. } | Op::Restore { from, .. } => read.extend(spans(program, from)),
+            // These access no intermediate results of a segment.
+            Op::Load { .. }
+            | Op::Compute { .. }
+            | Op::Recv { .. }
+            | Op::Step { .. }
+            | Op::Free { .. }
+            | Op::Serve { .. } => {}
+        }
+    }
+    read
+}
+
+/// Byte ranges of a view, in every copy of its buffer.
+fn spans(program: &Program, view: View) -> impl Iterator<Item = Range<u64>> {
+    let buffer = program.buffer(view.buffer);
+    let (size, copies) = (buffer.dtype.size(), u64::from(buffer.copies));
+    (0..copies).map(move |copy| {
+        let start = buffer.copy_offset(copy).0 + view.offset * size;
+        start..start + view.len * size
+    })
+}
+
+fn meets(span: &Range<u64>, others: &[Range<u64>]) -> bool {
+    others.iter().any(|other| span.start < other.end && other.start < span.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::check;
+    use paceline_plan::graph::OpKind;
+    use paceline_plan::lower::lower;
+    use paceline_plan::model::built_in;
+    use paceline_plan::strategy::Strategy;
+
+    /// Fused kernels of every template, by its name.
+    fn joined(model: &str, strategy: Strategy) -> Vec<(String, Vec<FusedKernel>)> {
+        let model = built_in::get(model).expect("a built-in model").expect("a sound one");
+        let plan = lower(&model, &strategy).expect("a sound strategy");
+        let steps = check::check(&plan).expect("a plan that runs").steps;
+        let several = |step: &Step| match step {
+            Step::One(_) => None,
+            Step::Several(joined, _) => Some(*joined),
+        };
+        let names = plan.templates.iter().map(|template| template.name.clone());
+        names.zip(steps.iter().map(|steps| steps.iter().filter_map(several).collect())).collect()
+    }
+
+    fn of(all: &[(String, Vec<FusedKernel>)], name: &str) -> Vec<FusedKernel> {
+        let found = all.iter().find(|(known, _)| known == name);
+        found.unwrap_or_else(|| panic!("no {name} in {all:?}")).1.clone()
+    }
+
+    fn linear(residual: bool, activation: Option<ActivationKind>) -> FusedKernel {
+        FusedKernel::Linear { bias: true, residual, activation }
+    }
+
+    #[test]
+    fn one_rank_joins_what_follows_a_product() {
+        let norm = FusedKernel::NormInputAdd { norm: NormKind::Layer };
+        let all = joined("mini", Strategy { seq: 64, ..Strategy::default() });
+        let up = linear(false, Some(ActivationKind::Gelu));
+        let down = linear(true, None);
+        assert_eq!(of(&all, "F.block.0"), [linear(false, None), down, up, down]);
+        let through = FusedKernel::LinearInput(ActivationKind::Gelu);
+        assert_eq!(of(&all, "B.block.0"), [through, norm, norm]);
+        assert_eq!(of(&all, "F.head.0"), [FusedKernel::RowMaxStats]);
+    }
+
+    /// An all_reduce separates a sharded GEMM from its bias, so they are not adjacent.
+    #[test]
+    fn what_other_ranks_need_is_written() {
+        let all = joined("mini", Strategy { tp: 2, seq: 64, ..Strategy::default() });
+        let forward: Vec<FusedKernel> = all
+            .iter()
+            .filter(|(name, _)| name.starts_with("F.block"))
+            .flat_map(|a| a.1.clone())
+            .collect();
+        let with_sum = |j: &FusedKernel| matches!(j, FusedKernel::Linear { residual: true, .. });
+        assert!(!forward.iter().any(with_sum), "{forward:?}");
+        let add_norm = |j: &FusedKernel| matches!(j, FusedKernel::AddNorm { .. });
+        assert!(forward.iter().any(add_norm), "{forward:?}");
+    }
+
+    #[test]
+    fn sixteen_bits_are_rounded_after_every_operator() {
+        let strategy =
+            Strategy { dtype: paceline_plan::DType::Bf16, seq: 64, ..Strategy::default() };
+        assert!(joined("mini", strategy).iter().all(|(_, joined)| joined.is_empty()));
+    }
+
+    /// A value that another segment reads is still written.
+    #[test]
+    fn what_is_read_elsewhere_is_not_skipped() {
+        let model = built_in::get("mini").expect("a built-in model").expect("a sound one");
+        let strategy = Strategy { seq: 64, ..Strategy::default() };
+        let mut plan = lower(&model, &strategy).expect("a sound strategy");
+        let at = plan.templates.iter().position(|t| t.name == "F.block.0").expect("there");
+        let is_linear = |op: &&LocalOp| matches!(op.kind, OpKind::Linear { .. });
+        let product = plan.templates[at].ops.iter().find(is_linear);
+        let product = product.expect("a block has products").outputs[0];
+        let program = &mut plan.programs[0];
+        let block = program.segments.iter().position(|s| s.template as usize == at).expect("used");
+        let view = program.segments[block].operands[usize::from(product)];
+        // Make it the head's first input.
+        let head = plan.templates.iter().position(|t| t.name == "F.head.0").expect("there");
+        let reads = |operand: &paceline_plan::program::Operand| operand.access == Access::Read;
+        let input = plan.templates[head].operands.iter().position(reads).expect("it reads");
+        let bound = program.segments.iter().position(|s| s.template as usize == head);
+        program.segments[bound.expect("used")].operands[input] = view;
+        let kernels = check::templates(&plan).expect("operators that run");
+        let first = kernels.steps[at].iter().find(|step| matches!(step, Step::Several(..)));
+        let Some(Step::Several(_, op)) = first else { panic!("nothing is joined") };
+        assert!(!op.outputs.contains(&product) && kernels.steps[at].contains(&Step::One(1)));
+    }
+}

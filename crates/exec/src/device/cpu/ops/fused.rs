@@ -1,0 +1,216 @@
+//! Fused kernels: several operators at once, in single precision.
+
+use crate::device::cpu::fuse::FusedKernel;
+use crate::device::cpu::operands::Operands;
+use crate::device::cpu::{Compute, elements, over_rows};
+use paceline_kernels::linear::{self, Epilogue};
+use paceline_kernels::pool::strips;
+use paceline_kernels::{activation, loss, norm, reduce};
+use paceline_plan::graph::{ActivationKind, NormKind};
+
+impl Compute<'_> {
+    /// Runs fused operators.
+    pub(in crate::device::cpu) fn run_fused(&self, joined: FusedKernel, on: &Operands<'_>) {
+        let pool = &self.pool;
+        match joined {
+            FusedKernel::Linear { bias, residual, activation } => {
+                let (x, w) = (on.input::<f32>(0), on.param::<f32>(0));
+                let after = Epilogue {
+                    bias: bias.then(|| on.param(1)),
+                    residual: residual.then(|| on.input(1)),
+                    active: activation.map(|function| (forward(function), on.output(1))),
+                };
+                linear::forward_and(pool, on.linear(), x, w, on.output(0), after);
+            }
+            FusedKernel::LinearInput(function) => {
+                let (dy, w) = (on.input::<f32>(0), on.param::<f32>(0));
+                let before = (gradient(function), on.input::<f32>(1));
+                linear::input_gradient_through(pool, on.linear(), dy, w, before, on.output(0));
+            }
+            FusedKernel::AddNorm { norm, eps } => {
+                let (shape, a, b) = (on.rows(0), on.input::<f32>(0), on.input::<f32>(1));
+                let gain = on.param::<f32>(0);
+                let (bias, width): (&[f32], _) = match norm {
+                    NormKind::Layer => (on.param(1), 2),
+                    NormKind::Rms => (&[], 1),
+                };
+                let [sum, y] = [0, 1].map(|i| strips(on.output::<f32>(i), shape.width));
+                let outputs = (sum, y, strips(on.output(2), width));
+                over_rows(pool, shape, outputs, |part, at, (sum, y, stats)| {
+                    let at = elements(shape, &at);
+                    reduce::add3(&a[at.clone()], &b[at], sum);
+                    match norm {
+                        NormKind::Layer => {
+                            norm::layer_norm_forward(part, eps, sum, gain, bias, y, stats);
+                        }
+                        NormKind::Rms => norm::rms_norm_forward(part, eps, sum, gain, y, stats),
+                    }
+                });
+            }
+            FusedKernel::NormInputAdd { norm } => {
+                let (shape, dy, x) = (on.rows(0), on.input::<f32>(0), on.input::<f32>(1));
+                let (gain, stats) = (on.param::<f32>(0), on.input::<f32>(2));
+                let so_far = on.input::<f32>(3);
+                over_rows(pool, shape, strips(on.output(0), shape.width), |part, rows, dx| {
+                    let at = elements(shape, &rows);
+                    let (dy, x) = (&dy[at.clone()], &x[at.clone()]);
+                    match norm {
+                        NormKind::Layer => {
+                            let stats = &stats[2 * rows.start..2 * rows.end];
+                            norm::layer_norm_input_gradient(part, dy, x, gain, stats, dx);
+                        }
+                        NormKind::Rms => {
+                            norm::rms_norm_input_gradient(part, dy, x, gain, &stats[rows], dx);
+                        }
+                    }
+                    reduce::add(&so_far[at], dx);
+                });
+            }
+            FusedKernel::RowMaxStats => {
+                let (shape, logits, targets) = (on.rows(0), on.input::<f32>(0), on.ids(1));
+                let columns = self.columns(shape);
+                let outputs = (strips(on.output(0), 1), strips(on.output(1), 2));
+                over_rows(pool, shape, outputs, |part, at, (max, stats)| {
+                    let logits = &logits[elements(shape, &at)];
+                    loss::row_max(part, columns, logits, max);
+                    loss::softmax_stats(part, columns, logits, max, &targets[at], stats);
+                });
+            }
+        }
+    }
+}
+
+fn forward(function: ActivationKind) -> linear::Forward {
+    match function {
+        ActivationKind::Gelu => activation::gelu_tanh_forward,
+        ActivationKind::Relu => activation::relu_forward,
+        ActivationKind::SquaredRelu => activation::squared_relu_forward,
+    }
+}
+
+fn gradient(function: ActivationKind) -> linear::Gradient {
+    match function {
+        ActivationKind::Gelu => activation::gelu_tanh_input_gradient,
+        ActivationKind::Relu => activation::relu_input_gradient,
+        ActivationKind::SquaredRelu => activation::squared_relu_input_gradient,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cpu::fuse::Step;
+    use crate::memory::Memory;
+    use crate::rank_coords::RankCoords;
+    use crate::run::check::{self, Kernels};
+    use paceline_comm::thread::world;
+    use paceline_kernels::arena::{Access, Span};
+    use paceline_kernels::pool::Pool;
+    use paceline_plan::DType;
+    use paceline_plan::ids::Rank;
+    use paceline_plan::lower::lower;
+    use paceline_plan::model::built_in;
+    use paceline_plan::program::{Plan, Segment};
+    use paceline_plan::strategy::Strategy;
+    use std::collections::BTreeSet;
+    use std::num::NonZeroUsize;
+
+    /// Fills a segment's operands with reproducible numbers.
+    fn fill(memory: &Memory<'_>, plan: &Plan, segment: &Segment, vocab: u32) {
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 40) as u32
+        };
+        let operands = &plan.templates[segment.template as usize].operands;
+        for (operand, view) in operands.iter().zip(&segment.operands) {
+            let views = memory.views(&[(memory.span(*view, 0), Access::Write)]).unwrap();
+            match operand.dtype {
+                DType::U32 => views.take_u32(0).iter_mut().for_each(|id| *id = next() % vocab),
+                // Row statistics are among them and must be positive.
+                DType::F32 => views.take::<f32>(0).iter_mut().for_each(|x| {
+                    *x = 0.125 + next() as f32 / (1 << 24) as f32;
+                }),
+                DType::Bf16 | DType::F16 | DType::Fp8 | DType::U8 => {
+                    unreachable!("only single precision is joined")
+                }
+            }
+        }
+    }
+
+    /// Bytes of every operand after a segment's steps.
+    fn left(
+        memory: &Memory<'_>,
+        plan: &Plan,
+        kernels: &Kernels,
+        segment: &Segment,
+    ) -> Vec<Vec<u8>> {
+        let number = segment.template as usize;
+        let template = &plan.templates[number];
+        let skipped = |at: u16| {
+            let written = |step: &Step| match step {
+                Step::One(op) => template.ops[*op].outputs.contains(&at),
+                Step::Several(_, op) => op.outputs.contains(&at),
+            };
+            template.ops.iter().any(|op| op.outputs.contains(&at))
+                && !kernels.steps[number].iter().any(written)
+        };
+        // The memory of a skipped operand still has the bytes of another, dead operand.
+        let span = |at: u16| memory.span(segment.operands[usize::from(at)], 0);
+        let all = 0..segment.operands.len() as u16;
+        let holes: Vec<Span> = all.clone().filter(|at| skipped(*at)).map(span).collect();
+        let is_whole = |at: &u16| {
+            let Span { offset, len } = span(*at);
+            let meets = |hole: &Span| offset < hole.offset + hole.len && hole.offset < offset + len;
+            !holes.iter().any(meets)
+        };
+        let bytes = |at: u16| memory.views(&[(span(at), Access::Read)]).unwrap().bytes(0).to_vec();
+        all.filter(is_whole).map(bytes).collect()
+    }
+
+    /// Every segment with fused operators produces the bits of the separate operators.
+    #[test]
+    fn joined_operators_have_the_bits_of_separate_ones() {
+        let mut seen: BTreeSet<String> = BTreeSet::new();
+        for (name, tp) in [("mini", 1), ("mini", 2), ("mini-llama", 1), ("mini-llama", 2)] {
+            let model = built_in::get(name).expect("a built-in model").expect("a sound one");
+            let strategy =
+                Strategy { tp, seq: 16, micro_batch: 3, global_batch: 3, ..Strategy::default() };
+            let plan = lower(&model, &strategy).expect("a sound strategy");
+            let kernels = check::check(&plan).expect("a plan that runs");
+            let program = plan.program(Rank(0));
+            let memory = Memory::new(program, &mut world(1)[0]).unwrap();
+            let vocab = model.vocab as u32;
+            let pool = Pool::new(NonZeroUsize::new(2).expect("not zero")).unwrap();
+            let mut compute =
+                Compute::new(&plan, &kernels, RankCoords::of(&plan, Rank(0)), vocab, pool);
+            for segment in &program.segments {
+                let several = |step: &Step| match step {
+                    Step::One(_) => None,
+                    Step::Several(joined, _) => Some(format!("{joined:?}")),
+                };
+                let steps = &kernels.steps[segment.template as usize];
+                let joined: Vec<String> = steps.iter().filter_map(several).collect();
+                if joined.is_empty() {
+                    continue;
+                }
+                let mut run = |watching| {
+                    fill(&memory, &plan, segment, vocab);
+                    compute.watching = watching;
+                    compute.segment(&memory, segment, 0, true).expect("sound numbers");
+                    left(&memory, &plan, &kernels, segment)
+                };
+                let (together, apart) = (run(false), run(true));
+                let template = &plan.templates[segment.template as usize].name;
+                assert!(together == apart, "{name}, tp {tp}, {template}: {joined:?}");
+                seen.extend(joined);
+            }
+        }
+        for kind in ["Linear {", "LinearInput(", "AddNorm { norm: Layer", "AddNorm { norm: Rms"] {
+            assert!(seen.iter().any(|joined| joined.starts_with(kind)), "no {kind} in {seen:?}");
+        }
+        for kind in ["NormInputAdd { norm: Layer", "NormInputAdd { norm: Rms", "RowMaxStats"] {
+            assert!(seen.iter().any(|joined| joined.starts_with(kind)), "no {kind} in {seen:?}");
+        }
+    }
+}

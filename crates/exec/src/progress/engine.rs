@@ -1,0 +1,213 @@
+//! Progress engine: starts and advances the exchanges of a rank's lanes.
+
+use crate::error::{ExecError, Fault};
+use crate::interpreter::lanes::{OpClass, OpScheduler, RunningOp, WaitSpan};
+use crate::memory::Memory;
+use crate::progress::exchange::{CommContext, ExchangeState};
+use paceline_comm::{Progress, Transport, Wait};
+use paceline_plan::ids::{Microbatch, Rank};
+use paceline_plan::program::{Op, Plan, View};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Exchanges of one rank and the transport they use. The thread that owns it advances them.
+pub(crate) struct ProgressEngine<'a> {
+    pub(crate) transport: &'a mut dyn Transport,
+    rank: Rank,
+    /// Number of microbatches per iteration.
+    microbatches: u64,
+    memory: Arc<Memory<'a>>,
+    lanes: Arc<OpScheduler<'a>>,
+    exchanges: CommContext<'a>,
+    /// Exchange in flight on each lane.
+    flights: Vec<Option<ActiveExchange<'a>>>,
+    /// Op being processed, if any.
+    at: Option<RunningOp<'a>>,
+    moved_at: Instant,
+}
+
+/// Exchange in flight on a lane.
+#[derive(Debug)]
+struct ActiveExchange<'a> {
+    flight: ExchangeState,
+    started: RunningOp<'a>,
+    progress: Progress,
+    wait: WaitSpan,
+}
+
+impl<'a> ProgressEngine<'a> {
+    pub(crate) fn new(
+        plan: &'a Plan,
+        transport: &'a mut dyn Transport,
+        memory: &Arc<Memory<'a>>,
+        lanes: &Arc<OpScheduler<'a>>,
+    ) -> Self {
+        let rank = transport.rank();
+        let mut flights = Vec::new();
+        flights.resize_with(plan.program(rank).lanes.len(), || None);
+        Self {
+            transport,
+            rank,
+            microbatches: u64::from(plan.strategy.microbatches()),
+            memory: Arc::clone(memory),
+            lanes: Arc::clone(lanes),
+            exchanges: CommContext::new(plan, rank),
+            flights,
+            at: None,
+            moved_at: Instant::now(),
+        }
+    }
+
+    /// Starts exchanges that may start and advances those in flight, without waiting. Returns true
+    /// if anything happened.
+    pub(crate) fn make_progress(&mut self) -> Result<bool, ExecError> {
+        let mut moved = false;
+        loop {
+            moved |= self.begin_all()?;
+            let mut ended = false;
+            for lane in 0..self.flights.len() {
+                if let Some(in_flight) = self.flights[lane].take() {
+                    moved |= self.advance(in_flight)?;
+                    ended |= self.flights[lane].is_none();
+                }
+            }
+            // The end of one may unblock another, and this thread may now compute for long.
+            if !ended {
+                break;
+            }
+        }
+        self.at = None;
+        if moved {
+            self.moved_at = Instant::now();
+        }
+        Ok(moved)
+    }
+
+    /// Starts all exchanges that may start. Returns true if there were any.
+    fn begin_all(&mut self) -> Result<bool, ExecError> {
+        let mut begun = false;
+        while let Some(started) = self.lanes.start(OpClass::Exchange) {
+            self.at = Some(started);
+            let flight = self.begin(&started).map_err(|s| self.lanes.failed(&started, s))?;
+            let progress = Progress::Pending { on: self.rank, step: usize::MAX, moved: 0 };
+            let in_flight = ActiveExchange { flight, started, progress, wait: WaitSpan::default() };
+            self.flights[started.lane.index()] = Some(in_flight);
+            begun = true;
+        }
+        Ok(begun)
+    }
+
+    /// Returns true if an exchange is in flight.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.flights.iter().any(Option::is_some)
+    }
+
+    /// Op being processed, if any: for panic messages.
+    pub(crate) fn at(&self) -> Option<RunningOp<'a>> {
+        self.at
+    }
+
+    /// Description of an op for messages.
+    pub(crate) fn describe(&self, started: &RunningOp<'_>) -> String {
+        self.lanes.describe(started)
+    }
+
+    /// Sleeps until an exchange may advance, or until a waker wakes it.
+    pub(crate) fn sleep(&mut self, at_most: Duration) -> Result<(), ExecError> {
+        self.transport.wait(Wait::Block, at_most).map_err(|source| self.located(source.into()))
+    }
+
+    /// Restarts the exchange timeout: the rank was busy with other work.
+    pub(crate) fn is_back(&mut self) {
+        self.moved_at = Instant::now();
+    }
+
+    /// Waits until an exchange may advance. Fails if none has advanced for `exchange_timeout`.
+    pub(crate) fn wait(&mut self, exchange_timeout: Duration) -> Result<(), ExecError> {
+        let (rank, waited) = (self.rank, self.moved_at.elapsed());
+        let Some(in_flight) = self.flights.iter().flatten().next() else {
+            let at = self.lanes.waiting();
+            let iteration = at.map_or(1, |at| at.iteration + 1);
+            let op = at.map_or_else(|| "the end".into(), |at| self.lanes.describe(&at));
+            return Err(ExecError::Stuck { rank, iteration, op });
+        };
+        if let (Progress::Pending { on: peer, .. }, true) =
+            (in_flight.progress, waited >= exchange_timeout)
+        {
+            let started = &in_flight.started;
+            let (iteration, op) = (started.iteration + 1, self.lanes.describe(started));
+            return Err(ExecError::Silent { rank, iteration, op, peer, waited });
+        }
+        let timeout = exchange_timeout.saturating_sub(waited);
+        self.transport.wait(Wait::Spin, timeout).map_err(|source| self.located(source.into()))
+    }
+
+    /// Error of a fault while waiting, located at the awaited op.
+    fn located(&self, source: Fault) -> ExecError {
+        let at = self.flights.iter().flatten().next().map(|in_flight| in_flight.started);
+        match (at.or_else(|| self.lanes.waiting()), source) {
+            (Some(at), source) => self.lanes.failed(&at, source),
+            (None, source) => {
+                ExecError::Op { rank: self.rank, iteration: 1, op: "the end".into(), source }
+            }
+        }
+    }
+
+    fn begin(&mut self, started: &RunningOp<'a>) -> Result<ExchangeState, Fault> {
+        let running = |microbatch: Microbatch| {
+            u64::from(started.pass) * self.microbatches + u64::from(microbatch.0)
+        };
+        let data =
+            |view: View, running| (self.memory.span(view, running), self.memory.dtype(view.buffer));
+        match *started.op {
+            Op::Send { to, channel, view, microbatch } => {
+                let running = running(microbatch);
+                self.exchanges.send(to, channel, data(view, running), running)
+            }
+            Op::Recv { from, channel, view, microbatch } => {
+                let running = running(microbatch);
+                self.exchanges.receive(from, channel, data(view, running), running)
+            }
+            Op::Collective { call, microbatch } => {
+                let (running, lane) = (running(microbatch), started.lane);
+                self.exchanges.collective(&self.memory, call, lane, running)
+            }
+            Op::Load { .. }
+            | Op::Compute { .. }
+            | Op::Accumulate { .. }
+            | Op::Step { .. }
+            | Op::Stash { .. }
+            | Op::Restore { .. }
+            | Op::Free { .. }
+            | Op::Serve { .. } => unreachable!("only exchanges reach the progress engine"),
+        }
+    }
+
+    /// Advances an exchange. Returns true if it moved.
+    fn advance(&mut self, mut in_flight: ActiveExchange<'a>) -> Result<bool, ExecError> {
+        let ActiveExchange { started, progress: before, mut wait, .. } = in_flight;
+        self.at = Some(started);
+        let asked = self.lanes.now();
+        let progress = in_flight
+            .flight
+            .progress(self.transport, &self.memory)
+            .map_err(|source| self.lanes.failed(&started, source))?;
+        if wait.from.is_none() {
+            wait.from = Some(self.lanes.now());
+        } else if progress != before {
+            wait.until.get_or_insert(asked);
+        }
+        match progress {
+            Progress::Done => {
+                self.exchanges.keep(in_flight.flight);
+                self.lanes.finish(&started, wait);
+                Ok(true)
+            }
+            Progress::Pending { .. } => {
+                self.flights[started.lane.index()] =
+                    Some(ActiveExchange { progress, wait, ..in_flight });
+                Ok(progress != before)
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Checks that a plan can be run, before anything starts.
+
+use crate::data::SampleKind;
+use crate::device::cpu::fuse::{Step, Uses, fuse};
+use crate::device::cpu::kernel::Kernel;
+use crate::error::ExecError;
+use crate::shard;
+use crate::types::{Float, Types};
+use paceline_plan::DType;
+use paceline_plan::graph::OpKind;
+use paceline_plan::program::{LoadKind, LocalOp, Op, Plan, Program, Template};
+
+/// Kernels of a plan.
+#[derive(Debug)]
+pub(crate) struct Kernels {
+    /// Kernels of every template that some role uses, by template.
+    pub(crate) of: Vec<Vec<Kernel>>,
+    /// Execution steps of the kernels, by template.
+    pub(crate) steps: Vec<Vec<Step>>,
+    /// Dtypes that the kernels work on.
+    pub(crate) types: Types,
+}
+
+/// Checks that a plan can be run, before anything is started for it.
+pub fn can_run(plan: &Plan) -> Result<(), ExecError> {
+    check(plan)?;
+    vocabulary(plan).map(|_| ())
+}
+
+/// Finds the kernels of a plan, or fails with the first part that cannot be run.
+pub(crate) fn check(plan: &Plan) -> Result<Kernels, ExecError> {
+    for program in &plan.programs {
+        buffers(plan, program)?;
+        ops(plan, program)?;
+        placements(program)?;
+    }
+    templates(plan)
+}
+
+/// Finds the kernels of every template that some role uses.
+pub(crate) fn templates(plan: &Plan) -> Result<Kernels, ExecError> {
+    let types = types(plan)?;
+    let mut kernels = vec![Vec::new(); plan.templates.len()];
+    for segment in plan.programs.iter().flat_map(|program| &program.segments) {
+        let at = segment.template as usize;
+        if kernels[at].is_empty() {
+            kernels[at] = template(&plan.templates[at])?;
+        }
+    }
+    let steps = steps(plan, &kernels, types);
+    Ok(Kernels { of: kernels, steps, types })
+}
+
+/// Execution steps of kernels, fused in f32 only. In 16 bits every result is rounded, even an
+/// intermediate one; a fused kernel would not round it.
+fn steps(plan: &Plan, kernels: &[Vec<Kernel>], types: Types) -> Vec<Vec<Step>> {
+    let several = kernels.iter().any(|kernels| kernels.len() > 1);
+    let uses = (several && types.activation == Float::F32).then(|| Uses::of(plan));
+    let of = |(at, kernels): (usize, &Vec<Kernel>)| match &uses {
+        Some(uses) => fuse(at, &plan.templates[at], kernels, uses),
+        None => (0..kernels.len()).map(Step::One).collect(),
+    };
+    kernels.iter().enumerate().map(of).collect()
+}
+
+/// Size of the model's vocabulary, or number of classes: the rows of its tables, in any role.
+pub(crate) fn vocabulary(plan: &Plan) -> Result<u32, ExecError> {
+    if clicks(plan).is_some() {
+        // Clicked and not clicked.
+        return Ok(2);
+    }
+    let entries = plan.programs.iter().flat_map(|p| &p.buckets).flat_map(|b| &b.entries);
+    let mut rows = entries
+        .filter(|e| {
+            matches!(
+                e.name.as_str(),
+                "embedding.table.weight" | "head.table.weight" | "head.fc.weight"
+            )
+        })
+        .map(|e| e.dims[0]);
+    let first = rows.next();
+    match first.and_then(|rows| u32::try_from(rows).ok()) {
+        Some(vocab) if rows.all(|other| other == u64::from(vocab)) => Ok(vocab),
+        Some(_) | None => Err(unsupported(
+            "a model without one table of words or classes (embedding.table.weight, \
+             head.table.weight, head.fc.weight)",
+            "models of language and of images run",
+        )),
+    }
+}
+
+/// Sample kind of a plan with embedding tables, if it has any.
+fn clicks(plan: &Plan) -> Option<SampleKind> {
+    let program = plan.programs.first()?;
+    let mut entries = program.buckets.iter().flat_map(|bucket| &bucket.entries);
+    let tables = entries.find(|entry| entry.sparse)?.blocks.clone();
+    let ops = plan.templates.iter().flat_map(|template| &template.ops);
+    let lookups = { ops }.find_map(|op| {
+        let OpKind::EmbeddingBag { lookups, .. } = op.kind else { return None };
+        Some(lookups)
+    })?;
+    let dense = program.body.nodes.iter().find_map(|node| {
+        let Op::Load { what: LoadKind::Features, into, .. } = node.op else { return None };
+        Some(program.buffer(into).elements)
+    })?;
+    Some(SampleKind::Clicks { dense: dense / plan.strategy.micro_batch.max(1), tables, lookups })
+}
+
+/// Number of tokens beyond the targets that the loads of a plan reach.
+fn lookahead(plan: &Plan) -> u64 {
+    let sections = plan.programs.iter().flat_map(|program| [&program.prologue, &program.body]);
+    let places = sections.flat_map(|section| &section.nodes).filter_map(|node| {
+        let Op::Load { what: LoadKind::Lookahead(places), .. } = node.op else { return None };
+        Some(u64::from(places))
+    });
+    places.max().unwrap_or(1).saturating_sub(1)
+}
+
+/// Sample kind of a plan's model.
+pub(crate) fn reads(plan: &Plan) -> Result<SampleKind, ExecError> {
+    if let Some(reads) = clicks(plan) {
+        return Ok(reads);
+    }
+    let vocab = vocabulary(plan)?;
+    for program in &plan.programs {
+        let ops = program.prologue.nodes.iter().chain(&program.body.nodes).map(|node| node.op);
+        let loads = ops.filter_map(|op| {
+            let Op::Load { what: LoadKind::Features, into, .. } = op else { return None };
+            Some(into)
+        });
+        for into in loads {
+            for segment in &program.segments {
+                let template = &plan.templates[segment.template as usize];
+                let reads = |op: &&LocalOp| {
+                    op.inputs.iter().any(|&i| segment.operands[usize::from(i)].buffer == into)
+                };
+                if let Some(LocalOp { kind: OpKind::Conv { window }, .. }) =
+                    template.ops.iter().find(reads)
+                {
+                    let (side, channels) = (window.side, window.channels);
+                    return Ok(SampleKind::Images { side, channels, classes: vocab });
+                }
+            }
+        }
+    }
+    Ok(SampleKind::Tokens { vocab, seq: plan.strategy.seq, lookahead: lookahead(plan) })
+}
+
+fn types(plan: &Plan) -> Result<Types, ExecError> {
+    let strategy = &plan.strategy;
+    if clicks(plan).is_some() && strategy.dtype == DType::F16 {
+        return Err(unsupported(
+            "f16 with tables, whose gradients do not enter the norm by which overflows are seen,",
+            "--dtype bf16 and f32 train models with tables",
+        ));
+    }
+    if strategy.dtype == DType::F16 && strategy.sync.servers() > 0 {
+        return Err(unsupported(
+            "f16 with parameter servers, whose replicas do not hear of overflows,",
+            "--dtype bf16 runs with servers, and f16 with --sync all-reduce",
+        ));
+    }
+    Types::of(strategy).ok_or_else(|| {
+        let what = format!("{} with {} gradients", strategy.dtype, strategy.grad_dtype);
+        unsupported(what, "--dtype f32, bf16 and f16 run")
+    })
+}
+
+/// Checks that every buffer has a dtype of the strategy, or f32 or u32.
+fn buffers(plan: &Plan, program: &Program) -> Result<(), ExecError> {
+    let strategy = &plan.strategy;
+    let known = [DType::F32, DType::U32, strategy.activation_dtype(), strategy.grad_dtype];
+    match program.buffers.iter().find(|buffer| !known.contains(&buffer.dtype)) {
+        None => Ok(()),
+        Some(buffer) => Err(unsupported(
+            format!("{}: the {} buffer '{}'", program.name, buffer.dtype, buffer.name),
+            "buffers of the strategy's types run",
+        )),
+    }
+}
+
+fn ops(plan: &Plan, program: &Program) -> Result<(), ExecError> {
+    for section in [&program.prologue, &program.body, &program.epilogue] {
+        for node in &section.nodes {
+            let what = match node.op {
+                Op::Load { .. }
+                | Op::Compute { .. }
+                | Op::Send { .. }
+                | Op::Recv { .. }
+                | Op::Collective { .. }
+                | Op::Accumulate { .. }
+                | Op::Step { .. }
+                | Op::Stash { .. }
+                | Op::Restore { .. }
+                | Op::Free { .. } => continue,
+                // Replicas request grants only if the strategy is asynchronous.
+                Op::Serve { .. } if plan.strategy.sync.is_async() => continue,
+                Op::Serve { .. } => "an asynchronous server",
+            };
+            return Err(unsupported(
+                format!("{}: {what}", program.name),
+                "--sync async-ps:K and ssp:K:S make plans with such servers that run",
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn placements(program: &Program) -> Result<(), ExecError> {
+    let mut entries = program.buckets.iter().flat_map(|bucket| &bucket.entries);
+    match entries.find(|entry| !shard::is_holdable(entry.tp)) {
+        None => Ok(()),
+        Some(entry) => Err(unsupported(
+            format!("{}: the parameter {} placed as {}", program.name, entry.name, entry.tp),
+            "whole parameters and those cut along one dimension run",
+        )),
+    }
+}
+
+fn template(template: &Template) -> Result<Vec<Kernel>, ExecError> {
+    let kernel = |op: &LocalOp| {
+        Kernel::of(op.kind, op.pass).ok_or_else(|| {
+            unsupported(
+                format!("{}: the operator {} ({:?})", template.name, op.kind.name(), op.pass),
+                "dense models run",
+            )
+        })
+    };
+    template.ops.iter().map(kernel).collect()
+}
+
+fn unsupported(what: impl Into<String>, works: &'static str) -> ExecError {
+    ExecError::Unsupported { what: what.into(), works }
+}

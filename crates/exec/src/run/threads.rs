@@ -1,0 +1,268 @@
+//! Starts the ranks of a plan, receives their reports, and gathers their results.
+
+use crate::checkpoint::{Shared, TrainingState};
+use crate::data::Data;
+use crate::error::ExecError;
+use crate::interpreter::{IterationStats, Rank, RankResult, ReportFn};
+use crate::memory::shared_weights::SharedWeights;
+use crate::parameters;
+use crate::run::check;
+use crate::run::job::{ResumePoint, RunContext};
+use crate::run::options::{Device, Start, TrainOptions};
+use crate::run::outcome::{IterationReport, Outcome};
+use crate::run::report_channel::{ReportSender, report_channel};
+use crate::run::reports::ReportAggregator;
+use crate::run::resident::Resident;
+use crate::run::stop_consensus::{GrantPool, ServerGrants, SharedStop, StopConsensus};
+use crate::run::warm_up::warm_up;
+use paceline_comm::Transport;
+use paceline_comm::thread::{self as wires, ThreadTransport};
+use paceline_kernels::arena::ArenaError;
+use paceline_plan::ids::Rank as RankId;
+use paceline_plan::program::Plan;
+use paceline_plan::trace::{Origin, TraceBuilder};
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Instant;
+
+/// Initial capacity of the report queue.
+const UNHEARD: usize = 1024;
+
+/// Trains a model according to a plan. The plan must have passed `paceline_plan::validate`.
+///
+/// `report` is called on the calling thread for every iteration, in order. An error is the root
+/// cause: errors of other ranks that follow from it are left out.
+pub fn train(
+    plan: &Plan,
+    options: &TrainOptions,
+    report: &mut dyn FnMut(&IterationReport),
+) -> Result<Outcome, ExecError> {
+    options.check()?;
+    match options.device {
+        Device::Cpu => {}
+        Device::Cuda(ordinal) => return on_gpu(plan, options, ordinal, report),
+    }
+    let kernels = check::check(plan)?;
+    let vocab = check::vocabulary(plan)?;
+    let data = Data::new(&options.data, check::reads(plan)?, options.seed)?;
+    let data = data.repeat_first(options.distinct);
+    let saving =
+        options.save.as_ref().map(|save| Shared::new(save, plan, options.exchange_timeout));
+    let begins = from(plan, options, &data)?;
+    let resident = Resident::start();
+    let refused = |source: ArenaError| ExecError::Memory { rank: RankId(0), source: source.into() };
+    let shared_weights = SharedWeights::of(plan).map_err(refused)?;
+    let run = RunContext {
+        plan,
+        options,
+        kernels: &kernels,
+        from: begins,
+        data: &data,
+        saving: saving.transpose()?.map(Arc::new),
+        shared_weights: shared_weights.map(Arc::new),
+        vocab,
+        stop: asked(plan, options, begins.iteration).unwrap_or_else(|| {
+            StopConsensus::Shared(SharedStop::new(options.iterations, &options.stop))
+        }),
+        clock: Instant::now(),
+    };
+    let cause = OnceLock::new();
+    let mut reports = ReportAggregator::new(plan, options);
+    // A failure of a thread itself takes precedence over errors that ranks report about each other.
+    let mut broken = None;
+    let result = thread::scope(|scope| {
+        let (sender, receiver) = report_channel(UNHEARD);
+        let mut threads = Vec::new();
+        for mut transport in wires::world(plan.mesh.world()) {
+            let rank = transport.rank();
+            let (run, cause, sender) = (&run, &cause, sender.clone());
+            // The thread returns its transport, so that no rank leaves before all are done. If the
+            // thread cannot be spawned, the transport is dropped with the closure, and ranks that
+            // wait for this one are notified.
+            let work = move || {
+                let result = work(run, &mut transport, cause, &sender);
+                (result, transport)
+            };
+            let name = format!("rank {rank}");
+            match thread::Builder::new().name(name).spawn_scoped(scope, work) {
+                Ok(thread) => threads.push((rank, thread)),
+                Err(source) => {
+                    broken = Some(ExecError::Thread { rank, source });
+                    break;
+                }
+            }
+        }
+        drop(sender);
+        for (rank, stats) in receiver {
+            reports.add(rank, stats, report);
+        }
+        let mut done = Vec::new();
+        for (rank, thread) in threads {
+            match thread.join() {
+                Ok(end) => done.push(end),
+                Err(panic) => {
+                    let (op, message) = ("start".into(), message(panic.as_ref()));
+                    broken = Some(ExecError::Panicked { rank, iteration: 1, op, message });
+                }
+            }
+        }
+        done.into_iter().filter_map(|(result, _)| result).collect::<Vec<_>>()
+    });
+    match broken.or(cause.into_inner()) {
+        Some(cause) => {
+            run.saving.iter().for_each(|saving| saving.clear());
+            Err(cause)
+        }
+        None => outcome(&run, reports, result, &resident),
+    }
+}
+
+/// Stop consensus of asynchronous ranks; `None` for synchronous ones.
+pub(crate) fn asked<'a>(
+    plan: &Plan,
+    options: &'a TrainOptions,
+    first: u32,
+) -> Option<StopConsensus<'a>> {
+    let servers = plan.mesh.size()..plan.mesh.world();
+    let (stop, exchange_timeout) = (&*options.stop, options.exchange_timeout);
+    match (plan.strategy.sync.is_async(), servers.is_empty()) {
+        (false, _) => None,
+        (true, false) => {
+            Some(StopConsensus::Server(ServerGrants::new(servers, first, stop, exchange_timeout)))
+        }
+        (true, true) => {
+            let ranks = plan.mesh.size();
+            Some(StopConsensus::GrantPool(GrantPool::new(ranks, first, options.iterations, stop)))
+        }
+    }
+}
+
+/// Starting point of the run. A checkpoint's moments belong to one optimizer.
+pub(crate) fn from(
+    plan: &Plan,
+    options: &TrainOptions,
+    data: &Data,
+) -> Result<ResumePoint, ExecError> {
+    let state = match &options.start {
+        Start::Seed | Start::Pretrained(_) => None,
+        Start::Checkpoint(checkpoint) => Some(checkpoint.state()),
+    };
+    let warm_up = warm_up(&plan.strategy, options.iterations, state)?;
+    let Some(state) = state else {
+        return Ok(ResumePoint { warm_up, ..ResumePoint::default() });
+    };
+    let TrainingState { iteration, optimizer, data: ref position, .. } = *state;
+    if optimizer != plan.strategy.optimizer {
+        let value = format!("{:?}", plan.strategy.optimizer).to_lowercase();
+        let works = "the optimizer of the run that is resumed";
+        return Err(ExecError::Option { option: "--optimizer", value, works });
+    }
+    let samples = if position.source == data.name() { position.samples } else { 0 };
+    Ok(ResumePoint { iteration, samples, warm_up })
+}
+
+#[cfg(feature = "cuda")]
+use crate::device::cuda::train as on_gpu;
+
+#[cfg(not(feature = "cuda"))]
+fn on_gpu(
+    _: &Plan,
+    _: &TrainOptions,
+    ordinal: usize,
+    _: &mut dyn FnMut(&IterationReport),
+) -> Result<Outcome, ExecError> {
+    let what = format!("--device cuda:{ordinal}");
+    Err(ExecError::Unsupported { what, works: "a paceline built with --features cuda can" })
+}
+
+/// Body of one rank's thread. `None` if any rank failed; the first to fail sets the cause.
+fn work(
+    run: &RunContext<'_>,
+    transport: &mut ThreadTransport,
+    cause: &OnceLock<ExecError>,
+    report: &ReportSender<(RankId, IterationStats)>,
+) -> Option<RankResult> {
+    match attempt(run, transport, report) {
+        Ok(result) => Some(result),
+        Err(error) => {
+            let reason = error.to_string();
+            if !error.is_echo() {
+                // Set before the others can notice, so that their errors cannot come first.
+                let _ = cause.set(error);
+            }
+            transport.abort(&reason);
+            None
+        }
+    }
+}
+
+fn attempt(
+    run: &RunContext<'_>,
+    transport: &mut ThreadTransport,
+    report: &ReportSender<(RankId, IterationStats)>,
+) -> Result<RankResult, ExecError> {
+    let id = transport.rank();
+    run_rank(run, transport, &mut |stats, _| {
+        report.send((id, stats));
+        Ok(())
+    })
+}
+
+/// Runs one rank's whole program. A panic becomes an error that names the op.
+pub(crate) fn run_rank(
+    run: &RunContext<'_>,
+    transport: &mut dyn Transport,
+    report: &mut ReportFn<'_>,
+) -> Result<RankResult, ExecError> {
+    let id = transport.rank();
+    let mut rank = Rank::new(run, transport)?;
+    let worked = catch_unwind(AssertUnwindSafe(|| rank.work(report)));
+    worked.unwrap_or_else(|panic| {
+        let (iteration, op) = rank.current_op();
+        let message = message(panic.as_ref());
+        Err(ExecError::Panicked { rank: id, iteration, op, message })
+    })?;
+    rank.into_result()
+}
+
+/// Message of a panic.
+pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panicked".into())
+}
+
+fn outcome(
+    run: &RunContext<'_>,
+    reports: ReportAggregator,
+    result: Vec<RankResult>,
+    resident: &Resident,
+) -> Result<Outcome, ExecError> {
+    let plan = run.plan;
+    let title = format!("{} on {} ranks", plan.model, plan.mesh.world());
+    let mut trace = TraceBuilder::new(Origin::Measured, title, plan.mesh.world());
+    let ranks = || (0..plan.mesh.world()).map(RankId);
+    for (rank, result) in ranks().zip(&result) {
+        result.recorder.write(plan, rank, &mut trace);
+    }
+    let held = ranks().zip(&result).filter_map(|(rank, result)| {
+        result.weights.as_ref().map(|holding| (holding, plan.program(rank)))
+    });
+    let parameters =
+        if run.options.keep_parameters { Some(parameters::assemble(held)?) } else { None };
+    let mut arena_bytes: Vec<u64> = result.iter().map(|result| result.arena_bytes).collect();
+    if let (Some(first), Some(shared_weights)) = (arena_bytes.first_mut(), &run.shared_weights) {
+        *first += shared_weights.bytes();
+    }
+    Ok(Outcome {
+        iterations: reports.done,
+        trace: trace.finish().split_arrival_wait(plan),
+        peak_bytes: resident.per_rank(&arena_bytes),
+        arena_bytes,
+        copy_bytes: result.iter().map(|result| result.copy_bytes).collect(),
+        floor: run.data.floor(),
+        stopped: run.stop.stopped(),
+        parameters,
+    })
+}
