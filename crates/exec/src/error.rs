@@ -7,6 +7,7 @@ use crate::memory::store::StoreError;
 use paceline_comm::CommError;
 use paceline_kernels::arena::ArenaError;
 use paceline_kernels::experts::dispatch::Full;
+use paceline_plan::collective::Library;
 use paceline_plan::ids::Rank;
 use std::time::Duration;
 use thiserror::Error;
@@ -208,6 +209,12 @@ pub enum Fault {
     /// The op names a rank that does not exist.
     #[error("there is no such peer; validate the plan")]
     NoPeer,
+    /// A library is to carry out a collective, and there is none in this build.
+    #[error("there is no {} communicator", .library.name().to_uppercase())]
+    NoCommunicator {
+        /// The library.
+        library: Library,
+    },
 }
 
 impl From<MemoryError> for Fault {

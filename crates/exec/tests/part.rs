@@ -6,7 +6,9 @@ use common::{bits, options, plan, strategy, tiny_gpt};
 use paceline_comm::Transport;
 use paceline_comm::thread::world;
 use paceline_exec::{Outcome, TrainOptions, run_process_rank, train};
+use paceline_plan::collective::{Fabric, Library, SummationOrder};
 use paceline_plan::ids::Rank;
+use paceline_plan::lower::lower_on;
 use paceline_plan::program::Plan;
 use paceline_plan::strategy::{Strategy, Sync};
 use std::sync::Arc;
@@ -84,6 +86,24 @@ fn the_leaders_wish_stops_all() {
     wish.join().unwrap();
     assert!(outcome.stopped && told.len() < 1000, "{} iterations", told.len());
     assert_eq!(told.len(), outcome.iterations.len());
+}
+
+/// The plan was made with facts that do not hold here: nothing is replaced, and the reason is named.
+#[test]
+fn facts_that_do_not_hold_are_refused_by_name() {
+    let refusal = |fabric: Fabric, order| {
+        let layout = Strategy { dp: 2, order, ..strategy(8, 1, 2) };
+        let plan = lower_on(&tiny_gpt(true), &layout, &fabric).unwrap();
+        let mut wires = world(2);
+        let error = run_process_rank(&plan, &options(3), &mut wires[0], &mut |_| {});
+        error.unwrap_err().to_string()
+    };
+    let shared = Fabric { shm_domain: Some(2), ..Fabric::unknown() };
+    let told = refusal(shared, SummationOrder::Canonical);
+    assert!(told.contains("between rank 0 and rank 1 in shared memory cannot be run"), "{told}");
+    let library = Fabric { library: Some(Library::Mpi), ..Fabric::unknown() };
+    let told = refusal(library, SummationOrder::Free);
+    assert!(told.contains("by MPI, for which there is no communicator"), "{told}");
 }
 
 #[test]

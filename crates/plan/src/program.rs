@@ -23,7 +23,9 @@ pub use bucket::{Bucket, Entry, TensorNorms};
 pub use iteration_filter::IterationFilter;
 pub use memory::{ALIGNMENT, Buffer, Memory, MemoryKind};
 
-use crate::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder};
+use crate::collective::{
+    CollectiveError, CollectiveKind, Method, Pattern, Reduction, SummationOrder,
+};
 use crate::dtype::DType;
 use crate::graph::{OpKind, OpPass};
 use crate::ids::{
@@ -369,8 +371,8 @@ pub struct Call {
     pub kind: CollectiveKind,
     /// Operation that combines contributions, if the kind reduces.
     pub reduction: Reduction,
-    /// Algorithm; never `Auto`.
-    pub algorithm: Algorithm,
+    /// Steps or library that carry it out.
+    pub method: Method,
     /// Order of summation.
     pub order: SummationOrder,
     /// Group of ranks that take part.
@@ -389,6 +391,11 @@ pub struct Call {
 }
 
 impl Call {
+    /// Pattern of the call in a group of `ranks` ranks; see [`Method::pattern`].
+    pub fn pattern(&self, ranks: u32) -> Result<Pattern, CollectiveError> {
+        self.method.pattern(self.kind, self.order, ranks, self.root)
+    }
+
     /// Number of elements of the whole vector.
     pub fn elements(&self) -> u64 {
         self.input.len.max(self.output.len)

@@ -1,6 +1,6 @@
 //! Summary statistics of a plan.
 
-use crate::collective::{Action, Chunking, Pattern};
+use crate::collective::{Action, Chunking};
 use crate::mesh::GroupKind;
 use crate::program::{Call, IterationFilter, Memory, Op, Peer, Plan, Program};
 use crate::schedule::{self, Slots};
@@ -138,9 +138,7 @@ pub fn program_traffic(plan: &Plan, program: &Program) -> BTreeMap<&'static str,
 /// Traffic sent by the first rank of a group in one call.
 fn call_traffic(plan: &Plan, call: &Call) -> Traffic {
     let ranks = plan.mesh.group_size(plan.group(call.group));
-    let Ok(pattern) = Pattern::new(call.kind, call.algorithm, call.order, ranks, call.root) else {
-        return Traffic::default();
-    };
+    let Ok(pattern) = call.pattern(ranks) else { return Traffic::default() };
     let cut = Chunking { elements: call.elements(), chunks: pattern.chunks(), block: call.block };
     let mut sent = Traffic::default();
     for step in pattern.steps(0) {

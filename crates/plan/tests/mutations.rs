@@ -1,7 +1,7 @@
 //! Lowered plans are valid, and validation finds every kind of damage to them.
 
 use paceline_plan::DType;
-use paceline_plan::collective::{Algorithm, SummationOrder};
+use paceline_plan::collective::{Algorithm, Method, SummationOrder};
 use paceline_plan::ids::{BufferId, LaneId, Microbatch, OpId, SegmentId};
 use paceline_plan::lower::lower;
 use paceline_plan::mesh::{Axis, GroupKind};
@@ -207,10 +207,10 @@ fn damage(plan: &mut Plan, role: usize, how: Damage, which: usize) -> bool {
         Damage::ChangeCrossingCall => {
             let Op::Collective { call, .. } = ops[at].op else { return false };
             let call = &mut program.calls[call.index()];
-            call.algorithm = match call.algorithm {
-                Algorithm::Direct => Algorithm::Ring,
+            call.method = Method::Steps(match call.method {
+                Method::Steps(Algorithm::Direct) => Algorithm::Ring,
                 _ => Algorithm::Direct,
-            };
+            });
         }
         Damage::ChangeMessage => match &mut ops[at].op {
             Op::Send { channel, .. } | Op::Recv { channel, .. } => *channel += 1000,

@@ -9,7 +9,7 @@ mod candidates;
 
 pub use candidates::candidates;
 
-use paceline_plan::lower::lower;
+use paceline_plan::lower::lower_on;
 use paceline_plan::model::Model;
 use paceline_plan::strategy::Strategy;
 use paceline_plan::units::{Bytes, Seconds};
@@ -60,6 +60,7 @@ pub fn search(
     mut progress: impl FnMut(usize, usize) -> bool,
 ) -> SearchResult {
     let proposals = candidates(request);
+    let fabric = request.cluster.fabric_with(&request.options.profile);
     let mut found = Vec::new();
     let mut considered = 0;
     for strategy in &proposals {
@@ -67,7 +68,7 @@ pub fn search(
             break;
         }
         considered += 1;
-        let Ok(plan) = lower(request.model, strategy) else { continue };
+        let Ok(plan) = lower_on(request.model, strategy, &fabric) else { continue };
         let Ok(outcome) = simulate(&plan, request.cluster, &request.options) else { continue };
         found.push(Candidate {
             strategy: strategy.clone(),

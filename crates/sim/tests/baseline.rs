@@ -18,8 +18,10 @@ const STRAGGLER: &str = include_str!("../../../docs/studies/straggler.toml");
 
 fn add(found: &mut String, name: &str, plan: &Plan, cluster: &Cluster, network: NetworkKind) {
     let options = Options { network, ..Options::default() };
+    let mut plan = plan.clone();
+    cluster.fabric_with(&options.profile).decide(&mut plan);
     let name = format!("{name} {} {network}", cluster.name);
-    match simulate(plan, cluster, &options) {
+    match simulate(&plan, cluster, &options) {
         Ok(outcome) => {
             let times = [outcome.iteration, outcome.compute, outcome.exposed_communication];
             let [iteration, compute, exposed] = times.map(|time| time.0.to_bits());

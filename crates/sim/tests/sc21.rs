@@ -8,7 +8,7 @@
 
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, SummationOrder};
-use paceline_plan::lower::lower;
+use paceline_plan::lower::lower_on;
 use paceline_plan::model::built_in;
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{Recompute, Split, Strategy};
@@ -109,9 +109,10 @@ fn predicted_s(row: &Row) -> f64 {
         overlap: row.overlap,
         ..Strategy::default()
     };
-    let plan = lower(&model, &strategy).unwrap();
-    let cluster = preset::holding("dgx-a100", plan.mesh.world().into()).unwrap();
+    let world = strategy.mesh().world();
+    let cluster = preset::holding("dgx-a100", world.into()).unwrap();
     let options = Options { profile: Profile::MEGATRON_2021, ..Options::default() };
+    let plan = lower_on(&model, &strategy, &cluster.fabric_with(&options.profile)).unwrap();
     simulate(&plan, &cluster, &options).unwrap().iteration.0
 }
 

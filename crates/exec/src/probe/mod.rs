@@ -34,7 +34,7 @@ use crate::run::threads::run_rank;
 use bench::Bench;
 use paceline_comm::affinity::CoreSet;
 use paceline_comm::{Transport, thread as threads};
-use paceline_plan::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder};
+use paceline_plan::collective::{Algorithm, CollectiveKind, Method, Reduction, SummationOrder};
 use paceline_plan::ids::{CallId, GroupId, LaneId, Microbatch, Rank, SegmentId};
 use paceline_plan::mesh::GroupKind;
 use paceline_plan::program::{
@@ -166,7 +166,7 @@ pub fn overhead(plan: &Plan, turn: EmptyOp, effort: Duration) -> Result<Seconds,
         name: "nothing".to_owned(),
         kind: CollectiveKind::AllReduce,
         reduction: Reduction::Sum,
-        algorithm: Algorithm::Direct,
+        method: Method::Steps(Algorithm::Direct),
         order: SummationOrder::Canonical,
         group: alone,
         root: 0,

@@ -12,7 +12,7 @@ use paceline_comm::{
 };
 use paceline_kernels::arena::{Access, Span};
 use paceline_plan::DType;
-use paceline_plan::collective::{CollectiveKind, chunk_range};
+use paceline_plan::collective::{CollectiveKind, Method, chunk_range};
 use paceline_plan::ids::{CallId, GroupId, LaneId, Rank};
 use paceline_plan::program::{Call, Peer, Plan, Program, View};
 use std::collections::BTreeMap;
@@ -150,10 +150,14 @@ impl<'p> CommContext<'p> {
     }
 
     fn prepare(&self, call: &Call, tag: Tag) -> Result<Box<ActiveCollective>, Fault> {
+        let algorithm = match call.method {
+            Method::Steps(algorithm) => algorithm,
+            Method::Library { library, .. } => return Err(Fault::NoCommunicator { library }),
+        };
         let members = self.plan.mesh.members(self.plan.group(call.group), self.rank);
         let spec = CollectiveSpec {
             kind: call.kind,
-            algorithm: call.algorithm,
+            algorithm,
             order: call.order,
             reduction: call.reduction,
             root: call.root,

@@ -32,6 +32,7 @@ pub(crate) fn check(plan: &Plan) -> Result<Kernels, ExecError> {
     for program in &plan.programs {
         buffers(plan, program)?;
         ops(plan, program)?;
+        methods(program)?;
         placements(program)?;
     }
     templates(plan)
@@ -204,6 +205,21 @@ fn ops(plan: &Plan, program: &Program) -> Result<(), ExecError> {
         }
     }
     Ok(())
+}
+
+/// Checks that the plan's own steps carry out every collective.
+fn methods(program: &Program) -> Result<(), ExecError> {
+    let mut calls = program.calls.iter();
+    let called = calls.find_map(|call| Some((call.method.library()?, call)));
+    let Some((library, call)) = called else { return Ok(()) };
+    let library = library.name().to_uppercase();
+    Err(unsupported(
+        format!(
+            "{}: '{}' by {library}, for which there is no communicator,",
+            program.name, call.name
+        ),
+        "plans for a fabric without a library run",
+    ))
 }
 
 fn placements(program: &Program) -> Result<(), ExecError> {

@@ -20,11 +20,12 @@ use crate::run::staleness::Staleness;
 use crate::run::stop_consensus::{LeaderStop, StopConsensus};
 use crate::run::threads::{asked, from, run_rank};
 use paceline_comm::{CommError, Transport};
-use paceline_plan::collective::Algorithm;
+use paceline_plan::collective::Action;
 use paceline_plan::ids::Rank;
 use paceline_plan::program::Plan;
 use paceline_plan::trace::{Origin, Trace, TraceBuilder};
 use paceline_plan::units::Seconds;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
@@ -135,16 +136,34 @@ fn attempt(
     Ok(None)
 }
 
-/// Checks that the members of every collective that the plan runs in shared memory share it.
+/// Checks that this rank can map the memory of every peer with which the plan's steps share it.
 fn check_shared_memory(plan: &Plan, transport: &mut dyn Transport) -> Result<(), ExecError> {
     let rank = transport.rank();
-    let calls = plan.program(rank).calls.iter();
-    for call in calls.filter(|call| call.algorithm == Algorithm::SharedMemory) {
+    let memory = transport.memory();
+    let shares = |peer| memory.as_ref().is_some_and(|memory| memory.shares_memory_with(peer));
+    let mut seen = BTreeSet::new();
+    for call in &plan.program(rank).calls {
+        if !seen.insert((call.method, call.kind, call.group)) {
+            continue;
+        }
         let members = plan.mesh.members(plan.group(call.group), rank);
-        let memory = transport.memory();
-        let shares = |m| memory.as_ref().is_some_and(|memory| memory.shares_memory_with(m));
-        let far = members.iter().find(|&&m| m != rank && !shares(m));
-        if let Some(far) = far {
+        let me = members.iter().position(|&member| member == rank);
+        let Some((me, Ok(pattern))) = me.map(|me| (me, call.pattern(members.len() as u32))) else {
+            continue;
+        };
+        let steps = pattern.steps(me as u32).into_iter();
+        let sharers = steps.filter_map(|step| match step.action {
+            Action::Lend { to: peer, .. }
+            | Action::Read { from: peer, .. }
+            | Action::Write { to: peer, .. } => Some(members[peer as usize]),
+            Action::Send { .. }
+            | Action::Recv { .. }
+            | Action::Fold { .. }
+            | Action::Emit { .. }
+            | Action::Offer { .. }
+            | Action::Take { .. } => None,
+        });
+        if let Some(far) = { sharers }.find(|&peer| !shares(peer)) {
             let what =
                 format!("'{}' between rank {rank} and rank {far} in shared memory", call.name);
             let works = "they share none; start equally many consecutive ranks on every host, or \

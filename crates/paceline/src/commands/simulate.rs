@@ -175,7 +175,10 @@ fn predict(
     }
     let whole_run = flags.whole_run.check(&mut problems);
     let cluster = flags.cluster.required(&mut problems);
-    let defaults = Defaults::for_cluster(cluster.as_ref(), SummationOrder::Free);
+    let defaults = Defaults {
+        library: cluster.as_ref().and_then(|cluster| cluster.fabric_with(&profile).library),
+        ..Defaults::for_cluster(cluster.as_ref(), SummationOrder::Free)
+    };
     let on = cluster.as_ref().map(|cluster| (&flags.cluster, cluster));
     let request = flags.strategy.check(defaults, on, &mut problems);
     let (Some(Request { model, plan }), Some(cluster), true) =

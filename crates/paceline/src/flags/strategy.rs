@@ -4,7 +4,7 @@ use super::model::model;
 use super::{ClusterFlags, Problems, whole, word};
 use clap::Args;
 use paceline_plan::DType;
-use paceline_plan::collective::{Algorithm, Fabric, SummationOrder};
+use paceline_plan::collective::{Algorithm, Fabric, Library, SummationOrder};
 use paceline_plan::compress::Compression;
 use paceline_plan::ids::Rank;
 use paceline_plan::lower::{balance, lower, lower_on};
@@ -172,6 +172,8 @@ pub(crate) struct Defaults {
     /// Number of consecutive ranks of the run that can map each other's memory, where a run
     /// follows; otherwise the cluster tells.
     pub shm_domain: Option<u64>,
+    /// Communication library that carries out the collectives that it can.
+    pub library: Option<Library>,
     /// Memory limit of a rank, if one was given.
     pub limit: Option<Bytes>,
 }
@@ -188,7 +190,8 @@ impl Defaults {
             }
         };
         let limit = cluster.and_then(|c| c.kinds().map(|device| device.memory).min());
-        Self { dtype, order, expert_buffer_factor: 1.0, one_host: false, shm_domain: None, limit }
+        let (one_host, shm_domain, library) = (false, None, None);
+        Self { dtype, order, expert_buffer_factor: 1.0, one_host, shm_domain, library, limit }
     }
 }
 
@@ -239,6 +242,7 @@ impl StrategyFlags {
             resolve(&mut strategy, fabric, problems);
         }
         let mut fabric = known.unwrap_or_else(Fabric::unknown);
+        fabric.library = defaults.library;
         if defaults.one_host {
             fabric.shm_domain = defaults.shm_domain;
             let shared = strategy.collective == Algorithm::SharedMemory;
@@ -487,6 +491,7 @@ mod tests {
         expert_buffer_factor: 1.0,
         one_host: false,
         shm_domain: None,
+        library: None,
         limit: None,
     };
 

@@ -2,16 +2,16 @@
 
 use super::algorithm::{Algorithm, Level};
 use super::grid::{DimAlgorithm, Grid, GridDimension};
-use super::resolve::{CollectiveError, resolve};
-use super::{CollectiveKind, SummationOrder};
+use super::method::Library;
+use super::resolve::CollectiveError;
 use crate::ids::Rank;
 use crate::mesh::{GroupKind, Mesh};
 
 /// Location of ranks. Rank *r* is on device *r*, whose coordinates count through the dimensions,
 /// the innermost first.
 ///
-/// Plans know no cluster. Code that does calls [`Fabric::resolve`]; the resulting algorithm is
-/// complete.
+/// Plans know no cluster. Code that does calls [`Fabric::resolve`] to complete a requested algorithm,
+/// and [`Fabric::decide`] chooses the method of every call of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fabric {
     /// Number of consecutive ranks that share a host.
@@ -20,6 +20,8 @@ pub struct Fabric {
     pub dimensions: Vec<FabricDimension>,
     /// Number of consecutive ranks that can map each other's memory; `None` if none can.
     pub shm_domain: Option<u64>,
+    /// Communication library with a communicator for every group.
+    pub library: Option<Library>,
 }
 
 /// One dimension of a machine's network.
@@ -40,38 +42,7 @@ pub struct FabricDimension {
 impl Fabric {
     /// A fabric of which nothing is known.
     pub fn unknown() -> Self {
-        Self { host: 1, dimensions: Vec::new(), shm_domain: None }
-    }
-
-    /// Chooses the algorithm of a collective of every group of a kind. One that was requested is
-    /// taken as requested if it applies. Otherwise groups inside shm domains use shared memory for
-    /// kinds whose members all stay until the end, if only one summation order is possible; other
-    /// groups use the algorithm that [`resolve`](fn@super::resolve) picks.
-    pub fn algorithm(
-        &self,
-        mesh: &Mesh,
-        group: GroupKind,
-        kind: CollectiveKind,
-        asked: Algorithm,
-        order: SummationOrder,
-    ) -> Algorithm {
-        let ranks = mesh.group_size(group);
-        let stays = match kind {
-            CollectiveKind::AllReduce
-            | CollectiveKind::ReduceScatter
-            | CollectiveKind::AllGather
-            | CollectiveKind::AllToAll => true,
-            // A rank may leave these before the others are done, but a lender must stay.
-            CollectiveKind::Broadcast | CollectiveKind::Reduce | CollectiveKind::Gather => false,
-        };
-        let fixed = order == SummationOrder::Canonical || !kind.reduces();
-        if asked == Algorithm::Auto && ranks > 1 && stays && fixed && self.share_memory(mesh, group)
-        {
-            return Algorithm::SharedMemory;
-        }
-        resolve(kind, asked, ranks, order)
-            .or_else(|_| resolve(kind, Algorithm::Auto, ranks, order))
-            .expect("some algorithm does every kind")
+        Self { host: 1, dimensions: Vec::new(), shm_domain: None, library: None }
     }
 
     /// Returns true if the members of every group of a kind can map each other's memory.
@@ -90,7 +61,7 @@ impl Fabric {
         let size = ranks.max(1);
         let (name, way) = ("memory".to_owned(), DimAlgorithm::Halving);
         let memory = FabricDimension { name, size, way, rate: 1, reduces: false };
-        Self { host: size.into(), dimensions: vec![memory], shm_domain: None }
+        Self { host: size.into(), dimensions: vec![memory], shm_domain: None, library: None }
     }
 
     /// Resolves the open parameters of an algorithm for a group: the number of members per host,
@@ -234,7 +205,7 @@ mod tests {
             dimension("rack", 4, DimAlgorithm::Halving, 25, true),
             dimension("core", 2, DimAlgorithm::Ring, 10, false),
         ];
-        Fabric { host: 8, dimensions, shm_domain: None }
+        Fabric { host: 8, dimensions, shm_domain: None, library: None }
     }
 
     fn resolved(text: &str, members: impl IntoIterator<Item = u32>) -> Result<String, String> {

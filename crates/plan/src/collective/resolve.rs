@@ -3,7 +3,8 @@
 use super::algorithm::{Algorithm, MAX_CHUNKS, MAX_RINGS, TorusShape};
 use super::grid::{DimAlgorithm, Grid};
 use super::themis::ChunkOrder;
-use super::{CollectiveKind, MAX_RANKS, SummationOrder, per_dimension};
+use super::{CollectiveKind, Fabric, MAX_RANKS, SummationOrder, per_dimension};
+use crate::units::Bytes;
 use thiserror::Error;
 
 /// Determines the algorithm that executes a collective.
@@ -23,7 +24,7 @@ pub fn resolve(
         return Err(CollectiveError::Ranks { kind, ranks });
     }
     if algorithm == Algorithm::Auto {
-        return Ok(automatic(kind, ranks, order));
+        return Ok(cheapest(kind, ranks, order, Bytes::ZERO, &Fabric::unknown()));
     }
     if !can_do(algorithm, kind) {
         let able = able(kind, ranks, order);
@@ -37,7 +38,15 @@ pub fn resolve(
     Ok(algorithm)
 }
 
-fn automatic(kind: CollectiveKind, ranks: u32, order: SummationOrder) -> Algorithm {
+/// The cheapest algorithm for a vector of some bytes on a fabric. Today kind, rank count and order
+/// alone decide.
+pub(super) fn cheapest(
+    kind: CollectiveKind,
+    ranks: u32,
+    order: SummationOrder,
+    _bytes: Bytes,
+    _fabric: &Fabric,
+) -> Algorithm {
     use CollectiveKind::{
         AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter,
     };

@@ -43,7 +43,7 @@ pub use check::{Problem, Problems};
 pub use partition::balance;
 pub use tables::{TableSlot, assign, slots};
 
-use crate::collective::Fabric;
+use crate::collective::{Algorithm, Fabric, Method};
 use crate::compress::Codec;
 use crate::graph::{self, Graph};
 use crate::ids::GroupId;
@@ -61,10 +61,10 @@ pub fn lower(model: &Model, strategy: &Strategy) -> Result<Plan, Problems> {
     lower_on(model, strategy, &Fabric::unknown())
 }
 
-/// Like [`lower`], with collectives chosen for a fabric.
+/// Like [`lower`], with the methods of collectives chosen for a fabric.
 pub fn lower_on(model: &Model, strategy: &Strategy, fabric: &Fabric) -> Result<Plan, Problems> {
     check::check(model, strategy)?;
-    let mut context = Context::new(model, strategy, fabric)?;
+    let mut context = Context::new(model, strategy)?;
     let mut programs = Vec::new();
     for rank in 0..strategy.pp {
         programs.push(role::program(&mut context, rank));
@@ -77,7 +77,7 @@ pub fn lower_on(model: &Model, strategy: &Strategy, fabric: &Fabric) -> Result<P
             }
         });
     }
-    Ok(Plan {
+    let mut plan = Plan {
         model: model.name().to_string(),
         strategy: strategy.clone(),
         mesh: context.mesh,
@@ -87,13 +87,14 @@ pub fn lower_on(model: &Model, strategy: &Strategy, fabric: &Fabric) -> Result<P
         layers: context.graph.layers.iter().map(|l| l.name.clone()).collect(),
         parameters: model.parameters(),
         norm_entries: bucket::norm_entries(&context.graph),
-    })
+    };
+    fabric.decide(&mut plan);
+    Ok(plan)
 }
 
 /// State shared by all roles.
 struct Context {
     strategy: Strategy,
-    fabric: Fabric,
     mesh: Mesh,
     graph: Graph,
     /// Passes by layer kind.
@@ -121,7 +122,7 @@ struct Walk {
 }
 
 impl Context {
-    fn new(model: &Model, strategy: &Strategy, fabric: &Fabric) -> Result<Self, Problems> {
+    fn new(model: &Model, strategy: &Strategy) -> Result<Self, Problems> {
         let batch = strategy.micro_batch * u64::from(strategy.dp);
         let mut graph = graph::build(model, batch, strategy.seq, strategy.tokens_of_update());
         let stages = usize::from(strategy.schedule.chunks()) * strategy.pp as usize;
@@ -138,7 +139,6 @@ impl Context {
             .map_err(|e| Problems::one("--schedule", e.to_string()))?;
         Ok(Self {
             strategy: strategy.clone(),
-            fabric: fabric.clone(),
             mesh: strategy.mesh(),
             stages,
             graph,
@@ -241,6 +241,8 @@ fn parts(layer: &ShardedLayer, pass: Pass) -> Vec<(ComputePass, &[Item])> {
     }
 }
 
+/// Method of a call until the fabric decides it.
+const UNDECIDED: Method = Method::Steps(Algorithm::Auto);
 /// The tensor-parallel group.
 const TENSOR: GroupKind = GroupKind::Axis(Axis::Tp);
 /// The ranks that hold the same experts.

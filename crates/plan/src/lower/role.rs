@@ -1,6 +1,5 @@
 //! Program of one pipeline rank: its layers' passes in schedule order, and their exchanges.
 
-use super::Context;
 use super::arena::{self, Home};
 use super::bucket_plan::BucketPlan;
 use super::compress::PendingReduce;
@@ -9,7 +8,8 @@ use super::offload::Offloading;
 use super::shard::ValueId;
 use super::tables::TableState;
 use super::weight_stash::WeightVersion;
-use crate::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder};
+use super::{Context, UNDECIDED};
+use crate::collective::{CollectiveKind, Reduction, SummationOrder};
 use crate::dtype::DType;
 use crate::ids::{BufferId, CallId, LaneId, Microbatch, OpId, SegmentId, Stage, StageRank};
 use crate::mesh::{Axis, GroupKind};
@@ -362,11 +362,7 @@ impl<'c> RoleBuilder<'c> {
         output: View,
         block: u64,
     ) -> CallId {
-        let Context { strategy, fabric, mesh, .. } = &*self.context;
-        let asked =
-            if group == GroupKind::Replicas { strategy.collective } else { Algorithm::Auto };
-        let order = strategy.order;
-        let algorithm = fabric.algorithm(mesh, group, kind, asked, order);
+        let order = self.context.strategy.order;
         let order = if kind.reduces() { order } else { SummationOrder::Free };
         let dtype = self.buffers[input.buffer.index()].dtype;
         let group = self.context.group(group);
@@ -375,7 +371,7 @@ impl<'c> RoleBuilder<'c> {
             name,
             kind,
             reduction,
-            algorithm,
+            method: UNDECIDED,
             order,
             group,
             root: 0,

@@ -4,8 +4,8 @@
 use super::arena::{self, Home};
 use super::grad_norm::update_template;
 use super::tensor_norms::halves;
-use super::{Context, bucket};
-use crate::collective::{Algorithm, CollectiveKind, Reduction};
+use super::{Context, UNDECIDED, bucket};
+use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
 use crate::graph::{BLOCK, OpKind};
 use crate::ids::{BufferId, CallId, LaneId, Microbatch, OpId, SegmentId};
@@ -246,13 +246,11 @@ impl Server<'_> {
 
     fn sum(&mut self, name: &str, view: View) -> CallId {
         let (kind, order) = (CollectiveKind::AllReduce, self.context.strategy.order);
-        let Context { fabric, mesh, .. } = &*self.context;
-        let algorithm = fabric.algorithm(mesh, GroupKind::Servers, kind, Algorithm::Auto, order);
         self.calls.push(Call {
             name: format!("{kind} {name}"),
             kind,
             reduction: Reduction::Sum,
-            algorithm,
+            method: UNDECIDED,
             order,
             group: self.context.group(GroupKind::Servers),
             root: 0,

@@ -531,7 +531,7 @@ fn call(program: &Program, mut line: Line<'_>) -> Result<Call> {
     let name = line.string("the call's name")?;
     let kind = line.value("collective")?;
     let reduction = line.value("reduction")?;
-    let algorithm = line.value("algorithm")?;
+    let method = line.value("algorithm")?;
     let order = line.value("order")?;
     let dtype = line.value("element type")?;
     let group = GroupId(line.id("g", "group")?);
@@ -540,7 +540,7 @@ fn call(program: &Program, mut line: Line<'_>) -> Result<Call> {
     let input = view(program, &mut line)?;
     let output = if line.eat("into") { view(program, &mut line)? } else { input };
     line.end()?;
-    Ok(Call { name, kind, reduction, algorithm, order, group, root, input, output, dtype, block })
+    Ok(Call { name, kind, reduction, method, order, group, root, input, output, dtype, block })
 }
 
 fn entry(mut line: Line<'_>) -> Result<Entry> {

@@ -237,7 +237,7 @@ impl<'p> Printer<'p> {
 
     fn call(&mut self, program: &Program, id: usize, call: &Call) {
         self.line_of(&format!("c{id} "), &call.name);
-        put!(self, " {} {} {}", call.kind, call.reduction, call.algorithm);
+        put!(self, " {} {} {}", call.kind, call.reduction, call.method);
         put!(self, " {} {} g{}", call.order, call.dtype, call.group);
         if call.root != 0 {
             put!(self, " root {}", call.root);

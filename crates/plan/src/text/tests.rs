@@ -1,7 +1,9 @@
 //! Round trips of plans, valid or not, and texts that are not plans.
 
 use super::*;
-use crate::collective::{Algorithm, CollectiveKind, Level, Reduction, SummationOrder, TorusShape};
+use crate::collective::{
+    Algorithm, CollectiveKind, Level, Library, Method, Reduction, SummationOrder, TorusShape,
+};
 use crate::compress::{Codec, CompressOp, Compression};
 use crate::dtype::DType;
 use crate::graph::{
@@ -109,6 +111,15 @@ impl Draw {
 
     fn order(&mut self) -> SummationOrder {
         self.pick(&[SummationOrder::Canonical, SummationOrder::Free])
+    }
+
+    fn method(&mut self) -> Method {
+        let library = self.pick(&Library::ALL);
+        match self.below(4) {
+            0 => Method::Library { library, forced: None },
+            1 => Method::Library { library, forced: Some(self.algorithm()) },
+            _ => Method::Steps(self.algorithm()),
+        }
     }
 
     fn algorithm(&mut self) -> Algorithm {
@@ -372,7 +383,7 @@ impl Draw {
             name: self.name(),
             kind: self.pick(&CollectiveKind::ALL),
             reduction: self.pick(&[Reduction::Sum, Reduction::Max]),
-            algorithm: self.algorithm(),
+            method: self.method(),
             order: self.order(),
             group: GroupId(self.short() as u16),
             root: self.short(),

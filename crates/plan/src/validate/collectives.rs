@@ -100,8 +100,8 @@ fn difference(a: &Call, b: &Call) -> Option<&'static str> {
         Some("types")
     } else if a.kind.reduces() && a.reduction != b.reduction {
         Some("reductions")
-    } else if a.algorithm != b.algorithm {
-        Some("algorithms")
+    } else if a.method != b.method {
+        Some("methods")
     } else if a.order != b.order {
         Some("orders of summation")
     } else if a.kind.has_root() && a.root != b.root {

@@ -1,7 +1,7 @@
 //! Checks that references resolve, views fit their buffers and segments fit their templates.
 
 use super::{Report, SectionKind, ViolationKind, groups};
-use crate::collective::{Algorithm, CollectiveKind};
+use crate::collective::{Algorithm, CollectiveKind, Method};
 use crate::dtype::DType;
 use crate::graph::{BLOCK, OpPass};
 use crate::ids::{BufferId, GroupId, OpId, RoleId};
@@ -334,8 +334,8 @@ impl Role<'_, '_> {
             GroupKind::Served(_) => u64::from(plan.mesh.size()) + 1,
             other => u64::from(plan.mesh.group_size(other)),
         };
-        if call.algorithm == Algorithm::Auto {
-            return Some("its algorithm is not decided".into());
+        if call.method == Method::Steps(Algorithm::Auto) {
+            return Some("its method is not decided".into());
         }
         if call.kind.has_root() && u64::from(call.root) >= size {
             return Some(format!("its root is {}, the group has {size} ranks", call.root));

@@ -6,9 +6,8 @@ use super::time_varying::{NetworkEpochs, SimDuration};
 use crate::cluster::measured::TransportTable;
 use crate::error::SimError;
 use crate::network::{Measured, Network, NoPath, Vector};
-use paceline_plan::collective::{Algorithm, CollectiveKind, Pattern, SummationOrder, resolve};
+use paceline_plan::collective::{CollectiveKind, Method, Pattern, SummationOrder};
 use paceline_plan::ids::{CallId, GroupId, Rank, RoleId};
-use paceline_plan::mesh::GroupKind;
 use paceline_plan::program::{Call, Op, Plan, Program};
 use paceline_plan::units::{Bytes, Seconds};
 use std::collections::BTreeMap;
@@ -20,7 +19,7 @@ pub(crate) struct Calls {
 }
 
 /// Key of equally long calls of one role: the call's parameters and the first class of the group.
-type CallKey = (CollectiveKind, Algorithm, SummationOrder, GroupId, u32, Vector, u32);
+type CallKey = (CollectiveKind, Method, SummationOrder, GroupId, u32, Vector, u32);
 
 impl Calls {
     /// Times the calls of every class, starting when all members have arrived.
@@ -46,7 +45,7 @@ impl Calls {
                 });
                 let vector = vector(plan, call);
                 let key =
-                    (call.kind, call.algorithm, call.order, call.group, call.root, vector, first);
+                    (call.kind, call.method, call.order, call.group, call.root, vector, first);
                 let time = match known.get(&(class.role, key)) {
                     Some(time) => time.clone(),
                     None => {
@@ -124,12 +123,12 @@ fn collective(
         source,
     };
     let ranks = u32::try_from(members.len()).unwrap_or(u32::MAX);
-    let pattern =
-        Pattern::new(call.kind, call.algorithm, call.order, ranks, call.root).map_err(located)?;
-    let time = if is_open(plan, call, ranks) {
-        network.delegated(&pattern, &members, vector)
-    } else {
-        network.collective(&pattern, &members, vector)
+    let pattern = call.pattern(ranks).map_err(located)?;
+    let time = match call.method {
+        Method::Steps(_) => network.collective(&pattern, &members, vector),
+        Method::Library { library, forced } => {
+            network.native((library, forced), &pattern, &members, vector)
+        }
     };
     time.map_err(|source| {
         let op = program.body.nodes.iter().position(
@@ -138,20 +137,6 @@ fn collective(
         let (role, what) = (program.name.clone(), call.name.clone());
         SimError::NoPath { rank, role, op: op.unwrap_or(0).into(), what, source }
     })
-}
-
-/// Returns true if the network may choose the call's algorithm: none was requested, the plan has
-/// lowering's default, and no summation order depends on it.
-fn is_open(plan: &Plan, call: &Call, ranks: u32) -> bool {
-    let asked = match plan.group(call.group) {
-        GroupKind::Replicas => plan.strategy.collective,
-        GroupKind::Axis(_) | GroupKind::Ends | GroupKind::Served(_) | GroupKind::Servers => {
-            Algorithm::Auto
-        }
-    };
-    asked == Algorithm::Auto
-        && (call.order == SummationOrder::Free || !call.kind.reduces())
-        && resolve(call.kind, Algorithm::Auto, ranks, call.order) == Ok(call.algorithm)
 }
 
 /// Returns the full vector of a call, even if this rank contributes or keeps only a shard.

@@ -11,7 +11,9 @@ use crate::cluster::Cluster;
 use crate::compute::Roofline;
 use crate::network::{Network, NoPath, Vector};
 use crate::profile::Profile;
-use paceline_plan::collective::{Algorithm, CollectiveKind, Pattern, SummationOrder};
+use paceline_plan::collective::{
+    self as native, Algorithm, CollectiveKind, Pattern, SummationOrder,
+};
 use paceline_plan::ids::{LaneId, OpId, Rank, RoleId};
 use paceline_plan::mesh::{Axis, GroupKind};
 use paceline_plan::program::{AccumulateMode, Call, Node, Op, Plan, StepPhase, View};
@@ -289,7 +291,8 @@ impl<'a> Costs<'a> {
         let Ok(pattern) = Pattern::new(kind, ring, SummationOrder::Free, mesh.tp, 0) else {
             return Ok(None);
         };
-        let gather = network.collective(&pattern, &members, &Vector::of_bytes(bytes))?;
+        let by = (native::Library::Nccl, Some(ring));
+        let gather = network.native(by, &pattern, &members, &Vector::of_bytes(bytes))?;
         Ok(Some(part + gather))
     }
 

@@ -12,7 +12,7 @@ use super::reuse_distance::ReuseDistance;
 use crate::cluster::Measured;
 use crate::cluster::measured::{CoreLoad, TransportTable, WarmCold};
 use crate::compute::{KernelUse, Roofline, accumulate_kernel, kernel, step_kernel};
-use paceline_plan::collective::{CollectiveKind, Pattern};
+use paceline_plan::collective::CollectiveKind;
 use paceline_plan::ids::{Microbatch, RoleId};
 use paceline_plan::program::{AccumulateMode, Bucket, Call, Op, Plan, Program, StepPhase, View};
 use paceline_plan::units::{Bytes, Seconds};
@@ -133,9 +133,9 @@ impl<'a> Walk<'a> {
         let lost = self.cache_loss(views, running);
         let ranks = self.plan.mesh.group_size(self.plan.group(call.group));
         let (bytes, wire) = (vector(self.plan, call).bytes(), self.wire?);
-        let pattern = Pattern::new(call.kind, call.algorithm, call.order, ranks, call.root);
-        let algorithm = pattern.map_or(call.algorithm, |pattern| pattern.algorithm());
-        let whole = wire.collective_times(call.kind, algorithm, ranks, bytes);
+        let whole = call.pattern(ranks).ok().and_then(|pattern| {
+            wire.collective_times(call.kind, pattern.algorithm(), ranks, bytes)
+        });
         // An unmeasured collective is approximated by messages of one rank's shard each.
         let parts = || wire.message_times(bytes / u64::from(ranks.max(1)));
         let moved = whole.or_else(parts)?;

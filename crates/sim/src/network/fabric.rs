@@ -2,7 +2,11 @@
 
 use crate::cluster::{Cluster, Dimension, DimensionKind};
 use crate::error::SimError;
-use paceline_plan::collective::{Algorithm, DimAlgorithm, Fabric, FabricDimension, Level};
+use crate::network::Nccl;
+use crate::profile::{Library, Profile};
+use paceline_plan::collective::{
+    self as native, Algorithm, DimAlgorithm, Fabric, FabricDimension, Level, Method,
+};
 use paceline_plan::ids::RoleId;
 use paceline_plan::program::Plan;
 
@@ -49,7 +53,19 @@ impl Cluster {
             host: self.devices_per_host(),
             dimensions: dimensions.collect(),
             shm_domain: shared.then(|| self.devices_per_host()),
+            library: None,
         }
+    }
+
+    /// Like [`fabric`](Self::fabric), with the library that a software profile uses on the cluster.
+    /// A calibrated host was measured by the plan's steps.
+    pub fn fabric_with(&self, profile: &Profile) -> Fabric {
+        let library = match profile.library {
+            Library::Nccl if Nccl::new(self).is_some() => Some(native::Library::Nccl),
+            Library::Nccl | Library::Steps => None,
+        };
+        let library = library.filter(|_| self.measured.is_none() || self.hosts > 1);
+        Fabric { library, ..self.fabric() }
     }
 }
 
@@ -64,9 +80,13 @@ pub(crate) fn check_switches(plan: &Plan, cluster: &Cluster) -> Result<(), SimEr
     let fabric = cluster.fabric();
     for (index, program) in plan.programs.iter().enumerate() {
         let rank = plan.representative(RoleId::from(index));
-        for call in program.calls.iter().filter(|call| sums_in_switches(call.algorithm)) {
+        for call in &program.calls {
+            let Method::Steps(algorithm) = call.method else { continue };
+            if !sums_in_switches(algorithm) {
+                continue;
+            }
             let members = plan.mesh.members(plan.group(call.group), rank);
-            fabric.resolve(call.algorithm, &members).map_err(|source| SimError::Collective {
+            fabric.resolve(algorithm, &members).map_err(|source| SimError::Collective {
                 rank,
                 role: program.name.clone(),
                 what: call.name.clone(),

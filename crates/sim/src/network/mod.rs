@@ -2,7 +2,7 @@
 //!
 //! The engine decides when a message or a collective starts; a [`Network`] returns its duration.
 //! [`Analytic`] derives it from the topology alone, without other traffic. [`Nccl`] models that
-//! library's choice if a plan leaves the algorithm open. [`Measured`] uses times measured on this
+//! library where a plan calls it. [`Measured`] uses times measured on this
 //! machine. [`mod@flow`] simulates concurrent traffic that shares links.
 
 mod analytic;
@@ -22,7 +22,7 @@ pub use nccl::Nccl;
 
 use crate::cluster::Cluster;
 use crate::profile::Library;
-use paceline_plan::collective::{Chunking, Pattern};
+use paceline_plan::collective::{self as native, Algorithm, Chunking, Pattern};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
 use thiserror::Error;
@@ -42,10 +42,11 @@ pub trait Network {
         vector: &Vector,
     ) -> Result<Seconds, NoPath>;
 
-    /// Time of a collective whose algorithm the plan leaves to the communication library. A backend
-    /// without a library model follows the pattern.
-    fn delegated(
+    /// Time of a collective that a library carries out, by a forced algorithm or of its own choice.
+    /// A backend without a model of the library times the pattern, which stands for the call.
+    fn native(
         &self,
+        _by: (native::Library, Option<Algorithm>),
         pattern: &Pattern,
         members: &[Rank],
         vector: &Vector,

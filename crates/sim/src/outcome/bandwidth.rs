@@ -9,7 +9,7 @@ use super::details::SimContext;
 use crate::engine::vector;
 use crate::network::{Analytic, Network, all_links};
 use paceline_plan::collective::{
-    Action, Algorithm, Chunking, CollectiveKind, Pattern, SummationOrder,
+    Action, Algorithm, Chunking, CollectiveKind, Method, SummationOrder,
 };
 use paceline_plan::ids::{Rank, RoleId};
 use paceline_plan::mesh::{Axis, GroupKind};
@@ -110,7 +110,7 @@ impl Unit {
 }
 
 /// Key of calls whose traffic is proportional to their bytes in the same way.
-type Key = (RoleId, CollectiveKind, Algorithm, SummationOrder, GroupKind, u32);
+type Key = (RoleId, CollectiveKind, Method, SummationOrder, GroupKind, u32);
 
 struct Counter<'a> {
     run: &'a SimContext<'a>,
@@ -138,15 +138,15 @@ impl Counter<'_> {
                     if parts > 1 {
                         let receiver = self.run.plan.role(peer);
                         let (kind, group) = (CollectiveKind::AllGather, GroupKind::Axis(Axis::Tp));
-                        let gather =
-                            (receiver, kind, Algorithm::Ring, SummationOrder::Free, group, 0);
+                        let ring = Method::Steps(Algorithm::Ring);
+                        let gather = (receiver, kind, ring, SummationOrder::Free, group, 0);
                         add(self.collective(gather), bytes);
                     }
                 }
                 Op::Collective { call, .. } => {
                     let call = program.call(call);
                     let group = self.run.plan.group(call.group);
-                    let key = (role, call.kind, call.algorithm, call.order, group, call.root);
+                    let key = (role, call.kind, call.method, call.order, group, call.root);
                     let bytes = vector(self.run.plan, call).bytes();
                     add(self.collective(key), bytes);
                 }
@@ -204,13 +204,13 @@ impl Counter<'_> {
         &self.known[&key]
     }
 
-    fn average(&self, (role, kind, algorithm, order, group, root): Key) -> Vec<Unit> {
+    fn average(&self, (role, kind, method, order, group, root): Key) -> Vec<Unit> {
         /// Maximum number of steps examined; in a larger group the first ranks represent all.
         const STEPS: usize = 1 << 18;
         let mut units = vec![Unit::default(); self.run.cluster.dimensions.len()];
         let members = self.run.plan.mesh.members(group, self.run.plan.representative(role));
         let ranks = u32::try_from(members.len()).unwrap_or(u32::MAX);
-        let Ok(pattern) = Pattern::new(kind, algorithm, order, ranks, root) else { return units };
+        let Ok(pattern) = method.pattern(kind, order, ranks, root) else { return units };
         // Many elements per chunk, so that uneven chunking does not matter.
         let elements = u64::from(pattern.chunks()) << 20;
         let cut = Chunking { elements, chunks: pattern.chunks(), block: 1 };

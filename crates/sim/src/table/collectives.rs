@@ -8,7 +8,9 @@ use super::csv::{self, Record};
 use super::{Skipped, TableError, platform};
 use crate::network::{Vector, of_library};
 use crate::profile::Library;
-use paceline_plan::collective::{Algorithm, CollectiveKind, Pattern, SummationOrder};
+use paceline_plan::collective::{
+    self as native, Algorithm, CollectiveKind, Pattern, SummationOrder,
+};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::Bytes;
 use std::str::FromStr;
@@ -92,7 +94,7 @@ impl Row {
             .map_err(|_| Skipped(format!("no built-in cluster describes '{gpu}'")))?;
         let members: Vec<Rank> = (0..ranks).map(Rank).collect();
         let time = of_library(Library::Nccl, &cluster)
-            .delegated(&pattern, &members, &Vector::of_bytes(bytes))
+            .native((native::Library::Nccl, None), &pattern, &members, &Vector::of_bytes(bytes))
             .map_err(|why| skipped(&why))?;
         Ok(Prediction { predicted_s: time.0 })
     }

@@ -11,7 +11,7 @@ use crate::{Options, Profile, footprint, simulate};
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, SummationOrder};
 use paceline_plan::ids::RoleId;
-use paceline_plan::lower::lower;
+use paceline_plan::lower::lower_on;
 use paceline_plan::model::{Activation, Experts, Latent, Model, ModelDims, ModelKind, Mtp};
 use paceline_plan::schedule::ScheduleKind;
 use paceline_plan::strategy::{Recompute, Split, Strategy, Zero};
@@ -105,7 +105,7 @@ impl Row {
     /// Plans and simulates the run, or returns the reason that it is not possible.
     pub fn simulate(&self) -> Result<Prediction, Skipped> {
         let Request { model, strategy, cluster, profile } = self.request()?;
-        let plan = lower(&model, &strategy)
+        let plan = lower_on(&model, &strategy, &cluster.fabric_with(&profile))
             .map_err(|problems| Skipped(problems.to_string().replace('\n', "; ")))?;
         let options = Options { profile, ..Options::default() };
         let outcome =

@@ -73,6 +73,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
         expert_buffer_factor: 2.0,
         one_host: true,
         shm_domain: None,
+        library: None,
         limit: None,
     };
     let on: Option<(&ClusterFlags, _)> = None;

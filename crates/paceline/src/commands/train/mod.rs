@@ -101,6 +101,7 @@ const DEFAULTS: Defaults = Defaults {
     expert_buffer_factor: 2.0,
     one_host: true,
     shm_domain: None,
+    library: None,
     limit: None,
 };
 

@@ -42,17 +42,17 @@ fn members_of_a_group_must_make_the_same_calls() {
         ],
     );
     let mut plan = plan();
-    plan.programs[1].calls[1].algorithm = Algorithm::Ring;
+    plan.programs[1].calls[1].method = Method::Steps(Algorithm::Ring);
     expect(
         &plan,
         &[
             "rank 0, op 14 (all_reduce 6 1 mb 0): call 0 of its group matches op 14 (all_reduce 6 1 \
-         mb 0) on rank 2: their algorithms differ",
+         mb 0) on rank 2: their methods differ",
         ],
     );
     // Groups within a role do not affect the other role.
     let mut plan = self::plan();
-    plan.programs[1].calls[0].algorithm = Algorithm::Ring;
+    plan.programs[1].calls[0].method = Method::Steps(Algorithm::Ring);
     expect(&plan, &[]);
 }
 

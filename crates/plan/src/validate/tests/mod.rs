@@ -5,7 +5,7 @@ mod matching;
 mod structure;
 
 use super::*;
-use crate::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder};
+use crate::collective::{Algorithm, CollectiveKind, Method, Reduction, SummationOrder};
 use crate::dtype::DType;
 use crate::graph::{Init, OpKind, OpPass};
 use crate::ids::{BufferId, CallId, GroupId, LaneId, LayerId, Microbatch, SegmentId, StageRank};
@@ -107,7 +107,7 @@ fn program(name: &str, body: &Ops) -> Program {
         name: format!("all_reduce {buffer} {group}"),
         kind: CollectiveKind::AllReduce,
         reduction: Reduction::Sum,
-        algorithm: Algorithm::Direct,
+        method: Method::Steps(Algorithm::Direct),
         order: SummationOrder::Canonical,
         group: GroupId(group),
         root: 0,

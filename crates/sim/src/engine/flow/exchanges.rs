@@ -6,7 +6,7 @@ use crate::engine::copy_engines::sends_within_roles;
 use crate::engine::{Costs, symmetry, vector};
 use crate::network::flow::{FlowError, Folded, Folding, Party, Traffic};
 use crate::network::{Analytic, Vector};
-use paceline_plan::collective::{Algorithm, CollectiveKind, Pattern, SummationOrder};
+use paceline_plan::collective::{CollectiveKind, Method, SummationOrder};
 use paceline_plan::ids::{GroupId, OpId, Rank, RoleId};
 use paceline_plan::mesh::{Axis, GroupKind};
 use paceline_plan::program::{Call, Op, Peer, Plan, Program};
@@ -52,7 +52,7 @@ pub(super) enum OpComm {
 /// Key that separates exchanges that may take place at different times.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Mark {
-    Call(CollectiveKind, Algorithm, SummationOrder, GroupId, u32),
+    Call(CollectiveKind, Method, SummationOrder, GroupId, u32),
     Message { role: u32, to: Peer, sliced: bool },
     Request { role: u32, server: u32, sends: bool },
 }
@@ -146,12 +146,11 @@ impl<'a> Exchanges<'a> {
 
     fn call(&mut self, role: RoleId, call: &Call) -> Result<OpComm, FlowError> {
         let kind = self.plan.group(call.group);
-        let source = Mark::Call(call.kind, call.algorithm, call.order, call.group, call.root);
+        let source = Mark::Call(call.kind, call.method, call.order, call.group, call.root);
         let mark = self.mark(source);
         // Costing has rejected impossible patterns; a group without the rank has no exchange.
         let size = self.plan.mesh.group_size(kind);
-        let pattern = Pattern::new(call.kind, call.algorithm, call.order, size, call.root);
-        if let Ok(pattern) = pattern
+        if let Ok(pattern) = call.pattern(size)
             && self.laid.insert((role, mark))
         {
             for rank in self.ranks(role) {

@@ -152,7 +152,7 @@ fn no_port_moves_more_than_it_can() {
     let sent = program.body.nodes.iter().filter_map(|node| {
         let Op::Collective { call, .. } = node.op else { return None };
         let call = program.call(call);
-        let pattern = Pattern::new(call.kind, call.algorithm, call.order, 4, call.root).unwrap();
+        let pattern = call.pattern(4).unwrap();
         Some(pattern.counts(call.bytes()).bytes_sent_per_rank_max.as_f64())
     });
     let bound = sent.sum::<f64>() / rate;

@@ -1,7 +1,6 @@
 //! NCCL model: its choice of algorithm and protocol for a collective, and the resulting time.
 //!
-//! A plan that leaves the algorithm open is run by the software's communication library. NCCL
-//! builds rings and trees over the links it finds ([`topology`], [`rings`]), predicts the time of
+//! A plan decides which collectives the library carries out. NCCL builds rings and trees over the links it finds ([`topology`], [`rings`]), predicts the time of
 //! each algorithm and protocol from a table of constants ([`tuning`]), and takes the fastest. This
 //! module makes the same choice from the same constants. The time of the chosen candidate then
 //! follows from its implementation ([`timing`]), because NCCL's own prediction is for ranking only
@@ -11,10 +10,9 @@
 //! NCCL or of a GPU generation: nothing here is specific to a number of GPUs, a message size or a
 //! table of measurements.
 //!
-//! **Left to exact steps.** [`Analytic`] times algorithms that NCCL does not have
-//! (halving-doubling, direct all_reduce, parameter servers), sums in canonical order, and groups
-//! inside hosts that are neither a switch nor a graph of direct links. A ring that the plan names
-//! explicitly is NCCL's ring, as with `NCCL_ALGO=Ring`.
+//! **Left to exact steps.** [`Analytic`] times the collectives that the plan gives steps, and
+//! groups inside hosts that are neither a switch nor a graph of direct links. A ring that the plan
+//! forces on the library is NCCL's ring, as with `NCCL_ALGO=Ring`.
 
 mod rings;
 mod timing;
@@ -23,7 +21,7 @@ mod tuning;
 
 use super::{Analytic, Network, NoPath, Vector};
 use crate::cluster::Cluster;
-use paceline_plan::collective::{Algorithm, CollectiveKind, Pattern, SummationOrder};
+use paceline_plan::collective::{Algorithm, CollectiveKind, Library, Pattern};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
 use timing::Job;
@@ -97,26 +95,22 @@ impl Network for Nccl<'_> {
         members: &[Rank],
         vector: &Vector,
     ) -> Result<Seconds, NoPath> {
-        let (kind, order) = (pattern.kind(), pattern.order());
-        let is_ring = pattern.algorithm() == Algorithm::Ring && has_rings(kind);
-        let in_any_order = order == SummationOrder::Free || !kind.reduces();
-        if is_ring && in_any_order {
-            self.timed(pattern, members, vector, true)
-        } else {
-            self.steps.collective(pattern, members, vector)
-        }
+        self.steps.collective(pattern, members, vector)
     }
 
-    fn delegated(
+    fn native(
         &self,
+        (library, forced): (Library, Option<Algorithm>),
         pattern: &Pattern,
         members: &[Rank],
         vector: &Vector,
     ) -> Result<Seconds, NoPath> {
-        if has_rings(pattern.kind()) {
-            self.timed(pattern, members, vector, false)
-        } else {
-            self.messages(pattern, members, vector)
+        match library {
+            Library::Nccl if has_rings(pattern.kind()) => {
+                self.timed(pattern, members, vector, forced == Some(Algorithm::Ring))
+            }
+            Library::Nccl => self.messages(pattern, members, vector),
+            Library::Mpi => self.steps.collective(pattern, members, vector),
         }
     }
 }

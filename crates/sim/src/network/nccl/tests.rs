@@ -1,7 +1,8 @@
 use super::*;
 use crate::cluster::preset;
 use crate::{Library, Options, Profile, simulate};
-use paceline_plan::lower::lower;
+use paceline_plan::collective::{self as native, SummationOrder};
+use paceline_plan::lower::lower_on;
 use paceline_plan::model::built_in;
 use paceline_plan::strategy::Strategy;
 use proptest::prelude::*;
@@ -19,18 +20,21 @@ fn pattern(
     Pattern::new(kind, algorithm, order, ranks as u32, 0).unwrap()
 }
 
+const OPEN: (native::Library, Option<Algorithm>) = (native::Library::Nccl, None);
+const RING: (native::Library, Option<Algorithm>) = (native::Library::Nccl, Some(Algorithm::Ring));
+
 /// Time of a collective whose algorithm is left to NCCL.
 fn open(cluster: &Cluster, kind: CollectiveKind, members: &[Rank], bytes: u64) -> f64 {
     let pattern = pattern(kind, Algorithm::Auto, SummationOrder::Free, members.len());
     let vector = Vector::of_bytes(Bytes(bytes));
-    Nccl::new(cluster).unwrap().delegated(&pattern, members, &vector).unwrap().0
+    Nccl::new(cluster).unwrap().native(OPEN, &pattern, members, &vector).unwrap().0
 }
 
 /// Time of a collective with NCCL's ring.
 fn ring(cluster: &Cluster, kind: CollectiveKind, members: &[Rank], bytes: u64) -> f64 {
     let pattern = pattern(kind, Algorithm::Ring, SummationOrder::Free, members.len());
     let vector = Vector::of_bytes(Bytes(bytes));
-    Nccl::new(cluster).unwrap().collective(&pattern, members, &vector).unwrap().0
+    Nccl::new(cluster).unwrap().native(RING, &pattern, members, &vector).unwrap().0
 }
 
 /// Bus bandwidth of an all_reduce, as defined by nccl-tests.
@@ -129,7 +133,7 @@ fn what_nccl_does_not_have_is_timed_by_its_steps() {
     ring.dimensions[0].kind = crate::cluster::DimensionKind::Ring;
     let pattern = pattern(kind, Algorithm::Ring, SummationOrder::Free, 16);
     let exact = Analytic::new(&ring).collective(&pattern, &members, &vector).unwrap();
-    assert_eq!(Nccl::new(&ring).unwrap().collective(&pattern, &members, &vector), Ok(exact));
+    assert_eq!(Nccl::new(&ring).unwrap().native(RING, &pattern, &members, &vector), Ok(exact));
 }
 
 #[test]
@@ -163,11 +167,11 @@ fn ranks_outside_the_cluster_are_named() {
     let nccl = Nccl::new(&cluster).unwrap();
     let pattern = pattern(CollectiveKind::AllReduce, Algorithm::Auto, SummationOrder::Free, 2);
     let vector = Vector::of_bytes(Bytes(1));
-    let error = nccl.delegated(&pattern, &[Rank(1), Rank(9)], &vector).unwrap_err();
+    let error = nccl.native(OPEN, &pattern, &[Rank(1), Rank(9)], &vector).unwrap_err();
     assert_eq!(error.to_string(), "rank 1 has no way to rank 9 on this cluster");
 }
 
-/// The library is consulted only if the plan leaves the choice open.
+/// The library is consulted only if the plan calls it.
 #[test]
 fn plans_say_where_the_library_may_choose() {
     let model = built_in::get("gpt-1.7b").unwrap().unwrap();
@@ -176,9 +180,9 @@ fn plans_say_where_the_library_may_choose() {
         Strategy { dp: 8, leaves: 8, global_batch: 8, seq: model.seq, ..Strategy::default() };
     let differs = |order: SummationOrder, collective: Algorithm| {
         let strategy = Strategy { order, collective, ..base.clone() };
-        let plan = lower(&model, &strategy).unwrap();
         let time = |library: Library| {
             let profile = Profile { library, ..Profile::MODERN };
+            let plan = lower_on(&model, &strategy, &cluster.fabric_with(&profile)).unwrap();
             simulate(&plan, &cluster, &Options { profile, ..Options::default() }).unwrap().iteration
         };
         time(Library::Steps) != time(Library::Nccl)
