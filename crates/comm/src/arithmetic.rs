@@ -7,7 +7,7 @@
 //! The loops work on unaligned bytes and are compiled for each instruction set; `pulp` selects the
 //! widest one available. No result depends on that choice: elements never mix.
 
-use crate::half_precision::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+use paceline_kernels::{Bf16, Element, F16};
 use paceline_plan::collective::{Reduction, canonical_fold};
 use paceline_plan::dtype::DType;
 
@@ -180,10 +180,10 @@ enum Loop<'a> {
 fn each_type(dtype: DType, reduction: Reduction, work: Loop<'_>) {
     let f32_from = |bytes: [u8; 4]| f32::from_ne_bytes(bytes);
     let f32_into = |value: f32| value.to_ne_bytes();
-    let bf16_from = |bytes: [u8; 2]| bf16_to_f32(u16::from_ne_bytes(bytes));
-    let bf16_into = |value: f32| f32_to_bf16(value).to_ne_bytes();
-    let f16_from = |bytes: [u8; 2]| f16_to_f32(u16::from_ne_bytes(bytes));
-    let f16_into = |value: f32| f32_to_f16(value).to_ne_bytes();
+    let bf16_from = |bytes: [u8; 2]| Bf16::from_ne_bytes(bytes).widen();
+    let bf16_into = |value: f32| Bf16::narrow(value).to_ne_bytes();
+    let f16_from = |bytes: [u8; 2]| F16::from_ne_bytes(bytes).widen();
+    let f16_into = |value: f32| F16::narrow(value).to_ne_bytes();
     let sum = |a: f32, b: f32| a + b;
     match (dtype, reduction) {
         (DType::F32, Reduction::Sum) => work.run(f32_from, f32_into, sum),
@@ -246,16 +246,16 @@ mod tests {
 
     fn store(dtype: DType, value: f32) -> Vec<u8> {
         match dtype {
-            DType::Bf16 => f32_to_bf16(value).to_ne_bytes().to_vec(),
-            DType::F16 => f32_to_f16(value).to_ne_bytes().to_vec(),
+            DType::Bf16 => Bf16::narrow(value).to_ne_bytes().to_vec(),
+            DType::F16 => F16::narrow(value).to_ne_bytes().to_vec(),
             _ => value.to_ne_bytes().to_vec(),
         }
     }
 
     fn load(dtype: DType, bytes: &[u8]) -> f32 {
         match (dtype, bytes) {
-            (DType::Bf16, &[a, b]) => bf16_to_f32(u16::from_ne_bytes([a, b])),
-            (DType::F16, &[a, b]) => f16_to_f32(u16::from_ne_bytes([a, b])),
+            (DType::Bf16, &[a, b]) => Bf16::from_ne_bytes([a, b]).widen(),
+            (DType::F16, &[a, b]) => F16::from_ne_bytes([a, b]).widen(),
             (_, &[a, b, c, d]) => f32::from_ne_bytes([a, b, c, d]),
             _ => panic!("{dtype} has another size than {}", bytes.len()),
         }

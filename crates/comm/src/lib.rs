@@ -18,7 +18,6 @@ mod arithmetic;
 pub mod barrier;
 mod error;
 mod frame_reader;
-mod half_precision;
 pub mod launch;
 mod mailbox;
 pub mod measure;

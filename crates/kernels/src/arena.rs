@@ -491,7 +491,7 @@ mod tests {
         let arena = Arena::new(64).unwrap();
         arena.views(&[(span(2, 6), Write)]).unwrap().take::<Bf16>(0).fill(Bf16::narrow(1.5));
         let views = arena.views(&[(span(2, 6), Read), (span(4, 4), Read)]).unwrap();
-        assert_eq!(views.slice::<Bf16>(0), [Bf16(0x3fc0); 3]);
+        assert_eq!(views.slice::<Bf16>(0), [Bf16::from_bits(0x3fc0); 3]);
         assert_eq!(views.u32(1), [0x3fc0_3fc0]);
     }
 

@@ -9,9 +9,14 @@
 //! rounds to bfloat16, but it treats subnormal numbers as zero (Intel SDM, VCVTNEPS2BF16), so its
 //! results would differ from those of every other processor. Kernels of 16-bit operands are
 //! memory-bound, so the few instructions it would save do not matter.
+//!
+//! The types are those of the `half` crate, the conversions are not: its loops are 1.6 (bfloat16)
+//! to 4 times (half precision) slower than these, and its NaN have other bits where the processor
+//! converts (`docs/adr/0020-16-bit-floats.md`).
 
 use crate::instruction_set::vectorised;
 use crate::shape::expect_len;
+pub use half::{bf16 as Bf16, f16 as F16};
 
 /// Type in which a tensor's elements can be stored.
 pub trait Element: Plain + PartialEq + std::fmt::Debug {
@@ -36,36 +41,10 @@ pub trait Element: Plain + PartialEq + std::fmt::Debug {
     }
 }
 
-/// Plain data: every bit pattern is a valid value, and there is no padding.
-///
-/// # Safety
-///
-/// A type may implement this trait only if any bytes of its size are one of its values, and if all
-/// bytes of a value are initialised.
-pub unsafe trait Plain: Copy + Send + Sync + 'static {}
+/// Plain data that any thread may read: every bit pattern is a valid value, without padding.
+pub trait Plain: bytemuck::Pod + Send + Sync {}
 
-// SAFETY: floats and integers are plain data.
-unsafe impl Plain for f32 {}
-// SAFETY: as above.
-unsafe impl Plain for u32 {}
-// SAFETY: as above.
-unsafe impl Plain for u8 {}
-
-/// 16-bit float with the exponent of `f32` and 8 significant bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(transparent)]
-pub struct Bf16(pub u16);
-
-// SAFETY: it is a `u16`, which is plain data.
-unsafe impl Plain for Bf16 {}
-
-/// 16-bit float of IEEE 754: 5 exponent bits, 11 significant bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(transparent)]
-pub struct F16(pub u16);
-
-// SAFETY: it is a `u16`, which is plain data.
-unsafe impl Plain for F16 {}
+impl<T: bytemuck::Pod + Send + Sync> Plain for T {}
 
 impl Element for f32 {
     const ZERO: Self = 0.0;
@@ -90,12 +69,12 @@ impl Element for f32 {
 }
 
 impl Element for Bf16 {
-    const ZERO: Self = Self(0);
+    const ZERO: Self = Self::from_bits(0);
 
     /// A bfloat16 is the upper half of an `f32`.
     #[inline(always)]
     fn widen(self) -> f32 {
-        f32::from_bits(u32::from(self.0) << 16)
+        f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 
     /// Adding just below half a unit, plus the last retained bit, carries exactly when rounding
@@ -106,21 +85,21 @@ impl Element for Bf16 {
         let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
         let quiet = bits | 0x0040_0000;
         let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
-        Self((if is_nan { quiet } else { rounded } >> 16) as u16)
+        Self::from_bits((if is_nan { quiet } else { rounded } >> 16) as u16)
     }
 }
 
 impl Element for F16 {
-    const ZERO: Self = Self(0);
+    const ZERO: Self = Self::from_bits(0);
 
     /// The exponent biases differ by 112. Multiplying by 2^112 corrects that exactly, for subnormal
     /// numbers too; infinity and NaN need all exponent bits set.
     #[inline(always)]
     fn widen(self) -> f32 {
-        let magnitude = u32::from(self.0 & 0x7fff) << 13;
+        let magnitude = u32::from(self.to_bits() & 0x7fff) << 13;
         let scaled = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();
         let special = if magnitude >= 0x7c00 << 13 { 0x7f80_0000 } else { 0 };
-        f32::from_bits(scaled | special | u32::from(self.0 & 0x8000) << 16)
+        f32::from_bits(scaled | special | u32::from(self.to_bits() & 0x8000) << 16)
     }
 
     /// Below 2^-14 results are subnormal: multiples of 2^-24, the unit in the last place of 1/2, so
@@ -137,7 +116,7 @@ impl Element for F16 {
         let finite = if magnitude < (127 - 14) << 23 { subnormal } else { normal };
         let bounded = if magnitude >= (127 + 16) << 23 { 0x7c00 } else { finite };
         let result = if magnitude > 0x7f80_0000 { 0x7e00 } else { bounded };
-        Self((result | bits >> 16 & 0x8000) as u16)
+        Self::from_bits((result | bits >> 16 & 0x8000) as u16)
     }
 }
 
@@ -225,8 +204,34 @@ mod tests {
 
     #[test]
     fn every_number_is_its_definition_and_everything_else_rounds_to_nearest_even() {
-        is_rounded(Bf16, |x| x.0, 7);
-        is_rounded(F16, |x| x.0, 10);
+        is_rounded(Bf16::from_bits, Bf16::to_bits, 7);
+        is_rounded(F16::from_bits, F16::to_bits, 10);
+    }
+
+    /// Compares with the `half` crate wherever both promise the same bits: everywhere but for NaN.
+    #[test]
+    fn numbers_are_those_of_the_half_crate_and_nan_keeps_its_bits() {
+        for bits in 0..=u16::MAX {
+            let (brain, half) = (Bf16::from_bits(bits), F16::from_bits(bits));
+            assert_eq!(brain.widen().to_bits(), u32::from(bits) << 16, "also a signalling NaN");
+            assert_eq!(half.widen().is_nan(), half.is_nan());
+            if !half.is_nan() {
+                assert_eq!(half.widen().to_bits(), half.to_f32().to_bits(), "{bits:#06x}");
+            }
+        }
+        let edges = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff].into_iter();
+        for value in edges.flat_map(|low| (0..=u16::MAX).map(move |high| (high, low))) {
+            let value = f32::from_bits(u32::from(value.0) << 16 | value.1);
+            let (sign, payload) = (value.to_bits() >> 16 & 0x8000, value.to_bits() >> 16 | 0x40);
+            let [brain, half] = match value.is_nan() {
+                true => [payload, sign | 0x7e00],
+                false => {
+                    [Bf16::from_f32(value).to_bits(), F16::from_f32(value).to_bits()].map(u32::from)
+                }
+            };
+            assert_eq!(u32::from(Bf16::narrow(value).to_bits()), brain, "{value:e}");
+            assert_eq!(u32::from(F16::narrow(value).to_bits()), half, "{value:e}");
+        }
     }
 
     /// Compares the vector code of each instruction set with converting one element at a time.
@@ -240,7 +245,7 @@ mod tests {
             let mut z = vec![0.0; x.len()];
             widen(&y, &mut z);
             for ((x, y), z) in x.into_iter().zip(y).zip(z) {
-                assert_eq!(y, T::narrow(x));
+                assert_eq!(bytemuck::bytes_of(&y), bytemuck::bytes_of(&T::narrow(x)));
                 assert_eq!(z.to_bits(), y.widen().to_bits());
             }
         }

@@ -1,6 +1,7 @@
 //! Reads tensors, and parts of them, from an untrusted file.
 
 use super::{Element, LONGEST_HEADER, METADATA, Tensor};
+use paceline_kernels as kernels;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -156,7 +157,7 @@ impl Reader {
             Element::F32 => self.file.read_exact_at(bytemuck::cast_slice_mut(into), at).map_err(io),
             Element::Bf16 | Element::F16 => {
                 let widen: fn(u16) -> f32 = match tensor.element {
-                    Element::F16 => widen_f16,
+                    Element::F16 => |bits| kernels::Element::widen(kernels::F16::from_bits(bits)),
                     Element::F32 | Element::Bf16 => |bits| f32::from_bits(u32::from(bits) << 16),
                 };
                 let mut halves = [0u16; 4096];
@@ -216,18 +217,6 @@ impl Reader {
             ));
         }
         Ok(Tensor { element, shape: row.shape.clone(), at: data + start })
-    }
-}
-
-/// Converts a half-precision number to `f32`, exactly.
-fn widen_f16(bits: u16) -> f32 {
-    let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
-    let (exponent, fraction) = (i32::from(bits >> 10 & 31), f32::from(bits & 1023));
-    match exponent {
-        0 => sign * fraction * 2f32.powi(-24),
-        31 if fraction == 0.0 => sign * f32::INFINITY,
-        31 => f32::NAN,
-        _ => sign * (1.0 + fraction / 1024.0) * 2f32.powi(exponent - 15),
     }
 }
 
