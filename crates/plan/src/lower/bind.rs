@@ -2,7 +2,9 @@
 //! that cross stages, and values in scratch memory.
 
 use super::arena::Home;
-use super::role::{Bound, BoundPass, Life, RoleBuilder, StageState};
+use super::layer::{Bound, BoundPass};
+use super::pipeline::{Life, StageState};
+use super::role::RoleIr;
 use super::segment::{Exchange, Piece, Source, aliases};
 use super::shard::ValueId;
 use super::weight_stash::WeightVersion;
@@ -22,7 +24,7 @@ struct LayerBuffers {
     values: BTreeMap<ValueId, BufferId>,
 }
 
-impl RoleBuilder<'_> {
+impl RoleIr<'_> {
     fn value_elements(&self, kind: usize, value: ValueId) -> (u64, DType) {
         let value = &self.context.sharded[kind].values[value];
         (value.dims[0] * value.dims[1], value.dtype)

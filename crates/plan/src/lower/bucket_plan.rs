@@ -4,7 +4,7 @@
 use super::bucket::BucketShape;
 use super::compress::CompressedReduce;
 use super::local_sgd::OuterStep;
-use super::role::RoleBuilder;
+use super::role::RoleIr;
 use super::tables::{TableUpdate, table_update};
 use super::tied::{TiedTable, Uses};
 use crate::collective::{CollectiveKind, Reduction, SummationOrder};
@@ -213,7 +213,7 @@ struct Holders {
     part: u64,
 }
 
-impl RoleBuilder<'_> {
+impl RoleIr<'_> {
     pub(super) fn transient_gradients(&self) -> bool {
         transient_gradients(&self.context.strategy)
     }
@@ -450,5 +450,21 @@ impl RoleBuilder<'_> {
             }
             (None, gather) => Weights::Whole { params: stored, gather },
         }
+    }
+
+    /// Buckets from which a layer reads weights.
+    pub(super) fn buckets_of(&self, layer: usize) -> Vec<usize> {
+        let params = &self.context.graph.layer(layer.into()).params;
+        let (reads_table, borrows) =
+            (params.iter().any(|p| p.tied), params.iter().any(|p| p.borrowed));
+        let head = self.context.graph.head();
+        let holds = |b: &BucketPlan| match b.shape.tied {
+            true => reads_table,
+            false => {
+                let layers = &b.shape.layers;
+                layers.contains(&layer) || borrows && layers.contains(&head) && !b.shape.experts
+            }
+        };
+        (0..self.buckets.len()).filter(|&b| holds(&self.buckets[b])).collect()
     }
 }

@@ -20,7 +20,8 @@
 //! are complete. Compute then does not wait for communication.
 
 use super::bucket_plan::BucketPlan;
-use super::role::RoleBuilder;
+use super::role::RoleIr;
+use super::slots::Point;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::compress::{Codec, CompressOp, Compression, factor_lengths, picked};
 use crate::dtype::DType;
@@ -77,7 +78,17 @@ impl BucketPlan {
     }
 }
 
-impl RoleBuilder<'_> {
+/// Completes compressed reductions. Their start is part of the reduction of a bucket.
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+    match point {
+        Point::Start => ir.start_compressed(),
+        Point::Collect => ir.decompress_all(),
+        Point::Step(bucket) => ir.step_with_exchanged_moments(bucket),
+        _ => {}
+    }
+}
+
+impl RoleIr<'_> {
     /// Declares the compressed reduction of a bucket's gradients; `None` if uncompressed.
     pub(super) fn declare_compressed(
         &mut self,
@@ -186,7 +197,7 @@ impl RoleBuilder<'_> {
 
     /// Adds the initialisation before the first iteration: arbitrary right factors. Errors are zero
     /// from the start, like moments.
-    pub(super) fn start_compressed(&mut self) {
+    fn start_compressed(&mut self) {
         for bucket in 0..self.buckets.len() {
             if let Some(CompressedReduce::PowerSgd { rank, right, .. }) =
                 self.buckets[bucket].compressed()
@@ -284,7 +295,7 @@ impl RoleBuilder<'_> {
     }
 
     fn await_exchange(&mut self, bucket: usize, call: CallId, done: u8) {
-        let after: Vec<OpId> = self.last_compute.into_iter().collect();
+        let after: Vec<OpId> = self.walk.last_compute.into_iter().collect();
         let lane = self.lane("reduce");
         let op = Op::Collective { call, microbatch: Microbatch(0) };
         let exchange = self.body.push(lane, op, &after);
@@ -310,6 +321,19 @@ impl RoleBuilder<'_> {
         if self.context.strategy.has_compress_warmup() {
             self.body.nodes[op.index()].filter = IterationFilter::AfterWarmup;
         }
+    }
+
+    /// After the warm-up, the step uses first moments that were exchanged instead of gradients.
+    fn step_with_exchanged_moments(&mut self, bucket: usize) {
+        let state = &self.buckets[bucket];
+        if !self.context.strategy.exchanges_moments() || state.compressed().is_none() {
+            return;
+        }
+        if let Some(step) = self.walk.last_compute {
+            self.body.nodes[step.index()].filter = IterationFilter::Warmup;
+        }
+        let follow = self.step(bucket, StepPhase::ApplyMomentum, &[]);
+        self.after_warmup(follow);
     }
 
     /// Builds a segment of one operator of a compressed reduction.

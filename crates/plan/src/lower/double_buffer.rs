@@ -3,13 +3,13 @@
 
 use super::bucket::BucketShape;
 use super::bucket_plan::BucketPlan;
-use super::role::RoleBuilder;
+use super::role::RoleIr;
 use crate::dtype::DType;
 use crate::ids::BufferId;
 use crate::program::{MemoryKind, View};
 use crate::strategy::Zero;
 
-impl RoleBuilder<'_> {
+impl RoleIr<'_> {
     /// Returns one of two buffers that blocks use alternately; embedding, head and tied tables have
     /// their own.
     ///

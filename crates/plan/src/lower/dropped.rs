@@ -1,6 +1,6 @@
 //! Number of tokens dropped for lack of expert capacity; reported only, and summed like the loss.
 
-use super::role::RoleBuilder;
+use super::role::RoleIr;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
 use crate::graph::{OpKind, OpPass, TensorClass};
@@ -21,7 +21,7 @@ pub(super) struct Dropped {
     tree: Vec<BufferId>,
 }
 
-impl RoleBuilder<'_> {
+impl RoleIr<'_> {
     /// Declares the counts of the layers `mine`, if any layer of the model counts.
     pub(super) fn declare_dropped(&mut self, mine: impl Iterator<Item = usize>) {
         let counts = |kind: usize| {

@@ -2,7 +2,7 @@
 
 use super::bucket::{dense_norm_entries, norm_entries};
 use super::bucket_plan::BucketPlan;
-use super::role::RoleBuilder;
+use super::role::RoleIr;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
 use crate::graph::{BLOCK, OpKind, OpPass};
@@ -13,7 +13,7 @@ use crate::program::{
 };
 use std::ops::Range;
 
-impl RoleBuilder<'_> {
+impl RoleIr<'_> {
     /// Computes the gradient norm: sums of squares per block, per tensor, over all tensors. Blocks
     /// of other ranks count as zero until a sum along each axis fills them in. The result is
     /// bitwise identical for every sharding of the gradient. Returns the ops that the step must
@@ -109,7 +109,7 @@ impl RoleBuilder<'_> {
     /// Adds a small all_reduce on the control lane.
     pub(super) fn sum(&mut self, name: &str, group: GroupKind, view: View) -> Vec<OpId> {
         let call = self.call(name, CollectiveKind::AllReduce, Reduction::Sum, group, view, view, 1);
-        let after: Vec<OpId> = self.last_compute.into_iter().collect();
+        let after: Vec<OpId> = self.walk.last_compute.into_iter().collect();
         let lane = self.lane("control");
         vec![self.body.push(lane, Op::Collective { call, microbatch: Microbatch(0) }, &after)]
     }

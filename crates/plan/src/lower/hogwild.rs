@@ -8,15 +8,27 @@
 //! initialised, and after the last step.
 
 use super::bucket_plan::Weights;
-use super::role::RoleBuilder;
+use super::role::RoleIr;
+use super::slots::Point;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
-use crate::ids::{LaneId, Microbatch, OpId};
+use crate::ids::{LaneId, Microbatch};
 use crate::mesh::GroupKind;
 use crate::program::{AccumulateMode, MemoryKind, Op, Section, StepPhase, View};
+use crate::schedule::Pass;
 use crate::strategy::Sync;
 
-impl RoleBuilder<'_> {
+/// Copies shared weights before their first use, and updates them after the last.
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+    match point {
+        Point::Start => ir.barrier(),
+        Point::Enter(turn, layer) if turn.pass == Pass::Forward => ir.pull(layer),
+        Point::Update => ir.push(),
+        _ => {}
+    }
+}
+
+impl RoleIr<'_> {
     /// Returns true if all ranks share weights and moments.
     pub(super) fn shares_weights(&self) -> bool {
         self.context.strategy.sync == Sync::Hogwild
@@ -31,10 +43,7 @@ impl RoleBuilder<'_> {
 
     /// Copies a layer's current weights before its forward pass, if this iteration has not read
     /// them yet.
-    pub(super) fn pull(&mut self, layer: usize) {
-        if !self.shares_weights() {
-            return;
-        }
+    fn pull(&mut self, layer: usize) {
         for bucket in self.buckets_of(layer) {
             if let Weights::Shared { shared: from, copy: into, copied } =
                 &mut self.buckets[bucket].weights
@@ -46,23 +55,20 @@ impl RoleBuilder<'_> {
         }
     }
 
-    /// Updates every bucket's shared weights with this rank's own gradients, after `known`.
-    pub(super) fn push(&mut self, known: &[OpId]) {
+    /// Updates every bucket's shared weights with this rank's own gradients.
+    fn push(&mut self) {
+        let known = std::mem::take(&mut self.walk.known);
         for bucket in 0..self.buckets.len() {
-            self.step(bucket, StepPhase::Apply, known);
+            self.step(bucket, StepPhase::Apply, &known);
         }
     }
 
     /// Adds a barrier before the first iteration, so that no rank reads uninitialised weights. A
     /// second one after the last iteration keeps ranks from reading weights that others still
     /// change.
-    pub(super) fn barrier(&mut self) {
+    fn barrier(&mut self) {
         let replicas = self.context.mesh.replicas();
-        let (true, true, Some(bucket)) =
-            (self.shares_weights(), replicas > 1, self.buckets.first())
-        else {
-            return;
-        };
+        let (true, Some(bucket)) = (replicas > 1, self.buckets.first()) else { return };
         // The exchanged value is irrelevant.
         let from = View { len: 1, ..bucket.weights.read() };
         let meeting = self.buffer("meeting".into(), DType::F32, 1, 1, MemoryKind::Communication);

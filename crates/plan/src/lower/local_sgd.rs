@@ -6,7 +6,8 @@
 
 use super::bucket::BucketShape;
 use super::bucket_plan::GradientSync;
-use super::role::RoleBuilder;
+use super::role::RoleIr;
+use super::slots::Point;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::dtype::DType;
 use crate::graph::{BLOCK, OpKind, OpPass};
@@ -17,6 +18,7 @@ use crate::program::{
     Access, AccumulateMode, ComputePass, LocalOp, MemoryKind, Op, Operand, Segment, StepPhase,
     Template, View,
 };
+use crate::schedule::Pass;
 
 /// Outer step of a bucket's weights.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +36,17 @@ pub(super) struct OuterStep {
     sum: Option<CallId>,
 }
 
-impl RoleBuilder<'_> {
+/// Updates each replica on its own, then all of them together.
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+    match point {
+        Point::Start => ir.init_anchor(),
+        Point::GradientsDone(turn) if turn.pass == Pass::Backward => ir.local_step(turn.k()),
+        Point::Update => ir.outer_step(),
+        _ => {}
+    }
+}
+
+impl RoleIr<'_> {
     /// Declares the outer step of a bucket, if the strategy uses local SGD.
     pub(super) fn declare_outer_step(
         &mut self,
@@ -61,7 +73,7 @@ impl RoleBuilder<'_> {
     }
 
     /// Adds the initialisation before the first iteration: the anchors are the initial weights.
-    pub(super) fn init_anchor(&mut self) {
+    fn init_anchor(&mut self) {
         for bucket in 0..self.buckets.len() {
             if let Some(outer) = self.buckets[bucket].outer_step() {
                 let (from, into) = (self.buckets[bucket].weights.stored(), outer.anchor);
@@ -79,7 +91,7 @@ impl RoleBuilder<'_> {
     }
 
     /// Updates this replica's weights with its own gradients, if microbatch `k` ends a local step.
-    pub(super) fn local_step(&mut self, k: usize) {
+    fn local_step(&mut self, k: usize) {
         if self.local_sgd_steps().is_none_or(|size| k % size != size - 1) {
             return;
         }
@@ -91,7 +103,7 @@ impl RoleBuilder<'_> {
     }
 
     /// Sums the replicas' pseudo-gradients and moves all replicas to the same weights.
-    pub(super) fn outer_step(&mut self) {
+    fn outer_step(&mut self) {
         let mut summed = Vec::new();
         for bucket in 0..self.buckets.len() {
             let GradientSync::LocalSgd { outer, compressed } = self.buckets[bucket].sync else {

@@ -3,7 +3,7 @@
 //! ```text
 //! check ─► graph ─► shard (specs, conversions) ─► segment ─► partition into stages
 //!                                                                  │
-//!                            one role per pipeline rank and server ◄┘ (role, update, server)
+//!                            one role per pipeline rank and server ◄┘ (role, slots, server)
 //! ```
 //!
 //! Every collective comes from the conversion table; every address from `arena`.
@@ -21,23 +21,29 @@ mod double_buffer;
 mod dropped;
 mod experts;
 mod grad_norm;
+mod gradient_sync;
 mod hogwild;
+mod layer;
 mod local_sgd;
 mod no_overlap;
 mod offload;
+mod optimizer;
+mod outputs;
 mod partition;
+mod pipeline;
 mod recompute;
 mod ring_attention;
 mod role;
 mod segment;
 mod shard;
+mod slots;
 mod split_backward;
 mod sync_server;
 mod tables;
 mod tensor_norms;
 mod tied;
-mod update;
 mod weight_stash;
+mod zero;
 
 pub use check::{Problem, Problems};
 pub use partition::balance;

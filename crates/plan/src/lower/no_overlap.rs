@@ -1,20 +1,25 @@
 //! Serialises compute and communication if overlap is disabled.
 
-use super::role::RoleBuilder;
+use super::role::RoleIr;
+use super::slots::Point;
 use crate::ids::{CallId, OpId};
 use crate::mesh::GroupKind;
 use crate::program::{Op, Section};
 
-impl RoleBuilder<'_> {
-    /// Makes compute and collectives of the body alternate if the strategy disables overlap.
+/// Makes compute and collectives of the body alternate.
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+    if let Point::Finish = point {
+        ir.serialize_comm();
+    }
+}
+
+impl RoleIr<'_> {
+    /// Makes compute and collectives of the body alternate.
     ///
     /// All ranks of a group run the same ops in the same order, and all wait for the same ones
     /// here. Messages between stages are not serialised: a rank that waited for its message to be
     /// received could deadlock with a peer that does the same.
-    pub(super) fn serialize_comm(&mut self) {
-        if self.context.strategy.overlap {
-            return;
-        }
+    fn serialize_comm(&mut self) {
         let body = std::mem::take(&mut self.body);
         let mut turns = Section::default();
         let (mut computed, mut exchanged) = (None, None);

@@ -12,14 +12,14 @@
 //! Embedding and head are not offloaded, nor is the input from another stage: receives are posted
 //! early.
 
-use super::role::RoleBuilder;
+use super::role::RoleIr;
 use super::shard::ValueId;
+use super::slots::{Point, Turn};
 use crate::dtype::DType;
 use crate::ids::{BufferId, Microbatch, OpId};
 use crate::program::{MemoryKind, Op, StepPhase, View};
-use crate::schedule::{Action, Pass};
+use crate::schedule::Pass;
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 /// Number of blocks whose activations fit in the arena: one that computes and its two neighbours,
 /// or two that are in flight.
@@ -37,8 +37,6 @@ pub(super) struct Offloading {
     stashed: BTreeMap<(usize, Microbatch), OpId>,
     /// By buffer set for optimizer state: ops after which it is free.
     free_sets: [Vec<OpId>; 2],
-    /// Next action of the schedule.
-    pub(super) following: Option<Action>,
 }
 
 #[derive(Default)]
@@ -50,7 +48,20 @@ struct Slot {
     prefetched: Option<OpId>,
 }
 
-impl RoleBuilder<'_> {
+/// Moves activations out after their forward pass and back before their backward pass; a step moves
+/// its own state.
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+    match point {
+        Point::Begin(turn) if turn.pass != Pass::Forward => ir.prefetch_last(&turn),
+        Point::Enter(turn, layer) if turn.pass != Pass::Forward => ir.await_prefetch(layer),
+        Point::Reserve(turn, layer) if turn.pass == Pass::Forward => ir.reserve_slot(&turn, layer),
+        Point::Leave(turn, layer) if turn.pass == Pass::Forward => ir.offload_layer(&turn, layer),
+        Point::Leave(turn, layer) => ir.release_slot(&turn, layer),
+        _ => {}
+    }
+}
+
+impl RoleIr<'_> {
     /// Returns true if a layer's activations are offloaded: those of blocks are.
     pub(super) fn offloads(&self, layer: usize) -> bool {
         let block = self.context.graph.layer(layer.into()).is_block();
@@ -87,16 +98,11 @@ impl RoleBuilder<'_> {
 
     /// Before a forward pass over a layer: waits until the slots it fills are free. The next slot
     /// receives the layer's output.
-    pub(super) fn reserve_slot(
-        &mut self,
-        layer: usize,
-        layers: &Range<usize>,
-        after: &mut Vec<OpId>,
-    ) {
+    fn reserve_slot(&mut self, turn: &Turn, layer: usize) {
         for filled in [layer, layer + 1] {
-            if layers.contains(&filled) && self.offloading.groups.contains_key(&filled) {
+            if turn.layers().contains(&filled) && self.offloading.groups.contains_key(&filled) {
                 let slot = &mut self.offloading.slots[filled % SLOTS];
-                after.append(&mut slot.busy);
+                self.walk.after.append(&mut slot.busy);
                 slot.holds = None;
             }
         }
@@ -104,20 +110,16 @@ impl RoleBuilder<'_> {
 
     /// After a forward pass over a layer: offloads its saved values, unless its backward pass comes
     /// before the slot is needed again.
-    pub(super) fn offload_layer(
-        &mut self,
-        layer: usize,
-        layers: &Range<usize>,
-        microbatch: Microbatch,
-    ) {
+    fn offload_layer(&mut self, turn: &Turn, layer: usize) {
+        let microbatch = turn.microbatch;
         let Some(group) = self.offloading.groups.get(&layer).cloned() else { return };
         let mut busy = self.produced();
-        let turns = self.offloading.following.is_some_and(|next| {
-            let own = self.context.stages[next.stage.index()] == *layers;
+        let turns = turn.following.is_some_and(|next| {
+            let own = self.context.stages[next.stage.index()] == turn.layers();
             own && next.pass == Pass::Backward && next.microbatch == microbatch
         });
-        let mut turn = (layer + SLOTS..layers.end).step_by(SLOTS);
-        let needed = turn.any(|later| self.offloading.groups.contains_key(&later));
+        let mut later = (layer + SLOTS..turn.end).step_by(SLOTS);
+        let needed = later.any(|later| self.offloading.groups.contains_key(&later));
         if !turns || needed {
             let lane = self.lane("offload-out");
             for (from, into) in group {
@@ -130,33 +132,28 @@ impl RoleBuilder<'_> {
     }
 
     /// Before the backward pass over `layers`: prefetches the last ones.
-    pub(super) fn prefetch_last(&mut self, layers: &Range<usize>, microbatch: Microbatch) {
-        for layer in layers.clone().rev().take(SLOTS) {
-            self.prefetch(layer, microbatch);
+    fn prefetch_last(&mut self, turn: &Turn) {
+        for layer in turn.layers().rev().take(SLOTS) {
+            self.prefetch(layer, turn.microbatch);
         }
     }
 
     /// Before the backward pass over a layer: waits for its prefetched values.
-    pub(super) fn await_prefetch(&mut self, layer: usize, after: &mut Vec<OpId>) {
+    fn await_prefetch(&mut self, layer: usize) {
         if self.offloading.groups.contains_key(&layer) {
-            after.extend(self.offloading.slots[layer % SLOTS].prefetched);
+            self.walk.after.extend(self.offloading.slots[layer % SLOTS].prefetched);
         }
     }
 
     /// After the backward pass over a layer: frees its slot and prefetches the next layer that uses
     /// it.
-    pub(super) fn release_slot(
-        &mut self,
-        layer: usize,
-        layers: &Range<usize>,
-        microbatch: Microbatch,
-    ) {
+    fn release_slot(&mut self, turn: &Turn, layer: usize) {
         if self.offloading.groups.contains_key(&layer) {
             let busy = self.produced();
             self.offloading.slots[layer % SLOTS] = Slot { busy, ..Slot::default() };
         }
-        if let Some(next) = layer.checked_sub(SLOTS).filter(|next| layers.contains(next)) {
-            self.prefetch(next, microbatch);
+        if let Some(next) = layer.checked_sub(SLOTS).filter(|next| turn.layers().contains(next)) {
+            self.prefetch(next, turn.microbatch);
         }
     }
 

@@ -19,7 +19,7 @@
 //! Tables are always f32, regardless of the networks. Rows that were looked up once must not lose
 //! small steps, and a 16-bit copy next to the exact rows would take more memory, not less.
 
-use super::role::RoleBuilder;
+use super::role::RoleIr;
 use super::shard::{Item, Sharder};
 use crate::dtype::DType;
 use crate::graph::{OpKind, OpPass, Operator};
@@ -92,7 +92,7 @@ impl TableState {
     }
 }
 
-impl RoleBuilder<'_> {
+impl RoleIr<'_> {
     /// Declares the tables of a virtual stage, if it has any with sparse steps.
     pub(super) fn declare_tables(&mut self, layers: Range<usize>) {
         if table_update(&self.context.strategy) != TableUpdate::SparseStep {

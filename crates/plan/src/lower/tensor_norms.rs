@@ -8,7 +8,7 @@
 //! stage. A step is therefore bitwise identical for every sharding of the update.
 
 use super::bucket::{dense_norm_entries, norm_entries};
-use super::role::RoleBuilder;
+use super::role::RoleIr;
 use crate::dtype::DType;
 use crate::graph::{BLOCK, OpKind};
 use crate::ids::OpId;
@@ -16,7 +16,7 @@ use crate::mesh::{Axis, GroupKind};
 use crate::program::{MemoryKind, StepPhase, TensorNorms, View};
 use std::ops::Range;
 
-impl RoleBuilder<'_> {
+impl RoleIr<'_> {
     /// Computes the tensor norms of every bucket after the gradient norm, which scales the
     /// gradients that enter the moments. Returns the ops that the step must wait for.
     pub(super) fn tensor_norms(&mut self, norm: &[OpId]) -> Vec<OpId> {

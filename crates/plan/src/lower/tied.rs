@@ -6,7 +6,8 @@
 
 use super::bucket::BucketShape;
 use super::bucket_plan::BucketPlan;
-use super::role::RoleBuilder;
+use super::role::RoleIr;
+use super::slots::Point;
 use crate::collective::{CollectiveKind, Reduction};
 use crate::graph::BLOCK;
 use crate::ids::{CallId, Microbatch, OpId, Stage};
@@ -49,7 +50,22 @@ pub(super) struct SecondUse {
     total: Option<View>,
 }
 
-impl RoleBuilder<'_> {
+/// Sums the uses of a tied table.
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+    match point {
+        Point::GradientsDone(turn) => ir.tied_done(&turn.layers(), turn.k()),
+        Point::Reduce => {
+            for bucket in 0..ir.buckets.len() {
+                if ir.buckets[bucket].uses() != Uses::OneStage {
+                    ir.finish_separate_uses(bucket);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+impl RoleIr<'_> {
     /// Location of the uses of a tied table: the embedding on the first stage, the head on the
     /// last.
     pub(super) fn uses(&self) -> Uses {
@@ -120,14 +136,26 @@ impl RoleBuilder<'_> {
         self.call(&format!("{name}.grad"), kind, sum, GroupKind::Ends, view, view, BLOCK)
     }
 
+    /// After a microbatch's gradients of a virtual stage are computed.
+    fn tied_done(&mut self, layers: &Range<usize>, k: usize) {
+        for bucket in 0..self.buckets.len() {
+            let state = &self.buckets[bucket];
+            let first = layers.contains(&state.shape.layers.start);
+            if !state.shape.tied {
+                continue;
+            }
+            if state.uses() != Uses::OneStage {
+                self.keep_leaf(bucket, k, first, layers);
+            } else if first {
+                self.sum_uses(bucket, k);
+                self.leaf_done(bucket, k);
+                self.reduce_if_due(bucket, k);
+            }
+        }
+    }
+
     /// Saves a stage's gradients of a table with separate uses until the end of the iteration.
-    pub(super) fn keep_leaf(
-        &mut self,
-        bucket: usize,
-        k: usize,
-        first: bool,
-        layers: &Range<usize>,
-    ) {
+    fn keep_leaf(&mut self, bucket: usize, k: usize, first: bool, layers: &Range<usize>) {
         let head = self.context.graph.layers.len() - 1;
         let BucketPlan { tied: Some(tied), grads, .. } = &self.buckets[bucket] else { return };
         let second = tied.second.as_ref().filter(|_| !first && layers.contains(&head));
@@ -150,7 +178,7 @@ impl RoleBuilder<'_> {
     }
 
     /// Adds the other use's gradients leaf by leaf, joins the leaves in the balanced tree, and reduces.
-    pub(super) fn finish_separate_uses(&mut self, bucket: usize, last: usize) {
+    fn finish_separate_uses(&mut self, bucket: usize) {
         let Some(tied) = &self.buckets[bucket].tied else { return };
         let leaves: Vec<View> = tied.leaves.iter().map(|&(view, _)| view).collect();
         let mut summed = match tied.uses {
@@ -175,7 +203,7 @@ impl RoleBuilder<'_> {
             let into = self.buckets[bucket].grads;
             self.compute(Op::Accumulate { from, into, mode: AccumulateMode::Move }, &[]);
         }
-        self.reduce(bucket, last);
+        self.reduce(bucket, self.last_microbatch());
     }
 
     fn add_from_other_rank(&mut self, bucket: usize) -> Vec<OpId> {
@@ -187,7 +215,7 @@ impl RoleBuilder<'_> {
         let lane = self.lane("tied");
         let mut summed = Vec::new();
         for call in calls {
-            let after: Vec<OpId> = self.last_compute.into_iter().collect();
+            let after: Vec<OpId> = self.walk.last_compute.into_iter().collect();
             let op = Op::Collective { call, microbatch: Microbatch(0) };
             summed = vec![self.body.push(lane, op, &after)];
         }
@@ -212,7 +240,7 @@ impl RoleBuilder<'_> {
     }
 
     /// Adds the gradients of both uses of a tied table on one stage, leaf by leaf.
-    pub(super) fn sum_uses(&mut self, bucket: usize, k: usize) {
+    fn sum_uses(&mut self, bucket: usize, k: usize) {
         if self.leaf(k).is_none() && !self.transient_gradients() {
             return;
         }

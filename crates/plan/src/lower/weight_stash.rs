@@ -10,7 +10,8 @@
 //! all others the previous version; an update copies the latest weights there first.
 
 use super::bucket_plan::Weights;
-use super::role::RoleBuilder;
+use super::role::RoleIr;
+use super::slots::Point;
 use crate::ids::Microbatch;
 use crate::program::{AccumulateMode, Op, View};
 use crate::schedule::{ScheduleKind, Versions};
@@ -24,7 +25,16 @@ pub(super) enum WeightVersion {
     Stashed,
 }
 
-impl RoleBuilder<'_> {
+/// Stashes weights: initial ones before the first iteration, then those that a step replaces.
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+    match point {
+        Point::Init => ir.stash_initial_weights(),
+        Point::Step(bucket) => ir.stash_weights(bucket),
+        _ => {}
+    }
+}
+
+impl RoleIr<'_> {
     fn versions(&self) -> Option<Versions> {
         match self.context.strategy.schedule {
             ScheduleKind::PipeDream { versions } => Some(versions),
@@ -59,7 +69,7 @@ impl RoleBuilder<'_> {
     }
 
     /// Stashes every bucket's initial weights for the microbatches that run ahead.
-    pub(super) fn stash_initial_weights(&mut self) {
+    fn stash_initial_weights(&mut self) {
         for bucket in 0..self.buckets.len() {
             let Weights::Stashed { latest: from, versions: into } = self.buckets[bucket].weights
             else {
@@ -77,7 +87,7 @@ impl RoleBuilder<'_> {
     }
 
     /// Stashes a bucket's weights before they are updated.
-    pub(super) fn stash_weights(&mut self, bucket: usize) {
+    fn stash_weights(&mut self, bucket: usize) {
         let Weights::Stashed { latest: from, versions: into } = self.buckets[bucket].weights else {
             return;
         };
