@@ -4,7 +4,7 @@ use paceline_comm::steps::{ActiveCollective, CollectiveSpec, run};
 use paceline_comm::thread::{ThreadTransport, world};
 use paceline_comm::{Barrier, CommError, Progress, Tag, Transport, Wait, barrier, point};
 use paceline_plan::collective::{
-    Algorithm, CollectiveKind, Level, Reduction, SummationOrder, canonical_fold, resolve,
+    Algorithm, CollectiveKind, Reduction, SummationOrder, canonical_fold, resolve,
 };
 use paceline_plan::ids::Rank;
 use proptest::prelude::*;
@@ -195,11 +195,11 @@ fn a_group_may_be_part_of_the_world_in_any_order_and_start_again() {
 
 #[test]
 fn what_needs_shared_memory_is_refused_without() {
-    let hierarchical = |inner, outer| Algorithm::Hierarchical { inner, outer, host: None };
+    let hierarchical = |inner, outer| Algorithm::hierarchical(inner, outer).unwrap();
     for algorithm in [
         Algorithm::SharedMemory,
-        hierarchical(Level::SharedMemory, Level::Ring).with_host(2),
-        hierarchical(Level::Ring, Level::SharedMemory).with_host(2),
+        hierarchical(Algorithm::SharedMemory, Algorithm::Ring).with_host(2),
+        hierarchical(Algorithm::Ring, Algorithm::SharedMemory).with_host(2),
     ] {
         let spec = CollectiveSpec {
             kind: CollectiveKind::AllReduce,

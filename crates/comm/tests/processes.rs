@@ -7,9 +7,7 @@ use paceline_comm::process::{ProcessOptions, ProcessTransport, connect};
 use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
 use paceline_comm::steps::{CollectiveSpec, run_bytes};
 use paceline_comm::{CommError, Secret, Tag, Transport, TransportKind, thread};
-use paceline_plan::collective::{
-    Algorithm, CollectiveKind, Level, Reduction, SummationOrder, resolve,
-};
+use paceline_plan::collective::{Algorithm, CollectiveKind, Reduction, SummationOrder, resolve};
 use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
 use reference::Known;
@@ -196,8 +194,7 @@ fn read_in_place(transport: &mut ProcessTransport) -> u64 {
 }
 
 fn shared_memory(ranks: u32) -> Vec<CollectiveSpec> {
-    let hierarchy =
-        Algorithm::Hierarchical { inner: Level::SharedMemory, outer: Level::Ring, host: None };
+    let hierarchy = Algorithm::hierarchical(Algorithm::SharedMemory, Algorithm::Ring).unwrap();
     let mut specs = Vec::new();
     for algorithm in [Algorithm::SharedMemory, hierarchy.with_host(ranks.min(3))] {
         for kind in CollectiveKind::ALL {

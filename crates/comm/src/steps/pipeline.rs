@@ -9,7 +9,7 @@
 //! as without pieces. The bytes per rank are unchanged too. All links are busy in every round here,
 //! so the transfer time is also unchanged.
 
-use paceline_plan::collective::{Action, Algorithm, Pattern, Step};
+use paceline_plan::collective::{Action, Pattern, Step};
 
 /// Bytes of a piece of a chunk: a fraction of a host's caches, and large compared with the cost of
 /// a message (measured: 20 µs, with eight ranks taking turns on two cores).
@@ -21,26 +21,7 @@ const AT_A_TIME: u32 = 2;
 
 /// Number of pieces of about `piece` bytes per chunk, for a vector of `bytes` bytes.
 pub(super) fn pieces(pattern: &Pattern, bytes: u64, piece: u64) -> u32 {
-    let suits = match pattern.algorithm() {
-        Algorithm::Ring | Algorithm::HalvingDoubling => true,
-        // A rank talks to all others, in turn or at once. Long messages keep a connection at full
-        // rate; pieces would make every connection start and stop all the time.
-        Algorithm::Direct | Algorithm::Partitioned | Algorithm::Naive | Algorithm::Overlapped => {
-            false
-        }
-        // Some links are idle in each round, and the network description says so. Pieces would use
-        // them, and the run would differ from the simulated one.
-        Algorithm::ParameterServer { .. }
-        | Algorithm::Tree
-        | Algorithm::Torus { .. }
-        | Algorithm::Hierarchical { .. } => false,
-        // These have pieces of their own, no messages, or no messages sent by this crate.
-        Algorithm::MultiRing { .. }
-        | Algorithm::PerDimension { .. }
-        | Algorithm::SharedMemory
-        | Algorithm::InNetwork
-        | Algorithm::Auto => false,
-    };
+    let suits = pattern.algorithm().def().hints.has_pipeline;
     let chunk = bytes.div_ceil(u64::from(pattern.chunks().max(1)));
     if !suits || chunk <= piece.saturating_mul(WHOLE) {
         return 1;
@@ -104,7 +85,9 @@ mod tests {
     use crate::steps::{ActiveCollective, CollectiveSpec};
     use crate::transport::thread;
     use crate::transport::{Progress, Tag};
-    use paceline_plan::collective::{CollectiveKind, Reduction, SummationOrder, resolve};
+    use paceline_plan::collective::{
+        Algorithm, CollectiveKind, Reduction, SummationOrder, resolve,
+    };
     use paceline_plan::ids::Rank;
 
     fn pattern(algorithm: Algorithm, ranks: u32) -> Pattern {

@@ -17,23 +17,7 @@ use paceline_plan::ids::Rank;
 
 /// Returns true if an algorithm's messages may be sent zero-copy.
 pub(super) fn suits(algorithm: Algorithm) -> bool {
-    match algorithm {
-        Algorithm::Ring
-        | Algorithm::MultiRing { .. }
-        | Algorithm::HalvingDoubling
-        | Algorithm::Direct
-        | Algorithm::Partitioned
-        | Algorithm::ParameterServer { .. } => true,
-        // A rank sums into the buffer it sends from, before the others can have answered.
-        Algorithm::Naive | Algorithm::Overlapped => false,
-        // Data may be overwritten by results from another branch or dimension.
-        Algorithm::Tree
-        | Algorithm::Torus { .. }
-        | Algorithm::Hierarchical { .. }
-        | Algorithm::PerDimension { .. } => false,
-        // No messages, or none sent by this crate.
-        Algorithm::SharedMemory | Algorithm::InNetwork | Algorithm::Auto => false,
-    }
+    algorithm.def().hints.sends_in_place
 }
 
 /// Vectors of fewer bytes are copied: the acks at the end cost more than the copies. All members

@@ -7,8 +7,8 @@ use super::WireError;
 use crate::steps::CollectiveSpec;
 use crate::transport::Purpose;
 use paceline_plan::collective::{
-    Algorithm, ChunkOrder, CollectiveKind, DimAlgorithm, Grid, GridDimension, Level, Reduction,
-    SummationOrder, TorusShape,
+    Algorithm, ChunkOrder, CollectiveKind, DimAlgorithm, Grid, GridDimension, Packed, Reduction,
+    SummationOrder, Words, hierarchical, per_dimension,
 };
 use paceline_plan::dtype::DType;
 use std::num::NonZeroU32;
@@ -41,11 +41,6 @@ const ORDERS: [SummationOrder; 2] = [SummationOrder::Canonical, SummationOrder::
 const CHUNK_ORDERS: [ChunkOrder; 2] = [ChunkOrder::Baseline, ChunkOrder::Themis];
 const WAYS: [DimAlgorithm; 3] = [DimAlgorithm::Ring, DimAlgorithm::Direct, DimAlgorithm::Halving];
 const REDUCTIONS: [Reduction; 2] = [Reduction::Sum, Reduction::Max];
-
-/// Algorithms that are not a [`Level`].
-const PER_DIMENSION: u8 = 253;
-const AUTO: u8 = 254;
-const HIERARCHICAL: u8 = 255;
 
 pub(super) fn encode(purpose: &Purpose, bytes: &mut [u8; BYTES]) {
     match *purpose {
@@ -100,27 +95,21 @@ pub(super) fn decode(bytes: &[u8; BYTES]) -> Result<Purpose, WireError> {
 }
 
 fn encode_algorithm(algorithm: Algorithm, bytes: &mut [u8; BYTES]) {
-    let mut level = |level, name: usize, parameters: usize| {
-        let (number, values) = numbers(level);
-        bytes[name] = number;
-        for (i, value) in values.iter().enumerate() {
+    let mut put_packed = |packed: Packed, number: usize, parameters: usize| {
+        bytes[number] = packed.number();
+        for (i, value) in packed.parameter().iter().enumerate() {
             put(bytes, parameters + 4 * i, value.to_le_bytes());
         }
     };
-    let one = match algorithm {
-        Algorithm::Auto => {
-            bytes[ALGORITHM] = AUTO;
-            return;
-        }
+    match algorithm {
         Algorithm::Hierarchical { inner, outer, host } => {
-            level(inner, OUTER + 1, PARAMETERS);
-            level(outer, OUTER, OUTER_PARAMETERS);
-            bytes[ALGORITHM] = HIERARCHICAL;
+            put_packed(inner, OUTER + 1, PARAMETERS);
+            put_packed(outer, OUTER, OUTER_PARAMETERS);
+            bytes[ALGORITHM] = algorithm.def().number;
             put(bytes, HOST, host.map_or(0, NonZeroU32::get).to_le_bytes());
-            return;
         }
         Algorithm::PerDimension { chunks, order, grid } => {
-            bytes[ALGORITHM] = PER_DIMENSION;
+            bytes[ALGORITHM] = algorithm.def().number;
             bytes[OUTER] = index(&CHUNK_ORDERS, order);
             put(bytes, HOST, chunks.to_le_bytes());
             let dimensions = grid.iter().flat_map(Grid::dimensions);
@@ -129,115 +118,55 @@ fn encode_algorithm(algorithm: Algorithm, bytes: &mut [u8; BYTES]) {
                 put(bytes, at + 4, rate.to_le_bytes());
                 bytes[at + 8] = index(&WAYS, *way);
             }
-            return;
         }
-        Algorithm::InNetwork => Level::InNetwork,
-        Algorithm::Ring => Level::Ring,
-        Algorithm::MultiRing { rings } => Level::MultiRing { rings },
-        Algorithm::HalvingDoubling => Level::HalvingDoubling,
-        Algorithm::Tree => Level::Tree,
-        Algorithm::Direct => Level::Direct,
-        Algorithm::SharedMemory => Level::SharedMemory,
-        Algorithm::ParameterServer { servers } => Level::ParameterServer { servers },
-        Algorithm::Naive => Level::Naive,
-        Algorithm::Overlapped => Level::Overlapped,
-        Algorithm::Partitioned => Level::Partitioned,
-        Algorithm::Torus { shape } => Level::Torus { shape },
-    };
-    level(one, ALGORITHM, PARAMETERS);
+        flat => match flat.pack() {
+            Some(packed) => put_packed(packed, ALGORITHM, PARAMETERS),
+            None => bytes[ALGORITHM] = flat.def().number,
+        },
+    }
 }
 
 fn decode_algorithm(bytes: &[u8; BYTES]) -> Option<Algorithm> {
-    let level = |name: usize, parameters: usize| {
-        let mut values = [0; TorusShape::MAX_DIMENSIONS];
+    let packed = |number: usize, parameters: usize| {
+        let mut values = Words::default();
         for (i, value) in values.iter_mut().enumerate() {
             *value = u32::from_le_bytes(get(bytes, parameters + 4 * i));
         }
-        from_numbers(bytes[name], &values)
+        Packed::new(bytes[number], values)
     };
-    match bytes[ALGORITHM] {
-        AUTO => Some(Algorithm::Auto),
-        HIERARCHICAL => {
-            let (inner, outer) = (level(OUTER + 1, PARAMETERS)?, level(OUTER, OUTER_PARAMETERS)?);
-            let host = NonZeroU32::new(u32::from_le_bytes(get(bytes, HOST)));
-            Some(Algorithm::Hierarchical { inner, outer, host })
-        }
-        PER_DIMENSION => {
-            let order = *CHUNK_ORDERS.get(usize::from(bytes[OUTER]))?;
-            let chunks = u32::from_le_bytes(get(bytes, HOST));
-            let mut dimensions = Vec::new();
-            for at in places() {
-                let size = u32::from_le_bytes(get(bytes, at));
-                if size == 0 {
-                    break;
-                }
-                let rate = u32::from_le_bytes(get(bytes, at + 4));
-                let way = *WAYS.get(usize::from(bytes[at + 8]))?;
-                dimensions.push(GridDimension { size, way, rate });
+    let number = bytes[ALGORITHM];
+    if number == Algorithm::Auto.def().number {
+        Some(Algorithm::Auto)
+    } else if number == hierarchical::NUMBER {
+        let (inner, outer) = (packed(OUTER + 1, PARAMETERS)?, packed(OUTER, OUTER_PARAMETERS)?);
+        let host = NonZeroU32::new(u32::from_le_bytes(get(bytes, HOST)));
+        Some(Algorithm::Hierarchical { inner, outer, host })
+    } else if number == per_dimension::NUMBER {
+        let order = *CHUNK_ORDERS.get(usize::from(bytes[OUTER]))?;
+        let chunks = u32::from_le_bytes(get(bytes, HOST));
+        let mut dimensions = Vec::new();
+        for at in places() {
+            let size = u32::from_le_bytes(get(bytes, at));
+            if size == 0 {
+                break;
             }
-            let grid = match dimensions.as_slice() {
-                [] => None,
-                dimensions => Some(Grid::new(dimensions)?),
-            };
-            Some(Algorithm::PerDimension { chunks, order, grid })
+            let rate = u32::from_le_bytes(get(bytes, at + 4));
+            let way = *WAYS.get(usize::from(bytes[at + 8]))?;
+            dimensions.push(GridDimension { size, way, rate });
         }
-        _ => level(ALGORITHM, PARAMETERS).map(Algorithm::from),
+        let grid = match dimensions.as_slice() {
+            [] => None,
+            dimensions => Some(Grid::new(dimensions)?),
+        };
+        Some(Algorithm::PerDimension { chunks, order, grid })
+    } else {
+        packed(ALGORITHM, PARAMETERS).map(Packed::algorithm)
     }
 }
 
 /// Offsets of the dimensions of a grid.
 fn places() -> impl Iterator<Item = usize> {
     (0..Grid::MAX_DIMENSIONS).map(|i| PARAMETERS + 9 * i)
-}
-
-/// Number and parameters of an algorithm.
-fn numbers(level: Level) -> (u8, [u32; TorusShape::MAX_DIMENSIONS]) {
-    let mut values = [0; TorusShape::MAX_DIMENSIONS];
-    let number = match level {
-        Level::Ring => 0,
-        Level::HalvingDoubling => 1,
-        Level::Tree => 2,
-        Level::Direct => 3,
-        Level::SharedMemory => 4,
-        Level::Naive => 5,
-        Level::Overlapped => 6,
-        Level::Partitioned => 7,
-        Level::MultiRing { rings } => {
-            values[0] = rings;
-            8
-        }
-        Level::ParameterServer { servers } => {
-            values[0] = servers;
-            9
-        }
-        Level::Torus { shape } => {
-            values.iter_mut().zip(shape.sizes()).for_each(|(value, size)| *value = size);
-            10
-        }
-        Level::InNetwork => 11,
-    };
-    (number, values)
-}
-
-fn from_numbers(number: u8, values: &[u32; TorusShape::MAX_DIMENSIONS]) -> Option<Level> {
-    Some(match number {
-        0 => Level::Ring,
-        1 => Level::HalvingDoubling,
-        2 => Level::Tree,
-        3 => Level::Direct,
-        4 => Level::SharedMemory,
-        5 => Level::Naive,
-        6 => Level::Overlapped,
-        7 => Level::Partitioned,
-        8 => Level::MultiRing { rings: values[0] },
-        9 => Level::ParameterServer { servers: values[0] },
-        10 => {
-            let dimensions = values.iter().take_while(|size| **size > 0).count();
-            Level::Torus { shape: TorusShape::new(&values[..dimensions])? }
-        }
-        11 => Level::InNetwork,
-        _ => return None,
-    })
 }
 
 fn index<T: PartialEq>(all: &[T], one: T) -> u8 {

@@ -3,7 +3,7 @@
 use paceline_comm::steps::{CollectiveSpec, run_bytes};
 use paceline_comm::{Tag, Transport};
 use paceline_plan::collective::{
-    Algorithm, CollectiveKind, Level, Reduction, SummationOrder, TorusShape, chunk_range, resolve,
+    Algorithm, CollectiveKind, Reduction, SummationOrder, TorusShape, chunk_range, resolve,
 };
 use paceline_plan::dtype::DType;
 use paceline_plan::ids::Rank;
@@ -22,29 +22,22 @@ pub(crate) fn everyone(ranks: u32) -> Vec<Rank> {
 
 /// Every algorithm that exchanges messages, and some of their hierarchies.
 pub(crate) fn algorithms(ranks: u32) -> Vec<Algorithm> {
-    let mut all = vec![
-        Algorithm::Auto,
-        Algorithm::Ring,
-        Algorithm::HalvingDoubling,
-        Algorithm::Tree,
-        Algorithm::Direct,
-        Algorithm::Naive,
-        Algorithm::Overlapped,
-        Algorithm::Partitioned,
-    ];
-    all.extend([1, 2, ranks].map(|servers| Algorithm::ParameterServer { servers }));
-    all.extend([2, 3].map(|rings| Algorithm::MultiRing { rings }));
+    let messages = |algorithm: &Algorithm| *algorithm != Algorithm::SharedMemory;
+    let mut all: Vec<Algorithm> = Algorithm::for_any_group().filter(messages).collect();
+    all.push(Algorithm::Auto);
+    all.extend([2, ranks].map(|servers| Algorithm::ParameterServer { servers }));
+    all.push(Algorithm::MultiRing { rings: 3 });
     let pairs = [
-        (Level::Ring, Level::HalvingDoubling),
-        (Level::ParameterServer { servers: 1 }, Level::Ring),
-        (Level::HalvingDoubling, Level::Partitioned),
-        (Level::MultiRing { rings: 2 }, Level::Tree),
-        (Level::Tree, Level::MultiRing { rings: 3 }),
-        (Level::Naive, Level::Direct),
+        (Algorithm::Ring, Algorithm::HalvingDoubling),
+        (Algorithm::ParameterServer { servers: 1 }, Algorithm::Ring),
+        (Algorithm::HalvingDoubling, Algorithm::Partitioned),
+        (Algorithm::MultiRing { rings: 2 }, Algorithm::Tree),
+        (Algorithm::Tree, Algorithm::MultiRing { rings: 3 }),
+        (Algorithm::Naive, Algorithm::Direct),
     ];
     for size in (2..ranks).filter(|size| ranks.is_multiple_of(*size)) {
         all.extend(pairs.map(|(inner, outer)| {
-            Algorithm::Hierarchical { inner, outer, host: None }.with_host(size)
+            Algorithm::hierarchical(inner, outer).expect("two levels").with_host(size)
         }));
         all.extend(TorusShape::new(&[size, ranks / size]).map(|shape| Algorithm::Torus { shape }));
     }

@@ -26,12 +26,13 @@ pub(crate) struct Flags {
     /// Collective: all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather or all_to_all
     #[arg(long, value_name = "OP", help_heading = "Collective")]
     op: Option<String>,
-    /// Algorithm: auto, ring, multi-ring:C, halving-doubling, tree, direct, shared-memory, ps:K,
-    /// naive, overlapped, partitioned, torus:AxBxC, in-network (where a switch sums),
-    /// hierarchical:INNER:OUTER (with G ranks per host instead of the cluster's number,
-    /// hierarchical:INNER:OUTER/G), per-dimension:C (through the cluster's dimensions in C chunks)
-    /// or themis:C (the same, with a better order of dimensions for each chunk) [default: auto]
-    #[arg(long, value_name = "ALGORITHM", help_heading = "Collective")]
+    /// Algorithm
+    #[arg(
+        long,
+        value_name = "ALGORITHM",
+        help = algorithm_help(),
+        help_heading = "Collective"
+    )]
     algorithm: Option<String>,
     /// Size of the whole vector, in bytes or with a unit: 1048576, 64MiB, 64MB
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true, help_heading = "Collective")]
@@ -66,6 +67,13 @@ Examples:
   paceline collective --op all_reduce --algorithm themis:64 --size 1GiB --cluster tpu-v4
   paceline collective --op all_reduce --cluster dgx-a100:32 --algorithm ring \\
                       --vary size=1MiB,16MiB,256MiB --vary algorithm=ring,tree --plot sizes.svg";
+
+fn algorithm_help() -> String {
+    let known = Algorithm::known();
+    format!(
+        "Algorithm: {known}; in-network needs a switch that sums, hierarchical takes the ranks per host          from the cluster unless they follow as /G, and per-dimension and themis pass C chunks through          the cluster's dimensions [default: auto]"
+    )
+}
 
 #[derive(Serialize)]
 struct Record {

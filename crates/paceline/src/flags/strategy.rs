@@ -117,10 +117,8 @@ pub(crate) struct StrategyFlags {
     /// [default: all-reduce]
     #[arg(long, value_name = "HOW")]
     pub sync: Option<String>,
-    /// Algorithm of the gradient reduction: auto, ring, multi-ring:C, halving-doubling, tree,
-    /// direct, shared-memory, ps:K, naive, overlapped, partitioned, torus:AxBxC or
-    /// hierarchical:INNER:OUTER/G with G replicas per host [default: auto]
-    #[arg(long, value_name = "ALGORITHM")]
+    /// Algorithm of the gradient reduction
+    #[arg(long, value_name = "ALGORITHM", help = collective_help())]
     pub collective: Option<String>,
     /// Minimum size of a gradient bucket, in MiB [default: 25]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
@@ -156,6 +154,13 @@ pub(crate) struct StrategyFlags {
     /// Offload store: a file on disk, or the host's memory [default: disk for train, host else]
     #[arg(long, value_name = "disk|host")]
     pub offload_to: Option<String>,
+}
+
+fn collective_help() -> String {
+    let known = Algorithm::known();
+    format!(
+        "Algorithm of the gradient reduction: {known}; hierarchical:INNER:OUTER/G has G replicas per host          [default: auto]"
+    )
 }
 
 /// Defaults that differ between commands.

@@ -1,7 +1,8 @@
 //! Costs of a collective, counted from its steps.
 
+use super::Pattern;
+use super::definition::Counted;
 use super::step::{Action, Chunking, Combine};
-use super::{Algorithm, Pattern};
 use crate::units::Bytes;
 
 /// Rounds, bytes and fan-in, as the doc comments of the algorithms state them in formulas.
@@ -121,33 +122,16 @@ fn add(sum: &mut Bytes, bytes: u64) {
 }
 
 /// Ranks that include the maximum of every count over the group; see [`Pattern::busiest`].
-///
-/// Halving and trees are irregular, but a rank has few steps there, so all ranks are counted. The
-/// same holds for the other algorithms whose loads depend on more than one distance, unless there
-/// are too many steps.
 pub(super) fn busiest(pattern: &Pattern) -> Vec<u32> {
     /// Number of steps that can be generated and counted in a few milliseconds.
     const FEW_STEPS: u64 = 1 << 20;
-    let ranks = pattern.ranks();
-    let all = match pattern.algorithm() {
-        Algorithm::HalvingDoubling | Algorithm::Tree => true,
-        Algorithm::MultiRing { .. }
-        | Algorithm::Torus { .. }
-        | Algorithm::PerDimension { .. }
-        | Algorithm::Hierarchical { .. } => {
-            u64::from(ranks) * u64::from(pattern.rounds()) <= FEW_STEPS
-        }
-        Algorithm::Auto
-        | Algorithm::Ring
-        | Algorithm::Direct
-        | Algorithm::SharedMemory
-        | Algorithm::ParameterServer { .. }
-        | Algorithm::Naive
-        | Algorithm::Overlapped
-        | Algorithm::Partitioned
-        | Algorithm::InNetwork => false,
+    let steps = || u64::from(pattern.ranks()) * u64::from(pattern.rounds());
+    let all = match pattern.algorithm().def().counted {
+        Counted::All => true,
+        Counted::AllIfFew => steps() <= FEW_STEPS,
+        Counted::Edges => false,
     };
-    if all { (0..ranks).collect() } else { at_edges(pattern) }
+    if all { (0..pattern.ranks()).collect() } else { at_edges(pattern) }
 }
 
 /// The ranks around the edges of the group.
@@ -157,52 +141,26 @@ pub(super) fn busiest(pattern: &Pattern) -> Vec<u32> {
 /// or levels have different edges; there they suffice up to the rounding of chunk sizes. Tests
 /// compare with all ranks for every algorithm.
 pub(super) fn at_edges(pattern: &Pattern) -> Vec<u32> {
-    let (ranks, root) = (pattern.ranks(), pattern.root());
-    let edges = match pattern.algorithm() {
-        Algorithm::ParameterServer { servers } => [0, root, root + servers],
-        Algorithm::Torus { shape } => return busiest_of_grid(shape.sizes()),
-        Algorithm::PerDimension { grid, .. } => {
-            let sizes = grid.iter().flat_map(|grid| grid.dimensions()).map(|d| d.size);
-            return busiest_of_grid(sizes);
-        }
-        Algorithm::Hierarchical { .. } => return busiest_of_levels(pattern),
-        Algorithm::Auto
-        | Algorithm::Ring
-        | Algorithm::MultiRing { .. }
-        | Algorithm::HalvingDoubling
-        | Algorithm::Tree
-        | Algorithm::Direct
-        | Algorithm::SharedMemory
-        | Algorithm::Naive
-        | Algorithm::Overlapped
-        | Algorithm::Partitioned
-        | Algorithm::InNetwork => [0, root, root],
-    };
-    let around = |edge| [edge, edge + 1, edge + 2 * ranks - 2, edge + ranks - 1];
-    let mut busiest: Vec<u32> = edges.into_iter().flat_map(around).map(|r| r % ranks).collect();
+    (pattern.algorithm().def().edges)(pattern)
+}
+
+/// The two ranks before and the two behind every edge, which lies in front of a rank.
+pub(super) fn around(ranks: u32, edges: &[u32]) -> Vec<u32> {
+    let around = |&edge: &u32| [edge, edge + 1, edge + 2 * ranks - 2, edge + ranks - 1];
+    let mut busiest: Vec<u32> = edges.iter().flat_map(around).map(|r| r % ranks).collect();
     busiest.sort_unstable();
     busiest.dedup();
     busiest
 }
 
 /// The ranks around the edges in every dimension.
-fn busiest_of_grid(sizes: impl Iterator<Item = u32>) -> Vec<u32> {
+pub(super) fn around_in_grid(sizes: impl Iterator<Item = u32>) -> Vec<u32> {
     let (mut busiest, mut below) = (vec![0], 1);
     for size in sizes {
-        let mut places = vec![0, 1 % size, size.saturating_sub(2), size - 1];
-        places.sort_unstable();
-        places.dedup();
+        let places = around(size, &[0]);
         let at = |place: u32| busiest.iter().map(move |rank| rank + place * below);
         busiest = places.into_iter().flat_map(at).collect();
         below *= size;
     }
     busiest
-}
-
-/// The busiest ranks of the busiest hosts.
-fn busiest_of_levels(pattern: &Pattern) -> Vec<u32> {
-    let Some((inner, outer)) = pattern.levels() else { return Vec::new() };
-    let of_host = busiest(&inner);
-    let hosts = busiest(&outer).into_iter();
-    hosts.flat_map(|host| of_host.iter().map(move |rank| host * inner.ranks() + rank)).collect()
 }

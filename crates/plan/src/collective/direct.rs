@@ -6,8 +6,36 @@
 //!
 //! In the formulas *P* is the number of ranks and *N* the bytes of the whole vector.
 
+use super::definition::{AlgorithmDef, Hints, Rotation, ways};
 use super::step::{Chunks, Combine, Step, StepList};
-use super::{SummationOrder, has_steps};
+use super::{CollectiveKind, Pattern, SummationOrder, has_steps};
+
+/// Entry in the table.
+pub(super) const DEF: AlgorithmDef = AlgorithmDef {
+    name: "direct",
+    number: 3,
+    chunks: |p| match p.kind {
+        CollectiveKind::Broadcast | CollectiveKind::Reduce => 1,
+        _ => p.ranks,
+    },
+    rounds: ways,
+    steps,
+    hints: Hints { rotation: |_| Rotation::Axes, sends_in_place: true, ..AlgorithmDef::BASE.hints },
+    ..AlgorithmDef::BASE
+};
+
+fn steps(p: &Pattern, me: u32) -> Vec<Step> {
+    let (ranks, root, order) = (p.ranks, p.root, p.order);
+    match p.kind {
+        CollectiveKind::AllReduce => all_reduce(ranks, me, order),
+        CollectiveKind::ReduceScatter => reduce_scatter(ranks, me, order),
+        CollectiveKind::AllGather => all_gather(ranks, me),
+        CollectiveKind::Broadcast => broadcast(ranks, me, root),
+        CollectiveKind::Reduce => reduce(ranks, me, root, order),
+        CollectiveKind::Gather => gather(ranks, me, root),
+        CollectiveKind::AllToAll => all_to_all(ranks, me),
+    }
+}
 
 /// Rank *i* sums chunk *i* of all ranks, then sends it to all ranks.
 ///

@@ -1,6 +1,6 @@
 //! Machine properties that algorithms depend on: ranks per host, and the network between them.
 
-use super::algorithm::{Algorithm, Level};
+use super::Algorithm;
 use super::grid::{DimAlgorithm, Grid, GridDimension};
 use super::method::Library;
 use super::resolve::CollectiveError;
@@ -74,8 +74,7 @@ impl Fabric {
         let ranks = u32::try_from(members.len()).unwrap_or(u32::MAX);
         let resolved = match algorithm {
             Algorithm::Hierarchical { host: None, .. } => {
-                let host =
-                    self.ranks_per_host(members).ok_or(CollectiveError::UnevenHosts { ranks })?;
+                let host = self.ranks_per_host(members).ok_or_else(|| uneven(ranks))?;
                 algorithm.with_host(host)
             }
             Algorithm::PerDimension { chunks, order, grid: None } => {
@@ -84,19 +83,18 @@ impl Fabric {
             }
             resolved => resolved,
         };
-        match resolved {
-            Algorithm::InNetwork => self.check_reduces(resolved, members)?,
-            Algorithm::Hierarchical { inner, outer, host: Some(host) } => {
-                let host = host.get() as usize;
-                if inner == Level::InNetwork {
-                    self.check_reduces(resolved, members.get(..host).unwrap_or(members))?;
-                }
-                if outer == Level::InNetwork {
-                    let across: Vec<Rank> = members.iter().copied().step_by(host).collect();
-                    self.check_reduces(resolved, &across)?;
-                }
-            }
-            _ => {}
+        let on = match resolved {
+            Algorithm::Hierarchical { host: Some(host), .. } => host.get() as usize,
+            _ => members.len(),
+        };
+        let switches = |algorithm| algorithm == Algorithm::InNetwork;
+        let [inner, outer] = resolved.levels().unwrap_or([resolved, Algorithm::Auto]);
+        if switches(inner) {
+            self.check_reduces(resolved, members.get(..on).unwrap_or(members))?;
+        }
+        if switches(outer) {
+            let across: Vec<Rank> = members.iter().copied().step_by(on).collect();
+            self.check_reduces(resolved, &across)?;
         }
         Ok(resolved)
     }
@@ -122,7 +120,12 @@ impl Fabric {
     /// The dimensions in which members differ, if the members fill a grid of them in order.
     fn grid(&self, algorithm: Algorithm, members: &[Rank]) -> Result<Grid, CollectiveError> {
         let ranks = u32::try_from(members.len()).unwrap_or(u32::MAX);
-        let irregular = || CollectiveError::NoGrid { algorithm, ranks };
+        let irregular = || {
+            CollectiveError::Unfit(format!(
+                "{algorithm} needs ranks that fill a grid of the cluster's dimensions in order; these \
+                 {ranks} ranks do not"
+            ))
+        };
         let spans = self.spans(members);
         let spanned: Vec<usize> = (0..spans.len()).filter(|&d| spans[d].len() > 1).collect();
         let product = spanned.iter().fold(1usize, |n, &d| n.saturating_mul(spans[d].len()));
@@ -154,8 +157,13 @@ impl Fabric {
         if dimensions.is_empty() {
             dimensions.push(GridDimension { size: 1, way: DimAlgorithm::Ring, rate: 1 });
         }
-        Grid::new(&dimensions)
-            .ok_or(CollectiveError::ManyDimensions { algorithm, dimensions: dimensions.len() })
+        Grid::new(&dimensions).ok_or_else(|| {
+            CollectiveError::Unfit(format!(
+                "{algorithm} supports at most {} dimensions, and the group spans {}",
+                Grid::MAX_DIMENSIONS,
+                dimensions.len()
+            ))
+        })
     }
 
     /// The members' coordinates in each dimension, in order of first appearance.
@@ -185,6 +193,12 @@ impl Fabric {
             _ => Ok(()),
         }
     }
+}
+
+fn uneven(ranks: u32) -> CollectiveError {
+    CollectiveError::Unfit(format!(
+        "{ranks} ranks do not share hosts evenly; use as many of each host"
+    ))
 }
 
 #[cfg(test)]

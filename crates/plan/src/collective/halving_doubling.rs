@@ -13,8 +13,45 @@
 //! otherwise, and *N* is the bytes of the whole vector. See Thakur, Rabenseifner and Gropp,
 //! "Optimization of Collective Communication Operations in MPICH" (2005), sections 4.1 to 4.5.
 
-use super::has_steps;
+use super::definition::{AlgorithmDef, Alike, Counted, Hints, Inner, NO_GATHER, ways};
 use super::step::{Chunks, Combine, Step, StepList};
+use super::{CollectiveKind, has_steps};
+
+/// Entry in the table.
+pub(super) const DEF: AlgorithmDef = AlgorithmDef {
+    name: "halving-doubling",
+    number: 1,
+    kinds: NO_GATHER,
+    is_canonical: |p| p.ranks.is_power_of_two(),
+    chunks: |p| core(p.ranks),
+    rounds: |p| {
+        let surplus = u32::from(!p.ranks.is_power_of_two());
+        match p.kind {
+            CollectiveKind::Broadcast | CollectiveKind::Reduce => 2 * p.ranks.ilog2() + surplus,
+            _ => ways(p) * p.ranks.ilog2() + 2 * surplus,
+        }
+    },
+    steps: |p, me| match p.kind {
+        CollectiveKind::AllReduce => all_reduce(p.ranks, me),
+        CollectiveKind::ReduceScatter => reduce_scatter(p.ranks, me),
+        CollectiveKind::AllGather => all_gather(p.ranks, me),
+        CollectiveKind::Broadcast => broadcast(p.ranks, me, p.root),
+        CollectiveKind::Reduce => reduce(p.ranks, me, p.root),
+        CollectiveKind::Gather | CollectiveKind::AllToAll => Vec::new(),
+    },
+    counted: Counted::All,
+    inner: Inner {
+        owned: |p, me| if me < core(p.ranks) { Chunks::one(me) } else { Chunks::all(0) },
+        ..AlgorithmDef::BASE.inner
+    },
+    hints: Hints {
+        alike: Alike::PowersOfTwo,
+        sends_in_place: true,
+        has_pipeline: true,
+        ..AlgorithmDef::BASE.hints
+    },
+    ..AlgorithmDef::BASE
+};
 
 /// Halving, so that every rank holds the sum of one chunk, then doubling to distribute them.
 ///

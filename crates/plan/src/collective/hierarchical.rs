@@ -22,10 +22,74 @@
 //! between hosts; fan-in is the larger of the two. Chunks: those of the inner times those of the
 //! outer algorithm.
 
-use super::CollectiveKind;
-use super::algorithm::Algorithm;
+use super::definition::{AlgorithmDef, Alike, Counted, Hints, Inner, NO_GATHER};
 use super::step::{Action, Chunks, Peers, Step, StepList};
-use super::{Pattern, halving_doubling, in_network, relative, shared_memory, tree};
+use super::{Algorithm, CollectiveError, CollectiveKind, Pattern, counts, resolve};
+
+/// Number in messages.
+pub const NUMBER: u8 = 255;
+/// Values that the text form accepts.
+pub(super) const NEEDS_LEVELS: &str = "an inner and an outer algorithm, such as hierarchical:ps:ring \
+                                       or hierarchical:multi-ring:2:halving-doubling";
+pub(super) const NEEDS_HOST: &str =
+    "behind the slash how many of its ranks share a host, at least 1";
+
+/// Entry in the table.
+pub(super) const DEF: AlgorithmDef = AlgorithmDef {
+    name: "hierarchical",
+    number: NUMBER,
+    suggested: None,
+    kinds: NO_GATHER,
+    is_canonical: |p| {
+        let Some((inner, outer)) = p.levels() else { return false };
+        (inner.ranks.is_power_of_two() || outer.ranks == 1)
+            && resolve::keeps_order(&inner)
+            && resolve::keeps_order(&outer)
+    },
+    check,
+    chunks: |p| p.levels().map_or(p.ranks, |(inner, outer)| inner.chunks() * outer.chunks()),
+    rounds: |p| p.levels().map_or(0, |(inner, outer)| inner_rounds(&inner) + outer.rounds()),
+    steps: |p, me| {
+        let Some((inner, outer)) = p.levels() else { return Vec::new() };
+        match p.kind {
+            CollectiveKind::AllReduce => all_reduce(&inner, &outer, me),
+            CollectiveKind::ReduceScatter => reduce_scatter(&inner, &outer, me),
+            CollectiveKind::AllGather => all_gather(&inner, &outer, me),
+            CollectiveKind::Broadcast => broadcast(&inner, &outer, me),
+            CollectiveKind::Reduce => reduce(&inner, &outer, me),
+            CollectiveKind::Gather | CollectiveKind::AllToAll => Vec::new(),
+        }
+    },
+    counted: Counted::AllIfFew,
+    edges: |p| {
+        let Some((inner, outer)) = p.levels() else { return Vec::new() };
+        let of_host = counts::busiest(&inner);
+        let hosts = counts::busiest(&outer).into_iter();
+        hosts.flat_map(|host| of_host.iter().map(move |rank| host * inner.ranks + rank)).collect()
+    },
+    hints: Hints { alike: Alike::None, ..AlgorithmDef::BASE.hints },
+    ..AlgorithmDef::BASE
+};
+
+fn check(p: &Pattern) -> Result<(), CollectiveError> {
+    let Pattern { algorithm, ranks, .. } = *p;
+    let Algorithm::Hierarchical { host: Some(host), .. } = algorithm else {
+        // The largest divisor that a machine is likely to have.
+        let host = (1..=8).rev().find(|host| ranks.is_multiple_of(*host)).unwrap_or(1);
+        return Err(CollectiveError::Unfit(format!(
+            "{algorithm} needs to know how many of the {ranks} ranks share a host; write it behind a \
+             slash, such as {algorithm}/{host}"
+        )));
+    };
+    if !ranks.is_multiple_of(host.get()) {
+        return Err(CollectiveError::Unfit(format!(
+            "{ranks} ranks cannot share hosts evenly, {host} to each; give a divisor of {ranks}"
+        )));
+    }
+    let Some((inner, outer)) = p.levels() else { return Ok(()) };
+    (inner.algorithm.def().check)(&inner)?;
+    (outer.algorithm.def().check)(&outer)
+}
 
 /// The first half of the inner all_reduce, the outer one among the owners, the second half.
 ///
@@ -34,11 +98,16 @@ use super::{Pattern, halving_doubling, in_network, relative, shared_memory, tree
 /// one rank of every host.
 pub fn all_reduce(inner: &Pattern, outer: &Pattern, me: u32) -> Vec<Step> {
     let Some(place) = LevelPosition::of(inner, outer, me) else { return Vec::new() };
-    let (steps, middle) = (inner_steps(inner, place.index), middle(inner));
+    let Inner { steps, rounds, is_replicated, owned } = inner.algorithm.def().inner;
+    let steps = steps.map_or_else(|| inner.steps(place.index), |steps| steps(inner, place.index));
+    let middle = if is_replicated { rounds(inner) } else { rounds(inner) / 2 };
     let (first, second) = steps.split_at(steps.partition_point(|step| step.round < middle));
     let mut script = StepList::default();
     script.extend(first.iter().map(|step| place.inside(step, 0, Split::Contiguous)));
-    let owned = owned(inner, place.index);
+    let owned = match is_replicated || inner.ranks == 1 {
+        true => Chunks::all(inner.chunks()),
+        false => owned(inner, place.index),
+    };
     if owned.count > 0 {
         let crossing = outer.steps(place.host);
         script.extend(crossing.iter().map(|step| place.across(step, middle, owned)));
@@ -104,63 +173,11 @@ pub fn reduce(inner: &Pattern, outer: &Pattern, me: u32) -> Vec<Step> {
     script.done()
 }
 
-/// The steps of an inner all_reduce. Every rank must own a part in between, so in-network reduction
-/// takes two rounds here, and shared memory is read twice instead of written.
-fn inner_steps(inner: &Pattern, me: u32) -> Vec<Step> {
-    match inner.algorithm() {
-        Algorithm::InNetwork => in_network::all_reduce_by_parts(inner.ranks(), me),
-        Algorithm::SharedMemory => {
-            shared_memory::all_reduce_by_reads(inner.ranks(), me, inner.order())
-        }
-        _ => inner.steps(me),
-    }
-}
-
 /// Number of rounds of an inner pattern.
-pub(super) fn inner_rounds(inner: &Pattern) -> u32 {
-    match (inner.algorithm(), inner.kind()) {
-        (Algorithm::InNetwork, CollectiveKind::AllReduce) => 2 * inner.rounds(),
+fn inner_rounds(inner: &Pattern) -> u32 {
+    match inner.kind {
+        CollectiveKind::AllReduce => (inner.algorithm.def().inner.rounds)(inner),
         _ => inner.rounds(),
-    }
-}
-
-/// Number of rounds of an inner all_reduce after which every chunk is summed, at its owner.
-fn middle(inner: &Pattern) -> u32 {
-    match inner.algorithm() {
-        Algorithm::Naive | Algorithm::Overlapped => inner.rounds(),
-        _ => inner_rounds(inner) / 2,
-    }
-}
-
-/// The chunks of an inner all_reduce that a rank owns in the middle; they are consecutive.
-pub(super) fn owned(inner: &Pattern, me: u32) -> Chunks {
-    let (ranks, chunks) = (inner.ranks(), inner.chunks());
-    let none = Chunks::all(0);
-    if ranks == 1 {
-        return Chunks::all(chunks);
-    }
-    match inner.algorithm() {
-        Algorithm::Naive | Algorithm::Overlapped => Chunks::all(chunks),
-        Algorithm::HalvingDoubling if me >= halving_doubling::core(ranks) => none,
-        Algorithm::ParameterServer { servers } => {
-            let place = relative(me, inner.root(), ranks);
-            if place < servers { Chunks::one(place) } else { none }
-        }
-        Algorithm::Tree => match tree::root_of(ranks, me, inner.order()) {
-            Some(tree) => Chunks::spaced(tree * (chunks / 2), chunks / 2, 1),
-            None => none,
-        },
-        Algorithm::Auto
-        | Algorithm::Ring
-        | Algorithm::MultiRing { .. }
-        | Algorithm::HalvingDoubling
-        | Algorithm::Direct
-        | Algorithm::SharedMemory
-        | Algorithm::Partitioned
-        | Algorithm::Torus { .. }
-        | Algorithm::InNetwork
-        | Algorithm::PerDimension { .. }
-        | Algorithm::Hierarchical { .. } => Chunks::one(me),
     }
 }
 

@@ -13,8 +13,36 @@
 //! In the formulas *P* is the number of ranks and *N* the bytes of the whole vector. A switch sends
 //! one message to a rank: fan-in is 1.
 
-use super::has_steps;
+use super::definition::{AlgorithmDef, Inner, NO_GATHER};
 use super::step::{Action, Chunks, Peers, Step, StepList};
+use super::{CollectiveKind, has_steps};
+
+/// Entry in the table.
+pub(super) const DEF: AlgorithmDef = AlgorithmDef {
+    name: "in-network",
+    number: 11,
+    suggested: None,
+    kinds: NO_GATHER,
+    is_canonical: |_| false,
+    chunks: |p| match p.kind {
+        CollectiveKind::Broadcast | CollectiveKind::Reduce => 1,
+        _ => p.ranks,
+    },
+    steps: |p, me| match p.kind {
+        CollectiveKind::AllReduce => all_reduce(p.ranks, me),
+        CollectiveKind::ReduceScatter => reduce_scatter(p.ranks, me),
+        CollectiveKind::AllGather => all_gather(p.ranks, me),
+        CollectiveKind::Broadcast => broadcast(p.ranks, me, p.root),
+        CollectiveKind::Reduce => reduce(p.ranks, me, p.root),
+        CollectiveKind::Gather | CollectiveKind::AllToAll => Vec::new(),
+    },
+    inner: Inner {
+        steps: Some(|p, me| all_reduce_by_parts(p.ranks, me)),
+        rounds: |p| 2 * p.rounds(),
+        ..AlgorithmDef::BASE.inner
+    },
+    ..AlgorithmDef::BASE
+};
 
 /// All ranks send their vector to the switch, which returns the sum to all.
 ///
@@ -48,7 +76,7 @@ pub fn all_gather(ranks: u32, me: u32) -> Vec<Step> {
 /// between; used by a hierarchy inside a host.
 ///
 /// Rounds 2; bytes sent per rank N(1 + 1/P), received N; fan-in 1. Chunks: P.
-pub(super) fn all_reduce_by_parts(ranks: u32, me: u32) -> Vec<Step> {
+fn all_reduce_by_parts(ranks: u32, me: u32) -> Vec<Step> {
     let mut walk = Walk::new(ranks, me);
     walk.scatter(0);
     walk.gather(1);

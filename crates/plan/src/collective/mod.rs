@@ -78,6 +78,7 @@
 
 mod algorithm;
 mod counts;
+mod definition;
 pub mod direct;
 mod fabric;
 mod fold;
@@ -102,16 +103,20 @@ pub mod themis;
 pub mod torus;
 pub mod tree;
 
-pub use algorithm::{Algorithm, Level, MAX_CHUNKS, MAX_RINGS, TorusShape};
+pub use algorithm::{Algorithm, Packed};
 pub use counts::Counts;
+pub use definition::{AlgorithmDef, Alike, Hints, Rotation, Words};
 pub use fabric::{Fabric, FabricDimension};
 pub use fold::{CanonicalFold, canonical_fold};
 pub use grid::{DimAlgorithm, Grid, GridDimension};
 pub use method::{Ask, Library, Method};
+pub use multi_ring::MAX_RINGS;
 pub use names::{CollectiveKind, NameError, Reduction, SummationOrder};
+pub use per_dimension::MAX_CHUNKS;
 pub use resolve::{CollectiveError, resolve};
 pub use step::{Action, Chunking, Chunks, Combine, Peers, Step, chunk_range};
 pub use themis::{ChunkOrder, Visit};
+pub use torus::TorusShape;
 
 use crate::units::Bytes;
 
@@ -172,83 +177,20 @@ impl Pattern {
         self.root
     }
 
-    /// Number of chunks the vector is split into.
+    /// Number of chunks the vector is split into: one per rank for kinds with parts.
     pub fn chunks(&self) -> u32 {
-        use CollectiveKind::{AllGather, AllToAll, Broadcast, Gather, Reduce, ReduceScatter};
-        let Self { kind, algorithm, order, ranks, root: _ } = *self;
-        match (kind, algorithm) {
-            (_, Algorithm::Hierarchical { .. }) => {
-                self.levels().map_or(ranks, |(inner, outer)| inner.chunks() * outer.chunks())
-            }
-            (ReduceScatter | AllGather | Gather | AllToAll, _) => ranks,
-            (_, Algorithm::HalvingDoubling) => halving_doubling::core(ranks),
-            (_, Algorithm::Tree) => tree::chunks(kind, ranks, order),
-            (_, Algorithm::ParameterServer { servers }) => servers,
-            (Broadcast | Reduce, Algorithm::Ring | Algorithm::MultiRing { .. }) => {
-                ring::chain_chunks(ranks)
-            }
-            (Broadcast | Reduce, Algorithm::Direct | Algorithm::InNetwork)
-            | (Broadcast, Algorithm::SharedMemory) => 1,
-            (_, Algorithm::Naive | Algorithm::Overlapped) => 1,
-            (
-                _,
-                Algorithm::Ring
-                | Algorithm::MultiRing { .. }
-                | Algorithm::Direct
-                | Algorithm::SharedMemory
-                | Algorithm::Partitioned
-                | Algorithm::Torus { .. }
-                | Algorithm::InNetwork
-                | Algorithm::PerDimension { .. }
-                | Algorithm::Auto,
-            ) => ranks,
+        use CollectiveKind::{
+            AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter,
+        };
+        match self.kind {
+            ReduceScatter | AllGather | Gather | AllToAll => self.ranks,
+            AllReduce | Broadcast | Reduce => (self.algorithm.def().chunks)(self),
         }
     }
 
     /// Number of rounds, computed without generating the steps.
     pub fn rounds(&self) -> u32 {
-        use CollectiveKind::{AllReduce, Broadcast, Reduce};
-        let Self { kind, algorithm, order, ranks, root: _ } = *self;
-        if ranks == 1 {
-            return 0;
-        }
-        let both_ways = if kind == AllReduce { 2 } else { 1 };
-        let surplus = u32::from(!ranks.is_power_of_two());
-        match (algorithm, kind) {
-            (Algorithm::Ring | Algorithm::MultiRing { .. }, Broadcast | Reduce) => {
-                ranks - 2 + ring::chain_chunks(ranks)
-            }
-            (Algorithm::Ring | Algorithm::MultiRing { .. } | Algorithm::Partitioned, _) => {
-                both_ways * (ranks - 1)
-            }
-            (Algorithm::HalvingDoubling, Broadcast | Reduce) => 2 * ranks.ilog2() + surplus,
-            (Algorithm::HalvingDoubling, _) => both_ways * ranks.ilog2() + 2 * surplus,
-            (Algorithm::Tree, _) => tree::rounds(kind, ranks, order),
-            (Algorithm::SharedMemory, Reduce) => 2,
-            (Algorithm::ParameterServer { servers: 2.. }, _) => 2,
-            (
-                Algorithm::Auto
-                | Algorithm::Direct
-                | Algorithm::SharedMemory
-                | Algorithm::ParameterServer { .. },
-                _,
-            ) => both_ways,
-            (Algorithm::Naive, _) => ranks - 1,
-            (Algorithm::Overlapped | Algorithm::InNetwork, _) => 1,
-            (Algorithm::PerDimension { .. }, _) => {
-                let ends = self.visits().into_iter().map(|visit| visit.rounds.end);
-                ends.max().unwrap_or(0)
-            }
-            (Algorithm::Torus { shape }, _) => {
-                both_ways * shape.sizes().map(|size| size - 1).sum::<u32>()
-            }
-            (Algorithm::Hierarchical { .. }, _) => {
-                let rounds = |(inner, outer): (Self, Self)| {
-                    hierarchical::inner_rounds(&inner) + outer.rounds()
-                };
-                self.levels().map_or(0, rounds)
-            }
-        }
+        if self.ranks == 1 { 0 } else { (self.algorithm.def().rounds)(self) }
     }
 
     /// Collectives within one host and across hosts (one rank per host), if the algorithm has these
@@ -256,10 +198,19 @@ impl Pattern {
     pub fn levels(&self) -> Option<(Self, Self)> {
         let Algorithm::Hierarchical { inner, outer, host } = self.algorithm else { return None };
         let (host, root) = (host?.get(), self.root);
-        let inside = Self { algorithm: inner.into(), ranks: host, root: root % host, ..*self };
+        let (inner, outer) = (inner.algorithm(), outer.algorithm());
+        let inside = Self { algorithm: inner, ranks: host, root: root % host, ..*self };
         let across =
-            Self { algorithm: outer.into(), ranks: self.ranks / host, root: root / host, ..*self };
+            Self { algorithm: outer, ranks: self.ranks / host, root: root / host, ..*self };
         Some((inside, across))
+    }
+
+    /// Number of parameter servers: the ranks from the root on that serve.
+    pub const fn servers(&self) -> u32 {
+        match self.algorithm {
+            Algorithm::ParameterServer { servers } => servers,
+            _ => 0,
+        }
     }
 
     /// Steps of rank `me`; empty for a rank outside the group.
@@ -267,97 +218,7 @@ impl Pattern {
     /// A group of one rank exchanges no messages; only all_to_all still copies its input to its
     /// output.
     pub fn steps(&self, me: u32) -> Vec<Step> {
-        use Algorithm::{
-            Auto, Direct, HalvingDoubling, Hierarchical, InNetwork, MultiRing, Naive, Overlapped,
-            ParameterServer, Partitioned, PerDimension, Ring, SharedMemory, Torus, Tree,
-        };
-        use CollectiveKind::{
-            AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter,
-        };
-        let Self { kind, algorithm, order, ranks, root } = *self;
-        match (algorithm, kind) {
-            (Ring, AllReduce) => ring::all_reduce(ranks, me),
-            (Ring, ReduceScatter) => ring::reduce_scatter(ranks, me),
-            (Ring, AllGather) => ring::all_gather(ranks, me),
-            (Ring, Broadcast) => ring::broadcast(ranks, me, root),
-            (Ring, Reduce) => ring::reduce(ranks, me, root),
-            (Ring, Gather) => ring::gather(ranks, me, root),
-            (Ring, AllToAll) => ring::all_to_all(ranks, me),
-            (MultiRing { rings }, AllReduce) => multi_ring::all_reduce(ranks, me, rings),
-            (MultiRing { rings }, ReduceScatter) => multi_ring::reduce_scatter(ranks, me, rings),
-            (MultiRing { rings }, AllGather) => multi_ring::all_gather(ranks, me, rings),
-            (MultiRing { rings }, Broadcast) => multi_ring::broadcast(ranks, me, root, rings),
-            (MultiRing { rings }, Reduce) => multi_ring::reduce(ranks, me, root, rings),
-            (HalvingDoubling, AllReduce) => halving_doubling::all_reduce(ranks, me),
-            (HalvingDoubling, ReduceScatter) => halving_doubling::reduce_scatter(ranks, me),
-            (HalvingDoubling, AllGather) => halving_doubling::all_gather(ranks, me),
-            (HalvingDoubling, Broadcast) => halving_doubling::broadcast(ranks, me, root),
-            (HalvingDoubling, Reduce) => halving_doubling::reduce(ranks, me, root),
-            (Tree, AllReduce) => tree::all_reduce(ranks, me, order),
-            (Tree, Broadcast) => tree::broadcast(ranks, me, root),
-            (Tree, Reduce) => tree::reduce(ranks, me, root),
-            (Direct, AllReduce) => direct::all_reduce(ranks, me, order),
-            (Direct, ReduceScatter) => direct::reduce_scatter(ranks, me, order),
-            (Direct, AllGather) => direct::all_gather(ranks, me),
-            (Direct, Broadcast) => direct::broadcast(ranks, me, root),
-            (Direct, Reduce) => direct::reduce(ranks, me, root, order),
-            (Direct, Gather) => direct::gather(ranks, me, root),
-            (Direct, AllToAll) => direct::all_to_all(ranks, me),
-            (SharedMemory, AllReduce) => shared_memory::all_reduce(ranks, me),
-            (SharedMemory, ReduceScatter) => shared_memory::reduce_scatter(ranks, me, order),
-            (SharedMemory, AllGather) => shared_memory::all_gather(ranks, me),
-            (SharedMemory, Broadcast) => shared_memory::broadcast(ranks, me, root),
-            (SharedMemory, Reduce) => shared_memory::reduce(ranks, me, root, order),
-            (SharedMemory, Gather) => shared_memory::gather(ranks, me, root),
-            (SharedMemory, AllToAll) => shared_memory::all_to_all(ranks, me),
-            (ParameterServer { servers }, AllReduce) => {
-                parameter_server::all_reduce(ranks, me, root, servers, order)
-            }
-            (ParameterServer { servers }, Reduce) => {
-                parameter_server::reduce(ranks, me, root, servers, order)
-            }
-            (ParameterServer { servers }, Broadcast) => {
-                parameter_server::broadcast(ranks, me, root, servers)
-            }
-            (Naive, AllReduce) => naive::all_reduce(ranks, me),
-            (Overlapped, AllReduce) => overlapped::all_reduce(ranks, me),
-            (Partitioned, AllReduce) => partitioned::all_reduce(ranks, me, order),
-            (Partitioned, ReduceScatter) => partitioned::reduce_scatter(ranks, me, order),
-            (Partitioned, AllGather) => partitioned::all_gather(ranks, me),
-            (Torus { shape }, AllReduce) => torus::all_reduce(shape, me),
-            (Torus { shape }, ReduceScatter) => torus::reduce_scatter(shape, me),
-            (Torus { shape }, AllGather) => torus::all_gather(shape, me),
-            (Hierarchical { .. }, AllReduce) => self.in_levels(hierarchical::all_reduce, me),
-            (Hierarchical { .. }, ReduceScatter) => {
-                self.in_levels(hierarchical::reduce_scatter, me)
-            }
-            (Hierarchical { .. }, AllGather) => self.in_levels(hierarchical::all_gather, me),
-            (Hierarchical { .. }, Broadcast) => self.in_levels(hierarchical::broadcast, me),
-            (Hierarchical { .. }, Reduce) => self.in_levels(hierarchical::reduce, me),
-            (InNetwork, AllReduce) => in_network::all_reduce(ranks, me),
-            (InNetwork, ReduceScatter) => in_network::reduce_scatter(ranks, me),
-            (InNetwork, AllGather) => in_network::all_gather(ranks, me),
-            (InNetwork, Broadcast) => in_network::broadcast(ranks, me, root),
-            (InNetwork, Reduce) => in_network::reduce(ranks, me, root),
-            (PerDimension { grid, chunks, .. }, AllReduce | ReduceScatter | AllGather) => grid
-                .map_or_else(Vec::new, |grid| {
-                    per_dimension::steps(&grid, &self.visits(), chunks, me)
-                }),
-            (Auto, _)
-            | (
-                HalvingDoubling | MultiRing { .. } | Hierarchical { .. } | InNetwork,
-                Gather | AllToAll,
-            )
-            | (Tree | ParameterServer { .. }, ReduceScatter | AllGather | Gather | AllToAll)
-            | (
-                Partitioned | Torus { .. } | PerDimension { .. },
-                Broadcast | Reduce | Gather | AllToAll,
-            )
-            | (
-                Naive | Overlapped,
-                ReduceScatter | AllGather | Broadcast | Reduce | Gather | AllToAll,
-            ) => unreachable!("`resolve` refuses {kind} by {algorithm}"),
-        }
+        (self.algorithm.def().steps)(self, me)
     }
 
     /// Visits of every stream to the grid's dimensions, in order of their start; empty for an
@@ -379,10 +240,6 @@ impl Pattern {
             }
             _ => Vec::new(),
         }
-    }
-
-    fn in_levels(&self, steps: fn(&Self, &Self, u32) -> Vec<Step>, me: u32) -> Vec<Step> {
-        self.levels().map_or_else(Vec::new, |(inner, outer)| steps(&inner, &outer, me))
     }
 
     /// Cost of the collective for a work buffer of `bytes` bytes, also for kinds in which a rank

@@ -12,8 +12,63 @@
 //! pieces; piece *r* travels on ring *r*. As on one ring, sums start at any rank, so the order is
 //! not canonical.
 
+use super::definition::{AlgorithmDef, Alike, Counted, Hints, NO_GATHER, Parameter, Rotation};
 use super::step::{Chunks, Combine, Step, StepList};
-use super::{gcd, has_steps, relative, ring};
+use super::{Algorithm, CollectiveError, CollectiveKind, Pattern, gcd, has_steps, relative, ring};
+
+/// Maximum number of rings that share a vector; no device has this number of links.
+pub const MAX_RINGS: u32 = 256;
+
+/// Entry in the table.
+pub(super) const DEF: AlgorithmDef = AlgorithmDef {
+    name: "multi-ring",
+    number: 8,
+    parameter: Some(Parameter {
+        form: "multi-ring:C",
+        needs: "a number of rings from 1 to 256, such as multi-ring:2",
+        parse: |word| {
+            let rings = word?.parse().ok().filter(|rings| (1..=MAX_RINGS).contains(rings))?;
+            Some([rings, 0, 0, 0, 0, 0])
+        },
+        print: |[rings, ..]| Some(rings.to_string()),
+    }),
+    suggested: Some([2, 0, 0, 0, 0, 0]),
+    kinds: NO_GATHER,
+    is_canonical: |_| false,
+    check: |p| match rings(p) {
+        1..=MAX_RINGS => Ok(()),
+        _ => Err(CollectiveError::Unfit(format!(
+            "{}: there can be from 1 to {MAX_RINGS} rings",
+            p.algorithm
+        ))),
+    },
+    chunks: ring::chunks,
+    rounds: ring::rounds,
+    steps: |p, me| match p.kind {
+        CollectiveKind::AllReduce => all_reduce(p.ranks, me, rings(p)),
+        CollectiveKind::ReduceScatter => reduce_scatter(p.ranks, me, rings(p)),
+        CollectiveKind::AllGather => all_gather(p.ranks, me, rings(p)),
+        CollectiveKind::Broadcast => broadcast(p.ranks, me, p.root, rings(p)),
+        CollectiveKind::Reduce => reduce(p.ranks, me, p.root, rings(p)),
+        CollectiveKind::Gather | CollectiveKind::AllToAll => Vec::new(),
+    },
+    counted: Counted::AllIfFew,
+    hints: Hints {
+        is_ring: true,
+        alike: Alike::PowersOfTwo,
+        rotation: |_| Rotation::Ranks,
+        sends_in_place: true,
+        ..AlgorithmDef::BASE.hints
+    },
+    ..AlgorithmDef::BASE
+};
+
+fn rings(p: &Pattern) -> u32 {
+    match p.algorithm {
+        Algorithm::MultiRing { rings } => rings,
+        _ => 0,
+    }
+}
 
 /// Each ring reduces its piece of every chunk in one pass and distributes it in a second pass.
 ///

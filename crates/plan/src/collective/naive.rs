@@ -11,9 +11,23 @@
 //!
 //! In the formulas *P* is the number of ranks and *N* the bytes of the whole vector.
 
+use super::definition::{AlgorithmDef, Hints, Inner, Rotation};
 use super::direct::{ahead, behind};
-use super::has_steps;
 use super::step::{Chunks, Combine, Step, StepList};
+use super::{CollectiveKind, has_steps};
+
+/// Entry in the table.
+pub(super) const DEF: AlgorithmDef = AlgorithmDef {
+    name: "naive",
+    number: 5,
+    kinds: &[CollectiveKind::AllReduce],
+    chunks: |_| 1,
+    rounds: |p| p.ranks - 1,
+    steps: |p, me| all_reduce(p.ranks, me),
+    inner: Inner { is_replicated: true, ..AlgorithmDef::BASE.inner },
+    hints: Hints { rotation: |_| Rotation::Ranks, ..AlgorithmDef::BASE.hints },
+    ..AlgorithmDef::BASE
+};
 
 /// In round *k* every rank sends its vector to the rank *k*+1 places ahead; at the end it sums all.
 ///

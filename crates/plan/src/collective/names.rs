@@ -1,7 +1,6 @@
 //! Parameters of a collective: kind, reduction and order of summation. The names of algorithms are
 //! in [`algorithm`](super::algorithm).
 
-use super::algorithm::{MAX_CHUNKS, MAX_RINGS, TorusShape};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -185,56 +184,13 @@ pub enum NameError {
         /// List of the known names.
         known: String,
     },
-    /// The number of servers is missing, zero or not a number.
-    #[error("'{text}' needs a number of servers of at least 1, such as ps:4")]
-    Servers {
+    /// A parameter is missing, malformed or out of range.
+    #[error("'{text}' needs {needs}")]
+    Parameter {
         /// The rejected text.
         text: String,
-    },
-    /// The number of rings is missing, too small, too large or not a number.
-    #[error("'{text}' needs a number of rings from 1 to {MAX_RINGS}, such as multi-ring:2")]
-    Rings {
-        /// The rejected text.
-        text: String,
-    },
-    /// The sizes of a torus are missing or not numbers.
-    #[error(
-        "'{text}' needs from 1 to {} sizes of at least 1, such as torus:4x4x2",
-        TorusShape::MAX_DIMENSIONS
-    )]
-    Shape {
-        /// The rejected text.
-        text: String,
-    },
-    /// The number of chunks is missing, too small, too large or not a number.
-    #[error("'{text}' needs a number of chunks from 1 to {MAX_CHUNKS}, such as themis:16")]
-    Chunks {
-        /// The rejected text.
-        text: String,
-    },
-    /// The dimensions of a grid are not sizes followed by the letter of an algorithm.
-    #[error(
-        "'{text}' needs behind the slash the sizes of its dimensions, each with r (ring), d (direct) or \
-         h (halving), such as per-dimension:4/8hx16r; leave the slash out to take them from the cluster"
-    )]
-    Grid {
-        /// The rejected text.
-        text: String,
-    },
-    /// A hierarchy does not have exactly two levels.
-    #[error(
-        "'{text}' needs an inner and an outer algorithm, such as hierarchical:ps:ring or \
-         hierarchical:multi-ring:2:halving-doubling"
-    )]
-    Levels {
-        /// The rejected text.
-        text: String,
-    },
-    /// The number of ranks that share a host is zero or not a number.
-    #[error("'{text}' needs behind the slash how many of its ranks share a host, at least 1")]
-    Host {
-        /// The rejected text.
-        text: String,
+        /// Values that are accepted, with an example.
+        needs: &'static str,
     },
 }
 

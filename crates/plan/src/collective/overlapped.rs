@@ -7,9 +7,22 @@
 //!
 //! In the formulas *P* is the number of ranks and *N* the bytes of the whole vector.
 
+use super::definition::{AlgorithmDef, Hints, Inner, Rotation};
 use super::direct::{ahead, behind, take_in};
 use super::step::{Chunks, Step, StepList};
-use super::{SummationOrder, has_steps};
+use super::{CollectiveKind, SummationOrder, has_steps};
+
+/// Entry in the table.
+pub(super) const DEF: AlgorithmDef = AlgorithmDef {
+    name: "overlapped",
+    number: 6,
+    kinds: &[CollectiveKind::AllReduce],
+    chunks: |_| 1,
+    steps: |p, me| all_reduce(p.ranks, me),
+    inner: Inner { is_replicated: true, ..AlgorithmDef::BASE.inner },
+    hints: Hints { rotation: |_| Rotation::Axes, ..AlgorithmDef::BASE.hints },
+    ..AlgorithmDef::BASE
+};
 
 /// Every rank sends its vector to all others and sums everything it receives.
 ///

@@ -8,9 +8,53 @@
 //!
 //! In the formulas *P* is the number of ranks and *N* the bytes of the whole vector.
 
+use super::counts::around;
+use super::definition::{AlgorithmDef, Hints, Inner, Parameter, WHOLE, ways};
 use super::direct::{ahead, behind, take_in};
 use super::step::{Chunks, Combine, Step, StepList};
-use super::{SummationOrder, has_steps, relative};
+use super::{CollectiveError, CollectiveKind, Pattern, SummationOrder, has_steps, relative};
+
+/// Entry in the table.
+pub(super) const DEF: AlgorithmDef = AlgorithmDef {
+    name: "ps",
+    number: 9,
+    parameter: Some(Parameter {
+        form: "ps, ps:K",
+        needs: "a number of servers of at least 1, such as ps:4",
+        parse: |word| {
+            let servers = word.map_or(Some(1), |word| word.parse().ok().filter(|&n| n > 0))?;
+            Some([servers, 0, 0, 0, 0, 0])
+        },
+        print: |[servers, ..]| (servers != 1).then(|| servers.to_string()),
+    }),
+    suggested: Some([1, 0, 0, 0, 0, 0]),
+    kinds: WHOLE,
+    check: |p| match p.servers() {
+        servers if (1..=p.ranks).contains(&servers) => Ok(()),
+        servers => Err(CollectiveError::Unfit(format!(
+            "ps:{servers} in a group of {ranks}: servers are ranks of the group, from 1 to {ranks}",
+            ranks = p.ranks
+        ))),
+    },
+    chunks: Pattern::servers,
+    rounds: |p| if p.servers() > 1 { 2 } else { ways(p) },
+    steps: |p, me| match p.kind {
+        CollectiveKind::AllReduce => all_reduce(p.ranks, me, p.root, p.servers(), p.order),
+        CollectiveKind::Reduce => reduce(p.ranks, me, p.root, p.servers(), p.order),
+        CollectiveKind::Broadcast => broadcast(p.ranks, me, p.root, p.servers()),
+        _ => Vec::new(),
+    },
+    edges: |p| around(p.ranks, &[0, p.root, p.root + p.servers()]),
+    inner: Inner {
+        owned: |p, me| {
+            let place = relative(me, p.root, p.ranks);
+            if place < p.servers() { Chunks::one(place) } else { Chunks::all(0) }
+        },
+        ..AlgorithmDef::BASE.inner
+    },
+    hints: Hints { sends_in_place: true, ..AlgorithmDef::BASE.hints },
+    ..AlgorithmDef::BASE
+};
 
 /// Every rank pushes each chunk to its server, which sums it and sends it to all ranks.
 ///

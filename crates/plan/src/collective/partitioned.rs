@@ -9,9 +9,30 @@
 //!
 //! In the formulas *P* is the number of ranks and *N* the bytes of the whole vector.
 
+use super::definition::{AlgorithmDef, Hints, PARTS, Rotation, ways};
 use super::direct::{ahead, behind};
 use super::step::{Chunks, Combine, Step, StepList};
-use super::{SummationOrder, has_steps};
+use super::{CollectiveKind, SummationOrder, has_steps};
+
+/// Entry in the table.
+pub(super) const DEF: AlgorithmDef = AlgorithmDef {
+    name: "partitioned",
+    number: 7,
+    kinds: PARTS,
+    rounds: |p| ways(p) * (p.ranks - 1),
+    steps: |p, me| match p.kind {
+        CollectiveKind::AllReduce => all_reduce(p.ranks, me, p.order),
+        CollectiveKind::ReduceScatter => reduce_scatter(p.ranks, me, p.order),
+        CollectiveKind::AllGather => all_gather(p.ranks, me),
+        _ => Vec::new(),
+    },
+    hints: Hints {
+        rotation: |_| Rotation::Ranks,
+        sends_in_place: true,
+        ..AlgorithmDef::BASE.hints
+    },
+    ..AlgorithmDef::BASE
+};
 
 /// The owner of each part collects and sums it, then distributes it.
 ///

@@ -20,11 +20,109 @@
 //! summation is canonical if all dimensions have size 2 or are halved, and all chunks use the same
 //! dimension order.
 
-use super::CollectiveKind;
+use super::counts::around_in_grid;
+use super::definition::{AlgorithmDef, Alike, Counted, Hints, PARTS};
 use super::grid::{DimAlgorithm, Grid, GridDimension};
-use super::has_steps;
 use super::step::{Chunks, Combine, Step, StepList};
-use super::themis::Visit;
+use super::themis::{ChunkOrder, Visit};
+use super::{Algorithm, CollectiveError, NameError, Pattern, has_steps};
+
+/// Number in messages.
+pub const NUMBER: u8 = 253;
+/// Maximum number of chunks that are pipelined through the dimensions of a grid.
+pub const MAX_CHUNKS: u32 = 256;
+
+/// Entry in the table.
+pub(super) const DEF: AlgorithmDef = AlgorithmDef {
+    name: "per-dimension",
+    number: NUMBER,
+    suggested: None,
+    kinds: PARTS,
+    is_canonical: |p| {
+        let Some((grid, _, order)) = parameters(p) else { return false };
+        let keeps = |d: &GridDimension| d.size <= 2 || d.way == DimAlgorithm::Halving;
+        order == ChunkOrder::Baseline && grid.dimensions().iter().all(keeps)
+    },
+    check: |p| check(p).map_err(CollectiveError::Unfit),
+    rounds: |p| p.visits().into_iter().map(|visit| visit.rounds.end).max().unwrap_or(0),
+    steps: |p, me| {
+        parameters(p)
+            .map_or_else(Vec::new, |(grid, chunks, _)| steps(&grid, &p.visits(), chunks, me))
+    },
+    counted: Counted::AllIfFew,
+    edges: |p| {
+        let grid = parameters(p).map(|(grid, ..)| grid);
+        around_in_grid(grid.iter().flat_map(Grid::dimensions).map(|d| d.size))
+    },
+    hints: Hints { alike: Alike::None, ..AlgorithmDef::BASE.hints },
+    ..AlgorithmDef::BASE
+};
+
+fn parameters(p: &Pattern) -> Option<(Grid, u32, ChunkOrder)> {
+    match p.algorithm {
+        Algorithm::PerDimension { chunks, order, grid } => Some((grid?, chunks, order)),
+        _ => None,
+    }
+}
+
+fn check(p: &Pattern) -> Result<(), String> {
+    let Pattern { algorithm, ranks, .. } = *p;
+    let Algorithm::PerDimension { chunks, grid, .. } = algorithm else { return Ok(()) };
+    if !(1..=MAX_CHUNKS).contains(&chunks) {
+        return Err(format!("there can be from 1 to {MAX_CHUNKS} chunks, not {chunks}"));
+    }
+    let Some(grid) = grid else {
+        return Err(format!(
+            "{algorithm} needs to know the dimensions of the {ranks} ranks; name a cluster, or write \
+             them behind a slash, such as {algorithm}/{ranks}r"
+        ));
+    };
+    if grid.ranks() != u64::from(ranks) {
+        let places = grid.ranks();
+        return Err(format!(
+            "a grid of {grid} has {places} places, but the group has {ranks} ranks"
+        ));
+    }
+    if !grid.is_possible() {
+        return Err(format!(
+            "a grid of {grid} cannot be halved: h needs a power of two and at most {} dimensions; \
+             use r or d",
+            Grid::MAX_WITH_HALVING
+        ));
+    }
+    Ok(())
+}
+
+/// Parses a per-dimension algorithm; `None` if the text names another algorithm.
+pub(super) fn parse(text: &str) -> Option<Result<Algorithm, NameError>> {
+    let (words, grid) = match text.split_once('/') {
+        Some((words, grid)) => (words, Some(grid)),
+        None => (text, None),
+    };
+    let (name, parameter) = match words.split_once(':') {
+        Some((name, parameter)) => (name, Some(parameter)),
+        None => (words, None),
+    };
+    let (order, chunks) = match (name, parameter) {
+        ("per-dimension", None) => (ChunkOrder::Baseline, Some(1)),
+        ("per-dimension", Some(chunks)) => (ChunkOrder::Baseline, chunks.parse().ok()),
+        ("themis", chunks) => (ChunkOrder::Themis, chunks.and_then(|chunks| chunks.parse().ok())),
+        _ => return None,
+    };
+    let wrong = |needs| Some(Err(NameError::Parameter { text: text.to_owned(), needs }));
+    let Some(chunks) = chunks.filter(|chunks| (1..=MAX_CHUNKS).contains(chunks)) else {
+        return wrong("a number of chunks from 1 to 256, such as themis:16");
+    };
+    match grid.map(Grid::parse) {
+        None => Some(Ok(Algorithm::PerDimension { chunks, order, grid: None })),
+        Some(Some(grid)) => Some(Ok(Algorithm::PerDimension { chunks, order, grid: Some(grid) })),
+        Some(None) => wrong(
+            "behind the slash the sizes of its dimensions, each with r (ring), d (direct) or h \
+             (halving), such as per-dimension:4/8hx16r; leave the slash out to take them from the \
+             cluster",
+        ),
+    }
+}
 
 /// Steps of one rank: those of all visits, each in its rounds.
 ///
@@ -49,14 +147,6 @@ pub fn visit_steps(grid: &Grid, visit: &Visit, chunks: u32, me: u32) -> Vec<Step
         place.visit(&Visit { rounds: 0..length, ..visit.clone() }, chunks, &mut script);
     }
     script.sorted()
-}
-
-/// Returns true if the kind consists of reducing and gathering parts.
-pub(super) const fn can_do(kind: CollectiveKind) -> bool {
-    matches!(
-        kind,
-        CollectiveKind::AllReduce | CollectiveKind::ReduceScatter | CollectiveKind::AllGather
-    )
 }
 
 /// Position of a rank in a grid.

@@ -8,8 +8,59 @@
 //! those of Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 //! workstations" (2009), section 3.
 
+use super::definition::{AlgorithmDef, Hints, Rotation, ways};
 use super::step::{Chunks, Combine, Step, StepList};
-use super::{has_steps, relative};
+use super::{CollectiveKind, Pattern, has_steps, relative};
+
+/// Entry in the table.
+pub(super) const DEF: AlgorithmDef = AlgorithmDef {
+    name: "ring",
+    number: 0,
+    is_canonical: |_| false,
+    chunks,
+    rounds,
+    steps,
+    hints: Hints {
+        is_ring: true,
+        rotation: |p| match p.kind {
+            CollectiveKind::AllToAll => Rotation::Ranks,
+            _ => Rotation::Axes,
+        },
+        sends_in_place: true,
+        has_pipeline: true,
+        ..AlgorithmDef::BASE.hints
+    },
+    ..AlgorithmDef::BASE
+};
+
+/// Number of chunks, also of [`multi_ring`](super::multi_ring).
+pub(super) fn chunks(p: &Pattern) -> u32 {
+    match p.kind {
+        CollectiveKind::Broadcast | CollectiveKind::Reduce => chain_chunks(p.ranks),
+        _ => p.ranks,
+    }
+}
+
+/// Number of rounds, also of [`multi_ring`](super::multi_ring).
+pub(super) fn rounds(p: &Pattern) -> u32 {
+    match p.kind {
+        CollectiveKind::Broadcast | CollectiveKind::Reduce => p.ranks - 2 + chain_chunks(p.ranks),
+        _ => ways(p) * (p.ranks - 1),
+    }
+}
+
+fn steps(p: &Pattern, me: u32) -> Vec<Step> {
+    let (ranks, root) = (p.ranks, p.root);
+    match p.kind {
+        CollectiveKind::AllReduce => all_reduce(ranks, me),
+        CollectiveKind::ReduceScatter => reduce_scatter(ranks, me),
+        CollectiveKind::AllGather => all_gather(ranks, me),
+        CollectiveKind::Broadcast => broadcast(ranks, me, root),
+        CollectiveKind::Reduce => reduce(ranks, me, root),
+        CollectiveKind::Gather => gather(ranks, me, root),
+        CollectiveKind::AllToAll => all_to_all(ranks, me),
+    }
+}
 
 /// Each chunk is reduced in one pass around the ring and distributed in a second pass.
 ///

@@ -10,9 +10,41 @@
 //! In the formulas *P* is the number of ranks and *N* the bytes of the whole vector. No bytes are
 //! sent; fan-in is the number of peers that a rank reads in one round.
 
+use super::definition::{AlgorithmDef, Hints, Inner, Rotation};
 use super::direct::{ahead, behind};
 use super::step::{Chunks, Combine, Step, StepList};
-use super::{SummationOrder, has_steps};
+use super::{CollectiveKind, Pattern, SummationOrder, has_steps};
+
+/// Entry in the table.
+pub(super) const DEF: AlgorithmDef = AlgorithmDef {
+    name: "shared-memory",
+    number: 4,
+    chunks: |p| if p.kind == CollectiveKind::Broadcast { 1 } else { p.ranks },
+    rounds: |p| match p.kind {
+        CollectiveKind::AllReduce | CollectiveKind::Reduce => 2,
+        _ => 1,
+    },
+    steps,
+    inner: Inner {
+        steps: Some(|p, me| all_reduce_by_reads(p.ranks, me, p.order)),
+        ..AlgorithmDef::BASE.inner
+    },
+    hints: Hints { rotation: |_| Rotation::Axes, ..AlgorithmDef::BASE.hints },
+    ..AlgorithmDef::BASE
+};
+
+fn steps(p: &Pattern, me: u32) -> Vec<Step> {
+    let (ranks, root, order) = (p.ranks, p.root, p.order);
+    match p.kind {
+        CollectiveKind::AllReduce => all_reduce(ranks, me),
+        CollectiveKind::ReduceScatter => reduce_scatter(ranks, me, order),
+        CollectiveKind::AllGather => all_gather(ranks, me),
+        CollectiveKind::Broadcast => broadcast(ranks, me, root),
+        CollectiveKind::Reduce => reduce(ranks, me, root, order),
+        CollectiveKind::Gather => gather(ranks, me, root),
+        CollectiveKind::AllToAll => all_to_all(ranks, me),
+    }
+}
 
 /// Rank *i* reduces part *i* of all ranks in place, then writes it to all ranks. The sums are in
 /// canonical order, also where the order is free.
@@ -33,7 +65,7 @@ pub fn all_reduce(ranks: u32, me: u32) -> Vec<Step> {
 /// its outer level between the two rounds, where no loan is open.
 ///
 /// Rounds 2; bytes read per rank 2N(P−1)/P; fan-in P−1. Chunks: P.
-pub(super) fn all_reduce_by_reads(ranks: u32, me: u32, order: SummationOrder) -> Vec<Step> {
+fn all_reduce_by_reads(ranks: u32, me: u32, order: SummationOrder) -> Vec<Step> {
     let mut script = StepList::default();
     if has_steps(ranks, me) {
         scatter_round(&mut script, ranks, me, order);

@@ -14,9 +14,107 @@
 //! dimension above 2 the order of summation is canonical, and the algorithm is halving and
 //! doubling.
 
-use super::algorithm::TorusShape;
-use super::has_steps;
+use super::counts::around_in_grid;
+use super::definition::{AlgorithmDef, Alike, Counted, Hints, PARTS, Parameter, Words, ways};
 use super::step::{Chunks, Combine, Step, StepList};
+use super::{Algorithm, CollectiveError, CollectiveKind, Pattern, has_steps};
+use std::fmt;
+
+/// Entry in the table.
+pub(super) const DEF: AlgorithmDef = AlgorithmDef {
+    name: "torus",
+    number: 10,
+    parameter: Some(Parameter {
+        form: "torus:AxBxC",
+        needs: "from 1 to 6 sizes of at least 1, such as torus:4x4x2",
+        parse: |word| Some(TorusShape::parse(word?)?.words()),
+        print: |words| Some(TorusShape::of_words(words)?.to_string()),
+    }),
+    suggested: None,
+    kinds: PARTS,
+    is_canonical: |p| shape(p).is_some_and(|shape| shape.sizes().all(|size| size <= 2)),
+    check: |p| match shape(p) {
+        Some(shape) if shape.ranks() == u64::from(p.ranks) => Ok(()),
+        shape => Err(CollectiveError::Unfit(format!(
+            "{} has {} places, but the group has {} ranks",
+            p.algorithm,
+            shape.map_or(0, |shape| shape.ranks()),
+            p.ranks
+        ))),
+    },
+    rounds: |p| {
+        let sizes = shape(p).into_iter().flat_map(|shape| shape.sizes());
+        ways(p) * sizes.map(|size| size - 1).sum::<u32>()
+    },
+    steps: |p, me| match (p.kind, shape(p)) {
+        (CollectiveKind::AllReduce, Some(shape)) => all_reduce(shape, me),
+        (CollectiveKind::ReduceScatter, Some(shape)) => reduce_scatter(shape, me),
+        (CollectiveKind::AllGather, Some(shape)) => all_gather(shape, me),
+        _ => Vec::new(),
+    },
+    counted: Counted::AllIfFew,
+    edges: |p| around_in_grid(shape(p).into_iter().flat_map(|shape| shape.sizes())),
+    hints: Hints { alike: Alike::None, ..AlgorithmDef::BASE.hints },
+    ..AlgorithmDef::BASE
+};
+
+fn shape(p: &Pattern) -> Option<TorusShape> {
+    match p.algorithm {
+        Algorithm::Torus { shape } => Some(shape),
+        _ => None,
+    }
+}
+
+/// Sizes of a torus' dimensions, innermost first, where consecutive ranks are neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TorusShape {
+    /// Sizes of at least 1, padded with 0 for unused dimensions.
+    sizes: [u32; Self::MAX_DIMENSIONS],
+}
+
+impl TorusShape {
+    /// Maximum number of dimensions of a shape.
+    pub const MAX_DIMENSIONS: usize = 6;
+
+    /// Creates a shape; `None` if a dimension is empty, or if there are too few or too many
+    /// dimensions.
+    pub fn new(sizes: &[u32]) -> Option<Self> {
+        let mut shape = Self { sizes: [0; Self::MAX_DIMENSIONS] };
+        shape.sizes.get_mut(..sizes.len())?.copy_from_slice(sizes);
+        (!sizes.is_empty() && !sizes.contains(&0)).then_some(shape)
+    }
+
+    /// The sizes.
+    pub fn sizes(&self) -> impl DoubleEndedIterator<Item = u32> + Clone + use<> {
+        self.sizes.into_iter().filter(|&size| size > 0)
+    }
+
+    /// Number of ranks of a torus of this shape.
+    pub fn ranks(&self) -> u64 {
+        self.sizes().fold(1, |ranks: u64, size| ranks.saturating_mul(size.into()))
+    }
+
+    /// The sizes as the words of a parameter.
+    pub(super) const fn words(self) -> Words {
+        self.sizes
+    }
+
+    pub(super) fn of_words(words: Words) -> Option<Self> {
+        let dimensions = words.iter().take_while(|size| **size > 0).count();
+        Self::new(&words[..dimensions])
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let sizes: Option<Vec<u32>> = text.split('x').map(|size| size.parse().ok()).collect();
+        Self::new(&sizes?)
+    }
+}
+
+impl fmt::Display for TorusShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.sizes().map(|size| size.to_string()).collect::<Vec<_>>().join("x"))
+    }
+}
 
 /// A reduce_scatter along each dimension, followed by all_gathers in reverse order.
 ///

@@ -24,8 +24,30 @@
 //! In the formulas *P* is the number of ranks, *N* the bytes of the whole vector, *L* the height of
 //! the trees and *K* the chunks of each half.
 
+use super::definition::{AlgorithmDef, Alike, Counted, Hints, Inner, WHOLE};
 use super::step::{Chunks, Combine, Step, StepList};
-use super::{CollectiveKind, SummationOrder, has_steps, relative};
+use super::{CollectiveKind, Pattern, SummationOrder, has_steps, relative};
+
+/// Entry in the table.
+pub(super) const DEF: AlgorithmDef = AlgorithmDef {
+    name: "tree",
+    number: 2,
+    kinds: WHOLE,
+    // Reductions to a root use the trees of the free order.
+    is_canonical: |p| p.kind == CollectiveKind::AllReduce,
+    chunks,
+    rounds,
+    steps: |p, me| match p.kind {
+        CollectiveKind::AllReduce => all_reduce(p.ranks, me, p.order),
+        CollectiveKind::Broadcast => broadcast(p.ranks, me, p.root),
+        CollectiveKind::Reduce => reduce(p.ranks, me, p.root),
+        _ => Vec::new(),
+    },
+    counted: Counted::All,
+    inner: Inner { owned, ..AlgorithmDef::BASE.inner },
+    hints: Hints { alike: Alike::None, ..AlgorithmDef::BASE.hints },
+    ..AlgorithmDef::BASE
+};
 
 /// Up both trees to their roots, then down again.
 ///
@@ -126,8 +148,9 @@ pub fn reduce(ranks: u32, me: u32, root: u32) -> Vec<Step> {
 }
 
 /// Number of chunks the vector is split into.
-pub(super) fn chunks(kind: CollectiveKind, ranks: u32, order: SummationOrder) -> u32 {
-    match kind {
+fn chunks(p: &Pattern) -> u32 {
+    let (ranks, order) = (p.ranks, p.order);
+    match p.kind {
         CollectiveKind::AllReduce => 2 * chunks_of_half(ranks, order),
         _ if ranks <= 2 => 1,
         _ => 2 * chunks_of_rooted_half(ranks),
@@ -135,11 +158,9 @@ pub(super) fn chunks(kind: CollectiveKind, ranks: u32, order: SummationOrder) ->
 }
 
 /// Number of rounds.
-pub(super) fn rounds(kind: CollectiveKind, ranks: u32, order: SummationOrder) -> u32 {
-    if ranks <= 1 {
-        return 0;
-    }
-    match (kind, order) {
+fn rounds(p: &Pattern) -> u32 {
+    let (ranks, order) = (p.ranks, p.order);
+    match (p.kind, order) {
         (CollectiveKind::AllReduce, SummationOrder::Free) => {
             2 * (ranks.ilog2() + chunks_of_half(ranks, order) - 1)
         }
@@ -152,14 +173,22 @@ pub(super) fn rounds(kind: CollectiveKind, ranks: u32, order: SummationOrder) ->
 
 /// Half of the vector whose sum rank `me` holds between the up and down phases of an [`all_reduce`]
 /// of two ranks or more.
-pub(super) fn root_of(ranks: u32, me: u32, order: SummationOrder) -> Option<u32> {
-    (0..2).find(|&half| match order {
+fn owned(p: &Pattern, me: u32) -> Chunks {
+    let (ranks, half_chunks) = (p.ranks, chunks(p) / 2);
+    let root_of = |half: &u32| match p.order {
         SummationOrder::Free => {
             let trees = TwoTrees { nodes: ranks, me: me + 1, chunks: 1 };
-            trees.position(half, trees.root()) == me + 1
+            trees.position(*half, trees.root()) == me + 1
         }
-        SummationOrder::Canonical => Sums { ranks, half }.maker(Sums { ranks, half }.last()) == me,
-    })
+        SummationOrder::Canonical => {
+            let sums = Sums { ranks, half: *half };
+            sums.maker(sums.last()) == me
+        }
+    };
+    match (0..2).find(root_of) {
+        Some(half) => Chunks::spaced(half * half_chunks, half_chunks, 1),
+        None => Chunks::all(0),
+    }
 }
 
 /// Number of chunks per half. A chunk waits for L−1 others before the roots are busy; four times as

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::collective::{
-    Algorithm, CollectiveKind, Level, Library, Method, Reduction, SummationOrder, TorusShape,
+    Algorithm, CollectiveKind, Library, Method, Reduction, SummationOrder, TorusShape,
 };
 use crate::compress::{Codec, CompressOp, Compression};
 use crate::dtype::DType;
@@ -127,13 +127,13 @@ impl Draw {
         let shape = TorusShape::new(&[servers, self.short().max(1)]).unwrap();
         let rings = self.below(256) as u32 + 1;
         let levels = [
-            Level::Ring,
-            Level::ParameterServer { servers },
-            Level::MultiRing { rings },
-            Level::Tree,
+            Algorithm::Ring,
+            Algorithm::ParameterServer { servers },
+            Algorithm::MultiRing { rings },
+            Algorithm::Tree,
         ];
         let (inner, outer) = (self.pick(&levels), self.pick(&levels));
-        let hierarchical = Algorithm::Hierarchical { inner, outer, host: None };
+        let hierarchical = Algorithm::hierarchical(inner, outer).unwrap();
         self.pick(&[
             Algorithm::Auto,
             Algorithm::Ring,

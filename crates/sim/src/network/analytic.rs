@@ -31,7 +31,7 @@ pub use profile::{CollectiveProfile, DimensionLoad, PhaseLatency};
 use super::{Network, NoPath, Vector};
 use crate::cluster::{Cluster, Dimension, DimensionKind, Path};
 use paceline_plan::collective::{
-    Action, Algorithm, Chunking, Chunks, CollectiveKind, Pattern, Peers, Step,
+    Action, Alike, Chunking, Chunks, CollectiveKind, Pattern, Peers, Step,
 };
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
@@ -63,22 +63,10 @@ impl<'c> Analytic<'c> {
     fn rails(&self, pattern: &Pattern, members: &[Rank]) -> Vec<f64> {
         let mut unit: u64 = 1;
         let widths = self.cluster.dimensions.iter().map(|dimension| {
-            let width = match pattern.algorithm() {
-                _ if pattern.kind() == CollectiveKind::AllToAll => 1,
-                Algorithm::Ring | Algorithm::MultiRing { .. } => fewest_in_a_unit(members, unit),
-                Algorithm::Auto
-                | Algorithm::HalvingDoubling
-                | Algorithm::Tree
-                | Algorithm::Direct
-                | Algorithm::SharedMemory
-                | Algorithm::ParameterServer { .. }
-                | Algorithm::Naive
-                | Algorithm::Overlapped
-                | Algorithm::Partitioned
-                | Algorithm::Torus { .. }
-                | Algorithm::InNetwork
-                | Algorithm::PerDimension { .. }
-                | Algorithm::Hierarchical { .. } => 1,
+            let is_ring = pattern.algorithm().def().hints.is_ring;
+            let width = match is_ring && pattern.kind() != CollectiveKind::AllToAll {
+                true => fewest_in_a_unit(members, unit),
+                false => 1,
             };
             unit = unit.saturating_mul(u64::from(dimension.size));
             width as f64
@@ -112,31 +100,16 @@ impl<'c> Analytic<'c> {
         }
         chosen.extend([0, ranks - 1]);
         let even = ranks.is_power_of_two() && !pattern.kind().has_root();
-        let servers = match pattern.algorithm() {
-            Algorithm::ParameterServer { servers } => servers,
-            // Ranks that a remainder or a root makes different, if these are few steps.
-            Algorithm::MultiRing { .. } | Algorithm::HalvingDoubling if !even => {
-                chosen.extend(pattern.busiest());
-                0
-            }
-            Algorithm::Tree
-            | Algorithm::Torus { .. }
-            | Algorithm::PerDimension { .. }
-            | Algorithm::Hierarchical { .. } => {
-                chosen.extend(pattern.busiest());
-                0
-            }
-            Algorithm::Auto
-            | Algorithm::Ring
-            | Algorithm::MultiRing { .. }
-            | Algorithm::HalvingDoubling
-            | Algorithm::Direct
-            | Algorithm::SharedMemory
-            | Algorithm::Naive
-            | Algorithm::Overlapped
-            | Algorithm::Partitioned
-            | Algorithm::InNetwork => 0,
+        let alike = match pattern.algorithm().def().hints.alike {
+            Alike::All => true,
+            Alike::PowersOfTwo => even,
+            Alike::None => false,
         };
+        if !alike {
+            // Ranks that a remainder, a root or a position makes different, if these are few steps.
+            chosen.extend(pattern.busiest());
+        }
+        let servers = pattern.servers();
         if pattern.kind().has_root() || servers > 0 {
             let around = [0, 1, ranks - 1, servers, servers + ranks - 1];
             chosen.extend(around.map(|step| (pattern.root() + step) % ranks));

@@ -5,7 +5,7 @@ use crate::error::SimError;
 use crate::network::Nccl;
 use crate::profile::{Library, Profile};
 use paceline_plan::collective::{
-    self as native, Algorithm, DimAlgorithm, Fabric, FabricDimension, Level, Method,
+    self as native, Algorithm, DimAlgorithm, Fabric, FabricDimension, Method,
 };
 use paceline_plan::ids::RoleId;
 use paceline_plan::program::Plan;
@@ -98,10 +98,8 @@ pub(crate) fn check_switches(plan: &Plan, cluster: &Cluster) -> Result<(), SimEr
 }
 
 fn sums_in_switches(algorithm: Algorithm) -> bool {
-    if let Algorithm::Hierarchical { inner, outer, .. } = algorithm {
-        return inner == Level::InNetwork || outer == Level::InNetwork;
-    }
-    algorithm == Algorithm::InNetwork
+    let levels = algorithm.levels().unwrap_or([algorithm; 2]);
+    levels.contains(&Algorithm::InNetwork)
 }
 
 #[cfg(test)]

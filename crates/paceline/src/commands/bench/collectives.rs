@@ -332,13 +332,9 @@ fn go_through(
             [] => vec![usual(via, all_share_memory(transport))],
             chosen => chosen.to_vec(),
         };
-        for algorithm in algorithms {
-            let Ok(resolved) = resolve(kind, algorithm, world, request.order) else {
-                note(
-                    me,
-                    flags,
-                    &format!("{kind} by {algorithm} is impossible among {world} ranks"),
-                );
+        for asked in algorithms {
+            let Ok(algorithm) = resolve(kind, asked, world, request.order) else {
+                note(me, flags, &format!("{kind} by {asked} is impossible among {world} ranks"));
                 continue;
             };
             for &size in &request.sizes {
@@ -373,7 +369,7 @@ fn go_through(
                         &Record {
                             op: kind.name(),
                             transport: via.name(),
-                            algorithm: resolved.to_string(),
+                            algorithm: algorithm.to_string(),
                             ranks: world,
                             bytes: size as u64,
                             median_us: seconds * 1e6,

@@ -10,20 +10,20 @@ const ORDERS: [SummationOrder; 2] = [SummationOrder::Canonical, SummationOrder::
 
 /// All algorithms, with a range of parameters.
 fn algorithms(ranks: u32) -> Vec<Algorithm> {
-    let mut all: Vec<_> = levels(ranks).into_iter().map(Algorithm::from).collect();
+    let mut all = levels(ranks);
     all.push(Algorithm::Auto);
     all.extend(grids(ranks));
     // A few hierarchies; a separate test covers all combinations.
-    let servers = Level::ParameterServer { servers: 2 };
+    let servers = Algorithm::ParameterServer { servers: 2 };
     let pairs = [
-        (Level::Ring, Level::HalvingDoubling),
-        (servers, Level::Ring),
-        (Level::SharedMemory, Level::Direct),
-        (Level::HalvingDoubling, Level::Tree),
-        (Level::Tree, Level::MultiRing { rings: 2 }),
-        (Level::Naive, servers),
-        (Level::InNetwork, Level::Ring),
-        (Level::Direct, Level::InNetwork),
+        (Algorithm::Ring, Algorithm::HalvingDoubling),
+        (servers, Algorithm::Ring),
+        (Algorithm::SharedMemory, Algorithm::Direct),
+        (Algorithm::HalvingDoubling, Algorithm::Tree),
+        (Algorithm::Tree, Algorithm::MultiRing { rings: 2 }),
+        (Algorithm::Naive, servers),
+        (Algorithm::InNetwork, Algorithm::Ring),
+        (Algorithm::Direct, Algorithm::InNetwork),
     ];
     for host in (2..ranks).filter(|host| ranks.is_multiple_of(*host)) {
         all.extend(pairs.map(|(inner, outer)| hierarchical(inner, outer, host)));
@@ -31,24 +31,17 @@ fn algorithms(ranks: u32) -> Vec<Algorithm> {
     all
 }
 
-fn levels(ranks: u32) -> Vec<Level> {
-    let mut all = vec![
-        Level::Ring,
-        Level::HalvingDoubling,
-        Level::Tree,
-        Level::Direct,
-        Level::SharedMemory,
-        Level::Naive,
-        Level::Overlapped,
-        Level::Partitioned,
-        Level::InNetwork,
-    ];
-    all.extend([1, 2, 5].map(|rings| Level::MultiRing { rings }));
-    all.extend((1..=ranks).map(|servers| Level::ParameterServer { servers }));
+fn levels(ranks: u32) -> Vec<Algorithm> {
+    let mut all: Vec<Algorithm> = Algorithm::for_any_group().collect();
+    all.push(Algorithm::InNetwork);
+    all.extend([1, 5].map(|rings| Algorithm::MultiRing { rings }));
+    all.extend((2..=ranks).map(|servers| Algorithm::ParameterServer { servers }));
     let divisors = |n: u32| (1..=n).filter(move |d| n.is_multiple_of(*d));
     for a in divisors(ranks) {
         let shapes = divisors(ranks / a).map(|b| [a, b, ranks / a / b]);
-        all.extend(shapes.map(|sizes| Level::Torus { shape: TorusShape::new(&sizes).unwrap() }));
+        all.extend(
+            shapes.map(|sizes| Algorithm::Torus { shape: TorusShape::new(&sizes).unwrap() }),
+        );
     }
     all
 }
@@ -85,8 +78,8 @@ fn grids(ranks: u32) -> Vec<Algorithm> {
     all.into_iter().map(|name| name.parse().unwrap()).collect()
 }
 
-fn hierarchical(inner: Level, outer: Level, host: u32) -> Algorithm {
-    Algorithm::Hierarchical { inner, outer, host: None }.with_host(host)
+fn hierarchical(inner: Algorithm, outer: Algorithm, host: u32) -> Algorithm {
+    Algorithm::hierarchical(inner, outer).unwrap().with_host(host)
 }
 
 /// Every legal combination for `ranks` ranks with the given root.
@@ -239,7 +232,7 @@ fn absurd_numbers_are_refused_or_saturate() {
     assert!(tree::reduce(4, 1, 4).is_empty());
     assert!(tree::all_reduce(u32::MAX, 1, SummationOrder::Canonical).is_empty());
     assert!(torus::all_gather(TorusShape::new(&[u32::MAX; 6]).unwrap(), 1).is_empty());
-    let most = pattern(Broadcast, hierarchical(Level::Tree, Level::Ring, 2), MAX_RANKS);
+    let most = pattern(Broadcast, hierarchical(Algorithm::Tree, Algorithm::Ring, 2), MAX_RANKS);
     assert_eq!(most.chunks(), 4 * (MAX_RANKS / 2 - 2) + 1);
 }
 
@@ -261,7 +254,7 @@ fn refusals_name_what_would_work() {
         message(AllReduce, Algorithm::ParameterServer { servers: 7 }, SummationOrder::Free),
         "ps:7 in a group of 6: servers are ranks of the group, from 1 to 6"
     );
-    let open = Algorithm::Hierarchical { inner: Level::Ring, outer: Level::Tree, host: None };
+    let open = Algorithm::hierarchical(Algorithm::Ring, Algorithm::Tree).unwrap();
     assert_eq!(
         message(AllReduce, open, SummationOrder::Free),
         "hierarchical:ring:tree needs to know how many of the 6 ranks share a host; write it \
@@ -271,13 +264,13 @@ fn refusals_name_what_would_work() {
         message(AllReduce, open.with_host(4), SummationOrder::Free),
         "6 ranks cannot share hosts evenly, 4 to each; give a divisor of 6"
     );
-    let servers = Level::ParameterServer { servers: 3 };
+    let servers = Algorithm::ParameterServer { servers: 3 };
     assert_eq!(
-        message(AllReduce, hierarchical(servers, Level::Ring, 2), SummationOrder::Free),
+        message(AllReduce, hierarchical(servers, Algorithm::Ring, 2), SummationOrder::Free),
         "ps:3 in a group of 2: servers are ranks of the group, from 1 to 2"
     );
     assert_eq!(
-        message(AllGather, hierarchical(Level::Tree, Level::Ring, 2), SummationOrder::Free),
+        message(AllGather, hierarchical(Algorithm::Tree, Algorithm::Ring, 2), SummationOrder::Free),
         "hierarchical:tree:ring/2 cannot do all_gather; what can: ring, multi-ring:2, \
          halving-doubling, direct, shared-memory, partitioned"
     );

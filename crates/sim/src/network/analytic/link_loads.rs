@@ -8,7 +8,7 @@ use super::{Analytic, Group, slowest};
 use crate::cluster::DimensionKind;
 use crate::network::NoPath;
 use crate::network::flow::Links;
-use paceline_plan::collective::{Action, Algorithm, CollectiveKind, Pattern, Step};
+use paceline_plan::collective::{Action, Pattern, Rotation, Step};
 
 /// Number of torus axes with separate links; further axes share those of the last.
 pub(super) const MAX_AXES: usize = 4;
@@ -133,22 +133,13 @@ fn is_needed(network: &Analytic<'_>, group: &Group<'_>) -> bool {
 /// carries the same load. With several axes, ranks at equal distances in rank order may or may not
 /// be neighbours.
 fn is_uniform(pattern: &Pattern, axes: usize) -> bool {
-    let rootless = !pattern.kind().has_root();
-    match pattern.algorithm() {
-        Algorithm::Direct | Algorithm::SharedMemory | Algorithm::Overlapped => rootless,
-        Algorithm::Ring => rootless && (axes == 1 || pattern.kind() != CollectiveKind::AllToAll),
-        Algorithm::MultiRing { .. } | Algorithm::Naive | Algorithm::Partitioned => {
-            rootless && axes == 1
+    let rotation = pattern.algorithm().def().hints.rotation;
+    !pattern.kind().has_root()
+        && match rotation(pattern) {
+            Rotation::None => false,
+            Rotation::Ranks => axes == 1,
+            Rotation::Axes => true,
         }
-        Algorithm::Auto
-        | Algorithm::HalvingDoubling
-        | Algorithm::Tree
-        | Algorithm::ParameterServer { .. }
-        | Algorithm::Torus { .. }
-        | Algorithm::InNetwork
-        | Algorithm::PerDimension { .. }
-        | Algorithm::Hierarchical { .. } => false,
-    }
 }
 
 /// Seconds that the messages of a round occupy each link.

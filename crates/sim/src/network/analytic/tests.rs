@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cluster::preset;
-use paceline_plan::collective::{CollectiveKind, SummationOrder};
+use paceline_plan::collective::{Algorithm, CollectiveKind, SummationOrder};
 use paceline_plan::units::BytesPerSec;
 use proptest::prelude::*;
 
