@@ -295,8 +295,12 @@ impl ActiveCollective {
                     let problem = format!("a write to rank {to} of a group follows no fold");
                     return Err(CommError::Job { problem });
                 }
-                Action::Emit { chunks } => ranges(&cut, chunks, size)
-                    .for_each(|range| output[range.clone()].copy_from_slice(&data[range])),
+                Action::Emit { chunks, into } => {
+                    let into = ranges(&cut, into, size);
+                    for (from, into) in ranges(&cut, chunks, size).zip(into) {
+                        output[into].copy_from_slice(&data[from]);
+                    }
+                }
                 Action::Lend { to, chunks } => {
                     let pieces = ranges(&cut, chunks, size).map(|range| &data[range]);
                     self.lend(transport, &header, to, pieces)?;

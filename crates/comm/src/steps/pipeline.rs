@@ -68,7 +68,9 @@ fn of_piece(action: Action, piece: u32, pieces: u32) -> Action {
             Action::Recv { from, chunks: chunks.piece(piece, pieces), how }
         }
         Action::Fold { chunks } => Action::Fold { chunks: chunks.piece(piece, pieces) },
-        Action::Emit { chunks } => Action::Emit { chunks: chunks.piece(piece, pieces) },
+        Action::Emit { chunks, into } => {
+            Action::Emit { chunks: chunks.piece(piece, pieces), into: into.piece(piece, pieces) }
+        }
         Action::Lend { to, chunks } => Action::Lend { to, chunks: chunks.piece(piece, pieces) },
         Action::Read { from, chunks, how } => {
             Action::Read { from, chunks: chunks.piece(piece, pieces), how }

@@ -263,7 +263,7 @@ fn changed(
         Action::Offer { to, chunks: c } => Action::Offer { to: peers(to), chunks: chunks(c) },
         Action::Take { from, chunks: c } => Action::Take { from: peers(from), chunks: chunks(c) },
         Action::Fold { chunks: c } => Action::Fold { chunks: chunks(c) },
-        Action::Emit { chunks: c } => Action::Emit { chunks: chunks(c) },
+        Action::Emit { chunks: c, into } => Action::Emit { chunks: chunks(c), into: chunks(into) },
     };
     Step { round: step.round + later, action }
 }

@@ -18,7 +18,7 @@ pub enum Action {
     Send {
         /// The receiver.
         to: u32,
-        /// Contents of the message, in ascending order of chunks.
+        /// Contents of the message, in their order.
         chunks: Chunks,
     },
     /// Receive one message.
@@ -36,10 +36,12 @@ pub enum Action {
         /// The chunks, exactly as the contributions were held.
         chunks: Chunks,
     },
-    /// Copy these chunks of the work buffer to the same positions of the output buffer.
+    /// Copy chunks of the work buffer to the output buffer.
     Emit {
         /// The chunks.
         chunks: Chunks,
+        /// Their positions in the output, in the same order.
+        into: Chunks,
     },
     /// Let a peer read these chunks of the work buffer; nothing is sent. They stay unchanged until
     /// the end of the round, and this rank leaves the round only after the peer has read them.
@@ -134,7 +136,8 @@ pub enum Combine {
 ///
 /// Most sets are single chunks at equal distances, `first, first + stride, …`. Runs occur if a
 /// vector is split for one group of ranks and each chunk again for another; they do not overlap.
-/// Pieces occur if several streams share every chunk.
+/// Pieces occur if several streams share every chunk. In a set that wraps around, the last run may be
+/// shorter, and the stride may be negative: the modulus minus a distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Chunks {
     /// The lowest chunk.
@@ -151,6 +154,10 @@ pub struct Chunks {
     pub piece: u32,
     /// Number of pieces each chunk is split into; 0 means 1.
     pub pieces: u32,
+    /// Number of chunks that the last run lacks.
+    pub missing: u32,
+    /// Number after which chunks are counted from 0 again; 0 means never.
+    pub modulus: u32,
 }
 
 impl Chunks {
@@ -166,7 +173,17 @@ impl Chunks {
 
     /// Single chunks at equal distances: `first, first + stride, …`, `count` of them.
     pub const fn spaced(first: u32, count: u32, stride: u32) -> Self {
-        Self { first, count, stride, width: 1, step: 1, piece: 0, pieces: 1 }
+        Self {
+            first,
+            count,
+            stride,
+            width: 1,
+            step: 1,
+            piece: 0,
+            pieces: 1,
+            missing: 0,
+            modulus: 0,
+        }
     }
 
     /// The chunks below `total` that are congruent to `residue` modulo `modulus` (0 means 1).
@@ -182,12 +199,17 @@ impl Chunks {
         Self { piece, pieces, ..self }
     }
 
-    /// Number of chunks.
-    pub const fn number(self) -> u32 {
-        self.count.saturating_mul(self.width)
+    /// Single chunks at equal distances, counted modulo `modulus`.
+    pub const fn around(first: u32, count: u32, stride: u32, modulus: u32) -> Self {
+        Self { modulus, ..Self::spaced(first, count, stride) }
     }
 
-    /// The chunks' indices, ascending.
+    /// Number of chunks.
+    pub const fn number(self) -> u32 {
+        self.count.saturating_mul(self.width).saturating_sub(self.missing)
+    }
+
+    /// The chunks' indices, in the order of their contents in a message.
     pub fn iter(self) -> impl ExactSizeIterator<Item = u32> {
         (0..self.number()).map(move |i| self.nth(i))
     }
@@ -197,6 +219,7 @@ impl Chunks {
     pub(super) fn subdivide(self, first: u32, apart: u32, width: u32, step: u32) -> Self {
         debug_assert_eq!(self.width, 1, "chunks of chunks of chunks");
         let Self { piece, pieces, .. } = self;
+        let modulus = self.modulus * apart * width;
         let first = first + apart * self.first;
         let (across, within) = ((self.count, apart * self.stride), (width, step));
         let (runs, run) = if across.1 >= within.1 { (across, within) } else { (within, across) };
@@ -209,11 +232,16 @@ impl Chunks {
         } else {
             Self { width: run.0, step: run.1, ..Self::spaced(first, runs.0, runs.1) }
         };
-        chunks.piece(piece, pieces)
+        Self { modulus, ..chunks.piece(piece, pieces) }
     }
 
     fn nth(self, i: u32) -> u32 {
-        self.first + i / self.width * self.stride + i % self.width * self.step
+        let Self { first, stride, width, step, modulus, .. } = self;
+        if modulus == 0 {
+            return first + i / width * stride + i % width * step;
+        }
+        let [first, i, stride, width, step] = [first, i, stride, width, step].map(u64::from);
+        ((first + i / width * stride + i % width * step) % u64::from(modulus)) as u32
     }
 }
 
@@ -238,7 +266,7 @@ impl Chunking {
     pub fn ranges(&self, chunks: Chunks) -> impl Iterator<Item = Range<u64>> {
         // Number of adjacent chunks that form a range, and number of such rows.
         let row = match chunks {
-            Chunks { pieces: 2.., .. } => 1,
+            Chunks { pieces: 2.., .. } | Chunks { modulus: 1.., .. } => 1,
             Chunks { stride: 1, width: 1, count, .. } => count,
             Chunks { step: 1, width, .. } => width,
             Chunks { .. } => 1,
@@ -255,6 +283,10 @@ impl Chunking {
     /// Total number of elements of several chunks, without iterating over all of them.
     pub fn elements_in(&self, chunks: Chunks) -> u64 {
         let Chunks { first, count, stride, width, step, .. } = chunks;
+        if chunks.modulus > 0 {
+            let sizes = chunks.iter().map(|chunk| self.piece_of(self.range(chunk), chunks));
+            return sizes.map(|range| range.end - range.start).fold(0, u64::saturating_add);
+        }
         if chunks.pieces > 1 {
             return self.elements_in_pieces(chunks);
         }
@@ -367,7 +399,11 @@ impl StepList {
     }
 
     pub(super) fn emit(&mut self, round: u32, chunks: Chunks) {
-        self.0.push(Step { round, action: Action::Emit { chunks } });
+        self.emit_into(round, chunks, chunks);
+    }
+
+    pub(super) fn emit_into(&mut self, round: u32, chunks: Chunks, into: Chunks) {
+        self.0.push(Step { round, action: Action::Emit { chunks, into } });
     }
 
     pub(super) fn lend(&mut self, round: u32, to: u32, chunks: Chunks) {

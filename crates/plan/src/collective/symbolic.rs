@@ -372,9 +372,10 @@ impl<'a> Group<'a> {
                 self.receive(me, me, chunks, Combine::Replace, values)?;
             }
             Action::Fold { chunks } => self.fold(me, chunks)?,
-            Action::Emit { chunks } => {
+            Action::Emit { chunks, into } => {
                 let values = self.read(me, chunks)?;
-                self.receive(me, me, chunks, Combine::Output, values)?;
+                self.check_chunks(me, into)?;
+                self.receive(me, me, into, Combine::Output, values)?;
             }
         }
         Ok(())
@@ -460,12 +461,15 @@ impl<'a> Group<'a> {
             let problem = if lent { Problem::NotLent(from) } else { Problem::NotSent(from) };
             return Err(self.violation(me, problem));
         };
-        // all_to_all moves a part to another position; its parts all have the same size.
+        // all_to_all moves parts to other positions; its parts all have the same size.
+        let moves = how == Combine::Replace && self.pattern.kind() == CollectiveKind::AllToAll;
         let same = match how {
-            Combine::Output => {
+            _ if moves || how == Combine::Output => {
                 (message.chunks.number(), message.chunks.pieces) == (chunks.number(), chunks.pieces)
             }
-            Combine::Replace | Combine::Reduce | Combine::Hold => message.chunks == chunks,
+            Combine::Output | Combine::Replace | Combine::Reduce | Combine::Hold => {
+                message.chunks == chunks
+            }
         };
         if !same {
             return Err(self.violation(me, Problem::OtherChunks(from)));
@@ -578,9 +582,13 @@ impl<'a> Group<'a> {
     }
 
     fn check_chunks(&self, me: u32, chunks: Chunks) -> Result<(), Violation> {
-        let Chunks { first, count, stride, width, step, piece, pieces } = chunks;
+        let Chunks { first, count, stride, width, step, piece, pieces, missing: _, modulus } =
+            chunks;
         let reach = |count: u32, apart: u32| u64::from(count.saturating_sub(1)) * u64::from(apart);
-        let last = u64::from(first) + reach(count, stride) + reach(width, step);
+        let last = match modulus {
+            0 => u64::from(first) + reach(count, stride) + reach(width, step),
+            modulus => u64::from(modulus - 1),
+        };
         let beyond = last >= u64::from(self.pattern.chunks()) || piece >= pieces.max(1);
         if chunks.number() > 0 && beyond {
             return Err(self.violation(me, Problem::NoSuchChunk(last)));
@@ -690,7 +698,7 @@ fn chunks_of(action: &Action) -> Chunks {
         Action::Send { chunks, .. }
         | Action::Recv { chunks, .. }
         | Action::Fold { chunks }
-        | Action::Emit { chunks }
+        | Action::Emit { chunks, .. }
         | Action::Lend { chunks, .. }
         | Action::Read { chunks, .. }
         | Action::Write { chunks, .. }
