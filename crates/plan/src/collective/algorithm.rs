@@ -6,7 +6,7 @@ use super::names::NameError;
 use super::themis::ChunkOrder;
 use super::torus::TorusShape;
 use super::{
-    direct, halving_doubling, hierarchical, in_network, multi_ring, naive, overlapped,
+    bruck, direct, halving_doubling, hierarchical, in_network, multi_ring, naive, overlapped,
     parameter_server, partitioned, per_dimension, ring, shared_memory, torus, tree,
 };
 use serde::{Deserialize, Serialize};
@@ -120,6 +120,8 @@ algorithms! {
         /// The sizes of the dimensions, whose product is the rank count.
         shape: TorusShape
     } = torus::DEF;
+    /// Parts move by powers of two; see [`bruck`](super::bruck).
+    Bruck = bruck::DEF;
     /// A switch reduces; see [`in_network`](super::in_network).
     InNetwork = in_network::DEF;
 }

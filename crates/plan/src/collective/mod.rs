@@ -70,6 +70,7 @@
 //! | [`direct`], [`shared_memory`] | all | yes |
 //! | [`parameter_server`] | all_reduce, broadcast, reduce | yes |
 //! | [`naive`], [`overlapped`] | all_reduce | yes |
+//! | [`bruck`] | all_gather, all_to_all | no sums |
 //! | [`partitioned`] | all_reduce, reduce_scatter, all_gather | yes |
 //! | [`torus`] | all_reduce, reduce_scatter, all_gather | no size above 2 |
 //! | [`in_network`] | all but gather and all_to_all | no |
@@ -77,6 +78,7 @@
 //! | [`hierarchical`] | what both levels support, but gather and all_to_all | hosts of a power of two ranks, if both levels do |
 
 mod algorithm;
+pub mod bruck;
 mod counts;
 mod definition;
 pub mod direct;
