@@ -10,14 +10,14 @@ use paceline_plan::ids::Rank;
 pub trait SharedMemory {
     /// Returns true if this rank and the given one can map each other's [`SharedBuffer`]s. The
     /// relation is transitive.
-    fn shares_memory_with(&self, rank: Rank) -> bool;
+    fn shares_memory_with(&mut self, rank: Rank) -> bool;
 
     /// Allocates zeroed memory for vectors that ranks of the shm domain can read in place. Shared
     /// memory on other vectors copies them once more.
     fn alloc_shared(&mut self, bytes: usize) -> Result<SharedBuffer, CommError>;
 
     /// Returns true if all of these bytes are stored in one such buffer.
-    fn holds(&self, bytes: &[u8]) -> bool;
+    fn holds(&mut self, bytes: &[u8]) -> bool;
 
     /// Takes a staging buffer of at least `bytes` bytes, reusing a returned one if possible.
     fn take_staging(&mut self, bytes: usize) -> Result<SharedBuffer, CommError>;

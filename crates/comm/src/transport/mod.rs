@@ -108,7 +108,7 @@ pub trait ZeroCopy {
 
     /// Receipt of the last message to a rank on the tag's channel, just sent completely, if it was
     /// zero-copy. Its bytes must stay unchanged until it [is acked](Self::is_acked).
-    fn receipt(&self, to: Rank, tag: Tag) -> Option<u64>;
+    fn receipt(&mut self, to: Rank, tag: Tag) -> Option<u64>;
 
     /// Acks the zero-copy messages taken so far, to all ranks. Every participant of an operation
     /// that may use zero-copy sends calls this at its end.

@@ -139,8 +139,8 @@ fn attempt(
 /// Checks that this rank can map the memory of every peer with which the plan's steps share it.
 fn check_shared_memory(plan: &Plan, transport: &mut dyn Transport) -> Result<(), ExecError> {
     let rank = transport.rank();
-    let memory = transport.memory();
-    let shares = |peer| memory.as_ref().is_some_and(|memory| memory.shares_memory_with(peer));
+    let mut shares =
+        |peer| transport.memory().is_some_and(|memory| memory.shares_memory_with(peer));
     let mut seen = BTreeSet::new();
     for call in &plan.program(rank).calls {
         if !seen.insert((call.method, call.kind, call.group)) {

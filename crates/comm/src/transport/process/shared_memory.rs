@@ -27,7 +27,7 @@ pub(super) struct Sharing {
 const LOAN: u8 = 1;
 
 impl SharedMemory for ProcessTransport {
-    fn shares_memory_with(&self, rank: Rank) -> bool {
+    fn shares_memory_with(&mut self, rank: Rank) -> bool {
         matches!(self.common.links.get(rank.index()), Some(Link::Shared(_)))
     }
 
@@ -39,7 +39,7 @@ impl SharedMemory for ProcessTransport {
         Ok(buffer)
     }
 
-    fn holds(&self, bytes: &[u8]) -> bool {
+    fn holds(&mut self, bytes: &[u8]) -> bool {
         Loan::of(&self.sharing.sites, &[bytes]).is_some()
     }
 
@@ -56,8 +56,8 @@ impl SharedMemory for ProcessTransport {
     }
 
     fn lend(&mut self, to: Rank, header: &Header, bytes: &[&[u8]]) -> Result<bool, CommError> {
-        let sites = &self.sharing.sites;
-        let loan = self.shares_memory_with(to).then(|| Loan::of(sites, bytes)).flatten();
+        let shared = self.shares_memory_with(to);
+        let loan = shared.then(|| Loan::of(&self.sharing.sites, bytes)).flatten();
         let Some(loan) = loan else { return Ok(false) };
         let mut data = std::mem::take(&mut self.sharing.loan);
         data.clear();

@@ -18,7 +18,7 @@ impl ZeroCopy for ProcessTransport {
         self.send_some(to, Sending { header, data, gone, in_place: true })
     }
 
-    fn receipt(&self, to: Rank, tag: Tag) -> Option<u64> {
+    fn receipt(&mut self, to: Rank, tag: Tag) -> Option<u64> {
         match self.common.links.get(to.index()) {
             Some(Link::Sockets(connections)) => {
                 connections[tag.channel() as usize % connections.len()].lent()

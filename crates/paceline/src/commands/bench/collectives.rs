@@ -389,9 +389,8 @@ fn go_through(
 /// Returns true if all ranks can map each other's memory; all ranks get the same answer.
 fn all_share_memory(transport: &mut dyn Transport) -> bool {
     let (me, world) = (transport.rank(), transport.world());
-    let memory = transport.memory();
     let mut others = (0..world).map(Rank).filter(|&rank| rank != me);
-    others.all(|rank| memory.as_ref().is_some_and(|memory| memory.shares_memory_with(rank)))
+    others.all(|rank| transport.memory().is_some_and(|memory| memory.shares_memory_with(rank)))
 }
 
 /// The algorithm measured if none is requested.
