@@ -21,6 +21,7 @@ mod frame_reader;
 pub mod launch;
 mod mailbox;
 pub mod measure;
+pub mod native;
 pub mod point;
 mod recorder;
 pub mod rendezvous;
