@@ -184,6 +184,9 @@ pub enum Fault {
     /// Access to the data.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// Start of the compute threads.
+    #[error("cannot start its threads: {0}")]
+    Threads(std::io::Error),
     /// Execution on the GPU.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

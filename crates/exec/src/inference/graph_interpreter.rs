@@ -3,7 +3,7 @@
 
 use crate::checkpoint::{Checkpoint, Source};
 use crate::data::{Data, DataError};
-use crate::device::cpu::kernel::{Images, Kernel};
+use crate::device::cpu::ops::images::window_of;
 use crate::inference::Evaluation;
 use crate::logical;
 use crate::run::outcome::Parameters;
@@ -149,6 +149,7 @@ impl ImageNetwork {
     }
 
     /// Runs an operator; returns false if the loss is reached.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "running averages replace a batch's sums")]
     fn operator(
         &self,
         layer: &LayerDecl,
@@ -166,38 +167,41 @@ impl ImageNetwork {
         };
         let rows = |of: &[f32]| Rows { rows: count, width: of.len() / count.max(1) };
         let pool = &self.pool;
-        match (op.kind, Kernel::of(op.kind, op.pass)) {
-            (_, Some(Kernel::Images(Images::Conv(window)))) => {
+        match op.kind {
+            OpKind::Conv { window } => {
+                let window = window_of(window);
                 let filters = kind.param(op.params[0]).dims[0] as usize;
                 let shape = conv::Shape { images: count, window, filters };
                 let mut room = vec![0.0; conv::workspace::<f32, f32>(shape)];
                 conv::forward(pool, shape, input(0), param(0), y, &mut room);
             }
-            (_, Some(Kernel::Images(Images::BatchNorm(norm)))) => {
-                let shape = Rows { rows: y.len() / norm.channels, width: norm.channels };
+            OpKind::BatchNorm { channels, eps, .. } => {
+                let channels = channels as usize;
+                let shape = Rows { rows: y.len() / channels, width: channels };
                 // Sums of one pixel, a deviation off the running mean, have its moments.
-                let mut sums = vec![0.0; norm.channels];
+                let mut sums = vec![0.0; channels];
                 sums.extend_from_slice(param(3));
                 let (params, mut unread) = ((param(0), param(1), param(2)), sums.clone());
-                let (eps, x) = (norm.eps, input(0));
+                let (eps, x) = (eps as f32, input(0));
                 batch_norm::forward(pool, shape, 1.0, eps, x, &sums, params, y, &mut unread);
             }
-            (_, Some(Kernel::Images(Images::MaxPool(window)))) => {
-                pooling::max_forward(pool, count, window, input(0), y);
+            OpKind::MaxPool { window } => {
+                pooling::max_forward(pool, count, window_of(window), input(0), y);
             }
-            (_, Some(Kernel::Images(Images::AveragePool { channels }))) => {
+            OpKind::AveragePool { channels } => {
+                let channels = channels as usize;
                 let pixels = rows(input(0)).width / channels;
                 pooling::mean_forward(pool, (count, pixels, channels), input(0), y);
             }
-            (OpKind::Linear { .. }, _) => {
+            OpKind::Linear { .. } => {
                 let (inputs, outputs) = (rows(input(0)).width, rows(y).width);
                 let shape = linear::Shape { rows: count, inputs, outputs };
                 linear::forward(pool, shape, input(0), param(0), y);
             }
-            (OpKind::Bias, _) => bias::forward(rows(y), input(0), param(0), y),
-            (OpKind::Activation { .. }, _) => activation::relu_forward(input(0), y),
-            (OpKind::Add, _) => reduce::add3(input(0), input(1), y),
-            (OpKind::EmbeddingBag { tables, lookups, width }, _) => {
+            OpKind::Bias => bias::forward(rows(y), input(0), param(0), y),
+            OpKind::Activation { .. } => activation::relu_forward(input(0), y),
+            OpKind::Add => reduce::add3(input(0), input(1), y),
+            OpKind::EmbeddingBag { tables, lookups, width } => {
                 let [tables, each, width] = [tables, lookups, width].map(|n| n as usize);
                 let mut ids = vec![0; count * tables * each];
                 for (at, ids) in ids.chunks_mut(tables * each).enumerate() {
@@ -213,13 +217,13 @@ impl ImageNetwork {
                 let held: Vec<Option<HeldRows>> = blocks.iter().enumerate().map(whole).collect();
                 sum_rows(pool, Lookups { tables, each, width }, &held, &ids, param(0), y);
             }
-            (OpKind::Interact { tables, width, .. }, _) => {
+            OpKind::Interact { tables, width, .. } => {
                 let [tables, width] = [tables, width].map(|n| n as usize);
                 let shape = interaction::Shape { samples: count, tables, width };
                 let place = |sample, table| (sample * tables + table) * width;
                 interaction::forward(pool, shape, place, input(0), input(1), y);
             }
-            (OpKind::RowMax | OpKind::BinaryCrossEntropy { .. }, _) => return false,
+            OpKind::RowMax | OpKind::BinaryCrossEntropy { .. } => return false,
             // The running averages replace a batch's own sums.
             _ => {}
         }

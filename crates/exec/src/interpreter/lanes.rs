@@ -3,6 +3,7 @@
 use crate::error::{ExecError, Fault};
 use crate::interpreter::queue::ReadyQueue;
 use crate::interpreter::recorder::Recorder;
+use crate::interpreter::task::{OpClass, Task, Tasks};
 use paceline_plan::ids::{LaneId, OpId, Rank};
 use paceline_plan::program::label::describe;
 use paceline_plan::program::{IterationFilter, Op, Plan, Program, Section};
@@ -16,6 +17,7 @@ use std::time::Instant;
 pub(crate) struct OpScheduler<'a> {
     plan: &'a Plan,
     program: &'a Program,
+    tasks: Tasks,
     rank: Rank,
     clock: Instant,
     /// True if some ops do not run in every iteration.
@@ -45,36 +47,6 @@ struct State<'a> {
     error: Option<ExecError>,
 }
 
-/// Class of an op, by the thread that runs it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OpClass {
-    /// Runs to completion on the compute thread.
-    Compute,
-    /// Send, receive or collective; in flight for a while.
-    Exchange,
-    /// Copy between the arena and the store, on the offload thread.
-    Offload,
-}
-
-impl OpClass {
-    fn of(program: &Program, op: &Op) -> Self {
-        match op {
-            Op::Stash { .. } | Op::Restore { .. } if program.offloaded(op).is_some() => {
-                Self::Offload
-            }
-            Op::Send { .. } | Op::Recv { .. } | Op::Collective { .. } => Self::Exchange,
-            Op::Load { .. }
-            | Op::Compute { .. }
-            | Op::Accumulate { .. }
-            | Op::Step { .. }
-            | Op::Stash { .. }
-            | Op::Restore { .. }
-            | Op::Free { .. }
-            | Op::Serve { .. } => Self::Compute,
-        }
-    }
-}
-
 /// State of the offload store, for an idle compute thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OffloadStatus {
@@ -90,6 +62,7 @@ pub(crate) enum OffloadStatus {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RunningOp<'a> {
     pub(crate) op: &'a Op,
+    pub(crate) task: Task,
     pub(crate) lane: LaneId,
     pub(crate) id: OpId,
     pub(crate) section: SectionKind,
@@ -120,14 +93,24 @@ impl<'a> OpScheduler<'a> {
             section: SectionKind::Prologue,
             first: 0,
             repeats: 0,
-            recorder: Recorder::new(clock, program, traced),
+            recorder: Recorder::new(program, traced),
             storing: 0,
             moves: 0,
             over: false,
             error: None,
         };
         let (has_filters, state, changed) = (plan.has_filters(), Mutex::new(state), Condvar::new());
-        Self { plan, program, rank, clock, has_filters, warm_up: 0, state, changed }
+        Self {
+            plan,
+            program,
+            tasks: Tasks::of(program),
+            rank,
+            clock,
+            has_filters,
+            warm_up: 0,
+            state,
+            changed,
+        }
     }
 
     /// Sets the first `warm_up` iterations of the run as the compression warm-up.
@@ -255,25 +238,50 @@ impl<'a> OpScheduler<'a> {
 
     /// Records that an op is done, and its wait for other ranks.
     pub(crate) fn finish(&self, started: &RunningOp<'a>, wait: WaitSpan) {
-        let (prologue, body) = (self.program.prologue.nodes.len(), self.program.body.nodes.len());
-        let before = match started.section {
-            SectionKind::Prologue => 0,
-            SectionKind::Body => prologue,
-            SectionKind::Epilogue => prologue + body,
-        } as u32;
+        self.finish_at(started, Some((self.now(), wait)));
+    }
+
+    /// Lets the ops behind an op start that a device has been issued. Its times are recorded later.
+    pub(crate) fn finish_issued(&self, started: &RunningOp<'a>) {
+        self.finish_at(started, None);
+    }
+
+    fn finish_at(&self, started: &RunningOp<'a>, done: Option<(Seconds, WaitSpan)>) {
         let mut state = self.state();
         state.queue.finish(started.lane);
-        if OpClass::of(self.program, started.op) == OpClass::Offload {
+        if started.task.class() == OpClass::Offload {
             state.storing = state.storing.saturating_sub(1);
             state.moves += 1;
         }
-        let (lane, number) = (started.lane, before + started.id.0);
-        state.recorder.note(lane, number, started.pass, started.start, wait);
+        if let Some((end, wait)) = done {
+            self.record_in(&mut state, started, (started.start, end), wait);
+        }
         self.pass_over(&mut state);
         drop(state);
         if self.program.memory.stored().0 > 0 {
             self.changed.notify_all();
         }
+    }
+
+    /// Records the times of an op that a device was issued.
+    pub(crate) fn record(&self, issued: &RunningOp<'a>, times: (Seconds, Seconds)) {
+        self.record_in(&mut self.state(), issued, times, WaitSpan::default());
+    }
+
+    fn record_in(
+        &self,
+        state: &mut State<'a>,
+        op: &RunningOp<'a>,
+        times: (Seconds, Seconds),
+        wait: WaitSpan,
+    ) {
+        let (prologue, body) = (self.program.prologue.nodes.len(), self.program.body.nodes.len());
+        let before = match op.section {
+            SectionKind::Prologue => 0,
+            SectionKind::Body => prologue,
+            SectionKind::Epilogue => prologue + body,
+        } as u32;
+        state.recorder.note(op.lane, before + op.id.0, op.pass, times, wait);
     }
 
     /// Returns a waiting op, started or not: the op at which a stuck rank is stuck.
@@ -308,10 +316,10 @@ impl<'a> OpScheduler<'a> {
     }
 
     fn next(&self, state: &State<'a>, kind: OpClass) -> Option<(LaneId, (OpId, u64))> {
-        let nodes = &self.section(state.section).nodes;
+        let tasks = self.tasks.section(state.section);
         (0..state.queue.lanes()).map(LaneId::from).find_map(|lane| {
             let (op, pass) = state.queue.ready(lane)?;
-            (OpClass::of(self.program, &nodes[op.index()].op) == kind).then_some((lane, (op, pass)))
+            (tasks[op.index()].class() == kind).then_some((lane, (op, pass)))
         })
     }
 
@@ -319,6 +327,7 @@ impl<'a> OpScheduler<'a> {
         let pass = state.first + pass as u32;
         RunningOp {
             op: &self.section(state.section).nodes[id.index()].op,
+            task: self.tasks.section(state.section)[id.index()],
             lane,
             id,
             section: state.section,

@@ -4,25 +4,24 @@
 //! progress thread drives them while it computes, see [`crate::progress::thread`].
 
 pub(crate) mod lanes;
+mod perform;
 pub(crate) mod queue;
 pub(crate) mod recorder;
 pub(crate) mod serve;
+pub(crate) mod task;
 
 use crate::checkpoint::{
     DataPosition, Saver, TrainingState, restore_moments, restore_rank_state, restore_weights,
 };
-use crate::device::cpu::compressed_adam::MomentumExchange;
-use crate::device::cpu::hogwild;
-use crate::device::cpu::step::{Rule, norm_of};
-use crate::device::cpu::{Compute, add};
+use crate::device::{Device, Pass, Setup, Stream};
 use crate::error::{ExecError, Fault};
 use crate::hugging_face::Whole;
-use crate::interpreter::lanes::{OffloadStatus, OpClass, OpScheduler, RunningOp, WaitSpan};
+use crate::interpreter::lanes::{OffloadStatus, OpScheduler, RunningOp};
 use crate::interpreter::queue::ReadyQueue;
 use crate::interpreter::recorder::Recorder;
 use crate::interpreter::serve::ServerState;
-use crate::memory::Memory;
-use crate::memory::offload_thread;
+use crate::interpreter::task::{OpClass, Task};
+use crate::memory::{Memory, offload_thread};
 use crate::parameters::{self, HeldWeights};
 use crate::progress::engine::ProgressEngine;
 use crate::progress::thread::ProgressThread;
@@ -32,16 +31,10 @@ use crate::run::job::{ResumePoint, RunContext};
 use crate::run::loss_scale::LossScale;
 use crate::run::options::Start;
 use crate::run::staleness::{Staleness, StalenessTracker};
-use crate::types::{Float, typed};
 use paceline_comm::Transport;
-use paceline_kernels::arena::{Access, ArenaError};
-use paceline_kernels::element::narrow;
-use paceline_kernels::pool::Pool;
-use paceline_kernels::{Bf16, Element, F16};
-use paceline_plan::ids::{BufferId, Microbatch};
-use paceline_plan::program::{
-    AccumulateMode, LoadKind, Op, PROGRESS_HANDOFF_MIN, Program, StepPhase, View,
-};
+use paceline_kernels::arena::Span;
+use paceline_plan::ids::BufferId;
+use paceline_plan::program::{PROGRESS_HANDOFF_MIN, Program};
 use paceline_plan::units::Seconds;
 use paceline_plan::validate::SectionKind;
 use std::path::Path;
@@ -77,19 +70,26 @@ pub(crate) type ReportFn<'t> =
 pub(crate) struct RankResult {
     pub(crate) arena_bytes: u64,
     pub(crate) copy_bytes: u64,
+    /// Memory of a device besides the host's.
+    pub(crate) device_bytes: Option<u64>,
     pub(crate) recorder: Recorder,
     pub(crate) weights: Option<HeldWeights>,
 }
 
 /// Rank that executes its program of the plan.
-pub(crate) struct Rank<'a> {
-    run: &'a RunContext<'a>,
+pub(crate) struct Rank<'a, D: Device> {
+    run: &'a RunContext<'a, D>,
     program: &'a Program,
     place: RankCoords,
     memory: Arc<Memory<'a>>,
     lanes: Arc<OpScheduler<'a>>,
     progress: Arc<ProgressThread<'a>>,
-    compute: Compute<'a>,
+    device: D,
+    /// Tasks that the device was issued in this pass, and end events by op.
+    issued: Vec<Issued<'a, D>>,
+    /// Time at which the device was opened.
+    opened: Seconds,
+    ends: Vec<Option<D::Event>>,
     saver: Option<Saver>,
     scale: LossScale,
     /// State of an asynchronous server about its replicas.
@@ -104,13 +104,21 @@ pub(crate) struct Rank<'a> {
     at: Option<RunningOp<'a>>,
 }
 
+/// Task that a device was issued, between two events.
+#[derive(Debug)]
+struct Issued<'a, D: Device> {
+    op: RunningOp<'a>,
+    begin: D::Event,
+    end: D::Event,
+}
+
 /// Longest sleep where the awaited thread ends the sleep.
 const A_WHILE: Duration = Duration::from_millis(50);
 
-impl<'a> Rank<'a> {
+impl<'a, D: Device> Rank<'a, D> {
     /// Sets up a rank: its memory and its initial weights.
     pub(crate) fn new(
-        run: &'a RunContext<'a>,
+        run: &'a RunContext<'a, D>,
         transport: &'a mut dyn Transport,
     ) -> Result<Self, ExecError> {
         let rank = transport.rank();
@@ -129,7 +137,7 @@ impl<'a> Rank<'a> {
             .with_shared_weights(run.shared_weights.clone());
         match &run.options.start {
             Start::Seed => {
-                let (types, seed) = (run.kernels.types, run.options.seed);
+                let (types, seed) = (run.types, run.options.seed);
                 parameters::initialise(&memory, types, place, program, seed).map_err(refused)?;
             }
             Start::Checkpoint(checkpoint) => {
@@ -142,8 +150,22 @@ impl<'a> Rank<'a> {
         }
         let saver = |shared| Saver::new(shared, run.plan, program, place, &memory);
         let saver = run.saving.as_ref().map(saver);
-        let pool = Pool::new(run.options.threads_per_rank)
-            .map_err(|source| ExecError::Thread { rank, source })?;
+        let setup = Setup {
+            plan: run.plan,
+            kernels: run.kernels,
+            types: run.types,
+            place,
+            vocab: run.vocab,
+            options: run.options,
+        };
+        let device = D::open(&setup, &memory).map_err(|fault| {
+            if let Fault::Threads(source) = fault {
+                ExecError::Thread { rank, source }
+            } else {
+                ExecError::Op { rank, iteration: 1, op: "start".into(), source: fault }
+            }
+        })?;
+        let opened = Seconds(run.clock.elapsed().as_secs_f64());
         let lanes = OpScheduler::new(run.plan, rank, run.clock, run.options.traced);
         let lanes = Arc::new(lanes.warming_up(run.from.warm_up));
         let memory = Arc::new(memory);
@@ -157,7 +179,10 @@ impl<'a> Rank<'a> {
             memory,
             lanes,
             progress,
-            compute: Compute::new(run.plan, run.kernels, place, run.vocab, pool),
+            device,
+            opened,
+            issued: Vec::new(),
+            ends: Vec::new(),
             saver,
             scale: LossScale::new(&run.plan.strategy, run.options),
             serving: ServerState::of(run.plan, rank, run.from.iteration, run.options.iterations),
@@ -204,15 +229,14 @@ impl<'a> Rank<'a> {
         self.once(SectionKind::Prologue, first)?;
         if let Start::Checkpoint(checkpoint) = &self.run.options.start {
             restore_rank_state(&self.memory, self.run.plan, self.place.rank, checkpoint)?;
+            self.transfer(D::upload)?;
         }
         self.lanes.enter(SectionKind::Body, first);
         let mut iteration = first;
         let mut ended = self.lanes.now();
         while self.begin_iteration(iteration)? {
             self.lanes.open();
-            self.compute.loss_scale = self.scale.factor();
-            let batch = self.run.plan.strategy.global_batch;
-            self.compute.rate = self.run.options.lr_at(iteration, batch) as f32;
+            self.device.begin_pass(self.pass(iteration, false));
             self.drive(ReadyQueue::is_complete)?;
             let stats = self.iteration_stats(iteration, &mut ended)?;
             if self.serving.as_ref().is_some_and(|serving| serving.iterations() <= iteration) {
@@ -252,7 +276,7 @@ impl<'a> Rank<'a> {
     /// Finds the cause of a non-finite gradient. Weights are unchanged since before the iteration.
     /// All ranks see the same norm, so all repeat the iteration and check every value.
     fn cause(&mut self, stats: IterationStats) -> ExecError {
-        self.compute.watching = true;
+        self.device.begin_pass(self.pass(stats.iteration, true));
         self.lanes.repeat_iteration();
         self.drive(ReadyQueue::is_complete).err().unwrap_or_else(|| unfinite(&stats))
     }
@@ -263,8 +287,33 @@ impl<'a> Rank<'a> {
         iteration: u32,
         how: fn(&mut Saver, &Memory<'_>, TrainingState) -> Result<(), ExecError>,
     ) -> Result<(), ExecError> {
+        if self.saver.is_some() {
+            self.transfer(D::download)?;
+        }
         let state = self.state(iteration);
         self.saver.as_mut().map_or(Ok(()), |saver| how(saver, &self.memory, state))
+    }
+
+    /// Constants of an iteration.
+    fn pass(&self, iteration: u32, watching: bool) -> Pass {
+        let batch = self.run.plan.strategy.global_batch;
+        let rate = self.run.options.lr_at(iteration, batch) as f32;
+        Pass { rate, loss_scale: self.scale.factor(), watching }
+    }
+
+    /// Copies the whole arena to or from the device.
+    fn transfer(
+        &mut self,
+        copy: fn(&mut D, Stream, &Memory<'_>, Span) -> Result<(), Fault>,
+    ) -> Result<(), ExecError> {
+        let whole = Span { offset: 0, len: self.memory.bytes() };
+        copy(&mut self.device, 0, &self.memory, whole).map_err(|source| self.at_the_end(source))
+    }
+
+    /// Adds rank and op to a fault of the device after what it was issued.
+    fn at_the_end(&self, source: Fault) -> ExecError {
+        let (iteration, op) = self.current_op();
+        ExecError::Op { rank: self.place.rank, iteration, op, source }
     }
 
     /// State of training after `iteration` iterations.
@@ -297,8 +346,9 @@ impl<'a> Rank<'a> {
     }
 
     /// Consumes the rank and returns its result.
-    pub(crate) fn into_result(self) -> Result<RankResult, ExecError> {
+    pub(crate) fn into_result(mut self) -> Result<RankResult, ExecError> {
         let holding = if self.run.options.keep_parameters {
+            self.transfer(D::download)?;
             let read = HeldWeights::read(&self.memory, self.place, self.program);
             Some(read.map_err(|source| ExecError::Memory { rank: self.place.rank, source })?)
         } else {
@@ -309,6 +359,7 @@ impl<'a> Rank<'a> {
         Ok(RankResult {
             arena_bytes,
             copy_bytes,
+            device_bytes: self.device.taken(),
             recorder: self.lanes.take_notes(),
             weights: holding,
         })
@@ -363,7 +414,7 @@ impl<'a> Rank<'a> {
                 }
                 continue;
             };
-            if let Op::Serve { service } = *started.op {
+            if let Task::Serve(service) = started.task {
                 let mut engine = match progressing.take() {
                     Some(engine) => engine,
                     None => progress.acquire()?,
@@ -384,7 +435,10 @@ impl<'a> Rank<'a> {
             self.perform(&started)?;
         }
         // Between two calls of `drive`, the compute thread owns the transport.
-        if progressing.is_none() { progress.acquire().map(|_| ()) } else { Ok(()) }
+        if progressing.is_none() {
+            drop(progress.acquire()?);
+        }
+        self.settle()
     }
 
     fn should_hand_off(&self, started: &RunningOp<'a>) -> bool {
@@ -395,258 +449,6 @@ impl<'a> Rank<'a> {
         self.progress.can_overlap() && took >= PROGRESS_HANDOFF_MIN
     }
 
-    /// Executes an op that is not an exchange.
-    fn perform(&mut self, started: &RunningOp<'a>) -> Result<(), ExecError> {
-        self.at = Some(*started);
-        self.compute_op(started).map_err(|source| self.lanes.failed(started, source))?;
-        if started.section == SectionKind::Body {
-            self.took[started.id.index()] = self.lanes.now() - started.start;
-        }
-        if let (Some(slow), Op::Compute { .. }) = (self.run.options.straggler, started.op)
-            && slow.rank == self.place.rank.0
-        {
-            let took = (self.lanes.now() - started.start).0;
-            thread::sleep(Duration::from_secs_f64(took * (slow.factor - 1.0)));
-        }
-        self.lanes.finish(started, WaitSpan::default());
-        Ok(())
-    }
-
-    fn compute_op(&mut self, started: &RunningOp<'a>) -> Result<(), Fault> {
-        let running = |microbatch: Microbatch| {
-            u64::from(started.pass) * u64::from(self.run.plan.strategy.microbatches())
-                + u64::from(microbatch.0)
-        };
-        let now = running(Microbatch(0));
-        match *started.op {
-            Op::Load { what, into, microbatch } => {
-                self.load(what, into, started.iteration, microbatch, running(microbatch))?;
-            }
-            Op::Compute { segment, microbatch, fresh } => {
-                let (segment, running) = (self.program.segment(segment), running(microbatch));
-                self.compute.segment(&self.memory, segment, running, fresh)?;
-            }
-            Op::Accumulate { from, into, mode } => self.accumulate(from, into, mode, now)?,
-            Op::Step { bucket, phase } => {
-                // Local momenta are computed before the global norm is known.
-                let known = self.program.outputs.norm.filter(|_| phase != StepPhase::LocalMomentum);
-                let norm = known.map(|norm| self.scalar(norm, now));
-                let (strategy, norm) = (&self.run.plan.strategy, norm.transpose()?);
-                // All ranks see the same norm, and keep their weights if it is not finite.
-                if norm.is_some_and(|norm| !norm.is_finite()) {
-                    return Ok(());
-                }
-                let (options, iteration) = (self.run.options, started.iteration);
-                let number = bucket as usize;
-                let bucket = &self.program.buckets[number];
-                let norm = norm.filter(|_| bucket.is_clipped());
-                let update = match (strategy.local, self.memory.shared_weights(bucket.params)) {
-                    (None, None) => None,
-                    (Some(local), _) => {
-                        let before = u64::from(iteration) * u64::from(local.steps);
-                        Some((iteration, before + self.earlier_steps(started), 1.0))
-                    }
-                    (None, Some(shared_weights)) => {
-                        let steps = shared_weights.count(number);
-                        self.staleness.iter_mut().for_each(|watch| watch.steps(number, steps));
-                        Some(self.run.unordered_update(steps, 1))
-                    }
-                };
-                let rule = match update {
-                    None => Rule::new(strategy, options, iteration, norm, &self.scale),
-                    Some(update) => Rule::of_update(strategy, options, update, norm, &self.scale),
-                };
-                let (types, pool, place) =
-                    (self.run.kernels.types, self.compute.pool(), self.place);
-                let memory = &*self.memory;
-                let ranks = || self.run.plan.mesh.group_size(self.run.plan.holders(bucket));
-                let compressed_adam = || rule.compressed_adam(self.run.from.warm_up, ranks());
-                let on = MomentumExchange { types, memory, pool, place, bucket, running: now };
-                match (phase, compressed_adam()) {
-                    (StepPhase::TensorNorms | StepPhase::Apply, _) => {
-                        rule.step(types, memory, pool, place, bucket, phase, now)?;
-                    }
-                    (StepPhase::LocalMomentum, Some(compressed_adam)) => {
-                        on.local_momentum(&compressed_adam)?
-                    }
-                    (StepPhase::ApplyMomentum, Some(compressed_adam)) => {
-                        on.apply_momentum(&compressed_adam)?
-                    }
-                    (StepPhase::LocalMomentum | StepPhase::ApplyMomentum, None) => {}
-                }
-            }
-            // A declaration only: memory is planned, and nothing is released.
-            Op::Free { .. } => {}
-            Op::Send { .. } | Op::Recv { .. } | Op::Collective { .. } => {
-                unreachable!("exchanges are carried")
-            }
-            Op::Restore { from, into, .. } if self.memory.shared_weights(from).is_some() => {
-                self.pull(from, into, now)?;
-            }
-            Op::Stash { from, into, microbatch } | Op::Restore { from, into, microbatch } => {
-                let running = running(microbatch);
-                let span = |view| self.memory.span(view, running);
-                self.memory.copy(span(from), span(into))?;
-            }
-            Op::Serve { .. } => unreachable!("servers own the transport"),
-        }
-        Ok(())
-    }
-
-    /// Copies the current shared weights to the buffer that this rank computes on.
-    fn pull(&mut self, from: View, into: View, running: u64) -> Result<(), ArenaError> {
-        let Some(shared_weights) = self.memory.shared_weights(from) else { return Ok(()) };
-        let bucket = self.program.buckets.iter().position(|bucket| bucket.params == from);
-        if let (Some(watch), Some(bucket)) = (&mut self.staleness, bucket) {
-            watch.reads(bucket, shared_weights.steps(bucket));
-        }
-        let (from, into) = (self.memory.span(from, running), self.memory.span(into, running));
-        hogwild::pull(self.compute.pool(), &self.memory, shared_weights, from, into)
-    }
-
-    /// Number of earlier steps of the same bucket in the iteration.
-    fn earlier_steps(&self, started: &RunningOp<'_>) -> u64 {
-        let before = &self.program.body.nodes[..started.id.index()];
-        before.iter().filter(|node| node.op == *started.op).count() as u64
-    }
-
-    /// Serves replicas asynchronously, for one iteration's worth of requests.
-    fn serve(
-        &mut self,
-        started: &RunningOp<'a>,
-        service: u32,
-        transport: &mut dyn Transport,
-    ) -> Result<(), ExecError> {
-        self.at = Some(*started);
-        let Some(mut serving) = self.serving.take() else { return Ok(()) };
-        let (program, exchange_timeout) = (self.program, self.run.options.exchange_timeout);
-        let (memory, service) = (Arc::clone(&self.memory), &program.services[service as usize]);
-        let mut apply = |bucket: u32, updates: u64| self.apply(bucket, updates, service.requests);
-        let served =
-            serving.serve(transport, &memory, program, service, exchange_timeout, &mut apply);
-        self.serving = Some(serving);
-        served?;
-        self.lanes.finish(started, WaitSpan::default());
-        Ok(())
-    }
-
-    /// Applies the gradients of one request to this server's shard of a bucket, after `updates`
-    /// earlier updates. They are clipped by their own norm: a server has not seen the rest.
-    fn apply(&mut self, bucket: u32, updates: u64, requests: u32) -> Result<(), Fault> {
-        let RunContext { plan, options, kernels, .. } = self.run;
-        let bucket = &self.program.buckets[bucket as usize];
-        let grads = self.memory.span(bucket.grads, 0);
-        let types = kernels.types;
-        let norm = typed!(types, <_T, G> self.memory.read(grads, |grads: &[G]| norm_of(grads)))?;
-        if !norm.is_finite() {
-            return Ok(());
-        }
-        let update = self.run.unordered_update(updates, requests);
-        let norm = Some(norm).filter(|_| bucket.is_clipped());
-        let rule = Rule::of_update(&plan.strategy, options, update, norm, &self.scale);
-        let (pool, apply) = (self.compute.pool(), StepPhase::Apply);
-        Ok(rule.step(types, &self.memory, pool, self.place, bucket, apply, 0)?)
-    }
-
-    /// Loads a microbatch of this rank's replica: consecutive samples of the global batch.
-    fn load(
-        &mut self,
-        what: LoadKind,
-        into: BufferId,
-        iteration: u32,
-        microbatch: Microbatch,
-        running: u64,
-    ) -> Result<(), Fault> {
-        let strategy = &self.run.plan.strategy;
-        let microbatches = strategy.microbatches().max(1);
-        // A microbatch number beyond the iteration belongs to a later one.
-        let iteration = iteration.saturating_add(microbatch.0 / microbatches);
-        let before = u64::from(self.place.replica) * u64::from(microbatches)
-            + u64::from(microbatch.0 % microbatches);
-        let all = self.run.from.samples_before(iteration, strategy.global_batch);
-        let first = all.wrapping_add(before * strategy.micro_batch);
-        let span = self.memory.whole(into, running);
-        let views = self.memory.views(&[(span, Access::Write)])?;
-        let ahead = match what {
-            LoadKind::Tokens => 0,
-            LoadKind::Targets => 1,
-            LoadKind::Lookahead(places) => u64::from(places),
-            LoadKind::Features => {
-                typed!(self.run.kernels.types, <T, _G> self.features::<T>(first, views.take(0)));
-                return Ok(());
-            }
-        };
-        if let (LoadKind::Tokens, Some(each)) = (what, self.run.data.counted()) {
-            // Indices that the samples of all replicas look up, or those of this replica only.
-            let ids = views.take_u32(0);
-            let here = (ids.len() / each) as u64 == strategy.micro_batch;
-            let of_replica = strategy.micro_batch * u64::from(microbatches);
-            for (sample, ids) in (0..).zip(ids.chunks_mut(each)) {
-                let number = if here {
-                    first.wrapping_add(sample)
-                } else {
-                    let [replica, at] =
-                        [sample / strategy.micro_batch, sample % strategy.micro_batch];
-                    let before = u64::from(microbatch.0 % microbatches) * strategy.micro_batch;
-                    all.wrapping_add(replica * of_replica + before + at)
-                };
-                self.run.data.fill(number, 0, ids)?;
-            }
-            return Ok(());
-        }
-        let runs = self.place.runs(strategy.seq);
-        let own = runs.iter().map(|run| (run.end - run.start) as usize).sum();
-        let samples = views.take_u32(0).chunks_mut(own);
-        for (sample, mut tokens) in (0..).zip(samples) {
-            for run in runs.iter().filter(|run| !run.is_empty()) {
-                let (part, rest) = tokens.split_at_mut((run.end - run.start) as usize);
-                self.run.data.fill(first.wrapping_add(sample), ahead + run.start, part)?;
-                tokens = rest;
-            }
-        }
-        Ok(())
-    }
-
-    /// Loads the features of consecutive samples.
-    fn features<T: Element>(&self, first: u64, into: &mut [T]) {
-        let samples = self.run.plan.strategy.micro_batch.max(1) as usize;
-        let mut wide = vec![0.0; into.len() / samples];
-        for (sample, into) in (0..).zip(into.chunks_mut(wide.len().max(1))) {
-            let sample = first.wrapping_add(sample);
-            match T::singles_mut(into) {
-                Some(into) => self.run.data.features(sample, into),
-                None => {
-                    self.run.data.features(sample, &mut wide);
-                    narrow(&wide, into);
-                }
-            }
-        }
-    }
-
-    fn accumulate(
-        &self,
-        from: View,
-        into: View,
-        mode: AccumulateMode,
-        running: u64,
-    ) -> Result<(), ArenaError> {
-        let dtype = self.memory.dtype(into.buffer);
-        let (from, into) = (self.memory.span(from, running), self.memory.span(into, running));
-        match mode {
-            AccumulateMode::Move => self.memory.copy(from, into),
-            AccumulateMode::Add => {
-                let views = self.memory.views(&[(from, Access::Read), (into, Access::Write)])?;
-                let pool = self.compute.pool();
-                match Float::of(dtype).unwrap_or(Float::F32) {
-                    Float::F32 => add::<f32>(pool, views.slice(0), views.take(1)),
-                    Float::Bf16 => add::<Bf16>(pool, views.slice(0), views.take(1)),
-                    Float::F16 => add::<F16>(pool, views.slice(0), views.take(1)),
-                }
-                Ok(())
-            }
-        }
-    }
-
     /// Statistics at the end of an iteration. `ended` is the end of the previous one.
     fn iteration_stats(
         &mut self,
@@ -654,14 +456,11 @@ impl<'a> Rank<'a> {
         ended: &mut Seconds,
     ) -> Result<IterationStats, ExecError> {
         let running = u64::from(iteration) * u64::from(self.run.plan.strategy.microbatches());
-        let read = |buffer: Option<BufferId>| {
-            let value = buffer.map(|buffer| self.scalar(buffer, running)).transpose();
-            value.map_err(|source| ExecError::Memory {
-                rank: self.place.rank,
-                source: source.into(),
-            })
-        };
         let outputs = self.program.outputs;
+        let mut read = |buffer: Option<BufferId>| {
+            let value = buffer.map(|buffer| self.scalar(0, buffer, running)).transpose();
+            value.map_err(|source| self.at_the_end(source))
+        };
         let (mut loss, mut norm) = (read(outputs.loss)?, read(outputs.norm)?);
         let (dropped, further) = (read(outputs.dropped)?, self.mtp_loss(running)?);
         let now = self.lanes.now();
@@ -712,8 +511,11 @@ impl<'a> Rank<'a> {
         read.map_err(|source| ExecError::Memory { rank: self.place.rank, source: source.into() })
     }
 
-    fn scalar(&self, buffer: BufferId, running: u64) -> Result<f32, ArenaError> {
-        self.memory.read(self.memory.whole(buffer, running), |values: &[f32]| values[0])
+    /// First number of a buffer, behind what a stream was issued.
+    fn scalar(&mut self, on: Stream, buffer: BufferId, running: u64) -> Result<f32, Fault> {
+        let span = self.memory.whole(buffer, running);
+        self.device.download(on, &self.memory, span)?;
+        Ok(self.memory.read(span, |values: &[f32]| values[0])?)
     }
 }
 

@@ -6,7 +6,6 @@ use paceline_plan::program::{Node, Plan, Program, label};
 use paceline_plan::trace::{Span, SpanKind, TraceBuilder};
 use paceline_plan::units::Seconds;
 use std::collections::VecDeque;
-use std::time::Instant;
 
 /// Default number of recorded iterations: enough for a median of steady-state ones.
 const REMEMBERED: u32 = 6;
@@ -17,7 +16,6 @@ const FEWEST: u32 = 3;
 /// Spans of one rank over the last few iterations, on the clock that all ranks share.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    clock: Instant,
     /// Number of iterations that are recorded.
     remembered: u32,
     records: VecDeque<Record>,
@@ -35,10 +33,10 @@ struct Record {
 }
 
 impl Recorder {
-    /// Creates a recorder; `clock` is the start of the run. It records the last `asked` iterations,
+    /// Creates a recorder. It records the last `asked` iterations,
     /// or a number that suits the program if `None`. Memory is reserved in advance, so that
     /// recording does not allocate.
-    pub(crate) fn new(clock: Instant, program: &Program, asked: Option<u32>) -> Self {
+    pub(crate) fn new(program: &Program, asked: Option<u32>) -> Self {
         let once = program.prologue.nodes.len() + program.epilogue.nodes.len();
         let body = program.body.nodes.len();
         let most = (NOTES / body.max(1)).max(FEWEST as usize);
@@ -48,7 +46,7 @@ impl Recorder {
             // One more for the iteration in progress.
             remembered => once + (remembered as usize).min(most) * body + body,
         };
-        Self { clock, remembered, records: VecDeque::with_capacity(room) }
+        Self { remembered, records: VecDeque::with_capacity(room) }
     }
 
     /// Takes the records, leaving none.
@@ -56,27 +54,9 @@ impl Recorder {
         Self { records: std::mem::take(&mut self.records), ..*self }
     }
 
-    /// Time since the run started.
-    pub(crate) fn now(&self) -> Seconds {
-        Seconds(self.clock.elapsed().as_secs_f64())
-    }
-
-    /// Records that an op, numbered over the whole program, ran from `start` until now, and the
-    /// part of it spent waiting for other ranks.
+    /// Records that an op, numbered over the whole program, ran from `start` to `end`, and the part
+    /// of it spent waiting for other ranks.
     pub(crate) fn note(
-        &mut self,
-        lane: LaneId,
-        op: u32,
-        iteration: u32,
-        start: Seconds,
-        wait: WaitSpan,
-    ) {
-        let end = self.now();
-        self.note_between(lane, op, iteration, (start, end), wait);
-    }
-
-    /// Same as [`note`](Self::note), for an op whose end is known.
-    pub(crate) fn note_between(
         &mut self,
         lane: LaneId,
         op: u32,

@@ -78,6 +78,11 @@ impl<'p> Memory<'p> {
         self.shared_weights.as_deref().filter(|shared_weights| shared_weights.holds(span))
     }
 
+    /// Program whose buffers these are.
+    pub(crate) fn program(&self) -> &'p Program {
+        self.program
+    }
+
     /// Bytes of the arena.
     pub(crate) fn bytes(&self) -> u64 {
         self.arena.bytes()
@@ -139,7 +144,8 @@ impl Memory<'_> {
         span.offset >= self.program.memory.total().0 && span.len > 0
     }
 
-    fn shared(&self, span: Span) -> Option<&SharedWeights> {
+    /// Returns the shared weights, if they hold the span.
+    pub(crate) fn shared(&self, span: Span) -> Option<&SharedWeights> {
         self.shared_weights.as_deref().filter(|shared_weights| shared_weights.holds(span))
     }
 

@@ -1,11 +1,11 @@
 //! Offload thread of a rank: moves offloaded state while the other threads compute and communicate.
 
 use crate::error::{ExecError, Fault};
-use crate::interpreter::lanes::{OpClass, OpScheduler, RunningOp, WaitSpan};
+use crate::interpreter::lanes::{OpScheduler, RunningOp, WaitSpan};
+use crate::interpreter::task::{Move, OpClass, Task};
 use crate::memory::Memory;
 use crate::run::threads::message;
 use paceline_plan::ids::{Microbatch, Rank};
-use paceline_plan::program::Op;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Moves bytes to and from the store until the scheduler ends; calls `done` after every move.
@@ -39,9 +39,7 @@ pub(crate) fn run(
 }
 
 fn transfer(memory: &Memory<'_>, started: &RunningOp<'_>, microbatches: u32) -> Result<(), Fault> {
-    let (Op::Stash { from, into, microbatch } | Op::Restore { from, into, microbatch }) =
-        *started.op
-    else {
+    let Task::Storage(Move { from, into, microbatch }) = started.task else {
         unreachable!("only what is offloaded is for the store");
     };
     let Microbatch(k) = microbatch;

@@ -1,14 +1,16 @@
 //! One-op program of a probe, and the arena it works on.
 
 use super::ProbeTarget;
-use crate::device::cpu::Compute;
+use crate::device::Device;
 use crate::device::cpu::step::Rule;
+use crate::device::cpu::{Cpu, Kernels};
 use crate::error::{ExecError, Fault};
 use crate::memory::Memory;
 use crate::rank_coords::RankCoords;
-use crate::run::check::{self, Kernels};
+use crate::run::check;
 use crate::run::loss_scale::LossScale;
 use crate::run::options::TrainOptions;
+use crate::types::Types;
 use paceline_comm::Transport;
 use paceline_kernels::arena::{Access, ArenaError};
 use paceline_kernels::pool::Pool;
@@ -24,12 +26,14 @@ use paceline_plan::spec::Placement;
 use paceline_plan::strategy::Strategy;
 use paceline_plan::units::Bytes;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// One-op plan of a probe target.
 pub(super) struct Bench {
     plan: Plan,
-    kernels: Kernels,
+    kernels: Arc<Kernels>,
+    types: Types,
     vocab: u32,
     subject: ProbeTarget,
 }
@@ -100,8 +104,9 @@ impl Bench {
             ..lender.programs[0].clone()
         };
         let plan = Plan { templates: vec![template], programs: vec![program], ..lender.clone() };
-        let kernels = check::templates(&plan)?;
-        Ok(Self { plan, kernels, vocab, subject })
+        let types = check::types(&plan)?;
+        let kernels = Arc::new(Cpu::bind(&plan, types)?);
+        Ok(Self { plan, kernels, types, vocab, subject })
     }
 
     /// Allocates one rank's memory and fills it with plausible values.
@@ -120,7 +125,7 @@ impl Bench {
         })?;
         let place = RankCoords::of(&self.plan, Rank(0));
         let pool = Pool::new(threads).map_err(|source| ExecError::Thread { rank, source })?;
-        let compute = Compute::new(&self.plan, &self.kernels, place, self.vocab, pool);
+        let compute = Cpu::new(&self.plan, &self.kernels, self.types, place, self.vocab, pool);
         let stand = OpRunner { bench: self, rank, memory, place, compute };
         stand.fill().map_err(|source| ExecError::Memory { rank, source: source.into() })?;
         Ok(stand)
@@ -136,7 +141,7 @@ pub(super) struct OpRunner<'b> {
     rank: Rank,
     memory: Memory<'b>,
     place: RankCoords,
-    compute: Compute<'b>,
+    compute: Cpu,
 }
 
 impl OpRunner<'_> {
@@ -158,14 +163,16 @@ impl OpRunner<'_> {
         let program = &self.bench.plan.programs[0];
         let done: Result<(), Fault> = match self.bench.subject {
             ProbeTarget::Operator(_) => {
-                self.compute.segment(&self.memory, &program.segments[0], 0, false)
+                let template = &self.bench.plan.templates[0];
+                let what = (template, &program.segments[0]);
+                self.compute.segment(0, &self.memory, what, 0, false)
             }
             ProbeTarget::Step(_, phase) => {
                 let options = TrainOptions::default();
                 let strategy = &self.bench.plan.strategy;
                 let scale = LossScale::new(strategy, &options);
                 let rule = Rule::new(strategy, &options, 1000, Some(1.0), &scale);
-                let (types, pool) = (self.bench.kernels.types, self.compute.pool());
+                let (types, pool) = (self.bench.types, self.compute.pool());
                 rule.step(types, &self.memory, pool, self.place, &program.buckets[0], phase, 0)
                     .map_err(Fault::from)
             }

@@ -25,6 +25,7 @@ pub use layer_load::{LAYER, LayerLoad};
 pub use store::store;
 
 use crate::data::Data;
+use crate::device::cpu::Cpu;
 use crate::error::ExecError;
 use crate::run::check;
 use crate::run::job::{ResumePoint, RunContext};
@@ -43,8 +44,8 @@ use paceline_plan::program::{
 use paceline_plan::units::Seconds;
 use std::cell::RefCell;
 use std::num::NonZeroUsize;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Op to be timed.
@@ -187,14 +188,15 @@ pub fn overhead(plan: &Plan, turn: EmptyOp, effort: Duration) -> Result<Seconds,
     (program.in_flight, program.outputs) = (Vec::new(), Default::default());
     let mut stop = TrainOptions { iterations: u32::MAX - 1, ..TrainOptions::default() };
     stop.clip = None;
-    let kernels = check::check(&idle)?;
+    let kernels = Arc::new(check::check::<Cpu>(&idle)?);
     let vocab = check::vocabulary(&idle)?;
     let data = Data::new(&stop.data, check::reads(plan)?, 0)?;
     let clock = Instant::now();
-    let run = RunContext {
+    let run = RunContext::<Cpu> {
         plan: &idle,
         options: &stop,
         kernels: &kernels,
+        types: check::types(&idle)?,
         data: &data,
         from: ResumePoint::default(),
         saving: None,

@@ -1,12 +1,13 @@
 //! Progress engine: starts and advances the exchanges of a rank's lanes.
 
 use crate::error::{ExecError, Fault};
-use crate::interpreter::lanes::{OpClass, OpScheduler, RunningOp, WaitSpan};
+use crate::interpreter::lanes::{OpScheduler, RunningOp, WaitSpan};
+use crate::interpreter::task::{ExchangeTask, OpClass, Task};
 use crate::memory::Memory;
 use crate::progress::exchange::{CommContext, ExchangeState};
 use paceline_comm::{Progress, Transport, Wait};
 use paceline_plan::ids::{Microbatch, Rank};
-use paceline_plan::program::{Op, Plan, View};
+use paceline_plan::program::{Plan, View};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -159,27 +160,22 @@ impl<'a> ProgressEngine<'a> {
         };
         let data =
             |view: View, running| (self.memory.span(view, running), self.memory.dtype(view.buffer));
-        match *started.op {
-            Op::Send { to, channel, view, microbatch } => {
+        let Task::Exchange(task) = started.task else {
+            unreachable!("only exchanges reach the progress engine");
+        };
+        match task {
+            ExchangeTask::Send { to, channel, view, microbatch } => {
                 let running = running(microbatch);
                 self.exchanges.send(to, channel, data(view, running), running)
             }
-            Op::Recv { from, channel, view, microbatch } => {
+            ExchangeTask::Receive { from, channel, view, microbatch } => {
                 let running = running(microbatch);
                 self.exchanges.receive(from, channel, data(view, running), running)
             }
-            Op::Collective { call, microbatch } => {
+            ExchangeTask::Collective { call, microbatch } => {
                 let (running, lane) = (running(microbatch), started.lane);
                 self.exchanges.collective(&self.memory, call, lane, running)
             }
-            Op::Load { .. }
-            | Op::Compute { .. }
-            | Op::Accumulate { .. }
-            | Op::Step { .. }
-            | Op::Stash { .. }
-            | Op::Restore { .. }
-            | Op::Free { .. }
-            | Op::Serve { .. } => unreachable!("only exchanges reach the progress engine"),
         }
     }
 

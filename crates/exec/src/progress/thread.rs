@@ -167,8 +167,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::interpreter::lanes::{OpClass, OpScheduler};
+    use crate::interpreter::lanes::OpScheduler;
     use crate::interpreter::queue::ReadyQueue;
+    use crate::interpreter::task::OpClass;
     use crate::memory::Memory;
     use paceline_comm::Transport;
     use paceline_comm::thread::{ThreadTransport, world};

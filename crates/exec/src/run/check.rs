@@ -1,67 +1,53 @@
 //! Checks that a plan can be run, before anything starts.
 
 use crate::data::SampleKind;
-use crate::device::cpu::fuse::{Step, Uses, fuse};
-use crate::device::cpu::kernel::Kernel;
+use crate::device::Device;
+use crate::device::cpu::Cpu;
 use crate::error::ExecError;
 use crate::shard;
-use crate::types::{Float, Types};
+use crate::types::Types;
 use paceline_plan::DType;
-use paceline_plan::graph::OpKind;
+use paceline_plan::graph::{OpKind, OpPass};
 use paceline_plan::program::{LoadKind, LocalOp, Op, Plan, Program, Template};
-
-/// Kernels of a plan.
-#[derive(Debug)]
-pub(crate) struct Kernels {
-    /// Kernels of every template that some role uses, by template.
-    pub(crate) of: Vec<Vec<Kernel>>,
-    /// Execution steps of the kernels, by template.
-    pub(crate) steps: Vec<Vec<Step>>,
-    /// Dtypes that the kernels work on.
-    pub(crate) types: Types,
-}
 
 /// Checks that a plan can be run, before anything is started for it.
 pub fn can_run(plan: &Plan) -> Result<(), ExecError> {
-    check(plan)?;
+    check::<Cpu>(plan)?;
     vocabulary(plan).map(|_| ())
 }
 
 /// Finds the kernels of a plan, or fails with the first part that cannot be run.
-pub(crate) fn check(plan: &Plan) -> Result<Kernels, ExecError> {
+pub(crate) fn check<D: Device>(plan: &Plan) -> Result<D::Kernels, ExecError> {
     for program in &plan.programs {
         buffers(plan, program)?;
         ops(plan, program)?;
         methods(program)?;
         placements(program)?;
     }
-    templates(plan)
+    D::bind(plan, types(plan)?)
 }
 
-/// Finds the kernels of every template that some role uses.
-pub(crate) fn templates(plan: &Plan) -> Result<Kernels, ExecError> {
-    let types = types(plan)?;
-    let mut kernels = vec![Vec::new(); plan.templates.len()];
-    for segment in plan.programs.iter().flat_map(|program| &program.segments) {
-        let at = segment.template as usize;
-        if kernels[at].is_empty() {
-            kernels[at] = template(&plan.templates[at])?;
-        }
-    }
-    let steps = steps(plan, &kernels, types);
-    Ok(Kernels { of: kernels, steps, types })
-}
-
-/// Execution steps of kernels, fused in f32 only. In 16 bits every result is rounded, even an
-/// intermediate one; a fused kernel would not round it.
-fn steps(plan: &Plan, kernels: &[Vec<Kernel>], types: Types) -> Vec<Vec<Step>> {
-    let several = kernels.iter().any(|kernels| kernels.len() > 1);
-    let uses = (several && types.activation == Float::F32).then(|| Uses::of(plan));
-    let of = |(at, kernels): (usize, &Vec<Kernel>)| match &uses {
-        Some(uses) => fuse(at, &plan.templates[at], kernels, uses),
-        None => (0..kernels.len()).map(Step::One).collect(),
+/// Binds the operators of every template that some role uses. An operator without a kernel
+/// `place` is refused, with what `works`.
+pub(crate) fn bind_all<K>(
+    plan: &Plan,
+    place: &str,
+    works: &'static str,
+    bind: impl Fn(OpKind, OpPass) -> Option<K>,
+) -> Result<Vec<Vec<K>>, ExecError> {
+    let mut used = vec![false; plan.templates.len()];
+    let segments = plan.programs.iter().flat_map(|program| &program.segments);
+    segments.for_each(|segment| used[segment.template as usize] = true);
+    let of = |(template, used): (&Template, bool)| {
+        let kernel = |op: &LocalOp| {
+            bind(op.kind, op.pass).ok_or_else(|| {
+                let (name, kind) = (&template.name, op.kind.name());
+                unsupported(format!("{name}: the operator {kind} ({:?}){place}", op.pass), works)
+            })
+        };
+        template.ops.iter().filter(|_| used).map(kernel).collect()
     };
-    kernels.iter().enumerate().map(of).collect()
+    plan.templates.iter().zip(used).map(of).collect()
 }
 
 /// Size of the model's vocabulary, or number of classes: the rows of its tables, in any role.
@@ -147,7 +133,8 @@ pub(crate) fn reads(plan: &Plan) -> Result<SampleKind, ExecError> {
     Ok(SampleKind::Tokens { vocab, seq: plan.strategy.seq, lookahead: lookahead(plan) })
 }
 
-fn types(plan: &Plan) -> Result<Types, ExecError> {
+/// Dtypes that the kernels of a plan work on.
+pub(crate) fn types(plan: &Plan) -> Result<Types, ExecError> {
     let strategy = &plan.strategy;
     if clicks(plan).is_some() && strategy.dtype == DType::F16 {
         return Err(unsupported(
@@ -231,18 +218,6 @@ fn placements(program: &Program) -> Result<(), ExecError> {
             "whole parameters and those cut along one dimension run",
         )),
     }
-}
-
-fn template(template: &Template) -> Result<Vec<Kernel>, ExecError> {
-    let kernel = |op: &LocalOp| {
-        Kernel::of(op.kind, op.pass).ok_or_else(|| {
-            unsupported(
-                format!("{}: the operator {} ({:?})", template.name, op.kind.name(), op.pass),
-                "dense models run",
-            )
-        })
-    };
-    template.ops.iter().map(kernel).collect()
 }
 
 fn unsupported(what: impl Into<String>, works: &'static str) -> ExecError {

@@ -1,21 +1,25 @@
 //! State that all ranks of a run share, and the starting point of the run.
 
-use crate::checkpoint::Shared;
+use crate::checkpoint::{SaveOptions, Shared, TrainingState};
 use crate::data::Data;
+use crate::device::Device;
+use crate::error::ExecError;
 use crate::memory::shared_weights::SharedWeights;
-use crate::run::check::Kernels;
-use crate::run::options::TrainOptions;
-use crate::run::stop_consensus::StopConsensus;
+use crate::run::check;
+use crate::run::options::{Start, TrainOptions};
+use crate::run::stop_consensus::{GrantPool, ServerGrants, StopConsensus};
+use crate::run::warm_up::warm_up;
+use crate::types::Types;
 use paceline_plan::program::Plan;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// State that all ranks of a run share.
-#[derive(Debug)]
-pub(crate) struct RunContext<'a> {
+pub(crate) struct RunContext<'a, D: Device> {
     pub(crate) plan: &'a Plan,
     pub(crate) options: &'a TrainOptions,
-    pub(crate) kernels: &'a Kernels,
+    pub(crate) kernels: &'a Arc<D::Kernels>,
+    pub(crate) types: Types,
     pub(crate) data: &'a Data,
     pub(crate) from: ResumePoint,
     pub(crate) saving: Option<Arc<Shared>>,
@@ -26,7 +30,7 @@ pub(crate) struct RunContext<'a> {
     pub(crate) clock: Instant,
 }
 
-impl RunContext<'_> {
+impl<D: Device> RunContext<'_, D> {
     /// Iteration that an update belongs to, its number over all runs, and its share of the learning
     /// rate. Every replica makes `each` updates per iteration, applied as they arrive; `updates`
     /// were made before in this run. All updates of an iteration together move as far as one step
@@ -37,6 +41,100 @@ impl RunContext<'_> {
         let iteration = before.saturating_add((updates / all) as u32);
         (iteration, u64::from(before) * all + updates, 1.0 / all as f64)
     }
+}
+
+/// Run that has been checked, before its ranks start: the only set-up.
+pub(crate) struct Job<'a, D: Device> {
+    plan: &'a Plan,
+    options: &'a TrainOptions,
+    kernels: Arc<D::Kernels>,
+    types: Types,
+    vocab: u32,
+    data: Data,
+    pub(crate) from: ResumePoint,
+}
+
+impl<'a, D: Device> Job<'a, D> {
+    /// Checks that a plan can be run with these options, and opens its data.
+    pub(crate) fn new(plan: &'a Plan, options: &'a TrainOptions) -> Result<Self, ExecError> {
+        options.check()?;
+        let kernels = Arc::new(check::check::<D>(plan)?);
+        let vocab = check::vocabulary(plan)?;
+        let data = Data::new(&options.data, check::reads(plan)?, options.seed)?;
+        let data = data.repeat_first(options.distinct);
+        let (types, from) = (check::types(plan)?, from(plan, options, &data)?);
+        Ok(Self { plan, options, kernels, types, vocab, data, from })
+    }
+
+    /// State that the ranks share, from the `clock`'s zero on.
+    pub(crate) fn start(
+        &self,
+        save: Option<&SaveOptions>,
+        shared_weights: Option<Arc<SharedWeights>>,
+        stop: StopConsensus<'a>,
+        clock: Instant,
+    ) -> Result<RunContext<'_, D>, ExecError> {
+        let Self { plan, options, types, vocab, from, .. } = *self;
+        let saving = save.map(|save| Shared::new(save, plan, options.exchange_timeout));
+        Ok(RunContext {
+            plan,
+            options,
+            kernels: &self.kernels,
+            types,
+            data: &self.data,
+            from,
+            saving: saving.transpose()?.map(Arc::new),
+            shared_weights,
+            vocab,
+            stop,
+            clock,
+        })
+    }
+
+    /// Stop consensus of asynchronous ranks; `None` for synchronous ones.
+    pub(crate) fn asked(&self) -> Option<StopConsensus<'a>> {
+        let (plan, options, first) = (self.plan, self.options, self.from.iteration);
+        let servers = plan.mesh.size()..plan.mesh.world();
+        let (stop, exchange_timeout) = (&*options.stop, options.exchange_timeout);
+        match (plan.strategy.sync.is_async(), servers.is_empty()) {
+            (false, _) => None,
+            (true, false) => Some(StopConsensus::Server(ServerGrants::new(
+                servers,
+                first,
+                stop,
+                exchange_timeout,
+            ))),
+            (true, true) => {
+                let ranks = plan.mesh.size();
+                Some(StopConsensus::GrantPool(GrantPool::new(
+                    ranks,
+                    first,
+                    options.iterations,
+                    stop,
+                )))
+            }
+        }
+    }
+}
+
+/// Starting point of the run. A checkpoint's moments belong to one optimizer.
+fn from(plan: &Plan, options: &TrainOptions, data: &Data) -> Result<ResumePoint, ExecError> {
+    let state = match &options.start {
+        Start::Seed | Start::Pretrained(_) => None,
+        Start::Checkpoint(checkpoint) => Some(checkpoint.state()),
+    };
+    let warm_up = warm_up(&plan.strategy, options.iterations, state)?;
+    let Some(state) = state else {
+        return Ok(ResumePoint { warm_up, ..ResumePoint::default() });
+    };
+    let TrainingState { iteration, optimizer, data: ref position, .. } = *state;
+    if optimizer != plan.strategy.optimizer {
+        let value = format!("{:?}", plan.strategy.optimizer).to_lowercase();
+        let works = "the optimizer of the run that is resumed";
+        return Err(ExecError::Option { option: "--optimizer", value, works });
+    }
+    let samples = if position.source == data.name() { position.samples } else { 0 };
+    Ok(ResumePoint { iteration, samples, warm_up })
 }
 
 /// Starting point of a run.

@@ -3,22 +3,21 @@
 //! State that threads of one process share is exchanged between processes as messages: the leader's
 //! clock, the stop consensus, iteration statistics, and at the end the rank results.
 
-use crate::checkpoint::{SaveOptions, Shared};
-use crate::data::Data;
+use crate::checkpoint::SaveOptions;
+use crate::device::cpu::Cpu;
 use crate::error::ExecError;
 use crate::interpreter::{IterationStats, RankResult};
 use crate::parameters::{self, HeldWeights};
 use crate::rank_coords::RankCoords;
-use crate::run::check;
 use crate::run::control::{ControlTopic, LEADER, during, recv, send, try_recv};
-use crate::run::job::RunContext;
+use crate::run::job::{Job, RunContext};
 use crate::run::options::{Device, TrainOptions};
 use crate::run::outcome::{IterationReport, Outcome};
 use crate::run::reports::ReportAggregator;
 use crate::run::resident::Resident;
 use crate::run::staleness::Staleness;
 use crate::run::stop_consensus::{LeaderStop, StopConsensus};
-use crate::run::threads::{asked, from, run_rank};
+use crate::run::threads::run_rank;
 use paceline_comm::{CommError, Transport};
 use paceline_plan::collective::Action;
 use paceline_plan::ids::Rank;
@@ -28,7 +27,6 @@ use paceline_plan::units::Seconds;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Runs this process's rank of a plan, which must have passed `paceline_plan::validate`. Every rank
@@ -57,7 +55,6 @@ fn attempt(
     transport: &mut dyn Transport,
     report: &mut dyn FnMut(&IterationReport),
 ) -> Result<Option<Outcome>, ExecError> {
-    options.check()?;
     if options.device != Device::Cpu {
         let what = "a GPU for one rank of several".to_owned();
         return Err(ExecError::Unsupported { what, works: "--device cpu runs any layout" });
@@ -67,11 +64,8 @@ fn attempt(
         let works = "ranks that share their weights are threads of one process: --transport thread";
         return Err(ExecError::Unsupported { what, works });
     }
-    let kernels = check::check(plan)?;
     check_shared_memory(plan, transport)?;
-    let vocab = check::vocabulary(plan)?;
-    let data = Data::new(&options.data, check::reads(plan)?, options.seed)?;
-    let data = data.repeat_first(options.distinct);
+    let job = Job::<Cpu>::new(plan, options)?;
     let (rank, timeout) = (transport.rank(), options.exchange_timeout);
     let clock = sync_clock(transport, timeout).map_err(during(rank, "agreeing on the clock"))?;
     let mut save = options.save.clone();
@@ -79,29 +73,12 @@ fn attempt(
         sync_checkpoint_dir(save, transport, timeout)
             .map_err(during(rank, "agreeing on where checkpoints lie"))?;
     }
-    let saving = save.as_ref().map(|save| Shared::new(save, plan, timeout));
-    let begins = from(plan, options, &data)?;
-    let first = begins.iteration;
-    let run = RunContext {
-        plan,
-        options,
-        kernels: &kernels,
-        from: begins,
-        data: &data,
-        saving: saving.transpose()?.map(Arc::new),
-        shared_weights: None,
-        vocab,
-        stop: match asked(plan, options, first) {
-            Some(asked) => asked,
-            None => StopConsensus::Leader(LeaderStop::new(
-                options.iterations,
-                &options.stop,
-                timeout,
-                plan.iterations_ahead(),
-            )),
-        },
-        clock,
-    };
+    let first = job.from.iteration;
+    let stop = job.asked().unwrap_or_else(|| {
+        let ahead = plan.iterations_ahead();
+        StopConsensus::Leader(LeaderStop::new(options.iterations, &options.stop, timeout, ahead))
+    });
+    let run = job.start(save.as_ref(), None, stop, clock)?;
     let resident = Resident::start();
     let mut reports = ReportAggregator::new(plan, options);
     if rank == LEADER {
@@ -303,8 +280,8 @@ struct EncodedResult {
 }
 
 impl EncodedResult {
-    fn of(run: &RunContext<'_>, rank: Rank, result: RankResult, resident: &Resident) -> Self {
-        let RankResult { arena_bytes, copy_bytes, recorder, weights: holding } = result;
+    fn of(run: &RunContext<'_, Cpu>, rank: Rank, result: RankResult, resident: &Resident) -> Self {
+        let RankResult { arena_bytes, copy_bytes, recorder, weights: holding, .. } = result;
         let mut trace = TraceBuilder::new(Origin::Measured, "", run.plan.mesh.world());
         recorder.write(run.plan, rank, &mut trace);
         Self {
@@ -363,7 +340,7 @@ impl EncodedResult {
 
 /// Gathers the results of all ranks into the outcome.
 fn gather(
-    run: &RunContext<'_>,
+    run: &RunContext<'_, Cpu>,
     transport: &mut dyn Transport,
     own: EncodedResult,
     reports: ReportAggregator,

@@ -1,20 +1,17 @@
 //! Starts the ranks of a plan, receives their reports, and gathers their results.
 
-use crate::checkpoint::{Shared, TrainingState};
-use crate::data::Data;
+use crate::device::{self, cpu::Cpu};
 use crate::error::ExecError;
 use crate::interpreter::{IterationStats, Rank, RankResult, ReportFn};
 use crate::memory::shared_weights::SharedWeights;
 use crate::parameters;
-use crate::run::check;
-use crate::run::job::{ResumePoint, RunContext};
-use crate::run::options::{Device, Start, TrainOptions};
+use crate::run::job::{Job, RunContext};
+use crate::run::options::{Device, TrainOptions};
 use crate::run::outcome::{IterationReport, Outcome};
 use crate::run::report_channel::{ReportSender, report_channel};
 use crate::run::reports::ReportAggregator;
 use crate::run::resident::Resident;
-use crate::run::stop_consensus::{GrantPool, ServerGrants, SharedStop, StopConsensus};
-use crate::run::warm_up::warm_up;
+use crate::run::stop_consensus::{SharedStop, StopConsensus};
 use paceline_comm::Transport;
 use paceline_comm::thread::{self as wires, ThreadTransport};
 use paceline_kernels::arena::ArenaError;
@@ -39,35 +36,32 @@ pub fn train(
     options: &TrainOptions,
     report: &mut dyn FnMut(&IterationReport),
 ) -> Result<Outcome, ExecError> {
-    options.check()?;
     match options.device {
-        Device::Cpu => {}
-        Device::Cuda(ordinal) => return on_gpu(plan, options, ordinal, report),
+        Device::Cpu => run::<Cpu>(plan, options, report),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => run::<crate::device::cuda::Cuda>(plan, options, report),
+        #[cfg(not(feature = "cuda"))]
+        Device::Cuda(ordinal) => {
+            let what = format!("--device cuda:{ordinal}");
+            let works = "a paceline built with --features cuda can";
+            Err(ExecError::Unsupported { what, works })
+        }
     }
-    let kernels = check::check(plan)?;
-    let vocab = check::vocabulary(plan)?;
-    let data = Data::new(&options.data, check::reads(plan)?, options.seed)?;
-    let data = data.repeat_first(options.distinct);
-    let saving =
-        options.save.as_ref().map(|save| Shared::new(save, plan, options.exchange_timeout));
-    let begins = from(plan, options, &data)?;
+}
+
+fn run<D: device::Device>(
+    plan: &Plan,
+    options: &TrainOptions,
+    report: &mut dyn FnMut(&IterationReport),
+) -> Result<Outcome, ExecError> {
+    let job = Job::<D>::new(plan, options)?;
     let resident = Resident::start();
     let refused = |source: ArenaError| ExecError::Memory { rank: RankId(0), source: source.into() };
-    let shared_weights = SharedWeights::of(plan).map_err(refused)?;
-    let run = RunContext {
-        plan,
-        options,
-        kernels: &kernels,
-        from: begins,
-        data: &data,
-        saving: saving.transpose()?.map(Arc::new),
-        shared_weights: shared_weights.map(Arc::new),
-        vocab,
-        stop: asked(plan, options, begins.iteration).unwrap_or_else(|| {
-            StopConsensus::Shared(SharedStop::new(options.iterations, &options.stop))
-        }),
-        clock: Instant::now(),
-    };
+    let shared_weights = SharedWeights::of(plan).map_err(refused)?.map(Arc::new);
+    let stop = job.asked().unwrap_or_else(|| {
+        StopConsensus::Shared(SharedStop::new(options.iterations, &options.stop))
+    });
+    let run = job.start(options.save.as_ref(), shared_weights, stop, Instant::now())?;
     let cause = OnceLock::new();
     let mut reports = ReportAggregator::new(plan, options);
     // A failure of a thread itself takes precedence over errors that ranks report about each other.
@@ -119,67 +113,9 @@ pub fn train(
     }
 }
 
-/// Stop consensus of asynchronous ranks; `None` for synchronous ones.
-pub(crate) fn asked<'a>(
-    plan: &Plan,
-    options: &'a TrainOptions,
-    first: u32,
-) -> Option<StopConsensus<'a>> {
-    let servers = plan.mesh.size()..plan.mesh.world();
-    let (stop, exchange_timeout) = (&*options.stop, options.exchange_timeout);
-    match (plan.strategy.sync.is_async(), servers.is_empty()) {
-        (false, _) => None,
-        (true, false) => {
-            Some(StopConsensus::Server(ServerGrants::new(servers, first, stop, exchange_timeout)))
-        }
-        (true, true) => {
-            let ranks = plan.mesh.size();
-            Some(StopConsensus::GrantPool(GrantPool::new(ranks, first, options.iterations, stop)))
-        }
-    }
-}
-
-/// Starting point of the run. A checkpoint's moments belong to one optimizer.
-pub(crate) fn from(
-    plan: &Plan,
-    options: &TrainOptions,
-    data: &Data,
-) -> Result<ResumePoint, ExecError> {
-    let state = match &options.start {
-        Start::Seed | Start::Pretrained(_) => None,
-        Start::Checkpoint(checkpoint) => Some(checkpoint.state()),
-    };
-    let warm_up = warm_up(&plan.strategy, options.iterations, state)?;
-    let Some(state) = state else {
-        return Ok(ResumePoint { warm_up, ..ResumePoint::default() });
-    };
-    let TrainingState { iteration, optimizer, data: ref position, .. } = *state;
-    if optimizer != plan.strategy.optimizer {
-        let value = format!("{:?}", plan.strategy.optimizer).to_lowercase();
-        let works = "the optimizer of the run that is resumed";
-        return Err(ExecError::Option { option: "--optimizer", value, works });
-    }
-    let samples = if position.source == data.name() { position.samples } else { 0 };
-    Ok(ResumePoint { iteration, samples, warm_up })
-}
-
-#[cfg(feature = "cuda")]
-use crate::device::cuda::train as on_gpu;
-
-#[cfg(not(feature = "cuda"))]
-fn on_gpu(
-    _: &Plan,
-    _: &TrainOptions,
-    ordinal: usize,
-    _: &mut dyn FnMut(&IterationReport),
-) -> Result<Outcome, ExecError> {
-    let what = format!("--device cuda:{ordinal}");
-    Err(ExecError::Unsupported { what, works: "a paceline built with --features cuda can" })
-}
-
 /// Body of one rank's thread. `None` if any rank failed; the first to fail sets the cause.
-fn work(
-    run: &RunContext<'_>,
+fn work<D: device::Device>(
+    run: &RunContext<'_, D>,
     transport: &mut ThreadTransport,
     cause: &OnceLock<ExecError>,
     report: &ReportSender<(RankId, IterationStats)>,
@@ -198,8 +134,8 @@ fn work(
     }
 }
 
-fn attempt(
-    run: &RunContext<'_>,
+fn attempt<D: device::Device>(
+    run: &RunContext<'_, D>,
     transport: &mut ThreadTransport,
     report: &ReportSender<(RankId, IterationStats)>,
 ) -> Result<RankResult, ExecError> {
@@ -211,8 +147,8 @@ fn attempt(
 }
 
 /// Runs one rank's whole program. A panic becomes an error that names the op.
-pub(crate) fn run_rank(
-    run: &RunContext<'_>,
+pub(crate) fn run_rank<D: device::Device>(
+    run: &RunContext<'_, D>,
     transport: &mut dyn Transport,
     report: &mut ReportFn<'_>,
 ) -> Result<RankResult, ExecError> {
@@ -233,8 +169,8 @@ pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panicked".into())
 }
 
-fn outcome(
-    run: &RunContext<'_>,
+fn outcome<D: device::Device>(
+    run: &RunContext<'_, D>,
     reports: ReportAggregator,
     result: Vec<RankResult>,
     resident: &Resident,
@@ -255,10 +191,11 @@ fn outcome(
     if let (Some(first), Some(shared_weights)) = (arena_bytes.first_mut(), &run.shared_weights) {
         *first += shared_weights.bytes();
     }
+    let taken: Option<Vec<u64>> = result.iter().map(|result| result.device_bytes).collect();
     Ok(Outcome {
         iterations: reports.done,
         trace: trace.finish().split_arrival_wait(plan),
-        peak_bytes: resident.per_rank(&arena_bytes),
+        peak_bytes: taken.or_else(|| resident.per_rank(&arena_bytes)),
         arena_bytes,
         copy_bytes: result.iter().map(|result| result.copy_bytes).collect(),
         floor: run.data.floor(),

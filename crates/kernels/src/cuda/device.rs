@@ -210,6 +210,11 @@ impl Device {
         self.stream(stream).record_event(flags).map(Mark).map_err(failed("marking a stream"))
     }
 
+    /// Queues a mark again, in place of its last position.
+    pub fn record(&self, stream: Stream, mark: &Mark) -> Result<(), CudaError> {
+        mark.0.record(self.stream(stream)).map_err(failed("marking a stream"))
+    }
+
     /// Makes a stream wait for a mark of another.
     pub fn wait(&self, stream: Stream, mark: &Mark) -> Result<(), CudaError> {
         self.stream(stream).wait(&mark.0).map_err(failed("waiting for a mark"))

@@ -4,8 +4,7 @@
 //! not written at all. A template does not show the memory of its operands, so the programs that
 //! use it are analysed ([`Uses`]).
 
-use crate::device::cpu::kernel::Kernel;
-use paceline_plan::graph::{ActivationKind, NormKind};
+use paceline_plan::graph::{ActivationKind, NormKind, OpKind, OpPass};
 use paceline_plan::program::{Access, LocalOp, Op, Plan, Program, Segment, Template, View};
 use std::ops::Range;
 
@@ -37,16 +36,11 @@ pub(crate) enum FusedKernel {
 }
 
 /// Steps of template `number`: its operators, fused if the uses of their operands allow it.
-pub(crate) fn fuse(
-    number: usize,
-    template: &Template,
-    kernels: &[Kernel],
-    uses: &Uses<'_>,
-) -> Vec<Step> {
-    let run = OpSequence { ops: &template.ops, kernels };
+pub(crate) fn fuse(number: usize, template: &Template, uses: &Uses<'_>) -> Vec<Step> {
+    let run = OpSequence { ops: &template.ops };
     let mut steps = Vec::new();
     let mut at = 0;
-    while at < kernels.len() {
+    while at < template.ops.len() {
         // The longest allowed candidate; the remaining operators may fuse again after it.
         let found =
             run.from(at).into_iter().rev().find(|found| uses.allow(number, template, found));
@@ -80,23 +74,27 @@ struct FusionCandidate {
 /// Operators of a template.
 struct OpSequence<'a> {
     ops: &'a [LocalOp],
-    kernels: &'a [Kernel],
 }
 
 impl OpSequence<'_> {
     /// Fusion candidates starting at an operator, shorter before longer.
     fn from(&self, at: usize) -> Vec<FusionCandidate> {
-        match (self.kernels[at], self.kernels.get(at + 1), self.kernels.get(at + 2)) {
-            (Kernel::Linear, ..) => self.linear(at),
-            (Kernel::LinearInput, Some(&Kernel::ActivationInput(function)), _) => {
-                self.through(at, at + 1, function)
-            }
+        use OpPass::{BackwardInput, BackwardWeight, Forward};
+        let of = |op: &LocalOp| (op.kind, op.pass);
+        match (of(&self.ops[at]), self.ops.get(at + 1).map(of), self.ops.get(at + 2).map(of)) {
+            ((OpKind::Linear { .. }, Forward), ..) => self.linear(at),
             (
-                Kernel::LinearInput,
-                Some(Kernel::LinearWeight),
-                Some(&Kernel::ActivationInput(function)),
+                (OpKind::Linear { .. }, BackwardInput),
+                Some((OpKind::Activation { function }, BackwardInput)),
+                _,
+            ) => self.through(at, at + 1, function),
+            (
+                (OpKind::Linear { .. }, BackwardInput),
+                Some((OpKind::Linear { .. }, BackwardWeight)),
+                Some((OpKind::Activation { function }, BackwardInput)),
             ) => self.through(at, at + 2, function),
-            (Kernel::Add, Some(&Kernel::Norm { norm, eps }), _) => {
+            ((OpKind::Add, Forward), Some((OpKind::Norm { norm, eps }, Forward)), _) => {
+                let eps = eps as f32;
                 let (mut op, norms) = (self.ops[at].clone(), &self.ops[at + 1]);
                 if norms.inputs[0] != op.outputs[0] {
                     return Vec::new();
@@ -105,7 +103,7 @@ impl OpSequence<'_> {
                 op.outputs.extend(&norms.outputs);
                 vec![found(FusedKernel::AddNorm { norm, eps }, op, 2, Vec::new())]
             }
-            (Kernel::NormInput { norm }, Some(Kernel::Add), _) => {
+            ((OpKind::Norm { norm, .. }, BackwardInput), Some((OpKind::Add, Forward)), _) => {
                 let mut op = self.ops[at].clone();
                 let skipped = vec![op.outputs[0]];
                 match other(&self.ops[at + 1], skipped[0]) {
@@ -117,7 +115,7 @@ impl OpSequence<'_> {
                     None => Vec::new(),
                 }
             }
-            (Kernel::RowMax, Some(Kernel::SoftmaxStats), _) => {
+            ((OpKind::RowMax, Forward), Some((OpKind::SoftmaxStats, Forward)), _) => {
                 let (mut op, stats) = (self.ops[at].clone(), &self.ops[at + 1]);
                 if stats.inputs[..2] != [op.inputs[0], op.outputs[0]] {
                     return Vec::new();
@@ -145,21 +143,22 @@ impl OpSequence<'_> {
     }
 
     /// Fusion candidates that start with a GEMM.
-    #[expect(clippy::wildcard_enum_match_arm, reason = "what is not named here is not joined")]
     fn linear(&self, at: usize) -> Vec<FusionCandidate> {
         let mut all = Vec::new();
         let mut op = self.ops[at].clone();
         let mut skipped = Vec::new();
         let (mut bias, mut residual) = (false, false);
-        for (count, (next, kernel)) in (2..).zip(self.ops.iter().zip(self.kernels).skip(at + 1)) {
+        for (count, next) in (2..).zip(self.ops.iter().skip(at + 1)) {
             let result = op.outputs[0];
-            let activation = match kernel {
-                Kernel::Bias if !bias && !residual && next.inputs[0] == result => {
+            let activation = match (next.kind, next.pass) {
+                (OpKind::Bias, OpPass::Forward)
+                    if !bias && !residual && next.inputs[0] == result =>
+                {
                     op.params.push(next.params[0]);
                     bias = true;
                     None
                 }
-                Kernel::Add if !residual => match other(next, result) {
+                (OpKind::Add, OpPass::Forward) if !residual => match other(next, result) {
                     Some(other) => {
                         op.inputs.push(other);
                         residual = true;
@@ -167,7 +166,9 @@ impl OpSequence<'_> {
                     }
                     None => break,
                 },
-                Kernel::Activation(function) if next.inputs[0] == result => Some(*function),
+                (OpKind::Activation { function }, OpPass::Forward) if next.inputs[0] == result => {
+                    Some(function)
+                }
                 _ => break,
             };
             if activation.is_some() {
@@ -297,6 +298,8 @@ fn meets(span: &Range<u64>, others: &[Range<u64>]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Device;
+    use crate::device::cpu::Cpu;
     use crate::run::check;
     use paceline_plan::graph::OpKind;
     use paceline_plan::lower::lower;
@@ -307,7 +310,7 @@ mod tests {
     fn joined(model: &str, strategy: Strategy) -> Vec<(String, Vec<FusedKernel>)> {
         let model = built_in::get(model).expect("a built-in model").expect("a sound one");
         let plan = lower(&model, &strategy).expect("a sound strategy");
-        let steps = check::check(&plan).expect("a plan that runs").steps;
+        let steps = check::check::<Cpu>(&plan).expect("a plan that runs").steps;
         let several = |step: &Step| match step {
             Step::One(_) => None,
             Step::Several(joined, _) => Some(*joined),
@@ -378,7 +381,8 @@ mod tests {
         let input = plan.templates[head].operands.iter().position(reads).expect("it reads");
         let bound = program.segments.iter().position(|s| s.template as usize == head);
         program.segments[bound.expect("used")].operands[input] = view;
-        let kernels = check::templates(&plan).expect("operators that run");
+        let types = check::types(&plan).expect("known types");
+        let kernels = Cpu::bind(&plan, types).expect("operators that run");
         let first = kernels.steps[at].iter().find(|step| matches!(step, Step::Several(..)));
         let Some(Step::Several(_, op)) = first else { panic!("nothing is joined") };
         assert!(!op.outputs.contains(&product) && kernels.steps[at].contains(&Step::One(1)));

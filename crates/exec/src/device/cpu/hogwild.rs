@@ -18,10 +18,10 @@ use paceline_plan::program::{Bucket, Entry};
 pub(crate) fn pull(
     pool: &Pool,
     memory: &Memory<'_>,
-    shared_weights: &SharedWeights,
     from: Span,
     into: Span,
 ) -> Result<(), ArenaError> {
+    let Some(shared_weights) = memory.shared(from) else { return Ok(()) };
     let words = shared_weights.words(from)?;
     let views = memory.views(&[(into, Access::Write)])?;
     let into = views.take::<f32>(0);

@@ -3,7 +3,7 @@
 //! Every sum here runs over fixed blocks of a tensor in a fixed order, and every element is updated
 //! independently. So results are bitwise independent of sharding.
 
-use crate::device::cpu::Operands;
+use super::Operands;
 use crate::memory::{Memory, within};
 use crate::rank_coords::{RankCoords, ShardIndex};
 use crate::run::loss_scale::LossScale;

@@ -1,13 +1,12 @@
 //! Computations of recommendation models.
 
-use crate::device::cpu::kernel::Clicks;
-use crate::device::cpu::operands::Operands;
+use crate::device::cpu::bind::{Bound, plain};
 use crate::rank_coords::{RankCoords, ShardIndex};
 use crate::shard::{ElementRun, runs_of};
+use paceline_kernels::Element;
 use paceline_kernels::embedding_bag::{self, HeldRows, Lookups};
 use paceline_kernels::interaction::{self, Shape};
-use paceline_kernels::pool::Pool;
-use paceline_kernels::{Element, Write};
+use paceline_plan::graph::OpPass;
 use paceline_plan::lower::{TableSlot, assign, slots};
 use paceline_plan::program::Program;
 use paceline_plan::spec::{Layout, Placement};
@@ -57,49 +56,64 @@ impl TablesHeld {
     }
 }
 
-/// Runs a kernel on its operands. `rate` is the learning rate of row updates.
-pub(in crate::device::cpu) fn run<T: Element, G: Element>(
-    kernel: Clicks,
-    pool: &Pool,
-    on: &Operands<'_>,
-    tables: &TablesHeld,
-    (rate, mode): (f32, Write),
-) {
-    let lookups = |tables: u64, each: u64, width: u64| Lookups {
-        tables: tables as usize,
-        each: each as usize,
-        width: width as usize,
-    };
-    match kernel {
-        Clicks::EmbeddingBag { tables: count, lookups: each, width } => {
-            let (shape, ids) = (lookups(count, each, width), on.ids(0));
+/// Shape of the lookups of a sample.
+pub(in crate::device::cpu) fn lookups(tables: u64, each: u64, width: u64) -> Lookups {
+    Lookups { tables: tables as usize, each: each as usize, width: width as usize }
+}
+
+pub(in crate::device::cpu) fn embedding_bag<T: Element, G: Element>(
+    shape: Lookups,
+    pass: OpPass,
+) -> Option<Bound> {
+    match pass {
+        OpPass::Forward => Some(plain(move |cpu, on, _| {
+            let (Some(tables), ids) = (&cpu.tables, on.ids(0)) else { return };
             // A replica has the lookups of all samples, and may need the sums of its own only.
             let own = on.output_rows(0).rows * shape.tables * shape.each;
             let skipped = if own < ids.len() { tables.replicas.index as usize * own } else { 0 };
-            let ids = &ids[skipped..skipped + own];
-            embedding_bag::sum_rows(pool, shape, &tables.held, ids, on.param(0), on.output::<T>(0));
-        }
-        Clicks::EmbeddingBagWeight { tables: count, lookups: each, width } => {
-            let shape = lookups(count, each, width);
-            let (gradients, ids, table) = (on.input::<T>(0), on.ids(1), on.gradient::<G>(0));
-            embedding_bag::add_rows(pool, shape, &tables.held, gradients, ids, table, mode);
-        }
-        Clicks::StepRows { tables: count, lookups: each, width } => {
-            let shape = lookups(count, each, width);
-            let (gradients, ids, table) = (on.input::<T>(0), on.ids(1), on.gradient(0));
-            embedding_bag::step_rows(shape, rate, &tables.held, gradients, ids, table);
-        }
-        Clicks::Interact { tables: count, parts } => {
+            let (ids, y) = (&ids[skipped..skipped + own], on.output::<T>(0));
+            embedding_bag::sum_rows(&cpu.pool, shape, &tables.held, ids, on.param(0), y);
+        })),
+        OpPass::BackwardInput => None,
+        OpPass::BackwardWeight => Some(plain(move |cpu, on, mode| {
+            let Some(tables) = &cpu.tables else { return };
+            let (dy, ids, table) = (on.input::<T>(0), on.ids(1), on.gradient::<G>(0));
+            embedding_bag::add_rows(&cpu.pool, shape, &tables.held, dy, ids, table, mode);
+        })),
+    }
+}
+
+pub(in crate::device::cpu) fn step_rows<T: Element>(shape: Lookups, pass: OpPass) -> Option<Bound> {
+    match pass {
+        OpPass::Forward | OpPass::BackwardInput => None,
+        OpPass::BackwardWeight => Some(plain(move |cpu, on, _| {
+            let Some(tables) = &cpu.tables else { return };
+            let (dy, ids, table) = (on.input::<T>(0), on.ids(1), on.gradient(0));
+            embedding_bag::step_rows(shape, cpu.pass.rate, &tables.held, dy, ids, table);
+        })),
+    }
+}
+
+pub(in crate::device::cpu) fn interact<T: Element>(
+    count: usize,
+    parts: u32,
+    pass: OpPass,
+) -> Option<Bound> {
+    match pass {
+        OpPass::Forward => Some(plain(move |cpu, on, _| {
+            let Some(tables) = &cpu.tables else { return };
             let (shape, place) = interaction_shape(tables, on.output_rows(0).rows, count, parts);
             let (x, sums) = (on.input::<T>(0), on.input(1));
-            interaction::forward(pool, shape, place, x, sums, on.output(0));
-        }
-        Clicks::InteractInput { tables: count, parts } => {
+            interaction::forward(&cpu.pool, shape, place, x, sums, on.output(0));
+        })),
+        OpPass::BackwardInput => Some(plain(move |cpu, on, _| {
+            let Some(tables) = &cpu.tables else { return };
             let (shape, place) = interaction_shape(tables, on.rows(0).rows, count, parts);
             let (dy, x, sums) = (on.input::<T>(0), on.input(1), on.input(2));
             let gradients = (on.output(0), on.output(1));
             interaction::input_gradient(shape, place, dy, x, sums, gradients);
-        }
+        })),
+        OpPass::BackwardWeight => None,
     }
 }
 
@@ -108,10 +122,10 @@ pub(in crate::device::cpu) fn run<T: Element, G: Element>(
 fn interaction_shape(
     tables: &TablesHeld,
     samples: usize,
-    count: u64,
+    count: usize,
     parts: u32,
 ) -> (Shape, impl Fn(usize, usize) -> usize + Sync + '_) {
-    let (count, width) = (count as usize, tables.width);
+    let width = tables.width;
     let place = move |sample: usize, table: usize| {
         if parts == 1 {
             return (sample * count + table) * width;

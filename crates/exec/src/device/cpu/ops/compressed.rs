@@ -16,12 +16,8 @@ use std::ops::Range;
 const TILE: usize = 32;
 
 /// Runs a compression operator on all threads.
-pub(in crate::device::cpu) fn run<G: Element>(
-    pool: &Pool,
-    program: &Program,
-    op: CompressOp,
-    on: &Operands<'_>,
-) {
+pub(in crate::device::cpu) fn run<G: Element>(pool: &Pool, op: CompressOp, on: &Operands<'_>) {
+    let program = on.program;
     match op {
         CompressOp::Encode { codec } => {
             let (grads, message, error) = (on.input::<G>(0), on.words_out(0), on.output::<f32>(1));

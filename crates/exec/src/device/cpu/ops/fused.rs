@@ -1,18 +1,24 @@
 //! Fused kernels: several operators at once, in single precision.
 
+use crate::device::cpu::Cpu;
 use crate::device::cpu::fuse::FusedKernel;
 use crate::device::cpu::operands::Operands;
-use crate::device::cpu::{Compute, elements, over_rows};
+use crate::device::cpu::tiles::{elements, over_rows};
+use crate::device::{OpShape, Operator};
+use crate::error::Fault;
 use paceline_kernels::linear::{self, Epilogue};
 use paceline_kernels::pool::strips;
-use paceline_kernels::{activation, loss, norm, reduce};
+use paceline_kernels::{Write, activation, loss, norm, reduce};
 use paceline_plan::graph::{ActivationKind, NormKind};
 
-impl Compute<'_> {
-    /// Runs fused operators.
-    pub(in crate::device::cpu) fn run_fused(&self, joined: FusedKernel, on: &Operands<'_>) {
-        let pool = &self.pool;
-        match joined {
+impl Operator<Cpu> for FusedKernel {
+    fn workspace(&self, _: &OpShape<'_>, _: usize) -> usize {
+        0
+    }
+
+    fn run(&self, cpu: &mut Cpu, on: &Operands<'_>, _: Write) -> Result<(), Fault> {
+        let pool = &cpu.pool;
+        match *self {
             FusedKernel::Linear { bias, residual, activation } => {
                 let (x, w) = (on.input::<f32>(0), on.param::<f32>(0));
                 let after = Epilogue {
@@ -68,7 +74,7 @@ impl Compute<'_> {
             }
             FusedKernel::RowMaxStats => {
                 let (shape, logits, targets) = (on.rows(0), on.input::<f32>(0), on.ids(1));
-                let columns = self.columns(shape);
+                let columns = cpu.columns(shape);
                 let outputs = (strips(on.output(0), 1), strips(on.output(1), 2));
                 over_rows(pool, shape, outputs, |part, at, (max, stats)| {
                     let logits = &logits[elements(shape, &at)];
@@ -77,6 +83,7 @@ impl Compute<'_> {
                 });
             }
         }
+        Ok(())
     }
 }
 
@@ -98,11 +105,12 @@ fn gradient(function: ActivationKind) -> linear::Gradient {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::device::Device;
     use crate::device::cpu::fuse::Step;
+    use crate::device::cpu::{Cpu, Kernels};
     use crate::memory::Memory;
     use crate::rank_coords::RankCoords;
-    use crate::run::check::{self, Kernels};
+    use crate::run::check;
     use paceline_comm::thread::world;
     use paceline_kernels::arena::{Access, Span};
     use paceline_kernels::pool::Pool;
@@ -114,6 +122,7 @@ mod tests {
     use paceline_plan::strategy::Strategy;
     use std::collections::BTreeSet;
     use std::num::NonZeroUsize;
+    use std::sync::Arc;
 
     /// Fills a segment's operands with reproducible numbers.
     fn fill(memory: &Memory<'_>, plan: &Plan, segment: &Segment, vocab: u32) {
@@ -177,13 +186,20 @@ mod tests {
             let strategy =
                 Strategy { tp, seq: 16, micro_batch: 3, global_batch: 3, ..Strategy::default() };
             let plan = lower(&model, &strategy).expect("a sound strategy");
-            let kernels = check::check(&plan).expect("a plan that runs");
+            let kernels = Arc::new(check::check::<Cpu>(&plan).expect("a plan that runs"));
             let program = plan.program(Rank(0));
             let memory = Memory::new(program, &mut world(1)[0]).unwrap();
             let vocab = model.vocab as u32;
             let pool = Pool::new(NonZeroUsize::new(2).expect("not zero")).unwrap();
-            let mut compute =
-                Compute::new(&plan, &kernels, RankCoords::of(&plan, Rank(0)), vocab, pool);
+            let place = RankCoords::of(&plan, Rank(0));
+            let mut cpu = Cpu::new(
+                &plan,
+                &kernels,
+                check::types(&plan).expect("known types"),
+                place,
+                vocab,
+                pool,
+            );
             for segment in &program.segments {
                 let several = |step: &Step| match step {
                     Step::One(_) => None,
@@ -194,14 +210,15 @@ mod tests {
                 if joined.is_empty() {
                     continue;
                 }
+                let template = &plan.templates[segment.template as usize];
                 let mut run = |watching| {
                     fill(&memory, &plan, segment, vocab);
-                    compute.watching = watching;
-                    compute.segment(&memory, segment, 0, true).expect("sound numbers");
+                    cpu.pass.watching = watching;
+                    cpu.segment(0, &memory, (template, segment), 0, true).expect("sound numbers");
                     left(&memory, &plan, &kernels, segment)
                 };
                 let (together, apart) = (run(false), run(true));
-                let template = &plan.templates[segment.template as usize].name;
+                let template = &template.name;
                 assert!(together == apart, "{name}, tp {tp}, {template}: {joined:?}");
                 seen.extend(joined);
             }

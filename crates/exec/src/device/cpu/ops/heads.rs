@@ -1,91 +1,116 @@
 //! Operators that prepare heads for attention: their norms, and heads from latent vectors.
 
-use crate::device::cpu::kernel::HeadKernel;
-use crate::device::cpu::operands::Operands;
-use crate::device::cpu::{Compute, Write, over_rows};
+use crate::device::cpu::bind::{Bound, plain};
+use crate::device::cpu::tiles::over_rows;
 use paceline_kernels::pool::strips;
-use paceline_kernels::{Element, Rows, head_norm, latent};
+use paceline_kernels::{Element, Rows, head_norm, latent as kernels};
+use paceline_plan::graph::{Heads, LatentHeads, OpPass};
 
-impl Compute<'_> {
-    pub(in crate::device::cpu) fn run_heads<T: Element, G: Element>(
-        &self,
-        kernel: HeadKernel,
-        on: &Operands<'_>,
-        mode: Write,
-    ) {
-        let pool = &self.pool;
-        match kernel {
-            HeadKernel::Norm { shape, eps } => {
-                let (rows, x, gains) = (on.rows(0), on.input::<T>(0), [on.param(0), on.param(1)]);
-                let outputs =
-                    (strips(on.output(0), rows.width), strips(on.output(1), shape.stats()));
-                over_rows(pool, rows, outputs, |_, at, (y, stats)| {
-                    let x = &x[at.start * rows.width..at.end * rows.width];
-                    head_norm::forward(shape, eps, x, gains, y, stats);
-                });
-            }
-            HeadKernel::NormInput { shape } => {
-                let (rows, dy, x) = (on.rows(0), on.input::<T>(0), on.input::<T>(1));
-                let (gains, stats) = ([on.param(0), on.param(1)], on.input::<f32>(2));
-                over_rows(pool, rows, strips(on.output(0), rows.width), |_, at, dx| {
-                    let of = at.start * rows.width..at.end * rows.width;
-                    let stats = &stats[at.start * shape.stats()..at.end * shape.stats()];
-                    head_norm::input_gradient(shape, &dy[of.clone()], &x[of], gains, stats, dx);
-                });
-            }
-            HeadKernel::NormWeight { shape } => {
-                let (dy, x, stats) = (on.input::<T>(0), on.input(1), on.input(2));
-                let gains = [on.gradient::<G>(0), on.gradient(1)];
-                head_norm::weight_gradient(pool, shape, dy, x, stats, gains, mode);
-            }
-            HeadKernel::Latent(shape) => {
-                let (q, kv, turned) = (on.input::<T>(0), on.input::<T>(1), on.input::<T>(2));
-                let [qs, kvs, ts] = [0, 1, 2].map(|i| on.rows(i).width);
-                let rows = on.output_rows(0);
-                over_rows(pool, rows, strips(on.output(0), rows.width), |_, at, qkv| {
-                    for (row, qkv) in at.zip(qkv.chunks_exact_mut(rows.width)) {
-                        let (q, kv) = (&q[row * qs..][..qs], &kv[row * kvs..][..kvs]);
-                        let turned = &turned[row * ts..][..ts];
-                        latent::heads(shape, self.position(row), q, kv, turned, qkv);
-                    }
-                });
-            }
-            HeadKernel::LatentInput(shape) => {
-                let (rows, dqkv) = (on.rows(0), on.input::<T>(0));
-                let [qs, kvs, ts] = [0, 1, 2].map(|i| on.output_rows(i).width);
-                let outputs =
-                    (strips(on.output(0), qs), strips(on.output(1), kvs), strips(on.output(2), ts));
-                over_rows(pool, rows, outputs, |_, at, (dq, dkv, dturned)| {
-                    for (to, row) in at.enumerate() {
-                        let dqkv = &dqkv[row * rows.width..][..rows.width];
-                        let (dq, dkv) = (&mut dq[to * qs..][..qs], &mut dkv[to * kvs..][..kvs]);
-                        let dturned = &mut dturned[to * ts..][..ts];
-                        latent::heads_gradient(shape, self.position(row), dqkv, dq, dkv, dturned);
-                    }
-                });
-            }
-            HeadKernel::Values(shape) => {
-                let (rows, padded, width) = (on.rows(0), on.input::<T>(0), on.output_rows(0).width);
-                over_rows(pool, rows, strips(on.output(0), width), |_, at, y| {
-                    for (row, y) in at.zip(y.chunks_exact_mut(width)) {
-                        latent::values(shape, row_of(rows, padded, row), y);
-                    }
-                });
-            }
-            HeadKernel::ValuesInput(shape) => {
-                let (rows, dy, width) = (on.rows(0), on.input::<T>(0), on.output_rows(0).width);
-                over_rows(pool, rows, strips(on.output(0), width), |_, at, dpadded| {
-                    for (row, dpadded) in at.zip(dpadded.chunks_exact_mut(width)) {
-                        latent::values_gradient(shape, row_of(rows, dy, row), dpadded);
-                    }
-                });
-            }
-        }
+pub(in crate::device::cpu) fn norm<T: Element, G: Element>(
+    heads: Heads,
+    eps: f32,
+    pass: OpPass,
+) -> Option<Bound> {
+    let [heads, kv_heads, head_dim] =
+        [heads.heads, heads.kv_heads, heads.head_dim].map(|n| n as usize);
+    let shape = head_norm::Shape { heads, kv_heads, head_dim };
+    Some(match pass {
+        OpPass::Forward => plain(move |cpu, on, _| {
+            let (rows, x, gains) = (on.rows(0), on.input::<T>(0), [on.param(0), on.param(1)]);
+            let outputs = (strips(on.output(0), rows.width), strips(on.output(1), shape.stats()));
+            over_rows(&cpu.pool, rows, outputs, |_, at, (y, stats)| {
+                let x = &x[at.start * rows.width..at.end * rows.width];
+                head_norm::forward(shape, eps, x, gains, y, stats);
+            });
+        }),
+        OpPass::BackwardInput => plain(move |cpu, on, _| {
+            let (rows, dy, x) = (on.rows(0), on.input::<T>(0), on.input::<T>(1));
+            let (gains, stats) = ([on.param(0), on.param(1)], on.input::<f32>(2));
+            over_rows(&cpu.pool, rows, strips(on.output(0), rows.width), |_, at, dx| {
+                let of = at.start * rows.width..at.end * rows.width;
+                let stats = &stats[at.start * shape.stats()..at.end * shape.stats()];
+                head_norm::input_gradient(shape, &dy[of.clone()], &x[of], gains, stats, dx);
+            });
+        }),
+        OpPass::BackwardWeight => plain(move |cpu, on, mode| {
+            let (dy, x, stats) = (on.input::<T>(0), on.input(1), on.input(2));
+            let gains = [on.gradient::<G>(0), on.gradient(1)];
+            head_norm::weight_gradient(&cpu.pool, shape, dy, x, stats, gains, mode);
+        }),
+    })
+}
+
+fn shape_of(heads: LatentHeads) -> kernels::Shape {
+    kernels::Shape {
+        heads: heads.heads as usize,
+        head_dim: heads.head_dim as usize,
+        rope: heads.rope as usize,
+        v_dim: heads.v_dim as usize,
+        theta: heads.theta,
     }
+}
 
-    /// Position of a row of whole sequences.
-    fn position(&self, row: usize) -> u32 {
-        self.positions[row % self.own_seq]
+pub(in crate::device::cpu) fn latent<T: Element>(
+    heads: LatentHeads,
+    pass: OpPass,
+) -> Option<Bound> {
+    let shape = shape_of(heads);
+    match pass {
+        OpPass::Forward => Some(plain(move |cpu, on, _| {
+            let (q, kv, turned) = (on.input::<T>(0), on.input::<T>(1), on.input::<T>(2));
+            let [qs, kvs, ts] = [0, 1, 2].map(|i| on.rows(i).width);
+            let (rows, positions) = (on.output_rows(0), cpu.sequence());
+            over_rows(&cpu.pool, rows, strips(on.output(0), rows.width), |_, at, qkv| {
+                for (row, qkv) in at.zip(qkv.chunks_exact_mut(rows.width)) {
+                    let (q, kv) = (&q[row * qs..][..qs], &kv[row * kvs..][..kvs]);
+                    let (turned, position) =
+                        (&turned[row * ts..][..ts], positions[row % positions.len()]);
+                    kernels::heads(shape, position, q, kv, turned, qkv);
+                }
+            });
+        })),
+        OpPass::BackwardInput => Some(plain(move |cpu, on, _| {
+            let (rows, dqkv, positions) = (on.rows(0), on.input::<T>(0), cpu.sequence());
+            let [qs, kvs, ts] = [0, 1, 2].map(|i| on.output_rows(i).width);
+            let outputs =
+                (strips(on.output(0), qs), strips(on.output(1), kvs), strips(on.output(2), ts));
+            over_rows(&cpu.pool, rows, outputs, |_, at, (dq, dkv, dturned)| {
+                for (to, row) in at.enumerate() {
+                    let dqkv = &dqkv[row * rows.width..][..rows.width];
+                    let (dq, dkv) = (&mut dq[to * qs..][..qs], &mut dkv[to * kvs..][..kvs]);
+                    let (dturned, position) =
+                        (&mut dturned[to * ts..][..ts], positions[row % positions.len()]);
+                    kernels::heads_gradient(shape, position, dqkv, dq, dkv, dturned);
+                }
+            });
+        })),
+        OpPass::BackwardWeight => None,
+    }
+}
+
+pub(in crate::device::cpu) fn values<T: Element>(
+    heads: LatentHeads,
+    pass: OpPass,
+) -> Option<Bound> {
+    let shape = shape_of(heads);
+    match pass {
+        OpPass::Forward => Some(plain(move |cpu, on, _| {
+            let (rows, padded, width) = (on.rows(0), on.input::<T>(0), on.output_rows(0).width);
+            over_rows(&cpu.pool, rows, strips(on.output(0), width), |_, at, y| {
+                for (row, y) in at.zip(y.chunks_exact_mut(width)) {
+                    kernels::values(shape, row_of(rows, padded, row), y);
+                }
+            });
+        })),
+        OpPass::BackwardInput => Some(plain(move |cpu, on, _| {
+            let (rows, dy, width) = (on.rows(0), on.input::<T>(0), on.output_rows(0).width);
+            over_rows(&cpu.pool, rows, strips(on.output(0), width), |_, at, dpadded| {
+                for (row, dpadded) in at.zip(dpadded.chunks_exact_mut(width)) {
+                    kernels::values_gradient(shape, row_of(rows, dy, row), dpadded);
+                }
+            });
+        })),
+        OpPass::BackwardWeight => None,
     }
 }
 
