@@ -9,7 +9,7 @@ use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
 use paceline_sim::astra;
 use paceline_sim::cluster::{Cluster, Dimension, DimensionKind, preset};
-use paceline_sim::network::{Analytic, Flow, Network, Vector};
+use paceline_sim::network::{Analytic, CostModel, Flow, Vector};
 use std::hint::black_box;
 
 /// Creates a cluster that consists of one dimension.

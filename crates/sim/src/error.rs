@@ -60,6 +60,24 @@ pub enum SimError {
         /// Ranks without a path.
         source: NoPath,
     },
+    /// A rank of a job has no device of its own.
+    #[error("job {job}, rank {rank}: it cannot run on device {device}: {why}")]
+    Placement {
+        /// Index of the job.
+        job: usize,
+        /// The rank.
+        rank: Rank,
+        /// Its device, as a rank of the cluster.
+        device: Rank,
+        /// Reason that it cannot run there.
+        why: String,
+    },
+    /// A job's start time is negative or not finite.
+    #[error("job {job}: give a start time in seconds that is not negative")]
+    JobStart {
+        /// Index of the job.
+        job: usize,
+    },
     /// The flow network cannot represent the traffic.
     #[error(transparent)]
     Traffic(#[from] FlowError),

@@ -18,18 +18,21 @@
 pub mod astra;
 pub mod cluster;
 pub mod compute;
-pub mod engine;
+mod engine;
 mod error;
 mod footprint;
+mod jobs;
 pub mod network;
 mod outcome;
 mod profile;
+mod symmetry;
 pub mod table;
 pub mod training;
 mod uncertainty;
 
 pub use error::SimError;
 pub use footprint::footprint;
+pub use jobs::{Job, Placement, simulate_jobs};
 pub use network::NetworkKind;
 pub use outcome::{
     CriticalPath, Details, DimensionUse, Limits, MemoryCurve, MemoryPoint, OpStat, Outcome,
@@ -92,64 +95,79 @@ fn simulate_filtered(
     cluster: &Cluster,
     options: &Options,
 ) -> Result<Outcome, SimError> {
+    check(plan, cluster, &Placement::default())?;
+    let moments = engine::ClusterEpochs::new(cluster);
+    let epochs = moments.networks(library(options));
+    let unrolled = engine::Unrolled::of(plan, 1);
+    let timed = unrolled.as_ref().map_or(plan, |unrolled| &unrolled.plan);
+    let costs = engine::Costs::new(timed, cluster, &options.profile);
+    let run = |costs: &engine::Costs<'_>| {
+        let load = engine::Load::new(timed, costs);
+        match shares_links(cluster, options) {
+            false => engine::run(&load, cluster, &epochs),
+            true => engine::run_flow(&load, cluster),
+        }
+    };
+    let resolve = |timeline| {
+        engine::resolve(plan, engine::overlap_param_gather(plan, &options.profile, timeline))
+    };
+    let found = run(&costs)?;
+    let timeline = match &unrolled {
+        Some(unrolled) => unrolled.last(plan, &found.timeline),
+        None => resolve(found.timeline.clone()),
+    };
+    let mut outcome = outcome::outcome(plan, cluster, costs.placement(), &timeline, options);
+    // Details are not available if an iteration waits for ops of another one.
+    if options.details && unrolled.is_none() {
+        let (costs, epochs, run, resolve) = (&costs, &epochs, &run, &resolve);
+        let context = outcome::SimContext { plan, cluster, costs, epochs, options, run, resolve };
+        outcome.details = Some(outcome::details(&context, &found, &timeline, &outcome)?);
+    }
+    Ok(outcome)
+}
+
+/// Library whose collectives a network times; the flow network runs the plan's own steps.
+fn library(options: &Options) -> Library {
+    match options.network {
+        NetworkKind::Analytic => options.profile.library,
+        NetworkKind::Flow => Library::Steps,
+    }
+}
+
+/// Returns true if exchanges are simulated on links that they share. Inside a calibrated host they
+/// take the times that were measured, on either network.
+fn shares_links(cluster: &Cluster, options: &Options) -> bool {
+    match options.network {
+        NetworkKind::Analytic => false,
+        NetworkKind::Flow => network::measured_transport(cluster).is_none(),
+    }
+}
+
+/// Checks that a cluster can run a plan.
+fn check(plan: &Plan, cluster: &Cluster, placement: &Placement) -> Result<(), SimError> {
     let (ranks, devices) = (u64::from(plan.mesh.world()), cluster.devices());
     if ranks > devices {
         let cluster = cluster.name.clone();
         return Err(SimError::NotEnoughDevices { ranks, devices, cluster });
     }
-    network::check_switches(plan, cluster)?;
+    network::check_switches(plan, cluster, placement)?;
     if plan.programs.iter().any(|program| program.memory.shared() > Bytes::ZERO) {
-        shares_memory(plan, cluster)?;
+        shares_memory(plan, cluster, placement)?;
     }
     let store = plan.strategy.store;
     let mut blind = cluster.kinds().filter(|device| device.store(store).is_none());
-    if let (true, Some(device)) = (plan.strategy.offload != Offload::None, blind.next()) {
-        return Err(SimError::NoStore { store, device: device.name.clone() });
-    }
-    let library = match options.network {
-        NetworkKind::Analytic => options.profile.library,
-        NetworkKind::Flow => Library::Steps,
-    };
-    let moments = engine::ClusterEpochs::new(cluster);
-    let eras = moments.networks(library);
-    let unrolled = engine::Unrolled::of(plan);
-    let timed = unrolled.as_ref().map_or(plan, |unrolled| &unrolled.plan);
-    let costs = engine::Costs::new(timed, cluster, &options.profile);
-    let settle = |timeline| {
-        engine::resolve(plan, engine::overlap_param_gather(plan, &options.profile, timeline))
-    };
-    let run = |costs: &engine::Costs<'_>| {
-        let timeline = match options.network {
-            NetworkKind::Analytic => engine::run(timed, cluster, costs, &eras),
-            NetworkKind::Flow => engine::flow::run(timed, cluster, costs),
-        }?;
-        match &unrolled {
-            Some(unrolled) => unrolled.last(plan, cluster, &timeline),
-            None => Ok(settle(timeline)),
+    match blind.next() {
+        Some(device) if plan.strategy.offload != Offload::None => {
+            Err(SimError::NoStore { store, device: device.name.clone() })
         }
-    };
-    let timeline = run(&costs)?;
-    let mut outcome = outcome::outcome(plan, cluster, &timeline, options);
-    // Details are not available if an iteration waits for ops of another one.
-    if options.details && unrolled.is_none() {
-        let (eras, run, settle) = (&eras, &run, &settle);
-        let run = outcome::SimContext {
-            plan,
-            cluster,
-            costs: &costs,
-            epochs: eras,
-            options,
-            run,
-            resolve: settle,
-        };
-        outcome.details = Some(outcome::details(&run, &timeline, &outcome)?);
+        Some(_) | None => Ok(()),
     }
-    Ok(outcome)
 }
 
 /// Checks that ranks that share weights have a common memory.
-fn shares_memory(plan: &Plan, cluster: &Cluster) -> Result<(), SimError> {
-    let ranks: Vec<Rank> = (0..plan.mesh.world()).map(Rank).collect();
+fn shares_memory(plan: &Plan, cluster: &Cluster, placement: &Placement) -> Result<(), SimError> {
+    let ranks = (0..plan.mesh.world()).map(Rank);
+    let ranks: Vec<Rank> = ranks.map(|rank| placement.device(rank)).collect();
     let why = if cluster.hosts_of(&ranks) > 1 {
         "they stand on several hosts"
     } else if cluster.kinds().any(|device| device.is_accelerator()) {

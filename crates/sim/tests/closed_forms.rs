@@ -14,7 +14,7 @@ use paceline_plan::collective::{
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, BytesPerSec, Seconds};
 use paceline_sim::cluster::{Cluster, Dimension, DimensionKind, preset};
-use paceline_sim::network::{Analytic, Network, Vector};
+use paceline_sim::network::{Analytic, CostModel, Vector};
 use std::collections::BTreeMap;
 
 use CollectiveKind::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter};

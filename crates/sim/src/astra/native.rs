@@ -5,7 +5,7 @@
 
 use super::case::{Algorithm, Algorithms, Case, Collective, Kind};
 use crate::cluster::{Cluster, Dimension, DimensionKind, preset};
-use crate::network::{Analytic, Network, Vector};
+use crate::network::{Analytic, CostModel, Vector};
 use paceline_plan::collective::{
     self, ChunkOrder, CollectiveKind, DimAlgorithm, Grid, GridDimension, Pattern, SummationOrder,
 };

@@ -5,7 +5,8 @@ use super::costs::Costs;
 use super::time_varying::{NetworkEpochs, SimDuration};
 use crate::cluster::measured::TransportTable;
 use crate::error::SimError;
-use crate::network::{Measured, Network, NoPath, Vector};
+use crate::jobs::Placement;
+use crate::network::{CostModel, Measured, NoPath, Vector};
 use paceline_plan::collective::{CollectiveKind, Method, Pattern, SummationOrder};
 use paceline_plan::ids::{CallId, GroupId, Rank, RoleId};
 use paceline_plan::program::{Call, Op, Plan, Program};
@@ -41,7 +42,7 @@ impl Calls {
                     let members = plan.mesh.members(plan.group(call.group), class.rank);
                     let of_role = members.into_iter().filter(|&rank| plan.role(rank) == class.role);
                     let of_role: Vec<Rank> = of_role.collect();
-                    classes.among(plan, &of_role).first().copied().unwrap_or(number)
+                    classes.among(plan, 0, &of_role).first().copied().unwrap_or(number)
                 });
                 let vector = vector(plan, call);
                 let key =
@@ -50,7 +51,13 @@ impl Calls {
                     Some(time) => time.clone(),
                     None => {
                         let time = eras.duration(|network| {
-                            collective(plan, program, class.rank, call, &vector, network)
+                            collective(
+                                (plan, program),
+                                class.rank,
+                                call,
+                                &vector,
+                                (network, costs.placement()),
+                            )
                         })?;
                         known.insert((class.role, key), time.clone());
                         time
@@ -85,7 +92,9 @@ pub(super) fn core_busy(plan: &Plan, wire: &TransportTable) -> Vec<Vec<f64>> {
         let (role, program) = (RoleId::from(at), &plan.programs[at]);
         let rank = plan.representative(role);
         let time = |call: &Call| {
-            collective(plan, program, rank, call, &vector(plan, call), &inside).map_or(0.0, |t| t.0)
+            let inside = (&inside as &dyn CostModel, &Placement::default());
+            let vector = vector(plan, call);
+            collective((plan, program), rank, call, &vector, inside).map_or(0.0, |t| t.0)
         };
         let calls: Vec<f64> = program.calls.iter().map(time).collect();
         let of_op = |op: &Op| op.call().map_or(0.0, |call| calls[call.index()]);
@@ -97,7 +106,7 @@ pub(super) fn core_busy(plan: &Plan, wire: &TransportTable) -> Vec<Vec<f64>> {
 /// Network that returns zero: unmeasured collectives are not known to keep a core busy.
 struct Unmeasured;
 
-impl Network for Unmeasured {
+impl CostModel for Unmeasured {
     fn message(&self, _: Rank, _: Rank, _: Bytes) -> Result<Seconds, NoPath> {
         Ok(Seconds::ZERO)
     }
@@ -108,14 +117,14 @@ impl Network for Unmeasured {
 }
 
 fn collective(
-    plan: &Plan,
-    program: &Program,
+    (plan, program): (&Plan, &Program),
     rank: Rank,
     call: &Call,
     vector: &Vector,
-    network: &dyn Network,
+    (network, placement): (&dyn CostModel, &Placement),
 ) -> Result<Seconds, SimError> {
-    let members = plan.mesh.members(plan.group(call.group), rank);
+    let mut members = plan.mesh.members(plan.group(call.group), rank);
+    members.iter_mut().for_each(|member| *member = placement.device(*member));
     let located = |source| SimError::Collective {
         rank,
         role: program.name.clone(),

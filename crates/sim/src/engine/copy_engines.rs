@@ -1,49 +1,50 @@
 //! Copy engines: number of messages a device moves concurrently with compute.
 //!
-//! A message occupies one engine at each end from start to end. If all engines of a device are
-//! busy, it waits. Waiting messages are served in the order in which both of their sides became
-//! ready. A device without engines copies with its compute units, so its messages and computations
-//! take turns.
+//! A message occupies one engine at each end from start to end. A request is queued when both of
+//! its sides are ready. Whenever an engine becomes free, the first request in the queue for which
+//! everything it needs is free is served. A device without engines copies with its compute units,
+//! so its messages and computations take turns.
 //!
 //! Collectives are kernels that move bytes by loads and stores; they use no engine.
 //!
-//! **Order.** Elsewhere in this engine, lanes may run ahead of each other, which is safe without
-//! competition. Competing requests are queued here and served once no lane can advance without
-//! them. Everything a lane then discovers is later than the end of the served request, so the first
-//! request in the queue really is the earliest.
+//! **Order.** Lanes may run ahead of each other, which is safe without competition. Competing
+//! requests are events in time order, and so are the ends that release engines.
 
 use super::classes::Classes;
 use paceline_plan::program::{Op, Peer, Plan};
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-/// Queue of engine requests and the times at which engines become free.
-#[derive(Default)]
-pub(super) struct Engines {
-    line: BinaryHeap<Reverse<Request>>,
-    /// Indexed by class.
-    slots: Vec<Slots>,
+/// Upcoming events, waiting requests and free engines.
+pub(super) struct EngineQueue {
+    /// By class, number of free engines or compute units; `None` if not limited.
+    free: Vec<Option<u32>>,
+    /// By class, true if computations and messages take turns.
+    limited: Vec<bool>,
+    /// True if any class is limited.
+    any: bool,
+    coming: BinaryHeap<Reverse<Coming>>,
+    /// In order of arrival.
+    waiting: Vec<EngineRequest>,
 }
 
-/// Times at which a device's engines are free.
-enum Slots {
-    /// Always free: the number of engines is not limited.
-    Enough,
-    /// One time per engine.
-    Of(Vec<f64>),
-    /// No engines: the time at which the compute units are free.
-    Units(f64),
-}
-
-/// Queued request.
+/// Scheduled queue event.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Request {
-    /// Time at which it was queued.
-    pub(super) ready: f64,
-    pub(super) what: EngineRequest,
+pub(super) struct Coming {
+    pub(super) at: f64,
+    pub(super) what: Event,
 }
 
-/// Requester; the variant order breaks ties between simultaneous requests.
+/// Event kind; the variant order breaks ties between simultaneous events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Event {
+    /// A class releases its compute units.
+    Done(u32),
+    /// A request joins the queue.
+    Wants(EngineRequest),
+}
+
+/// Requester of engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum EngineRequest {
     /// Compute op, by its number.
@@ -52,74 +53,101 @@ pub(super) enum EngineRequest {
     Message(u32),
 }
 
-impl PartialEq for Request {
+impl PartialEq for Coming {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Request {}
+impl Eq for Coming {}
 
-impl PartialOrd for Request {
+impl PartialOrd for Coming {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Request {
+impl Ord for Coming {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.ready.total_cmp(&other.ready).then(self.what.cmp(&other.what))
+        self.at.total_cmp(&other.at).then(self.what.cmp(&other.what))
     }
 }
 
-impl Engines {
-    /// Returns the engines of every class's device; `None` if no device limits them.
-    pub(super) fn of(classes: &Classes) -> Option<Self> {
-        let slots = classes.all.iter().map(|class| match class.engines {
-            None => Slots::Enough,
-            Some(0) => Slots::Units(0.0),
-            Some(count) => Slots::Of(vec![0.0; count as usize]),
-        });
-        let slots: Vec<Slots> = slots.collect();
-        let counted = slots.iter().any(|slots| !matches!(slots, Slots::Enough));
-        counted.then(|| Self { line: BinaryHeap::new(), slots })
+impl EngineQueue {
+    /// Creates an empty queue for the engines of these classes.
+    pub(super) fn new(classes: &Classes) -> Self {
+        let all = classes.all.iter();
+        Self {
+            // A device without engines has one set of compute units.
+            free: all.clone().map(|class| class.engines.map(|count| count.max(1))).collect(),
+            limited: all.clone().map(|class| class.engines == Some(0)).collect(),
+            any: all.clone().any(|class| class.engines.is_some()),
+            coming: BinaryHeap::new(),
+            waiting: Vec::new(),
+        }
+    }
+
+    /// Returns true if any class has a limited number of engines.
+    pub(super) fn any(&self) -> bool {
+        self.any
     }
 
     /// Returns true if a class's computations and messages take turns.
     pub(super) fn is_limited(&self, class: u32) -> bool {
-        matches!(self.slots[class as usize], Slots::Units(_))
+        self.limited[class as usize]
     }
 
-    /// Queues a request.
-    pub(super) fn wait(&mut self, ready: f64, what: EngineRequest) {
-        self.line.push(Reverse(Request { ready, what }));
+    /// Returns true if any of these classes has a limited number of engines.
+    pub(super) fn counts(&self, mut classes: impl Iterator<Item = u32>) -> bool {
+        classes.any(|class| self.free[class as usize].is_some())
     }
 
-    /// Removes and returns the first request in the queue.
-    pub(super) fn next(&mut self) -> Option<Request> {
-        self.line.pop().map(|Reverse(first)| first)
+    /// Schedules an event.
+    pub(super) fn come(&mut self, at: f64, what: Event) {
+        self.coming.push(Reverse(Coming { at, what }));
     }
 
-    /// Time at which a class has a free engine or free compute units.
-    pub(super) fn free(&self, class: u32) -> f64 {
-        match &self.slots[class as usize] {
-            Slots::Enough => 0.0,
-            Slots::Of(free) => free.iter().copied().fold(f64::INFINITY, f64::min),
-            Slots::Units(free) => *free,
+    /// Time of the next event; infinity if there is none.
+    pub(super) fn due(&self) -> f64 {
+        self.coming.peek().map_or(f64::INFINITY, |Reverse(first)| first.at)
+    }
+
+    /// Removes and returns the next event.
+    pub(super) fn next(&mut self) -> Option<Coming> {
+        self.coming.pop().map(|Reverse(first)| first)
+    }
+
+    /// Appends a request to the queue.
+    pub(super) fn wait(&mut self, who: EngineRequest) {
+        self.waiting.push(who);
+    }
+
+    /// Releases one engine of a class, or its compute units.
+    pub(super) fn release(&mut self, class: u32) {
+        if let Some(free) = &mut self.free[class as usize] {
+            *free += 1;
         }
     }
 
-    /// Keeps a class's first free engine, or its compute units, busy until `until`.
-    pub(super) fn keep(&mut self, class: u32, until: f64) {
-        match &mut self.slots[class as usize] {
-            Slots::Enough => {}
-            Slots::Of(free) => {
-                if let Some(first) = free.iter_mut().min_by(|a, b| a.total_cmp(b)) {
-                    *first = until;
-                }
+    /// Removes the first request for which everything named by `needs` is free, and occupies it.
+    pub(super) fn serve(
+        &mut self,
+        needs: impl Fn(EngineRequest) -> Vec<u32>,
+    ) -> Option<EngineRequest> {
+        let place = (0..self.waiting.len()).find(|&place| {
+            let needed = needs(self.waiting[place]);
+            needed.iter().all(|&class| {
+                let count = needed.iter().filter(|&&other| other == class).count();
+                self.free[class as usize].is_none_or(|free| free as usize >= count)
+            })
+        })?;
+        let who = self.waiting.remove(place);
+        for class in needs(who) {
+            if let Some(free) = &mut self.free[class as usize] {
+                *free -= 1;
             }
-            Slots::Units(free) => *free = until,
         }
+        Some(who)
     }
 }
 
@@ -160,4 +188,36 @@ pub(super) fn sends_within_roles(plan: &Plan) -> bool {
         | Op::Serve { .. } => false,
     };
     plan.programs.iter().flat_map(|program| &program.body.nodes).any(|node| within(&node.op))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A request that waits for another device's engine leaves its own device's to others.
+    #[test]
+    fn a_request_does_not_hold_what_it_cannot_use() {
+        let mut queue = EngineQueue {
+            free: vec![Some(1), Some(1), None],
+            limited: vec![false; 3],
+            any: true,
+            coming: BinaryHeap::new(),
+            waiting: Vec::new(),
+        };
+        let needs = |who: EngineRequest| match who {
+            EngineRequest::Message(1) => vec![0, 1],
+            EngineRequest::Message(2) => vec![0, 2],
+            EngineRequest::Message(_) | EngineRequest::Op(_) => vec![1, 2],
+        };
+        for message in [0, 1, 2] {
+            queue.wait(EngineRequest::Message(message));
+        }
+        assert_eq!(queue.serve(needs), Some(EngineRequest::Message(0)));
+        assert_eq!(queue.serve(needs), Some(EngineRequest::Message(2)), "it passes message 1");
+        assert_eq!(queue.serve(needs), None);
+        queue.release(1);
+        assert_eq!(queue.serve(needs), None, "device 0 still sends message 2");
+        queue.release(0);
+        assert_eq!(queue.serve(needs), Some(EngineRequest::Message(1)));
+    }
 }

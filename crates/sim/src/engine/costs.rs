@@ -9,7 +9,8 @@ use super::measured::{self, Durations};
 use super::ring_attention::{self, Sizes};
 use crate::cluster::Cluster;
 use crate::compute::Roofline;
-use crate::network::{Network, NoPath, Vector};
+use crate::jobs::Placement;
+use crate::network::{CostModel, NoPath, Vector};
 use crate::profile::Profile;
 use paceline_plan::collective::{
     self as native, Algorithm, CollectiveKind, Pattern, SummationOrder,
@@ -21,13 +22,15 @@ use paceline_plan::units::{Bytes, Seconds};
 
 /// Costs of a plan's ops per device kind, and of its messages.
 #[derive(Clone)]
-pub struct Costs<'a> {
+pub(crate) struct Costs<'a> {
     plan: &'a Plan,
     profile: &'a Profile,
     /// Indexed by device kind.
     kinds: Vec<Kind<'a>>,
     /// By role, additional bytes that the software sends around a ring beyond the plan.
     rings: Vec<Sizes>,
+    /// Devices of the plan's ranks.
+    placement: Placement,
     /// True if all local ops take no time.
     instant: bool,
     /// Measured costs, if the host was calibrated.
@@ -63,7 +66,7 @@ struct Kind<'a> {
 
 impl<'a> Costs<'a> {
     /// Costs every template on every device kind.
-    pub fn new(plan: &'a Plan, cluster: &'a Cluster, profile: &'a Profile) -> Self {
+    pub(crate) fn new(plan: &'a Plan, cluster: &'a Cluster, profile: &'a Profile) -> Self {
         let kinds = cluster.kinds().map(|device| {
             let (dtype, microbatches) = (plan.strategy.dtype, plan.strategy.microbatches());
             let roofline = Roofline::new(device, profile, dtype, microbatches);
@@ -110,7 +113,23 @@ impl<'a> Costs<'a> {
         });
         let sizes = |program| Sizes::new(plan, program, &profile.ring);
         let rings = plan.programs.iter().map(sizes).collect();
-        Self { plan, profile, kinds, rings, instant: false, measured }
+        let placement = Placement::default();
+        Self { plan, profile, kinds, rings, placement, instant: false, measured }
+    }
+
+    /// Returns the same costs with ranks on these devices.
+    pub(crate) fn on(self, placement: Placement) -> Self {
+        Self { placement, ..self }
+    }
+
+    /// Devices of the plan's ranks.
+    pub(crate) fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// Device of a rank.
+    pub(super) fn device(&self, rank: Rank) -> Rank {
+        self.placement.device(rank)
     }
 
     /// Returns the same costs with compute that takes no time.
@@ -250,20 +269,20 @@ impl<'a> Costs<'a> {
     /// Time of a message between ranks of two roles.
     pub(super) fn message(
         &self,
-        network: &dyn Network,
+        network: &dyn CostModel,
         from: Rank,
         to: Rank,
         bytes: Bytes,
     ) -> Result<Seconds, NoPath> {
-        let whole = network.message(from, to, bytes)?;
+        let whole = network.message(self.device(from), self.device(to), bytes)?;
         let sliced = self.sliced(network, from, to, bytes)?;
         // Slicing is used only if it is faster, which it is not inside a host.
         Ok(sliced.filter(|sliced| sliced.0 < whole.0).unwrap_or(whole))
     }
 
     /// Number of slices of a message: one per tensor-parallel rank, or 1 if slicing does not pay.
-    pub(crate) fn parts(&self, network: &dyn Network, from: Rank, to: Rank, bytes: Bytes) -> u32 {
-        let whole = network.message(from, to, bytes);
+    pub(crate) fn parts(&self, network: &dyn CostModel, from: Rank, to: Rank, bytes: Bytes) -> u32 {
+        let whole = network.message(self.device(from), self.device(to), bytes);
         let sliced = self.sliced(network, from, to, bytes);
         let pays = matches!((whole, sliced), (Ok(whole), Ok(Some(sliced))) if sliced.0 < whole.0);
         if pays { self.plan.mesh.tp } else { 1 }
@@ -273,7 +292,7 @@ impl<'a> Costs<'a> {
     /// if that is not possible.
     fn sliced(
         &self,
-        network: &dyn Network,
+        network: &dyn CostModel,
         from: Rank,
         to: Rank,
         bytes: Bytes,
@@ -285,8 +304,10 @@ impl<'a> Costs<'a> {
         if !self.profile.p2p_scatter_gather || mesh.tp == 1 || strategy.sp || !between_stages {
             return Ok(None);
         }
-        let part = network.message(from, to, bytes / u64::from(mesh.tp))?;
-        let members = mesh.members(GroupKind::Axis(Axis::Tp), to);
+        let part = bytes / u64::from(mesh.tp);
+        let part = network.message(self.device(from), self.device(to), part)?;
+        let mut members = mesh.members(GroupKind::Axis(Axis::Tp), to);
+        members.iter_mut().for_each(|member| *member = self.device(*member));
         let (kind, ring) = (CollectiveKind::AllGather, Algorithm::Ring);
         let Ok(pattern) = Pattern::new(kind, ring, SummationOrder::Free, mesh.tp, 0) else {
             return Ok(None);
@@ -299,7 +320,7 @@ impl<'a> Costs<'a> {
     /// Time in which a service receives and answers all requests that it declares.
     pub(super) fn service(
         &self,
-        network: &dyn Network,
+        network: &dyn CostModel,
         role: RoleId,
         service: u32,
     ) -> Result<Seconds, NoPath> {
@@ -321,8 +342,10 @@ impl<'a> Costs<'a> {
         let mut time = Seconds::ZERO;
         let peers = self.plan.mesh.members(self.plan.group(service.group), me);
         for peer in peers.into_iter().filter(|&peer| peer != me) {
-            let request = network.message(peer, me, bytes(&service.receives))?;
-            let answer = network.message(me, peer, bytes(&service.sends))?;
+            let request =
+                network.message(self.device(peer), self.device(me), bytes(&service.receives))?;
+            let answer =
+                network.message(self.device(me), self.device(peer), bytes(&service.sends))?;
             time += (request + update + answer) * f64::from(service.requests);
         }
         Ok(time)

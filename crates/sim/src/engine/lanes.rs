@@ -1,39 +1,64 @@
 //! Worklist: lanes advance until they have to wait, and resume when the awaited op is done.
+//!
+//! The end of a compute op is known as soon as its start is. A lane therefore runs ahead until it
+//! must synchronise with others. Once all ops of an op match are posted, the exchange is posted to
+//! the network, which answers at once or when its traffic has ended.
+//!
+//! Times that a lane computes on the way are never before the network's time. An op is posted when
+//! the last op it waits for has ended, and that op ended just now or computes until later.
 
-use super::calls::Calls;
-use super::classes::{Class, Classes};
-use super::copy_engines::{EngineRequest, Engines, Request, computes};
-use super::matching::{MatchedOps, OpMatch};
-use super::timeline::Timeline;
-use super::{Costs, describe_op};
+use super::copy_engines::{Coming, EngineQueue, EngineRequest, Event, computes};
+use super::matching::MatchedOps;
+use super::network::{Completion, Network, Posting};
+use super::workload::Workload;
 use crate::error::SimError;
 use paceline_plan::ids::OpId;
-use paceline_plan::program::{Op, Plan, Section};
+use paceline_plan::program::Section;
 
-pub(super) fn run(
-    plan: &Plan,
-    classes: Classes,
+/// Start and end of every op of a workload.
+#[derive(Debug)]
+pub(super) struct Times {
+    pub(super) start: Vec<f64>,
+    pub(super) end: Vec<f64>,
+}
+
+impl Times {
+    /// Times from `start` on.
+    pub(super) fn since(mut self, start: f64) -> Self {
+        if start != 0.0 {
+            self.start.iter_mut().chain(&mut self.end).for_each(|time| *time -= start);
+        }
+        self
+    }
+}
+
+/// Runs all lanes against each other.
+pub(super) fn run<N: Network>(
+    load: &Workload<'_>,
     matches: &MatchedOps,
-    costs: &Costs<'_>,
-    calls: &Calls,
-) -> Result<Timeline, SimError> {
-    let mut run = LaneRun::new(plan, &classes, matches, costs, calls);
+    net: &mut N,
+) -> Result<Times, SimError> {
+    let mut run = LaneRun::new(load, matches, net);
     loop {
         while let Some(lane) = run.ready.pop() {
             while run.advance(lane) {}
         }
-        let Some(first) = run.engines.as_mut().and_then(Engines::next) else { break };
-        run.serve(first);
+        if let Some(done) = run.net.next(run.engines.due()) {
+            run.arrive(done);
+            continue;
+        }
+        let Some(Coming { at, what }) = run.engines.next() else { break };
+        run.now = at;
+        match what {
+            Event::Done(class) => run.engines.release(class),
+            Event::Wants(who) => run.engines.wait(who),
+        }
+        run.serve();
     }
-    if let Some(number) = run.stuck() {
-        let (class, op) = classes.op(number);
-        let Class { rank, role, .. } = classes.get(class);
-        let what = describe_op(plan, role, op);
-        let role = plan.programs[role.index()].name.clone();
-        return Err(SimError::Stuck { rank, role, op, what });
+    match run.stuck() {
+        Some(number) => Err(load.stuck(number)),
+        None => Ok(Times { start: run.start, end: run.end }),
     }
-    let (start, end) = (run.start, run.end);
-    Ok(Timeline::new(plan, classes, start, end))
 }
 
 /// No op or no lane.
@@ -42,11 +67,10 @@ const NONE: u32 = u32::MAX;
 /// End time of an op that has not ended.
 const OPEN: f64 = f64::NEG_INFINITY;
 
-struct LaneRun<'a> {
-    classes: &'a Classes,
-    costs: &'a Costs<'a>,
-    calls: &'a Calls,
+struct LaneRun<'a, N> {
+    load: &'a Workload<'a>,
     matches: &'a MatchedOps,
+    net: &'a mut N,
     /// Indexed by class.
     bodies: Vec<&'a Section>,
     start: Vec<f64>,
@@ -59,10 +83,14 @@ struct LaneRun<'a> {
     waiter: Vec<u32>,
     lanes: Vec<LaneState>,
     gatherings: Vec<Gathering>,
-    /// Copy engines, if they are limited.
-    engines: Option<Engines>,
+    /// Copy engines and the queue for them.
+    engines: EngineQueue,
+    /// Time of the last event.
+    now: f64,
     /// Lanes whose head may be able to advance.
     ready: Vec<u32>,
+    /// Scratch buffer, reused between postings.
+    done: Vec<Completion>,
 }
 
 struct LaneState {
@@ -84,25 +112,17 @@ struct Gathering {
     ready: f64,
 }
 
-impl<'a> LaneRun<'a> {
-    fn new(
-        plan: &'a Plan,
-        classes: &'a Classes,
-        matches: &'a MatchedOps,
-        costs: &'a Costs<'a>,
-        calls: &'a Calls,
-    ) -> Self {
-        let all = classes.ops as usize;
-        let program = |class: u32| &plan.programs[classes.get(class).role.index()];
-        let numbers = 0..classes.len() as u32;
+impl<'a, N: Network> LaneRun<'a, N> {
+    fn new(load: &'a Workload<'a>, matches: &'a MatchedOps, net: &'a mut N) -> Self {
+        let all = load.classes.ops as usize;
+        let classes = 0..load.classes.len() as u32;
         let gatherings =
             matches.all.iter().map(|m| Gathering { missing: m.expected, ready: 0.0 }).collect();
         let mut run = Self {
-            classes,
-            costs,
-            calls,
+            load,
             matches,
-            bodies: numbers.clone().map(|class| &program(class).body).collect(),
+            net,
+            bodies: classes.clone().map(|class| &load.program(class).body).collect(),
             start: vec![OPEN; all],
             end: vec![OPEN; all],
             next: vec![NONE; all],
@@ -110,35 +130,40 @@ impl<'a> LaneRun<'a> {
             waiter: vec![NONE; all],
             lanes: Vec::new(),
             gatherings,
-            engines: Engines::of(classes),
+            engines: EngineQueue::new(load.classes),
+            now: OPEN,
             ready: Vec::new(),
+            done: Vec::new(),
         };
-        for class in numbers {
-            let program = program(class);
-            let first = run.lanes.len();
-            let mut last = vec![NONE; program.lanes.len()];
-            let idle = |_: &u32| LaneState {
-                class,
-                head: NONE,
-                free: 0.0,
-                open: None,
-                met: (0.0, 0.0),
-                next_waiter: NONE,
-            };
-            run.lanes.extend(last.iter().map(idle));
-            for node in &program.body.nodes {
-                let number = run.lane.len() as u32;
-                let own = costs.lane(node).index();
-                let lane = first + own;
-                match std::mem::replace(&mut last[own], number) {
-                    NONE => run.lanes[lane].head = number,
-                    before => run.next[before as usize] = number,
-                }
-                run.lane.push(lane as u32);
-            }
+        for class in classes {
+            run.add_lanes(class);
         }
         run.ready.extend((0..run.lanes.len() as u32).rev());
         run
+    }
+
+    fn add_lanes(&mut self, class: u32) {
+        let (program, job) = (self.load.program(class), self.load.job(class));
+        let first = self.lanes.len();
+        let mut last = vec![NONE; program.lanes.len()];
+        self.lanes.extend(last.iter().map(|_| LaneState {
+            class,
+            head: NONE,
+            free: job.start,
+            open: None,
+            met: (0.0, OPEN),
+            next_waiter: NONE,
+        }));
+        for node in &program.body.nodes {
+            let number = self.lane.len() as u32;
+            let own = job.costs.lane(node).index();
+            let lane = first + own;
+            match std::mem::replace(&mut last[own], number) {
+                NONE => self.lanes[lane].head = number,
+                before => self.next[before as usize] = number,
+            }
+            self.lane.push(lane as u32);
+        }
     }
 
     /// Advances the head of a lane; returns `false` if the lane has to wait or is at its end.
@@ -148,7 +173,7 @@ impl<'a> LaneRun<'a> {
             return false;
         }
         let body = self.bodies[class as usize];
-        let first = self.classes.number(class, OpId(0));
+        let first = self.load.classes.number(class, OpId(0));
         let op = OpId(head - first);
         let mut posted = free;
         for after in body.after(op) {
@@ -162,114 +187,150 @@ impl<'a> LaneRun<'a> {
             posted = posted.max(end);
         }
         let matches = self.matches.of(head);
-        if matches.is_empty() {
-            let turns = self.engines.as_mut().filter(|engines| engines.is_limited(class));
-            if let Some(engines) = turns.filter(|_| computes(&body.nodes[op.index()].op)) {
-                engines.wait(posted, EngineRequest::Op(head));
-                self.lanes[at as usize].open = Some(1);
-                return false;
+        if !matches.is_empty() {
+            self.lanes[at as usize].open = Some(matches.len() as u32);
+            for &op_match in matches {
+                self.join(op_match, posted, at);
             }
-            let start = posted + self.costs.held(class, op);
-            let end = self.alone(class, op, &body.nodes[op.index()].op, start);
-            self.finish(head, start, end, end);
-            return true;
+            return self.lanes[at as usize].open.is_none();
         }
-        self.lanes[at as usize].open = Some(matches.len() as u32);
-        for &op_match in matches {
-            let gathering = &mut self.gatherings[op_match as usize];
-            gathering.missing -= 1;
-            gathering.ready = gathering.ready.max(posted);
-            if gathering.missing == 0 {
-                let start = gathering.ready;
-                let message = self.matches.all[op_match as usize].message;
-                match self.engines.as_mut().filter(|_| message) {
-                    Some(engines) => engines.wait(start, EngineRequest::Message(op_match)),
-                    None => self.hold(op_match, start, at),
-                }
-            }
+        if self.engines.is_limited(class) && computes(&body.nodes[op.index()].op) {
+            self.engines.come(posted, Event::Wants(EngineRequest::Op(head)));
+            self.lanes[at as usize].open = Some(1);
+            return false;
         }
-        self.lanes[at as usize].open.is_none()
+        let start = posted + self.load.job(class).costs.held(class, op);
+        self.finish(head, start, self.compute(class, op, start), None);
+        true
     }
 
-    /// Serves the first request for engines as soon as they are free.
-    fn serve(&mut self, Request { ready, what }: Request) {
-        let Some(engines) = &mut self.engines else { return };
-        match what {
-            EngineRequest::Op(number) => {
-                let (class, op) = self.classes.op(number);
-                let start = engines.free(class).max(ready);
-                let node = &self.bodies[class as usize].nodes[op.index()];
-                let end = self.alone(class, op, &node.op, start);
-                if let Some(engines) = &mut self.engines {
-                    engines.keep(class, end);
-                }
-                let lane = self.lane[number as usize];
-                self.lanes[lane as usize].open = None;
-                self.finish(number, start, end, end);
-                self.ready.push(lane);
-            }
-            EngineRequest::Message(op_match) => {
-                let ends = self.matches.ops(op_match).iter().map(|&op| self.classes.op(op).0);
-                let start = ends.clone().map(|class| engines.free(class)).fold(ready, f64::max);
-                let end = self.matches.all[op_match as usize].duration.end(start);
-                ends.for_each(|class| engines.keep(class, end));
-                self.hold(op_match, start, NONE);
-            }
+    /// End time of a local op that starts at `start`.
+    fn compute(&self, class: u32, op: OpId, start: f64) -> f64 {
+        let node = &self.bodies[class as usize].nodes[op.index()];
+        let classes = self.load.classes;
+        let work = self.load.job(class).costs.op(classes, class, op, &node.op);
+        classes.pace(class).end(start, work.0)
+    }
+
+    /// Posts an op. Its exchange starts when the last op of the match is posted.
+    fn join(&mut self, op_match: u32, posted: f64, came: u32) {
+        let gathering = &mut self.gatherings[op_match as usize];
+        gathering.missing -= 1;
+        gathering.ready = gathering.ready.max(posted);
+        if gathering.missing > 0 {
+            return;
+        }
+        let start = gathering.ready;
+        let message = self.matches.all[op_match as usize].message && self.engines.any();
+        if message && self.engines.counts(self.ends(op_match)) {
+            self.engines.come(start, Event::Wants(EngineRequest::Message(op_match)));
+        } else {
+            self.begin(op_match, start, came);
         }
     }
 
-    /// End time of an op that matches no other class and starts at `start`.
-    fn alone(&self, class: u32, id: OpId, op: &Op, start: f64) -> f64 {
-        match op.call() {
-            Some(call) => {
-                let stretch = self.costs.slowdown(class, id);
-                self.calls.get(class, call).map(|time| time * stretch).end(start)
-            }
-            None => {
-                let work = self.costs.op(self.classes, class, id, op);
-                self.classes.pace(class).end(start, work.0)
-            }
+    /// Starts an exchange. The lane `came` that completed the match continues by itself.
+    fn begin(&mut self, op_match: u32, start: f64, came: u32) {
+        let ops = self.matches.ops(op_match);
+        for &op in ops {
+            let first = &mut self.start[op as usize];
+            *first = if *first == OPEN { start } else { first.min(start) };
+        }
+        let mut done = std::mem::take(&mut self.done);
+        self.net.post(Posting { op_match, ops }, start, &mut done);
+        for end in done.drain(..) {
+            self.complete(end, came);
+        }
+        self.done = done;
+    }
+
+    /// Handles an end that the network reports.
+    fn arrive(&mut self, done: Completion) {
+        let moves = self.engines.any() && self.matches.all[done.op_match as usize].message;
+        if moves {
+            self.now = done.at;
+        }
+        self.complete(done, NONE);
+        if moves {
+            self.serve();
         }
     }
 
-    /// Executes an op match. The lane `came` that completed it continues by itself; the other
-    /// lanes, which waited, become ready.
+    /// Ends an op's part in an exchange.
     ///
     /// An op with several matches represents the ranks of a role that a server handles one by one.
     /// It ends with the last match, because ops that depend on it reflect the slowest rank. Its
     /// lane continues with the first match, because a finished rank need not wait for the others.
-    fn hold(&mut self, op_match: u32, start: f64, came: u32) {
-        let OpMatch { duration, handed, .. } = &self.matches.all[op_match as usize];
-        let end = duration.end(start);
-        let mut first = handed.as_ref().map(|handed| handed.end(start));
-        for &op in self.matches.ops(op_match) {
-            let (number, end) = (op as usize, first.take().unwrap_or(end));
-            let lane = &mut self.lanes[self.lane[number] as usize];
-            let open = lane.open.map_or(0, |open| open - 1);
-            if self.start[number] == OPEN {
-                self.start[number] = start;
-                lane.met = (end, end);
+    fn complete(&mut self, Completion { op_match, op, at }: Completion, came: u32) {
+        let number = op as usize;
+        if self.engines.any() && self.matches.all[op_match as usize].message {
+            let (class, _) = self.load.classes.op(op);
+            match at > self.now {
+                true => self.engines.come(at, Event::Done(class)),
+                false => self.engines.release(class),
             }
-            self.start[number] = self.start[number].min(start);
-            lane.met = (lane.met.0.min(end), lane.met.1.max(end));
-            lane.open = (open > 0).then_some(open);
-            if open == 0 {
-                let (first, last) = lane.met;
-                self.finish(op, self.start[number], last, first);
-                if self.lane[number] != came {
-                    self.ready.push(self.lane[number]);
+        }
+        let end = at.max(self.start[number]);
+        let lane = &mut self.lanes[self.lane[number] as usize];
+        let open = lane.open.map_or(0, |open| open - 1);
+        lane.met = match lane.met {
+            // Nothing has ended yet.
+            (_, OPEN) => (end, end),
+            (first, last) => (first.min(end), last.max(end)),
+        };
+        lane.open = (open > 0).then_some(open);
+        if open == 0 {
+            let (first, last) = lane.met;
+            self.finish(op, self.start[number], last, Some(first));
+            if self.lane[number] != came {
+                self.ready.push(self.lane[number]);
+            }
+        }
+    }
+
+    /// Classes whose engines a message needs.
+    fn ends(&self, op_match: u32) -> impl Iterator<Item = u32> + Clone + use<'a, N> {
+        let classes = self.load.classes;
+        self.matches.ops(op_match).iter().map(|&op| classes.op(op).0)
+    }
+
+    /// Serves all queued requests for engines that can be served now.
+    fn serve(&mut self) {
+        let classes = self.load.classes;
+        let matches = self.matches;
+        let needs = |who: EngineRequest| -> Vec<u32> {
+            match who {
+                EngineRequest::Op(op) => vec![classes.op(op).0],
+                EngineRequest::Message(op_match) => {
+                    matches.ops(op_match).iter().map(|&op| classes.op(op).0).collect()
+                }
+            }
+        };
+        while let Some(who) = self.engines.serve(needs) {
+            match who {
+                EngineRequest::Message(op_match) => self.begin(op_match, self.now, NONE),
+                EngineRequest::Op(number) => {
+                    let (class, op) = classes.op(number);
+                    let end = self.compute(class, op, self.now);
+                    self.engines.come(end, Event::Done(class));
+                    let lane = self.lane[number as usize];
+                    self.lanes[lane as usize].open = None;
+                    self.finish(number, self.now, end, None);
+                    self.ready.push(lane);
                 }
             }
         }
     }
 
-    /// Ends an op: its lane continues from `free`, and the lanes that wait for it become ready.
-    fn finish(&mut self, op: u32, start: f64, end: f64, free: f64) {
+    /// Ends an op: its lane continues from `free`, or else from the end, and the lanes that wait
+    /// for it become ready.
+    fn finish(&mut self, op: u32, start: f64, end: f64, free: Option<f64>) {
         let number = op as usize;
         self.start[number] = start;
         self.end[number] = end;
         let lane = &mut self.lanes[self.lane[number] as usize];
-        lane.free = free;
+        lane.free = free.unwrap_or(end);
+        lane.met = (0.0, OPEN);
         lane.head = self.next[number];
         let mut waiter = std::mem::replace(&mut self.waiter[number], NONE);
         while waiter != NONE {

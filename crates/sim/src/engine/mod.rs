@@ -9,9 +9,9 @@
 //!
 //! **Time.** An op is *posted* when the op before it on its lane and those in its `after` list have
 //! ended. It starts then, unless it must be matched: a message starts when both sides are posted,
-//! and a collective across roles when all members are. Posting and ending are the only events. An
-//! op's times depend only on ops that ended before, so a worklist of lanes computes them in any
-//! order with the same result; no event queue is needed.
+//! and a collective when all members are. The network then says when each of them ends
+//! ([`network::Network`]): at once, by a cost model ([`closed_form`]), or when its traffic is
+//! through, on links that it shares with all other traffic in flight ([`flow`]).
 //!
 //! **Measured hosts.** If ranks share cores, an op's duration depends on concurrent ops
 //! (`contention`) and its start on what its thread is doing (`progress_stalls`). The run is
@@ -23,75 +23,136 @@
 mod async_servers;
 mod calls;
 mod classes;
+mod closed_form;
 mod contention;
 mod copy_engines;
 mod costs;
 mod exchange_cost;
-pub mod flow;
+mod flow;
 mod interference;
 mod lanes;
 mod matching;
 mod measured;
+mod network;
 mod param_gather_overlap;
 mod progress_stalls;
 mod reuse_distance;
 mod ring_attention;
 mod steady_state;
-mod symmetry;
 mod time_varying;
 mod timeline;
+mod workload;
 
 pub(crate) use async_servers::resolve;
-pub(crate) use calls::{Calls, vector};
-pub(crate) use classes::{Class, Classes};
-pub use costs::Costs;
+pub(crate) use calls::vector;
+pub(crate) use classes::Class;
+pub(crate) use costs::Costs;
 pub(crate) use matching::MatchedOps;
-pub use param_gather_overlap::overlap_param_gather;
+pub(crate) use param_gather_overlap::overlap_param_gather;
 pub(crate) use steady_state::Unrolled;
-pub use time_varying::{ClusterEpochs, NetworkEpochs};
-pub use timeline::Timeline;
+pub(crate) use time_varying::{ClusterEpochs, NetworkEpochs};
+pub(crate) use timeline::Timeline;
+pub(crate) use workload::Load;
 
 use crate::cluster::Cluster;
 use crate::error::SimError;
+use crate::network::flow::Folding;
+use calls::Calls;
+use classes::Classes;
+use closed_form::ClosedForm;
+use flow::Prepared;
 use paceline_plan::ids::{OpId, RoleId};
 use paceline_plan::program::label::describe;
 use paceline_plan::program::{Op, Plan, Program};
 use paceline_plan::units::Seconds;
+use workload::Workload;
 
-/// Computes start and end of every op of every role's body.
+/// Run of a plan: its times, and how its ops were matched.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) timeline: Timeline,
+    pub(crate) matches: MatchedOps,
+    /// Durations of the exchanges, if no traffic changes them.
+    times: Option<ClosedForm>,
+}
+
+/// Computes start and end of every op of every role's body, with exchanges timed one by one.
 ///
 /// The plan must pass validation: dangling references are not checked again.
-pub fn run(
-    plan: &Plan,
+pub(crate) fn run(
+    load: &Load<'_>,
     cluster: &Cluster,
-    costs: &Costs<'_>,
-    eras: &NetworkEpochs<'_>,
-) -> Result<Timeline, SimError> {
-    run_classes(plan, Classes::of(plan, cluster)?, costs, eras)
+    epochs: &NetworkEpochs<'_>,
+) -> Result<Run, SimError> {
+    let classes = Classes::of(load.plan, cluster, load.costs.placement())?;
+    run_classes(load, classes, epochs)
 }
 
 /// Same as [`run`], with the given rank classes.
 fn run_classes(
-    plan: &Plan,
+    load: &Load<'_>,
     classes: Classes,
-    costs: &Costs<'_>,
-    eras: &NetworkEpochs<'_>,
-) -> Result<Timeline, SimError> {
-    let calls = Calls::new(plan, &classes, costs, eras)?;
-    let once = |costs: &Costs<'_>, classes: Classes| {
-        let matches = matching::find(plan, &classes, costs, &calls, eras)?;
-        lanes::run(plan, classes, &matches, costs, &calls)
+    epochs: &NetworkEpochs<'_>,
+) -> Result<Run, SimError> {
+    let calls = Calls::new(load.plan, &classes, load.costs, epochs)?;
+    settled(load, classes, |load, classes| timed(load, classes, &calls, epochs))
+}
+
+/// Runs a plan once, with exchanges timed one by one.
+fn timed(
+    job: Load<'_>,
+    classes: Classes,
+    calls: &Calls,
+    epochs: &NetworkEpochs<'_>,
+) -> Result<Run, SimError> {
+    let load = Workload { jobs: &[job], classes: &classes };
+    let (mut net, matches) = ClosedForm::of(&load, calls, epochs)?;
+    let times = lanes::run(&load, &matches, &mut net)?.since(job.start);
+    Ok(Run { timeline: Timeline::new(job.plan, classes, times), matches, times: Some(net) })
+}
+
+/// Computes start and end of every op of every role's body, with all traffic sharing links.
+pub(crate) fn run_flow(load: &Load<'_>, cluster: &Cluster) -> Result<Run, SimError> {
+    run_folded(load, cluster, Folding::On)
+}
+
+/// Same as [`run_flow`], with folding on or off.
+fn run_folded(load: &Load<'_>, cluster: &Cluster, folding: Folding) -> Result<Run, SimError> {
+    let prepared = Prepared::new(std::slice::from_ref(load), cluster, folding)?;
+    settled(load, prepared.classes()?, |job, classes| {
+        let (times, matches) = prepared.run(&[job], &classes)?;
+        let timeline = Timeline::new(job.plan, classes, times.since(job.start));
+        Ok(Run { timeline, matches, times: None })
+    })
+}
+
+/// Runs several jobs, with all traffic sharing links; times are from each job's start on.
+pub(crate) fn run_jobs(jobs: &[Load<'_>], cluster: &Cluster) -> Result<Vec<Timeline>, SimError> {
+    let prepared = Prepared::new(jobs, cluster, Folding::On)?;
+    let classes = prepared.classes()?;
+    let (times, _) = prepared.run(jobs, &classes)?;
+    let of_job = |(job, load): (usize, &Load<'_>)| {
+        Timeline::of_job(load.plan, (&classes, job), &times, load.start)
     };
-    let mut timeline = once(costs, classes)?;
-    let Some(host) = costs.shared_host() else { return Ok(timeline) };
+    Ok(jobs.iter().enumerate().map(of_job).collect())
+}
+
+/// Runs a plan until the times of its ops agree with what runs concurrently on measured hosts.
+fn settled(
+    load: &Load<'_>,
+    classes: Classes,
+    once: impl Fn(Load<'_>, Classes) -> Result<Run, SimError>,
+) -> Result<Run, SimError> {
+    let mut run = once(*load, classes)?;
+    let Some(host) = load.costs.shared_host() else { return Ok(run) };
     // Each pass uses the concurrency found by the one before; a few passes converge.
-    let mut costs = costs.clone();
+    let (plan, mut costs) = (load.plan, load.costs.clone());
     for _ in 0..SETTLING {
-        let held = progress_stalls::compute_stalls(plan, &costs, &timeline);
-        costs.set_contention(contention::slowdowns(plan, &costs, &timeline, host), held);
-        timeline = once(&costs, timeline.into_classes())?;
+        let held = progress_stalls::compute_stalls(plan, &costs, &run.timeline);
+        costs.set_contention(contention::slowdowns(plan, &costs, &run.timeline, host), held);
+        run = once(Load { costs: &costs, ..*load }, run.timeline.into_classes())?;
     }
-    Ok(timeline)
+    Ok(run)
 }
 
 /// Number of passes after which durations and concurrency agree to about one percent.
@@ -102,52 +163,47 @@ pub(crate) fn run_without_collectives(
     plan: &Plan,
     cluster: &Cluster,
     costs: &Costs<'_>,
-    eras: &NetworkEpochs<'_>,
+    epochs: &NetworkEpochs<'_>,
 ) -> Result<Timeline, SimError> {
-    let classes = Classes::of(plan, cluster)?;
+    let classes = Classes::of(plan, cluster, costs.placement())?;
     let calls = Calls::instant(plan, &classes);
-    let matches = matching::find(plan, &classes, costs, &calls, eras)?;
-    lanes::run(plan, classes, &matches, costs, &calls)
+    Ok(timed(Load::new(plan, costs), classes, &calls, epochs)?.timeline)
 }
 
-/// Op matches between rank classes and their durations, for analyses of op start times and of the
-/// effect of free components.
-pub(crate) struct MatchedRun<'a> {
-    plan: &'a Plan,
-    classes: &'a Classes,
-    calls: Calls,
-    pub(crate) matches: MatchedOps,
-}
-
-impl<'a> MatchedRun<'a> {
-    /// Finds all op matches of the bodies.
-    pub(crate) fn of(
-        plan: &'a Plan,
-        classes: &'a Classes,
-        costs: &Costs<'_>,
-        eras: &NetworkEpochs<'_>,
-    ) -> Result<Self, SimError> {
-        let calls = Calls::new(plan, classes, costs, eras)?;
-        let matches = matching::find(plan, classes, costs, &calls, eras)?;
-        Ok(Self { plan, classes, calls, matches })
-    }
-
-    /// Returns true if the matches' durations do not depend on compute costs. They do on measured
+impl Run {
+    /// Returns true if the exchanges' durations do not depend on compute costs. They do on measured
     /// hosts, where both share cores, and at servers, which compute their answers.
-    pub(crate) fn stand_alone(&self, costs: &Costs<'_>) -> bool {
+    pub(crate) fn stands_alone(&self, plan: &Plan, costs: &Costs<'_>) -> bool {
         let serves = |program: &Program| !program.services.is_empty();
-        costs.shared_host().is_none() && !self.plan.programs.iter().any(serves)
+        costs.shared_host().is_none() && !plan.programs.iter().any(serves)
     }
 
-    /// Returns the same matches with exchanges that take no time.
-    pub(crate) fn instant(&self) -> Self {
-        let calls = Calls::instant(self.plan, self.classes);
-        Self { calls, matches: self.matches.instant(), ..*self }
+    /// Runs the plan again with other compute costs; `None` if that changes the exchanges'
+    /// durations.
+    pub(crate) fn again(
+        &self,
+        plan: &Plan,
+        costs: &Costs<'_>,
+    ) -> Option<Result<Timeline, SimError>> {
+        let times = self.times.clone().filter(|_| self.stands_alone(plan, costs))?;
+        Some(self.with(plan, costs, times))
     }
 
-    /// Runs the bodies with these matches and the given compute costs.
-    pub(crate) fn run(&self, costs: &Costs<'_>) -> Result<Timeline, SimError> {
-        lanes::run(self.plan, self.classes.clone(), &self.matches, costs, &self.calls)
+    /// Runs the plan again with exchanges that take no time.
+    pub(crate) fn instant(&self, plan: &Plan, costs: &Costs<'_>) -> Result<Timeline, SimError> {
+        self.with(plan, costs, ClosedForm::instant(self.matches.len()))
+    }
+
+    fn with(
+        &self,
+        plan: &Plan,
+        costs: &Costs<'_>,
+        mut net: ClosedForm,
+    ) -> Result<Timeline, SimError> {
+        let classes = self.timeline.classes();
+        let load = Workload { jobs: &[Load::new(plan, costs)], classes };
+        let times = lanes::run(&load, &self.matches, &mut net)?;
+        Ok(Timeline::new(plan, classes.clone(), times))
     }
 }
 
@@ -158,7 +214,7 @@ pub(crate) fn layer_times(
     cluster: &Cluster,
     costs: &Costs<'_>,
 ) -> Result<Vec<Seconds>, SimError> {
-    let classes = Classes::of(plan, cluster)?;
+    let classes = Classes::of(plan, cluster, costs.placement())?;
     let mut times = vec![Seconds::ZERO; plan.layers.len()];
     for role in (0..plan.mesh.pp).map(RoleId) {
         let Some(class) = classes.all.iter().position(|class| class.role == role) else { continue };

@@ -15,7 +15,11 @@ use paceline_plan::strategy::Zero;
 /// have arrived. The others arrive while earlier layers compute, provided that all of them take no
 /// longer than the first microbatch's forward pass. The part that runs into the next iteration is
 /// cut off here; every iteration begins with the same amount of the previous one.
-pub fn overlap_param_gather(plan: &Plan, profile: &Profile, mut timeline: Timeline) -> Timeline {
+pub(crate) fn overlap_param_gather(
+    plan: &Plan,
+    profile: &Profile,
+    mut timeline: Timeline,
+) -> Timeline {
     let dealt = match plan.strategy.zero {
         Zero::Optimizer | Zero::Gradients => true,
         Zero::None | Zero::Parameters => false,

@@ -5,10 +5,8 @@
 //! iteration time. Ranks are in different iterations at the same time; times of each rank are
 //! relative to the start of its own iteration.
 
-use super::classes::Classes;
+use super::lanes::Times;
 use super::timeline::Timeline;
-use crate::cluster::Cluster;
-use crate::error::SimError;
 use paceline_plan::ids::{LaneId, Microbatch, OpId};
 use paceline_plan::program::{Op, Plan, Program, Section};
 
@@ -20,14 +18,17 @@ pub(crate) struct Unrolled {
 }
 
 impl Unrolled {
-    /// Unrolls iterations of a plan if they overlap.
-    pub(crate) fn of(plan: &Plan) -> Option<Self> {
-        if plan.programs.iter().all(|program| program.in_flight.is_empty()) {
-            return None;
-        }
+    /// Unrolls iterations of a plan if they overlap, or else `iterations` of them if these are
+    /// several.
+    pub(crate) fn of(plan: &Plan, iterations: u32) -> Option<Self> {
         // The pipeline is full after as many iterations as its first rank runs ahead. Iterations
         // are equal only once the slowest stage has set the pace everywhere.
-        let iterations = 2 * plan.iterations_ahead() + 6;
+        let overlapping = plan.programs.iter().any(|program| !program.in_flight.is_empty());
+        let least = if overlapping { 2 * plan.iterations_ahead() + 6 } else { 1 };
+        let iterations = iterations.max(least);
+        if iterations < 2 {
+            return None;
+        }
         let mut long = plan.clone();
         for program in &mut long.programs {
             program.body = unroll(program, iterations, plan.strategy.microbatches());
@@ -38,24 +39,17 @@ impl Unrolled {
     }
 
     /// Returns the last iteration of a run, as a timeline of the original plan.
-    pub(crate) fn last(
-        &self,
-        plan: &Plan,
-        cluster: &Cluster,
-        run: &Timeline,
-    ) -> Result<Timeline, SimError> {
-        let classes = Classes::of(plan, cluster)?;
+    pub(crate) fn last(&self, plan: &Plan, run: &Timeline) -> Timeline {
+        let classes = run.classes().with_plan(0, plan);
         let mut start = vec![0.0; classes.ops as usize];
         let mut end = start.clone();
         let mut period = 0.0f64;
         for class in 0..classes.len() as u32 {
-            let rank = classes.get(class).rank;
-            let program = plan.program(rank);
-            let long = run.classes().of_rank(&self.plan, rank);
+            let program = plan.program(classes.get(class).rank);
             let body = program.body.nodes.len();
             let first = |iteration: u32| program.prologue.nodes.len() + iteration as usize * body;
             let times = |op: usize| {
-                let (start, end) = run.span_of(long, OpId::from(op));
+                let (start, end) = run.span_of(class, OpId::from(op));
                 (start.0, end.0)
             };
             // An iteration ends when all its ops except carryover ops have ended.
@@ -72,9 +66,9 @@ impl Unrolled {
                 end[number] = until - begun;
             }
         }
-        let mut timeline = Timeline::new(plan, classes, start, end);
+        let mut timeline = Timeline::new(plan, classes, Times { start, end });
         timeline.cut(period);
-        Ok(timeline)
+        timeline
     }
 }
 

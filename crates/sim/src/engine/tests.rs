@@ -1,9 +1,10 @@
-use super::{Classes, ClusterEpochs, Costs, run_classes};
+use super::{Classes, ClusterEpochs, Costs, Load, run_classes};
 use crate::cluster::{
     BandwidthChange, BandwidthSchedule, Cluster, DeviceOverride, IndexRange, LinkOverride,
     Selector, Straggler, preset,
 };
-use crate::network::{Analytic, Network};
+use crate::jobs::Placement;
+use crate::network::{Analytic, CostModel};
 use crate::{Library, NetworkKind, Options, Outcome, Profile, SimError, simulate};
 use paceline_plan::collective::SummationOrder;
 use paceline_plan::compress::Compression;
@@ -363,9 +364,9 @@ fn a_straggler_splits_a_role_into_few_classes() {
     let base = Strategy { tp: 4, dp: 64, ..strategy(&mini, 2, 64 * 4, ScheduleKind::OneFOneB) };
     let plan = lower(&mini, &base).unwrap();
     let mut cluster = preset::holding("dgx-a100", 512).unwrap();
-    assert_eq!(Classes::of(&plan, &cluster).unwrap().len(), 2);
+    assert_eq!(Classes::of(&plan, &cluster, &Placement::default()).unwrap().len(), 2);
     cluster.heterogeneity.stragglers.push(slow(rank(5), 2.0));
-    let classes = Classes::of(&plan, &cluster).unwrap();
+    let classes = Classes::of(&plan, &cluster, &Placement::default()).unwrap();
     // In the slow pipeline: the straggler, its receiver, and their neighbours. In the others:
     // replicas of the slow ranks, and replicas of their neighbours.
     assert_eq!(classes.len(), 8);
@@ -373,7 +374,11 @@ fn a_straggler_splits_a_role_into_few_classes() {
     assert_eq!(counted, 512);
     cluster.heterogeneity.stragglers[0].at =
         Selector::Hosts(vec![IndexRange { first: 0, last: 63 }]);
-    assert_eq!(Classes::of(&plan, &cluster).unwrap().len(), 2, "everybody is slow");
+    assert_eq!(
+        Classes::of(&plan, &cluster, &Placement::default()).unwrap().len(),
+        2,
+        "everybody is slow"
+    );
 }
 
 fn rank(rank: u32) -> Selector {
@@ -651,12 +656,15 @@ proptest! {
         let costs = Costs::new(&plan, &cluster, &profile);
         let moments = ClusterEpochs::new(&cluster);
         let eras = moments.networks(profile.library);
-        let folded = run_classes(&plan, Classes::of(&plan, &cluster).unwrap(), &costs, &eras);
-        let apart = run_classes(&plan, Classes::per_rank(&plan, &cluster).unwrap(), &costs, &eras);
-        let (folded, apart) = (folded.unwrap(), apart.unwrap());
+        let (load, place) = (Load::new(&plan, &costs), Placement::default());
+        let run = |classes: Result<Classes, _>| {
+            run_classes(&load, classes.unwrap(), &eras).unwrap().timeline
+        };
+        let folded = run(Classes::of(&plan, &cluster, &place));
+        let apart = run(Classes::per_rank(&plan, &cluster, &place));
         prop_assert!(folded.classes().len() <= apart.classes().len());
         for r in 0..plan.mesh.world() {
-            let class = folded.classes().of_rank(&plan, Rank(r));
+            let class = folded.classes().of_rank(&plan, 0, Rank(r));
             for op in 0..plan.program(Rank(r)).body.nodes.len() {
                 let op = paceline_plan::ids::OpId::from(op);
                 prop_assert_eq!(folded.span_of(class, op), apart.span_of(r, op), "rank {}", r);

@@ -7,52 +7,52 @@
 //! as spread evenly.
 
 use crate::cluster::{Cluster, through};
-use crate::network::{Network, NoPath, of_library};
+use crate::network::{CostModel, NoPath, of_library};
 use crate::profile::Library;
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
 use std::rc::Rc;
 
 /// Cluster per epoch, from one change of its links to the next.
-pub struct ClusterEpochs {
+pub(crate) struct ClusterEpochs {
     all: Vec<(f64, Cluster)>,
 }
 
 impl ClusterEpochs {
     /// Derives the cluster of each epoch.
-    pub fn new(cluster: &Cluster) -> Self {
+    pub(crate) fn new(cluster: &Cluster) -> Self {
         let moments = cluster.moments();
         Self { all: moments.into_iter().map(|at| (at, cluster.at(at))).collect() }
     }
 
     /// Returns the network of each epoch, as a communication library uses the links.
-    pub fn networks(&self, library: Library) -> NetworkEpochs<'_> {
+    pub(crate) fn networks(&self, library: Library) -> NetworkEpochs<'_> {
         let all = self.all.iter().map(|(at, cluster)| (*at, of_library(library, cluster)));
         NetworkEpochs { all: all.collect() }
     }
 }
 
 /// Network per epoch, from one change of its links to the next.
-pub struct NetworkEpochs<'a> {
+pub(crate) struct NetworkEpochs<'a> {
     /// Start time and network of each epoch; the first starts at 0.
-    all: Vec<(f64, Box<dyn Network + 'a>)>,
+    all: Vec<(f64, Box<dyn CostModel + 'a>)>,
 }
 
 impl<'a> NetworkEpochs<'a> {
     /// Creates a network that never changes.
-    pub fn constant(network: impl Network + 'a) -> Self {
+    pub(crate) fn constant(network: impl CostModel + 'a) -> Self {
         Self { all: vec![(0.0, Box::new(network))] }
     }
 
     /// Network of the first epoch.
-    pub(crate) fn first(&self) -> &dyn Network {
+    pub(crate) fn first(&self) -> &dyn CostModel {
         self.all[0].1.as_ref()
     }
 
     /// Builds a duration from its time on each epoch's network.
     pub(super) fn duration<E>(
         &self,
-        time: impl Fn(&dyn Network) -> Result<Seconds, E>,
+        time: impl Fn(&dyn CostModel) -> Result<Seconds, E>,
     ) -> Result<SimDuration, E> {
         if let [(_, network)] = &self.all[..] {
             return Ok(SimDuration::Fixed(time(network.as_ref())?));
@@ -66,7 +66,7 @@ impl<'a> NetworkEpochs<'a> {
         &self,
         from: Rank,
         to: Rank,
-        time: impl Fn(&dyn Network) -> Result<Seconds, NoPath>,
+        time: impl Fn(&dyn CostModel) -> Result<Seconds, NoPath>,
     ) -> Result<SimDuration, NoPath> {
         let changing = match self.duration(time)? {
             always @ SimDuration::Fixed(_) => return Ok(always),

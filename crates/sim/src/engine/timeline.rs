@@ -1,7 +1,8 @@
 //! Start and end times of all ops.
 
 use super::classes::Classes;
-use paceline_plan::ids::{OpId, Rank, RoleId};
+use super::lanes::Times;
+use paceline_plan::ids::{OpId, RoleId};
 use paceline_plan::program::{Op, Plan};
 use paceline_plan::units::Seconds;
 
@@ -10,7 +11,7 @@ use paceline_plan::units::Seconds;
 /// Reports show one representative class per role: the one that ends last; of several, the one with
 /// the most compute, which the others wait for.
 #[derive(Clone, Debug)]
-pub struct Timeline {
+pub(crate) struct Timeline {
     classes: Classes,
     start: Vec<f64>,
     end: Vec<f64>,
@@ -19,7 +20,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    pub(super) fn new(plan: &Plan, classes: Classes, start: Vec<f64>, end: Vec<f64>) -> Self {
+    pub(super) fn new(plan: &Plan, classes: Classes, Times { start, end }: Times) -> Self {
         let mut timeline = Self { classes, start, end, representatives: Vec::new() };
         let mut told: Vec<Option<(u32, (f64, f64))>> = vec![None; plan.programs.len()];
         for class in 0..timeline.classes.len() as u32 {
@@ -54,6 +55,23 @@ impl Timeline {
         &self.classes
     }
 
+    /// Timeline of one job of a workload, from the job's start on.
+    pub(super) fn of_job(
+        plan: &Plan,
+        (classes, job): (&Classes, usize),
+        times: &Times,
+        from: f64,
+    ) -> Self {
+        let first = classes.of_job(job).start;
+        let own = classes.with_plan(job, plan);
+        let first = classes.all.get(first as usize).map_or(0, |class| class.first as usize);
+        let cut = |times: &[f64]| -> Vec<f64> {
+            times[first..][..own.ops as usize].iter().map(|time| time - from).collect()
+        };
+        let (start, end) = (cut(&times.start), cut(&times.end));
+        Self::new(plan, own, Times { start, end })
+    }
+
     /// Extracts the rank classes.
     pub(super) fn into_classes(self) -> Classes {
         self.classes
@@ -64,13 +82,8 @@ impl Timeline {
         self.representatives[role.index()]
     }
 
-    /// Representative rank of a role, shown in reports.
-    pub fn rank(&self, role: RoleId) -> Rank {
-        self.classes.get(self.representative(role)).rank
-    }
-
     /// Start and end of an op on the representative rank of its role.
-    pub fn span(&self, role: RoleId, op: OpId) -> (Seconds, Seconds) {
+    pub(crate) fn span(&self, role: RoleId, op: OpId) -> (Seconds, Seconds) {
         self.span_of(self.representative(role), op)
     }
 
@@ -92,7 +105,7 @@ impl Timeline {
     }
 
     /// End of the last op.
-    pub fn end(&self) -> Seconds {
+    pub(crate) fn end(&self) -> Seconds {
         Seconds(self.end.iter().copied().fold(0.0, f64::max))
     }
 }

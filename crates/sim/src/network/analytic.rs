@@ -28,7 +28,7 @@ mod streams;
 
 pub use profile::{CollectiveProfile, DimensionLoad, PhaseLatency};
 
-use super::{Network, NoPath, Vector};
+use super::{CostModel, NoPath, Vector};
 use crate::cluster::{Cluster, Dimension, DimensionKind, Path};
 use paceline_plan::collective::{
     Action, Alike, Chunking, Chunks, CollectiveKind, Pattern, Peers, Step,
@@ -120,7 +120,7 @@ impl<'c> Analytic<'c> {
     }
 }
 
-impl Network for Analytic<'_> {
+impl CostModel for Analytic<'_> {
     fn message(&self, from: Rank, to: Rank, bytes: Bytes) -> Result<Seconds, NoPath> {
         let path = self.path(from, to)?;
         Ok(path.latency + Seconds(bytes.as_f64() / self.rate(&path)))

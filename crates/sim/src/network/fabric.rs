@@ -2,6 +2,7 @@
 
 use crate::cluster::{Cluster, Dimension, DimensionKind};
 use crate::error::SimError;
+use crate::jobs::Placement;
 use crate::network::Nccl;
 use crate::profile::{Library, Profile};
 use paceline_plan::collective::{
@@ -76,7 +77,11 @@ fn described(dimension: &Dimension, name: String, size: u32, way: DimAlgorithm) 
 }
 
 /// Rejects a plan whose collectives need in-network reduction that the cluster's switches lack.
-pub(crate) fn check_switches(plan: &Plan, cluster: &Cluster) -> Result<(), SimError> {
+pub(crate) fn check_switches(
+    plan: &Plan,
+    cluster: &Cluster,
+    placement: &Placement,
+) -> Result<(), SimError> {
     let fabric = cluster.fabric();
     for (index, program) in plan.programs.iter().enumerate() {
         let rank = plan.representative(RoleId::from(index));
@@ -85,7 +90,8 @@ pub(crate) fn check_switches(plan: &Plan, cluster: &Cluster) -> Result<(), SimEr
             if !sums_in_switches(algorithm) {
                 continue;
             }
-            let members = plan.mesh.members(plan.group(call.group), rank);
+            let mut members = plan.mesh.members(plan.group(call.group), rank);
+            members.iter_mut().for_each(|member| *member = placement.device(*member));
             fabric.resolve(algorithm, &members).map_err(|source| SimError::Collective {
                 rank,
                 role: program.name.clone(),

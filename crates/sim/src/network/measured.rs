@@ -1,6 +1,6 @@
 //! Exchange times of a measured transport.
 
-use super::{Network, NoPath, Vector};
+use super::{CostModel, NoPath, Vector};
 use crate::cluster::measured::TransportTable;
 use paceline_plan::collective::{Action, Pattern};
 use paceline_plan::ids::Rank;
@@ -11,7 +11,7 @@ use paceline_plan::units::{Bytes, Seconds};
 pub struct Measured<'c> {
     wire: &'c TransportTable,
     /// Fallback for worlds too large to process rank by rank.
-    model: Box<dyn Network + 'c>,
+    model: Box<dyn CostModel + 'c>,
 }
 
 /// Maximum number of ranks processed one by one: more than share a host.
@@ -19,7 +19,7 @@ const MOST: u32 = 256;
 
 impl<'c> Measured<'c> {
     /// Creates a network from a transport table, with `model` as fallback.
-    pub fn new(wire: &'c TransportTable, model: Box<dyn Network + 'c>) -> Self {
+    pub fn new(wire: &'c TransportTable, model: Box<dyn CostModel + 'c>) -> Self {
         Self { wire, model }
     }
 
@@ -55,7 +55,7 @@ impl<'c> Measured<'c> {
     }
 }
 
-impl Network for Measured<'_> {
+impl CostModel for Measured<'_> {
     fn message(&self, from: Rank, to: Rank, bytes: Bytes) -> Result<Seconds, NoPath> {
         match self.wire.message(bytes) {
             Some(time) => Ok(time),

@@ -1,6 +1,6 @@
 //! Network models: one trait with several backends that time communication.
 //!
-//! The engine decides when a message or a collective starts; a [`Network`] returns its duration.
+//! The engine decides when a message or a collective starts; a [`CostModel`] returns its duration.
 //! [`Analytic`] derives it from the topology alone, without other traffic. [`Nccl`] models that
 //! library where a plan calls it. [`Measured`] uses times measured on this
 //! machine. [`mod@flow`] simulates concurrent traffic that shares links.
@@ -21,6 +21,7 @@ pub use measured::Measured;
 pub use nccl::Nccl;
 
 use crate::cluster::Cluster;
+use crate::cluster::measured::TransportTable;
 use crate::profile::Library;
 use paceline_plan::collective::{self as native, Algorithm, Chunking, Pattern};
 use paceline_plan::ids::Rank;
@@ -28,7 +29,7 @@ use paceline_plan::units::{Bytes, Seconds};
 use thiserror::Error;
 
 /// Interface between engine and network backend.
-pub trait Network {
+pub trait CostModel {
     /// Time of one message, from when both sides are ready to its last byte.
     fn message(&self, from: Rank, to: Rank, bytes: Bytes) -> Result<Seconds, NoPath>;
 
@@ -57,15 +58,20 @@ pub trait Network {
 
 /// Network of a cluster as a communication library uses it: measured if the cluster is one
 /// calibrated host, otherwise modelled by latency and bandwidth.
-pub fn of_library(library: Library, cluster: &Cluster) -> Box<dyn Network + '_> {
-    let wire = cluster.measured.as_ref().and_then(|measured| measured.transports.first());
-    match wire.filter(|_| cluster.hosts == 1) {
+pub fn of_library(library: Library, cluster: &Cluster) -> Box<dyn CostModel + '_> {
+    match measured_transport(cluster) {
         Some(wire) => Box::new(Measured::new(wire, modelled(library, cluster))),
         None => modelled(library, cluster),
     }
 }
 
-fn modelled(library: Library, cluster: &Cluster) -> Box<dyn Network + '_> {
+/// Measured transport of a cluster that is one calibrated host.
+pub(crate) fn measured_transport(cluster: &Cluster) -> Option<&TransportTable> {
+    let measured = cluster.measured.as_ref().filter(|_| cluster.hosts == 1)?;
+    measured.transports.first()
+}
+
+fn modelled(library: Library, cluster: &Cluster) -> Box<dyn CostModel + '_> {
     match library {
         Library::Steps => Box::new(Analytic::new(cluster)),
         Library::Nccl => match Nccl::new(cluster) {

@@ -7,7 +7,7 @@
 
 use super::details::SimContext;
 use crate::engine::vector;
-use crate::network::{Analytic, Network, all_links};
+use crate::network::{Analytic, CostModel, all_links};
 use paceline_plan::collective::{
     Action, Algorithm, Chunking, CollectiveKind, Method, SummationOrder,
 };

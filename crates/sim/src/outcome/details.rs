@@ -7,7 +7,7 @@ use super::memory::{MemoryCurve, memory};
 use super::{Outcome, RoleStats};
 use crate::Options;
 use crate::cluster::Cluster;
-use crate::engine::{Costs, MatchedRun, NetworkEpochs, Timeline};
+use crate::engine::{Costs, NetworkEpochs, Run, Timeline};
 use crate::error::SimError;
 use paceline_plan::program::Plan;
 use paceline_plan::units::Seconds;
@@ -35,24 +35,24 @@ pub(crate) struct SimContext<'a> {
     pub(crate) epochs: &'a NetworkEpochs<'a>,
     pub(crate) options: &'a Options,
     /// Runs the plan with other costs.
-    pub(crate) run: &'a dyn Fn(&Costs<'_>) -> Result<Timeline, SimError>,
+    pub(crate) run: &'a dyn Fn(&Costs<'_>) -> Result<Run, SimError>,
     /// Cuts off the part of a timeline that belongs to the next iteration.
     pub(crate) resolve: &'a dyn Fn(Timeline) -> Timeline,
 }
 
-/// Computes the details of a simulated iteration.
+/// Computes the details of a simulated iteration; `timeline` is that of `run`, resolved.
 pub(crate) fn details(
-    run: &SimContext<'_>,
+    context: &SimContext<'_>,
+    run: &Run,
     timeline: &Timeline,
     outcome: &Outcome,
 ) -> Result<Details, SimError> {
-    let met = MatchedRun::of(run.plan, timeline.classes(), run.costs, run.epochs)?;
     let busy = |role: &RoleStats| role.compute + role.exposed;
     let busiest = outcome.roles.iter().map(busy).fold(Seconds::ZERO, Seconds::max);
     Ok(Details {
-        critical_path: critical_path(run.plan, timeline, &met.matches),
-        limits: limits(run, &met, busiest)?,
-        bandwidth: bandwidth(run, outcome.iteration),
-        memory: memory(run.plan, timeline),
+        critical_path: critical_path(context.plan, timeline, &run.matches),
+        limits: limits(context, run, busiest)?,
+        bandwidth: bandwidth(context, outcome.iteration),
+        memory: memory(context.plan, timeline),
     })
 }

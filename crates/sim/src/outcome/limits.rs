@@ -1,10 +1,10 @@
 //! Limits of an iteration: its time if one component cost nothing.
 
 use super::details::SimContext;
-use crate::engine::{self, MatchedRun, NetworkEpochs};
+use crate::engine::{self, NetworkEpochs, Run};
 use crate::error::SimError;
-use crate::network::{Network, NoPath, Vector};
-use crate::{NetworkKind, Options, simulate};
+use crate::network::{CostModel, NoPath, Vector};
+use crate::{Options, simulate};
 use paceline_plan::collective::Pattern;
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
@@ -31,32 +31,33 @@ pub struct Limits {
     pub homogeneous: Option<Seconds>,
 }
 
-/// Simulates the plan again, without communication and without compute, reusing the known op
-/// matches. `busiest` is the busy time of the busiest rank.
+/// Simulates the plan again, without communication and without compute. `busiest` is the busy time
+/// of the busiest rank.
 pub(super) fn limits(
-    run: &SimContext<'_>,
-    met: &MatchedRun<'_>,
+    context: &SimContext<'_>,
+    run: &Run,
     busiest: Seconds,
 ) -> Result<Limits, SimError> {
-    let known = met.stand_alone(run.costs);
-    // Links with infinite bandwidth have no contention, with any backend.
-    let no_network = match known {
-        true => met.instant().run(run.costs)?.end(),
+    let SimContext { plan, cluster, costs, .. } = *context;
+    // Links with infinite bandwidth have no contention, on any network.
+    let no_network = match run.stands_alone(plan, costs) {
+        true => run.instant(plan, costs)?.end(),
         false => {
             let instant = NetworkEpochs::constant(Instant);
-            engine::run_without_collectives(run.plan, run.cluster, run.costs, &instant)?.end()
+            engine::run_without_collectives(plan, cluster, costs, &instant)?.end()
         }
     };
-    let idle = run.costs.without_compute();
-    let no_compute = match run.options.network {
-        NetworkKind::Analytic if known => (run.resolve)(met.run(&idle)?).end(),
-        NetworkKind::Analytic | NetworkKind::Flow => (run.run)(&idle)?.end(),
+    let idle = costs.without_compute();
+    let no_compute = match run.again(plan, &idle) {
+        Some(timeline) => timeline?,
+        None => (context.run)(&idle)?.timeline,
     };
-    let even = match run.cluster.is_homogeneous() {
+    let no_compute = (context.resolve)(no_compute).end();
+    let even = match cluster.is_homogeneous() {
         true => None,
         false => {
-            let options = Options { trace: false, details: false, ..*run.options };
-            Some(simulate(run.plan, &run.cluster.homogeneous(), &options)?.iteration)
+            let options = Options { trace: false, details: false, ..*context.options };
+            Some(simulate(plan, &cluster.homogeneous(), &options)?.iteration)
         }
     };
     Ok(Limits { no_network, no_compute, no_bubble: busiest, homogeneous: even })
@@ -65,7 +66,7 @@ pub(super) fn limits(
 /// Network on which everything arrives immediately.
 struct Instant;
 
-impl Network for Instant {
+impl CostModel for Instant {
     fn message(&self, _: Rank, _: Rank, _: Bytes) -> Result<Seconds, NoPath> {
         Ok(Seconds::ZERO)
     }
@@ -78,9 +79,9 @@ impl Network for Instant {
 #[cfg(test)]
 mod tests {
     use super::super::cases::{blocks_only, close, cluster, ideal, mini, run, strategy};
-    use super::{Instant, MatchedRun, NetworkEpochs, engine};
+    use super::{Instant, NetworkEpochs, SimError, engine};
     use crate::cluster::preset;
-    use crate::engine::{ClusterEpochs, Costs};
+    use crate::engine::{ClusterEpochs, Costs, Load, Timeline};
     use crate::{Library, Profile};
     use paceline_plan::lower::lower;
     use paceline_plan::strategy::{Strategy, Zero};
@@ -124,18 +125,19 @@ mod tests {
         let moments = ClusterEpochs::new(&cluster);
         let (eras, profile) = (moments.networks(Library::Nccl), Profile::default());
         let costs = Costs::new(&plan, &cluster, &profile);
-        let first = engine::run(&plan, &cluster, &costs, &eras).unwrap();
-        let met = MatchedRun::of(&plan, first.classes(), &costs, &eras).unwrap();
-        assert!(met.stand_alone(&costs));
-        assert_eq!(met.run(&costs).unwrap().end(), first.end());
+        let run = |costs| engine::run(&Load::new(&plan, costs), &cluster, &eras).unwrap();
+        let first = run(&costs);
+        assert!(first.stands_alone(&plan, &costs));
+        let end = |timeline: Result<Timeline, SimError>| timeline.unwrap().end();
+        assert_eq!(end(first.again(&plan, &costs).unwrap()), first.timeline.end());
         let idle = costs.without_compute();
-        let found = engine::run(&plan, &cluster, &idle, &eras).unwrap().end();
-        assert!(found < first.end());
-        assert_eq!(met.run(&idle).unwrap().end(), found);
+        let found = run(&idle).timeline.end();
+        assert!(found < first.timeline.end());
+        assert_eq!(end(first.again(&plan, &idle).unwrap()), found);
         let still = NetworkEpochs::constant(Instant);
         let found = engine::run_without_collectives(&plan, &cluster, &costs, &still).unwrap().end();
-        assert!(found < first.end());
-        assert_eq!(met.instant().run(&costs).unwrap().end(), found);
+        assert!(found < first.timeline.end());
+        assert_eq!(end(first.instant(&plan, &costs)), found);
     }
 
     proptest! {

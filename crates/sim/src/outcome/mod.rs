@@ -20,6 +20,7 @@ pub use rank_groups::{RankGroup, Slowest};
 use crate::Options;
 use crate::cluster::Cluster;
 use crate::engine::{Timeline, ranks};
+use crate::jobs::Placement;
 use crate::uncertainty::{ErrorBand, error_band};
 use paceline_plan::ids::{Rank, RoleId};
 use paceline_plan::program::{ComputePass, Memory, Op, Plan};
@@ -114,6 +115,7 @@ pub struct RoleStats {
 pub(crate) fn outcome(
     plan: &Plan,
     cluster: &Cluster,
+    placement: &Placement,
     timeline: &Timeline,
     options: &Options,
 ) -> Outcome {
@@ -133,7 +135,7 @@ pub(crate) fn outcome(
     let ops = of_slowest.ops(plan, slowest, timeline);
     let peak_bytes = plan.programs.iter().map(|p| p.memory.with_shared()).max().unwrap_or_default();
     let devices = f64::from(plan.mesh.world());
-    let peaks = peaks(plan, cluster);
+    let peaks = peaks(plan, cluster, placement);
     let over = |amount: f64| if iteration.0 > 0.0 { amount / iteration.0 } else { 0.0 };
     let roles = accounts.iter().enumerate().map(|(role, account)| {
         let program = &plan.programs[role];
@@ -156,12 +158,15 @@ pub(crate) fn outcome(
         exposed_communication: of_slowest.exposed,
         bubble_fraction: over(of_slowest.idle.0),
         peak_bytes,
-        fits: fits(plan, cluster),
+        fits: fits(plan, cluster, placement),
         mfu: over(model_flops(plan).0) / peaks,
         tokens_per_s_per_device: over(plan.strategy.tokens() as f64) / devices,
         ops,
         roles: roles.collect(),
-        slowest: rank_groups::slowest(cluster, timeline.rank(slowest)),
+        slowest: rank_groups::slowest(
+            cluster,
+            timeline.classes().get(timeline.representative(slowest)),
+        ),
         rank_groups: rank_groups::rank_groups(plan, cluster, timeline, iteration),
         details: None,
         trace: options.trace.then(|| trace::trace(plan, cluster, timeline)),
@@ -169,19 +174,21 @@ pub(crate) fn outcome(
 }
 
 /// Peak operations per second of all ranks' devices.
-fn peaks(plan: &Plan, cluster: &Cluster) -> f64 {
+fn peaks(plan: &Plan, cluster: &Cluster, placement: &Placement) -> f64 {
     let dtype = plan.strategy.dtype;
     if cluster.heterogeneity.kinds.is_empty() {
         return f64::from(plan.mesh.world()) * cluster.device.rate(dtype).0;
     }
     let ranks = (0..plan.mesh.world()).map(Rank);
-    ranks.map(|rank| cluster.device_of(rank).rate(dtype).0).sum()
+    ranks.map(|rank| cluster.device_of(placement.device(rank)).rate(dtype).0).sum()
 }
 
 /// Returns true if every rank's arena fits into its device.
-fn fits(plan: &Plan, cluster: &Cluster) -> bool {
-    let fits =
-        |rank: Rank| plan.program(rank).memory.with_shared() <= cluster.device_of(rank).memory;
+fn fits(plan: &Plan, cluster: &Cluster, placement: &Placement) -> bool {
+    let fits = |rank: Rank| {
+        let device = cluster.device_of(placement.device(rank));
+        plan.program(rank).memory.with_shared() <= device.memory
+    };
     if cluster.heterogeneity.kinds.is_empty() {
         let mut roles = (0..plan.programs.len()).map(RoleId::from);
         return roles.all(|role| fits(plan.representative(role)));

@@ -2,7 +2,7 @@
 
 use super::statistics::Account;
 use crate::cluster::{Cluster, HostId};
-use crate::engine::Timeline;
+use crate::engine::{Class, Timeline};
 use paceline_plan::ids::{OpId, Rank, RoleId};
 use paceline_plan::program::{Op, Plan};
 use paceline_plan::units::Seconds;
@@ -40,13 +40,13 @@ pub struct RankGroup {
     pub idle: Seconds,
 }
 
-/// Describes a rank.
-pub(super) fn slowest(cluster: &Cluster, rank: Rank) -> Slowest {
+/// Describes the rank of a class.
+pub(super) fn slowest(cluster: &Cluster, class: Class) -> Slowest {
     Slowest {
-        rank,
-        host: cluster.host(rank),
-        device: cluster.device_of(rank).name.clone(),
-        slowdown: cluster.speed_profile(rank).worst(),
+        rank: class.rank,
+        host: cluster.host(class.device),
+        device: cluster.device_of(class.device).name.clone(),
+        slowdown: cluster.speed_profile(class.device).worst(),
     }
 }
 
@@ -58,7 +58,7 @@ fn sorted(plan: &Plan, cluster: &Cluster, timeline: &Timeline) -> Vec<(u32, u32)
     for number in 0..classes.len() as u32 {
         let class = classes.get(number);
         let compute = computes(plan, timeline, number);
-        let key = (class.role, cluster.overrides(class.rank));
+        let key = (class.role, cluster.overrides(class.device));
         let entry = known.entry(key).or_insert((number, compute, 0));
         entry.2 += class.ranks;
         if compute > entry.1 {
@@ -106,7 +106,7 @@ pub(super) fn rank_groups(
         RankGroup {
             role: plan.programs[class.role.index()].name.clone(),
             ranks,
-            slowest: slowest(cluster, class.rank),
+            slowest: slowest(cluster, class),
             compute: account.compute,
             exposed: account.exposed,
             idle: account.idle,

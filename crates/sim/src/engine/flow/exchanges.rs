@@ -1,11 +1,14 @@
 //! Exchanges of a plan's ranks: every communicating group and pair, once.
 
 use crate::cluster::Cluster;
-use crate::engine::classes::names_ranks;
+use crate::engine::classes::{Classes, names_ranks, ranks_of_role};
 use crate::engine::copy_engines::sends_within_roles;
-use crate::engine::{Costs, symmetry, vector};
+use crate::engine::matching::answering;
+use crate::engine::workload::Load;
+use crate::engine::{Costs, vector};
 use crate::network::flow::{FlowError, Folded, Folding, Party, Traffic};
 use crate::network::{Analytic, Vector};
+use crate::symmetry;
 use paceline_plan::collective::{CollectiveKind, Method, SummationOrder};
 use paceline_plan::ids::{GroupId, OpId, Rank, RoleId};
 use paceline_plan::mesh::{Axis, GroupKind};
@@ -13,40 +16,35 @@ use paceline_plan::program::{Call, Op, Peer, Plan, Program};
 use paceline_plan::units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// All exchanges of a plan and the ops that take part in them.
-pub(super) struct Exchanges<'a> {
-    plan: &'a Plan,
-    costs: &'a Costs<'a>,
+/// All exchanges of the plans of a workload and the ops that take part in them.
+pub(in crate::engine) struct Exchanges<'a> {
+    jobs: &'a [Load<'a>],
     analytic: Analytic<'a>,
     pub(super) traffic: Traffic<'a>,
     /// Number of each mark; exchanges with the same mark take place at the same times.
-    marks: BTreeMap<Mark, u32>,
-    /// Exchange by mark and first rank.
+    marks: BTreeMap<(usize, Mark), u32>,
+    /// Exchange by mark and first rank of its job.
     known: BTreeMap<(u32, Rank), u32>,
     /// Roles and marks for which the exchanges of all ranks are known.
     laid: BTreeSet<(RoleId, u32)>,
     /// True if a role's messages are split among the tensor-parallel ranks.
-    sliced: BTreeMap<(RoleId, Peer, Bytes), bool>,
-    /// Indexed by role and op.
-    parts: Vec<Vec<OpComm>>,
+    sliced: BTreeMap<(usize, RoleId, Peer, Bytes), bool>,
+    /// Indexed by job, role and op.
+    parts: Vec<Vec<Vec<OpComm>>>,
 }
 
 /// Communication of an op with other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OpComm {
-    /// None: the op is local.
+    /// None: the op is local, or the other side records the exchange.
     Alone,
     /// Takes part in a collective.
-    Member { mark: u32, group: GroupId, vector: Vector },
+    Member { mark: u32, vector: Vector },
     /// Sends a message that another rank receives. If sliced, the whole tensor-parallel group sends
     /// it.
-    Send { mark: u32, to: Peer, channel: u16, microbatch: u32, bytes: Bytes, sliced: bool },
-    /// Receives a message that another rank sends.
-    Recv { from: Peer, channel: u16, microbatch: u32 },
+    Send { mark: u32, bytes: Bytes, sliced: bool },
     /// Sends to or receives from a server that answers requests asynchronously.
-    Request { mark: u32, server: u32, bytes: Bytes },
-    /// Answers requests.
-    Serve,
+    Request { mark: u32, bytes: Bytes },
 }
 
 /// Key that separates exchanges that may take place at different times.
@@ -59,39 +57,37 @@ enum Mark {
 
 impl<'a> Exchanges<'a> {
     /// Finds all communicating groups and pairs.
-    pub(super) fn of(
-        plan: &'a Plan,
+    pub(in crate::engine) fn of(
+        jobs: &'a [Load<'a>],
         cluster: &'a Cluster,
-        costs: &'a Costs<'a>,
     ) -> Result<Self, FlowError> {
-        let ranks = (0..plan.mesh.world()).map(Rank).collect();
+        let devices = jobs.iter().flat_map(|job| {
+            let ranks = (0..job.plan.mesh.world()).map(Rank);
+            ranks.map(|rank| job.costs.device(rank)).collect::<Vec<_>>()
+        });
         let mut exchanges = Self {
-            plan,
-            costs,
+            jobs,
             analytic: Analytic::new(cluster),
-            traffic: Traffic::new(cluster, ranks),
+            traffic: Traffic::new(cluster, devices.collect()),
             marks: BTreeMap::new(),
             known: BTreeMap::new(),
             laid: BTreeSet::new(),
             sliced: BTreeMap::new(),
             parts: Vec::new(),
         };
-        for role in (0..plan.programs.len()).map(RoleId::from) {
-            let parts = exchanges.role(role)?;
+        for (job, load) in jobs.iter().enumerate() {
+            exchanges.laid.clear();
+            let roles = load.plan.programs.iter().enumerate();
+            let parts = roles.map(|(role, program)| exchanges.role(job, role.into(), program));
+            let parts = parts.collect::<Result<_, FlowError>>()?;
             exchanges.parts.push(parts);
         }
         Ok(exchanges)
     }
 
     /// Communication of an op.
-    pub(super) fn part(&self, role: RoleId, op: OpId) -> OpComm {
-        self.parts[role.index()][op.index()]
-    }
-
-    /// Communication of a role's ops, in order.
-    pub(super) fn parts(&self, role: RoleId) -> impl Iterator<Item = (OpId, OpComm)> {
-        let parts = self.parts[role.index()].iter().enumerate();
-        parts.map(|(index, &part)| (OpId::from(index), part))
+    pub(super) fn part(&self, job: usize, role: RoleId, op: OpId) -> OpComm {
+        self.parts[job][role.index()][op.index()]
     }
 
     /// Exchange of a mark whose first rank is `first`.
@@ -101,40 +97,57 @@ impl<'a> Exchanges<'a> {
 
     /// Folds the traffic. Ranks of different roles are never alike, nor are ranks with different
     /// cluster overrides or ranks that a server addresses individually.
-    pub(super) fn fold(&self, folding: Folding) -> Result<Folded, FlowError> {
-        let mut devices = self.traffic.cluster().kinds();
-        let counted = devices.any(|device| device.copy_engines.is_some());
-        let apart = names_ranks(self.plan) || counted && sends_within_roles(self.plan);
-        let folding = if apart { Folding::Off } else { folding };
-        let ranks = (0..self.plan.mesh.world()).map(Rank);
-        let colours = symmetry::numbered(ranks.map(|rank| {
-            let exceptions = self.traffic.cluster().overrides(rank);
-            (self.plan.role(rank), exceptions)
-        }));
+    pub(in crate::engine) fn fold(&self, folding: Folding) -> Result<Folded, FlowError> {
+        let cluster = self.traffic.cluster();
+        let counted = cluster.kinds().any(|device| device.copy_engines.is_some());
+        let named =
+            |job: &Load<'_>| names_ranks(job.plan) || counted && sends_within_roles(job.plan);
+        let folding = if self.jobs.iter().any(named) { Folding::Off } else { folding };
+        let mut ranks: Vec<(Rank, usize, RoleId)> = Vec::new();
+        for (job, load) in self.jobs.iter().enumerate() {
+            let of_job = (0..load.plan.mesh.world()).map(Rank);
+            ranks.extend(of_job.map(|rank| (load.costs.device(rank), job, load.plan.role(rank))));
+        }
+        ranks.sort_unstable();
+        let colours = symmetry::numbered(
+            ranks.into_iter().map(|(device, job, role)| (job, role, cluster.overrides(device))),
+        );
         Folded::new(&self.traffic, &colours, folding)
     }
 
-    fn role(&mut self, role: RoleId) -> Result<Vec<OpComm>, FlowError> {
-        let program = &self.plan.programs[role.index()];
-        program.body.nodes.iter().map(|node| self.op(role, program, &node.op)).collect()
+    /// Classes of the ranks of all jobs, as the traffic is folded.
+    pub(in crate::engine) fn classes(&self, folded: &Folded) -> Result<Classes, FlowError> {
+        let class = |device| folded.ranks[self.traffic.place(device) as usize];
+        let cluster = self.traffic.cluster();
+        Classes::of_jobs(self.jobs, cluster, |job, rank| class(job.costs.device(rank)))
     }
 
-    fn op(&mut self, role: RoleId, program: &Program, op: &Op) -> Result<OpComm, FlowError> {
+    fn role(
+        &mut self,
+        job: usize,
+        role: RoleId,
+        program: &Program,
+    ) -> Result<Vec<OpComm>, FlowError> {
+        program.body.nodes.iter().map(|node| self.op((job, role), program, &node.op)).collect()
+    }
+
+    fn op(&mut self, at: (usize, RoleId), program: &Program, op: &Op) -> Result<OpComm, FlowError> {
+        let (plan, costs) = self.load(at.0);
         match *op {
-            Op::Collective { call, .. } => self.call(role, program.call(call)),
-            Op::Send { to, channel, view, microbatch } => {
-                let bytes = self.costs.bytes(role, &view);
-                match self.serving(to) {
-                    Some(server) => self.request(role, server, true, bytes),
-                    None => self.send(role, to, (channel, microbatch.0), bytes),
+            Op::Collective { call, .. } => self.call(at, program.call(call)),
+            Op::Send { to, view, .. } => {
+                let bytes = costs.bytes(at.1, &view);
+                match answering(plan, to) {
+                    Some(server) => self.request(at, server, true, bytes),
+                    None => self.send(at, to, bytes),
                 }
             }
-            Op::Recv { from, channel, view, microbatch } => match self.serving(from) {
-                Some(server) => self.request(role, server, false, self.costs.bytes(role, &view)),
-                None => Ok(OpComm::Recv { from, channel, microbatch: microbatch.0 }),
+            Op::Recv { from, view, .. } => match answering(plan, from) {
+                Some(server) => self.request(at, server, false, costs.bytes(at.1, &view)),
+                None => Ok(OpComm::Alone),
             },
-            Op::Serve { .. } => Ok(OpComm::Serve),
-            Op::Load { .. }
+            Op::Serve { .. }
+            | Op::Load { .. }
             | Op::Compute { .. }
             | Op::Accumulate { .. }
             | Op::Step { .. }
@@ -144,111 +157,105 @@ impl<'a> Exchanges<'a> {
         }
     }
 
-    fn call(&mut self, role: RoleId, call: &Call) -> Result<OpComm, FlowError> {
-        let kind = self.plan.group(call.group);
+    fn load(&self, job: usize) -> (&'a Plan, &'a Costs<'a>) {
+        (self.jobs[job].plan, self.jobs[job].costs)
+    }
+
+    fn call(&mut self, (job, role): (usize, RoleId), call: &Call) -> Result<OpComm, FlowError> {
+        let (plan, costs) = self.load(job);
+        let kind = plan.group(call.group);
         let source = Mark::Call(call.kind, call.method, call.order, call.group, call.root);
-        let mark = self.mark(source);
+        let mark = self.mark(job, source);
         // Costing has rejected impossible patterns; a group without the rank has no exchange.
-        let size = self.plan.mesh.group_size(kind);
+        let size = plan.mesh.group_size(kind);
         if let Ok(pattern) = call.pattern(size)
             && self.laid.insert((role, mark))
         {
-            for rank in self.ranks(role) {
-                let members = self.plan.mesh.members(kind, rank);
+            for rank in ranks_of_role(plan, role) {
+                let mut members = plan.mesh.members(kind, rank);
                 let Some(&first) = members.first() else { continue };
                 if !self.known.contains_key(&(mark, first)) {
+                    members.iter_mut().for_each(|member| *member = costs.device(*member));
                     let exchange = self.traffic.collective(mark, &pattern, &members)?;
                     self.known.insert((mark, first), exchange);
                 }
             }
         }
-        Ok(OpComm::Member { mark, group: call.group, vector: vector(self.plan, call) })
+        Ok(OpComm::Member { mark, vector: vector(plan, call) })
     }
 
     fn send(
         &mut self,
-        role: RoleId,
+        (job, role): (usize, RoleId),
         to: Peer,
-        (channel, microbatch): (u16, u32),
         bytes: Bytes,
     ) -> Result<OpComm, FlowError> {
+        let (plan, costs) = self.load(job);
         // Slicing is decided once per role, because a role has one program.
-        let sliced = self.pays(role, to, bytes);
-        let mark = self.mark(Mark::Message { role: role.0, to, sliced });
+        let sliced = self.pays((job, role), to, bytes);
+        let mark = self.mark(job, Mark::Message { role: role.0, to, sliced });
         let new = self.laid.insert((role, mark));
-        for rank in self.ranks(role).filter(|_| new) {
-            let Some(receiver) = self.plan.peer(rank, to) else { continue };
-            let first = if sliced { self.slices(rank)[0] } else { rank };
+        for rank in ranks_of_role(plan, role).filter(|_| new) {
+            let Some(receiver) = plan.peer(rank, to) else { continue };
+            let first = if sliced { self.slices(job, rank)[0] } else { rank };
             if self.known.contains_key(&(mark, first)) {
                 continue;
             }
             let exchange = if sliced {
-                let ends = (self.slices(rank), self.slices(receiver));
+                let slices = |rank| -> Vec<Rank> {
+                    self.slices(job, rank).into_iter().map(|rank| costs.device(rank)).collect()
+                };
+                let ends = (slices(rank), slices(receiver));
                 self.traffic.sliced_message(mark, &ends.0, &ends.1)?
             } else {
-                let ends = ((rank, Party::Sender), (receiver, Party::Receiver));
-                self.traffic.message(mark, ends.0, ends.1)?
+                let (from, to) = (costs.device(rank), costs.device(receiver));
+                self.traffic.message(mark, (from, Party::Sender), (to, Party::Receiver))?
             };
             self.known.insert((mark, first), exchange);
         }
-        Ok(OpComm::Send { mark, to, channel, microbatch, bytes, sliced })
+        Ok(OpComm::Send { mark, bytes, sliced })
     }
 
     fn request(
         &mut self,
-        role: RoleId,
+        (job, role): (usize, RoleId),
         server: u32,
         sends: bool,
         bytes: Bytes,
     ) -> Result<OpComm, FlowError> {
-        let mark = self.mark(Mark::Request { role: role.0, server, sends });
-        let answers = Rank(self.plan.mesh.size() + server);
+        let (plan, costs) = self.load(job);
+        let mark = self.mark(job, Mark::Request { role: role.0, server, sends });
+        let answers = costs.device(Rank(plan.mesh.size() + server));
         let new = self.laid.insert((role, mark));
-        for rank in self.ranks(role).filter(|_| new) {
+        for rank in ranks_of_role(plan, role).filter(|_| new) {
+            let asks = costs.device(rank);
             let exchange = if sends {
-                self.traffic.message(mark, (rank, Party::Sender), (answers, Party::Server))?
+                self.traffic.message(mark, (asks, Party::Sender), (answers, Party::Server))?
             } else {
-                self.traffic.message(mark, (answers, Party::Server), (rank, Party::Receiver))?
+                self.traffic.message(mark, (answers, Party::Server), (asks, Party::Receiver))?
             };
             self.known.insert((mark, rank), exchange);
         }
-        Ok(OpComm::Request { mark, server, bytes })
+        Ok(OpComm::Request { mark, bytes })
     }
 
     /// Returns true if a message is split among the tensor-parallel ranks.
-    fn pays(&mut self, role: RoleId, to: Peer, bytes: Bytes) -> bool {
-        *self.sliced.entry((role, to, bytes)).or_insert_with(|| {
-            let from = self.plan.representative(role);
-            let to = self.plan.peer(from, to);
-            to.is_some_and(|to| self.costs.parts(&self.analytic, from, to, bytes) > 1)
+    fn pays(&mut self, (job, role): (usize, RoleId), to: Peer, bytes: Bytes) -> bool {
+        let (plan, costs) = self.load(job);
+        *self.sliced.entry((job, role, to, bytes)).or_insert_with(|| {
+            let from = plan.representative(role);
+            let to = plan.peer(from, to);
+            to.is_some_and(|to| costs.parts(&self.analytic, from, to, bytes) > 1)
         })
     }
 
-    /// Ranks that hold the same message as `rank`.
-    pub(super) fn slices(&self, rank: Rank) -> Vec<Rank> {
-        self.plan.mesh.members(GroupKind::Axis(Axis::Tp), rank)
+    /// Ranks of a job that hold the same message as `rank`.
+    pub(super) fn slices(&self, job: usize, rank: Rank) -> Vec<Rank> {
+        self.jobs[job].plan.mesh.members(GroupKind::Axis(Axis::Tp), rank)
     }
 
-    /// Ranks of a role.
-    fn ranks(&self, role: RoleId) -> impl Iterator<Item = Rank> + use<> {
-        let mesh = &self.plan.mesh;
-        let (first, count) = if role.0 < mesh.pp {
-            (role.0 * mesh.stride(Axis::Pp), mesh.stride(Axis::Pp))
-        } else {
-            (mesh.size() + role.0 - mesh.pp, 1)
-        };
-        (first..first + count).map(Rank)
-    }
-
-    /// Index of the server that a peer is, if it answers requests as they arrive.
-    fn serving(&self, peer: Peer) -> Option<u32> {
-        let Peer::Server(server) = peer else { return None };
-        let program = self.plan.programs.get((self.plan.mesh.pp + server) as usize)?;
-        (!program.services.is_empty()).then_some(server)
-    }
-
-    fn mark(&mut self, mark: Mark) -> u32 {
+    fn mark(&mut self, job: usize, mark: Mark) -> u32 {
         let all = self.marks.len() as u32;
-        *self.marks.entry(mark).or_insert(all)
+        *self.marks.entry((job, mark)).or_insert(all)
     }
 }

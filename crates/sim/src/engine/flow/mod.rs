@@ -1,9 +1,7 @@
-//! Runs plans on the flow network: communication time depends on all concurrent traffic.
+//! Flow network of a workload: communication time depends on all concurrent traffic.
 //!
-//! Compute ops take a fixed time, as on other networks. A message starts when both sides are
-//! posted, and a collective when all members are. From then on it is a set of flows that share
-//! links with all others in flight and end accordingly. A rank continues when its own messages have
-//! finished.
+//! An exchange is a set of flows that share links with all others in flight and end accordingly. A
+//! rank continues when its own messages have finished.
 //!
 //! The part of a tensor-parallel exchange that software hides behind GEMMs (`interference`) follows
 //! the exposed part. No rank waits for it, but it takes its share of the links.
@@ -14,37 +12,146 @@
 //! this is one rank per role for any world size. If a server handles ranks one after the other, it
 //! is every rank. Either way the same engine runs and computes the same times.
 
-mod engine_queue;
 mod exchanges;
-mod lanes;
-mod matching;
+mod wires;
 
-use super::{Classes, Costs, Timeline};
+use super::classes::Classes;
+use super::lanes;
+use super::matching::MatchedOps;
+use super::network::{Completion, Network, Posting};
+use super::workload::{Load, Workload};
 use crate::cluster::Cluster;
 use crate::error::SimError;
-use crate::network::flow::Folding;
+use crate::network::flow::{Ended, Fluid, Folded, Folding};
 use exchanges::Exchanges;
-use paceline_plan::program::Plan;
+use std::collections::{BTreeMap, VecDeque};
+use wires::{Kind, Party, Postings};
 
-/// Computes start and end of every op of every role's body, for the role's slowest rank.
-///
-/// `costs` gives compute times and decides which messages are sliced.
-pub fn run(plan: &Plan, cluster: &Cluster, costs: &Costs<'_>) -> Result<Timeline, SimError> {
-    run_folded(plan, cluster, costs, Folding::On)
+/// Jobs whose traffic has been folded.
+pub(super) struct Prepared<'a> {
+    exchanges: Exchanges<'a>,
+    folded: Folded,
 }
 
-/// Same as [`run`], with folding on or off.
-fn run_folded(
-    plan: &Plan,
-    cluster: &Cluster,
-    costs: &Costs<'_>,
-    folding: Folding,
-) -> Result<Timeline, SimError> {
-    let exchanges = Exchanges::of(plan, cluster, costs)?;
-    let folded = exchanges.fold(folding)?;
-    let classes = Classes::of_traffic(plan, cluster, &folded)?;
-    let matches = matching::find(plan, costs, &exchanges, &folded, &classes);
-    lanes::run(plan, costs, &folded, classes, &matches)
+impl<'a> Prepared<'a> {
+    /// Maps the exchanges of all jobs to the cluster's links.
+    pub(super) fn new(
+        jobs: &'a [Load<'a>],
+        cluster: &'a Cluster,
+        folding: Folding,
+    ) -> Result<Self, SimError> {
+        let exchanges = Exchanges::of(jobs, cluster)?;
+        let folded = exchanges.fold(folding)?;
+        Ok(Self { exchanges, folded })
+    }
+
+    /// Classes of the ranks of all jobs.
+    pub(super) fn classes(&self) -> Result<Classes, SimError> {
+        Ok(self.exchanges.classes(&self.folded)?)
+    }
+
+    /// Runs the bodies of all jobs against each other.
+    pub(super) fn run(
+        &self,
+        jobs: &[Load<'_>],
+        classes: &Classes,
+    ) -> Result<(lanes::Times, MatchedOps), SimError> {
+        let load = Workload { jobs, classes };
+        let (postings, matches) = Postings::of(&load, &self.exchanges, &self.folded)?;
+        let mut net = FlowNetwork::new(&self.folded, &postings);
+        Ok((lanes::run(&load, &matches, &mut net)?, matches))
+    }
+}
+
+/// Exchanges of a workload in flight.
+pub(super) struct FlowNetwork<'a> {
+    fluid: Fluid<'a>,
+    postings: &'a Postings,
+    /// By op match: the unexposed rest that follows it, until it is in flight.
+    rests: Vec<Option<u32>>,
+    /// By server: number of unanswered requests, and answering ops that wait for them.
+    services: BTreeMap<(usize, u32), (u32, Vec<Completion>)>,
+    /// Ends to be reported, in time order.
+    ended: VecDeque<Completion>,
+}
+
+/// Tag of an exchange that no op waits for.
+const NONE: u32 = u32::MAX;
+
+impl<'a> FlowNetwork<'a> {
+    /// Creates an idle network.
+    pub(super) fn new(folded: &'a Folded, postings: &'a Postings) -> Self {
+        let mut fluid = Fluid::new(folded);
+        postings.tables.iter().for_each(|table| {
+            fluid.table(table.clone());
+        });
+        let rest = |kind: &Kind| match kind {
+            Kind::Exchange { rest, .. } => *rest,
+            Kind::Serve { .. } | Kind::Never => None,
+        };
+        let services = postings.requests.iter();
+        Self {
+            fluid,
+            postings,
+            rests: postings.all.iter().map(rest).collect(),
+            services: services.map(|(&server, &open)| (server, (open, Vec::new()))).collect(),
+            ended: VecDeque::new(),
+        }
+    }
+
+    /// Handles the end of one party of an exchange.
+    fn end(&mut self, Ended { tag, party, at }: Ended) {
+        let Some(&Kind::Exchange { exchange, first, server, .. }) =
+            self.postings.all.get(tag as usize)
+        else {
+            return;
+        };
+        if let Some(rest) = self.rests[tag as usize].take() {
+            self.fluid.post(exchange, rest, NONE, at);
+        }
+        let Party { op, copies } = self.postings.parties[(first + party) as usize];
+        if op == NONE {
+            return;
+        }
+        self.ended.push_back(Completion { op_match: tag, op, at: at + copies });
+        let service = server.and_then(|server| self.services.get_mut(&server));
+        if let Some((open, waiting)) = service {
+            *open -= 1;
+            if *open == 0 {
+                self.ended.extend(waiting.drain(..).map(|end| Completion { at, ..end }));
+            }
+        }
+    }
+}
+
+impl Network for FlowNetwork<'_> {
+    fn post(&mut self, posting: Posting<'_>, at: f64, done: &mut Vec<Completion>) {
+        let Posting { op_match, ops } = posting;
+        match self.postings.all[op_match as usize] {
+            Kind::Exchange { exchange, table, .. } => {
+                self.fluid.post(exchange, table, op_match, at);
+            }
+            // A server answers until the last request has finished.
+            Kind::Serve { server } => {
+                let ends = ops.iter().map(|&op| Completion { op_match, op, at });
+                match self.services.get_mut(&server).filter(|(open, _)| *open > 0) {
+                    Some((_, waiting)) => waiting.extend(ends),
+                    None => done.extend(ends),
+                }
+            }
+            Kind::Never => {}
+        }
+    }
+
+    fn next(&mut self, until: f64) -> Option<Completion> {
+        loop {
+            if let Some(end) = self.ended.pop_front() {
+                return Some(end);
+            }
+            let ended = self.fluid.next_until(until)?;
+            self.end(ended);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
-use super::{Folding, run_folded};
+use super::Prepared;
 use crate::cluster::{
     BandwidthChange, BandwidthSchedule, Cluster, DeviceOverride, DimensionKind, IndexRange,
     LinkOverride, Selector, Straggler, Tree, preset,
 };
-use crate::engine::{Costs, Timeline};
+use crate::engine::{Costs, Load, Timeline, Unrolled, run_folded};
+use crate::network::flow::Folding;
 use crate::{Library, NetworkKind, Options, Outcome, Profile, SimError, simulate};
-use paceline_plan::collective::{Algorithm, Pattern, SummationOrder};
+use paceline_plan::collective::{Algorithm, SummationOrder};
 use paceline_plan::ids::{Microbatch, Rank, RoleId};
 use paceline_plan::lower::lower;
 use paceline_plan::model::{Model, built_in};
@@ -229,6 +230,22 @@ fn golden_plans_take_the_same_time_folded_or_not() {
     }
 }
 
+/// The steady state of overlapping iterations is that of the ranks that the run tells apart.
+#[test]
+fn a_steady_state_is_the_same_folded_or_not() {
+    let plan = text::parse(include_str!("../../../../../plans/later-pipedream.plan")).unwrap();
+    let unrolled = Unrolled::of(&plan, 1).unwrap();
+    for name in ["dgx-a100:2", "dgx1-v100:2", "laptop:8"] {
+        let mut cluster = preset::get(name).unwrap();
+        cluster.dimensions[0].devices_per_link = 1;
+        let period = |folding| {
+            let run = timeline(&unrolled.plan, &cluster, folding);
+            unrolled.last(&plan, &run).end().0
+        };
+        close(period(Folding::On), period(Folding::Off));
+    }
+}
+
 /// The trace shows the ranks whose times it reports.
 #[test]
 fn the_slowest_rank_of_a_role_is_the_one_that_is_shown() {
@@ -251,10 +268,9 @@ fn replicas_on_equal_hosts_are_alike() {
     let plan = lower(&mini, &base).unwrap();
     let cluster = preset::holding("dgx-a100", 1024).unwrap();
     let costs = Costs::new(&plan, &cluster, &Profile::MODERN);
-    let exchanges = super::Exchanges::of(&plan, &cluster, &costs).unwrap();
-    let folded = exchanges.fold(Folding::On).unwrap();
-    let classes = super::Classes::of_traffic(&plan, &cluster, &folded).unwrap();
-    assert_eq!(classes.all.len(), 2);
+    let jobs = [Load::new(&plan, &costs)];
+    let prepared = Prepared::new(&jobs, &cluster, Folding::On).unwrap();
+    assert_eq!(prepared.classes().unwrap().len(), 2);
 }
 
 /// Makes one rank slow throughout and another for a limited time.
@@ -317,7 +333,7 @@ fn clusters() -> impl Generate<Value = Cluster> {
 
 fn timeline(plan: &Plan, cluster: &Cluster, folding: Folding) -> Timeline {
     let costs = Costs::new(plan, cluster, &Profile::MODERN);
-    run_folded(plan, cluster, &costs, folding).unwrap()
+    run_folded(&Load::new(plan, &costs), cluster, folding).unwrap().timeline
 }
 
 proptest! {

@@ -2,7 +2,7 @@
 //!
 //! Points of the graph in [`super::traffic_graph`] start with a colour: a rank with its role's, a
 //! link with its capacity's, a transfer with its round's, size's and latency's. Consider two
-//! transfers of one class in the coarsest equitable partition ([`super::refine`]). They start at
+//! transfers of one class in the coarsest equitable partition ([`crate::symmetry`]). They start at
 //! the same time, because their senders have had the same messages and computed the same. They get
 //! the same rate, because they cross links of the same classes, and two links of a class have
 //! equally many flows of every class and so fill alike. They therefore end at the same time, and

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! collectives, messages ──► scripts of rounds ──► traffic between ranks ──► folded ──► fluid
-//!      (script, rails)         (traffic)    (links, traffic_graph, refine, fold) (fair, engine)
+//!      (script, rails)         (traffic)    (links, traffic_graph, fold)  (fair, engine)
 //! ```
 //!
 //! The analytic backend times a collective alone; this one simulates several in flight: on rings
@@ -21,19 +21,18 @@ mod graph;
 mod jobs;
 mod links;
 mod rails;
-mod refine;
 mod script;
 mod traffic;
 mod traffic_graph;
 
-pub(crate) use engine::Fluid;
+pub(crate) use engine::{Ended, Fluid};
 pub(crate) use fold::{Folded, Folding};
 pub use jobs::{Job, Work, collective_time, simulate_flows};
 pub(super) use links::Links;
 pub(crate) use script::Party;
 pub(crate) use traffic::Traffic;
 
-use super::{Analytic, Network, NoPath, Vector};
+use super::{Analytic, CostModel, NoPath, Vector};
 use crate::cluster::Cluster;
 use paceline_plan::collective::Pattern;
 use paceline_plan::ids::Rank;
@@ -55,7 +54,7 @@ impl<'c> Flow<'c> {
     }
 }
 
-impl Network for Flow<'_> {
+impl CostModel for Flow<'_> {
     fn message(&self, from: Rank, to: Rank, bytes: Bytes) -> Result<Seconds, NoPath> {
         let mut links = links::Links::new(self.cluster);
         let mut way = Vec::new();

@@ -330,11 +330,12 @@ fn a_group_of_one_and_an_empty_vector_take_no_bandwidth() {
 fn the_seam_answers_for_one_thing_at_a_time() {
     let cluster = preset::get("dgx1-v100:2").unwrap();
     let (flow, plain) = (Flow::new(&cluster), Analytic::new(&cluster));
-    let inside = |network: &dyn Network| network.message(Rank(0), Rank(5), Bytes(1 << 20)).unwrap();
+    let inside =
+        |network: &dyn CostModel| network.message(Rank(0), Rank(5), Bytes(1 << 20)).unwrap();
     assert_eq!(inside(&flow), inside(&plain));
     let pattern = Pattern::new(AllReduce, Algorithm::Ring, SummationOrder::Free, 8, 0).unwrap();
     let vector = Vector::of_bytes(Bytes(8_000_000));
-    let time = |network: &dyn Network| network.collective(&pattern, &ranks(0..8), &vector);
+    let time = |network: &dyn CostModel| network.collective(&pattern, &ranks(0..8), &vector);
     close(time(&flow).unwrap().0, time(&plain).unwrap().0);
     assert!(flow.message(Rank(0), Rank(99), Bytes(1)).is_err());
     assert!(flow.collective(&pattern, &ranks(12..20), &vector).is_err());

@@ -118,7 +118,7 @@ impl<'c> Traffic<'c> {
     }
 
     /// Index of a rank among the ranks.
-    pub(super) fn place(&self, rank: Rank) -> u32 {
+    pub(crate) fn place(&self, rank: Rank) -> u32 {
         self.ranks.binary_search(&rank).unwrap_or(0) as u32
     }
 

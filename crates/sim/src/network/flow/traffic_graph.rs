@@ -8,10 +8,10 @@
 
 use super::FlowError;
 use super::links::{LinkId, Links};
-use super::refine::{EdgeKind, Graph};
 use super::script::{Party, Send};
 use super::traffic::{Exchange, Traffic};
 use crate::cluster::Cluster;
+use crate::symmetry::{EdgeKind, Graph};
 use std::collections::BTreeMap;
 
 /// The graph and the ranges of its points: ranks first, then exchanges, actors, transfers and

@@ -19,7 +19,7 @@ mod timing;
 mod topology;
 mod tuning;
 
-use super::{Analytic, Network, NoPath, Vector};
+use super::{Analytic, CostModel, NoPath, Vector};
 use crate::cluster::Cluster;
 use paceline_plan::collective::{Algorithm, CollectiveKind, Library, Pattern};
 use paceline_plan::ids::Rank;
@@ -77,7 +77,7 @@ impl<'c> Nccl<'c> {
     }
 }
 
-impl Network for Nccl<'_> {
+impl CostModel for Nccl<'_> {
     fn message(&self, from: Rank, to: Rank, bytes: Bytes) -> Result<Seconds, NoPath> {
         let path = self.cluster.link(from, to).ok_or(NoPath { from, to })?;
         let whole = self.steps.message(from, to, bytes)?;

@@ -125,7 +125,7 @@ fn what_nccl_does_not_have_is_timed_by_its_steps() {
         exact.push(pattern(kind, algorithm, SummationOrder::Free, 16));
     }
     for pattern in exact {
-        let times = [&nccl as &dyn Network, &steps]
+        let times = [&nccl as &dyn CostModel, &steps]
             .map(|network| network.collective(&pattern, &members, &vector).unwrap());
         assert_eq!(times[0], times[1], "{}", pattern.algorithm());
     }

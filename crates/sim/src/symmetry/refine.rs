@@ -4,13 +4,16 @@
 //! class. The simulation may fold by the coarsest one that refines the given colours: points of a
 //! class do the same at the same time, because everything they depend on does.
 //!
+//! (An equitable partition; Berkholz, Bonsma and Grohe, "Tight lower and upper bounds for the
+//! complexity of canonical colour refinement", 2017.)
+//!
 //! The partition is split by one class at a time. Of the parts of a split class, all but the
 //! largest are used to split others in turn, so no edge is visited more than log n times (Cardon
 //! and Crochemore, "Partitioning a graph in O(|A| log₂ |V|)", 1982).
 
 /// Graph with two kinds of edges.
 #[derive(Debug)]
-pub(super) struct Graph {
+pub(crate) struct Graph {
     /// Offset of each point's neighbours in `neighbours`, plus the total length as last entry.
     first: Vec<u32>,
     /// Neighbours with the edge kind.
@@ -19,10 +22,10 @@ pub(super) struct Graph {
 
 /// Kind of an edge, the same from both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum EdgeKind {
-    /// Edge to an owner, to a crossed link, or to the receiver of a transfer.
+pub(crate) enum EdgeKind {
+    /// Edge to an owner, a group, a crossed link, or the receiver of a message.
     Plain,
-    /// Edge to the sender of a transfer.
+    /// Edge to the sender of a message.
     Sender,
 }
 
@@ -38,7 +41,7 @@ impl EdgeKind {
 
 impl Graph {
     /// Builds a graph of `points` points.
-    pub(super) fn new(points: usize, edges: &[(u32, u32, EdgeKind)]) -> Self {
+    pub(crate) fn new(points: usize, edges: &[(u32, u32, EdgeKind)]) -> Self {
         let mut first = vec![0u32; points + 1];
         for &(a, b, _) in edges {
             first[a as usize] += 1;
@@ -61,13 +64,13 @@ impl Graph {
     }
 
     /// Neighbours of a point.
-    pub(super) fn neighbours(&self, point: u32) -> &[(u32, EdgeKind)] {
+    pub(crate) fn neighbours(&self, point: u32) -> &[(u32, EdgeKind)] {
         let range = self.first[point as usize] as usize..self.first[point as usize + 1] as usize;
         &self.neighbours[range]
     }
 
     /// Class of every point in the coarsest equitable partition that refines the colours.
-    pub(super) fn classes(&self, colours: &[u32]) -> Vec<u32> {
+    pub(crate) fn classes(&self, colours: &[u32]) -> Vec<u32> {
         let mut partition = Partition::new(colours);
         let mut counts = vec![0u64; colours.len()];
         let mut counted: Vec<u32> = Vec::new();
