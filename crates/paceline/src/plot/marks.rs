@@ -1,8 +1,9 @@
 //! Lines with names at their ends, and bars with values on top.
 
 use super::scale::Scale;
-use super::{Area, Chart, Series, escaped, text_width};
-use std::fmt::{self, Write};
+use super::{Area, Chart, Series, printable, text_width};
+use crate::report::fixed;
+use maud::{Markup, html};
 
 /// Width of the label at a line's end: its name in bold and its last value.
 pub(super) fn end_width(chart: &Chart, series: &Series) -> f64 {
@@ -15,52 +16,58 @@ fn last_value(chart: &Chart, series: &Series) -> String {
     last.map_or_else(String::new, |value| chart.unit.show(*value))
 }
 
-/// Draws one line per series, interrupted at missing values.
-pub(super) fn lines(
-    out: &mut String,
-    chart: &Chart,
-    along: &[f64],
-    [x, y]: [&Scale; 2],
-    area: &Area,
-) -> fmt::Result {
+/// A drawable value: its position, and its index in the series.
+type Point = (f64, f64, usize);
+
+/// One line per series, interrupted at missing values.
+pub(super) fn lines(chart: &Chart, along: &[f64], [x, y]: [&Scale; 2], area: &Area) -> Markup {
     let mut order: Vec<usize> = (0..along.len()).collect();
     order.sort_by(|a, b| along[*a].total_cmp(&along[*b]));
     let drawable = |value: f64| value.is_finite() && (!y.log || value > 0.0);
+    let points = |series: &Series| -> Vec<Option<Point>> {
+        let point = |&i: &usize| {
+            let value = series.values.get(i).copied().flatten().filter(|v| drawable(*v))?;
+            Some((x.at(along[i]), y.at(value), i))
+        };
+        order.iter().map(point).collect()
+    };
+    let all: Vec<Vec<Option<Point>>> = chart.series.iter().map(points).collect();
     let mut ends = Vec::new();
-    for (index, series) in chart.series.iter().enumerate() {
-        let later = &chart.series[index + 1..];
-        let points: Vec<Option<(f64, f64, usize)>> = order
-            .iter()
-            .map(|&i| {
-                let value = series.values.get(i).copied().flatten().filter(|v| drawable(*v))?;
-                Some((x.at(along[i]), y.at(value), i))
-            })
-            .collect();
-        let (colour, dash) = (series.colour, series.dash);
-        let hidden = later.iter().any(|other| coincide(series, other));
-        let under = if hidden { " under" } else { "" };
-        writeln!(out, "<path class=\"line s{colour} d{dash}{under}\" d=\"{}\"/>", path(&points))?;
-        for (left, top, index) in points.iter().flatten() {
-            let told = title(chart, series, *index);
-            writeln!(
-                out,
-                "<circle class=\"dot f{colour}\" cx=\"{left:.1}\" cy=\"{top:.1}\" r=\"4\">\
-                 <title>{told}</title></circle>"
-            )?;
-        }
-        // A single line has space for all of its values.
-        let inner = points.iter().flatten().rev().skip(1);
-        for (left, top, index) in inner.filter(|_| chart.series.len() == 1 && along.len() <= 12) {
-            let value = series.values[*index].map_or_else(String::new, |v| chart.unit.show(v));
-            let (left, top) = (left + 7.0, top - 9.0);
-            writeln!(out, "<text class=\"value\" x=\"{left:.1}\" y=\"{top:.1}\">{value}</text>")?;
-        }
-        if let Some((left, top, _)) = points.iter().flatten().next_back() {
-            ends.push(End { series, left: *left, top: *top, label: *top });
+    for (series, points) in chart.series.iter().zip(&all) {
+        if let Some(&(left, top, _)) = points.iter().flatten().next_back() {
+            ends.push(End { series, left, top, label: top });
         }
     }
     spread(&mut ends, area);
-    ends.iter().try_for_each(|end| end.write(out, chart, area))
+    html! {
+        @for (index, (series, points)) in chart.series.iter().zip(&all).enumerate() {
+            @let hidden = chart.series[index + 1..].iter().any(|later| coincide(series, later));
+            (line(chart, series, points, hidden))
+        }
+        @for end in &ends { (end.draw(chart, area)) }
+    }
+}
+
+/// One line with its dots; a hidden one is drawn as a wide band.
+fn line(chart: &Chart, series: &Series, points: &[Option<Point>], hidden: bool) -> Markup {
+    let (colour, dash) = (series.colour, series.dash);
+    let under = if hidden { " under" } else { "" };
+    // A single line has space for all of its values.
+    let roomy = chart.series.len() == 1 && points.len() <= 12;
+    let inner = points.iter().flatten().rev().skip(1).filter(|_| roomy);
+    let value =
+        |index: usize| series.values[index].map_or_else(String::new, |v| chart.unit.show(v));
+    html! {
+        path class={ "line s" (colour) " d" (dash) (under) } d=(path(points)) {}
+        @for (left, top, index) in points.iter().flatten() {
+            circle class={ "dot f" (colour) } cx=(fixed::<1>(*left)) cy=(fixed::<1>(*top)) r="4" {
+                title { (title(chart, series, *index)) }
+            }
+        }
+        @for (left, top, index) in inner {
+            text.value x=(fixed::<1>(left + 7.0)) y=(fixed::<1>(top - 9.0)) { (value(*index)) }
+        }
+    }
 }
 
 /// Returns true if a line would be hidden by another; it is then drawn as a wide band.
@@ -72,7 +79,7 @@ fn coincide(one: &Series, other: &Series) -> bool {
     })
 }
 
-fn path(points: &[Option<(f64, f64, usize)>]) -> String {
+fn path(points: &[Option<Point>]) -> String {
     let mut path = String::new();
     let mut pen_down = false;
     for point in points {
@@ -92,7 +99,7 @@ fn title(chart: &Chart, series: &Series, index: usize) -> String {
         super::Along::Words(words) => words[index].clone(),
     };
     let name = if series.name.is_empty() { &chart.y_label } else { &series.name };
-    escaped(&format!("{name} at {place}: {}", chart.unit.show(value)))
+    printable(&format!("{name} at {place}: {}", chart.unit.show(value)))
 }
 
 /// End of a line and position of its label.
@@ -104,26 +111,22 @@ struct End<'a> {
 }
 
 impl End<'_> {
-    fn write(&self, out: &mut String, chart: &Chart, area: &Area) -> fmt::Result {
-        let Self { series, left, top, label } = self;
+    fn draw(&self, chart: &Chart, area: &Area) -> Markup {
+        let Self { series, left, top, label } = *self;
         let colour = series.colour;
         let start = area.right + 12.0;
-        if (label - top).abs() > 4.0 || start - left > 24.0 {
-            writeln!(
-                out,
-                "<path class=\"leader s{colour}\" d=\"M{:.1} {top:.1}L{:.1} {label:.1}\"/>",
-                left + 6.0,
-                start - 3.0
-            )?;
+        let far = (label - top).abs() > 4.0 || start - left > 24.0;
+        let (from, to) = (left + 6.0, start - 3.0);
+        html! {
+            @if far {
+                path class={ "leader s" (colour) }
+                    d=(format!("M{from:.1} {top:.1}L{to:.1} {label:.1}")) {}
+            }
+            text x=(fixed::<1>(start)) y=(fixed::<1>(label + 4.5)) {
+                tspan class={ "name f" (colour) } { (printable(&series.name)) } " "
+                tspan.value { (last_value(chart, series)) }
+            }
         }
-        let value = last_value(chart, series);
-        let y = label + 4.5;
-        writeln!(
-            out,
-            "<text x=\"{start:.1}\" y=\"{y:.1}\"><tspan class=\"name f{colour}\">{}</tspan> \
-             <tspan class=\"value\">{value}</tspan></text>",
-            escaped(&series.name)
-        )
     }
 }
 
@@ -156,60 +159,52 @@ fn spread(ends: &mut [End<'_>], area: &Area) {
     }
 }
 
-/// Draws grouped bars for each category, with a legend if there are several colours.
-pub(super) fn bars(
-    out: &mut String,
-    chart: &Chart,
-    words: usize,
-    y: &Scale,
-    area: &Area,
-) -> fmt::Result {
+/// Grouped bars for each category, with a legend if there are several colours.
+pub(super) fn bars(chart: &Chart, words: usize, y: &Scale, area: &Area) -> Markup {
     let room = (area.right - area.left) / words.max(1) as f64;
     let count = chart.series.len().max(1) as f64;
     let width = (room * 0.74 / count).min(64.0);
     let base = y.at(if y.log { y.low } else { 0.0 });
-    for (position, series) in chart.series.iter().enumerate() {
-        let colour = series.colour;
-        for (index, value) in series.values.iter().enumerate().take(words) {
-            let Some(value) = value.filter(|v| v.is_finite() && (!y.log || *v > 0.0)) else {
-                continue;
-            };
-            let middle = area.left + room * (index as f64 + 0.5);
-            let left = middle + width * (position as f64 - count / 2.0);
-            let top = y.at(value);
-            let (above, height) = (top.min(base), (top - base).abs().max(0.5));
-            let told = title(chart, series, index);
-            writeln!(
-                out,
-                "<rect class=\"f{colour}\" x=\"{:.1}\" y=\"{above:.1}\" width=\"{:.1}\" \
-                 height=\"{height:.1}\" rx=\"2\"><title>{told}</title></rect>",
-                left + 1.0,
-                width - 2.0,
-            )?;
-            let label = chart.unit.show(value);
-            if text_width(&label) * 0.92 <= width + 6.0 {
-                let (centre, line) = (left + width / 2.0, above - 6.0);
-                writeln!(
-                    out,
-                    "<text class=\"middle value\" x=\"{centre:.1}\" y=\"{line:.1}\">{label}</text>"
-                )?;
+    let left = |position: usize, index: usize| {
+        let middle = area.left + room * (index as f64 + 0.5);
+        middle + width * (position as f64 - count / 2.0)
+    };
+    let bar = |position: usize, index: usize, value: f64| {
+        let (left, top) = (left(position, index), y.at(value));
+        let (above, height) = (top.min(base), (top - base).abs().max(0.5));
+        let series = &chart.series[position];
+        let label = chart.unit.show(value);
+        html! {
+            rect class={ "f" (series.colour) } x=(fixed::<1>(left + 1.0)) y=(fixed::<1>(above))
+                width=(fixed::<1>(width - 2.0)) height=(fixed::<1>(height)) rx="2" {
+                title { (title(chart, series, index)) }
+            }
+            @if text_width(&label) * 0.92 <= width + 6.0 {
+                text class="middle value" x=(fixed::<1>(left + width / 2.0))
+                    y=(fixed::<1>(above - 6.0)) { (label) }
             }
         }
+    };
+    let drawable = |value: &f64| value.is_finite() && (!y.log || *value > 0.0);
+    html! {
+        @for (position, series) in chart.series.iter().enumerate() {
+            @for (index, value) in series.values.iter().enumerate().take(words) {
+                @if let Some(value) = value.filter(drawable) { (bar(position, index, value)) }
+            }
+        }
+        @if chart.series.len() > 1 { (legend(chart, area.top - 22.0)) }
     }
-    if chart.series.len() > 1 {
-        let mut left = 20.0;
-        let top = area.top - 22.0;
-        for Series { name, colour, .. } in &chart.series {
-            writeln!(
-                out,
-                "<rect class=\"f{colour}\" x=\"{left:.1}\" y=\"{:.1}\" width=\"12\" height=\"12\" \
-                 rx=\"2\"/><text x=\"{:.1}\" y=\"{top:.1}\">{}</text>",
-                top - 10.5,
-                left + 18.0,
-                escaped(name)
-            )?;
-            left += text_width(name) + 42.0;
+}
+
+/// The colours of the bars and their names.
+fn legend(chart: &Chart, top: f64) -> Markup {
+    let mut left = 20.0;
+    html! {
+        @for Series { name, colour, .. } in &chart.series {
+            rect class={ "f" (colour) } x=(fixed::<1>(left)) y=(fixed::<1>(top - 10.5)) width="12"
+                height="12" rx="2" {}
+            text x=(fixed::<1>(left + 18.0)) y=(fixed::<1>(top)) { (printable(name)) }
+            @let () = left += text_width(name) + 42.0;
         }
     }
-    Ok(())
 }

@@ -18,8 +18,8 @@ mod style;
 
 pub(crate) use number::{Number, Unit, digits};
 
+use maud::{Markup, html};
 use scale::Scale;
-use std::fmt::Write;
 
 /// Contents of a chart.
 #[derive(Clone, Debug, Default)]
@@ -79,39 +79,31 @@ const HEIGHT: f64 = 430.0;
 impl Chart {
     /// Renders the chart.
     pub(crate) fn to_svg(&self) -> String {
-        let mut out = String::new();
-        // Writing to a string cannot fail.
-        let _ = self.write(&mut out);
-        out
-    }
-
-    fn write(&self, out: &mut String) -> std::fmt::Result {
         let area = self.area();
         let y = self.y_scale(&area);
-        writeln!(
-            out,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
-             width=\"{WIDTH}\" height=\"{HEIGHT}\" role=\"img\">"
-        )?;
-        frame::opening(out, self, &y)?;
-        frame::heights(out, self, &area, &y)?;
-        let mut x_unit = String::new();
-        match &self.x {
+        let (bottom, marks, x_unit) = match &self.x {
             Along::Numbers(numbers) => {
                 let values: Vec<f64> = numbers.iter().map(|number| number.value).collect();
                 let log = self.log[0].unwrap_or_else(|| scale::looks_geometric(&values));
                 let x = Scale::of(&values, log, false, [area.left, area.right]);
-                let part = frame::numbers(out, numbers, &x, &area)?;
-                x_unit = part.map_or(String::new(), |part| format!(", {part}"));
-                marks::lines(out, self, &values, [&x, &y], &area)?;
+                let (bottom, unit) = frame::numbers(numbers, &x, &area);
+                (bottom, marks::lines(self, &values, [&x, &y], &area), unit)
             }
             Along::Words(words) => {
-                frame::words(out, words, &area)?;
-                marks::bars(out, self, words.len(), &y, &area)?;
+                (frame::words(words, &area), marks::bars(self, words.len(), &y, &area), None)
             }
-        }
-        frame::label(out, &format!("{}{x_unit}", self.x_label), &area)?;
-        writeln!(out, "</svg>")
+        };
+        let x_unit = x_unit.map_or(String::new(), |unit| format!(", {unit}"));
+        svg_file(html! {
+            svg xmlns="http://www.w3.org/2000/svg" viewBox={ "0 0 " (WIDTH) " " (HEIGHT) }
+                width=(WIDTH) height=(HEIGHT) role="img" {
+                (frame::opening(self, &y))
+                (frame::heights(self, &area, &y))
+                (bottom)
+                (marks)
+                (frame::label(&format!("{}{x_unit}", self.x_label), &area))
+            }
+        })
     }
 
     /// All finite values.
@@ -161,21 +153,15 @@ fn text_width(text: &str) -> f64 {
     text.chars().map(width).sum()
 }
 
-/// Escapes text for an XML element or a quoted attribute.
-fn escaped(text: &str) -> String {
-    let mut safe = String::new();
-    for c in text.chars() {
-        match c {
-            '&' => safe.push_str("&amp;"),
-            '<' => safe.push_str("&lt;"),
-            '>' => safe.push_str("&gt;"),
-            '"' => safe.push_str("&quot;"),
-            // Control characters are not allowed in XML.
-            c if c.is_control() => safe.push(' '),
-            c => safe.push(c),
-        }
-    }
-    safe
+/// Text without control characters, which XML does not allow.
+fn printable(text: &str) -> String {
+    text.replace(char::is_control, " ")
+}
+
+/// An SVG file, one element a line, so that changes of committed pictures can be read. The text of
+/// elements has no `<` or `>`: the template escapes them.
+pub(crate) fn svg_file(svg: Markup) -> String {
+    svg.into_string().replace("><", ">\n<").replace(">\n</", "></") + "\n"
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! Colours of charts, for light and for dark mode.
 
 use super::COLOURS;
-use std::fmt::{self, Write};
 
 /// Colours that differ in lightness as well as in hue, so that colour-blind readers can distinguish
 /// them; each with its counterpart for dark mode.
@@ -16,31 +15,30 @@ const PALETTE: [(&str, &str); COLOURS] = [
     ("#6a5148", "#c0a397"),
 ];
 
-/// Writes the style sheet, without CSS variables, because some viewers do not support them.
-pub(super) fn style(out: &mut String) -> fmt::Result {
-    out.write_str(
-        "<style>\n\
-         text{font:13px system-ui,-apple-system,\"Segoe UI\",Roboto,\"Helvetica Neue\",Arial,sans-serif;\
-         fill:#5c5b57}\n\
-         .paper{fill:#fdfdfb}.title{font-size:17px;font-weight:600;fill:#1d1d1b}\
-         .what{font-size:13px}.end{text-anchor:end}.middle{text-anchor:middle}\
-         .name{font-weight:600}.value{font-size:12px}\n\
-         .grid{stroke:#e4e2dc;stroke-width:1}.base{stroke:#8f8d86;stroke-width:1}\
-         .tick{stroke:#b9b7b0;stroke-width:1}.leader{stroke-width:1;fill:none;opacity:.45}\
-         .line{fill:none;stroke-width:2.4;stroke-linejoin:round;stroke-linecap:round}\
-         .under{stroke-width:9;opacity:.4}.dot{stroke:#fdfdfb;stroke-width:1.4}\n\
-         .d1{stroke-dasharray:7 5}.d2{stroke-dasharray:2 5}.d3{stroke-dasharray:10 4 2 4}\n",
-    )?;
-    for (index, (light, _)) in PALETTE.iter().enumerate() {
-        write!(out, ".s{index}{{stroke:{light}}}.f{index}{{fill:{light}}}")?;
-    }
-    out.write_str(
-        "\n@media (prefers-color-scheme:dark){text{fill:#aeaca5}.paper{fill:#171716}\
-         .title{fill:#f0efea}.grid{stroke:#2c2b29}.base{stroke:#76746d}.tick{stroke:#55534e}\
-         .dot{stroke:#171716}\n",
-    )?;
-    for (index, (_, dark)) in PALETTE.iter().enumerate() {
-        write!(out, ".s{index}{{stroke:{dark}}}.f{index}{{fill:{dark}}}")?;
-    }
-    out.write_str("}\n</style>\n")
+/// The style sheet, without CSS variables, because some viewers do not support them.
+pub(super) fn style() -> String {
+    let colours = |of: fn(&(&'static str, &'static str)) -> &'static str| -> String {
+        let both = |(index, pair)| {
+            let colour = of(pair);
+            format!(".s{index}{{stroke:{colour}}}.f{index}{{fill:{colour}}}")
+        };
+        PALETTE.iter().enumerate().map(both).collect()
+    };
+    format!("{LIGHT}{}{DARK}{}}}\n", colours(|pair| pair.0), colours(|pair| pair.1))
 }
+
+const LIGHT: &str = "\n\
+    text{font:13px system-ui,-apple-system,\"Segoe UI\",Roboto,\"Helvetica Neue\",Arial,sans-serif;\
+    fill:#5c5b57}\n\
+    .paper{fill:#fdfdfb}.title{font-size:17px;font-weight:600;fill:#1d1d1b}\
+    .what{font-size:13px}.end{text-anchor:end}.middle{text-anchor:middle}\
+    .name{font-weight:600}.value{font-size:12px}\n\
+    .grid{stroke:#e4e2dc;stroke-width:1}.base{stroke:#8f8d86;stroke-width:1}\
+    .tick{stroke:#b9b7b0;stroke-width:1}.leader{stroke-width:1;fill:none;opacity:.45}\
+    .line{fill:none;stroke-width:2.4;stroke-linejoin:round;stroke-linecap:round}\
+    .under{stroke-width:9;opacity:.4}.dot{stroke:#fdfdfb;stroke-width:1.4}\n\
+    .d1{stroke-dasharray:7 5}.d2{stroke-dasharray:2 5}.d3{stroke-dasharray:10 4 2 4}\n";
+
+const DARK: &str = "\n@media (prefers-color-scheme:dark){text{fill:#aeaca5}.paper{fill:#171716}\
+    .title{fill:#f0efea}.grid{stroke:#2c2b29}.base{stroke:#76746d}.tick{stroke:#55534e}\
+    .dot{stroke:#171716}\n";

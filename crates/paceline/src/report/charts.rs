@@ -1,68 +1,56 @@
 //! The loss curve and the memory bars.
 
-use super::numbers::{Text, ticks};
+use super::numbers::{fixed, ticks};
 use super::{LossCurve, MemoryRow};
+use maud::{Markup, html};
 use paceline_plan::units::Bytes;
-use std::fmt::{self, Write};
 
-/// Draws a line chart of every iteration's loss, and the lowest loss that the data allows.
-pub(super) fn loss(out: &mut String, curve: &LossCurve) -> fmt::Result {
+/// A line chart of every iteration's loss, and the lowest loss that the data allows.
+pub(super) fn loss(curve: &LossCurve) -> Markup {
     let chart = Chart::fit(curve);
     let missing = curve.losses.iter().filter(|l| !l.is_finite()).count();
-    writeln!(
-        out,
-        "<figure><svg class=\"chart\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
-         aria-label=\"loss\">",
-    )?;
-    for value in ticks(chart.low, chart.high, 5) {
-        let (left, y, right) = (LEFT, chart.y(value), WIDTH - RIGHT);
-        writeln!(
-            out,
-            "<path class=\"gridline\" d=\"M{left} {y:.1}H{right}\"/>\
-             <text class=\"end\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
-            left - 6.0,
-            y + 3.5,
-            short(value),
-        )?;
-    }
     let before = f64::from(curve.before);
     let iterations = ticks(before + 1.0, before + chart.count, 8);
-    for iteration in iterations.into_iter().filter(|i| i.fract() == 0.0) {
-        let (x, y) = (chart.x(iteration - before - 1.0), HEIGHT - BOTTOM + 15.0);
-        writeln!(out, "<text class=\"middle\" x=\"{x:.1}\" y=\"{y}\">{iteration}</text>")?;
+    html! {
+        figure {
+            svg.chart viewBox={ "0 0 " (WIDTH) " " (HEIGHT) } role="img" aria-label="loss" {
+                @for value in ticks(chart.low, chart.high, 5) {
+                    @let y = chart.y(value);
+                    path.gridline d={ "M" (LEFT) " " (fixed::<1>(y)) "H" (WIDTH - RIGHT) } {}
+                    text.end x=(fixed::<1>(LEFT - 6.0)) y=(fixed::<1>(y + 3.5)) { (short(value)) }
+                }
+                @for iteration in iterations.into_iter().filter(|i| i.fract() == 0.0) {
+                    @let x = chart.x(iteration - before - 1.0);
+                    text.middle x=(fixed::<1>(x)) y=(HEIGHT - BOTTOM + 15.0) { (iteration) }
+                }
+                text.middle x=((LEFT + WIDTH - RIGHT) / 2.0) y=(HEIGHT - 3.0) { "iteration" }
+                path.loss d=(chart.path(&curve.losses)) {}
+                @if let Some(floor) = curve.floor.filter(|f| f.is_finite()) {
+                    @let y = chart.y(floor);
+                    path.floor d={ "M" (LEFT) " " (fixed::<1>(y)) "H" (fixed::<1>(WIDTH - RIGHT)) } {}
+                    // Labelled on the left, where a falling curve is farthest away.
+                    text x=(fixed::<1>(LEFT + 6.0)) y=(fixed::<1>(y - 5.0)) {
+                        "floor " (short(floor))
+                    }
+                }
+            }
+            figcaption {
+                "Loss by iteration"
+                @if let Some(last) = curve.losses.iter().rev().find(|l| l.is_finite()) {
+                    ", ending at " (short(f64::from(*last)))
+                }
+                "."
+                @if curve.floor.is_some() {
+                    " The dashed line is the lowest loss that the data allows."
+                }
+                @if missing > 0 {
+                    " "
+                    strong { (missing) " of " (curve.losses.len()) " losses are not finite" }
+                    " and leave gaps."
+                }
+            }
+        }
     }
-    let (middle, bottom) = ((LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 3.0);
-    writeln!(out, "<text class=\"middle\" x=\"{middle}\" y=\"{bottom}\">iteration</text>")?;
-    writeln!(out, "<path class=\"loss\" d=\"{}\"/>", chart.path(&curve.losses))?;
-    if let Some(floor) = curve.floor.filter(|f| f.is_finite()) {
-        let y = chart.y(floor);
-        // Labelled on the left, where a falling curve is farthest away.
-        writeln!(
-            out,
-            "<path class=\"floor\" d=\"M{LEFT} {y:.1}H{:.1}\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\">floor {}</text>",
-            WIDTH - RIGHT,
-            LEFT + 6.0,
-            y - 5.0,
-            short(floor),
-        )?;
-    }
-    write!(out, "</svg>\n<figcaption>Loss by iteration")?;
-    if let Some(last) = curve.losses.iter().rev().find(|l| l.is_finite()) {
-        write!(out, ", ending at {}", short(f64::from(*last)))?;
-    }
-    write!(out, ".")?;
-    if curve.floor.is_some() {
-        write!(out, " The dashed line is the lowest loss that the data allows.")?;
-    }
-    if missing > 0 {
-        write!(
-            out,
-            " <strong>{missing} of {} losses are not finite</strong> and leave gaps.",
-            curve.losses.len()
-        )?;
-    }
-    writeln!(out, "</figcaption></figure>")
 }
 
 const WIDTH: f64 = 760.0;
@@ -135,8 +123,8 @@ const ROLES: usize = 32;
 /// Number of colours in the style sheet for kinds of memory.
 const COLOURS: usize = 8;
 
-/// Writes the planned bytes of each role by kind: numbers, and one stacked bar per role.
-pub(super) fn memory(out: &mut String, rows: &[MemoryRow]) -> fmt::Result {
+/// The planned bytes of each role by kind: numbers, and one stacked bar per role.
+pub(super) fn memory(rows: &[MemoryRow]) -> Markup {
     let mut roles: Vec<&str> = Vec::new();
     let mut kinds: Vec<&str> = Vec::new();
     for row in rows {
@@ -155,37 +143,44 @@ pub(super) fn memory(out: &mut String, rows: &[MemoryRow]) -> fmt::Result {
         Bytes(kinds.iter().fold(0, |sum: u64, kind| sum.saturating_add(bytes(role, kind).0)))
     };
     let largest = roles.iter().map(|role| total(role).0).max().unwrap_or(0).max(1) as f64;
-
-    write!(
-        out,
-        "<table class=\"memory\"><caption>Planned memory of a rank of each role, by what it holds.",
-    )?;
-    if roles.len() > ROLES {
-        write!(out, " <strong>{ROLES} of {} roles are shown.</strong>", roles.len())?;
-    }
-    write!(out, "</caption>\n<thead><tr><th>role</th>")?;
-    for (i, kind) in kinds.iter().enumerate() {
-        write!(out, "<th><i class=\"m{}\"></i>{}</th>", i % COLOURS, Text(kind))?;
-    }
-    writeln!(out, "<th>total</th><th class=\"bar\"></th></tr></thead>\n<tbody>")?;
-    for role in roles.iter().take(ROLES) {
-        write!(out, "<tr><th>{}</th>", Text(role))?;
-        for kind in &kinds {
-            write!(out, "<td>{}</td>", bytes(role, kind))?;
+    let class = |kind: usize| format!("m{}", kind % COLOURS);
+    html! {
+        table.memory {
+            caption {
+                "Planned memory of a rank of each role, by what it holds."
+                @if roles.len() > ROLES {
+                    " " strong { (ROLES) " of " (roles.len()) " roles are shown." }
+                }
+            }
+            thead {
+                tr {
+                    th { "role" }
+                    @for (i, kind) in kinds.iter().enumerate() { th { i class=(class(i)) {} (kind) } }
+                    th { "total" }
+                    th.bar {}
+                }
+            }
+            tbody {
+                @for role in roles.iter().take(ROLES) {
+                    tr {
+                        th { (role) }
+                        @for kind in &kinds { td { (bytes(role, kind)) } }
+                        td { (total(role)) }
+                        td.bar {
+                            div {
+                                @for (i, kind) in kinds.iter().enumerate() {
+                                    @let size = bytes(role, kind);
+                                    @let width = fixed::<3>(100.0 * size.as_f64() / largest);
+                                    i class=(class(i)) style={ "width:" (width) "%" }
+                                        title={ (kind) ": " (size) } {}
+                                }
+                            }
+                        }
+                    }
+                }
+            }
         }
-        write!(out, "<td>{}</td><td class=\"bar\"><div>", total(role))?;
-        for (i, kind) in kinds.iter().enumerate() {
-            let (size, class) = (bytes(role, kind), i % COLOURS);
-            let width = 100.0 * size.as_f64() / largest;
-            let label = Text(kind);
-            write!(
-                out,
-                "<i class=\"m{class}\" style=\"width:{width:.3}%\" title=\"{label}: {size}\"></i>",
-            )?;
-        }
-        writeln!(out, "</div></td></tr>")?;
     }
-    writeln!(out, "</tbody></table>")
 }
 
 #[cfg(test)]
@@ -193,8 +188,7 @@ mod tests {
     use super::*;
 
     fn drawn(losses: Vec<f32>, floor: Option<f64>) -> String {
-        let mut out = String::new();
-        loss(&mut out, &LossCurve { before: 0, losses, floor }).unwrap();
+        let out = loss(&LossCurve { before: 0, losses, floor }).into_string();
         assert!(!out.contains("NaN") && !out.contains("inf"), "{out}");
         out
     }
@@ -211,9 +205,8 @@ mod tests {
     /// A run resumed after 1,000 iterations shows only its own iterations.
     #[test]
     fn iterations_count_from_the_runs_very_start() {
-        let mut out = String::new();
         let curve = LossCurve { before: 1000, losses: vec![2.0; 101], floor: None };
-        loss(&mut out, &curve).unwrap();
+        let out = loss(&curve).into_string();
         assert!(out.contains(">1020</text>") && out.contains(">1100</text>"), "{out}");
         assert!(!out.contains(">20</text>"), "{out}");
     }
@@ -240,14 +233,13 @@ mod tests {
             let (role, kind) = (role.to_owned(), kind.to_owned());
             MemoryRow { role, kind, bytes: Bytes(bytes) }
         };
-        let mut out = String::new();
         let rows = [row("a", "p", 300), row("a", "g", 100), row("b", "g", 100), row("a", "p", 0)];
-        memory(&mut out, &rows).unwrap();
+        let out = memory(&rows).into_string();
         for width in ["width:75.000%", "width:25.000%", "width:0.000%"] {
             assert!(out.contains(width), "{width}\n{out}");
         }
         assert!(out.contains("<td>400 B</td>"));
-        memory(&mut out, &[row("a", "p", u64::MAX), row("a", "g", u64::MAX)]).unwrap();
-        assert!(!out.contains("NaN"));
+        let vast = memory(&[row("a", "p", u64::MAX), row("a", "g", u64::MAX)]).into_string();
+        assert!(!vast.contains("NaN"));
     }
 }

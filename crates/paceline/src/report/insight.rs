@@ -1,11 +1,11 @@
 //! Explanation of a predicted iteration time: its limits, its critical path, and the link
 //! utilisation.
 
-use super::numbers::{Scale, Text, percent_of};
+use super::numbers::{Scale, fixed, percent_of};
+use maud::{Markup, html};
 use paceline_plan::units::{Bytes, Seconds};
 use paceline_sim::cluster::Cluster;
 use paceline_sim::{Details, ErrorBand, Outcome};
-use std::fmt::{self, Write};
 
 /// Details of a prediction beyond its timeline.
 #[derive(Clone, Debug)]
@@ -32,117 +32,117 @@ impl<'a> Insight<'a> {
     }
 }
 
-/// Writes the iteration time without each of its costs in turn, and the prediction's error band.
-pub(super) fn limits(out: &mut String, insight: &Insight<'_>) -> fmt::Result {
+/// The iteration time without each of its costs in turn, and the prediction's error band.
+pub(super) fn limits(insight: &Insight<'_>) -> Markup {
     let limits = insight.details.limits;
     let scale = Scale::of(insight.iteration);
-    let (low, high) = (insight.iteration * insight.band.low, insight.iteration * insight.band.high);
-    writeln!(
-        out,
-        "<p>Four of five measured runs took {:.2} to {:.2} times what is predicted for them: expect \
-         <strong>{} to {}</strong>.</p>",
-        insight.band.low,
-        insight.band.high,
-        scale.show(low),
-        scale.full(high),
-    )?;
-    writeln!(
-        out,
-        "<table class=\"bars\"><caption>The iteration with one of its costs taken away, in {}. What \
-         each would save does not add up: behind one, another may come to \
-         light.</caption>\n<thead><tr><th>with</th><th>iteration</th><th>saves</th><th></th>\
-         <th class=\"bar\"></th></tr></thead>\n<tbody>",
-        scale.unit,
-    )?;
     let whole = insight.iteration;
-    for (what, time) in [
-        ("everything as predicted", whole),
-        ("an infinitely fast network", limits.no_network),
-        ("infinitely fast computation", limits.no_compute),
-        ("no waiting for other ranks", limits.no_bubble),
-    ] {
-        let saved = (whole - time).max(Seconds::ZERO);
-        writeln!(
-            out,
-            "<tr><th>{what}</th><td>{}</td><td>{}</td><td>{}</td>{}</tr>",
-            scale.show(time),
-            scale.show(saved),
-            percent_of(saved.0, whole.0),
-            bar(&[("m0", time.0 / whole.0)]),
-        )?;
+    let (low, high) = (insight.band.low, insight.band.high);
+    html! {
+        p {
+            "Four of five measured runs took " (fixed::<2>(low)) " to " (fixed::<2>(high))
+            " times what is predicted for them: expect "
+            strong { (scale.show(whole * low)) " to " (scale.full(whole * high)) } "."
+        }
+        table.bars {
+            caption {
+                "The iteration with one of its costs taken away, in " (scale.unit) ". What each would \
+                 save does not add up: behind one, another may come to light."
+            }
+            thead {
+                tr { th { "with" } th { "iteration" } th { "saves" } th {} th.bar {} }
+            }
+            tbody {
+                @for (what, time) in [
+                    ("everything as predicted", whole),
+                    ("an infinitely fast network", limits.no_network),
+                    ("infinitely fast computation", limits.no_compute),
+                    ("no waiting for other ranks", limits.no_bubble),
+                ] {
+                    @let saved = (whole - time).max(Seconds::ZERO);
+                    tr {
+                        th { (what) }
+                        td { (scale.show(time)) }
+                        td { (scale.show(saved)) }
+                        td { (percent_of(saved.0, whole.0)) }
+                        (bar("m0", time.0 / whole.0))
+                    }
+                }
+            }
+        }
     }
-    writeln!(out, "</tbody></table>")
 }
 
-/// Writes the critical path by kind of op.
-pub(super) fn critical_path(out: &mut String, insight: &Insight<'_>) -> fmt::Result {
+/// The critical path by kind of op.
+pub(super) fn critical_path(insight: &Insight<'_>) -> Markup {
     let path = &insight.details.critical_path;
     let scale = Scale::of(insight.iteration);
-    writeln!(
-        out,
-        "<p>From the end of the iteration back to its start, each op waited for the one before it: \
-         on its lane, by a dependency, or on the other side of a message. These {} steps make up \
-         the iteration; speeding up anything else leaves it as it is.</p>",
-        path.steps.len(),
-    )?;
-    writeln!(
-        out,
-        "<table class=\"bars\"><caption>The critical path by kind, in {}.</caption>\n<thead><tr>\
-         <th>kind</th><th>steps</th><th>time</th><th>share</th><th class=\"bar\"></th></tr></thead>\
-         \n<tbody>",
-        scale.unit,
-    )?;
-    for part in &path.parts {
-        let class = part.kind.name();
-        writeln!(
-            out,
-            "<tr><th><i class=\"{class}\"></i>{}</th><td>{}</td><td>{}</td><td>{}</td>{}</tr>",
-            Text(&part.name),
-            part.count,
-            scale.show(part.time),
-            percent_of(part.time.0, insight.iteration.0),
-            bar(&[(class, part.time.0 / insight.iteration.0)]),
-        )?;
+    html! {
+        p {
+            "From the end of the iteration back to its start, each op waited for the one before it: \
+             on its lane, by a dependency, or on the other side of a message. These "
+            (path.steps.len())
+            " steps make up the iteration; speeding up anything else leaves it as it is."
+        }
+        table.bars {
+            caption { "The critical path by kind, in " (scale.unit) "." }
+            thead {
+                tr { th { "kind" } th { "steps" } th { "time" } th { "share" } th.bar {} }
+            }
+            tbody {
+                @for part in &path.parts {
+                    tr {
+                        th { i class=(part.kind) {} (part.name) }
+                        td { (part.count) }
+                        td { (scale.show(part.time)) }
+                        td { (percent_of(part.time.0, insight.iteration.0)) }
+                        (bar(part.kind.name(), part.time.0 / insight.iteration.0))
+                    }
+                }
+            }
+        }
     }
-    writeln!(out, "</tbody></table>")
 }
 
-/// Writes the bandwidth utilisation of each dimension of the cluster.
-pub(super) fn bandwidth(out: &mut String, insight: &Insight<'_>) -> fmt::Result {
+/// The bandwidth utilisation of each dimension of the cluster.
+pub(super) fn bandwidth(insight: &Insight<'_>) -> Markup {
     let longest = insight.details.bandwidth.iter().map(|used| used.message).reduce(Seconds::max);
     let scale = Scale::of(longest.unwrap_or_default());
-    writeln!(
-        out,
-        "<table class=\"bars\"><caption>What a device sends through each dimension of the cluster in \
-         an iteration, on average, against what its links could carry in that time. The last \
-         number is the average time of a message alone on its way, in {}.</caption>\n<thead><tr>\
-         <th>dimension</th><th>bytes</th><th>messages</th><th>each</th><th>used</th>\
-         <th class=\"bar\"></th></tr></thead>\n<tbody>",
-        scale.unit,
-    )?;
-    for used in &insight.details.bandwidth {
-        writeln!(
-            out,
-            "<tr><th>{}</th><td>{}</td><td>{:.0}</td><td>{}</td><td>{}</td>{}</tr>",
-            Text(&used.dimension),
-            Bytes(used.bytes_per_device as u64),
-            used.messages_per_device,
-            scale.show(used.message),
-            percent_of(used.utilisation, 1.0),
-            bar(&[("collective", used.utilisation)]),
-        )?;
+    html! {
+        table.bars {
+            caption {
+                "What a device sends through each dimension of the cluster in an iteration, on \
+                 average, against what its links could carry in that time. The last number is the \
+                 average time of a message alone on its way, in " (scale.unit) "."
+            }
+            thead {
+                tr {
+                    th { "dimension" } th { "bytes" } th { "messages" } th { "each" } th { "used" }
+                    th.bar {}
+                }
+            }
+            tbody {
+                @for used in &insight.details.bandwidth {
+                    tr {
+                        th { (used.dimension) }
+                        td { (Bytes(used.bytes_per_device as u64)) }
+                        td { (fixed::<0>(used.messages_per_device)) }
+                        td { (scale.show(used.message)) }
+                        td { (percent_of(used.utilisation, 1.0)) }
+                        (bar("collective", used.utilisation))
+                    }
+                }
+            }
+        }
     }
-    writeln!(out, "</tbody></table>")
 }
 
-/// The last cell of a table row: shares of a whole in their colours.
-fn bar(parts: &[(&str, f64)]) -> String {
-    let mut cell = "<td class=\"bar\"><div>".to_owned();
-    for (class, share) in parts {
-        let width = if share.is_finite() { share.clamp(0.0, 1.0) * 100.0 } else { 0.0 };
-        cell += &format!("<i class=\"{class}\" style=\"width:{width:.3}%\"></i>");
+/// The last cell of a table row: a share of a whole in its colour.
+fn bar(class: &str, share: f64) -> Markup {
+    let width = if share.is_finite() { share.clamp(0.0, 1.0) * 100.0 } else { 0.0 };
+    html! {
+        td.bar { div { i class=(class) style={ "width:" (fixed::<3>(width)) "%" } {} } }
     }
-    cell + "</div></td>"
 }
 
 #[cfg(test)]
@@ -197,15 +197,15 @@ pub(super) mod tests {
 
     #[test]
     fn bars_and_savings_follow_the_numbers() {
-        let (details, mut out) = (details(), String::new());
+        let details = details();
         let insight = insight(&details);
-        limits(&mut out, &insight).unwrap();
+        let out = limits(&insight).into_string();
         assert!(out.contains("<strong>0.900 to 1.200 s</strong>"), "{out}");
         assert!(out.contains("<td>0.750</td><td>0.250</td><td>25.0 %</td>"), "{out}");
-        critical_path(&mut out, &insight).unwrap();
+        let out = critical_path(&insight).into_string();
         assert!(out.contains("<i class=\"collective\" style=\"width:25.000%\">"), "{out}");
         assert!(out.contains("all_reduce &lt;tp&gt;"));
-        bandwidth(&mut out, &insight).unwrap();
+        let out = bandwidth(&insight).into_string();
         assert!(out.contains("width:12.500%") && out.contains("nv&lt;link&gt;"), "{out}");
     }
 
@@ -213,9 +213,7 @@ pub(super) mod tests {
     fn an_iteration_of_no_time_can_be_drawn() {
         let details = details();
         let insight = Insight { iteration: Seconds::ZERO, ..insight(&details) };
-        let mut out = String::new();
-        limits(&mut out, &insight).unwrap();
-        critical_path(&mut out, &insight).unwrap();
+        let out = limits(&insight).into_string() + &critical_path(&insight).into_string();
         assert!(!out.contains("NaN") && !out.contains("inf%"), "{out}");
     }
 }

@@ -1,10 +1,10 @@
 //! Memory of ranks over an iteration, drawn as a step curve.
 
 use super::insight::Insight;
-use super::numbers::{Scale, Text, ticks};
+use super::numbers::{Scale, fixed, ticks};
+use maud::{Markup, html};
 use paceline_plan::units::{Bytes, Seconds};
 use paceline_sim::MemoryCurve;
-use std::fmt::{self, Write};
 
 /// Maximum number of roles drawn: the number of colours.
 const ROLES: usize = 8;
@@ -16,8 +16,8 @@ const RIGHT: f64 = 16.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 34.0;
 
-/// Draws one line per role, and a dashed one for a device's memory if it is near.
-pub(super) fn write(out: &mut String, insight: &Insight<'_>) -> fmt::Result {
+/// One line per role, and a dashed one for a device's memory if it is near.
+pub(super) fn figure(insight: &Insight<'_>) -> Markup {
     let curves = &insight.details.memory;
     let shown = chosen(curves);
     let highest = shown.iter().map(|curve| curve.peak().0).max().unwrap_or(0);
@@ -25,51 +25,41 @@ pub(super) fn write(out: &mut String, insight: &Insight<'_>) -> fmt::Result {
     let capacity = Some(insight.capacity).filter(|bytes| bytes.0 / 2 < highest);
     let top = highest.max(capacity.map_or(0, |bytes| bytes.0));
     let chart = Chart { end: insight.iteration.0, top: Bytes(top).as_f64().max(1.0) * 1.05 };
-    writeln!(
-        out,
-        "<figure><svg class=\"chart\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
-         aria-label=\"memory over time\">",
-    )?;
-    chart.axes(out)?;
-    if let Some(bytes) = capacity {
-        let y = chart.y(bytes.as_f64());
-        writeln!(
-            out,
-            "<path class=\"floor\" d=\"M{LEFT} {y:.1}H{:.1}\"/><text x=\"{:.1}\" y=\"{:.1}\">a \
-             device has {bytes}</text>",
-            WIDTH - RIGHT,
-            LEFT + 6.0,
-            y - 5.0,
-        )?;
+    html! {
+        figure {
+            svg.chart viewBox={ "0 0 " (WIDTH) " " (HEIGHT) } role="img"
+                aria-label="memory over time" {
+                (chart.axes())
+                @if let Some(bytes) = capacity {
+                    @let y = chart.y(bytes.as_f64());
+                    path.floor d={ "M" (LEFT) " " (fixed::<1>(y)) "H" (fixed::<1>(WIDTH - RIGHT)) } {}
+                    text x=(fixed::<1>(LEFT + 6.0)) y=(fixed::<1>(y - 5.0)) {
+                        "a device has " (bytes)
+                    }
+                }
+                @for (index, curve) in shown.iter().enumerate() {
+                    path class={ "curve m" (index) } d=(chart.path(curve)) {
+                        title { (curve.role) ": " (curve.peak()) " at most" }
+                    }
+                }
+            }
+            p.legend {
+                @for (index, curve) in shown.iter().enumerate() {
+                    span { i class={ "m" (index) } {} (curve.role) } " "
+                }
+            }
+            figcaption {
+                "Memory of a rank of each role over one iteration: what is always there, activations \
+                 from when they are first written until they are freed, and scratch memory while it \
+                 is used."
+                @if shown.len() < curves.len() {
+                    " "
+                    strong { (shown.len()) " of " (curves.len()) " roles are drawn" }
+                    ", at even distances."
+                }
+            }
+        }
     }
-    for (index, curve) in shown.iter().enumerate() {
-        writeln!(
-            out,
-            "<path class=\"curve m{index}\" d=\"{}\"><title>{}: {} at most</title></path>",
-            chart.path(curve),
-            Text(&curve.role),
-            curve.peak(),
-        )?;
-    }
-    write!(out, "</svg>\n<p class=\"legend\">")?;
-    for (index, curve) in shown.iter().enumerate() {
-        write!(out, "<span><i class=\"m{index}\"></i>{}</span> ", Text(&curve.role))?;
-    }
-    write!(
-        out,
-        "</p>\n<figcaption>Memory of a rank of each role over one iteration: what is always there, \
-         activations from when they are first written until they are freed, and scratch memory \
-         while it is used.",
-    )?;
-    if shown.len() < curves.len() {
-        write!(
-            out,
-            " <strong>{} of {} roles are drawn</strong>, at even distances.",
-            shown.len(),
-            curves.len()
-        )?;
-    }
-    writeln!(out, "</figcaption></figure>")
 }
 
 /// All roles, or an evenly spaced selection that includes the first and the last.
@@ -95,32 +85,29 @@ impl Chart {
         TOP + (HEIGHT - BOTTOM - TOP) * (1.0 - bytes / self.top)
     }
 
-    fn axes(&self, out: &mut String) -> fmt::Result {
+    fn axes(&self) -> Markup {
         // Steps of 1, 2 or 5 in the binary unit of the upper edge.
         let unit = 1024f64.powi((self.top.log2() / 10.0).floor().max(0.0) as i32);
-        for value in ticks(0.0, self.top / unit, 5) {
-            let (y, right) = (self.y(value * unit), WIDTH - RIGHT);
-            writeln!(
-                out,
-                "<path class=\"gridline\" d=\"M{LEFT} {y:.1}H{right}\"/><text class=\"end\" \
-                 x=\"{:.1}\" y=\"{:.1}\">{}</text>",
-                LEFT - 6.0,
-                y + 3.5,
-                short(Bytes((value * unit) as u64)),
-            )?;
-        }
         let scale = Scale::of(Seconds(self.end));
         let times = ticks(0.0, self.end, 8);
         let scale = match times.as_slice() {
             [first, second, ..] => scale.for_steps(Seconds(second - first)),
             _ => scale,
         };
-        for time in times {
-            let (x, y) = (self.x(time), HEIGHT - BOTTOM + 15.0);
-            let label = scale.full(Seconds(time));
-            writeln!(out, "<text class=\"middle\" x=\"{x:.1}\" y=\"{y}\">{label}</text>")?;
+        html! {
+            @for value in ticks(0.0, self.top / unit, 5) {
+                @let y = self.y(value * unit);
+                path.gridline d={ "M" (LEFT) " " (fixed::<1>(y)) "H" (WIDTH - RIGHT) } {}
+                text.end x=(fixed::<1>(LEFT - 6.0)) y=(fixed::<1>(y + 3.5)) {
+                    (short(Bytes((value * unit) as u64)))
+                }
+            }
+            @for time in times {
+                text.middle x=(fixed::<1>(self.x(time))) y=(HEIGHT - BOTTOM + 15.0) {
+                    (scale.full(Seconds(time)))
+                }
+            }
         }
-        Ok(())
     }
 
     fn path(&self, curve: &MemoryCurve) -> String {
@@ -154,8 +141,7 @@ mod tests {
     use paceline_sim::MemoryPoint;
 
     fn drawn(insight: &Insight<'_>) -> String {
-        let mut out = String::new();
-        write(&mut out, insight).unwrap();
+        let out = figure(insight).into_string();
         assert!(!out.contains("NaN") && !out.contains("inf"), "{out}");
         out
     }

@@ -17,6 +17,7 @@ mod table;
 mod timeline;
 
 pub(crate) use insight::Insight;
+pub(crate) use numbers::fixed;
 pub(crate) use picture::picture;
 pub(crate) use prediction_error::{ErrorSummary, error_summary};
 pub(crate) use table::breakdown_table;
@@ -84,13 +85,11 @@ pub(crate) struct StalenessBars {
 
 /// Renders the page as HTML.
 pub(crate) fn render(input: &ReportInput<'_>) -> String {
-    let mut html = String::new();
-    page::write(&mut html, input).expect("a String takes any text");
-    html
+    page::page(input).into_string()
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use paceline_plan::ids::Rank;
     use paceline_plan::trace::{Origin, Span, SpanKind, TraceBuilder};
@@ -126,23 +125,29 @@ mod tests {
         builder.finish()
     }
 
-    /// Checks that tags are closed in order, so that a browser need not guess.
-    fn assert_well_formed(html: &str) {
-        let body = html.split("<script>").next().unwrap();
+    /// Checks that tags are closed in order, and returns those that stay open.
+    pub(crate) fn left_open(markup: &str) -> Vec<String> {
         let mut open = Vec::new();
-        for piece in body.split('<').skip(1) {
+        for piece in markup.split('<').skip(1) {
             let tag = piece.split('>').next().unwrap();
-            let name = tag.trim_start_matches('/').split([' ', '/', '\n']).next().unwrap();
-            if tag.starts_with('!') || tag.ends_with('/') || ["meta", "br"].contains(&name) {
+            let name = tag.trim_start_matches('/').split([' ', '\n']).next().unwrap();
+            if tag.starts_with('!') || ["meta", "br"].contains(&name) {
                 continue;
             }
+            assert!(!tag.ends_with('/'), "near <{tag}>");
             if tag.starts_with('/') {
                 assert_eq!(open.pop().as_deref(), Some(name), "near <{tag}>");
             } else {
                 open.push(name.to_owned());
             }
         }
-        assert_eq!(open, ["html", "body"], "left open before the script");
+        open
+    }
+
+    /// A browser need not guess where an element ends.
+    fn assert_well_formed(html: &str) {
+        let body = html.split("<script>").next().unwrap();
+        assert_eq!(left_open(body), ["html", "body"], "left open before the script");
     }
 
     fn full<'a>(simulated: Option<&'a Trace>, measured: Option<&'a Trace>) -> ReportInput<'a> {

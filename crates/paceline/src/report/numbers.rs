@@ -1,7 +1,6 @@
-//! Formatting of numbers and text in the report.
+//! Formatting of numbers in the report.
 
 use paceline_plan::units::Seconds;
-use std::fmt;
 
 /// One unit and one number of digits for a whole table, so that columns are comparable.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +70,11 @@ fn minus(text: String) -> String {
     text.replace('-', "−")
 }
 
+/// A coordinate with a fixed number of digits after the point.
+pub(crate) fn fixed<const DIGITS: usize>(value: f64) -> String {
+    format!("{value:.DIGITS$}")
+}
+
 /// Round values between two bounds, at most about `count`, for the ticks of an axis.
 pub(super) fn ticks(from: f64, to: f64, count: usize) -> Vec<f64> {
     let range = to - from;
@@ -85,27 +89,6 @@ pub(super) fn ticks(from: f64, to: f64, count: usize) -> Vec<f64> {
     // Counted rather than accumulated, so that rounding neither adds a tick nor drops the last.
     let ticks = (0..=count + 1).map(|i| (first + i as f64) * step);
     ticks.take_while(|t| *t <= to + range * 1e-9).collect()
-}
-
-/// Text escaped for an HTML element or a quoted attribute.
-pub(super) struct Text<'a>(pub &'a str);
-
-impl fmt::Display for Text<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut rest = self.0;
-        while let Some(at) = rest.find(['&', '<', '>', '"', '\'']) {
-            f.write_str(&rest[..at])?;
-            f.write_str(match rest.as_bytes()[at] {
-                b'&' => "&amp;",
-                b'<' => "&lt;",
-                b'>' => "&gt;",
-                b'"' => "&quot;",
-                _ => "&#39;",
-            })?;
-            rest = &rest[at + 1..];
-        }
-        f.write_str(rest)
-    }
 }
 
 #[cfg(test)]
@@ -140,10 +123,5 @@ mod tests {
         assert_eq!(ticks(0.3, 0.9, 3), [0.4, 0.6000000000000001, 0.8]);
         assert!(ticks(1.0, 1.0, 5).is_empty() && ticks(f64::NAN, 1.0, 5).is_empty());
         assert!(ticks(0.0, f64::INFINITY, 5).is_empty());
-    }
-
-    #[test]
-    fn text_cannot_leave_its_place() {
-        assert_eq!(Text("a<b>&\"c'ü").to_string(), "a&lt;b&gt;&amp;&quot;c&#39;ü");
     }
 }

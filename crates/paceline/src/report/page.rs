@@ -1,12 +1,12 @@
 //! The page around the figures: facts, tables and explanations.
 
-use super::numbers::{Scale, Text, percent};
+use super::numbers::{Scale, percent};
 use super::prediction_error::{ErrorSummary, error_summary};
 use super::rows::{PARTS, Pair, Row, rows};
 use super::{ReportInput, charts, insight, memory_curve, staleness, timeline};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
 use paceline_plan::trace::{Comparison, Tally, Trace, Window, compare};
 use paceline_plan::units::Seconds;
-use std::fmt::{self, Write};
 
 pub(super) const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("view.js");
@@ -16,82 +16,70 @@ const RANKS: usize = 32;
 /// Number of lines in each list of differences.
 const DIFFERENCES: usize = 12;
 
-/// Writes the whole page.
-pub(super) fn write(out: &mut String, input: &ReportInput<'_>) -> fmt::Result {
-    let title = Text(&input.title);
-    writeln!(
-        out,
-        "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>{title}</title>\n<style>\n{STYLE}</style>\n<body>\n<header><h1>{title}</h1>",
-    )?;
-    facts(out, input)?;
-    writeln!(out, "</header>")?;
-    warnings(out, input)?;
+/// The whole page.
+pub(super) fn page(input: &ReportInput<'_>) -> Markup {
     let (simulated, measured) = (input.simulated, input.measured);
     let comparison = simulated.zip(measured).map(|(s, m)| compare(s, m));
-    if let Some(longest) = longest(simulated, measured) {
-        let scale = Scale::of(longest);
-        section(out, heading(simulated, measured), |out| {
-            iteration(out, simulated, measured, &scale)?;
-            breakdown(out, simulated, measured, &scale)
-        })?;
-        section(out, "Timeline", |out| timeline::write(out, simulated, measured))?;
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (input.title) }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                header {
+                    h1 { (input.title) }
+                    @if !input.summary.is_empty() {
+                        dl.facts {
+                            @for (name, fact) in &input.summary {
+                                div { dt { (name) } dd { (fact) } }
+                            }
+                        }
+                    }
+                }
+                @if !input.warnings.is_empty() {
+                    ul.warnings { @for warning in &input.warnings { li { (warning) } } }
+                }
+                @if let Some(longest) = longest(simulated, measured) {
+                    @let scale = Scale::of(longest);
+                    (section(heading(simulated, measured), html! {
+                        (iteration(simulated, measured, &scale))
+                        (breakdown(simulated, measured, &scale))
+                    }))
+                    (section("Timeline", timeline::figure(simulated, measured)))
+                }
+                @if let Some(verdict) = error_summary(simulated, measured) {
+                    (section("Where the prediction was off", words(&verdict)))
+                }
+                @if let Some(found) = &input.insight {
+                    (section("What limits this", insight::limits(found)))
+                    (section("Critical path", insight::critical_path(found)))
+                    (section("Bandwidth", insight::bandwidth(found)))
+                    (section("Memory over time", memory_curve::figure(found)))
+                }
+                @if let Some(comparison) = comparison.filter(|c| c.joined > 0) {
+                    (section("Largest differences", differences(&comparison)))
+                }
+                @if let Some(curve) = &input.loss {
+                    (section("Loss", charts::loss(curve)))
+                }
+                @if let Some(bars) = &input.staleness {
+                    (section("Staleness", staleness::histogram(bars)))
+                }
+                @if !input.memory.is_empty() {
+                    (section("Memory", charts::memory(&input.memory)))
+                }
+                script { (PreEscaped(SCRIPT)) }
+            }
+        }
     }
-    if let Some(verdict) = error_summary(simulated, measured) {
-        section(out, "Where the prediction was off", |out| words(out, &verdict))?;
-    }
-    if let Some(found) = &input.insight {
-        section(out, "What limits this", |out| insight::limits(out, found))?;
-        section(out, "Critical path", |out| insight::critical_path(out, found))?;
-        section(out, "Bandwidth", |out| insight::bandwidth(out, found))?;
-        section(out, "Memory over time", |out| memory_curve::write(out, found))?;
-    }
-    if let Some(comparison) = comparison.filter(|c| c.joined > 0) {
-        section(out, "Largest differences", |out| differences(out, &comparison))?;
-    }
-    if let Some(curve) = &input.loss {
-        section(out, "Loss", |out| charts::loss(out, curve))?;
-    }
-    if let Some(bars) = &input.staleness {
-        section(out, "Staleness", |out| staleness::histogram(out, bars))?;
-    }
-    if !input.memory.is_empty() {
-        section(out, "Memory", |out| charts::memory(out, &input.memory))?;
-    }
-    writeln!(out, "<script>\n{SCRIPT}</script>\n</body>\n</html>")
 }
 
-fn section(
-    out: &mut String,
-    heading: &str,
-    body: impl FnOnce(&mut String) -> fmt::Result,
-) -> fmt::Result {
-    writeln!(out, "<section>\n<h2>{heading}</h2>")?;
-    body(out)?;
-    writeln!(out, "</section>")
-}
-
-fn facts(out: &mut String, input: &ReportInput<'_>) -> fmt::Result {
-    if input.summary.is_empty() {
-        return Ok(());
-    }
-    writeln!(out, "<dl class=\"facts\">")?;
-    for (name, fact) in &input.summary {
-        writeln!(out, "<div><dt>{}</dt><dd>{}</dd></div>", Text(name), Text(fact))?;
-    }
-    writeln!(out, "</dl>")
-}
-
-fn warnings(out: &mut String, input: &ReportInput<'_>) -> fmt::Result {
-    if input.warnings.is_empty() {
-        return Ok(());
-    }
-    writeln!(out, "<ul class=\"warnings\">")?;
-    for warning in &input.warnings {
-        writeln!(out, "<li>{}</li>", Text(warning))?;
-    }
-    writeln!(out, "</ul>")
+fn section(heading: &str, body: Markup) -> Markup {
+    html! { section { h2 { (heading) } (body) } }
 }
 
 fn longest(simulated: Option<&Trace>, measured: Option<&Trace>) -> Option<Seconds> {
@@ -107,141 +95,114 @@ fn heading(simulated: Option<&Trace>, measured: Option<&Trace>) -> &'static str 
     }
 }
 
-/// Writes the predicted and measured iteration time as a sentence.
-fn iteration(
-    out: &mut String,
-    simulated: Option<&Trace>,
-    measured: Option<&Trace>,
-    scale: &Scale,
-) -> fmt::Result {
+/// The predicted and measured iteration time as a sentence.
+fn iteration(simulated: Option<&Trace>, measured: Option<&Trace>, scale: &Scale) -> Markup {
     let of =
         |trace: Option<&Trace>| trace.and_then(Trace::steady_window).as_ref().map(Window::length);
-    let show = |time| format!("<strong>{}</strong>", scale.full(time));
-    match (of(simulated), of(measured)) {
-        (Some(simulated), Some(measured)) => {
-            let error = percent(Tally { simulated, measured }.error());
-            let (simulated, measured) = (show(simulated), show(measured));
-            write!(
-                out,
-                "<p>An iteration was predicted to take {simulated} and took {measured}: \
-                 the prediction is off by <strong>{error}</strong>.",
-            )?;
-        }
-        (Some(time), None) => write!(out, "<p>An iteration is predicted to take {}.", show(time))?,
-        (None, Some(time)) => write!(out, "<p>An iteration took {}.", show(time))?,
-        (None, None) => return Ok(()),
-    }
-    if let Some(trace) = measured {
+    let show = |time| html! { strong { (scale.full(time)) } };
+    let steady = measured.map(|trace| {
         let mut times: Vec<Seconds> = trace.steady_windows().iter().map(Window::length).collect();
         times.sort_by(|a, b| a.0.total_cmp(&b.0));
-        if let [first, .., last] = times.as_slice() {
-            let (least, most, count) = (scale.show(*first), scale.full(*last), times.len());
-            write!(
-                out,
-                " The measured one is the median of {count} steady iterations, \
-                 which took {least} to {most}.",
-            )?;
+        times
+    });
+    html! {
+        p {
+            @match (of(simulated), of(measured)) {
+                (Some(simulated), Some(measured)) => {
+                    "An iteration was predicted to take " (show(simulated)) " and took "
+                    (show(measured)) ": the prediction is off by "
+                    strong { (percent(Tally { simulated, measured }.error())) } "."
+                }
+                (Some(time), None) => { "An iteration is predicted to take " (show(time)) "." }
+                (None, Some(time)) => { "An iteration took " (show(time)) "." }
+                (None, None) => {}
+            }
+            @if let Some([first, .., last]) = steady.as_deref() {
+                " The measured one is the median of " (steady.iter().flatten().count())
+                " steady iterations, which took " (scale.show(*first)) " to " (scale.full(*last)) "."
+            }
         }
     }
-    writeln!(out, "</p>")
 }
 
-/// Writes compute, communication, exposed communication and bubble of every rank.
-fn breakdown(
-    out: &mut String,
-    simulated: Option<&Trace>,
-    measured: Option<&Trace>,
-    scale: &Scale,
-) -> fmt::Result {
+/// Compute, communication, exposed communication and bubble of every rank.
+fn breakdown(simulated: Option<&Trace>, measured: Option<&Trace>, scale: &Scale) -> Markup {
     let both = simulated.is_some() && measured.is_some();
-    write!(
-        out,
-        "<table class=\"{}\"><caption>Where the iteration’s time goes, in {}. Exposed is \
-         communication that no computation hides; compute, exposed and bubble make up the iteration.",
-        if both { "breakdown" } else { "breakdown narrow" },
-        scale.unit,
-    )?;
-    if both {
-        write!(
-            out,
-            " Errors are predicted less measured as a share of the measured iteration, \
-             so that those three sum to the iteration’s error.",
-        )?;
-    }
-    write!(out, "</caption>\n<thead>")?;
-    if both {
-        write!(out, "<tr><th></th>")?;
-        for part in &PARTS {
-            write!(out, "<th colspan=\"3\" class=\"group\">{}</th>", part.title)?;
-        }
-        write!(out, "</tr>\n<tr><th>rank</th>")?;
-        for _ in &PARTS {
-            write!(out, "<th class=\"first\">predicted</th><th>measured</th><th>error</th>")?;
-        }
-        writeln!(out, "</tr></thead>\n<tbody>")?;
-    } else {
-        write!(out, "<tr><th>rank</th>")?;
-        for part in &PARTS {
-            write!(out, "<th class=\"first\">{}</th>", part.title)?;
-        }
-        writeln!(out, "</tr></thead>\n<tbody>")?;
-    }
     let columns = PARTS.len() * if both { 3 } else { 1 };
-    for row in rows(simulated, measured, RANKS) {
-        match row {
-            Row::Rank(rank, pair) => {
-                write!(out, "<tr><th>{rank}</th>")?;
-                cells(out, &pair, both, scale)?;
+    html! {
+        table.breakdown.narrow[!both] {
+            caption {
+                "Where the iteration’s time goes, in " (scale.unit) ". Exposed is communication that \
+                 no computation hides; compute, exposed and bubble make up the iteration."
+                @if both {
+                    " Errors are predicted less measured as a share of the measured iteration, \
+                     so that those three sum to the iteration’s error."
+                }
             }
-            Row::Mean(pair) => {
-                write!(out, "<tr class=\"mean\"><th>mean</th>")?;
-                cells(out, &pair, both, scale)?;
+            thead {
+                @if both {
+                    tr { th {} @for part in &PARTS { th.group colspan="3" { (part.title) } } }
+                    tr {
+                        th { "rank" }
+                        @for _ in &PARTS {
+                            th.first { "predicted" } th { "measured" } th { "error" }
+                        }
+                    }
+                } @else {
+                    tr { th { "rank" } @for part in &PARTS { th.first { (part.title) } } }
+                }
             }
-            Row::Elided(count) => {
-                write!(out, "<tr><th>…</th><td colspan=\"{columns}\">{count} more ranks</td>")?;
+            tbody {
+                @for row in rows(simulated, measured, RANKS) {
+                    @match row {
+                        Row::Rank(rank, pair) => {
+                            tr { th { (rank) } (cells(&pair, both, scale)) }
+                        }
+                        Row::Mean(pair) => {
+                            tr.mean { th { "mean" } (cells(&pair, both, scale)) }
+                        }
+                        Row::Elided(count) => {
+                            tr { th { "…" } td colspan=(columns) { (count) " more ranks" } }
+                        }
+                    }
+                }
             }
         }
-        writeln!(out, "</tr>")?;
     }
-    writeln!(out, "</tbody></table>")
 }
 
-/// Writes the error attribution as text.
-fn words(out: &mut String, verdict: &ErrorSummary) -> fmt::Result {
-    writeln!(out, "<p>{}</p>", Text(&verdict.summary.join(" ")))?;
-    if verdict.lines.is_empty() {
-        return Ok(());
+/// The error attribution as text.
+fn words(verdict: &ErrorSummary) -> Markup {
+    html! {
+        p { (verdict.summary.join(" ")) }
+        @if !verdict.lines.is_empty() {
+            ul { @for line in &verdict.lines { li { (line) } } }
+            p {
+                "Every moment of a rank counts once: to the computation that ran, else to the \
+                 exchange that was under way, else to waiting. A negative share makes up for others."
+            }
+        }
     }
-    writeln!(out, "<ul>")?;
-    for line in &verdict.lines {
-        writeln!(out, "<li>{}</li>", Text(line))?;
-    }
-    writeln!(
-        out,
-        "</ul>\n<p>Every moment of a rank counts once: to the computation that ran, else to the \
-         exchange that was under way, else to waiting. A negative share makes up for others.</p>"
-    )
 }
 
-fn cells(out: &mut String, pair: &Pair, both: bool, scale: &Scale) -> fmt::Result {
+fn cells(pair: &Pair, both: bool, scale: &Scale) -> Markup {
     let show = |time: Option<Seconds>| time.map_or("–".to_owned(), |t| scale.show(t));
-    for part in &PARTS {
-        let (predicted, measured) = pair.part(part);
-        if both {
-            let (p, m, error) = (show(predicted), show(measured), percent(pair.error(part)));
-            write!(
-                out,
-                "<td class=\"first\">{p}</td><td>{m}</td><td class=\"error\">{error}</td>"
-            )?;
-        } else {
-            write!(out, "<td class=\"first\">{}</td>", show(predicted.or(measured)))?;
+    html! {
+        @for part in &PARTS {
+            @let (predicted, measured) = pair.part(part);
+            @if both {
+                td.first { (show(predicted)) }
+                td { (show(measured)) }
+                td.error { (percent(pair.error(part))) }
+            } @else {
+                td.first { (show(predicted.or(measured))) }
+            }
         }
     }
-    Ok(())
 }
 
-/// Writes the ops with the largest prediction errors, by name and individually.
-fn differences(out: &mut String, comparison: &Comparison) -> fmt::Result {
+/// The ops with the largest prediction errors, by name and individually.
+fn differences(comparison: &Comparison) -> Markup {
     let tallies = comparison
         .by_name
         .iter()
@@ -249,62 +210,59 @@ fn differences(out: &mut String, comparison: &Comparison) -> fmt::Result {
         .chain(comparison.largest.iter().map(|o| o.tally));
     let largest = tallies.map(|t| t.simulated.max(t.measured)).reduce(Seconds::max);
     let scale = Scale::of(largest.unwrap_or_default());
-
-    writeln!(
-        out,
-        "<p>{} ops were found in both traces and compared by rank and number, \
-         each averaged over the steady iterations and without its waiting.{}</p>",
-        comparison.joined,
-        unmatched(comparison),
-    )?;
-    let head =
-        "<th class=\"first\">predicted</th><th>measured</th><th>difference</th><th>error</th>";
-    let tally = |t: &Tally| {
-        format!(
-            "<td class=\"first\">{}</td><td>{}</td><td>{}</td><td class=\"error\">{}</td>",
-            scale.show(t.simulated),
-            scale.show(t.measured),
-            scale.show(t.difference()),
-            percent(t.error()),
-        )
+    let head = html! {
+        th.first { "predicted" } th { "measured" } th { "difference" } th { "error" }
     };
-    writeln!(
-        out,
-        "<table><caption>Ops of one name, summed over ranks, in {} an iteration.{}</caption>\n\
-         <thead><tr><th>op</th><th class=\"text\">kind</th><th>count</th>{head}</tr></thead>\n\
-         <tbody>",
-        scale.unit,
-        first_of(comparison.by_name.len()),
-    )?;
-    for name in comparison.by_name.iter().take(DIFFERENCES) {
-        writeln!(
-            out,
-            "<tr><th>{}</th><td class=\"text\">{}</td><td>{}</td>{}</tr>",
-            Text(&name.name),
-            timeline::words(name.kind),
-            name.count,
-            tally(&name.tally),
-        )?;
+    let tally = |t: &Tally| {
+        html! {
+            td.first { (scale.show(t.simulated)) }
+            td { (scale.show(t.measured)) }
+            td { (scale.show(t.difference())) }
+            td.error { (percent(t.error())) }
+        }
+    };
+    html! {
+        p {
+            (comparison.joined)
+            " ops were found in both traces and compared by rank and number, each averaged over the \
+             steady iterations and without its waiting."
+            (unmatched(comparison))
+        }
+        table {
+            caption {
+                "Ops of one name, summed over ranks, in " (scale.unit) " an iteration."
+                (first_of(comparison.by_name.len()))
+            }
+            thead { tr { th { "op" } th.text { "kind" } th { "count" } (head) } }
+            tbody {
+                @for name in comparison.by_name.iter().take(DIFFERENCES) {
+                    tr {
+                        th { (name.name) }
+                        td.text { (timeline::words(name.kind)) }
+                        td { (name.count) }
+                        (tally(&name.tally))
+                    }
+                }
+            }
+        }
+        table {
+            caption { "Single ops, in " (scale.unit) "." (first_of(comparison.joined)) }
+            thead {
+                tr { th { "op" } th.text { "kind" } th { "rank" } th { "microbatch" } (head) }
+            }
+            tbody {
+                @for op in comparison.largest.iter().take(DIFFERENCES) {
+                    tr {
+                        th { (op.name) }
+                        td.text { (timeline::words(op.kind)) }
+                        td { (op.rank) }
+                        td { (op.microbatch.map_or("–".to_owned(), |m| m.to_string())) }
+                        (tally(&op.tally))
+                    }
+                }
+            }
+        }
     }
-    writeln!(
-        out,
-        "</tbody></table>\n<table><caption>Single ops, in {}.{}</caption>\n<thead><tr><th>op</th>\
-         <th class=\"text\">kind</th><th>rank</th><th>microbatch</th>{head}</tr></thead>\n<tbody>",
-        scale.unit,
-        first_of(comparison.joined),
-    )?;
-    for op in comparison.largest.iter().take(DIFFERENCES) {
-        writeln!(
-            out,
-            "<tr><th>{}</th><td class=\"text\">{}</td><td>{}</td><td>{}</td>{}</tr>",
-            Text(&op.name),
-            timeline::words(op.kind),
-            op.rank,
-            op.microbatch.map_or("–".to_owned(), |m| m.to_string()),
-            tally(&op.tally),
-        )?;
-    }
-    writeln!(out, "</tbody></table>")
 }
 
 fn first_of(count: usize) -> String {

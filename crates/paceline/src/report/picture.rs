@@ -5,13 +5,14 @@
 //! microbatch.
 
 use super::coarse::Coarse;
-use super::numbers::{Scale, Text, ticks};
+use super::numbers::{Scale, fixed, ticks};
 use super::timeline::{Plot, RowSlot, Rows, labelled, words};
+use crate::plot::svg_file;
+use maud::{Markup, PreEscaped, html};
 use paceline_plan::ids::Rank;
 use paceline_plan::trace::{Span, SpanKind, Trace};
 use paceline_plan::units::Seconds;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::{self, Write};
 
 /// Draws a trace's steady iteration; `None` if it has none.
 pub(crate) fn picture(trace: &Trace) -> Option<String> {
@@ -19,9 +20,7 @@ pub(crate) fn picture(trace: &Trace) -> Option<String> {
     leave_out_what_does_not_show(&mut runs.trace);
     let plot = Plot::of_runs(&runs)?;
     let rows = Rows::choose(std::slice::from_ref(&plot));
-    let mut out = String::new();
-    Picture::new(&plot, &rows).write(&mut out).expect("a String takes any text");
-    Some(out)
+    Some(svg_file(Picture::new(&plot, &rows).draw()))
 }
 
 /// Removes lanes of a rank that are busy for less than a pixel in total, and waits on lanes that do
@@ -79,135 +78,100 @@ impl<'a, 'p> Picture<'a, 'p> {
         NAMES + (time - self.plot.window.start).0 * self.rate
     }
 
-    fn write(&self, out: &mut String) -> fmt::Result {
+    fn draw(&self) -> Markup {
         let height = TOP + self.rows.height + 34.0;
-        writeln!(
-            out,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
-             width=\"{WIDTH}\" height=\"{height}\" role=\"img\">"
-        )?;
-        let title = Text(&self.plot.trace.title);
+        let title = &self.plot.trace.title;
         let length = Scale::of(self.plot.window.length()).full(self.plot.window.length());
-        style(out)?;
-        writeln!(
-            out,
-            "<title>{title}, one iteration of {length}</title>\n\
-             <rect class=\"paper\" width=\"{WIDTH}\" height=\"{height}\"/>\n\
-             <text class=\"title\" x=\"{MARGIN}\" y=\"28\">{title}</text>\n\
-             <text class=\"end\" x=\"{}\" y=\"28\">one iteration of {length}</text>",
-            WIDTH - MARGIN
-        )?;
-        self.legend(out)?;
-        for place in &self.rows.places {
-            row(out, place)?;
+        html! {
+            svg xmlns="http://www.w3.org/2000/svg" viewBox={ "0 0 " (WIDTH) " " (height) }
+                width=(WIDTH) height=(height) role="img" {
+                title { (title) ", one iteration of " (length) }
+                style { (PreEscaped(style())) }
+                rect.paper width=(WIDTH) height=(height) {}
+                text.title x=(MARGIN) y="28" { (title) }
+                text.end x=(WIDTH - MARGIN) y="28" { "one iteration of " (length) }
+                (self.legend())
+                @for place in &self.rows.places { (row(place)) }
+                @for span in self.spans.iter().filter_map(|span| self.span(span)) { (span) }
+                (self.axis())
+            }
         }
-        for span in &self.spans {
-            self.span(out, span)?;
-        }
-        self.axis(out)?;
-        writeln!(out, "</svg>")
     }
 
-    fn legend(&self, out: &mut String) -> fmt::Result {
+    fn legend(&self) -> Markup {
         let present: BTreeSet<SpanKind> = self.spans.iter().map(|span| span.kind).collect();
         let mut x = MARGIN;
-        for kind in SpanKind::ALL.into_iter().filter(|kind| present.contains(kind)) {
-            let name = words(kind);
-            writeln!(
-                out,
-                "<rect class=\"{kind}\" x=\"{x:.1}\" y=\"44\" width=\"11\" height=\"11\"/>\
-                 <text x=\"{:.1}\" y=\"54\">{name}</text>",
-                x + 16.0
-            )?;
-            x += 34.0 + LETTER * name.len() as f64;
+        html! {
+            @for kind in SpanKind::ALL.into_iter().filter(|kind| present.contains(kind)) {
+                @let name = words(kind);
+                rect class=(kind) x=(fixed::<1>(x)) y="44" width="11" height="11" {}
+                text x=(fixed::<1>(x + 16.0)) y="54" { (name) }
+                @let () = x += 34.0 + LETTER * name.len() as f64;
+            }
         }
-        Ok(())
     }
 
-    fn span(&self, out: &mut String, span: &Span) -> fmt::Result {
-        let Some(place) = self.rows.find(span.rank, self.plot.trace.lane(span)) else {
-            return Ok(());
-        };
+    fn span(&self, span: &Span) -> Option<Markup> {
+        let place = self.rows.find(span.rank, self.plot.trace.lane(span))?;
         let window = self.plot.window;
         let from = self.x(span.start.max(window.start));
         let end = if span.end.0 < window.end.0 { span.end } else { window.end };
         let width = self.x(end) - from;
         let filled = self.plot.runs.map_or(1.0, |runs| runs.filled(span)).max(0.05);
         let top = TOP + place.top;
-        write!(
-            out,
-            "<rect class=\"{}\" x=\"{from:.2}\" y=\"{top}\" width=\"{width:.2}\" height=\"{}\"",
-            span.kind, place.height
-        )?;
-        if filled < 1.0 {
-            write!(out, " fill-opacity=\"{filled:.2}\"")?;
-        }
-        let name = Text(self.plot.trace.name(span));
-        writeln!(out, "><title>{name}, {}</title></rect>", span.duration())?;
-        if let Some(microbatch) = span.microbatch.filter(|_| labelled(span.kind))
-            && width >= NUMBER
-        {
-            let (x, y) = (from + width / 2.0, top + place.height - 5.0);
-            writeln!(out, "<text class=\"on\" x=\"{x:.2}\" y=\"{y}\">{microbatch}</text>")?;
-        }
-        Ok(())
+        let number = span.microbatch.filter(|_| labelled(span.kind) && width >= NUMBER);
+        Some(html! {
+            rect class=(span.kind) x=(fixed::<2>(from)) y=(top) width=(fixed::<2>(width))
+                height=(place.height)
+                fill-opacity=[(filled < 1.0).then(|| fixed::<2>(filled))] {
+                title { (self.plot.trace.name(span)) ", " (span.duration()) }
+            }
+            @if let Some(microbatch) = number {
+                text.on x=(fixed::<2>(from + width / 2.0)) y=(top + place.height - 5.0) {
+                    (microbatch)
+                }
+            }
+        })
     }
 
-    fn axis(&self, out: &mut String) -> fmt::Result {
+    fn axis(&self) -> Markup {
         let length = self.plot.window.length();
         let ticks = ticks(0.0, length.0, 8);
         let scale = match ticks.as_slice() {
             [first, second, ..] => Scale::of(length).for_steps(Seconds(second - first)),
             _ => Scale::of(length),
         };
-        let (top, bottom) = (TOP, TOP + self.rows.height);
-        for tick in ticks.into_iter().map(Seconds) {
-            let x = self.x(self.plot.window.start + tick);
-            writeln!(
-                out,
-                "<path class=\"tick\" d=\"M{x:.2} {top}V{:.1}\"/>\
-                 <text class=\"middle\" x=\"{x:.2}\" y=\"{:.1}\">{}</text>",
-                bottom + 6.0,
-                bottom + 22.0,
-                scale.full(tick)
-            )?;
+        let bottom = TOP + self.rows.height;
+        html! {
+            @for tick in ticks.into_iter().map(Seconds) {
+                @let x = fixed::<2>(self.x(self.plot.window.start + tick));
+                path.tick d={ "M" (x) " " (TOP) "V" (fixed::<1>(bottom + 6.0)) } {}
+                text.middle x=(x) y=(fixed::<1>(bottom + 22.0)) { (scale.full(tick)) }
+            }
         }
-        Ok(())
     }
 }
 
-fn row(out: &mut String, place: &RowSlot<'_>) -> fmt::Result {
-    let (top, width) = (TOP + place.top, WIDTH - NAMES - MARGIN);
+fn row(place: &RowSlot<'_>) -> Markup {
+    let top = TOP + place.top;
     let base = top + place.height / 2.0 + 4.0;
-    if place.first_of_rank {
-        writeln!(
-            out,
-            "<text class=\"rank\" x=\"{MARGIN}\" y=\"{base}\">rank {}</text>",
-            place.rank
-        )?;
+    html! {
+        @if place.first_of_rank { text.rank x=(MARGIN) y=(base) { "rank " (place.rank) } }
+        text.end x=(NAMES - 8.0) y=(base) { (place.lane) }
+        rect.track x=(NAMES) y=(top) width=(WIDTH - NAMES - MARGIN) height=(place.height) {}
     }
-    writeln!(
-        out,
-        "<text class=\"end\" x=\"{}\" y=\"{base}\">{}</text>\
-         <rect class=\"track\" x=\"{NAMES}\" y=\"{top}\" width=\"{width}\" height=\"{}\"/>",
-        NAMES - 8.0,
-        Text(place.lane),
-        place.height
-    )
 }
 
-/// Writes the report's colours without CSS variables, because some SVG viewers do not support them.
-fn style(out: &mut String) -> fmt::Result {
-    out.write_str(
-        "<style>\n\
+/// The report's colours without CSS variables, because some SVG viewers do not support them.
+fn style() -> String {
+    let mut out = "\n\
          text{font:11px system-ui,-apple-system,\"Segoe UI\",Roboto,\"Helvetica Neue\",Arial,sans-serif}\
          .title{font-size:15px;font-weight:600}.rank{font-weight:600}\
-         .end{text-anchor:end}.middle,.on{text-anchor:middle}.on{font-size:10px}.tick{fill:none}\n",
-    )?;
+         .end{text-anchor:end}.middle,.on{text-anchor:middle}.on{font-size:10px}.tick{fill:none}\n"
+        .to_owned();
     for (query, nth) in [("", 0), ("@media (prefers-color-scheme:dark){", 1)] {
         let colour = |name: &str| colour(name, nth);
-        write!(
-            out,
+        out += &format!(
             "{query}text{{fill:{quiet}}}.title,.rank{{fill:{ink}}}.on{{fill:{on}}}\
              .paper{{fill:{paper}}}.track{{fill:{track}}}.tick{{stroke:{rule};stroke-opacity:.6}}",
             quiet = colour("quiet"),
@@ -216,13 +180,13 @@ fn style(out: &mut String) -> fmt::Result {
             paper = colour("paper"),
             track = colour("track"),
             rule = colour("rule"),
-        )?;
+        );
         for kind in SpanKind::ALL {
-            write!(out, ".{kind}{{fill:{}}}", colour(kind.name()))?;
+            out += &format!(".{kind}{{fill:{}}}", colour(kind.name()));
         }
-        writeln!(out, "{}", if query.is_empty() { "" } else { "}" })?;
+        out += if query.is_empty() { "\n" } else { "}\n" };
     }
-    writeln!(out, "</style>")
+    out
 }
 
 /// A colour of the report's style sheet: the light one, or the dark one after it.
@@ -236,7 +200,7 @@ fn colour(name: &str, nth: usize) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::tests::small;
+    use crate::report::tests::{left_open, small};
     use paceline_plan::trace::Origin;
 
     #[test]
@@ -249,6 +213,7 @@ mod tests {
         assert_eq!(svg.matches(">7</text>").count(), 2);
         assert!(svg.contains("rank 1") && svg.contains("F&lt;0&gt;") && !svg.contains("F<0>"));
         assert!(svg.contains("one iteration of 1.000 ms"));
+        assert_eq!(left_open(&svg), [""; 0]);
     }
 
     #[test]

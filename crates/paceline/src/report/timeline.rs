@@ -5,19 +5,15 @@
 //! everything that must not stretch (labels, ticks) is overlaid with positions in percent.
 
 use super::coarse::Coarse;
-use super::numbers::{Scale, Text, ticks};
+use super::numbers::{Scale, fixed, ticks};
+use maud::{Markup, html};
 use paceline_plan::ids::Rank;
 use paceline_plan::trace::{Origin, Span, SpanKind, Trace, Window};
 use paceline_plan::units::Seconds;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::{self, Write};
 
-/// Draws the traces that are present; nothing if neither has an iteration.
-pub(super) fn write(
-    out: &mut String,
-    simulated: Option<&Trace>,
-    measured: Option<&Trace>,
-) -> fmt::Result {
+/// The traces that are present; nothing if neither has an iteration.
+pub(super) fn figure(simulated: Option<&Trace>, measured: Option<&Trace>) -> Markup {
     let traces: Vec<&Trace> = [simulated, measured].into_iter().flatten().collect();
     let plots: Vec<Plot<'_>> = traces.iter().filter_map(|trace| Plot::new(trace)).collect();
     let crowded = |plot: &Plot<'_>| {
@@ -25,16 +21,16 @@ pub(super) fn write(
         plot.steady_spans(&ranks) > SPANS / plots.len()
     };
     if !plots.iter().any(crowded) {
-        return draw(out, &plots);
+        return draw(&plots);
     }
     let joined: Vec<Coarse> = traces.into_iter().map(Coarse::new).collect();
     let plots: Vec<Plot<'_>> = joined.iter().filter_map(Plot::of_runs).collect();
-    draw(out, &plots)
+    draw(&plots)
 }
 
-fn draw(out: &mut String, traces: &[Plot<'_>]) -> fmt::Result {
+fn draw(traces: &[Plot<'_>]) -> Markup {
     let Some(longest) = traces.iter().map(|p| p.window.length()).reduce(Seconds::max) else {
-        return Ok(());
+        return Markup::default();
     };
     let axis = Axis::new(longest);
     let rows = Rows::choose(traces);
@@ -42,19 +38,16 @@ fn draw(out: &mut String, traces: &[Plot<'_>]) -> fmt::Result {
         traces.iter().map(|p| p.nearest(&rows, SPANS / traces.len())).collect();
     let reach = traces.iter().zip(&drawn).map(|(p, spans)| p.reach(&axis, spans));
     let (min, max) = reach.fold((0.0, axis.to), |a: (f64, f64), b| (a.0.min(b.0), a.1.max(b.1)));
-
-    writeln!(
-        out,
-        "<figure class=\"timeline\" tabindex=\"0\" data-unit=\"{}\" data-to=\"{}\" \
-         data-min=\"{min:.3}\" data-max=\"{max:.3}\">",
-        axis.unit, axis.to,
-    )?;
-    legend(out, &drawn)?;
-    for (plot, spans) in traces.iter().zip(&drawn) {
-        plot.write(out, &axis, &rows, spans, (min, max))?;
+    html! {
+        figure.timeline tabindex="0" data-unit=(axis.unit) data-to=(axis.to)
+            data-min=(fixed::<3>(min)) data-max=(fixed::<3>(max)) {
+            (legend(&drawn))
+            @for (plot, spans) in traces.iter().zip(&drawn) {
+                (plot.draw(&axis, &rows, spans, (min, max)))
+            }
+            (caption(traces, &rows, &drawn))
+        }
     }
-    caption(out, traces, &rows, &drawn)?;
-    writeln!(out, "</figure>")
 }
 
 /// Maximum number of spans drawn over both traces: with more, a browser cannot zoom smoothly.
@@ -213,127 +206,84 @@ impl<'a> Plot<'a> {
         })
     }
 
-    fn write(
+    fn draw(
         &self,
-        out: &mut String,
         axis: &Axis,
         rows: &Rows<'_>,
         spans: &[&Span],
         (min, max): (f64, f64),
-    ) -> fmt::Result {
+    ) -> Markup {
         let origin = self.trace.origin;
-        writeln!(out, "<div class=\"plot\" data-origin=\"{}\">", origin.name())?;
-        writeln!(
-            out,
-            "<h3>{} <small>{}, iteration {}</small></h3>",
-            heading(origin),
-            axis.scale.full(self.window.length()),
-            self.window.iteration,
-        )?;
-        row_names(out, rows)?;
         let height = rows.height;
-        writeln!(
-            out,
-            "<div class=\"field\" style=\"height:{height}px\"><svg viewBox=\"0 0 {} {height}\" \
-             preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{} timeline\">",
-            axis.to,
-            heading(origin),
-        )?;
-        for place in &rows.places {
-            let (top, height, width) = (place.top, place.height, max - min);
-            writeln!(
-                out,
-                "<rect class=\"track\" x=\"{min:.3}\" y=\"{top}\" width=\"{width:.3}\" \
-                 height=\"{height}\"/>",
-            )?;
-        }
-        for span in spans {
-            self.span(out, axis, rows, span)?;
-        }
-        // Spans outside the steady iteration stay visible, but are dimmed.
         let end = axis.length(self.window.length());
-        for (from, to) in [(min, 0.0), (end, max)] {
-            let width = (to - from).max(0.0);
-            writeln!(
-                out,
-                "<rect class=\"veil\" x=\"{from:.3}\" y=\"0\" width=\"{width:.3}\" \
-                 height=\"{height}\"/>",
-            )?;
-        }
-        writeln!(out, "<path class=\"bounds\" d=\"M0 0V{height}M{end:.3} 0V{height}\"/>\n</svg>")?;
-        self.labels(out, axis, rows, spans)?;
-        writeln!(out, "</div>")?;
-        ticks_below(out, axis)?;
-        writeln!(out, "</div>")
-    }
-
-    fn span(&self, out: &mut String, axis: &Axis, rows: &Rows<'_>, span: &Span) -> fmt::Result {
-        let Some(place) = rows.find(span.rank, self.trace.lane(span)) else { return Ok(()) };
-        let since = span.start - self.window.start;
-        write!(
-            out,
-            "<rect class=\"{}\" x=\"{:.4}\" y=\"{}\" width=\"{:.4}\" height=\"{}\"",
-            span.kind,
-            axis.length(since),
-            place.top,
-            axis.length(span.duration()).max(0.0),
-            place.height,
-        )?;
-        let filled = self.runs.map_or(1.0, |runs| runs.filled(span));
-        if filled < 1.0 {
-            write!(out, " fill-opacity=\"{:.2}\"", filled.max(0.05))?;
-        }
-        if span.iteration == self.window.iteration && span.kind != SpanKind::Wait {
-            write!(out, " data-op=\"{}.{}\"", span.rank, span.op)?;
-        }
-        if let Some(microbatch) = span.microbatch.filter(|_| labelled(span.kind)) {
-            write!(out, " data-m=\"{microbatch}\"")?;
-        }
-        write!(out, "><title>{}\n{}", Text(self.trace.name(span)), words(span.kind))?;
-        if let Some(microbatch) = span.microbatch {
-            write!(out, ", microbatch {microbatch}")?;
-        }
-        writeln!(
-            out,
-            ", iteration {}\nrank {}, {}\nfrom {}, for {}</title></rect>",
-            span.iteration,
-            span.rank,
-            Text(place.lane),
-            axis.scale.full(since),
-            span.duration(),
-        )
-    }
-
-    /// Writes microbatch numbers on the spans that are wide enough in the initial view.
-    fn labels(
-        &self,
-        out: &mut String,
-        axis: &Axis,
-        rows: &Rows<'_>,
-        spans: &[&Span],
-    ) -> fmt::Result {
-        write!(out, "<div class=\"labels\">")?;
-        for span in spans.iter().filter(|s| labelled(s.kind)) {
-            let (Some(microbatch), Some(place)) =
-                (span.microbatch, rows.find(span.rank, self.trace.lane(span)))
-            else {
-                continue;
-            };
-            let (start, width) =
-                (axis.length(span.start - self.window.start), axis.length(span.duration()));
-            if width < LABEL * axis.to || start < 0.0 || start + width > axis.to {
-                continue;
+        html! {
+            div.plot data-origin=(origin.name()) {
+                h3 {
+                    (heading(origin)) " "
+                    small {
+                        (axis.scale.full(self.window.length())) ", iteration " (self.window.iteration)
+                    }
+                }
+                (row_names(rows))
+                div.field style={ "height:" (height) "px" } {
+                    svg viewBox={ "0 0 " (axis.to) " " (height) } preserveAspectRatio="none"
+                        role="img" aria-label={ (heading(origin)) " timeline" } {
+                        @for place in &rows.places {
+                            rect.track x=(fixed::<3>(min)) y=(place.top)
+                                width=(fixed::<3>(max - min)) height=(place.height) {}
+                        }
+                        @for span in spans.iter().filter_map(|span| self.span(axis, rows, span)) {
+                            (span)
+                        }
+                        // Spans outside the steady iteration stay visible, but are dimmed.
+                        @for (from, to) in [(min, 0.0), (end, max)] {
+                            rect.veil x=(fixed::<3>(from)) y="0"
+                                width=(fixed::<3>((to - from).max(0.0))) height=(height) {}
+                        }
+                        path.bounds d={ "M0 0V" (height) "M" (fixed::<3>(end)) " 0V" (height) } {}
+                    }
+                    (self.labels(axis, rows, spans))
+                }
+                (ticks_below(axis))
             }
-            write!(
-                out,
-                "<i style=\"left:{:.3}%;width:{:.3}%;top:{}px;line-height:{}px\">{microbatch}</i>",
-                axis.percent(start),
-                axis.percent(width),
-                place.top,
-                place.height,
-            )?;
         }
-        writeln!(out, "</div>")
+    }
+
+    fn span(&self, axis: &Axis, rows: &Rows<'_>, span: &Span) -> Option<Markup> {
+        let place = rows.find(span.rank, self.trace.lane(span))?;
+        let since = span.start - self.window.start;
+        let filled = Some(self.runs.map_or(1.0, |runs| runs.filled(span))).filter(|f| *f < 1.0);
+        let shown = span.iteration == self.window.iteration && span.kind != SpanKind::Wait;
+        Some(html! {
+            rect class=(span.kind) x=(fixed::<4>(axis.length(since))) y=(place.top)
+                width=(fixed::<4>(axis.length(span.duration()).max(0.0))) height=(place.height)
+                fill-opacity=[filled.map(|filled| fixed::<2>(filled.max(0.05)))]
+                data-op=[shown.then(|| format!("{}.{}", span.rank, span.op))]
+                data-m=[span.microbatch.filter(|_| labelled(span.kind))] {
+                title {
+                    (self.trace.name(span)) "\n" (words(span.kind))
+                    @if let Some(microbatch) = span.microbatch { ", microbatch " (microbatch) }
+                    ", iteration " (span.iteration) "\nrank " (span.rank) ", " (place.lane)
+                    "\nfrom " (axis.scale.full(since)) ", for " (span.duration())
+                }
+            }
+        })
+    }
+
+    /// Microbatch numbers on the spans that are wide enough in the initial view.
+    fn labels(&self, axis: &Axis, rows: &Rows<'_>, spans: &[&Span]) -> Markup {
+        let label = |span: &Span| {
+            let microbatch = span.microbatch.filter(|_| labelled(span.kind))?;
+            let place = rows.find(span.rank, self.trace.lane(span))?;
+            let start = axis.length(span.start - self.window.start);
+            let width = axis.length(span.duration());
+            let shown = width >= LABEL * axis.to && start >= 0.0 && start + width <= axis.to;
+            let (left, wide) = (fixed::<3>(axis.percent(start)), fixed::<3>(axis.percent(width)));
+            let (top, height) = (place.top, place.height);
+            let style = format!("left:{left}%;width:{wide}%;top:{top}px;line-height:{height}px");
+            shown.then(|| html! { i style=(style) { (microbatch) } })
+        };
+        html! { div.labels { @for label in spans.iter().filter_map(|span| label(span)) { (label) } } }
     }
 }
 
@@ -356,83 +306,72 @@ pub(super) fn words(kind: SpanKind) -> String {
     kind.name().replace('_', " ")
 }
 
-fn legend(out: &mut String, drawn: &[Vec<&Span>]) -> fmt::Result {
+fn legend(drawn: &[Vec<&Span>]) -> Markup {
     let present: BTreeSet<SpanKind> = drawn.iter().flatten().map(|s| s.kind).collect();
-    write!(out, "<p class=\"legend\">")?;
-    for kind in SpanKind::ALL.into_iter().filter(|k| present.contains(k)) {
-        write!(out, "<span><i class=\"{kind}\"></i>{}</span> ", words(kind))?;
-    }
-    writeln!(out, "</p>")
-}
-
-fn row_names(out: &mut String, rows: &Rows<'_>) -> fmt::Result {
-    writeln!(out, "<div class=\"names\" style=\"height:{}px\">", rows.height)?;
-    for place in &rows.places {
-        write!(out, "<div style=\"top:{}px;line-height:{}px\">", place.top, place.height)?;
-        if place.first_of_rank {
-            write!(out, "<b>rank {}</b>", place.rank)?;
+    html! {
+        p.legend {
+            @for kind in SpanKind::ALL.into_iter().filter(|k| present.contains(k)) {
+                span { i class=(kind) {} (words(kind)) } " "
+            }
         }
-        writeln!(out, "<span>{}</span></div>", Text(place.lane))?;
     }
-    writeln!(out, "</div>")
 }
 
-fn ticks_below(out: &mut String, axis: &Axis) -> fmt::Result {
+fn row_names(rows: &Rows<'_>) -> Markup {
+    html! {
+        div.names style={ "height:" (rows.height) "px" } {
+            @for place in &rows.places {
+                div style={ "top:" (place.top) "px;line-height:" (place.height) "px" } {
+                    @if place.first_of_rank { b { "rank " (place.rank) } }
+                    span { (place.lane) }
+                }
+            }
+        }
+    }
+}
+
+fn ticks_below(axis: &Axis) -> Markup {
     let ticks = ticks(0.0, axis.to * axis.unit, 8);
     let scale = match ticks.as_slice() {
         [first, second, ..] => axis.scale.for_steps(Seconds(second - first)),
         _ => axis.scale,
     };
-    write!(out, "<div class=\"axis\">")?;
-    for tick in ticks {
-        let at = axis.percent(axis.length(Seconds(tick)));
-        if at > 96.0 {
-            break; // Its label would be cut off.
+    let at = |tick: f64| axis.percent(axis.length(Seconds(tick)));
+    html! {
+        div.axis {
+            // The label of a later tick would be cut off.
+            @for tick in ticks.into_iter().take_while(|tick| at(*tick) <= 96.0) {
+                span style={ "left:" (fixed::<3>(at(tick))) "%" } { (scale.full(Seconds(tick))) }
+            }
         }
-        write!(out, "<span style=\"left:{at:.3}%\">{}</span>", scale.full(Seconds(tick)))?;
     }
-    writeln!(out, "</div>")
 }
 
-fn caption(
-    out: &mut String,
-    plots: &[Plot<'_>],
-    rows: &Rows<'_>,
-    drawn: &[Vec<&Span>],
-) -> fmt::Result {
-    write!(
-        out,
-        "<figcaption>One steady iteration, from its first op on any rank to the next \
-         iteration’s first. Numbers are microbatches.",
-    )?;
-    if plots.iter().any(|plot| plot.runs.is_some()) {
-        write!(
-            out,
-            " <strong>Neighbouring ops of one microbatch and pass are drawn as one</strong>, paler the \
-             less of it they fill; a trace for Perfetto has each of them.",
-        )?;
-    }
-    if rows.ranks.0 < rows.ranks.1 {
-        write!(
-            out,
-            " <strong>{} of {} ranks are drawn</strong>, at even distances.",
-            rows.ranks.0, rows.ranks.1
-        )?;
-    }
+fn caption(plots: &[Plot<'_>], rows: &Rows<'_>, drawn: &[Vec<&Span>]) -> Markup {
     let (shown, all): (usize, usize) =
         (drawn.iter().map(Vec::len).sum(), plots.iter().map(|p| p.trace.spans.len()).sum());
-    if shown < all {
-        write!(
-            out,
-            " <strong>{shown} of {all} spans are drawn</strong>, the nearest to this iteration.",
-        )?;
+    html! {
+        figcaption {
+            "One steady iteration, from its first op on any rank to the next iteration’s first. \
+             Numbers are microbatches."
+            @if plots.iter().any(|plot| plot.runs.is_some()) {
+                " " strong { "Neighbouring ops of one microbatch and pass are drawn as one" }
+                ", paler the less of it they fill; a trace for Perfetto has each of them."
+            }
+            @if rows.ranks.0 < rows.ranks.1 {
+                " " strong { (rows.ranks.0) " of " (rows.ranks.1) " ranks are drawn" }
+                ", at even distances."
+            }
+            @if shown < all {
+                " " strong { (shown) " of " (all) " spans are drawn" }
+                ", the nearest to this iteration."
+            }
+            span.hint hidden {
+                " Drag across a range to zoom into it; click, then turn the wheel to zoom; arrow keys \
+                 or Shift and drag move; Esc or a double click returns."
+            }
+        }
     }
-    writeln!(
-        out,
-        "<span class=\"hint\" hidden> Drag across a range to zoom into it; click, then turn the \
-         wheel to zoom; arrow keys or Shift and drag move; Esc or a double click \
-         returns.</span></figcaption>",
-    )
 }
 
 #[cfg(test)]
@@ -441,9 +380,7 @@ mod tests {
     use crate::report::tests::small;
 
     fn draw(simulated: Option<&Trace>, measured: Option<&Trace>) -> String {
-        let mut out = String::new();
-        write(&mut out, simulated, measured).unwrap();
-        out
+        figure(simulated, measured).into_string()
     }
 
     #[test]
@@ -458,7 +395,7 @@ mod tests {
         let names: Vec<&str> = html
             .split("<div class=\"names\"")
             .skip(1)
-            .map(|p| p.split("</div>\n</div>").next().unwrap())
+            .map(|p| p.split("</div></div>").next().unwrap())
             .collect();
         assert_eq!(names.len(), 2);
         assert_eq!(names[0], names[1]);
