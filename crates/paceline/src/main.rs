@@ -6,6 +6,7 @@
 //! estimate   estimates a whole training run from one predicted iteration
 //! flags      converts command-line flags to library types; reports all problems at once
 //! launch     starts one process per rank and supervises them
+//! log        diagnostic events on standard error, if `PACELINE_LOG` asks for them
 //! output     text, JSON lines, and files that are complete or absent
 //! overview   summaries of a plan and of a simulation that fit one screen
 //! plot       charts as SVG
@@ -21,6 +22,7 @@ mod estimate;
 mod failure;
 mod flags;
 mod launch;
+mod log;
 mod output;
 mod overview;
 mod plot;
@@ -31,7 +33,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match commands::run(std::env::args_os().collect()) {
+    let ran = log::start().and_then(|()| commands::run(std::env::args_os().collect()));
+    match ran {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if let Some(message) = failure.message() {

@@ -6,6 +6,7 @@ mod cli {
     mod examples;
     mod input;
     mod json;
+    mod log;
     mod processes;
     mod recovery;
     mod runs;

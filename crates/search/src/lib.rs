@@ -70,6 +70,8 @@ pub fn search(
         considered += 1;
         let Ok(plan) = lower_on(request.model, strategy, &fabric) else { continue };
         let Ok(outcome) = simulate(&plan, request.cluster, &request.options) else { continue };
+        let (seconds, bytes, fits) = (outcome.iteration.0, outcome.peak_bytes.0, outcome.fits);
+        tracing::debug!(target: "search", considered, seconds, bytes, fits, "simulated");
         found.push(Candidate {
             strategy: strategy.clone(),
             iteration: outcome.iteration,

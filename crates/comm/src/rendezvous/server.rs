@@ -118,6 +118,7 @@ fn gather(
                   newcomer: Option<ControlConnection>,
                   text: String| {
         let cause = problem(text);
+        tracing::warn!(target: "comm", %cause, "refused");
         let over = Control::Over { cause: cause.clone() };
         for mut line in seats.into_values().map(|(line, _)| line).chain(newcomer) {
             let _ = line.send(&over);
@@ -154,7 +155,10 @@ fn gather(
             };
             match wrong {
                 Some(text) => return refuse(seats, Some(line), text),
-                None => drop(seats.insert(rank, (line, member))),
+                None => {
+                    tracing::debug!(target: "comm", %rank, host, "joined");
+                    seats.insert(rank, (line, member));
+                }
             }
         }
     }
@@ -280,6 +284,7 @@ impl<'o> LivenessMonitor<'o> {
                             Control::Heartbeat { doing } => seat.doing = doing,
                             Control::Ready => became_ready += 1,
                             Control::Goodbye => {
+                                tracing::debug!(target: "comm", rank = %seat.member.rank, "left");
                                 seat.left = true;
                                 break;
                             }
@@ -302,6 +307,7 @@ impl<'o> LivenessMonitor<'o> {
             self.ready += became_ready;
             if self.ready == self.seats.len() {
                 self.seats.iter_mut().for_each(|seat| seat.heard = now);
+                tracing::debug!(target: "comm", ranks = self.ready, "all ranks are connected");
                 self.broadcast(&Control::Go);
             }
         }
@@ -320,6 +326,7 @@ impl<'o> LivenessMonitor<'o> {
     }
 
     fn over(mut self, cause: CommError) -> Result<(), CommError> {
+        tracing::warn!(target: "comm", %cause, "lost");
         self.broadcast(&Control::Over { cause: cause.clone() });
         self.drain();
         Err(cause)

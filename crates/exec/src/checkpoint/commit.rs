@@ -31,6 +31,7 @@ impl<'a> PendingCheckpoint<'a> {
         let name = format!(".{}.{:016x}{PARTIAL}", name(iteration), options.attempt);
         let folder = options.directory.join(name);
         fs::create_dir_all(&folder).map_err(CheckpointError::write(&folder))?;
+        tracing::debug!(target: "exec", iteration, folder = %folder.display(), "checkpoint begun");
         Ok(Self { options, iteration, folder })
     }
 
@@ -111,6 +112,8 @@ impl<'a> PendingCheckpoint<'a> {
         }
         fs::rename(&self.folder, &path).map_err(CheckpointError::write(&path))?;
         sync_directory(directory)?;
+        let iteration = self.iteration;
+        tracing::info!(target: "exec", iteration, path = %path.display(), "checkpoint committed");
         let complete = complete(directory);
         let too_many = complete.len().saturating_sub(self.options.keep.max(1));
         // Checkpoints of later iterations belong to a run before its resumption; they count as old.

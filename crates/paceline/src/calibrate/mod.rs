@@ -119,6 +119,7 @@ pub(crate) fn measure(
     let mut exchanges = ExchangeSuite::new(request, &steady, &sweep);
     let mut decay = DecayProbe::new(&probes, request, &sweep, (&steady, stop));
     for round in 0..ROUNDS {
+        tracing::debug!(target: "calibrate", round = round + 1, of = ROUNDS, "round begun");
         let part = |from: f64, to: f64| {
             move |share: f64, next: &str| {
                 let done = f64::from(round) + from + share * (to - from);
@@ -146,10 +147,12 @@ pub(crate) fn measure(
         rank_skew: cache_decay::rank_skew(request),
         transports: exchanges.tables(),
     };
+    let elsewhere = steady.off_placement();
+    tracing::debug!(target: "calibrate", elsewhere, "measured");
     let mut cluster = describe(measured)?;
     listener.report(1.0, "what is offloaded")?;
     stores(request, &mut cluster.device)?;
-    Ok(Calibrated { cluster, elsewhere: steady.off_placement() })
+    Ok(Calibrated { cluster, elsewhere })
 }
 
 /// Memory for flushing the caches of the largest number of ranks that exchange data.

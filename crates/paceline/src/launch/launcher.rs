@@ -153,6 +153,7 @@ impl Ranks {
             command.stdout(Stdio::null());
         }
         let child = command.spawn().with_context(|| format!("rank {rank} cannot be started"))?;
+        tracing::debug!(target: "launch", rank, process = child.id(), "started");
         self.0.push(Started { child, ended: None });
         Ok(())
     }
@@ -167,8 +168,12 @@ impl Ranks {
 
     /// Reaps ended processes, so that none is left as a zombie.
     fn reap(&mut self) {
-        for started in self.0.iter_mut().filter(|started| started.ended.is_none()) {
+        let running = self.0.iter_mut().enumerate().filter(|(_, started)| started.ended.is_none());
+        for (rank, started) in running {
             started.ended = started.child.try_wait().ok().flatten();
+            if let Some(status) = started.ended {
+                tracing::debug!(target: "launch", rank, "{}", how(status));
+            }
         }
     }
 

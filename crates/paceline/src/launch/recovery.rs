@@ -96,6 +96,7 @@ pub(crate) fn run(run: &SupervisedRun<'_>, output: &Output) -> Result<(), Failur
         let newest = written.newest(run.iterations);
         let from = newest.as_ref().map_or(0, |(iteration, _)| *iteration);
         carried.resume = newest.map(|(_, path)| path);
+        tracing::info!(target: "launch", restart, world, from, cause = %fall.cause, "restarting");
         Journal::note_restart(
             &directory,
             RestartRecord { after: from, cause: fall.cause.clone() },
