@@ -1,9 +1,11 @@
 //! `paceline train`: runs a plan, and compares its prediction with the measurement.
 
+mod contradictions;
 mod events;
 mod files;
 mod machine;
 mod record;
+mod scratch;
 mod study;
 mod throughput;
 
@@ -21,6 +23,7 @@ use crate::launch::{self, Layout, RankIdentity, RankProcess};
 use crate::output::{self, IterationRecord, Journal, Output, RunDir, RunRecord, stop_on_interrupt};
 use crate::sweep::SweepFlags;
 use clap::Args;
+use contradictions::refuse_contradictions;
 use events::{DoneEvent, IterationEvent};
 use files::{closing, write_files};
 use machine::{
@@ -38,6 +41,7 @@ use paceline_plan::model::Model;
 use paceline_plan::program::Plan;
 use paceline_plan::units::Seconds;
 use paceline_sim::cluster::{Cluster, IndexRange, Selector as Somewhere, Straggler};
+use scratch::Scratch;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -129,8 +133,8 @@ pub(crate) fn start(flags: &JobFlags, purpose: Purpose, origins: Origins) -> Res
         (Purpose::Measure, None) => Some(Scratch::new()?),
         (Purpose::Measure, Some(_)) | (Purpose::Train, _) => None,
     };
-    if let Some(Scratch(path)) = &scratch {
-        job.training.out = Some(path.clone());
+    if let Some(scratch) = &scratch {
+        job.training.out = Some(scratch.path().to_owned());
     }
     job.run(&flags.common.output())
 }
@@ -172,24 +176,6 @@ fn prepare(flags: &JobFlags, purpose: Purpose, origins: Origins) -> Result<Job, 
         Job::check(&strategy, &flags.cluster, training, (keeping, data), launch, problems)?;
     job.purpose = purpose;
     Ok(job)
-}
-
-/// A directory that is removed when the run ends.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Result<Self, Failure> {
-        let path = std::env::temp_dir().join(format!("paceline-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&path)?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // A leftover temporary directory does no harm.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 /// A validated run.
@@ -249,32 +235,8 @@ impl Job {
         if let (Some(Request { model, plan }), Some(data)) = (&request, &data) {
             can_learn(model, plan, &data.source, &keeping, &mut problems);
         }
-        if let (Some(slow), Some(Request { plan, .. })) = (training.straggler, &request)
-            && slow.rank >= plan.mesh.world()
-        {
-            let (rank, last) = (slow.rank, plan.mesh.world() - 1);
-            problems.add("--straggler", format!("there is no rank {rank}; the last one is {last}"));
-        }
-        if let (SavePolicy::Every(_), Some(Request { plan, .. })) = (&keeping.saving, &request)
-            && plan.strategy.sync.is_async()
-        {
-            let sync = plan.strategy.sync;
-            problems.add(
-                "--save-every",
-                format!(
-                    "with {sync} ranks are at different iterations; the run is saved at its end"
-                ),
-            );
-        }
-        let done = keeping.resume.as_ref().map_or(0, |resume| resume.state().iteration);
-        if done > 0 && training.iterations <= done {
-            problems.add(
-                "--iterations",
-                format!(
-                    "counts from the run's start, and the checkpoint is at {done}; use more than that"
-                ),
-            );
-        }
+        let plan = request.as_ref().map(|request| &request.plan);
+        refuse_contradictions(plan, &training, &keeping, &mut problems);
         let resumed = keeping.resume.as_ref().map(|resume| resume.state());
         let warm_up = request.as_ref().map_or(Ok(0), |Request { plan, .. }| {
             paceline_exec::warm_up(&plan.strategy, training.iterations, resumed)

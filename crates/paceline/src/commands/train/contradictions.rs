@@ -1,0 +1,34 @@
+//! Flags of a training run that contradict its plan or its checkpoint.
+
+use crate::flags::{CheckpointOptions, Problems, SavePolicy, Training};
+use paceline_plan::program::Plan;
+
+/// Records flags that name a rank that the plan lacks, save while ranks are at different
+/// iterations, or end before the checkpoint.
+pub(super) fn refuse_contradictions(
+    plan: Option<&Plan>,
+    training: &Training,
+    keeping: &CheckpointOptions,
+    problems: &mut Problems,
+) {
+    if let (Some(slow), Some(plan)) = (training.straggler, plan)
+        && slow.rank >= plan.mesh.world()
+    {
+        let (rank, last) = (slow.rank, plan.mesh.world() - 1);
+        problems.add("--straggler", format!("there is no rank {rank}; the last one is {last}"));
+    }
+    if let (SavePolicy::Every(_), Some(plan)) = (&keeping.saving, plan)
+        && plan.strategy.sync.is_async()
+    {
+        let sync = plan.strategy.sync;
+        problems.add(
+            "--save-every",
+            format!("with {sync} ranks are at different iterations; the run is saved at its end"),
+        );
+    }
+    let done = keeping.resume.as_ref().map_or(0, |resume| resume.state().iteration);
+    if done > 0 && training.iterations <= done {
+        let text = "counts from the run's start, and the checkpoint is at";
+        problems.add("--iterations", format!("{text} {done}; use more than that"));
+    }
+}
