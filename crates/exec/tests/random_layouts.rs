@@ -57,8 +57,17 @@ fn any_layout() -> impl Strategy<Value = Layout> {
     )
 }
 
+/// Number of random cases: `PROPTEST_CASES`, or few enough for every `cargo test`.
+fn cases(few: u32) -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(few)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, max_global_rejects: 10_000, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: cases(60),
+        max_global_rejects: 200 * cases(60),
+        ..Default::default()
+    })]
     #[test]
     fn any_layout_trains_as_one_rank_does(layout in any_layout(), which in 0usize..3) {
         let model = [tiny_gpt(true), tiny_gpt(false), tiny_llama()][which].clone();

@@ -306,8 +306,13 @@ fn every_kind_of_damage_can_be_done_somewhere() {
     }
 }
 
+/// Number of random cases: `PROPTEST_CASES`, or few enough for every `cargo test`.
+fn cases(few: u32) -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(few)
+}
+
 proptest! {
-    #![proptest_config(Config { cases: 2000, failure_persistence: None, ..Config::default() })]
+    #![proptest_config(Config { cases: cases(2000), failure_persistence: None, ..Config::default() })]
 
     #[test]
     fn damage_is_found(plan: usize, role: usize, which: usize, how in select(&DAMAGES)) {

@@ -153,8 +153,13 @@ prop_compose! {
     }
 }
 
+/// Number of random cases: `PROPTEST_CASES`, or few enough for every `cargo test`.
+fn cases(few: u32) -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(few)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(cases(300)))]
 
     #[test]
     fn random_legal_strategies_lower_to_valid_plans(
