@@ -10,7 +10,7 @@ use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
 use paceline_sim::NetworkKind;
 use paceline_sim::network::{
-    Analytic, CollectiveProfile, DimensionLoad, Flow, CostModel, PhaseLatency, Vector,
+    Analytic, CollectiveProfile, CostModel, DimensionLoad, Flow, PhaseLatency, Vector,
 };
 use serde::Serialize;
 use serde_json::Value;

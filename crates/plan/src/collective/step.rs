@@ -88,6 +88,23 @@ pub enum Action {
     },
 }
 
+impl Action {
+    /// Chunks of this rank's work buffer, or of a message to it.
+    pub const fn chunks(&self) -> Chunks {
+        match *self {
+            Self::Send { chunks, .. }
+            | Self::Recv { chunks, .. }
+            | Self::Fold { chunks }
+            | Self::Emit { chunks, .. }
+            | Self::Lend { chunks, .. }
+            | Self::Read { chunks, .. }
+            | Self::Write { chunks, .. }
+            | Self::Offer { chunks, .. }
+            | Self::Take { chunks, .. } => chunks,
+        }
+    }
+}
+
 /// Equally spaced ranks of a group that share one switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Peers {

@@ -235,7 +235,7 @@ struct Group<'a> {
 impl<'a> Group<'a> {
     fn new(pattern: &'a Pattern, steps: &'a [Vec<Step>]) -> Self {
         let kind = pattern.kind();
-        let all = steps.iter().flatten().map(|step| chunks_of(&step.action).pieces.max(1));
+        let all = steps.iter().flatten().map(|step| step.action.chunks().pieces.max(1));
         let grain = all.fold(1, |grain, pieces| grain / gcd(grain, pieces) * pieces);
         let cells = pattern.chunks() * grain;
         let mut values = Values::default();
@@ -690,19 +690,5 @@ impl<'a> Group<'a> {
 
     fn violation(&self, rank: u32, problem: Problem) -> Violation {
         Violation { rank, round: self.round, problem }
-    }
-}
-
-fn chunks_of(action: &Action) -> Chunks {
-    match *action {
-        Action::Send { chunks, .. }
-        | Action::Recv { chunks, .. }
-        | Action::Fold { chunks }
-        | Action::Emit { chunks, .. }
-        | Action::Lend { chunks, .. }
-        | Action::Read { chunks, .. }
-        | Action::Write { chunks, .. }
-        | Action::Offer { chunks, .. }
-        | Action::Take { chunks, .. } => chunks,
     }
 }
