@@ -20,23 +20,12 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Chunks differ in size, and most are not empty.
 const ELEMENTS: usize = 1003;
 
-/// Every algorithm of `ranks` ranks, in the way it is written on the command line.
+/// Every algorithm of `ranks` ranks, alone and as levels of a hierarchy.
 fn algorithms(ranks: u32, shares_memory: bool) -> Vec<Algorithm> {
-    let mut names: Vec<String> = [
-        "ring",
-        "multi-ring:2",
-        "multi-ring:3",
-        "halving-doubling",
-        "tree",
-        "direct",
-        "ps",
-        "ps:2",
-        "naive",
-        "overlapped",
-        "partitioned",
-    ]
-    .map(str::to_owned)
-    .into();
+    let needs_memory = |algorithm: &Algorithm| *algorithm == Algorithm::SharedMemory;
+    let any = Algorithm::for_any_group();
+    let mut all: Vec<Algorithm> = any.filter(|a| shares_memory || !needs_memory(a)).collect();
+    let mut names = vec!["multi-ring:3".to_owned(), "ps:2".to_owned()];
     for size in (2..ranks).filter(|size| ranks.is_multiple_of(*size)) {
         let others = ranks / size;
         names.push(format!("torus:{size}x{others}"));
@@ -49,10 +38,8 @@ fn algorithms(ranks: u32, shares_memory: bool) -> Vec<Algorithm> {
             names.push(format!("hierarchical:shared-memory:ring/{size}"));
         }
     }
-    if shares_memory {
-        names.push("shared-memory".to_owned());
-    }
-    names.iter().map(|name| name.parse().unwrap_or_else(|e| panic!("{name}: {e}"))).collect()
+    all.extend(names.iter().map(|n| n.parse::<Algorithm>().unwrap_or_else(|e| panic!("{n}: {e}"))));
+    all
 }
 
 /// Every legal collective.
