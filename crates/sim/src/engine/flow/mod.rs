@@ -22,7 +22,7 @@ use super::network::{Completion, Network, Posting};
 use super::workload::{Load, Workload};
 use crate::cluster::Cluster;
 use crate::error::SimError;
-use crate::network::flow::{Ended, Fluid, Folded, Folding};
+use crate::network::flow::{Ended, Folded, Folding, MaxMin, Stepped};
 use exchanges::Exchanges;
 use std::collections::{BTreeMap, VecDeque};
 use wires::{Kind, Party, Postings};
@@ -65,7 +65,7 @@ impl<'a> Prepared<'a> {
 
 /// Exchanges of a workload in flight.
 pub(super) struct FlowNetwork<'a> {
-    fluid: Fluid<'a>,
+    steps: Stepped<'a, MaxMin<'a>>,
     postings: &'a Postings,
     /// By op match: the unexposed rest that follows it, until it is in flight.
     rests: Vec<Option<u32>>,
@@ -81,9 +81,9 @@ const NONE: u32 = u32::MAX;
 impl<'a> FlowNetwork<'a> {
     /// Creates an idle network.
     pub(super) fn new(folded: &'a Folded, postings: &'a Postings) -> Self {
-        let mut fluid = Fluid::new(folded);
+        let mut steps = Stepped::new(folded, MaxMin::new(folded));
         postings.tables.iter().for_each(|table| {
-            fluid.table(table.clone());
+            steps.table(table.clone());
         });
         let rest = |kind: &Kind| match kind {
             Kind::Exchange { rest, .. } => *rest,
@@ -91,7 +91,7 @@ impl<'a> FlowNetwork<'a> {
         };
         let services = postings.requests.iter();
         Self {
-            fluid,
+            steps,
             postings,
             rests: postings.all.iter().map(rest).collect(),
             services: services.map(|(&server, &open)| (server, (open, Vec::new()))).collect(),
@@ -107,7 +107,7 @@ impl<'a> FlowNetwork<'a> {
             return;
         };
         if let Some(rest) = self.rests[tag as usize].take() {
-            self.fluid.post(exchange, rest, NONE, at);
+            self.steps.post(exchange, rest, NONE, at);
         }
         let Party { op, copies } = self.postings.parties[(first + party) as usize];
         if op == NONE {
@@ -129,7 +129,7 @@ impl Network for FlowNetwork<'_> {
         let Posting { op_match, ops } = posting;
         match self.postings.all[op_match as usize] {
             Kind::Exchange { exchange, table, .. } => {
-                self.fluid.post(exchange, table, op_match, at);
+                self.steps.post(exchange, table, op_match, at);
             }
             // A server answers until the last request has finished.
             Kind::Serve { server } => {
@@ -148,7 +148,7 @@ impl Network for FlowNetwork<'_> {
             if let Some(end) = self.ended.pop_front() {
                 return Some(end);
             }
-            let ended = self.fluid.next_until(until)?;
+            let ended = self.steps.next_until(until)?;
             self.end(ended);
         }
     }

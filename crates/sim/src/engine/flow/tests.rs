@@ -1,7 +1,7 @@
 use super::Prepared;
 use crate::cluster::{
     BandwidthChange, BandwidthSchedule, Cluster, DeviceOverride, DimensionKind, IndexRange,
-    LinkOverride, Selector, Straggler, Tree, preset,
+    LinkOverride, Selector, Straggler, Tree, measured, preset,
 };
 use crate::engine::{Costs, Load, Timeline, Unrolled, run_folded};
 use crate::network::flow::Folding;
@@ -244,6 +244,28 @@ fn a_steady_state_is_the_same_folded_or_not() {
         };
         close(period(Folding::On), period(Folding::Off));
     }
+}
+
+/// Inside a calibrated host, exchanges take their measured time on both networks; between such
+/// hosts, ranks that share cores compute as slowly on both.
+#[test]
+fn measured_hosts_are_as_slow_on_both_networks() {
+    let mini = model("mini");
+    let layout = Strategy { dp: 2, leaves: 2, ..strategy(&mini, 1, 2, ScheduleKind::OneFOneB) };
+    let plan = lower(&mini, &layout).unwrap();
+    let mut cluster = preset::get("laptop").unwrap();
+    cluster.measured = Some(measured::tests::two_cores());
+    let (analytic, flow) = both(&plan, &cluster);
+    assert_eq!(flow, analytic);
+    cluster.hosts = 2;
+    for (dimension, size) in cluster.dimensions.iter_mut().zip([4, 2]) {
+        (dimension.size, dimension.devices_per_link) = (size, 1);
+    }
+    let layout = Strategy { dp: 8, leaves: 8, global_batch: 8, ..layout };
+    let plan = lower(&mini, &layout).unwrap();
+    let (analytic, flow) = both(&plan, &cluster);
+    let apart = flow.compute.0 / analytic.compute.0 - 1.0;
+    assert!(apart.abs() < 0.05, "{} {}", flow.compute, analytic.compute);
 }
 
 /// The trace shows the ranks whose times it reports.

@@ -1,9 +1,10 @@
 //! Concurrent messages and collectives with dependencies or start times.
 
 use super::FlowError;
-use super::engine::Fluid;
 use super::fold::{Folded, Folding};
+use super::max_min::MaxMin;
 use super::script::Party;
+use super::stepped::Stepped;
 use super::traffic::Traffic;
 use crate::cluster::Cluster;
 use crate::network::Vector;
@@ -88,14 +89,14 @@ pub(super) fn run(
         .collect::<Result<Vec<_>, _>>()?;
     let folded = Folded::new(&traffic, &vec![0; traffic.ranks.len()], folding)?;
     let mut agenda = Agenda::new(jobs)?;
-    let mut fluid = Fluid::new(&folded);
-    let post = |fluid: &mut Fluid<'_>, job: usize, at: f64| {
+    let mut net = Stepped::new(&folded, MaxMin::new(&folded));
+    let post = |net: &mut Stepped<'_, MaxMin<'_>>, job: usize, at: f64| {
         let (exchange, vector) = &exchanges[job];
-        let table = fluid.table(traffic.bytes(*exchange, vector));
-        fluid.post(folded.classes[*exchange as usize], table, job as u32, at);
+        let table = net.table(traffic.bytes(*exchange, vector));
+        net.post(folded.classes[*exchange as usize], table, job as u32, at);
     };
     for job in agenda.ready() {
-        post(&mut fluid, job, jobs[job].start.0);
+        post(&mut net, job, jobs[job].start.0);
     }
     let mut open: Vec<u32> = exchanges
         .iter()
@@ -105,19 +106,19 @@ pub(super) fn run(
         })
         .collect();
     let mut ends = vec![Seconds::ZERO; jobs.len()];
-    while let Some(ended) = fluid.next() {
+    while let Some(ended) = net.next_until(f64::INFINITY) {
         let job = ended.tag as usize;
         open[job] -= 1;
         if open[job] == 0 {
             ends[job] = Seconds(ended.at);
             for next in agenda.end(job) {
-                post(&mut fluid, next, jobs[next].start.0.max(ended.at));
+                post(&mut net, next, jobs[next].start.0.max(ended.at));
             }
         }
     }
     match open.iter().position(|&open| open > 0) {
         Some(job) => Err(FlowError::After { job }),
-        None => Ok((ends, fluid.drained())),
+        None => Ok((ends, net.drained())),
     }
 }
 

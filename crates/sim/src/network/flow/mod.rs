@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! collectives, messages ──► scripts of rounds ──► traffic between ranks ──► folded ──► fluid
-//!      (script, rails)         (traffic)    (links, traffic_graph, fold)  (fair, engine)
+//!      (script, rails)         (traffic)    (links, traffic_graph, fold)  (fair, max_min, stepped)
 //! ```
 //!
 //! The analytic backend times a collective alone; this one simulates several in flight: on rings
@@ -14,22 +14,24 @@
 //! Not modelled: queues, losses and convergence to a fair share (rates are fair immediately), and
 //! sums and copies inside a device.
 
-mod engine;
 mod fair;
 mod fold;
 mod graph;
 mod jobs;
 mod links;
+mod max_min;
 mod rails;
 mod script;
+mod stepped;
 mod traffic;
 mod traffic_graph;
 
-pub(crate) use engine::{Ended, Fluid};
 pub(crate) use fold::{Folded, Folding};
 pub use jobs::{Job, Work, collective_time, simulate_flows};
 pub(super) use links::Links;
+pub(crate) use max_min::MaxMin;
 pub(crate) use script::Party;
+pub(crate) use stepped::{Ended, Stepped};
 pub(crate) use traffic::Traffic;
 
 use super::{Analytic, CostModel, NoPath, Vector};
