@@ -47,7 +47,8 @@ pub struct Job<'p> {
 /// warm-up of compression.
 ///
 /// On the flow network, the traffic of all jobs shares the links. On the analytic network, jobs do
-/// not affect each other. Every device runs at most one rank. Details are not available.
+/// not affect each other. Every device runs at most one rank. Details are not available, and
+/// contention for the cores of calibrated hosts is left out where jobs share links.
 pub fn simulate_jobs(
     jobs: &[Job<'_>],
     cluster: &Cluster,

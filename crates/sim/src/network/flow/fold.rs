@@ -10,7 +10,7 @@
 
 use super::FlowError;
 use super::fair::Crossing;
-use super::script::Party;
+use super::script::{Party, RoundScript};
 use super::traffic::{Exchange, Traffic};
 use super::traffic_graph::TrafficGraph;
 use std::collections::BTreeMap;
@@ -55,6 +55,19 @@ pub(crate) struct FoldedExchange {
     pub(super) flows: Vec<FoldedFlow>,
     /// Indexed by shape and actor.
     parts: Vec<ActorShare>,
+    /// Sorted by the actor and round that wait.
+    gates: Vec<FoldedGate>,
+}
+
+/// Round before which an actor waits until another one has begun a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct FoldedGate {
+    actor: u32,
+    round: u32,
+    /// Actor that it waits for.
+    pub(super) after: u32,
+    /// Round that must have begun there.
+    pub(super) until: u32,
 }
 
 /// Message of a shape.
@@ -110,6 +123,20 @@ impl FoldedExchange {
     /// Part of an actor in a round of a shape.
     pub(super) fn part(&self, shape: u32, actor: u32) -> &ActorShare {
         &self.parts[shape as usize * self.actors.len() + actor as usize]
+    }
+
+    /// Actors that wait for an actor at some gate.
+    pub(super) fn waiters(&self, after: u32) -> impl Iterator<Item = u32> + '_ {
+        let gates = self.gates.iter().filter(move |gate| gate.after == after);
+        let mut last = None;
+        gates.map(|gate| gate.actor).filter(move |&actor| last.replace(actor) != Some(actor))
+    }
+
+    /// Gate of an actor before a round.
+    pub(super) fn gate(&self, actor: u32, round: u32) -> Option<FoldedGate> {
+        let key = |gate: &FoldedGate| (gate.actor, gate.round);
+        let at = self.gates.binary_search_by_key(&(actor, round), key).ok()?;
+        Some(self.gates[at])
     }
 }
 
@@ -244,8 +271,23 @@ impl Quotient<'_> {
         flows.sort_unstable();
         flows.dedup();
         let parts = parts(&flows, script.shapes.len(), actors.len());
-        FoldedExchange { parties, actors, rounds: script.rounds.clone(), flows, parts }
+        let gates = gates(script, &actor);
+        FoldedExchange { parties, actors, rounds: script.rounds.clone(), flows, parts, gates }
     }
+}
+
+/// Gates of the representative of each class of actors.
+fn gates(script: &RoundScript, actors: &Numbered) -> Vec<FoldedGate> {
+    let mut gates = Vec::new();
+    for (actor, &first) in (0..).zip(&actors.first) {
+        let lane = first % script.lanes;
+        for gate in script.gates.iter().filter(|gate| gate.lane == lane) {
+            let after = actors.class[(first - lane + gate.after) as usize];
+            gates.push(FoldedGate { actor, round: gate.round, after, until: gate.until });
+        }
+    }
+    gates.sort_unstable();
+    gates
 }
 
 /// Computes the part of every actor in every shape.

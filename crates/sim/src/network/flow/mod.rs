@@ -9,7 +9,8 @@
 //! and tori, behind a shared NIC, through a narrow uplink, into one server. Rates are max–min fair
 //! at every moment. A collective consists of its pattern's steps, rank by rank. A rank sends its
 //! next round as soon as its own messages of the previous round have completed. A slow link thus
-//! delays only the ranks behind it at first.
+//! delays only the ranks behind it at first. If an algorithm sends chunks through the dimensions of a grid,
+//! every dimension of a rank proceeds by itself, with one chunk after the other.
 //!
 //! Not modelled: queues, losses and convergence to a fair share (rates are fair immediately), and
 //! sums and copies inside a device.

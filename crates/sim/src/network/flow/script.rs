@@ -8,12 +8,16 @@
 //! **Shapes.** Rounds of most algorithms are alike: all 2(P−1) rounds of a ring's all_reduce have
 //! the same sends. Each distinct round is stored once, as a *shape*.
 //!
+//! **Visits.** Chunks of some algorithms pass through the dimensions of a grid one after the other.
+//! A member then has one actor per dimension, its *lane*, which serves chunks in the order of the
+//! dimension's queue. A [`Gate`] keeps a chunk from a dimension until it has left the previous one.
+//!
 //! **Sizes.** Chunks of an uneven split differ by one block. Every message counts as the largest of
 //! its kind, that of the first chunks. No time is too short, an even split is exact, and equal
 //! steps stay equal, as folding requires.
 
 use crate::network::Vector;
-use paceline_plan::collective::{Action, Chunking, Chunks, Pattern, Peers};
+use paceline_plan::collective::{Action, Chunking, Chunks, Pattern, Peers, Step, Visit};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -32,6 +36,21 @@ pub(crate) struct RoundScript {
     rings: u32,
     /// Distinct message sizes.
     sizes: Vec<Chunks>,
+    /// Number of actors of each member.
+    pub(super) lanes: u32,
+    /// Sorted by lane and round.
+    pub(super) gates: Vec<Gate>,
+}
+
+/// Start of a chunk's visit to a dimension, which waits for the end of its previous one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Gate {
+    /// Lane that waits, and the round before which it does.
+    pub(super) lane: u32,
+    pub(super) round: u32,
+    /// Lane of the same member that it waits for, and the round that must have begun there.
+    pub(super) after: u32,
+    pub(super) until: u32,
 }
 
 /// Function of an actor in an exchange.
@@ -83,11 +102,16 @@ impl RoundScript {
         if steps.saturating_mul(all.into()) > MAX_STEPS {
             return None;
         }
-        let mut script = Self::empty(vec![Party::Member; all as usize], pattern.chunks());
+        let visits = pattern.visits();
+        let lanes = visits.iter().map(|visit| visit.dimension as u32 + 1).max().unwrap_or(1);
+        let actors = all.checked_mul(lanes)?;
+        let mut script = Self::empty(vec![Party::Member; actors as usize], pattern.chunks());
         script.rings = rings.len() as u32;
+        script.lanes = lanes;
+        script.gates = gates(&visits);
         let plays = plays(pattern, rings)?;
-        script.rounds = script.shapes_of(&plays);
-        script.fill(&plays);
+        script.rounds = script.shapes_of(&plays, &visits);
+        script.fill(&plays, &visits);
         Some(script)
     }
 
@@ -129,7 +153,8 @@ impl RoundScript {
 
     fn empty(parties: Vec<Party>, chunks: u32) -> Self {
         let (shapes, rounds, sizes) = (Vec::new(), Vec::new(), Vec::new());
-        Self { parties, shapes, rounds, chunks, rings: 1, sizes }
+        let gates = Vec::new();
+        Self { parties, shapes, rounds, chunks, rings: 1, sizes, lanes: 1, gates }
     }
 
     /// Index of a size, independent of the first chunk. The first chunks, and the first piece of
@@ -155,11 +180,12 @@ impl RoundScript {
 
     /// Identifies rounds by a fingerprint of their sends, so that only one rank's sends are in
     /// memory at a time.
-    fn shapes_of(&mut self, plays: &[Play]) -> Vec<u32> {
+    fn shapes_of(&mut self, plays: &[Play], visits: &[Visit]) -> Vec<u32> {
         let mut prints: Vec<u128> = Vec::new();
         for (index, play) in plays.iter().enumerate() {
-            play.sends(|round, from, to, chunks, via| {
+            play.sends(visits, |(round, lane), from, to, chunks, via| {
                 let size = self.size(chunks);
+                let (from, to) = (from * self.lanes + lane, to * self.lanes + lane);
                 if prints.len() <= round as usize {
                     prints.resize(round as usize + 1, 0);
                 }
@@ -178,7 +204,7 @@ impl RoundScript {
     }
 
     /// Expands the first round of every shape.
-    fn fill(&mut self, plays: &[Play]) {
+    fn fill(&mut self, plays: &[Play], visits: &[Visit]) {
         let shapes = self.rounds.iter().max().map_or(0, |&last| last as usize + 1);
         let mut first: Vec<Option<u32>> = vec![None; shapes];
         let mut kept: Vec<Option<u32>> = Vec::new();
@@ -188,11 +214,12 @@ impl RoundScript {
         }
         self.shapes = vec![Vec::new(); shapes];
         for play in plays {
-            play.sends(|round, from, to, chunks, via| {
+            play.sends(visits, |(round, lane), from, to, chunks, via| {
                 let Some(shape) = kept[round as usize] else { return };
                 let size = self.size(chunks);
                 for ring in play.rings.clone() {
-                    let actor = |place: u32| ring * play.pattern.ranks() + place;
+                    let member = |place: u32| ring * play.pattern.ranks() + place;
+                    let actor = |place: u32| member(place) * self.lanes + lane;
                     let send = Send { from: actor(from), to: actor(to), size, via };
                     self.shapes[shape as usize].push(send);
                 }
@@ -212,27 +239,41 @@ struct Play {
 }
 
 impl Play {
-    /// Visits every send of every position: round, sender, receiver, chunks and route part.
+    /// Steps of one position in a visit, each with its round and lane.
+    fn visit(&self, visit: &Visit, me: u32) -> impl Iterator<Item = ((u32, u32), Step)> + use<> {
+        let (lane, first) = (visit.dimension as u32, visit.rounds.start);
+        let steps = self.pattern.visit_steps(visit, me).into_iter();
+        steps.map(move |step| ((first + step.round, lane), step))
+    }
+
+    /// Calls `each` for every send of every position: round and lane, sender, receiver, chunks and
+    /// route part.
     ///
     /// A reducing switch forwards data as it arrives: its ranks send up and receive down
     /// concurrently. A message needs two ends, so each up and each down message is directed at a
     /// neighbour among the ranks at the switch.
-    fn sends(&self, mut each: impl FnMut(u32, u32, u32, Chunks, Via)) {
+    fn sends(&self, visits: &[Visit], mut each: impl FnMut((u32, u32), u32, u32, Chunks, Via)) {
         for me in 0..self.pattern.ranks() {
-            for step in self.pattern.steps(me) {
+            let steps: Vec<((u32, u32), Step)> = match visits {
+                [] => {
+                    self.pattern.steps(me).into_iter().map(|step| ((step.round, 0), step)).collect()
+                }
+                visits => visits.iter().flat_map(|visit| self.visit(visit, me)).collect(),
+            };
+            for (at, step) in steps {
                 match step.action {
                     // Lent data crosses the same links when the peer reads it.
                     Action::Send { to, chunks }
                     | Action::Lend { to, chunks }
                     | Action::Write { to, chunks } => {
-                        each(step.round, me, to, chunks, Via::Through);
+                        each(at, me, to, chunks, Via::Through);
                     }
                     Action::Offer { to, chunks } => {
-                        each(step.round, me, neighbour(to, me, 1), chunks, Via::Up);
+                        each(at, me, neighbour(to, me, 1), chunks, Via::Up);
                     }
                     Action::Take { from, chunks } => {
                         let last = from.count.saturating_sub(1);
-                        each(step.round, neighbour(from, me, last), me, chunks, Via::Down);
+                        each(at, neighbour(from, me, last), me, chunks, Via::Down);
                     }
                     // Covered by the sender's side. Sums and copies inside a device run at many
                     // times the network bandwidth.
@@ -244,6 +285,22 @@ impl Play {
             }
         }
     }
+}
+
+/// Gates between the visits of each chunk.
+fn gates(visits: &[Visit]) -> Vec<Gate> {
+    let mut last: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
+    let mut gates = Vec::new();
+    for visit in visits {
+        let (lane, round) = (visit.dimension as u32, visit.rounds.start);
+        if let Some((after, until)) = last.insert(visit.chunk, (lane, visit.rounds.end))
+            && after != lane
+        {
+            gates.push(Gate { lane, round, after, until });
+        }
+    }
+    gates.sort_unstable();
+    gates
 }
 
 /// Rank `places` positions after `me`, cyclically among those at a switch.

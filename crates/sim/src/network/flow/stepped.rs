@@ -72,6 +72,8 @@ struct Actor {
     round: u32,
     /// Number of completed ends of its own messages, for this round and later ones.
     through: VecDeque<u32>,
+    /// True if it waits for another actor before its round.
+    gated: bool,
 }
 
 /// Message in flight.
@@ -168,11 +170,32 @@ impl<'f, T: PointToPoint> Stepped<'f, T> {
             let Some(&shape) = exchange.rounds.get(round as usize) else {
                 return self.retire(run, exchange.actors[actor as usize]);
             };
+            let gate = exchange.gate(actor, round);
+            let actors = &mut self.runs[run as usize].actors;
+            if gate.is_some_and(|gate| actors[gate.after as usize].round < gate.until) {
+                actors[actor as usize].gated = true;
+                return;
+            }
             for flow in exchange.part(shape, actor).sends.clone() {
                 self.send(Message { run, flow, round });
             }
             if !self.step(run, actor, shape) {
                 return;
+            }
+            self.open_gates(run, actor);
+        }
+    }
+
+    /// Lets the actors enter that waited for an actor to leave its round.
+    fn open_gates(&mut self, run: u32, left: u32) {
+        let exchange = self.exchange(run);
+        for actor in exchange.waiters(left) {
+            let actors = &mut self.runs[run as usize].actors;
+            let (round, reached) = (actors[actor as usize].round, actors[left as usize].round);
+            let open = exchange.gate(actor, round).is_some_and(|gate| gate.until <= reached);
+            if actors[actor as usize].gated && open {
+                actors[actor as usize].gated = false;
+                self.enter(run, actor);
             }
         }
     }
@@ -235,8 +258,9 @@ impl<'f, T: PointToPoint> Stepped<'f, T> {
         }
         let ends = if flow.from == flow.to { 1 } else { 2 };
         for actor in [flow.from, flow.to].into_iter().take(ends) {
-            let at = self.runs[run as usize].actors[actor as usize].round;
-            if at == round && self.step(run, actor, flow.shape) {
+            let state = &self.runs[run as usize].actors[actor as usize];
+            if state.round == round && !state.gated && self.step(run, actor, flow.shape) {
+                self.open_gates(run, actor);
                 self.enter(run, actor);
             }
         }

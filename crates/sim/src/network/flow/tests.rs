@@ -76,6 +76,33 @@ fn close(a: f64, b: f64) {
     assert!((a / b - 1.0).abs() < 1e-9, "{a} is not {b}");
 }
 
+/// Chunks pass through the dimensions as in a flow shop: one is in the second dimension while the
+/// next is in the first. The analytic backend counts the same.
+#[test]
+fn chunks_overlap_in_different_dimensions() {
+    let cluster =
+        cluster(vec![dimension(DimensionKind::Switch, 4), dimension(DimensionKind::Switch, 4)]);
+    let members = ranks(0..16);
+    let times = |algorithm: &str, kind| {
+        let algorithm = algorithm.parse().unwrap();
+        let job = collective(kind, algorithm, &members, 48 << 20);
+        let Work::Collective { pattern, vector, .. } = &job.work else { unreachable!() };
+        let analytic = Analytic::new(&cluster).collective(pattern, &members, vector).unwrap();
+        (alone(&cluster, job), analytic.0)
+    };
+    for kind in [AllReduce, ReduceScatter, AllGather] {
+        let grid = "4rx4r@1000x1000";
+        let (single, _) = times(&format!("per-dimension:1/{grid}"), kind);
+        for (chunks, most) in [(1, 1.001), (2, 0.95), (8, 0.85)] {
+            for name in ["per-dimension", "themis"] {
+                let (flow, analytic) = times(&format!("{name}:{chunks}/{grid}"), kind);
+                assert!((flow / analytic - 1.0).abs() < 1e-9, "{name}:{chunks}: {flow} {analytic}");
+                assert!(flow < most * single, "{name}:{chunks} {kind:?}: {flow} {single}");
+            }
+        }
+    }
+}
+
 #[test]
 fn flows_over_one_link_share_it_equally() {
     for n in [1u32, 2, 5, 100] {

@@ -76,7 +76,9 @@ impl<'c> Traffic<'c> {
         let source = Source::Collective(*pattern, roots.collect());
         let script = self.script(source, || RoundScript::collective(pattern, &rings))?;
         let places = rings.iter().flatten();
-        let ranks = places.filter_map(|&member| members.get(member as usize).copied()).collect();
+        let lanes = self.scripts[script as usize].lanes as usize;
+        let of_member = places.filter_map(|&member| members.get(member as usize));
+        let ranks = of_member.flat_map(|&rank| std::iter::repeat_n(rank, lanes)).collect();
         self.push(mark, script, ranks)
     }
 

@@ -47,8 +47,9 @@ impl TrafficGraph {
         let mut links = Links::new(traffic.cluster);
         for (index, exchange) in traffic.exchanges.iter().enumerate() {
             edges.join(traffic, exchange, exchanges + index as u32);
-            for &party in &traffic.scripts[exchange.script as usize].parties {
-                palette.paint(Colour::Actor(party));
+            let script = &traffic.scripts[exchange.script as usize];
+            for (actor, &party) in (0..).zip(&script.parties) {
+                palette.paint(Colour::Actor(party, actor % script.lanes));
             }
         }
         for exchange in &traffic.exchanges {
@@ -149,7 +150,7 @@ impl Edges {
 enum Colour {
     Rank(u32),
     Exchange { script: u32, mark: u32 },
-    Actor(Party),
+    Actor(Party, u32),
     Transfer { script: u32, shape: u32, size: u32, latency: u64 },
     Link { capacities: Vec<u64> },
 }
