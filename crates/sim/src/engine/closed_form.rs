@@ -9,7 +9,6 @@ use super::workload::Workload;
 use crate::error::SimError;
 use crate::network::CostModel;
 use paceline_plan::ids::{OpId, Rank};
-use paceline_plan::mesh::GroupKind;
 use paceline_plan::units::Bytes;
 
 /// Durations of the exchanges of all op matches.
@@ -119,12 +118,7 @@ impl Wires for Timer<'_> {
         Ok(())
     }
 
-    fn collective(
-        &mut self,
-        _: GroupKind,
-        _: Rank,
-        members: &[(u32, OpId)],
-    ) -> Result<(), SimError> {
+    fn collective(&mut self, _: Rank, members: &[(u32, OpId)]) -> Result<(), SimError> {
         let mut longest: Option<SimDuration> = None;
         for &(class, op) in members {
             let Some(call) = self.load.program(class).body.nodes[op.index()].op.call() else {

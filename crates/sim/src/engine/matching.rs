@@ -96,13 +96,8 @@ pub(super) trait Wires {
     /// records it for all; returns the ops that it matches, or none.
     fn message(&mut self, pair: &Pair<'_>, ops: &mut Vec<u32>) -> Result<(), SimError>;
 
-    /// Records a collective of these classes, each with its op; `rank` is one of its members.
-    fn collective(
-        &mut self,
-        group: GroupKind,
-        rank: Rank,
-        members: &[(u32, OpId)],
-    ) -> Result<(), SimError>;
+    /// Records a collective of these classes, each with its op, by the first rank of its group.
+    fn collective(&mut self, first: Rank, members: &[(u32, OpId)]) -> Result<(), SimError>;
 
     /// Records a message with an asynchronous server.
     fn request(&mut self, class: u32, op: OpId, message: Request) -> Result<(), SimError>;
@@ -228,21 +223,25 @@ impl<W: Wires> Finder<'_, '_, W> {
         let mut members: Vec<(u32, OpId)> = Vec::new();
         let mut ops = Vec::new();
         for (key, mine) in &of_role[role.index()] {
+            let group = plan.mesh.members(key.0, rank);
             let met = match classes.mix(&plan.mesh, key.0) {
-                true => classes.among(plan, job, &plan.mesh.members(key.0, rank)),
+                true => classes.among(plan, job, &group),
                 false => vec![class],
             };
-            if met.first() != Some(&class) {
+            let Some(&first) = group.first().filter(|_| met.first() == Some(&class)) else {
                 continue;
-            }
+            };
+            let calls: Vec<&[OpId]> = (met.iter())
+                .map(|&class| of_role[classes.get(class).role.index()].get(key))
+                .map(|calls| calls.map_or(&[][..], Vec::as_slice))
+                .collect();
             for k in 0..mine.len() {
+                let kth =
+                    met.iter().zip(&calls).map(|(&class, calls)| Some((class, *calls.get(k)?)));
                 members.clear();
-                members.extend(met.iter().filter_map(|&class| {
-                    let calls = of_role[classes.get(class).role.index()].get(key)?;
-                    Some((class, *calls.get(k)?))
-                }));
+                members.extend(kth.flatten());
                 if members.len() == met.len() {
-                    self.wires.collective(key.0, rank, &members)?;
+                    self.wires.collective(first, &members)?;
                     ops.clear();
                     ops.extend(members.iter().map(|&(class, op)| classes.number(class, op)));
                     self.push(&ops, false);

@@ -230,6 +230,23 @@ fn golden_plans_take_the_same_time_folded_or_not() {
     }
 }
 
+/// Messages that wait for copy engines or compute units are served in the same order.
+#[test]
+fn copy_engines_are_the_same_on_both_networks() {
+    let mini = model("mini");
+    for (pp, schedule) in [(4, ScheduleKind::OneFOneB), (2, ScheduleKind::GPipe)] {
+        let plan = lower(&mini, &strategy(&mini, pp, 8, schedule)).unwrap();
+        let mut cluster = preset::holding("dgx-a100", pp.into()).unwrap();
+        let (free, _) = both(&plan, &cluster);
+        for engines in [0, 1] {
+            cluster.device.copy_engines = Some(engines);
+            let (analytic, flow) = both(&plan, &cluster);
+            close(flow.iteration.0, analytic.iteration.0);
+            assert!(analytic.iteration >= free.iteration, "{engines} engines, {pp} stages");
+        }
+    }
+}
+
 /// The steady state of overlapping iterations is that of the ranks that the run tells apart.
 #[test]
 fn a_steady_state_is_the_same_folded_or_not() {

@@ -8,7 +8,6 @@ use crate::error::SimError;
 use crate::network::Vector;
 use crate::network::flow::{Folded, Party as Role};
 use paceline_plan::ids::{OpId, Rank};
-use paceline_plan::mesh::GroupKind;
 use std::collections::BTreeMap;
 
 /// Exchanges by op match.
@@ -171,16 +170,9 @@ impl Wires for Recorder<'_> {
         Ok(())
     }
 
-    fn collective(
-        &mut self,
-        group: GroupKind,
-        rank: Rank,
-        members: &[(u32, OpId)],
-    ) -> Result<(), SimError> {
+    fn collective(&mut self, first: Rank, members: &[(u32, OpId)]) -> Result<(), SimError> {
         let (class, op) = members[0];
         let Class { job, role, .. } = self.load.classes.get(class);
-        let plan = self.load.job(class).plan;
-        let first = plan.mesh.members(group, rank).first().copied().unwrap_or(rank);
         let found = match self.exchanges.part(job, role, op) {
             OpComm::Member { mark, vector } => {
                 self.exchanges.find(mark, first).map(|exchange| (exchange, vector))
