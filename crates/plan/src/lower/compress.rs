@@ -79,7 +79,7 @@ impl BucketPlan {
 }
 
 /// Completes compressed reductions. Their start is part of the reduction of a bucket.
-pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point<'_>) {
     match point {
         Point::Start => ir.start_compressed(),
         Point::Collect => ir.decompress_all(),

@@ -12,7 +12,7 @@ use crate::ids::{Microbatch, OpId};
 use crate::program::{AccumulateMode, IterationFilter, Op, Peer, View};
 
 /// Sums and reduces buckets as they are completed.
-pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point<'_>) {
     match point {
         Point::Reserve(turn, layer) if turn.makes_gradients() => ir.reserve_gradients(layer),
         Point::LeafDone(turn, layer) => ir.layer_done(layer, turn.k()),

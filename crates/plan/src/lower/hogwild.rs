@@ -19,7 +19,7 @@ use crate::schedule::Pass;
 use crate::strategy::Sync;
 
 /// Copies shared weights before their first use, and updates them after the last.
-pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point<'_>) {
     match point {
         Point::Start => ir.barrier(),
         Point::Enter(turn, layer) if turn.pass == Pass::Forward => ir.pull(layer),

@@ -26,7 +26,7 @@ pub(super) enum Bound {
 }
 
 /// Adds a layer's own ops.
-pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point<'_>) {
     let Point::Layer(turn, layer) = point else { return };
     let reads = match turn.pass {
         Pass::Forward => ir.forward_reads(turn.microbatch),

@@ -37,7 +37,7 @@ pub(super) struct OuterStep {
 }
 
 /// Updates each replica on its own, then all of them together.
-pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point<'_>) {
     match point {
         Point::Start => ir.init_anchor(),
         Point::GradientsDone(turn) if turn.pass == Pass::Backward => ir.local_step(turn.k()),

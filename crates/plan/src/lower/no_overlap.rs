@@ -7,7 +7,7 @@ use crate::mesh::GroupKind;
 use crate::program::{Op, Section};
 
 /// Makes compute and collectives of the body alternate.
-pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point<'_>) {
     if let Point::Finish = point {
         ir.serialize_comm();
     }

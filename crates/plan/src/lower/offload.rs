@@ -50,13 +50,13 @@ struct Slot {
 
 /// Moves activations out after their forward pass and back before their backward pass; a step moves
 /// its own state.
-pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point<'_>) {
     match point {
-        Point::Begin(turn) if turn.pass != Pass::Forward => ir.prefetch_last(&turn),
+        Point::Begin(turn) if turn.pass != Pass::Forward => ir.prefetch_last(turn),
         Point::Enter(turn, layer) if turn.pass != Pass::Forward => ir.await_prefetch(layer),
-        Point::Reserve(turn, layer) if turn.pass == Pass::Forward => ir.reserve_slot(&turn, layer),
-        Point::Leave(turn, layer) if turn.pass == Pass::Forward => ir.offload_layer(&turn, layer),
-        Point::Leave(turn, layer) => ir.release_slot(&turn, layer),
+        Point::Reserve(turn, layer) if turn.pass == Pass::Forward => ir.reserve_slot(turn, layer),
+        Point::Leave(turn, layer) if turn.pass == Pass::Forward => ir.offload_layer(turn, layer),
+        Point::Leave(turn, layer) => ir.release_slot(turn, layer),
         _ => {}
     }
 }

@@ -7,7 +7,7 @@ use crate::strategy::Sync;
 
 /// Computes the norm, then updates bucket after bucket. Servers update what they serve, and under
 /// local SGD the outer step updates the weights.
-pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point<'_>) {
     let s = &ir.context.strategy;
     match point {
         Point::Update if s.local.is_none() && !matches!(s.sync, Sync::Servers(_)) => {

@@ -10,7 +10,7 @@ use crate::program::{MemoryKind, Op, View};
 use crate::schedule::Pass;
 
 /// Joins and reduces what is reported.
-pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point<'_>) {
     match point {
         Point::End(turn) if turn.pass == Pass::Forward => {
             ir.dropped_leaf_done(&turn.layers(), turn.k());

@@ -90,16 +90,16 @@ impl StageState {
 }
 
 /// Receives, loads, sends and frees.
-pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point<'_>) {
     match point {
         // Input of the very first forward pass.
         Point::Init if !ir.context.strategy.schedule.flushes() => {
             ir.stages[0].arriving = ir.receive(0, Microbatch(0));
         }
         Point::Start if !ir.context.strategy.schedule.flushes() => ir.end_prologue(),
-        Point::Begin(turn) => ir.begin_turn(&turn),
-        Point::Reserve(turn, layer) => ir.reserve_send(&turn, layer),
-        Point::End(turn) => ir.end_turn(&turn),
+        Point::Begin(turn) => ir.begin_turn(turn),
+        Point::Reserve(turn, layer) => ir.reserve_send(turn, layer),
+        Point::End(turn) => ir.end_turn(turn),
         Point::Finish => ir.declare_carryover(),
         _ => {}
     }

@@ -54,27 +54,27 @@ impl Turn {
 /// A point at which passes insert ops. Ops that the turn's next compute op must wait for go to
 /// [`Walk::after`].
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Point {
+pub(super) enum Point<'t> {
     /// Before the forward passes that run ahead of the first iteration.
     Init,
     /// Before the first iteration.
     Start,
     /// Before a turn: its inputs arrive.
-    Begin(Turn),
+    Begin(&'t Turn),
     /// Before a layer that reads activations and weights: they are brought to its buffers.
-    Enter(Turn, usize),
+    Enter(&'t Turn, usize),
     /// Before a layer: its outputs' buffers must be free.
-    Reserve(Turn, usize),
+    Reserve(&'t Turn, usize),
     /// The layer itself.
-    Layer(Turn, usize),
+    Layer(&'t Turn, usize),
     /// After a layer: its operands may leave their buffers.
-    Leave(Turn, usize),
+    Leave(&'t Turn, usize),
     /// After a layer whose weight gradients are computed.
-    LeafDone(Turn, usize),
+    LeafDone(&'t Turn, usize),
     /// After a turn's last layer: its outputs leave.
-    End(Turn),
+    End(&'t Turn),
     /// After a turn that computed all weight gradients of its stage for a microbatch.
-    GradientsDone(Turn),
+    GradientsDone(&'t Turn),
     /// After all turns: gradients that are not reduced yet are.
     Reduce,
     /// Reductions in flight are completed.
@@ -101,7 +101,7 @@ pub(super) struct Walk {
     pub(super) known: Vec<OpId>,
 }
 
-type PassFn = fn(&mut RoleIr<'_>, Point);
+type PassFn = fn(&mut RoleIr<'_>, Point<'_>);
 
 /// Passes of a strategy, in the order in which they insert ops at a point.
 fn passes(s: &Strategy) -> Vec<PassFn> {
@@ -124,55 +124,63 @@ fn passes(s: &Strategy) -> Vec<PassFn> {
     all.into_iter().filter(|(active, _)| *active).map(|(_, pass)| pass).collect()
 }
 
-/// Adds all ops of a role.
+/// Adds all ops of a role: walks its points once, and calls every pass at each.
 pub(super) fn linearize(ir: &mut RoleIr<'_>) {
     let passes = passes(&ir.context.strategy);
-    for point in slots(ir) {
-        for pass in &passes {
-            pass(ir, point);
-        }
-    }
-}
-
-/// The points of a role's program.
-fn slots(ir: &RoleIr<'_>) -> Vec<Point> {
-    let mut slots = vec![Point::Init];
+    let at = |ir: &mut RoleIr<'_>, point: Point<'_>| passes.iter().for_each(|pass| pass(ir, point));
+    at(ir, Point::Init);
     if !ir.context.strategy.schedule.flushes() {
+        let stage = ir.stages[0].stage;
         for microbatch in (0..ir.ahead()).map(Microbatch) {
-            let (pass, stage) = (Pass::Forward, ir.stages[0].stage);
-            turn(ir, Action { pass, stage, microbatch }, None, &mut slots);
+            let turn = turn(ir, Action { pass: Pass::Forward, stage, microbatch }, None);
+            walk(ir, &turn, at);
         }
     }
-    slots.push(Point::Start);
-    let actions = ir.actions();
-    for (at, &action) in actions.iter().enumerate() {
-        turn(ir, action, actions.get(at + 1).copied(), &mut slots);
+    at(ir, Point::Start);
+    let mut number = 0;
+    while let Some(&action) = ir.actions().get(number) {
+        number += 1;
+        let turn = turn(ir, action, ir.actions().get(number).copied());
+        walk(ir, &turn, at);
     }
-    slots.extend([Point::Reduce, Point::Collect, Point::Report, Point::Update]);
+    for point in [Point::Reduce, Point::Collect, Point::Report, Point::Update] {
+        at(ir, point);
+    }
     if ir.context.strategy.sync == Sync::AllReduce && ir.context.strategy.local.is_none() {
-        slots.extend((0..ir.buckets.len()).map(Point::Step));
+        (0..ir.buckets.len()).for_each(|bucket| at(ir, Point::Step(bucket)));
     }
-    slots.push(Point::Finish);
-    slots
+    at(ir, Point::Finish);
 }
 
-/// Adds the points of one turn.
-fn turn(ir: &RoleIr<'_>, action: Action, following: Option<Action>, slots: &mut Vec<Point>) {
+fn turn(ir: &RoleIr<'_>, action: Action, following: Option<Action>) -> Turn {
     let Action { pass, microbatch, stage } = action;
     let at = ir.stages.iter().position(|state| state.stage == stage);
     let at = at.expect("a rank runs its own stages");
     let Range { start: first, end } = ir.stages[at].layers;
-    let turn = Turn { pass, at, microbatch, first, end, following };
-    slots.push(Point::Begin(turn));
+    Turn { pass, at, microbatch, first, end, following }
+}
+
+/// Walks the points of one turn.
+fn walk(ir: &mut RoleIr<'_>, turn: &Turn, at: impl Fn(&mut RoleIr<'_>, Point<'_>)) {
+    let Turn { pass, first, end, .. } = *turn;
+    at(ir, Point::Begin(turn));
     for place in 0..end - first {
         let layer = if pass == Pass::Forward { first + place } else { end - 1 - place };
         // Weight gradients read what the input half left in place.
-        let enters = pass != Pass::BackwardWeight;
-        slots.extend(enters.then_some(Point::Enter(turn, layer)));
-        slots.extend([Point::Reserve(turn, layer), Point::Layer(turn, layer)]);
-        slots.extend(enters.then_some(Point::Leave(turn, layer)));
-        slots.extend(turn.makes_gradients().then_some(Point::LeafDone(turn, layer)));
+        if pass != Pass::BackwardWeight {
+            at(ir, Point::Enter(turn, layer));
+        }
+        at(ir, Point::Reserve(turn, layer));
+        at(ir, Point::Layer(turn, layer));
+        if pass != Pass::BackwardWeight {
+            at(ir, Point::Leave(turn, layer));
+        }
+        if turn.makes_gradients() {
+            at(ir, Point::LeafDone(turn, layer));
+        }
     }
-    slots.push(Point::End(turn));
-    slots.extend(turn.makes_gradients().then_some(Point::GradientsDone(turn)));
+    at(ir, Point::End(turn));
+    if turn.makes_gradients() {
+        at(ir, Point::GradientsDone(turn));
+    }
 }

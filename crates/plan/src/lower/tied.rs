@@ -51,7 +51,7 @@ pub(super) struct SecondUse {
 }
 
 /// Sums the uses of a tied table.
-pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point<'_>) {
     match point {
         Point::GradientsDone(turn) => ir.tied_done(&turn.layers(), turn.k()),
         Point::Reduce => {

@@ -26,7 +26,7 @@ pub(super) enum WeightVersion {
 }
 
 /// Stashes weights: initial ones before the first iteration, then those that a step replaces.
-pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point<'_>) {
     match point {
         Point::Init => ir.stash_initial_weights(),
         Point::Step(bucket) => ir.stash_weights(bucket),

@@ -9,7 +9,7 @@ use crate::program::Op;
 use crate::strategy::Zero;
 
 /// Gathers weights.
-pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point) {
+pub(super) fn pass(ir: &mut RoleIr<'_>, point: Point<'_>) {
     let whole = ir.context.strategy.zero == Zero::Parameters;
     match point {
         Point::Enter(_, layer) if whole => ir.gather(layer),
