@@ -1,8 +1,6 @@
 //! A run that is saved and resumed elsewhere equals an uninterrupted run.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use paceline_exec::checkpoint::{Checkpoint, RankState, SaveOptions};
 use paceline_exec::{ExecError, Outcome, Start, TrainOptions, train, warm_up};
 use paceline_plan::DType;

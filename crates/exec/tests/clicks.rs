@@ -1,8 +1,6 @@
 //! Recommendation models: however their tables are sharded, the losses are those of one rank.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
 use paceline_exec::{Start, TrainOptions, train};
 use paceline_plan::DType;

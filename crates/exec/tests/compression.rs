@@ -1,10 +1,8 @@
 //! Compressed gradients: traffic is as planned, replicas stay identical, and training reaches the
 //! same loss as without compression.
 
-mod common;
-
-use common::wires::train_over;
-use common::{bits, options, plan, strategy, tiny_gpt, tiny_llama};
+use crate::common::wires::train_over;
+use crate::common::{bits, options, plan, strategy, tiny_gpt, tiny_llama};
 use paceline_comm::thread::{ThreadTransport, world};
 use paceline_comm::{CommError, Header, MessageSink, RecvStatus, Tag, Transport, Wait, Waker};
 use paceline_exec::{LrSchedule, Outcome, TrainOptions, run_process_rank, train};
@@ -125,7 +123,7 @@ fn bytes_on_the_wire_are_those_planned() {
             if compress != Compression::None && local.is_none() {
                 let optimizer = OptimizerKind::AdamW;
                 let late = Strategy { compress_warmup: Some(2), optimizer, ..ring };
-                let plan = common::plan(&model, &late);
+                let plan = crate::common::plan(&model, &late);
                 let warming_up = planned_bytes(&plan.filtered(IterationFilter::Warmup));
                 assert!(warming_up >= whole && planned_bytes(&plan) == planned, "{compress}");
                 let sent = counted(&plan, &options(3))[0];
@@ -250,9 +248,9 @@ fn every_layout_can_compress() {
     for (name, layout) in layouts {
         let model =
             if matches!(name, "pipeline without flush" | "context") { &llama } else { &gpt };
-        let whole = common::run(model, &layout(Compression::None));
+        let whole = crate::common::run(model, &layout(Compression::None));
         for compress in ALL {
-            let found = common::run(model, &layout(compress));
+            let found = crate::common::run(model, &layout(compress));
             let tolerance = if compress == Compression::Int8 { 2e-3 } else { 5e-2 };
             for (f, w) in found.iterations.iter().zip(&whole.iterations) {
                 let off = (f.loss - w.loss).abs() / w.loss;
@@ -262,9 +260,10 @@ fn every_layout_can_compress() {
         }
         // A warm-up is bitwise a run without compression, and the iterations after it stay close.
         let adam = Strategy { optimizer: OptimizerKind::AdamW, ..layout(Compression::None) };
-        let whole = common::run(model, &adam);
+        let whole = crate::common::run(model, &adam);
         let compress = Compression::OneBit;
-        let found = common::run(model, &Strategy { compress, compress_warmup: Some(3), ..adam });
+        let found =
+            crate::common::run(model, &Strategy { compress, compress_warmup: Some(3), ..adam });
         assert_eq!(bits(&found)[..3], bits(&whole)[..3], "{name}");
         for (f, w) in found.iterations.iter().zip(&whole.iterations) {
             let off = (f.loss - w.loss).abs() / w.loss;

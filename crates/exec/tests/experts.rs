@@ -1,9 +1,7 @@
 //! Experts on any ranks: the same losses, and the same dropped tokens.
 
-mod common;
-
-use common::wires::train_over;
-use common::{
+use crate::common::wires::train_over;
+use crate::common::{
     assert_same_bits, dropless_moe, latent_moe, options, plan, run, strategy, tiny_moe, try_run,
 };
 use paceline_exec::Outcome;

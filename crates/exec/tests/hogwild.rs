@@ -1,9 +1,7 @@
 //! Hogwild: threads share one set of weights and update it without locks. They learn, report
 //! staleness, and save the weights they leave; a single thread trains as usual.
 
-mod common;
-
-use common::{bits, options, plan, staleness, strategy, tiny_gpt, tiny_llama};
+use crate::common::{bits, options, plan, staleness, strategy, tiny_gpt, tiny_llama};
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
 use paceline_exec::{Staleness, Start, Straggler, TrainOptions, train};
 use paceline_plan::collective::SummationOrder;

@@ -1,8 +1,6 @@
 //! Residual networks keep the same guarantees as other models.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
 use paceline_exec::{Start, TrainOptions, train};
 use paceline_plan::DType;

@@ -1,8 +1,6 @@
 //! Every layout gives the same losses.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use paceline_exec::{TrainOptions, train};
 use paceline_plan::DType;
 use paceline_plan::collective::{Algorithm, SummationOrder};

@@ -1,9 +1,7 @@
 //! Local SGD and DiLoCo.
 
-mod common;
-
-use common::wires::train_over;
-use common::{bits, options, plan, strategy, tiny_gpt, tiny_llama};
+use crate::common::wires::train_over;
+use crate::common::{bits, options, plan, strategy, tiny_gpt, tiny_llama};
 use paceline_exec::{Outcome, TrainOptions, train};
 use paceline_plan::collective::SummationOrder;
 use paceline_plan::ids::Rank;

@@ -1,9 +1,7 @@
 //! Multi-token prediction: the same losses wherever the model is split.
 
-mod common;
-
-use common::wires::train_over;
-use common::{
+use crate::common::wires::train_over;
+use crate::common::{
     assert_close, assert_same_bits, further, latent_moe, options, plan, run, strategy, tiny_llama,
     tiny_moe,
 };

@@ -1,8 +1,6 @@
 //! Offloaded state returns unchanged: the same bits, in less memory, with the planned traffic.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
 use paceline_exec::{Start, TrainOptions, train};
 use paceline_plan::DType;

@@ -1,12 +1,11 @@
 //! Pairwise tests: a generated matrix of layouts in which every pair of choices occurs in some row.
 //! Each row is trained on real ranks and compared with one rank's losses.
 //!
-//! `cargo test -p paceline-exec --test pairs -- --ignored` does the same for triples, in minutes.
+//! `cargo test -p paceline-exec --test main any_three -- --ignored` does the same for triples, in
+//! minutes.
 
-mod common;
-
-use common::wires::{fabric, train_over};
-use common::{
+use crate::common::wires::{fabric, train_over};
+use crate::common::{
     bits, further, options, strategy, tiny_dlrm, tiny_gpt, tiny_llama, tiny_moe, tiny_resnet,
 };
 use paceline_exec::{Outcome, TrainOptions, can_run, train};
@@ -306,8 +305,8 @@ fn plain(model: &Model, strategy: &Strategy) -> Strategy {
     let &Strategy { dtype, grad_dtype, optimizer, micro_batch, leaves, seq, .. } = strategy;
     let one = match model.body() {
         // Rows of sharded tables have one sum over all samples, whatever the leaves.
-        Body::Clicks(_) => common::strategy(SAMPLES, SAMPLES, 1),
-        Body::Tokens {} | Body::Images(_) => common::strategy(SAMPLES, micro_batch, leaves),
+        Body::Clicks(_) => crate::common::strategy(SAMPLES, SAMPLES, 1),
+        Body::Tokens {} | Body::Images(_) => crate::common::strategy(SAMPLES, micro_batch, leaves),
     };
     let one = Strategy { dtype, grad_dtype, optimizer, seq, ..one };
     if strategy.schedule.flushes() {
@@ -333,8 +332,8 @@ fn hold(rows: &[Row]) {
         let plain = plain(&model, &strategy);
         let name = format!("{} {} {plain:?}", model.name(), model.tied);
         let expected = alone.entry(name).or_insert_with(|| {
-            let plan = common::plan(&model, &plain);
-            train(&plan, &common::options(3), &mut |_| {}).expect("a sound plan")
+            let plan = crate::common::plan(&model, &plain);
+            train(&plan, &crate::common::options(3), &mut |_| {}).expect("a sound plan")
         });
         let found = train_over(&plan, transport, &options);
         // Lookups for samples of other ranks are summed in another order.

@@ -1,8 +1,6 @@
 //! Ranks that share only a transport give the same result as threads that share a process.
 
-mod common;
-
-use common::{bits, options, plan, strategy, tiny_gpt};
+use crate::common::{bits, options, plan, strategy, tiny_gpt};
 use paceline_comm::Transport;
 use paceline_comm::thread::world;
 use paceline_exec::{Outcome, TrainOptions, run_process_rank, train};

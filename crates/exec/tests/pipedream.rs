@@ -1,8 +1,6 @@
 //! Pipelines without flush: bitwise equal to one rank that uses the same weight versions.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use paceline_exec::{Outcome, TrainOptions, train};
 use paceline_plan::ids::{BufferId, LaneId, Microbatch};
 use paceline_plan::model::Model;

@@ -1,8 +1,6 @@
 //! Runs in 16-bit types: the same guarantees, and losses close to those of f32.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use paceline_exec::{Outcome, TrainOptions, train};
 use paceline_plan::DType;
 use paceline_plan::model::built_in;

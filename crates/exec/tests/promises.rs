@@ -1,9 +1,7 @@
 //! Guarantees of the README about layouts, over twenty iterations.
 
-mod common;
-
-use common::wires::{fabric, train_over};
-use common::{bits, options, plan, strategy, tiny_gpt, tiny_llama};
+use crate::common::wires::{fabric, train_over};
+use crate::common::{bits, options, plan, strategy, tiny_gpt, tiny_llama};
 use paceline_exec::{Outcome, TrainOptions, train};
 use paceline_plan::collective::{Algorithm, SummationOrder};
 use paceline_plan::lower::lower_on;

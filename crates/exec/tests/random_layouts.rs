@@ -1,8 +1,6 @@
 //! Randomly generated layouts.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use paceline_plan::collective::SummationOrder;
 use paceline_plan::lower::lower;
 use paceline_plan::schedule::ScheduleKind;

@@ -1,11 +1,9 @@
 //! Losses and gradients against a second implementation: the models' formulas, written out plainly
 //! in double precision.
 
-mod common;
-#[path = "reference/experts.rs"]
 mod experts;
 
-use common::*;
+use crate::common::*;
 use paceline_exec::data::{Corpus, sample_start};
 use paceline_exec::{Parameters, TrainOptions, train};
 use paceline_plan::model::{Activation, Model, ModelKind};

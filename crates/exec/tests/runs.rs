@@ -1,8 +1,6 @@
 //! Reports of a run, its end, and its error messages.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use paceline_exec::{ExecError, TrainOptions, train};
 use paceline_plan::DType;
 use paceline_plan::ids::{LaneId, Microbatch, OpId, Rank};

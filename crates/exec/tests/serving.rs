@@ -1,10 +1,8 @@
 //! Asynchronous servers: replicas learn, staleness is reported, the staleness bound holds, and a
 //! single replica trains as usual.
 
-mod common;
-
-use common::wires::train_over;
-use common::{bits, options, plan, staleness, strategy, tiny_gpt, tiny_llama};
+use crate::common::wires::train_over;
+use crate::common::{bits, options, plan, staleness, strategy, tiny_gpt, tiny_llama};
 use paceline_exec::{Outcome, Staleness, Straggler, TrainOptions, train};
 use paceline_plan::collective::SummationOrder;
 use paceline_plan::strategy::{Strategy, Sync};

@@ -1,8 +1,6 @@
 //! Trained models outside of training: Hugging Face directories, evaluation, generation.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use paceline_exec::checkpoint::{Checkpoint, SaveOptions};
 use paceline_exec::data::{Data, DataSource, SampleKind};
 use paceline_exec::hugging_face::{Pretrained, can_export, export};
