@@ -41,6 +41,6 @@ pub use shared_memory::{Lent, SharedMemory};
 pub use shm::window::{SharedBuffer, Window};
 pub use steps::{ActiveCollective, CollectiveSpec};
 pub use transport::{
-    Header, MessageChunk, MessageSink, Progress, Purpose, RecvStatus, Tag, Transport,
+    Header, LocalWorld, MessageChunk, MessageSink, Progress, Purpose, RecvStatus, Tag, Transport,
     TransportKind, Wait, Waker, ZeroCopy, finish, process, thread,
 };

@@ -1,10 +1,7 @@
 //! A message that is queued while another one is requested must end a wait.
 
-use paceline_comm::process::{ProcessOptions, connect};
-use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
-use paceline_comm::{Secret, Tag, Transport, TransportKind, Wait, point};
+use paceline_comm::{LocalWorld, Tag, TransportKind, Wait, point};
 use paceline_plan::ids::Rank;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,34 +16,19 @@ const ASKED_LATER: Tag = Tag::new(64, 0);
 /// Rank 1 requests the first message before it is sent. It then requests a second one, never sent,
 /// and queues the first on the way.
 fn found_on_the_way(wires: TransportKind) {
-    let (world, secret) = (2, Secret::random().unwrap());
-    let rendezvous = RendezvousServer::start(RendezvousOptions {
-        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        secret: secret.clone(),
-        world,
-        in_rank: None,
-        join: AGES,
-        heartbeat_timeout: AGES,
-    })
-    .unwrap();
-    let join = |rank| {
-        let mut join = ProcessOptions::new(Rank(rank), world, rendezvous.address(), secret.clone());
-        (join.rendezvous_in_rank_0, join.transport) = (false, wires);
-        join
-    };
-    let (joins, (asked, hear_asked), (sent, hear_sent)) =
-        ([join(0), join(1)], mpsc::channel(), mpsc::channel());
+    let world = LocalWorld::new(wires, 2, AGES).unwrap();
+    let ((asked, hear_asked), (sent, hear_sent)) = (mpsc::channel(), mpsc::channel());
     thread::scope(|scope| {
-        let [first, second] = &joins;
+        let world = &world;
         scope.spawn(move || {
-            let mut wires = connect(first).unwrap();
+            let mut wires = world.connect(Rank(0)).unwrap();
             hear_asked.recv().unwrap();
-            point::send(&mut wires, Rank(1), ASKED_FIRST, &[7.0]).unwrap();
+            point::send(&mut *wires, Rank(1), ASKED_FIRST, &[7.0]).unwrap();
             sent.send(()).unwrap();
             hear_asked.recv().unwrap();
         });
         scope.spawn(move || {
-            let mut wires = connect(second).unwrap();
+            let mut wires = world.connect(Rank(1)).unwrap();
             assert!(wires.try_recv(Rank(0), ASKED_FIRST).unwrap().is_none());
             asked.send(()).unwrap();
             hear_sent.recv().unwrap();
@@ -62,7 +44,7 @@ fn found_on_the_way(wires: TransportKind) {
             asked.send(()).unwrap();
         });
     });
-    rendezvous.join().unwrap();
+    world.join().unwrap();
 }
 
 #[test]

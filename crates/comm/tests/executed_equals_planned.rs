@@ -3,17 +3,14 @@
 
 mod recording;
 
-use paceline_comm::process::{ProcessOptions, connect};
-use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
 use paceline_comm::steps::{CollectiveSpec, run};
-use paceline_comm::{Purpose, Secret, Tag, Transport, TransportKind, thread};
+use paceline_comm::{LocalWorld, Purpose, Tag, Transport, TransportKind};
 use paceline_plan::collective::{
     Action, Algorithm, Chunking, Chunks, CollectiveKind, Pattern, Reduction, SummationOrder,
 };
 use paceline_plan::ids::Rank;
 use recording::{Recording, Way};
 use std::collections::BTreeSet;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -107,7 +104,7 @@ fn written(pattern: &Pattern, me: u32, cut: &Chunking) -> [BTreeSet<u64>; 2] {
 
 /// Runs every `thinning`-th collective and compares what happened with the plan; returns their
 /// number.
-fn check(transport: impl Transport, thinning: usize) -> usize {
+fn check(transport: Box<dyn Transport>, thinning: usize) -> usize {
     let (ranks, me) = (transport.world(), transport.rank());
     let mut transport = Recording::new(transport);
     let members: Vec<Rank> = (0..ranks).map(Rank).collect();
@@ -158,52 +155,31 @@ fn check(transport: impl Transport, thinning: usize) -> usize {
     count
 }
 
-/// Runs the collectives on ranks that are threads, but joined like processes.
-fn check_processes(kind: TransportKind, ranks: u32, thinning: usize) {
-    let secret = Secret::random().unwrap();
-    let rendezvous = RendezvousServer::start(RendezvousOptions {
-        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        secret: secret.clone(),
-        world: ranks,
-        in_rank: None,
-        join: TIMEOUT,
-        heartbeat_timeout: TIMEOUT,
-    })
-    .unwrap();
+/// Runs the collectives on ranks joined by a transport; each runs at least `least` of them.
+fn check_all(kind: TransportKind, ranks: u32, thinning: usize, least: usize) {
+    let world = LocalWorld::new(kind, ranks, TIMEOUT).unwrap();
     std::thread::scope(|scope| {
-        for rank in 0..ranks {
-            let at = rendezvous.address();
-            let mut options = ProcessOptions::new(Rank(rank), ranks, at, secret.clone());
-            (options.rendezvous_in_rank_0, options.transport) = (false, kind);
+        for rank in (0..ranks).map(Rank) {
+            let world = &world;
             scope.spawn(move || {
-                assert!(check(connect(&options).unwrap(), thinning) > 10);
+                assert!(check(world.connect(rank).unwrap(), thinning) >= least);
             });
         }
     });
-    rendezvous.join().unwrap();
+    world.join().unwrap();
 }
 
 #[test]
 fn on_threads() {
-    for ranks in 2..=9 {
-        std::thread::scope(|scope| {
-            for transport in thread::world(ranks) {
-                scope.spawn(move || assert!(check(transport, 1) > 50));
-            }
-        });
-    }
+    (2..=9).for_each(|ranks| check_all(TransportKind::Thread, ranks, 1, 50));
 }
 
 #[test]
 fn over_shared_memory() {
-    for ranks in 2..=9 {
-        check_processes(TransportKind::Shm, ranks, 5);
-    }
+    (2..=9).for_each(|ranks| check_all(TransportKind::Shm, ranks, 5, 10));
 }
 
 #[test]
 fn over_tcp() {
-    for ranks in [2, 3, 4, 6, 9] {
-        check_processes(TransportKind::Tcp, ranks, 5);
-    }
+    [2, 3, 4, 6, 9].into_iter().for_each(|ranks| check_all(TransportKind::Tcp, ranks, 5, 10));
 }

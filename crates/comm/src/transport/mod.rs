@@ -1,11 +1,13 @@
 //! Transports: the means by which the ranks of a world exchange messages.
 
 mod kind;
+mod local;
 mod message;
 pub mod process;
 pub mod thread;
 
 pub use kind::TransportKind;
+pub use local::LocalWorld;
 pub use message::{Header, MessageChunk, Purpose, RecvStatus, Tag};
 
 use crate::error::CommError;

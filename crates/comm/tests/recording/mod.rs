@@ -26,13 +26,13 @@ pub(crate) struct Record {
 }
 
 /// The wrapped transport and its records, oldest first.
-pub(crate) struct Recording<T> {
-    inner: T,
+pub(crate) struct Recording {
+    inner: Box<dyn Transport>,
     pub(crate) records: Vec<Record>,
 }
 
-impl<T: Transport> Recording<T> {
-    pub(crate) fn new(inner: T) -> Self {
+impl Recording {
+    pub(crate) fn new(inner: Box<dyn Transport>) -> Self {
         Self { inner, records: Vec::new() }
     }
 
@@ -72,7 +72,7 @@ impl MessageSink for Noting<'_> {
     }
 }
 
-impl<T: Transport> Transport for Recording<T> {
+impl Transport for Recording {
     fn rank(&self) -> Rank {
         self.inner.rank()
     }
@@ -139,13 +139,13 @@ impl<T: Transport> Transport for Recording<T> {
     }
 }
 
-impl<T: Transport> Recording<T> {
+impl Recording {
     fn shared(&mut self) -> &mut dyn SharedMemory {
         self.inner.memory().expect("memory() was asked before")
     }
 }
 
-impl<T: Transport> SharedMemory for Recording<T> {
+impl SharedMemory for Recording {
     fn shares_memory_with(&mut self, rank: Rank) -> bool {
         self.shared().shares_memory_with(rank)
     }

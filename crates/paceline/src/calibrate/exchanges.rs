@@ -3,16 +3,13 @@
 use super::core_placement::PlacementMonitor;
 use super::{Report, Request};
 use crate::failure::Failure;
-use paceline_comm::process::{ProcessOptions, connect};
-use paceline_comm::rendezvous::{RendezvousOptions, RendezvousServer};
-use paceline_comm::{Secret, Transport as Wire, TransportKind, affinity, thread as threads};
+use paceline_comm::{LocalWorld, Transport as Wire, TransportKind, affinity};
 use paceline_exec::ExecError;
 use paceline_exec::probe::{self, BackgroundLoad, CacheFlush, CachePrep, Lap, Timing};
 use paceline_plan::collective::{Algorithm, CollectiveKind, SummationOrder, resolve};
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
 use paceline_sim::cluster::measured::{CollectiveTable, ExchangeSample, TransportTable as Table};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 /// Measured transports, starting with the one that training uses.
@@ -343,53 +340,31 @@ fn world(
     cases: &[Case<'_>],
     stage: WorldSetup,
 ) -> Result<Vec<Vec<f64>>, Failure> {
-    let wires = match transport {
-        TransportKind::Thread => {
-            let own = threads::world(ranks).into_iter();
-            return run(own.map(|wire| move || Ok(wire)).collect(), cases, stage);
-        }
-        kind @ (TransportKind::Auto | TransportKind::Shm | TransportKind::Tcp) => kind,
-    };
-    let secret = Secret::random()?;
-    let rendezvous = RendezvousServer::start(RendezvousOptions {
-        listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
-        secret: secret.clone(),
-        world: ranks,
-        in_rank: None,
-        join: TIMEOUT,
-        heartbeat_timeout: TIMEOUT,
-    })?;
-    let address = rendezvous.address();
-    let join = |rank: u32| {
-        let mut options = ProcessOptions::new(Rank(rank), ranks, address, secret.clone());
-        (options.rendezvous_in_rank_0, options.transport) = (false, wires);
-        move || Ok(connect(&options)?)
-    };
-    let times = run((0..ranks).map(join).collect(), cases, stage)?;
-    rendezvous.join()?;
+    let joined = LocalWorld::new(transport, ranks, TIMEOUT)?;
+    let times = run(&joined, ranks, cases, stage)?;
+    joined.join()?;
     Ok(times)
 }
 
 /// Runs the cases on one thread per rank; each thread creates its own transport.
-fn run<W, M>(ends: Vec<M>, cases: &[Case<'_>], stage: WorldSetup) -> Result<Vec<Vec<f64>>, Failure>
-where
-    W: Wire,
-    M: FnOnce() -> Result<W, Failure> + Send,
-{
-    let ranks = u32::try_from(ends.len()).unwrap_or(u32::MAX);
-    let attempt = |rank: u32, end: M| {
+fn run(
+    world: &LocalWorld,
+    ranks: u32,
+    cases: &[Case<'_>],
+    stage: WorldSetup,
+) -> Result<Vec<Vec<f64>>, Failure> {
+    let attempt = |rank: u32| {
         if stage.dedicated_cores {
             affinity::pin_to_share(rank, ranks);
         }
-        let mut wire = end()?;
+        let mut wire = world.connect(Rank(rank))?;
         let seen: Result<Vec<Seen>, ExecError> =
-            cases.iter().map(|case| time_case(&mut wire, case, stage)).collect();
+            cases.iter().map(|case| time_case(&mut *wire, case, stage)).collect();
         seen.map_err(Failure::from)
     };
     let ended: Vec<_> = std::thread::scope(|scope| {
         let attempt = &attempt;
-        let threads: Vec<_> =
-            (0..).zip(ends).map(|(rank, end)| scope.spawn(move || attempt(rank, end))).collect();
+        let threads: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || attempt(rank))).collect();
         threads.into_iter().map(|thread| thread.join()).collect()
     });
     let mut seen = Vec::new();
