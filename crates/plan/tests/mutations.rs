@@ -308,6 +308,7 @@ fn every_kind_of_damage_can_be_done_somewhere() {
 
 /// Number of random cases: `PROPTEST_CASES`, or few enough for every `cargo test`.
 #[allow(clippy::disallowed_methods)]
+#[expect(clippy::disallowed_methods, reason = "a test, not the crate, reads the number of cases")]
 fn cases(few: u32) -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(few)
 }

@@ -154,6 +154,7 @@ prop_compose! {
 }
 
 /// Number of random cases: `PROPTEST_CASES`, or few enough for every `cargo test`.
+#[expect(clippy::disallowed_methods, reason = "a test, not the crate, reads the number of cases")]
 fn cases(few: u32) -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(few)
 }

@@ -24,6 +24,7 @@
 mod attributes;
 mod line;
 mod parse;
+mod parse_items;
 mod print;
 mod words;
 
