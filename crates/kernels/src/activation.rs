@@ -1,6 +1,6 @@
 //! Activation functions of a feed-forward layer, each with its input gradient.
 //!
-//! All are elementwise, except SwiGLU, which halves the width of a row. The gradients are computed
+//! All are elementwise, except gated ones, which halve the width of a row. The gradients are computed
 //! from the saved input of the forward pass.
 
 use crate::instruction_set::vectorised;
@@ -71,16 +71,46 @@ pub fn gelu_tanh_input_gradient<T: Element>(dy: &[T], x: &[T], dx: &mut [T]) {
         x,
         dx,
         #[inline(always)]
-        |x| {
-            let s = sigmoid(TWICE_ROOT * (x + CUBIC * (x * x * x)));
-            s + x * (s * (1.0 - s)) * (TWICE_ROOT * (1.0 + 3.0 * CUBIC * (x * x)))
-        },
+        |x| gelu_tanh(x).1,
     );
+}
+
+/// Value and slope of GELU in the tanh approximation.
+#[inline(always)]
+fn gelu_tanh(x: f32) -> (f32, f32) {
+    let s = sigmoid(TWICE_ROOT * (x + CUBIC * (x * x * x)));
+    (x * s, s + x * (s * (1.0 - s)) * (TWICE_ROOT * (1.0 + 3.0 * CUBIC * (x * x))))
 }
 
 /// SwiGLU (Shazeer, "GLU variants improve transformer", 2020, section 2):
 /// a row of `x` is `[gate | up]`, each `shape.width` wide, and `y = gate * sigmoid(gate) * up`.
 pub fn swiglu_forward<T: Element>(shape: Rows, x: &[T], y: &mut [T]) {
+    gated(
+        shape,
+        x,
+        y,
+        #[inline(always)]
+        |gate| gate * sigmoid(gate),
+    );
+}
+
+/// Input gradient of [`swiglu_forward`], laid out as that input: `[dgate | dup]`.
+pub fn swiglu_input_gradient<T: Element>(shape: Rows, dy: &[T], x: &[T], dx: &mut [T]) {
+    gated_gradient(
+        shape,
+        (dy, x),
+        dx,
+        #[inline(always)]
+        |gate| {
+            let s = sigmoid(gate);
+            (gate * s, s + gate * (s * (1.0 - s)))
+        },
+    );
+}
+
+/// `y = f(gate) * up` for rows `[gate | up]`.
+#[inline(always)]
+fn gated<T: Element>(shape: Rows, x: &[T], y: &mut [T], f: impl Fn(f32) -> f32) {
     let Rows { rows, width } = shape;
     expect_len("x", x.len(), &[rows, 2, width]);
     expect_len("y", y.len(), &[rows, width]);
@@ -90,16 +120,21 @@ pub fn swiglu_forward<T: Element>(shape: Rows, x: &[T], y: &mut [T]) {
             for row in 0..rows {
                 let (gate, up) = x[2 * row * width..][..2 * width].split_at(width);
                 for (y, (gate, up)) in y[shape.range(row)].iter_mut().zip(gate.iter().zip(up)) {
-                    let gate = gate.widen();
-                    *y = T::narrow(gate * sigmoid(gate) * up.widen());
+                    *y = T::narrow(f(gate.widen()) * up.widen());
                 }
             }
         },
     );
 }
 
-/// Input gradient of [`swiglu_forward`], laid out as that input: `[dgate | dup]`.
-pub fn swiglu_input_gradient<T: Element>(shape: Rows, dy: &[T], x: &[T], dx: &mut [T]) {
+/// Input gradient of [`gated`]; `f` returns the function's value and slope.
+#[inline(always)]
+fn gated_gradient<T: Element>(
+    shape: Rows,
+    (dy, x): (&[T], &[T]),
+    dx: &mut [T],
+    f: impl Fn(f32) -> (f32, f32),
+) {
     let Rows { rows, width } = shape;
     expect_len("dy", dy.len(), &[rows, width]);
     expect_len("x", x.len(), &[rows, 2, width]);
@@ -113,10 +148,10 @@ pub fn swiglu_input_gradient<T: Element>(shape: Rows, dy: &[T], x: &[T], dx: &mu
                 let (dgate, dup) = dx[both].split_at_mut(width);
                 let inputs = dy[shape.range(row)].iter().zip(gate.iter().zip(up));
                 for ((dgate, dup), (dy, (gate, up))) in dgate.iter_mut().zip(dup).zip(inputs) {
-                    let (dy, gate, up) = (dy.widen(), gate.widen(), up.widen());
-                    let s = sigmoid(gate);
-                    *dgate = T::narrow(dy * up * (s + gate * (s * (1.0 - s))));
-                    *dup = T::narrow(dy * (gate * s));
+                    let (dy, up) = (dy.widen(), up.widen());
+                    let (value, slope) = f(gate.widen());
+                    *dgate = T::narrow(dy * up * slope);
+                    *dup = T::narrow(dy * value);
                 }
             }
         },
@@ -198,6 +233,16 @@ mod tests {
 
     #[test]
     fn swiglu_agrees_with_the_reference() {
+        check_gated(swiglu_forward, swiglu_input_gradient, |x| x / (1.0 + (-x).exp()));
+    }
+
+    /// Checks a gated activation against `f(gate) * up`, and its gradient against finite
+    /// differences.
+    fn check_gated(
+        forward: fn(Rows, &[f32], &mut [f32]),
+        gradient: fn(Rows, &[f32], &[f32], &mut [f32]),
+        f: fn(f64) -> f64,
+    ) {
         for (rows, width) in [(0, 4), (3, 0), (1, 1), (4, 17), (2, 64)] {
             let shape = Rows { rows, width };
             let x: Vec<f32> = random("x", 2 * rows * width).iter().map(|v| 3.0 * v).collect();
@@ -205,14 +250,14 @@ mod tests {
             let reference = |x: &[f64]| {
                 let mut y = Vec::new();
                 for row in x.chunks((2 * width).max(1)) {
-                    y.extend((0..width).map(|i| row[i] / (1.0 + (-row[i]).exp()) * row[width + i]));
+                    y.extend((0..width).map(|i| f(row[i]) * row[width + i]));
                 }
                 y
             };
             let (mut y, mut dx) = (vec![f32::NAN; rows * width], vec![f32::NAN; x.len()]);
-            swiglu_forward(shape, &x, &mut y);
+            forward(shape, &x, &mut y);
             assert_close(&y, &reference(&widen(&x)));
-            swiglu_input_gradient(shape, &dy, &x, &mut dx);
+            gradient(shape, &dy, &x, &mut dx);
             assert_close(&dx, &numeric_gradient(&widen(&x), &widen(&dy), reference));
         }
     }

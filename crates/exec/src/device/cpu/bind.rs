@@ -9,7 +9,7 @@ use super::{Cpu, step};
 use crate::device::{OpShape, Operator};
 use crate::error::Fault;
 use crate::types::{Types, typed};
-use paceline_kernels::{Element, Write};
+use paceline_kernels::{Element, Write, activation as kernels};
 use paceline_plan::graph::{OpKind, OpPass};
 
 /// An operator bound to its kernel.
@@ -36,7 +36,9 @@ fn bind_as<T: Element, G: Element>(kind: OpKind, pass: OpPass) -> Option<Bound> 
             false => None,
         },
         OpKind::Activation { function } => activation::bind::<T>(function, pass),
-        OpKind::SwiGlu => activation::swiglu::<T>(pass),
+        OpKind::SwiGlu => {
+            activation::gated(kernels::swiglu_forward::<T>, kernels::swiglu_input_gradient, pass)
+        }
         OpKind::Add => activation::add::<T>(pass),
         OpKind::RowMax => loss::row_max::<T>(pass),
         OpKind::SoftmaxStats => loss::softmax_stats::<T>(pass),

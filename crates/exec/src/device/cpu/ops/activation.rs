@@ -39,20 +39,25 @@ pub(in crate::device::cpu) fn bind<T: Element>(
     }
 }
 
-pub(in crate::device::cpu) fn swiglu<T: Element>(pass: OpPass) -> Option<Bound> {
+/// A gated activation, which halves the width of a row.
+pub(in crate::device::cpu) fn gated<T: Element>(
+    forward: fn(Rows, &[T], &mut [T]),
+    input_gradient: fn(Rows, &[T], &[T], &mut [T]),
+    pass: OpPass,
+) -> Option<Bound> {
     match pass {
-        OpPass::Forward => Some(plain(|cpu, on, _| {
+        OpPass::Forward => Some(plain(move |cpu, on, _| {
             let (shape, x) = (on.output_rows(0), on.input::<T>(0));
             over_rows(&cpu.pool, shape, strips(on.output(0), shape.width), |part, at, y| {
-                activation::swiglu_forward(part, &x[elements(twice(shape), &at)], y);
+                forward(part, &x[elements(twice(shape), &at)], y);
             });
         })),
-        OpPass::BackwardInput => Some(plain(|cpu, on, _| {
+        OpPass::BackwardInput => Some(plain(move |cpu, on, _| {
             let (shape, dy, x) = (on.rows(0), on.input::<T>(0), on.input::<T>(1));
             let both = twice(shape);
             over_rows(&cpu.pool, shape, strips(on.output(0), both.width), |part, at, dx| {
                 let (dy, x) = (&dy[elements(shape, &at)], &x[elements(both, &at)]);
-                activation::swiglu_input_gradient(part, dy, x, dx);
+                input_gradient(part, dy, x, dx);
             });
         })),
         OpPass::BackwardWeight => None,
