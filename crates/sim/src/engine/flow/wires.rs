@@ -179,14 +179,14 @@ impl Wires for Recorder<'_> {
             }
             OpComm::Alone | OpComm::Send { .. } | OpComm::Request { .. } => None,
         };
-        let (_, share) = self.exposure(class, op);
-        let exposure: Vec<f64> =
-            members.iter().map(|&(class, op)| self.exposure(class, op).0).collect();
+        let exposure: Vec<(f64, f64)> =
+            members.iter().map(|&(class, op)| self.exposure(class, op)).collect();
+        let (_, share) = exposure[0];
         let load = self.load;
         let kth = |class: u32, _: Role| {
             let at = members.binary_search_by_key(&class, |&(class, _)| class).ok()?;
             let op = load.classes.number(class, members[at].1);
-            Some(Party { op, copies: exposure[at] })
+            Some(Party { op, copies: exposure[at].0 })
         };
         let pushed =
             found.is_some_and(|(exchange, vector)| self.push(exchange, &vector, share, kth));
