@@ -210,7 +210,7 @@ pub enum Fault {
     )]
     Full(Full),
     /// The op names a rank that does not exist.
-    #[error("there is no such peer; validate the plan")]
+    #[error("the op names a peer that the mesh does not have; validate the plan")]
     NoPeer,
     /// A library is to carry out a collective, and there is none in this build.
     #[error("there is no {} communicator", .library.name().to_uppercase())]

@@ -357,7 +357,7 @@ fn an_unreadable_checkpoint_is_named_with_its_tensor() {
     fs::write(inside.join("training.json"), r#"{"format": 9}"#).unwrap();
     assert!(told(&model).contains("training.json: written in layout 9"));
     fs::write(inside.join("training.json"), "{").unwrap();
-    assert!(told(&model).contains("training.json: is no training state"));
+    assert!(told(&model).contains("training.json: is not a training state"));
     fs::remove_file(inside.join("training.json")).unwrap();
     assert!(told(&model).contains("no complete checkpoint here"));
 }

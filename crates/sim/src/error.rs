@@ -95,7 +95,7 @@ pub enum SimError {
     },
     /// The ranks deadlock; validation would have reported it.
     #[error(
-        "rank {rank} ({role}) waits for ever at op {op} '{what}': its peers never reach it; `paceline plan` names them"
+        "rank {rank} ({role}) is deadlocked at op {op} '{what}': its peers never reach it; `paceline plan` names them"
     )]
     Stuck {
         /// The role's first rank.

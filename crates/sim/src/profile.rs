@@ -377,7 +377,7 @@ impl FromStr for Profile {
     fn from_str(text: &str) -> Result<Self, String> {
         Self::ALL.into_iter().find(|profile| profile.name == text).ok_or_else(|| {
             let known = Self::ALL.map(|profile| profile.name).join(", ");
-            format!("'{text}' is no known software profile; known are: {known}")
+            format!("'{text}' is not a known software profile; known are: {known}")
         })
     }
 }
@@ -393,7 +393,7 @@ mod tests {
         }
         let told = "megatron".parse::<Profile>().unwrap_err();
         assert!(told.starts_with(
-            "'megatron' is no known software profile; known are: modern, modern-sparse, "
+            "'megatron' is not a known software profile; known are: modern, modern-sparse, "
         ));
     }
 

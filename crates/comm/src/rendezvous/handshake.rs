@@ -275,7 +275,9 @@ fn introduce(
     let mut welcome = [0; WELCOME.len()];
     stream.read_exact(&mut welcome).map_err(gone)?;
     if welcome != WELCOME {
-        return wrong(format!("what listens on {at} does not speak as this program does"));
+        return wrong(format!(
+            "{at} answered with an unknown greeting: it is not a Paceline listener"
+        ));
     }
     Ok(stream)
 }

@@ -143,11 +143,11 @@ fn gather(
             let (rank, host) = (member.rank, member.host.clone());
             let wrong = if world != options.world {
                 let ours = options.world;
-                Some(format!("rank {rank} on {host} is of a world of {world} ranks, not {ours}"))
+                Some(format!("rank {rank} on {host} has world size {world}, expected {ours}"))
             } else if rank.0 >= world {
                 Some(format!("rank {rank} on {host} is not one of {world} ranks"))
             } else if let Some((_, other)) = seats.get(&rank) {
-                Some(format!("rank {rank} came twice: from {} and from {host}", other.host))
+                Some(format!("two processes claim rank {rank}: on {} and on {host}", other.host))
             } else {
                 let (first, there, known) =
                     facts.get_or_insert_with(|| (rank, host.clone(), said.clone()));

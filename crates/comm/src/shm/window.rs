@@ -169,7 +169,9 @@ impl Windows {
         };
         let map = Arc::clone(&self.known[at].1);
         if loan.ranges.iter().any(|range| range.end > map.bytes as u64) {
-            return Err(super::problem("a neighbour lends what it does not have".to_owned()));
+            return Err(super::problem(
+                "a peer lent bytes outside its shared-memory segment".to_owned(),
+            ));
         }
         let range = |range: &Range<u64>| range.start as usize..range.end as usize;
         Ok(Window { map, ranges: loan.ranges.iter().map(range).collect() })

@@ -91,7 +91,7 @@ fn lent_part(
         Lent::InPlace(_) | Lent::Copied(_) => None,
     };
     let problem = || CommError::Job {
-        problem: format!("the vector of member {from} of a group is out of reach"),
+        problem: format!("the vector of member {from} of a group is not mapped by this rank"),
     };
     part.ok_or_else(problem)
 }

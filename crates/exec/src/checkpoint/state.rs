@@ -68,7 +68,7 @@ impl Checkpoint {
         let text = fs::read_to_string(&file)
             .map_err(|source| CheckpointError::Read { path: file.clone(), source })?;
         let format = serde_json::from_str::<serde_json::Value>(&text)
-            .map_err(|error| wrong(format!("is no training state: {error}")))?;
+            .map_err(|error| wrong(format!("is not a training state: {error}")))?;
         match format.get("format").and_then(serde_json::Value::as_u64) {
             Some(format) if format > u64::from(TrainingState::FORMAT) => {
                 return Err(wrong(format!(
@@ -79,7 +79,7 @@ impl Checkpoint {
             Some(_) | None => {}
         }
         let state = serde_json::from_str(&text)
-            .map_err(|error| wrong(format!("is no training state: {error}")))?;
+            .map_err(|error| wrong(format!("is not a training state: {error}")))?;
         let weights = Reader::open(&path.join(WEIGHTS))?;
         Ok(Self { path, state, weights })
     }

@@ -55,7 +55,7 @@ pub enum TokenizerError {
         problem: String,
     },
     /// A word is not part of the built-in grammar.
-    #[error("'{word}' is no word of the built-in text; its words are such as {some}")]
+    #[error("'{word}' is not a word of the built-in text; its words are such as {some}")]
     UnknownWord {
         /// The word.
         word: String,
@@ -78,7 +78,7 @@ impl Tokenizer {
         let wrong = |problem: String| TokenizerError::File { path: path.to_owned(), problem };
         let json = fs::read(path).map_err(|error| wrong(error.to_string()))?;
         let tokenizer = tokenizers::Tokenizer::from_bytes(&json)
-            .map_err(|error| wrong(format!("is no tokenizer.json: {error}")))?;
+            .map_err(|error| wrong(format!("is not a tokenizer.json: {error}")))?;
         Ok(Self::HuggingFace { tokenizer: Box::new(tokenizer), json })
     }
 
@@ -428,6 +428,6 @@ mod tests {
             assert!(told.contains(&format!("{name}: byte {at} is not UTF-8")), "{told}");
         }
         let told = Tokenizer::open(&folder.file("none.json", "{}")).unwrap_err().to_string();
-        assert!(told.contains("none.json: is no tokenizer.json"), "{told}");
+        assert!(told.contains("none.json: is not a tokenizer.json"), "{told}");
     }
 }

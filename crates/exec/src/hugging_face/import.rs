@@ -97,7 +97,7 @@ impl Pretrained {
         } else if index.is_file() {
             let wrong = |problem| ImportError::Index { path: index.clone(), problem };
             let Index { weight_map } = serde_json::from_str(&read(&index)?)
-                .map_err(|error| wrong(format!("is no list of weights: {error}")))?;
+                .map_err(|error| wrong(format!("is not a list of weights: {error}")))?;
             let mut names: Vec<&String> = weight_map.values().collect();
             names.sort();
             names.dedup();

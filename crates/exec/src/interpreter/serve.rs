@@ -256,7 +256,7 @@ impl ServerState {
                 self.peers[at].gone = true;
                 continue;
             }
-            let reason = "what it said of its last iteration cannot be read";
+            let reason = "malformed grant request";
             let question = question.ok_or(CommError::Failed { rank, reason: reason.into() })?;
             if let Some([loss, norm]) = question.saw {
                 for seen in [&mut self.seen, &mut self.whole] {

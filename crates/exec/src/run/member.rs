@@ -382,7 +382,7 @@ fn readable<T>(decoded: Option<T>, from: Rank) -> Result<T, ExecError> {
     decoded.ok_or_else(|| ExecError::Control {
         rank: LEADER,
         doing: "hearing the others",
-        source: CommError::Failed { rank: from, reason: "what it said cannot be read".into() },
+        source: CommError::Failed { rank: from, reason: "malformed message".into() },
     })
 }
 
@@ -398,7 +398,7 @@ fn sync_checkpoint_dir(
             let (attempt, directory) = bytes.split_first_chunk::<8>()?;
             Some((u64::from_le_bytes(*attempt), OsString::from_vec(directory.to_vec())))
         })?;
-        let reason = "what it said of checkpoints cannot be read";
+        let reason = "malformed message about checkpoints";
         let place = place.ok_or(CommError::Failed { rank: LEADER, reason: reason.into() })?;
         (save.attempt, save.directory) = (place.0, place.1.into());
         return Ok(());

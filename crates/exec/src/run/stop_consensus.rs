@@ -107,7 +107,7 @@ impl<'a> ServerGrants<'a> {
         let stop = self.stop.load(Ordering::Relaxed);
         send(transport, server, about, &GrantRequest { saw, stop }.encode())?;
         let leave = recv(transport, server, about, self.timeout, Grant::decode)?;
-        let reason = "its leave for an iteration cannot be read";
+        let reason = "malformed grant of an iteration";
         let leave = leave.ok_or(CommError::Failed { rank: server, reason: reason.into() })?;
         if !leave.granted {
             self.end.store(leave.iterations, Ordering::Relaxed);

@@ -74,7 +74,7 @@ impl Reader {
         let len = file.metadata().map_err(io)?.len();
         let mut start = [0; 8];
         if len < 8 {
-            return Err(wrong(format!("is cut short: {len} bytes are no safetensors file")));
+            return Err(wrong(format!("is cut short: {len} bytes are not a safetensors file")));
         }
         file.read_exact_at(&mut start, 0).map_err(io)?;
         let header = u64::from_le_bytes(start);

@@ -109,7 +109,7 @@ fn plan((kind, width, head, vocab, batch, seq): Layer) -> Result<Plan, Failure> 
         "kind = \"{kind}\"\nlayers = 1\nd_model = {width}\nheads = {heads}\nkv_heads = {kv_heads}\n\
          ffn = {ffn}\nseq = {seq}\nvocab = {vocab}\ntied = false\n"
     );
-    let wrong = |error: String| Failure::Run(anyhow::anyhow!("a probe is no model: {error}"));
+    let wrong = |error: String| Failure::Run(anyhow::anyhow!("a probe is not a model: {error}"));
     let model = Model::parse(&text, "probe.toml").map_err(|error| wrong(error.to_string()))?;
     let strategy = Strategy { seq, micro_batch: batch, global_batch: batch, ..Strategy::default() };
     lower(&model, &strategy).map_err(|error| wrong(error.to_string()))

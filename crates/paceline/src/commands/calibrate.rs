@@ -80,9 +80,8 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     output.print(&record.words())?;
     if elsewhere > 0 {
         output.note(&format!(
-            "note: {elsewhere} measurements were made while the cores were not where they usually are, and there was no \
-             more time to wait: what ranks exchange may be predicted badly; `paceline bench core-to-core` shows whether \
-             they are moved, and another calibration may be luckier"
+            "note: {elsewhere} measurements used another core placement than the usual one: predicted exchange times \
+             may be off; `paceline bench core-to-core` shows whether cores migrate; calibrate again on an idle machine"
         ));
     }
     Ok(output.print_json(&record)?)

@@ -84,7 +84,7 @@ pub(crate) fn run(flags: &Flags, origins: Origins) -> Result<(), Failure> {
     if let (Some(Rows::Training(_) | Rows::Collectives(_)), Some(Semantics::AstraSim)) =
         (&rows, semantics)
     {
-        problems.add("--semantics", format!("astra-sim: {file} is no table of ASTRA-sim's"));
+        problems.add("--semantics", format!("astra-sim: {file} is not a table of ASTRA-sim's"));
     }
     let (Some(rows), true) = (rows, problems.is_empty()) else { return Err(problems.into()) };
 

@@ -18,7 +18,7 @@ pub(crate) fn read_text(path: &Path) -> Result<String, String> {
     let mut bytes = Vec::new();
     file.take(MOST + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > MOST {
-        return Err(format!("is larger than {} MiB, so it is no description", MOST >> 20));
+        return Err(format!("is larger than {} MiB, so it is not a description", MOST >> 20));
     }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();

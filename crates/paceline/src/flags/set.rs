@@ -64,7 +64,7 @@ fn apply(file: &mut Value, change: &str) -> Result<(), String> {
         place = enter(place, section)?;
     }
     let Value::Table(table) = place else {
-        return Err(format!("'{key}' is no field; {}", entries(place)));
+        return Err(format!("'{key}' is not a field; {}", entries(place)));
     };
     let old = table.get(*key);
     if let Some(section @ (Value::Table(_) | Value::Array(_))) = old
@@ -135,14 +135,14 @@ fn changed(old: Option<&Value>, text: &str) -> Result<Value, String> {
 
 fn multiple(old: &Value, factor: f64) -> Result<Value, String> {
     if !(factor.is_finite() && factor > 0.0) {
-        return Err(format!("{factor} is no factor above 0"));
+        return Err(format!("{factor} is not a factor above 0"));
     }
     match old {
         Value::Float(number) => Ok(Value::Float(number * factor)),
         Value::Integer(number) => {
             let scaled = *number as f64 * factor;
             if scaled.fract() != 0.0 || scaled > i64::MAX as f64 {
-                return Err(format!("{number} times {factor} is no whole number"));
+                return Err(format!("{number} times {factor} is not a whole number"));
             }
             Ok(Value::Integer(scaled as i64))
         }
@@ -216,18 +216,18 @@ mod tests {
             ("dimension.0.bandwith=2x", "no value yet"),
             ("dimension.0.bandwith=2 GB/s", "did you mean `bandwidth`?"),
             ("dimension.0.bandwidth=160", "the unit is missing"),
-            ("dimension.0.size=0", "it is no whole number"),
-            ("dimension.0.size=0.3x", "8 times 0.3 is no whole number"),
-            ("dimension.0.bandwidth=-2x", "-2 is no factor above 0"),
-            ("dimension.0.bandwidth=1e999x", "inf is no factor above 0"),
+            ("dimension.0.size=0", "it is not a whole number"),
+            ("dimension.0.size=0.3x", "8 times 0.3 is not a whole number"),
+            ("dimension.0.bandwidth=-2x", "-2 is not a factor above 0"),
+            ("dimension.0.bandwidth=1e999x", "inf is not a factor above 0"),
             ("device.peak=2x", "device.peak has fields of its own; there are: bf16, f16"),
             ("dimension=3", "use 0 to 1 or a name"),
-            ("dimension.0=3", "'0' is no field; use 0 to 1"),
+            ("dimension.0=3", "'0' is not a field; use 0 to 1"),
             ("nonsense", "write PATH=VALUE"),
             ("hosts=", "the value is missing"),
             ("=3", "unknown key ''"),
             ("host=3", "make it a table of keys and values"),
-            ("hosts.0=3", "'0' is no field; there are none here"),
+            ("hosts.0=3", "'0' is not a field; there are none here"),
         ] {
             let told = changed_to("dgx-a100:4", &[change]).unwrap_err();
             assert!(told.starts_with("error: --set: ") && told.contains(said), "{change}: {told}");

@@ -202,7 +202,7 @@ impl TrainingFlags {
         });
         let found = parsed.filter(|slow| (1.0..=1e6).contains(&slow.factor));
         if found.is_none() {
-            let works = "is no rank and factor from 1 on, as in 1:2";
+            let works = "is not a rank and factor from 1 on, as in 1:2";
             problems.add("--straggler", format!("'{text}' {works}"));
         }
         found

@@ -88,7 +88,7 @@ fn from_environment(
     };
     let resolved = (address.as_str(), port).to_socket_addrs();
     let rendezvous = resolved.ok().and_then(|mut found| found.next()).ok_or_else(|| {
-        wrong(format!("MASTER_ADDR is '{address}', which is no host that can be found"))
+        wrong(format!("MASTER_ADDR is '{address}', which is not a host that can be found"))
     })?;
     if !rendezvous.ip().is_loopback() && launch.bind.is_loopback() {
         return Err(Failure::flag(

@@ -291,7 +291,7 @@ fn a_text_is_learnt_evaluated_continued_and_exported() {
     here.run("train --model mini --tokenizer text/a.txt")
         .refused(&["--tokenizer: the built-in text"]);
     here.run("train --model mini --data text --tokenizer text/a.txt")
-        .refused(&["--tokenizer: text/a.txt: is no tokenizer.json"]);
+        .refused(&["--tokenizer: text/a.txt: is not a tokenizer.json"]);
     here.run("train --model mini --data text/b.txt --seq 64").refused(&["--data: ", "too few"]);
     here.run("train --model mini --init-from text").refused(&["--init-from: text/config.json"]);
     here.run("generate run --prompt x --tokens 0 --temperature -1")
@@ -309,7 +309,7 @@ fn a_model_of_the_built_in_text_speaks_its_words() {
     assert_eq!((&eval["data"], &eval["samples"]), (&"builtin".into(), &3.into()));
     assert!(eval["loss"].as_f64().unwrap() > eval["floor"].as_f64().unwrap());
     here.run_with(&["generate", "run", "--prompt", "hello"]).refused(&[
-        "--prompt: 'hello' is no word of the built-in text; its words are such as ba, da",
+        "--prompt: 'hello' is not a word of the built-in text; its words are such as ba, da",
     ]);
 }
 

@@ -31,8 +31,7 @@ pub const NUMBER: u8 = 255;
 /// Values that the text form accepts.
 pub(super) const NEEDS_LEVELS: &str = "an inner and an outer algorithm, such as hierarchical:ps:ring \
                                        or hierarchical:multi-ring:2:halving-doubling";
-pub(super) const NEEDS_HOST: &str =
-    "behind the slash how many of its ranks share a host, at least 1";
+pub(super) const NEEDS_HOST: &str = "the number of ranks per host, at least 1, after the slash";
 
 /// Entry in the table.
 pub(super) const DEF: AlgorithmDef = AlgorithmDef {

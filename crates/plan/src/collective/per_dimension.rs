@@ -74,7 +74,7 @@ fn check(p: &Pattern) -> Result<(), String> {
     let Some(grid) = grid else {
         return Err(format!(
             "{algorithm} needs to know the dimensions of the {ranks} ranks; name a cluster, or write \
-             them behind a slash, such as {algorithm}/{ranks}r"
+             them after a slash, such as {algorithm}/{ranks}r"
         ));
     };
     if grid.ranks() != u64::from(ranks) {
@@ -117,7 +117,7 @@ pub(super) fn parse(text: &str) -> Option<Result<Algorithm, NameError>> {
         None => Some(Ok(Algorithm::PerDimension { chunks, order, grid: None })),
         Some(Some(grid)) => Some(Ok(Algorithm::PerDimension { chunks, order, grid: Some(grid) })),
         Some(None) => wrong(
-            "behind the slash the sizes of its dimensions, each with r (ring), d (direct) or h \
+            "the sizes of its dimensions after the slash, each with r (ring), d (direct) or h \
              (halving), such as per-dimension:4/8hx16r; leave the slash out to take them from the \
              cluster",
         ),

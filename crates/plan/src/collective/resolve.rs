@@ -86,7 +86,7 @@ pub(super) fn keeps_order(pattern: &Pattern) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CollectiveError {
     /// The algorithm does not implement the kind.
-    #[error("{algorithm} cannot do {kind}; what can: {able}")]
+    #[error("{algorithm} does not support {kind}; use one of {able}")]
     Kind {
         /// Requested kind.
         kind: CollectiveKind,
@@ -96,7 +96,9 @@ pub enum CollectiveError {
         able: String,
     },
     /// The algorithm does not keep the canonical order.
-    #[error("{algorithm} cannot do {kind} of {ranks} ranks in canonical order; what can: {able}")]
+    #[error(
+        "{algorithm} does not support {kind} of {ranks} ranks in canonical order; use one of {able}"
+    )]
     Order {
         /// Requested kind.
         kind: CollectiveKind,

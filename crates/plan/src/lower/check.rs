@@ -153,7 +153,7 @@ fn images(model: &Model, s: &Strategy, say: &mut impl FnMut(&'static str, String
         );
     }
     if s.sync_batch_norm && (s.sync.is_async() || s.local.is_some()) {
-        let why = "replicas that are not waited for, or have weights of their own, have no norm in common";
+        let why = "asynchronous or local-SGD replicas cannot share batch statistics";
         say("--sync-batch-norm", format!("{why}; leave it out"));
     }
     for (flag, size) in [("--tp", s.tp), ("--cp", s.cp)] {

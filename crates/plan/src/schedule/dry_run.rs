@@ -102,7 +102,7 @@ pub(super) fn ends(
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum DryRunError {
     /// A pass occurs more than once.
-    #[error("rank {rank}: {action} repeats a pass that already stands in the order")]
+    #[error("rank {rank}: {action} repeats a pass that is already in the order")]
     Repeated {
         /// The pipeline rank.
         rank: usize,
@@ -440,11 +440,11 @@ mod tests {
         );
         assert_eq!(
             message("0F0,0B0,0B0\n1F0,1B0"),
-            "rank 0: 0B0 repeats a pass that already stands in the order"
+            "rank 0: 0B0 repeats a pass that is already in the order"
         );
         assert_eq!(
             message("0F0,0B0,0W0"),
-            "rank 0: 0W0 repeats a pass that already stands in the order"
+            "rank 0: 0W0 repeats a pass that is already in the order"
         );
         assert_eq!(message("1F0,1B0"), format!("no rank runs 0F0, {tail}"));
         assert_eq!(message("0F0\n1F0,1B0"), format!("no rank runs 0B0, {tail}"));

@@ -69,7 +69,7 @@ impl<'t> Reader<'t> {
 
     /// Returns the next line; `what` describes it in errors.
     fn line(&mut self, what: &str) -> Result<Line<'t>> {
-        let message = || format!("the text ends where {what} should stand");
+        let message = || format!("expected {what}, found the end of the text");
         let last = self.last;
         self.next().ok_or_else(|| ParseError { line: last, message: message() })
     }
@@ -101,7 +101,7 @@ impl<'t> Reader<'t> {
                 let id: usize = line.id(prefix, what)?;
                 self.next();
                 if id != count {
-                    return line.error(format!("{what} {count} should stand here, not {id}"));
+                    return line.error(format!("expected {what} {count}, found {id}"));
                 }
                 Ok(Some(line))
             }
@@ -315,7 +315,7 @@ impl<'t> Reader<'t> {
         let mut line = self.line_of("[program")?;
         let found: usize = line.value("role")?;
         if found != role {
-            return line.error(format!("program {role} should stand here, not {found}"));
+            return line.error(format!("expected program {role}, found {found}"));
         }
         let name = line.string("the program's name")?;
         line.expect("]")?;

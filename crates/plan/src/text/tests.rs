@@ -69,7 +69,7 @@ fn errors_name_the_line_and_what_is_right() {
     };
     assert_eq!(change("dtype f32", "dtype f33").split(':').next(), Some("dtype cannot be 'f33'"));
     assert_eq!(change("\ntp 1", "\ntpp 1"), "'tp' is missing before 'tpp'");
-    assert_eq!(change("b1 ", "b2 "), "buffer 1 should stand here, not 2");
+    assert_eq!(change("b1 ", "b2 "), "expected buffer 1, found 2");
     assert_eq!(
         change(" @load ", " @lode "),
         format!("there is no lane 'lode'; the lanes are {}", plan.programs[0].lanes.join(", "))
@@ -77,7 +77,7 @@ fn errors_name_the_line_and_what_is_right() {
     assert_eq!(change(" 0F0 s0", " 1F0 s0"), "segment 0 is '0F', not '1F'");
     assert_eq!(change(" load tokens", " lode tokens"), "there is no op 'lode'");
     let error = parse(text.split("[mesh]").next().unwrap()).unwrap_err();
-    assert_eq!(error.message, "the text ends where '[mesh]' should stand");
+    assert_eq!(error.message, "expected '[mesh]', found the end of the text");
     assert_eq!(parse("").unwrap_err().line, 1);
     assert_eq!(parse(&format!("{text}\nmore")).unwrap_err().line, text.lines().count() + 2);
 }

@@ -149,7 +149,7 @@ pub(super) fn parse_peer(line: &mut Line<'_>) -> Result<Peer> {
         return match (direction, axis) {
             ("next", Some(axis)) => Ok(Peer::Next(axis)),
             ("previous", Some(axis)) => Ok(Peer::Previous(axis)),
-            _ => line.error(format!("peer '{word}' is no next:AXIS or previous:AXIS")),
+            _ => line.error(format!("peer '{word}' is neither next:AXIS nor previous:AXIS")),
         };
     }
     if let Some(stage) = word.strip_prefix("stage") {

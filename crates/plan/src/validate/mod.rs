@@ -2,7 +2,7 @@
 //!
 //! A plan that passes can be run by an executor without checks. Every reference resolves, and every
 //! message is both sent and received. Every collective is joined by all of its members in one
-//! order, and no rank waits for ever. No op reads memory that was never written, is being
+//! order, and no rank is deadlocked. No op reads memory that was never written, is being
 //! overwritten by another op, or was freed.
 //!
 //! The passes build on each other. `structure` comes first, because nothing can be looked up in a

@@ -328,7 +328,7 @@ impl Role<'_, '_> {
     fn call_problem(&self, call: &Call, group: GroupKind) -> Option<String> {
         let plan = self.report.plan;
         if groups::roles(&plan.mesh, group, self.role).is_empty() {
-            return Some("this rank is no member of its group".into());
+            return Some("this rank is not a member of its group".into());
         }
         let size = match group {
             GroupKind::Served(_) => u64::from(plan.mesh.size()) + 1,
@@ -374,7 +374,7 @@ impl Role<'_, '_> {
             if !bucket.offloaded.is_empty()
                 && worked.ne(bucket.offloaded.iter().map(|view| view.len))
             {
-                let problem = "its state does not rest as it is updated";
+                let problem = "its offloaded views differ in length from the state they hold";
                 self.problem(format!("bucket {at} ('{}')", bucket.name), problem);
             }
             if let Some(group) = bucket.shard {

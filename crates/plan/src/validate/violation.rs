@@ -353,13 +353,13 @@ pub enum ViolationKind {
         found: u64,
     },
     /// The plan deadlocks at this op.
-    #[error("waits for ever for {other} on rank {rank}, which waits for {behind}")]
+    #[error("is deadlocked: it waits for {other} on rank {rank}, which waits for {behind}")]
     Deadlock {
         /// The rank it waits for.
         rank: Rank,
         /// The op that never starts.
         other: Site,
-        /// The op of that rank that blocks it and itself waits for ever.
+        /// The op of that rank that blocks it and is itself blocked.
         behind: Site,
     },
 

@@ -331,7 +331,7 @@ mod tests {
         assert_eq!(hops(&host, 0, 1), Some(2));
         let far = host.route(0, 3).unwrap();
         assert_eq!((far.hops, far.bandwidth), (3, BytesPerSec(5e9)));
-        assert_eq!(hops(&host, 0, 4), None, "a switch is no member");
+        assert_eq!(hops(&host, 0, 4), None, "a switch is not a member");
     }
 
     #[test]

@@ -69,7 +69,7 @@ pub enum PresetError {
         meant: Option<&'static str>,
     },
     /// The text after the colon is not a count.
-    #[error("'{name}:{count}': '{count}' is no count of {what}; write {name} or {name}:2")]
+    #[error("'{name}:{count}': '{count}' is not a count of {what}; write {name} or {name}:2")]
     Count {
         /// The built-in cluster.
         name: &'static str,
@@ -403,7 +403,9 @@ mod tests {
             let error = get(&spec).unwrap_err().to_string();
             assert_eq!(
                 error,
-                format!("'{spec}': '{count}' is no count of hosts; write dgx-a100 or dgx-a100:2")
+                format!(
+                    "'{spec}': '{count}' is not a count of hosts; write dgx-a100 or dgx-a100:2"
+                )
             );
         }
         assert!(get("gb200-nvl72:x").unwrap_err().to_string().contains("no count of racks"));

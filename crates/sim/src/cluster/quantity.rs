@@ -87,7 +87,7 @@ impl Quantity {
         // Shifting the exponent in the text leaves a single rounding, in the float parser.
         let shifted: f64 = format!("{number}e{}", unit.exponent)
             .parse()
-            .map_err(|_| format!("'{number}' is no number"))?;
+            .map_err(|_| format!("'{number}' is not a number"))?;
         self.check(shifted / unit.divisor)
     }
 
@@ -126,7 +126,7 @@ pub(super) fn read_bytes(text: &str) -> Result<Bytes, String> {
     }
     // At most 20 digits times at most 2^40 stays below 2^107.
     let digits: u128 =
-        format!("{whole}{fraction}").parse().map_err(|_| format!("'{number}' is no number"))?;
+        format!("{whole}{fraction}").parse().map_err(|_| format!("'{number}' is not a number"))?;
     let scaled = digits * u128::from(*scale);
     let tens = 10u128.pow(fraction.len() as u32);
     if !scaled.is_multiple_of(tens) {

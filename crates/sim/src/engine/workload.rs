@@ -39,7 +39,7 @@ impl<'a> Workload<'a> {
         &self.job(class).plan.programs[self.classes.get(class).role.index()]
     }
 
-    /// Error of an op that waits for ever.
+    /// Error of a deadlocked op.
     pub(super) fn stuck(&self, number: u32) -> SimError {
         let (class, op) = self.classes.op(number);
         let (at, plan) = (self.classes.get(class), self.job(class).plan);

@@ -42,7 +42,7 @@ pub enum UnknownNetwork {
     #[error("the packet network is not available yet; use analytic or flow")]
     Packet,
     /// Unknown name.
-    #[error("'{0}' is no known network; known are: analytic, flow")]
+    #[error("'{0}' is not a known network; known are: analytic, flow")]
     Unknown(String),
 }
 
@@ -70,6 +70,6 @@ mod tests {
         assert_eq!(NetworkKind::default(), NetworkKind::Analytic);
         let told = |text: &str| text.parse::<NetworkKind>().unwrap_err().to_string();
         assert_eq!(told("packet"), "the packet network is not available yet; use analytic or flow");
-        assert_eq!(told("Flow"), "'Flow' is no known network; known are: analytic, flow");
+        assert_eq!(told("Flow"), "'Flow' is not a known network; known are: analytic, flow");
     }
 }

@@ -111,7 +111,7 @@ impl Vector {
 
 /// Error for two ranks without a connecting path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("rank {from} has no way to rank {to} on this cluster")]
+#[error("rank {from} has no route to rank {to} on this cluster")]
 pub struct NoPath {
     /// The sender.
     pub from: Rank,

@@ -168,7 +168,7 @@ fn one_of<T: Copy>(record: &Record, column: &str, names: &[(&str, T)]) -> Result
 }
 
 fn parsed<T: FromStr>(column: &str, text: &str) -> Result<T, Skipped> {
-    text.parse().map_err(|_| Skipped(format!("{column} is '{text}', which is no number here")))
+    text.parse().map_err(|_| Skipped(format!("{column} is '{text}', which is not a number here")))
 }
 
 fn chosen<T: Copy>(column: &str, text: &str, names: &[(&str, T)]) -> Result<T, Skipped> {
@@ -273,7 +273,7 @@ window_3d,congestion_unaware,all_reduce,8737730,SwitchxSwitchxSwitch,2x4x2,100x5
             why("all_gather", "gather"),
             "collective is 'gather', not one of all_reduce, all_gather, reduce_scatter, all_to_all"
         );
-        assert_eq!(why("1048576", "1e6"), "bytes is '1e6', which is no number here");
+        assert_eq!(why("1048576", "1e6"), "bytes is '1e6', which is not a number here");
         assert_eq!(
             why("Ring,16", "Ring,16x2"),
             "1 topologies, 2 sizes, 1 bandwidths and 1 latencies"

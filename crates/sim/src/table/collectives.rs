@@ -106,7 +106,7 @@ impl Row {
     fn number<T: FromStr>(&self, column: &str) -> Result<T, Skipped> {
         let text = self.word(column)?;
         text.parse()
-            .map_err(|_| Skipped(format!("{column} '{text}' is no number that can be used")))
+            .map_err(|_| Skipped(format!("{column} '{text}' is not a number that can be used")))
     }
 }
 
@@ -161,8 +161,8 @@ mod tests {
         };
         assert_eq!(reason("A100", "MI250X"), "no built-in cluster describes 'MI250X'");
         assert_eq!(reason(",8,", ",,"), "gpus is not stated");
-        assert_eq!(reason(",8,", ",eight,"), "gpus 'eight' is no number that can be used");
-        assert_eq!(reason("1048576", "1e6"), "size_bytes '1e6' is no number that can be used");
+        assert_eq!(reason(",8,", ",eight,"), "gpus 'eight' is not a number that can be used");
+        assert_eq!(reason("1048576", "1e6"), "size_bytes '1e6' is not a number that can be used");
         assert!(reason(",8,", ",0,").starts_with("all_reduce of 0 ranks"));
         assert!(reason("all_reduce", "sendrecv").contains("sendrecv"));
     }

@@ -392,7 +392,7 @@ impl Row {
     fn number<T: FromStr>(&self, column: &str) -> Result<T, Skipped> {
         let text = self.word(column)?;
         text.parse()
-            .map_err(|_| Skipped(format!("{column} '{text}' is no number that can be used")))
+            .map_err(|_| Skipped(format!("{column} '{text}' is not a number that can be used")))
     }
 
     fn optional<T: FromStr>(&self, column: &str) -> Result<Option<T>, Skipped> {

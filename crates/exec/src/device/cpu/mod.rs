@@ -316,7 +316,7 @@ fn check_finite(
             let mut from = "finite numbers";
             for &param in op.params.iter().filter(|_| !is_gradient) {
                 if first_bad(param)?.is_some() {
-                    from = "weights that are no finite numbers any more";
+                    from = "weights that are no longer finite";
                 }
             }
             let operator = format!("{} ({})", op.kind.name(), part_name(op.pass));

@@ -292,7 +292,8 @@ impl Bench {
             seq: 512,
             ..Strategy::default()
         };
-        let wrong = |error: String| Failure::Run(anyhow::anyhow!("a probe is no model: {error}"));
+        let wrong =
+            |error: String| Failure::Run(anyhow::anyhow!("a probe is not a model: {error}"));
         let model = Model::parse(LARGE, "probe.toml").map_err(|error| wrong(error.to_string()))?;
         let plan = lower(&model, &strategy).map_err(|error| wrong(error.to_string()))?;
         let mut best: f64 = 1.0;

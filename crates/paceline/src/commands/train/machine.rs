@@ -54,12 +54,8 @@ pub(super) fn can_learn(
 pub(super) fn can_start(plan: &Plan, problems: &mut Problems) {
     let ranks = plan.mesh.world();
     if ranks > MOST_RANKS {
-        problems.add(
-            "--ranks",
-            format!(
-                "{ranks} ranks are more than the {MOST_RANKS} that one machine can be asked to be"
-            ),
-        );
+        problems
+            .add("--ranks", format!("one machine runs at most {MOST_RANKS} ranks, not {ranks}"));
         return;
     }
     let beside = |rank: u32| match plan.strategy.store {

@@ -315,7 +315,7 @@ impl Job {
         let cores = NonZeroUsize::new(self.cores).unwrap_or(NonZeroUsize::MIN);
         // A run works without a prediction.
         let Ok(seen) = profile_plan(&self.plan, self.threads_per_rank(), cores) else { return };
-        let text = format!("# Seen in a short look before a run of {}.\n", self.plan.model);
+        let text = format!("# Quick profile before a run of {}.\n", self.plan.model);
         let _ = output::write(&directory.path().join(MACHINE), (text + &seen.to_toml()).as_bytes());
         let uneven = std::mem::take(&mut self.cluster.heterogeneity);
         self.cluster = Cluster { heterogeneity: uneven, ..seen };

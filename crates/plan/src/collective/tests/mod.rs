@@ -244,10 +244,10 @@ fn refusals_name_what_would_work() {
         |kind, algorithm, order| resolve(kind, algorithm, 6, order).unwrap_err().to_string();
     assert_eq!(
         message(AllReduce, Algorithm::Ring, SummationOrder::Canonical),
-        "ring cannot do all_reduce of 6 ranks in canonical order; what can: tree, direct, \
+        "ring does not support all_reduce of 6 ranks in canonical order; use one of tree, direct, \
          shared-memory, ps, naive, overlapped, partitioned"
     );
-    let able = "cannot do all_gather; what can: ring, multi-ring:2, halving-doubling, direct, \
+    let able = "does not support all_gather; use one of ring, multi-ring:2, halving-doubling, direct, \
                 shared-memory, partitioned";
     let servers = Algorithm::ParameterServer { servers: 2 };
     let told = message(AllGather, servers, SummationOrder::Canonical);
@@ -260,7 +260,7 @@ fn refusals_name_what_would_work() {
     assert_eq!(
         message(AllReduce, open, SummationOrder::Free),
         "hierarchical:ring:tree needs to know how many of the 6 ranks share a host; write it \
-         behind a slash, such as hierarchical:ring:tree/6"
+         after a slash, such as hierarchical:ring:tree/6"
     );
     assert_eq!(
         message(AllReduce, open.with_host(4), SummationOrder::Free),

@@ -103,7 +103,7 @@ impl Reader {
         let example = "[{ at = \"1 s\", bandwidth = 0.5 }]";
         self.errors.required(section, "changes", example, |value| match value.list() {
             Some(list) if !list.is_empty() && list.len() <= MAX_ENTRIES => Ok(()),
-            Some(_) | None => Err("it is no list of changes".into()),
+            Some(_) | None => Err("it is not a list of changes".into()),
         })?;
         let list = section.get("changes")?.list()?;
         let label = format!("{} change", section.label);
@@ -121,7 +121,7 @@ impl Reader {
         let at = self.quantity(section, "at", &TIME);
         let bandwidth = self.errors.required(section, "bandwidth", "0.5", |value| {
             let number = value.number().filter(|factor| (1e-6..=1e6).contains(factor));
-            number.ok_or_else(|| "it is no factor from 0.000001 to 1000000".into())
+            number.ok_or_else(|| "it is not a factor from 0.000001 to 1000000".into())
         });
         Some(BandwidthChange { at: Seconds(at?), bandwidth: bandwidth? })
     }
@@ -164,7 +164,7 @@ impl Reader {
             move |value: &Value| {
                 let list =
                     value.list().filter(|list| !list.is_empty() && list.len() <= MAX_ENTRIES);
-                let list = list.ok_or("it is no list of numbers")?;
+                let list = list.ok_or("it is not a list of numbers")?;
                 list.iter().map(|item| run(&item.value, count)).collect::<Result<Vec<_>, _>>()
             }
         };
@@ -192,7 +192,7 @@ fn run(value: &Value, count: u64) -> Result<IndexRange, String> {
         return whole(value, 0, last).map(IndexRange::one);
     };
     parse_run(text).filter(|run| u64::from(run.last) <= last && run.first <= run.last).ok_or_else(
-        || format!("\"{text}\" is no run of numbers from 0 to {last} such as \"0-{last}\""),
+        || format!("\"{text}\" is not a range of numbers from 0 to {last} such as \"0-{last}\""),
     )
 }
 

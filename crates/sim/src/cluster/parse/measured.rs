@@ -202,9 +202,9 @@ fn list<T>(
     read: impl Fn(&Fields<'_>) -> Result<T, String>,
 ) -> Result<Vec<T>, String> {
     let entries = value.list().filter(|entries| (1..=MOST).contains(&entries.len()));
-    let entries = entries.ok_or("it is no list of entries")?;
+    let entries = entries.ok_or("it is not a list of entries")?;
     let entry = |(index, entry): (usize, &Entry)| {
-        let table = entry.value.table().ok_or("an entry is no table of keys and values");
+        let table = entry.value.table().ok_or("an entry is not a table of keys and values");
         let read = table.map_err(str::to_owned).and_then(|table| read(&Fields(table)));
         read.map_err(|why| format!("entry {}: {why}", index + 1))
     };
@@ -214,8 +214,8 @@ fn list<T>(
 fn sample(fields: &Fields<'_>) -> Result<Sample, String> {
     let sizes = fields.of("shape")?.list();
     let sizes = sizes.filter(|sizes| (1..=4).contains(&sizes.len()));
-    let sizes = sizes.ok_or("its shape is no list of one to four sizes")?;
-    let whole = |size: &Entry| size.value.whole(0..=u64::MAX).ok_or("a size is no whole number");
+    let sizes = sizes.ok_or("its shape is not a list of one to four sizes")?;
+    let whole = |size: &Entry| size.value.whole(0..=u64::MAX).ok_or("a size is not a whole number");
     let solo = warm_cold(fields.of("solo")?)?;
     let all_cores = match fields.of("all_cores") {
         Ok(value) => warm_cold(value)?,
@@ -231,7 +231,7 @@ fn sample(fields: &Fields<'_>) -> Result<Sample, String> {
 
 fn warm_cold(value: &Value) -> Result<WarmCold, String> {
     let Some([warm, cold]) = value.list() else {
-        return Err("its times are no pair: warm, cold".into());
+        return Err("its times are not a pair: warm, cold".into());
     };
     Ok(WarmCold { warm: Seconds(positive(&warm.value)?), cold: Seconds(positive(&cold.value)?) })
 }
@@ -254,22 +254,22 @@ fn grows<T>(entries: Vec<T>, bytes: impl Fn(&T) -> Bytes) -> Result<Vec<T>, Stri
 
 fn share(value: &Value) -> Result<f64, String> {
     let share = value.number().filter(|share| (0.0..=1.0).contains(share));
-    share.ok_or_else(|| "a share is no number from 0 to 1".into())
+    share.ok_or_else(|| "a share is not a number from 0 to 1".into())
 }
 
 fn size(value: &Value) -> Result<Bytes, String> {
-    value.whole(1..=u64::MAX).map(Bytes).ok_or_else(|| "bytes is no number from 1 on".into())
+    value.whole(1..=u64::MAX).map(Bytes).ok_or_else(|| "bytes is not a number from 1 on".into())
 }
 
 fn time(value: &Value) -> Result<Seconds, String> {
     let seconds = value.number().filter(|seconds| (0.0..=1e3).contains(seconds));
-    seconds.map(Seconds).ok_or_else(|| "it is no number of seconds from 0 to 1000".into())
+    seconds.map(Seconds).ok_or_else(|| "it is not a number of seconds from 0 to 1000".into())
 }
 
 /// Parses a positive number with a finite logarithm and reciprocal.
 fn positive(value: &Value) -> Result<f64, String> {
     let number = value.number().filter(|number| (1e-15..=1e30).contains(number));
-    number.ok_or_else(|| "a value is no number above 0".into())
+    number.ok_or_else(|| "a value is not a number above 0".into())
 }
 
 #[cfg(test)]
@@ -315,7 +315,7 @@ mod tests {
         let shape = told("shape = [32, 64, 64]", "shape = []");
         assert!(shape.contains("entry 1: its shape"), "{shape}");
         let value = told("cpu_oversubscribed = ", "cpu_oversubscribed = -1.0, x = ");
-        assert!(value.contains("entry 1: a value is no number above 0"), "{value}");
+        assert!(value.contains("entry 1: a value is not a number above 0"), "{value}");
         let line = told("algorithm = ", "algorithm = 3 #");
         assert!(line.starts_with("m.toml:") && line.contains("algorithm"), "{line}");
     }

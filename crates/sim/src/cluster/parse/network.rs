@@ -134,7 +134,7 @@ impl Reader {
         let wrap = self.errors.optional(section, "wrap", "true", boolean, true);
         let shape = self.errors.required(section, "shape", "[4, 4, 4]", |value| {
             let axes = value.list().filter(|axes| !axes.is_empty());
-            let axes = axes.ok_or("it is no list of sizes")?;
+            let axes = axes.ok_or("it is not a list of sizes")?;
             axes.iter().map(|axis| count(&axis.value)).collect::<Result<Vec<_>, _>>()
         })?;
         let product = shape.iter().fold(1u64, |product, &axis| product.saturating_mul(axis.into()));
@@ -173,7 +173,7 @@ impl Reader {
         }
         let example = "[{ between = [0, 1] }]";
         self.errors.required(section, "links", example, |value| {
-            value.list().map(|_| ()).ok_or_else(|| "it is no list of links".to_owned())
+            value.list().map(|_| ()).ok_or_else(|| "it is not a list of links".to_owned())
         })?;
         let list = section.get("links")?.list()?;
         let mut pairs = BTreeSet::new();
@@ -198,7 +198,9 @@ impl Reader {
     fn graph_link(&mut self, section: &Section<'_>, points: u32) -> Option<GraphLink> {
         self.errors.known_keys(section, &["between", "width", "bandwidth", "latency"]);
         let between = self.errors.required(section, "between", "[0, 1]", |value| {
-            let Some([a, b]) = value.list() else { return Err("it is no pair of points".into()) };
+            let Some([a, b]) = value.list() else {
+                return Err("it is not a pair of points".into());
+            };
             let point = |end: &Entry| whole(&end.value, 0, u64::from(points.saturating_sub(1)));
             match [point(a)?, point(b)?] {
                 [a, b] if a == b => Err("it joins a point to itself".into()),

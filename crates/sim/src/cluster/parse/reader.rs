@@ -41,7 +41,7 @@ pub(super) fn text(value: &Value) -> Result<String, String> {
     match value.text() {
         Some(text) if !text.trim().is_empty() => Ok(text.into()),
         Some(_) => Err("it is empty".into()),
-        None => Err("it is no text".into()),
+        None => Err("it is not text".into()),
     }
 }
 
@@ -55,26 +55,26 @@ pub(super) fn count(value: &Value) -> Result<u32, String> {
 
 pub(super) fn whole(value: &Value, least: u64, most: u64) -> Result<u32, String> {
     let number = value.whole(least..=most).and_then(|number| u32::try_from(number).ok());
-    number.ok_or_else(|| format!("it is no whole number from {least} to {most}"))
+    number.ok_or_else(|| format!("it is not a whole number from {least} to {most}"))
 }
 
 /// Parses a fraction above 0 and at most 1.
 pub(super) fn share(value: &Value) -> Result<f64, String> {
     let number = value.number().filter(|share| *share > 0.0 && *share <= 1.0);
-    number.ok_or_else(|| "it is no number above 0 and at most 1".into())
+    number.ok_or_else(|| "it is not a number above 0 and at most 1".into())
 }
 
 /// Parses a ratio or factor of at least 1.
 pub(super) fn ratio(value: &Value) -> Result<f64, String> {
     let number = value.number().filter(|ratio| (1.0..=1e6).contains(ratio));
-    number.ok_or_else(|| "it is no number from 1 to 1000000".into())
+    number.ok_or_else(|| "it is not a number from 1 to 1000000".into())
 }
 
 pub(super) fn memory(value: &Value) -> Result<Bytes, String> {
     match (value.text(), value.whole(0..=u64::MAX)) {
         (Some(text), _) => quantity::read_bytes(text),
         (None, Some(bytes)) => quantity::check_bytes(bytes.into()),
-        (None, None) => Err("it is no number of bytes".into()),
+        (None, None) => Err("it is not a number of bytes".into()),
     }
 }
 

@@ -173,8 +173,8 @@ fn every_wrong_host_is_told() {
         ("\"tcp\"", "\"tcp\"\ngpudirect = true", "the kernel's TCP goes through host memory"),
         ("\"infiniband\"", "\"fabric\"", "[host] names the dimension 'fabric', and there is none"),
         ("nic_bandwidth = \"100 Gbit/s\"", "", "[host] has no nic_bandwidth"),
-        ("cores = 4", "cores = 0", "it is no whole number from 1"),
-        ("cores = 4", "mtu = 12", "it is no whole number from 256 to 65536"),
+        ("cores = 4", "cores = 0", "it is not a whole number from 1"),
+        ("cores = 4", "mtu = 12", "it is not a whole number from 256 to 65536"),
     ];
     for (from, to, told) in cases {
         let errors = with_host(from, to).expect_err(to).to_string();
@@ -191,22 +191,22 @@ fn every_wrong_host_is_told() {
 fn every_wrong_exception_is_told() {
     let cases = [
         ("\"infiniband\"", "\"infinband\"", "perhaps you mean \"infiniband\""),
-        ("hosts = [1]", "hosts = [2]", "it is no whole number from 0 to 1"),
-        ("hosts = [1]", "hosts = []", "it is no list of numbers"),
+        ("hosts = [1]", "hosts = [2]", "it is not a whole number from 0 to 1"),
+        ("hosts = [1]", "hosts = []", "it is not a list of numbers"),
         ("hosts = [1]\n", "", "[[link]] 1 has neither hosts nor ranks"),
         ("bandwidth = \"100 Gbit/s\"\nlatency = \"8 us\"", "", "[[link]] 1 changes nothing"),
-        ("\"5-6\"", "\"6-5\"", "\"6-5\" is no run of numbers from 0 to 7"),
-        ("\"5-6\"", "\"5-8\"", "\"5-8\" is no run of numbers from 0 to 7"),
-        ("factor = 1.5", "factor = 0.5", "it is no number from 1 to 1000000"),
-        ("factor = 1.5", "factor = nan", "it is no number from 1 to 1000000"),
+        ("\"5-6\"", "\"6-5\"", "\"6-5\" is not a range of numbers from 0 to 7"),
+        ("\"5-6\"", "\"5-8\"", "\"5-8\" is not a range of numbers from 0 to 7"),
+        ("factor = 1.5", "factor = 0.5", "it is not a number from 1 to 1000000"),
+        ("factor = 1.5", "factor = nan", "it is not a number from 1 to 1000000"),
         ("factor = 1.5", "hosts = [0]\nfactor = 1.5", "has both hosts and ranks"),
         ("until = \"4 s\"", "until = \"2 s\"", "is over before it starts"),
         ("\"3 s\"", "\"1 s\"", "are not in order of time"),
-        ("bandwidth = 0.5", "bandwidth = 0", "it is no factor from 0.000001"),
+        ("bandwidth = 0.5", "bandwidth = 0", "it is not a factor from 0.000001"),
         (
             "changes = [{ at = \"1 s\", bandwidth = 0.5 }, { at = \"3 s\", bandwidth = 1 }]",
             "changes = []",
-            "it is no list of changes",
+            "it is not a list of changes",
         ),
         ("[[bandwidth_schedule]]", "[[bandwidth_scheduel]]", "did you mean `bandwidth_schedule`?"),
     ];
@@ -236,7 +236,7 @@ fn a_switch_may_be_a_thin_tree() {
           oversubscription = 4.0, or leave leaf out"]
     );
     let told = problems(from, &add("oversubscription = 0.5"));
-    assert!(told[0].contains("it is no number from 1 to 1000000"), "{told:?}");
+    assert!(told[0].contains("it is not a number from 1 to 1000000"), "{told:?}");
     let told = problems("kind = \"switch\"", "kind = \"ring\"\noversubscription = 2.0");
     assert!(told[0].contains("unknown key 'oversubscription'"), "{told:?}");
 }
@@ -278,7 +278,7 @@ fn all_problems_come_at_once_in_order_with_their_lines() {
     assert_eq!(lines, [3, 6, 8, 11, 15, 20].map(Some));
     let text = errors.to_string();
     for part in [
-        "clusters/mine.toml:3: the file has hosts = 0: it is no whole number from 1 to 16777216; \
+        "clusters/mine.toml:3: the file has hosts = 0: it is not a whole number from 1 to 16777216; \
          write for example hosts = 1",
         "clusters/mine.toml:6: [device] has memory = \"80 gigs\": unknown unit 'gigs' (known: B, ",
         "clusters/mine.toml:8: [device.peak] has no f32; add for example f32 = \"312 TFLOP/s\"",
@@ -336,7 +336,7 @@ fn names_must_tell_things_apart() {
         ["bad.toml:16: two dimensions are called 'nvlink'; give each a name of its own"]
     );
     assert!(problems("\"nvlink\"", "\"  \"")[0].contains("it is empty"));
-    assert!(problems("\"nvlink\"", "7")[0].contains("has name = 7: it is no text"));
+    assert!(problems("\"nvlink\"", "7")[0].contains("has name = 7: it is not text"));
 }
 
 #[test]
@@ -383,10 +383,10 @@ fn a_broken_graph_is_refused() {
     };
     assert!(
         graph("[2, 4]", "[2, 5]")
-            .contains("link 3 has between = a list: it is no whole number from 0 to 4")
+            .contains("link 3 has between = a list: it is not a whole number from 0 to 4")
     );
     assert!(graph("[2, 4]", "[2, 2]").contains("it joins a point to itself"));
-    assert!(graph("[2, 4]", "[2]").contains("it is no pair of points"));
+    assert!(graph("[2, 4]", "[2]").contains("it is not a pair of points"));
     assert!(graph("[2, 4]", "[4, 1]").contains("points 4 and 1 are joined twice"));
     assert!(
         graph("{ between = [1, 4], width = 2 }, ", "")
@@ -412,7 +412,7 @@ fn a_torus_is_as_large_as_its_shape() {
     assert_eq!(shaped("[2, 2]").unwrap().devices(), 8);
     let error = shaped("[2, 3]").unwrap_err().to_string();
     assert!(error.contains("has size = 4, but its shape multiplies to 6; write size = 6"));
-    assert!(shaped("[]").unwrap_err().to_string().contains("it is no list of sizes"));
+    assert!(shaped("[]").unwrap_err().to_string().contains("it is not a list of sizes"));
     assert!(shaped("[0, 4]").unwrap_err().to_string().contains("no whole number from 1"));
     let vast = shaped("[16777216, 16777216, 16777216]").unwrap_err().to_string();
     assert!(vast.contains("shape multiplies to 18446744073709551615 devices"), "{vast}");

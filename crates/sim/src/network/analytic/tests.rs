@@ -161,7 +161,7 @@ fn ranks_outside_the_cluster_are_named() {
     let cluster = switch(4);
     let network = Analytic::new(&cluster);
     let error = network.message(Rank(1), Rank(9), Bytes(1)).unwrap_err();
-    assert_eq!(error.to_string(), "rank 1 has no way to rank 9 on this cluster");
+    assert_eq!(error.to_string(), "rank 1 has no route to rank 9 on this cluster");
 }
 
 proptest! {

@@ -161,7 +161,7 @@ fn jobs_that_make_no_sense_are_told() {
     assert_eq!(told(&[short]), FlowError::Members { job: 0, ranks: 4, members: 3 });
     assert_eq!(
         told(&[message(1, 9, 1)]).to_string(),
-        "rank 1 has no way to rank 9 on this cluster"
+        "rank 1 has no route to rank 9 on this cluster"
     );
     assert_eq!(simulate_flows(&cluster, &[]), Ok(Vec::new()));
     assert!(alone(&cluster, message(0, 1, u64::MAX)) > 1e9);

@@ -168,7 +168,7 @@ fn ranks_outside_the_cluster_are_named() {
     let pattern = pattern(CollectiveKind::AllReduce, Algorithm::Auto, SummationOrder::Free, 2);
     let vector = Vector::of_bytes(Bytes(1));
     let error = nccl.native(OPEN, &pattern, &[Rank(1), Rank(9)], &vector).unwrap_err();
-    assert_eq!(error.to_string(), "rank 1 has no way to rank 9 on this cluster");
+    assert_eq!(error.to_string(), "rank 1 has no route to rank 9 on this cluster");
 }
 
 /// The library is consulted only if the plan calls it.

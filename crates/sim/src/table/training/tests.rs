@@ -164,7 +164,7 @@ fn what_cannot_be_represented_is_skipped_with_its_reason() {
     };
     assert_eq!(reason("A100-SXM-80GB", "MI250X"), "no built-in cluster describes 'MI250X'");
     assert_eq!(reason(",4,1536,", ",,1536,"), "micro_batch is not stated");
-    assert_eq!(reason(",48,8192", ",many,8192"), "layers 'many' is no number that can be used");
+    assert_eq!(reason(",48,8192", ",many,8192"), "layers 'many' is not a number that can be used");
     assert_eq!(reason(",512,48", ",500,48"), "500 GPUs are not tp·pp·cp·dp = 512");
     assert_eq!(reason("51200,,", "51200,8,"), "topk is not stated");
     assert_eq!(reason("full (uniform)", "not stated"), "recomputation is 'not stated'");
