@@ -15,12 +15,14 @@
 //! the last.
 
 mod bucket;
+mod facts;
 mod iteration_filter;
 pub mod label;
 mod memory;
 mod template;
 
 pub use bucket::{Bucket, Entry, TensorNorms};
+pub use facts::{Facts, Numbering, Pacing};
 pub use iteration_filter::IterationFilter;
 pub use memory::{ALIGNMENT, Buffer, Memory, MemoryKind};
 pub use template::{Access, ComputePass, LocalOp, Operand, Segment, Template};

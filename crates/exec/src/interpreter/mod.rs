@@ -245,12 +245,8 @@ impl<'a, D: Device> Rank<'a, D> {
             }
             if let Some(norm) = stats.norm {
                 if self.scale.is_lost(norm) {
-                    // With local SGD or asynchronous replicas, the other ranks do not know of it.
-                    let strategy = &self.run.plan.strategy;
-                    let same = strategy.local.is_none() && !strategy.sync.is_async();
-                    return Err(match same && self.program.in_flight.is_empty() {
+                    return Err(match self.run.facts.repeatable {
                         true => self.cause(stats),
-                        // Overlapping iterations cannot be repeated one by one.
                         false => unfinite(&stats),
                     });
                 }

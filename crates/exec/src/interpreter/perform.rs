@@ -13,7 +13,7 @@ use paceline_kernels::Element;
 use paceline_kernels::arena::{Access, Span};
 use paceline_kernels::element::narrow;
 use paceline_plan::ids::Microbatch;
-use paceline_plan::program::{LoadKind, StepPhase};
+use paceline_plan::program::{LoadKind, Numbering, StepPhase};
 use paceline_plan::validate::SectionKind;
 use std::sync::Arc;
 use std::thread;
@@ -142,13 +142,14 @@ impl<'a, D: Device> Rank<'a, D> {
         let RunContext { plan, options, .. } = *self.run;
         let (strategy, bucket) = (&plan.strategy, &self.program.buckets[number]);
         let norm = norm.filter(|_| bucket.is_clipped());
-        let update = match (strategy.local, self.memory.shared_weights(bucket.params)) {
-            (None, None) => None,
-            (Some(local), _) => {
-                let before = u64::from(iteration) * u64::from(local.steps);
+        let shared = self.memory.shared_weights(bucket.params);
+        let update = match (self.run.facts.numbering, shared) {
+            (Numbering::Iteration, _) | (Numbering::Arrival, None) => None,
+            (Numbering::Local(steps), _) => {
+                let before = u64::from(iteration) * u64::from(steps);
                 Some((iteration, before + earlier, 1.0))
             }
-            (None, Some(shared_weights)) => {
+            (Numbering::Arrival, Some(shared_weights)) => {
                 let steps = shared_weights.count(number);
                 self.staleness.iter_mut().for_each(|watch| watch.steps(number, steps));
                 Some(self.run.unordered_update(steps, 1))

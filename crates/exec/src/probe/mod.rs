@@ -194,6 +194,7 @@ pub fn overhead(plan: &Plan, turn: EmptyOp, effort: Duration) -> Result<Seconds,
     let clock = Instant::now();
     let run = RunContext::<Cpu> {
         plan: &idle,
+        facts: idle.facts(),
         options: &stop,
         kernels: &kernels,
         types: check::types(&idle)?,

@@ -8,7 +8,7 @@ use crate::shard;
 use crate::types::Types;
 use paceline_plan::DType;
 use paceline_plan::graph::{OpKind, OpPass};
-use paceline_plan::program::{LoadKind, LocalOp, Op, Plan, Program, Template};
+use paceline_plan::program::{LoadKind, LocalOp, Op, Pacing, Plan, Program, Template};
 
 /// Checks that a plan can be run, before anything is started for it.
 pub fn can_run(plan: &Plan) -> Result<(), ExecError> {
@@ -142,7 +142,7 @@ pub(crate) fn types(plan: &Plan) -> Result<Types, ExecError> {
             "--dtype bf16 and f32 train models with tables",
         ));
     }
-    if strategy.dtype == DType::F16 && strategy.sync.servers() > 0 {
+    if strategy.dtype == DType::F16 && plan.mesh.servers > 0 {
         return Err(unsupported(
             "f16 with parameter servers, whose replicas do not hear of overflows,",
             "--dtype bf16 runs with servers, and f16 with --sync all-reduce",
@@ -181,8 +181,8 @@ fn ops(plan: &Plan, program: &Program) -> Result<(), ExecError> {
                 | Op::Stash { .. }
                 | Op::Restore { .. }
                 | Op::Free { .. } => continue,
-                // Replicas request grants only if the strategy is asynchronous.
-                Op::Serve { .. } if plan.strategy.sync.is_async() => continue,
+                // Replicas request grants only at a pace of their own.
+                Op::Serve { .. } if plan.facts().pacing != Pacing::Lockstep => continue,
                 Op::Serve { .. } => "an asynchronous server",
             };
             return Err(unsupported(

@@ -10,13 +10,15 @@ use crate::run::options::{Start, TrainOptions};
 use crate::run::stop_consensus::{GrantPool, ServerGrants, StopConsensus};
 use crate::run::warm_up::warm_up;
 use crate::types::Types;
-use paceline_plan::program::Plan;
+use paceline_plan::program::{Facts, Pacing, Plan};
 use std::sync::Arc;
 use std::time::Instant;
 
 /// State that all ranks of a run share.
 pub(crate) struct RunContext<'a, D: Device> {
     pub(crate) plan: &'a Plan,
+    /// Facts that follow from the plan's strategy.
+    pub(crate) facts: Facts,
     pub(crate) options: &'a TrainOptions,
     pub(crate) kernels: &'a Arc<D::Kernels>,
     pub(crate) types: Types,
@@ -46,6 +48,7 @@ impl<D: Device> RunContext<'_, D> {
 /// Run that has been checked, before its ranks start: the only set-up.
 pub(crate) struct Job<'a, D: Device> {
     plan: &'a Plan,
+    pub(crate) facts: Facts,
     options: &'a TrainOptions,
     kernels: Arc<D::Kernels>,
     types: Types,
@@ -63,7 +66,7 @@ impl<'a, D: Device> Job<'a, D> {
         let data = Data::new(&options.data, check::reads(plan)?, options.seed)?;
         let data = data.repeat_first(options.distinct);
         let (types, from) = (check::types(plan)?, from(plan, options, &data)?);
-        Ok(Self { plan, options, kernels, types, vocab, data, from })
+        Ok(Self { plan, facts: plan.facts(), options, kernels, types, vocab, data, from })
     }
 
     /// State that the ranks share, from the `clock`'s zero on.
@@ -78,6 +81,7 @@ impl<'a, D: Device> Job<'a, D> {
         let saving = save.map(|save| Shared::new(save, plan, options.exchange_timeout));
         Ok(RunContext {
             plan,
+            facts: self.facts.clone(),
             options,
             kernels: &self.kernels,
             types,
@@ -93,25 +97,17 @@ impl<'a, D: Device> Job<'a, D> {
 
     /// Stop consensus of asynchronous ranks; `None` for synchronous ones.
     pub(crate) fn asked(&self) -> Option<StopConsensus<'a>> {
-        let (plan, options, first) = (self.plan, self.options, self.from.iteration);
-        let servers = plan.mesh.size()..plan.mesh.world();
-        let (stop, exchange_timeout) = (&*options.stop, options.exchange_timeout);
-        match (plan.strategy.sync.is_async(), servers.is_empty()) {
-            (false, _) => None,
-            (true, false) => Some(StopConsensus::Server(ServerGrants::new(
-                servers,
-                first,
-                stop,
-                exchange_timeout,
-            ))),
-            (true, true) => {
-                let ranks = plan.mesh.size();
-                Some(StopConsensus::GrantPool(GrantPool::new(
-                    ranks,
-                    first,
-                    options.iterations,
-                    stop,
-                )))
+        let (options, first) = (self.options, self.from.iteration);
+        let (stop, timeout) = (&*options.stop, options.exchange_timeout);
+        match &self.facts.pacing {
+            Pacing::Lockstep => None,
+            Pacing::Granted { servers } => {
+                let grants = ServerGrants::new(servers.clone(), first, stop, timeout);
+                Some(StopConsensus::Server(grants))
+            }
+            Pacing::Pool { replicas } => {
+                let pool = GrantPool::new(*replicas, first, options.iterations, stop);
+                Some(StopConsensus::GrantPool(pool))
             }
         }
     }

@@ -21,7 +21,7 @@ use crate::run::threads::run_rank;
 use paceline_comm::{CommError, Transport};
 use paceline_plan::collective::Action;
 use paceline_plan::ids::Rank;
-use paceline_plan::program::Plan;
+use paceline_plan::program::{Pacing, Plan};
 use paceline_plan::trace::{Origin, Trace, TraceBuilder};
 use paceline_plan::units::Seconds;
 use std::collections::BTreeSet;
@@ -82,7 +82,7 @@ fn attempt(
     let resident = Resident::start();
     let mut reports = ReportAggregator::new(plan, options);
     if rank == LEADER {
-        let mut collector = ReportCollector::new(&reports, plan.strategy.sync.is_async());
+        let mut collector = ReportCollector::new(&reports, job.facts.pacing != Pacing::Lockstep);
         let result = run_rank(&run, transport, &mut |stats, transport| {
             reports.add(LEADER, stats, report);
             collector.catch_up(transport, &mut reports, report)

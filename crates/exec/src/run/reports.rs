@@ -5,8 +5,8 @@ use crate::run::loss_scale::LossScale;
 use crate::run::options::TrainOptions;
 use crate::run::outcome::IterationReport;
 use crate::run::staleness::Staleness;
-use paceline_plan::ids::{Rank as RankId, RoleId};
-use paceline_plan::program::{Outputs, Plan};
+use paceline_plan::ids::Rank as RankId;
+use paceline_plan::program::{Facts, Pacing, Plan};
 use paceline_plan::units::Seconds;
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -40,19 +40,15 @@ struct Open {
 
 impl ReportAggregator {
     pub(crate) fn new(plan: &Plan, options: &TrainOptions) -> Self {
-        let first = |has: fn(&Outputs) -> bool| {
-            let role = plan.programs.iter().position(|program| has(&program.outputs));
-            role.map(|role| plan.representative(RoleId::from(role)))
+        let Facts { pacing, loss, norm, .. } = plan.facts();
+        let async_aggregate = match pacing {
+            Pacing::Pool { replicas } => Some(AsyncAggregate::new(replicas)),
+            Pacing::Lockstep | Pacing::Granted { .. } => None,
         };
-        // With asynchronous replicas, the first server receives the reports of all.
-        let first_server = (plan.mesh.servers > 0).then_some(RankId(plan.mesh.size()));
-        let unordered = plan.strategy.sync.is_async();
-        let served = first_server.filter(|_| unordered);
         Self {
-            async_aggregate: (unordered && served.is_none())
-                .then(|| AsyncAggregate::new(plan.mesh.size())),
-            loss: served.or_else(|| first(|outputs| outputs.loss.is_some())),
-            norm: served.or_else(|| first(|outputs| outputs.norm.is_some())),
+            async_aggregate,
+            loss,
+            norm,
             tokens: plan.strategy.tokens(),
             scale: LossScale::new(&plan.strategy, options),
             // Ranks are seldom many iterations apart, and millions of reports are not read anyway.
