@@ -201,7 +201,7 @@ fn what_norms_over_replicas_cannot_do_is_told() {
     let sync = Sync::Async { servers: 1, staleness: None };
     for layout in [Strategy { local, ..two.clone() }, Strategy { sync, ..two }] {
         let told = lower(&tiny_resnet(), &layout).unwrap_err().to_string();
-        assert!(told.contains("--sync-batch-norm: replicas that are not waited for"), "{told}");
+        assert!(told.contains("--sync-batch-norm: asynchronous or local-SGD replicas"), "{told}");
     }
 }
 

@@ -211,7 +211,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn giant_lengths_and_strangers_are_refused() {
+    fn giant_lengths_and_foreign_bytes_are_refused() {
         let header = messages()[2].0;
         let mut head = encode(&header, 0, false);
         head[8..16].copy_from_slice(&u64::MAX.to_le_bytes());

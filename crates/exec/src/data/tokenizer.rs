@@ -142,19 +142,19 @@ impl Tokenizer {
                 let name = format!("tokens-{print:016x}");
                 let stem = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
                 let hidden = format!(".{stem}.{name}");
-                let beside = path.parent().unwrap_or(Path::new(".")).join(&hidden);
+                let adjacent = path.parent().unwrap_or(Path::new(".")).join(&hidden);
                 let vocab = self.vocab();
                 let width = if vocab <= 1 << 16 { Width::Half } else { Width::Word };
                 let write = |to: &Path| self.write(tokenizer, path, to, (print, width));
                 let there = |file: &Path| is_whole(file, print, width);
                 let other = elsewhere.join(&hidden);
-                let file = if there(&beside) {
-                    beside
+                let file = if there(&adjacent) {
+                    adjacent
                 } else if there(&other) {
                     other
                 } else {
-                    match write(&beside) {
-                        Ok(()) => beside,
+                    match write(&adjacent) {
+                        Ok(()) => adjacent,
                         Err(TokenizerError::Text(TextError::Io { .. })) => {
                             write(&other)?;
                             other

@@ -96,7 +96,7 @@ pub(crate) trait Device: Sized + fmt::Debug + 'static {
 /// Number of a stream: that of the lane.
 pub(crate) type Stream = usize;
 
-/// What a device is opened for.
+/// Plan, kernels and options that a device is opened with.
 #[derive(Debug)]
 pub(crate) struct Setup<'a, D: Device> {
     pub(crate) plan: &'a Plan,

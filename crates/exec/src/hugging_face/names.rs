@@ -106,7 +106,7 @@ fn attention(
         ..part("self_attn.kv_a_proj_with_mqa", rows)
     };
     let all = |name: &str| vec![part(name, rows)];
-    let beside = |first| {
+    let columns_from = |first| {
         vec![SourceTensor { columns_within: Some((first, 2 * rows)), ..part("eh_proj", rows) }]
     };
     Some(match (layer, stem) {
@@ -135,8 +135,8 @@ fn attention(
         (Some(_), "norm2") => all("post_attention_layernorm"),
         (Some(_), "join.token_norm") => all("enorm"),
         (Some(_), "join.hidden_norm") => all("hnorm"),
-        (Some(_), "join.token") => beside(0),
-        (Some(_), "join.hidden") => beside(rows),
+        (Some(_), "join.token") => columns_from(0),
+        (Some(_), "join.hidden") => columns_from(rows),
         (Some(_), "head.norm") => all("shared_head.norm"),
         (None | Some(_), _) => return None,
     })
@@ -222,9 +222,9 @@ impl SourceTensor {
     pub(super) fn unpaired(&self, values: Vec<f32>, columns: u64) -> Vec<f32> {
         let Some((head, turned)) = self.pairs else { return values };
         let [head, turned, columns] = [head, turned, columns].map(|n| n as usize);
-        let mut apart = values.clone();
+        let mut split = values.clone();
         let plain = (head - turned) * columns;
-        let heads = values.chunks_exact(head * columns).zip(apart.chunks_exact_mut(head * columns));
+        let heads = values.chunks_exact(head * columns).zip(split.chunks_exact_mut(head * columns));
         for (from, to) in heads {
             let to = to[plain..].chunks_exact_mut(columns);
             let order = (0..turned).map(|row| row % (turned / 2) * 2 + row / (turned / 2));
@@ -232,7 +232,7 @@ impl SourceTensor {
                 to.copy_from_slice(&from[plain + row * columns..][..columns]);
             }
         }
-        apart
+        split
     }
 }
 

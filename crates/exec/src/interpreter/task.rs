@@ -6,7 +6,7 @@ use paceline_plan::program::{
 };
 use paceline_plan::validate::SectionKind;
 
-/// What an op asks of the rank that executes it, by the part of the rank that does it.
+/// Work of an op, by the part of the rank that executes it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Task {
     /// Work of the device.

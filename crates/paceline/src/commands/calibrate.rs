@@ -129,9 +129,9 @@ impl Flags {
                 })
                 .collect(),
         };
-        let beside = self.out.as_deref().and_then(Path::parent);
-        let beside = beside.filter(|folder| !folder.as_os_str().is_empty());
-        let offload_dir = self.offload_dir.as_deref().or(beside).unwrap_or(Path::new("."));
+        let out_dir = self.out.as_deref().and_then(Path::parent);
+        let out_dir = out_dir.filter(|folder| !folder.as_os_str().is_empty());
+        let offload_dir = self.offload_dir.as_deref().or(out_dir).unwrap_or(Path::new("."));
         Request {
             cores,
             threads: threads.unwrap_or(cores),

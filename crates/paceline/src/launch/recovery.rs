@@ -73,12 +73,13 @@ pub(crate) fn run(run: &SupervisedRun<'_>, output: &Output) -> Result<(), Failur
             Err(End::Interrupted) => return Err(Failure::Interrupted),
             Err(End::Failed(fall)) => fall,
         };
-        let again = fall.self_reported && before.as_deref() == Some(without_reporter(&fall.cause));
+        let repeated =
+            fall.self_reported && before.as_deref() == Some(without_reporter(&fall.cause));
         let end = |why: &str| Failure::Run(anyhow!("{}{why}{}", fall.cause, fall.hint));
         if recovery.most == 0 || fall.wrong_input || interrupts.any() {
             return Err(end(""));
         }
-        if again {
+        if repeated {
             // Runs are deterministic, so the same failure would recur.
             return Err(end("\nit was the same before the restart: another would not help"));
         }

@@ -19,12 +19,12 @@ const ROLE_WIDTH: usize = 64;
 pub(crate) fn facts(model: &ModelRecord, plan: &Plan) -> Vec<(String, String)> {
     let s = &plan.strategy;
     let fact = |name: &str, text: String| (name.to_owned(), text);
-    let mut beside = if model.tied { ", tied head".to_owned() } else { String::new() };
+    let mut extras = if model.tied { ", tied head".to_owned() } else { String::new() };
     if model.mtp_depth > 0 {
-        beside += &format!(", {} for further tokens", plural(model.mtp_depth, "module"));
+        extras += &format!(", {} for further tokens", plural(model.mtp_depth, "module"));
     }
     let shape = format!(
-        "{} ({}): {} parameters, {} layers of width {}{beside}",
+        "{} ({}): {} parameters, {} layers of width {}{extras}",
         model.name,
         model.kind,
         count(model.params),

@@ -16,11 +16,11 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) fn figure(simulated: Option<&Trace>, measured: Option<&Trace>) -> Markup {
     let traces: Vec<&Trace> = [simulated, measured].into_iter().flatten().collect();
     let plots: Vec<Plot<'_>> = traces.iter().filter_map(|trace| Plot::new(trace)).collect();
-    let crowded = |plot: &Plot<'_>| {
+    let too_dense = |plot: &Plot<'_>| {
         let ranks = plot.trace.ranks().into_iter().collect();
         plot.steady_spans(&ranks) > SPANS / plots.len()
     };
-    if !plots.iter().any(crowded) {
+    if !plots.iter().any(too_dense) {
         return draw(&plots);
     }
     let joined: Vec<Coarse> = traces.into_iter().map(Coarse::new).collect();
@@ -423,15 +423,15 @@ mod tests {
 
     #[test]
     fn crowded_traces_are_drawn_with_ops_joined() {
-        let mut crowded = small(Origin::Simulated, 2, 0.4e-3);
-        let shown = crowded.steady_window().unwrap().iteration;
-        let one = *crowded.spans.iter().find(|span| span.iteration == shown).unwrap();
+        let mut too_dense = small(Origin::Simulated, 2, 0.4e-3);
+        let shown = too_dense.steady_window().unwrap().iteration;
+        let one = *too_dense.spans.iter().find(|span| span.iteration == shown).unwrap();
         let count = SPANS as u32;
-        crowded.spans.extend((0..count).map(|i| {
+        too_dense.spans.extend((0..count).map(|i| {
             let start = one.start + one.duration() * (f64::from(i) / f64::from(count));
             Span { start, end: start + one.duration() * (1.0 / f64::from(count)), op: 7 + i, ..one }
         }));
-        let html = draw(Some(&crowded), None);
+        let html = draw(Some(&too_dense), None);
         assert!(html.contains("drawn as one") && !html.contains("spans are drawn"));
         assert!(html.matches("<title>").count() < 100, "{}", html.matches("<title>").count());
     }

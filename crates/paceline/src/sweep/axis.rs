@@ -63,8 +63,8 @@ impl Axis {
         let read = |setting: &Setting| Number::read(&setting.values[0]);
         let numbers: Vec<Number> = self.settings.iter().map(read).collect::<Option<_>>()?;
         let named = self.settings.iter().any(|setting| setting.label != setting.values[0]);
-        let alike = numbers.iter().all(|number| number.unit == numbers[0].unit);
-        (alike && !named).then_some(numbers)
+        let same_unit = numbers.iter().all(|number| number.unit == numbers[0].unit);
+        (same_unit && !named).then_some(numbers)
     }
 }
 

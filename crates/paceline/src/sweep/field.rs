@@ -98,9 +98,10 @@ pub(super) fn missing(result: &Value, path: &str) -> String {
     }
     // A full list would be long: the valid part of the path narrows it down.
     let parent = path.rsplit_once('.').map_or("", |(parent, _)| parent);
-    let beside: Vec<&str> =
+    let siblings: Vec<&str> =
         paths.iter().filter(|known| known.starts_with(parent)).map(String::as_str).collect();
-    let shown = if beside.is_empty() { paths.iter().map(String::as_str).collect() } else { beside };
+    let shown =
+        if siblings.is_empty() { paths.iter().map(String::as_str).collect() } else { siblings };
     format!("there is no number '{path}'; there are: {}", shown.join(", "))
 }
 

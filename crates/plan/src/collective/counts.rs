@@ -124,11 +124,11 @@ fn add(sum: &mut Bytes, bytes: u64) {
 /// Ranks that include the maximum of every count over the group; see [`Pattern::busiest`].
 pub(super) fn busiest(pattern: &Pattern) -> Vec<u32> {
     /// Number of steps that can be generated and counted in a few milliseconds.
-    const FEW_STEPS: u64 = 1 << 20;
+    const MAX_COUNTED_STEPS: u64 = 1 << 20;
     let steps = || u64::from(pattern.ranks()) * u64::from(pattern.rounds());
     let all = match pattern.algorithm().def().counted {
         Counted::All => true,
-        Counted::AllIfFew => steps() <= FEW_STEPS,
+        Counted::AllIfSmall => steps() <= MAX_COUNTED_STEPS,
         Counted::Edges => false,
     };
     if all { (0..pattern.ranks()).collect() } else { at_edges(pattern) }

@@ -62,7 +62,7 @@ pub(super) enum Counted {
     Edges,
     /// All ranks, unless there are too many steps: several rings, dimensions or levels have
     /// different edges, where counts are exact up to the rounding of chunk sizes.
-    AllIfFew,
+    AllIfSmall,
     /// All ranks: loads are irregular, but a rank has few steps.
     All,
 }
@@ -88,7 +88,7 @@ pub struct Hints {
     /// to the next host.
     pub is_ring: bool,
     /// Ranks that behave alike.
-    pub alike: Alike,
+    pub symmetric: Symmetric,
     /// Rotations of the ranks that leave the steps of rootless kinds unchanged.
     pub rotation: fn(&Pattern) -> Rotation,
     /// True if a sender does not touch what it has sent until the peers must have answered, so that
@@ -101,7 +101,7 @@ pub struct Hints {
 
 /// Ranks of an algorithm that behave alike, up to the root and the ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Alike {
+pub enum Symmetric {
     /// All.
     All,
     /// All, for rootless kinds of a power of two of ranks.
@@ -162,7 +162,7 @@ impl AlgorithmDef {
         },
         hints: Hints {
             is_ring: false,
-            alike: Alike::All,
+            symmetric: Symmetric::All,
             rotation: |_| Rotation::None,
             sends_in_place: false,
             has_pipeline: false,

@@ -13,7 +13,7 @@
 //! otherwise, and *N* is the bytes of the whole vector. See Thakur, Rabenseifner and Gropp,
 //! "Optimization of Collective Communication Operations in MPICH" (2005), sections 4.1 to 4.5.
 
-use super::definition::{AlgorithmDef, Alike, Counted, Hints, Inner, NO_GATHER, ways};
+use super::definition::{AlgorithmDef, Counted, Hints, Inner, NO_GATHER, Symmetric, ways};
 use super::step::{Chunks, Combine, Step, StepList};
 use super::{CollectiveKind, has_steps};
 
@@ -45,7 +45,7 @@ pub(super) const DEF: AlgorithmDef = AlgorithmDef {
         ..AlgorithmDef::BASE.inner
     },
     hints: Hints {
-        alike: Alike::PowersOfTwo,
+        symmetric: Symmetric::PowersOfTwo,
         sends_in_place: true,
         has_pipeline: true,
         ..AlgorithmDef::BASE.hints

@@ -22,7 +22,7 @@
 //! between hosts; fan-in is the larger of the two. Chunks: those of the inner times those of the
 //! outer algorithm.
 
-use super::definition::{AlgorithmDef, Alike, Counted, Hints, Inner, NO_GATHER};
+use super::definition::{AlgorithmDef, Counted, Hints, Inner, NO_GATHER, Symmetric};
 use super::step::{Action, Chunks, Peers, Step, StepList};
 use super::{Algorithm, CollectiveError, CollectiveKind, Pattern, counts, resolve};
 
@@ -59,14 +59,14 @@ pub(super) const DEF: AlgorithmDef = AlgorithmDef {
             CollectiveKind::Gather | CollectiveKind::AllToAll => Vec::new(),
         }
     },
-    counted: Counted::AllIfFew,
+    counted: Counted::AllIfSmall,
     edges: |p| {
         let Some((inner, outer)) = p.levels() else { return Vec::new() };
         let of_host = counts::busiest(&inner);
         let hosts = counts::busiest(&outer).into_iter();
         hosts.flat_map(|host| of_host.iter().map(move |rank| host * inner.ranks + rank)).collect()
     },
-    hints: Hints { alike: Alike::None, ..AlgorithmDef::BASE.hints },
+    hints: Hints { symmetric: Symmetric::None, ..AlgorithmDef::BASE.hints },
     ..AlgorithmDef::BASE
 };
 

@@ -1,4 +1,4 @@
-//! Who carries out a collective: the plan's own steps, or a communication library.
+//! Method of a collective: the plan's own steps, or a communication library.
 
 use super::resolve::{cheapest, resolve};
 use super::{Algorithm, CollectiveError, CollectiveKind, Fabric, NameError, Pattern};

@@ -107,7 +107,7 @@ pub mod tree;
 
 pub use algorithm::{Algorithm, Packed};
 pub use counts::Counts;
-pub use definition::{AlgorithmDef, Alike, Hints, Rotation, Words};
+pub use definition::{AlgorithmDef, Hints, Rotation, Symmetric, Words};
 pub use fabric::{Fabric, FabricDimension};
 pub use fold::{CanonicalFold, canonical_fold};
 pub use grid::{DimAlgorithm, Grid, GridDimension};

@@ -12,7 +12,7 @@
 //! pieces; piece *r* travels on ring *r*. As on one ring, sums start at any rank, so the order is
 //! not canonical.
 
-use super::definition::{AlgorithmDef, Alike, Counted, Hints, NO_GATHER, Parameter, Rotation};
+use super::definition::{AlgorithmDef, Counted, Hints, NO_GATHER, Parameter, Rotation, Symmetric};
 use super::step::{Chunks, Combine, Step, StepList};
 use super::{Algorithm, CollectiveError, CollectiveKind, Pattern, gcd, has_steps, relative, ring};
 
@@ -52,10 +52,10 @@ pub(super) const DEF: AlgorithmDef = AlgorithmDef {
         CollectiveKind::Reduce => reduce(p.ranks, me, p.root, rings(p)),
         CollectiveKind::Gather | CollectiveKind::AllToAll => Vec::new(),
     },
-    counted: Counted::AllIfFew,
+    counted: Counted::AllIfSmall,
     hints: Hints {
         is_ring: true,
-        alike: Alike::PowersOfTwo,
+        symmetric: Symmetric::PowersOfTwo,
         rotation: |_| Rotation::Ranks,
         sends_in_place: true,
         ..AlgorithmDef::BASE.hints

@@ -21,7 +21,7 @@
 //! dimension order.
 
 use super::counts::around_in_grid;
-use super::definition::{AlgorithmDef, Alike, Counted, Hints, PARTS};
+use super::definition::{AlgorithmDef, Counted, Hints, PARTS, Symmetric};
 use super::grid::{DimAlgorithm, Grid, GridDimension};
 use super::step::{Chunks, Combine, Step, StepList};
 use super::themis::{ChunkOrder, Visit};
@@ -49,12 +49,12 @@ pub(super) const DEF: AlgorithmDef = AlgorithmDef {
         parameters(p)
             .map_or_else(Vec::new, |(grid, chunks, _)| steps(&grid, &p.visits(), chunks, me))
     },
-    counted: Counted::AllIfFew,
+    counted: Counted::AllIfSmall,
     edges: |p| {
         let grid = parameters(p).map(|(grid, ..)| grid);
         around_in_grid(grid.iter().flat_map(Grid::dimensions).map(|d| d.size))
     },
-    hints: Hints { alike: Alike::None, ..AlgorithmDef::BASE.hints },
+    hints: Hints { symmetric: Symmetric::None, ..AlgorithmDef::BASE.hints },
     ..AlgorithmDef::BASE
 };
 

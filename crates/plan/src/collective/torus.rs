@@ -15,7 +15,7 @@
 //! doubling.
 
 use super::counts::around_in_grid;
-use super::definition::{AlgorithmDef, Alike, Counted, Hints, PARTS, Parameter, Words, ways};
+use super::definition::{AlgorithmDef, Counted, Hints, PARTS, Parameter, Symmetric, Words, ways};
 use super::step::{Chunks, Combine, Step, StepList};
 use super::{Algorithm, CollectiveError, CollectiveKind, Pattern, has_steps};
 use std::fmt;
@@ -52,9 +52,9 @@ pub(super) const DEF: AlgorithmDef = AlgorithmDef {
         (CollectiveKind::AllGather, Some(shape)) => all_gather(shape, me),
         _ => Vec::new(),
     },
-    counted: Counted::AllIfFew,
+    counted: Counted::AllIfSmall,
     edges: |p| around_in_grid(shape(p).into_iter().flat_map(|shape| shape.sizes())),
-    hints: Hints { alike: Alike::None, ..AlgorithmDef::BASE.hints },
+    hints: Hints { symmetric: Symmetric::None, ..AlgorithmDef::BASE.hints },
     ..AlgorithmDef::BASE
 };
 

@@ -24,7 +24,7 @@
 //! In the formulas *P* is the number of ranks, *N* the bytes of the whole vector, *L* the height of
 //! the trees and *K* the chunks of each half.
 
-use super::definition::{AlgorithmDef, Alike, Counted, Hints, Inner, WHOLE};
+use super::definition::{AlgorithmDef, Counted, Hints, Inner, Symmetric, WHOLE};
 use super::step::{Chunks, Combine, Step, StepList};
 use super::{CollectiveKind, Pattern, SummationOrder, has_steps, relative};
 
@@ -45,7 +45,7 @@ pub(super) const DEF: AlgorithmDef = AlgorithmDef {
     },
     counted: Counted::All,
     inner: Inner { owned, ..AlgorithmDef::BASE.inner },
-    hints: Hints { alike: Alike::None, ..AlgorithmDef::BASE.hints },
+    hints: Hints { symmetric: Symmetric::None, ..AlgorithmDef::BASE.hints },
     ..AlgorithmDef::BASE
 };
 

@@ -26,9 +26,9 @@ impl RoleIr<'_> {
             !shape.tied && shape.layers.clone().all(inner)
         };
         let name = if inner(shape) {
-            let alike = |b: &&BucketPlan| b.shape.experts == shape.experts && inner(&b.shape);
+            let same_kind = |b: &&BucketPlan| b.shape.experts == shape.experts && inner(&b.shape);
             let before: Vec<&BucketShape> =
-                self.buckets.iter().filter(alike).map(|b| &b.shape).collect();
+                self.buckets.iter().filter(same_kind).map(|b| &b.shape).collect();
             let turn = if self.context.strategy.zero == Zero::Parameters {
                 shape.layers.start
             } else {

@@ -163,9 +163,9 @@ impl ModelDims {
             let [q_lora, kv_lora, qk_rope, v_dim] =
                 [q_lora, kv_lora, qk_rope, v_dim].map(u128::from);
             // Each latent vector has a norm.
-            let turned_apart = (head_dim + v_dim).saturating_sub(qk_rope);
+            let unrotated = (head_dim + v_dim).saturating_sub(qk_rope);
             q_lora * (d_model + 1 + heads * head_dim)
-                + kv_lora * (d_model + 1 + heads * turned_apart)
+                + kv_lora * (d_model + 1 + heads * unrotated)
                 + qk_rope * d_model
                 + heads * v_dim * d_model
         };

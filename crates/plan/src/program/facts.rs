@@ -73,10 +73,10 @@ impl Plan {
             None => Numbering::Iteration,
         };
         // Overlapping iterations cannot be repeated one by one.
-        let apart = self.programs.iter().all(|program| program.in_flight.is_empty());
+        let separate = self.programs.iter().all(|program| program.in_flight.is_empty());
         Facts {
             // Among local steps and asynchronous replicas, other ranks do not know of a norm.
-            repeatable: apart && !self.states_differ() && pacing == Pacing::Lockstep,
+            repeatable: separate && !self.states_differ() && pacing == Pacing::Lockstep,
             pacing,
             loss: served.or_else(|| first(|outputs| outputs.loss.is_some())),
             norm: served.or_else(|| first(|outputs| outputs.norm.is_some())),

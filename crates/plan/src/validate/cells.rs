@@ -160,14 +160,14 @@ impl Cells {
         let stored = program.buckets.iter().flat_map(|bucket| &bucket.offloaded);
         let state: BTreeSet<BufferId> = stored.map(|view| view.buffer).collect();
         for (id, buffer) in program.buffers.iter().enumerate() {
-            let lasting = match buffer.kind {
+            let persistent = match buffer.kind {
                 MemoryKind::Parameters | MemoryKind::Optimizer | MemoryKind::Shared => true,
                 MemoryKind::Offloaded => state.contains(&BufferId::from(id)),
                 MemoryKind::Gradients | MemoryKind::Activations | MemoryKind::Communication => {
                     false
                 }
             };
-            if lasting && !effects.private[id] {
+            if persistent && !effects.private[id] {
                 self.define(id as u32, buffer);
             }
         }

@@ -499,9 +499,9 @@ impl Role<'_, '_> {
                 if let Some(bucket) = program.buckets.get(bucket as usize) {
                     self.one_copy(at, bucket.params);
                     self.one_copy(at, bucket.grads);
-                    let settled =
+                    let exchanges_momentum =
                         matches!(phase, StepPhase::LocalMomentum | StepPhase::ApplyMomentum);
-                    if settled && bucket.moments.len() != 2 {
+                    if exchanges_momentum && bucket.moments.len() != 2 {
                         let subject = format!("{} of bucket '{}'", phase.word(), bucket.name);
                         let problem = "the bucket declares no two moments".into();
                         self.violation(at, ViolationKind::Declaration { subject, problem });

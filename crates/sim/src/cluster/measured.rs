@@ -299,8 +299,8 @@ impl KernelTable {
             .collect();
         let (mut weights, mut warm, mut cold) = (0.0, 0.0, 0.0);
         for sample in samples() {
-            let apart = sample.shape.iter().zip(&place);
-            let square: f64 = apart.map(|(&size, at)| (log(size) - at).powi(2)).sum();
+            let distances = sample.shape.iter().zip(&place);
+            let square: f64 = distances.map(|(&size, at)| (log(size) - at).powi(2)).sum();
             // A tiny minimum distance keeps the weight of a sample's own shape finite.
             let weight = (square + 1e-9).powi(-2);
             let WarmCold { warm: w, cold: c } = match company {

@@ -35,8 +35,8 @@ impl Product {
             (None, Some(count)) => self.tiled(f64::from(count), batch, RAMP * halves),
             (None, None) => TileEfficiency { share: 1.0, ramp: 1.0 },
         };
-        let lasting = device.sustained_efficiency * if halves > 1.0 { FP8 } else { 1.0 };
-        shape.ramp * (device.max_efficiency * shape.share).min(lasting)
+        let sustained = device.sustained_efficiency * if halves > 1.0 { FP8 } else { 1.0 };
+        shape.ramp * (device.max_efficiency * shape.share).min(sustained)
     }
 
     /// Efficiency on tiles of the result, each computed by one multiprocessor (NVIDIA, "Matrix

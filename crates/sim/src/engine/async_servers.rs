@@ -34,8 +34,8 @@ pub(crate) fn resolve(plan: &Plan, mut timeline: Timeline) -> Timeline {
             slowest = slowest.max(end);
         }
     }
-    let together = if rate > 0.0 { f64::from(plan.mesh.size()) / rate } else { 0.0 };
-    let replicas = if staleness.is_some() { slowest } else { together };
+    let aggregate = if rate > 0.0 { f64::from(plan.mesh.size()) / rate } else { 0.0 };
+    let replicas = if staleness.is_some() { slowest } else { aggregate };
     timeline.cut(replicas.max(serving));
     timeline
 }

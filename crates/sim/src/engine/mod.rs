@@ -95,7 +95,7 @@ fn run_classes(
     epochs: &NetworkEpochs<'_>,
 ) -> Result<Run, SimError> {
     let calls = Calls::new(load.plan, &classes, load.costs, epochs)?;
-    settled(load, classes, |load, classes| timed(load, classes, &calls, epochs))
+    converge(load, classes, |load, classes| timed(load, classes, &calls, epochs))
 }
 
 /// Runs a plan once, with exchanges timed one by one.
@@ -119,7 +119,7 @@ pub(crate) fn run_flow(load: &Load<'_>, cluster: &Cluster) -> Result<Run, SimErr
 /// Same as [`run_flow`], with folding on or off.
 fn run_folded(load: &Load<'_>, cluster: &Cluster, folding: Folding) -> Result<Run, SimError> {
     let prepared = Prepared::new(std::slice::from_ref(load), cluster, folding)?;
-    settled(load, prepared.classes()?, |job, classes| {
+    converge(load, prepared.classes()?, |job, classes| {
         let (times, matches) = prepared.run(&[job], &classes)?;
         let timeline = Timeline::new(job.plan, classes, times.since(job.start));
         Ok(Run { timeline, matches, times: None })
@@ -138,7 +138,7 @@ pub(crate) fn run_jobs(jobs: &[Load<'_>], cluster: &Cluster) -> Result<Vec<Timel
 }
 
 /// Runs a plan until the times of its ops agree with what runs concurrently on measured hosts.
-fn settled(
+fn converge(
     load: &Load<'_>,
     classes: Classes,
     once: impl Fn(Load<'_>, Classes) -> Result<Run, SimError>,
@@ -180,7 +180,7 @@ impl Run {
 
     /// Runs the plan again with other compute costs; `None` if that changes the exchanges'
     /// durations.
-    pub(crate) fn again(
+    pub(crate) fn rerun(
         &self,
         plan: &Plan,
         costs: &Costs<'_>,

@@ -139,8 +139,8 @@ impl Rank {
                     let met = matches.partition_point(|&met| met <= carried.begun);
                     let met = met.checked_sub(1).map_or(carried.begun, |before| matches[before]);
                     let skewed = self.rank_skew * (carried.begun - met);
-                    let beside = (left - skewed).clamp(0.0, rest);
-                    held[work.id.index()] += (1.0 - share) * (rest - beside);
+                    let overlapped = (left - skewed).clamp(0.0, rest);
+                    held[work.id.index()] += (1.0 - share) * (rest - overlapped);
                 }
                 own = if short { own } else { share };
                 front += rest;

@@ -31,7 +31,7 @@ pub use profile::{CollectiveProfile, DimensionLoad, PhaseLatency};
 use super::{CostModel, NoPath, Vector};
 use crate::cluster::{Cluster, Dimension, DimensionKind, Path};
 use paceline_plan::collective::{
-    Action, Alike, Chunking, Chunks, CollectiveKind, Pattern, Peers, Step,
+    Action, Chunking, Chunks, CollectiveKind, Pattern, Peers, Step, Symmetric,
 };
 use paceline_plan::ids::Rank;
 use paceline_plan::units::{Bytes, Seconds};
@@ -100,12 +100,12 @@ impl<'c> Analytic<'c> {
         }
         chosen.extend([0, ranks - 1]);
         let even = ranks.is_power_of_two() && !pattern.kind().has_root();
-        let alike = match pattern.algorithm().def().hints.alike {
-            Alike::All => true,
-            Alike::PowersOfTwo => even,
-            Alike::None => false,
+        let symmetric = match pattern.algorithm().def().hints.symmetric {
+            Symmetric::All => true,
+            Symmetric::PowersOfTwo => even,
+            Symmetric::None => false,
         };
-        if !alike {
+        if !symmetric {
             // Ranks that a remainder, a root or a position makes different, if these are few steps.
             chosen.extend(pattern.busiest());
         }
@@ -229,8 +229,8 @@ impl Group<'_> {
         if width <= 1.0 {
             return 1.0;
         }
-        let apart = from.abs_diff(to);
-        let stride = apart.min(self.pattern.ranks() - apart).max(1);
+        let distance = from.abs_diff(to);
+        let stride = distance.min(self.pattern.ranks() - distance).max(1);
         (width / f64::from(stride)).max(1.0)
     }
 }
@@ -388,8 +388,8 @@ impl<'a> Tally<'a> {
             DimensionKind::Graph { .. } => {
                 let me = members[self.me as usize];
                 let links = all_links(dimension, cluster, path.dimension, me);
-                let together = links * path.scale / path.sharing * rail;
-                crosses[0] = f64::from(path.hops) * rate / together;
+                let shared = links * path.scale / path.sharing * rail;
+                crosses[0] = f64::from(path.hops) * rate / shared;
                 1
             }
         };

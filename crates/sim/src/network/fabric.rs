@@ -113,7 +113,7 @@ mod tests {
     use crate::cluster::preset;
     use paceline_plan::ids::Rank;
 
-    fn settled(cluster: &str, algorithm: &str, ranks: u32) -> String {
+    fn resolved(cluster: &str, algorithm: &str, ranks: u32) -> String {
         let members: Vec<Rank> = (0..ranks).map(Rank).collect();
         let fabric = preset::get(cluster).unwrap().fabric();
         fabric.resolve(algorithm.parse().unwrap(), &members).unwrap().to_string()
@@ -122,13 +122,13 @@ mod tests {
     #[test]
     fn presets_say_what_algorithms_need() {
         let open = "hierarchical:ring:in-network";
-        assert_eq!(settled("dgx-a100:4", open, 32), format!("{open}/8"));
+        assert_eq!(resolved("dgx-a100:4", open, 32), format!("{open}/8"));
         assert_eq!(
-            settled("dgx-a100:4", "themis:16", 32),
+            resolved("dgx-a100:4", "themis:16", 32),
             "themis:16/8hx4h@234000x23250",
             "what payload gets of 300 and 25 GB/s"
         );
-        let axes = settled("tpu-v4", "per-dimension:4", 4096);
+        let axes = resolved("tpu-v4", "per-dimension:4", 4096);
         assert!(axes.starts_with("per-dimension:4/16rx16rx16r@"), "{axes}");
     }
 }

@@ -48,7 +48,7 @@ pub(super) fn limits(
         }
     };
     let idle = costs.without_compute();
-    let no_compute = match run.again(plan, &idle) {
+    let no_compute = match run.rerun(plan, &idle) {
         Some(timeline) => timeline?,
         None => (context.run)(&idle)?.timeline,
     };
@@ -129,11 +129,11 @@ mod tests {
         let first = run(&costs);
         assert!(first.stands_alone(&plan, &costs));
         let end = |timeline: Result<Timeline, SimError>| timeline.unwrap().end();
-        assert_eq!(end(first.again(&plan, &costs).unwrap()), first.timeline.end());
+        assert_eq!(end(first.rerun(&plan, &costs).unwrap()), first.timeline.end());
         let idle = costs.without_compute();
         let found = run(&idle).timeline.end();
         assert!(found < first.timeline.end());
-        assert_eq!(end(first.again(&plan, &idle).unwrap()), found);
+        assert_eq!(end(first.rerun(&plan, &idle).unwrap()), found);
         let still = NetworkEpochs::constant(Instant);
         let found = engine::run_without_collectives(&plan, &cluster, &costs, &still).unwrap().end();
         assert!(found < first.timeline.end());

@@ -58,11 +58,11 @@ pub(super) fn can_start(plan: &Plan, problems: &mut Problems) {
             .add("--ranks", format!("one machine runs at most {MOST_RANKS} ranks, not {ranks}"));
         return;
     }
-    let beside = |rank: u32| match plan.strategy.store {
+    let extra = |rank: u32| match plan.strategy.store {
         Store::Host => plan.program(Rank(rank)).memory.stored().0,
         Store::Disk => 0,
     };
-    let needed = planned(plan).into_iter().chain((0..ranks).map(beside));
+    let needed = planned(plan).into_iter().chain((0..ranks).map(extra));
     let needed = Bytes(needed.fold(0u64, u64::saturating_add));
     if let Some(available) = resident::available().filter(|available| needed.0 > *available) {
         problems.add(
@@ -99,8 +99,8 @@ pub(super) fn fits_limit(plan: &Plan, limit: Option<Bytes>, problems: &mut Probl
 pub(super) fn planned(plan: &Plan) -> Vec<u64> {
     let memory = |rank| plan.program(Rank(rank)).memory;
     let shared = memory(0).shared().0;
-    let beside = |rank| if rank == 0 { shared } else { 0 };
-    (0..plan.mesh.world()).map(|rank| memory(rank).total().0 + beside(rank)).collect()
+    let extra = |rank| if rank == 0 { shared } else { 0 };
+    (0..plan.mesh.world()).map(|rank| memory(rank).total().0 + extra(rank)).collect()
 }
 
 /// Makes ranks that share their weights threads, and reports flags that need processes.

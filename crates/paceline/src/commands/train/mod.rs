@@ -556,9 +556,9 @@ impl Job {
             SavePolicy::AtEnd => None,
             SavePolicy::Every(every) => Some(every),
         };
-        let mut beside = vec![(MODEL.to_owned(), self.model.to_toml().into_bytes())];
+        let mut extra_files = vec![(MODEL.to_owned(), self.model.to_toml().into_bytes())];
         if let Tokenizer::HuggingFace { json, .. } = &self.data.tokenizer {
-            beside.push((TOKENIZER.to_owned(), json.clone()));
+            extra_files.push((TOKENIZER.to_owned(), json.clone()));
         }
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Some(SaveOptions {
@@ -567,7 +567,7 @@ impl Job {
             keep: self.keeping.keep,
             // The start time and the process id distinguish two runs in one directory.
             attempt: (since.as_nanos() as u64) ^ (u64::from(std::process::id()) << 40),
-            extra_files: beside,
+            extra_files,
         })
     }
 

@@ -22,7 +22,7 @@ pub(in crate::engine) struct Postings {
     pub(super) requests: BTreeMap<(usize, u32), u32>,
 }
 
-/// What an op match is on the network.
+/// Network traffic of an op match.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
     /// Messages on links.
