@@ -108,6 +108,23 @@ pub fn swiglu_input_gradient<T: Element>(shape: Rows, dy: &[T], x: &[T], dx: &mu
     );
 }
 
+/// Gated GELU (Shazeer 2020, section 2), as in Gemma: a row of `x` is `[gate | up]`, and `y =
+/// gelu(gate) * up` with [`gelu_tanh_forward`]'s GELU.
+pub fn geglu_forward<T: Element>(shape: Rows, x: &[T], y: &mut [T]) {
+    gated(
+        shape,
+        x,
+        y,
+        #[inline(always)]
+        |gate| gelu_tanh(gate).0,
+    );
+}
+
+/// Input gradient of [`geglu_forward`], laid out as that input: `[dgate | dup]`.
+pub fn geglu_input_gradient<T: Element>(shape: Rows, dy: &[T], x: &[T], dx: &mut [T]) {
+    gated_gradient(shape, (dy, x), dx, gelu_tanh);
+}
+
 /// `y = f(gate) * up` for rows `[gate | up]`.
 #[inline(always)]
 fn gated<T: Element>(shape: Rows, x: &[T], y: &mut [T], f: impl Fn(f32) -> f32) {
@@ -234,6 +251,14 @@ mod tests {
     #[test]
     fn swiglu_agrees_with_the_reference() {
         check_gated(swiglu_forward, swiglu_input_gradient, |x| x / (1.0 + (-x).exp()));
+    }
+
+    #[test]
+    fn geglu_agrees_with_the_reference() {
+        check_gated(geglu_forward, geglu_input_gradient, |x| {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            x / 2.0 * (1.0 + u.tanh())
+        });
     }
 
     /// Checks a gated activation against `f(gate) * up`, and its gradient against finite

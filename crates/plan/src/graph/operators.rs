@@ -284,6 +284,13 @@ operators! {
             .gradient(input(&[Dy, X(0)]))
             .sharding(Sharding::Width);
 
+    /// [gate | up] → gelu(gate)·up, with GELU by the tanh formula.
+    GeGlu = "geglu"
+        => element_wise(ElementWise::Gated)
+            .intensity(10.0)
+            .gradient(input(&[Dy, X(0)]))
+            .sharding(Sharding::Width);
+
     /// a, b → a + b.
     Add = "add"
         => element_wise(ElementWise::Sum)

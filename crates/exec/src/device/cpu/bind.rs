@@ -39,6 +39,9 @@ fn bind_as<T: Element, G: Element>(kind: OpKind, pass: OpPass) -> Option<Bound> 
         OpKind::SwiGlu => {
             activation::gated(kernels::swiglu_forward::<T>, kernels::swiglu_input_gradient, pass)
         }
+        OpKind::GeGlu => {
+            activation::gated(kernels::geglu_forward::<T>, kernels::geglu_input_gradient, pass)
+        }
         OpKind::Add => activation::add::<T>(pass),
         OpKind::RowMax => loss::row_max::<T>(pass),
         OpKind::SoftmaxStats => loss::softmax_stats::<T>(pass),

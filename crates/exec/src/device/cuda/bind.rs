@@ -62,6 +62,7 @@ pub(super) fn bind(kind: OpKind, pass: OpPass) -> Bound {
             forward_only(pass, |gpu, on, _| gpu.sum(on.on, on.input(0), on.output(0), true))
         }
         OpKind::Position
+        | OpKind::GeGlu
         | OpKind::Rope { .. }
         | OpKind::Attention { .. }
         | OpKind::KeysValues { .. }
