@@ -448,7 +448,7 @@ mod tests {
         }
         for text in ["hierarchical:ring:ring/", "hierarchical:ring:ring/0", "hierarchical:ps:ps/x"]
         {
-            assert!(error(text).to_string().contains("share a host"), "{text}");
+            assert!(error(text).to_string().contains("ranks per host"), "{text}");
         }
         for text in ["hierarchical:auto:ring", "hierarchical:ring:hierarchical:ring:ring"] {
             assert!(matches!(error(text), NameError::Unknown { .. }), "{text}");

@@ -76,7 +76,7 @@ fn check(p: &Pattern) -> Result<(), CollectiveError> {
         // The largest divisor that a machine is likely to have.
         let host = (1..=8).rev().find(|host| ranks.is_multiple_of(*host)).unwrap_or(1);
         return Err(CollectiveError::Unfit(format!(
-            "{algorithm} needs to know how many of the {ranks} ranks share a host; write it behind a \
+            "{algorithm} needs to know how many of the {ranks} ranks share a host; write it after a \
              slash, such as {algorithm}/{host}"
         )));
     };

@@ -408,7 +408,7 @@ mod tests {
                 )
             );
         }
-        assert!(get("gb200-nvl72:x").unwrap_err().to_string().contains("no count of racks"));
+        assert!(get("gb200-nvl72:x").unwrap_err().to_string().contains("not a count of racks"));
         for count in [2_097_153, u64::from(u32::MAX), u64::MAX] {
             assert_eq!(
                 get(&format!("dgx-a100:{count}")).unwrap_err().to_string(),

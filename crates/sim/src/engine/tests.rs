@@ -270,7 +270,11 @@ fn a_plan_that_gets_stuck_is_told_with_rank_and_op() {
     let SimError::Stuck { rank, what, .. } = &error else { panic!("{error}") };
     assert_eq!(*rank, Rank(0));
     assert!(what.starts_with("send '") && what.ends_with("to stage 1 ch 0 mb 0"), "{what}");
-    assert!(error.to_string().starts_with("rank 0 (pipeline rank 0 (embedding..blocks.1)) waits"));
+    assert!(
+        error
+            .to_string()
+            .starts_with("rank 0 (pipeline rank 0 (embedding..blocks.1)) is deadlocked")
+    );
 }
 
 /// A server receives every replica's gradients one after the other and sends weights back likewise.

@@ -313,7 +313,7 @@ fn absurd_numbers_are_refused_where_they_stand() {
     for value in ["0", "-0.5", "1.01", "nan", "\"half\""] {
         let to = format!("latency = \"2 us\"\nefficiency = {value}");
         let problems = problems("latency = \"2 us\"", &to);
-        assert!(problems[0].contains("no number above 0 and at most 1"), "{problems:?}");
+        assert!(problems[0].contains("not a number above 0 and at most 1"), "{problems:?}");
     }
 }
 
@@ -413,7 +413,7 @@ fn a_torus_is_as_large_as_its_shape() {
     let error = shaped("[2, 3]").unwrap_err().to_string();
     assert!(error.contains("has size = 4, but its shape multiplies to 6; write size = 6"));
     assert!(shaped("[]").unwrap_err().to_string().contains("it is not a list of sizes"));
-    assert!(shaped("[0, 4]").unwrap_err().to_string().contains("no whole number from 1"));
+    assert!(shaped("[0, 4]").unwrap_err().to_string().contains("not a whole number from 1"));
     let vast = shaped("[16777216, 16777216, 16777216]").unwrap_err().to_string();
     assert!(vast.contains("shape multiplies to 18446744073709551615 devices"), "{vast}");
     let unsized_torus =
