@@ -44,10 +44,15 @@ impl<'a, D: Device> Rank<'a, D> {
 
     /// Runs a task, behind the tasks of other streams that its op comes after.
     fn issue(&mut self, started: &RunningOp<'a>) -> Result<(), Fault> {
-        let Task::Device(task) = started.task else { return Ok(()) };
+        // A freed buffer may be written again behind its last use: that needs an event, too.
+        let task = match started.task {
+            Task::Device(task) => Some(task),
+            Task::Nothing => None,
+            Task::Exchange(_) | Task::Storage(_) | Task::Serve(_) => return Ok(()),
+        };
         let stream = started.lane.index();
         if !D::ISSUES {
-            return self.run_task(stream, task, started);
+            return task.map_or(Ok(()), |task| self.run_task(stream, task, started));
         }
         let section = started.section.of(self.program);
         for earlier in section.after(started.id).iter().map(|earlier| earlier.index()) {
@@ -58,7 +63,9 @@ impl<'a, D: Device> Rank<'a, D> {
             }
         }
         let begin = self.device.record(stream)?;
-        self.run_task(stream, task, started)?;
+        if let Some(task) = task {
+            self.run_task(stream, task, started)?;
+        }
         let end = self.device.record(stream)?;
         self.ends.resize(section.nodes.len(), None);
         self.ends[started.id.index()] = Some(end);
