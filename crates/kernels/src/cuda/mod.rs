@@ -9,9 +9,19 @@
 //! The validated plan guarantees that ops of different streams do not touch the same bytes at once;
 //! spans are checked against the arena and the shapes here.
 
+mod attention;
+mod cudnn;
 mod device;
+mod element_type;
+mod jit;
 mod ops;
+mod product;
 mod rows;
 
+pub use attention::{Attention, AttentionShape, BackwardAt, ForwardAt};
+pub use cudnn::Cudnn;
 pub use device::{CudaError, Device, Mark, Stream};
+pub use element_type::ElementType;
+pub use jit::{Arg, Grid, Kernels, Source};
 pub use ops::{Function, Update};
+pub use product::{Epilogue, Operands, Pass, Product, Products};
